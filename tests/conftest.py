@@ -1,0 +1,100 @@
+"""Fixtures that every test may use: the native parts, a machine of one's own, its controller, a Jupyter server.
+
+A `machine` is a folder with its own sockets, simulated GPU and Jupyter folders, so that tests run side by side and
+leave nothing behind: at its end every process that was started on it is killed, by its environment.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent
+REPOSITORY = TESTS.parent
+if str(TESTS) not in sys.path:  # live_machine and live_server are imported by tests of every folder
+    sys.path.insert(0, str(TESTS))
+
+from live_machine import Machine  # noqa: E402
+from live_server import JupyterServer  # noqa: E402
+
+pytest_plugins = ["pytest_jupyter.jupyter_server"]
+
+T = TypeVar("T")
+
+
+@pytest.fixture(scope="session")
+def native() -> Path:
+    """The folder with the freshly built shim and simulator, also installed into the package; builds what is stale."""
+    build = REPOSITORY / "shim" / "build"
+    with (Path(tempfile.gettempdir()) / "affinode-native-build.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several pytest processes build once
+        for target in (["all"], ["install", f"DESTDIR={REPOSITORY / 'jupyter_affinode' / 'lib'}"]):
+            made = subprocess.run(
+                ["make", "-C", str(REPOSITORY / "shim"), *target], capture_output=True, text=True, timeout=300
+            )
+            if made.returncode != 0:
+                pytest.fail(
+                    f"make -C shim {' '.join(target)} failed:\n{made.stdout}\n{made.stderr}", pytrace=False
+                )
+    return build
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    """A machine without a GPU: own sockets and Jupyter folders, in a path short enough for Unix sockets."""
+    folder = Path(tempfile.mkdtemp(prefix="aff-", dir="/tmp"))
+    folder.chmod(0o700)
+    made = Machine(folder)
+    yield made
+    made.kill_everything()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def gpu_machine(native: Path, machine: Machine) -> Machine:
+    """A machine with one simulated GPU of 1 GiB; change it through `machine.simulate()` before anything starts."""
+    machine.simulate(memory="1GiB")
+    return machine
+
+
+@pytest.fixture
+def controller(machine: Machine) -> Machine:
+    """The machine with its controller running."""
+    machine.start_controller()
+    return machine
+
+
+@pytest.fixture
+def server(machine: Machine) -> Iterator[JupyterServer]:
+    """A real `jupyter server` on the machine; started by the test's first use of it, or by `start(...)`."""
+    made = JupyterServer(machine)
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="session")
+def wait_until() -> Callable[..., T]:
+    """`wait_until(condition, timeout=10, message="")`: the condition's first true value; fails when there is none."""
+
+    def wait(condition: Callable[[], T], timeout: float = 10, message: str = "") -> T:
+        deadline = time.monotonic() + timeout
+        pause = 0.005
+        while True:
+            value = condition()
+            if value:
+                return value
+            if time.monotonic() > deadline:
+                pytest.fail(f"not within {timeout} s: {message or condition}; the last value was {value!r}")
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.1)
+
+    return wait

@@ -1,0 +1,175 @@
+"""A machine for tests: one folder with its own controller socket, simulated GPU and Jupyter folders."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+class UnixConnection(http.client.HTTPConnection):
+    """HTTP over a Unix socket, to ask a controller without the code that is under test."""
+
+    def __init__(self, path: Path, timeout: float = 65):
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+class Machine:
+    """Environment and processes of one test machine; `environment` is what to start processes with."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.socket = folder / "run" / "node.sock"
+        self.processes: list[subprocess.Popen[Any]] = []
+        self.environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("AFFINODE_", "JUPYTER_", "JPY_", "IPYTHON")) and name != "PYTHONSTARTUP"
+        }
+        for name, where in {
+            "JUPYTER_RUNTIME_DIR": "runtime",
+            "JUPYTER_CONFIG_DIR": "config",
+            "JUPYTER_DATA_DIR": "data",
+            "IPYTHONDIR": "ipython",
+            "XDG_RUNTIME_DIR": "xdg",
+            "AFFINODE_SIM_DIR": "gpu",
+            "AFFINODE_SOCKET": "run/node.sock",
+        }.items():
+            path = folder / where
+            (path.parent if where.endswith(".sock") else path).mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.environment[name] = str(path)
+        self.environment["NO_COLOR"] = "1"
+        self.work = folder / "work"
+        self.work.mkdir()
+
+    def simulate(self, memory: str = "1GiB", gpus: int = 1, copy_rate: str | None = None) -> None:
+        """Give the machine a simulated GPU."""
+        self.environment.update(AFFINODE_SIM="1", AFFINODE_SIM_MEMORY=memory, AFFINODE_SIM_GPUS=str(gpus))
+        if copy_rate is not None:
+            self.environment["AFFINODE_SIM_COPY_RATE"] = copy_rate
+
+    def start(self, *command: str, **options: Any) -> subprocess.Popen[Any]:
+        """Start a process of this machine; it is killed with the machine."""
+        options.setdefault("env", self.environment)
+        options.setdefault("cwd", self.work)
+        process = subprocess.Popen(command, **options)
+        self.processes.append(process)
+        return process
+
+    def affinode(
+        self, *arguments: str, timeout: float = 60, **options: Any
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `jupyter affinode …` on this machine."""
+        return subprocess.run(
+            [sys.executable, "-m", "jupyter_affinode.cli", *arguments],
+            env=options.pop("env", self.environment),
+            cwd=self.work,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            **options,
+        )
+
+    def start_controller(self, *arguments: str, timeout: float = 15) -> subprocess.Popen[Any]:
+        """Start the controller (`--park-when=idle`, …) and wait until it answers."""
+        log = (self.folder / "controller.log").open("ab")
+        process = self.start(
+            sys.executable,
+            "-m",
+            "jupyter_affinode.node",
+            *arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+        log.close()
+        deadline = time.monotonic() + timeout
+        while self.node() is None:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError(f"the controller did not come up:\n{self.controller_log()}")
+            time.sleep(0.05)
+        return process
+
+    def controller_log(self) -> str:
+        """What the controller wrote, however it was started."""
+        logs = [self.folder / "controller.log", self.socket.with_name("node.log")]
+        return "\n".join(log.read_text(errors="replace") for log in logs if log.exists())
+
+    def controller_pid(self) -> int | None:
+        """The pid of the controller that answers, or None."""
+        node = self.node()
+        return None if node is None else int(node["controller"]["pid"])
+
+    def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
+        """One request to the controller's API (`path` after /api/v1): (status, JSON or None)."""
+        connection = UnixConnection(self.socket)
+        try:
+            payload = None if body is None else json.dumps(body)
+            connection.request(method, f"/api/v1{path}", payload, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            text = response.read()
+            return response.status, json.loads(text) if text else None
+        finally:
+            connection.close()
+
+    def node(self) -> dict[str, Any] | None:
+        """GET /node, or None when no controller answers."""
+        try:
+            status, answer = self.ask("GET", "/node")
+        except OSError:
+            return None
+        return answer if status == 200 else None
+
+    def kernels(self) -> dict[str, dict[str, Any]]:
+        """The controller's kernels by id."""
+        status, answer = self.ask("GET", "/kernels")
+        assert status == 200, answer
+        return {kernel["id"]: kernel for kernel in answer["kernels"]}
+
+    def kernel(self, kernel_id: str) -> dict[str, Any] | None:
+        """One kernel as the controller sees it; None when there is no controller, or it does not know it."""
+        try:
+            status, answer = self.ask("GET", f"/kernels/{kernel_id}")
+        except OSError:
+            return None
+        return answer if status == 200 else None
+
+    def kill_everything(self) -> None:
+        """Kill every process that lives in this machine's environment, whoever started it, and reap our own."""
+        mark = f"AFFINODE_SOCKET={self.socket}".encode()
+        for _ in range(3):  # a dying server may just have started something
+            pids = [pid for pid in _own_pids() if mark in _environment_of(pid)]
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            if not pids:
+                break
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait(timeout=10)
+
+
+def _own_pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+
+
+def _environment_of(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []

@@ -1,0 +1,258 @@
+"""A real Jupyter server in its own process, and its kernels as a front end would use them."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jupyter_client.blocking.client import BlockingKernelClient
+
+if TYPE_CHECKING:
+    from live_machine import Machine
+
+
+@dataclass
+class Execution:
+    """What one execute_request gave."""
+
+    status: str  # ok, error or aborted
+    text: str  # stdout and results
+    stderr: str
+    error: str | None  # the exception's name
+    duration_s: float
+    traceback: list[str] = field(default_factory=list)
+
+
+class JupyterServer:
+    """`jupyter server` (or another application, "lab") on a machine."""
+
+    def __init__(self, machine: Machine):
+        self.machine = machine
+        self.token = secrets.token_hex(16)
+        self.process: subprocess.Popen[Any] | None = None
+        self.port = 0
+        self.log_path = machine.folder / f"server-{self.token[:6]}.log"
+        self.kernels: list[JupyterKernel] = []
+
+    @property
+    def url(self) -> str:
+        """The base URL, without a slash at its end."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(
+        self, *arguments: str, application: str = "jupyter_server", timeout: float = 30
+    ) -> JupyterServer:
+        """Start it and wait until it answers."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        with self.log_path.open("ab") as log:
+            self.process = self.machine.start(
+                sys.executable,
+                "-m",
+                application,
+                "--no-browser",
+                "--allow-root",
+                "--ServerApp.ip=127.0.0.1",
+                f"--ServerApp.port={self.port}",
+                "--ServerApp.port_retries=0",
+                f"--IdentityProvider.token={self.token}",
+                f"--ServerApp.root_dir={self.machine.work}",
+                *arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                self.request("GET", "/api/status")
+                return self
+            except (OSError, AssertionError):
+                if self.process.poll() is not None or time.monotonic() > deadline:
+                    raise AssertionError(f"the server did not come up:\n{self.log()}") from None
+                time.sleep(0.05)
+
+    def stop(self) -> None:
+        """End it as a person's Ctrl-C does, kernels included."""
+        for kernel in self.kernels:
+            kernel.close()
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait(timeout=10)
+
+    def kill(self) -> None:
+        """SIGKILL it; its kernels live on."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(timeout=10)
+
+    def log(self) -> str:
+        """What the server and its kernels wrote."""
+        return self.log_path.read_text(errors="replace")
+
+    def request(
+        self, method: str, path: str, body: Any = None, *, token: str | None = None, timeout: float = 70
+    ) -> tuple[int, Any]:
+        """One authenticated REST request: (status, JSON or text)."""
+        request = urllib.request.Request(
+            self.url + path,
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Authorization": f"token {self.token if token is None else token}"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=timeout) as response:
+                return response.status, _decoded(response.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, _decoded(error.read())
+
+    def affinode(self, path: str = "status", method: str = "GET", body: Any = None) -> tuple[int, Any]:
+        """One request to our REST API: `affinode("kernels/<id>/park", "POST", {})`."""
+        return self.request(method, f"/affinode/api/{path}", body)
+
+    def start_kernel(self, name: str = "python3", path: str | None = None) -> JupyterKernel:
+        """Start a kernel, with a session when a notebook path is given, and wait until it answers."""
+        if path is None:
+            status, model = self.request("POST", "/api/kernels", {"name": name})
+        else:
+            body = {"name": path, "path": path, "type": "notebook", "kernel": {"name": name}}
+            status, model = self.request("POST", "/api/sessions", body)
+            model = model["kernel"] if status == 201 else model
+        assert status == 201, (model, self.log())
+        kernel = JupyterKernel(self, model["id"])
+        self.kernels.append(kernel)
+        return kernel
+
+
+class JupyterKernel:
+    """One kernel of a server; executes over its ZMQ channels, everything else over the server's REST API."""
+
+    def __init__(self, server: JupyterServer, kernel_id: str):
+        self.server = server
+        self.id = kernel_id
+        runtime = Path(server.machine.environment["JUPYTER_RUNTIME_DIR"])
+        self.client = BlockingKernelClient(connection_file=str(runtime / f"kernel-{kernel_id}.json"))
+        self.client.load_connection_file()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=60)
+
+    @property
+    def path(self) -> str:
+        """Its REST path."""
+        return f"/api/kernels/{self.id}"
+
+    @property
+    def pid(self) -> int:
+        """The pid of the kernel's process (Python kernels only)."""
+        return int(self.run("import os; print(os.getpid())").text)
+
+    def run(self, code: str, timeout: float = 60) -> Execution:
+        """Execute a cell and wait for its end."""
+        return self.wait(self.submit(code), timeout)
+
+    def submit(self, code: str) -> str:
+        """Send a cell; its message id, for `wait`."""
+        return self.client.execute(code, allow_stdin=False)
+
+    def wait(self, message_id: str, timeout: float = 60) -> Execution:
+        """Wait for the reply and the idle of a submitted cell; AssertionError after `timeout` seconds."""
+        began = time.monotonic()
+        text, stderr, error, traceback = [], [], None, []
+        while True:
+            left = timeout - (time.monotonic() - began)
+            message = self._message("iopub", left)
+            if message["parent_header"].get("msg_id") != message_id:
+                continue
+            kind, content = message["msg_type"], message["content"]
+            if kind == "stream":
+                (text if content["name"] == "stdout" else stderr).append(content["text"])
+            elif kind in ("execute_result", "display_data"):
+                text.append(content["data"].get("text/plain", ""))
+            elif kind == "error":
+                error, traceback = content["ename"], content["traceback"]
+            elif kind == "status" and content["execution_state"] == "idle":
+                break
+        while True:
+            reply = self._message("shell", timeout - (time.monotonic() - began))
+            if reply["parent_header"].get("msg_id") == message_id:
+                duration = time.monotonic() - began
+                return Execution(
+                    reply["content"]["status"], "".join(text), "".join(stderr), error, duration, traceback
+                )
+
+    def _message(self, channel: str, left: float) -> dict[str, Any]:
+        from queue import Empty
+
+        try:
+            return getattr(self.client, f"get_{channel}_msg")(timeout=max(left, 0.001))
+        except Empty:
+            raise AssertionError(
+                f"no {channel} message in time; the server's log:\n{self.server.log()[-4000:]}"
+            ) from None
+
+    def interrupt(self) -> None:
+        """Interrupt it through the server, as the stop button does."""
+        status, answer = self.server.request("POST", f"{self.path}/interrupt")
+        assert status == 204, answer
+
+    def restart(self) -> None:
+        """Restart it through the server and wait until it answers again."""
+        status, answer = self.server.request("POST", f"{self.path}/restart")
+        assert status == 200, answer
+        self.client.wait_for_ready(timeout=60)
+
+    def shutdown(self) -> None:
+        """Shut it down through the server."""
+        self.close()
+        status, answer = self.server.request("DELETE", self.path)
+        assert status == 204, answer
+
+    def close(self) -> None:
+        """Close the channels; the kernel lives on."""
+        self.client.stop_channels()
+
+    def state(self) -> dict[str, Any]:
+        """The kernel as our server extension describes it."""
+        status, answer = self.server.affinode(f"kernels/{self.id}")
+        assert status == 200, answer
+        return answer
+
+    def environment(self) -> dict[str, str]:
+        """The environment the kernel's process was started with."""
+        raw = Path(f"/proc/{self.pid}/environ").read_bytes().decode()
+        return dict(item.split("=", 1) for item in raw.split("\0") if "=" in item)
+
+    def alive(self) -> bool:
+        """Whether the server still has it."""
+        return self.server.request("GET", self.path)[0] == 200
+
+
+def _decoded(raw: bytes) -> Any:
+    try:
+        return json.loads(raw) if raw else None
+    except ValueError:
+        return raw.decode(errors="replace")
+
+
+def exists(pid: int) -> bool:
+    """Whether a process lives (a zombie does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
