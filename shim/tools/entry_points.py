@@ -2,16 +2,16 @@
 """Write shim/src/entry_points.h, the shim's one list of CUDA driver entry points, and check that it is right.
 
     entry_points.py --headers DIR [--headers DIR …]
-        Take new prototypes from cuda.h and its companions into signatures.tsv, then write the table. Nothing is ever
-        removed: programs built years ago still look old names up.
+        Take new prototypes from cuda.h and its companions into signatures.tsv, then write the table. Nothing is
+        ever removed: programs built years ago still look old names up.
     entry_points.py
         Write the table from signatures.tsv and classes.rules.
     entry_points.py --check [--headers DIR …]
-        Write nothing; fail if the committed table is not what would be written, or if a header declares something
-        that signatures.tsv lacks.
+        Write nothing; fail if the committed table is not what would be written, or if a header declares
+        something that signatures.tsv lacks.
 
-For the developer who meets a new CUDA version, and (`--check` without headers) for the tests. Python's standard
-library only; `--headers` also needs a C compiler.
+For the developer who meets a new CUDA version, and (`--check` without headers) for the tests. Needs nothing but
+Python; `--headers` also needs a C compiler.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import prototypes
+from prototypes import Prototype, PrototypeError, base_name, read_prototypes
 
 TOOLS = Path(__file__).resolve().parent
 SIGNATURES = TOOLS / "signatures.tsv"
@@ -34,7 +34,6 @@ CLASSES = ("HOST", "QUERY", "FREE", "LAUNCH", "COPY", "ALLOC", "SYNC", "MODULE")
 MAX_INT_WORDS = 11  # of the INT thunks, shim/src/thunks.c
 MAX_WIDE_WORDS = 24  # stack words that the WIDE thunks copy: enough if every argument were on the stack
 
-_SUFFIXES = re.compile(r"(_v\d+)?(_pt[sd][zs])?$")
 _CODE = re.compile(r"[csilpfd]|\{\d+\}")
 
 
@@ -64,11 +63,6 @@ class EntryPoint:
         return f"ENTRY({self.name}, {self.class_name}, {self.shape}, {self.words})"
 
 
-def base_name(name: str) -> str:
-    """Return what cuGetProcAddress calls this entry point: without version and per-thread-stream suffix."""
-    return _SUFFIXES.sub("", name)
-
-
 def codes(signature: str) -> list[str]:
     """Return a signature's codes, one per argument; TableError if it holds anything else."""
     found = _CODE.findall(signature)
@@ -87,20 +81,24 @@ def needs_wide(signature: str) -> bool:
     return word_count(signature) > MAX_INT_WORDS or any(code[0] in "fd{" for code in codes(signature))
 
 
-def read_signatures(path: Path = SIGNATURES) -> dict[str, str]:
-    """Return name → signature from signatures.tsv."""
-    signatures = {}
-    for line in path.read_text().splitlines():
+def read_known(path: Path = SIGNATURES) -> dict[str, Prototype]:
+    """Return name → prototype from signatures.tsv; nothing when there is none yet."""
+    known = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
         if line and not line.startswith("#"):
-            name, _, signature = line.partition("\t")
-            signatures[name] = signature
-    return signatures
+            name, since, signature = line.split("\t")
+            known[name] = Prototype(name, signature, int(since))
+    return known
 
 
-def write_signatures(signatures: dict[str, str]) -> None:
+def write_known(known: dict[str, Prototype]) -> None:
     """Write signatures.tsv."""
-    header = "# Arguments of every CUDA driver entry point; prototypes.py tells the codes. Written by entry_points.py.\n"
-    SIGNATURES.write_text(header + "".join(f"{name}\t{signatures[name]}\n" for name in sorted(signatures)))
+    lines = [
+        "# CUDA driver entry points: name, driver version since which its base name means it, arguments.",
+        "# prototypes.py tells the codes. Written by entry_points.py; nothing is ever removed.",
+        *(f"{name}\t{known[name].since}\t{known[name].signature}" for name in sorted(known)),
+    ]
+    SIGNATURES.write_text("\n".join(lines) + "\n")
 
 
 def read_rules(path: Path = RULES) -> list[Rule]:
@@ -118,7 +116,7 @@ def read_rules(path: Path = RULES) -> list[Rule]:
 
 
 def classify(names: set[str], rules: list[Rule]) -> dict[str, str]:
-    """Return base name → class. TableError for a name that no rule matches, and for a rule that decides nothing."""
+    """Return base name → class. TableError for a name without a rule, and for a rule that decides nothing."""
     classes, used = {}, set()
     for name in sorted(names):
         rule = next((rule for rule in rules if rule.pattern.fullmatch(name)), None)
@@ -132,20 +130,20 @@ def classify(names: set[str], rules: list[Rule]) -> dict[str, str]:
     return classes
 
 
-def make_table(signatures: dict[str, str], rules: list[Rule]) -> list[EntryPoint]:
+def make_table(known: dict[str, Prototype], rules: list[Rule]) -> list[EntryPoint]:
     """Return every entry point in strcmp order.
 
-    A base name stands for whichever version the driver picks for the caller, so its row is wide enough for all of them.
+    A base name stands for whichever version the driver picks for the caller, so its row is wide enough for all.
     """
     versions: dict[str, list[str]] = {}
-    for name, signature in signatures.items():
-        versions.setdefault(base_name(name), []).append(signature)
+    for name, prototype in known.items():
+        versions.setdefault(base_name(name), []).append(prototype.signature)
     classes = classify(set(versions), rules)
     table = []
-    for name in sorted(signatures.keys() | versions.keys()):
-        forms = versions.get(name) or [signatures[name]]
-        shape = "WIDE" if any(needs_wide(form) for form in forms) else "INT"
-        words = max(word_count(form) for form in forms)
+    for name in sorted(known.keys() | versions.keys()):
+        signatures = versions.get(name) or [known[name].signature]
+        shape = "WIDE" if any(needs_wide(signature) for signature in signatures) else "INT"
+        words = max(word_count(signature) for signature in signatures)
         if words > MAX_WIDE_WORDS:
             raise TableError(f"{name} has {words} argument words, more than the WIDE thunks carry")
         table.append(EntryPoint(name, classes[base_name(name)], shape, words))
@@ -157,17 +155,19 @@ def render(table: list[EntryPoint]) -> str:
     return PREAMBLE.read_text() + "\n" + "".join(f"{entry.row()}\n" for entry in table) + "\n#undef ENTRY\n"
 
 
-def with_headers(signatures: dict[str, str], folders: list[Path], compiler: str) -> dict[str, str]:
-    """Return the signatures with those that the headers declare added."""
-    pairs = list(signatures.items())
+def with_headers(known: dict[str, Prototype], folders: list[Path], compiler: str) -> dict[str, Prototype]:
+    """Return the prototypes with those of the headers added; TableError where two contradict each other."""
+    known = dict(known)
     for folder in folders:
-        pairs += prototypes.read_signatures(folder, compiler).items()
-    return prototypes.merge_signatures(pairs)
+        for name, prototype in read_prototypes(folder, compiler).items():
+            if known.setdefault(name, prototype) != prototype:
+                raise TableError(f"{folder} declares {prototype}, but so far it was {known[name]}")
+    return known
 
 
-def check(signatures: dict[str, str], text: str) -> None:
-    """TableError when what is committed is not what the signatures and rules give."""
-    missing = sorted(signatures.keys() - read_signatures().keys())
+def check(known: dict[str, Prototype], text: str) -> None:
+    """TableError when what is committed is not what the prototypes and rules give."""
+    missing = sorted(known.keys() - read_known().keys())
     if missing:
         raise TableError(
             f"{SIGNATURES.name} lacks {', '.join(missing)}: run entry_points.py --headers and review"
@@ -189,15 +189,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--compiler", default="cc", help="C compiler that reads the headers (default: cc)")
     options = parser.parse_args(arguments)
     try:
-        known = read_signatures() if SIGNATURES.exists() else {}
-        signatures = with_headers(known, options.headers, options.compiler)
-        text = render(make_table(signatures, read_rules()))
+        known = with_headers(read_known(), options.headers, options.compiler)
+        text = render(make_table(known, read_rules()))
         if options.check:
-            check(signatures, text)
+            check(known, text)
         else:
-            write_signatures(signatures)
+            write_known(known)
             TABLE.write_text(text)
-    except (TableError, prototypes.PrototypeError) as error:
+    except (TableError, PrototypeError) as error:
         print(f"entry_points.py: {error}", file=sys.stderr)
         return 1
     return 0

@@ -1,8 +1,11 @@
-"""Read the driver's prototypes out of cuda.h and its interop headers, as one signature string per entry point.
+"""Read the driver's prototypes out of cuda.h and its interop headers, as one signature per entry point.
 
-A signature has one code per argument, in order: `c` `s` `i` `l` integers and enums of 1, 2, 4, 8 bytes, `p` a pointer,
-`f` float, `d` double, `{N}` a struct of N bytes passed by value. Every entry point returns a CUresult. Codes and not C
-types, because only width and kind decide in which registers and stack words an argument travels.
+A signature has one code per argument, in order: `c` `s` `i` `l` integers and enums of 1, 2, 4, 8 bytes, `p` a
+pointer, `f` float, `d` double, `{N}` a struct of N bytes passed by value. Every entry point returns a CUresult. Codes
+and not C types, because only width and kind decide in which registers and stack words an argument travels.
+
+Beside the signature stands since which driver version (cuGetProcAddress's `cudaVersion`) the name is what its base
+name means: cuMemAlloc_v2 since 3020, cuMemAlloc since 2000. The Typedefs headers tell.
 
 Used by `entry_points.py --headers`; needs a C compiler and the headers, which nothing else in the project does.
 """
@@ -12,12 +15,17 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
-HEADERS = ("cuda.h", "cudaGL.h", "cudaEGL.h", "cudaVDPAU.h", "cudaProfiler.h")
+PER_THREAD_SUFFIX = r"_pt[sd][zs]"
 
-# cuda.h declares the newest versions under macros, the per-thread-stream variants under a second set of macros, and the
-# older versions only for the driver's own build: both ways together give every exported name.
+HEADERS = ("cuda.h", "cudaGL.h", "cudaEGL.h", "cudaVDPAU.h", "cudaProfiler.h")
+TYPEDEF_HEADERS = tuple(name.replace(".h", "Typedefs.h") for name in HEADERS)
+
+# cuda.h declares the newest versions under macros, the per-thread-stream variants under a second set of macros, and
+# the older versions only for the driver's own build: both ways together give every exported name.
 DEFINITIONS = ((), ("-D__CUDA_API_VERSION_INTERNAL",))
 
 # What OpenGL, EGL and VDPAU types look like, so that their development packages are not needed.
@@ -31,11 +39,13 @@ STAND_INS = {
     ),
 }
 
-# Structs passed by value whose members are all integers. Another one would have to be looked at: members of floating
-# type travel in other registers.
+# Structs passed by value whose members are all integers and pointers. Another one would have to be looked at: members
+# of floating type travel in other registers.
 INTEGER_STRUCTS = {"CUeglFrame", "CUmemLocation", "CUipcMemHandle", "CUipcEventHandle"}
 
 _PROTOTYPE = re.compile(r"\bCUresult\s+(cu[A-Z]\w*)\s*\(([^;{}]*)\)\s*;")
+_TYPEDEF = re.compile(rf"\bPFN_(cu[A-Z]\w*?)_v(\d{{4,5}})({PER_THREAD_SUFFIX})?\s*\)")
+_NAME = re.compile(rf"(cu[A-Z]\w*?)(?:_v(\d+))?({PER_THREAD_SUFFIX})?")
 _INTEGER_CODES = {1: "c", 2: "s", 4: "i", 8: "l"}
 _FLOAT_CODES = {4: "f", 8: "d"}
 # __builtin_classify_type's answers (gcc's typeclass.h) for the kinds that occur.
@@ -46,11 +56,65 @@ class PrototypeError(Exception):
     """A header holds something that this reader does not understand; the message names it."""
 
 
-def read_signatures(folder: Path, compiler: str = "cc") -> dict[str, str]:
-    """Return name → signature for every entry point that the headers in `folder` declare.
+@dataclass(frozen=True)
+class Prototype:
+    """One entry point: the codes of its arguments, and since which driver version its base name means it."""
 
-    Raises PrototypeError when one name has two prototypes that would be passed differently, or when a type is of a kind
-    that no code stands for; subprocess.CalledProcessError when the compiler refuses a header.
+    name: str
+    signature: str
+    since: int
+
+
+def base_name(name: str) -> str:
+    """Return what cuGetProcAddress calls this entry point: without version and per-thread-stream suffix."""
+    return _name_parts(name)[0]
+
+
+def read_prototypes(folder: Path, compiler: str = "cc") -> dict[str, Prototype]:
+    """Return name → prototype for every entry point that the headers in `folder` declare.
+
+    Raises what `_read_signatures` and `_read_versions` raise.
+    """
+    signatures = _read_signatures(folder, compiler)
+    versions = _read_versions(folder, signatures.keys())
+    return {name: Prototype(name, signature, versions[name]) for name, signature in signatures.items()}
+
+
+def _name_parts(name: str) -> tuple[str, int, str]:
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise PrototypeError(f"{name} is not the name of an entry point")
+    return match[1], int(match[2] or 1), match[3] or ""
+
+
+def _read_versions(folder: Path, names: Iterable[str]) -> dict[str, int]:
+    """Return name → driver version. The n-th typedef of a base name is its n-th symbol's.
+
+    Raises PrototypeError where the two are not equally many.
+    """
+    typedefs: dict[tuple[str, str], set[int]] = {}
+    for header in TYPEDEF_HEADERS:
+        if (folder / header).is_file():
+            for base, version, per_thread in _TYPEDEF.findall((folder / header).read_text()):
+                typedefs.setdefault((base, per_thread), set()).add(int(version))
+    symbols: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    for name in names:
+        base, number, per_thread = _name_parts(name)
+        symbols.setdefault((base, per_thread), []).append((number, name))
+    versions: dict[str, int] = {}
+    for key, numbered in symbols.items():
+        known = sorted(typedefs.get(key, ()))
+        if len(known) != len(numbered):
+            raise PrototypeError(f"{key[0]}{key[1]} has {len(numbered)} symbols but the typedefs {known}")
+        versions |= {name: version for (_, name), version in zip(sorted(numbered), known, strict=True)}
+    return versions
+
+
+def _read_signatures(folder: Path, compiler: str) -> dict[str, str]:
+    """Return name → signature.
+
+    Raises PrototypeError when one name has two prototypes that would be passed differently, or when a type is of a
+    kind that no code stands for; subprocess.CalledProcessError when the compiler refuses a header.
     """
     headers = [name for name in HEADERS if (folder / name).is_file()]
     if "cuda.h" not in headers:
@@ -66,13 +130,9 @@ def read_signatures(folder: Path, compiler: str = "cc") -> dict[str, str]:
             sorted(types), headers, [compiler, *flags, "-D__CUDA_API_VERSION_INTERNAL"], Path(scratch)
         )
     codes["pointer"] = "p"
-    return merge_signatures([(name, "".join(codes[kind] for kind in kinds)) for name, kinds in prototypes])
-
-
-def merge_signatures(pairs: list[tuple[str, str]]) -> dict[str, str]:
-    """Return name → signature; PrototypeError when one name comes with two signatures."""
     signatures: dict[str, str] = {}
-    for name, signature in pairs:
+    for name, kinds in prototypes:
+        signature = "".join(codes[kind] for kind in kinds)
         if signatures.setdefault(name, signature) != signature:
             raise PrototypeError(f"{name} is declared as ({signatures[name]}) and as ({signature})")
     return signatures
