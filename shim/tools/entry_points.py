@@ -2,16 +2,16 @@
 """Write shim/src/entry_points.h, the shim's one list of CUDA driver entry points, and check that it is right.
 
     entry_points.py --headers DIR [--headers DIR …]
-        Take new prototypes from cuda.h and its companions into signatures.tsv, then write the table. Nothing is
-        ever removed: programs built years ago still look old names up.
+        Take new prototypes from cuda.h and its companions into signatures.tsv, then write the table. Nothing
+        is ever removed: programs built years ago still look old names up.
     entry_points.py
         Write the table from signatures.tsv and classes.rules.
     entry_points.py --check [--headers DIR …]
         Write nothing; fail if the committed table is not what would be written, or if a header declares
         something that signatures.tsv lacks.
 
-For the developer who meets a new CUDA version, and (`--check` without headers) for the tests. Needs nothing but
-Python; `--headers` also needs a C compiler.
+For the developer who meets a new CUDA version, and (`--check` without headers) for the tests. Needs nothing
+but Python; `--headers` also needs a C compiler.
 """
 
 from __future__ import annotations
@@ -133,7 +133,8 @@ def classify(names: set[str], rules: list[Rule]) -> dict[str, str]:
 def make_table(known: dict[str, Prototype], rules: list[Rule]) -> list[EntryPoint]:
     """Return every entry point in strcmp order.
 
-    A base name stands for whichever version the driver picks for the caller, so its row is wide enough for all.
+    A base name stands for whichever version the driver picks for the caller, so its row is wide enough for
+    all.
     """
     versions: dict[str, list[str]] = {}
     for name, prototype in known.items():

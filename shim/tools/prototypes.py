@@ -1,13 +1,15 @@
 """Read the driver's prototypes out of cuda.h and its interop headers, as one signature per entry point.
 
 A signature has one code per argument, in order: `c` `s` `i` `l` integers and enums of 1, 2, 4, 8 bytes, `p` a
-pointer, `f` float, `d` double, `{N}` a struct of N bytes passed by value. Every entry point returns a CUresult. Codes
-and not C types, because only width and kind decide in which registers and stack words an argument travels.
+pointer, `f` float, `d` double, `{N}` a struct of N bytes passed by value. Every entry point returns a
+CUresult. Codes and not C types, because only width and kind decide in which registers and stack words an
+argument travels.
 
-Beside the signature stands since which driver version (cuGetProcAddress's `cudaVersion`) the name is what its base
-name means: cuMemAlloc_v2 since 3020, cuMemAlloc since 2000. The Typedefs headers tell.
+Beside the signature stands since which driver version (cuGetProcAddress's `cudaVersion`) the name is what its
+base name means: cuMemAlloc_v2 since 3020, cuMemAlloc since 2000. The Typedefs headers tell.
 
-Used by `entry_points.py --headers`; needs a C compiler and the headers, which nothing else in the project does.
+Used by `entry_points.py --headers`; needs a C compiler and the headers, which nothing else in the project
+does.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ PER_THREAD_SUFFIX = r"_pt[sd][zs]"
 HEADERS = ("cuda.h", "cudaGL.h", "cudaEGL.h", "cudaVDPAU.h", "cudaProfiler.h")
 TYPEDEF_HEADERS = tuple(name.replace(".h", "Typedefs.h") for name in HEADERS)
 
-# cuda.h declares the newest versions under macros, the per-thread-stream variants under a second set of macros, and
-# the older versions only for the driver's own build: both ways together give every exported name.
+# cuda.h declares the newest versions under macros, the per-thread-stream variants under a second set of
+# macros, and the older versions only for the driver's own build: both ways together give every exported name.
 DEFINITIONS = ((), ("-D__CUDA_API_VERSION_INTERNAL",))
 
 # What OpenGL, EGL and VDPAU types look like, so that their development packages are not needed.
@@ -39,8 +41,8 @@ STAND_INS = {
     ),
 }
 
-# Structs passed by value whose members are all integers and pointers. Another one would have to be looked at: members
-# of floating type travel in other registers.
+# Structs passed by value whose members are all integers and pointers. Another one would have to be looked at:
+# members of floating type travel in other registers.
 INTEGER_STRUCTS = {"CUeglFrame", "CUmemLocation", "CUipcMemHandle", "CUipcEventHandle"}
 
 _PROTOTYPE = re.compile(r"\bCUresult\s+(cu[A-Z]\w*)\s*\(([^;{}]*)\)\s*;")
@@ -113,8 +115,8 @@ def _read_versions(folder: Path, names: Iterable[str]) -> dict[str, int]:
 def _read_signatures(folder: Path, compiler: str) -> dict[str, str]:
     """Return name → signature.
 
-    Raises PrototypeError when one name has two prototypes that would be passed differently, or when a type is of a
-    kind that no code stands for; subprocess.CalledProcessError when the compiler refuses a header.
+    Raises PrototypeError when one name has two prototypes that would be passed differently, or when a type is
+    of a kind that no code stands for; subprocess.CalledProcessError when the compiler refuses a header.
     """
     headers = [name for name in HEADERS if (folder / name).is_file()]
     if "cuda.h" not in headers:
