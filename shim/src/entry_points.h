@@ -27,8 +27,9 @@
  * - cuFuncLoad is MODULE: it asks for the load itself.
  * - cuCtxSetLimit is MODULE, alone among cuCtxSet*: it resizes device memory. It waits but cannot fail by cancelling.
  * - cuDevicePrimaryCtxRetain is MODULE: it may create a context of 0.6 GiB. Where one exists it only counts.
- * - cuCtxDestroy, cuDevicePrimaryCtx{Release,Reset} are FREE: they run at exit, where waiting for a GPU is a hang.
- * - cuCtxDisablePeerAccess is FREE: it only takes mappings away.
+ * - cuCtxDestroy, cuCtxDetach and cuDevicePrimaryCtxReset are MODULE: they take memory along that the mover may be moving.
+ *   cuDevicePrimaryCtxRelease is FREE: it counts down, at exit above all, where waiting for a GPU would be a hang; the
+ *   hook sees to the last one. cuCtxDisablePeerAccess is FREE: it only takes mappings away.
  * - cuStreamCreate* is ALLOC: a stream takes a channel and memory of the device. cuEventCreate is HOST: an event is a slot
  *   in a pool that the living context has, and profilers and caches create them anywhere.
  * - cuEventElapsedTime is HOST: it reads time stamps that finished events left in host memory.
@@ -83,9 +84,9 @@ ENTRY(cuCtxCreate, MODULE, INT, 5)
 ENTRY(cuCtxCreate_v2, MODULE, INT, 3)
 ENTRY(cuCtxCreate_v3, MODULE, INT, 5)
 ENTRY(cuCtxCreate_v4, MODULE, INT, 4)
-ENTRY(cuCtxDestroy, FREE, INT, 1)
-ENTRY(cuCtxDestroy_v2, FREE, INT, 1)
-ENTRY(cuCtxDetach, FREE, INT, 1)
+ENTRY(cuCtxDestroy, MODULE, INT, 1)
+ENTRY(cuCtxDestroy_v2, MODULE, INT, 1)
+ENTRY(cuCtxDetach, MODULE, INT, 1)
 ENTRY(cuCtxDisablePeerAccess, FREE, INT, 1)
 ENTRY(cuCtxEnablePeerAccess, ALLOC, INT, 2)
 ENTRY(cuCtxFromGreenCtx, HOST, INT, 2)
@@ -149,8 +150,8 @@ ENTRY(cuDeviceGraphMemTrim, FREE, INT, 1)
 ENTRY(cuDevicePrimaryCtxGetState, HOST, INT, 3)
 ENTRY(cuDevicePrimaryCtxRelease, FREE, INT, 1)
 ENTRY(cuDevicePrimaryCtxRelease_v2, FREE, INT, 1)
-ENTRY(cuDevicePrimaryCtxReset, FREE, INT, 1)
-ENTRY(cuDevicePrimaryCtxReset_v2, FREE, INT, 1)
+ENTRY(cuDevicePrimaryCtxReset, MODULE, INT, 1)
+ENTRY(cuDevicePrimaryCtxReset_v2, MODULE, INT, 1)
 ENTRY(cuDevicePrimaryCtxRetain, MODULE, INT, 2)
 ENTRY(cuDevicePrimaryCtxSetFlags, HOST, INT, 2)
 ENTRY(cuDevicePrimaryCtxSetFlags_v2, HOST, INT, 2)
