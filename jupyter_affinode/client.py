@@ -1,0 +1,384 @@
+"""Asks the node controller, and starts one where none answers.
+
+Used by the server extension, the provisioner and the command line. The protocol is `node/openapi.json`: HTTP and
+JSON on a Unix socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket as sockets
+import stat
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from tornado.http1connection import HTTP1Connection, HTTP1ConnectionParameters
+from tornado.httputil import HTTPHeaders, HTTPMessageDelegate, RequestStartLine, ResponseStartLine
+from tornado.iostream import IOStream, StreamClosedError
+
+from . import environment
+
+CONNECT_TIMEOUT_S = 5.0
+REQUEST_TIMEOUT_S = 15.0
+MOVE_TIMEOUT_S = 75.0  # the controller answers a park or resume within 60 s
+LARGEST_LINE_BYTES = 32 * 1024 * 1024
+
+# Controllers that this process started, reaped at the next start; they outlive us if they are needed.
+_started: list[subprocess.Popen[bytes]] = []
+
+
+class ControllerUnavailable(Exception):
+    """No controller answers; the message says what was tried."""
+
+
+class ControllerRefused(Exception):
+    """The controller answered, and will not do it."""
+
+    def __init__(self, status: int, slug: str, message: str):
+        super().__init__(message)
+        self.status = status  # of HTTP
+        self.slug = slug  # for programs: "busy", "held", "no-host-memory", …
+        self.message = message  # for people
+
+
+class _Answer(HTTPMessageDelegate):
+    """Collects one response; `chunks` gets what arrives, None at its end."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.started = asyncio.Event()
+        self.chunks: asyncio.Queue[bytes | None] = asyncio.Queue(64)
+
+    def headers_received(
+        self, start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders
+    ) -> None:
+        assert isinstance(start_line, ResponseStartLine)
+        self.status = start_line.code
+        self.started.set()
+
+    async def data_received(self, chunk: bytes) -> None:  # type: ignore[override]  # tornado awaits it
+        await self.chunks.put(chunk)
+
+
+class ControllerClient:
+    """One controller's API; every method is one request on a connection of its own.
+
+    All raise ControllerUnavailable if nobody answers and ControllerRefused if the controller will not. `socket` is
+    the API socket, by default the one that `environment.socket_path` finds.
+    """
+
+    def __init__(self, socket: Path | None = None):
+        self.socket = _socket_or_default(socket)
+        self._streams: set[IOStream] = set()
+
+    async def node(self) -> dict[str, Any]:
+        """The controller, the GPUs, the host's memory, settings and the queue."""
+        return await self._json("GET", "/node")
+
+    async def kernels(self) -> list[dict[str, Any]]:
+        """Every kernel the controller knows."""
+        return (await self._json("GET", "/kernels"))["kernels"]
+
+    async def kernel(self, kernel_id: str) -> dict[str, Any]:
+        """One kernel."""
+        return await self._json("GET", _kernel(kernel_id))
+
+    async def register(self, kernel_id: str, **description: str | None) -> dict[str, Any]:
+        """Describe a kernel (`name`, `path`, `language`, `server`); what is not named stays as it was."""
+        return await self._json("PUT", _kernel(kernel_id), description)
+
+    async def forget(self, kernel_id: str) -> None:
+        """The kernel has been shut down."""
+        await self._json("DELETE", _kernel(kernel_id))
+
+    async def park(self, kernel_id: str, wait: bool = True) -> dict[str, Any]:
+        """Free the kernel's GPU now; with `wait`, returns when it is done."""
+        return await self._json("POST", _kernel(kernel_id, "park"), {"wait": wait}, MOVE_TIMEOUT_S)
+
+    async def resume(self, kernel_id: str, wait: bool = True) -> dict[str, Any]:
+        """Get the kernel's GPU back; with `wait`, returns when it is there or still queued after 60 s."""
+        return await self._json("POST", _kernel(kernel_id, "resume"), {"wait": wait}, MOVE_TIMEOUT_S)
+
+    async def hold(self, kernel_id: str, duration_s: float | None = None) -> dict[str, Any]:
+        """Keep the kernel on the GPU, for the controller's default time if none is named."""
+        return await self._json("POST", _kernel(kernel_id, "hold"), {"duration_s": duration_s})
+
+    async def release(self, kernel_id: str) -> dict[str, Any]:
+        """End a hold."""
+        return await self._json("POST", _kernel(kernel_id, "release"), {})
+
+    async def cell(self, kernel_id: str, open: bool, cell_id: str | None = None) -> None:
+        """Say whether a cell runs in the kernel."""
+        await self._json("POST", _kernel(kernel_id, "cell"), {"open": open, "cell_id": cell_id})
+
+    async def cancel(self, kernel_id: str) -> None:
+        """The kernel was interrupted: calls that wait for the GPU fail."""
+        await self._json("POST", _kernel(kernel_id, "cancel"), {})
+
+    async def dying(self, kernel_id: str) -> None:
+        """The kernel is about to be shut down: calls that wait for the GPU, now or later, fail."""
+        await self._json("POST", _kernel(kernel_id, "dying"), {})
+
+    async def focus(self, kernel_id: str) -> None:
+        """The person looks at the kernel."""
+        await self._json("POST", _kernel(kernel_id, "focus"), {})
+
+    async def policy(self) -> dict[str, Any]:
+        """The controller's settings."""
+        return await self._json("GET", "/policy")
+
+    async def set_policy(self, **settings: Any) -> dict[str, Any]:
+        """Change some of the controller's settings; returns all of them."""
+        return await self._json("PATCH", "/policy", settings)
+
+    async def events(self) -> AsyncIterator[dict[str, Any]]:
+        """Every change from now on, a full snapshot first; ends when the controller does."""
+        stream = await self._connect()
+        answer = _Answer()
+        connection, reading = await self._send(stream, answer, "GET", "/events", None)
+        try:
+            await _first(answer.started.wait(), reading, CONNECT_TIMEOUT_S)
+            if answer.status != 200:
+                raise ControllerUnavailable(
+                    f"the controller at {self.socket} has no events (status {answer.status})"
+                )
+            pending = b""
+            while True:
+                chunk = await answer.chunks.get()
+                if chunk is None:
+                    return
+                *lines, pending = (pending + chunk).split(b"\n")
+                for line in lines:
+                    if line.strip():
+                        yield json.loads(line)
+                if len(pending) > LARGEST_LINE_BYTES:
+                    raise ControllerUnavailable(f"the controller at {self.socket} sends a line without end")
+        finally:
+            reading.cancel()
+            connection.close()
+            self._drop(stream)
+
+    async def close(self) -> None:
+        """End every request under way."""
+        for stream in list(self._streams):
+            self._drop(stream)
+
+    async def _json(
+        self, method: str, path: str, body: dict[str, Any] | None = None, timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> Any:
+        """One request: the answer's JSON, None if it has none."""
+        try:
+            status, raw = await asyncio.wait_for(self._exchange(method, path, body), timeout_s)
+            answer = json.loads(raw) if raw else None
+        except asyncio.TimeoutError:
+            raise ControllerUnavailable(
+                f"the controller at {self.socket} did not answer in {timeout_s:g} s"
+            ) from None
+        except ValueError as error:
+            raise ControllerUnavailable(
+                f"the controller at {self.socket} did not answer in JSON: {error}"
+            ) from None
+        if status >= 400:
+            said = answer if isinstance(answer, dict) else {}
+            raise ControllerRefused(
+                status, str(said.get("error", "failed")), str(said.get("message", f"status {status}"))
+            )
+        return answer
+
+    async def _exchange(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int, bytes]:
+        stream = await self._connect()
+        try:
+            answer = _Answer()
+            _, reading = await self._send(stream, answer, method, path, body)
+            parts = []
+            try:
+                while (chunk := await answer.chunks.get()) is not None:
+                    parts.append(chunk)
+            finally:
+                reading.cancel()
+            if not answer.status:
+                raise ControllerUnavailable(f"the controller at {self.socket} hung up without an answer")
+            return answer.status, b"".join(parts)
+        finally:
+            self._drop(stream)
+
+    async def _connect(self) -> IOStream:
+        _refuse_strangers(self.socket)
+        stream = IOStream(sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM))
+        self._streams.add(stream)
+        try:
+            await asyncio.wait_for(stream.connect(str(self.socket)), CONNECT_TIMEOUT_S)
+            peer = _peer_uid(stream.socket)
+            if peer not in (os.getuid(), 0):
+                raise ControllerUnavailable(
+                    f"{self.socket} is answered by user {peer}, which is neither you nor root"
+                )
+            return stream
+        except BaseException as error:
+            self._drop(stream)
+            if isinstance(error, OSError | asyncio.TimeoutError):
+                raise ControllerUnavailable(
+                    f"no controller answers at {self.socket}: {_why(error)}"
+                ) from None
+            raise
+
+    async def _send(
+        self, stream: IOStream, answer: _Answer, method: str, path: str, body: dict[str, Any] | None
+    ) -> tuple[HTTP1Connection, asyncio.Task[None]]:
+        """Send a request; the task reads its response into `answer`, None last, and never raises."""
+        payload = b"" if body is None else json.dumps(body).encode()
+        headers = HTTPHeaders(
+            {"Host": "localhost", "Connection": "close", "Content-Length": str(len(payload))}
+        )
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        parameters = HTTP1ConnectionParameters(no_keep_alive=True, max_body_size=1 << 62)
+        connection = HTTP1Connection(stream, True, parameters)
+
+        async def read() -> None:
+            with contextlib.suppress(StreamClosedError):
+                await connection.read_response(answer)
+            await answer.chunks.put(None)
+
+        start = RequestStartLine(method, f"/api/v1{path}", "HTTP/1.1")
+        try:
+            await connection.write_headers(start, headers, payload)
+            connection.finish()
+        except StreamClosedError:
+            raise ControllerUnavailable(f"the controller at {self.socket} hung up") from None
+        return connection, asyncio.get_running_loop().create_task(read())
+
+    def _drop(self, stream: IOStream) -> None:
+        self._streams.discard(stream)
+        stream.close()
+
+
+def ensure_controller(
+    socket: Path | None = None, *, extra_args: Sequence[str] = (), timeout_s: float = 5.0
+) -> Path:
+    """Start a controller unless one answers; the path of its API socket.
+
+    Blocks up to `timeout_s`. `extra_args` are for a controller that is started, `--park-when=idle`. It survives
+    this process, and ends by itself when nobody needs it. Raises ControllerUnavailable.
+    """
+    path = _socket_or_default(socket)
+    if _listens(path):
+        return path
+    deadline = time.monotonic() + timeout_s
+    child = _start(path, extra_args)
+    while not _listens(path):
+        if time.monotonic() > deadline or child.poll() not in (None, 0):
+            raise ControllerUnavailable(
+                f"the controller for {path} did not come up within {timeout_s:g} s"
+                if child.poll() is None
+                else f"the controller for {path} ended with status {child.returncode}: {_last_words(path)}"
+            )
+        time.sleep(0.02)
+    return path
+
+
+async def ensure_controller_async(
+    socket: Path | None = None, *, extra_args: Sequence[str] = (), timeout_s: float = 5.0
+) -> Path:
+    """`ensure_controller` for event loops, on a thread."""
+    return await asyncio.to_thread(ensure_controller, socket, extra_args=extra_args, timeout_s=timeout_s)
+
+
+def _start(path: Path, extra_args: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a controller of its own session; if two do at once, its election settles who serves."""
+    _started[:] = [child for child in _started if child.poll() is None]
+    folder = path.parent
+    try:
+        if not folder.exists() or os.stat(folder).st_uid == os.getuid():
+            environment.make_folder(folder)
+        environ = environment.controller_environment()
+        environ[environment.SOCKET] = str(path.absolute())
+        with (folder / "node.log").open("ab") as log:
+            child = subprocess.Popen(
+                [sys.executable, "-m", "jupyter_affinode.node", *extra_args],
+                env=environ,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+    except (OSError, environment.SimulationRefused) as error:
+        raise ControllerUnavailable(
+            f"no controller answers at {path}, and none can be started: {error}"
+        ) from None
+    _started.append(child)
+    return child
+
+
+def _socket_or_default(socket: Path | None) -> Path:
+    try:
+        return environment.socket_path() if socket is None else Path(socket)
+    except environment.FolderRefused as refused:
+        raise ControllerUnavailable(str(refused)) from None
+
+
+def _listens(path: Path) -> bool:
+    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            _refuse_strangers(path)
+            probe.connect(str(path))
+        except (OSError, ControllerUnavailable):
+            return False
+        return True
+
+
+def _refuse_strangers(path: Path) -> None:
+    """ControllerUnavailable unless there is a socket of ours or root's."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise ControllerUnavailable(f"no controller answers at {path}: {_why(error)}") from None
+    if not stat.S_ISSOCK(status.st_mode) or status.st_uid not in (os.getuid(), 0):
+        raise ControllerUnavailable(f"{path} is not a socket of yours or root's")
+
+
+def _peer_uid(connected: Any) -> int:
+    credentials = connected.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, 12)
+    return int(struct.unpack("=iII", credentials)[1])
+
+
+async def _first(event: Any, reading: asyncio.Task[None], timeout_s: float) -> None:
+    """Wait until a response began or could not."""
+    waiting = asyncio.ensure_future(event)
+    try:
+        await asyncio.wait({waiting, reading}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+
+
+def _kernel(kernel_id: str, action: str | None = None) -> str:
+    path = f"/kernels/{quote(kernel_id, safe='')}"
+    return path if action is None else f"{path}/{action}"
+
+
+def _why(error: BaseException) -> str:
+    return (
+        os.strerror(error.errno)
+        if isinstance(error, OSError) and error.errno
+        else (str(error) or "timed out")
+    )
+
+
+def _last_words(path: Path) -> str:
+    """The last line of the controller's log, for an error message."""
+    try:
+        lines = (path.parent / "node.log").read_text(errors="replace").strip().splitlines()
+    except OSError as error:
+        return f"its log cannot be read: {_why(error)}"
+    return lines[-1] if lines else "its log is empty"

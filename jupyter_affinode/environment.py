@@ -1,0 +1,209 @@
+"""Every environment variable between our own parts, and the files and folders that they lead to.
+
+Read by the controller, its client, the provisioner, the server extension and the command line; the shim's half is
+shim/src/environment.h.
+
+| name | set by → read by | meaning |
+|---|---|---|
+| AFFINODE_SOCKET | admin, provisioner → all | path of the controller's API socket; `link.sock` lies beside it |
+| AFFINODE_KERNEL_ID | provisioner, `run` → shim, magics | the Jupyter kernel that this process tree belongs to |
+| AFFINODE_LIBRARY | provisioner → magics | absolute path of libaffinode.so, as in LD_PRELOAD |
+| AFFINODE_SERVER | provisioner → magics | "1" if a Jupyter server with our extension started the kernel |
+| AFFINODE_STARTUP_CHAIN | provisioner → startup file | the PYTHONSTARTUP that was there before ours |
+| AFFINODE_DISABLE | anyone → shim, provisioner | "1": stay inert |
+| AFFINODE_SIM | a person → server, provisioner, controller's start | "1": use the simulated GPU |
+| AFFINODE_SIM_DIR | tests, a person → simulator | folder of the simulated machine's state; one folder, one machine |
+| AFFINODE_SIM_MEMORY | tests, a person → simulator | bytes of each simulated GPU, with KiB, MiB or GiB; default 4GiB |
+| AFFINODE_SIM_GPUS | tests, a person → simulator | how many simulated GPUs; default 1 |
+| AFFINODE_SIM_COPY_RATE | tests, a person → simulator | bytes a second of simulated copies; default unthrottled |
+| AFFINODE_SIM_FAULTS | tests → simulator | faults to inject, `cuMemCreate:OUT_OF_MEMORY:3` |
+| AFFINODE_LOG | a person → shim | file to which the shim logs; default none |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+SOCKET = "AFFINODE_SOCKET"
+KERNEL_ID = "AFFINODE_KERNEL_ID"
+LIBRARY = "AFFINODE_LIBRARY"
+SERVER = "AFFINODE_SERVER"
+STARTUP_CHAIN = "AFFINODE_STARTUP_CHAIN"
+DISABLE = "AFFINODE_DISABLE"
+SIM = "AFFINODE_SIM"
+SIM_DIR = "AFFINODE_SIM_DIR"
+SIM_MEMORY = "AFFINODE_SIM_MEMORY"
+SIM_GPUS = "AFFINODE_SIM_GPUS"
+SIM_COPY_RATE = "AFFINODE_SIM_COPY_RATE"
+SIM_FAULTS = "AFFINODE_SIM_FAULTS"
+LOG = "AFFINODE_LOG"
+
+NODE_SOCKET = Path("/run/affinode/node.sock")  # the machine's own controller, if an administrator runs one
+SOCKET_NAME = "node.sock"
+SHIM_NAME = "libaffinode.so"
+SIM_LINKS = {  # what the loader asks for → what we ship
+    "libcuda.so.1": "libaffinode-sim-cuda.so",
+    "libcuda.so": "libaffinode-sim-cuda.so",
+    "libnvidia-ml.so.1": "libaffinode-sim-nvml.so",
+}
+DRIVER_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # Linux; Windows' GPU inside WSL
+
+
+class FolderRefused(OSError):
+    """A folder for our sockets belongs to someone else, or others may write to it; the message says which."""
+
+
+class SimulationRefused(RuntimeError):
+    """The simulated GPU was asked for where it cannot, or must not, take the driver's place; the message says why."""
+
+
+def socket_path(environ: Mapping[str, str] | None = None) -> Path:
+    """Where the controller's API socket is, or would be: the first of the places that shim and clients look in.
+
+    Makes nothing. Raises FolderRefused if the place is a folder under the temporary one that is not ours alone.
+    """
+    environ = os.environ if environ is None else environ
+    if environ.get(SOCKET):
+        return Path(environ[SOCKET])
+    if NODE_SOCKET.exists():
+        return NODE_SOCKET
+    folder = user_folder(environ)
+    if folder.exists():
+        verify_owned(folder)
+    return folder / SOCKET_NAME
+
+
+def user_folder(environ: Mapping[str, str] | None = None) -> Path:
+    """The user's own folder for sockets and links; not made and not verified here."""
+    environ = os.environ if environ is None else environ
+    if environ.get("XDG_RUNTIME_DIR"):
+        return Path(environ["XDG_RUNTIME_DIR"]) / "affinode"
+    return Path(environ.get("TMPDIR") or "/tmp") / f"affinode-{os.getuid()}"
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder that only we can enter; FolderRefused if it is there and someone else could enter or swap it."""
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700, parents=True)
+    verify_owned(folder)
+
+
+def verify_owned(folder: Path) -> None:
+    """FolderRefused unless `folder` is a real folder of ours that nobody else may write to."""
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        raise FolderRefused(f"{folder} is not a folder; remove it, or set {SOCKET} to another place")
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise FolderRefused(
+            f"{folder} belongs to user {status.st_uid} with mode {stat.S_IMODE(status.st_mode):o}; it must be yours"
+            f" and closed to others (chmod 700). Set {SOCKET} to use another place"
+        )
+
+
+def library_folder() -> Path:
+    """Where the native libraries of this installation lie."""
+    return Path(__file__).resolve().parent / "lib"
+
+
+def shim_path() -> Path | None:
+    """The shim, to be preloaded into kernels; None where it was not built (another system, a source checkout)."""
+    path = library_folder() / SHIM_NAME
+    return path if path.is_file() else None
+
+
+def sim_paths() -> dict[str, Path] | None:
+    """The simulated driver and NVML by the names that the loader asks for; None where they were not built."""
+    paths = {name: library_folder() / ours for name, ours in SIM_LINKS.items()}
+    return paths if all(path.is_file() for path in paths.values()) else None
+
+
+def simulation_asked(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether the person asked for the simulated GPU."""
+    environ = os.environ if environ is None else environ
+    return environ.get(SIM) == "1"
+
+
+def simulation_folder() -> Path:
+    """A folder for LD_LIBRARY_PATH in which the simulated GPU's libraries have the driver's names.
+
+    One per user and installation. Raises SimulationRefused where a real driver could be shadowed, or where there
+    is nothing to simulate with.
+    """
+    driver = real_driver()
+    if driver is not None:
+        raise SimulationRefused(
+            f"this machine has a real GPU driver ({driver}), which the simulated GPU must not shadow. Unset {SIM}"
+        )
+    paths = sim_paths()
+    if paths is None:
+        raise SimulationRefused(
+            f"this installation has no simulated GPU in {library_folder()} (make -C shim)"
+        )
+    make_folder(user_folder())
+    installation = hashlib.sha256(str(library_folder()).encode()).hexdigest()[:12]
+    folder = user_folder() / "sim" / installation
+    make_folder(folder.parent)
+    make_folder(folder)
+    for name, target in paths.items():
+        _link(folder / name, target)
+    return folder
+
+
+def real_driver() -> Path | None:
+    """The CUDA driver's library, if both it and its device are here; None otherwise."""
+    if not any(device.exists() for device in DRIVER_DEVICES):
+        return None
+    for folder in _loader_folders():
+        library = folder / "libcuda.so.1"
+        if library.exists() and library.resolve().parent != library_folder():
+            return library
+    return None
+
+
+def controller_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment to start a controller with: no shim in it, no kernel's identity, the simulated GPU if asked."""
+    started = dict(os.environ if environ is None else environ)
+    preloads = [
+        name for name in started.pop("LD_PRELOAD", "").replace(":", " ").split() if SHIM_NAME[:-3] not in name
+    ]
+    if preloads:
+        started["LD_PRELOAD"] = ":".join(preloads)
+    for name in (KERNEL_ID, LIBRARY, SERVER, STARTUP_CHAIN, DISABLE):
+        started.pop(name, None)
+    if simulation_asked(started):
+        folders = [str(simulation_folder()), *filter(None, started.get("LD_LIBRARY_PATH", "").split(":"))]
+        started["LD_LIBRARY_PATH"] = ":".join(dict.fromkeys(folders))
+    return started
+
+
+def _link(link: Path, target: Path) -> None:
+    """Make or renew a symbolic link in one step, whoever else does so at the same moment."""
+    if link.is_symlink() and Path(os.readlink(link)) == target:
+        return
+    with tempfile.TemporaryDirectory(dir=link.parent) as folder:
+        fresh = Path(folder) / link.name
+        fresh.symlink_to(target)
+        fresh.replace(link)
+
+
+def _loader_folders() -> list[Path]:
+    """Folders in which the dynamic loader looks for libcuda.so.1, in its order as far as it matters here."""
+    folders = [Path(part) for part in os.environ.get("LD_LIBRARY_PATH", "").split(":") if part]
+    ldconfig = shutil.which("ldconfig", path=f"{os.environ.get('PATH', '')}:/sbin:/usr/sbin")
+    if ldconfig is not None:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            listed = subprocess.run(
+                [ldconfig, "-p"], check=False, capture_output=True, text=True, timeout=10, env={}
+            )
+            for line in listed.stdout.splitlines():
+                if line.strip().startswith("libcuda.so.1 ") and "=> " in line:
+                    folders.append(Path(line.rsplit("=> ", 1)[1]).parent)
+    return [*folders, *map(Path, ("/usr/lib/wsl/lib", "/usr/lib64", "/usr/lib", "/lib64", "/lib"))]
