@@ -30,6 +30,6 @@ def _jupyter_server_extension_points() -> list[dict[str, typing.Any]]:
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Register the `%gpu_…` magics; called by `%load_ext jupyter_affinode`."""
-    from .kernel_startup import load_ipython_extension as load
+    from .kernel_magics import load_ipython_extension as load
 
     load(shell)

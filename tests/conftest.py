@@ -1,7 +1,8 @@
-"""Fixtures that every test may use: the native parts, a machine of one's own, its controller, a Jupyter server.
+"""Fixtures that every test may use: the native parts, a machine of one's own, its controller, a Jupyter
+server.
 
-A `machine` is a folder with its own sockets, simulated GPU and Jupyter folders, so that tests run side by side and
-leave nothing behind: at its end every process that was started on it is killed, by its environment.
+A `machine` is a folder with its own sockets, simulated GPU and Jupyter folders, so that tests run side by
+side and leave nothing behind: at its end every process that was started on it is killed, by its environment.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ T = TypeVar("T")
 
 @pytest.fixture(scope="session")
 def native() -> Path:
-    """The folder with the freshly built shim and simulator, also installed into the package; builds what is stale."""
+    """The folder with the freshly built shim and simulator, also installed into the package; builds what is
+    stale.
+    """
     build = REPOSITORY / "shim" / "build"
     with (Path(tempfile.gettempdir()) / "affinode-native-build.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # several pytest processes build once
@@ -61,7 +64,9 @@ def machine() -> Iterator[Machine]:
 
 @pytest.fixture
 def gpu_machine(native: Path, machine: Machine) -> Machine:
-    """A machine with one simulated GPU of 1 GiB; change it through `machine.simulate()` before anything starts."""
+    """A machine with one simulated GPU of 1 GiB; change it through `machine.simulate()` before anything
+    starts.
+    """
     machine.simulate(memory="1GiB")
     return machine
 
@@ -83,7 +88,9 @@ def server(machine: Machine) -> Iterator[JupyterServer]:
 
 @pytest.fixture(scope="session")
 def wait_until() -> Callable[..., T]:
-    """`wait_until(condition, timeout=10, message="")`: the condition's first true value; fails when there is none."""
+    """`wait_until(condition, timeout=10, message="")`: the condition's first true value; fails when there is
+    none.
+    """
 
     def wait(condition: Callable[[], T], timeout: float = 10, message: str = "") -> T:
         deadline = time.monotonic() + timeout

@@ -149,7 +149,9 @@ class Machine:
         return answer if status == 200 else None
 
     def kill_everything(self) -> None:
-        """Kill every process that lives in this machine's environment, whoever started it, and reap our own."""
+        """Kill every process that lives in this machine's environment, whoever started it, and reap our
+        own.
+        """
         mark = f"AFFINODE_SOCKET={self.socket}".encode()
         for _ in range(3):  # a dying server may just have started something
             pids = [pid for pid in _own_pids() if mark in _environment_of(pid)]

@@ -1,0 +1,43 @@
+"""`jupyter affinode`: see and move kernels' GPU state, find out what works, start things so that they are
+managed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from .._version import __version__
+from . import actions, doctor, kernelspec, run, simulate, status
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The entry point of `jupyter-affinode`; the exit status: 0 done, 1 refused or failed, 2 used wrongly."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["node"]:  # a traitlets application, with options of its own
+        from ..node.app import main as node
+
+        return node(arguments[1:]) or 0
+    parsed = _parser().parse_args(arguments)
+    try:
+        return int(parsed.command(parsed))
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="jupyter affinode",
+        description="Give idle kernels' GPUs back, and get them again with every tensor where it was.",
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    status.add(commands)
+    actions.add(commands)
+    doctor.add(commands)
+    commands.add_parser("node", help="run the node's GPU controller (it is started by itself when needed)")
+    run.add(commands)
+    kernelspec.add(commands)
+    simulate.add(commands)
+    return parser

@@ -1,0 +1,80 @@
+"""`jupyter affinode park | resume | hold | release`: move one kernel's GPU state, or keep it where it is."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from typing import Any
+
+from ..client import ControllerClient, ControllerRefused, ControllerUnavailable
+from ..kernel_magics import parse_duration
+from .kernel_argument import NoSuchKernel, add_kernel_argument, find_kernel
+
+HELP = {
+    "park": "free a kernel's GPU now; its contents go to RAM and come back at the next use of CUDA",
+    "resume": "get a kernel's GPU back now",
+    "hold": "keep a kernel on the GPU for a while even if idle",
+    "release": "end a hold",
+}
+
+
+def add(commands: Any) -> None:
+    """Add the commands."""
+    for action, words in HELP.items():
+        parser = commands.add_parser(action, help=words, description=words[0].upper() + words[1:] + ".")
+        add_kernel_argument(parser)
+        if action == "hold":
+            parser.add_argument(
+                "duration",
+                metavar="DURATION",
+                nargs="?",
+                default="",
+                help="90s, 30m, 1h, 1h30m (default: the site's)",
+            )
+        parser.add_argument("--json", action="store_true", help="print the kernel, or the error, as JSON")
+        parser.set_defaults(command=act, action=action)
+
+
+def act(arguments: argparse.Namespace) -> int:
+    """Do it and print the kernel's state afterwards; 1 with the reason on standard error when it was
+    refused.
+    """
+    try:
+        kernel = asyncio.run(_act(arguments))
+    except ValueError:
+        return _failed(
+            arguments, "bad-request", f"{arguments.duration} is no time; say 90s, 30m, 1h or 1h30m."
+        )
+    except NoSuchKernel as error:
+        return _failed(arguments, "unknown-kernel", str(error))
+    except ControllerUnavailable as error:
+        return _failed(
+            arguments, "no-controller", f"No GPU controller is running, so nothing is managed ({error})."
+        )
+    except ControllerRefused as error:
+        return _failed(arguments, error.slug, error.message)
+    print(json.dumps(kernel, indent=2) if arguments.json else f"{kernel['id'][:8]}: {kernel['text']}")
+    return 0
+
+
+async def _act(arguments: argparse.Namespace) -> dict[str, Any]:
+    options = {}
+    if arguments.action == "hold":
+        duration_s = parse_duration(arguments.duration)
+        if duration_s == 0:
+            raise ValueError(arguments.duration)
+        options = {"duration_s": duration_s}
+    client = ControllerClient()
+    kernel = find_kernel(await client.kernels(), arguments.kernel)
+    moved: dict[str, Any] = await getattr(client, arguments.action)(kernel["id"], **options)
+    return moved
+
+
+def _failed(arguments: argparse.Namespace, slug: str, message: str) -> int:
+    if arguments.json:
+        print(json.dumps({"error": slug, "message": message}, indent=2))
+    else:
+        print(message, file=sys.stderr)
+    return 1

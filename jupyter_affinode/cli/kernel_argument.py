@@ -1,0 +1,53 @@
+"""The KERNEL argument: which of the controller's kernels a person means."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from .. import environment
+
+
+class NoSuchKernel(Exception):
+    """Nothing, or more than one kernel, is meant; the message says which there are."""
+
+
+def add_kernel_argument(parser: argparse.ArgumentParser) -> None:
+    """Add it to a command; inside a kernel it may be left out."""
+    parser.add_argument(
+        "kernel",
+        metavar="KERNEL",
+        nargs="?",
+        default=os.environ.get(environment.KERNEL_ID),
+        help="a kernel's id or its beginning, or its notebook's path or name (default: the one this runs in)",
+    )
+
+
+def find_kernel(kernels: Sequence[dict[str, Any]], text: str | None) -> dict[str, Any]:
+    """The one kernel that `text` means; an id before a path, a path before a name, a beginning last."""
+    if not text:
+        raise NoSuchKernel(f"Say which kernel. {_choices(kernels)}")
+    ways = (
+        lambda kernel: kernel["id"] == text,
+        lambda kernel: kernel.get("path") == text,
+        lambda kernel: os.path.basename(kernel.get("path") or "") == text,
+        lambda kernel: kernel.get("name") == text,
+        lambda kernel: kernel["id"].startswith(text),
+    )
+    for way in ways:
+        found = [kernel for kernel in kernels if way(kernel)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise NoSuchKernel(f"{text} could be any of {len(found)}. {_choices(found)}")
+    raise NoSuchKernel(f"There is no kernel {text}. {_choices(kernels)}")
+
+
+def _choices(kernels: Sequence[dict[str, Any]]) -> str:
+    if not kernels:
+        return "There are no kernels."
+    return "Kernels: " + ", ".join(
+        f"{kernel['id'][:8]} ({kernel.get('path') or kernel.get('name') or 'unnamed'})" for kernel in kernels
+    )

@@ -1,0 +1,91 @@
+"""`jupyter affinode run -- COMMAND`: start a kernel (or any program) managed, without our provisioner."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .. import environment
+from ..launch_environment import Unmanaged, manage
+
+CONNECTION_FILE = re.compile(r"kernel-([0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12})\.json$")
+DESCRIPTION = """Start COMMAND so that its use of the GPU is managed, as kernels of a Jupyter server with
+our extension are. COMMAND takes this process's place, so signals and exit statuses are its own. For front
+ends that start kernels by themselves; see also `kernelspec wrap`. An interrupt cannot reach a call that
+waits for the GPU here, since the front end does not tell us of it; `jupyter affinode status` shows the
+wait."""
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser("run", help="start a program managed", description=DESCRIPTION)
+    parser.add_argument("words", metavar="-- COMMAND", nargs=argparse.REMAINDER)
+    parser.set_defaults(command=run, parser=parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Become COMMAND; returns only if it cannot be started. Without the shim it starts all the same."""
+    words = arguments.words[1:] if arguments.words[:1] == ["--"] else arguments.words
+    if not words:
+        arguments.parser.error("say which command to run")
+    env = dict(os.environ)
+    kernel_id = kernel_id_of(words, env)
+    try:
+        manage(env, kernel_id, words)
+        _introduce(kernel_id, words)
+    except Unmanaged as reason:
+        print(f"affinode: not managed: {reason}", file=sys.stderr)
+    try:
+        os.execvpe(words[0], words, env)
+    except OSError as error:
+        print(f"jupyter affinode run: {words[0]}: {os.strerror(error.errno or 0)}", file=sys.stderr)
+        return 127 if isinstance(error, FileNotFoundError) else 126
+
+
+def kernel_id_of(words: Sequence[str], env: Mapping[str, str]) -> str:
+    """The Jupyter kernel id: from the environment, from the connection file's name, or a new one.
+
+    Jupyter servers name connection files kernel-<id>.json, so that theirs and the controller's kernel are
+    one.
+    """
+    if env.get(environment.KERNEL_ID):
+        return env[environment.KERNEL_ID]
+    for word in words:
+        found = CONNECTION_FILE.search(word)
+        if found:
+            return found.group(1)
+    return str(uuid.uuid4())
+
+
+def _introduce(kernel_id: str, words: Sequence[str]) -> None:
+    """Start the controller and describe the kernel, in a process that is nobody's child.
+
+    The command must not wait for it, and must not find a child that it never started.
+    """
+    middle = os.fork()
+    if middle == 0:
+        code = 1
+        try:
+            subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "jupyter_affinode.cli.introduce",
+                    kernel_id,
+                    os.path.basename(words[0]),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            code = 0
+        finally:
+            os._exit(code)
+    os.waitpid(middle, 0)

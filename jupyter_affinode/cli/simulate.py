@@ -1,0 +1,85 @@
+"""`jupyter affinode simulate -- COMMAND`: a machine with a simulated GPU for one command, to try things
+out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from .. import environment
+from ..client import ControllerClient, ControllerRefused, ControllerUnavailable
+
+DESCRIPTION = """Run COMMAND with the simulated GPU (AFFINODE_SIM=1), for example jupyter lab. Unless
+AFFINODE_SIM_DIR names one, COMMAND gets a simulated machine of its own, with its own controller; both end
+with it. Refused where there is a real driver. No figure from it is GPU performance."""
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "simulate", help="run a program with a simulated GPU", description=DESCRIPTION
+    )
+    parser.add_argument("words", metavar="-- COMMAND", nargs=argparse.REMAINDER)
+    parser.set_defaults(command=simulate, parser=parser)
+
+
+def simulate(arguments: argparse.Namespace) -> int:
+    """COMMAND's exit status; 1 where simulating is refused."""
+    words = arguments.words[1:] if arguments.words[:1] == ["--"] else arguments.words
+    if not words:
+        arguments.parser.error("say which command to run")
+    try:
+        libraries = environment.simulation_folder()
+    except environment.SimulationRefused as refused:
+        print(f"jupyter affinode simulate: {refused}.", file=sys.stderr)
+        return 1
+    env = dict(os.environ)
+    env[environment.SIM] = "1"
+    folders = [str(libraries), *filter(None, env.get("LD_LIBRARY_PATH", "").split(":"))]
+    env["LD_LIBRARY_PATH"] = ":".join(dict.fromkeys(folders))
+    if env.get(environment.SIM_DIR):
+        return _run(words, env)
+    folder = Path(tempfile.mkdtemp(prefix="affinode-sim-", dir="/tmp"))
+    env[environment.SIM_DIR] = str(folder)
+    env[environment.SOCKET] = str(folder / environment.SOCKET_NAME)
+    try:
+        return _run(words, env)
+    finally:
+        _end_controller(folder / environment.SOCKET_NAME)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(words: list[str], env: dict[str, str]) -> int:
+    """Run it, hand signals on, and wait for its end."""
+    try:
+        child = subprocess.Popen(words, env=env)
+    except OSError as error:
+        print(f"jupyter affinode simulate: {words[0]}: {os.strerror(error.errno or 0)}", file=sys.stderr)
+        return 127
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda received, _: _hand_on(child, received))
+    status = child.wait()
+    return status if status >= 0 else 128 - status
+
+
+def _hand_on(child: subprocess.Popen[bytes], number: int) -> None:
+    """Hand a signal on; a Ctrl-C at the terminal has reached the child already."""
+    if number != signal.SIGINT or not sys.stdin.isatty():
+        child.send_signal(number)
+
+
+def _end_controller(socket: Path) -> None:
+    """End the controller of a simulated machine that is about to disappear."""
+    with contextlib.suppress(ControllerUnavailable, ControllerRefused, ProcessLookupError):
+        node = asyncio.run(ControllerClient(socket).node())
+        os.kill(node["controller"]["pid"], signal.SIGTERM)

@@ -1,0 +1,66 @@
+"""`jupyter affinode status`: the machine's GPUs and every kernel."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from typing import Any
+
+from ..client import ControllerClient, ControllerUnavailable
+from ..kernel_magics import size_text
+from .table import kernel_table
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "status",
+        help="show GPUs and kernels",
+        description="Show GPUs and kernels. Starts nothing; where no controller runs it says so and exits "
+        "with 0, since then nothing is managed and nothing is wrong.",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(command=status)
+
+
+def status(arguments: argparse.Namespace) -> int:
+    """Print it; 0 with and without a controller."""
+    node: dict[str, Any] | None = None
+    kernels: list[dict[str, Any]] = []
+    message = None
+    try:
+        node, kernels = asyncio.run(_ask())
+    except ControllerUnavailable as error:
+        message = str(error)
+    if arguments.json:
+        answer = {"available": node is not None, "message": message, "node": node, "kernels": kernels}
+        print(json.dumps(answer, indent=2))
+    elif node is None:
+        print(f"No GPU controller is running, so nothing is managed ({message}).")
+    else:
+        print(_node_text(node))
+        print(kernel_table(kernels) if kernels else "No kernels.")
+    return 0
+
+
+async def _ask() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    client = ControllerClient()
+    return await client.node(), await client.kernels()
+
+
+def _node_text(node: dict[str, Any]) -> str:
+    """One line a GPU, and one for the host's memory."""
+    lines = []
+    for gpu in node["gpus"]:
+        name = f"GPU {gpu['index']}, {gpu['name']}{' (simulated)' if node['simulated'] else ''}"
+        lines.append(
+            f"{name}: {size_text(gpu['free_bytes'])} of {size_text(gpu['total_bytes'])} free, "
+            f"kernels {size_text(gpu['managed_bytes'])}, others {size_text(gpu['unmanaged_bytes'])}"
+        )
+    host = node["host"]
+    lines.append(
+        f"Host memory: {size_text(host['available_bytes'])} available, "
+        f"{size_text(host['parked_bytes'])} parked"
+    )
+    return "\n".join(lines)

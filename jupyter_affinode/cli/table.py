@@ -1,0 +1,57 @@
+"""A compact table of kernels for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..kernel_magics import size_text
+
+
+def kernel_table(kernels: Sequence[dict[str, Any]]) -> str:
+    """One line a kernel: id, what it is, state, memory, idle time; what stays on the GPU on a line below
+    it.
+    """
+    header = ("KERNEL", "NOTEBOOK", "STATE", "ON GPU", "IN RAM", "IDLE")
+    rows = [(_row(kernel), _notes(kernel)) for kernel in sorted(kernels, key=lambda one: str(one["id"]))]
+    widths = [max(len(line[column]) for line in [header, *(row for row, _ in rows)]) for column in range(6)]
+    lines = [_line(header, widths)]
+    for row, notes in rows:
+        lines.append(_line(row, widths))
+        lines.extend(f"  {note}" for note in notes)
+    return "\n".join(lines)
+
+
+def duration_text(seconds: float) -> str:
+    """Seconds as people say them: "40 s", "6 min", "2 h"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.0f} h"
+
+
+def _row(kernel: dict[str, Any]) -> tuple[str, ...]:
+    fixed = sum(entry["bytes"] for entry in kernel.get("fixed") or [])
+    resident = kernel["resident_bytes"] + fixed
+    idle_s = kernel.get("idle_s")
+    return (
+        kernel["id"][:8],
+        kernel.get("path") or kernel.get("name") or "-",
+        kernel["text"],
+        size_text(resident) if resident else "-",
+        size_text(kernel["parked_bytes"]) if kernel["parked_bytes"] else "-",
+        "cell runs" if kernel.get("cell_open") else "-" if idle_s is None else duration_text(idle_s),
+    )
+
+
+def _notes(kernel: dict[str, Any]) -> list[str]:
+    notes = [
+        f"{size_text(entry['bytes'])} stays on the GPU: {entry['text']}"
+        for entry in kernel.get("fixed") or []
+    ]
+    if kernel.get("refusal"):
+        notes.append(f"not parked: {kernel['refusal']}")
+    return notes
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()

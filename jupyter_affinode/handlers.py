@@ -1,0 +1,169 @@
+"""The REST API of the server extension, `<base_url>affinode/api`: what the panel and the chip ask.
+
+Reading and moving a kernel's GPU state is authorised as reading and writing kernels is. GETs are polled and
+so never count as activity: an open panel must not keep an idle server alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from typing import TYPE_CHECKING, Any, cast
+
+from jupyter_server.auth.decorator import authorized
+from jupyter_server.base.handlers import APIHandler
+from jupyter_server.extension.handler import ExtensionHandlerMixin
+from tornado import web
+
+from ._version import __version__
+from .client import ControllerRefused, ControllerUnavailable
+from .doctor import report
+from .node_watch import Kernel
+
+if TYPE_CHECKING:
+    from .extension import AffinodeExtension
+
+ACTIONS = "park|resume|hold|release|focus"
+
+
+class AffinodeHandler(ExtensionHandlerMixin, APIHandler):
+    """What the handlers share: the extension's parts and the form of errors, {"error", "message"}."""
+
+    auth_resource = "kernels"
+
+    @property
+    def extension(self) -> AffinodeExtension:
+        """The running extension."""
+        return cast("AffinodeExtension", self.extensionapp)
+
+    def refuse(self, status: int, slug: str, message: str) -> None:
+        """Answer with an error that a person can act on."""
+        self.set_status(status)
+        self.finish(json.dumps({"error": slug, "message": message}))
+
+    def describe(self, kernel: Kernel) -> Kernel:
+        """A kernel as the browser gets it: another server's kernels without what names them."""
+        own = self.extension.kernels.owns(kernel["id"])
+        paths = self.extension.kernels.paths.get(kernel["id"], []) if own else []
+        shown = {**kernel, "own": own, "paths": paths}
+        if own:
+            shown["path"] = paths[0] if paths else kernel.get("path")
+        else:
+            shown.update(name=None, path=None)
+            shown["processes"] = [{**process, "command": None} for process in kernel.get("processes", [])]
+        return shown
+
+
+class StatusHandler(AffinodeHandler):
+    """GET status: the node and all its kernels, as of the controller's last word."""
+
+    _track_activity = False
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Answers 200 also without a controller; `available` and `message` say so then."""
+        watch = self.extension.watch
+        kernels: list[Kernel] = []
+        if watch.available:
+            await self.extension.kernels.refresh_paths()
+            kernels = [self.describe(kernel) for kernel in watch.kernels.values()]
+        answer = {
+            "version": __version__,
+            "available": watch.available,
+            "message": watch.message,
+            "node": watch.node,
+            "kernels": kernels,
+        }
+        self.finish(json.dumps(answer))
+
+
+class KernelHandler(AffinodeHandler):
+    """GET kernels/<id>: one kernel, asked of the controller now."""
+
+    _track_activity = False
+
+    @web.authenticated
+    @authorized
+    async def get(self, kernel_id: str) -> None:
+        """404 where the controller does not know it, 503 without a controller."""
+        try:
+            self.finish(json.dumps(self.describe(await self.extension.watch.client.kernel(kernel_id))))
+        except ControllerUnavailable as error:
+            self.refuse(503, "no-controller", str(error))
+        except ControllerRefused as error:
+            self.refuse(error.status, error.slug, error.message)
+
+
+class KernelActionHandler(AffinodeHandler):
+    """POST kernels/<id>/park|resume|hold|release|focus: act on one of this server's own kernels."""
+
+    @web.authenticated
+    @authorized
+    async def post(self, kernel_id: str, action: str) -> None:
+        """The kernel afterwards; 4xx with the reason when it is refused. park waits until it is done."""
+        arguments = self._arguments(action)
+        if arguments is None:
+            return
+        if not self.extension.kernels.owns(kernel_id):
+            self.refuse(
+                404, "not-here", "This server has no such kernel; act on it from the server it belongs to."
+            )
+            return
+        try:
+            client = self.extension.watch.client
+            kernel = await getattr(client, action)(kernel_id, **arguments)
+            if action == "focus":
+                kernel = await client.kernel(kernel_id)
+            self.finish(json.dumps(self.describe(kernel)))
+        except ControllerUnavailable as error:
+            self.refuse(503, "no-controller", str(error))
+        except ControllerRefused as error:
+            self.refuse(error.status, error.slug, error.message)
+
+    def _arguments(self, action: str) -> dict[str, Any] | None:
+        """The arguments in the body; None after an error was answered."""
+        try:
+            body = json.loads(self.request.body or b"{}")
+        except ValueError:
+            body = None
+        if not isinstance(body, dict):
+            self.refuse(400, "bad-request", "The body must be a JSON object; {} will do.")
+            return None
+        unknown = sorted(body.keys() - ({"duration_s"} if action == "hold" else set()))
+        if unknown:
+            self.refuse(400, "bad-request", f"{action} does not take {', '.join(unknown)}.")
+            return None
+        duration_s = body.get("duration_s")
+        if duration_s is None:
+            return {}
+        number = isinstance(duration_s, (int, float)) and not isinstance(duration_s, bool)
+        if not number or not math.isfinite(duration_s) or duration_s <= 0:
+            self.refuse(400, "bad-request", "duration_s must be a number of seconds above 0, or null.")
+            return None
+        return {"duration_s": float(duration_s)}
+
+
+class DoctorHandler(AffinodeHandler):
+    """GET doctor: what works here and why not, as `jupyter affinode doctor --json` says it."""
+
+    _track_activity = False
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Runs the checks anew, off the event loop; takes a second or two."""
+        server = self.extension.default_provisioner
+        checks = await asyncio.get_running_loop().run_in_executor(None, lambda: report(server))
+        self.finish(json.dumps(checks))
+
+
+KERNEL_ID = r"(?P<kernel_id>[^/]{1,64})"
+
+HANDLERS = [
+    (r"/affinode/api/status", StatusHandler),
+    (rf"/affinode/api/kernels/{KERNEL_ID}", KernelHandler),
+    (rf"/affinode/api/kernels/{KERNEL_ID}/(?P<action>{ACTIONS})", KernelActionHandler),
+    (r"/affinode/api/doctor", DoctorHandler),
+]

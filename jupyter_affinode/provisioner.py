@@ -1,0 +1,133 @@
+"""The kernel provisioner: local kernels whose GPU is managed, and which otherwise behave as local kernels
+do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any, ClassVar
+
+from jupyter_client.provisioning import LocalProvisioner
+
+from .client import ControllerClient, ControllerRefused, ControllerUnavailable, ensure_controller_async
+from .launch_environment import Unmanaged, manage
+
+FAREWELL_TIMEOUT_S = 0.3  # the most that telling the controller may add to an interrupt or a shutdown
+
+
+class AffinodeProvisioner(LocalProvisioner):
+    """Start, signal and end a kernel as the local provisioner does, with the shim preloaded.
+
+    Chosen by the server extension as the default, or by a kernelspec's `metadata.kernel_provisioner`. Works
+    wherever jupyter_client does, with or without a Jupyter server. Nothing here may keep a kernel from
+    starting, being interrupted or ending: without a controller all is as with the local provisioner.
+    """
+
+    # Set by the server extension: what `jupyter affinode status` calls this server; None outside a server.
+    server_label: ClassVar[str | None] = None
+
+    managed = False  # whether the shim is in the kernel that runs now
+    _said_dying = False
+
+    async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
+        """Preload the shim.
+
+        Called by `KernelManager.pre_start_kernel()` at each start and restart; after `super()`, since that
+        applies the kernelspec's own `env`.
+        """
+        kwargs = await super().pre_launch(**kwargs)
+        self._said_dying = False
+        language = (self.kernel_spec.language or "").lower()
+        try:
+            await asyncio.to_thread(
+                manage,
+                kwargs["env"],
+                self.kernel_id,
+                kwargs["cmd"],
+                python=language.startswith("python"),
+                server=self.server_label is not None,
+            )
+            self.managed = True
+        except Unmanaged as reason:
+            self.managed = False
+            self.log.warning("The GPU of kernel %s is not managed: %s.", self.kernel_id, reason)
+        return kwargs
+
+    async def post_launch(self, **kwargs: Any) -> None:
+        """Introduce the kernel to the controller, on a thread, so that the start does not wait for it.
+
+        Called by `KernelManager.post_start_kernel()`, often inside a loop that stops right afterwards.
+        """
+        await super().post_launch(**kwargs)
+        if self.managed:
+            threading.Thread(target=self._introduce, name="affinode-introduce", daemon=True).start()
+
+    async def send_signal(self, signum: int) -> None:
+        """Send a signal; SIGINT also ends what the kernel's processes wait for at the GPU.
+
+        Called for interrupts (of kernels with `interrupt_mode` "signal") and at the start of a shutdown.
+        """
+        await super().send_signal(signum)
+        if signum == signal.SIGINT and self.process:
+            if getattr(self.parent, "shutting_down", False):
+                await self._say_dying()
+            else:
+                await self._tell(lambda client: client.cancel(self.kernel_id))
+
+    async def shutdown_requested(self, restart: bool = False) -> None:
+        """Waiting calls give up for good: the kernel could not answer the shutdown request otherwise.
+
+        Called by `KernelManager.request_shutdown()`.
+        """
+        await super().shutdown_requested(restart=restart)
+        await self._say_dying()
+
+    async def terminate(self, restart: bool = False) -> None:
+        """Send SIGTERM, when the kernel did not end by itself. Called by
+        `KernelManager.finish_shutdown()`.
+        """
+        await self._say_dying()
+        await super().terminate(restart=restart)
+
+    async def cleanup(self, restart: bool = False) -> None:
+        """Let the controller forget the kernel, unless it is about to start again.
+
+        Called by `KernelManager.cleanup_resources()`.
+        """
+        await super().cleanup(restart=restart)
+        if not restart:
+            await self._tell(lambda client: client.forget(self.kernel_id))
+
+    async def _say_dying(self) -> None:
+        if not self._said_dying:
+            self._said_dying = True
+            await self._tell(lambda client: client.dying(self.kernel_id))
+
+    async def _tell(self, message: Callable[[ControllerClient], Awaitable[Any]]) -> None:
+        """Tell the controller something; in 0.3 s at most, and whether or not there is one."""
+        if not self.managed:
+            return
+        try:
+            await asyncio.wait_for(message(ControllerClient()), FAREWELL_TIMEOUT_S)
+        except (ControllerUnavailable, ControllerRefused, asyncio.TimeoutError, OSError) as error:
+            self.log.debug("Kernel %s: the controller was not told: %r", self.kernel_id, error)
+
+    def _introduce(self) -> None:
+        """Start the controller if none answers, and describe the kernel to it; the body of a thread."""
+        spec = self.kernel_spec
+
+        async def introduce() -> None:
+            client = ControllerClient(await ensure_controller_async())
+            await client.register(
+                self.kernel_id, name=spec.display_name, language=spec.language, server=self.server_label
+            )
+
+        try:
+            asyncio.run(introduce())
+        except (ControllerUnavailable, ControllerRefused, OSError) as error:
+            self.log.warning(
+                "Kernel %s runs without a controller, its GPU stays its own: %s", self.kernel_id, error
+            )

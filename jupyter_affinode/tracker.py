@@ -1,0 +1,188 @@
+"""The execution tracker: follows one kernel's cells on an iopub channel of its own.
+
+A front end's channel may stall, and the server's own view (`execution_state`) follows the last status of any
+parent message; so the tracker has its own subscriber, looks at as little of each message as it can (100,000
+outputs of one cell cost it one comparison of bytes each), and keeps none of them: what it cannot read in time
+stays in ZMQ's bounded queues (1,000 messages a side) or is lost, which `OpenCells` and the probe below make
+good.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+import zmq.asyncio
+from jupyter_client.manager import KernelManager
+from jupyter_client.session import DELIM
+
+from .cells import OpenCells
+
+DRAIN_AT_ONCE = 500  # messages, then other work of the server's loop gets its turn
+REMEMBERED_PARENTS = 64
+LOSS_MESSAGES = 500  # iopub loses nothing before a queue of 1,000 messages (ZMQ's default) was full
+PROBE_QUIET_S = 2.0
+PROBE_PATIENCE_S = 30.0
+
+
+class ExecutionTracker:
+    """One kernel's open cells, followed until `close()`.
+
+    `on_cells(open, cell_id)` is called at every change, `on_interrupt()` when an interrupt_request went by (a
+    kernel with `interrupt_mode` "message", interrupted by whatever front end). Both run on the event loop.
+    """
+
+    def __init__(
+        self,
+        manager: KernelManager,
+        *,
+        on_cells: Callable[[bool, str | None], None],
+        on_interrupt: Callable[[], None],
+        log: logging.Logger,
+    ):
+        self.cells = OpenCells()
+        self._manager = manager
+        self._on_cells = on_cells
+        self._on_interrupt = on_interrupt
+        self._log = log
+        self._session = manager.session.clone()
+        self._known_parents: OrderedDict[bytes, None] = OrderedDict()
+        self._probes: dict[str, frozenset[str]] = {}  # message id of a probe: the ids it was sent for
+        self._last_message = self._opened_at = time.monotonic()
+        self._iopub: Any = None
+        self._shell: Any = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Connect and follow; called with the event loop running, again after a restart (ports may
+        change).
+        """
+        self.close()
+        self._iopub = self._manager.connect_iopub()
+        self._task = asyncio.get_running_loop().create_task(self._follow(), name="affinode-tracker")
+
+    def close(self) -> None:
+        """Stop following and release the sockets; no callback comes afterwards."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        for sock in (self._iopub, self._shell):
+            if sock is not None:
+                sock.close(linger=0)
+        self._iopub = self._shell = None
+
+    def restarted(self) -> None:
+        """The kernel has a new process: nothing is open, and the channels are made anew."""
+        self._reset()
+        self.start()
+
+    def gpu_idle(self, idle_s: float | None) -> None:
+        """How long the kernel's processes have not used CUDA, or None; called every few seconds.
+
+        When they are quiet and a cell seems open, ask the kernel's shell whether it still executes: it
+        answers only after the cell's end. Soon when iopub may have lost the end, otherwise after half a
+        minute, since a waiting question is one more parent message in a kernel that is merely busy.
+        """
+        if self.cells.current is None or idle_s is None or self._iopub is None:
+            return
+        now = time.monotonic()
+        quiet_s = min(now - self._last_message, now - self._opened_at, idle_s)
+        if quiet_s >= (PROBE_QUIET_S if self.cells.messages >= LOSS_MESSAGES else PROBE_PATIENCE_S):
+            self._probe()
+
+    def _probe(self) -> None:
+        waiting = set().union(*self._probes.values())
+        for subshell, message_ids in self.cells.subshells().items():
+            if message_ids <= waiting:
+                continue
+            if self._shell is None:
+                self._shell = self._manager.connect_shell()
+                self._wake()
+            message = self._session.msg("kernel_info_request", content={})
+            if subshell is not None:
+                message["header"]["subshell_id"] = subshell
+            self._session.send(self._shell, message)
+            self._probes[message["header"]["msg_id"]] = message_ids
+
+    def _wake(self) -> None:
+        """Let the task poll the shell channel too."""
+        if self._task is not None:
+            self._task.cancel()
+        self._task = asyncio.get_running_loop().create_task(self._follow(), name="affinode-tracker")
+
+    async def _follow(self) -> None:
+        poller = zmq.asyncio.Poller()
+        poller.register(self._iopub, zmq.POLLIN)
+        if self._shell is not None:
+            poller.register(self._shell, zmq.POLLIN)
+        while True:
+            for sock, _ in await poller.poll():
+                self._drain(sock, self._take_iopub if sock is self._iopub else self._take_reply)
+            await asyncio.sleep(0)
+
+    def _drain(self, sock: Any, take: Callable[[list[bytes]], None]) -> None:
+        for _ in range(DRAIN_AT_ONCE):
+            try:
+                frames = sock.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                take(frames)
+            except (ValueError, KeyError, TypeError, IndexError) as error:  # a message that is not one
+                self._log.debug(
+                    "A message of kernel %s was not understood: %r", self._manager.kernel_id, error
+                )
+
+    def _take_iopub(self, frames: list[bytes]) -> None:
+        """One iopub message; [topic…, DELIM, signature, header, parent, metadata, content, …]."""
+        self.cells.count_message()
+        self._last_message = time.monotonic()
+        start = frames.index(DELIM) + 1
+        header, parent = frames[start + 1], frames[start + 2]
+        is_status = b"status" in header
+        if not is_status and parent in self._known_parents:
+            return
+        message = self._session.deserialize(frames[start:], content=is_status)
+        self._known_parents[parent] = None
+        if len(self._known_parents) > REMEMBERED_PARENTS:
+            self._known_parents.popitem(last=False)
+        state = message["content"]["execution_state"] if message["header"]["msg_type"] == "status" else None
+        self._take_status(state, message["parent_header"])
+
+    def _take_status(self, state: str | None, parent: dict[str, Any]) -> None:
+        kind, message_id = parent.get("msg_type"), parent.get("msg_id")
+        if state == "starting":
+            self._reset()
+        elif kind == "interrupt_request" and state == "busy":
+            self._on_interrupt()
+        elif kind == "execute_request" and message_id:
+            if state == "idle":
+                changed = self.cells.closed(message_id)
+            else:
+                changed = self.cells.opened(message_id, parent.get("subshell_id"))
+                self._opened_at = time.monotonic() if changed else self._opened_at
+            if changed:
+                self._report()
+
+    def _take_reply(self, frames: list[bytes]) -> None:
+        """An answer on the shell channel: whatever it says, the cells it was asked behind are over."""
+        message = self._session.deserialize(frames[frames.index(DELIM) + 1 :], content=False)
+        message_ids = self._probes.pop(message["parent_header"]["msg_id"], frozenset())
+        if self.cells.answered(message_ids):
+            self._log.info("Kernel %s had finished a cell whose end was lost.", self._manager.kernel_id)
+            self._report()
+
+    def _reset(self) -> None:
+        self._probes.clear()
+        self._known_parents.clear()
+        if self.cells.reset():
+            self._report()
+
+    def _report(self) -> None:
+        current = self.cells.current
+        self._on_cells(current is not None, current)
