@@ -1,0 +1,262 @@
+#include "asks.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "clock.h"
+#include "gate.h"
+#include "link.h"
+#include "page.h"
+#include "shim.h"
+
+#define MAX_ASKS 64
+#define LOOK_AGAIN_NS (200 * MS_NS)
+/* Without a controller nobody can make room: that long is given for one to come back.  */
+#define NO_CONTROLLER_NS (3 * S_NS)
+/* Room was promised and gone again this often: give the program its answer.  */
+#define MAX_ATTEMPTS 100
+
+enum { ASK_FREE = 0, ASK_UNSENT, ASK_SENT, ASK_ENDED, ASK_ANSWERED };
+
+struct ask {
+	int stage;
+	bool is_room;
+	uint32_t number;
+	uint32_t kind;
+	uint64_t argument; /* bytes of a room, argument of a request */
+	uint8_t gpu_uuid[16];
+	int status;
+	char text[AFFINODE_TEXT_SIZE];
+};
+
+static pthread_mutex_t asks_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct ask asks[MAX_ASKS];
+static uint32_t next_number = 1;
+static _Atomic uint32_t answers; /* futex: changes when any ask is answered */
+
+static struct ask *ask_begin(bool is_room, uint32_t kind, uint64_t argument, const struct device *device)
+{
+	struct ask *ask = NULL;
+
+	pthread_mutex_lock(&asks_lock);
+	for (int i = 0; i < MAX_ASKS && !ask; i++)
+		if (asks[i].stage == ASK_FREE)
+			ask = &asks[i];
+	if (ask) {
+		memset(ask, 0, sizeof(*ask));
+		ask->stage = ASK_UNSENT;
+		ask->is_room = is_room;
+		ask->number = next_number++;
+		ask->kind = kind;
+		ask->argument = argument;
+		if (device)
+			memcpy(ask->gpu_uuid, device->uuid, sizeof(ask->gpu_uuid));
+	}
+	pthread_mutex_unlock(&asks_lock);
+	if (ask)
+		link_wake();
+	return ask;
+}
+
+/* A room that was asked for and is not needed any more is told so; everything else is simply forgotten.  */
+static void ask_end(struct ask *ask)
+{
+	pthread_mutex_lock(&asks_lock);
+	ask->stage = ask->is_room && ask->stage != ASK_UNSENT ? ASK_ENDED : ASK_FREE;
+	pthread_mutex_unlock(&asks_lock);
+	link_wake();
+}
+
+static bool ask_is_answered(struct ask *ask)
+{
+	bool answered;
+
+	pthread_mutex_lock(&asks_lock);
+	answered = ask->stage == ASK_ANSWERED;
+	pthread_mutex_unlock(&asks_lock);
+	return answered;
+}
+
+CUresult ask_for_room(const struct device *device, uint64_t bytes, unsigned attempt)
+{
+	uint32_t cancels = atomic_load(&gate.cancels);
+	uint64_t since = clock_ns(), connected = since;
+	CUresult result = CUDA_SUCCESS;
+	struct ask *ask;
+	bool said = false;
+
+	if (attempt >= MAX_ATTEMPTS || !shim_is_on())
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	ask = ask_begin(true, 0, bytes, device);
+	if (!ask)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	for (;;) {
+		uint32_t seen = atomic_load(&answers);
+
+		result = gate_verdict(AFFINODE_CLASS_ALLOC, cancels);
+		if (result != CUDA_SUCCESS)
+			break;
+		if (ask_is_answered(ask)) {
+			result = ask->status ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+			break;
+		}
+		if (link_is_connected())
+			connected = clock_ns();
+		else if (clock_ns() - connected > NO_CONTROLLER_NS) {
+			result = CUDA_ERROR_OUT_OF_MEMORY;
+			break;
+		}
+		futex_wait(&answers, seen, LOOK_AGAIN_NS);
+		gate_say_waiting(since, &said);
+	}
+	ask_end(ask);
+	return result;
+}
+
+int ask_controller(uint32_t kind, uint64_t argument, uint64_t timeout_ns, char *text, size_t size)
+{
+	uint64_t until = clock_ns() + timeout_ns;
+	struct ask *ask;
+	int status;
+
+	if (!link_is_connected())
+		return -ENOTCONN;
+	ask = ask_begin(false, kind, argument, NULL);
+	if (!ask)
+		return -EBUSY;
+	while (!ask_is_answered(ask) && clock_ns() < until) {
+		uint32_t seen = atomic_load(&answers);
+
+		if (!ask_is_answered(ask))
+			futex_wait(&answers, seen, LOOK_AGAIN_NS);
+	}
+	pthread_mutex_lock(&asks_lock);
+	status = ask->stage == ASK_ANSWERED ? ask->status : -ETIMEDOUT;
+	if (text && size)
+		snprintf(text, size, "%s", ask->text);
+	pthread_mutex_unlock(&asks_lock);
+	ask_end(ask);
+	return status;
+}
+
+static void notify_for(const struct ask *ask, uint32_t kind, struct affinode_notify *notify)
+{
+	memset(notify, 0, sizeof(*notify));
+	notify->header.epoch = ask->number;
+	notify->kind = kind;
+	notify->bytes = ask->argument;
+	memcpy(notify->gpu_uuid, ask->gpu_uuid, sizeof(notify->gpu_uuid));
+}
+
+bool asks_next_message(struct ask_message *message)
+{
+	bool found = false;
+
+	pthread_mutex_lock(&asks_lock);
+	for (int i = 0; i < MAX_ASKS && !found; i++) {
+		struct ask *ask = &asks[i];
+
+		found = ask->stage == ASK_UNSENT || ask->stage == ASK_ENDED;
+		if (!found)
+			continue;
+		message->is_room = ask->is_room;
+		if (ask->is_room) {
+			notify_for(ask, ask->stage == ASK_UNSENT ? AFFINODE_NOTIFY_ROOM : AFFINODE_NOTIFY_ROOM_END,
+				   &message->notify);
+		} else {
+			memset(&message->request, 0, sizeof(message->request));
+			message->request.header.epoch = ask->number;
+			message->request.kind = ask->kind;
+			message->request.argument = ask->argument;
+		}
+		ask->stage = ask->stage == ASK_UNSENT ? ASK_SENT : ASK_FREE;
+	}
+	pthread_mutex_unlock(&asks_lock);
+	return found;
+}
+
+void asks_begin_again(void)
+{
+	pthread_mutex_lock(&asks_lock);
+	for (int i = 0; i < MAX_ASKS; i++) {
+		if (asks[i].stage == ASK_SENT)
+			asks[i].stage = ASK_UNSENT;
+		else if (asks[i].stage == ASK_ENDED)
+			asks[i].stage = ASK_FREE;
+	}
+	pthread_mutex_unlock(&asks_lock);
+}
+
+static void wake_askers(void)
+{
+	atomic_fetch_add(&answers, 1);
+	futex_wake_all(&answers);
+}
+
+static void answer(bool is_room, uint32_t number, int status, const char *text)
+{
+	pthread_mutex_lock(&asks_lock);
+	for (int i = 0; i < MAX_ASKS; i++) {
+		struct ask *ask = &asks[i];
+
+		if (ask->is_room != is_room || ask->number != number ||
+		    (ask->stage != ASK_SENT && ask->stage != ASK_UNSENT))
+			continue;
+		ask->status = status;
+		snprintf(ask->text, sizeof(ask->text), "%s", text);
+		ask->stage = ASK_ANSWERED;
+	}
+	pthread_mutex_unlock(&asks_lock);
+	wake_askers();
+}
+
+void asks_answer_room(uint32_t number, bool granted)
+{
+	answer(true, number, granted, "");
+}
+
+void asks_answer_request(uint32_t number, int status, const char *text)
+{
+	answer(false, number, status, text);
+}
+
+void asks_fail_requests(void)
+{
+	pthread_mutex_lock(&asks_lock);
+	for (int i = 0; i < MAX_ASKS; i++) {
+		if (asks[i].is_room || (asks[i].stage != ASK_SENT && asks[i].stage != ASK_UNSENT))
+			continue;
+		asks[i].status = -ENOTCONN;
+		asks[i].stage = ASK_ANSWERED;
+	}
+	pthread_mutex_unlock(&asks_lock);
+	wake_askers();
+}
+
+uint64_t asks_room_bytes(void)
+{
+	uint64_t bytes = 0;
+
+	pthread_mutex_lock(&asks_lock);
+	for (int i = 0; i < MAX_ASKS; i++)
+		if (asks[i].is_room && (asks[i].stage == ASK_UNSENT || asks[i].stage == ASK_SENT))
+			bytes += asks[i].argument;
+	pthread_mutex_unlock(&asks_lock);
+	return bytes;
+}
+
+void asks_wake_all(void)
+{
+	wake_askers();
+}
+
+void asks_reset_in_child(void)
+{
+	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+
+	memcpy(&asks_lock, &fresh, sizeof(fresh));
+	memset(asks, 0, sizeof(asks));
+}

@@ -1,0 +1,66 @@
+/* Backed allocations: device memory whose address stays while its physical memory comes and goes.  */
+#ifndef AFFINODE_BLOCKS_H
+#define AFFINODE_BLOCKS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "contexts.h"
+#include "cuda_types.h"
+
+struct block {
+	CUdeviceptr address;
+	size_t size;   /* as asked for, bytes */
+	size_t mapped; /* rounded up to the device's granularity */
+	struct context *context;
+	CUmemGenericAllocationHandle handle;
+	bool resident;       /* handle is valid and mapped */
+	unsigned char *host; /* the copy of a parked block, inside the mover's arena; NULL: none */
+	uint64_t id;         /* CU_POINTER_ATTRIBUTE_BUFFER_ID, unique in the process */
+	struct block *next_doomed;
+};
+
+#define BACKED_FROM_BYTES (2ull << 20)
+
+/* Reserve, create, map. CUDA_ERROR_NOT_SUPPORTED: leave it to the driver. Inside the gate.  */
+CUresult block_allocate(size_t size, CUdeviceptr *address);
+
+/* Take the block that begins at `address` out of the table; NULL: not ours.  */
+struct block *block_take(CUdeviceptr address);
+
+/* Free a taken block as cuMemFree would: wait for the GPU's work, then give the memory back. At a closed gate, and
+ * while a capture is open, it is put on the doomed list instead and freed by whoever may.  */
+void block_free(struct block *block);
+
+/* Free what is doomed. The caller is inside the gate, or is the mover.  */
+void blocks_reap(bool synchronise);
+
+/* Copy the description of the block that contains `address`; false: not ours.  */
+bool block_find(CUdeviceptr address, struct block *found);
+
+/* All blocks now in the table, for the mover; an array of pointers to be freed with free(), NULL: no memory. Blocks in
+ * it stay allocated while the mover's lock is held.  */
+struct block **blocks_list(size_t *count);
+size_t blocks_resident_bytes(void);
+
+/* Physical memory for a reserved block, and back.  */
+CUresult block_create(struct block *block);
+CUresult block_map(struct block *block);
+CUresult block_unmap(struct block *block);
+
+/* Give a device access to all blocks of another.  */
+void blocks_add_peer(struct device *owner, struct device *peer);
+
+/* The context is gone or about to go: free its blocks without waiting.  */
+void blocks_drop_context(CUcontext handle);
+
+/* Bytes by device, for the page; false if nothing changed since `*generation`.  */
+struct block_bytes {
+	uint64_t resident, parked;
+};
+bool blocks_sum(struct block_bytes bytes[AFFINODE_MAX_GPUS], uint64_t *generation);
+void blocks_changed(void);
+
+void blocks_reset_in_child(void);
+
+#endif

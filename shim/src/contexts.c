@@ -1,0 +1,351 @@
+#include "contexts.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "driver.h"
+#include "log.h"
+#include "shim.h"
+
+#define MAX_DEVICES 64
+#define MAX_CAPTURES 256
+#define WITNESS_BYTES 4096
+
+struct stream {
+	CUstream handle;
+	struct context *context;
+};
+
+struct capture {
+	CUstream stream;
+	pid_t tid; /* of a per-thread stream's thread, else 0 */
+};
+
+/* Guards everything below. The mover holds it while it asks the driver about streams: a stream or context is taken out
+ * before the driver destroys it, and a capture is counted before the driver begins it, so none of them can happen
+ * under the probe. No one holds it across a driver call that may block.  */
+static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct device devices[MAX_DEVICES];
+static _Atomic int devices_known;
+static _Atomic(struct context *) contexts;
+static struct stream *streams;
+static size_t streams_count, streams_size;
+static struct capture captures[MAX_CAPTURES];
+static _Atomic unsigned captures_count;
+
+int device_count_known(void)
+{
+	return atomic_load(&devices_known);
+}
+
+struct device *device_at(int index)
+{
+	return &devices[index];
+}
+
+int device_index(const struct device *device)
+{
+	return (int)(device - devices);
+}
+
+static void device_describe(struct device *device, CUdevice ordinal)
+{
+	CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+				    .location = {CU_MEM_LOCATION_TYPE_DEVICE, ordinal}};
+	char name[256] = "";
+	int value = 0;
+
+	device->ordinal = ordinal;
+	driver.cuDeviceGetUuid(device->uuid, ordinal);
+	if (driver.cuDeviceGetName(name, sizeof(name), ordinal) == CUDA_SUCCESS && strstr(name, "Simulated"))
+		shim_set_simulated();
+	if (driver.cuDeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, ordinal) ==
+	    CUDA_SUCCESS)
+		device->can_map = value != 0;
+	value = 0;
+	if (driver.cuDeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
+					ordinal) == CUDA_SUCCESS)
+		device->rdma = value != 0;
+	if (!device->can_map || driver.cuMemGetAllocationGranularity(&device->granularity, &prop,
+								      CU_MEM_ALLOC_GRANULARITY_MINIMUM) != CUDA_SUCCESS)
+		device->can_map = false;
+}
+
+static struct device *device_find(CUdevice ordinal)
+{
+	for (int i = 0; i < device_count_known(); i++)
+		if (devices[i].ordinal == ordinal)
+			return &devices[i];
+	return NULL;
+}
+
+struct device *device_known(CUdevice ordinal)
+{
+	struct device *device = device_find(ordinal);
+
+	if (device)
+		return device;
+	pthread_mutex_lock(&contexts_lock);
+	device = device_find(ordinal);
+	if (!device && device_count_known() < MAX_DEVICES) {
+		device = &devices[device_count_known()];
+		memset(device, 0, sizeof(*device));
+		device_describe(device, ordinal);
+		atomic_fetch_add(&devices_known, 1);
+	}
+	pthread_mutex_unlock(&contexts_lock);
+	return device;
+}
+
+struct context *contexts_first(void)
+{
+	return atomic_load(&contexts);
+}
+
+static struct context *context_find(CUcontext handle)
+{
+	struct context *context = contexts_first();
+
+	while (context && context->handle != handle)
+		context = context->next;
+	return context;
+}
+
+struct context *context_current(void)
+{
+	struct context *context, *fresh;
+	struct device *device;
+	CUcontext handle = NULL;
+	CUdevice ordinal;
+
+	if (driver.cuCtxGetCurrent(&handle) != CUDA_SUCCESS || !handle)
+		return NULL;
+	context = context_find(handle);
+	if (context)
+		return context;
+	if (driver.cuCtxGetDevice(&ordinal) != CUDA_SUCCESS)
+		return NULL;
+	device = device_known(ordinal);
+	fresh = device ? calloc(1, sizeof(*fresh)) : NULL;
+	if (!fresh)
+		return NULL;
+	fresh->handle = handle;
+	fresh->device = device;
+	pthread_mutex_lock(&contexts_lock);
+	context = context_find(handle);
+	if (context) {
+		free(fresh);
+	} else {
+		context = fresh;
+		context->next = contexts_first();
+		atomic_store(&contexts, context);
+	}
+	pthread_mutex_unlock(&contexts_lock);
+	return context;
+}
+
+/* Walk the copy path once with the witness, on the application's thread: whatever the driver loads lazily for a copy
+ * is loaded here, where the dynamic linker's lock cannot be held by somebody who waits for us.  */
+static bool walk_copy_path(struct context *context)
+{
+	static const unsigned char zeros[WITNESS_BYTES];
+	unsigned char back[WITNESS_BYTES];
+
+	return driver.cuMemcpyHtoDAsync(context->witness, zeros, sizeof(zeros), context->stream) == CUDA_SUCCESS &&
+	       driver.cuMemcpyDtoHAsync(back, context->witness, sizeof(back), context->stream) == CUDA_SUCCESS &&
+	       driver.cuStreamSynchronize(context->stream) == CUDA_SUCCESS;
+}
+
+void context_make_ready(struct context *context)
+{
+	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+
+	if (context->ready || captures_open())
+		return;
+	/* Relaxed: another thread's capture in global mode must not be broken by this thread's housekeeping.  */
+	if (driver.cuThreadExchangeStreamCaptureMode(&mode) != CUDA_SUCCESS)
+		return;
+	if (!context->stream)
+		driver.cuStreamCreate(&context->stream, CU_STREAM_NON_BLOCKING);
+	if (!context->witness && driver.cuMemAlloc(&context->witness, WITNESS_BYTES) != CUDA_SUCCESS)
+		context->witness = 0;
+	if (context->stream && context->witness)
+		context->ready = walk_copy_path(context);
+	driver.cuThreadExchangeStreamCaptureMode(&mode);
+}
+
+void context_forget(CUcontext handle)
+{
+	struct context *context;
+
+	pthread_mutex_lock(&contexts_lock);
+	context = context_find(handle);
+	if (context) {
+		size_t kept = 0;
+
+		for (size_t i = 0; i < streams_count; i++)
+			if (streams[i].context != context)
+				streams[kept++] = streams[i];
+		streams_count = kept;
+		/* The description stays in the list (others may be reading it), emptied: a primary context that is
+		 * retained again may come back under the same handle.  */
+		context->stream = NULL;
+		context->witness = 0;
+		context->ready = false;
+		context->handle = NULL;
+	}
+	pthread_mutex_unlock(&contexts_lock);
+}
+
+void stream_note(CUstream handle)
+{
+	struct context *context = context_current();
+
+	if (!context)
+		return;
+	pthread_mutex_lock(&contexts_lock);
+	if (streams_count == streams_size) {
+		size_t size = streams_size ? 2 * streams_size : 64;
+		struct stream *more = realloc(streams, size * sizeof(*more));
+
+		if (more) {
+			streams = more;
+			streams_size = size;
+		}
+	}
+	if (streams_count < streams_size)
+		streams[streams_count++] = (struct stream){handle, context};
+	else
+		shim_give_up_parking("no memory to remember a stream");
+	pthread_mutex_unlock(&contexts_lock);
+}
+
+static bool is_per_thread(CUstream stream)
+{
+	return stream == NULL || stream == CU_STREAM_PER_THREAD;
+}
+
+/* -1: not capturing as far as we know.  */
+static int capture_find(CUstream stream)
+{
+	pid_t tid = is_per_thread(stream) ? (pid_t)syscall(SYS_gettid) : 0;
+
+	for (unsigned i = 0; i < captures_count && i < MAX_CAPTURES; i++)
+		if (captures[i].stream == stream && captures[i].tid == tid)
+			return (int)i;
+	return -1;
+}
+
+void capture_opening(CUstream stream)
+{
+	pthread_mutex_lock(&contexts_lock);
+	if (captures_count < MAX_CAPTURES)
+		captures[captures_count] =
+			(struct capture){stream, is_per_thread(stream) ? (pid_t)syscall(SYS_gettid) : 0};
+	else
+		shim_give_up_parking("too many stream captures at once");
+	if (captures_count < MAX_CAPTURES)
+		captures_count++;
+	pthread_mutex_unlock(&contexts_lock);
+}
+
+static void capture_remove(CUstream stream)
+{
+	int i = capture_find(stream);
+
+	if (i >= 0) {
+		captures_count--;
+		captures[i] = captures[captures_count];
+	}
+}
+
+void capture_closed(CUstream stream)
+{
+	pthread_mutex_lock(&contexts_lock);
+	capture_remove(stream);
+	pthread_mutex_unlock(&contexts_lock);
+}
+
+void stream_forget(CUstream handle)
+{
+	pthread_mutex_lock(&contexts_lock);
+	for (size_t i = 0; i < streams_count; i++)
+		if (streams[i].handle == handle) {
+			streams[i] = streams[--streams_count];
+			break;
+		}
+	if (!is_per_thread(handle))
+		capture_remove(handle);
+	pthread_mutex_unlock(&contexts_lock);
+}
+
+unsigned captures_open(void)
+{
+	return atomic_load(&captures_count);
+}
+
+static const char *stream_busy(CUstream stream)
+{
+	CUresult result = driver.cuStreamQuery(stream);
+
+	if (result == CUDA_SUCCESS)
+		return NULL;
+	return result == CUDA_ERROR_NOT_READY ? "the GPU is still computing" : "the CUDA context reports an error";
+}
+
+static const char *context_busy(struct context *context)
+{
+	const char *busy;
+
+	if (!context->handle)
+		return NULL;
+	if (driver.cuCtxSetCurrent(context->handle) != CUDA_SUCCESS)
+		return "a CUDA context cannot be used";
+	busy = stream_busy(CU_STREAM_LEGACY);
+	for (size_t i = 0; i < streams_count && !busy; i++)
+		if (streams[i].context == context)
+			busy = stream_busy(streams[i].handle);
+	return busy;
+}
+
+const char *gpu_busy(void)
+{
+	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	const char *busy = NULL;
+
+	pthread_mutex_lock(&contexts_lock);
+	driver.cuThreadExchangeStreamCaptureMode(&mode);
+	if (captures_count)
+		busy = "a CUDA graph is being captured";
+	for (struct context *context = contexts_first(); context && !busy; context = context->next)
+		busy = context_busy(context);
+	driver.cuCtxSetCurrent(NULL);
+	pthread_mutex_unlock(&contexts_lock);
+	return busy;
+}
+
+bool gpu_synchronise(void)
+{
+	bool done = true;
+
+	for (struct context *context = contexts_first(); context && done; context = context->next)
+		done = !context->handle || (driver.cuCtxSetCurrent(context->handle) == CUDA_SUCCESS &&
+					    driver.cuCtxSynchronize() == CUDA_SUCCESS);
+	driver.cuCtxSetCurrent(NULL);
+	return done;
+}
+
+void contexts_reset_in_child(void)
+{
+	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+
+	memcpy(&contexts_lock, &fresh, sizeof(fresh));
+	atomic_store(&contexts, NULL);
+	atomic_store(&devices_known, 0);
+	streams_count = 0;
+	captures_count = 0;
+}

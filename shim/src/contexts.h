@@ -1,0 +1,61 @@
+/* What the shim knows of devices, contexts and streams: enough to see that the GPU is idle and to copy memory.  */
+#ifndef AFFINODE_CONTEXTS_H
+#define AFFINODE_CONTEXTS_H
+
+#include <stdbool.h>
+
+#include "cuda_types.h"
+#include "protocol.h"
+
+struct device {
+	CUdevice ordinal;
+	uint8_t uuid[16];
+	bool can_map;       /* virtual memory management is supported */
+	bool rdma;          /* backed memory may be made capable of GPUDirect RDMA, as cuMemAlloc's is */
+	size_t granularity;
+	uint32_t peers;     /* devices (bits) whose contexts were given access to this one's memory */
+};
+
+struct context {
+	CUcontext handle;
+	struct device *device;
+	CUstream stream;     /* the mover's */
+	CUdeviceptr witness; /* a small cuMemAlloc block, whose attributes backed blocks answer with */
+	bool ready;          /* stream and witness exist, and the copy path has been walked once */
+	struct context *next;
+};
+
+/* The calling thread's current context, made known; NULL if there is none. Never called by our own threads.  */
+struct context *context_current(void);
+
+/* Make the mover's stream and the witness, and copy a little both ways, so that nothing is left for the driver to load
+ * when the mover comes; put off while a stream capture is open.  */
+void context_make_ready(struct context *context);
+
+struct context *contexts_first(void);
+void context_forget(CUcontext handle);
+
+struct device *device_at(int index);
+int device_index(const struct device *device);
+int device_count_known(void);
+struct device *device_known(CUdevice ordinal);
+
+/* Streams, for the idle probe.  */
+void stream_note(CUstream stream);
+void stream_forget(CUstream stream);
+
+/* Captures: counted before the driver's call begins, so that the probe never touches the driver during one.  */
+void capture_opening(CUstream stream);
+void capture_closed(CUstream stream);
+unsigned captures_open(void);
+
+/* NULL if no work runs or waits on any stream of any context; else why not, in words. Never blocks.
+ * Called by the mover alone.  */
+const char *gpu_busy(void);
+
+/* Wait for every context's work, per-thread default streams included; false on error.  */
+bool gpu_synchronise(void);
+
+void contexts_reset_in_child(void);
+
+#endif

@@ -1,0 +1,57 @@
+/* The real driver's entry points that the shim itself calls; resolved once, on the application's thread.  */
+#ifndef AFFINODE_DRIVER_H
+#define AFFINODE_DRIVER_H
+
+#include <stdbool.h>
+
+#include "cuda_types.h"
+
+/* X(name, oldest CUDA version that has the signature below, parameters); the later ones may be missing. */
+#define DRIVER_FUNCTIONS(X)                                                                                         \
+	X(cuCtxGetCurrent, 4000, (CUcontext *))                                                                     \
+	X(cuCtxSetCurrent, 4000, (CUcontext))                                                                       \
+	X(cuCtxPushCurrent, 4000, (CUcontext))                                                                      \
+	X(cuCtxPopCurrent, 4000, (CUcontext *))                                                                     \
+	X(cuCtxGetDevice, 2000, (CUdevice *))                                                                       \
+	X(cuCtxSynchronize, 2000, (void))                                                                           \
+	X(cuDeviceGetCount, 2000, (int *))                                                                          \
+	X(cuDeviceGetAttribute, 2000, (int *, int, CUdevice))                                                       \
+	X(cuDeviceGetName, 2000, (char *, int, CUdevice))                                                           \
+	X(cuDeviceGetUuid, 11040, (void *, CUdevice))                                                               \
+	X(cuDevicePrimaryCtxGetState, 7000, (CUdevice, unsigned int *, int *))                                      \
+	X(cuMemAlloc, 3020, (CUdeviceptr *, size_t))                                                                \
+	X(cuMemFree, 3020, (CUdeviceptr))                                                                           \
+	X(cuMemGetInfo, 3020, (size_t *, size_t *))                                                                 \
+	X(cuMemAddressReserve, 10020, (CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long))             \
+	X(cuMemAddressFree, 10020, (CUdeviceptr, size_t))                                                           \
+	X(cuMemCreate, 10020,                                                                                       \
+	  (CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long))                \
+	X(cuMemRelease, 10020, (CUmemGenericAllocationHandle))                                                      \
+	X(cuMemMap, 10020, (CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long))         \
+	X(cuMemUnmap, 10020, (CUdeviceptr, size_t))                                                                 \
+	X(cuMemSetAccess, 10020, (CUdeviceptr, size_t, const CUmemAccessDesc *, size_t))                            \
+	X(cuMemGetAllocationGranularity, 10020, (size_t *, const CUmemAllocationProp *, int))                       \
+	X(cuMemcpyDtoHAsync, 3020, (void *, CUdeviceptr, size_t, CUstream))                                         \
+	X(cuMemcpyHtoDAsync, 3020, (CUdeviceptr, const void *, size_t, CUstream))                                   \
+	X(cuPointerGetAttribute, 4000, (void *, int, CUdeviceptr))                                                  \
+	X(cuStreamCreate, 2000, (CUstream *, unsigned int))                                                         \
+	X(cuStreamQuery, 2000, (CUstream))                                                                          \
+	X(cuStreamSynchronize, 2000, (CUstream))                                                                    \
+	X(cuThreadExchangeStreamCaptureMode, 10010, (int *))
+
+#define DRIVER_POINTER(name, version, parameters) CUresult (*name) parameters;
+struct driver {
+	DRIVER_FUNCTIONS(DRIVER_POINTER)
+};
+#undef DRIVER_POINTER
+
+extern struct driver driver;
+
+/* Remember how the application reaches the driver: the real cuGetProcAddress_v2, or a symbol finder for a handle.  */
+void driver_note_get_proc_address(void *real);
+void driver_note_handle(void *handle);
+
+/* Fill `driver`; false if the driver is too old to move memory. Calls the dynamic linker: never on our own threads.  */
+bool driver_resolve(void);
+
+#endif

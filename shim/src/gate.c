@@ -1,0 +1,259 @@
+/* The slow half of the gate: closing, draining, waiting, cancelling. See gate.h for the fast half.  */
+#include "gate.h"
+
+#include <errno.h>
+#include <linux/membarrier.h>
+#include <string.h>
+
+#include "clock.h"
+#include "link.h"
+#include "log.h"
+#include "shim.h"
+#include "slots.h"
+
+#define CANCEL_LIMIT_NS (5 * S_NS)
+#define SAY_WAITING_AFTER_NS (3 * S_NS)
+#define LOOK_AGAIN_NS S_NS
+#define DRAIN_POLL_NS 20000ull
+#define RECOVER_AFTER_NS (10 * MS_NS)
+
+struct gate gate;
+
+static int membarrier(int command)
+{
+	return (int)syscall(SYS_membarrier, command, 0, 0);
+}
+
+void gate_start(void)
+{
+	if (membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) != 0)
+		atomic_fetch_or(&gate.word, GATE_FENCED);
+}
+
+void gate_reset_in_child(void)
+{
+	slots_reset_in_child();
+	atomic_store(&gate.word, atomic_load(&gate.word) & GATE_FENCED);
+	atomic_store(&gate.cancel_until_ns, 0);
+	atomic_store(&gate.dying, 0);
+}
+
+bool gate_is_closed(void)
+{
+	return atomic_load(&gate.word) & GATE_CLOSED;
+}
+
+void gate_open(void)
+{
+	atomic_fetch_and(&gate.word, ~(uint32_t)GATE_CLOSED);
+	futex_wake_all(&gate.word);
+}
+
+unsigned gate_calls_inside(void)
+{
+	unsigned n = 0;
+
+	for (struct slot *slot = slots_first(); slot; slot = slot->next)
+		n += atomic_load(&slot->inside) != 0;
+	return n;
+}
+
+unsigned gate_calls_waiting(void)
+{
+	unsigned n = 0;
+
+	for (struct slot *slot = slots_first(); slot; slot = slot->next)
+		n += atomic_load(&slot->waiting) != 0;
+	return n;
+}
+
+void gate_sum_calls(uint64_t calls[AFFINODE_CLASSES])
+{
+	memset(calls, 0, AFFINODE_CLASSES * sizeof(calls[0]));
+	for (struct slot *slot = slots_first(); slot; slot = slot->next)
+		for (int i = 0; i < AFFINODE_CLASSES; i++)
+			calls[i] += atomic_load_explicit(&slot->calls[i], memory_order_relaxed);
+}
+
+/* The order that gate_enter leaves to the closer: after this, every thread either shows in its slot or sees the gate
+ * closed.  */
+static int order_all_threads(void)
+{
+	if (atomic_load(&gate.word) & GATE_FENCED) {
+		atomic_thread_fence(memory_order_seq_cst);
+		return 0;
+	}
+	if (membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) == 0)
+		return 0;
+	/* Not registered after all, or forbidden since: from now on the calls fence for themselves. Calls that are
+	 * already past their check are not covered, so this attempt is given up.  */
+	atomic_fetch_or(&gate.word, GATE_FENCED);
+	return -EBUSY;
+}
+
+int gate_close(uint64_t drain_ns)
+{
+	uint64_t begin = clock_ns();
+	unsigned waiting_before = gate_calls_waiting();
+	bool recovered = false;
+
+	atomic_fetch_or(&gate.word, GATE_CLOSED);
+	if (order_all_threads() != 0) {
+		gate_open();
+		return -EBUSY;
+	}
+	while (gate_calls_inside() > 0) {
+		uint64_t waited = clock_ns() - begin;
+
+		if (waited > drain_ns || gate_calls_waiting() > waiting_before) {
+			gate_open();
+			return -EBUSY;
+		}
+		if (waited > RECOVER_AFTER_NS && !recovered) {
+			slots_recover();
+			recovered = true;
+			continue;
+		}
+		clock_sleep_ns(DRAIN_POLL_NS);
+	}
+	return 0;
+}
+
+void gate_cancel(uint64_t duration_ns)
+{
+	if (duration_ns > CANCEL_LIMIT_NS)
+		duration_ns = CANCEL_LIMIT_NS;
+	atomic_store(&gate.cancel_until_ns, clock_ns() + duration_ns);
+	atomic_fetch_add(&gate.cancels, 1);
+	futex_wake_all(&gate.word);
+}
+
+void gate_cancel_end(void)
+{
+	atomic_store(&gate.cancel_until_ns, 0);
+}
+
+void gate_set_dying(void)
+{
+	atomic_store(&gate.dying, 1);
+	futex_wake_all(&gate.word);
+}
+
+static bool may_be_cancelled(enum affinode_class class_)
+{
+	return class_ == AFFINODE_CLASS_LAUNCH || class_ == AFFINODE_CLASS_COPY || class_ == AFFINODE_CLASS_ALLOC ||
+	       class_ == AFFINODE_CLASS_SYNC;
+}
+
+CUresult gate_verdict(enum affinode_class class_, uint32_t cancels_at_start)
+{
+	if (atomic_load(&gate.dying))
+		return CUDA_ERROR_DEINITIALIZED;
+	if (!may_be_cancelled(class_))
+		return CUDA_SUCCESS;
+	if (atomic_load(&gate.cancels) != cancels_at_start || clock_ns() < atomic_load(&gate.cancel_until_ns))
+		return CUDA_ERROR_DEVICE_UNAVAILABLE;
+	return CUDA_SUCCESS;
+}
+
+void gate_say_waiting(uint64_t since_ns, bool *said)
+{
+	char place[AFFINODE_TEXT_SIZE];
+
+	if (*said || clock_ns() - since_ns < SAY_WAITING_AFTER_NS)
+		return;
+	*said = true;
+	link_place_text(place, sizeof(place));
+	tell_person("waiting for the GPU%s. Interrupt the kernel to give up.", place);
+}
+
+/* Sleep until the gate opens: CUDA_SUCCESS, or what the call is to return instead.  */
+static CUresult wait_at_gate(struct slot *slot, enum affinode_class class_)
+{
+	uint32_t cancels = atomic_load(&gate.cancels);
+	uint64_t since = clock_ns();
+	CUresult result = CUDA_SUCCESS;
+	bool said = false;
+
+	while (gate_is_closed()) {
+		uint32_t word = atomic_load(&gate.word);
+
+		result = gate_verdict(class_, cancels);
+		if (result != CUDA_SUCCESS)
+			break;
+		if (!(word & GATE_CLOSED))
+			continue;
+		if (!atomic_exchange(&slot->waiting, 1))
+			link_wake();
+		futex_wait(&gate.word, word, LOOK_AGAIN_NS);
+		gate_say_waiting(since, &said);
+	}
+	atomic_store(&slot->waiting, 0);
+	link_wake();
+	return result;
+}
+
+/* A slot that says "inside" although its own thread comes in again: nested, if the outer wrapper's frame is still
+ * there, deeper in the stack than this one; else left behind by longjmp.  */
+static bool is_nested(const struct slot *slot, const struct gate_pass *pass)
+{
+	const struct gate_pass *outer = atomic_load(&slot->pass);
+
+	return outer > pass && outer->cookie == ((uintptr_t)outer ^ (uintptr_t)slot);
+}
+
+CUresult gate_enter_slow(struct gate_pass *pass, enum affinode_class class_)
+{
+	struct slot *slot = gate_slot ? gate_slot : slot_acquire();
+
+	pass->slot = NULL;
+	if (!slot) /* no memory for a slot: never park again rather than refuse the call */
+		return shim_give_up_parking("no memory for a thread's slot"), CUDA_SUCCESS;
+	if (atomic_load(&slot->inside)) {
+		if (is_nested(slot, pass))
+			return CUDA_SUCCESS;
+		atomic_store(&slot->inside, 0);
+	}
+	for (;;) {
+		pass->cookie = (uintptr_t)pass ^ (uintptr_t)slot;
+		atomic_store(&slot->pass, pass);
+		atomic_store(&slot->inside, 1 + class_);
+		atomic_thread_fence(memory_order_seq_cst);
+		if (!gate_is_closed()) {
+			atomic_fetch_add(&slot->calls[class_], 1);
+			pass->slot = slot;
+			return CUDA_SUCCESS;
+		}
+		atomic_store(&slot->inside, 0);
+		/* At memory depth the context lives and all work was drained: there is nothing to wait for.  */
+		if (class_ == AFFINODE_CLASS_SYNC && shim_is_parked())
+			return CUDA_SUCCESS;
+		CUresult result = wait_at_gate(slot, class_);
+		if (result != CUDA_SUCCESS)
+			return result;
+	}
+}
+
+bool gate_try_enter(struct gate_pass *pass, enum affinode_class class_)
+{
+	struct slot *slot = gate_slot ? gate_slot : slot_acquire();
+
+	pass->slot = NULL;
+	if (!slot)
+		return !gate_is_closed();
+	if (atomic_load(&slot->inside)) {
+		if (is_nested(slot, pass))
+			return true;
+		atomic_store(&slot->inside, 0);
+	}
+	pass->cookie = (uintptr_t)pass ^ (uintptr_t)slot;
+	atomic_store(&slot->pass, pass);
+	atomic_store(&slot->inside, 1 + class_);
+	atomic_thread_fence(memory_order_seq_cst);
+	if (!gate_is_closed()) {
+		pass->slot = slot;
+		return true;
+	}
+	atomic_store(&slot->inside, 0);
+	return false;
+}

@@ -1,0 +1,304 @@
+/* Hooks on allocation and free: large blocks are backed, so that their memory can move; the rest is counted.  */
+#include <stdlib.h>
+#include <sys/types.h>
+
+#include "asks.h"
+#include "blocks.h"
+#include "contexts.h"
+#include "driver.h"
+#include "hook.h"
+#include "log.h"
+#include "shim.h"
+#include "tally.h"
+
+/* cuMemAllocPitch's row alignment, as the driver chooses it for every element size (seen on an H200).  */
+#define PITCH_BYTES 512
+
+static const struct device *current_device(void)
+{
+	struct context *context = shim_is_on() ? context_current() : NULL;
+
+	return context ? context->device : NULL;
+}
+
+/* One try, inside the gate.  */
+static CUresult allocate(void *real, CUdeviceptr *address, size_t size)
+{
+	GATE_PASS(pass);
+	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (address && size >= BACKED_FROM_BYTES && shim_is_on()) {
+		blocks_reap(!captures_open());
+		result = block_allocate(size, address);
+		if (result == CUDA_SUCCESS || result == CUDA_ERROR_OUT_OF_MEMORY)
+			return result;
+	}
+	result = ((CUresult(*)(CUdeviceptr *, size_t))real)(address, size);
+	if (result == CUDA_SUCCESS && address)
+		tally_add(TALLY_POINTER, *address,
+			  size >= BACKED_FROM_BYTES ? AFFINODE_FIXED_UNBACKED : AFFINODE_FIXED_SMALL, current_device(),
+			  size);
+	return result;
+}
+
+/* Out of memory is asked about, outside the gate, before anyone sees it: CUDA_SUCCESS, try again.  */
+static CUresult after_out_of_memory(uint64_t bytes, unsigned attempt)
+{
+	const struct device *device = current_device();
+
+	return device ? ask_for_room(device, bytes, attempt) : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* Runs `attempt_once` (an expression) until it succeeds, fails otherwise than for memory, or no room will be made.  */
+#define WITH_ROOM(bytes, attempt_once)                                                                              \
+	for (unsigned attempt = 0;; attempt++) {                                                                    \
+		CUresult result = (attempt_once);                                                                   \
+		if (result != CUDA_ERROR_OUT_OF_MEMORY)                                                             \
+			return result;                                                                              \
+		result = after_out_of_memory((bytes), attempt);                                                     \
+		if (result != CUDA_SUCCESS)                                                                         \
+			return result;                                                                              \
+	}
+
+static CUresult on_cuMemAlloc(void *real, CUdeviceptr *address, size_t size)
+{
+	WITH_ROOM(size, allocate(real, address, size))
+}
+HOOK(cuMemAlloc, (CUdeviceptr * address, size_t size), address, size)
+
+static CUresult allocate_pitch(void *real, CUdeviceptr *address, size_t *pitch, size_t width, size_t height,
+			       unsigned int element_size)
+{
+	GATE_PASS(pass);
+	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
+	size_t row = (width + PITCH_BYTES - 1) / PITCH_BYTES * PITCH_BYTES;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (address && pitch && width && row >= width && height <= SIZE_MAX / row &&
+	    row * height >= BACKED_FROM_BYTES && shim_is_on() &&
+	    (element_size == 4 || element_size == 8 || element_size == 16)) {
+		result = block_allocate(row * height, address);
+		if (result == CUDA_SUCCESS)
+			*pitch = row;
+		if (result == CUDA_SUCCESS || result == CUDA_ERROR_OUT_OF_MEMORY)
+			return result;
+	}
+	result = ((CUresult(*)(CUdeviceptr *, size_t *, size_t, size_t, unsigned int))real)(address, pitch, width,
+											    height, element_size);
+	if (result == CUDA_SUCCESS && address && pitch)
+		tally_add(TALLY_POINTER, *address, AFFINODE_FIXED_SMALL, current_device(), *pitch * height);
+	return result;
+}
+
+static CUresult on_cuMemAllocPitch(void *real, CUdeviceptr *address, size_t *pitch, size_t width, size_t height,
+				   unsigned int element_size)
+{
+	WITH_ROOM(width * height, allocate_pitch(real, address, pitch, width, height, element_size))
+}
+HOOK(cuMemAllocPitch,
+     (CUdeviceptr * address, size_t *pitch, size_t width, size_t height, unsigned int element_size), address, pitch,
+     width, height, element_size)
+
+static CUresult on_cuMemFree(void *real, CUdeviceptr address)
+{
+	struct block *block = address ? block_take(address) : NULL;
+
+	if (block) {
+		block_free(block);
+		return CUDA_SUCCESS;
+	}
+	/* Forgotten first: once the driver has it back, another thread may be given the same address.  */
+	tally_remove(TALLY_POINTER, address);
+	return ((CUresult(*)(CUdeviceptr))real)(address);
+}
+HOOK(cuMemFree, (CUdeviceptr address), address)
+
+/* Allowed on cuMemAlloc's memory too, in the order of `stream`; waiting for the whole context is a stronger order.  */
+static CUresult on_cuMemFreeAsync(void *real, CUdeviceptr address, CUstream stream)
+{
+	struct block *block = address ? block_take(address) : NULL;
+
+	if (block) {
+		block_free(block);
+		return CUDA_SUCCESS;
+	}
+	tally_remove(TALLY_POINTER, address);
+	return ((CUresult(*)(CUdeviceptr, CUstream))real)(address, stream);
+}
+HOOK(cuMemFreeAsync, (CUdeviceptr address, CUstream stream), address, stream)
+
+static CUresult allocate_managed(void *real, CUdeviceptr *address, size_t size, unsigned int flags)
+{
+	GATE_PASS(pass);
+	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = ((CUresult(*)(CUdeviceptr *, size_t, unsigned int))real)(address, size, flags);
+	if (result == CUDA_SUCCESS && address)
+		tally_add(TALLY_POINTER, *address, AFFINODE_FIXED_MANAGED, current_device(), size);
+	return result;
+}
+
+static CUresult on_cuMemAllocManaged(void *real, CUdeviceptr *address, size_t size, unsigned int flags)
+{
+	WITH_ROOM(size, allocate_managed(real, address, size, flags))
+}
+HOOK(cuMemAllocManaged, (CUdeviceptr * address, size_t size, unsigned int flags), address, size, flags)
+
+static CUresult allocate_async(void *real, CUdeviceptr *address, size_t size, CUstream stream)
+{
+	GATE_PASS(pass);
+	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = ((CUresult(*)(CUdeviceptr *, size_t, CUstream))real)(address, size, stream);
+	if (result == CUDA_SUCCESS && address)
+		tally_add(TALLY_POINTER, *address, AFFINODE_FIXED_POOL, current_device(), size);
+	return result;
+}
+
+static CUresult on_cuMemAllocAsync(void *real, CUdeviceptr *address, size_t size, CUstream stream)
+{
+	WITH_ROOM(size, allocate_async(real, address, size, stream))
+}
+HOOK(cuMemAllocAsync, (CUdeviceptr * address, size_t size, CUstream stream), address, size, stream)
+
+static CUresult allocate_from_pool(void *real, CUdeviceptr *address, size_t size, void *pool, CUstream stream)
+{
+	GATE_PASS(pass);
+	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = ((CUresult(*)(CUdeviceptr *, size_t, void *, CUstream))real)(address, size, pool, stream);
+	if (result == CUDA_SUCCESS && address)
+		tally_add(TALLY_POINTER, *address, AFFINODE_FIXED_POOL, current_device(), size);
+	return result;
+}
+
+static CUresult on_cuMemAllocFromPoolAsync(void *real, CUdeviceptr *address, size_t size, void *pool, CUstream stream)
+{
+	WITH_ROOM(size, allocate_from_pool(real, address, size, pool, stream))
+}
+HOOK(cuMemAllocFromPoolAsync, (CUdeviceptr * address, size_t size, void *pool, CUstream stream), address, size, pool,
+     stream)
+
+/* The application's own mappings stay where they are.  */
+static CUresult create_handle(void *real, CUmemGenericAllocationHandle *handle, size_t size,
+			      const CUmemAllocationProp *prop, unsigned long long flags)
+{
+	GATE_PASS(pass);
+	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = ((CUresult(*)(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *,
+			       unsigned long long))real)(handle, size, prop, flags);
+	if (result == CUDA_SUCCESS && handle && prop && prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+	    shim_is_on())
+		tally_add(TALLY_HANDLE, *handle, AFFINODE_FIXED_MAPPED, device_known(prop->location.id), size);
+	return result;
+}
+
+static CUresult on_cuMemCreate(void *real, CUmemGenericAllocationHandle *handle, size_t size,
+			       const CUmemAllocationProp *prop, unsigned long long flags)
+{
+	WITH_ROOM(size, create_handle(real, handle, size, prop, flags))
+}
+HOOK(cuMemCreate,
+     (CUmemGenericAllocationHandle * handle, size_t size, const CUmemAllocationProp *prop, unsigned long long flags),
+     handle, size, prop, flags)
+
+static CUresult on_cuMemRelease(void *real, CUmemGenericAllocationHandle handle)
+{
+	tally_remove(TALLY_HANDLE, handle);
+	return ((CUresult(*)(CUmemGenericAllocationHandle))real)(handle);
+}
+HOOK(cuMemRelease, (CUmemGenericAllocationHandle handle), handle)
+
+/* Bytes an element of a CUarray_format takes; block-compressed and multi-plane formats are counted as one.  */
+static size_t format_bytes(int format)
+{
+	switch (format) {
+	case 0x02: /* UNSIGNED_INT16 */
+	case 0x09: /* SIGNED_INT16 */
+	case 0x10: /* HALF */
+		return 2;
+	case 0x03: /* UNSIGNED_INT32 */
+	case 0x0a: /* SIGNED_INT32 */
+	case 0x20: /* FLOAT */
+		return 4;
+	default:
+		return 1;
+	}
+}
+
+static uint64_t at_least_one(size_t n)
+{
+	return n ? n : 1;
+}
+
+static CUresult on_cuArrayCreate(void *real, CUarray *array, const CUDA_ARRAY_DESCRIPTOR *d)
+{
+	GATE_PASS(pass);
+	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = ((CUresult(*)(CUarray *, const CUDA_ARRAY_DESCRIPTOR *))real)(array, d);
+	if (result == CUDA_SUCCESS && array && d)
+		tally_add(TALLY_ARRAY, (uintptr_t)*array, AFFINODE_FIXED_ARRAY, current_device(),
+			  at_least_one(d->Width) * at_least_one(d->Height) * d->NumChannels * format_bytes(d->Format));
+	return result;
+}
+HOOK(cuArrayCreate, (CUarray * array, const CUDA_ARRAY_DESCRIPTOR *d), array, d)
+
+static CUresult on_cuArray3DCreate(void *real, CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *d)
+{
+	GATE_PASS(pass);
+	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = ((CUresult(*)(CUarray *, const CUDA_ARRAY3D_DESCRIPTOR *))real)(array, d);
+	if (result == CUDA_SUCCESS && array && d)
+		tally_add(TALLY_ARRAY, (uintptr_t)*array, AFFINODE_FIXED_ARRAY, current_device(),
+			  at_least_one(d->Width) * at_least_one(d->Height) * at_least_one(d->Depth) * d->NumChannels *
+				  format_bytes(d->Format));
+	return result;
+}
+HOOK(cuArray3DCreate, (CUarray * array, const CUDA_ARRAY3D_DESCRIPTOR *d), array, d)
+
+static CUresult on_cuArrayDestroy(void *real, CUarray array)
+{
+	tally_remove(TALLY_ARRAY, (uintptr_t)array);
+	return ((CUresult(*)(CUarray))real)(array);
+}
+HOOK(cuArrayDestroy, (CUarray array), array)
+
+/* Backed memory has no legacy IPC handle. Refused in the driver's own words, and told.  */
+static CUresult on_cuIpcGetMemHandle(void *real, void *handle, CUdeviceptr address)
+{
+	static _Atomic int told;
+	struct block block;
+
+	if (!block_find(address, &block)) {
+		GATE_PASS(pass);
+		CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
+
+		if (result != CUDA_SUCCESS)
+			return result;
+		return ((CUresult(*)(void *, CUdeviceptr))real)(handle, address);
+	}
+	if (!atomic_exchange(&told, 1))
+		tell_person("CUDA memory of this kernel cannot be shared by legacy IPC (cudaIpcGetMemHandle, "
+			    "torch.multiprocessing with CUDA tensors). Start the kernel with AFFINODE_DISABLE=1 to "
+			    "share it; its GPU is then never yielded.");
+	return CUDA_ERROR_NOT_SUPPORTED;
+}
+HOOK(cuIpcGetMemHandle, (void *handle, CUdeviceptr address), handle, address)

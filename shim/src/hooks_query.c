@@ -1,0 +1,113 @@
+/* Hooks on questions about pointers. Backed memory answers as cuMemAlloc's would, parked or not: a small block that
+ * the driver did allocate (the context's witness) is asked instead, and what depends on the address is put right.  */
+#include <stdint.h>
+#include <string.h>
+
+#include "blocks.h"
+#include "driver.h"
+#include "hook.h"
+#include "shim.h"
+
+typedef CUresult (*get_attribute_fn)(void *, int, CUdeviceptr);
+
+/* The block at `address` if it is ours and its witness can be asked.  */
+static bool backed(CUdeviceptr address, struct block *block)
+{
+	return shim_is_on() && block_find(address, block) && block->context->witness;
+}
+
+/* Replace the witness's answer where it speaks of the witness's own address, size or capability.  */
+static void put_right(void *data, int attribute, CUdeviceptr address, const struct block *block)
+{
+	switch (attribute) {
+	case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+		memcpy(data, &address, sizeof(address));
+		break;
+	case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+	case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
+		memcpy(data, &block->address, sizeof(block->address));
+		break;
+	case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+		memcpy(data, &block->size, sizeof(block->size));
+		break;
+	case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
+		memcpy(data, &block->mapped, sizeof(block->mapped));
+		break;
+	case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+		memcpy(data, &block->id, sizeof(block->id));
+		break;
+	case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+		*(unsigned char *)data = 0; /* the one honest difference: see cuIpcGetMemHandle */
+		break;
+	default:
+		break;
+	}
+}
+
+static CUresult answer(get_attribute_fn get, void *data, int attribute, CUdeviceptr address, const struct block *block)
+{
+	CUresult result = get(data, attribute, block->context->witness);
+
+	if (result == CUDA_SUCCESS && data)
+		put_right(data, attribute, address, block);
+	return result;
+}
+
+static CUresult on_cuPointerGetAttribute(void *real, void *data, int attribute, CUdeviceptr address)
+{
+	struct block block;
+
+	if (backed(address, &block))
+		return answer((get_attribute_fn)real, data, attribute, address, &block);
+	return ((get_attribute_fn)real)(data, attribute, address);
+}
+HOOK(cuPointerGetAttribute, (void *data, int attribute, CUdeviceptr address), data, attribute, address)
+
+static CUresult on_cuPointerGetAttributes(void *real, unsigned int count, int *attributes, void **data,
+					  CUdeviceptr address)
+{
+	CUresult (*get)(unsigned int, int *, void **, CUdeviceptr) =
+		(CUresult(*)(unsigned int, int *, void **, CUdeviceptr))real;
+	struct block block;
+	CUresult result;
+
+	if (!attributes || !data || !backed(address, &block))
+		return get(count, attributes, data, address);
+	result = get(count, attributes, data, block.context->witness);
+	for (unsigned int i = 0; result == CUDA_SUCCESS && i < count; i++)
+		if (data[i])
+			put_right(data[i], attributes[i], address, &block);
+	return result;
+}
+HOOK(cuPointerGetAttributes, (unsigned int count, int *attributes, void **data, CUdeviceptr address), count,
+     attributes, data, address)
+
+/* SYNC_MEMOPS is a promise about copies; a parked block cannot be told, and keeps none, so it waits for the GPU.  */
+static CUresult on_cuPointerSetAttribute(void *real, const void *value, int attribute, CUdeviceptr address)
+{
+	GATE_PASS(pass);
+	CUresult result;
+	struct block block;
+
+	if (block_find(address, &block)) {
+		result = gate_enter(&pass, AFFINODE_CLASS_COPY);
+		if (result != CUDA_SUCCESS)
+			return result;
+	}
+	return ((CUresult(*)(const void *, int, CUdeviceptr))real)(value, attribute, address);
+}
+HOOK(cuPointerSetAttribute, (const void *value, int attribute, CUdeviceptr address), value, attribute, address)
+
+static CUresult on_cuMemGetAddressRange(void *real, CUdeviceptr *base, size_t *size, CUdeviceptr address)
+{
+	struct block block;
+
+	if (!block_find(address, &block))
+		return ((CUresult(*)(CUdeviceptr *, size_t *, CUdeviceptr))real)(base, size, address);
+	if (base)
+		*base = block.address;
+	if (size)
+		*size = block.size;
+	return CUDA_SUCCESS;
+}
+HOOK(cuMemGetAddressRange, (CUdeviceptr * base, size_t *size, CUdeviceptr address), base, size, address)

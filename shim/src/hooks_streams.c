@@ -1,0 +1,202 @@
+/* Hooks on streams, captures and contexts: the shim must know them to see that the GPU is idle.  */
+#include "blocks.h"
+#include "contexts.h"
+#include "driver.h"
+#include "hook.h"
+#include "mover.h"
+#include "shim.h"
+
+#define CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD 908
+
+static CUresult note_stream(CUresult result, const CUstream *stream)
+{
+	if (result == CUDA_SUCCESS && stream && shim_is_on())
+		stream_note(*stream);
+	return result;
+}
+
+static CUresult on_cuStreamCreate(void *real, CUstream *stream, unsigned int flags)
+{
+	GATE_PASS(pass);
+	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	return note_stream(((CUresult(*)(CUstream *, unsigned int))real)(stream, flags), stream);
+}
+HOOK(cuStreamCreate, (CUstream * stream, unsigned int flags), stream, flags)
+
+static CUresult on_cuStreamCreateWithPriority(void *real, CUstream *stream, unsigned int flags, int priority)
+{
+	GATE_PASS(pass);
+	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	return note_stream(((CUresult(*)(CUstream *, unsigned int, int))real)(stream, flags, priority), stream);
+}
+HOOK(cuStreamCreateWithPriority, (CUstream * stream, unsigned int flags, int priority), stream, flags, priority)
+
+static CUresult on_cuGreenCtxStreamCreate(void *real, CUstream *stream, void *green, unsigned int flags, int priority)
+{
+	GATE_PASS(pass);
+	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	return note_stream(((CUresult(*)(CUstream *, void *, unsigned int, int))real)(stream, green, flags, priority),
+			   stream);
+}
+HOOK(cuGreenCtxStreamCreate, (CUstream * stream, void *green, unsigned int flags, int priority), stream, green, flags,
+     priority)
+
+/* Forgotten before the driver destroys it, so that the idle probe never holds a dead handle.  */
+static CUresult on_cuStreamDestroy(void *real, CUstream stream)
+{
+	stream_forget(stream);
+	return ((CUresult(*)(CUstream))real)(stream);
+}
+HOOK(cuStreamDestroy, (CUstream stream), stream)
+
+static CUresult on_cuStreamBeginCapture(void *real, CUstream stream, int mode)
+{
+	GATE_PASS(pass);
+	CUresult result = gate_enter(&pass, AFFINODE_CLASS_LAUNCH);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	capture_opening(stream);
+	result = ((CUresult(*)(CUstream, int))real)(stream, mode);
+	if (result != CUDA_SUCCESS)
+		capture_closed(stream);
+	return result;
+}
+HOOK(cuStreamBeginCapture, (CUstream stream, int mode), stream, mode)
+
+static CUresult on_cuStreamBeginCaptureToGraph(void *real, CUstream stream, CUgraph graph, const void *dependencies,
+					       const void *data, size_t count, int mode)
+{
+	GATE_PASS(pass);
+	CUresult result = gate_enter(&pass, AFFINODE_CLASS_LAUNCH);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	capture_opening(stream);
+	result = ((CUresult(*)(CUstream, CUgraph, const void *, const void *, size_t, int))real)(
+		stream, graph, dependencies, data, count, mode);
+	if (result != CUDA_SUCCESS)
+		capture_closed(stream);
+	return result;
+}
+HOOK(cuStreamBeginCaptureToGraph,
+     (CUstream stream, CUgraph graph, const void *dependencies, const void *data, size_t count, int mode), stream,
+     graph, dependencies, data, count, mode)
+
+/* Every answer but "wrong thread" ends the capture, an invalidated one too.  */
+static CUresult on_cuStreamEndCapture(void *real, CUstream stream, CUgraph *graph)
+{
+	CUresult result = ((CUresult(*)(CUstream, CUgraph *))real)(stream, graph);
+
+	if (result != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)
+		capture_closed(stream);
+	return result;
+}
+HOOK(cuStreamEndCapture, (CUstream stream, CUgraph *graph), stream, graph)
+
+/* What belonged to a context goes with it.  */
+static void drop_context(CUcontext handle)
+{
+	if (handle) {
+		blocks_drop_context(handle);
+		context_forget(handle);
+	}
+}
+
+static CUresult on_cuCtxDestroy(void *real, CUcontext handle)
+{
+	GATE_PASS(pass);
+	bool open = gate_try_enter(&pass, AFFINODE_CLASS_FREE);
+	CUresult result;
+
+	/* It runs at exit, where waiting for a GPU would hang; only a move under way is waited for.  */
+	if (!open)
+		mover_hold();
+	drop_context(handle);
+	result = ((CUresult(*)(CUcontext))real)(handle);
+	if (!open)
+		mover_let_go();
+	return result;
+}
+HOOK(cuCtxDestroy, (CUcontext handle), handle)
+
+/* The primary context of `ordinal` as far as it was seen; NULL: never.  */
+static CUcontext context_of(CUdevice ordinal)
+{
+	for (struct context *context = contexts_first(); context; context = context->next)
+		if (context->handle && context->device->ordinal == ordinal)
+			return context->handle;
+	return NULL;
+}
+
+static CUresult on_cuDevicePrimaryCtxReset(void *real, CUdevice ordinal)
+{
+	GATE_PASS(pass);
+	bool open = gate_try_enter(&pass, AFFINODE_CLASS_FREE);
+	CUresult result;
+
+	if (!open)
+		mover_hold();
+	drop_context(context_of(ordinal));
+	result = ((CUresult(*)(CUdevice))real)(ordinal);
+	if (!open)
+		mover_let_go();
+	return result;
+}
+HOOK(cuDevicePrimaryCtxReset, (CUdevice ordinal), ordinal)
+
+/* The last release destroys the context; before that it only counts down.  */
+static CUresult on_cuDevicePrimaryCtxRelease(void *real, CUdevice ordinal)
+{
+	GATE_PASS(pass);
+	CUcontext handle = shim_is_on() ? context_of(ordinal) : NULL;
+	bool open = gate_try_enter(&pass, AFFINODE_CLASS_FREE);
+	unsigned int flags;
+	int active = 1;
+	CUresult result;
+
+	if (!open)
+		mover_hold();
+	result = ((CUresult(*)(CUdevice))real)(ordinal);
+	if (result == CUDA_SUCCESS && handle &&
+	    driver.cuDevicePrimaryCtxGetState(ordinal, &flags, &active) == CUDA_SUCCESS && !active)
+		drop_context(handle);
+	if (!open)
+		mover_let_go();
+	return result;
+}
+HOOK(cuDevicePrimaryCtxRelease, (CUdevice ordinal), ordinal)
+
+/* The current context's device may now reach the peer context's memory: backed blocks must be told one by one.  */
+static CUresult on_cuCtxEnablePeerAccess(void *real, CUcontext peer, unsigned int flags)
+{
+	GATE_PASS(pass);
+	CUresult result = gate_enter(&pass, AFFINODE_CLASS_MODULE);
+	struct context *here;
+	CUcontext popped;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = ((CUresult(*)(CUcontext, unsigned int))real)(peer, flags);
+	if (result != CUDA_SUCCESS || !shim_is_on())
+		return result;
+	here = context_current();
+	if (here && driver.cuCtxPushCurrent(peer) == CUDA_SUCCESS) {
+		struct context *there = context_current();
+
+		driver.cuCtxPopCurrent(&popped);
+		if (there)
+			blocks_add_peer(there->device, here->device);
+	}
+	return result;
+}
+HOOK(cuCtxEnablePeerAccess, (CUcontext peer, unsigned int flags), peer, flags)

@@ -1,0 +1,31 @@
+/* The page: one sealed memfd a process, written by the shim, read by the controller. See protocol.h.  */
+#ifndef AFFINODE_PAGE_H
+#define AFFINODE_PAGE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "protocol.h"
+
+/* Make the page; 0 or a negative errno. Until then, and in a forked child, writes go to a private one.  */
+int page_create(void);
+
+/* A read-only descriptor of it for the controller; the caller closes it. Negative errno.  */
+int page_open_read_only(void);
+
+void page_set_state(enum affinode_state state);
+void page_set_flags(uint32_t set, uint32_t clear);
+void page_note_move(bool park, uint64_t bytes, uint64_t duration_ns);
+void page_set_epoch(uint32_t epoch);
+
+/* Sample counters, calls in flight, bytes: by the link thread, often.  */
+void page_sample(void);
+uint64_t page_last_activity_ns(void);
+
+/* A consistent copy; bytes copied.  */
+size_t page_copy(void *buffer, size_t size);
+
+void page_reset_in_child(void);
+
+#endif

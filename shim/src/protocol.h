@@ -1,0 +1,251 @@
+/* Wire structs of the link and layout of the page, shared by the shim and (as `struct` formats in
+ * jupyter_affinode/node/wire.py) by the node controller.
+ *
+ * Link: a Unix SOCK_SEQPACKET socket named `link.sock` in the folder of the controller's API socket; one message a
+ * packet, native little-endian, natural alignment, fixed sizes. A receiver drops the peer (one log line) on a bad
+ * magic, a size that does not match its type, or an unknown major version; it ignores unknown message types.
+ *
+ * Page: a memfd of AFFINODE_PAGE_SIZE bytes, sealed against shrinking, growing and further seals, passed with HELLO by
+ * SCM_RIGHTS. Written by the shim alone, mapped read-only by the controller, which verifies seals and size first.
+ * `sequence` is a seqlock: odd while the shim writes.
+ *
+ * All times are CLOCK_MONOTONIC nanoseconds of this machine.  */
+#ifndef AFFINODE_PROTOCOL_H
+#define AFFINODE_PROTOCOL_H
+
+#include <stdint.h>
+
+#define AFFINODE_LINK_MAGIC 0x4e464641u /* "AFFN" */
+#define AFFINODE_PAGE_MAGIC 0x47504641u /* "AFPG" */
+#define AFFINODE_PROTOCOL_VERSION 1u
+#define AFFINODE_PROTOCOL_MIN_VERSION 1u
+#define AFFINODE_PAGE_SIZE 4096u
+#define AFFINODE_MAX_GPUS 8u
+#define AFFINODE_KERNEL_ID_SIZE 64u
+#define AFFINODE_TEXT_SIZE 192u
+
+/* Where a process's GPU state is; the word in the page is the truth. */
+enum affinode_state {
+	AFFINODE_STATE_NONE = 0,     /* no CUDA yet */
+	AFFINODE_STATE_RESIDENT = 1,
+	AFFINODE_STATE_PARKING = 2,
+	AFFINODE_STATE_PARKED = 3,
+	AFFINODE_STATE_QUEUED = 4,   /* parked, and a call waits for the GPU */
+	AFFINODE_STATE_RESUMING = 5,
+	AFFINODE_STATE_LOST = 6,
+};
+
+enum affinode_message {
+	/* shim to controller */
+	AFFINODE_HELLO = 0x01,
+	AFFINODE_NOTIFY = 0x02,
+	AFFINODE_REPLY = 0x03,
+	AFFINODE_REQUEST = 0x04,
+	/* controller to shim */
+	AFFINODE_WELCOME = 0x81,
+	AFFINODE_COMMAND = 0x82,
+	AFFINODE_NOTICE = 0x83,
+	AFFINODE_RESULT = 0x84,
+	/* either way */
+	AFFINODE_HEARTBEAT = 0x40,
+};
+
+struct affinode_header {
+	uint32_t magic;
+	uint16_t version;
+	uint16_t type;
+	uint32_t size;  /* of the whole message, header included */
+	uint32_t epoch; /* commands: rising per connection; replies: the command's; requests: the request's number */
+};
+
+enum affinode_hello_flags {
+	AFFINODE_HELLO_SIMULATED = 1u << 0,  /* the driver is the simulated one */
+	AFFINODE_HELLO_UNPARKABLE = 1u << 1, /* nothing can be moved here: virtual memory management is missing, … */
+};
+
+struct affinode_hello {
+	struct affinode_header header;
+	int32_t pid; /* as the shim sees it; informative, never trusted */
+	uint32_t flags;
+	uint16_t min_version, max_version;
+	uint32_t reserved;
+	char kernel_id[AFFINODE_KERNEL_ID_SIZE]; /* AFFINODE_KERNEL_ID, NUL-terminated; "" if unknown */
+	char command[64];                        /* comm of the process */
+	char shim_version[32];
+};
+
+enum affinode_notice_kind {
+	AFFINODE_NOTIFY_STATE = 1,     /* the page's state changed */
+	AFFINODE_NOTIFY_WANT = 2,      /* a call waits at the closed gate */
+	AFFINODE_NOTIFY_UNWANT = 3,    /* no call waits any more (cancelled) */
+	AFFINODE_NOTIFY_ROOM = 4,      /* an allocation of `bytes` met a full GPU; epoch = request number */
+	AFFINODE_NOTIFY_ROOM_END = 5,  /* that request was given up or served; epoch = request number */
+};
+
+struct affinode_notify {
+	struct affinode_header header;
+	uint32_t kind;
+	uint32_t reserved;
+	uint64_t bytes;
+	uint8_t gpu_uuid[16];
+};
+
+enum affinode_command_kind {
+	AFFINODE_COMMAND_PARK = 1,
+	AFFINODE_COMMAND_RESUME = 2,
+	AFFINODE_COMMAND_CANCEL = 3,       /* waiting calls fail, and go on failing for `argument` ns (5 s at most) */
+	AFFINODE_COMMAND_CANCEL_END = 4,   /* the cell ended: calls may wait again */
+	AFFINODE_COMMAND_DYING = 5,        /* the process is about to be shut down */
+	AFFINODE_COMMAND_ROOM = 6,         /* argument: 1 try again, 0 there will be no room; epoch of `request` below */
+};
+
+struct affinode_command {
+	struct affinode_header header;
+	uint32_t command;
+	uint32_t request;     /* ROOM: the request number it answers */
+	uint64_t deadline_ns; /* not to be begun after this; 0: none */
+	uint64_t argument;
+	char reason[AFFINODE_TEXT_SIZE];
+};
+
+enum affinode_status {
+	AFFINODE_OK = 0,
+	AFFINODE_BUSY = 1,        /* work runs on the GPU, a call does not come back, a capture is open */
+	AFFINODE_REVOKED = 2,     /* a call came while parking: everything is where it was */
+	AFFINODE_NO_GPU_ROOM = 3, /* resume: the GPU is full; still parked, contents kept */
+	AFFINODE_NO_HOST_ROOM = 4,/* park: host memory is short; still resident */
+	AFFINODE_STALE = 5,       /* deadline or epoch passed: nothing done */
+	AFFINODE_NOTHING = 6,     /* nothing to move, or already there */
+	AFFINODE_FAILED = 7,      /* the driver refused; text says what; contents kept */
+	AFFINODE_REFUSED = 8,     /* the controller's answer to a request it will not serve */
+};
+
+/* Answers a COMMAND (PARK and RESUME; the others are not answered). */
+struct affinode_reply {
+	struct affinode_header header; /* epoch: the command's */
+	uint32_t command;
+	int32_t status;
+	uint64_t bytes;
+	uint64_t duration_ns;
+	char text[AFFINODE_TEXT_SIZE];
+};
+
+enum affinode_request_kind {
+	AFFINODE_REQUEST_PARK = 1,
+	AFFINODE_REQUEST_RESUME = 2,
+	AFFINODE_REQUEST_HOLD = 3, /* argument: ns, 0 for the controller's default */
+	AFFINODE_REQUEST_RELEASE = 4,
+	AFFINODE_REQUEST_STATUS = 5, /* the RESULT's text is the kernel's state in plain words */
+};
+
+/* What the person asks from inside the kernel (magics); answered by RESULT when it is done or refused. */
+struct affinode_request {
+	struct affinode_header header; /* epoch: the request's number */
+	uint32_t kind;
+	uint32_t reserved;
+	uint64_t argument;
+};
+
+struct affinode_welcome {
+	struct affinode_header header;
+	uint32_t heartbeat_ms; /* both sides send a HEARTBEAT this often; three missed: the peer is gone */
+	uint32_t reserved;
+	char controller_version[32];
+};
+
+/* For the person: where the kernel stands; sent when it changes. */
+struct affinode_notice {
+	struct affinode_header header;
+	uint32_t place;   /* in the queue, from 1; 0: not queued */
+	uint32_t waiting; /* how many wait */
+	char text[AFFINODE_TEXT_SIZE];
+};
+
+struct affinode_result {
+	struct affinode_header header; /* epoch: the request's */
+	int32_t status;
+	uint32_t reserved;
+	char text[AFFINODE_TEXT_SIZE];
+};
+
+struct affinode_heartbeat {
+	struct affinode_header header;
+};
+
+/* Why bytes stay on the GPU when the rest is parked. */
+enum affinode_fixed {
+	AFFINODE_FIXED_SMALL = 0,    /* allocations under 2 MiB */
+	AFFINODE_FIXED_MANAGED = 1,  /* managed (unified) memory */
+	AFFINODE_FIXED_MAPPED = 2,   /* the application's own mappings (cuMemCreate) */
+	AFFINODE_FIXED_POOL = 3,     /* stream-ordered pools */
+	AFFINODE_FIXED_ARRAY = 4,    /* CUDA arrays */
+	AFFINODE_FIXED_SHARED = 5,   /* shared with another process */
+	AFFINODE_FIXED_UNBACKED = 6, /* large, but the device has no virtual memory management */
+	AFFINODE_FIXED_OTHER = 7,
+	AFFINODE_FIXED_REASONS = 8,
+};
+
+enum affinode_class {
+	AFFINODE_CLASS_HOST = 0,    /* books on the host: never waits */
+	AFFINODE_CLASS_QUERY = 1,   /* never waits, not activity */
+	AFFINODE_CLASS_FREE = 2,    /* frees and destroys: never wait, never cancelled */
+	AFFINODE_CLASS_LAUNCH = 3,
+	AFFINODE_CLASS_COPY = 4,
+	AFFINODE_CLASS_ALLOC = 5,
+	AFFINODE_CLASS_SYNC = 6,
+	AFFINODE_CLASS_MODULE = 7,  /* modules and contexts: wait, never cancelled */
+	AFFINODE_CLASSES = 8,
+};
+
+struct affinode_page_gpu {
+	uint8_t uuid[16];
+	uint64_t resident_bytes; /* ours, on the GPU now, movable */
+	uint64_t parked_bytes;   /* ours, in host memory now */
+	uint64_t fixed_bytes[AFFINODE_FIXED_REASONS]; /* cannot move */
+};
+
+enum affinode_page_flags {
+	AFFINODE_PAGE_SIMULATED = 1u << 0,
+	AFFINODE_PAGE_UNPARKABLE = 1u << 1,
+	AFFINODE_PAGE_DYING = 1u << 2,
+	AFFINODE_PAGE_CANCELLING = 1u << 3, /* waiting calls fail at the moment */
+};
+
+struct affinode_page {
+	uint32_t magic;
+	uint16_t version;
+	uint16_t size_of_gpu; /* sizeof(struct affinode_page_gpu) */
+	int32_t pid;
+	uint32_t flags;
+	uint32_t state;
+	uint32_t want; /* calls waiting at the closed gate */
+	uint64_t sequence;
+	uint64_t state_since_ns;
+	uint64_t last_activity_ns; /* last seen change of an activity counter or call in flight; sampled */
+	uint64_t heartbeat_ns;
+	uint32_t calls_in_flight;
+	uint32_t captures;         /* stream captures open */
+	uint32_t epoch;            /* last command begun */
+	uint32_t gpu_count;
+	uint64_t room_bytes;       /* an allocation of this size waits for room; 0: none */
+	uint64_t calls[AFFINODE_CLASSES];
+	uint64_t parks, resumes;
+	uint64_t last_park_ns, last_park_bytes;     /* duration and size of the last ones */
+	uint64_t last_resume_ns, last_resume_bytes;
+	uint64_t reserved[8];
+	struct affinode_page_gpu gpus[AFFINODE_MAX_GPUS];
+};
+
+_Static_assert(sizeof(struct affinode_header) == 16, "header");
+_Static_assert(sizeof(struct affinode_hello) == 192, "hello");
+_Static_assert(sizeof(struct affinode_notify) == 48, "notify");
+_Static_assert(sizeof(struct affinode_command) == 232, "command");
+_Static_assert(sizeof(struct affinode_reply) == 232, "reply");
+_Static_assert(sizeof(struct affinode_request) == 32, "request");
+_Static_assert(sizeof(struct affinode_welcome) == 56, "welcome");
+_Static_assert(sizeof(struct affinode_notice) == 216, "notice");
+_Static_assert(sizeof(struct affinode_result) == 216, "result");
+_Static_assert(sizeof(struct affinode_page_gpu) == 96, "page gpu");
+_Static_assert(sizeof(struct affinode_page) <= AFFINODE_PAGE_SIZE, "page");
+
+#endif

@@ -1,0 +1,167 @@
+#define _GNU_SOURCE
+#include "resolve.h"
+
+#include <dlfcn.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "cuda_types.h"
+#include "driver.h"
+#include "log.h"
+#include "protocol.h"
+#include "shim.h"
+
+typedef void *(*dlsym_fn)(void *, const char *);
+
+/* Read by dlsym.S after affinode_answer_dlsym has set it.  */
+__attribute__((visibility("hidden"))) dlsym_fn affinode_next_dlsym;
+__attribute__((visibility("hidden"))) uintptr_t affinode_answer_dlsym(void *handle, const char *name);
+
+enum shape { SHAPE_INT, SHAPE_WIDE };
+
+struct entry_point {
+	const char *name;
+	uint8_t class_;
+	uint8_t shape;
+};
+
+#define ENTRY(name, CLASS, SHAPE, words) {#name, AFFINODE_CLASS_##CLASS, SHAPE_##SHAPE},
+static const struct entry_point entry_points[] = {
+#include "entry_points.h"
+};
+#undef ENTRY
+#define ENTRY_POINTS (sizeof(entry_points) / sizeof(entry_points[0]))
+
+static const struct entry_point *entry_point(const char *name)
+{
+	size_t low = 0, high = ENTRY_POINTS;
+
+	while (low < high) {
+		size_t middle = (low + high) / 2;
+		int order = strcmp(name, entry_points[middle].name);
+
+		if (order == 0)
+			return &entry_points[middle];
+		if (order < 0)
+			high = middle;
+		else
+			low = middle + 1;
+	}
+	return NULL;
+}
+
+/* We do not export dlvsym, so this finds the next dlsym without coming back to ours. The versions are those under
+ * which libc has had it: x86-64 since 2.2.5 and, in libc proper, 2.34; aarch64 since 2.17.  */
+static dlsym_fn find_next_dlsym(void)
+{
+	static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.17", "GLIBC_2.2.5"};
+	void *found = NULL;
+	dlsym_fn fn;
+
+	for (unsigned i = 0; i < sizeof(versions) / sizeof(versions[0]) && !found; i++)
+		found = dlvsym(RTLD_NEXT, "dlsym", versions[i]);
+	memcpy(&fn, &found, sizeof(fn));
+	return fn;
+}
+
+static void *no_symbol(void *handle, const char *name)
+{
+	(void)handle, (void)name;
+	return NULL;
+}
+
+void *resolve_next(void *handle, const char *name)
+{
+	dlsym_fn next = __atomic_load_n(&affinode_next_dlsym, __ATOMIC_ACQUIRE);
+
+	if (!next) {
+		next = find_next_dlsym();
+		if (!next)
+			next = no_symbol;
+		__atomic_store_n(&affinode_next_dlsym, next, __ATOMIC_RELEASE);
+	}
+	return next(handle, name);
+}
+
+/* Exactly cu[A-Z]…: cudaMalloc, cublasCreate and friends are not the driver's.  */
+static bool is_driver_name(const char *name)
+{
+	return name && name[0] == 'c' && name[1] == 'u' && name[2] >= 'A' && name[2] <= 'Z';
+}
+
+static bool is_in_this_library(const void *address)
+{
+	extern const char __ehdr_start[] __attribute__((visibility("hidden")));
+	extern const char _end[] __attribute__((visibility("hidden")));
+
+	return (const char *)address >= __ehdr_start && (const char *)address < _end;
+}
+
+uintptr_t affinode_answer_dlsym(void *handle, const char *name)
+{
+	if (!is_driver_name(name) || shim_is_disabled()) {
+		if (!__atomic_load_n(&affinode_next_dlsym, __ATOMIC_ACQUIRE))
+			resolve_next(RTLD_DEFAULT, "dlsym");
+		return 0;
+	}
+	void *real = resolve_next(handle, name);
+	if (!real)
+		return 0;
+	if (is_in_this_library(real)) { /* RTLD_DEFAULT found the symbol we export for linked programs */
+		handle = RTLD_NEXT;
+		real = resolve_next(handle, name);
+		if (!real)
+			return 1;
+	}
+	driver_note_handle(handle);
+	if (strcmp(name, "cuGetProcAddress_v2") == 0)
+		driver_note_get_proc_address(real);
+	return (uintptr_t)wrap_entry_point(name, 0, real);
+}
+
+static bool passes_the_gate(uint8_t class_)
+{
+	return class_ == AFFINODE_CLASS_HOST || class_ == AFFINODE_CLASS_QUERY || class_ == AFFINODE_CLASS_FREE;
+}
+
+void *wrap_entry_point(const char *name, int version, void *real)
+{
+	const struct entry_point *entry = entry_point(name);
+	void *wrapper;
+
+	if (shim_is_disabled())
+		return real;
+	wrapper = hook_for(name, version, real);
+	if (wrapper)
+		return wrapper;
+	if (entry && passes_the_gate(entry->class_))
+		return real;
+	/* A name that came after this table may take anything and do anything.  */
+	wrapper = thunk_for(real, entry ? entry->class_ : AFFINODE_CLASS_LAUNCH, !entry || entry->shape == SHAPE_WIDE);
+	if (!wrapper) {
+		shim_give_up_parking("more driver entry points than there are wrappers");
+		return real;
+	}
+	return wrapper;
+}
+
+static CUresult no_device(void)
+{
+	return CUDA_ERROR_NO_DEVICE;
+}
+
+void *resolve_linked(const char *name, bool *found)
+{
+	void *real = resolve_next(RTLD_NEXT, name);
+
+	*found = real && !is_in_this_library(real);
+	if (!*found) {
+		void *stub;
+		CUresult (*fn)(void) = no_device;
+
+		memcpy(&stub, &fn, sizeof(stub));
+		return stub;
+	}
+	driver_note_handle(RTLD_NEXT);
+	return wrap_entry_point(name, 0, real);
+}

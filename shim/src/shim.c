@@ -1,0 +1,173 @@
+#include "shim.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "asks.h"
+#include "blocks.h"
+#include "clock.h"
+#include "contexts.h"
+#include "driver.h"
+#include "environment.h"
+#include "gate.h"
+#include "link.h"
+#include "log.h"
+#include "mover.h"
+#include "page.h"
+#include "tally.h"
+
+/* How long exit waits for a move under way to stop at its next piece.  */
+#define QUIESCE_NS (2 * S_NS)
+
+enum { LIFE_OFF, LIFE_STARTING, LIFE_ON, LIFE_INERT };
+
+static _Atomic int life;
+static _Atomic uint32_t state;
+static _Atomic int unparkable, simulated, disabled = -1;
+
+bool shim_is_disabled(void)
+{
+	int known = atomic_load_explicit(&disabled, memory_order_relaxed);
+
+	if (known < 0) {
+		const char *value = getenv(AFFINODE_ENV_DISABLE);
+
+		known = value && value[0] && !(value[0] == '0' && !value[1]);
+		atomic_store(&disabled, known);
+	}
+	return known;
+}
+
+bool shim_is_on(void)
+{
+	return atomic_load_explicit(&life, memory_order_acquire) == LIFE_ON;
+}
+
+enum affinode_state shim_state(void)
+{
+	return atomic_load(&state);
+}
+
+bool shim_is_parked(void)
+{
+	uint32_t now = atomic_load(&state);
+
+	return now == AFFINODE_STATE_PARKED || now == AFFINODE_STATE_QUEUED;
+}
+
+bool shim_move_state(enum affinode_state from, enum affinode_state to)
+{
+	uint32_t expected = from;
+
+	if (!atomic_compare_exchange_strong(&state, &expected, to))
+		return false;
+	page_set_state(to);
+	link_wake();
+	return true;
+}
+
+void shim_give_up_parking(const char *why)
+{
+	if (atomic_exchange(&unparkable, 1))
+		return;
+	page_set_flags(AFFINODE_PAGE_UNPARKABLE, 0);
+	log_line("never to be parked: %s", why);
+}
+
+bool shim_is_unparkable(void)
+{
+	return atomic_load(&unparkable);
+}
+
+bool shim_is_simulated(void)
+{
+	return atomic_load(&simulated);
+}
+
+void shim_set_simulated(void)
+{
+	atomic_store(&simulated, 1);
+	page_set_flags(AFFINODE_PAGE_SIMULATED, 0);
+}
+
+void shim_set_dying(void)
+{
+	gate_set_dying();
+	asks_wake_all();
+	page_set_flags(AFFINODE_PAGE_DYING, 0);
+}
+
+static void at_exit(void)
+{
+	if (!shim_is_on())
+		return;
+	shim_set_dying();
+	mover_quiesce(QUIESCE_NS);
+}
+
+/* Exit handlers run last in, first out; one registered at each park runs before those of libraries loaded since the
+ * last one, which may call CUDA.  */
+void shim_register_exit(void)
+{
+	atexit(at_exit);
+}
+
+static void in_child(void)
+{
+	int was = atomic_load(&life);
+
+	/* CUDA does not work in a child of a process that called cuInit: let its calls fail by themselves.  */
+	atomic_store(&life, was == LIFE_OFF ? LIFE_OFF : LIFE_INERT);
+	atomic_store(&state, AFFINODE_STATE_NONE);
+	gate_reset_in_child();
+	page_reset_in_child();
+	link_reset_in_child();
+	asks_reset_in_child();
+	mover_reset_in_child();
+	blocks_reset_in_child();
+	contexts_reset_in_child();
+	tally_reset_in_child();
+}
+
+static void register_fork(void)
+{
+	pthread_atfork(NULL, NULL, in_child);
+}
+
+void shim_prepare(void)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+	pthread_once(&once, register_fork);
+}
+
+/* The threads come up with the first successful cuInit, on the thread that called it: everything that needs the
+ * dynamic linker happens here.  */
+void shim_start(void)
+{
+	int off = LIFE_OFF, count = 0;
+
+	if (shim_is_disabled() || !atomic_compare_exchange_strong(&life, &off, LIFE_STARTING))
+		return;
+	log_open();
+	if (!driver_resolve()) {
+		log_line("this driver lacks what is needed to move memory");
+		atomic_store(&life, LIFE_INERT);
+		return;
+	}
+	gate_start();
+	if (page_create() != 0)
+		shim_give_up_parking("no page");
+	driver.cuDeviceGetCount(&count);
+	for (int i = 0; i < count; i++)
+		device_known(i);
+	atomic_store(&state, AFFINODE_STATE_RESIDENT);
+	page_set_state(AFFINODE_STATE_RESIDENT);
+	atomic_store(&life, LIFE_ON);
+	if (mover_start() != 0)
+		shim_give_up_parking("no thread for the mover");
+	if (link_start() != 0)
+		shim_give_up_parking("no thread for the link");
+	atexit(at_exit);
+}

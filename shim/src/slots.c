@@ -1,0 +1,181 @@
+/* Slots: who is inside a driver call. Recycled, never freed: the closer reads them at any time.  */
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "clock.h"
+#include "gate.h"
+#include "slots.h"
+
+#define SLOTS_A_PAGE 32
+
+static _Atomic(struct slot *) slots;
+static pthread_key_t slot_key;
+static pthread_once_t slot_key_once = PTHREAD_ONCE_INIT;
+static bool slot_key_made;
+
+__thread struct slot *gate_slot __attribute__((tls_model("initial-exec")));
+
+struct slot *slots_first(void)
+{
+	return atomic_load_explicit(&slots, memory_order_acquire);
+}
+
+static void slot_release(void *value)
+{
+	struct slot *slot = value;
+
+	gate_slot = NULL;
+	atomic_store(&slot->inside, 0);
+	atomic_store(&slot->waiting, 0);
+	atomic_store(&slot->tid, 0);
+	atomic_store(&slot->used, 0);
+}
+
+static void slot_make_key(void)
+{
+	slot_key_made = pthread_key_create(&slot_key, slot_release) == 0;
+}
+
+static bool slot_take(struct slot *slot)
+{
+	uint32_t free_ = 0;
+
+	return atomic_compare_exchange_strong(&slot->used, &free_, 1);
+}
+
+/* More slots, pushed on the list; the first of them taken for the caller. NULL: no memory.  */
+static struct slot *slots_grow(void)
+{
+	struct slot *page = mmap(NULL, SLOTS_A_PAGE * sizeof(*page), PROT_READ | PROT_WRITE,
+				 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	if (page == MAP_FAILED)
+		return NULL;
+	atomic_store(&page[0].used, 1);
+	for (int i = 0; i < SLOTS_A_PAGE - 1; i++)
+		page[i].next = &page[i + 1];
+	struct slot *head = atomic_load(&slots);
+	do {
+		page[SLOTS_A_PAGE - 1].next = head;
+	} while (!atomic_compare_exchange_weak(&slots, &head, page));
+	return page;
+}
+
+struct slot *slot_acquire(void)
+{
+	struct slot *slot;
+
+	pthread_once(&slot_key_once, slot_make_key);
+	for (slot = slots_first(); slot; slot = slot->next)
+		if (!atomic_load_explicit(&slot->used, memory_order_relaxed) && slot_take(slot))
+			break;
+	if (!slot)
+		slot = slots_grow();
+	if (!slot)
+		return NULL;
+	atomic_store(&slot->inside, 0);
+	atomic_store(&slot->waiting, 0);
+	atomic_store(&slot->tid, (pid_t)syscall(SYS_gettid));
+	gate_slot = slot;
+	if (slot_key_made)
+		pthread_setspecific(slot_key, slot);
+	return slot;
+}
+
+/* The list stays (the memory is the child's own copy), but every thread but this one is gone.  */
+void slots_reset_in_child(void)
+{
+	for (struct slot *slot = slots_first(); slot; slot = slot->next) {
+		atomic_store(&slot->inside, 0);
+		atomic_store(&slot->waiting, 0);
+		if (slot == gate_slot) {
+			atomic_store(&slot->tid, (pid_t)syscall(SYS_gettid));
+			continue;
+		}
+		atomic_store(&slot->tid, 0);
+		atomic_store(&slot->used, 0);
+	}
+}
+
+static bool slot_is_dead(const struct slot *slot)
+{
+	pid_t tid = atomic_load(&slot->tid);
+
+	return tid > 0 && syscall(SYS_tgkill, getpid(), tid, 0) != 0 && errno == ESRCH;
+}
+
+/* Read the stack pointer of a sleeping thread from /proc; 0 when it runs or cannot be read.  */
+static uintptr_t stack_pointer_of(pid_t tid)
+{
+	char path[64], text[256];
+	unsigned long long sp = 0;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/syscall", (int)tid);
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return 0;
+	ssize_t n = read(fd, text, sizeof(text) - 1);
+	close(fd);
+	if (n <= 0)
+		return 0;
+	text[n] = 0;
+	/* "nr a0 a1 a2 a3 a4 a5 sp pc", or "-1 sp pc" outside a system call, or "running" */
+	if (sscanf(text, "%*d %*x %*x %*x %*x %*x %*x %llx", &sp) != 1 && sscanf(text, "-1 %llx", &sp) != 1)
+		return 0;
+	return (uintptr_t)sp;
+}
+
+static bool in_one_mapping(uintptr_t a, uintptr_t b)
+{
+	FILE *maps = fopen("/proc/self/maps", "re");
+	char line[512];
+	bool same = false;
+
+	if (!maps)
+		return false;
+	while (fgets(line, sizeof(line), maps)) {
+		unsigned long long from, to;
+
+		if (sscanf(line, "%llx-%llx", &from, &to) == 2 && a >= from && a < to) {
+			same = b >= from && b < to;
+			break;
+		}
+	}
+	fclose(maps);
+	return same;
+}
+
+/* True if the thread has left the frame it entered from by longjmp: it sleeps now with its stack pointer above that
+ * frame, on the same stack. Such a thread cannot be inside the driver any more.  */
+static bool slot_is_abandoned(const struct slot *slot)
+{
+	uintptr_t frame = (uintptr_t)atomic_load(&slot->pass);
+	uintptr_t sp = stack_pointer_of(atomic_load(&slot->tid));
+
+	return sp > frame && frame && in_one_mapping(frame, sp);
+}
+
+void slots_recover(void)
+{
+	for (struct slot *slot = slots_first(); slot; slot = slot->next) {
+		if (!atomic_load(&slot->used))
+			continue;
+		if (slot_is_dead(slot)) {
+			atomic_store(&slot->inside, 0);
+			atomic_store(&slot->waiting, 0);
+			atomic_store(&slot->tid, 0);
+			atomic_store(&slot->used, 0);
+		} else if (atomic_load(&slot->inside)) {
+			uint32_t inside = atomic_load(&slot->inside);
+			struct gate_pass *pass = atomic_load(&slot->pass);
+
+			if (slot_is_abandoned(slot) && atomic_load(&slot->pass) == pass)
+				atomic_compare_exchange_strong(&slot->inside, &inside, 0);
+		}
+	}
+}

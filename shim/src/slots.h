@@ -1,0 +1,18 @@
+/* The list of slots, for the gate alone.  */
+#ifndef AFFINODE_SLOTS_H
+#define AFFINODE_SLOTS_H
+
+#include "gate.h"
+
+struct slot *slots_first(void);
+
+/* A slot for the calling thread, released when the thread ends. NULL: no memory.  */
+struct slot *slot_acquire(void);
+
+/* Free the slots of threads that are gone (killed without their destructors), and clear those whose wrapper's frame
+ * was left by longjmp. Slow (reads /proc): only when a drain does not end.  */
+void slots_recover(void);
+
+void slots_reset_in_child(void);
+
+#endif

@@ -1,0 +1,111 @@
+/* Gated thunks: a pool of functions, one bound to each (driver pointer, class) that a caller ever resolved.
+ *
+ * Two shapes cover the driver's whole interface without assembly. INT forwards eleven words, as many as any prototype
+ * of integers and pointers has; more words than the callee takes are harmless on both architectures. WIDE also carries
+ * every floating-point argument register and 24 stack words: by-value structs, floats, sixteen-argument calls, and
+ * names this build has never heard of.  */
+#include <pthread.h>
+#include <string.h>
+
+#include "gate.h"
+#include "resolve.h"
+#include "shapes.h"
+
+#define INT_THUNKS 1024
+#define WIDE_THUNKS 256
+
+struct target {
+	void *real;
+	int class_;
+};
+
+static struct target int_targets[INT_THUNKS];
+static struct target wide_targets[WIDE_THUNKS];
+
+static inline __attribute__((always_inline)) W call_int(const struct target *target, INT_PARAMETERS)
+{
+	GATE_PASS(pass);
+	CUresult refused = gate_enter(&pass, target->class_);
+
+	if (unlikely(refused != CUDA_SUCCESS))
+		return (W)refused;
+	return ((int_fn)target->real)(INT_ARGUMENTS);
+}
+
+static inline __attribute__((always_inline)) W call_wide(const struct target *target, WIDE_PARAMETERS)
+{
+	GATE_PASS(pass);
+	CUresult refused = gate_enter(&pass, target->class_);
+
+	if (unlikely(refused != CUDA_SUCCESS))
+		return (W)refused;
+	return ((wide_fn)target->real)(WIDE_ARGUMENTS);
+}
+
+/* N(hex digits): the thunk of that index, and its name in the table.  */
+#define REPEAT_16(M, n)                                                                                             \
+	M(n##0) M(n##1) M(n##2) M(n##3) M(n##4) M(n##5) M(n##6) M(n##7) M(n##8) M(n##9) M(n##a) M(n##b) M(n##c)      \
+	M(n##d) M(n##e) M(n##f)
+#define REPEAT_256(M, n)                                                                                            \
+	REPEAT_16(M, n##0) REPEAT_16(M, n##1) REPEAT_16(M, n##2) REPEAT_16(M, n##3) REPEAT_16(M, n##4)               \
+	REPEAT_16(M, n##5) REPEAT_16(M, n##6) REPEAT_16(M, n##7) REPEAT_16(M, n##8) REPEAT_16(M, n##9)               \
+	REPEAT_16(M, n##a) REPEAT_16(M, n##b) REPEAT_16(M, n##c) REPEAT_16(M, n##d) REPEAT_16(M, n##e)               \
+	REPEAT_16(M, n##f)
+
+#define INT_THUNK(n)                                                                                                \
+	static W int_thunk_##n(INT_PARAMETERS)                                                                      \
+	{                                                                                                           \
+		return call_int(&int_targets[n], INT_ARGUMENTS);                                                    \
+	}
+#define WIDE_THUNK(n)                                                                                               \
+	static W wide_thunk_##n(WIDE_PARAMETERS)                                                                    \
+	{                                                                                                           \
+		return call_wide(&wide_targets[n], WIDE_ARGUMENTS);                                                 \
+	}
+REPEAT_256(INT_THUNK, 0x0)
+REPEAT_256(INT_THUNK, 0x1)
+REPEAT_256(INT_THUNK, 0x2)
+REPEAT_256(INT_THUNK, 0x3)
+REPEAT_256(WIDE_THUNK, 0x0)
+
+#define INT_NAME(n) int_thunk_##n,
+#define WIDE_NAME(n) wide_thunk_##n,
+static const int_fn int_thunks[INT_THUNKS] = {REPEAT_256(INT_NAME, 0x0) REPEAT_256(INT_NAME, 0x1)
+						      REPEAT_256(INT_NAME, 0x2) REPEAT_256(INT_NAME, 0x3)};
+static const wide_fn wide_thunks[WIDE_THUNKS] = {REPEAT_256(WIDE_NAME, 0x0)};
+
+static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* The index bound to (real, class_), bound now if it was not; -1 when all are taken.  */
+static int bind_target(struct target *targets, int count, void *real, int class_)
+{
+	for (int i = 0; i < count; i++) {
+		if (targets[i].real == real && targets[i].class_ == class_)
+			return i;
+		if (!targets[i].real) {
+			targets[i].class_ = class_;
+			__atomic_store_n(&targets[i].real, real, __ATOMIC_RELEASE);
+			return i;
+		}
+	}
+	return -1;
+}
+
+void *thunk_for(void *real, int class_, bool wide)
+{
+	void *thunk = NULL;
+	int i;
+
+	pthread_mutex_lock(&pool_lock);
+	if (wide) {
+		i = bind_target(wide_targets, WIDE_THUNKS, real, class_);
+		if (i >= 0)
+			memcpy(&thunk, &wide_thunks[i], sizeof(thunk));
+	} else {
+		i = bind_target(int_targets, INT_THUNKS, real, class_);
+		if (i >= 0)
+			memcpy(&thunk, &int_thunks[i], sizeof(thunk));
+	}
+	pthread_mutex_unlock(&pool_lock);
+	return thunk;
+}
