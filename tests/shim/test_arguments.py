@@ -1,7 +1,7 @@
-"""Every argument of every entry point arrives through the shim as it was passed, whichever way a program got at it.
+"""Every argument of every entry point arrives through the shim as it was passed, however a program got at it.
 
-A driver built for this writes down what it is given; a program calls each of its functions by its prototype. Which
-functions and prototypes there are is in shim/tools/signatures.tsv, so no CUDA header is needed here.
+A driver built for this writes down what it is given; a program calls each of its functions by its prototype.
+Which functions and prototypes there are is in shim/tools/signatures.tsv, so no CUDA header is needed here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,16 @@ import pytest
 HERE = Path(__file__).resolve().parent / "arguments"
 SHIM = HERE.parents[2] / "shim"
 ROUNDS = 20
-C_FLAGS = ["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers", f"-I{HERE}"]
+C_FLAGS = [
+    "-std=gnu11",
+    "-O1",
+    "-g",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-Wno-missing-field-initializers",
+    f"-I{HERE}",
+]
 
 AARCH64_CC = shutil.which("aarch64-linux-gnu-gcc")
 AARCH64_RUN = shutil.which("qemu-aarch64-static")
@@ -113,4 +122,11 @@ def test_a_function_that_passes_the_gate_by_is_noticed(rig: Rig) -> None:
 
 def test_every_argument_arrives_through_the_shim(rig: Rig, native: Path) -> None:
     called = rig.call("shim", native / "libaffinode.so")
+    assert called.returncode == 0, called.stdout + called.stderr
+
+
+def test_every_argument_arrives_on_aarch64_too(aarch64_rig: Rig) -> None:
+    """Other registers, other by-value structs; the emulator runs the real instructions."""
+    build(["make", "-C", SHIM, "shim", f"BUILD={aarch64_rig.folder}", f"CC={aarch64_rig.compiler}"])
+    called = aarch64_rig.call("shim", aarch64_rig.folder / "libaffinode.so")
     assert called.returncode == 0, called.stdout + called.stderr

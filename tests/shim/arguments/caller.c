@@ -209,9 +209,11 @@ static unsigned long call_everything(int rounds, bool shim)
 	return calls;
 }
 
-static int initialise(void)
+/* A cuInit that succeeds, after which the shim is at work: enum affinode_state says 1, resident.  */
+static bool initialise(bool shim)
 {
 	unsigned int (*init)(unsigned int);
+	int (*state)(void);
 	unsigned int answer;
 
 	*(void **)&init = dlsym(libcuda, "cuInit");
@@ -220,7 +222,13 @@ static int initialise(void)
 	recording_let_init_succeed(0);
 	if (answer != 0)
 		printf("cuInit returned %#x\n", answer);
-	return answer == 0;
+	if (answer != 0 || !shim)
+		return answer == 0;
+	*(void **)&state = dlsym(RTLD_DEFAULT, "affinode_state");
+	if (state && state() == 1)
+		return true;
+	printf("the shim is not at work: its state is %d\n", state ? state() : -1);
+	return false;
 }
 
 int main(int argc, char **argv)
@@ -241,7 +249,7 @@ int main(int argc, char **argv)
 	}
 	/* Before cuInit the shim only passes on; after it, hooks and gate are at work.  */
 	calls = call_everything(atoi(argv[2]), shim);
-	if (!initialise())
+	if (!initialise(shim))
 		return 1;
 	calls += call_everything(atoi(argv[2]), shim);
 	printf("%lu calls, %d complaints, seed %s\n", calls, complaints, argv[1]);

@@ -1,4 +1,4 @@
-"""Write the C of the argument test that follows from the table: a driver's entry points, and a typed call of each.
+"""Write the C of the argument test that follows from the table: a driver's functions, and a typed call of each.
 
 Run by test_arguments.py: `generate.py FOLDER` writes driver_entry_points.c and caller_entry_points.c there.
 """
@@ -29,7 +29,7 @@ C_TYPES = {
 }
 WAITING = {"LAUNCH", "COPY", "ALLOC", "SYNC", "MODULE"}
 
-# Names that no table knows, as a later driver will have: every kind of argument, and all the room there is for them.
+# Names that no table knows, as a later driver will have: every kind of argument, and as many as there is room for.
 LATER = (
     Prototype("cuLaterAddition", "pplicsfdfd{64}{64}lllll", 20000),
     Prototype("cuLaterAddition_v2", "pppllliidfdfdfdf{64}{64}lllll", 21000),
@@ -80,7 +80,12 @@ def entry_points() -> list[EntryPoint]:
 
 def driver_function(entry: EntryPoint) -> str:
     """Return the definition of the driver's function: write the arguments down, return the answer."""
-    lines = [entry.declaration(entry.name), "{", f"\tstruct recording *got = driver_called({entry.index});", ""]
+    lines = [
+        entry.declaration(entry.name),
+        "{",
+        f"\tstruct recording *got = driver_called({entry.index});",
+        "",
+    ]
     lines += [f"\tDRIVER_TOOK(got, a{n});" for n in range(len(entry.types))] or ["\t(void)got;"]
     if entry.name == "cuInit":
         lines.append(f"\treturn driver_init_answer({entry.index});")
@@ -90,7 +95,7 @@ def driver_function(entry: EntryPoint) -> str:
         lines.append(f"\treturn driver_proc_address({entry.index}, a0, a1, (int)a2, a3, a4);")
     else:
         lines.append(f"\treturn RECORDING_ANSWER({entry.index});")
-    return "\n".join([f"{entry.declaration(entry.name)};", *lines, "}"])
+    return "\n".join([f"{declaration};", *lines, "}"])
 
 
 def typed_call(entry: EntryPoint) -> str:
@@ -112,6 +117,7 @@ def typed_call(entry: EntryPoint) -> str:
 
 
 def driver_source(entries: list[EntryPoint]) -> str:
+    """Return driver_entry_points.c: the functions, and the table that driver.c answers cuGetProcAddress from."""
     rows = [
         f'\t{{"{e.name}", "{base_name(e.name)}", {e.prototype.since}, {e.per_thread}, (void *){e.name}}},'
         for e in entries
@@ -126,9 +132,10 @@ def driver_source(entries: list[EntryPoint]) -> str:
 
 
 def caller_source(entries: list[EntryPoint]) -> str:
+    """Return caller_entry_points.c: a typed call of each function, and the table that caller.c walks."""
     rows = [
-        f'\t{{"{e.name}", "{base_name(e.name)}", "{e.prototype.signature}", {e.prototype.since}, {e.per_thread}, '
-        f"{int(e.waits)}, {'NULL' if e.later else f'(void *){e.name}'}, call_{e.index}}},"
+        f'\t{{"{e.name}", "{base_name(e.name)}", "{e.prototype.signature}", {e.prototype.since}, '
+        f"{e.per_thread}, {int(e.waits)}, {'NULL' if e.later else f'(void *){e.name}'}, call_{e.index}}},"
         for e in entries
     ]
     return "\n\n".join(
@@ -142,6 +149,7 @@ def caller_source(entries: list[EntryPoint]) -> str:
 
 
 def main(folder: Path) -> None:
+    """Write both files into `folder`."""
     entries = entry_points()
     (folder / "driver_entry_points.c").write_text(driver_source(entries))
     (folder / "caller_entry_points.c").write_text(caller_source(entries))
