@@ -1,4 +1,4 @@
-"""Write the C of the argument test that follows from the table: a driver's functions, and a typed call of each.
+"""Write the C of the argument test that follows from the table: a driver's functions, a typed call of each.
 
 Run by test_arguments.py: `generate.py FOLDER` writes driver_entry_points.c and caller_entry_points.c there.
 """
@@ -29,7 +29,7 @@ C_TYPES = {
 }
 WAITING = {"LAUNCH", "COPY", "ALLOC", "SYNC", "MODULE"}
 
-# Names that no table knows, as a later driver will have: every kind of argument, and as many as there is room for.
+# Names that no table knows, as a later driver will have: every kind of argument, as many as there is room for.
 LATER = (
     Prototype("cuLaterAddition", "pplicsfdfd{64}{64}lllll", 20000),
     Prototype("cuLaterAddition_v2", "pppllliidfdfdfdf{64}{64}lllll", 21000),
@@ -80,12 +80,8 @@ def entry_points() -> list[EntryPoint]:
 
 def driver_function(entry: EntryPoint) -> str:
     """Return the definition of the driver's function: write the arguments down, return the answer."""
-    lines = [
-        entry.declaration(entry.name),
-        "{",
-        f"\tstruct recording *got = driver_called({entry.index});",
-        "",
-    ]
+    declaration = entry.declaration(entry.name)
+    lines = [declaration, "{", f"\tstruct recording *got = driver_called({entry.index});", ""]
     lines += [f"\tDRIVER_TOOK(got, a{n});" for n in range(len(entry.types))] or ["\t(void)got;"]
     if entry.name == "cuInit":
         lines.append(f"\treturn driver_init_answer({entry.index});")
@@ -117,7 +113,7 @@ def typed_call(entry: EntryPoint) -> str:
 
 
 def driver_source(entries: list[EntryPoint]) -> str:
-    """Return driver_entry_points.c: the functions, and the table that driver.c answers cuGetProcAddress from."""
+    """Return driver_entry_points.c: the functions, and the table that cuGetProcAddress is answered from."""
     rows = [
         f'\t{{"{e.name}", "{base_name(e.name)}", {e.prototype.since}, {e.per_thread}, (void *){e.name}}},'
         for e in entries
