@@ -1,0 +1,3 @@
+import { JupyterFrontEndPlugin } from '@jupyterlab/application';
+const plugins: JupyterFrontEndPlugin<unknown>[] = [];
+export default plugins;
