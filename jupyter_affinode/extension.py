@@ -55,8 +55,8 @@ class AffinodeExtension(ExtensionApp):
         ["needed", "idle"],
         default_value=None,
         allow_none=True,
-        help="""When an idle kernel's GPU memory is moved to host memory: "needed", when another kernel waits for
-        room or free GPU memory falls under the low watermark; "idle", as soon as it is idle long enough, for
+        help="""When an idle kernel's GPU memory is moved to host memory: "needed", when another kernel waits
+        for room or free GPU memory falls under the low watermark; "idle", as soon as it is idle for long, on
         machines whose GPUs are also used by others or are to be switched off."""
         + SHARED,
     ).tag(config=True)

@@ -18,6 +18,7 @@ from typing import Any
 
 import zmq
 import zmq.asyncio
+from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 from jupyter_client.session import DELIM
 
@@ -50,7 +51,7 @@ class ExecutionTracker:
         self._on_cells = on_cells
         self._on_interrupt = on_interrupt
         self._log = log
-        self._session = manager.session.clone()
+        self._client: BlockingKernelClient | None = None
         self._known_parents: OrderedDict[bytes, None] = OrderedDict()
         self._probes: dict[str, frozenset[str]] = {}  # message id of a probe: the ids it was sent for
         self._last_message = self._opened_at = time.monotonic()
@@ -63,8 +64,11 @@ class ExecutionTracker:
         change).
         """
         self.close()
-        self._iopub = self._manager.connect_iopub()
-        self._task = asyncio.get_running_loop().create_task(self._follow(), name="affinode-tracker")
+        # A manager's own sockets may be plain, asyncio's or tornado's; those of a blocking client are plain.
+        self._client = self._manager.blocking_client()
+        self._client.context = zmq.Context.instance()
+        self._iopub = self._client.connect_iopub()
+        self._run()
 
     def close(self) -> None:
         """Stop following and release the sockets; no callback comes afterwards."""
@@ -96,24 +100,31 @@ class ExecutionTracker:
             self._probe()
 
     def _probe(self) -> None:
+        assert self._client is not None
         waiting = set().union(*self._probes.values())
         for subshell, message_ids in self.cells.subshells().items():
             if message_ids <= waiting:
                 continue
             if self._shell is None:
-                self._shell = self._manager.connect_shell()
-                self._wake()
-            message = self._session.msg("kernel_info_request", content={})
+                self._shell = self._client.connect_shell()
+                self._run()  # polls the shell channel too from now on
+            message = self._client.session.msg("kernel_info_request", content={})
             if subshell is not None:
                 message["header"]["subshell_id"] = subshell
-            self._session.send(self._shell, message)
+            self._client.session.send(self._shell, message)
             self._probes[message["header"]["msg_id"]] = message_ids
 
-    def _wake(self) -> None:
-        """Let the task poll the shell channel too."""
+    def _run(self) -> None:
         if self._task is not None:
             self._task.cancel()
         self._task = asyncio.get_running_loop().create_task(self._follow(), name="affinode-tracker")
+        self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self._log.error(
+                "Following the cells of kernel %s failed", self._manager.kernel_id, exc_info=task.exception()
+            )
 
     async def _follow(self) -> None:
         poller = zmq.asyncio.Poller()
@@ -147,7 +158,7 @@ class ExecutionTracker:
         is_status = b"status" in header
         if not is_status and parent in self._known_parents:
             return
-        message = self._session.deserialize(frames[start:], content=is_status)
+        message = self._deserialized(frames, content=is_status)
         self._known_parents[parent] = None
         if len(self._known_parents) > REMEMBERED_PARENTS:
             self._known_parents.popitem(last=False)
@@ -171,11 +182,16 @@ class ExecutionTracker:
 
     def _take_reply(self, frames: list[bytes]) -> None:
         """An answer on the shell channel: whatever it says, the cells it was asked behind are over."""
-        message = self._session.deserialize(frames[frames.index(DELIM) + 1 :], content=False)
+        message = self._deserialized(frames, content=False)
         message_ids = self._probes.pop(message["parent_header"]["msg_id"], frozenset())
         if self.cells.answered(message_ids):
             self._log.info("Kernel %s had finished a cell whose end was lost.", self._manager.kernel_id)
             self._report()
+
+    def _deserialized(self, frames: list[bytes], *, content: bool) -> dict[str, Any]:
+        """A message whose signature was checked; ValueError otherwise."""
+        assert self._client is not None
+        return self._client.session.deserialize(frames[frames.index(DELIM) + 1 :], content=content)
 
     def _reset(self) -> None:
         self._probes.clear()

@@ -1,0 +1,77 @@
+"""Fixtures for tests of the server side: this process as one of a machine's own, kernelspecs, kernel
+managers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jupyter_client.manager import AsyncKernelManager
+from jupyter_client.provisioning import KernelProvisionerFactory
+from live_machine import Machine
+
+
+@pytest.fixture
+def here(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """The machine, with this test's own process in its environment."""
+    for name, value in machine.environment.items():
+        if name.startswith(("AFFINODE_", "JUPYTER_", "IPYTHON", "XDG_")):
+            monkeypatch.setenv(name, value)
+    return machine
+
+
+@pytest.fixture
+def factory() -> Iterator[type[KernelProvisionerFactory]]:
+    """A provisioner factory that was not made yet, and is forgotten afterwards."""
+    KernelProvisionerFactory.clear_instance()
+    yield KernelProvisionerFactory
+    KernelProvisionerFactory.clear_instance()
+
+
+@pytest.fixture
+def kernelspec(machine: Machine) -> Callable[..., str]:
+    """`kernelspec(name, **fields)` writes a kernelspec on the machine; ipykernel's where nothing else is
+    said.
+    """
+
+    def write(name: str, **fields: Any) -> str:
+        folder = Path(machine.environment["JUPYTER_DATA_DIR"]) / "kernels" / name
+        folder.mkdir(parents=True)
+        argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        model = {"argv": argv, "display_name": name, "language": "python", **fields}
+        (folder / "kernel.json").write_text(json.dumps(model))
+        return name
+
+    return write
+
+
+@pytest.fixture
+def kernel_manager(
+    jp_asyncio_loop: asyncio.AbstractEventLoop,
+    here: Machine,
+    factory: type[KernelProvisionerFactory],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Callable[..., Any]]:
+    """`await kernel_manager(provisioner="affinode-provisioner", kernel_name="python3")`: a started kernel."""
+    made: list[AsyncKernelManager] = []
+
+    async def start(
+        provisioner: str = "affinode-provisioner", kernel_name: str = "python3"
+    ) -> AsyncKernelManager:
+        factory.clear_instance()
+        monkeypatch.setenv("JUPYTER_DEFAULT_PROVISIONER_NAME", provisioner)
+        manager = AsyncKernelManager(kernel_name=kernel_name)
+        made.append(manager)
+        await manager.start_kernel()
+        return manager
+
+    yield start
+    for manager in made:
+        jp_asyncio_loop.run_until_complete(manager.shutdown_kernel(now=True))
+        manager.context.destroy(linger=0)

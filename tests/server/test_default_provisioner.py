@@ -1,0 +1,86 @@
+"""Who chooses the provisioner of kernels whose kernelspec names none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from jupyter_client.provisioning import KernelProvisionerFactory
+from traitlets.config import Config, Configurable
+
+from jupyter_affinode.default_provisioner import LOCAL, OURS, claim_default
+
+
+def claim(config: dict | None = None, **options: bool):
+    parent = Configurable(config=Config(config or {}))
+    return claim_default(parent, **options), KernelProvisionerFactory.instance().default_provisioner_name
+
+
+def test_without_any_configuration_it_is_ours(here, factory):
+    default, effective = claim()
+    assert default.is_ours and effective == OURS
+
+
+def test_a_choice_by_configuration_wins(here, factory):
+    default, effective = claim({"KernelProvisionerFactory": {"default_provisioner_name": "site-provisioner"}})
+    assert default.name == effective == "site-provisioner"
+    assert "configured" in default.reason
+
+
+def test_the_local_provisioner_chosen_by_configuration_stays(here, factory):
+    default, effective = claim({"KernelProvisionerFactory": {"default_provisioner_name": LOCAL}})
+    assert default.name == effective == LOCAL
+
+
+def test_a_choice_by_environment_wins(here, factory, monkeypatch):
+    monkeypatch.setenv("JUPYTER_DEFAULT_PROVISIONER_NAME", LOCAL)
+    default, effective = claim()
+    assert default.name == effective == LOCAL
+    assert "JUPYTER_DEFAULT_PROVISIONER_NAME" in default.reason
+
+
+def test_another_extensions_choice_wins(here, factory):
+    factory.instance().default_provisioner_name = "their-provisioner"
+    default, effective = claim()
+    assert default.name == effective == "their-provisioner"
+
+
+def test_switched_off_it_stays_local(here, factory):
+    default, effective = claim(enabled=False)
+    assert default.name == effective == LOCAL
+
+
+def test_an_unregistered_provisioner_is_never_made_the_default(here, factory, monkeypatch):
+    monkeypatch.setattr(factory, "provisioners", {})
+    monkeypatch.setattr(factory, "_get_all_provisioners", staticmethod(lambda: []))
+    default, effective = claim()
+    assert default.name == effective == LOCAL
+    assert "not registered" in default.reason
+
+
+def provisioner_of(kernel) -> str:
+    return "ours" if "AFFINODE_KERNEL_ID" in kernel.environment() else "other"
+
+
+@pytest.mark.parametrize("choice", ["nothing", "configuration", "environment"])
+def test_a_real_servers_kernel(native, machine, server, choice):
+    if choice == "configuration":
+        config = {"KernelProvisionerFactory": {"default_provisioner_name": LOCAL}}
+        path = Path(machine.environment["JUPYTER_CONFIG_DIR"], "jupyter_server_config.json")
+        path.write_text(json.dumps(config))
+    elif choice == "environment":
+        machine.environment["JUPYTER_DEFAULT_PROVISIONER_NAME"] = LOCAL
+    server.start()
+    kernel = server.start_kernel()
+    assert provisioner_of(kernel) == ("ours" if choice == "nothing" else "other")
+    said = [line for line in server.log().splitlines() if "New kernels are started by" in line]
+    assert len(said) == 1, said
+
+
+def test_a_disabled_extension_leaves_kernels_and_answers_so(native, machine, server):
+    server.start("--AffinodeExtension.enabled=False")
+    assert provisioner_of(server.start_kernel()) == "other"
+    status, answer = server.affinode()
+    assert status == 200 and answer["available"] is False and "switched off" in answer["message"]
+    assert machine.node() is None, "no controller was started"

@@ -1,0 +1,182 @@
+"""What happens inside a kernel at its start: chaining PYTHONSTARTUP, registering magics, leaving no trace."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+from jupyter_affinode.kernel_magics import parse_duration, size_text
+from jupyter_affinode.launch_environment import KERNEL_STARTUP
+
+NAMES = "print(sorted(n for n in dir() if not n.startswith('_') or 'affinode' in n))"
+MINE = "import os\nmine = __file__\nchained = os.environ.get('PYTHONSTARTUP')\n"
+
+
+def python_i(code: str, machine, executable: str = sys.executable, **variables: str):
+    env = {**machine.environment, "PYTHONSTARTUP": str(KERNEL_STARTUP), **variables}
+    env = {name: value for name, value in env.items() if value != "-"}
+    return subprocess.run(
+        [executable, "-i", "-q"],
+        input=code,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=machine.work,
+    )
+
+
+def test_plain_python_only_runs_the_old_startup(machine):
+    old = machine.work / "mine.py"
+    old.write_text(MINE)
+    done = python_i(f"print(mine, chained)\n{NAMES}\n", machine, AFFINODE_STARTUP_CHAIN=str(old))
+    assert done.stdout.splitlines()[0] == f"{old} {old}"
+    assert done.stdout.splitlines()[1] == "['chained', 'mine', 'os']"
+    assert "Error" not in done.stderr
+
+
+def test_without_an_old_startup_nothing_is_left(machine):
+    done = python_i(f"{NAMES}\nimport os; print(os.environ.get('PYTHONSTARTUP'))\n", machine)
+    assert done.stdout.split("\n")[:2] == ["[]", "None"]
+
+
+def test_an_error_in_the_old_startup_is_shown_and_stops_nothing(machine):
+    old = machine.work / "broken.py"
+    old.write_text("1/0\n")
+    done = python_i("print('alive')\n", machine, AFFINODE_STARTUP_CHAIN=str(old))
+    assert "alive" in done.stdout and "ZeroDivisionError" in done.stderr
+
+
+def test_children_get_the_old_startup_back(native, machine, server):
+    old = machine.work / "mine.py"
+    old.write_text(MINE)
+    machine.environment["PYTHONSTARTUP"] = str(old)
+    server.start()
+    kernel = server.start_kernel()
+    assert kernel.run("print(mine, chained)").text.split() == [str(old), str(old)]
+    child = "import subprocess, sys; print(subprocess.run([sys.executable, '-i', '-q'], input='print(mine)', "
+    assert kernel.run(child + "capture_output=True, text=True).stdout)").text.strip() == str(old)
+    kernel.restart()
+    assert kernel.run("print(mine, chained)").text.split() == [str(old), str(old)]
+
+
+def test_an_ipython_kernels_namespace_stays_clean(native, server):
+    server.start()
+    kernel = server.start_kernel()
+    assert "affinode" not in kernel.run("print(dir())").text
+    assert kernel.run("print(__doc__)").text.startswith("Automatically created module")
+    assert "%gpu_park" in kernel.run("%lsmagic").text
+
+
+def test_an_error_in_an_ipython_kernels_old_startup_is_survived(native, machine, server):
+    old = machine.work / "broken.py"
+    old.write_text("before = 1\n1/0\n")
+    machine.environment["PYTHONSTARTUP"] = str(old)
+    server.start()
+    kernel = server.start_kernel()
+    assert kernel.run("print(before)").text == "1\n"
+    assert "No GPU in use" in kernel.run("%gpu_status").text
+
+
+@pytest.fixture
+def foreign_python(machine) -> str:
+    """A Python environment that has ipykernel and its dependencies, but not our package."""
+    folder = machine.folder / "foreign"
+    venv.create(folder, with_pip=False, symlinks=True)
+    site = Path(
+        subprocess.run(
+            [folder / "bin" / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+    )
+    for item in Path(sysconfig.get_path("purelib")).iterdir():
+        if "affinode" not in item.name and item.suffix != ".pth":
+            (site / item.name).symlink_to(item)
+    return str(folder / "bin" / "python")
+
+
+def test_a_kernel_of_another_environment_has_the_magics(native, machine, server, kernelspec, foreign_python):
+    argv = [foreign_python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    kernelspec("foreign", argv=argv, env={"PYTHONPATH": ""})
+    server.start()
+    kernel = server.start_kernel("foreign")
+    assert kernel.run("import jupyter_affinode").error == "ModuleNotFoundError"
+    assert "No GPU in use" in kernel.run("%gpu_status").text
+    assert kernel.environment()["LD_PRELOAD"].endswith("libaffinode.so")
+
+
+def test_the_extension_loads_in_a_kernel_without_the_shim(native, machine, server):
+    machine.environment["JUPYTER_DEFAULT_PROVISIONER_NAME"] = "local-provisioner"
+    server.start()
+    kernel = server.start_kernel()
+    assert "UsageError" in kernel.run("%gpu_status").stderr + str(kernel.run("%gpu_status").error)
+    loaded = kernel.run("%load_ext jupyter_affinode")
+    assert loaded.status == "ok" and loaded.text == ""
+    for line in ("%gpu_status", "%gpu_park", "%gpu_hold 1h", "%gpu_release"):
+        ran = kernel.run(line)
+        assert ran.status == "ok" and ran.stderr == "" and len(ran.text.splitlines()) == 1, line
+        assert "without jupyter-affinode" in ran.text
+
+
+def test_a_library_that_is_not_loaded_is_told_apart(native, machine, server, kernelspec):
+    kernelspec("unloaded", env={"AFFINODE_LIBRARY": "/nonexistent/libaffinode.so"})
+    machine.environment["JUPYTER_DEFAULT_PROVISIONER_NAME"] = "local-provisioner"
+    server.start()
+    kernel = server.start_kernel("unloaded")
+    kernel.run("%load_ext jupyter_affinode")
+    assert "not loaded in this kernel" in kernel.run("%gpu_park").text
+
+
+def test_the_cell_magic_runs_its_body_whether_or_not_the_gpu_was_freed(native, server):
+    server.start()
+    kernel = server.start_kernel()
+    ran = kernel.run("%%gpu_park\nvalue = 40\nvalue + 2")
+    assert ran.status == "ok" and ran.text.startswith("Not freed: ") and ran.text.endswith("42")
+    assert kernel.run("print(value)").text == "40\n"
+    assert kernel.run("%%gpu_park\nvalue + 3;").text.count("\n") == 1, "a semicolon hides the value"
+    failed = kernel.run("%%gpu_park\n1/0")
+    assert failed.status == "error" and failed.error == "ZeroDivisionError"
+
+
+def test_a_hold_without_a_time_that_makes_sense_is_one_line(native, server):
+    server.start()
+    kernel = server.start_kernel()
+    for argument in ("soon", "10", "1h later", "0s"):
+        ran = kernel.run(f"%gpu_hold {argument}")
+        assert ran.status == "ok" and ran.text.startswith("Not kept: ") and ran.text.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("", None), ("90s", 90), ("30m", 1800), ("1h", 3600), ("1h30m", 5400), ("2D", 172800)],
+)
+def test_durations(text, seconds):
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["10", "h", "1x", "-1h", "1h5", "1.5h"])
+def test_what_is_no_duration(text):
+    with pytest.raises(ValueError):
+        parse_duration(text)
+
+
+def test_sizes_in_words():
+    words = [size_text(count) for count in (0, 1000, 2048, 300 * 2**20, 3 * 2**29, 12 * 2**30)]
+    assert words == ["0 bytes", "1000 bytes", "2 KiB", "300 MiB", "1.5 GiB", "12 GiB"]
+
+
+def test_importing_the_package_imports_nothing_of_the_server():
+    code = "import sys, jupyter_affinode; print([m for m in sys.modules if m.split('.')[0] in "
+    code += "('jupyter_server', 'tornado', 'traitlets', 'jupyter_client', 'IPython')])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
+    )
+    assert done.stdout == "[]\n"

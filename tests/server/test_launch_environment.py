@@ -1,0 +1,140 @@
+"""The environment a managed kernel gets, and every reason to start it without us."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jupyter_affinode import environment
+from jupyter_affinode import launch_environment as launch
+
+ARGV = [sys.executable, "-m", "ipykernel_launcher"]
+
+
+@pytest.fixture
+def shim(native, here) -> Path:
+    """The built shim; the test's process belongs to a machine of its own."""
+    launch.prove_preload.cache_clear()
+    path = environment.shim_path()
+    assert path is not None
+    return path
+
+
+def managed(env: dict[str, str], **options: object) -> dict[str, str]:
+    launch.manage(env, "kernel-1", ARGV, **options)  # type: ignore[arg-type]
+    return env
+
+
+def test_the_shim_is_preloaded_and_what_was_preloaded_stays(shim):
+    env = managed({"PATH": os.environ["PATH"], "LD_PRELOAD": "/lib/other.so /lib/third.so"})
+    assert env["LD_PRELOAD"] == f"{shim}:/lib/other.so:/lib/third.so"
+    assert env["AFFINODE_KERNEL_ID"] == "kernel-1"
+    assert env["AFFINODE_LIBRARY"] == str(shim)
+    assert env["PYTHONSTARTUP"] == str(launch.KERNEL_STARTUP)
+    assert "AFFINODE_STARTUP_CHAIN" not in env and "AFFINODE_SERVER" not in env
+
+
+def test_doing_it_twice_changes_nothing(shim):
+    once = managed({"PATH": os.environ["PATH"], "PYTHONSTARTUP": "/home/me/start.py"})
+    assert once["AFFINODE_STARTUP_CHAIN"] == "/home/me/start.py"
+    assert managed(dict(once)) == once
+
+
+def test_a_kernel_that_is_not_python_keeps_its_startup(shim):
+    env = managed({"PATH": os.environ["PATH"], "PYTHONSTARTUP": "/home/me/start.py"}, python=False)
+    assert env["PYTHONSTARTUP"] == "/home/me/start.py"
+
+
+def test_switched_off_means_untouched(shim):
+    env = {"AFFINODE_DISABLE": "1"}
+    with pytest.raises(launch.Unmanaged, match="AFFINODE_DISABLE"):
+        managed(env)
+    assert env == {"AFFINODE_DISABLE": "1"}
+
+
+@pytest.mark.parametrize("name", ["with space", "with:colon"])
+def test_a_path_that_ld_preload_cannot_name_gets_a_link(shim, here, monkeypatch, name):
+    folder = here.folder / name
+    folder.mkdir()
+    odd = folder / "libaffinode.so"
+    shutil.copy(shim, odd)
+    monkeypatch.setattr(environment, "shim_path", lambda: odd)
+    for _ in range(2):
+        env = managed({"PATH": os.environ["PATH"]})
+        assert " " not in env["LD_PRELOAD"] and ":" not in env["LD_PRELOAD"]
+        assert Path(env["LD_PRELOAD"]).resolve() == odd.resolve()
+    said = subprocess.run(["/bin/true"], env=env, capture_output=True, check=True)
+    assert said.stderr == b""
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"not a library", r"invalid ELF|cannot be preloaded"), (b"", r"too short|cannot be preloaded")],
+)
+def test_a_broken_shim_is_found_out_before_any_kernel_starts(shim, here, monkeypatch, content, words):
+    broken = here.folder / "libaffinode.so"
+    broken.write_bytes(content)
+    monkeypatch.setattr(environment, "shim_path", lambda: broken)
+    env = {"PATH": os.environ["PATH"]}
+    with pytest.raises(launch.Unmanaged, match=words):
+        managed(env)
+    assert env == {"PATH": os.environ["PATH"]}
+
+
+def test_a_missing_shim_says_so(shim, monkeypatch):
+    monkeypatch.setattr(environment, "shim_path", lambda: None)
+    with pytest.raises(launch.Unmanaged, match=r"no libaffinode\.so"):
+        managed({})
+
+
+def test_the_proof_is_made_once(shim, monkeypatch):
+    managed({"PATH": os.environ["PATH"]})
+    monkeypatch.setattr(launch, "_run_preloaded", lambda *_: pytest.fail("proved again"))
+    managed({"PATH": os.environ["PATH"]})
+
+
+def test_the_interpreters_own_loader_is_asked(shim):
+    loader = launch.program_loader(Path(sys.executable))
+    assert loader is not None and Path(loader).exists()
+    assert launch.program_loader(Path(launch.__file__)) is None, "a script has none"
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the foreign program is made for x86-64")
+def test_a_loader_that_cannot_load_the_shim_is_found_out(shim, here):
+    """A program whose loader refuses: `/bin/false` stands for a foreign one, named by a rewritten
+    PT_INTERP.
+    """
+    loader = launch.program_loader(Path(sys.executable))
+    program = bytearray(Path(sys.executable).resolve().read_bytes())
+    at = program.index(loader.encode() + b"\0")
+    program[at : at + len(loader)] = b"/bin/false".ljust(len(loader), b"\0")
+    foreign = here.folder / "foreign-python"
+    foreign.write_bytes(program)
+    foreign.chmod(0o755)
+    with pytest.raises(launch.Unmanaged, match="foreign-python"):
+        launch.manage({"PATH": os.environ["PATH"]}, "kernel-1", [str(foreign)])
+
+
+def test_the_simulated_gpu_comes_first_on_the_library_path(shim, here):
+    if environment.sim_paths() is None:
+        pytest.fail("make -C shim did not build the simulator")
+    env = managed({"PATH": os.environ["PATH"], "AFFINODE_SIM": "1", "LD_LIBRARY_PATH": "/opt/lib"})
+    first, second = env["LD_LIBRARY_PATH"].split(":")
+    assert Path(first, "libcuda.so.1").exists() and second == "/opt/lib"
+
+
+def test_a_refused_simulation_leaves_the_kernel_alone(shim, monkeypatch):
+    def refuse() -> Path:
+        raise environment.SimulationRefused("a real driver is here")
+
+    monkeypatch.setattr(environment, "simulation_folder", refuse)
+    env = {"PATH": os.environ["PATH"], "AFFINODE_SIM": "1"}
+    with pytest.raises(launch.Unmanaged, match="a real driver"):
+        managed(env)
+    assert "LD_PRELOAD" not in env

@@ -1,0 +1,194 @@
+"""The execution tracker on real kernels, through its own channels."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import zmq
+
+from jupyter_affinode.tracker import ExecutionTracker
+
+LOG = logging.getLogger(__name__)
+
+
+class Heard:
+    """What a tracker reported."""
+
+    def __init__(self) -> None:
+        self.cells: list[tuple[bool, str | None]] = []
+        self.interrupts = 0
+
+    def cell(self, is_open: bool, cell_id: str | None) -> None:
+        self.cells.append((is_open, cell_id))
+
+    def interrupt(self) -> None:
+        self.interrupts += 1
+
+
+@pytest.fixture
+def tracked(kernel_manager):
+    """`await tracked(**)`: (manager, ready client, tracker, what it heard) of a new kernel."""
+    closing: list[Any] = []
+
+    async def start(**options: Any) -> tuple[Any, Any, ExecutionTracker, Heard]:
+        manager = await kernel_manager("local-provisioner", **options)
+        client = manager.client()
+        client.start_channels()
+        await client.wait_for_ready(timeout=60)
+        heard = Heard()
+        tracker = ExecutionTracker(manager, on_cells=heard.cell, on_interrupt=heard.interrupt, log=LOG)
+        tracker.start()
+        closing.extend([tracker.close, client.stop_channels])
+        await subscribed(client, tracker)
+        return manager, client, tracker, heard
+
+    yield start
+    for close in closing:
+        close()
+
+
+async def until(condition: Callable[[], Any], timeout: float = 20) -> None:
+    """Wait for a condition on the event loop."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "not in time"
+        await asyncio.sleep(0.01)
+
+
+def in_subshell(client: Any, subshell: str, code: str) -> str:
+    """Send a cell to a subshell; its message id."""
+    content = {"code": code, "silent": False, "store_history": False}
+    message = client.session.msg("execute_request", content)
+    message["header"]["subshell_id"] = subshell
+    client.shell_channel.send(message)
+    return message["header"]["msg_id"]
+
+
+async def subscribed(client: Any, tracker: ExecutionTracker) -> None:
+    """Wait until the tracker's subscription reached the kernel: something of it arrives."""
+    deadline = time.monotonic() + 20
+    while tracker.cells.messages == 0:
+        assert time.monotonic() < deadline
+        client.kernel_info()
+        await asyncio.sleep(0.05)
+
+
+async def test_a_cell_opens_and_closes(tracked):
+    _, client, _, heard = await tracked()
+    message_id = client.execute("input_ = 1")
+    await until(lambda: len(heard.cells) == 2)
+    assert heard.cells == [(True, message_id), (False, None)]
+
+
+async def test_what_is_no_execution_is_no_cell(tracked):
+    _, client, tracker, heard = await tracked()
+    seen = tracker.cells.messages
+    client.complete("imp")
+    client.kernel_info()
+    await until(lambda: tracker.cells.messages >= seen + 4)
+    assert heard.cells == []
+
+
+async def test_a_subshells_cell_does_not_close_the_main_shells(tracked):
+    _, client, tracker, heard = await tracked()
+    request = client.session.msg("create_subshell_request")
+    client.control_channel.send(request)
+    reply = await client.get_control_msg(timeout=20)
+    subshell = reply["content"]["subshell_id"]
+    main = client.execute("import threading; go = threading.Event(); go.wait(30)")
+    await until(lambda: tracker.cells.current == main)
+    side = in_subshell(client, subshell, "go.is_set()")
+    await until(lambda: (True, side) in heard.cells and tracker.cells.current == main)
+    assert heard.cells[-1] == (True, main)
+    in_subshell(client, subshell, "go.set()")
+    await until(lambda: tracker.cells.current is None)
+
+
+async def test_a_hundred_thousand_outputs_with_a_stalled_reader_leave_nothing_open(tracked):
+    """The loop does not read while the kernel floods: iopub drops the cell's end, and the probe finds out."""
+    _, client, tracker, heard = await tracked()
+    flood = (
+        "import sys\n"
+        "kernel, parent = get_ipython().kernel, get_ipython().parent_header\n"
+        "content = {'name': 'stdout', 'text': 'x' * 200}\n"
+        "for i in range(100_000):\n"
+        "    kernel.session.send(kernel.iopub_socket, 'stream', content, parent=parent)\n"
+    )
+    message_id = client.execute(flood, store_history=False)
+    await until(lambda: tracker.cells.current == message_id)
+    tracemalloc.start()
+    stalled = zmq.Poller()
+    stalled.register(client.shell_channel.socket, zmq.POLLIN)
+    assert stalled.poll(120_000), "the flood did not end"  # blocks this thread, and the tracker with it
+    await until(lambda: tracker.cells.messages >= 1000)
+    lost = tracker.cells.current is not None
+    asked = time.monotonic()
+    while tracker.cells.current is not None:
+        assert time.monotonic() < asked + 20, "the cell stayed open"
+        tracker.gpu_idle(10.0)
+        await asyncio.sleep(0.05)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert lost, "nothing was lost: the test no longer shows anything"
+    assert peak < 50 * 2**20
+    assert heard.cells[-1] == (False, None)
+
+
+async def test_a_flood_that_is_read_costs_little(tracked):
+    """20,000 outputs of one cell take the loop well under a second of CPU, and lose nothing."""
+    _, client, _, heard = await tracked()
+    before = time.process_time()
+    message_id = client.execute("for i in range(20_000): print(i, flush=i % 100 == 0)", store_history=False)
+    await until(lambda: (False, None) in heard.cells, timeout=60)
+    assert heard.cells[0] == (True, message_id)
+    assert time.process_time() - before < 5
+
+
+async def test_a_busy_cell_is_not_closed_by_the_question(tracked):
+    _, client, tracker, heard = await tracked()
+    message_id = client.execute("import time; time.sleep(1.5)")
+    await until(lambda: tracker.cells.current == message_id)
+    tracker._probe()
+    tracker._probe()
+    assert len(tracker._probes) == 1, "one question at a time"
+    await until(lambda: tracker.cells.current is None)
+    await until(lambda: not tracker._probes)
+    assert heard.cells == [(True, message_id), (False, None)]
+
+
+async def test_a_restart_closes_the_open_cell_and_the_next_one_is_seen(tracked):
+    manager, client, tracker, heard = await tracked()
+    client.execute("import time; time.sleep(60)")
+    await until(lambda: tracker.cells.current is not None)
+    await manager.restart_kernel(now=True)
+    tracker.restarted()
+    assert heard.cells[-1] == (False, None)
+    await client.wait_for_ready(timeout=60)
+    await subscribed(client, tracker)
+    message_id = client.execute("1")
+    await until(lambda: (True, message_id) in heard.cells and heard.cells[-1] == (False, None))
+
+
+async def test_an_interrupt_request_is_heard(tracked, kernelspec):
+    kernelspec("by-message", interrupt_mode="message")
+    manager, client, tracker, heard = await tracked(kernel_name="by-message")
+    client.execute("import time; time.sleep(60)")
+    await until(lambda: tracker.cells.current is not None)
+    await manager.interrupt_kernel()
+    await until(lambda: heard.interrupts == 1 and tracker.cells.current is None)
+
+
+async def test_a_kernel_in_another_language_is_tracked(tracked, kernelspec):
+    import sys
+
+    argv = [sys.executable, "-m", "bash_kernel", "-f", "{connection_file}"]
+    kernelspec("shell", argv=argv, language="bash")
+    _, client, _, heard = await tracked(kernel_name="shell")
+    message_id = client.execute("echo hello")
+    await until(lambda: heard.cells == [(True, message_id), (False, None)])
