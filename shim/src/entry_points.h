@@ -19,30 +19,30 @@
  * shape   INT: integers and pointers, 11 words at most. WIDE: floats, structs by value, or more words.
  * words   eight-byte argument words, those of by-value structs included.
  *
- * Decisions that are not obvious:
- * - cuFuncGet*, cuKernelGet* (GetFunction too), cuModuleGetFunction, cuLibraryGetKernel, cuOccupancy*, cuGraphAddKernelNode
- *   are HOST although lazy loading may put a kernel's code on the device: they touch nothing that was parked, the code is
- *   small, XLA aborts the process when they fail, and a MODULE wait cannot be interrupted.
- * - cuModuleGetGlobal, cuLibraryGet{Global,Managed,Module} are MODULE: the data they may load is of any size.
+ * Decisions that are not obvious ("seen": on an H200, driver 580.159.04, with an address unmapped as parking does):
+ * - cuFuncGet*, cuKernelGet*, cuModuleGetFunction, cuLibraryGetKernel, cuOccupancy*, cuGraphAddKernelNode are HOST although
+ *   lazy loading may put code on the device, and cuKernelGetFunction the whole module with its data (seen): they touch
+ *   nothing that was parked, JAX was seen to need them while parked, and a MODULE wait could not be interrupted.
+ * - cuModuleGetGlobal, cuLibraryGet{Global,Managed,Module} are MODULE: they are asked for an address, which is used next.
  * - cuFuncLoad is MODULE: it asks for the load itself.
- * - cuCtxSetLimit is MODULE, alone among cuCtxSet*: it resizes device memory. It waits but cannot fail by cancelling.
+ * - cuCtxSetLimit is MODULE, alone among cuCtxSet*: a stack of 64 KiB a thread took 16 GiB at once (seen).
  * - cuDevicePrimaryCtxRetain is MODULE: it may create a context of 0.6 GiB. Where one exists it only counts.
  * - cuCtxDestroy, cuCtxDetach and cuDevicePrimaryCtxReset are MODULE: they take memory along that the mover may be moving.
  *   cuDevicePrimaryCtxRelease is FREE: it counts down, at exit above all, where waiting for a GPU would be a hang; the
  *   hook sees to the last one. cuCtxDisablePeerAccess is FREE: it only takes mappings away.
- * - cuStreamCreate* is ALLOC: a stream takes a channel and memory of the device. cuEventCreate is HOST: an event is a slot
- *   in a pool that the living context has, and profilers and caches create them anywhere.
+ * - cuStreamCreate* is ALLOC: 0.55 MiB of the device each (seen). cuEventCreate is HOST: 10,000 took nothing (seen), and
+ *   profilers and caches create them anywhere.
  * - cuEventElapsedTime is HOST: it reads time stamps that finished events left in host memory.
  * - cuStreamBeginCapture* is LAUNCH: a capture that began while parked would be open when the mover copies.
  *   cuStreamEndCapture* is HOST: no gate closes over a capture, and failing to end one loses the stream.
- * - Graph nodes that hold addresses which the driver checks (memcpy, memset, memory operations) are LAUNCH, as is
- *   cuGraphAddNode, which adds any kind; the other nodes are HOST; changes to an instantiated graph are LAUNCH, because it
+ * - Memcpy and memset nodes are LAUNCH: the driver refuses an address that is not mapped (seen). So are memory operations,
+ *   and cuGraphAddNode, which adds any kind; the other nodes are HOST; changes to an instantiated graph are LAUNCH, because it
  *   may live on the device. cuGraphInstantiate* is MODULE: it takes device memory for the whole graph.
  * - cuGraphAddMemAllocNode is ALLOC: it answers with an address. cuGraphAddMemFreeNode only notes one: HOST.
  * - cuPointerSetAttribute, cuMemRetainAllocationHandle, cuIpcGetMemHandle and the exports are ALLOC: each acts on an
- *   allocation that must be there, while cuPointerGet* and cuMemGetAddressRange are answered from our table: HOST.
- * - cuTexRefSetAddress*, cuTexObjectCreate and their like are ALLOC: the driver checks the address they bind.
- *   cuTensorMapEncode* is HOST: it packs numbers and checks no address.
+ *   allocation that must be there (seen), while cuPointerGet* and cuMemGetAddressRange are answered from our table: HOST.
+ * - cuTexRefSetAddress*, cuTexObjectCreate and their like are ALLOC: they take a slot on the device for memory they bind.
+ *   cuTensorMapEncode* is HOST: it packs numbers and checks no address (seen).
  * - cuMemAddressReserve is HOST: it takes addresses, no memory. cuMemAdvise is ALLOC: it can map managed memory.
  * - cuMemHostAlloc, cuMemHostRegister are ALLOC, cuMemHostGet* HOST: pinned host memory is never moved, but mapping it
  *   into a device is the device's work.
@@ -50,7 +50,10 @@
  * - cuGraphicsMapResources is LAUNCH, cuGraphicsUnmapResources FREE: giving back must not fail.
  * - cuCheckpointProcess* is HOST: it acts on a process by pid, and waiting at the gate of one's own could wait for itself.
  * - cuLink* is HOST (cuLinkDestroy FREE): the linker compiles on the host, for seconds sometimes.
- * - cuGetExportTable is HOST: it answers with private tables that nobody can wrap by name.  */
+ * - cuGetExportTable is HOST: it answers with private tables that nobody can wrap by name.
+ *
+ * Every name that this driver exports is here but cuEGLApiInit and cuMemGetAttribute(_v2), which no header declares: like
+ * all names unknown they pass through a WIDE wrapper of class LAUNCH.  */
 
 ENTRY(cuArray3DCreate, ALLOC, INT, 2)
 ENTRY(cuArray3DCreate_v2, ALLOC, INT, 2)

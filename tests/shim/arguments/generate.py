@@ -29,7 +29,7 @@ C_TYPES = {
 }
 WAITING = {"LAUNCH", "COPY", "ALLOC", "SYNC", "MODULE"}
 
-# Names that no table knows, as a later driver will have: every kind of argument, as many as there is room for.
+# Names that no table knows, as a later driver will have: every kind of argument, as many as there is room for
 LATER = (
     Prototype("cuLaterAddition", "pplicsfdfd{64}{64}lllll", 20000),
     Prototype("cuLaterAddition_v2", "pppllliidfdfdfdf{64}{64}lllll", 21000),
