@@ -52,7 +52,7 @@
  * - cuLink* is HOST (cuLinkDestroy FREE): the linker compiles on the host, for seconds sometimes.
  * - cuGetExportTable is HOST: it answers with private tables that nobody can wrap by name.
  *
- * Every name that this driver exports is here but cuEGLApiInit and cuMemGetAttribute(_v2), which no header declares: like
+ * Every name that driver 580.159.04 exports is here but cuEGLApiInit and cuMemGetAttribute(_v2), which no header declares: like
  * all names unknown they pass through a WIDE wrapper of class LAUNCH.  */
 
 ENTRY(cuArray3DCreate, ALLOC, INT, 2)
