@@ -9,6 +9,7 @@
 #include "driver.h"
 #include "gate.h"
 #include "log.h"
+#include "mappings.h"
 #include "mover.h"
 #include "shim.h"
 
@@ -104,14 +105,18 @@ bool block_find(CUdeviceptr address, struct block *found)
 
 struct block **blocks_list(size_t *count)
 {
+	size_t mapped = mappings_count();
 	struct block **list;
 
 	pthread_mutex_lock(&blocks_lock);
-	list = malloc((blocks_count + 1) * sizeof(*list));
-	if (list && blocks_count)
-		memcpy(list, blocks, blocks_count * sizeof(*list));
-	*count = blocks_count;
+	list = malloc((blocks_count + mapped + 1) * sizeof(*list));
+	*count = 0;
+	for (size_t i = 0; list && i < blocks_count; i++)
+		if (!blocks[i]->shared)
+			list[(*count)++] = blocks[i];
 	pthread_mutex_unlock(&blocks_lock);
+	if (list)
+		*count += mappings_list(list + *count, mapped);
 	return list;
 }
 
@@ -121,10 +126,10 @@ size_t blocks_resident_bytes(void)
 
 	pthread_mutex_lock(&blocks_lock);
 	for (size_t i = 0; i < blocks_count; i++)
-		if (blocks[i]->resident)
+		if (blocks[i]->resident && !blocks[i]->shared)
 			bytes += blocks[i]->mapped;
 	pthread_mutex_unlock(&blocks_lock);
-	return bytes;
+	return bytes + mappings_resident_bytes();
 }
 
 CUresult block_create(struct block *block)
@@ -134,6 +139,8 @@ CUresult block_create(struct block *block)
 				    .location = {CU_MEM_LOCATION_TYPE_DEVICE, device->ordinal}};
 
 	prop.allocFlags.gpuDirectRDMACapable = device->rdma;
+	if (block->mapping)
+		prop = block->mapping->prop;
 	return driver.cuMemCreate(&block->handle, block->mapped, &prop, 0);
 }
 
@@ -155,7 +162,11 @@ static CUresult block_set_access(struct block *block)
 
 CUresult block_map(struct block *block)
 {
-	CUresult result = driver.cuMemMap(block->address, block->mapped, 0, block->handle, 0);
+	CUresult result;
+
+	if (block->mapping)
+		return mapping_map(block->mapping);
+	result = driver.cuMemMap(block->address, block->mapped, 0, block->handle, 0);
 
 	if (result != CUDA_SUCCESS)
 		return result;
@@ -167,7 +178,8 @@ CUresult block_map(struct block *block)
 
 CUresult block_unmap(struct block *block)
 {
-	CUresult result = driver.cuMemUnmap(block->address, block->mapped);
+	CUresult result = block->mapping ? mapping_unmap_all(block->mapping)
+					 : driver.cuMemUnmap(block->address, block->mapped);
 
 	if (result != CUDA_SUCCESS)
 		return result;
@@ -311,6 +323,16 @@ void block_free(struct block *block)
 	blocks_changed();
 }
 
+void blocks_keep_on_gpu(CUdeviceptr address, size_t size)
+{
+	pthread_mutex_lock(&blocks_lock);
+	for (size_t i = 0; i < blocks_count; i++)
+		if (blocks[i]->address < address + size && address < blocks[i]->address + blocks[i]->size)
+			blocks[i]->shared = true;
+	pthread_mutex_unlock(&blocks_lock);
+	blocks_changed();
+}
+
 void blocks_add_peer(struct device *owner, struct device *peer)
 {
 	if (peer->ordinal >= 32)
@@ -348,7 +370,8 @@ void blocks_drop_context(CUcontext handle)
 	blocks_changed();
 }
 
-bool blocks_sum(struct block_bytes bytes[AFFINODE_MAX_GPUS], uint64_t *generation)
+bool blocks_sum(struct block_bytes bytes[AFFINODE_MAX_GPUS], uint64_t shared[AFFINODE_MAX_GPUS],
+		uint64_t mapped[AFFINODE_MAX_GPUS], uint64_t *generation)
 {
 	uint64_t now = atomic_load(&blocks_generation);
 
@@ -356,18 +379,23 @@ bool blocks_sum(struct block_bytes bytes[AFFINODE_MAX_GPUS], uint64_t *generatio
 		return false;
 	*generation = now;
 	memset(bytes, 0, AFFINODE_MAX_GPUS * sizeof(bytes[0]));
+	memset(shared, 0, AFFINODE_MAX_GPUS * sizeof(shared[0]));
+	memset(mapped, 0, AFFINODE_MAX_GPUS * sizeof(mapped[0]));
 	pthread_mutex_lock(&blocks_lock);
 	for (size_t i = 0; i < blocks_count; i++) {
 		int gpu = device_index(blocks[i]->context->device);
 
 		if (gpu >= (int)AFFINODE_MAX_GPUS)
 			continue;
-		if (blocks[i]->resident)
+		if (blocks[i]->shared)
+			shared[gpu] += blocks[i]->mapped;
+		else if (blocks[i]->resident)
 			bytes[gpu].resident += blocks[i]->mapped;
 		else
 			bytes[gpu].parked += blocks[i]->mapped;
 	}
 	pthread_mutex_unlock(&blocks_lock);
+	mappings_sum(bytes, shared, mapped);
 	return true;
 }
 

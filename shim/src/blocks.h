@@ -15,9 +15,11 @@ struct block {
 	struct context *context;
 	CUmemGenericAllocationHandle handle;
 	bool resident;       /* handle is valid and mapped */
+	bool shared;         /* another device or process knows the physical memory: stays where it is */
 	unsigned char *host; /* the copy of a parked block, inside the mover's arena; NULL: none */
 	uint64_t id;         /* CU_POINTER_ATTRIBUTE_BUFFER_ID, unique in the process */
 	struct block *next_doomed;
+	struct mapping *mapping; /* an application's own cuMemCreate allocation (mappings.h); NULL: backed by us */
 };
 
 #define BACKED_FROM_BYTES (2ull << 20)
@@ -38,7 +40,7 @@ void blocks_reap(bool synchronise);
 /* Copy the description of the block that contains `address`; false: not ours.  */
 bool block_find(CUdeviceptr address, struct block *found);
 
-/* All blocks now in the table, for the mover; an array of pointers to be freed with free(), NULL: no memory. Blocks in
+/* All blocks that can move, the application's own mappings too, for the mover; an array of pointers to be freed with free(), NULL: no memory. Blocks in
  * it stay allocated while the mover's lock is held.  */
 struct block **blocks_list(size_t *count);
 size_t blocks_resident_bytes(void);
@@ -48,17 +50,22 @@ CUresult block_create(struct block *block);
 CUresult block_map(struct block *block);
 CUresult block_unmap(struct block *block);
 
+/* From now on the blocks in this range stay where they are.  */
+void blocks_keep_on_gpu(CUdeviceptr address, size_t size);
+
 /* Give a device access to all blocks of another.  */
 void blocks_add_peer(struct device *owner, struct device *peer);
 
 /* The context is gone or about to go: free its blocks without waiting.  */
 void blocks_drop_context(CUcontext handle);
 
-/* Bytes by device, for the page; false if nothing changed since `*generation`.  */
+/* Bytes by device, for the page, `shared` and `mapped` (the application's own) those that cannot move;
+ * false: nothing changed since `*generation`.  */
 struct block_bytes {
 	uint64_t resident, parked;
 };
-bool blocks_sum(struct block_bytes bytes[AFFINODE_MAX_GPUS], uint64_t *generation);
+bool blocks_sum(struct block_bytes bytes[AFFINODE_MAX_GPUS], uint64_t shared[AFFINODE_MAX_GPUS],
+		uint64_t mapped[AFFINODE_MAX_GPUS], uint64_t *generation);
 void blocks_changed(void);
 
 void blocks_reset_in_child(void);

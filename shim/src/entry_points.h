@@ -33,6 +33,9 @@
  * - cuStreamCreate* is ALLOC: 0.55 MiB of the device each (seen). cuEventCreate is HOST: 10,000 took nothing (seen), and
  *   profilers and caches create them anywhere.
  * - cuEventElapsedTime is HOST: it reads time stamps that finished events left in host memory.
+ * - cuEventRecord and cuStreamWaitEvent are HOST: they touch no memory, and PyTorch's allocators record an event when a
+ *   tensor that another stream or a pinned copy used dies: in a destructor, where waiting would resume the kernel for a
+ *   `del` and an error ends the process (seen on an H200).
  * - cuStreamBeginCapture* is LAUNCH: a capture that began while parked would be open when the mover copies.
  *   cuStreamEndCapture* is HOST: no gate closes over a capture, and failing to end one loses the stream.
  * - Memcpy and memset nodes are LAUNCH: the driver refuses an address that is not mapped (seen). So are memory operations,
@@ -181,10 +184,10 @@ ENTRY(cuEventDestroy_v2, FREE, INT, 1)
 ENTRY(cuEventElapsedTime, HOST, INT, 3)
 ENTRY(cuEventElapsedTime_v2, HOST, INT, 3)
 ENTRY(cuEventQuery, QUERY, INT, 1)
-ENTRY(cuEventRecord, LAUNCH, INT, 2)
-ENTRY(cuEventRecordWithFlags, LAUNCH, INT, 3)
-ENTRY(cuEventRecordWithFlags_ptsz, LAUNCH, INT, 3)
-ENTRY(cuEventRecord_ptsz, LAUNCH, INT, 2)
+ENTRY(cuEventRecord, HOST, INT, 2)
+ENTRY(cuEventRecordWithFlags, HOST, INT, 3)
+ENTRY(cuEventRecordWithFlags_ptsz, HOST, INT, 3)
+ENTRY(cuEventRecord_ptsz, HOST, INT, 2)
 ENTRY(cuEventSynchronize, SYNC, INT, 1)
 ENTRY(cuExternalMemoryGetMappedBuffer, ALLOC, INT, 3)
 ENTRY(cuExternalMemoryGetMappedMipmappedArray, ALLOC, INT, 3)
@@ -705,8 +708,8 @@ ENTRY(cuStreamUpdateCaptureDependencies, HOST, INT, 5)
 ENTRY(cuStreamUpdateCaptureDependencies_ptsz, HOST, INT, 4)
 ENTRY(cuStreamUpdateCaptureDependencies_v2, HOST, INT, 5)
 ENTRY(cuStreamUpdateCaptureDependencies_v2_ptsz, HOST, INT, 5)
-ENTRY(cuStreamWaitEvent, LAUNCH, INT, 3)
-ENTRY(cuStreamWaitEvent_ptsz, LAUNCH, INT, 3)
+ENTRY(cuStreamWaitEvent, HOST, INT, 3)
+ENTRY(cuStreamWaitEvent_ptsz, HOST, INT, 3)
 ENTRY(cuStreamWaitValue32, LAUNCH, INT, 4)
 ENTRY(cuStreamWaitValue32_ptsz, LAUNCH, INT, 4)
 ENTRY(cuStreamWaitValue32_v2, LAUNCH, INT, 4)

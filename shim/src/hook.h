@@ -32,7 +32,7 @@ struct hook {
 	HOOK_INSTANCE(name, 3, parameters, __VA_ARGS__)
 
 /* HOOKS(X): X(hook, exact or base name as a string, oldest version asked of cuGetProcAddress; 0: an exact name).
- * Old 32-bit forms (cuMemAlloc by dlsym, say) are not listed: they are gated like any other call.  */
+ * Of several rows for a base name the newest comes first. Old 32-bit forms (cuMemAlloc by dlsym, say) are not listed: they are gated like any other call.  */
 #define HOOKS(X)                                                                                                    \
 	X(cuInit, "cuInit", 0)                                                                                      \
 	X(cuInit, "cuInit", 1)                                                                                      \
@@ -61,6 +61,24 @@ struct hook {
 	X(cuMemCreate, "cuMemCreate", 1)                                                                            \
 	X(cuMemRelease, "cuMemRelease", 0)                                                                          \
 	X(cuMemRelease, "cuMemRelease", 1)                                                                          \
+	X(cuMemMap, "cuMemMap", 0)                                                                                  \
+	X(cuMemMap, "cuMemMap", 1)                                                                                  \
+	X(cuMemUnmap, "cuMemUnmap", 0)                                                                              \
+	X(cuMemUnmap, "cuMemUnmap", 1)                                                                              \
+	X(cuMemSetAccess, "cuMemSetAccess", 0)                                                                      \
+	X(cuMemSetAccess, "cuMemSetAccess", 1)                                                                      \
+	X(cuMemGetAccess, "cuMemGetAccess", 0)                                                                      \
+	X(cuMemGetAccess, "cuMemGetAccess", 1)                                                                      \
+	X(cuMemRetainAllocationHandle, "cuMemRetainAllocationHandle", 0)                                            \
+	X(cuMemRetainAllocationHandle, "cuMemRetainAllocationHandle", 1)                                            \
+	X(cuMemGetAllocationPropertiesFromHandle, "cuMemGetAllocationPropertiesFromHandle", 0)                      \
+	X(cuMemGetAllocationPropertiesFromHandle, "cuMemGetAllocationPropertiesFromHandle", 1)                      \
+	X(cuMemExportToShareableHandle, "cuMemExportToShareableHandle", 0)                                          \
+	X(cuMemExportToShareableHandle, "cuMemExportToShareableHandle", 1)                                          \
+	X(cuMulticastBindMem_v2, "cuMulticastBindMem_v2", 0)                                                        \
+	X(cuMulticastBindMem_v2, "cuMulticastBindMem", 13010)                                                       \
+	X(cuMulticastBindMem, "cuMulticastBindMem", 0)                                                              \
+	X(cuMulticastBindMem, "cuMulticastBindMem", 1)                                                              \
 	X(cuArrayCreate, "cuArrayCreate_v2", 0)                                                                     \
 	X(cuArrayCreate, "cuArrayCreate", 3020)                                                                     \
 	X(cuArray3DCreate, "cuArray3DCreate_v2", 0)                                                                 \
@@ -69,6 +87,8 @@ struct hook {
 	X(cuArrayDestroy, "cuArrayDestroy", 1)                                                                      \
 	X(cuIpcGetMemHandle, "cuIpcGetMemHandle", 0)                                                                \
 	X(cuIpcGetMemHandle, "cuIpcGetMemHandle", 1)                                                                \
+	X(cuMemGetHandleForAddressRange, "cuMemGetHandleForAddressRange", 0)                                        \
+	X(cuMemGetHandleForAddressRange, "cuMemGetHandleForAddressRange", 1)                                        \
 	X(cuMemGetAddressRange, "cuMemGetAddressRange_v2", 0)                                                       \
 	X(cuMemGetAddressRange, "cuMemGetAddressRange", 3020)                                                       \
 	X(cuPointerGetAttribute, "cuPointerGetAttribute", 0)                                                        \
@@ -86,20 +106,34 @@ struct hook {
 	X(cuStreamDestroy, "cuStreamDestroy_v2", 0)                                                                 \
 	X(cuStreamDestroy, "cuStreamDestroy", 0)                                                                    \
 	X(cuStreamDestroy, "cuStreamDestroy", 1)                                                                    \
+	X(cuStreamBeginCapture, "cuStreamBeginCapture", 0)                                                          \
+	X(cuStreamBeginCapture, "cuStreamBeginCapture_ptsz", 0)                                                     \
 	X(cuStreamBeginCapture, "cuStreamBeginCapture_v2", 0)                                                       \
 	X(cuStreamBeginCapture, "cuStreamBeginCapture_v2_ptsz", 0)                                                  \
 	X(cuStreamBeginCapture, "cuStreamBeginCapture", 1)                                                          \
 	X(cuStreamBeginCaptureToGraph, "cuStreamBeginCaptureToGraph", 0)                                            \
 	X(cuStreamBeginCaptureToGraph, "cuStreamBeginCaptureToGraph_ptsz", 0)                                       \
 	X(cuStreamBeginCaptureToGraph, "cuStreamBeginCaptureToGraph", 1)                                            \
+	X(cuStreamBeginCaptureToCig, "cuStreamBeginCaptureToCig", 0)                                                \
+	X(cuStreamBeginCaptureToCig, "cuStreamBeginCaptureToCig_ptsz", 0)                                           \
+	X(cuStreamBeginCaptureToCig, "cuStreamBeginCaptureToCig", 1)                                                \
+	X(cuStreamBeginRecaptureToGraph, "cuStreamBeginRecaptureToGraph", 0)                                        \
+	X(cuStreamBeginRecaptureToGraph, "cuStreamBeginRecaptureToGraph_ptsz", 0)                                   \
+	X(cuStreamBeginRecaptureToGraph, "cuStreamBeginRecaptureToGraph", 1)                                        \
+	X(cuStreamEndCaptureToCig, "cuStreamEndCaptureToCig", 0)                                                    \
+	X(cuStreamEndCaptureToCig, "cuStreamEndCaptureToCig_ptsz", 0)                                               \
+	X(cuStreamEndCaptureToCig, "cuStreamEndCaptureToCig", 1)                                                    \
 	X(cuStreamEndCapture, "cuStreamEndCapture", 0)                                                              \
 	X(cuStreamEndCapture, "cuStreamEndCapture_ptsz", 0)                                                         \
 	X(cuStreamEndCapture, "cuStreamEndCapture", 1)                                                              \
 	X(cuCtxDestroy, "cuCtxDestroy_v2", 0)                                                                       \
+	X(cuCtxDestroy, "cuCtxDestroy", 0)                                                                          \
 	X(cuCtxDestroy, "cuCtxDestroy", 1)                                                                          \
 	X(cuDevicePrimaryCtxReset, "cuDevicePrimaryCtxReset_v2", 0)                                                 \
 	X(cuDevicePrimaryCtxReset, "cuDevicePrimaryCtxReset", 0)                                                    \
 	X(cuDevicePrimaryCtxReset, "cuDevicePrimaryCtxReset", 1)                                                    \
+	X(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", 0)                                                  \
+	X(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", 1)                                                  \
 	X(cuDevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2", 0)                                             \
 	X(cuDevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease", 0)                                                \
 	X(cuDevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease", 1)                                                \

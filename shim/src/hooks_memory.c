@@ -8,6 +8,8 @@
 #include "driver.h"
 #include "hook.h"
 #include "log.h"
+#include "mappings.h"
+#include "room.h"
 #include "shim.h"
 #include "tally.h"
 
@@ -43,24 +45,12 @@ static CUresult allocate(void *real, CUdeviceptr *address, size_t size)
 	return result;
 }
 
-/* Out of memory is asked about, outside the gate, before anyone sees it: CUDA_SUCCESS, try again.  */
-static CUresult after_out_of_memory(uint64_t bytes, unsigned attempt)
+CUresult after_out_of_memory(uint64_t bytes, unsigned attempt)
 {
 	const struct device *device = current_device();
 
 	return device ? ask_for_room(device, bytes, attempt) : CUDA_ERROR_OUT_OF_MEMORY;
 }
-
-/* Runs `attempt_once` (an expression) until it succeeds, fails otherwise than for memory, or no room will be made.  */
-#define WITH_ROOM(bytes, attempt_once)                                                                              \
-	for (unsigned attempt = 0;; attempt++) {                                                                    \
-		CUresult result = (attempt_once);                                                                   \
-		if (result != CUDA_ERROR_OUT_OF_MEMORY)                                                             \
-			return result;                                                                              \
-		result = after_out_of_memory((bytes), attempt);                                                     \
-		if (result != CUDA_SUCCESS)                                                                         \
-			return result;                                                                              \
-	}
 
 static CUresult on_cuMemAlloc(void *real, CUdeviceptr *address, size_t size)
 {
@@ -188,39 +178,6 @@ static CUresult on_cuMemAllocFromPoolAsync(void *real, CUdeviceptr *address, siz
 HOOK(cuMemAllocFromPoolAsync, (CUdeviceptr * address, size_t size, void *pool, CUstream stream), address, size, pool,
      stream)
 
-/* The application's own mappings stay where they are.  */
-static CUresult create_handle(void *real, CUmemGenericAllocationHandle *handle, size_t size,
-			      const CUmemAllocationProp *prop, unsigned long long flags)
-{
-	GATE_PASS(pass);
-	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
-
-	if (result != CUDA_SUCCESS)
-		return result;
-	result = ((CUresult(*)(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *,
-			       unsigned long long))real)(handle, size, prop, flags);
-	if (result == CUDA_SUCCESS && handle && prop && prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
-	    shim_is_on())
-		tally_add(TALLY_HANDLE, *handle, AFFINODE_FIXED_MAPPED, device_known(prop->location.id), size);
-	return result;
-}
-
-static CUresult on_cuMemCreate(void *real, CUmemGenericAllocationHandle *handle, size_t size,
-			       const CUmemAllocationProp *prop, unsigned long long flags)
-{
-	WITH_ROOM(size, create_handle(real, handle, size, prop, flags))
-}
-HOOK(cuMemCreate,
-     (CUmemGenericAllocationHandle * handle, size_t size, const CUmemAllocationProp *prop, unsigned long long flags),
-     handle, size, prop, flags)
-
-static CUresult on_cuMemRelease(void *real, CUmemGenericAllocationHandle handle)
-{
-	tally_remove(TALLY_HANDLE, handle);
-	return ((CUresult(*)(CUmemGenericAllocationHandle))real)(handle);
-}
-HOOK(cuMemRelease, (CUmemGenericAllocationHandle handle), handle)
-
 /* Bytes an element of a CUarray_format takes; block-compressed and multi-plane formats are counted as one.  */
 static size_t format_bytes(int format)
 {
@@ -302,3 +259,24 @@ static CUresult on_cuIpcGetMemHandle(void *real, void *handle, CUdeviceptr addre
 	return CUDA_ERROR_NOT_SUPPORTED;
 }
 HOOK(cuIpcGetMemHandle, (void *handle, CUdeviceptr address), handle, address)
+
+/* Another device (a network card) will reach the memory where it is: it must stay there.  */
+static CUresult on_cuMemGetHandleForAddressRange(void *real, void *handle, CUdeviceptr address, size_t size, int type,
+						 unsigned long long flags)
+{
+	GATE_PASS(pass);
+	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = ((CUresult(*)(void *, CUdeviceptr, size_t, int, unsigned long long))real)(handle, address, size, type,
+											   flags);
+	if (result == CUDA_SUCCESS) {
+		blocks_keep_on_gpu(address, size);
+		mappings_keep_on_gpu(address, size);
+	}
+	return result;
+}
+HOOK(cuMemGetHandleForAddressRange,
+     (void *handle, CUdeviceptr address, size_t size, int type, unsigned long long flags), handle, address, size, type,
+     flags)

@@ -6,14 +6,16 @@
 #include "blocks.h"
 #include "driver.h"
 #include "hook.h"
+#include "mappings.h"
 #include "shim.h"
 
 typedef CUresult (*get_attribute_fn)(void *, int, CUdeviceptr);
 
-/* The block at `address` if it is ours and its witness can be asked.  */
+/* The block at `address` if it is ours, or the application's and parked, and its witness can be asked.  */
 static bool backed(CUdeviceptr address, struct block *block)
 {
-	return shim_is_on() && block_find(address, block) && block->context->witness;
+	return shim_is_on() && (block_find(address, block) || mapping_find_parked(address, block)) &&
+	       block->context->witness;
 }
 
 /* Replace the witness's answer where it speaks of the witness's own address, size or capability.  */
@@ -89,7 +91,7 @@ static CUresult on_cuPointerSetAttribute(void *real, const void *value, int attr
 	CUresult result;
 	struct block block;
 
-	if (block_find(address, &block)) {
+	if (block_find(address, &block) || mapping_find_parked(address, &block)) {
 		result = gate_enter(&pass, AFFINODE_CLASS_COPY);
 		if (result != CUDA_SUCCESS)
 			return result;
@@ -102,7 +104,7 @@ static CUresult on_cuMemGetAddressRange(void *real, CUdeviceptr *base, size_t *s
 {
 	struct block block;
 
-	if (!block_find(address, &block))
+	if (!block_find(address, &block) && !mapping_find_parked(address, &block))
 		return ((CUresult(*)(CUdeviceptr *, size_t *, CUdeviceptr))real)(base, size, address);
 	if (base)
 		*base = block.address;

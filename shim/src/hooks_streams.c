@@ -92,6 +92,48 @@ HOOK(cuStreamBeginCaptureToGraph,
      (CUstream stream, CUgraph graph, const void *dependencies, const void *data, size_t count, int mode), stream,
      graph, dependencies, data, count, mode)
 
+static CUresult on_cuStreamBeginRecaptureToGraph(void *real, CUstream stream, int mode, CUgraph graph, void *callback,
+						 void *data)
+{
+	GATE_PASS(pass);
+	CUresult result = gate_enter(&pass, AFFINODE_CLASS_LAUNCH);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	capture_opening(stream);
+	result = ((CUresult(*)(CUstream, int, CUgraph, void *, void *))real)(stream, mode, graph, callback, data);
+	if (result != CUDA_SUCCESS)
+		capture_closed(stream);
+	return result;
+}
+HOOK(cuStreamBeginRecaptureToGraph, (CUstream stream, int mode, CUgraph graph, void *callback, void *data), stream,
+     mode, graph, callback, data)
+
+static CUresult on_cuStreamBeginCaptureToCig(void *real, CUstream stream, void *parameters)
+{
+	GATE_PASS(pass);
+	CUresult result = gate_enter(&pass, AFFINODE_CLASS_LAUNCH);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	capture_opening(stream);
+	result = ((CUresult(*)(CUstream, void *))real)(stream, parameters);
+	if (result != CUDA_SUCCESS)
+		capture_closed(stream);
+	return result;
+}
+HOOK(cuStreamBeginCaptureToCig, (CUstream stream, void *parameters), stream, parameters)
+
+static CUresult on_cuStreamEndCaptureToCig(void *real, CUstream stream)
+{
+	CUresult result = ((CUresult(*)(CUstream))real)(stream);
+
+	if (result != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)
+		capture_closed(stream);
+	return result;
+}
+HOOK(cuStreamEndCaptureToCig, (CUstream stream), stream)
+
 /* Every answer but "wrong thread" ends the capture, an invalidated one too.  */
 static CUresult on_cuStreamEndCapture(void *real, CUstream stream, CUgraph *graph)
 {
@@ -153,6 +195,24 @@ static CUresult on_cuDevicePrimaryCtxReset(void *real, CUdevice ordinal)
 	return result;
 }
 HOOK(cuDevicePrimaryCtxReset, (CUdevice ordinal), ordinal)
+
+/* Where the primary context lives it is only counted, which every library with its own runtime does; where it does not,
+ * it takes 0.6 GiB of the device and waits its turn.  */
+static CUresult on_cuDevicePrimaryCtxRetain(void *real, CUcontext *context, CUdevice ordinal)
+{
+	GATE_PASS(pass);
+	unsigned int flags;
+	int active = 0;
+
+	if (!shim_is_on() || driver.cuDevicePrimaryCtxGetState(ordinal, &flags, &active) != CUDA_SUCCESS || !active) {
+		CUresult result = gate_enter(&pass, AFFINODE_CLASS_MODULE);
+
+		if (result != CUDA_SUCCESS)
+			return result;
+	}
+	return ((CUresult(*)(CUcontext *, CUdevice))real)(context, ordinal);
+}
+HOOK(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice ordinal), context, ordinal)
 
 /* The last release destroys the context; before that it only counts down.  */
 static CUresult on_cuDevicePrimaryCtxRelease(void *real, CUdevice ordinal)

@@ -151,10 +151,10 @@ static bool count_calls(unsigned inside)
 static void count_bytes(void)
 {
 	static struct block_bytes bytes[AFFINODE_MAX_GPUS];
-	static uint64_t generation;
+	static uint64_t shared[AFFINODE_MAX_GPUS], mapped[AFFINODE_MAX_GPUS], generation;
 	int gpus = device_count_known() < (int)AFFINODE_MAX_GPUS ? device_count_known() : (int)AFFINODE_MAX_GPUS;
 
-	blocks_sum(bytes, &generation);
+	blocks_sum(bytes, shared, mapped, &generation);
 	page->gpu_count = (uint32_t)gpus;
 	for (int i = 0; i < gpus; i++) {
 		memcpy(page->gpus[i].uuid, device_at(i)->uuid, sizeof(page->gpus[i].uuid));
@@ -162,6 +162,8 @@ static void count_bytes(void)
 		page->gpus[i].parked_bytes = bytes[i].parked;
 		for (int reason = 0; reason < AFFINODE_FIXED_REASONS; reason++)
 			page->gpus[i].fixed_bytes[reason] = tally_bytes(i, reason);
+		page->gpus[i].fixed_bytes[AFFINODE_FIXED_SHARED] += shared[i];
+		page->gpus[i].fixed_bytes[AFFINODE_FIXED_MAPPED] += mapped[i];
 	}
 }
 

@@ -13,6 +13,7 @@
 #include "gate.h"
 #include "link.h"
 #include "log.h"
+#include "mappings.h"
 #include "mover.h"
 #include "page.h"
 #include "tally.h"
@@ -126,6 +127,7 @@ static void in_child(void)
 	asks_reset_in_child();
 	mover_reset_in_child();
 	blocks_reset_in_child();
+	mappings_reset_in_child();
 	contexts_reset_in_child();
 	tally_reset_in_child();
 }

@@ -1,0 +1,71 @@
+/* Memory that the application creates and maps itself (cuMemCreate, cuMemMap): PyTorch's expandable segments, JAX.
+ *
+ * The application gets a handle of ours, which stays its own while the driver's handle behind it goes at park and another
+ * comes at resume. What was exported or bound to a multicast object cannot be replaced and stays on the GPU.  */
+#ifndef AFFINODE_MAPPINGS_H
+#define AFFINODE_MAPPINGS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "blocks.h"
+#include "cuda_types.h"
+
+/* One place where an application mapped an allocation of its own, and who may reach it there.  */
+struct alias {
+	CUdeviceptr address;
+	size_t size;
+	bool ours; /* reserved by us, to keep contents that the application has unmapped but may map again */
+	unsigned access_count;
+	CUmemAccessDesc access[8];
+};
+
+struct mapping {
+	struct block block; /* what the mover moves; its address is that of the first alias */
+	CUmemAllocationProp prop;
+	CUmemGenericAllocationHandle handle; /* what the application holds */
+	uint32_t references;                 /* the application's own: one for cuMemCreate, one a cuMemRetain… */
+	unsigned alias_count, alias_size;
+	struct alias *aliases;
+	struct mapping *next;
+};
+
+/* Adopt what the driver just created; the application's handle, or the driver's own if it cannot be adopted.  */
+CUmemGenericAllocationHandle mapping_adopt(CUmemGenericAllocationHandle real, size_t size,
+					   const CUmemAllocationProp *prop);
+
+/* The driver's handle now behind the application's, itself if it is not ours. `share`: it stays from now on.  */
+CUmemGenericAllocationHandle mapping_real_handle(CUmemGenericAllocationHandle handle, bool share);
+bool mapping_properties(CUmemGenericAllocationHandle handle, CUmemAllocationProp *prop);
+
+/* From now on the mappings in this range stay where they are.  */
+void mappings_keep_on_gpu(CUdeviceptr address, size_t size);
+
+/* After the driver did so, inside the gate.  */
+void mapping_mapped(CUmemGenericAllocationHandle handle, CUdeviceptr address, size_t size);
+void mapping_set_access(CUdeviceptr address, size_t size, const CUmemAccessDesc *access, size_t count);
+
+/* The application's handle for the allocation mapped at `address`, with a reference more; 0: not ours.  */
+CUmemGenericAllocationHandle mapping_retain(CUdeviceptr address);
+
+/* Give up a reference, or the aliases in a range. False: not ours, let the driver do it. The caller is inside the gate
+ * or holds the mover. A range of parked aliases has nothing mapped behind it: the driver must not be asked.  */
+bool mapping_release(CUmemGenericAllocationHandle handle, CUresult *result);
+bool mapping_unmap(CUdeviceptr address, size_t size, CUresult *result);
+
+/* Answer for a parked alias: its block's description, its access. False: not parked, or not ours.  */
+bool mapping_find_parked(CUdeviceptr address, struct block *found);
+bool mapping_parked_access(CUdeviceptr address, const CUmemLocation *location, unsigned long long *flags);
+
+/* For blocks.c: map, unmap at every alias; list what can move; count bytes.  */
+CUresult mapping_map(struct mapping *mapping);
+CUresult mapping_unmap_all(struct mapping *mapping);
+size_t mappings_list(struct block **list, size_t room);
+size_t mappings_count(void);
+void mappings_sum(struct block_bytes bytes[AFFINODE_MAX_GPUS], uint64_t shared[AFFINODE_MAX_GPUS],
+		  uint64_t fixed[AFFINODE_MAX_GPUS]);
+size_t mappings_resident_bytes(void);
+
+void mappings_reset_in_child(void);
+
+#endif
