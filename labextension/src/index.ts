@@ -1,3 +1,21 @@
 import { JupyterFrontEndPlugin } from '@jupyterlab/application';
-const plugins: JupyterFrontEndPlugin<unknown>[] = [];
+import { chipPlugin } from './chip';
+import { commandsPlugin } from './commands';
+import { noticesPlugin } from './notices';
+import { panelPlugin } from './panel/plugin';
+import { focusPlugin, modelPlugin } from './plugin';
+
+export { AffinodeError } from './api';
+export * from './status';
+export { CommandIDs, IAffinode, IProblem } from './tokens';
+
+const plugins: JupyterFrontEndPlugin<unknown>[] = [
+  modelPlugin,
+  panelPlugin,
+  chipPlugin,
+  commandsPlugin,
+  noticesPlugin,
+  focusPlugin
+];
+
 export default plugins;

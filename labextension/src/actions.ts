@@ -1,0 +1,28 @@
+/** What can be asked of a kernel in its state. Pure; the server has the last word and gives its reason. */
+
+import { IKernel } from './status';
+
+/** Whether there is something to move off the GPU, and nobody asked to keep it there. */
+export function canPark(kernel: IKernel): boolean {
+  return (
+    kernel.own &&
+    kernel.residency === 'resident' &&
+    kernel.held_for_s === null &&
+    kernel.resident_bytes > 0
+  );
+}
+
+/** Whether there is something to bring back that is not yet asked for. */
+export function canResume(kernel: IKernel): boolean {
+  return kernel.own && kernel.residency === 'parked';
+}
+
+/** Whether keeping makes sense: not for one that has lost its state. */
+export function canHold(kernel: IKernel): boolean {
+  return kernel.own && kernel.residency !== 'lost';
+}
+
+/** Whether it is kept. */
+export function canRelease(kernel: IKernel): boolean {
+  return kernel.own && kernel.held_for_s !== null;
+}

@@ -1,0 +1,53 @@
+import { URLExt } from '@jupyterlab/coreutils';
+import { ServerConnection } from '@jupyterlab/services';
+import { Action, IKernel, IStatus } from './status';
+
+/** A request that the server refused; `message` says what happened and what to do, for people. */
+export class AffinodeError extends Error {
+  /** `status` is the HTTP status, 0 when nothing answered; `slug` is the API's short name of the error. */
+  constructor(
+    readonly status: number,
+    readonly slug: string,
+    message: string
+  ) {
+    super(message);
+    this.name = 'AffinodeError';
+  }
+}
+
+/** The server extension's REST API, `<base_url>affinode/api`. */
+export class AffinodeApi {
+  constructor(private readonly _connection: ServerConnection.ISettings) {}
+
+  /** GET status. */
+  status(): Promise<IStatus> {
+    return this._request<IStatus>('GET', ['status']);
+  }
+
+  /** POST an action on a kernel; the kernel afterwards. */
+  act(kernelId: string, action: Action, body: { duration_s?: number }): Promise<IKernel> {
+    return this._request<IKernel>('POST', ['kernels', encodeURIComponent(kernelId), action], body);
+  }
+
+  private async _request<T>(method: string, path: string[], body?: object): Promise<T> {
+    const url = URLExt.join(this._connection.baseUrl, 'affinode', 'api', ...path);
+    const init = { method, body: body && JSON.stringify(body) };
+    let response: Response;
+    let answer: unknown;
+    try {
+      response = await ServerConnection.makeRequest(url, init, this._connection);
+      answer = await response.json().catch(() => null);
+    } catch (error) {
+      throw new AffinodeError(0, 'unreachable', String(error));
+    }
+    if (!response.ok) {
+      const { error, message } = (answer ?? {}) as { error?: string; message?: string };
+      throw new AffinodeError(
+        response.status,
+        error ?? 'http',
+        message ?? `${response.status} ${response.statusText}`
+      );
+    }
+    return answer as T;
+  }
+}

@@ -1,0 +1,71 @@
+/** How a memory bar is cut into segments. Pure. */
+
+import { IGpu, IKernel, INode } from './status';
+import { IWords, title } from './words';
+
+/** One part of a bar. */
+export interface ISegment {
+  key: string;
+  kind: 'kernel' | 'others' | 'unmanaged' | 'free';
+  label: string;
+  bytes: number;
+  /** The kernel, for its hue. */
+  kernelId?: string;
+}
+
+/** What each kernel has on this GPU, largest share of one's own first, then others, unmanaged and free. */
+export function gpuSegments(gpu: IGpu, kernels: IKernel[], trans: IWords): ISegment[] {
+  const segments: ISegment[] = [];
+  let managed = 0;
+  for (const kernel of kernels.filter(kernel => kernel.own)) {
+    const share = kernel.gpus.find(share => share.uuid === gpu.uuid);
+    const bytes = share ? share.resident_bytes + share.fixed_bytes : 0;
+    if (bytes > 0) {
+      managed += bytes;
+      const label = title(kernel, trans);
+      segments.push({ key: kernel.id, kind: 'kernel', label, bytes, kernelId: kernel.id });
+    }
+  }
+  const others = Math.max(0, gpu.managed_bytes - managed);
+  if (others > 0) {
+    segments.push({
+      key: 'others',
+      kind: 'others',
+      label: trans.__('Other kernels'),
+      bytes: others
+    });
+  }
+  if (gpu.unmanaged_bytes > 0) {
+    const label = trans.__('Not managed');
+    segments.push({ key: 'unmanaged', kind: 'unmanaged', label, bytes: gpu.unmanaged_bytes });
+  }
+  segments.push({ key: 'free', kind: 'free', label: trans.__('Free'), bytes: gpu.free_bytes });
+  return segments;
+}
+
+/** What parked kernels have in host memory; empty when nothing is parked. */
+export function parkedSegments(node: INode, kernels: IKernel[], trans: IWords): ISegment[] {
+  const segments: ISegment[] = [];
+  let own = 0;
+  for (const kernel of kernels.filter(kernel => kernel.own && kernel.parked_bytes > 0)) {
+    own += kernel.parked_bytes;
+    const label = title(kernel, trans);
+    segments.push({
+      key: kernel.id,
+      kind: 'kernel',
+      label,
+      bytes: kernel.parked_bytes,
+      kernelId: kernel.id
+    });
+  }
+  const others = Math.max(0, node.host.parked_bytes - own);
+  if (others > 0) {
+    segments.push({
+      key: 'others',
+      kind: 'others',
+      label: trans.__('Other kernels'),
+      bytes: others
+    });
+  }
+  return segments;
+}

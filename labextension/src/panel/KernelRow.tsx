@@ -1,0 +1,150 @@
+import { TranslationBundle } from '@jupyterlab/translation';
+import { CommandRegistry } from '@lumino/commands';
+import * as React from 'react';
+import { canHold, canPark, canRelease, canResume } from '../actions';
+import { keepIcon, residencyIcons } from '../icons';
+import { IKernel } from '../status';
+import { CommandIDs, IAffinode } from '../tokens';
+import { bytes, details, span, title } from '../words';
+
+/** What a kernel's row shows, and what it can do. */
+interface IKernelRowProps {
+  affinode: IAffinode;
+  commands: CommandRegistry;
+  kernel: IKernel;
+  /** Whether this kernel is the current notebook's. */
+  current: boolean;
+  /** Bring the kernel's notebook to the front. */
+  open: (kernel: IKernel) => void;
+  trans: TranslationBundle;
+}
+
+/** One kernel: whose it is, where its GPU state is and why, and what can be done about it. */
+export function KernelRow(props: IKernelRowProps): JSX.Element {
+  const { affinode, kernel, trans } = props;
+  const StateIcon = residencyIcons[kernel.residency].react;
+  const pending = affinode.pending(kernel.id);
+  const classes = ['jp-affinode-kernel', `jp-mod-${kernel.residency}`];
+  if (props.current) {
+    classes.push('jp-mod-current');
+  }
+  return (
+    <li
+      className={classes.join(' ')}
+      aria-busy={pending}
+      data-kernel-id={kernel.id}
+      data-residency={kernel.residency}
+    >
+      <div className="jp-affinode-kernelTitle">
+        <Name {...props} />
+        {kernel.held_for_s !== null && (
+          <span
+            className="jp-affinode-kept"
+            title={trans.__('Kept for %1', span(kernel.held_for_s, trans))}
+          >
+            <keepIcon.react tag="span" />
+          </span>
+        )}
+      </div>
+      <div className="jp-affinode-state">
+        <StateIcon tag="span" className="jp-affinode-stateIcon" aria-hidden="true" />
+        <span>{stateText(kernel)}</span>
+      </div>
+      <Details kernel={kernel} trans={trans} />
+      {kernel.own && <Buttons {...props} pending={pending} />}
+    </li>
+  );
+}
+
+/** The notebook's name, which opens it; with the swatch of its share in the bars. */
+function Name(props: IKernelRowProps): JSX.Element {
+  const { affinode, kernel, open, trans } = props;
+  const name = title(kernel, trans);
+  const path = kernel.path ?? kernel.paths[0];
+  const inBar = kernel.own && kernel.residency !== 'none';
+  const swatch = inBar ? `jp-mod-hue${affinode.hue(kernel.id) % 8}` : 'jp-mod-others';
+  return (
+    <>
+      <span className={`jp-affinode-swatch ${swatch}`} aria-hidden="true" />
+      {kernel.own && path ? (
+        <button
+          className="jp-affinode-name"
+          title={trans.__('Open %1', kernel.paths.length > 1 ? kernel.paths.join(', ') : path)}
+          onClick={() => open(kernel)}
+        >
+          {name}
+        </button>
+      ) : (
+        <span className="jp-affinode-name" title={kernel.server ?? undefined}>
+          {name}
+        </span>
+      )}
+    </>
+  );
+}
+
+/** Times, the reason of the last change, what refuses to move, and why the last try was refused. */
+function Details(props: { kernel: IKernel; trans: TranslationBundle }): JSX.Element {
+  const { kernel, trans } = props;
+  const times = details(kernel, trans);
+  return (
+    <>
+      {times.length > 0 && <div className="jp-affinode-muted">{times.join(' · ')}</div>}
+      {kernel.reason && (
+        <div className="jp-affinode-muted">{trans.__('Why: %1', kernel.reason)}</div>
+      )}
+      {kernel.fixed.length > 0 && (
+        <ul className="jp-affinode-fixed" aria-label={trans.__('Stays on the GPU')}>
+          {kernel.fixed.map(fixed => (
+            <li key={fixed.reason}>
+              {trans.__('%1 cannot move: %2', bytes(fixed.bytes), fixed.text)}
+            </li>
+          ))}
+        </ul>
+      )}
+      {kernel.refusal && (
+        <div className="jp-affinode-refusal">{trans.__('Not freed: %1', kernel.refusal)}</div>
+      )}
+    </>
+  );
+}
+
+/** Only the buttons that do something now; a kernel that never used the GPU has none. */
+function Buttons(props: IKernelRowProps & { pending: boolean }): JSX.Element | null {
+  const { affinode, commands, kernel, pending, trans } = props;
+  if (kernel.residency === 'none' && kernel.held_for_s === null) {
+    return null;
+  }
+  const name = title(kernel, trans);
+  const keepFor = span(affinode.settings.holdMinutes * 60, trans);
+  const button = (command: string, label: string, primary = false) => (
+    <button
+      key={command}
+      className={`jp-affinode-button${primary ? ' jp-mod-primary' : ''}`}
+      disabled={pending}
+      aria-label={`${label}: ${name}`}
+      title={commands.caption(command)}
+      onClick={() => void commands.execute(command, { kernelId: kernel.id })}
+    >
+      {label}
+    </button>
+  );
+  const buttons: JSX.Element[] = [];
+  if (canPark(kernel)) {
+    buttons.push(button(CommandIDs.park, trans.__('Free GPU'), true));
+  }
+  if (canResume(kernel)) {
+    buttons.push(button(CommandIDs.resume, trans.__('Get GPU back'), true));
+  }
+  if (canRelease(kernel)) {
+    buttons.push(button(CommandIDs.release, trans.__('Release')));
+  } else if (canHold(kernel)) {
+    buttons.push(button(CommandIDs.hold, trans.__('Keep GPU (%1)', keepFor)));
+  }
+  return buttons.length ? <div className="jp-affinode-buttons">{buttons}</div> : null;
+}
+
+/** The state in the server's words; the panel's badge already says that the GPU is simulated. */
+function stateText(kernel: IKernel): string {
+  return kernel.text.replace(/ \(simulated\)$/, '');
+}

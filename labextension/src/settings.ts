@@ -1,0 +1,26 @@
+import { ISettingRegistry } from '@jupyterlab/settingregistry';
+
+/** The person's settings, as `schema/model.json` describes them. */
+export interface ISettings {
+  /** Seconds between two looks while the panel is visible. */
+  refreshInterval: number;
+  /** Whether to tell when a kernel waits for the GPU or has it again. */
+  showNotifications: boolean;
+  /** Whether the panel lists the kernels of other servers and people. */
+  showOtherKernels: boolean;
+  /** Minutes that "Keep GPU" asks for. */
+  holdMinutes: number;
+}
+
+/** What holds without a settings registry. */
+export const DEFAULT_SETTINGS: ISettings = {
+  refreshInterval: 5,
+  showNotifications: true,
+  showOtherKernels: true,
+  holdMinutes: 60
+};
+
+/** Read the settings; the registry has validated them against the schema. */
+export function readSettings(settings: ISettingRegistry.ISettings): ISettings {
+  return { ...DEFAULT_SETTINGS, ...(settings.composite as Partial<ISettings>) };
+}

@@ -1,0 +1,115 @@
+/**
+ * What the server's `affinode/api/status` says, and the events that say when to ask again.
+ *
+ * Sizes are bytes, times are seconds. The server's own words (`text`, `message`, `reason`) are English.
+ */
+
+/** Where a kernel's GPU state is; `queued` wants the GPU and waits for room. */
+export type Residency = 'none' | 'resident' | 'parking' | 'parked' | 'queued' | 'resuming' | 'lost';
+
+/** Bytes that stay on the GPU when the rest of a kernel is moved. */
+export interface IFixedBytes {
+  reason: string;
+  bytes: number;
+  text: string;
+}
+
+/** A kernel's share of one GPU. */
+export interface IKernelOnGpu {
+  uuid: string;
+  resident_bytes: number;
+  parked_bytes: number;
+  fixed_bytes: number;
+}
+
+/** One kernel; another server's has no name and no path. */
+export interface IKernel {
+  id: string;
+  own: boolean;
+  name: string | null;
+  path: string | null;
+  paths: string[];
+  language: string | null;
+  server: string | null;
+  residency: Residency;
+  text: string;
+  reason: string | null;
+  refusal: string | null;
+  resident_bytes: number;
+  parked_bytes: number;
+  footprint_bytes: number;
+  fixed: IFixedBytes[];
+  gpus: IKernelOnGpu[];
+  idle_s: number | null;
+  cell_open: boolean;
+  eligible: boolean;
+  eligible_in_s: number | null;
+  held_for_s: number | null;
+  place: number | null;
+  waiting_s: number | null;
+  simulated: boolean;
+  tracked: boolean;
+}
+
+/** One GPU of the machine. */
+export interface IGpu {
+  uuid: string;
+  index: number;
+  name: string;
+  total_bytes: number;
+  used_bytes: number;
+  free_bytes: number;
+  managed_bytes: number;
+  unmanaged_bytes: number;
+  utilization_percent: number | null;
+}
+
+/** The machine's main memory, as the controller sees it. */
+export interface IHostMemory {
+  total_bytes: number;
+  available_bytes: number;
+  reserve_bytes: number;
+  parked_bytes: number;
+  cgroup_headroom_bytes: number | null;
+}
+
+/** The machine. */
+export interface INode {
+  simulated: boolean;
+  nvml: boolean;
+  gpus: IGpu[];
+  host: IHostMemory;
+  queue: string[];
+}
+
+/** The answer of GET status. */
+export interface IStatus {
+  version: string;
+  available: boolean;
+  message: string | null;
+  node: INode | null;
+  kernels: IKernel[];
+}
+
+/** What a person may ask of a kernel. */
+export type Action = 'park' | 'resume' | 'hold' | 'release' | 'focus';
+
+/** The Jupyter event about one kernel's residency. */
+export const RESIDENCY_EVENT = 'https://schema.jupyter.org/jupyter_affinode/kernel_residency/v1';
+
+/** The Jupyter event about the controller's coming and going. */
+export const NODE_EVENT = 'https://schema.jupyter.org/jupyter_affinode/node/v1';
+
+/** The data of a residency event; enough to show the change before the next status is there. */
+export interface IResidencyEvent {
+  kernel_id: string;
+  residency: Residency;
+  previous: Residency | null;
+  text: string;
+  reason: string | null;
+  resident_bytes: number;
+  parked_bytes: number;
+  place: number | null;
+  held_for_s: number | null;
+  simulated: boolean;
+}

@@ -1,0 +1,84 @@
+import * as assert from 'node:assert';
+import { test } from 'node:test';
+import { canHold, canPark, canRelease, canResume } from '../src/actions';
+import { Hues } from '../src/hues';
+import { gpuSegments, parkedSegments } from '../src/memory';
+import { IGpu, INode } from '../src/status';
+import { kernel, trans } from './examples';
+
+const gpu: IGpu = {
+  uuid: 'GPU-1',
+  index: 0,
+  name: 'A GPU',
+  total_bytes: 1000,
+  used_bytes: 700,
+  free_bytes: 300,
+  managed_bytes: 600,
+  unmanaged_bytes: 100,
+  utilization_percent: null
+};
+
+const share = (resident_bytes: number, fixed_bytes = 0) => ({
+  uuid: 'GPU-1',
+  resident_bytes,
+  parked_bytes: 0,
+  fixed_bytes
+});
+
+test('the parts of a GPU add up to all of it', () => {
+  const kernels = [
+    kernel({ id: 'a', gpus: [share(300, 50)] }),
+    kernel({ id: 'b', gpus: [] }),
+    kernel({ id: 'c', own: false, gpus: [share(250)] })
+  ];
+  const segments = gpuSegments(gpu, kernels, trans);
+  assert.deepStrictEqual(
+    segments.map(segment => [segment.kind, segment.bytes]),
+    [
+      ['kernel', 350],
+      ['others', 250],
+      ['unmanaged', 100],
+      ['free', 300]
+    ]
+  );
+  assert.strictEqual(
+    segments.reduce((sum, segment) => sum + segment.bytes, 0),
+    gpu.total_bytes
+  );
+});
+
+test('parked memory is shown by kernel, and what is not ours as others', () => {
+  const node = { host: { parked_bytes: 500 } } as INode;
+  const kernels = [kernel({ id: 'a', parked_bytes: 400 }), kernel({ id: 'b' })];
+  const segments = parkedSegments(node, kernels, trans);
+  assert.deepStrictEqual(
+    segments.map(segment => [segment.key, segment.bytes]),
+    [
+      ['a', 400],
+      ['others', 100]
+    ]
+  );
+  assert.deepStrictEqual(parkedSegments({ host: { parked_bytes: 0 } } as INode, [], trans), []);
+});
+
+test('a hue stays with its kernel and is given again only when that is gone', () => {
+  const hues = new Hues();
+  assert.deepStrictEqual([hues.of('a'), hues.of('b'), hues.of('a')], [0, 1, 0]);
+  hues.keep(['b']);
+  assert.deepStrictEqual([hues.of('c'), hues.of('b'), hues.of('d')], [0, 1, 2]);
+});
+
+test('only what makes sense can be asked', () => {
+  const resident = kernel({ residency: 'resident', resident_bytes: 1 });
+  assert.ok(
+    canPark(resident) && !canResume(resident) && canHold(resident) && !canRelease(resident)
+  );
+  assert.ok(!canPark({ ...resident, own: false }) && !canHold({ ...resident, own: false }));
+  assert.ok(
+    !canPark({ ...resident, held_for_s: 60 }) && canRelease({ ...resident, held_for_s: 60 })
+  );
+  assert.ok(!canPark({ ...resident, resident_bytes: 0 }));
+  const parked = kernel({ residency: 'parked', parked_bytes: 1 });
+  assert.ok(canResume(parked) && !canPark(parked));
+  assert.ok(!canHold(kernel({ residency: 'lost' })));
+});

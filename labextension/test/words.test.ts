@@ -1,0 +1,105 @@
+import * as assert from 'node:assert';
+import { test } from 'node:test';
+import {
+  basename,
+  bytes,
+  bytesOf,
+  chipLabel,
+  details,
+  notice,
+  place,
+  sameRelease,
+  span,
+  title
+} from '../src/words';
+import { kernel, trans } from './examples';
+
+const GIB = 1024 ** 3;
+const MIB = 1024 ** 2;
+
+test('sizes are rounded as the server rounds them', () => {
+  const said = [
+    0,
+    12,
+    1024,
+    300 * MIB,
+    1023.9 * MIB,
+    GIB,
+    1.5 * GIB,
+    12.4 * GIB,
+    139 * GIB,
+    2 * 1024 * GIB
+  ];
+  assert.deepStrictEqual(said.map(bytes), [
+    '0 B',
+    '12 B',
+    '1 KiB',
+    '300 MiB',
+    '1024 MiB',
+    '1 GiB',
+    '1.5 GiB',
+    '12 GiB',
+    '139 GiB',
+    '2 TiB'
+  ]);
+});
+
+test('a part of a whole names the unit once where it is the same', () => {
+  assert.strictEqual(bytesOf(3.7 * GIB, 4 * GIB, trans), '3.7 of 4 GiB');
+  assert.strictEqual(bytesOf(512 * MIB, 4 * GIB, trans), '512 MiB of 4 GiB');
+});
+
+test('times are rounded to what a person cares about', () => {
+  const said = [0, 59.4, 59.6, 90, 3600, 5400, 3 * 86400].map(seconds => span(seconds, trans));
+  assert.deepStrictEqual(said, ['0 s', '59 s', '1 min', '2 min', '1 h', '1 h 30 min', '3 d']);
+});
+
+test('places are ordinals', () => {
+  const said = [1, 2, 3, 4, 10, 11, 12, 13, 21, 101, 111].map(place).join(' ');
+  assert.strictEqual(said, '1st 2nd 3rd 4th 10th 11th 12th 13th 21st 101st 111th');
+});
+
+test('a notice never is longer than JupyterLab shows', () => {
+  assert.strictEqual(notice('short'), 'short');
+  assert.strictEqual(notice('x'.repeat(200)).length, 140);
+});
+
+test('a kernel is called by its notebook, and others are only told apart', () => {
+  assert.strictEqual(basename('a/b/c.ipynb'), 'c.ipynb');
+  assert.strictEqual(title(kernel({ path: 'work/a.ipynb' }), trans), 'a.ipynb');
+  assert.strictEqual(title(kernel({ path: null, paths: [], name: 'Python 3' }), trans), 'Python 3');
+  assert.strictEqual(
+    title(kernel({ own: false, path: null, server: 'http://x' }), trans),
+    'Another server'
+  );
+  assert.strictEqual(
+    title(kernel({ own: false, path: null, server: null }), trans),
+    'Outside this server'
+  );
+});
+
+test('the chip counts what stays on the GPU too', () => {
+  const gpus = [{ uuid: 'GPU-1', resident_bytes: GIB, parked_bytes: 0, fixed_bytes: GIB / 2 }];
+  assert.strictEqual(chipLabel(kernel({ residency: 'resident', gpus }), trans), 'GPU 1.5 GiB');
+  assert.strictEqual(chipLabel(kernel({ residency: 'parked' }), trans), 'GPU freed');
+  assert.strictEqual(chipLabel(kernel({ residency: 'queued', place: 2 }), trans), 'Waiting 2nd');
+  assert.strictEqual(chipLabel(kernel({ residency: 'none' }), trans), '');
+});
+
+test('details say how long, and what happens next', () => {
+  const idle = { residency: 'resident', idle_s: 240, eligible_in_s: 60 } as const;
+  assert.deepStrictEqual(details(kernel(idle), trans), ['idle 4 min', 'may be freed in 1 min']);
+  assert.deepStrictEqual(details(kernel({ ...idle, held_for_s: 9 }), trans), ['idle 4 min']);
+  assert.deepStrictEqual(details(kernel({ ...idle, cell_open: true }), trans), [
+    'a cell is running'
+  ]);
+  assert.deepStrictEqual(details(kernel({ residency: 'queued', waiting_s: 12 }), trans), [
+    'waiting 12 s'
+  ]);
+});
+
+test('development builds of one release belong together', () => {
+  assert.ok(sameRelease('0.1.0', '0.1.0.dev3'));
+  assert.ok(sameRelease('0.1.0-dev.1', '0.1.0'));
+  assert.ok(!sameRelease('0.1.0', '0.1.1'));
+});
