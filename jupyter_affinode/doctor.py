@@ -215,23 +215,23 @@ def _provisioner(server: DefaultProvisioner | None) -> Check:
     default = server or next_server_default()
     if default.is_ours:
         return Check("provisioner", "ok", f"{OURS} starts new kernels: {default.reason}")
-    advice = f"Remove that, or name {OURS} in kernelspecs that are to be managed (kernel_provisioner)."
+    advice = f"Change that, or name {OURS} in kernelspecs that are to be managed (kernel_provisioner)."
     return Check("provisioner", "warn", f"{default.name} starts new kernels: {default.reason}", advice)
 
 
 def next_server_default() -> DefaultProvisioner:
-    """What a Jupyter server started here and now would use, by its configuration files and our
-    environment.
-    """
+    """What a Jupyter server started here and now would use, by its configuration and our environment."""
     from jupyter_server.serverapp import ServerApp
 
     app = ServerApp()
     app.load_config_file(suppress_errors=True)
+    app.find_server_extensions()
     choice = site_choice(app.config)
     if choice is not None:
         return choice
-    if not app.config.get("ServerApp", {}).get("jpserver_extensions", {}).get("jupyter_affinode", False):
-        return DefaultProvisioner(LOCAL, "the server extension jupyter_affinode is not enabled")
+    if not app.jpserver_extensions.get("jupyter_affinode", False):
+        reason = "the server extension is not enabled (jupyter server extension enable jupyter_affinode)"
+        return DefaultProvisioner(LOCAL, reason)
     if app.config.get("AffinodeExtension", {}).get("enabled") is False:
         return DefaultProvisioner(LOCAL, "AffinodeExtension.enabled is False")
     return DefaultProvisioner(OURS, "nothing else is configured")

@@ -164,6 +164,9 @@ class Machine:
             if process.poll() is None:
                 process.kill()
             process.wait(timeout=10)
+            for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
 
 
 def _own_pids() -> list[int]:

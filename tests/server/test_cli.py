@@ -1,0 +1,201 @@
+"""The command line, without a GPU."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jupyter_affinode.cli.kernel_argument import NoSuchKernel, find_kernel
+from jupyter_affinode.cli.run import kernel_id_of
+from jupyter_affinode.cli.table import kernel_table
+
+ID = "01234567-89ab-cdef-0123-456789abcdef"
+SHOW = "import os, json; print(json.dumps(dict(os.environ, pid=os.getpid())))"
+
+
+def kernel(kernel_id: str, **fields):
+    shown = {"id": kernel_id, "name": "Python 3", "path": None, "text": "No GPU in use", "cell_open": False}
+    return {**shown, "resident_bytes": 0, "parked_bytes": 0, "idle_s": None, "fixed": [], **fields}
+
+
+def test_status_without_a_controller_says_so_and_starts_none(machine):
+    done = machine.affinode("status")
+    assert done.returncode == 0 and "No GPU controller is running" in done.stdout
+    answer = json.loads(machine.affinode("status", "--json").stdout)
+    assert answer["available"] is False and answer["kernels"] == [] and answer["message"]
+    assert machine.node() is None
+
+
+@pytest.mark.parametrize("action", ["park", "resume", "hold", "release"])
+def test_actions_without_a_controller_fail_in_one_line(machine, action):
+    done = machine.affinode(action, "abc")
+    assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1
+    refused = machine.affinode(action, "abc", "--json")
+    assert refused.returncode == 1 and json.loads(refused.stdout)["error"] == "no-controller"
+
+
+def test_wrong_use_is_2(machine):
+    assert machine.affinode("steal").returncode == 2
+    assert machine.affinode().returncode == 2
+    assert machine.affinode("run", "--").returncode == 2
+
+
+def test_status_and_actions_with_a_controller(controller):
+    assert "No kernels." in controller.affinode("status").stdout
+    controller.ask("PUT", f"/kernels/{ID}", {"name": "Python 3", "path": "work/model.ipynb"})
+    listed = controller.affinode("status")
+    assert "work/model.ipynb" in listed.stdout and "No GPU in use" in listed.stdout
+    assert json.loads(controller.affinode("status", "--json").stdout)["kernels"][0]["id"] == ID
+    refused = controller.affinode("park", "model.ipynb")
+    assert refused.returncode == 1 and refused.stderr.strip()
+    unknown = controller.affinode("park", "nothing", "--json")
+    assert unknown.returncode == 1 and json.loads(unknown.stdout)["error"] == "unknown-kernel"
+    held = controller.affinode("hold", ID[:4], "30m", "--json")
+    assert held.returncode == 0 and 1700 < json.loads(held.stdout)["held_for_s"] <= 1800
+    assert controller.affinode("hold", ID, "soon").returncode == 1
+    released = controller.affinode("release", ID, "--json")
+    assert json.loads(released.stdout)["held_for_s"] is None
+
+
+def test_inside_a_kernel_the_kernel_need_not_be_named(controller):
+    controller.ask("PUT", f"/kernels/{ID}", {"name": "Python 3"})
+    inside = {**controller.environment, "AFFINODE_KERNEL_ID": ID}
+    held = controller.affinode("hold", "--json", env=inside)
+    assert held.returncode == 0 and json.loads(held.stdout)["id"] == ID
+
+
+def test_a_kernel_is_found_by_id_path_name_or_beginning():
+    kernels = [kernel("aab1", path="a/one.ipynb"), kernel("aac2", path="b/one.ipynb", name="R"), kernel("b")]
+    assert find_kernel(kernels, "aab1")["id"] == "aab1"
+    assert find_kernel(kernels, "b")["id"] == "b"
+    assert find_kernel(kernels, "aac")["id"] == "aac2"
+    assert find_kernel(kernels, "b/one.ipynb")["id"] == "aac2"
+    assert find_kernel(kernels, "R")["id"] == "aac2"
+    for ambiguous in ("aa", "one.ipynb", "Python 3"):
+        with pytest.raises(NoSuchKernel, match="could be any of 2"):
+            find_kernel(kernels, ambiguous)
+    for nothing in ("zz", "", None):
+        with pytest.raises(NoSuchKernel, match=r"one\.ipynb"):
+            find_kernel(kernels, nothing)
+
+
+def test_the_table_names_what_stays_on_the_gpu_and_why_nothing_was_parked():
+    fixed = [{"reason": "managed", "bytes": 2**30, "text": "managed memory"}]
+    shown = kernel("aab1", path="a.ipynb", text="GPU freed, 12 GiB safe in RAM", parked_bytes=12 * 2**30)
+    text = kernel_table(
+        [kernel("b", idle_s=400.0), {**shown, "fixed": fixed, "refusal": "host memory is short"}]
+    )
+    lines = text.splitlines()
+    assert lines[1].split("  ")[0] == "aab1" and "12 GiB safe in RAM" in lines[1]
+    assert lines[2:4] == ["  1 GiB stays on the GPU: managed memory", "  not parked: host memory is short"]
+    assert lines[4].endswith("7 min")
+
+
+def test_run_becomes_the_command_managed(native, machine, wait_until):
+    process = machine.start(
+        sys.executable, "-m", "jupyter_affinode.cli", "run", "--", sys.executable, "-c",
+        SHOW + "\nimport sys; sys.stdout.flush(); sys.stdin.read()",
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    env = json.loads(process.stdout.readline())
+    assert env["pid"] == process.pid, "no process in between"
+    assert env["LD_PRELOAD"].endswith("libaffinode.so") and env["AFFINODE_LIBRARY"] == env["LD_PRELOAD"]
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+    assert children == "", "the command has no child that it did not start"
+    found = wait_until(lambda: machine.kernel(env["AFFINODE_KERNEL_ID"]), timeout=15)
+    assert found["id"] == env["AFFINODE_KERNEL_ID"]
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=10) == -signal.SIGTERM
+
+
+def test_runs_exit_status_is_the_commands(native, machine):
+    run = ("run", "--", sys.executable, "-c")
+    assert machine.affinode(*run, "raise SystemExit(7)").returncode == 7
+    assert machine.affinode("run", "no-such-command").returncode == 127
+    disabled = machine.affinode(*run, SHOW, env={**machine.environment, "AFFINODE_DISABLE": "1"})
+    assert "AFFINODE_KERNEL_ID" not in json.loads(disabled.stdout)
+    assert "not managed" in disabled.stderr
+
+
+def test_run_knows_the_kernels_id():
+    assert kernel_id_of(["python", "-f", f"/run/kernel-{ID}.json"], {}) == ID
+    assert kernel_id_of(["python", f"/run/kernel-{ID}.json"], {"AFFINODE_KERNEL_ID": "set"}) == "set"
+    assert kernel_id_of(["python"], {}) != kernel_id_of(["python"], {})
+
+
+def test_a_wrapped_kernelspec_is_managed_by_any_front_end(native, machine, server, wait_until):
+    made = machine.affinode("kernelspec", "wrap", "python3")
+    assert made.returncode == 0, made.stderr
+    path = Path(machine.environment["JUPYTER_DATA_DIR"], "kernels", "python3-affinode", "kernel.json")
+    spec = json.loads(path.read_text())
+    assert spec["argv"][:4] == [sys.executable, "-m", "jupyter_affinode.cli", "run"]
+    assert spec["metadata"]["kernel_provisioner"]["provisioner_name"] == "local-provisioner"
+    assert (path.parent / "logo-svg.svg").exists() and "GPU shared" in spec["display_name"]
+    machine.environment["JUPYTER_DEFAULT_PROVISIONER_NAME"] = "local-provisioner"
+    server.start()
+    kernel = server.start_kernel("python3-affinode")
+    environ = kernel.environment()
+    assert environ["AFFINODE_KERNEL_ID"] == kernel.id and environ["LD_PRELOAD"].endswith("libaffinode.so")
+    assert "No GPU in use" in kernel.run("%gpu_status").text
+    wait_until(lambda: (machine.kernel(kernel.id) or {}).get("tracked"), timeout=15)
+    message_id = kernel.submit("import time; time.sleep(60)")
+    wait_until(lambda: machine.kernel(kernel.id)["cell_open"], timeout=15)
+    kernel.interrupt()
+    assert kernel.wait(message_id, timeout=5).error == "KeyboardInterrupt"
+
+
+def test_wrapping_twice_or_over_something_else_is_refused(machine, kernelspec):
+    kernelspec("mine")
+    kernelspec("remote", metadata={"kernel_provisioner": {"provisioner_name": "far-provisioner"}})
+    assert machine.affinode("kernelspec", "wrap", "python3").returncode == 0
+    assert machine.affinode("kernelspec", "wrap", "python3").returncode == 0, "again is an update"
+    for words in (["python3-affinode"], ["python3", "--name", "mine"], ["remote"], ["nothing"]):
+        refused = machine.affinode("kernelspec", "wrap", *words)
+        assert refused.returncode == 1 and refused.stderr.count("\n") == 1, words
+    assert machine.affinode("kernelspec", "wrap", "python3", "--remove").returncode == 0
+    kept = machine.affinode("kernelspec", "wrap", "x", "--name", "mine", "--remove")
+    assert kept.returncode == 1 and "not made by" in kept.stderr
+
+
+def test_doctor_names_every_part(native, machine):
+    found = json.loads(machine.affinode("doctor", "--json").stdout)
+    checks = {check["name"]: check for check in found["checks"]}
+    assert set(checks) >= {
+        "platform", "shim", "driver", "nvml", "controller", "host memory", "provisioner",
+        "lab extension", "huge pages",
+    }  # fmt: skip
+    assert checks["platform"]["level"] == "ok" and checks["shim"]["level"] == "ok", checks
+    assert all(check["advice"] for check in checks.values() if check["level"] != "ok")
+    assert machine.affinode("doctor").stdout.count("\n") >= len(checks)
+
+
+def test_doctor_knows_whose_provisioner_a_new_kernel_gets(native, machine):
+    def provisioner() -> dict:
+        checks = json.loads(machine.affinode("doctor", "--json").stdout)["checks"]
+        return next(check for check in checks if check["name"] == "provisioner")
+
+    assert provisioner()["level"] == "ok"
+    config = Path(machine.environment["JUPYTER_CONFIG_DIR"], "jupyter_server_config.py")
+    config.write_text("c.KernelProvisionerFactory.default_provisioner_name = 'site-provisioner'\n")
+    chosen = provisioner()
+    assert chosen["level"] == "warn" and "site-provisioner" in chosen["text"]
+    config.write_text("c.ServerApp.jpserver_extensions = {'jupyter_affinode': False}\n")
+    assert "not enabled" in provisioner()["text"]
+    machine.environment["JUPYTER_DEFAULT_PROVISIONER_NAME"] = "local-provisioner"
+    assert "JUPYTER_DEFAULT_PROVISIONER_NAME" in provisioner()["text"]
+
+
+def test_doctor_with_a_controller(native, controller):
+    checks = {c["name"]: c for c in json.loads(controller.affinode("doctor", "--json").stdout)["checks"]}
+    assert str(controller.controller_pid()) in checks["controller"]["text"]
+
+
+def test_the_version_is_the_packages(machine):
+    assert machine.affinode("--version").stdout.strip() == "0.1.0"
+    package = Path(__file__).parents[2] / "package.json"
+    assert json.loads(package.read_text())["version"] == "0.1.0"

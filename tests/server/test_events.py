@@ -1,0 +1,114 @@
+"""The Jupyter events: their schemas, and what is worth one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from jupyter_events import EventLogger
+
+from jupyter_affinode.node_watch import NodeWatch
+from jupyter_affinode.residency_events import (
+    KERNEL_RESIDENCY,
+    NODE,
+    ResidencyEvents,
+    residency_data,
+    schema_paths,
+    worth_telling,
+)
+
+KERNEL: dict[str, Any] = {
+    "id": "k",
+    "name": "Python 3",
+    "path": "secret/plan.ipynb",
+    "residency": "resident",
+    "text": "On the GPU: 12 GiB",
+    "reason": None,
+    "resident_bytes": 12 * 2**30,
+    "parked_bytes": 0,
+    "place": None,
+    "held_for_s": None,
+    "simulated": True,
+}
+
+
+@pytest.fixture
+def emitted():
+    """(events, watch, what was emitted as (schema, data)) with a real event logger."""
+    import logging
+
+    logger = EventLogger()
+    watch = NodeWatch(policy={}, log=logging.getLogger(__name__))
+    events = ResidencyEvents(logger, watch, lambda kernel_id: kernel_id == "k")
+    events.register()
+    got: list[tuple[str, dict[str, Any]]] = []
+
+    async def listen(logger: Any, schema_id: str, data: dict[str, Any]) -> None:
+        got.append((schema_id, data))
+
+    for schema in (KERNEL_RESIDENCY, NODE):
+        logger.add_listener(schema_id=schema, listener=listen)
+
+    async def all_of() -> list[tuple[str, dict[str, Any]]]:
+        await logger.gather_listeners()
+        return got
+
+    return events, watch, all_of
+
+
+async def test_each_state_is_a_valid_event_without_paths_or_names(emitted):
+    events, _, all_of = emitted
+    states = ["resident", "parking", "parked", "queued", "resuming", "lost"]
+    previous = None
+    for state in states:
+        kernel = {**KERNEL, "residency": state, "place": 2 if state == "queued" else None}
+        events.kernel_changed(previous, kernel)
+        previous = kernel
+    got = await all_of()
+    assert [data["residency"] for schema, data in got if schema == KERNEL_RESIDENCY] == states
+    assert "secret" not in str(got) and "Python 3" not in str(got)
+
+
+async def test_other_servers_kernels_are_not_told(emitted):
+    events, _, all_of = emitted
+    events.kernel_changed(None, {**KERNEL, "id": "other"})
+    assert await all_of() == []
+
+
+async def test_the_controllers_coming_and_going_is_told(emitted):
+    events, watch, all_of = emitted
+    watch.available, watch.node, watch.message = True, {"simulated": True}, None
+    events.controller_found()
+    watch.available, watch.node, watch.message = False, None, "gone"
+    events.controller_lost()
+    assert [data for schema, data in await all_of() if schema == NODE] == [
+        {"available": True, "simulated": True, "message": None},
+        {"available": False, "simulated": False, "message": "gone"},
+    ]
+
+
+def changed(**fields: Any) -> bool:
+    return worth_telling(KERNEL, {**KERNEL, **fields})
+
+
+def test_what_a_person_would_not_see_is_not_told():
+    assert not changed()
+    assert not changed(resident_bytes=1, idle_s=3.0)
+    assert not worth_telling({**KERNEL, "held_for_s": 100.0}, {**KERNEL, "held_for_s": 50.0})
+    assert not worth_telling(None, {**KERNEL, "residency": "none"})
+
+
+def test_what_a_person_would_see_is_told():
+    assert changed(residency="parked") and changed(place=3) and changed(held_for_s=3600.0)
+    assert worth_telling({**KERNEL, "held_for_s": 50.0}, {**KERNEL, "held_for_s": 3600.0})
+    assert worth_telling({**KERNEL, "held_for_s": 50.0}, KERNEL)
+    assert worth_telling(None, KERNEL)
+
+
+def test_the_data_is_exactly_what_the_schema_names():
+    import yaml
+
+    path = next(path for path in schema_paths() if path.name == "kernel_residency.yaml")
+    schema = yaml.safe_load(path.read_text())
+    assert set(schema["properties"]) == set(schema["required"]) == set(residency_data(None, KERNEL))
+    assert schema["$id"] == KERNEL_RESIDENCY

@@ -1,0 +1,255 @@
+"""The server extension on a real server with a real controller, without a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+AUTHORIZER = """
+from jupyter_server.auth import Authorizer
+
+class Only(Authorizer):
+    def is_authorized(self, handler, user, action, resource):
+        return (action, resource) in {ALLOWED} or not handler.request.path.startswith("/affinode")
+
+c.ServerApp.authorizer_class = Only
+"""
+
+
+@pytest.fixture
+def followed(native, server, wait_until):
+    """A server whose extension follows a controller."""
+    server.start()
+    wait_until(lambda: server.affinode()[1]["available"], timeout=15)
+    return server
+
+
+def own(server, kernel) -> dict | None:
+    kernels = server.affinode()[1]["kernels"]
+    return next((one for one in kernels if one["id"] == kernel.id), None)
+
+
+def test_the_status_has_node_and_own_kernels_with_their_paths(followed, wait_until):
+    kernel = followed.start_kernel(path="plan.ipynb")
+    shown = wait_until(lambda: own(followed, kernel), timeout=15)
+    status = followed.affinode()[1]
+    assert status["version"] == "0.1.0" and status["message"] is None
+    assert status["node"]["controller"]["pid"] == followed.machine.controller_pid()
+    assert shown["own"] is True and shown["paths"] == ["plan.ipynb"] and shown["path"] == "plan.ipynb"
+    assert shown["residency"] == "none" and shown["name"] == "Python 3 (ipykernel)"
+
+
+def test_a_renamed_notebooks_new_path_reaches_the_controller(followed, wait_until):
+    kernel = followed.start_kernel(path="plan.ipynb")
+    machine = followed.machine
+    wait_until(lambda: (machine.kernel(kernel.id) or {}).get("path") == "plan.ipynb", timeout=15)
+    session = followed.request("GET", "/api/sessions")[1][0]
+    followed.request("PATCH", f"/api/sessions/{session['id']}", {"path": "final plan.ipynb"})
+    wait_until(lambda: machine.kernel(kernel.id)["path"] == "final plan.ipynb", timeout=15)
+    assert own(followed, kernel)["paths"] == ["final plan.ipynb"]
+
+
+def test_the_controller_knows_of_open_cells(followed, wait_until):
+    machine, kernel = followed.machine, followed.start_kernel()
+    wait_until(lambda: machine.kernel(kernel.id), timeout=15)
+    message_id = kernel.submit("input_ = 1; import time; time.sleep(60)")
+    wait_until(lambda: machine.kernel(kernel.id)["cell_open"])
+    kernel.interrupt()
+    assert kernel.wait(message_id).error == "KeyboardInterrupt"
+    wait_until(lambda: not machine.kernel(kernel.id)["cell_open"])
+
+
+def test_a_new_controller_is_told_of_open_cells_and_names(followed, wait_until):
+    machine, kernel = followed.machine, followed.start_kernel(path="plan.ipynb")
+    wait_until(lambda: machine.kernel(kernel.id), timeout=15)
+    kernel.submit("import time; time.sleep(60)")
+    wait_until(lambda: machine.kernel(kernel.id)["cell_open"])
+    first = machine.controller_pid()
+    os.kill(first, signal.SIGKILL)
+    began = time.monotonic()
+    wait_until(lambda: machine.controller_pid() not in (None, first), timeout=5)
+    wait_until(lambda: (machine.kernel(kernel.id) or {}).get("cell_open"), timeout=5)
+    assert time.monotonic() - began < 5
+    wait_until(lambda: machine.kernel(kernel.id)["path"] == "plan.ipynb")
+    assert "Lost the GPU controller" in followed.log()
+
+
+def test_a_restart_and_a_shutdown_are_followed(followed, wait_until):
+    machine, kernel = followed.machine, followed.start_kernel()
+    wait_until(lambda: machine.kernel(kernel.id), timeout=15)
+    kernel.submit("import time; time.sleep(60)")
+    wait_until(lambda: machine.kernel(kernel.id)["cell_open"])
+    kernel.restart()
+    wait_until(lambda: not machine.kernel(kernel.id)["cell_open"])
+    kernel.submit("import time; time.sleep(60)")
+    wait_until(lambda: machine.kernel(kernel.id)["cell_open"])
+    kernel.shutdown()
+    wait_until(lambda: machine.kernel(kernel.id) is None)
+
+
+def test_a_kernel_of_another_provisioner_is_followed_without_harm(followed, kernelspec, wait_until):
+    kernelspec("plain", metadata={"kernel_provisioner": {"provisioner_name": "local-provisioner"}})
+    kernel = followed.start_kernel("plain")
+    assert "AFFINODE_KERNEL_ID" not in kernel.environment()
+    assert kernel.run("print(1)").text == "1\n"
+    kernel.restart()
+    assert kernel.run("print(2)").text == "2\n"
+    kernel.shutdown()
+    wait_until(lambda: followed.machine.kernel(kernel.id) is None)
+    assert "failed" not in followed.log()
+
+
+def test_hold_and_release_through_the_server(followed, wait_until):
+    kernel = followed.start_kernel()
+    wait_until(lambda: own(followed, kernel), timeout=15)
+    status, held = followed.affinode(f"kernels/{kernel.id}/hold", "POST", {"duration_s": 60})
+    assert status == 200 and 55 < held["held_for_s"] <= 60 and held["own"] is True
+    status, released = followed.affinode(f"kernels/{kernel.id}/release", "POST", {})
+    assert status == 200 and released["held_for_s"] is None
+    assert followed.affinode(f"kernels/{kernel.id}/focus", "POST", {})[0] == 200
+    assert kernel.state()["id"] == kernel.id
+
+
+@pytest.mark.parametrize(
+    ("action", "body"),
+    [
+        ("hold", {"duration_s": "long"}),
+        ("hold", {"duration_s": -1}),
+        ("hold", {"duration_s": True}),
+        ("hold", {"duration_s": 1e999}),
+        ("hold", {"forever": True}),
+        ("park", {"duration_s": 5}),
+        ("park", []),
+        ("park", "now"),
+    ],
+)
+def test_a_body_that_makes_no_sense_is_a_friendly_400(followed, action, body):
+    kernel = followed.start_kernel()
+    status, answer = followed.affinode(f"kernels/{kernel.id}/{action}", "POST", body)
+    assert status == 400 and answer["error"] == "bad-request" and answer["message"].endswith(".")
+
+
+def test_what_is_not_this_servers_is_shown_without_names_and_not_moved(followed, wait_until):
+    machine = followed.machine
+    machine.ask("PUT", "/kernels/other", {"name": "Secret", "path": "secret.ipynb"})
+    others = wait_until(lambda: [k for k in followed.affinode()[1]["kernels"] if k["id"] == "other"])
+    assert others[0]["own"] is False and others[0]["name"] is None and others[0]["path"] is None
+    assert others[0]["paths"] == []
+    status, answer = followed.affinode("kernels/other/park", "POST", {})
+    assert status == 404 and answer["error"] == "not-here"
+    status, answer = followed.affinode("kernels/unknown")
+    assert status == 404 and answer["message"]
+
+
+def test_without_a_token_nothing_is_answered(followed):
+    for method, path in (("GET", "status"), ("GET", "doctor"), ("POST", "kernels/x/park")):
+        assert followed.request(method, f"/affinode/api/{path}", {}, token="wrong")[0] == 403
+
+
+@pytest.mark.parametrize(
+    ("allowed", "reading", "moving"),
+    [
+        ([], 403, 403),
+        ([("read", "kernels")], 200, 403),
+        ([("read", "kernels"), ("write", "kernels")], 200, 200),
+    ],
+)
+def test_reading_and_moving_need_the_right_to_read_and_write_kernels(
+    native, machine, server, wait_until, allowed, reading, moving
+):
+    config = Path(machine.environment["JUPYTER_CONFIG_DIR"], "jupyter_server_config.py")
+    config.write_text(AUTHORIZER.replace("ALLOWED", repr(set(allowed)).strip("{}") or "()"))
+    server.start()
+    kernel = server.start_kernel()
+    wait_until(lambda: (machine.kernel(kernel.id) or {}).get("name"), timeout=15)
+    assert server.affinode()[0] == reading
+    assert server.affinode(f"kernels/{kernel.id}")[0] == reading
+    assert server.affinode(f"kernels/{kernel.id}/release", "POST", {})[0] == moving
+
+
+def test_polling_does_not_keep_the_server_alive(followed):
+    kernel = followed.start_kernel()
+    followed.affinode(f"kernels/{kernel.id}/release", "POST", {})
+
+    def last_activity() -> str:
+        return followed.request("GET", "/api/status?no_track_activity=1")[1]["last_activity"]
+
+    before = last_activity()
+    for path in ("status", f"kernels/{kernel.id}"):
+        assert followed.affinode(path)[0] == 200
+    assert last_activity() == before
+    followed.affinode(f"kernels/{kernel.id}/release", "POST", {})
+    assert last_activity() > before
+
+
+def test_the_metrics_are_on_the_servers_page(followed):
+    request = urllib.request.Request(
+        followed.url + "/metrics", headers={"Authorization": f"token {followed.token}"}
+    )
+    with urllib.request.urlopen(request) as response:
+        text = response.read().decode()
+    assert "affinode_controller_available 1.0" in text
+    assert 'affinode_kernels{residency="parked"} 0.0' in text
+    assert "affinode_kernel_lost_total 0.0" in text
+
+
+def test_configured_policy_reaches_every_controller(native, server, machine, wait_until):
+    server.start("--AffinodeExtension.park_when=idle", "--AffinodeExtension.idle_timeout_s=7")
+
+    def policy() -> tuple:
+        node = machine.node()
+        return () if node is None else (node["settings"]["park_when"], node["settings"]["idle_timeout_s"])
+
+    wait_until(lambda: policy() == ("idle", 7), timeout=15)
+    os.kill(machine.controller_pid(), signal.SIGKILL)
+    wait_until(lambda: policy() == ("idle", 7), timeout=10)
+
+
+def test_the_doctor_is_there_too(followed):
+    status, found = followed.affinode("doctor")
+    assert status == 200
+    provisioner = next(check for check in found["checks"] if check["name"] == "provisioner")
+    assert provisioner["level"] == "ok"
+
+
+def test_a_kernel_started_before_the_controller_answers_is_found(native, server, machine, wait_until):
+    """The controller cannot start at first (its folder is not ours to use), then it can."""
+    machine.socket.parent.chmod(0o777)
+    server.start()
+    kernel = server.start_kernel()
+    status, answer = server.affinode()
+    assert status == 200 and answer["available"] is False and answer["message"]
+    assert server.affinode(f"kernels/{kernel.id}/park", "POST", {})[0] == 503
+    kernel.submit("import time; time.sleep(60)")
+    machine.socket.parent.chmod(0o700)
+    wait_until(lambda: (machine.kernel(kernel.id) or {}).get("cell_open"), timeout=15)
+
+
+def test_two_servers_of_one_person_share_the_controller(native, machine, server, wait_until):
+    from live_server import JupyterServer
+
+    other = JupyterServer(machine)
+    server.start()
+    other.start()
+    try:
+        mine, theirs = server.start_kernel(), other.start_kernel()
+        wait_until(lambda: {mine.id, theirs.id} <= set(machine.kernels()), timeout=15)
+        labels = {kernel["server"] for kernel in machine.kernels().values()}
+        assert len(labels) == 2
+        wait_until(lambda: len(server.affinode()[1]["kernels"]) == 2)
+        assert {k["id"]: k["own"] for k in server.affinode()[1]["kernels"]} == {
+            mine.id: True,
+            theirs.id: False,
+        }
+        other.kill()
+        assert mine.run("print(1)").text == "1\n"
+        assert theirs.run("print(2)").text == "2\n", "a kernel outlives its server's death"
+        assert json.dumps(server.affinode()[1])
+    finally:
+        other.stop()

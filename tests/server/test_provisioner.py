@@ -1,0 +1,217 @@
+"""Kernels of our provisioner behave as local ones: start, interrupt, restart, shutdown, death."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jupyter_client.manager import start_new_kernel
+from live_server import exists
+
+from jupyter_affinode import environment, launch_environment
+
+PROVISIONERS = ["local-provisioner", "affinode-provisioner"]
+
+
+@pytest.fixture
+def proved_anew():
+    """The proof of the shim is made again by this test, and forgotten after it."""
+    launch_environment.prove_preload.cache_clear()
+    yield
+    launch_environment.prove_preload.cache_clear()
+
+
+@pytest.fixture
+def ready_client(kernel_manager):
+    """`await ready_client(manager)`: a client of a kernel that answers; closed before the kernel is."""
+    made: list[Any] = []
+
+    async def connect(manager: Any) -> Any:
+        client = manager.client()
+        made.append(client)
+        client.start_channels()
+        await client.wait_for_ready(timeout=60)
+        return client
+
+    yield connect
+    for client in made:
+        client.stop_channels()
+
+
+async def reply_of(client: Any, message_id: str, timeout: float = 30) -> dict[str, Any]:
+    while True:
+        message = await client.get_shell_msg(timeout=timeout)
+        if message["parent_header"]["msg_id"] == message_id:
+            return message["content"]
+
+
+async def begin(client: Any, code: str) -> str:
+    """Start a cell and wait until it runs."""
+    message_id = client.execute(code)
+    while True:
+        message = await client.get_iopub_msg(timeout=30)
+        if message["msg_type"] == "stream" and message["parent_header"]["msg_id"] == message_id:
+            return message_id
+
+
+@pytest.mark.parametrize("provisioner", PROVISIONERS)
+async def test_an_interrupt_ends_a_cell_within_a_second(native, kernel_manager, ready_client, provisioner):
+    manager = await kernel_manager(provisioner)
+    client = await ready_client(manager)
+    message_id = await begin(client, "import time; print('on', flush=True); time.sleep(60)")
+    began = time.monotonic()
+    await manager.interrupt_kernel()
+    reply = await reply_of(client, message_id)
+    assert reply["ename"] == "KeyboardInterrupt"
+    assert time.monotonic() - began < 1
+    assert (await reply_of(client, client.execute("1")))["status"] == "ok"
+
+
+@pytest.mark.parametrize("provisioner", PROVISIONERS)
+async def test_a_restart_keeps_the_kernels_id_and_gives_a_new_process(
+    native, kernel_manager, ready_client, provisioner
+):
+    manager = await kernel_manager(provisioner)
+    await ready_client(manager)
+    before, pid = manager.kernel_id, manager.provisioner.pid
+    await manager.restart_kernel()
+    assert manager.kernel_id == before and manager.provisioner.pid != pid
+    environ = Path(f"/proc/{manager.provisioner.pid}/environ").read_bytes()
+    assert (f"AFFINODE_KERNEL_ID={before}".encode() in environ) == (provisioner == "affinode-provisioner")
+    await ready_client(manager)
+
+
+@pytest.mark.parametrize("now", [False, True])
+@pytest.mark.parametrize("provisioner", PROVISIONERS)
+async def test_a_shutdown_ends_the_process(native, kernel_manager, ready_client, provisioner, now):
+    manager = await kernel_manager(provisioner)
+    await ready_client(manager)
+    pid = manager.provisioner.pid
+    began = time.monotonic()
+    await manager.shutdown_kernel(now=now)
+    assert time.monotonic() - began < 2.5
+    assert not exists(pid)
+
+
+async def test_a_kernel_that_does_not_listen_is_terminated_and_killed(native, kernel_manager, ready_client):
+    manager = await kernel_manager()
+    client = await ready_client(manager)
+    deaf = "import signal, threading, time\n"
+    deaf += "for n in (2, 15): signal.signal(n, signal.SIG_IGN)\nprint('on', flush=True)\n"
+    deaf += "while True:\n    try: time.sleep(60)\n    except KeyboardInterrupt: pass\n"
+    await begin(client, deaf)
+    pid = manager.provisioner.pid
+    await manager.shutdown_kernel()
+    assert not exists(pid)
+
+
+async def test_without_a_shim_that_works_the_kernel_starts_and_the_log_says_why(
+    proved_anew, here, kernel_manager, ready_client, monkeypatch, caplog
+):
+    broken = here.folder / "libaffinode.so"
+    broken.write_bytes(b"no library")
+    monkeypatch.setattr(environment, "shim_path", lambda: broken)
+    manager = await kernel_manager()
+    client = await ready_client(manager)
+    assert (await reply_of(client, client.execute("1")))["status"] == "ok"
+    assert b"AFFINODE_KERNEL_ID" not in Path(f"/proc/{manager.provisioner.pid}/environ").read_bytes()
+    assert not manager.provisioner.managed
+    assert "is not managed" in caplog.text and str(broken) in caplog.text
+
+
+async def test_the_kernelspecs_own_environment_does_not_undo_ours(native, kernel_manager, kernelspec):
+    kernelspec("opinionated", env={"LD_PRELOAD": "", "AFFINODE_KERNEL_ID": "mine", "MARK": "1"})
+    manager = await kernel_manager(kernel_name="opinionated")
+    environ = Path(f"/proc/{manager.provisioner.pid}/environ").read_bytes().decode()
+    assert "libaffinode.so" in environ and f"AFFINODE_KERNEL_ID={manager.kernel_id}" in environ
+    assert "MARK=1" in environ
+
+
+async def test_a_kernel_that_is_not_python_is_managed_without_our_startup_file(
+    native, kernel_manager, ready_client, kernelspec
+):
+    argv = [sys.executable, "-m", "bash_kernel", "-f", "{connection_file}"]
+    kernelspec("shell", argv=argv, language="bash")
+    manager = await kernel_manager(kernel_name="shell")
+    environ = Path(f"/proc/{manager.provisioner.pid}/environ").read_bytes().decode()
+    assert "libaffinode.so" in environ and "PYTHONSTARTUP" not in environ
+
+
+def test_it_works_in_programs_without_an_event_loop(native, here, factory, monkeypatch):
+    """As jupyter console and nbclient start kernels; the process ends no later for it."""
+    monkeypatch.setenv("JUPYTER_DEFAULT_PROVISIONER_NAME", "affinode-provisioner")
+    manager, client = start_new_kernel(startup_timeout=60)
+    try:
+        assert (
+            client.execute_interactive("assert 'AFFINODE_LIBRARY' in __import__('os').environ")["content"][
+                "status"
+            ]
+            == "ok"
+        )
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+        manager.context.destroy(linger=0)
+
+
+class TestWithAController:
+    """What the controller is told, and what happens when it does not listen."""
+
+    async def test_it_knows_the_kernel_and_forgets_it_at_its_end(
+        self, native, here, kernel_manager, ready_client, wait_until
+    ):
+        manager = await kernel_manager()
+        wait_until(lambda: (here.kernel(manager.kernel_id) or {}).get("name"), timeout=15)
+        kernel = here.kernel(manager.kernel_id)
+        assert kernel["name"] == "Python 3 (ipykernel)" and kernel["language"] == "python"
+        assert kernel["residency"] == "none" and kernel["tracked"]
+        await manager.restart_kernel(now=True)
+        assert here.kernel(manager.kernel_id) is not None
+        await manager.shutdown_kernel(now=True)
+        wait_until(lambda: here.kernel(manager.kernel_id) is None)
+
+    @pytest.mark.parametrize("state", ["stopped", "killed"])
+    async def test_one_that_does_not_answer_delays_nothing(
+        self, native, here, kernel_manager, ready_client, state
+    ):
+        controller = here.start_controller()
+        manager = await kernel_manager()
+        client = await ready_client(manager)
+        message_id = await begin(client, "import time; print('on', flush=True); time.sleep(60)")
+        controller.send_signal(signal.SIGSTOP if state == "stopped" else signal.SIGKILL)
+        began = time.monotonic()
+        await manager.interrupt_kernel()
+        assert time.monotonic() - began < 0.5
+        assert (await reply_of(client, message_id))["ename"] == "KeyboardInterrupt"
+        began = time.monotonic()
+        await manager.shutdown_kernel()
+        assert time.monotonic() - began < 3
+        controller.send_signal(signal.SIGCONT)
+
+
+def test_a_kernel_that_dies_is_started_again_and_managed(native, machine, server, wait_until):
+    server.start()
+    kernel = server.start_kernel()
+    pid = kernel.pid
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: "restarting kernel" in server.log(), timeout=20)
+    kernel.client.wait_for_ready(timeout=30)
+    assert kernel.pid != pid
+    assert kernel.environment()["AFFINODE_KERNEL_ID"] == kernel.id
+
+
+def test_a_kernel_outlives_the_controller(native, machine, server, wait_until):
+    server.start()
+    kernel = server.start_kernel()
+    wait_until(lambda: machine.kernel(kernel.id), timeout=15)
+    first = machine.controller_pid()
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: machine.controller_pid() not in (None, first), timeout=5)
+    wait_until(lambda: (machine.kernel(kernel.id) or {}).get("tracked"), timeout=10)
+    wait_until(lambda: machine.kernel(kernel.id)["name"] == "Python 3 (ipykernel)")
+    assert kernel.run("print(1)").text == "1\n"
