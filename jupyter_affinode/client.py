@@ -1,7 +1,7 @@
 """Asks the node controller, and starts one where none answers.
 
-Used by the server extension, the provisioner and the command line. The protocol is `node/openapi.json`: HTTP and
-JSON on a Unix socket.
+Used by the server extension, the provisioner and the command line. The protocol is `node/openapi.json`: HTTP
+and JSON on a Unix socket.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class _Answer(HTTPMessageDelegate):
 class ControllerClient:
     """One controller's API; every method is one request on a connection of its own.
 
-    All raise ControllerUnavailable if nobody answers and ControllerRefused if the controller will not. `socket` is
-    the API socket, by default the one that `environment.socket_path` finds.
+    All raise ControllerUnavailable if nobody answers and ControllerRefused if the controller will not.
+    `socket` is the API socket, by default the one that `environment.socket_path` finds.
     """
 
     def __init__(self, socket: Path | None = None):
@@ -267,8 +267,8 @@ def ensure_controller(
 ) -> Path:
     """Start a controller unless one answers; the path of its API socket.
 
-    Blocks up to `timeout_s`. `extra_args` are for a controller that is started, `--park-when=idle`. It survives
-    this process, and ends by itself when nobody needs it. Raises ControllerUnavailable.
+    Blocks up to `timeout_s`. `extra_args` are for a controller that is started, `--park-when=idle`. It
+    survives this process, and ends by itself when nobody needs it. Raises ControllerUnavailable.
     """
     path = _socket_or_default(socket)
     if _listens(path):

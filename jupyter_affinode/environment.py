@@ -1,21 +1,21 @@
 """Every environment variable between our own parts, and the files and folders that they lead to.
 
-Read by the controller, its client, the provisioner, the server extension and the command line; the shim's half is
-shim/src/environment.h.
+Read by the controller, its client, the provisioner, the server extension and the command line; the shim's half
+is shim/src/environment.h.
 
 | name | set by → read by | meaning |
 |---|---|---|
-| AFFINODE_SOCKET | admin, provisioner → all | path of the controller's API socket; `link.sock` lies beside it |
-| AFFINODE_KERNEL_ID | provisioner, `run` → shim, magics | the Jupyter kernel that this process tree belongs to |
+| AFFINODE_SOCKET | admin, provisioner → all | the controller's API socket; `link.sock` lies beside it |
+| AFFINODE_KERNEL_ID | provisioner, `run` → shim, magics | the Jupyter kernel this process tree is of |
 | AFFINODE_LIBRARY | provisioner → magics | absolute path of libaffinode.so, as in LD_PRELOAD |
 | AFFINODE_SERVER | provisioner → magics | "1" if a Jupyter server with our extension started the kernel |
 | AFFINODE_STARTUP_CHAIN | provisioner → startup file | the PYTHONSTARTUP that was there before ours |
 | AFFINODE_DISABLE | anyone → shim, provisioner | "1": stay inert |
 | AFFINODE_SIM | a person → server, provisioner, controller's start | "1": use the simulated GPU |
-| AFFINODE_SIM_DIR | tests, a person → simulator | folder of the simulated machine's state; one folder, one machine |
-| AFFINODE_SIM_MEMORY | tests, a person → simulator | bytes of each simulated GPU, with KiB, MiB or GiB; default 4GiB |
+| AFFINODE_SIM_DIR | tests, a person → simulator | folder of the simulated machine's state |
+| AFFINODE_SIM_MEMORY | tests, a person → simulator | bytes of each GPU (KiB, MiB, GiB); default 4GiB |
 | AFFINODE_SIM_GPUS | tests, a person → simulator | how many simulated GPUs; default 1 |
-| AFFINODE_SIM_COPY_RATE | tests, a person → simulator | bytes a second of simulated copies; default unthrottled |
+| AFFINODE_SIM_COPY_RATE | tests, a person → simulator | bytes a second of copies; default: no limit |
 | AFFINODE_SIM_FAULTS | tests → simulator | faults to inject, `cuMemCreate:OUT_OF_MEMORY:3` |
 | AFFINODE_LOG | a person → shim | file to which the shim logs; default none |
 """
@@ -62,13 +62,13 @@ class FolderRefused(OSError):
 
 
 class SimulationRefused(RuntimeError):
-    """The simulated GPU was asked for where it cannot, or must not, take the driver's place; the message says why."""
+    """The simulated GPU cannot, or must not, take the driver's place here; the message says why."""
 
 
 def socket_path(environ: Mapping[str, str] | None = None) -> Path:
-    """Where the controller's API socket is, or would be: the first of the places that shim and clients look in.
+    """Where the controller's API socket is, or would be: the first place that shim and clients look in.
 
-    Makes nothing. Raises FolderRefused if the place is a folder under the temporary one that is not ours alone.
+    Makes nothing. Raises FolderRefused if it is a folder under the temporary one that is not ours alone.
     """
     environ = os.environ if environ is None else environ
     if environ.get(SOCKET):
@@ -77,34 +77,35 @@ def socket_path(environ: Mapping[str, str] | None = None) -> Path:
         return NODE_SOCKET
     folder = user_folder(environ)
     if folder.exists():
-        verify_owned(folder)
+        verify_owned(folder, private=folder.name != "affinode")
     return folder / SOCKET_NAME
 
 
 def user_folder(environ: Mapping[str, str] | None = None) -> Path:
     """The user's own folder for sockets and links; not made and not verified here."""
     environ = os.environ if environ is None else environ
-    if environ.get("XDG_RUNTIME_DIR"):
-        return Path(environ["XDG_RUNTIME_DIR"]) / "affinode"
-    return Path(environ.get("TMPDIR") or "/tmp") / f"affinode-{os.getuid()}"
+    runtime, temporary = environ.get("XDG_RUNTIME_DIR", ""), environ.get("TMPDIR", "")
+    if runtime.startswith("/"):
+        return Path(runtime) / "affinode"
+    return Path(temporary if temporary.startswith("/") else "/tmp") / f"affinode-{os.getuid()}"
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder that only we can enter; FolderRefused if it is there and someone else could enter or swap it."""
+    """Make a folder that only we can enter; FolderRefused if it is there and others could change it."""
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700, parents=True)
     verify_owned(folder)
 
 
-def verify_owned(folder: Path) -> None:
-    """FolderRefused unless `folder` is a real folder of ours that nobody else may write to."""
+def verify_owned(folder: Path, *, private: bool = False) -> None:
+    """FolderRefused unless it is a folder of ours that nobody else may write to (or, private, enter)."""
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
         raise FolderRefused(f"{folder} is not a folder; remove it, or set {SOCKET} to another place")
-    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+    if status.st_uid != os.getuid() or status.st_mode & (0o077 if private else 0o022):
         raise FolderRefused(
-            f"{folder} belongs to user {status.st_uid} with mode {stat.S_IMODE(status.st_mode):o}; it must be yours"
-            f" and closed to others (chmod 700). Set {SOCKET} to use another place"
+            f"{folder} belongs to user {status.st_uid} with mode {stat.S_IMODE(status.st_mode):o}; it must be"
+            f" yours and closed to others (chmod 700). Set {SOCKET} to use another place"
         )
 
 
@@ -114,7 +115,7 @@ def library_folder() -> Path:
 
 
 def shim_path() -> Path | None:
-    """The shim, to be preloaded into kernels; None where it was not built (another system, a source checkout)."""
+    """The shim, to be preloaded into kernels; None where it was not built."""
     path = library_folder() / SHIM_NAME
     return path if path.is_file() else None
 
@@ -134,13 +135,14 @@ def simulation_asked(environ: Mapping[str, str] | None = None) -> bool:
 def simulation_folder() -> Path:
     """A folder for LD_LIBRARY_PATH in which the simulated GPU's libraries have the driver's names.
 
-    One per user and installation. Raises SimulationRefused where a real driver could be shadowed, or where there
-    is nothing to simulate with.
+    One per user and installation. Raises SimulationRefused where a real driver could be shadowed, or where
+    there is nothing to simulate with.
     """
     driver = real_driver()
     if driver is not None:
         raise SimulationRefused(
-            f"this machine has a real GPU driver ({driver}), which the simulated GPU must not shadow. Unset {SIM}"
+            f"this machine has a real GPU driver ({driver}), which the simulated GPU must not shadow."
+            f" Unset {SIM}"
         )
     paths = sim_paths()
     if paths is None:
@@ -169,7 +171,7 @@ def real_driver() -> Path | None:
 
 
 def controller_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment to start a controller with: no shim in it, no kernel's identity, the simulated GPU if asked."""
+    """The environment to start a controller with: no shim, no kernel's identity, simulated if asked."""
     started = dict(os.environ if environ is None else environ)
     preloads = [
         name for name in started.pop("LD_PRELOAD", "").replace(":", " ").split() if SHIM_NAME[:-3] not in name

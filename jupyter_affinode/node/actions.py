@@ -1,0 +1,54 @@
+"""What `policy.decide` can answer; carried out by the controller."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Park:
+    """Take a kernel's GPU state to host memory."""
+
+    kernel_id: str
+    reason: str  # in words a person sees
+
+
+@dataclass(frozen=True)
+class RefusePark:
+    """A kernel that should be parked cannot be: it stays, and the reason is told."""
+
+    kernel_id: str
+    slug: str  # "no-host-memory", "not-parkable"
+    reason: str
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Bring a kernel back; `reserved_bytes` by GPU are its own until it is resident."""
+
+    kernel_id: str
+    reserved_bytes: Mapping[str, int] = field(hash=False)
+    reason: str
+
+
+@dataclass(frozen=True)
+class GrantRoom:
+    """There is room for an allocation: it is tried again."""
+
+    kernel_id: str
+    key: tuple[int, int]  # of the RoomRequest
+    gpu: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class DenyRoom:
+    """There can be no room for an allocation: the program sees its out-of-memory."""
+
+    kernel_id: str
+    key: tuple[int, int]
+    reason: str
+
+
+Action = Park | RefusePark | Resume | GrantRoom | DenyRoom

@@ -1,0 +1,247 @@
+"""`jupyter affinode node`: the controller as a program, with its settings as traits."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Any
+
+from jupyter_core.application import JupyterApp
+from traitlets import Enum, Float, Int, Unicode, default
+
+from .. import environment
+from .._version import __version__
+from .api import serve
+from .controller import LINK_NAME, Controller
+from .election import AlreadyServed, Election
+from .host import host_memory
+from .settings import Settings, SettingsRefused, default_host_reserve
+
+LOG_NAME = "node.log"
+LOG_BYTES_MAX = 4 * 1024 * 1024
+LOG_FORMAT = "%(asctime)s.%(msecs)03d %(levelname).1s %(message)s"
+_DEFAULTS = Settings()
+
+
+class NodeController(JupyterApp):
+    """The arbiter of this machine's GPUs.
+
+    Configured by `c.NodeController` in jupyter_affinode_config.py or by the command line; started by itself
+    when a kernel needs it.
+    """
+
+    name = "jupyter-affinode"
+    version = __version__
+    description = """Watch the kernels that use this machine's GPUs, park the idle, resume them on use.
+
+    Started by itself when a kernel needs it, and ended by itself when none does. One serves each socket; a
+    second one says who serves and ends with status 0.
+    """
+    examples = """
+    jupyter affinode node                                    # this user's controller, in the foreground
+    jupyter affinode node --park-when=idle --idle-timeout=60 # free every GPU a minute after its last use
+    """
+
+    socket = Unicode(help="Path of the API socket. Default: AFFINODE_SOCKET, or the usual places.").tag(
+        config=True
+    )
+    park_when = Enum(
+        ["needed", "idle"],
+        default_value=_DEFAULTS.park_when,
+        help="""When eligible kernels are parked: "needed", when someone waits for room or free GPU memory
+        falls under the low watermark; "idle", as soon as they are eligible. Choose "idle" where programs
+        outside Jupyter share the GPU, or where idle machines are scaled down.""",
+    ).tag(config=True)
+    idle_timeout_s = Float(
+        _DEFAULTS.idle_timeout_s,
+        min=0,
+        help="Seconds after its last use of the GPU from which a kernel without a running cell may go.",
+    ).tag(config=True)
+    cell_idle_timeout_s = Float(
+        _DEFAULTS.cell_idle_timeout_s,
+        min=0,
+        help="The same for a kernel whose cell runs on without using the GPU.",
+    ).tag(config=True)
+    queue_cell_idle_timeout_s = Float(
+        _DEFAULTS.queue_cell_idle_timeout_s,
+        min=0,
+        help="The same while another kernel waits for the GPU: the cell may hold what that one waits for.",
+    ).tag(config=True)
+    low_watermark = Float(
+        _DEFAULTS.low_watermark,
+        min=0,
+        max=1,
+        help="""Free fraction of a GPU's memory under which eligible kernels are parked though nobody
+        waits. 0 to park only for someone.""",
+    ).tag(config=True)
+    high_watermark = Float(
+        _DEFAULTS.high_watermark, min=0, max=1, help="Free fraction up to which they are parked then."
+    ).tag(config=True)
+    min_footprint_bytes = Int(
+        _DEFAULTS.min_footprint_bytes,
+        min=0,
+        help="Kernels with less movable GPU memory than this are not worth parking; they are left alone.",
+    ).tag(config=True)
+    margin_bytes = Int(
+        _DEFAULTS.margin_bytes,
+        min=0,
+        help="""GPU memory left free beside what is granted, for what drivers and libraries take unseen. Raise
+        it if the log shows grants that fail.""",
+    ).tag(config=True)
+    host_reserve_bytes = Int(
+        min=0,
+        help="""Host memory that parking leaves for everything else. Default: a tenth of it, at least 2 GiB,
+        at most a quarter.""",
+    ).tag(config=True)
+    hold_default_s = Float(
+        _DEFAULTS.hold_default_s, min=0, help="How long a kernel is held if the person names no time."
+    ).tag(config=True)
+    hold_max_s = Float(_DEFAULTS.hold_max_s, min=0, help="How long a kernel can be held at most.").tag(
+        config=True
+    )
+    settle_s = Float(
+        _DEFAULTS.settle_s,
+        min=0,
+        help="Seconds after the start before anything is decided, so that every kernel is known by then.",
+    ).tag(config=True)
+    keep_alive_s = Float(
+        _DEFAULTS.keep_alive_s,
+        min=0,
+        help="Seconds without any kernel or client after which the controller ends.",
+    ).tag(config=True)
+
+    aliases = {  # noqa: RUF012  # as the base class has it
+        "log-level": "Application.log_level",
+        "config": "JupyterApp.config_file",
+        "socket": "NodeController.socket",
+        "park-when": "NodeController.park_when",
+        "idle-timeout": "NodeController.idle_timeout_s",
+        "cell-idle-timeout": "NodeController.cell_idle_timeout_s",
+        "queue-cell-idle-timeout": "NodeController.queue_cell_idle_timeout_s",
+        "low-watermark": "NodeController.low_watermark",
+        "high-watermark": "NodeController.high_watermark",
+        "min-footprint": "NodeController.min_footprint_bytes",
+        "margin": "NodeController.margin_bytes",
+        "host-reserve": "NodeController.host_reserve_bytes",
+        "hold-default": "NodeController.hold_default_s",
+        "hold-max": "NodeController.hold_max_s",
+        "settle": "NodeController.settle_s",
+        "keep-alive": "NodeController.keep_alive_s",
+    }
+
+    @default("host_reserve_bytes")
+    def _default_host_reserve_bytes(self) -> int:
+        return default_host_reserve(host_memory().total_bytes)
+
+    @default("socket")
+    def _default_socket(self) -> str:
+        return str(environment.socket_path())
+
+    @default("log_level")
+    def _default_log_level(self) -> int:
+        return logging.INFO
+
+    def policy_settings(self) -> Settings:
+        """The traits as settings. Raises SettingsRefused."""
+        names = _DEFAULTS.as_dict()
+        return _DEFAULTS.changed(**{name: getattr(self, name) for name in names})
+
+    def start(self) -> None:
+        """Serve until nobody needs it; called by `launch_instance`."""
+        super().start()
+        try:
+            socket = Path(self.socket).absolute()
+            settings = self.policy_settings()
+            if not socket.parent.exists() or os.stat(socket.parent).st_uid == os.getuid():
+                environment.make_folder(socket.parent)
+            election = Election(socket)
+            election.win()
+        except AlreadyServed as served:
+            self.log.info("%s; nothing to do", served)
+            self.exit(0)
+        except (SettingsRefused, OSError) as refused:
+            self.log.critical("the controller cannot start: %s", refused)
+            self.exit(1)
+        log = _node_log(socket.with_name(LOG_NAME), self.log_level)
+        try:
+            status = asyncio.run(_serve(socket, settings, election, log))
+        finally:
+            logging.shutdown()
+        self.exit(status)
+
+
+async def _serve(socket: Path, settings: Settings, election: Election, log: logging.Logger) -> int:
+    """Run a controller until it is finished or told to end; its exit status."""
+    controller = Controller(socket, settings, version=__version__, log=log, election=election)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _told_to_end, controller, signal.Signals(number).name)
+    server = serve(controller)
+    controller.start()
+    log.info("controller %s, process %d, serves %s", __version__, os.getpid(), socket)
+    log.info("settings: %s", ", ".join(f"{name}={value}" for name, value in settings.as_dict().items()))
+    try:
+        await controller.finished.wait()
+    finally:
+        server.stop()
+        if controller.exit_status != 4:  # else they are not ours any more
+            socket.unlink(missing_ok=True)
+            socket.with_name(LINK_NAME).unlink(missing_ok=True)
+        controller.close()
+        await server.close_all_connections()
+        election.close()
+        log.info("controller, process %d, ended", os.getpid())
+    return controller.exit_status
+
+
+def _told_to_end(controller: Controller, name: str) -> None:
+    controller.log.info("%s: the controller ends; kernels resume by themselves", name)
+    controller.finished.set()
+
+
+def _node_log(path: Path, level: Any) -> logging.Logger:
+    """The log: the file, and stderr unless that is the same file or nobody's."""
+    log = logging.getLogger("affinode.node")
+    log.setLevel(level)
+    log.propagate = False
+    handlers: list[logging.Handler] = [RotatingFileHandler(path, maxBytes=LOG_BYTES_MAX, backupCount=1)]
+    if not _is_stderr(path):
+        handlers.append(logging.StreamHandler())
+    for handler in handlers:
+        handler.setFormatter(logging.Formatter(LOG_FORMAT, "%Y-%m-%d %H:%M:%S"))
+        log.addHandler(handler)
+    for name in ("tornado", "asyncio"):
+        other = logging.getLogger(name)
+        other.propagate = False
+        other.handlers[:] = handlers
+    return log
+
+
+def _is_stderr(path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(sys.stderr.fileno()), path.stat())
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def main(argv: list[str] | None = None) -> Any:
+    """Run the controller: `jupyter affinode node`, `python -m jupyter_affinode.node`."""
+    _use_the_simulated_gpu(sys.argv[1:] if argv is None else argv)
+    return NodeController.launch_instance(argv)
+
+
+def _use_the_simulated_gpu(arguments: list[str]) -> None:
+    """With AFFINODE_SIM=1, start over so that the loader, which looks only at the start, finds its NVML."""
+    if not environment.simulation_asked():
+        return
+    try:
+        environ = environment.controller_environment()
+    except (environment.SimulationRefused, OSError) as refused:
+        sys.exit(f"the controller cannot start: {refused}")
+    if environ.get("LD_LIBRARY_PATH") != os.environ.get("LD_LIBRARY_PATH"):
+        os.execve(sys.executable, [sys.executable, "-m", "jupyter_affinode.node", *arguments], environ)

@@ -1,0 +1,276 @@
+"""One shim's connection: what it may send, how fast, and how long it may be silent.
+
+Nothing here waits for a peer: reads take a bounded batch, writes go to a bounded queue, and who does not
+keep to that is dropped with one log line.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from typing import Protocol
+
+from . import wire
+from .page import Page, PageError
+from .peers import Peer
+from .wire import WireError
+
+HELLO_PATIENCE_S = 5.0
+HEARTBEATS_MISSED = 3
+MESSAGES_AT_ONCE = 32  # then other connections get their turn
+MESSAGES_PER_S = 500.0  # more is read later, so a flood waits in the peer's own socket
+MESSAGES_BURST = 1000.0
+SEND_QUEUE = 256
+DESCRIPTORS_READ = 8  # one is expected; more are closed
+
+
+class Ending(Enum):
+    """Why a connection ended."""
+
+    CLOSED = "closed"  # the peer hung up
+    SILENT = "silent"  # no heartbeat: the process is stopped, or stuck
+    DROPPED = "dropped"  # it broke a rule
+    OURS = "ours"  # we closed it
+
+
+class LinkListener(Protocol):
+    """Who learns of connections; called on the event loop, one at a time."""
+
+    def shim_connected(self, connection: Connection, hello: wire.Hello, page: Page) -> None:
+        """A shim said HELLO with a good page."""
+
+    def shim_said(self, connection: Connection, message: wire.Message) -> None:
+        """A message after HELLO, no heartbeat."""
+
+    def shim_gone(self, connection: Connection, ending: Ending) -> None:
+        """The connection of a shim that had said HELLO ended."""
+
+
+class Connection:
+    """A shim's connection; its identity is this object, never a pid."""
+
+    def __init__(
+        self,
+        peer_socket: socket.socket,
+        peer: Peer,
+        listener: LinkListener,
+        *,
+        heartbeat_s: float,
+        controller_version: str,
+        on_end: Callable[[Connection, Ending, str], None],
+    ):
+        self.peer = peer
+        self.greeted = False
+        self.open = True
+        self._socket = peer_socket
+        self._listener = listener
+        self._heartbeat_s = heartbeat_s
+        self._controller_version = controller_version
+        self._on_end = on_end
+        self._version = wire.PROTOCOL_VERSION
+        self._epoch = 0
+        self._began = self._heard = time.monotonic()
+        self._tokens, self._tokens_at = MESSAGES_BURST, self._began
+        self._paused = False
+        self._unsent: deque[bytes] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(peer_socket, self._readable)
+
+    def __repr__(self) -> str:
+        return f"process {self.peer.pid}"
+
+    def command(
+        self,
+        kind: wire.CommandKind,
+        *,
+        request: int = 0,
+        argument: int = 0,
+        reason: str = "",
+        lasts_s: float | None = None,
+    ) -> int:
+        """Send a command that may be begun within `lasts_s`; its epoch, which the REPLY will carry."""
+        self._epoch += 1
+        deadline_ns = 0 if lasts_s is None else time.monotonic_ns() + int(lasts_s * 1e9)
+        self._send(
+            wire.pack_command(
+                self._version,
+                self._epoch,
+                kind,
+                request=request,
+                deadline_ns=deadline_ns,
+                argument=argument,
+                reason=reason,
+            )
+        )
+        return self._epoch
+
+    def notice(self, place: int, waiting: int, text: str) -> None:
+        """Tell the shim where its kernel stands."""
+        self._send(wire.pack_notice(self._version, place, waiting, text))
+
+    def result(self, number: int, status: wire.Status, text: str) -> None:
+        """Answer a REQUEST."""
+        self._send(wire.pack_result(self._version, number, status, text))
+
+    def beat(self, now: float, *, lenient: bool) -> None:
+        """Send a heartbeat and look whether the peer still sends its own; called once every heartbeat period.
+
+        `lenient` if this controller itself was stopped or slow, so that silence proves nothing.
+        """
+        if lenient:
+            self._heard = now
+        if not self.greeted:
+            if now - self._began > HELLO_PATIENCE_S:
+                self.end(Ending.DROPPED, f"no HELLO within {HELLO_PATIENCE_S:g} s")
+            return
+        if now - self._heard > HEARTBEATS_MISSED * self._heartbeat_s and not self._paused:
+            self.end(Ending.SILENT, f"silent for {now - self._heard:.1f} s")
+            return
+        self._send(wire.pack_heartbeat(self._version))
+
+    def end(self, ending: Ending, why: str) -> None:
+        """Close the connection; the listener hears of it if the shim had said HELLO."""
+        if not self.open:
+            return
+        self.open = False
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        self._socket.close()
+        self._unsent.clear()
+        self._on_end(self, ending, why)
+        if self.greeted:
+            self._listener.shim_gone(self, ending)
+
+    def _readable(self) -> None:
+        for _ in range(MESSAGES_AT_ONCE):
+            if not self.open or not self._take_token():
+                return
+            try:
+                received = self._receive()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                return self.end(Ending.CLOSED, os.strerror(error.errno or 0))
+            except WireError as error:
+                return self.end(Ending.DROPPED, str(error))
+            if received is None:
+                return self.end(Ending.CLOSED, "hung up")
+            data, descriptors = received
+            try:
+                self._take(data, descriptors)
+            except (WireError, PageError) as error:
+                return self.end(Ending.DROPPED, str(error))
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+
+    def _take_token(self) -> bool:
+        """Whether another message may be read now; if not, reading goes on a little later."""
+        now = time.monotonic()
+        self._tokens = min(MESSAGES_BURST, self._tokens + (now - self._tokens_at) * MESSAGES_PER_S)
+        self._tokens_at = now
+        if self._tokens >= 1:
+            self._tokens -= 1
+            return True
+        self._paused = True
+        self._loop.remove_reader(self._socket)
+        self._loop.call_later(0.1, self._read_again)
+        return False
+
+    def _read_again(self) -> None:
+        if self.open:
+            self._paused = False
+            self._heard = time.monotonic()
+            self._loop.add_reader(self._socket, self._readable)
+
+    def _receive(self) -> tuple[bytes, list[int]] | None:
+        """One packet and its descriptors; None at the end of the connection."""
+        space = socket.CMSG_SPACE(DESCRIPTORS_READ * array.array("i").itemsize)
+        data, ancillary, flags, _ = self._socket.recvmsg(wire.LARGEST_MESSAGE, space, socket.MSG_CMSG_CLOEXEC)
+        descriptors: list[int] = []
+        for level, kind, payload in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                numbers = array.array("i")
+                numbers.frombytes(payload[: len(payload) - len(payload) % numbers.itemsize])
+                descriptors.extend(numbers)
+        if not data and not flags & socket.MSG_TRUNC:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            return None
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            for descriptor in descriptors:
+                os.close(descriptor)
+            what = "message" if flags & socket.MSG_TRUNC else "number of descriptors"
+            raise WireError(f"a {what} too large to be one of ours")
+        return data, descriptors
+
+    def _take(self, data: bytes, descriptors: list[int]) -> None:
+        message = wire.parse(data)
+        self._heard = time.monotonic()
+        if isinstance(message, wire.Hello):
+            return self._greet(message, descriptors)
+        if descriptors:
+            raise WireError("descriptors with a message that is no HELLO")
+        if not self.greeted:
+            raise WireError("another message before HELLO")
+        if message is not None and not isinstance(message, wire.Heartbeat):
+            self._listener.shim_said(self, message)
+
+    def _greet(self, hello: wire.Hello, descriptors: list[int]) -> None:
+        if self.greeted:
+            raise WireError("a second HELLO")
+        if len(descriptors) != 1:
+            raise WireError(f"a HELLO with {len(descriptors)} descriptors, not 1")
+        if hello.min_version > wire.PROTOCOL_VERSION or hello.max_version < wire.PROTOCOL_MIN_VERSION:
+            raise WireError(
+                f"a shim {hello.shim_version} of protocol versions {hello.min_version} to"
+                f" {hello.max_version}; this controller knows {wire.PROTOCOL_MIN_VERSION} to"
+                f" {wire.PROTOCOL_VERSION}"
+            )
+        self._version = min(hello.max_version, wire.PROTOCOL_VERSION)
+        page = Page(descriptors[0])
+        self.greeted = True
+        self._send(wire.pack_welcome(self._version, int(self._heartbeat_s * 1000), self._controller_version))
+        if self.open:
+            self._listener.shim_connected(self, hello, page)
+        else:
+            page.close()
+
+    def _send(self, data: bytes) -> None:
+        if not self.open:
+            return
+        if self._unsent:
+            return self._queue(data)
+        try:
+            self._socket.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except (BlockingIOError, InterruptedError):
+            self._queue(data)
+            self._loop.add_writer(self._socket, self._writable)
+        except OSError as error:
+            self._end_soon(Ending.CLOSED, os.strerror(error.errno or 0))
+
+    def _queue(self, data: bytes) -> None:
+        if len(self._unsent) >= SEND_QUEUE:
+            return self._end_soon(Ending.DROPPED, f"it has not read its last {SEND_QUEUE} messages")
+        self._unsent.append(data)
+
+    def _writable(self) -> None:
+        while self._unsent:
+            try:
+                self._socket.send(self._unsent[0], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                return self.end(Ending.CLOSED, os.strerror(error.errno or 0))
+            self._unsent.popleft()
+        self._loop.remove_writer(self._socket)
+
+    def _end_soon(self, ending: Ending, why: str) -> None:
+        """End outside the caller's own work, who may be going through the connections."""
+        self._loop.call_soon(self.end, ending, why)

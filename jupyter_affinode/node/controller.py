@@ -1,0 +1,386 @@
+"""Puts it together: hears shims, looks at pages and NVML, has the policy decide, and carries out what it
+says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from . import describe
+from .actions import Action, DenyRoom, GrantRoom, Park, RefusePark, Resume
+from .connection import Connection, Ending
+from .election import Election, GpuServed
+from .eligibility import waiters
+from .events import EventHub
+from .host import host_memory
+from .link import Link
+from .metrics import Metrics
+from .moves import Moves
+from .nvml import Nvml, NvmlReader, NvmlSample
+from .page import Page
+from .peers import ProcessWatch
+from .policy import decide
+from .records import KernelRecord, Process, Room
+from .servers import ServerWatch
+from .settings import Settings
+from .snapshot import Kernel, Node, Waiter
+from .state import NodeState, take_room
+from .wire import CommandKind, Hello, Message, Notify, NotifyKind, Reply, Request, Status
+from .wishes import Wishes
+from .words import bytes_in_words
+
+TICK_S = 0.25  # with kernels: pages are looked at this often even if nobody says anything
+TICK_ALONE_S = 1.0
+PASSES_APART_S = 0.005  # the least between two decisions, so that a talkative shim cannot keep us busy
+ROOMS_MAX = 256  # a shim asks for 64 at once
+NVML_EVERY_S = 1.0
+NVML_ALONE_EVERY_S = 5.0
+EMPTY_KERNEL_LASTS_S = 10.0  # a kernel that no server describes, after its last process ended
+UNSERVED_KERNEL_LASTS_S = 600.0  # one described by a program that has ended (`jupyter affinode run`)
+LINK_NAME = "link.sock"
+
+
+class Controller:
+    """The node controller, from `start` to `close`, on one event loop.
+
+    `finished` is set when nobody needs it any more, or when it must not serve; `exit_status` says which.
+    """
+
+    def __init__(
+        self,
+        socket: Path,
+        settings: Settings,
+        *,
+        version: str,
+        log: logging.Logger,
+        election: Election,
+        nvml: Nvml | None = None,
+        heartbeat_s: float = 1.0,
+    ):
+        self.socket = socket
+        self.version = version
+        self.log = log
+        self.finished = asyncio.Event()
+        self.exit_status = 0
+        self.api_requests_open = 0
+        self.began = self.needed_at = time.monotonic()
+        self.state = NodeState(settings, host_memory())
+        self.moves = Moves(self.state, log, self.poke, self._count_move)
+        self.wishes = Wishes(self.state, self.moves, log, self.poke)
+        self.servers = ServerWatch(self.state, log, self.poke)
+        self.events = EventHub(self.node_json, self.kernels_json)
+        self.metrics = Metrics(self.node_json, self.kernels_json)
+        self._election = election
+        self._heartbeat_s = heartbeat_s
+        self._nvml_source = nvml or Nvml()
+        self._nvml = NvmlReader(self._take_sample, log, self._nvml_source.read)
+        self._looked_at = 0.0
+        self._snapshot = Node({}, (), self.state.snapshot(self.began, is_settled=False).host)
+        self._queue: list[Waiter] = []
+        self._link: Link | None = None
+        self._loop = asyncio.get_running_loop()
+        self._tick_handle: asyncio.TimerHandle | None = None
+        self._poked = False
+        self._passed_at = 0.0
+
+    def start(self) -> None:
+        """Listen for shims, and begin to decide once the settle time is over."""
+        self._link = Link(
+            self.socket.with_name(LINK_NAME),
+            self,
+            version=self.version,
+            log=self.log,
+            heartbeat_s=self._heartbeat_s,
+        )
+        self._nvml.look()
+        self._tick()
+
+    def close(self) -> None:
+        """Stop; every kernel lives on as it is."""
+        if self._tick_handle is not None:
+            self._tick_handle.cancel()
+        if self._link is not None:
+            self._link.close()
+        self._nvml.close()
+        self.servers.close()
+        for process in list(self.state.processes()):
+            self.state.remove_process(process, time.monotonic())
+
+    def poke(self) -> None:
+        """Something changed: decide again, soon and once."""
+        if not self._poked:
+            self._poked = True
+            wait = self._passed_at + PASSES_APART_S - time.monotonic()
+            self._loop.call_later(max(wait, 0.0), self._pass)
+
+    def change_settings(self, **changes: Any) -> Settings:
+        """Take new settings. Raises SettingsRefused."""
+        self.state.settings = self.state.settings.changed(**changes)
+        self.log.info("settings: %s", ", ".join(f"{name}={value}" for name, value in changes.items()))
+        self.poke()
+        return self.state.settings
+
+    # ---- what is shown
+
+    def kernels_json(self) -> list[dict[str, Any]]:
+        """Every kernel, for the API."""
+        now = time.monotonic()
+        seen = {kernel.id: kernel for kernel in self._snapshot.kernels}
+        return [
+            describe.kernel_json(self.state, kernel, seen.get(kernel.id), self._queue, now)
+            for kernel in self.state.kernels.values()
+        ]
+
+    def kernel_json(self, kernel: KernelRecord) -> dict[str, Any]:
+        """One kernel, for the API, as it is now."""
+        now = time.monotonic()
+        self._look(now)
+        seen: Kernel | None = next((seen for seen in self._snapshot.kernels if seen.id == kernel.id), None)
+        return describe.kernel_json(self.state, kernel, seen, self._queue, now)
+
+    def node_json(self) -> dict[str, Any]:
+        """The machine, for the API."""
+        return describe.node_json(
+            self.state,
+            self._queue,
+            version=self.version,
+            socket=str(self.socket),
+            uptime_s=time.monotonic() - self.began,
+        )
+
+    # ---- what shims say (LinkListener)
+
+    def shim_connected(self, connection: Connection, hello: Hello, page: Page) -> None:
+        """A shim said HELLO."""
+        now = time.monotonic()
+        process = self.state.add_process(connection, hello, page, now)
+        if process.pid > 0:
+            try:
+                process.watch = ProcessWatch(process.pid, lambda: self._process_ended(process))
+            except ProcessLookupError:
+                self._loop.call_soon(connection.end, Ending.CLOSED, "the process has ended")
+        self.log.info(
+            "hello from process %d (%s), kernel %s, %s, shim %s",
+            process.pid,
+            hello.command,
+            process.kernel_id,
+            process.data.state.name.lower(),
+            hello.shim_version,
+        )
+        self.poke()
+
+    def shim_said(self, connection: Connection, message: Message) -> None:
+        """A shim has news, an answer or a request."""
+        process = self.state.process_of(connection)
+        if process is None:
+            return
+        if isinstance(message, Reply):
+            self.moves.take_reply(process, message)
+        elif isinstance(message, Request):
+            self.wishes.take_request(process, message, lambda kernel: self.kernel_json(kernel)["text"])
+        elif isinstance(message, Notify):
+            self._take_notify(process, message)
+        self.poke()
+
+    def shim_gone(self, connection: Connection, ending: Ending) -> None:
+        """A shim's connection ended; its process may live on."""
+        process = self.state.process_of(connection)
+        if process is None:
+            return
+        kernel = self.state.kernels[process.kernel_id]
+        process.connection = None
+        process.silent_since = time.monotonic()
+        process.is_stopped = ending is Ending.SILENT
+        process.rooms.clear()
+        self.moves.process_gone(process, kernel)
+        self.poke()
+
+    # ---- a pass
+
+    def _tick(self) -> None:
+        busy = next(self.state.processes(), None) is not None
+        self._tick_handle = self._loop.call_later(TICK_S if busy else TICK_ALONE_S, self._tick)
+        now = time.monotonic()
+        if now - self._looked_at >= (NVML_EVERY_S if busy else NVML_ALONE_EVERY_S):
+            self._looked_at = now
+            self._nvml.look()
+        self._end_if_unneeded(now)
+        self._pass()
+
+    def _pass(self) -> None:
+        """Look, decide, act, tell; an error in it is logged and the next pass goes on."""
+        self._poked = False
+        now = self._passed_at = time.monotonic()
+        if self.finished.is_set():
+            return
+        try:
+            self._look(now)
+            if any(kernel.processes for kernel in self.state.kernels.values()):
+                self.state.host = host_memory()
+                self.state.read_limits()
+            self._decide(now)
+            self._tidy(now)
+            self._tell_places()
+            self.events.publish()
+            if self.state.reservations.awaits_sample:
+                self._nvml.look()
+        except Exception:  # a controller that stopped here would leave kernels waiting for ever
+            self.log.exception("a pass failed")
+
+    def _look(self, now: float) -> None:
+        """Read the pages, and make the picture that is decided on and shown."""
+        for process, error in self.state.refresh(now):
+            if process.connection is not None:
+                process.connection.end(Ending.DROPPED, str(error))
+        is_settled = now - self.began >= self.state.settings.settle_s
+        self._snapshot = self.state.snapshot(now, is_settled=is_settled)
+        self._queue = waiters(self._snapshot)
+
+    def _decide(self, now: float) -> None:
+        for action in decide(now, self._snapshot, self.state.settings):
+            self._apply(action, now)
+        if self._snapshot.kernels:
+            self._queue = waiters(self.state.snapshot(now, is_settled=True))
+
+    def _apply(self, action: Action, now: float) -> None:
+        kernel = self.state.kernels[action.kernel_id]
+        if isinstance(action, Park):
+            self.moves.park(kernel, action.reason)
+        elif isinstance(action, Resume):
+            self.moves.resume(kernel, action.reserved_bytes, action.reason)
+        elif isinstance(action, RefusePark):
+            status = Status.NO_HOST_ROOM if action.slug == "no-host-memory" else Status.REFUSED
+            self.moves.refuse_park(kernel, status, action.slug, action.reason)
+        elif isinstance(action, GrantRoom):
+            self._answer_room(kernel, action.key, now, reason=None)
+        elif isinstance(action, DenyRoom):
+            self._answer_room(kernel, action.key, now, reason=action.reason)
+
+    def _answer_room(
+        self, kernel: KernelRecord, key: tuple[int, int], now: float, *, reason: str | None
+    ) -> None:
+        """Let an allocation be tried again, or fail with `reason`."""
+        process, number = kernel.processes[key[0]], key[1]
+        room = process.rooms[number]
+        granted = reason is None
+        size = bytes_in_words(room.bytes)
+        if granted:
+            room.granted_at = now
+            self.state.reservations.grant(kernel.id, room.gpu, room.bytes, key, now)
+            self.log.info("grant %s to %s", size, kernel.id)
+        else:
+            del process.rooms[number]
+            self.log.info("deny %s to %s: %s", size, kernel.id, reason)
+        self.metrics.room.labels("granted" if granted else "denied").inc()
+        if process.connection is not None:
+            process.connection.command(
+                CommandKind.ROOM, request=number, argument=int(granted), reason=reason or ""
+            )
+
+    def _take_notify(self, process: Process, message: Notify) -> None:
+        now = time.monotonic()
+        if message.kind is NotifyKind.ROOM:
+            self._take_room(process, message, now)
+        elif message.kind is NotifyKind.ROOM_END:
+            ended = process.rooms.get(message.number)
+            if ended is not None and ended.granted_at is None:
+                del process.rooms[message.number]
+            self.state.reservations.finish_grant((process.key, message.number), now, failed=False)
+            self._nvml.look()
+
+    def _take_room(self, process: Process, message: Notify, now: float) -> None:
+        """An allocation met a full GPU."""
+        kernel = self.state.kernels[process.kernel_id]
+        self.state.refresh(now)
+        known = message.gpu_uuid in self.state.gpus.uuids
+        if (not known or len(process.rooms) >= ROOMS_MAX) and process.connection is not None:
+            self.log.info("deny room to %s: %s", kernel.id, "too many requests" if known else "unknown GPU")
+            process.connection.command(CommandKind.ROOM, request=message.number, argument=0)
+            return
+        room = Room(message.gpu_uuid, message.bytes, now)
+        granted = [number for number, old in process.rooms.items() if old.granted_at is not None]
+        if take_room(process, kernel, message.number, room):
+            self.log.info("%s: an allocation failed although it was granted room", kernel.id)
+            for number in granted:
+                self.state.reservations.finish_grant((process.key, number), now, failed=True)
+        self.state.gpus.take_failure(message.gpu_uuid, message.bytes)
+        self._nvml.look()
+        self.log.info("%s waits for %s of room", kernel.id, bytes_in_words(message.bytes))
+
+    def _count_move(self, move: str, outcome: str, seconds: float) -> None:
+        self.metrics.moves.labels(move, outcome).inc()
+        self.metrics.move_seconds.labels(move).observe(seconds)
+
+    def _take_sample(self, sample: NvmlSample | None) -> None:
+        if sample is not None:
+            try:
+                for gpu in sample.gpus:
+                    self._election.serve_gpu(gpu.uuid)
+            except (GpuServed, OSError) as refused:
+                self.log.error("this controller ends: %s", refused)
+                self.exit_status = 3
+                self.finished.set()
+                return
+        self.state.gpus.take(sample, self.state.settings)
+        self.poke()
+
+    def _process_ended(self, process: Process) -> None:
+        kernel = self.state.kernels.get(process.kernel_id)
+        if kernel is None or process.key not in kernel.processes:
+            return
+        self.log.info("process %d of %s ended", process.pid, kernel.id)
+        connection, process.connection = process.connection, None
+        if connection is not None:
+            connection.end(Ending.CLOSED, "the process has ended")
+        self._forget(process, kernel)
+
+    def _forget(self, process: Process, kernel: KernelRecord) -> None:
+        self.state.remove_process(process, time.monotonic())
+        self.moves.process_gone(process, kernel)
+        self._nvml.look()
+        self.poke()
+
+    def _tidy(self, now: float) -> None:
+        """End what nobody will answer, forget what is gone."""
+        self.moves.look_for_lost_replies(now)
+        for process in self.state.stale_processes(now):
+            self._forget(process, self.state.kernels[process.kernel_id])
+        for kernel in list(self.state.kernels.values()):
+            self.wishes.look_for_fulfilled(kernel)
+            lasts = EMPTY_KERNEL_LASTS_S if kernel.description is None else UNSERVED_KERNEL_LASTS_S
+            is_old = kernel.empty_since is not None and now - kernel.empty_since > lasts
+            if is_old and kernel.described_by is None:
+                del self.state.kernels[kernel.id]
+
+    def _tell_places(self) -> None:
+        """Tell each shim where its kernel stands, when that changed."""
+        waiting = len({waiter.kernel.id for waiter in self._queue})
+        now = time.monotonic()
+        for kernel in self.state.kernels.values():
+            if not kernel.connected():
+                continue
+            place, _ = describe.place_in_queue(kernel, self._queue)
+            seen = next((seen for seen in self._snapshot.kernels if seen.id == kernel.id), None)
+            text = describe.kernel_json(self.state, kernel, seen, self._queue, now)["text"]
+            held = kernel.held_until is not None
+            told = (place or 0, waiting, text if not held else f"held until {kernel.held_until}")
+            for process in kernel.connected():
+                if process.told != told and process.connection is not None:
+                    process.told = told
+                    process.connection.notice(place or 0, waiting, text)
+
+    def _end_if_unneeded(self, now: float) -> None:
+        needed = self.events.subscribers or self.api_requests_open
+        if needed or next(self.state.processes(), None) is not None:
+            self.needed_at = now
+        elif now - self.needed_at > self.state.settings.keep_alive_s:
+            self.log.info("nobody has needed this controller for %.0f s: it ends", now - self.needed_at)
+            self.finished.set()
+        if not self._election.is_intact() or not self.socket.exists():
+            self.log.error("the files in %s were removed: this controller ends", self.socket.parent)
+            self.exit_status = 4
+            self.finished.set()

@@ -1,0 +1,194 @@
+"""The JSON of the API: a kernel and the node as `openapi.json` describes them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from .eligibility import eligible_at
+from .page import Fixed, PageGpu
+from .records import KernelRecord
+from .snapshot import Kernel, Residency, Waiter
+from .state import NodeState
+from .words import FIXED_WORDS, residency_in_words
+
+# Figures that change all the time by themselves: no event is worth them.
+VOLATILE = frozenset({"residency_age_s", "idle_s", "eligible_in_s", "held_for_s", "waiting_s"})
+VOLATILE_NODE = frozenset({"controller", "host"})
+
+
+def kernel_json(
+    state: NodeState, kernel: KernelRecord, seen: Kernel | None, queue: Sequence[Waiter], now: float
+) -> dict[str, Any]:
+    """One kernel. `seen` is it in the last snapshot, None without processes; `queue` is who waits."""
+    gpus = kernel.by_gpu()
+    resident = sum(gpu.resident_bytes for gpu in gpus.values())
+    parked = sum(gpu.parked_bytes for gpu in gpus.values())
+    fixed = sum(sum(gpu.fixed_bytes) for gpu in gpus.values())
+    place, since = place_in_queue(kernel, queue)
+    is_moving = kernel.residency in (Residency.PARKING, Residency.RESUMING)
+    residency = Residency.QUEUED if place is not None and not is_moving else kernel.residency
+    held = None if kernel.held_until is None else max(kernel.held_until - now, 0.0)
+    eligible = None
+    if seen is not None:
+        eligible = eligible_at(seen, state.settings, anyone_waits=bool(queue))
+    simulated = any(process.is_simulated for process in kernel.processes.values())
+    description = kernel.description
+    commands = [process.hello.command for process in kernel.processes.values()]
+    return {
+        "id": kernel.id,
+        "name": (description and description.name) or (commands[0] if commands else None),
+        "path": description and description.path,
+        "language": description and description.language,
+        "server": description and description.server,
+        "residency": residency.value,
+        "text": residency_in_words(
+            residency,
+            resident_bytes=resident + fixed,
+            parked_bytes=parked,
+            place=place,
+            held_for_s=held,
+            reason=kernel.reason,
+            is_simulated=simulated,
+        ),
+        "reason": kernel.reason,
+        "residency_age_s": round(now - kernel.residency_since, 3),
+        "resident_bytes": resident,
+        "parked_bytes": parked,
+        "footprint_bytes": resident + parked + fixed,
+        "fixed": _fixed_json(list(gpus.values())),
+        "idle_s": None if seen is None else round(max(now - seen.last_activity, 0.0), 3),
+        "cell_open": kernel.cell_open,
+        "eligible": eligible is not None and eligible <= now,
+        "eligible_in_s": None if eligible is None else round(max(eligible - now, 0.0), 3),
+        "held_for_s": None if held is None else round(held, 3),
+        "place": place,
+        "waiting_s": None if since is None else round(max(now - since, 0.0), 3),
+        "gpus": [
+            {
+                "uuid": gpu.uuid,
+                "resident_bytes": gpu.resident_bytes,
+                "parked_bytes": gpu.parked_bytes,
+                "fixed_bytes": sum(gpu.fixed_bytes),
+            }
+            for gpu in gpus.values()
+        ],
+        "processes": [
+            {
+                "pid": process.pid,
+                "residency": Residency[process.data.state.name].value,
+                "command": process.hello.command,
+                "parkable": process.is_parkable,
+            }
+            for process in kernel.processes.values()
+        ],
+        "simulated": simulated,
+        "tracked": bool(kernel.connected()),
+        "last_park": _last_move(kernel, "last_park"),
+        "last_resume": _last_move(kernel, "last_resume"),
+        "parks": kernel.parks,
+        "resumes": kernel.resumes,
+        "refusal": kernel.refusal,
+    }
+
+
+def node_json(
+    state: NodeState, queue: Sequence[Waiter], *, version: str, socket: str, uptime_s: float
+) -> dict[str, Any]:
+    """The machine."""
+    measured = state.gpus.measured
+    kernels = [kernel.by_gpu().values() for kernel in state.kernels.values()]
+    parked = sum(gpu.parked_bytes for gpus in kernels for gpu in gpus)
+    limits = [kernel.cgroup.headroom_bytes for kernel in state.kernels.values() if kernel.cgroup is not None]
+    simulated = any(gpu.is_simulated for gpu in measured.values()) or any(
+        process.is_simulated for process in state.processes()
+    )
+    return {
+        "controller": {
+            "pid": os.getpid(),
+            "version": version,
+            "uptime_s": round(uptime_s, 3),
+            "socket": socket,
+        },
+        "simulated": simulated,
+        "nvml": state.gpus.sample is not None,
+        "driver_version": state.gpus.sample.driver_version if state.gpus.sample is not None else None,
+        "gpus": [_gpu_json(state, uuid, index, simulated) for index, uuid in enumerate(state.gpus.uuids)],
+        "host": {
+            "total_bytes": state.host.total_bytes,
+            "available_bytes": state.host.available_bytes,
+            "reserve_bytes": state.settings.host_reserve_bytes,
+            "parked_bytes": parked,
+            "cgroup_headroom_bytes": min(limits) if limits else None,
+        },
+        "settings": state.settings.as_dict(),
+        "queue": list(dict.fromkeys(waiter.kernel.id for waiter in queue)),
+    }
+
+
+def place_in_queue(kernel: KernelRecord, queue: Sequence[Waiter]) -> tuple[int | None, float | None]:
+    """A kernel's place from 1 and since when it waits; each counts once, however many of its calls wait."""
+    order = list(dict.fromkeys(waiter.kernel.id for waiter in queue))
+    if kernel.id not in order:
+        return None, None
+    since = min(waiter.since for waiter in queue if waiter.kernel.id == kernel.id)
+    return order.index(kernel.id) + 1, since
+
+
+def without_volatile(kernel: dict[str, Any]) -> dict[str, Any]:
+    """What of a kernel is worth an event when it changes."""
+    lasting = {name: value for name, value in kernel.items() if name not in VOLATILE}
+    lasting["is_held"] = kernel["held_for_s"] is not None
+    if lasting["is_held"]:
+        del lasting["text"]  # says how long it is still held; all else in it is in the figures too
+    return lasting
+
+
+def node_without_volatile(node: dict[str, Any]) -> dict[str, Any]:
+    """What of the node is worth an event when it changes."""
+    return {name: value for name, value in node.items() if name not in VOLATILE_NODE}
+
+
+def _gpu_json(state: NodeState, uuid: str, place: int, simulated: bool) -> dict[str, Any]:
+    gpu = state.gpus.measured.get(uuid)
+    managed = state.gpus.managed_bytes(uuid)
+    if gpu is None:  # no NVML: what the shims say, and nothing that is not known
+        return {
+            "uuid": uuid,
+            "index": place,
+            "name": "Simulated GPU" if simulated else "GPU (no NVML)",
+            "total_bytes": None,
+            "used_bytes": managed,
+            "free_bytes": None,
+            "managed_bytes": managed,
+            "unmanaged_bytes": None,
+            "utilization_percent": None,
+        }
+    return {
+        "uuid": uuid,
+        "index": gpu.index,
+        "name": gpu.name,
+        "total_bytes": gpu.total_bytes,
+        "used_bytes": gpu.used_bytes,
+        "free_bytes": gpu.free_bytes,
+        "managed_bytes": managed,
+        "unmanaged_bytes": max(gpu.used_bytes - managed, 0),
+        "utilization_percent": gpu.utilization_percent,
+    }
+
+
+def _fixed_json(gpus: list[PageGpu]) -> list[dict[str, Any]]:
+    sums = [(kind, sum(gpu.fixed_bytes[kind] for gpu in gpus)) for kind in Fixed]
+    return [
+        {"reason": kind.name.lower(), "bytes": size, "text": FIXED_WORDS[kind]} for kind, size in sums if size
+    ]
+
+
+def _last_move(kernel: KernelRecord, which: str) -> dict[str, Any] | None:
+    """Size and duration of the last park or resume; the processes' moves ran side by side."""
+    moves = [getattr(process.data, which) for process in kernel.processes.values()]
+    known = [move for move in moves if move is not None]
+    if not known:
+        return None
+    return {"bytes": sum(size for size, _ in known), "duration_s": max(took for _, took in known)}

@@ -1,0 +1,95 @@
+"""The GPUs: NVML's figures where there are any, else an estimate of what is free from what failed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .nvml import NvmlGpu, NvmlSample
+from .settings import Settings
+from .snapshot import Gpu
+
+UNKNOWN_FREE = 1 << 50  # without NVML everything fits until something fails
+
+
+@dataclass
+class _Estimate:
+    free_bytes: int = UNKNOWN_FREE
+    managed_bytes: int = 0
+    changed_at: float = 0.0
+    is_reclaiming: bool = False
+
+
+class GpuTable:
+    """What is known of each GPU; the state's."""
+
+    def __init__(self) -> None:
+        self.sample: NvmlSample | None = None
+        self._known: dict[str, _Estimate] = {}
+
+    @property
+    def measured(self) -> dict[str, NvmlGpu]:
+        """NVML's figures by UUID; empty without NVML."""
+        return {gpu.uuid: gpu for gpu in self.sample.gpus} if self.sample is not None else {}
+
+    @property
+    def uuids(self) -> list[str]:
+        """Every GPU that NVML or a shim named, NVML's order first."""
+        return list(dict.fromkeys([*self.measured, *self._known]))
+
+    def managed_bytes(self, uuid: str) -> int:
+        """What our kernels have on a GPU, by their pages."""
+        known = self._known.get(uuid)
+        return known.managed_bytes if known is not None else 0
+
+    def take(self, sample: NvmlSample | None, settings: Settings) -> None:
+        """New figures; None: NVML is missing."""
+        self.sample = sample
+        for gpu in self.measured.values():
+            known = self._known.setdefault(gpu.uuid, _Estimate())
+            if gpu.free_bytes < settings.low_watermark * gpu.total_bytes:
+                known.is_reclaiming = True
+            elif gpu.free_bytes >= settings.high_watermark * gpu.total_bytes:
+                known.is_reclaiming = False
+
+    def take_pages(self, managed: Mapping[str, int], now: float) -> None:
+        """What our kernels have on each GPU now."""
+        for uuid in managed.keys() | self._known.keys():
+            known = self._known.setdefault(uuid, _Estimate())
+            grown = managed.get(uuid, 0) - known.managed_bytes
+            if grown:
+                known.managed_bytes += grown
+                known.changed_at = now
+                if known.free_bytes != UNKNOWN_FREE:
+                    known.free_bytes = max(known.free_bytes - grown, 0)
+        for uuid in self._known.keys() - managed.keys() - self.measured.keys():
+            del self._known[uuid]  # no NVML and no kernel on it any more
+
+    def take_failure(self, uuid: str, size: int) -> None:
+        """`size` bytes did not fit."""
+        known = self._known.setdefault(uuid, _Estimate())
+        known.free_bytes = min(known.free_bytes, max(size - 1, 0))
+
+    def note_change(self, uuid: str, now: float) -> None:
+        """Something is under way on a GPU, or just ended."""
+        self._known.setdefault(uuid, _Estimate()).changed_at = now
+
+    def snapshot(self, now: float) -> dict[str, Gpu]:
+        """For the policy."""
+        measured = self.measured
+        gpus = {}
+        for uuid in self.uuids:
+            known = self._known.get(uuid, _Estimate())
+            nvml = measured.get(uuid)
+            if nvml is None or self.sample is None:
+                gpus[uuid] = Gpu(uuid, known.free_bytes, None, now, known.changed_at)
+            else:
+                gpus[uuid] = Gpu(
+                    uuid,
+                    nvml.free_bytes,
+                    nvml.total_bytes,
+                    self.sample.began,
+                    known.changed_at,
+                    known.is_reclaiming,
+                )
+        return gpus

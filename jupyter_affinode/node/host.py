@@ -1,0 +1,125 @@
+"""Host memory, where parked bytes go: what the machine has free, and what a process's own limits leave it.
+
+Read from /proc and the cgroup files (v1 and v2) by the controller before every decision.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+UNLIMITED = 1 << 60  # cgroup v1 writes a figure near 2**63 for "no limit"
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """MemTotal and MemAvailable of the machine (see proc(5))."""
+
+    total_bytes: int
+    available_bytes: int
+
+
+@dataclass(frozen=True)
+class CgroupMemory:
+    """The tightest memory limit above a process."""
+
+    path: str  # of the cgroup that limits; processes of one path share its headroom
+    headroom_bytes: int
+
+
+def host_memory() -> HostMemory:
+    """The machine's memory now."""
+    figures = {}
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        for line in lines:
+            name, _, rest = line.partition(":")
+            if name in ("MemTotal", "MemAvailable"):
+                figures[name] = int(rest.split()[0]) * 1024
+    return HostMemory(figures["MemTotal"], figures["MemAvailable"])
+
+
+def cgroup_memory(pid: int, proc: Path = Path("/proc")) -> CgroupMemory | None:
+    """The tightest cgroup limit on a process's memory; None if there is none, or the process is gone."""
+    tightest: CgroupMemory | None = None
+    for folder, top, is_v2 in _memory_folders(pid, proc):
+        while True:
+            headroom = _headroom(folder, is_v2)
+            if headroom is not None and (tightest is None or headroom < tightest.headroom_bytes):
+                tightest = CgroupMemory(str(folder), headroom)
+            if folder == top or folder == folder.parent:
+                break
+            folder = folder.parent
+    return tightest
+
+
+def _memory_folders(pid: int, proc: Path) -> list[tuple[Path, Path, bool]]:
+    """The process's cgroup in each hierarchy that limits memory: (folder, top of the mount, is it v2)."""
+    try:
+        lines = (proc / str(pid) / "cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    folders = []
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        is_v2 = controllers == ""
+        if not is_v2 and "memory" not in controllers.split(","):
+            continue
+        mount = _mount(str(proc), is_v2)
+        if mount is None:
+            continue
+        top, root = mount
+        inside = os.path.relpath(path, root) if path.startswith(root.rstrip("/") + "/") else path.lstrip("/")
+        folder = top / inside
+        folders.append((folder if folder.is_dir() else top, top, is_v2))
+    return folders
+
+
+@lru_cache(maxsize=8)
+def _mount(proc: str, is_v2: bool) -> tuple[Path, str] | None:
+    """Where a hierarchy is mounted for us, and which of its folders that shows: (mount point, root)."""
+    try:
+        lines = (Path(proc) / "self" / "mountinfo").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        kind, _, options = after.partition(" ")
+        if kind == ("cgroup2" if is_v2 else "cgroup") and (
+            is_v2 or "memory" in options.split()[-1].split(",")
+        ):
+            fields = before.split()
+            return Path(fields[4]), fields[3]
+    return None
+
+
+def _headroom(folder: Path, is_v2: bool) -> int | None:
+    """Limit minus use of one cgroup, page cache that can be dropped counted as free; None without a limit."""
+    if is_v2:
+        limits = [_figure(folder / name) for name in ("memory.max", "memory.high")]
+        used, cache = _figure(folder / "memory.current"), "inactive_file "
+    else:
+        limits = [_figure(folder / "memory.limit_in_bytes")]
+        used, cache = _figure(folder / "memory.usage_in_bytes"), "total_inactive_file "
+    known = [limit for limit in limits if limit is not None and limit < UNLIMITED]
+    if not known or used is None:
+        return None
+    return max(min(known) - used + _stat(folder / "memory.stat", cache), 0)
+
+
+def _figure(path: Path) -> int | None:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _stat(path: Path, name: str) -> int:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line[len(name) :]) for line in lines if line.startswith(name)), 0)

@@ -1,0 +1,241 @@
+"""Parks and resumes under way: all processes of a kernel together, or none.
+
+The policy decides, `Moves` tells the shims, gathers their replies and keeps what failed from being tried in
+a loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from .page import State
+from .records import KernelRecord, Move, Outcome, Process
+from .state import NodeState
+from .wire import CommandKind, Reply, Status
+from .words import bytes_in_words, duration_in_words
+
+PARK_BEGINS_WITHIN_S = 2.0
+RESUME_BEGINS_WITHIN_S = 5.0
+REPLY_LOST_AFTER_S = 3.0  # after the last moment to begin, if the page shows nothing under way
+BACK_OFF_FIRST_S, BACK_OFF_LAST_S = 0.5, 30.0
+ASK_AGAIN_S = 0.1
+
+SLUGS = {
+    Status.BUSY: "busy",
+    Status.REVOKED: "busy",
+    Status.NO_GPU_ROOM: "no-gpu-room",
+    Status.NO_HOST_ROOM: "no-host-memory",
+    Status.STALE: "too-late",
+    Status.NOTHING: "nothing-to-move",
+    Status.FAILED: "failed",
+    Status.REFUSED: "refused",
+}
+PLAIN = {
+    Status.BUSY: "the GPU is at work for this kernel",
+    Status.REVOKED: "the kernel used the GPU while it was being freed",
+    Status.NO_GPU_ROOM: "the GPU is full",
+    Status.NO_HOST_ROOM: "host memory is short",
+    Status.STALE: "the kernel did not react in time (is it stopped?)",
+    Status.NOTHING: "there is no GPU memory that can be moved",
+    Status.FAILED: "the driver refused",
+    Status.REFUSED: "refused",
+}
+
+
+class Moves:
+    """Carries out parks and resumes; one at a time for each kernel."""
+
+    def __init__(
+        self,
+        state: NodeState,
+        log: logging.Logger,
+        on_change: Callable[[], None],
+        on_moved: Callable[[str, str, float], None],
+    ):
+        """`on_moved(move, outcome, seconds)` hears of all that ended: "park" or "resume", "ok" or a slug."""
+        self._state = state
+        self._log = log
+        self._on_change = on_change
+        self._on_moved = on_moved
+
+    def park(self, kernel: KernelRecord, reason: str) -> None:
+        """Tell every resident process to park."""
+        now = time.monotonic()
+        kernel.move = Move(True, reason, now, asked=kernel.park_asked is not None)
+        kernel.reason = reason
+        targets = [process for process in kernel.connected() if process.data.state is State.RESIDENT]
+        size = sum(process.resident_bytes for process in targets)
+        self._log.info("park %s (%s): %s", kernel.id, bytes_in_words(size), reason)
+        self._command(kernel, kernel.move, targets, CommandKind.PARK, PARK_BEGINS_WITHIN_S)
+
+    def resume(
+        self, kernel: KernelRecord, needs: Mapping[str, int], reason: str, *, undoes: str | None = None
+    ) -> None:
+        """Reserve the kernel's room and tell every parked process to resume."""
+        now = time.monotonic()
+        kernel.move = Move(False, reason, now, asked=kernel.resume_asked, undoes=undoes)
+        self._state.reservations.reserve_resume(kernel.id, dict(needs))
+        self._log.info("resume %s (%s): %s", kernel.id, bytes_in_words(sum(needs.values())), reason)
+        targets = [process for process in kernel.connected() if process.is_parked]
+        self._command(kernel, kernel.move, targets, CommandKind.RESUME, RESUME_BEGINS_WITHIN_S)
+
+    def take_reply(self, process: Process, reply: Reply) -> None:
+        """A shim answered; one to anything but the command under way is ignored."""
+        kernel = self._state.kernels[process.kernel_id]
+        move = kernel.move
+        if move is None or move.pending.get(process.key) != reply.epoch:
+            return
+        del move.pending[process.key]
+        move.replies[process.key] = reply
+        self._finish_if_done(kernel, move)
+
+    def process_gone(self, process: Process, kernel: KernelRecord) -> None:
+        """A process ended or fell silent: nobody waits for its reply."""
+        move = kernel.move
+        if move is not None and move.pending.pop(process.key, None) is not None:
+            move.gone.add(process.key)
+            self._finish_if_done(kernel, move)
+
+    def look_for_lost_replies(self, now: float) -> None:
+        """End what nobody will answer any more."""
+        for kernel in list(self._state.kernels.values()):
+            move = kernel.move
+            if move is None:
+                continue
+            patience = REPLY_LOST_AFTER_S + (PARK_BEGINS_WITHIN_S if move.parks else RESUME_BEGINS_WITHIN_S)
+            if now - move.began < patience:
+                continue
+            for key in list(move.pending):
+                process = kernel.processes.get(key)
+                if process is None or process.data.state not in (State.PARKING, State.RESUMING):
+                    del move.pending[key]
+                    move.gone.add(key)
+            self._finish_if_done(kernel, move)
+
+    def refuse_park(self, kernel: KernelRecord, status: Status, slug: str, reason: str) -> None:
+        """A park cannot be: remember why, tell who asked, and leave the kernel alone for a while."""
+        now = time.monotonic()
+        if status is Status.BUSY and kernel.park_asked is not None and now < kernel.park_asked_until:
+            kernel.ask_again_at = now + ASK_AGAIN_S
+            self._on_change()
+            return
+        kernel.refusals += 1
+        pause = min(BACK_OFF_FIRST_S * 2 ** (kernel.refusals - 1), BACK_OFF_LAST_S)
+        kernel.retry_at = now + pause
+        kernel.refusal, kernel.reason = reason, None
+        self._log.info("%s stays on the GPU: %s; not tried again for %.1f s", kernel.id, reason, pause)
+        self.end_park_wish(kernel, Outcome(status, slug, reason))
+
+    def end_park_wish(self, kernel: KernelRecord, outcome: Outcome) -> None:
+        """Tell whoever asked for a park."""
+        kernel.park_asked = None
+        futures, kernel.park_futures = kernel.park_futures, []
+        for future in futures:
+            if not future.done():
+                future.set_result(outcome)
+
+    def end_resume_wish(self, kernel: KernelRecord, outcome: Outcome) -> None:
+        """Tell whoever asked for a resume."""
+        kernel.resume_asked = False
+        futures, kernel.resume_futures = kernel.resume_futures, []
+        for future in futures:
+            if not future.done():
+                future.set_result(outcome)
+
+    def _command(
+        self,
+        kernel: KernelRecord,
+        move: Move,
+        targets: list[Process],
+        kind: CommandKind,
+        lasts_s: float,
+    ) -> None:
+        for process in targets:
+            if process.connection is not None:
+                epoch = process.connection.command(kind, reason=move.reason, lasts_s=lasts_s)
+                move.pending[process.key] = epoch
+        self._finish_if_done(kernel, move)
+
+    def _finish_if_done(self, kernel: KernelRecord, move: Move) -> None:
+        if move.pending or kernel.move is not move:
+            return
+        kernel.move = None
+        now = time.monotonic()
+        self._state.refresh(now)
+        for uuid in kernel.by_gpu():
+            self._state.gpus.note_change(uuid, now)
+        failed = _worst(move, kernel)
+        outcome = "ok" if failed is None else SLUGS[failed[0]]
+        self._on_moved("park" if move.parks else "resume", outcome, now - move.began)
+        if move.parks:
+            self._parked(kernel, move)
+        else:
+            self._resumed(kernel, move, now)
+        self._on_change()
+
+    def _parked(self, kernel: KernelRecord, move: Move) -> None:
+        failed = _worst(move, kernel)
+        done = [reply for reply in move.replies.values() if reply.status is Status.OK]
+        if failed is None and done:
+            kernel.refusal, kernel.refusals = None, 0
+            kernel.held_until = None if move.asked else kernel.held_until
+            moved, took = sum(reply.bytes for reply in done), max(reply.duration_s for reply in done)
+            self._log.info("parked %s: %s in %s", kernel.id, bytes_in_words(moved), duration_in_words(took))
+            self.end_park_wish(kernel, Outcome(Status.OK, "", f"{bytes_in_words(moved)} freed"))
+            return
+        if failed is None:
+            failed = (Status.NOTHING, _text(move, Status.NOTHING))
+        status, text = failed
+        back = {
+            gpu.uuid: gpu.parked_bytes
+            for key, reply in move.replies.items()
+            if reply.status is Status.OK and key in kernel.processes
+            for gpu in kernel.processes[key].data.gpus
+        }
+        if back:
+            self.resume(
+                kernel, back, f"the kernel's other processes could not be parked: {text}", undoes=text
+            )
+        self.refuse_park(kernel, status, SLUGS[status], text)
+
+    def _resumed(self, kernel: KernelRecord, move: Move, now: float) -> None:
+        self._state.reservations.finish_resume(kernel.id, now)
+        failed = _worst(move, kernel)
+        if failed is None:
+            kernel.resume_failures, kernel.resume_retry_at = 0, 0.0
+            kernel.reason = None
+            moved = sum(reply.bytes for reply in move.replies.values())
+            took = now - move.began
+            self._log.info("resumed %s: %s in %s", kernel.id, bytes_in_words(moved), duration_in_words(took))
+            self.end_resume_wish(kernel, Outcome(Status.OK, "", "the GPU is back"))
+            return
+        status, text = failed
+        kernel.resume_failures += 1
+        pause = min(BACK_OFF_FIRST_S * 2 ** (kernel.resume_failures - 1), BACK_OFF_LAST_S)
+        kernel.resume_retry_at = now + pause
+        kernel.reason = text
+        self._log.warning("%s stays parked: %s; tried again in %.1f s", kernel.id, text, pause)
+        if status is Status.NO_GPU_ROOM:
+            for uuid, gpu in kernel.by_gpu().items():
+                if gpu.parked_bytes:
+                    self._state.gpus.take_failure(uuid, gpu.parked_bytes)
+        elif kernel.resume_futures:
+            self.end_resume_wish(kernel, Outcome(status, SLUGS[status], text))
+
+
+def _worst(move: Move, kernel: KernelRecord) -> tuple[Status, str] | None:
+    """What kept the move from being done in every process that still lives; None if nothing did."""
+    for reply in move.replies.values():
+        if reply.status not in (Status.OK, Status.NOTHING):
+            return reply.status, _text(move, reply.status)
+    if move.gone & kernel.processes.keys():
+        return Status.STALE, PLAIN[Status.STALE]
+    return None
+
+
+def _text(move: Move, status: Status) -> str:
+    """What the shims said, in plain words."""
+    said = next((reply.text for reply in move.replies.values() if reply.status is status and reply.text), "")
+    return said or PLAIN[status]

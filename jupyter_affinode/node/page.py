@@ -1,0 +1,214 @@
+"""The page: what a shim publishes about its process in a sealed memfd, read without trust.
+
+Layout: `struct affinode_page` of shim/src/protocol.h. The shim writes, we only map it to read.
+"""
+
+from __future__ import annotations
+
+import enum
+import fcntl
+import mmap
+import os
+import stat
+import struct
+import time
+from dataclasses import dataclass
+
+from .wire import LARGEST_BYTES, gpu_uuid
+
+PAGE_MAGIC = 0x47504641
+PAGE_VERSION = 1
+PAGE_SIZE = 4096
+MAX_GPUS = 8
+REQUIRED_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+READ_ATTEMPTS = 16
+
+HEAD = struct.Struct("=IHHiIIIQQQQIIII")  # magic … gpu_count
+TAIL = struct.Struct("=Q8QQQQQQQ64x")  # room_bytes … reserved
+GPU = struct.Struct("=16sQQ8Q")
+SEQUENCE = struct.Struct("=Q")
+SEQUENCE_OFFSET = 24
+USED_BYTES = HEAD.size + TAIL.size + MAX_GPUS * GPU.size
+
+
+class PageError(Exception):
+    """The page cannot be what it should be; the message says why, for one log line."""
+
+
+class State(enum.IntEnum):
+    """`enum affinode_state`: where a process's GPU state is."""
+
+    NONE = 0
+    RESIDENT = 1
+    PARKING = 2
+    PARKED = 3
+    QUEUED = 4
+    RESUMING = 5
+    LOST = 6
+
+
+class Fixed(enum.IntEnum):
+    """`enum affinode_fixed`: why bytes stay on the GPU when the rest is parked."""
+
+    SMALL = 0
+    MANAGED = 1
+    MAPPED = 2
+    POOL = 3
+    ARRAY = 4
+    SHARED = 5
+    UNBACKED = 6
+    OTHER = 7
+
+
+class PageFlag(enum.IntFlag):
+    """`enum affinode_page_flags`."""
+
+    SIMULATED = 1
+    UNPARKABLE = 2
+    DYING = 4
+    CANCELLING = 8
+
+
+@dataclass(frozen=True)
+class PageGpu:
+    """A process's memory on one GPU."""
+
+    uuid: str
+    resident_bytes: int  # movable, on the GPU now
+    parked_bytes: int
+    fixed_bytes: tuple[int, ...]  # by Fixed
+
+
+@dataclass(frozen=True)
+class PageData:
+    """One consistent look at a page; times are CLOCK_MONOTONIC seconds, never in the future."""
+
+    state: State
+    state_since: float
+    last_activity: float  # 0 if there was none yet
+    flags: PageFlag
+    want: int  # calls waiting at the closed gate
+    calls_in_flight: int
+    captures: int
+    room_bytes: int
+    parks: int
+    resumes: int
+    last_park: tuple[int, float] | None  # bytes, seconds
+    last_resume: tuple[int, float] | None
+    gpus: tuple[PageGpu, ...]
+
+
+class Page:
+    """A mapped page. Made from the descriptor that came with HELLO, which the caller closes."""
+
+    def __init__(self, descriptor: int):
+        """Verify and map; PageError unless it is sealed, of the right size, and a page of our version."""
+        try:
+            status = os.fstat(descriptor)
+            seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+        except OSError as error:
+            raise PageError(f"a page that is no memfd ({os.strerror(error.errno or 0)})") from None
+        if not stat.S_ISREG(status.st_mode) or status.st_size != PAGE_SIZE:
+            raise PageError(f"a page of {status.st_size} bytes, not {PAGE_SIZE}")
+        if seals & REQUIRED_SEALS != REQUIRED_SEALS:
+            raise PageError(f"a page that is not sealed (seals {seals:#x})")
+        try:
+            self._map = mmap.mmap(descriptor, PAGE_SIZE, mmap.MAP_SHARED, mmap.PROT_READ)
+        except (OSError, ValueError) as error:
+            raise PageError(f"a page that cannot be mapped: {error}") from None
+        try:
+            self.last = self._first()
+        except PageError:
+            self.close()
+            raise
+
+    def read(self) -> PageData:
+        """The page now, or the last good look if the shim writes all the time. PageError on nonsense."""
+        raw = self._consistent()
+        if raw is not None:
+            self.last = parse_page(raw, time.monotonic())
+        return self.last
+
+    def close(self) -> None:
+        """Unmap."""
+        self._map.close()
+
+    def _first(self) -> PageData:
+        raw = self._consistent()
+        if raw is None:
+            raise PageError("a page that is never consistent")
+        return parse_page(raw, time.monotonic())
+
+    def _consistent(self) -> bytes | None:
+        for _ in range(READ_ATTEMPTS):
+            (before,) = SEQUENCE.unpack_from(self._map, SEQUENCE_OFFSET)
+            if before & 1:
+                continue
+            raw = self._map[:USED_BYTES]
+            (after,) = SEQUENCE.unpack_from(self._map, SEQUENCE_OFFSET)
+            if before == after:
+                return raw
+        return None
+
+
+def parse_page(raw: bytes, now: float) -> PageData:
+    """Parse and check the bytes of a page; raises PageError and nothing else."""
+    if len(raw) < USED_BYTES:
+        raise PageError(f"a page of {len(raw)} bytes")
+    (
+        magic,
+        version,
+        size_of_gpu,
+        _pid,
+        flags,
+        state,
+        want,
+        _sequence,
+        state_since_ns,
+        last_activity_ns,
+        _heartbeat_ns,
+        calls_in_flight,
+        captures,
+        _epoch,
+        gpu_count,
+    ) = HEAD.unpack_from(raw)
+    if magic != PAGE_MAGIC or version != PAGE_VERSION or size_of_gpu != GPU.size:
+        raise PageError(f"a page with magic {magic:#x}, version {version}, {size_of_gpu} bytes a GPU")
+    if state not in State.__members__.values():
+        raise PageError(f"a page with state {state}")
+    if gpu_count > MAX_GPUS:
+        raise PageError(f"a page with {gpu_count} GPUs")
+    room_bytes, *rest = TAIL.unpack_from(raw, HEAD.size)
+    parks, resumes, park_ns, park_bytes, resume_ns, resume_bytes = rest[8:]
+    gpus = tuple(_gpu(raw, index) for index in range(gpu_count))
+    if len({gpu.uuid for gpu in gpus}) != len(gpus):
+        raise PageError("a page that names a GPU twice")
+    for size in (room_bytes, park_bytes, resume_bytes):
+        _plausible(size)
+    return PageData(
+        state=State(state),
+        state_since=min(state_since_ns / 1e9, now),
+        last_activity=min(last_activity_ns / 1e9, now),
+        flags=PageFlag(flags & 0xF),
+        want=want,
+        calls_in_flight=calls_in_flight,
+        captures=captures,
+        room_bytes=room_bytes,
+        parks=parks,
+        resumes=resumes,
+        last_park=(park_bytes, park_ns / 1e9) if parks else None,
+        last_resume=(resume_bytes, resume_ns / 1e9) if resumes else None,
+        gpus=gpus,
+    )
+
+
+def _gpu(raw: bytes, index: int) -> PageGpu:
+    raw_uuid, resident, parked, *fixed = GPU.unpack_from(raw, HEAD.size + TAIL.size + index * GPU.size)
+    for size in (resident, parked, *fixed):
+        _plausible(size)
+    return PageGpu(gpu_uuid(raw_uuid), resident, parked, tuple(fixed))
+
+
+def _plausible(size: int) -> None:
+    if size > LARGEST_BYTES:
+        raise PageError(f"a page with a size of {size} bytes")

@@ -1,0 +1,289 @@
+"""The controller's heart: what to do now. Pure: no I/O, no clock, no randomness.
+
+The same function runs in the controller and, with a virtual clock, in the property tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from .actions import Action, DenyRoom, GrantRoom, Park, RefusePark, Resume
+from .eligibility import eligible_at, waiters
+from .settings import Settings
+from .snapshot import Kernel, Node, Residency, RoomRequest, Waiter
+from .words import bytes_in_words, duration_in_words
+
+DENY_AFTER_S = 0.5  # how long "it can never fit" must hold, with figures that are newer than the last change
+DENY_AT_LAST_S = 10.0  # … or how long at most, on a GPU whose figures never come to rest
+LAST_RESERVES = 0  # the margin when nobody is left who could yield
+
+
+def decide(now: float, node: Node, settings: Settings) -> list[Action]:
+    """Return what to do now, most urgent first. Never two actions for one kernel.
+
+    `now` is monotonic seconds. Nothing is decided before the node has settled: kernels that have not been
+    heard of yet may hold the memory that a grant would give away.
+    """
+    if not node.is_settled:
+        return []
+    plan = Plan(now, node, settings)
+    park_asked(plan)
+    serve_queue(plan)
+    reclaim_watermark(plan)
+    park_idle(plan)
+    return plan.actions
+
+
+class Plan:
+    """What this pass has decided so far, and what room that leaves."""
+
+    def __init__(self, now: float, node: Node, settings: Settings):
+        self.now = now
+        self.node = node
+        self.settings = settings
+        self.actions: list[Action] = []
+        self.queue = waiters(node)
+        self.room = {uuid: gpu.free_bytes for uuid, gpu in node.gpus.items()}
+        for reservation in node.reservations:
+            self.room[reservation.gpu] = self.room.get(reservation.gpu, 0) - reservation.bytes
+        self.incoming = dict.fromkeys(self.room, 0)  # will be free when what is under way is done
+        self._host_left = node.host.available_bytes - settings.host_reserve_bytes
+        self._headroom = dict(node.host.headroom_bytes)
+        self._taken: set[str] = set()
+        for kernel in node.kernels:
+            if kernel.residency is Residency.PARKING or (
+                kernel.is_moving and kernel.residency is Residency.RESIDENT
+            ):
+                self._expect(kernel)
+
+    def is_free(self, kernel: Kernel) -> bool:
+        """Whether nothing is under way or decided for the kernel."""
+        return not kernel.is_moving and kernel.id not in self._taken
+
+    def act(self, action: Action) -> None:
+        """Decide on an action."""
+        self._taken.add(action.kernel_id)
+        self.actions.append(action)
+
+    def fits(self, needs: Mapping[str, int], margin: int) -> bool:
+        """Whether there is room for `needs` now."""
+        return all(self.room.get(uuid, 0) >= need + margin for uuid, need in needs.items() if need)
+
+    def shortage(self, needs: Mapping[str, int]) -> dict[str, int]:
+        """What is missing for `needs` by GPU even when everything under way is done."""
+        short = {}
+        for uuid, need in needs.items():
+            missing = need + self.settings.margin_bytes - self.room.get(uuid, 0) - self.incoming.get(uuid, 0)
+            if need and missing > 0:
+                short[uuid] = missing
+        return short
+
+    def take_room(self, needs: Mapping[str, int]) -> None:
+        """Use up room."""
+        for uuid, need in needs.items():
+            self.room[uuid] = self.room.get(uuid, 0) - need
+
+    def eligible(self, *, except_for: str = "") -> list[Kernel]:
+        """Who may be parked now, the best first: idle long and large."""
+        ready = []
+        for kernel in self.node.kernels:
+            moment = eligible_at(kernel, self.settings, anyone_waits=bool(self.queue))
+            if moment is not None and moment <= self.now and self.is_free(kernel) and kernel.id != except_for:
+                ready.append(kernel)
+        return sorted(ready, key=lambda kernel: (-self.worth(kernel), kernel.id))
+
+    def worth(self, kernel: Kernel) -> float:
+        """How good a choice a kernel is: idle time weighed with what parking it frees."""
+        return max(self.now - kernel.last_activity, 0.001) * kernel.movable_bytes
+
+    def park(self, kernel: Kernel, reason: str) -> bool:
+        """Decide to park a kernel if host memory allows; False if it was refused instead."""
+        refusal = self._host_refusal(kernel)
+        if refusal is not None:
+            self.act(RefusePark(kernel.id, "no-host-memory", refusal))
+            return False
+        self.act(Park(kernel.id, reason))
+        self._expect(kernel)
+        return True
+
+    def _expect(self, kernel: Kernel) -> None:
+        """A kernel's memory is on its way from the GPU to the host."""
+        for uuid, size in kernel.resident_bytes.items():
+            self.incoming[uuid] = self.incoming.get(uuid, 0) + size
+        self._host_left -= kernel.movable_bytes
+        if kernel.cgroup in self._headroom:
+            self._headroom[kernel.cgroup] -= kernel.movable_bytes
+
+    def _host_refusal(self, kernel: Kernel) -> str | None:
+        size = kernel.movable_bytes
+        if size > self._host_left:
+            return (
+                f"parking needs {bytes_in_words(size)} of host memory and"
+                f" {bytes_in_words(max(self._host_left, 0))} are free beyond the reserve of"
+                f" {bytes_in_words(self.settings.host_reserve_bytes)}"
+            )
+        headroom = self._headroom.get(kernel.cgroup)
+        if headroom is not None and size > headroom:
+            return (
+                f"parking needs {bytes_in_words(size)} of host memory and the kernel's own limit (cgroup)"
+                f" leaves {bytes_in_words(max(headroom, 0))}"
+            )
+        return None
+
+
+def park_asked(plan: Plan) -> None:
+    """Park what people asked for, open cell or not."""
+    for kernel in plan.node.kernels:
+        if (
+            kernel.park_asked is None
+            or kernel.residency is not Residency.RESIDENT
+            or not plan.is_free(kernel)
+        ):
+            continue
+        if kernel.is_parkable:
+            plan.park(kernel, kernel.park_asked)
+        else:
+            plan.act(RefusePark(kernel.id, "not-parkable", "nothing of this kernel can be moved"))
+
+
+def serve_queue(plan: Plan) -> None:
+    """Give room first come, first served; nobody overtakes whoever waits for the same GPU.
+
+    Who could never be served as things are, or has just failed, does not hold up the others.
+    """
+    blocked: set[str] = set()
+    for waiter in plan.queue:
+        if not plan.is_free(waiter.kernel):
+            continue
+        if blocked & waiter.needs.keys():
+            blocked |= waiter.needs.keys()
+            continue
+        if _is_hopeless(plan, waiter):
+            if waiter.room is not None:
+                _deny_when_sure(plan, waiter, waiter.room)
+            continue
+        if waiter.room is None and waiter.kernel.resume_retry_at > plan.now:
+            continue
+        if not _grant(plan, waiter):
+            blocked |= waiter.needs.keys()
+
+
+def reclaim(plan: Plan, short: Mapping[str, int], head: Waiter) -> None:
+    """Park enough for the head of the queue: who is idle, then who waits behind it with memory of its own.
+
+    Parks what there is even if it is not enough: whoever comes back queues behind the head, so it is served
+    in the end. Those behind are blocked, parking them loses nothing, and two that each hold half can go on.
+    """
+    missing = dict(short)
+    reason = f"room for {_size(head)}"
+    _park_until(plan, missing, _enough(plan.eligible(except_for=head.kernel.id), missing), reason)
+    _park_until(plan, missing, _blocked_behind(plan, head), reason)
+
+
+def reclaim_watermark(plan: Plan) -> None:
+    """Park who is eligible while a GPU that fell under its low watermark has not reached the high one."""
+    for uuid, gpu in plan.node.gpus.items():
+        if gpu.is_reclaiming and gpu.total_bytes is not None:
+            target = int(plan.settings.high_watermark * gpu.total_bytes)
+            missing = {uuid: target - plan.room[uuid] - plan.incoming[uuid]}
+            _park_until(plan, missing, _enough(plan.eligible(), missing), "GPU memory is low")
+
+
+def park_idle(plan: Plan) -> None:
+    """With park_when="idle", park whoever is eligible."""
+    if plan.settings.park_when == "idle":
+        for kernel in plan.eligible():
+            plan.park(kernel, f"idle {duration_in_words(plan.now - kernel.last_activity)}")
+
+
+def _grant(plan: Plan, waiter: Waiter) -> bool:
+    """Serve a waiter if there is room; else make others yield for it. False: it waits on."""
+    margin = plan.settings.margin_bytes
+    if not plan.fits(waiter.needs, margin):
+        short = plan.shortage(waiter.needs)
+        if short and waiter.kernel.reclaim_after <= plan.now:
+            reclaim(plan, short, waiter)
+        if any(plan.incoming.get(uuid, 0) for uuid in waiter.needs) or not plan.fits(
+            waiter.needs, LAST_RESERVES
+        ):
+            return False
+    if waiter.room is not None:
+        plan.act(GrantRoom(waiter.kernel.id, waiter.room.key, waiter.room.gpu, waiter.room.bytes))
+    else:
+        waited = duration_in_words(plan.now - waiter.since)
+        plan.act(Resume(waiter.kernel.id, dict(waiter.kernel.parked_bytes), f"it waited {waited}"))
+    plan.take_room(waiter.needs)
+    return True
+
+
+def _is_hopeless(plan: Plan, waiter: Waiter) -> bool:
+    """Whether it would not fit even if every kernel that can be moved yielded."""
+    if waiter.room is not None and waiter.kernel.hopeless:
+        return True
+    for uuid, need in waiter.needs.items():
+        if uuid not in plan.node.gpus:
+            continue
+        others = sum(
+            kernel.resident_bytes.get(uuid, 0)
+            for kernel in plan.node.kernels
+            if kernel.is_parkable and kernel.id != waiter.kernel.id
+        )
+        granted = sum(reserved.bytes for reserved in plan.node.reservations if reserved.gpu == uuid)
+        if need > plan.room[uuid] + granted + others:
+            return True
+    return False
+
+
+def _deny_when_sure(plan: Plan, waiter: Waiter, room: RoomRequest) -> None:
+    """Let the program see its out-of-memory, once the figures that say so cannot mix before and after."""
+    gpu = plan.node.gpus[room.gpu]
+    rest = max(waiter.since, gpu.changed_at)
+    is_sure = plan.now - rest >= DENY_AFTER_S and gpu.sampled_at > rest
+    if is_sure or waiter.kernel.hopeless or plan.now - waiter.since >= DENY_AT_LAST_S:
+        why = f"{_size(waiter)} cannot become free on this GPU, whoever yields"
+        plan.act(DenyRoom(waiter.kernel.id, room.key, why))
+
+
+def _blocked_behind(plan: Plan, head: Waiter) -> list[Kernel]:
+    """Kernels that wait behind the head for room and hold memory themselves, the latest first."""
+    behind: dict[str, Kernel] = {}
+    for waiter in reversed(plan.queue):
+        kernel = waiter.kernel
+        if waiter.since < head.since or kernel.id == head.kernel.id:
+            continue
+        held = kernel.held_until is not None and kernel.held_until > plan.now
+        busy = kernel.calls_in_flight or kernel.captures or kernel.retry_at > plan.now
+        if kernel.residency is Residency.RESIDENT and kernel.is_parkable and not held and not busy:
+            behind.setdefault(kernel.id, kernel)
+    earlier = {waiter.kernel.id for waiter in plan.queue if waiter.since < head.since}
+    return [kernel for kernel in behind.values() if kernel.id not in earlier and plan.is_free(kernel)]
+
+
+def _enough(candidates: Sequence[Kernel], missing: Mapping[str, int]) -> list[Kernel]:
+    """Of candidates in order of worth, those that suffice, without any that the others make needless."""
+    left = {uuid: size for uuid, size in missing.items() if size > 0}
+    chosen: list[Kernel] = []
+    for kernel in candidates:
+        if any(size > 0 and kernel.resident_bytes.get(uuid) for uuid, size in left.items()):
+            chosen.append(kernel)
+            for uuid in left:
+                left[uuid] -= kernel.resident_bytes.get(uuid, 0)
+    for kernel in reversed(chosen[:]):
+        if all(left[uuid] + kernel.resident_bytes.get(uuid, 0) <= 0 for uuid in left):
+            chosen.remove(kernel)
+            for uuid in left:
+                left[uuid] += kernel.resident_bytes.get(uuid, 0)
+    return chosen
+
+
+def _park_until(plan: Plan, missing: dict[str, int], candidates: Iterable[Kernel], reason: str) -> None:
+    """Park candidates in turn until nothing is missing any more."""
+    for kernel in candidates:
+        helps = any(size > 0 and kernel.resident_bytes.get(uuid) for uuid, size in missing.items())
+        if helps and plan.is_free(kernel) and plan.park(kernel, reason):
+            for uuid in missing:
+                missing[uuid] -= kernel.resident_bytes.get(uuid, 0)
+
+
+def _size(waiter: Waiter) -> str:
+    return bytes_in_words(sum(waiter.needs.values()))

@@ -1,0 +1,211 @@
+"""What the controller remembers of each process and kernel; a cache of what pages, shims and servers say.
+
+Kept by `state.NodeState` alone; everything else gets frozen snapshots or JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from .connection import Connection
+from .host import CgroupMemory
+from .page import Page, PageData, PageFlag, PageGpu, State
+from .peers import ProcessWatch
+from .snapshot import Residency
+from .wire import Hello, HelloFlag, Reply, Status
+
+
+@dataclass
+class Room:
+    """An allocation of a process that asked for room."""
+
+    gpu: str
+    bytes: int
+    since: float
+    granted_at: float | None = None
+    resident_before: int = 0  # what the process had on the GPU when it was granted
+
+
+@dataclass
+class Process:
+    """One process with a shim. `connection` is None while it is silent or has just hung up."""
+
+    key: int  # our own number; never a pid
+    kernel_id: str
+    hello: Hello
+    page: Page
+    data: PageData
+    connection: Connection | None
+    pid: int
+    watch: ProcessWatch | None = None
+    rooms: dict[int, Room] = field(default_factory=dict)
+    silent_since: float | None = None
+    is_stopped: bool = False  # silent, as opposed to having hung up
+    said_dying: bool = False
+    connected_at: float = 0.0
+    told: tuple[int, int, str] | None = None  # the last NOTICE
+    open_requests: int = 0
+
+    @property
+    def is_parkable(self) -> bool:
+        """Whether it can be told to park and has something to move with."""
+        unparkable = self.hello.flags & HelloFlag.UNPARKABLE or self.data.flags & PageFlag.UNPARKABLE
+        return self.connection is not None and not unparkable
+
+    @property
+    def is_dying(self) -> bool:
+        """Whether it is about to end."""
+        return self.said_dying or bool(self.data.flags & PageFlag.DYING)
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether its driver is the simulated one."""
+        return bool(self.hello.flags & HelloFlag.SIMULATED or self.data.flags & PageFlag.SIMULATED)
+
+    @property
+    def resident_bytes(self) -> int:
+        """What parking it would free."""
+        return sum(gpu.resident_bytes for gpu in self.data.gpus)
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether its memory is in the host's."""
+        return self.data.state in (State.PARKED, State.QUEUED)
+
+
+@dataclass
+class Move:
+    """A park or resume of a kernel that is under way in its processes."""
+
+    parks: bool
+    reason: str
+    began: float
+    asked: bool
+    pending: dict[int, int] = field(default_factory=dict)  # process key: epoch of the command
+    replies: dict[int, Reply] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)
+    undoes: str | None = None  # the refusal of the park that this resume undoes
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a wish of the person ended."""
+
+    status: Status
+    slug: str  # "" if it was done
+    text: str
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a server says of a kernel; None for what nobody said."""
+
+    name: str | None = None
+    path: str | None = None
+    language: str | None = None
+    server: str | None = None
+
+
+@dataclass
+class KernelRecord:
+    """One kernel."""
+
+    id: str
+    processes: dict[int, Process] = field(default_factory=dict)
+    description: Description | None = None
+    described_by: int | None = None  # pid of the server that did
+    is_tracked: bool = False  # an execution tracker says when cells are open
+    cell_open: bool = False
+    cell_id: str | None = None
+    held_until: float | None = None
+    focus_at: float | None = None
+    is_cancelling: bool = False
+    move: Move | None = None
+    # the person's wishes
+    park_asked: str | None = None
+    park_asked_until: float = 0.0  # "busy" is tried again until then
+    ask_again_at: float = 0.0
+    park_futures: list[asyncio.Future[Outcome]] = field(default_factory=list)
+    resume_asked: bool = False
+    resume_futures: list[asyncio.Future[Outcome]] = field(default_factory=list)
+    # failures
+    refusal: str | None = None
+    refusals: int = 0
+    retry_at: float = 0.0
+    resume_failures: int = 0
+    resume_retry_at: float = 0.0
+    failed_grants: int = 0
+    first_failed_grant: float = 0.0
+    reclaim_after: float = 0.0
+    # what is shown
+    wants_since: float | None = None
+    residency: Residency = Residency.NONE
+    residency_since: float = 0.0
+    reason: str | None = None
+    last_text: str = ""
+    parks_of_the_gone: int = 0
+    resumes_of_the_gone: int = 0
+    empty_since: float | None = None
+    cgroup: CgroupMemory | None = None
+
+    @property
+    def parks(self) -> int:
+        """How often a process of the kernel was parked."""
+        return self.parks_of_the_gone + sum(process.data.parks for process in self.processes.values())
+
+    @property
+    def resumes(self) -> int:
+        """How often a process of the kernel was resumed."""
+        return self.resumes_of_the_gone + sum(process.data.resumes for process in self.processes.values())
+
+    def describe(self, **description: str | None) -> None:
+        """Remember what a server says; only what is named changes."""
+        self.description = replace(self.description or Description(), **description)
+
+    def connected(self) -> list[Process]:
+        """The processes that can be told something."""
+        return [process for process in self.processes.values() if process.connection is not None]
+
+    def by_gpu(self) -> dict[str, PageGpu]:
+        """The kernel's memory on each GPU, its processes' added up."""
+        sums: dict[str, PageGpu] = {}
+        for process in self.processes.values():
+            for gpu in process.data.gpus:
+                sums[gpu.uuid] = _added(sums.get(gpu.uuid), gpu)
+        return sums
+
+    def residency_now(self) -> Residency:
+        """The processes' states as one: what is lost or in transition shows first, then who waits."""
+        states = {process.data.state for process in self.processes.values()}
+        for state, residency in FIRST_SHOWN.items():
+            if state in states:
+                return residency
+        holds_memory = any(
+            process.data.state is State.RESIDENT and process.resident_bytes
+            for process in self.processes.values()
+        )
+        if State.PARKED in states and (self.resume_asked or not holds_memory):
+            return Residency.QUEUED if self.resume_asked else Residency.PARKED
+        return Residency.RESIDENT if State.RESIDENT in states else Residency.NONE
+
+
+FIRST_SHOWN: Mapping[State, Residency] = {
+    State.LOST: Residency.LOST,
+    State.RESUMING: Residency.RESUMING,
+    State.PARKING: Residency.PARKING,
+    State.QUEUED: Residency.QUEUED,
+}
+
+
+def _added(first: PageGpu | None, second: PageGpu) -> PageGpu:
+    if first is None:
+        return second
+    fixed = tuple(a + b for a, b in zip(first.fixed_bytes, second.fixed_bytes, strict=True))
+    return PageGpu(
+        first.uuid,
+        first.resident_bytes + second.resident_bytes,
+        first.parked_bytes + second.parked_bytes,
+        fixed,
+    )

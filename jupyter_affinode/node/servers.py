@@ -1,0 +1,51 @@
+"""The servers that describe kernels and their cells: when one ends, what only it knew is forgotten."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+
+from .peers import ProcessWatch
+from .records import KernelRecord
+from .state import NodeState
+
+
+class ServerWatch:
+    """Watches the processes that speak for kernels over the API."""
+
+    def __init__(self, state: NodeState, log: logging.Logger, on_change: Callable[[], None]):
+        self._state = state
+        self._log = log
+        self._on_change = on_change
+        self._watches: dict[int, ProcessWatch] = {}
+
+    def speaks_for(self, pid: int, kernel: KernelRecord) -> None:
+        """The process `pid` described the kernel or its cells."""
+        if pid <= 0 or pid == os.getpid():
+            return
+        kernel.described_by = pid
+        if pid not in self._watches:
+            try:
+                self._watches[pid] = ProcessWatch(pid, lambda: self._ended(pid))
+            except OSError:  # gone already, or out of descriptors: its kernels stay until they are forgotten
+                self._log.debug("process %d cannot be watched", pid)
+
+    def close(self) -> None:
+        """Stop watching."""
+        for watch in self._watches.values():
+            watch.close()
+
+    def _ended(self, pid: int) -> None:
+        self._watches.pop(pid, None)
+        for kernel in list(self._state.kernels.values()):
+            if kernel.described_by != pid:
+                continue
+            kernel.described_by = None
+            kernel.is_tracked = kernel.cell_open = False
+            kernel.cell_id = None
+            if not kernel.processes:
+                kernel.description = None  # forgotten soon, unless another server describes it
+                kernel.empty_since = time.monotonic()
+        self._on_change()

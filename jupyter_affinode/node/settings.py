@@ -1,0 +1,71 @@
+"""What an administrator or a person may set, checked; used by the application and by PATCH /policy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+class SettingsRefused(ValueError):
+    """A setting that is unknown or makes no sense; the message says which and what would."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The policy's settings. Times in seconds, sizes in bytes, watermarks as fractions of a GPU's memory."""
+
+    park_when: str = (
+        "needed"  # "needed": only for someone, or below the low watermark; "idle": as soon as eligible
+    )
+    idle_timeout_s: float = 300.0
+    cell_idle_timeout_s: float = 600.0
+    queue_cell_idle_timeout_s: float = 60.0
+    low_watermark: float = 0.05
+    high_watermark: float = 0.15
+    min_footprint_bytes: int = 64 * MIB
+    margin_bytes: int = 64 * MIB
+    host_reserve_bytes: int = 2 * GIB
+    hold_default_s: float = 3600.0
+    hold_max_s: float = 86400.0
+    settle_s: float = 1.0
+    keep_alive_s: float = 60.0
+
+    def changed(self, **changes: Any) -> Settings:
+        """These settings with some changed; SettingsRefused if they make no sense."""
+        known = {field.name: field for field in fields(self)}
+        for name, value in changes.items():
+            if name not in known:
+                raise SettingsRefused(f"there is no setting {name!r}; there are {', '.join(known)}")
+            _check(name, value, str(known[name].type))
+        settings = replace(self, **changes)
+        if settings.low_watermark > settings.high_watermark:
+            raise SettingsRefused("low_watermark must not be above high_watermark")
+        if settings.hold_default_s > settings.hold_max_s:
+            raise SettingsRefused("hold_default_s must not be above hold_max_s")
+        return settings
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def _check(name: str, value: Any, kind: str) -> None:
+    if kind == "str":
+        if value not in ("needed", "idle"):
+            raise SettingsRefused(f'{name} must be "needed" or "idle", not {value!r}')
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise SettingsRefused(f"{name} must be a number that is not negative, not {value!r}")
+    if kind == "int" and not isinstance(value, int):
+        raise SettingsRefused(f"{name} must be a whole number of bytes, not {value!r}")
+    if name.endswith("_watermark") and value > 1:
+        raise SettingsRefused(f"{name} is a fraction of the GPU's memory, at most 1, not {value!r}")
+
+
+def default_host_reserve(total_bytes: int) -> int:
+    """What parking leaves free for everything else: 10 %, at least 2 GiB, at most a quarter."""
+    return min(max(2 * GIB, total_bytes // 10), total_bytes // 4)

@@ -1,0 +1,124 @@
+"""What the policy sees: a frozen picture of the node at one moment.
+
+Made by `state.NodeState.snapshot` on every pass, by the property tests and by whoever replays a decision.
+Times are monotonic seconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Residency(str, Enum):
+    """Where a kernel's GPU state is."""
+
+    NONE = "none"
+    RESIDENT = "resident"
+    PARKING = "parking"
+    PARKED = "parked"
+    QUEUED = "queued"
+    RESUMING = "resuming"
+    LOST = "lost"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU."""
+
+    uuid: str
+    free_bytes: int  # NVML's figure, or without NVML an estimate from what succeeded and failed
+    total_bytes: int | None = None  # None without NVML
+    sampled_at: float = 0.0  # when the look that gave `free_bytes` began
+    changed_at: float = (
+        0.0  # when our kernels' memory on it last changed: a figure around then may mix before and after
+    )
+    is_reclaiming: bool = False  # fell under the low watermark and has not reached the high one since
+
+
+@dataclass(frozen=True)
+class RoomRequest:
+    """An allocation that met a full GPU and waits for room."""
+
+    key: tuple[int, int]  # the process (as numbered by the state) and the request's number
+    gpu: str
+    bytes: int
+    since: float
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel with all its processes."""
+
+    id: str
+    residency: Residency
+    resident_bytes: Mapping[str, int] = field(default_factory=dict)  # movable, by GPU
+    parked_bytes: Mapping[str, int] = field(default_factory=dict)
+    fixed_bytes: Mapping[str, int] = field(default_factory=dict)
+    last_activity: float = 0.0
+    calls_in_flight: int = 0
+    captures: int = 0
+    cell_open: bool = False
+    held_until: float | None = None
+    is_parkable: bool = True
+    is_dying: bool = False
+    is_moving: bool = False  # a command is under way, or a process is in transition
+    wants_since: float | None = None  # a call waits at its closed gate, or the person asked for it back
+    rooms: tuple[RoomRequest, ...] = ()
+    park_asked: str | None = None  # the person's own wish, in words for the log
+    retry_at: float = 0.0  # no park before, after refusals (a park that was asked for is tried at once)
+    resume_retry_at: float = 0.0
+    reclaim_after: float = (
+        0.0  # nobody yields for its allocations before: they failed although there was room
+    )
+    hopeless: bool = False  # allocations failed again and again although there was room
+    cgroup: str = ""  # whose headroom parking it uses
+
+    @property
+    def footprint_bytes(self) -> int:
+        """All its memory, wherever it is."""
+        return sum(sum(part.values()) for part in (self.resident_bytes, self.parked_bytes, self.fixed_bytes))
+
+    @property
+    def movable_bytes(self) -> int:
+        """What parking it would free on all GPUs."""
+        return sum(self.resident_bytes.values())
+
+
+@dataclass(frozen=True)
+class Host:
+    """The machine's memory, where parked bytes go."""
+
+    available_bytes: int
+    headroom_bytes: Mapping[str, int] = field(default_factory=dict)  # by cgroup, where there is a limit
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """Room that was granted and is not (surely) in NVML's figure yet."""
+
+    kernel_id: str
+    gpu: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Node:
+    """The machine."""
+
+    gpus: Mapping[str, Gpu]
+    kernels: tuple[Kernel, ...]
+    host: Host
+    reservations: tuple[Reservation, ...] = ()
+    is_settled: bool = True  # long enough after the start that every shim has said HELLO
+
+
+@dataclass(frozen=True)
+class Waiter:
+    """A place in the queue: a parked kernel that wants the GPU, or one allocation of a resident kernel."""
+
+    kernel: Kernel
+    since: float
+    needs: Mapping[str, int] = field(hash=False)  # bytes by GPU
+    room: RoomRequest | None = None  # None: a resume

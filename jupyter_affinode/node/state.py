@@ -1,0 +1,236 @@
+"""The controller's table of kernels and processes, rebuilt from hellos and pages."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from .connection import Connection
+from .gpus import GpuTable
+from .host import CgroupMemory, HostMemory, cgroup_memory
+from .page import Page, PageError, State
+from .records import KernelRecord, Process, Room
+from .reservations import ReservationBook
+from .settings import Settings
+from .snapshot import Host, Kernel, Node, Reservation, Residency, RoomRequest
+from .wire import Hello
+
+HUNG_UP_FORGOTTEN_S = 10.0  # a live process that closed its link and does not come back runs without a shim
+HOPELESS_GRANTS = 5
+HOPELESS_AFTER_S = 3.0
+
+
+class NodeState:
+    """Kernels by id, GPUs, reservations."""
+
+    def __init__(self, settings: Settings, host: HostMemory):
+        self.settings = settings
+        self.host = host
+        self.kernels: dict[str, KernelRecord] = {}
+        self.gpus = GpuTable()
+        self.reservations = ReservationBook()
+        self._keys = itertools.count(1)
+
+    def processes(self) -> Iterator[Process]:
+        """Every process."""
+        for kernel in self.kernels.values():
+            yield from kernel.processes.values()
+
+    def process_of(self, connection: Connection) -> Process | None:
+        """Whose connection it is."""
+        return next((process for process in self.processes() if process.connection is connection), None)
+
+    def kernel(self, kernel_id: str, now: float) -> KernelRecord:
+        """A kernel by id, made known if it is not."""
+        kernel = self.kernels.get(kernel_id)
+        if kernel is None:
+            kernel = self.kernels[kernel_id] = KernelRecord(kernel_id, residency_since=now, empty_since=now)
+        return kernel
+
+    def add_process(self, connection: Connection, hello: Hello, page: Page, now: float) -> Process:
+        """A shim said HELLO. One of the same pid that was silent is the same process come back."""
+        key = next(self._keys)
+        kernel_id = hello.kernel_id or f"process-{connection.peer.pid}-{key}"
+        for old in list(self.processes()):
+            if old.connection is None and old.pid == connection.peer.pid:
+                if not hello.kernel_id:
+                    kernel_id = old.kernel_id
+                self.remove_process(old, now)
+        process = Process(
+            key, kernel_id, hello, page, page.last, connection, connection.peer.pid, connected_at=now
+        )
+        kernel = self.kernel(kernel_id, now)
+        kernel.processes[key] = process
+        kernel.empty_since = None
+        return process
+
+    def remove_process(self, process: Process, now: float) -> None:
+        """A process ended, or is none of ours any more; the caller tells whoever waits for its reply."""
+        process.page.close()
+        if process.watch is not None:
+            process.watch.close()
+        kernel = self.kernels[process.kernel_id]
+        del kernel.processes[process.key]
+        kernel.parks_of_the_gone += process.data.parks
+        kernel.resumes_of_the_gone += process.data.resumes
+        self.reservations.forget_process(process.key)
+        if not kernel.processes:
+            kernel.empty_since = now
+            kernel.wants_since = None
+            kernel.resume_asked = False
+            self.reservations.forget_kernel(kernel.id)
+
+    def refresh(self, now: float) -> list[tuple[Process, PageError]]:
+        """Read every page; the processes whose page is nonsense, for the caller to drop."""
+        bad = []
+        for process in self.processes():
+            try:
+                process.data = process.page.read()
+            except PageError as error:
+                bad.append((process, error))
+        managed: dict[str, int] = {}
+        for kernel in self.kernels.values():
+            self._refresh_kernel(kernel, now)
+            for gpu in kernel.by_gpu().values():
+                size = gpu.resident_bytes + sum(gpu.fixed_bytes)
+                managed[gpu.uuid] = managed.get(gpu.uuid, 0) + size
+        self.gpus.take_pages(managed, now)
+        sampled_at = self.gpus.sample.began if self.gpus.sample is not None else now
+        self.reservations.sweep(now, sampled_at)
+        return bad
+
+    def stale_processes(self, now: float) -> list[Process]:
+        """Processes that hung up and did not come back. Stopped ones keep what they have until they end."""
+        return [
+            process
+            for process in self.processes()
+            if process.silent_since is not None
+            and not process.is_stopped
+            and (process.watch is None or now - process.silent_since > HUNG_UP_FORGOTTEN_S)
+        ]
+
+    def read_limits(self) -> None:
+        """Read the memory limits of kernels that could be parked, before a decision."""
+        for kernel in self.kernels.values():
+            if kernel.residency is Residency.RESIDENT:
+                kernel.cgroup = _tightest(kernel)
+
+    def snapshot(self, now: float, *, is_settled: bool) -> Node:
+        """The picture to decide on."""
+        kernels = tuple(self._kernel(kernel, now) for kernel in self.kernels.values() if kernel.processes)
+        headroom = {
+            kernel.cgroup.path: kernel.cgroup.headroom_bytes
+            for kernel in self.kernels.values()
+            if kernel.cgroup is not None
+        }
+        reservations = [
+            Reservation(entry.kernel_id, entry.gpu, entry.bytes) for entry in self.reservations.entries
+        ]
+        reserved = {entry.kernel_id for entry in self.reservations.entries}
+        for seen in kernels:
+            if seen.residency is Residency.RESUMING and seen.id not in reserved:
+                # begun under an earlier controller: what it has not taken yet is its own all the same
+                reservations += [Reservation(seen.id, gpu, size) for gpu, size in seen.parked_bytes.items()]
+        return Node(
+            self.gpus.snapshot(now),
+            kernels,
+            Host(self.host.available_bytes, headroom),
+            tuple(reservations),
+            is_settled,
+        )
+
+    def _refresh_kernel(self, kernel: KernelRecord, now: float) -> None:
+        residency = kernel.residency_now()
+        waiting = [process for process in kernel.connected() if process.data.state is State.QUEUED]
+        if waiting or kernel.resume_asked:
+            if kernel.wants_since is None:
+                kernel.wants_since = min((process.data.state_since for process in waiting), default=now)
+        elif residency is not Residency.RESUMING and kernel.move is None:
+            kernel.wants_since = None  # while it is on its way it keeps its place, in case that fails
+        if residency is Residency.QUEUED and not waiting and not kernel.resume_asked:
+            residency = Residency.PARKED  # its only waiter is stopped, or has hung up
+        if residency is not kernel.residency:
+            kernel.residency, kernel.residency_since = residency, now
+        if kernel.held_until is not None and kernel.held_until <= now:
+            kernel.held_until = None
+
+    def _kernel(self, kernel: KernelRecord, now: float) -> Kernel:
+        gpus = kernel.by_gpu()
+        processes = kernel.processes.values()
+        holders = [process for process in processes if process.resident_bytes]
+        rooms = tuple(
+            RoomRequest((process.key, number), room.gpu, room.bytes, room.since)
+            for process in kernel.connected()
+            for number, room in process.rooms.items()
+            if room.granted_at is None
+        )
+        asked = kernel.park_asked if kernel.ask_again_at <= now else None
+        hopeless = (
+            kernel.failed_grants >= HOPELESS_GRANTS and now - kernel.first_failed_grant >= HOPELESS_AFTER_S
+        )
+        return Kernel(
+            id=kernel.id,
+            residency=kernel.residency,
+            resident_bytes={uuid: gpu.resident_bytes for uuid, gpu in gpus.items()},
+            parked_bytes={uuid: gpu.parked_bytes for uuid, gpu in gpus.items()},
+            fixed_bytes={uuid: sum(gpu.fixed_bytes) for uuid, gpu in gpus.items()},
+            last_activity=max(_last_activity(process) for process in processes),
+            calls_in_flight=sum(process.data.calls_in_flight for process in processes),
+            captures=sum(process.data.captures for process in processes),
+            cell_open=kernel.cell_open,
+            held_until=kernel.held_until,
+            is_parkable=all(process.is_parkable for process in holders),
+            is_dying=all(process.is_dying for process in processes),
+            is_moving=kernel.move is not None or kernel.residency in (Residency.PARKING, Residency.RESUMING),
+            wants_since=kernel.wants_since,
+            rooms=rooms,
+            park_asked=asked,
+            retry_at=kernel.retry_at,
+            resume_retry_at=kernel.resume_retry_at,
+            reclaim_after=kernel.reclaim_after,
+            hopeless=hopeless,
+            cgroup=kernel.cgroup.path if kernel.cgroup is not None else "",
+        )
+
+
+def _last_activity(process: Process) -> float:
+    return process.data.last_activity or process.data.state_since or process.connected_at
+
+
+def _tightest(kernel: KernelRecord) -> CgroupMemory | None:
+    """The tightest limit over the kernel's processes; pids that we cannot see have none."""
+    limits = [cgroup_memory(process.pid) for process in kernel.processes.values() if process.pid > 0]
+    known = [limit for limit in limits if limit is not None]
+    return min(known, key=lambda limit: limit.headroom_bytes) if known else None
+
+
+def take_room(process: Process, kernel: KernelRecord, number: int, room: Room) -> bool:
+    """Remember an allocation that waits for room; True if it was granted room before and failed all the same.
+
+    Such a one keeps its place. A shim numbers each try anew, so it is known by its size and its moment.
+    """
+    failed = None
+    for old_number, old in list(process.rooms.items()):
+        if old.granted_at is None or old.gpu != room.gpu:
+            continue
+        grown = _resident_on(process, old.gpu) > old.resident_before
+        if old.bytes == room.bytes and not grown and room.since - old.granted_at < 2.0:
+            failed = old
+        del process.rooms[old_number]
+    room.resident_before = _resident_on(process, room.gpu)
+    process.rooms[number] = room
+    if failed is None:
+        kernel.failed_grants = 0
+        return False
+    if not kernel.failed_grants:
+        kernel.first_failed_grant = failed.granted_at or room.since
+    kernel.failed_grants += 1
+    kernel.reclaim_after = room.since + min(0.5 * 2 ** (kernel.failed_grants - 1), 30.0)
+    room.since = failed.since
+    return True
+
+
+def _resident_on(process: Process, gpu: str) -> int:
+    return sum(
+        entry.resident_bytes + sum(entry.fixed_bytes) for entry in process.data.gpus if entry.uuid == gpu
+    )

@@ -1,0 +1,308 @@
+"""The link's messages: the structs of shim/src/protocol.h, parsed with suspicion and packed.
+
+`parse` is given whatever a peer sent. It returns a frozen dataclass, or None for a type it does not know, or
+raises WireError; never anything else. Native byte order and alignment, as C has them on this machine.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+import uuid
+from dataclasses import dataclass
+
+LINK_MAGIC = 0x4E464641
+PROTOCOL_VERSION = 1
+PROTOCOL_MIN_VERSION = 1
+KERNEL_ID_BYTES = 64
+TEXT_BYTES = 192
+LARGEST_BYTES = 1 << 50  # no GPU has a pebibyte: a larger figure is a lie or a bug
+
+HEADER = struct.Struct("=IHHII")
+HELLO = struct.Struct("=iIHHI64s64s32s")
+NOTIFY = struct.Struct("=IIQ16s")
+REPLY = struct.Struct("=IiQQ192s")
+REQUEST = struct.Struct("=IIQ")
+WELCOME = struct.Struct("=II32s")
+COMMAND = struct.Struct("=IIQQ192s")
+NOTICE = struct.Struct("=II192s")
+RESULT = struct.Struct("=iI192s")
+
+
+class WireError(Exception):
+    """The peer broke the protocol; the message says how, for one log line."""
+
+
+class MessageType(enum.IntEnum):
+    """`enum affinode_message`."""
+
+    HELLO = 0x01
+    NOTIFY = 0x02
+    REPLY = 0x03
+    REQUEST = 0x04
+    WELCOME = 0x81
+    COMMAND = 0x82
+    NOTICE = 0x83
+    RESULT = 0x84
+    HEARTBEAT = 0x40
+
+
+class NotifyKind(enum.IntEnum):
+    """`enum affinode_notice_kind`: what a shim tells unasked."""
+
+    STATE = 1
+    WANT = 2
+    UNWANT = 3
+    ROOM = 4
+    ROOM_END = 5
+
+
+class CommandKind(enum.IntEnum):
+    """`enum affinode_command_kind`."""
+
+    PARK = 1
+    RESUME = 2
+    CANCEL = 3
+    CANCEL_END = 4
+    DYING = 5
+    ROOM = 6
+
+
+class Status(enum.IntEnum):
+    """`enum affinode_status`."""
+
+    OK = 0
+    BUSY = 1
+    REVOKED = 2
+    NO_GPU_ROOM = 3
+    NO_HOST_ROOM = 4
+    STALE = 5
+    NOTHING = 6
+    FAILED = 7
+    REFUSED = 8
+
+
+class RequestKind(enum.IntEnum):
+    """`enum affinode_request_kind`: what the person asks from inside the kernel."""
+
+    PARK = 1
+    RESUME = 2
+    HOLD = 3
+    RELEASE = 4
+    STATUS = 5
+
+
+class HelloFlag(enum.IntFlag):
+    """`enum affinode_hello_flags`."""
+
+    SIMULATED = 1
+    UNPARKABLE = 2
+
+
+BODIES = {  # what a controller may be sent
+    MessageType.HELLO: HELLO,
+    MessageType.NOTIFY: NOTIFY,
+    MessageType.REPLY: REPLY,
+    MessageType.REQUEST: REQUEST,
+    MessageType.HEARTBEAT: struct.Struct("="),
+}
+LARGEST_MESSAGE = HEADER.size + max(body.size for body in (HELLO, NOTIFY, REPLY, REQUEST, COMMAND, RESULT))
+
+
+@dataclass(frozen=True)
+class Hello:
+    """A shim introduces its process; the page's descriptor comes with it."""
+
+    version: int  # of the header
+    pid: int  # as the shim sees it; informative, never trusted
+    flags: HelloFlag
+    min_version: int
+    max_version: int
+    kernel_id: str  # "" if the process has none
+    command: str
+    shim_version: str
+
+
+@dataclass(frozen=True)
+class Notify:
+    """A shim tells that something changed. `number` is the request's, of ROOM and ROOM_END."""
+
+    version: int
+    number: int
+    kind: NotifyKind
+    bytes: int
+    gpu_uuid: str
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A shim's answer to PARK or RESUME."""
+
+    version: int
+    epoch: int
+    command: CommandKind
+    status: Status
+    bytes: int
+    duration_s: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the person asks from inside the kernel; answered with `pack_result`."""
+
+    version: int
+    number: int
+    kind: RequestKind
+    argument: int
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """The shim lives."""
+
+    version: int
+
+
+Message = Hello | Notify | Reply | Request | Heartbeat
+
+
+def parse(data: bytes) -> Message | None:
+    """Parse one packet from a shim; None if its type is unknown. Raises WireError and nothing else."""
+    if len(data) < HEADER.size:
+        raise WireError(f"a message of {len(data)} bytes, shorter than a header")
+    magic, version, type_, size, epoch = HEADER.unpack_from(data)
+    if magic != LINK_MAGIC:
+        raise WireError(f"a message with magic {magic:#x}")
+    if size != len(data):
+        raise WireError(f"a message of {len(data)} bytes that says {size}")
+    if version < PROTOCOL_MIN_VERSION:
+        raise WireError(f"a message of protocol version {version}")
+    body = BODIES.get(type_)
+    if body is None:
+        return None
+    if version > PROTOCOL_VERSION and type_ != MessageType.HELLO:
+        raise WireError(f"a message of protocol version {version}")
+    if len(data) != HEADER.size + body.size:
+        raise WireError(f"a {MessageType(type_).name} of {len(data)} bytes, not {HEADER.size + body.size}")
+    fields = body.unpack_from(data, HEADER.size)
+    if type_ == MessageType.HELLO:
+        return _hello(version, *fields)
+    if type_ == MessageType.NOTIFY:
+        return _notify(version, epoch, *fields)
+    if type_ == MessageType.REPLY:
+        return _reply(version, epoch, *fields)
+    if type_ == MessageType.REQUEST:
+        return _request(version, epoch, *fields)
+    return Heartbeat(version)
+
+
+def gpu_uuid(raw: bytes) -> str:
+    """A GPU's UUID as NVML writes it."""
+    return f"GPU-{uuid.UUID(bytes=raw)}"
+
+
+def pack_welcome(version: int, heartbeat_ms: int, controller_version: str) -> bytes:
+    """The answer to a HELLO; `version` is the protocol version agreed on."""
+    return _packed(
+        version, MessageType.WELCOME, 0, WELCOME.pack(heartbeat_ms, 0, _field(controller_version, 32))
+    )
+
+
+def pack_command(
+    version: int,
+    epoch: int,
+    command: CommandKind,
+    *,
+    request: int = 0,
+    deadline_ns: int = 0,
+    argument: int = 0,
+    reason: str = "",
+) -> bytes:
+    """A command; `deadline_ns` is CLOCK_MONOTONIC, 0 for none; `reason` is for the shim's log."""
+    body = COMMAND.pack(command, request, deadline_ns, argument, _field(reason, TEXT_BYTES))
+    return _packed(version, MessageType.COMMAND, epoch, body)
+
+
+def pack_notice(version: int, place: int, waiting: int, text: str) -> bytes:
+    """Where the kernel stands, for the person: its place in the queue from 1, or 0."""
+    return _packed(version, MessageType.NOTICE, 0, NOTICE.pack(place, waiting, _field(text, TEXT_BYTES)))
+
+
+def pack_result(version: int, number: int, status: Status, text: str) -> bytes:
+    """The answer to a REQUEST."""
+    return _packed(version, MessageType.RESULT, number, RESULT.pack(status, 0, _field(text, TEXT_BYTES)))
+
+
+def pack_heartbeat(version: int) -> bytes:
+    """The controller lives."""
+    return _packed(version, MessageType.HEARTBEAT, 0, b"")
+
+
+def _hello(
+    version: int,
+    pid: int,
+    flags: int,
+    min_version: int,
+    max_version: int,
+    _reserved: int,
+    kernel_id: bytes,
+    command: bytes,
+    shim_version: bytes,
+) -> Hello:
+    if min_version > max_version:
+        raise WireError(f"a HELLO for versions {min_version} to {max_version}")
+    return Hello(
+        version,
+        pid,
+        HelloFlag(flags & (HelloFlag.SIMULATED | HelloFlag.UNPARKABLE)),
+        min_version,
+        max_version,
+        _text(kernel_id, "kernel id"),
+        _text(command, "command"),
+        _text(shim_version, "shim version"),
+    )
+
+
+def _notify(
+    version: int, number: int, kind: int, _reserved: int, bytes_: int, raw_uuid: bytes
+) -> Notify | None:
+    if kind not in NotifyKind.__members__.values():
+        return None
+    if bytes_ > LARGEST_BYTES:
+        raise WireError(f"a NOTIFY of {bytes_} bytes of GPU memory")
+    return Notify(version, number, NotifyKind(kind), bytes_, gpu_uuid(raw_uuid))
+
+
+def _reply(version: int, epoch: int, command: int, status: int, bytes_: int, ns: int, text: bytes) -> Reply:
+    if command not in CommandKind.__members__.values():
+        raise WireError(f"a REPLY to command {command}")
+    if status not in Status.__members__.values():
+        raise WireError(f"a REPLY with status {status}")
+    if bytes_ > LARGEST_BYTES:
+        raise WireError(f"a REPLY about {bytes_} bytes of GPU memory")
+    return Reply(version, epoch, CommandKind(command), Status(status), bytes_, ns / 1e9, _text(text, "text"))
+
+
+def _request(version: int, number: int, kind: int, _reserved: int, argument: int) -> Request:
+    if kind not in RequestKind.__members__.values():
+        raise WireError(f"a REQUEST of kind {kind}")
+    return Request(version, number, RequestKind(kind), argument)
+
+
+def _text(raw: bytes, what: str) -> str:
+    """A NUL-terminated field, made fit for logs and JSON."""
+    end = raw.find(b"\0")
+    if end < 0:
+        raise WireError(f"a {what} without an end")
+    text = raw[:end].decode(errors="replace")
+    return "".join(character if character.isprintable() else "�" for character in text)
+
+
+def _field(text: str, size: int) -> bytes:
+    """Text for a field of `size` bytes, cut at a whole character and NUL-terminated."""
+    return text.encode()[: size - 1].decode(errors="ignore").encode().ljust(size, b"\0")
+
+
+def _packed(version: int, type_: MessageType, epoch: int, body: bytes) -> bytes:
+    return HEADER.pack(LINK_MAGIC, version, type_, HEADER.size + len(body), epoch) + body

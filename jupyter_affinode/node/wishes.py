@@ -1,0 +1,158 @@
+"""What people ask for: park now, resume now, hold, release; by the API and by magics in the kernel."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from .moves import Moves
+from .page import State
+from .records import KernelRecord, Outcome, Process
+from .settings import Settings
+from .snapshot import Residency
+from .state import NodeState
+from .wire import CommandKind, Request, RequestKind, Status
+from .words import duration_in_words
+
+BUSY_PATIENCE_S = 2.0  # work that the kernel had just submitted is given that long to end
+CANCEL_LASTS_S = 5.0
+UNTRACKED_CANCEL_LASTS_S = 1.0  # nobody will say that the cell ended
+OPEN_REQUESTS_MAX = 8
+
+Done = asyncio.Future[Outcome]
+
+
+class Wishes:
+    """Takes wishes; the next decision sees them."""
+
+    def __init__(self, state: NodeState, moves: Moves, log: logging.Logger, on_change: Callable[[], None]):
+        self._state = state
+        self._moves = moves
+        self._log = log
+        self._on_change = on_change
+
+    def park(self, kernel: KernelRecord) -> Done:
+        """Free the kernel's GPU now, open cell or not; ends a hold. The future tells how it went."""
+        done: Done = asyncio.get_running_loop().create_future()
+        self._moves.end_resume_wish(
+            kernel, Outcome(Status.REFUSED, "park-asked", "a park was asked for since")
+        )
+        if kernel.residency in (Residency.PARKED, Residency.QUEUED):
+            done.set_result(Outcome(Status.NOTHING, "", "already parked"))
+        elif not kernel.processes or kernel.residency is Residency.NONE:
+            done.set_result(Outcome(Status.NOTHING, "nothing-to-move", "the kernel does not use the GPU"))
+        elif kernel.residency is Residency.LOST:
+            done.set_result(Outcome(Status.REFUSED, "lost", "the kernel's GPU state is lost"))
+        else:
+            now = time.monotonic()
+            kernel.park_asked = "the person asked for it"
+            kernel.park_asked_until, kernel.ask_again_at = now + BUSY_PATIENCE_S, now
+            kernel.park_futures.append(done)
+        self._on_change()
+        return done
+
+    def resume(self, kernel: KernelRecord) -> Done:
+        """Get the kernel's GPU back as soon as there is room; it waits in the queue."""
+        done: Done = asyncio.get_running_loop().create_future()
+        if kernel.residency in (Residency.NONE, Residency.RESIDENT) and not any(
+            process.is_parked for process in kernel.processes.values()
+        ):
+            done.set_result(Outcome(Status.NOTHING, "", "already on the GPU"))
+        elif kernel.residency is Residency.LOST:
+            done.set_result(Outcome(Status.REFUSED, "lost", "the kernel's GPU state is lost"))
+        else:
+            kernel.resume_asked = True
+            kernel.resume_retry_at = 0.0
+            kernel.resume_futures.append(done)
+            self._on_change()
+        return done
+
+    def hold(self, kernel: KernelRecord, duration_s: float | None) -> str:
+        """Keep the kernel on the GPU for a while; returns it in words."""
+        settings: Settings = self._state.settings
+        lasts = min(duration_s or settings.hold_default_s, settings.hold_max_s)
+        kernel.held_until = time.monotonic() + lasts
+        self._log.info("hold %s for %s", kernel.id, duration_in_words(lasts))
+        self._on_change()
+        return f"the GPU is kept for {duration_in_words(lasts)}"
+
+    def release(self, kernel: KernelRecord) -> str:
+        """End a hold."""
+        was_held, kernel.held_until = kernel.held_until is not None, None
+        self._on_change()
+        return "the GPU is no longer kept" if was_held else "the GPU was not kept"
+
+    def cancel(self, kernel: KernelRecord) -> None:
+        """The person interrupted: every waiting call of the kernel fails, until the cell ends or for 5 s."""
+        lasts = CANCEL_LASTS_S if kernel.cell_open else UNTRACKED_CANCEL_LASTS_S
+        if kernel.is_tracked and not kernel.cell_open:
+            lasts = 0.0  # who waits fails, and the next cell may wait again
+        kernel.is_cancelling = True
+        self._log.info("cancel %s: what waits for the GPU fails", kernel.id)
+        for process in kernel.connected():
+            if process.connection is not None:
+                process.connection.command(CommandKind.CANCEL, argument=int(lasts * 1e9))
+        self._moves.end_resume_wish(kernel, Outcome(Status.REFUSED, "cancelled", "interrupted"))
+        self._on_change()
+
+    def end_cancel(self, kernel: KernelRecord) -> None:
+        """The interrupted cell ended: calls may wait again."""
+        if kernel.is_cancelling:
+            kernel.is_cancelling = False
+            for process in kernel.connected():
+                if process.connection is not None:
+                    process.connection.command(CommandKind.CANCEL_END)
+
+    def dying(self, kernel: KernelRecord) -> None:
+        """The kernel's processes are about to be ended: they must not wait for the GPU any more."""
+        self._log.info("%s is being shut down", kernel.id)
+        for process in kernel.connected():
+            process.said_dying = True
+            if process.connection is not None:
+                process.connection.command(CommandKind.DYING)
+        self._on_change()
+
+    def take_request(self, process: Process, request: Request, text: Callable[[KernelRecord], str]) -> None:
+        """A magic asks; its RESULT is sent when it is done. `text` gives the kernel's state in words."""
+        kernel = self._state.kernels[process.kernel_id]
+        if process.open_requests >= OPEN_REQUESTS_MAX:
+            return _answer(process, request, Status.REFUSED, "too many requests at once")
+        if request.kind is RequestKind.PARK:
+            self._answer_when_done(process, request, self.park(kernel))
+        elif request.kind is RequestKind.RESUME:
+            self._answer_when_done(process, request, self.resume(kernel))
+        elif request.kind is RequestKind.HOLD:
+            _answer(process, request, Status.OK, self.hold(kernel, request.argument / 1e9 or None))
+        elif request.kind is RequestKind.RELEASE:
+            _answer(process, request, Status.OK, self.release(kernel))
+        else:
+            _answer(process, request, Status.OK, text(kernel))
+
+    def look_for_fulfilled(self, kernel: KernelRecord) -> None:
+        """End wishes that came true in another way: a shim resumed by itself, a process with memory ended."""
+        if kernel.resume_futures and kernel.residency in (Residency.RESIDENT, Residency.NONE):
+            parked = any(process.data.state is State.PARKED for process in kernel.processes.values())
+            if not parked and kernel.move is None:
+                self._moves.end_resume_wish(kernel, Outcome(Status.OK, "", "the GPU is back"))
+        if kernel.park_futures and kernel.move is None and kernel.residency is not Residency.RESIDENT:
+            is_parked = kernel.residency in (Residency.PARKED, Residency.QUEUED)
+            slug = "" if is_parked else "nothing-to-move"
+            self._moves.end_park_wish(kernel, Outcome(Status.NOTHING, slug, "the kernel uses no GPU now"))
+
+    def _answer_when_done(self, process: Process, request: Request, done: Done) -> None:
+        process.open_requests += 1
+
+        def answer(future: Done) -> None:
+            process.open_requests -= 1
+            if not future.cancelled():
+                outcome = future.result()
+                _answer(process, request, outcome.status, outcome.text)
+
+        done.add_done_callback(answer)
+
+
+def _answer(process: Process, request: Request, status: Status, text: str) -> None:
+    if process.connection is not None:
+        process.connection.result(request.number, status, text)
