@@ -4,6 +4,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "log.h"
 #include "resolve.h"
 
 struct driver driver;
@@ -49,8 +50,10 @@ bool driver_resolve(void)
 #define DRIVER_RESOLVE(name, version, parameters)                                                                   \
 	do {                                                                                                        \
 		void *address = NULL;                                                                               \
-		if (get(#name, &address, version, 0, &status) != CUDA_SUCCESS || !address)                          \
+		if (get(#name, &address, version, 0, &status) != CUDA_SUCCESS || !address) {                        \
+			log_line("the driver has no " #name);                                                       \
 			complete = false;                                                                           \
+		}                                                                                                   \
 		memcpy(&driver.name, &address, sizeof(address));                                                    \
 	} while (0);
 	DRIVER_FUNCTIONS(DRIVER_RESOLVE)
