@@ -1,7 +1,7 @@
 """The native half of the wheel: compiles the shim and the simulated GPU, and gives the wheel its platform.
 
-Also says when the build needs Node.js from PyPI. Run by hatchling for each wheel, each editable install and each
-sdist; the JupyterLab extension is built before, by hatch-jupyter-builder.
+Also says when the build needs Node.js from PyPI. Run by hatchling for each wheel, editable install and sdist;
+the JupyterLab extension is built before, by hatch-jupyter-builder.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class NativeBuildHook(BuildHookInterface):
     PLUGIN_NAME = "custom"
 
     def dependencies(self) -> list[str]:
-        """Node.js from PyPI where the JupyterLab extension must be built and the machine has none new enough."""
+        """Node.js from PyPI where the JupyterLab extension must be built and no Node.js is new enough."""
         prebuilt = Path(self.root, "PKG-INFO").exists()  # an unpacked sdist
         return [] if prebuilt or _has_node() else [NODE_FROM_PYPI]
 
@@ -45,10 +45,10 @@ class NativeBuildHook(BuildHookInterface):
         _check_platform()
         compiler = _compiler()
         folder = Path(self.root, FOLDER)
-        subprocess.run(
-            ["make", "-C", str(Path(self.root, "shim")), "install", f"CC={compiler}", f"DESTDIR={folder}"],
-            check=True,
-        )
+        command = ["make", "-C", str(Path(self.root, "shim")), "install", f"CC={compiler}", f"DESTDIR={folder}"]
+        if version == "standard":  # never from objects that a developer's flags made
+            command += ["BUILD=build/wheel", f"CFLAGS={os.environ.get('CFLAGS', '-O2')}"]
+        subprocess.run(command, check=True)
         missing = [name for name in LIBRARIES if not (folder / name).is_file()]
         if missing:
             raise CannotBuild(f"make -C shim install did not make {', '.join(missing)}")

@@ -1,0 +1,74 @@
+# The two commands that do everything are `make demo` and `make test`. They install into .venv; the system's
+# packages are asked only for what pip does not have: Python, a C compiler, Chromium.
+
+VENV ?= .venv
+BIN := $(CURDIR)/$(VENV)/bin
+WORKERS ?= 2
+
+export PATH := $(BIN):$(PATH)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Node.js from PyPI then trusts whom pip trusts.
+export NODE_USE_SYSTEM_CA ?= 1
+
+NATIVE := shim/Makefile $(shell find shim/src shim/sim -type f)
+LAB := package.json yarn.lock tsconfig.json $(shell find labextension/src labextension/style labextension/schema -type f)
+BUILD := pyproject.toml hatch_build.py $(shell find jupyter-config -type f)
+PYTHON_SOURCES := $(shell find jupyter_affinode hub_spawner -name labextension -prune \
+	-o -name '*.py' -print -o -name '*.yaml' -print -o -name '*.json' -print)
+
+help:
+	@echo 'make demo            JupyterLab on a notebook that gives its GPU back (simulated where there is none)'
+	@echo 'make demo-headless   the same notebook without a browser'
+	@echo 'make test            every test'
+	@echo 'make lint            the quick checks of the sources'
+	@echo 'make native          the shim and the simulated GPU, into jupyter_affinode/lib'
+	@echo 'make dist            an sdist and a wheel in dist/'
+	@echo 'make clean           remove what was built; .venv stays'
+
+demo: $(VENV)/.demo
+	python binder/demo.py $(LAB_OPTIONS)
+
+demo-headless: $(VENV)/.demo
+	python binder/demo_headless.py
+
+test: $(VENV)/.test native lint
+	@binder/need.sh browser >&2 || echo 'Tests in a browser will be skipped.' >&2
+	$(MAKE) -C shim test
+	jlpm test
+	pytest --numprocesses=$(WORKERS) --dist=loadscope $$(python binder/has_gpu.py || echo --ignore=tests/gpu)
+
+lint: $(VENV)/.test
+	ruff check
+	ruff format --check
+	mypy
+	jlpm lint:check
+
+native: $(VENV)/bin/python
+	$(MAKE) -C shim install DESTDIR=$(CURDIR)/jupyter_affinode/lib
+
+dist: $(VENV)/.test
+	rm -rf dist
+	python -m build
+	python tests/packaging/symbol_floor.py jupyter_affinode/lib/*.so
+	wheel tags --remove --platform-tag manylinux_2_17_$$(uname -m) dist/*.whl
+
+clean:
+	$(MAKE) -C shim clean
+	rm -rf build dist jupyter_affinode/lib jupyter_affinode/labextension labextension/lib
+
+$(VENV)/bin/python:
+	binder/need.sh cc >/dev/null
+	python=$$(binder/need.sh python) && "$$python" -m venv $(VENV)
+
+$(VENV)/.demo: $(VENV)/bin/python $(BUILD) $(LAB) $(NATIVE) $(PYTHON_SOURCES)
+	@echo 'Building jupyter-affinode and installing it with JupyterLab into $(VENV): a minute or two.'
+	pip install --quiet '.[demo]'
+	@touch $@
+
+# Editable: tests see the sources as they are, `make native` renews the libraries.
+$(VENV)/.test: $(VENV)/bin/python $(BUILD) $(LAB)
+	@echo 'Building jupyter-affinode and installing it with what its tests need into $(VENV): a minute or two.'
+	pip install --quiet --editable '.[test]'
+	@touch $@
+
+.PHONY: help demo demo-headless test lint native dist clean
