@@ -1,6 +1,6 @@
 """Every environment variable between our own parts, and the files and folders that they lead to.
 
-Read by the controller, its client, the provisioner, the server extension and the command line; the shim's half
+Read by the controller, its client, the provisioner, the extension and the command line; the shim's half
 is shim/src/environment.h.
 
 | name | set by → read by | meaning |

@@ -141,9 +141,9 @@ class Connection:
         self.open = False
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
-        self._socket.close()
         self._unsent.clear()
         self._on_end(self, ending, why)
+        self._socket.close()
         if self.greeted:
             self._listener.shim_gone(self, ending)
 

@@ -1,0 +1,305 @@
+"""A shim's end of the link, written for tests: it behaves as told, or misbehaves.
+
+It speaks the wire by struct formats of its own, so that a mistake in `wire.py` is not made twice. A thread
+answers commands as a real shim's link thread would; tests drive the rest.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import mmap
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+MAGIC = 0x4E464641
+PAGE_MAGIC = 0x47504641
+HEADER = struct.Struct("=IHHII")
+COMMAND = struct.Struct("=IIQQ192s")
+PAGE_HEAD = struct.Struct("=IHHiIIIQQQQIIII")
+PAGE_TAIL = struct.Struct("=Q8QQQQQQQ")
+PAGE_GPU = struct.Struct("=16sQQ8Q")
+PAGE_GPUS_AT = 256
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+NONE, RESIDENT, PARKING, PARKED, QUEUED, RESUMING, LOST = range(7)
+HELLO, NOTIFY, REPLY, REQUEST, HEARTBEAT = 1, 2, 3, 4, 0x40
+STATE, WANT, UNWANT, ROOM, ROOM_END = 1, 2, 3, 4, 5
+PARK, RESUME, CANCEL, CANCEL_END, DYING, ROOM_ANSWER = range(1, 7)
+OK, BUSY, REVOKED, NO_GPU_ROOM, NO_HOST_ROOM, STALE, NOTHING, FAILED, REFUSED = range(9)
+MIB = 1 << 20
+GPU = bytes(range(16))
+
+
+def message(kind: int, body: bytes, *, epoch: int = 0, version: int = 1, size: int | None = None) -> bytes:
+    """A packet; `size` to lie about it."""
+    return HEADER.pack(MAGIC, version, kind, HEADER.size + len(body) if size is None else size, epoch) + body
+
+
+def hello(kernel_id: str = "", *, flags: int = 0, versions: tuple[int, int] = (1, 1), **lies: int) -> bytes:
+    """A HELLO."""
+    body = struct.pack(
+        "=iIHHI64s64s32s", os.getpid(), flags, *versions, 0, kernel_id.encode(), b"fake", b"0.1.0"
+    )
+    return message(HELLO, body, **lies)
+
+
+def notify(kind: int, size: int = 0, *, number: int = 0, gpu: bytes = GPU) -> bytes:
+    """A NOTIFY."""
+    return message(NOTIFY, struct.pack("=IIQ16s", kind, 0, size, gpu), epoch=number)
+
+
+def reply(command: int, epoch: int, status: int, size: int = 0, text: str = "") -> bytes:
+    """A REPLY."""
+    body = struct.pack("=IiQQ192s", command, status, size, 1000000, text.encode())
+    return message(REPLY, body, epoch=epoch)
+
+
+def request(kind: int, number: int, argument: int = 0) -> bytes:
+    """A REQUEST."""
+    return message(REQUEST, struct.pack("=IIQ", kind, 0, argument), epoch=number)
+
+
+def send(connected: socket.socket, data: bytes, *descriptors: int) -> None:
+    """Send a packet with descriptors."""
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+    connected.sendmsg([data], rights)
+
+
+def connect(path: Path) -> socket.socket:
+    """Connect to `link.sock`."""
+    connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connected.settimeout(10)
+    connected.connect(str(path))
+    return connected
+
+
+class FakePage:
+    """A page of its own; `seals` and `size` to get them wrong."""
+
+    def __init__(self, *, size: int = 4096, seals: int = SEALS):
+        self.descriptor = os.memfd_create("fake-page", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+        os.ftruncate(self.descriptor, size)
+        self.map = mmap.mmap(self.descriptor, size) if size else None
+        if seals:
+            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
+        self.sequence = 0
+        self.state = RESIDENT
+        self.flags = self.calls_in_flight = self.captures = self.room = self.parks = self.resumes = 0
+        self.last_activity = self.state_since = time.monotonic_ns()
+        self.memory = {GPU: [0, 0, 0]}  # resident, parked, fixed (as "managed")
+        self.write()
+
+    def write(self, **raw: int) -> None:
+        """Publish; `raw` overrides fields of the head by name: magic, version, gpu_size, state, gpu_count."""
+        if self.map is None or len(self.map) < 4096:
+            return
+        self.sequence += 2
+        head = PAGE_HEAD.pack(
+            raw.get("magic", PAGE_MAGIC),
+            raw.get("version", 1),
+            raw.get("gpu_size", PAGE_GPU.size),
+            os.getpid(),
+            self.flags,
+            raw.get("state", self.state),
+            int(self.state == QUEUED),
+            self.sequence,
+            self.state_since,
+            self.last_activity,
+            time.monotonic_ns(),
+            self.calls_in_flight,
+            self.captures,
+            0,
+            raw.get("gpu_count", len(self.memory)),
+        )
+        moves = (self.parks, self.resumes, 10**8, 5 * MIB, 10**8, 5 * MIB)
+        gpus = b"".join(
+            PAGE_GPU.pack(uuid, resident, parked, 0, fixed, 0, 0, 0, 0, 0, 0)
+            for uuid, (resident, parked, fixed) in self.memory.items()
+        )
+        body = head + PAGE_TAIL.pack(self.room, *[0] * 8, *moves)
+        self.map[24:32] = struct.pack("=Q", self.sequence - 1)
+        self.map[:24] = body[:24]
+        self.map[32 : len(body)] = body[32:]
+        self.map[PAGE_GPUS_AT : PAGE_GPUS_AT + len(gpus)] = gpus
+        self.map[24:32] = struct.pack("=Q", raw.get("sequence", self.sequence))
+
+    def close(self) -> None:
+        """Unmap and close."""
+        if self.map is not None:
+            self.map.close()
+        os.close(self.descriptor)
+
+
+@dataclass(frozen=True)
+class Command:
+    """What the controller commanded."""
+
+    kind: int
+    epoch: int
+    request: int
+    deadline_ns: int
+    argument: int
+    reason: str
+
+
+@dataclass
+class Heard:
+    """Everything the controller said."""
+
+    commands: list[Command] = field(default_factory=list)
+    notices: list[tuple[int, int, str]] = field(default_factory=list)
+    results: list[tuple[int, int, str]] = field(default_factory=list)
+    heartbeats: int = 0
+    welcome: tuple[int, int, str] | None = None  # version, heartbeat in ms, the controller's version
+    ended: bool = False
+
+    def of(self, kind: int) -> list[Command]:
+        """The commands of a kind."""
+        return [command for command in self.commands if command.kind == kind]
+
+
+class FakeShim:
+    """One process with `resident` bytes on a GPU. `park_status` and `resume_status` say how it answers."""
+
+    def __init__(
+        self, folder: Path, kernel_id: str = "", *, resident: int = 0, parked: int = 0, flags: int = 0
+    ):
+        self.page = FakePage()
+        self.page.memory[GPU][:2] = [resident, parked]
+        if parked:
+            self.page.state = PARKED
+        self.page.write()
+        self.park_status = self.resume_status = OK
+        self.beats = self.answers = True
+        self.on_command: Callable[[Command], None] | None = None
+        self.heard = Heard()
+        self._lock = threading.Lock()
+        self._socket = connect(folder / "link.sock")
+        send(self._socket, hello(kernel_id, flags=flags), self.page.descriptor)
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+
+    @property
+    def state(self) -> int:
+        """The page's state."""
+        return self.page.state
+
+    def send(self, data: bytes) -> None:
+        """Send a packet as it is."""
+        with self._lock:
+            self._socket.send(data)
+
+    def become(self, state: int) -> None:
+        """Change state, and say so."""
+        with self._lock:
+            self.page.state, self.page.state_since = state, time.monotonic_ns()
+            self.page.write()
+        self.send(notify(STATE))
+
+    def touch(self) -> None:
+        """Use CUDA: activity if resident, a wait if parked."""
+        with self._lock:
+            self.page.last_activity = time.monotonic_ns()
+            self.page.write()
+        if self.page.state == PARKED:
+            self.become(QUEUED)
+            self.send(notify(WANT))
+
+    def give_up(self) -> None:
+        """The waiting call was cancelled."""
+        self.become(PARKED)
+        self.send(notify(UNWANT))
+
+    def allocate(self, size: int, number: int) -> None:
+        """Meet a full GPU."""
+        self.page.room = size
+        self.page.write()
+        self.send(notify(ROOM, size, number=number))
+
+    def allocated(self, size: int, number: int) -> None:
+        """The allocation that had asked for room succeeded."""
+        self.send(notify(ROOM_END, size, number=number))
+        with self._lock:
+            self.page.memory[GPU][0] += size
+            self.page.room = 0
+            self.page.write()
+        self.send(notify(STATE))
+
+    def close(self) -> None:
+        """Hang up; the process lives on."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join(timeout=10)
+        self._socket.close()
+        self.page.close()
+
+    def _follow(self) -> None:
+        beaten = 0.0
+        while not self.heard.ended:
+            ready, _, _ = select.select([self._socket], [], [], 0.1)
+            if self.beats and time.monotonic() - beaten > 0.3:
+                beaten = time.monotonic()
+                with contextlib.suppress(OSError):
+                    self.send(message(HEARTBEAT, b""))
+            if not ready:
+                continue
+            try:
+                data = self._socket.recv(4096)
+            except OSError:
+                data = b""
+            if not data:
+                self.heard.ended = True
+                return
+            self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        _, version, kind, size, epoch = HEADER.unpack_from(data)
+        assert size == len(data)
+        body = data[HEADER.size :]
+        if kind == 0x81:
+            heartbeat_ms, _, controller = struct.unpack("=II32s", body)
+            self.heard.welcome = (version, heartbeat_ms, controller.rstrip(b"\0").decode())
+        elif kind == 0x82:
+            number, asked, deadline, argument, reason = COMMAND.unpack(body)
+            command = Command(number, epoch, asked, deadline, argument, reason.rstrip(b"\0").decode())
+            self.heard.commands.append(command)
+            if self.on_command is not None:
+                self.on_command(command)
+            elif self.answers:
+                self._carry_out(command)
+        elif kind == 0x83:
+            place, waiting, text = struct.unpack("=II192s", body)
+            self.heard.notices.append((place, waiting, text.rstrip(b"\0").decode()))
+        elif kind == 0x84:
+            status, _, text = struct.unpack("=iI192s", body)
+            self.heard.results.append((epoch, status, text.rstrip(b"\0").decode()))
+        elif kind == HEARTBEAT:
+            self.heard.heartbeats += 1
+
+    def _carry_out(self, command: Command) -> None:
+        if command.kind == PARK:
+            self._move(command, self.park_status, to=PARKED)
+        elif command.kind == RESUME:
+            self._move(command, self.resume_status, to=RESIDENT)
+
+    def _move(self, command: Command, status: int, *, to: int) -> None:
+        resident, parked, fixed = self.page.memory[GPU]
+        moved = resident if to == PARKED else parked
+        if status == OK:
+            everything = resident + parked
+            self.page.memory[GPU] = [0, everything, fixed] if to == PARKED else [everything, 0, fixed]
+            self.page.parks += to == PARKED
+            self.page.resumes += to == RESIDENT
+            self.become(to)
+        self.send(
+            reply(command.kind, command.epoch, status, moved, "" if status == OK else f"status {status}")
+        )

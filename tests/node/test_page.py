@@ -1,0 +1,127 @@
+"""Pages are verified before they are mapped, and read without trust."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+import threading
+
+import fake_shim
+import pytest
+from fake_shim import GPU, MIB, FakePage
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jupyter_affinode.node.page import USED_BYTES, Page, PageError, State, parse_page
+
+
+@pytest.fixture
+def fake():
+    page = FakePage()
+    yield page
+    page.close()
+
+
+def test_a_page_is_read_as_the_shim_wrote_it(fake):
+    fake.memory[GPU] = [300 * MIB, 200 * MIB, 7 * MIB]
+    fake.state = fake_shim.QUEUED
+    fake.write()
+    page = Page(fake.descriptor)
+    data = page.read()
+    assert (data.state, data.want, data.calls_in_flight) == (State.QUEUED, 1, 0)
+    (gpu,) = data.gpus
+    assert (gpu.resident_bytes, gpu.parked_bytes, sum(gpu.fixed_bytes)) == (300 * MIB, 200 * MIB, 7 * MIB)
+    fake.state = fake_shim.RESIDENT
+    fake.write()
+    assert page.read().state is State.RESIDENT
+    page.close()
+
+
+@pytest.mark.parametrize("seals", [0, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW, fcntl.F_SEAL_SEAL])
+def test_a_page_that_is_not_sealed_is_refused(seals):
+    fake = FakePage(seals=seals)
+    with pytest.raises(PageError, match="not sealed"):
+        Page(fake.descriptor)
+    fake.close()
+
+
+@pytest.mark.parametrize("size", [0, 100, 4095, 8192])
+def test_a_page_of_another_size_is_refused(size):
+    fake = FakePage(size=size)
+    with pytest.raises(PageError, match="bytes"):
+        Page(fake.descriptor)
+    fake.close()
+
+
+def test_what_is_no_memfd_is_refused(tmp_path):
+    ordinary = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    os.ftruncate(ordinary, 4096)
+    reading, writing = os.pipe()
+    for descriptor in (ordinary, reading, writing):
+        with pytest.raises(PageError):
+            Page(descriptor)
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [{"magic": 1}, {"version": 2}, {"gpu_size": 95}, {"state": 7}, {"gpu_count": 9}],
+)
+def test_a_page_with_nonsense_is_refused_whenever_it_is_read(fake, nonsense):
+    page = Page(fake.descriptor)
+    fake.write(**nonsense)
+    with pytest.raises(PageError):
+        page.read()
+    page.close()
+
+
+def test_while_the_shim_writes_the_last_good_look_stands(fake):
+    page = Page(fake.descriptor)
+    fake.state = fake_shim.PARKED
+    fake.write(sequence=fake.sequence + 1)  # odd: it is writing
+    assert page.read().state is State.RESIDENT
+    fake.write()
+    assert page.read().state is State.PARKED
+    page.close()
+
+
+def test_figures_of_one_look_belong_together(fake):
+    """A writer that always keeps resident + parked = 100 MiB is never seen in between."""
+    fake.memory[GPU] = [100 * MIB, 0, 0]
+    fake.write()
+    page, stop = Page(fake.descriptor), threading.Event()
+
+    def write():
+        moved = 0
+        while not stop.is_set():
+            moved = (moved + MIB) % (100 * MIB)
+            fake.memory[GPU] = [100 * MIB - moved, moved, 0]
+            fake.write()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen = set()
+    for _ in range(20000):
+        (gpu,) = page.read().gpus
+        assert gpu.resident_bytes + gpu.parked_bytes == 100 * MIB
+        seen.add(gpu.parked_bytes)
+    stop.set()
+    writer.join()
+    page.close()
+    assert len(seen) > 1
+
+
+def test_times_are_never_in_the_future(fake):
+    fake.last_activity = fake.state_since = (1 << 63) - 1
+    fake.write()
+    data = parse_page(bytes(fake.map[:USED_BYTES]), now=1000.0)
+    assert data.last_activity == data.state_since == 1000.0
+
+
+@given(st.binary(min_size=USED_BYTES, max_size=USED_BYTES))
+def test_any_bytes_parse_or_are_refused(raw):
+    for data in (raw, struct.pack("=IHHiII", 0x47504641, 1, 96, 1, 0, raw[0] % 8) + raw[24:]):
+        with contextlib.suppress(PageError):
+            parse_page(data, 1000.0)
