@@ -1,0 +1,253 @@
+/* Making and destroying contexts, primary and other; the stack of each thread is in current.c.  */
+#include "context.h"
+
+#include <pthread.h>
+
+#include "api.h"
+#include "capture.h"
+#include "checkpoint.h"
+#include "device.h"
+#include "machine.h"
+#include "memory.h"
+#include "module.h"
+#include "stream.h"
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static CUcontext primaries[SIM_MAX_GPUS];
+static unsigned primary_flags[SIM_MAX_GPUS];
+static CUcontext all;
+static uint64_t last_id;
+
+static const size_t default_limits[10] = {1024, 1 << 20, 8 << 20, 2, 2048, 64, 0, 0, 0, 0};
+
+/* The context costs memory of the GPU, which may be full. `lock` is held.  */
+static CUresult activate(CUcontext context)
+{
+	struct sim_process *process = machine_join();
+	uint64_t cost = machine()->context_bytes;
+	CUresult result;
+
+	if (!process || !machine_charge(context->gpu, cost))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	result = checkpoint_serve();
+	if (result == CUDA_SUCCESS)
+		result = stream_make_legacy(context);
+	if (result != CUDA_SUCCESS) {
+		machine_refund(context->gpu, cost);
+		return result;
+	}
+	context->charged = cost;
+	context->sticky = CUDA_SUCCESS;
+	context->abandoned = false;
+	context->peers = 0;
+	context->id = ++last_id;
+	for (unsigned i = 0; i < 10; i++)
+		context->limits[i] = default_limits[i];
+	process->contexts[context->gpu]++;
+	context->active = true;
+	context->next = all;
+	all = context;
+	return CUDA_SUCCESS;
+}
+
+/* Everything that belongs to the context goes with it. `lock` is held.  */
+static void deactivate(CUcontext context)
+{
+	CUcontext *link = &all;
+
+	__atomic_store_n(&context->abandoned, true, __ATOMIC_RELEASE);
+	streams_finish(context);
+	context->active = false;
+	streams_destroy(context);
+	memory_release_context(context);
+	modules_release_context(context);
+	machine_refund(context->gpu, context->charged);
+	if (machine_self())
+		machine_self()->contexts[context->gpu]--;
+	while (*link != context)
+		link = &(*link)->next;
+	*link = context->next;
+}
+
+static CUresult new_context(CUcontext *made, CUdevice device, unsigned flags, bool primary)
+{
+	CUcontext context = object_new(OBJECT_CONTEXT, sizeof(*context));
+
+	if (!context)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	context->device = device;
+	context->gpu = device_gpu(device);
+	context->flags = flags | CU_CTX_MAP_HOST;
+	context->primary = primary;
+	*made = context;
+	return CUDA_SUCCESS;
+}
+
+bool context_is(CUcontext context)
+{
+	return object_is(context, OBJECT_CONTEXT);
+}
+
+CUcontext context_primary(CUdevice device)
+{
+	CUcontext context = primaries[device];
+
+	return context && context->active ? context : NULL;
+}
+
+void context_fail(CUcontext context, CUresult error)
+{
+	CUresult none = CUDA_SUCCESS;
+
+	__atomic_compare_exchange_n(&context->sticky, &none, error, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+}
+
+void contexts_each(void (*call)(CUcontext context, void *data), void *data)
+{
+	pthread_mutex_lock(&lock);
+	for (CUcontext context = all; context; context = context->next)
+		call(context, data);
+	pthread_mutex_unlock(&lock);
+}
+
+SIM_API CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
+{
+	CUresult result = CUDA_SUCCESS;
+
+	ENTER("cuDevicePrimaryCtxRetain");
+	if (!context)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!device_valid(device))
+		return CUDA_ERROR_INVALID_DEVICE;
+	pthread_mutex_lock(&lock);
+	if (!primaries[device])
+		result = new_context(&primaries[device], device, primary_flags[device], true);
+	if (result == CUDA_SUCCESS && !primaries[device]->active) {
+		primaries[device]->flags = primary_flags[device] | CU_CTX_MAP_HOST;
+		result = activate(primaries[device]);
+	}
+	if (result == CUDA_SUCCESS) {
+		primaries[device]->references++;
+		*context = primaries[device];
+	}
+	pthread_mutex_unlock(&lock);
+	return result;
+}
+
+SIM_API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
+{
+	CUresult result = CUDA_ERROR_INVALID_CONTEXT;
+
+	ENTER("cuDevicePrimaryCtxRelease");
+	if (!device_valid(device))
+		return CUDA_ERROR_INVALID_DEVICE;
+	pthread_mutex_lock(&lock);
+	if (primaries[device] && primaries[device]->references) {
+		if (--primaries[device]->references == 0 && primaries[device]->active)
+			deactivate(primaries[device]);
+		result = CUDA_SUCCESS;
+	}
+	pthread_mutex_unlock(&lock);
+	return result;
+}
+
+/* Clears a sticky error too: the next Retain, or call on a thread where it is current, finds it new.  */
+SIM_API CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
+{
+	ENTER("cuDevicePrimaryCtxReset");
+	if (!device_valid(device))
+		return CUDA_ERROR_INVALID_DEVICE;
+	pthread_mutex_lock(&lock);
+	if (context_primary(device))
+		deactivate(primaries[device]);
+	if (primaries[device])
+		primaries[device]->references = 0;
+	pthread_mutex_unlock(&lock);
+	return CUDA_SUCCESS;
+}
+
+SIM_API CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned int flags)
+{
+	ENTER("cuDevicePrimaryCtxSetFlags");
+	if (!device_valid(device))
+		return CUDA_ERROR_INVALID_DEVICE;
+	if (flags & ~(unsigned)CU_CTX_FLAGS_MASK)
+		return CUDA_ERROR_INVALID_VALUE;
+	pthread_mutex_lock(&lock);
+	primary_flags[device] = flags;
+	if (context_primary(device))
+		primaries[device]->flags = flags | CU_CTX_MAP_HOST;
+	pthread_mutex_unlock(&lock);
+	return CUDA_SUCCESS;
+}
+
+SIM_API CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *active)
+{
+	ENTER("cuDevicePrimaryCtxGetState");
+	if (!flags || !active)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!device_valid(device))
+		return CUDA_ERROR_INVALID_DEVICE;
+	pthread_mutex_lock(&lock);
+	*active = context_primary(device) != NULL;
+	*flags = *active ? primaries[device]->flags : primary_flags[device];
+	pthread_mutex_unlock(&lock);
+	return CUDA_SUCCESS;
+}
+
+static CUresult create(CUcontext *made, unsigned int flags, CUdevice device)
+{
+	CUcontext context;
+	CUresult result;
+
+	if (!made || (flags & ~(unsigned)CU_CTX_FLAGS_MASK))
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!device_valid(device))
+		return CUDA_ERROR_INVALID_DEVICE;
+	pthread_mutex_lock(&lock);
+	result = new_context(&context, device, flags, false);
+	if (result == CUDA_SUCCESS) {
+		result = activate(context);
+		if (result != CUDA_SUCCESS)
+			object_free(OBJECT_CONTEXT, context);
+	}
+	pthread_mutex_unlock(&lock);
+	if (result != CUDA_SUCCESS)
+		return result;
+	current_push(context);
+	*made = context;
+	return CUDA_SUCCESS;
+}
+
+SIM_API CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device)
+{
+	ENTER("cuCtxCreate");
+	return create(context, flags, device);
+}
+
+SIM_API CUresult cuCtxCreate_v3(CUcontext *context, void *affinity, int count, unsigned int flags, CUdevice device)
+{
+	ENTER("cuCtxCreate");
+	return affinity && count ? CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY : create(context, flags, device);
+}
+
+SIM_API CUresult cuCtxCreate_v4(CUcontext *context, void **parameters, unsigned int flags, CUdevice device)
+{
+	ENTER("cuCtxCreate");
+	return parameters && parameters[0] ? CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY : create(context, flags, device);
+}
+
+SIM_API CUresult cuCtxDestroy_v2(CUcontext context)
+{
+	ENTER("cuCtxDestroy");
+	if (!context_is(context))
+		return CUDA_ERROR_INVALID_CONTEXT;
+	if (context->primary)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	pthread_mutex_lock(&lock);
+	deactivate(context);
+	pthread_mutex_unlock(&lock);
+	current_forget(context);
+	object_free(OBJECT_CONTEXT, context);
+	return CUDA_SUCCESS;
+}

@@ -1,0 +1,26 @@
+/* What the environment says about the simulated machine; read once.
+ *
+ * AFFINODE_SIM_DIR        folder of the machine's shared file; one folder is one machine
+ * AFFINODE_SIM_MEMORY     bytes per GPU, with KiB, MiB or GiB; 4GiB
+ * AFFINODE_SIM_GPUS       number of GPUs, 1 to 8; 1
+ * AFFINODE_SIM_CONTEXT    bytes that a context costs; 64MiB
+ * AFFINODE_SIM_COPY_RATE  bytes a second between host and GPU, each way, all processes together; no limit
+ * AFFINODE_SIM_FAULTS     see faults.h  */
+#ifndef SIM_SETTINGS_H
+#define SIM_SETTINGS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct sim_settings {
+	uint64_t memory_bytes;
+	uint64_t context_bytes;
+	uint64_t copy_rate; /* bytes a second; 0: no limit */
+	unsigned gpus;
+};
+
+const struct sim_settings *settings(void);
+/* The folder of the shared file, made if it is missing (0700); 0 or a negative errno.  */
+int settings_folder(char *folder, size_t size);
+
+#endif
