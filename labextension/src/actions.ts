@@ -2,14 +2,9 @@
 
 import { IKernel } from './status';
 
-/** Whether there is something to move off the GPU, and nobody asked to keep it there. */
+/** Whether there is something to move off the GPU; asking for it ends a hold. */
 export function canPark(kernel: IKernel): boolean {
-  return (
-    kernel.own &&
-    kernel.residency === 'resident' &&
-    kernel.held_for_s === null &&
-    kernel.resident_bytes > 0
-  );
+  return kernel.own && kernel.residency === 'resident' && kernel.resident_bytes > 0;
 }
 
 /** Whether there is something to bring back that is not yet asked for. */
@@ -17,9 +12,9 @@ export function canResume(kernel: IKernel): boolean {
   return kernel.own && kernel.residency === 'parked';
 }
 
-/** Whether keeping makes sense: not for one that has lost its state. */
+/** Whether there is a GPU to keep, or soon will be. */
 export function canHold(kernel: IKernel): boolean {
-  return kernel.own && kernel.residency !== 'lost';
+  return kernel.own && ['resident', 'queued', 'resuming'].includes(kernel.residency);
 }
 
 /** Whether it is kept. */

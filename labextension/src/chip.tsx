@@ -85,11 +85,13 @@ export namespace Chip {
 function tooltip(kernel: IKernel, command: string | null, trans: TranslationBundle): string {
   const lines = [[kernel.text, ...details(kernel, trans)].join(' · ')];
   if (command === CommandIDs.park) {
-    lines.push(trans.__('Click to free the GPU. The next cell that computes gets it back.'));
+    lines.push(
+      kernel.held_for_s === null
+        ? trans.__('Click to free the GPU. The next cell that computes gets it back.')
+        : trans.__('Click to free the GPU all the same, and keep it no longer.')
+    );
   } else if (command === CommandIDs.resume) {
     lines.push(trans.__('Click to get the GPU back now, or just run a cell.'));
-  } else if (kernel.held_for_s !== null) {
-    lines.push(trans.__('Stop keeping it in the GPU panel to be able to free it.'));
   }
   if (kernel.refusal && kernel.residency === 'resident') {
     lines.push(trans.__('Not freed last time: %1', kernel.refusal));

@@ -13,7 +13,7 @@ export interface ISegment {
   kernelId?: string;
 }
 
-/** What each kernel has on this GPU, largest share of one's own first, then others, unmanaged and free. */
+/** What each of one's own kernels has on this GPU, then others, unmanaged and free, as far as known. */
 export function gpuSegments(gpu: IGpu, kernels: IKernel[], trans: IWords): ISegment[] {
   const segments: ISegment[] = [];
   let managed = 0;
@@ -35,11 +35,13 @@ export function gpuSegments(gpu: IGpu, kernels: IKernel[], trans: IWords): ISegm
       bytes: others
     });
   }
-  if (gpu.unmanaged_bytes > 0) {
+  if (gpu.unmanaged_bytes) {
     const label = trans.__('Not managed');
     segments.push({ key: 'unmanaged', kind: 'unmanaged', label, bytes: gpu.unmanaged_bytes });
   }
-  segments.push({ key: 'free', kind: 'free', label: trans.__('Free'), bytes: gpu.free_bytes });
+  if (gpu.free_bytes !== null) {
+    segments.push({ key: 'free', kind: 'free', label: trans.__('Free'), bytes: gpu.free_bytes });
+  }
   return segments;
 }
 

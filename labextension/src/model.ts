@@ -128,8 +128,7 @@ export class AffinodeModel implements IAffinode, IDisposable {
 
   private async _ask(): Promise<void> {
     try {
-      const status = await this._api.status();
-      this._status = { ...status, kernels: status.kernels.map(asShown) };
+      this._status = await this._api.status();
       this._problem = this._problemOf(this._status);
       this._hues.keep(this._status.kernels.map(kernel => kernel.id));
     } catch (error) {
@@ -165,7 +164,7 @@ export class AffinodeModel implements IAffinode, IDisposable {
     const trans = this._trans;
     if (error.status === 404) {
       const message = trans.__(
-        'The server that runs your notebooks lacks the jupyter-affinode package.'
+        'The server that runs your notebooks has no jupyter-affinode, or has it switched off.'
       );
       return { kind: 'missing', message };
     }
@@ -185,7 +184,7 @@ export class AffinodeModel implements IAffinode, IDisposable {
   private _take(change: Partial<IKernel> & { id: string }): void {
     if (this._status) {
       const kernels = this._status.kernels.map(kernel =>
-        kernel.id === change.id ? asShown({ ...kernel, ...change }) : kernel
+        kernel.id === change.id ? { ...kernel, ...change } : kernel
       );
       this._status = { ...this._status, kernels };
       this._changed.emit();
@@ -242,10 +241,4 @@ export class AffinodeModel implements IAffinode, IDisposable {
   private _watchers = 0;
   private _soon: number | undefined;
   private _isDisposed = false;
-}
-
-/** Who has a place in the line waits, also with some memory on the GPU: an allocation of its needs room. */
-function asShown(kernel: IKernel): IKernel {
-  const waits = kernel.place !== null && ['resident', 'parked'].includes(kernel.residency);
-  return waits ? { ...kernel, residency: 'queued' } : kernel;
 }

@@ -51,16 +51,16 @@ export interface IKernel {
   tracked: boolean;
 }
 
-/** One GPU of the machine. */
+/** One GPU of the machine; null where NVML would have to say it and is not there. */
 export interface IGpu {
   uuid: string;
   index: number;
   name: string;
-  total_bytes: number;
+  total_bytes: number | null;
   used_bytes: number;
-  free_bytes: number;
+  free_bytes: number | null;
   managed_bytes: number;
-  unmanaged_bytes: number;
+  unmanaged_bytes: number | null;
   utilization_percent: number | null;
 }
 

@@ -75,10 +75,25 @@ test('only what makes sense can be asked', () => {
   );
   assert.ok(!canPark({ ...resident, own: false }) && !canHold({ ...resident, own: false }));
   assert.ok(
-    !canPark({ ...resident, held_for_s: 60 }) && canRelease({ ...resident, held_for_s: 60 })
+    canPark({ ...resident, held_for_s: 60 }) && canRelease({ ...resident, held_for_s: 60 })
   );
   assert.ok(!canPark({ ...resident, resident_bytes: 0 }));
   const parked = kernel({ residency: 'parked', parked_bytes: 1 });
-  assert.ok(canResume(parked) && !canPark(parked));
+  assert.ok(canResume(parked) && !canPark(parked) && !canHold(parked));
   assert.ok(!canHold(kernel({ residency: 'lost' })));
+});
+
+test('without NVML only what the kernels have is shown', () => {
+  const blind = {
+    ...gpu,
+    total_bytes: null,
+    free_bytes: null,
+    unmanaged_bytes: null,
+    managed_bytes: 350
+  };
+  const segments = gpuSegments(blind, [kernel({ id: 'a', gpus: [share(300, 50)] })], trans);
+  assert.deepStrictEqual(
+    segments.map(segment => [segment.kind, segment.bytes]),
+    [['kernel', 350]]
+  );
 });

@@ -54,7 +54,11 @@ function Remedy(props: { problem: IProblem; trans: TranslationBundle }): JSX.Ele
   if (problem.kind === 'missing') {
     return (
       <>
-        <p>{trans.__('Install it there and restart the server:')}</p>
+        <p>
+          {trans.__(
+            'Install it there, in the same environment as JupyterLab, and restart the server:'
+          )}
+        </p>
         <code>pip install jupyter-affinode</code>
       </>
     );

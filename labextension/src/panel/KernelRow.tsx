@@ -5,6 +5,7 @@ import { canHold, canPark, canRelease, canResume } from '../actions';
 import { keepIcon, residencyIcons } from '../icons';
 import { IKernel } from '../status';
 import { CommandIDs, IAffinode } from '../tokens';
+import { hueClass } from './MemoryBar';
 import { bytes, details, span, title } from '../words';
 
 /** What a kernel's row shows, and what it can do. */
@@ -61,8 +62,12 @@ function Name(props: IKernelRowProps): JSX.Element {
   const { affinode, kernel, open, trans } = props;
   const name = title(kernel, trans);
   const path = kernel.path ?? kernel.paths[0];
-  const inBar = kernel.own && kernel.residency !== 'none';
-  const swatch = inBar ? `jp-mod-hue${affinode.hue(kernel.id) % 8}` : 'jp-mod-others';
+  const swatch =
+    kernel.residency === 'none'
+      ? 'jp-mod-absent'
+      : kernel.own
+        ? hueClass(affinode.hue(kernel.id))
+        : 'jp-mod-others';
   return (
     <>
       <span className={`jp-affinode-swatch ${swatch}`} aria-hidden="true" />

@@ -23,17 +23,24 @@ export function Gpu(props: {
           {gpu.name}
         </span>
         <span className="jp-affinode-number">
-          {bytesOf(gpu.used_bytes, gpu.total_bytes, trans)}
+          {gpu.total_bytes === null
+            ? bytes(gpu.used_bytes)
+            : bytesOf(gpu.used_bytes, gpu.total_bytes, trans)}
         </span>
       </div>
       <MemoryBar
         affinode={affinode}
         name={trans.__('GPU memory')}
         segments={segments}
-        total={gpu.total_bytes}
+        total={gpu.total_bytes ?? gpu.used_bytes}
         trans={trans}
       />
       <Legend affinode={affinode} segments={segments} trans={trans} />
+      {gpu.total_bytes === null && (
+        <div className="jp-affinode-muted">
+          {trans.__('How much the GPU has is not known: NVML is not available.')}
+        </div>
+      )}
       {busy !== null && busy > 0 && (
         <div className="jp-affinode-muted">{trans.__('%1 % busy', busy)}</div>
       )}

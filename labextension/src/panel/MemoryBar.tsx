@@ -7,11 +7,16 @@ import { bytes } from '../words';
 /** How many hues the style sheet has. */
 const HUES = 8;
 
+/** The style class of a kernel's hue. */
+export function hueClass(hue: number): string {
+  return `jp-mod-hue${hue % HUES}`;
+}
+
 /** The style class of a segment: a kernel's own hue, or a fixed one. */
-export function segmentClass(segment: ISegment, affinode: IAffinode): string {
+function segmentClass(segment: ISegment, affinode: IAffinode): string {
   return segment.kernelId === undefined
     ? `jp-mod-${segment.kind}`
-    : `jp-mod-hue${affinode.hue(segment.kernelId) % HUES}`;
+    : hueClass(affinode.hue(segment.kernelId));
 }
 
 /** What a memory bar shows. */

@@ -1,0 +1,131 @@
+"""Tests in a real browser: Chromium, a JupyterLab with this checkout's extension, and a person at it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from lab_page import LabPage
+from live_machine import Machine
+from live_server import JupyterServer
+from playwright.sync_api import Browser, sync_playwright
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+BUILT = REPOSITORY / "jupyter_affinode" / "labextension"
+SOURCES = ("labextension/src", "labextension/style", "labextension/schema", "package.json")
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+@pytest.fixture(scope="session")
+def labextension() -> Path:
+    """The built extension; fails where it is older than its sources, so that nobody tests yesterday's."""
+    manifest = BUILT / "package.json"
+    if not manifest.exists():
+        pytest.fail(f"{BUILT} is not built: run `jlpm install && jlpm build:prod`", pytrace=False)
+    paths = [path for source in SOURCES for path in [REPOSITORY / source, *(REPOSITORY / source).rglob("*")]]
+    newest = max((path for path in paths if path.is_file()), key=lambda path: path.stat().st_mtime)
+    if newest.stat().st_mtime > manifest.stat().st_mtime:
+        pytest.fail(f"{newest} is newer than the built extension: run `jlpm build:prod`", pytrace=False)
+    return BUILT
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """The system's Chromium; per module, as no test of this process can use asyncio while Playwright runs."""
+    found = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    if found is None:
+        pytest.skip("NO CHROMIUM: THE PANEL AND THE CHIP ARE NOT TESTED (apt install chromium)")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(autouse=True)
+def jp_asyncio_loop() -> None:
+    """Takes the place of pytest-jupyter's: this process has Playwright's event loop and can have no other."""
+
+
+@pytest.fixture(autouse=True)
+def jp_server_cleanup() -> None:
+    """Takes the place of pytest-jupyter's, which cleans up servers of this process: here is none."""
+
+
+@pytest.fixture
+def lab(machine: Machine, server: JupyterServer, labextension: Path) -> Callable[..., JupyterServer]:
+    """`lab(*arguments)` starts JupyterLab on the machine, with this checkout's extension and no news."""
+    folder = Path(machine.environment["JUPYTER_DATA_DIR"]) / "labextensions"
+    folder.mkdir()
+    (folder / "jupyter-affinode").symlink_to(labextension)
+
+    def start(*arguments: str) -> JupyterServer:
+        settings(machine, "@jupyterlab/apputils-extension", "notification", fetchNews="false")
+        return server.start(
+            "--expose-app-in-browser",
+            "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+            "--LabApp.extension_manager=readonly",
+            *arguments,
+            application="jupyterlab",
+            timeout=60,
+        )
+
+    return start
+
+
+@pytest.fixture
+def open_lab(browser: Browser, server: JupyterServer, screenshots: Path) -> Iterator[Callable[..., LabPage]]:
+    """`open_lab(width=…, height=…)`: a person at the running JupyterLab; an uncaught error in the page
+    fails the test. With `clock=True` the test can let the page's time pass (`page.clock.run_for`).
+    """
+    opened: list[LabPage] = []
+
+    def start(width: int = 1280, height: int = 800, clock: bool = False) -> LabPage:
+        context = browser.new_context(viewport={"width": width, "height": height})
+        page = LabPage(context.new_page(), server, screenshots)
+        if clock:
+            page.page.clock.install()
+        opened.append(page)
+        page.load()
+        return page
+
+    yield start
+    errors = [error for page in opened for error in page.errors]
+    for page in opened:
+        page.page.context.close()
+    assert not errors, f"uncaught in the page: {errors}"
+
+
+@pytest.fixture(scope="session")
+def screenshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where pictures go: the folder that AFFINODE_SCREENSHOTS names, or a temporary one."""
+    named = os.environ.get("AFFINODE_SCREENSHOTS")
+    folder = Path(named) if named else tmp_path_factory.mktemp("screenshots")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def settings(machine: Machine, package: str, plugin: str, **values: object) -> None:
+    """Write a person's settings of a JupyterLab plugin, before JupyterLab starts."""
+    config = Path(machine.environment["JUPYTER_CONFIG_DIR"])
+    path = config / "lab" / "user-settings" / package / f"{plugin}.jupyterlab-settings"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(values))
+
+
+@pytest.fixture
+def set_up(machine: Machine) -> Callable[..., None]:
+    """`set_up("jupyter-affinode", "model", refreshInterval=1)`: a person's settings, before Lab starts."""
+    return lambda package, plugin, **values: settings(machine, package, plugin, **values)

@@ -1,0 +1,55 @@
+"""Cells that use the GPU through the driver's own API, as a library would."""
+
+from __future__ import annotations
+
+BEGIN = """\
+import ctypes, pathlib, time
+cuda = ctypes.CDLL("libcuda.so.1")
+def check(result):
+    assert result == 0, f"CUDA error {result}"
+device, context = ctypes.c_int(), ctypes.c_void_p()
+check(cuda.cuInit(0))
+check(cuda.cuDeviceGet(ctypes.byref(device), 0))
+check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+check(cuda.cuCtxSetCurrent(context))
+"""
+
+CPU = "sum(range(1000))"
+
+
+def allocate(mib: int, value: int = 7) -> str:
+    """Allocate memory and fill it with a value."""
+    return (
+        BEGIN
+        + f"""\
+memory, words = ctypes.c_uint64(), {mib << 18}
+check(cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(words * 4)))
+check(cuda.cuMemsetD32_v2(memory, ctypes.c_uint({value}), ctypes.c_size_t(words)))
+print("allocated")
+"""
+    )
+
+
+READ = """\
+first, last = ctypes.c_uint(), ctypes.c_uint()
+check(cuda.cuMemcpyDtoH_v2(ctypes.byref(first), memory, ctypes.c_size_t(4)))
+end = ctypes.c_uint64(memory.value + 4 * words - 4)
+check(cuda.cuMemcpyDtoH_v2(ctypes.byref(last), end, ctypes.c_size_t(4)))
+print(first.value, last.value)
+"""
+
+MANAGED = """\
+managed = ctypes.c_uint64()
+check(cuda.cuMemAllocManaged(ctypes.byref(managed), ctypes.c_size_t(32 << 20), 1))
+print("managed")
+"""
+
+
+def compute_until(path: str) -> str:
+    """Use the GPU again and again until a file appears."""
+    return f"""\
+while not pathlib.Path({path!r}).exists():
+    check(cuda.cuMemsetD32_v2(memory, ctypes.c_uint(7), ctypes.c_size_t(1024)))
+    time.sleep(0.01)
+print("computed")
+"""

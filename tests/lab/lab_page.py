@@ -1,0 +1,191 @@
+"""A person at JupyterLab, in a real browser: what they see of a notebook's GPU, and what they click."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import nbformat
+from live_server import JupyterServer
+from playwright.sync_api import Error, Locator, Page, expect
+
+SLOW_MS = 30_000
+NUMBER_OR_NONE = re.compile(r"^\[[ \d]+\]:$")
+
+
+class LabPage:
+    """One browser page at a JupyterLab."""
+
+    def __init__(self, page: Page, server: JupyterServer, screenshots: Path):
+        self.page = page
+        self.server = server
+        self.screenshots = screenshots
+        self.errors: list[Error] = []
+        page.set_default_timeout(SLOW_MS)
+        page.on("pageerror", lambda error: self.errors.append(error))
+
+    def load(self) -> None:
+        """Open JupyterLab in a fresh workspace and wait until it is there."""
+        self.page.goto(f"{self.server.url}/lab?reset&token={self.server.token}")
+        self.page.wait_for_function("() => window.jupyterapp !== undefined")
+        self.page.evaluate("() => window.jupyterapp.restored.then(() => undefined)")
+
+    def command(self, name: str, **arguments: object) -> None:
+        """Execute a command of JupyterLab."""
+        self.page.evaluate(
+            "async ([name, args]) => { await window.jupyterapp.commands.execute(name, args); }",
+            [name, arguments],
+        )
+
+    # Notebooks
+
+    def open_notebook(self, path: str, *cells: str) -> Notebook:
+        """Write a notebook of these cells, open it and wait for its kernel."""
+        made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+        made.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3 (ipykernel)"}
+        file = self.server.machine.work / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        nbformat.write(made, file)
+        self.command("docmanager:open", path=path)
+        notebook = Notebook(self, path)
+        notebook.wait_for_kernel()
+        return notebook
+
+    # The panel
+
+    @property
+    def panel(self) -> Locator:
+        """The GPU panel."""
+        return self.page.locator("#jp-affinode-panel")
+
+    def show_panel(self) -> Locator:
+        """Open the panel as a person does, by its icon."""
+        if not self.panel.is_visible():
+            self.page.locator("li[data-id='jp-affinode-panel']").click()
+        expect(self.panel).to_be_visible()
+        return self.panel
+
+    def hide_panel(self) -> None:
+        """Close the panel by its icon."""
+        self.page.locator("li[data-id='jp-affinode-panel']").click()
+        expect(self.panel).to_be_hidden()
+
+    def row(self, name: str) -> Locator:
+        """A kernel's row, by the name of its notebook."""
+        return self.panel.get_by_role("listitem").filter(
+            has=self.page.locator(".jp-affinode-name").get_by_text(name, exact=True)
+        )
+
+    def state_of(self, name: str) -> Locator:
+        """The plain words of a kernel's state."""
+        return self.row(name).locator(".jp-affinode-state")
+
+    def button(self, name: str, label: str) -> Locator:
+        """A button in a kernel's row."""
+        return self.row(name).get_by_role("button", name=f"{label}: {name}")
+
+    def gpu_bar(self) -> Locator:
+        """The bar of the GPU's memory, as those hear it who do not see it."""
+        return self.panel.get_by_role("img", name="GPU memory")
+
+    def ram_bar(self) -> Locator:
+        """The bar of the host's memory."""
+        return self.panel.get_by_role("img", name="RAM")
+
+    # The rest of the page
+
+    def notices(self) -> Locator:
+        """The notices that are shown now."""
+        return self.page.locator(".Toastify__toast")
+
+    def theme(self, name: str) -> None:
+        """Switch to "JupyterLab Light" or "JupyterLab Dark"."""
+        self.command("apputils:change-theme", theme=name)
+        light = "false" if "Dark" in name else "true"
+        expect(self.page.locator("body")).to_have_attribute("data-jp-theme-light", light)
+
+    def picture(self, name: str, **options: object) -> Path:
+        """Save a screenshot; its path."""
+        path = self.screenshots / f"{name}.png"
+        self.page.screenshot(path=path, animations="disabled", **options)
+        return path
+
+
+class Notebook:
+    """One open notebook."""
+
+    def __init__(self, lab: LabPage, path: str):
+        self.lab = lab
+        self.path = path
+        self.name = path.rsplit("/", 1)[-1]
+
+    @property
+    def _panel(self) -> Locator:
+        tab = self.lab.page.locator(".jp-mod-mainArea-tab, .lm-TabBar-tab").filter(has_text=self.name)
+        panel_id = tab.first.get_attribute("data-id")
+        return self.lab.page.locator(f"[id='{panel_id}']")
+
+    def activate(self) -> Locator:
+        """Bring it to the front, by its tab."""
+        panel = self._panel
+        if not panel.is_visible():
+            self.lab.page.get_by_role("tab", name=self.name).click()
+        expect(panel).to_be_visible()
+        return panel
+
+    def wait_for_kernel(self) -> None:
+        """Wait until the page talks with the kernel; a cell that is run before is run by nobody."""
+        self.lab.page.evaluate(
+            """async path => {
+                for (const widget of window.jupyterapp.shell.widgets('main')) {
+                    if (widget.context?.path === path) {
+                        await widget.context.ready;
+                        await widget.sessionContext.ready;
+                        await widget.sessionContext.session.kernel.info;
+                    }
+                }
+            }""",
+            self.path,
+        )
+
+    def chip(self) -> Locator:
+        """The button that shows the GPU state."""
+        return self.activate().locator(".jp-affinode-chip")
+
+    def start_cell(self, index: int) -> Locator:
+        """Run a cell as a person does, and wait only until it runs."""
+        cell = self.activate().locator(".jp-CodeCell").nth(index)
+        cell.locator(".cm-content").click()
+        expect(cell.locator(".cm-editor.cm-focused")).to_be_visible()
+        self.lab.page.keyboard.press("Control+Enter")
+        return cell
+
+    def run_cell(self, index: int, timeout_s: float = 30) -> str:
+        """Run a cell and wait for its end; what it wrote."""
+        cell = self.activate().locator(".jp-CodeCell").nth(index)
+        expect(cell.locator(".jp-InputPrompt")).to_have_text(NUMBER_OR_NONE)
+        before = cell.locator(".jp-InputPrompt").inner_text()
+        self.start_cell(index)
+        self.wait_for_cell(index, before, timeout_s)
+        return self.output(index)
+
+    def wait_for_cell(self, index: int, before: str = "", timeout_s: float = 30) -> None:
+        """Wait until a cell has a number that it did not have before."""
+        self.lab.page.wait_for_function(
+            """([prompt, before]) => /^\\[\\d+\\]:$/.test(prompt.innerText) && prompt.innerText !== before""",
+            arg=[
+                self._panel.locator(".jp-CodeCell").nth(index).locator(".jp-InputPrompt").element_handle(),
+                before,
+            ],
+            timeout=timeout_s * 1000,
+        )
+
+    def output(self, index: int) -> str:
+        """What a cell wrote."""
+        outputs = self._panel.locator(".jp-CodeCell").nth(index).locator(".jp-OutputArea-output")
+        return "".join(outputs.all_inner_texts()).strip()
+
+    def kernel_id(self) -> str:
+        """The Jupyter id of its kernel."""
+        sessions = self.lab.server.request("GET", "/api/sessions")[1]
+        return next(session["kernel"]["id"] for session in sessions if session["path"] == self.path)

@@ -1,0 +1,148 @@
+"""The panel where there is nothing to manage, what it asks of the server, and its use without a mouse."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import gpu_cells
+import pytest
+from playwright.sync_api import Page, Request, expect
+
+
+def test_without_the_server_part_the_panel_says_how_to_get_it(machine, lab, open_lab):
+    lab("--ServerApp.jpserver_extensions", "jupyter_affinode=False")
+    page = open_lab()
+    notebook = page.open_notebook("plain.ipynb", gpu_cells.CPU)
+    page.show_panel()
+    expect(page.panel.get_by_role("alert")).to_contain_text("Server part missing")
+    expect(page.panel.get_by_role("alert")).to_contain_text("pip install jupyter-affinode")
+    expect(notebook.chip()).to_have_count(0)
+    assert notebook.run_cell(0) == "499500"
+
+
+def test_a_machine_without_a_gpu_is_told_how_to_try_it(native, machine, lab, open_lab):
+    lab()
+    page = open_lab()
+    page.show_panel()
+    expect(page.panel).to_contain_text("No GPU on this machine")
+    expect(page.panel).to_contain_text("jupyter affinode simulate -- jupyter lab")
+
+
+def test_a_lost_controller_is_told_and_the_panel_comes_back_with_the_next_one(gpu_machine, lab, open_lab):
+    controller = gpu_machine.start_controller()
+    lab()
+    page = open_lab()
+    notebook = page.open_notebook("training.ipynb", gpu_cells.allocate(256))
+    notebook.run_cell(0)
+    page.show_panel()
+    expect(page.state_of("training.ipynb")).to_have_text("On the GPU: 256 MiB")
+    folder = gpu_machine.socket.parent
+    folder.chmod(0o777)  # no controller starts where others could take its place
+    os.kill(controller.pid, signal.SIGKILL)
+    controller.wait()
+    expect(page.panel.get_by_role("alert")).to_contain_text("GPU controller unavailable")
+    expect(page.panel.get_by_role("alert")).to_contain_text("jupyter affinode doctor")
+    folder.chmod(0o700)
+    expect(page.state_of("training.ipynb")).to_have_text("On the GPU: 256 MiB")
+    expect(page.panel.get_by_role("alert")).to_have_count(0)
+
+
+def test_a_kernel_of_another_server_is_shown_without_its_name(gpu_machine, lab, open_lab, other_server):
+    gpu_machine.start_controller()
+    lab()
+    page = open_lab()
+    page.show_panel()
+    other = other_server.start_kernel(path="secret.ipynb")
+    assert other.run(gpu_cells.allocate(128)).error is None
+    row = page.row("Another server")
+    expect(row.locator(".jp-affinode-state")).to_have_text("On the GPU: 128 MiB")
+    expect(row.get_by_role("button")).to_have_count(0)
+    expect(page.panel).not_to_contain_text("secret")
+    expect(page.panel).to_contain_text("Other kernels")
+
+
+class Asked:
+    """Counts the page's requests for the status."""
+
+    def __init__(self, page: Page):
+        self.times = 0
+        page.on("request", self._count)
+
+    def _count(self, request: Request) -> None:
+        self.times += request.url.split("?")[0].endswith("/affinode/api/status")
+
+
+def test_a_hidden_panel_asks_nothing_and_still_the_chip_follows(gpu_machine, lab, open_lab, wait_until):
+    gpu_machine.start_controller()
+    lab()
+    page = open_lab(clock=True)
+    notebook = page.open_notebook("training.ipynb", gpu_cells.allocate(256))
+    notebook.run_cell(0)
+    expect(notebook.chip()).to_have_text("GPU 256 MiB")
+    page.show_panel()
+    expect(page.state_of("training.ipynb")).to_have_text("On the GPU: 256 MiB")
+    asked = Asked(page.page)
+    page.page.clock.run_for(30_000)
+    assert asked.times >= 4  # every 5 s
+    page.hide_panel()
+    page.page.clock.run_for(2_000)  # what was under way
+    asked.times = 0
+    page.page.clock.run_for(60_000)
+    assert asked.times == 0
+    assert page.server.affinode(f"kernels/{notebook.kernel_id()}/park", "POST", {})[0] == 200
+    expect(notebook.chip()).to_have_text("GPU freed")  # told by an event
+
+
+def test_everything_in_a_row_can_be_reached_and_used_by_keyboard(gpu_machine, lab, open_lab):
+    gpu_machine.start_controller()
+    lab()
+    page = open_lab()
+    notebook = page.open_notebook("work/training.ipynb", gpu_cells.allocate(256))
+    other = page.open_notebook("other.ipynb", gpu_cells.CPU)
+    notebook.run_cell(0)
+    other.activate()
+    page.show_panel()
+    page.row("training.ipynb").get_by_role("button", name="training.ipynb", exact=True).focus()
+    keyboard = page.page.keyboard
+    keyboard.press("Tab")
+    expect(page.button("training.ipynb", "Free GPU")).to_be_focused()
+    keyboard.press("Tab")
+    expect(page.button("training.ipynb", "Keep GPU (1 h)")).to_be_focused()
+    keyboard.press("Shift+Tab")
+    keyboard.press("Enter")
+    expect(page.state_of("training.ipynb")).to_have_text("GPU freed, 256 MiB safe in RAM")
+    page.row("training.ipynb").get_by_role("button", name="training.ipynb", exact=True).press("Enter")
+    expect(notebook.activate().locator(".jp-affinode-chip")).to_be_visible()
+    expect(
+        page.page.locator(".lm-TabBar-tab.lm-mod-current").filter(has_text="training.ipynb")
+    ).to_be_visible()
+
+
+def test_the_palette_has_the_commands(gpu_machine, lab, open_lab, wait_until):
+    gpu_machine.start_controller()
+    lab()
+    page = open_lab()
+    notebook = page.open_notebook("training.ipynb", gpu_cells.allocate(256))
+    notebook.run_cell(0)
+    expect(notebook.chip()).to_have_text("GPU 256 MiB")
+    for typed, state in (
+        ("Free the GPU of This Notebook", "parked"),
+        ("Get the GPU Back for This Notebook", "resident"),
+    ):
+        page.page.keyboard.press("Control+Shift+C")
+        page.page.locator(".lm-CommandPalette-input").fill(typed)
+        page.page.get_by_role("option", name=typed).or_(
+            page.page.locator(".lm-CommandPalette-item").filter(has_text=typed)
+        ).first.click()
+        expect(notebook.chip()).to_have_attribute("data-residency", state)
+
+
+@pytest.fixture
+def other_server(machine):
+    """A second server of the same person on the same machine."""
+    from live_server import JupyterServer
+
+    made = JupyterServer(machine).start()
+    yield made
+    made.stop()

@@ -1,0 +1,173 @@
+"""The story of a notebook's GPU as a person sees it in chip, panel and notices, on real parts."""
+
+from __future__ import annotations
+
+import re
+
+import gpu_cells
+import pytest
+from playwright.sync_api import expect
+
+MODEL = "jupyter-affinode", "model"
+
+
+@pytest.fixture
+def eager(gpu_machine):
+    """A machine whose controller parks whatever is idle for a second."""
+    gpu_machine.start_controller("--park-when=idle", "--idle-timeout=1")
+    return gpu_machine
+
+
+@pytest.fixture
+def patient(gpu_machine):
+    """A machine whose controller parks what is idle for a second, but only for someone who needs room."""
+    gpu_machine.start_controller("--park-when=needed", "--idle-timeout=1")
+    return gpu_machine
+
+
+def test_an_idle_notebook_is_seen_to_give_its_gpu_back_and_get_it_again(eager, lab, open_lab):
+    lab()
+    page = open_lab()
+    notebook = page.open_notebook(
+        "work/training.ipynb", gpu_cells.allocate(256), gpu_cells.CPU, gpu_cells.READ
+    )
+    page.show_panel()
+    expect(page.panel).to_contain_text("Simulated GPU")
+    expect(page.state_of("training.ipynb")).to_have_text("No GPU in use")
+
+    assert notebook.run_cell(0) == "allocated"
+    expect(page.state_of("training.ipynb")).to_have_text("GPU freed, 256 MiB safe in RAM")
+    expect(notebook.chip()).to_have_text("GPU freed")
+    expect(page.gpu_bar()).not_to_have_accessible_name(re.compile("training.ipynb"))
+    expect(page.ram_bar()).to_have_accessible_name(re.compile("training.ipynb 256 MiB"))
+
+    notebook.run_cell(1)  # computes on the processor only
+    expect(notebook.chip()).to_have_text("GPU freed")
+
+    assert notebook.run_cell(2) == "7 7"
+    expect(notebook.chip()).to_have_text("GPU freed")  # it was back, and is idle again
+    kernel = eager.kernel(notebook.kernel_id())
+    assert (kernel["parks"], kernel["resumes"]) == (2, 1)
+
+
+def test_the_chip_frees_the_gpu_and_gets_it_back_at_a_click(patient, lab, open_lab):
+    lab()
+    page = open_lab()
+    notebook = page.open_notebook("training.ipynb", gpu_cells.allocate(256), gpu_cells.READ)
+    chip = notebook.chip()
+    expect(chip).to_have_attribute("aria-disabled", "true")
+    expect(chip).to_have_accessible_name("No GPU in use")
+
+    notebook.run_cell(0)
+    expect(chip).to_have_text("GPU 256 MiB")
+    expect(chip).to_have_attribute("title", re.compile(r"On the GPU: 256 MiB.*Click to free the GPU", re.S))
+    chip.click()
+    expect(chip).to_have_text("GPU freed")
+    expect(chip).to_have_attribute(
+        "title", re.compile(r"GPU freed, 256 MiB safe in RAM.*\(simulated\)", re.S)
+    )
+    chip.click()
+    expect(chip).to_have_text("GPU 256 MiB")
+    assert notebook.run_cell(1) == "7 7"
+
+
+def test_the_panel_keeps_and_releases_frees_and_brings_back(patient, lab, open_lab, set_up):
+    set_up(*MODEL, holdMinutes=30)
+    lab()
+    page = open_lab()
+    notebook = page.open_notebook("work/training.ipynb", gpu_cells.allocate(256))
+    notebook.run_cell(0)
+    page.show_panel()
+    expect(page.gpu_bar()).to_have_accessible_name(
+        re.compile(r"1 GiB in all: training.ipynb 256 MiB, .*Free")
+    )
+
+    page.button("training.ipynb", "Keep GPU (30 min)").click()
+    expect(page.state_of("training.ipynb")).to_have_text(re.compile("On the GPU: 256 MiB, kept for 30 min"))
+    page.button("training.ipynb", "Release").click()
+    expect(page.state_of("training.ipynb")).to_have_text("On the GPU: 256 MiB")
+
+    page.button("training.ipynb", "Free GPU").click()
+    expect(page.state_of("training.ipynb")).to_have_text("GPU freed, 256 MiB safe in RAM")
+    page.button("training.ipynb", "Get GPU back").click()
+    expect(page.state_of("training.ipynb")).to_have_text("On the GPU: 256 MiB")
+
+
+def test_who_waits_sees_the_place_and_is_told_when_it_is_over(patient, lab, open_lab):
+    lab()
+    page = open_lab()
+    done = patient.work / "done"
+    first = page.open_notebook("first.ipynb", gpu_cells.allocate(600), gpu_cells.compute_until(str(done)))
+    second = page.open_notebook("second.ipynb", gpu_cells.allocate(500))
+    third = page.open_notebook("third.ipynb", gpu_cells.allocate(500))
+    page.show_panel()
+    first.run_cell(0)
+    first.start_cell(1)
+    second.start_cell(0)
+    expect(page.state_of("second.ipynb")).to_have_text("Waiting for GPU: 1st")
+    third.start_cell(0)
+    expect(page.state_of("third.ipynb")).to_have_text("Waiting for GPU: 2nd")
+    expect(third.chip()).to_have_text("Waiting 2nd")
+    expect(third.chip()).to_have_attribute("aria-disabled", "true")
+    expect(page.row("third.ipynb")).to_contain_text(re.compile(r"waiting \d+ s"))
+    expect(page.notices().filter(has_text="second.ipynb waits for the GPU: 1st in line.")).to_be_visible()
+    expect(page.notices().filter(has_text="third.ipynb waits for the GPU: 2nd in line.")).to_be_visible()
+
+    done.touch()
+    expect(page.notices().filter(has_text="second.ipynb has the GPU again.")).to_be_visible()
+    second.wait_for_cell(0)
+    third.wait_for_cell(0)
+    assert [notebook.output(0) for notebook in (second, third)] == ["allocated", "allocated"]
+    expect(page.state_of("third.ipynb")).to_have_text("On the GPU: 500 MiB")
+    expect(page.notices().filter(has_text="waits for the GPU")).to_have_count(0)
+
+
+def test_a_refusal_is_told_with_its_reason(patient, lab, open_lab):
+    lab()
+    page = open_lab()
+    done = patient.work / "done"
+    notebook = page.open_notebook("busy.ipynb", gpu_cells.allocate(256), gpu_cells.compute_until(str(done)))
+    page.show_panel()
+    notebook.run_cell(0)
+    notebook.start_cell(1)
+    expect(page.row("busy.ipynb")).to_contain_text("a cell is running")
+    page.button("busy.ipynb", "Free GPU").click()
+    expect(page.notices().filter(has_text="busy.ipynb: ")).to_be_visible()
+    refusal = patient.kernel(notebook.kernel_id())["refusal"]
+    expect(page.row("busy.ipynb").locator(".jp-affinode-refusal")).to_have_text(f"Not freed: {refusal}")
+    expect(page.state_of("busy.ipynb")).to_have_text("On the GPU: 256 MiB")
+    done.touch()
+    notebook.wait_for_cell(1)
+    assert notebook.output(1) == "computed"
+
+
+def test_memory_that_cannot_move_is_named(patient, lab, open_lab):
+    lab()
+    page = open_lab()
+    notebook = page.open_notebook("managed.ipynb", gpu_cells.allocate(128), gpu_cells.MANAGED)
+    page.show_panel()
+    notebook.run_cell(0)
+    assert notebook.run_cell(1) == "managed"
+    expect(page.row("managed.ipynb")).to_contain_text("32 MiB cannot move: managed (unified) memory")
+    page.button("managed.ipynb", "Free GPU").click()
+    expect(page.state_of("managed.ipynb")).to_have_text("GPU freed, 128 MiB safe in RAM")
+    expect(page.row("managed.ipynb")).to_contain_text("32 MiB cannot move: managed (unified) memory")
+
+
+def test_no_notices_where_the_person_wants_none(patient, lab, open_lab, set_up):
+    set_up(*MODEL, showNotifications=False)
+    lab()
+    page = open_lab()
+    done = patient.work / "done"
+    first = page.open_notebook("first.ipynb", gpu_cells.allocate(600), gpu_cells.compute_until(str(done)))
+    second = page.open_notebook("second.ipynb", gpu_cells.allocate(500))
+    page.show_panel()
+    first.run_cell(0)
+    first.start_cell(1)
+    second.start_cell(0)
+    expect(page.row("second.ipynb")).to_contain_text(re.compile(r"waiting [3-9] s"))
+    expect(page.notices()).to_have_count(0)
+    done.touch()
+    second.wait_for_cell(0)
+    expect(page.state_of("second.ipynb")).to_have_text("On the GPU: 500 MiB")
+    expect(page.notices()).to_have_count(0)
