@@ -303,11 +303,12 @@ class Controller:
             return
         room = Room(message.gpu_uuid, message.bytes, now)
         granted = [number for number, old in process.rooms.items() if old.granted_at is not None]
-        if take_room(process, kernel, message.number, room):
+        failed_again = take_room(process, kernel, message.number, room)
+        if failed_again:
             self.log.info("%s: an allocation failed although it was granted room", kernel.id)
             for number in granted:
                 self.state.reservations.finish_grant((process.key, number), now, failed=True)
-        self.state.gpus.take_failure(message.gpu_uuid, message.bytes)
+        self.state.gpus.take_failure(message.gpu_uuid, message.bytes, again=failed_again)
         self._nvml.look()
         self.log.info("%s waits for %s of room", kernel.id, bytes_in_words(message.bytes))
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .nvml import NvmlGpu, NvmlSample
 from .settings import Settings
 from .snapshot import Gpu
 
+PAGES_LATE_S = 0.3  # a shim samples its page every 100 ms, and we look at it every 250 ms
 UNKNOWN_FREE = 1 << 50  # without NVML everything fits until something fails
 
 
@@ -16,8 +18,13 @@ UNKNOWN_FREE = 1 << 50  # without NVML everything fits until something fails
 class _Estimate:
     free_bytes: int = UNKNOWN_FREE
     managed_bytes: int = 0
-    changed_at: float = 0.0
+    # when it changed, and how much
+    changes: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=256))
     is_reclaiming: bool = False
+
+    def changed_since(self, moment: float) -> int:
+        """How much our memory changed since `moment`, or so shortly before that pages may have told it late."""
+        return sum(size for when, size in self.changes if when >= moment - PAGES_LATE_S)
 
 
 class GpuTable:
@@ -59,20 +66,16 @@ class GpuTable:
             grown = managed.get(uuid, 0) - known.managed_bytes
             if grown:
                 known.managed_bytes += grown
-                known.changed_at = now
+                known.changes.append((now, abs(grown)))
                 if known.free_bytes != UNKNOWN_FREE:
                     known.free_bytes = max(known.free_bytes - grown, 0)
         for uuid in self._known.keys() - managed.keys() - self.measured.keys():
             del self._known[uuid]  # no NVML and no kernel on it any more
 
-    def take_failure(self, uuid: str, size: int) -> None:
-        """`size` bytes did not fit."""
+    def take_failure(self, uuid: str, size: int, *, again: bool = False) -> None:
+        """`size` bytes did not fit; `again`: although there should have been room, so the estimate was wrong."""
         known = self._known.setdefault(uuid, _Estimate())
-        known.free_bytes = min(known.free_bytes, max(size - 1, 0))
-
-    def note_change(self, uuid: str, now: float) -> None:
-        """Something is under way on a GPU, or just ended."""
-        self._known.setdefault(uuid, _Estimate()).changed_at = now
+        known.free_bytes = min(known.free_bytes, 0 if again else max(size - 1, 0))
 
     def snapshot(self, now: float) -> dict[str, Gpu]:
         """For the policy."""
@@ -82,14 +85,14 @@ class GpuTable:
             known = self._known.get(uuid, _Estimate())
             nvml = measured.get(uuid)
             if nvml is None or self.sample is None:
-                gpus[uuid] = Gpu(uuid, known.free_bytes, None, now, known.changed_at)
+                gpus[uuid] = Gpu(uuid, known.free_bytes, None, now, known.changed_since(now))
             else:
                 gpus[uuid] = Gpu(
                     uuid,
                     nvml.free_bytes,
                     nvml.total_bytes,
                     self.sample.began,
-                    known.changed_at,
+                    known.changed_since(self.sample.began),
                     known.is_reclaiming,
                 )
         return gpus

@@ -164,8 +164,6 @@ class Moves:
         kernel.move = None
         now = time.monotonic()
         self._state.refresh(now)
-        for uuid in kernel.by_gpu():
-            self._state.gpus.note_change(uuid, now)
         failed = _worst(move, kernel)
         outcome = "ok" if failed is None else SLUGS[failed[0]]
         self._on_moved("park" if move.parks else "resume", outcome, now - move.began)

@@ -13,8 +13,7 @@ from .settings import Settings
 from .snapshot import Kernel, Node, Residency, RoomRequest, Waiter
 from .words import bytes_in_words, duration_in_words
 
-DENY_AFTER_S = 0.5  # how long "it can never fit" must hold, with figures that are newer than the last change
-DENY_AT_LAST_S = 10.0  # … or how long at most, on a GPU whose figures never come to rest
+DENY_AFTER_S = 0.5  # the least that an allocation waits before "it can never fit" is believed
 LAST_RESERVES = 0  # the margin when nobody is left who could yield
 
 
@@ -228,18 +227,21 @@ def _is_hopeless(plan: Plan, waiter: Waiter) -> bool:
             for kernel in plan.node.kernels
             if kernel.is_parkable and kernel.id != waiter.kernel.id
         )
-        granted = sum(reserved.bytes for reserved in plan.node.reservations if reserved.gpu == uuid)
-        if need > plan.room[uuid] + granted + others:
+        granted = sum(  # theirs already, or about to be: it may yield again
+            reserved.bytes
+            for reserved in plan.node.reservations
+            if reserved.gpu == uuid and reserved.kernel_id != waiter.kernel.id
+        )
+        gpu = plan.node.gpus[uuid]
+        if need > gpu.free_bytes + gpu.uncertain_bytes + granted + others:
             return True
     return False
 
 
 def _deny_when_sure(plan: Plan, waiter: Waiter, room: RoomRequest) -> None:
-    """Let the program see its out-of-memory, once the figures that say so cannot mix before and after."""
-    gpu = plan.node.gpus[room.gpu]
-    rest = max(waiter.since, gpu.changed_at)
-    is_sure = plan.now - rest >= DENY_AFTER_S and gpu.sampled_at > rest
-    if is_sure or waiter.kernel.hopeless or plan.now - waiter.since >= DENY_AT_LAST_S:
+    """Let the program see its out-of-memory, once the figures that say so are newer than its request."""
+    is_fresh = plan.node.gpus[room.gpu].sampled_at > waiter.since
+    if waiter.kernel.hopeless or (is_fresh and plan.now - waiter.since >= DENY_AFTER_S):
         why = f"{_size(waiter)} cannot become free on this GPU, whoever yields"
         plan.act(DenyRoom(waiter.kernel.id, room.key, why))
 

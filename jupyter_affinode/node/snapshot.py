@@ -31,9 +31,7 @@ class Gpu:
     free_bytes: int  # NVML's figure, or without NVML an estimate from what succeeded and failed
     total_bytes: int | None = None  # None without NVML
     sampled_at: float = 0.0  # when the look that gave `free_bytes` began
-    changed_at: float = (
-        0.0  # when our kernels' memory on it last changed: a figure around then may mix before and after
-    )
+    uncertain_bytes: int = 0  # how much our kernels' memory changed around then: `free_bytes` may miss that
     is_reclaiming: bool = False  # fell under the low watermark and has not reached the high one since
 
 

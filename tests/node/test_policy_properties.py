@@ -1,0 +1,209 @@
+"""What always holds, whatever the kernels do; each failure prints the example that breaks it."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from world import GPU, SimulatedKernel, World
+
+from jupyter_affinode.node.actions import DenyRoom, GrantRoom, Park, Resume
+from jupyter_affinode.node.eligibility import eligible_at, waiters
+from jupyter_affinode.node.policy import decide
+from jupyter_affinode.node.settings import MIB, Settings
+from jupyter_affinode.node.snapshot import Gpu, Host, Kernel, Node, Reservation, Residency, RoomRequest
+
+NOW = 5000.0
+TOTAL = 1000 * MIB
+SIZES = st.integers(0, 1200).map(lambda size: size * MIB)
+MOMENTS = st.floats(0, NOW, allow_nan=False)
+QUICK = Settings(
+    idle_timeout_s=2.0,
+    cell_idle_timeout_s=4.0,
+    queue_cell_idle_timeout_s=3.0,
+    min_footprint_bytes=MIB,
+    margin_bytes=2 * MIB,
+    host_reserve_bytes=0,
+)
+
+
+@st.composite
+def kernels(draw, number):
+    residency = draw(st.sampled_from(list(Residency)))
+    is_parked = residency in (Residency.PARKED, Residency.QUEUED, Residency.RESUMING)
+    size = draw(SIZES)
+    rooms = draw(st.lists(st.tuples(SIZES, MOMENTS), max_size=2))
+    return Kernel(
+        id=f"k{number}",
+        residency=residency,
+        resident_bytes={GPU: 0 if is_parked else size},
+        parked_bytes={GPU: size if is_parked else 0},
+        fixed_bytes={GPU: draw(st.sampled_from([0, MIB]))},
+        last_activity=draw(MOMENTS),
+        calls_in_flight=draw(st.sampled_from([0, 0, 0, 1])),
+        captures=draw(st.sampled_from([0, 0, 0, 1])),
+        cell_open=draw(st.booleans()),
+        held_until=draw(st.sampled_from([None, None, NOW + 10, NOW - 10])),
+        is_parkable=draw(st.sampled_from([True, True, True, False])),
+        is_dying=draw(st.sampled_from([False, False, False, True])),
+        is_moving=draw(st.sampled_from([False, False, True]))
+        or residency in (Residency.PARKING, Residency.RESUMING),
+        wants_since=draw(st.none() | MOMENTS) if is_parked else None,
+        rooms=tuple(
+            RoomRequest((number, index), GPU, wanted, since) for index, (wanted, since) in enumerate(rooms)
+        ),
+        park_asked=draw(st.sampled_from([None, None, "asked"])),
+        retry_at=draw(st.sampled_from([0.0, NOW + 5])),
+        resume_retry_at=draw(st.sampled_from([0.0, 0.0, NOW + 5])),
+        reclaim_after=draw(st.sampled_from([0.0, 0.0, NOW + 5])),
+        hopeless=draw(st.sampled_from([False, False, True])),
+    )
+
+
+@st.composite
+def nodes(draw):
+    count = draw(st.integers(0, 5))
+    gpu = Gpu(
+        GPU,
+        draw(st.integers(0, 1000)) * MIB,
+        TOTAL,
+        draw(MOMENTS),
+        draw(st.sampled_from([0, 0, 100 * MIB])),
+        draw(st.booleans()),
+    )
+    reservations = draw(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 300)), max_size=3))
+    return Node(
+        {GPU: gpu},
+        tuple(draw(kernels(number)) for number in range(count)),
+        Host(draw(st.integers(0, 4000)) * MIB),
+        tuple(Reservation(f"k{kernel}", GPU, size * MIB) for kernel, size in reservations),
+    )
+
+
+POLICIES = st.sampled_from([QUICK, Settings(**{**QUICK.as_dict(), "park_when": "idle"})])
+
+
+@given(nodes(), POLICIES)
+@settings(max_examples=150, deadline=None)
+def test_never_two_actions_for_one_kernel_and_none_for_one_under_way(node, policy):
+    actions = decide(NOW, node, policy)
+    ids = [action.kernel_id for action in actions]
+    assert len(ids) == len(set(ids))
+    moving = {kernel.id for kernel in node.kernels if kernel.is_moving}
+    assert not moving & set(ids)
+
+
+@given(nodes(), POLICIES)
+@settings(max_examples=150, deadline=None)
+def test_what_is_given_is_there(node, policy):
+    """All that one pass gives fits into what is free and not reserved."""
+    given_bytes = 0
+    for action in decide(NOW, node, policy):
+        if isinstance(action, Resume):
+            given_bytes += sum(action.reserved_bytes.values())
+        elif isinstance(action, GrantRoom):
+            given_bytes += action.bytes
+    reserved = sum(reservation.bytes for reservation in node.reservations)
+    assert given_bytes == 0 or given_bytes <= node.gpus[GPU].free_bytes - reserved
+
+
+@given(nodes())
+@settings(max_examples=150, deadline=None)
+def test_nobody_is_parked_without_need(node):
+    """With the default, a park has been asked for, or someone waits, or memory is low."""
+    parked = {action.kernel_id for action in decide(NOW, node, QUICK) if isinstance(action, Park)}
+    asked = {kernel.id for kernel in node.kernels if kernel.park_asked}
+    if parked - asked:
+        assert waiters(node) or node.gpus[GPU].is_reclaiming
+
+
+@given(nodes(), POLICIES)
+@settings(max_examples=150, deadline=None)
+def test_only_eligible_or_blocked_kernels_are_parked_unasked(node, policy):
+    for action in decide(NOW, node, policy):
+        if isinstance(action, Park):
+            kernel = next(kernel for kernel in node.kernels if kernel.id == action.kernel_id)
+            moment = eligible_at(kernel, policy, anyone_waits=bool(waiters(node)))
+            is_eligible = moment is not None and moment <= NOW
+            is_blocked = bool(kernel.rooms) and not kernel.calls_in_flight and not kernel.captures
+            assert kernel.park_asked or is_eligible or is_blocked
+            assert kernel.is_parkable
+            held = kernel.held_until is not None and kernel.held_until > NOW
+            assert kernel.park_asked or not held
+
+
+@given(nodes(), POLICIES)
+@settings(max_examples=150, deadline=None)
+def test_the_queue_is_served_first_come_first(node, policy):
+    """Everyone before who is served is served too, under way, held back by a failure, or never fits."""
+    served = {
+        action.kernel_id for action in decide(NOW, node, policy) if isinstance(action, Resume | GrantRoom)
+    }
+    others_movable = sum(kernel.resident_bytes[GPU] for kernel in node.kernels if kernel.is_parkable) + sum(
+        reservation.bytes for reservation in node.reservations
+    )
+    queue = waiters(node)
+    for place, waiter in enumerate(queue):
+        if waiter.kernel.id not in served or waiter.kernel.is_moving:
+            continue
+        for earlier in queue[:place]:
+            kernel = earlier.kernel
+            never = earlier.needs.get(GPU, 0) > (
+                node.gpus[GPU].free_bytes
+                + node.gpus[GPU].uncertain_bytes
+                + others_movable
+                - kernel.resident_bytes[GPU] * kernel.is_parkable
+            ) - sum(r.bytes for r in node.reservations if r.kernel_id == kernel.id)
+            assert (
+                kernel.id in served
+                or kernel.is_moving
+                or kernel.park_asked
+                or never
+                or (earlier.room is not None and kernel.hopeless)
+                or (earlier.room is None and kernel.resume_retry_at > NOW)
+                or earlier.needs.get(GPU, 0) == 0
+            )
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(10, 400), min_size=1, max_size=4), st.floats(0.25, 8)),
+        min_size=1,
+        max_size=6,
+    ),
+    POLICIES,
+)
+@settings(max_examples=30, deadline=None)
+def test_everyone_finishes_nobody_starves_and_nobody_sees_out_of_memory(scripts, policy):
+    """Kernels that each fit alone, together far more than the GPU: all finish, in a bounded time."""
+    made = [
+        SimulatedKernel(f"k{number}", _at_most([size * MIB for size in sizes]), works)
+        for number, (sizes, works) in enumerate(scripts)
+    ]
+    world = World(TOTAL, made, policy)
+    work = sum(len(kernel.wanted_bytes) * kernel.works_s for kernel in made)
+    turns = sum(len(kernel.wanted_bytes) + 1 for kernel in made)
+    bound = 20.0 + work + turns * len(made) * 2 * (2 * world.move_s + policy.idle_timeout_s + 2)
+    while any(kernel.done_at is None for kernel in made):
+        world.step()
+        assert world.now < 1000 + bound, [(kernel.id, kernel.residency, kernel.room) for kernel in made]
+    assert sum(kernel.denied for kernel in made) == 0
+
+
+def _at_most(sizes):
+    """As many of the sizes as fit on the GPU together."""
+    kept = []
+    for size in sizes:
+        if sum(kept) + size <= TOTAL - 10 * MIB:
+            kept.append(size)
+    return kept
+
+
+def test_an_allocation_larger_than_the_gpu_is_denied_and_evicts_nobody():
+    idle = SimulatedKernel("idle", [600 * MIB], 0.25)
+    greedy = SimulatedKernel("greedy", [100 * MIB, 2000 * MIB], 0.25)
+    world = World(TOTAL, [idle, greedy], QUICK)
+    for _ in range(100):
+        world.step()
+    assert greedy.denied == 1
+    assert [action for _, action in world.actions if isinstance(action, Park)] == []
+    assert any(isinstance(action, DenyRoom) for _, action in world.actions)
