@@ -40,6 +40,8 @@ static struct {
 	uint64_t sample_at_ns;
 	uint64_t alone_at_ns; /* 0: nobody waits, or a controller is there */
 	uint32_t epoch;       /* the last command taken */
+	struct move move;     /* the last one handed to the mover */
+	bool owes_reply;      /* for that one, to this controller */
 	enum affinode_state told_state;
 	bool told_want;
 } link_ = {.socket = -1};
@@ -100,6 +102,7 @@ static void disconnect(const char *why)
 	close(link_.socket);
 	link_.socket = -1;
 	link_.welcomed = false;
+	link_.owes_reply = false; /* the next controller's numbers are others */
 	atomic_store(&connected, false);
 	asks_fail_requests();
 	link_.connect_at_ns = clock_ns() + link_.connect_pause_ns;
@@ -151,7 +154,9 @@ static void take_move(const struct affinode_command *command)
 		return refuse(command, AFFINODE_STALE, "the command came too late");
 	page_set_epoch(command->header.epoch);
 	if (mover_submit(&move) != 0)
-		refuse(command, AFFINODE_BUSY, "another move is under way");
+		return refuse(command, AFFINODE_BUSY, "another move is under way");
+	link_.move = move;
+	link_.owes_reply = true;
 }
 
 /* A command is taken once: its number must rise, so that a message that was read late or twice does nothing.  */
@@ -336,14 +341,21 @@ static void watch_mover(uint64_t now)
 	uint64_t deadline = mover_wait_deadline_ns();
 	struct moved moved;
 
-	if (deadline && now >= deadline)
-		mover_revoke_wait();
+	if (deadline && now >= deadline && mover_revoke_wait() && link_.owes_reply) {
+		struct moved refused = {.move = link_.move, .status = AFFINODE_BUSY,
+					.text = "the GPU is still computing"};
+
+		link_.owes_reply = false;
+		reply(&refused);
+	}
 	if (!mover_take_outcome(&moved))
 		return;
 	settle_queued();
 	page_sample(); /* before the answer: who reads it reads the page next */
-	if (!moved.move.alone)
+	link_.sample_at_ns = now + SAMPLE_RESIDENT_NS; /* not the long pause of a parked process */
+	if (link_.owes_reply)
 		reply(&moved);
+	link_.owes_reply = false;
 }
 
 static void earlier(uint64_t *at, uint64_t than)

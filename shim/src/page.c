@@ -129,6 +129,7 @@ void page_note_move(bool park, uint64_t bytes, uint64_t duration_ns)
 		page->last_park_ns = duration_ns;
 	} else {
 		page->resumes++;
+		page->last_activity_ns = clock_ns(); /* somebody came for it, and is about to use it */
 		page->last_resume_bytes = bytes;
 		page->last_resume_ns = duration_ns;
 	}

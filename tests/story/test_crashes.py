@@ -1,0 +1,104 @@
+"""Anything of ours may be killed at any moment: kernels live as they would without us."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+from live_server import JupyterServer
+
+
+def another_controller(machine, old: int, timeout: float = 5) -> int:
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        pid = machine.controller_pid()
+        if pid not in (None, old):
+            return pid
+        time.sleep(0.05)
+    raise AssertionError(f"no controller {timeout} s after the old one was killed\n{machine.controller_log()}")
+
+
+@pytest.mark.parametrize("residency", ["none", "resident", "parked", "queued"])
+def test_a_killed_controller_is_back_within_5_s_and_knows_every_kernel(stage, residency):
+    s = stage(memory="512MiB", idle_timeout_s=0.3)
+    kernel, other = (s.server.start_kernel(path=p) for p in ("kernel.ipynb", "other.ipynb"))
+    cell = None
+    if residency != "none":
+        for k in (kernel, other):
+            s.ok(k, __import__("gpu_cells").SETUP)
+        s.ok(kernel, "gpu.allocate('a', 250)")
+    if residency in ("parked", "queued"):
+        s.park(kernel)
+    if residency == "queued":
+        s.ok(other, "gpu.allocate('a', 250)")
+        s.machine.ask("POST", f"/kernels/{other.id}/hold", {"duration_s": 600})
+        cell = kernel.submit("gpu.check('a')")
+    s.wait(kernel, residency)
+    old = s.machine.controller_pid()
+    os.kill(old, signal.SIGKILL)
+    another_controller(s.machine, old)
+    s.wait(kernel, residency if residency != "queued" else s.residency(kernel), timeout=5)
+    deadline = time.monotonic() + 5
+    while s.seen(kernel).get("path") != "kernel.ipynb" or not s.seen(other):
+        assert time.monotonic() < deadline, s.machine.kernels()
+        time.sleep(0.05)
+    if residency == "queued":  # nobody remembers the hold; the other kernel is idle, so the waiter is served
+        assert kernel.wait(cell, 30).text == "True"
+    elif residency != "none":
+        assert s.ok(kernel, "gpu.check('a')") == "True"
+
+
+def test_without_any_controller_a_parked_kernel_comes_back_by_itself(gpu_machine):
+    """The controller is stopped for good, so that none can be started in its place."""
+    server = JupyterServer(gpu_machine).start()
+    from conftest import Stage
+
+    s = Stage(gpu_machine, server)
+    kernel = s.kernel()
+    s.ok(kernel, "gpu.allocate('a', 300)")
+    s.park(kernel)
+    pid = gpu_machine.controller_pid()
+    os.kill(pid, signal.SIGSTOP)  # it holds its lock and answers nobody
+    try:
+        began = time.monotonic()
+        assert s.ok(kernel, "gpu.check('a')", 40) == "True"
+        assert time.monotonic() - began < 20
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        kernel.close()
+
+
+def test_two_servers_of_one_person_share_a_controller_and_either_may_die(stage):
+    s = stage(memory="512MiB", idle_timeout_s=0.3)
+    kernel = s.kernel()
+    s.ok(kernel, "gpu.allocate('a', 250)")
+    second = JupyterServer(s.machine).start()
+    theirs = second.start_kernel()
+    s.ok(theirs, __import__("gpu_cells").SETUP)
+    s.ok(theirs, "gpu.allocate('a', 250)")  # makes the first kernel yield
+    s.wait(kernel, "parked")
+    s.server.kill()
+    deadline = time.monotonic() + 15  # its kernels end with it, as ipykernel does when its parent dies
+    while s.machine.kernel(kernel.id):
+        assert time.monotonic() < deadline, s.seen(kernel)
+        time.sleep(0.1)
+    assert s.ok(theirs, "gpu.check('a')") == "True"
+    assert s.machine.controller_pid()
+    theirs.close()
+
+
+def test_two_controllers_never_serve_one_gpu_set(stage, tmp_path):
+    s = stage()
+    s.kernel()
+    environment = dict(s.machine.environment, AFFINODE_SOCKET=str(s.machine.folder / "second" / "node.sock"))
+    (s.machine.folder / "second").mkdir(mode=0o250)
+    import subprocess
+    import sys
+
+    done = subprocess.run(
+        [sys.executable, "-m", "jupyter_affinode.node"], env=environment, capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode != 0
+    assert "another controller" in (done.stdout + done.stderr).lower(), done

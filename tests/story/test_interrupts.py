@@ -1,0 +1,117 @@
+"""While a call waits for the GPU, the person is still in charge: interrupt, restart, shut down."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+MAIN = "gpu.add('a', 1)"
+WORKER = """
+import threading
+def work():
+    try:
+        gpu_in_thread()
+    except RuntimeError as error:
+        failed.append(str(error))
+failed = []
+def gpu_in_thread():
+    ok(cu.cuCtxSetCurrent(gpu.context))
+    gpu.add('a', 1)
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+"""
+GIL = """
+import ctypes
+library = ctypes.PyDLL("libcuda.so.1")  # PyDLL keeps the GIL during the call
+code = library.cuMemsetD32_v2(ctypes.c_uint64(int(gpu.blocks['a'][0])), ctypes.c_uint32(1), ctypes.c_size_t(16))
+print("returned", code)
+"""
+
+
+@pytest.fixture
+def crowded(stage):
+    """(stage, a parked kernel that cannot come back because a held one has the GPU)."""
+    s = stage(memory="512MiB", idle_timeout_s=0.3)
+    waiter, holder = s.kernel(), s.kernel()
+    s.ok(waiter, "gpu.allocate('a', 250)")
+    s.park(waiter)
+    s.ok(holder, "gpu.allocate('a', 250)")
+    s.machine.ask("POST", f"/kernels/{holder.id}/hold", {"duration_s": 600})
+    return s, waiter, holder
+
+
+def interrupt(s, kernel) -> float:
+    began = time.monotonic()
+    status, answer = s.server.request("POST", f"{kernel.path}/interrupt")
+    assert status == 204, answer
+    return began
+
+
+@pytest.mark.parametrize("code", [MAIN, WORKER, GIL], ids=["main thread", "worker thread", "holding the GIL"])
+def test_an_interrupt_ends_the_wait_and_the_next_cell_works(crowded, code):
+    s, waiter, holder = crowded
+    cell = waiter.submit(code)
+    s.wait(waiter, "queued")
+    began = interrupt(s, waiter)
+    done = waiter.wait(cell, 20)
+    assert time.monotonic() - began < 1.0
+    assert done.error == "KeyboardInterrupt", done
+    assert s.ok(waiter, "6 * 7") == "42"
+    s.machine.ask("POST", f"/kernels/{holder.id}/release", {})
+    assert s.ok(waiter, "gpu.check('a')") == "True"
+
+
+def test_signals_that_are_not_interrupts_cancel_nothing(crowded):
+    s, waiter, holder = crowded
+    s.ok(
+        waiter,
+        "import signal, subprocess\n"
+        "alarms = []\n"
+        "signal.signal(signal.SIGALRM, lambda *a: alarms.append(1)); signal.siginterrupt(signal.SIGALRM, False)\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)\n"
+        "child = subprocess.Popen(['sleep', '0.3'])",
+    )
+    cell = waiter.submit("gpu.add('a', 1); signal.setitimer(signal.ITIMER_REAL, 0); print(gpu.check('a'), child.poll())")
+    s.wait(waiter, "queued")
+    began = time.monotonic()
+    while time.monotonic() - began < 1.5:
+        assert s.residency(waiter) == "queued"
+        time.sleep(0.05)
+    s.machine.ask("POST", f"/kernels/{holder.id}/release", {})
+    done = waiter.wait(cell, 60)
+    assert done.status == "ok" and done.text.startswith("True"), done
+
+
+@pytest.mark.parametrize("action", ["restart", "shutdown"])
+def test_restart_and_shutdown_of_a_waiting_kernel_take_no_longer_than_of_an_idle_one(crowded, action):
+    s, waiter, _holder = crowded
+    reference = s.server.start_kernel()
+    seconds = {}
+    waiter.submit(MAIN)
+    s.wait(waiter, "queued")
+    for name, kernel in (("idle", reference), ("waiting", waiter)):
+        began = time.monotonic()
+        if action == "restart":
+            status, answer = s.server.request("POST", f"{kernel.path}/restart")
+            assert status == 200, answer
+        else:
+            status, answer = s.server.request("DELETE", kernel.path)
+            assert status == 204, answer
+        seconds[name] = time.monotonic() - began
+    assert seconds["waiting"] < seconds["idle"] + 1.5, seconds
+    if action == "restart":
+        waiter.wait_for_ready()
+        assert s.ok(waiter, "1 + 1") == "2"
+
+
+def test_shutting_down_a_parked_kernel_is_as_quick_as_ever(stage):
+    s = stage()
+    kernel = s.kernel()
+    s.ok(kernel, "gpu.allocate('a', 200)")
+    s.park(kernel)
+    began = time.monotonic()
+    status, answer = s.server.request("DELETE", kernel.path)
+    assert status == 204, answer
+    assert time.monotonic() - began < 3

@@ -1,0 +1,107 @@
+"""A kernel gives its GPU back while nobody computes, and gets it again with every byte where it was."""
+
+from __future__ import annotations
+
+import time
+
+
+def used_bytes(machine) -> int:
+    return machine.node()["gpus"][0]["used_bytes"]
+
+
+def test_an_idle_kernel_is_parked_and_its_next_computing_cell_brings_it_back(stage):
+    s = stage(park_when="idle", idle_timeout_s=2)
+    kernel = s.kernel()
+    s.ok(kernel, "gpu.allocate('a', 96); gpu.allocate('small', 1); gpu.add('a', 3); x = 41")
+    assert s.wait(kernel, "parked", timeout=10) <= 2 + 1
+    seen = s.seen(kernel)
+    assert seen["parked_bytes"] == 96 << 20
+    assert "96 MiB safe in RAM" in seen["text"] and "simulated" in seen["text"]
+    deadline = time.monotonic() + 5  # NVML is sampled
+    while used_bytes(s.machine) > 80 << 20:
+        assert time.monotonic() < deadline, s.machine.node()
+        time.sleep(0.05)
+
+    assert s.ok(kernel, "x + 1") == "42"
+    s.ok(kernel, "import gc; y = [i for i in range(1000)]; gc.collect()")
+    s.ok(kernel, "ok(cu.cuMemGetInfo())")
+    ask = "print(*(int(v) for v in ok(cu.cuMemGetAddressRange(int(gpu.blocks['a'][0]) + 5))))"
+    base, size = s.ok(kernel, ask).split()
+    assert int(size) == 96 << 20 and int(base) == int(s.ok(kernel, "int(gpu.blocks['a'][0])"))
+    kind = "cu.cuPointerGetAttribute(cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, gpu.blocks['a'][0])"
+    assert "DEVICE" in s.ok(kernel, f"str(ok({kind}))").upper() or s.ok(kernel, f"int(ok({kind}))") == "2"
+    assert s.residency(kernel) == "parked"
+
+    assert s.ok(kernel, "gpu.add('a', 4); gpu.check('a')") == "True"
+    assert s.seen(kernel)["resumes"] == 1
+
+
+def test_del_while_parked_neither_resumes_nor_hangs_and_gives_host_memory_back(stage):
+    s = stage()
+    kernel = s.kernel()
+    s.ok(kernel, "gpu.allocate('a', 200); gpu.allocate('b', 100); gpu.allocate('tiny', 1)")
+    s.park(kernel)
+    s.ok(kernel, "gpu.free('a'); gpu.free('tiny')", timeout=5)
+    deadline = time.monotonic() + 5
+    while s.seen(kernel)["parked_bytes"] != 100 << 20:
+        assert time.monotonic() < deadline, s.seen(kernel)
+        time.sleep(0.05)
+    assert s.residency(kernel) == "parked"
+    assert s.ok(kernel, "gpu.check('b')") == "True"
+
+
+def test_by_default_nobody_is_parked_without_need(stage):
+    s = stage(idle_timeout_s=0.5)
+    kernel = s.kernel()
+    s.ok(kernel, "gpu.allocate('a', 300)")
+    deadline = time.monotonic() + 10
+    while not s.seen(kernel)["eligible"]:
+        assert time.monotonic() < deadline, s.seen(kernel)
+        time.sleep(0.05)
+    quiet_until = time.monotonic() + 2  # two seconds in which it could have been
+    while time.monotonic() < quiet_until:
+        assert s.residency(kernel) == "resident"
+        time.sleep(0.1)
+    assert s.seen(kernel)["parks"] == 0
+
+
+def test_a_flood_of_output_with_a_stalled_reader_does_not_keep_the_gpu(stage):
+    s = stage(park_when="idle", idle_timeout_s=2)
+    kernel = s.kernel()
+    s.ok(kernel, "gpu.allocate('a', 128)")
+    # Nobody reads this client's channels while the outputs come.
+    kernel.client.execute("for i in range(100_000): display({'text/plain': 'x'}, raw=True)")
+    s.wait(kernel, "parked", timeout=120)
+    kernel.close()
+
+
+def test_what_cannot_move_is_named_everywhere_and_the_rest_moves(stage):
+    s = stage()
+    kernel = s.kernel()
+    s.ok(kernel, "gpu.allocate('a', 128)")
+    s.ok(kernel, "managed = ok(cu.cuMemAllocManaged(64 << 20, cu.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL))")
+    s.park(kernel)
+    seen = s.seen(kernel)
+    assert seen["parked_bytes"] == 128 << 20
+    assert [(f["reason"], f["bytes"]) for f in seen["fixed"]] == [("managed", 64 << 20)]
+    assert "managed" in seen["fixed"][0]["text"]
+    assert "managed" in s.ok(kernel, "%gpu_status")
+    assert "managed" in s.machine.affinode("status").stdout
+    status, rest = s.server.affinode(f"kernels/{kernel.id}")
+    assert status == 200 and rest["fixed"][0]["reason"] == "managed"
+    assert s.ok(kernel, "gpu.check('a')") == "True"
+
+
+def test_magics_park_hold_and_release(stage):
+    s = stage()
+    kernel = s.kernel()
+    s.ok(kernel, "gpu.allocate('a', 128)")
+    assert "128 MiB" in s.ok(kernel, "%gpu_park")
+    assert s.residency(kernel) == "parked"
+    assert s.ok(kernel, "gpu.check('a')") == "True"
+    inside = s.ok(kernel, "%%gpu_park\nprint(sum(range(10)))")
+    assert "45" in inside and s.residency(kernel) == "parked"
+    assert "kept" in s.ok(kernel, "%gpu_hold 10m")
+    assert 500 < s.seen(kernel)["held_for_s"] <= 600
+    s.ok(kernel, "%gpu_release")
+    assert s.seen(kernel)["held_for_s"] is None

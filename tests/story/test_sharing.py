@@ -1,0 +1,76 @@
+"""More kernels than the GPU has room for: everyone is served, in order, and nobody sees out-of-memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+
+def test_three_kernels_worth_two_and_a_half_gpus_all_finish(stage):
+    s = stage(memory="512MiB", idle_timeout_s=0.3)
+    kernels = [s.kernel(f"n{i}.ipynb") for i in range(3)]
+    results: dict[int, list] = {}
+
+    def person(i: int) -> None:
+        results[i] = [kernels[i].run(f"gpu.allocate('a', 373, seed={i + 1})", 120)]
+        for n in range(2):
+            results[i].append(kernels[i].run(f"gpu.add('a', {n + 1}); assert gpu.check('a')", 120))
+
+    people = [threading.Thread(target=person, args=(i,)) for i in range(3)]
+    for thread in people:
+        thread.start()
+    for thread in people:
+        thread.join(150)
+        assert not thread.is_alive(), s.machine.controller_log()
+    for i, done in results.items():
+        assert [d.status for d in done] == ["ok"] * 3, (i, [d.traceback for d in done], s.machine.controller_log())
+    for kernel in kernels:
+        assert s.ok(kernel, "gpu.check('a')", 60) == "True"
+
+
+def test_whoever_waited_first_is_served_first(stage):
+    s = stage(memory="512MiB", idle_timeout_s=0.3)
+    busy, first, second = (s.kernel(f"{name}.ipynb") for name in ("busy", "first", "second"))
+    for kernel in (first, second, busy):
+        s.ok(kernel, "gpu.allocate('a', 373)")
+    s.wait(first, "parked"), s.wait(second, "parked")
+    # The resident one computes, so nobody can be served until it ends.
+    s.machine.ask("POST", f"/kernels/{busy.id}/hold", {"duration_s": 60})
+    one = first.submit("gpu.add('a', 1); gpu.check('a')")
+    s.wait(first, "queued")
+    two = second.submit("gpu.add('a', 1); gpu.check('a')")
+    s.wait(second, "queued")
+    assert (s.seen(first)["place"], s.seen(second)["place"]) == (1, 2)
+    assert "1st" in s.seen(first)["text"] and "2nd" in s.seen(second)["text"]
+    s.machine.ask("POST", f"/kernels/{busy.id}/release", {})
+    done = first.wait(one, 60)
+    assert done.text == "True", done
+    assert second.wait(two, 60).text == "True"
+    log = s.machine.controller_log()
+    assert log.index(f"resumed {first.id}") < log.rindex(f"resumed {second.id}")
+
+
+def test_a_long_wait_is_told_in_the_cell(stage):
+    s = stage(memory="512MiB", idle_timeout_s=0.3)
+    holder, waiter = s.kernel(), s.kernel()
+    s.ok(holder, "gpu.allocate('a', 300)")
+    s.machine.ask("POST", f"/kernels/{holder.id}/hold", {"duration_s": 60})
+    cell = waiter.submit("gpu.allocate('a', 300); gpu.check('a')")
+    s.wait(waiter, "queued")
+    began = time.monotonic()
+    while time.monotonic() - began < 3.5:  # the line comes after three seconds of waiting
+        assert s.residency(waiter) == "queued"
+        time.sleep(0.1)
+    s.machine.ask("POST", f"/kernels/{holder.id}/release", {})
+    done = waiter.wait(cell, 60)
+    assert done.text == "True", done
+    told = done.stderr + s.server.log()
+    assert told.count("waiting for the GPU") == 1 and "1st in line" in told, told[-2000:]
+
+
+def test_a_request_that_can_never_fit_sees_its_own_out_of_memory(stage):
+    s = stage(memory="512MiB")
+    kernel = s.kernel()
+    done = kernel.run("gpu.allocate('a', 2000)", 30)
+    assert done.status == "error" and "OUT_OF_MEMORY" in "".join(done.traceback), done
+    assert s.ok(kernel, "gpu.allocate('a', 100); gpu.check('a')") == "True"
