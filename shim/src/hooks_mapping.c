@@ -35,14 +35,12 @@ HOOK(cuMemCreate,
 static CUresult on_cuMemRelease(void *real, CUmemGenericAllocationHandle handle)
 {
 	GATE_PASS(pass);
-	bool open = gate_try_enter(&pass, AFFINODE_CLASS_FREE);
+	bool held = mover_hold(&pass);
 	CUresult result;
 
-	if (!open)
-		mover_hold();
 	if (!mapping_release(handle, &result))
 		result = ((CUresult(*)(CUmemGenericAllocationHandle))real)(handle);
-	if (!open)
+	if (held)
 		mover_let_go();
 	return result;
 }
@@ -69,14 +67,12 @@ HOOK(cuMemMap,
 static CUresult on_cuMemUnmap(void *real, CUdeviceptr address, size_t size)
 {
 	GATE_PASS(pass);
-	bool open = gate_try_enter(&pass, AFFINODE_CLASS_FREE);
+	bool held = mover_hold(&pass);
 	CUresult result;
 
-	if (!open)
-		mover_hold();
 	if (!mapping_unmap(address, size, &result))
 		result = ((CUresult(*)(CUdeviceptr, size_t))real)(address, size);
-	if (!open)
+	if (held)
 		mover_let_go();
 	return result;
 }

@@ -154,18 +154,16 @@ static void drop_context(CUcontext handle)
 	}
 }
 
+/* It runs at exit, where waiting for a GPU would hang; only a move under way is waited for.  */
 static CUresult on_cuCtxDestroy(void *real, CUcontext handle)
 {
 	GATE_PASS(pass);
-	bool open = gate_try_enter(&pass, AFFINODE_CLASS_FREE);
+	bool held = mover_hold(&pass);
 	CUresult result;
 
-	/* It runs at exit, where waiting for a GPU would hang; only a move under way is waited for.  */
-	if (!open)
-		mover_hold();
 	drop_context(handle);
 	result = ((CUresult(*)(CUcontext))real)(handle);
-	if (!open)
+	if (held)
 		mover_let_go();
 	return result;
 }
@@ -183,14 +181,12 @@ static CUcontext context_of(CUdevice ordinal)
 static CUresult on_cuDevicePrimaryCtxReset(void *real, CUdevice ordinal)
 {
 	GATE_PASS(pass);
-	bool open = gate_try_enter(&pass, AFFINODE_CLASS_FREE);
+	bool held = mover_hold(&pass);
 	CUresult result;
 
-	if (!open)
-		mover_hold();
 	drop_context(context_of(ordinal));
 	result = ((CUresult(*)(CUdevice))real)(ordinal);
-	if (!open)
+	if (held)
 		mover_let_go();
 	return result;
 }
@@ -219,18 +215,16 @@ static CUresult on_cuDevicePrimaryCtxRelease(void *real, CUdevice ordinal)
 {
 	GATE_PASS(pass);
 	CUcontext handle = shim_is_on() ? context_of(ordinal) : NULL;
-	bool open = gate_try_enter(&pass, AFFINODE_CLASS_FREE);
+	bool held = mover_hold(&pass);
 	unsigned int flags;
 	int active = 1;
 	CUresult result;
 
-	if (!open)
-		mover_hold();
 	result = ((CUresult(*)(CUdevice))real)(ordinal);
 	if (result == CUDA_SUCCESS && handle &&
 	    driver.cuDevicePrimaryCtxGetState(ordinal, &flags, &active) == CUDA_SUCCESS && !active)
 		drop_context(handle);
-	if (!open)
+	if (held)
 		mover_let_go();
 	return result;
 }

@@ -22,6 +22,7 @@
 
 #define DRAIN_NS (100 * MS_NS)
 #define PIECE_BYTES (32ull << 20)
+#define HOLD_POLL_NS (200 * 1000ull)
 
 /* Held while a move is under way, and by those who must keep one from beginning.  */
 static pthread_mutex_t work_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -46,12 +47,14 @@ uint64_t mover_wait_deadline_ns(void)
 	return atomic_load(&bounded_wait) == WAIT_ARMED ? atomic_load(&bounded_wait_ns) : 0;
 }
 
-void mover_revoke_wait(void)
+bool mover_revoke_wait(void)
 {
 	int armed = WAIT_ARMED;
 
-	if (atomic_compare_exchange_strong(&bounded_wait, &armed, WAIT_REVOKED))
-		gate_open();
+	if (!atomic_compare_exchange_strong(&bounded_wait, &armed, WAIT_REVOKED))
+		return false;
+	gate_open();
+	return true;
 }
 
 static void outcome_is(struct moved *moved, enum affinode_status status, const char *text)
@@ -442,9 +445,16 @@ bool mover_take_outcome(struct moved *moved)
 	return taken;
 }
 
-void mover_hold(void)
+/* Not a plain lock: the mover may be waiting for work on the GPU that ends only after the calling thread's next step, and
+ * then the link thread opens the gate.  */
+bool mover_hold(struct gate_pass *pass)
 {
-	pthread_mutex_lock(&work_lock);
+	while (!gate_try_enter(pass, AFFINODE_CLASS_FREE)) {
+		if (pthread_mutex_trylock(&work_lock) == 0)
+			return true;
+		clock_sleep_ns(HOLD_POLL_NS);
+	}
+	return false;
 }
 
 void mover_let_go(void)

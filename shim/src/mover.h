@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "gate.h"
 #include "protocol.h"
 
 struct move {
@@ -32,15 +33,17 @@ int mover_submit(const struct move *move);
 /* The last move's outcome, once; false: nothing new. Polled by the link thread, which is woken for it.  */
 bool mover_take_outcome(struct moved *moved);
 
-/* When a bounded wait for the GPU has to be given up, 0: none; and giving it up (opens the gate).  */
+/* When a bounded wait for the GPU has to be given up, 0: none; and giving it up (opens the gate): false, it had ended.
+ * The move itself ends only when the GPU's work does.  */
 uint64_t mover_wait_deadline_ns(void);
-void mover_revoke_wait(void);
+bool mover_revoke_wait(void);
 
 /* Free doomed blocks if the mover is not at work.  */
 void mover_reap(void);
 
-/* Keep the mover from working, once what it does now is done; and let it again.  */
-void mover_hold(void);
+/* Come inside the gate for a free or, while it is closed, keep the mover from working: true, let it go afterwards. What
+ * it does now is waited for, unless it opens the gate again before it is done.  */
+bool mover_hold(struct gate_pass *pass);
 void mover_let_go(void);
 
 /* Wait until the mover has let go, `ns` at most; it stops between pieces once the process is dying.  */
