@@ -17,7 +17,7 @@
 static pthread_mutex_t blocks_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct block **blocks;
 static size_t blocks_count, blocks_size;
-static struct block *doomed;
+static struct block *_Atomic doomed;
 static _Atomic uint64_t blocks_generation = 1;
 /* High, so that it never meets an id the driver gave to its own memory.  */
 static _Atomic uint64_t next_id = 1ull << 40;
@@ -70,21 +70,17 @@ static bool table_insert(struct block *block)
 	return room;
 }
 
-struct block *block_take(CUdeviceptr address)
+/* Out of the table, with the lock held; NULL: not ours.  */
+static struct block *take(CUdeviceptr address)
 {
-	struct block *block = NULL;
-	size_t at;
+	struct block *block;
+	size_t at = upper_bound(address);
 
-	pthread_mutex_lock(&blocks_lock);
-	at = upper_bound(address);
-	if (at > 0 && blocks[at - 1]->address == address) {
-		block = blocks[at - 1];
-		memmove(blocks + at - 1, blocks + at, (blocks_count - at) * sizeof(*blocks));
-		blocks_count--;
-	}
-	pthread_mutex_unlock(&blocks_lock);
-	if (block)
-		blocks_changed();
+	if (at == 0 || blocks[at - 1]->address != address)
+		return NULL;
+	block = blocks[at - 1];
+	memmove(blocks + at - 1, blocks + at, (blocks_count - at) * sizeof(*blocks));
+	blocks_count--;
 	return block;
 }
 
@@ -255,17 +251,9 @@ static void block_destroy(struct block *block)
 	free(block);
 }
 
-static void block_doom(struct block *block)
-{
-	pthread_mutex_lock(&blocks_lock);
-	block->next_doomed = doomed;
-	doomed = block;
-	pthread_mutex_unlock(&blocks_lock);
-}
-
 static bool any_doomed(void)
 {
-	return __atomic_load_n(&doomed, __ATOMIC_RELAXED) != NULL;
+	return atomic_load_explicit(&doomed, memory_order_relaxed) != NULL;
 }
 
 /* cuMemFree waits for the work that may use the memory; so do we, in the block's own context.  */
@@ -302,25 +290,35 @@ void blocks_reap(bool synchronise)
 	blocks_changed();
 }
 
-void block_free(struct block *block)
+bool block_free(CUdeviceptr address)
 {
 	GATE_PASS(pass);
+	bool open = gate_try_enter(&pass, AFFINODE_CLASS_FREE);
+	/* A synchronise would break an open capture; then it is freed when the last one has ended.  */
+	bool now = open && !captures_open();
+	struct block *block;
 
-	if (!gate_try_enter(&pass, AFFINODE_CLASS_FREE)) {
-		block_doom(block);
+	/* From the table to the doomed list in one step: between the two, a resume would neither bring the block back
+	 * nor end it, and its host copy would outlive the memory it is in.  */
+	pthread_mutex_lock(&blocks_lock);
+	block = take(address);
+	if (block && !now) {
+		block->next_doomed = doomed;
+		doomed = block;
+	}
+	pthread_mutex_unlock(&blocks_lock);
+	if (!block)
+		return false;
+	if (now) {
+		blocks_reap(true);
+		if (block->context->handle)
+			synchronise_context(block->context->handle);
+		block_destroy(block);
+	} else if (!open) {
 		mover_reap();
-		return;
 	}
-	/* A synchronise would break an open capture; freed when the last one has ended.  */
-	if (captures_open()) {
-		block_doom(block);
-		return;
-	}
-	blocks_reap(true);
-	if (block->context->handle)
-		synchronise_context(block->context->handle);
-	block_destroy(block);
 	blocks_changed();
+	return true;
 }
 
 void blocks_keep_on_gpu(CUdeviceptr address, size_t size)

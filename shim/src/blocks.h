@@ -27,12 +27,10 @@ struct block {
 /* Reserve, create, map. CUDA_ERROR_NOT_SUPPORTED: leave it to the driver. Inside the gate.  */
 CUresult block_allocate(size_t size, CUdeviceptr *address);
 
-/* Take the block that begins at `address` out of the table; NULL: not ours.  */
-struct block *block_take(CUdeviceptr address);
-
-/* Free a taken block as cuMemFree would: wait for the GPU's work, then give the memory back. At a closed gate, and
- * while a capture is open, it is put on the doomed list instead and freed by whoever may.  */
-void block_free(struct block *block);
+/* Free the block that begins at `address` as cuMemFree would: wait for the GPU's work, then give the memory back; false:
+ * not ours. At a closed gate, and while a capture is open, it is put on the doomed list instead and freed by whoever
+ * may.  */
+bool block_free(CUdeviceptr address);
 
 /* Free what is doomed. The caller is inside the gate, or is the mover.  */
 void blocks_reap(bool synchronise);

@@ -94,12 +94,8 @@ HOOK(cuMemAllocPitch,
 
 static CUresult on_cuMemFree(void *real, CUdeviceptr address)
 {
-	struct block *block = address ? block_take(address) : NULL;
-
-	if (block) {
-		block_free(block);
+	if (address && block_free(address))
 		return CUDA_SUCCESS;
-	}
 	/* Forgotten first: once the driver has it back, another thread may be given the same address.  */
 	tally_remove(TALLY_POINTER, address);
 	return ((CUresult(*)(CUdeviceptr))real)(address);
@@ -109,12 +105,8 @@ HOOK(cuMemFree, (CUdeviceptr address), address)
 /* Allowed on cuMemAlloc's memory too, in the order of `stream`; waiting for the whole context is a stronger order.  */
 static CUresult on_cuMemFreeAsync(void *real, CUdeviceptr address, CUstream stream)
 {
-	struct block *block = address ? block_take(address) : NULL;
-
-	if (block) {
-		block_free(block);
+	if (address && block_free(address))
 		return CUDA_SUCCESS;
-	}
 	tally_remove(TALLY_POINTER, address);
 	return ((CUresult(*)(CUdeviceptr, CUstream))real)(address, stream);
 }
