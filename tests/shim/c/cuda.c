@@ -1,0 +1,147 @@
+#include "cuda.h"
+
+#include <dlfcn.h>
+
+#include "harness.h"
+#ifdef SHIM_LINKED
+#include "driver.h"
+#include "resolve.h"
+#endif
+
+struct cuda cu;
+CUcontext cuda_context;
+
+static CUfunction pattern, add, wait_flag, spin;
+
+static const char kernels[] = ".version 7.0\n.target sm_50\n.address_size 64\n"
+			      ".visible .entry affinode_pattern_u32()\n{\nret;\n}\n"
+			      ".visible .entry affinode_add_u32()\n{\nret;\n}\n"
+			      ".visible .entry affinode_wait_flag()\n{\nret;\n}\n"
+			      ".visible .entry affinode_spin_ns()\n{\nret;\n}\n";
+
+static void *find(void **handle, const char *library, const char *name)
+{
+	void *found;
+
+	if (!*handle)
+		*handle = dlopen(library, RTLD_NOW | RTLD_GLOBAL);
+	if (!*handle)
+		fprintf(stderr, "%s\n", dlerror());
+	CHECK(*handle != NULL);
+	found = dlsym(*handle, name);
+#ifdef SHIM_LINKED
+	if (found) {
+		driver_note_handle(*handle);
+		found = wrap_entry_point(name, 0, found);
+	}
+#endif
+	return found;
+}
+
+void *cuda_symbol(const char *name)
+{
+	static void *handle;
+
+	return find(&handle, "libcuda.so.1", name);
+}
+
+void *cuda_hidden(const char *name)
+{
+	void *(*next)(void *, const char *);
+	void *found;
+
+	*(void **)&next = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.34");
+	if (!next)
+		*(void **)&next = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
+	CHECK(next != NULL);
+	found = next(dlopen("libcuda.so.1", RTLD_NOW), name);
+	CHECK(found != NULL);
+	return found;
+}
+
+calling_fn cuda_calling(const char *name)
+{
+	static void *handle;
+	calling_fn found;
+
+	*(void **)&found = find(&handle, "libcalling.so", name);
+	CHECK(found != NULL);
+	return found;
+}
+
+void cuda_load(void)
+{
+#define LOAD(name, symbol, parameters)                                \
+	*(void **)&cu.name = cuda_symbol(symbol);                     \
+	if (!cu.name)                                                 \
+		fprintf(stderr, "no " symbol "\n");
+	CUDA_FUNCTIONS(LOAD)
+#undef LOAD
+}
+
+CUresult load_module(CUmodule *module)
+{
+	return cu.ModuleLoadData(module, kernels);
+}
+
+void cuda_start(void)
+{
+	CUmodule module;
+
+	cuda_load();
+	CUDA(Init(0));
+	CUDA(DevicePrimaryCtxRetain(&cuda_context, 0));
+	CUDA(CtxSetCurrent(cuda_context));
+	CHECK_EQUAL(load_module(&module), CUDA_SUCCESS);
+	CUDA(ModuleGetFunction(&pattern, module, "affinode_pattern_u32"));
+	CUDA(ModuleGetFunction(&add, module, "affinode_add_u32"));
+	CUDA(ModuleGetFunction(&wait_flag, module, "affinode_wait_flag"));
+	CUDA(ModuleGetFunction(&spin, module, "affinode_spin_ns"));
+}
+
+static CUresult launch(CUfunction function, CUstream stream, void **parameters)
+{
+	return cu.LaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL);
+}
+
+CUresult launch_pattern(CUstream stream, CUdeviceptr to, size_t bytes, uint32_t seed)
+{
+	uint64_t count = bytes / 4;
+
+	return launch(pattern, stream, (void *[]){&to, &count, &seed});
+}
+
+CUresult launch_add(CUstream stream, CUdeviceptr to, size_t bytes, uint32_t addend)
+{
+	uint64_t count = bytes / 4;
+
+	return launch(add, stream, (void *[]){&to, &count, &addend});
+}
+
+CUresult launch_wait_flag(CUstream stream, uint32_t *flag)
+{
+	uint64_t at = (uintptr_t)flag;
+
+	return launch(wait_flag, stream, (void *[]){&at});
+}
+
+CUresult launch_spin(CUstream stream, uint64_t ns)
+{
+	return launch(spin, stream, (void *[]){&ns});
+}
+
+bool holds_pattern(CUdeviceptr at, size_t bytes, uint32_t seed, uint32_t added)
+{
+	uint32_t *words = malloc(bytes);
+	bool right = true;
+
+	CHECK(words != NULL);
+	CUDA(MemcpyDtoH(words, at, bytes));
+	for (size_t i = 0; i < bytes / 4 && right; i++) {
+		uint32_t expected = ((seed * 2654435761u + (uint32_t)i * 2246822519u) ^ (uint32_t)(i >> 15)) + added;
+
+		right = words[i] == expected;
+	}
+	free(words);
+	return right;
+}

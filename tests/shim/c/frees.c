@@ -1,0 +1,97 @@
+/* Frees never wait, at whatever moment of park and resume they come, and take nothing from their neighbours.  */
+#include "harness.h"
+
+#define BLOCKS 24
+#define ROUNDS 30
+
+struct held {
+	CUdeviceptr at;
+	size_t bytes;
+	uint32_t seed;
+};
+
+static struct held held[BLOCKS];
+static pthread_mutex_t held_lock = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic bool stop;
+static _Atomic uint64_t longest_ns, frees;
+static uint64_t random_state;
+
+static void allocate(struct held *block)
+{
+	block->bytes = MiB(2) + test_random(&random_state) % 8 * 65536;
+	block->seed = (uint32_t)test_random(&random_state);
+	CUDA(MemAlloc(&block->at, block->bytes));
+	CHECK_EQUAL(launch_pattern(NULL, block->at, block->bytes, block->seed), CUDA_SUCCESS);
+}
+
+static void *free_at_random(void *unused)
+{
+	uint64_t random = test_seed + 1;
+
+	(void)unused;
+	while (!atomic_load(&stop)) {
+		unsigned i = (unsigned)(test_random(&random) % BLOCKS);
+		CUdeviceptr at;
+
+		pthread_mutex_lock(&held_lock);
+		at = held[i].at;
+		held[i].at = 0;
+		pthread_mutex_unlock(&held_lock);
+		if (at) {
+			uint64_t begin = test_now_ns(), took;
+
+			CUDA(MemFree(at));
+			took = test_now_ns() - begin;
+			atomic_fetch_add(&frees, 1);
+			if (took > atomic_load(&longest_ns))
+				atomic_store(&longest_ns, took);
+		}
+		usleep((unsigned)(test_random(&random) % 1500));
+	}
+	return NULL;
+}
+
+int main(int argc, char **argv)
+{
+	pthread_t thread;
+
+	test_begin(argc, argv, 60);
+	random_state = test_seed;
+	cuda_start();
+	controller_accept();
+	thread_start(&thread, free_at_random, NULL);
+	for (int round = 0; round < ROUNDS; round++) {
+		pthread_mutex_lock(&held_lock);
+		for (int i = 0; i < BLOCKS; i++)
+			if (!held[i].at)
+				allocate(&held[i]);
+		CUDA(CtxSynchronize());
+		pthread_mutex_unlock(&held_lock);
+		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+		usleep((unsigned)(test_random(&random_state) % 3000));
+		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+		pthread_mutex_lock(&held_lock);
+		for (int i = 0; i < BLOCKS; i++)
+			CHECK(!held[i].at || holds_pattern(held[i].at, held[i].bytes, held[i].seed, 0));
+		pthread_mutex_unlock(&held_lock);
+	}
+	atomic_store(&stop, true);
+	thread_join(thread);
+	printf("%llu frees, the longest %.1f ms\n", (unsigned long long)frees, (double)longest_ns / 1e6);
+	CHECK(frees > ROUNDS);
+
+	/* What was freed while parked is given back: the whole device can be had again.  */
+	size_t free_bytes, total, before;
+	CUDA(MemGetInfo(&before, &total));
+	for (int i = 0; i < BLOCKS; i++)
+		before += held[i].at ? (held[i].bytes + MiB(2) - 1) / MiB(2) * MiB(2) : 0;
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK) == AFFINODE_OK || !page_read().gpus[0].resident_bytes, 1);
+	for (int i = 0; i < BLOCKS; i++)
+		if (held[i].at)
+			CUDA(MemFree(held[i].at));
+	PAGE_UNTIL(page.gpus[0].parked_bytes == 0);
+	controller_move(AFFINODE_COMMAND_RESUME);
+	CUDA(MemGetInfo(&free_bytes, &total));
+	CHECK_EQUAL(free_bytes, before);
+	return 0;
+}

@@ -1,0 +1,85 @@
+/* Many threads compute, copy, allocate and free while the process is parked and resumed again and again: every word is
+ * what it would be without.  */
+#include "harness.h"
+
+#define THREADS 6
+#define CYCLES 25
+#define BLOCK MiB(2)
+
+static _Atomic bool stop;
+static _Atomic unsigned calm; /* rises when a park is due: everyone rests once, for as long as it likes */
+static _Atomic unsigned rounds[THREADS];
+
+static void *compute(void *argument)
+{
+	unsigned me = (unsigned)(uintptr_t)argument;
+	uint64_t random = test_seed + me;
+	uint32_t added = 0;
+	unsigned rested = 0;
+	CUdeviceptr kept, passing;
+	CUstream stream;
+
+	CUDA(CtxSetCurrent(cuda_context));
+	CUDA(StreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	CUDA(MemAlloc(&kept, BLOCK));
+	CHECK_EQUAL(launch_pattern(stream, kept, BLOCK, me), CUDA_SUCCESS);
+	while (!atomic_load(&stop)) {
+		uint32_t addend = (uint32_t)test_random(&random);
+
+		CHECK_EQUAL(launch_add(stream, kept, BLOCK, addend), CUDA_SUCCESS);
+		added += addend;
+		CUDA(StreamSynchronize(stream));
+		if (test_random(&random) % 4 == 0) {
+			CUDA(MemAlloc(&passing, BLOCK));
+			CUDA(MemcpyDtoD(passing, kept, BLOCK));
+			CHECK(holds_pattern(passing, BLOCK, me, added));
+			CUDA(MemFree(passing));
+		}
+		if (test_random(&random) % 8 == 0)
+			CHECK(holds_pattern(kept, BLOCK, me, added));
+		atomic_fetch_add(&rounds[me], 1);
+		if (rested != atomic_load(&calm)) {
+			rested = atomic_load(&calm);
+			usleep((unsigned)(test_random(&random) % 100000));
+		}
+	}
+	CHECK(holds_pattern(kept, BLOCK, me, added));
+	CUDA(MemFree(kept));
+	CUDA(StreamDestroy(stream));
+	return NULL;
+}
+
+int main(int argc, char **argv)
+{
+	pthread_t threads[THREADS];
+	unsigned parked = 0, tries = 0;
+
+	test_begin(argc, argv, 60);
+	cuda_start();
+	controller_accept();
+	for (unsigned i = 0; i < THREADS; i++)
+		thread_start(&threads[i], compute, (void *)(uintptr_t)i);
+	for (unsigned i = 0; i < THREADS; i++)
+		UNTIL(atomic_load(&rounds[i]) > 0);
+	while (parked < CYCLES) {
+		int status;
+
+		atomic_fetch_add(&calm, 1);
+		status = controller_move(AFFINODE_COMMAND_PARK);
+
+		CHECK(status == AFFINODE_OK || status == AFFINODE_BUSY || status == AFFINODE_REVOKED);
+		tries++;
+		if (status != AFFINODE_OK) {
+			usleep(20000);
+			continue;
+		}
+		parked++;
+		PAGE_UNTIL(page.want >= 1);
+		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	}
+	atomic_store(&stop, true);
+	for (unsigned i = 0; i < THREADS; i++)
+		thread_join(threads[i]);
+	printf("%u parks of %u tries\n", parked, tries);
+	return 0;
+}

@@ -1,0 +1,345 @@
+#include "harness.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <time.h>
+
+uint64_t test_seed;
+const char *test_role;
+
+static char folder[64], link_path[96];
+static char *program;
+static pid_t owner; /* the process that made the folder */
+static unsigned deadline;
+
+static int listener = -1, link_fd = -1;
+static const struct affinode_page *page;
+static uint32_t epoch;
+
+#define KEPT 256
+static struct affinode_reply replies[KEPT];
+static struct affinode_notify notices[KEPT];
+static unsigned reply_count, notice_count;
+
+uint64_t test_now_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+uint64_t test_random(uint64_t *state)
+{
+	*state += 0x9e3779b97f4a7c15ull;
+	uint64_t z = *state;
+	z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+	z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+	return z ^ (z >> 31);
+}
+
+void test_pause(void)
+{
+	struct timespec t = {0, 500000};
+
+	nanosleep(&t, NULL);
+}
+
+_Noreturn void test_fail(const char *file, int line, const char *what, long value)
+{
+	fprintf(stderr, "%s:%d: %s (%ld) seed %llu%s%s\n", file, line, what, value, (unsigned long long)test_seed,
+		test_role ? " in child " : "", test_role ? test_role : "");
+	if (page)
+		fprintf(stderr, "page: state %u want %u inside %u captures %u flags %x parks %llu resumes %llu\n",
+			page->state, page->want, page->calls_in_flight, page->captures, page->flags,
+			(unsigned long long)page->parks, (unsigned long long)page->resumes);
+	_exit(1);
+}
+
+static void *watch(void *unused)
+{
+	struct timespec t = {(time_t)deadline, 0};
+
+	(void)unused;
+	while (nanosleep(&t, &t) != 0)
+		;
+	test_fail(program, 0, "hung: the deadline passed after seconds", (long)deadline);
+}
+
+static void remove_folder(void)
+{
+	char command[128];
+
+	if (getpid() != owner)
+		return;
+	unsetenv("LD_PRELOAD");
+	snprintf(command, sizeof(command), "rm -rf %s", folder);
+	if (system(command) != 0)
+		fprintf(stderr, "%s stays\n", folder);
+}
+
+void controller_listen_again(void)
+{
+	struct sockaddr_un un = {.sun_family = AF_UNIX};
+
+	unlink(link_path);
+	snprintf(un.sun_path, sizeof(un.sun_path), "%s", link_path);
+	listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	CHECK(listener >= 0);
+	CHECK_EQUAL(bind(listener, (struct sockaddr *)&un, sizeof(un)), 0);
+	CHECK_EQUAL(listen(listener, 8), 0);
+}
+
+static void parent_begin(void)
+{
+	char path[96];
+
+	owner = getpid();
+	snprintf(folder, sizeof(folder), "/tmp/affinode-test-XXXXXX");
+	CHECK(mkdtemp(folder) != NULL);
+	atexit(remove_folder);
+	snprintf(link_path, sizeof(link_path), "%s/link.sock", folder);
+	snprintf(path, sizeof(path), "%s/node.sock", folder);
+	setenv("AFFINODE_SOCKET", path, 1);
+	snprintf(path, sizeof(path), "%s/gpu", folder);
+	CHECK_EQUAL(mkdir(path, 0700), 0);
+	setenv("AFFINODE_SIM_DIR", path, 1);
+	controller_listen_again();
+}
+
+void test_begin(int argc, char **argv, unsigned deadline_s)
+{
+	const char *given = getenv("TEST_SEED");
+	pthread_t watcher;
+
+	program = argv[0];
+	test_role = argc > 1 ? argv[1] : NULL;
+	test_seed = given ? strtoull(given, NULL, 0) : test_now_ns() & 0xffffffffu;
+	if (!test_role) {
+		printf("%s seed %llu\n", argv[0], (unsigned long long)test_seed);
+		fflush(stdout);
+		parent_begin();
+	}
+	deadline = deadline_s;
+	signal(SIGPIPE, SIG_IGN);
+	CHECK_EQUAL(pthread_create(&watcher, NULL, watch, NULL), 0);
+	CHECK_EQUAL(pthread_detach(watcher), 0);
+}
+
+void thread_start(pthread_t *thread, void *(*body)(void *), void *argument)
+{
+	CHECK_EQUAL(pthread_create(thread, NULL, body, argument), 0);
+}
+
+void thread_join(pthread_t thread)
+{
+	CHECK_EQUAL(pthread_join(thread, NULL), 0);
+}
+
+static void take_hello(void)
+{
+	union {
+		struct cmsghdr header;
+		char space[CMSG_SPACE(sizeof(int))];
+	} control;
+	struct affinode_hello hello;
+	struct iovec iov = {&hello, sizeof(hello)};
+	struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control,
+				 .msg_controllen = sizeof(control)};
+	int fd;
+
+	CHECK_EQUAL(recvmsg(link_fd, &message, MSG_CMSG_CLOEXEC), sizeof(hello));
+	CHECK_EQUAL(hello.header.magic, AFFINODE_LINK_MAGIC);
+	CHECK_EQUAL(hello.header.type, AFFINODE_HELLO);
+	CHECK(CMSG_FIRSTHDR(&message) != NULL);
+	memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(fd));
+	if (page)
+		munmap((void *)page, AFFINODE_PAGE_SIZE);
+	page = mmap(NULL, AFFINODE_PAGE_SIZE, PROT_READ, MAP_SHARED, fd, 0);
+	CHECK(page != MAP_FAILED);
+	close(fd);
+	CHECK_EQUAL(page->magic, AFFINODE_PAGE_MAGIC);
+}
+
+void controller_accept_silently(void)
+{
+	if (link_fd >= 0)
+		close(link_fd);
+	link_fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+	CHECK(link_fd >= 0);
+	epoch = 0;
+	reply_count = notice_count = 0;
+	take_hello();
+}
+
+void controller_welcome(void)
+{
+	struct affinode_welcome welcome = {.heartbeat_ms = 30000, .controller_version = "test"};
+
+	controller_send(AFFINODE_WELCOME, &welcome, sizeof(welcome), 0);
+}
+
+void controller_accept(void)
+{
+	controller_accept_silently();
+	controller_welcome();
+}
+
+void controller_drop(void)
+{
+	close(link_fd);
+	link_fd = -1;
+}
+
+void controller_stop(void)
+{
+	close(listener);
+	listener = -1;
+	unlink(link_path);
+	controller_drop();
+}
+
+int controller_fd(void)
+{
+	return link_fd;
+}
+
+void controller_send(uint16_t type, void *message, uint32_t size, uint32_t number)
+{
+	struct affinode_header *header = message;
+
+	*header = (struct affinode_header){AFFINODE_LINK_MAGIC, AFFINODE_PROTOCOL_VERSION, type, size, number};
+	CHECK_EQUAL(send(link_fd, message, size, MSG_NOSIGNAL), size);
+}
+
+static uint32_t command(uint32_t what, uint64_t argument, uint32_t request, uint64_t deadline_ns)
+{
+	struct affinode_command message = {.command = what, .argument = argument, .request = request,
+					   .deadline_ns = deadline_ns, .reason = "test"};
+
+	controller_send(AFFINODE_COMMAND, &message, sizeof(message), ++epoch);
+	return epoch;
+}
+
+uint32_t controller_command(uint32_t what, uint64_t argument)
+{
+	return command(what, argument, 0, 0);
+}
+
+uint32_t controller_command_by(uint32_t what, uint64_t deadline_ns)
+{
+	return command(what, 0, 0, deadline_ns);
+}
+
+void controller_answer_room(uint32_t request, bool granted)
+{
+	command(AFFINODE_COMMAND_ROOM, granted, request, 0);
+}
+
+bool controller_pump(void)
+{
+	union {
+		struct affinode_header header;
+		struct affinode_reply reply;
+		struct affinode_notify notify;
+		char bytes[1024];
+	} message;
+
+	for (;;) {
+		ssize_t n = recv(link_fd, &message, sizeof(message), MSG_DONTWAIT);
+
+		if (n < 0 && (errno == EAGAIN || errno == EINTR))
+			return true;
+		if (n <= 0)
+			return false;
+		CHECK_EQUAL(message.header.size, n);
+		if (message.header.type == AFFINODE_REPLY)
+			replies[reply_count++ % KEPT] = message.reply;
+		else if (message.header.type == AFFINODE_NOTIFY)
+			notices[notice_count++ % KEPT] = message.notify;
+	}
+}
+
+struct affinode_reply controller_reply(uint32_t number)
+{
+	for (;;) {
+		unsigned kept = reply_count < KEPT ? reply_count : KEPT;
+		struct pollfd fd = {.fd = link_fd, .events = POLLIN};
+
+		for (unsigned i = 0; i < kept; i++)
+			if (replies[i].header.epoch == number)
+				return replies[i];
+		poll(&fd, 1, 100);
+		CHECK(controller_pump());
+	}
+}
+
+int controller_move(uint32_t what)
+{
+	return controller_reply(controller_command(what, 0)).status;
+}
+
+uint32_t controller_noticed(uint32_t kind, uint64_t *bytes)
+{
+	for (;;) {
+		struct pollfd fd = {.fd = link_fd, .events = POLLIN};
+
+		for (unsigned i = notice_count < KEPT ? 0 : notice_count - KEPT; i < notice_count; i++) {
+			struct affinode_notify *notify = &notices[i % KEPT];
+
+			if (notify->kind != kind)
+				continue;
+			notify->kind = 0; /* each is noticed once */
+			if (bytes)
+				*bytes = notify->bytes;
+			return notify->header.epoch;
+		}
+		poll(&fd, 1, 100);
+		CHECK(controller_pump());
+	}
+}
+
+struct affinode_page page_read(void)
+{
+	struct affinode_page copy;
+	uint64_t before, after;
+
+	do {
+		before = __atomic_load_n(&page->sequence, __ATOMIC_ACQUIRE);
+		memcpy(&copy, page, sizeof(copy));
+		__atomic_thread_fence(__ATOMIC_ACQUIRE);
+		after = __atomic_load_n(&page->sequence, __ATOMIC_RELAXED);
+	} while (before != after || before % 2);
+	return copy;
+}
+
+pid_t child_start(const char *role)
+{
+	char seed[32];
+	pid_t pid;
+
+	snprintf(seed, sizeof(seed), "%llu", (unsigned long long)test_seed);
+	setenv("TEST_SEED", seed, 1);
+	pid = fork();
+	CHECK(pid >= 0);
+	if (pid == 0) {
+		execl("/proc/self/exe", program, role, (char *)NULL);
+		_exit(127);
+	}
+	return pid;
+}
+
+int child_wait(pid_t pid)
+{
+	int status;
+
+	while (waitpid(pid, &status, 0) < 0)
+		CHECK_EQUAL(errno, EINTR);
+	return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}

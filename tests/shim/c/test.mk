@@ -1,0 +1,86 @@
+# The shim's C tests, included by shim/Makefile: one program a behaviour, each in three flavours.
+#   make test                                 all of them
+#   make test-run PROGRAM=cancel FLAVOUR=thread   one; flavours: plain, address, thread
+#
+# plain: the shim is preloaded, as in a kernel. address (with undefined) and thread: its sources are compiled into the
+# program with the sanitizer, without the exported names, which sanitizers themselves would call too early.
+
+TEST_FOLDER := ../tests/shim/c
+TEST_BUILD := $(BUILD)/test
+TEST_SUPPORT := harness cuda
+TEST_LIBRARIES := calling_driver
+TEST_PROGRAMS := $(sort $(filter-out $(TEST_SUPPORT) $(TEST_LIBRARIES),\
+	$(patsubst $(TEST_FOLDER)/%.c,%,$(wildcard $(TEST_FOLDER)/*.c)) \
+	$(patsubst $(TEST_FOLDER)/%.cc,%,$(wildcard $(TEST_FOLDER)/*.cc))))
+TEST_FLAVOURS := plain address thread
+
+SANITIZE_address := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
+SANITIZE_thread := -fsanitize=thread
+TEST_CFLAGS := -std=gnu11 -O1 -g -fexceptions -fno-strict-aliasing -D_GNU_SOURCE -Isrc -I$(TEST_FOLDER) \
+	-Wall -Wextra -MMD -MP
+TEST_CXXFLAGS := $(filter-out -std=gnu11,$(TEST_CFLAGS)) -std=gnu++17
+
+# Loaded by name, as a program on a machine with a driver would.
+TEST_LIB := $(TEST_BUILD)/lib
+$(TEST_LIB)/libcuda.so.1: $(BUILD)/libaffinode-sim-cuda.so
+	@mkdir -p $(@D)
+	ln -sf $(abspath $<) $@
+
+$(TEST_LIB)/libcalling.so: $(TEST_FOLDER)/calling_driver.c
+	@mkdir -p $(@D)
+	$(CC) -O1 -g -fPIC -fexceptions -shared -Wall -Wextra -o $@ $<
+
+$(TEST_BUILD)/plain/%.o: $(TEST_FOLDER)/%.c
+	@mkdir -p $(@D)
+	$(CC) $(TEST_CFLAGS) -c -o $@ $<
+$(TEST_BUILD)/plain/%.o: $(TEST_FOLDER)/%.cc
+	@mkdir -p $(@D)
+	$(CXX) $(TEST_CXXFLAGS) -c -o $@ $<
+$(TEST_BUILD)/plain/%: $(TEST_BUILD)/plain/%.o $(TEST_SUPPORT:%=$(TEST_BUILD)/plain/%.o)
+	$(CXX) -o $@ $^ -pthread -ldl
+
+TEST_SHIM := $(filter-out exports,$(patsubst src/%.c,%,$(wildcard src/*.c)))
+
+define SANITIZED
+$(TEST_BUILD)/$(1)/shim/%.o: src/%.c
+	@mkdir -p $$(@D)
+	$$(CC) $$(TEST_CFLAGS) -DSMALL_THUNK_POOL $$(SANITIZE_$(1)) -c -o $$@ $$<
+$(TEST_BUILD)/$(1)/%.o: $(TEST_FOLDER)/%.c
+	@mkdir -p $$(@D)
+	$$(CC) $$(TEST_CFLAGS) -DSHIM_LINKED $$(SANITIZE_$(1)) -c -o $$@ $$<
+$(TEST_BUILD)/$(1)/%.o: $(TEST_FOLDER)/%.cc
+	@mkdir -p $$(@D)
+	$$(CXX) $$(TEST_CXXFLAGS) -DSHIM_LINKED $$(SANITIZE_$(1)) -c -o $$@ $$<
+$(TEST_BUILD)/$(1)/libshim.a: $(TEST_SHIM:%=$(TEST_BUILD)/$(1)/shim/%.o)
+	rm -f $$@
+	$$(AR) rcs $$@ $$^
+$(TEST_BUILD)/$(1)/%: $(TEST_BUILD)/$(1)/%.o $(TEST_SUPPORT:%=$(TEST_BUILD)/$(1)/%.o) $(TEST_BUILD)/$(1)/libshim.a
+	$$(CXX) $$(SANITIZE_$(1)) -o $$@ $$^ -pthread -ldl
+endef
+$(eval $(call SANITIZED,address))
+$(eval $(call SANITIZED,thread))
+
+TEST_RUN := LD_LIBRARY_PATH=$(abspath $(TEST_LIB))
+RUN_plain := $(TEST_RUN) LD_PRELOAD=$(abspath $(SHIM))
+# Leaks are not looked for: the driver, its threads and what the shim keeps for the process's life are never given back.
+RUN_address := $(TEST_RUN) ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0 UBSAN_OPTIONS=print_stacktrace=1
+# The driver is not instrumented, the real one never could be. Fixed addresses: its shadow does not fit every layout.
+RUN_thread := $(TEST_RUN) TSAN_OPTIONS=halt_on_error=1:ignore_noninstrumented_modules=1:suppressions=$(abspath $(TEST_FOLDER))/tsan.supp \
+	setarch -R
+
+TEST_ALL := $(foreach flavour,$(TEST_FLAVOURS),$(TEST_PROGRAMS:%=$(TEST_BUILD)/$(flavour)/%))
+TEST_FILES := $(TEST_LIB)/libcuda.so.1 $(TEST_LIB)/libcalling.so
+
+.PHONY: test test-programs test-run
+.SECONDARY:
+test-programs: $(SHIM) $(TEST_FILES) $(TEST_ALL)
+
+test-run: $(SHIM) $(TEST_FILES) $(TEST_BUILD)/$(FLAVOUR)/$(PROGRAM)
+	@$(RUN_$(FLAVOUR)) $(abspath $(TEST_BUILD))/$(FLAVOUR)/$(PROGRAM)
+
+test: test-programs
+	@set -e; $(foreach flavour,$(TEST_FLAVOURS),for program in $(TEST_PROGRAMS); do \
+		echo "$(flavour) $$program"; \
+		$(RUN_$(flavour)) $(abspath $(TEST_BUILD))/$(flavour)/$$program; done;)
+
+-include $(wildcard $(TEST_BUILD)/*/*.d $(TEST_BUILD)/*/shim/*.d)
