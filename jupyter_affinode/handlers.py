@@ -7,6 +7,7 @@ so never count as activity: an open panel must not keep an idle server alive.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 from typing import TYPE_CHECKING, Any, cast
@@ -56,7 +57,11 @@ class AffinodeHandler(ExtensionHandlerMixin, APIHandler):
 
 
 class StatusHandler(AffinodeHandler):
-    """GET status: the node and all its kernels, as of the controller's last word."""
+    """GET status: the node and all its kernels, asked of the controller now.
+
+    The controller's stream, which the watch follows, does not tell figures that change by themselves: idle
+    and waiting times, free host memory.
+    """
 
     _track_activity = False
 
@@ -65,16 +70,17 @@ class StatusHandler(AffinodeHandler):
     async def get(self) -> None:
         """Answers 200 also without a controller; `available` and `message` say so then."""
         watch = self.extension.watch
-        kernels: list[Kernel] = []
+        node, kernels = watch.node, list(watch.kernels.values())
         if watch.available:
             await self.extension.kernels.refresh_paths()
-            kernels = [self.describe(kernel) for kernel in watch.kernels.values()]
+            with contextlib.suppress(ControllerUnavailable, ControllerRefused):  # the watch will see it too
+                node, kernels = await asyncio.gather(watch.client.node(), watch.client.kernels())
         answer = {
             "version": __version__,
             "available": watch.available,
             "message": watch.message,
-            "node": watch.node,
-            "kernels": kernels,
+            "node": node if watch.available else None,
+            "kernels": [self.describe(kernel) for kernel in kernels] if watch.available else [],
         }
         self.finish(json.dumps(answer))
 

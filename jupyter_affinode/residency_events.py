@@ -38,7 +38,7 @@ def residency_data(previous: Kernel | None, kernel: Kernel) -> dict[str, Any]:
 
 
 def worth_telling(previous: Kernel | None, kernel: Kernel) -> bool:
-    """Whether a person would see a difference; sizes and idle times alone are asked for, not told."""
+    """Whether a person would see a difference; times alone are asked for, not told."""
     if previous is None:
         return bool(kernel["residency"] != "none" or kernel.get("held_for_s") is not None)
     return bool(
@@ -46,7 +46,13 @@ def worth_telling(previous: Kernel | None, kernel: Kernel) -> bool:
         or previous.get("place") != kernel.get("place")
         or (previous.get("held_for_s") is None) != (kernel.get("held_for_s") is None)
         or _extended(previous.get("held_for_s"), kernel.get("held_for_s"))
+        or _without_hold(previous["text"]) != _without_hold(kernel["text"])
     )
+
+
+def _without_hold(text: str) -> str:
+    """The plain words without for how long the GPU is kept: state and size."""
+    return text.split(", kept for ")[0]
 
 
 def _extended(previous_s: float | None, now_s: float | None) -> bool:

@@ -96,10 +96,13 @@ def test_what_a_person_would_not_see_is_not_told():
     assert not changed(resident_bytes=1, idle_s=3.0)
     assert not worth_telling({**KERNEL, "held_for_s": 100.0}, {**KERNEL, "held_for_s": 50.0})
     assert not worth_telling(None, {**KERNEL, "residency": "none"})
+    kept = {**KERNEL, "held_for_s": 100.0, "text": "On the GPU: 12 GiB, kept for 2 min (simulated)"}
+    assert not worth_telling(kept, {**kept, "text": "On the GPU: 12 GiB, kept for 90 s (simulated)"})
 
 
 def test_what_a_person_would_see_is_told():
     assert changed(residency="parked") and changed(place=3) and changed(held_for_s=3600.0)
+    assert changed(text="On the GPU: 13 GiB")
     assert worth_telling({**KERNEL, "held_for_s": 50.0}, {**KERNEL, "held_for_s": 3600.0})
     assert worth_telling({**KERNEL, "held_for_s": 50.0}, KERNEL)
     assert worth_telling(None, KERNEL)
