@@ -1,0 +1,84 @@
+"""A wheel built as a person without Node.js builds it, and an environment it is installed in.
+
+The environment costs no download: it has the packages of the one that runs the tests, all but ours, by links.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from installation import Installation
+
+REPOSITORY = Path(__file__).parents[2]
+OURS = ("jupyter_affinode", "hub_spawner", "_jupyter_affinode", "_editable_impl_jupyter_affinode")
+NOT_SOURCES = shutil.ignore_patterns(
+    ".git", ".venv", ".yarn", ".*_cache", "__pycache__", "node_modules", "build", "dist"
+)
+
+
+def _build(what: str, source: Path, to: Path, environment: dict[str, str]) -> Path:
+    """Build an sdist or a wheel of `source` without installing anything; its path."""
+    to.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "build", "--no-isolation", f"--{what}", "--outdir", str(to), str(source)]
+    built = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert built.returncode == 0, built.stdout + built.stderr
+    (archive,) = to.iterdir()
+    return archive
+
+
+@pytest.fixture(scope="session")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sdist, with the JupyterLab extension that was built last; `make test` builds it."""
+    if not (REPOSITORY / "jupyter_affinode/labextension/package.json").exists():
+        pytest.fail("the JupyterLab extension is not built: run jlpm build:prod", pytrace=False)
+    folder = tmp_path_factory.mktemp("sdist")
+    shutil.copytree(REPOSITORY, folder / "source", ignore=NOT_SOURCES)
+    environment = {**os.environ, "HATCH_JUPYTER_BUILDER_SKIP_NPM": "1"}
+    return _build("sdist", folder / "source", folder / "out", environment)
+
+
+@pytest.fixture(scope="session")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from the sdist where no Node.js works."""
+    folder = tmp_path_factory.mktemp("wheel")
+    for name in ("node", "nodejs", "npm"):
+        broken = folder / "path" / name
+        broken.parent.mkdir(exist_ok=True)
+        broken.write_text("#!/bin/sh\nexit 1\n")
+        broken.chmod(0o755)
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    (source,) = folder.glob("jupyter_affinode-*")
+    path = f"{folder / 'path'}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "CFLAGS": "-O1"}  # quick to compile
+    return _build("wheel", source, folder / "out", environment)
+
+
+@pytest.fixture(scope="session")
+def bare_installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
+    """An environment with everything that the tests' own has, but not with us."""
+    made = Installation(tmp_path_factory.mktemp("installed") / "prefix")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", made.prefix], check=True)
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if not entry.name.startswith(OURS) and entry.name != "__pycache__":
+            (made.packages / entry.name).symlink_to(entry)
+    kernels = Path("share/jupyter/kernels")
+    shutil.copytree(Path(sys.prefix) / kernels / "python3", made.prefix / kernels / "python3")
+    return made
+
+
+@pytest.fixture(scope="module")
+def installation(bare_installation: Installation, wheel: Path) -> Iterator[Installation]:
+    """The environment with the wheel installed."""
+    installed = bare_installation.pip("install", "--no-index", "--no-deps", wheel)
+    assert installed.returncode == 0, installed.stderr
+    yield bare_installation
+    bare_installation.pip("uninstall", "--yes", "jupyter-affinode")

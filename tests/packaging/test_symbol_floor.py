@@ -1,0 +1,39 @@
+"""The native libraries load on any Linux of the last twelve years: no symbol newer than GLIBC_2.17."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from symbol_floor import FLOOR, newest_glibc
+
+LIBRARIES = ("libaffinode.so", "libaffinode-sim-cuda.so", "libaffinode-sim-nvml.so")
+CROSS_COMPILER = "aarch64-linux-gnu-gcc"
+ELF_MACHINE_AARCH64 = 183
+SHIM = Path(__file__).parents[2] / "shim"
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_native_library_asks_for_nothing_newer_than_the_floor(native: Path, library: str) -> None:
+    assert newest_glibc(native / library) <= FLOOR
+
+
+def test_the_check_sees_a_newer_symbol(tmp_path: Path) -> None:
+    source, library = tmp_path / "newer.c", tmp_path / "newer.so"
+    source.write_text("#include <sys/random.h>\nlong newer(void *to) { return getrandom(to, 1, 0); }\n")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)  # getrandom came with 2.25
+    assert newest_glibc(library) > FLOOR
+
+
+@pytest.mark.skipif(shutil.which(CROSS_COMPILER) is None, reason=f"no {CROSS_COMPILER}")
+def test_the_aarch64_shim_asks_for_nothing_newer_than_the_floor(tmp_path: Path) -> None:
+    subprocess.run(
+        ["make", "-C", SHIM, "shim", f"CC={CROSS_COMPILER}", f"BUILD={tmp_path}", "CFLAGS=-O0"],
+        check=True,
+        capture_output=True,
+    )
+    shim = tmp_path / "libaffinode.so"
+    assert int.from_bytes(shim.read_bytes()[18:20], "little") == ELF_MACHINE_AARCH64
+    assert newest_glibc(shim) <= FLOOR
