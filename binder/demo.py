@@ -25,6 +25,7 @@ def main() -> int:
                 *place.server_options(IDLE_TIMEOUT_S),
                 *sys.argv[1:],
             ],
+            cwd=place.work,
             env=place.environment,
         )
         # Ctrl-C reaches JupyterLab too, which asks whether it is meant.

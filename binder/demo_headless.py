@@ -48,21 +48,24 @@ class Story:
         telling = asyncio.create_task(self._tell_changes())
         try:
             self._kernel = await NotebookKernel.start(self._server, "demo.ipynb")
+            await self._until_managed()
             self.say("kernel", "started")
             for cell in cells:
                 if cell["cell_type"] == "code":
-                    await self._run_cell("".join(cell["source"]), cell["metadata"].get("tags", []))
+                    await self._run_cell(
+                        cell["id"], "".join(cell["source"]), cell["metadata"].get("tags", [])
+                    )
         finally:
             telling.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await telling
 
-    async def _run_cell(self, source: str, tags: list[str]) -> None:
+    async def _run_cell(self, name: str, source: str, tags: list[str]) -> None:
         assert self._kernel is not None
         if "after-parking" in tags:
             await self._until_parked()
         before = await self._state()
-        self.say("cell", source.splitlines()[0])
+        self.say("cell", f'"{name}"')
         for line in (await self._kernel.execute(source)).splitlines():
             print(f"{'':11} | {line}")
         self._idle_since = time.monotonic()
@@ -73,6 +76,18 @@ class Story:
             )
         if "resumes" in tags:
             await self._until(lambda kernel: kernel["resumes"] > before["resumes"], "resumed")
+
+    async def _until_managed(self) -> None:
+        """Wait until the GPU controller, which the server starts, knows the kernel."""
+        assert self._kernel is not None
+        deadline = time.monotonic() + STATE_TIMEOUT_S
+        while True:
+            status = await self._server.ask("GET", "affinode/api/status")
+            if self._kernel.id in [kernel["id"] for kernel in status["kernels"]]:
+                return
+            if time.monotonic() > deadline:
+                raise NotTrue(f"the kernel is not managed: {status['message'] or 'it is not known'}")
+            await asyncio.sleep(0.05)
 
     async def _until_parked(self) -> None:
         """Wait until the kernel is parked and the GPU's memory is given back."""
@@ -125,7 +140,7 @@ async def demo(place: DemoPlace) -> str | None:
     log = place.folder / "server.log"
     server = None
     try:
-        server = await Server.start(place.server_options(IDLE_TIMEOUT_S), place.environment, log)
+        server = await Server.start(place.work, place.server_options(IDLE_TIMEOUT_S), place.environment, log)
         await asyncio.wait_for(Story(place, server).run(), TOTAL_TIMEOUT_S)
         return None
     except (NotTrue, CellFailed, ServerFailed) as error:

@@ -39,12 +39,12 @@ class Server:
     token: str
 
     @classmethod
-    async def start(cls, options: list[str], environment: dict[str, str], log: Path) -> Server:
-        """Start one on a free port and wait until it answers."""
+    async def start(cls, folder: Path, options: list[str], environment: dict[str, str], log: Path) -> Server:
+        """Start one in a folder, on a free port, and wait until it answers."""
         command = [sys.executable, "-m", "jupyter_server", "--no-browser", "--ServerApp.port=0", *options]
         with log.open("wb") as output:
             process = subprocess.Popen(
-                command, env=environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL
+                command, cwd=folder, env=environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL
             )
         about = Path(environment["JUPYTER_RUNTIME_DIR"]) / f"jpserver-{process.pid}.json"
         deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
@@ -70,14 +70,16 @@ class Server:
             self.process.wait()
 
     async def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """One REST request's answer."""
+        """One REST request's answer; ServerFailed if it is an error."""
         request = HTTPRequest(
             f"http://{self.address}{path}",
             method=method,
             headers={"Authorization": f"token {self.token}"},
             body=None if body is None else json.dumps(body),
         )
-        answer = await AsyncHTTPClient().fetch(request)
+        answer = await AsyncHTTPClient().fetch(request, raise_error=False)
+        if answer.error is not None:
+            raise ServerFailed(f"{method} {path}: {answer.error}")
         return json.loads(answer.body) if answer.body else None
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
@@ -95,18 +97,19 @@ class Server:
 class NotebookKernel:
     """The kernel of a notebook's session."""
 
-    def __init__(self, kernel_id: str, channels: WebSocketClientConnection):
+    def __init__(self, kernel_id: str, channels: WebSocketClientConnection, session: str):
         self.id = kernel_id
         self._channels = channels
-        self._session = uuid.uuid4().hex
+        self._session = session
 
     @classmethod
     async def start(cls, server: Server, notebook: str) -> NotebookKernel:
         """Start it as opening the notebook does."""
         body = {"path": notebook, "name": notebook, "type": "notebook", "kernel": {"name": "python3"}}
         session = await server.ask("POST", "api/sessions", body)
-        kernel_id = session["kernel"]["id"]
-        return cls(kernel_id, await server.connect(f"api/kernels/{kernel_id}/channels"))
+        kernel_id, name = session["kernel"]["id"], uuid.uuid4().hex
+        channels = await server.connect(f"api/kernels/{kernel_id}/channels?session_id={name}")
+        return cls(kernel_id, channels, name)
 
     async def execute(self, code: str) -> str:
         """Run a cell; its text. CellFailed if it raises."""
