@@ -92,7 +92,10 @@ bool block_find(CUdeviceptr address, struct block *found)
 	pthread_mutex_lock(&blocks_lock);
 	at = upper_bound(address);
 	if (at > 0 && address - blocks[at - 1]->address < blocks[at - 1]->size) {
-		*found = *blocks[at - 1];
+		const struct block *block = blocks[at - 1];
+
+		*found = (struct block){.address = block->address, .size = block->size, .mapped = block->mapped,
+					.context = block->context, .id = block->id};
 		inside = true;
 	}
 	pthread_mutex_unlock(&blocks_lock);
@@ -126,6 +129,16 @@ size_t blocks_resident_bytes(void)
 			bytes += blocks[i]->mapped;
 	pthread_mutex_unlock(&blocks_lock);
 	return bytes + mappings_resident_bytes();
+}
+
+/* Under the lock of those who count: the page is written while the mover works.  */
+void block_set_resident(struct block *block, bool resident)
+{
+	if (block->mapping)
+		return mapping_set_resident(block->mapping, resident);
+	pthread_mutex_lock(&blocks_lock);
+	block->resident = resident;
+	pthread_mutex_unlock(&blocks_lock);
 }
 
 CUresult block_create(struct block *block)
@@ -182,7 +195,7 @@ CUresult block_unmap(struct block *block)
 	/* Unmapped but not released would be a leak, not a loss: say so and go on.  */
 	if (driver.cuMemRelease(block->handle) != CUDA_SUCCESS)
 		log_line("cuMemRelease failed for %zu bytes at %llx", block->mapped, block->address);
-	block->resident = false;
+	block_set_resident(block, false);
 	return CUDA_SUCCESS;
 }
 

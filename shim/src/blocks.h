@@ -35,7 +35,7 @@ bool block_free(CUdeviceptr address);
 /* Free what is doomed. The caller is inside the gate, or is the mover.  */
 void blocks_reap(bool synchronise);
 
-/* Copy the description of the block that contains `address`; false: not ours.  */
+/* The description of the block that contains `address`: its place, size, context and id; false: not ours.  */
 bool block_find(CUdeviceptr address, struct block *found);
 
 /* All blocks that can move, the application's own mappings too, for the mover; an array of pointers to be freed with free(), NULL: no memory. Blocks in
@@ -47,6 +47,7 @@ size_t blocks_resident_bytes(void);
 CUresult block_create(struct block *block);
 CUresult block_map(struct block *block);
 CUresult block_unmap(struct block *block);
+void block_set_resident(struct block *block, bool resident);
 
 /* From now on the blocks in this range stay where they are.  */
 void blocks_keep_on_gpu(CUdeviceptr address, size_t size);

@@ -38,18 +38,33 @@ static struct alias *find_alias(CUdeviceptr address, struct mapping **owner)
 	return NULL;
 }
 
-/* The mover copies through the first alias, in a context of the allocation's device, which must be allowed there.  */
+/* An alias, other than `except`, that the mover can copy all of the contents through: whole, and its own device allowed
+ * there. NULL: none.  */
+static const struct alias *copyable(const struct mapping *mapping, const struct alias *except)
+{
+	for (const struct alias *alias = mapping->aliases; alias < mapping->aliases + mapping->alias_count; alias++) {
+		if (alias == except || alias->size != mapping->block.size)
+			continue;
+		for (unsigned i = 0; i < alias->access_count; i++)
+			if (alias->access[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+			    alias->access[i].location.id == mapping->prop.location.id &&
+			    alias->access[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+				return alias;
+	}
+	return NULL;
+}
+
 static bool can_move(const struct mapping *mapping)
 {
-	const struct alias *first = mapping->aliases;
+	return !mapping->block.shared && mapping->block.context && copyable(mapping, NULL);
+}
 
-	if (mapping->block.shared || !mapping->alias_count || first->size != mapping->block.size || !mapping->block.context)
-		return false;
-	for (unsigned i = 0; i < first->access_count; i++)
-		if (first->access[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
-		    first->access[i].location.id == mapping->prop.location.id)
-			return first->access[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-	return false;
+/* Where the mover copies.  */
+static void choose_address(struct mapping *mapping)
+{
+	const struct alias *alias = copyable(mapping, NULL);
+
+	mapping->block.address = alias ? alias->address : 0;
 }
 
 CUmemGenericAllocationHandle mapping_adopt(CUmemGenericAllocationHandle real, size_t size,
@@ -123,7 +138,6 @@ static struct alias *add_alias(struct mapping *mapping, CUdeviceptr address, siz
 	memset(alias, 0, sizeof(*alias));
 	alias->address = address;
 	alias->size = size;
-	mapping->block.address = mapping->aliases[0].address;
 	return alias;
 }
 
@@ -141,15 +155,18 @@ void mapping_mapped(CUmemGenericAllocationHandle handle, CUdeviceptr address, si
 
 static void add_access(struct mapping *mapping, struct alias *alias, const CUmemAccessDesc *access)
 {
-	for (unsigned i = 0; i < alias->access_count; i++)
-		if (memcmp(&alias->access[i].location, &access->location, sizeof(access->location)) == 0) {
-			alias->access[i].flags = access->flags;
-			return;
-		}
-	if (alias->access_count < sizeof(alias->access) / sizeof(alias->access[0]))
-		alias->access[alias->access_count++] = *access;
-	else
+	unsigned i = 0;
+
+	while (i < alias->access_count &&
+	       memcmp(&alias->access[i].location, &access->location, sizeof(access->location)) != 0)
+		i++;
+	if (i < sizeof(alias->access) / sizeof(alias->access[0])) {
+		alias->access[i] = *access;
+		alias->access_count += i == alias->access_count;
+	} else {
 		mapping->block.shared = true;
+	}
+	choose_address(mapping);
 }
 
 void mapping_set_access(CUdeviceptr address, size_t size, const CUmemAccessDesc *access, size_t count)
@@ -236,8 +253,8 @@ bool mapping_release(CUmemGenericAllocationHandle handle, CUresult *result)
 	return mapping != NULL;
 }
 
-/* The application unmaps parked contents it still holds a handle to: it may map them again, elsewhere. They keep an
- * address of our own so that a resume has somewhere to copy to. With the lock held.  */
+/* The application unmaps parked contents that it can still reach, by a handle or at another address that nothing may
+ * access yet. They keep an address of our own so that a resume has somewhere to copy to. With the lock held.  */
 static bool keep_reachable(struct mapping *mapping)
 {
 	CUmemAccessDesc access = {mapping->prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
@@ -261,7 +278,8 @@ static CUresult drop_alias(struct mapping *mapping, unsigned index)
 	struct alias alias = mapping->aliases[index];
 	CUresult result = CUDA_SUCCESS;
 
-	if (!mapping->block.resident && mapping->references > 0 && mapping->alias_count == 1 && !keep_reachable(mapping))
+	if (!mapping->block.resident && (mapping->references > 0 || mapping->alias_count > 1) &&
+	    !copyable(mapping, &mapping->aliases[index]) && !keep_reachable(mapping))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	if (mapping->block.resident)
 		result = driver.cuMemUnmap(alias.address, alias.size);
@@ -270,8 +288,7 @@ static CUresult drop_alias(struct mapping *mapping, unsigned index)
 	memmove(&mapping->aliases[index], &mapping->aliases[index + 1],
 		(mapping->alias_count - index - 1) * sizeof(alias));
 	mapping->alias_count--;
-	if (mapping->alias_count)
-		mapping->block.address = mapping->aliases[0].address;
+	choose_address(mapping);
 	if (mapping->references == 0 && only_ours(mapping))
 		return end(mapping);
 	return CUDA_SUCCESS;
@@ -310,9 +327,8 @@ bool mapping_find_parked(CUdeviceptr address, struct block *found)
 	pthread_mutex_lock(&mappings_lock);
 	alias = find_alias(address, &mapping);
 	if (alias && !mapping->block.resident) {
-		*found = mapping->block;
-		found->address = alias->address;
-		found->size = found->mapped = alias->size;
+		*found = (struct block){.address = alias->address, .size = alias->size, .mapped = alias->size,
+					.context = mapping->block.context, .id = mapping->block.id};
 		parked = true;
 	}
 	pthread_mutex_unlock(&mappings_lock);
@@ -378,6 +394,13 @@ CUresult mapping_unmap_all(struct mapping *mapping)
 		return result;
 	}
 	return CUDA_SUCCESS;
+}
+
+void mapping_set_resident(struct mapping *mapping, bool resident)
+{
+	pthread_mutex_lock(&mappings_lock);
+	mapping->block.resident = resident;
+	pthread_mutex_unlock(&mappings_lock);
 }
 
 size_t mappings_count(void)

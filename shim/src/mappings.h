@@ -21,7 +21,7 @@ struct alias {
 };
 
 struct mapping {
-	struct block block; /* what the mover moves; its address is that of the first alias */
+	struct block block; /* what the mover moves; its address is an alias that it can copy through */
 	CUmemAllocationProp prop;
 	CUmemGenericAllocationHandle handle; /* what the application holds */
 	uint32_t references;                 /* the application's own: one for cuMemCreate, one a cuMemRetain… */
@@ -60,6 +60,7 @@ bool mapping_parked_access(CUdeviceptr address, const CUmemLocation *location, u
 /* For blocks.c: map, unmap at every alias; list what can move; count bytes.  */
 CUresult mapping_map(struct mapping *mapping);
 CUresult mapping_unmap_all(struct mapping *mapping);
+void mapping_set_resident(struct mapping *mapping, bool resident);
 size_t mappings_list(struct block **list, size_t room);
 size_t mappings_count(void);
 void mappings_sum(struct block_bytes bytes[AFFINODE_MAX_GPUS], uint64_t shared[AFFINODE_MAX_GPUS],

@@ -283,7 +283,7 @@ static CUresult create_all(struct block **list, size_t count)
 		if (result != CUDA_SUCCESS)
 			driver.cuMemRelease(list[i]->handle);
 		else
-			list[i]->resident = true;
+			block_set_resident(list[i], true);
 	}
 	return result;
 }

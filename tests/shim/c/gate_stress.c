@@ -40,7 +40,7 @@ static void *compute(void *argument)
 		atomic_fetch_add(&rounds[me], 1);
 		if (rested != atomic_load(&calm)) {
 			rested = atomic_load(&calm);
-			usleep((unsigned)(test_random(&random) % 100000));
+			usleep(20000 + (unsigned)(test_random(&random) % 80000));
 		}
 	}
 	CHECK(holds_pattern(kept, BLOCK, me, added));
