@@ -7,7 +7,6 @@ activity marks ask it or listen to it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from typing import Any, Protocol
 
@@ -62,9 +61,7 @@ class NodeWatch:
     async def stop(self) -> None:
         """Stop following; the controller ends by itself when nobody needs it."""
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await cancelled(self._task)
             self._task = None
 
     @property
@@ -159,3 +156,13 @@ class NodeWatch:
     def _tell_removed(self, kernel_id: str) -> None:
         for listener in self._listeners:
             listener.kernel_removed(kernel_id)
+
+
+async def cancelled(task: asyncio.Task[None]) -> None:
+    """End a task for certain.
+
+    Before Python 3.12 `asyncio.wait_for` swallows a cancellation that comes together with what it waits for.
+    """
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=0.1)

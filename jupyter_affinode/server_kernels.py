@@ -5,7 +5,6 @@ them.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from typing import Any
 
@@ -14,7 +13,7 @@ from jupyter_server.services.kernels.kernelmanager import MappingKernelManager
 from jupyter_server.services.sessions.sessionmanager import SessionManager
 
 from .client import ControllerRefused, ControllerUnavailable
-from .node_watch import Kernel, NodeWatch
+from .node_watch import Kernel, NodeWatch, cancelled
 from .tracker import ExecutionTracker
 
 KERNEL_ACTIONS = "https://events.jupyter.org/jupyter_server/kernel_actions/v1"
@@ -136,9 +135,7 @@ class ServerKernels:
     async def stop(self) -> None:
         """Stop following all kernels."""
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await cancelled(self._task)
         for kernel_id in list(self._messages):
             self._forget(kernel_id)
 

@@ -7,6 +7,7 @@ side and leave nothing behind: at its end every process that was started on it i
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import shutil
 import subprocess
@@ -51,15 +52,33 @@ def native() -> Path:
     return build
 
 
-@pytest.fixture
-def machine() -> Iterator[Machine]:
-    """A machine without a GPU: own sockets and Jupyter folders, in a path short enough for Unix sockets."""
+@contextlib.contextmanager
+def new_machine() -> Iterator[Machine]:
+    """A machine of one's own for as long as the context lasts; in a path short enough for Unix sockets."""
     folder = Path(tempfile.mkdtemp(prefix="aff-", dir="/tmp"))
     folder.chmod(0o700)
     made = Machine(folder)
-    yield made
-    made.kill_everything()
-    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        yield made
+    finally:
+        made.kill_everything()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    """A machine without a GPU: own sockets and Jupyter folders."""
+    with new_machine() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shared_server(native: Path) -> Iterator[JupyterServer]:
+    """A running server for a module's tests that leave it as they find it; on a machine without a GPU."""
+    with new_machine() as made:
+        server = JupyterServer(made).start()
+        yield server
+        server.stop()
 
 
 @pytest.fixture

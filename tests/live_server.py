@@ -94,6 +94,7 @@ class JupyterServer:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait(timeout=10)
+                raise AssertionError(f"the server did not stop within 20 s:\n{self.log()[-4000:]}") from None
 
     def kill(self) -> None:
         """SIGKILL it; its kernels live on."""
@@ -150,7 +151,18 @@ class JupyterKernel:
         self.client = BlockingKernelClient(connection_file=str(runtime / f"kernel-{kernel_id}.json"))
         self.client.load_connection_file()
         self.client.start_channels()
-        self.client.wait_for_ready(timeout=60)
+        self.wait_for_ready()
+
+    def wait_for_ready(self, timeout: float = 60) -> None:
+        """Wait until it answers; a heartbeat that is missed while it starts is no death."""
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                self.client.wait_for_ready(timeout=max(deadline - time.monotonic(), 1))
+                return
+            except RuntimeError:
+                if time.monotonic() > deadline:
+                    raise
 
     @property
     def path(self) -> str:
@@ -215,7 +227,7 @@ class JupyterKernel:
         """Restart it through the server and wait until it answers again."""
         status, answer = self.server.request("POST", f"{self.path}/restart")
         assert status == 200, answer
-        self.client.wait_for_ready(timeout=60)
+        self.wait_for_ready()
 
     def shutdown(self) -> None:
         """Shut it down through the server."""

@@ -5,6 +5,7 @@ managed.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -24,6 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(parsed.command(parsed))
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # `… | head`: whoever read has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def _parser() -> argparse.ArgumentParser:

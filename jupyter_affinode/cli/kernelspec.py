@@ -68,7 +68,7 @@ def wrap(manager: KernelSpecManager, original: str, name: str, *, prefix: str | 
         )
     if name == original or (name in manager.find_kernel_specs() and not _is_ours(manager, name)):
         raise CannotWrap(f"there is a kernelspec {name} already; choose another --name")
-    model["argv"] = [sys.executable, "-m", "jupyter_affinode.cli", "run", "--", *model["argv"]]
+    model["argv"] = [sys.executable, "-m", "jupyter_affinode.cli", "run", "--", *_command(model["argv"])]
     model["display_name"] = f"{model.get('display_name') or original} (GPU shared)"
     model["metadata"] = {
         **metadata,
@@ -81,6 +81,13 @@ def wrap(manager: KernelSpecManager, original: str, name: str, *, prefix: str | 
         shutil.copytree(spec.resource_dir, fresh)
         (fresh / "kernel.json").write_text(json.dumps(model, indent=1), encoding="utf-8")
         return manager.install_kernel_spec(str(fresh), kernel_name=name, user=prefix is None, prefix=prefix)
+
+
+def _command(argv: list[str]) -> list[str]:
+    """A kernelspec's command with the interpreter that jupyter_client would put for a bare "python"."""
+    if argv[0] in {"python", f"python{sys.version_info[0]}", "python{}.{}".format(*sys.version_info)}:
+        return [sys.executable, *argv[1:]]
+    return argv
 
 
 def remove(manager: KernelSpecManager, name: str) -> str:

@@ -15,6 +15,7 @@ import pytest
 from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.provisioning import KernelProvisionerFactory
 from live_machine import Machine
+from live_server import JupyterKernel, JupyterServer
 
 
 @pytest.fixture
@@ -35,12 +36,14 @@ def factory() -> Iterator[type[KernelProvisionerFactory]]:
 
 
 @pytest.fixture
-def kernelspec(machine: Machine) -> Callable[..., str]:
-    """`kernelspec(name, **fields)` writes a kernelspec on the machine; ipykernel's where nothing else is
-    said.
+def kernelspec(request: pytest.FixtureRequest) -> Callable[..., str]:
+    """`kernelspec(name, machine=None, **fields)` writes a kernelspec; ipykernel's where nothing else is said.
+
+    On the test's own machine unless another is named.
     """
 
-    def write(name: str, **fields: Any) -> str:
+    def write(name: str, machine: Machine | None = None, **fields: Any) -> str:
+        machine = machine or request.getfixturevalue("machine")
         folder = Path(machine.environment["JUPYTER_DATA_DIR"]) / "kernels" / name
         folder.mkdir(parents=True)
         argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
@@ -75,3 +78,14 @@ def kernel_manager(
     for manager in made:
         jp_asyncio_loop.run_until_complete(manager.shutdown_kernel(now=True))
         manager.context.destroy(linger=0)
+
+
+@pytest.fixture
+def new_kernel(shared_server: JupyterServer) -> Iterator[Callable[..., JupyterKernel]]:
+    """`new_kernel(name, path=None)`: a kernel on the module's server, shut down after the test."""
+    before = len(shared_server.kernels)
+    yield shared_server.start_kernel
+    for kernel in shared_server.kernels[before:]:
+        if kernel.alive():
+            kernel.shutdown()
+    del shared_server.kernels[before:]

@@ -13,6 +13,7 @@ import pytest
 from jupyter_affinode.cli.kernel_argument import NoSuchKernel, find_kernel
 from jupyter_affinode.cli.run import kernel_id_of
 from jupyter_affinode.cli.table import kernel_table
+from jupyter_affinode.doctor import next_server_default
 
 ID = "01234567-89ab-cdef-0123-456789abcdef"
 SHOW = "import os, json; print(json.dumps(dict(os.environ, pid=os.getpid())))"
@@ -142,7 +143,7 @@ def test_a_wrapped_kernelspec_is_managed_by_any_front_end(native, machine, serve
     environ = kernel.environment()
     assert environ["AFFINODE_KERNEL_ID"] == kernel.id and environ["LD_PRELOAD"].endswith("libaffinode.so")
     assert "No GPU in use" in kernel.run("%gpu_status").text
-    wait_until(lambda: (machine.kernel(kernel.id) or {}).get("tracked"), timeout=15)
+    wait_until(lambda: machine.kernel(kernel.id), timeout=15)
     message_id = kernel.submit("import time; time.sleep(60)")
     wait_until(lambda: machine.kernel(kernel.id)["cell_open"], timeout=15)
     kernel.interrupt()
@@ -174,20 +175,17 @@ def test_doctor_names_every_part(native, machine):
     assert machine.affinode("doctor").stdout.count("\n") >= len(checks)
 
 
-def test_doctor_knows_whose_provisioner_a_new_kernel_gets(native, machine):
-    def provisioner() -> dict:
-        checks = json.loads(machine.affinode("doctor", "--json").stdout)["checks"]
-        return next(check for check in checks if check["name"] == "provisioner")
-
-    assert provisioner()["level"] == "ok"
-    config = Path(machine.environment["JUPYTER_CONFIG_DIR"], "jupyter_server_config.py")
+def test_doctor_knows_whose_provisioner_a_new_kernel_gets(here, factory, monkeypatch):
+    assert next_server_default().is_ours
+    config = Path(here.environment["JUPYTER_CONFIG_DIR"], "jupyter_server_config.py")
     config.write_text("c.KernelProvisionerFactory.default_provisioner_name = 'site-provisioner'\n")
-    chosen = provisioner()
-    assert chosen["level"] == "warn" and "site-provisioner" in chosen["text"]
+    assert next_server_default().name == "site-provisioner"
     config.write_text("c.ServerApp.jpserver_extensions = {'jupyter_affinode': False}\n")
-    assert "not enabled" in provisioner()["text"]
-    machine.environment["JUPYTER_DEFAULT_PROVISIONER_NAME"] = "local-provisioner"
-    assert "JUPYTER_DEFAULT_PROVISIONER_NAME" in provisioner()["text"]
+    assert "not enabled" in next_server_default().reason
+    config.write_text("c.AffinodeExtension.enabled = False\n")
+    assert "AffinodeExtension.enabled" in next_server_default().reason
+    monkeypatch.setenv("JUPYTER_DEFAULT_PROVISIONER_NAME", "local-provisioner")
+    assert "JUPYTER_DEFAULT_PROVISIONER_NAME" in next_server_default().reason
 
 
 def test_doctor_with_a_controller(native, controller):

@@ -66,9 +66,8 @@ def test_children_get_the_old_startup_back(native, machine, server):
     assert kernel.run("print(mine, chained)").text.split() == [str(old), str(old)]
 
 
-def test_an_ipython_kernels_namespace_stays_clean(native, server):
-    server.start()
-    kernel = server.start_kernel()
+def test_an_ipython_kernels_namespace_stays_clean(new_kernel):
+    kernel = new_kernel()
     assert "affinode" not in kernel.run("print(dir())").text
     assert kernel.run("print(__doc__)").text.startswith("Automatically created module")
     assert "%gpu_park" in kernel.run("%lsmagic").text
@@ -135,9 +134,8 @@ def test_a_library_that_is_not_loaded_is_told_apart(native, machine, server, ker
     assert "not loaded in this kernel" in kernel.run("%gpu_park").text
 
 
-def test_the_cell_magic_runs_its_body_whether_or_not_the_gpu_was_freed(native, server):
-    server.start()
-    kernel = server.start_kernel()
+def test_the_cell_magic_runs_its_body_whether_or_not_the_gpu_was_freed(new_kernel):
+    kernel = new_kernel()
     ran = kernel.run("%%gpu_park\nvalue = 40\nvalue + 2")
     assert ran.status == "ok" and ran.text.startswith("Not freed: ") and ran.text.endswith("42")
     assert kernel.run("print(value)").text == "40\n"
@@ -146,9 +144,8 @@ def test_the_cell_magic_runs_its_body_whether_or_not_the_gpu_was_freed(native, s
     assert failed.status == "error" and failed.error == "ZeroDivisionError"
 
 
-def test_a_hold_without_a_time_that_makes_sense_is_one_line(native, server):
-    server.start()
-    kernel = server.start_kernel()
+def test_a_hold_without_a_time_that_makes_sense_is_one_line(new_kernel):
+    kernel = new_kernel()
     for argument in ("soon", "10", "1h later", "0s"):
         ran = kernel.run(f"%gpu_hold {argument}")
         assert ran.status == "ok" and ran.text.startswith("Not kept: ") and ran.text.count("\n") == 1

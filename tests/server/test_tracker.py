@@ -178,8 +178,10 @@ async def test_a_restart_closes_the_open_cell_and_the_next_one_is_seen(tracked):
 async def test_an_interrupt_request_is_heard(tracked, kernelspec):
     kernelspec("by-message", interrupt_mode="message")
     manager, client, tracker, heard = await tracked(kernel_name="by-message")
-    client.execute("import time; time.sleep(60)")
-    await until(lambda: tracker.cells.current is not None)
+    message_id = client.execute("import time; print('on', flush=True); time.sleep(60)")
+    await until(lambda: tracker.cells.current == message_id)
+    while (await client.get_iopub_msg(timeout=20))["msg_type"] != "stream":
+        pass
     await manager.interrupt_kernel()
     await until(lambda: heard.interrupts == 1 and tracker.cells.current is None)
 
