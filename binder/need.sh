@@ -2,6 +2,7 @@
 # Makes sure that this machine has something, and prints its path:
 #   need.sh python    Python 3.10 or newer with venv
 #   need.sh cc        a C compiler and make
+#   need.sh cxx       a C++ compiler, and the sanitizers' libraries where they are apart: for the tests
 #   need.sh browser   Chromium or Chrome
 # What is missing comes from the system's packages, with apt-get or dnf, as root or by sudo without a password;
 # otherwise it says what to install and fails. Called by the Makefile.
@@ -23,6 +24,10 @@ cc_path() {
 	command -v make >/dev/null && command -v "${CC:-cc}"
 }
 
+cxx_path() {
+	command -v "${CXX:-c++}"
+}
+
 browser_path() {
 	for name in chromium chromium-browser google-chrome google-chrome-stable; do
 		# Ubuntu's chromium-browser is a stub that asks for a snap: only one that answers counts.
@@ -40,6 +45,8 @@ packages() { # of the thing $1, for the package manager $2
 	python/dnf) echo python3.12 ;;
 	cc/apt-get) echo gcc libc6-dev make ;;
 	cc/dnf) echo gcc glibc-devel make ;;
+	cxx/apt-get) echo g++ ;;
+	cxx/dnf) echo gcc-c++ libasan libubsan libtsan ;;
 	browser/*) echo chromium ;;
 	esac
 }
@@ -62,7 +69,10 @@ install() { # the packages $@ with the manager
 }
 
 thing=${1:-}
-case "$thing" in python | cc | browser) ;; *) say "usage: need.sh python|cc|browser"; exit 2 ;; esac
+case "$thing" in
+python | cc | cxx | browser) ;;
+*) say "usage: need.sh python|cc|cxx|browser" && exit 2 ;;
+esac
 if "${thing}_path"; then
 	exit
 fi

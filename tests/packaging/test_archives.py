@@ -11,10 +11,14 @@ import zipfile
 from importlib import metadata
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 
 REPOSITORY = Path(__file__).parents[2]
 LAB_EXTENSION = "share/jupyter/labextensions/jupyter-affinode"
+
+# The first test that asks for the wheel compiles it.
+pytestmark = pytest.mark.timeout(400)
 
 
 def imported_packages(folder: Path) -> set[str]:

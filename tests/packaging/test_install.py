@@ -14,6 +14,9 @@ from live_server import JupyterServer
 
 PROVISIONER = "KernelProvisionerFactory"
 
+# The first test that asks for the wheel compiles it.
+pytestmark = pytest.mark.timeout(400)
+
 
 @pytest.fixture
 def installed_server(
