@@ -15,6 +15,8 @@ struct api_call {
 
 CUresult api_enter(struct api_call *call, const char *name);
 void api_leave(struct api_call *call);
+/* Only whether the call may be made at all: for the checkpoint's own calls, which never wait at its gate.  */
+CUresult api_allowed(const char *name);
 
 /* Calls under way in this process, for the checkpoint that waits for them.  */
 unsigned api_calls_in_flight(void);

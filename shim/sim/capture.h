@@ -16,6 +16,8 @@ bool capture_active(CUstream stream);
 /* What may not be done to a capturing stream (wait, ask), or to the legacy stream while a blocking stream captures:
  * the error, after the capture has been invalidated; else CUDA_SUCCESS.  */
 CUresult capture_forbids(CUstream stream);
+/* The same for what waits or asks, which is also unsafe (below).  */
+CUresult capture_forbids_waiting(CUstream stream);
 CUresult capture_forbids_event(CUevent event);
 CUresult capture_forbids_context(CUcontext context);
 /* A call that is not safe while anybody captures, as cuThreadExchangeStreamCaptureMode says.  */

@@ -17,6 +17,7 @@ static CUcontext primaries[SIM_MAX_GPUS];
 static unsigned primary_flags[SIM_MAX_GPUS];
 static CUcontext all;
 static uint64_t last_id;
+static CUresult poison[SIM_MAX_GPUS]; /* after a fault a GPU is lost to the process, even after a reset */
 
 static const size_t default_limits[10] = {1024, 1 << 20, 8 << 20, 2, 2048, 64, 0, 0, 0, 0};
 
@@ -25,8 +26,10 @@ static CUresult activate(CUcontext context)
 {
 	struct sim_process *process = machine_join();
 	uint64_t cost = machine()->context_bytes;
-	CUresult result;
+	CUresult result = __atomic_load_n(&poison[context->device], __ATOMIC_ACQUIRE);
 
+	if (result != CUDA_SUCCESS)
+		return result;
 	if (!process || !machine_charge(context->gpu, cost))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	result = checkpoint_serve();
@@ -100,6 +103,7 @@ void context_fail(CUcontext context, CUresult error)
 	CUresult none = CUDA_SUCCESS;
 
 	__atomic_compare_exchange_n(&context->sticky, &none, error, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+	__atomic_store_n(&poison[context->device], error, __ATOMIC_RELEASE);
 }
 
 void contexts_each(void (*call)(CUcontext context, void *data), void *data)
@@ -151,7 +155,6 @@ SIM_API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
 	return result;
 }
 
-/* Clears a sticky error too: the next Retain, or call on a thread where it is current, finds it new.  */
 SIM_API CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
 {
 	ENTER("cuDevicePrimaryCtxReset");

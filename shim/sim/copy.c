@@ -9,7 +9,7 @@
 #include "capture.h"
 
 #define PIECE (4ull << 20)
-#define STAGED_LARGEST (64u << 10) /* pageable copies up to here return before they are done */
+#define STAGED_LARGEST (1u << 20) /* a pageable source up to here is read at once; seen on an H200 with 1 MiB */
 
 /* Whether a copy may touch it: as for a kernel, but other GPUs' plain memory needs no peer access.  */
 static bool reachable(CUcontext context, uint64_t address, uint64_t size, bool write)

@@ -106,13 +106,13 @@ static unsigned implicit_order(CUstream stream, struct fence **after)
 	return count;
 }
 
-static void run(CUstream stream, struct operation *operation)
+CUresult operation_execute(struct operation *operation, CUstream stream)
 {
 	CUcontext context = stream->context;
-	CUresult result;
+	CUresult result = __atomic_load_n(&context->sticky, __ATOMIC_ACQUIRE);
 
-	if (!operation || __atomic_load_n(&context->sticky, __ATOMIC_ACQUIRE) != CUDA_SUCCESS)
-		return; /* nothing runs in a context after a fault */
+	if (result != CUDA_SUCCESS)
+		return result; /* nothing runs in a context after a fault */
 	if (operation->kernels)
 		activity_begin(context->gpu, SIM_KERNELS);
 	result = operation->run(operation, stream);
@@ -120,6 +120,7 @@ static void run(CUstream stream, struct operation *operation)
 		activity_end(context->gpu, SIM_KERNELS);
 	if (result != CUDA_SUCCESS)
 		context_fail(context, result);
+	return result;
 }
 
 static void finish(struct work *work)
@@ -164,7 +165,8 @@ static void *execute(void *argument)
 			while (!work->after[i]->done)
 				pthread_cond_wait(&done, &lock);
 		work_unlock();
-		run(stream, work->operation);
+		if (work->operation)
+			operation_execute(work->operation, stream);
 		operation_release(work->operation);
 		work_lock();
 		stream->first = work->next;

@@ -9,12 +9,14 @@ static CUresult run(struct operation *operation, CUstream stream)
 {
 	struct host_function *function = (struct host_function *)operation;
 
+	current_push(stream->context); /* a query is allowed, and has no context of its own here */
 	api_in_callback(true);
 	if (function->callback)
 		function->callback(function->handle, stream->context->sticky, function->what.userData);
 	else
 		function->what.fn(function->what.userData);
 	api_in_callback(false);
+	current_forget(stream->context);
 	return CUDA_SUCCESS;
 }
 

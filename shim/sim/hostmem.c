@@ -110,7 +110,7 @@ SIM_API CUresult cuMemHostGetFlags(unsigned int *flags, void *pointer)
 	ENTER_CONTEXT("cuMemHostGetFlags", context);
 	ranges_read();
 	range = ranges_find(&memory_ranges, (uintptr_t)pointer);
-	if (flags && range && range->kind == RANGE_HOST) {
+	if (flags && range && (range->kind == RANGE_HOST || range->kind == RANGE_REGISTERED)) {
 		*flags = range->flags | CU_MEMHOSTREGISTER_DEVICEMAP; /* always mapped, with unified addresses */
 		result = CUDA_SUCCESS;
 	}
@@ -127,6 +127,9 @@ SIM_API CUresult cuMemHostRegister_v2(void *pointer, size_t size, unsigned int f
 	ENTER_CONTEXT("cuMemHostRegister", context);
 	if (!pointer || !size || (flags & ~(unsigned)CU_MEMHOSTREGISTER_FLAGS))
 		return CUDA_ERROR_INVALID_VALUE;
+	refused_ = capture_unsafe();
+	if (refused_ != CUDA_SUCCESS)
+		return refused_;
 	range.device = context->device;
 	range.context = context;
 	ranges_write();
@@ -144,13 +147,17 @@ SIM_API CUresult cuMemHostUnregister(void *pointer)
 	CUresult result = CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
 	CUcontext owner = NULL;
 	struct range *range;
+	bool inside;
 
 	ENTER_CONTEXT("cuMemHostUnregister", context);
 	ranges_read();
 	range = range_at(pointer, RANGE_REGISTERED);
 	if (range)
 		owner = range->context;
+	inside = !range && ranges_find(&memory_ranges, (uintptr_t)pointer);
 	ranges_done();
+	if (inside)
+		return CUDA_ERROR_INVALID_VALUE;
 	if (owner)
 		streams_finish(owner);
 	ranges_write();

@@ -41,11 +41,12 @@ struct sim_checkpoint {
 	int32_t caller;      /* pid that holds the request slot; 0: free */
 	uint32_t reserved;
 	uint64_t caller_start;
+	uint64_t parked_bytes[SIM_MAX_GPUS]; /* what it held when it was checkpointed, and will need again */
 };
 
 struct sim_process {
 	int32_t pid; /* 0: free */
-	uint32_t lost;
+	uint32_t reserved;
 	uint64_t start_time;
 	uint64_t used_bytes[SIM_MAX_GPUS];
 	uint32_t contexts[SIM_MAX_GPUS];

@@ -184,8 +184,6 @@ SIM_API CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdevi
 	ENTER_CONTEXT("cuMemGetAddressRange", context);
 	ranges_read();
 	range = ranges_find(&memory_ranges, address);
-	if (range && range->kind == RANGE_REGISTERED)
-		range = NULL;
 	if (range && base)
 		*base = range->start;
 	if (range && size)

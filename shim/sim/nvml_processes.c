@@ -3,6 +3,8 @@
 #include "machine.h"
 #include "nvml.h"
 
+#define CHECKPOINTED 2 /* CU_PROCESS_STATE_CHECKPOINTED */
+
 struct user {
 	unsigned pid;
 	uint64_t bytes;
@@ -19,7 +21,8 @@ static unsigned users_of(unsigned gpu, struct user users[SIM_MAX_PROCESSES])
 	for (unsigned i = 0; i < SIM_MAX_PROCESSES; i++) {
 		const struct sim_process *process = &machine()->processes[i];
 
-		if (!process->pid || (!process->contexts[gpu] && !process->used_bytes[gpu]))
+		if (!process->pid || process->checkpoint.state == CHECKPOINTED ||
+		    (!process->contexts[gpu] && !process->used_bytes[gpu]))
 			continue;
 		users[count].pid = (unsigned)process->pid;
 		users[count].bytes = process->used_bytes[gpu];

@@ -41,6 +41,11 @@ static CUcontext context_of(const struct range *range)
 	return range->kind == RANGE_MAPPED || range->kind == RANGE_POOL ? NULL : range->context;
 }
 
+static bool in_slab(const struct range *range)
+{
+	return range->kind == RANGE_DEVICE && range->owner;
+}
+
 #define ANSWER(type, value)                                 \
 	do {                                                \
 		*(type *)data = (type)(value);              \
@@ -51,8 +56,6 @@ static CUresult answer_place(void *data, int attribute, CUdeviceptr address, con
 {
 	switch (attribute) {
 	case ATTRIBUTE_CONTEXT:
-		if (!context_of(range))
-			ANSWER(CUcontext, context_primary(range->device));
 		ANSWER(CUcontext, context_of(range));
 	case ATTRIBUTE_MEMORY_TYPE:
 		ANSWER(unsigned int, on_host(range) ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE);
@@ -65,11 +68,13 @@ static CUresult answer_place(void *data, int attribute, CUdeviceptr address, con
 	case ATTRIBUTE_DEVICE_ORDINAL:
 		ANSWER(int, range->device);
 	case ATTRIBUTE_RANGE_START_ADDR:
-	case ATTRIBUTE_MAPPING_BASE_ADDR:
 		ANSWER(CUdeviceptr, range->start);
 	case ATTRIBUTE_RANGE_SIZE:
-	case ATTRIBUTE_MAPPING_SIZE:
 		ANSWER(size_t, range->size);
+	case ATTRIBUTE_MAPPING_BASE_ADDR: /* of a small piece: its slab */
+		ANSWER(CUdeviceptr, in_slab(range) ? range->start / SIM_GRANULARITY * SIM_GRANULARITY : range->start);
+	case ATTRIBUTE_MAPPING_SIZE:
+		ANSWER(size_t, in_slab(range) ? SIM_GRANULARITY : range->size);
 	default:
 		return CUDA_ERROR_INVALID_VALUE;
 	}
@@ -116,14 +121,12 @@ SIM_API CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr ad
 		return CUDA_ERROR_INVALID_VALUE;
 	ranges_read();
 	range = ranges_find(&memory_ranges, address);
-	reserved = range && range->kind != RANGE_MAPPED ? NULL : ranges_find(&reserved_ranges, address);
-	if (reserved && (attribute == ATTRIBUTE_RANGE_START_ADDR || attribute == ATTRIBUTE_RANGE_SIZE ||
-			 attribute == ATTRIBUTE_MAPPED)) {
-		/* For mapped memory the range is the reservation.  */
-		if (attribute == ATTRIBUTE_MAPPED)
-			*(unsigned char *)data = range != NULL;
-		else
-			*(uint64_t *)data = attribute == ATTRIBUTE_RANGE_SIZE ? reserved->size : reserved->start;
+	reserved = range && range->kind == RANGE_MAPPED ? ranges_find(&reserved_ranges, address) : NULL;
+	if (reserved && attribute == ATTRIBUTE_RANGE_START_ADDR) {
+		*(CUdeviceptr *)data = reserved->start; /* for mapped memory the range is the reservation */
+		result = CUDA_SUCCESS;
+	} else if (reserved && attribute == ATTRIBUTE_RANGE_SIZE) {
+		*(size_t *)data = reserved->size;
 		result = CUDA_SUCCESS;
 	} else {
 		result = range ? answer(data, attribute, address, range) : CUDA_ERROR_INVALID_VALUE;

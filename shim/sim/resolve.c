@@ -34,7 +34,7 @@ static CUresult resolve(const char *name, void **function, int version, uint64_t
 			  : known ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
 				  : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
 	if (!entry)
-		return CUDA_ERROR_NOT_FOUND;
+		return CUDA_SUCCESS; /* the status and the NULL say it (driver 580) */
 	*function = flags == CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM ? entry->per_thread : entry->symbol;
 	return CUDA_SUCCESS;
 }

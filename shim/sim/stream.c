@@ -146,7 +146,7 @@ SIM_API CUresult cuStreamSynchronize(CUstream handle)
 	ENTER_CONTEXT("cuStreamSynchronize", context);
 	refused_ = stream_of(context, handle, &stream);
 	if (refused_ == CUDA_SUCCESS)
-		refused_ = capture_forbids(stream);
+		refused_ = capture_forbids_waiting(stream);
 	if (refused_ != CUDA_SUCCESS)
 		return refused_;
 	context = stream->context;
@@ -162,7 +162,7 @@ SIM_API CUresult cuStreamQuery(CUstream handle)
 	ENTER_CONTEXT("cuStreamQuery", context);
 	refused_ = stream_of(context, handle, &stream);
 	if (refused_ == CUDA_SUCCESS)
-		refused_ = capture_forbids(stream);
+		refused_ = capture_forbids_waiting(stream);
 	if (refused_ != CUDA_SUCCESS)
 		return refused_;
 	if (!stream_idle(stream))

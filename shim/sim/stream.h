@@ -25,6 +25,9 @@ void *operation_new(size_t size, int type, CUresult (*run)(struct operation *, C
 struct operation *operation_hold(struct operation *operation);
 void operation_release(struct operation *operation);
 
+/* Do it now, on the executor's thread; a fault becomes the context's sticky error.  */
+CUresult operation_execute(struct operation *operation, CUstream stream);
+
 struct fence {
 	unsigned references; /* under the work lock */
 	bool done;

@@ -223,14 +223,20 @@ SIM_API CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmem
 	struct range *reserved;
 
 	ENTER("cuMemMap");
-	if (!size || offset || size % SIM_GRANULARITY || address % SIM_GRANULARITY || flags)
+	if (!size || size % SIM_GRANULARITY || address % SIM_GRANULARITY || flags)
 		return CUDA_ERROR_INVALID_VALUE;
+	if (offset)
+		return CUDA_ERROR_NOT_SUPPORTED;
 	ranges_write();
 	handle = handle_of(given);
 	reserved = ranges_find(&reserved_ranges, address);
 	if (!handle || !handle->references || size > handle->size || !reserved ||
 	    address + size > reserved->start + reserved->size || overlaps_mapping(address, size))
 		goto out;
+	if (size < handle->size) {
+		result = CUDA_ERROR_NOT_SUPPORTED; /* only whole handles (driver 580) */
+		goto out;
+	}
 	range.owner = handle;
 	range.device = handle->properties.location.id;
 	range.file_offset = handle->fd >= 0 ? 0 : handle->offset;
@@ -248,36 +254,35 @@ out:
 	return result;
 }
 
-/* Whether [address, address + size) is whole mappings without a hole; `exact`: also beginning and ending with one.  */
-static bool covered(uint64_t address, uint64_t size, bool exact)
+/* Whether [address, address + size) begins and ends with whole mappings; `full`: and has no hole.  */
+static bool covered(uint64_t address, uint64_t size, bool full)
 {
 	uint64_t end = address + size, at = address;
+	struct range *range;
 
-	while (at < end) {
-		struct range *range = ranges_find(&memory_ranges, at);
-
-		if (!range || range->kind != RANGE_MAPPED || (exact && range->start != at))
+	while ((range = ranges_from(&memory_ranges, at)) && range->start < end) {
+		if (range->kind != RANGE_MAPPED || range->start < at || range->start + range->size > end ||
+		    (full && range->start != at))
 			return false;
 		at = range->start + range->size;
 	}
-	return !exact || at == end;
+	return !full || at == end;
 }
 
+/* Where nothing is mapped there is nothing to do, and that is no error (driver 580).  */
 SIM_API CUresult cuMemUnmap(CUdeviceptr address, size_t size)
 {
 	CUresult result = CUDA_ERROR_INVALID_VALUE;
-	uint64_t at = address;
+	struct range *range;
 
 	ENTER("cuMemUnmap");
 	if (!size || size % SIM_GRANULARITY)
 		return CUDA_ERROR_INVALID_VALUE;
 	ranges_write();
-	if (covered(address, size, true)) {
-		while (at < address + size) {
-			struct range *range = ranges_find(&memory_ranges, at);
+	if (ranges_find(&reserved_ranges, address) && covered(address, size, false)) {
+		while ((range = ranges_from(&memory_ranges, address)) && range->start < address + size) {
 			struct memory_handle *handle = range->owner;
 
-			at += range->size;
 			address_unmap(range->start, range->size);
 			ranges_remove(&memory_ranges, range->start);
 			handle->mappings--;
@@ -340,8 +345,8 @@ SIM_API CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *
 		return CUDA_ERROR_INVALID_VALUE;
 	ranges_read();
 	range = ranges_find(&memory_ranges, address);
-	if (range && range->kind == RANGE_MAPPED) {
-		*flags = range->access[location->id];
+	if (range) {
+		*flags = range->kind == RANGE_MAPPED ? range->access[location->id] : 0;
 		result = CUDA_SUCCESS;
 	}
 	ranges_done();
