@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-import gpu_cells
+import lab_cells
 import pytest
 from playwright.sync_api import Page, Request, expect
 
@@ -13,7 +13,7 @@ from playwright.sync_api import Page, Request, expect
 def test_without_the_server_part_the_panel_says_how_to_get_it(machine, lab, open_lab):
     lab("--ServerApp.jpserver_extensions", "jupyter_affinode=False")
     page = open_lab()
-    notebook = page.open_notebook("plain.ipynb", gpu_cells.CPU)
+    notebook = page.open_notebook("plain.ipynb", lab_cells.CPU)
     page.show_panel()
     expect(page.panel.get_by_role("alert")).to_contain_text("Server part missing")
     expect(page.panel.get_by_role("alert")).to_contain_text("pip install jupyter-affinode")
@@ -33,7 +33,7 @@ def test_a_lost_controller_is_told_and_the_panel_comes_back_with_the_next_one(gp
     controller = gpu_machine.start_controller()
     lab()
     page = open_lab()
-    notebook = page.open_notebook("training.ipynb", gpu_cells.allocate(256))
+    notebook = page.open_notebook("training.ipynb", lab_cells.allocate(256))
     notebook.run_cell(0)
     page.show_panel()
     expect(page.state_of("training.ipynb")).to_have_text("On the GPU: 256 MiB")
@@ -54,7 +54,7 @@ def test_a_kernel_of_another_server_is_shown_without_its_name(gpu_machine, lab, 
     page = open_lab()
     page.show_panel()
     other = other_server.start_kernel(path="secret.ipynb")
-    assert other.run(gpu_cells.allocate(128)).error is None
+    assert other.run(lab_cells.allocate(128)).error is None
     row = page.row("Another server")
     expect(row.locator(".jp-affinode-state")).to_have_text("On the GPU: 128 MiB")
     expect(row.get_by_role("button")).to_have_count(0)
@@ -77,7 +77,7 @@ def test_a_hidden_panel_asks_nothing_and_still_the_chip_follows(gpu_machine, lab
     gpu_machine.start_controller()
     lab()
     page = open_lab(clock=True)
-    notebook = page.open_notebook("training.ipynb", gpu_cells.allocate(256))
+    notebook = page.open_notebook("training.ipynb", lab_cells.allocate(256))
     notebook.run_cell(0)
     expect(notebook.chip()).to_have_text("GPU 256 MiB")
     page.show_panel()
@@ -98,8 +98,8 @@ def test_everything_in_a_row_can_be_reached_and_used_by_keyboard(gpu_machine, la
     gpu_machine.start_controller()
     lab()
     page = open_lab()
-    notebook = page.open_notebook("work/training.ipynb", gpu_cells.allocate(256))
-    other = page.open_notebook("other.ipynb", gpu_cells.CPU)
+    notebook = page.open_notebook("work/training.ipynb", lab_cells.allocate(256))
+    other = page.open_notebook("other.ipynb", lab_cells.CPU)
     notebook.run_cell(0)
     other.activate()
     page.show_panel()
@@ -123,7 +123,7 @@ def test_the_palette_has_the_commands(gpu_machine, lab, open_lab, wait_until):
     gpu_machine.start_controller()
     lab()
     page = open_lab()
-    notebook = page.open_notebook("training.ipynb", gpu_cells.allocate(256))
+    notebook = page.open_notebook("training.ipynb", lab_cells.allocate(256))
     notebook.run_cell(0)
     expect(notebook.chip()).to_have_text("GPU 256 MiB")
     for typed, state in (

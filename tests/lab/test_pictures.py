@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import gpu_cells
+import lab_cells
 import pytest
 from playwright.sync_api import expect
 
@@ -18,11 +18,11 @@ def test_a_full_panel_in_both_themes(theme, gpu_machine, lab, open_lab):
     page = open_lab(width=1200, height=700)
     page.theme(f"JupyterLab {theme.title()}")
     done = gpu_machine.work / "done"
-    analysis = page.open_notebook("work/analysis.ipynb", gpu_cells.allocate(700))
-    kept = page.open_notebook("work/tokenizer.ipynb", gpu_cells.allocate(300))
-    waiting = page.open_notebook("work/embeddings.ipynb", gpu_cells.allocate(900))
+    analysis = page.open_notebook("work/analysis.ipynb", lab_cells.allocate(700))
+    kept = page.open_notebook("work/tokenizer.ipynb", lab_cells.allocate(300))
+    waiting = page.open_notebook("work/embeddings.ipynb", lab_cells.allocate(900))
     busy = page.open_notebook(
-        "work/diffusion.ipynb", gpu_cells.allocate(1000), gpu_cells.compute_until(str(done))
+        "work/diffusion.ipynb", lab_cells.allocate(1000), lab_cells.compute_until(str(done))
     )
     page.show_panel()
     analysis.run_cell(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-import gpu_cells
+import lab_cells
 import pytest
 from playwright.sync_api import expect
 
@@ -29,7 +29,7 @@ def test_an_idle_notebook_is_seen_to_give_its_gpu_back_and_get_it_again(eager, l
     lab()
     page = open_lab()
     notebook = page.open_notebook(
-        "work/training.ipynb", gpu_cells.allocate(256), gpu_cells.CPU, gpu_cells.READ
+        "work/training.ipynb", lab_cells.allocate(256), lab_cells.CPU, lab_cells.READ
     )
     page.show_panel()
     expect(page.panel).to_contain_text("Simulated GPU")
@@ -53,7 +53,7 @@ def test_an_idle_notebook_is_seen_to_give_its_gpu_back_and_get_it_again(eager, l
 def test_the_chip_frees_the_gpu_and_gets_it_back_at_a_click(patient, lab, open_lab):
     lab()
     page = open_lab()
-    notebook = page.open_notebook("training.ipynb", gpu_cells.allocate(256), gpu_cells.READ)
+    notebook = page.open_notebook("training.ipynb", lab_cells.allocate(256), lab_cells.READ)
     chip = notebook.chip()
     expect(chip).to_have_attribute("aria-disabled", "true")
     expect(chip).to_have_accessible_name("No GPU in use")
@@ -75,7 +75,7 @@ def test_the_panel_keeps_and_releases_frees_and_brings_back(patient, lab, open_l
     set_up(*MODEL, holdMinutes=30)
     lab()
     page = open_lab()
-    notebook = page.open_notebook("work/training.ipynb", gpu_cells.allocate(256))
+    notebook = page.open_notebook("work/training.ipynb", lab_cells.allocate(256))
     notebook.run_cell(0)
     page.show_panel()
     expect(page.gpu_bar()).to_have_accessible_name(
@@ -97,9 +97,9 @@ def test_who_waits_sees_the_place_and_is_told_when_it_is_over(patient, lab, open
     lab()
     page = open_lab()
     done = patient.work / "done"
-    first = page.open_notebook("first.ipynb", gpu_cells.allocate(600), gpu_cells.compute_until(str(done)))
-    second = page.open_notebook("second.ipynb", gpu_cells.allocate(500))
-    third = page.open_notebook("third.ipynb", gpu_cells.allocate(500))
+    first = page.open_notebook("first.ipynb", lab_cells.allocate(600), lab_cells.compute_until(str(done)))
+    second = page.open_notebook("second.ipynb", lab_cells.allocate(500))
+    third = page.open_notebook("third.ipynb", lab_cells.allocate(500))
     page.show_panel()
     first.run_cell(0)
     first.start_cell(1)
@@ -126,7 +126,7 @@ def test_a_refusal_is_told_with_its_reason(patient, lab, open_lab):
     lab()
     page = open_lab()
     done = patient.work / "done"
-    notebook = page.open_notebook("busy.ipynb", gpu_cells.allocate(256), gpu_cells.compute_until(str(done)))
+    notebook = page.open_notebook("busy.ipynb", lab_cells.allocate(256), lab_cells.compute_until(str(done)))
     page.show_panel()
     notebook.run_cell(0)
     notebook.start_cell(1)
@@ -144,7 +144,7 @@ def test_a_refusal_is_told_with_its_reason(patient, lab, open_lab):
 def test_memory_that_cannot_move_is_named(patient, lab, open_lab):
     lab()
     page = open_lab()
-    notebook = page.open_notebook("managed.ipynb", gpu_cells.allocate(128), gpu_cells.MANAGED)
+    notebook = page.open_notebook("managed.ipynb", lab_cells.allocate(128), lab_cells.MANAGED)
     page.show_panel()
     notebook.run_cell(0)
     assert notebook.run_cell(1) == "managed"
@@ -159,8 +159,8 @@ def test_no_notices_where_the_person_wants_none(patient, lab, open_lab, set_up):
     lab()
     page = open_lab()
     done = patient.work / "done"
-    first = page.open_notebook("first.ipynb", gpu_cells.allocate(600), gpu_cells.compute_until(str(done)))
-    second = page.open_notebook("second.ipynb", gpu_cells.allocate(500))
+    first = page.open_notebook("first.ipynb", lab_cells.allocate(600), lab_cells.compute_until(str(done)))
+    second = page.open_notebook("second.ipynb", lab_cells.allocate(500))
     page.show_panel()
     first.run_cell(0)
     first.start_cell(1)
