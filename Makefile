@@ -45,7 +45,7 @@ lint: $(VENV)/.test
 	jlpm lint:check
 
 native: $(VENV)/bin/python
-	$(MAKE) -C shim install DESTDIR=$(CURDIR)/jupyter_affinode/lib
+	$(MAKE) --jobs=$(WORKERS) -C shim install DESTDIR=$(CURDIR)/jupyter_affinode/lib
 
 dist: $(VENV)/.test
 	rm -rf dist

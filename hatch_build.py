@@ -48,14 +48,8 @@ class NativeBuildHook(BuildHookInterface):
         _check_platform()
         compiler = _compiler()
         folder = Path(self.root, FOLDER)
-        command = [
-            "make",
-            "-C",
-            str(Path(self.root, "shim")),
-            "install",
-            f"CC={compiler}",
-            f"DESTDIR={folder}",
-        ]
+        command = ["make", f"--jobs={os.cpu_count() or 1}", "-C", str(Path(self.root, "shim")), "install"]
+        command += [f"CC={compiler}", f"DESTDIR={folder}"]
         if version == "standard":  # never from objects that a developer's flags made
             command += ["BUILD=build/wheel", f"CFLAGS={os.environ.get('CFLAGS', '-O2')}"]
         subprocess.run(command, check=True)
