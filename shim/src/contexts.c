@@ -106,6 +106,15 @@ struct context *contexts_first(void)
 	return atomic_load(&contexts);
 }
 
+struct context *context_to_copy_in(const struct device *device)
+{
+	struct context *context = contexts_first();
+
+	while (context && !(context->device == device && context->handle && context->ready))
+		context = context->next;
+	return context;
+}
+
 static struct context *context_find(CUcontext handle)
 {
 	struct context *context = contexts_first();
@@ -167,7 +176,7 @@ void context_make_ready(struct context *context)
 	if (context->ready || captures_open())
 		return;
 	/* Relaxed: another thread's capture in global mode must not be broken by this thread's housekeeping.  */
-	if (driver.cuThreadExchangeStreamCaptureMode(&mode) != CUDA_SUCCESS)
+	if (driver.cuThreadExchangeStreamCaptureMode && driver.cuThreadExchangeStreamCaptureMode(&mode) != CUDA_SUCCESS)
 		return;
 	if (!context->stream)
 		driver.cuStreamCreate(&context->stream, CU_STREAM_NON_BLOCKING);
@@ -175,7 +184,8 @@ void context_make_ready(struct context *context)
 		context->witness = 0;
 	if (context->stream && context->witness)
 		context->ready = walk_copy_path(context);
-	driver.cuThreadExchangeStreamCaptureMode(&mode);
+	if (driver.cuThreadExchangeStreamCaptureMode)
+		driver.cuThreadExchangeStreamCaptureMode(&mode);
 }
 
 void context_forget(CUcontext handle)
@@ -318,7 +328,8 @@ const char *gpu_busy(void)
 	const char *busy = NULL;
 
 	pthread_mutex_lock(&contexts_lock);
-	driver.cuThreadExchangeStreamCaptureMode(&mode);
+	if (driver.cuThreadExchangeStreamCaptureMode)
+		driver.cuThreadExchangeStreamCaptureMode(&mode);
 	if (captures_count)
 		busy = "a CUDA graph is being captured";
 	for (struct context *context = contexts_first(); context && !busy; context = context->next)

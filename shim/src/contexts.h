@@ -14,6 +14,7 @@ struct device {
 	bool rdma;          /* backed memory may be made capable of GPUDirect RDMA, as cuMemAlloc's is */
 	size_t granularity;
 	uint32_t peers;     /* devices (bits) whose contexts were given access to this one's memory */
+	_Atomic(CUcontext) primary; /* its primary context, as it was last retained; NULL: never */
 };
 
 struct context {
@@ -33,6 +34,9 @@ struct context *context_current(void);
 void context_make_ready(struct context *context);
 
 struct context *contexts_first(void);
+
+/* A context of that device that the mover can copy in; NULL: none.  */
+struct context *context_to_copy_in(const struct device *device);
 void context_forget(CUcontext handle);
 
 struct device *device_at(int index);

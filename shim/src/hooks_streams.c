@@ -154,14 +154,32 @@ static void drop_context(CUcontext handle)
 	}
 }
 
-/* It runs at exit, where waiting for a GPU would hang; only a move under way is waited for.  */
+/* The primary context of `ordinal` as far as it was seen; NULL: never.  */
+static CUcontext primary_of(CUdevice ordinal)
+{
+	struct device *device = shim_is_on() ? device_known(ordinal) : NULL;
+
+	return device ? device->primary : NULL;
+}
+
+static bool is_primary(CUcontext handle)
+{
+	for (int i = 0; i < device_count_known(); i++)
+		if (device_at(i)->primary == handle)
+			return true;
+	return false;
+}
+
+/* It runs at exit, where waiting for a GPU would hang; only a move under way is waited for. A primary context is not ended
+ * this way, and the driver says so.  */
 static CUresult on_cuCtxDestroy(void *real, CUcontext handle)
 {
 	GATE_PASS(pass);
 	bool held = mover_hold(&pass);
 	CUresult result;
 
-	drop_context(handle);
+	if (!is_primary(handle))
+		drop_context(handle);
 	result = ((CUresult(*)(CUcontext))real)(handle);
 	if (held)
 		mover_let_go();
@@ -169,22 +187,13 @@ static CUresult on_cuCtxDestroy(void *real, CUcontext handle)
 }
 HOOK(cuCtxDestroy, (CUcontext handle), handle)
 
-/* The primary context of `ordinal` as far as it was seen; NULL: never.  */
-static CUcontext context_of(CUdevice ordinal)
-{
-	for (struct context *context = contexts_first(); context; context = context->next)
-		if (context->handle && context->device->ordinal == ordinal)
-			return context->handle;
-	return NULL;
-}
-
 static CUresult on_cuDevicePrimaryCtxReset(void *real, CUdevice ordinal)
 {
 	GATE_PASS(pass);
 	bool held = mover_hold(&pass);
 	CUresult result;
 
-	drop_context(context_of(ordinal));
+	drop_context(primary_of(ordinal));
 	result = ((CUresult(*)(CUdevice))real)(ordinal);
 	if (held)
 		mover_let_go();
@@ -197,16 +206,21 @@ HOOK(cuDevicePrimaryCtxReset, (CUdevice ordinal), ordinal)
 static CUresult on_cuDevicePrimaryCtxRetain(void *real, CUcontext *context, CUdevice ordinal)
 {
 	GATE_PASS(pass);
+	struct device *device;
 	unsigned int flags;
+	CUresult result;
 	int active = 0;
 
 	if (!shim_is_on() || driver.cuDevicePrimaryCtxGetState(ordinal, &flags, &active) != CUDA_SUCCESS || !active) {
-		CUresult result = gate_enter(&pass, AFFINODE_CLASS_MODULE);
-
+		result = gate_enter(&pass, AFFINODE_CLASS_MODULE);
 		if (result != CUDA_SUCCESS)
 			return result;
 	}
-	return ((CUresult(*)(CUcontext *, CUdevice))real)(context, ordinal);
+	result = ((CUresult(*)(CUcontext *, CUdevice))real)(context, ordinal);
+	device = result == CUDA_SUCCESS && context && shim_is_on() ? device_known(ordinal) : NULL;
+	if (device)
+		device->primary = *context;
+	return result;
 }
 HOOK(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice ordinal), context, ordinal)
 
@@ -214,7 +228,7 @@ HOOK(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice ordinal), context,
 static CUresult on_cuDevicePrimaryCtxRelease(void *real, CUdevice ordinal)
 {
 	GATE_PASS(pass);
-	CUcontext handle = shim_is_on() ? context_of(ordinal) : NULL;
+	CUcontext handle = primary_of(ordinal);
 	bool held = mover_hold(&pass);
 	unsigned int flags;
 	int active = 1;

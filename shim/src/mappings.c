@@ -56,7 +56,7 @@ static const struct alias *copyable(const struct mapping *mapping, const struct 
 
 static bool can_move(const struct mapping *mapping)
 {
-	return !mapping->block.shared && mapping->block.context && copyable(mapping, NULL);
+	return !mapping->block.shared && mapping->block.context->handle && copyable(mapping, NULL);
 }
 
 /* Where the mover copies.  */
@@ -394,6 +394,20 @@ CUresult mapping_unmap_all(struct mapping *mapping)
 		return result;
 	}
 	return CUDA_SUCCESS;
+}
+
+void mappings_choose_contexts(void)
+{
+	pthread_mutex_lock(&mappings_lock);
+	for (struct mapping *mapping = mappings; mapping; mapping = mapping->next) {
+		struct context *context = mapping->block.context;
+
+		if (!context->handle)
+			context = context_to_copy_in(context->device);
+		if (context)
+			mapping->block.context = context;
+	}
+	pthread_mutex_unlock(&mappings_lock);
 }
 
 void mapping_set_resident(struct mapping *mapping, bool resident)

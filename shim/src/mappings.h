@@ -61,6 +61,8 @@ bool mapping_parked_access(CUdeviceptr address, const CUmemLocation *location, u
 CUresult mapping_map(struct mapping *mapping);
 CUresult mapping_unmap_all(struct mapping *mapping);
 void mapping_set_resident(struct mapping *mapping, bool resident);
+/* Memory of cuMemCreate outlives the context it was made in: the mover copies it in another one of the device.  */
+void mappings_choose_contexts(void);
 size_t mappings_list(struct block **list, size_t room);
 size_t mappings_count(void);
 void mappings_sum(struct block_bytes bytes[AFFINODE_MAX_GPUS], uint64_t shared[AFFINODE_MAX_GPUS],

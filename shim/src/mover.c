@@ -17,6 +17,7 @@
 #include "gpu_lock.h"
 #include "link.h"
 #include "log.h"
+#include "mappings.h"
 #include "page.h"
 #include "shim.h"
 
@@ -366,6 +367,7 @@ static void carry_out(struct moved *moved)
 		return;
 	}
 	pthread_mutex_lock(&work_lock);
+	mappings_choose_contexts();
 	if (moved->move.command == AFFINODE_COMMAND_PARK)
 		park(moved);
 	else

@@ -1,0 +1,152 @@
+/* Contexts come and go, primary and own, resident and parked: memory goes with its own context and with no other.  */
+#include "harness.h"
+
+#define BYTES MiB(4)
+
+static const CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+					 .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+static const CUmemAccessDesc access_all = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+
+static void park(void)
+{
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+}
+
+static void resume(void)
+{
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+}
+
+static CUdeviceptr filled(uint32_t seed)
+{
+	CUdeviceptr at;
+
+	CUDA(MemAlloc(&at, BYTES));
+	CUDA(MemsetD32(at, seed, BYTES / 4));
+	CUDA(CtxSynchronize());
+	return at;
+}
+
+static bool is_filled(CUdeviceptr at, uint32_t seed)
+{
+	static uint32_t words[BYTES / 4];
+	bool right = true;
+
+	CUDA(MemcpyDtoH(words, at, BYTES));
+	for (size_t i = 0; i < BYTES / 4; i++)
+		right = right && words[i] == seed;
+	return right;
+}
+
+/* A library that takes and gives back the primary context, beside a program with a context of its own.  */
+static void primary_beside_own(bool parked)
+{
+	CUcontext own, primary;
+	CUdeviceptr block;
+
+	CUDA(CtxCreate(&own, 0, 0));
+	block = filled(77);
+	CUDA(DevicePrimaryCtxRetain(&primary, 0));
+	CHECK(primary != own);
+	if (parked)
+		park();
+	CUDA(DevicePrimaryCtxRelease(0));
+	if (parked)
+		resume();
+	CHECK(is_filled(block, 77));
+	CUDA(DevicePrimaryCtxRetain(&primary, 0));
+	CUDA(DevicePrimaryCtxReset(0));
+	CHECK(is_filled(block, 77));
+	cu.DevicePrimaryCtxRelease(0); /* allowed after a reset, which has ended it */
+	CHECK(is_filled(block, 77));
+	CHECK(cu.CtxDestroy(primary) != CUDA_SUCCESS); /* not a way to end it, and nothing is lost */
+	CUDA(MemFree(block));
+	CUDA(CtxDestroy(own));
+}
+
+static void *retain_later(void *context)
+{
+	CUDA(DevicePrimaryCtxRetain(context, 0));
+	return NULL;
+}
+
+/* Reset and release while parked end what they would end; a later retain waits for the GPU and works.  */
+static void primary_while_parked(bool reset)
+{
+	CUdeviceptr block, again;
+	CUcontext primary;
+	pthread_t thread;
+
+	CUDA(DevicePrimaryCtxRetain(&primary, 0));
+	CUDA(CtxSetCurrent(primary));
+	block = filled(78);
+	park();
+	CUDA(DevicePrimaryCtxRetain(&primary, 0)); /* only counted */
+	CUDA(DevicePrimaryCtxRelease(0));
+	CHECK_EQUAL(page_read().want, 0);
+	if (reset)
+		CUDA(DevicePrimaryCtxReset(0));
+	cu.DevicePrimaryCtxRelease(0);
+	PAGE_UNTIL(page.gpus[0].parked_bytes == 0);
+	thread_start(&thread, retain_later, &primary);
+	PAGE_UNTIL(page.want == 1);
+	resume();
+	thread_join(thread);
+	CUDA(CtxSetCurrent(primary));
+	again = filled(79);
+	park();
+	resume();
+	CHECK(is_filled(again, 79));
+	CUDA(MemFree(again));
+	CUDA(DevicePrimaryCtxRelease(0));
+	(void)block;
+}
+
+/* Memory of cuMemCreate belongs to the device: it outlives the context it was made in, parked as well.  */
+static void mapping_outlives_its_context(void)
+{
+	CUmemGenericAllocationHandle handle;
+	CUcontext first, second;
+	CUdeviceptr at;
+
+	CUDA(CtxCreate(&first, 0, 0));
+	CUDA(CtxCreate(&second, 0, 0));
+	CUDA(CtxSetCurrent(second));
+	CUdeviceptr other = filled(81);
+	CUDA(CtxSetCurrent(first));
+	CUDA(MemCreate(&handle, BYTES, &prop, 0));
+	CUDA(MemAddressReserve(&at, BYTES, 0, 0, 0));
+	CUDA(MemMap(at, BYTES, 0, handle, 0));
+	CUDA(MemSetAccess(at, BYTES, &access_all, 1));
+	CUDA(MemsetD32(at, 80, BYTES / 4));
+	CUDA(CtxSynchronize());
+	park();
+	CUDA(CtxDestroy(first));
+	CUDA(CtxSetCurrent(second));
+	resume();
+	CHECK(is_filled(at, 80));
+	park();
+	resume();
+	CHECK(is_filled(at, 80));
+	CHECK(is_filled(other, 81));
+	CUDA(MemUnmap(at, BYTES));
+	CUDA(MemRelease(handle));
+	CUDA(MemAddressFree(at, BYTES));
+	CUDA(CtxDestroy(second));
+}
+
+int main(int argc, char **argv)
+{
+	test_begin(argc, argv, 30);
+	cuda_load();
+	CUDA(Init(0));
+	controller_accept();
+	for (int i = 0; i < 2; i++) {
+		primary_beside_own(false);
+		primary_beside_own(true);
+		primary_while_parked(false);
+		primary_while_parked(true);
+		mapping_outlives_its_context();
+	}
+	return 0;
+}
