@@ -67,6 +67,12 @@ unsigned gate_calls_waiting(void)
 	return n;
 }
 
+void gate_forget_dead_threads(void)
+{
+	if (gate_calls_inside() > 0)
+		slots_recover_dead();
+}
+
 void gate_sum_calls(uint64_t calls[AFFINODE_CLASSES])
 {
 	memset(calls, 0, AFFINODE_CLASSES * sizeof(calls[0]));

@@ -112,6 +112,8 @@ CUresult gate_verdict(enum affinode_class class_, uint32_t cancels_at_start);
 /* Mark the calling thread as one that wants the GPU while it sleeps elsewhere.  */
 unsigned gate_calls_waiting(void);
 unsigned gate_calls_inside(void);
+/* Threads that ended inside a call, by a bare SYS_exit, are not inside any more.  */
+void gate_forget_dead_threads(void);
 void gate_sum_calls(uint64_t calls[AFFINODE_CLASSES]);
 
 /* Tell the person, once a wait, that a call has waited long: `since_ns` is when it began.  */

@@ -332,6 +332,7 @@ static void sample(uint64_t now)
 
 	if (now < link_.sample_at_ns && resident)
 		return;
+	gate_forget_dead_threads(); /* or the process would seem busy, and never be parked */
 	page_sample();
 	link_.sample_at_ns = now + (resident ? SAMPLE_RESIDENT_NS : SAMPLE_PARKED_NS);
 }

@@ -102,11 +102,26 @@ void slots_reset_in_child(void)
 	}
 }
 
-static bool slot_is_dead(const struct slot *slot)
+/* True if the slot's thread ended without giving it back, by a bare SYS_exit; the slot is free then. A thread that ends in
+ * an orderly way takes its id out first, so the exchange cannot hit the slot's next owner.  */
+static bool slot_reclaim(struct slot *slot)
 {
 	pid_t tid = atomic_load(&slot->tid);
 
-	return tid > 0 && syscall(SYS_tgkill, getpid(), tid, 0) != 0 && errno == ESRCH;
+	if (tid <= 0 || syscall(SYS_tgkill, getpid(), tid, 0) == 0 || errno != ESRCH ||
+	    !atomic_compare_exchange_strong(&slot->tid, &tid, 0))
+		return false;
+	atomic_store(&slot->inside, 0);
+	atomic_store(&slot->waiting, 0);
+	atomic_store(&slot->used, 0);
+	return true;
+}
+
+void slots_recover_dead(void)
+{
+	for (struct slot *slot = slots_first(); slot; slot = slot->next)
+		if (atomic_load(&slot->inside))
+			slot_reclaim(slot);
 }
 
 /* Read the stack pointer of a sleeping thread from /proc; 0 when it runs or cannot be read.  */
@@ -163,14 +178,7 @@ static bool slot_is_abandoned(const struct slot *slot)
 void slots_recover(void)
 {
 	for (struct slot *slot = slots_first(); slot; slot = slot->next) {
-		if (!atomic_load(&slot->used))
-			continue;
-		if (slot_is_dead(slot)) {
-			atomic_store(&slot->inside, 0);
-			atomic_store(&slot->waiting, 0);
-			atomic_store(&slot->tid, 0);
-			atomic_store(&slot->used, 0);
-		} else if (atomic_load(&slot->inside)) {
+		if (atomic_load(&slot->used) && !slot_reclaim(slot) && atomic_load(&slot->inside)) {
 			uint32_t inside = atomic_load(&slot->inside);
 			struct gate_pass *pass = atomic_load(&slot->pass);
 

@@ -13,6 +13,9 @@ struct slot *slot_acquire(void);
  * was left by longjmp. Slow (reads /proc): only when a drain does not end.  */
 void slots_recover(void);
 
+/* Free the slots of threads that are gone inside a call; at any time, with the gate open too.  */
+void slots_recover_dead(void);
+
 void slots_reset_in_child(void);
 
 #endif

@@ -145,3 +145,17 @@ bool holds_pattern(CUdeviceptr at, size_t bytes, uint32_t seed, uint32_t added)
 	free(words);
 	return right;
 }
+
+static CUdeviceptr block;
+
+int cuda_block_made(void)
+{
+	CUDA(MemAlloc(&block, MiB(2)));
+	CHECK_EQUAL(launch_pattern(NULL, block, MiB(2), 61), CUDA_SUCCESS);
+	return cu.CtxSynchronize() == CUDA_SUCCESS;
+}
+
+int cuda_block_right(void)
+{
+	return holds_pattern(block, MiB(2), 61, 0);
+}

@@ -105,6 +105,10 @@ CUresult launch_spin(CUstream stream, uint64_t ns);
 /* Whether [at, at + bytes) holds the pattern of `seed`, plus `added` to each word.  */
 bool holds_pattern(CUdeviceptr at, size_t bytes, uint32_t seed, uint32_t added);
 
+/* For the test in C++, which does not read this header: a block with a pattern, and whether it still has it.  */
+int cuda_block_made(void);
+int cuda_block_right(void);
+
 #define MiB(n) ((size_t)(n) << 20)
 
 #endif

@@ -1,0 +1,97 @@
+/* While a stream captures nothing is parked, and whatever the mover looks at, the capture stays valid.  */
+#include "harness.h"
+
+#define ROUNDS 60
+
+static CUdeviceptr block;
+static _Atomic bool stop;
+static _Atomic unsigned captured;
+static uint32_t added;
+
+/* Capture, with other calls in between, and run what was captured.  */
+static void capture(CUstream stream, int mode, uint32_t addend, void (*meanwhile)(CUstream))
+{
+	CUgraphExec runnable;
+	CUdeviceptr large;
+	CUgraph graph;
+
+	CUDA(MemAlloc(&large, MiB(2)));
+	CUDA(StreamBeginCapture(stream, mode));
+	CHECK_EQUAL(launch_add(stream, block, MiB(2), addend), CUDA_SUCCESS);
+	if (meanwhile)
+		meanwhile(stream);
+	CUDA(MemFree(large)); /* not the captured work's, so allowed: it must not break the capture */
+	CHECK_EQUAL(launch_add(stream, block, MiB(2), addend), CUDA_SUCCESS);
+	CUDA(StreamEndCapture(stream, &graph));
+	CHECK(graph != NULL);
+	CUDA(GraphInstantiate(&runnable, graph, 0));
+	CUDA(GraphLaunch(runnable, stream));
+	CUDA(StreamSynchronize(stream));
+	added += 2 * addend;
+	CUDA(GraphExecDestroy(runnable));
+	CUDA(GraphDestroy(graph));
+}
+
+static void park_meanwhile(CUstream stream)
+{
+	int capturing = 0;
+
+	PAGE_UNTIL(page.captures == 1);
+	for (int i = 0; i < 3; i++) {
+		uint64_t begin = test_now_ns();
+
+		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_BUSY);
+		CHECK(test_now_ns() - begin < 200000000u);
+	}
+	CUDA(StreamIsCapturing(stream, &capturing));
+	CHECK_EQUAL(capturing, 1);
+}
+
+static void *capture_again_and_again(void *stream)
+{
+	uint64_t random = test_seed;
+
+	CUDA(CtxSetCurrent(cuda_context));
+	while (!atomic_load(&stop)) {
+		capture(stream, (int)(test_random(&random) % 3), (uint32_t)test_random(&random), NULL);
+		atomic_fetch_add(&captured, 1);
+		usleep(test_random(&random) % 4 ? (unsigned)(test_random(&random) % 2000) : 30000);
+	}
+	return NULL;
+}
+
+int main(int argc, char **argv)
+{
+	unsigned parks = 0, refused = 0;
+	pthread_t thread;
+	CUstream stream;
+
+	test_begin(argc, argv, 40);
+	cuda_start();
+	controller_accept();
+	CUDA(MemAlloc(&block, MiB(2)));
+	CHECK_EQUAL(launch_pattern(NULL, block, MiB(2), 71), CUDA_SUCCESS);
+	CUDA(StreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	CUDA(CtxSynchronize());
+	for (int mode = 0; mode < 3; mode++)
+		capture(stream, mode, 3, park_meanwhile);
+	PAGE_UNTIL(page.captures == 0);
+
+	/* Begun at any moment of the mover's look.  */
+	thread_start(&thread, capture_again_and_again, stream);
+	while (parks + refused < ROUNDS || parks < 3 || refused < 3) {
+		int status = controller_move(AFFINODE_COMMAND_PARK);
+
+		CHECK(status == AFFINODE_OK || status == AFFINODE_BUSY || status == AFFINODE_REVOKED);
+		if (status == AFFINODE_OK)
+			CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+		parks += status == AFFINODE_OK;
+		refused += status != AFFINODE_OK;
+	}
+	atomic_store(&stop, true);
+	thread_join(thread);
+	CHECK(captured > 0);
+	CHECK(holds_pattern(block, MiB(2), 71, added));
+	printf("%u captures, %u parks, %u refused\n", captured, parks, refused);
+	return 0;
+}

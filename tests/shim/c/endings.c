@@ -1,0 +1,182 @@
+/* However a thread leaves a driver call, by longjmp, by cancellation or by its end, the gate knows that it left: parking
+ * works and the page shows no call in flight. (Exceptions: endings_exception.cc.)  */
+#include <setjmp.h>
+#include <sys/syscall.h>
+
+#include "harness.h"
+
+static calling_fn calls[2];
+static CUdeviceptr block;
+static _Atomic int stage;
+static __thread jmp_buf back;
+
+/* Left, or about to: nothing is inside any more, and the process can be parked and resumed.  */
+static void parks(void)
+{
+	int status;
+
+	do {
+		status = controller_move(AFFINODE_COMMAND_PARK);
+		CHECK(status == AFFINODE_OK || status == AFFINODE_BUSY);
+	} while (status != AFFINODE_OK);
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK(holds_pattern(block, MiB(2), 51, 0));
+}
+
+static void jump(void *unused)
+{
+	(void)unused;
+	longjmp(back, 1);
+}
+
+static void sleep_inside(void *unused)
+{
+	(void)unused;
+	atomic_store(&stage, 1);
+	for (;;)
+		pause(); /* a cancellation point */
+}
+
+static void end_inside(void *unused)
+{
+	(void)unused;
+	atomic_store(&stage, 1);
+	UNTIL(atomic_load(&stage) == 2);
+	syscall(SYS_exit, 0);
+}
+
+static void nested(void *fn)
+{
+	CHECK(holds_pattern(block, 4096, 51, 0)); /* a gated call inside a gated call */
+	CHECK_EQUAL(calls[1]((void (*)(void *))fn, NULL), CUDA_SUCCESS);
+}
+
+static void nothing(void *unused)
+{
+	(void)unused;
+}
+
+static __attribute__((noinline)) void call_deep(calling_fn call, void (*body)(void *), void *data)
+{
+	volatile char room[4096];
+
+	room[0] = 0;
+	call(body, data);
+	room[0]++;
+}
+
+static void *jumps(void *call)
+{
+	CUDA(CtxSetCurrent(cuda_context));
+	if (setjmp(back) == 0)
+		call_deep((calling_fn)call, jump, NULL);
+	atomic_store(&stage, 1);
+	UNTIL(atomic_load(&stage) == 2); /* parked meanwhile, without another call of this thread */
+	for (volatile int i = 0; i < 100; i++) {
+		if (setjmp(back) == 0)
+			call_deep((calling_fn)call, jump, NULL);
+		CHECK(holds_pattern(block, 4096, 51, 0));
+	}
+	return NULL;
+}
+
+static void *sleeps(void *call)
+{
+	CUDA(CtxSetCurrent(cuda_context));
+	((calling_fn)call)(sleep_inside, NULL);
+	return NULL;
+}
+
+static void *ends(void *call)
+{
+	CUDA(CtxSetCurrent(cuda_context));
+	((calling_fn)call)(end_inside, NULL);
+	return NULL;
+}
+
+static void *waits(void *unused)
+{
+	(void)unused;
+	pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, NULL);
+	CUDA(CtxSetCurrent(cuda_context));
+	launch_add(NULL, block, 4, 1);
+	return NULL;
+}
+
+static void cancelled_inside(calling_fn call)
+{
+	pthread_t thread;
+
+	atomic_store(&stage, 0);
+	thread_start(&thread, sleeps, (void *)call);
+	UNTIL(atomic_load(&stage) == 1);
+	CHECK(controller_move(AFFINODE_COMMAND_PARK) != AFFINODE_OK); /* somebody is inside */
+	CHECK_EQUAL(pthread_cancel(thread), 0);
+	thread_join(thread);
+	parks();
+	PAGE_UNTIL(page.calls_in_flight == 0);
+}
+
+static void cancelled_at_the_gate(void)
+{
+	pthread_t thread;
+
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+	thread_start(&thread, waits, NULL);
+	PAGE_UNTIL(page.want == 1);
+	CHECK_EQUAL(pthread_cancel(thread), 0);
+	thread_join(thread);
+	controller_command(AFFINODE_COMMAND_CANCEL_END, 0); /* wakes the page's writer */
+	PAGE_UNTIL(page.want == 0);
+	PAGE_UNTIL(page.state == AFFINODE_STATE_PARKED);
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	parks();
+}
+
+static void ended_inside(calling_fn call)
+{
+	pthread_t thread;
+
+	atomic_store(&stage, 0);
+	thread_start(&thread, ends, (void *)call);
+	PAGE_UNTIL(page.calls_in_flight == 1);
+	atomic_store(&stage, 2);
+	pthread_detach(thread);
+}
+
+int main(int argc, char **argv)
+{
+	pthread_t thread;
+
+	test_begin(argc, argv, 40);
+	cuda_start();
+	calls[0] = cuda_calling("cuLaunch");
+	calls[1] = cuda_calling("cuTestCall");
+	controller_accept();
+	CUDA(MemAlloc(&block, MiB(2)));
+	CHECK_EQUAL(launch_pattern(NULL, block, MiB(2), 51), CUDA_SUCCESS);
+	CUDA(CtxSynchronize());
+	for (int i = 0; i < 2; i++) {
+		CHECK_EQUAL(calls[i](nested, (void *)nothing), CUDA_SUCCESS);
+		parks();
+		atomic_store(&stage, 0);
+		thread_start(&thread, jumps, (void *)calls[i]);
+		UNTIL(atomic_load(&stage) == 1);
+		parks();
+		atomic_store(&stage, 2);
+		thread_join(thread);
+		parks();
+		for (int n = 0; n < 5; n++)
+			cancelled_inside(calls[i]);
+		/* First what nobody parks: an eligible process is one with nothing in flight.  */
+		ended_inside(calls[i]);
+		PAGE_UNTIL(page.calls_in_flight == 0);
+		parks();
+		ended_inside(calls[i]);
+		parks();
+	}
+	for (int n = 0; n < 5; n++)
+		cancelled_at_the_gate();
+	CHECK_EQUAL(page_read().calls_in_flight, 0);
+	return 0;
+}
