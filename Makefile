@@ -33,6 +33,7 @@ demo-headless: $(VENV)/.demo
 
 test: $(VENV)/.test native lint
 	@binder/need.sh browser >&2 || echo 'Tests in a browser will be skipped.' >&2
+	@binder/need.sh aarch64 >/dev/null || echo 'Tests on aarch64 will be skipped.' >&2
 	@binder/need.sh cxx >/dev/null
 	$(MAKE) -C shim test
 	jlpm test

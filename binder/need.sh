@@ -3,6 +3,7 @@
 #   need.sh python    Python 3.10 or newer with venv
 #   need.sh cc        a C compiler and make
 #   need.sh cxx       a C++ compiler, and the sanitizers' libraries where they are apart: for the tests
+#   need.sh aarch64   a cross compiler for aarch64 and an emulator: for the tests
 #   need.sh browser   Chromium or Chrome
 # What is missing comes from the system's packages, with apt-get or dnf, as root or by sudo without a password;
 # otherwise it says what to install and fails. Called by the Makefile.
@@ -28,6 +29,10 @@ cxx_path() {
 	command -v "${CXX:-c++}"
 }
 
+aarch64_path() {
+	command -v qemu-aarch64-static >/dev/null && command -v aarch64-linux-gnu-gcc
+}
+
 browser_path() {
 	for name in chromium chromium-browser google-chrome google-chrome-stable; do
 		# Ubuntu's chromium-browser is a stub that asks for a snap: only one that answers counts.
@@ -47,6 +52,8 @@ packages() { # of the thing $1, for the package manager $2
 	cc/dnf) echo gcc glibc-devel make ;;
 	cxx/apt-get) echo g++ ;;
 	cxx/dnf) echo gcc-c++ libasan libubsan libtsan ;;
+	aarch64/apt-get) echo gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static ;;
+	aarch64/dnf) echo gcc-aarch64-linux-gnu qemu-user-static ;;
 	browser/*) echo chromium ;;
 	esac
 }
@@ -70,8 +77,8 @@ install() { # the packages $@ with the manager
 
 thing=${1:-}
 case "$thing" in
-python | cc | cxx | browser) ;;
-*) say "usage: need.sh python|cc|cxx|browser" && exit 2 ;;
+python | cc | cxx | aarch64 | browser) ;;
+*) say "usage: need.sh python|cc|cxx|aarch64|browser" && exit 2 ;;
 esac
 if "${thing}_path"; then
 	exit
