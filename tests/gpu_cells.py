@@ -1,60 +1,54 @@
-"""Cells that use the GPU as a person's code would, for kernels under test; they run on a real driver too."""
+"""Cells that use a GPU through NVIDIA's cuda-bindings, for kernels under test; simulated or real alike."""
 
 from __future__ import annotations
 
-# Defines `gpu.allocate(name, mib, seed)`, `gpu.check(name)`, `gpu.add(name, n)`, `gpu.free(name)`, … in the kernel.
-SETUP = '''
-import ctypes, numpy, types
-from cuda.bindings import driver as cu
+from pathlib import Path
+
+KERNELS = Path(__file__).resolve().parents[1] / "shim" / "sim" / "kernels.ptx"
+
+SETUP = f"""
+import ctypes, gc, threading, time
+from cuda.bindings import driver as cuda
 
 def ok(result):
-    if result[0] != cu.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(str(result[0]))
-    return result[1] if len(result) == 2 else result[1:]
+    error, *values = result
+    if error != cuda.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(error.name)
+    return values[0] if len(values) == 1 else tuple(values)
 
-class Gpu:
-    """One context; blocks by name, each with the pattern it must still hold."""
+ok(cuda.cuInit(0))
+ok(cuda.cuCtxSetCurrent(ok(cuda.cuDevicePrimaryCtxRetain(ok(cuda.cuDeviceGet(0))))))
+module = ok(cuda.cuModuleLoadData(open({str(KERNELS)!r}, "rb").read() + b"\\0"))
 
-    PTX = b".version 7.0\\n.target sm_70\\n.address_size 64\\n" + b"\\n".join(
-        b".visible .entry %s() { ret; }" % name
-        for name in (b"affinode_add_u32", b"affinode_spin_ns", b"affinode_wait_flag")
-    ) + b"\\0"
+class Block:
+    '''`mib` MiB of device memory holding the pattern of `seed`.'''
 
-    def __init__(self):
-        ok(cu.cuInit(0))
-        self.device = ok(cu.cuDeviceGet(0))
-        self.context = ok(cu.cuDevicePrimaryCtxRetain(self.device))
-        ok(cu.cuCtxSetCurrent(self.context))
-        self.module = ok(cu.cuModuleLoadData(self.PTX))
-        self.blocks = {}
+    def __init__(self, mib, seed=1):
+        self.count = mib * 2**20 // 4
+        self.pointer = int(ok(cuda.cuMemAlloc(mib * 2**20)))
+        self.fill(seed)
 
-    def allocate(self, name, mib, seed=1):
-        size = mib << 20
-        address = ok(cu.cuMemAlloc(size))
-        pattern = numpy.arange(size // 4, dtype=numpy.uint32) * numpy.uint32(2654435761) + numpy.uint32(seed)
-        ok(cu.cuMemcpyHtoD(address, pattern.ctypes.data, size))
-        self.blocks[name] = [address, size, seed]
+    def launch(self, name, *values):
+        function = ok(cuda.cuModuleGetFunction(module, name.encode()))
+        numbers = (self.pointer, self.count, *values)
+        types = (ctypes.c_uint64, ctypes.c_uint64, *(ctypes.c_uint32 for value in values))
+        ok(cuda.cuLaunchKernel(function, 32, 1, 1, 256, 1, 1, 0, 0, (numbers, types), 0))
 
-    def launch(self, function, *arguments):
-        values, types_ = zip(*arguments)
-        ok(cu.cuLaunchKernel(ok(cu.cuModuleGetFunction(self.module, function)), 1, 1, 1, 1, 1, 1, 0, 0,
-                             (values, types_), 0))
+    def fill(self, seed):
+        self.launch("affinode_pattern_u32", seed)
+        ok(cuda.cuCtxSynchronize())
 
-    def add(self, name, n):
-        address, size, seed = self.blocks[name]
-        self.launch(b"affinode_add_u32", (int(address), ctypes.c_uint64), (size // 4, ctypes.c_uint64), (n, ctypes.c_uint32))
-        ok(cu.cuCtxSynchronize())
-        self.blocks[name][2] = (seed + n) & 0xffffffff
+    def checksum(self):
+        out = int(ok(cuda.cuMemAlloc(4096)))
+        function = ok(cuda.cuModuleGetFunction(module, b"affinode_checksum_u32"))
+        ok(cuda.cuMemsetD8(out, 0, 8))
+        numbers, types = (self.pointer, self.count, out), (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64)
+        ok(cuda.cuLaunchKernel(function, 32, 1, 1, 256, 1, 1, 0, 0, (numbers, types), 0))
+        host = bytearray(8)
+        ok(cuda.cuMemcpyDtoH((ctypes.c_char * 8).from_buffer(host), out, 8))
+        ok(cuda.cuMemFree(out))
+        return int.from_bytes(host, "little")
 
-    def check(self, name):
-        address, size, seed = self.blocks[name]
-        found = numpy.empty(size // 4, dtype=numpy.uint32)
-        ok(cu.cuMemcpyDtoH(found.ctypes.data, address, size))
-        expected = numpy.arange(size // 4, dtype=numpy.uint32) * numpy.uint32(2654435761) + numpy.uint32(seed)
-        return bool((found == expected).all())
-
-    def free(self, name):
-        ok(cu.cuMemFree(self.blocks.pop(name)[0]))
-
-gpu = Gpu()
-'''
+    def free(self):
+        ok(cuda.cuMemFree(self.pointer))
+"""

@@ -121,7 +121,9 @@ def neighbour(leave_bytes: int):
         "print('there', flush=True)\nsys.stdin.read()\n"
     )
     env = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
+    )
     try:
         assert process.stdout is not None and process.stdout.readline().strip() == b"there"
         yield

@@ -31,11 +31,13 @@ def compare(shim: str, rounds: int) -> tuple[list[float], list[float]]:
     """(without, with), µs an operation, each the best of 15 loops in a fresh process."""
     results: tuple[list[float], list[float]] = ([], [])
     for i in range(rounds):
-        for with_shim in ((False, True) if i % 2 == 0 else (True, False)):
+        for with_shim in (False, True) if i % 2 == 0 else (True, False):
             env = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
             if with_shim:
                 env["LD_PRELOAD"] = shim
-            done = subprocess.run([sys.executable, __file__], env=env, capture_output=True, text=True, check=True)
+            done = subprocess.run(
+                [sys.executable, __file__], env=env, capture_output=True, text=True, check=True
+            )
             results[with_shim].append(float(done.stdout))
     return results
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from gpu_cells import SETUP
+from story_cells import SETUP
 from live_machine import Machine
 from live_server import JupyterKernel, JupyterServer
 
@@ -65,8 +65,9 @@ def stage(gpu_machine: Machine) -> Iterator[Callable[..., Stage]]:
     """`stage(park_when="idle", idle_timeout_s=1)` starts a server with these traits on the simulated GPU."""
     servers = []
 
-    def start(memory: str = "1GiB", **traits: Any) -> Stage:
+    def start(memory: str = "1GiB", context: str = "8MiB", **traits: Any) -> Stage:
         gpu_machine.simulate(memory)
+        gpu_machine.environment["AFFINODE_SIM_CONTEXT"] = context
         arguments = [f"--AffinodeExtension.{name}={value}" for name, value in traits.items()]
         server = JupyterServer(gpu_machine).start(*arguments)
         servers.append(server)

@@ -73,7 +73,8 @@ def test_signals_that_are_not_interrupts_cancel_nothing(crowded):
         "signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)\n"
         "child = subprocess.Popen(['sleep', '0.3'])",
     )
-    cell = waiter.submit("gpu.add('a', 1); signal.setitimer(signal.ITIMER_REAL, 0); print(gpu.check('a'), child.poll())")
+    stop = "signal.setitimer(signal.ITIMER_REAL, 0)"
+    cell = waiter.submit(f"gpu.add('a', 1); {stop}; print(gpu.check('a'), child.poll())")
     s.wait(waiter, "queued")
     began = time.monotonic()
     while time.monotonic() - began < 1.5:

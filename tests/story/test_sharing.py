@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
 
 def test_three_kernels_worth_two_and_a_half_gpus_all_finish(stage):
     s = stage(memory="512MiB", idle_timeout_s=0.3)
     kernels = [s.kernel(f"n{i}.ipynb") for i in range(3)]
-    results: dict[int, list] = {}
-
-    def person(i: int) -> None:
-        results[i] = [kernels[i].run(f"gpu.allocate('a', 373, seed={i + 1})", 120)]
-        for n in range(2):
-            results[i].append(kernels[i].run(f"gpu.add('a', {n + 1}); assert gpu.check('a')", 120))
-
-    people = [threading.Thread(target=person, args=(i,)) for i in range(3)]
-    for thread in people:
-        thread.start()
-    for thread in people:
-        thread.join(150)
-        assert not thread.is_alive(), s.machine.controller_log()
-    for i, done in results.items():
-        assert [d.status for d in done] == ["ok"] * 3, (i, [d.traceback for d in done], s.machine.controller_log())
+    cells = [
+        [
+            kernel.submit(code)
+            for code in (
+                f"gpu.allocate('a', 428, seed={i + 1})",
+                "gpu.add('a', 1); assert gpu.check('a')",
+                "gpu.add('a', 2); assert gpu.check('a')",
+            )
+        ]
+        for i, kernel in enumerate(kernels)
+    ]
+    for kernel, theirs in zip(kernels, cells):
+        for cell in theirs:
+            done = kernel.wait(cell, 150)
+            assert done.status == "ok", (done.traceback, s.machine.controller_log())
     for kernel in kernels:
         assert s.ok(kernel, "gpu.check('a')", 60) == "True"
 
@@ -32,7 +31,7 @@ def test_whoever_waited_first_is_served_first(stage):
     s = stage(memory="512MiB", idle_timeout_s=0.3)
     busy, first, second = (s.kernel(f"{name}.ipynb") for name in ("busy", "first", "second"))
     for kernel in (first, second, busy):
-        s.ok(kernel, "gpu.allocate('a', 373)")
+        s.ok(kernel, "gpu.allocate('a', 428)")
     s.wait(first, "parked"), s.wait(second, "parked")
     # The resident one computes, so nobody can be served until it ends.
     s.machine.ask("POST", f"/kernels/{busy.id}/hold", {"duration_s": 60})
