@@ -176,7 +176,7 @@ void context_make_ready(struct context *context)
 	if (context->ready || captures_open())
 		return;
 	/* Relaxed: another thread's capture in global mode must not be broken by this thread's housekeeping.  */
-	if (driver.cuThreadExchangeStreamCaptureMode && driver.cuThreadExchangeStreamCaptureMode(&mode) != CUDA_SUCCESS)
+	if (driver.cuThreadExchangeStreamCaptureMode(&mode) != CUDA_SUCCESS)
 		return;
 	if (!context->stream)
 		driver.cuStreamCreate(&context->stream, CU_STREAM_NON_BLOCKING);
@@ -184,8 +184,7 @@ void context_make_ready(struct context *context)
 		context->witness = 0;
 	if (context->stream && context->witness)
 		context->ready = walk_copy_path(context);
-	if (driver.cuThreadExchangeStreamCaptureMode)
-		driver.cuThreadExchangeStreamCaptureMode(&mode);
+	driver.cuThreadExchangeStreamCaptureMode(&mode);
 }
 
 void context_forget(CUcontext handle)
@@ -328,8 +327,7 @@ const char *gpu_busy(void)
 	const char *busy = NULL;
 
 	pthread_mutex_lock(&contexts_lock);
-	if (driver.cuThreadExchangeStreamCaptureMode)
-		driver.cuThreadExchangeStreamCaptureMode(&mode);
+	driver.cuThreadExchangeStreamCaptureMode(&mode);
 	if (captures_count)
 		busy = "a CUDA graph is being captured";
 	for (struct context *context = contexts_first(); context && !busy; context = context->next)
