@@ -148,6 +148,7 @@ class KernelRecord:
     parks_of_the_gone: int = 0
     resumes_of_the_gone: int = 0
     empty_since: float | None = None
+    has_had_processes: bool = False
     cgroup: CgroupMemory | None = None
 
     @property

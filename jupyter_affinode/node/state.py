@@ -62,6 +62,7 @@ class NodeState:
         kernel = self.kernel(kernel_id, now)
         kernel.processes[key] = process
         kernel.empty_since = None
+        kernel.has_had_processes = True
         return process
 
     def remove_process(self, process: Process, now: float) -> None:
