@@ -147,6 +147,7 @@ class Handler(RequestHandler):
         kernel = self.controller.state.kernels.get(kernel_id)
         if kernel is None:
             raise ApiError(404, "unknown-kernel", f"there is no kernel {kernel_id}")
+        self.controller.look(self.now())
         return kernel
 
     def made_known(self, kernel_id: str) -> KernelRecord:

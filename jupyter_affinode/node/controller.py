@@ -39,8 +39,9 @@ PASSES_APART_S = 0.005  # the least between two decisions, so that a talkative s
 ROOMS_MAX = 256  # a shim asks for 64 at once
 NVML_EVERY_S = 1.0
 NVML_ALONE_EVERY_S = 5.0
-EMPTY_KERNEL_LASTS_S = 10.0  # a kernel that no server describes, after its last process ended
-UNSERVED_KERNEL_LASTS_S = 600.0  # one described by a program that has ended (`jupyter affinode run`)
+NVML_HANGS_AFTER_S = 15.0  # figures older than this are not believed any more
+EMPTY_KERNEL_LASTS_S = 10.0  # a kernel that no living server describes, after its last process ended
+UNSERVED_KERNEL_LASTS_S = 600.0  # one that has not used CUDA yet, described by a program that has ended
 LINK_NAME = "link.sock"
 
 
@@ -138,7 +139,7 @@ class Controller:
     def kernel_json(self, kernel: KernelRecord) -> dict[str, Any]:
         """One kernel, for the API, as it is now."""
         now = time.monotonic()
-        self._look(now)
+        self.look(now)
         seen: Kernel | None = next((seen for seen in self._snapshot.kernels if seen.id == kernel.id), None)
         return describe.kernel_json(self.state, kernel, seen, self._queue, now)
 
@@ -171,6 +172,7 @@ class Controller:
             process.data.state.name.lower(),
             hello.shim_version,
         )
+        self.look(now)
         self.poke()
 
     def shim_said(self, connection: Connection, message: Message) -> None:
@@ -181,6 +183,7 @@ class Controller:
         if isinstance(message, Reply):
             self.moves.take_reply(process, message)
         elif isinstance(message, Request):
+            self.look(time.monotonic())
             self.wishes.take_request(process, message, lambda kernel: self.kernel_json(kernel)["text"])
         elif isinstance(message, Notify):
             self._take_notify(process, message)
@@ -208,6 +211,10 @@ class Controller:
         if now - self._looked_at >= (NVML_EVERY_S if busy else NVML_ALONE_EVERY_S):
             self._looked_at = now
             self._nvml.look()
+        sample = self.state.gpus.sample
+        if sample is not None and now - sample.began > NVML_HANGS_AFTER_S:
+            self.log.warning("NVML has not answered for %.0f s: room is estimated", now - sample.began)
+            self.state.gpus.take(None, self.state.settings)
         self._end_if_unneeded(now)
         self._pass()
 
@@ -218,7 +225,7 @@ class Controller:
         if self.finished.is_set():
             return
         try:
-            self._look(now)
+            self.look(now)
             if any(kernel.processes for kernel in self.state.kernels.values()):
                 self.state.host = host_memory()
                 self.state.read_limits()
@@ -231,7 +238,7 @@ class Controller:
         except Exception:  # a controller that stopped here would leave kernels waiting for ever
             self.log.exception("a pass failed")
 
-    def _look(self, now: float) -> None:
+    def look(self, now: float) -> None:
         """Read the pages, and make the picture that is decided on and shown."""
         for process, error in self.state.refresh(now):
             if process.connection is not None:
@@ -315,6 +322,7 @@ class Controller:
     def _count_move(self, move: str, outcome: str, seconds: float) -> None:
         self.metrics.moves.labels(move, outcome).inc()
         self.metrics.move_seconds.labels(move).observe(seconds)
+        self._nvml.look()
 
     def _take_sample(self, sample: NvmlSample | None) -> None:
         if sample is not None:
@@ -352,7 +360,8 @@ class Controller:
             self._forget(process, self.state.kernels[process.kernel_id])
         for kernel in list(self.state.kernels.values()):
             self.wishes.look_for_fulfilled(kernel)
-            lasts = EMPTY_KERNEL_LASTS_S if kernel.description is None else UNSERVED_KERNEL_LASTS_S
+            is_over = kernel.description is None or kernel.has_had_processes
+            lasts = EMPTY_KERNEL_LASTS_S if is_over else UNSERVED_KERNEL_LASTS_S
             is_old = kernel.empty_since is not None and now - kernel.empty_since > lasts
             if is_old and kernel.described_by is None:
                 del self.state.kernels[kernel.id]

@@ -23,7 +23,7 @@ class _Estimate:
     is_reclaiming: bool = False
 
     def changed_since(self, moment: float) -> int:
-        """How much our memory changed since `moment`, or so shortly before that pages may have told it late."""
+        """How much our memory changed since `moment`, or shortly before: pages may tell late."""
         return sum(size for when, size in self.changes if when >= moment - PAGES_LATE_S)
 
 
@@ -73,7 +73,7 @@ class GpuTable:
             del self._known[uuid]  # no NVML and no kernel on it any more
 
     def take_failure(self, uuid: str, size: int, *, again: bool = False) -> None:
-        """`size` bytes did not fit; `again`: although there should have been room, so the estimate was wrong."""
+        """`size` bytes did not fit; `again`: although there should have been room."""
         known = self._known.setdefault(uuid, _Estimate())
         known.free_bytes = min(known.free_bytes, 0 if again else max(size - 1, 0))
 

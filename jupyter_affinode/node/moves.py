@@ -18,7 +18,8 @@ from .words import bytes_in_words, duration_in_words
 
 PARK_BEGINS_WITHIN_S = 2.0
 RESUME_BEGINS_WITHIN_S = 5.0
-REPLY_LOST_AFTER_S = 3.0  # after the last moment to begin, if the page shows nothing under way
+REPLY_LOST_AFTER_S = 3.0  # after the last moment to begin, if the page shows that it was not begun
+MOVE_LASTS_S = 600.0  # one that was begun; a slow host touches fresh memory at 6 GiB/s
 BACK_OFF_FIRST_S, BACK_OFF_LAST_S = 0.5, 30.0
 ASK_AGAIN_S = 0.1
 
@@ -109,7 +110,8 @@ class Moves:
                 continue
             for key in list(move.pending):
                 process = kernel.processes.get(key)
-                if process is None or process.data.state not in (State.PARKING, State.RESUMING):
+                begun = process is not None and process.data.epoch == move.pending[key]
+                if not begun or now - move.began > MOVE_LASTS_S:
                     del move.pending[key]
                     move.gone.add(key)
             self._finish_if_done(kernel, move)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import queue
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pynvml
@@ -95,7 +96,10 @@ def _text(value: str | bytes) -> str:
 
 
 class NvmlReader:
-    """Looks when asked, one look at a time; `on_sample` gets each sample (or None) on the event loop."""
+    """Looks when asked, one look at a time; `on_sample` gets each sample (or None) on the event loop.
+
+    The thread is a daemon: one that hangs in the driver keeps neither the loop nor the process's end.
+    """
 
     def __init__(
         self,
@@ -106,43 +110,55 @@ class NvmlReader:
         self._on_sample = on_sample
         self._log = log
         self._read = read
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="affinode-nvml")
-        self._task: asyncio.Task[None] | None = None
-        self._again = False
+        self._loop = asyncio.get_running_loop()
+        self._orders: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True: look; False: end
+        self._is_looking = self._look_again = self._is_closed = False
         self._missing_until = 0.0
         self._missing: str | None = None
+        threading.Thread(target=self._work, name="affinode-nvml", daemon=True).start()
 
     def look(self) -> None:
         """Have a sample taken that begins after now."""
-        if self._task is not None:
-            self._again = True
+        if self._is_looking:
+            self._look_again = True
         elif time.monotonic() >= self._missing_until:
-            self._task = asyncio.get_running_loop().create_task(self._look())
+            self._is_looking = True
+            self._orders.put(True)
 
     def close(self) -> None:
-        """Take no more samples; one that hangs in the driver is left behind."""
-        if self._task is not None:
-            self._task.cancel()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """Take no more samples."""
+        self._is_closed = True
+        self._orders.put(False)
 
-    async def _look(self) -> None:
-        while True:
-            self._again = False
-            began = time.monotonic()
-            sample: NvmlSample | None = None
+    def _work(self) -> None:
+        """The thread: look, hand over, wait for the next order."""
+        while self._orders.get():
+            result: NvmlSample | NvmlMissing
             try:
-                sample = await asyncio.get_running_loop().run_in_executor(self._thread, self._read)
-                self._missing = None
+                result = self._read()
             except NvmlMissing as missing:
-                self._missing_until = time.monotonic() + RETRY_S
-                if self._missing != str(missing):
-                    self._missing = str(missing)
-                    self._log.warning("no NVML (%s): room is estimated from what succeeds and fails", missing)
-            took = time.monotonic() - began
-            if took > SLOW_S:
-                self._log.warning("NVML took %.1f s", took)
-            if sample is not None or not self._again:
-                self._on_sample(sample)
-            if not self._again or sample is None:
-                self._task = None
-                return
+                result = missing
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                self._loop.call_soon_threadsafe(self._looked, result)
+
+    def _looked(self, result: NvmlSample | NvmlMissing) -> None:
+        if self._is_closed:
+            return
+        self._is_looking = False
+        if isinstance(result, NvmlMissing):
+            self._missing_until = time.monotonic() + RETRY_S
+            if self._missing != str(result):
+                self._log.warning("no NVML (%s): room is estimated from what succeeds and fails", result)
+            self._missing = str(result)
+            self._on_sample(None)
+            return
+        if self._missing is not None:
+            self._log.info("NVML is there: driver %s", result.driver_version)
+            self._missing = None
+        took = time.monotonic() - result.began
+        if took > SLOW_S:
+            self._log.warning("NVML took %.1f s", took)
+        self._on_sample(result)
+        if self._look_again:
+            self._look_again = False
+            self.look()

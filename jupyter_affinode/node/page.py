@@ -90,6 +90,7 @@ class PageData:
     want: int  # calls waiting at the closed gate
     calls_in_flight: int
     captures: int
+    epoch: int  # of the last command that was begun
     room_bytes: int
     parks: int
     resumes: int
@@ -169,7 +170,7 @@ def parse_page(raw: bytes, now: float) -> PageData:
         _heartbeat_ns,
         calls_in_flight,
         captures,
-        _epoch,
+        epoch,
         gpu_count,
     ) = HEAD.unpack_from(raw)
     if magic != PAGE_MAGIC or version != PAGE_VERSION or size_of_gpu != GPU.size:
@@ -193,6 +194,7 @@ def parse_page(raw: bytes, now: float) -> PageData:
         want=want,
         calls_in_flight=calls_in_flight,
         captures=captures,
+        epoch=epoch,
         room_bytes=room_bytes,
         parks=parks,
         resumes=resumes,

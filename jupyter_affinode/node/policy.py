@@ -198,13 +198,15 @@ def park_idle(plan: Plan) -> None:
 def _grant(plan: Plan, waiter: Waiter) -> bool:
     """Serve a waiter if there is room; else make others yield for it. False: it waits on."""
     margin = plan.settings.margin_bytes
+    if waiter.room is not None and plan.node.gpus[waiter.room.gpu].sampled_at < waiter.since:
+        return False  # it has just failed: only a figure that is newer can say that there is room
     if not plan.fits(waiter.needs, margin):
         short = plan.shortage(waiter.needs)
         if short and waiter.kernel.reclaim_after <= plan.now:
             reclaim(plan, short, waiter)
-        if any(plan.incoming.get(uuid, 0) for uuid in waiter.needs) or not plan.fits(
-            waiter.needs, LAST_RESERVES
-        ):
+        if any(plan.incoming.get(uuid, 0) for uuid in waiter.needs):
+            return False
+        if not plan.fits(waiter.needs, LAST_RESERVES) and not _may_try_blindly(plan, waiter):
             return False
     if waiter.room is not None:
         plan.act(GrantRoom(waiter.kernel.id, waiter.room.key, waiter.room.gpu, waiter.room.bytes))
@@ -215,12 +217,18 @@ def _grant(plan: Plan, waiter: Waiter) -> bool:
     return True
 
 
+def _may_try_blindly(plan: Plan, waiter: Waiter) -> bool:
+    """Without NVML nobody knows of room that others gave back; a resume that fails costs only its pause."""
+    gpus = [plan.node.gpus[uuid] for uuid in waiter.needs if uuid in plan.node.gpus]
+    return waiter.room is None and not any(gpu.is_measured for gpu in gpus)
+
+
 def _is_hopeless(plan: Plan, waiter: Waiter) -> bool:
     """Whether it would not fit even if every kernel that can be moved yielded."""
     if waiter.room is not None and waiter.kernel.hopeless:
         return True
     for uuid, need in waiter.needs.items():
-        if uuid not in plan.node.gpus:
+        if uuid not in plan.node.gpus or (waiter.room is None and not plan.node.gpus[uuid].is_measured):
             continue
         others = sum(
             kernel.resident_bytes.get(uuid, 0)

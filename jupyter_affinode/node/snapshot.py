@@ -34,6 +34,11 @@ class Gpu:
     uncertain_bytes: int = 0  # how much our kernels' memory changed around then: `free_bytes` may miss that
     is_reclaiming: bool = False  # fell under the low watermark and has not reached the high one since
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether the figures are NVML's."""
+        return self.total_bytes is not None
+
 
 @dataclass(frozen=True)
 class RoomRequest:

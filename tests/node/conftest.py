@@ -13,19 +13,24 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from fake_shim import FakeShim
 from live_machine import Machine
-
-QUICK = ("--settle=0.2",)
+from thread_controller import ThreadController
 
 
 @pytest.fixture
-def node(machine: Machine) -> Callable[..., Machine]:
-    """`node("--park-when=idle")`: start the machine's controller."""
+def node(machine: Machine) -> Iterator[Callable[..., Machine]]:
+    """`node(park_when="idle")`: the machine's controller with these settings, on a thread of this process."""
+    running: list[ThreadController] = []
 
-    def start(*arguments: str) -> Machine:
-        machine.start_controller(*QUICK, *arguments)
+    def start(*, nvml: Any = None, **settings: Any) -> Machine:
+        running.append(ThreadController(machine.socket, nvml, **settings))
         return machine
 
-    return start
+    yield start
+    for controller in running:
+        controller.stop()
+    log = machine.controller_log()
+    assert "a pass failed" not in log, log
+    assert "Traceback" not in log, log
 
 
 @pytest.fixture

@@ -93,6 +93,7 @@ class FakePage:
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
         self.sequence = 0
         self.state = RESIDENT
+        self.epoch = 0
         self.flags = self.calls_in_flight = self.captures = self.room = self.parks = self.resumes = 0
         self.last_activity = self.state_since = time.monotonic_ns()
         self.memory = {GPU: [0, 0, 0]}  # resident, parked, fixed (as "managed")
@@ -117,7 +118,7 @@ class FakePage:
             time.monotonic_ns(),
             self.calls_in_flight,
             self.captures,
-            0,
+            self.epoch,
             raw.get("gpu_count", len(self.memory)),
         )
         moves = (self.parks, self.resumes, 10**8, 5 * MIB, 10**8, 5 * MIB)
@@ -259,7 +260,8 @@ class FakeShim:
             if not data:
                 self.heard.ended = True
                 return
-            self._take(data)
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it ended while we answered
+                self._take(data)
 
     def _take(self, data: bytes) -> None:
         _, version, kind, size, epoch = HEADER.unpack_from(data)
@@ -272,6 +274,8 @@ class FakeShim:
             number, asked, deadline, argument, reason = COMMAND.unpack(body)
             command = Command(number, epoch, asked, deadline, argument, reason.rstrip(b"\0").decode())
             self.heard.commands.append(command)
+            self.page.epoch = epoch
+            self.page.write()
             if self.on_command is not None:
                 self.on_command(command)
             elif self.answers:

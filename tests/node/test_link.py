@@ -18,9 +18,9 @@ from fake_shim import MIB, FakePage, hello, message, notify, send
 
 
 @pytest.fixture
-def attacked(node, shim, wait_until):
+def attacked(machine, shim, wait_until):
     """A controller with one good shim; afterwards it still serves it."""
-    machine = node()
+    machine.start_controller("--settle=0.1")
     good = shim("good", resident=300 * MIB)
     wait_until(lambda: (machine.kernel("good") or {}).get("tracked"), message="the good shim is known")
     yield machine
@@ -63,7 +63,7 @@ BAD_MESSAGES = {
     "too large": hello("bad") * 20,
     "magic": b"\xff" * 192,
     "protocol versions 2 to 9": hello("bad", versions=(2, 9)),
-    "before HELLO": notify(1),
+    "a message that is no HELLO": notify(1),
     "without an end": hello("k" * 64),
     "of 192 bytes that says 16": hello("bad", size=16),
 }

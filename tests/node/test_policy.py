@@ -213,12 +213,12 @@ def test_a_kernel_parked_in_the_middle_of_an_allocation_waits_for_both():
 
 
 def test_an_allocation_is_granted_when_there_is_room():
-    kernel = asks(resident("k", idle=0), 2 * GIB, waits=0)
+    kernel = asks(resident("k", idle=0), 2 * GIB, waits=0.1)
     assert [type(a) for a in decide(NOW, node(kernel, free=3 * GIB), NEEDED)] == [GrantRoom]
 
 
 def test_an_allocation_that_meets_a_full_gpu_makes_idle_kernels_yield():
-    kernel = asks(resident("k", idle=0), 2 * GIB, waits=0)
+    kernel = asks(resident("k", idle=0), 2 * GIB, waits=0.1)
     assert parks(decide(NOW, node(kernel, resident("idle"), free=0), NEEDED)) == ["idle"]
 
 
@@ -235,7 +235,7 @@ def test_an_allocation_that_can_never_fit_is_denied_so_that_the_program_sees_its
 
 
 def test_nobody_is_parked_for_an_allocation_that_can_never_fit():
-    kernel = asks(resident("k", 12 * GIB, idle=0), 8 * GIB, waits=0)
+    kernel = asks(resident("k", 12 * GIB, idle=0), 8 * GIB, waits=0.1)
     assert decide(NOW, node(kernel, resident("idle", 2 * GIB), free=2 * GIB), NEEDED) == []
 
 

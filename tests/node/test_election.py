@@ -1,0 +1,88 @@
+"""One controller serves a socket, and one a GPU, whatever happens to it; with real processes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from jupyter_affinode.node.election import AlreadyServed, Election, GpuServed
+
+CONTROLLER = (sys.executable, "-m", "jupyter_affinode.node", "--settle=0.1")
+
+
+def test_of_two_started_at_once_one_serves_and_the_other_says_who(machine, wait_until):
+    pair = [
+        machine.start(*CONTROLLER, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+        for _ in range(2)
+    ]
+    wait_until(lambda: machine.node() is not None, timeout=20)
+    serving = machine.controller_pid()
+    assert serving in {process.pid for process in pair}
+    (other,) = [process for process in pair if process.pid != serving]
+    assert other.wait(timeout=20) == 0
+    assert f"process {serving}" in other.stderr.read()
+    assert machine.controller_pid() == serving
+    for process in pair:
+        process.kill()
+        process.stderr.close()
+
+
+def test_after_sigkill_the_next_one_takes_over_the_old_sockets(machine, wait_until):
+    first = machine.start_controller()
+    first.send_signal(signal.SIGKILL)
+    first.wait(timeout=10)
+    assert machine.socket.exists()
+    second = machine.start_controller()
+    assert machine.controller_pid() == second.pid
+
+
+def test_sigterm_ends_it_cleanly(machine):
+    process = machine.start_controller()
+    process.terminate()
+    assert process.wait(timeout=10) == 0
+    assert not machine.socket.exists()
+    assert not machine.socket.with_name("link.sock").exists()
+    assert "SIGTERM" in machine.controller_log()
+
+
+def test_it_ends_when_nobody_needs_it(machine):
+    process = machine.start_controller("--keep-alive=0.5")
+    assert process.wait(timeout=15) == 0
+    assert "nobody has needed this controller" in machine.controller_log()
+
+
+def test_it_ends_when_its_files_are_removed_and_another_can_serve(machine):
+    process = machine.start_controller()
+    for file in machine.socket.parent.iterdir():
+        if not file.name.endswith(".log"):
+            file.unlink()
+    assert process.wait(timeout=15) == 4
+    assert machine.start_controller().pid == machine.controller_pid()
+
+
+def test_bad_settings_are_refused_at_the_start(machine):
+    process = machine.start(*CONTROLLER, "--low-watermark=0.9", stderr=subprocess.PIPE, text=True)
+    assert process.wait(timeout=20) == 1
+    assert "low_watermark must not be above" in process.stderr.read()
+    process.stderr.close()
+
+
+def test_two_controllers_of_different_sockets_never_serve_one_gpu(tmp_path):
+    first = Election(tmp_path / "a.sock", tmp_path / "gpus")
+    (tmp_path / "other").mkdir()
+    second = Election(tmp_path / "other" / "b.sock", tmp_path / "gpus")
+    first.win()
+    second.win()
+    first.serve_gpu("GPU-1")
+    first.serve_gpu("GPU-1")
+    second.serve_gpu("GPU-2")
+    with pytest.raises(GpuServed, match=r"GPU-1 is served by process \d+ \(.*a\.sock\)"):
+        second.serve_gpu("GPU-1")
+    first.close()
+    second.serve_gpu("GPU-1")
+    with pytest.raises(AlreadyServed):
+        Election(tmp_path / "other" / "c.sock", tmp_path / "gpus").win()
+    second.close()

@@ -1,0 +1,63 @@
+"""The real controller on a thread of the test's process: the same code and sockets, started at once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+from jupyter_affinode.node.api import serve
+from jupyter_affinode.node.controller import Controller
+from jupyter_affinode.node.election import Election
+from jupyter_affinode.node.nvml import NvmlMissing, NvmlSample
+from jupyter_affinode.node.settings import GIB, Settings
+
+
+class NoNvml:
+    """A machine without NVML."""
+
+    def read(self) -> NvmlSample:
+        """As pynvml says it."""
+        raise NvmlMissing("no NVML in this test")
+
+
+class ThreadController:
+    """Serves from the moment it is made until `stop()`."""
+
+    def __init__(self, socket: Path, nvml: Any = None, **settings: Any):
+        self._socket = socket
+        self._nvml = nvml or NoNvml()
+        self._settings = Settings(settle_s=0.05, host_reserve_bytes=GIB // 4).changed(**settings)
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="controller")
+        self._thread.start()
+        assert self._ready.wait(10)
+
+    def stop(self) -> None:
+        """End it as SIGTERM would."""
+        self._loop.call_soon_threadsafe(self._controller.finished.set)
+        self._thread.join(timeout=10)
+        assert not self._thread.is_alive()
+
+    async def _serve(self) -> None:
+        log = logging.Logger(f"controller of {self._socket}")
+        file = logging.FileHandler(self._socket.with_name("node.log"))
+        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        log.addHandler(file)
+        election = Election(self._socket, self._socket.parent)
+        election.win()
+        self._loop = asyncio.get_running_loop()
+        self._controller = Controller(
+            self._socket, self._settings, version="test", log=log, election=election, nvml=self._nvml
+        )
+        server = serve(self._controller)
+        self._controller.start()
+        self._ready.set()
+        await self._controller.finished.wait()
+        server.stop()
+        self._controller.close()
+        await server.close_all_connections()
+        election.close()
+        file.close()
