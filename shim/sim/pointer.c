@@ -46,6 +46,11 @@ static bool in_slab(const struct range *range)
 	return range->kind == RANGE_DEVICE && range->owner;
 }
 
+static int handle_types(const struct range *range)
+{
+	return ((const struct memory_handle *)range->owner)->properties.requestedHandleTypes;
+}
+
 #define ANSWER(type, value)                                 \
 	do {                                                \
 		*(type *)data = (type)(value);              \
@@ -97,7 +102,7 @@ static CUresult answer(void *data, int attribute, CUdeviceptr address, const str
 	case ATTRIBUTE_MAPPED:
 		ANSWER(unsigned char, 1);
 	case ATTRIBUTE_ALLOWED_HANDLE_TYPES:
-		ANSWER(uint64_t, range->kind == RANGE_MAPPED ? (unsigned)vmm_handle_types(range) : 0u);
+		ANSWER(uint64_t, range->kind == RANGE_MAPPED ? (unsigned)handle_types(range) : 0u);
 	case ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
 	case ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
 		ANSWER(unsigned char, 0);

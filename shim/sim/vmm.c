@@ -4,28 +4,14 @@
  * that GPU: a mapping alone, or peer access, is not enough.  */
 #include "vmm.h"
 
-#include <fcntl.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "api.h"
 #include "device.h"
 #include "memfile.h"
 #include "objects.h"
-#include "ranges.h"
 
-/* All under the ranges' write lock.  */
-struct memory_handle {
-	struct object object;
-	unsigned references; /* of the program */
-	unsigned mappings;
-	uint64_t size, offset;
-	int fd; /* own file of a shareable handle; -1: in the process's file */
-	bool imported; /* another process pays for it */
-	CUmemAllocationProp properties;
-};
-
-static struct memory_handle *handle_of(CUmemGenericAllocationHandle handle)
+struct memory_handle *vmm_handle(CUmemGenericAllocationHandle handle)
 {
 	void *pointer = (void *)(uintptr_t)handle;
 
@@ -124,7 +110,7 @@ SIM_API CUresult cuMemRelease(CUmemGenericAllocationHandle given)
 
 	ENTER("cuMemRelease");
 	ranges_write();
-	handle = handle_of(given);
+	handle = vmm_handle(given);
 	if (handle && handle->references) {
 		handle->references--;
 		drop_if_unused(handle);
@@ -159,7 +145,7 @@ SIM_API CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *pro
 
 	ENTER("cuMemGetAllocationPropertiesFromHandle");
 	ranges_read();
-	handle = handle_of(given);
+	handle = vmm_handle(given);
 	if (handle && properties)
 		*properties = handle->properties;
 	ranges_done();
@@ -228,7 +214,7 @@ SIM_API CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmem
 	if (offset)
 		return CUDA_ERROR_NOT_SUPPORTED;
 	ranges_write();
-	handle = handle_of(given);
+	handle = vmm_handle(given);
 	reserved = ranges_find(&reserved_ranges, address);
 	if (!handle || !handle->references || size > handle->size || !reserved ||
 	    address + size > reserved->start + reserved->size || overlaps_mapping(address, size))
@@ -351,60 +337,4 @@ SIM_API CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *
 	}
 	ranges_done();
 	return result;
-}
-
-uint64_t vmm_handle_size(const struct range *range)
-{
-	return ((struct memory_handle *)range->owner)->size;
-}
-
-int vmm_handle_types(const struct range *range)
-{
-	return ((struct memory_handle *)range->owner)->properties.requestedHandleTypes;
-}
-
-SIM_API CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle given, int type, unsigned long long flags)
-{
-	struct memory_handle *handle;
-	int fd = -1;
-
-	ENTER("cuMemExportToShareableHandle");
-	if (!out || flags || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
-		return CUDA_ERROR_INVALID_VALUE;
-	ranges_read();
-	handle = handle_of(given);
-	if (handle && handle->fd >= 0)
-		fd = fcntl(handle->fd, F_DUPFD_CLOEXEC, 0);
-	ranges_done();
-	if (fd < 0)
-		return CUDA_ERROR_INVALID_VALUE;
-	*(int *)out = fd;
-	return CUDA_SUCCESS;
-}
-
-SIM_API CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *made, void *os_handle, int type)
-{
-	struct memory_handle *handle;
-	int fd = (int)(intptr_t)os_handle;
-	off_t size = lseek(fd, 0, SEEK_END);
-
-	ENTER("cuMemImportFromShareableHandle");
-	if (!made || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || size <= 0 || (uint64_t)size % SIM_GRANULARITY)
-		return CUDA_ERROR_INVALID_VALUE;
-	handle = object_new(OBJECT_MEMORY, sizeof(*handle));
-	if (!handle)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	handle->references = 1;
-	handle->size = (uint64_t)size;
-	handle->imported = true;
-	handle->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-	handle->properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-	handle->properties.requestedHandleTypes = type;
-	handle->properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-	if (handle->fd < 0) {
-		object_free(OBJECT_MEMORY, handle);
-		return CUDA_ERROR_OPERATING_SYSTEM;
-	}
-	*made = (uintptr_t)handle;
-	return CUDA_SUCCESS;
 }

@@ -1,10 +1,22 @@
-/* What other files ask about a mapping's handle; the tables are held.  */
+/* Handles of physical memory, for vmm.c, vmm_share.c and whoever asks about a mapping.  */
 #ifndef SIM_VMM_H
 #define SIM_VMM_H
 
+#include "objects.h"
 #include "ranges.h"
 
-uint64_t vmm_handle_size(const struct range *range);
-int vmm_handle_types(const struct range *range);
+/* Owner of a RANGE_MAPPED; changes under the ranges' write lock.  */
+struct memory_handle {
+	struct object object;
+	unsigned references; /* of the program */
+	unsigned mappings;
+	uint64_t size, offset;
+	int fd; /* own file of a shareable handle; -1: in the process's file */
+	bool imported; /* another process pays for it */
+	CUmemAllocationProp properties;
+};
+
+/* The handle, if it is one.  */
+struct memory_handle *vmm_handle(CUmemGenericAllocationHandle handle);
 
 #endif

@@ -1,0 +1,210 @@
+"""Stream capture and graphs: what a capture forbids, and what that costs it, as read off driver 580 on an H200."""
+
+from __future__ import annotations
+
+import textwrap
+
+SETUP = """
+    context()
+    kernels = Kernels()
+    mode = cuda.CUstreamCaptureMode
+    modes = {"global": mode.CU_STREAM_CAPTURE_MODE_GLOBAL, "local": mode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+             "relaxed": mode.CU_STREAM_CAPTURE_MODE_RELAXED}
+    address = ok(cuda.cuMemAlloc(4096))
+    ok(cuda.cuMemsetD8(address, 0, 4096))
+    ok(cuda.cuCtxSynchronize())
+    stream, other, event = ok(cuda.cuStreamCreate(1)), ok(cuda.cuStreamCreate(1)), ok(cuda.cuEventCreate(2))
+    blocking = ok(cuda.cuStreamCreate(0))
+    old = ok(cuda.cuEventCreate(2))
+    ok(cuda.cuEventRecord(old, other))
+    def add(where=None):
+        return kernels.launch("add_u32", address, 4, 1, stream=stream if where is None else where)
+    def status(where=None):
+        return str(ok(cuda.cuStreamIsCapturing(stream if where is None else where)).name).split("_")[-1].lower()
+    def begin(which="global", where=None):
+        ok(cuda.cuStreamBeginCapture(stream if where is None else where, modes[which]))
+    def end(where=None):
+        return cuda.cuStreamEndCapture(stream if where is None else where)
+"""
+
+
+def run(gpu, code: str) -> list[str]:
+    return gpu.run(textwrap.dedent(SETUP) + textwrap.dedent(code))
+
+
+def test_a_captured_graph_runs_as_often_as_it_is_launched(gpu):
+    run(
+        gpu,
+        """
+        begin()
+        ok(add())
+        ok(cuda.cuMemsetD32Async(int(address) + 64, 9, 4, stream))
+        ok(cuda.cuMemcpyDtoDAsync(int(address) + 128, address, 16, stream))
+        graph = ok(end())
+        assert words(address, 1) == [0], "capturing ran nothing"
+        assert ok(cuda.cuGraphGetNodes(graph, 10))[1] == 3
+        exe = ok(cuda.cuGraphInstantiate(graph, 0))
+        ok(cuda.cuGraphDestroy(graph))
+        for _ in range(3):
+            ok(cuda.cuGraphLaunch(exe, stream))
+        ok(cuda.cuStreamSynchronize(stream))
+        assert words(address, 1) == [3] and words(int(address) + 64, 1) == [9] and words(int(address) + 128, 1) == [3]
+        ok(cuda.cuGraphExecDestroy(exe))
+        """,
+    )
+
+
+def test_events_carry_a_capture_to_another_stream_and_back(gpu):
+    run(
+        gpu,
+        """
+        begin()
+        ok(cuda.cuEventRecord(event, stream))
+        ok(cuda.cuStreamWaitEvent(other, event, 0))
+        assert status(other) == "active"
+        ok(add(other))
+        ok(cuda.cuEventRecord(event, other))
+        ok(cuda.cuStreamWaitEvent(stream, event, 0))
+        graph = ok(end())
+        assert status(other) == "none"
+        exe = ok(cuda.cuGraphInstantiate(graph, 0))
+        ok(cuda.cuGraphLaunch(exe, stream))
+        ok(cuda.cuStreamSynchronize(stream))
+        assert words(address, 1) == [1]
+        """,
+    )
+
+
+# call → what it says while a non-blocking stream captures: in mode global, thread-local, relaxed, and in mode global
+# and thread-local from another thread. "!" after the error: the capture is invalidated.
+RULES = {
+    "cuda.cuStreamQuery(stream)": ["UNSUPPORTED!"] * 5,
+    "cuda.cuStreamSynchronize(stream)": ["UNSUPPORTED!"] * 5,
+    "cuda.cuCtxSynchronize()": ["UNSUPPORTED!"] * 5,
+    "cuda.cuStreamQuery(other)": ["UNSUPPORTED!", "UNSUPPORTED!", "ok", "UNSUPPORTED!", "ok"],
+    "cuda.cuStreamSynchronize(0)": ["UNSUPPORTED!", "UNSUPPORTED!", "ok", "UNSUPPORTED!", "ok"],
+    "cuda.cuEventQuery(old)": ["UNSUPPORTED!", "UNSUPPORTED!", "ok", "UNSUPPORTED!", "ok"],
+    "cuda.cuEventSynchronize(old)": ["UNSUPPORTED!", "UNSUPPORTED!", "ok", "UNSUPPORTED!", "ok"],
+    "cuda.cuMemAlloc(100)": ["UNSUPPORTED!", "UNSUPPORTED!", "ok", "UNSUPPORTED!", "ok"],
+    "cuda.cuMemFree(address)": ["UNSUPPORTED!", "UNSUPPORTED!", "ok", "UNSUPPORTED!", "ok"],
+    "cuda.cuMemHostAlloc(100, 0)": ["UNSUPPORTED!", "UNSUPPORTED!", "ok", "UNSUPPORTED!", "ok"],
+    "(cuda.cuEventRecord(event, stream), cuda.cuEventQuery(event))[1]": ["CAPTURED_EVENT!"] * 5,
+    "cuda.cuStreamWaitEvent(stream, old, 0)": ["ISOLATION!"] * 5,
+    "cuda.cuStreamBeginCapture(stream, modes['global'])": ["ILLEGAL_STATE"] * 5,
+    "cuda.cuMemCreate(2 * MIB, properties(), 0)": ["ok"] * 5,
+    "cuda.cuMemAddressReserve(2 * MIB, 0, 0, 0)": ["ok"] * 5,
+    "cuda.cuMemGetInfo()": ["ok"] * 5,
+    "cuda.cuStreamCreate(0)": ["ok"] * 5,
+    "cuda.cuMemsetD8(address, 0, 16)": ["ok"] * 5,
+    "add(other)": ["ok"] * 5,
+    "add(0)": ["ok"] * 5,
+}
+
+
+def test_what_a_capture_forbids(gpu):
+    calls = "\n".join(f"    ({call!r}, lambda: {call})," for call in RULES)
+    code = f"""
+calls = [
+{calls}
+]
+for text, call in calls:
+    for which, threaded in (("global", 0), ("local", 0), ("relaxed", 0), ("global", 1), ("local", 1)):
+        stream = ok(cuda.cuStreamCreate(1))
+        address = ok(cuda.cuMemAlloc(4096))
+        begin(which)
+        ok(add())
+        made = lambda: name(call()).replace("STREAM_CAPTURE_", "").replace("SUCCESS", "ok")
+        said = in_thread(made) if threaded else made()
+        invalidated = status() == "invalidated"
+        ended = name(end())
+        assert ended == ("STREAM_CAPTURE_INVALIDATED" if invalidated else "SUCCESS"), ended
+        assert status() == "none"
+        say(text + "\\t" + said + ("!" if invalidated else ""))
+"""
+    seen: dict[str, list[str]] = {}
+    for line in run(gpu, code):
+        call, said = line.split("\t")
+        seen.setdefault(call, []).append(said)
+    assert seen == RULES
+
+
+def test_the_legacy_stream_may_not_be_used_while_a_blocking_stream_captures(gpu):
+    run(
+        gpu,
+        """
+        data = (U32 * 4)()
+        for call in (lambda: add(0), lambda: cuda.cuStreamQuery(0), lambda: cuda.cuStreamSynchronize(0),
+                     lambda: cuda.cuMemcpyDtoH(ctypes.addressof(data), address, 16)):
+            begin("relaxed", blocking)
+            ok(add(blocking))
+            assert name(call()) == "STREAM_CAPTURE_IMPLICIT"
+            assert status(blocking) == "invalidated"
+            assert name(end(blocking)) == "STREAM_CAPTURE_INVALIDATED"
+        begin("global", blocking)
+        assert name(cuda.cuStreamIsCapturing(0)) == "STREAM_CAPTURE_IMPLICIT"
+        assert status(blocking) == "active", "asking does no harm"
+        ok(end(blocking))
+        """,
+    )
+
+
+def test_how_captures_end_badly(gpu):
+    run(
+        gpu,
+        """
+        assert name(cuda.cuStreamBeginCapture(0, modes["global"])) == "STREAM_CAPTURE_UNSUPPORTED"
+        assert name(end()) == "ILLEGAL_STATE"
+        begin()
+        ok(cuda.cuEventRecord(event, stream))
+        ok(cuda.cuStreamWaitEvent(other, event, 0))
+        ok(add(other))
+        assert name(end()) == "STREAM_CAPTURE_UNJOINED"
+        assert (status(), status(other)) == ("none", "none")
+        begin()
+        ok(cuda.cuEventRecord(event, stream))
+        ok(cuda.cuStreamWaitEvent(other, event, 0))
+        assert name(end(other)) == "STREAM_CAPTURE_UNMATCHED"
+        assert (status(), status(other)) == ("invalidated", "invalidated")
+        assert name(end()) == "STREAM_CAPTURE_INVALIDATED"
+        assert name(cuda.cuEventQuery(event)) == "INVALID_VALUE", "recorded in a capture that ended"
+        begin()
+        assert in_thread(lambda: name(end())) == "STREAM_CAPTURE_WRONG_THREAD"
+        assert status() == "none"
+        begin("relaxed")
+        ok(in_thread(end))
+        begin()
+        begin("global", other)
+        ok(cuda.cuEventRecord(event, stream))
+        assert name(cuda.cuStreamWaitEvent(other, event, 0)) == "STREAM_CAPTURE_MERGE"
+        assert (status(), status(other)) == ("invalidated", "invalidated")
+        """,
+    )
+
+
+def test_graphs_that_are_built_by_hand_respect_their_dependencies(gpu):
+    run(
+        gpu,
+        """
+        graph = ok(cuda.cuGraphCreate(0))
+        params = cuda.CUDA_MEMSET_NODE_PARAMS()
+        params.dst, params.value, params.elementSize, params.width, params.height = address, 5, 4, 4, 1
+        current = ok(cuda.cuCtxGetCurrent())
+        kernel = cuda.CUDA_KERNEL_NODE_PARAMS()
+        kernel.func = kernels.functions["add_u32"]
+        kernel.gridDimX = kernel.gridDimY = kernel.gridDimZ = kernel.blockDimX = kernel.blockDimY = kernel.blockDimZ = 1
+        kernel.kernelParams = ((int(address), 4, 2), (U64, U64, U32))
+        empty = ok(cuda.cuGraphAddEmptyNode(graph, None, 0))
+        added = ok(cuda.cuGraphAddKernelNode(graph, [empty], 1, kernel))
+        filled = ok(cuda.cuGraphAddMemsetNode(graph, None, 0, params, current))
+        exe = ok(cuda.cuGraphInstantiate(graph, 0))
+        ok(cuda.cuGraphLaunch(exe, stream))
+        ok(cuda.cuStreamSynchronize(stream))
+        assert words(address, 1) in ([5], [7]), "either order: they do not depend on each other"
+        ok(cuda.cuGraphDestroyNode(added))
+        ok(cuda.cuGraphAddKernelNode(graph, [filled], 1, kernel))
+        exe = ok(cuda.cuGraphInstantiate(graph, 0))
+        ok(cuda.cuGraphLaunch(exe, stream))
+        ok(cuda.cuStreamSynchronize(stream))
+        assert words(address, 1) == [7]
+        """,
+    )

@@ -1,0 +1,190 @@
+"""cuCheckpointProcess*: the traps that were measured on a real GPU."""
+
+from __future__ import annotations
+
+import signal
+
+STATE = """
+def state(pid=None):
+    return str(ok(cuda.cuCheckpointProcessGetState(pid or os.getpid())).name).split("_")[-1].lower()
+def lock(timeout_ms=0, pid=None):
+    arguments = cuda.CUcheckpointLockArgs()
+    arguments.timeoutMs = timeout_ms
+    return cuda.cuCheckpointProcessLock(pid or os.getpid(), arguments)
+me = os.getpid()
+"""
+
+
+def test_a_process_checkpoints_itself_and_its_memory_comes_back(gpu):
+    gpu.run(
+        STATE
+        + """
+import pynvml
+pynvml.nvmlInit()
+device = pynvml.nvmlDeviceGetHandleByIndex(0)
+made = context()
+kernels = Kernels()
+address = ok(cuda.cuMemAlloc(100 * MIB))
+ok(kernels.launch("pattern_u32", address, 1000, 1))
+assert state() == "running"
+assert str(ok(cuda.cuCheckpointProcessGetRestoreThreadId(me))) in os.listdir("/proc/self/task")
+ok(lock())
+assert state() == "locked"
+assert name(lock()) == name(cuda.cuCheckpointProcessRestore(me, None)) == "ILLEGAL_STATE"
+ok(cuda.cuCheckpointProcessCheckpoint(me, None))
+assert state() == "checkpointed"
+assert pynvml.nvmlDeviceGetMemoryInfo(device).used == 0
+assert pynvml.nvmlDeviceGetComputeRunningProcesses(device) == []
+read = []
+def call():
+    ok(cuda.cuCtxSetCurrent(made))
+    read.extend(words(address, 1000))
+waiting = threading.Thread(target=call)
+waiting.start()
+waiting.join(0.05)
+assert waiting.is_alive(), "calls wait while the process is checkpointed"
+assert name(cuda.cuCheckpointProcessUnlock(me, None)) == "ILLEGAL_STATE"
+ok(cuda.cuCheckpointProcessRestore(me, None))
+assert state() == "locked" and waiting.is_alive()
+ok(cuda.cuCheckpointProcessUnlock(me, None))
+waiting.join()
+assert read == pattern(1, 1000)
+assert pynvml.nvmlDeviceGetMemoryInfo(device).used == 164 * MIB
+"""
+    )
+
+
+def test_lock_waits_for_work_but_not_longer_than_it_was_told(gpu):
+    gpu.run(
+        STATE
+        + """
+context()
+kernels = Kernels()
+stream = ok(cuda.cuStreamCreate(1))
+flag = (U32 * 1).from_address(ok(cuda.cuMemHostAlloc(4, 0)))
+ok(kernels.launch("wait_flag", ctypes.addressof(flag), stream=stream))
+assert name(lock(30)) == "NOT_READY"
+assert state() == "running"
+assert name(cuda.cuStreamQuery(stream)) == "NOT_READY", "calls pass again"
+threading.Timer(0.05, lambda: flag.__setitem__(0, 1)).start()
+ok(lock(5000))
+assert state() == "locked" and flag[0] == 1
+ok(cuda.cuCheckpointProcessUnlock(me, None))
+ok(cuda.cuStreamSynchronize(stream))
+"""
+    )
+
+
+def test_managed_memory_is_refused_and_unlock_brings_the_process_back(gpu):
+    gpu.run(
+        STATE
+        + """
+context()
+address = ok(cuda.cuMemAllocManaged(2 * MIB, cuda.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL))
+ok(lock())
+assert name(cuda.cuCheckpointProcessCheckpoint(me, None)) == "NOT_SUPPORTED"
+assert state() == "locked"
+ok(cuda.cuCheckpointProcessUnlock(me, None))
+ok(cuda.cuMemFree(address))
+"""
+    )
+
+
+def test_restore_on_a_full_gpu_loses_the_process(gpu):
+    parked = gpu.start(
+        STATE
+        + """
+context()
+ok(cuda.cuMemAlloc(600 * MIB))
+ok(lock())
+ok(cuda.cuCheckpointProcessCheckpoint(me, None))
+say("parked")
+sys.stdin.readline()
+assert name(cuda.cuCheckpointProcessRestore(me, None)) == "OUT_OF_MEMORY"
+assert state() == "failed"
+say("lost")
+sys.stdin.readline()
+assert name(cuda.cuCheckpointProcessRestore(me, None)) == "OPERATING_SYSTEM", "even with room"
+assert name(cuda.cuCheckpointProcessUnlock(me, None)) == "ILLEGAL_STATE"
+say("still lost")
+"""
+    )
+    assert parked.stdout.readline() == "parked\n"
+    other = gpu.start('context(); ok(cuda.cuMemAlloc(600 * MIB)); say("full"); sys.stdin.readline()')
+    assert other.stdout.readline() == "full\n"
+    parked.stdin.write("\n")
+    parked.stdin.flush()
+    assert parked.stdout.readline() == "lost\n"
+    other.communicate("\n", timeout=10)
+    assert parked.communicate("\n", timeout=10) == ("still lost\n", "")
+
+
+def test_another_process_of_the_same_user_can_be_checkpointed(gpu):
+    target = gpu.start("""
+        context()
+        address = ok(cuda.cuMemAlloc(100 * MIB))
+        ok(cuda.cuMemsetD32(address, 5, 10))
+        say("ready")
+        sys.stdin.readline()
+        say(words(address, 1)[0])
+    """)
+    assert target.stdout.readline() == "ready\n"
+    gpu.run(
+        STATE
+        + """
+ok(cuda.cuInit(0))
+target = int(sys.argv[1])
+assert state(target) == "running"
+ok(lock(1000, target))
+ok(cuda.cuCheckpointProcessCheckpoint(target, None))
+assert state(target) == "checkpointed"
+context()
+assert free_bytes() == 960 * MIB
+""",
+        str(target.pid),
+    )
+    target.stdin.write("\n")
+    target.stdin.flush()
+    gpu.run(
+        STATE
+        + """
+ok(cuda.cuInit(0))
+target = int(sys.argv[1])
+ok(cuda.cuCheckpointProcessRestore(target, None))
+ok(cuda.cuCheckpointProcessUnlock(target, None))
+""",
+        str(target.pid),
+    )
+    assert target.communicate(timeout=10) == ("5\n", "")
+
+
+def test_a_process_that_is_killed_while_checkpointed_leaves_nothing(gpu):
+    target = gpu.start(
+        STATE
+        + """
+context()
+ok(cuda.cuMemAlloc(100 * MIB))
+ok(lock())
+ok(cuda.cuCheckpointProcessCheckpoint(me, None))
+say("parked")
+sys.stdin.readline()
+"""
+    )
+    assert target.stdout.readline() == "parked\n"
+    target.send_signal(signal.SIGKILL)
+    assert gpu.run("context(); say(free_bytes() // MIB)") == ["960"]
+    target.wait(10)
+
+
+def test_pids_that_cannot_be_checkpointed(gpu):
+    gpu.run(
+        STATE
+        + """
+assert name(cuda.cuCheckpointProcessGetState(me)) == "NOT_INITIALIZED"
+ok(cuda.cuInit(0))
+assert state() == "running", "after cuInit alone"
+assert name(cuda.cuCheckpointProcessGetState(os.getppid())) == "NOT_INITIALIZED"
+assert name(cuda.cuCheckpointProcessGetState(2**22 + 1)) == "OPERATING_SYSTEM"
+assert name(cuda.cuCheckpointProcessUnlock(me, None)) == "ILLEGAL_STATE"
+"""
+    )
