@@ -75,7 +75,7 @@ export function title(kernel: IKernel, trans: IWords): string {
 
 /** All bytes that a kernel has on GPUs, also those that cannot move. */
 export function onGpu(kernel: IKernel): number {
-  return kernel.gpus.reduce((sum, gpu) => sum + gpu.resident_bytes + gpu.fixed_bytes, 0);
+  return kernel.fixed.reduce((sum, fixed) => sum + fixed.bytes, kernel.resident_bytes);
 }
 
 /** The chip's few words; empty where the icon says enough. */

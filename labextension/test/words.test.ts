@@ -79,8 +79,9 @@ test('a kernel is called by its notebook, and others are only told apart', () =>
 });
 
 test('the chip counts what stays on the GPU too', () => {
-  const gpus = [{ uuid: 'GPU-1', resident_bytes: GIB, parked_bytes: 0, fixed_bytes: GIB / 2 }];
-  assert.strictEqual(chipLabel(kernel({ residency: 'resident', gpus }), trans), 'GPU 1.5 GiB');
+  const fixed = [{ reason: 'managed', bytes: GIB / 2, text: 'managed memory' }];
+  const resident = kernel({ residency: 'resident', resident_bytes: GIB, fixed });
+  assert.strictEqual(chipLabel(resident, trans), 'GPU 1.5 GiB');
   assert.strictEqual(chipLabel(kernel({ residency: 'parked' }), trans), 'GPU freed');
   assert.strictEqual(chipLabel(kernel({ residency: 'queued', place: 2 }), trans), 'Waiting 2nd');
   assert.strictEqual(chipLabel(kernel({ residency: 'none' }), trans), '');

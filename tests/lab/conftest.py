@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,6 +27,17 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
+
+
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Remember that a test failed, for the picture that is taken then."""
+    report = yield
+    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
+    return report
 
 
 @pytest.fixture(scope="session")
@@ -86,7 +97,9 @@ def lab(machine: Machine, server: JupyterServer, labextension: Path) -> Callable
 
 
 @pytest.fixture
-def open_lab(browser: Browser, server: JupyterServer, screenshots: Path) -> Iterator[Callable[..., LabPage]]:
+def open_lab(
+    request: pytest.FixtureRequest, browser: Browser, server: JupyterServer, screenshots: Path
+) -> Iterator[Callable[..., LabPage]]:
     """`open_lab(width=…, height=…)`: a person at the running JupyterLab; an uncaught error in the page
     fails the test. With `clock=True` the test can let the page's time pass (`page.clock.run_for`).
     """
@@ -104,6 +117,8 @@ def open_lab(browser: Browser, server: JupyterServer, screenshots: Path) -> Iter
     yield start
     errors = [error for page in opened for error in page.errors]
     for page in opened:
+        if request.node.stash.get(FAILED, False):
+            print(f"what the page looked like: {page.picture(f'failed-{request.node.name}')}")
         page.page.context.close()
     assert not errors, f"uncaught in the page: {errors}"
 

@@ -53,3 +53,29 @@ while not pathlib.Path({path!r}).exists():
     time.sleep(0.01)
 print("computed")
 """
+
+
+ARRAYS = (
+    BEGIN
+    + """\
+
+class DeviceArray:
+    \"\"\"Memory on the GPU.\"\"\"
+
+    def __init__(self, mib):
+        self.words, self.address = mib << 18, ctypes.c_uint64()
+        check(cuda.cuMemAlloc_v2(ctypes.byref(self.address), ctypes.c_size_t(self.words * 4)))
+
+    def fill(self, value):
+        check(cuda.cuMemsetD32_v2(self.address, ctypes.c_uint(value), ctypes.c_size_t(self.words)))
+        return self
+"""
+)
+"""A module for notebooks that are looked at."""
+
+
+def array(name: str, mib: int) -> str:
+    """Allocate and fill an array of the module `arrays`."""
+    return (
+        f"from pathlib import Path\nfrom arrays import DeviceArray\n\n{name} = DeviceArray(mib={mib}).fill(7)"
+    )

@@ -10,6 +10,7 @@ from live_server import JupyterServer
 from playwright.sync_api import Error, Locator, Page, expect
 
 SLOW_MS = 30_000
+expect.set_options(timeout=SLOW_MS)
 NUMBER_OR_NONE = re.compile(r"^\[[ \d]+\]:$")
 
 

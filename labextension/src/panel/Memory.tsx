@@ -73,9 +73,7 @@ export function HostMemory(props: {
     <section className="jp-affinode-memory" aria-label={trans.__('GPU memory kept in RAM')}>
       <div className="jp-affinode-memoryTitle">
         <span className="jp-affinode-memoryName">{trans.__('Safe in RAM')}</span>
-        <span className="jp-affinode-number">
-          {trans.__('%1, %2 free', bytes(parked_bytes), bytes(available_bytes))}
-        </span>
+        <span className="jp-affinode-number">{bytesOf(parked_bytes, total_bytes, trans)}</span>
       </div>
       <MemoryBar
         affinode={affinode}
