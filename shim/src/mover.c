@@ -221,7 +221,6 @@ static void park_at_closed_gate(struct moved *moved)
 	blocks_reap(false);
 	driver.cuCtxSetCurrent(NULL);
 	blocks_changed();
-	shim_register_exit();
 	shim_move_state(AFFINODE_STATE_PARKING, AFFINODE_STATE_PARKED);
 	outcome_is(moved, AFFINODE_OK, "");
 	return;
@@ -257,6 +256,7 @@ static void park(struct moved *moved)
 	if (status != AFFINODE_OK)
 		return outcome_is(moved, status,
 				  status == AFFINODE_REVOKED ? "a CUDA call came while parking" : "host memory is short");
+	shim_register_exit(); /* before: an exit that begins while the gate is closed must not wait at it */
 	if (close_gate_on_idle_gpu(&why) != 0) {
 		arena_unmap(&arena);
 		return outcome_is(moved, AFFINODE_BUSY, why);

@@ -266,18 +266,30 @@ bool controller_pump(void)
 	}
 }
 
+static const struct affinode_reply *reply_to(uint32_t number)
+{
+	unsigned kept = reply_count < KEPT ? reply_count : KEPT;
+
+	for (unsigned i = 0; i < kept; i++)
+		if (replies[i].header.epoch == number)
+			return &replies[i];
+	return NULL;
+}
+
+bool controller_replied(uint32_t number)
+{
+	return reply_to(number) != NULL;
+}
+
 struct affinode_reply controller_reply(uint32_t number)
 {
-	for (;;) {
-		unsigned kept = reply_count < KEPT ? reply_count : KEPT;
+	while (!controller_replied(number)) {
 		struct pollfd fd = {.fd = link_fd, .events = POLLIN};
 
-		for (unsigned i = 0; i < kept; i++)
-			if (replies[i].header.epoch == number)
-				return replies[i];
 		poll(&fd, 1, 100);
 		CHECK(controller_pump());
 	}
+	return *reply_to(number);
 }
 
 int controller_move(uint32_t what)

@@ -61,6 +61,7 @@ uint32_t controller_command(uint32_t command, uint64_t argument);
 uint32_t controller_command_by(uint32_t command, uint64_t deadline_ns);
 void controller_answer_room(uint32_t request, bool granted);
 struct affinode_reply controller_reply(uint32_t epoch);
+bool controller_replied(uint32_t epoch);
 /* Park or resume, and wait: the reply's status.  */
 int controller_move(uint32_t command);
 /* Wait for the next notice of that kind: its number, its bytes.  */

@@ -8,7 +8,7 @@
 TEST_FOLDER := ../tests/shim/c
 TEST_BUILD := $(BUILD)/test
 TEST_SUPPORT := harness cuda
-TEST_LIBRARIES := calling_driver
+TEST_LIBRARIES := calling_driver failing_driver
 TEST_PROGRAMS := $(sort $(filter-out $(TEST_SUPPORT) $(TEST_LIBRARIES),\
 	$(patsubst $(TEST_FOLDER)/%.c,%,$(wildcard $(TEST_FOLDER)/*.c)) \
 	$(patsubst $(TEST_FOLDER)/%.cc,%,$(wildcard $(TEST_FOLDER)/*.cc))))
@@ -26,9 +26,9 @@ $(TEST_LIB)/libcuda.so.1: $(BUILD)/libaffinode-sim-cuda.so
 	@mkdir -p $(@D)
 	ln -sf $(abspath $<) $@
 
-$(TEST_LIB)/libcalling.so: $(TEST_FOLDER)/calling_driver.c
+$(TEST_LIB)/lib%.so: $(TEST_FOLDER)/%_driver.c
 	@mkdir -p $(@D)
-	$(CC) -O1 -g -fPIC -fexceptions -shared -Wall -Wextra -o $@ $<
+	$(CC) -O1 -g -fPIC -fexceptions -shared -D_GNU_SOURCE -Wall -Wextra -o $@ $< -ldl
 
 $(TEST_BUILD)/plain/%.o: $(TEST_FOLDER)/%.c
 	@mkdir -p $(@D)
@@ -69,7 +69,7 @@ RUN_thread := $(TEST_RUN) TSAN_OPTIONS=halt_on_error=0:ignore_noninstrumented_mo
 	setarch -R
 
 TEST_ALL := $(foreach flavour,$(TEST_FLAVOURS),$(TEST_PROGRAMS:%=$(TEST_BUILD)/$(flavour)/%))
-TEST_FILES := $(TEST_LIB)/libcuda.so.1 $(TEST_LIB)/libcalling.so
+TEST_FILES := $(TEST_LIB)/libcuda.so.1 $(TEST_LIBRARIES:%_driver=$(TEST_LIB)/lib%.so)
 
 .PHONY: test test-programs test-run
 .SECONDARY:

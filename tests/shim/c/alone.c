@@ -1,0 +1,105 @@
+/* The controller is gone: a resident process does not notice; a parked one whose calls wait takes its GPU back by itself,
+ * as soon as there is room, and loses nothing while there is none.  */
+#include "harness.h"
+
+#define BYTES MiB(64)
+
+static CUdeviceptr block;
+static _Atomic int result;
+
+static void *copy(void *unused)
+{
+	uint32_t word;
+
+	(void)unused;
+	CUDA(CtxSetCurrent(cuda_context));
+	atomic_store(&result, cu.MemcpyDtoH(&word, block, 4));
+	return NULL;
+}
+
+/* Another process that holds the GPU until its standard input ends.  */
+static void neighbour(void)
+{
+	size_t free_bytes, total;
+	CUdeviceptr at;
+	char byte;
+
+	cuda_start();
+	CUDA(MemGetInfo(&free_bytes, &total));
+	CUDA(MemAlloc(&at, free_bytes / MiB(2) * MiB(2)));
+	CHECK_EQUAL(write(4, "+", 1), 1);
+	CHECK_EQUAL(read(3, &byte, 1), 1);
+	CUDA(MemFree(at));
+}
+
+static pid_t neighbour_start(int *to, int *from)
+{
+	int down[2], up[2];
+	pid_t pid;
+
+	CHECK_EQUAL(pipe(down), 0);
+	CHECK_EQUAL(pipe(up), 0);
+	CHECK_EQUAL(dup2(down[0], 3), 3);
+	CHECK_EQUAL(dup2(up[1], 4), 4);
+	setenv("AFFINODE_DISABLE", "1", 1);
+	pid = child_start("neighbour");
+	unsetenv("AFFINODE_DISABLE");
+	*to = down[1];
+	*from = up[0];
+	return pid;
+}
+
+int main(int argc, char **argv)
+{
+	pthread_t thread;
+	uint64_t begin;
+	int to, from;
+	char byte;
+
+	setenv("AFFINODE_SIM_MEMORY", "320MiB", 1);
+	/* The numbers that the neighbour's pipes will have, before anything else takes them.  */
+	if (argc == 1)
+		CHECK(dup2(0, 3) == 3 && dup2(0, 4) == 4);
+	test_begin(argc, argv, 40);
+	if (test_role) {
+		neighbour();
+		return 0;
+	}
+	cuda_start();
+	controller_accept();
+	CUDA(MemAlloc(&block, BYTES));
+	CHECK_EQUAL(launch_pattern(NULL, block, BYTES, 95), CUDA_SUCCESS);
+	CUDA(CtxSynchronize());
+
+	/* Parked, and then alone. A call that waits is served within three seconds.  */
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+	controller_stop();
+	atomic_store(&result, -1);
+	begin = test_now_ns();
+	thread_start(&thread, copy, NULL);
+	thread_join(thread);
+	CHECK_EQUAL(atomic_load(&result), CUDA_SUCCESS);
+	CHECK(test_now_ns() - begin > 1500000000u); /* a controller was given time to come back */
+	CHECK(test_now_ns() - begin < 3500000000u);
+	CHECK(holds_pattern(block, BYTES, 95, 0));
+
+	/* One comes, parks it, and goes while another process takes the GPU: no room, nothing lost, tried again.  */
+	controller_listen_again();
+	controller_accept();
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+	pid_t pid = neighbour_start(&to, &from);
+	CHECK_EQUAL(read(from, &byte, 1), 1);
+	controller_stop();
+	atomic_store(&result, -1);
+	thread_start(&thread, copy, NULL);
+	UNTIL(page_read().state == AFFINODE_STATE_RESUMING);
+	UNTIL(page_read().state == AFFINODE_STATE_QUEUED);
+	UNTIL(page_read().state == AFFINODE_STATE_RESUMING);
+	CHECK_EQUAL(atomic_load(&result), -1);
+	CHECK_EQUAL(write(to, "-", 1), 1);
+	CHECK_EQUAL(child_wait(pid), 0);
+	thread_join(thread);
+	CHECK_EQUAL(atomic_load(&result), CUDA_SUCCESS);
+	CHECK(holds_pattern(block, BYTES, 95, 0));
+	return 0;
+}

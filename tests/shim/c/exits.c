@@ -1,0 +1,99 @@
+/* A process ends in time and in its own way at whatever moment of park and resume it does, announced or not, and leaves no
+ * memory behind; one that is killed too.  */
+#include "harness.h"
+
+#include <signal.h>
+
+#define BYTES MiB(48)
+
+enum { RESIDENT, PARKING, PARKED, RESUMING, MOMENTS };
+
+/* What a framework does when it ends: destructors that call CUDA in exit handlers registered at its start.  */
+static CUdeviceptr block;
+
+static void destructor(void)
+{
+	CUstream stream;
+
+	cu.MemFree(block);
+	cu.CtxSynchronize();
+	if (cu.StreamCreate(&stream, 0) == CUDA_SUCCESS) /* waits at a closed gate unless the end was noticed */
+		cu.StreamDestroy(stream);
+	cu.DevicePrimaryCtxRelease(0);
+}
+
+static void child(void)
+{
+	char byte;
+
+	cuda_start();
+	atexit(destructor);
+	CUDA(MemAlloc(&block, BYTES));
+	CHECK_EQUAL(launch_pattern(NULL, block, BYTES, 3), CUDA_SUCCESS);
+	CUDA(CtxSynchronize());
+	CHECK_EQUAL(read(0, &byte, 1), 1);
+	exit(byte);
+}
+
+static uint64_t random_state;
+
+/* One life: brought to the moment, told to end (announced or not) or killed, and gone within five seconds.  */
+static void one(int moment, bool announced, bool killed)
+{
+	int in[2];
+	uint64_t begin;
+	char byte = 42;
+	int saved = dup(0);
+	pid_t pid;
+
+	CHECK_EQUAL(pipe(in), 0);
+	CHECK_EQUAL(dup2(in[0], 0), 0);
+	pid = child_start("child");
+	CHECK_EQUAL(dup2(saved, 0), 0);
+	close(saved);
+	close(in[0]);
+	controller_accept();
+	PAGE_UNTIL(page.gpus[0].resident_bytes == BYTES && page.calls_in_flight == 0);
+	if (moment == PARKED || moment == RESUMING)
+		while (controller_move(AFFINODE_COMMAND_PARK) != AFFINODE_OK)
+			test_pause();
+	if (moment == PARKING)
+		controller_command(AFFINODE_COMMAND_PARK, 0);
+	if (moment == RESUMING)
+		controller_command(AFFINODE_COMMAND_RESUME, 0);
+	if (moment == PARKING)
+		PAGE_UNTIL(page.state == AFFINODE_STATE_PARKING);
+	if (moment == PARKING || moment == RESUMING)
+		usleep((unsigned)(test_random(&random_state) % 50000));
+	if (announced)
+		controller_command(AFFINODE_COMMAND_DYING, 0);
+	begin = test_now_ns();
+	if (killed)
+		kill(pid, SIGKILL);
+	else
+		CHECK_EQUAL(write(in[1], &byte, 1), 1);
+	CHECK_EQUAL(child_wait(pid), killed ? 128 + SIGKILL : 42);
+	CHECK(test_now_ns() - begin < 5000000000u);
+	close(in[1]);
+}
+
+int main(int argc, char **argv)
+{
+	size_t free_bytes, total, before;
+
+	setenv("AFFINODE_SIM_COPY_RATE", "1GiB", 1); /* parking takes 50 ms */
+	test_begin(argc, argv, 60);
+	if (test_role)
+		child();
+	random_state = test_seed;
+	setenv("AFFINODE_DISABLE", "1", 1);
+	cuda_start();
+	unsetenv("AFFINODE_DISABLE");
+	CUDA(MemGetInfo(&before, &total));
+	for (int moment = 0; moment < MOMENTS; moment++)
+		for (int how = 0; how < 3; how++)
+			one(moment, how == 1, how == 2);
+	CUDA(MemGetInfo(&free_bytes, &total));
+	CHECK_EQUAL(free_bytes, before);
+	return 0;
+}

@@ -1,0 +1,104 @@
+/* Stands between the shim and the driver: answers the shim's cuGetProcAddress with functions that can be told to fail, at
+ * their nth call from now. Only the shim's own calls come by here, so a test can hit any single step of a move.  */
+#include <dlfcn.h>
+#include <stdint.h>
+#include <string.h>
+
+#define FAILING_FUNCTIONS(X)                                                                                         \
+	X(cuMemCreate) X(cuMemMap) X(cuMemSetAccess) X(cuMemUnmap) X(cuMemRelease) X(cuMemcpyDtoHAsync)              \
+	X(cuMemcpyHtoDAsync) X(cuStreamSynchronize) X(cuStreamQuery) X(cuCtxSynchronize) X(cuCtxSetCurrent)          \
+	X(cuThreadExchangeStreamCaptureMode)
+
+typedef uintptr_t W;
+typedef int (*function)(W, W, W, W, W, W);
+
+enum {
+#define NUMBER(name) AT_##name,
+	FAILING_FUNCTIONS(NUMBER) FUNCTIONS
+#undef NUMBER
+};
+
+static const char *const names[] = {
+#define NAME(name) #name,
+	FAILING_FUNCTIONS(NAME)
+#undef NAME
+};
+
+static function reals[FUNCTIONS];
+static unsigned countdowns[FUNCTIONS]; /* 0: does not fail */
+static int error, onwards;
+static unsigned met;
+
+static int failing(int i, W a, W b, W c, W d, W e, W f)
+{
+	unsigned left = __atomic_load_n(&countdowns[i], __ATOMIC_ACQUIRE);
+
+	if (left > 1) {
+		__atomic_store_n(&countdowns[i], left - 1, __ATOMIC_RELEASE);
+	} else if (left == 1) {
+		if (!onwards)
+			__atomic_store_n(&countdowns[i], 0, __ATOMIC_RELEASE);
+		__atomic_add_fetch(&met, 1, __ATOMIC_ACQ_REL);
+		return error;
+	}
+	return reals[i](a, b, c, d, e, f);
+}
+
+#define STUB(name)                                                \
+	static int stub_##name(W a, W b, W c, W d, W e, W f)      \
+	{                                                         \
+		return failing(AT_##name, a, b, c, d, e, f);      \
+	}
+FAILING_FUNCTIONS(STUB)
+
+static const function stubs[] = {
+#define ADDRESS(name) stub_##name,
+	FAILING_FUNCTIONS(ADDRESS)
+};
+
+int cuGetProcAddress_v2(const char *symbol, void **pfn, int version, uint64_t flags, int *status);
+unsigned failing_disarm(void);
+const char *failing_name(unsigned i);
+void failing_arm(unsigned i, unsigned nth, int with, int for_good);
+
+int cuGetProcAddress_v2(const char *symbol, void **pfn, int version, uint64_t flags, int *status)
+{
+	int (*real)(const char *, void **, int, uint64_t, int *);
+	void *(*find)(void *, const char *); /* libc's, not the shim's, which would give its own functions back */
+	int result;
+
+	*(void **)&find = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.34");
+	if (!find)
+		*(void **)&find = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
+	*(void **)&real = find(dlopen("libcuda.so.1", RTLD_NOW), "cuGetProcAddress_v2");
+	result = real(symbol, pfn, version, flags, status);
+	for (int i = 0; result == 0 && *pfn && i < FUNCTIONS; i++)
+		if (strcmp(symbol, names[i]) == 0) {
+			memcpy(&reals[i], pfn, sizeof(reals[i]));
+			memcpy(pfn, &stubs[i], sizeof(*pfn));
+			break;
+		}
+	return result;
+}
+
+const char *failing_name(unsigned i)
+{
+	return i < FUNCTIONS ? names[i] : 0;
+}
+
+/* The nth call of that function from now on fails so, and, `for_good`, all later ones.  */
+void failing_arm(unsigned i, unsigned nth, int with, int for_good)
+{
+	error = with;
+	onwards = for_good;
+	met = 0;
+	__atomic_store_n(&countdowns[i], nth, __ATOMIC_RELEASE);
+}
+
+/* How many calls failed.  */
+unsigned failing_disarm(void)
+{
+	for (int i = 0; i < FUNCTIONS; i++)
+		__atomic_store_n(&countdowns[i], 0, __ATOMIC_RELEASE);
+	return __atomic_load_n(&met, __ATOMIC_ACQUIRE);
+}

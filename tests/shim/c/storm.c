@@ -1,0 +1,132 @@
+/* A controller that sends good messages, damaged ones and noise, at random, over the real socket: the process goes on, its
+ * contents stay, and a sane controller that comes afterwards finds it as ever.  */
+#include <errno.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include "harness.h"
+
+#define STORM_NS 3000000000u
+
+static CUdeviceptr block;
+static _Atomic bool stop;
+static uint64_t random_state;
+
+static unsigned pick(unsigned n)
+{
+	return (unsigned)(test_random(&random_state) % n);
+}
+
+/* Commands that end or cancel what the test itself does are left to the other tests.  */
+static size_t good_message(unsigned char *bytes, uint32_t epoch)
+{
+	static const struct {
+		uint16_t type;
+		size_t size;
+	} kinds[] = {{AFFINODE_WELCOME, sizeof(struct affinode_welcome)},
+		     {AFFINODE_COMMAND, sizeof(struct affinode_command)},
+		     {AFFINODE_COMMAND, sizeof(struct affinode_command)},
+		     {AFFINODE_NOTICE, sizeof(struct affinode_notice)},
+		     {AFFINODE_RESULT, sizeof(struct affinode_result)},
+		     {AFFINODE_HEARTBEAT, sizeof(struct affinode_heartbeat)},
+		     {0xf0, 40}};
+	unsigned kind = pick(sizeof(kinds) / sizeof(kinds[0]));
+	struct affinode_header header = {AFFINODE_LINK_MAGIC, AFFINODE_PROTOCOL_VERSION, kinds[kind].type,
+					 (uint32_t)kinds[kind].size, epoch};
+
+	for (size_t i = 0; i < kinds[kind].size; i++)
+		bytes[i] = (unsigned char)pick(256);
+	memcpy(bytes, &header, sizeof(header));
+	if (header.type == AFFINODE_COMMAND) {
+		static const uint32_t commands[] = {AFFINODE_COMMAND_PARK, AFFINODE_COMMAND_RESUME,
+						    AFFINODE_COMMAND_CANCEL_END, AFFINODE_COMMAND_ROOM, 99};
+
+		((struct affinode_command *)(void *)bytes)->command = commands[pick(5)];
+		((struct affinode_command *)(void *)bytes)->deadline_ns = pick(2) ? 0 : test_random(&random_state);
+	}
+	return kinds[kind].size;
+}
+
+static bool is_dangerous(const unsigned char *bytes)
+{
+	const struct affinode_command *command = (const void *)bytes;
+
+	return command->header.type == AFFINODE_COMMAND && (command->command == AFFINODE_COMMAND_CANCEL ||
+							    command->command == AFFINODE_COMMAND_DYING);
+}
+
+static void send_one(uint32_t epoch)
+{
+	static unsigned char bytes[2048] __attribute__((aligned(8)));
+	size_t size = good_message(bytes, epoch);
+
+	switch (pick(8)) {
+	case 0:
+		bytes[pick((unsigned)size)] ^= (unsigned char)(1u << pick(8));
+		break;
+	case 1:
+		size = pick((unsigned)size) + 1;
+		break;
+	case 2:
+		size = pick(sizeof(bytes)) + 1;
+		break;
+	default:
+		break;
+	}
+	if (is_dangerous(bytes))
+		return;
+	send(controller_fd(), bytes, size, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+static void *compute(void *unused)
+{
+	uint32_t added = 0;
+
+	(void)unused;
+	CUDA(CtxSetCurrent(cuda_context));
+	while (!atomic_load(&stop)) {
+		CHECK_EQUAL(launch_add(NULL, block, MiB(2), 1), CUDA_SUCCESS);
+		CUDA(CtxSynchronize());
+		CHECK(holds_pattern(block, MiB(2), 111, ++added));
+		usleep(20000);
+	}
+	return NULL;
+}
+
+int main(int argc, char **argv)
+{
+	unsigned sent = 0, dropped = 0;
+	uint32_t epoch = 0;
+	pthread_t thread;
+	uint64_t begin;
+
+	test_begin(argc, argv, 40);
+	random_state = test_seed;
+	cuda_start();
+	controller_accept();
+	CUDA(MemAlloc(&block, MiB(2)));
+	CHECK_EQUAL(launch_pattern(NULL, block, MiB(2), 111), CUDA_SUCCESS);
+	CUDA(CtxSynchronize());
+	thread_start(&thread, compute, NULL);
+	begin = test_now_ns();
+	while (test_now_ns() - begin < STORM_NS) {
+		for (unsigned burst = pick(8); burst; burst--, sent++)
+			send_one(++epoch);
+		if (!controller_pump()) {
+			dropped++;
+			controller_accept();
+			epoch = 0;
+		}
+		usleep(200);
+	}
+	controller_drop();
+	controller_accept();
+	atomic_store(&stop, true);
+	if (page_read().state != AFFINODE_STATE_RESIDENT)
+		controller_move(AFFINODE_COMMAND_RESUME);
+	thread_join(thread);
+	PAGE_UNTIL(page.state == AFFINODE_STATE_RESIDENT);
+	CHECK(dropped > 0 && sent > 100);
+	printf("%u messages, %u times dropped, %llu parks\n", sent, dropped, (unsigned long long)page_read().parks);
+	return 0;
+}
