@@ -65,12 +65,12 @@ $(VENV)/bin/python:
 $(VENV)/.demo: $(VENV)/bin/python $(BUILD) $(LAB) $(NATIVE) $(PYTHON_SOURCES)
 	@echo 'Building jupyter-affinode and installing it with JupyterLab into $(VENV): a minute or two.'
 	pip install --quiet '.[demo]'
-	@touch $@
+	@touch $@ && rm -f $(VENV)/.test
 
-# Editable: tests see the sources as they are, `make native` renews the libraries.
+# Editable: tests see the sources as they are, `make native` renews the libraries. Good enough for the demo too.
 $(VENV)/.test: $(VENV)/bin/python $(BUILD) $(LAB)
 	@echo 'Building jupyter-affinode and installing it with what its tests need into $(VENV): a minute or two.'
 	pip install --quiet --editable '.[test]'
-	@touch $@
+	@touch $@ $(VENV)/.demo
 
 .PHONY: help demo demo-headless test lint native dist clean
