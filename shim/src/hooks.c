@@ -55,12 +55,17 @@ void *hook_for(const char *name, int version, void *real)
 	return NULL;
 }
 
+void hooks_reset_in_child(void)
+{
+	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+
+	memcpy(&hooks_lock, &fresh, sizeof(fresh));
+}
+
 static CUresult on_cuInit(void *real, unsigned int flags)
 {
-	CUresult result;
+	CUresult result = ((CUresult(*)(unsigned int))real)(flags);
 
-	shim_prepare();
-	result = ((CUresult(*)(unsigned int))real)(flags);
 	if (result == CUDA_SUCCESS)
 		shim_start();
 	return result;

@@ -131,6 +131,7 @@ void *wrap_entry_point(const char *name, int version, void *real)
 
 	if (shim_is_disabled())
 		return real;
+	shim_prepare();
 	wrapper = hook_for(name, version, real);
 	if (wrapper)
 		return wrapper;

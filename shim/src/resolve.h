@@ -21,4 +21,8 @@ void *thunk_for(void *real, int class_, bool wide);
 /* hooks.c: a hook for this name with `real` behind it, NULL if the name has none.  */
 void *hook_for(const char *name, int version, void *real);
 
+/* Another thread of the parent may have been looking up an entry point.  */
+void hooks_reset_in_child(void);
+void thunks_reset_in_child(void);
+
 #endif

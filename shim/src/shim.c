@@ -16,6 +16,7 @@
 #include "mappings.h"
 #include "mover.h"
 #include "page.h"
+#include "resolve.h"
 #include "tally.h"
 
 /* How long exit waits for a move under way to stop at its next piece.  */
@@ -121,6 +122,8 @@ static void in_child(void)
 	/* CUDA does not work in a child of a process that called cuInit: let its calls fail by themselves.  */
 	atomic_store(&life, was == LIFE_OFF ? LIFE_OFF : LIFE_INERT);
 	atomic_store(&state, AFFINODE_STATE_NONE);
+	hooks_reset_in_child();
+	thunks_reset_in_child();
 	gate_reset_in_child();
 	page_reset_in_child();
 	link_reset_in_child();

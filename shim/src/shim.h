@@ -14,8 +14,10 @@ bool shim_is_disabled(void);
 /* Running: cuInit succeeded in this process (not in its parent) and the threads are up.  */
 bool shim_is_on(void);
 
-/* Called by the cuInit hook, before and after the real call.  */
+/* Called when the first entry point is looked up: forks are seen from now on.  */
 void shim_prepare(void);
+
+/* Called by the cuInit hook, after the real call.  */
 void shim_start(void);
 
 enum affinode_state shim_state(void);

@@ -115,3 +115,10 @@ void *thunk_for(void *real, int class_, bool wide)
 	pthread_mutex_unlock(&pool_lock);
 	return thunk;
 }
+
+void thunks_reset_in_child(void)
+{
+	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+
+	memcpy(&pool_lock, &fresh, sizeof(fresh));
+}
