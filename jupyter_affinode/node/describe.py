@@ -8,7 +8,7 @@ from typing import Any
 
 from .eligibility import eligible_at
 from .page import Fixed, PageGpu
-from .records import KernelRecord
+from .records import KernelRecord, Process
 from .snapshot import Kernel, Residency, Waiter
 from .state import NodeState
 from .words import FIXED_WORDS, residency_in_words
@@ -65,24 +65,8 @@ def kernel_json(
         "held_for_s": None if held is None else round(held, 3),
         "place": place,
         "waiting_s": None if since is None else round(max(now - since, 0.0), 3),
-        "gpus": [
-            {
-                "uuid": gpu.uuid,
-                "resident_bytes": gpu.resident_bytes,
-                "parked_bytes": gpu.parked_bytes,
-                "fixed_bytes": sum(gpu.fixed_bytes),
-            }
-            for gpu in gpus.values()
-        ],
-        "processes": [
-            {
-                "pid": process.pid,
-                "residency": Residency[process.data.state.name].value,
-                "command": process.hello.command,
-                "parkable": process.is_parkable,
-            }
-            for process in kernel.processes.values()
-        ],
+        "gpus": [_use_json(gpu) for gpu in gpus.values()],
+        "processes": [_process_json(process) for process in kernel.processes.values()],
         "simulated": simulated,
         "tracked": bool(kernel.connected()),
         "last_park": _last_move(kernel, "last_park"),
@@ -175,6 +159,24 @@ def _gpu_json(state: NodeState, uuid: str, place: int, simulated: bool) -> dict[
         "managed_bytes": managed,
         "unmanaged_bytes": max(gpu.used_bytes - managed, 0),
         "utilization_percent": gpu.utilization_percent,
+    }
+
+
+def _use_json(gpu: PageGpu) -> dict[str, Any]:
+    return {
+        "uuid": gpu.uuid,
+        "resident_bytes": gpu.resident_bytes,
+        "parked_bytes": gpu.parked_bytes,
+        "fixed_bytes": sum(gpu.fixed_bytes),
+    }
+
+
+def _process_json(process: Process) -> dict[str, Any]:
+    return {
+        "pid": process.pid,
+        "residency": Residency[process.data.state.name].value,
+        "command": process.hello.command,
+        "parkable": process.is_parkable,
     }
 
 

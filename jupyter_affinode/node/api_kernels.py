@@ -1,0 +1,157 @@
+"""The API's handlers of one kernel: what servers say of it, and what people ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+from .api_handler import ApiError, Handler
+from .records import KernelRecord, Outcome
+
+MOVE_WAIT_S = 60.0
+
+
+class KernelHandler(Handler):
+    """One kernel: what servers say of it."""
+
+    def get(self, kernel_id: str) -> None:
+        """GET /kernels/{id}"""
+        self.finish(self.controller.kernel_json(self.kernel(kernel_id)))
+
+    def put(self, kernel_id: str) -> None:
+        """PUT /kernels/{id}: describe it."""
+        text = (str, type(None))
+        description = self.body(name=text, path=text, language=text, server=text)
+        kernel = self.made_known(kernel_id)
+        kernel.describe(**description)
+        if (
+            description.get("server") is not None
+        ):  # else whoever speaks (`run`) may end before the kernel does
+            self.controller.servers.speaks_for(self.speaker(), kernel)
+        self.controller.poke()
+        self.finish(self.controller.kernel_json(kernel))
+
+    def delete(self, kernel_id: str) -> None:
+        """DELETE /kernels/{id}: it was shut down. Processes that are left keep it until they end."""
+        kernel = self.kernel(kernel_id)
+        kernel.description = None
+        kernel.is_tracked = kernel.cell_open = False
+        if not kernel.processes:
+            del self.controller.state.kernels[kernel_id]
+        self.controller.poke()
+        self.set_status(204)
+
+
+class MoveHandler(Handler):
+    """Park and resume, waited for."""
+
+    async def finish_with(self, kernel: KernelRecord, done: asyncio.Future[Outcome], wait: bool) -> None:
+        """Answer when it is done, refused, or has lasted a minute."""
+        if not wait and not done.done():
+            self.set_status(202)
+            return await self.finish_kernel(kernel)
+        try:
+            outcome = await asyncio.wait_for(asyncio.shield(done), MOVE_WAIT_S)
+        except asyncio.TimeoutError:
+            self.set_status(202)
+            return await self.finish_kernel(kernel)
+        if outcome.slug:
+            raise ApiError(409, outcome.slug, outcome.text)
+        await self.finish_kernel(kernel)
+
+    async def finish_kernel(self, kernel: KernelRecord) -> None:
+        """Answer with the kernel."""
+        await self.finish(self.controller.kernel_json(kernel))
+
+
+class ParkHandler(MoveHandler):
+    """Free a kernel's GPU."""
+
+    async def post(self, kernel_id: str) -> None:
+        """POST /kernels/{id}/park"""
+        wait = self.body(wait=(bool,)).get("wait", True)
+        kernel = self.kernel(kernel_id)
+        await self.finish_with(kernel, self.controller.wishes.park(kernel), wait)
+
+
+class ResumeHandler(MoveHandler):
+    """Bring a kernel back."""
+
+    async def post(self, kernel_id: str) -> None:
+        """POST /kernels/{id}/resume"""
+        wait = self.body(wait=(bool,)).get("wait", True)
+        kernel = self.kernel(kernel_id)
+        await self.finish_with(kernel, self.controller.wishes.resume(kernel), wait)
+
+
+class HoldHandler(Handler):
+    """Keep a kernel on the GPU."""
+
+    def post(self, kernel_id: str) -> None:
+        """POST /kernels/{id}/hold"""
+        duration = self.body(duration_s=(int, float, type(None))).get("duration_s")
+        if duration is not None and not (math.isfinite(duration) and duration > 0):
+            raise ApiError(400, "bad-request", "duration_s must be a positive number of seconds")
+        kernel = self.kernel(kernel_id)
+        self.controller.wishes.hold(kernel, duration)
+        self.finish(self.controller.kernel_json(kernel))
+
+
+class ReleaseHandler(Handler):
+    """End a hold."""
+
+    def post(self, kernel_id: str) -> None:
+        """POST /kernels/{id}/release"""
+        self.body()
+        kernel = self.kernel(kernel_id)
+        self.controller.wishes.release(kernel)
+        self.finish(self.controller.kernel_json(kernel))
+
+
+class CellHandler(Handler):
+    """What the execution tracker sees."""
+
+    def post(self, kernel_id: str) -> None:
+        """POST /kernels/{id}/cell"""
+        body = self.body(open=(bool,), cell_id=(str, type(None)))
+        if "open" not in body:
+            raise ApiError(400, "bad-request", "'open' is missing")
+        kernel = self.made_known(kernel_id)
+        cell_id = body.get("cell_id")
+        if not body["open"] or cell_id != kernel.cell_id:
+            self.controller.wishes.end_cancel(kernel)
+        kernel.is_tracked, kernel.cell_open = True, body["open"]
+        kernel.cell_id = cell_id if body["open"] else None
+        self.controller.servers.speaks_for(self.speaker(), kernel)
+        self.controller.poke()
+        self.set_status(204)
+
+
+class CancelHandler(Handler):
+    """An interrupt."""
+
+    def post(self, kernel_id: str) -> None:
+        """POST /kernels/{id}/cancel"""
+        self.body()
+        self.controller.wishes.cancel(self.kernel(kernel_id))
+        self.set_status(204)
+
+
+class DyingHandler(Handler):
+    """A shutdown is about to begin."""
+
+    def post(self, kernel_id: str) -> None:
+        """POST /kernels/{id}/dying"""
+        self.body()
+        self.controller.wishes.dying(self.kernel(kernel_id))
+        self.set_status(204)
+
+
+class FocusHandler(Handler):
+    """The person looks at a kernel."""
+
+    def post(self, kernel_id: str) -> None:
+        """POST /kernels/{id}/focus"""
+        self.body()
+        self.kernel(kernel_id).focus_at = self.now()
+        self.set_status(204)
