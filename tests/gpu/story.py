@@ -129,7 +129,10 @@ def interrupt_while_waiting(kernel: LiveKernel, outcome: Outcome, expected: str)
         answer = kernel.finish(cell, timeout_s=20)
         outcome.interrupt_s = time.monotonic() - begin
         outcome.interrupt_error = answer.error or "no error"
-    outcome.after_interrupt = kernel.value("digest()") == expected
+    after = kernel.run("digest()")
+    outcome.after_interrupt = after.value == expected
+    if after.error:
+        outcome.notes.append(f"after the interrupt: {after.error}: {after.text[:200]}")
 
 
 def tell(framework: str, cycles: int, say: Callable[[str], None]) -> Outcome:

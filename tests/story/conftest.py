@@ -65,8 +65,10 @@ def stage(gpu_machine: Machine) -> Iterator[Callable[..., Stage]]:
     """`stage(park_when="idle", idle_timeout_s=1)` starts a server with these traits on the simulated GPU."""
     servers = []
 
-    def start(memory: str = "1GiB", context: str = "8MiB", **traits: Any) -> Stage:
-        gpu_machine.simulate(memory)
+    def start(
+        memory: str = "1GiB", context: str = "8MiB", copy_rate: str | None = None, **traits: Any
+    ) -> Stage:
+        gpu_machine.simulate(memory, copy_rate=copy_rate)
         gpu_machine.environment["AFFINODE_SIM_CONTEXT"] = context
         arguments = [f"--AffinodeExtension.{name}={value}" for name, value in traits.items()]
         server = JupyterServer(gpu_machine).start(*arguments)

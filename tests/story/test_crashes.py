@@ -54,6 +54,29 @@ def test_a_killed_controller_is_back_within_5_s_and_knows_every_kernel(stage, re
         assert s.ok(kernel, "gpu.check('a')") == "True"
 
 
+@pytest.mark.parametrize("residency", ["parking", "resuming"])
+def test_a_controller_killed_in_the_middle_of_a_move_loses_nothing(stage, residency):
+    s = stage(memory="512MiB", copy_rate="100MiB")  # so that a move lasts two seconds
+    kernel = s.kernel()
+    s.ok(kernel, "gpu.allocate('a', 200)")
+    cell = None
+    if residency == "parking":
+        status, _ = s.machine.ask("POST", f"/kernels/{kernel.id}/park", {"wait": False})
+        assert status == 202
+    else:
+        s.park(kernel)
+        cell = kernel.submit("gpu.check('a')")
+    s.wait(kernel, residency)
+    old = s.machine.controller_pid()
+    os.kill(old, signal.SIGKILL)
+    another_controller(s.machine, old)
+    if cell is None:
+        s.wait(kernel, "parked")
+        cell = kernel.submit("gpu.check('a')")
+    assert kernel.wait(cell, 60).text == "True"
+    assert s.residency(kernel) == "resident"
+
+
 def test_without_any_controller_a_parked_kernel_comes_back_by_itself(gpu_machine):
     """The controller is stopped for good, so that none can be started in its place."""
     server = JupyterServer(gpu_machine).start()
