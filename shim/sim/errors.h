@@ -93,7 +93,8 @@ ERROR(CAPTURED_EVENT, 907, "operation not permitted on an event last recorded in
 ERROR(STREAM_CAPTURE_WRONG_THREAD, 908, "attempt to terminate a thread-local capture sequence from another thread")
 ERROR(TIMEOUT, 909, "timeout")
 ERROR(GRAPH_EXEC_UPDATE_FAILURE, 910,
-      "the graph update was not performed because it included changes which violated constraints specific to instantiated graph update")
+      "the graph update was not performed because it included changes which violated constraints specific to "
+      "instantiated graph update")
 ERROR(EXTERNAL_DEVICE, 911, "external device")
 ERROR(INVALID_CLUSTER_SIZE, 912, "invalid cluster size")
 ERROR(FUNCTION_NOT_LOADED, 913, "function not loaded")

@@ -73,7 +73,8 @@ static int default_folder(char *folder, size_t size)
 	if (error)
 		return error;
 	/* In a folder that anyone may write, another person could have been first. Not lstat(): glibc 2.33 re-versioned it.  */
-	if (syscall(SYS_newfstatat, AT_FDCWD, folder, &status, AT_SYMLINK_NOFOLLOW) < 0 || !S_ISDIR(status.st_mode) || status.st_uid != getuid())
+	if (syscall(SYS_newfstatat, AT_FDCWD, folder, &status, AT_SYMLINK_NOFOLLOW) < 0 ||
+	    !S_ISDIR(status.st_mode) || status.st_uid != getuid())
 		return -EACCES;
 	snprintf(folder, size, "/tmp/affinode-%u/gpu-sim", (unsigned)getuid());
 	return 0;

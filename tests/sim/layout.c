@@ -1,0 +1,42 @@
+/* Prints the sizes and offsets of every struct of the driver API that the simulator shares with programs. Compiled once
+ * with the simulator's header and once with NVIDIA's (-DREAL): the two must say the same.  */
+#include <stddef.h>
+#include <stdio.h>
+#ifdef REAL
+#include <cuda.h>
+typedef CUDA_KERNEL_NODE_PARAMS_v2 KernelNode;
+typedef CUDA_MEMSET_NODE_PARAMS_v1 MemsetNode;
+typedef CUDA_HOST_NODE_PARAMS_v1 HostNode;
+typedef CUgraphExecUpdateResultInfo_v1 UpdateResult;
+#else
+#include "sim_cuda.h"
+typedef CUDA_KERNEL_NODE_PARAMS KernelNode;
+typedef CUDA_MEMSET_NODE_PARAMS MemsetNode;
+typedef CUDA_HOST_NODE_PARAMS HostNode;
+typedef CUgraphExecUpdateResultInfo UpdateResult;
+#endif
+
+#define SIZE(type) printf(#type " %zu\n", sizeof(type));
+#define AT(type, member) printf(#type "." #member " %zu\n", offsetof(type, member));
+
+int main(void)
+{
+	SIZE(CUmemAllocationProp) AT(CUmemAllocationProp, location) AT(CUmemAllocationProp, allocFlags)
+	SIZE(CUmemAccessDesc) AT(CUmemAccessDesc, flags)
+	SIZE(CUmemPoolProps) AT(CUmemPoolProps, location) AT(CUmemPoolProps, maxSize)
+	SIZE(CUDA_MEMCPY2D) AT(CUDA_MEMCPY2D, srcPitch) AT(CUDA_MEMCPY2D, dstDevice) AT(CUDA_MEMCPY2D, Height)
+	SIZE(CUDA_MEMCPY3D) AT(CUDA_MEMCPY3D, srcHeight) AT(CUDA_MEMCPY3D, reserved1) AT(CUDA_MEMCPY3D, Depth)
+	SIZE(CUDA_ARRAY_DESCRIPTOR) AT(CUDA_ARRAY_DESCRIPTOR, Format)
+	SIZE(CUDA_ARRAY3D_DESCRIPTOR) AT(CUDA_ARRAY3D_DESCRIPTOR, Flags)
+	SIZE(CUlaunchConfig) AT(CUlaunchConfig, hStream) AT(CUlaunchConfig, numAttrs)
+	SIZE(KernelNode) AT(KernelNode, kernelParams) AT(KernelNode, kern) AT(KernelNode, ctx)
+	SIZE(MemsetNode) AT(MemsetNode, elementSize) AT(MemsetNode, height)
+	SIZE(HostNode) SIZE(UpdateResult) AT(UpdateResult, errorNode)
+	SIZE(CUgraphEdgeData)
+	SIZE(CUDA_GRAPH_INSTANTIATE_PARAMS) AT(CUDA_GRAPH_INSTANTIATE_PARAMS, result_out)
+	SIZE(CUipcMemHandle)
+	SIZE(CUcheckpointLockArgs) AT(CUcheckpointLockArgs, timeoutMs)
+	SIZE(CUcheckpointGpuPair)
+	SIZE(CUcheckpointRestoreArgs) AT(CUcheckpointRestoreArgs, gpuPairsCount)
+	return 0;
+}
