@@ -29,6 +29,7 @@ struct capture {
  * before the driver destroys it, and a capture is counted before the driver begins it, so none of them can happen
  * under the probe. No one holds it across a driver call that may block.  */
 static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t ready_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct device devices[MAX_DEVICES];
 static _Atomic int devices_known;
 static _Atomic(struct context *) contexts;
@@ -169,22 +170,32 @@ static bool walk_copy_path(struct context *context)
 	       driver.cuStreamSynchronize(context->stream) == CUDA_SUCCESS;
 }
 
-void context_make_ready(struct context *context)
+static void make_ready(struct context *context)
 {
 	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	CUdeviceptr witness;
+	CUstream stream;
 
-	if (context->ready || captures_open())
-		return;
 	/* Relaxed: another thread's capture in global mode must not be broken by this thread's housekeeping.  */
 	if (driver.cuThreadExchangeStreamCaptureMode(&mode) != CUDA_SUCCESS)
 		return;
-	if (!context->stream)
-		driver.cuStreamCreate(&context->stream, CU_STREAM_NON_BLOCKING);
-	if (!context->witness && driver.cuMemAlloc(&context->witness, WITNESS_BYTES) != CUDA_SUCCESS)
-		context->witness = 0;
+	if (!context->stream && driver.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS)
+		context->stream = stream;
+	if (!context->witness && driver.cuMemAlloc(&witness, WITNESS_BYTES) == CUDA_SUCCESS)
+		context->witness = witness;
 	if (context->stream && context->witness)
 		context->ready = walk_copy_path(context);
 	driver.cuThreadExchangeStreamCaptureMode(&mode);
+}
+
+/* By one thread at a time, and nobody waits for it: a context that is not ready is only not parked yet.  */
+void context_make_ready(struct context *context)
+{
+	if (context->ready || captures_open() || pthread_mutex_trylock(&ready_lock) != 0)
+		return;
+	if (!context->ready)
+		make_ready(context);
+	pthread_mutex_unlock(&ready_lock);
 }
 
 void context_forget(CUcontext handle)
@@ -353,6 +364,7 @@ void contexts_reset_in_child(void)
 	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
 
 	memcpy(&contexts_lock, &fresh, sizeof(fresh));
+	memcpy(&ready_lock, &fresh, sizeof(fresh));
 	atomic_store(&contexts, NULL);
 	atomic_store(&devices_known, 0);
 	streams_count = 0;

@@ -18,11 +18,11 @@ struct device {
 };
 
 struct context {
-	CUcontext handle;
+	_Atomic(CUcontext) handle;
 	struct device *device;
-	CUstream stream;     /* the mover's */
-	CUdeviceptr witness; /* a small cuMemAlloc block, whose attributes backed blocks answer with */
-	bool ready;          /* stream and witness exist, and the copy path has been walked once */
+	_Atomic(CUstream) stream;     /* the mover's */
+	_Atomic(CUdeviceptr) witness; /* a small cuMemAlloc block, whose attributes backed blocks answer with */
+	_Atomic bool ready;           /* stream and witness exist, and the copy path has been walked once */
 	struct context *next;
 };
 

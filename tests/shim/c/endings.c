@@ -80,7 +80,7 @@ static void *jumps(void *call)
 	return NULL;
 }
 
-static void *sleeps(void *call)
+static __attribute__((unused)) void *sleeps(void *call)
 {
 	CUDA(CtxSetCurrent(cuda_context));
 	((calling_fn)call)(sleep_inside, NULL);
@@ -103,7 +103,7 @@ static void *waits(void *unused)
 	return NULL;
 }
 
-static void cancelled_inside(calling_fn call)
+static __attribute__((unused)) void cancelled_inside(calling_fn call)
 {
 	pthread_t thread;
 
@@ -166,8 +166,10 @@ int main(int argc, char **argv)
 		atomic_store(&stage, 2);
 		thread_join(thread);
 		parks();
+#ifndef __SANITIZE_THREAD__ /* which loses count in a thread that is cancelled under a library it does not watch */
 		for (int n = 0; n < 5; n++)
 			cancelled_inside(calls[i]);
+#endif
 		/* First what nobody parks: an eligible process is one with nothing in flight.  */
 		ended_inside(calls[i]);
 		PAGE_UNTIL(page.calls_in_flight == 0);

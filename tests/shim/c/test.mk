@@ -1,6 +1,7 @@
 # The shim's C tests, included by shim/Makefile: one program a behaviour, each in three flavours.
 #   make test                                 all of them
 #   make test-run PROGRAM=cancel FLAVOUR=thread   one; flavours: plain, address, thread
+#   make fuzz FUZZ_S=60                           the message parser, by clang's fuzzer
 #
 # plain: the shim is preloaded, as in a kernel. address (with undefined) and thread: its sources are compiled into the
 # program with the sanitizer, without the exported names, which sanitizers themselves would call too early.
@@ -8,8 +9,9 @@
 TEST_FOLDER := ../tests/shim/c
 TEST_BUILD := $(BUILD)/test
 TEST_SUPPORT := harness cuda
+TEST_FUZZ := fuzz_messages
 TEST_LIBRARIES := calling_driver failing_driver
-TEST_PROGRAMS := $(sort $(filter-out $(TEST_SUPPORT) $(TEST_LIBRARIES),\
+TEST_PROGRAMS := $(sort $(filter-out $(TEST_SUPPORT) $(TEST_LIBRARIES) $(TEST_FUZZ),\
 	$(patsubst $(TEST_FOLDER)/%.c,%,$(wildcard $(TEST_FOLDER)/*.c)) \
 	$(patsubst $(TEST_FOLDER)/%.cc,%,$(wildcard $(TEST_FOLDER)/*.cc))))
 TEST_FLAVOURS := plain address thread
@@ -71,7 +73,19 @@ RUN_thread := $(TEST_RUN) TSAN_OPTIONS=halt_on_error=0:ignore_noninstrumented_mo
 TEST_ALL := $(foreach flavour,$(TEST_FLAVOURS),$(TEST_PROGRAMS:%=$(TEST_BUILD)/$(flavour)/%))
 TEST_FILES := $(TEST_LIB)/libcuda.so.1 $(TEST_LIBRARIES:%_driver=$(TEST_LIB)/lib%.so)
 
-.PHONY: test test-programs test-run
+CLANG ?= clang
+FUZZ_S ?= 5
+$(TEST_BUILD)/fuzz_messages: $(TEST_FOLDER)/fuzz_messages.c src/link_socket.c src/discovery.c src/log.c
+	@mkdir -p $(@D)
+	$(CLANG) -std=gnu11 -O1 -g -fsanitize=fuzzer,address,undefined -Isrc -o $@ $^
+fuzz: $(TEST_BUILD)/fuzz_messages
+	@mkdir -p $(TEST_BUILD)/corpus
+	$< -max_total_time=$(FUZZ_S) -max_len=512 -artifact_prefix=$(TEST_BUILD)/ $(TEST_BUILD)/corpus
+
+.PHONY: test test-list test-programs test-run fuzz
+test-list:
+	@echo $(TEST_PROGRAMS)
+
 .SECONDARY:
 test-programs: $(SHIM) $(TEST_FILES) $(TEST_ALL)
 
