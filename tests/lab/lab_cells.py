@@ -25,6 +25,7 @@ def allocate(mib: int, value: int = 7) -> str:
 memory, words = ctypes.c_uint64(), {mib << 18}
 check(cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(words * 4)))
 check(cuda.cuMemsetD32_v2(memory, ctypes.c_uint({value}), ctypes.c_size_t(words)))
+check(cuda.cuCtxSynchronize())
 print("allocated")
 """
     )
@@ -68,6 +69,7 @@ class DeviceArray:
 
     def fill(self, value):
         check(cuda.cuMemsetD32_v2(self.address, ctypes.c_uint(value), ctypes.c_size_t(self.words)))
+        check(cuda.cuCtxSynchronize())
         return self
 """
 )
