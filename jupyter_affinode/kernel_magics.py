@@ -72,6 +72,7 @@ class Shim:
             ]
             library.affinode_page_copy.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
             library.affinode_dying.restype = None
+            library.affinode_cell_began.restype = None
         except (OSError, AttributeError) as error:
             raise ShimAbsent(
                 f"the library of jupyter-affinode is not loaded in this kernel ({error})"
@@ -122,6 +123,10 @@ class Shim:
                 if here[2 + reason]:
                     fixed[words] = fixed.get(words, 0) + here[2 + reason]
         return state, resident, parked, fixed
+
+    def cell_began(self, *_: object) -> None:
+        """A new cell: an interrupt of the one before must not reach it."""
+        self._library.affinode_cell_began()
 
     def dying(self) -> None:
         """Calls that wait for the GPU give up from now on: this process is about to end."""
@@ -278,7 +283,7 @@ def start_in_kernel(namespace: dict[str, object]) -> None:
     shell = _ipython()
     if shell is not None:
         load_ipython_extension(shell)
-        _say_farewell_at_exit(shell)
+        _keep_shim_informed(shell)
     if chained:
         _run_startup_file(chained, namespace, shell)
 
@@ -290,22 +295,24 @@ def _ipython():  # type: ignore[no-untyped-def]
     return sys.modules["IPython"].get_ipython()
 
 
-def _say_farewell_at_exit(shell) -> None:  # type: ignore[no-untyped-def]
-    """Tell the shim at exit, so that no destructor waits for a GPU that this process will not use again.
+def _keep_shim_informed(shell) -> None:  # type: ignore[no-untyped-def]
+    """Tell the shim where a cell begins, and at exit that no destructor is to wait for the GPU any more.
 
     Exit handlers run last-in-first-out and libraries register theirs in cells: ours moves to the front after
     every cell.
     """
     try:
-        dying = Shim().dying
+        shim = Shim()
     except ShimAbsent:
         return
+    dying = shim.dying
 
     def move_to_front(*_: object) -> None:
         atexit.unregister(dying)
         atexit.register(dying)
 
     atexit.register(dying)
+    shell.events.register("pre_run_cell", shim.cell_began)
     shell.events.register("post_run_cell", move_to_front)
 
 

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -77,6 +77,17 @@ def shared_server(native: Path) -> Iterator[JupyterServer]:
     """A running server for a module's tests that leave it as they find it; on a machine without a GPU."""
     with new_machine() as made:
         server = JupyterServer(made).start()
+        yield server
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def shared_gpu_server(native: Path, wait_until: Callable[..., Any]) -> Iterator[JupyterServer]:
+    """The same on a machine with a simulated GPU of 1 GiB, where a kernel is idle after a second."""
+    with new_machine() as made:
+        made.simulate(memory="1GiB")
+        server = JupyterServer(made).start("--AffinodeExtension.idle_timeout_s=1")
+        wait_until(lambda: server.affinode()[1]["available"], timeout=30)
         yield server
         server.stop()
 

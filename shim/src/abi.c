@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "asks.h"
+#include "gate.h"
 #include "link.h"
 #include "page.h"
 #include "shim.h"
@@ -16,6 +17,7 @@ EXPORT int affinode_request(int kind, uint64_t argument_ns, uint64_t timeout_ns,
 EXPORT int affinode_status_text(char *text, size_t size);
 EXPORT int affinode_page_copy(void *buffer, size_t size);
 EXPORT void affinode_dying(void);
+EXPORT void affinode_cell_began(void);
 
 int affinode_version(char *text, size_t size)
 {
@@ -57,4 +59,11 @@ int affinode_page_copy(void *buffer, size_t size)
 void affinode_dying(void)
 {
 	shim_set_dying();
+}
+
+/* An interrupt is for the cell it interrupted. The controller says so too (CANCEL_END), but by way of the server, and
+ * the next cell may reach the GPU before that.  */
+void affinode_cell_began(void)
+{
+	gate_cancel_end();
 }

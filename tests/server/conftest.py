@@ -5,6 +5,7 @@ managers.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -80,12 +81,34 @@ def kernel_manager(
         manager.context.destroy(linger=0)
 
 
+@contextlib.contextmanager
+def ending_kernels(server: JupyterServer) -> Iterator[JupyterServer]:
+    """Shut down, at the end, the kernels that were started meanwhile."""
+    before = len(server.kernels)
+    yield server
+    for kernel in server.kernels[before:]:
+        if kernel.alive():
+            kernel.shutdown()
+    del server.kernels[before:]
+
+
 @pytest.fixture
 def new_kernel(shared_server: JupyterServer) -> Iterator[Callable[..., JupyterKernel]]:
     """`new_kernel(name, path=None)`: a kernel on the module's server, shut down after the test."""
-    before = len(shared_server.kernels)
-    yield shared_server.start_kernel
-    for kernel in shared_server.kernels[before:]:
-        if kernel.alive():
-            kernel.shutdown()
-    del shared_server.kernels[before:]
+    with ending_kernels(shared_server):
+        yield shared_server.start_kernel
+
+
+@pytest.fixture
+def gpu_server(shared_gpu_server: JupyterServer) -> Iterator[JupyterServer]:
+    """The module's server with a simulated GPU; kernels are parked when someone needs the room."""
+    with ending_kernels(shared_gpu_server):
+        yield shared_gpu_server
+
+
+@pytest.fixture
+def eager_gpu_server(gpu_server: JupyterServer) -> Iterator[JupyterServer]:
+    """The same, where every idle kernel is parked."""
+    gpu_server.machine.ask("PATCH", "/policy", {"park_when": "idle"})
+    yield gpu_server
+    gpu_server.machine.ask("PATCH", "/policy", {"park_when": "needed"})

@@ -1,0 +1,180 @@
+"""Kernels of a real server on the simulated GPU: parked, waiting, interrupted, ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from gpu_cells import SETUP
+from live_server import JupyterKernel, JupyterServer
+
+IDLE_S = 1.0  # of the shared server; see conftest.py
+
+
+@pytest.fixture
+def becomes(wait_until) -> Callable[..., dict]:
+    """`becomes(kernel, "parked")`: wait for a residency; the kernel's state then."""
+
+    def wait(kernel: JupyterKernel, residency: str, timeout: float = 15) -> dict:
+        def state() -> dict | None:
+            status, answer = kernel.server.affinode(f"kernels/{kernel.id}")
+            return answer if status == 200 and answer["residency"] == residency else None
+
+        return wait_until(state, timeout, f"{residency} instead of {kernel.server.affinode()}")
+
+    return wait
+
+
+def gpu_kernel(server: JupyterServer, mib: int = 256, **options: str) -> JupyterKernel:
+    """A kernel that holds a block of GPU memory with a pattern, named `block`."""
+    kernel = server.start_kernel(**options)
+    done = kernel.run(f"{SETUP}\nblock = Block({mib}, seed=7)\nbefore = block.checksum()")
+    assert done.status == "ok", done
+    return kernel
+
+
+@pytest.fixture
+def waiting(gpu_server, becomes) -> tuple[JupyterKernel, JupyterKernel]:
+    """(a kernel that keeps the GPU, a kernel whose parked block does not fit beside it)."""
+    waits = gpu_kernel(gpu_server, 600)
+    assert gpu_server.affinode(f"kernels/{waits.id}/park", "POST", {})[0] == 200
+    keeps = gpu_kernel(gpu_server, 600)
+    assert gpu_server.affinode(f"kernels/{keeps.id}/hold", "POST", {"duration_s": 600})[0] == 200
+    becomes(waits, "parked")
+    return keeps, waits
+
+
+def test_a_parked_kernel_is_seen_in_status_magic_and_metrics(eager_gpu_server, becomes, wait_until):
+    kernel = gpu_kernel(eager_gpu_server, path="plan.ipynb")
+    began = time.monotonic()
+    parked = becomes(kernel, "parked")
+    assert time.monotonic() - began < IDLE_S + 1.5
+    assert parked["parked_bytes"] == 256 * 2**20 and parked["simulated"] and "RAM" in parked["text"]
+    wait_until(lambda: eager_gpu_server.affinode()[1]["node"]["gpus"][0]["managed_bytes"] == 0)
+    assert "GPU freed" in kernel.run("%gpu_status").text
+    metrics = eager_gpu_server.request("GET", "/metrics")[1]
+    assert (
+        'affinode_kernels{residency="parked"} 1.0' in metrics and "affinode_kernel_parks_total 1.0" in metrics
+    )
+    assert f"affinode_kernel_parked_bytes {256 * 2**20:.0f}" in metrics.replace("2.68435456e+08", "268435456")
+    assert kernel.state()["residency"] == "parked", "asking for the state does not resume"
+    ran = kernel.run("print(block.checksum() == before)")
+    assert ran.text == "True\n" and kernel.state()["resumes"] == 1
+
+
+def test_the_cell_magic_runs_its_body_with_the_gpu_given_back(gpu_server, becomes):
+    kernel = gpu_kernel(gpu_server)
+    body = kernel.run("%%gpu_park\nafterwards = sum(range(100))\nafterwards")
+    assert body.status == "ok" and "256 MiB" in body.text and body.text.endswith("4950")
+    assert becomes(kernel, "parked")["parked_bytes"] == 256 * 2**20
+    assert kernel.run("%%gpu_park\nprint(block.checksum() == before)").text.endswith("True\n")
+
+
+def test_the_command_line_parks_and_resumes_a_kernel_by_its_notebook(gpu_server, becomes):
+    kernel = gpu_kernel(gpu_server, path="plan.ipynb")
+    machine = gpu_server.machine
+    parked = machine.affinode("park", "plan.ipynb")
+    assert parked.returncode == 0 and "RAM" in parked.stdout, parked
+    becomes(kernel, "parked")
+    assert "plan.ipynb" in machine.affinode("status").stdout
+    assert machine.affinode("resume", kernel.id[:6]).returncode == 0
+    becomes(kernel, "resident")
+
+
+def test_the_cell_right_after_an_interrupt_waits_again(waiting, becomes):
+    """What the interrupt cancelled is over with the cell: it must not reach the next one."""
+    keeps, waits = waiting
+    message_id = waits.submit("block.checksum()")
+    becomes(waits, "queued")
+    waits.interrupt()
+    waits.wait(message_id)
+    message_id = waits.submit("print(block.checksum() == before)")
+    becomes(waits, "queued")
+    keeps.run("block.free()")
+    assert waits.wait(message_id).text == "True\n"
+
+
+def test_an_interrupt_by_message_ends_the_wait_too(gpu_server, kernelspec, becomes):
+    kernelspec("by-message", gpu_server.machine, interrupt_mode="message")
+    waits = gpu_kernel(gpu_server, 600, name="by-message")
+    assert gpu_server.affinode(f"kernels/{waits.id}/park", "POST", {})[0] == 200
+    keeps = gpu_kernel(gpu_server, 600)
+    gpu_server.affinode(f"kernels/{keeps.id}/hold", "POST", {"duration_s": 600})
+    message_id = waits.submit("block.checksum()")
+    becomes(waits, "queued")
+    began = time.monotonic()
+    waits.interrupt()
+    assert waits.wait(message_id).status == "error"
+    assert time.monotonic() - began < 1
+    assert waits.run("print(1)").text == "1\n"
+
+
+@pytest.mark.parametrize("residency", ["parked", "queued"])
+def test_a_restart_gives_a_fresh_kernel_and_the_memory_back(waiting, becomes, residency, wait_until):
+    _, waits = waiting
+    if residency == "queued":
+        waits.submit("block.checksum()")
+        becomes(waits, "queued")
+    began = time.monotonic()
+    waits.restart()
+    assert time.monotonic() - began < 10
+    assert waits.run("block").error == "NameError"
+    wait_until(lambda: waits.server.affinode()[1]["node"]["host"]["parked_bytes"] == 0)
+    assert waits.state()["residency"] == "none"
+
+
+def test_a_kernel_that_waits_is_not_culled_and_one_that_is_parked_is(
+    gpu_machine, server, becomes, wait_until
+):
+    server.start(
+        "--MappingKernelManager.cull_idle_timeout=5",
+        "--MappingKernelManager.cull_interval=1",
+        "--MappingKernelManager.cull_busy=True",
+        "--MappingKernelManager.cull_connected=True",
+    )
+    keeps = server.start_kernel()
+    keeps.submit(f"{SETUP}\nblock = Block(600)\nwhile True:\n    block.fill(1); print('.'); time.sleep(0.3)")
+    becomes(keeps, "resident")
+    parked = gpu_kernel(server, 100)
+    assert server.affinode(f"kernels/{parked.id}/park", "POST", {})[0] == 200
+    waits = server.start_kernel()
+    waits.submit(f"{SETUP}\nblock = Block(600)")
+    becomes(waits, "queued")
+    wait_until(lambda: not parked.alive(), timeout=30)
+    wait_until(lambda: waits.state()["waiting_s"] > 8, timeout=30)
+    assert waits.alive() and waits.state()["residency"] == "queued"
+
+
+def test_events_tell_the_story(eager_gpu_server, becomes):
+    """Read as the browser does, from the server's event stream."""
+    import json
+
+    from tornado.ioloop import IOLoop
+    from tornado.websocket import websocket_connect
+
+    kernel = eager_gpu_server.start_kernel(path="secret plan.ipynb")
+    seen: list[dict] = []
+
+    async def story() -> None:
+        url = (
+            eager_gpu_server.url.replace("http", "ws")
+            + f"/api/events/subscribe?token={eager_gpu_server.token}"
+        )
+        socket = await websocket_connect(url)
+        await IOLoop.current().run_in_executor(
+            None, lambda: kernel.run(f"{SETUP}\nblock = Block(64)\nbefore = block.checksum()")
+        )
+        while not any(event.get("residency") == "parked" for event in seen):
+            seen.append(json.loads(await socket.read_message()))
+        socket.close()
+
+    loop = IOLoop(make_current=False)
+    loop.run_sync(story, timeout=30)
+    loop.close(all_fds=True)
+    ours = [event for event in seen if "residency" in event]
+    assert [event["residency"] for event in ours][:1] == ["resident"] and ours[-1][
+        "parked_bytes"
+    ] == 64 * 2**20
+    assert all(event["kernel_id"] == kernel.id and event["simulated"] for event in ours)
+    assert "secret" not in json.dumps(ours)
