@@ -294,24 +294,34 @@ static CUresult drop_alias(struct mapping *mapping, unsigned index)
 	return CUDA_SUCCESS;
 }
 
+/* The first alias that lies wholly in the range: its mapping, and its index there. NULL: none. With the lock held.  */
+static struct mapping *alias_within(CUdeviceptr address, size_t size, unsigned *index)
+{
+	for (struct mapping *mapping = mappings; mapping; mapping = mapping->next)
+		for (unsigned i = 0; i < mapping->alias_count; i++) {
+			const struct alias *alias = &mapping->aliases[i];
+
+			if (alias->address >= address && alias->address - address < size &&
+			    size - (alias->address - address) >= alias->size) {
+				*index = i;
+				return mapping;
+			}
+		}
+	return NULL;
+}
+
 bool mapping_unmap(CUdeviceptr address, size_t size, CUresult *result)
 {
-	bool ours = false, again = true;
+	struct mapping *mapping;
+	bool ours = false;
+	unsigned index;
 
 	*result = CUDA_SUCCESS;
 	pthread_mutex_lock(&mappings_lock);
-	while (again && *result == CUDA_SUCCESS) {
-		again = false;
-		for (struct mapping *mapping = mappings; mapping && !again; mapping = mapping->next)
-			for (unsigned i = 0; i < mapping->alias_count && !again; i++) {
-				struct alias *alias = &mapping->aliases[i];
-
-				if (alias->address < address || alias->address - address >= size ||
-				    size - (alias->address - address) < alias->size)
-					continue;
-				*result = drop_alias(mapping, i); /* may free the mapping: start over */
-				ours = again = true;
-			}
+	/* Looked for anew each time: dropping the last alias frees the mapping.  */
+	while (*result == CUDA_SUCCESS && (mapping = alias_within(address, size, &index)) != NULL) {
+		*result = drop_alias(mapping, index);
+		ours = true;
 	}
 	pthread_mutex_unlock(&mappings_lock);
 	blocks_changed();
