@@ -147,7 +147,21 @@ class LinkPeer:
             r, p, *f = struct.unpack_from("=QQ8Q", raw, 256 + 96 * i + 16)
             resident, parked = resident + r, parked + p
             fixed = [a + b for a, b in zip(fixed, f)]
-        return Page(pid, flags, state, want, in_flight, captures, room, calls, parks, resumes, resident, parked, tuple(fixed))
+        return Page(
+            pid,
+            flags,
+            state,
+            want,
+            in_flight,
+            captures,
+            room,
+            calls,
+            parks,
+            resumes,
+            resident,
+            parked,
+            tuple(fixed),
+        )
 
     def close(self) -> None:
         self.map.close()

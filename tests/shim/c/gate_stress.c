@@ -2,8 +2,8 @@
  * what it would be without.  */
 #include "harness.h"
 
-#define THREADS 6
-#define CYCLES 25
+#define THREADS 5
+#define CYCLES 12
 #define BLOCK MiB(2)
 
 static _Atomic bool stop;

@@ -1,0 +1,67 @@
+/* A small program that uses CUDA, not Python: linked to libcuda or, with -DBY_DLSYM, finding every function itself.
+ * Fills a block, then checks it each time a byte comes, and ends with the input.  */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define WORDS (1u << 20)
+
+#ifdef BY_DLSYM
+#include <dlfcn.h>
+#define FUNCTION(type, name, parameters) static type(*name) parameters;
+#else
+#define FUNCTION(type, name, parameters) type name parameters;
+#endif
+FUNCTION(int, cuInit, (unsigned int))
+FUNCTION(int, cuDevicePrimaryCtxRetain, (void **, int))
+FUNCTION(int, cuCtxSetCurrent, (void *))
+FUNCTION(int, cuMemAlloc_v2, (unsigned long long *, size_t))
+FUNCTION(int, cuMemsetD32_v2, (unsigned long long, unsigned int, size_t))
+FUNCTION(int, cuMemcpyDtoH_v2, (void *, unsigned long long, size_t))
+FUNCTION(int, cuCtxSynchronize, (void))
+
+static void must(int result, const char *what)
+{
+	if (result != 0) {
+		fprintf(stderr, "%s: %d\n", what, result);
+		exit(1);
+	}
+}
+
+int main(void)
+{
+	unsigned int *words = malloc(4 * WORDS);
+	unsigned long long block;
+	void *context;
+	char byte;
+
+#ifdef BY_DLSYM
+	void *library = dlopen("libcuda.so.1", RTLD_NOW);
+#define FIND(name) *(void **)&name = dlsym(library, #name)
+	FIND(cuInit);
+	FIND(cuDevicePrimaryCtxRetain);
+	FIND(cuCtxSetCurrent);
+	FIND(cuMemAlloc_v2);
+	FIND(cuMemsetD32_v2);
+	FIND(cuMemcpyDtoH_v2);
+	FIND(cuCtxSynchronize);
+#endif
+	must(cuInit(0), "cuInit");
+	must(cuDevicePrimaryCtxRetain(&context, 0), "retain");
+	must(cuCtxSetCurrent(context), "set current");
+	must(cuMemAlloc_v2(&block, 4 * WORDS), "allocate");
+	must(cuMemsetD32_v2(block, 0xabcd1234, WORDS), "fill");
+	must(cuCtxSynchronize(), "synchronise");
+	for (;;) {
+		unsigned int wrong = 0;
+
+		must(cuMemcpyDtoH_v2(words, block, 4 * WORDS), "copy");
+		for (unsigned int i = 0; i < WORDS; i++)
+			wrong += words[i] != 0xabcd1234;
+		printf("%u wrong\n", wrong);
+		fflush(stdout);
+		if (read(0, &byte, 1) != 1)
+			return 0;
+	}
+}

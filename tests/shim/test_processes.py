@@ -1,0 +1,241 @@
+"""Fork, subprocess, multiprocessing, libraries that compute when loaded, and programs that are not Python: at random
+moments of park and resume nothing hangs and nothing is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from link_peer import OK, PARK, PARKED, QUEUED, RESUME, BUSY, NOTHING, REVOKED, LinkListener, LinkPeer
+
+HERE = Path(__file__).resolve().parent / "processes"
+CC = os.environ.get("CC", "cc")
+ROUNDS = 6
+DEADLINE_S = 30.0
+
+
+class Machine:
+    """A simulated GPU, a link to listen on, and the environment that joins a process to both."""
+
+    def __init__(self, folder: Path, native: Path) -> None:
+        self.folder = folder
+        driver = folder / "driver"
+        driver.mkdir()
+        for name in ("libcuda.so.1", "libcuda.so"):
+            (driver / name).symlink_to(native / "libaffinode-sim-cuda.so")
+        self.driver = driver
+        self.listener = LinkListener(folder / "run")
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("AFFINODE_")}
+        self.environment = {
+            **clean,
+            "LD_PRELOAD": str(native / "libaffinode.so"),
+            "LD_LIBRARY_PATH": str(driver),
+            "AFFINODE_SOCKET": str(self.listener.socket_path),
+            "AFFINODE_SIM_DIR": str(folder / "gpu"),
+            "AFFINODE_SIM_COPY_RATE": "400MiB",  # 4 MiB take 10 ms, long enough to come in between
+        }
+
+    def compile(self, source: str, *options: str, name: str) -> Path:
+        made = self.folder / name
+        # The compiler's linker must not meet the simulated driver's symbols unless it is asked to.
+        command = [CC, "-O1", "-Wall", "-Werror", str(HERE / source), "-o", str(made), *options]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return made
+
+
+@pytest.fixture
+def gpu(native: Path) -> Iterator[Machine]:
+    folder = Path(tempfile.mkdtemp(prefix="aff-", dir="/tmp"))
+    made = Machine(folder, native)
+    yield made
+    made.listener.close()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+class Running:
+    """The process under test, its link, and a controller's manners: who wants the GPU gets it back."""
+
+    def __init__(self, machine: Machine, *command: str | Path) -> None:
+        self.process = subprocess.Popen(
+            list(map(str, command)),
+            env=machine.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+        self.peer = machine.listener.accept()
+        self.resuming = 0
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.peer.close()
+
+    def serve(self) -> None:
+        """Resume it if a call of its waits."""
+        self.peer.pump()
+        if self.peer.page().state == QUEUED and not self.resuming:
+            self.resuming = self.peer.command(RESUME)
+        if any(reply.epoch == self.resuming for reply in self.peer.replies):
+            self.resuming = 0
+
+    def answer(self, timeout_s: float = DEADLINE_S) -> str:
+        """The next line it writes, serving it meanwhile."""
+        assert self.process.stdout
+        deadline = time.monotonic() + timeout_s
+        while not select.select([self.process.stdout], [], [], 0.005)[0]:
+            assert time.monotonic() < deadline, f"hangs; page {self.peer.page()}"
+            self.serve()
+        line = self.process.stdout.readline()
+        assert line, f"ended with {self.process.wait()}"
+        return line.strip()
+
+    def say(self, line: str) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(line)
+        self.process.stdin.flush()
+
+    def ask(self, line: str) -> object:
+        self.say(line + "\n")
+        return json.loads(self.answer())
+
+    def wait_for_reply(self, epoch: int) -> int:
+        """A move's status, serving it meanwhile: its work may want the GPU in between."""
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            for reply in self.peer.replies:
+                if reply.epoch == epoch:
+                    return reply.status
+            assert time.monotonic() < deadline, f"no reply; page {self.peer.page()}"
+            self.peer.pump(0.01)
+
+
+def moments(seed: int) -> Iterator[tuple[bool, float]]:
+    """(whether to come while it resumes, seconds after the command), at random; the first is exactly while parked."""
+    chance = random.Random(seed)
+    yield False, -1.0
+    for i in range(ROUNDS - 1):
+        yield i % 2 == 1, chance.uniform(0, 0.025)
+
+
+def meanwhile(running: Running, coming_back: bool, after_s: float, line: str) -> object:
+    """Ask while a park (or the resume after one) is under way; the answer."""
+    peer = running.peer
+    epoch = peer.command(PARK)
+    if coming_back or after_s < 0:
+        if running.wait_for_reply(epoch) == OK and after_s >= 0:
+            running.resuming = peer.command(RESUME)
+    # Not waiting for anything: the moment is the point.
+    until = time.monotonic() + max(after_s, 0)
+    while time.monotonic() < until:
+        peer.pump(0.001)
+    answer = running.ask(line)
+    if not coming_back and after_s >= 0:
+        assert running.wait_for_reply(epoch) in (OK, BUSY, REVOKED, NOTHING)
+    assert running.ask("check") is True
+    return answer
+
+
+@pytest.fixture
+def worker(gpu: Machine) -> Iterator[Running]:
+    with Running(gpu, sys.executable, HERE / "worker.py") as running:
+        assert json.loads(running.answer()) == "ready"
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("action", "expected"),
+    [
+        ("fork_exit", 5),
+        ("fork_cuda", ["CUDA_ERROR_NOT_INITIALIZED"] * 3),
+        ("subprocess", "ab0"),
+        ("mp_fork", "CUDA_ERROR_NOT_INITIALIZED"),
+    ],
+)
+def test_children_live_and_die_at_any_moment(worker: Running, action: str, expected: object) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    for coming_back, after_s in moments(seed):
+        assert meanwhile(worker, coming_back, after_s, action) == expected
+    assert worker.peer.page().parks > 0
+
+
+def test_a_forked_child_sees_what_it_would_without_the_shim(gpu: Machine) -> None:
+    """The expectation of the test above is the driver's behaviour, not ours."""
+    del gpu.environment["LD_PRELOAD"]
+    worker = subprocess.run(
+        [sys.executable, str(HERE / "worker.py")],
+        env=gpu.environment,
+        input="fork_cuda\nmp_fork\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert [json.loads(line) for line in worker.stdout.splitlines()] == [
+        "ready",
+        ["CUDA_ERROR_NOT_INITIALIZED"] * 3,
+        "CUDA_ERROR_NOT_INITIALIZED",
+    ]
+
+
+def test_a_spawned_worker_is_a_process_of_its_own(gpu: Machine, worker: Running) -> None:
+    assert worker.peer.park().status == OK
+    worker.say("mp_spawn\n")
+    child = gpu.listener.accept()
+    try:
+        assert child.hello[0] != worker.process.pid
+        assert json.loads(worker.answer()) is True
+        page = worker.peer.page()
+        assert page.state == PARKED  # the parent had no part in it
+    finally:
+        child.close()
+    assert worker.ask("check") is True
+
+
+def test_a_library_that_computes_when_loaded(gpu: Machine, worker: Running) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    library = gpu.compile("constructor.c", "-shared", "-fPIC", "-ldl", name="constructor.so")
+    for i, (coming_back, after_s) in enumerate(moments(seed)):
+        fresh = gpu.folder / f"constructor-{i}.so"  # loaded once each
+        shutil.copy(library, fresh)
+        assert meanwhile(worker, coming_back, after_s, f"dlopen {fresh}") == 1
+
+
+@pytest.mark.parametrize("how", ["linked", "dlsym"])
+def test_a_small_program_is_tracked_and_parked(gpu: Machine, how: str) -> None:
+    options = ["-DBY_DLSYM", "-ldl"] if how == "dlsym" else [str(gpu.driver / "libcuda.so")]
+    program = gpu.compile("small.c", *options, name="small")
+    with Running(gpu, program) as running:
+        peer: LinkPeer = running.peer
+        assert running.answer() == "0 wrong"
+        for _ in range(3):
+            peer.wait(lambda page: page.in_flight == 0 and page.resident_bytes == 4 << 20)
+            assert peer.park().status == OK
+            assert peer.page().parked_bytes == 4 << 20
+            running.say("?")
+            assert running.answer() == "0 wrong"
+        assert peer.page().resumes == 3
+        assert running.process.stdin
+        running.process.stdin.close()
+        assert running.process.wait(20) == 0
