@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from story_cells import SETUP
 from live_machine import Machine
 from live_server import JupyterKernel, JupyterServer
+from story_cells import SETUP
 
 
 class Stage:

@@ -42,7 +42,8 @@ class Gpu:
 
     def add(self, name, n):
         address, size, seed = self.blocks[name]
-        self.launch(b"affinode_add_u32", (int(address), ctypes.c_uint64), (size // 4, ctypes.c_uint64), (n, ctypes.c_uint32))
+        count = (size // 4, ctypes.c_uint64)
+        self.launch(b"affinode_add_u32", (int(address), ctypes.c_uint64), count, (n, ctypes.c_uint32))
         ok(cu.cuCtxSynchronize())
         self.blocks[name][2] = (seed + n) & 0xffffffff
 

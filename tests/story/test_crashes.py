@@ -9,8 +9,8 @@ import sys
 import time
 
 import pytest
-from story_cells import SETUP
 from live_server import JupyterServer
+from story_cells import SETUP
 
 
 def another_controller(machine, old: int, timeout: float = 5) -> int:
@@ -20,7 +20,9 @@ def another_controller(machine, old: int, timeout: float = 5) -> int:
         if pid not in (None, old):
             return pid
         time.sleep(0.05)
-    raise AssertionError(f"no controller {timeout} s after the old one was killed\n{machine.controller_log()}")
+    raise AssertionError(
+        f"no controller {timeout} s after the old one was killed\n{machine.controller_log()}"
+    )
 
 
 @pytest.mark.parametrize("residency", ["none", "resident", "parked", "queued"])
@@ -122,7 +124,11 @@ def test_two_controllers_never_serve_one_gpu_set(stage):
     environment = dict(s.machine.environment, AFFINODE_SOCKET=str(s.machine.folder / "second" / "node.sock"))
     (s.machine.folder / "second").mkdir(mode=0o700)
     done = subprocess.run(
-        [sys.executable, "-m", "jupyter_affinode.node"], env=environment, capture_output=True, text=True, timeout=30
+        [sys.executable, "-m", "jupyter_affinode.node"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=30,
     )
     assert done.returncode != 0
     assert "two controllers must not share a GPU" in done.stdout + done.stderr, done

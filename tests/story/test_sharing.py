@@ -19,7 +19,7 @@ def test_three_kernels_worth_two_and_a_half_gpus_all_finish(stage):
         ]
         for i, kernel in enumerate(kernels)
     ]
-    for kernel, theirs in zip(kernels, cells):
+    for kernel, theirs in zip(kernels, cells, strict=True):
         for cell in theirs:
             done = kernel.wait(cell, 150)
             assert done.status == "ok", (done.traceback, s.machine.controller_log())
