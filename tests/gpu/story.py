@@ -1,4 +1,4 @@
-"""The story of one framework in a real kernel: parked and resumed by its own cells, trained, interrupted, deleted from."""
+"""The story of one framework in a real kernel: parked, resumed by its own cells, trained, interrupted, ended parked."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What runs in the kernels: one program a framework, in cells.
 
 Each defines `digest()` (what must not change, a string), `use()` (graphs, streams, pinned memory: raises if wrong),
-`train()` (a few steps on the way to a final loss, as an exact hexadecimal float) and `work()` (a call that needs the GPU).
+`train()` (a few steps on the way to a final loss, as an exact hexadecimal float) and `work()` (needs the GPU).
 """
 
 TORCH = """

@@ -146,7 +146,7 @@ class LinkPeer:
         for i in range(gpus):
             r, p, *f = struct.unpack_from("=QQ8Q", raw, 256 + 96 * i + 16)
             resident, parked = resident + r, parked + p
-            fixed = [a + b for a, b in zip(fixed, f)]
+            fixed = [a + b for a, b in zip(fixed, f, strict=True)]
         return Page(
             pid,
             flags,

@@ -26,7 +26,9 @@ Completed = subprocess.CompletedProcess[str]
 
 def make(*arguments: str, timeout: float = TIMEOUT_S) -> Completed:
     command = ["make", "-s", "-C", str(SHIM), *arguments]
-    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout)
+    return subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout
+    )
 
 
 PROGRAMS = make("test-list").stdout.split()

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from link_peer import OK, PARK, PARKED, QUEUED, RESUME, BUSY, NOTHING, REVOKED, LinkListener, LinkPeer
+from link_peer import BUSY, NOTHING, OK, PARK, PARKED, QUEUED, RESUME, REVOKED, LinkListener, LinkPeer
 
 HERE = Path(__file__).resolve().parent / "processes"
 CC = os.environ.get("CC", "cc")
@@ -142,9 +142,9 @@ def meanwhile(running: Running, coming_back: bool, after_s: float, line: str) ->
     """Ask while a park (or the resume after one) is under way; the answer."""
     peer = running.peer
     epoch = peer.command(PARK)
-    if coming_back or after_s < 0:
-        if running.wait_for_reply(epoch) == OK and after_s >= 0:
-            running.resuming = peer.command(RESUME)
+    waits = coming_back or after_s < 0
+    if waits and running.wait_for_reply(epoch) == OK and after_s >= 0:
+        running.resuming = peer.command(RESUME)
     # Not waiting for anything: the moment is the point.
     until = time.monotonic() + max(after_s, 0)
     while time.monotonic() < until:

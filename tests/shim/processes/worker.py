@@ -1,4 +1,5 @@
-"""A process that uses CUDA and does, one line of standard input at a time, what a kernel's code may do; answers in JSON.
+"""A process that uses CUDA and does, one line of standard input at a time, what a kernel's code may do; answers in
+JSON.
 
 Run by test_processes.py under the shim and the simulated driver.
 """
@@ -38,7 +39,9 @@ def allocate(value: int) -> int:
 
 def is_filled(block: int, value: int) -> bool:
     data = bytearray(4 * WORDS)
-    checked(cu.cuMemcpyDtoH(ctypes.addressof((ctypes.c_char * len(data)).from_buffer(data)), block, len(data)))
+    checked(
+        cu.cuMemcpyDtoH(ctypes.addressof((ctypes.c_char * len(data)).from_buffer(data)), block, len(data))
+    )
     return data == value.to_bytes(4, "little") * WORDS
 
 
@@ -72,7 +75,11 @@ class Worker:
         ours, theirs = os.pipe()
         pid = os.fork()
         if pid == 0:
-            names = [cu.cuMemAlloc(4096)[0].name, cu.cuCtxSynchronize()[0].name, cu.cuMemFree(self.block)[0].name]
+            names = [
+                cu.cuMemAlloc(4096)[0].name,
+                cu.cuCtxSynchronize()[0].name,
+                cu.cuMemFree(self.block)[0].name,
+            ]
             os.write(theirs, json.dumps(names).encode())
             os._exit(0)
         os.close(theirs)
@@ -84,7 +91,9 @@ class Worker:
     def subprocess(self) -> str:
         """`vfork` or `posix_spawn`, as Python chooses; and with a `preexec_fn`, by `fork`."""
         plain = subprocess.run(["/bin/echo", "a"], capture_output=True, text=True, check=True).stdout
-        forked = subprocess.run(["/bin/echo", "b"], capture_output=True, text=True, check=True, preexec_fn=os.getpid)
+        forked = subprocess.run(
+            ["/bin/echo", "b"], capture_output=True, text=True, check=True, preexec_fn=os.getpid
+        )
         pid = os.posix_spawn("/bin/true", ["true"], os.environ)
         return plain.strip() + forked.stdout.strip() + str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
