@@ -48,6 +48,9 @@ export class AffinodeApi {
         message ?? `${response.status} ${response.statusText}`
       );
     }
+    if (answer === null) {
+      throw new AffinodeError(response.status, 'no-json', 'The server’s answer was not understood.');
+    }
     return answer as T;
   }
 }
