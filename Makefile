@@ -35,7 +35,6 @@ test: $(VENV)/.test native lint
 	@binder/need.sh browser >&2 || echo 'Tests in a browser will be skipped.' >&2
 	@binder/need.sh aarch64 >/dev/null || echo 'Tests on aarch64 will be skipped.' >&2
 	@binder/need.sh cxx >/dev/null
-	$(MAKE) -C shim test
 	jlpm test
 	pytest --numprocesses=$(WORKERS) --dist=loadscope $$(python binder/has_gpu.py || echo --ignore=tests/gpu)
 
