@@ -49,7 +49,11 @@ export class AffinodeApi {
       );
     }
     if (answer === null) {
-      throw new AffinodeError(response.status, 'no-json', 'The server’s answer was not understood.');
+      throw new AffinodeError(
+        response.status,
+        'no-json',
+        'The server’s answer was not understood.'
+      );
     }
     return answer as T;
   }
