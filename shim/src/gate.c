@@ -43,10 +43,17 @@ bool gate_is_closed(void)
 	return atomic_load(&gate.word) & GATE_CLOSED;
 }
 
+/* The count rises first: a waiter that has looked already, and does not sleep yet, will not fall asleep.  */
+static void wake_waiters(void)
+{
+	atomic_fetch_add(&gate.turns, 1);
+	futex_wake_all(&gate.turns);
+}
+
 void gate_open(void)
 {
 	atomic_fetch_and(&gate.word, ~(uint32_t)GATE_CLOSED);
-	futex_wake_all(&gate.word);
+	wake_waiters();
 }
 
 unsigned gate_calls_inside(void)
@@ -131,7 +138,7 @@ void gate_cancel(uint64_t duration_ns)
 		duration_ns = CANCEL_LIMIT_NS;
 	atomic_store(&gate.cancel_until_ns, clock_ns() + duration_ns);
 	atomic_fetch_add(&gate.cancels, 1);
-	futex_wake_all(&gate.word);
+	wake_waiters();
 }
 
 void gate_cancel_end(void)
@@ -142,7 +149,7 @@ void gate_cancel_end(void)
 void gate_set_dying(void)
 {
 	atomic_store(&gate.dying, 1);
-	futex_wake_all(&gate.word);
+	wake_waiters();
 }
 
 static bool may_be_cancelled(enum affinode_class class_)
@@ -181,17 +188,17 @@ static CUresult wait_at_gate(struct slot *slot, enum affinode_class class_)
 	CUresult result = CUDA_SUCCESS;
 	bool said = false;
 
-	while (gate_is_closed()) {
-		uint32_t word = atomic_load(&gate.word);
+	for (;;) {
+		uint32_t turn = atomic_load(&gate.turns);
 
+		if (!gate_is_closed())
+			break;
 		result = gate_verdict(class_, cancels);
 		if (result != CUDA_SUCCESS)
 			break;
-		if (!(word & GATE_CLOSED))
-			continue;
 		if (!atomic_exchange(&slot->waiting, 1))
 			link_wake();
-		futex_wait(&gate.word, word, LOOK_AGAIN_NS);
+		futex_wait(&gate.turns, turn, LOOK_AGAIN_NS);
 		gate_say_waiting(since, &said);
 	}
 	atomic_store(&slot->waiting, 0);

@@ -42,6 +42,7 @@ struct gate_pass {
 
 struct gate {
 	_Atomic uint32_t word;
+	_Atomic uint32_t turns;          /* futex: counts whatever a waiter must look at anew */
 	_Atomic uint32_t cancels;        /* counts cancel commands, so that a waiter notices one that came and went */
 	_Atomic uint64_t cancel_until_ns;
 	_Atomic uint32_t dying;
