@@ -71,7 +71,7 @@ int main(int argc, char **argv)
 	CHECK_EQUAL(launch_pattern(NULL, block, BYTES, 95), CUDA_SUCCESS);
 	CUDA(CtxSynchronize());
 
-	/* Parked, and then alone. A call that waits is served within three seconds.  */
+	/* Parked, and then alone. A call that waits is served after two seconds.  */
 	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
 	controller_stop();
 	atomic_store(&result, -1);
@@ -80,7 +80,7 @@ int main(int argc, char **argv)
 	thread_join(thread);
 	CHECK_EQUAL(atomic_load(&result), CUDA_SUCCESS);
 	CHECK(test_now_ns() - begin > 1500000000u); /* a controller was given time to come back */
-	CHECK(test_now_ns() - begin < 3500000000u);
+	CHECK(test_now_ns() - begin < 6000000000u); /* about 2 s, and a loaded machine */
 	CHECK(holds_pattern(block, BYTES, 95, 0));
 
 	/* One comes, parks it, and goes while another process takes the GPU: no room, nothing lost, tried again.  */
