@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import zmq
@@ -29,6 +29,8 @@ REMEMBERED_PARENTS = 64
 LOSS_MESSAGES = 500  # iopub loses nothing before a queue of 1,000 messages (ZMQ's default) was full
 PROBE_QUIET_S = 2.0
 PROBE_PATIENCE_S = 30.0
+GREETING_S = 1.0
+HEARING_S = 0.2
 
 
 class ExecutionTracker:
@@ -58,6 +60,9 @@ class ExecutionTracker:
         self._iopub: Any = None
         self._shell: Any = None
         self._task: asyncio.Task[None] | None = None
+        self._greeting: asyncio.Task[None] | None = None
+        self._greeted = ""  # the message id of the last greeting
+        self._answered, self._heard = asyncio.Event(), asyncio.Event()  # it: on the shell, by iopub
 
     def start(self) -> None:
         """Connect and follow; called with the event loop running, again after a restart (ports may
@@ -68,13 +73,16 @@ class ExecutionTracker:
         self._client = self._manager.blocking_client()
         self._client.context = zmq.Context.instance()
         self._iopub = self._client.connect_iopub()
-        self._run()
+        self._shell = self._client.connect_shell()
+        self._task = self._spawn(self._follow())
+        self._greeting = self._spawn(self._greet())
 
     def close(self) -> None:
         """Stop following and release the sockets; no callback comes afterwards."""
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
+        for task in (self._task, self._greeting):
+            if task is not None:
+                task.cancel()
+        self._task = self._greeting = None
         for sock in (self._iopub, self._shell):
             if sock is not None:
                 sock.close(linger=0)
@@ -100,25 +108,43 @@ class ExecutionTracker:
             self._probe()
 
     def _probe(self) -> None:
-        assert self._client is not None
         waiting = set().union(*self._probes.values())
         for subshell, message_ids in self.cells.subshells().items():
-            if message_ids <= waiting:
-                continue
-            if self._shell is None:
-                self._shell = self._client.connect_shell()
-                self._run()  # polls the shell channel too from now on
-            message = self._client.session.msg("kernel_info_request", content={})
-            if subshell is not None:
-                message["header"]["subshell_id"] = subshell
-            self._client.session.send(self._shell, message)
-            self._probes[message["header"]["msg_id"]] = message_ids
+            if not message_ids <= waiting:
+                self._ask(message_ids, subshell)
 
-    def _run(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-        self._task = asyncio.get_running_loop().create_task(self._follow(), name="affinode-tracker")
-        self._task.add_done_callback(self._ended)
+    def _ask(self, message_ids: frozenset[str] = frozenset(), subshell: str | None = None) -> str:
+        """Ask a shell something that it answers only when it executes nothing; the question's id."""
+        assert self._client is not None
+        message = self._client.session.msg("kernel_info_request", content={})
+        if subshell is not None:
+            message["header"]["subshell_id"] = subshell
+        self._client.session.send(self._shell, message)
+        asked: str = message["header"]["msg_id"]
+        self._probes[asked] = message_ids | {asked}
+        return asked
+
+    async def _greet(self) -> None:
+        """Make sure that no cell goes unseen because the subscription reached the kernel after the cell began.
+
+        Ask until an answer and its status on iopub have come: no cell ran then, and the next will be seen. While
+        there is no answer, a cell runs (or the kernel still starts, and has no GPU).
+        """
+        while True:
+            self._answered.clear()
+            self._heard.clear()
+            self._greeted = self._ask()
+            if not await happens(self._answered, GREETING_S):
+                if self.cells.current is None and self.cells.opened(self._greeted):
+                    self._report()  # the greeting's own id stands for the cell that was not seen to begin
+                await self._answered.wait()
+            if await happens(self._heard, HEARING_S):
+                return
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work, name="affinode-tracker")
+        task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:
@@ -129,8 +155,7 @@ class ExecutionTracker:
     async def _follow(self) -> None:
         poller = zmq.asyncio.Poller()
         poller.register(self._iopub, zmq.POLLIN)
-        if self._shell is not None:
-            poller.register(self._shell, zmq.POLLIN)
+        poller.register(self._shell, zmq.POLLIN)
         while True:
             for sock, _ in await poller.poll():
                 self._drain(sock, self._take_iopub if sock is self._iopub else self._take_reply)
@@ -169,6 +194,8 @@ class ExecutionTracker:
         kind, message_id = parent.get("msg_type"), parent.get("msg_id")
         if state == "starting":
             self._reset()
+        elif message_id == self._greeted:
+            self._heard.set()
         elif kind == "interrupt_request" and state == "busy":
             self._on_interrupt()
         elif kind == "execute_request" and message_id:
@@ -183,9 +210,12 @@ class ExecutionTracker:
     def _take_reply(self, frames: list[bytes]) -> None:
         """An answer on the shell channel: whatever it says, the cells it was asked behind are over."""
         message = self._deserialized(frames, content=False)
-        message_ids = self._probes.pop(message["parent_header"]["msg_id"], frozenset())
+        asked = message["parent_header"]["msg_id"]
+        message_ids = self._probes.pop(asked, frozenset())
+        if asked == self._greeted:
+            self._answered.set()
         if self.cells.answered(message_ids):
-            self._log.info("Kernel %s had finished a cell whose end was lost.", self._manager.kernel_id)
+            self._log.debug("Kernel %s executes nothing any more.", self._manager.kernel_id)
             self._report()
 
     def _deserialized(self, frames: list[bytes], *, content: bool) -> dict[str, Any]:
@@ -202,3 +232,13 @@ class ExecutionTracker:
     def _report(self) -> None:
         current = self.cells.current
         self._on_cells(current is not None, current)
+
+
+async def happens(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for an event, not for ever; whether it happened."""
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait([waiting], timeout=seconds)
+    finally:
+        waiting.cancel()
+    return event.is_set()

@@ -9,8 +9,6 @@ import pytest
 from gpu_cells import SETUP
 from live_server import JupyterKernel, JupyterServer
 
-IDLE_S = 1.0  # of the shared server; see conftest.py
-
 
 @pytest.fixture
 def becomes(wait_until) -> Callable[..., dict]:
@@ -47,9 +45,7 @@ def waiting(gpu_server, becomes) -> tuple[JupyterKernel, JupyterKernel]:
 
 def test_a_parked_kernel_is_seen_in_status_magic_and_metrics(eager_gpu_server, becomes, wait_until):
     kernel = gpu_kernel(eager_gpu_server, path="plan.ipynb")
-    began = time.monotonic()
     parked = becomes(kernel, "parked")
-    assert time.monotonic() - began < IDLE_S + 1.5
     assert parked["parked_bytes"] == 256 * 2**20 and parked["simulated"] and "RAM" in parked["text"]
     wait_until(lambda: eager_gpu_server.affinode()[1]["node"]["gpus"][0]["managed_bytes"] == 0)
     assert "GPU freed" in kernel.run("%gpu_status").text
@@ -162,9 +158,7 @@ def test_events_tell_the_story(eager_gpu_server, becomes):
             + f"/api/events/subscribe?token={eager_gpu_server.token}"
         )
         socket = await websocket_connect(url)
-        await IOLoop.current().run_in_executor(
-            None, lambda: kernel.run(f"{SETUP}\nblock = Block(64)\nbefore = block.checksum()")
-        )
+        kernel.submit(f"{SETUP}\nblock = Block(64)\nbefore = block.checksum()")
         while not any(event.get("residency") == "parked" for event in seen):
             seen.append(json.loads(await socket.read_message()))
         socket.close()

@@ -45,7 +45,8 @@ def tracked(kernel_manager):
         tracker = ExecutionTracker(manager, on_cells=heard.cell, on_interrupt=heard.interrupt, log=LOG)
         tracker.start()
         closing.extend([tracker.close, client.stop_channels])
-        await subscribed(client, tracker)
+        await until(lambda: tracker._greeting.done())
+        heard.cells.clear()
         return manager, client, tracker, heard
 
     yield start
@@ -68,15 +69,6 @@ def in_subshell(client: Any, subshell: str, code: str) -> str:
     message["header"]["subshell_id"] = subshell
     client.shell_channel.send(message)
     return message["header"]["msg_id"]
-
-
-async def subscribed(client: Any, tracker: ExecutionTracker) -> None:
-    """Wait until the tracker's subscription reached the kernel: something of it arrives."""
-    deadline = time.monotonic() + 20
-    while tracker.cells.messages == 0:
-        assert time.monotonic() < deadline
-        client.kernel_info()
-        await asyncio.sleep(0.05)
 
 
 async def test_a_cell_opens_and_closes(tracked):
@@ -170,7 +162,22 @@ async def test_a_restart_closes_the_open_cell_and_the_next_one_is_seen(tracked):
     tracker.restarted()
     assert heard.cells[-1] == (False, None)
     await client.wait_for_ready(timeout=60)
-    await subscribed(client, tracker)
+    client.execute("import time; time.sleep(3)")
+    await until(lambda: tracker.cells.current is not None, timeout=2.5)
+    await until(lambda: tracker.cells.current is None)
+
+
+async def test_a_cell_that_began_before_the_tracker_came_is_seen(tracked):
+    """As after a restart, when a front end is ready before the tracker's subscription is."""
+    _, client, tracker, heard = await tracked()
+    tracker.close()
+    client.execute("import time; print('on', flush=True); time.sleep(3)")
+    while (await client.get_iopub_msg(timeout=20))["msg_type"] != "stream":
+        pass
+    tracker.start()
+    await until(lambda: tracker.cells.current is not None, timeout=2.5)
+    await until(lambda: tracker.cells.current is None)
+    await until(lambda: tracker._greeting.done())
     message_id = client.execute("1")
     await until(lambda: (True, message_id) in heard.cells and heard.cells[-1] == (False, None))
 
