@@ -78,9 +78,11 @@ static void hidden_work(CUstream hidden)
 	/* A free that comes during that look must not wait for it to end: the freeing thread's next step ends it.  */
 	__atomic_store_n(flag, 0, __ATOMIC_RELEASE);
 	CHECK_EQUAL(launch_wait_flag(hidden, flag), CUDA_SUCCESS);
-	epoch = controller_command(AFFINODE_COMMAND_PARK, 0);
-	PAGE_UNTIL(page.epoch == epoch);
-	usleep((unsigned)(test_random(&random_state) % 60000)); /* somewhere in the 100 ms that the gate is closed */
+	do { /* refused at once while the look before has not ended; else the gate is closed for 100 ms now */
+		epoch = controller_command(AFFINODE_COMMAND_PARK, 0);
+		usleep(20000 + (unsigned)(test_random(&random_state) % 40000));
+		CHECK(controller_pump());
+	} while (controller_replied(epoch));
 	thread_start(&other, release_then_go_on, &handle);
 	thread_join(other);
 	CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_BUSY);

@@ -87,7 +87,7 @@ void cuda_load(void)
 #define LOAD(name, symbol, parameters)                                \
 	*(void **)&cu.name = cuda_symbol(symbol);                     \
 	if (!cu.name)                                                 \
-		fprintf(stderr, "no " symbol "\n");
+		test_fail(__FILE__, __LINE__, "no " symbol, 0);
 	CUDA_FUNCTIONS(LOAD)
 #undef LOAD
 }

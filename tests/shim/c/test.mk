@@ -67,7 +67,7 @@ RUN_plain := $(TEST_RUN) LD_PRELOAD=$(abspath $(SHIM))
 # Leaks are not looked for: the driver, its threads and what the shim keeps for the process's life are never given back.
 RUN_address := $(TEST_RUN) ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0 UBSAN_OPTIONS=print_stacktrace=1
 # The driver is not instrumented, the real one never could be. Fixed addresses: its shadow does not fit every layout.
-RUN_thread := $(TEST_RUN) TSAN_OPTIONS=halt_on_error=0:ignore_noninstrumented_modules=1:suppressions=$(abspath $(TEST_FOLDER))/tsan.supp \
+RUN_thread := $(TEST_RUN) TSAN_OPTIONS=halt_on_error=1:ignore_noninstrumented_modules=1:suppressions=$(abspath $(TEST_FOLDER))/tsan.supp \
 	setarch -R
 
 TEST_ALL := $(foreach flavour,$(TEST_FLAVOURS),$(TEST_PROGRAMS:%=$(TEST_BUILD)/$(flavour)/%))
