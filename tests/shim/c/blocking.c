@@ -78,11 +78,18 @@ static void hidden_work(CUstream hidden)
 	/* A free that comes during that look must not wait for it to end: the freeing thread's next step ends it.  */
 	__atomic_store_n(flag, 0, __ATOMIC_RELEASE);
 	CHECK_EQUAL(launch_wait_flag(hidden, flag), CUDA_SUCCESS);
-	do { /* refused at once while the look before has not ended; else the gate is closed for 100 ms now */
+	for (;;) {
 		epoch = controller_command(AFFINODE_COMMAND_PARK, 0);
 		usleep(20000 + (unsigned)(test_random(&random_state) % 40000));
 		CHECK(controller_pump());
-	} while (controller_replied(epoch));
+		if (!controller_replied(epoch))
+			break; /* the gate is closed, for 100 ms */
+		/* The look before had not ended yet, or this machine slept through the 100 ms: begin again.  */
+		__atomic_store_n(flag, 1, __ATOMIC_RELEASE);
+		CUDA(StreamSynchronize(hidden));
+		__atomic_store_n(flag, 0, __ATOMIC_RELEASE);
+		CHECK_EQUAL(launch_wait_flag(hidden, flag), CUDA_SUCCESS);
+	}
 	thread_start(&other, release_then_go_on, &handle);
 	thread_join(other);
 	CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_BUSY);
