@@ -21,6 +21,15 @@ if TYPE_CHECKING:
     from live_machine import Machine
 
 
+# What else is installed and enabled here only costs a plain server's start time.
+UNUSED = {
+    "jupyterlab": False,
+    "jupyter_lsp": False,
+    "notebook_shim": False,
+    "jupyter_server_terminals": False,
+}
+
+
 @dataclass
 class Execution:
     """What one execute_request gave."""
@@ -68,6 +77,7 @@ class JupyterServer:
                 "--ServerApp.port_retries=0",
                 f"--IdentityProvider.token={self.token}",
                 f"--ServerApp.root_dir={self.machine.work}",
+                *([f"--ServerApp.jpserver_extensions={UNUSED}"] if application == "jupyter_server" else []),
                 *arguments,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -181,6 +191,15 @@ class JupyterKernel:
     def submit(self, code: str) -> str:
         """Send a cell; its message id, for `wait`."""
         return self.client.execute(code, allow_stdin=False)
+
+    def begin(self, code: str, timeout: float = 60) -> str:
+        """Send a cell and wait until its code runs (only then an interrupt reaches it); its message id."""
+        message_id = self.submit(f"print('begun', flush=True)\n{code}")
+        deadline = time.monotonic() + timeout
+        while True:
+            message = self._message("iopub", deadline - time.monotonic())
+            if message["parent_header"].get("msg_id") == message_id and message["msg_type"] == "stream":
+                return message_id
 
     def wait(self, message_id: str, timeout: float = 60) -> Execution:
         """Wait for the reply and the idle of a submitted cell; AssertionError after `timeout` seconds."""

@@ -6,9 +6,12 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from gpu_cells import SETUP
+from live_server import exists
 
 from jupyter_affinode.cli.kernel_argument import NoSuchKernel, find_kernel
 from jupyter_affinode.cli.run import kernel_id_of
@@ -129,7 +132,8 @@ def test_run_knows_the_kernels_id():
     assert kernel_id_of(["python"], {}) != kernel_id_of(["python"], {})
 
 
-def test_a_wrapped_kernelspec_is_managed_by_any_front_end(native, machine, server, wait_until):
+def test_a_wrapped_kernelspec_is_managed_by_any_front_end(shared_server, new_kernel, wait_until):
+    machine = shared_server.machine
     made = machine.affinode("kernelspec", "wrap", "python3")
     assert made.returncode == 0, made.stderr
     path = Path(machine.environment["JUPYTER_DATA_DIR"], "kernels", "python3-affinode", "kernel.json")
@@ -137,14 +141,12 @@ def test_a_wrapped_kernelspec_is_managed_by_any_front_end(native, machine, serve
     assert spec["argv"][:4] == [sys.executable, "-m", "jupyter_affinode.cli", "run"]
     assert spec["metadata"]["kernel_provisioner"]["provisioner_name"] == "local-provisioner"
     assert (path.parent / "logo-svg.svg").exists() and "GPU shared" in spec["display_name"]
-    machine.environment["JUPYTER_DEFAULT_PROVISIONER_NAME"] = "local-provisioner"
-    server.start()
-    kernel = server.start_kernel("python3-affinode")
+    kernel = new_kernel("python3-affinode")
     environ = kernel.environment()
     assert environ["AFFINODE_KERNEL_ID"] == kernel.id and environ["LD_PRELOAD"].endswith("libaffinode.so")
     assert "No GPU in use" in kernel.run("%gpu_status").text
     wait_until(lambda: machine.kernel(kernel.id), timeout=15)
-    message_id = kernel.submit("import time; time.sleep(60)")
+    message_id = kernel.begin("import time; time.sleep(60)")
     wait_until(lambda: machine.kernel(kernel.id)["cell_open"], timeout=15)
     kernel.interrupt()
     assert kernel.wait(message_id, timeout=5).error == "KeyboardInterrupt"
@@ -161,6 +163,31 @@ def test_wrapping_twice_or_over_something_else_is_refused(machine, kernelspec):
     assert machine.affinode("kernelspec", "wrap", "python3", "--remove").returncode == 0
     kept = machine.affinode("kernelspec", "wrap", "x", "--name", "mine", "--remove")
     assert kept.returncode == 1 and "not made by" in kept.stderr
+
+
+def test_simulate_gives_a_machine_of_its_own_that_ends_with_the_command(native, machine):
+    inside = f"""{SETUP}
+import asyncio, os
+from jupyter_affinode.client import ControllerClient, ensure_controller
+Block(8).free()
+node = asyncio.run(ControllerClient(ensure_controller()).node())
+print(node["controller"]["pid"], node["simulated"], os.environ["AFFINODE_SIM_DIR"])
+raise SystemExit(7)
+"""
+    own = {name: value for name, value in machine.environment.items() if not name.startswith("AFFINODE_")}
+    done = machine.affinode("simulate", "--", sys.executable, "-c", inside, env=own)
+    assert done.returncode == 7, done
+    pid, simulated, folder = done.stdout.split()
+    assert simulated == "True" and not Path(folder).exists()
+    wait_for_end(int(pid))
+    assert machine.affinode("simulate", "--").returncode == 2
+
+
+def wait_for_end(pid: int) -> None:
+    deadline = time.monotonic() + 10
+    while exists(pid):
+        assert time.monotonic() < deadline, f"{pid} lives on"
+        time.sleep(0.02)
 
 
 def test_doctor_names_every_part(native, machine):

@@ -12,13 +12,15 @@ from pathlib import Path
 import pytest
 
 AUTHORIZER = """
+import json, os
 from jupyter_server.auth import Authorizer
 
-class Only(Authorizer):
+class AsTheFileSays(Authorizer):
     def is_authorized(self, handler, user, action, resource):
-        return (action, resource) in ALLOWED or not handler.request.path.startswith("/affinode")
+        with open(os.path.join(os.environ["JUPYTER_CONFIG_DIR"], "allowed.json")) as file:
+            return [action, resource] in json.load(file) or not handler.request.path.startswith("/affinode")
 
-c.ServerApp.authorizer_class = Only
+c.ServerApp.authorizer_class = AsTheFileSays
 """
 
 
@@ -58,7 +60,7 @@ def test_a_renamed_notebooks_new_path_reaches_the_controller(followed, wait_unti
 def test_the_controller_knows_of_open_cells(followed, wait_until):
     machine, kernel = followed.machine, followed.start_kernel()
     wait_until(lambda: machine.kernel(kernel.id), timeout=15)
-    message_id = kernel.submit("input_ = 1; import time; time.sleep(60)")
+    message_id = kernel.begin("import time; time.sleep(60)")
     wait_until(lambda: machine.kernel(kernel.id)["cell_open"])
     kernel.interrupt()
     assert kernel.wait(message_id).error == "KeyboardInterrupt"
@@ -153,25 +155,23 @@ def test_without_a_token_nothing_is_answered(followed):
         assert followed.request(method, f"/affinode/api/{path}", {}, token="wrong")[0] == 403
 
 
-@pytest.mark.parametrize(
-    ("allowed", "reading", "moving"),
-    [
-        ([], 403, 403),
-        ([("read", "kernels")], 200, 403),
-        ([("read", "kernels"), ("write", "kernels")], 200, 200),
-    ],
-)
-def test_reading_and_moving_need_the_right_to_read_and_write_kernels(
-    native, machine, server, wait_until, allowed, reading, moving
-):
-    config = Path(machine.environment["JUPYTER_CONFIG_DIR"], "jupyter_server_config.py")
-    config.write_text(AUTHORIZER.replace("ALLOWED", repr(allowed)))
+def test_reading_and_moving_need_the_right_to_read_and_write_kernels(native, machine, server, wait_until):
+    folder = Path(machine.environment["JUPYTER_CONFIG_DIR"])
+    (folder / "jupyter_server_config.py").write_text(AUTHORIZER)
+    (folder / "allowed.json").write_text("[]")
     server.start()
     kernel = server.start_kernel()
     wait_until(lambda: (machine.kernel(kernel.id) or {}).get("name"), timeout=15)
-    assert server.affinode()[0] == reading
-    assert server.affinode(f"kernels/{kernel.id}")[0] == reading
-    assert server.affinode(f"kernels/{kernel.id}/release", "POST", {})[0] == moving
+    for allowed, reading, moving in (
+        ([], 403, 403),
+        ([("read", "kernels")], 200, 403),
+        ([("read", "kernels"), ("write", "kernels")], 200, 200),
+    ):
+        (folder / "allowed.json").write_text(json.dumps(allowed))
+        assert server.affinode()[0] == reading
+        assert server.affinode(f"kernels/{kernel.id}")[0] == reading
+        assert server.affinode("doctor")[0] == reading
+        assert server.affinode(f"kernels/{kernel.id}/release", "POST", {})[0] == moving
 
 
 def test_polling_does_not_keep_the_server_alive(followed):

@@ -15,6 +15,7 @@ from jupyter_affinode.kernel_magics import parse_duration, size_text
 from jupyter_affinode.launch_environment import KERNEL_STARTUP
 
 NAMES = "print(sorted(n for n in dir() if not n.startswith('_') or 'affinode' in n))"
+LOCAL = {"kernel_provisioner": {"provisioner_name": "local-provisioner"}}
 MINE = "import os\nmine = __file__\nchained = os.environ.get('PYTHONSTARTUP')\n"
 
 
@@ -53,12 +54,11 @@ def test_an_error_in_the_old_startup_is_shown_and_stops_nothing(machine):
     assert "alive" in done.stdout and "ZeroDivisionError" in done.stderr
 
 
-def test_children_get_the_old_startup_back(native, machine, server):
+def test_children_get_the_old_startup_back(machine, shared_server, new_kernel, kernelspec):
     old = machine.work / "mine.py"
     old.write_text(MINE)
-    machine.environment["PYTHONSTARTUP"] = str(old)
-    server.start()
-    kernel = server.start_kernel()
+    kernelspec("mine", shared_server.machine, env={"PYTHONSTARTUP": str(old)})
+    kernel = new_kernel("mine")
     assert kernel.run("print(mine, chained)").text.split() == [str(old), str(old)]
     child = "import subprocess, sys; print(subprocess.run([sys.executable, '-i', '-q'], input='print(mine)', "
     assert kernel.run(child + "capture_output=True, text=True).stdout)").text.strip() == str(old)
@@ -73,12 +73,13 @@ def test_an_ipython_kernels_namespace_stays_clean(new_kernel):
     assert "%gpu_park" in kernel.run("%lsmagic").text
 
 
-def test_an_error_in_an_ipython_kernels_old_startup_is_survived(native, machine, server):
+def test_an_error_in_an_ipython_kernels_old_startup_is_survived(
+    machine, shared_server, new_kernel, kernelspec
+):
     old = machine.work / "broken.py"
     old.write_text("before = 1\n1/0\n")
-    machine.environment["PYTHONSTARTUP"] = str(old)
-    server.start()
-    kernel = server.start_kernel()
+    kernelspec("broken", shared_server.machine, env={"PYTHONSTARTUP": str(old)})
+    kernel = new_kernel("broken")
     assert kernel.run("print(before)").text == "1\n"
     assert "No GPU in use" in kernel.run("%gpu_status").text
 
@@ -102,20 +103,20 @@ def foreign_python(machine) -> str:
     return str(folder / "bin" / "python")
 
 
-def test_a_kernel_of_another_environment_has_the_magics(native, machine, server, kernelspec, foreign_python):
+def test_a_kernel_of_another_environment_has_the_magics(
+    shared_server, new_kernel, kernelspec, foreign_python
+):
     argv = [foreign_python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    kernelspec("foreign", argv=argv, env={"PYTHONPATH": ""})
-    server.start()
-    kernel = server.start_kernel("foreign")
+    kernelspec("foreign", shared_server.machine, argv=argv, env={"PYTHONPATH": ""})
+    kernel = new_kernel("foreign")
     assert kernel.run("import jupyter_affinode").error == "ModuleNotFoundError"
     assert "No GPU in use" in kernel.run("%gpu_status").text
     assert kernel.environment()["LD_PRELOAD"].endswith("libaffinode.so")
 
 
-def test_the_extension_loads_in_a_kernel_without_the_shim(native, machine, server):
-    machine.environment["JUPYTER_DEFAULT_PROVISIONER_NAME"] = "local-provisioner"
-    server.start()
-    kernel = server.start_kernel()
+def test_the_extension_loads_in_a_kernel_without_the_shim(shared_server, new_kernel, kernelspec):
+    kernelspec("plain", shared_server.machine, metadata=LOCAL)
+    kernel = new_kernel("plain")
     assert "UsageError" in kernel.run("%gpu_status").stderr + str(kernel.run("%gpu_status").error)
     loaded = kernel.run("%load_ext jupyter_affinode")
     assert loaded.status == "ok" and loaded.text == ""
@@ -125,11 +126,10 @@ def test_the_extension_loads_in_a_kernel_without_the_shim(native, machine, serve
         assert "without jupyter-affinode" in ran.text
 
 
-def test_a_library_that_is_not_loaded_is_told_apart(native, machine, server, kernelspec):
-    kernelspec("unloaded", env={"AFFINODE_LIBRARY": "/nonexistent/libaffinode.so"})
-    machine.environment["JUPYTER_DEFAULT_PROVISIONER_NAME"] = "local-provisioner"
-    server.start()
-    kernel = server.start_kernel("unloaded")
+def test_a_library_that_is_not_loaded_is_told_apart(shared_server, new_kernel, kernelspec):
+    env = {"AFFINODE_LIBRARY": "/nonexistent/libaffinode.so"}
+    kernelspec("unloaded", shared_server.machine, env=env, metadata=LOCAL)
+    kernel = new_kernel("unloaded")
     kernel.run("%load_ext jupyter_affinode")
     assert "not loaded in this kernel" in kernel.run("%gpu_park").text
 
