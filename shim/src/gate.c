@@ -215,6 +215,21 @@ static bool is_nested(const struct slot *slot, const struct gate_pass *pass)
 	return outer > pass && outer->cookie == ((uintptr_t)outer ^ (uintptr_t)slot);
 }
 
+/* True: the thread is inside a call already, and this pass only counts.  */
+static bool enter_nested(struct slot *slot, struct gate_pass *pass)
+{
+	if (!atomic_load(&slot->inside))
+		return false;
+	if (is_nested(slot, pass)) {
+		atomic_fetch_add(&slot->nested, 1);
+		pass->slot = (struct slot *)((uintptr_t)slot | GATE_NESTED);
+		return true;
+	}
+	atomic_store(&slot->nested, 0);
+	atomic_store(&slot->inside, 0);
+	return false;
+}
+
 CUresult gate_enter_slow(struct gate_pass *pass, enum affinode_class class_)
 {
 	struct slot *slot = gate_slot ? gate_slot : slot_acquire();
@@ -222,11 +237,8 @@ CUresult gate_enter_slow(struct gate_pass *pass, enum affinode_class class_)
 	pass->slot = NULL;
 	if (!slot) /* no memory for a slot: never park again rather than refuse the call */
 		return shim_give_up_parking("no memory for a thread's slot"), CUDA_SUCCESS;
-	if (atomic_load(&slot->inside)) {
-		if (is_nested(slot, pass))
-			return CUDA_SUCCESS;
-		atomic_store(&slot->inside, 0);
-	}
+	if (enter_nested(slot, pass))
+		return CUDA_SUCCESS;
 	for (;;) {
 		pass->cookie = (uintptr_t)pass ^ (uintptr_t)slot;
 		atomic_store(&slot->pass, pass);
@@ -254,11 +266,8 @@ bool gate_try_enter(struct gate_pass *pass, enum affinode_class class_)
 	pass->slot = NULL;
 	if (!slot)
 		return !gate_is_closed();
-	if (atomic_load(&slot->inside)) {
-		if (is_nested(slot, pass))
-			return true;
-		atomic_store(&slot->inside, 0);
-	}
+	if (enter_nested(slot, pass))
+		return true;
 	pass->cookie = (uintptr_t)pass ^ (uintptr_t)slot;
 	atomic_store(&slot->pass, pass);
 	atomic_store(&slot->inside, 1 + class_);

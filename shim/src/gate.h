@@ -21,12 +21,15 @@ enum {
 	GATE_FENCED = 1u << 1, /* membarrier is missing here: the slow way in, with a fence, is the only one */
 };
 
+#define GATE_NESTED ((uintptr_t)1)
+
 struct gate_pass;
 
 /* One per thread that ever made a gated call; recycled, never freed, so that anyone may read it at any time.  */
 struct slot {
 	_Atomic uint32_t inside;
 	_Atomic uint32_t waiting;
+	_Atomic uint32_t nested; /* wrappers entered from inside a driver call: by a callback, a tool */
 	_Atomic(struct gate_pass *) pass; /* the innermost wrapper's frame: tells nested calls from abandoned ones */
 	_Atomic pid_t tid;
 	_Atomic uint32_t used;
@@ -36,7 +39,7 @@ struct slot {
 
 /* Lives in the wrapper's stack frame for as long as the driver call lasts.  */
 struct gate_pass {
-	struct slot *slot; /* NULL: nothing to leave (nested, refused) */
+	struct slot *slot; /* NULL: nothing to leave (refused); with GATE_NESTED set: inside another call of the thread */
 	uintptr_t cookie;
 };
 
@@ -78,7 +81,10 @@ static inline __attribute__((always_inline)) CUresult gate_enter(struct gate_pas
 
 static inline __attribute__((always_inline)) void gate_leave(struct gate_pass *pass)
 {
-	if (likely(pass->slot)) {
+	if (unlikely((uintptr_t)pass->slot & GATE_NESTED)) {
+		atomic_fetch_sub(&((struct slot *)((uintptr_t)pass->slot & ~GATE_NESTED))->nested, 1);
+		pass->slot = NULL;
+	} else if (likely(pass->slot)) {
 		pass->cookie = 0;
 		atomic_store_explicit(&pass->slot->inside, 0, memory_order_release);
 		pass->slot = NULL;

@@ -79,6 +79,7 @@ struct slot *slot_acquire(void)
 	if (!slot)
 		return NULL;
 	atomic_store(&slot->inside, 0);
+	atomic_store(&slot->nested, 0);
 	atomic_store(&slot->waiting, 0);
 	atomic_store(&slot->tid, (pid_t)syscall(SYS_gettid));
 	gate_slot = slot;

@@ -41,7 +41,8 @@ $(TEST_BUILD)/plain/%.o: $(TEST_FOLDER)/%.cc
 $(TEST_BUILD)/plain/%: $(TEST_BUILD)/plain/%.o $(TEST_SUPPORT:%=$(TEST_BUILD)/plain/%.o)
 	$(CXX) -o $@ $^ -pthread -ldl
 
-TEST_SHIM := $(filter-out exports,$(patsubst src/%.c,%,$(wildcard src/*.c)))
+# Sanitizers have cleanups of their own in every function, which need the compiler's own unwinding.
+TEST_SHIM := $(filter-out exports unwind,$(patsubst src/%.c,%,$(wildcard src/*.c)))
 
 define SANITIZED
 $(TEST_BUILD)/$(1)/shim/%.o: src/%.c
