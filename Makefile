@@ -50,7 +50,7 @@ native: $(VENV)/bin/python
 dist: $(VENV)/.test
 	rm -rf dist
 	python -m build
-	python tests/packaging/symbol_floor.py jupyter_affinode/lib/*.so
+	python tests/packaging/symbol_floor.py dist/*.whl
 	wheel tags --remove --platform-tag manylinux_2_17_$$(uname -m) dist/*.whl
 
 clean:

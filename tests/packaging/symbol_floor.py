@@ -1,6 +1,6 @@
-"""The newest GLIBC symbol version that a library asks for; `python symbol_floor.py LIBRARY…` checks it.
+"""The newest GLIBC symbol version that a library asks for; `python symbol_floor.py LIBRARY|WHEEL…` checks it.
 
-The wheel may be called manylinux_2_17 only if no library asks for more than GLIBC_2.17.
+A wheel may be called manylinux_2_17 only if no library in it asks for more than GLIBC_2.17.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+import zipfile
 from pathlib import Path
 
 FLOOR = (2, 17)
@@ -24,14 +26,24 @@ def newest_glibc(library: Path) -> tuple[int, ...]:
     return max((tuple(map(int, version.split("."))) for version in versions), default=(0,))
 
 
-def main(libraries: list[str]) -> int:
+def libraries_of(path: Path, folder: Path) -> list[Path]:
+    """A library itself, or those that a wheel carries, unpacked into `folder`."""
+    if path.suffix != ".whl":
+        return [path]
+    with zipfile.ZipFile(path) as wheel:
+        return [Path(wheel.extract(name, folder)) for name in wheel.namelist() if name.endswith(".so")]
+
+
+def main(paths: list[str]) -> int:
     """0 if none of the libraries asks for more than the floor."""
     worst = 0
-    for library in libraries:
-        newest = newest_glibc(Path(library))
-        above = newest > FLOOR
-        print(f"{library}: GLIBC_{'.'.join(map(str, newest))}{' is above the floor' if above else ''}")
-        worst |= above
+    with tempfile.TemporaryDirectory() as folder:
+        for library in [one for path in paths for one in libraries_of(Path(path), Path(folder))]:
+            newest = newest_glibc(library)
+            above = newest > FLOOR
+            version = ".".join(map(str, newest))
+            print(f"{library.name}: GLIBC_{version}{' is above the floor' if above else ''}")
+            worst |= above
     return int(worst)
 
 
