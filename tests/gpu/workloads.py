@@ -136,4 +136,7 @@ def work():
     return int(summed(big[0])[0])
 """
 
-PROGRAMS = {"PyTorch": TORCH, "CuPy": CUPY, "JAX": JAX}
+# PyTorch's allocator then maps its memory itself.
+EXPANDABLE = 'import os\nos.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"\n' + TORCH
+
+PROGRAMS = {"PyTorch": TORCH, "PyTorch, expandable segments": EXPANDABLE, "CuPy": CUPY, "JAX": JAX}
