@@ -1,0 +1,43 @@
+"""Not only Python: a Bash kernel whose program, written in C, uses CUDA: linked to the driver, and finding it by dlsym."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).parents[1] / "shim" / "processes" / "small.c"
+CC = os.environ.get("CC", "cc")
+
+
+@pytest.mark.parametrize("how", ["linked", "dlsym"])
+def test_a_c_program_of_a_bash_kernel_is_tracked_and_parked_the_same_way(stage, native, how):
+    s = stage(min_footprint_bytes=1 << 20)
+    program = s.machine.folder / "small"
+    driver = s.machine.folder / "libcuda.so.1"
+    driver.symlink_to(native / "libaffinode-sim-cuda.so")
+    found_by = ["-DBY_DLSYM", "-ldl"] if how == "dlsym" else [f"-L{driver.parent}", "-l:libcuda.so.1"]
+    subprocess.run([CC, "-O1", "-w", "-o", str(program), str(PROGRAM), *found_by], check=True, timeout=60)
+    folder = Path(s.machine.environment["JUPYTER_DATA_DIR"]) / "kernels" / "bash"
+    folder.mkdir(parents=True)
+    argv = [sys.executable, "-m", "bash_kernel", "-f", "{connection_file}"]
+    (folder / "kernel.json").write_text(
+        json.dumps({"argv": argv, "display_name": "Bash", "language": "bash"})
+    )
+
+    kernel = s.server.start_kernel("bash", "shell.ipynb")
+    # The program answers a byte on its standard input with a check of its memory.
+    kernel.run(f"coproc GPU {{ {program}; }}; read -u ${{GPU[0]}} first; echo $first")
+    s.wait(kernel, "resident")
+    seen = s.seen(kernel)
+    assert [process["command"] for process in seen["processes"]] == ["small"]
+    s.park(kernel)
+    seen = s.seen(kernel)
+    assert (seen["residency"], seen["parked_bytes"], seen["language"]) == ("parked", 4 << 20, "bash")
+    assert s.ok(kernel, "echo $((6 * 7))") == "42" and s.residency(kernel) == "parked"
+    assert "0 wrong" in s.ok(kernel, "printf x >&${GPU[1]}; read -u ${GPU[0]} answer; echo $answer")
+    assert s.seen(kernel)["resumes"] == 1
