@@ -1,4 +1,4 @@
-"""Not only Python: a Bash kernel whose program, written in C, uses CUDA: linked to the driver, and finding it by dlsym."""
+"""Not only Python: a Bash kernel whose C program uses CUDA, linked to the driver or finding it by dlsym."""
 
 from __future__ import annotations
 
