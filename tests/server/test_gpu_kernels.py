@@ -67,9 +67,11 @@ def test_the_cell_magic_runs_its_body_with_the_gpu_given_back(gpu_server, become
     assert kernel.run("%%gpu_park\nprint(block.checksum() == before)").text.endswith("True\n")
 
 
-def test_the_command_line_parks_and_resumes_a_kernel_by_its_notebook(gpu_server, becomes):
+def test_the_command_line_parks_and_resumes_a_kernel_by_its_notebook(gpu_server, becomes, wait_until):
     kernel = gpu_kernel(gpu_server, path="plan.ipynb")
     machine = gpu_server.machine
+    # A session is looked for once the kernel runs, so its path comes a moment after the kernel.
+    wait_until(lambda: (machine.kernel(kernel.id) or {}).get("path") == "plan.ipynb", 10)
     parked = machine.affinode("park", "plan.ipynb")
     assert parked.returncode == 0 and "RAM" in parked.stdout, parked
     becomes(kernel, "parked")
