@@ -59,6 +59,7 @@ def test_the_legacy_stream_orders_blocking_streams_and_only_those(gpu):
         flag = (U32 * 1).from_address(ok(cuda.cuMemHostAlloc(4, 0)))
         address = ok(cuda.cuMemAlloc(400))
         ok(cuda.cuMemsetD32(address, 0, 100))
+        ok(cuda.cuCtxSynchronize())  # the free stream does not wait for a fill on the legacy one
         ok(kernels.launch("wait_flag", ctypes.addressof(flag), stream=blocking))
         ok(kernels.launch("fill_u32", address, 1, 1))                    # behind the blocking stream
         ok(kernels.launch("fill_u32", int(address) + 4, 1, 2, stream=free))
