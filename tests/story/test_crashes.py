@@ -118,6 +118,36 @@ def test_two_servers_of_one_person_share_a_controller_and_either_may_die(stage):
     theirs.close()
 
 
+@pytest.mark.parametrize("residency", ["resident", "parking", "parked", "queued", "resuming"])
+def test_a_killed_server_takes_its_kernel_along_and_nobody_elses(stage, residency):
+    """As without us: ipykernel ends with its parent, at every residency, and what it held is free for others."""
+    s = stage(memory="512MiB", copy_rate="150MiB")
+    survivor = JupyterServer(s.machine).start()
+    theirs = survivor.start_kernel()
+    s.ok(theirs, SETUP)
+    kernel = s.kernel()
+    s.ok(kernel, "gpu.allocate('a', 250)")
+    if residency in ("parked", "queued", "resuming"):
+        s.park(kernel)
+    if residency == "queued":
+        s.ok(theirs, "gpu.allocate('b', 250)")
+        s.machine.ask("POST", f"/kernels/{theirs.id}/hold", {"duration_s": 600})
+    if residency == "parking":
+        s.machine.ask("POST", f"/kernels/{kernel.id}/park", {"wait": False})
+    if residency in ("queued", "resuming"):
+        kernel.submit("gpu.check('a')")
+    s.wait(kernel, residency)
+    s.server.kill()
+    deadline = time.monotonic() + 30
+    while s.machine.kernel(kernel.id):
+        assert time.monotonic() < deadline, s.seen(kernel)
+        time.sleep(0.1)
+    if residency == "queued":
+        s.ok(theirs, "gpu.free('b')")
+    assert s.ok(theirs, "gpu.allocate('a', 400); gpu.check('a')") == "True"
+    theirs.close()
+
+
 def test_two_controllers_never_serve_one_gpu_set(stage):
     s = stage()
     s.kernel()
