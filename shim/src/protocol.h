@@ -61,6 +61,9 @@ struct affinode_header {
 enum affinode_hello_flags {
 	AFFINODE_HELLO_SIMULATED = 1u << 0,  /* the driver is the simulated one */
 	AFFINODE_HELLO_UNPARKABLE = 1u << 1, /* nothing can be moved here: virtual memory management is missing, … */
+	AFFINODE_HELLO_PREPARES = 1u << 2,   /* knows MOVE_PREPARE, COMMIT and ABORT */
+	AFFINODE_HELLO_TRIMS = 1u << 3,      /* knows TRIM and LOT */
+	AFFINODE_HELLO_CONTEXT = 1u << 4,    /* may be parked at context depth too (the person's or admin's wish) */
 };
 
 struct affinode_hello {
@@ -97,7 +100,22 @@ enum affinode_command_kind {
 	AFFINODE_COMMAND_CANCEL_END = 4,   /* the cell ended: calls may wait again */
 	AFFINODE_COMMAND_DYING = 5,        /* the process is about to be shut down */
 	AFFINODE_COMMAND_ROOM = 6,         /* argument: 1 try again, 0 there will be no room; epoch of `request` below */
+	AFFINODE_COMMAND_COMMIT = 7,       /* carry out the prepared move whose epoch is `request` */
+	AFFINODE_COMMAND_ABORT = 8,        /* undo it */
+	AFFINODE_COMMAND_TRIM = 9,         /* give back host memory that is kept for the next park, down to `argument` bytes */
+	AFFINODE_COMMAND_LOT = 10,         /* `argument` bytes of host memory for copies, in the descriptor sent along */
 };
+
+/* Flags in the `argument` of PARK and RESUME. */
+enum affinode_move_flags {
+	/* Stop where everything is ready and nothing is given up yet, at a closed gate; reply PREPARED; then COMMIT or
+	 * ABORT decides and a second reply, with the same epoch, ends the move. Without either within
+	 * AFFINODE_PREPARED_MS a park is undone and a resume carried out. */
+	AFFINODE_MOVE_PREPARE = 1u << 0,
+	AFFINODE_MOVE_CONTEXT = 1u << 1, /* PARK: at context depth */
+};
+
+#define AFFINODE_PREPARED_MS 2000u
 
 struct affinode_command {
 	struct affinode_header header;
@@ -118,9 +136,10 @@ enum affinode_status {
 	AFFINODE_NOTHING = 6,     /* nothing to move, or already there */
 	AFFINODE_FAILED = 7,      /* the driver refused; text says what; contents kept */
 	AFFINODE_REFUSED = 8,     /* the controller's answer to a request it will not serve */
+	AFFINODE_PREPARED = 9,    /* not the end: the move waits for COMMIT or ABORT */
 };
 
-/* Answers a COMMAND (PARK and RESUME; the others are not answered). */
+/* Answers a COMMAND (PARK and RESUME, once, or twice when prepared; the others are not answered). */
 struct affinode_reply {
 	struct affinode_header header; /* epoch: the command's */
 	uint32_t command;
@@ -197,6 +216,12 @@ enum affinode_class {
 	AFFINODE_CLASSES = 8,
 };
 
+enum affinode_depth {
+	AFFINODE_DEPTH_NONE = 0,
+	AFFINODE_DEPTH_MEMORY = 1,  /* device memory; the context stays */
+	AFFINODE_DEPTH_CONTEXT = 2, /* everything */
+};
+
 struct affinode_page_gpu {
 	uint8_t uuid[16];
 	uint64_t resident_bytes; /* ours, on the GPU now, movable */
@@ -232,7 +257,13 @@ struct affinode_page {
 	uint64_t parks, resumes;
 	uint64_t last_park_ns, last_park_bytes;     /* duration and size of the last ones */
 	uint64_t last_resume_ns, last_resume_bytes;
-	uint64_t reserved[8];
+	uint64_t copy_bytes; /* host memory that holds parked contents; zero chunks take none */
+	uint64_t kept_bytes; /* host memory kept for the next park while resident: TRIM gives it back */
+	uint64_t last_park_copied_bytes, last_park_zero_bytes; /* the rest of last_park_bytes was unchanged */
+	uint64_t mended_chunks; /* 2 MiB chunks whose digest was wrong after a resume's first copy */
+	uint32_t depth;         /* how deep it is parked: enum affinode_depth */
+	uint32_t reserved_word;
+	uint64_t reserved[2];
 	struct affinode_page_gpu gpus[AFFINODE_MAX_GPUS];
 };
 
