@@ -131,9 +131,13 @@ static CUresult get_parameter(CUfunction function, size_t index, size_t *offset,
 		return CUDA_ERROR_INVALID_HANDLE;
 	if (index >= function->kernel->parameter_count)
 		return CUDA_ERROR_INVALID_VALUE;
-	for (size_t i = 0; i < index; i++) /* the 8-byte ones come first in every kernel */
-		at += function->kernel->parameter_bytes[i];
-	*offset = at;
+	for (size_t i = 0; i <= index; i++) {
+		size_t bytes = function->kernel->parameter_bytes[i];
+
+		at = (at + bytes - 1) / bytes * bytes;
+		*offset = at;
+		at += bytes;
+	}
 	if (size)
 		*size = function->kernel->parameter_bytes[index];
 	return CUDA_SUCCESS;

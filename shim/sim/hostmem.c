@@ -68,6 +68,9 @@ SIM_API CUresult cuMemFreeHost(void *pointer)
 	struct range *range;
 
 	ENTER_CONTEXT("cuMemFreeHost", context);
+	refused_ = capture_unsafe();
+	if (refused_ != CUDA_SUCCESS)
+		return refused_;
 	ranges_read();
 	range = range_at(pointer, RANGE_HOST);
 	if (range)
@@ -150,6 +153,9 @@ SIM_API CUresult cuMemHostUnregister(void *pointer)
 	bool inside;
 
 	ENTER_CONTEXT("cuMemHostUnregister", context);
+	refused_ = capture_unsafe();
+	if (refused_ != CUDA_SUCCESS)
+		return refused_;
 	ranges_read();
 	range = range_at(pointer, RANGE_REGISTERED);
 	if (range)

@@ -1,4 +1,5 @@
-/* The kernels that the simulated GPU knows. kernels.ptx has the same ones for a real GPU.  */
+/* The kernels that the simulated GPU knows. kernels.ptx has the same ones for a real GPU, but for the shim's own digest
+ * (digest.c).  */
 #include <errno.h>
 #include <string.h>
 #include <time.h>
@@ -142,6 +143,7 @@ static const struct kernel kernels[] = {
 	{"affinode_checksum_u32", 3, {8, 8, 8}, checksum_u32},
 	{"affinode_spin_ns", 1, {8}, spin_ns},
 	{"affinode_wait_flag", 1, {8}, wait_flag},
+	{"affinode_digest", 4, {8, 4, 8, 8}, digest_kernel},
 };
 
 const struct kernel *kernel_named(const char *name)

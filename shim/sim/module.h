@@ -16,6 +16,7 @@ struct kernel {
 
 /* The built-in kernel of that name, or NULL.  */
 const struct kernel *kernel_named(const char *name);
+CUresult digest_kernel(CUstream stream, const uint64_t *parameters);
 
 struct CUfunc_st {
 	struct object object;

@@ -88,6 +88,8 @@ RULES = {
     "cuda.cuMemAlloc(100)": ["UNSUPPORTED!", "UNSUPPORTED!", "ok", "UNSUPPORTED!", "ok"],
     "cuda.cuMemFree(address)": ["UNSUPPORTED!", "UNSUPPORTED!", "ok", "UNSUPPORTED!", "ok"],
     "cuda.cuMemHostAlloc(100, 0)": ["UNSUPPORTED!", "UNSUPPORTED!", "ok", "UNSUPPORTED!", "ok"],
+    "cuda.cuMemHostRegister(page(), 4096, 0)": ["UNSUPPORTED!", "UNSUPPORTED!", "ok", "UNSUPPORTED!", "ok"],
+    "cuda.cuMemHostUnregister(registered)": ["UNSUPPORTED!", "UNSUPPORTED!", "ok", "UNSUPPORTED!", "ok"],
     "(cuda.cuEventRecord(event, stream), cuda.cuEventQuery(event))[1]": ["CAPTURED_EVENT!"] * 5,
     "cuda.cuStreamWaitEvent(stream, old, 0)": ["ISOLATION!"] * 5,
     "cuda.cuStreamBeginCapture(stream, modes['global'])": ["ILLEGAL_STATE"] * 5,
@@ -104,13 +106,19 @@ RULES = {
 def test_what_a_capture_forbids(gpu):
     calls = "\n".join(f"    ({call!r}, lambda: {call})," for call in RULES)
     code = f"""
+import mmap
+pages = []
+def page():
+    pages.append(mmap.mmap(-1, 4096))
+    return ctypes.addressof(ctypes.c_char.from_buffer(pages[-1]))
 calls = [
 {calls}
 ]
 for text, call in calls:
     for which, threaded in (("global", 0), ("local", 0), ("relaxed", 0), ("global", 1), ("local", 1)):
         stream = ok(cuda.cuStreamCreate(1))
-        address = ok(cuda.cuMemAlloc(4096))
+        address, registered = ok(cuda.cuMemAlloc(4096)), page()
+        ok(cuda.cuMemHostRegister(registered, 4096, 0))
         begin(which)
         ok(add())
         made = lambda: name(call()).replace("STREAM_CAPTURE_", "").replace("SUCCESS", "ok")
@@ -126,6 +134,27 @@ for text, call in calls:
         call, said = line.split("\t")
         seen.setdefault(call, []).append(said)
     assert seen == RULES
+
+
+def test_a_relaxed_thread_pins_memory_beside_a_global_capture(gpu):
+    run(
+        gpu,
+        """
+        import mmap
+        memory = mmap.mmap(-1, 65536)
+        where = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        def pin():
+            ok(cuda.cuThreadExchangeStreamCaptureMode(modes["relaxed"]))
+            ok(cuda.cuMemHostRegister(where, 65536, 0))
+            ok(cuda.cuMemHostUnregister(where))
+            ok(cuda.cuMemFreeHost(ok(cuda.cuMemHostAlloc(4096, 0))))
+        begin()
+        ok(add())
+        in_thread(pin)
+        assert status() == "active"
+        ok(end())
+        """,
+    )
 
 
 def test_the_legacy_stream_may_not_be_used_while_a_blocking_stream_captures(gpu):
