@@ -83,6 +83,7 @@ enum affinode_notice_kind {
 	AFFINODE_NOTIFY_UNWANT = 3,    /* no call waits any more (cancelled) */
 	AFFINODE_NOTIFY_ROOM = 4,      /* an allocation of `bytes` met a full GPU; epoch = request number */
 	AFFINODE_NOTIFY_ROOM_END = 5,  /* that request was given up or served; epoch = request number */
+	AFFINODE_NOTIFY_LOT_END = 6,   /* nothing of ours is in a lot any more and it is unmapped; epoch = its number */
 };
 
 struct affinode_notify {
@@ -103,10 +104,16 @@ enum affinode_command_kind {
 	AFFINODE_COMMAND_COMMIT = 7,       /* carry out the prepared move whose epoch is `request` */
 	AFFINODE_COMMAND_ABORT = 8,        /* undo it */
 	AFFINODE_COMMAND_TRIM = 9,         /* give back host memory that is kept for the next park, down to `argument` bytes */
-	AFFINODE_COMMAND_LOT = 10,         /* `argument` bytes of host memory for copies, in the descriptor sent along */
+	/* A lot: `argument` bytes (a multiple of 32 MiB) of touched, zeroed host memory for copies, in the one memfd that
+	 * comes with the message. `request` is its number, good on this connection only: after another WELCOME the lot is
+	 * still the shim's to use, and nothing is told of its end. Map it shared, MADV_DONTFORK, and close the
+	 * descriptor. Pages are huge where fstat's st_blksize says so. Give back what a park left empty. */
+	AFFINODE_COMMAND_LOT = 10,
+	/* Ask the frameworks in this process to drop what they only cache on the GPU, unless a cell runs. Answered. */
+	AFFINODE_COMMAND_DROP_CACHES = 11,
 };
 
-/* Flags in the `argument` of PARK and RESUME. */
+/* Flags in the low 8 bits of the `argument` of PARK and RESUME. */
 enum affinode_move_flags {
 	/* Stop where everything is ready and nothing is given up yet, at a closed gate; reply PREPARED; then COMMIT or
 	 * ABORT decides and a second reply, with the same epoch, ends the move. Without either within
@@ -114,6 +121,11 @@ enum affinode_move_flags {
 	AFFINODE_MOVE_PREPARE = 1u << 0,
 	AFFINODE_MOVE_CONTEXT = 1u << 1, /* PARK: at context depth */
 };
+
+/* PARK: the bits above are the MiB of host memory that it may take at most, beside lots and what the process keeps
+ * from earlier parks; 0: no limit. A park that would need more ends with NO_HOST_ROOM, at best before anything is
+ * copied. */
+#define AFFINODE_MOVE_BUDGET_SHIFT 8u
 
 #define AFFINODE_PREPARED_MS 2000u
 
@@ -139,7 +151,9 @@ enum affinode_status {
 	AFFINODE_PREPARED = 9,    /* not the end: the move waits for COMMIT or ABORT */
 };
 
-/* Answers a COMMAND (PARK and RESUME, once, or twice when prepared; the others are not answered). */
+/* Answers a COMMAND (PARK and RESUME, once, or twice when prepared; DROP_CACHES; the others are not answered).
+ * `bytes`: what was moved or dropped; with NO_HOST_ROOM, the host memory that the park would have taken in all, its
+ * kept memory and lots included, as far as it is known (0: not at all). */
 struct affinode_reply {
 	struct affinode_header header; /* epoch: the command's */
 	uint32_t command;
@@ -234,6 +248,7 @@ enum affinode_page_flags {
 	AFFINODE_PAGE_UNPARKABLE = 1u << 1,
 	AFFINODE_PAGE_DYING = 1u << 2,
 	AFFINODE_PAGE_CANCELLING = 1u << 3, /* waiting calls fail at the moment */
+	AFFINODE_PAGE_DROPS_CACHES = 1u << 4, /* someone in the process serves DROP_CACHES */
 };
 
 struct affinode_page {
@@ -263,7 +278,9 @@ struct affinode_page {
 	uint64_t mended_chunks; /* 2 MiB chunks whose digest was wrong after a resume's first copy */
 	uint32_t depth;         /* how deep it is parked: enum affinode_depth */
 	uint32_t reserved_word;
-	uint64_t reserved[2];
+	uint64_t lot_bytes;     /* of all lots that are mapped, of earlier controllers too; slots in them count in
+				 * copy_bytes and kept_bytes like others */
+	uint64_t reserved[1];
 	struct affinode_page_gpu gpus[AFFINODE_MAX_GPUS];
 };
 
