@@ -86,7 +86,7 @@ class Moves:
         """A shim answered; one to anything but the command under way is ignored."""
         kernel = self._state.kernels[process.kernel_id]
         move = kernel.move
-        if move is None or move.pending.get(process.key) != reply.epoch:
+        if move is None or move.pending.get(process.key) != reply.epoch or reply.status is Status.PREPARED:
             return
         del move.pending[process.key]
         move.replies[process.key] = reply

@@ -24,7 +24,7 @@ REQUIRED_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 READ_ATTEMPTS = 16
 
 HEAD = struct.Struct("=IHHiIIIQQQQIIII")  # magic … gpu_count
-TAIL = struct.Struct("=Q8QQQQQQQ64x")  # room_bytes … reserved
+TAIL = struct.Struct("=Q8Q6Q5QI20x")  # room_bytes … reserved
 GPU = struct.Struct("=16sQQ8Q")
 SEQUENCE = struct.Struct("=Q")
 SEQUENCE_OFFSET = 24
@@ -58,6 +58,14 @@ class Fixed(enum.IntEnum):
     SHARED = 5
     UNBACKED = 6
     OTHER = 7
+
+
+class Depth(enum.IntEnum):
+    """`enum affinode_depth`: how deep a process is parked."""
+
+    NONE = 0
+    MEMORY = 1  # device memory; the context stays
+    CONTEXT = 2  # everything
 
 
 class PageFlag(enum.IntFlag):
@@ -97,6 +105,12 @@ class PageData:
     last_park: tuple[int, float] | None  # bytes, seconds
     last_resume: tuple[int, float] | None
     gpus: tuple[PageGpu, ...]
+    copy_bytes: int = 0  # host memory that holds parked contents
+    kept_bytes: int = 0  # host memory kept for the next park; TRIM gives it back
+    last_park_copied_bytes: int = 0  # of the last park's bytes; the rest had not changed since the one before
+    last_park_zero_bytes: int = 0
+    mended_chunks: int = 0  # chunks that were wrong after a resume's first copy, and right after another
+    depth: Depth = Depth.NONE
 
 
 class Page:
@@ -180,11 +194,14 @@ def parse_page(raw: bytes, now: float) -> PageData:
     if gpu_count > MAX_GPUS:
         raise PageError(f"a page with {gpu_count} GPUs")
     room_bytes, *rest = TAIL.unpack_from(raw, HEAD.size)
-    parks, resumes, park_ns, park_bytes, resume_ns, resume_bytes = rest[8:]
+    parks, resumes, park_ns, park_bytes, resume_ns, resume_bytes, *memory, mended, depth = rest[8:]
+    copy_bytes, kept_bytes, copied_bytes, zero_bytes = memory
+    if depth not in Depth.__members__.values():
+        raise PageError(f"a page with depth {depth}")
     gpus = tuple(_gpu(raw, index) for index in range(gpu_count))
     if len({gpu.uuid for gpu in gpus}) != len(gpus):
         raise PageError("a page that names a GPU twice")
-    for size in (room_bytes, park_bytes, resume_bytes):
+    for size in (room_bytes, park_bytes, resume_bytes, *memory):
         _plausible(size)
     return PageData(
         state=State(state),
@@ -201,6 +218,12 @@ def parse_page(raw: bytes, now: float) -> PageData:
         last_park=(park_bytes, park_ns / 1e9) if parks else None,
         last_resume=(resume_bytes, resume_ns / 1e9) if resumes else None,
         gpus=gpus,
+        copy_bytes=copy_bytes,
+        kept_bytes=kept_bytes,
+        last_park_copied_bytes=copied_bytes,
+        last_park_zero_bytes=zero_bytes,
+        mended_chunks=mended,
+        depth=Depth(depth),
     )
 
 

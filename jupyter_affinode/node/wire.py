@@ -16,6 +16,8 @@ PROTOCOL_VERSION = 1
 PROTOCOL_MIN_VERSION = 1
 KERNEL_ID_BYTES = 64
 TEXT_BYTES = 192
+PREPARED_MS = 10000  # AFFINODE_PREPARED_MS: a prepared resume is carried out after that, come what may
+PREPARED_CALL_MS = 100  # AFFINODE_PREPARED_CALL_MS: a prepared park is undone that long after a call came
 LARGEST_BYTES = 1 << 50  # no GPU has a pebibyte: a larger figure is a lie or a bug
 
 HEADER = struct.Struct("=IHHII")
@@ -66,6 +68,18 @@ class CommandKind(enum.IntEnum):
     CANCEL_END = 4
     DYING = 5
     ROOM = 6
+    COMMIT = 7
+    ABORT = 8
+    TRIM = 9
+    LOT = 10
+    DROP_CACHES = 11
+
+
+class MoveFlag(enum.IntFlag):
+    """`enum affinode_move_flags`: in the argument of PARK and RESUME."""
+
+    PREPARE = 1
+    CONTEXT = 2
 
 
 class Status(enum.IntEnum):
@@ -80,6 +94,7 @@ class Status(enum.IntEnum):
     NOTHING = 6
     FAILED = 7
     REFUSED = 8
+    PREPARED = 9  # not the end: the move waits for COMMIT or ABORT
 
 
 class RequestKind(enum.IntEnum):
@@ -97,7 +112,14 @@ class HelloFlag(enum.IntFlag):
 
     SIMULATED = 1
     UNPARKABLE = 2
+    PREPARES = 4  # knows MoveFlag.PREPARE, COMMIT and ABORT
+    TRIMS = 8  # knows TRIM and LOT
+    CONTEXT = 16  # may be parked at context depth
 
+
+HELLO_FLAGS = (
+    HelloFlag.SIMULATED | HelloFlag.UNPARKABLE | HelloFlag.PREPARES | HelloFlag.TRIMS | HelloFlag.CONTEXT
+)
 
 BODIES = {  # what a controller may be sent
     MessageType.HELLO: HELLO,
@@ -136,7 +158,7 @@ class Notify:
 
 @dataclass(frozen=True)
 class Reply:
-    """A shim's answer to PARK or RESUME."""
+    """A shim's answer to PARK or RESUME; PREPARED is followed by another."""
 
     version: int
     epoch: int
@@ -255,7 +277,7 @@ def _hello(
     return Hello(
         version,
         pid,
-        HelloFlag(flags & (HelloFlag.SIMULATED | HelloFlag.UNPARKABLE)),
+        HelloFlag(flags & HELLO_FLAGS),
         min_version,
         max_version,
         _text(kernel_id, "kernel id"),

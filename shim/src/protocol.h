@@ -79,7 +79,7 @@ struct affinode_hello {
 
 enum affinode_notice_kind {
 	AFFINODE_NOTIFY_STATE = 1,     /* the page's state changed */
-	AFFINODE_NOTIFY_WANT = 2,      /* a call waits at the closed gate */
+	AFFINODE_NOTIFY_WANT = 2,      /* a call waits at the closed gate (parked, or a prepared park) */
 	AFFINODE_NOTIFY_UNWANT = 3,    /* no call waits any more (cancelled) */
 	AFFINODE_NOTIFY_ROOM = 4,      /* an allocation of `bytes` met a full GPU; epoch = request number */
 	AFFINODE_NOTIFY_ROOM_END = 5,  /* that request was given up or served; epoch = request number */
@@ -115,10 +115,7 @@ enum affinode_command_kind {
 
 /* Flags in the low 8 bits of the `argument` of PARK and RESUME. */
 enum affinode_move_flags {
-	/* Stop where everything is ready and nothing is given up yet, at a closed gate; reply PREPARED; then COMMIT or
-	 * ABORT decides and a second reply, with the same epoch, ends the move. Without either within
-	 * AFFINODE_PREPARED_MS a park is undone and a resume carried out. */
-	AFFINODE_MOVE_PREPARE = 1u << 0,
+	AFFINODE_MOVE_PREPARE = 1u << 0, /* in two steps, see below */
 	AFFINODE_MOVE_CONTEXT = 1u << 1, /* PARK: at context depth */
 };
 
@@ -127,12 +124,36 @@ enum affinode_move_flags {
  * copied. */
 #define AFFINODE_MOVE_BUDGET_SHIFT 8u
 
-#define AFFINODE_PREPARED_MS 2000u
+/* Prepared moves: the processes of one kernel move together.
+ *
+ * PARK or RESUME with MOVE_PREPARE is answered twice with the same epoch: by PREPARED when nothing can keep the move from
+ * being done and nothing is given up yet, then by how it ended. If it cannot be prepared, the one reply says why. While a
+ * move waits, `state` is PARKING or RESUMING.
+ *
+ * PREPARED, of a park: everything is copied out, the gate is closed, and nothing has changed since; to unmap and release
+ * is left. Of a resume: all the room that it needs on the GPU is its own (everything is created and mapped); to copy in,
+ * verify and open is left, so that a process need not wait for its peers' copies.
+ *
+ * COMMIT (`request`: the move's epoch) carries it out. ABORT undoes it, reply REVOKED: resident, or parked, as before.
+ * ABORT may come before PREPARED too, even before the move is begun: the move then ends as soon as it can, the way any
+ * revoked one does. A COMMIT before PREPARED, and either of them for another epoch than that of the move under way, are
+ * ignored. Neither is answered itself, has a deadline, or changes the page's `epoch`.
+ *
+ * If neither comes:
+ * - A prepared park waits as long as the link is up: while nobody calls, a closed gate costs nobody anything, and a peer
+ *   may have tens of GiB to copy. A call that waits at the gate (or a free that cannot be put off) is told by NOTIFY_WANT
+ *   at once, and the controller aborts. AFFINODE_PREPARED_CALL_MS after such a call came, or at once when the process is
+ *   dying or the link is lost, the park is undone (REVOKED).
+ * - A prepared resume is carried out (OK) after AFFINODE_PREPARED_MS, or at once when the link is lost.
+ * What was received before the link was lost counts. Peers may then disagree; the controller, or the next one, brings
+ * back those that are parked.  */
+#define AFFINODE_PREPARED_MS 10000u
+#define AFFINODE_PREPARED_CALL_MS 100u
 
 struct affinode_command {
 	struct affinode_header header;
 	uint32_t command;
-	uint32_t request;     /* ROOM: the request number it answers */
+	uint32_t request;     /* ROOM: the request number it answers; COMMIT, ABORT: the epoch of the move */
 	uint64_t deadline_ns; /* not to be begun after this; 0: none */
 	uint64_t argument;
 	char reason[AFFINODE_TEXT_SIZE];

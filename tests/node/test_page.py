@@ -14,7 +14,7 @@ from fake_shim import GPU, MIB, FakePage
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jupyter_affinode.node.page import USED_BYTES, Page, PageError, State, parse_page
+from jupyter_affinode.node.page import USED_BYTES, Depth, Page, PageError, State, parse_page
 
 
 @pytest.fixture
@@ -37,6 +37,23 @@ def test_a_page_is_read_as_the_shim_wrote_it(fake):
     fake.write()
     assert page.read().state is State.RESIDENT
     page.close()
+
+
+def test_host_memory_and_depth_are_read_as_the_shim_wrote_them(fake):
+    fake.host = [5 * MIB, 6 * MIB, 7 * MIB, 8 * MIB, 9, Depth.CONTEXT]
+    fake.write()
+    data = Page(fake.descriptor).read()
+    assert (data.copy_bytes, data.kept_bytes) == (5 * MIB, 6 * MIB)
+    assert (data.last_park_copied_bytes, data.last_park_zero_bytes) == (7 * MIB, 8 * MIB)
+    assert (data.mended_chunks, data.depth) == (9, Depth.CONTEXT)
+
+
+@pytest.mark.parametrize("place, value", [(0, 1 << 51), (1, 1 << 51), (2, 1 << 51), (3, 1 << 51), (5, 3)])
+def test_impossible_host_memory_and_depths_are_refused(fake, place, value):
+    fake.host[place] = value
+    fake.write()
+    with pytest.raises(PageError):
+        Page(fake.descriptor)
 
 
 @pytest.mark.parametrize("seals", [0, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW, fcntl.F_SEAL_SEAL])

@@ -42,6 +42,12 @@ OFFSETS = {
     "affinode_page.gpu_count": page.HEAD.size - 4,
     "affinode_page.room_bytes": page.HEAD.size,
     "affinode_page.parks": page.HEAD.size + 72,
+    "affinode_page.copy_bytes": page.HEAD.size + 120,
+    "affinode_page.kept_bytes": page.HEAD.size + 128,
+    "affinode_page.last_park_copied_bytes": page.HEAD.size + 136,
+    "affinode_page.last_park_zero_bytes": page.HEAD.size + 144,
+    "affinode_page.mended_chunks": page.HEAD.size + 152,
+    "affinode_page.depth": page.HEAD.size + 160,
     "affinode_page.gpus": page.HEAD.size + page.TAIL.size,
 }
 CONSTANTS = {
@@ -54,6 +60,8 @@ CONSTANTS = {
     "AFFINODE_KERNEL_ID_SIZE": wire.KERNEL_ID_BYTES,
     "AFFINODE_TEXT_SIZE": wire.TEXT_BYTES,
     "AFFINODE_FIXED_REASONS": len(page.Fixed),
+    "AFFINODE_PREPARED_MS": wire.PREPARED_MS,
+    "AFFINODE_PREPARED_CALL_MS": wire.PREPARED_CALL_MS,
     **{f"AFFINODE_{kind.name}": kind for kind in wire.MessageType},
     **{f"AFFINODE_NOTIFY_{kind.name}": kind for kind in wire.NotifyKind},
     **{f"AFFINODE_COMMAND_{kind.name}": kind for kind in wire.CommandKind},
@@ -63,6 +71,8 @@ CONSTANTS = {
     **{f"AFFINODE_STATE_{state.name}": state for state in page.State},
     **{f"AFFINODE_FIXED_{reason.name}": reason for reason in page.Fixed},
     **{f"AFFINODE_PAGE_{flag.name}": flag for flag in page.PageFlag},
+    **{f"AFFINODE_MOVE_{flag.name}": flag for flag in wire.MoveFlag},
+    **{f"AFFINODE_DEPTH_{depth.name}": depth for depth in page.Depth},
 }
 
 
