@@ -1,62 +1,36 @@
 #include "mappings.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #include "driver.h"
-#include "log.h"
+#include "mapping_table.h"
 #include "shim.h"
 
-/* The driver's handles are small numbers or pointers; ours cannot be mistaken for either.  */
-#define HANDLE_BASE 0xaff1000000000000ull
-
-static pthread_mutex_t mappings_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct mapping *mappings;
-static CUmemGenericAllocationHandle next_handle = HANDLE_BASE + 1;
-
-static struct mapping *find_handle(CUmemGenericAllocationHandle handle)
+/* Whether the mover can copy all of the contents through it: whole, and its own device allowed there.  */
+static bool is_copyable(const struct alias *alias)
 {
-	struct mapping *mapping = mappings;
+	const struct mapping *mapping = alias->mapping;
 
-	if (handle < HANDLE_BASE)
-		return NULL;
-	while (mapping && mapping->handle != handle)
-		mapping = mapping->next;
-	return mapping;
+	if (alias->size != mapping->block.size)
+		return false;
+	for (unsigned i = 0; i < alias->access_count; i++)
+		if (alias->access[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+		    alias->access[i].location.id == mapping->prop.location.id &&
+		    alias->access[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+			return true;
+	return false;
 }
 
-static struct alias *find_alias(CUdeviceptr address, struct mapping **owner)
-{
-	for (struct mapping *mapping = mappings; mapping; mapping = mapping->next)
-		for (unsigned i = 0; i < mapping->alias_count; i++)
-			if (address - mapping->aliases[i].address < mapping->aliases[i].size) {
-				*owner = mapping;
-				return &mapping->aliases[i];
-			}
-	return NULL;
-}
-
-/* An alias, other than `except`, that the mover can copy all of the contents through: whole, and its own device allowed
- * there. NULL: none.  */
+/* One, other than `except`, that it can copy through; NULL: none.  */
 static const struct alias *copyable(const struct mapping *mapping, const struct alias *except)
 {
-	for (const struct alias *alias = mapping->aliases; alias < mapping->aliases + mapping->alias_count; alias++) {
-		if (alias == except || alias->size != mapping->block.size)
-			continue;
-		for (unsigned i = 0; i < alias->access_count; i++)
-			if (alias->access[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
-			    alias->access[i].location.id == mapping->prop.location.id &&
-			    alias->access[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
-				return alias;
-	}
-	return NULL;
-}
+	const struct alias *alias = mapping->aliases;
 
-static bool can_move(const struct mapping *mapping)
-{
-	return !mapping->block.shared && mapping->block.context->handle && copyable(mapping, NULL);
+	while (alias && (alias == except || !is_copyable(alias)))
+		alias = alias->next;
+	return alias;
 }
 
 /* Where the mover copies.  */
@@ -85,10 +59,8 @@ CUmemGenericAllocationHandle mapping_adopt(CUmemGenericAllocationHandle real, si
 	mapping->block = (struct block){.size = size, .mapped = size, .context = context, .handle = real,
 					.resident = true, .mapping = mapping};
 	pthread_mutex_lock(&mappings_lock);
-	mapping->handle = next_handle++;
+	table_add_mapping(mapping);
 	mapping->block.id = mapping->handle;
-	mapping->next = mappings;
-	mappings = mapping;
 	pthread_mutex_unlock(&mappings_lock);
 	blocks_changed();
 	return mapping->handle;
@@ -99,7 +71,7 @@ CUmemGenericAllocationHandle mapping_real_handle(CUmemGenericAllocationHandle ha
 	struct mapping *mapping;
 
 	pthread_mutex_lock(&mappings_lock);
-	mapping = find_handle(handle);
+	mapping = table_find_handle(handle);
 	if (mapping) {
 		mapping->block.shared = mapping->block.shared || share;
 		handle = mapping->block.handle;
@@ -115,30 +87,11 @@ bool mapping_properties(CUmemGenericAllocationHandle handle, CUmemAllocationProp
 	struct mapping *mapping;
 
 	pthread_mutex_lock(&mappings_lock);
-	mapping = find_handle(handle);
+	mapping = table_find_handle(handle);
 	if (mapping)
 		*prop = mapping->prop;
 	pthread_mutex_unlock(&mappings_lock);
 	return mapping != NULL;
-}
-
-/* With the lock held; NULL: no memory.  */
-static struct alias *add_alias(struct mapping *mapping, CUdeviceptr address, size_t size)
-{
-	if (mapping->alias_count == mapping->alias_size) {
-		unsigned room = mapping->alias_size ? 2 * mapping->alias_size : 2;
-		struct alias *more = realloc(mapping->aliases, room * sizeof(*more));
-
-		if (!more)
-			return NULL;
-		mapping->aliases = more;
-		mapping->alias_size = room;
-	}
-	struct alias *alias = &mapping->aliases[mapping->alias_count++];
-	memset(alias, 0, sizeof(*alias));
-	alias->address = address;
-	alias->size = size;
-	return alias;
 }
 
 void mapping_mapped(CUmemGenericAllocationHandle handle, CUdeviceptr address, size_t size)
@@ -146,14 +99,14 @@ void mapping_mapped(CUmemGenericAllocationHandle handle, CUdeviceptr address, si
 	struct mapping *mapping;
 
 	pthread_mutex_lock(&mappings_lock);
-	mapping = find_handle(handle);
-	if (mapping && !add_alias(mapping, address, size))
+	mapping = table_find_handle(handle);
+	if (mapping && !table_add_alias(mapping, address, size))
 		mapping->block.shared = true; /* cannot be remembered, so it cannot be replaced */
 	pthread_mutex_unlock(&mappings_lock);
 	blocks_changed();
 }
 
-static void add_access(struct mapping *mapping, struct alias *alias, const CUmemAccessDesc *access)
+static void add_access(struct alias *alias, const CUmemAccessDesc *access)
 {
 	unsigned i = 0;
 
@@ -164,19 +117,30 @@ static void add_access(struct mapping *mapping, struct alias *alias, const CUmem
 		alias->access[i] = *access;
 		alias->access_count += i == alias->access_count;
 	} else {
-		mapping->block.shared = true;
+		alias->mapping->block.shared = true;
 	}
-	choose_address(mapping);
+	choose_address(alias->mapping);
 }
 
 void mapping_set_access(CUdeviceptr address, size_t size, const CUmemAccessDesc *access, size_t count)
 {
+	struct alias *alias;
+
 	pthread_mutex_lock(&mappings_lock);
-	for (struct mapping *mapping = mappings; mapping; mapping = mapping->next)
-		for (unsigned i = 0; i < mapping->alias_count; i++)
-			if (mapping->aliases[i].address >= address && mapping->aliases[i].address - address < size)
-				for (size_t n = 0; n < count; n++)
-					add_access(mapping, &mapping->aliases[i], &access[n]);
+	for (alias = table_first_alias(address, size); alias; alias = table_next_alias(alias, address, size))
+		for (size_t n = 0; n < count; n++)
+			add_access(alias, &access[n]);
+	pthread_mutex_unlock(&mappings_lock);
+	blocks_changed();
+}
+
+void mappings_keep_on_gpu(CUdeviceptr address, size_t size)
+{
+	struct alias *alias;
+
+	pthread_mutex_lock(&mappings_lock);
+	for (alias = table_first_alias(address, size); alias; alias = table_next_alias(alias, address, size))
+		alias->mapping->block.shared = true;
 	pthread_mutex_unlock(&mappings_lock);
 	blocks_changed();
 }
@@ -184,12 +148,13 @@ void mapping_set_access(CUdeviceptr address, size_t size, const CUmemAccessDesc 
 CUmemGenericAllocationHandle mapping_retain(CUdeviceptr address)
 {
 	CUmemGenericAllocationHandle handle = 0;
-	struct mapping *mapping;
+	struct alias *alias;
 
 	pthread_mutex_lock(&mappings_lock);
-	if (find_alias(address, &mapping)) {
-		mapping->references++;
-		handle = mapping->handle;
+	alias = table_find_alias(address);
+	if (alias) {
+		alias->mapping->references++;
+		handle = alias->mapping->handle;
 	}
 	pthread_mutex_unlock(&mappings_lock);
 	return handle;
@@ -197,24 +162,22 @@ CUmemGenericAllocationHandle mapping_retain(CUdeviceptr address)
 
 static void forget(struct mapping *mapping)
 {
-	struct mapping **at = &mappings;
-
-	while (*at != mapping)
-		at = &(*at)->next;
-	*at = mapping->next;
-	for (unsigned i = 0; i < mapping->alias_count; i++)
-		if (mapping->aliases[i].ours)
-			driver.cuMemAddressFree(mapping->aliases[i].address, mapping->aliases[i].size);
-	free(mapping->aliases);
+	while (mapping->aliases) {
+		if (mapping->aliases->ours)
+			driver.cuMemAddressFree(mapping->aliases->address, mapping->aliases->size);
+		table_remove_alias(mapping->aliases);
+	}
+	table_remove_mapping(mapping);
 	free(mapping);
 }
 
 static bool only_ours(const struct mapping *mapping)
 {
-	for (unsigned i = 0; i < mapping->alias_count; i++)
-		if (!mapping->aliases[i].ours)
-			return false;
-	return true;
+	const struct alias *alias = mapping->aliases;
+
+	while (alias && alias->ours)
+		alias = alias->next;
+	return !alias;
 }
 
 /* Nobody can reach it any more: let the physical memory and the copy go. With the lock held.  */
@@ -223,8 +186,8 @@ static CUresult end(struct mapping *mapping)
 	CUresult result = CUDA_SUCCESS;
 
 	if (mapping->block.resident) {
-		for (unsigned i = 0; i < mapping->alias_count; i++)
-			driver.cuMemUnmap(mapping->aliases[i].address, mapping->aliases[i].size);
+		for (struct alias *alias = mapping->aliases; alias; alias = alias->next)
+			driver.cuMemUnmap(alias->address, alias->size);
 		result = driver.cuMemRelease(mapping->block.handle);
 	} else if (mapping->block.host) {
 		madvise(mapping->block.host, mapping->block.mapped, MADV_DONTNEED);
@@ -238,7 +201,7 @@ bool mapping_release(CUmemGenericAllocationHandle handle, CUresult *result)
 	struct mapping *mapping;
 
 	pthread_mutex_lock(&mappings_lock);
-	mapping = find_handle(handle);
+	mapping = table_find_handle(handle);
 	if (mapping && mapping->references == 0) {
 		*result = CUDA_ERROR_INVALID_VALUE;
 	} else if (mapping) {
@@ -263,98 +226,89 @@ static bool keep_reachable(struct mapping *mapping)
 
 	if (driver.cuMemAddressReserve(&address, mapping->block.size, 0, 0, 0) != CUDA_SUCCESS)
 		return false;
-	alias = add_alias(mapping, address, mapping->block.size);
+	alias = table_add_alias(mapping, address, mapping->block.size);
 	if (!alias) {
 		driver.cuMemAddressFree(address, mapping->block.size);
 		return false;
 	}
 	alias->ours = true;
-	add_access(mapping, alias, &access);
+	add_access(alias, &access);
 	return true;
 }
 
-static CUresult drop_alias(struct mapping *mapping, unsigned index)
+static CUresult drop_alias(struct alias *alias)
 {
-	struct alias alias = mapping->aliases[index];
+	struct mapping *mapping = alias->mapping;
+	bool only = mapping->aliases == alias && !alias->next;
 	CUresult result = CUDA_SUCCESS;
 
-	if (!mapping->block.resident && (mapping->references > 0 || mapping->alias_count > 1) &&
-	    !copyable(mapping, &mapping->aliases[index]) && !keep_reachable(mapping))
+	if (!mapping->block.resident && (mapping->references > 0 || !only) && !copyable(mapping, alias) &&
+	    !keep_reachable(mapping))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	if (mapping->block.resident)
-		result = driver.cuMemUnmap(alias.address, alias.size);
+		result = driver.cuMemUnmap(alias->address, alias->size);
 	if (result != CUDA_SUCCESS)
 		return result;
-	memmove(&mapping->aliases[index], &mapping->aliases[index + 1],
-		(mapping->alias_count - index - 1) * sizeof(alias));
-	mapping->alias_count--;
+	table_remove_alias(alias);
 	choose_address(mapping);
 	if (mapping->references == 0 && only_ours(mapping))
 		return end(mapping);
 	return CUDA_SUCCESS;
 }
 
-/* The first alias that lies wholly in the range: its mapping, and its index there. NULL: none. With the lock held.  */
-static struct mapping *alias_within(CUdeviceptr address, size_t size, unsigned *index)
+/* Whether aliases lie only partly in the range, which the driver does not unmap.  */
+static bool cuts_an_alias(CUdeviceptr address, size_t size)
 {
-	for (struct mapping *mapping = mappings; mapping; mapping = mapping->next)
-		for (unsigned i = 0; i < mapping->alias_count; i++) {
-			const struct alias *alias = &mapping->aliases[i];
+	const struct alias *first = table_find_alias(address), *last = table_find_alias(address + size - 1);
 
-			if (alias->address >= address && alias->address - address < size &&
-			    size - (alias->address - address) >= alias->size) {
-				*index = i;
-				return mapping;
-			}
-		}
-	return NULL;
+	return (first && first->address != address) || (last && last->address + last->size != address + size);
 }
 
 bool mapping_unmap(CUdeviceptr address, size_t size, CUresult *result)
 {
-	struct mapping *mapping;
-	bool ours = false;
-	unsigned index;
+	size_t unmapped = 0;
+	struct alias *alias;
 
 	*result = CUDA_SUCCESS;
+	if (!size)
+		return false;
 	pthread_mutex_lock(&mappings_lock);
+	if (cuts_an_alias(address, size))
+		*result = CUDA_ERROR_INVALID_VALUE;
 	/* Looked for anew each time: dropping the last alias frees the mapping.  */
-	while (*result == CUDA_SUCCESS && (mapping = alias_within(address, size, &index)) != NULL) {
-		*result = drop_alias(mapping, index);
-		ours = true;
+	while (*result == CUDA_SUCCESS && (alias = table_first_alias(address, size)) != NULL) {
+		unmapped += alias->size;
+		*result = drop_alias(alias);
 	}
 	pthread_mutex_unlock(&mappings_lock);
 	blocks_changed();
-	return ours;
+	return *result != CUDA_SUCCESS || unmapped == size;
 }
 
 bool mapping_find_parked(CUdeviceptr address, struct block *found)
 {
-	struct mapping *mapping;
 	struct alias *alias;
-	bool parked = false;
+	bool parked;
 
 	pthread_mutex_lock(&mappings_lock);
-	alias = find_alias(address, &mapping);
-	if (alias && !mapping->block.resident) {
+	alias = table_find_alias(address);
+	parked = alias && !alias->mapping->block.resident;
+	if (parked)
 		*found = (struct block){.address = alias->address, .size = alias->size, .mapped = alias->size,
-					.context = mapping->block.context, .id = mapping->block.id};
-		parked = true;
-	}
+					.context = alias->mapping->block.context, .id = alias->mapping->block.id};
 	pthread_mutex_unlock(&mappings_lock);
 	return parked;
 }
 
 bool mapping_parked_access(CUdeviceptr address, const CUmemLocation *location, unsigned long long *flags)
 {
-	struct mapping *mapping;
 	struct alias *alias;
-	bool parked = false;
+	bool parked;
 
 	pthread_mutex_lock(&mappings_lock);
-	alias = find_alias(address, &mapping);
-	if (alias && !mapping->block.resident) {
-		parked = true;
+	alias = table_find_alias(address);
+	parked = alias && !alias->mapping->block.resident;
+	if (parked) {
 		*flags = 0;
 		for (unsigned i = 0; i < alias->access_count; i++)
 			if (alias->access[i].location.type == location->type &&
@@ -363,142 +317,4 @@ bool mapping_parked_access(CUdeviceptr address, const CUmemLocation *location, u
 	}
 	pthread_mutex_unlock(&mappings_lock);
 	return parked;
-}
-
-static CUresult map_alias(const struct mapping *mapping, const struct alias *alias)
-{
-	CUresult result = driver.cuMemMap(alias->address, alias->size, 0, mapping->block.handle, 0);
-
-	if (result == CUDA_SUCCESS && alias->access_count) {
-		result = driver.cuMemSetAccess(alias->address, alias->size, alias->access, alias->access_count);
-		if (result != CUDA_SUCCESS)
-			driver.cuMemUnmap(alias->address, alias->size);
-	}
-	return result;
-}
-
-CUresult mapping_map(struct mapping *mapping)
-{
-	CUresult result = CUDA_SUCCESS;
-	unsigned i;
-
-	for (i = 0; i < mapping->alias_count && result == CUDA_SUCCESS; i++)
-		result = map_alias(mapping, &mapping->aliases[i]);
-	if (result != CUDA_SUCCESS)
-		for (unsigned n = 0; n + 1 < i; n++)
-			driver.cuMemUnmap(mapping->aliases[n].address, mapping->aliases[n].size);
-	return result;
-}
-
-/* All or nothing: an alias that will not go brings those before it back.  */
-CUresult mapping_unmap_all(struct mapping *mapping)
-{
-	for (unsigned i = 0; i < mapping->alias_count; i++) {
-		CUresult result = driver.cuMemUnmap(mapping->aliases[i].address, mapping->aliases[i].size);
-
-		if (result == CUDA_SUCCESS)
-			continue;
-		for (unsigned n = 0; n < i; n++)
-			if (map_alias(mapping, &mapping->aliases[n]) != CUDA_SUCCESS)
-				log_line("an alias could not be mapped back at %llx", mapping->aliases[n].address);
-		return result;
-	}
-	return CUDA_SUCCESS;
-}
-
-void mappings_choose_contexts(void)
-{
-	pthread_mutex_lock(&mappings_lock);
-	for (struct mapping *mapping = mappings; mapping; mapping = mapping->next) {
-		struct context *context = mapping->block.context;
-
-		if (!context->handle)
-			context = context_to_copy_in(context->device);
-		if (context)
-			mapping->block.context = context;
-	}
-	pthread_mutex_unlock(&mappings_lock);
-}
-
-void mapping_set_resident(struct mapping *mapping, bool resident)
-{
-	pthread_mutex_lock(&mappings_lock);
-	mapping->block.resident = resident;
-	pthread_mutex_unlock(&mappings_lock);
-}
-
-size_t mappings_count(void)
-{
-	size_t count = 0;
-
-	pthread_mutex_lock(&mappings_lock);
-	for (struct mapping *mapping = mappings; mapping; mapping = mapping->next)
-		count++;
-	pthread_mutex_unlock(&mappings_lock);
-	return count;
-}
-
-size_t mappings_list(struct block **list, size_t room)
-{
-	size_t count = 0;
-
-	pthread_mutex_lock(&mappings_lock);
-	for (struct mapping *mapping = mappings; mapping && count < room; mapping = mapping->next)
-		if (can_move(mapping) || !mapping->block.resident)
-			list[count++] = &mapping->block;
-	pthread_mutex_unlock(&mappings_lock);
-	return count;
-}
-
-size_t mappings_resident_bytes(void)
-{
-	size_t bytes = 0;
-
-	pthread_mutex_lock(&mappings_lock);
-	for (struct mapping *mapping = mappings; mapping; mapping = mapping->next)
-		if (mapping->block.resident && can_move(mapping))
-			bytes += mapping->block.mapped;
-	pthread_mutex_unlock(&mappings_lock);
-	return bytes;
-}
-
-void mappings_keep_on_gpu(CUdeviceptr address, size_t size)
-{
-	pthread_mutex_lock(&mappings_lock);
-	for (struct mapping *mapping = mappings; mapping; mapping = mapping->next)
-		for (unsigned i = 0; i < mapping->alias_count; i++)
-			if (mapping->aliases[i].address < address + size &&
-			    address < mapping->aliases[i].address + mapping->aliases[i].size)
-				mapping->block.shared = true;
-	pthread_mutex_unlock(&mappings_lock);
-	blocks_changed();
-}
-
-void mappings_sum(struct block_bytes bytes[AFFINODE_MAX_GPUS], uint64_t shared[AFFINODE_MAX_GPUS],
-		  uint64_t fixed[AFFINODE_MAX_GPUS])
-{
-	pthread_mutex_lock(&mappings_lock);
-	for (struct mapping *mapping = mappings; mapping; mapping = mapping->next) {
-		int gpu = device_index(mapping->block.context->device);
-
-		if (gpu >= (int)AFFINODE_MAX_GPUS)
-			continue;
-		if (!mapping->block.resident)
-			bytes[gpu].parked += mapping->block.mapped;
-		else if (can_move(mapping))
-			bytes[gpu].resident += mapping->block.mapped;
-		else if (mapping->block.shared)
-			shared[gpu] += mapping->block.mapped;
-		else
-			fixed[gpu] += mapping->block.mapped;
-	}
-	pthread_mutex_unlock(&mappings_lock);
-}
-
-void mappings_reset_in_child(void)
-{
-	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-
-	memcpy(&mappings_lock, &fresh, sizeof(fresh));
-	mappings = NULL;
 }

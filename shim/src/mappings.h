@@ -18,16 +18,17 @@ struct alias {
 	bool ours; /* reserved by us, to keep contents that the application has unmapped but may map again */
 	unsigned access_count;
 	CUmemAccessDesc access[8];
+	struct mapping *mapping;
+	struct alias *next; /* of the same mapping */
 };
 
 struct mapping {
-	struct block block; /* what the mover moves; its address is an alias that it can copy through */
+	struct block block; /* what the mover moves; its address is an alias that it can copy through, 0: there is none */
 	CUmemAllocationProp prop;
 	CUmemGenericAllocationHandle handle; /* what the application holds */
 	uint32_t references;                 /* the application's own: one for cuMemCreate, one a cuMemRetain… */
-	unsigned alias_count, alias_size;
 	struct alias *aliases;
-	struct mapping *next;
+	struct mapping *next, *previous, *next_in_bucket;
 };
 
 /* Adopt what the driver just created; the application's handle, or the driver's own if it cannot be adopted.  */
@@ -48,8 +49,8 @@ void mapping_set_access(CUdeviceptr address, size_t size, const CUmemAccessDesc 
 /* The application's handle for the allocation mapped at `address`, with a reference more; 0: not ours.  */
 CUmemGenericAllocationHandle mapping_retain(CUdeviceptr address);
 
-/* Give up a reference, or the aliases in a range. False: not ours, let the driver do it. The caller is inside the gate
- * or holds the mover. A range of parked aliases has nothing mapped behind it: the driver must not be asked.  */
+/* Give up a reference, or the aliases in a range. False: not ours, or not all of it: let the driver do (the rest of) it.
+ * The caller is inside the gate or holds the mover. A range of parked aliases alone has nothing mapped behind it.  */
 bool mapping_release(CUmemGenericAllocationHandle handle, CUresult *result);
 bool mapping_unmap(CUdeviceptr address, size_t size, CUresult *result);
 

@@ -1,0 +1,171 @@
+/* A block's life: made for cuMemAlloc, ended at once or when the mover and stream captures allow it.  */
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "block_table.h"
+#include "driver.h"
+#include "gate.h"
+#include "log.h"
+#include "mover.h"
+#include "shim.h"
+
+static struct block *_Atomic doomed;
+/* High, so that it never meets an id the driver gave to its own memory.  */
+static _Atomic uint64_t next_id = 1ull << 40;
+
+static CUresult block_reserve_and_map(struct block *block)
+{
+	CUresult result = driver.cuMemAddressReserve(&block->address, block->mapped, 0, 0, 0);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = block_create(block);
+	if (result == CUDA_SUCCESS) {
+		result = block_map(block);
+		if (result == CUDA_SUCCESS) {
+			block->resident = true;
+			return CUDA_SUCCESS;
+		}
+		driver.cuMemRelease(block->handle);
+	}
+	driver.cuMemAddressFree(block->address, block->mapped);
+	return result;
+}
+
+CUresult block_allocate(size_t size, CUdeviceptr *address)
+{
+	struct context *context = context_current();
+	struct block *block;
+	CUresult result;
+
+	if (!context || !context->device->can_map || shim_is_unparkable())
+		return CUDA_ERROR_NOT_SUPPORTED;
+	block = calloc(1, sizeof(*block));
+	if (!block)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	context_make_ready(context);
+	block->context = context;
+	block->size = size;
+	block->mapped = (size + context->device->granularity - 1) / context->device->granularity *
+			context->device->granularity;
+	block->id = atomic_fetch_add(&next_id, 1);
+	result = block->mapped < size ? CUDA_ERROR_OUT_OF_MEMORY : block_reserve_and_map(block);
+	if (result == CUDA_SUCCESS && !blocks_insert(block)) {
+		block_unmap(block);
+		driver.cuMemAddressFree(block->address, block->mapped);
+		result = CUDA_ERROR_NOT_SUPPORTED;
+	}
+	if (result != CUDA_SUCCESS) {
+		free(block);
+		return result;
+	}
+	*address = block->address;
+	return CUDA_SUCCESS;
+}
+
+/* The end of a block that nobody uses any more.  */
+static void block_destroy(struct block *block)
+{
+	if (block->resident && block_unmap(block) != CUDA_SUCCESS) {
+		/* The context may be gone or broken; the address stays reserved so that nothing else lands there.  */
+		log_line("cuMemUnmap failed for %zu bytes at %llx", block->mapped, block->address);
+		free(block);
+		return;
+	}
+	if (block->host)
+		madvise(block->host, block->mapped, MADV_DONTNEED);
+	driver.cuMemAddressFree(block->address, block->mapped);
+	free(block);
+}
+
+static bool any_doomed(void)
+{
+	return atomic_load_explicit(&doomed, memory_order_relaxed) != NULL;
+}
+
+/* cuMemFree waits for the work that may use the memory; so do we, in the block's own context.  */
+static void synchronise_context(CUcontext handle)
+{
+	CUcontext current = NULL;
+
+	driver.cuCtxGetCurrent(&current);
+	if (current != handle && driver.cuCtxPushCurrent(handle) != CUDA_SUCCESS)
+		return;
+	driver.cuCtxSynchronize();
+	if (current != handle)
+		driver.cuCtxPopCurrent(&current);
+}
+
+void blocks_reap(bool synchronise)
+{
+	struct block *list;
+
+	if (!any_doomed())
+		return;
+	pthread_mutex_lock(&blocks_lock);
+	list = doomed;
+	doomed = NULL;
+	pthread_mutex_unlock(&blocks_lock);
+	while (list) {
+		struct block *block = list;
+
+		list = block->next_doomed;
+		if (synchronise && block->resident && block->context->handle)
+			synchronise_context(block->context->handle);
+		block_destroy(block);
+	}
+	blocks_changed();
+}
+
+bool block_free(CUdeviceptr address)
+{
+	GATE_PASS(pass);
+	bool open = gate_try_enter(&pass, AFFINODE_CLASS_FREE);
+	/* A synchronise would break an open capture; then it is freed when the last one has ended.  */
+	bool now = open && !captures_open();
+	struct block *block;
+
+	/* From the table to the doomed list in one step: between the two, a resume would neither bring the block back
+	 * nor end it, and its host copy would outlive the memory it is in.  */
+	pthread_mutex_lock(&blocks_lock);
+	block = blocks_take(address);
+	if (block && !now) {
+		block->next_doomed = doomed;
+		doomed = block;
+	}
+	pthread_mutex_unlock(&blocks_lock);
+	if (!block)
+		return false;
+	if (now) {
+		blocks_reap(true);
+		if (block->context->handle)
+			synchronise_context(block->context->handle);
+		block_destroy(block);
+	} else if (!open) {
+		mover_reap();
+	}
+	blocks_changed();
+	return true;
+}
+
+void blocks_drop_context(CUcontext handle)
+{
+	struct block *dropped;
+
+	pthread_mutex_lock(&blocks_lock);
+	dropped = blocks_take_context(handle);
+	pthread_mutex_unlock(&blocks_lock);
+	while (dropped) {
+		struct block *block = dropped;
+
+		dropped = block->next_doomed;
+		block_destroy(block);
+	}
+	blocks_changed();
+}
+
+void block_frees_reset_in_child(void)
+{
+	doomed = NULL;
+}

@@ -1,0 +1,62 @@
+/* The physical memory of blocks: how it comes, goes, and who may reach it.  */
+#include "block_table.h"
+#include "driver.h"
+#include "log.h"
+#include "mappings.h"
+
+CUresult block_create(struct block *block)
+{
+	const struct device *device = block->context->device;
+	CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+				    .location = {CU_MEM_LOCATION_TYPE_DEVICE, device->ordinal}};
+
+	prop.allocFlags.gpuDirectRDMACapable = device->rdma;
+	if (block->mapping)
+		prop = block->mapping->prop;
+	return driver.cuMemCreate(&block->handle, block->mapped, &prop, 0);
+}
+
+CUresult block_set_access(struct block *block)
+{
+	const struct device *device = block->context->device;
+	CUmemAccessDesc access[33];
+	size_t n = 0;
+
+	access[n++] = (CUmemAccessDesc){{CU_MEM_LOCATION_TYPE_DEVICE, device->ordinal},
+					CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+	for (int peer = 0; peer < 32; peer++)
+		if (device->peers & (1u << peer))
+			access[n++] = (CUmemAccessDesc){{CU_MEM_LOCATION_TYPE_DEVICE, peer},
+							CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+	return driver.cuMemSetAccess(block->address, block->mapped, access, n);
+}
+
+CUresult block_map(struct block *block)
+{
+	CUresult result;
+
+	if (block->mapping)
+		return mapping_map(block->mapping);
+	result = driver.cuMemMap(block->address, block->mapped, 0, block->handle, 0);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = block_set_access(block);
+	if (result != CUDA_SUCCESS)
+		driver.cuMemUnmap(block->address, block->mapped);
+	return result;
+}
+
+CUresult block_unmap(struct block *block)
+{
+	CUresult result = block->mapping ? mapping_unmap_all(block->mapping)
+					 : driver.cuMemUnmap(block->address, block->mapped);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	/* Unmapped but not released would be a leak, not a loss: say so and go on.  */
+	if (driver.cuMemRelease(block->handle) != CUDA_SUCCESS)
+		log_line("cuMemRelease failed for %zu bytes at %llx", block->mapped, block->address);
+	block_set_resident(block, false);
+	return CUDA_SUCCESS;
+}

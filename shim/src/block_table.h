@@ -1,0 +1,26 @@
+/* Between blocks.c (the table), block_memory.c (what is behind a block) and block_frees.c (a block's life).  */
+#ifndef AFFINODE_BLOCK_TABLE_H
+#define AFFINODE_BLOCK_TABLE_H
+
+#include <pthread.h>
+
+#include "blocks.h"
+
+/* Guards the table, and what of a block others than the mover look at.  */
+extern pthread_mutex_t blocks_lock;
+
+/* False: no memory.  */
+bool blocks_insert(struct block *block);
+
+/* With the lock held: take the block that begins there out of the table; NULL: not ours.  */
+struct block *blocks_take(CUdeviceptr address);
+
+/* With the lock held: take all blocks of a context out, linked by `next_doomed`.  */
+struct block *blocks_take_context(CUcontext handle);
+
+/* Accessible to its own device, and to those that enabled peer access to it, as cuMemAlloc's memory is.  */
+CUresult block_set_access(struct block *block);
+
+void block_frees_reset_in_child(void);
+
+#endif
