@@ -17,6 +17,7 @@ is shim/src/environment.h.
 | AFFINODE_SIM_GPUS | tests, a person → simulator | how many simulated GPUs; default 1 |
 | AFFINODE_SIM_COPY_RATE | tests, a person → simulator | bytes a second of copies; default: no limit |
 | AFFINODE_SIM_FAULTS | tests → simulator | faults to inject, `cuMemCreate:OUT_OF_MEMORY:3` |
+| AFFINODE_SIM_FAULT_BOARD | tests → simulator | a file through which a running program's faults are changed |
 | AFFINODE_LOG | a person → shim | file to which the shim logs; default none |
 """
 

@@ -86,11 +86,8 @@ static CUresult save(struct sim_process *process)
 /* What is free of a GPU, dead processes not counted; the machine's lock is held.  */
 static uint64_t free_bytes(unsigned gpu)
 {
-	uint64_t used = 0, total = machine()->gpus[gpu].total_bytes;
+	uint64_t used = machine_used_locked(gpu), total = machine()->gpus[gpu].total_bytes;
 
-	for (unsigned i = 0; i < SIM_MAX_PROCESSES; i++)
-		if (machine()->processes[i].pid)
-			used += machine()->processes[i].used_bytes[gpu];
 	return used < total ? total - used : 0;
 }
 

@@ -81,6 +81,20 @@ static CUresult copy_row(const struct copy *copy, uint64_t to, uint64_t from, un
 	return CUDA_SUCCESS;
 }
 
+/* One wrong bit in the middle of the first row.  */
+static CUresult corrupt(const struct side *to, uint64_t width)
+{
+	uint64_t at = to->address + width / 2;
+	bool valid;
+
+	ranges_read();
+	valid = !to->table || reachable(to->context, at, 1, true);
+	if (valid)
+		*(uint8_t *)at ^= 0x10;
+	ranges_done();
+	return valid ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_ADDRESS;
+}
+
 static CUresult run_copy(struct operation *operation, CUstream stream)
 {
 	struct copy *copy = (struct copy *)operation;
@@ -100,6 +114,8 @@ static CUresult run_copy(struct operation *operation, CUstream stream)
 		for (uint64_t y = 0; y < copy->height && result == CUDA_SUCCESS; y++)
 			result = copy_row(copy, copy->to.address + z * copy->to.slice + y * copy->to.pitch,
 					  from + z * copy->from.slice + y * copy->from.pitch, gpu, direction);
+	if (result == CUDA_SUCCESS && operation->fault == FAULT_CORRUPT)
+		result = corrupt(&copy->to, copy->width);
 	activity_end(gpu, SIM_COPIES);
 	return result;
 }
@@ -194,6 +210,11 @@ static CUresult run_fill(struct operation *operation, CUstream stream)
 				return CUDA_ERROR_ILLEGAL_ADDRESS;
 			done += count;
 		}
+	if (operation->fault == FAULT_CORRUPT) {
+		struct side to = {.address = what->dst, .context = fill->context, .table = true};
+
+		return corrupt(&to, what->width * what->elementSize);
+	}
 	return CUDA_SUCCESS;
 }
 

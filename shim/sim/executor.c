@@ -115,7 +115,7 @@ CUresult operation_execute(struct operation *operation, CUstream stream)
 		return result; /* nothing runs in a context after a fault */
 	if (operation->kernels)
 		activity_begin(context->gpu, SIM_KERNELS);
-	result = operation->run(operation, stream);
+	result = operation->fault == FAULT_FAIL ? CUDA_ERROR_LAUNCH_FAILED : operation->run(operation, stream);
 	if (operation->kernels)
 		activity_end(context->gpu, SIM_KERNELS);
 	if (result != CUDA_SUCCESS)
@@ -257,6 +257,8 @@ CUresult stream_submit(CUstream stream, struct operation *operation, struct fenc
 
 	if (fence)
 		*fence = NULL;
+	if (operation)
+		operation->fault = faults_effect();
 	work_lock();
 	result = capture_operation(stream, operation);
 	if (result == CUDA_ERROR_NOT_FOUND) /* it captures nothing */

@@ -78,6 +78,7 @@ static void configure(struct sim_machine *made, const char *folder)
 	made->context_bytes = wanted->context_bytes;
 	for (unsigned gpu = 0; gpu < SIM_MAX_GPUS; gpu++) {
 		made->gpus[gpu].total_bytes = wanted->memory_bytes;
+		made->gpus[gpu].foreign_bytes = 0;
 		make_uuid(made->gpus[gpu].uuid, folder, gpu);
 	}
 }
@@ -248,9 +249,9 @@ void machine_leave(void)
 	machine_unlock();
 }
 
-static uint64_t used_by_all(unsigned gpu)
+uint64_t machine_used_locked(unsigned gpu)
 {
-	uint64_t used = 0;
+	uint64_t used = mapped->gpus[gpu].foreign_bytes;
 
 	for (unsigned i = 0; i < SIM_MAX_PROCESSES; i++)
 		if (mapped->processes[i].pid)
@@ -260,7 +261,7 @@ static uint64_t used_by_all(unsigned gpu)
 
 static bool has_room(unsigned gpu, uint64_t bytes)
 {
-	uint64_t total = mapped->gpus[gpu].total_bytes, used = used_by_all(gpu);
+	uint64_t total = mapped->gpus[gpu].total_bytes, used = machine_used_locked(gpu);
 
 	return used <= total && bytes <= total - used;
 }
@@ -299,7 +300,20 @@ uint64_t machine_used(unsigned gpu)
 
 	machine_lock();
 	machine_reap();
-	used = used_by_all(gpu);
+	used = machine_used_locked(gpu);
 	machine_unlock();
 	return used;
+}
+
+void machine_take_foreign(uint64_t bytes)
+{
+	machine_lock();
+	machine_reap();
+	for (unsigned gpu = 0; gpu < mapped->gpu_count; gpu++) {
+		struct sim_gpu *of = &mapped->gpus[gpu];
+		uint64_t used = machine_used_locked(gpu), room = used < of->total_bytes ? of->total_bytes - used : 0;
+
+		of->foreign_bytes = bytes ? of->foreign_bytes + (bytes < room ? bytes : room) : 0;
+	}
+	machine_unlock();
 }

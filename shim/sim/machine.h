@@ -56,6 +56,7 @@ struct sim_process {
 
 struct sim_gpu {
 	uint64_t total_bytes;
+	uint64_t foreign_bytes; /* used by a process that is not simulated: faults.h */
 	uint64_t link_free_ns[SIM_DIRECTIONS]; /* when the throttled link has carried all it was given */
 	uint8_t uuid[16];
 };
@@ -96,6 +97,10 @@ bool machine_charge(unsigned gpu, uint64_t bytes);
 void machine_refund(unsigned gpu, uint64_t bytes);
 /* Bytes in use by all live processes; the lock is taken.  */
 uint64_t machine_used(unsigned gpu);
+/* The same with the lock held, by all records, alive or not.  */
+uint64_t machine_used_locked(unsigned gpu);
+/* A process that is not simulated takes that much more of every GPU, or all that is free; 0: it ends.  */
+void machine_take_foreign(uint64_t bytes);
 
 /* Start time of a live process in clock ticks since boot (proc(5), field 22); 0 when it is dead or a zombie.  */
 uint64_t process_start_time(int32_t pid);

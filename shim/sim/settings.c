@@ -17,14 +17,12 @@
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static struct sim_settings read_once;
 
-/* "1536MiB" → bytes; what cannot be read is the default, for a wrong variable must not break a person's kernel.  */
-static uint64_t bytes_of(const char *name, uint64_t otherwise)
+uint64_t settings_bytes(const char *text, uint64_t otherwise)
 {
 	static const struct {
 		const char *suffix;
 		unsigned shift;
 	} units[] = {{"", 0}, {"B", 0}, {"KiB", 10}, {"MiB", 20}, {"GiB", 30}, {"TiB", 40}};
-	const char *text = getenv(name);
 	char *end;
 	double number;
 
@@ -37,6 +35,11 @@ static uint64_t bytes_of(const char *name, uint64_t otherwise)
 		if (!strcasecmp(end, units[i].suffix))
 			return (uint64_t)(number * (double)(1ull << units[i].shift));
 	return otherwise;
+}
+
+static uint64_t bytes_of(const char *name, uint64_t otherwise)
+{
+	return settings_bytes(getenv(name), otherwise);
 }
 
 static void read_settings(void)

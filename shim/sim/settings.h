@@ -5,7 +5,7 @@
  * AFFINODE_SIM_GPUS       number of GPUs, 1 to 8; 1
  * AFFINODE_SIM_CONTEXT    bytes that a context costs; 64MiB
  * AFFINODE_SIM_COPY_RATE  bytes a second between host and GPU, each way, all processes together; no limit
- * AFFINODE_SIM_FAULTS     see faults.h  */
+ * AFFINODE_SIM_FAULTS, AFFINODE_SIM_FAULT_BOARD  see faults.h  */
 #ifndef SIM_SETTINGS_H
 #define SIM_SETTINGS_H
 
@@ -20,6 +20,8 @@ struct sim_settings {
 };
 
 const struct sim_settings *settings(void);
+/* "1536MiB" → bytes; what cannot be read is the default, for a wrong variable must not break a person's kernel.  */
+uint64_t settings_bytes(const char *text, uint64_t otherwise);
 /* The folder of the shared file, made if it is missing (0700); 0 or a negative errno.  */
 int settings_folder(char *folder, size_t size);
 

@@ -8,6 +8,7 @@
 #include <pthread.h>
 
 #include "context.h"
+#include "faults.h"
 #include "sim_cuda.h"
 
 struct capture;
@@ -16,6 +17,7 @@ struct operation {
 	unsigned references;
 	int type;     /* CU_GRAPH_NODE_TYPE_* */
 	bool kernels; /* counts as GPU utilisation */
+	enum fault_effect fault; /* what a fault does to it when it runs */
 	CUresult (*run)(struct operation *operation, CUstream stream);
 	void (*drop)(struct operation *operation); /* frees what it points to, not itself; may be NULL */
 };

@@ -151,16 +151,6 @@ def test_cuda_visible_devices_renumbers(gpu):
     assert gpu.run("say(name(cuda.cuInit(0)))") == ["NO_DEVICE"]
 
 
-def test_faults_strike_the_call_they_are_meant_for(gpu):
-    gpu.set(faults="cuMemAlloc:OUT_OF_MEMORY:2,cuStreamCreate:999:1+")
-    lines = gpu.run("""
-        context()
-        say(*(name(cuda.cuMemAlloc(100)) for _ in range(3)))
-        say(*(name(cuda.cuStreamCreate(0)) for _ in range(2)))
-    """)
-    assert lines == ["SUCCESS OUT_OF_MEMORY SUCCESS", "UNKNOWN UNKNOWN"]
-
-
 def test_copies_are_as_slow_as_they_are_told_to_be(gpu):
     gpu.set(copy_rate="100MiB")
     (taken,) = gpu.run("""
