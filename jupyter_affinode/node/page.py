@@ -24,7 +24,7 @@ REQUIRED_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 READ_ATTEMPTS = 16
 
 HEAD = struct.Struct("=IHHiIIIQQQQIIII")  # magic … gpu_count
-TAIL = struct.Struct("=Q8Q6Q5QI20x")  # room_bytes … reserved
+TAIL = struct.Struct("=Q8Q6Q5QI4xQ8x")  # room_bytes … reserved
 GPU = struct.Struct("=16sQQ8Q")
 SEQUENCE = struct.Struct("=Q")
 SEQUENCE_OFFSET = 24
@@ -75,6 +75,7 @@ class PageFlag(enum.IntFlag):
     UNPARKABLE = 2
     DYING = 4
     CANCELLING = 8
+    DROPS_CACHES = 16
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ class PageData:
     last_park_zero_bytes: int = 0
     mended_chunks: int = 0  # chunks that were wrong after a resume's first copy, and right after another
     depth: Depth = Depth.NONE
+    lot_bytes: int = 0  # of all lots that it has mapped
 
 
 class Page:
@@ -194,20 +196,20 @@ def parse_page(raw: bytes, now: float) -> PageData:
     if gpu_count > MAX_GPUS:
         raise PageError(f"a page with {gpu_count} GPUs")
     room_bytes, *rest = TAIL.unpack_from(raw, HEAD.size)
-    parks, resumes, park_ns, park_bytes, resume_ns, resume_bytes, *memory, mended, depth = rest[8:]
+    parks, resumes, park_ns, park_bytes, resume_ns, resume_bytes, *memory, mended, depth, lot_bytes = rest[8:]
     copy_bytes, kept_bytes, copied_bytes, zero_bytes = memory
     if depth not in Depth.__members__.values():
         raise PageError(f"a page with depth {depth}")
     gpus = tuple(_gpu(raw, index) for index in range(gpu_count))
     if len({gpu.uuid for gpu in gpus}) != len(gpus):
         raise PageError("a page that names a GPU twice")
-    for size in (room_bytes, park_bytes, resume_bytes, *memory):
+    for size in (room_bytes, park_bytes, resume_bytes, *memory, lot_bytes):
         _plausible(size)
     return PageData(
         state=State(state),
         state_since=min(state_since_ns / 1e9, now),
         last_activity=min(last_activity_ns / 1e9, now),
-        flags=PageFlag(flags & 0xF),
+        flags=PageFlag(flags & 0x1F),
         want=want,
         calls_in_flight=calls_in_flight,
         captures=captures,
@@ -222,6 +224,7 @@ def parse_page(raw: bytes, now: float) -> PageData:
         kept_bytes=kept_bytes,
         last_park_copied_bytes=copied_bytes,
         last_park_zero_bytes=zero_bytes,
+        lot_bytes=lot_bytes,
         mended_chunks=mended,
         depth=Depth(depth),
     )

@@ -57,6 +57,7 @@ class NotifyKind(enum.IntEnum):
     UNWANT = 3
     ROOM = 4
     ROOM_END = 5
+    LOT_END = 6
 
 
 class CommandKind(enum.IntEnum):
@@ -76,10 +77,13 @@ class CommandKind(enum.IntEnum):
 
 
 class MoveFlag(enum.IntFlag):
-    """`enum affinode_move_flags`: in the argument of PARK and RESUME."""
+    """`enum affinode_move_flags`: in the low bits of the argument of PARK and RESUME."""
 
     PREPARE = 1
     CONTEXT = 2
+
+
+MOVE_BUDGET_SHIFT = 8  # the bits above: the MiB of host memory that a park may take anew; 0: no limit
 
 
 class Status(enum.IntEnum):

@@ -62,7 +62,7 @@ enum affinode_hello_flags {
 	AFFINODE_HELLO_SIMULATED = 1u << 0,  /* the driver is the simulated one */
 	AFFINODE_HELLO_UNPARKABLE = 1u << 1, /* nothing can be moved here: virtual memory management is missing, … */
 	AFFINODE_HELLO_PREPARES = 1u << 2,   /* knows MOVE_PREPARE, COMMIT and ABORT */
-	AFFINODE_HELLO_TRIMS = 1u << 3,      /* knows TRIM and LOT */
+	AFFINODE_HELLO_TRIMS = 1u << 3,      /* knows TRIM, LOT and a park's budget */
 	AFFINODE_HELLO_CONTEXT = 1u << 4,    /* may be parked at context depth too (the person's or admin's wish) */
 };
 
@@ -103,7 +103,8 @@ enum affinode_command_kind {
 	AFFINODE_COMMAND_ROOM = 6,         /* argument: 1 try again, 0 there will be no room; epoch of `request` below */
 	AFFINODE_COMMAND_COMMIT = 7,       /* carry out the prepared move whose epoch is `request` */
 	AFFINODE_COMMAND_ABORT = 8,        /* undo it */
-	AFFINODE_COMMAND_TRIM = 9,         /* give back host memory that is kept for the next park, down to `argument` bytes */
+	/* Give back host memory that is kept for the next park, down to `argument` bytes; NOTIFY STATE when it is done. */
+	AFFINODE_COMMAND_TRIM = 9,
 	/* A lot: `argument` bytes (a multiple of 32 MiB) of touched, zeroed host memory for copies, in the one memfd that
 	 * comes with the message. `request` is its number, good on this connection only: after another WELCOME the lot is
 	 * still the shim's to use, and nothing is told of its end. Map it shared, MADV_DONTFORK, and close the

@@ -25,17 +25,17 @@ PAGE_MAGIC = 0x47504641
 HEADER = struct.Struct("=IHHII")
 COMMAND = struct.Struct("=IIQQ192s")
 PAGE_HEAD = struct.Struct("=IHHiIIIQQQQIIII")
-PAGE_TAIL = struct.Struct("=Q8QQQQQQQQQQQQI")
+PAGE_TAIL = struct.Struct("=Q8QQQQQQQQQQQQIIQQ")
 PAGE_GPU = struct.Struct("=16sQQ8Q")
 PAGE_GPUS_AT = 256
-PREPARES = 4  # a flag of HELLO
+PREPARES, TRIMS = 4, 8  # flags of HELLO
 PREPARE = 1  # a flag of PARK and RESUME
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 NONE, RESIDENT, PARKING, PARKED, QUEUED, RESUMING, LOST = range(7)
 HELLO, NOTIFY, REPLY, REQUEST, HEARTBEAT = 1, 2, 3, 4, 0x40
-STATE, WANT, UNWANT, ROOM, ROOM_END = 1, 2, 3, 4, 5
-PARK, RESUME, CANCEL, CANCEL_END, DYING, ROOM_ANSWER, COMMIT, ABORT = range(1, 9)
+STATE, WANT, UNWANT, ROOM, ROOM_END, LOT_END = 1, 2, 3, 4, 5, 6
+PARK, RESUME, CANCEL, CANCEL_END, DYING, ROOM_ANSWER, COMMIT, ABORT, TRIM, LOT, DROP_CACHES = range(1, 12)
 OK, BUSY, REVOKED, NO_GPU_ROOM, NO_HOST_ROOM, STALE, NOTHING, FAILED, REFUSED, PREPARED = range(10)
 MIB = 1 << 20
 GPU = bytes(range(16))
@@ -99,6 +99,7 @@ class FakePage:
         self.flags = self.calls_in_flight = self.captures = self.room = self.parks = self.resumes = 0
         self.last_activity = self.state_since = time.monotonic_ns()
         self.host = [0, 0, 0, 0, 0, 0]  # copies, kept, copied and zero at the last park, mended chunks, depth
+        self.lots, self.last_park = 0, 5 * MIB
         self.memory = {GPU: [0, 0, 0]}  # resident, parked, fixed (as "managed")
         self.write()
 
@@ -124,12 +125,12 @@ class FakePage:
             self.epoch,
             raw.get("gpu_count", len(self.memory)),
         )
-        moves = (self.parks, self.resumes, 10**8, 5 * MIB, 10**8, 5 * MIB)
+        moves = (self.parks, self.resumes, 10**8, self.last_park, 10**8, 5 * MIB)
         gpus = b"".join(
             PAGE_GPU.pack(uuid, resident, parked, 0, fixed, 0, 0, 0, 0, 0, 0)
             for uuid, (resident, parked, fixed) in self.memory.items()
         )
-        body = head + PAGE_TAIL.pack(self.room, *[0] * 8, *moves, *self.host)
+        body = head + PAGE_TAIL.pack(self.room, *[0] * 8, *moves, *self.host, 0, self.lots, 0)
         self.map[24:32] = struct.pack("=Q", self.sequence - 1)
         self.map[:24] = body[:24]
         self.map[32 : len(body)] = body[32:]

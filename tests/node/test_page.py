@@ -41,11 +41,12 @@ def test_a_page_is_read_as_the_shim_wrote_it(fake):
 
 def test_host_memory_and_depth_are_read_as_the_shim_wrote_them(fake):
     fake.host = [5 * MIB, 6 * MIB, 7 * MIB, 8 * MIB, 9, Depth.CONTEXT]
+    fake.lots = 32 * MIB
     fake.write()
     data = Page(fake.descriptor).read()
     assert (data.copy_bytes, data.kept_bytes) == (5 * MIB, 6 * MIB)
     assert (data.last_park_copied_bytes, data.last_park_zero_bytes) == (7 * MIB, 8 * MIB)
-    assert (data.mended_chunks, data.depth) == (9, Depth.CONTEXT)
+    assert (data.mended_chunks, data.depth, data.lot_bytes) == (9, Depth.CONTEXT, 32 * MIB)
 
 
 @pytest.mark.parametrize("place, value", [(0, 1 << 51), (1, 1 << 51), (2, 1 << 51), (3, 1 << 51), (5, 3)])

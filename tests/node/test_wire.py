@@ -48,6 +48,7 @@ OFFSETS = {
     "affinode_page.last_park_zero_bytes": page.HEAD.size + 144,
     "affinode_page.mended_chunks": page.HEAD.size + 152,
     "affinode_page.depth": page.HEAD.size + 160,
+    "affinode_page.lot_bytes": page.HEAD.size + 168,
     "affinode_page.gpus": page.HEAD.size + page.TAIL.size,
 }
 CONSTANTS = {
@@ -60,6 +61,7 @@ CONSTANTS = {
     "AFFINODE_KERNEL_ID_SIZE": wire.KERNEL_ID_BYTES,
     "AFFINODE_TEXT_SIZE": wire.TEXT_BYTES,
     "AFFINODE_FIXED_REASONS": len(page.Fixed),
+    "AFFINODE_MOVE_BUDGET_SHIFT": wire.MOVE_BUDGET_SHIFT,
     "AFFINODE_PREPARED_MS": wire.PREPARED_MS,
     "AFFINODE_PREPARED_CALL_MS": wire.PREPARED_CALL_MS,
     **{f"AFFINODE_{kind.name}": kind for kind in wire.MessageType},
