@@ -55,6 +55,20 @@ CUresult side_locate(struct side *side, enum side_kind kind, uint64_t extent)
 	return result;
 }
 
+bool side_straddles(uint64_t address, uint64_t extent)
+{
+	uint64_t end = address + extent;
+	struct range *range;
+	bool pinned;
+
+	ranges_read();
+	range = ranges_from(&memory_ranges, address);
+	pinned = range && (range->kind == RANGE_HOST || range->kind == RANGE_REGISTERED) && range->start < end;
+	pinned = pinned && (range->start > address || range->start + range->size < end);
+	ranges_done();
+	return pinned;
+}
+
 uint64_t side_extent(const struct side *side, const struct copy *shape)
 {
 	return (shape->depth - 1) * side->slice + (shape->height - 1) * side->pitch + shape->width;

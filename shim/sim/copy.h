@@ -30,6 +30,10 @@ enum side_kind { SIDE_HOST, SIDE_DEVICE, SIDE_ANY };
 
 /* Say where a side lies; CUDA_ERROR_INVALID_VALUE when [address, address + extent) is not memory of that kind.  */
 CUresult side_locate(struct side *side, enum side_kind kind, uint64_t extent);
+/* Whether [address, address + extent) lies partly in pinned host memory, or in two registrations of it: asynchronous
+ * copies refuse that (seen on an H200; "Memory regions requested must be either entirely registered with CUDA …", CUDA
+ * Driver API, cuMemcpyDtoHAsync).  */
+bool side_straddles(uint64_t address, uint64_t extent);
 /* Bytes from a side's first to its last byte.  */
 uint64_t side_extent(const struct side *side, const struct copy *shape);
 

@@ -27,6 +27,8 @@ static CUresult transfer(CUcontext context, CUstream handle, const struct transf
 	result = side_locate(&shape.to, what->to_kind, what->size);
 	if (result == CUDA_SUCCESS)
 		result = side_locate(&shape.from, what->from_kind, what->size);
+	if (!wait && (side_straddles(what->to, what->size) || side_straddles(what->from, what->size)))
+		result = CUDA_ERROR_INVALID_VALUE;
 	return result == CUDA_SUCCESS ? copy_submit(stream, &shape, wait) : result;
 }
 

@@ -112,6 +112,24 @@ def test_registered_memory_is_known_until_it_is_unregistered(gpu):
     """)
 
 
+def test_an_asynchronous_copy_keeps_to_one_registration(gpu):
+    gpu.run("""
+        import mmap
+        context()
+        memory = mmap.mmap(-1, 4 * 65536)
+        where = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        address, stream = ok(cuda.cuMemAlloc(4 * 65536)), ok(cuda.cuStreamCreate(1))
+        for i in (0, 1, 3):
+            ok(cuda.cuMemHostRegister(where + i * 65536, 65536, 0))
+        for at, size, said in ((0, 65536, "SUCCESS"), (65536, 65536, "SUCCESS"), (2 * 65536, 65536, "SUCCESS"),
+                               (0, 65537, "INVALID_VALUE"), (65536, 65537, "INVALID_VALUE"),
+                               (2 * 65536, 65537, "INVALID_VALUE"), (0, 4 * 65536, "INVALID_VALUE")):
+            assert name(cuda.cuMemcpyHtoDAsync(address, where + at, size, stream)) == said, (at, size)
+            assert name(cuda.cuMemcpyDtoHAsync(where + at, address, size, stream)) == said, (at, size)
+        ok(cuda.cuStreamSynchronize(stream))
+    """)
+
+
 def test_a_pool_keeps_what_was_freed_until_something_synchronises(gpu):
     gpu.run("""
         context()
