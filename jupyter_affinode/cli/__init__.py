@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from .._version import __version__
-from . import actions, doctor, kernelspec, run, simulate, status
+from . import actions, bench, doctor, kernelspec, run, simulate, status
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     status.add(commands)
     actions.add(commands)
     doctor.add(commands)
+    bench.add(commands)
     commands.add_parser("node", help="run the node's GPU controller (it is started by itself when needed)")
     run.add(commands)
     kernelspec.add(commands)

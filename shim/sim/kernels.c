@@ -1,5 +1,5 @@
-/* The kernels that the simulated GPU knows. kernels.ptx has the same ones for a real GPU, but for the shim's own digest
- * (digest.c).  */
+/* The kernels that the simulated GPU knows. kernels.ptx, and jupyter_affinode/bench/content.ptx, have the same ones for a
+ * real GPU, but for the shim's own digest (digest.c).  */
 #include <errno.h>
 #include <string.h>
 #include <time.h>
@@ -52,6 +52,40 @@ static CUresult pattern_u32(CUstream stream, const uint64_t *p)
 static CUresult add_u32(CUstream stream, const uint64_t *p)
 {
 	EACH(stream, uint32_t, p[0], p[1], element[i] += (uint32_t)p[2]);
+}
+
+static uint64_t mix(uint64_t state, uint64_t index)
+{
+	uint64_t z = state + (index + 1) * 0x9e3779b97f4a7c15u;
+
+	z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+	z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+	return state ? z ^ z >> 31 : 0;
+}
+
+static CUresult random_u64(CUstream stream, const uint64_t *p)
+{
+	EACH(stream, uint64_t, p[0], p[1], element[i] = mix(p[2], i));
+}
+
+static CUresult differ_u64(CUstream stream, const uint64_t *p)
+{
+	uint64_t differ = 0;
+
+	for (uint64_t first = 0; first < p[1]; first += PIECE) {
+		uint64_t end = p[1] - first < PIECE ? p[1] : first + PIECE;
+
+		if (!hold(stream, p[0] + first * 8, end - first, 8, false))
+			return CUDA_ERROR_ILLEGAL_ADDRESS;
+		for (uint64_t i = first; i < end; i++)
+			differ += ((const uint64_t *)p[0])[i] != mix(p[2], i);
+		ranges_done();
+	}
+	if (!hold(stream, p[3], 1, 8, true))
+		return CUDA_ERROR_ILLEGAL_ADDRESS;
+	*(uint64_t *)p[3] += differ;
+	ranges_done();
+	return CUDA_SUCCESS;
 }
 
 static CUresult axpy_f32(CUstream stream, const uint64_t *p)
@@ -141,6 +175,8 @@ static const struct kernel kernels[] = {
 	{"affinode_axpy_f32", 4, {8, 8, 8, 4}, axpy_f32},
 	{"affinode_add_u32", 3, {8, 8, 4}, add_u32},
 	{"affinode_checksum_u32", 3, {8, 8, 8}, checksum_u32},
+	{"affinode_random_u64", 3, {8, 8, 8}, random_u64},
+	{"affinode_differ_u64", 4, {8, 8, 8, 8}, differ_u64},
 	{"affinode_spin_ns", 1, {8}, spin_ns},
 	{"affinode_wait_flag", 1, {8}, wait_flag},
 	{"affinode_digest", 4, {8, 4, 8, 8}, digest_kernel},

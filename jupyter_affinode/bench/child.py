@@ -1,0 +1,144 @@
+"""A process of the bench that uses the GPU: `python -m jupyter_affinode.bench.child`.
+
+Reads one JSON object a line, `{"do": NAME, …}`, and answers each with one: the results, or `{"error": TEXT}`.
+Ends with its input, and dies with whoever started it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from . import host_memory
+from .content import Content
+from .driver import HOST_REGISTER_DEFAULT, CudaError, Driver
+
+PR_SET_PDEATHSIG = 1
+
+
+class Child:
+    """What can be asked; every method is one request."""
+
+    def __init__(self) -> None:
+        self.driver = Driver()
+        self.content: Content | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """The GPU and the driver."""
+        return self.driver.describe()
+
+    def hold(self, size: int, block: int) -> dict[str, Any]:
+        """Allocate `size` bytes of zeros in blocks of `block` bytes."""
+        self.content = Content(self.driver, size, block)
+        return {}
+
+    def change(self, seed: int, fraction: float | None = None) -> dict[str, Any]:
+        """Write something else into all chunks, or a fraction of them; `seed` 0 writes zeros."""
+        assert self.content is not None
+        if fraction is None:
+            self.content.change_all(seed)
+            return {}
+        return {"chunks": self.content.change_some(fraction, seed)}
+
+    def verify(self) -> dict[str, Any]:
+        """Count the words that are not what was written."""
+        assert self.content is not None
+        return {"differing_words": self.content.differing_words()}
+
+    def touch(self) -> dict[str, Any]:
+        """One CUDA call: copy 4 bytes from the device; how long it took to return."""
+        assert self.content is not None
+        four = ctypes.c_uint32()
+        source, size = ctypes.c_uint64(self.content.address), ctypes.c_size_t(4)
+        begin = time.perf_counter()
+        self.driver.call("cuMemcpyDtoH_v2", ctypes.byref(four), source, size)
+        return {"seconds": time.perf_counter() - begin}
+
+    def copy_rates(self, size: int, repeats: int, pinned_by: str) -> dict[str, Any]:
+        """Time copies of `size` bytes each way over pinned memory (by "register" or "alloc")."""
+        call = self.driver.call
+        device = self.driver.allocate(size)
+        pinned = self._pinned_by_register(size) if pinned_by == "register" else self._pinned_by_alloc(size)
+        stream = ctypes.c_void_p()
+        call("cuStreamCreate", ctypes.byref(stream), 1)
+        there, bytes_ = ctypes.c_uint64(device), ctypes.c_size_t(size)
+        to_host: list[float] = []
+        to_device: list[float] = []
+        for round_ in range(repeats + 1):
+            for name, arguments, times in (
+                ("cuMemcpyHtoDAsync_v2", (there, pinned), to_device),
+                ("cuMemcpyDtoHAsync_v2", (pinned, there), to_host),
+            ):
+                begin = time.perf_counter()
+                call(name, *arguments, bytes_, stream)
+                call("cuStreamSynchronize", stream)
+                if round_:  # the first is to warm up
+                    times.append(time.perf_counter() - begin)
+        return {"to_host_s": to_host, "to_device_s": to_device}
+
+    def checkpoint(self) -> dict[str, Any]:
+        """Have the driver park and resume this very process; how long each took."""
+        entry = getattr(self.driver.library, "cuCheckpointProcessLock", None)
+        if entry is None:
+            return {"skipped": "this driver has no cuCheckpointProcessLock (it came with CUDA 12.8)"}
+        nothing = (ctypes.c_uint64 * 8)()  # every argument struct is 64 bytes, zero for the defaults
+        times = []
+        for pair in (("Lock", "Checkpoint"), ("Restore", "Unlock")):
+            begin = time.perf_counter()
+            for step in pair:
+                self.driver.call(f"cuCheckpointProcess{step}", os.getpid(), ctypes.byref(nothing))
+            times.append(time.perf_counter() - begin)
+        return {"park_s": times[0], "resume_s": times[1]}
+
+    def warm_host(self, size: int) -> dict[str, Any]:
+        """Touch `size` bytes of host memory once and give them back."""
+        return host_memory.warm(size)
+
+    def _pinned_by_register(self, size: int) -> ctypes.c_void_p:
+        self._host = host_memory.HugePages(size)
+        host_memory.touch(self._host.address, size)
+        address = ctypes.c_void_p(self._host.address)
+        self.driver.call("cuMemHostRegister_v2", address, ctypes.c_size_t(size), HOST_REGISTER_DEFAULT)
+        return address
+
+    def _pinned_by_alloc(self, size: int) -> ctypes.c_void_p:
+        address = ctypes.c_void_p()
+        self.driver.call("cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(size), 0)
+        return address
+
+
+REQUESTS = ("describe", "hold", "change", "verify", "touch", "copy_rates", "checkpoint", "warm_host")
+
+
+def main() -> int:
+    """Serve until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C reaches us too; the bench itself ends us
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    try:
+        child = Child()
+    except CudaError as error:
+        print(json.dumps({"error": str(error)}), flush=True)
+        return 1
+    print(json.dumps(child.describe()), flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        name = request.pop("do")
+        try:
+            if name not in REQUESTS:
+                raise ValueError(f"there is no request {name!r}")
+            answer: Callable[..., dict[str, Any]] = getattr(child, name)
+            said = answer(**request)
+        except (CudaError, OSError, MemoryError, ValueError) as error:
+            said = {"error": str(error) or type(error).__name__}
+        print(json.dumps(said), flush=True)
+    os._exit(0)  # no destructors: a parked process would wait for the GPU in them
+
+
+if __name__ == "__main__":
+    sys.exit(main())

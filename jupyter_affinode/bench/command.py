@@ -1,0 +1,273 @@
+"""The bench from start to end: looks at the machine, measures part after part, and tells."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from .. import environment, launch_environment
+from .._version import __version__
+from ..node.host import host_memory
+from . import measure, wake
+from .picture import picture
+from .plan import GIB, PARTS, DoesNotFit, Plan, Room, make_plan, whole_chunks
+from .process import BenchProcess, ChildFailed
+from .report import Report, ratios, table
+from .shim_peer import Listener, MoveFailed
+
+FORMAT = 1
+WAKE_BYTES = 1 * GIB
+EXPECTED = (ChildFailed, MoveFailed, wake.NoController, OSError, launch_environment.Unmanaged)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("--sizes", metavar="GIB,…", type=_sizes, default=(), help="how much to hold (1,8,32)")
+    parser.add_argument("--blocks", metavar="MIB,…", type=_blocks, default=(), help="block sizes (1024,20,2)")
+    parser.add_argument("--zeros", metavar="GIB", type=_zeros, help="how much of zeros (64; 0 for none)")
+    parser.add_argument("--repeats", metavar="N", type=int, help="of what is repeated; medians are shown (3)")
+    parser.add_argument("--quick", action="store_true", help="one size, once")
+    parser.add_argument(
+        "--parts", metavar="NAME,…", type=_parts, default=PARTS, help=f"only these of {', '.join(PARTS)}"
+    )
+    parser.add_argument(
+        "--depth", choices=["memory", "context"], default="memory", help="context: measure that depth as well"
+    )
+    parser.add_argument(
+        "--warm-host",
+        metavar="GIB",
+        type=_sizes,
+        help="touch this much host memory first: a virtual machine's may come only at its first use",
+    )
+    parser.add_argument("--time", metavar="S", type=float, help="begin no further part after so many seconds")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write everything there")
+    parser.add_argument("--svg", metavar="FILE", type=Path, help="draw it there")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure; 0 if all went well, 1 if something could not be measured or was wrong."""
+    before = signal.signal(signal.SIGTERM, _ended)
+    folder = Path(tempfile.mkdtemp(prefix="affinode-bench-", dir="/tmp"))
+    try:
+        return _Run(options, folder).go()
+    except DoesNotFit as refused:
+        print(f"jupyter affinode bench: {refused}.", file=sys.stderr)
+    except (*EXPECTED, environment.SimulationRefused) as error:
+        print(f"jupyter affinode bench: {error}", file=sys.stderr)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        signal.signal(signal.SIGTERM, before)
+    return 1
+
+
+class _Run:
+    """One run and what it has found so far."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path):
+        self.options, self.folder = options, folder
+        self.began = time.monotonic()
+        self.report: Report = {
+            "format": FORMAT,
+            "complete": False,
+            "simulated": False,
+            "command": ["jupyter", "affinode", "bench", *sys.argv[2 if sys.argv[1:2] == ["bench"] else 1 :]],
+            "warmed_host": None,
+            "ceiling": None,
+            "driver": {"cases": [], "skipped": None},
+            "ours": [],
+            "wake_bytes": 0,
+            "wake": {},
+            "skipped": {},
+            "wrong": [],
+            "ratios": {},
+        }
+
+    def go(self) -> int:
+        """Everything, in order of what matters most if time runs out."""
+        report, options = self.report, self.options
+        with BenchProcess() as child:
+            gpu = child.description
+            report["simulated"] = gpu["simulated"]
+            if options.warm_host:
+                self.say(f"host memory: touching {sum(options.warm_host) / GIB:g} GiB")
+                report["warmed_host"] = child.ask("warm_host", size=sum(options.warm_host))
+        report["machine"] = _machine(gpu)
+        room = Room.of(gpu["gpu_free_bytes"], host_memory().available_bytes, simulated=gpu["simulated"])
+        plan = make_plan(
+            room,
+            simulated=gpu["simulated"],
+            quick=options.quick,
+            sizes=options.sizes,
+            blocks=options.blocks,
+            zeros=options.zeros,
+            repeats=options.repeats,
+        )
+        report["wake_bytes"] = min(WAKE_BYTES, plan.largest)
+        for name, part in self._parts(plan, room):
+            self._attempt(name, part)
+            self._write()
+        report["complete"] = not report["skipped"]
+        self._write()
+        print(table(report))
+        for wrong in report["wrong"]:
+            print(f"WRONG: {wrong}", file=sys.stderr)
+        return int(bool(report["wrong"] or report["skipped"]))
+
+    def say(self, line: str) -> None:
+        """Progress."""
+        print(f"[{time.monotonic() - self.began:6.1f} s] {line}", file=sys.stderr, flush=True)
+
+    def _parts(self, plan: Plan, room: Room) -> list[tuple[str, Callable[[], None]]]:
+        report, say, repeats = self.report, self.say, plan.repeats
+        parts: list[tuple[str, Callable[[], None]]] = []
+
+        def ceiling() -> None:
+            report["ceiling"] = measure.ceiling(report["simulated"], min(room.gpu, room.host), say)
+
+        def driver() -> None:
+            report["driver"] = measure.driver_checkpoint(plan.sizes, say)
+            if report["driver"]["skipped"]:
+                report["skipped"]["driver"] = report["driver"]["skipped"]
+
+        def ours(size: int, block: int, thorough: bool) -> None:
+            with self._listener() as listener:
+                report["ours"] += measure.moves(listener, size, block, repeats, say, thorough=thorough)
+
+        def zeros() -> None:
+            with self._listener() as listener:
+                report["ours"] += measure.zeros(listener, plan.zeros, repeats, say)
+
+        def context() -> None:
+            with self._listener() as listener:
+                rows, why = measure.context_depth(listener, plan.largest, repeats, say)
+            report["ours"] += rows if why is None else []
+            if why is not None:
+                report["skipped"]["context depth"] = why
+
+        def wake_up() -> None:
+            size = report["wake_bytes"]
+            with self._listener() as listener:
+                report["wake"]["commanded at once"] = measure.wake_by_peer(listener, size, 2 * repeats, say)
+            own = self.folder / "controller"
+            own.mkdir(mode=0o700, exist_ok=True)
+            report["wake"]["through a controller"] = wake.wake_by_controller(own, size, 2 * repeats, say)
+
+        def moves_of(size: int, block: int, thorough: bool) -> Callable[[], None]:
+            return lambda: ours(size, block, thorough)
+
+        parts.append(("ceiling", ceiling))
+        for size in reversed(plan.sizes):
+            parts.append(("ours", moves_of(size, min(plan.blocks[0], size), True)))
+        parts.append(("wake", wake_up))
+        if plan.zeros:
+            parts.append(("zeros", zeros))
+        parts += [("blocks", moves_of(plan.largest, block, False)) for block in plan.blocks[1:]]
+        parts.append(("driver", driver))
+        chosen = [part for part in parts if part[0] in self.options.parts]
+        return chosen + ([("context depth", context)] if self.options.depth == "context" else [])
+
+    def _attempt(self, name: str, part: Callable[[], None]) -> None:
+        """Measure a part; what fails is named, and the rest is measured all the same."""
+        limit = self.options.time
+        if limit is not None and time.monotonic() - self.began > limit:
+            self.report["skipped"][name] = f"the time of {limit:g} s was over"
+            return
+        try:
+            part()
+        except measure.WrongContent as wrong:
+            self.report["wrong"].append(f"{name}: {wrong}")
+        except EXPECTED as error:
+            self.say(f"{name}: {error}")
+            self.report["skipped"][name] = str(error)
+
+    def _listener(self) -> _Listening:
+        return _Listening(self.folder)
+
+    def _write(self) -> None:
+        self.report["ratios"] = ratios(self.report)
+        if self.options.json is not None:
+            self.options.json.write_text(json.dumps(self.report, indent=2) + "\n")
+        if self.options.svg is not None:
+            self.options.svg.write_text(picture(self.report))
+
+
+class _Listening:
+    """A listener in a folder of its own."""
+
+    def __init__(self, folder: Path):
+        self._folder = Path(tempfile.mkdtemp(dir=folder))
+
+    def __enter__(self) -> Listener:
+        self._listener = Listener(self._folder)
+        return self._listener
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+
+
+def _machine(gpu: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "date": datetime.date.today().isoformat(),
+        "gpu": gpu["gpu"],
+        "gpu_bytes": gpu["gpu_bytes"],
+        "cuda_version": gpu["cuda_version"],
+        "driver_version": _driver_version(),
+        "cores": os.cpu_count(),
+        "host_bytes": host_memory().total_bytes,
+        "linux": platform.release(),
+        "python": platform.python_version(),
+        "version": __version__,
+    }
+
+
+def _driver_version() -> str | None:
+    """Of the real driver's kernel module."""
+    try:
+        return Path("/sys/module/nvidia/version").read_text().strip()
+    except OSError:
+        return None
+
+
+def _ended(number: int, _frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(whole_chunks(part) for part in text.split(","))
+
+
+def _blocks(text: str) -> tuple[int, ...]:
+    return tuple(whole_chunks(str(float(part) / 1024)) for part in text.split(","))
+
+
+def _zeros(text: str) -> int:
+    return 0 if float(text) == 0 else whole_chunks(text)
+
+
+def _parts(text: str) -> Sequence[str]:
+    names = tuple(text.split(","))
+    if not set(names) <= set(PARTS):
+        raise ValueError(f"there are {', '.join(PARTS)}")
+    return names
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`python -m jupyter_affinode.bench`."""
+    parser = argparse.ArgumentParser(prog="jupyter affinode bench", description=__doc__)
+    add_options(parser)
+    try:
+        return run(parser.parse_args(argv))
+    except KeyboardInterrupt:
+        return 130

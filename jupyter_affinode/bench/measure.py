@@ -1,0 +1,185 @@
+"""The measurements, each in a fresh process; what comes out is data for the report, ready for JSON."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+from .plan import GIB, MIB
+from .process import BenchProcess, ChildFailed, with_shim
+from .shim_peer import Listener, Move, MoveFailed
+
+Say = Callable[[str], None]
+CEILING_BYTES = 4 * GIB
+CEILING_ALLOC_BYTES = 1 * GIB  # cuMemHostAlloc is slow
+SIMULATED_CEILING_BYTES = 64 * MIB
+CEILING_REPEATS = 7
+ONE_PERCENT = 0.01
+
+_seeds = itertools.count(1)  # no content is ever the same twice
+
+
+class WrongContent(RuntimeError):
+    """Memory came back other than it went: the one thing that must never be."""
+
+
+def size_text(size: int) -> str:
+    """Bytes as people say them."""
+    return f"{size / GIB:g} GiB" if size >= GIB else f"{size // MIB} MiB"
+
+
+def ceiling(simulated: bool, room: int, say: Say) -> dict[str, Any]:
+    """Rates of pinned copies in bytes a second: the best median of two ways to pin, each way."""
+    methods = []
+    for pinned_by, most in (("register", CEILING_BYTES), ("alloc", CEILING_ALLOC_BYTES)):
+        size = min(SIMULATED_CEILING_BYTES if simulated else most, room // (2 * MIB) * 2 * MIB)
+        say(f"ceiling: pinned copies of {size_text(size)} ({pinned_by})")
+        with BenchProcess() as child:
+            times = child.ask("copy_rates", size=size, repeats=CEILING_REPEATS, pinned_by=pinned_by)
+        methods.append({"pinned_by": pinned_by, "bytes": size, **times})
+    rates = {
+        way: max(method["bytes"] / median(method[f"{way}_s"]) for method in methods)
+        for way in ("to_host", "to_device")
+    }
+    return {
+        "to_host_bytes_per_s": rates["to_host"],
+        "to_device_bytes_per_s": rates["to_device"],
+        "methods": methods,
+    }
+
+
+def driver_checkpoint(sizes: tuple[int, ...], say: Say) -> dict[str, Any]:
+    """The driver's own checkpoint of a process that holds `size` bytes of random content."""
+    cases: list[dict[str, Any]] = []
+    for size in sizes:
+        say(f"driver's checkpoint: {size_text(size)}")
+        with BenchProcess() as child:
+            child.ask("hold", size=size, block=min(size, GIB))
+            child.ask("change", seed=next(_seeds))
+            try:
+                took = child.ask("checkpoint")
+            except ChildFailed as error:
+                return {"cases": cases, "skipped": str(error)}
+            if "skipped" in took:
+                return {"cases": cases, "skipped": took["skipped"]}
+            _verify(child)
+        cases.append({"bytes": size, **took})
+    return {"cases": cases, "skipped": None}
+
+
+def moves(
+    listener: Listener, size: int, block: int, repeats: int, say: Say, *, thorough: bool
+) -> list[dict[str, Any]]:
+    """Our parks and resumes of random content; `thorough` with contents that are unchanged or changed little."""
+    say(f"ours: {size_text(size)} in blocks of {size_text(block)}")
+    rows = _Rows(size, block)
+    with with_shim(listener) as child:
+        child.ask("hold", size=size, block=block)
+        child.ask("change", seed=next(_seeds))
+        _park_and_resume(child, rows, "first park")
+        for _ in range(repeats):
+            child.ask("change", seed=next(_seeds))
+            _park_and_resume(child, rows, "park, all changed")
+            if thorough:
+                _park_and_resume(child, rows, "park, unchanged")
+                child.ask("change", seed=next(_seeds), fraction=ONE_PERCENT)
+                _park_and_resume(child, rows, "park, 1 % changed")
+    return rows.as_json()
+
+
+def zeros(listener: Listener, size: int, repeats: int, say: Say) -> list[dict[str, Any]]:
+    """Our parks and resumes of memory that holds zeros, as a framework's preallocation does."""
+    say(f"ours: {size_text(size)} of zeros")
+    rows = _Rows(size, min(size, GIB))
+    with with_shim(listener) as child:
+        child.ask("hold", size=size, block=min(size, GIB))
+        for _ in range(repeats):
+            _park_and_resume(child, rows, "park, zeros", "resume, zeros")
+    return rows.as_json()
+
+
+def context_depth(
+    listener: Listener, size: int, repeats: int, say: Say
+) -> tuple[list[dict[str, Any]], str | None]:
+    """Parks that take the CUDA context too, and why there are none."""
+    say(f"ours: {size_text(size)}, context depth")
+    rows = _Rows(size, min(size, GIB), depth="context")
+    with with_shim(listener) as child:
+        child.ask("hold", size=size, block=min(size, GIB))
+        try:
+            for _ in range(repeats):
+                child.ask("change", seed=next(_seeds))
+                _park_and_resume(child, rows, "park, all changed", context=True)
+        except MoveFailed as refused:
+            return rows.as_json(), str(refused)
+    shallow = [
+        row for row in rows.as_json() if row["name"] == "park, all changed" and row["depths"] != [2] * repeats
+    ]
+    return rows.as_json(), f"parked at depths {shallow[0]['depths']}, not 2" if shallow else None
+
+
+def wake_by_peer(listener: Listener, size: int, repeats: int, say: Say) -> list[float]:
+    """Seconds from a CUDA call in a parked process to its return, where the resume is commanded at once."""
+    say(f"wake: {size_text(size)}, commanded at once")
+    times = []
+    with with_shim(listener) as child:
+        assert child.peer is not None
+        child.ask("hold", size=size, block=size)
+        for _ in range(repeats):
+            child.ask("change", seed=next(_seeds))
+            child.peer.park()
+            child.peer.wants = False
+            child.begin("touch")
+            while not child.peer.wants:
+                child.peer.take(0.5)
+            child.peer.resume()
+            times.append(float(child.answer()["seconds"]))
+            _verify(child)
+    return times
+
+
+class _Rows:
+    """Gathers moves of one size, block and depth by name."""
+
+    def __init__(self, size: int, block: int, depth: str = "memory"):
+        self._same = {"bytes": size, "block_bytes": block, "depth": depth}
+        self._moves: dict[str, list[Move]] = {}
+
+    def add(self, name: str, move: Move) -> None:
+        self._moves.setdefault(name, []).append(move)
+
+    def as_json(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": name,
+                **self._same,
+                "seconds": [move.seconds for move in moves_],
+                "end_to_end_s": [move.end_to_end_s for move in moves_],
+                "median_s": median(move.seconds for move in moves_),
+                "moved_bytes": moves_[-1].bytes,
+                "copied_bytes": moves_[-1].copied_bytes,
+                "zero_bytes": moves_[-1].zero_bytes,
+                "host_bytes": moves_[-1].copy_bytes,
+                "mended_chunks": moves_[-1].mended_chunks,
+                "depths": [move.depth for move in moves_],
+                "tries": [move.tries for move in moves_],
+            }
+            for name, moves_ in self._moves.items()
+        ]
+
+
+def _park_and_resume(
+    child: BenchProcess, rows: _Rows, park: str, resume: str = "resume", *, context: bool = False
+) -> None:
+    assert child.peer is not None
+    rows.add(park, child.peer.park(context=context))
+    rows.add(resume, child.peer.resume())
+    _verify(child)
+
+
+def _verify(child: BenchProcess) -> None:
+    wrong = child.ask("verify")["differing_words"]
+    if wrong:
+        raise WrongContent(f"{wrong} words of 8 bytes are not what was written before the park")

@@ -1,0 +1,101 @@
+"""What is measured: sizes and blocks that fit this machine, decided before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MIB = 1 << 20
+GIB = 1 << 30
+CHUNK_BYTES = 2 * MIB
+PARTS = ("ceiling", "driver", "ours", "blocks", "zeros", "wake")
+DEFAULT_SIZES = (1 * GIB, 8 * GIB, 32 * GIB)
+DEFAULT_BLOCKS = (1 * GIB, 20 * MIB, 2 * MIB)
+DEFAULT_ZEROS = 64 * GIB
+SIMULATED_SIZES = (64 * MIB, 256 * MIB)
+SIMULATED_ZEROS = 256 * MIB
+GPU_LEFT_BYTES = 1 * GIB  # for the context, and what libraries take
+HOST_LEFT_BYTES = 2 * GIB
+SIMULATED_LEFT_BYTES = 256 * MIB
+
+
+class DoesNotFit(ValueError):
+    """Something that was asked for is larger than what is free; the message says by how much."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """Free memory in bytes, less what must stay free."""
+
+    gpu: int
+    host: int
+
+    @classmethod
+    def of(cls, gpu_free: int, host_available: int, *, simulated: bool) -> Room:
+        """What can be used of what is free; a simulated GPU's memory is host memory too."""
+        if simulated:
+            left = SIMULATED_LEFT_BYTES
+            return cls(max(gpu_free - left, 0), max(host_available - left, 0) // 2)
+        return cls(max(gpu_free - GPU_LEFT_BYTES, 0), max(host_available - HOST_LEFT_BYTES, 0))
+
+    def check(self, size: int) -> None:
+        """Raises DoesNotFit unless `size` bytes can be held on the GPU and parked."""
+        for name, room in (("GPU", self.gpu), ("host", self.host)):
+            if size > room:
+                raise DoesNotFit(
+                    f"{size / GIB:.4g} GiB do not fit: {room / GIB:.4g} GiB of {name} memory can be used now"
+                    + (" (a machine whose memory grows: --warm-host)" if name == "host" else "")
+                )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes ascending, blocks descending, all in bytes; `zeros` 0 for none."""
+
+    sizes: tuple[int, ...]
+    blocks: tuple[int, ...]
+    zeros: int
+    repeats: int
+
+    @property
+    def largest(self) -> int:
+        """The size that blocks and depths are compared at."""
+        return self.sizes[-1]
+
+
+def make_plan(
+    room: Room,
+    *,
+    simulated: bool,
+    quick: bool,
+    sizes: Sequence[int] = (),
+    blocks: Sequence[int] = (),
+    zeros: int | None = None,
+    repeats: int | None = None,
+) -> Plan:
+    """What was asked for, or else what fits of the usual. Raises DoesNotFit."""
+    for size in sizes:
+        room.check(size)
+    usual = SIMULATED_SIZES if simulated else DEFAULT_SIZES
+    fitting = tuple(size for size in usual if size <= min(room.gpu, room.host))
+    chosen = tuple(sorted(set(sizes))) or (fitting[:1] if quick else fitting)
+    if not chosen:
+        room.check(usual[0])
+    if zeros is None:
+        wish = SIMULATED_ZEROS if simulated else DEFAULT_ZEROS // (8 if quick else 1)
+        zeros = min(wish, room.gpu // GIB * GIB if not simulated else wish)
+    elif zeros > room.gpu:
+        raise DoesNotFit(
+            f"{zeros / GIB:.4g} GiB of zeros do not fit: {room.gpu / GIB:.4g} GiB of GPU memory are free"
+        )
+    largest = max(chosen)
+    parts = {min(block, largest) for block in (blocks or DEFAULT_BLOCKS)}
+    return Plan(chosen, tuple(sorted(parts, reverse=True)), zeros, repeats or (1 if quick else 3))
+
+
+def whole_chunks(text: str) -> int:
+    """A size in GiB ("32", "0.25") in bytes: a multiple of 2 MiB. Raises ValueError."""
+    size = round(float(text) * GIB)
+    if size <= 0 or size % CHUNK_BYTES:
+        raise ValueError(f"{text} GiB is not a multiple of 2 MiB")
+    return size

@@ -1,0 +1,127 @@
+"""What the bench found, as a table for a terminal and as the few ratios that matter."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+from .measure import size_text
+from .plan import GIB, MIB
+
+Report = dict[str, Any]
+Cells = tuple[str, str, str, str, str, str, str, str]
+SIMULATED = "SIMULATED: nothing here is GPU performance"
+
+
+def ratios(report: Report) -> dict[str, float]:
+    """Ratios within this run, by name; what was not measured is left out."""
+    found: dict[str, float] = {}
+    rows = [row for row in report["ours"] if row["depth"] == "memory"]
+    size = max((row["bytes"] for row in rows if "zeros" not in row["name"]), default=0)
+    largest: dict[int, dict[str, Any]] = {}
+    for row in rows:
+        if row["bytes"] == size and "zeros" not in row["name"]:
+            largest.setdefault(row["block_bytes"], {})[row["name"]] = row
+    if not largest:
+        return found
+    ours = largest[max(largest)]
+    resume, later = ours["resume"]["median_s"], ours["park, all changed"]["median_s"]
+    top = report["ceiling"]
+    if top is not None:
+        found["resume / pinned ceiling"] = size / resume / top["to_device_bytes_per_s"]
+        found["later park, all changed / pinned ceiling"] = size / later / top["to_host_bytes_per_s"]
+    driver = next((case for case in report["driver"]["cases"] if case["bytes"] == size), None)
+    if driver is not None:
+        found["first park: times faster than the driver"] = driver["park_s"] / ours["first park"]["median_s"]
+        found["later park: times faster than the driver"] = driver["park_s"] / later
+        found["resume: times faster than the driver"] = driver["resume_s"] / resume
+    if 2 * MIB in largest and len(largest) > 1:
+        found["resume in 2 MiB blocks / in the largest blocks"] = (
+            largest[2 * MIB]["resume"]["median_s"] / resume
+        )
+    for row in report["ours"]:
+        if row["depth"] == "context" and row["name"] == "resume" and row["bytes"] == size:
+            found["resume at context depth: seconds beyond memory depth"] = row["median_s"] - resume
+            if driver is not None:
+                found["resume at context depth: times faster than the driver"] = (
+                    driver["resume_s"] / row["median_s"]
+                )
+    return found
+
+
+def table(report: Report) -> str:
+    """The whole report as plain text."""
+    lines = [SIMULATED, ""] if report["simulated"] else []
+    lines += [_machine(report["machine"]), ""]
+    warmed = report["warmed_host"]
+    if warmed is not None:
+        lines += [
+            f"host memory touched beforehand: {warmed['bytes'] / GIB:.1f} of {warmed['asked_bytes'] / GIB:.1f} GiB in"
+            f" {warmed['seconds']:.1f} s; the machine had {warmed['total_before_bytes'] / GIB:.0f} GiB before and"
+            f" {warmed['total_after_bytes'] / GIB:.0f} GiB after",
+            "",
+        ]
+    rows = [("WHAT", "SIZE", "BLOCKS", "TIME", "RATE", "COPIED", "HOST MEMORY", "RANGE")]
+    top = report["ceiling"]
+    if top is not None:
+        for way, text in (
+            ("to_host", "pinned copy, device to host"),
+            ("to_device", "pinned copy, host to device"),
+        ):
+            best = top[f"{way}_bytes_per_s"]
+            rows.append((text, "", "", "", _rate(best), "", "", ""))
+    for case in report["driver"]["cases"]:
+        for what in ("park", "resume"):
+            took = case[f"{what}_s"]
+            rate = _rate(case["bytes"] / took)
+            size = size_text(case["bytes"])
+            rows.append((f"driver's checkpoint: {what}", size, "", _time(took), rate, "", "", ""))
+    for row in report["ours"]:
+        rows.append(_move(row))
+    for name, times in report["wake"].items():
+        if times:
+            span = f"{_time(min(times))} to {_time(max(times))}"
+            size = size_text(report["wake_bytes"])
+            rows.append(
+                (f"call in a parked process, {name}", size, "", _time(median(times)), "", "", "", span)
+            )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines += [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+    found = ratios(report)
+    if found:
+        lines += ["", *(f"{name}: {value:.3f}" for name, value in found.items())]
+    skipped = [f"not measured: {name}: {reason}" for name, reason in report["skipped"].items()]
+    return "\n".join([*lines, *([""] if skipped else []), *skipped])
+
+
+def _machine(machine: dict[str, Any]) -> str:
+    return (
+        f"{machine['date']}, {machine['gpu']}, driver {machine['driver_version'] or 'unknown'}, CUDA"
+        f" {machine['cuda_version']}, {machine['cores']} cores, {machine['host_bytes'] / GIB:.0f} GiB of RAM, Linux"
+        f" {machine['linux']}, Python {machine['python']}, jupyter-affinode {machine['version']}"
+    )
+
+
+def _move(row: dict[str, Any]) -> Cells:
+    depth = "" if row["depth"] == "memory" else f", {row['depth']} depth"
+    parks = row["name"].startswith("park") or row["name"] == "first park"
+    return (
+        f"ours: {row['name']}{depth}",
+        size_text(row["bytes"]),
+        size_text(row["block_bytes"]),
+        _time(row["median_s"]),
+        _rate(row["bytes"] / row["median_s"]) if row["median_s"] > 0 else "",
+        f"{row['copied_bytes'] / GIB:.2f} GiB" if parks else "",
+        f"{row['host_bytes'] / GIB:.2f} GiB" if parks else "",
+        f"{_time(min(row['seconds']))} to {_time(max(row['seconds']))}" if len(row["seconds"]) > 1 else "",
+    )
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / GIB:.1f} GiB/s"

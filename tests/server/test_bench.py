@@ -1,0 +1,247 @@
+"""`jupyter affinode bench` on the simulated GPU: a real run, its JSON, its refusals, and that it cleans up."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from jupyter_affinode.bench.plan import GIB, MIB, DoesNotFit, Room, make_plan, whole_chunks
+from jupyter_affinode.bench.report import ratios
+
+SECONDS = {"type": "number", "exclusiveMinimum": 0}
+BYTES = {"type": "integer", "minimum": 0}
+TIMES = {"type": "array", "items": SECONDS, "minItems": 1}
+RATES = {
+    "type": "object",
+    "required": ["to_host_bytes_per_s", "to_device_bytes_per_s", "methods"],
+    "properties": {"to_host_bytes_per_s": SECONDS, "to_device_bytes_per_s": SECONDS},
+}
+MOVE = {
+    "type": "object",
+    "required": [
+        "name",
+        "bytes",
+        "block_bytes",
+        "depth",
+        "seconds",
+        "end_to_end_s",
+        "median_s",
+        "host_bytes",
+    ],
+    "properties": {
+        "name": {"type": "string"},
+        "bytes": BYTES,
+        "block_bytes": BYTES,
+        "depth": {"enum": ["memory", "context"]},
+        "seconds": TIMES,
+        "end_to_end_s": TIMES,
+        "median_s": SECONDS,
+        "copied_bytes": BYTES,
+        "zero_bytes": BYTES,
+        "host_bytes": BYTES,
+        "mended_chunks": {"const": 0},
+    },
+}
+CASE = {
+    "type": "object",
+    "required": ["bytes", "park_s", "resume_s"],
+    "properties": {"bytes": BYTES, "park_s": SECONDS, "resume_s": SECONDS},
+}
+REPORT = {
+    "type": "object",
+    "required": [
+        "format",
+        "complete",
+        "simulated",
+        "machine",
+        "ceiling",
+        "driver",
+        "ours",
+        "wake",
+        "wrong",
+        "ratios",
+    ],
+    "properties": {
+        "format": {"const": 1},
+        "ceiling": RATES,
+        "driver": {
+            "type": "object",
+            "properties": {
+                "cases": {"type": "array", "items": CASE, "minItems": 1},
+                "skipped": {"const": None},
+            },
+        },
+        "ours": {"type": "array", "items": MOVE, "minItems": 1},
+        "wake": {"type": "object", "additionalProperties": TIMES, "minProperties": 2},
+        "wrong": {"const": []},
+        "ratios": {"type": "object", "additionalProperties": {"type": "number"}},
+    },
+}
+
+
+@pytest.fixture
+def bench_machine(gpu_machine):
+    gpu_machine.simulate(memory="1GiB")
+    return gpu_machine
+
+
+def test_a_whole_run_on_the_simulated_gpu(bench_machine):
+    json_file, svg_file = bench_machine.work / "bench.json", bench_machine.work / "bench.svg"
+    done = bench_machine.affinode(
+        "bench", "--quick", "--warm-host=0.125", "--json", str(json_file), "--svg", str(svg_file), timeout=110
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("SIMULATED")
+    report = json.loads(json_file.read_text())
+    jsonschema.validate(report, REPORT)
+    assert report["simulated"] and report["complete"] and report["skipped"] == {}
+    assert report["warmed_host"]["bytes"] == 128 * MIB
+    names = {row["name"] for row in report["ours"]}
+    assert {
+        "first park",
+        "park, all changed",
+        "park, unchanged",
+        "park, 1 % changed",
+        "park, zeros",
+        "resume",
+    } <= names
+    assert {row["block_bytes"] for row in report["ours"]} >= {2 * MIB, 20 * MIB}
+    for row in report["ours"]:
+        assert row["moved_bytes"] >= row["bytes"], row
+    picture = ElementTree.parse(svg_file).getroot()
+    assert any("SIMULATED" in (text.text or "") for text in picture.iter("{http://www.w3.org/2000/svg}text"))
+    assert done.stderr.count("\n") >= 8  # progress
+
+
+def test_more_than_fits_is_refused_with_the_figures(bench_machine):
+    done = bench_machine.affinode("bench", "--sizes=64")
+    assert done.returncode == 1 and done.stdout == ""
+    assert "64 GiB do not fit" in done.stderr and "GPU memory" in done.stderr
+
+
+def test_without_a_gpu_it_says_so(machine):
+    done = machine.affinode("bench")
+    assert done.returncode == 1 and "no CUDA driver" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_nothing_running(bench_machine, wait_until, number):
+    bench = bench_machine.start(
+        sys.executable,
+        "-m",
+        "jupyter_affinode.cli",
+        "bench",
+        "--sizes=0.25",
+        "--parts=ours",
+        "--repeats=1000",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert bench.stderr is not None
+    wait_until(lambda: children(bench.pid), timeout=30)
+    while "ours" not in bench.stderr.readline():
+        assert bench.poll() is None
+    wait_until(lambda: children(bench.pid), timeout=30)
+    started = children(bench.pid)
+    bench.send_signal(number)
+    assert bench.wait(timeout=20) in (130, 143)
+    wait_until(lambda: not any(alive(pid) for pid in started), timeout=10)
+    assert "Traceback" not in bench.stderr.read()
+
+
+def children(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(word) for word in text.split()]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+DAMAGE = """
+import ctypes
+from jupyter_affinode.bench.content import Content
+from jupyter_affinode.bench.driver import Driver
+driver = Driver()
+content = Content(driver, 32 << 20, 20 << 20)
+found = [content.differing_words()]
+for change in (lambda: content.change_all(1), lambda: content.change_some(0.2, 2), lambda: content.change_all(0)):
+    change()
+    found.append(content.differing_words())
+    driver.call("cuMemsetD8_v2", ctypes.c_uint64(content.address + (5 << 20)), 77, ctypes.c_size_t(9))
+    found.append(content.differing_words())
+print(found)
+"""
+
+
+def test_a_wrong_byte_is_seen(bench_machine):
+    done = bench_machine.affinode("simulate", "--", sys.executable, "-c", DAMAGE)
+    assert done.stdout.strip() == "[0, 0, 2, 2, 4, 0, 2]" or done.stdout.strip() == "[0, 0, 2, 2, 2, 0, 2]", (
+        done
+    )
+
+
+def test_the_time_limit_leaves_out_what_comes_later(bench_machine):
+    json_file = bench_machine.work / "bench.json"
+    begin = time.monotonic()
+    done = bench_machine.affinode(
+        "bench", "--quick", "--parts=ceiling,ours", "--time=0", "--json", str(json_file)
+    )
+    assert done.returncode == 1 and time.monotonic() - begin < 30
+    assert json.loads(json_file.read_text())["skipped"] == {
+        "ceiling": "the time of 0 s was over",
+        "ours": "the time of 0 s was over",
+    }
+
+
+def test_plans_fit_the_machine():
+    room = Room.of(140 * GIB, 100 * GIB, simulated=False)
+    assert make_plan(room, simulated=False, quick=False).sizes == (1 * GIB, 8 * GIB, 32 * GIB)
+    small = Room.of(140 * GIB, 12 * GIB, simulated=False)
+    assert make_plan(small, simulated=False, quick=False).largest == 8 * GIB
+    with pytest.raises(DoesNotFit, match=r"host memory.*--warm-host"):
+        make_plan(small, simulated=False, quick=False, sizes=[32 * GIB])
+    with pytest.raises(DoesNotFit, match="zeros"):
+        make_plan(room, simulated=False, quick=False, zeros=200 * GIB)
+    with pytest.raises(ValueError):
+        whole_chunks("0.001")
+
+
+def test_ratios_are_of_the_largest_size():
+    def row(name, size, block, seconds, depth="memory"):
+        return {"name": name, "bytes": size, "block_bytes": block, "depth": depth, "median_s": seconds}
+
+    report = {
+        "ceiling": {"to_host_bytes_per_s": 50 * GIB, "to_device_bytes_per_s": 40 * GIB},
+        "driver": {"cases": [{"bytes": 32 * GIB, "park_s": 12.0, "resume_s": 4.0}]},
+        "ours": [
+            row("first park", 32 * GIB, GIB, 2.0),
+            row("park, all changed", 32 * GIB, GIB, 0.8),
+            row("resume", 32 * GIB, GIB, 1.0),
+            row("first park", 32 * GIB, 2 * MIB, 2.0),
+            row("park, all changed", 32 * GIB, 2 * MIB, 2.0),
+            row("resume", 32 * GIB, 2 * MIB, 1.5),
+            row("resume", 32 * GIB, GIB, 1.25, "context"),
+            row("resume", GIB, GIB, 0.001),
+            row("park, zeros", 64 * GIB, GIB, 0.1),
+        ],
+    }
+    found = ratios(report)
+    assert found["resume / pinned ceiling"] == pytest.approx(0.8)
+    assert found["later park, all changed / pinned ceiling"] == pytest.approx(0.8)
+    assert found["first park: times faster than the driver"] == pytest.approx(6)
+    assert found["resume: times faster than the driver"] == pytest.approx(4)
+    assert found["resume in 2 MiB blocks / in the largest blocks"] == pytest.approx(1.5)
+    assert found["resume at context depth: seconds beyond memory depth"] == pytest.approx(0.25)
