@@ -145,6 +145,13 @@ class _Run:
             with self._listener() as listener:
                 report["ours"] += measure.moves(listener, size, block, repeats, say, thorough=thorough)
 
+        def lot() -> None:
+            with self._listener() as listener:
+                rows, why = measure.first_park_with_lot(listener, plan.largest, say)
+            report["ours"] += rows
+            if why is not None:
+                report["skipped"]["lot"] = why
+
         def zeros() -> None:
             with self._listener() as listener:
                 report["ours"] += measure.zeros(listener, plan.zeros, repeats, say)
@@ -174,7 +181,7 @@ class _Run:
         if plan.zeros:
             parts.append(("zeros", zeros))
         parts += [("blocks", moves_of(plan.largest, block, False)) for block in plan.blocks[1:]]
-        parts.append(("driver", driver))
+        parts += [("lot", lot), ("driver", driver)]
         chosen = [part for part in parts if part[0] in self.options.parts]
         return chosen + ([("context depth", context)] if self.options.depth == "context" else [])
 

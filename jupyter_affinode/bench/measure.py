@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import os
+import time
 from collections.abc import Callable
 from statistics import median
 from typing import Any
 
+from ..node.wire import HelloFlag
+from . import host_memory
 from .plan import GIB, MIB
 from .process import BenchProcess, ChildFailed, with_shim
 from .shim_peer import Listener, Move, MoveFailed
@@ -17,6 +21,8 @@ CEILING_ALLOC_BYTES = 1 * GIB  # cuMemHostAlloc is slow
 SIMULATED_CEILING_BYTES = 64 * MIB
 CEILING_REPEATS = 7
 ONE_PERCENT = 0.01
+SLAB_BYTES = 32 * MIB  # a lot is a multiple of it
+LOT_WITHIN_S = 30.0
 
 _seeds = itertools.count(1)  # no content is ever the same twice
 
@@ -89,6 +95,31 @@ def moves(
     return rows.as_json()
 
 
+def first_park_with_lot(listener: Listener, size: int, say: Say) -> tuple[list[dict[str, Any]], str | None]:
+    """A first park into host memory that was touched beforehand, as a controller can keep it; and why there is none."""
+    say(f"ours: {size_text(size)}, first park into a lot")
+    rows = _Rows(size, min(size, GIB), host="lot")
+    lot_size = -(-size // SLAB_BYTES) * SLAB_BYTES
+    with with_shim(listener) as child:
+        assert child.peer is not None
+        if not child.peer.hello.flags & HelloFlag.TRIMS:
+            return [], "this shim takes no lots"
+        child.ask("hold", size=size, block=min(size, GIB))
+        child.ask("change", seed=next(_seeds))
+        descriptor = host_memory.touched_memfd(lot_size)
+        try:
+            child.peer.give_lot(descriptor, lot_size)
+            deadline = time.monotonic() + LOT_WITHIN_S
+            while child.peer.lot_bytes() < lot_size:
+                child.peer.take(0.02)
+                if time.monotonic() > deadline:
+                    return [], "the shim did not map its lot"
+            _park_and_resume(child, rows, "first park")
+        finally:
+            os.close(descriptor)
+    return rows.as_json(), None
+
+
 def zeros(listener: Listener, size: int, repeats: int, say: Say) -> list[dict[str, Any]]:
     """Our parks and resumes of memory that holds zeros, as a framework's preallocation does."""
     say(f"ours: {size_text(size)} of zeros")
@@ -143,8 +174,8 @@ def wake_by_peer(listener: Listener, size: int, repeats: int, say: Say) -> list[
 class _Rows:
     """Gathers moves of one size, block and depth by name."""
 
-    def __init__(self, size: int, block: int, depth: str = "memory"):
-        self._same = {"bytes": size, "block_bytes": block, "depth": depth}
+    def __init__(self, size: int, block: int, *, depth: str = "memory", host: str = "private"):
+        self._same = {"bytes": size, "block_bytes": block, "depth": depth, "host": host}
         self._moves: dict[str, list[Move]] = {}
 
     def add(self, name: str, move: Move) -> None:

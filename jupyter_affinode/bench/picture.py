@@ -25,7 +25,11 @@ Bar = tuple[str, str, float]  # class, label, seconds
 
 def picture(report: dict[str, Any]) -> str:
     """Parks and resumes of the largest size, in seconds: ours, the driver's checkpoint, and what the wire takes."""
-    rows = [row for row in report["ours"] if row["depth"] == "memory" and "zeros" not in row["name"]]
+    rows = [
+        row
+        for row in report["ours"]
+        if (row["depth"], row["host"]) == ("memory", "private") and "zeros" not in row["name"]
+    ]
     size = max((row["bytes"] for row in rows), default=0)
     block = max((row["block_bytes"] for row in rows if row["bytes"] == size), default=0)
     ours = {

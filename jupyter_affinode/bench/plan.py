@@ -8,7 +8,7 @@ from dataclasses import dataclass
 MIB = 1 << 20
 GIB = 1 << 30
 CHUNK_BYTES = 2 * MIB
-PARTS = ("ceiling", "driver", "ours", "blocks", "zeros", "wake")
+PARTS = ("ceiling", "driver", "ours", "blocks", "zeros", "wake", "lot")
 DEFAULT_SIZES = (1 * GIB, 8 * GIB, 32 * GIB)
 DEFAULT_BLOCKS = (1 * GIB, 20 * MIB, 2 * MIB)
 DEFAULT_ZEROS = 64 * GIB

@@ -16,7 +16,7 @@ SIMULATED = "SIMULATED: nothing here is GPU performance"
 def ratios(report: Report) -> dict[str, float]:
     """Ratios within this run, by name; what was not measured is left out."""
     found: dict[str, float] = {}
-    rows = [row for row in report["ours"] if row["depth"] == "memory"]
+    rows = [row for row in report["ours"] if row["depth"] == "memory" and row["host"] == "private"]
     size = max((row["bytes"] for row in rows if "zeros" not in row["name"]), default=0)
     largest: dict[int, dict[str, Any]] = {}
     for row in rows:
@@ -40,6 +40,8 @@ def ratios(report: Report) -> dict[str, float]:
             largest[2 * MIB]["resume"]["median_s"] / resume
         )
     for row in report["ours"]:
+        if row["host"] == "lot" and row["name"] == "first park" and driver is not None:
+            found["first park into a lot: times faster than the driver"] = driver["park_s"] / row["median_s"]
         if row["depth"] == "context" and row["name"] == "resume" and row["bytes"] == size:
             found["resume at context depth: seconds beyond memory depth"] = row["median_s"] - resume
             if driver is not None:
@@ -105,10 +107,11 @@ def _machine(machine: dict[str, Any]) -> str:
 
 
 def _move(row: dict[str, Any]) -> Cells:
-    depth = "" if row["depth"] == "memory" else f", {row['depth']} depth"
+    how = "" if row["depth"] == "memory" else f", {row['depth']} depth"
+    how += "" if row["host"] == "private" else ", lot"
     parks = row["name"].startswith("park") or row["name"] == "first park"
     return (
-        f"ours: {row['name']}{depth}",
+        f"ours: {row['name']}{how}",
         size_text(row["bytes"]),
         size_text(row["block_bytes"]),
         _time(row["median_s"]),

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import select
 import socket
-import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..node import wire
-from ..node.page import PAGE_SIZE
+from ..node.page import Page
 
 LINK_NAME = "link.sock"
 HEARTBEAT_MS = 60_000
 BEAT_EVERY_S = 15.0
-MOVE_CONTEXT = 1 << 1  # AFFINODE_MOVE_CONTEXT
 PARK, RESUME = wire.CommandKind.PARK, wire.CommandKind.RESUME
 TRIES = 100  # a park that meets a call is revoked, and tried again
-
-SEQUENCE = struct.Struct("=Q")
-SEQUENCE_OFFSET = 24
-FIGURES = struct.Struct("=5QI")  # from copy_bytes of struct affinode_page on
-FIGURES_OFFSET = 192
 
 
 class MoveFailed(RuntimeError):
@@ -45,18 +37,6 @@ class Move:
     mended_chunks: int
     depth: int
     tries: int
-
-
-@dataclass(frozen=True)
-class Figures:
-    """Fields of struct affinode_page, in its order."""
-
-    copy_bytes: int
-    kept_bytes: int
-    copied_bytes: int
-    zero_bytes: int
-    mended_chunks: int
-    depth: int
 
 
 class Listener:
@@ -85,7 +65,7 @@ class ShimPeer:
     def __init__(self, connection: socket.socket):
         connection.setblocking(True)
         self._socket = connection
-        self._epoch = 0
+        self._epoch = self._lots = 0
         self._beaten = time.monotonic()
         self._replies: dict[int, wire.Reply] = {}
         self.wants = False  # a call waits at the closed gate
@@ -94,8 +74,10 @@ class ShimPeer:
         if not isinstance(hello, wire.Hello) or len(descriptors) != 1:
             raise MoveFailed("the process did not introduce itself as a shim does")
         self.hello = hello
-        self._page = mmap.mmap(descriptors[0], PAGE_SIZE, access=mmap.ACCESS_READ)
-        os.close(descriptors[0])
+        try:
+            self._page = Page(descriptors[0])
+        finally:
+            os.close(descriptors[0])
         self._send(wire.pack_welcome(wire.PROTOCOL_VERSION, HEARTBEAT_MS, "bench"))
 
     def fileno(self) -> int:
@@ -104,11 +86,24 @@ class ShimPeer:
 
     def park(self, *, context: bool = False, timeout_s: float = 600.0) -> Move:
         """Park it; asks again while a call is in the way. Raises MoveFailed."""
-        return self._move(PARK, MOVE_CONTEXT if context else 0, timeout_s)
+        return self._move(PARK, wire.MoveFlag.CONTEXT if context else 0, timeout_s)
 
     def resume(self, timeout_s: float = 600.0) -> Move:
         """Bring it back. Raises MoveFailed."""
         return self._move(RESUME, 0, timeout_s)
+
+    def give_lot(self, descriptor: int, size: int) -> None:
+        """Hand over touched, zeroed host memory for its copies, as a controller does; the shim maps it soon."""
+        self._epoch += 1
+        self._lots += 1
+        command = wire.pack_command(
+            wire.PROTOCOL_VERSION, self._epoch, wire.CommandKind.LOT, request=self._lots, argument=size
+        )
+        socket.send_fds(self._socket, [command], [descriptor])
+
+    def lot_bytes(self) -> int:
+        """Of all lots that the shim has mapped."""
+        return self._page.read().lot_bytes
 
     def take(self, timeout_s: float = 0.0) -> None:
         """Read what the shim has sent, waiting up to `timeout_s` for a first message."""
@@ -129,14 +124,6 @@ class ShimPeer:
                     self.wants = False
             timeout_s = 0.0
 
-    def figures(self) -> Figures:
-        """One consistent look at the page."""
-        while True:
-            (before,) = SEQUENCE.unpack_from(self._page, SEQUENCE_OFFSET)
-            figures = Figures(*FIGURES.unpack_from(self._page, FIGURES_OFFSET))
-            if before % 2 == 0 and before == SEQUENCE.unpack_from(self._page, SEQUENCE_OFFSET)[0]:
-                return figures
-
     def close(self) -> None:
         """Hang up."""
         self._page.close()
@@ -146,16 +133,16 @@ class ShimPeer:
         for tries in range(1, TRIES + 1):
             reply, took = self._command(kind, flags, timeout_s)
             if reply.status is wire.Status.OK:
-                page = self.figures()
+                page = self._page.read()
                 return Move(
                     reply.duration_s,
                     took,
                     reply.bytes,
-                    page.copied_bytes,
-                    page.zero_bytes,
+                    page.last_park_copied_bytes,
+                    page.last_park_zero_bytes,
                     page.copy_bytes,
                     page.mended_chunks,
-                    page.depth,
+                    int(page.depth),
                     tries,
                 )
             if reply.status not in (wire.Status.BUSY, wire.Status.REVOKED):
