@@ -12,6 +12,7 @@ class Park:
 
     kernel_id: str
     reason: str  # in words a person sees
+    budget_bytes: int = 0  # host memory that it may take anew at most
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,15 @@ class RefusePark:
 
     kernel_id: str
     slug: str  # "no-host-memory", "not-parkable"
+    reason: str
+
+
+@dataclass(frozen=True)
+class Trim:
+    """Have a kernel give back host memory that it keeps for its next park, down to `keep_bytes`."""
+
+    kernel_id: str
+    keep_bytes: int
     reason: str
 
 
@@ -51,4 +61,4 @@ class DenyRoom:
     reason: str
 
 
-Action = Park | RefusePark | Resume | GrantRoom | DenyRoom
+Action = Park | RefusePark | Trim | Resume | GrantRoom | DenyRoom

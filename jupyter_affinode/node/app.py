@@ -19,8 +19,7 @@ from .._version import __version__
 from .api import serve
 from .controller import LINK_NAME, Controller
 from .election import AlreadyServed, Election
-from .host import host_memory
-from .settings import Settings, SettingsRefused, default_host_reserve
+from .settings import Settings, SettingsRefused
 
 LOG_NAME = "node.log"
 LOG_BYTES_MAX = 4 * 1024 * 1024
@@ -94,8 +93,11 @@ class NodeController(JupyterApp):
         it if the log shows grants that fail.""",
     ).tag(config=True)
     host_reserve_bytes = Int(
+        None,
+        allow_none=True,
         min=0,
-        help="""Host memory that parking leaves for everything else. Default: a tenth of it, at least 2 GiB,
+        help="""Host memory that parking leaves for everything else, and under which kernels give back what
+        they keep for their next park. Default: a tenth of what the machine has at the time, at least 2 GiB,
         at most a quarter.""",
     ).tag(config=True)
     hold_default_s = Float(
@@ -133,10 +135,6 @@ class NodeController(JupyterApp):
         "settle": "NodeController.settle_s",
         "keep-alive": "NodeController.keep_alive_s",
     }
-
-    @default("host_reserve_bytes")
-    def _default_host_reserve_bytes(self) -> int:
-        return default_host_reserve(host_memory().total_bytes)
 
     @default("socket")
     def _default_socket(self) -> str:

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from . import describe
-from .actions import Action, DenyRoom, GrantRoom, Park, RefusePark, Resume
+from .actions import Action, DenyRoom, GrantRoom, Park, RefusePark, Resume, Trim
 from .connection import Connection, Ending
 from .election import Election, GpuServed
 from .eligibility import waiters
 from .events import EventHub
 from .host import host_memory
+from .host_care import trim
 from .link import Link
 from .metrics import Metrics
 from .moves import Moves
@@ -256,7 +257,15 @@ class Controller:
     def _apply(self, action: Action, now: float) -> None:
         kernel = self.state.kernels[action.kernel_id]
         if isinstance(action, Park):
-            self.moves.park(kernel, action.reason)
+            self.moves.park(kernel, action.reason, action.budget_bytes)
+        elif isinstance(action, Trim):
+            trim(kernel, action.keep_bytes, action.reason, now)
+            self.log.info(
+                "%s gives back host memory down to %s: %s",
+                kernel.id,
+                bytes_in_words(action.keep_bytes),
+                action.reason,
+            )
         elif isinstance(action, Resume):
             self.moves.resume(kernel, action.reserved_bytes, action.reason)
         elif isinstance(action, RefusePark):

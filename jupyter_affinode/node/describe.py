@@ -102,7 +102,7 @@ def node_json(
         "host": {
             "total_bytes": state.host.total_bytes,
             "available_bytes": state.host.available_bytes,
-            "reserve_bytes": state.settings.host_reserve_bytes,
+            "reserve_bytes": state.settings.host_reserve(state.host.total_bytes),
             "parked_bytes": parked,
             "cgroup_headroom_bytes": min(limits) if limits else None,
         },

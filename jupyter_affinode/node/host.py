@@ -27,10 +27,11 @@ class CgroupMemory:
 
     path: str  # of the cgroup that limits; processes of one path share its headroom
     headroom_bytes: int
+    limit_bytes: int
 
 
 def host_memory() -> HostMemory:
-    """The machine's memory now."""
+    """The machine's memory now. Never keep it: some virtual machines get more while they run."""
     figures = {}
     with open("/proc/meminfo", encoding="ascii") as lines:
         for line in lines:
@@ -45,9 +46,9 @@ def cgroup_memory(pid: int, proc: Path = Path("/proc")) -> CgroupMemory | None:
     tightest: CgroupMemory | None = None
     for folder, top, is_v2 in _memory_folders(pid, proc):
         while True:
-            headroom = _headroom(folder, is_v2)
-            if headroom is not None and (tightest is None or headroom < tightest.headroom_bytes):
-                tightest = CgroupMemory(str(folder), headroom)
+            found = _limit(folder, is_v2)
+            if found is not None and (tightest is None or found.headroom_bytes < tightest.headroom_bytes):
+                tightest = found
             if folder == top or folder == folder.parent:
                 break
             folder = folder.parent
@@ -95,8 +96,8 @@ def _mount(proc: str, is_v2: bool) -> tuple[Path, str] | None:
     return None
 
 
-def _headroom(folder: Path, is_v2: bool) -> int | None:
-    """Limit minus use of one cgroup, page cache that can be dropped counted as free; None without a limit."""
+def _limit(folder: Path, is_v2: bool) -> CgroupMemory | None:
+    """One cgroup's limit, page cache that can be dropped counted as free; None without a limit."""
     if is_v2:
         limits = [_figure(folder / name) for name in ("memory.max", "memory.high")]
         used, cache = _figure(folder / "memory.current"), "inactive_file "
@@ -106,7 +107,8 @@ def _headroom(folder: Path, is_v2: bool) -> int | None:
     known = [limit for limit in limits if limit is not None and limit < UNLIMITED]
     if not known or used is None:
         return None
-    return max(min(known) - used + _stat(folder / "memory.stat", cache), 0)
+    headroom = max(min(known) - used + _stat(folder / "memory.stat", cache), 0)
+    return CgroupMemory(str(folder), headroom, min(known))
 
 
 def _figure(path: Path) -> int | None:

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 
+from .host_care import budget_argument, learn_from_park
 from .page import State
 from .records import KernelRecord, Move, Outcome, Process
 from .state import NodeState
@@ -61,9 +62,10 @@ class Moves:
         self._on_change = on_change
         self._on_moved = on_moved
 
-    def park(self, kernel: KernelRecord, reason: str) -> None:
-        """Tell every resident process to park."""
+    def park(self, kernel: KernelRecord, reason: str, budget_bytes: int | None = None) -> None:
+        """Tell every resident process to park, and how much host memory they may take together."""
         now = time.monotonic()
+        kernel.host.budget_bytes = budget_bytes
         kernel.move = Move(True, reason, now, asked=kernel.park_asked is not None)
         kernel.reason = reason
         targets = [process for process in kernel.connected() if process.data.state is State.RESIDENT]
@@ -116,10 +118,16 @@ class Moves:
                     move.gone.add(key)
             self._finish_if_done(kernel, move)
 
-    def refuse_park(self, kernel: KernelRecord, status: Status, slug: str, reason: str) -> None:
-        """A park cannot be: remember why, tell who asked, and leave the kernel alone for a while."""
+    def refuse_park(
+        self, kernel: KernelRecord, status: Status, slug: str, reason: str, *, was_tried: bool = False
+    ) -> None:
+        """A park cannot be: remember why, tell who asked, and leave the kernel alone for a while.
+
+        One that was tried and asked for is decided on again first: what it lacks is known better now.
+        """
         now = time.monotonic()
-        if status is Status.BUSY and kernel.park_asked is not None and now < kernel.park_asked_until:
+        may_pass = status is Status.BUSY or (status is Status.NO_HOST_ROOM and was_tried)
+        if may_pass and kernel.park_asked is not None and now < kernel.park_asked_until:
             kernel.ask_again_at = now + ASK_AGAIN_S
             self._on_change()
             return
@@ -156,7 +164,10 @@ class Moves:
     ) -> None:
         for process in targets:
             if process.connection is not None:
-                epoch = process.connection.command(kind, reason=move.reason, lasts_s=lasts_s)
+                argument = budget_argument(kernel, process, targets) if move.parks else 0
+                epoch = process.connection.command(
+                    kind, argument=argument, reason=move.reason, lasts_s=lasts_s
+                )
                 move.pending[process.key] = epoch
         self._finish_if_done(kernel, move)
 
@@ -177,6 +188,7 @@ class Moves:
 
     def _parked(self, kernel: KernelRecord, move: Move) -> None:
         failed = _worst(move, kernel)
+        learn_from_park(kernel, move.replies)
         done = [reply for reply in move.replies.values() if reply.status is Status.OK]
         if failed is None and done:
             kernel.refusal, kernel.refusals = None, 0
@@ -198,7 +210,7 @@ class Moves:
             self.resume(
                 kernel, back, f"the kernel's other processes could not be parked: {text}", undoes=text
             )
-        self.refuse_park(kernel, status, SLUGS[status], text)
+        self.refuse_park(kernel, status, SLUGS[status], text, was_tried=True)
 
     def _resumed(self, kernel: KernelRecord, move: Move, now: float) -> None:
         self._state.reservations.finish_resume(kernel.id, now)

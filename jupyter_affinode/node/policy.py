@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from .actions import Action, DenyRoom, GrantRoom, Park, RefusePark, Resume
 from .eligibility import eligible_at, waiters
+from .host_room import HostRoom, Shortage, trims, without
 from .settings import Settings
 from .snapshot import Kernel, Node, Residency, RoomRequest, Waiter
 from .words import bytes_in_words, duration_in_words
@@ -30,6 +31,7 @@ def decide(now: float, node: Node, settings: Settings) -> list[Action]:
     serve_queue(plan)
     reclaim_watermark(plan)
     park_idle(plan)
+    relieve_host(plan)
     return plan.actions
 
 
@@ -46,14 +48,13 @@ class Plan:
         for reservation in node.reservations:
             self.room[reservation.gpu] = self.room.get(reservation.gpu, 0) - reservation.bytes
         self.incoming = dict.fromkeys(self.room, 0)  # will be free when what is under way is done
-        self._host_left = node.host.available_bytes - settings.host_reserve_bytes
-        self._headroom = dict(node.host.headroom_bytes)
+        self._host = HostRoom(node.host, settings)
         self._taken: set[str] = set()
         for kernel in node.kernels:
             if kernel.residency is Residency.PARKING or (
                 kernel.is_moving and kernel.residency is Residency.RESIDENT
             ):
-                self._expect(kernel)
+                self._expect(kernel, kernel.host.budget_bytes)
 
     def is_free(self, kernel: Kernel) -> bool:
         """Whether nothing is under way or decided for the kernel."""
@@ -96,38 +97,43 @@ class Plan:
         return max(self.now - kernel.last_activity, 0.001) * kernel.movable_bytes
 
     def park(self, kernel: Kernel, reason: str) -> bool:
-        """Decide to park a kernel if host memory allows; False if it was refused instead."""
-        refusal = self._host_refusal(kernel)
+        """Decide to park a kernel if host memory allows. False if not: it was refused, or others were asked
+        to give back what they keep and it is looked at again when they have.
+        """
+        short = self._host.shortage(kernel)
+        if short is not None and self._trim(short, f"room to park {kernel.id}", kernel):
+            return False
+        refusal = self._host.refusal(kernel)
         if refusal is not None:
             self.act(RefusePark(kernel.id, "no-host-memory", refusal))
             return False
-        self.act(Park(kernel.id, reason))
-        self._expect(kernel)
+        budget = self._host.budget(kernel)
+        self.act(Park(kernel.id, reason, budget))
+        self._expect(kernel, budget if kernel.host.is_frugal else None)
         return True
 
-    def _expect(self, kernel: Kernel) -> None:
+    def relieve(self) -> None:
+        """Have kept host memory given back where the machine or a cgroup is under its reserve."""
+        for short in self._host.pressure():
+            self._trim(short, "host memory is short", None)
+
+    def _trim(self, short: Shortage, reason: str, kernel: Kernel | None) -> bool:
+        """Ask others to give back what is short; whether that is under way. For a kernel: all, or nothing."""
+        others = [each for each in self.node.kernels if each is not kernel]
+        left = without(short, others)
+        if left.host_bytes <= 0 and left.cgroup_bytes <= 0:
+            return True
+        keepers = [each for each in others if each.host.trimmable_bytes and self.is_free(each)]
+        chosen = trims(left, keepers, self.now, reason, all_or_none=kernel is not None)
+        for action in chosen:
+            self.act(action)
+        return bool(chosen)
+
+    def _expect(self, kernel: Kernel, budget: int | None) -> None:
         """A kernel's memory is on its way from the GPU to the host."""
         for uuid, size in kernel.resident_bytes.items():
             self.incoming[uuid] = self.incoming.get(uuid, 0) + size
-        self._host_left -= kernel.movable_bytes
-        if kernel.cgroup in self._headroom:
-            self._headroom[kernel.cgroup] -= kernel.movable_bytes
-
-    def _host_refusal(self, kernel: Kernel) -> str | None:
-        size = kernel.movable_bytes
-        if size > self._host_left:
-            return (
-                f"parking needs {bytes_in_words(size)} of host memory and"
-                f" {bytes_in_words(max(self._host_left, 0))} are free beyond the reserve of"
-                f" {bytes_in_words(self.settings.host_reserve_bytes)}"
-            )
-        headroom = self._headroom.get(kernel.cgroup)
-        if headroom is not None and size > headroom:
-            return (
-                f"parking needs {bytes_in_words(size)} of host memory and the kernel's own limit (cgroup)"
-                f" leaves {bytes_in_words(max(headroom, 0))}"
-            )
-        return None
+        self._host.expect(kernel, budget)
 
 
 def park_asked(plan: Plan) -> None:
@@ -192,7 +198,13 @@ def park_idle(plan: Plan) -> None:
     """With park_when="idle", park whoever is eligible."""
     if plan.settings.park_when == "idle":
         for kernel in plan.eligible():
-            plan.park(kernel, f"idle {duration_in_words(plan.now - kernel.last_activity)}")
+            if plan.is_free(kernel):  # it may have been asked to give back host memory meanwhile
+                plan.park(kernel, f"idle {duration_in_words(plan.now - kernel.last_activity)}")
+
+
+def relieve_host(plan: Plan) -> None:
+    """Under the host's reserve, what is kept only for speed goes first."""
+    plan.relieve()
 
 
 def _grant(plan: Plan, waiter: Waiter) -> bool:

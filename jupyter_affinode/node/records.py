@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from .connection import Connection
 from .host import CgroupMemory
+from .host_record import HostRecord
 from .page import Page, PageData, PageFlag, PageGpu, State
 from .peers import ProcessWatch
 from .snapshot import Residency
@@ -68,6 +69,11 @@ class Process:
     def resident_bytes(self) -> int:
         """What parking it would free."""
         return sum(gpu.resident_bytes for gpu in self.data.gpus)
+
+    @property
+    def last_activity(self) -> float:
+        """When it was last seen to use the GPU."""
+        return self.data.last_activity or self.data.state_since or self.connected_at
 
     @property
     def is_parked(self) -> bool:
@@ -150,6 +156,7 @@ class KernelRecord:
     empty_since: float | None = None
     has_had_processes: bool = False
     cgroup: CgroupMemory | None = None
+    host: HostRecord = field(default_factory=HostRecord)
 
     @property
     def parks(self) -> int:

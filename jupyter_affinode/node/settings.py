@@ -28,7 +28,7 @@ class Settings:
     high_watermark: float = 0.15
     min_footprint_bytes: int = 64 * MIB
     margin_bytes: int = 64 * MIB
-    host_reserve_bytes: int = 2 * GIB
+    host_reserve_bytes: int | None = None  # None: default_host_reserve of what the machine has then
     hold_default_s: float = 3600.0
     hold_max_s: float = 86400.0
     settle_s: float = 1.0
@@ -48,6 +48,12 @@ class Settings:
             raise SettingsRefused("hold_default_s must not be above hold_max_s")
         return settings
 
+    def host_reserve(self, total_bytes: int) -> int:
+        """What parking leaves of a machine that has `total_bytes` now."""
+        if self.host_reserve_bytes is None:
+            return default_host_reserve(total_bytes)
+        return self.host_reserve_bytes
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return asdict(self)
@@ -58,9 +64,11 @@ def _check(name: str, value: Any, kind: str) -> None:
         if value not in ("needed", "idle"):
             raise SettingsRefused(f'{name} must be "needed" or "idle", not {value!r}')
         return
+    if value is None and kind.endswith("| None"):
+        return
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
         raise SettingsRefused(f"{name} must be a number that is not negative, not {value!r}")
-    if kind == "int" and not isinstance(value, int):
+    if kind.startswith("int") and not isinstance(value, int):
         raise SettingsRefused(f"{name} must be a whole number of bytes, not {value!r}")
     if name.endswith("_watermark") and value > 1:
         raise SettingsRefused(f"{name} is a fraction of the GPU's memory, at most 1, not {value!r}")

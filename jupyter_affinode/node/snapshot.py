@@ -51,6 +51,23 @@ class RoomRequest:
 
 
 @dataclass(frozen=True)
+class HostUse:
+    """A kernel's use of host memory: what it keeps from its last park, and what its next one takes."""
+
+    is_frugal: bool = False  # its shims keep to a park's budget and can be asked to give back what they keep
+    kept_bytes: int = 0  # from its last park, for its next
+    trimmable_bytes: int = 0  # … of that, what it can be asked to give back
+    trimming_bytes: int = 0  # … of that, what it was asked to give back a moment ago
+    kept_since: float = 0.0
+    park_takes_bytes: int | None = None  # probably, by its last park: zeros take nothing. None: unknown
+    park_short_bytes: int = 0  # a park of what it has now was tried, and takes at least this
+    budget_bytes: int | None = None  # what the park under way may take anew; None: no limit
+
+
+NO_HOST_USE = HostUse()
+
+
+@dataclass(frozen=True)
 class Kernel:
     """One kernel with all its processes."""
 
@@ -77,6 +94,7 @@ class Kernel:
     )
     hopeless: bool = False  # allocations failed again and again although there was room
     cgroup: str = ""  # whose headroom parking it uses
+    host: HostUse = field(default_factory=lambda: NO_HOST_USE)
 
     @property
     def footprint_bytes(self) -> int:
@@ -95,6 +113,8 @@ class Host:
 
     available_bytes: int
     headroom_bytes: Mapping[str, int] = field(default_factory=dict)  # by cgroup, where there is a limit
+    total_bytes: int = 0  # may grow while the machine runs
+    limit_bytes: Mapping[str, int] = field(default_factory=dict)  # by cgroup
 
 
 @dataclass(frozen=True)

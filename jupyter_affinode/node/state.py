@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from .connection import Connection
 from .gpus import GpuTable
 from .host import CgroupMemory, HostMemory, cgroup_memory
+from .host_care import host_use
 from .page import Page, PageError, State
 from .records import KernelRecord, Process, Room
 from .reservations import ReservationBook
@@ -124,6 +125,11 @@ class NodeState:
             for kernel in self.kernels.values()
             if kernel.cgroup is not None
         }
+        limits = {
+            kernel.cgroup.path: kernel.cgroup.limit_bytes
+            for kernel in self.kernels.values()
+            if kernel.cgroup is not None
+        }
         reservations = [
             Reservation(entry.kernel_id, entry.gpu, entry.bytes) for entry in self.reservations.entries
         ]
@@ -135,7 +141,7 @@ class NodeState:
         return Node(
             self.gpus.snapshot(now),
             kernels,
-            Host(self.host.available_bytes, headroom),
+            Host(self.host.available_bytes, headroom, self.host.total_bytes, limits),
             tuple(reservations),
             is_settled,
         )
@@ -158,6 +164,7 @@ class NodeState:
     def _kernel(self, kernel: KernelRecord, now: float) -> Kernel:
         gpus = kernel.by_gpu()
         processes = kernel.processes.values()
+        last_activity = max(process.last_activity for process in processes)
         holders = [process for process in processes if process.resident_bytes]
         rooms = tuple(
             RoomRequest((process.key, number), room.gpu, room.bytes, room.since)
@@ -175,7 +182,7 @@ class NodeState:
             resident_bytes={uuid: gpu.resident_bytes for uuid, gpu in gpus.items()},
             parked_bytes={uuid: gpu.parked_bytes for uuid, gpu in gpus.items()},
             fixed_bytes={uuid: sum(gpu.fixed_bytes) for uuid, gpu in gpus.items()},
-            last_activity=max(_last_activity(process) for process in processes),
+            last_activity=last_activity,
             calls_in_flight=sum(process.data.calls_in_flight for process in processes),
             captures=sum(process.data.captures for process in processes),
             cell_open=kernel.cell_open,
@@ -191,11 +198,8 @@ class NodeState:
             reclaim_after=kernel.reclaim_after,
             hopeless=hopeless,
             cgroup=kernel.cgroup.path if kernel.cgroup is not None else "",
+            host=host_use(kernel, last_activity, now),
         )
-
-
-def _last_activity(process: Process) -> float:
-    return process.data.last_activity or process.data.state_since or process.connected_at
 
 
 def _tightest(kernel: KernelRecord) -> CgroupMemory | None:

@@ -10,7 +10,15 @@ from jupyter_affinode.node.actions import DenyRoom, GrantRoom, Park, RefusePark,
 from jupyter_affinode.node.eligibility import eligible_at, waiters
 from jupyter_affinode.node.policy import decide
 from jupyter_affinode.node.settings import GIB, MIB, Settings
-from jupyter_affinode.node.snapshot import Gpu, Host, Kernel, Node, Reservation, Residency, RoomRequest
+from jupyter_affinode.node.snapshot import (
+    Gpu,
+    Host,
+    Kernel,
+    Node,
+    Reservation,
+    Residency,
+    RoomRequest,
+)
 
 A, B = "GPU-a", "GPU-b"
 NOW = 10_000.0
@@ -97,7 +105,7 @@ def test_by_default_nobody_is_parked_for_nobody():
 
 def test_with_idle_every_eligible_kernel_is_parked_and_the_reason_says_since_when():
     actions = decide(NOW, node(resident("k", idle=360), resident("busy", idle=1)), IDLE)
-    assert actions == [Park("k", "idle 6 min")]
+    assert actions == [Park("k", "idle 6 min", 63 * GIB)]
 
 
 def test_under_the_low_watermark_kernels_are_parked_up_to_the_high_one():
@@ -272,7 +280,7 @@ def test_calls_and_allocations_wait_in_one_queue():
 
 def test_what_the_person_asks_for_is_parked_open_cell_held_or_small():
     kernel = resident("k", 1 * MIB, idle=0, cell_open=True, held_until=NOW + 99, park_asked="asked")
-    assert decide(NOW, node(kernel), NEEDED) == [Park("k", "asked")]
+    assert decide(NOW, node(kernel), NEEDED) == [Park("k", "asked", 63 * GIB)]
 
 
 def test_a_kernel_that_cannot_move_is_refused_with_a_reason():

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from world import GPU, SimulatedKernel, World
 
-from jupyter_affinode.node.actions import DenyRoom, GrantRoom, Park, Resume
+from jupyter_affinode.node.actions import DenyRoom, GrantRoom, Park, Resume, Trim
 from jupyter_affinode.node.eligibility import eligible_at, waiters
 from jupyter_affinode.node.policy import decide
 from jupyter_affinode.node.settings import MIB, Settings
-from jupyter_affinode.node.snapshot import Gpu, Host, Kernel, Node, Reservation, Residency, RoomRequest
+from jupyter_affinode.node.snapshot import (
+    Gpu,
+    Host,
+    HostUse,
+    Kernel,
+    Node,
+    Reservation,
+    Residency,
+    RoomRequest,
+)
 
 NOW = 5000.0
 TOTAL = 1000 * MIB
@@ -24,6 +35,32 @@ QUICK = Settings(
     margin_bytes=2 * MIB,
     host_reserve_bytes=0,
 )
+
+
+@st.composite
+def host_uses(draw):
+    kept = draw(st.sampled_from([0, 0, 100 * MIB, 700 * MIB]))
+    trimming = draw(st.sampled_from([0, 0, kept // 2]))
+    is_frugal = draw(st.booleans())
+    return HostUse(
+        is_frugal=is_frugal,
+        kept_bytes=kept,
+        trimmable_bytes=draw(st.sampled_from([0, kept - trimming])) if is_frugal else 0,
+        trimming_bytes=trimming,
+        kept_since=draw(MOMENTS),
+        park_takes_bytes=draw(st.none() | SIZES),
+        park_short_bytes=draw(st.sampled_from([0, 0, 500 * MIB])),
+        budget_bytes=draw(st.none() | SIZES),
+    )
+
+
+@st.composite
+def hosts(draw):
+    free, limit = draw(st.integers(0, 4000)) * MIB, draw(st.integers(1, 4000)) * MIB
+    headroom = draw(st.none() | st.integers(0, limit))
+    if headroom is None:
+        return Host(free, total_bytes=4000 * MIB)
+    return Host(free, {"/user": headroom}, 4000 * MIB, {"/user": limit})
 
 
 @st.composite
@@ -56,6 +93,8 @@ def kernels(draw, number):
         resume_retry_at=draw(st.sampled_from([0.0, 0.0, NOW + 5])),
         reclaim_after=draw(st.sampled_from([0.0, 0.0, NOW + 5])),
         hopeless=draw(st.sampled_from([False, False, True])),
+        cgroup=draw(st.sampled_from(["", "", "/user"])),
+        host=draw(host_uses()),
     )
 
 
@@ -74,12 +113,13 @@ def nodes(draw):
     return Node(
         {GPU: gpu},
         tuple(draw(kernels(number)) for number in range(count)),
-        Host(draw(st.integers(0, 4000)) * MIB),
+        draw(hosts()),
         tuple(Reservation(f"k{kernel}", GPU, size * MIB) for kernel, size in reservations),
     )
 
 
 POLICIES = st.sampled_from([QUICK, Settings(**{**QUICK.as_dict(), "park_when": "idle"})])
+RESERVES = st.sampled_from([0, 300 * MIB, None])
 
 
 @given(nodes(), POLICIES)
@@ -162,6 +202,54 @@ def test_the_queue_is_served_first_come_first(node, policy):
                 or (earlier.room is None and kernel.resume_retry_at > NOW)
                 or earlier.needs.get(GPU, 0) == 0
             )
+
+
+@given(nodes(), POLICIES, RESERVES)
+@settings(max_examples=200, deadline=None)
+def test_parks_of_one_pass_take_no_host_memory_that_is_reserved_or_taken(node, policy, reserve):
+    """What they may take anew together, all that is under way beside them, and the reserve fit."""
+    policy = policy.changed(host_reserve_bytes=reserve)
+    budgets = {
+        action.kernel_id: action.budget_bytes
+        for action in decide(NOW, node, policy)
+        if isinstance(action, Park)
+    }
+    taken = {"": 0, "/user": 0}
+    for kernel in node.kernels:
+        anew = max(kernel.movable_bytes - kernel.host.kept_bytes, 0)
+        if kernel.id in budgets:
+            taken[kernel.cgroup] += min(anew, budgets[kernel.id]) if kernel.host.is_frugal else anew
+    if budgets:
+        assert sum(taken.values()) <= max(node.host.available_bytes - policy.host_reserve(4000 * MIB), 0)
+    assert taken["/user"] <= node.host.headroom_bytes.get("/user", 1 << 60)
+
+
+@given(nodes(), POLICIES, RESERVES)
+@settings(max_examples=200, deadline=None)
+def test_nobody_gives_back_what_it_keeps_without_need(node, policy, reserve):
+    """The machine or a cgroup is under its reserve, or someone who may be parked does not fit beside it."""
+    policy = policy.changed(host_reserve_bytes=reserve)
+    actions = decide(NOW, node, policy)
+    trims = {action.kernel_id: action for action in actions if isinstance(action, Trim)}
+    left = node.host.available_bytes - policy.host_reserve(4000 * MIB)
+    headroom = node.host.headroom_bytes.get("/user", 1 << 60)
+    reserve_inside = min(node.host.limit_bytes.get("/user", 0) // 10, policy.host_reserve(4000 * MIB))
+    needs = [k.movable_bytes for k in node.kernels if k.is_parkable and k.residency is Residency.RESIDENT]
+    under_way = [k.movable_bytes for k in node.kernels if k.is_moving or k.residency is Residency.PARKING]
+    if trims:
+        room = min(left, headroom - reserve_inside)
+        assert room < 0 or max(needs, default=0) + sum(under_way) + sum(needs) > room
+    for kernel in node.kernels:
+        if kernel.id in trims:
+            assert 0 <= trims[kernel.id].keep_bytes < kernel.host.kept_bytes
+            assert kernel.host.trimmable_bytes and not kernel.is_moving
+
+
+@given(nodes())
+@settings(max_examples=100, deadline=None)
+def test_with_host_memory_for_everyone_nobody_gives_anything_back(node):
+    roomy = replace(node, host=Host(1 << 50, total_bytes=1 << 51))
+    assert not any(isinstance(action, Trim) for action in decide(NOW, roomy, QUICK))
 
 
 @given(

@@ -1,0 +1,108 @@
+"""Host memory of one kernel, between its pages and the policy: budgets, trims, and what failed parks teach."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from .page import State
+from .records import KernelRecord, Process
+from .settings import MIB
+from .snapshot import HostUse
+from .wire import MOVE_BUDGET_SHIFT, CommandKind, HelloFlag, Reply, Status
+
+TRIM_TAKES_S = 2.0  # memory that was to be given back is counted on for that long
+TRIM_AGAIN_S = 10.0  # then the same process is asked for more than it was asked for
+SLAB_BYTES = 32 * MIB  # what shims take host memory by
+
+
+def host_use(kernel: KernelRecord, last_activity: float, now: float) -> HostUse:
+    """For the snapshot."""
+    kept = sum(process.data.kept_bytes for process in kernel.processes.values())
+    asked = now - kernel.host.trim_at
+    promised = max(kept - kernel.host.trim_keep_bytes, 0)
+    givable = sum(process.data.kept_bytes for process in _who_trims(kernel))
+    if asked < TRIM_AGAIN_S:
+        givable = min(givable, kernel.host.trim_keep_bytes)
+    if kernel.move is not None:
+        givable = 0
+    takes = [_takes(process) for process in _holders(kernel)]
+    return HostUse(
+        is_frugal=bool(kernel.processes) and all(_is_frugal(process) for process in _holders(kernel)),
+        kept_bytes=kept,
+        trimmable_bytes=givable,
+        trimming_bytes=promised if asked < TRIM_TAKES_S else 0,
+        kept_since=kernel.residency_since,
+        park_takes_bytes=sum(filter(None, takes)) if None not in takes else None,
+        park_short_bytes=sum(kernel.host.short.values())
+        if last_activity <= kernel.host.short_activity
+        else 0,
+        budget_bytes=kernel.host.budget_bytes if kernel.move is not None else None,
+    )
+
+
+def budget_argument(kernel: KernelRecord, process: Process, targets: Sequence[Process]) -> int:
+    """The budget in the argument of PARK: the process's part of the kernel's, by what it may need."""
+    if kernel.host.budget_bytes is None or not _is_frugal(process):
+        return 0
+    needs = {target.key: _may_take_anew(kernel, target) for target in targets}
+    share = int(kernel.host.budget_bytes * (needs[process.key] / sum(needs.values())))
+    kernel.host.shares[process.key] = share
+    return (
+        max(share // MIB, 1) << MOVE_BUDGET_SHIFT
+    )  # 0 would be no limit; in a MiB there is room for nothing
+
+
+def learn_from_park(kernel: KernelRecord, replies: Mapping[int, Reply]) -> None:
+    """Remember what a park would have taken, so that it is not tried again before there is more."""
+    record = kernel.host
+    record.short.clear()
+    for key, reply in replies.items():
+        if reply.status is Status.NO_HOST_ROOM and key in kernel.processes:
+            process = kernel.processes[key]
+            least = process.data.kept_bytes + record.shares.get(key, 0) + SLAB_BYTES
+            record.short[key] = reply.bytes or least
+    record.short_activity = max((process.last_activity for process in kernel.processes.values()), default=0.0)
+    record.shares.clear()
+
+
+def trim(kernel: KernelRecord, keep_bytes: int, reason: str, now: float) -> None:
+    """Tell the kernel's processes to keep no more than `keep_bytes` together, the one that keeps most first."""
+    kernel.host.trim_at, kernel.host.trim_keep_bytes = now, keep_bytes
+    too_much = sum(process.data.kept_bytes for process in kernel.processes.values()) - keep_bytes
+    for process in sorted(_who_trims(kernel), key=lambda process: -process.data.kept_bytes):
+        gives = min(too_much, process.data.kept_bytes)
+        if gives > 0 and process.connection is not None:
+            keeps = process.data.kept_bytes - gives
+            process.connection.command(CommandKind.TRIM, argument=keeps, reason=reason)
+            too_much -= gives
+
+
+def _is_frugal(process: Process) -> bool:
+    return bool(process.hello.flags & HelloFlag.TRIMS)
+
+
+def _who_trims(kernel: KernelRecord) -> list[Process]:
+    return [
+        process
+        for process in kernel.connected()
+        if _is_frugal(process) and process.data.state is State.RESIDENT
+    ]
+
+
+def _holders(kernel: KernelRecord) -> list[Process]:
+    return [process for process in kernel.processes.values() if process.resident_bytes]
+
+
+def _may_take_anew(kernel: KernelRecord, process: Process) -> int:
+    """What a park of the process probably takes beside what it keeps; at least a byte."""
+    takes = kernel.host.short.get(process.key) or _takes(process) or process.resident_bytes
+    return max(takes - process.data.kept_bytes, 1)
+
+
+def _takes(process: Process) -> int | None:
+    """What parking a process takes, by its last park; what came since may all be taken. None: unknown."""
+    if process.data.last_park is None:
+        return None
+    last_bytes, _ = process.data.last_park
+    took = max(last_bytes - process.data.last_park_zero_bytes, 0)
+    return min(took + max(process.resident_bytes - last_bytes, 0), process.resident_bytes)

@@ -1,0 +1,149 @@
+"""Host memory in one pass of the policy: what a park may take, and who gives back what it keeps; pure.
+
+What a park takes is not known before it is tried: chunks of zeros take nothing, and what a kernel keeps from
+its last park is there already. So a frugal shim gets a budget, stops at it, and says what it would have
+taken; only a shim that knows no budget must fit with all it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .actions import Trim
+from .settings import MIB, Settings
+from .snapshot import Host, Kernel
+from .words import bytes_in_words
+
+LEAST_BYTES = 256 * MIB  # with less than this a park of unknown need is not tried, and less is not trimmed
+CGROUP_RESERVE = 10  # a cgroup keeps that part of its limit free, or the reserve if that is less
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """What is missing of the machine's memory and of one cgroup's."""
+
+    host_bytes: int
+    cgroup_bytes: int = 0
+    cgroup: str = ""
+
+
+class HostRoom:
+    """What the decisions of this pass leave of host memory."""
+
+    def __init__(self, host: Host, settings: Settings):
+        self._host = host
+        self.reserve_bytes = settings.host_reserve(host.total_bytes)
+        self._left = host.available_bytes - self.reserve_bytes
+        self._headroom = {
+            cgroup: headroom - self._cgroup_reserve(cgroup)
+            for cgroup, headroom in host.headroom_bytes.items()
+        }
+
+    def expect(self, kernel: Kernel, budget_bytes: int | None) -> None:
+        """The kernel is being parked, or will be, with that budget: it may take it all."""
+        takes = max(kernel.movable_bytes - kernel.host.kept_bytes, 0)
+        if budget_bytes is not None:
+            takes = min(takes, budget_bytes)
+        self._left -= takes
+        if kernel.cgroup in self._headroom:
+            self._headroom[kernel.cgroup] -= takes
+
+    def budget(self, kernel: Kernel) -> int:
+        """What a park of the kernel may take anew."""
+        return max(min(self._left, self._headroom.get(kernel.cgroup, self._left)), 0)
+
+    def refusal(self, kernel: Kernel) -> str | None:
+        """Why a park of the kernel is not even tried; None if it may be."""
+        needs = _surely_takes(kernel)
+        if needs <= kernel.host.kept_bytes + self.budget(kernel):
+            return None
+        headroom = self._headroom.get(kernel.cgroup)
+        anew = needs - kernel.host.kept_bytes
+        if anew > self._left:
+            return (
+                f"parking needs {bytes_in_words(anew)} of host memory and"
+                f" {bytes_in_words(max(self._left, 0))} are free beyond the reserve of"
+                f" {bytes_in_words(self.reserve_bytes)}"
+            )
+        return (
+            f"parking needs {bytes_in_words(anew)} of host memory and the kernel's own limit (cgroup)"
+            f" leaves {bytes_in_words(max(headroom or 0, 0))}"
+        )
+
+    def shortage(self, kernel: Kernel) -> Shortage | None:
+        """What a park of the kernel probably lacks; None if it will fit."""
+        anew = _probably_takes(kernel) - kernel.host.kept_bytes
+        host = anew - max(self._left, 0)
+        cgroup = anew - max(self._headroom[kernel.cgroup], 0) if kernel.cgroup in self._headroom else 0
+        if host <= 0 and cgroup <= 0:
+            return None
+        return Shortage(max(host, 0), max(cgroup, 0), kernel.cgroup)
+
+    def pressure(self) -> list[Shortage]:
+        """What the machine and each cgroup lack for their reserves, whatever is decided."""
+        short = [Shortage(self.reserve_bytes - self._host.available_bytes)]
+        for cgroup, headroom in self._host.headroom_bytes.items():
+            short.append(Shortage(0, self._cgroup_reserve(cgroup) - headroom, cgroup))
+        return [each for each in short if each.host_bytes > 0 or each.cgroup_bytes > 0]
+
+    def _cgroup_reserve(self, cgroup: str) -> int:
+        return min(self._host.limit_bytes.get(cgroup, 0) // CGROUP_RESERVE, self.reserve_bytes)
+
+
+def trims(
+    short: Shortage, kernels: Sequence[Kernel], now: float, reason: str, *, all_or_none: bool
+) -> list[Trim]:
+    """Who gives back how much of what it keeps: those that keep most for longest, and no more than is short.
+
+    `kernels` are those that may be asked; with `all_or_none` nobody is asked if that would not suffice.
+    """
+    host, cgroup = short.host_bytes, short.cgroup_bytes
+    wanted: dict[str, int] = {}
+    order = sorted(kernels, key=lambda kernel: (-kernel.host.trimmable_bytes * _age(kernel, now), kernel.id))
+    order.sort(key=lambda kernel: not (cgroup > 0 and kernel.cgroup == short.cgroup))
+    for kernel in order:
+        is_inside = kernel.cgroup == short.cgroup
+        missing = max(host, cgroup) if is_inside else host
+        gives = min(max(missing, LEAST_BYTES), kernel.host.trimmable_bytes) if missing > 0 else 0
+        if gives > 0:
+            wanted[kernel.id] = gives
+            host -= gives
+            cgroup -= gives if is_inside else 0
+    if all_or_none and max(host, cgroup) > 0:
+        return []
+    return [
+        Trim(
+            kernel.id, max(kernel.host.kept_bytes - kernel.host.trimming_bytes - wanted[kernel.id], 0), reason
+        )
+        for kernel in order
+        if kernel.id in wanted
+    ]
+
+
+def without(short: Shortage, kernels: Sequence[Kernel]) -> Shortage:
+    """What is still short when those that were asked a moment ago have given it back."""
+    host = sum(kernel.host.trimming_bytes for kernel in kernels)
+    inside = sum(kernel.host.trimming_bytes for kernel in kernels if kernel.cgroup == short.cgroup)
+    return Shortage(max(short.host_bytes - host, 0), max(short.cgroup_bytes - inside, 0), short.cgroup)
+
+
+def _age(kernel: Kernel, now: float) -> float:
+    return max(now - kernel.host.kept_since, 1.0)
+
+
+def _surely_takes(kernel: Kernel) -> int:
+    """The least with which a park of the kernel can end well, or is worth a try."""
+    if not kernel.host.is_frugal:
+        return kernel.movable_bytes
+    return min(
+        max(kernel.host.park_short_bytes, min(_probably_takes(kernel), LEAST_BYTES)), kernel.movable_bytes
+    )
+
+
+def _probably_takes(kernel: Kernel) -> int:
+    """What a park of the kernel takes by all that is known: by its last one, or all it has."""
+    takes = kernel.movable_bytes
+    if kernel.host.is_frugal and kernel.host.park_takes_bytes is not None:
+        takes = min(takes, kernel.host.park_takes_bytes)
+    return min(max(takes, kernel.host.park_short_bytes), kernel.movable_bytes)

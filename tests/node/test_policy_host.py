@@ -1,0 +1,153 @@
+"""What the policy decides about host memory, one statement a test."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from jupyter_affinode.node.actions import Park, RefusePark, Trim
+from jupyter_affinode.node.policy import decide
+from jupyter_affinode.node.settings import GIB, MIB, Settings
+from jupyter_affinode.node.snapshot import Gpu, Host, HostUse, Kernel, Node, Residency
+
+GPU = "GPU-a"
+NOW = 10_000.0
+IDLE = Settings(park_when="idle", host_reserve_bytes=1 * GIB)
+NEEDED = replace(IDLE, park_when="needed")
+FRUGAL = HostUse(is_frugal=True)
+
+
+def resident(name, size=4 * GIB, *, idle=1000.0, use=FRUGAL, **fields):
+    """A kernel on the GPU, idle for some seconds."""
+    return Kernel(name, Residency.RESIDENT, {GPU: size}, last_activity=NOW - idle, host=use, **fields)
+
+
+def keeps(size, *, since=100.0, takes=None, **fields):
+    """What a kernel keeps from its last park, for how many seconds."""
+    return HostUse(
+        is_frugal=True,
+        kept_bytes=size,
+        trimmable_bytes=fields.pop("trimmable", size),
+        kept_since=NOW - since,
+        park_takes_bytes=takes,
+        **fields,
+    )
+
+
+def node(*kernels, available, **host):
+    """A machine whose GPU is large enough."""
+    return Node(
+        {GPU: Gpu(GPU, 80 * GIB, 80 * GIB, NOW)}, kernels, Host(available, total_bytes=64 * GIB, **host)
+    )
+
+
+def test_a_park_of_unknown_need_is_tried_with_what_there_is():
+    """64 GiB that a framework took in advance may be zeros, which take no host memory."""
+    actions = decide(NOW, node(resident("k", 64 * GIB), available=3 * GIB), IDLE)
+    assert actions == [Park("k", "idle 17 min", 2 * GIB)]
+
+
+def test_one_whose_shim_knows_no_budget_must_fit_with_all_it_has():
+    (action,) = decide(NOW, node(resident("k", 4 * GIB, use=HostUse()), available=3 * GIB), IDLE)
+    assert isinstance(action, RefusePark)
+
+
+def test_with_next_to_nothing_free_nothing_is_tried():
+    (action,) = decide(NOW, node(resident("k"), available=1 * GIB + 100 * MIB), IDLE)
+    assert isinstance(action, RefusePark)
+    assert "100 MiB are free beyond the reserve of 1 GiB" in action.reason
+
+
+def test_what_was_tried_in_vain_is_not_tried_again_until_there_is_enough():
+    short = replace(FRUGAL, park_short_bytes=3 * GIB)
+    (action,) = decide(NOW, node(resident("k", use=short), available=3 * GIB), IDLE)
+    assert isinstance(action, RefusePark)
+    assert "3 GiB of host memory and 2 GiB are free" in action.reason
+    (action,) = decide(NOW, node(resident("k", use=short), available=4 * GIB), IDLE)
+    assert isinstance(action, Park)
+
+
+def test_what_a_kernel_keeps_counts_for_its_own_next_park():
+    full = node(resident("k", use=keeps(4 * GIB)), available=1 * GIB)
+    assert decide(NOW, full, IDLE) == [Park("k", "idle 17 min", 0)]
+
+
+def test_what_another_keeps_is_given_back_first_when_a_park_lacks_it():
+    kernels = (resident("k"), resident("keeper", idle=1, use=keeps(8 * GIB)))
+    actions = decide(NOW, node(*kernels, available=3 * GIB), IDLE)
+    assert actions == [Trim("keeper", 6 * GIB, "room to park k")]
+
+
+def test_while_that_is_under_way_the_park_waits_for_it():
+    asked = keeps(8 * GIB, trimmable=6 * GIB, trimming_bytes=2 * GIB)
+    kernels = (resident("k"), resident("keeper", idle=1, use=asked))
+    assert decide(NOW, node(*kernels, available=3 * GIB), IDLE) == []
+
+
+def test_nobody_gives_back_what_would_not_suffice():
+    kernels = (resident("k", 32 * GIB), resident("keeper", idle=1, use=keeps(8 * GIB)))
+    assert decide(NOW, node(*kernels, available=3 * GIB), IDLE) == [Park("k", "idle 17 min", 2 * GIB)]
+
+
+def test_nobody_gives_back_anything_for_a_park_that_took_little_the_last_time():
+    zeros = keeps(0, takes=100 * MIB)
+    kernels = (resident("k", 32 * GIB, use=zeros), resident("keeper", idle=1, use=keeps(8 * GIB)))
+    assert decide(NOW, node(*kernels, available=3 * GIB), IDLE) == [Park("k", "idle 17 min", 2 * GIB)]
+
+
+def test_who_keeps_most_for_longest_gives_back_first():
+    kernels = (
+        resident("new", idle=1, use=keeps(8 * GIB, since=10)),
+        resident("old", idle=1, use=keeps(4 * GIB, since=1000)),
+        resident("small", idle=1, use=keeps(64 * MIB, since=1000)),
+    )
+    actions = decide(NOW, node(*kernels, available=0), NEEDED)
+    assert actions == [Trim("old", 3 * GIB, "host memory is short")]
+    tight = node(*kernels, available=0)
+    more = decide(NOW, tight, replace(NEEDED, host_reserve_bytes=5 * GIB))
+    assert more == [Trim("old", 0, "host memory is short"), Trim("new", 7 * GIB, "host memory is short")]
+
+
+def test_under_the_reserve_what_is_kept_goes_and_above_it_stays():
+    kernel = resident("k", idle=1, use=keeps(8 * GIB))
+    assert decide(NOW, node(kernel, available=1 * GIB), NEEDED) == []
+    assert decide(NOW, node(kernel, available=1 * GIB - 600 * MIB), NEEDED) == [
+        Trim("k", 8 * GIB - 600 * MIB, "host memory is short")
+    ]
+
+
+def test_a_cgroup_near_its_limit_has_its_own_kernels_give_back():
+    inside = resident("inside", idle=1, cgroup="/user", use=keeps(2 * GIB, since=1))
+    outside = resident("outside", idle=1, use=keeps(8 * GIB))
+    limits = {"headroom_bytes": {"/user": 100 * MIB}, "limit_bytes": {"/user": 8 * GIB}}
+    (action,) = decide(NOW, node(inside, outside, available=32 * GIB, **limits), NEEDED)
+    assert (type(action), action.kernel_id) == (Trim, "inside")
+    assert action.keep_bytes == 2 * GIB - (8 * GIB // 10 - 100 * MIB)
+
+
+def test_a_park_leaves_a_part_of_its_cgroup_free():
+    """At its very limit the kernel would be killed at its next allocation, with its tensors."""
+    limits = {"headroom_bytes": {"/user": 3 * GIB}, "limit_bytes": {"/user": 8 * GIB}}
+    (action,) = decide(NOW, node(resident("k", cgroup="/user"), available=32 * GIB, **limits), IDLE)
+    assert action == Park("k", "idle 17 min", 3 * GIB - 8 * GIB // 10)
+
+
+def test_the_default_reserve_follows_what_the_machine_has():
+    """Some virtual machines get memory while they run: the reserve is of what there is at the time."""
+    follows = replace(NEEDED, host_reserve_bytes=None)
+    assert follows.host_reserve(8 * GIB) == 2 * GIB
+    assert follows.host_reserve(64 * GIB) == 64 * GIB // 10
+    kernel = resident("k", idle=1, use=keeps(8 * GIB))
+    grown = replace(node(kernel, available=5 * GIB), host=Host(5 * GIB, total_bytes=100 * GIB))
+    assert decide(NOW, node(kernel, available=7 * GIB), follows) == []
+    assert [type(action) for action in decide(NOW, grown, follows)] == [Trim]
+
+
+def test_a_kernel_under_way_gives_nothing_back():
+    moving = resident("moving", is_moving=True, use=keeps(8 * GIB))
+    assert decide(NOW, node(moving, available=0), NEEDED) == []
+
+
+def test_a_kernel_that_gives_back_is_not_parked_in_the_same_pass():
+    kernels = (resident("k", idle=2000), resident("keeper", idle=400, use=keeps(8 * GIB)))
+    actions = decide(NOW, node(*kernels, available=3 * GIB), IDLE)
+    assert [(type(action), action.kernel_id) for action in actions] == [(Trim, "keeper")]
