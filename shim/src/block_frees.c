@@ -84,7 +84,6 @@ static bool any_doomed(void)
 	return atomic_load_explicit(&doomed, memory_order_relaxed) != NULL;
 }
 
-/* cuMemFree waits for the work that may use the memory; so do we, in the block's own context.  */
 static void synchronise_context(CUcontext handle)
 {
 	CUcontext current = NULL;
@@ -95,6 +94,24 @@ static void synchronise_context(CUcontext handle)
 	driver.cuCtxSynchronize();
 	if (current != handle)
 		driver.cuCtxPopCurrent(&current);
+}
+
+/* cuMemFree waits for the work that may use the memory; so do we: in the block's own context, and in those of devices
+ * that can reach it.  */
+static void synchronise_users(const struct block *block)
+{
+	uint32_t peers = block->context->device->peers;
+	CUcontext own = block->context->handle;
+
+	if (own)
+		synchronise_context(own);
+	for (struct context *context = peers ? contexts_first() : NULL; context; context = context->next) {
+		CUcontext handle = context->handle;
+
+		if (handle && handle != own && context->device->ordinal < 32 &&
+		    (peers & (1u << context->device->ordinal)))
+			synchronise_context(handle);
+	}
 }
 
 void blocks_reap(bool synchronise)
@@ -111,8 +128,8 @@ void blocks_reap(bool synchronise)
 		struct block *block = list;
 
 		list = block->next_doomed;
-		if (synchronise && block->resident && block->context->handle)
-			synchronise_context(block->context->handle);
+		if (synchronise && block->resident)
+			synchronise_users(block);
 		block_destroy(block);
 	}
 	blocks_changed();
@@ -139,8 +156,7 @@ bool block_free(CUdeviceptr address)
 		return false;
 	if (now) {
 		blocks_reap(true);
-		if (block->context->handle)
-			synchronise_context(block->context->handle);
+		synchronise_users(block);
 		block_destroy(block);
 	} else if (!open) {
 		mover_reap();

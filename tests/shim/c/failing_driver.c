@@ -1,5 +1,6 @@
 /* Stands between the shim and the driver: answers the shim's cuGetProcAddress with functions that can be told to fail, at
- * their nth call from now. Only the shim's own calls come by here, so a test can hit any single step of a move.  */
+ * their nth call from now, and counts them. Only the shim's own calls come by here, so a test can hit any single step of a
+ * move.  */
 #include <dlfcn.h>
 #include <stdint.h>
 #include <string.h>
@@ -8,19 +9,25 @@
 	X(cuMemCreate) X(cuMemMap) X(cuMemSetAccess) X(cuMemUnmap) X(cuMemRelease) X(cuMemcpyDtoHAsync)              \
 	X(cuMemcpyHtoDAsync) X(cuStreamSynchronize) X(cuStreamQuery) X(cuCtxSynchronize) X(cuCtxSetCurrent)          \
 	X(cuThreadExchangeStreamCaptureMode)
+/* These are only counted.  */
+#define COUNTED_FUNCTIONS(X)                                                                                         \
+	X(cuMemAddressReserve) X(cuMemAddressFree) X(cuCtxGetCurrent) X(cuCtxPushCurrent) X(cuCtxPopCurrent)         \
+	X(cuPointerGetAttribute)
 
 typedef uintptr_t W;
 typedef int (*function)(W, W, W, W, W, W);
 
 enum {
 #define NUMBER(name) AT_##name,
-	FAILING_FUNCTIONS(NUMBER) FUNCTIONS
+	FAILING_FUNCTIONS(NUMBER) MAY_FAIL,
+	BEFORE_COUNTED = MAY_FAIL - 1,
+	COUNTED_FUNCTIONS(NUMBER) FUNCTIONS
 #undef NUMBER
 };
 
 static const char *const names[] = {
 #define NAME(name) #name,
-	FAILING_FUNCTIONS(NAME)
+	FAILING_FUNCTIONS(NAME) COUNTED_FUNCTIONS(NAME)
 #undef NAME
 };
 
@@ -28,11 +35,13 @@ static function reals[FUNCTIONS];
 static unsigned countdowns[FUNCTIONS]; /* 0: does not fail */
 static int error, onwards;
 static unsigned met;
+static unsigned counts[FUNCTIONS];
 
 static int failing(int i, W a, W b, W c, W d, W e, W f)
 {
 	unsigned left = __atomic_load_n(&countdowns[i], __ATOMIC_ACQUIRE);
 
+	__atomic_add_fetch(&counts[i], 1, __ATOMIC_RELAXED);
 	if (left > 1) {
 		__atomic_store_n(&countdowns[i], left - 1, __ATOMIC_RELEASE);
 	} else if (left == 1) {
@@ -50,15 +59,17 @@ static int failing(int i, W a, W b, W c, W d, W e, W f)
 		return failing(AT_##name, a, b, c, d, e, f);      \
 	}
 FAILING_FUNCTIONS(STUB)
+COUNTED_FUNCTIONS(STUB)
 
 static const function stubs[] = {
 #define ADDRESS(name) stub_##name,
-	FAILING_FUNCTIONS(ADDRESS)
+	FAILING_FUNCTIONS(ADDRESS) COUNTED_FUNCTIONS(ADDRESS)
 };
 
 int cuGetProcAddress_v2(const char *symbol, void **pfn, int version, uint64_t flags, int *status);
 unsigned failing_disarm(void);
 const char *failing_name(unsigned i);
+unsigned failing_count(const char *name);
 void failing_arm(unsigned i, unsigned nth, int with, int for_good);
 
 int cuGetProcAddress_v2(const char *symbol, void **pfn, int version, uint64_t flags, int *status)
@@ -83,7 +94,16 @@ int cuGetProcAddress_v2(const char *symbol, void **pfn, int version, uint64_t fl
 
 const char *failing_name(unsigned i)
 {
-	return i < FUNCTIONS ? names[i] : 0;
+	return i < MAY_FAIL ? names[i] : 0;
+}
+
+/* How often the shim called that function since this was last asked.  */
+unsigned failing_count(const char *name)
+{
+	for (int i = 0; i < FUNCTIONS; i++)
+		if (strcmp(name, names[i]) == 0)
+			return __atomic_exchange_n(&counts[i], 0, __ATOMIC_RELAXED);
+	return 0;
 }
 
 /* The nth call of that function from now on fails so, and, `for_good`, all later ones.  */

@@ -1,0 +1,103 @@
+"""What the shim costs a program that allocates without a caching allocator: `python tests/gpu/allocations.py`.
+
+Compiles allocations.c and runs it in turn with the shim and without, in fresh processes; prints medians and their
+ratio, then what the calls cost that a backed block is made of. Exits with 1 if a pair of 2 to 20 MiB costs more than
+`LIMIT` times the driver's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from jupyter_affinode.environment import shim_path
+
+LIMIT = 1.1
+Figures = dict[tuple[str, int], list[float]]
+"""Microseconds, one a process, by what was measured and the block's size in MiB."""
+
+
+def compile_program(folder: Path) -> Path:
+    program = folder / "allocations"
+    compiler = os.environ.get("CC", "cc")
+    source = Path(__file__).with_name("allocations.c")
+    subprocess.run([compiler, "-O2", "-o", str(program), str(source), "-ldl"], check=True)
+    return program
+
+
+def measure(program: Path, figures: Figures, shim: Path | None = None, *arguments: str) -> None:
+    env = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    if shim:
+        env["LD_PRELOAD"] = str(shim)
+    env["AFFINODE_SOCKET"] = str(program.parent / "nobody.sock")
+    ran = subprocess.run([str(program), *arguments], env=env, stdout=subprocess.PIPE, text=True, check=True)
+    for line in ran.stdout.splitlines():
+        name, mib, microseconds = line.split()
+        figures.setdefault((name, int(mib)), []).append(float(microseconds))
+
+
+def compare(program: Path, shim: Path, rounds: int) -> tuple[Figures, Figures]:
+    """(without, with) the shim; who goes first alternates."""
+    figures: tuple[Figures, Figures] = ({}, {})
+    for i in range(rounds):
+        for with_shim in (False, True) if i % 2 == 0 else (True, False):
+            measure(program, figures[with_shim], shim if with_shim else None)
+    return figures
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def describe_pieces(program: Path) -> str:
+    """The single calls of a backed block, by kind of memory and size; without the shim."""
+    figures: Figures = {}
+    for _ in range(3):
+        measure(program, figures, None, "pieces")
+    by_kind: dict[tuple[str, int], dict[str, str]] = {}
+    idle = []
+    for (name, mib), us in figures.items():
+        kind, _, step = name.partition(":")
+        if step:
+            by_kind.setdefault((kind, mib), {})[step] = f"{median(us):.2f}"
+        else:
+            idle.append(f"{name}: {median(us):.2f} µs")
+    steps = list(next(iter(by_kind.values())))
+    rows = [[kind, str(mib), *(us[step] for step in steps)] for (kind, mib), us in by_kind.items()]
+    return table(["µs", "MiB", *steps], rows) + "\n\n" + ", ".join(idle)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=8, help="processes each way")
+    parser.add_argument("--no-pieces", action="store_true", help="leave the single calls out")
+    options = parser.parse_args()
+    too_slow = []
+    with tempfile.TemporaryDirectory(prefix="affinode-") as folder:
+        program = compile_program(Path(folder))
+        without, with_ = compare(program, shim_path(), options.rounds)
+        rows = []
+        for key, ours in with_.items():
+            name, mib = key
+            ratio = median(ours) / median(without[key])
+            rows.append(
+                [name, str(mib), f"{median(without[key]):.1f}", f"{median(ours):.1f}", f"{ratio:.3f}"]
+            )
+            if name.endswith("pair") and mib <= 20 and ratio > LIMIT:
+                too_slow.append(f"{name} of {mib} MiB: {ratio:.3f} times the driver's")
+        print(table(["what", "MiB", "driver, µs", "shim, µs", "ratio"], rows))
+        if not options.no_pieces:
+            print("\n" + describe_pieces(program))
+    print("\n".join(too_slow))
+    return int(bool(too_slow))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+/* An allocation and a free ask no more of the driver than what a backed block is made of: with no caching allocator in
+ * between, every further call is what the person pays for the shim.  */
+#include "harness.h"
+
+#define PAIRS 50
+
+static const struct {
+	const char *name;
+	unsigned calls; /* a pair */
+} expected[] = {
+	{"cuMemAddressReserve", 1}, {"cuMemCreate", 1},	      {"cuMemMap", 1},	   {"cuMemSetAccess", 1},
+	{"cuMemUnmap", 1},	    {"cuMemRelease", 1},      {"cuMemAddressFree", 1}, {"cuCtxSynchronize", 1},
+	{"cuCtxGetCurrent", 2}, /* whose memory is it to be; must another context be waited for: both stay in the thread */
+	{"cuCtxPushCurrent", 0},    {"cuCtxPopCurrent", 0},   {"cuCtxSetCurrent", 0},  {"cuStreamQuery", 0},
+	{"cuStreamSynchronize", 0}, {"cuPointerGetAttribute", 0}, {"cuThreadExchangeStreamCaptureMode", 0},
+};
+#define EXPECTED (sizeof(expected) / sizeof(expected[0]))
+
+int main(int argc, char **argv)
+{
+	unsigned (*failing_count)(const char *name);
+	CUdeviceptr at;
+
+	test_begin(argc, argv, 30);
+	*(void **)&failing_count = cuda_in_front("failing_count");
+	cuda_start();
+	controller_accept();
+	CUDA(MemAlloc(&at, MiB(2))); /* makes the context ready */
+	CUDA(MemFree(at));
+	for (size_t i = 0; i < EXPECTED; i++)
+		failing_count(expected[i].name);
+	for (unsigned n = 0; n < PAIRS; n++) {
+		CUDA(MemAlloc(&at, MiB(2) * (1 + n % 10)));
+		CUDA(MemFree(at));
+	}
+	for (size_t i = 0; i < EXPECTED; i++) {
+		unsigned calls = failing_count(expected[i].name);
+
+		if (calls != PAIRS * expected[i].calls)
+			test_fail(__FILE__, __LINE__, expected[i].name, calls);
+	}
+	return 0;
+}
