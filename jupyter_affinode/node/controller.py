@@ -174,6 +174,7 @@ class Controller:
             hello.shim_version,
         )
         self.look(now)
+        self.moves.process_came(process)
         self.poke()
 
     def shim_said(self, connection: Connection, message: Message) -> None:
@@ -299,7 +300,9 @@ class Controller:
 
     def _take_notify(self, process: Process, message: Notify) -> None:
         now = time.monotonic()
-        if message.kind is NotifyKind.ROOM:
+        if message.kind is NotifyKind.WANT:
+            self.moves.process_wants(process)
+        elif message.kind is NotifyKind.ROOM:
             self._take_room(process, message, now)
         elif message.kind is NotifyKind.ROOM_END:
             ended = process.rooms.get(message.number)

@@ -10,17 +10,19 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 
+from . import together
 from .host_care import budget_argument, learn_from_park
 from .page import State
-from .records import KernelRecord, Move, Outcome, Process
+from .records import KernelRecord, Move, Outcome, Phase, Process
 from .state import NodeState
-from .wire import CommandKind, Reply, Status
+from .wire import CommandKind, MoveFlag, Reply, Status
 from .words import bytes_in_words, duration_in_words
 
 PARK_BEGINS_WITHIN_S = 2.0
 RESUME_BEGINS_WITHIN_S = 5.0
 REPLY_LOST_AFTER_S = 3.0  # after the last moment to begin, if the page shows that it was not begun
 MOVE_LASTS_S = 600.0  # one that was begun; a slow host touches fresh memory at 6 GiB/s
+ABORT_LASTS_S = 10.0  # a shim stops between two pieces of its copies
 BACK_OFF_FIRST_S, BACK_OFF_LAST_S = 0.5, 30.0
 ASK_AGAIN_S = 0.1
 
@@ -73,33 +75,44 @@ class Moves:
         self._log.info("park %s (%s): %s", kernel.id, bytes_in_words(size), reason)
         self._command(kernel, kernel.move, targets, CommandKind.PARK, PARK_BEGINS_WITHIN_S)
 
-    def resume(
-        self, kernel: KernelRecord, needs: Mapping[str, int], reason: str, *, undoes: str | None = None
-    ) -> None:
+    def resume(self, kernel: KernelRecord, needs: Mapping[str, int], reason: str) -> None:
         """Reserve the kernel's room and tell every parked process to resume."""
-        now = time.monotonic()
-        kernel.move = Move(False, reason, now, asked=kernel.resume_asked, undoes=undoes)
-        self._state.reservations.reserve_resume(kernel.id, dict(needs))
-        self._log.info("resume %s (%s): %s", kernel.id, bytes_in_words(sum(needs.values())), reason)
-        targets = [process for process in kernel.connected() if process.is_parked]
-        self._command(kernel, kernel.move, targets, CommandKind.RESUME, RESUME_BEGINS_WITHIN_S)
+        self._resume(kernel, [process for process in kernel.connected() if process.is_parked], needs, reason)
 
     def take_reply(self, process: Process, reply: Reply) -> None:
         """A shim answered; one to anything but the command under way is ignored."""
         kernel = self._state.kernels[process.kernel_id]
         move = kernel.move
-        if move is None or move.pending.get(process.key) != reply.epoch or reply.status is Status.PREPARED:
+        if move is None or move.pending.get(process.key) != reply.epoch:
             return
-        del move.pending[process.key]
-        move.replies[process.key] = reply
-        self._finish_if_done(kernel, move)
+        if reply.status is not Status.PREPARED:
+            del move.pending[process.key]
+            move.prepared.discard(process.key)
+            move.replies[process.key] = reply
+        elif move.phase is Phase.PREPARING:
+            move.prepared.add(process.key)
+        self._go_on(kernel, move)
+
+    def process_came(self, process: Process) -> None:
+        """A process said HELLO: a park of its kernel that is not decided yet would leave it out."""
+        kernel = self._state.kernels[process.kernel_id]
+        if kernel.move is not None:
+            self._go_on(kernel, kernel.move)
+
+    def process_wants(self, process: Process) -> None:
+        """A call waits: at the gate of a prepared park it is let through, and nobody parks."""
+        kernel = self._state.kernels[process.kernel_id]
+        move = kernel.move
+        if move is not None and move.parks and process.key in move.epochs:
+            together.abort(kernel, move, together.CAME_BACK)
 
     def process_gone(self, process: Process, kernel: KernelRecord) -> None:
         """A process ended or fell silent: nobody waits for its reply."""
         move = kernel.move
         if move is not None and move.pending.pop(process.key, None) is not None:
+            move.prepared.discard(process.key)
             move.gone.add(process.key)
-            self._finish_if_done(kernel, move)
+            self._go_on(kernel, move)
 
     def look_for_lost_replies(self, now: float) -> None:
         """End what nobody will answer any more."""
@@ -107,16 +120,12 @@ class Moves:
             move = kernel.move
             if move is None:
                 continue
-            patience = REPLY_LOST_AFTER_S + (PARK_BEGINS_WITHIN_S if move.parks else RESUME_BEGINS_WITHIN_S)
-            if now - move.began < patience:
-                continue
             for key in list(move.pending):
-                process = kernel.processes.get(key)
-                begun = process is not None and process.data.epoch == move.pending[key]
-                if not begun or now - move.began > MOVE_LASTS_S:
+                if _is_lost(move, kernel.processes.get(key), now):
                     del move.pending[key]
+                    move.prepared.discard(key)
                     move.gone.add(key)
-            self._finish_if_done(kernel, move)
+            self._go_on(kernel, move)
 
     def refuse_park(
         self, kernel: KernelRecord, status: Status, slug: str, reason: str, *, was_tried: bool = False
@@ -162,18 +171,36 @@ class Moves:
         kind: CommandKind,
         lasts_s: float,
     ) -> None:
+        in_two_steps = together.can_prepare(targets)
+        move.phase = Phase.PREPARING if in_two_steps else Phase.DIRECT
+        flags = MoveFlag.PREPARE if in_two_steps else MoveFlag(0)
         for process in targets:
             if process.connection is not None:
-                argument = budget_argument(kernel, process, targets) if move.parks else 0
+                budget = budget_argument(kernel, process, targets) if move.parks else 0
                 epoch = process.connection.command(
-                    kind, argument=argument, reason=move.reason, lasts_s=lasts_s
+                    kind, argument=budget | int(flags), reason=move.reason, lasts_s=lasts_s
                 )
-                move.pending[process.key] = epoch
-        self._finish_if_done(kernel, move)
+                move.epochs[process.key] = move.pending[process.key] = epoch
+        self._go_on(kernel, move)
 
-    def _finish_if_done(self, kernel: KernelRecord, move: Move) -> None:
-        if move.pending or kernel.move is not move:
-            return
+    def _resume(
+        self, kernel: KernelRecord, targets: list[Process], needs: Mapping[str, int], reason: str
+    ) -> None:
+        now = time.monotonic()
+        kernel.move = Move(False, reason, now, asked=kernel.resume_asked)
+        self._state.reservations.reserve_resume(kernel.id, dict(needs))
+        self._log.info("resume %s (%s): %s", kernel.id, bytes_in_words(sum(needs.values())), reason)
+        self._command(kernel, kernel.move, targets, CommandKind.RESUME, RESUME_BEGINS_WITHIN_S)
+
+    def _go_on(self, kernel: KernelRecord, move: Move) -> None:
+        """Decide on a move in two steps if that is due; finish what has ended everywhere."""
+        if move.phase is Phase.PREPARING:
+            self._state.refresh(time.monotonic())
+            together.advance(kernel, move)
+        if not move.pending and kernel.move is move:
+            self._finish(kernel, move)
+
+    def _finish(self, kernel: KernelRecord, move: Move) -> None:
         kernel.move = None
         now = time.monotonic()
         self._state.refresh(now)
@@ -190,27 +217,32 @@ class Moves:
         failed = _worst(move, kernel)
         learn_from_park(kernel, move.replies)
         done = [reply for reply in move.replies.values() if reply.status is Status.OK]
-        if failed is None and done:
+        if failed is None and (done or move.gone & kernel.processes.keys()):
             kernel.refusal, kernel.refusals = None, 0
             kernel.held_until = None if move.asked else kernel.held_until
-            moved, took = sum(reply.bytes for reply in done), max(reply.duration_s for reply in done)
+            moved = sum(reply.bytes for reply in done)
+            took = max((reply.duration_s for reply in done), default=0.0)
             self._log.info("parked %s: %s in %s", kernel.id, bytes_in_words(moved), duration_in_words(took))
             self.end_park_wish(kernel, Outcome(Status.OK, "", f"{bytes_in_words(moved)} freed"))
             return
         if failed is None:
             failed = (Status.NOTHING, _text(move, Status.NOTHING))
         status, text = failed
-        back = {
-            gpu.uuid: gpu.parked_bytes
-            for key, reply in move.replies.items()
-            if reply.status is Status.OK and key in kernel.processes
-            for gpu in kernel.processes[key].data.gpus
-        }
-        if back:
-            self.resume(
-                kernel, back, f"the kernel's other processes could not be parked: {text}", undoes=text
-            )
+        self._bring_back(kernel, move, text)
         self.refuse_park(kernel, status, SLUGS[status], text, was_tried=True)
+
+    def _bring_back(self, kernel: KernelRecord, move: Move, why: str) -> None:
+        """Undo a park in those processes that carried it out although others did not."""
+        parked = [
+            process for process in kernel.connected() if process.key in move.epochs and process.is_parked
+        ]
+        needs: dict[str, int] = {}
+        for process in parked:
+            for gpu in process.data.gpus:
+                needs[gpu.uuid] = needs.get(gpu.uuid, 0) + gpu.parked_bytes
+        if parked:
+            reason = f"the kernel's other processes could not be parked: {why}"
+            self._resume(kernel, parked, needs, reason)
 
     def _resumed(self, kernel: KernelRecord, move: Move, now: float) -> None:
         self._state.reservations.finish_resume(kernel.id, now)
@@ -239,12 +271,35 @@ class Moves:
 
 def _worst(move: Move, kernel: KernelRecord) -> tuple[Status, str] | None:
     """What kept the move from being done in every process that still lives; None if nothing did."""
+    if move.failure is not None:
+        status, said = move.failure
+        return status, said or PLAIN[status]
     for reply in move.replies.values():
         if reply.status not in (Status.OK, Status.NOTHING):
             return reply.status, _text(move, reply.status)
-    if move.gone & kernel.processes.keys():
+    gone = [kernel.processes[key] for key in move.gone & kernel.processes.keys()]
+    if not all(_is_where_it_should_be(move, process) for process in gone):
         return Status.STALE, PLAIN[Status.STALE]
     return None
+
+
+def _is_where_it_should_be(move: Move, process: Process) -> bool:
+    """Whether the page says that the move was carried out."""
+    return process.is_parked if move.parks else process.data.state is State.RESIDENT
+
+
+def _is_lost(move: Move, process: Process | None, now: float) -> bool:
+    """Whether a process's last word will not come, or is not worth waiting for."""
+    since = move.began if move.decided_at is None else move.decided_at
+    if process is None or now - since > MOVE_LASTS_S:
+        return True
+    if move.phase is Phase.ABORTING:
+        return now - since > ABORT_LASTS_S
+    if process.data.epoch == move.pending[process.key]:
+        done = move.phase is not Phase.PREPARING and _is_where_it_should_be(move, process)
+        return done and now - max(since, process.data.state_since) > REPLY_LOST_AFTER_S
+    begins_within = PARK_BEGINS_WITHIN_S if move.parks else RESUME_BEGINS_WITHIN_S
+    return now - move.began > begins_within + REPLY_LOST_AFTER_S
 
 
 def _text(move: Move, status: Status) -> str:

@@ -31,6 +31,7 @@ def decide(now: float, node: Node, settings: Settings) -> list[Action]:
     serve_queue(plan)
     reclaim_watermark(plan)
     park_idle(plan)
+    mend_splits(plan)
     relieve_host(plan)
     return plan.actions
 
@@ -205,6 +206,22 @@ def park_idle(plan: Plan) -> None:
 def relieve_host(plan: Plan) -> None:
     """Under the host's reserve, what is kept only for speed goes first."""
     plan.relieve()
+
+
+def mend_splits(plan: Plan) -> None:
+    """Bring back the parked part of a kernel whose other processes are on the GPU, where there is room for it.
+
+    Kernels are moved whole, so this is what a controller that was killed in between left, or a process that
+    began in a parked kernel. Nobody yields or waits for it: who needs the parked part calls, and queues.
+    """
+    if plan.queue:
+        return
+    for kernel in plan.node.kernels:
+        if not kernel.is_split or kernel.is_dying or not plan.is_free(kernel):
+            continue
+        if kernel.resume_retry_at <= plan.now and plan.fits(kernel.parked_bytes, plan.settings.margin_bytes):
+            plan.act(Resume(kernel.id, dict(kernel.parked_bytes), "its other processes are on the GPU"))
+            plan.take_room(kernel.parked_bytes)
 
 
 def _grant(plan: Plan, waiter: Waiter) -> bool:

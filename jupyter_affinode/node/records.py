@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
 from .connection import Connection
 from .host import CgroupMemory
@@ -81,6 +82,15 @@ class Process:
         return self.data.state in (State.PARKED, State.QUEUED)
 
 
+class Phase(Enum):
+    """How far a move is. DIRECT has one step: every process's reply is its end."""
+
+    DIRECT = "direct"
+    PREPARING = "preparing"
+    COMMITTING = "committing"
+    ABORTING = "aborting"
+
+
 @dataclass
 class Move:
     """A park or resume of a kernel that is under way in its processes."""
@@ -89,10 +99,14 @@ class Move:
     reason: str
     began: float
     asked: bool
-    pending: dict[int, int] = field(default_factory=dict)  # process key: epoch of the command
-    replies: dict[int, Reply] = field(default_factory=dict)
+    phase: Phase = Phase.DIRECT
+    epochs: dict[int, int] = field(default_factory=dict)  # who was told: process key, epoch of the command
+    pending: dict[int, int] = field(default_factory=dict)  # of these, whose last word is awaited
+    prepared: set[int] = field(default_factory=set)  # of these, who waits for COMMIT or ABORT
+    replies: dict[int, Reply] = field(default_factory=dict)  # the last words
     gone: set[int] = field(default_factory=set)
-    undoes: str | None = None  # the refusal of the park that this resume undoes
+    failure: tuple[Status, str] | None = None  # why it was aborted
+    decided_at: float | None = None
 
 
 @dataclass(frozen=True)

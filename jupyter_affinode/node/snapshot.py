@@ -83,6 +83,7 @@ class Kernel:
     held_until: float | None = None
     is_parkable: bool = True
     is_dying: bool = False
+    is_split: bool = False  # a part of its processes is parked, and does not ask for the GPU
     is_moving: bool = False  # a command is under way, or a process is in transition
     wants_since: float | None = None  # a call waits at its closed gate, or the person asked for it back
     rooms: tuple[RoomRequest, ...] = ()

@@ -189,6 +189,8 @@ class NodeState:
             held_until=kernel.held_until,
             is_parkable=all(process.is_parkable for process in holders),
             is_dying=all(process.is_dying for process in processes),
+            is_split=kernel.residency is Residency.RESIDENT
+            and any(process.is_parked for process in kernel.connected()),
             is_moving=kernel.move is not None or kernel.residency in (Residency.PARKING, Residency.RESUMING),
             wants_since=kernel.wants_since,
             rooms=rooms,

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from fake_shim import FakeShim
 from live_machine import Machine
+from preparing_shim import PreparingShim
 from thread_controller import ThreadController
 
 
@@ -40,6 +41,20 @@ def shim(machine: Machine) -> Iterator[Callable[..., FakeShim]]:
 
     def connect(*arguments: Any, **options: Any) -> FakeShim:
         made.append(FakeShim(machine.socket.parent, *arguments, **options))
+        return made[-1]
+
+    yield connect
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def preparing(machine: Machine) -> Iterator[Callable[..., PreparingShim]]:
+    """As `shim`, but it knows prepared moves."""
+    made: list[PreparingShim] = []
+
+    def connect(*arguments: Any, **options: Any) -> PreparingShim:
+        made.append(PreparingShim(machine.socket.parent, *arguments, **options))
         return made[-1]
 
     yield connect

@@ -96,6 +96,7 @@ class FakePage:
         self.sequence = 0
         self.state = RESIDENT
         self.epoch = 0
+        self.want = 0
         self.flags = self.calls_in_flight = self.captures = self.room = self.parks = self.resumes = 0
         self.last_activity = self.state_since = time.monotonic_ns()
         self.host = [0, 0, 0, 0, 0, 0]  # copies, kept, copied and zero at the last park, mended chunks, depth
@@ -115,7 +116,7 @@ class FakePage:
             os.getpid(),
             self.flags,
             raw.get("state", self.state),
-            int(self.state == QUEUED),
+            self.want or int(self.state == QUEUED),
             self.sequence,
             self.state_since,
             self.last_activity,
@@ -255,6 +256,7 @@ class FakeShim:
                 beaten = time.monotonic()
                 with contextlib.suppress(OSError):
                     self.send(message(HEARTBEAT, b""))
+            self._idle()
             if not ready:
                 continue
             try:
@@ -267,6 +269,9 @@ class FakeShim:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it ended while we answered
                 self._take(data)
 
+    def _idle(self) -> None:
+        """Called ten times a second and more, for what is due."""
+
     def _take(self, data: bytes) -> None:
         _, version, kind, size, epoch = HEADER.unpack_from(data)
         assert size == len(data)
@@ -278,8 +283,9 @@ class FakeShim:
             number, asked, deadline, argument, reason = COMMAND.unpack(body)
             command = Command(number, epoch, asked, deadline, argument, reason.rstrip(b"\0").decode())
             self.heard.commands.append(command)
-            self.page.epoch = epoch
-            self.page.write()
+            if number in (PARK, RESUME):
+                self.page.epoch = epoch
+                self.page.write()
             if self.on_command is not None:
                 self.on_command(command)
             elif self.answers:

@@ -175,15 +175,19 @@ def test_only_eligible_or_blocked_kernels_are_parked_unasked(node, policy):
 @settings(max_examples=150, deadline=None)
 def test_the_queue_is_served_first_come_first(node, policy):
     """Everyone before who is served is served too, under way, held back by a failure, or never fits."""
-    served = {
-        action.kernel_id for action in decide(NOW, node, policy) if isinstance(action, Resume | GrantRoom)
+    places = {  # a kernel has one for each of its allocations
+        (action.kernel_id, action.key if isinstance(action, GrantRoom) else None)
+        for action in decide(NOW, node, policy)
+        if isinstance(action, Resume | GrantRoom)
     }
+    served = {kernel_id for kernel_id, _ in places}
     others_movable = sum(kernel.resident_bytes[GPU] for kernel in node.kernels if kernel.is_parkable) + sum(
         reservation.bytes for reservation in node.reservations
     )
     queue = waiters(node)
     for place, waiter in enumerate(queue):
-        if waiter.kernel.id not in served or waiter.kernel.is_moving:
+        its_place = waiter.kernel.id, waiter.room.key if waiter.room is not None else None
+        if its_place not in places or waiter.kernel.is_moving:
             continue
         for earlier in queue[:place]:
             kernel = earlier.kernel

@@ -1,0 +1,288 @@
+"""All processes of a kernel move together: prepared moves over the real sockets."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from fake_shim import (
+    ABORT,
+    BUSY,
+    COMMIT,
+    FAILED,
+    MIB,
+    NO_GPU_ROOM,
+    NO_HOST_ROOM,
+    NOTHING,
+    PARK,
+    PARKED,
+    PARKING,
+    PREPARE,
+    RESIDENT,
+    RESUME,
+    RESUMING,
+    REVOKED,
+)
+
+
+def in_background(function, *arguments):
+    """Run something that waits; `.result` once joined."""
+    thread = threading.Thread(target=lambda: setattr(thread, "result", function(*arguments)), daemon=True)
+    thread.start()
+    return thread
+
+
+def result_of(thread):
+    thread.join(timeout=15)
+    assert not thread.is_alive()
+    return thread.result
+
+
+@pytest.fixture
+def pair(node, preparing, wait_until):
+    """`pair(resident=…)`: a machine, and two processes of the kernel "k" on it."""
+
+    def make(other=None, **options):
+        machine = node()
+        both = preparing("k", **options), preparing("k", **(options if other is None else other))
+        wait_until(lambda: len((machine.kernel("k") or {"processes": []})["processes"]) == 2)
+        return machine, *both
+
+    return make
+
+
+def park(machine):
+    return in_background(machine.ask, "POST", "/kernels/k/park", {})
+
+
+# ---- parking
+
+
+def test_nobody_gives_up_anything_before_all_are_prepared(pair, wait_until):
+    machine, quick, slow = pair(resident=300 * MIB)
+    slow.is_slow = True
+    asked = park(machine)
+    wait_until(lambda: quick.waiting and quick.waiting.is_prepared and slow.waiting)
+    assert (quick.state, slow.state) == (PARKING, PARKING)
+    assert quick.heard.of(COMMIT) == slow.heard.of(COMMIT) == []
+    slow.ready()
+    status, kernel = result_of(asked)
+    assert (status, kernel["residency"], kernel["parked_bytes"]) == (200, "parked", 600 * MIB)
+    assert quick.state == slow.state == PARKED
+    assert [command.argument for command in quick.heard.of(PARK)] == [PREPARE]
+
+
+@pytest.mark.parametrize("status", [BUSY, REVOKED, NO_HOST_ROOM, FAILED])
+def test_one_that_cannot_park_keeps_all_on_the_gpu(pair, wait_until, status):
+    machine, willing, unwilling = pair(resident=300 * MIB)
+    unwilling.park_status = status
+    code, answer = result_of(park(machine))
+    assert (code, answer["message"]) == (409, f"status {status}")
+    wait_until(lambda: willing.state == RESIDENT)
+    assert willing.heard.of(ABORT)
+    assert willing.page.parks == 0, "it was never parked, not even for a moment"
+    assert willing.heard.of(RESUME) == []
+    unwilling.park_status = 0
+    assert result_of(park(machine))[0] == 200
+    assert willing.state == unwilling.state == PARKED
+
+
+def test_a_process_with_nothing_to_move_keeps_nobody_from_parking(pair):
+    machine, holder, empty = pair(resident=300 * MIB, other={})
+    empty.park_status = NOTHING
+    assert result_of(park(machine))[0] == 200
+    assert holder.state == PARKED
+    assert empty.heard.of(COMMIT) == []
+
+
+def test_a_person_who_comes_back_while_a_peer_still_copies_is_let_through_at_once(pair, wait_until):
+    machine, prepared, slow = pair(resident=300 * MIB)
+    slow.is_slow = True
+    asked = park(machine)
+    wait_until(lambda: prepared.waiting and prepared.waiting.is_prepared and slow.waiting)
+    prepared.touch()
+    assert result_of(asked)[1]["error"] == "busy"
+    wait_until(lambda: prepared.state == slow.state == RESIDENT)
+    assert [shim.heard.of(COMMIT) for shim in (prepared, slow)] == [[], []]
+    assert prepared.page.parks == slow.page.parks == 0
+
+
+def test_a_peer_that_is_used_while_it_copies_ends_the_park_for_all(pair, wait_until):
+    machine, prepared, slow = pair(resident=300 * MIB)
+    slow.is_slow = True
+    asked = park(machine)
+    wait_until(lambda: prepared.waiting and prepared.waiting.is_prepared and slow.waiting)
+    slow.touch()
+    assert result_of(asked)[1]["error"] == "busy"
+    wait_until(lambda: prepared.state == slow.state == RESIDENT)
+
+
+def test_a_new_process_in_the_middle_ends_the_park(pair, preparing, wait_until):
+    machine, prepared, slow = pair(resident=300 * MIB)
+    slow.is_slow = True
+    asked = park(machine)
+    wait_until(lambda: prepared.waiting and prepared.waiting.is_prepared and slow.waiting)
+    newcomer = preparing("k", resident=100 * MIB)
+    wait_until(lambda: prepared.heard.of(ABORT) and slow.heard.of(ABORT))
+    slow.is_slow = False
+    assert result_of(asked)[0] == 200, "the person's wish is tried again, with all three"
+    assert prepared.state == slow.state == newcomer.state == PARKED
+
+
+def test_one_that_ends_while_a_peer_copies_ends_the_park(pair, wait_until):
+    machine, prepared, slow = pair(resident=300 * MIB)
+    slow.is_slow = True
+    machine.ask("POST", "/kernels/k/park", {"wait": False})
+    wait_until(lambda: prepared.waiting and prepared.waiting.is_prepared and slow.waiting)
+    prepared.close()
+    wait_until(lambda: slow.heard.of(ABORT) and slow.state == RESIDENT)
+    assert slow.heard.of(COMMIT) == []
+
+
+def test_a_call_that_comes_just_before_commit_brings_the_others_back(pair, wait_until):
+    """COMMIT and the end of a shim's patience may cross on the way: then the others come back at once."""
+    machine, steady, hasty = pair(resident=300 * MIB)
+    hasty.end_status = REVOKED
+    asked = park(machine)
+    assert result_of(asked)[1]["error"] == "busy"
+    wait_until(lambda: steady.state == hasty.state == RESIDENT)
+    assert (steady.page.parks, steady.page.resumes) == (1, 1)
+
+
+def test_an_end_of_which_no_word_comes_is_read_from_the_page(pair, wait_until):
+    machine, talkative, silent = pair(resident=300 * MIB)
+    silent.says_ends = False
+    asked = park(machine)
+    wait_until(lambda: talkative.state == silent.state == PARKED)
+    status, kernel = result_of(asked)
+    assert (status, kernel["residency"]) == (200, "parked")
+
+
+def test_one_process_alone_takes_one_step(node, preparing, wait_until):
+    machine = node()
+    kernel = preparing("k", resident=300 * MIB)
+    wait_until(lambda: "k" in machine.kernels())
+    assert result_of(park(machine))[0] == 200
+    assert [command.argument for command in kernel.heard.of(PARK)] == [0]
+
+
+def test_beside_an_old_shim_each_takes_one_step(node, preparing, shim, wait_until):
+    machine = node()
+    kernels = [preparing("k", resident=300 * MIB), shim("k", resident=200 * MIB)]
+    wait_until(lambda: len((machine.kernel("k") or {"processes": []})["processes"]) == 2)
+    kernels[1].park_status = BUSY
+    assert result_of(park(machine))[0] == 409
+    wait_until(lambda: kernels[0].state == kernels[1].state == RESIDENT)
+    kernels[1].park_status = 0
+    assert result_of(park(machine))[0] == 200
+    assert [command.argument for command in kernels[0].heard.of(PARK)][-1] == 0
+
+
+# ---- resuming
+
+
+def test_all_open_when_all_have_room(pair, wait_until):
+    _, first, second = pair(parked=300 * MIB)
+    second.is_slow = True
+    first.touch()
+    wait_until(lambda: first.waiting and first.waiting.is_prepared and second.waiting)
+    assert (first.state, second.state) == (RESUMING, RESUMING)
+    second.ready()
+    wait_until(lambda: first.state == second.state == RESIDENT)
+    assert [command.argument for command in first.heard.of(RESUME)] == [PREPARE]
+
+
+def test_where_one_has_no_room_nobody_opens(pair, wait_until):
+    machine, caller, crowded = pair(parked=300 * MIB)
+    crowded.resume_status = NO_GPU_ROOM
+    caller.touch()
+    wait_until(lambda: len(caller.heard.of(ABORT)) >= 2, message="it is tried again")
+    assert caller.heard.of(COMMIT) == []
+    assert caller.page.resumes == 0
+    assert machine.kernel("k")["residency"] in ("queued", "resuming")
+    crowded.resume_status = 0
+    wait_until(lambda: caller.state == crowded.state == RESIDENT)
+
+
+def test_a_resume_does_not_wait_for_who_has_hung_up(pair, wait_until):
+    _, caller, hung = pair(parked=300 * MIB)
+    hung.is_slow = True
+    caller.touch()
+    wait_until(lambda: caller.waiting and caller.waiting.is_prepared and hung.waiting)
+    hung.close()
+    wait_until(lambda: caller.state == RESIDENT)
+
+
+# ---- a controller that was killed
+
+
+def kernels_state(machine):
+    kernel = machine.kernel("k")
+    return kernel and (kernel["residency"], len(kernel["processes"]))
+
+
+def test_a_controller_killed_before_commit_leaves_all_on_the_gpu(machine, preparing, wait_until):
+    process = machine.start_controller("--settle=0.2")
+    prepared, slow = preparing("k", resident=300 * MIB), preparing("k", resident=300 * MIB)
+    slow.is_slow = True
+    wait_until(lambda: len((machine.kernel("k") or {"processes": []})["processes"]) == 2)
+    machine.ask("POST", "/kernels/k/park", {"wait": False})
+    wait_until(lambda: prepared.waiting and prepared.waiting.is_prepared and slow.waiting)
+    process.kill()
+    process.wait(timeout=10)
+    wait_until(lambda: prepared.state == slow.state == RESIDENT, message="each undoes its park by itself")
+    machine.start_controller("--settle=0.2")
+    slow.is_slow = False
+    for kernel in (prepared, slow):
+        kernel.reconnect()
+    wait_until(lambda: kernels_state(machine) == ("resident", 2))
+    assert result_of(park(machine))[0] == 200
+    assert prepared.state == slow.state == PARKED
+
+
+def test_a_controller_killed_between_two_commits_is_mended_by_the_next(machine, preparing, wait_until):
+    """One had its COMMIT and parked, the other undid its park: the next controller brings the first one back."""
+    process = machine.start_controller("--settle=0.2")
+    reached, missed = preparing("k", resident=300 * MIB), preparing("k", resident=300 * MIB)
+    missed.hears_decisions = False
+    wait_until(lambda: len((machine.kernel("k") or {"processes": []})["processes"]) == 2)
+    machine.ask("POST", "/kernels/k/park", {"wait": False})
+    wait_until(lambda: reached.state == PARKED and missed.heard.of(COMMIT))
+    process.kill()
+    process.wait(timeout=10)
+    wait_until(lambda: missed.state == RESIDENT)
+    assert reached.state == PARKED
+    machine.start_controller("--settle=0.2")
+    for kernel in (reached, missed):
+        kernel.reconnect()
+    wait_until(lambda: reached.state == RESIDENT, message="a resume follows")
+    assert missed.state == RESIDENT
+
+
+def test_a_controller_killed_between_prepared_resumes_leaves_nobody_waiting(machine, preparing, wait_until):
+    process = machine.start_controller("--settle=0.2")
+    caller, slow = preparing("k", parked=300 * MIB), preparing("k", parked=300 * MIB)
+    slow.is_slow = True
+    wait_until(lambda: len((machine.kernel("k") or {"processes": []})["processes"]) == 2)
+    caller.touch()
+    wait_until(lambda: caller.waiting and caller.waiting.is_prepared and slow.waiting)
+    process.kill()
+    wait_until(lambda: caller.state == slow.state == RESIDENT, message="they have their room: they go on")
+
+
+def test_a_split_kernel_is_not_mended_at_anybodys_cost(node, preparing, shim, wait_until):
+    """Without NVML the room is learned from the first failure; then only its own call brings the rest back."""
+    machine = node()
+    resident, parked = preparing("k", resident=300 * MIB), preparing("k", parked=300 * MIB)
+    parked.resume_status = NO_GPU_ROOM
+    wait_until(lambda: parked.heard.of(RESUME))
+    tried = len(parked.heard.of(RESUME))
+    began = time.monotonic()
+    wait_until(lambda: time.monotonic() - began > 1.5)
+    assert len(parked.heard.of(RESUME)) == tried, "it is known that there is no room"
+    assert machine.kernel("k")["residency"] == "resident"
+    parked.resume_status = 0
+    parked.touch()
+    wait_until(lambda: parked.state == RESIDENT)
+    assert resident.state == RESIDENT
