@@ -151,6 +151,7 @@ struct operation *copy_operation_new(const struct copy *shape)
 	copy->height = shape->height;
 	copy->depth = shape->depth;
 	copy->operation.drop = drop_copy;
+	copy->operation.bytes = shape->width * shape->height * shape->depth;
 	return &copy->operation;
 }
 
@@ -239,6 +240,7 @@ struct operation *fill_operation_new(CUcontext context, const CUDA_MEMSET_NODE_P
 	if (!fill)
 		return NULL;
 	fill->what = *what;
+	fill->operation.bytes = what->width * what->elementSize * what->height;
 	fill->context = context;
 	fill->operation.kernels = true; /* the driver fills with a kernel of its own */
 	return &fill->operation;

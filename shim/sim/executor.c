@@ -258,7 +258,7 @@ CUresult stream_submit(CUstream stream, struct operation *operation, struct fenc
 	if (fence)
 		*fence = NULL;
 	if (operation)
-		operation->fault = faults_effect();
+		operation->fault = faults_effect(operation->bytes);
 	work_lock();
 	result = capture_operation(stream, operation);
 	if (result == CUDA_ERROR_NOT_FOUND) /* it captures nothing */

@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "fault_board.h"
 #include "futex.h"
 #include "machine.h"
 #include "settings.h"
@@ -23,7 +24,7 @@ struct fault {
 	char name[64];
 	enum kind kind;
 	CUresult error;
-	uint64_t bytes;
+	uint64_t bytes; /* of a foreign process, or the least that is corrupted */
 	unsigned nth;
 	bool onwards;
 	unsigned calls;
@@ -38,7 +39,7 @@ static unsigned fault_count;
 static struct sim_fault_board *board;
 static uint32_t generation; /* of the board, as it was read last */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static __thread enum fault_effect effect;
+static __thread const char *called; /* by this thread, last */
 
 static CUresult error_named(const char *name)
 {
@@ -55,16 +56,17 @@ static bool read_kind(struct fault *fault, const char *what)
 		const char *name;
 		enum kind kind;
 	} kinds[] = {{"KILL", KIND_KILL}, {"CORRUPT", KIND_CORRUPT}, {"FAIL", KIND_FAIL}, {"HOLD", KIND_HOLD}};
+	const char *bytes = strchr(what, '=');
 
 	for (unsigned i = 0; i < sizeof(kinds) / sizeof(*kinds); i++)
 		if (!strcmp(what, kinds[i].name)) {
 			fault->kind = kinds[i].kind;
 			return true;
 		}
-	if (!strncmp(what, "TAKE=", 5)) {
-		fault->kind = KIND_TAKE;
-		fault->bytes = settings_bytes(what + 5, UINT64_MAX);
-		return fault->bytes != UINT64_MAX;
+	if (bytes) {
+		fault->kind = !strncmp(what, "TAKE=", 5) ? KIND_TAKE : KIND_CORRUPT;
+		fault->bytes = settings_bytes(bytes + 1, UINT64_MAX);
+		return fault->bytes != UINT64_MAX && (fault->kind == KIND_TAKE || !strncmp(what, "CORRUPT=", 8));
 	}
 	fault->kind = KIND_ERROR;
 	fault->error = error_named(what);
@@ -115,24 +117,51 @@ static void begin(void)
 		map_board(path);
 }
 
-/* The fault that strikes this call, copied, for the lock is not held while it does; false: none does.  */
-static bool strike(const char *name, struct fault *struck)
+static void note_struck(const char *name)
+{
+	size_t length = strlen(name), used = strnlen(board->struck, sizeof(board->struck) - 1);
+
+	for (const char *at = board->struck; (at = strstr(at, name)); at += length)
+		if ((at == board->struck || at[-1] == ' ') && at[length] == ' ')
+			return;
+	if (used + length + 2 > sizeof(board->struck))
+		return;
+	memcpy(board->struck + used, name, length);
+	board->struck[used + length] = ' ';
+	board->struck[used + length + 1] = 0;
+}
+
+/* Counted, and struck, where the call submits work: only then is it known how much.  */
+static bool befalls_work(const struct fault *fault)
+{
+	return fault->kind == KIND_CORRUPT || fault->kind == KIND_FAIL;
+}
+
+static void look_at_board(void)
+{
+	uint32_t now = __atomic_load_n(&board->generation, __ATOMIC_ACQUIRE);
+
+	if (now != generation)
+		read_faults(board->text);
+	generation = now;
+}
+
+/* The fault that strikes this call (or the work of `bytes` that it submits), copied, for the lock is not held while it
+ * does; false: none does.  */
+static bool strike(const char *name, bool work, uint64_t bytes, struct fault *struck)
 {
 	bool met = false;
 
 	pthread_mutex_lock(&lock);
-	if (board) {
-		uint32_t now = __atomic_load_n(&board->generation, __ATOMIC_ACQUIRE);
-
-		if (now != generation)
-			read_faults(board->text);
-		generation = now;
+	if (board)
+		look_at_board();
+	if (board && !work)
 		__atomic_add_fetch(&board->calls, 1, __ATOMIC_RELAXED);
-	}
 	for (unsigned i = 0; i < fault_count; i++) {
 		struct fault *fault = &faults[i];
 
-		if (strcmp(fault->name, "*") && strcmp(fault->name, name))
+		if ((strcmp(fault->name, "*") && strcmp(fault->name, name)) || befalls_work(fault) != work ||
+		    (work && bytes < fault->bytes))
 			continue;
 		fault->calls++;
 		if (met || !(fault->calls == fault->nth || (fault->onwards && fault->calls > fault->nth)))
@@ -142,7 +171,7 @@ static bool strike(const char *name, struct fault *struck)
 		met = true;
 	}
 	if (met && board) {
-		strncpy(board->struck, name, sizeof(board->struck) - 1);
+		note_struck(name);
 		__atomic_add_fetch(&board->met, 1, __ATOMIC_RELEASE);
 	}
 	pthread_mutex_unlock(&lock);
@@ -163,34 +192,29 @@ CUresult faults_next(const char *name)
 	struct fault fault = {.kind = KIND_ERROR};
 
 	pthread_once(&once, begin);
-	effect = FAULT_NONE;
-	if ((!fault_count && !board) || !strike(name, &fault))
+	called = name;
+	if ((!fault_count && !board) || !strike(name, false, 0, &fault))
 		return CUDA_SUCCESS;
-	switch (fault.kind) {
-	case KIND_KILL:
+	if (fault.kind == KIND_KILL)
 		kill(getpid(), SIGKILL);
-		break;
-	case KIND_CORRUPT:
-		effect = FAULT_CORRUPT;
-		break;
-	case KIND_FAIL:
-		effect = FAULT_FAIL;
-		break;
-	case KIND_TAKE:
-		if (machine())
-			machine_take_foreign(fault.bytes);
-		break;
-	case KIND_HOLD:
-		if (board)
-			wait_for_board(fault.armed);
-		break;
-	case KIND_ERROR:
-		return fault.error;
-	}
-	return CUDA_SUCCESS;
+	else if (fault.kind == KIND_TAKE && machine())
+		machine_take_foreign(fault.bytes);
+	else if (fault.kind == KIND_HOLD && board)
+		wait_for_board(fault.armed);
+	return fault.error;
 }
 
-enum fault_effect faults_effect(void)
+enum fault_effect faults_effect(uint64_t bytes)
 {
-	return effect;
+	struct fault fault = {.kind = KIND_ERROR};
+
+	if (!called || (!fault_count && !board) || !strike(called, true, bytes, &fault))
+		return FAULT_NONE;
+	return fault.kind == KIND_CORRUPT ? FAULT_CORRUPT : FAULT_FAIL;
+}
+
+void faults_note_registered(int64_t bytes)
+{
+	if (board)
+		__atomic_add_fetch(&board->registered_bytes, bytes, __ATOMIC_RELAXED);
 }

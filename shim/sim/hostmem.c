@@ -4,6 +4,7 @@
 
 #include "api.h"
 #include "capture.h"
+#include "faults.h"
 #include "memfile.h"
 #include "ranges.h"
 #include "stream.h"
@@ -141,6 +142,8 @@ SIM_API CUresult cuMemHostRegister_v2(void *pointer, size_t size, unsigned int f
 		result = CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
 	else if (!ranges_add(&memory_ranges, &range))
 		result = CUDA_ERROR_OUT_OF_MEMORY;
+	else
+		faults_note_registered((int64_t)size);
 	ranges_done();
 	return result;
 }
@@ -167,7 +170,9 @@ SIM_API CUresult cuMemHostUnregister(void *pointer)
 	if (owner)
 		streams_finish(owner);
 	ranges_write();
-	if (range_at(pointer, RANGE_REGISTERED)) {
+	range = range_at(pointer, RANGE_REGISTERED);
+	if (range) {
+		faults_note_registered(-(int64_t)range->size);
 		ranges_remove(&memory_ranges, (uintptr_t)pointer);
 		result = CUDA_SUCCESS;
 	}

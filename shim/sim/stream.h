@@ -17,7 +17,8 @@ struct operation {
 	unsigned references;
 	int type;     /* CU_GRAPH_NODE_TYPE_* */
 	bool kernels; /* counts as GPU utilisation */
-	enum fault_effect fault; /* what a fault does to it when it runs */
+	uint64_t bytes; /* that a copy or a fill writes */
+	enum fault_effect fault; /* what befalls it when it runs */
 	CUresult (*run)(struct operation *operation, CUstream stream);
 	void (*drop)(struct operation *operation); /* frees what it points to, not itself; may be NULL */
 };

@@ -8,10 +8,11 @@ import struct
 from pathlib import Path
 
 BOARD_BYTES = 4096
+TEXT_AT = 24 + 512
 
 
 class Board:
-    """`struct sim_fault_board` (shim/sim/faults.h) for the programs of a machine."""
+    """`struct sim_fault_board` (shim/sim/fault_board.h) for the programs of a machine."""
 
     def __init__(self, gpu, folder: Path) -> None:
         path = folder / "board"
@@ -21,7 +22,8 @@ class Board:
         gpu.set(fault_board=str(path))
 
     def arm(self, text: str) -> None:
-        self.map[80:] = text.encode().ljust(BOARD_BYTES - 80, b"\0")
+        self.map[TEXT_AT:] = text.encode().ljust(BOARD_BYTES - TEXT_AT, b"\0")
+        self.map[24:TEXT_AT] = bytes(TEXT_AT - 24)
         generation = struct.unpack_from("=I", self.map)[0] + 1
         struct.pack_into("=II", self.map, 4, 0, 0)
         struct.pack_into("=I", self.map, 0, generation)
@@ -35,8 +37,11 @@ class Board:
     def held(self) -> int:
         return int(struct.unpack_from("=I", self.map, 12)[0])
 
-    def struck(self) -> str:
-        return bytes(self.map[16:80]).split(b"\0")[0].decode()
+    def registered_bytes(self) -> int:
+        return int(struct.unpack_from("=q", self.map, 16)[0])
+
+    def struck(self) -> list[str]:
+        return bytes(self.map[24:TEXT_AT]).split(b"\0")[0].decode().split()
 
 
 def test_faults_strike_the_call_they_are_meant_for(gpu):
@@ -77,6 +82,18 @@ def test_one_bit_of_a_corrupted_copy_or_fill_is_wrong(gpu):
         assert words(address, 4) == [0, 0, 0x10, 0]
         ok(cuda.cuMemsetD32(address, 0, 4))
         assert words(address, 4) == [0] * 4
+    """)
+
+
+def test_only_copies_of_a_size_are_counted_if_asked(gpu):
+    gpu.set(faults="cuMemcpyHtoD:CORRUPT=1KiB:2+")
+    gpu.run("""
+        context()
+        address = ok(cuda.cuMemAlloc(4096))
+        def right(size):
+            ok(cuda.cuMemcpyHtoD(address, bytes(size), size))
+            return words(address, size // 4) == [0] * (size // 4)
+        assert [right(size) for size in (1024, 1020, 1024, 1020, 1028)] == [True, True, False, True, False]
     """)
 
 
@@ -147,10 +164,24 @@ def test_a_board_arms_faults_and_holds_calls_while_the_program_runs(gpu, tmp_pat
     allocate()
     allocate()
     assert [process.stdout.readline() for _ in range(2)] == ["SUCCESS\n", "OUT_OF_MEMORY\n"]
-    assert (board.calls(), board.met(), board.struck()) == (2, 1, "cuMemAlloc")
+    assert (board.calls(), board.met(), board.struck()) == (2, 1, ["cuMemAlloc"])
     board.arm("*:HOLD:1")
     allocate()
     wait_until(lambda: board.held() == 1)
     board.arm("")
     assert process.stdout.readline() == "SUCCESS\n"
     wait_until(lambda: board.held() == 0)
+
+
+def test_the_board_counts_registered_host_memory(gpu, tmp_path):
+    board = Board(gpu, tmp_path)
+    gpu.run("""
+        import mmap
+        context()
+        memory = mmap.mmap(-1, 65536)
+        where = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        ok(cuda.cuMemHostRegister(where, 16384, 0))
+        ok(cuda.cuMemHostRegister(where + 16384, 4096, 0))
+        ok(cuda.cuMemHostUnregister(where))
+    """)
+    assert board.registered_bytes() == 4096
