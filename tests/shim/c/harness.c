@@ -11,6 +11,7 @@
 #include <time.h>
 
 uint64_t test_seed;
+char test_step[640];
 const char *test_role;
 
 static char folder[64], link_path[96];
@@ -55,6 +56,8 @@ _Noreturn void test_fail(const char *file, int line, const char *what, long valu
 {
 	fprintf(stderr, "%s:%d: %s (%ld) seed %llu%s%s\n", file, line, what, value, (unsigned long long)test_seed,
 		test_role ? " in child " : "", test_role ? test_role : "");
+	if (test_step[0])
+		fprintf(stderr, "at %s\n", test_step);
 	if (page)
 		fprintf(stderr, "page: state %u want %u inside %u captures %u flags %x parks %llu resumes %llu\n",
 			page->state, page->want, page->calls_in_flight, page->captures, page->flags,

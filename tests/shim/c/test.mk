@@ -8,7 +8,7 @@
 
 TEST_FOLDER := ../tests/shim/c
 TEST_BUILD := $(BUILD)/test
-TEST_SUPPORT := harness cuda
+TEST_SUPPORT := harness cuda board contents
 TEST_FUZZ := fuzz_messages
 TEST_LIBRARIES := calling_driver failing_driver
 TEST_PROGRAMS := $(sort $(filter-out $(TEST_SUPPORT) $(TEST_LIBRARIES) $(TEST_FUZZ),\
@@ -25,6 +25,10 @@ TEST_CXXFLAGS := $(filter-out -std=gnu11,$(TEST_CFLAGS)) -std=gnu++17
 # Loaded by name, as a program on a machine with a driver would.
 TEST_LIB := $(TEST_BUILD)/lib
 $(TEST_LIB)/libcuda.so.1: $(BUILD)/libaffinode-sim-cuda.so
+	@mkdir -p $(@D)
+	ln -sf $(abspath $<) $@
+
+$(TEST_LIB)/libnvidia-ml.so.1: $(BUILD)/libaffinode-sim-nvml.so
 	@mkdir -p $(@D)
 	ln -sf $(abspath $<) $@
 
@@ -72,7 +76,7 @@ RUN_thread := $(TEST_RUN) TSAN_OPTIONS=halt_on_error=1:ignore_noninstrumented_mo
 	setarch -R
 
 TEST_ALL := $(foreach flavour,$(TEST_FLAVOURS),$(TEST_PROGRAMS:%=$(TEST_BUILD)/$(flavour)/%))
-TEST_FILES := $(TEST_LIB)/libcuda.so.1 $(TEST_LIBRARIES:%_driver=$(TEST_LIB)/lib%.so)
+TEST_FILES := $(TEST_LIB)/libcuda.so.1 $(TEST_LIB)/libnvidia-ml.so.1 $(TEST_LIBRARIES:%_driver=$(TEST_LIB)/lib%.so)
 
 CLANG ?= clang
 FUZZ_S ?= 5

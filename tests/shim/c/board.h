@@ -1,0 +1,23 @@
+/* Faults of the simulated driver, armed while the program runs (shim/sim/faults.h says what there is).  */
+#ifndef TEST_BOARD_H
+#define TEST_BOARD_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* After test_begin, before the driver is loaded, here or in a child.  */
+void board_make(void);
+/* From now on these faults, calls counted from zero. "": none.  */
+__attribute__((format(printf, 1, 2))) void board_arm(const char *format, ...);
+/* No faults any more; how often one struck.  */
+unsigned board_disarm(void);
+unsigned board_calls(void); /* since it was armed */
+bool board_holds(void);     /* a call waits at a HOLD */
+const char *board_struck(void); /* names of the calls that were struck, when it was disarmed last */
+int64_t board_registered_bytes(void);
+
+/* Every step in the plain flavour; where sanitizers make each slow, one in three, beginning anywhere.  */
+unsigned board_first_step(void);
+unsigned board_stride(void);
+
+#endif

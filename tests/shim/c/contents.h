@@ -1,0 +1,34 @@
+/* What a process of these tests has on the GPU: blocks of the driver's allocations, with whole and broken chunks of 2 MiB,
+ * with zeros and without, and one allocation of the application's own that is mapped twice; and what is in them.  */
+#ifndef TEST_CONTENTS_H
+#define TEST_CONTENTS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "cuda.h"
+
+enum {
+	CONTENTS_ONE_CHUNK,
+	CONTENTS_ZERO_AMIDST, /* three chunks; the one in the middle is zero */
+	CONTENTS_BROKEN,      /* a chunk and a quarter */
+	CONTENTS_ZERO,
+	CONTENTS_MAPPED,
+	CONTENTS_BLOCKS,
+};
+
+/* Allocate and fill all of it, after cuda_start.  */
+void contents_make(void);
+/* Add one to every word of a block that is not zero; asynchronous. What it holds is then known to be so.  */
+CUresult contents_change(unsigned block);
+/* Give a block other contents of its kind, and wait for it.  */
+void contents_fill(unsigned block);
+/* Free a block, and allocate it anew with other contents.  */
+void contents_free(unsigned block);
+void contents_allocate(unsigned block);
+/* Read everything back and compare: the test fails where a word is wrong.  */
+void contents_are_right(void);
+/* Bytes of whole chunks that must be on the GPU when all of it is resident.  */
+size_t contents_bytes(void);
+
+#endif

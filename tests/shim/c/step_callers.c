@@ -1,0 +1,132 @@
+/* The program comes back at any one driver call of a park or of a resume: it launches, allocates, frees. What it does is
+ * done once and is never lost; what it frees is given back; and its neighbours are left alone.  */
+#include "board.h"
+#include "contents.h"
+#include "harness.h"
+
+#define LOOK_NS 3000000u
+
+enum meddling { LAUNCHES, OVERWRITES, ALLOCATES, FREES, UNMAPS, MEDDLINGS };
+static const char *const meddlings[] = {"launches", "overwrites", "allocates", "frees", "unmaps"};
+
+static _Atomic bool done;
+static size_t free_when_resident;
+static unsigned outcomes[AFFINODE_PREPARED + 1];
+
+static void *meddle(void *how)
+{
+	CUdeviceptr other;
+
+	CUDA(CtxSetCurrent(cuda_context));
+	switch ((enum meddling)(uintptr_t)how) {
+	case LAUNCHES:
+		CHECK_EQUAL(contents_change(CONTENTS_BROKEN), CUDA_SUCCESS);
+		CHECK_EQUAL(contents_change(CONTENTS_MAPPED), CUDA_SUCCESS);
+		break;
+	case OVERWRITES:
+		contents_fill(CONTENTS_ZERO_AMIDST);
+		contents_fill(CONTENTS_ONE_CHUNK);
+		break;
+	case ALLOCATES:
+		CUDA(MemAlloc(&other, MiB(4)));
+		CHECK_EQUAL(launch_pattern(NULL, other, MiB(4), 77), CUDA_SUCCESS);
+		CHECK(holds_pattern(other, MiB(4), 77, 0));
+		CUDA(MemFree(other));
+		break;
+	case FREES:
+		contents_free(CONTENTS_ZERO_AMIDST);
+		break;
+	default:
+		contents_free(CONTENTS_MAPPED);
+	}
+	atomic_store(&done, true);
+	return NULL;
+}
+
+/* The driver's own answer: a free that was put off until a move had ended goes with the shim's next call, or by itself.  */
+static size_t free_bytes(void)
+{
+	size_t bytes, total;
+
+	CUDA(MemGetInfo(&bytes, &total));
+	return bytes;
+}
+
+static void put_back(enum meddling how)
+{
+	if (how == FREES)
+		contents_allocate(CONTENTS_ZERO_AMIDST);
+	if (how == UNMAPS)
+		contents_allocate(CONTENTS_MAPPED);
+	contents_are_right();
+	UNTIL(free_bytes() == free_when_resident);
+}
+
+/* Park and resume; the program meddles at that call of one of them. False: there is no such call.  */
+static bool cycle(uint32_t at, enum meddling how, unsigned nth)
+{
+	pthread_t thread;
+	uint32_t epoch;
+	uint64_t begin;
+	bool held;
+	int status;
+
+	snprintf(test_step, sizeof(test_step), "%s, call %u, the program %s",
+		 at == AFFINODE_COMMAND_PARK ? "park" : "resume", nth, meddlings[how]);
+	CUDA(CtxSynchronize());
+	if (at == AFFINODE_COMMAND_RESUME)
+		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+	atomic_store(&done, false);
+	board_arm("*:HOLD:%u", nth);
+	epoch = controller_command(at, 0);
+	UNTIL(board_holds() || (controller_pump() && controller_replied(epoch)));
+	held = board_holds();
+	if (held) {
+		thread_start(&thread, meddle, (void *)(uintptr_t)how);
+		/* Until it is through or waits at the gate; a free may wait for the mover, which nobody can see.  */
+		begin = test_now_ns();
+		UNTIL(atomic_load(&done) || page_read().want || test_now_ns() - begin > LOOK_NS);
+	}
+	board_disarm();
+	status = controller_reply(epoch).status;
+	CHECK((unsigned)status <= AFFINODE_PREPARED);
+	if (!held || at == AFFINODE_COMMAND_RESUME)
+		CHECK_EQUAL(status, AFFINODE_OK);
+	else
+		CHECK(status == AFFINODE_OK || status == AFFINODE_REVOKED || status == AFFINODE_BUSY);
+	outcomes[status] += held;
+	if (at == AFFINODE_COMMAND_PARK && status == AFFINODE_OK)
+		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	if (held)
+		thread_join(thread);
+	CHECK_EQUAL(page_read().state, AFFINODE_STATE_RESIDENT);
+	put_back(held ? how : LAUNCHES);
+	return held;
+}
+
+int main(int argc, char **argv)
+{
+	test_begin(argc, argv, 140);
+	board_make();
+	cuda_start();
+	controller_accept();
+	contents_make();
+	contents_free(CONTENTS_ZERO_AMIDST);
+	contents_allocate(CONTENTS_ZERO_AMIDST);
+	contents_are_right();
+	free_when_resident = free_bytes();
+	for (uint32_t at = AFFINODE_COMMAND_PARK; at <= AFFINODE_COMMAND_RESUME; at++)
+		for (enum meddling how = 0; how < MEDDLINGS; how++) {
+			unsigned nth = board_first_step();
+
+			while (cycle(at, how, nth))
+				nth += board_stride();
+			printf("%s at calls up to %u of a %s\n", meddlings[how], nth - 1,
+			       at == AFFINODE_COMMAND_PARK ? "park" : "resume");
+			CHECK(nth > 10);
+		}
+	printf("%u went on, %u were revoked, %u found it busy\n", outcomes[AFFINODE_OK], outcomes[AFFINODE_REVOKED],
+	       outcomes[AFFINODE_BUSY]);
+	CHECK(outcomes[AFFINODE_REVOKED] > 0);
+	return 0;
+}

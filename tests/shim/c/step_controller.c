@@ -1,0 +1,86 @@
+/* The controller is killed at any one driver call of a park or of a resume: the process is resident or parked, whole, and
+ * the next controller finds it so. Where none comes, a process that wants its GPU gets it by itself.  */
+#include "board.h"
+#include "contents.h"
+#include "harness.h"
+
+static bool settled(uint32_t state)
+{
+	return state == AFFINODE_STATE_RESIDENT || state == AFFINODE_STATE_PARKED;
+}
+
+/* The controller goes while the process is held at that call; false: the move has no such call.  */
+static bool leave_at(uint32_t at, unsigned nth)
+{
+	uint32_t epoch;
+
+	snprintf(test_step, sizeof(test_step), "%s, call %u", at == AFFINODE_COMMAND_PARK ? "park" : "resume", nth);
+	board_arm("*:HOLD:%u", nth);
+	epoch = controller_command(at, 0);
+	UNTIL(board_holds() || (controller_pump() && controller_replied(epoch)));
+	if (!board_holds()) {
+		board_disarm();
+		CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_OK);
+		return false;
+	}
+	controller_stop();
+	board_disarm();
+	UNTIL(settled(page_read().state));
+	return true;
+}
+
+static bool cycle(uint32_t at, unsigned nth)
+{
+	bool left;
+
+	if (nth % 2)
+		CHECK_EQUAL(contents_change(CONTENTS_ONE_CHUNK), CUDA_SUCCESS);
+	CUDA(CtxSynchronize());
+	if (at == AFFINODE_COMMAND_RESUME)
+		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+	left = leave_at(at, nth);
+	if (left) {
+		controller_listen_again();
+		controller_accept();
+	}
+	if (page_read().state == AFFINODE_STATE_PARKED)
+		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_EQUAL(page_read().state, AFFINODE_STATE_RESIDENT);
+	contents_are_right();
+	return left;
+}
+
+/* Nobody comes back: the contents are read all the same.  */
+static void alone(uint32_t at, unsigned nth)
+{
+	if (at == AFFINODE_COMMAND_RESUME)
+		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+	CHECK(leave_at(at, nth));
+	contents_are_right();
+	CHECK_EQUAL(page_read().state, AFFINODE_STATE_RESIDENT);
+	controller_listen_again();
+	controller_accept();
+}
+
+int main(int argc, char **argv)
+{
+	unsigned steps[AFFINODE_COMMAND_RESUME + 1];
+
+	test_begin(argc, argv, 140);
+	board_make();
+	cuda_start();
+	controller_accept();
+	contents_make();
+	for (uint32_t at = AFFINODE_COMMAND_PARK; at <= AFFINODE_COMMAND_RESUME; at++) {
+		unsigned nth = board_first_step();
+
+		while (cycle(at, nth))
+			nth += board_stride();
+		steps[at] = nth - 1;
+		printf("left at calls up to %u of a %s\n", nth - 1, at == AFFINODE_COMMAND_PARK ? "park" : "resume");
+		CHECK(nth > 10);
+	}
+	for (uint32_t at = AFFINODE_COMMAND_PARK; at <= AFFINODE_COMMAND_RESUME; at++)
+		alone(at, steps[at] / 2);
+	return 0;
+}

@@ -1,0 +1,125 @@
+/* A process is killed at any one driver call of its park or of its resume: nothing of it is left on the GPU, and the next
+ * process has all of it.  */
+#include "board.h"
+#include "contents.h"
+#include "harness.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <signal.h>
+#include <sys/wait.h>
+
+#define READY_FD 9
+#define DIED (-1)
+
+/* NVML is how anybody else sees the GPU.  */
+struct memory {
+	unsigned long long total, free, used;
+};
+
+static int (*get_handle)(unsigned, void **);
+static int (*get_memory)(void *, struct memory *);
+
+static void look_through_nvml(void)
+{
+	void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+	int (*begin)(void);
+
+	CHECK(library != NULL);
+	*(void **)&begin = dlsym(library, "nvmlInit_v2");
+	*(void **)&get_handle = dlsym(library, "nvmlDeviceGetHandleByIndex_v2");
+	*(void **)&get_memory = dlsym(library, "nvmlDeviceGetMemoryInfo");
+	CHECK_EQUAL(begin(), 0);
+}
+
+static unsigned long long used_bytes(void)
+{
+	struct memory memory;
+	void *gpu;
+
+	CHECK_EQUAL(get_handle(0, &gpu), 0);
+	CHECK_EQUAL(get_memory(gpu, &memory), 0);
+	return memory.used;
+}
+
+/* The child: something on the GPU, and then nothing but waiting to be moved and killed.  */
+static void be_moved(void)
+{
+	cuda_start();
+	contents_make();
+	CHECK_EQUAL(write(READY_FD, "r", 1), 1);
+	for (;;)
+		pause();
+}
+
+static pid_t start(void)
+{
+	int ends[2];
+	char ready;
+	pid_t pid;
+
+	CHECK_EQUAL(pipe(ends), 0);
+	CHECK_EQUAL(dup2(ends[1], READY_FD), READY_FD);
+	close(ends[1]);
+	pid = child_start("moved");
+	close(READY_FD);
+	controller_accept();
+	CHECK_EQUAL(read(ends[0], &ready, 1), 1);
+	close(ends[0]);
+	return pid;
+}
+
+/* The reply's status, or DIED.  */
+static int move_or_die(uint32_t command)
+{
+	uint32_t epoch = controller_command(command, 0);
+
+	for (;;) {
+		if (!controller_pump())
+			return DIED;
+		if (controller_replied(epoch))
+			return controller_reply(epoch).status;
+		test_pause();
+	}
+}
+
+/* Whether the call was reached.  */
+static bool killed_at(uint32_t at, unsigned nth)
+{
+	pid_t pid = start();
+	int status;
+
+	snprintf(test_step, sizeof(test_step), "%s, call %u", at == AFFINODE_COMMAND_PARK ? "park" : "resume", nth);
+	if (at == AFFINODE_COMMAND_RESUME)
+		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+	board_arm("*:KILL:%u", nth);
+	status = move_or_die(at);
+	if (status != DIED) {
+		CHECK_EQUAL(status, AFFINODE_OK);
+		kill(pid, SIGKILL);
+	}
+	CHECK_EQUAL(child_wait(pid), 128 + SIGKILL);
+	board_disarm();
+	CHECK_EQUAL(used_bytes(), 0);
+	return status == DIED;
+}
+
+int main(int argc, char **argv)
+{
+	test_begin(argc, argv, 140);
+	if (test_role)
+		be_moved();
+	board_make();
+	look_through_nvml();
+	for (uint32_t at = AFFINODE_COMMAND_PARK; at <= AFFINODE_COMMAND_RESUME; at++) {
+		unsigned nth = board_first_step();
+
+		while (killed_at(at, nth))
+			nth += board_stride();
+		printf("killed at calls up to %u of a %s\n", nth - 1, at == AFFINODE_COMMAND_PARK ? "park" : "resume");
+		CHECK(nth > 10);
+	}
+	/* And one that is not killed, on the same GPU.  */
+	kill(start(), SIGKILL);
+	return 0;
+}
