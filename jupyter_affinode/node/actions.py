@@ -13,6 +13,7 @@ class Park:
     kernel_id: str
     reason: str  # in words a person sees
     budget_bytes: int = 0  # host memory that it may take anew at most
+    lot_bytes: int = 0  # handed to it from the controller's lots, beside that
 
 
 @dataclass(frozen=True)

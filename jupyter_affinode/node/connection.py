@@ -78,7 +78,7 @@ class Connection:
         self._began = self._heard = time.monotonic()
         self._tokens, self._tokens_at = MESSAGES_BURST, self._began
         self._paused = False
-        self._unsent: deque[bytes] = deque()
+        self._unsent: deque[tuple[bytes, int | None]] = deque()  # a message, a descriptor of our own
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(peer_socket, self._readable)
 
@@ -93,8 +93,12 @@ class Connection:
         argument: int = 0,
         reason: str = "",
         lasts_s: float | None = None,
+        descriptor: int | None = None,
     ) -> int:
-        """Send a command that may be begun within `lasts_s`; its epoch, which the REPLY will carry."""
+        """Send a command that may be begun within `lasts_s`; its epoch, which the REPLY will carry.
+
+        `descriptor` goes along; it stays the caller's.
+        """
         self._epoch += 1
         deadline_ns = 0 if lasts_s is None else time.monotonic_ns() + int(lasts_s * 1e9)
         self._send(
@@ -106,7 +110,8 @@ class Connection:
                 deadline_ns=deadline_ns,
                 argument=argument,
                 reason=reason,
-            )
+            ),
+            descriptor,
         )
         return self._epoch
 
@@ -141,7 +146,8 @@ class Connection:
         self.open = False
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
-        self._unsent.clear()
+        while self._unsent:
+            _close(self._unsent.popleft()[1])
         self._on_end(self, ending, why)
         self._socket.close()
         if self.greeted:
@@ -242,35 +248,49 @@ class Connection:
         else:
             page.close()
 
-    def _send(self, data: bytes) -> None:
+    def _send(self, data: bytes, descriptor: int | None = None) -> None:
         if not self.open:
             return
         if self._unsent:
-            return self._queue(data)
+            return self._queue(data, descriptor)
         try:
-            self._socket.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            self._write(data, descriptor)
         except (BlockingIOError, InterruptedError):
-            self._queue(data)
+            self._queue(data, descriptor)
             self._loop.add_writer(self._socket, self._writable)
         except OSError as error:
             self._end_soon(Ending.CLOSED, os.strerror(error.errno or 0))
 
-    def _queue(self, data: bytes) -> None:
+    def _write(self, data: bytes, descriptor: int | None) -> None:
+        rights = array.array("i", [] if descriptor is None else [descriptor])
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if rights else []
+        self._socket.sendmsg([data], ancillary, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+    def _queue(self, data: bytes, descriptor: int | None) -> None:
         if len(self._unsent) >= SEND_QUEUE:
             return self._end_soon(Ending.DROPPED, f"it has not read its last {SEND_QUEUE} messages")
-        self._unsent.append(data)
+        try:  # a copy: its number may be another file's by the time it is sent
+            kept = None if descriptor is None else os.dup(descriptor)
+        except OSError as error:
+            return self._end_soon(Ending.DROPPED, os.strerror(error.errno or 0))
+        self._unsent.append((data, kept))
 
     def _writable(self) -> None:
         while self._unsent:
             try:
-                self._socket.send(self._unsent[0], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                self._write(*self._unsent[0])
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
                 return self.end(Ending.CLOSED, os.strerror(error.errno or 0))
-            self._unsent.popleft()
+            _close(self._unsent.popleft()[1])
         self._loop.remove_writer(self._socket)
 
     def _end_soon(self, ending: Ending, why: str) -> None:
         """End outside the caller's own work, who may be going through the connections."""
         self._loop.call_soon(self.end, ending, why)
+
+
+def _close(descriptor: int | None) -> None:
+    if descriptor is not None:
+        os.close(descriptor)

@@ -17,8 +17,9 @@ from .election import Election, GpuServed
 from .eligibility import waiters
 from .events import EventHub
 from .host import host_memory
-from .host_care import trim
+from .host_care import give_lots, trim
 from .link import Link
+from .lots import LotStock
 from .metrics import Metrics
 from .moves import Moves
 from .nvml import Nvml, NvmlReader, NvmlSample
@@ -74,6 +75,7 @@ class Controller:
         self.moves = Moves(self.state, log, self.poke, self._count_move)
         self.wishes = Wishes(self.state, self.moves, log, self.poke)
         self.servers = ServerWatch(self.state, log, self.poke)
+        self.lots = LotStock(log, self.poke)
         self.events = EventHub(self.node_json, self.kernels_json)
         self.metrics = Metrics(self.node_json, self.kernels_json)
         self._election = election
@@ -109,6 +111,7 @@ class Controller:
             self._link.close()
         self._nvml.close()
         self.servers.close()
+        self.lots.close()
         for process in list(self.state.processes()):
             self.state.remove_process(process, time.monotonic())
 
@@ -149,6 +152,7 @@ class Controller:
         return describe.node_json(
             self.state,
             self._queue,
+            self.lots,
             version=self.version,
             socket=str(self.socket),
             uptime_s=time.monotonic() - self.began,
@@ -228,9 +232,10 @@ class Controller:
             return
         try:
             self.look(now)
-            if any(kernel.processes for kernel in self.state.kernels.values()):
+            if self.state.settings.lot_bytes or any(self.state.processes()):
                 self.state.host = host_memory()
                 self.state.read_limits()
+            self.lots.look(self.state.settings, self.state.host, self.state.lots_mapped(), now)
             self._decide(now)
             self._tidy(now)
             self._tell_places()
@@ -245,6 +250,7 @@ class Controller:
         for process, error in self.state.refresh(now):
             if process.connection is not None:
                 process.connection.end(Ending.DROPPED, str(error))
+        self.state.lots_ready_bytes = self.lots.ready_bytes
         is_settled = now - self.began >= self.state.settings.settle_s
         self._snapshot = self.state.snapshot(now, is_settled=is_settled)
         self._queue = waiters(self._snapshot)
@@ -258,6 +264,8 @@ class Controller:
     def _apply(self, action: Action, now: float) -> None:
         kernel = self.state.kernels[action.kernel_id]
         if isinstance(action, Park):
+            if action.lot_bytes:
+                give_lots(kernel, action.lot_bytes, self.lots)
             self.moves.park(kernel, action.reason, action.budget_bytes)
         elif isinstance(action, Trim):
             trim(kernel, action.keep_bytes, action.reason, now)
@@ -310,6 +318,8 @@ class Controller:
                 del process.rooms[message.number]
             self.state.reservations.finish_grant((process.key, message.number), now, failed=False)
             self._nvml.look()
+        elif message.kind is NotifyKind.LOT_END:
+            self.lots.take_back(process.key, message.number)
 
     def _take_room(self, process: Process, message: Notify, now: float) -> None:
         """An allocation met a full GPU."""
@@ -357,6 +367,7 @@ class Controller:
         connection, process.connection = process.connection, None
         if connection is not None:
             connection.end(Ending.CLOSED, "the process has ended")
+        self.lots.forget(process.key, has_ended=True)
         self._forget(process, kernel)
 
     def _forget(self, process: Process, kernel: KernelRecord) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .eligibility import eligible_at
+from .lots import LotStock
 from .page import Fixed, PageGpu
 from .records import KernelRecord, Process
 from .snapshot import Kernel, Residency, Waiter
@@ -58,6 +59,8 @@ def kernel_json(
         "parked_bytes": parked,
         "footprint_bytes": resident + parked + fixed,
         "fixed": _fixed_json(list(gpus.values())),
+        "copy_bytes": sum(process.data.copy_bytes for process in kernel.processes.values()),
+        "kept_bytes": sum(process.data.kept_bytes for process in kernel.processes.values()),
         "idle_s": None if seen is None else round(max(now - seen.last_activity, 0.0), 3),
         "cell_open": kernel.cell_open,
         "eligible": eligible is not None and eligible <= now,
@@ -78,7 +81,7 @@ def kernel_json(
 
 
 def node_json(
-    state: NodeState, queue: Sequence[Waiter], *, version: str, socket: str, uptime_s: float
+    state: NodeState, queue: Sequence[Waiter], lots: LotStock, *, version: str, socket: str, uptime_s: float
 ) -> dict[str, Any]:
     """The machine."""
     measured = state.gpus.measured
@@ -104,6 +107,13 @@ def node_json(
             "available_bytes": state.host.available_bytes,
             "reserve_bytes": state.settings.host_reserve(state.host.total_bytes),
             "parked_bytes": parked,
+            "copy_bytes": sum(process.data.copy_bytes for process in state.processes()),
+            "kept_bytes": sum(process.data.kept_bytes for process in state.processes()),
+            "lots": {
+                "limit_bytes": state.settings.lot_bytes,
+                "ready_bytes": lots.ready_bytes,
+                "given_bytes": lots.given_bytes + lots.elsewhere_bytes(state.lots_mapped()),
+            },
             "cgroup_headroom_bytes": min(limits) if limits else None,
         },
         "settings": state.settings.as_dict(),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
+from .lots import LotStock
 from .page import State
 from .records import KernelRecord, Process
 from .settings import MIB
@@ -50,6 +52,19 @@ def budget_argument(kernel: KernelRecord, process: Process, targets: Sequence[Pr
     return (
         max(share // MIB, 1) << MOVE_BUDGET_SHIFT
     )  # 0 would be no limit; in a MiB there is room for nothing
+
+
+def give_lots(kernel: KernelRecord, size: int, stock: LotStock) -> None:
+    """Hand lots of `size` bytes to the processes that are about to be told to park."""
+    targets = [process for process in _who_trims(kernel) if process.resident_bytes]
+    needs = {process.key: _may_take_anew(kernel, process) for process in targets}
+    for process in targets:
+        share = math.ceil(size * (needs[process.key] / sum(needs.values())))
+        for number, lot in stock.give(process.key, share):
+            if process.connection is not None:
+                process.connection.command(
+                    CommandKind.LOT, request=number, argument=lot.bytes, descriptor=lot.descriptor
+                )
 
 
 def learn_from_park(kernel: KernelRecord, replies: Mapping[int, Reply]) -> None:

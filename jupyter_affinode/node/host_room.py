@@ -35,14 +35,16 @@ class HostRoom:
         self._host = host
         self.reserve_bytes = settings.host_reserve(host.total_bytes)
         self._left = host.available_bytes - self.reserve_bytes
+        self._lots = host.lot_bytes
         self._headroom = {
             cgroup: headroom - self._cgroup_reserve(cgroup)
             for cgroup, headroom in host.headroom_bytes.items()
         }
 
-    def expect(self, kernel: Kernel, budget_bytes: int | None) -> None:
+    def expect(self, kernel: Kernel, budget_bytes: int | None, lot_bytes: int = 0) -> None:
         """The kernel is being parked, or will be, with that budget: it may take it all."""
-        takes = max(kernel.movable_bytes - kernel.host.kept_bytes, 0)
+        self._lots -= lot_bytes
+        takes = max(kernel.movable_bytes - kernel.host.kept_bytes - lot_bytes, 0)
         if budget_bytes is not None:
             takes = min(takes, budget_bytes)
         self._left -= takes
@@ -53,13 +55,19 @@ class HostRoom:
         """What a park of the kernel may take anew."""
         return max(min(self._left, self._headroom.get(kernel.cgroup, self._left)), 0)
 
+    def lots(self, kernel: Kernel) -> int:
+        """How much of the lots a park of the kernel can use."""
+        if not kernel.host.is_frugal:
+            return 0
+        return min(max(_probably_takes(kernel) - kernel.host.kept_bytes, 0), self._lots)
+
     def refusal(self, kernel: Kernel) -> str | None:
         """Why a park of the kernel is not even tried; None if it may be."""
         needs = _surely_takes(kernel)
-        if needs <= kernel.host.kept_bytes + self.budget(kernel):
+        anew = needs - kernel.host.kept_bytes - self.lots(kernel)
+        if anew <= self.budget(kernel):
             return None
         headroom = self._headroom.get(kernel.cgroup)
-        anew = needs - kernel.host.kept_bytes
         if anew > self._left:
             return (
                 f"parking needs {bytes_in_words(anew)} of host memory and"
@@ -73,7 +81,7 @@ class HostRoom:
 
     def shortage(self, kernel: Kernel) -> Shortage | None:
         """What a park of the kernel probably lacks; None if it will fit."""
-        anew = _probably_takes(kernel) - kernel.host.kept_bytes
+        anew = _probably_takes(kernel) - kernel.host.kept_bytes - self.lots(kernel)
         host = anew - max(self._left, 0)
         cgroup = anew - max(self._headroom[kernel.cgroup], 0) if kernel.cgroup in self._headroom else 0
         if host <= 0 and cgroup <= 0:

@@ -70,6 +70,12 @@ class _NodeCollector(Collector):
         host = GaugeMetricFamily("affinode_host_available_bytes", "Host memory that is available.")
         host.add_metric([], node["host"]["available_bytes"])
         yield host
+        use = GaugeMetricFamily("affinode_host_bytes", "Host memory in use for parking.", labels=["use"])
+        use.add_metric(["parked"], node["host"]["copy_bytes"])
+        use.add_metric(["kept"], node["host"]["kept_bytes"])
+        use.add_metric(["lots_ready"], node["host"]["lots"]["ready_bytes"])
+        use.add_metric(["lots_given"], node["host"]["lots"]["given_bytes"])
+        yield use
         queue = GaugeMetricFamily("affinode_queue_length", "Kernels that wait for the GPU.")
         queue.add_metric([], len(node["queue"]))
         yield queue

@@ -108,9 +108,9 @@ class Plan:
         if refusal is not None:
             self.act(RefusePark(kernel.id, "no-host-memory", refusal))
             return False
-        budget = self._host.budget(kernel)
-        self.act(Park(kernel.id, reason, budget))
-        self._expect(kernel, budget if kernel.host.is_frugal else None)
+        budget, lots = self._host.budget(kernel), self._host.lots(kernel)
+        self.act(Park(kernel.id, reason, budget, lots))
+        self._expect(kernel, budget if kernel.host.is_frugal else None, lots)
         return True
 
     def relieve(self) -> None:
@@ -130,11 +130,11 @@ class Plan:
             self.act(action)
         return bool(chosen)
 
-    def _expect(self, kernel: Kernel, budget: int | None) -> None:
+    def _expect(self, kernel: Kernel, budget: int | None, lots: int = 0) -> None:
         """A kernel's memory is on its way from the GPU to the host."""
         for uuid, size in kernel.resident_bytes.items():
             self.incoming[uuid] = self.incoming.get(uuid, 0) + size
-        self._host.expect(kernel, budget)
+        self._host.expect(kernel, budget, lots)
 
 
 def park_asked(plan: Plan) -> None:

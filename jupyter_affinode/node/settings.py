@@ -29,6 +29,7 @@ class Settings:
     min_footprint_bytes: int = 64 * MIB
     margin_bytes: int = 64 * MIB
     host_reserve_bytes: int | None = None  # None: default_host_reserve of what the machine has then
+    lot_bytes: int = 0
     hold_default_s: float = 3600.0
     hold_max_s: float = 86400.0
     settle_s: float = 1.0

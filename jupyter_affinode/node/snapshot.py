@@ -116,6 +116,7 @@ class Host:
     headroom_bytes: Mapping[str, int] = field(default_factory=dict)  # by cgroup, where there is a limit
     total_bytes: int = 0  # may grow while the machine runs
     limit_bytes: Mapping[str, int] = field(default_factory=dict)  # by cgroup
+    lot_bytes: int = 0  # touched memory of the controller's that can be handed to who is parked
 
 
 @dataclass(frozen=True)

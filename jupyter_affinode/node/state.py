@@ -27,6 +27,7 @@ class NodeState:
     def __init__(self, settings: Settings, host: HostMemory):
         self.settings = settings
         self.host = host
+        self.lots_ready_bytes = 0  # what the controller's lots can give
         self.kernels: dict[str, KernelRecord] = {}
         self.gpus = GpuTable()
         self.reservations = ReservationBook()
@@ -111,6 +112,10 @@ class NodeState:
             and (process.watch is None or now - process.silent_since > HUNG_UP_FORGOTTEN_S)
         ]
 
+    def lots_mapped(self) -> dict[int, int]:
+        """How many bytes in lots each process says it has, by its key."""
+        return {process.key: process.data.lot_bytes for process in self.processes()}
+
     def read_limits(self) -> None:
         """Read the memory limits of kernels that could be parked, before a decision."""
         for kernel in self.kernels.values():
@@ -141,7 +146,7 @@ class NodeState:
         return Node(
             self.gpus.snapshot(now),
             kernels,
-            Host(self.host.available_bytes, headroom, self.host.total_bytes, limits),
+            Host(self.host.available_bytes, headroom, self.host.total_bytes, limits, self.lots_ready_bytes),
             tuple(reservations),
             is_settled,
         )

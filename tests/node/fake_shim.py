@@ -164,6 +164,7 @@ class Heard:
     commands: list[Command] = field(default_factory=list)
     notices: list[tuple[int, int, str]] = field(default_factory=list)
     results: list[tuple[int, int, str]] = field(default_factory=list)
+    lots: dict[int, int] = field(default_factory=dict)  # the descriptors that came with LOT, by number
     heartbeats: int = 0
     welcome: tuple[int, int, str] | None = None  # version, heartbeat in ms, the controller's version
     ended: bool = False
@@ -247,6 +248,8 @@ class FakeShim:
         self._thread.join(timeout=10)
         self._socket.close()
         self.page.close()
+        for descriptor in self.heard.lots.values():
+            os.close(descriptor)
 
     def _follow(self) -> None:
         beaten = 0.0
@@ -260,9 +263,14 @@ class FakeShim:
             if not ready:
                 continue
             try:
-                data = self._socket.recv(4096)
+                data, ancillary, _, _ = self._socket.recvmsg(4096, socket.CMSG_SPACE(4 * 4))
             except OSError:
-                data = b""
+                data, ancillary = b"", []
+            self._descriptors = [
+                descriptor
+                for _, _, payload in ancillary
+                for descriptor in array.array("i", payload[: len(payload) // 4 * 4])
+            ]
             if not data:
                 self.heard.ended = True
                 return
@@ -282,6 +290,10 @@ class FakeShim:
         elif kind == 0x82:
             number, asked, deadline, argument, reason = COMMAND.unpack(body)
             command = Command(number, epoch, asked, deadline, argument, reason.rstrip(b"\0").decode())
+            if number == LOT:
+                (self.heard.lots[asked],) = self._descriptors
+            else:
+                assert not self._descriptors
             self.heard.commands.append(command)
             if number in (PARK, RESUME):
                 self.page.epoch = epoch
@@ -304,6 +316,15 @@ class FakeShim:
             self._move(command, self.park_status, to=PARKED)
         elif command.kind == RESUME:
             self._move(command, self.resume_status, to=RESIDENT)
+        elif command.kind == TRIM:
+            self.keep(min(self.page.host[1], command.argument))
+
+    def keep(self, size: int) -> None:
+        """Keep that much host memory for the next park."""
+        with self._lock:
+            self.page.host[1] = size
+            self.page.write()
+        self.send(notify(STATE))
 
     def _move(self, command: Command, status: int, *, to: int) -> None:
         resident, parked, fixed = self.page.memory[GPU]

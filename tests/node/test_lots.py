@@ -1,0 +1,422 @@
+"""Lots: fresh touched memory, handed to one process once, taken back for good."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import fcntl
+import logging
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+from fake_shim import LOT, LOT_END, MIB, PARK, TRIM, TRIMS, notify
+
+from jupyter_affinode.node import lot_memory
+from jupyter_affinode.node.connection import SEND_QUEUE, Connection
+from jupyter_affinode.node.host import HostMemory
+from jupyter_affinode.node.lot_memory import LotFailed, make_lot
+from jupyter_affinode.node.lots import AGAIN_AFTER_S, LotStock, lot_size
+from jupyter_affinode.node.peers import Peer
+from jupyter_affinode.node.settings import GIB, Settings
+from jupyter_affinode.node.wire import CommandKind
+
+IDLE = {"park_when": "idle", "idle_timeout_s": 0.3}
+LOTS = Settings(lot_bytes=64 * MIB, host_reserve_bytes=0)
+PLENTY = HostMemory(64 * GIB, 32 * GIB)
+NONE_YET = {1: 0, 7: 0, 8: 0}  # the processes of these tests, by key: bytes in lots that they have mapped
+
+
+def descriptors():
+    """How many files this process has open."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+def allocated(descriptor):
+    """How much memory is behind a file."""
+    return os.fstat(descriptor).st_blocks * 512
+
+
+# ---- one lot
+
+
+def test_a_lot_is_touched_zeroed_and_cannot_be_grown_or_sealed_by_who_gets_it():
+    lot = make_lot(64 * MIB, lambda size: True)
+    assert (lot.bytes, allocated(lot.descriptor)) == (64 * MIB, 64 * MIB)
+    with mmap.mmap(lot.descriptor, lot.bytes) as view:
+        assert view[:] == bytes(lot.bytes)
+    for forbidden in (
+        lambda: os.ftruncate(lot.descriptor, 65 * MIB),
+        lambda: fcntl.fcntl(lot.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK),
+    ):
+        with pytest.raises(PermissionError):
+            forbidden()
+    lot.revoke()
+
+
+def test_a_revoked_lot_is_empty_for_good_whoever_still_has_its_descriptor():
+    lot = make_lot(32 * MIB, lambda size: True)
+    copy = os.dup(lot.descriptor)
+    os.pwrite(copy, b"contents", 0)
+    lot.revoke()
+    assert (os.fstat(copy).st_size, allocated(copy)) == (0, 0)
+    with pytest.raises(PermissionError):
+        os.ftruncate(copy, 4096)
+    os.close(copy)
+
+
+def test_who_goes_on_using_a_revoked_lot_gets_a_signal_and_no_memory():
+    code = """
+    import mmap, os
+    from jupyter_affinode.node.lot_memory import make_lot
+    lot = make_lot(32 << 20, lambda size: True)
+    view = mmap.mmap(lot.descriptor, lot.bytes)
+    lot.revoke()
+    view[0] = 1
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], timeout=60, check=False)
+    assert done.returncode == -signal.SIGBUS
+
+
+def test_a_lot_that_meets_a_shortage_on_the_way_takes_nothing():
+    before, asked = descriptors(), []
+
+    def may_take(size):
+        asked.append(size)
+        return len(asked) < 3
+
+    with pytest.raises(LotFailed, match="short"):
+        make_lot(128 * MIB, may_take)
+    assert (asked, descriptors()) == ([32 * MIB] * 3, before)
+
+
+def test_before_linux_5_14_the_pages_are_written_instead(monkeypatch):
+    class OldLibc:
+        def madvise(self, *_):
+            lot_memory.ctypes.set_errno(lot_memory.errno.EINVAL)
+            return -1
+
+    monkeypatch.setattr(lot_memory, "_libc", OldLibc())
+    lot = make_lot(32 * MIB, lambda size: True)
+    assert allocated(lot.descriptor) == 32 * MIB
+    with mmap.mmap(lot.descriptor, lot.bytes) as view:
+        assert view[:] == bytes(lot.bytes)
+    lot.revoke()
+
+
+def test_free_huge_pages_are_those_that_nobody_was_promised(tmp_path):
+    (tmp_path / "free_hugepages").write_text("100\n")
+    (tmp_path / "resv_hugepages").write_text("60\n")
+    assert lot_memory.free_huge_bytes(tmp_path) == 80 * MIB
+    assert lot_memory.free_huge_bytes(tmp_path / "absent") == 0
+
+
+@pytest.mark.skipif(lot_memory.free_huge_bytes() < 32 * MIB, reason="no huge pages are set aside here")
+def test_huge_pages_are_taken_where_there_are_enough():
+    lot = make_lot(32 * MIB, lambda size: False)
+    assert lot.is_huge
+    assert os.fstat(lot.descriptor).st_blksize == 2 * MIB
+    lot.revoke()
+
+
+# ---- the stock
+
+
+@pytest.mark.parametrize(
+    "stock, size",
+    [
+        (0, 0),
+        (31 * MIB, 0),
+        (100 * MIB, 96 * MIB),
+        (GIB, 256 * MIB),
+        (8 * GIB, 512 * MIB),
+        (64 * GIB, GIB),
+    ],
+)
+def test_a_stock_is_divided_into_lots_that_are_neither_tiny_nor_few(stock, size):
+    assert lot_size(stock) == size
+
+
+def with_stock(body, **options):
+    """Run `await body(stock)`; afterwards no file is left open."""
+
+    async def run():
+        stock = LotStock(logging.getLogger("test"), lambda: None, **options)
+        try:
+            await body(stock)
+        finally:
+            stock.close()
+
+    before = descriptors()
+    asyncio.run(run())
+    assert descriptors() == before
+
+
+async def filled(stock, settings=LOTS, host=PLENTY, mapped=NONE_YET):
+    """Look until the stock is full."""
+    while True:
+        stock.look(settings, host, mapped, time.monotonic())
+        if stock._making is None:
+            return
+        await stock._making
+
+
+def test_the_stock_is_filled_up_to_its_bound_and_no_further():
+    async def body(stock):
+        await filled(stock)
+        assert stock.ready_bytes == 64 * MIB
+        stock.give(1, 1)
+        await filled(stock)
+        assert (stock.ready_bytes, stock.given_bytes) == (0, 64 * MIB)  # what is given counts
+
+    with_stock(body)
+
+
+def test_lots_of_an_earlier_controller_count_too():
+    async def body(stock):
+        stock.look(LOTS, PLENTY, {1: 32 * MIB}, time.monotonic())
+        assert stock._making is None
+
+    with_stock(body)
+
+
+def test_under_pressure_what_was_not_handed_out_is_given_back():
+    async def body(stock):
+        await filled(stock)
+        stock.look(LOTS.changed(host_reserve_bytes=GIB), HostMemory(64 * GIB, GIB - MIB), {}, 0.0)
+        assert stock.ready_bytes == 0
+        assert stock._making is None or not await stock._making
+
+    with_stock(body)
+
+
+def test_a_smaller_bound_gives_back_what_is_over_it():
+    async def body(stock):
+        await filled(stock)
+        stock.look(LOTS.changed(lot_bytes=0), PLENTY, {}, time.monotonic())
+        assert stock.ready == []
+
+    with_stock(body)
+
+
+def test_a_lot_that_comes_back_is_freed_and_a_fresh_one_takes_its_place():
+    async def body(stock):
+        await filled(stock)
+        ((number, lot),) = stock.give(7, 10 * MIB)
+        theirs = os.dup(lot.descriptor)
+        os.pwrite(theirs, b"secret", 0)
+        stock.take_back(7, number)
+        assert os.fstat(theirs).st_size == 0
+        await filled(stock)
+        ((again, fresh),) = stock.give(8, 10 * MIB)
+        assert (again, os.pread(fresh.descriptor, 6, 0)) == (1, bytes(6))
+        os.close(theirs)
+
+    with_stock(body)
+
+
+def test_a_process_can_give_back_only_what_it_has():
+    async def body(stock):
+        await filled(stock)
+        ((number, lot),) = stock.give(1, MIB)
+        for key, wrong in ((2, number), (1, number + 1)):
+            stock.take_back(key, wrong)
+        assert os.fstat(lot.descriptor).st_size == 64 * MIB
+        stock.take_back(1, number)
+        stock.take_back(1, number)
+        assert stock.given_bytes == 0
+
+    with_stock(body)
+
+
+def test_a_process_that_is_not_followed_any_more_keeps_its_lots():
+    async def body(stock):
+        await filled(stock)
+        ((_, lot),) = stock.give(1, MIB)
+        theirs = os.dup(lot.descriptor)
+        await filled(stock, mapped={2: 64 * MIB})  # it said HELLO again, and has another key now
+        assert (os.fstat(theirs).st_size, stock.given_bytes, stock.ready_bytes) == (64 * MIB, 0, 0)
+        os.close(theirs)
+
+    with_stock(body)
+
+
+@pytest.mark.parametrize("has_ended, left", [(True, 0), (False, 64 * MIB)])
+def test_only_of_a_process_that_ended_a_lot_is_cut(has_ended, left):
+    """One that hung up, or was silent, may hold somebody's tensors in it."""
+
+    async def body(stock):
+        await filled(stock)
+        ((_, lot),) = stock.give(1, MIB)
+        theirs = os.dup(lot.descriptor)
+        stock.forget(1, has_ended=has_ended)
+        assert os.fstat(theirs).st_size == left
+        os.close(theirs)
+
+    with_stock(body)
+
+
+def test_a_controller_that_ends_leaves_processes_their_lots():
+    async def body(stock):
+        await filled(stock)
+        ((_, lot),) = stock.give(1, MIB)
+        theirs = os.dup(lot.descriptor)
+        stock.close()
+        assert os.fstat(theirs).st_size == 64 * MIB
+        os.close(theirs)
+
+    with_stock(body)
+
+
+def test_a_lot_that_cannot_be_made_is_tried_again_later_only():
+    tries = []
+
+    def fail(size, may_take):
+        tries.append(size)
+        raise LotFailed("none today")
+
+    async def body(stock):
+        await filled(stock)
+        assert len(tries) == 1
+        stock.look(LOTS, PLENTY, {}, time.monotonic())
+        assert len(tries) == 1 and stock._making is None
+        stock.look(LOTS, PLENTY, {}, time.monotonic() + AGAIN_AFTER_S + 1)
+        await stock._making
+        assert len(tries) == 2
+
+    with_stock(body, make=fail)
+
+
+# ---- over the link
+
+
+def test_a_kernel_gets_lots_right_before_it_is_parked_and_gives_them_back(node, shim, wait_until):
+    machine = node(lot_bytes=64 * MIB, **IDLE)
+    wait_until(lambda: machine.node()["host"]["lots"]["ready_bytes"] == 64 * MIB)
+    kernel = shim("k", resident=100 * MIB, flags=TRIMS)
+    wait_until(lambda: kernel.heard.of(PARK))
+    kinds = [command.kind for command in kernel.heard.commands]
+    assert kinds.index(LOT) + 1 == kinds.index(PARK)
+    (lot,) = kernel.heard.of(LOT)
+    assert (lot.request, lot.argument) == (1, 64 * MIB)
+    assert allocated(kernel.heard.lots[1]) == 64 * MIB
+    lots = machine.node()["host"]["lots"]
+    assert lots == {"limit_bytes": 64 * MIB, "ready_bytes": 0, "given_bytes": 64 * MIB}
+    kernel.send(notify(LOT_END, number=1))
+    wait_until(lambda: os.fstat(kernel.heard.lots[1]).st_size == 0)
+    wait_until(lambda: machine.node()["host"]["lots"]["ready_bytes"] == 64 * MIB)
+
+
+def test_a_shim_that_knows_no_lots_gets_none(node, shim, wait_until):
+    machine = node(lot_bytes=64 * MIB, **IDLE)
+    wait_until(lambda: machine.node()["host"]["lots"]["ready_bytes"] == 64 * MIB)
+    kernel = shim("k", resident=100 * MIB)
+    wait_until(lambda: kernel.heard.of(PARK))
+    assert kernel.heard.of(LOT) == [] and kernel.heard.of(PARK)[0].argument >> 8 == 0
+
+
+def test_a_process_that_hangs_up_keeps_its_lots(node, shim, wait_until):
+    machine = node(lot_bytes=64 * MIB, **IDLE)
+    wait_until(lambda: machine.node()["host"]["lots"]["ready_bytes"] == 64 * MIB)
+    kernel = shim("k", resident=100 * MIB, flags=TRIMS)
+    wait_until(lambda: kernel.heard.lots and kernel.heard.of(PARK))
+    theirs = os.dup(kernel.heard.lots[1])
+    kernel._socket.shutdown(socket.SHUT_RDWR)
+    again = shim("k", parked=100 * MIB, flags=TRIMS)
+    again.page.lots = 64 * MIB
+    again.page.write()
+    wait_until(lambda: machine.node()["host"]["lots"]["given_bytes"] == 64 * MIB)
+    assert (os.fstat(theirs).st_size, machine.node()["host"]["lots"]["ready_bytes"]) == (64 * MIB, 0)
+    os.close(theirs)
+
+
+def test_what_a_kernel_keeps_is_asked_back_when_host_memory_is_short(node, shim, wait_until):
+    machine = node(idle_timeout_s=1000, host_reserve_bytes=1 << 45)
+    kernel = shim("k", resident=100 * MIB, flags=TRIMS)
+    kernel.keep(80 * MIB)
+    wait_until(lambda: kernel.heard.of(TRIM))
+    assert (kernel.heard.of(TRIM)[0].argument, kernel.heard.of(TRIM)[0].reason) == (
+        0,
+        "host memory is short",
+    )
+    wait_until(lambda: machine.kernel("k")["kept_bytes"] == 0)
+
+
+def test_a_park_is_told_how_much_host_memory_it_may_take(node, shim, wait_until):
+    machine = node(**IDLE)
+    kernels = [shim("k", resident=size, flags=TRIMS) for size in (100 * MIB, 300 * MIB)]
+    wait_until(lambda: all(kernel.heard.of(PARK) for kernel in kernels))
+    host = machine.node()["host"]
+    budgets = [kernel.heard.of(PARK)[0].argument >> 8 for kernel in kernels]
+    assert 2.9 < budgets[1] / budgets[0] < 3.1
+    assert 0.5 * host["available_bytes"] < sum(budgets) * MIB < 1.5 * host["available_bytes"]
+
+
+# ---- descriptors on the link
+
+
+class Listener:
+    """Nobody."""
+
+    def __getattr__(self, name):
+        return lambda *_: None
+
+
+def test_descriptors_reach_a_slow_reader_in_order_and_none_is_lost_or_left_open():
+    """The controller may close its own right after the command: what waits has a copy."""
+
+    async def body(ours, theirs):
+        ending = []
+        connection = Connection(
+            ours,
+            Peer(0, os.getuid()),
+            Listener(),
+            heartbeat_s=1.0,
+            controller_version="test",
+            on_end=lambda *ended: ending.append(ended),
+        )
+        for number in range(SEND_QUEUE):
+            file = os.memfd_create(f"lot-{number}")
+            os.write(file, str(number).encode())
+            connection.command(CommandKind.LOT, request=number, descriptor=file)
+            os.close(file)
+        assert connection._unsent, "the socket's own buffer is smaller than that"
+        for number in range(SEND_QUEUE):
+            _, ancillary = await receive(theirs)
+            (file,) = array.array("i", ancillary[0][2])
+            assert os.pread(file, 10, 0) == str(number).encode()
+            os.close(file)
+        file = os.memfd_create("never-read")
+        for number in range(SEND_QUEUE):
+            connection.command(CommandKind.LOT, request=number, descriptor=file)
+        os.close(file)
+        connection.end(connection_ending(), "the test is over")
+        assert len(ending) == 1
+
+    async def receive(connected):
+        while True:
+            try:
+                data, ancillary, _, _ = connected.recvmsg(4096, socket.CMSG_SPACE(4))
+                return data, ancillary
+            except BlockingIOError:
+                await asyncio.sleep(0.001)
+
+    def connection_ending():
+        from jupyter_affinode.node.connection import Ending
+
+        return Ending.OURS
+
+    before = descriptors()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in (ours, theirs):
+        end.setblocking(False)
+    asyncio.run(body(ours, theirs))
+    theirs.close()
+    ours.close()
+    assert descriptors() == before
