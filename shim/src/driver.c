@@ -58,5 +58,14 @@ bool driver_resolve(void)
 	} while (0);
 	DRIVER_FUNCTIONS(DRIVER_RESOLVE)
 #undef DRIVER_RESOLVE
+#define DRIVER_RESOLVE_OPTIONAL(field, name, version, parameters)                                                   \
+	do {                                                                                                        \
+		void *address = NULL;                                                                               \
+		if (get(name, &address, version, 0, &status) != CUDA_SUCCESS)                                       \
+			address = NULL;                                                                             \
+		memcpy(&driver.field, &address, sizeof(address));                                                   \
+	} while (0);
+	DRIVER_OPTIONAL(DRIVER_RESOLVE_OPTIONAL)
+#undef DRIVER_RESOLVE_OPTIONAL
 	return complete;
 }

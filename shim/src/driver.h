@@ -39,11 +39,26 @@
 	X(cuStreamSynchronize, 2000, (CUstream))                                                                    \
 	X(cuThreadExchangeStreamCaptureMode, 10010, (int *))
 
+/* X(field, name, version, parameters): where one is missing its field is NULL, and what needs it is left out.  */
+#define DRIVER_OPTIONAL(X)                                                                                          \
+	X(cuDeviceGetDefaultMemPool, "cuDeviceGetDefaultMemPool", 11020, (CUmemoryPool *, CUdevice))                \
+	X(cuDeviceGetMemPool, "cuDeviceGetMemPool", 11020, (CUmemoryPool *, CUdevice))                              \
+	X(cuMemPoolGetAttribute, "cuMemPoolGetAttribute", 11020, (CUmemoryPool, int, void *))                       \
+	X(cuMemPoolTrimTo, "cuMemPoolTrimTo", 11020, (CUmemoryPool, size_t))                                        \
+	X(cuDeviceGetGraphMemAttribute, "cuDeviceGetGraphMemAttribute", 11040, (CUdevice, int, void *))             \
+	X(cuDeviceGraphMemTrim, "cuDeviceGraphMemTrim", 11040, (CUdevice))                                          \
+	X(cuMemPrefetchAsync, "cuMemPrefetchAsync", 8000, (CUdeviceptr, size_t, CUdevice, CUstream))                \
+	X(cuMemPrefetchAsync_v2, "cuMemPrefetchAsync", 12020,                                                       \
+	  (CUdeviceptr, size_t, CUmemLocation, unsigned int, CUstream))
+
 #define DRIVER_POINTER(name, version, parameters) CUresult (*name) parameters;
+#define DRIVER_OPTIONAL_POINTER(field, name, version, parameters) CUresult (*field) parameters;
 struct driver {
 	DRIVER_FUNCTIONS(DRIVER_POINTER)
+	DRIVER_OPTIONAL(DRIVER_OPTIONAL_POINTER)
 };
 #undef DRIVER_POINTER
+#undef DRIVER_OPTIONAL_POINTER
 
 extern struct driver driver;
 

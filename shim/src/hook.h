@@ -57,6 +57,10 @@ struct hook {
 	X(cuMemAllocFromPoolAsync, "cuMemAllocFromPoolAsync", 0)                                                    \
 	X(cuMemAllocFromPoolAsync, "cuMemAllocFromPoolAsync_ptsz", 0)                                               \
 	X(cuMemAllocFromPoolAsync, "cuMemAllocFromPoolAsync", 1)                                                    \
+	X(cuMemPoolCreate, "cuMemPoolCreate", 0)                                                                    \
+	X(cuMemPoolCreate, "cuMemPoolCreate", 1)                                                                    \
+	X(cuMemPoolDestroy, "cuMemPoolDestroy", 0)                                                                  \
+	X(cuMemPoolDestroy, "cuMemPoolDestroy", 1)                                                                  \
 	X(cuMemCreate, "cuMemCreate", 0)                                                                            \
 	X(cuMemCreate, "cuMemCreate", 1)                                                                            \
 	X(cuMemRelease, "cuMemRelease", 0)                                                                          \

@@ -8,6 +8,7 @@
 #include "driver.h"
 #include "hook.h"
 #include "log.h"
+#include "managed.h"
 #include "mappings.h"
 #include "room.h"
 #include "shim.h"
@@ -98,19 +99,10 @@ static CUresult on_cuMemFree(void *real, CUdeviceptr address)
 		return CUDA_SUCCESS;
 	/* Forgotten first: once the driver has it back, another thread may be given the same address.  */
 	tally_remove(TALLY_POINTER, address);
+	managed_forget(address);
 	return ((CUresult(*)(CUdeviceptr))real)(address);
 }
 HOOK(cuMemFree, (CUdeviceptr address), address)
-
-/* Allowed on cuMemAlloc's memory too, in the order of `stream`; waiting for the whole context is a stronger order.  */
-static CUresult on_cuMemFreeAsync(void *real, CUdeviceptr address, CUstream stream)
-{
-	if (address && block_free(address))
-		return CUDA_SUCCESS;
-	tally_remove(TALLY_POINTER, address);
-	return ((CUresult(*)(CUdeviceptr, CUstream))real)(address, stream);
-}
-HOOK(cuMemFreeAsync, (CUdeviceptr address, CUstream stream), address, stream)
 
 static CUresult allocate_managed(void *real, CUdeviceptr *address, size_t size, unsigned int flags)
 {
@@ -120,8 +112,11 @@ static CUresult allocate_managed(void *real, CUdeviceptr *address, size_t size, 
 	if (result != CUDA_SUCCESS)
 		return result;
 	result = ((CUresult(*)(CUdeviceptr *, size_t, unsigned int))real)(address, size, flags);
-	if (result == CUDA_SUCCESS && address)
+	if (result == CUDA_SUCCESS && address) {
 		tally_add(TALLY_POINTER, *address, AFFINODE_FIXED_MANAGED, current_device(), size);
+		if (current_device())
+			managed_note(*address, size, current_device());
+	}
 	return result;
 }
 
@@ -130,45 +125,6 @@ static CUresult on_cuMemAllocManaged(void *real, CUdeviceptr *address, size_t si
 	WITH_ROOM(size, allocate_managed(real, address, size, flags))
 }
 HOOK(cuMemAllocManaged, (CUdeviceptr * address, size_t size, unsigned int flags), address, size, flags)
-
-static CUresult allocate_async(void *real, CUdeviceptr *address, size_t size, CUstream stream)
-{
-	GATE_PASS(pass);
-	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
-
-	if (result != CUDA_SUCCESS)
-		return result;
-	result = ((CUresult(*)(CUdeviceptr *, size_t, CUstream))real)(address, size, stream);
-	if (result == CUDA_SUCCESS && address)
-		tally_add(TALLY_POINTER, *address, AFFINODE_FIXED_POOL, current_device(), size);
-	return result;
-}
-
-static CUresult on_cuMemAllocAsync(void *real, CUdeviceptr *address, size_t size, CUstream stream)
-{
-	WITH_ROOM(size, allocate_async(real, address, size, stream))
-}
-HOOK(cuMemAllocAsync, (CUdeviceptr * address, size_t size, CUstream stream), address, size, stream)
-
-static CUresult allocate_from_pool(void *real, CUdeviceptr *address, size_t size, void *pool, CUstream stream)
-{
-	GATE_PASS(pass);
-	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
-
-	if (result != CUDA_SUCCESS)
-		return result;
-	result = ((CUresult(*)(CUdeviceptr *, size_t, void *, CUstream))real)(address, size, pool, stream);
-	if (result == CUDA_SUCCESS && address)
-		tally_add(TALLY_POINTER, *address, AFFINODE_FIXED_POOL, current_device(), size);
-	return result;
-}
-
-static CUresult on_cuMemAllocFromPoolAsync(void *real, CUdeviceptr *address, size_t size, void *pool, CUstream stream)
-{
-	WITH_ROOM(size, allocate_from_pool(real, address, size, pool, stream))
-}
-HOOK(cuMemAllocFromPoolAsync, (CUdeviceptr * address, size_t size, void *pool, CUstream stream), address, size, pool,
-     stream)
 
 /* Bytes an element of a CUarray_format takes; block-compressed and multi-plane formats are counted as one.  */
 static size_t format_bytes(int format)

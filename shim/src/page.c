@@ -16,6 +16,7 @@
 #include "clock.h"
 #include "contexts.h"
 #include "gate.h"
+#include "managed.h"
 #include "tally.h"
 
 #ifndef F_SEAL_FUTURE_WRITE
@@ -149,6 +150,13 @@ static bool count_calls(unsigned inside)
 	return active;
 }
 
+static uint64_t managed_left(int gpu)
+{
+	uint64_t all = tally_bytes(gpu, AFFINODE_FIXED_MANAGED), out = managed_bytes_out(gpu);
+
+	return all > out ? all - out : 0;
+}
+
 static void count_bytes(void)
 {
 	static struct block_bytes bytes[AFFINODE_MAX_GPUS];
@@ -163,6 +171,7 @@ static void count_bytes(void)
 		page->gpus[i].parked_bytes = bytes[i].parked;
 		for (int reason = 0; reason < AFFINODE_FIXED_REASONS; reason++)
 			page->gpus[i].fixed_bytes[reason] = tally_bytes(i, reason);
+		page->gpus[i].fixed_bytes[AFFINODE_FIXED_MANAGED] = managed_left(i);
 		page->gpus[i].fixed_bytes[AFFINODE_FIXED_SHARED] += shared[i];
 		page->gpus[i].fixed_bytes[AFFINODE_FIXED_MAPPED] += mapped[i];
 	}

@@ -13,9 +13,11 @@
 #include "gate.h"
 #include "link.h"
 #include "log.h"
+#include "managed.h"
 #include "mappings.h"
 #include "mover.h"
 #include "page.h"
+#include "pools.h"
 #include "resolve.h"
 #include "tally.h"
 
@@ -133,6 +135,8 @@ static void in_child(void)
 	mappings_reset_in_child();
 	contexts_reset_in_child();
 	tally_reset_in_child();
+	pools_reset_in_child();
+	managed_reset_in_child();
 }
 
 static void register_fork(void)

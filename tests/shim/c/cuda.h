@@ -11,6 +11,14 @@ typedef struct CUmod_st *CUmodule;
 typedef struct CUfunc_st *CUfunction;
 typedef struct CUevent_st *CUevent;
 typedef struct CUgraphExec_st *CUgraphExec;
+typedef struct {
+	int allocType, handleTypes;
+	CUmemLocation location;
+	void *win32SecurityAttributes;
+	size_t maxSize;
+	unsigned short usage;
+	unsigned char reserved[54];
+} CUmemPoolProps;
 
 #define CUDA_FUNCTIONS(X)                                                                                            \
 	X(Init, "cuInit", (unsigned int))                                                                            \
@@ -30,6 +38,15 @@ typedef struct CUgraphExec_st *CUgraphExec;
 	X(MemFree, "cuMemFree_v2", (CUdeviceptr))                                                                    \
 	X(MemGetInfo, "cuMemGetInfo_v2", (size_t *, size_t *))                                                       \
 	X(MemGetAddressRange, "cuMemGetAddressRange_v2", (CUdeviceptr *, size_t *, CUdeviceptr))                     \
+	X(MemAllocAsync, "cuMemAllocAsync", (CUdeviceptr *, size_t, CUstream))                                       \
+	X(MemFreeAsync, "cuMemFreeAsync", (CUdeviceptr, CUstream))                                                   \
+	X(MemAllocFromPoolAsync, "cuMemAllocFromPoolAsync", (CUdeviceptr *, size_t, CUmemoryPool, CUstream))         \
+	X(MemPoolCreate, "cuMemPoolCreate", (CUmemoryPool *, const CUmemPoolProps *))                                \
+	X(MemPoolDestroy, "cuMemPoolDestroy", (CUmemoryPool))                                                        \
+	X(MemPoolSetAttribute, "cuMemPoolSetAttribute", (CUmemoryPool, int, void *))                                 \
+	X(DeviceGetDefaultMemPool, "cuDeviceGetDefaultMemPool", (CUmemoryPool *, CUdevice))                          \
+	X(MemAllocManaged, "cuMemAllocManaged", (CUdeviceptr *, size_t, unsigned int))                               \
+	X(MemPrefetchAsync, "cuMemPrefetchAsync", (CUdeviceptr, size_t, CUdevice, CUstream))                         \
 	X(MemHostAlloc, "cuMemHostAlloc", (void **, size_t, unsigned int))                                           \
 	X(MemFreeHost, "cuMemFreeHost", (void *))                                                                    \
 	X(MemcpyHtoD, "cuMemcpyHtoD_v2", (CUdeviceptr, const void *, size_t))                                        \
