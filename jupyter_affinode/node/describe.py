@@ -187,6 +187,7 @@ def _process_json(process: Process) -> dict[str, Any]:
         "residency": Residency[process.data.state.name].value,
         "command": process.hello.command,
         "parkable": process.is_parkable,
+        "mended_chunks": process.data.mended_chunks,
     }
 
 

@@ -1,50 +1,29 @@
-"""The whole story on a real GPU: `python tests/gpu/run.py [--cycles 20] [--output FILE]`.
+"""The whole story on a real GPU: `python tests/gpu/run.py [--cycles 20] [--json FILE]`.
 
-Needs jupyter-affinode installed, ipykernel, PyTorch, CuPy and JAX, and an NVIDIA GPU with 12 GiB free. Prints a table;
-exits with 1 if a row is not as it must be. RESULTS.md keeps what it printed on real machines.
+Needs jupyter-affinode installed, ipykernel, PyTorch, CuPy and JAX, and an NVIDIA GPU with 12 GiB free. A real ipykernel
+is started by the provisioner, with a real controller. A cycle parks the kernel, runs a cell without CUDA (it must stay
+parked), and lets the next cell bring it back; then CUDA graphs, pinned memory, a side stream and ten training steps are
+used. "Left on GPU" is what NVML says the whole GPU holds then. The twin runs the same program without the shim; losses
+are compared bit for bit, after every cycle. For the interrupt a foreign process fills the GPU, so that the cell waits.
+Prints a table; exits with 1 if a row is not as it must be.
 """
 
 from __future__ import annotations
 
-import argparse
-import datetime
 import os
-import platform
 import sys
 import tempfile
 import time
 import traceback
 from pathlib import Path
+from statistics import median
 
 import overhead
-import pynvml
 import story
+from controlled import finish, machine, options, say
 from workloads import PROGRAMS
 
 from jupyter_affinode.environment import shim_path
-
-
-def say(line: str) -> None:
-    print(f"[{time.monotonic() - STARTED:7.1f} s] {line}", file=sys.stderr, flush=True)
-
-
-STARTED = time.monotonic()
-
-
-def table(headings: list[str], rows: list[list[str]]) -> str:
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
-
-
-def machine() -> str:
-    pynvml.nvmlInit()
-    device = pynvml.nvmlDeviceGetHandleByIndex(0)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
-    return (
-        f"{datetime.date.today().isoformat()}, {pynvml.nvmlDeviceGetName(device)}, driver"
-        f" {pynvml.nvmlSystemGetDriverVersion()}, {os.cpu_count()} cores, {memory:.0f} GiB of RAM, Linux"
-        f" {platform.release()}, Python {platform.python_version()}"
-    )
 
 
 def versions() -> str:
@@ -60,38 +39,47 @@ def versions() -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__, time_s=900)
     parser.add_argument("--cycles", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=5, help="processes each way for the shim's cost")
     parser.add_argument("--only", choices=list(PROGRAMS))
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
+    given = parser.parse_args()
+    where = {**machine(modules=["ipykernel", "torch", "cupy", "jax"]), "versions": versions()}
     folder = Path(tempfile.mkdtemp(prefix="affinode-gpu-"))
     os.environ["AFFINODE_SOCKET"] = str(folder / "node.sock")
     os.environ["JUPYTER_DEFAULT_PROVISIONER_NAME"] = "affinode-provisioner"
+    deadline = time.monotonic() + given.time
 
-    rows, lines, failed = [], [machine(), "", versions(), ""], False
-    for framework in [options.only] if options.only else list(PROGRAMS):
+    rows, notes, passed, launch_ratio = [], [], True, None
+    for framework in [given.only] if given.only else list(PROGRAMS):
+        if time.monotonic() > deadline:
+            notes.append(f"{framework}: left out for time")
+            continue
         try:
-            outcome = story.tell(framework, options.cycles, say)
+            outcome = story.tell(framework, given.cycles, say)
             rows.append(outcome.row())
-            failed |= not outcome.passed
-            lines += [f"{framework}: {note}" for note in dict.fromkeys(outcome.notes)]
-        except Exception:
-            failed = True
-            lines.append(f"{framework}: FAILED\n```\n{traceback.format_exc()}\n```")
+            passed &= outcome.passed
+            notes += [f"{framework}: {note}" for note in dict.fromkeys(outcome.notes)]
+        except Exception as error:
+            passed = False
+            notes.append(f"{framework}: FAILED: {type(error).__name__}: {str(error)[:300]}")
             say(traceback.format_exc())
-    lines += [table(story.HEADINGS, rows), ""]
-    if options.rounds:
+    if given.rounds and time.monotonic() < deadline:
         say("the shim's cost")
-        without, with_ = overhead.compare(str(shim_path()), options.rounds)
-        lines.append(overhead.describe(without, with_))
-    text = "\n".join(lines)
-    print(text)
-    if options.output:
-        options.output.write_text(text + "\n")
+        without, with_ = overhead.compare(str(shim_path()), given.rounds)
+        launch_ratio = median(with_) / median(without)
+        notes.append(overhead.describe(without, with_))
     say(f"controller's log: {folder / 'node.log'}")
-    return int(failed)
+    return finish(
+        "story",
+        where,
+        given.json,
+        headings=story.HEADINGS,
+        rows=rows,
+        passed=passed and bool(rows),
+        notes=notes,
+        launch_ratio=launch_ratio,
+    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,202 @@
+"""torch_memory_saver with CPU backup and jupyter-affinode, the same PyTorch tensors, in one run.
+
+`python tests/gpu/against_memory_saver.py --gib 32`. Both hold random data in tensors of 1 GiB and check a sum over all
+of it after each resume. torch_memory_saver is measured as it comes and, since it can, retaining its backup between
+pauses.
+Needs the package torch_memory_saver (0.0.10 was tried) and PyTorch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from controlled import finish, machine, options, say
+
+from jupyter_affinode import environment, launch_environment
+from jupyter_affinode.bench.shim_peer import Listener, MoveFailed, ShimPeer
+
+ROUNDS = 3
+MAKE = """
+import json, sys, time, torch
+gib = int(sys.argv[1])
+def fill():
+    return [torch.randint(-2**62, 2**62, (1 << 27,), device="cuda") for _ in range(gib)]
+def total(tensors):
+    return [int(t.sum()) ^ int(t[::5].sum()) for t in tensors]
+"""
+SAVER = (
+    MAKE
+    + """
+from torch_memory_saver import torch_memory_saver as saver
+saver.hook_mode = "preload"
+if sys.argv[2] == "retain":
+    saver.retain_cpu_backup = True
+with saver.region(enable_cpu_backup=True):
+    tensors = fill()
+times = {"park": [], "resume": [], "right": True}
+for _ in range(int(sys.argv[3])):
+    for t in tensors:
+        t.add_(1)
+    before = total(tensors)
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    saver.pause()
+    times["park"].append(time.perf_counter() - begin)
+    begin = time.perf_counter()
+    saver.resume()
+    torch.cuda.synchronize()
+    times["resume"].append(time.perf_counter() - begin)
+    times["right"] &= total(tensors) == before
+print(json.dumps(times), flush=True)
+import os
+os._exit(0)
+"""
+)
+OURS = (
+    MAKE
+    + """
+tensors = fill()
+for line in sys.stdin:
+    if line.strip() == "change":
+        for t in tensors:
+            t.add_(1)
+    answer = total(tensors)
+    torch.cuda.synchronize()
+    print(json.dumps(answer), flush=True)
+"""
+)
+
+
+def saver_library() -> tuple[Path, str]:
+    """The library to preload, and the folder of the CUDA runtime that it is linked to."""
+    code = (
+        "from torch_memory_saver.utils import get_binary_path_from_package as p;"
+        "print(p('torch_memory_saver_hook_mode_preload'))"
+    )
+    library = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    spec = importlib.util.find_spec("nvidia")
+    roots = [Path(root) for root in (spec.submodule_search_locations or [])] if spec else []
+    runtimes = [path.parent for root in roots for path in root.rglob("libcudart.so.1[0-9]")]
+    return Path(library.strip()), str(runtimes[0]) if runtimes else "/usr/local/cuda/lib64"
+
+
+def run_saver(gib: int, how: str) -> dict[str, Any]:
+    library, runtime = saver_library()
+    env = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    env["LD_PRELOAD"] = str(library)
+    env["LD_LIBRARY_PATH"] = f"{runtime}:{env.get('LD_LIBRARY_PATH', '')}"
+    done = subprocess.run(
+        [sys.executable, "-c", SAVER, str(gib), how, str(ROUNDS)], env=env, capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"torch_memory_saver ({how}): {done.stderr[-800:]}")
+    times: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return times
+
+
+def run_ours(gib: int) -> dict[str, Any]:
+    folder = Path(tempfile.mkdtemp(prefix="affinode-saver-", dir="/tmp"))
+    listener = Listener(folder)
+    env = environment.controller_environment()
+    env[environment.SOCKET] = str(listener.socket_path)
+    launch_environment.manage(env, "against-memory-saver", [sys.executable], python=False)
+    child = subprocess.Popen(
+        [sys.executable, "-c", OURS, str(gib)],
+        env=env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    times: dict[str, Any] = {"park": [], "resume": [], "right": True}
+    try:
+        peer = listener.accept(120)
+        for _ in range(ROUNDS):
+            before = ask(child, peer, "change")
+            times["park"].append(peer.park().seconds)
+            times["resume"].append(peer.resume().seconds)
+            times["right"] &= ask(child, peer, "sum") == before
+    finally:
+        child.kill()
+        child.wait()
+        listener.close()
+        shutil.rmtree(folder, ignore_errors=True)
+    return times
+
+
+def ask(child: subprocess.Popen[str], peer: ShimPeer, word: str) -> Any:
+    assert child.stdin is not None and child.stdout is not None
+    child.stdin.write(word + "\n")
+    child.stdin.flush()
+    while not select.select([child.stdout], [], [], 1.0)[0]:
+        peer.take()
+    line = child.stdout.readline()
+    if not line:
+        raise RuntimeError(f"the process ended with status {child.wait()}")
+    return json.loads(line)
+
+
+def main() -> int:
+    parser = options(__doc__, time_s=300)
+    parser.add_argument("--gib", type=int, default=32)
+    given = parser.parse_args()
+    where = machine(modules=["torch", "torch_memory_saver"])
+    deadline = time.monotonic() + given.time
+    found: dict[str, dict[str, Any]] = {}
+    notes = []
+    for name, measure in (
+        ("jupyter-affinode", lambda: run_ours(given.gib)),
+        ("torch_memory_saver", lambda: run_saver(given.gib, "default")),
+        ("torch_memory_saver, backup retained", lambda: run_saver(given.gib, "retain")),
+    ):
+        if time.monotonic() > deadline:
+            notes.append(f"{name}: left out for time")
+            continue
+        say(f"{name}: {given.gib} GiB")
+        try:
+            found[name] = measure()
+        except (RuntimeError, MoveFailed, OSError, subprocess.CalledProcessError) as error:
+            notes.append(f"{name}: {error}")
+    ours, theirs = found.get("jupyter-affinode"), found.get("torch_memory_saver")
+    ratios = {}
+    if ours and theirs:
+        for move in ("park", "resume"):
+            ratios[f"later {move}: times faster"] = median(theirs[move][1:]) / median(ours[move][1:])
+            notes.append(f"later {move}: {ratios[f'later {move}: times faster']:.1f} times faster")
+    rows = [
+        [
+            name,
+            f"{times['park'][0]:.2f} s",
+            f"{median(times['park'][1:]):.2f} s",
+            f"{median(times['resume'][1:]):.2f} s",
+            f"{given.gib / median(times['resume'][1:]):.1f} GiB/s",
+            "right" if times["right"] else "WRONG",
+        ]
+        for name, times in found.items()
+    ]
+    return finish(
+        "against_memory_saver",
+        where,
+        given.json,
+        headings=["", "first park", "later park, all changed", "resume", "resume rate", "contents"],
+        rows=rows,
+        passed=len(found) == 3 and all(times["right"] for times in found.values()),
+        notes=notes,
+        gib=given.gib,
+        found=found,
+        ratios=ratios,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,256 @@
+"""Programs that a private controller parks and resumes, and how the scripts of this folder tell what they found."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import datetime
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jupyter_affinode import environment, launch_environment
+from jupyter_affinode.client import (
+    ControllerClient,
+    ControllerRefused,
+    ControllerUnavailable,
+    ensure_controller,
+)
+
+NO_GPU_STATUS = 2
+LOOK = """
+import ctypes, json
+driver = ctypes.CDLL("libcuda.so.1")
+count, name = ctypes.c_int(), ctypes.create_string_buffer(128)
+assert driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+assert driver.cuDeviceGetName(name, 128, 0) == 0
+with open("/proc/self/maps") as maps:
+    simulated = "libaffinode-sim-cuda" in maps.read()
+print(json.dumps({"gpus": count.value, "gpu": name.value.decode(), "simulated": simulated}))
+"""
+_STARTED = time.monotonic()
+
+
+def say(line: str) -> None:
+    """Progress, on standard error."""
+    print(f"[{time.monotonic() - _STARTED:7.1f} s] {line}", file=sys.stderr, flush=True)
+
+
+def machine(gpus: int = 1, *, modules: Sequence[str] = ()) -> dict[str, Any]:
+    """What runs here; ends the program kindly unless there are so many GPUs and all the Python modules."""
+    env = environment.controller_environment()
+    looked = subprocess.run([sys.executable, "-c", LOOK], env=env, capture_output=True, text=True)
+    found = json.loads(looked.stdout) if looked.returncode == 0 else {"gpus": 0}
+    if found["gpus"] < gpus:
+        print(f"this needs {gpus} NVIDIA GPU(s); there are {found['gpus']} here.", file=sys.stderr)
+        sys.exit(NO_GPU_STATUS)
+    probe = "import importlib.util as u, sys; print([m for m in sys.argv[1:] if u.find_spec(m) is None])"
+    missing = subprocess.run([sys.executable, "-c", probe, *modules], capture_output=True, text=True).stdout
+    if modules and missing.strip() != "[]":
+        print(f"this needs Python modules that are not installed: {missing.strip()}", file=sys.stderr)
+        sys.exit(NO_GPU_STATUS)
+    with contextlib.suppress(OSError):
+        found["driver"] = Path("/sys/module/nvidia/version").read_text().strip()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        **found,
+        "date": datetime.date.today().isoformat(),
+        "cores": os.cpu_count(),
+        "host_bytes": memory,
+        "linux": platform.release(),
+        "python": platform.python_version(),
+    }
+
+
+class Controlled:
+    """A private controller, and the programs that were started under it; all end with the context."""
+
+    def __init__(self, *settings: str) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="affinode-gpu-", dir="/tmp"))
+        self._socket = self.folder / environment.SOCKET_NAME
+        self._settings = ("--low-watermark=0", "--settle=0", *settings)
+        self.programs: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> Controlled:
+        with _environment(AFFINODE_SOCKET=str(self._socket)):
+            ensure_controller(self._socket, extra_args=self._settings, timeout_s=20)
+        self.controller_pid = int(self._ask("node")["controller"]["pid"])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for program in self.programs:
+            program.kill()
+        for program in self.programs:
+            program.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.controller_pid, signal.SIGTERM)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def start(
+        self,
+        command: Sequence[str],
+        kernel_id: str | None,
+        *,
+        stderr: Any = None,
+        env: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> subprocess.Popen[str]:
+        """Start a program with pipes, managed as `kernel_id`; None for the twin without the shim."""
+        environ = environment.controller_environment()
+        environ[environment.SOCKET] = str(self._socket)
+        environ.update(env or {})
+        if kernel_id is not None:
+            launch_environment.manage(environ, kernel_id, command, python=False)
+        program = subprocess.Popen(
+            command,
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            **options,
+        )
+        self.programs.append(program)
+        return program
+
+    def park(self, kernel_id: str) -> dict[str, Any] | None:
+        """Park it; None if it would not be parked now (busy, not on the GPU)."""
+        try:
+            kernel: dict[str, Any] = self._ask("park", kernel_id)
+        except ControllerRefused:
+            return None
+        return kernel
+
+    def resume(self, kernel_id: str) -> dict[str, Any] | None:
+        """Bring it back; None if that was refused."""
+        try:
+            kernel: dict[str, Any] = self._ask("resume", kernel_id)
+        except ControllerRefused:
+            return None
+        return kernel
+
+    def kernel(self, kernel_id: str) -> dict[str, Any] | None:
+        """What the controller knows of it; None if nothing."""
+        try:
+            kernel: dict[str, Any] = self._ask("kernel", kernel_id)
+        except ControllerRefused:
+            return None
+        return kernel
+
+    def until(self, kernel_id: str, residency: str, timeout_s: float = 60.0) -> dict[str, Any]:
+        """Wait until every process of it is there. Raises TimeoutError."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            kernel = self.kernel(kernel_id)
+            if (
+                kernel is not None
+                and kernel["residency"] == residency
+                and all(process["residency"] in (residency, "none") for process in kernel["processes"])
+            ):
+                return kernel
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{kernel_id} is not {residency} after {timeout_s:.0f} s: {kernel}")
+            time.sleep(0.01)
+
+    def park_surely(self, kernel_id: str, timeout_s: float = 60.0) -> dict[str, Any]:
+        """Park it, asking again while it is busy. Raises TimeoutError."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            kernel = self.park(kernel_id)
+            if kernel is not None and kernel["residency"] == "parked":
+                return kernel
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"{kernel_id} is not parked after {timeout_s:.0f} s: {self.kernel(kernel_id)}"
+                )
+            time.sleep(0.02)
+
+    def log(self) -> str:
+        """What the controller wrote."""
+        path = self._socket.with_name("node.log")
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def _ask(self, action: str, *arguments: Any) -> Any:
+        async def call() -> Any:
+            return await getattr(ControllerClient(self._socket), action)(*arguments)
+
+        try:
+            return asyncio.run(call())
+        except ControllerUnavailable as error:
+            raise RuntimeError(f"{error}\n{self.log()[-2000:]}") from None
+
+
+@contextlib.contextmanager
+def _environment(**variables: str) -> Any:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def options(description: str | None, *, time_s: float) -> argparse.ArgumentParser:
+    """The options that every script has."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument(
+        "--time", metavar="S", type=float, default=time_s, help=f"stop after so long ({time_s:g} s)"
+    )
+    parser.add_argument(
+        "--json", metavar="FILE", type=Path, help="write what was found there, for results.py"
+    )
+    return parser
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [list(headings), ["---"] * len(headings), *map(list, rows)]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def finish(
+    script: str,
+    where: Mapping[str, Any],
+    json_file: Path | None,
+    *,
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    passed: bool,
+    notes: Sequence[str] = (),
+    **more: Any,
+) -> int:
+    """Print the table, write the JSON; the exit status."""
+    found = {
+        "script": script,
+        "command": " ".join(["python", f"tests/gpu/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "machine": dict(where),
+        "seconds": round(time.monotonic() - _STARTED, 1),
+        "passed": passed,
+        "headings": list(headings),
+        "rows": [list(row) for row in rows],
+        "notes": list(notes),
+        **more,
+    }
+    if where["simulated"]:
+        print("SIMULATED: nothing here is GPU performance, and no framework ran on a GPU\n")
+    print(table(headings, rows))
+    for note in notes:
+        print(f"- {note}")
+    print("passed" if passed else "FAILED")
+    if json_file is not None:
+        json_file.write_text(json.dumps(found, indent=2) + "\n")
+    return 0 if passed else 1

@@ -1,0 +1,85 @@
+"""torch.multiprocessing with CUDA tensors between two processes of one kernel, under the shim.
+
+`python tests/gpu/ipc.py`. A parent sends tensors small and large; the child sees the parent's contents, writes, and the
+parent sees that. Then a park is asked for (whatever is shared may stay on the GPU, and must be named), and both look
+again; at last the parent frees, and its own memory parks. `--program driver` does the same with cuIpc* on the simulated
+GPU.
+"""
+
+from __future__ import annotations
+
+import select
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+from controlled import Controlled, finish, machine, options, say
+
+PROGRAM = Path(__file__).with_name("ipc_programs.py")
+ANSWERS_WITHIN_S = 120.0
+STEPS = ("share", "child writes", "look", "end sharing", "look")
+
+
+def ask(program: subprocess.Popen[str], line: str) -> str:
+    assert program.stdin is not None and program.stdout is not None
+    if line:
+        program.stdin.write(line + "\n")
+        program.stdin.flush()
+    if not select.select([program.stdout], [], [], ANSWERS_WITHIN_S)[0]:
+        return f"no answer within {ANSWERS_WITHIN_S:.0f} s"
+    return program.stdout.readline().strip() or f"ended with status {program.poll()}"
+
+
+def park_words(controlled: Controlled, kernel_id: str) -> tuple[str, bool]:
+    """Ask for a park; what came of it in words, and whether what stays is named."""
+    kernel = controlled.park(kernel_id)
+    if kernel is None:
+        kernel = controlled.kernel(kernel_id)
+        assert kernel is not None
+        return f"refused: {kernel['refusal']}", bool(kernel["refusal"])
+    fixed = {entry["reason"]: entry["bytes"] for entry in kernel["fixed"]}
+    words = f"{kernel['residency']}, {kernel['parked_bytes'] >> 20} MiB parked"
+    shared = fixed.get("shared", 0)
+    return f"{words}, {shared >> 20} MiB stay as shared" if shared else words, True
+
+
+def main() -> int:
+    parser = options(__doc__, time_s=120)
+    parser.add_argument("--program", choices=["pytorch", "driver"], default="pytorch")
+    parser.add_argument("--rounds", type=int, default=3)
+    given = parser.parse_args()
+    where = machine(modules=["torch"] if given.program == "pytorch" else ["cuda"])
+    deadline = time.monotonic() + given.time
+    kernel_id = str(uuid.uuid4())
+    rows, passed = [], True
+    with Controlled("--min-footprint=0") as controlled:
+        program = controlled.start([sys.executable, str(PROGRAM), given.program], kernel_id)
+        answer = ask(program, "")
+        rows.append(["start", answer, ""])
+        passed &= answer == "ready"
+        for number in range(given.rounds if answer == "ready" else 0):
+            for step in STEPS:
+                if time.monotonic() > deadline:
+                    break
+                say(f"round {number}: {step}")
+                answer = ask(program, step)
+                words, named = park_words(controlled, kernel_id) if answer == "right" else ("", True)
+                passed &= answer == "right" and named
+                rows.append([f"{number}: {step}", answer, words])
+                if answer != "right":
+                    break
+            if answer != "right":
+                break
+        program.kill()
+        log = controlled.log()
+    if not passed:
+        print(log[-4000:], file=sys.stderr)
+    return finish(
+        "ipc", where, given.json, headings=["step", "contents", "a park then"], rows=rows, passed=passed
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

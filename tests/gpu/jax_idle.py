@@ -1,0 +1,191 @@
+"""JAX idle and parked for a quarter of an hour: alive and right afterwards.
+
+`python tests/gpu/jax_idle.py start FOLDER [--minutes 15]` returns at once; the work goes on in a session of its own
+and writes to FOLDER. `… status FOLDER` says how far it is; `… collect FOLDER` waits for the end and tells. `--program
+driver` stands in for JAX on the simulated GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from controlled import Controlled, finish, machine, options
+
+LOOK_EVERY_S = 5.0
+DONE_WITHIN_S = 120.0
+
+JAX = """
+import os, sys
+os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.05")
+import jax, jax.numpy as jnp
+big = [jax.random.bits(jax.random.PRNGKey(i), (1 << 27,), "uint32") for i in range(2)]
+summed = jax.jit(lambda v: (v.sum(), v[::7].sum()))
+weights = jax.random.normal(jax.random.PRNGKey(9), (1024, 1024))
+step = jax.jit(lambda w: jnp.tanh(w @ w.T / 64))
+def work():
+    return str([tuple(map(int, summed(v))) for v in big]) + float(jnp.abs(step(weights)).sum()).hex()
+"""
+DRIVER = """
+import sys
+from jupyter_affinode.bench.content import Content
+from jupyter_affinode.bench.driver import Driver
+content = Content(Driver(), 32 << 20, 16 << 20)
+content.change_all(5)
+def work():
+    return str(content.differing_words())
+"""
+SERVE = """
+print("ready", flush=True)
+for line in sys.stdin:
+    print(work(), flush=True)
+"""
+PROGRAMS = {"jax": JAX + SERVE, "driver": DRIVER + SERVE}
+
+
+def work(folder: Path, minutes: float, program: str) -> None:
+    """Do it all, and keep result.json up to date."""
+    where = machine(modules=["jax"] if program == "jax" else [])
+    found: dict[str, Any] = {"pid": os.getpid(), "machine": where, "program": program, "minutes": minutes}
+    found.update(done=False, problem="", parked_s=0.0, looks=0, resident_looks=0)
+    kernel_id = str(uuid.uuid4())
+    try:
+        with Controlled() as controlled, (folder / "stderr").open("w") as stderr:
+            child = controlled.start([sys.executable, "-c", PROGRAMS[program]], kernel_id, stderr=stderr)
+            assert child.stdin is not None and child.stdout is not None
+            if child.stdout.readline().strip() != "ready":
+                raise RuntimeError(f"the program did not start: {(folder / 'stderr').read_text()[-500:]}")
+            before = ask(child)
+            kernel = controlled.park_surely(kernel_id)
+            found.update(parked_bytes=kernel["parked_bytes"], park_s=kernel["last_park"]["duration_s"])
+            begin = time.monotonic()
+            while time.monotonic() - begin < minutes * 60:
+                time.sleep(min(LOOK_EVERY_S, minutes * 60))
+                look(controlled, kernel_id, child, found)
+                found["parked_s"] = round(time.monotonic() - begin, 1)
+                save(folder, found)
+            begin = time.monotonic()
+            after = ask(child)
+            found["first_answer_s"] = time.monotonic() - begin
+            kernel = controlled.until(kernel_id, "resident")
+            found.update(resume_s=kernel["last_resume"]["duration_s"], resumes=kernel["resumes"])
+            found["mended"] = kernel["processes"][0]["mended_chunks"]
+            found["equal"] = after == before and ask(child) == before
+    except (RuntimeError, TimeoutError, OSError) as error:
+        found["problem"] = str(error)
+    found["done"] = True
+    save(folder, found)
+
+
+def ask(child: subprocess.Popen[str]) -> str:
+    assert child.stdin is not None and child.stdout is not None
+    child.stdin.write("work\n")
+    child.stdin.flush()
+    answer = child.stdout.readline().strip()
+    if not answer:
+        raise RuntimeError(f"the program ended with status {child.wait()}")
+    return answer
+
+
+def look(controlled: Controlled, kernel_id: str, child: subprocess.Popen[str], found: dict[str, Any]) -> None:
+    """It must live and stay parked: nobody asked it for anything."""
+    kernel = controlled.kernel(kernel_id)
+    found["looks"] += 1
+    if child.poll() is not None:
+        raise RuntimeError(f"the program died with status {child.returncode} while it was parked")
+    if kernel is None or kernel["residency"] != "parked":
+        found["resident_looks"] += 1
+        found["woken_at_s"] = found["parked_s"]
+
+
+def save(folder: Path, found: dict[str, Any]) -> None:
+    fresh = folder / "result.json.new"
+    fresh.write_text(json.dumps(found))
+    fresh.replace(folder / "result.json")
+
+
+def read(folder: Path) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    except FileNotFoundError:
+        return None
+    return found
+
+
+def start(given: argparse.Namespace) -> int:
+    machine(modules=["jax"] if given.program == "jax" else [])
+    given.folder.mkdir(parents=True, exist_ok=True)
+    (given.folder / "result.json").unlink(missing_ok=True)
+    with (given.folder / "log").open("w") as log:
+        command = [sys.executable, __file__, "work", str(given.folder)]
+        command += ["--minutes", str(given.minutes), "--program", given.program]
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    print(f"process {child.pid} does it; results in {given.folder}")
+    return 0
+
+
+def status(given: argparse.Namespace) -> int:
+    print(json.dumps(read(given.folder), indent=2))
+    return 0
+
+
+def collect(given: argparse.Namespace) -> int:
+    deadline = time.monotonic() + given.time
+    found = read(given.folder)
+    while (found is None or not found["done"]) and time.monotonic() < deadline:
+        time.sleep(0.5)
+        found = read(given.folder)
+    if found is None or not found["done"]:
+        print(f"not done yet: {found}; {(given.folder / 'log').read_text()[-500:]}", file=sys.stderr)
+        return 1
+    stayed = found["looks"] > 0 and found["resident_looks"] == 0
+    passed = not found["problem"] and found.get("equal", False) and stayed and found["mended"] == 0
+    rows = []
+    if not found["problem"]:
+        rows.append(
+            [
+                "JAX" if found["program"] == "jax" else "driver API",
+                f"{found['parked_s'] / 60:.1f} min",
+                f"{found['parked_bytes'] / 2**30:.2f} GiB",
+                f"all {found['looks']} looks" if stayed else f"NO: woken at {found['woken_at_s']:.0f} s",
+                f"{found['first_answer_s']:.2f} s",
+                "equal" if found["equal"] else "DIFFERENT",
+            ]
+        )
+    return finish(
+        "jax_idle",
+        found["machine"],
+        given.json,
+        headings=["program", "idle and parked for", "parked", "stayed parked", "first answer", "results"],
+        rows=rows,
+        passed=passed,
+        notes=[found["problem"]] if found["problem"] else [],
+        found=found,
+    )
+
+
+def main() -> int:
+    parser = options(__doc__, time_s=DONE_WITHIN_S)
+    parser.add_argument("action", choices=["start", "status", "collect", "work"])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--minutes", type=float, default=15.0)
+    parser.add_argument("--program", choices=list(PROGRAMS), default="jax")
+    given = parser.parse_args()
+    if given.action == "work":
+        work(given.folder, given.minutes, given.program)
+        return 0
+    actions = {"start": start, "status": status, "collect": collect}
+    return actions[given.action](given)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

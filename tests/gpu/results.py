@@ -1,0 +1,170 @@
+"""One RESULTS.md from what the bench and the scripts of this folder wrote.
+
+`python tests/gpu/results.py DIR > tests/gpu/RESULTS.md` takes every .json file in DIR, of `jupyter affinode bench
+--json` and of the scripts' `--json`, and holds the figures against what this project promises. A simulated run is
+refused: its figures are none.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from controlled import table
+
+from jupyter_affinode.bench.report import table as bench_table
+
+GIB = 1 << 30
+MIB = 1 << 20
+SIZE = 32 * GIB
+TITLES = {
+    "bench": "Speed",
+    "story": "The story in a real kernel, framework by framework",
+    "random_cycles": "Random parks and resumes against unparked twins",
+    "numba_suite": "Someone else's tests",
+    "two_gpus": "Two GPUs",
+    "jax_idle": "JAX, idle and parked",
+    "against_memory_saver": "Beside torch_memory_saver",
+    "ipc": "CUDA tensors shared between processes",
+}
+Found = dict[str, Any]
+
+
+def read(folder: Path) -> list[tuple[str, Found]]:
+    """(script, what it found), in the order of the titles; ends the program on a simulated one."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        one = json.loads(path.read_text())
+        script = one.get("script", "bench" if "ours" in one else None)
+        if script is None:
+            continue
+        if one.get("simulated") or one["machine"].get("simulated"):
+            sys.exit(f"{path} is of a simulated GPU: no result")
+        found.append((script, one))
+    order = list(TITLES)
+    return sorted(found, key=lambda pair: order.index(pair[0]) if pair[0] in order else len(order))
+
+
+def goals(found: list[tuple[str, Found]]) -> Iterator[tuple[str, float, float, bool, str]]:
+    """(what, measured, promised, whether promised is the most, unit) of all that was measured."""
+    for script, one in found:
+        if script == "bench":
+            yield from _bench_goals(one)
+        elif script == "against_memory_saver":
+            for move, promised in (("park", 10.0), ("resume", 3.5)):
+                value = one["ratios"].get(f"later {move}: times faster")
+                if value is not None:
+                    yield (
+                        f"{one['gib']} GiB, later {move} against torch_memory_saver",
+                        value,
+                        promised,
+                        False,
+                        "",
+                    )
+        elif script == "story" and one.get("launch_ratio"):
+            yield "cost of the shim, launch-bound PyTorch loop", one["launch_ratio"], 1.01, True, ""
+
+
+def _bench_goals(one: Found) -> Iterator[tuple[str, float, float, bool, str]]:
+    ratios = one["ratios"]
+    if max((row["bytes"] for row in one["ours"] if "zeros" not in row["name"]), default=0) == SIZE:
+        for name, promised, is_most, unit in (
+            ("resume / pinned ceiling", 0.9, False, ""),
+            ("later park, all changed / pinned ceiling", 0.8, False, ""),
+            ("first park: times faster than the driver", 4.0, False, ""),
+            ("first park into a lot: times faster than the driver", 10.0, False, ""),
+            ("resume in 2 MiB blocks / in the largest blocks", 2.0, True, ""),
+            ("resume at context depth: seconds beyond memory depth", 0.35, True, "s"),
+            ("resume at context depth: times faster than the driver", 3.5, False, ""),
+        ):
+            if name in ratios:
+                yield f"32 GiB, {name}", ratios[name], promised, is_most, unit
+        for name, promised in (("park, unchanged", 0.08), ("park, 1 % changed", 0.15)):
+            row = _row(one, name, SIZE)
+            if row is not None:
+                yield f"32 GiB, later {name}", row["median_s"], promised, True, "s"
+    zeros = _row(one, "park, zeros", 64 * GIB)
+    if zeros is not None:
+        yield "64 GiB of zeros, park", zeros["median_s"], 0.15, True, "s"
+        yield "64 GiB of zeros, host memory", zeros["host_bytes"] / MIB, 100.0, True, "MiB"
+    for name, times in one["wake"].items():
+        if times and one["wake_bytes"] == GIB:
+            yield (
+                f"1 GiB, a call in a parked process, {name}",
+                sorted(times)[len(times) // 2],
+                0.06,
+                True,
+                "s",
+            )
+
+
+def _row(one: Found, name: str, size: int) -> Found | None:
+    """The row of that name and size at memory depth with private host memory, in the largest blocks."""
+    wanted = (name, size, "memory", "private")
+    rows = [row for row in one["ours"] if (row["name"], row["bytes"], row["depth"], row["host"]) == wanted]
+    return max(rows, key=lambda row: row["block_bytes"], default=None)
+
+
+def goal_rows(found: list[tuple[str, Found]]) -> list[list[str]]:
+    rows = []
+    for name, value, promised, is_most, unit in goals(found):
+        met = value <= promised if is_most else value >= promised
+        bound = f"{'at most' if is_most else 'at least'} {promised:g} {unit}"
+        rows.append([name, f"{value:.3g} {unit}".strip(), bound.strip(), "yes" if met else "NO"])
+    return rows
+
+
+def document(found: list[tuple[str, Found]]) -> str:
+    """The whole of RESULTS.md."""
+    lines = ["# Seen on a real GPU", ""]
+    lines += [
+        "Written by `python tests/gpu/results.py` from what the commands below it printed; every figure is measured,",
+        "ratios are within one run. The contents of memory are checked after every resume in all of them.",
+        "",
+    ]
+    rows = goal_rows(found)
+    if rows:
+        lines += ["## What is promised", "", table(["", "measured", "promised", "kept"], rows), ""]
+    for script, one in found:
+        lines += [f"## {TITLES.get(script, script)}", "", f"`{_command(one)}`", ""]
+        if script == "bench":
+            lines += ["```", bench_table(one), "```", ""]
+            continue
+        lines += [_machine(one["machine"]), "", table(one["headings"], one["rows"]), ""]
+        lines += [f"- {note}" for note in one["notes"]] + ([""] if one["notes"] else [])
+        if not one["passed"]:
+            lines += ["**This did not pass.**", ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _command(one: Found) -> str:
+    command = one["command"]
+    return command if isinstance(command, str) else " ".join(command)
+
+
+def _machine(where: Found) -> str:
+    gpus = f"{where['gpus']} of " if where.get("gpus", 1) > 1 else ""
+    return (
+        f"{where['date']}, {gpus}{where['gpu']}, driver {where.get('driver', 'unknown')}, {where['cores']} cores,"
+        f" {where['host_bytes'] / GIB:.0f} GiB of RAM, Linux {where['linux']}, Python {where['python']}"
+        + (f"; {where['versions']}" if where.get("versions") else "")
+    )
+
+
+def main() -> int:
+    if len(sys.argv) != 2:
+        print(__doc__, file=sys.stderr)
+        return 2
+    found = read(Path(sys.argv[1]))
+    if not found:
+        print(f"there is nothing of ours in {sys.argv[1]}", file=sys.stderr)
+        return 1
+    print(document(found), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

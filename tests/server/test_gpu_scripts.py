@@ -1,0 +1,140 @@
+"""The scripts of tests/gpu, as far as they run on the simulated GPU: that they pass, and that they can fail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GPU = Path(__file__).resolve().parents[1] / "gpu"
+sys.path.insert(0, str(GPU))
+
+import random_cycles  # noqa: E402
+import results  # noqa: E402
+
+SUITE = """
+import os, time
+from jupyter_affinode.bench.driver import Driver
+driver = Driver()
+def test_holds_memory():
+    held = driver.allocate(4 << 20)
+    time.sleep(2)
+    driver.free(held)
+def test_sees_the_shim():
+    assert not {strict} or "affinode" not in os.environ.get("LD_PRELOAD", "")
+def test_fails_anyway():
+    assert False
+"""
+
+
+def script(machine, name, *arguments, timeout=100, env=None):
+    environment = {**machine.environment, **(env or {})}
+    return subprocess.run(
+        [sys.executable, str(GPU / f"{name}.py"), *arguments],
+        env=environment,
+        cwd=machine.work,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+@pytest.fixture
+def scripts_machine(gpu_machine):
+    gpu_machine.simulate(memory="1GiB", gpus=2)
+    return gpu_machine
+
+
+@pytest.mark.parametrize(
+    "name", ["random_cycles", "two_gpus", "ipc", "run", "numba_suite", "against_memory_saver"]
+)
+def test_without_a_gpu_they_refuse_kindly(machine, name):
+    done = script(machine, name)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stderr.startswith("this needs")
+
+
+def test_random_cycles(scripts_machine):
+    file = scripts_machine.work / "found.json"
+    done = script(
+        scripts_machine,
+        "random_cycles",
+        "--programs=driver API;driver API",
+        "--cycles=8",
+        "--time=60",
+        "--json",
+        str(file),
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(file.read_text())
+    assert found["passed"] and found["machine"]["simulated"]
+    assert all(program["cycles"] >= 8 and program["steps"] > 0 for program in found["programs"])
+
+
+def test_a_loss_that_differs_is_named():
+    def program(*losses):
+        return random_cycles.Program("one", None, None, list(losses))  # type: ignore[arg-type]
+
+    assert random_cycles.compare(program("a", "b"), program("a", "b", "c")) == "equal"
+    assert "DIFFERENT at step 1" in random_cycles.compare(program("a", "x"), program("a", "b"))
+    assert "MISSING" in random_cycles.compare(program("a", "b"), program("a"))
+    assert "MISSING" in random_cycles.compare(program(), program())
+
+
+def test_two_gpus(scripts_machine):
+    done = script(scripts_machine, "two_gpus", "--cases=peer_driver,rank_driver", "--rounds=4")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("4/4") == 2
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_suite_under_the_shim_and_without(scripts_machine, strict):
+    package = scripts_machine.work / "asuite"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "test_one.py").write_text(SUITE.format(strict=strict))
+    file = scripts_machine.work / "found.json"
+    path = f"{scripts_machine.work}:{scripts_machine.environment.get('PYTHONPATH', '')}"
+    arguments = ["--suite=asuite", "--every=0.3", "--time=60", "--at-once=2", "--json", str(file)]
+    done = script(scripts_machine, "numba_suite", *arguments, env={"PYTHONPATH": path})
+    found = json.loads(file.read_text())
+    assert (done.returncode == 1) is strict, done.stderr
+    assert len(found["differences"]) == strict
+    assert int(found["rows"][1][6]) > 0  # parks
+
+
+def test_idle_and_parked_in_the_background(scripts_machine):
+    folder = scripts_machine.work / "idle"
+    started = script(scripts_machine, "jax_idle", "start", str(folder), "--minutes=0.05", "--program=driver")
+    assert started.returncode == 0, started.stderr
+    done = script(scripts_machine, "jax_idle", "collect", str(folder))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "equal" in done.stdout and "SIMULATED" in done.stdout
+
+
+def test_a_simulated_run_is_no_result(scripts_machine):
+    folder = scripts_machine.work / "found"
+    folder.mkdir()
+    scripts_machine.affinode("bench", "--quick", "--parts=ceiling", "--json", str(folder / "bench.json"))
+    done = script(scripts_machine, "results", str(folder))
+    assert done.returncode == 1 and "simulated" in done.stderr and done.stdout == ""
+
+
+def test_results_hold_figures_against_what_is_promised():
+    row = {"name": "park, unchanged", "bytes": results.SIZE, "block_bytes": results.GIB, "depth": "memory"}
+    bench = {
+        "ratios": {"resume / pinned ceiling": 0.93, "first park: times faster than the driver": 3.0},
+        "ours": [{**row, "host": "private", "median_s": 0.07}],
+        "wake": {"through a controller": [0.05, 0.055, 0.07]},
+        "wake_bytes": results.GIB,
+    }
+    rows = {row[0]: row[3] for row in results.goal_rows([("bench", bench)])}
+    assert rows == {
+        "32 GiB, resume / pinned ceiling": "yes",
+        "32 GiB, first park: times faster than the driver": "NO",
+        "32 GiB, later park, unchanged": "yes",
+        "1 GiB, a call in a parked process, through a controller": "yes",
+    }
