@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from . import host_memory
@@ -87,18 +88,21 @@ class Child:
         entry = getattr(self.driver.library, "cuCheckpointProcessLock", None)
         if entry is None:
             return {"skipped": "this driver has no cuCheckpointProcessLock (it came with CUDA 12.8)"}
-        nothing = (ctypes.c_uint64 * 8)()  # every argument struct is 64 bytes, zero for the defaults
-        times = []
-        for pair in (("Lock", "Checkpoint"), ("Restore", "Unlock")):
-            begin = time.perf_counter()
-            for step in pair:
-                self.driver.call(f"cuCheckpointProcess{step}", os.getpid(), ctypes.byref(nothing))
-            times.append(time.perf_counter() - begin)
-        return {"park_s": times[0], "resume_s": times[1]}
+        with ThreadPoolExecutor(1) as thread:  # without a current context, as an agent's own thread would be
+            park_s = thread.submit(self._checkpoint_calls, "Lock", "Checkpoint").result()
+            resume_s = thread.submit(self._checkpoint_calls, "Restore", "Unlock").result()
+        return {"park_s": park_s, "resume_s": resume_s}
 
     def warm_host(self, size: int) -> dict[str, Any]:
         """Touch `size` bytes of host memory once and give them back."""
         return host_memory.warm(size)
+
+    def _checkpoint_calls(self, *steps: str) -> float:
+        nothing = (ctypes.c_uint64 * 8)()  # every argument struct is 64 bytes, zero for the defaults
+        begin = time.perf_counter()
+        for step in steps:
+            self.driver.call(f"cuCheckpointProcess{step}", os.getpid(), ctypes.byref(nothing))
+        return time.perf_counter() - begin
 
     def _pinned_by_register(self, size: int) -> ctypes.c_void_p:
         self._host = host_memory.HugePages(size)

@@ -137,7 +137,10 @@ def context_depth(
     """Parks that take the CUDA context too, and why there are none."""
     say(f"ours: {size_text(size)}, context depth")
     rows = _Rows(size, min(size, GIB), depth="context")
-    with with_shim(listener) as child:
+    with with_shim(listener, AFFINODE_DEPTH="context") as child:
+        assert child.peer is not None
+        if not child.peer.hello.flags & HelloFlag.CONTEXT:
+            return [], "this shim or this driver cannot park a context"
         child.ask("hold", size=size, block=min(size, GIB))
         try:
             for _ in range(repeats):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,6 +18,7 @@ from .. import environment, launch_environment
 from .shim_peer import Listener, ShimPeer
 
 ANSWER_WITHIN_S = 600.0
+NONE: Mapping[str, str] = {}
 
 
 class ChildFailed(RuntimeError):
@@ -26,13 +28,16 @@ class ChildFailed(RuntimeError):
 class BenchProcess:
     """A child process, with the shim if it is given a socket, for as long as the context lasts."""
 
-    def __init__(self, *, socket: Path | None = None, kernel_id: str | None = None):
+    def __init__(
+        self, *, socket: Path | None = None, kernel_id: str | None = None, variables: Mapping[str, str] = NONE
+    ):
         self.peer: ShimPeer | None = None
         env = environment.controller_environment()
         if socket is not None:
             env[environment.SOCKET] = str(socket)
             kernel_id = kernel_id or str(uuid.uuid4())
             launch_environment.manage(env, kernel_id, [sys.executable], python=False)
+        env.update(variables)
         self._unread = b""
         self._said = os.memfd_create("bench-stderr")  # what it writes there, for the message if it fails
         self._process = subprocess.Popen(
@@ -112,9 +117,9 @@ class BenchProcess:
         return f"a process of the bench ended with status {status}: {lines[-1] if lines else 'no words'}"
 
 
-def with_shim(listener: Listener) -> BenchProcess:
-    """A child whose shim is connected to the bench itself."""
-    child = BenchProcess(socket=listener.socket_path)
+def with_shim(listener: Listener, **variables: str) -> BenchProcess:
+    """A child whose shim is connected to the bench itself; `variables` go to its environment."""
+    child = BenchProcess(socket=listener.socket_path, variables=variables)
     try:
         child.peer = listener.accept()
     except BaseException:

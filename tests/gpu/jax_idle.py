@@ -50,20 +50,23 @@ for line in sys.stdin:
 PROGRAMS = {"jax": JAX + SERVE, "driver": DRIVER + SERVE}
 
 
-def work(folder: Path, minutes: float, program: str) -> None:
+def work(folder: Path, minutes: float, program: str, depth: str) -> None:
     """Do it all, and keep result.json up to date."""
     where = machine(modules=["jax"] if program == "jax" else [])
     found: dict[str, Any] = {"pid": os.getpid(), "machine": where, "program": program, "minutes": minutes}
+    found["depth"] = depth
     found.update(done=False, problem="", parked_s=0.0, looks=0, resident_looks=0)
     kernel_id = str(uuid.uuid4())
     try:
         with Controlled() as controlled, (folder / "stderr").open("w") as stderr:
-            child = controlled.start([sys.executable, "-c", PROGRAMS[program]], kernel_id, stderr=stderr)
+            command, env = [sys.executable, "-c", PROGRAMS[program]], {"AFFINODE_DEPTH": depth}
+            child = controlled.start(command, kernel_id, stderr=stderr, env=env)
             assert child.stdin is not None and child.stdout is not None
             if child.stdout.readline().strip() != "ready":
                 raise RuntimeError(f"the program did not start: {(folder / 'stderr').read_text()[-500:]}")
             before = ask(child)
             kernel = controlled.park_surely(kernel_id)
+            found["depth_reached"] = kernel.get("depth")
             found.update(parked_bytes=kernel["parked_bytes"], park_s=kernel["last_park"]["duration_s"])
             begin = time.monotonic()
             while time.monotonic() - begin < minutes * 60:
@@ -125,7 +128,7 @@ def start(given: argparse.Namespace) -> int:
     (given.folder / "result.json").unlink(missing_ok=True)
     with (given.folder / "log").open("w") as log:
         command = [sys.executable, __file__, "work", str(given.folder)]
-        command += ["--minutes", str(given.minutes), "--program", given.program]
+        command += ["--minutes", str(given.minutes), "--program", given.program, "--depth", given.depth]
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
@@ -154,6 +157,7 @@ def collect(given: argparse.Namespace) -> int:
         rows.append(
             [
                 "JAX" if found["program"] == "jax" else "driver API",
+                str(found["depth_reached"] or found["depth"]),
                 f"{found['parked_s'] / 60:.1f} min",
                 f"{found['parked_bytes'] / 2**30:.2f} GiB",
                 f"all {found['looks']} looks" if stayed else f"NO: woken at {found['woken_at_s']:.0f} s",
@@ -165,7 +169,15 @@ def collect(given: argparse.Namespace) -> int:
         "jax_idle",
         found["machine"],
         given.json,
-        headings=["program", "idle and parked for", "parked", "stayed parked", "first answer", "results"],
+        headings=[
+            "program",
+            "depth",
+            "idle and parked for",
+            "parked",
+            "stayed parked",
+            "first answer",
+            "results",
+        ],
         rows=rows,
         passed=passed,
         notes=[found["problem"]] if found["problem"] else [],
@@ -179,9 +191,10 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--minutes", type=float, default=15.0)
     parser.add_argument("--program", choices=list(PROGRAMS), default="jax")
+    parser.add_argument("--depth", choices=["memory", "context"], default="memory")
     given = parser.parse_args()
     if given.action == "work":
-        work(given.folder, given.minutes, given.program)
+        work(given.folder, given.minutes, given.program, given.depth)
         return 0
     actions = {"start": start, "status": status, "collect": collect}
     return actions[given.action](given)

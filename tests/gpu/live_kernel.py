@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -112,7 +113,7 @@ class LiveKernel:
 
 
 @contextmanager
-def neighbour(leave_bytes: int):
+def neighbour(leave_bytes: int) -> Iterator[None]:
     """A foreign process, without the shim, that takes all the GPU's memory but `leave_bytes`."""
     code = (
         "import torch, sys\n"
