@@ -85,6 +85,8 @@ class Moves:
         move = kernel.move
         if move is None or move.pending.get(process.key) != reply.epoch:
             return
+        if reply.command is not (CommandKind.PARK if move.parks else CommandKind.RESUME):
+            return
         if reply.status is not Status.PREPARED:
             del move.pending[process.key]
             move.prepared.discard(process.key)

@@ -309,3 +309,57 @@ def test_a_kernels_own_limit_counts_too_and_is_shared_by_its_neighbours():
 
 def test_dying_kernels_have_no_place():
     assert decide(NOW, node(parked("k", waits=1, is_dying=True), free=16 * GIB), NEEDED) == []
+
+
+# ---- kernels of several processes or GPUs
+
+
+def on_both(kernel, size):
+    """The same memory on the second GPU too."""
+    field = "resident_bytes" if kernel.residency is Residency.RESIDENT else "parked_bytes"
+    return replace(kernel, **{field: {A: size, B: size}})
+
+
+def test_a_kernel_on_two_gpus_resumes_when_there_is_room_on_both_and_not_before():
+    both = on_both(parked("k", waits=5.0), 4 * GIB)
+    crowd = resident("crowd", 12 * GIB, idle=0.0)
+    assert decide(NOW, node(both, crowd, free=3 * GIB), NEEDED) == []
+    (action,) = decide(NOW, node(both, crowd, free=5 * GIB), NEEDED)
+    assert action.reserved_bytes == {A: 4 * GIB, B: 4 * GIB}
+
+
+def test_who_waits_for_two_gpus_is_not_overtaken_on_either():
+    both = on_both(parked("first", waits=5.0), 4 * GIB)
+    second = parked("second", 1 * GIB, waits=1.0, gpu=B)
+    crowd = resident("crowd", 12 * GIB, idle=0.0)
+    assert decide(NOW, node(both, second, crowd, free=1 * GIB), NEEDED) == []
+
+
+def split(name, **fields):
+    """A kernel with one process on the GPU and one that is parked and asks for nothing."""
+    kernel = resident(name, 4 * GIB, idle=0.0, is_split=True, **fields)
+    return replace(kernel, parked_bytes={A: 2 * GIB})
+
+
+def test_the_parked_part_of_a_kernel_comes_back_where_there_is_room():
+    (action,) = decide(NOW, node(split("k"), free=3 * GIB), NEEDED)
+    assert isinstance(action, Resume)
+    assert action.reserved_bytes == {A: 2 * GIB}
+
+
+@pytest.mark.parametrize("change", [{"is_moving": True}, {"is_dying": True}, {"resume_retry_at": NOW + 1}])
+def test_the_parked_part_of_a_kernel_is_left_alone_while(change):
+    assert decide(NOW, node(split("k", **change), free=3 * GIB), NEEDED) == []
+
+
+def test_for_the_parked_part_of_a_kernel_nobody_yields_or_waits():
+    idle = resident("idle")
+    assert decide(NOW, node(split("k"), idle, free=1 * GIB), NEEDED) == []
+    waiter = parked("waiter", 9 * GIB, waits=1.0)
+    busy = resident("busy", 8 * GIB, idle=0.0)
+    assert decide(NOW, node(split("k"), busy, waiter, free=3 * GIB), NEEDED) == []
+
+
+def test_a_split_kernel_that_is_idle_is_parked_whole_rather_than_brought_back():
+    kernel = replace(split("k"), last_activity=NOW - 1000)
+    assert parks(decide(NOW, node(kernel, free=3 * GIB), IDLE)) == ["k"]

@@ -1,0 +1,378 @@
+"""A machine of model processes and one real controller's heart, step by step under a virtual clock.
+
+The shims follow "Prepared moves" of protocol.h; every message, every piece of work and every time-out is a step
+of its own, so that a test can put them in any order. `NodeState`, `Moves` and `decide` are the real ones.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from jupyter_affinode.node.actions import Park, RefusePark, Resume
+from jupyter_affinode.node.host import HostMemory
+from jupyter_affinode.node.moves import Moves
+from jupyter_affinode.node.nvml import NvmlGpu, NvmlSample
+from jupyter_affinode.node.page import PageData, PageFlag, PageGpu, State
+from jupyter_affinode.node.policy import decide
+from jupyter_affinode.node.records import Process
+from jupyter_affinode.node.settings import Settings
+from jupyter_affinode.node.state import NodeState
+from jupyter_affinode.node.wire import CommandKind, Hello, HelloFlag, MoveFlag, Reply, Status
+
+STEP_S = 0.25
+SETTINGS = Settings(idle_timeout_s=2.0, min_footprint_bytes=1, margin_bytes=0, host_reserve_bytes=0)
+QUIET = logging.Logger("model", level=logging.CRITICAL)
+
+
+class Clock:
+    """Stands in for the module `time`."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        """Virtual seconds."""
+        return self.now
+
+
+@dataclass
+class Told:
+    """A command on its way."""
+
+    kind: CommandKind
+    epoch: int
+    request: int
+    argument: int
+
+
+@dataclass
+class Work:
+    """A move under way in a shim."""
+
+    kind: CommandKind
+    epoch: int
+    in_two_steps: bool
+    is_prepared: bool = False
+    is_committed: bool = False
+    is_awaited: bool = True  # by the controller that commanded it
+
+
+@dataclass(eq=False)
+class Shim:
+    """One process; sizes in units, by GPU."""
+
+    machine: Machine
+    kernel_id: str
+    pid: int
+    sizes: dict[str, int]
+    prepares: bool = True
+    state: State = State.RESIDENT
+    work: Work | None = None
+    is_called: bool = False
+    is_busy: bool = False
+    is_alive: bool = True
+    parks: int = 0
+    resumes: int = 0
+    epoch: int = 0
+    last_activity: float = 0.0
+    inbox: deque[Told] = field(default_factory=deque)
+    outbox: deque[Reply | str] = field(default_factory=deque)
+    connection: Any = None
+    key: int | None = None
+
+    def __repr__(self) -> str:
+        return f"{self.kernel_id}/{self.pid} {self.state.name}"
+
+    @property
+    def holds(self) -> bool:
+        """Whether its memory is on the GPU, or room for it is its own."""
+        work = self.work
+        resuming = work is not None and work.kind is CommandKind.RESUME and work.is_prepared
+        return self.state in (State.RESIDENT, State.PARKING) or resuming
+
+    # ---- what the controller reads and calls
+
+    @property
+    def last(self) -> PageData:
+        """The page."""
+        return self.read()
+
+    def read(self) -> PageData:
+        """The page."""
+        here = self.state in (State.RESIDENT, State.PARKING)
+        gpus = tuple(
+            PageGpu(uuid, size if here else 0, 0 if here else size, (0,) * 8)
+            for uuid, size in self.sizes.items()
+        )
+        return PageData(
+            self.state,
+            self.last_activity,
+            self.last_activity,
+            PageFlag(0),
+            int(self.is_called),
+            0,
+            0,
+            self.epoch,
+            0,
+            self.parks,
+            self.resumes,
+            None,
+            None,
+            gpus,
+        )
+
+    def close(self) -> None:
+        """Nothing to unmap."""
+
+    # ---- its steps
+
+    def hear(self) -> None:
+        """Take one command."""
+        told = self.inbox.popleft()
+        work = self.work
+        if told.kind in (CommandKind.PARK, CommandKind.RESUME):
+            self.epoch = told.epoch
+            self._begin(told)
+        elif work is not None and work.epoch == told.request and work.in_two_steps:
+            if told.kind is CommandKind.ABORT and not work.is_committed:
+                self._end(Status.REVOKED)
+            elif told.kind is CommandKind.COMMIT and work.is_prepared:
+                work.is_committed = True
+
+    def go_on(self) -> None:
+        """The next piece of its move: copies, room, the end."""
+        work = self.work
+        assert work is not None
+        if work.kind is CommandKind.RESUME and not work.is_prepared and not self.machine.fits(self.sizes):
+            self._end(Status.NO_GPU_ROOM)
+        elif work.is_committed or not work.in_two_steps:
+            self._end(Status.OK)
+        elif not work.is_prepared:
+            work.is_prepared = True
+            self._say(work, Status.PREPARED)
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether its move is at work, not waiting for a decision."""
+        work = self.work
+        return work is not None and (not work.is_prepared or work.is_committed)
+
+    def call(self) -> None:
+        """The program calls CUDA."""
+        self.last_activity = self.machine.clock.now
+        work = self.work
+        if self.state is State.PARKING and work is not None and not work.is_prepared:
+            self._end(Status.REVOKED)
+        elif self.state is State.PARKING or self.state is State.PARKED:
+            self.is_called = True
+            if self.state is State.PARKED:
+                self.state = State.QUEUED
+            self.outbox.append("want")
+
+    @property
+    def may_lose_patience(self) -> bool:
+        """Whether a call waits at the gate of its prepared park."""
+        work = self.work
+        return self.is_called and self.state is State.PARKING and work is not None and not work.is_committed
+
+    def lose_patience(self) -> None:
+        """AFFINODE_PREPARED_CALL_MS are over."""
+        self._end(Status.REVOKED)
+
+    def lose_link(self) -> None:
+        """The controller is gone, after what is in the inbox."""
+        while self.inbox:
+            self.hear()
+        self.connection = self.key = None
+        self.outbox.clear()
+        work = self.work
+        if work is None:
+            return
+        work.is_awaited = False  # the next controller's numbers are others
+        if work.kind is CommandKind.RESUME and work.is_prepared:
+            work.is_committed = True  # carried out
+        elif work.kind is CommandKind.PARK and work.in_two_steps and not work.is_committed:
+            self._end(Status.REVOKED)
+        elif not work.is_prepared:
+            work.in_two_steps = False  # nobody is there to agree with
+
+    def _begin(self, told: Told) -> None:
+        parks = told.kind is CommandKind.PARK
+        work = Work(told.kind, told.epoch, bool(told.argument & MoveFlag.PREPARE))
+        assert self.prepares or not work.in_two_steps
+        ready = self.state is State.RESIDENT if parks else self.state in (State.PARKED, State.QUEUED)
+        if self.work is not None:
+            self._say(work, Status.BUSY)
+        elif not ready or not self.sizes:
+            self._say(work, Status.NOTHING)
+        elif parks and self.is_busy:
+            self._say(work, Status.BUSY)
+        else:
+            self.work = work
+            self.state = State.PARKING if parks else State.RESUMING
+
+    def _end(self, status: Status) -> None:
+        work, self.work = self.work, None
+        assert work is not None
+        parks, done = work.kind is CommandKind.PARK, status is Status.OK
+        if not parks and done:
+            self.machine.check_room(self)
+        self.parks += parks and done
+        self.resumes += not parks and done
+        if parks == done:
+            self.state = State.QUEUED if self.is_called else State.PARKED
+        else:
+            self.state, self.is_called = State.RESIDENT, False
+        self._say(work, status)
+
+    def _say(self, work: Work, status: Status) -> None:
+        if self.connection is not None and work.is_awaited:
+            size = sum(self.sizes.values())
+            self.outbox.append(Reply(1, work.epoch, work.kind, status, size, 0.1, ""))
+
+
+class Link:
+    """What `Moves` sends commands with."""
+
+    def __init__(self, shim: Shim, numbers: itertools.count[int]):
+        self.peer = SimpleNamespace(pid=shim.pid)
+        self._shim = shim
+        self._numbers = numbers
+
+    def command(
+        self,
+        kind: CommandKind,
+        *,
+        request: int = 0,
+        argument: int = 0,
+        reason: str = "",
+        lasts_s: float | None = None,
+    ) -> int:
+        """As Connection.command; a deadline is never missed here."""
+        epoch = next(self._numbers)
+        self._shim.inbox.append(Told(kind, epoch, request, argument))
+        return epoch
+
+
+class Machine:
+    """GPUs of some size, shims, and a controller that may be killed."""
+
+    def __init__(self, clock: Clock, totals: dict[str, int]):
+        self.clock = clock
+        self.totals = totals
+        self.shims: list[Shim] = []
+        self._pids = itertools.count(100)
+        self.new_controller()
+
+    def new_controller(self) -> None:
+        """One that knows nothing."""
+        self.state = NodeState(SETTINGS, HostMemory(1 << 50, 1 << 50))
+        self.moves = Moves(self.state, QUIET, lambda: None, lambda *_: None)
+
+    def start(self, kernel_id: str, sizes: dict[str, int], *, prepares: bool = True) -> Shim:
+        """A process that has its memory, if there is room for it."""
+        shim = Shim(self, kernel_id, next(self._pids), sizes, prepares, last_activity=self.clock.now)
+        if not self.fits(sizes):
+            shim.sizes = {}
+        self.shims.append(shim)
+        self.connect(shim)
+        return shim
+
+    def connect(self, shim: Shim) -> None:
+        """HELLO."""
+        shim.connection = Link(shim, itertools.count(1))
+        flags = HelloFlag.PREPARES if shim.prepares else HelloFlag(0)
+        hello = Hello(1, shim.pid, flags, 1, 1, shim.kernel_id, "model", "0")
+        process = self.state.add_process(shim.connection, hello, shim, self.clock.now)  # type: ignore[arg-type]
+        shim.key = process.key
+        self.state.refresh(self.clock.now)
+        self.moves.process_came(process)
+
+    def process(self, shim: Shim) -> Process:
+        """The controller's record."""
+        return self.state.kernels[shim.kernel_id].processes[shim.key or 0]
+
+    def deliver(self, shim: Shim) -> None:
+        """The controller takes one message of a shim."""
+        said = shim.outbox.popleft()
+        if isinstance(said, Reply):
+            self.moves.take_reply(self.process(shim), said)
+        else:
+            self.moves.process_wants(self.process(shim))
+
+    def end_process(self, shim: Shim) -> None:
+        """The process is killed."""
+        process = self.process(shim)
+        self.shims.remove(shim)
+        shim.is_alive, process.connection = False, None
+        kernel = self.state.kernels[shim.kernel_id]
+        self.state.remove_process(process, self.clock.now)
+        self.moves.process_gone(process, kernel)
+
+    def kill_controller(self, reached: Callable[[int], int]) -> None:
+        """Its last messages may not have been sent: of n in an inbox, `reached(n)` arrive."""
+        for shim in self.shims:
+            arrive = reached(len(shim.inbox))
+            while len(shim.inbox) > arrive:
+                shim.inbox.pop()
+            shim.lose_link()
+        self.new_controller()
+        for shim in self.shims:
+            self.connect(shim)
+
+    def pass_time(self, seconds: float = STEP_S) -> None:
+        """A pass of the controller."""
+        now = self.clock.now = self.clock.now + seconds
+        free = {uuid: self.free(uuid) for uuid in self.totals}
+        gpus = tuple(
+            NvmlGpu(uuid, index, "model", total, total - free[uuid], free[uuid], None)
+            for index, (uuid, total) in enumerate(self.totals.items())
+        )
+        self.state.gpus.take(NvmlSample(now, "0", gpus), SETTINGS)
+        self.state.refresh(now)
+        for action in decide(now, self.state.snapshot(now, is_settled=True), SETTINGS):
+            kernel = self.state.kernels[action.kernel_id]
+            if isinstance(action, Park):
+                self.moves.park(kernel, action.reason)
+            elif isinstance(action, Resume):
+                self.moves.resume(kernel, action.reserved_bytes, action.reason)
+            else:
+                assert isinstance(action, RefusePark), action
+                self.moves.refuse_park(kernel, Status.REFUSED, action.slug, action.reason)
+        self.moves.look_for_lost_replies(now)
+
+    def free(self, uuid: str) -> int:
+        """Of a GPU."""
+        return self.totals[uuid] - sum(shim.sizes.get(uuid, 0) for shim in self.shims if shim.holds)
+
+    def fits(self, sizes: dict[str, int]) -> bool:
+        """Whether there is room."""
+        return all(self.free(uuid) >= size for uuid, size in sizes.items())
+
+    def check_room(self, shim: Shim) -> None:
+        """What is resumed has its room already, or (in one step) finds it now."""
+        assert shim.holds or self.fits(shim.sizes), "more than the GPU has"
+
+    def settle(self) -> None:
+        """Let everything that is under way come to its end, and time pass, until nothing moves any more."""
+        for shim in self.shims:
+            shim.is_busy = False
+        for _ in range(80):
+            for shim in self.shims:
+                while shim.inbox or shim.outbox or shim.can_go_on:
+                    if shim.inbox:
+                        shim.hear()
+                    elif shim.outbox:
+                        self.deliver(shim)
+                    else:
+                        shim.go_on()
+            for shim in self.shims:
+                if shim.may_lose_patience:
+                    shim.lose_patience()
+            self.pass_time(2.0)

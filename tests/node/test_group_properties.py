@@ -1,0 +1,164 @@
+"""Whatever happens in whatever order, the processes of a kernel agree in the end, and nothing is half done."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from model_node import Clock, Machine
+
+from jupyter_affinode.node import moves, together
+from jupyter_affinode.node.page import State
+
+GPUS = {"GPU-0": 100, "GPU-1": 100}
+SIZES = st.fixed_dictionaries({}, optional={"GPU-0": st.integers(1, 30), "GPU-1": st.integers(1, 30)})
+KERNELS = ("k0", "k1", "k2")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def virtual_time():
+    """The controller's modules read a virtual clock."""
+    clock = Clock()
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (moves, together):
+            patch.setattr(module, "time", clock)
+        yield clock
+
+
+class Story:
+    """Draws what happens next."""
+
+    def __init__(self, machine: Machine, data: st.DataObject, *, disasters: bool):
+        self.machine = machine
+        self.data = data
+        self.disasters = disasters
+
+    def step(self) -> None:
+        """One thing happens."""
+        machine, shims = self.machine, self.machine.shims
+        events: list[tuple[str, int | str | None]] = [("time", None)]
+        for shim, each in enumerate(shims):
+            events += [("hear", shim)] * (2 * bool(each.inbox)) + [("deliver", shim)] * (
+                2 * bool(each.outbox)
+            )
+            events += [("go on", shim)] * (2 * each.can_go_on) + [("call", shim), ("busy", shim)]
+            if self.disasters:
+                events += [("patience", shim)] * (3 * each.may_lose_patience)
+        events += [("park", kernel) for kernel in KERNELS if kernel in machine.state.kernels]
+        if self.disasters:
+            events += [("kill", None), ("start", None)] + [("end", shim) for shim in range(len(shims))]
+        what, which = self.data.draw(st.sampled_from(events), label="event")
+        self._do(what, which)
+
+    def _do(self, what: str, which: int | str | None) -> None:
+        machine = self.machine
+        if isinstance(which, int):
+            whom = machine.shims[which]
+            if what == "busy":
+                whom.is_busy = not whom.is_busy
+            elif what == "end":
+                machine.end_process(whom)
+            elif what == "deliver":
+                machine.deliver(whom)
+            else:
+                {"hear": whom.hear, "go on": whom.go_on, "call": whom.call, "patience": whom.lose_patience}[
+                    what
+                ]()
+        elif isinstance(which, str):
+            machine.state.kernels[which].park_asked = "asked"
+        elif what == "time":
+            machine.pass_time()
+        elif what == "kill":
+            machine.kill_controller(lambda many: self.data.draw(st.integers(0, many), label="arrive"))
+        else:
+            sizes = self.data.draw(SIZES, label="sizes")
+            machine.start(self.data.draw(st.sampled_from(KERNELS)), sizes, prepares=True)
+
+
+def begun(clock: Clock, data: st.DataObject) -> Machine:
+    """Up to three kernels of up to three processes, some with old shims."""
+    machine = Machine(clock, GPUS)
+    for kernel in KERNELS[: data.draw(st.integers(1, 3))]:
+        old = data.draw(st.integers(0, 5)) == 0
+        for number in range(data.draw(st.integers(1, 3))):
+            machine.start(kernel, data.draw(SIZES), prepares=not (old and number == 0))
+    return machine
+
+
+def check_at_rest(machine: Machine) -> None:
+    assert all(kernel.move is None for kernel in machine.state.kernels.values())
+    assert not machine.state.reservations.entries
+    for shim in machine.shims:
+        assert shim.work is None
+        assert shim.state in (State.RESIDENT, State.PARKED), "nobody waits for ever"
+    for kernel in KERNELS:
+        holders = [shim for shim in machine.shims if shim.kernel_id == kernel and shim.sizes]
+        parked = [shim for shim in holders if shim.state is State.PARKED]
+        if parked and len(parked) < len(holders):
+            needs = {uuid: sum(shim.sizes.get(uuid, 0) for shim in parked) for uuid in GPUS}
+            assert not machine.fits(needs), f"{kernel} is split although there is room for the rest of it"
+
+
+@given(st.data())
+@settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.generate],
+)
+def test_in_any_order_the_processes_of_a_kernel_move_as_often_as_each_other(virtual_time, data):
+    """With no process lost and nobody's patience over: each park and resume was everybody's, or nobody's."""
+    machine = begun(virtual_time, data)
+    story = Story(machine, data, disasters=False)
+    for _ in range(data.draw(st.integers(0, 60))):
+        story.step()
+    machine.settle()
+    check_at_rest(machine)
+    for kernel in KERNELS:
+        peers = [shim for shim in machine.shims if shim.kernel_id == kernel and shim.sizes]
+        if all(shim.prepares for shim in machine.shims if shim.kernel_id == kernel):
+            assert len({(shim.parks, shim.resumes, shim.state) for shim in peers}) <= 1
+
+
+@given(st.data())
+@settings(
+    max_examples=250,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.generate],
+)
+def test_whatever_happens_the_processes_of_a_kernel_agree_in_the_end(virtual_time, data):
+    """Processes come and go, controllers are killed between any two messages, calls come at any moment."""
+    machine = begun(virtual_time, data)
+    story = Story(machine, data, disasters=True)
+    for _ in range(data.draw(st.integers(0, 80))):
+        story.step()
+    machine.settle()
+    check_at_rest(machine)
+
+
+def test_half_a_park_is_undone_at_once_with_room_for_the_sum(virtual_time):
+    """Two of three have parked, the third was called just before its COMMIT came."""
+    machine = Machine(virtual_time, {"GPU-0": 80})
+    group = [machine.start("k0", {"GPU-0": 20}) for _ in range(3)]
+    machine.pass_time()
+    machine.state.kernels["k0"].park_asked = "asked"
+    machine.pass_time()
+    for shim in group:
+        shim.hear()
+        shim.go_on()
+        machine.deliver(shim)
+    hasty = group[2]
+    hasty.call()
+    hasty.lose_patience()
+    for shim in group:
+        shim.hear()
+        while shim.can_go_on:
+            shim.go_on()
+        while shim.outbox:
+            machine.deliver(shim)
+    assert [shim.state for shim in group] == [State.PARKED, State.PARKED, State.RESIDENT]
+    (reserved,) = machine.state.reservations.entries
+    assert (reserved.gpu, reserved.bytes) == ("GPU-0", 40)
+    machine.settle()
+    assert all(shim.state is State.RESIDENT for shim in group)
