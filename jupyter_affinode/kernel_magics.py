@@ -12,12 +12,14 @@ import ast
 import atexit
 import ctypes
 import errno
+import importlib.util
 import os
 import re
 import struct
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 
 _PARK, _RESUME, _HOLD, _RELEASE, _STATUS = 1, 2, 3, 4, 5  # enum affinode_request_kind
 _OK, _NOTHING = 0, 6  # enum affinode_status
@@ -77,20 +79,26 @@ class Shim:
             raise ShimAbsent(
                 f"the library of jupyter-affinode is not loaded in this kernel ({error})"
             ) from None
-        self._library = library
+        self.library = library
 
-    def request(self, kind: int, argument_ns: int = 0, timeout_s: float = 65.0) -> tuple[int, str]:
+    def request(
+        self,
+        kind: int,
+        argument_ns: int = 0,
+        timeout_s: float = 65.0,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> tuple[int, str]:
         """Ask the controller; (enum affinode_status, its words), or a negative errno and "".
 
         The call into the shim waits on a thread of its own, so that an interrupt reaches the person's thread
-        at once; the answer is then nobody's and is dropped.
+        at once; the answer is then nobody's and is dropped. `meanwhile` is called again and again until then.
         """
         text = ctypes.create_string_buffer(_TEXT_SIZE)
         answer: list[int] = []
 
         def ask() -> None:
             answer.append(
-                self._library.affinode_request(
+                self.library.affinode_request(
                     kind, argument_ns, int(timeout_s * 1e9), text, ctypes.sizeof(text)
                 )
             )
@@ -99,6 +107,7 @@ class Shim:
         thread.start()
         while thread.is_alive():
             thread.join(0.1)
+            meanwhile()
         return answer[0] if answer else -errno.EIO, text.value.decode("utf-8", "replace")
 
     def page(self) -> tuple[int, int, int, dict[str, int]] | None:
@@ -106,7 +115,7 @@ class Shim:
         page.
         """
         raw = ctypes.create_string_buffer(_PAGE_SIZE)
-        size = self._library.affinode_page_copy(raw, _PAGE_SIZE)
+        size = self.library.affinode_page_copy(raw, _PAGE_SIZE)
         if size < _GPUS_OFFSET or struct.unpack_from("=I", raw, 0)[0] != _PAGE_MAGIC:
             return None
         (state,) = struct.unpack_from("=I", raw, 16)
@@ -126,11 +135,11 @@ class Shim:
 
     def cell_began(self, *_: object) -> None:
         """A new cell: an interrupt of the one before must not reach it."""
-        self._library.affinode_cell_began()
+        self.library.affinode_cell_began()
 
     def dying(self) -> None:
         """Calls that wait for the GPU give up from now on: this process is about to end."""
-        self._library.affinode_dying()
+        self.library.affinode_dying()
 
 
 def size_text(count: int) -> str:
@@ -172,6 +181,7 @@ class GpuMagics:
 
     def __init__(self, shell) -> None:  # type: ignore[no-untyped-def]
         self._shell = shell
+        self.drop_caches: Callable[[], None] = lambda: None  # serves the controller's wish inside our magic
 
     def register(self) -> None:
         """Make the magics known to the shell."""
@@ -238,7 +248,7 @@ class GpuMagics:
     def _ask(self, kind: int, argument_ns: int = 0, *, done: str, refused: str) -> None:
         """Send one request and print its one line."""
         try:
-            status, text = Shim().request(kind, argument_ns)
+            status, text = Shim().request(kind, argument_ns, meanwhile=self.drop_caches)
         except ShimAbsent as absent:
             print(f"{refused}: {absent}.")
             return
@@ -264,9 +274,11 @@ class GpuMagics:
         return None if last is None else eval(shell.compile(last, name, "eval"), shell.user_ns)
 
 
-def load_ipython_extension(shell) -> None:  # type: ignore[no-untyped-def]
+def load_ipython_extension(shell) -> GpuMagics:  # type: ignore[no-untyped-def]
     """Register the magics; called by `%load_ext jupyter_affinode` and at the start of a kernel."""
-    GpuMagics(shell).register()
+    magics = GpuMagics(shell)
+    magics.register()
+    return magics
 
 
 def start_in_kernel(namespace: dict[str, object]) -> None:
@@ -282,8 +294,7 @@ def start_in_kernel(namespace: dict[str, object]) -> None:
         os.environ.pop("PYTHONSTARTUP", None)
     shell = _ipython()
     if shell is not None:
-        load_ipython_extension(shell)
-        _keep_shim_informed(shell)
+        _keep_shim_informed(shell, load_ipython_extension(shell))
     if chained:
         _run_startup_file(chained, namespace, shell)
 
@@ -295,7 +306,7 @@ def _ipython():  # type: ignore[no-untyped-def]
     return sys.modules["IPython"].get_ipython()
 
 
-def _keep_shim_informed(shell) -> None:  # type: ignore[no-untyped-def]
+def _keep_shim_informed(shell, magics: GpuMagics) -> None:  # type: ignore[no-untyped-def]
     """Tell the shim where a cell begins, and at exit that no destructor is to wait for the GPU any more.
 
     Exit handlers run last-in-first-out and libraries register theirs in cells: ours moves to the front after
@@ -311,9 +322,25 @@ def _keep_shim_informed(shell) -> None:  # type: ignore[no-untyped-def]
         atexit.unregister(dying)
         atexit.register(dying)
 
+    _serve_cache_drops(shim, shell, magics)
     atexit.register(dying)
     shell.events.register("pre_run_cell", shim.cell_began)
     shell.events.register("post_run_cell", move_to_front)
+
+
+def _serve_cache_drops(shim: Shim, shell, magics: GpuMagics) -> None:  # type: ignore[no-untyped-def]
+    """Have frameworks drop their caches when the controller wishes it: kernel_caches.py, the file beside this."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "kernel_caches.py")
+    try:
+        spec = importlib.util.spec_from_file_location("_affinode_kernel_caches", path)
+        module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+        spec.loader.exec_module(module)  # type: ignore[union-attr]
+        dropper = module.CacheDropper(shim.library, shell)
+    except (OSError, SyntaxError, AttributeError) as error:
+        print(f"affinode: caches will not be dropped before a park: {error}", file=sys.stderr)
+    else:
+        dropper.start()
+        magics.drop_caches = dropper.serve_in_magic
 
 
 def _run_startup_file(path: str, namespace: dict[str, object], shell) -> None:  # type: ignore[no-untyped-def]

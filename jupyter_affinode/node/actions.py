@@ -35,6 +35,14 @@ class Trim:
 
 
 @dataclass(frozen=True)
+class DropCaches:
+    """Ask a kernel's frameworks to drop what they only cache on the GPU; it is parked in a later pass."""
+
+    kernel_id: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Resume:
     """Bring a kernel back; `reserved_bytes` by GPU are its own until it is resident."""
 
@@ -62,4 +70,4 @@ class DenyRoom:
     reason: str
 
 
-Action = Park | RefusePark | Trim | Resume | GrantRoom | DenyRoom
+Action = Park | RefusePark | Trim | DropCaches | Resume | GrantRoom | DenyRoom

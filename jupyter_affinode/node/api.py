@@ -104,7 +104,7 @@ class PolicyHandler(Handler):
     def patch(self) -> None:
         """PATCH /policy"""
         names = self.controller.state.settings.as_dict()
-        changes = self.body(**dict.fromkeys(names, (str, int, float)))
+        changes = self.body(**dict.fromkeys(names, (str, int, float, bool, type(None))))
         try:
             self.finish(self.controller.change_settings(**changes).as_dict())
         except SettingsRefused as refused:

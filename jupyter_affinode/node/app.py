@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_core.application import JupyterApp
-from traitlets import Enum, Float, Int, Unicode, default
+from traitlets import Bool, Enum, Float, Int, Unicode, default
 
 from .. import environment
 from .._version import __version__
@@ -109,6 +109,13 @@ class NodeController(JupyterApp):
         even while nobody is parked (never of the reserve), so give it what the node can spare. 0: none.
         Huge pages are used where enough of them are set aside (vm.nr_hugepages).""",
     ).tag(config=True)
+    drop_caches_before_park = Bool(
+        _DEFAULTS.drop_caches_before_park,
+        help="""Ask PyTorch and CuPy in an idle IPython kernel to drop what they only cache on the GPU before
+        it is parked, so that less is moved and kept in host memory. Off by default: it runs their code in a
+        person's process unasked, their statistics change, and the next cells allocate from the driver again
+        (some milliseconds a GiB).""",
+    ).tag(config=True)
     hold_default_s = Float(
         _DEFAULTS.hold_default_s, min=0, help="How long a kernel is held if the person names no time."
     ).tag(config=True)
@@ -140,6 +147,7 @@ class NodeController(JupyterApp):
         "margin": "NodeController.margin_bytes",
         "host-reserve": "NodeController.host_reserve_bytes",
         "lots": "NodeController.lot_bytes",
+        "drop-caches": "NodeController.drop_caches_before_park",
         "hold-default": "NodeController.hold_default_s",
         "hold-max": "NodeController.hold_max_s",
         "settle": "NodeController.settle_s",

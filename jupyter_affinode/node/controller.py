@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from . import describe
-from .actions import Action, DenyRoom, GrantRoom, Park, RefusePark, Resume, Trim
+from .actions import Action, DenyRoom, DropCaches, GrantRoom, Park, RefusePark, Resume, Trim
+from .cache_drops import CacheDrops
 from .connection import Connection, Ending
 from .election import Election, GpuServed
 from .eligibility import waiters
@@ -73,6 +74,7 @@ class Controller:
         self.began = self.needed_at = time.monotonic()
         self.state = NodeState(settings, host_memory())
         self.moves = Moves(self.state, log, self.poke, self._count_move)
+        self.cache_drops = CacheDrops(self.state, log, self.poke)
         self.wishes = Wishes(self.state, self.moves, log, self.poke)
         self.servers = ServerWatch(self.state, log, self.poke)
         self.lots = LotStock(log, self.poke)
@@ -186,7 +188,9 @@ class Controller:
         process = self.state.process_of(connection)
         if process is None:
             return
-        if isinstance(message, Reply):
+        if isinstance(message, Reply) and message.command is CommandKind.DROP_CACHES:
+            self.cache_drops.take_reply(process, message)
+        elif isinstance(message, Reply):
             self.moves.take_reply(process, message)
         elif isinstance(message, Request):
             self.look(time.monotonic())
@@ -267,6 +271,8 @@ class Controller:
             if action.lot_bytes:
                 give_lots(kernel, action.lot_bytes, self.lots)
             self.moves.park(kernel, action.reason, action.budget_bytes)
+        elif isinstance(action, DropCaches):
+            self.cache_drops.begin(kernel, action.reason)
         elif isinstance(action, Trim):
             trim(kernel, action.keep_bytes, action.reason, now)
             self.log.info(
@@ -379,6 +385,7 @@ class Controller:
     def _tidy(self, now: float) -> None:
         """End what nobody will answer, forget what is gone."""
         self.moves.look_for_lost_replies(now)
+        self.cache_drops.look(now)
         for process in self.state.stale_processes(now):
             self._forget(process, self.state.kernels[process.kernel_id])
         for kernel in list(self.state.kernels.values()):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from .actions import Action, DenyRoom, GrantRoom, Park, RefusePark, Resume
+from .actions import Action, DenyRoom, DropCaches, GrantRoom, Park, RefusePark, Resume
 from .eligibility import eligible_at, waiters
 from .host_room import HostRoom, Shortage, trims, without
 from .settings import Settings
@@ -98,9 +98,13 @@ class Plan:
         return max(self.now - kernel.last_activity, 0.001) * kernel.movable_bytes
 
     def park(self, kernel: Kernel, reason: str) -> bool:
-        """Decide to park a kernel if host memory allows. False if not: it was refused, or others were asked
-        to give back what they keep and it is looked at again when they have.
+        """Decide to park a kernel if host memory allows, by way of what its frameworks drop. False if not: it
+        was refused, or others were asked to give back what they keep and it is looked at again when they have.
         """
+        is_between_cells = not kernel.cell_open or kernel.park_asked is not None  # %gpu_park is a cell itself
+        if self.settings.drop_caches_before_park and kernel.can_drop_caches and is_between_cells:
+            self.act(DropCaches(kernel.id, reason))
+            return True
         short = self._host.shortage(kernel)
         if short is not None and self._trim(short, f"room to park {kernel.id}", kernel):
             return False

@@ -57,6 +57,11 @@ class Process:
         return self.connection is not None and not unparkable
 
     @property
+    def drops_caches(self) -> bool:
+        """Whether its frameworks can be asked to drop their caches."""
+        return bool(self.data.flags & PageFlag.DROPS_CACHES) and self.data.state is State.RESIDENT
+
+    @property
     def is_dying(self) -> bool:
         """Whether it is about to end."""
         return self.said_dying or bool(self.data.flags & PageFlag.DYING)
@@ -107,6 +112,14 @@ class Move:
     gone: set[int] = field(default_factory=set)
     failure: tuple[Status, str] | None = None  # why it was aborted
     decided_at: float | None = None
+
+
+@dataclass
+class CacheDrop:
+    """The frameworks of a kernel were asked to drop their caches."""
+
+    began: float
+    pending: dict[int, int] = field(default_factory=dict)  # process key: epoch of the command
 
 
 @dataclass(frozen=True)
@@ -170,6 +183,8 @@ class KernelRecord:
     empty_since: float | None = None
     has_had_processes: bool = False
     cgroup: CgroupMemory | None = None
+    cache_drop: CacheDrop | None = None  # under way
+    caches_dropped_at: float | None = None  # when it had last used the GPU, at the last one
     host: HostRecord = field(default_factory=HostRecord)
 
     @property

@@ -30,6 +30,7 @@ class Settings:
     margin_bytes: int = 64 * MIB
     host_reserve_bytes: int | None = None  # None: default_host_reserve of what the machine has then
     lot_bytes: int = 0
+    drop_caches_before_park: bool = False
     hold_default_s: float = 3600.0
     hold_max_s: float = 86400.0
     settle_s: float = 1.0
@@ -64,6 +65,10 @@ def _check(name: str, value: Any, kind: str) -> None:
     if kind == "str":
         if value not in ("needed", "idle"):
             raise SettingsRefused(f'{name} must be "needed" or "idle", not {value!r}')
+        return
+    if kind == "bool":
+        if not isinstance(value, bool):
+            raise SettingsRefused(f"{name} must be true or false, not {value!r}")
         return
     if value is None and kind.endswith("| None"):
         return

@@ -95,6 +95,7 @@ class Kernel:
     )
     hopeless: bool = False  # allocations failed again and again although there was room
     cgroup: str = ""  # whose headroom parking it uses
+    can_drop_caches: bool = False  # its frameworks were not asked since it last used the GPU
     host: HostUse = field(default_factory=lambda: NO_HOST_USE)
 
     @property

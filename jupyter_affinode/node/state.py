@@ -196,7 +196,9 @@ class NodeState:
             is_dying=all(process.is_dying for process in processes),
             is_split=kernel.residency is Residency.RESIDENT
             and any(process.is_parked for process in kernel.connected()),
-            is_moving=kernel.move is not None or kernel.residency in (Residency.PARKING, Residency.RESUMING),
+            is_moving=kernel.move is not None
+            or kernel.cache_drop is not None
+            or kernel.residency in (Residency.PARKING, Residency.RESUMING),
             wants_since=kernel.wants_since,
             rooms=rooms,
             park_asked=asked,
@@ -205,8 +207,14 @@ class NodeState:
             reclaim_after=kernel.reclaim_after,
             hopeless=hopeless,
             cgroup=kernel.cgroup.path if kernel.cgroup is not None else "",
+            can_drop_caches=_can_drop_caches(kernel, last_activity),
             host=host_use(kernel, last_activity, now),
         )
+
+
+def _can_drop_caches(kernel: KernelRecord, last_activity: float) -> bool:
+    asked = kernel.caches_dropped_at is not None and last_activity <= kernel.caches_dropped_at
+    return not asked and any(process.drops_caches for process in kernel.connected())
 
 
 def _tightest(kernel: KernelRecord) -> CgroupMemory | None:

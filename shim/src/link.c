@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "asks.h"
+#include "caches.h"
 #include "clock.h"
 #include "gate.h"
 #include "link_socket.h"
@@ -105,6 +106,7 @@ static void disconnect(const char *why)
 	link_.owes_reply = false; /* the next controller's numbers are others */
 	atomic_store(&connected, false);
 	asks_fail_requests();
+	caches_forget();
 	link_.connect_at_ns = clock_ns() + link_.connect_pause_ns;
 }
 
@@ -184,6 +186,10 @@ static void on_command(const struct affinode_command *command)
 		break;
 	case AFFINODE_COMMAND_ROOM:
 		asks_answer_room(command->request, command->argument == 1);
+		break;
+	case AFFINODE_COMMAND_DROP_CACHES:
+		if (!caches_ask(command))
+			refuse(command, AFFINODE_NOTHING, "nobody drops caches here");
 		break;
 	default:
 		log_line("unknown command %u: ignored", command->command);
@@ -359,6 +365,17 @@ static void watch_mover(uint64_t now)
 	link_.owes_reply = false;
 }
 
+static void answer_caches(void)
+{
+	struct moved dropped = {.move = {.command = AFFINODE_COMMAND_DROP_CACHES}};
+	int status;
+
+	if (!caches_take_answer(&dropped.move.epoch, &status))
+		return;
+	dropped.status = (enum affinode_status)status;
+	reply(&dropped);
+}
+
 static void earlier(uint64_t *at, uint64_t than)
 {
 	if (than && than < *at)
@@ -389,6 +406,7 @@ static void *link_main(void *unused)
 					{.fd = link_.socket, .events = POLLIN}};
 
 		watch_mover(now);
+		answer_caches();
 		settle_queued();
 		try_connect(now);
 		tell_changes();

@@ -6,6 +6,7 @@
 
 #include "asks.h"
 #include "blocks.h"
+#include "caches.h"
 #include "clock.h"
 #include "contexts.h"
 #include "driver.h"
@@ -128,6 +129,7 @@ static void in_child(void)
 	thunks_reset_in_child();
 	gate_reset_in_child();
 	page_reset_in_child();
+	caches_reset_in_child();
 	link_reset_in_child();
 	asks_reset_in_child();
 	mover_reset_in_child();

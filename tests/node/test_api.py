@@ -96,6 +96,7 @@ def test_every_request_answers_as_described(api):
         ("POST", "/kernels/k1/dying", {}, 204),
         ("GET", "/policy", None, 200),
         ("PATCH", "/policy", {"park_when": "idle", "idle_timeout_s": 60}, 200),
+        ("PATCH", "/policy", {"host_reserve_bytes": None, "drop_caches_before_park": True}, 200),
         ("POST", "/kernels/k2/park", {}, 409),
         ("DELETE", "/kernels/k2", None, 204),
         ("GET", "/kernels/k2", None, 404),
@@ -126,6 +127,9 @@ def test_every_request_answers_as_described(api):
         ("PATCH", "/policy", {"low_watermark": 0.9}),
         ("PATCH", "/policy", {"min_footprint_bytes": 1.5}),
         ("PATCH", "/policy", {"unknown": 1}),
+        ("PATCH", "/policy", {"lot_bytes": None}),
+        ("PATCH", "/policy", {"drop_caches_before_park": 1}),
+        ("PATCH", "/policy", {"idle_timeout_s": True}),
     ],
 )
 def test_a_bad_request_is_refused_with_words_and_changes_nothing(api, method, path, body):

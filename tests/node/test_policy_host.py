@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jupyter_affinode.node.actions import Park, RefusePark, Trim
+from jupyter_affinode.node.actions import DropCaches, Park, RefusePark, Trim
 from jupyter_affinode.node.policy import decide
 from jupyter_affinode.node.settings import GIB, MIB, Settings
 from jupyter_affinode.node.snapshot import Gpu, Host, HostUse, Kernel, Node, Residency
@@ -151,3 +151,30 @@ def test_a_kernel_that_gives_back_is_not_parked_in_the_same_pass():
     kernels = (resident("k", idle=2000), resident("keeper", idle=400, use=keeps(8 * GIB)))
     actions = decide(NOW, node(*kernels, available=3 * GIB), IDLE)
     assert [(type(action), action.kernel_id) for action in actions] == [(Trim, "keeper")]
+
+
+# ---- caches
+
+DROPPING = replace(IDLE, drop_caches_before_park=True)
+
+
+def test_caches_are_dropped_before_a_park_where_the_setting_says_so():
+    kernel = resident("k", can_drop_caches=True)
+    assert decide(NOW, node(kernel, available=32 * GIB), DROPPING) == [DropCaches("k", "idle 17 min")]
+    asked = replace(kernel, can_drop_caches=False)
+    for other, policy in ((kernel, IDLE), (asked, DROPPING)):
+        assert [type(a) for a in decide(NOW, node(other, available=32 * GIB), policy)] == [Park]
+
+
+def test_while_a_cell_is_open_caches_stay_unless_the_person_asked_for_the_park():
+    kernel = resident("k", cell_open=True, can_drop_caches=True)
+    (action,) = decide(NOW, node(kernel, available=32 * GIB), DROPPING)
+    assert isinstance(action, Park)
+    (action,) = decide(NOW, node(replace(kernel, park_asked="asked"), available=32 * GIB), DROPPING)
+    assert isinstance(action, DropCaches)
+
+
+def test_caches_are_dropped_even_where_host_memory_is_short():
+    """What was dropped need not be moved: afterwards there may be enough."""
+    (action,) = decide(NOW, node(resident("k", can_drop_caches=True), available=0), DROPPING)
+    assert isinstance(action, DropCaches)

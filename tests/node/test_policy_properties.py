@@ -94,6 +94,7 @@ def kernels(draw, number):
         reclaim_after=draw(st.sampled_from([0.0, 0.0, NOW + 5])),
         hopeless=draw(st.sampled_from([False, False, True])),
         cgroup=draw(st.sampled_from(["", "", "/user"])),
+        can_drop_caches=draw(st.booleans()),
         host=draw(host_uses()),
     )
 
@@ -118,7 +119,8 @@ def nodes(draw):
     )
 
 
-POLICIES = st.sampled_from([QUICK, Settings(**{**QUICK.as_dict(), "park_when": "idle"})])
+EAGER = QUICK.changed(park_when="idle")
+POLICIES = st.sampled_from([QUICK, EAGER, EAGER.changed(drop_caches_before_park=True)])
 RESERVES = st.sampled_from([0, 300 * MIB, None])
 
 
