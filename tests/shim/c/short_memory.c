@@ -1,0 +1,157 @@
+/* Memory that is not to be had. Host memory that cannot be pinned is used as it is; where there is none the process stays
+ * resident and says so. A GPU that somebody else fills before a resume, or in the midst of it, leaves the process parked
+ * with all of its contents and nothing of it on the GPU.  */
+#include "board.h"
+#include "contents.h"
+#include "harness.h"
+
+#include <sys/resource.h>
+
+static void *call(void *unused)
+{
+	(void)unused;
+	CUDA(CtxSetCurrent(cuda_context));
+	CHECK_EQUAL(contents_change(CONTENTS_ONE_CHUNK), CUDA_SUCCESS);
+	return NULL;
+}
+
+static size_t free_bytes(void)
+{
+	size_t bytes, total;
+
+	CUDA(MemGetInfo(&bytes, &total));
+	return bytes;
+}
+
+static void changed_park(void)
+{
+	CHECK_EQUAL(contents_change(CONTENTS_BROKEN), CUDA_SUCCESS);
+	CUDA(CtxSynchronize());
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+}
+
+/* Before anything was pinned; afterwards the process may keep what it has.  */
+static void registration_is_refused(void)
+{
+	snprintf(test_step, sizeof(test_step), "registration refused");
+	board_arm("cuMemHostRegister:OPERATING_SYSTEM:1+,cuMemHostAlloc:OUT_OF_MEMORY:1+");
+	for (int i = 0; i < 2; i++) {
+		changed_park();
+		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+		contents_are_right();
+	}
+	CHECK_EQUAL(board_registered_bytes(), 0);
+	board_disarm();
+}
+
+/* The nth creation finds that a foreign process was faster; false: there are not so many.  */
+static bool foreign_takes_room(unsigned nth)
+{
+	size_t before = free_bytes(), parked;
+	struct affinode_reply reply;
+	pthread_t thread;
+	bool met;
+
+	snprintf(test_step, sizeof(test_step), "the GPU full at creation %u", nth);
+	changed_park();
+	parked = free_bytes(); /* bookkeeping passes the gate */
+	board_arm("cuMemCreate:TAKE=1TiB:%u", nth);
+	reply = controller_reply(controller_command(AFFINODE_COMMAND_RESUME, 0));
+	met = board_disarm() > 0;
+	if (met) {
+		CHECK_EQUAL(reply.status, AFFINODE_NO_GPU_ROOM);
+		CHECK(reply.text[0] != 0);
+		CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
+		thread_start(&thread, call, NULL);
+		PAGE_UNTIL(page.want == 1);
+		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_NO_GPU_ROOM);
+		board_arm("cuMemGetInfo:TAKE=0:1");
+		CHECK_EQUAL(free_bytes(), parked);
+		board_disarm();
+		reply = controller_reply(controller_command(AFFINODE_COMMAND_RESUME, 0));
+		thread_join(thread);
+	}
+	CHECK_EQUAL(reply.status, AFFINODE_OK);
+	contents_are_right();
+	CHECK_EQUAL(free_bytes(), before);
+	return met;
+}
+
+#ifndef SHIM_LINKED /* sanitizers need address space of their own */
+static size_t address_space(void)
+{
+	FILE *file = fopen("/proc/self/statm", "re");
+	unsigned long pages;
+
+	CHECK(file != NULL);
+	CHECK_EQUAL(fscanf(file, "%lu", &pages), 1);
+	fclose(file);
+	return pages * 4096;
+}
+
+static void limit(size_t bytes)
+{
+	struct rlimit rlimit;
+
+	CHECK_EQUAL(getrlimit(RLIMIT_AS, &rlimit), 0);
+	rlimit.rlim_cur = bytes ? bytes : rlimit.rlim_max;
+	CHECK_EQUAL(setrlimit(RLIMIT_AS, &rlimit), 0);
+}
+
+/* Ever more of it, until a park succeeds. The contents grow first, or what is kept from earlier parks would do.  */
+static void host_memory_is_short(void)
+{
+	CUdeviceptr more;
+	int status;
+
+	CUDA(MemAlloc(&more, MiB(80)));
+	CHECK_EQUAL(launch_pattern(NULL, more, MiB(80), 321), CUDA_SUCCESS);
+	CUDA(CtxSynchronize());
+	for (size_t spare = 0;; spare += MiB(8)) {
+		struct affinode_reply reply;
+
+		snprintf(test_step, sizeof(test_step), "%zu bytes of address space to spare", spare);
+		CHECK(spare < MiB(400));
+		limit(address_space() + spare);
+		reply = controller_reply(controller_command(AFFINODE_COMMAND_PARK, 0));
+		limit(0);
+		status = reply.status;
+		if (status == AFFINODE_OK)
+			break;
+		CHECK_EQUAL(status, AFFINODE_NO_HOST_ROOM);
+		CHECK(reply.text[0] != 0);
+		CHECK_EQUAL(page_read().state, AFFINODE_STATE_RESIDENT);
+		CHECK(holds_pattern(more, MiB(80), 321, 0));
+		contents_are_right();
+	}
+	/* Coming back takes next to none.  */
+	limit(address_space() + MiB(1));
+	status = controller_move(AFFINODE_COMMAND_RESUME);
+	limit(0);
+	CHECK_EQUAL(status, AFFINODE_OK);
+	CHECK(holds_pattern(more, MiB(80), 321, 0));
+	contents_are_right();
+	CUDA(MemFree(more));
+}
+#endif
+
+int main(int argc, char **argv)
+{
+	unsigned nth = 1;
+
+	test_begin(argc, argv, 60);
+	board_make();
+	cuda_start();
+	controller_accept();
+	contents_make();
+	contents_are_right();
+	registration_is_refused();
+	while (foreign_takes_room(nth))
+		nth++;
+	printf("the GPU was full at each of %u creations\n", nth - 1);
+	CHECK(nth > 3);
+#ifndef SHIM_LINKED
+	host_memory_is_short();
+#endif
+	return 0;
+}
