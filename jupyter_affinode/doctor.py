@@ -13,7 +13,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,13 @@ from . import environment
 from ._version import __version__
 from .client import ControllerClient, ControllerRefused, ControllerUnavailable
 from .default_provisioner import LOCAL, OURS, DefaultProvisioner, site_choice
+from .doctor_check import Check
+from .doctor_host import host_checks
 from .kernel_magics import size_text
 from .launch_environment import Unmanaged, preloadable_path, prove_preload
 
 CHILD_TIMEOUT_S = 60.0
 LAB_EXTENSION = "jupyter-affinode"
-HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 SHIM_CHILD = """
 import ctypes
@@ -70,18 +71,6 @@ except pynvml.NVMLError as error:
 """
 
 
-@dataclass(frozen=True)
-class Check:
-    """One finding; `level` is ok, warn (something is worse than it could be) or fail (kernels are not
-    managed).
-    """
-
-    name: str
-    level: str
-    text: str
-    advice: str | None = None
-
-
 def report(server: DefaultProvisioner | None = None) -> dict[str, Any]:
     """All checks, as JSON: {"version", "ok", "checks": [{"name", "level", "text", "advice"}]}.
 
@@ -102,10 +91,11 @@ def examine(server: DefaultProvisioner | None = None) -> Iterator[Check]:
     yield _shim()
     yield from _driver()
     yield _nvml()
-    yield from _node()
+    node = _node()
+    yield from _controller(node)
     yield _provisioner(server)
     yield _lab_extension()
-    yield _huge_pages()
+    yield from host_checks(0 if isinstance(node, str) else node["settings"].get("lot_bytes", 0))
 
 
 def _platform() -> Check:
@@ -174,18 +164,22 @@ def _nvml() -> Check:
     return Check("nvml", "ok", f"driver {found['version']}, {found['gpus']} GPU(s)")
 
 
-def _node() -> Iterator[Check]:
-    """The controller, and the host memory as it sees it; by /proc/meminfo where there is none."""
+def _node() -> dict[str, Any] | str:
+    """What the controller says of the machine; why not, where there is none."""
     try:
-        client = ControllerClient()
-        node = asyncio.run(client.node())
+        return asyncio.run(ControllerClient().node())
     except (ControllerUnavailable, ControllerRefused) as error:
-        text = f"none runs ({error}); the first managed kernel starts it"
-        yield Check("controller", "ok", text)
+        return str(error)
+
+
+def _controller(node: dict[str, Any] | str) -> Iterator[Check]:
+    """The controller, and the host memory as it sees it; by /proc/meminfo where there is none."""
+    if isinstance(node, str):
+        yield Check("controller", "ok", f"none runs ({node}); the first managed kernel starts it")
         yield _host_memory(_available_bytes(), 0)
         return
     controller = node["controller"]
-    text = f"version {controller['version']}, pid {controller['pid']}, {client.socket}"
+    text = f"version {controller['version']}, pid {controller['pid']}, {controller['socket']}"
     if controller["version"] == __version__:
         yield Check("controller", "ok", text)
     else:
@@ -248,17 +242,6 @@ def _lab_extension() -> Check:
             return Check("lab extension", "warn", text, "Reinstall jupyter-affinode and reload the page.")
     advice = "Only the panel is missing; reinstall jupyter-affinode to get it."
     return Check("lab extension", "warn", "not installed here", advice)
-
-
-def _huge_pages() -> Check:
-    try:
-        setting = HUGE_PAGES.read_text()
-    except OSError:
-        setting = ""
-    if "[always]" in setting or "[madvise]" in setting:
-        return Check("huge pages", "ok", f"transparent huge pages: {setting.strip()}")
-    advice = f"The first park of a kernel is slower without them: echo madvise > {HUGE_PAGES}"
-    return Check("huge pages", "warn", "transparent huge pages are off", advice)
 
 
 class ChildFailed(Exception):

@@ -195,7 +195,7 @@ def test_doctor_names_every_part(native, machine):
     checks = {check["name"]: check for check in found["checks"]}
     assert set(checks) >= {
         "platform", "shim", "driver", "nvml", "controller", "host memory", "provisioner",
-        "lab extension", "huge pages",
+        "lab extension", "huge pages", "lots", "locked memory", "numa",
     }  # fmt: skip
     assert checks["platform"]["level"] == "ok" and checks["shim"]["level"] == "ok", checks
     assert all(check["advice"] for check in checks.values() if check["level"] != "ok")
