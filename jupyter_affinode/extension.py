@@ -26,6 +26,8 @@ POLICY = (
     "high_watermark",
     "min_footprint_bytes",
     "host_reserve_bytes",
+    "lot_bytes",
+    "drop_caches_before_park",
     "hold_default_s",
     "hold_max_s",
 )
@@ -83,6 +85,18 @@ class AffinodeExtension(ExtensionApp):
         None,
         allow_none=True,
         help="Host memory that parking never takes; raise it where other programs need memory suddenly."
+        + SHARED,
+    ).tag(config=True)
+    lot_bytes = Integer(
+        None,
+        allow_none=True,
+        help="Host memory that is touched in advance, so that first parks are fast; taken while nobody parks too."
+        + SHARED,
+    ).tag(config=True)
+    drop_caches_before_park = Bool(
+        None,
+        allow_none=True,
+        help="Whether PyTorch and CuPy are asked to drop what they only cache before an idle kernel is parked."
         + SHARED,
     ).tag(config=True)
     hold_default_s = Float(
