@@ -66,9 +66,13 @@ def stage(gpu_machine: Machine) -> Iterator[Callable[..., Stage]]:
     servers = []
 
     def start(
-        memory: str = "1GiB", context: str = "8MiB", copy_rate: str | None = None, **traits: Any
+        memory: str = "1GiB",
+        context: str = "8MiB",
+        copy_rate: str | None = None,
+        gpus: int = 1,
+        **traits: Any,
     ) -> Stage:
-        gpu_machine.simulate(memory, copy_rate=copy_rate)
+        gpu_machine.simulate(memory, gpus, copy_rate)
         gpu_machine.environment["AFFINODE_SIM_CONTEXT"] = context
         arguments = [f"--AffinodeExtension.{name}={value}" for name, value in traits.items()]
         server = JupyterServer(gpu_machine).start(*arguments)
