@@ -7,14 +7,14 @@ ratio, then what the calls cost that a backed block is made of. Exits with 1 if 
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
+
+from controlled import finish, machine, options, table
 
 from jupyter_affinode.environment import shim_path
 
@@ -51,11 +51,6 @@ def compare(program: Path, shim: Path, rounds: int) -> tuple[Figures, Figures]:
     return figures
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
-
-
 def describe_pieces(program: Path) -> str:
     """The single calls of a backed block, by kind of memory and size; without the shim."""
     figures: Figures = {}
@@ -75,14 +70,16 @@ def describe_pieces(program: Path) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__, time_s=120)
     parser.add_argument("--rounds", type=int, default=8, help="processes each way")
     parser.add_argument("--no-pieces", action="store_true", help="leave the single calls out")
-    options = parser.parse_args()
-    too_slow = []
+    given = parser.parse_args()
+    where, shim = machine(), shim_path()
+    assert shim is not None
+    too_slow, pairs = [], {}
     with tempfile.TemporaryDirectory(prefix="affinode-") as folder:
         program = compile_program(Path(folder))
-        without, with_ = compare(program, shim_path(), options.rounds)
+        without, with_ = compare(program, shim, given.rounds)
         rows = []
         for key, ours in with_.items():
             name, mib = key
@@ -90,13 +87,24 @@ def main() -> int:
             rows.append(
                 [name, str(mib), f"{median(without[key]):.1f}", f"{median(ours):.1f}", f"{ratio:.3f}"]
             )
+            if name.endswith("pair") and mib <= 20:
+                pairs[f"{name} of {mib} MiB"] = ratio
             if name.endswith("pair") and mib <= 20 and ratio > LIMIT:
                 too_slow.append(f"{name} of {mib} MiB: {ratio:.3f} times the driver's")
-        print(table(["what", "MiB", "driver, µs", "shim, µs", "ratio"], rows))
-        if not options.no_pieces:
-            print("\n" + describe_pieces(program))
-    print("\n".join(too_slow))
-    return int(bool(too_slow))
+        pieces = None if given.no_pieces else describe_pieces(program)
+    if pieces is not None:
+        print(pieces + "\n")
+    return finish(
+        "allocations",
+        where,
+        given.json,
+        headings=["what", "MiB", "driver, µs", "shim, µs", "ratio"],
+        rows=rows,
+        passed=not too_slow,
+        notes=too_slow,
+        pairs=pairs,
+        pieces=pieces,
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """numba-cuda's own tests under the shim with a park every second, and without, and what differs.
 
-`python tests/gpu/numba_suite.py --time 240`. Every module of `numba.cuda.tests` is a pytest process of its own, once
-each way, many at a time; modules that are not begun when the time is over are named. A difference is run again each way
-at the end, since some of the tests are timing-dependent by themselves.
+`python tests/gpu/numba_suite.py --time 240`. The modules of `numba.cuda.tests` run in pytest processes, a few in each,
+once each way, many processes at a time; what is not begun when the time is over is named. What differs is run twice
+more each way, since some of the tests do not come out the same every time by themselves.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from controlled import Controlled, finish, machine, options, say
 
 HERE = Path(__file__).resolve().parent
 SUITE = "numba.cuda.tests"
-MODULE_S = 150.0
+MODULE_S = 120.0
+ROUNDS = 3
 LONG_FIRST = {  # the slowest first, so that they do not come last
     *("test_vector_type", "test_libdevice", "test_atomics", "test_ufuncs", "test_random", "test_caching"),
     *("test_math", "test_debuginfo", "test_gufunc", "test_sm", "test_dispatcher", "test_multiprocessing"),
@@ -35,11 +36,14 @@ LONG_FIRST = {  # the slowest first, so that they do not come last
 Outcomes = dict[str, str]  # test → passed, failed, error, skipped
 
 
+Group = tuple[str, ...]  # modules that one process runs
+
+
 @dataclass
 class Run:
-    """One module, once."""
+    """One process with a few modules, once."""
 
-    module: str
+    group: Group
     managed: bool
     outcomes: Outcomes = field(default_factory=dict)
     parks: int = 0
@@ -68,31 +72,30 @@ class Suite:
         assert spec is not None and spec.submodule_search_locations
         self.root = next(iter(spec.submodule_search_locations))
         self.controlled, self.deadline, self.every_s = controlled, deadline, every_s
-        self.work: queue.Queue[tuple[str, bool]] = queue.Queue()
+        self.work: queue.Queue[tuple[Group, bool]] = queue.Queue()
         self.runs: list[Run] = []
-        self.left_out: list[str] = []
         config = controlled.folder / "pytest.ini"
         config.write_text("[pytest]\nconsider_namespace_packages = true\n")
         self.config = config
 
-    def go(self, wanted: list[str], at_once: int) -> None:
+    def go(self, wanted: list[Group], at_once: int) -> None:
         """Run all of them both ways; returns when all have ended or were left out."""
-        for module in wanted:
-            self.work.put((module, True))
-            self.work.put((module, False))
+        for group in wanted:
+            self.work.put((group, True))
+            self.work.put((group, False))
         threads = [threading.Thread(target=self._worker) for _ in range(at_once)]
         for thread in threads:
             thread.start()
         while any(thread.is_alive() for thread in threads):
             time.sleep(1.0)
             if int(time.monotonic()) % 10 == 0:
-                say(f"{len(self.runs)} modules have run, about {self.work.qsize()} are left")
+                say(f"{len(self.runs)} processes have run, about {self.work.qsize()} are left")
 
-    def run(self, module: str, managed: bool) -> Run:
-        """Run a module once; parked every second if it is managed."""
-        run = Run(module, managed)
+    def run(self, group: Group, managed: bool) -> Run:
+        """Run a group once; parked every second if it is managed."""
+        run = Run(group, managed)
         kernel_id = str(uuid.uuid4())
-        folder = self.controlled.folder / f"{module.rpartition('.')[2]}-{kernel_id[:8]}"
+        folder = self.controlled.folder / f"{group[0].rpartition('.')[2]}-{kernel_id[:8]}"
         folder.mkdir()
         results = folder / "results.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "suite_plugin"]
@@ -100,10 +103,10 @@ class Suite:
             "-c",
             str(self.config),
             "--rootdir",
-            str(folder),
+            self.root,
             f"--junitxml={results}",
             "--pyargs",
-            module,
+            *group,
         ]
         with (folder / "out").open("w+") as out:
             program = self.controlled.start(
@@ -132,7 +135,7 @@ class Suite:
         return run
 
     def _wait(self, program: subprocess.Popen[str], run: Run, kernel_id: str) -> None:
-        ends = time.monotonic() + MODULE_S
+        ends = time.monotonic() + MODULE_S * len(run.group)
         while True:
             try:
                 program.wait(self.every_s)
@@ -140,7 +143,7 @@ class Suite:
             except subprocess.TimeoutExpired:
                 pass
             if time.monotonic() > ends:
-                run.problem = f"not done in {MODULE_S:.0f} s; killed"
+                run.problem = f"not done in {MODULE_S * len(run.group):.0f} s; killed"
                 program.kill()
                 program.wait()
                 return
@@ -155,13 +158,11 @@ class Suite:
     def _worker(self) -> None:
         while True:
             try:
-                module, managed = self.work.get_nowait()
+                group, managed = self.work.get_nowait()
             except queue.Empty:
                 return
-            if time.monotonic() > self.deadline:
-                self.left_out.append(module)
-                continue
-            self.runs.append(self.run(module, managed))
+            if time.monotonic() < self.deadline:
+                self.runs.append(self.run(group, managed))
 
 
 def outcomes(results: Path) -> Outcomes:
@@ -174,33 +175,47 @@ def outcomes(results: Path) -> Outcomes:
     return found
 
 
-def differences(plain: Run, managed: Run) -> list[str]:
-    """Tests that became something else, in words."""
+def differences(plain: Run, managed: Run) -> dict[str, tuple[str, str]]:
+    """(without, with) of each test that became something else; a process that did not end well under its group."""
     if plain.problem or managed.problem:
-        return [f"{plain.module}: without {plain.problem or 'it ran'}; with {managed.problem or 'it ran'}"]
-    names = sorted(plain.outcomes.keys() | managed.outcomes.keys())
-    return [
-        f"{name}: {plain.outcomes.get(name, 'absent')} without, {managed.outcomes.get(name, 'absent')} with"
-        for name in names
+        names = ", ".join(name.rpartition(".")[2] for name in plain.group)
+        return {names: (plain.problem or "ran", managed.problem or "ran")}
+    return {
+        name: (plain.outcomes.get(name, "absent"), managed.outcomes.get(name, "absent"))
+        for name in sorted(plain.outcomes.keys() | managed.outcomes.keys())
         if plain.outcomes.get(name) != managed.outcomes.get(name)
-    ]
+    }
 
 
-def again(suite: Suite, pairs: dict[str, dict[bool, Run]], deadline: float) -> tuple[list[str], list[str]]:
-    """Run what differed once more each way: (differences that stay, those that do not)."""
+def again(suite: Suite, plain: Run, managed: Run, deadline: float) -> tuple[list[str], list[str]]:
+    """Run what differed twice more each way: (what differs each time, what does not).
+
+    What does not come out the same every time without the shim says nothing about the shim.
+    """
+    first = differences(plain, managed)
+    rounds = [first]
+    plains = [plain]
+    while first and len(rounds) < ROUNDS and time.monotonic() < deadline:
+        plains.append(suite.run(plain.group, False))
+        rounds.append(differences(plains[-1], suite.run(plain.group, True)))
     stay, passing = [], []
-    for module, pair in pairs.items():
-        first = differences(pair[False], pair[True])
-        if not first:
-            continue
-        if time.monotonic() > deadline:
-            stay += [f"{text} (not run again)" for text in first]
-            continue
-        say(f"{module}: differs, again")
-        second = differences(suite.run(module, False), suite.run(module, True))
-        stay += [text for text in second if text in first]
-        passing += [text for text in first if text not in second]
+    for name, (without, with_) in first.items():
+        steady = len({(run.problem or run.outcomes.get(name, "absent")) for run in plains}) == 1
+        text = f"{name}: {without} without, {with_} with"
+        if all(name in round_ for round_ in rounds) and (steady or plain.problem or managed.problem):
+            stay.append(text if len(rounds) == ROUNDS else f"{text} (not run {ROUNDS} times)")
+        else:
+            passing.append(text)
     return stay, passing
+
+
+def grouped(names: list[str], size: int) -> list[Group]:
+    """The long ones alone, the others by `size`."""
+    long = [name for name in names if name.rpartition(".")[2] in LONG_FIRST]
+    short = [name for name in names if name not in long]
+    return [(name,) for name in long] + [
+        tuple(short[begin : begin + size]) for begin in range(0, len(short), size)
+    ]
 
 
 def main() -> int:
@@ -210,6 +225,7 @@ def main() -> int:
         "--at-once", type=int, default=max((os.cpu_count() or 2) - 2, 1), help="processes at a time"
     )
     parser.add_argument("--suite", default=SUITE, help=f"the package with the tests ({SUITE})")
+    parser.add_argument("--group", type=int, default=5, help="modules a process, but for long ones (5)")
     parser.add_argument(
         "--modules", default="", help="only these, by the end of their names, separated by commas"
     )
@@ -221,38 +237,47 @@ def main() -> int:
         wanted = [name for name in wanted if name.rpartition(".")[2] in given.modules.split(",")]
     say(f"{len(wanted)} modules, {given.at_once} processes at a time")
     with Controlled("--min-footprint=0") as controlled:
-        suite = Suite(controlled, given.suite, deadline - min(MODULE_S / 3, given.time / 4), given.every)
-        suite.go(wanted, given.at_once)
-        pairs: dict[str, dict[bool, Run]] = {}
+        suite = Suite(controlled, given.suite, deadline - given.time / 4, given.every)
+        suite.go(grouped(wanted, given.group), given.at_once)
+        by_group: dict[Group, dict[bool, Run]] = {}
         for run in suite.runs:
-            pairs.setdefault(run.module, {})[run.managed] = run
-        pairs = {module: pair for module, pair in pairs.items() if len(pair) == 2}
-        stay, passing = again(suite, pairs, deadline)
+            by_group.setdefault(run.group, {})[run.managed] = run
+        pairs = [(pair[False], pair[True]) for pair in by_group.values() if len(pair) == 2]
+        stay: list[str] = []
+        passing: list[str] = []
+        for plain, managed in pairs:
+            if differences(plain, managed):
+                say(f"{', '.join(plain.group)}: differs, again")
+                kept, dropped = again(suite, plain, managed, deadline)
+                stay, passing = stay + kept, passing + dropped
     return tell(given, where, pairs, wanted, stay, passing)
 
 
 def tell(
     given: Any,
     where: dict[str, Any],
-    pairs: dict[str, dict[bool, Run]],
+    pairs: list[tuple[Run, Run]],
     wanted: list[str],
     stay: list[str],
     passing: list[str],
 ) -> int:
     rows = []
     for managed in (False, True):
-        runs = [pair[managed] for pair in pairs.values()]
+        runs = [pair[managed] for pair in pairs]
         counted = Counter(kind for run in runs for kind in run.outcomes.values())
         rows.append(
-            ["with the shim, parked" if managed else "without", str(len(runs))]
+            ["with the shim, parked" if managed else "without", str(sum(len(run.group) for run in runs))]
             + [str(counted[kind]) for kind in ("passed", "failure", "error", "skipped")]
             + [str(sum(run.parks for run in runs)), str(sum(run.resumes for run in runs))]
             + [str(sum(run.mended for run in runs))]
         )
-    parks = sum(pair[True].parks for pair in pairs.values())
-    mended = sum(pair[True].mended for pair in pairs.values())
-    left_out = [module for module in wanted if module not in pairs]
-    notes = [f"differs: {text}" for text in stay] + [f"differed once, not again: {text}" for text in passing]
+    parks = sum(managed.parks for _, managed in pairs)
+    mended = sum(managed.mended for _, managed in pairs)
+    ran = {name for plain, _ in pairs for name in plain.group}
+    left_out = [name for name in wanted if name not in ran]
+    notes = [f"differs: {text}" for text in stay] + [
+        f"differed, but not each time: {text}" for text in passing
+    ]
     if left_out:
         notes.append(f"left out for time: {', '.join(name.rpartition('.')[2] for name in left_out)}")
     return finish(
@@ -275,6 +300,9 @@ def tell(
         notes=notes,
         differences=stay,
         left_out=left_out,
+        outcomes={
+            name: kind for plain, _ in pairs for name, kind in plain.outcomes.items() if kind != "passed"
+        },
     )
 
 

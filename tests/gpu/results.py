@@ -28,6 +28,7 @@ TITLES = {
     "two_gpus": "Two GPUs",
     "jax_idle": "JAX, idle and parked",
     "against_memory_saver": "Beside torch_memory_saver",
+    "allocations": "What the shim costs without a caching allocator",
     "ipc": "CUDA tensors shared between processes",
 }
 Found = dict[str, Any]
@@ -64,6 +65,9 @@ def goals(found: list[tuple[str, Found]]) -> Iterator[tuple[str, float, float, b
                         False,
                         "",
                     )
+        elif script == "allocations":
+            for name, ratio in one["pairs"].items():
+                yield f"cost of the shim, {name}", ratio, 1.1, True, ""
         elif script == "story" and one.get("launch_ratio"):
             yield "cost of the shim, launch-bound PyTorch loop", one["launch_ratio"], 1.01, True, ""
 
@@ -135,6 +139,8 @@ def document(found: list[tuple[str, Found]]) -> str:
             continue
         lines += [_machine(one["machine"]), "", table(one["headings"], one["rows"]), ""]
         lines += [f"- {note}" for note in one["notes"]] + ([""] if one["notes"] else [])
+        if one.get("pieces"):
+            lines += [one["pieces"], ""]
         if not one["passed"]:
             lines += ["**This did not pass.**", ""]
     return "\n".join(lines).rstrip() + "\n"
