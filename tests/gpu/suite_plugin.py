@@ -31,8 +31,9 @@ class Ballast:
     def has_context(self) -> bool:
         if self.driver is None:
             with open("/proc/self/maps") as maps:
-                if "libcuda.so" not in maps.read() and "libaffinode-sim-cuda" not in maps.read():
-                    return False
+                loaded = maps.read()
+            if "libcuda.so" not in loaded and "libaffinode-sim-cuda" not in loaded:
+                return False
             self.driver = ctypes.CDLL("libcuda.so.1")
         context = ctypes.c_void_p()
         return self.driver.cuCtxGetCurrent(ctypes.byref(context)) == 0 and bool(context.value)
