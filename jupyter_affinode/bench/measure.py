@@ -110,10 +110,10 @@ def first_park_with_lot(listener: Listener, size: int, say: Say) -> tuple[list[d
         try:
             child.peer.give_lot(descriptor, lot_size)
             deadline = time.monotonic() + LOT_WITHIN_S
-            while child.peer.lot_bytes() < lot_size:
+            while child.peer.kept_bytes() < lot_size:  # mapped, and made ready for the GPU's copies
                 child.peer.take(0.02)
                 if time.monotonic() > deadline:
-                    return [], "the shim did not map its lot"
+                    return [], "the shim did not make its lot ready"
             _park_and_resume(child, rows, "first park")
         finally:
             os.close(descriptor)

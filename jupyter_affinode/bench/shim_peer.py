@@ -101,9 +101,9 @@ class ShimPeer:
         )
         socket.send_fds(self._socket, [command], [descriptor])
 
-    def lot_bytes(self) -> int:
-        """Of all lots that the shim has mapped."""
-        return self._page.read().lot_bytes
+    def kept_bytes(self) -> int:
+        """Host memory that the shim keeps ready for a park, lots included."""
+        return self._page.read().kept_bytes
 
     def take(self, timeout_s: float = 0.0) -> None:
         """Read what the shim has sent, waiting up to `timeout_s` for a first message."""

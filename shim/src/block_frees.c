@@ -1,9 +1,9 @@
 /* A block's life: made for cuMemAlloc, ended at once or when the mover and stream captures allow it.  */
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 
 #include "block_table.h"
+#include "copies.h"
 #include "driver.h"
 #include "gate.h"
 #include "log.h"
@@ -73,8 +73,7 @@ static void block_destroy(struct block *block)
 		free(block);
 		return;
 	}
-	if (block->host)
-		madvise(block->host, block->mapped, MADV_DONTNEED);
+	copy_drop(block->copy);
 	driver.cuMemAddressFree(block->address, block->mapped);
 	free(block);
 }
@@ -139,8 +138,9 @@ bool block_free(CUdeviceptr address)
 {
 	GATE_PASS(pass);
 	bool open = gate_try_enter(&pass, AFFINODE_CLASS_FREE);
-	/* A synchronise would break an open capture; then it is freed when the last one has ended.  */
-	bool now = open && !captures_open();
+	/* A synchronise would break an open capture; then it is freed when the last one has ended. And the mover may be
+	 * reading the block: it frees it when it is done.  */
+	bool now = open && !captures_open() && !mover_is_copying();
 	struct block *block;
 
 	/* From the table to the doomed list in one step: between the two, a resume would neither bring the block back
@@ -158,7 +158,7 @@ bool block_free(CUdeviceptr address)
 		blocks_reap(true);
 		synchronise_users(block);
 		block_destroy(block);
-	} else if (!open) {
+	} else if (!captures_open()) {
 		mover_reap();
 	}
 	blocks_changed();

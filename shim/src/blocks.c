@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "block_table.h"
+#include "copies.h"
 #include "mappings.h"
 
 /* The table is sorted by address: pointer queries ask for any address inside a block.  */
@@ -110,6 +111,20 @@ struct block **blocks_list(size_t *count)
 	return list;
 }
 
+struct copy *blocks_take_kept_copies(uint64_t bytes)
+{
+	uint64_t taken = 0;
+	struct copy *list = NULL;
+
+	pthread_mutex_lock(&blocks_lock);
+	for (size_t i = 0; i < blocks_count && taken < bytes; i++)
+		if (blocks[i]->resident && !blocks[i]->hollow)
+			copy_take(&blocks[i]->copy, &list, &taken);
+	pthread_mutex_unlock(&blocks_lock);
+	mappings_take_kept_copies(&list, &taken, bytes);
+	return list;
+}
+
 size_t blocks_resident_bytes(void)
 {
 	size_t bytes = 0;
@@ -194,7 +209,7 @@ bool blocks_sum(struct block_bytes bytes[AFFINODE_MAX_GPUS], uint64_t shared[AFF
 			continue;
 		if (blocks[i]->shared)
 			shared[gpu] += blocks[i]->mapped;
-		else if (blocks[i]->resident)
+		else if (blocks[i]->resident && !blocks[i]->hollow)
 			bytes[gpu].resident += blocks[i]->mapped;
 		else
 			bytes[gpu].parked += blocks[i]->mapped;

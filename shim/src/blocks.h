@@ -8,6 +8,8 @@
 #include "contexts.h"
 #include "cuda_types.h"
 
+struct copy;
+
 struct block {
 	CUdeviceptr address;
 	size_t size;   /* as asked for, bytes */
@@ -15,8 +17,9 @@ struct block {
 	struct context *context;
 	CUmemGenericAllocationHandle handle;
 	bool resident;       /* handle is valid and mapped */
+	bool hollow;         /* mapped, but the contents are in the copy: a resume failed and it could not be unmapped */
 	bool shared;         /* another device or process knows the physical memory: stays where it is */
-	unsigned char *host; /* the copy of a parked block, inside the mover's arena; NULL: none */
+	struct copy *copy;   /* its contents in host memory: of a parked block all, of a resident one what the last park left */
 	uint64_t id;         /* CU_POINTER_ATTRIBUTE_BUFFER_ID, unique in the process */
 	struct block *next_doomed;
 	struct mapping *mapping; /* an application's own cuMemCreate allocation (mappings.h); NULL: backed by us */
@@ -66,6 +69,9 @@ struct block_bytes {
 bool blocks_sum(struct block_bytes bytes[AFFINODE_MAX_GPUS], uint64_t shared[AFFINODE_MAX_GPUS],
 		uint64_t mapped[AFFINODE_MAX_GPUS], uint64_t *generation);
 void blocks_changed(void);
+
+/* Take host copies that are only kept from resident blocks, linked by `next`, until their slots are `bytes` or more.  */
+struct copy *blocks_take_kept_copies(uint64_t bytes);
 
 void blocks_reset_in_child(void);
 

@@ -1,15 +1,21 @@
 #include "contexts.h"
 
+#include <ctype.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "digest.h"
 #include "driver.h"
 #include "log.h"
 #include "shim.h"
+#include "slabs.h"
+#include "transfers.h"
 
 #define MAX_DEVICES 64
 #define MAX_CAPTURES 256
@@ -53,6 +59,29 @@ int device_index(const struct device *device)
 	return (int)(device - devices);
 }
 
+/* From sysfs, by the GPU's place on the PCI bus.  */
+static int numa_node(CUdevice ordinal)
+{
+	char bus[32] = "", path[96], text[16];
+	int fd, node = -1;
+	ssize_t n;
+
+	if (driver.cuDeviceGetPCIBusId(bus, sizeof(bus), ordinal) != CUDA_SUCCESS)
+		return -1;
+	for (char *at = bus; *at; at++)
+		*at = (char)tolower((unsigned char)*at);
+	snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/numa_node", bus);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	n = fd < 0 ? -1 : read(fd, text, sizeof(text) - 1);
+	if (fd >= 0)
+		close(fd);
+	if (n > 0) {
+		text[n] = 0;
+		node = atoi(text);
+	}
+	return node;
+}
+
 static void device_describe(struct device *device, CUdevice ordinal)
 {
 	CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -61,6 +90,7 @@ static void device_describe(struct device *device, CUdevice ordinal)
 	int value = 0;
 
 	device->ordinal = ordinal;
+	device->numa_node = numa_node(ordinal);
 	driver.cuDeviceGetUuid(device->uuid, ordinal);
 	if (driver.cuDeviceGetName(name, sizeof(name), ordinal) == CUDA_SUCCESS && strstr(name, "Simulated"))
 		shim_set_simulated();
@@ -166,6 +196,9 @@ static bool walk_copy_path(struct context *context)
 	unsigned char back[WITNESS_BYTES];
 
 	return driver.cuMemcpyHtoDAsync(context->witness, zeros, sizeof(zeros), context->stream) == CUDA_SUCCESS &&
+	       driver.cuMemsetD32Async(context->witness, 0, sizeof(zeros) / 4, context->stream) == CUDA_SUCCESS &&
+	       driver.cuEventRecord(context->events[0], context->stream) == CUDA_SUCCESS &&
+	       driver.cuEventSynchronize(context->events[0]) == CUDA_SUCCESS &&
 	       driver.cuMemcpyDtoHAsync(back, context->witness, sizeof(back), context->stream) == CUDA_SUCCESS &&
 	       driver.cuStreamSynchronize(context->stream) == CUDA_SUCCESS;
 }
@@ -183,8 +216,10 @@ static void make_ready(struct context *context)
 		context->stream = stream;
 	if (!context->witness && driver.cuMemAlloc(&witness, WITNESS_BYTES) == CUDA_SUCCESS)
 		context->witness = witness;
-	if (context->stream && context->witness)
+	if (context->stream && context->witness && transfers_make_ready(context)) {
+		digest_make_ready(context);
 		context->ready = walk_copy_path(context);
+	}
 	driver.cuThreadExchangeStreamCaptureMode(&mode);
 }
 
@@ -215,6 +250,10 @@ void context_forget(CUcontext handle)
 		 * retained again may come back under the same handle.  */
 		context->stream = NULL;
 		context->witness = 0;
+		memset(context->events, 0, sizeof(context->events));
+		context->next_event = 0;
+		digest_forget(context);
+		slabs_forget_registrations();
 		context->ready = false;
 		context->handle = NULL;
 	}

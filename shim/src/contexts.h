@@ -7,12 +7,15 @@
 #include "cuda_types.h"
 #include "protocol.h"
 
+#define TRANSFERS_UNDER_WAY 8
+
 struct device {
 	CUdevice ordinal;
 	uint8_t uuid[16];
 	bool can_map;       /* virtual memory management is supported */
 	bool rdma;          /* backed memory may be made capable of GPUDirect RDMA, as cuMemAlloc's is */
 	size_t granularity;
+	int numa_node;      /* of the host memory nearest to it; -1: unknown, or there is only one */
 	uint32_t peers;     /* devices (bits) whose contexts were given access to this one's memory */
 	_Atomic(CUcontext) primary; /* its primary context, as it was last retained; NULL: never */
 };
@@ -21,6 +24,9 @@ struct context {
 	_Atomic(CUcontext) handle;
 	struct device *device;
 	_Atomic(CUstream) stream;     /* the mover's */
+	_Atomic(struct digester *) digester; /* NULL: no digests here */
+	CUevent events[TRANSFERS_UNDER_WAY];
+	unsigned next_event;
 	_Atomic(CUdeviceptr) witness; /* a small cuMemAlloc block, whose attributes backed blocks answer with */
 	_Atomic bool ready;           /* stream and witness exist, and the copy path has been walked once */
 	struct context *next;

@@ -17,6 +17,7 @@
 	X(cuDeviceGetCount, 2000, (int *))                                                                          \
 	X(cuDeviceGetAttribute, 2000, (int *, int, CUdevice))                                                       \
 	X(cuDeviceGetName, 2000, (char *, int, CUdevice))                                                           \
+	X(cuDeviceGetPCIBusId, 4010, (char *, int, CUdevice))                                                       \
 	X(cuDeviceGetUuid, 11040, (void *, CUdevice))                                                               \
 	X(cuDevicePrimaryCtxGetState, 7000, (CUdevice, unsigned int *, int *))                                      \
 	X(cuMemAlloc, 3020, (CUdeviceptr *, size_t))                                                                \
@@ -33,6 +34,19 @@
 	X(cuMemGetAllocationGranularity, 10020, (size_t *, const CUmemAllocationProp *, int))                       \
 	X(cuMemcpyDtoHAsync, 3020, (void *, CUdeviceptr, size_t, CUstream))                                         \
 	X(cuMemcpyHtoDAsync, 3020, (CUdeviceptr, const void *, size_t, CUstream))                                   \
+	X(cuMemsetD32Async, 3020, (CUdeviceptr, unsigned int, size_t, CUstream))                                    \
+	X(cuMemHostAlloc, 2020, (void **, size_t, unsigned int))                                                    \
+	X(cuMemFreeHost, 2000, (void *))                                                                            \
+	X(cuMemHostRegister, 6050, (void *, size_t, unsigned int))                                                  \
+	X(cuMemHostUnregister, 4000, (void *))                                                                      \
+	X(cuEventCreate, 2000, (CUevent *, unsigned int))                                                           \
+	X(cuEventRecord, 2000, (CUevent, CUstream))                                                                 \
+	X(cuEventSynchronize, 2000, (CUevent))                                                                      \
+	X(cuModuleLoadData, 2000, (CUmodule *, const void *))                                                       \
+	X(cuModuleGetFunction, 2000, (CUfunction *, CUmodule, const char *))                                        \
+	X(cuLaunchKernel, 4000,                                                                                     \
+	  (CUfunction, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int,          \
+	   unsigned int, CUstream, void **, void **))                                                               \
 	X(cuPointerGetAttribute, 4000, (void *, int, CUdeviceptr))                                                  \
 	X(cuStreamCreate, 2000, (CUstream *, unsigned int))                                                         \
 	X(cuStreamQuery, 2000, (CUstream))                                                                          \

@@ -16,6 +16,7 @@ AFFINODE_FLOOR(dladdr);
 AFFINODE_FLOOR(dlopen);
 AFFINODE_FLOOR(dlvsym);
 AFFINODE_FLOOR(pthread_create);
+AFFINODE_FLOOR(pthread_join);
 AFFINODE_FLOOR(pthread_key_create);
 AFFINODE_FLOOR(pthread_mutex_trylock);
 AFFINODE_FLOOR(pthread_once);

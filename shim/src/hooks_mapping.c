@@ -84,6 +84,11 @@ static CUresult on_cuMemSetAccess(void *real, CUdeviceptr address, size_t size, 
 	GATE_PASS(pass);
 	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
 
+	while (result == CUDA_SUCCESS && mover_is_copying()) {
+		gate_leave(&pass);
+		mover_wait_for_copies();
+		result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
+	}
 	if (result != CUDA_SUCCESS)
 		return result;
 	result = ((CUresult(*)(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t))real)(address, size, access, count);

@@ -20,6 +20,7 @@
 #include "gate.h"
 #include "link_socket.h"
 #include "log.h"
+#include "lots.h"
 #include "mover.h"
 #include "page.h"
 #include "shim.h"
@@ -104,6 +105,7 @@ static void disconnect(const char *why)
 	link_.socket = -1;
 	link_.welcomed = false;
 	link_.owes_reply = false; /* the next controller's numbers are others */
+	mover_link_lost();
 	atomic_store(&connected, false);
 	asks_fail_requests();
 	caches_forget();
@@ -150,7 +152,10 @@ static void refuse(const struct affinode_command *command, enum affinode_status 
 static void take_move(const struct affinode_command *command)
 {
 	struct move move = {.command = command->command, .epoch = command->header.epoch,
-			    .deadline_ns = command->deadline_ns};
+			    .deadline_ns = command->deadline_ns,
+			    .prepare = command->argument & AFFINODE_MOVE_PREPARE,
+			    .to_context = command->argument & AFFINODE_MOVE_CONTEXT,
+			    .budget = command->argument >> AFFINODE_MOVE_BUDGET_SHIFT << 20};
 
 	if (command->deadline_ns && clock_ns() > command->deadline_ns)
 		return refuse(command, AFFINODE_STALE, "the command came too late");
@@ -162,7 +167,7 @@ static void take_move(const struct affinode_command *command)
 }
 
 /* A command is taken once: its number must rise, so that a message that was read late or twice does nothing.  */
-static void on_command(const struct affinode_command *command)
+static void on_command(const struct affinode_command *command, int *descriptor)
 {
 	if ((int32_t)(command->header.epoch - link_.epoch) <= 0) {
 		log_line("command %u after %u: dropped", command->header.epoch, link_.epoch);
@@ -191,6 +196,19 @@ static void on_command(const struct affinode_command *command)
 		if (!caches_ask(command))
 			refuse(command, AFFINODE_NOTHING, "nobody drops caches here");
 		break;
+	case AFFINODE_COMMAND_COMMIT:
+	case AFFINODE_COMMAND_ABORT:
+		mover_decide(command->request, command->command == AFFINODE_COMMAND_COMMIT);
+		break;
+	case AFFINODE_COMMAND_TRIM:
+		mover_trim(command->argument);
+		break;
+	case AFFINODE_COMMAND_LOT:
+		if (*descriptor >= 0)
+			lots_add(*descriptor, command->argument, command->request);
+		*descriptor = -1;
+		mover_look();
+		break;
 	default:
 		log_line("unknown command %u: ignored", command->command);
 	}
@@ -207,18 +225,19 @@ static void on_welcome(const struct affinode_welcome *welcome)
 	link_.told_want = false;
 	link_.alone_at_ns = 0;
 	asks_begin_again();
+	lots_forget_numbers();
 	atomic_store(&connected, true);
 	log_line("link up: controller %.32s", welcome->controller_version);
 }
 
-static void on_message(const union link_message *message)
+static void on_message(const union link_message *message, int *descriptor)
 {
 	link_.heard_ns = clock_ns();
 	switch (message->header.type) {
 	case AFFINODE_WELCOME:
 		return on_welcome(&message->welcome);
 	case AFFINODE_COMMAND:
-		return on_command(&message->command);
+		return on_command(&message->command, descriptor);
 	case AFFINODE_NOTICE:
 		pthread_mutex_lock(&words_lock);
 		notice = message->notice;
@@ -235,15 +254,18 @@ static void on_message(const union link_message *message)
 static void receive(void)
 {
 	union link_message message;
+	int descriptor;
 
 	for (int i = 0; i < 64 && link_.socket >= 0; i++) {
-		int got = link_socket_receive(link_.socket, &message);
+		int got = link_socket_receive(link_.socket, &message, &descriptor);
 
 		if (got == -EAGAIN)
 			return;
 		if (got < 0)
 			return disconnect(got == -EPROTO ? "a malformed message" : "closed by the controller");
-		on_message(&message);
+		on_message(&message, &descriptor);
+		if (descriptor >= 0)
+			close(descriptor);
 	}
 }
 
@@ -280,7 +302,8 @@ static void tell_changes(void)
 {
 	struct ask_message message;
 	enum affinode_state state = shim_state();
-	bool want = state == AFFINODE_STATE_QUEUED;
+	bool want = state == AFFINODE_STATE_QUEUED || mover_prepared_is_wanted();
+	uint32_t lot;
 
 	if (!link_.welcomed)
 		return;
@@ -290,6 +313,11 @@ static void tell_changes(void)
 		notify(want ? AFFINODE_NOTIFY_WANT : AFFINODE_NOTIFY_UNWANT);
 	link_.told_state = state;
 	link_.told_want = want;
+	while (link_.socket >= 0 && lots_next_ended(&lot)) {
+		struct affinode_notify ended = {.kind = AFFINODE_NOTIFY_LOT_END};
+
+		send_message(&ended, AFFINODE_NOTIFY, sizeof(ended), lot);
+	}
 	while (link_.socket >= 0 && asks_next_message(&message)) {
 		if (message.is_room)
 			send_message(&message.notify, AFFINODE_NOTIFY, sizeof(message.notify),
@@ -357,6 +385,11 @@ static void watch_mover(uint64_t now)
 	}
 	if (!mover_take_outcome(&moved))
 		return;
+	if (moved.status == AFFINODE_PREPARED) {
+		if (link_.owes_reply)
+			reply(&moved);
+		return;
+	}
 	settle_queued();
 	page_sample(); /* before the answer: who reads it reads the page next */
 	link_.sample_at_ns = now + SAMPLE_RESIDENT_NS; /* not the long pause of a parked process */

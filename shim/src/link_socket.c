@@ -78,7 +78,8 @@ static void fill_hello(struct affinode_hello *hello)
 						 sizeof(*hello), 0};
 	hello->pid = (int32_t)getpid();
 	hello->flags = (shim_is_simulated() ? AFFINODE_HELLO_SIMULATED : 0u) |
-		       (shim_is_unparkable() ? AFFINODE_HELLO_UNPARKABLE : 0u);
+		       (shim_is_unparkable() ? AFFINODE_HELLO_UNPARKABLE : 0u) | AFFINODE_HELLO_PREPARES |
+		       AFFINODE_HELLO_TRIMS;
 	hello->min_version = AFFINODE_PROTOCOL_MIN_VERSION;
 	hello->max_version = AFFINODE_PROTOCOL_VERSION;
 	if (kernel_id)
@@ -161,17 +162,54 @@ int link_message_check(union link_message *message, size_t size)
 	return 0;
 }
 
-int link_socket_receive(int fd, union link_message *message)
+/* The first descriptor that came along; the others are closed.  */
+static int take_descriptor(struct msghdr *header)
 {
-	struct iovec iov = {message, sizeof(*message)};
-	struct msghdr header = {.msg_iov = &iov, .msg_iovlen = 1}; /* no room for descriptors: none are wanted */
-	ssize_t n = recvmsg(fd, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	int first = -1;
 
+	for (struct cmsghdr *cmsg = CMSG_FIRSTHDR(header); cmsg; cmsg = CMSG_NXTHDR(header, cmsg)) {
+		size_t n = cmsg->cmsg_level == SOL_SOCKET && cmsg->cmsg_type == SCM_RIGHTS
+				   ? (cmsg->cmsg_len - CMSG_LEN(0)) / sizeof(int)
+				   : 0;
+
+		for (size_t i = 0; i < n; i++) {
+			int fd;
+
+			memcpy(&fd, CMSG_DATA(cmsg) + i * sizeof(fd), sizeof(fd));
+			if (first < 0)
+				first = fd;
+			else
+				close(fd);
+		}
+	}
+	return first;
+}
+
+int link_socket_receive(int fd, union link_message *message, int *descriptor)
+{
+	union {
+		struct cmsghdr header;
+		char space[CMSG_SPACE(sizeof(int))];
+	} control;
+	struct iovec iov = {message, sizeof(*message)};
+	struct msghdr header = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control,
+				.msg_controllen = sizeof(control)};
+	ssize_t n = recvmsg(fd, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	int error;
+
+	*descriptor = -1;
 	if (n < 0)
 		return errno == EWOULDBLOCK || errno == EINTR ? -EAGAIN : -errno;
+	*descriptor = take_descriptor(&header);
 	if (n == 0)
-		return -ECONNRESET;
-	if (header.msg_flags & (MSG_TRUNC | MSG_CTRUNC))
-		return -EPROTO;
-	return link_message_check(message, (size_t)n);
+		error = -ECONNRESET;
+	else if (header.msg_flags & (MSG_TRUNC | MSG_CTRUNC))
+		error = -EPROTO;
+	else
+		error = link_message_check(message, (size_t)n);
+	if (error && *descriptor >= 0) {
+		close(*descriptor);
+		*descriptor = -1;
+	}
+	return error;
 }

@@ -1,4 +1,5 @@
 /* What the mover does with the application's own mappings, all of them: see mappings.h.  */
+#include "copies.h"
 #include "driver.h"
 #include "log.h"
 #include "mapping_table.h"
@@ -87,10 +88,19 @@ size_t mappings_list(struct block **list, size_t room)
 
 	pthread_mutex_lock(&mappings_lock);
 	for (struct mapping *mapping = mappings_first(); mapping && count < room; mapping = mapping->next)
-		if (can_move(mapping) || !mapping->block.resident)
+		if (can_move(mapping) || !mapping->block.resident || mapping->block.hollow)
 			list[count++] = &mapping->block;
 	pthread_mutex_unlock(&mappings_lock);
 	return count;
+}
+
+void mappings_take_kept_copies(struct copy **list, uint64_t *taken, uint64_t bytes)
+{
+	pthread_mutex_lock(&mappings_lock);
+	for (struct mapping *mapping = mappings_first(); mapping && *taken < bytes; mapping = mapping->next)
+		if (mapping->block.resident && !mapping->block.hollow)
+			copy_take(&mapping->block.copy, list, taken);
+	pthread_mutex_unlock(&mappings_lock);
 }
 
 size_t mappings_resident_bytes(void)

@@ -2,8 +2,8 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
+#include "copies.h"
 #include "driver.h"
 #include "mapping_table.h"
 #include "shim.h"
@@ -189,9 +189,8 @@ static CUresult end(struct mapping *mapping)
 		for (struct alias *alias = mapping->aliases; alias; alias = alias->next)
 			driver.cuMemUnmap(alias->address, alias->size);
 		result = driver.cuMemRelease(mapping->block.handle);
-	} else if (mapping->block.host) {
-		madvise(mapping->block.host, mapping->block.mapped, MADV_DONTNEED);
 	}
+	copy_drop(mapping->block.copy);
 	forget(mapping);
 	return result;
 }

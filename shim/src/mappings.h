@@ -66,6 +66,7 @@ void mapping_set_resident(struct mapping *mapping, bool resident);
 void mappings_choose_contexts(void);
 size_t mappings_list(struct block **list, size_t room);
 size_t mappings_count(void);
+void mappings_take_kept_copies(struct copy **list, uint64_t *taken, uint64_t bytes);
 void mappings_sum(struct block_bytes bytes[AFFINODE_MAX_GPUS], uint64_t shared[AFFINODE_MAX_GPUS],
 		  uint64_t fixed[AFFINODE_MAX_GPUS]);
 size_t mappings_resident_bytes(void);

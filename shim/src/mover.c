@@ -5,38 +5,53 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-#include "arena.h"
 #include "blocks.h"
 #include "clock.h"
 #include "contexts.h"
+#include "copies.h"
 #include "driver.h"
 #include "gate.h"
-#include "gpu_lock.h"
+#include "host_memory.h"
 #include "link.h"
 #include "log.h"
+#include "lots.h"
 #include "mappings.h"
+#include "moving.h"
 #include "page.h"
 #include "shim.h"
+#include "slabs.h"
 
 #define DRAIN_NS (100 * MS_NS)
-#define PIECE_BYTES (32ull << 20)
 #define HOLD_POLL_NS (200 * 1000ull)
+/* How often a prepared move looks for callers, and kept memory for others' need of it.  */
+#define PREPARED_POLL_NS (5 * MS_NS)
+#define KEPT_POLL_NS S_NS
+/* Kept memory goes when less than this is left beside it.  */
+#define KEEP_WHILE_LEFT (4 * host_memory_reserve())
+
+enum decision { UNDECIDED, COMMIT, ABORT };
 
 /* Held while a move is under way, and by those who must keep one from beginning.  */
 static pthread_mutex_t work_lock = PTHREAD_MUTEX_INITIALIZER;
 
+/* Guards all of these.  */
 static pthread_mutex_t queue_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t queue_changed = PTHREAD_COND_INITIALIZER;
 static struct move next_move;
-static bool move_waits, move_runs, outcome_waits;
+static _Atomic bool move_waits; /* read without it too */
+static bool move_runs, outcome_waits;
 static struct moved outcome;
+static bool is_prepared;
 
-static struct arena arena;
-static unsigned waiting_at_start;
-static uint64_t activity_at_start;
+static _Atomic int decision; /* about the move under way: enum decision */
+static _Atomic bool copying;
+static _Atomic unsigned steps_aside;
+static _Atomic unsigned holders; /* frees that wait for the mover at a closed gate */
+static _Atomic uint64_t trim_to = UINT64_MAX;
+static _Atomic bool lot_came;
 
 /* The bounded wait for the GPU at a closed gate. ARMED by the mover; whoever swaps it out of ARMED decides.  */
 enum { WAIT_NONE, WAIT_ARMED, WAIT_REVOKED };
@@ -58,32 +73,43 @@ bool mover_revoke_wait(void)
 	return true;
 }
 
-static void outcome_is(struct moved *moved, enum affinode_status status, const char *text)
+void outcome_is(struct moved *moved, enum affinode_status status, const char *text)
 {
 	moved->status = status;
 	snprintf(moved->text, sizeof(moved->text), "%s", text);
 }
 
-static uint64_t calls_made(void)
+bool mover_is_aborted(void)
 {
-	uint64_t calls[AFFINODE_CLASSES], sum = 0;
-
-	gate_sum_calls(calls);
-	for (int i = AFFINODE_CLASS_LAUNCH; i < AFFINODE_CLASSES; i++)
-		sum += calls[i];
-	return sum;
+	return atomic_load(&decision) == ABORT;
 }
 
-/* Somebody came back: with the gate open, any call; with the gate closed, one that waits.  */
-static bool somebody_came(void)
+void mover_set_copying(bool now)
 {
-	return atomic_load(&gate.dying) || gate_calls_waiting() > waiting_at_start || calls_made() != activity_at_start;
+	atomic_store(&copying, now);
+}
+
+bool mover_is_copying(void)
+{
+	return atomic_load(&copying);
+}
+
+unsigned mover_steps_aside(void)
+{
+	return atomic_load(&steps_aside);
+}
+
+void mover_wait_for_copies(void)
+{
+	atomic_fetch_add(&steps_aside, 1);
+	while (mover_is_copying())
+		clock_sleep_ns(HOLD_POLL_NS);
 }
 
 /* Wait for every context at the closed gate, DRAIN_NS at most: beyond that the link thread opens the gate, since
  * whatever the GPU waits for may be waiting at it. Streams were seen idle, so this is nearly always at once; it covers
  * the per-thread default streams, which no other thread can ask about.  */
-static bool synchronise_bounded(void)
+bool mover_synchronise_bounded(void)
 {
 	int armed = WAIT_ARMED;
 	bool done;
@@ -101,284 +127,198 @@ static bool synchronise_bounded(void)
 	return done;
 }
 
-/* Close the gate with the GPU idle behind it; on failure it is open again and *why says what was in the way.  */
-static int close_gate_on_idle_gpu(const char **why)
+/* With the lock held: until something changes, `ns` at most.  */
+static void wait_for_change(uint64_t ns)
 {
-	*why = gpu_busy();
-	if (*why)
-		return -EBUSY;
-	if (gate_close(DRAIN_NS) != 0) {
-		*why = "a CUDA call is in progress";
-		return -EBUSY;
+	struct timespec until;
+
+	clock_gettime(CLOCK_REALTIME, &until);
+	ns += (uint64_t)until.tv_nsec;
+	until.tv_sec += (time_t)(ns / S_NS);
+	until.tv_nsec = (long)(ns % S_NS);
+	pthread_cond_timedwait(&queue_changed, &queue_lock, &until);
+}
+
+static bool is_wanted(void)
+{
+	return gate_calls_waiting() > 0 || atomic_load(&holders) > 0;
+}
+
+/* What is to become of a prepared move by now. `wanted_since`: when a call first waited for a park to end, 0: none.  */
+static enum decision prepared_verdict(const struct move *move, uint64_t since, uint64_t *wanted_since)
+{
+	uint64_t now = clock_ns();
+
+	if (atomic_load(&decision) != UNDECIDED)
+		return atomic_load(&decision);
+	if (move->command == AFFINODE_COMMAND_RESUME)
+		return now - since > AFFINODE_PREPARED_MS * MS_NS ? COMMIT : UNDECIDED;
+	if (atomic_load(&gate.dying))
+		return ABORT;
+	if (!is_wanted())
+		return UNDECIDED;
+	if (!*wanted_since) {
+		*wanted_since = now;
+		link_wake();
 	}
-	/* A capture or a launch may have begun between the look and the closing.  */
-	*why = gpu_busy();
-	if (*why) {
+	return now - *wanted_since > AFFINODE_PREPARED_CALL_MS * MS_NS ? ABORT : UNDECIDED;
+}
+
+bool mover_wait_for_commit(struct moved *moved)
+{
+	uint64_t since = clock_ns(), wanted_since = 0;
+	enum decision now;
+
+	pthread_mutex_lock(&queue_lock);
+	is_prepared = true;
+	outcome = *moved;
+	outcome.status = AFFINODE_PREPARED;
+	outcome_waits = true;
+	link_wake();
+	while ((now = prepared_verdict(&moved->move, since, &wanted_since)) == UNDECIDED)
+		wait_for_change(PREPARED_POLL_NS);
+	is_prepared = false;
+	pthread_mutex_unlock(&queue_lock);
+	if (now == ABORT)
+		outcome_is(moved, AFFINODE_REVOKED, wanted_since ? "a CUDA call came while parking"
+								 : "not all processes of the kernel could be moved");
+	return now == COMMIT;
+}
+
+void mover_decide(uint32_t epoch, bool commit)
+{
+	pthread_mutex_lock(&queue_lock);
+	if (move_runs && next_move.prepare && next_move.epoch == epoch && (is_prepared || !commit) &&
+	    atomic_load(&decision) == UNDECIDED)
+		atomic_store(&decision, commit ? COMMIT : ABORT);
+	pthread_cond_signal(&queue_changed);
+	pthread_mutex_unlock(&queue_lock);
+}
+
+void mover_link_lost(void)
+{
+	pthread_mutex_lock(&queue_lock);
+	if (move_runs && next_move.prepare && atomic_load(&decision) == UNDECIDED)
+		atomic_store(&decision, next_move.command == AFFINODE_COMMAND_RESUME ? COMMIT : ABORT);
+	pthread_cond_signal(&queue_changed);
+	pthread_mutex_unlock(&queue_lock);
+}
+
+bool mover_prepared_is_wanted(void)
+{
+	bool wanted;
+
+	pthread_mutex_lock(&queue_lock);
+	wanted = is_prepared && next_move.command == AFFINODE_COMMAND_PARK && is_wanted();
+	pthread_mutex_unlock(&queue_lock);
+	return wanted;
+}
+
+void mover_trim(uint64_t bytes)
+{
+	atomic_store(&trim_to, bytes);
+	pthread_mutex_lock(&queue_lock);
+	pthread_cond_signal(&queue_changed);
+	pthread_mutex_unlock(&queue_lock);
+}
+
+/* Copies first of all that are of no use to a resume: those of resident blocks.  */
+static void trim(uint64_t keep)
+{
+	uint64_t have = slabs_bytes();
+	struct copy *list = have > keep ? blocks_take_kept_copies(have - keep) : NULL;
+	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+
+	while (list) {
+		struct copy *copy = list;
+
+		list = copy->next;
+		copy_drop(copy);
+	}
+	driver.cuThreadExchangeStreamCaptureMode(&mode);
+	slabs_release_unused();
+	driver.cuThreadExchangeStreamCaptureMode(&mode);
+	driver.cuCtxSetCurrent(NULL);
+	log_line("trimmed: %zu of %llu bytes of host memory kept", slabs_bytes(), (unsigned long long)have);
+}
+
+void mover_look(void)
+{
+	atomic_store(&lot_came, true);
+	pthread_mutex_lock(&queue_lock);
+	pthread_cond_signal(&queue_changed);
+	pthread_mutex_unlock(&queue_lock);
+}
+
+static bool somebody_needs_memory(void)
+{
+	return slabs_bytes() > slots_bytes() / 2 && host_memory_left() < KEEP_WHILE_LEFT;
+}
+
+/* What can be done ahead of a park while nobody asks for anything: registering what the controller handed over. Whoever
+ * would end the context meanwhile steps aside.  */
+static void prepare_lots(void)
+{
+	struct context *context = contexts_first();
+	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	unsigned aside;
+
+	while (context && !(context->handle && context->ready))
+		context = context->next;
+	if (!context || shim_state() != AFFINODE_STATE_RESIDENT || !lots_available())
+		return;
+	pthread_mutex_lock(&work_lock);
+	if (gate_close(MS_NS) == 0) {
+		aside = mover_steps_aside();
+		mover_set_copying(true);
 		gate_open();
-		return -EBUSY;
+		driver.cuThreadExchangeStreamCaptureMode(&mode);
+		while (!atomic_load(&move_waits) && mover_steps_aside() == aside)
+			if (!slabs_prepare_lot(context->handle))
+				break;
+		driver.cuThreadExchangeStreamCaptureMode(&mode);
+		mover_set_copying(false);
 	}
-	if (!synchronise_bounded()) {
-		*why = "the GPU is still computing";
-		return -EBUSY;
-	}
-	return 0;
+	pthread_mutex_unlock(&work_lock);
 }
 
-static bool all_contexts_ready(void)
+static void trim_if_wished(void)
 {
-	for (struct context *context = contexts_first(); context; context = context->next)
-		if (context->handle && !context->ready && blocks_resident_bytes())
-			return false;
-	return true;
-}
+	uint64_t keep = atomic_exchange(&trim_to, UINT64_MAX);
 
-/* Copy one block, piece by piece; CUDA_ERROR_NOT_READY: somebody came back.  */
-static CUresult copy_block(struct block *block, bool out)
-{
-	CUstream stream = block->context->stream;
-	CUresult result = CUDA_SUCCESS;
-
-	if (!block->context->handle || driver.cuCtxSetCurrent(block->context->handle) != CUDA_SUCCESS)
-		return CUDA_ERROR_INVALID_VALUE;
-	for (size_t at = 0; at < block->size && result == CUDA_SUCCESS; at += PIECE_BYTES) {
-		size_t piece = block->size - at < PIECE_BYTES ? block->size - at : PIECE_BYTES;
-
-		if (out && somebody_came())
-			return CUDA_ERROR_NOT_READY;
-		if (out)
-			result = driver.cuMemcpyDtoHAsync(block->host + at, block->address + at, piece, stream);
-		else
-			result = driver.cuMemcpyHtoDAsync(block->address + at, block->host + at, piece, stream);
-		if (result == CUDA_SUCCESS)
-			result = driver.cuStreamSynchronize(stream);
-	}
-	return result;
-}
-
-/* Everything to the arena; nothing on the GPU is touched.  */
-static CUresult copy_all_out(struct block **list, size_t count, uint64_t *bytes)
-{
-	CUresult result = CUDA_SUCCESS;
-
-	for (size_t i = 0; i < count && result == CUDA_SUCCESS; i++) {
-		if (!list[i]->resident)
-			continue;
-		list[i]->host = arena_take(&arena, list[i]->mapped);
-		result = list[i]->host ? copy_block(list[i], true) : CUDA_ERROR_OUT_OF_MEMORY;
-		*bytes += list[i]->size;
-	}
-	return result;
-}
-
-/* Touch the host memory while the application still runs.  */
-static enum affinode_status prepare_host_memory(size_t bytes)
-{
-	int error = arena_map(&arena, bytes);
-
-	if (!error)
-		error = arena_touch(&arena, bytes, somebody_came);
-	if (!error)
-		return AFFINODE_OK;
-	arena_unmap(&arena);
-	return error == -EAGAIN ? AFFINODE_REVOKED : AFFINODE_NO_HOST_ROOM;
-}
-
-/* At the closed gate with the GPU idle: copy out, then give the memory back. What was copied is released only when
- * everything was copied.  */
-static void park_at_closed_gate(struct moved *moved)
-{
-	struct block **list;
-	CUresult result;
-	size_t count;
-
-	list = blocks_list(&count);
-	if (!list) {
-		outcome_is(moved, AFFINODE_NO_HOST_ROOM, "host memory is short");
-		goto reopen;
-	}
-	shim_move_state(AFFINODE_STATE_RESIDENT, AFFINODE_STATE_PARKING);
-	result = copy_all_out(list, count, &moved->bytes);
-	if (result != CUDA_SUCCESS) {
-		for (size_t i = 0; i < count; i++)
-			if (list[i]->resident)
-				list[i]->host = NULL;
-		if (result == CUDA_ERROR_NOT_READY)
-			outcome_is(moved, AFFINODE_REVOKED, "a CUDA call came while parking");
-		else if (result == CUDA_ERROR_OUT_OF_MEMORY)
-			outcome_is(moved, AFFINODE_REVOKED, "memory was allocated while parking");
-		else
-			outcome_is(moved, AFFINODE_FAILED, "the driver could not copy the GPU's memory out");
-		goto reopen;
-	}
-	for (size_t i = 0; i < count; i++) {
-		if (!list[i]->resident || !list[i]->host)
-			continue;
-		driver.cuCtxSetCurrent(list[i]->context->handle);
-		if (block_unmap(list[i]) != CUDA_SUCCESS)
-			list[i]->host = NULL; /* still there and still right: it stays */
-	}
-	free(list);
-	blocks_reap(false);
-	driver.cuCtxSetCurrent(NULL);
-	blocks_changed();
-	shim_move_state(AFFINODE_STATE_PARKING, AFFINODE_STATE_PARKED);
-	outcome_is(moved, AFFINODE_OK, "");
-	return;
-reopen:
-	free(list);
-	arena_unmap(&arena);
-	blocks_reap(false);
-	driver.cuCtxSetCurrent(NULL);
-	shim_move_state(AFFINODE_STATE_PARKING, AFFINODE_STATE_RESIDENT);
-	gate_open();
-}
-
-static void park(struct moved *moved)
-{
-	const char *why = NULL;
-	enum affinode_status status;
-	size_t bytes = blocks_resident_bytes();
-
-	if (shim_state() != AFFINODE_STATE_RESIDENT)
-		return outcome_is(moved, AFFINODE_NOTHING, "already parked");
-	if (bytes == 0)
-		return outcome_is(moved, AFFINODE_NOTHING, "no GPU memory that can be moved");
-	if (shim_is_unparkable())
-		return outcome_is(moved, AFFINODE_FAILED, "this process cannot be parked");
-	if (!all_contexts_ready())
-		return outcome_is(moved, AFFINODE_BUSY, "a CUDA context is not ready to be copied from");
-	waiting_at_start = gate_calls_waiting();
-	activity_at_start = calls_made();
-	why = gpu_busy();
-	if (why)
-		return outcome_is(moved, AFFINODE_BUSY, why);
-	status = prepare_host_memory(bytes);
-	if (status != AFFINODE_OK)
-		return outcome_is(moved, status,
-				  status == AFFINODE_REVOKED ? "a CUDA call came while parking" : "host memory is short");
-	shim_register_exit(); /* before: an exit that begins while the gate is closed must not wait at it */
-	if (close_gate_on_idle_gpu(&why) != 0) {
-		arena_unmap(&arena);
-		return outcome_is(moved, AFFINODE_BUSY, why);
-	}
-	park_at_closed_gate(moved);
-}
-
-/* Physical memory for every parked block, mapped; all or nothing.  */
-static CUresult create_all(struct block **list, size_t count)
-{
-	CUresult result = CUDA_SUCCESS;
-	size_t i;
-
-	for (i = 0; i < count && result == CUDA_SUCCESS; i++) {
-		if (list[i]->resident)
-			continue;
-		result = !list[i]->context->handle ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
-		if (result == CUDA_SUCCESS)
-			result = driver.cuCtxSetCurrent(list[i]->context->handle);
-		if (result == CUDA_SUCCESS)
-			result = block_create(list[i]);
-		if (result != CUDA_SUCCESS)
-			break;
-		result = block_map(list[i]);
-		if (result != CUDA_SUCCESS)
-			driver.cuMemRelease(list[i]->handle);
-		else
-			block_set_resident(list[i], true);
-	}
-	return result;
-}
-
-/* Undo create_all: the host copies are untouched.  */
-static void release_all(struct block **list, size_t count)
-{
-	for (size_t i = 0; i < count; i++)
-		if (list[i]->resident && list[i]->host)
-			block_unmap(list[i]);
-}
-
-static CUresult copy_all_in(struct block **list, size_t count, uint64_t *bytes)
-{
-	CUresult result = CUDA_SUCCESS;
-
-	for (size_t i = 0; i < count && result == CUDA_SUCCESS; i++) {
-		if (!list[i]->host)
-			continue;
-		result = copy_block(list[i], false);
-		*bytes += list[i]->size;
-	}
-	return result;
-}
-
-static void resume_blocks(struct moved *moved, struct block **list, size_t count)
-{
-	CUresult result = create_all(list, count);
-
-	if (result == CUDA_SUCCESS)
-		result = copy_all_in(list, count, &moved->bytes);
-	if (result != CUDA_SUCCESS) {
-		release_all(list, count);
-		if (result == CUDA_ERROR_OUT_OF_MEMORY)
-			outcome_is(moved, AFFINODE_NO_GPU_ROOM, "the GPU is full");
-		else
-			outcome_is(moved, AFFINODE_FAILED, "the driver could not bring the memory back; it is kept");
-		return;
-	}
-	for (size_t i = 0; i < count; i++)
-		list[i]->host = NULL;
-	outcome_is(moved, AFFINODE_OK, "");
-}
-
-static void resume(struct moved *moved)
-{
-	struct block **list;
-	size_t count;
-
-	if (!shim_move_state(AFFINODE_STATE_PARKED, AFFINODE_STATE_RESUMING) &&
-	    !shim_move_state(AFFINODE_STATE_QUEUED, AFFINODE_STATE_RESUMING))
-		return outcome_is(moved, AFFINODE_NOTHING, "not parked");
-	list = blocks_list(&count);
-	if (!list)
-		outcome_is(moved, AFFINODE_FAILED, "host memory is short");
-	else if (moved->move.alone && !gpu_lock_all())
-		outcome_is(moved, AFFINODE_NO_GPU_ROOM, "another kernel is resuming");
-	else
-		resume_blocks(moved, list, count);
-	gpu_unlock_all();
-	free(list);
-	blocks_reap(false);
-	driver.cuCtxSetCurrent(NULL);
-	if (moved->status != AFFINODE_OK) {
-		shim_move_state(AFFINODE_STATE_RESUMING, AFFINODE_STATE_PARKED);
-		return;
-	}
-	arena_unmap(&arena);
-	blocks_changed();
-	shim_move_state(AFFINODE_STATE_RESUMING, AFFINODE_STATE_RESIDENT);
-	gate_open();
+	if (keep == UINT64_MAX && shim_state() == AFFINODE_STATE_RESIDENT && somebody_needs_memory())
+		keep = 0;
+	if (keep != UINT64_MAX && slabs_bytes() > keep)
+		trim(keep);
 }
 
 static void carry_out(struct moved *moved)
 {
+	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
 	uint64_t begin = clock_ns();
+	bool parks = moved->move.command == AFFINODE_COMMAND_PARK;
 
 	if (moved->move.deadline_ns && begin > moved->move.deadline_ns) {
 		outcome_is(moved, AFFINODE_STALE, "the command came too late");
 		return;
 	}
 	pthread_mutex_lock(&work_lock);
+	driver.cuThreadExchangeStreamCaptureMode(&mode);
 	mappings_choose_contexts();
-	if (moved->move.command == AFFINODE_COMMAND_PARK)
+	if (parks)
 		park(moved);
 	else
 		resume(moved);
+	if (moved->status == AFFINODE_NO_HOST_ROOM)
+		trim(0);
+	driver.cuThreadExchangeStreamCaptureMode(&mode);
 	pthread_mutex_unlock(&work_lock);
 	moved->duration_ns = clock_ns() - begin;
 	if (moved->status == AFFINODE_OK)
-		page_note_move(moved->move.command == AFFINODE_COMMAND_PARK, moved->bytes, moved->duration_ns);
-	log_line("%s: status %d, %llu bytes in %.1f ms %s",
-		 moved->move.command == AFFINODE_COMMAND_PARK ? "park" : "resume", moved->status,
-		 (unsigned long long)moved->bytes, (double)moved->duration_ns / 1e6, moved->text);
+		page_note_move(parks, moved->bytes, moved->duration_ns, moved->copied, moved->zeros);
+	log_line("%s: status %d, %llu bytes (%llu copied, %llu zeros) in %.1f ms %s", parks ? "park" : "resume",
+		 moved->status, (unsigned long long)moved->bytes, (unsigned long long)moved->copied,
+		 (unsigned long long)moved->zeros, (double)moved->duration_ns / 1e6, moved->text);
 }
 
 static void *mover_main(void *unused)
@@ -388,10 +328,24 @@ static void *mover_main(void *unused)
 	(void)unused;
 	for (;;) {
 		pthread_mutex_lock(&queue_lock);
-		while (!move_waits)
-			pthread_cond_wait(&queue_changed, &queue_lock);
+		while (!move_waits && atomic_load(&trim_to) == UINT64_MAX && !atomic_load(&lot_came)) {
+			if (slabs_bytes() == 0) {
+				pthread_cond_wait(&queue_changed, &queue_lock);
+				continue;
+			}
+			wait_for_change(KEPT_POLL_NS);
+			if (!move_waits)
+				break;
+		}
 		memset(&moved, 0, sizeof(moved));
 		moved.move = next_move;
+		if (!move_waits) {
+			pthread_mutex_unlock(&queue_lock);
+			trim_if_wished();
+			if (atomic_exchange(&lot_came, false))
+				prepare_lots();
+			continue;
+		}
 		move_waits = false;
 		pthread_mutex_unlock(&queue_lock);
 		carry_out(&moved);
@@ -427,7 +381,9 @@ int mover_submit(const struct move *move)
 		error = -EBUSY;
 	} else {
 		next_move = *move;
-		move_waits = move_runs = true;
+		atomic_store(&decision, UNDECIDED);
+		atomic_store(&move_waits, true);
+		move_runs = true;
 		pthread_cond_signal(&queue_changed);
 	}
 	pthread_mutex_unlock(&queue_lock);
@@ -447,16 +403,31 @@ bool mover_take_outcome(struct moved *moved)
 	return taken;
 }
 
+/* Inside the gate, with nothing being copied; false: the gate is closed.  */
+static bool enter_for_free(struct gate_pass *pass)
+{
+	while (gate_try_enter(pass, AFFINODE_CLASS_FREE)) {
+		if (!mover_is_copying())
+			return true;
+		gate_leave(pass);
+		mover_wait_for_copies();
+	}
+	return false;
+}
+
 /* Not a plain lock: the mover may be waiting for work on the GPU that ends only after the calling thread's next step, and
  * then the link thread opens the gate.  */
 bool mover_hold(struct gate_pass *pass)
 {
-	while (!gate_try_enter(pass, AFFINODE_CLASS_FREE)) {
-		if (pthread_mutex_trylock(&work_lock) == 0)
-			return true;
+	bool entered;
+
+	if (enter_for_free(pass))
+		return false;
+	atomic_fetch_add(&holders, 1);
+	while (!(entered = enter_for_free(pass)) && pthread_mutex_trylock(&work_lock) != 0)
 		clock_sleep_ns(HOLD_POLL_NS);
-	}
-	return false;
+	atomic_fetch_sub(&holders, 1);
+	return !entered;
 }
 
 void mover_let_go(void)
@@ -492,7 +463,13 @@ void mover_reset_in_child(void)
 	memcpy(&work_lock, &fresh, sizeof(fresh));
 	memcpy(&queue_lock, &fresh, sizeof(fresh));
 	memcpy(&queue_changed, &fresh_cond, sizeof(fresh_cond));
-	move_waits = move_runs = outcome_waits = false;
-	memset(&arena, 0, sizeof(arena)); /* not in the child's address space: MADV_DONTFORK */
+	atomic_store(&move_waits, false);
+	move_runs = outcome_waits = false;
+	is_prepared = false;
+	atomic_store(&copying, false);
+	atomic_store(&holders, 0);
+	atomic_store(&trim_to, UINT64_MAX);
+	slabs_reset_in_child();
+	lots_reset_in_child();
 	atomic_store(&bounded_wait, WAIT_NONE);
 }

@@ -13,6 +13,9 @@ struct move {
 	uint32_t epoch;
 	uint64_t deadline_ns; /* not to be begun after this; 0: none */
 	bool alone;           /* resumed without a controller: look for room first, under the GPUs' locks */
+	bool prepare;         /* in two steps (protocol.h) */
+	bool to_context;      /* PARK: at context depth */
+	uint64_t budget;      /* PARK: bytes of host memory it may take beside what is kept; 0: no limit */
 };
 
 /* What became of a move.  */
@@ -20,6 +23,7 @@ struct moved {
 	struct move move;
 	enum affinode_status status;
 	uint64_t bytes;
+	uint64_t copied, zeros; /* of a park: bytes that were copied, bytes that needed none */
 	uint64_t duration_ns;
 	char text[AFFINODE_TEXT_SIZE];
 };
@@ -30,7 +34,24 @@ int mover_start(void);
 /* Hand over a move; -EBUSY while another one is under way.  */
 int mover_submit(const struct move *move);
 
-/* The last move's outcome, once; false: nothing new. Polled by the link thread, which is woken for it.  */
+/* What becomes of the move under way, if it has that epoch: a prepared one is carried out or undone; one that is not
+ * prepared yet can only be undone, and ends as soon as it can.  */
+void mover_decide(uint32_t epoch, bool commit);
+
+/* Nobody is there to decide any more: a prepared park is undone, a prepared resume carried out.  */
+void mover_link_lost(void);
+
+/* A call waits at the gate that a prepared park has closed.  */
+bool mover_prepared_is_wanted(void);
+
+/* Give back host memory that is only kept for the next park, down to `bytes`. Done in time, by the mover.  */
+void mover_trim(uint64_t bytes);
+
+/* A lot came: make it ready ahead of its use.  */
+void mover_look(void);
+
+/* The last move's outcome, once, or before it that it is prepared; false: nothing new. Polled by the link thread, which
+ * is woken for it.  */
 bool mover_take_outcome(struct moved *moved);
 
 /* When a bounded wait for the GPU has to be given up, 0: none; and giving it up (opens the gate): false, it had ended.
@@ -40,6 +61,13 @@ bool mover_revoke_wait(void);
 
 /* Free doomed blocks if the mover is not at work.  */
 void mover_reap(void);
+
+/* The mover reads the application's memory with the gate open.  */
+bool mover_is_copying(void);
+
+/* Whoever would take memory away meanwhile, or access to it, and cannot put that off steps aside: leaves the gate, waits
+ * with this, and comes again. The park ends soon, on account of it.  */
+void mover_wait_for_copies(void);
 
 /* Come inside the gate for a free or, while it is closed, keep the mover from working: true, let it go afterwards. What
  * it does now is waited for, unless it opens the gate again before it is done.  */

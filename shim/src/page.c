@@ -17,7 +17,9 @@
 #include "clock.h"
 #include "contexts.h"
 #include "gate.h"
+#include "lots.h"
 #include "managed.h"
+#include "slabs.h"
 #include "tally.h"
 
 #ifndef F_SEAL_FUTURE_WRITE
@@ -122,13 +124,29 @@ void page_set_epoch(uint32_t epoch)
 	write_end();
 }
 
-void page_note_move(bool park, uint64_t bytes, uint64_t duration_ns)
+void page_set_depth(enum affinode_depth depth)
+{
+	write_begin();
+	page->depth = depth;
+	write_end();
+}
+
+void page_count_mended(uint64_t chunks)
+{
+	write_begin();
+	page->mended_chunks += chunks;
+	write_end();
+}
+
+void page_note_move(bool park, uint64_t bytes, uint64_t duration_ns, uint64_t copied, uint64_t zeros)
 {
 	write_begin();
 	if (park) {
 		page->parks++;
 		page->last_park_bytes = bytes;
 		page->last_park_ns = duration_ns;
+		page->last_park_copied_bytes = copied;
+		page->last_park_zero_bytes = zeros;
 	} else {
 		page->resumes++;
 		page->last_activity_ns = clock_ns(); /* somebody came for it, and is about to use it */
@@ -178,6 +196,17 @@ static void count_bytes(void)
 	}
 }
 
+/* While the contents are on the GPU, whatever the host holds of them is only kept.  */
+static void count_host_memory(void)
+{
+	bool resident = page->state == AFFINODE_STATE_RESIDENT || page->state == AFFINODE_STATE_PARKING;
+	uint64_t slabs = slabs_bytes(), slots = slots_bytes();
+
+	page->copy_bytes = resident ? 0 : slots;
+	page->kept_bytes = resident ? slabs : slabs > slots ? slabs - slots : 0;
+	page->lot_bytes = lots_bytes();
+}
+
 void page_sample(void)
 {
 	unsigned inside = gate_calls_inside();
@@ -197,6 +226,7 @@ void page_sample(void)
 	if (count_calls(inside) && !dropping)
 		page->last_activity_ns = now;
 	count_bytes();
+	count_host_memory();
 	write_end();
 }
 

@@ -16,7 +16,10 @@ int page_open_read_only(void);
 
 void page_set_state(enum affinode_state state);
 void page_set_flags(uint32_t set, uint32_t clear);
-void page_note_move(bool park, uint64_t bytes, uint64_t duration_ns);
+/* A move was done; of a park, `copied` bytes were copied and `zeros` needed no copy.  */
+void page_note_move(bool park, uint64_t bytes, uint64_t duration_ns, uint64_t copied, uint64_t zeros);
+void page_set_depth(enum affinode_depth depth);
+void page_count_mended(uint64_t chunks);
 void page_set_epoch(uint32_t epoch);
 
 /* Sample counters, calls in flight, bytes: by the link thread, often.  */

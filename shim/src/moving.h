@@ -1,0 +1,28 @@
+/* Between mover.c (the thread and its queue), park.c and resume.c.  */
+#ifndef AFFINODE_MOVING_H
+#define AFFINODE_MOVING_H
+
+#include "mover.h"
+
+void park(struct moved *moved);
+void resume(struct moved *moved);
+
+void outcome_is(struct moved *moved, enum affinode_status status, const char *text);
+
+/* The controller took the move back.  */
+bool mover_is_aborted(void);
+
+/* Tell that the move is prepared, and wait at the closed gate for what becomes of it; true: carry it out.  */
+bool mover_wait_for_commit(struct moved *moved);
+
+/* While it is set the gate is open and the mover reads the application's memory: whoever would take memory away waits.
+ * Set and cleared at a closed gate, or when nothing is touched any more.  */
+void mover_set_copying(bool copying);
+
+/* Wait for every context's work at the closed gate, a short while at most; false: it is open again.  */
+bool mover_synchronise_bounded(void);
+
+/* How many have stepped aside so far.  */
+unsigned mover_steps_aside(void);
+
+#endif
