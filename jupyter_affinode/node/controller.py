@@ -27,11 +27,12 @@ from .nvml import Nvml, NvmlReader, NvmlSample
 from .page import Page
 from .peers import ProcessWatch
 from .policy import decide
-from .records import KernelRecord, Process, Room
+from .records import KernelRecord, Process
+from .rooms import Rooms
 from .servers import ServerWatch
 from .settings import Settings
 from .snapshot import Kernel, Node, Waiter
-from .state import NodeState, take_room
+from .state import NodeState
 from .wire import CommandKind, Hello, Message, Notify, NotifyKind, Reply, Request, Status
 from .wishes import Wishes
 from .words import bytes_in_words
@@ -39,7 +40,6 @@ from .words import bytes_in_words
 TICK_S = 0.25  # with kernels: pages are looked at this often even if nobody says anything
 TICK_ALONE_S = 1.0
 PASSES_APART_S = 0.005  # the least between two decisions, so that a talkative shim cannot keep us busy
-ROOMS_MAX = 256  # a shim asks for 64 at once
 NVML_EVERY_S = 1.0
 NVML_ALONE_EVERY_S = 5.0
 NVML_HANGS_AFTER_S = 15.0  # figures older than this are not believed any more
@@ -80,6 +80,7 @@ class Controller:
         self.lots = LotStock(log, self.poke)
         self.events = EventHub(self.node_json, self.kernels_json)
         self.metrics = Metrics(self.node_json, self.kernels_json)
+        self.rooms = Rooms(self.state, log, self.metrics.room)
         self._election = election
         self._heartbeat_s = heartbeat_s
         self._nvml_source = nvml or Nvml()
@@ -287,65 +288,17 @@ class Controller:
             status = Status.NO_HOST_ROOM if action.slug == "no-host-memory" else Status.REFUSED
             self.moves.refuse_park(kernel, status, action.slug, action.reason)
         elif isinstance(action, GrantRoom):
-            self._answer_room(kernel, action.key, now, reason=None)
+            self.rooms.answer(kernel, action.key, now, reason=None)
         elif isinstance(action, DenyRoom):
-            self._answer_room(kernel, action.key, now, reason=action.reason)
-
-    def _answer_room(
-        self, kernel: KernelRecord, key: tuple[int, int], now: float, *, reason: str | None
-    ) -> None:
-        """Let an allocation be tried again, or fail with `reason`."""
-        process, number = kernel.processes[key[0]], key[1]
-        room = process.rooms[number]
-        granted = reason is None
-        size = bytes_in_words(room.bytes)
-        if granted:
-            room.granted_at = now
-            self.state.reservations.grant(kernel.id, room.gpu, room.bytes, key, now)
-            self.log.info("grant %s to %s", size, kernel.id)
-        else:
-            del process.rooms[number]
-            self.log.info("deny %s to %s: %s", size, kernel.id, reason)
-        self.metrics.room.labels("granted" if granted else "denied").inc()
-        if process.connection is not None:
-            process.connection.command(
-                CommandKind.ROOM, request=number, argument=int(granted), reason=reason or ""
-            )
+            self.rooms.answer(kernel, action.key, now, reason=action.reason)
 
     def _take_notify(self, process: Process, message: Notify) -> None:
-        now = time.monotonic()
         if message.kind is NotifyKind.WANT:
             self.moves.process_wants(process)
-        elif message.kind is NotifyKind.ROOM:
-            self._take_room(process, message, now)
-        elif message.kind is NotifyKind.ROOM_END:
-            ended = process.rooms.get(message.number)
-            if ended is not None and ended.granted_at is None:
-                del process.rooms[message.number]
-            self.state.reservations.finish_grant((process.key, message.number), now, failed=False)
-            self._nvml.look()
         elif message.kind is NotifyKind.LOT_END:
             self.lots.take_back(process.key, message.number)
-
-    def _take_room(self, process: Process, message: Notify, now: float) -> None:
-        """An allocation met a full GPU."""
-        kernel = self.state.kernels[process.kernel_id]
-        self.state.refresh(now)
-        known = message.gpu_uuid in self.state.gpus.uuids
-        if (not known or len(process.rooms) >= ROOMS_MAX) and process.connection is not None:
-            self.log.info("deny room to %s: %s", kernel.id, "too many requests" if known else "unknown GPU")
-            process.connection.command(CommandKind.ROOM, request=message.number, argument=0)
-            return
-        room = Room(message.gpu_uuid, message.bytes, now)
-        granted = [number for number, old in process.rooms.items() if old.granted_at is not None]
-        failed_again = take_room(process, kernel, message.number, room)
-        if failed_again:
-            self.log.info("%s: an allocation failed although it was granted room", kernel.id)
-            for number in granted:
-                self.state.reservations.finish_grant((process.key, number), now, failed=True)
-        self.state.gpus.take_failure(message.gpu_uuid, message.bytes, again=failed_again)
-        self._nvml.look()
-        self.log.info("%s waits for %s of room", kernel.id, bytes_in_words(message.bytes))
+        elif self.rooms.take_notify(process, message, time.monotonic()):
+            self._nvml.look()
 
     def _count_move(self, move: str, outcome: str, seconds: float) -> None:
         self.metrics.moves.labels(move, outcome).inc()

@@ -10,7 +10,7 @@ from .gpus import GpuTable
 from .host import CgroupMemory, HostMemory, cgroup_memory
 from .host_care import host_use
 from .page import Page, PageError, State
-from .records import KernelRecord, Process, Room
+from .records import KernelRecord, Process
 from .reservations import ReservationBook
 from .settings import Settings
 from .snapshot import Host, Kernel, Node, Reservation, Residency, RoomRequest
@@ -222,35 +222,3 @@ def _tightest(kernel: KernelRecord) -> CgroupMemory | None:
     limits = [cgroup_memory(process.pid) for process in kernel.processes.values() if process.pid > 0]
     known = [limit for limit in limits if limit is not None]
     return min(known, key=lambda limit: limit.headroom_bytes) if known else None
-
-
-def take_room(process: Process, kernel: KernelRecord, number: int, room: Room) -> bool:
-    """Remember an allocation that waits for room; True if it was granted room before and failed all the same.
-
-    Such a one keeps its place. A shim numbers each try anew, so it is known by its size and its moment.
-    """
-    failed = None
-    for old_number, old in list(process.rooms.items()):
-        if old.granted_at is None or old.gpu != room.gpu:
-            continue
-        grown = _resident_on(process, old.gpu) > old.resident_before
-        if old.bytes == room.bytes and not grown and room.since - old.granted_at < 2.0:
-            failed = old
-        del process.rooms[old_number]
-    room.resident_before = _resident_on(process, room.gpu)
-    process.rooms[number] = room
-    if failed is None:
-        kernel.failed_grants = 0
-        return False
-    if not kernel.failed_grants:
-        kernel.first_failed_grant = failed.granted_at or room.since
-    kernel.failed_grants += 1
-    kernel.reclaim_after = room.since + min(0.5 * 2 ** (kernel.failed_grants - 1), 30.0)
-    room.since = failed.since
-    return True
-
-
-def _resident_on(process: Process, gpu: str) -> int:
-    return sum(
-        entry.resident_bytes + sum(entry.fixed_bytes) for entry in process.data.gpus if entry.uuid == gpu
-    )

@@ -1,0 +1,105 @@
+"""Allocations that met a full GPU and wait for room: what shims say of them, and what they are answered."""
+
+from __future__ import annotations
+
+import logging
+
+from prometheus_client import Counter
+
+from .records import KernelRecord, Process, Room
+from .state import NodeState
+from .wire import CommandKind, Notify, NotifyKind
+from .words import bytes_in_words
+
+ROOMS_MAX = 256  # a shim asks for 64 at once
+
+
+class Rooms:
+    """Takes the shims' requests for room and carries out what was decided on them."""
+
+    def __init__(self, state: NodeState, log: logging.Logger, answers: Counter):
+        """`answers` counts, by "granted" and "denied"."""
+        self._state = state
+        self._log = log
+        self._answers = answers
+
+    def take_notify(self, process: Process, message: Notify, now: float) -> bool:
+        """A shim asks for room, or no longer; whether a new look at the GPUs' figures is worth it."""
+        if message.kind is NotifyKind.ROOM:
+            self._take_room(process, message, now)
+        elif message.kind is NotifyKind.ROOM_END:
+            ended = process.rooms.get(message.number)
+            if ended is not None and ended.granted_at is None:
+                del process.rooms[message.number]
+            self._state.reservations.finish_grant((process.key, message.number), now, failed=False)
+        return message.kind in (NotifyKind.ROOM, NotifyKind.ROOM_END)
+
+    def answer(self, kernel: KernelRecord, key: tuple[int, int], now: float, *, reason: str | None) -> None:
+        """Let an allocation be tried again, or fail with `reason`."""
+        process, number = kernel.processes[key[0]], key[1]
+        room = process.rooms[number]
+        granted = reason is None
+        size = bytes_in_words(room.bytes)
+        if granted:
+            room.granted_at = now
+            self._state.reservations.grant(kernel.id, room.gpu, room.bytes, key, now)
+            self._log.info("grant %s to %s", size, kernel.id)
+        else:
+            del process.rooms[number]
+            self._log.info("deny %s to %s: %s", size, kernel.id, reason)
+        self._answers.labels("granted" if granted else "denied").inc()
+        if process.connection is not None:
+            process.connection.command(
+                CommandKind.ROOM, request=number, argument=int(granted), reason=reason or ""
+            )
+
+    def _take_room(self, process: Process, message: Notify, now: float) -> None:
+        """An allocation met a full GPU."""
+        kernel = self._state.kernels[process.kernel_id]
+        self._state.refresh(now)
+        known = message.gpu_uuid in self._state.gpus.uuids
+        if (not known or len(process.rooms) >= ROOMS_MAX) and process.connection is not None:
+            self._log.info("deny room to %s: %s", kernel.id, "too many requests" if known else "unknown GPU")
+            process.connection.command(CommandKind.ROOM, request=message.number, argument=0)
+            return
+        room = Room(message.gpu_uuid, message.bytes, now)
+        granted = [number for number, old in process.rooms.items() if old.granted_at is not None]
+        failed_again = _remember(process, kernel, message.number, room)
+        if failed_again:
+            self._log.info("%s: an allocation failed although it was granted room", kernel.id)
+            for number in granted:
+                self._state.reservations.finish_grant((process.key, number), now, failed=True)
+        self._state.gpus.take_failure(message.gpu_uuid, message.bytes, again=failed_again)
+        self._log.info("%s waits for %s of room", kernel.id, bytes_in_words(message.bytes))
+
+
+def _remember(process: Process, kernel: KernelRecord, number: int, room: Room) -> bool:
+    """Remember an allocation that waits for room; True if it was granted room before and failed all the same.
+
+    Such a one keeps its place. A shim numbers each try anew, so it is known by its size and its moment.
+    """
+    failed = None
+    for old_number, old in list(process.rooms.items()):
+        if old.granted_at is None or old.gpu != room.gpu:
+            continue
+        grown = _resident_on(process, old.gpu) > old.resident_before
+        if old.bytes == room.bytes and not grown and room.since - old.granted_at < 2.0:
+            failed = old
+        del process.rooms[old_number]
+    room.resident_before = _resident_on(process, room.gpu)
+    process.rooms[number] = room
+    if failed is None:
+        kernel.failed_grants = 0
+        return False
+    if not kernel.failed_grants:
+        kernel.first_failed_grant = failed.granted_at or room.since
+    kernel.failed_grants += 1
+    kernel.reclaim_after = room.since + min(0.5 * 2 ** (kernel.failed_grants - 1), 30.0)
+    room.since = failed.since
+    return True
+
+
+def _resident_on(process: Process, gpu: str) -> int:
+    return sum(
+        entry.resident_bytes + sum(entry.fixed_bytes) for entry in process.data.gpus if entry.uuid == gpu
+    )
