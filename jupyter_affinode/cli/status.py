@@ -61,6 +61,8 @@ def _node_text(node: dict[str, Any]) -> str:
     host = node["host"]
     lines.append(
         f"Host memory: {size_text(host['available_bytes'])} available, "
-        f"{size_text(host['parked_bytes'])} parked"
+        f"{size_text(host['copy_bytes'])} hold what is parked"
     )
+    if host["kept_bytes"]:
+        lines[-1] += f", {size_text(host['kept_bytes'])} kept for the next time"
     return "\n".join(lines)

@@ -7,6 +7,8 @@ from typing import Any
 
 from ..kernel_magics import size_text
 
+SMALL_BYTES = 64 << 20  # host memory is taken in slabs: less is not worth a word
+
 
 def kernel_table(kernels: Sequence[dict[str, Any]]) -> str:
     """One line a kernel: id, what it is, state, memory, idle time; what stays on the GPU on a line below
@@ -29,6 +31,16 @@ def duration_text(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.0f} h"
 
 
+def host_memory_text(kernel: dict[str, Any]) -> str:
+    """What a kernel has in host memory, where its size on the GPU does not say it already; else ""."""
+    copies, kept, parked = kernel["copy_bytes"], kernel["kept_bytes"], kernel["parked_bytes"]
+    if parked and copies < parked - SMALL_BYTES:
+        return f"takes {size_text(copies)} of RAM: the rest is zeros"
+    if kept > SMALL_BYTES:
+        return f"{size_text(kept)} of RAM kept for the next time"
+    return ""
+
+
 def _row(kernel: dict[str, Any]) -> tuple[str, ...]:
     fixed = sum(entry["bytes"] for entry in kernel.get("fixed") or [])
     resident = kernel["resident_bytes"] + fixed
@@ -48,6 +60,8 @@ def _notes(kernel: dict[str, Any]) -> list[str]:
         f"{size_text(entry['bytes'])} stays on the GPU: {entry['text']}"
         for entry in kernel.get("fixed") or []
     ]
+    if host_text := host_memory_text(kernel):
+        notes.append(host_text)
     if kernel.get("refusal"):
         notes.append(f"not parked: {kernel['refusal']}")
     return notes

@@ -45,22 +45,22 @@ export function gpuSegments(gpu: IGpu, kernels: IKernel[], trans: IWords): ISegm
   return segments;
 }
 
-/** What parked kernels have in host memory; empty when nothing is parked. */
+/** What parked kernels take of host memory; empty when nothing is parked. */
 export function parkedSegments(node: INode, kernels: IKernel[], trans: IWords): ISegment[] {
   const segments: ISegment[] = [];
   let own = 0;
-  for (const kernel of kernels.filter(kernel => kernel.own && kernel.parked_bytes > 0)) {
-    own += kernel.parked_bytes;
+  for (const kernel of kernels.filter(kernel => kernel.own && kernel.copy_bytes > 0)) {
+    own += kernel.copy_bytes;
     const label = title(kernel, trans);
     segments.push({
       key: kernel.id,
       kind: 'kernel',
       label,
-      bytes: kernel.parked_bytes,
+      bytes: kernel.copy_bytes,
       kernelId: kernel.id
     });
   }
-  const others = Math.max(0, node.host.parked_bytes - own);
+  const others = Math.max(0, node.host.copy_bytes - own);
   if (others > 0) {
     segments.push({
       key: 'others',

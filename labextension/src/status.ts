@@ -37,6 +37,10 @@ export interface IKernel {
   refusal: string | null;
   resident_bytes: number;
   parked_bytes: number;
+  /** Host memory that holds its parked contents; zeros take none. */
+  copy_bytes: number;
+  /** Host memory kept for its next park. */
+  kept_bytes: number;
   footprint_bytes: number;
   fixed: IFixedBytes[];
   gpus: IKernelOnGpu[];
@@ -70,6 +74,8 @@ export interface IHostMemory {
   available_bytes: number;
   reserve_bytes: number;
   parked_bytes: number;
+  copy_bytes: number;
+  kept_bytes: number;
   cgroup_headroom_bytes: number | null;
 }
 

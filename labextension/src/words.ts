@@ -9,6 +9,7 @@ export interface IWords {
 }
 
 const UNITS = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
+const SMALL = 64 * 1024 ** 2; // host memory is taken in slabs: less is not worth a word
 const LONGEST_NOTICE = 140; // JupyterLab cuts longer notifications
 
 /** Bytes with a binary unit, rounded as the server's words are: "512 MiB", "1.5 GiB", "139 GiB". */
@@ -118,7 +119,20 @@ export function details(kernel: IKernel, trans: IWords): string[] {
       lines.push(trans.__('may be freed in %1', span(kernel.eligible_in_s, trans)));
     }
   }
-  return lines;
+  const ram = hostMemory(kernel, trans);
+  return ram ? [...lines, ram] : lines;
+}
+
+/** What a kernel has in RAM, where its size on the GPU does not say it already. */
+function hostMemory(kernel: IKernel, trans: IWords): string | null {
+  const { copy_bytes, kept_bytes, parked_bytes } = kernel;
+  if (kernel.residency === 'parked' && copy_bytes < parked_bytes - SMALL) {
+    return trans.__('takes %1 of RAM, the rest is zeros', bytes(copy_bytes));
+  }
+  if (kernel.residency === 'resident' && kept_bytes > SMALL) {
+    return trans.__('%1 of RAM kept for the next time', bytes(kept_bytes));
+  }
+  return null;
 }
 
 /** Whether two versions are of one release, whatever their build or development endings. */

@@ -23,6 +23,8 @@ export function kernel(changes: Partial<IKernel> = {}): IKernel {
     refusal: null,
     resident_bytes: 0,
     parked_bytes: 0,
+    copy_bytes: 0,
+    kept_bytes: 0,
     footprint_bytes: 0,
     fixed: [],
     gpus: [],

@@ -48,8 +48,8 @@ test('the parts of a GPU add up to all of it', () => {
 });
 
 test('parked memory is shown by kernel, and what is not ours as others', () => {
-  const node = { host: { parked_bytes: 500 } } as INode;
-  const kernels = [kernel({ id: 'a', parked_bytes: 400 }), kernel({ id: 'b' })];
+  const node = { host: { parked_bytes: 900, copy_bytes: 500 } } as INode;
+  const kernels = [kernel({ id: 'a', parked_bytes: 800, copy_bytes: 400 }), kernel({ id: 'b' })];
   const segments = parkedSegments(node, kernels, trans);
   assert.deepStrictEqual(
     segments.map(segment => [segment.key, segment.bytes]),
@@ -58,7 +58,7 @@ test('parked memory is shown by kernel, and what is not ours as others', () => {
       ['others', 100]
     ]
   );
-  assert.deepStrictEqual(parkedSegments({ host: { parked_bytes: 0 } } as INode, [], trans), []);
+  assert.deepStrictEqual(parkedSegments({ host: { copy_bytes: 0 } } as INode, [], trans), []);
 });
 
 test('a hue stays with its kernel and is given again only when that is gone', () => {

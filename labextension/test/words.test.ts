@@ -99,6 +99,18 @@ test('details say how long, and what happens next', () => {
   ]);
 });
 
+test('details say what RAM a kernel takes or keeps, where that is news', () => {
+  const parked = { residency: 'parked', parked_bytes: 64 * GIB } as const;
+  assert.deepStrictEqual(details(kernel({ ...parked, copy_bytes: 64 * GIB }), trans), []);
+  assert.deepStrictEqual(details(kernel({ ...parked, copy_bytes: 3 * GIB }), trans), [
+    'takes 3 GiB of RAM, the rest is zeros'
+  ]);
+  assert.deepStrictEqual(
+    details(kernel({ residency: 'resident', kept_bytes: 4 * GIB, held_for_s: 9 }), trans),
+    ['4 GiB of RAM kept for the next time']
+  );
+});
+
 test('development builds of one release belong together', () => {
   assert.ok(sameRelease('0.1.0', '0.1.0.dev3'));
   assert.ok(sameRelease('0.1.0-dev.1', '0.1.0'));

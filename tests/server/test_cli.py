@@ -18,13 +18,23 @@ from jupyter_affinode.cli.run import kernel_id_of
 from jupyter_affinode.cli.table import kernel_table
 from jupyter_affinode.doctor import next_server_default
 
+GIB = 2**30
 ID = "01234567-89ab-cdef-0123-456789abcdef"
 SHOW = "import os, json; print(json.dumps(dict(os.environ, pid=os.getpid())))"
 
 
 def kernel(kernel_id: str, **fields):
     shown = {"id": kernel_id, "name": "Python 3", "path": None, "text": "No GPU in use", "cell_open": False}
-    return {**shown, "resident_bytes": 0, "parked_bytes": 0, "idle_s": None, "fixed": [], **fields}
+    return {
+        **shown,
+        "resident_bytes": 0,
+        "parked_bytes": 0,
+        "copy_bytes": 0,
+        "kept_bytes": 0,
+        "idle_s": None,
+        "fixed": [],
+        **fields,
+    }
 
 
 def test_status_without_a_controller_says_so_and_starts_none(machine):
@@ -90,7 +100,8 @@ def test_a_kernel_is_found_by_id_path_name_or_beginning():
 
 def test_the_table_names_what_stays_on_the_gpu_and_why_nothing_was_parked():
     fixed = [{"reason": "managed", "bytes": 2**30, "text": "managed memory"}]
-    shown = kernel("aab1", path="a.ipynb", text="GPU freed, 12 GiB safe in RAM", parked_bytes=12 * 2**30)
+    shown = kernel("aab1", path="a.ipynb", text="GPU freed, 12 GiB safe in RAM")
+    shown = {**shown, "parked_bytes": 12 * GIB, "copy_bytes": 12 * GIB}
     text = kernel_table(
         [kernel("b", idle_s=400.0), {**shown, "fixed": fixed, "refusal": "host memory is short"}]
     )
@@ -98,6 +109,17 @@ def test_the_table_names_what_stays_on_the_gpu_and_why_nothing_was_parked():
     assert lines[1].split("  ")[0] == "aab1" and "12 GiB safe in RAM" in lines[1]
     assert lines[2:4] == ["  1 GiB stays on the GPU: managed memory", "  not parked: host memory is short"]
     assert lines[4].endswith("7 min")
+
+
+def test_the_table_says_what_host_memory_a_kernel_takes_or_keeps():
+    zeros = kernel("zeros", parked_bytes=64 * GIB, copy_bytes=3 * GIB, text="GPU freed, 64 GiB safe in RAM")
+    plain = kernel("plain", parked_bytes=GIB, copy_bytes=GIB)
+    keeps = kernel("resident", resident_bytes=4 * GIB, kept_bytes=4 * GIB)
+    lines = kernel_table([plain, keeps, zeros]).splitlines()
+    assert [line for line in lines if line.startswith("  ")] == [
+        "  4 GiB of RAM kept for the next time",
+        "  takes 3 GiB of RAM: the rest is zeros",
+    ]
 
 
 def test_run_becomes_the_command_managed(native, machine, wait_until):

@@ -60,8 +60,8 @@ export function HostMemory(props: {
   if (parked.length === 0) {
     return null;
   }
-  const { available_bytes, parked_bytes, total_bytes } = node.host;
-  const used = Math.max(0, total_bytes - available_bytes - parked_bytes);
+  const { available_bytes, copy_bytes, total_bytes } = node.host;
+  const used = Math.max(0, total_bytes - available_bytes - copy_bytes);
   const inUse = { key: 'used', kind: 'unmanaged' as const, label: trans.__('In use'), bytes: used };
   const free = {
     key: 'free',
@@ -73,7 +73,7 @@ export function HostMemory(props: {
     <section className="jp-affinode-memory" aria-label={trans.__('GPU memory kept in RAM')}>
       <div className="jp-affinode-memoryTitle">
         <span className="jp-affinode-memoryName">{trans.__('Safe in RAM')}</span>
-        <span className="jp-affinode-number">{bytesOf(parked_bytes, total_bytes, trans)}</span>
+        <span className="jp-affinode-number">{bytesOf(copy_bytes, total_bytes, trans)}</span>
       </div>
       <MemoryBar
         affinode={affinode}
