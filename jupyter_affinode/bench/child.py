@@ -65,7 +65,9 @@ class Child:
         """Time copies of `size` bytes each way over pinned memory (by "register" or "alloc")."""
         call = self.driver.call
         device = self.driver.allocate(size)
-        pinned = self._pinned_by_register(size) if pinned_by == "register" else self._pinned_by_alloc(size)
+        pinned, how_long = (
+            self._pinned_by_register(size) if pinned_by == "register" else self._pinned_by_alloc(size)
+        )
         stream = ctypes.c_void_p()
         call("cuStreamCreate", ctypes.byref(stream), 1)
         there, bytes_ = ctypes.c_uint64(device), ctypes.c_size_t(size)
@@ -81,7 +83,7 @@ class Child:
                 call("cuStreamSynchronize", stream)
                 if round_:  # the first is to warm up
                     times.append(time.perf_counter() - begin)
-        return {"to_host_s": to_host, "to_device_s": to_device}
+        return {"to_host_s": to_host, "to_device_s": to_device, **how_long}
 
     def checkpoint(self) -> dict[str, Any]:
         """Have the driver park and resume this very process; how long each took."""
@@ -104,17 +106,20 @@ class Child:
             self.driver.call(f"cuCheckpointProcess{step}", os.getpid(), ctypes.byref(nothing))
         return time.perf_counter() - begin
 
-    def _pinned_by_register(self, size: int) -> ctypes.c_void_p:
+    def _pinned_by_register(self, size: int) -> tuple[ctypes.c_void_p, dict[str, float]]:
         self._host = host_memory.HugePages(size)
+        times = [time.perf_counter()]
         host_memory.touch(self._host.address, size)
+        times.append(time.perf_counter())
         address = ctypes.c_void_p(self._host.address)
         self.driver.call("cuMemHostRegister_v2", address, ctypes.c_size_t(size), HOST_REGISTER_DEFAULT)
-        return address
+        times.append(time.perf_counter())
+        return address, {"touch_s": times[1] - times[0], "pin_s": times[2] - times[1]}
 
-    def _pinned_by_alloc(self, size: int) -> ctypes.c_void_p:
-        address = ctypes.c_void_p()
+    def _pinned_by_alloc(self, size: int) -> tuple[ctypes.c_void_p, dict[str, float]]:
+        address, begin = ctypes.c_void_p(), time.perf_counter()
         self.driver.call("cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(size), 0)
-        return address
+        return address, {"pin_s": time.perf_counter() - begin}
 
 
 REQUESTS = ("describe", "hold", "change", "verify", "touch", "copy_rates", "checkpoint", "warm_host")

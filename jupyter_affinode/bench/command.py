@@ -29,6 +29,7 @@ from .shim_peer import Listener, MoveFailed
 
 FORMAT = 1
 WAKE_BYTES = 1 * GIB
+WITHOUT_SHIM = {"ceiling", "driver"}
 EXPECTED = (ChildFailed, MoveFailed, wake.NoController, OSError, launch_environment.Unmanaged)
 
 
@@ -97,6 +98,11 @@ class _Run:
     def go(self) -> int:
         """Everything, in order of what matters most if time runs out."""
         report, options = self.report, self.options
+        if environment.shim_path() is None and not set(options.parts) <= WITHOUT_SHIM:
+            raise launch_environment.Unmanaged(
+                "this installation has no libaffinode.so, so only the parts"
+                f" {', '.join(sorted(WITHOUT_SHIM))} can be measured"
+            )
         with BenchProcess() as child:
             gpu = child.description
             report["simulated"] = gpu["simulated"]

@@ -38,7 +38,17 @@ def picture(report: dict[str, Any]) -> str:
     driver = next((case for case in report["driver"]["cases"] if case["bytes"] == size), None)
     top = report["ceiling"]
 
-    parks: list[Bar] = [("ours", f"ours: {name}", took) for name, took in ours.items() if name != "resume"]
+    parks: list[Bar] = [
+        ("ours", f"ours: {name.replace('park,', 'later park,')}", took)
+        for name, took in ours.items()
+        if name != "resume"
+    ]
+    lots = [
+        row
+        for row in report["ours"]
+        if (row["name"], row["host"], row["bytes"]) == ("first park", "lot", size)
+    ]
+    parks[1:1] = [("ours", "ours: first park into a lot", row["median_s"]) for row in lots]
     resumes: list[Bar] = [("ours", "ours: resume", ours["resume"])] if "resume" in ours else []
     if driver is not None:
         parks.insert(0, ("driver", "the driver's checkpoint", driver["park_s"]))

@@ -72,6 +72,8 @@ def table(report: Report) -> str:
         ):
             best = top[f"{way}_bytes_per_s"]
             rows.append((text, "", "", "", _rate(best), "", "", ""))
+        for method in top["methods"]:
+            rows += _pinning(method)
     for case in report["driver"]["cases"]:
         for what in ("park", "resume"):
             took = case[f"{what}_s"]
@@ -96,6 +98,20 @@ def table(report: Report) -> str:
         lines += ["", *(f"{name}: {value:.3f}" for name, value in found.items())]
     skipped = [f"not measured: {name}: {reason}" for name, reason in report["skipped"].items()]
     return "\n".join([*lines, *([""] if skipped else []), *skipped])
+
+
+def _pinning(method: dict[str, Any]) -> list[Cells]:
+    """What it took to have host memory that can be copied to at full rate."""
+    size, name = (
+        method["bytes"],
+        {"register": "cuMemHostRegister", "alloc": "cuMemHostAlloc"}[method["pinned_by"]],
+    )
+    steps = {"touch_s": "host memory, first touch", "pin_s": f"host memory, {name}"}
+    return [
+        (text, size_text(size), "", _time(method[key]), _rate(size / method[key]), "", "", "")
+        for key, text in steps.items()
+        if method.get(key)
+    ]
 
 
 def _machine(machine: dict[str, Any]) -> str:
