@@ -155,6 +155,11 @@ static struct context *context_find(CUcontext handle)
 	return context;
 }
 
+struct context *context_known(CUcontext handle)
+{
+	return handle ? context_find(handle) : NULL;
+}
+
 struct context *context_current(void)
 {
 	struct context *context, *fresh;

@@ -39,6 +39,9 @@ struct context *context_current(void);
  * when the mover comes; put off while a stream capture is open.  */
 void context_make_ready(struct context *context);
 
+/* The context of that handle; NULL: not known. Asks the driver nothing.  */
+struct context *context_known(CUcontext handle);
+
 struct context *contexts_first(void);
 
 /* A context of that device that the mover can copy in; NULL: none.  */

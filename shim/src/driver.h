@@ -83,4 +83,7 @@ void driver_note_handle(void *handle);
 /* Fill `driver`; false if the driver is too old to move memory. Calls the dynamic linker: never on our own threads.  */
 bool driver_resolve(void);
 
+/* Another of its entry points, as of a CUDA version; NULL: it has none. As driver_resolve.  */
+void *driver_find(const char *name, int version);
+
 #endif

@@ -5,9 +5,11 @@
 #include <linux/membarrier.h>
 #include <string.h>
 
+#include "books.h"
 #include "clock.h"
 #include "link.h"
 #include "log.h"
+#include "shadows.h"
 #include "shim.h"
 #include "slots.h"
 
@@ -44,7 +46,7 @@ bool gate_is_closed(void)
 }
 
 /* The count rises first: a waiter that has looked already, and does not sleep yet, will not fall asleep.  */
-static void wake_waiters(void)
+void gate_wake_waiters(void)
 {
 	atomic_fetch_add(&gate.turns, 1);
 	futex_wake_all(&gate.turns);
@@ -53,7 +55,7 @@ static void wake_waiters(void)
 void gate_open(void)
 {
 	atomic_fetch_and(&gate.word, ~(uint32_t)GATE_CLOSED);
-	wake_waiters();
+	gate_wake_waiters();
 }
 
 unsigned gate_calls_inside(void)
@@ -138,7 +140,7 @@ void gate_cancel(uint64_t duration_ns)
 		duration_ns = CANCEL_LIMIT_NS;
 	atomic_store(&gate.cancel_until_ns, clock_ns() + duration_ns);
 	atomic_fetch_add(&gate.cancels, 1);
-	wake_waiters();
+	gate_wake_waiters();
 }
 
 void gate_cancel_end(void)
@@ -149,7 +151,7 @@ void gate_cancel_end(void)
 void gate_set_dying(void)
 {
 	atomic_store(&gate.dying, 1);
-	wake_waiters();
+	gate_wake_waiters();
 }
 
 static bool may_be_cancelled(enum affinode_class class_)
@@ -180,6 +182,12 @@ void gate_say_waiting(uint64_t since_ns, bool *said)
 	tell_person("waiting for the GPU%s. Interrupt the kernel to give up.", place);
 }
 
+/* Which of the gates holds calls of that class.  */
+static bool is_held(enum affinode_class class_)
+{
+	return class_ == AFFINODE_CLASS_HOST ? books_are_closed() : gate_is_closed();
+}
+
 /* Sleep until the gate opens: CUDA_SUCCESS, or what the call is to return instead.  */
 static CUresult wait_at_gate(struct slot *slot, enum affinode_class class_)
 {
@@ -191,7 +199,7 @@ static CUresult wait_at_gate(struct slot *slot, enum affinode_class class_)
 	for (;;) {
 		uint32_t turn = atomic_load(&gate.turns);
 
-		if (!gate_is_closed())
+		if (!is_held(class_))
 			break;
 		result = gate_verdict(class_, cancels);
 		if (result != CUDA_SUCCESS)
@@ -204,6 +212,16 @@ static CUresult wait_at_gate(struct slot *slot, enum affinode_class class_)
 	atomic_store(&slot->waiting, 0);
 	link_wake();
 	return result;
+}
+
+CUresult gate_wait(enum affinode_class class_)
+{
+	struct slot *slot = slot_own();
+
+	if (slot)
+		return wait_at_gate(slot, class_);
+	clock_sleep_ns(MS_NS);
+	return CUDA_SUCCESS;
 }
 
 /* A slot that says "inside" although its own thread comes in again: nested, if the outer wrapper's frame is still
@@ -232,7 +250,7 @@ static bool enter_nested(struct slot *slot, struct gate_pass *pass)
 
 CUresult gate_enter_slow(struct gate_pass *pass, enum affinode_class class_)
 {
-	struct slot *slot = gate_slot ? gate_slot : slot_acquire();
+	struct slot *slot = slot_own();
 
 	pass->slot = NULL;
 	if (!slot) /* no memory for a slot: never park again rather than refuse the call */
@@ -247,6 +265,7 @@ CUresult gate_enter_slow(struct gate_pass *pass, enum affinode_class class_)
 		if (!gate_is_closed()) {
 			atomic_fetch_add(&slot->calls[class_], 1);
 			pass->slot = slot;
+			shadows_catch_up();
 			return CUDA_SUCCESS;
 		}
 		atomic_store(&slot->inside, 0);
@@ -261,7 +280,7 @@ CUresult gate_enter_slow(struct gate_pass *pass, enum affinode_class class_)
 
 bool gate_try_enter(struct gate_pass *pass, enum affinode_class class_)
 {
-	struct slot *slot = gate_slot ? gate_slot : slot_acquire();
+	struct slot *slot = slot_own();
 
 	pass->slot = NULL;
 	if (!slot)
@@ -274,6 +293,7 @@ bool gate_try_enter(struct gate_pass *pass, enum affinode_class class_)
 	atomic_thread_fence(memory_order_seq_cst);
 	if (!gate_is_closed()) {
 		pass->slot = slot;
+		shadows_catch_up();
 		return true;
 	}
 	atomic_store(&slot->inside, 0);

@@ -33,6 +33,7 @@ struct slot {
 	_Atomic(struct gate_pass *) pass; /* the innermost wrapper's frame: tells nested calls from abandoned ones */
 	_Atomic pid_t tid;
 	_Atomic uint32_t used;
+	_Atomic uint32_t books; /* calls inside the second gate: books.h */
 	struct slot *next;
 	_Atomic uint64_t calls[AFFINODE_CLASSES];
 } __attribute__((aligned(128)));
@@ -111,6 +112,10 @@ bool gate_is_closed(void);
 void gate_cancel(uint64_t duration_ns);
 void gate_cancel_end(void);
 void gate_set_dying(void);
+
+/* Wait as a call of that class that wants the GPU: CUDA_SUCCESS, or what it is to return instead.  */
+CUresult gate_wait(enum affinode_class class_);
+void gate_wake_waiters(void);
 
 /* What a waiter elsewhere (an allocation that waits for room) has to return, given the `gate.cancels` it began with:
  * CUDA_SUCCESS to go on waiting.  */

@@ -2,53 +2,187 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/file.h>
 #include <unistd.h>
 
-#include "contexts.h"
+#include "clock.h"
 #include "discovery.h"
 
 #define MAX_LOCKS 64
+/* How long "there is no lock file" is believed. checkpoint.c parks nothing until its file is older than that.  */
+#define LOOK_EVERY_NS S_NS
+#define SHARE_POLL_NS (2 * MS_NS)
 
-static int locks[MAX_LOCKS];
-static int lock_count;
+struct lock {
+	int exclusive; /* descriptors plus one; 0: not open */
+	int shared;    /* of its own, so that the two kinds of holding do not convert each other */
+	unsigned sharers;
+	_Atomic uint64_t look_at_ns; /* no file before this */
+};
 
-static int lock_file(const char *folder, const struct device *device)
+static pthread_mutex_t lock_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct lock locks[MAX_LOCKS];
+static bool all_held;
+
+/* A folder that is root's has files made by the controller; flock needs no more than an open descriptor.  */
+static int lock_file(const struct device *device, bool make)
 {
-	char path[4400];
-	int n = snprintf(path, sizeof(path), "%s/gpu-", folder);
+	char folder[4096], path[4400];
+	int fd, n;
 
+	if (discovery_folder(folder, sizeof(folder)) != 0)
+		return -1;
+	n = snprintf(path, sizeof(path), "%s/gpu-", folder);
 	for (int i = 0; i < 16 && n < (int)sizeof(path) - 8; i++)
 		n += snprintf(path + n, sizeof(path) - (size_t)n, "%02x", device->uuid[i]);
 	snprintf(path + n, sizeof(path) - (size_t)n, ".lock");
-	return open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+	fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+	if (fd < 0 && make && errno == ENOENT)
+		fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+	return fd;
+}
+
+static int locks_wanted(void)
+{
+	return device_count_known() < MAX_LOCKS ? device_count_known() : MAX_LOCKS;
+}
+
+static void unlock_all(void)
+{
+	for (int i = 0; i < MAX_LOCKS; i++) {
+		if (!locks[i].exclusive)
+			continue;
+		/* Let go for every copy of the descriptor: a child that was forked meanwhile has one.  */
+		flock(locks[i].exclusive - 1, LOCK_UN);
+		close(locks[i].exclusive - 1);
+		locks[i].exclusive = 0;
+	}
+	all_held = false;
+}
+
+static bool lock_one(int i)
+{
+	int fd = lock_file(device_at(i), true);
+
+	if (fd < 0)
+		return true;
+	if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+		close(fd);
+		return false;
+	}
+	locks[i].exclusive = fd + 1;
+	return true;
 }
 
 bool gpu_lock_all(void)
 {
-	char folder[4096];
+	bool held = true;
 
-	lock_count = 0;
-	if (discovery_folder(folder, sizeof(folder)) != 0)
-		return true;
-	for (int i = 0; i < device_count_known() && i < MAX_LOCKS; i++) {
-		int fd = lock_file(folder, device_at(i));
-
-		if (fd < 0)
-			continue;
-		if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-			close(fd);
-			gpu_unlock_all();
-			return false;
-		}
-		locks[lock_count++] = fd;
-	}
-	return true;
+	pthread_mutex_lock(&lock_lock);
+	for (int i = 0; i < locks_wanted() && held && !all_held; i++)
+		held = lock_one(i);
+	if (held)
+		all_held = true;
+	else
+		unlock_all();
+	pthread_mutex_unlock(&lock_lock);
+	return held;
 }
 
 void gpu_unlock_all(void)
 {
-	while (lock_count > 0)
-		close(locks[--lock_count]);
+	pthread_mutex_lock(&lock_lock);
+	unlock_all();
+	pthread_mutex_unlock(&lock_lock);
+}
+
+bool gpu_lock_is_held(const struct device *device)
+{
+	int i = device_index(device);
+	bool held;
+
+	pthread_mutex_lock(&lock_lock);
+	held = i < MAX_LOCKS && locks[i].exclusive != 0;
+	pthread_mutex_unlock(&lock_lock);
+	return held;
+}
+
+bool gpu_locks_make(void)
+{
+	bool made = true;
+
+	for (int i = 0; i < locks_wanted(); i++) {
+		int fd = lock_file(device_at(i), true);
+
+		made = made && fd >= 0;
+		if (fd >= 0)
+			close(fd);
+	}
+	return made;
+}
+
+/* One try, with the lock held: 0, -ENOENT, -EBUSY.  */
+static int share_once(struct lock *lock, const struct device *device)
+{
+	if (lock->exclusive)
+		return -ENOENT; /* held by our own mover, with the gate closed */
+	if (!lock->shared) {
+		int fd = lock_file(device, false);
+
+		if (fd < 0) {
+			atomic_store(&lock->look_at_ns, clock_ns() + LOOK_EVERY_NS);
+			return -ENOENT;
+		}
+		lock->shared = fd + 1;
+	}
+	if (!lock->sharers && flock(lock->shared - 1, LOCK_SH | LOCK_NB) != 0)
+		return errno == EWOULDBLOCK || errno == EINTR ? -EBUSY : -ENOENT;
+	lock->sharers++;
+	return 0;
+}
+
+int gpu_share(const struct device *device, uint64_t ns)
+{
+	uint64_t begin = clock_ns();
+	int i = device_index(device), result;
+
+	if (i >= MAX_LOCKS || begin < atomic_load_explicit(&locks[i].look_at_ns, memory_order_relaxed))
+		return -ENOENT;
+	for (;;) {
+		pthread_mutex_lock(&lock_lock);
+		result = share_once(&locks[i], device);
+		pthread_mutex_unlock(&lock_lock);
+		if (result != -EBUSY || clock_ns() - begin > ns)
+			return result;
+		clock_sleep_ns(SHARE_POLL_NS);
+	}
+}
+
+void gpu_unshare(const struct device *device)
+{
+	struct lock *lock = &locks[device_index(device)];
+
+	pthread_mutex_lock(&lock_lock);
+	if (--lock->sharers == 0)
+		flock(lock->shared - 1, LOCK_UN);
+	pthread_mutex_unlock(&lock_lock);
+}
+
+/* Closing a copy lets nothing of the parent's go.  */
+void gpu_locks_reset_in_child(void)
+{
+	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+
+	memcpy(&lock_lock, &fresh, sizeof(fresh));
+	for (int i = 0; i < MAX_LOCKS; i++) {
+		if (locks[i].exclusive)
+			close(locks[i].exclusive - 1);
+		if (locks[i].shared)
+			close(locks[i].shared - 1);
+	}
+	memset(locks, 0, sizeof(locks));
+	all_held = false;
 }

@@ -1,12 +1,35 @@
-/* The GPUs' locks, taken by a process that resumes without a controller, so that two of them take turns.  */
+/* The GPUs' locks: a file a GPU in the folder of the sockets, held by flock(2) by whoever needs room that stays free.
+ *
+ * Exclusively: a process that resumes without a controller, so that two of them take turns; and one that brings a CUDA
+ * context back, from the look at the free memory until it has what it needs, because the driver's Restore loses a process
+ * that meets a full GPU.
+ * Shared: our processes while they take memory from the driver, large allocations and contexts alone. The files exist
+ * only where somebody may ever hold one exclusively; where none is, an allocation costs a look at a cached answer, and
+ * where one is, two system calls beside the driver's tens of microseconds.  */
 #ifndef AFFINODE_GPU_LOCK_H
 #define AFFINODE_GPU_LOCK_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
-/* All of this process's GPUs, or none; never blocks. Where no lock file can be had it succeeds: taking memory is all
- * or nothing at memory depth, so the lock only keeps two from failing in turn.  */
+#include "contexts.h"
+
+/* All of this process's GPUs exclusively, or none; never blocks; true if they are held already. Where no lock file can be
+ * had it succeeds: taking memory is all or nothing at memory depth, so the lock only keeps two from failing in turn.  */
 bool gpu_lock_all(void);
 void gpu_unlock_all(void);
+
+/* Whether this GPU's lock really is held by gpu_lock_all.  */
+bool gpu_lock_is_held(const struct device *device);
+
+/* Make the lock files, so that other processes begin to heed them; false: not for every GPU.  */
+bool gpu_locks_make(void);
+
+/* Share a GPU's lock, waiting `ns` at most: 0, to be given back by gpu_unshare; -ENOENT: nobody needs it, nothing to give
+ * back; -EBUSY: somebody else's for longer than that.  */
+int gpu_share(const struct device *device, uint64_t ns);
+void gpu_unshare(const struct device *device);
+
+void gpu_locks_reset_in_child(void);
 
 #endif

@@ -13,6 +13,16 @@ struct hook {
 	void *const thunks[HOOK_INSTANCES];
 };
 
+struct hook_name {
+	const char *name;
+	int version;
+	struct hook *hook;
+};
+
+/* The hook of a list for this name, as hook_for; and its instance with `real` behind it, NULL: all are taken.  */
+struct hook *hook_named(const struct hook_name *names, size_t count, const char *name, int version);
+void *hook_instance(struct hook *hook, void *real);
+
 /* HOOK(name, (parameters), arguments…) after `static CUresult on_name(void *real, parameters)`.  */
 #define HOOK_INSTANCE(name, n, parameters, ...)                                                                     \
 	static CUresult name##_at_##n parameters                                                                    \

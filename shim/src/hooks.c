@@ -13,19 +13,13 @@
 HOOKS(DECLARE_HOOK)
 #undef DECLARE_HOOK
 
-struct hook_name {
-	const char *name;
-	int version;
-	struct hook *hook;
-};
-
 #define HOOK_NAME(which, name, version) {name, version, &hook_##which},
 static const struct hook_name hook_names[] = {HOOKS(HOOK_NAME)};
 #undef HOOK_NAME
 
 static pthread_mutex_t hooks_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static void *instance_for(struct hook *hook, void *real)
+void *hook_instance(struct hook *hook, void *real)
 {
 	void *thunk = NULL;
 
@@ -37,22 +31,30 @@ static void *instance_for(struct hook *hook, void *real)
 			thunk = hook->thunks[i];
 	}
 	pthread_mutex_unlock(&hooks_lock);
-	if (!thunk)
-		shim_give_up_parking("more copies of a driver entry point than there are hooks");
 	return thunk;
 }
 
-void *hook_for(const char *name, int version, void *real)
+struct hook *hook_named(const struct hook_name *names, size_t count, const char *name, int version)
 {
-	for (size_t i = 0; i < sizeof(hook_names) / sizeof(hook_names[0]); i++) {
-		const struct hook_name *known = &hook_names[i];
+	for (size_t i = 0; i < count; i++) {
+		const struct hook_name *known = &names[i];
 
 		if ((known->version == 0) != (version == 0) || version < known->version)
 			continue;
 		if (strcmp(known->name, name) == 0)
-			return instance_for(known->hook, real);
+			return known->hook;
 	}
 	return NULL;
+}
+
+void *hook_for(const char *name, int version, void *real)
+{
+	struct hook *hook = hook_named(hook_names, sizeof(hook_names) / sizeof(hook_names[0]), name, version);
+	void *thunk = hook ? hook_instance(hook, real) : NULL;
+
+	if (hook && !thunk)
+		shim_give_up_parking("more copies of a driver entry point than there are hooks");
+	return thunk;
 }
 
 void hooks_reset_in_child(void)

@@ -10,6 +10,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "checkpoint.h"
 #include "discovery.h"
 #include "environment.h"
 #include "log.h"
@@ -79,7 +80,8 @@ static void fill_hello(struct affinode_hello *hello)
 	hello->pid = (int32_t)getpid();
 	hello->flags = (shim_is_simulated() ? AFFINODE_HELLO_SIMULATED : 0u) |
 		       (shim_is_unparkable() ? AFFINODE_HELLO_UNPARKABLE : 0u) | AFFINODE_HELLO_PREPARES |
-		       AFFINODE_HELLO_TRIMS;
+		       AFFINODE_HELLO_TRIMS |
+		       (checkpoint_is_possible() ? AFFINODE_HELLO_CONTEXT : 0u);
 	hello->min_version = AFFINODE_PROTOCOL_MIN_VERSION;
 	hello->max_version = AFFINODE_PROTOCOL_VERSION;
 	if (kernel_id)

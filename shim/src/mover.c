@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "blocks.h"
+#include "checkpoint.h"
 #include "clock.h"
 #include "contexts.h"
 #include "copies.h"
@@ -288,7 +289,8 @@ static void trim_if_wished(void)
 
 	if (keep == UINT64_MAX && shim_state() == AFFINODE_STATE_RESIDENT && somebody_needs_memory())
 		keep = 0;
-	if (keep != UINT64_MAX && slabs_bytes() > keep)
+	/* Off the GPU nothing can be given back: all of it is contents, and the driver would not come back.  */
+	if (keep != UINT64_MAX && slabs_bytes() > keep && !checkpoint_is_out())
 		trim(keep);
 }
 
@@ -303,7 +305,8 @@ static void carry_out(struct moved *moved)
 		return;
 	}
 	pthread_mutex_lock(&work_lock);
-	driver.cuThreadExchangeStreamCaptureMode(&mode);
+	if (!checkpoint_is_out())
+		driver.cuThreadExchangeStreamCaptureMode(&mode);
 	mappings_choose_contexts();
 	if (parks)
 		park(moved);
@@ -311,7 +314,8 @@ static void carry_out(struct moved *moved)
 		resume(moved);
 	if (moved->status == AFFINODE_NO_HOST_ROOM)
 		trim(0);
-	driver.cuThreadExchangeStreamCaptureMode(&mode);
+	if (!checkpoint_is_out())
+		driver.cuThreadExchangeStreamCaptureMode(&mode);
 	pthread_mutex_unlock(&work_lock);
 	moved->duration_ns = clock_ns() - begin;
 	if (moved->status == AFFINODE_OK)
@@ -415,6 +419,16 @@ static bool enter_for_free(struct gate_pass *pass)
 	return false;
 }
 
+static bool try_to_hold(void)
+{
+	if (pthread_mutex_trylock(&work_lock) != 0)
+		return false;
+	if (!checkpoint_is_out())
+		return true;
+	pthread_mutex_unlock(&work_lock); /* the driver would not come back, nor the mover for us */
+	return false;
+}
+
 /* Not a plain lock: the mover may be waiting for work on the GPU that ends only after the calling thread's next step, and
  * then the link thread opens the gate.  */
 bool mover_hold(struct gate_pass *pass)
@@ -424,7 +438,7 @@ bool mover_hold(struct gate_pass *pass)
 	if (enter_for_free(pass))
 		return false;
 	atomic_fetch_add(&holders, 1);
-	while (!(entered = enter_for_free(pass)) && pthread_mutex_trylock(&work_lock) != 0)
+	while (!(entered = enter_for_free(pass)) && !try_to_hold())
 		clock_sleep_ns(HOLD_POLL_NS);
 	atomic_fetch_sub(&holders, 1);
 	return !entered;
@@ -439,20 +453,27 @@ void mover_reap(void)
 {
 	if (pthread_mutex_trylock(&work_lock) != 0)
 		return; /* it reaps when it is done */
-	blocks_reap(!gate_is_closed());
+	if (!checkpoint_is_out())
+		blocks_reap(!gate_is_closed());
 	pthread_mutex_unlock(&work_lock);
 }
 
-void mover_quiesce(uint64_t ns)
+bool mover_seize(uint64_t ns)
 {
 	uint64_t until = clock_ns() + ns;
 
 	while (pthread_mutex_trylock(&work_lock) != 0) {
 		if (clock_ns() > until)
-			return;
+			return false;
 		clock_sleep_ns(MS_NS);
 	}
-	pthread_mutex_unlock(&work_lock);
+	return true;
+}
+
+void mover_quiesce(uint64_t ns)
+{
+	if (mover_seize(ns))
+		mover_let_go();
 }
 
 void mover_reset_in_child(void)

@@ -12,6 +12,7 @@ struct move {
 	enum affinode_command_kind command; /* PARK or RESUME */
 	uint32_t epoch;
 	uint64_t deadline_ns; /* not to be begun after this; 0: none */
+	uint64_t flags;       /* enum affinode_move_flags */
 	bool alone;           /* resumed without a controller: look for room first, under the GPUs' locks */
 	bool prepare;         /* in two steps (protocol.h) */
 	bool to_context;      /* PARK: at context depth */
@@ -73,6 +74,12 @@ void mover_wait_for_copies(void);
  * it does now is waited for, unless it opens the gate again before it is done.  */
 bool mover_hold(struct gate_pass *pass);
 void mover_let_go(void);
+
+/* Keep the mover from working, waiting `ns` at most for what it does now; let it go afterwards. false: it works on.  */
+bool mover_seize(uint64_t ns);
+
+/* Keep the mover from working, waiting `ns` at most for what it does now; let it go afterwards. false: it works on.  */
+bool mover_seize(uint64_t ns);
 
 /* Wait until the mover has let go, `ns` at most; it stops between pieces once the process is dying.  */
 void mover_quiesce(uint64_t ns);

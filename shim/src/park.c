@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "checkpoint.h"
 #include "clock.h"
 #include "contexts.h"
 #include "driver.h"
@@ -304,6 +305,8 @@ static void park_with(struct moved *moved, struct survey *survey)
 	blocks_changed();
 	page_set_depth(AFFINODE_DEPTH_MEMORY);
 	shim_move_state(AFFINODE_STATE_PARKING, AFFINODE_STATE_PARKED);
+	if (moved->move.to_context)
+		checkpoint_out(moved->text, sizeof(moved->text)); /* else at memory depth, and the text says why */
 }
 
 void park(struct moved *moved)

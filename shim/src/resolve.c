@@ -5,6 +5,9 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "around.h"
+#include "books.h"
+#include "checkpoint.h"
 #include "cuda_types.h"
 #include "driver.h"
 #include "log.h"
@@ -127,18 +130,22 @@ static bool passes_the_gate(uint8_t class_)
 void *wrap_entry_point(const char *name, int version, void *real)
 {
 	const struct entry_point *entry = entry_point(name);
+	bool wide = !entry || entry->shape == SHAPE_WIDE;
 	void *wrapper;
 
 	if (shim_is_disabled())
 		return real;
 	shim_prepare();
+	real = around_for(name, wide, real);
+	if (entry && checkpoint_is_asked())
+		real = books_below(name, version, entry->class_, wide, real);
 	wrapper = hook_for(name, version, real);
 	if (wrapper)
-		return wrapper;
+		return checkpoint_is_asked() ? books_above(name, wrapper) : wrapper;
 	if (entry && passes_the_gate(entry->class_))
 		return real;
 	/* A name that came after this table may take anything and do anything.  */
-	wrapper = thunk_for(real, entry ? entry->class_ : AFFINODE_CLASS_LAUNCH, !entry || entry->shape == SHAPE_WIDE);
+	wrapper = thunk_for(real, entry ? entry->class_ : AFFINODE_CLASS_LAUNCH, wide);
 	if (!wrapper) {
 		shim_give_up_parking("more driver entry points than there are wrappers");
 		return real;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "checkpoint.h"
 #include "clock.h"
 #include "driver.h"
 #include "gate.h"
@@ -252,17 +253,24 @@ static void resume_blocks(struct moved *moved, struct arrival *arrival)
 void resume(struct moved *moved)
 {
 	struct arrival arrival = {.created = 0};
+	enum affinode_status back;
 
 	if (!shim_move_state(AFFINODE_STATE_PARKED, AFFINODE_STATE_RESUMING) &&
 	    !shim_move_state(AFFINODE_STATE_QUEUED, AFFINODE_STATE_RESUMING))
 		return outcome_is(moved, AFFINODE_NOTHING, "not parked");
+	back = checkpoint_in(moved->text, sizeof(moved->text));
+	if (back != AFFINODE_OK) {
+		moved->status = back;
+		shim_move_state(AFFINODE_STATE_RESUMING, AFFINODE_STATE_PARKED);
+		return;
+	}
 	if (!survey_begin(&arrival.survey, false))
 		outcome_is(moved, AFFINODE_FAILED, "host memory is short");
 	else if (moved->move.alone && !gpu_lock_all())
 		outcome_is(moved, AFFINODE_NO_GPU_ROOM, "another kernel is resuming");
 	else
 		resume_blocks(moved, &arrival);
-	gpu_unlock_all();
+	gpu_unlock_all(); /* checkpoint_in's, too */
 	survey_end(&arrival.survey);
 	blocks_reap(false);
 	driver.cuCtxSetCurrent(NULL);

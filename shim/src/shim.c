@@ -4,14 +4,18 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "around.h"
 #include "asks.h"
 #include "blocks.h"
 #include "caches.h"
+#include "checkpoint.h"
 #include "clock.h"
 #include "contexts.h"
 #include "driver.h"
 #include "environment.h"
 #include "gate.h"
+#include "gpu_lock.h"
+#include "leaving.h"
 #include "link.h"
 #include "log.h"
 #include "managed.h"
@@ -103,19 +107,21 @@ void shim_set_dying(void)
 	page_set_flags(AFFINODE_PAGE_DYING, 0);
 }
 
-static void at_exit(void)
+static void at_exit(int status, void *unused)
 {
+	(void)unused;
 	if (!shim_is_on())
 		return;
 	shim_set_dying();
 	mover_quiesce(QUIESCE_NS);
+	leaving_begin(status);
 }
 
 /* Exit handlers run last in, first out; one registered at each park runs before those of libraries loaded since the
  * last one, which may call CUDA.  */
 void shim_register_exit(void)
 {
-	atexit(at_exit);
+	on_exit(at_exit, NULL);
 }
 
 static void in_child(void)
@@ -139,6 +145,9 @@ static void in_child(void)
 	tally_reset_in_child();
 	pools_reset_in_child();
 	managed_reset_in_child();
+	gpu_locks_reset_in_child();
+	around_reset_in_child();
+	checkpoint_reset_in_child();
 }
 
 static void register_fork(void)
@@ -167,6 +176,7 @@ void shim_start(void)
 		atomic_store(&life, LIFE_INERT);
 		return;
 	}
+	around_own_calls();
 	gate_start();
 	if (page_create() != 0)
 		shim_give_up_parking("no page");
@@ -176,9 +186,10 @@ void shim_start(void)
 	atomic_store(&state, AFFINODE_STATE_RESIDENT);
 	page_set_state(AFFINODE_STATE_RESIDENT);
 	atomic_store(&life, LIFE_ON);
+	checkpoint_start();
 	if (mover_start() != 0)
 		shim_give_up_parking("no thread for the mover");
 	if (link_start() != 0)
 		shim_give_up_parking("no thread for the link");
-	atexit(at_exit);
+	on_exit(at_exit, NULL);
 }

@@ -19,6 +19,7 @@ static pthread_once_t slot_key_once = PTHREAD_ONCE_INIT;
 static bool slot_key_made;
 
 __thread struct slot *gate_slot __attribute__((tls_model("initial-exec")));
+static __thread struct slot *slot_aside __attribute__((tls_model("initial-exec")));
 
 struct slot *slots_first(void)
 {
@@ -29,8 +30,9 @@ static void slot_release(void *value)
 {
 	struct slot *slot = value;
 
-	gate_slot = NULL;
+	gate_slot = slot_aside = NULL;
 	atomic_store(&slot->inside, 0);
+	atomic_store(&slot->books, 0);
 	atomic_store(&slot->waiting, 0);
 	atomic_store(&slot->tid, 0);
 	atomic_store(&slot->used, 0);
@@ -79,6 +81,7 @@ struct slot *slot_acquire(void)
 	if (!slot)
 		return NULL;
 	atomic_store(&slot->inside, 0);
+	atomic_store(&slot->books, 0);
 	atomic_store(&slot->nested, 0);
 	atomic_store(&slot->waiting, 0);
 	atomic_store(&slot->tid, (pid_t)syscall(SYS_gettid));
@@ -88,13 +91,34 @@ struct slot *slot_acquire(void)
 	return slot;
 }
 
+struct slot *slot_own(void)
+{
+	if (gate_slot)
+		return gate_slot;
+	return slot_aside ? slot_aside : slot_acquire();
+}
+
+void slot_put_aside(void)
+{
+	slot_aside = slot_own();
+	gate_slot = NULL;
+}
+
+void slot_take_back(void)
+{
+	if (slot_aside)
+		gate_slot = slot_aside;
+	slot_aside = NULL;
+}
+
 /* The list stays (the memory is the child's own copy), but every thread but this one is gone.  */
 void slots_reset_in_child(void)
 {
 	for (struct slot *slot = slots_first(); slot; slot = slot->next) {
 		atomic_store(&slot->inside, 0);
 		atomic_store(&slot->waiting, 0);
-		if (slot == gate_slot) {
+		atomic_store(&slot->books, 0);
+		if (slot == gate_slot || slot == slot_aside) {
 			atomic_store(&slot->tid, (pid_t)syscall(SYS_gettid));
 			continue;
 		}
@@ -113,6 +137,7 @@ static bool slot_reclaim(struct slot *slot)
 	    !atomic_compare_exchange_strong(&slot->tid, &tid, 0))
 		return false;
 	atomic_store(&slot->inside, 0);
+	atomic_store(&slot->books, 0);
 	atomic_store(&slot->waiting, 0);
 	atomic_store(&slot->used, 0);
 	return true;

@@ -52,16 +52,6 @@ static inline __attribute__((always_inline)) W call_wide(const struct target *ta
 	return ((wide_fn)target->real)(WIDE_ARGUMENTS);
 }
 
-/* N(hex digits): the thunk of that index, and its name in the table.  */
-#define REPEAT_16(M, n)                                                                                             \
-	M(n##0) M(n##1) M(n##2) M(n##3) M(n##4) M(n##5) M(n##6) M(n##7) M(n##8) M(n##9) M(n##a) M(n##b) M(n##c)      \
-	M(n##d) M(n##e) M(n##f)
-#define REPEAT_256(M, n)                                                                                            \
-	REPEAT_16(M, n##0) REPEAT_16(M, n##1) REPEAT_16(M, n##2) REPEAT_16(M, n##3) REPEAT_16(M, n##4)               \
-	REPEAT_16(M, n##5) REPEAT_16(M, n##6) REPEAT_16(M, n##7) REPEAT_16(M, n##8) REPEAT_16(M, n##9)               \
-	REPEAT_16(M, n##a) REPEAT_16(M, n##b) REPEAT_16(M, n##c) REPEAT_16(M, n##d) REPEAT_16(M, n##e)               \
-	REPEAT_16(M, n##f)
-
 #define INT_THUNK(n)                                                                                                \
 	static W int_thunk_##n(INT_PARAMETERS)                                                                      \
 	{                                                                                                           \

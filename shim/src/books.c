@@ -1,0 +1,237 @@
+#include "books.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "checkpoint.h"
+#include "clock.h"
+#include "deferred.h"
+#include "gate.h"
+#include "resolve.h"
+#include "shadows.h"
+#include "shapes.h"
+#include "shim.h"
+#include "slots.h"
+
+#define DRAIN_POLL_NS 20000ull
+
+static _Atomic uint32_t closed;
+
+bool books_are_closed(void)
+{
+	return atomic_load(&closed);
+}
+
+bool books_enter(struct books_pass *pass)
+{
+	struct slot *slot = slot_own();
+
+	pass->slot = slot;
+	if (!slot) {
+		shim_give_up_parking("no memory for a thread's slot");
+		return !books_are_closed();
+	}
+	/* Sequentially consistent, as is the look at the word after it: the closer sees one or we see the other.  */
+	if (atomic_fetch_add(&slot->books, 1) == 0 && books_are_closed()) {
+		atomic_fetch_sub(&slot->books, 1);
+		pass->slot = NULL;
+		return false;
+	}
+	shadows_catch_up();
+	return true;
+}
+
+void books_leave(struct books_pass *pass)
+{
+	if (pass->slot)
+		atomic_fetch_sub(&pass->slot->books, 1);
+}
+
+CUresult books_wait(void)
+{
+	return gate_wait(AFFINODE_CLASS_HOST);
+}
+
+static bool anyone_inside(void)
+{
+	for (struct slot *slot = slots_first(); slot; slot = slot->next)
+		if (atomic_load(&slot->used) && atomic_load(&slot->books))
+			return true;
+	return false;
+}
+
+int books_close(uint64_t drain_ns)
+{
+	uint64_t until = clock_ns() + drain_ns;
+
+	atomic_store(&closed, 1);
+	while (anyone_inside()) {
+		if (clock_ns() > until) {
+			books_open();
+			return -EBUSY;
+		}
+		clock_sleep_ns(DRAIN_POLL_NS);
+	}
+	return 0;
+}
+
+void books_open(void)
+{
+	atomic_store(&closed, 0);
+	gate_wake_waiters();
+}
+
+struct target {
+	void *next; /* the driver's pointer, or a hook */
+	bool may_be_deferred;
+};
+
+#define INT_POOL 512
+#define WIDE_POOL 16
+static struct target int_targets[INT_POOL], wide_targets[WIDE_POOL];
+static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static bool put_off(const struct target *target, W a0, W a1, W a2)
+{
+	CUcontext context = NULL;
+
+	return target->may_be_deferred && !atomic_load(&gate.dying) && shadows_current(&context) &&
+	       deferred_add(target->next, context, a0, a1, a2);
+}
+
+static W call_int(const struct target *target, INT_PARAMETERS)
+{
+	struct books_pass pass;
+	CUresult refused;
+	W result;
+
+	while (!books_enter(&pass)) {
+		if (put_off(target, a0, a1, a2))
+			return CUDA_SUCCESS;
+		refused = books_wait();
+		if (refused != CUDA_SUCCESS)
+			return (W)refused;
+	}
+	result = ((int_fn)target->next)(INT_ARGUMENTS);
+	books_leave(&pass);
+	return result;
+}
+
+static W call_wide(const struct target *target, WIDE_PARAMETERS)
+{
+	struct books_pass pass;
+	CUresult refused;
+	W result;
+
+	while (!books_enter(&pass)) {
+		refused = books_wait();
+		if (refused != CUDA_SUCCESS)
+			return (W)refused;
+	}
+	result = ((wide_fn)target->next)(WIDE_ARGUMENTS);
+	books_leave(&pass);
+	return result;
+}
+
+#define INT_THUNK(n)                                               \
+	static W int_thunk_##n(INT_PARAMETERS)                     \
+	{                                                          \
+		return call_int(&int_targets[n], INT_ARGUMENTS);   \
+	}
+#define WIDE_THUNK(n)                                              \
+	static W wide_thunk_##n(WIDE_PARAMETERS)                   \
+	{                                                          \
+		return call_wide(&wide_targets[n], WIDE_ARGUMENTS); \
+	}
+REPEAT_256(INT_THUNK, 0x0) REPEAT_256(INT_THUNK, 0x1) REPEAT_16(WIDE_THUNK, 0x0)
+
+#define INT_NAME(n) int_thunk_##n,
+#define WIDE_NAME(n) wide_thunk_##n,
+static const int_fn int_thunks[INT_POOL] = {REPEAT_256(INT_NAME, 0x0) REPEAT_256(INT_NAME, 0x1)};
+static const wide_fn wide_thunks[WIDE_POOL] = {REPEAT_16(WIDE_NAME, 0x0)};
+
+static int bind_target(struct target *targets, int count, void *next, bool may_be_deferred)
+{
+	for (int i = 0; i < count; i++) {
+		if (targets[i].next == next && targets[i].may_be_deferred == may_be_deferred)
+			return i;
+		if (!targets[i].next) {
+			targets[i].may_be_deferred = may_be_deferred;
+			__atomic_store_n(&targets[i].next, next, __ATOMIC_RELEASE);
+			return i;
+		}
+	}
+	return -1;
+}
+
+static void *thunk(void *next, bool wide, bool may_be_deferred)
+{
+	void *thunk = next;
+	int i;
+
+	pthread_mutex_lock(&pool_lock);
+	if (wide)
+		i = bind_target(wide_targets, WIDE_POOL, next, false);
+	else
+		i = bind_target(int_targets, INT_POOL, next, may_be_deferred);
+	pthread_mutex_unlock(&pool_lock);
+	if (i < 0)
+		checkpoint_refuse("more driver entry points than there are wrappers");
+	else if (wide)
+		memcpy(&thunk, &wide_thunks[i], sizeof(thunk));
+	else
+		memcpy(&thunk, &int_thunks[i], sizeof(thunk));
+	return thunk;
+}
+
+/* Whether `name` is one of the list, with any version suffix or none.  */
+static bool is_one_of(const char *name, const char *const *list)
+{
+	for (; *list; list++) {
+		size_t n = strlen(*list);
+
+		if (strncmp(name, *list, n) == 0 && (name[n] == 0 || name[n] == '_'))
+			return true;
+	}
+	return false;
+}
+
+/* Calls that act on a process by its id, among them those that end the driver's hold on this one.  */
+static const char *const never_held[] = {"cuCheckpointProcessLock", "cuCheckpointProcessCheckpoint",
+					 "cuCheckpointProcessRestore", "cuCheckpointProcessUnlock",
+					 "cuCheckpointProcessGetState", "cuCheckpointProcessGetRestoreThreadId", NULL};
+
+/* Of the gated classes, those whose hooks may call the driver past the gate.  */
+static const char *const past_the_gate[] = {"cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxReset", "cuCtxDestroy",
+					    "cuPointerSetAttribute", NULL};
+
+void *books_below(const char *name, int version, int class_, bool wide, void *real)
+{
+	void *shadow;
+
+	if (is_one_of(name, never_held))
+		return real;
+	if (class_ != AFFINODE_CLASS_HOST && class_ != AFFINODE_CLASS_QUERY && class_ != AFFINODE_CLASS_FREE &&
+	    !is_one_of(name, past_the_gate))
+		return real;
+	shadow = shadow_for(name, version, real);
+	return shadow ? shadow : thunk(real, wide, deferred_may_be(name));
+}
+
+/* They take the mover's lock, or ask the driver themselves, before they come to what is below.  */
+static const char *const held_above[] = {"cuMemRelease", "cuMemUnmap", "cuCtxDestroy", "cuDevicePrimaryCtxRetain",
+					 "cuDevicePrimaryCtxReset", "cuDevicePrimaryCtxRelease", NULL};
+
+void *books_above(const char *name, void *hook)
+{
+	return is_one_of(name, held_above) ? thunk(hook, false, false) : hook;
+}
+
+void books_reset_in_child(void)
+{
+	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+
+	memcpy(&pool_lock, &fresh, sizeof(fresh));
+}

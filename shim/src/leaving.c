@@ -1,0 +1,122 @@
+/* The driver holds every call of a process that is off the GPU, those of its own destructors too, and a call that never
+ * comes back would keep the process for ever. What is reached through our wrappers is answered at once (the process is
+ * dying); this is for what is not.  */
+#define _GNU_SOURCE
+#include "leaving.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "checkpoint.h"
+#include "clock.h"
+#include "log.h"
+#include "mover.h"
+
+#define SEIZE_NS (2 * S_NS)
+#define LOOK_EVERY_NS (100 * MS_NS)
+#define STUCK_LOOKS 20 /* two seconds without a step: the driver does not come back */
+#define FLUSH_NS S_NS
+
+static int exit_status;
+static pid_t exiting_thread;
+
+/* How often the exiting thread has slept and been interrupted: any step it makes changes it. 0: it cannot be read.  */
+static unsigned long long steps_made(void)
+{
+	unsigned long long total = 0, n;
+	char path[64], line[128];
+	FILE *status;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/status", (int)exiting_thread);
+	status = fopen(path, "re");
+	while (status && fgets(line, sizeof(line), status))
+		if (sscanf(line, "voluntary_ctxt_switches: %llu", &n) == 1 ||
+		    sscanf(line, "nonvoluntary_ctxt_switches: %llu", &n) == 1)
+			total += n + 1;
+	if (status)
+		fclose(status);
+	return total;
+}
+
+/* A thread that runs makes steps without sleeping.  */
+static bool is_asleep(void)
+{
+	char path[64], text[512], state = 'R';
+	const char *end;
+	FILE *stat;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", (int)exiting_thread);
+	stat = fopen(path, "re");
+	if (!stat)
+		return true;
+	if (fgets(text, sizeof(text), stat) && (end = strrchr(text, ')')) != NULL && end[1] == ' ')
+		state = end[2];
+	fclose(stat);
+	return state == 'S' || state == 'D';
+}
+
+static void *leave(void *unused)
+{
+	(void)unused;
+	clock_sleep_ns(FLUSH_NS);
+	_exit(exit_status);
+	return NULL;
+}
+
+static void start(void *(*body)(void *))
+{
+	sigset_t all, before;
+	pthread_t thread;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	if (pthread_create(&thread, NULL, body, NULL) != 0)
+		_exit(exit_status);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+/* What exit would still have done is flushed, by whoever gets through with it.  */
+static void *watch(void *unused)
+{
+	unsigned long long before = 0;
+	unsigned stuck = 0;
+
+	(void)unused;
+	while (stuck < STUCK_LOOKS) {
+		unsigned long long now = steps_made();
+
+		stuck = now == before && is_asleep() ? stuck + 1 : 0;
+		before = now;
+		clock_sleep_ns(LOOK_EVERY_NS);
+	}
+	log_line("exit does not come back from the driver: leaving with status %d", exit_status);
+	start(leave);
+	fflush(NULL);
+	_exit(exit_status);
+	return NULL;
+}
+
+void leaving_begin(int status)
+{
+	static _Atomic bool begun;
+	char why[AFFINODE_TEXT_SIZE];
+	bool back = false;
+
+	if (!checkpoint_is_out() || atomic_exchange(&begun, true))
+		return;
+	if (mover_seize(SEIZE_NS)) {
+		back = checkpoint_in(why, sizeof(why)) == AFFINODE_OK;
+		checkpoint_has_room();
+		mover_let_go();
+	}
+	if (back)
+		return;
+	exit_status = status;
+	exiting_thread = (pid_t)syscall(SYS_gettid);
+	start(watch);
+}

@@ -1,0 +1,280 @@
+/* What was asked of the driver once, to be said again while it cannot be asked.  */
+#include <stdio.h>
+#include <string.h>
+
+#include "contexts.h"
+#include "driver.h"
+#include "gpu_memory.h"
+#include "shadows.h"
+
+#define MAX_DEVICES 16
+#define ATTRIBUTES 256
+#define ERRORS 1000
+#define POINTER_ATTRIBUTES 32
+#define POINTER_BYTES 32
+#define MAX_WITNESSES 4
+
+struct device_shadow {
+	CUdevice ordinal;
+	char name[256], pci_id[64];
+	unsigned char uuid[16];
+	size_t total_bytes;
+	int attributes[ATTRIBUTES];
+	CUresult attribute_results[ATTRIBUTES];
+	unsigned int primary_flags;
+	int primary_active;
+	CUresult primary_result;
+};
+
+/* What a question about a pointer wrote: `size` bytes.  */
+struct pointer_answer {
+	CUresult result;
+	unsigned size;
+	unsigned char bytes[POINTER_BYTES];
+};
+
+struct witness_shadow {
+	CUdeviceptr address;
+	struct pointer_answer one[POINTER_ATTRIBUTES], many[POINTER_ATTRIBUTES];
+};
+
+static struct device_shadow devices[MAX_DEVICES];
+static int device_count = -1;
+static int driver_version;
+static const char *error_names[ERRORS], *error_texts[ERRORS];
+static struct witness_shadow witnesses[MAX_WITNESSES];
+static unsigned witness_count;
+static CUresult (*get_many)(unsigned int, int *, void **, CUdeviceptr);
+
+/* Without what this driver lacks, or says otherwise, the call waits.  */
+static void device_start(struct device_shadow *shadow, CUdevice ordinal)
+{
+	CUresult (*total)(size_t *, CUdevice);
+	CUresult (*pci_id)(char *, int, CUdevice);
+
+	*(void **)&total = driver_find("cuDeviceTotalMem", 3020);
+	*(void **)&pci_id = driver_find("cuDeviceGetPCIBusId", 4010);
+	shadow->ordinal = ordinal;
+	driver.cuDeviceGetName(shadow->name, sizeof(shadow->name), ordinal);
+	driver.cuDeviceGetUuid(shadow->uuid, ordinal);
+	if (total)
+		total(&shadow->total_bytes, ordinal);
+	if (pci_id)
+		pci_id(shadow->pci_id, sizeof(shadow->pci_id), ordinal);
+	for (int i = 0; i < ATTRIBUTES; i++)
+		shadow->attribute_results[i] = driver.cuDeviceGetAttribute(&shadow->attributes[i], i, ordinal);
+}
+
+static void errors_start(void)
+{
+	CUresult (*name)(CUresult, const char **), (*text)(CUresult, const char **);
+
+	*(void **)&name = driver_find("cuGetErrorName", 6000);
+	*(void **)&text = driver_find("cuGetErrorString", 6000);
+	for (int i = 0; i < ERRORS && name && text; i++) {
+		if (name(i, &error_names[i]) != CUDA_SUCCESS)
+			error_names[i] = NULL;
+		if (text(i, &error_texts[i]) != CUDA_SUCCESS)
+			error_texts[i] = NULL;
+	}
+}
+
+void shadow_devices_start(void)
+{
+	CUresult (*version)(int *);
+	int count = 0;
+
+	*(void **)&version = driver_find("cuDriverGetVersion", 2020);
+	*(void **)&get_many = driver_find("cuPointerGetAttributes", 7000);
+	if (version)
+		version(&driver_version);
+	errors_start();
+	if (driver.cuDeviceGetCount(&count) != CUDA_SUCCESS || count > MAX_DEVICES)
+		return;
+	for (int i = 0; i < count; i++)
+		device_start(&devices[i], i);
+	device_count = count;
+}
+
+static CUresult ask(void *data, int attribute, CUdeviceptr address, bool many)
+{
+	return many ? get_many(1, &attribute, &data, address) : driver.cuPointerGetAttribute(data, attribute, address);
+}
+
+/* Asked twice over different bytes: those that come out the same were written.  */
+static void answer_take(struct pointer_answer *answer, int attribute, CUdeviceptr address, bool many)
+{
+	unsigned char again[POINTER_BYTES];
+
+	memset(answer->bytes, 0x5a, sizeof(answer->bytes));
+	memset(again, 0xa5, sizeof(again));
+	answer->result = ask(answer->bytes, attribute, address, many);
+	ask(again, attribute, address, many);
+	answer->size = 0;
+	while (answer->size < POINTER_BYTES && answer->bytes[answer->size] == again[answer->size])
+		answer->size++;
+}
+
+static void witness_take(const struct context *context)
+{
+	struct witness_shadow *shadow = &witnesses[witness_count];
+
+	if (!context->handle || !context->witness || witness_count == MAX_WITNESSES || !get_many ||
+	    driver.cuCtxSetCurrent(context->handle) != CUDA_SUCCESS)
+		return;
+	shadow->address = context->witness;
+	for (int i = 1; i < POINTER_ATTRIBUTES; i++) {
+		answer_take(&shadow->one[i], i, context->witness, false);
+		answer_take(&shadow->many[i], i, context->witness, true);
+	}
+	witness_count++;
+}
+
+void shadow_devices_take(void)
+{
+	witness_count = 0;
+	for (struct context *context = contexts_first(); context; context = context->next)
+		witness_take(context);
+	driver.cuCtxSetCurrent(NULL);
+	for (int i = 0; i < device_count; i++)
+		devices[i].primary_result = driver.cuDevicePrimaryCtxGetState(
+			devices[i].ordinal, &devices[i].primary_flags, &devices[i].primary_active);
+}
+
+static const struct device_shadow *find(CUdevice ordinal)
+{
+	return ordinal >= 0 && ordinal < device_count ? &devices[ordinal] : NULL;
+}
+
+CUresult shadow_device_count(int *count)
+{
+	if (device_count < 0)
+		return SHADOW_NONE;
+	if (!count)
+		return CUDA_ERROR_INVALID_VALUE;
+	*count = device_count;
+	return CUDA_SUCCESS;
+}
+
+CUresult shadow_device_get(CUdevice *device, int ordinal)
+{
+	if (!find(ordinal) || !device)
+		return SHADOW_NONE;
+	*device = ordinal;
+	return CUDA_SUCCESS;
+}
+
+CUresult shadow_device_attribute(int *value, int attribute, CUdevice device)
+{
+	const struct device_shadow *shadow = find(device);
+
+	if (!shadow || !value || attribute < 0 || attribute >= ATTRIBUTES)
+		return SHADOW_NONE;
+	if (shadow->attribute_results[attribute] == CUDA_SUCCESS)
+		*value = shadow->attributes[attribute];
+	return shadow->attribute_results[attribute];
+}
+
+static CUresult text(char *out, int size, const char *kept)
+{
+	if (!out || size <= 0 || !kept[0])
+		return SHADOW_NONE;
+	snprintf(out, (size_t)size, "%s", kept);
+	return CUDA_SUCCESS;
+}
+
+CUresult shadow_device_name(char *name, int size, CUdevice device)
+{
+	const struct device_shadow *shadow = find(device);
+
+	return shadow ? text(name, size, shadow->name) : SHADOW_NONE;
+}
+
+/* The driver refuses a place that is too small.  */
+CUresult shadow_device_pci_id(char *name, int size, CUdevice device)
+{
+	const struct device_shadow *shadow = find(device);
+
+	return shadow && size > (int)strlen(shadow->pci_id) ? text(name, size, shadow->pci_id) : SHADOW_NONE;
+}
+
+CUresult shadow_device_uuid(void *uuid, CUdevice device)
+{
+	const struct device_shadow *shadow = find(device);
+
+	if (!shadow || !uuid)
+		return SHADOW_NONE;
+	memcpy(uuid, shadow->uuid, sizeof(shadow->uuid));
+	return CUDA_SUCCESS;
+}
+
+CUresult shadow_device_total(size_t *bytes, CUdevice device)
+{
+	const struct device_shadow *shadow = find(device);
+
+	if (!shadow || !bytes || !shadow->total_bytes)
+		return SHADOW_NONE;
+	*bytes = shadow->total_bytes;
+	return CUDA_SUCCESS;
+}
+
+CUresult shadow_primary_state(CUdevice device, unsigned int *flags, int *active)
+{
+	const struct device_shadow *shadow = find(device);
+
+	if (!shadow || !flags || !active)
+		return SHADOW_NONE;
+	*flags = shadow->primary_flags;
+	*active = shadow->primary_active;
+	return shadow->primary_result;
+}
+
+CUresult shadow_driver_version(int *version)
+{
+	if (!driver_version || !version)
+		return SHADOW_NONE;
+	*version = driver_version;
+	return CUDA_SUCCESS;
+}
+
+CUresult shadow_error_text(CUresult error, const char **out, bool name)
+{
+	if (!out)
+		return CUDA_ERROR_INVALID_VALUE;
+	*out = error >= 0 && error < ERRORS ? (name ? error_names[error] : error_texts[error]) : NULL;
+	return *out ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult shadow_memory_info(size_t *free_bytes, size_t *total_bytes)
+{
+	const struct device_shadow *shadow;
+	struct gpu_memory memory;
+	struct context *context;
+	CUcontext current;
+
+	if (!free_bytes || !total_bytes || !shadows_current(&current))
+		return SHADOW_NONE;
+	if (!current)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	context = context_known(current);
+	shadow = context ? find(context->device->ordinal) : NULL;
+	if (!shadow || !shadow->total_bytes || !gpu_memory_look(context->device, &memory))
+		return SHADOW_NONE;
+	*total_bytes = shadow->total_bytes;
+	*free_bytes = memory.free_bytes < shadow->total_bytes ? memory.free_bytes : shadow->total_bytes;
+	return CUDA_SUCCESS;
+}
+
+CUresult shadow_pointer(void *data, int attribute, CUdeviceptr address, bool many)
+{
+	for (unsigned i = 0; i < witness_count; i++) {
+		const struct pointer_answer *answer;
+
+		if (witnesses[i].address != address || attribute < 1 || attribute >= POINTER_ATTRIBUTES || !data)
+			continue;
+		answer = many ? &witnesses[i].many[attribute] : &witnesses[i].one[attribute];
+		memcpy(data, answer->bytes, answer->size);
+		return answer->result;
+	}
+	return SHADOW_NONE;
+}
