@@ -10,6 +10,7 @@ is shim/src/environment.h.
 | AFFINODE_LIBRARY | provisioner → magics | absolute path of libaffinode.so, as in LD_PRELOAD |
 | AFFINODE_SERVER | provisioner → magics | "1" if a Jupyter server with our extension started the kernel |
 | AFFINODE_STARTUP_CHAIN | provisioner → startup file | the PYTHONSTARTUP that was there before ours |
+| AFFINODE_DEPTH | a person, provisioner → shim | "context": may give up the CUDA context too; else memory alone |
 | AFFINODE_DISABLE | anyone → shim, provisioner | "1": stay inert |
 | AFFINODE_SIM | a person → server, provisioner, controller's start | "1": use the simulated GPU |
 | AFFINODE_SIM_DIR | tests, a person → simulator | folder of the simulated machine's state |
@@ -38,6 +39,7 @@ KERNEL_ID = "AFFINODE_KERNEL_ID"
 LIBRARY = "AFFINODE_LIBRARY"
 SERVER = "AFFINODE_SERVER"
 STARTUP_CHAIN = "AFFINODE_STARTUP_CHAIN"
+DEPTH = "AFFINODE_DEPTH"
 DISABLE = "AFFINODE_DISABLE"
 SIM = "AFFINODE_SIM"
 SIM_DIR = "AFFINODE_SIM_DIR"

@@ -83,9 +83,12 @@ void books_open(void)
 	gate_wake_waiters();
 }
 
+/* What a call gets while the process is off the GPU.  */
+enum meanwhile { WAITS, IS_PUT_OFF, IS_DONE };
+
 struct target {
 	void *next; /* the driver's pointer, or a hook */
-	bool may_be_deferred;
+	enum meanwhile meanwhile;
 };
 
 #define INT_POOL 512
@@ -97,7 +100,7 @@ static bool put_off(const struct target *target, W a0, W a1, W a2)
 {
 	CUcontext context = NULL;
 
-	return target->may_be_deferred && !atomic_load(&gate.dying) && shadows_current(&context) &&
+	return target->meanwhile == IS_PUT_OFF && !atomic_load(&gate.dying) && shadows_current(&context) &&
 	       deferred_add(target->next, context, a0, a1, a2);
 }
 
@@ -108,7 +111,7 @@ static W call_int(const struct target *target, INT_PARAMETERS)
 	W result;
 
 	while (!books_enter(&pass)) {
-		if (put_off(target, a0, a1, a2))
+		if (target->meanwhile == IS_DONE || put_off(target, a0, a1, a2))
 			return CUDA_SUCCESS;
 		refused = books_wait();
 		if (refused != CUDA_SUCCESS)
@@ -152,13 +155,13 @@ REPEAT_256(INT_THUNK, 0x0) REPEAT_256(INT_THUNK, 0x1) REPEAT_16(WIDE_THUNK, 0x0)
 static const int_fn int_thunks[INT_POOL] = {REPEAT_256(INT_NAME, 0x0) REPEAT_256(INT_NAME, 0x1)};
 static const wide_fn wide_thunks[WIDE_POOL] = {REPEAT_16(WIDE_NAME, 0x0)};
 
-static int bind_target(struct target *targets, int count, void *next, bool may_be_deferred)
+static int bind_target(struct target *targets, int count, void *next, enum meanwhile meanwhile)
 {
 	for (int i = 0; i < count; i++) {
-		if (targets[i].next == next && targets[i].may_be_deferred == may_be_deferred)
+		if (targets[i].next == next && targets[i].meanwhile == meanwhile)
 			return i;
 		if (!targets[i].next) {
-			targets[i].may_be_deferred = may_be_deferred;
+			targets[i].meanwhile = meanwhile;
 			__atomic_store_n(&targets[i].next, next, __ATOMIC_RELEASE);
 			return i;
 		}
@@ -166,16 +169,16 @@ static int bind_target(struct target *targets, int count, void *next, bool may_b
 	return -1;
 }
 
-static void *thunk(void *next, bool wide, bool may_be_deferred)
+static void *thunk(void *next, bool wide, enum meanwhile meanwhile)
 {
 	void *thunk = next;
 	int i;
 
 	pthread_mutex_lock(&pool_lock);
 	if (wide)
-		i = bind_target(wide_targets, WIDE_POOL, next, false);
+		i = bind_target(wide_targets, WIDE_POOL, next, WAITS);
 	else
-		i = bind_target(int_targets, INT_POOL, next, may_be_deferred);
+		i = bind_target(int_targets, INT_POOL, next, meanwhile);
 	pthread_mutex_unlock(&pool_lock);
 	if (i < 0)
 		checkpoint_refuse("more driver entry points than there are wrappers");
@@ -207,17 +210,22 @@ static const char *const never_held[] = {"cuCheckpointProcessLock", "cuCheckpoin
 static const char *const past_the_gate[] = {"cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxReset", "cuCtxDestroy",
 					    "cuPointerSetAttribute", NULL};
 
+/* They pass the first gate while parked, where all work was drained.  */
+static const char *const synchronises[] = {"cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize", NULL};
+
 void *books_below(const char *name, int version, int class_, bool wide, void *real)
 {
 	void *shadow;
 
 	if (is_one_of(name, never_held))
 		return real;
+	if (is_one_of(name, synchronises))
+		return thunk(real, wide, IS_DONE);
 	if (class_ != AFFINODE_CLASS_HOST && class_ != AFFINODE_CLASS_QUERY && class_ != AFFINODE_CLASS_FREE &&
-	    !is_one_of(name, past_the_gate))
+	    class_ != AFFINODE_CLASS_SYNC && !is_one_of(name, past_the_gate))
 		return real;
 	shadow = shadow_for(name, version, real);
-	return shadow ? shadow : thunk(real, wide, deferred_may_be(name));
+	return shadow ? shadow : thunk(real, wide, deferred_may_be(name) ? IS_PUT_OFF : WAITS);
 }
 
 /* They take the mover's lock, or ask the driver themselves, before they come to what is below.  */
@@ -226,7 +234,7 @@ static const char *const held_above[] = {"cuMemRelease", "cuMemUnmap", "cuCtxDes
 
 void *books_above(const char *name, void *hook)
 {
-	return is_one_of(name, held_above) ? thunk(hook, false, false) : hook;
+	return is_one_of(name, held_above) ? thunk(hook, false, WAITS) : hook;
 }
 
 void books_reset_in_child(void)

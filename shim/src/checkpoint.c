@@ -31,7 +31,9 @@
 #define CONTEXT_BYTES GIB
 #define DRAIN_NS (100 * MS_NS)
 #define LOCK_TIMEOUT_MS 1000u
-#define GPU_LOCK_NS (5 * S_NS)
+/* To come back one waits for another's resume; to go away, a caller may be waiting for us.  */
+#define LOCK_TO_COME_BACK_NS (5 * S_NS)
+#define LOCK_TO_GO_NS (100 * MS_NS)
 #define GPU_LOCK_POLL_NS (5 * MS_NS)
 /* The others' belief that nobody needs the GPU's lock must have passed (gpu_lock.c).  */
 #define YOUNG_NS (3 * S_NS)
@@ -209,9 +211,9 @@ static int state_now(void)
 	return api.state(getpid(), &state) == CUDA_SUCCESS ? state : -1;
 }
 
-static bool lock_gpus(void)
+static bool lock_gpus(uint64_t ns)
 {
-	uint64_t until = clock_ns() + GPU_LOCK_NS;
+	uint64_t until = clock_ns() + ns;
 
 	/* Our processes share it for microseconds at a time; another one's resume takes longer.  */
 	while (!gpu_lock_all()) {
@@ -271,7 +273,7 @@ enum affinode_status checkpoint_out(char *why, size_t size)
 	const char *in_the_way = objection(&device);
 
 	snprintf(why, size, "%s", "");
-	if (!in_the_way && !lock_gpus())
+	if (!in_the_way && !lock_gpus(LOCK_TO_GO_NS))
 		in_the_way = "another kernel is resuming";
 	if (!in_the_way && !gpu_lock_is_held(device))
 		in_the_way = "no lock can be had for the GPU";
@@ -380,7 +382,7 @@ enum affinode_status checkpoint_in(char *why, size_t size)
 	snprintf(why, size, "%s", "");
 	if (!checkpoint_is_out())
 		return AFFINODE_OK;
-	if (!lock_gpus()) {
+	if (!lock_gpus(LOCK_TO_COME_BACK_NS)) {
 		snprintf(why, size, "another kernel is resuming");
 		return AFFINODE_NO_GPU_ROOM;
 	}

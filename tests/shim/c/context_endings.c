@@ -1,0 +1,153 @@
+/* A process whose CUDA context is off the GPU ends in time and in its own way: told to or by itself, with room to come back
+ * or without, although destructors call a driver that does not come back; killed at any moment it leaves nothing behind. A
+ * child that it forked meanwhile is refused, not held.  */
+#include "depth.h"
+
+#include <dlfcn.h>
+#include <signal.h>
+#include <sys/wait.h>
+
+#define BYTES MiB(48)
+
+enum ending { EXIT, EXIT_ON_A_FULL_GPU, EXIT_ANNOUNCED, KILL, KILL_WHILE_GOING, KILL_WHILE_COMING, ENDINGS };
+
+static CUdeviceptr block;
+static CUresult (*hidden)(void);
+
+/* As a library's that came by a private table, or the driver's own.  */
+static void destructor(void)
+{
+	CUstream stream;
+
+	cu.MemFree(block);
+	cu.CtxSynchronize();
+	if (cu.StreamCreate(&stream, 0) == CUDA_SUCCESS)
+		cu.StreamDestroy(stream);
+	cu.DevicePrimaryCtxRelease(0);
+	hidden();
+}
+
+/* Forked while the driver holds the parent: whatever it calls, it is told no and ends.  */
+static void fork_refused(void)
+{
+	int status;
+	pid_t pid = fork();
+
+	CHECK(pid >= 0);
+	if (pid == 0) {
+		CUcontext current;
+		CUdeviceptr at;
+		CUevent event;
+
+		if (cu.MemAlloc(&at, MiB(2)) == CUDA_SUCCESS || cu.EventCreate(&event, 0) == CUDA_SUCCESS)
+			_exit(1);
+		cu.CtxGetCurrent(&current);
+		cu.MemFree(block);
+		cu.StreamQuery(NULL);
+		_exit(42);
+	}
+	CHECK_EQUAL(waitpid(pid, &status, 0), pid);
+	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 42);
+}
+
+static void child(void)
+{
+	char byte;
+
+	atexit(destructor); /* before the driver comes: it runs when everything of CUDA's has ended */
+	*(void **)&hidden = cuda_hidden("cuCtxSynchronize");
+	cuda_start();
+	CUDA(MemAlloc(&block, BYTES));
+	CHECK_EQUAL(launch_pattern(NULL, block, BYTES, 3), CUDA_SUCCESS);
+	CUDA(CtxSynchronize());
+	CHECK_EQUAL(read(0, &byte, 1), 1);
+	if (byte == 1)
+		fork_refused();
+	printf("flushed by exit");
+	exit(42);
+}
+
+static uint64_t random_state;
+
+static pid_t child_begin(int *in, int *out)
+{
+	int down[2], up[2], saved_in = dup(0), saved_out = dup(1);
+	pid_t pid;
+
+	CHECK_EQUAL(pipe(down), 0);
+	CHECK_EQUAL(pipe(up), 0);
+	CHECK_EQUAL(dup2(down[0], 0), 0);
+	CHECK_EQUAL(dup2(up[1], 1), 1);
+	pid = child_start("child");
+	CHECK_EQUAL(dup2(saved_in, 0), 0);
+	CHECK_EQUAL(dup2(saved_out, 1), 1);
+	close(saved_in);
+	close(saved_out);
+	close(down[0]);
+	close(up[1]);
+	*in = down[1];
+	*out = up[0];
+	controller_accept();
+	PAGE_UNTIL(page.gpus[0].resident_bytes == BYTES && page.calls_in_flight == 0);
+	return pid;
+}
+
+static void one(enum ending ending)
+{
+	struct neighbour neighbour;
+	char text[64] = "", byte = ending == EXIT_ON_A_FULL_GPU;
+	bool killed = ending >= KILL;
+	uint64_t begin;
+	int in, out;
+	pid_t pid = child_begin(&in, &out);
+
+	park_deep_surely();
+	CHECK_EQUAL(gpu_used_bytes(), 0);
+	if (ending == KILL_WHILE_GOING) {
+		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+		controller_command(AFFINODE_COMMAND_PARK, AFFINODE_MOVE_CONTEXT);
+		PAGE_UNTIL(page.state == AFFINODE_STATE_PARKED); /* and the driver at work */
+	}
+	if (ending == KILL_WHILE_COMING)
+		controller_command(AFFINODE_COMMAND_RESUME, 0);
+	if (ending == EXIT_ON_A_FULL_GPU)
+		neighbour = neighbour_start(0);
+	if (ending == EXIT_ANNOUNCED)
+		controller_command(AFFINODE_COMMAND_DYING, 0);
+	begin = test_now_ns();
+	if (ending == KILL_WHILE_GOING || ending == KILL_WHILE_COMING)
+		usleep((unsigned)(test_random(&random_state) % 60000));
+	if (killed)
+		kill(pid, SIGKILL);
+	else
+		CHECK_EQUAL(write(in, &byte, 1), 1);
+	CHECK_EQUAL(child_wait(pid), killed ? 128 + SIGKILL : 42);
+	CHECK(test_now_ns() - begin < 8000000000u);
+	if (!killed) {
+		CHECK(read(out, text, sizeof(text) - 1) > 0);
+		CHECK(strstr(text, "flushed by exit") != NULL);
+	}
+	if (ending == EXIT_ON_A_FULL_GPU)
+		neighbour_end(neighbour);
+	close(in);
+	close(out);
+	CHECK_EQUAL(gpu_processes(), 0);
+	CHECK_EQUAL(gpu_used_bytes(), 0);
+}
+
+int main(int argc, char **argv)
+{
+	setenv("AFFINODE_SIM_COPY_RATE", "1GiB", 1); /* checkpoint and restore take 60 ms */
+	test_begin(argc, argv, 140);
+	depth_ask();
+	if (test_role && strcmp(test_role, "neighbour") == 0) {
+		neighbour_main();
+		return 0;
+	}
+	if (test_role)
+		child();
+	random_state = test_seed;
+	for (enum ending ending = 0; ending < ENDINGS; ending++)
+		one(ending);
+	return 0;
+}

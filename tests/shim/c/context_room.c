@@ -1,0 +1,129 @@
+/* Restore loses a process that meets a full GPU: it is never called there. Whoever took the memory, whether a controller says
+ * resume or the process comes back alone, it stays parked until there is room, and then nothing is missing. And a step of
+ * the driver's that fails is taken again.  */
+#include "depth.h"
+
+#define BYTES MiB(64)
+
+static CUdeviceptr block;
+static _Atomic int result;
+
+static void *copy(void *unused)
+{
+	uint32_t word;
+
+	(void)unused;
+	CUDA(CtxSetCurrent(cuda_context));
+	atomic_store(&result, cu.MemcpyDtoH(&word, block, 4));
+	return NULL;
+}
+
+static unsigned in_log(const char *text)
+{
+	FILE *log = fopen(getenv("AFFINODE_LOG"), "re");
+	char line[512];
+	unsigned n = 0;
+
+	CHECK(log != NULL);
+	while (fgets(line, sizeof(line), log))
+		n += strstr(line, text) != NULL;
+	fclose(log);
+	return n;
+}
+
+static void stays_parked_while_full(uint64_t spare)
+{
+	struct neighbour neighbour;
+
+	park_deep_surely();
+	neighbour = neighbour_start(spare);
+	for (int i = 0; i < 3; i++) {
+		struct affinode_reply reply = controller_reply(controller_command(AFFINODE_COMMAND_RESUME, 0));
+
+		CHECK_EQUAL(reply.status, AFFINODE_NO_GPU_ROOM);
+		CHECK(strstr(reply.text, "the GPU is full") != NULL);
+		CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
+		CHECK_EQUAL(page_read().depth, AFFINODE_DEPTH_CONTEXT);
+		CHECK_EQUAL(gpu_processes(), 1);
+	}
+	neighbour_end(neighbour);
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK(holds_pattern(block, BYTES, 47, 0));
+}
+
+/* The lock is another's: it stays parked, however much is free.  */
+static void stays_parked_without_the_lock(void)
+{
+	struct affinode_reply reply;
+	int fd;
+
+	park_deep_surely();
+	fd = gpu_lock_take();
+	CHECK(fd >= 0);
+	reply = controller_reply(controller_command(AFFINODE_COMMAND_RESUME, 0));
+	CHECK_EQUAL(reply.status, AFFINODE_NO_GPU_ROOM);
+	CHECK_EQUAL(page_read().depth, AFFINODE_DEPTH_CONTEXT);
+	gpu_lock_leave(fd);
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK(holds_pattern(block, BYTES, 47, 0));
+}
+
+/* The driver says no before it did anything (Restore), or after it did half (Unlock).  */
+static void a_step_that_fails_is_taken_again(void)
+{
+	park_deep_surely(); /* 1st Restore and Unlock that fail: see main */
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_FAILED);
+	CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
+	CHECK_EQUAL(page_read().depth, AFFINODE_DEPTH_CONTEXT);
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_FAILED);
+	CHECK_EQUAL(page_read().depth, AFFINODE_DEPTH_CONTEXT);
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK(holds_pattern(block, BYTES, 47, 0));
+}
+
+static void alone(void)
+{
+	struct neighbour neighbour;
+	pthread_t thread;
+
+	park_deep_surely();
+	neighbour = neighbour_start(MiB(256));
+	controller_stop();
+	atomic_store(&result, -1);
+	thread_start(&thread, copy, NULL);
+	UNTIL(in_log("resume: status 3,") >= 9); /* NO_GPU_ROOM: 7 before, 2 alone */
+	CHECK_EQUAL(atomic_load(&result), -1);
+	CHECK_EQUAL(page_read().depth, AFFINODE_DEPTH_CONTEXT);
+	neighbour_end(neighbour);
+	thread_join(thread);
+	CHECK_EQUAL(atomic_load(&result), CUDA_SUCCESS);
+	CHECK(holds_pattern(block, BYTES, 47, 0));
+}
+
+int main(int argc, char **argv)
+{
+	char log[] = "/tmp/affinode-room-XXXXXX";
+
+	test_begin(argc, argv, 100);
+	if (test_role) {
+		neighbour_main();
+		return 0;
+	}
+	close(mkstemp(log));
+	setenv("AFFINODE_LOG", log, 1);
+	setenv("AFFINODE_SIM_FAULTS", "cuCheckpointProcessRestore:OPERATING_SYSTEM:1,cuCheckpointProcessUnlock:UNKNOWN:1", 1);
+	depth_ask();
+	cuda_start();
+	unsetenv("AFFINODE_SIM_FAULTS");
+	controller_accept();
+	CUDA(MemAlloc(&block, BYTES));
+	CHECK_EQUAL(launch_pattern(NULL, block, BYTES, 47), CUDA_SUCCESS);
+	CUDA(CtxSynchronize());
+	a_step_that_fails_is_taken_again();
+	stays_parked_while_full(0);
+	stays_parked_while_full(MiB(1900)); /* enough for all of it, and too little to be sure */
+	stays_parked_without_the_lock();
+	alone();
+	unlink(log);
+	return 0;
+}

@@ -1,0 +1,33 @@
+/* For the tests of context depth: parking that deep, and what NVML says of the GPU meanwhile.  */
+#ifndef TEST_DEPTH_H
+#define TEST_DEPTH_H
+
+#include "harness.h"
+
+/* Ask for context depth and more; after test_begin, before cuda_start.  */
+void depth_ask(void);
+
+/* What is used of the GPU, by anyone, and by how many processes.  */
+uint64_t gpu_used_bytes(void);
+unsigned gpu_processes(void);
+
+/* Park at context depth and wait: the reply, whose text says why if it went no deeper than memory.  */
+struct affinode_reply park_deep(void);
+
+/* Park that deep, tried again while the process is too young for it.  */
+void park_deep_surely(void);
+
+/* Take or leave the first GPU's lock as another process would; -1: it is held by someone else.  */
+int gpu_lock_take(void);
+void gpu_lock_leave(int fd);
+
+/* A process, not ours, that takes all that is free of the GPU but `spare` bytes; it ends when told.  */
+struct neighbour {
+	pid_t pid;
+	int to;
+};
+struct neighbour neighbour_start(uint64_t spare);
+void neighbour_end(struct neighbour neighbour);
+void neighbour_main(void); /* what the program does when its role is "neighbour" */
+
+#endif
