@@ -27,9 +27,10 @@
 
 enum {
 	TAKES = 1u << 0,         /* memory of the current device, as many bytes as the second argument says */
-	TAKES_CONTEXT = 1u << 1, /* memory of any device */
-	SHARES = 1u << 2,
-	CONTEXTS = 1u << 3,
+	TAKES_HANDLE = 1u << 1,  /* the same, of the device that the third argument describes */
+	TAKES_CONTEXT = 1u << 2, /* memory of any device */
+	SHARES = 1u << 3,
+	CONTEXTS = 1u << 4,
 };
 
 struct rule {
@@ -38,7 +39,7 @@ struct rule {
 };
 
 static const struct rule rules[] = {
-	{"cuMemCreate", TAKES},
+	{"cuMemCreate", TAKES_HANDLE},
 	{"cuMemAlloc", TAKES},
 	{"cuMemAllocManaged", TAKES},
 	{"cuMemAllocAsync", TAKES},
@@ -107,21 +108,34 @@ static void unshare_all(uint64_t shared)
 			gpu_unshare(device_at(i));
 }
 
-/* Of the current device, or of all that may be meant.  */
-static bool share_for(unsigned what, uint64_t bytes, uint64_t *shared)
+/* The device whose memory is taken; NULL: unknown, or none of a device.  */
+static struct device *device_meant(unsigned what, const CUmemAllocationProp *prop)
 {
 	struct context *context;
+
+	if (what & TAKES_HANDLE)
+		return prop && prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? device_known(prop->location.id)
+										  : NULL;
+	context = context_current();
+	return context ? context->device : NULL;
+}
+
+/* Of the device meant, or of all that may be.  */
+static bool share_for(unsigned what, uint64_t bytes, const CUmemAllocationProp *prop, uint64_t *shared)
+{
+	struct device *device;
 	int result;
 
 	*shared = 0;
-	if (!shim_is_on() || !(what & (TAKES | TAKES_CONTEXT)) || ((what & TAKES) && bytes < BACKED_FROM_BYTES))
+	if (!(what & (TAKES | TAKES_HANDLE | TAKES_CONTEXT)) || !shim_is_on() ||
+	    (!(what & TAKES_CONTEXT) && bytes < BACKED_FROM_BYTES) || !gpu_locks_are_used())
 		return true;
 	if (what & TAKES_CONTEXT)
 		return share_all(shared);
-	context = context_current();
-	result = context ? gpu_share(context->device, SHARE_NS) : -ENOENT;
+	device = device_meant(what, prop);
+	result = device ? gpu_share(device, SHARE_NS) : -ENOENT;
 	if (result == 0)
-		*shared = 1ull << device_index(context->device);
+		*shared = 1ull << device_index(device);
 	return result != -EBUSY;
 }
 
@@ -138,7 +152,7 @@ static W call_int(const struct target *target, INT_PARAMETERS)
 	uint64_t shared;
 	W result;
 
-	if (!share_for(target->what, a1, &shared)) {
+	if (!share_for(target->what, a1, (const CUmemAllocationProp *)a2, &shared)) {
 		unshare_all(shared);
 		return CUDA_ERROR_OUT_OF_MEMORY; /* which asks for room, and is tried again */
 	}

@@ -20,7 +20,7 @@ struct lock {
 	int exclusive; /* descriptors plus one; 0: not open */
 	int shared;    /* of its own, so that the two kinds of holding do not convert each other */
 	unsigned sharers;
-	_Atomic uint64_t look_at_ns; /* no file before this */
+	_Atomic uint64_t look_at_ns; /* no file before this; 0 once there is one */
 };
 
 static pthread_mutex_t lock_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -124,24 +124,42 @@ bool gpu_locks_make(void)
 	return made;
 }
 
+/* The file, opened if it is there, with the lock held; false: it is not.  */
+static bool open_shared(struct lock *lock, const struct device *device)
+{
+	int fd = lock->shared ? lock->shared - 1 : lock_file(device, false);
+
+	lock->shared = fd + 1;
+	atomic_store(&lock->look_at_ns, fd < 0 ? clock_ns() + LOOK_EVERY_NS : 0);
+	return fd >= 0;
+}
+
 /* One try, with the lock held: 0, -ENOENT, -EBUSY.  */
 static int share_once(struct lock *lock, const struct device *device)
 {
 	if (lock->exclusive)
 		return -ENOENT; /* held by our own mover, with the gate closed */
-	if (!lock->shared) {
-		int fd = lock_file(device, false);
-
-		if (fd < 0) {
-			atomic_store(&lock->look_at_ns, clock_ns() + LOOK_EVERY_NS);
-			return -ENOENT;
-		}
-		lock->shared = fd + 1;
-	}
+	if (!open_shared(lock, device))
+		return -ENOENT;
 	if (!lock->sharers && flock(lock->shared - 1, LOCK_SH | LOCK_NB) != 0)
 		return errno == EWOULDBLOCK || errno == EINTR ? -EBUSY : -ENOENT;
 	lock->sharers++;
 	return 0;
+}
+
+bool gpu_locks_are_used(void)
+{
+	uint64_t now = clock_ns();
+	bool used = false;
+
+	for (int i = 0; i < locks_wanted() && !used; i++) {
+		if (now < atomic_load_explicit(&locks[i].look_at_ns, memory_order_relaxed))
+			continue;
+		pthread_mutex_lock(&lock_lock);
+		used = open_shared(&locks[i], device_at(i));
+		pthread_mutex_unlock(&lock_lock);
+	}
+	return used;
 }
 
 int gpu_share(const struct device *device, uint64_t ns)

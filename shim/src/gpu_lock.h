@@ -25,6 +25,9 @@ bool gpu_lock_is_held(const struct device *device);
 /* Make the lock files, so that other processes begin to heed them; false: not for every GPU.  */
 bool gpu_locks_make(void);
 
+/* Whether any of this process's GPUs has a lock file, as of a second ago: without one there is nothing to share.  */
+bool gpu_locks_are_used(void);
+
 /* Share a GPU's lock, waiting `ns` at most: 0, to be given back by gpu_unshare; -ENOENT: nobody needs it, nothing to give
  * back; -EBUSY: somebody else's for longer than that.  */
 int gpu_share(const struct device *device, uint64_t ns);
