@@ -27,8 +27,10 @@ NOTICE = struct.Struct("=II192s")
 RESULT = struct.Struct("=iI192s")
 
 NONE, RESIDENT, PARKING, PARKED, QUEUED, RESUMING, LOST = range(7)
-PARK, RESUME, CANCEL, CANCEL_END, DYING, ROOM = range(1, 7)
-OK, BUSY, REVOKED, NO_GPU_ROOM, NO_HOST_ROOM, STALE, NOTHING, FAILED, REFUSED = range(9)
+PARK, RESUME, CANCEL, CANCEL_END, DYING, ROOM, COMMIT, ABORT = range(1, 9)
+OK, BUSY, REVOKED, NO_GPU_ROOM, NO_HOST_ROOM, STALE, NOTHING, FAILED, REFUSED, PREPARED = range(10)
+PREPARE = 1  # in the argument of PARK and RESUME
+WANT = 2  # what is notified
 TYPES = {1: "hello", 2: "notify", 3: "reply", 4: "request", 0x40: "heartbeat"}
 
 
@@ -106,11 +108,12 @@ class LinkPeer:
                 self.send(0x40, b"")
             timeout_s = 0.0
 
-    def reply_to(self, epoch: int, timeout_s: float = 30.0) -> Reply:
+    def reply_to(self, epoch: int, timeout_s: float = 30.0, *, last: bool = False) -> Reply:
+        """The first reply to a command, or the `last`, which ends a prepared move."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             for reply in self.replies:
-                if reply.epoch == epoch:
+                if reply.epoch == epoch and not (last and reply.status == PREPARED):
                     return reply
             self.pump(0.05)
         raise TimeoutError(f"no reply to command {epoch} within {timeout_s} s; page {self.page()}")
@@ -120,6 +123,18 @@ class LinkPeer:
 
     def resume(self, timeout_s: float = 60.0) -> Reply:
         return self.reply_to(self.command(RESUME), timeout_s)
+
+    def prepare(self, command: int) -> int:
+        """PARK or RESUME as far as PREPARED; its epoch."""
+        epoch = self.command(command, argument=PREPARE)
+        reply = self.reply_to(epoch)
+        assert reply.status == PREPARED, reply
+        return epoch
+
+    def decide(self, decision: int, epoch: int) -> Reply:
+        """COMMIT or ABORT; how the move ended."""
+        self.command(decision, request=epoch)
+        return self.reply_to(epoch, last=True)
 
     def wait(self, condition, timeout_s: float = 10.0) -> Page:  # type: ignore[no-untyped-def]
         """Read the page until `condition(page)`; that page."""

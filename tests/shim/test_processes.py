@@ -5,129 +5,18 @@ moments of park and resume nothing hangs and nothing is lost.
 from __future__ import annotations
 
 import json
-import os
 import random
-import select
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from link_peer import BUSY, NOTHING, OK, PARK, PARKED, QUEUED, RESUME, REVOKED, LinkListener, LinkPeer
+from link_peer import BUSY, NOTHING, OK, PARK, PARKED, RESUME, REVOKED, LinkPeer
+from shim_machine import HERE, Machine, Running
 
-HERE = Path(__file__).resolve().parent / "processes"
-CC = os.environ.get("CC", "cc")
 ROUNDS = 6
-DEADLINE_S = 30.0
-
-
-class Machine:
-    """A simulated GPU, a link to listen on, and the environment that joins a process to both."""
-
-    def __init__(self, folder: Path, native: Path) -> None:
-        self.folder = folder
-        driver = folder / "driver"
-        driver.mkdir()
-        for name in ("libcuda.so.1", "libcuda.so"):
-            (driver / name).symlink_to(native / "libaffinode-sim-cuda.so")
-        self.driver = driver
-        self.listener = LinkListener(folder / "run")
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("AFFINODE_")}
-        self.environment = {
-            **clean,
-            "LD_PRELOAD": str(native / "libaffinode.so"),
-            "LD_LIBRARY_PATH": str(driver),
-            "AFFINODE_SOCKET": str(self.listener.socket_path),
-            "AFFINODE_SIM_DIR": str(folder / "gpu"),
-            "AFFINODE_SIM_COPY_RATE": "400MiB",  # 4 MiB take 10 ms, long enough to come in between
-        }
-
-    def compile(self, source: str, *options: str, name: str) -> Path:
-        made = self.folder / name
-        # The compiler's linker must not meet the simulated driver's symbols unless it is asked to.
-        command = [CC, "-O1", "-Wall", "-Werror", str(HERE / source), "-o", str(made), *options]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return made
-
-
-@pytest.fixture
-def gpu(native: Path) -> Iterator[Machine]:
-    folder = Path(tempfile.mkdtemp(prefix="aff-", dir="/tmp"))
-    made = Machine(folder, native)
-    yield made
-    made.listener.close()
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-class Running:
-    """The process under test, its link, and a controller's manners: who wants the GPU gets it back."""
-
-    def __init__(self, machine: Machine, *command: str | Path) -> None:
-        self.process = subprocess.Popen(
-            list(map(str, command)),
-            env=machine.environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-        )
-        self.peer = machine.listener.accept()
-        self.resuming = 0
-
-    def __enter__(self) -> Running:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        assert self.process.stdin and self.process.stdout
-        self.process.stdin.close()
-        self.process.stdout.close()
-        self.peer.close()
-
-    def serve(self) -> None:
-        """Resume it if a call of its waits."""
-        self.peer.pump()
-        if self.peer.page().state == QUEUED and not self.resuming:
-            self.resuming = self.peer.command(RESUME)
-        if any(reply.epoch == self.resuming for reply in self.peer.replies):
-            self.resuming = 0
-
-    def answer(self, timeout_s: float = DEADLINE_S) -> str:
-        """The next line it writes, serving it meanwhile."""
-        assert self.process.stdout
-        deadline = time.monotonic() + timeout_s
-        while not select.select([self.process.stdout], [], [], 0.005)[0]:
-            assert time.monotonic() < deadline, f"hangs; page {self.peer.page()}"
-            self.serve()
-        line = self.process.stdout.readline()
-        assert line, f"ended with {self.process.wait()}"
-        return line.strip()
-
-    def say(self, line: str) -> None:
-        assert self.process.stdin
-        self.process.stdin.write(line)
-        self.process.stdin.flush()
-
-    def ask(self, line: str) -> object:
-        self.say(line + "\n")
-        return json.loads(self.answer())
-
-    def wait_for_reply(self, epoch: int) -> int:
-        """A move's status, serving it meanwhile: its work may want the GPU in between."""
-        deadline = time.monotonic() + DEADLINE_S
-        while True:
-            for reply in self.peer.replies:
-                if reply.epoch == epoch:
-                    return reply.status
-            assert time.monotonic() < deadline, f"no reply; page {self.peer.page()}"
-            self.peer.pump(0.01)
 
 
 def moments(seed: int) -> Iterator[tuple[bool, float]]:

@@ -61,9 +61,15 @@ class Worker:
     def __init__(self) -> None:
         start()
         self.block = allocate(7)
+        self.spare = allocate(8)
 
     def check(self) -> bool:
         return is_filled(self.block, 7)
+
+    def drop(self) -> bool:
+        """Free a block: it must not wait for the GPU."""
+        checked(cu.cuMemFree(self.spare))
+        return True
 
     def fork_exit(self) -> int:
         pid = os.fork()

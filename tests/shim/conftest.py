@@ -1,0 +1,20 @@
+"""A machine of its own for each test of the shim in real processes."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from shim_machine import Machine
+
+
+@pytest.fixture
+def gpu(native: Path) -> Iterator[Machine]:
+    folder = Path(tempfile.mkdtemp(prefix="aff-", dir="/tmp"))
+    made = Machine(folder, native)
+    yield made
+    made.listener.close()
+    shutil.rmtree(folder, ignore_errors=True)
