@@ -50,6 +50,7 @@ class Run:
     resumes: int = 0
     mended: int = 0
     problem: str = ""
+    is_cut_off: bool = False  # the script's time was over
 
 
 def modules(package: str) -> list[str]:
@@ -67,11 +68,13 @@ def modules(package: str) -> list[str]:
 class Suite:
     """Runs modules, each way, in several threads."""
 
-    def __init__(self, controlled: Controlled, package: str, deadline: float, every_s: float):
+    def __init__(self, controlled: Controlled, package: str, begins: float, ends: float, every_s: float):
+        """Begins nothing new after `begins` and kills what runs at `ends` (monotonic seconds)."""
         spec = importlib.util.find_spec(package)
         assert spec is not None and spec.submodule_search_locations
         self.root = next(iter(spec.submodule_search_locations))
-        self.controlled, self.deadline, self.every_s = controlled, deadline, every_s
+        self.controlled, self.every_s = controlled, every_s
+        self.begins, self.ends = begins, ends
         self.work: queue.Queue[tuple[Group, bool]] = queue.Queue()
         self.runs: list[Run] = []
         config = controlled.folder / "pytest.ini"
@@ -135,7 +138,8 @@ class Suite:
         return run
 
     def _wait(self, program: subprocess.Popen[str], run: Run, kernel_id: str) -> None:
-        ends = time.monotonic() + MODULE_S * len(run.group)
+        patience = MODULE_S * len(run.group)
+        ends = min(time.monotonic() + patience, self.ends)
         while True:
             try:
                 program.wait(self.every_s)
@@ -143,7 +147,8 @@ class Suite:
             except subprocess.TimeoutExpired:
                 pass
             if time.monotonic() > ends:
-                run.problem = f"not done in {MODULE_S * len(run.group):.0f} s; killed"
+                run.is_cut_off = ends == self.ends
+                run.problem = f"not done in {patience:.0f} s; killed"
                 program.kill()
                 program.wait()
                 return
@@ -161,8 +166,10 @@ class Suite:
                 group, managed = self.work.get_nowait()
             except queue.Empty:
                 return
-            if time.monotonic() < self.deadline:
-                self.runs.append(self.run(group, managed))
+            if time.monotonic() < self.begins:
+                run = self.run(group, managed)
+                if not run.is_cut_off:
+                    self.runs.append(run)
 
 
 def outcomes(results: Path) -> Outcomes:
@@ -196,8 +203,11 @@ def again(suite: Suite, plain: Run, managed: Run, deadline: float) -> tuple[list
     rounds = [first]
     plains = [plain]
     while first and len(rounds) < ROUNDS and time.monotonic() < deadline:
-        plains.append(suite.run(plain.group, False))
-        rounds.append(differences(plains[-1], suite.run(plain.group, True)))
+        both = suite.run(plain.group, False), suite.run(plain.group, True)
+        if both[0].is_cut_off or both[1].is_cut_off:
+            break
+        plains.append(both[0])
+        rounds.append(differences(*both))
     stay, passing = [], []
     for name, (without, with_) in first.items():
         steady = len({(run.problem or run.outcomes.get(name, "absent")) for run in plains}) == 1
@@ -237,7 +247,7 @@ def main() -> int:
         wanted = [name for name in wanted if name.rpartition(".")[2] in given.modules.split(",")]
     say(f"{len(wanted)} modules, {given.at_once} processes at a time")
     with Controlled("--min-footprint=0") as controlled:
-        suite = Suite(controlled, given.suite, deadline - given.time / 4, given.every)
+        suite = Suite(controlled, given.suite, deadline - given.time / 4, deadline, given.every)
         suite.go(grouped(wanted, given.group), given.at_once)
         by_group: dict[Group, dict[bool, Run]] = {}
         for run in suite.runs:
