@@ -64,11 +64,8 @@ static CUresult back(struct memory_handle *handle)
 
 	if (!machine_charge(gpu, handle->size))
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	if (handle->properties.requestedHandleTypes)
-		handle->fd = memfile_create(handle->size);
-	else
-		handle->offset = memfile_take(handle->size);
-	if (handle->fd < 0 && handle->offset == MEMFILE_NONE) {
+	handle->offset = memfile_take(handle->size);
+	if (handle->offset == MEMFILE_NONE) {
 		machine_refund(gpu, handle->size);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}

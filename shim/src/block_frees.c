@@ -6,6 +6,7 @@
 #include "copies.h"
 #include "driver.h"
 #include "gate.h"
+#include "ipc.h"
 #include "log.h"
 #include "mover.h"
 #include "shim.h"
@@ -33,28 +34,69 @@ static CUresult block_reserve_and_map(struct block *block)
 	return result;
 }
 
+static struct block *block_new(struct context *context, size_t size, size_t mapped)
+{
+	struct block *block = calloc(1, sizeof(*block));
+
+	if (!block)
+		return NULL;
+	block->context = context;
+	block->size = size;
+	block->mapped = mapped;
+	block->id = atomic_fetch_add(&next_id, 1);
+	return block;
+}
+
 CUresult block_allocate(size_t size, CUdeviceptr *address)
 {
 	struct context *context = context_current();
+	size_t granularity, mapped;
 	struct block *block;
 	CUresult result;
 
 	if (!context || !context->device->can_map || shim_is_unparkable())
 		return CUDA_ERROR_NOT_SUPPORTED;
-	block = calloc(1, sizeof(*block));
+	granularity = context->device->granularity;
+	mapped = (size + granularity - 1) / granularity * granularity;
+	block = block_new(context, size, mapped);
 	if (!block)
 		return CUDA_ERROR_NOT_SUPPORTED;
 	context_make_ready(context);
-	block->context = context;
-	block->size = size;
-	block->mapped = (size + context->device->granularity - 1) / context->device->granularity *
-			context->device->granularity;
-	block->id = atomic_fetch_add(&next_id, 1);
-	result = block->mapped < size ? CUDA_ERROR_OUT_OF_MEMORY : block_reserve_and_map(block);
+	result = mapped < size ? CUDA_ERROR_OUT_OF_MEMORY : block_reserve_and_map(block);
 	if (result == CUDA_SUCCESS && !blocks_insert(block)) {
 		block_unmap(block);
-		driver.cuMemAddressFree(block->address, block->mapped);
+		driver.cuMemAddressFree(block->address, mapped);
 		result = CUDA_ERROR_NOT_SUPPORTED;
+	}
+	if (result != CUDA_SUCCESS) {
+		free(block);
+		return result;
+	}
+	*address = block->address;
+	return CUDA_SUCCESS;
+}
+
+CUresult block_import(CUmemGenericAllocationHandle handle, size_t size, size_t mapped, CUdeviceptr *address)
+{
+	struct context *context = context_current();
+	struct block *block = context ? block_new(context, size, mapped) : NULL;
+	CUresult result;
+
+	if (!block)
+		return context ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_CONTEXT;
+	context_make_ready(context);
+	block->handle = handle;
+	block->shared = block->imported = true;
+	result = driver.cuMemAddressReserve(&block->address, mapped, 0, 0, 0);
+	if (result == CUDA_SUCCESS) {
+		result = block_map(block);
+		block->resident = true;
+		if (result == CUDA_SUCCESS && !blocks_insert(block)) {
+			driver.cuMemUnmap(block->address, mapped);
+			result = CUDA_ERROR_OUT_OF_MEMORY;
+		}
+		if (result != CUDA_SUCCESS)
+			driver.cuMemAddressFree(block->address, mapped);
 	}
 	if (result != CUDA_SUCCESS) {
 		free(block);
@@ -67,6 +109,8 @@ CUresult block_allocate(size_t size, CUdeviceptr *address)
 /* The end of a block that nobody uses any more.  */
 static void block_destroy(struct block *block)
 {
+	if (block->shared)
+		ipc_block_ends(block->address);
 	if (block->resident && block_unmap(block) != CUDA_SUCCESS) {
 		/* The context may be gone or broken; the address stays reserved so that nothing else lands there.  */
 		log_line("cuMemUnmap failed for %zu bytes at %llx", block->mapped, block->address);
@@ -134,7 +178,7 @@ void blocks_reap(bool synchronise)
 	blocks_changed();
 }
 
-bool block_free(CUdeviceptr address)
+static bool block_end(CUdeviceptr address, bool imported)
 {
 	GATE_PASS(pass);
 	bool open = gate_try_enter(&pass, AFFINODE_CLASS_FREE);
@@ -146,7 +190,7 @@ bool block_free(CUdeviceptr address)
 	/* From the table to the doomed list in one step: between the two, a resume would neither bring the block back
 	 * nor end it, and its host copy would outlive the memory it is in.  */
 	pthread_mutex_lock(&blocks_lock);
-	block = blocks_take(address);
+	block = blocks_take(address, imported);
 	if (block && !now) {
 		block->next_doomed = doomed;
 		doomed = block;
@@ -163,6 +207,16 @@ bool block_free(CUdeviceptr address)
 	}
 	blocks_changed();
 	return true;
+}
+
+bool block_free(CUdeviceptr address)
+{
+	return block_end(address, false);
+}
+
+bool block_end_import(CUdeviceptr address)
+{
+	return block_end(address, true);
 }
 
 void blocks_drop_context(CUcontext handle)

@@ -4,6 +4,9 @@
 #include "log.h"
 #include "mappings.h"
 
+/* Whether legacy IPC of backed memory is offered: it has to be decided before anybody asks.  */
+#define EXPORTABLE_BLOCKS true
+
 CUresult block_create(struct block *block)
 {
 	const struct device *device = block->context->device;
@@ -11,6 +14,8 @@ CUresult block_create(struct block *block)
 				    .location = {CU_MEM_LOCATION_TYPE_DEVICE, device->ordinal}};
 
 	prop.allocFlags.gpuDirectRDMACapable = device->rdma;
+	if (EXPORTABLE_BLOCKS && device->exportable)
+		prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 	if (block->mapping)
 		prop = block->mapping->prop;
 	return driver.cuMemCreate(&block->handle, block->mapped, &prop, 0);

@@ -12,8 +12,8 @@ extern pthread_mutex_t blocks_lock;
 /* False: no memory.  */
 bool blocks_insert(struct block *block);
 
-/* With the lock held: take the block that begins there out of the table; NULL: not ours.  */
-struct block *blocks_take(CUdeviceptr address);
+/* With the lock held: take the block that begins there, imported or not, out of the table; NULL: none.  */
+struct block *blocks_take(CUdeviceptr address, bool imported);
 
 /* With the lock held: take all blocks of a context out, linked by `next_doomed`.  */
 struct block *blocks_take_context(CUcontext handle);

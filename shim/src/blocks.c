@@ -63,17 +63,23 @@ bool blocks_insert(struct block *block)
 	return room;
 }
 
-struct block *blocks_take(CUdeviceptr address)
+struct block *blocks_take(CUdeviceptr address, bool imported)
 {
 	struct block *block;
 	size_t at = upper_bound(address);
 
-	if (at == 0 || blocks[at - 1]->address != address)
+	if (at == 0 || blocks[at - 1]->address != address || blocks[at - 1]->imported != imported)
 		return NULL;
 	block = blocks[at - 1];
 	memmove(blocks + at - 1, blocks + at, (blocks_count - at) * sizeof(*blocks));
 	blocks_count--;
 	return block;
+}
+
+static void describe(const struct block *block, struct block *found)
+{
+	*found = (struct block){.address = block->address, .size = block->size, .mapped = block->mapped,
+				.context = block->context, .id = block->id, .imported = block->imported};
 }
 
 bool block_find(CUdeviceptr address, struct block *found)
@@ -86,12 +92,28 @@ bool block_find(CUdeviceptr address, struct block *found)
 	if (at > 0 && address - blocks[at - 1]->address < blocks[at - 1]->size) {
 		const struct block *block = blocks[at - 1];
 
-		*found = (struct block){.address = block->address, .size = block->size, .mapped = block->mapped,
-					.context = block->context, .id = block->id};
+		describe(block, found);
 		inside = true;
 	}
 	pthread_mutex_unlock(&blocks_lock);
 	return inside;
+}
+
+CUmemGenericAllocationHandle block_share(CUdeviceptr address, struct block *found)
+{
+	CUmemGenericAllocationHandle handle = 0;
+	size_t at;
+
+	pthread_mutex_lock(&blocks_lock);
+	at = upper_bound(address);
+	if (at > 0 && address - blocks[at - 1]->address < blocks[at - 1]->size && !blocks[at - 1]->imported) {
+		blocks[at - 1]->shared = true;
+		handle = blocks[at - 1]->handle;
+		describe(blocks[at - 1], found);
+	}
+	pthread_mutex_unlock(&blocks_lock);
+	blocks_changed();
+	return handle;
 }
 
 struct block **blocks_list(size_t *count)

@@ -19,6 +19,7 @@ struct block {
 	bool resident;       /* handle is valid and mapped */
 	bool hollow;         /* mapped, but the contents are in the copy: a resume failed and it could not be unmapped */
 	bool shared;         /* another device or process knows the physical memory: stays where it is */
+	bool imported;       /* another process's, mapped here by legacy IPC; shared too */
 	struct copy *copy;   /* its contents in host memory: of a parked block all, of a resident one what the last park left */
 	uint64_t id;         /* CU_POINTER_ATTRIBUTE_BUFFER_ID, unique in the process */
 	struct block *next_doomed;
@@ -34,6 +35,15 @@ CUresult block_allocate(size_t size, CUdeviceptr *address);
  * not ours. At a closed gate, and while a capture is open, it is put on the doomed list instead and freed by whoever
  * may.  */
 bool block_free(CUdeviceptr address);
+
+/* Map another process's memory of legacy IPC in the current context; the handle is the block's from then on. And its
+ * end, as block_free: false: there is no such block.  */
+CUresult block_import(CUmemGenericAllocationHandle handle, size_t size, size_t mapped, CUdeviceptr *address);
+bool block_end_import(CUdeviceptr address);
+
+/* The handle behind the block that contains `address`, which stays on the GPU from now on; its description in *found.
+ * 0: not ours, or another process's.  */
+CUmemGenericAllocationHandle block_share(CUdeviceptr address, struct block *found);
 
 /* Free what is doomed. The caller is inside the gate, or is the mover.  */
 void blocks_reap(bool synchronise);

@@ -101,6 +101,11 @@ static void device_describe(struct device *device, CUdevice ordinal)
 	if (driver.cuDeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
 					ordinal) == CUDA_SUCCESS)
 		device->rdma = value != 0;
+	value = 0;
+	if (driver.cuMemExportToShareableHandle && driver.cuMemImportFromShareableHandle &&
+	    driver.cuDeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+					ordinal) == CUDA_SUCCESS)
+		device->exportable = value != 0;
 	if (!device->can_map || driver.cuMemGetAllocationGranularity(&device->granularity, &prop,
 								      CU_MEM_ALLOC_GRANULARITY_MINIMUM) != CUDA_SUCCESS)
 		device->can_map = false;

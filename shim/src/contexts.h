@@ -13,6 +13,7 @@ struct device {
 	CUdevice ordinal;
 	uint8_t uuid[16];
 	bool can_map;       /* virtual memory management is supported */
+	bool exportable;    /* memory can be given to other processes as a file descriptor */
 	bool rdma;          /* backed memory may be made capable of GPUDirect RDMA, as cuMemAlloc's is */
 	size_t granularity;
 	int numa_node;      /* of the host memory nearest to it; -1: unknown, or there is only one */

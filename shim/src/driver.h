@@ -55,6 +55,10 @@
 
 /* X(field, name, version, parameters): where one is missing its field is NULL, and what needs it is left out.  */
 #define DRIVER_OPTIONAL(X)                                                                                          \
+	X(cuMemExportToShareableHandle, "cuMemExportToShareableHandle", 10020,                                      \
+	  (void *, CUmemGenericAllocationHandle, int, unsigned long long))                                          \
+	X(cuMemImportFromShareableHandle, "cuMemImportFromShareableHandle", 10020,                                  \
+	  (CUmemGenericAllocationHandle *, void *, int))                                                            \
 	X(cuDeviceGetDefaultMemPool, "cuDeviceGetDefaultMemPool", 11020, (CUmemoryPool *, CUdevice))                \
 	X(cuDeviceGetMemPool, "cuDeviceGetMemPool", 11020, (CUmemoryPool *, CUdevice))                              \
 	X(cuMemPoolGetAttribute, "cuMemPoolGetAttribute", 11020, (CUmemoryPool, int, void *))                       \

@@ -101,6 +101,11 @@ void *hook_instance(struct hook *hook, void *real);
 	X(cuArrayDestroy, "cuArrayDestroy", 1)                                                                      \
 	X(cuIpcGetMemHandle, "cuIpcGetMemHandle", 0)                                                                \
 	X(cuIpcGetMemHandle, "cuIpcGetMemHandle", 1)                                                                \
+	X(cuIpcOpenMemHandle, "cuIpcOpenMemHandle_v2", 0)                                                           \
+	X(cuIpcOpenMemHandle, "cuIpcOpenMemHandle", 0)                                                              \
+	X(cuIpcOpenMemHandle, "cuIpcOpenMemHandle", 1)                                                              \
+	X(cuIpcCloseMemHandle, "cuIpcCloseMemHandle", 0)                                                            \
+	X(cuIpcCloseMemHandle, "cuIpcCloseMemHandle", 1)                                                            \
 	X(cuMemGetHandleForAddressRange, "cuMemGetHandleForAddressRange", 0)                                        \
 	X(cuMemGetHandleForAddressRange, "cuMemGetHandleForAddressRange", 1)                                        \
 	X(cuMemGetAddressRange, "cuMemGetAddressRange_v2", 0)                                                       \

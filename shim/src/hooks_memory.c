@@ -186,28 +186,6 @@ static CUresult on_cuArrayDestroy(void *real, CUarray array)
 }
 HOOK(cuArrayDestroy, (CUarray array), array)
 
-/* Backed memory has no legacy IPC handle. Refused in the driver's own words, and told.  */
-static CUresult on_cuIpcGetMemHandle(void *real, void *handle, CUdeviceptr address)
-{
-	static _Atomic int told;
-	struct block block;
-
-	if (!block_find(address, &block)) {
-		GATE_PASS(pass);
-		CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
-
-		if (result != CUDA_SUCCESS)
-			return result;
-		return ((CUresult(*)(void *, CUdeviceptr))real)(handle, address);
-	}
-	if (!atomic_exchange(&told, 1))
-		tell_person("CUDA memory of this kernel cannot be shared by legacy IPC (cudaIpcGetMemHandle, "
-			    "torch.multiprocessing with CUDA tensors). Start the kernel with AFFINODE_DISABLE=1 to "
-			    "share it; its GPU is then never yielded.");
-	return CUDA_ERROR_NOT_SUPPORTED;
-}
-HOOK(cuIpcGetMemHandle, (void *handle, CUdeviceptr address), handle, address)
-
 /* Another device (a network card) will reach the memory where it is: it must stay there.  */
 static CUresult on_cuMemGetHandleForAddressRange(void *real, void *handle, CUdeviceptr address, size_t size, int type,
 						 unsigned long long flags)

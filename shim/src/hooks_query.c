@@ -22,6 +22,10 @@ static bool backed(CUdeviceptr address, struct block *block)
 static void put_right(void *data, int attribute, CUdeviceptr address, const struct block *block)
 {
 	switch (attribute) {
+	case CU_POINTER_ATTRIBUTE_CONTEXT:
+		if (block->mapping) /* of cuMemCreate: no context's */
+			memset(data, 0, sizeof(CUcontext));
+		break;
 	case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
 		memcpy(data, &address, sizeof(address));
 		break;
@@ -39,7 +43,7 @@ static void put_right(void *data, int attribute, CUdeviceptr address, const stru
 		memcpy(data, &block->id, sizeof(block->id));
 		break;
 	case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
-		*(unsigned char *)data = 0; /* the one honest difference: see cuIpcGetMemHandle */
+		*(unsigned char *)data = block->context->device->exportable && !block->imported && !block->mapping;
 		break;
 	default:
 		break;

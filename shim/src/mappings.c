@@ -294,7 +294,8 @@ bool mapping_find_parked(CUdeviceptr address, struct block *found)
 	parked = alias && !alias->mapping->block.resident;
 	if (parked)
 		*found = (struct block){.address = alias->address, .size = alias->size, .mapped = alias->size,
-					.context = alias->mapping->block.context, .id = alias->mapping->block.id};
+					.context = alias->mapping->block.context, .id = alias->mapping->block.id,
+					.mapping = alias->mapping};
 	pthread_mutex_unlock(&mappings_lock);
 	return parked;
 }

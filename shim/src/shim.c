@@ -16,6 +16,7 @@
 #include "gate.h"
 #include "gpu_lock.h"
 #include "leaving.h"
+#include "ipc.h"
 #include "link.h"
 #include "log.h"
 #include "managed.h"
@@ -148,6 +149,7 @@ static void in_child(void)
 	gpu_locks_reset_in_child();
 	around_reset_in_child();
 	checkpoint_reset_in_child();
+	ipc_reset_in_child();
 }
 
 static void register_fork(void)

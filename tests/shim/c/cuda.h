@@ -57,6 +57,9 @@ typedef struct {
 	X(MemsetD32Async, "cuMemsetD32Async", (CUdeviceptr, unsigned int, size_t, CUstream))                         \
 	X(PointerGetAttribute, "cuPointerGetAttribute", (void *, int, CUdeviceptr))                                  \
 	X(PointerGetAttributes, "cuPointerGetAttributes", (unsigned int, int *, void **, CUdeviceptr))               \
+	X(IpcGetMemHandle, "cuIpcGetMemHandle", (CUipcMemHandle *, CUdeviceptr))                                     \
+	X(IpcOpenMemHandle, "cuIpcOpenMemHandle_v2", (CUdeviceptr *, CUipcMemHandle, unsigned int))                  \
+	X(IpcCloseMemHandle, "cuIpcCloseMemHandle", (CUdeviceptr))                                                   \
 	X(MemAddressReserve, "cuMemAddressReserve", (CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long)) \
 	X(MemAddressFree, "cuMemAddressFree", (CUdeviceptr, size_t))                                                 \
 	X(MemCreate, "cuMemCreate",                                                                                  \

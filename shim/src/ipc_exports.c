@@ -1,0 +1,216 @@
+#include "ipc_exports.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "ipc_socket.h"
+#include "link.h"
+
+#define HANDLE_MAGIC 0x43504945444e4641ull /* "AFNDEIPC" */
+#define ANSWERS_AT_ONCE 16 /* the link thread has other work too */
+
+struct export {
+	CUdeviceptr block;
+	size_t size, mapped;
+	int fd;
+	struct ipc_handle handle;
+};
+
+/* Also held while an answer is sent, so that a descriptor is not closed under it.  */
+static pthread_mutex_t exports_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct export *exports;
+static size_t exports_count, exports_size;
+static uint8_t process_id[16];
+static _Atomic int server_fd = -1;
+
+bool ipc_handle_is_ours(const CUipcMemHandle *handle)
+{
+	struct ipc_handle ours;
+
+	memcpy(&ours, handle, sizeof(ours));
+	return ours.magic == HANDLE_MAGIC;
+}
+
+static int random_bytes(void *bytes, size_t size)
+{
+	int fd = open("/dev/urandom", O_RDONLY | O_CLOEXEC);
+	ssize_t n = fd >= 0 ? read(fd, bytes, size) : -1;
+
+	if (fd >= 0)
+		close(fd);
+	return n == (ssize_t)size ? 0 : -EIO;
+}
+
+/* The first export opens the socket. With the lock held.  */
+static int start_server(void)
+{
+	int fd, error;
+
+	if (atomic_load(&server_fd) >= 0)
+		return 0;
+	error = random_bytes(process_id, sizeof(process_id));
+	if (error)
+		return error;
+	fd = ipc_socket_listen(process_id);
+	if (fd < 0)
+		return fd;
+	atomic_store(&server_fd, fd);
+	link_wake();
+	return 0;
+}
+
+static struct export *find_block(CUdeviceptr block)
+{
+	for (size_t i = 0; i < exports_count; i++)
+		if (exports[i].block == block)
+			return &exports[i];
+	return NULL;
+}
+
+bool exports_find(CUdeviceptr block, struct ipc_handle *handle)
+{
+	const struct export *export;
+
+	pthread_mutex_lock(&exports_lock);
+	export = find_block(block);
+	if (export)
+		*handle = export->handle;
+	pthread_mutex_unlock(&exports_lock);
+	return export != NULL;
+}
+
+static bool make_room(void)
+{
+	size_t size = exports_size ? 2 * exports_size : 16;
+	struct export *more;
+
+	if (exports_count < exports_size)
+		return true;
+	more = realloc(exports, size * sizeof(*more));
+	if (!more)
+		return false;
+	exports = more;
+	exports_size = size;
+	return true;
+}
+
+/* With the lock held.  */
+static int add(const struct block *block, int fd, struct ipc_handle *handle)
+{
+	struct export *export = find_block(block->address);
+	int error;
+
+	if (export) {
+		close(fd);
+		*handle = export->handle;
+		return 0;
+	}
+	error = start_server();
+	if (error)
+		return error;
+	memset(handle, 0, sizeof(*handle));
+	handle->magic = HANDLE_MAGIC;
+	handle->version = IPC_HANDLE_VERSION;
+	memcpy(handle->process, process_id, sizeof(handle->process));
+	error = random_bytes(handle->token, sizeof(handle->token));
+	if (error == 0 && !make_room())
+		error = -ENOMEM;
+	if (error == 0)
+		exports[exports_count++] = (struct export){.block = block->address, .size = block->size,
+							   .mapped = block->mapped, .fd = fd, .handle = *handle};
+	return error;
+}
+
+int exports_add(const struct block *block, int fd, struct ipc_handle *handle)
+{
+	int error;
+
+	pthread_mutex_lock(&exports_lock);
+	error = add(block, fd, handle);
+	pthread_mutex_unlock(&exports_lock);
+	return error;
+}
+
+void ipc_block_ends(CUdeviceptr address)
+{
+	struct export *export;
+
+	pthread_mutex_lock(&exports_lock);
+	export = find_block(address);
+	if (export) {
+		close(export->fd);
+		*export = exports[--exports_count];
+	}
+	pthread_mutex_unlock(&exports_lock);
+}
+
+bool exports_made(const struct ipc_handle *handle)
+{
+	return atomic_load(&server_fd) >= 0 && memcmp(handle->process, process_id, sizeof(process_id)) == 0;
+}
+
+bool exports_are_used(void)
+{
+	return atomic_load(&server_fd) >= 0;
+}
+
+int ipc_server_fd(void)
+{
+	return atomic_load(&server_fd);
+}
+
+static void answer(int fd, const struct ipc_request *request, const struct ipc_sender *sender)
+{
+	struct ipc_reply reply = {.magic = request->magic, .error = -ENOENT};
+	int memory = -1;
+
+	if (request->magic != HANDLE_MAGIC)
+		return;
+	memcpy(reply.token, request->token, sizeof(reply.token));
+	pthread_mutex_lock(&exports_lock);
+	for (size_t i = 0; i < exports_count && memory < 0; i++)
+		if (request->version == IPC_HANDLE_VERSION &&
+		    memcmp(exports[i].handle.token, request->token, sizeof(request->token)) == 0) {
+			reply.error = 0;
+			reply.size = exports[i].size;
+			reply.mapped = exports[i].mapped;
+			memory = exports[i].fd;
+		}
+	ipc_socket_answer(fd, sender, &reply, memory);
+	pthread_mutex_unlock(&exports_lock);
+}
+
+void ipc_serve(void)
+{
+	int fd = atomic_load(&server_fd);
+
+	for (int i = 0; fd >= 0 && i < ANSWERS_AT_ONCE; i++) {
+		struct ipc_request request;
+		struct ipc_sender sender;
+		int error = ipc_socket_take(fd, &request, &sender);
+
+		if (error == 0)
+			answer(fd, &request, &sender);
+		else if (error != -EPROTO)
+			return;
+	}
+}
+
+/* The descriptors would keep the parent's memory on the GPU for as long as the child lives.  */
+void exports_reset_in_child(void)
+{
+	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+	int fd = atomic_exchange(&server_fd, -1);
+
+	memcpy(&exports_lock, &fresh, sizeof(fresh));
+	if (fd >= 0)
+		close(fd);
+	for (size_t i = 0; i < exports_count; i++)
+		close(exports[i].fd);
+	exports_count = 0;
+}

@@ -1,0 +1,21 @@
+/* The blocks that this process gave a legacy IPC handle to, and the descriptors that stand for them.  */
+#ifndef AFFINODE_IPC_EXPORTS_H
+#define AFFINODE_IPC_EXPORTS_H
+
+#include "blocks.h"
+#include "ipc.h"
+
+/* The handle of an exported block; false: it is not exported yet.  */
+bool exports_find(CUdeviceptr block, struct ipc_handle *handle);
+
+/* Export it: `fd` is kept until the block ends, or closed now if another thread was faster. 0 or a negative errno.  */
+int exports_add(const struct block *block, int fd, struct ipc_handle *handle);
+
+/* Whether a handle was made by this very process.  */
+bool exports_made(const struct ipc_handle *handle);
+
+bool exports_are_used(void);
+
+void exports_reset_in_child(void);
+
+#endif

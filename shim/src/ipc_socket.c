@@ -1,0 +1,204 @@
+#define _GNU_SOURCE
+#include "ipc_socket.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "clock.h"
+
+/* A process that is alive answers at once; one that is stopped is given up.  */
+#define ANSWER_NS (5 * S_NS)
+
+union control {
+	struct cmsghdr header;
+	char space[CMSG_SPACE(sizeof(struct ucred)) + CMSG_SPACE(sizeof(int))];
+};
+
+static socklen_t name_of(const uint8_t process[16], struct sockaddr_un *un)
+{
+	int n;
+
+	memset(un, 0, sizeof(*un));
+	un->sun_family = AF_UNIX;
+	n = snprintf(un->sun_path + 1, sizeof(un->sun_path) - 1, "affinode-ipc-");
+	for (int i = 0; i < 16; i++)
+		n += snprintf(un->sun_path + 1 + n, sizeof(un->sun_path) - 1 - (size_t)n, "%02x", process[i]);
+	return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
+}
+
+static int open_socket(void)
+{
+	int on = 1, fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+	if (fd < 0)
+		return -errno;
+	if (setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof(on)) == 0)
+		return fd;
+	close(fd);
+	return -EPERM;
+}
+
+int ipc_socket_listen(const uint8_t process[16])
+{
+	struct sockaddr_un un;
+	socklen_t size = name_of(process, &un);
+	int error, fd = open_socket();
+
+	if (fd < 0 || bind(fd, (struct sockaddr *)&un, size) == 0)
+		return fd;
+	error = -errno;
+	close(fd);
+	return error;
+}
+
+/* What a message carries beside its bytes: the sender's user, and the first descriptor; others are closed.  */
+static bool read_control(struct msghdr *message, int *descriptor)
+{
+	bool ours = false;
+
+	*descriptor = -1;
+	for (struct cmsghdr *cmsg = CMSG_FIRSTHDR(message); cmsg; cmsg = CMSG_NXTHDR(message, cmsg)) {
+		struct ucred sender;
+
+		if (cmsg->cmsg_level != SOL_SOCKET)
+			continue;
+		if (cmsg->cmsg_type == SCM_CREDENTIALS && cmsg->cmsg_len >= CMSG_LEN(sizeof(sender))) {
+			memcpy(&sender, CMSG_DATA(cmsg), sizeof(sender));
+			ours = sender.uid == getuid();
+		} else if (cmsg->cmsg_type == SCM_RIGHTS) {
+			size_t count = (cmsg->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+
+			for (size_t i = 0; i < count; i++) {
+				int fd;
+
+				memcpy(&fd, CMSG_DATA(cmsg) + i * sizeof(fd), sizeof(fd));
+				if (*descriptor < 0)
+					*descriptor = fd;
+				else
+					close(fd);
+			}
+		}
+	}
+	return ours;
+}
+
+/* One message of exactly `size` bytes from our own user; 0, -EAGAIN, or -EPROTO: it was another.  */
+static int receive(int fd, void *bytes, size_t size, struct ipc_sender *sender, int *descriptor)
+{
+	union control control;
+	struct iovec iov = {bytes, size};
+	struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control,
+				 .msg_controllen = sizeof(control)};
+	ssize_t n;
+	bool ours;
+
+	*descriptor = -1;
+	if (sender) {
+		message.msg_name = &sender->address;
+		message.msg_namelen = sizeof(sender->address);
+	}
+	n = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	if (n < 0)
+		return errno == EWOULDBLOCK || errno == EINTR ? -EAGAIN : -errno;
+	if (sender)
+		sender->size = message.msg_namelen;
+	ours = read_control(&message, descriptor);
+	if (ours && (size_t)n == size && !(message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)))
+		return 0;
+	if (*descriptor >= 0)
+		close(*descriptor);
+	*descriptor = -1;
+	return -EPROTO;
+}
+
+int ipc_socket_take(int fd, struct ipc_request *request, struct ipc_sender *sender)
+{
+	int unwanted, error = receive(fd, request, sizeof(*request), sender, &unwanted);
+
+	if (unwanted >= 0)
+		close(unwanted);
+	return error;
+}
+
+void ipc_socket_answer(int fd, const struct ipc_sender *to, const struct ipc_reply *reply, int memory)
+{
+	union control control;
+	struct iovec iov = {(void *)reply, sizeof(*reply)};
+	struct msghdr message = {.msg_name = (void *)&to->address, .msg_namelen = to->size, .msg_iov = &iov,
+				 .msg_iovlen = 1};
+	ssize_t sent;
+
+	if (memory >= 0) {
+		struct cmsghdr *cmsg;
+
+		memset(&control, 0, sizeof(control));
+		message.msg_control = &control;
+		message.msg_controllen = CMSG_SPACE(sizeof(memory));
+		cmsg = CMSG_FIRSTHDR(&message);
+		cmsg->cmsg_level = SOL_SOCKET;
+		cmsg->cmsg_type = SCM_RIGHTS;
+		cmsg->cmsg_len = CMSG_LEN(sizeof(memory));
+		memcpy(CMSG_DATA(cmsg), &memory, sizeof(memory));
+	}
+	sent = sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+	(void)sent;
+}
+
+/* Until the socket is ready for `events`; false: the time is over.  */
+static bool wait_ready(int fd, short events, uint64_t until_ns)
+{
+	for (;;) {
+		struct pollfd pollfd = {.fd = fd, .events = events};
+		uint64_t now = clock_ns();
+
+		if (now >= until_ns)
+			return false;
+		if (poll(&pollfd, 1, (int)((until_ns - now) / MS_NS) + 1) > 0)
+			return true;
+	}
+}
+
+static int exchange(int fd, const struct ipc_request *request, struct ipc_reply *reply, int *memory)
+{
+	uint64_t until = clock_ns() + ANSWER_NS;
+
+	while (send(fd, request, sizeof(*request), MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
+		if (errno != EWOULDBLOCK && errno != EINTR)
+			return -errno;
+		if (!wait_ready(fd, POLLOUT, until)) /* many ask at once */
+			return -ETIMEDOUT;
+	}
+	for (;;) {
+		int error;
+
+		if (!wait_ready(fd, POLLIN, until))
+			return -ETIMEDOUT;
+		error = receive(fd, reply, sizeof(*reply), NULL, memory);
+		if (error != -EAGAIN)
+			return error;
+	}
+}
+
+int ipc_socket_ask(const uint8_t process[16], const struct ipc_request *request, struct ipc_reply *reply, int *memory)
+{
+	const struct sockaddr_un any = {.sun_family = AF_UNIX}; /* the kernel chooses a name to answer to */
+	struct sockaddr_un un;
+	socklen_t size = name_of(process, &un);
+	int error = 0, fd = open_socket();
+
+	*memory = -1;
+	if (fd < 0)
+		return fd;
+	/* Connected, it hears nobody else.  */
+	if (bind(fd, (const struct sockaddr *)&any, sizeof(any.sun_family)) != 0 ||
+	    connect(fd, (struct sockaddr *)&un, size) != 0)
+		error = -errno;
+	if (error == 0)
+		error = exchange(fd, request, reply, memory);
+	close(fd);
+	return error;
+}
