@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from .page import State
+from .page import Depth, State
 from .records import KernelRecord, Move, Phase, Process
 from .wire import CommandKind, HelloFlag, Status
 
@@ -22,8 +22,16 @@ SILENT = (Status.STALE, "one of the kernel's processes did not react in time (is
 
 
 def can_prepare(targets: Sequence[Process]) -> bool:
-    """Whether a move of these takes two steps: one process alone needs no agreement, old shims know none."""
-    return len(targets) > 1 and all(process.hello.flags & HelloFlag.PREPARES for process in targets)
+    """Whether a move of these takes two steps.
+
+    One process alone needs no agreement, and old shims know none. Who comes back from context depth holds its
+    GPU's lock from before its context is restored until it is resident: peers on that GPU cannot prepare
+    beside it.
+    """
+    return len(targets) > 1 and all(
+        process.hello.flags & HelloFlag.PREPARES and process.data.depth is not Depth.CONTEXT
+        for process in targets
+    )
 
 
 def advance(kernel: KernelRecord, move: Move) -> None:

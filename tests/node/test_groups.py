@@ -214,6 +214,15 @@ def test_a_resume_does_not_wait_for_who_has_hung_up(pair, wait_until):
     wait_until(lambda: caller.state == RESIDENT)
 
 
+def test_who_comes_back_from_context_depth_does_not_make_its_peers_wait_for_the_gpus_lock(pair, wait_until):
+    _, deep, peer = pair(parked=300 * MIB)
+    deep.page.host[5] = 2  # AFFINODE_DEPTH_CONTEXT
+    deep.page.write()
+    peer.touch()
+    wait_until(lambda: deep.state == peer.state == RESIDENT)
+    assert [command.argument for command in peer.heard.of(RESUME)] == [0]
+
+
 # ---- a controller that was killed
 
 
