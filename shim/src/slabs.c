@@ -295,10 +295,29 @@ void slot_give(const struct host_slot *slot)
 	atomic_fetch_sub(&bytes_in_slots, CHUNK_BYTES);
 }
 
+/* Memory that the driver still holds must not go: a copy may be on its way to it. Where a context is gone its
+ * registrations are, and `registered` is NULL.  */
+static bool unregister(struct slab *slab)
+{
+	CUresult result;
+
+	if (!slab->registered)
+		return true;
+	result = driver.cuCtxSetCurrent(slab->registered);
+	if (result == CUDA_SUCCESS)
+		result = driver.cuMemHostUnregister(slab->base);
+	if (result == CUDA_SUCCESS || result == CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED)
+		slab->registered = NULL;
+	return !slab->registered;
+}
+
 static void release(struct slab *slab)
 {
-	if (slab->registered && driver.cuCtxSetCurrent(slab->registered) == CUDA_SUCCESS)
-		driver.cuMemHostUnregister(slab->base);
+	if (!unregister(slab)) {
+		log_line("cuMemHostUnregister failed: a slab stays");
+		add_slab(slab);
+		return;
+	}
 	if (slab->source == SLAB_LOT)
 		lots_give(slab->base);
 	else
@@ -311,6 +330,7 @@ void slabs_release_unused(void)
 {
 	struct slab **at = &slabs, *unused = NULL;
 
+	look_at_registrations();
 	pthread_mutex_lock(&slabs_lock);
 	while (*at) {
 		struct slab *slab = *at;
