@@ -28,7 +28,8 @@ static CUresult block_reserve_and_map(struct block *block)
 			block->resident = true;
 			return CUDA_SUCCESS;
 		}
-		driver.cuMemRelease(block->handle);
+		if (block_unmap(block) != CUDA_SUCCESS)
+			return result; /* the address is lost with what is mapped there */
 	}
 	driver.cuMemAddressFree(block->address, block->mapped);
 	return result;

@@ -42,20 +42,25 @@ CUresult block_map(struct block *block)
 
 	if (block->mapping)
 		return mapping_map(block->mapping);
-	result = driver.cuMemMap(block->address, block->mapped, 0, block->handle, 0);
-
+	result = block->in_place ? CUDA_SUCCESS
+				 : driver.cuMemMap(block->address, block->mapped, 0, block->handle, 0);
 	if (result != CUDA_SUCCESS)
 		return result;
-	result = block_set_access(block);
-	if (result != CUDA_SUCCESS)
-		driver.cuMemUnmap(block->address, block->mapped);
+	block->in_place = true;
+	return block_set_access(block);
+}
+
+static CUresult unmap(struct block *block)
+{
+	CUresult result = block->in_place ? driver.cuMemUnmap(block->address, block->mapped) : CUDA_SUCCESS;
+
+	block->in_place = block->in_place && result != CUDA_SUCCESS;
 	return result;
 }
 
 CUresult block_unmap(struct block *block)
 {
-	CUresult result = block->mapping ? mapping_unmap_all(block->mapping)
-					 : driver.cuMemUnmap(block->address, block->mapped);
+	CUresult result = block->mapping ? mapping_unmap_all(block->mapping) : unmap(block);
 
 	if (result != CUDA_SUCCESS)
 		return result;

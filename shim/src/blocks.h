@@ -17,7 +17,8 @@ struct block {
 	struct context *context;
 	CUmemGenericAllocationHandle handle;
 	bool resident;       /* handle is valid and mapped */
-	bool hollow;         /* mapped, but the contents are in the copy: a resume failed and it could not be unmapped */
+	bool in_place;       /* mapped at `address`; an application's mappings say so for themselves */
+	bool hollow;         /* has physical memory, but the contents are in the copy: it could not be unmapped */
 	bool shared;         /* another device or process knows the physical memory: stays where it is */
 	bool imported;       /* another process's, mapped here by legacy IPC; shared too */
 	struct copy *copy;   /* its contents in host memory: of a parked block all, of a resident one what the last park left */
@@ -58,7 +59,9 @@ size_t blocks_resident_bytes(void);
 
 /* Physical memory for a reserved block, and back.  */
 CUresult block_create(struct block *block);
+/* Map what is not mapped yet. On failure some of it may be: block_unmap.  */
 CUresult block_map(struct block *block);
+/* Unmap what is mapped, then release. On failure it keeps its physical memory; some addresses may have lost it.  */
 CUresult block_unmap(struct block *block);
 void block_set_resident(struct block *block, bool resident);
 

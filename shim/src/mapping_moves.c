@@ -9,16 +9,18 @@ static bool can_move(const struct mapping *mapping)
 	return !mapping->block.shared && mapping->block.context->handle && mapping->block.address;
 }
 
-static CUresult map_alias(const struct mapping *mapping, const struct alias *alias)
+static CUresult map_alias(const struct mapping *mapping, struct alias *alias)
 {
-	CUresult result = driver.cuMemMap(alias->address, alias->size, 0, mapping->block.handle, 0);
+	CUresult result = alias->in_place
+				  ? CUDA_SUCCESS
+				  : driver.cuMemMap(alias->address, alias->size, 0, mapping->block.handle, 0);
 
-	if (result == CUDA_SUCCESS && alias->access_count) {
-		result = driver.cuMemSetAccess(alias->address, alias->size, alias->access, alias->access_count);
-		if (result != CUDA_SUCCESS)
-			driver.cuMemUnmap(alias->address, alias->size);
-	}
-	return result;
+	if (result != CUDA_SUCCESS)
+		return result;
+	alias->in_place = true;
+	return alias->access_count
+		       ? driver.cuMemSetAccess(alias->address, alias->size, alias->access, alias->access_count)
+		       : CUDA_SUCCESS;
 }
 
 CUresult mapping_map(struct mapping *mapping)
@@ -26,29 +28,27 @@ CUresult mapping_map(struct mapping *mapping)
 	for (struct alias *alias = mapping->aliases; alias; alias = alias->next) {
 		CUresult result = map_alias(mapping, alias);
 
-		if (result == CUDA_SUCCESS)
-			continue;
-		for (struct alias *done = mapping->aliases; done != alias; done = done->next)
-			driver.cuMemUnmap(done->address, done->size);
-		return result;
+		if (result != CUDA_SUCCESS)
+			return result;
 	}
 	return CUDA_SUCCESS;
 }
 
-/* All or nothing: an alias that will not go brings those before it back.  */
+CUresult alias_unmap(struct alias *alias)
+{
+	CUresult result = alias->in_place ? driver.cuMemUnmap(alias->address, alias->size) : CUDA_SUCCESS;
+
+	alias->in_place = alias->in_place && result != CUDA_SUCCESS;
+	return result;
+}
+
 CUresult mapping_unmap_all(struct mapping *mapping)
 {
-	for (struct alias *alias = mapping->aliases; alias; alias = alias->next) {
-		CUresult result = driver.cuMemUnmap(alias->address, alias->size);
+	CUresult result = CUDA_SUCCESS;
 
-		if (result == CUDA_SUCCESS)
-			continue;
-		for (struct alias *done = mapping->aliases; done != alias; done = done->next)
-			if (map_alias(mapping, done) != CUDA_SUCCESS)
-				log_line("an alias could not be mapped back at %llx", done->address);
-		return result;
-	}
-	return CUDA_SUCCESS;
+	for (struct alias *alias = mapping->aliases; alias && result == CUDA_SUCCESS; alias = alias->next)
+		result = alias_unmap(alias);
+	return result;
 }
 
 void mappings_choose_contexts(void)

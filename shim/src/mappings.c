@@ -97,10 +97,14 @@ bool mapping_properties(CUmemGenericAllocationHandle handle, CUmemAllocationProp
 void mapping_mapped(CUmemGenericAllocationHandle handle, CUdeviceptr address, size_t size)
 {
 	struct mapping *mapping;
+	struct alias *alias;
 
 	pthread_mutex_lock(&mappings_lock);
 	mapping = table_find_handle(handle);
-	if (mapping && !table_add_alias(mapping, address, size))
+	alias = mapping ? table_add_alias(mapping, address, size) : NULL;
+	if (alias)
+		alias->in_place = true;
+	else if (mapping)
 		mapping->block.shared = true; /* cannot be remembered, so it cannot be replaced */
 	pthread_mutex_unlock(&mappings_lock);
 	blocks_changed();
@@ -186,8 +190,7 @@ static CUresult end(struct mapping *mapping)
 	CUresult result = CUDA_SUCCESS;
 
 	if (mapping->block.resident) {
-		for (struct alias *alias = mapping->aliases; alias; alias = alias->next)
-			driver.cuMemUnmap(alias->address, alias->size);
+		mapping_unmap_all(mapping);
 		result = driver.cuMemRelease(mapping->block.handle);
 	}
 	copy_drop(mapping->block.copy);
@@ -241,11 +244,10 @@ static CUresult drop_alias(struct alias *alias)
 	bool only = mapping->aliases == alias && !alias->next;
 	CUresult result = CUDA_SUCCESS;
 
-	if (!mapping->block.resident && (mapping->references > 0 || !only) && !copyable(mapping, alias) &&
-	    !keep_reachable(mapping))
+	if ((!mapping->block.resident || mapping->block.hollow) && (mapping->references > 0 || !only) &&
+	    !copyable(mapping, alias) && !keep_reachable(mapping))
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	if (mapping->block.resident)
-		result = driver.cuMemUnmap(alias->address, alias->size);
+	result = alias_unmap(alias);
 	if (result != CUDA_SUCCESS)
 		return result;
 	table_remove_alias(alias);

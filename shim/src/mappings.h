@@ -15,6 +15,7 @@
 struct alias {
 	CUdeviceptr address;
 	size_t size;
+	bool in_place; /* the physical memory is mapped here; the mover's to say, but for what the application does */
 	bool ours; /* reserved by us, to keep contents that the application has unmapped but may map again */
 	unsigned access_count;
 	CUmemAccessDesc access[8];
@@ -61,6 +62,7 @@ bool mapping_parked_access(CUdeviceptr address, const CUmemLocation *location, u
 /* For blocks.c: map, unmap at every alias; list what can move; count bytes.  */
 CUresult mapping_map(struct mapping *mapping);
 CUresult mapping_unmap_all(struct mapping *mapping);
+CUresult alias_unmap(struct alias *alias);
 void mapping_set_resident(struct mapping *mapping, bool resident);
 /* Memory of cuMemCreate outlives the context it was made in: the mover copies it in another one of the device.  */
 void mappings_choose_contexts(void);

@@ -255,8 +255,9 @@ static void release_all(struct moved *moved, struct survey *survey)
 
 		if (!block->context->handle || driver.cuCtxSetCurrent(block->context->handle) != CUDA_SUCCESS)
 			continue;
-		if (block_unmap(block) == CUDA_SUCCESS) /* else it is still there and still right: it stays */
-			moved->bytes += block->size;
+		/* Else its memory stays, and is filled again at the resume: the program may see only some of it.  */
+		block->hollow = block_unmap(block) != CUDA_SUCCESS;
+		moved->bytes += block->hollow ? 0 : block->size;
 	}
 }
 

@@ -48,7 +48,7 @@ static CUresult map_next(struct arrival *arrival)
 	struct block *block = arrival->survey.blocks[arrival->mapped];
 	CUresult result = arrival->created > arrival->mapped ? use_context_of(block) : create_next(arrival);
 
-	if (result == CUDA_SUCCESS && !block->hollow)
+	if (result == CUDA_SUCCESS)
 		result = block_map(block);
 	if (result != CUDA_SUCCESS)
 		return result;
@@ -105,10 +105,9 @@ static void give_back(struct arrival *arrival)
 		struct block *block = arrival->survey.blocks[i];
 
 		use_context_of(block);
-		if (i < arrival->mapped)
-			block->hollow = block_unmap(block) != CUDA_SUCCESS;
-		else if (!block->hollow)
-			driver.cuMemRelease(block->handle);
+		block->hollow = block_unmap(block) != CUDA_SUCCESS;
+		if (block->hollow)
+			block_set_resident(block, true);
 	}
 }
 
