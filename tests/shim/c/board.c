@@ -40,16 +40,16 @@ void board_arm(const char *format, ...)
 
 unsigned board_disarm(void)
 {
-	unsigned met = __atomic_load_n(&board->met, __ATOMIC_ACQUIRE);
+	unsigned met = board_met();
 
 	memcpy(struck, board->struck, sizeof(struck));
 	board_arm("%s", "");
 	return met;
 }
 
-unsigned board_calls(void)
+unsigned board_met(void)
 {
-	return __atomic_load_n(&board->calls, __ATOMIC_ACQUIRE);
+	return __atomic_load_n(&board->met, __ATOMIC_ACQUIRE);
 }
 
 bool board_holds(void)

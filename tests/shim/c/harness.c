@@ -269,19 +269,41 @@ bool controller_pump(void)
 	}
 }
 
-static const struct affinode_reply *reply_to(uint32_t number)
+/* How the command ended or, if asked for, that it is prepared.  */
+static const struct affinode_reply *reply_to(uint32_t number, bool prepared)
 {
 	unsigned kept = reply_count < KEPT ? reply_count : KEPT;
 
 	for (unsigned i = 0; i < kept; i++)
-		if (replies[i].header.epoch == number)
+		if (replies[i].header.epoch == number && (replies[i].status == AFFINODE_PREPARED) == prepared)
 			return &replies[i];
 	return NULL;
 }
 
 bool controller_replied(uint32_t number)
 {
-	return reply_to(number) != NULL;
+	return reply_to(number, false) != NULL;
+}
+
+bool controller_is_prepared(uint32_t number)
+{
+	return reply_to(number, true) != NULL;
+}
+
+bool controller_prepared(uint32_t number)
+{
+	while (!controller_is_prepared(number) && !controller_replied(number)) {
+		struct pollfd fd = {.fd = link_fd, .events = POLLIN};
+
+		poll(&fd, 1, 100);
+		CHECK(controller_pump());
+	}
+	return controller_is_prepared(number);
+}
+
+void controller_decide(uint32_t number, bool commit)
+{
+	command(commit ? AFFINODE_COMMAND_COMMIT : AFFINODE_COMMAND_ABORT, 0, number, 0);
 }
 
 struct affinode_reply controller_reply(uint32_t number)
@@ -292,7 +314,7 @@ struct affinode_reply controller_reply(uint32_t number)
 		poll(&fd, 1, 100);
 		CHECK(controller_pump());
 	}
-	return *reply_to(number);
+	return *reply_to(number, false);
 }
 
 int controller_move(uint32_t what)

@@ -63,6 +63,10 @@ uint32_t controller_command_by(uint32_t command, uint64_t deadline_ns);
 void controller_answer_room(uint32_t request, bool granted);
 struct affinode_reply controller_reply(uint32_t epoch);
 bool controller_replied(uint32_t epoch);
+/* Of a move in two steps: wait until it is prepared; false: it ended before. Then, or sooner, decide.  */
+bool controller_prepared(uint32_t epoch);
+bool controller_is_prepared(uint32_t epoch);
+void controller_decide(uint32_t epoch, bool commit);
 /* Park or resume, and wait: the reply's status.  */
 int controller_move(uint32_t command);
 /* Wait for the next notice of that kind: its number, its bytes.  */

@@ -77,6 +77,28 @@ static bool foreign_takes_room(unsigned nth)
 	return met;
 }
 
+/* What the driver will not let go of stays, until it does.  */
+static void pinned_memory_is_not_let_go(void)
+{
+	snprintf(test_step, sizeof(test_step), "unregistering refused");
+	controller_command(AFFINODE_COMMAND_TRIM, 0); /* what was refused when it was made is not tried again */
+	PAGE_UNTIL(page.kept_bytes == 0);
+	changed_park();
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK(board_registered_bytes() > 0 && page_read().kept_bytes > 0);
+	board_arm("cuMemHostUnregister:UNKNOWN:1+");
+	controller_command(AFFINODE_COMMAND_TRIM, 0);
+	UNTIL(board_met() > 0);
+	changed_park();
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK(board_registered_bytes() > 0);
+	board_disarm();
+	controller_command(AFFINODE_COMMAND_TRIM, 0);
+	PAGE_UNTIL(page.kept_bytes == 0);
+	CHECK_EQUAL(board_registered_bytes(), 0);
+	contents_are_right();
+}
+
 #ifndef SHIM_LINKED /* sanitizers need address space of their own */
 static size_t address_space(void)
 {
@@ -146,6 +168,7 @@ int main(int argc, char **argv)
 	contents_make();
 	contents_are_right();
 	registration_is_refused();
+	pinned_memory_is_not_let_go();
 	while (foreign_takes_room(nth))
 		nth++;
 	printf("the GPU was full at each of %u creations\n", nth - 1);

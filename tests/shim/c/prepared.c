@@ -1,0 +1,241 @@
+/* Moves in two steps. A prepared park has given nothing up and a prepared resume has all the room that it needs; COMMIT
+ * carries a move out, ABORT undoes it at whatever call it is, and where nobody says either the process keeps, or gets,
+ * what it had. With a failing driver too.  */
+#include "board.h"
+#include "contents.h"
+#include "harness.h"
+
+static size_t free_when_resident, free_when_parked;
+static _Atomic bool called;
+
+static void step(uint32_t at, const char *what, unsigned nth)
+{
+	snprintf(test_step, sizeof(test_step), "%s, %s %u", at == AFFINODE_COMMAND_PARK ? "park" : "resume", what, nth);
+}
+
+/* The driver's own figure; asking passes the gate.  */
+static size_t free_bytes(void)
+{
+	size_t bytes, total;
+
+	CUDA(MemGetInfo(&bytes, &total));
+	return bytes;
+}
+
+static uint32_t begin(uint32_t at)
+{
+	return controller_command(at, AFFINODE_MOVE_PREPARE);
+}
+
+/* Prepared, and whole on whichever side it is.  */
+static uint32_t prepare(uint32_t at)
+{
+	uint32_t epoch = begin(at);
+
+	CHECK(controller_prepared(epoch));
+	CHECK_EQUAL(page_read().state, at == AFFINODE_COMMAND_PARK ? AFFINODE_STATE_PARKING : AFFINODE_STATE_RESUMING);
+	CHECK_EQUAL(free_bytes(), free_when_resident);
+	return epoch;
+}
+
+static int decide(uint32_t epoch, bool commit)
+{
+	controller_decide(epoch, commit);
+	return controller_reply(epoch).status;
+}
+
+static void is_resident(void)
+{
+	CHECK_EQUAL(page_read().state, AFFINODE_STATE_RESIDENT);
+	contents_are_right();
+	CHECK_EQUAL(free_bytes(), free_when_resident);
+}
+
+static void is_parked(void)
+{
+	CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
+	CHECK_EQUAL(free_bytes(), free_when_parked);
+}
+
+static void committed(void)
+{
+	uint32_t epoch = prepare(AFFINODE_COMMAND_PARK);
+
+	controller_decide(epoch + 7, true); /* another move's */
+	controller_decide(epoch + 7, false);
+	CHECK_EQUAL(decide(epoch, true), AFFINODE_OK);
+	CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
+	free_when_parked = free_bytes();
+	CHECK_EQUAL(free_when_parked, free_when_resident + contents_bytes());
+	epoch = prepare(AFFINODE_COMMAND_RESUME);
+	CHECK_EQUAL(decide(epoch, false), AFFINODE_REVOKED);
+	is_parked();
+	CHECK_EQUAL(decide(prepare(AFFINODE_COMMAND_RESUME), true), AFFINODE_OK);
+	is_resident();
+	CHECK_EQUAL(decide(prepare(AFFINODE_COMMAND_PARK), false), AFFINODE_REVOKED);
+	is_resident();
+}
+
+static void *call(void *unused)
+{
+	(void)unused;
+	CUDA(CtxSetCurrent(cuda_context));
+	CHECK_EQUAL(contents_change(CONTENTS_ONE_CHUNK), CUDA_SUCCESS);
+	atomic_store(&called, true);
+	return NULL;
+}
+
+/* The controller is told, and where it says nothing the call goes through all the same.  */
+static void called_while_prepared(bool controller_aborts)
+{
+	uint32_t epoch = prepare(AFFINODE_COMMAND_PARK);
+	uint64_t since = test_now_ns();
+	pthread_t thread;
+
+	atomic_store(&called, false);
+	thread_start(&thread, call, NULL);
+	controller_noticed(AFFINODE_NOTIFY_WANT, NULL);
+	CHECK(!atomic_load(&called));
+	if (controller_aborts)
+		controller_decide(epoch, false);
+	CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_REVOKED);
+	CHECK(controller_aborts || test_now_ns() - since >= AFFINODE_PREPARED_CALL_MS * 1000000ull);
+	thread_join(thread);
+	is_resident();
+}
+
+/* Committed all the same: the call waits for the resume.  */
+static void called_and_committed(void)
+{
+	uint32_t epoch = prepare(AFFINODE_COMMAND_PARK);
+	pthread_t thread;
+	int status;
+
+	atomic_store(&called, false);
+	thread_start(&thread, call, NULL);
+	controller_noticed(AFFINODE_NOTIFY_WANT, NULL);
+	status = decide(epoch, true);
+	if (status == AFFINODE_OK) {
+		PAGE_UNTIL(page.state == AFFINODE_STATE_QUEUED);
+		CHECK(!atomic_load(&called));
+		CHECK_EQUAL(decide(prepare(AFFINODE_COMMAND_RESUME), true), AFFINODE_OK);
+	} else {
+		CHECK_EQUAL(status, AFFINODE_REVOKED); /* its time had passed */
+	}
+	thread_join(thread);
+	is_resident();
+}
+
+static void link_lost(void)
+{
+	prepare(AFFINODE_COMMAND_PARK);
+	controller_drop();
+	contents_are_right(); /* no call waits */
+	controller_accept();
+	PAGE_UNTIL(page.state == AFFINODE_STATE_RESIDENT);
+	is_resident();
+
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+	prepare(AFFINODE_COMMAND_RESUME);
+	controller_drop();
+	contents_are_right();
+	controller_accept();
+	PAGE_UNTIL(page.state == AFFINODE_STATE_RESIDENT);
+	is_resident();
+}
+
+/* ABORT comes while the move is at that call; false: it has no such call.  */
+static bool aborted_at(uint32_t at, unsigned nth)
+{
+	struct affinode_reply reply;
+	uint32_t epoch;
+	bool held;
+
+	step(at, "aborted at call", nth);
+	CUDA(CtxSynchronize());
+	if (at == AFFINODE_COMMAND_RESUME)
+		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+	board_arm("*:HOLD:%u", nth);
+	epoch = begin(at);
+	UNTIL(board_holds() || (controller_pump() && controller_is_prepared(epoch)));
+	held = board_holds();
+	controller_decide(epoch, false);
+	if (held) /* what is sent behind it is answered behind it: it has been read while the call is held */
+		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_BUSY);
+	board_disarm();
+	reply = controller_reply(epoch);
+	CHECK_EQUAL(reply.status, AFFINODE_REVOKED);
+	CHECK(reply.text[0] != 0);
+	if (at == AFFINODE_COMMAND_RESUME) {
+		is_parked();
+		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	}
+	is_resident();
+	return held;
+}
+
+/* The driver fails after COMMIT; false: it makes no such call.  */
+static bool fails_at(uint32_t at, const char *plus, unsigned nth)
+{
+	struct affinode_reply reply;
+	unsigned met;
+	uint32_t epoch;
+
+	step(at, "committed, then failing at call", nth);
+	CHECK_EQUAL(contents_change(CONTENTS_BROKEN), CUDA_SUCCESS);
+	CUDA(CtxSynchronize());
+	if (at == AFFINODE_COMMAND_RESUME)
+		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+	epoch = prepare(at);
+	board_arm("*:UNKNOWN:%u%s", nth, plus);
+	controller_decide(epoch, true);
+	reply = controller_reply(epoch);
+	met = board_disarm();
+	CHECK(reply.status == AFFINODE_OK || (met && reply.text[0]));
+	if (page_read().state != AFFINODE_STATE_RESIDENT)
+		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	if (strstr(board_struck(), "cuMemRelease ")) /* what the driver would not release it still has */
+		free_when_resident = free_bytes();
+	is_resident();
+	return met > 0;
+}
+
+int main(int argc, char **argv)
+{
+	test_begin(argc, argv, 120);
+	board_make();
+	cuda_start();
+	controller_accept();
+	contents_make();
+	contents_are_right();
+	free_when_resident = free_bytes();
+	committed();
+	called_while_prepared(true);
+	called_while_prepared(false);
+	called_and_committed();
+	link_lost();
+	for (uint32_t at = AFFINODE_COMMAND_PARK; at <= AFFINODE_COMMAND_RESUME; at++) {
+		unsigned nth = board_first_step();
+
+		while (aborted_at(at, nth))
+			nth += board_stride();
+		printf("aborted at calls up to %u of a %s\n", nth - 1, at == AFFINODE_COMMAND_PARK ? "park" : "resume");
+		CHECK(nth > 10);
+	}
+	for (uint32_t at = AFFINODE_COMMAND_PARK; at <= AFFINODE_COMMAND_RESUME; at++)
+		for (int plus = 0; plus < 2; plus++) {
+			unsigned nth = board_first_step();
+
+			while (fails_at(at, plus ? "+" : "", nth))
+				nth += board_stride();
+			printf("failed at calls up to %u of a committed %s\n", nth - 1,
+			       at == AFFINODE_COMMAND_PARK ? "park" : "resume");
+		}
+	/* And where the program is about to end.  */
+	test_step[0] = 0;
+	prepare(AFFINODE_COMMAND_PARK);
+	controller_command(AFFINODE_COMMAND_DYING, 0);
+	PAGE_UNTIL(page.state == AFFINODE_STATE_RESIDENT);
+	contents_are_right();
+	return 0;
+}

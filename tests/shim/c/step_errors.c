@@ -1,0 +1,171 @@
+/* Any one driver call of a park or of a resume fails, once or from then on: the process is resident or parked, with its
+ * contents and a reason, the gate is as it must be, and it moves again as soon as the driver works. Nothing is left
+ * behind: no memory of the GPU, none of the host.  */
+#include "board.h"
+#include "contents.h"
+#include "harness.h"
+
+#define SETTLED 24 /* cycles after which the process has all the host memory that it will ever need */
+
+/* `fresh`: without host memory kept from the park before, so that it has to be made and pinned.  */
+static const struct fault {
+	const char *what, *plus;
+	bool fresh;
+} faults[] = {{"OUT_OF_MEMORY", "", true}, {"UNKNOWN", "", false}, {"OUT_OF_MEMORY", "+", false}, {"UNKNOWN", "+", true}};
+
+static size_t free_when_resident;
+static unsigned cycles, struck;
+
+static struct {
+	unsigned mappings;
+	size_t pages;
+	int64_t registered;
+} settled;
+
+static unsigned count_mappings(void)
+{
+	FILE *file = fopen("/proc/self/maps", "re");
+	unsigned lines = 0;
+	int c;
+
+	CHECK(file != NULL);
+	while ((c = getc(file)) != EOF)
+		lines += c == '\n';
+	fclose(file);
+	return lines;
+}
+
+static size_t resident_pages(void)
+{
+	FILE *file = fopen("/proc/self/statm", "re");
+	unsigned long size, resident;
+
+	CHECK(file != NULL);
+	CHECK_EQUAL(fscanf(file, "%lu %lu", &size, &resident), 2);
+	fclose(file);
+	return resident;
+}
+
+/* While resident: what a move took of the GPU and of the host is given back, or kept and said to be kept.  */
+static void nothing_leaks(void)
+{
+	size_t free_bytes, total;
+	struct affinode_page page;
+
+	CUDA(MemGetInfo(&free_bytes, &total));
+	/* What the driver would not release it still has.  */
+	if (free_when_resident && !strstr(board_struck(), "cuMemRelease ") && free_bytes != free_when_resident)
+		test_fail(__FILE__, __LINE__, "bytes of the GPU leaked", (long)free_when_resident - (long)free_bytes);
+	free_when_resident = free_bytes;
+	page = page_read();
+	CHECK_EQUAL(page.gpus[0].resident_bytes, contents_bytes());
+	CHECK_EQUAL(page.gpus[0].parked_bytes, 0);
+	CHECK_EQUAL(page.copy_bytes, 0);
+	cycles++;
+	if (cycles == SETTLED) {
+		settled.mappings = count_mappings();
+		settled.pages = resident_pages();
+		settled.registered = board_registered_bytes();
+	}
+#ifndef SHIM_LINKED /* sanitizers map and keep as they like */
+	if (cycles > SETTLED && cycles % 16 == 0) {
+		CHECK(count_mappings() < settled.mappings + 64);
+		CHECK(resident_pages() * 4096 < settled.pages * 4096 + MiB(64));
+		CHECK(board_registered_bytes() <= settled.registered + (int64_t)MiB(64));
+	}
+#endif
+}
+
+static struct affinode_reply move_with_fault(uint32_t command, const struct fault *fault, unsigned nth, unsigned *met)
+{
+	struct affinode_reply reply;
+
+	board_arm("*:%s:%u%s", fault->what, nth, fault->plus);
+	reply = controller_reply(controller_command(command, 0));
+	*met = board_disarm();
+	snprintf(test_step, sizeof(test_step), "%s, %s at call %u%s, status %d; struck: %s",
+		 command == AFFINODE_COMMAND_PARK ? "park" : "resume", fault->what, nth, fault->plus, reply.status,
+		 board_struck());
+	if (reply.status != AFFINODE_OK && !*met)
+		test_fail(__FILE__, __LINE__, "refused without a fault", reply.status);
+	if (reply.status != AFFINODE_OK)
+		CHECK(reply.text[0] != 0);
+	return reply;
+}
+
+static void *call(void *unused)
+{
+	(void)unused;
+	CUDA(CtxSetCurrent(cuda_context));
+	CHECK_EQUAL(contents_change(CONTENTS_ONE_CHUNK), CUDA_SUCCESS);
+	return NULL;
+}
+
+/* Still parked: a call waits, and is served once the process has been resumed.  */
+static void resume_again(void)
+{
+	pthread_t thread;
+
+	CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
+	thread_start(&thread, call, NULL);
+	PAGE_UNTIL(page.want == 1);
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	thread_join(thread);
+}
+
+/* Park and resume with the fault in one of the two; whether it was met.  */
+static bool cycle(uint32_t at, const struct fault *fault, unsigned nth)
+{
+	struct affinode_reply reply;
+	unsigned met;
+
+	if (nth % 2) /* else everything is as it was at the last park */
+		CHECK_EQUAL(contents_change(CONTENTS_BROKEN), CUDA_SUCCESS);
+	CUDA(CtxSynchronize());
+	if (fault->fresh && at == AFFINODE_COMMAND_PARK) {
+		controller_command(AFFINODE_COMMAND_TRIM, 0);
+		PAGE_UNTIL(page.kept_bytes == 0);
+	}
+	if (at == AFFINODE_COMMAND_PARK) {
+		reply = move_with_fault(at, fault, nth, &met);
+		if (reply.status == AFFINODE_OK) {
+			CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
+			CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+		}
+	} else {
+		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+		reply = move_with_fault(at, fault, nth, &met);
+		if (reply.status != AFFINODE_OK) {
+			if (!strcmp(fault->what, "OUT_OF_MEMORY"))
+				CHECK(reply.status == AFFINODE_NO_GPU_ROOM || reply.status == AFFINODE_FAILED);
+			resume_again();
+		}
+	}
+	CHECK_EQUAL(page_read().state, AFFINODE_STATE_RESIDENT);
+	contents_are_right();
+	nothing_leaks();
+	return met > 0;
+}
+
+int main(int argc, char **argv)
+{
+	test_begin(argc, argv, 120);
+	board_make();
+	cuda_start();
+	controller_accept();
+	contents_make();
+	for (uint32_t at = AFFINODE_COMMAND_PARK; at <= AFFINODE_COMMAND_RESUME; at++)
+		for (unsigned i = 0; i < sizeof(faults) / sizeof(*faults); i++) {
+			unsigned nth = board_first_step();
+
+			while (cycle(at, &faults[i], nth)) {
+				nth += board_stride();
+				struck++;
+			}
+			printf("%s, %s%s: %u steps\n", at == AFFINODE_COMMAND_PARK ? "park" : "resume", faults[i].what,
+			       faults[i].plus, nth - 1);
+			CHECK(nth > 10);
+		}
+	printf("%u faults in %u cycles\n", struck, cycles);
+	return 0;
+}
