@@ -37,6 +37,7 @@ class Move:
     mended_chunks: int
     depth: int
     tries: int
+    text: str  # why a park is less deep than was asked for
 
 
 class Listener:
@@ -144,6 +145,7 @@ class ShimPeer:
                     page.mended_chunks,
                     int(page.depth),
                     tries,
+                    reply.text,
                 )
             if reply.status not in (wire.Status.BUSY, wire.Status.REVOKED):
                 break

@@ -13,14 +13,18 @@ import os
 import subprocess
 import sys
 import time
-import uuid
 from pathlib import Path
 from typing import Any
 
-from controlled import Controlled, finish, machine, options
+from controlled import finish, machine, options
+from linked import LinkedProgram
+
+from jupyter_affinode.bench.shim_peer import Move, ShimPeer
+from jupyter_affinode.node.page import Depth
 
 LOOK_EVERY_S = 5.0
 DONE_WITHIN_S = 120.0
+CONTEXT_WITHIN_S = 15.0
 
 JAX = """
 import os, sys
@@ -43,7 +47,6 @@ def work():
     return str(content.differing_words())
 """
 SERVE = """
-print("ready", flush=True)
 for line in sys.stdin:
     print(work(), flush=True)
 """
@@ -55,56 +58,55 @@ def work(folder: Path, minutes: float, program: str, depth: str) -> None:
     where = machine(modules=["jax"] if program == "jax" else [])
     found: dict[str, Any] = {"pid": os.getpid(), "machine": where, "program": program, "minutes": minutes}
     found["depth"] = depth
-    found.update(done=False, problem="", parked_s=0.0, looks=0, resident_looks=0)
-    kernel_id = str(uuid.uuid4())
+    found.update(done=False, problem="", parked_s=0.0, looks=0, wanting_looks=0)
     try:
-        with Controlled() as controlled, (folder / "stderr").open("w") as stderr:
-            command, env = [sys.executable, "-c", PROGRAMS[program]], {"AFFINODE_DEPTH": depth}
-            child = controlled.start(command, kernel_id, stderr=stderr, env=env)
-            assert child.stdin is not None and child.stdout is not None
-            if child.stdout.readline().strip() != "ready":
-                raise RuntimeError(f"the program did not start: {(folder / 'stderr').read_text()[-500:]}")
-            before = ask(child)
-            kernel = controlled.park_surely(kernel_id)
-            found["depth_reached"] = kernel.get("depth")
-            found.update(parked_bytes=kernel["parked_bytes"], park_s=kernel["last_park"]["duration_s"])
+        with (
+            (folder / "stderr").open("w") as stderr,
+            LinkedProgram(PROGRAMS[program], env={"AFFINODE_DEPTH": depth}, stderr=stderr) as linked,
+        ):
+            peer = linked.connect()
+            before = linked.ask("work")
+            move = park(peer, depth)
+            found.update(
+                park_s=move.seconds, parked_bytes=move.bytes, depth_reached=Depth(move.depth).name.lower()
+            )
+            found["refusal"] = move.text
             begin = time.monotonic()
             while time.monotonic() - begin < minutes * 60:
-                time.sleep(min(LOOK_EVERY_S, minutes * 60))
-                look(controlled, kernel_id, child, found)
+                peer.take(min(LOOK_EVERY_S, minutes * 60))
+                look(peer, linked, found)
                 found["parked_s"] = round(time.monotonic() - begin, 1)
                 save(folder, found)
             begin = time.monotonic()
-            after = ask(child)
+            after = linked.ask("work")
             found["first_answer_s"] = time.monotonic() - begin
-            kernel = controlled.until(kernel_id, "resident")
-            found.update(resume_s=kernel["last_resume"]["duration_s"], resumes=kernel["resumes"])
-            found["mended"] = kernel["processes"][0]["mended_chunks"]
-            found["equal"] = after == before and ask(child) == before
-    except (RuntimeError, TimeoutError, OSError) as error:
-        found["problem"] = str(error)
+            found["resume_s"] = linked.resumes[-1].seconds if linked.resumes else None
+            found["mended"] = linked.resumes[-1].mended_chunks if linked.resumes else 0
+            found["equal"] = after == before and linked.ask("work") == before
+    except (RuntimeError, OSError) as error:
+        found["problem"] = f"{type(error).__name__}: {error}; {(folder / 'stderr').read_text()[-300:]}"
     found["done"] = True
     save(folder, found)
 
 
-def ask(child: subprocess.Popen[str]) -> str:
-    assert child.stdin is not None and child.stdout is not None
-    child.stdin.write("work\n")
-    child.stdin.flush()
-    answer = child.stdout.readline().strip()
-    if not answer:
-        raise RuntimeError(f"the program ended with status {child.wait()}")
-    return answer
+def park(peer: ShimPeer, depth: str) -> Move:
+    """Park it; where the context is to go too, as often as a young process needs before that is allowed."""
+    deadline = time.monotonic() + CONTEXT_WITHIN_S
+    while True:
+        move = peer.park(context=depth == "context")
+        if depth == "memory" or move.depth == Depth.CONTEXT or time.monotonic() > deadline:
+            return move
+        peer.resume()
+        time.sleep(0.2)
 
 
-def look(controlled: Controlled, kernel_id: str, child: subprocess.Popen[str], found: dict[str, Any]) -> None:
+def look(peer: ShimPeer, linked: LinkedProgram, found: dict[str, Any]) -> None:
     """It must live and stay parked: nobody asked it for anything."""
-    kernel = controlled.kernel(kernel_id)
     found["looks"] += 1
-    if child.poll() is not None:
-        raise RuntimeError(f"the program died with status {child.returncode} while it was parked")
-    if kernel is None or kernel["residency"] != "parked":
-        found["resident_looks"] += 1
+    if linked.process.poll() is not None:
+        raise RuntimeError(f"the program died with status {linked.process.returncode} while it was parked")
+    if peer.wants:
+        found["wanting_looks"] += 1
         found["woken_at_s"] = found["parked_s"]
 
 
@@ -150,17 +152,19 @@ def collect(given: argparse.Namespace) -> int:
     if found is None or not found["done"]:
         print(f"not done yet: {found}; {(given.folder / 'log').read_text()[-500:]}", file=sys.stderr)
         return 1
-    stayed = found["looks"] > 0 and found["resident_looks"] == 0
+    stayed = found["looks"] > 0 and found["wanting_looks"] == 0
     passed = not found["problem"] and found.get("equal", False) and stayed and found["mended"] == 0
     rows = []
     if not found["problem"]:
         rows.append(
             [
                 "JAX" if found["program"] == "jax" else "driver API",
-                str(found["depth_reached"] or found["depth"]),
+                found["depth_reached"],
                 f"{found['parked_s'] / 60:.1f} min",
                 f"{found['parked_bytes'] / 2**30:.2f} GiB",
-                f"all {found['looks']} looks" if stayed else f"NO: woken at {found['woken_at_s']:.0f} s",
+                f"all {found['looks']} looks"
+                if stayed
+                else f"NO: wanted the GPU at {found['woken_at_s']:.0f} s",
                 f"{found['first_answer_s']:.2f} s",
                 "equal" if found["equal"] else "DIFFERENT",
             ]
@@ -180,7 +184,7 @@ def collect(given: argparse.Namespace) -> int:
         ],
         rows=rows,
         passed=passed,
-        notes=[found["problem"]] if found["problem"] else [],
+        notes=[note for note in (found["problem"], found.get("refusal", "")) if note],
         found=found,
     )
 

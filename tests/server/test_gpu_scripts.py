@@ -106,13 +106,23 @@ def test_a_suite_under_the_shim_and_without(scripts_machine, strict):
     assert int(found["rows"][1][6]) > 0  # parks
 
 
-def test_idle_and_parked_in_the_background(scripts_machine):
+@pytest.mark.parametrize("depth", ["memory", "context"])
+def test_idle_and_parked_in_the_background(scripts_machine, depth):
+    scripts_machine.simulate(memory="4GiB", gpus=1)
     folder = scripts_machine.work / "idle"
-    started = script(scripts_machine, "jax_idle", "start", str(folder), "--minutes=0.05", "--program=driver")
+    started = script(
+        scripts_machine,
+        "jax_idle",
+        "start",
+        str(folder),
+        "--minutes=0.05",
+        "--program=driver",
+        f"--depth={depth}",
+    )
     assert started.returncode == 0, started.stderr
     done = script(scripts_machine, "jax_idle", "collect", str(folder))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "equal" in done.stdout and "SIMULATED" in done.stdout
+    assert "equal" in done.stdout and "SIMULATED" in done.stdout and f"| {depth} |" in done.stdout
 
 
 def test_a_simulated_run_is_no_result(scripts_machine):

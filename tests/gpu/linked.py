@@ -1,0 +1,86 @@
+"""A program whose shim is commanded by the script itself: no controller, any depth."""
+
+from __future__ import annotations
+
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jupyter_affinode import environment, launch_environment
+from jupyter_affinode.bench.shim_peer import Listener, Move, ShimPeer
+
+CONNECTS_WITHIN_S = 180.0
+ANSWERS_WITHIN_S = 120.0
+
+
+class LinkedProgram:
+    """Python code that answers each line with a line, under the shim, for as long as the context lasts.
+
+    Answers nothing before its first use of CUDA, which is when its shim connects.
+    """
+
+    def __init__(self, code: str, *arguments: str, env: Mapping[str, str] | None = None, stderr: Any = None):
+        self._folder = Path(tempfile.mkdtemp(prefix="affinode-link-", dir="/tmp"))
+        self._listener = Listener(self._folder)
+        environ = environment.controller_environment()
+        environ[environment.SOCKET] = str(self._listener.socket_path)
+        launch_environment.manage(environ, "linked-program", [sys.executable], python=False)
+        environ.update(env or {})
+        self.peer: ShimPeer | None = None
+        self.resumes: list[Move] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, *arguments],
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
+
+    def __enter__(self) -> LinkedProgram:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        if self.peer is not None:
+            self.peer.close()
+        self._listener.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def connect(self) -> ShimPeer:
+        """The shim's end, once it is there. Raises TimeoutError."""
+        if self.peer is None:
+            self.peer = self._listener.accept(CONNECTS_WITHIN_S)
+        return self.peer
+
+    def ask(self, word: str) -> str:
+        """Send a line and wait for the answer, bringing the program back if it wants the GPU. Raises RuntimeError."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(word + "\n")
+        self.process.stdin.flush()
+        deadline = time.monotonic() + ANSWERS_WITHIN_S
+        while not self._has_answered():
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"no answer within {ANSWERS_WITHIN_S:.0f} s")
+        line = self.process.stdout.readline().strip()
+        if not line:
+            raise RuntimeError(f"the program ended with status {self.process.wait()}")
+        return line
+
+    def _has_answered(self) -> bool:
+        peer, watched = self.connect(), self.process.stdout
+        both: list[Any] = [watched, peer]
+        if watched in select.select(both, [], [], 1.0)[0]:
+            return True
+        peer.take()
+        if peer.wants:
+            peer.wants = False
+            self.resumes.append(peer.resume())
+        return False
