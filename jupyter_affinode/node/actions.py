@@ -35,6 +35,14 @@ class Trim:
 
 
 @dataclass(frozen=True)
+class GiveLots:
+    """Hand lots to a kernel that is likely to be parked, so that it can have them ready for the GPU by then."""
+
+    kernel_id: str
+    lot_bytes: int
+
+
+@dataclass(frozen=True)
 class DropCaches:
     """Ask a kernel's frameworks to drop what they only cache on the GPU; it is parked in a later pass."""
 
@@ -70,4 +78,4 @@ class DenyRoom:
     reason: str
 
 
-Action = Park | RefusePark | Trim | DropCaches | Resume | GrantRoom | DenyRoom
+Action = Park | RefusePark | Trim | GiveLots | DropCaches | Resume | GrantRoom | DenyRoom

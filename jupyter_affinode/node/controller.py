@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from . import describe
-from .actions import Action, DenyRoom, DropCaches, GrantRoom, Park, RefusePark, Resume, Trim
+from .actions import Action, DenyRoom, DropCaches, GiveLots, GrantRoom, Park, RefusePark, Resume, Trim
 from .cache_drops import CacheDrops
 from .connection import Connection, Ending
 from .election import Election, GpuServed
@@ -236,12 +236,9 @@ class Controller:
         if self.finished.is_set():
             return
         try:
-            self.look(now)
-            if self.state.settings.lot_bytes or any(self.state.processes()):
-                self.state.host = host_memory()
-                self.state.read_limits()
-            self.lots.look(self.state.settings, self.state.host, self.state.lots_mapped(), now)
+            self.look(now, at_host=True)
             self._decide(now)
+            self.lots.look(self.state.settings, self.state.host, self.state.lots_mapped(), now)
             self._tidy(now)
             self._tell_places()
             self.events.publish()
@@ -250,12 +247,15 @@ class Controller:
         except Exception:  # a controller that stopped here would leave kernels waiting for ever
             self.log.exception("a pass failed")
 
-    def look(self, now: float) -> None:
-        """Read the pages, and make the picture that is decided on and shown."""
+    def look(self, now: float, *, at_host: bool = False) -> None:
+        """Read the pages, and host memory too before a decision; make the picture that is decided on and shown."""
         for process, error in self.state.refresh(now):
             if process.connection is not None:
                 process.connection.end(Ending.DROPPED, str(error))
-        self.state.lots_ready_bytes = self.lots.ready_bytes
+        if at_host and (self.state.settings.lot_bytes or any(self.state.processes())):
+            self.state.host = host_memory()
+            self.state.read_limits()
+        self.state.lots_ready_bytes, self.state.lots_held = self.lots.ready_bytes, self.lots.held()
         is_settled = now - self.began >= self.state.settings.settle_s
         self._snapshot = self.state.snapshot(now, is_settled=is_settled)
         self._queue = waiters(self._snapshot)
@@ -272,6 +272,8 @@ class Controller:
             if action.lot_bytes:
                 give_lots(kernel, action.lot_bytes, self.lots)
             self.moves.park(kernel, action.reason, action.budget_bytes)
+        elif isinstance(action, GiveLots):
+            give_lots(kernel, action.lot_bytes, self.lots)
         elif isinstance(action, DropCaches):
             self.cache_drops.begin(kernel, action.reason)
         elif isinstance(action, Trim):

@@ -17,8 +17,8 @@ TRIM_AGAIN_S = 10.0  # then the same process is asked for more than it was asked
 SLAB_BYTES = 32 * MIB  # what shims take host memory by
 
 
-def host_use(kernel: KernelRecord, last_activity: float, now: float) -> HostUse:
-    """For the snapshot."""
+def host_use(kernel: KernelRecord, last_activity: float, lots_held: Mapping[int, int], now: float) -> HostUse:
+    """For the snapshot. `lots_held`: how much in lots each process was given, by its key."""
     kept = sum(process.data.kept_bytes for process in kernel.processes.values())
     asked = now - kernel.host.trim_at
     promised = max(kept - kernel.host.trim_keep_bytes, 0)
@@ -34,6 +34,10 @@ def host_use(kernel: KernelRecord, last_activity: float, now: float) -> HostUse:
         trimmable_bytes=givable,
         trimming_bytes=promised if asked < TRIM_TAKES_S else 0,
         kept_since=kernel.residency_since,
+        lot_bytes=sum(
+            max(lots_held.get(process.key, 0), process.data.lot_bytes)
+            for process in kernel.processes.values()
+        ),
         park_takes_bytes=sum(filter(None, takes)) if None not in takes else None,
         park_short_bytes=sum(kernel.host.short.values())
         if last_activity <= kernel.host.short_activity

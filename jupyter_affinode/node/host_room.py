@@ -43,7 +43,7 @@ class HostRoom:
 
     def expect(self, kernel: Kernel, budget_bytes: int | None, lot_bytes: int = 0) -> None:
         """The kernel is being parked, or will be, with that budget: it may take it all."""
-        self._lots -= lot_bytes
+        self.take_lots(lot_bytes)
         takes = max(kernel.movable_bytes - kernel.host.kept_bytes - lot_bytes, 0)
         if budget_bytes is not None:
             takes = min(takes, budget_bytes)
@@ -55,11 +55,16 @@ class HostRoom:
         """What a park of the kernel may take anew."""
         return max(min(self._left, self._headroom.get(kernel.cgroup, self._left)), 0)
 
+    def take_lots(self, size: int) -> None:
+        """They are handed to somebody."""
+        self._lots -= size
+
     def lots(self, kernel: Kernel) -> int:
         """How much of the lots a park of the kernel can use."""
         if not kernel.host.is_frugal:
             return 0
-        return min(max(_probably_takes(kernel) - kernel.host.kept_bytes, 0), self._lots)
+        has = max(kernel.host.kept_bytes, kernel.host.lot_bytes)  # what came a moment ago is not kept yet
+        return min(max(_probably_takes(kernel) - has, 0), self._lots)
 
     def refusal(self, kernel: Kernel) -> str | None:
         """Why a park of the kernel is not even tried; None if it may be."""

@@ -61,7 +61,11 @@ class LotStock:
     @property
     def given_bytes(self) -> int:
         """What processes have from us."""
-        return sum(self.held_bytes(key) for key in self._holdings)
+        return sum(self.held().values())
+
+    def held(self) -> dict[int, int]:
+        """What each process has from us, by its key."""
+        return {key: self.held_bytes(key) for key in self._holdings}
 
     def held_bytes(self, key: int) -> int:
         """What the process with that key has from us."""

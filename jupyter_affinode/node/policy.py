@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from .actions import Action, DenyRoom, DropCaches, GrantRoom, Park, RefusePark, Resume
+from .actions import Action, DenyRoom, DropCaches, GiveLots, GrantRoom, Park, RefusePark, Resume
 from .eligibility import eligible_at, waiters
 from .host_room import HostRoom, Shortage, trims, without
 from .settings import Settings
@@ -15,6 +15,7 @@ from .snapshot import Kernel, Node, Residency, RoomRequest, Waiter
 from .words import bytes_in_words, duration_in_words
 
 DENY_AFTER_S = 0.5  # the least that an allocation waits before "it can never fit" is believed
+LOTS_AHEAD_S = 10.0  # registering 32 GiB with a GPU takes about a second
 LAST_RESERVES = 0  # the margin when nobody is left who could yield
 
 
@@ -32,6 +33,7 @@ def decide(now: float, node: Node, settings: Settings) -> list[Action]:
     reclaim_watermark(plan)
     park_idle(plan)
     mend_splits(plan)
+    give_lots(plan)
     relieve_host(plan)
     return plan.actions
 
@@ -116,6 +118,13 @@ class Plan:
         self.act(Park(kernel.id, reason, budget, lots))
         self._expect(kernel, budget if kernel.host.is_frugal else None, lots)
         return True
+
+    def give_lots(self, kernel: Kernel) -> None:
+        """Decide to hand a kernel what of the lots its park can use."""
+        size = self._host.lots(kernel)
+        if size:
+            self._host.take_lots(size)
+            self.act(GiveLots(kernel.id, size))
 
     def relieve(self) -> None:
         """Have kept host memory given back where the machine or a cgroup is under its reserve."""
@@ -205,6 +214,15 @@ def park_idle(plan: Plan) -> None:
         for kernel in plan.eligible():
             if plan.is_free(kernel):  # it may have been asked to give back host memory meanwhile
                 plan.park(kernel, f"idle {duration_in_words(plan.now - kernel.last_activity)}")
+
+
+def give_lots(plan: Plan) -> None:
+    """Hand lots ahead of time to whoever may be parked soon and has none, the likeliest first."""
+    soon = [kernel for kernel in plan.node.kernels if plan.is_free(kernel) and not kernel.host.lot_bytes]
+    for kernel in sorted(soon, key=lambda kernel: (-plan.worth(kernel), kernel.id)):
+        moment = eligible_at(kernel, plan.settings, anyone_waits=bool(plan.queue))
+        if moment is not None and moment <= plan.now + LOTS_AHEAD_S:
+            plan.give_lots(kernel)
 
 
 def relieve_host(plan: Plan) -> None:

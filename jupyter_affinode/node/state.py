@@ -28,6 +28,7 @@ class NodeState:
         self.settings = settings
         self.host = host
         self.lots_ready_bytes = 0  # what the controller's lots can give
+        self.lots_held: dict[int, int] = {}  # … and gave, by process
         self.kernels: dict[str, KernelRecord] = {}
         self.gpus = GpuTable()
         self.reservations = ReservationBook()
@@ -208,7 +209,7 @@ class NodeState:
             hopeless=hopeless,
             cgroup=kernel.cgroup.path if kernel.cgroup is not None else "",
             can_drop_caches=_can_drop_caches(kernel, last_activity),
-            host=host_use(kernel, last_activity, now),
+            host=host_use(kernel, last_activity, self.lots_held, now),
         )
 
 

@@ -296,7 +296,7 @@ def test_a_lot_that_cannot_be_made_is_tried_again_later_only():
 # ---- over the link
 
 
-def test_a_kernel_gets_lots_right_before_it_is_parked_and_gives_them_back(node, shim, wait_until):
+def test_a_kernel_gets_lots_before_it_is_parked_and_gives_them_back(node, shim, wait_until):
     machine = node(lot_bytes=64 * MIB, **IDLE)
     wait_until(lambda: machine.node()["host"]["lots"]["ready_bytes"] == 64 * MIB)
     kernel = shim("k", resident=100 * MIB, flags=TRIMS)

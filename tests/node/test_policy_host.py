@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jupyter_affinode.node.actions import DropCaches, Park, RefusePark, Trim
+from jupyter_affinode.node.actions import DropCaches, GiveLots, Park, RefusePark, Trim
 from jupyter_affinode.node.policy import decide
 from jupyter_affinode.node.settings import GIB, MIB, Settings
 from jupyter_affinode.node.snapshot import Gpu, Host, HostUse, Kernel, Node, Residency
@@ -151,6 +151,45 @@ def test_a_kernel_that_gives_back_is_not_parked_in_the_same_pass():
     kernels = (resident("k", idle=2000), resident("keeper", idle=400, use=keeps(8 * GIB)))
     actions = decide(NOW, node(*kernels, available=3 * GIB), IDLE)
     assert [(type(action), action.kernel_id) for action in actions] == [(Trim, "keeper")]
+
+
+# ---- lots
+
+
+def test_a_park_is_given_lots_before_its_own_memory_is_asked_for():
+    stocked = node(resident("k"), available=3 * GIB, lot_bytes=3 * GIB)
+    assert decide(NOW, stocked, IDLE) == [Park("k", "idle 17 min", 2 * GIB, 3 * GIB)]
+    assert decide(NOW, node(resident("k"), available=1 * GIB, lot_bytes=8 * GIB), IDLE) == [
+        Park("k", "idle 17 min", 0, 4 * GIB)
+    ]
+
+
+def test_lots_make_up_for_a_cgroup_that_is_full():
+    limits = {"headroom_bytes": {"/user": 0}, "limit_bytes": {"/user": 8 * GIB}}
+    kernel = resident("k", cgroup="/user")
+    (action,) = decide(NOW, node(kernel, available=32 * GIB, lot_bytes=4 * GIB, **limits), IDLE)
+    assert isinstance(action, Park)
+    (action,) = decide(NOW, node(kernel, available=32 * GIB, **limits), IDLE)
+    assert isinstance(action, RefusePark)
+
+
+def test_lots_are_not_given_twice_in_one_pass():
+    kernels = (resident("a", idle=2000), resident("b"))
+    actions = decide(NOW, node(*kernels, available=32 * GIB, lot_bytes=6 * GIB), IDLE)
+    assert [action.lot_bytes for action in actions] == [4 * GIB, 2 * GIB]
+
+
+def test_who_may_be_parked_soon_gets_lots_ahead_of_time_once():
+    idle = (resident("soon", idle=295), resident("later", idle=200), resident("now", idle=400))
+    actions = decide(NOW, node(*idle, available=32 * GIB, lot_bytes=6 * GIB), NEEDED)
+    assert actions == [GiveLots("now", 4 * GIB), GiveLots("soon", 2 * GIB)]
+    has_some = resident("k", use=replace(FRUGAL, lot_bytes=256 * MIB))
+    assert decide(NOW, node(has_some, available=32 * GIB, lot_bytes=6 * GIB), NEEDED) == []
+
+
+def test_who_keeps_enough_or_knows_no_lots_gets_none():
+    kernels = (resident("keeps", use=keeps(4 * GIB)), resident("old", use=HostUse()))
+    assert decide(NOW, node(*kernels, available=32 * GIB, lot_bytes=6 * GIB), NEEDED) == []
 
 
 # ---- caches

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from world import GPU, SimulatedKernel, World
 
-from jupyter_affinode.node.actions import DenyRoom, GrantRoom, Park, Resume, Trim
+from jupyter_affinode.node.actions import DenyRoom, GiveLots, GrantRoom, Park, Resume, Trim
 from jupyter_affinode.node.eligibility import eligible_at, waiters
 from jupyter_affinode.node.policy import decide
 from jupyter_affinode.node.settings import MIB, Settings
@@ -48,6 +48,7 @@ def host_uses(draw):
         trimmable_bytes=draw(st.sampled_from([0, kept - trimming])) if is_frugal else 0,
         trimming_bytes=trimming,
         kept_since=draw(MOMENTS),
+        lot_bytes=draw(st.sampled_from([0, 64 * MIB])),
         park_takes_bytes=draw(st.none() | SIZES),
         park_short_bytes=draw(st.sampled_from([0, 0, 500 * MIB])),
         budget_bytes=draw(st.none() | SIZES),
@@ -58,9 +59,10 @@ def host_uses(draw):
 def hosts(draw):
     free, limit = draw(st.integers(0, 4000)) * MIB, draw(st.integers(1, 4000)) * MIB
     headroom = draw(st.none() | st.integers(0, limit))
+    lots = draw(st.sampled_from([0, 0, 256 * MIB, 2000 * MIB]))
     if headroom is None:
-        return Host(free, total_bytes=4000 * MIB)
-    return Host(free, {"/user": headroom}, 4000 * MIB, {"/user": limit})
+        return Host(free, total_bytes=4000 * MIB, lot_bytes=lots)
+    return Host(free, {"/user": headroom}, 4000 * MIB, {"/user": limit}, lots)
 
 
 @st.composite
@@ -215,14 +217,13 @@ def test_the_queue_is_served_first_come_first(node, policy):
 def test_parks_of_one_pass_take_no_host_memory_that_is_reserved_or_taken(node, policy, reserve):
     """What they may take anew together, all that is under way beside them, and the reserve fit."""
     policy = policy.changed(host_reserve_bytes=reserve)
-    budgets = {
-        action.kernel_id: action.budget_bytes
-        for action in decide(NOW, node, policy)
-        if isinstance(action, Park)
-    }
+    actions = decide(NOW, node, policy)
+    budgets = {action.kernel_id: action.budget_bytes for action in actions if isinstance(action, Park)}
     taken = {"": 0, "/user": 0}
+    lots = {action.kernel_id: action.lot_bytes for action in actions if isinstance(action, Park | GiveLots)}
+    assert sum(lots.values()) <= node.host.lot_bytes
     for kernel in node.kernels:
-        anew = max(kernel.movable_bytes - kernel.host.kept_bytes, 0)
+        anew = max(kernel.movable_bytes - kernel.host.kept_bytes - lots.get(kernel.id, 0), 0)
         if kernel.id in budgets:
             taken[kernel.cgroup] += min(anew, budgets[kernel.id]) if kernel.host.is_frugal else anew
     if budgets:

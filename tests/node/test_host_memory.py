@@ -1,0 +1,222 @@
+"""Host memory of real kernels on the simulated GPU: budgets, what is kept and given back, lots.
+
+How much memory the machine has is decided by the test, since other programs' use of it comes and goes; what
+kernels take of it is what they really take, as their pages say.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from gpu_cells import SETUP
+from thread_controller import ThreadController
+
+from jupyter_affinode.node import controller as controller_module
+from jupyter_affinode.node.host import HostMemory
+
+MIB = 2**20
+
+
+class Memory:
+    """What the controller takes for /proc/meminfo: `bytes`, less what its kernels have taken."""
+
+    bytes = 8192 * MIB
+
+    def __init__(self):
+        self.controller = None
+
+    def read(self):
+        taken = 0
+        if self.controller is not None:
+            for process in self.controller._controller.state.processes():
+                taken += process.data.copy_bytes + process.data.kept_bytes
+        return HostMemory(self.bytes, max(self.bytes - taken, 0))
+
+
+@pytest.fixture
+def memory(gpu_machine, server, monkeypatch):
+    """The machine's memory, with a controller that sees it and a Jupyter server."""
+    made = Memory()
+    monkeypatch.setattr(controller_module, "host_memory", made.read)
+    made.controller = ThreadController(gpu_machine.socket, host_reserve_bytes=0, idle_timeout_s=600)
+    server.start()
+    yield made
+    server.stop()
+    made.controller.stop()
+
+
+@pytest.fixture
+def policy(memory, gpu_machine):
+    """`policy(park_when="idle", …)`: change settings."""
+
+    def change(**settings):
+        status, answer = gpu_machine.ask("PATCH", "/policy", settings)
+        assert status == 200, answer
+
+    return change
+
+
+@pytest.fixture
+def lots(policy, gpu_machine, wait_until):
+    """256 MiB of lots, ready; `lots()`: their figures."""
+    policy(lot_bytes=256 * MIB)
+    wait_until(lambda: gpu_machine.node()["host"]["lots"]["ready_bytes"] == 256 * MIB)
+    return lambda: gpu_machine.node()["host"]["lots"]
+
+
+@pytest.fixture
+def kernel_with(memory, server):
+    """`kernel_with("Block(256, seed=7)")`: a kernel that holds that, with its checksum."""
+
+    def start(block):
+        kernel = server.start_kernel()
+        done = kernel.run(f"{SETUP}\nblock = {block}\nbefore = block.checksum()")
+        assert done.status == "ok", done
+        return kernel
+
+    return start
+
+
+def park(kernel):
+    """Ask for a park; (status, answer)."""
+    return kernel.server.affinode(f"kernels/{kernel.id}/park", "POST", {})
+
+
+def is_right(kernel):
+    """Whether its block holds what it held; brings it back."""
+    return kernel.run("print(block.checksum() == before)").text == "True\n"
+
+
+def mapped_lots(kernel):
+    """Resident bytes of lots in the kernel's address space, as the operating system counts them."""
+    pid = kernel.run("import os; print(os.getpid())").text.strip()
+    smaps = Path(f"/proc/{pid}/smaps").read_text()
+    found = re.findall(r"memfd:affinode-lot.*?\n(?:.*\n)*?Rss: +(\d+) kB", smaps)
+    return sum(int(size) for size in found) * 1024
+
+
+ZEROS = """Block(400)
+ok(cuda.cuMemsetD8(block.pointer, 0, 400 * 2**20))
+ok(cuda.cuCtxSynchronize())"""
+
+
+def test_zeros_park_where_their_size_would_not_fit(kernel_with, memory):
+    kernel = kernel_with(ZEROS)
+    memory.bytes = 300 * MIB
+    status, parked = park(kernel)
+    assert (status, parked["parked_bytes"]) == (200, 400 * MIB), parked
+    assert parked["copy_bytes"] < 8 * MIB
+    assert is_right(kernel)
+
+
+def test_what_does_not_fit_is_refused_and_parks_when_there_is_more(kernel_with, memory, wait_until):
+    kernel = kernel_with("Block(600, seed=3)")
+    memory.bytes = 300 * MIB
+    status, answer = park(kernel)
+    assert (status, answer["error"]) == (409, "no-host-memory"), answer
+    assert re.search(r"parking needs 600 MiB of host memory and 300 MiB are free", answer["message"])
+    assert (kernel.state()["residency"], kernel.state()["kept_bytes"]) == ("resident", 0)
+    assert is_right(kernel)
+    memory.bytes = 700 * MIB
+    assert park(kernel)[0] == 200
+    assert is_right(kernel)
+
+
+def test_what_a_kernel_keeps_is_given_back_when_memory_is_short(kernel_with, memory, policy, wait_until):
+    kernel = kernel_with("Block(256, seed=7)")
+    assert park(kernel)[0] == 200
+    assert kernel.state()["copy_bytes"] >= 256 * MIB
+    assert is_right(kernel)
+    wait_until(lambda: kernel.state()["kept_bytes"] >= 256 * MIB)
+    memory.bytes = 512 * MIB
+    policy(host_reserve_bytes=400 * MIB)  # what is kept leaves less than that
+    wait_until(lambda: kernel.state()["kept_bytes"] <= 112 * MIB)
+    assert is_right(kernel)
+
+
+def test_its_own_kept_memory_is_room_enough_for_the_next_park(kernel_with, memory, wait_until):
+    kernel = kernel_with("Block(256, seed=7)")
+    assert park(kernel)[0] == 200
+    assert is_right(kernel)
+    wait_until(lambda: kernel.state()["kept_bytes"] >= 256 * MIB)
+    memory.bytes = kernel.state()["kept_bytes"]
+    assert park(kernel)[0] == 200, kernel.state()
+    assert is_right(kernel)
+
+
+def test_another_kernel_gives_back_what_it_keeps_before_a_park_is_refused(kernel_with, memory, wait_until):
+    keeper = kernel_with("Block(384, seed=7)")
+    assert park(keeper)[0] == 200
+    assert is_right(keeper)
+    wait_until(lambda: keeper.state()["kept_bytes"] >= 384 * MIB)
+    other = kernel_with("Block(320, seed=5)")
+    memory.bytes = 448 * MIB
+    status, parked = park(other)
+    assert (status, parked.get("residency")) == (200, "parked"), parked
+    assert keeper.state()["kept_bytes"] <= 128 * MIB
+    assert is_right(other) and is_right(keeper)
+
+
+def test_a_park_goes_into_lots_and_they_are_cut_only_when_they_are_empty(
+    kernel_with, memory, lots, policy, wait_until
+):
+    kernel = kernel_with("Block(200, seed=9)")
+    assert park(kernel)[0] == 200
+    assert lots()["given_bytes"] == 256 * MIB
+    assert mapped_lots(kernel) >= 200 * MIB
+    assert is_right(kernel)
+    wait_until(lambda: kernel.state()["kept_bytes"] >= 200 * MIB)
+    memory.bytes = 0
+    policy(host_reserve_bytes=1)
+    wait_until(lambda: lots()["given_bytes"] == 0, message="it gives its lots back")
+    assert mapped_lots(kernel) == 0
+    assert is_right(kernel)
+    memory.bytes = 8192 * MIB
+    wait_until(lambda: lots()["ready_bytes"] == 256 * MIB, message="fresh ones take their place")
+    assert park(kernel)[0] == 200
+    assert is_right(kernel)
+
+
+def test_who_may_be_parked_soon_has_its_lots_ready_before(kernel_with, lots, policy, wait_until):
+    kernel = kernel_with("Block(200, seed=9)")
+    policy(idle_timeout_s=2)
+    wait_until(lambda: lots()["given_bytes"] == 256 * MIB)
+    wait_until(lambda: kernel.state()["kept_bytes"] >= 192 * MIB, message="registered with the GPU")
+    assert kernel.state()["residency"] == "resident"
+    assert park(kernel)[0] == 200
+    assert is_right(kernel)
+
+
+def test_lots_that_a_park_left_empty_come_back_at_once(kernel_with, lots, wait_until):
+    kernel = kernel_with(ZEROS)
+    assert park(kernel)[0] == 200
+    wait_until(lambda: lots()["given_bytes"] == 0)
+    assert is_right(kernel)
+
+
+def test_lots_of_a_kernel_that_ends_come_back(kernel_with, lots, wait_until):
+    kernel = kernel_with("Block(200, seed=9)")
+    assert park(kernel)[0] == 200
+    assert lots()["given_bytes"] == 256 * MIB
+    kernel.shutdown()
+    wait_until(lambda: lots() == {"limit_bytes": 256 * MIB, "ready_bytes": 256 * MIB, "given_bytes": 0})
+
+
+def test_a_kernel_parked_into_lots_outlives_the_controller_that_gave_them(gpu_machine, server, wait_until):
+    gpu_machine.start_controller("--settle=0.2", f"--lots={256 * MIB}", "--host-reserve=0")
+    wait_until(lambda: gpu_machine.node()["host"]["lots"]["ready_bytes"] == 256 * MIB)
+    server.start()
+    kernel = server.start_kernel()
+    assert kernel.run(f"{SETUP}\nblock = Block(200, seed=9)\nbefore = block.checksum()").status == "ok"
+    assert park(kernel)[0] == 200
+    before = gpu_machine.controller_pid()
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: gpu_machine.controller_pid() not in (None, before), timeout=30)
+    wait_until(lambda: (gpu_machine.kernel(kernel.id) or {}).get("parked_bytes") == 200 * MIB, timeout=30)
+    assert is_right(kernel)
+    assert mapped_lots(kernel) >= 200 * MIB
+    assert gpu_machine.node()["host"]["lots"]["given_bytes"] == 256 * MIB
