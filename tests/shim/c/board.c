@@ -62,6 +62,11 @@ const char *board_struck(void)
 	return struck;
 }
 
+unsigned board_calls(void)
+{
+	return __atomic_load_n(&board->calls, __ATOMIC_ACQUIRE);
+}
+
 int64_t board_registered_bytes(void)
 {
 	return __atomic_load_n(&board->registered_bytes, __ATOMIC_ACQUIRE);

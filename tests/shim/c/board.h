@@ -12,6 +12,7 @@ __attribute__((format(printf, 1, 2))) void board_arm(const char *format, ...);
 /* No faults any more; how often one struck.  */
 unsigned board_disarm(void);
 unsigned board_met(void);   /* times that a fault struck since it was armed */
+unsigned board_calls(void); /* of any name since then */
 bool board_holds(void);     /* a call waits at a HOLD */
 const char *board_struck(void); /* names of the calls that were struck, when it was disarmed last */
 int64_t board_registered_bytes(void);

@@ -1,0 +1,111 @@
+/* At context depth too: any one driver call of a park or of a resume fails, once or from then on, and the process is
+ * resident or parked, at whatever depth, with its contents; never lost.  */
+#include "board.h"
+#include "contents.h"
+#include "depth.h"
+#include "harness.h"
+
+static const char *const pluses[] = {"", "+"};
+static unsigned deep, shallow, refused;
+
+static void come_back(void)
+{
+	if (page_read().state == AFFINODE_STATE_RESIDENT)
+		return;
+	CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_EQUAL(page_read().state, AFFINODE_STATE_RESIDENT);
+}
+
+/* Whether the fault was met.  */
+static bool cycle(uint32_t at, const char *plus, unsigned nth)
+{
+	struct affinode_reply reply;
+	unsigned met;
+
+	CHECK_EQUAL(contents_change(nth % 2 ? CONTENTS_BROKEN : CONTENTS_MAPPED), CUDA_SUCCESS);
+	CUDA(CtxSynchronize());
+	if (at == AFFINODE_COMMAND_RESUME)
+		park_deep_surely();
+	board_arm("*:UNKNOWN:%u%s", nth, plus);
+	reply = at == AFFINODE_COMMAND_PARK ? park_deep() : controller_reply(controller_command(at, 0));
+	met = board_disarm();
+	snprintf(test_step, sizeof(test_step), "%s, from call %u%s, status %d, depth %u; struck: %s",
+		 at == AFFINODE_COMMAND_PARK ? "park" : "resume", nth, plus, reply.status, page_read().depth,
+		 board_struck());
+	CHECK(reply.status == AFFINODE_OK || (met && reply.text[0]));
+	deep += page_read().depth == AFFINODE_DEPTH_CONTEXT;
+	shallow += page_read().depth == AFFINODE_DEPTH_MEMORY;
+	refused += reply.status != AFFINODE_OK;
+	come_back();
+	contents_are_right();
+	return met > 0;
+}
+
+/* The number of the call that restores the context, in a resume.  */
+static unsigned restoring_call(void)
+{
+	uint32_t epoch;
+	unsigned nth;
+
+	park_deep_surely();
+	board_arm("cuCheckpointProcessRestore:HOLD:1");
+	epoch = controller_command(AFFINODE_COMMAND_RESUME, 0);
+	UNTIL(board_holds());
+	nth = board_calls();
+	board_disarm();
+	CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_OK);
+	contents_are_right();
+	return nth;
+}
+
+/* A foreign process fills the GPU at that call of a resume. False: there is no such call.  */
+static bool foreign_takes_room(unsigned nth)
+{
+	struct affinode_reply reply;
+	unsigned met;
+
+	park_deep_surely();
+	board_arm("*:TAKE=1TiB:%u", nth);
+	reply = controller_reply(controller_command(AFFINODE_COMMAND_RESUME, 0));
+	met = board_disarm();
+	snprintf(test_step, sizeof(test_step), "resume, the GPU full at call %u (%s), status %d", nth, board_struck(),
+		 reply.status);
+	CHECK(reply.status == AFFINODE_OK || reply.status == AFFINODE_NO_GPU_ROOM);
+	board_arm("*:TAKE=0:1");
+	come_back();
+	contents_are_right();
+	board_disarm();
+	return met > 0;
+}
+
+int main(int argc, char **argv)
+{
+	unsigned nth, restoring;
+
+	test_begin(argc, argv, 140);
+	depth_ask();
+	board_make();
+	cuda_start();
+	controller_accept();
+	contents_make();
+	park_deep_surely();
+	come_back();
+	for (uint32_t at = AFFINODE_COMMAND_PARK; at <= AFFINODE_COMMAND_RESUME; at++)
+		for (unsigned i = 0; i < 2; i++) {
+			nth = board_first_step();
+			while (cycle(at, pluses[i], nth))
+				nth += board_stride();
+			printf("%s, failing%s at calls up to %u\n", at == AFFINODE_COMMAND_PARK ? "park" : "resume",
+			       pluses[i], nth - 1);
+			CHECK(nth > 10);
+		}
+	/* At the call that restores the context nobody can help it: the driver loses the process. Hence the GPU's lock, and
+	 * the look at who else is there.  */
+	restoring = restoring_call();
+	for (nth = restoring == 1 ? 2 : 1; foreign_takes_room(nth); nth++)
+		nth += nth + 1 == restoring;
+	printf("the GPU full at calls up to %u but %u\n", nth - 1, restoring);
+	printf("%u refused; afterwards %u deep, %u at memory depth\n", refused, deep, shallow);
+	return 0;
+}
