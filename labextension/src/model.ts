@@ -202,6 +202,8 @@ export class AffinodeModel implements IAffinode, IDisposable {
         reason,
         resident_bytes,
         parked_bytes,
+        copy_bytes: parked_bytes, // until the next status says what zeros have saved
+        kept_bytes: 0,
         place,
         held_for_s
       });
