@@ -5,10 +5,12 @@ Prints "ready", reads steps, and answers each with "right" or "WRONG: …".
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import sys
 from typing import Any
 
+HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE
 SIZES = (1000, 300_000, 8 << 20, 64 << 20)  # floats: small ones live in the caching allocator's shared blocks
 
 
@@ -87,10 +89,13 @@ def driver_child(pipe: Any) -> None:
     cuda = open_driver()
     pointer = None
     while True:
-        what, *rest = pipe.recv()
+        try:
+            what, *rest = pipe.recv()
+        except EOFError:  # the parent has ended
+            return
         if what == "take":
             handle = cuda.CUipcMemHandle()
-            handle.reserved = rest[0]
+            ctypes.memmove(handle.getPtr(), rest[0], HANDLE_BYTES)
             flag = cuda.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
             error, pointer = cuda.cuIpcOpenMemHandle(handle, flag)
             if int(error):
@@ -138,7 +143,7 @@ class DriverApi:
             error, handle = self.cuda.cuIpcGetMemHandle(self.shared)
             if int(error):
                 return f"WRONG: cuIpcGetMemHandle: {error.name}"
-            self.pipe.send(("take", bytes(handle.reserved)))
+            self.pipe.send(("take", ctypes.string_at(handle.getPtr(), HANDLE_BYTES)))
             return self._right(self.pipe.recv(), 5)
         if step == "child writes":
             self.pipe.send(("write",))

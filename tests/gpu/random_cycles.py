@@ -7,6 +7,7 @@ twin's, and no piece of memory may have needed a second copy. `--programs "drive
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
@@ -44,6 +45,12 @@ class Program:
     resume_s: list[float] = field(default_factory=list)
     parked_bytes: int = 0
     problem: str = ""
+    stderr: Path = Path(os.devnull)
+
+    def last_words(self) -> str:
+        """The end of what it wrote to stderr."""
+        lines = self.stderr.read_text(errors="replace").strip().splitlines()
+        return " / ".join(line.strip() for line in lines[-4:]) or "no words"
 
     def read(self) -> None:
         """Read its output to the end; runs on a thread."""
@@ -74,7 +81,9 @@ class Program:
 def start(controlled: Controlled, name: str, seed: int, pause_s: float, *, managed: bool) -> Program:
     kernel_id = str(uuid.uuid4()) if managed else None
     command = [sys.executable, str(PROGRAMS), name, str(seed), str(pause_s)]
-    program = Program(name, controlled.start(command, kernel_id), kernel_id)
+    stderr = controlled.folder / f"{kernel_id or uuid.uuid4()}.stderr"
+    with stderr.open("w") as file:
+        program = Program(name, controlled.start(command, kernel_id, stderr=file), kernel_id, stderr=stderr)
     threading.Thread(target=program.read, daemon=True).start()
     return program
 
@@ -99,7 +108,8 @@ def cycle(controlled: Controlled, program: Program, wanted: int, deadline: float
                 controlled.resume(kernel_id)
         take_stock(controlled, program)
         if program.process.poll() is not None:
-            program.problem = f"it ended by itself with status {program.process.returncode}"
+            status = program.process.returncode
+            program.problem = f"it ended by itself with status {status}: {program.last_words()}"
         elif time.monotonic() - program.heard > SILENT_FOR_S:
             program.problem = f"it hangs since step {len(program.losses)}: {controlled.kernel(kernel_id)}"
 
@@ -131,9 +141,12 @@ def compare(program: Program, twin: Program) -> str:
 def end(program: Program, steps: int) -> None:
     program.until(steps)
     try:
-        program.process.wait(60)
+        status = program.process.wait(60)
     except subprocess.TimeoutExpired:
         program.problem = program.problem or "it did not end when told"
+        return
+    if status != 0 and "status" not in program.problem:
+        program.problem = f"it ended with status {status}: {program.last_words()}"
 
 
 def main() -> int:
@@ -178,7 +191,9 @@ def main() -> int:
     rows, notes, passed = [], [], True
     raw: list[dict[str, Any]] = []
     for program, twin in zip(managed, twins, strict=True):
-        verdict = program.problem or twin.problem or compare(program, twin)
+        verdict = program.problem or compare(program, twin)
+        if twin.problem:
+            verdict += f"; its twin: {twin.problem}"
         passed &= verdict == "equal" and program.cycles > 0 and program.mended == 0
         if program.cycles < given.cycles:
             notes.append(f"{program.name}: {program.cycles} of {given.cycles} cycles when the time was over")

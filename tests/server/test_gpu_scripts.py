@@ -84,6 +84,12 @@ def test_a_loss_that_differs_is_named():
     assert "MISSING" in random_cycles.compare(program(), program())
 
 
+def test_memory_shared_between_processes(scripts_machine):
+    done = script(scripts_machine, "ipc", "--program=driver", "--rounds=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "stay as shared" in done.stdout and "Traceback" not in done.stderr
+
+
 def test_two_gpus(scripts_machine):
     done = script(scripts_machine, "two_gpus", "--cases=peer_driver,rank_driver", "--rounds=4")
     assert done.returncode == 0, done.stderr
