@@ -79,7 +79,7 @@ static CUresult answer_place(void *data, int attribute, CUdeviceptr address, con
 	case ATTRIBUTE_MAPPING_BASE_ADDR: /* of a small piece: its slab */
 		ANSWER(CUdeviceptr, in_slab(range) ? range->start / SIM_GRANULARITY * SIM_GRANULARITY : range->start);
 	case ATTRIBUTE_MAPPING_SIZE:
-		ANSWER(size_t, in_slab(range) ? SIM_GRANULARITY : range->size);
+		ANSWER(size_t, in_slab(range) ? SIM_GRANULARITY : range->kind == RANGE_DEVICE ? range->charged : range->size);
 	default:
 		return CUDA_ERROR_INVALID_VALUE;
 	}

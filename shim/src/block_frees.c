@@ -54,6 +54,7 @@ CUresult block_allocate(size_t size, CUdeviceptr *address)
 	size_t granularity, mapped;
 	struct block *block;
 	CUresult result;
+	uint32_t peers;
 
 	if (!context || !context->device->can_map || shim_is_unparkable())
 		return CUDA_ERROR_NOT_SUPPORTED;
@@ -63,6 +64,7 @@ CUresult block_allocate(size_t size, CUdeviceptr *address)
 	if (!block)
 		return CUDA_ERROR_NOT_SUPPORTED;
 	context_make_ready(context);
+	peers = context->device->peers;
 	result = mapped < size ? CUDA_ERROR_OUT_OF_MEMORY : block_reserve_and_map(block);
 	if (result == CUDA_SUCCESS && !blocks_insert(block)) {
 		block_unmap(block);
@@ -73,6 +75,8 @@ CUresult block_allocate(size_t size, CUdeviceptr *address)
 		free(block);
 		return result;
 	}
+	if (context->device->peers != peers) /* between its mapping and its place in the table */
+		block_set_access(block);
 	*address = block->address;
 	return CUDA_SUCCESS;
 }
@@ -110,8 +114,10 @@ CUresult block_import(CUmemGenericAllocationHandle handle, size_t size, size_t m
 /* The end of a block that nobody uses any more.  */
 static void block_destroy(struct block *block)
 {
-	if (block->shared)
+	if (block->shared) {
 		ipc_block_ends(block->address);
+		block_forget_sync_memops(block);
+	}
 	if (block->resident && block_unmap(block) != CUDA_SUCCESS) {
 		/* The context may be gone or broken; the address stays reserved so that nothing else lands there.  */
 		log_line("cuMemUnmap failed for %zu bytes at %llx", block->mapped, block->address);

@@ -36,6 +36,16 @@ CUresult block_set_access(struct block *block)
 	return driver.cuMemSetAccess(block->address, block->mapped, access, n);
 }
 
+void block_take_access(struct block *block, uint32_t devices)
+{
+	for (int peer = 0; peer < 32; peer++) {
+		const CUmemAccessDesc none = {{CU_MEM_LOCATION_TYPE_DEVICE, peer}, CU_MEM_ACCESS_FLAGS_PROT_NONE};
+
+		if (devices & (1u << peer) && driver.cuMemSetAccess(block->address, block->mapped, &none, 1) != CUDA_SUCCESS)
+			log_line("device %d keeps access to %llx", peer, block->address);
+	}
+}
+
 CUresult block_map(struct block *block)
 {
 	CUresult result;

@@ -20,6 +20,10 @@ struct block *blocks_take_context(CUcontext handle);
 
 /* Accessible to its own device, and to those that enabled peer access to it, as cuMemAlloc's memory is.  */
 CUresult block_set_access(struct block *block);
+/* Accessible no longer to these devices (bits).  */
+void block_take_access(struct block *block, uint32_t devices);
+
+void block_forget_sync_memops(const struct block *block);
 
 void block_frees_reset_in_child(void);
 

@@ -14,6 +14,7 @@ pthread_mutex_t blocks_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct block **blocks;
 static size_t blocks_count, blocks_size;
 static _Atomic uint64_t blocks_generation = 1;
+static _Atomic unsigned sync_memops; /* blocks that have it */
 
 void blocks_changed(void)
 {
@@ -79,37 +80,41 @@ struct block *blocks_take(CUdeviceptr address, bool imported)
 static void describe(const struct block *block, struct block *found)
 {
 	*found = (struct block){.address = block->address, .size = block->size, .mapped = block->mapped,
-				.context = block->context, .id = block->id, .imported = block->imported};
+				.context = block->context, .id = block->id, .imported = block->imported,
+				.sync_memops = block->sync_memops};
+}
+
+/* The block that contains `address`; NULL: not ours. With the lock held.  */
+static struct block *containing(CUdeviceptr address)
+{
+	size_t at = upper_bound(address);
+
+	return at > 0 && address - blocks[at - 1]->address < blocks[at - 1]->size ? blocks[at - 1] : NULL;
 }
 
 bool block_find(CUdeviceptr address, struct block *found)
 {
-	bool inside = false;
-	size_t at;
+	const struct block *block;
 
 	pthread_mutex_lock(&blocks_lock);
-	at = upper_bound(address);
-	if (at > 0 && address - blocks[at - 1]->address < blocks[at - 1]->size) {
-		const struct block *block = blocks[at - 1];
-
+	block = containing(address);
+	if (block)
 		describe(block, found);
-		inside = true;
-	}
 	pthread_mutex_unlock(&blocks_lock);
-	return inside;
+	return block != NULL;
 }
 
 CUmemGenericAllocationHandle block_share(CUdeviceptr address, struct block *found)
 {
 	CUmemGenericAllocationHandle handle = 0;
-	size_t at;
+	struct block *block;
 
 	pthread_mutex_lock(&blocks_lock);
-	at = upper_bound(address);
-	if (at > 0 && address - blocks[at - 1]->address < blocks[at - 1]->size && !blocks[at - 1]->imported) {
-		blocks[at - 1]->shared = true;
-		handle = blocks[at - 1]->handle;
-		describe(blocks[at - 1], found);
+	block = containing(address);
+	if (block && !block->imported) {
+		block->shared = true;
+		handle = block->handle;
+		describe(block, found);
 	}
 	pthread_mutex_unlock(&blocks_lock);
 	blocks_changed();
@@ -171,28 +176,60 @@ void block_set_resident(struct block *block, bool resident)
 
 void blocks_keep_on_gpu(CUdeviceptr address, size_t size)
 {
-	size_t before;
+	struct block *first;
 
 	pthread_mutex_lock(&blocks_lock);
 	for (size_t i = upper_bound(address); i < blocks_count && blocks[i]->address - address < size; i++)
 		blocks[i]->shared = true;
-	before = upper_bound(address);
-	if (before > 0 && address - blocks[before - 1]->address < blocks[before - 1]->size)
-		blocks[before - 1]->shared = true;
+	first = containing(address);
+	if (first)
+		first->shared = true;
 	pthread_mutex_unlock(&blocks_lock);
 	blocks_changed();
 }
 
-void blocks_add_peer(struct device *owner, struct device *peer)
+void blocks_set_peers(struct device *owner, uint32_t peers)
 {
-	if (peer->ordinal >= 32)
-		return;
+	uint32_t before;
+
 	pthread_mutex_lock(&blocks_lock);
-	owner->peers |= 1u << peer->ordinal;
-	for (size_t i = 0; i < blocks_count; i++)
-		if (blocks[i]->context->device == owner && blocks[i]->resident)
+	before = atomic_exchange(&owner->peers, peers);
+	for (size_t i = 0; before != peers && i < blocks_count; i++)
+		if (blocks[i]->context->device == owner && blocks[i]->resident) {
+			block_take_access(blocks[i], before & ~peers);
 			block_set_access(blocks[i]);
+		}
 	pthread_mutex_unlock(&blocks_lock);
+}
+
+bool block_set_sync_memops(CUdeviceptr address, bool set)
+{
+	struct block *block;
+	bool ours;
+
+	pthread_mutex_lock(&blocks_lock);
+	block = containing(address);
+	ours = block != NULL;
+	if (ours && set != block->sync_memops) {
+		block->sync_memops = set;
+		block->shared = block->shared || set;
+		atomic_fetch_add(&sync_memops, set ? 1 : (unsigned)-1);
+	}
+	pthread_mutex_unlock(&blocks_lock);
+	if (ours)
+		blocks_changed();
+	return ours;
+}
+
+bool blocks_have_sync_memops(void)
+{
+	return atomic_load_explicit(&sync_memops, memory_order_relaxed) != 0;
+}
+
+void block_forget_sync_memops(const struct block *block)
+{
+	if (block->sync_memops)
+		atomic_fetch_sub(&sync_memops, 1);
 }
 
 struct block *blocks_take_context(CUcontext handle)
@@ -247,6 +284,7 @@ void blocks_reset_in_child(void)
 
 	memcpy(&blocks_lock, &fresh, sizeof(fresh));
 	blocks_count = 0;
+	sync_memops = 0;
 	block_frees_reset_in_child();
 	blocks_changed();
 }

@@ -21,6 +21,7 @@ struct block {
 	bool hollow;         /* has physical memory, but the contents are in the copy: it could not be unmapped */
 	bool shared;         /* another device or process knows the physical memory: stays where it is */
 	bool imported;       /* another process's, mapped here by legacy IPC; shared too */
+	bool sync_memops;    /* CU_POINTER_ATTRIBUTE_SYNC_MEMOPS */
 	struct copy *copy;   /* its contents in host memory: of a parked block all, of a resident one what the last park left */
 	uint64_t id;         /* CU_POINTER_ATTRIBUTE_BUFFER_ID, unique in the process */
 	struct block *next_doomed;
@@ -68,8 +69,13 @@ void block_set_resident(struct block *block, bool resident);
 /* From now on the blocks in this range stay where they are.  */
 void blocks_keep_on_gpu(CUdeviceptr address, size_t size);
 
-/* Give a device access to all blocks of another.  */
-void blocks_add_peer(struct device *owner, struct device *peer);
+/* Which devices (bits) may reach all blocks of another, from now on.  */
+void blocks_set_peers(struct device *owner, uint32_t peers);
+
+/* CU_POINTER_ATTRIBUTE_SYNC_MEMOPS of the block that contains `address`; false: not ours. Set, the block stays on the GPU:
+ * it is set for memory that a network card will reach. And whether any block has it.  */
+bool block_set_sync_memops(CUdeviceptr address, bool set);
+bool blocks_have_sync_memops(void);
 
 /* The context is gone or about to go: free its blocks without waiting.  */
 void blocks_drop_context(CUcontext handle);

@@ -90,6 +90,8 @@ static void device_describe(struct device *device, CUdevice ordinal)
 	int value = 0;
 
 	device->ordinal = ordinal;
+	if (!driver.cuDeviceTotalMem || driver.cuDeviceTotalMem(&device->total_bytes, ordinal) != CUDA_SUCCESS)
+		device->total_bytes = 0;
 	device->numa_node = numa_node(ordinal);
 	driver.cuDeviceGetUuid(device->uuid, ordinal);
 	if (driver.cuDeviceGetName(name, sizeof(name), ordinal) == CUDA_SUCCESS && strstr(name, "Simulated"))

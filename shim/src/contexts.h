@@ -16,8 +16,9 @@ struct device {
 	bool exportable;    /* memory can be given to other processes as a file descriptor */
 	bool rdma;          /* backed memory may be made capable of GPUDirect RDMA, as cuMemAlloc's is */
 	size_t granularity;
+	size_t total_bytes; /* 0: unknown */
 	int numa_node;      /* of the host memory nearest to it; -1: unknown, or there is only one */
-	uint32_t peers;     /* devices (bits) whose contexts were given access to this one's memory */
+	_Atomic uint32_t peers; /* devices (bits) whose contexts were given access to this one's memory */
 	_Atomic(CUcontext) primary; /* its primary context, as it was last retained; NULL: never */
 };
 

@@ -59,6 +59,7 @@
 	  (void *, CUmemGenericAllocationHandle, int, unsigned long long))                                          \
 	X(cuMemImportFromShareableHandle, "cuMemImportFromShareableHandle", 10020,                                  \
 	  (CUmemGenericAllocationHandle *, void *, int))                                                            \
+	X(cuDeviceTotalMem, "cuDeviceTotalMem", 3020, (size_t *, CUdevice))                                         \
 	X(cuDeviceGetDefaultMemPool, "cuDeviceGetDefaultMemPool", 11020, (CUmemoryPool *, CUdevice))                \
 	X(cuDeviceGetMemPool, "cuDeviceGetMemPool", 11020, (CUmemoryPool *, CUdevice))                              \
 	X(cuMemPoolGetAttribute, "cuMemPoolGetAttribute", 11020, (CUmemoryPool, int, void *))                       \

@@ -157,6 +157,8 @@ void *hook_instance(struct hook *hook, void *real);
 	X(cuDevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease", 0)                                                \
 	X(cuDevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease", 1)                                                \
 	X(cuCtxEnablePeerAccess, "cuCtxEnablePeerAccess", 0)                                                        \
-	X(cuCtxEnablePeerAccess, "cuCtxEnablePeerAccess", 1)
+	X(cuCtxEnablePeerAccess, "cuCtxEnablePeerAccess", 1)                                                        \
+	X(cuCtxDisablePeerAccess, "cuCtxDisablePeerAccess", 0)                                                      \
+	X(cuCtxDisablePeerAccess, "cuCtxDisablePeerAccess", 1)
 
 #endif

@@ -50,7 +50,10 @@ CUresult after_out_of_memory(uint64_t bytes, unsigned attempt)
 {
 	const struct device *device = current_device();
 
-	return device ? ask_for_room(device, bytes, attempt) : CUDA_ERROR_OUT_OF_MEMORY;
+	/* What no GPU of this kind has is not waited for.  */
+	if (!device || (device->total_bytes && bytes > device->total_bytes))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	return ask_for_room(device, bytes, attempt);
 }
 
 static CUresult on_cuMemAlloc(void *real, CUdeviceptr *address, size_t size)

@@ -26,6 +26,9 @@ static void put_right(void *data, int attribute, CUdeviceptr address, const stru
 		if (block->mapping) /* of cuMemCreate: no context's */
 			memset(data, 0, sizeof(CUcontext));
 		break;
+	case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+		memcpy(data, &(int){block->sync_memops}, sizeof(int));
+		break;
 	case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
 		memcpy(data, &address, sizeof(address));
 		break;
@@ -88,18 +91,18 @@ static CUresult on_cuPointerGetAttributes(void *real, unsigned int count, int *a
 HOOK(cuPointerGetAttributes, (unsigned int count, int *attributes, void **data, CUdeviceptr address), count,
      attributes, data, address)
 
-/* SYNC_MEMOPS is a promise about copies; a parked block cannot be told, and keeps none, so it waits for the GPU.  */
+/* The driver refuses SYNC_MEMOPS for mapped memory, where cuMemAlloc's can have it: the promise is kept in thunks.c. A
+ * parked block of the application's own cannot be told anything, so that waits for the GPU.  */
 static CUresult on_cuPointerSetAttribute(void *real, const void *value, int attribute, CUdeviceptr address)
 {
 	GATE_PASS(pass);
-	CUresult result;
-	struct block block;
+	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
 
-	if (block_find(address, &block) || mapping_find_parked(address, &block)) {
-		result = gate_enter(&pass, AFFINODE_CLASS_COPY);
-		if (result != CUDA_SUCCESS)
-			return result;
-	}
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (value && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS && shim_is_on() &&
+	    block_set_sync_memops(address, *(const unsigned int *)value != 0))
+		return CUDA_SUCCESS;
 	return ((CUresult(*)(const void *, int, CUdeviceptr))real)(value, attribute, address);
 }
 HOOK(cuPointerSetAttribute, (const void *value, int attribute, CUdeviceptr address), value, attribute, address)

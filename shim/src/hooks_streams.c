@@ -4,6 +4,7 @@
 #include "driver.h"
 #include "hook.h"
 #include "mover.h"
+#include "peers.h"
 #include "shim.h"
 
 #define CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD 908
@@ -150,6 +151,7 @@ static void drop_context(CUcontext handle)
 {
 	if (handle) {
 		blocks_drop_context(handle);
+		peers_drop_context(handle);
 		context_forget(handle);
 	}
 }
@@ -263,8 +265,24 @@ static CUresult on_cuCtxEnablePeerAccess(void *real, CUcontext peer, unsigned in
 
 		driver.cuCtxPopCurrent(&popped);
 		if (there)
-			blocks_add_peer(there->device, here->device);
+			peers_enabled(here, there);
 	}
 	return result;
 }
 HOOK(cuCtxEnablePeerAccess, (CUcontext peer, unsigned int flags), peer, flags)
+
+/* Only takes mappings away, so it waits for no GPU.  */
+static CUresult on_cuCtxDisablePeerAccess(void *real, CUcontext peer)
+{
+	GATE_PASS(pass);
+	bool held = mover_hold(&pass);
+	CUresult result = ((CUresult(*)(CUcontext))real)(peer);
+	CUcontext here = NULL;
+
+	if (result == CUDA_SUCCESS && shim_is_on() && driver.cuCtxGetCurrent(&here) == CUDA_SUCCESS)
+		peers_disabled(here, peer);
+	if (held)
+		mover_let_go();
+	return result;
+}
+HOOK(cuCtxDisablePeerAccess, (CUcontext peer), peer)

@@ -2,17 +2,19 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "blocks.h"
+#include "checkpoint.h"
 #include "contexts.h"
 #include "driver.h"
 #include "ipc_exports.h"
 #include "ipc_socket.h"
 #include "log.h"
+
+#define SHARES "it shares GPU memory with other processes or devices"
 
 /* A handle that this process opened: once a context, and counted.  */
 struct import {
@@ -25,7 +27,6 @@ struct import {
 static pthread_mutex_t imports_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct import *imports;
 static size_t imports_count, imports_size;
-static _Atomic bool has_imported;
 
 CUresult ipc_export(CUdeviceptr address, CUipcMemHandle *handle)
 {
@@ -42,6 +43,7 @@ CUresult ipc_export(CUdeviceptr address, CUipcMemHandle *handle)
 	if (!block.context->device->exportable)
 		return CUDA_ERROR_NOT_SUPPORTED;
 	if (!exports_find(block.address, &ours)) {
+		checkpoint_refuse(SHARES);
 		memory = block_share(address, &block);
 		if (!memory)
 			return CUDA_ERROR_INVALID_VALUE; /* freed meanwhile */
@@ -164,7 +166,7 @@ static CUresult open_in(CUcontext context, const struct ipc_handle *handle, cons
 		*stale = imports[--imports_count];
 	imports[imports_count] = (struct import){.address = *address, .context = context, .references = 1};
 	memcpy(imports[imports_count++].token, handle->token, sizeof(handle->token));
-	atomic_store(&has_imported, true);
+	checkpoint_refuse(SHARES);
 	return CUDA_SUCCESS;
 }
 
@@ -199,17 +201,11 @@ bool ipc_close(CUdeviceptr address)
 	return last ? block_end_import(address) : import != NULL;
 }
 
-bool ipc_is_used(void)
-{
-	return exports_are_used() || atomic_load(&has_imported);
-}
-
 void ipc_reset_in_child(void)
 {
 	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
 
 	memcpy(&imports_lock, &fresh, sizeof(fresh));
 	imports_count = 0;
-	atomic_store(&has_imported, false);
 	exports_reset_in_child();
 }

@@ -41,9 +41,6 @@ bool ipc_close(CUdeviceptr address);
 /* The block that begins there goes: nobody else can open it from now on.  */
 void ipc_block_ends(CUdeviceptr address);
 
-/* Memory was shared this way by this process: its context cannot be parked by the driver.  */
-bool ipc_is_used(void);
-
 /* For the link thread: what to poll for reading, -1: nothing yet; and answering who asked. Never blocks.  */
 int ipc_server_fd(void);
 void ipc_serve(void);

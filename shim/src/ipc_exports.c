@@ -154,11 +154,6 @@ bool exports_made(const struct ipc_handle *handle)
 	return atomic_load(&server_fd) >= 0 && memcmp(handle->process, process_id, sizeof(process_id)) == 0;
 }
 
-bool exports_are_used(void)
-{
-	return atomic_load(&server_fd) >= 0;
-}
-
 int ipc_server_fd(void)
 {
 	return atomic_load(&server_fd);

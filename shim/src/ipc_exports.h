@@ -14,8 +14,6 @@ int exports_add(const struct block *block, int fd, struct ipc_handle *handle);
 /* Whether a handle was made by this very process.  */
 bool exports_made(const struct ipc_handle *handle);
 
-bool exports_are_used(void);
-
 void exports_reset_in_child(void);
 
 #endif

@@ -145,7 +145,8 @@ void *wrap_entry_point(const char *name, int version, void *real)
 	if (entry && passes_the_gate(entry->class_))
 		return real;
 	/* A name that came after this table may take anything and do anything.  */
-	wrapper = thunk_for(real, entry ? entry->class_ : AFFINODE_CLASS_LAUNCH, wide);
+	wrapper = thunk_for(real, entry ? entry->class_ : AFFINODE_CLASS_LAUNCH, wide,
+			    entry && entry->class_ == AFFINODE_CLASS_COPY && !strstr(name, "Async"));
 	if (!wrapper) {
 		shim_give_up_parking("more driver entry points than there are wrappers");
 		return real;

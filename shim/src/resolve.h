@@ -15,8 +15,9 @@ void *wrap_entry_point(const char *name, int version, void *real);
 /* The wrapper of a symbol that a program is linked to; not `found`: a function that returns CUDA_ERROR_NO_DEVICE.  */
 void *resolve_linked(const char *name, bool *found);
 
-/* thunks.c: a gated thunk for `real`; NULL when the pool is used up.  */
-void *thunk_for(void *real, int class_, bool wide);
+/* thunks.c: a gated thunk for `real`, `settles`: for a copy or fill whose name does not say that it is asynchronous; NULL
+ * when the pool is used up.  */
+void *thunk_for(void *real, int class_, bool wide, bool settles);
 
 /* hooks.c: a hook for this name with `real` behind it, NULL if the name has none.  */
 void *hook_for(const char *name, int version, void *real);

@@ -23,6 +23,7 @@
 #include "mappings.h"
 #include "mover.h"
 #include "page.h"
+#include "peers.h"
 #include "pools.h"
 #include "resolve.h"
 #include "tally.h"
@@ -150,6 +151,7 @@ static void in_child(void)
 	around_reset_in_child();
 	checkpoint_reset_in_child();
 	ipc_reset_in_child();
+	peers_reset_in_child();
 }
 
 static void register_fork(void)

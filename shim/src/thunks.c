@@ -7,6 +7,9 @@
 #include <pthread.h>
 #include <string.h>
 
+#include "blocks.h"
+#include "contexts.h"
+#include "driver.h"
 #include "gate.h"
 #include "resolve.h"
 #include "shapes.h"
@@ -27,19 +30,34 @@
 struct target {
 	void *real;
 	int class_;
+	bool settles; /* a copy or fill that is not asynchronous by its name */
 };
 
 static struct target int_targets[INT_THUNKS];
 static struct target wide_targets[WIDE_THUNKS];
+
+/* The promise of SYNC_MEMOPS: the call returns when its work is done, whatever it copies.  */
+static __attribute__((noinline)) void settle(CUresult result)
+{
+	if (result != CUDA_SUCCESS || captures_open())
+		return;
+	driver.cuStreamSynchronize(CU_STREAM_LEGACY);
+	driver.cuStreamSynchronize(CU_STREAM_PER_THREAD);
+}
 
 static inline __attribute__((always_inline)) W call_int(const struct target *target, INT_PARAMETERS)
 {
 	GATE_PASS(pass);
 	CUresult refused = gate_enter(&pass, target->class_);
 
+	W result;
+
 	if (unlikely(refused != CUDA_SUCCESS))
 		return (W)refused;
-	return ((int_fn)target->real)(INT_ARGUMENTS);
+	result = ((int_fn)target->real)(INT_ARGUMENTS);
+	if (unlikely(target->settles) && blocks_have_sync_memops())
+		settle((CUresult)result);
+	return result;
 }
 
 static inline __attribute__((always_inline)) W call_wide(const struct target *target, WIDE_PARAMETERS)
@@ -73,13 +91,14 @@ static const wide_fn wide_thunks[WIDE_THUNKS] = {REPEAT_WIDE(WIDE_NAME)};
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* The index bound to (real, class_), bound now if it was not; -1 when all are taken.  */
-static int bind_target(struct target *targets, int count, void *real, int class_)
+static int bind_target(struct target *targets, int count, void *real, int class_, bool settles)
 {
 	for (int i = 0; i < count; i++) {
 		if (targets[i].real == real && targets[i].class_ == class_)
 			return i;
 		if (!targets[i].real) {
 			targets[i].class_ = class_;
+			targets[i].settles = settles;
 			__atomic_store_n(&targets[i].real, real, __ATOMIC_RELEASE);
 			return i;
 		}
@@ -87,18 +106,18 @@ static int bind_target(struct target *targets, int count, void *real, int class_
 	return -1;
 }
 
-void *thunk_for(void *real, int class_, bool wide)
+void *thunk_for(void *real, int class_, bool wide, bool settles)
 {
 	void *thunk = NULL;
 	int i;
 
 	pthread_mutex_lock(&pool_lock);
 	if (wide) {
-		i = bind_target(wide_targets, WIDE_THUNKS, real, class_);
+		i = bind_target(wide_targets, WIDE_THUNKS, real, class_, settles);
 		if (i >= 0)
 			memcpy(&thunk, &wide_thunks[i], sizeof(thunk));
 	} else {
-		i = bind_target(int_targets, INT_THUNKS, real, class_);
+		i = bind_target(int_targets, INT_THUNKS, real, class_, settles);
 		if (i >= 0)
 			memcpy(&thunk, &int_thunks[i], sizeof(thunk));
 	}

@@ -33,6 +33,7 @@ typedef struct {
 	X(CtxGetCurrent, "cuCtxGetCurrent", (CUcontext *))                                                           \
 	X(CtxSynchronize, "cuCtxSynchronize", (void))                                                                \
 	X(CtxEnablePeerAccess, "cuCtxEnablePeerAccess", (CUcontext, unsigned int))                                   \
+	X(CtxDisablePeerAccess, "cuCtxDisablePeerAccess", (CUcontext))                                               \
 	X(MemAlloc, "cuMemAlloc_v2", (CUdeviceptr *, size_t))                                                        \
 	X(MemAllocPitch, "cuMemAllocPitch_v2", (CUdeviceptr *, size_t *, size_t, size_t, unsigned int))              \
 	X(MemFree, "cuMemFree_v2", (CUdeviceptr))                                                                    \
@@ -56,6 +57,7 @@ typedef struct {
 	X(MemsetD32, "cuMemsetD32_v2", (CUdeviceptr, unsigned int, size_t))                                          \
 	X(MemsetD32Async, "cuMemsetD32Async", (CUdeviceptr, unsigned int, size_t, CUstream))                         \
 	X(PointerGetAttribute, "cuPointerGetAttribute", (void *, int, CUdeviceptr))                                  \
+	X(PointerSetAttribute, "cuPointerSetAttribute", (const void *, int, CUdeviceptr))                            \
 	X(PointerGetAttributes, "cuPointerGetAttributes", (unsigned int, int *, void **, CUdeviceptr))               \
 	X(IpcGetMemHandle, "cuIpcGetMemHandle", (CUipcMemHandle *, CUdeviceptr))                                     \
 	X(IpcOpenMemHandle, "cuIpcOpenMemHandle_v2", (CUdeviceptr *, CUipcMemHandle, unsigned int))                  \

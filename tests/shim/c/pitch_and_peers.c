@@ -44,6 +44,64 @@ static void copy_over(CUdeviceptr to, CUdeviceptr from, uint32_t seed)
 	CUDA(CtxSetCurrent(contexts[0]));
 }
 
+/* Whether the other device reaches the memory directly.  */
+static bool reaches(CUdeviceptr to, CUdeviceptr from)
+{
+	CUresult result;
+
+	CUDA(CtxSetCurrent(contexts[1]));
+	result = cu.MemcpyDtoD(to, from, BYTES);
+	CUDA(CtxSynchronize());
+	CUDA(CtxSetCurrent(contexts[0]));
+	return result == CUDA_SUCCESS;
+}
+
+static void allow(bool allowed)
+{
+	CUDA(CtxSetCurrent(contexts[1]));
+	if (allowed)
+		CUDA(CtxEnablePeerAccess(contexts[0], 0));
+	else
+		CUDA(CtxDisablePeerAccess(contexts[0]));
+	CUDA(CtxSetCurrent(contexts[0]));
+}
+
+/* What was allowed is taken back: for memory there is, for memory to come, for parked memory, and with the context.  */
+static void access_ends(CUdeviceptr there, CUdeviceptr before)
+{
+	CUdeviceptr after;
+
+	allow(false);
+	CHECK(!reaches(there, before));
+	CUDA(MemAlloc(&after, BYTES));
+	CHECK(!reaches(there, after));
+	allow(true);
+	CHECK(reaches(there, before) && reaches(there, after));
+	park();
+	allow(false);
+	CHECK_EQUAL(page_read().want, 0);
+	resume();
+	CHECK(!reaches(there, before) && !reaches(there, after));
+	allow(true);
+	park();
+	resume();
+	CHECK(reaches(there, before) && reaches(there, after));
+
+	/* The primary context of the device that may is ended; the next one may not.  */
+	CUDA(DevicePrimaryCtxReset(1));
+	CUDA(DevicePrimaryCtxRetain(&contexts[1], 1));
+	CUDA(CtxSetCurrent(contexts[1]));
+	CUDA(MemAlloc(&there, BYTES));
+	CUDA(CtxSetCurrent(contexts[0]));
+	CHECK(!reaches(there, before) && !reaches(there, after));
+	park();
+	resume();
+	CHECK(!reaches(there, before));
+	allow(true);
+	CHECK(reaches(there, before));
+	CHECK(holds_pattern(before, BYTES, 41, 0));
+}
+
 int main(int argc, char **argv)
 {
 	CUdeviceptr before, after, there;
@@ -75,5 +133,6 @@ int main(int argc, char **argv)
 		copy_over(there, before, 41);
 		copy_over(there, after, 42);
 	}
+	access_ends(there, before);
 	return 0;
 }

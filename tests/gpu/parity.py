@@ -1,0 +1,53 @@
+"""Whether backed memory can be told from the driver's: `python tests/gpu/parity.py`.
+
+Compiles parity.c, runs it with the shim and without, and prints every answer that differs. Exits with 1 if one does.
+The simulator's answers are compared the same way by tests/shim/test_parity.py.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def compile_program(folder: Path) -> Path:
+    program = folder / "parity"
+    source = Path(__file__).with_name("parity.c")
+    compiler = os.environ.get("CC", "cc")
+    subprocess.run([compiler, "-O1", "-Wall", "-o", str(program), str(source), "-ldl"], check=True)
+    return program
+
+
+def answers(program: Path, env: Mapping[str, str]) -> list[str]:
+    ran = subprocess.run([str(program)], env=dict(env), stdout=subprocess.PIPE, text=True, check=True)
+    return ran.stdout.splitlines()
+
+
+def differences(program: Path, shim: Path, env: Mapping[str, str]) -> tuple[int, list[str]]:
+    """(how many answers were compared, those that differ, each in two lines)."""
+    plain = {name: value for name, value in env.items() if name != "LD_PRELOAD"}
+    theirs = answers(program, plain)
+    ours = answers(program, {**plain, "LD_PRELOAD": str(shim)})
+    if len(ours) != len(theirs):
+        raise RuntimeError(f"{len(ours)} answers with the shim, {len(theirs)} without")
+    different = [f"  driver: {a}\n  shim:   {b}" for a, b in zip(theirs, ours, strict=True) if a != b]
+    return len(ours), different
+
+
+def main() -> int:
+    from jupyter_affinode.environment import shim_path
+
+    with tempfile.TemporaryDirectory(prefix="affinode-") as folder:
+        env = {**os.environ, "AFFINODE_SOCKET": f"{folder}/nobody.sock"}
+        count, different = differences(compile_program(Path(folder)), shim_path(), env)
+    print("\n".join(different))
+    print(f"{count} answers, {len(different)} differ")
+    return int(bool(different))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
