@@ -79,7 +79,9 @@ def learn_from_park(kernel: KernelRecord, replies: Mapping[int, Reply]) -> None:
         if reply.status is Status.NO_HOST_ROOM and key in kernel.processes:
             process = kernel.processes[key]
             least = process.data.kept_bytes + record.shares.get(key, 0) + SLAB_BYTES
-            record.short[key] = reply.bytes or least
+            # Memory is taken by whole slabs, of which one may be of no use: what just fits would not.
+            slabs = -(-reply.bytes // SLAB_BYTES) + 1
+            record.short[key] = slabs * SLAB_BYTES if reply.bytes else least
     record.short_activity = max((process.last_activity for process in kernel.processes.values()), default=0.0)
     record.shares.clear()
 

@@ -16,6 +16,7 @@ from .snapshot import Host, Kernel
 from .words import bytes_in_words
 
 LEAST_BYTES = 256 * MIB  # with less than this a park of unknown need is not tried, and less is not trimmed
+SLACK_BYTES = 64 * MIB  # shims take memory by slabs, so a park may take somewhat more than it moves
 CGROUP_RESERVE = 10  # a cgroup keeps that part of its limit free, or the reserve if that is less
 
 
@@ -149,9 +150,7 @@ def _surely_takes(kernel: Kernel) -> int:
     """The least with which a park of the kernel can end well, or is worth a try."""
     if not kernel.host.is_frugal:
         return kernel.movable_bytes
-    return min(
-        max(kernel.host.park_short_bytes, min(_probably_takes(kernel), LEAST_BYTES)), kernel.movable_bytes
-    )
+    return max(_known_short(kernel), min(_probably_takes(kernel), LEAST_BYTES))
 
 
 def _probably_takes(kernel: Kernel) -> int:
@@ -159,4 +158,9 @@ def _probably_takes(kernel: Kernel) -> int:
     takes = kernel.movable_bytes
     if kernel.host.is_frugal and kernel.host.park_takes_bytes is not None:
         takes = min(takes, kernel.host.park_takes_bytes)
-    return min(max(takes, kernel.host.park_short_bytes), kernel.movable_bytes)
+    return max(takes, _known_short(kernel))
+
+
+def _known_short(kernel: Kernel) -> int:
+    """What a park was seen to take at least; less by now if the kernel has freed memory since."""
+    return min(kernel.host.park_short_bytes, kernel.movable_bytes + SLACK_BYTES)

@@ -33,6 +33,15 @@ PLENTY = HostMemory(64 * GIB, 32 * GIB)
 NONE_YET = {1: 0, 7: 0, 8: 0}  # the processes of these tests, by key: bytes in lots that they have mapped
 
 
+FREE_HUGE_BYTES = lot_memory.free_huge_bytes
+
+
+@pytest.fixture(autouse=True)
+def ordinary_pages(monkeypatch):
+    """Whatever this machine has set aside: of huge pages nobody says how many are behind a file."""
+    monkeypatch.setattr(lot_memory, "free_huge_bytes", lambda: 0)
+
+
 def descriptors():
     """How many files this process has open."""
     return len(os.listdir("/proc/self/fd"))
@@ -113,16 +122,23 @@ def test_before_linux_5_14_the_pages_are_written_instead(monkeypatch):
 def test_free_huge_pages_are_those_that_nobody_was_promised(tmp_path):
     (tmp_path / "free_hugepages").write_text("100\n")
     (tmp_path / "resv_hugepages").write_text("60\n")
-    assert lot_memory.free_huge_bytes(tmp_path) == 80 * MIB
-    assert lot_memory.free_huge_bytes(tmp_path / "absent") == 0
+    assert FREE_HUGE_BYTES(tmp_path) == 80 * MIB
+    assert FREE_HUGE_BYTES(tmp_path / "absent") == 0
 
 
-@pytest.mark.skipif(lot_memory.free_huge_bytes() < 32 * MIB, reason="no huge pages are set aside here")
-def test_huge_pages_are_taken_where_there_are_enough():
+@pytest.mark.skipif(FREE_HUGE_BYTES() < 32 * MIB, reason="no huge pages are set aside here")
+def test_huge_pages_are_taken_where_there_are_enough(monkeypatch):
+    monkeypatch.setattr(lot_memory, "free_huge_bytes", FREE_HUGE_BYTES)
+    free = FREE_HUGE_BYTES()
     lot = make_lot(32 * MIB, lambda size: False)
-    assert lot.is_huge
-    assert os.fstat(lot.descriptor).st_blksize == 2 * MIB
+    assert (lot.is_huge, os.fstat(lot.descriptor).st_blksize) == (True, 2 * MIB)
+    assert free - FREE_HUGE_BYTES() == 32 * MIB
+    copy = os.dup(lot.descriptor)
     lot.revoke()
+    assert FREE_HUGE_BYTES() == free
+    with pytest.raises(PermissionError):
+        os.ftruncate(copy, 2 * MIB)
+    os.close(copy)
 
 
 # ---- the stock

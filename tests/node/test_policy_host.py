@@ -66,6 +66,18 @@ def test_what_was_tried_in_vain_is_not_tried_again_until_there_is_enough():
     assert isinstance(action, Park)
 
 
+def test_a_park_that_failed_although_it_would_just_have_fitted_is_not_tried_with_as_little():
+    """Memory is taken by slabs, so a park needs a little more than it moves."""
+    kernel = resident("k", 600 * MIB, use=replace(FRUGAL, park_short_bytes=640 * MIB))
+    (action,) = decide(NOW, node(kernel, available=1 * GIB + 600 * MIB), IDLE)
+    assert isinstance(action, RefusePark)
+    (action,) = decide(NOW, node(kernel, available=1 * GIB + 640 * MIB), IDLE)
+    assert isinstance(action, Park)
+    smaller = replace(kernel, resident_bytes={GPU: 300 * MIB})  # it has freed the rest since
+    (action,) = decide(NOW, node(smaller, available=1 * GIB + 400 * MIB), IDLE)
+    assert isinstance(action, Park)
+
+
 def test_what_a_kernel_keeps_counts_for_its_own_next_park():
     full = node(resident("k", use=keeps(4 * GIB)), available=1 * GIB)
     assert decide(NOW, full, IDLE) == [Park("k", "idle 17 min", 0)]
