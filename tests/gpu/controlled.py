@@ -72,6 +72,15 @@ def machine(gpus: int = 1, *, modules: Sequence[str] = ()) -> dict[str, Any]:
     }
 
 
+def cuda_toolkit() -> Path | None:
+    """The folder of an installed CUDA toolkit, where numba finds libNVVM if no package brings it."""
+    compiler = shutil.which("nvcc")
+    folders = [Path(compiler).resolve().parents[1]] if compiler else []
+    return next(
+        (folder for folder in [*folders, Path("/usr/local/cuda")] if (folder / "nvvm").is_dir()), None
+    )
+
+
 class Controlled:
     """A private controller, and the programs that were started under it; all end with the context."""
 
@@ -108,6 +117,9 @@ class Controlled:
         """Start a program with pipes, managed as `kernel_id`; None for the twin without the shim."""
         environ = environment.controller_environment()
         environ[environment.SOCKET] = str(self._socket)
+        toolkit = cuda_toolkit()
+        if toolkit is not None:
+            environ.setdefault("CUDA_HOME", str(toolkit))
         environ.update(env or {})
         if kernel_id is not None:
             launch_environment.manage(environ, kernel_id, command, python=False)
