@@ -20,9 +20,31 @@ static struct {
 	[CONTENTS_BROKEN] = {.bytes = CHUNK + CHUNK / 4},
 	[CONTENTS_ZERO] = {.bytes = CHUNK},
 	[CONTENTS_MAPPED] = {.bytes = CHUNK},
+	[CONTENTS_OTHER_GPU] = {.bytes = CHUNK + CHUNK / 2},
 };
 
 static uint32_t seeds;
+static CUcontext elsewhere; /* the second GPU's context; NULL: there is none */
+
+/* Which context is current on this thread while it deals with the block.  */
+static void at_block(unsigned i)
+{
+	CUDA(CtxSetCurrent(i == CONTENTS_OTHER_GPU ? elsewhere : cuda_context));
+}
+
+static void at_home(void)
+{
+	CUDA(CtxSetCurrent(cuda_context));
+}
+
+static void find_second_gpu(void)
+{
+	int count;
+
+	CUDA(DeviceGetCount(&count));
+	if (count > 1)
+		CUDA(DevicePrimaryCtxRetain(&elsewhere, 1));
+}
 
 static CUdeviceptr map(CUmemGenericAllocationHandle handle, size_t bytes)
 {
@@ -34,13 +56,27 @@ static CUdeviceptr map(CUmemGenericAllocationHandle handle, size_t bytes)
 	return at;
 }
 
-void contents_fill(unsigned i)
+/* Without a kernel, for those that are loaded are the first GPU's.  */
+static void copy_pattern(CUdeviceptr at, size_t bytes, uint32_t seed)
+{
+	uint32_t *words = malloc(bytes);
+
+	CHECK(words != NULL);
+	for (size_t i = 0; i < bytes / 4; i++)
+		words[i] = pattern_word(seed, i);
+	CUDA(MemcpyHtoD(at, words, bytes));
+	free(words);
+}
+
+static void fill_at_block(unsigned i)
 {
 	CUdeviceptr at = blocks[i].at;
 
 	blocks[i].seed = ++seeds;
 	blocks[i].added = 0;
-	if (i == CONTENTS_ZERO) {
+	if (i == CONTENTS_OTHER_GPU) {
+		copy_pattern(at, blocks[i].bytes, blocks[i].seed);
+	} else if (i == CONTENTS_ZERO) {
 		CUDA(MemsetD32Async(at, 0, blocks[i].bytes / 4, NULL));
 	} else if (i == CONTENTS_ZERO_AMIDST) {
 		CHECK_EQUAL(launch_pattern(NULL, at, CHUNK, blocks[i].seed), CUDA_SUCCESS);
@@ -52,10 +88,18 @@ void contents_fill(unsigned i)
 	CUDA(StreamSynchronize(NULL));
 }
 
+void contents_fill(unsigned i)
+{
+	at_block(i);
+	fill_at_block(i);
+	at_home();
+}
+
 void contents_allocate(unsigned i)
 {
 	CUmemGenericAllocationHandle handle;
 
+	at_block(i);
 	if (i == CONTENTS_MAPPED) {
 		CUDA(MemCreate(&handle, blocks[i].bytes, &prop, 0));
 		blocks[i].at = map(handle, blocks[i].bytes);
@@ -82,15 +126,17 @@ void contents_free(unsigned i)
 
 void contents_make(void)
 {
+	find_second_gpu();
 	for (unsigned i = 0; i < CONTENTS_BLOCKS; i++)
-		contents_allocate(i);
+		if (i != CONTENTS_OTHER_GPU || elsewhere)
+			contents_allocate(i);
 }
 
 CUresult contents_change(unsigned i)
 {
 	CUresult result;
 
-	CHECK(i != CONTENTS_ZERO && i != CONTENTS_ZERO_AMIDST);
+	CHECK(i != CONTENTS_ZERO && i != CONTENTS_ZERO_AMIDST && i != CONTENTS_OTHER_GPU);
 	result = launch_add(NULL, blocks[i].at, blocks[i].bytes, 1);
 	if (result == CUDA_SUCCESS)
 		blocks[i].added++;
@@ -118,6 +164,7 @@ void contents_are_right(void)
 
 		if (!at)
 			continue;
+		at_block(i);
 		if (i == CONTENTS_ZERO)
 			right = zero(at, blocks[i].bytes);
 		else if (i == CONTENTS_ZERO_AMIDST)
@@ -130,6 +177,12 @@ void contents_are_right(void)
 		if (!right)
 			test_fail(__FILE__, __LINE__, "the contents are wrong of block", i);
 	}
+	at_home();
+}
+
+static size_t in_chunks(unsigned i)
+{
+	return blocks[i].at ? (blocks[i].bytes + CHUNK - 1) / CHUNK * CHUNK : 0;
 }
 
 size_t contents_bytes(void)
@@ -137,6 +190,11 @@ size_t contents_bytes(void)
 	size_t sum = 0;
 
 	for (unsigned i = 0; i < CONTENTS_BLOCKS; i++)
-		sum += blocks[i].at ? (blocks[i].bytes + CHUNK - 1) / CHUNK * CHUNK : 0;
+		sum += i == CONTENTS_OTHER_GPU ? 0 : in_chunks(i);
 	return sum;
+}
+
+size_t contents_bytes_elsewhere(void)
+{
+	return in_chunks(CONTENTS_OTHER_GPU);
 }

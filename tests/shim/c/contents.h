@@ -14,6 +14,7 @@ enum {
 	CONTENTS_BROKEN,      /* a chunk and a quarter */
 	CONTENTS_ZERO,
 	CONTENTS_MAPPED,
+	CONTENTS_OTHER_GPU, /* where the machine has two: on the second */
 	CONTENTS_BLOCKS,
 };
 
@@ -28,7 +29,8 @@ void contents_free(unsigned block);
 void contents_allocate(unsigned block);
 /* Read everything back and compare: the test fails where a word is wrong.  */
 void contents_are_right(void);
-/* Bytes of whole chunks that must be on the GPU when all of it is resident.  */
+/* Bytes of whole chunks that must be on the first GPU when all of it is resident, and on the second.  */
 size_t contents_bytes(void);
+size_t contents_bytes_elsewhere(void);
 
 #endif

@@ -152,9 +152,7 @@ __attribute__((no_sanitize("thread", "address"))) bool holds_pattern(CUdeviceptr
 	CHECK(words != NULL);
 	CUDA(MemcpyDtoH(words, at, bytes));
 	for (size_t i = 0; i < bytes / 4 && right; i++) {
-		uint32_t expected = ((seed * 2654435761u + (uint32_t)i * 2246822519u) ^ (uint32_t)(i >> 15)) + added;
-
-		right = words[i] == expected;
+		right = words[i] == pattern_word(seed, i) + added;
 	}
 	free(words);
 	return right;

@@ -127,6 +127,12 @@ CUresult launch_add(CUstream stream, CUdeviceptr to, size_t bytes, uint32_t adde
 CUresult launch_wait_flag(CUstream stream, uint32_t *flag); /* memory of cuMemHostAlloc */
 CUresult launch_spin(CUstream stream, uint64_t ns);
 
+/* Word i of what launch_pattern writes.  */
+static inline uint32_t pattern_word(uint32_t seed, size_t i)
+{
+	return (seed * 2654435761u + (uint32_t)i * 2246822519u) ^ (uint32_t)(i >> 15);
+}
+
 /* Whether [at, at + bytes) holds the pattern of `seed`, plus `added` to each word.  */
 bool holds_pattern(CUdeviceptr at, size_t bytes, uint32_t seed, uint32_t added);
 

@@ -1,6 +1,7 @@
 #include "harness.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -228,6 +229,28 @@ static uint32_t command(uint32_t what, uint64_t argument, uint32_t request, uint
 
 	controller_send(AFFINODE_COMMAND, &message, sizeof(message), ++epoch);
 	return epoch;
+}
+
+uint32_t controller_lend(uint64_t bytes)
+{
+	struct affinode_command message = {.header = {AFFINODE_LINK_MAGIC, AFFINODE_PROTOCOL_VERSION, AFFINODE_COMMAND,
+						      sizeof(message), ++epoch},
+					   .command = AFFINODE_COMMAND_LOT, .request = epoch, .argument = bytes};
+	union {
+		struct cmsghdr header;
+		char space[CMSG_SPACE(sizeof(int))];
+	} control = {.header = {CMSG_LEN(sizeof(int)), SOL_SOCKET, SCM_RIGHTS}};
+	struct iovec iov = {&message, sizeof(message)};
+	struct msghdr packet = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control,
+				.msg_controllen = sizeof(control)};
+	int fd = memfd_create("lot", MFD_CLOEXEC);
+
+	CHECK(fd >= 0);
+	CHECK_EQUAL(posix_fallocate(fd, 0, (off_t)bytes), 0); /* touched */
+	memcpy(CMSG_DATA(&control.header), &fd, sizeof(fd));
+	CHECK_EQUAL(sendmsg(link_fd, &packet, MSG_NOSIGNAL), sizeof(message));
+	close(fd);
+	return message.request;
 }
 
 uint32_t controller_command(uint32_t what, uint64_t argument)

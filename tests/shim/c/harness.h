@@ -67,6 +67,8 @@ bool controller_replied(uint32_t epoch);
 bool controller_prepared(uint32_t epoch);
 bool controller_is_prepared(uint32_t epoch);
 void controller_decide(uint32_t epoch, bool commit);
+/* Hand over a lot of host memory (a multiple of 32 MiB); its number.  */
+uint32_t controller_lend(uint64_t bytes);
 /* Park or resume, and wait: the reply's status.  */
 int controller_move(uint32_t command);
 /* Wait for the next notice of that kind: its number, its bytes.  */
