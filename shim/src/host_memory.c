@@ -15,6 +15,7 @@
 /* Below this, the machine is better off with the memory than we are with a parked kernel. The controller keeps a larger
  * reserve; this is the last line, looked at as the memory is taken.  */
 #define RESERVE_BYTES (256 * MIB)
+#define PLENTY_BYTES (4096 * MIB)
 #define MAX_LEVELS 32
 #define MPOL_PREFERRED 1
 #define UNLIMITED (1ull << 60)
@@ -116,7 +117,9 @@ static uint64_t headroom_at(const char *path)
 	used = figure(path, cgroup_is_v2 ? "memory.current" : "memory.usage_in_bytes");
 	if (used == UINT64_MAX)
 		return UINT64_MAX;
-	limit += inactive_file(path);
+	/* Looking at the cache makes the kernel add up its counters, which takes milliseconds: only where it matters.  */
+	if (limit < used || limit - used < PLENTY_BYTES)
+		limit += inactive_file(path);
 	return limit > used ? limit - used : 0;
 }
 

@@ -199,8 +199,8 @@ static struct slab_order order_for(const struct survey *survey, const struct mov
 /* With the gate open: see what is in the memory, and copy what the host does not have yet.  */
 static bool copy_beside_application(struct moved *moved, struct survey *survey)
 {
+	uint64_t in_all, begin = clock_ns(), digested;
 	struct slab_order order;
-	uint64_t in_all;
 	CUresult result;
 	int made;
 
@@ -211,7 +211,10 @@ static bool copy_beside_application(struct moved *moved, struct survey *survey)
 		return false;
 	}
 	order = order_for(survey, &moved->move, &in_all);
+	digested = clock_ns();
 	made = slabs_make(&order);
+	log_line("park: digested in %.1f ms, host memory made ready in %.1f ms", (double)(digested - begin) / 1e6,
+		 (double)(clock_ns() - digested) / 1e6);
 	if (made == 0)
 		result = copy_all_out(survey, &moved->copied);
 	else

@@ -16,6 +16,7 @@
 
 #define MAX_THREADS 8
 #define PAGE_BYTES 4096
+#define SLABS_A_LOOK 32
 #define ALL_USED ((1u << SLOTS_IN_SLAB) - 1)
 
 #ifndef MADV_POPULATE_WRITE
@@ -35,6 +36,7 @@ static struct {
 	size_t lot_slabs, count;
 	_Atomic size_t next; /* to be made next: lots' first */
 	_Atomic int error;
+	uint64_t allowed; /* slabs, before memory is looked at again */
 	unsigned threads;
 } making;
 
@@ -91,11 +93,25 @@ static void register_slab(struct slab *slab, CUcontext context)
 		slab->refused = true;
 }
 
+/* Whether one more may be taken. A look costs more than touching a slab where many threads look at once, so that one look
+ * allows several, less where memory is short.  */
 static int room_for_one(void)
 {
-	uint64_t left = host_memory_left(), others = making.threads * SLAB_BYTES;
+	uint64_t left, reserve = host_memory_reserve();
+	int error = 0;
 
-	return left < host_memory_reserve() || left - host_memory_reserve() < others + SLAB_BYTES ? -ENOMEM : 0;
+	pthread_mutex_lock(&slabs_lock);
+	if (making.allowed == 0) {
+		left = host_memory_left();
+		left = left < reserve ? 0 : (left - reserve) / 8 / SLAB_BYTES;
+		making.allowed = left < SLABS_A_LOOK ? left : SLABS_A_LOOK;
+	}
+	if (making.allowed)
+		making.allowed--;
+	else
+		error = -ENOMEM;
+	pthread_mutex_unlock(&slabs_lock);
+	return error;
 }
 
 /* A slab of the order, whole; NULL and *error: it was not to be.  */
@@ -226,6 +242,7 @@ int slabs_make(const struct slab_order *order)
 		return -ENOMEM;
 	host_memory_prefer(making.base, private_slabs * SLAB_BYTES, order->node);
 	making.count = missing;
+	making.allowed = 0;
 	atomic_store(&making.next, 0);
 	atomic_store(&making.error, 0);
 	make_with_threads();
