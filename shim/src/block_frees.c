@@ -1,6 +1,7 @@
 /* A block's life: made for cuMemAlloc, ended at once or when the mover and stream captures allow it.  */
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "block_table.h"
 #include "copies.h"
@@ -48,6 +49,13 @@ static struct block *block_new(struct context *context, size_t size, size_t mapp
 	return block;
 }
 
+static void block_forget(struct block *block)
+{
+	copy_drop(block->copy);
+	free(block->handles);
+	free(block);
+}
+
 CUresult block_allocate(size_t size, CUdeviceptr *address)
 {
 	struct context *context = context_current();
@@ -72,7 +80,7 @@ CUresult block_allocate(size_t size, CUdeviceptr *address)
 		result = CUDA_ERROR_NOT_SUPPORTED;
 	}
 	if (result != CUDA_SUCCESS) {
-		free(block);
+		block_forget(block);
 		return result;
 	}
 	if (context->device->peers != peers) /* between its mapping and its place in the table */
@@ -81,7 +89,8 @@ CUresult block_allocate(size_t size, CUdeviceptr *address)
 	return CUDA_SUCCESS;
 }
 
-CUresult block_import(CUmemGenericAllocationHandle handle, size_t size, size_t mapped, CUdeviceptr *address)
+CUresult block_import(const CUmemGenericAllocationHandle *handles, unsigned parts, size_t size, size_t mapped,
+		      CUdeviceptr *address)
 {
 	struct context *context = context_current();
 	struct block *block = context ? block_new(context, size, mapped) : NULL;
@@ -90,21 +99,25 @@ CUresult block_import(CUmemGenericAllocationHandle handle, size_t size, size_t m
 	if (!block)
 		return context ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_CONTEXT;
 	context_make_ready(context);
-	block->handle = handle;
 	block->shared = block->imported = true;
+	if (block_cut(mapped, context->device->granularity, &block->part_bytes) != parts ||
+	    (parts > 1 && !(block->handles = calloc(parts, sizeof(*handles))))) {
+		block_forget(block);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	block->parts = parts;
+	memcpy(block_handles(block), handles, parts * sizeof(*handles));
 	result = driver.cuMemAddressReserve(&block->address, mapped, 0, 0, 0);
 	if (result == CUDA_SUCCESS) {
 		result = block_map(block);
 		block->resident = true;
-		if (result == CUDA_SUCCESS && !blocks_insert(block)) {
-			driver.cuMemUnmap(block->address, mapped);
+		if (result == CUDA_SUCCESS && !blocks_insert(block))
 			result = CUDA_ERROR_OUT_OF_MEMORY;
-		}
-		if (result != CUDA_SUCCESS)
+		if (result != CUDA_SUCCESS && block_unmap_parts(block) == CUDA_SUCCESS)
 			driver.cuMemAddressFree(block->address, mapped);
 	}
 	if (result != CUDA_SUCCESS) {
-		free(block);
+		block_forget(block);
 		return result;
 	}
 	*address = block->address;
@@ -121,12 +134,11 @@ static void block_destroy(struct block *block)
 	if (block->resident && block_unmap(block) != CUDA_SUCCESS) {
 		/* The context may be gone or broken; the address stays reserved so that nothing else lands there.  */
 		log_line("cuMemUnmap failed for %zu bytes at %llx", block->mapped, block->address);
-		free(block);
+		block_forget(block);
 		return;
 	}
-	copy_drop(block->copy);
 	driver.cuMemAddressFree(block->address, block->mapped);
-	free(block);
+	block_forget(block);
 }
 
 static bool any_doomed(void)

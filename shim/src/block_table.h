@@ -18,12 +18,26 @@ struct block *blocks_take(CUdeviceptr address, bool imported);
 /* With the lock held: take all blocks of a context out, linked by `next_doomed`.  */
 struct block *blocks_take_context(CUcontext handle);
 
+/* A mapping's block, and a small one, have one part.  */
+static inline unsigned block_parts(const struct block *block)
+{
+	return block->handles ? block->parts : 1;
+}
+
+static inline CUmemGenericAllocationHandle *block_handles(struct block *block)
+{
+	return block->handles ? block->handles : &block->handle;
+}
+
 /* Accessible to its own device, and to those that enabled peer access to it, as cuMemAlloc's memory is.  */
 CUresult block_set_access(struct block *block);
 /* Accessible no longer to these devices (bits).  */
 void block_take_access(struct block *block, uint32_t devices);
 
 void block_forget_sync_memops(const struct block *block);
+
+/* Unmap what is mapped of it, all at once; what fails can be tried again.  */
+CUresult block_unmap_parts(struct block *block);
 
 void block_frees_reset_in_child(void);
 

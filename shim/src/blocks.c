@@ -104,21 +104,22 @@ bool block_find(CUdeviceptr address, struct block *found)
 	return block != NULL;
 }
 
-CUmemGenericAllocationHandle block_share(CUdeviceptr address, struct block *found)
+unsigned block_share(CUdeviceptr address, struct block *found, CUmemGenericAllocationHandle handles[BLOCK_PARTS_MAX])
 {
-	CUmemGenericAllocationHandle handle = 0;
+	unsigned parts = 0;
 	struct block *block;
 
 	pthread_mutex_lock(&blocks_lock);
 	block = containing(address);
 	if (block && !block->imported) {
 		block->shared = true;
-		handle = block->handle;
+		parts = block_parts(block);
+		memcpy(handles, block_handles(block), parts * sizeof(handles[0]));
 		describe(block, found);
 	}
 	pthread_mutex_unlock(&blocks_lock);
 	blocks_changed();
-	return handle;
+	return parts;
 }
 
 struct block **blocks_list(size_t *count)

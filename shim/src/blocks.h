@@ -15,9 +15,12 @@ struct block {
 	size_t size;   /* as asked for, bytes */
 	size_t mapped; /* rounded up to the device's granularity */
 	struct context *context;
-	CUmemGenericAllocationHandle handle;
+	/* The physical memory, in parts of `part_bytes` but for a shorter last one: `handle` if there is only one, else
+	 * `handles`, kept as long as the block; `parts_mapped` of them are mapped.  */
+	CUmemGenericAllocationHandle handle, *handles;
+	unsigned parts, parts_mapped;
+	size_t part_bytes;
 	bool resident;       /* handle is valid and mapped */
-	bool in_place;       /* mapped at `address`; an application's mappings say so for themselves */
 	bool hollow;         /* has physical memory, but the contents are in the copy: it could not be unmapped */
 	bool shared;         /* another device or process knows the physical memory: stays where it is */
 	bool imported;       /* another process's, mapped here by legacy IPC; shared too */
@@ -27,6 +30,9 @@ struct block {
 	struct block *next_doomed;
 	struct mapping *mapping; /* an application's own cuMemCreate allocation (mappings.h); NULL: backed by us */
 };
+
+/* As many descriptors as one message carries, and some to spare (SCM_MAX_FD is 253).  */
+#define BLOCK_PARTS_MAX 240
 
 #define BACKED_FROM_BYTES (2ull << 20)
 
@@ -38,14 +44,18 @@ CUresult block_allocate(size_t size, CUdeviceptr *address);
  * may.  */
 bool block_free(CUdeviceptr address);
 
-/* Map another process's memory of legacy IPC in the current context; the handle is the block's from then on. And its
+/* Map another process's memory of legacy IPC in the current context; its handles are the block's from then on. And its
  * end, as block_free: false: there is no such block.  */
-CUresult block_import(CUmemGenericAllocationHandle handle, size_t size, size_t mapped, CUdeviceptr *address);
+CUresult block_import(const CUmemGenericAllocationHandle *handles, unsigned parts, size_t size, size_t mapped,
+		      CUdeviceptr *address);
 bool block_end_import(CUdeviceptr address);
 
-/* The handle behind the block that contains `address`, which stays on the GPU from now on; its description in *found.
- * 0: not ours, or another process's.  */
-CUmemGenericAllocationHandle block_share(CUdeviceptr address, struct block *found);
+/* The handles behind the block that contains `address`, which stays on the GPU from now on; its description in *found.
+ * How many, 0: not ours, or another process's.  */
+unsigned block_share(CUdeviceptr address, struct block *found, CUmemGenericAllocationHandle handles[BLOCK_PARTS_MAX]);
+
+/* How a block of `mapped` bytes is cut: at most BLOCK_PARTS_MAX parts, all of *part_bytes but for a shorter last one.  */
+unsigned block_cut(size_t mapped, size_t granularity, size_t *part_bytes);
 
 /* Free what is doomed. The caller is inside the gate, or is the mover.  */
 void blocks_reap(bool synchronise);

@@ -48,7 +48,7 @@ static CUresult open_ours(CUdeviceptr *address, const CUipcMemHandle *handle, un
 	result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
 	if (result == CUDA_SUCCESS)
 		result = ipc_open(handle, &memory, address);
-	close(memory.fd);
+	ipc_memory_close(&memory);
 	return result;
 }
 

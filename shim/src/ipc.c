@@ -28,13 +28,48 @@ static pthread_mutex_t imports_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct import *imports;
 static size_t imports_count, imports_size;
 
+/* The descriptors of all parts, or none.  */
+static CUresult export_parts(const CUmemGenericAllocationHandle *handles, unsigned parts, int *fds)
+{
+	for (unsigned i = 0; i < parts; i++) {
+		CUresult result = driver.cuMemExportToShareableHandle(&fds[i], handles[i],
+								      CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+
+		if (result == CUDA_SUCCESS)
+			continue;
+		while (i > 0)
+			close(fds[--i]);
+		return result;
+	}
+	return CUDA_SUCCESS;
+}
+
+static CUresult export_block(CUdeviceptr address, struct ipc_handle *ours)
+{
+	CUmemGenericAllocationHandle handles[BLOCK_PARTS_MAX];
+	int fds[BLOCK_PARTS_MAX], error;
+	struct block block;
+	unsigned parts = block_share(address, &block, handles);
+	CUresult result;
+
+	if (parts == 0)
+		return CUDA_ERROR_INVALID_VALUE; /* freed meanwhile */
+	result = export_parts(handles, parts, fds);
+	if (result != CUDA_SUCCESS)
+		return result;
+	error = exports_add(&block, fds, parts, ours);
+	if (error == 0)
+		return CUDA_SUCCESS;
+	log_line("no IPC handle: %s", strerror(-error));
+	while (parts > 0)
+		close(fds[--parts]);
+	return CUDA_ERROR_OPERATING_SYSTEM;
+}
+
 CUresult ipc_export(CUdeviceptr address, CUipcMemHandle *handle)
 {
 	struct ipc_handle ours;
 	struct block block;
-	CUmemGenericAllocationHandle memory;
-	CUresult result;
-	int fd = -1, error;
 
 	if (!block_find(address, &block))
 		return CUDA_ERROR_NOT_FOUND;
@@ -43,19 +78,12 @@ CUresult ipc_export(CUdeviceptr address, CUipcMemHandle *handle)
 	if (!block.context->device->exportable)
 		return CUDA_ERROR_NOT_SUPPORTED;
 	if (!exports_find(block.address, &ours)) {
+		CUresult result;
+
 		checkpoint_refuse(SHARES);
-		memory = block_share(address, &block);
-		if (!memory)
-			return CUDA_ERROR_INVALID_VALUE; /* freed meanwhile */
-		result = driver.cuMemExportToShareableHandle(&fd, memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+		result = export_block(address, &ours);
 		if (result != CUDA_SUCCESS)
 			return result;
-		error = exports_add(&block, fd, &ours);
-		if (error) {
-			log_line("no IPC handle: %s", strerror(-error));
-			close(fd);
-			return CUDA_ERROR_OPERATING_SYSTEM;
-		}
 	}
 	memcpy(handle, &ours, sizeof(*handle));
 	return CUDA_SUCCESS;
@@ -75,7 +103,7 @@ CUresult ipc_fetch(const CUipcMemHandle *given, struct ipc_memory *memory)
 	struct ipc_reply reply;
 	int error;
 
-	memory->fd = -1;
+	memory->count = 0;
 	memcpy(&handle, given, sizeof(handle));
 	if (!is_plain(&handle))
 		return CUDA_ERROR_INVALID_VALUE;
@@ -83,7 +111,7 @@ CUresult ipc_fetch(const CUipcMemHandle *given, struct ipc_memory *memory)
 		return CUDA_ERROR_INVALID_CONTEXT; /* the maker has the memory already: the driver's own words */
 	request = (struct ipc_request){.magic = handle.magic, .version = handle.version};
 	memcpy(request.token, handle.token, sizeof(request.token));
-	error = ipc_socket_ask(handle.process, &request, &reply, &memory->fd);
+	error = ipc_socket_ask(handle.process, &request, &reply, memory->fds, &memory->count);
 	if (error) {
 		log_line("no answer to an IPC handle: %s", strerror(-error));
 		return error == -ECONNREFUSED ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_MAP_FAILED;
@@ -91,11 +119,9 @@ CUresult ipc_fetch(const CUipcMemHandle *given, struct ipc_memory *memory)
 	memory->size = reply.size;
 	memory->mapped = reply.mapped;
 	if (reply.magic == request.magic && memcmp(reply.token, request.token, sizeof(reply.token)) == 0 &&
-	    reply.error == 0 && memory->fd >= 0 && reply.size && reply.size <= reply.mapped)
+	    reply.error == 0 && memory->count > 0 && reply.size && reply.size <= reply.mapped)
 		return CUDA_SUCCESS;
-	if (memory->fd >= 0)
-		close(memory->fd);
-	memory->fd = -1;
+	ipc_memory_close(memory);
 	return CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -130,17 +156,26 @@ static bool make_room(void)
 	return true;
 }
 
+void ipc_memory_close(struct ipc_memory *memory)
+{
+	while (memory->count > 0)
+		close(memory->fds[--memory->count]);
+}
+
 static CUresult import(const struct ipc_memory *memory, CUdeviceptr *address)
 {
-	CUmemGenericAllocationHandle handle;
-	CUresult result = driver.cuMemImportFromShareableHandle(&handle, (void *)(uintptr_t)memory->fd,
-								CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+	CUmemGenericAllocationHandle handles[BLOCK_PARTS_MAX];
+	CUresult result = CUDA_SUCCESS;
+	unsigned i;
 
-	if (result != CUDA_SUCCESS)
-		return result;
-	result = block_import(handle, memory->size, memory->mapped, address);
-	if (result != CUDA_SUCCESS)
-		driver.cuMemRelease(handle);
+	for (i = 0; i < memory->count && result == CUDA_SUCCESS; i++)
+		result = driver.cuMemImportFromShareableHandle(&handles[i], (void *)(uintptr_t)memory->fds[i],
+							       CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+	i -= result != CUDA_SUCCESS;
+	if (result == CUDA_SUCCESS)
+		result = block_import(handles, i, memory->size, memory->mapped, address);
+	while (result != CUDA_SUCCESS && i > 0)
+		driver.cuMemRelease(handles[--i]);
 	return result;
 }
 

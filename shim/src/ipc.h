@@ -6,6 +6,7 @@
 
 #include <stdbool.h>
 
+#include "blocks.h"
 #include "cuda_types.h"
 
 #define IPC_HANDLE_VERSION 1
@@ -29,9 +30,11 @@ CUresult ipc_export(CUdeviceptr address, CUipcMemHandle *handle);
 /* Ask the exporting process for the memory behind a handle of ours, before the gate; then map it, inside. A handle that
  * is open already in the current context is only counted.  */
 struct ipc_memory {
-	int fd; /* -1: none is held */
+	int fds[BLOCK_PARTS_MAX]; /* of the block's parts; to be closed with ipc_memory_close */
+	unsigned count;
 	uint64_t size, mapped;
 };
+void ipc_memory_close(struct ipc_memory *memory);
 CUresult ipc_fetch(const CUipcMemHandle *handle, struct ipc_memory *memory);
 CUresult ipc_open(const CUipcMemHandle *handle, const struct ipc_memory *memory, CUdeviceptr *address);
 

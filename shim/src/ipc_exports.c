@@ -17,7 +17,8 @@
 struct export {
 	CUdeviceptr block;
 	size_t size, mapped;
-	int fd;
+	int *fds;
+	unsigned count;
 	struct ipc_handle handle;
 };
 
@@ -99,14 +100,20 @@ static bool make_room(void)
 	return true;
 }
 
+static void close_all(const int *fds, unsigned count)
+{
+	for (unsigned i = 0; i < count; i++)
+		close(fds[i]);
+}
+
 /* With the lock held.  */
-static int add(const struct block *block, int fd, struct ipc_handle *handle)
+static int add(const struct block *block, const int *fds, unsigned count, struct ipc_handle *handle)
 {
 	struct export *export = find_block(block->address);
-	int error;
+	int error, *kept;
 
 	if (export) {
-		close(fd);
+		close_all(fds, count);
 		*handle = export->handle;
 		return 0;
 	}
@@ -120,18 +127,22 @@ static int add(const struct block *block, int fd, struct ipc_handle *handle)
 	error = random_bytes(handle->token, sizeof(handle->token));
 	if (error == 0 && !make_room())
 		error = -ENOMEM;
-	if (error == 0)
-		exports[exports_count++] = (struct export){.block = block->address, .size = block->size,
-							   .mapped = block->mapped, .fd = fd, .handle = *handle};
-	return error;
+	kept = error == 0 ? malloc(count * sizeof(*kept)) : NULL;
+	if (!kept)
+		return error ? error : -ENOMEM;
+	memcpy(kept, fds, count * sizeof(*kept));
+	exports[exports_count++] = (struct export){.block = block->address, .size = block->size,
+						   .mapped = block->mapped, .fds = kept, .count = count,
+						   .handle = *handle};
+	return 0;
 }
 
-int exports_add(const struct block *block, int fd, struct ipc_handle *handle)
+int exports_add(const struct block *block, const int *fds, unsigned count, struct ipc_handle *handle)
 {
 	int error;
 
 	pthread_mutex_lock(&exports_lock);
-	error = add(block, fd, handle);
+	error = add(block, fds, count, handle);
 	pthread_mutex_unlock(&exports_lock);
 	return error;
 }
@@ -143,7 +154,8 @@ void ipc_block_ends(CUdeviceptr address)
 	pthread_mutex_lock(&exports_lock);
 	export = find_block(address);
 	if (export) {
-		close(export->fd);
+		close_all(export->fds, export->count);
+		free(export->fds);
 		*export = exports[--exports_count];
 	}
 	pthread_mutex_unlock(&exports_lock);
@@ -162,21 +174,21 @@ int ipc_server_fd(void)
 static void answer(int fd, const struct ipc_request *request, const struct ipc_sender *sender)
 {
 	struct ipc_reply reply = {.magic = request->magic, .error = -ENOENT};
-	int memory = -1;
+	const struct export *found = NULL;
 
 	if (request->magic != HANDLE_MAGIC)
 		return;
 	memcpy(reply.token, request->token, sizeof(reply.token));
 	pthread_mutex_lock(&exports_lock);
-	for (size_t i = 0; i < exports_count && memory < 0; i++)
+	for (size_t i = 0; i < exports_count && !found; i++)
 		if (request->version == IPC_HANDLE_VERSION &&
 		    memcmp(exports[i].handle.token, request->token, sizeof(request->token)) == 0) {
 			reply.error = 0;
 			reply.size = exports[i].size;
 			reply.mapped = exports[i].mapped;
-			memory = exports[i].fd;
+			found = &exports[i];
 		}
-	ipc_socket_answer(fd, sender, &reply, memory);
+	ipc_socket_answer(fd, sender, &reply, found ? found->fds : NULL, found ? found->count : 0);
 	pthread_mutex_unlock(&exports_lock);
 }
 
@@ -206,6 +218,6 @@ void exports_reset_in_child(void)
 	if (fd >= 0)
 		close(fd);
 	for (size_t i = 0; i < exports_count; i++)
-		close(exports[i].fd);
+		close_all(exports[i].fds, exports[i].count);
 	exports_count = 0;
 }

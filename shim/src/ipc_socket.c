@@ -15,7 +15,7 @@
 
 union control {
 	struct cmsghdr header;
-	char space[CMSG_SPACE(sizeof(struct ucred)) + CMSG_SPACE(sizeof(int))];
+	char space[CMSG_SPACE(sizeof(struct ucred)) + CMSG_SPACE(IPC_DESCRIPTORS_MAX * sizeof(int))];
 };
 
 static socklen_t name_of(const uint8_t process[16], struct sockaddr_un *un)
@@ -55,12 +55,37 @@ int ipc_socket_listen(const uint8_t process[16])
 	return error;
 }
 
-/* What a message carries beside its bytes: the sender's user, and the first descriptor; others are closed.  */
-static bool read_control(struct msghdr *message, int *descriptor)
+struct received {
+	int fds[IPC_DESCRIPTORS_MAX];
+	unsigned count;
+};
+
+static void close_received(struct received *received)
+{
+	while (received->count > 0)
+		close(received->fds[--received->count]);
+}
+
+static void take_descriptors(const struct cmsghdr *cmsg, struct received *received)
+{
+	size_t count = (cmsg->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+
+	for (size_t i = 0; i < count; i++) {
+		int fd;
+
+		memcpy(&fd, CMSG_DATA(cmsg) + i * sizeof(fd), sizeof(fd));
+		if (received->count < IPC_DESCRIPTORS_MAX)
+			received->fds[received->count++] = fd;
+		else
+			close(fd);
+	}
+}
+
+/* What a message carries beside its bytes: the sender's user, and descriptors.  */
+static bool read_control(struct msghdr *message, struct received *received)
 {
 	bool ours = false;
 
-	*descriptor = -1;
 	for (struct cmsghdr *cmsg = CMSG_FIRSTHDR(message); cmsg; cmsg = CMSG_NXTHDR(message, cmsg)) {
 		struct ucred sender;
 
@@ -70,24 +95,14 @@ static bool read_control(struct msghdr *message, int *descriptor)
 			memcpy(&sender, CMSG_DATA(cmsg), sizeof(sender));
 			ours = sender.uid == getuid();
 		} else if (cmsg->cmsg_type == SCM_RIGHTS) {
-			size_t count = (cmsg->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-
-			for (size_t i = 0; i < count; i++) {
-				int fd;
-
-				memcpy(&fd, CMSG_DATA(cmsg) + i * sizeof(fd), sizeof(fd));
-				if (*descriptor < 0)
-					*descriptor = fd;
-				else
-					close(fd);
-			}
+			take_descriptors(cmsg, received);
 		}
 	}
 	return ours;
 }
 
 /* One message of exactly `size` bytes from our own user; 0, -EAGAIN, or -EPROTO: it was another.  */
-static int receive(int fd, void *bytes, size_t size, struct ipc_sender *sender, int *descriptor)
+static int receive(int fd, void *bytes, size_t size, struct ipc_sender *sender, struct received *received)
 {
 	union control control;
 	struct iovec iov = {bytes, size};
@@ -96,7 +111,7 @@ static int receive(int fd, void *bytes, size_t size, struct ipc_sender *sender, 
 	ssize_t n;
 	bool ours;
 
-	*descriptor = -1;
+	received->count = 0;
 	if (sender) {
 		message.msg_name = &sender->address;
 		message.msg_namelen = sizeof(sender->address);
@@ -106,25 +121,24 @@ static int receive(int fd, void *bytes, size_t size, struct ipc_sender *sender, 
 		return errno == EWOULDBLOCK || errno == EINTR ? -EAGAIN : -errno;
 	if (sender)
 		sender->size = message.msg_namelen;
-	ours = read_control(&message, descriptor);
+	ours = read_control(&message, received);
 	if (ours && (size_t)n == size && !(message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)))
 		return 0;
-	if (*descriptor >= 0)
-		close(*descriptor);
-	*descriptor = -1;
+	close_received(received);
 	return -EPROTO;
 }
 
 int ipc_socket_take(int fd, struct ipc_request *request, struct ipc_sender *sender)
 {
-	int unwanted, error = receive(fd, request, sizeof(*request), sender, &unwanted);
+	struct received unwanted;
+	int error = receive(fd, request, sizeof(*request), sender, &unwanted);
 
-	if (unwanted >= 0)
-		close(unwanted);
+	close_received(&unwanted);
 	return error;
 }
 
-void ipc_socket_answer(int fd, const struct ipc_sender *to, const struct ipc_reply *reply, int memory)
+void ipc_socket_answer(int fd, const struct ipc_sender *to, const struct ipc_reply *reply, const int *fds,
+		       unsigned count)
 {
 	union control control;
 	struct iovec iov = {(void *)reply, sizeof(*reply)};
@@ -132,17 +146,17 @@ void ipc_socket_answer(int fd, const struct ipc_sender *to, const struct ipc_rep
 				 .msg_iovlen = 1};
 	ssize_t sent;
 
-	if (memory >= 0) {
+	if (count > 0) {
 		struct cmsghdr *cmsg;
 
 		memset(&control, 0, sizeof(control));
 		message.msg_control = &control;
-		message.msg_controllen = CMSG_SPACE(sizeof(memory));
+		message.msg_controllen = CMSG_SPACE(count * sizeof(int));
 		cmsg = CMSG_FIRSTHDR(&message);
 		cmsg->cmsg_level = SOL_SOCKET;
 		cmsg->cmsg_type = SCM_RIGHTS;
-		cmsg->cmsg_len = CMSG_LEN(sizeof(memory));
-		memcpy(CMSG_DATA(cmsg), &memory, sizeof(memory));
+		cmsg->cmsg_len = CMSG_LEN(count * sizeof(int));
+		memcpy(CMSG_DATA(cmsg), fds, count * sizeof(int));
 	}
 	sent = sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 	(void)sent;
@@ -162,7 +176,8 @@ static bool wait_ready(int fd, short events, uint64_t until_ns)
 	}
 }
 
-static int exchange(int fd, const struct ipc_request *request, struct ipc_reply *reply, int *memory)
+static int exchange(int fd, const struct ipc_request *request, struct ipc_reply *reply,
+		    struct received *received)
 {
 	uint64_t until = clock_ns() + ANSWER_NS;
 
@@ -177,20 +192,22 @@ static int exchange(int fd, const struct ipc_request *request, struct ipc_reply 
 
 		if (!wait_ready(fd, POLLIN, until))
 			return -ETIMEDOUT;
-		error = receive(fd, reply, sizeof(*reply), NULL, memory);
+		error = receive(fd, reply, sizeof(*reply), NULL, received);
 		if (error != -EAGAIN)
 			return error;
 	}
 }
 
-int ipc_socket_ask(const uint8_t process[16], const struct ipc_request *request, struct ipc_reply *reply, int *memory)
+int ipc_socket_ask(const uint8_t process[16], const struct ipc_request *request, struct ipc_reply *reply,
+		   int fds[IPC_DESCRIPTORS_MAX], unsigned *count)
 {
+	struct received received = {.count = 0};
 	const struct sockaddr_un any = {.sun_family = AF_UNIX}; /* the kernel chooses a name to answer to */
 	struct sockaddr_un un;
 	socklen_t size = name_of(process, &un);
 	int error = 0, fd = open_socket();
 
-	*memory = -1;
+	*count = 0;
 	if (fd < 0)
 		return fd;
 	/* Connected, it hears nobody else.  */
@@ -198,7 +215,9 @@ int ipc_socket_ask(const uint8_t process[16], const struct ipc_request *request,
 	    connect(fd, (struct sockaddr *)&un, size) != 0)
 		error = -errno;
 	if (error == 0)
-		error = exchange(fd, request, reply, memory);
+		error = exchange(fd, request, reply, &received);
 	close(fd);
+	*count = received.count;
+	memcpy(fds, received.fds, received.count * sizeof(*fds));
 	return error;
 }

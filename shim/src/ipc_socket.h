@@ -8,6 +8,9 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+/* One for each part of a block (blocks.h).  */
+#define IPC_DESCRIPTORS_MAX 240
+
 struct ipc_request {
 	uint64_t magic;
 	uint32_t version;
@@ -17,10 +20,10 @@ struct ipc_request {
 
 struct ipc_reply {
 	uint64_t magic;
-	int32_t error; /* 0, or a negative errno: then no descriptor comes with it */
+	int32_t error; /* 0, or a negative errno: then no descriptors come with it */
 	uint32_t reserved;
 	uint8_t token[16];
-	uint64_t size, mapped; /* bytes of the block, and of what the descriptor stands for */
+	uint64_t size, mapped; /* bytes of the block, and of what the descriptors stand for together */
 };
 
 struct ipc_sender {
@@ -34,10 +37,12 @@ int ipc_socket_listen(const uint8_t process[16]);
 /* One request of our own user; -EAGAIN: no more. Whatever else comes is dropped.  */
 int ipc_socket_take(int fd, struct ipc_request *request, struct ipc_sender *sender);
 
-/* Without waiting; `memory` -1: no descriptor. Who does not read its answer does not get it.  */
-void ipc_socket_answer(int fd, const struct ipc_sender *to, const struct ipc_reply *reply, int memory);
+/* Without waiting, with `count` descriptors, IPC_DESCRIPTORS_MAX at most. Who does not read its answer does not get it.  */
+void ipc_socket_answer(int fd, const struct ipc_sender *to, const struct ipc_reply *reply, const int *fds,
+		       unsigned count);
 
-/* Ask, and wait some seconds at most: 0 with *memory to be closed, or a negative errno.  */
-int ipc_socket_ask(const uint8_t process[16], const struct ipc_request *request, struct ipc_reply *reply, int *memory);
+/* Ask, and wait some seconds at most: 0 with *count descriptors to be closed, or a negative errno with none.  */
+int ipc_socket_ask(const uint8_t process[16], const struct ipc_request *request, struct ipc_reply *reply,
+		   int fds[IPC_DESCRIPTORS_MAX], unsigned *count);
 
 #endif

@@ -37,6 +37,8 @@ static struct {
 	_Atomic size_t next; /* to be made next: lots' first */
 	_Atomic int error;
 	uint64_t allowed; /* slabs, before memory is looked at again */
+	struct slab **made; /* by index */
+	void (*work)(void); /* of each thread */
 	unsigned threads;
 } making;
 
@@ -132,7 +134,6 @@ static struct slab *make_slab(size_t index, int *error)
 		free(slab);
 		return NULL;
 	}
-	register_slab(slab, making.order->context);
 	atomic_fetch_add(&bytes_in_slabs, SLAB_BYTES);
 	return slab;
 }
@@ -154,10 +155,24 @@ static void make_slabs(void)
 		int error;
 		struct slab *slab = make_slab(index, &error);
 
-		if (slab)
+		if (slab) {
+			making.made[index] = slab;
 			add_slab(slab);
-		else
+		} else {
 			atomic_store(&making.error, error);
+		}
+	}
+}
+
+static void register_slabs(void)
+{
+	size_t index;
+
+	while (!atomic_load(&making.error) && (index = atomic_fetch_add(&making.next, 1)) < making.count) {
+		if (making.order->stop())
+			atomic_store(&making.error, -EAGAIN);
+		else
+			register_slab(making.made[index], making.order->context);
 	}
 }
 
@@ -169,7 +184,7 @@ static void *worker_main(void *unused)
 	/* A capture elsewhere must not be broken by what is registered here.  */
 	driver.cuThreadExchangeStreamCaptureMode(&mode);
 	driver.cuCtxSetCurrent(making.order->context);
-	make_slabs();
+	making.work();
 	driver.cuCtxSetCurrent(NULL);
 	return NULL;
 }
@@ -188,13 +203,15 @@ static size_t rewind_cursor(void)
 }
 
 /* No more threads than half the CPUs, nor than there are slabs to make; this one is one of them.  */
-static void make_with_threads(void)
+static void with_threads(void (*work)(void))
 {
 	pthread_t threads[MAX_THREADS];
 	unsigned n = host_cpus() / 2, started = 0;
 
 	n = n < 1 ? 1 : n > MAX_THREADS ? MAX_THREADS : n;
 	making.threads = n > making.count ? (unsigned)making.count : n;
+	making.work = work;
+	atomic_store(&making.next, 0);
 	while (started + 1 < making.threads && pthread_create(&threads[started], NULL, worker_main, NULL) == 0)
 		started++;
 	worker_main(NULL);
@@ -243,11 +260,14 @@ int slabs_make(const struct slab_order *order)
 	host_memory_prefer(making.base, private_slabs * SLAB_BYTES, order->node);
 	making.count = missing;
 	making.allowed = 0;
-	atomic_store(&making.next, 0);
-	atomic_store(&making.error, 0);
-	make_with_threads();
+	making.made = calloc(missing, sizeof(struct slab *));
+	atomic_store(&making.error, making.made ? 0 : -ENOMEM);
+	/* All touched before any is registered: the two at once hinder each other.  */
+	with_threads(make_slabs);
 	if (private_slabs)
 		unmap_unmade(private_slabs);
+	with_threads(register_slabs);
+	free(making.made);
 	rewind_cursor();
 	return atomic_load(&making.error);
 }
@@ -269,9 +289,11 @@ bool slabs_prepare_lot(CUcontext context)
 	making.lot_slabs = making.count = 1;
 	driver.cuCtxSetCurrent(context);
 	slab = make_slab(0, &error);
-	driver.cuCtxSetCurrent(NULL);
-	if (slab)
+	if (slab) {
+		register_slab(slab, context);
 		add_slab(slab);
+	}
+	driver.cuCtxSetCurrent(NULL);
 	return slab != NULL;
 }
 
