@@ -20,6 +20,7 @@ from .server_kernels import KERNEL_ACTIONS, ServerKernels
 
 POLICY = (
     "park_when",
+    "depth",
     "idle_timeout_s",
     "cell_idle_timeout_s",
     "low_watermark",
@@ -60,6 +61,15 @@ class AffinodeExtension(ExtensionApp):
         help="""When an idle kernel's GPU memory is moved to host memory: "needed", when another kernel waits
         for room or free GPU memory falls under the low watermark; "idle", as soon as it is idle for long, on
         machines whose GPUs are also used by others or are to be switched off."""
+        + SHARED,
+    ).tag(config=True)
+    depth = Enum(
+        ["memory", "context"],
+        default_value=None,
+        allow_none=True,
+        help="""What a parked kernel leaves on the GPU: "memory", its CUDA context (about 0.6 GiB); "context",
+        nothing, where kernel and GPU allow it. Kernels that this server starts from then on are prepared for
+        it. Choose it where many kernels share a GPU and the contexts add up."""
         + SHARED,
     ).tag(config=True)
     idle_timeout_s = Float(
@@ -139,6 +149,7 @@ class AffinodeExtension(ExtensionApp):
         for listener in (self.kernels, self._events, MetricsListener(self.watch, self.kernels.owns)):
             self.watch.listen(listener)
         AffinodeProvisioner.server_label = label
+        AffinodeProvisioner.depth = self.depth
         if not self.enabled:
             self.watch.message = (
                 "jupyter-affinode is switched off on this server (AffinodeExtension.enabled)."
@@ -159,7 +170,7 @@ class AffinodeExtension(ExtensionApp):
 
     async def stop_extension(self) -> None:
         """Stop following. Called when the server stops, before it shuts its kernels down."""
-        AffinodeProvisioner.server_label = None
+        AffinodeProvisioner.server_label = AffinodeProvisioner.depth = None
         self._activity_callback.stop()
         await self.kernels.stop()
         await self.watch.stop()

@@ -33,13 +33,20 @@ class Unmanaged(Exception):
 
 
 def manage(
-    env: Environment, kernel_id: str, argv: Sequence[str], *, python: bool = True, server: bool = False
+    env: Environment,
+    kernel_id: str,
+    argv: Sequence[str],
+    *,
+    python: bool = True,
+    server: bool = False,
+    depth: str | None = None,
 ) -> None:
     """Change `env`, the environment a kernel is about to get, so that its GPU is managed.
 
     `argv` is the kernel's command (its first word must work with the shim), `python` whether PYTHONSTARTUP
-    means anything to it, `server` whether a Jupyter server with our extension starts it. Raises `Unmanaged`
-    with `env` unchanged. May run two short processes the first time: call it outside an event loop's thread.
+    means anything to it, `server` whether a Jupyter server with our extension starts it, `depth` how deep it
+    may be parked, unless `env` says so already. Raises `Unmanaged` with `env` unchanged. May run two short
+    processes the first time: call it outside an event loop's thread.
     """
     if env.get(environment.DISABLE) == "1":
         raise Unmanaged("AFFINODE_DISABLE=1 is set")
@@ -59,6 +66,8 @@ def manage(
         env[environment.SERVER] = "1"
     else:
         env.pop(environment.SERVER, None)
+    if depth is not None:
+        env.setdefault(environment.DEPTH, depth)
     if python:
         _chain_startup(env)
 

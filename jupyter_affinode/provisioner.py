@@ -28,6 +28,8 @@ class AffinodeProvisioner(LocalProvisioner):
 
     # Set by the server extension: what `jupyter affinode status` calls this server; None outside a server.
     server_label: ClassVar[str | None] = None
+    # Set by the server extension: "context" if its kernels may give up their CUDA context too.
+    depth: ClassVar[str | None] = None
 
     managed = False  # whether the shim is in the kernel that runs now
     _said_dying = False
@@ -49,6 +51,7 @@ class AffinodeProvisioner(LocalProvisioner):
                 kwargs["cmd"],
                 python=language.startswith("python"),
                 server=self.server_label is not None,
+                depth=self.depth,
             )
             self.managed = True
         except Unmanaged as reason:

@@ -62,6 +62,8 @@ def _notes(kernel: dict[str, Any]) -> list[str]:
     ]
     if host_text := host_memory_text(kernel):
         notes.append(host_text)
+    if kernel.get("depth_refusal") and kernel["depth"] == "memory":
+        notes.append(f"its CUDA context stays on the GPU: {kernel['depth_refusal']}")
     if kernel.get("refusal"):
         notes.append(f"not parked: {kernel['refusal']}")
     return notes

@@ -14,6 +14,7 @@ class Park:
     reason: str  # in words a person sees
     budget_bytes: int = 0  # host memory that it may take anew at most
     lot_bytes: int = 0  # handed to it from the controller's lots, beside that
+    to_context: bool = False  # the CUDA context too
 
 
 @dataclass(frozen=True)

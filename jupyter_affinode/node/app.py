@@ -56,6 +56,14 @@ class NodeController(JupyterApp):
         falls under the low watermark; "idle", as soon as they are eligible. Choose "idle" where programs
         outside Jupyter share the GPU, or where idle machines are scaled down.""",
     ).tag(config=True)
+    depth = Enum(
+        ["memory", "context"],
+        default_value=_DEFAULTS.depth,
+        help="""What a parked kernel leaves on the GPU: "memory", its CUDA context (about 0.6 GiB); "context",
+        nothing. Taken only for kernels that were started with AFFINODE_DEPTH=context (the extension's setting
+        of this name sees to that), that are one process on one GPU, and while every process on that GPU is one
+        of ours: the driver loses a process that finds no room on its way back. Needs CUDA 12.8's driver.""",
+    ).tag(config=True)
     idle_timeout_s = Float(
         _DEFAULTS.idle_timeout_s,
         min=0,
@@ -138,6 +146,7 @@ class NodeController(JupyterApp):
         "config": "JupyterApp.config_file",
         "socket": "NodeController.socket",
         "park-when": "NodeController.park_when",
+        "depth": "NodeController.depth",
         "idle-timeout": "NodeController.idle_timeout_s",
         "cell-idle-timeout": "NodeController.cell_idle_timeout_s",
         "queue-cell-idle-timeout": "NodeController.queue_cell_idle_timeout_s",

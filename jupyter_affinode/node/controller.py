@@ -271,7 +271,7 @@ class Controller:
         if isinstance(action, Park):
             if action.lot_bytes:
                 give_lots(kernel, action.lot_bytes, self.lots)
-            self.moves.park(kernel, action.reason, action.budget_bytes)
+            self.moves.park(kernel, action.reason, action.budget_bytes, to_context=action.to_context)
         elif isinstance(action, GiveLots):
             give_lots(kernel, action.lot_bytes, self.lots)
         elif isinstance(action, DropCaches):

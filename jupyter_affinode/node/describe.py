@@ -6,9 +6,10 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from .depth import kernel_depth
 from .eligibility import eligible_at
 from .lots import LotStock
-from .page import Fixed, PageGpu
+from .page import Depth, Fixed, PageGpu
 from .records import KernelRecord, Process
 from .snapshot import Kernel, Residency, Waiter
 from .state import NodeState
@@ -35,6 +36,7 @@ def kernel_json(
     if seen is not None:
         eligible = eligible_at(seen, state.settings, anyone_waits=bool(queue))
     simulated = any(process.is_simulated for process in kernel.processes.values())
+    depth = kernel_depth(kernel)
     description = kernel.description
     commands = [process.hello.command for process in kernel.processes.values()]
     return {
@@ -52,11 +54,14 @@ def kernel_json(
             held_for_s=held,
             reason=kernel.reason,
             is_simulated=simulated,
+            is_off_gpu=depth is Depth.CONTEXT,
         ),
         "reason": kernel.reason,
         "residency_age_s": round(now - kernel.residency_since, 3),
         "resident_bytes": resident,
         "parked_bytes": parked,
+        "depth": depth.name.lower(),
+        "depth_refusal": _depth_refusal(state, kernel, depth),
         "footprint_bytes": resident + parked + fixed,
         "fixed": _fixed_json(list(gpus.values())),
         "copy_bytes": sum(process.data.copy_bytes for process in kernel.processes.values()),
@@ -142,6 +147,13 @@ def without_volatile(kernel: dict[str, Any]) -> dict[str, Any]:
 def node_without_volatile(node: dict[str, Any]) -> dict[str, Any]:
     """What of the node is worth an event when it changes."""
     return {name: value for name, value in node.items() if name not in VOLATILE_NODE}
+
+
+def _depth_refusal(state: NodeState, kernel: KernelRecord, depth: Depth) -> str | None:
+    """Why its CUDA context is, or would be, left on the GPU although the setting says otherwise."""
+    if state.settings.depth != "context" or depth is Depth.CONTEXT or not kernel.processes:
+        return None
+    return state.context_objection(kernel) or kernel.context_refusal
 
 
 def _gpu_json(state: NodeState, uuid: str, place: int, simulated: bool) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def _resume(kernel: Kernel) -> list[Waiter]:
     since += [room.since for room in kernel.rooms]
     if not since:
         return []
-    needs = dict(kernel.parked_bytes)
+    needs = kernel.resume_bytes
     for gpu in {room.gpu for room in kernel.rooms}:
         needs[gpu] = needs.get(gpu, 0) + max(room.bytes for room in kernel.rooms if room.gpu == gpu)
     return [Waiter(kernel, min(since), needs)]

@@ -64,11 +64,21 @@ class Moves:
         self._on_change = on_change
         self._on_moved = on_moved
 
-    def park(self, kernel: KernelRecord, reason: str, budget_bytes: int | None = None) -> None:
-        """Tell every resident process to park, and how much host memory they may take together."""
+    def park(
+        self,
+        kernel: KernelRecord,
+        reason: str,
+        budget_bytes: int | None = None,
+        *,
+        to_context: bool = False,
+    ) -> None:
+        """Tell every resident process to park, and how much host memory they may take together.
+
+        `to_context`: the CUDA context too; for one process alone.
+        """
         now = time.monotonic()
         kernel.host.budget_bytes = budget_bytes
-        kernel.move = Move(True, reason, now, asked=kernel.park_asked is not None)
+        kernel.move = Move(True, reason, now, asked=kernel.park_asked is not None, to_context=to_context)
         kernel.reason = reason
         targets = [process for process in kernel.connected() if process.data.state is State.RESIDENT]
         size = sum(process.resident_bytes for process in targets)
@@ -176,6 +186,8 @@ class Moves:
         in_two_steps = together.can_prepare(targets)
         move.phase = Phase.PREPARING if in_two_steps else Phase.DIRECT
         flags = MoveFlag.PREPARE if in_two_steps else MoveFlag(0)
+        if move.to_context and len(targets) == 1:
+            flags |= MoveFlag.CONTEXT
         for process in targets:
             if process.connection is not None:
                 budget = budget_argument(kernel, process, targets) if move.parks else 0
@@ -221,6 +233,9 @@ class Moves:
         done = [reply for reply in move.replies.values() if reply.status is Status.OK]
         if failed is None and (done or move.gone & kernel.processes.keys()):
             kernel.refusal, kernel.refusals = None, 0
+            kernel.context_refusal = next(
+                (reply.text for reply in done if move.to_context and reply.text), None
+            )
             kernel.held_until = None if move.asked else kernel.held_until
             moved = sum(reply.bytes for reply in done)
             took = max((reply.duration_s for reply in done), default=0.0)

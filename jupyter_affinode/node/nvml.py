@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pynvml
 
@@ -32,6 +33,7 @@ class NvmlGpu:
     used_bytes: int
     free_bytes: int
     utilization_percent: int | None
+    pids: frozenset[int] | None = None  # of the processes on it; None: not known
 
     @property
     def is_simulated(self) -> bool:
@@ -88,7 +90,19 @@ def _gpu(index: int) -> NvmlGpu:
     except pynvml.NVMLError:  # MIG and some virtual GPUs have no such figure
         utilization = None
     uuid, name = _text(pynvml.nvmlDeviceGetUUID(handle)), _text(pynvml.nvmlDeviceGetName(handle))
-    return NvmlGpu(uuid, index, name, int(memory.total), int(memory.used), int(memory.free), utilization)
+    total, used, free = int(memory.total), int(memory.used), int(memory.free)
+    return NvmlGpu(uuid, index, name, total, used, free, utilization, _pids(handle))
+
+
+def _pids(handle: Any) -> frozenset[int] | None:
+    """Whoever has a context on a GPU, by the pids that NVML sees. Graphics count: they take memory too."""
+    try:
+        processes = list(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    except pynvml.NVMLError:
+        return None
+    with contextlib.suppress(pynvml.NVMLError):  # where there can be none
+        processes += pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle)
+    return frozenset(int(process.pid) for process in processes)
 
 
 def _text(value: str | bytes) -> str:

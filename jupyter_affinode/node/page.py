@@ -24,7 +24,7 @@ REQUIRED_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 READ_ATTEMPTS = 16
 
 HEAD = struct.Struct("=IHHiIIIQQQQIIII")  # magic … gpu_count
-TAIL = struct.Struct("=Q8Q6Q5QI4xQ8x")  # room_bytes … reserved
+TAIL = struct.Struct("=Q8Q6Q5QI4xQQ")  # room_bytes … context_bytes
 GPU = struct.Struct("=16sQQ8Q")
 SEQUENCE = struct.Struct("=Q")
 SEQUENCE_OFFSET = 24
@@ -113,6 +113,7 @@ class PageData:
     mended_chunks: int = 0  # chunks that were wrong after a resume's first copy, and right after another
     depth: Depth = Depth.NONE
     lot_bytes: int = 0  # of all lots that it has mapped
+    context_bytes: int = 0  # at context depth: what it needs to come back, beside its parked bytes
 
 
 class Page:
@@ -196,14 +197,26 @@ def parse_page(raw: bytes, now: float) -> PageData:
     if gpu_count > MAX_GPUS:
         raise PageError(f"a page with {gpu_count} GPUs")
     room_bytes, *rest = TAIL.unpack_from(raw, HEAD.size)
-    parks, resumes, park_ns, park_bytes, resume_ns, resume_bytes, *memory, mended, depth, lot_bytes = rest[8:]
+    (
+        parks,
+        resumes,
+        park_ns,
+        park_bytes,
+        resume_ns,
+        resume_bytes,
+        *memory,
+        mended,
+        depth,
+        lot_bytes,
+        context_bytes,
+    ) = rest[8:]
     copy_bytes, kept_bytes, copied_bytes, zero_bytes = memory
     if depth not in Depth.__members__.values():
         raise PageError(f"a page with depth {depth}")
     gpus = tuple(_gpu(raw, index) for index in range(gpu_count))
     if len({gpu.uuid for gpu in gpus}) != len(gpus):
         raise PageError("a page that names a GPU twice")
-    for size in (room_bytes, park_bytes, resume_bytes, *memory, lot_bytes):
+    for size in (room_bytes, park_bytes, resume_bytes, *memory, lot_bytes, context_bytes):
         _plausible(size)
     return PageData(
         state=State(state),
@@ -227,6 +240,7 @@ def parse_page(raw: bytes, now: float) -> PageData:
         lot_bytes=lot_bytes,
         mended_chunks=mended,
         depth=Depth(depth),
+        context_bytes=context_bytes,
     )
 
 

@@ -115,7 +115,7 @@ class Plan:
             self.act(RefusePark(kernel.id, "no-host-memory", refusal))
             return False
         budget, lots = self._host.budget(kernel), self._host.lots(kernel)
-        self.act(Park(kernel.id, reason, budget, lots))
+        self.act(Park(kernel.id, reason, budget, lots, to_context=kernel.may_leave))
         self._expect(kernel, budget if kernel.host.is_frugal else None, lots)
         return True
 
@@ -241,9 +241,9 @@ def mend_splits(plan: Plan) -> None:
     for kernel in plan.node.kernels:
         if not kernel.is_split or kernel.is_dying or not plan.is_free(kernel):
             continue
-        if kernel.resume_retry_at <= plan.now and plan.fits(kernel.parked_bytes, plan.settings.margin_bytes):
-            plan.act(Resume(kernel.id, dict(kernel.parked_bytes), "its other processes are on the GPU"))
-            plan.take_room(kernel.parked_bytes)
+        if kernel.resume_retry_at <= plan.now and plan.fits(kernel.resume_bytes, plan.settings.margin_bytes):
+            plan.act(Resume(kernel.id, kernel.resume_bytes, "its other processes are on the GPU"))
+            plan.take_room(kernel.resume_bytes)
 
 
 def _grant(plan: Plan, waiter: Waiter) -> bool:
@@ -263,7 +263,7 @@ def _grant(plan: Plan, waiter: Waiter) -> bool:
         plan.act(GrantRoom(waiter.kernel.id, waiter.room.key, waiter.room.gpu, waiter.room.bytes))
     else:
         waited = duration_in_words(plan.now - waiter.since)
-        plan.act(Resume(waiter.kernel.id, dict(waiter.kernel.parked_bytes), f"it waited {waited}"))
+        plan.act(Resume(waiter.kernel.id, waiter.kernel.resume_bytes, f"it waited {waited}"))
     plan.take_room(waiter.needs)
     return True
 

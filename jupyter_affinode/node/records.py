@@ -107,6 +107,7 @@ class Move:
     phase: Phase = Phase.DIRECT
     epochs: dict[int, int] = field(default_factory=dict)  # who was told: process key, epoch of the command
     pending: dict[int, int] = field(default_factory=dict)  # of these, whose last word is awaited
+    to_context: bool = False  # PARK: the CUDA context too
     prepared: set[int] = field(default_factory=set)  # of these, who waits for COMMIT or ABORT
     replies: dict[int, Reply] = field(default_factory=dict)  # the last words
     gone: set[int] = field(default_factory=set)
@@ -166,6 +167,7 @@ class KernelRecord:
     # failures
     refusal: str | None = None
     refusals: int = 0
+    context_refusal: str | None = None  # what the shim said when it was parked last: why its context stayed
     retry_at: float = 0.0
     resume_failures: int = 0
     resume_retry_at: float = 0.0

@@ -9,6 +9,8 @@ from typing import Any
 MIB = 1 << 20
 GIB = 1 << 30
 
+CHOICES = {"park_when": ("needed", "idle"), "depth": ("memory", "context")}
+
 
 class SettingsRefused(ValueError):
     """A setting that is unknown or makes no sense; the message says which and what would."""
@@ -21,6 +23,7 @@ class Settings:
     park_when: str = (
         "needed"  # "needed": only for someone, or below the low watermark; "idle": as soon as eligible
     )
+    depth: str = "memory"  # "context": the CUDA context leaves the GPU too, where kernel and GPU allow it
     idle_timeout_s: float = 300.0
     cell_idle_timeout_s: float = 600.0
     queue_cell_idle_timeout_s: float = 60.0
@@ -63,8 +66,9 @@ class Settings:
 
 def _check(name: str, value: Any, kind: str) -> None:
     if kind == "str":
-        if value not in ("needed", "idle"):
-            raise SettingsRefused(f'{name} must be "needed" or "idle", not {value!r}')
+        if value not in CHOICES[name]:
+            wanted = " or ".join(f'"{choice}"' for choice in CHOICES[name])
+            raise SettingsRefused(f"{name} must be {wanted}, not {value!r}")
         return
     if kind == "bool":
         if not isinstance(value, bool):

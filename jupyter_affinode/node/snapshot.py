@@ -76,6 +76,8 @@ class Kernel:
     residency: Residency
     resident_bytes: Mapping[str, int] = field(default_factory=dict)  # movable, by GPU
     parked_bytes: Mapping[str, int] = field(default_factory=dict)
+    context_bytes: Mapping[str, int] = field(default_factory=dict)  # room that coming back takes beside these
+    may_leave: bool = False  # its CUDA context may go too when it is parked
     fixed_bytes: Mapping[str, int] = field(default_factory=dict)
     last_activity: float = 0.0
     calls_in_flight: int = 0
@@ -103,6 +105,11 @@ class Kernel:
     def footprint_bytes(self) -> int:
         """All its memory, wherever it is."""
         return sum(sum(part.values()) for part in (self.resident_bytes, self.parked_bytes, self.fixed_bytes))
+
+    @property
+    def resume_bytes(self) -> dict[str, int]:
+        """Room that bringing it back takes."""
+        return {uuid: size + self.context_bytes.get(uuid, 0) for uuid, size in self.parked_bytes.items()}
 
     @property
     def movable_bytes(self) -> int:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 from .connection import Connection
+from .depth import context_objection, kernel_needs
 from .gpus import GpuTable
 from .host import CgroupMemory, HostMemory, cgroup_memory
 from .host_care import host_use
@@ -103,6 +104,10 @@ class NodeState:
         self.reservations.sweep(now, sampled_at)
         return bad
 
+    def context_objection(self, kernel: KernelRecord) -> str | None:
+        """Why its CUDA context stays on the GPU when it is parked; None if it may go."""
+        return context_objection(kernel, self.processes(), self.gpus, self.settings)
+
     def stale_processes(self, now: float) -> list[Process]:
         """Processes that hung up and did not come back. Stopped ones keep what they have until they end."""
         return [
@@ -143,7 +148,7 @@ class NodeState:
         for seen in kernels:
             if seen.residency is Residency.RESUMING and seen.id not in reserved:
                 # begun under an earlier controller: what it has not taken yet is its own all the same
-                reservations += [Reservation(seen.id, gpu, size) for gpu, size in seen.parked_bytes.items()]
+                reservations += [Reservation(seen.id, gpu, size) for gpu, size in seen.resume_bytes.items()]
         return Node(
             self.gpus.snapshot(now),
             kernels,
@@ -187,6 +192,10 @@ class NodeState:
             residency=kernel.residency,
             resident_bytes={uuid: gpu.resident_bytes for uuid, gpu in gpus.items()},
             parked_bytes={uuid: gpu.parked_bytes for uuid, gpu in gpus.items()},
+            context_bytes={
+                uuid: size - gpus[uuid].parked_bytes for uuid, size in kernel_needs(kernel).items()
+            },
+            may_leave=self.context_objection(kernel) is None,
             fixed_bytes={uuid: sum(gpu.fixed_bytes) for uuid, gpu in gpus.items()},
             last_activity=last_activity,
             calls_in_flight=sum(process.data.calls_in_flight for process in processes),

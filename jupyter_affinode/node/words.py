@@ -54,8 +54,13 @@ def residency_in_words(
     held_for_s: float | None,
     reason: str | None,
     is_simulated: bool,
+    is_off_gpu: bool = False,
 ) -> str:
-    """One line about a kernel. `resident_bytes` includes what cannot move; `place` counts from 1."""
+    """One line about a kernel. `resident_bytes` includes what cannot move; `place` counts from 1.
+
+    `is_off_gpu`: parked at context depth.
+    """
+    freed = "GPU freed completely" if is_off_gpu else "GPU freed"
     if residency is Residency.LOST:
         text = f"GPU state lost: {reason or 'the shim gave no reason'}"
     elif place is not None and residency in (Residency.RESIDENT, Residency.PARKED, Residency.QUEUED):
@@ -65,7 +70,7 @@ def residency_in_words(
             Residency.NONE: "No GPU in use",
             Residency.RESIDENT: f"On the GPU: {bytes_in_words(resident_bytes)}",
             Residency.PARKING: "Freeing the GPU…",
-            Residency.PARKED: f"GPU freed, {bytes_in_words(parked_bytes)} safe in RAM",
+            Residency.PARKED: f"{freed}, {bytes_in_words(parked_bytes)} safe in RAM",
             Residency.QUEUED: "Waiting for GPU",
             Residency.RESUMING: "Getting the GPU back…",
         }[residency]

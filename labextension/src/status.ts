@@ -35,6 +35,10 @@ export interface IKernel {
   text: string;
   reason: string | null;
   refusal: string | null;
+  /** How deep it is parked; "context": the GPU does not know it any more. */
+  depth: 'none' | 'memory' | 'context';
+  /** Why its CUDA context stays on the GPU although it may go. */
+  depth_refusal: string | null;
   resident_bytes: number;
   parked_bytes: number;
   /** Host memory that holds its parked contents; zeros take none. */

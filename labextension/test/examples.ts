@@ -21,6 +21,8 @@ export function kernel(changes: Partial<IKernel> = {}): IKernel {
     text: 'No GPU in use',
     reason: null,
     refusal: null,
+    depth: 'none',
+    depth_refusal: null,
     resident_bytes: 0,
     parked_bytes: 0,
     copy_bytes: 0,

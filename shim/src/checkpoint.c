@@ -19,6 +19,7 @@
 #include "gpu_lock.h"
 #include "gpu_memory.h"
 #include "log.h"
+#include "managed.h"
 #include "page.h"
 #include "shadows.h"
 #include "shim.h"
@@ -27,7 +28,7 @@
 #define GIB (1ull << 30)
 /* Free beyond what the context needs: what others of ours that hold no lock (small allocations, code) may take meanwhile.  */
 #define SPARE_BYTES GIB
-/* A context takes about 0.6 GiB of an H200; NVML's figure is taken if it is more.  */
+/* A context takes about 0.6 GiB of an H200.  */
 #define CONTEXT_BYTES GIB
 #define DRAIN_NS (100 * MS_NS)
 #define LOCK_TIMEOUT_MS 1000u
@@ -199,7 +200,7 @@ static const char *objection(struct device **device)
 		return "the process uses NCCL";
 	if (is_under_mps(*device))
 		return "the GPU is shared through MPS";
-	if (tally_bytes(device_index(*device), AFFINODE_FIXED_MANAGED))
+	if (managed_bytes() || tally_bytes(device_index(*device), AFFINODE_FIXED_MANAGED))
 		return "the process uses managed memory";
 	return gpu_memory_refusal(*device);
 }
@@ -224,15 +225,17 @@ static bool lock_gpus(uint64_t ns)
 	return true;
 }
 
-/* What the driver will need again: nobody of ours takes memory meanwhile, so the difference is this process's; if others give
+/* What the driver will need again. Nobody of ours takes memory meanwhile, so the difference is this process's; if others give
  * some back, it is too large, which is the safe side.  */
 static uint64_t bytes_to_come_back(const struct gpu_memory *before, const struct gpu_memory *after)
 {
 	uint64_t bytes = before->used_bytes > after->used_bytes ? before->used_bytes - after->used_bytes : 0;
-	uint64_t least = CONTEXT_BYTES;
+	uint64_t least = 0;
 
 	for (int reason = 0; reason < AFFINODE_FIXED_REASONS; reason++)
 		least += tally_bytes(device_index(gone_from), reason);
+	if (!bytes && !before->own_bytes)
+		least += CONTEXT_BYTES;
 	if (bytes < before->own_bytes)
 		bytes = before->own_bytes;
 	return bytes > least ? bytes : least;
@@ -279,6 +282,8 @@ enum affinode_status checkpoint_out(char *why, size_t size)
 		in_the_way = "no lock can be had for the GPU";
 	if (!in_the_way && !gpu_memory_look(device, &before))
 		in_the_way = "NVML does not say how much memory is free";
+	if (!in_the_way && before.total_bytes < CONTEXT_BYTES + SPARE_BYTES)
+		in_the_way = "the GPU is too small to be sure of the way back";
 	if (!in_the_way && (gate_calls_waiting() || atomic_load(&gate.dying)))
 		in_the_way = "a CUDA call waits";
 	if (!in_the_way) {
@@ -296,13 +301,15 @@ enum affinode_status checkpoint_out(char *why, size_t size)
 	}
 	if (in_the_way) {
 		gpu_unlock_all();
-		snprintf(why, size, "the CUDA context stays on the GPU: %s", in_the_way);
+		snprintf(why, size, "%s", in_the_way);
+		log_line("the CUDA context stays on the GPU: %s", in_the_way);
 		return AFFINODE_REFUSED;
 	}
 	gone_from = device;
 	context_bytes = gpu_memory_look(device, &after) ? bytes_to_come_back(&before, &after)
 							: before.used_bytes + CONTEXT_BYTES;
 	atomic_store(&is_out, true);
+	page_set_context_bytes(context_bytes);
 	page_set_depth(AFFINODE_DEPTH_CONTEXT);
 	gpu_unlock_all();
 	log_line("off the GPU; to come back it needs %llu bytes", (unsigned long long)context_bytes);
@@ -320,21 +327,28 @@ static uint64_t parked_bytes(const struct device *device)
 	return bytes[gpu].parked;
 }
 
-/* Whether Restore meets the room it needs, with something to spare, and the memory that follows has room too: that may use
- * what was spared, since it is all or nothing and loses nothing.  */
+/* What must be free: for Restore more than it needs, and for the memory that follows, which may use what was spared, since it
+ * is all or nothing and loses nothing.  */
+static uint64_t bytes_needed(void)
+{
+	uint64_t all = context_bytes + parked_bytes(gone_from);
+	uint64_t sure = (context_bytes > CONTEXT_BYTES ? context_bytes : CONTEXT_BYTES) + SPARE_BYTES;
+
+	return all > sure ? all : sure;
+}
+
 static bool has_room(char *why, size_t size)
 {
-	uint64_t parked = parked_bytes(gone_from);
 	struct gpu_memory memory;
 
 	if (!gpu_lock_is_held(gone_from) || !gpu_memory_look(gone_from, &memory)) {
 		snprintf(why, size, "nobody knows how much of the GPU is free");
 		return false;
 	}
-	if (memory.free_bytes >= context_bytes + (parked > SPARE_BYTES ? parked : SPARE_BYTES))
+	if (memory.free_bytes >= bytes_needed())
 		return true;
 	snprintf(why, size, "the GPU is full: %.1f GiB are free, %.1f are needed", (double)memory.free_bytes / GIB,
-		 (double)(context_bytes + (parked > SPARE_BYTES ? parked : SPARE_BYTES)) / GIB);
+		 (double)bytes_needed() / GIB);
 	return false;
 }
 
@@ -394,6 +408,7 @@ enum affinode_status checkpoint_in(char *why, size_t size)
 	deferred_make();
 	atomic_store(&is_out, false);
 	page_set_depth(AFFINODE_DEPTH_MEMORY);
+	page_set_context_bytes(0);
 	books_open();
 	return AFFINODE_OK;
 }

@@ -124,6 +124,13 @@ void page_set_epoch(uint32_t epoch)
 	write_end();
 }
 
+void page_set_context_bytes(uint64_t bytes)
+{
+	write_begin();
+	page->context_bytes = bytes;
+	write_end();
+}
+
 void page_set_depth(enum affinode_depth depth)
 {
 	write_begin();
@@ -181,6 +188,7 @@ static void count_bytes(void)
 	static struct block_bytes bytes[AFFINODE_MAX_GPUS];
 	static uint64_t shared[AFFINODE_MAX_GPUS], mapped[AFFINODE_MAX_GPUS], generation;
 	int gpus = device_count_known() < (int)AFFINODE_MAX_GPUS ? device_count_known() : (int)AFFINODE_MAX_GPUS;
+	bool off_gpu = page->depth == AFFINODE_DEPTH_CONTEXT; /* then nothing stays */
 
 	blocks_sum(bytes, shared, mapped, &generation);
 	page->gpu_count = (uint32_t)gpus;
@@ -189,7 +197,9 @@ static void count_bytes(void)
 		page->gpus[i].resident_bytes = bytes[i].resident;
 		page->gpus[i].parked_bytes = bytes[i].parked;
 		for (int reason = 0; reason < AFFINODE_FIXED_REASONS; reason++)
-			page->gpus[i].fixed_bytes[reason] = tally_bytes(i, reason);
+			page->gpus[i].fixed_bytes[reason] = off_gpu ? 0 : tally_bytes(i, reason);
+		if (off_gpu)
+			continue;
 		page->gpus[i].fixed_bytes[AFFINODE_FIXED_MANAGED] = managed_left(i);
 		page->gpus[i].fixed_bytes[AFFINODE_FIXED_SHARED] += shared[i];
 		page->gpus[i].fixed_bytes[AFFINODE_FIXED_MAPPED] += mapped[i];

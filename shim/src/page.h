@@ -19,6 +19,7 @@ void page_set_flags(uint32_t set, uint32_t clear);
 /* A move was done; of a park, `copied` bytes were copied and `zeros` needed no copy.  */
 void page_note_move(bool park, uint64_t bytes, uint64_t duration_ns, uint64_t copied, uint64_t zeros);
 void page_set_depth(enum affinode_depth depth);
+void page_set_context_bytes(uint64_t bytes);
 void page_count_mended(uint64_t chunks);
 void page_set_epoch(uint32_t epoch);
 

@@ -302,7 +302,7 @@ struct affinode_page {
 	uint32_t reserved_word;
 	uint64_t lot_bytes;     /* of all lots that are mapped, of earlier controllers too; slots in them count in
 				 * copy_bytes and kept_bytes like others */
-	uint64_t reserved[1];
+	uint64_t context_bytes; /* at context depth: what it needs to come back, beside its parked bytes */
 	struct affinode_page_gpu gpus[AFFINODE_MAX_GPUS];
 };
 

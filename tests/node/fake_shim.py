@@ -99,6 +99,7 @@ class FakePage:
         self.want = 0
         self.flags = self.calls_in_flight = self.captures = self.room = self.parks = self.resumes = 0
         self.last_activity = self.state_since = time.monotonic_ns()
+        self.context_bytes = 0
         self.host = [0, 0, 0, 0, 0, 0]  # copies, kept, copied and zero at the last park, mended chunks, depth
         self.lots, self.last_park = 0, 5 * MIB
         self.memory = {GPU: [0, 0, 0]}  # resident, parked, fixed (as "managed")
@@ -131,7 +132,9 @@ class FakePage:
             PAGE_GPU.pack(uuid, resident, parked, 0, fixed, 0, 0, 0, 0, 0, 0)
             for uuid, (resident, parked, fixed) in self.memory.items()
         )
-        body = head + PAGE_TAIL.pack(self.room, *[0] * 8, *moves, *self.host, 0, self.lots, 0)
+        body = head + PAGE_TAIL.pack(
+            self.room, *[0] * 8, *moves, *self.host, 0, self.lots, self.context_bytes
+        )
         self.map[24:32] = struct.pack("=Q", self.sequence - 1)
         self.map[:24] = body[:24]
         self.map[32 : len(body)] = body[32:]

@@ -49,6 +49,7 @@ OFFSETS = {
     "affinode_page.mended_chunks": page.HEAD.size + 152,
     "affinode_page.depth": page.HEAD.size + 160,
     "affinode_page.lot_bytes": page.HEAD.size + 168,
+    "affinode_page.context_bytes": page.HEAD.size + 176,
     "affinode_page.gpus": page.HEAD.size + page.TAIL.size,
 }
 CONSTANTS = {

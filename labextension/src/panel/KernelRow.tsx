@@ -107,6 +107,11 @@ function Details(props: { kernel: IKernel; trans: TranslationBundle }): JSX.Elem
           ))}
         </ul>
       )}
+      {kernel.depth === 'memory' && kernel.depth_refusal && (
+        <div className="jp-affinode-muted">
+          {trans.__('Its CUDA context stays on the GPU: %1', kernel.depth_refusal)}
+        </div>
+      )}
       {kernel.refusal && (
         <div className="jp-affinode-refusal">{trans.__('Not freed: %1', kernel.refusal)}</div>
       )}

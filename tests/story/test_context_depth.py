@@ -1,0 +1,121 @@
+"""With `depth` set to "context" an idle kernel leaves the GPU altogether, and comes back with every byte."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+
+def on_gpu(machine) -> int:
+    return machine.node()["gpus"][0]["used_bytes"]
+
+
+def wait_until_used(machine, size, timeout=10):
+    deadline = time.monotonic() + timeout  # NVML is sampled
+    while on_gpu(machine) != size:
+        assert time.monotonic() < deadline, machine.node()
+        time.sleep(0.05)
+
+
+def park_to(s, kernel, depth):
+    """Park until it went that deep: a process that has just begun stays at memory depth."""
+    deadline = time.monotonic() + 20
+    while True:
+        s.park(kernel)
+        if s.seen(kernel)["depth"] == depth:
+            return
+        assert time.monotonic() < deadline, s.seen(kernel)
+        assert s.machine.ask("POST", f"/kernels/{kernel.id}/resume", {})[0] == 200
+        time.sleep(0.2)
+
+
+def test_a_parked_kernel_leaves_nothing_on_the_gpu_and_is_right_when_it_is_back(stage):
+    s = stage(memory="4GiB", context="64MiB", depth="context")
+    kernel = s.kernel()
+    s.ok(kernel, "gpu.allocate('a', 96); gpu.allocate('small', 1); gpu.add('a', 3); x = 41")
+    park_to(s, kernel, "context")
+    assert s.seen(kernel)["text"].startswith("GPU freed completely, 96 MiB safe in RAM")
+    assert s.seen(kernel)["fixed"] == []
+    wait_until_used(s.machine, 0)
+
+    assert s.ok(kernel, "x + 1") == "42"
+    s.ok(
+        kernel, "ok(cu.cuMemGetInfo()); ok(cu.cuCtxGetCurrent()); gpu.free('small'); import gc; gc.collect()"
+    )
+    assert s.ok(kernel, "int(ok(cu.cuDeviceGetCount()))") == "1"
+    assert s.seen(kernel)["depth"] == "context", "keeping books does not wake it"
+
+    assert s.ok(kernel, "gpu.add('a', 4); gpu.check('a')") == "True"
+    assert s.seen(kernel)["depth"] == "none"
+
+
+def test_a_kernel_at_context_depth_is_shut_down_in_time(stage):
+    s = stage(memory="4GiB", context="64MiB", depth="context")
+    kernel = s.kernel()
+    s.ok(kernel, "gpu.allocate('a', 96)")
+    park_to(s, kernel, "context")
+    began = time.monotonic()
+    kernel.shutdown()
+    assert time.monotonic() - began < 8
+    wait_until_used(s.machine, 0)
+
+
+HOLD_ALL = """
+import time
+from cuda.bindings import driver as cu
+cu.cuInit(0)
+error, context = cu.cuDevicePrimaryCtxRetain(0)
+cu.cuCtxSetCurrent(context)
+error, free, total = cu.cuMemGetInfo()
+assert cu.cuMemAlloc(int(free) - (256 << 20))[0] == 0
+print('full', flush=True)
+time.sleep(600)
+"""
+# Without the shim, as a program that nobody manages; until it is killed.
+STRANGER = f"""
+import os, subprocess, sys
+unmanaged = {{name: value for name, value in os.environ.items() if name != 'LD_PRELOAD'}}
+stranger = subprocess.Popen([sys.executable, '-c', {HOLD_ALL!r}], env=unmanaged, stdout=subprocess.PIPE, text=True)
+print(stranger.stdout.readline().strip(), stranger.pid)
+"""
+
+
+def test_a_stranger_that_fills_the_gpu_meanwhile_keeps_the_kernel_parked_and_nothing_is_lost(stage):
+    s = stage(memory="4GiB", context="64MiB", depth="context")
+    kernel = s.kernel()
+    s.ok(kernel, "gpu.allocate('a', 96)")
+    park_to(s, kernel, "context")
+    full, pid = s.ok(kernel, STRANGER).split()
+    try:
+        assert full == "full"
+        cell = kernel.submit("gpu.add('a', 1); gpu.check('a')")
+        s.wait(kernel, "queued", timeout=5)
+        deadline = time.monotonic() + 3
+        while time.monotonic() < deadline:
+            assert s.seen(kernel)["depth"] == "context"
+            assert s.residency(kernel) in ("queued", "resuming")
+            time.sleep(0.05)
+    finally:
+        os.kill(int(pid), signal.SIGKILL)
+    done = kernel.wait(cell, 30)
+    assert done.text.strip() == "True", done.traceback
+
+
+def test_beside_a_stranger_the_context_stays_and_the_reason_is_told(stage):
+    s = stage(memory="4GiB", context="64MiB", depth="context")
+    kernel = s.kernel()
+    s.ok(kernel, "gpu.allocate('a', 96)")
+    _, pid = s.ok(kernel, STRANGER).split()
+    try:
+        deadline = time.monotonic() + 10
+        while "has no shim" not in (s.seen(kernel)["depth_refusal"] or ""):
+            assert time.monotonic() < deadline, s.seen(kernel)
+            time.sleep(0.1)
+        s.park(kernel)
+        assert s.seen(kernel)["depth"] == "memory"
+        shown = s.machine.affinode("status").stdout
+        assert "its CUDA context stays on the GPU: process" in shown, shown
+    finally:
+        os.kill(int(pid), signal.SIGKILL)
+    assert s.ok(kernel, "gpu.add('a', 1); gpu.check('a')") == "True"
