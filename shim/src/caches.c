@@ -75,7 +75,7 @@ EXPORT int affinode_caches_begin(void)
 		ssize_t n = read(caches.fd, &wishes, sizeof(wishes));
 		(void)n;
 	}
-	begun = caches.is_wished && !caches.is_begun;
+	begun = caches.is_wished; /* never while one is begun: caches_ask */
 	caches.is_wished = false;
 	if (begun && caches.deadline_ns && clock_ns() > caches.deadline_ns) {
 		answer(AFFINODE_STALE);
@@ -84,8 +84,10 @@ EXPORT int affinode_caches_begin(void)
 		answer(AFFINODE_BUSY); /* dropping would make it come back, or disturb its move */
 		begun = false;
 	}
-	caches.is_begun = begun;
-	caches.begun_ns = clock_ns();
+	if (begun) {
+		caches.is_begun = true;
+		caches.begun_ns = clock_ns();
+	}
 	pthread_mutex_unlock(&caches_lock);
 	link_wake();
 	return begun;

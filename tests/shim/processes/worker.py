@@ -10,6 +10,7 @@ import ctypes
 import json
 import multiprocessing
 import os
+import select
 import subprocess
 import sys
 
@@ -115,6 +116,29 @@ class Worker:
     def mp_spawn(self) -> bool:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             return bool(pool.apply(use_cuda_in_a_new_process, (11,)))
+
+    def serve_caches(self) -> bool:
+        """Say that wishes to drop caches are served here."""
+        self.wishes: int = ctypes.CDLL(None).affinode_caches_fd()
+        return self.wishes >= 0
+
+    def wait_for_wish(self) -> bool:
+        return bool(select.select([self.wishes], [], [], 10)[0])
+
+    def begin_to_drop(self) -> int:
+        return int(ctypes.CDLL(None).affinode_caches_begin())
+
+    def end_of_drop(self, status: str) -> None:
+        ctypes.CDLL(None).affinode_caches_end(int(status))
+
+    def begin_to_drop_in_a_fork(self) -> int:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(self.begin_to_drop())
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def synchronise(self) -> None:
+        checked(cu.cuCtxSynchronize())
 
     def dlopen(self, library: str) -> int:
         """Its constructor calls CUDA, holding the loader's lock."""
