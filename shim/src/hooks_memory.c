@@ -17,11 +17,9 @@
 /* cuMemAllocPitch's row alignment, as the driver chooses it for every element size (seen on an H200).  */
 #define PITCH_BYTES 512
 
-static const struct device *current_device(void)
+static const struct context *current_context(void)
 {
-	struct context *context = shim_is_on() ? context_current() : NULL;
-
-	return context ? context->device : NULL;
+	return shim_is_on() ? context_current() : NULL;
 }
 
 /* One try, inside the gate.  */
@@ -41,14 +39,15 @@ static CUresult allocate(void *real, CUdeviceptr *address, size_t size)
 	result = ((CUresult(*)(CUdeviceptr *, size_t))real)(address, size);
 	if (result == CUDA_SUCCESS && address)
 		tally_add(TALLY_POINTER, *address,
-			  size >= BACKED_FROM_BYTES ? AFFINODE_FIXED_UNBACKED : AFFINODE_FIXED_SMALL, current_device(),
+			  size >= BACKED_FROM_BYTES ? AFFINODE_FIXED_UNBACKED : AFFINODE_FIXED_SMALL, current_context(),
 			  size);
 	return result;
 }
 
 CUresult after_out_of_memory(uint64_t bytes, unsigned attempt)
 {
-	const struct device *device = current_device();
+	const struct context *context = current_context();
+	const struct device *device = context ? context->device : NULL;
 
 	/* What no GPU of this kind has is not waited for.  */
 	if (!device || (device->total_bytes && bytes > device->total_bytes))
@@ -83,7 +82,7 @@ static CUresult allocate_pitch(void *real, CUdeviceptr *address, size_t *pitch, 
 	result = ((CUresult(*)(CUdeviceptr *, size_t *, size_t, size_t, unsigned int))real)(address, pitch, width,
 											    height, element_size);
 	if (result == CUDA_SUCCESS && address && pitch)
-		tally_add(TALLY_POINTER, *address, AFFINODE_FIXED_SMALL, current_device(), *pitch * height);
+		tally_add(TALLY_POINTER, *address, AFFINODE_FIXED_SMALL, current_context(), *pitch * height);
 	return result;
 }
 
@@ -116,9 +115,11 @@ static CUresult allocate_managed(void *real, CUdeviceptr *address, size_t size, 
 		return result;
 	result = ((CUresult(*)(CUdeviceptr *, size_t, unsigned int))real)(address, size, flags);
 	if (result == CUDA_SUCCESS && address) {
-		tally_add(TALLY_POINTER, *address, AFFINODE_FIXED_MANAGED, current_device(), size);
-		if (current_device())
-			managed_note(*address, size, current_device());
+		const struct context *context = current_context();
+
+		tally_add(TALLY_POINTER, *address, AFFINODE_FIXED_MANAGED, context, size);
+		if (context)
+			managed_note(*address, size, context->device);
 	}
 	return result;
 }
@@ -160,7 +161,7 @@ static CUresult on_cuArrayCreate(void *real, CUarray *array, const CUDA_ARRAY_DE
 		return result;
 	result = ((CUresult(*)(CUarray *, const CUDA_ARRAY_DESCRIPTOR *))real)(array, d);
 	if (result == CUDA_SUCCESS && array && d)
-		tally_add(TALLY_ARRAY, (uintptr_t)*array, AFFINODE_FIXED_ARRAY, current_device(),
+		tally_add(TALLY_ARRAY, (uintptr_t)*array, AFFINODE_FIXED_ARRAY, current_context(),
 			  at_least_one(d->Width) * at_least_one(d->Height) * d->NumChannels * format_bytes(d->Format));
 	return result;
 }
@@ -175,7 +176,7 @@ static CUresult on_cuArray3DCreate(void *real, CUarray *array, const CUDA_ARRAY3
 		return result;
 	result = ((CUresult(*)(CUarray *, const CUDA_ARRAY3D_DESCRIPTOR *))real)(array, d);
 	if (result == CUDA_SUCCESS && array && d)
-		tally_add(TALLY_ARRAY, (uintptr_t)*array, AFFINODE_FIXED_ARRAY, current_device(),
+		tally_add(TALLY_ARRAY, (uintptr_t)*array, AFFINODE_FIXED_ARRAY, current_context(),
 			  at_least_one(d->Width) * at_least_one(d->Height) * at_least_one(d->Depth) * d->NumChannels *
 				  format_bytes(d->Format));
 	return result;

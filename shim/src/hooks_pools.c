@@ -14,7 +14,7 @@ static CUresult note_allocation(CUresult result, const CUdeviceptr *address, siz
 	if (result != CUDA_SUCCESS || !address || !shim_is_on())
 		return result;
 	context = context_current();
-	tally_add(TALLY_POINTER, *address, AFFINODE_FIXED_POOL, context ? context->device : NULL, size);
+	tally_add(TALLY_POINTER, *address, AFFINODE_FIXED_POOL, context, size);
 	if (context)
 		pools_note_device(context->device);
 	return result;

@@ -6,6 +6,7 @@
 #include "mover.h"
 #include "peers.h"
 #include "shim.h"
+#include "tally.h"
 
 #define CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD 908
 
@@ -149,9 +150,13 @@ HOOK(cuStreamEndCapture, (CUstream stream, CUgraph *graph), stream, graph)
 /* What belonged to a context goes with it.  */
 static void drop_context(CUcontext handle)
 {
+	const struct context *known = context_known(handle);
+
 	if (handle) {
 		blocks_drop_context(handle);
 		peers_drop_context(handle);
+		if (known)
+			tally_drop_context(known);
 		context_forget(handle);
 	}
 }

@@ -9,6 +9,7 @@
 struct item {
 	uint64_t key;
 	uint64_t bytes;
+	const struct context *context; /* that it dies with; NULL: none */
 	uint8_t state; /* FREE, USED, REMOVED */
 	uint8_t kind;
 	uint8_t reason;
@@ -60,12 +61,12 @@ static int grow(void)
 	return 0;
 }
 
-void tally_add(enum tally_key kind, uint64_t key, enum affinode_fixed reason, const struct device *device,
+void tally_add(enum tally_key kind, uint64_t key, enum affinode_fixed reason, const struct context *context,
 	       uint64_t bytes)
 {
-	int gpu = device ? device_index(device) : 0;
-	struct item item = {.key = key, .bytes = bytes, .state = USED, .kind = (uint8_t)kind,
-			    .reason = (uint8_t)reason, .device = (uint8_t)gpu};
+	int gpu = context ? device_index(context->device) : 0;
+	struct item item = {.key = key, .bytes = bytes, .context = reason == AFFINODE_FIXED_POOL ? NULL : context,
+			    .state = USED, .kind = (uint8_t)kind, .reason = (uint8_t)reason, .device = (uint8_t)gpu};
 
 	if (gpu >= (int)AFFINODE_MAX_GPUS)
 		return;
@@ -77,6 +78,21 @@ void tally_add(enum tally_key kind, uint64_t key, enum affinode_fixed reason, co
 	pthread_mutex_unlock(&tally_lock);
 }
 
+static void remove_item(struct item *item)
+{
+	item->state = REMOVED;
+	atomic_fetch_sub(&sums[item->device][item->reason], item->bytes);
+}
+
+void tally_drop_context(const struct context *context)
+{
+	pthread_mutex_lock(&tally_lock);
+	for (size_t i = 0; i < items_size; i++)
+		if (items[i].state == USED && items[i].context == context)
+			remove_item(&items[i]);
+	pthread_mutex_unlock(&tally_lock);
+}
+
 void tally_remove(enum tally_key kind, uint64_t key)
 {
 	pthread_mutex_lock(&tally_lock);
@@ -85,8 +101,7 @@ void tally_remove(enum tally_key kind, uint64_t key)
 
 		for (; items[i].state != FREE; i = (i + 1) & (items_size - 1)) {
 			if (items[i].state == USED && items[i].key == key && items[i].kind == kind) {
-				items[i].state = REMOVED;
-				atomic_fetch_sub(&sums[items[i].device][items[i].reason], items[i].bytes);
+				remove_item(&items[i]);
 				break;
 			}
 		}

@@ -13,6 +13,10 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from controlled import finish, machine, options
+
+from jupyter_affinode.environment import shim_path
+
 
 def compile_program(folder: Path) -> Path:
     program = folder / "parity"
@@ -39,14 +43,21 @@ def differences(program: Path, shim: Path, env: Mapping[str, str]) -> tuple[int,
 
 
 def main() -> int:
-    from jupyter_affinode.environment import shim_path
-
+    given = options(__doc__, time_s=60).parse_args()
+    where, shim = machine(), shim_path()
+    assert shim is not None
     with tempfile.TemporaryDirectory(prefix="affinode-") as folder:
         env = {**os.environ, "AFFINODE_SOCKET": f"{folder}/nobody.sock"}
-        count, different = differences(compile_program(Path(folder)), shim_path(), env)
-    print("\n".join(different))
-    print(f"{count} answers, {len(different)} differ")
-    return int(bool(different))
+        count, different = differences(compile_program(Path(folder)), shim, env)
+    return finish(
+        "parity",
+        where,
+        given.json,
+        headings=["answers", "that differ"],
+        rows=[[str(count), str(len(different))]],
+        passed=not different,
+        notes=[difference.strip().replace("\n", ";") for difference in different],
+    )
 
 
 if __name__ == "__main__":

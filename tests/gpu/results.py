@@ -29,6 +29,7 @@ TITLES = {
     "jax_idle": "JAX, idle and parked",
     "against_memory_saver": "Beside torch_memory_saver",
     "allocations": "What the shim costs without a caching allocator",
+    "parity": "Whether backed memory can be told from the driver's",
     "ipc": "CUDA tensors shared between processes",
 }
 Found = dict[str, Any]

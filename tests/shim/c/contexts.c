@@ -135,6 +135,23 @@ static void mapping_outlives_its_context(void)
 	CUDA(CtxDestroy(second));
 }
 
+/* What stays on the GPU and is only counted is not counted any more when its context is gone.  */
+static void small_memory_goes_along(void)
+{
+	uint64_t before = page_read().gpus[0].fixed_bytes[AFFINODE_FIXED_SMALL];
+	CUdeviceptr at;
+	CUcontext own;
+
+	CUDA(CtxCreate(&own, 0, 0));
+	for (int i = 0; i < 100; i++)
+		CUDA(MemAlloc(&at, 4096));
+	PAGE_UNTIL(page.gpus[0].fixed_bytes[AFFINODE_FIXED_SMALL] == before + 100 * 4096);
+	CUDA(MemFree(at));
+	PAGE_UNTIL(page.gpus[0].fixed_bytes[AFFINODE_FIXED_SMALL] == before + 99 * 4096);
+	CUDA(CtxDestroy(own));
+	PAGE_UNTIL(page.gpus[0].fixed_bytes[AFFINODE_FIXED_SMALL] == before);
+}
+
 int main(int argc, char **argv)
 {
 	test_begin(argc, argv, 30);
@@ -147,6 +164,7 @@ int main(int argc, char **argv)
 		primary_while_parked(false);
 		primary_while_parked(true);
 		mapping_outlives_its_context();
+		small_memory_goes_along();
 	}
 	return 0;
 }

@@ -1,17 +1,10 @@
 /* Memory that is not ours to move, and how it leaves the GPU all the same: what pools only keep is given back, managed memory
- * is sent to the host. The mover's calls are made here by hand, so only where the shim is part of the program.  */
+ * is sent to the host. By parking, and, where the shim is part of the program, by the mover's calls one by one.  */
 #include "harness.h"
-
-#ifdef SHIM_LINKED
-#include "managed.h"
-#include "pools.h"
 
 #define KEPT MiB(64)
 #define USED MiB(6)
 #define RELEASE_THRESHOLD 4
-
-static _Atomic bool stop_making_pools;
-static unsigned pieces_left;
 
 static size_t free_bytes(void)
 {
@@ -20,14 +13,6 @@ static size_t free_bytes(void)
 	CUDA(CtxSetCurrent(cuda_context));
 	CUDA(MemGetInfo(&free, &total));
 	return free;
-}
-
-static uint64_t trim(void)
-{
-	uint64_t bytes = pools_trim();
-
-	CUDA(CtxSetCurrent(cuda_context));
-	return bytes;
 }
 
 /* A pool that keeps everything it was given, as frameworks set it up.  */
@@ -53,6 +38,55 @@ static CUdeviceptr use_and_keep(CUmemoryPool pool)
 	CUDA(MemFreeAsync(kept, NULL));
 	CUDA(CtxSynchronize());
 	return used;
+}
+
+/* Parked, all of it is off the GPU; back, it is where it was and counts again.  */
+static void through_a_park(void)
+{
+	CUdeviceptr block, used, moving;
+	size_t before, parked;
+
+	CUDA(MemAlloc(&block, MiB(2)));
+	CHECK_EQUAL(launch_pattern(NULL, block, MiB(2), 3), CUDA_SUCCESS);
+	CUDA(MemAllocManaged(&moving, USED, 1));
+	CUDA(MemPrefetchAsync(moving, USED, 0, NULL));
+	CHECK_EQUAL(launch_pattern(NULL, moving, USED, 4), CUDA_SUCCESS);
+	used = use_and_keep(NULL);
+	before = free_bytes();
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+	parked = free_bytes();
+	CHECK_EQUAL(parked - before, MiB(2) + USED + KEPT);
+	CHECK_EQUAL(page_read().gpus[0].fixed_bytes[AFFINODE_FIXED_MANAGED], 0);
+	CHECK_EQUAL(page_read().gpus[0].fixed_bytes[AFFINODE_FIXED_POOL], USED);
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_EQUAL(page_read().gpus[0].fixed_bytes[AFFINODE_FIXED_MANAGED], USED);
+	CHECK(holds_pattern(block, MiB(2), 3, 0));
+	CHECK(holds_pattern(moving, USED, 4, 0));
+	CHECK(holds_pattern(used, USED, 9, 0));
+
+	/* Freed while it is out.  */
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+	CUDA(MemFree(moving));
+	PAGE_UNTIL(page.gpus[0].fixed_bytes[AFFINODE_FIXED_MANAGED] == 0);
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_EQUAL(page_read().gpus[0].fixed_bytes[AFFINODE_FIXED_MANAGED], 0);
+	CUDA(MemFreeAsync(used, NULL));
+	CUDA(MemFree(block));
+}
+
+#ifdef SHIM_LINKED
+#include "managed.h"
+#include "pools.h"
+
+static _Atomic bool stop_making_pools;
+static unsigned pieces_left;
+
+static uint64_t trim(void)
+{
+	uint64_t bytes = pools_trim();
+
+	CUDA(CtxSetCurrent(cuda_context));
+	return bytes;
 }
 
 static void trims(CUmemoryPool pool)
@@ -163,17 +197,11 @@ static void managed(void)
 	CHECK_EQUAL(send_out(NULL), 0);
 }
 
-int main(int argc, char **argv)
+static void call_by_call(void)
 {
-	CUmemoryPool pool, by_default;
-	CUdeviceptr block;
+	CUmemoryPool pool;
 
-	test_begin(argc, argv, 60);
-	cuda_start();
-	controller_accept();
-	CUDA(MemAlloc(&block, MiB(2))); /* makes the context ready */
-	CUDA(DeviceGetDefaultMemPool(&by_default, 0));
-	keep_all(by_default);
+	trim();
 	trims(NULL);
 	pool = make_pool();
 	trims(pool);
@@ -181,11 +209,25 @@ int main(int argc, char **argv)
 	CHECK_EQUAL(trim(), 0);
 	a_pool_may_go_at_any_moment();
 	managed();
-	return 0;
-}
-#else
-int main(void)
-{
-	return 0;
 }
 #endif
+
+int main(int argc, char **argv)
+{
+	CUmemoryPool by_default;
+	CUdeviceptr block;
+
+	test_begin(argc, argv, 60);
+	cuda_start();
+	controller_accept();
+	CUDA(MemAlloc(&block, MiB(2))); /* makes the context ready */
+	CUDA(MemFree(block));
+	CUDA(DeviceGetDefaultMemPool(&by_default, 0));
+	keep_all(by_default);
+	through_a_park();
+#ifdef SHIM_LINKED
+	CUDA(MemAlloc(&block, MiB(2)));
+	call_by_call();
+#endif
+	return 0;
+}
