@@ -12,6 +12,7 @@ import select
 import socket
 import struct
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,13 +80,23 @@ class LinkPeer:
         if welcome:
             self.send(0x81, WELCOME.pack(30000, 0, b"test"))
 
-    def send(self, kind: int, body: bytes, epoch: int = 0) -> None:
-        self.socket.send(HEADER.pack(MAGIC, 1, kind, HEADER.size + len(body), epoch) + body)
+    def send(self, kind: int, body: bytes, epoch: int = 0, descriptors: Sequence[int] = ()) -> None:
+        message = HEADER.pack(MAGIC, 1, kind, HEADER.size + len(body), epoch) + body
+        socket.send_fds(self.socket, [message], list(descriptors))
 
-    def command(self, command: int, *, argument: int = 0, request: int = 0, deadline_ns: int = 0) -> int:
+    def command(
+        self,
+        command: int,
+        *,
+        argument: int = 0,
+        request: int = 0,
+        deadline_ns: int = 0,
+        descriptors: Sequence[int] = (),
+    ) -> int:
         """Send a command; its epoch."""
         self.epoch += 1
-        self.send(0x82, COMMAND.pack(command, request, deadline_ns, argument, b"test"), self.epoch)
+        body = COMMAND.pack(command, request, deadline_ns, argument, b"test")
+        self.send(0x82, body, self.epoch, descriptors)
         return self.epoch
 
     def pump(self, timeout_s: float = 0.0) -> None:

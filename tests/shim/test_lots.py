@@ -1,0 +1,133 @@
+"""Lots in a process: used before its own memory, told of when they are empty, never taken for more than they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import sys
+from collections.abc import Iterator
+
+import pytest
+from link_peer import LOT, NO_HOST_ROOM, OK, PARK, TRIM, LinkPeer
+from shim_machine import HERE, Machine, Running
+
+MIB = 1 << 20
+LOT_END = 6  # what is notified
+ONE_MIB_BUDGET = 1 << 8  # in the argument of PARK: there is room for nothing
+CONTENTS = (7).to_bytes(4, "little") * 1024  # a page of the worker's first block
+
+
+@pytest.fixture
+def worker(gpu: Machine) -> Iterator[Running]:
+    with Running(gpu, sys.executable, HERE / "worker.py") as running:
+        assert json.loads(running.answer()) == "ready"
+        yield running
+
+
+@pytest.fixture
+def memory() -> Iterator[int]:
+    """A memory file of 32 MiB."""
+    descriptor = os.memfd_create("lot")
+    os.ftruncate(descriptor, 32 * MIB)
+    yield descriptor
+    os.close(descriptor)
+
+
+def lot_bytes(peer: LinkPeer) -> int:
+    return int(struct.unpack_from("=Q", bytes(peer.map), 240)[0])
+
+
+def kept_bytes(peer: LinkPeer) -> int:
+    return int(struct.unpack_from("=Q", bytes(peer.map), 200)[0])
+
+
+def give(peer: LinkPeer, *descriptors: int, number: int = 5, size: int = 32 * MIB) -> None:
+    peer.command(LOT, request=number, argument=size, descriptors=descriptors)
+
+
+def has_ended(peer: LinkPeer, number: int = 5) -> bool:
+    peer.pump()
+    return (LOT_END, number, 0) in peer.notified
+
+
+def holds_contents(descriptor: int) -> bool:
+    size = os.fstat(descriptor).st_size
+    return any(os.pread(descriptor, 4096, at) == CONTENTS for at in range(0, size, MIB))
+
+
+def descriptors_of(running: Running) -> list[str]:
+    return os.listdir(f"/proc/{running.process.pid}/fd")
+
+
+def test_a_park_goes_into_the_lot_and_the_resume_comes_out_of_it(worker: Running, memory: int) -> None:
+    give(worker.peer, memory)
+    worker.peer.wait(lambda _: lot_bytes(worker.peer) == 32 * MIB)
+    worker.peer.wait(lambda _: kept_bytes(worker.peer) == 32 * MIB)  # registered before anybody parks it
+    reply = worker.peer.reply_to(worker.peer.command(PARK, argument=ONE_MIB_BUDGET))
+    assert reply.status == OK
+    assert holds_contents(memory)
+    assert worker.ask("check") is True
+
+
+def test_without_a_lot_a_park_stops_at_its_budget_and_says_what_it_takes(worker: Running) -> None:
+    reply = worker.peer.reply_to(worker.peer.command(PARK, argument=ONE_MIB_BUDGET))
+    assert (reply.status, reply.bytes) == (NO_HOST_ROOM, 8 * MIB)
+    assert (worker.peer.page().parked_bytes, worker.peer.page().resident_bytes) == (0, 8 * MIB)
+    assert worker.ask("check") is True
+
+
+def test_an_empty_lot_is_told_of_and_may_then_be_cut(worker: Running, memory: int) -> None:
+    give(worker.peer, memory)
+    worker.peer.wait(lambda _: kept_bytes(worker.peer) == 32 * MIB)
+    assert worker.peer.park().status == OK
+    worker.peer.command(TRIM, argument=0)
+    worker.peer.pump(0.3)
+    assert not has_ended(worker.peer), "it holds what was on the GPU"
+    assert worker.ask("check") is True
+    worker.peer.wait(lambda _: kept_bytes(worker.peer) == 32 * MIB)
+    worker.peer.command(TRIM, argument=0)
+    worker.peer.wait(lambda _: has_ended(worker.peer))
+    assert lot_bytes(worker.peer) == 0
+    os.ftruncate(memory, 0)
+    assert worker.peer.park().status == OK
+    assert worker.ask("check") is True
+
+
+@pytest.mark.parametrize("size", [0, MIB, 31 * MIB])
+def test_a_lot_that_is_smaller_than_it_says_is_not_used(worker: Running, size: int) -> None:
+    descriptor = os.memfd_create("small")
+    os.ftruncate(descriptor, size)
+    before = len(descriptors_of(worker))
+    give(worker.peer, descriptor)
+    os.close(descriptor)
+    worker.peer.wait(lambda _: has_ended(worker.peer))
+    assert (lot_bytes(worker.peer), len(descriptors_of(worker))) == (0, before)
+
+
+def test_descriptors_that_nobody_asked_for_are_closed(worker: Running, memory: int) -> None:
+    before = len(descriptors_of(worker))
+    worker.peer.command(TRIM, argument=1 << 40, descriptors=[memory])
+    give(worker.peer, memory, memory, number=6)
+    give(worker.peer, number=7)
+    assert worker.peer.park().status == OK
+    assert worker.ask("check") is True
+    assert len(descriptors_of(worker)) == before
+
+
+def test_after_another_controller_came_an_old_lot_is_used_and_its_end_is_not_told(
+    gpu: Machine, worker: Running, memory: int
+) -> None:
+    give(worker.peer, memory)
+    worker.peer.wait(lambda _: kept_bytes(worker.peer) == 32 * MIB)
+    worker.peer.close()
+    worker.peer = gpu.listener.accept()
+    assert lot_bytes(worker.peer) == 32 * MIB
+    reply = worker.peer.reply_to(worker.peer.command(PARK, argument=ONE_MIB_BUDGET))
+    assert reply.status == OK and holds_contents(memory)
+    assert worker.ask("check") is True
+    worker.peer.wait(lambda _: kept_bytes(worker.peer) == 32 * MIB)
+    worker.peer.command(TRIM, argument=0)
+    worker.peer.wait(lambda _: lot_bytes(worker.peer) == 0)
+    worker.peer.pump(0.2)
+    assert not [notified for notified in worker.peer.notified if notified[0] == LOT_END]
