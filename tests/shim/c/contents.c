@@ -198,3 +198,8 @@ size_t contents_bytes_elsewhere(void)
 {
 	return in_chunks(CONTENTS_OTHER_GPU);
 }
+
+CUcontext contents_elsewhere(void)
+{
+	return elsewhere;
+}

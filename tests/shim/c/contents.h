@@ -32,5 +32,7 @@ void contents_are_right(void);
 /* Bytes of whole chunks that must be on the first GPU when all of it is resident, and on the second.  */
 size_t contents_bytes(void);
 size_t contents_bytes_elsewhere(void);
+/* The second GPU's context; NULL: there is none.  */
+CUcontext contents_elsewhere(void);
 
 #endif
