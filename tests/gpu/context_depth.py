@@ -1,0 +1,265 @@
+"""Frameworks whose CUDA context leaves the GPU too: `python tests/gpu/context_depth.py [--json FILE]`.
+
+`--programs torch,jax` chooses. Needs jupyter-affinode installed, and an NVIDIA GPU that nobody else uses, with a driver of CUDA 12.8; PyTorch, CuPy or
+JAX for their programs. Each program computes, and is parked at memory depth and at context depth in turn. At context
+depth NVML must not list it; questions that only keep books must be answered while it stays away (or wake it: the
+table says which); its next computation must be what it was. Then the GPU is filled by somebody else: it must stay
+parked, and be right once there is room. It must end in time while parked so, with room and without. How long the
+driver alone takes is measured beside ours by `jupyter affinode bench --depth context`. Exits with 1 if anything is not
+as it must be.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pynvml
+from controlled import finish, machine, options, say
+from jax_idle import park
+from linked import LinkedProgram
+
+from jupyter_affinode import environment
+from jupyter_affinode.bench.shim_peer import Move, MoveFailed
+from jupyter_affinode.node.page import Depth
+
+CYCLES = 3
+ENDS_WITHIN_S = 12.0
+LEAVES_FREE_BYTES = 256 << 20
+SERVE = """
+import sys
+for line in sys.stdin:
+    word = line.strip()
+    if word == "exit":
+        print("ending", flush=True)
+        sys.exit(3)
+    print(books() if word == "books" else work(), flush=True)
+"""
+TORCH = """
+import torch
+big = [torch.randint(-2**62, 2**62, (1 << 27,), device="cuda") for _ in range(2)]
+weights = torch.randn(2048, 2048, device="cuda")
+side, event = torch.cuda.Stream(), torch.cuda.Event()
+pinned = torch.ones(1 << 20).pin_memory()
+graph, still = torch.cuda.CUDAGraph(), torch.ones(1024, device="cuda")
+with torch.cuda.graph(graph):
+    doubled = still * 2
+def work():
+    graph.replay()
+    with torch.cuda.stream(side):
+        there = pinned.to("cuda", non_blocking=True)
+        event.record(side)
+    event.synchronize()
+    sums = [int(block.sum()) ^ int(block[::7].sum()) for block in big]
+    return str(sums) + float((weights @ weights.T).abs().sum()).hex() + str(float(doubled.sum() + there.sum()))
+def books():
+    torch.cuda.is_available(), torch.cuda.current_device(), torch.cuda.mem_get_info()
+    torch.cuda.get_device_properties(0), torch.cuda.memory_allocated(), side.query(), event.query()
+    return str((big[0].shape, big[0].device, big[0].is_cuda, weights.data_ptr(), torch.cuda.device_count()))
+"""
+CUPY = """
+import cupy
+big = [cupy.random.default_rng(i).integers(0, 1 << 62, 1 << 27, dtype=cupy.int64) for i in range(2)]
+def work():
+    return str([int(block.sum()) ^ int(block[::7].sum()) for block in big])
+def books():
+    cupy.cuda.Device().id, cupy.cuda.runtime.memGetInfo(), cupy.cuda.runtime.getDeviceCount()
+    return str((big[0].shape, big[0].data.ptr))
+"""
+JAX = """
+import os
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+import jax, jax.numpy as jnp
+big = [jax.random.bits(jax.random.PRNGKey(i), (1 << 27,), "uint32") for i in range(2)]
+summed = jax.jit(lambda v: (v.sum(), v[::7].sum()))
+weights = jax.random.normal(jax.random.PRNGKey(9), (1024, 1024))
+step = jax.jit(lambda w: jnp.tanh(w @ w.T / 64))
+def work():
+    return str([tuple(map(int, summed(v))) for v in big]) + float(jnp.abs(step(weights)).sum()).hex()
+def books():
+    return str((jax.devices(), big[0].shape, big[0].dtype, jax.device_count()))
+"""
+DRIVER = """
+from jupyter_affinode.bench.content import Content
+from jupyter_affinode.bench.driver import Driver
+content = Content(Driver(), 64 << 20, 16 << 20)
+content.change_all(5)
+def work():
+    return str(content.differing_words())
+def books():
+    return "none"
+"""
+PROGRAMS = {"torch": TORCH, "cupy": CUPY, "jax": JAX, "driver": DRIVER}
+FILL = f"""
+import ctypes, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+context, free, total, block = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_uint64()
+assert cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cuda.cuCtxSetCurrent(context) == 0
+assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
+assert cuda.cuMemAlloc_v2(ctypes.byref(block), ctypes.c_size_t(free.value - {LEAVES_FREE_BYTES})) == 0
+print("full", flush=True)
+sys.stdin.read()
+"""
+
+
+class WholeGpu:
+    """All that is free of the GPU, held by a process without the shim for as long as the context lasts."""
+
+    def __enter__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", FILL],
+            env=environment.controller_environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        if self._process.stdout.readline() != "full\n":
+            raise RuntimeError("the GPU could not be filled")
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+
+
+def pids_on_gpu() -> set[int]:
+    """By NVML."""
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    return {int(process.pid) for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
+
+
+def cycles(linked: LinkedProgram, before: str, found: dict[str, Any]) -> None:
+    """Memory depth and context depth in turn; the results must be as before."""
+    peer = linked.connect()
+    for depth in ("memory", "context") * CYCLES:
+        parked = park(peer, depth)
+        if depth == "context":
+            if parked.depth != Depth.CONTEXT:
+                raise RuntimeError(f"it stayed at memory depth: {parked.text}")
+            if linked.process.pid in pids_on_gpu():
+                raise RuntimeError("NVML still lists it")
+            resumes = len(linked.resumes)
+            linked.ask("books")
+            found["woken by books"] = found["woken by books"] or len(linked.resumes) > resumes
+        if linked.ask("work") != before:
+            raise RuntimeError(f"another result after {depth} depth")
+        note(found, depth, parked, linked.resumes[-1])
+
+
+def note(found: dict[str, Any], depth: str, parked: Move, resumed: Move) -> None:
+    found[f"park, {depth}"].append(parked.seconds)
+    found[f"resume, {depth}"].append(resumed.seconds)
+    found["bytes"], found["mended"] = parked.bytes, found["mended"] + resumed.mended_chunks
+
+
+def survives_a_full_gpu(linked: LinkedProgram, before: str) -> None:
+    peer = linked.connect()
+    park(peer, "context")
+    with WholeGpu():
+        for _ in range(3):
+            try:
+                peer.resume()
+            except MoveFailed as refused:
+                say(f"  refused, as it must be: {refused}")
+            else:
+                raise RuntimeError("it was resumed on a full GPU")
+    if linked.ask("work") != before:
+        raise RuntimeError("another result after a full GPU")
+
+
+def ends_in_time(linked: LinkedProgram) -> float:
+    """Seconds from being told, at context depth, to its end."""
+    park(linked.connect(), "context")
+    begin = time.monotonic()
+    linked.ask("exit")
+    status = linked.process.wait(ENDS_WITHIN_S)
+    if status != 3:
+        raise RuntimeError(f"it ended with status {status}")
+    return time.monotonic() - begin
+
+
+def one(program: str, log: Path) -> dict[str, Any]:
+    """All of it for one program."""
+    found: dict[str, Any] = {
+        "program": program,
+        "problem": "",
+        "woken by books": False,
+        "bytes": 0,
+        "mended": 0,
+    }
+    for depth in ("memory", "context"):
+        found[f"park, {depth}"], found[f"resume, {depth}"] = [], []
+    code, env = PROGRAMS[program] + SERVE, {"AFFINODE_DEPTH": "context", "AFFINODE_LOG": str(log)}
+    try:
+        with LinkedProgram(code, env=env) as linked:
+            before = linked.ask("work")
+            cycles(linked, before, found)
+            survives_a_full_gpu(linked, before)
+            found["exit_s"] = ends_in_time(linked)
+        with LinkedProgram(code, env=env) as linked:
+            linked.ask("work")
+            park(linked.connect(), "context")
+            with WholeGpu():
+                found["exit_full_s"] = ends_in_time_on_a_full_gpu(linked)
+    except (RuntimeError, OSError, MoveFailed, subprocess.TimeoutExpired) as error:
+        found["problem"] = f"{type(error).__name__}: {error}"
+        say(f"  {program}: {found['problem']}; the shim's log: {log}")
+    return found
+
+
+def ends_in_time_on_a_full_gpu(linked: LinkedProgram) -> float:
+    """It cannot come back for its end."""
+    begin = time.monotonic()
+    linked.ask("exit")
+    if linked.process.wait(ENDS_WITHIN_S) != 3:
+        raise RuntimeError(f"on a full GPU it ended with status {linked.process.returncode}")
+    return time.monotonic() - begin
+
+
+def seconds(values: list[float]) -> str:
+    return f"{statistics.median(values):.2f} s" if values else "-"
+
+
+def main() -> int:
+    parser = options(__doc__, time_s=500)
+    parser.add_argument("--programs", default="torch,cupy,jax,driver", help="which, with commas between")
+    given = parser.parse_args()
+    programs = given.programs.split(",")
+    where = machine(modules=[name for name in programs if name != "driver"])
+    folder = Path(tempfile.mkdtemp(prefix="affinode-context-", dir="/tmp"))
+    begin, results = time.monotonic(), []
+    for program in programs:
+        if time.monotonic() - begin < given.time:
+            say(program)
+            results.append(one(program, folder / f"{program}.log"))
+    rows = [
+        [
+            found["program"],
+            f"{found['bytes'] / 2**30:.2f} GiB",
+            *(
+                seconds(found[f"{move}, {depth}"])
+                for depth in ("memory", "context")
+                for move in ("park", "resume")
+            ),
+            "yes" if found["woken by books"] else "no",
+            f"{found.get('exit_s', 0):.1f}, {found.get('exit_full_s', 0):.1f} s",
+            found["problem"] or "right",
+        ]
+        for found in results
+    ]
+    headings = ["program", "parked", "park, memory", "resume", "park, context", "resume", "woken by questions",
+                "exit with room, without", "result"]  # fmt: skip
+    passed = bool(results) and not any(found["problem"] for found in results)
+    return finish(
+        "context depth", where, given.json, headings=headings, rows=rows, passed=passed, results=results
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
