@@ -236,13 +236,20 @@ void *around_for(const char *name, bool wide, void *real)
 	return thunk;
 }
 
+/* A driver that lacks an entry point has nothing to be wrapped.  */
+#define WRAP_OWN(name)                                                      \
+	do {                                                                \
+		void *real, *wrapped;                                       \
+		memcpy(&real, &driver.name, sizeof(real));                  \
+		wrapped = real ? around_for(#name, false, real) : NULL;     \
+		memcpy(&driver.name, &wrapped, sizeof(wrapped));            \
+	} while (0)
+
 void around_own_calls(void)
 {
-	void *real, *wrapped;
-
-	memcpy(&real, &driver.cuMemCreate, sizeof(real));
-	wrapped = around_for("cuMemCreate", false, real);
-	memcpy(&driver.cuMemCreate, &wrapped, sizeof(wrapped));
+	WRAP_OWN(cuMemCreate);
+	WRAP_OWN(cuMemExportToShareableHandle);
+	WRAP_OWN(cuMemImportFromShareableHandle);
 }
 
 void around_reset_in_child(void)

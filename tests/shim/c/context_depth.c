@@ -230,7 +230,7 @@ static void shared_memory(void)
 	char handle[64];
 
 	*(void **)&get_handle = cuda_symbol("cuIpcGetMemHandle");
-	CUDA(MemAlloc(&at, 4096));
+	CUDA(MemAlloc(&at, test_seed & 4 ? 4096 : MiB(2))); /* the driver's, or backed */
 	CHECK_EQUAL(get_handle(handle, at), CUDA_SUCCESS);
 	refused("shares GPU memory");
 	CUDA(MemFree(at));
