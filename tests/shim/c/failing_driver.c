@@ -9,9 +9,9 @@
 	X(cuMemCreate) X(cuMemMap) X(cuMemSetAccess) X(cuMemUnmap) X(cuMemRelease) X(cuMemcpyDtoHAsync)              \
 	X(cuMemcpyHtoDAsync) X(cuStreamSynchronize) X(cuStreamQuery) X(cuCtxSynchronize) X(cuCtxSetCurrent)          \
 	X(cuThreadExchangeStreamCaptureMode)
-/* These are only counted.  */
+/* These no move calls: failing_name does not tell of them.  */
 #define COUNTED_FUNCTIONS(X)                                                                                         \
-	X(cuMemAddressReserve) X(cuMemAddressFree) X(cuCtxGetCurrent) X(cuCtxPushCurrent) X(cuCtxPopCurrent)         \
+	X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemImportFromShareableHandle) X(cuCtxGetCurrent) X(cuCtxPushCurrent) X(cuCtxPopCurrent)         \
 	X(cuPointerGetAttribute)
 
 typedef uintptr_t W;
@@ -70,6 +70,7 @@ int cuGetProcAddress_v2(const char *symbol, void **pfn, int version, uint64_t fl
 unsigned failing_disarm(void);
 const char *failing_name(unsigned i);
 unsigned failing_count(const char *name);
+unsigned failing_find(const char *name);
 void failing_arm(unsigned i, unsigned nth, int with, int for_good);
 
 int cuGetProcAddress_v2(const char *symbol, void **pfn, int version, uint64_t flags, int *status)
@@ -95,6 +96,16 @@ int cuGetProcAddress_v2(const char *symbol, void **pfn, int version, uint64_t fl
 const char *failing_name(unsigned i)
 {
 	return i < MAY_FAIL ? names[i] : 0;
+}
+
+/* Any function's number, by name.  */
+unsigned failing_find(const char *name)
+{
+	unsigned i = 0;
+
+	while (i < FUNCTIONS && strcmp(name, names[i]) != 0)
+		i++;
+	return i;
 }
 
 /* How often the shim called that function since this was last asked.  */

@@ -17,7 +17,8 @@
 #define FUZZED 400
 
 /* What the parent asks of a child, over two descriptors; each is answered with one number.  */
-enum what { OPEN, OPEN_AGAIN, CLOSE, FREE_IT, ADD, VERIFY, ATTRIBUTE, EXPORT_IT, FUZZ, SPAM, MAKE_AND_EXPORT, LEAVE };
+enum what { OPEN, OPEN_AGAIN, CLOSE, FREE_IT, ADD, VERIFY, ATTRIBUTE, EXPORT_IT, FUZZ, SPAM, CROWD, FAULTS,
+	    MAKE_AND_EXPORT, LEAVE };
 struct ask {
 	enum what what;
 	CUipcMemHandle handle;
@@ -106,6 +107,71 @@ static long spam(const CUipcMemHandle *handle)
 	return sent;
 }
 
+#define THREADS 12
+#define ROUNDS 15
+
+static CUipcMemHandle crowded;
+
+static void *open_and_close(void *unused)
+{
+	(void)unused;
+	CUDA(CtxSetCurrent(cuda_context));
+	for (int i = 0; i < ROUNDS; i++) {
+		CUdeviceptr at, size;
+
+		CUDA(IpcOpenMemHandle(&at, crowded, 1));
+		CUDA(PointerGetAttribute(&size, CU_POINTER_ATTRIBUTE_RANGE_SIZE, at));
+		CHECK_EQUAL(size, BYTES);
+		CUDA(IpcCloseMemHandle(at));
+	}
+	return NULL;
+}
+
+/* More threads than a socket's queue holds ask at once, and each closes what it opened.  */
+static void crowd(const CUipcMemHandle *handle)
+{
+	pthread_t threads[THREADS];
+
+	crowded = *handle;
+	for (int i = 0; i < THREADS; i++)
+		thread_start(&threads[i], open_and_close, NULL);
+	for (int i = 0; i < THREADS; i++)
+		thread_join(threads[i]);
+}
+
+static int open_descriptors(void);
+
+/* Whatever step of opening fails in the driver, nothing is left over and the next time it works; how many steps.  */
+static long fail_each(const CUipcMemHandle *handle)
+{
+	static const char *const steps[] = {"cuMemImportFromShareableHandle", "cuMemAddressReserve", "cuMemMap",
+					    "cuMemSetAccess"};
+	unsigned (*failing_find)(const char *name);
+	void (*failing_arm)(unsigned i, unsigned nth, int with, int for_good);
+	unsigned (*failing_disarm)(void);
+	int descriptors = open_descriptors();
+	long failed = 0;
+
+	*(void **)&failing_find = cuda_in_front("failing_find");
+	*(void **)&failing_arm = cuda_in_front("failing_arm");
+	*(void **)&failing_disarm = cuda_in_front("failing_disarm");
+	for (unsigned i = 0; i < sizeof(steps) / sizeof(steps[0]); i++) {
+		CUdeviceptr at;
+		CUresult result;
+
+		failing_arm(failing_find(steps[i]), 1, CUDA_ERROR_OUT_OF_MEMORY, 0);
+		result = cu.IpcOpenMemHandle(&at, *handle, 1);
+		failed += failing_disarm();
+		CHECK_EQUAL(result, CUDA_ERROR_OUT_OF_MEMORY);
+		CUDA(IpcOpenMemHandle(&at, *handle, 1));
+		CHECK(holds_pattern(at, BYTES, 11, 0));
+		CUDA(IpcCloseMemHandle(at));
+		CHECK(cu.IpcCloseMemHandle(at) != CUDA_SUCCESS);
+		CHECK_EQUAL(open_descriptors(), descriptors);
+	}
+	return failed;
+}
+
 static void make_and_export(struct told *told)
 {
 	CUdeviceptr at;
@@ -128,8 +194,13 @@ static void child(void)
 {
 	struct ask ask;
 
+	CUdeviceptr warm;
+
 	prctl(PR_SET_PDEATHSIG, SIGKILL); /* also while it is stopped */
+	if (strcmp(test_role, "faulty") == 0)
+		cuda_in_front("failing_find");
 	cuda_start();
+	CUDA(MemAlloc(&warm, MiB(2))); /* makes the context ready */
 	while (read(DOWN, &ask, sizeof(ask)) == sizeof(ask)) {
 		struct told told = {0};
 
@@ -166,6 +237,12 @@ static void child(void)
 		case SPAM:
 			told.number = spam(&ask.handle);
 			break;
+		case CROWD:
+			crowd(&ask.handle);
+			break;
+		case FAULTS:
+			told.number = fail_each(&ask.handle);
+			break;
 		case MAKE_AND_EXPORT:
 			make_and_export(&told);
 			break;
@@ -183,7 +260,7 @@ struct process {
 	int to, from;
 };
 
-static struct process start_child(void)
+static struct process start_child(const char *role)
 {
 	char ours[128], nobody[160];
 	struct process process;
@@ -196,7 +273,7 @@ static struct process start_child(void)
 	snprintf(ours, sizeof(ours), "%s", getenv("AFFINODE_SOCKET"));
 	snprintf(nobody, sizeof(nobody), "%s-nobody/node.sock", ours); /* the controller here is the parent's alone */
 	setenv("AFFINODE_SOCKET", nobody, 1);
-	process.pid = child_start("child");
+	process.pid = child_start(role);
 	setenv("AFFINODE_SOCKET", ours, 1);
 	process.to = down[1];
 	process.from = up[0];
@@ -329,6 +406,18 @@ static void withstands(const struct process *importer)
 	CUDA(MemFree(shared));
 }
 
+static void opens_in_a_crowd_and_in_need(const struct process *importer)
+{
+	CUdeviceptr shared = block(BYTES, 11);
+	CUipcMemHandle handle = export_of(shared);
+	struct process faulty = start_child("faulty");
+
+	CHECK_EQUAL(ASK(importer, CROWD, .handle = handle), 0);
+	CHECK(ASK(&faulty, FAULTS, .handle = handle) == 4);
+	leave(&faulty);
+	CUDA(MemFree(shared));
+}
+
 static CUdeviceptr to_be_exported;
 static _Atomic int export_result;
 
@@ -361,7 +450,7 @@ static void exports_what_was_parked(const struct process *importer)
 /* The other way round: we import, are parked, and the exporter ends; a stopped one is not waited for without end.  */
 static void imports(void)
 {
-	struct process exporter = start_child();
+	struct process exporter = start_child("child");
 	struct told told = ask(&exporter, (struct ask){.what = MAKE_AND_EXPORT});
 	CUdeviceptr at, other = block(OTHER_BYTES, 8), nothing;
 	CUipcMemHandle second;
@@ -432,11 +521,12 @@ int main(int argc, char **argv)
 		child();
 		return 0;
 	}
-	importer = start_child();
+	importer = start_child("child");
 	cuda_start();
 	controller_accept();
 	shares(&importer);
 	withstands(&importer);
+	opens_in_a_crowd_and_in_need(&importer);
 	exports_what_was_parked(&importer);
 	imports();
 	children_keep_nothing();
