@@ -8,7 +8,7 @@
 
 TEST_FOLDER := ../tests/shim/c
 TEST_BUILD := $(BUILD)/test
-TEST_SUPPORT := harness cuda board contents depth
+TEST_SUPPORT := harness cuda board contents depth ipc_process
 TEST_FUZZ := fuzz_messages
 TEST_LIBRARIES := calling_driver failing_driver
 TEST_PROGRAMS := $(sort $(filter-out $(TEST_SUPPORT) $(TEST_LIBRARIES) $(TEST_FUZZ),\
