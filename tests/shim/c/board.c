@@ -75,7 +75,7 @@ int64_t board_registered_bytes(void)
 unsigned board_stride(void)
 {
 #ifdef SHIM_LINKED
-	return 3;
+	return 5;
 #else
 	return 1;
 #endif

@@ -84,7 +84,7 @@ static bool broken_at(uint32_t at, unsigned nth)
 
 int main(int argc, char **argv)
 {
-	test_begin(argc, argv, 60);
+	test_begin(argc, argv, 100);
 	if (test_role)
 		be_moved();
 	board_make();

@@ -133,7 +133,7 @@ static void settle(void)
 int main(int argc, char **argv)
 {
 	setenv("AFFINODE_SIM_GPUS", "2", 1);
-	test_begin(argc, argv, 120);
+	test_begin(argc, argv, 140);
 	state = test_seed;
 	board_make();
 	cuda_start();

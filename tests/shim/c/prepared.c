@@ -202,7 +202,7 @@ static bool fails_at(uint32_t at, const char *plus, unsigned nth)
 
 int main(int argc, char **argv)
 {
-	test_begin(argc, argv, 120);
+	test_begin(argc, argv, 140);
 	board_make();
 	cuda_start();
 	controller_accept();

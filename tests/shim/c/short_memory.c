@@ -161,7 +161,7 @@ int main(int argc, char **argv)
 {
 	unsigned nth = 1;
 
-	test_begin(argc, argv, 60);
+	test_begin(argc, argv, 100);
 	board_make();
 	cuda_start();
 	controller_accept();

@@ -155,7 +155,7 @@ static bool cycle(uint32_t at, const struct fault *fault, unsigned nth)
 int main(int argc, char **argv)
 {
 	setenv("AFFINODE_SIM_GPUS", "2", 1);
-	test_begin(argc, argv, 120);
+	test_begin(argc, argv, 140);
 	board_make();
 	cuda_start();
 	controller_accept();
