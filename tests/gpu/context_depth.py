@@ -19,7 +19,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pynvml
 from controlled import finish, machine, options, say
 from jax_idle import park
 from linked import LinkedProgram
@@ -95,6 +94,11 @@ def books():
     return "none"
 """
 PROGRAMS = {"torch": TORCH, "cupy": CUPY, "jax": JAX, "driver": DRIVER}
+LIST = """
+import pynvml
+pynvml.nvmlInit()
+print(*(process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByIndex(0))))
+"""
 FILL = f"""
 import ctypes, sys
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -128,10 +132,10 @@ class WholeGpu:
 
 
 def pids_on_gpu() -> set[int]:
-    """By NVML."""
-    pynvml.nvmlInit()
-    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-    return {int(process.pid) for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
+    """By NVML, the simulated one where that is asked for."""
+    env = environment.controller_environment()
+    listed = subprocess.run([sys.executable, "-c", LIST], env=env, capture_output=True, text=True, check=True)
+    return set(map(int, listed.stdout.split()))
 
 
 def cycles(linked: LinkedProgram, before: str, found: dict[str, Any]) -> None:

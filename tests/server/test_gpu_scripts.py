@@ -131,6 +131,16 @@ def test_idle_and_parked_in_the_background(scripts_machine, depth):
     assert "equal" in done.stdout and "SIMULATED" in done.stdout and f"| {depth} |" in done.stdout
 
 
+def test_context_depth(scripts_machine, tmp_path):
+    scripts_machine.simulate(memory="4GiB", gpus=1)
+    done = script(
+        scripts_machine, "context_depth", "--programs", "driver", "--json", str(tmp_path / "f.json")
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (found,) = json.loads((tmp_path / "f.json").read_text())["results"]
+    assert len(found["resume, context"]) == 3 and not found["problem"] and not found["woken by books"]
+
+
 def test_a_simulated_run_is_no_result(scripts_machine):
     folder = scripts_machine.work / "found"
     folder.mkdir()
