@@ -57,10 +57,12 @@ static bool broken_at(uint32_t at, unsigned nth)
 
 	snprintf(test_step, sizeof(test_step), "%s, work %u", at == AFFINODE_COMMAND_PARK ? "park" : "resume", nth);
 	if (at == AFFINODE_COMMAND_RESUME)
-		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
-	board_arm("*:FAIL:%u", nth);
-	reply = controller_reply(controller_command(at, 0));
-	met = board_disarm();
+		controller_park();
+	do {
+		board_arm("*:FAIL:%u", nth);
+		reply = controller_reply(controller_command(at, 0));
+		met = board_disarm();
+	} while (!met && reply.status == AFFINODE_BUSY); /* this machine was too slow for the mover's patience */
 	if (met) {
 		CHECK(reply.status != AFFINODE_OK && reply.text[0] != 0);
 		CHECK(settled(page_read().state));

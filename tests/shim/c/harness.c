@@ -345,6 +345,16 @@ int controller_move(uint32_t what)
 	return controller_reply(controller_command(what, 0)).status;
 }
 
+void controller_park(void)
+{
+	int status;
+
+	do
+		status = controller_move(AFFINODE_COMMAND_PARK);
+	while (status == AFFINODE_BUSY);
+	CHECK_EQUAL(status, AFFINODE_OK);
+}
+
 uint32_t controller_noticed(uint32_t kind, uint64_t *bytes)
 {
 	for (;;) {

@@ -71,6 +71,8 @@ void controller_decide(uint32_t epoch, bool commit);
 uint32_t controller_lend(uint64_t bytes);
 /* Park or resume, and wait: the reply's status.  */
 int controller_move(uint32_t command);
+/* Park surely: again, while this machine is too slow for the mover's patience with a call or the GPU.  */
+void controller_park(void);
 /* Wait for the next notice of that kind: its number, its bytes.  */
 uint32_t controller_noticed(uint32_t kind, uint64_t *bytes);
 /* Read what came, if anything did; false: the shim closed the link.  */

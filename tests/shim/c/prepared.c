@@ -30,8 +30,11 @@ static uint32_t begin(uint32_t at)
 /* Prepared, and whole on whichever side it is.  */
 static uint32_t prepare(uint32_t at)
 {
-	uint32_t epoch = begin(at);
+	uint32_t epoch;
 
+	do
+		epoch = begin(at);
+	while (!controller_prepared(epoch) && controller_reply(epoch).status == AFFINODE_BUSY);
 	CHECK(controller_prepared(epoch));
 	CHECK_EQUAL(page_read().state, at == AFFINODE_COMMAND_PARK ? AFFINODE_STATE_PARKING : AFFINODE_STATE_RESUMING);
 	CHECK_EQUAL(free_bytes(), free_when_resident);
@@ -135,7 +138,7 @@ static void link_lost(void)
 	PAGE_UNTIL(page.state == AFFINODE_STATE_RESIDENT);
 	is_resident();
 
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+	controller_park();
 	prepare(AFFINODE_COMMAND_RESUME);
 	controller_drop();
 	contents_are_right();
@@ -154,11 +157,16 @@ static bool aborted_at(uint32_t at, unsigned nth)
 	step(at, "aborted at call", nth);
 	CUDA(CtxSynchronize());
 	if (at == AFFINODE_COMMAND_RESUME)
-		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+		controller_park();
 	board_arm("*:HOLD:%u", nth);
 	epoch = begin(at);
-	UNTIL(board_holds() || (controller_pump() && controller_is_prepared(epoch)));
+	UNTIL(board_holds() || (controller_pump() && (controller_is_prepared(epoch) || controller_replied(epoch))));
 	held = board_holds();
+	if (!held && controller_replied(epoch)) {
+		board_disarm();
+		CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_BUSY);
+		return aborted_at(at, nth); /* this machine was too slow for the mover's patience */
+	}
 	controller_decide(epoch, false);
 	if (held) /* what is sent behind it is answered behind it: it has been read while the call is held */
 		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_BUSY);
@@ -185,7 +193,7 @@ static bool fails_at(uint32_t at, const char *plus, unsigned nth)
 	CHECK_EQUAL(contents_change(CONTENTS_BROKEN), CUDA_SUCCESS);
 	CUDA(CtxSynchronize());
 	if (at == AFFINODE_COMMAND_RESUME)
-		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+		controller_park();
 	epoch = prepare(at);
 	board_arm("*:UNKNOWN:%u%s", nth, plus);
 	controller_decide(epoch, true);

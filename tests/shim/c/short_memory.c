@@ -27,7 +27,7 @@ static void changed_park(void)
 {
 	CHECK_EQUAL(contents_change(CONTENTS_BROKEN), CUDA_SUCCESS);
 	CUDA(CtxSynchronize());
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+	controller_park();
 }
 
 /* Before anything was pinned; afterwards the process may keep what it has.  */

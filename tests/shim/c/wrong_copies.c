@@ -23,7 +23,7 @@ static bool once(const char *what, unsigned nth)
 	unsigned met;
 
 	snprintf(test_step, sizeof(test_step), "%s %u wrong once", what, nth);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+	controller_park();
 	board_arm("%s:CORRUPT=" LARGE ":%u", what, nth);
 	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
 	met = board_disarm();
@@ -41,7 +41,7 @@ static void for_good(const char *what, unsigned nth)
 	snprintf(test_step, sizeof(test_step), "%s wrong from %u on", what, nth);
 	CHECK_EQUAL(contents_change(CONTENTS_ONE_CHUNK), CUDA_SUCCESS);
 	CUDA(CtxSynchronize());
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+	controller_park();
 	thread_start(&thread, call, NULL);
 	PAGE_UNTIL(page.want == 1);
 	for (int i = 0; i < 2; i++) {
@@ -67,7 +67,7 @@ static void out_of_the_gpu(void)
 	CHECK_EQUAL(contents_change(CONTENTS_ONE_CHUNK), CUDA_SUCCESS);
 	CUDA(CtxSynchronize());
 	board_arm("cuMemcpyDtoHAsync:CORRUPT=" LARGE ":1");
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+	controller_park();
 	CHECK_EQUAL(board_disarm(), 1);
 	thread_start(&thread, call, NULL);
 	PAGE_UNTIL(page.want == 1);
