@@ -91,7 +91,7 @@ static CUresult answer(void *data, int attribute, CUdeviceptr address, const str
 	case ATTRIBUTE_P2P_TOKENS:
 		return CUDA_ERROR_NOT_SUPPORTED;
 	case ATTRIBUTE_SYNC_MEMOPS:
-		ANSWER(int, range->sync_memops);
+		ANSWER(int, range->sync_memops_told ? range->sync_memops : range->kind == RANGE_DEVICE);
 	case ATTRIBUTE_BUFFER_ID:
 	case ATTRIBUTE_MEMORY_BLOCK_ID:
 		ANSWER(unsigned long long, range->id);
@@ -194,6 +194,7 @@ SIM_API CUresult cuPointerSetAttribute(const void *value, int attribute, CUdevic
 	range = ranges_find(&memory_ranges, address);
 	if (value && range && attribute == ATTRIBUTE_SYNC_MEMOPS) {
 		range->sync_memops = *(const unsigned int *)value != 0;
+		range->sync_memops_told = true;
 		result = CUDA_SUCCESS;
 	}
 	ranges_done();

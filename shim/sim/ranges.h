@@ -27,7 +27,7 @@ struct range {
 	uint64_t id;           /* CU_POINTER_ATTRIBUTE_BUFFER_ID */
 	unsigned flags;        /* as given when it was made */
 	bool on_device;        /* managed memory: charged to the GPU now */
-	bool sync_memops;
+	bool sync_memops, sync_memops_told;
 	uint64_t charged;      /* bytes taken of the GPU for this range alone */
 	uint64_t file_offset;  /* where in the memory file, for memory of our own */
 	void *owner;           /* slab, pool, memory handle */

@@ -81,7 +81,7 @@ static void describe(const struct block *block, struct block *found)
 {
 	*found = (struct block){.address = block->address, .size = block->size, .mapped = block->mapped,
 				.context = block->context, .id = block->id, .imported = block->imported,
-				.sync_memops = block->sync_memops};
+				.sync_memops_off = block->sync_memops_off};
 }
 
 /* The block that contains `address`; NULL: not ours. With the lock held.  */
@@ -211,6 +211,8 @@ bool block_set_sync_memops(CUdeviceptr address, bool set)
 	pthread_mutex_lock(&blocks_lock);
 	block = containing(address);
 	ours = block != NULL;
+	if (ours)
+		block->sync_memops_off = !set;
 	if (ours && set != block->sync_memops) {
 		block->sync_memops = set;
 		block->shared = block->shared || set;

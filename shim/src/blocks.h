@@ -24,7 +24,7 @@ struct block {
 	bool hollow;         /* has physical memory, but the contents are in the copy: it could not be unmapped */
 	bool shared;         /* another device or process knows the physical memory: stays where it is */
 	bool imported;       /* another process's, mapped here by legacy IPC; shared too */
-	bool sync_memops;    /* CU_POINTER_ATTRIBUTE_SYNC_MEMOPS */
+	bool sync_memops, sync_memops_off; /* CU_POINTER_ATTRIBUTE_SYNC_MEMOPS was set, or cleared; else it reads as set */
 	struct copy *copy;   /* its contents in host memory: of a parked block all, of a resident one what the last park left */
 	uint64_t id;         /* CU_POINTER_ATTRIBUTE_BUFFER_ID, unique in the process */
 	struct block *next_doomed;

@@ -27,7 +27,7 @@ static void put_right(void *data, int attribute, CUdeviceptr address, const stru
 			memset(data, 0, sizeof(CUcontext));
 		break;
 	case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
-		memcpy(data, &(int){block->sync_memops}, sizeof(int));
+		memcpy(data, &(int){!block->sync_memops_off}, sizeof(int)); /* set unless cleared, as on an H200 */
 		break;
 	case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
 		memcpy(data, &address, sizeof(address));
@@ -103,6 +103,8 @@ static CUresult on_cuPointerSetAttribute(void *real, const void *value, int attr
 	if (value && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS && shim_is_on() &&
 	    block_set_sync_memops(address, *(const unsigned int *)value != 0))
 		return CUDA_SUCCESS;
+	if (shim_is_on() && block_find(address, &(struct block){0}))
+		return CUDA_ERROR_INVALID_VALUE; /* the driver's word for cuMemAlloc's memory */
 	return ((CUresult(*)(const void *, int, CUdeviceptr))real)(value, attribute, address);
 }
 HOOK(cuPointerSetAttribute, (const void *value, int attribute, CUdeviceptr address), value, attribute, address)
