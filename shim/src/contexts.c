@@ -167,6 +167,11 @@ struct context *context_known(CUcontext handle)
 	return handle ? context_find(handle) : NULL;
 }
 
+bool context_is_known(CUcontext handle)
+{
+	return context_find(handle) != NULL;
+}
+
 struct context *context_current(void)
 {
 	struct context *context, *fresh;

@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "contexts.h"
 #include "driver.h"
 #include "host_memory.h"
 #include "lots.h"
@@ -223,10 +224,15 @@ static void look_at_registrations(void)
 {
 	if (!atomic_exchange(&registrations_are_old, false))
 		return;
-	/* The mover alone changes the list.  */
+	/* The mover alone changes the list. A context of another device may live on, and one that was reset may have come
+	 * back under the same handle without the registration: registering again tells, and mends it.  */
 	for (struct slab *slab = slabs; slab; slab = slab->next) {
+		CUcontext context = slab->registered;
+
 		slab->registered = NULL;
 		slab->refused = false;
+		if (context && context_is_known(context) && driver.cuCtxSetCurrent(context) == CUDA_SUCCESS)
+			register_slab(slab, context);
 	}
 }
 
