@@ -18,7 +18,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-LIBRARIES = ("libaffinode.so", "libaffinode-sim-cuda.so", "libaffinode-sim-nvml.so")
+NATIVE = ("libaffinode.so", "affinode-gpu-memory", "libaffinode-sim-cuda.so", "libaffinode-sim-nvml.so")
 FOLDER = "jupyter_affinode/lib"
 LAB_FOLDER = "jupyter_affinode/labextension"
 OLDEST_NODE = (20, 19)  # what the JupyterLab builder's bundler asks for
@@ -40,7 +40,7 @@ class NativeBuildHook(BuildHookInterface):
         return [] if prebuilt or _has_node() else [NODE_FROM_PYPI]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Build the libraries, and put them and the platform's tag into the wheel."""
+        """Build the libraries and the program, and put them and the platform's tag into the wheel."""
         # JupyterLab then tells people how to uninstall.
         shutil.copy(Path(self.root, "jupyter-config", "install.json"), Path(self.root, LAB_FOLDER))
         if self.target_name != "wheel":
@@ -53,10 +53,10 @@ class NativeBuildHook(BuildHookInterface):
         if version == "standard":  # never from objects that a developer's flags made
             command += ["BUILD=build/wheel", f"CFLAGS={os.environ.get('CFLAGS', '-O2')}"]
         subprocess.run(command, check=True)
-        missing = [name for name in LIBRARIES if not (folder / name).is_file()]
+        missing = [name for name in NATIVE if not (folder / name).is_file()]
         if missing:
             raise CannotBuild(f"make -C shim install did not make {', '.join(missing)}")
-        build_data["artifacts"] += [f"/{FOLDER}/{name}" for name in LIBRARIES]
+        build_data["artifacts"] += [f"/{FOLDER}/{name}" for name in NATIVE]
         build_data["pure_python"] = False
         # linux_*: whoever built it runs it. For manylinux the symbol floor is checked first: see `make dist`.
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"

@@ -35,6 +35,9 @@
 /* To come back one waits for another's resume; to go away, a caller may be waiting for us.  */
 #define LOCK_TO_COME_BACK_NS (5 * S_NS)
 #define LOCK_TO_GO_NS (100 * MS_NS)
+/* NVML has to wake a GPU that nobody uses any more.  */
+#define LOOK_TO_GO_NS (2 * S_NS)
+#define LOOK_TO_COME_BACK_NS (5 * S_NS)
 #define GPU_LOCK_POLL_NS (5 * MS_NS)
 /* The others' belief that nobody needs the GPU's lock must have passed (gpu_lock.c).  */
 #define YOUNG_NS (3 * S_NS)
@@ -113,7 +116,7 @@ void checkpoint_start(void)
 	if (!find_api())
 		why = "this driver cannot checkpoint a process (needs CUDA 12.8)";
 	if (!why)
-		why = gpu_memory_start();
+		why = device_count_known() ? gpu_memory_start(device_at(0)) : "no GPU is known";
 	if (!why && !gpu_locks_make())
 		why = "no lock file can be had for the GPU";
 	shadows_start();
@@ -202,7 +205,7 @@ static const char *objection(struct device **device)
 		return "the GPU is shared through MPS";
 	if (managed_bytes() || tally_bytes(device_index(*device), AFFINODE_FIXED_MANAGED))
 		return "the process uses managed memory";
-	return gpu_memory_refusal(*device);
+	return NULL;
 }
 
 static int state_now(void)
@@ -280,8 +283,10 @@ enum affinode_status checkpoint_out(char *why, size_t size)
 		in_the_way = "another kernel is resuming";
 	if (!in_the_way && !gpu_lock_is_held(device))
 		in_the_way = "no lock can be had for the GPU";
-	if (!in_the_way && !gpu_memory_look(device, &before))
-		in_the_way = "NVML does not say how much memory is free";
+	if (!in_the_way)
+		in_the_way = gpu_memory_look(device, LOOK_TO_GO_NS, &before);
+	if (!in_the_way && before.divided)
+		in_the_way = "the GPU is divided (MIG)";
 	if (!in_the_way && before.total_bytes < CONTEXT_BYTES + SPARE_BYTES)
 		in_the_way = "the GPU is too small to be sure of the way back";
 	if (!in_the_way && (gate_calls_waiting() || atomic_load(&gate.dying)))
@@ -306,8 +311,8 @@ enum affinode_status checkpoint_out(char *why, size_t size)
 		return AFFINODE_REFUSED;
 	}
 	gone_from = device;
-	context_bytes = gpu_memory_look(device, &after) ? bytes_to_come_back(&before, &after)
-							: before.used_bytes + CONTEXT_BYTES;
+	context_bytes = gpu_memory_look(device, LOOK_TO_GO_NS, &after) ? before.used_bytes + CONTEXT_BYTES
+									: bytes_to_come_back(&before, &after);
 	atomic_store(&is_out, true);
 	page_set_context_bytes(context_bytes);
 	page_set_depth(AFFINODE_DEPTH_CONTEXT);
@@ -340,9 +345,12 @@ static uint64_t bytes_needed(void)
 static bool has_room(char *why, size_t size)
 {
 	struct gpu_memory memory;
+	const char *unknown = "no lock can be had for the GPU";
 
-	if (!gpu_lock_is_held(gone_from) || !gpu_memory_look(gone_from, &memory)) {
-		snprintf(why, size, "nobody knows how much of the GPU is free");
+	if (gpu_lock_is_held(gone_from))
+		unknown = gpu_memory_look(gone_from, LOOK_TO_COME_BACK_NS, &memory);
+	if (unknown) {
+		snprintf(why, size, "nobody knows how much of the GPU is free: %s", unknown);
 		return false;
 	}
 	if (memory.free_bytes >= bytes_needed())

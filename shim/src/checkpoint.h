@@ -20,7 +20,7 @@ bool checkpoint_is_possible(void);
 /* The driver holds the process: no call of the driver comes back, ours neither.  */
 bool checkpoint_is_out(void);
 
-/* Find the driver's functions and NVML; on the application's thread, at its start.  */
+/* Find the driver's functions and who asks NVML; on the application's thread, at its start.  */
 void checkpoint_start(void);
 
 /* Something was done that the driver's checkpoint does not bear, or the shim cannot see through: never, from now on.  */

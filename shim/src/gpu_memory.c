@@ -1,106 +1,180 @@
+#define _GNU_SOURCE
 #include "gpu_memory.h"
 
 #include <dlfcn.h>
+#include <errno.h>
+#include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#define LIBRARY "libnvidia-ml.so.1"
-#define MAX_PROCESSES 256
+#include "clock.h"
+#include "gpu_memory_exit.h"
+#include "log.h"
+#include "spawn.h"
 
-/* As nvml.h declares them (NVML 11 and later).  */
-typedef struct nvmlDevice_st *nvml_device;
-struct nvml_memory {
-	unsigned long long total, free, used;
-};
-struct nvml_process {
-	unsigned int pid;
-	unsigned long long used_bytes;
-	unsigned int gpu_instance, compute_instance;
-};
+#define PROGRAM "affinode-gpu-memory"
+#define OURS "AFFINODE_"
+#define SIMULATORS "AFFINODE_SIM"
+/* A GPU that nobody uses may have to be woken for the first one.  */
+#define FIRST_LOOK_NS (5 * S_NS)
+#define UUID_TEXT 48
 
-static struct {
-	int (*init)(void);
-	int (*by_uuid)(const char *, nvml_device *);
-	int (*memory)(nvml_device, struct nvml_memory *);
-	int (*processes)(nvml_device, unsigned int *, struct nvml_process *);
-	int (*mig_mode)(nvml_device, unsigned int *, unsigned int *);
-} nvml;
+static char program[PATH_MAX];
+static char **environment;
 
-static void *find(void *library, const char *name)
+/* Beside the shim itself, not beside a link to it.  */
+static bool find_program(void)
 {
-	return dlsym(library, name);
+	char library[PATH_MAX], *slash;
+	Dl_info found;
+
+	if (!dladdr(&environment, &found) || !found.dli_fname || !realpath(found.dli_fname, library))
+		return false;
+	slash = strrchr(library, '/');
+	if (!slash || (size_t)(slash - library) + sizeof("/" PROGRAM) > sizeof(program))
+		return false;
+	memcpy(program, library, (size_t)(slash - library));
+	strcpy(program + (slash - library), "/" PROGRAM);
+	return access(program, X_OK) == 0;
 }
 
-const char *gpu_memory_start(void)
+static bool begins(const char *text, const char *with)
 {
-	void *library, *found;
+	return strncmp(text, with, strlen(with)) == 0;
+}
 
-	if (nvml.init)
-		return NULL;
-	library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
-	if (!library)
-		return "NVML (" LIBRARY ") is not here";
-#define FIND(field, name)                             \
-	do {                                          \
-		found = find(library, name);          \
-		memcpy(&nvml.field, &found, sizeof(found)); \
-	} while (0)
-	FIND(by_uuid, "nvmlDeviceGetHandleByUUID");
-	FIND(memory, "nvmlDeviceGetMemoryInfo");
-	FIND(processes, "nvmlDeviceGetComputeRunningProcesses_v3");
-	FIND(mig_mode, "nvmlDeviceGetMigMode");
-	FIND(init, "nvmlInit_v2");
-#undef FIND
-	if (!nvml.init || !nvml.by_uuid || !nvml.memory || nvml.init() != 0) {
-		nvml.init = NULL;
-		return "NVML does not work here";
+static bool is_passed_on(const char *variable)
+{
+	if (begins(variable, "LD_PRELOAD=") || begins(variable, "LD_AUDIT="))
+		return false;
+	return !begins(variable, OURS) || begins(variable, SIMULATORS);
+}
+
+/* A copy: the application may change its own at any time.  */
+static bool copy_environment(void)
+{
+	size_t count = 0, kept = 0;
+
+	while (environ && environ[count])
+		count++;
+	environment = calloc(count + 1, sizeof(*environment));
+	if (!environment)
+		return false;
+	for (size_t i = 0; i < count && environ[i]; i++) {
+		if (!is_passed_on(environ[i]))
+			continue;
+		environment[kept] = strdup(environ[i]);
+		if (!environment[kept++])
+			return false;
 	}
-	return NULL;
+	return true;
 }
 
-static bool device_of(const struct device *device, nvml_device *handle)
+const char *gpu_memory_start(const struct device *device)
 {
-	char text[64];
-	int n = snprintf(text, sizeof(text), "GPU-");
+	struct gpu_memory memory;
+
+	if (!find_program())
+		return PROGRAM " is not beside the shim, or not executable";
+	if (!copy_environment() || spawn_start() != 0)
+		return "no memory for asking NVML";
+	return gpu_memory_look(device, FIRST_LOOK_NS, &memory);
+}
+
+static void uuid_text(const struct device *device, char text[UUID_TEXT])
+{
+	int n = snprintf(text, UUID_TEXT, "GPU-");
 
 	for (int i = 0; i < 16; i++)
-		n += snprintf(text + n, sizeof(text) - (size_t)n, "%s%02x",
+		n += snprintf(text + n, UUID_TEXT - (size_t)n, "%s%02x",
 			      i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", device->uuid[i]);
-	return nvml.init && nvml.by_uuid(text, handle) == 0;
 }
 
-const char *gpu_memory_refusal(const struct device *device)
+/* The number at *text, and after it the character `end`; then *text is behind that.  */
+static bool take_number(const char **text, char end, uint64_t *number)
 {
-	unsigned int now = 0, pending = 0;
-	struct gpu_memory memory;
-	nvml_device handle;
+	const char *at = *text;
 
-	if (!device_of(device, &handle) || !gpu_memory_look(device, &memory))
+	for (*number = 0; *at >= '0' && *at <= '9'; at++) {
+		if (*number > (UINT64_MAX - 9) / 10)
+			return false;
+		*number = *number * 10 + (uint64_t)(*at - '0');
+	}
+	if (at == *text || *at != end)
+		return false;
+	*text = at + 1;
+	return true;
+}
+
+static bool take_line(const struct printed *printed, struct gpu_memory *memory)
+{
+	const char *at = printed->text;
+	uint64_t processes, divided;
+
+	if (!take_number(&at, ' ', &memory->total_bytes) || !take_number(&at, ' ', &memory->free_bytes) ||
+	    !take_number(&at, ' ', &memory->used_bytes) || !take_number(&at, ' ', &processes) ||
+	    !take_number(&at, ' ', &memory->own_bytes) || !take_number(&at, '\n', &divided))
+		return false;
+	memory->processes = (unsigned)processes;
+	memory->divided = divided != 0;
+	return at == printed->text + printed->length && divided <= 1 && processes <= UINT32_MAX && memory->total_bytes &&
+	       memory->free_bytes <= memory->total_bytes && memory->used_bytes <= memory->total_bytes;
+}
+
+static const char *why_it_ended(int status)
+{
+	switch (status) {
+	case GPU_MEMORY_NO_LIBRARY:
+		return "NVML (libnvidia-ml.so.1) is not here";
+	case GPU_MEMORY_NO_NVML:
+		return "NVML does not work here";
+	case GPU_MEMORY_NO_GPU:
+		return "NVML does not know this GPU";
+	case GPU_MEMORY_NO_FIGURES:
 		return "NVML does not know this GPU's free memory";
-	if (nvml.mig_mode && nvml.mig_mode(handle, &now, &pending) == 0 && (now || pending))
-		return "the GPU is divided (MIG)";
-	return NULL;
+	default:
+		return PROGRAM " failed";
+	}
 }
 
-bool gpu_memory_look(const struct device *device, struct gpu_memory *memory)
+static const char *why_not_run(int error)
 {
-	struct nvml_process processes[MAX_PROCESSES];
-	unsigned int count = MAX_PROCESSES;
-	struct nvml_memory bytes;
-	nvml_device handle;
+	switch (error) {
+	case -ENOENT:
+	case -EACCES:
+	case -EPERM:
+	case -ENOEXEC:
+		return PROGRAM " cannot be run";
+	case -ETIMEDOUT:
+		return "NVML does not say in time how much memory is free";
+	case -EMSGSIZE:
+		return PROGRAM " said something else";
+	case -ECHILD:
+		return PROGRAM " was killed";
+	default:
+		return "no process can be started to ask NVML";
+	}
+}
+
+const char *gpu_memory_look(const struct device *device, uint64_t ns, struct gpu_memory *memory)
+{
+	char uuid[UUID_TEXT], pid[16];
+	char *const arguments[] = {(char *)PROGRAM, uuid, pid, NULL};
+	const struct command command = {program, arguments, environment};
+	struct printed printed;
+	int error;
 
 	memset(memory, 0, sizeof(*memory));
-	if (!device_of(device, &handle) || nvml.memory(handle, &bytes) != 0)
-		return false;
-	memory->total_bytes = bytes.total;
-	memory->free_bytes = bytes.free;
-	memory->used_bytes = bytes.used;
-	if (!nvml.processes || nvml.processes(handle, &count, processes) != 0)
-		return true;
-	memory->processes = count;
-	for (unsigned int i = 0; i < count && i < MAX_PROCESSES; i++)
-		if (processes[i].pid == (unsigned int)getpid() && processes[i].used_bytes != ~0ull)
-			memory->own_bytes = processes[i].used_bytes;
-	return true;
+	uuid_text(device, uuid);
+	snprintf(pid, sizeof(pid), "%d", (int)getpid());
+	error = spawn_run(&command, ns, &printed);
+	if (error) {
+		log_line(PROGRAM ": error %d", error);
+		return why_not_run(error);
+	}
+	if (printed.status != GPU_MEMORY_SAID)
+		return why_it_ended(printed.status);
+	return take_line(&printed, memory) ? NULL : PROGRAM " said something else";
 }

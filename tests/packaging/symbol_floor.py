@@ -1,6 +1,6 @@
-"""The newest GLIBC symbol version that a library asks for; `python symbol_floor.py LIBRARY|WHEEL…` checks it.
+"""The newest GLIBC symbol version that a library or program asks for; `python symbol_floor.py FILE|WHEEL…` checks it.
 
-A wheel may be called manylinux_2_17 only if no library in it asks for more than GLIBC_2.17.
+A wheel may be called manylinux_2_17 only if nothing native in it asks for more than GLIBC_2.17.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import zipfile
 from pathlib import Path
 
 FLOOR = (2, 17)
+ELF = b"\x7fELF"
 NEEDED = re.compile(r"\bGLIBC_(\d+(?:\.\d+)+)\b")
 
 
@@ -27,11 +28,12 @@ def newest_glibc(library: Path) -> tuple[int, ...]:
 
 
 def libraries_of(path: Path, folder: Path) -> list[Path]:
-    """A library itself, or those that a wheel carries, unpacked into `folder`."""
+    """A library or program itself, or those that a wheel carries, unpacked into `folder`."""
     if path.suffix != ".whl":
         return [path]
     with zipfile.ZipFile(path) as wheel:
-        return [Path(wheel.extract(name, folder)) for name in wheel.namelist() if name.endswith(".so")]
+        native = [name for name in wheel.namelist() if wheel.read(name).startswith(ELF)]
+        return [Path(wheel.extract(name, folder)) for name in native]
 
 
 def main(paths: list[str]) -> int:

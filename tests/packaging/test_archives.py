@@ -56,6 +56,7 @@ def test_the_wheel_carries_every_part(wheel: Path) -> None:
         "jupyter_affinode/events/kernel_residency.yaml",
         "jupyter_affinode/events/node.yaml",
         "jupyter_affinode/kernel_startup.py",
+        "jupyter_affinode/lib/affinode-gpu-memory",
         "jupyter_affinode/lib/libaffinode-sim-cuda.so",
         "jupyter_affinode/lib/libaffinode-sim-nvml.so",
         "jupyter_affinode/lib/libaffinode.so",
@@ -84,12 +85,13 @@ def test_the_sdist_carries_the_sources_and_the_built_extension(sdist: Path) -> N
         "labextension/src/index.ts",
         "package.json",
         "shim/Makefile",
+        "shim/gpu_memory/main.c",
         "shim/src/entry_points.h",
         "shim/sim/sim.mk",
         "yarn.lock",
     } <= names
     assert not [name for name in names if name.startswith(("node_modules", ".venv", "shim/build"))]
-    assert not [name for name in names if name.endswith(".so")]
+    assert not [name for name in names if name.endswith((".so", "/affinode-gpu-memory"))]
 
 
 def test_all_parts_have_the_same_version(wheel: Path) -> None:

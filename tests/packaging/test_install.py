@@ -47,6 +47,12 @@ def test_its_dependencies_are_met_and_it_imports(installation: Installation) -> 
     assert Path(where.strip()).is_relative_to(installation.prefix)
 
 
+def test_the_shim_finds_its_program_executable(installation: Installation) -> None:
+    program = installation.packages / "jupyter_affinode/lib/affinode-gpu-memory"
+    said = subprocess.run([program], capture_output=True, text=True)
+    assert said.returncode == 2 and "usage" in said.stderr
+
+
 def test_a_new_kernel_is_managed_without_configuration(
     installed_server: JupyterServer, installation: Installation
 ) -> None:

@@ -7,17 +7,22 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from symbol_floor import FLOOR, newest_glibc
+from symbol_floor import FLOOR, libraries_of, newest_glibc
 
-LIBRARIES = ("libaffinode.so", "libaffinode-sim-cuda.so", "libaffinode-sim-nvml.so")
+SHIM_FILES = ("libaffinode.so", "affinode-gpu-memory")
+NATIVE = (*SHIM_FILES, "libaffinode-sim-cuda.so", "libaffinode-sim-nvml.so")
 CROSS_COMPILER = "aarch64-linux-gnu-gcc"
 ELF_MACHINE_AARCH64 = 183
 SHIM = Path(__file__).parents[2] / "shim"
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_a_native_library_asks_for_nothing_newer_than_the_floor(native: Path, library: str) -> None:
+@pytest.mark.parametrize("library", NATIVE)
+def test_what_is_native_asks_for_nothing_newer_than_the_floor(native: Path, library: str) -> None:
     assert newest_glibc(native / library) <= FLOOR
+
+
+def test_the_check_looks_at_everything_native_in_a_wheel(wheel: Path, tmp_path: Path) -> None:
+    assert {path.name for path in libraries_of(wheel, tmp_path)} == set(NATIVE)
 
 
 def test_the_check_sees_a_newer_symbol(tmp_path: Path) -> None:
@@ -34,6 +39,7 @@ def test_the_aarch64_shim_asks_for_nothing_newer_than_the_floor(tmp_path: Path) 
         check=True,
         capture_output=True,
     )
-    shim = tmp_path / "libaffinode.so"
-    assert int.from_bytes(shim.read_bytes()[18:20], "little") == ELF_MACHINE_AARCH64
-    assert newest_glibc(shim) <= FLOOR
+    for name in SHIM_FILES:
+        made = tmp_path / name
+        assert int.from_bytes(made.read_bytes()[18:20], "little") == ELF_MACHINE_AARCH64
+        assert newest_glibc(made) <= FLOOR

@@ -1,8 +1,8 @@
 #include "depth.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <sys/file.h>
 
 #include <glob.h>
@@ -11,49 +11,58 @@
 #define FROM 3
 #define TO 4
 
-static int (*nvml_memory)(void *, unsigned long long *);
-static int (*nvml_processes)(void *, unsigned int *, void *);
-static void *nvml_device;
-
 void depth_ask(void)
 {
 	setenv("AFFINODE_DEPTH", "context", 1);
 }
 
-static void nvml_start(void)
+/* Of the process's GPU, as NVML writes it.  */
+static const char *gpu_uuid(void)
 {
-	void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
-	int (*init)(void), (*by_index)(unsigned int, void **);
+	const struct affinode_page page = page_read();
+	static char text[48];
 
-	if (nvml_device)
-		return;
-	CHECK(library != NULL);
-	*(void **)&init = dlsym(library, "nvmlInit_v2");
-	*(void **)&by_index = dlsym(library, "nvmlDeviceGetHandleByIndex_v2");
-	*(void **)&nvml_memory = dlsym(library, "nvmlDeviceGetMemoryInfo");
-	*(void **)&nvml_processes = dlsym(library, "nvmlDeviceGetComputeRunningProcesses_v3");
-	CHECK(init && by_index && nvml_memory && nvml_processes);
-	CHECK_EQUAL(init(), 0);
-	CHECK_EQUAL(by_index(0, &nvml_device), 0);
+	snprintf(text, sizeof(text), "GPU-");
+	for (int i = 0; i < 16; i++)
+		sprintf(strchr(text, '\0'), "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
+			page.gpus[0].uuid[i]);
+	return text;
+}
+
+/* By a process of its own, as the shim does: the driver may hold ours. Not by the shim's code, which is what is tested.  */
+static void ask_nvml(unsigned long long *used, unsigned *processes)
+{
+	unsigned long long total, free_bytes, own;
+	char command[PATH_MAX + 96];
+	int divided;
+	FILE *said;
+	ssize_t length = readlink("/proc/self/exe", command, PATH_MAX - 1);
+
+	CHECK(length > 0);
+	command[length] = '\0';
+	snprintf(strrchr(command, '/'), 96, "/affinode-gpu-memory %s 1", gpu_uuid());
+	said = popen(command, "re");
+	CHECK(said != NULL);
+	CHECK_EQUAL(fscanf(said, "%llu %llu %llu %u %llu %d", &total, &free_bytes, used, processes, &own, &divided), 6);
+	CHECK_EQUAL(pclose(said), 0);
 }
 
 uint64_t gpu_used_bytes(void)
 {
-	unsigned long long memory[3]; /* total, free, used */
+	unsigned long long used;
+	unsigned processes;
 
-	nvml_start();
-	CHECK_EQUAL(nvml_memory(nvml_device, memory), 0);
-	return memory[2];
+	ask_nvml(&used, &processes);
+	return used;
 }
 
 unsigned gpu_processes(void)
 {
-	char list[64 * 24];
-	unsigned int count = 64;
+	unsigned long long used;
+	unsigned processes;
 
-	nvml_start();
-	CHECK_EQUAL(nvml_processes(nvml_device, &count, list), 0);
-	return count;
+	ask_nvml(&used, &processes);
+	return processes;
 }
 
 struct affinode_reply park_deep(void)

@@ -32,6 +32,11 @@ $(TEST_LIB)/libnvidia-ml.so.1: $(BUILD)/libaffinode-sim-nvml.so
 	@mkdir -p $(@D)
 	ln -sf $(abspath $<) $@
 
+# Beside whatever has the shim in it, and for the tests to ask.
+$(TEST_BUILD)/%/affinode-gpu-memory: $(BUILD)/affinode-gpu-memory
+	@mkdir -p $(@D)
+	ln -sf $(abspath $<) $@
+
 $(TEST_LIB)/lib%.so: $(TEST_FOLDER)/%_driver.c
 	@mkdir -p $(@D)
 	$(CC) -O1 -g -fPIC -fexceptions -shared -D_GNU_SOURCE -Wall -Wextra -o $@ $< -ldl
@@ -76,7 +81,8 @@ RUN_thread := $(TEST_RUN) TSAN_OPTIONS=halt_on_error=1:ignore_noninstrumented_mo
 	setarch -R
 
 TEST_ALL := $(foreach flavour,$(TEST_FLAVOURS),$(TEST_PROGRAMS:%=$(TEST_BUILD)/$(flavour)/%))
-TEST_FILES := $(TEST_LIB)/libcuda.so.1 $(TEST_LIB)/libnvidia-ml.so.1 $(TEST_LIBRARIES:%_driver=$(TEST_LIB)/lib%.so)
+TEST_FILES := $(TEST_LIB)/libcuda.so.1 $(TEST_LIB)/libnvidia-ml.so.1 $(TEST_LIBRARIES:%_driver=$(TEST_LIB)/lib%.so) \
+	$(TEST_FLAVOURS:%=$(TEST_BUILD)/%/affinode-gpu-memory)
 
 CLANG ?= clang
 FUZZ_S ?= 5

@@ -1,0 +1,137 @@
+/* affinode-gpu-memory UUID PID: what NVML says of a GPU's memory, in one line of numbers:
+ *
+ *     TOTAL FREE USED PROCESSES OF_PID DIVIDED
+ *
+ * the first three and OF_PID in bytes; how many processes have a context on it (0: not known); what PID has of it (0: not
+ * told apart, as in containers); 1 if the GPU is divided (MIG), else 0. On failure a word on standard error and an exit
+ * status of gpu_memory_exit.h.
+ *
+ * A program of its own, because a process that the driver has checkpointed never comes back from a call of NVML.  */
+#include <dlfcn.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "gpu_memory_exit.h"
+
+#define LIBRARY "libnvidia-ml.so.1"
+#define MAX_PROCESSES 1024
+#define NOT_KNOWN (~0ull)
+
+/* As nvml.h declares them (NVML 11 and later).  */
+typedef struct nvmlDevice_st *nvml_device;
+struct nvml_memory {
+	unsigned long long total, free, used;
+};
+struct nvml_process {
+	unsigned int pid;
+	unsigned long long used_bytes;
+	unsigned int gpu_instance, compute_instance;
+};
+
+static struct {
+	int (*init)(void);
+	int (*by_uuid)(const char *, nvml_device *);
+	int (*memory)(nvml_device, struct nvml_memory *);
+	int (*processes)(nvml_device, unsigned int *, struct nvml_process *);
+	int (*mig_mode)(nvml_device, unsigned int *, unsigned int *);
+} nvml;
+
+static enum gpu_memory_exit fail(enum gpu_memory_exit status, const char *word)
+{
+	dprintf(STDERR_FILENO, "affinode-gpu-memory: %s\n", word);
+	return status;
+}
+
+static bool find_nvml(void)
+{
+	void *library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
+
+	if (!library)
+		return false;
+	*(void **)&nvml.init = dlsym(library, "nvmlInit_v2");
+	*(void **)&nvml.by_uuid = dlsym(library, "nvmlDeviceGetHandleByUUID");
+	*(void **)&nvml.memory = dlsym(library, "nvmlDeviceGetMemoryInfo");
+	*(void **)&nvml.processes = dlsym(library, "nvmlDeviceGetComputeRunningProcesses_v3");
+	*(void **)&nvml.mig_mode = dlsym(library, "nvmlDeviceGetMigMode");
+	return true;
+}
+
+/* How many use the GPU, and what one of them has.  */
+static unsigned int users(nvml_device device, unsigned int pid, unsigned long long *bytes)
+{
+	static struct nvml_process list[MAX_PROCESSES];
+	unsigned int count = MAX_PROCESSES;
+
+	if (!nvml.processes || nvml.processes(device, &count, list) != 0)
+		return 0;
+	for (unsigned int i = 0; i < count && i < MAX_PROCESSES; i++)
+		if (list[i].pid == pid && list[i].used_bytes != NOT_KNOWN)
+			*bytes = list[i].used_bytes;
+	return count;
+}
+
+static bool is_divided(nvml_device device)
+{
+	unsigned int now = 0, pending = 0;
+
+	return nvml.mig_mode && nvml.mig_mode(device, &now, &pending) == 0 && (now || pending);
+}
+
+static bool read_pid(const char *text, unsigned int *pid)
+{
+	for (*pid = 0; *text >= '0' && *text <= '9'; text++)
+		*pid = *pid * 10 + (unsigned int)(*text - '0');
+	return *text == '\0' && *pid != 0;
+}
+
+static enum gpu_memory_exit say(const char *uuid, unsigned int pid)
+{
+	unsigned long long own = 0;
+	struct nvml_memory bytes;
+	nvml_device device;
+	unsigned int count;
+
+	if (!find_nvml())
+		return fail(GPU_MEMORY_NO_LIBRARY, LIBRARY " is not here");
+	if (!nvml.init || !nvml.by_uuid || !nvml.memory || nvml.init() != 0)
+		return fail(GPU_MEMORY_NO_NVML, "NVML does not work here");
+	if (nvml.by_uuid(uuid, &device) != 0)
+		return fail(GPU_MEMORY_NO_GPU, "NVML does not know this GPU");
+	count = users(device, pid, &own); /* before the bytes: whoever comes in between is counted in these */
+	if (nvml.memory(device, &bytes) != 0)
+		return fail(GPU_MEMORY_NO_FIGURES, "NVML does not know this GPU's memory");
+	if (dprintf(STDOUT_FILENO, "%llu %llu %llu %u %llu %d\n", bytes.total, bytes.free, bytes.used, count, own,
+		    is_divided(device)) < 0)
+		return GPU_MEMORY_USAGE;
+	return GPU_MEMORY_SAID;
+}
+
+int main(int argc, char **argv)
+{
+	unsigned int pid;
+
+	if (argc != 3 || !read_pid(argv[2], &pid))
+		_exit(fail(GPU_MEMORY_USAGE, "usage: affinode-gpu-memory UUID PID"));
+	_exit(say(argv[1], pid)); /* NVML's ends take longer than its answers */
+}
+
+/* The C library's start was re-versioned in 2.34, and the compiler's own start code asks for the newest: through --wrap it
+ * comes here, and goes on to the one that every version has. The shim exports a dlsym, so glibc_floor.h leaves that alone.  */
+#if defined(__x86_64__)
+#define OLDEST "GLIBC_2.2.5"
+#elif defined(__aarch64__)
+#define OLDEST "GLIBC_2.17"
+#endif
+__asm__(".symver start_main, __libc_start_main@" OLDEST);
+__asm__(".symver dlsym, dlsym@" OLDEST);
+int start_main(int (*)(int, char **), int, char **, void (*)(void), void (*)(void), void (*)(void), void *);
+int __wrap___libc_start_main(int (*body)(int, char **), int argc, char **argv, void (*init)(void), void (*fini)(void),
+			     void (*loader_fini)(void), void *stack_end);
+
+int __wrap___libc_start_main(int (*body)(int, char **), int argc, char **argv, void (*init)(void), void (*fini)(void),
+			     void (*loader_fini)(void), void *stack_end)
+{
+	return start_main(body, argc, argv, init, fini, loader_fini, stack_end);
+}
