@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "machine.h"
 
@@ -12,6 +14,7 @@
 #define DRIVER_VERSION "580.0.simulated"
 #define NVML_VERSION "13.580.0.simulated"
 #define CUDA_VERSION 13000
+#define LOOK_NS 1000000 /* whether the process is still checkpointed */
 #define MEMORY_V2 (sizeof(nvmlMemory_v2_t) | (2u << 24))
 
 /* A handle is the address of its entry here.  */
@@ -20,11 +23,36 @@ static struct nvmlDevice_st {
 } devices[SIM_MAX_GPUS];
 static unsigned users;
 
+static bool is_checkpointed(void)
+{
+	int32_t pid = (int32_t)getpid();
+
+	for (unsigned i = 0; i < SIM_MAX_PROCESSES; i++) {
+		const struct sim_process *process = &machine()->processes[i];
+
+		if (__atomic_load_n(&process->pid, __ATOMIC_ACQUIRE) == pid &&
+		    __atomic_load_n(&process->checkpoint.state, __ATOMIC_ACQUIRE) == CHECKPOINTED &&
+		    process_start_time(pid) == process->start_time)
+			return true;
+	}
+	return false;
+}
+
+/* As on an H200 with driver 580.159.04: in a process that was checkpointed no call of NVML comes back.  */
+static void wait_while_checkpointed(void)
+{
+	struct timespec pause = {0, LOOK_NS};
+
+	while (is_checkpointed())
+		nanosleep(&pause, NULL);
+}
+
 NVML_API nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
 {
 	(void)flags;
 	if (machine_attach())
 		return NVML_ERROR_DRIVER_NOT_LOADED;
+	wait_while_checkpointed();
 	__atomic_add_fetch(&users, 1, __ATOMIC_ACQ_REL);
 	return NVML_SUCCESS;
 }
@@ -52,6 +80,8 @@ NVML_API nvmlReturn_t nvmlShutdown(void)
 
 static nvmlReturn_t initialised(void)
 {
+	if (__atomic_load_n(&users, __ATOMIC_ACQUIRE))
+		wait_while_checkpointed();
 	return __atomic_load_n(&users, __ATOMIC_ACQUIRE) ? NVML_SUCCESS : NVML_ERROR_UNINITIALIZED;
 }
 

@@ -6,6 +6,8 @@
 
 #define NVML_API __attribute__((visibility("default")))
 
+#define CHECKPOINTED 2 /* CU_PROCESS_STATE_CHECKPOINTED */
+
 typedef enum {
 	NVML_SUCCESS = 0,
 	NVML_ERROR_UNINITIALIZED = 1,

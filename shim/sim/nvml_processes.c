@@ -3,8 +3,6 @@
 #include "machine.h"
 #include "nvml.h"
 
-#define CHECKPOINTED 2 /* CU_PROCESS_STATE_CHECKPOINTED */
-
 struct user {
 	unsigned pid;
 	uint64_t bytes;

@@ -14,14 +14,23 @@ def lock(timeout_ms=0, pid=None):
 me = os.getpid()
 """
 
+NVML = """
+import subprocess
+def elsewhere():
+    code = (
+        "import pynvml as n; n.nvmlInit(); gpu = n.nvmlDeviceGetHandleByIndex(0);"
+        "print(n.nvmlDeviceGetMemoryInfo(gpu).used, len(n.nvmlDeviceGetComputeRunningProcesses(gpu)))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    return tuple(map(int, said.split()))
+"""
+
 
 def test_a_process_checkpoints_itself_and_its_memory_comes_back(gpu):
     gpu.run(
         STATE
+        + NVML
         + """
-import pynvml
-pynvml.nvmlInit()
-device = pynvml.nvmlDeviceGetHandleByIndex(0)
 made = context()
 kernels = Kernels()
 address = ok(cuda.cuMemAlloc(100 * MIB))
@@ -33,8 +42,7 @@ assert state() == "locked"
 assert name(lock()) == name(cuda.cuCheckpointProcessRestore(me, None)) == "ILLEGAL_STATE"
 ok(cuda.cuCheckpointProcessCheckpoint(me, None))
 assert state() == "checkpointed"
-assert pynvml.nvmlDeviceGetMemoryInfo(device).used == 0
-assert pynvml.nvmlDeviceGetComputeRunningProcesses(device) == []
+assert elsewhere() == (0, 0)
 read = []
 def call():
     ok(cuda.cuCtxSetCurrent(made))
@@ -49,7 +57,42 @@ assert state() == "locked" and waiting.is_alive()
 ok(cuda.cuCheckpointProcessUnlock(me, None))
 waiting.join()
 assert read == pattern(1, 1000)
-assert pynvml.nvmlDeviceGetMemoryInfo(device).used == 164 * MIB
+assert elsewhere() == (164 * MIB, 1)
+"""
+    )
+
+
+def test_nvml_never_answers_a_process_that_is_checkpointed_until_it_is_restored(gpu):
+    gpu.run(
+        STATE
+        + NVML
+        + """
+import pynvml
+pynvml.nvmlInit()
+device = pynvml.nvmlDeviceGetHandleByIndex(0)
+uuid = pynvml.nvmlDeviceGetUUID(device)
+context()
+ok(lock())
+assert pynvml.nvmlDeviceGetMemoryInfo(device).used == 64 * MIB, "locked alone, NVML answers"
+ok(cuda.cuCheckpointProcessCheckpoint(me, None))
+answers = []
+calls = [
+    lambda: pynvml.nvmlDeviceGetHandleByUUID(uuid),
+    lambda: pynvml.nvmlDeviceGetMemoryInfo(device).used,
+    pynvml.nvmlInit,
+]
+waiting = [threading.Thread(target=lambda call=call: answers.append(call())) for call in calls]
+for thread in waiting:
+    thread.start()
+for thread in waiting:
+    thread.join(0.05)
+    assert thread.is_alive()
+assert answers == [] and elsewhere() == (0, 0), "other processes are answered"
+ok(cuda.cuCheckpointProcessRestore(me, None))
+for thread in waiting:
+    thread.join()
+assert len(answers) == len(calls)
+ok(cuda.cuCheckpointProcessUnlock(me, None))
 """
     )
 
