@@ -12,10 +12,9 @@
 #include "checkpoint.h"
 #include "clock.h"
 #include "contexts.h"
-#include "copies.h"
 #include "driver.h"
 #include "gate.h"
-#include "host_memory.h"
+#include "kept.h"
 #include "link.h"
 #include "log.h"
 #include "lots.h"
@@ -30,8 +29,6 @@
 /* How often a prepared move looks for callers, and kept memory for others' need of it.  */
 #define PREPARED_POLL_NS (5 * MS_NS)
 #define KEPT_POLL_NS S_NS
-/* Kept memory goes when less than this is left beside it.  */
-#define KEEP_WHILE_LEFT (4 * host_memory_reserve())
 
 enum decision { UNDECIDED, COMMIT, ABORT };
 
@@ -223,26 +220,6 @@ void mover_trim(uint64_t bytes)
 	pthread_mutex_unlock(&queue_lock);
 }
 
-/* Copies first of all that are of no use to a resume: those of resident blocks.  */
-static void trim(uint64_t keep)
-{
-	uint64_t have = slabs_bytes();
-	struct copy *list = have > keep ? blocks_take_kept_copies(have - keep) : NULL;
-	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-
-	while (list) {
-		struct copy *copy = list;
-
-		list = copy->next;
-		copy_drop(copy);
-	}
-	driver.cuThreadExchangeStreamCaptureMode(&mode);
-	slabs_release_unused();
-	driver.cuThreadExchangeStreamCaptureMode(&mode);
-	driver.cuCtxSetCurrent(NULL);
-	log_line("trimmed: %zu of %llu bytes of host memory kept", slabs_bytes(), (unsigned long long)have);
-}
-
 void mover_look(void)
 {
 	atomic_store(&lot_came, true);
@@ -251,47 +228,32 @@ void mover_look(void)
 	pthread_mutex_unlock(&queue_lock);
 }
 
-static bool somebody_needs_memory(void)
-{
-	return slabs_bytes() > slots_bytes() / 2 && host_memory_left() < KEEP_WHILE_LEFT;
-}
-
-/* What can be done ahead of a park while nobody asks for anything: registering what the controller handed over. Whoever
- * would end the context meanwhile steps aside.  */
-static void prepare_lots(void)
-{
-	struct context *context = contexts_first();
-	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-	unsigned aside;
-
-	while (context && !(context->handle && context->ready))
-		context = context->next;
-	if (!context || shim_state() != AFFINODE_STATE_RESIDENT || !lots_available())
-		return;
-	pthread_mutex_lock(&work_lock);
-	if (gate_close(MS_NS) == 0) {
-		aside = mover_steps_aside();
-		mover_set_copying(true);
-		gate_open();
-		driver.cuThreadExchangeStreamCaptureMode(&mode);
-		while (!atomic_load(&move_waits) && mover_steps_aside() == aside)
-			if (!slabs_prepare_lot(context->handle))
-				break;
-		driver.cuThreadExchangeStreamCaptureMode(&mode);
-		mover_set_copying(false);
-	}
-	pthread_mutex_unlock(&work_lock);
-}
-
 static void trim_if_wished(void)
 {
 	uint64_t keep = atomic_exchange(&trim_to, UINT64_MAX);
 
-	if (keep == UINT64_MAX && shim_state() == AFFINODE_STATE_RESIDENT && somebody_needs_memory())
+	if (keep == UINT64_MAX && shim_state() == AFFINODE_STATE_RESIDENT && kept_memory_is_needed())
 		keep = 0;
 	/* Off the GPU nothing can be given back: all of it is contents, and the driver would not come back.  */
-	if (keep != UINT64_MAX && slabs_bytes() > keep && !checkpoint_is_out())
-		trim(keep);
+	if (keep == UINT64_MAX || slabs_bytes() <= keep || checkpoint_is_out())
+		return;
+	pthread_mutex_lock(&work_lock); /* exit waits for it */
+	kept_trim(keep);
+	pthread_mutex_unlock(&work_lock);
+}
+
+static bool move_is_waiting(void)
+{
+	return atomic_load(&move_waits);
+}
+
+static void prepare_lots_if_any_came(void)
+{
+	if (!atomic_exchange(&lot_came, false))
+		return;
+	pthread_mutex_lock(&work_lock);
+	kept_prepare_lots(move_is_waiting);
+	pthread_mutex_unlock(&work_lock);
 }
 
 static void carry_out(struct moved *moved)
@@ -313,7 +275,7 @@ static void carry_out(struct moved *moved)
 	else
 		resume(moved);
 	if (moved->status == AFFINODE_NO_HOST_ROOM)
-		trim(0);
+		kept_trim(0);
 	if (!checkpoint_is_out())
 		driver.cuThreadExchangeStreamCaptureMode(&mode);
 	pthread_mutex_unlock(&work_lock);
@@ -346,8 +308,7 @@ static void *mover_main(void *unused)
 		if (!move_waits) {
 			pthread_mutex_unlock(&queue_lock);
 			trim_if_wished();
-			if (atomic_exchange(&lot_came, false))
-				prepare_lots();
+			prepare_lots_if_any_came();
 			continue;
 		}
 		move_waits = false;

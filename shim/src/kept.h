@@ -1,0 +1,18 @@
+/* Host memory beside a move: what is kept for the next park, given back where others need it, and what the controller handed
+ * over, made ready ahead. By the mover, with the right to work.  */
+#ifndef AFFINODE_KEPT_H
+#define AFFINODE_KEPT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Give memory back down to `bytes`: copies first of all that are of no use to a resume, those of resident blocks.  */
+void kept_trim(uint64_t bytes);
+
+/* The machine, or a control group, is running short.  */
+bool kept_memory_is_needed(void);
+
+/* Register what the controller handed over; asked between slabs, `stop` ends it.  */
+void kept_prepare_lots(bool (*stop)(void));
+
+#endif
