@@ -39,10 +39,10 @@ check(cuda.cuMemcpyDtoH_v2(ctypes.byref(last), end, ctypes.c_size_t(4)))
 print(first.value, last.value)
 """
 
-MANAGED = """\
-managed = ctypes.c_uint64()
-check(cuda.cuMemAllocManaged(ctypes.byref(managed), ctypes.c_size_t(32 << 20), 1))
-print("managed")
+POOLED = """\
+pooled = ctypes.c_uint64()
+check(cuda.cuMemAllocAsync(ctypes.byref(pooled), ctypes.c_size_t(32 << 20), None))
+print("pooled")
 """
 
 

@@ -144,14 +144,14 @@ def test_a_refusal_is_told_with_its_reason(patient, lab, open_lab):
 def test_memory_that_cannot_move_is_named(patient, lab, open_lab):
     lab()
     page = open_lab()
-    notebook = page.open_notebook("managed.ipynb", lab_cells.allocate(128), lab_cells.MANAGED)
+    notebook = page.open_notebook("pooled.ipynb", lab_cells.allocate(128), lab_cells.POOLED)
     page.show_panel()
     notebook.run_cell(0)
-    assert notebook.run_cell(1) == "managed"
-    expect(page.row("managed.ipynb")).to_contain_text("32 MiB cannot move: managed (unified) memory")
-    page.button("managed.ipynb", "Free GPU").click()
-    expect(page.state_of("managed.ipynb")).to_have_text("GPU freed, 128 MiB safe in RAM")
-    expect(page.row("managed.ipynb")).to_contain_text("32 MiB cannot move: managed (unified) memory")
+    assert notebook.run_cell(1) == "pooled"
+    expect(page.row("pooled.ipynb")).to_contain_text("32 MiB cannot move: stream-ordered memory pools")
+    page.button("pooled.ipynb", "Free GPU").click()
+    expect(page.state_of("pooled.ipynb")).to_have_text("GPU freed, 128 MiB safe in RAM")
+    expect(page.row("pooled.ipynb")).to_contain_text("32 MiB cannot move: stream-ordered memory pools")
 
 
 def test_no_notices_where_the_person_wants_none(patient, lab, open_lab, set_up):

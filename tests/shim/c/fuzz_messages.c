@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "checkpoint.h"
 #include "link_socket.h"
 #include "page.h"
 #include "shim.h"
@@ -20,6 +21,11 @@ bool shim_is_simulated(void)
 }
 
 bool shim_is_unparkable(void)
+{
+	return false;
+}
+
+bool checkpoint_is_possible(void)
 {
 	return false;
 }
