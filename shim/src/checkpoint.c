@@ -374,6 +374,7 @@ static enum affinode_status lost(char *why, size_t size)
 /* The driver's Restore and Unlock, from whatever state an attempt before this one left.  */
 static enum affinode_status let_go(char *why, size_t size)
 {
+	uint64_t begin = clock_ns(), looked = begin, restored = begin;
 	int state = state_now();
 	CUresult result = CUDA_SUCCESS;
 
@@ -382,7 +383,9 @@ static enum affinode_status let_go(char *why, size_t size)
 	if (state == CHECKPOINTED || state < 0) {
 		if (!has_room(why, size))
 			return AFFINODE_NO_GPU_ROOM;
+		looked = clock_ns();
 		result = api.restore(getpid(), NULL);
+		restored = clock_ns();
 		if (result == CUDA_ERROR_OUT_OF_MEMORY)
 			return lost(why, size);
 		state = state_now();
@@ -390,6 +393,8 @@ static enum affinode_status let_go(char *why, size_t size)
 	if (state == LOCKED)
 		result = api.unlock(getpid(), NULL);
 	state = state_now();
+	log_line("context: looked for room in %.1f ms, restored in %.1f ms, unlocked in %.1f ms",
+		 (double)(looked - begin) / 1e6, (double)(restored - looked) / 1e6, (double)(clock_ns() - restored) / 1e6);
 	if (state == RUNNING)
 		return AFFINODE_OK;
 	snprintf(why, size, "the driver could not bring the CUDA context back (error %d, state %d)", result, state);
