@@ -15,6 +15,7 @@
 #include "log.h"
 #include "shim.h"
 #include "slabs.h"
+#include "staging.h"
 #include "transfers.h"
 
 #define MAX_DEVICES 64
@@ -270,6 +271,7 @@ void context_forget(CUcontext handle)
 		memset(context->events, 0, sizeof(context->events));
 		context->next_event = 0;
 		digest_forget(context);
+		staging_forget(context);
 		slabs_forget_registrations();
 		context->ready = false;
 		context->handle = NULL;

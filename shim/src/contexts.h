@@ -29,6 +29,7 @@ struct context {
 	_Atomic(struct digester *) digester; /* NULL: no digests here */
 	CUevent events[TRANSFERS_UNDER_WAY];
 	unsigned next_event;
+	struct ring *ring;            /* the mover's, for copies that need staging; NULL: none yet */
 	_Atomic(CUdeviceptr) witness; /* a small cuMemAlloc block, whose attributes backed blocks answer with */
 	_Atomic bool ready;           /* stream and witness exist, and the copy path has been walked once */
 	struct context *next;

@@ -23,6 +23,7 @@
 #include "page.h"
 #include "shim.h"
 #include "slabs.h"
+#include "staging.h"
 
 #define DRAIN_NS (100 * MS_NS)
 #define HOLD_POLL_NS (200 * 1000ull)
@@ -452,6 +453,7 @@ void mover_reset_in_child(void)
 	atomic_store(&holders, 0);
 	atomic_store(&trim_to, UINT64_MAX);
 	slabs_reset_in_child();
+	staging_reset_in_child();
 	lots_reset_in_child();
 	atomic_store(&bounded_wait, WAIT_NONE);
 }

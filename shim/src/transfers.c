@@ -2,6 +2,7 @@
 
 #include "clock.h"
 #include "driver.h"
+#include "staging.h"
 
 /* Eight stretches of 32 MiB are 5 ms at 50 GiB/s: that long a revoked park goes on.  */
 _Static_assert(TRANSFERS_UNDER_WAY * SLAB_BYTES <= 256ull << 20, "a revoked park would go on for too long");
@@ -40,6 +41,8 @@ CUresult transfer_begin(const struct stretch *stretch, bool out)
 	stream = context->stream;
 	if (!context->handle || driver.cuCtxSetCurrent(context->handle) != CUDA_SUCCESS)
 		return CUDA_ERROR_INVALID_VALUE;
+	if (!stretch->host.slab->registered && staging_is_possible(context))
+		return staging_copy(stretch, out);
 	result = next_event(context, &event);
 	if (result != CUDA_SUCCESS)
 		return result;
@@ -59,7 +62,8 @@ CUresult transfer_zeros(struct context *context, CUdeviceptr device, size_t byte
 
 CUresult transfers_finish(struct context *context)
 {
-	CUresult result;
+	/* First, for its threads may still give the stream something to do.  */
+	CUresult staged = staging_finish(context), result;
 
 	if (!context->handle)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -68,5 +72,5 @@ CUresult transfers_finish(struct context *context)
 	/* Whatever they said: memory must not go while a copy may still be under way.  */
 	while (result != CUDA_SUCCESS && driver.cuStreamQuery(context->stream) == CUDA_ERROR_NOT_READY)
 		clock_sleep_ns(MS_NS);
-	return result;
+	return staged != CUDA_SUCCESS ? staged : result;
 }
