@@ -1,0 +1,253 @@
+/* Host memory that the driver will not register: copies go by a ring of pinned pieces, and straight where that is refused
+ * too. Everything comes back, scattered as it lies; who comes back in the midst of it is not kept waiting; the ring is
+ * made once in a context's life, and given up with it.  */
+#include "board.h"
+#include "contents.h"
+#include "harness.h"
+
+#include <dirent.h>
+
+#define REFUSED "cuMemHostRegister:OPERATING_SYSTEM:1+"
+#define COUNTED(name) "," name ":TAKE=0:1+" /* nobody else took anything: it does no harm */
+#define LARGE_CHUNKS 40
+#define LARGE (LARGE_CHUNKS * MiB(2))
+#define SMALL 24
+#define ROUNDS 12
+#define PIECES 16     /* of the ring */
+#define IN_STRETCH 16 /* as many chunks as a slab has */
+
+static struct {
+	CUdeviceptr at;
+	size_t bytes;
+	uint32_t seed;
+} large, small[SMALL];
+
+static uint64_t state;
+static uint32_t seeds = 1000;
+
+static void fill(CUdeviceptr at, size_t bytes, uint32_t *seed)
+{
+	*seed = ++seeds;
+	CHECK_EQUAL(launch_pattern(NULL, at, bytes, *seed), CUDA_SUCCESS);
+	CUDA(CtxSynchronize());
+}
+
+static void change_large(void)
+{
+	fill(large.at, large.bytes, &large.seed);
+}
+
+static void all_is_right(void)
+{
+	contents_are_right();
+	CHECK(holds_pattern(large.at, large.bytes, large.seed, 0));
+	for (unsigned i = 0; i < SMALL; i++)
+		CHECK(!small[i].at || holds_pattern(small[i].at, small[i].bytes, small[i].seed, 0));
+}
+
+/* Park what was changed, with those faults; how often one struck.  */
+static unsigned changed_park(const char *faults)
+{
+	change_large();
+	board_arm("%s", faults);
+	controller_park();
+	return board_disarm();
+}
+
+static unsigned resume(const char *faults)
+{
+	board_arm("%s", faults);
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	return board_disarm();
+}
+
+static bool struck(const char *name)
+{
+	return strstr(board_struck(), name) != NULL;
+}
+
+/* Neither this nor that: few copies, as large as they come.  */
+static void all_is_refused(void)
+{
+	snprintf(test_step, sizeof(test_step), "no pinned memory at all");
+	changed_park(REFUSED ",cuMemHostAlloc:OUT_OF_MEMORY:1+");
+	CHECK(struck("cuMemHostRegister") && struck("cuMemHostAlloc"));
+	resume("cuMemHostAlloc:OUT_OF_MEMORY:1+");
+	CHECK(struck("cuMemHostAlloc"));
+	all_is_right();
+	CHECK(changed_park("cuMemHostAlloc:OUT_OF_MEMORY:1+" COUNTED("cuMemcpyDtoHAsync")) < LARGE_CHUNKS);
+	CHECK(resume("cuMemHostAlloc:OUT_OF_MEMORY:1+" COUNTED("cuMemcpyHtoDAsync")) < LARGE_CHUNKS);
+	all_is_right();
+	CHECK_EQUAL(board_registered_bytes(), 0);
+}
+
+/* Without its events the ring is nothing, and its memory is given back.  */
+static void events_are_refused(void)
+{
+	unsigned times = 0;
+
+	for (;; times++) {
+		snprintf(test_step, sizeof(test_step), "an event refused, %u", times);
+		contents_fill(CONTENTS_OTHER_GPU);
+		changed_park("cuEventCreate:OUT_OF_MEMORY:5" COUNTED("cuMemHostAlloc") COUNTED("cuMemFreeHost"));
+		CHECK(struck("cuMemHostAlloc"));
+		CHECK_EQUAL(struck("cuMemFreeHost"), struck("cuEventCreate"));
+		resume("cuMemHostAlloc:OUT_OF_MEMORY:1+");
+		all_is_right();
+		if (!struck("cuMemHostAlloc")) /* it was there by then, of each GPU */
+			break;
+	}
+	CHECK(times > 2);
+}
+
+static void ring_is_taken(void)
+{
+	unsigned n;
+
+	snprintf(test_step, sizeof(test_step), "the ring");
+	n = changed_park("cuMemHostAlloc:UNKNOWN:1+" COUNTED("cuMemcpyDtoHAsync"));
+	CHECK(n >= LARGE_CHUNKS && !struck("cuMemHostAlloc"));
+	n = resume("cuMemHostAlloc:UNKNOWN:1+" COUNTED("cuMemcpyHtoDAsync"));
+	CHECK(n >= LARGE_CHUNKS && !struck("cuMemHostAlloc"));
+	all_is_right();
+	CHECK_EQUAL(board_registered_bytes(), 0);
+}
+
+/* Blocks come and go, so that chunks lie in slots of many slabs.  */
+static void scattered(void)
+{
+	for (unsigned round = 0; round < ROUNDS; round++) {
+		snprintf(test_step, sizeof(test_step), "scattered, round %u", round);
+		for (unsigned i = 0; i < SMALL; i++) {
+			if (test_random(&state) % 2)
+				continue;
+			if (small[i].at)
+				CUDA(MemFree(small[i].at));
+			small[i].at = 0;
+			if (test_random(&state) % 4 == 0)
+				continue;
+			small[i].bytes = MiB(2) + test_random(&state) % 24 * (MiB(1) / 4);
+			CUDA(MemAlloc(&small[i].at, small[i].bytes));
+			fill(small[i].at, small[i].bytes, &small[i].seed);
+		}
+		CHECK_EQUAL(contents_change(CONTENTS_BROKEN), CUDA_SUCCESS);
+		contents_fill(CONTENTS_OTHER_GPU);
+		changed_park(REFUSED);
+		resume("");
+		all_is_right();
+		CHECK_EQUAL(board_registered_bytes(), 0);
+	}
+}
+
+static unsigned threads_now(void)
+{
+	DIR *tasks = opendir("/proc/self/task");
+	unsigned n = 0;
+
+	CHECK(tasks != NULL);
+	while (readdir(tasks))
+		n++;
+	closedir(tasks);
+	return n;
+}
+
+/* At any piece; nobody goes on for long, and no thread stays.  */
+static void revoked(unsigned nth)
+{
+	unsigned before = threads_now(), after;
+	struct affinode_reply reply;
+	uint32_t epoch;
+
+	snprintf(test_step, sizeof(test_step), "revoked at copy %u", nth);
+	do {
+		change_large();
+		board_arm("cuMemcpyDtoHAsync:HOLD:%u", nth);
+		epoch = controller_command(AFFINODE_COMMAND_PARK, 0);
+		UNTIL((controller_pump(), board_holds() || controller_replied(epoch)));
+	} while (!board_holds()); /* this machine is too slow for the mover's patience */
+	CHECK_EQUAL(contents_change(CONTENTS_ONE_CHUNK), CUDA_SUCCESS); /* without having waited */
+	board_arm("cuMemcpyDtoHAsync:TAKE=0:1+");
+	reply = controller_reply(epoch);
+	after = board_disarm();
+	CHECK_EQUAL(reply.status, AFFINODE_REVOKED);
+	CHECK_EQUAL(page_read().state, AFFINODE_STATE_RESIDENT);
+	CHECK(after <= IN_STRETCH + PIECES);
+	CHECK_EQUAL(threads_now(), before);
+	all_is_right();
+}
+
+#ifndef SHIM_LINKED /* sanitizers choose stacks themselves */
+/* No thread can be had: the mover does it alone.  */
+static void without_threads(void)
+{
+	pthread_attr_t usual, huge;
+	unsigned before = threads_now(), then;
+	uint32_t epoch;
+
+	snprintf(test_step, sizeof(test_step), "without threads");
+	CHECK_EQUAL(pthread_getattr_default_np(&usual), 0);
+	CHECK_EQUAL(pthread_getattr_default_np(&huge), 0);
+	CHECK_EQUAL(pthread_attr_setstacksize(&huge, (size_t)1 << 46), 0);
+	for (int with = 1; with >= 0; with--) {
+		CHECK_EQUAL(pthread_setattr_default_np(with ? &usual : &huge), 0);
+		do {
+			change_large();
+			board_arm("cuMemcpyDtoHAsync:HOLD:10");
+			epoch = controller_command(AFFINODE_COMMAND_PARK, 0);
+			UNTIL((controller_pump(), board_holds() || controller_replied(epoch)));
+		} while (!board_holds());
+		then = threads_now();
+		board_disarm();
+		CHECK(with ? then > before : then == before);
+		CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_OK);
+		resume("");
+		all_is_right();
+	}
+	CHECK_EQUAL(pthread_setattr_default_np(&usual), 0);
+}
+#endif
+
+/* A context that comes after it has a ring of its own.  */
+static void context_ends(void)
+{
+	CUdeviceptr at;
+	uint32_t seed;
+
+	snprintf(test_step, sizeof(test_step), "another context");
+	CUDA(DevicePrimaryCtxReset(0));
+	cuda_start();
+	CUDA(MemAlloc(&at, LARGE));
+	fill(at, LARGE, &seed);
+	controller_command(AFFINODE_COMMAND_TRIM, 0);
+	PAGE_UNTIL(page.kept_bytes == 0);
+	board_arm("%s", REFUSED COUNTED("cuMemHostAlloc"));
+	controller_park();
+	CHECK(board_disarm() > 0 && struck("cuMemHostAlloc"));
+	CHECK(resume("cuMemHostAlloc:UNKNOWN:1+" COUNTED("cuMemcpyHtoDAsync")) >= LARGE_CHUNKS);
+	CHECK(!struck("cuMemHostAlloc"));
+	CHECK(holds_pattern(at, LARGE, seed, 0));
+}
+
+int main(int argc, char **argv)
+{
+	setenv("AFFINODE_SIM_GPUS", "2", 1);
+	test_begin(argc, argv, 100);
+	state = test_seed;
+	board_make();
+	cuda_start();
+	controller_accept();
+	contents_make();
+	large.bytes = LARGE;
+	CUDA(MemAlloc(&large.at, large.bytes));
+	all_is_refused();
+	events_are_refused();
+	ring_is_taken();
+	for (unsigned nth = 5; nth < LARGE_CHUNKS; nth += 5)
+		revoked(nth);
+#ifndef SHIM_LINKED
+	without_threads();
+#endif
+	scattered();
+	context_ends();
+	return 0;
+}
