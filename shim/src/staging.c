@@ -195,7 +195,7 @@ static bool make_pieces(struct ring *ring)
 /* Events that were made before one was refused are kept for the next time.  */
 static bool make(struct ring *ring)
 {
-	void *pinned;
+	void *pinned = NULL;
 
 	if (driver.cuMemHostAlloc(&pinned, PIECES * PIECE_BYTES, CU_MEMHOSTALLOC_PORTABLE) != CUDA_SUCCESS)
 		return false;

@@ -49,9 +49,12 @@ def compile_shim(folder: Path, defines: tuple[str, ...] = ()) -> Path:
 def compile_other(usual: Path, folder: Path, defines: tuple[str, ...]) -> Path:
     """The same with those calls replaced in the two files that make them."""
     shutil.copytree(usual, folder)
-    for name in ("slabs", "staging"):
-        (folder / "shim" / f"{name}.c.o").unlink()
-    return compile_shim(folder, defines)
+    replaced = [folder / "shim" / f"{name}.c.o" for name in ("slabs", "staging")]
+    for path in [*replaced, folder / "libaffinode.so"]:
+        path.unlink()
+    shim = compile_shim(folder, defines)
+    assert all(path.is_file() for path in replaced), "make did not compile them again"
+    return shim
 
 
 def measure(shim: Path, size: int, rounds: int, folder: Path) -> tuple[Times, int]:
