@@ -104,9 +104,9 @@ void shim_set_simulated(void)
 
 void shim_set_dying(void)
 {
+	page_set_flags(AFFINODE_PAGE_DYING, 0); /* before those who wake up look at it */
 	gate_set_dying();
 	asks_wake_all();
-	page_set_flags(AFFINODE_PAGE_DYING, 0);
 }
 
 static void at_exit(int status, void *unused)

@@ -62,7 +62,7 @@ int main(int argc, char **argv)
 	CHECK_EQUAL(launch_add(NULL, block, 4, 1), CUDA_ERROR_DEINITIALIZED);
 	CUDA(MemFree(other));
 	CUDA(CtxSynchronize());
-	CHECK(page_read().flags & AFFINODE_PAGE_DYING);
+	PAGE_UNTIL(page.flags & AFFINODE_PAGE_DYING);
 	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
 	CHECK(holds_pattern(block, MiB(4), 9, 0));
 	CHECK(controller_move(AFFINODE_COMMAND_PARK) != AFFINODE_OK); /* not again, at the end */
