@@ -138,16 +138,6 @@ static W call_wide(const struct target *target, WIDE_PARAMETERS)
 	return result;
 }
 
-#define INT_THUNK(n)                                               \
-	static W int_thunk_##n(INT_PARAMETERS)                     \
-	{                                                          \
-		return call_int(&int_targets[n], INT_ARGUMENTS);   \
-	}
-#define WIDE_THUNK(n)                                              \
-	static W wide_thunk_##n(WIDE_PARAMETERS)                   \
-	{                                                          \
-		return call_wide(&wide_targets[n], WIDE_ARGUMENTS); \
-	}
 REPEAT_256(INT_THUNK, 0x0) REPEAT_256(INT_THUNK, 0x1) REPEAT_16(WIDE_THUNK, 0x0)
 
 #define INT_NAME(n) int_thunk_##n,

@@ -41,4 +41,16 @@ typedef W (*wide_fn)(WIDE_PARAMETERS);
 	REPEAT_16(M, n##a) REPEAT_16(M, n##b) REPEAT_16(M, n##c) REPEAT_16(M, n##d) REPEAT_16(M, n##e)               \
 	REPEAT_16(M, n##f)
 
+/* A pool's nth wrapper, of each of the two signatures.  */
+#define INT_THUNK(n)                                               \
+	static W int_thunk_##n(INT_PARAMETERS)                     \
+	{                                                          \
+		return call_int(&int_targets[n], INT_ARGUMENTS);   \
+	}
+#define WIDE_THUNK(n)                                              \
+	static W wide_thunk_##n(WIDE_PARAMETERS)                   \
+	{                                                          \
+		return call_wide(&wide_targets[n], WIDE_ARGUMENTS); \
+	}
+
 #endif

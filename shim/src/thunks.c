@@ -70,16 +70,6 @@ static inline __attribute__((always_inline)) W call_wide(const struct target *ta
 	return ((wide_fn)target->real)(WIDE_ARGUMENTS);
 }
 
-#define INT_THUNK(n)                                                                                                \
-	static W int_thunk_##n(INT_PARAMETERS)                                                                      \
-	{                                                                                                           \
-		return call_int(&int_targets[n], INT_ARGUMENTS);                                                    \
-	}
-#define WIDE_THUNK(n)                                                                                               \
-	static W wide_thunk_##n(WIDE_PARAMETERS)                                                                    \
-	{                                                                                                           \
-		return call_wide(&wide_targets[n], WIDE_ARGUMENTS);                                                 \
-	}
 REPEAT_INT(INT_THUNK)
 REPEAT_WIDE(WIDE_THUNK)
 
