@@ -291,11 +291,8 @@ enum affinode_status checkpoint_out(char *why, size_t size)
 		in_the_way = "the GPU is too small to be sure of the way back";
 	if (!in_the_way && (gate_calls_waiting() || atomic_load(&gate.dying)))
 		in_the_way = "a CUDA call waits";
-	if (!in_the_way) {
-		shadows_take();
-		if (books_close(DRAIN_NS) != 0)
-			in_the_way = "a CUDA call is in progress";
-	}
+	if (!in_the_way && (!shadows_take() || books_close(DRAIN_NS) != 0))
+		in_the_way = "a CUDA call is in progress";
 	if (!in_the_way) {
 		deferred_begin();
 		in_the_way = hold();

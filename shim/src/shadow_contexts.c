@@ -251,4 +251,5 @@ void shadows_reset_in_child(void)
 	if (shadows_behind)
 		slot_take_back();
 	shadows_behind = false;
+	shadow_devices_reset_in_child();
 }

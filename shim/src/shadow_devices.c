@@ -1,4 +1,5 @@
 /* What was asked of the driver once, to be said again while it cannot be asked.  */
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -10,6 +11,9 @@
 
 /* A person waits for the answer, and without it the call wakes the process.  */
 #define LOOK_NS (2 * S_NS)
+/* Somebody else has the answers for as long as it takes to copy them.  */
+#define TURN_NS (500 * MS_NS)
+#define TURN_POLL_NS 20000ull
 #define MAX_DEVICES 16
 #define ATTRIBUTES 256
 #define ERRORS 1000
@@ -24,9 +28,12 @@ struct device_shadow {
 	size_t total_bytes;
 	int attributes[ATTRIBUTES];
 	CUresult attribute_results[ATTRIBUTES];
-	unsigned int primary_flags;
-	int primary_active;
-	CUresult primary_result;
+};
+
+struct primary_shadow {
+	unsigned int flags;
+	int active;
+	CUresult result;
 };
 
 /* What a question about a pointer wrote: `size` bytes.  */
@@ -41,12 +48,33 @@ struct witness_shadow {
 	struct pointer_answer one[POINTER_ATTRIBUTES], many[POINTER_ATTRIBUTES];
 };
 
+/* What is asked anew at each park.  */
+struct taken {
+	struct primary_shadow primaries[MAX_DEVICES];
+	struct witness_shadow witnesses[MAX_WITNESSES];
+	unsigned witness_count;
+};
+
 static struct device_shadow devices[MAX_DEVICES];
+/* A call that found the process off the GPU may look only after it came back and left again, so readers and the mover take
+ * turns, none for long: a thread that was unwound while it read would keep the others for good.  */
+static pthread_mutex_t taken_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct taken taken;
+
+static bool taken_turn(void)
+{
+	uint64_t until = clock_ns() + TURN_NS;
+
+	while (pthread_mutex_trylock(&taken_lock) != 0) {
+		if (clock_ns() > until)
+			return false;
+		clock_sleep_ns(TURN_POLL_NS);
+	}
+	return true;
+}
 static int device_count = -1;
 static int driver_version;
 static const char *error_names[ERRORS], *error_texts[ERRORS];
-static struct witness_shadow witnesses[MAX_WITNESSES];
-static unsigned witness_count;
 static CUresult (*get_many)(unsigned int, int *, void **, CUdeviceptr);
 
 /* Without what this driver lacks, or says otherwise, the call waits.  */
@@ -118,11 +146,11 @@ static void answer_take(struct pointer_answer *answer, int attribute, CUdevicept
 		answer->size++;
 }
 
-static void witness_take(const struct context *context)
+static void witness_take(struct taken *now, const struct context *context)
 {
-	struct witness_shadow *shadow = &witnesses[witness_count];
+	struct witness_shadow *shadow = &now->witnesses[now->witness_count];
 
-	if (!context->handle || !context->witness || witness_count == MAX_WITNESSES || !get_many ||
+	if (!context->handle || !context->witness || now->witness_count == MAX_WITNESSES || !get_many ||
 	    driver.cuCtxSetCurrent(context->handle) != CUDA_SUCCESS)
 		return;
 	shadow->address = context->witness;
@@ -130,18 +158,35 @@ static void witness_take(const struct context *context)
 		answer_take(&shadow->one[i], i, context->witness, false);
 		answer_take(&shadow->many[i], i, context->witness, true);
 	}
-	witness_count++;
+	now->witness_count++;
 }
 
-void shadow_devices_take(void)
+bool shadow_devices_take(void)
 {
-	witness_count = 0;
+	static struct taken now; /* too large for a thread's stack; the mover's alone */
+
+	now.witness_count = 0;
 	for (struct context *context = contexts_first(); context; context = context->next)
-		witness_take(context);
+		witness_take(&now, context);
 	driver.cuCtxSetCurrent(NULL);
-	for (int i = 0; i < device_count; i++)
-		devices[i].primary_result = driver.cuDevicePrimaryCtxGetState(
-			devices[i].ordinal, &devices[i].primary_flags, &devices[i].primary_active);
+	for (int i = 0; i < device_count; i++) {
+		struct primary_shadow *primary = &now.primaries[i];
+
+		primary->result = driver.cuDevicePrimaryCtxGetState(devices[i].ordinal, &primary->flags,
+								    &primary->active);
+	}
+	if (!taken_turn())
+		return false;
+	taken = now;
+	pthread_mutex_unlock(&taken_lock);
+	return true;
+}
+
+void shadow_devices_reset_in_child(void)
+{
+	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+
+	memcpy(&taken_lock, &fresh, sizeof(fresh));
 }
 
 static const struct device_shadow *find(CUdevice ordinal)
@@ -223,13 +268,15 @@ CUresult shadow_device_total(size_t *bytes, CUdevice device)
 
 CUresult shadow_primary_state(CUdevice device, unsigned int *flags, int *active)
 {
-	const struct device_shadow *shadow = find(device);
+	struct primary_shadow primary;
 
-	if (!shadow || !flags || !active)
+	if (!find(device) || !flags || !active || !taken_turn())
 		return SHADOW_NONE;
-	*flags = shadow->primary_flags;
-	*active = shadow->primary_active;
-	return shadow->primary_result;
+	primary = taken.primaries[device];
+	pthread_mutex_unlock(&taken_lock);
+	*flags = primary.flags;
+	*active = primary.active;
+	return primary.result;
 }
 
 CUresult shadow_driver_version(int *version)
@@ -269,16 +316,30 @@ CUresult shadow_memory_info(size_t *free_bytes, size_t *total_bytes)
 	return CUDA_SUCCESS;
 }
 
+static bool find_answer(struct pointer_answer *answer, int attribute, CUdeviceptr address, bool many)
+{
+	bool found = false;
+
+	if (!taken_turn())
+		return false;
+	for (unsigned i = 0; i < taken.witness_count && !found; i++) {
+		const struct witness_shadow *shadow = &taken.witnesses[i];
+
+		found = shadow->address == address;
+		if (found)
+			*answer = many ? shadow->many[attribute] : shadow->one[attribute];
+	}
+	pthread_mutex_unlock(&taken_lock);
+	return found;
+}
+
 CUresult shadow_pointer(void *data, int attribute, CUdeviceptr address, bool many)
 {
-	for (unsigned i = 0; i < witness_count; i++) {
-		const struct pointer_answer *answer;
+	struct pointer_answer answer;
 
-		if (witnesses[i].address != address || attribute < 1 || attribute >= POINTER_ATTRIBUTES || !data)
-			continue;
-		answer = many ? &witnesses[i].many[attribute] : &witnesses[i].one[attribute];
-		memcpy(data, answer->bytes, answer->size);
-		return answer->result;
-	}
-	return SHADOW_NONE;
+	if (attribute < 1 || attribute >= POINTER_ATTRIBUTES || !data ||
+	    !find_answer(&answer, attribute, address, many))
+		return SHADOW_NONE;
+	memcpy(data, answer.bytes, answer.size);
+	return answer.result;
 }

@@ -386,7 +386,7 @@ void shadows_start(void)
 	shadow_devices_start();
 }
 
-void shadows_take(void)
+bool shadows_take(void)
 {
-	shadow_devices_take();
+	return shadow_devices_take();
 }

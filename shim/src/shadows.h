@@ -16,8 +16,9 @@ void *shadow_for(const char *name, int version, void *real);
 /* Note what never changes; on the application's thread.  */
 void shadows_start(void);
 
-/* Note what is asked of this moment; by the mover, before the driver is told to hold the process.  */
-void shadows_take(void);
+/* Note what is asked of this moment; by the mover, before the driver is told to hold the process. False: a call has been
+ * reading what was noted before for too long.  */
+bool shadows_take(void);
 
 /* --- what threads have current (shadow_contexts.c) */
 
@@ -52,7 +53,8 @@ void shadows_forget_contexts(void);
 /* --- what devices are like (shadow_devices.c): CUDA_SUCCESS, the driver's error, or SHADOW_NONE */
 
 void shadow_devices_start(void);
-void shadow_devices_take(void);
+bool shadow_devices_take(void);
+void shadow_devices_reset_in_child(void);
 CUresult shadow_device_count(int *count);
 CUresult shadow_device_get(CUdevice *device, int ordinal);
 CUresult shadow_device_attribute(int *value, int attribute, CUdevice device);
