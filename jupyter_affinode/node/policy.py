@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from . import victims
 from .actions import Action, DenyRoom, DropCaches, GiveLots, GrantRoom, Park, RefusePark, Resume
 from .eligibility import eligible_at, waiters
 from .host_room import HostRoom, Shortage, trims, without
@@ -87,17 +88,13 @@ class Plan:
             self.room[uuid] = self.room.get(uuid, 0) - need
 
     def eligible(self, *, except_for: str = "") -> list[Kernel]:
-        """Who may be parked now, the best first: idle long and large."""
+        """Who may be parked now, the best first (see victims.py)."""
         ready = []
         for kernel in self.node.kernels:
             moment = eligible_at(kernel, self.settings, anyone_waits=bool(self.queue))
             if moment is not None and moment <= self.now and self.is_free(kernel) and kernel.id != except_for:
                 ready.append(kernel)
-        return sorted(ready, key=lambda kernel: (-self.worth(kernel), kernel.id))
-
-    def worth(self, kernel: Kernel) -> float:
-        """How good a choice a kernel is: idle time weighed with what parking it frees."""
-        return max(self.now - kernel.last_activity, 0.001) * kernel.movable_bytes
+        return victims.in_order(self.now, ready, self.node)
 
     def park(self, kernel: Kernel, reason: str) -> bool:
         """Decide to park a kernel if host memory allows, by way of what its frameworks drop. False if not: it
@@ -218,11 +215,16 @@ def park_idle(plan: Plan) -> None:
 
 def give_lots(plan: Plan) -> None:
     """Hand lots ahead of time to whoever may be parked soon and has none, the likeliest first."""
-    soon = [kernel for kernel in plan.node.kernels if plan.is_free(kernel) and not kernel.host.lot_bytes]
-    for kernel in sorted(soon, key=lambda kernel: (-plan.worth(kernel), kernel.id)):
+    if not plan.node.host.lot_bytes:
+        return
+    soon = []
+    for kernel in plan.node.kernels:
         moment = eligible_at(kernel, plan.settings, anyone_waits=bool(plan.queue))
-        if moment is not None and moment <= plan.now + LOTS_AHEAD_S:
-            plan.give_lots(kernel)
+        is_soon = moment is not None and moment <= plan.now + LOTS_AHEAD_S
+        if is_soon and plan.is_free(kernel) and not kernel.host.lot_bytes:
+            soon.append(kernel)
+    for kernel in victims.in_order(plan.now, soon, plan.node):
+        plan.give_lots(kernel)
 
 
 def relieve_host(plan: Plan) -> None:

@@ -69,6 +69,31 @@ NO_HOST_USE = HostUse()
 
 
 @dataclass(frozen=True)
+class Speed:
+    """How long moves between a GPU and host memory take: a fixed part, and one by size.
+
+    The defaults hold until this machine's own parks and resumes say better: a slow link, so that nobody is
+    moved lightly.
+    """
+
+    park_fixed_s: float = 0.05
+    park_bytes_per_s: float = 8e9
+    resume_fixed_s: float = 0.05
+    resume_bytes_per_s: float = 8e9
+
+    def park_s(self, copied_bytes: float) -> float:
+        """How long a park takes that copies so much."""
+        return self.park_fixed_s + copied_bytes / self.park_bytes_per_s
+
+    def resume_s(self, copied_bytes: float) -> float:
+        """How long a resume takes that copies so much."""
+        return self.resume_fixed_s + copied_bytes / self.resume_bytes_per_s
+
+
+NEEDED_SOON = 0.5  # where nothing is known of a kernel's pauses: see victims.py
+
+
+@dataclass(frozen=True)
 class Kernel:
     """One kernel with all its processes."""
 
@@ -100,6 +125,9 @@ class Kernel:
     cgroup: str = ""  # whose headroom parking it uses
     can_drop_caches: bool = False  # its frameworks were not asked since it last used the GPU
     host: HostUse = field(default_factory=lambda: NO_HOST_USE)
+    park_copies_bytes: int | None = None  # what a park has to copy, by its last one; None: unknown, all of it
+    resume_copies_bytes: int | None = None  # … and what the way back has
+    needed_soon: float = NEEDED_SOON  # the chance that it uses the GPU before it has been idle twice as long
 
     @property
     def footprint_bytes(self) -> int:
@@ -146,6 +174,7 @@ class Node:
     host: Host
     reservations: tuple[Reservation, ...] = ()
     is_settled: bool = True  # long enough after the start that every shim has said HELLO
+    speeds: Mapping[str, Speed] = field(default_factory=dict)  # by GPU, as measured here
 
 
 @dataclass(frozen=True)

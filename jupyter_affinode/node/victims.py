@@ -1,0 +1,79 @@
+"""Whom to park: what it costs, what it brings, and when it has paid off; pure.
+
+**When: renting or buying.** Leaving an idle kernel on the GPU while someone waits for its memory costs one
+second of waiting a second (the rent). Parking it costs its round trip once: the waiter waits for the park, and
+its owner for the resume (the price). Nobody knows when the owner comes back. This is the ski-rental problem: who
+rents until the rent paid equals the price, and then buys, never pays more than twice what he would have paid
+knowing the future, and no deterministic rule guarantees less (Karlin, Manasse, Rudolph and Sleator, "Competitive
+snoopy caching", Algorithmica 3, 1988, 79-119; the same reasoning with money for seconds gave the five-minute rule
+of Gray and Putzolu, SIGMOD 1987, 395-398). `break_even_s` is that moment, from what this machine's own moves took.
+
+**Whom: bytes given back for each second of waiting caused.** Of several who have been idle long enough, the
+best is the one that frees the most bytes for the longest time for the least waiting, as web caches weigh cost
+against size (GreedyDual-Size: Cao and Irani, "Cost-aware WWW proxy caching algorithms", USITS 1997). How long it
+will stay idle is not known either; pauses of people are so uneven that the best simple guess is "as long as it
+has been already": for a Pareto law of index 1 it is the median of what is left, the chance to be needed before
+that is 1/2, and that is what `Kernel.needed_soon` says unless history says better.
+
+A kernel whose memory has not changed since its last park, or is zeros, is cheap: the host has that already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from .snapshot import Kernel, Node, Speed
+
+LEAST_IDLE_S = 0.001  # a clock's step; keeps the order by size among those that have just become idle
+
+
+def in_order(
+    now: float, kernels: Iterable[Kernel], node: Node, gpus: Collection[str] | None = None
+) -> list[Kernel]:
+    """The kernels, the best to park first; `gpus`: where memory is wanted (None: anywhere)."""
+    return sorted(kernels, key=lambda kernel: (-worth(now, kernel, node, gpus), kernel.id))
+
+
+def worth(now: float, kernel: Kernel, node: Node, gpus: Collection[str] | None = None) -> float:
+    """How good a choice a kernel is: byte seconds probably given back for each second of waiting caused."""
+    frees = 0
+    for uuid, size in kernel.resident_bytes.items():
+        if gpus is None or uuid in gpus:
+            frees += size
+    idle_s = max(now - kernel.last_activity, LEAST_IDLE_S)
+    lasts_s = idle_s * (1.0 - kernel.needed_soon / 2.0)  # who returns within that time does so half-way
+    costs_s = park_s(kernel, node) + kernel.needed_soon * resume_s(kernel, node)
+    return frees * lasts_s / costs_s
+
+
+def break_even_s(kernel: Kernel, node: Node) -> float:
+    """For how long a kernel must have been idle for a round trip to pay off while someone waits."""
+    return park_s(kernel, node) + resume_s(kernel, node)
+
+
+def park_s(kernel: Kernel, node: Node) -> float:
+    """How long parking it will probably take. GPUs copy side by side: the slowest counts."""
+    copies = _part(kernel.park_copies_bytes, kernel.movable_bytes)
+    slowest = 0.0
+    for uuid, size in kernel.resident_bytes.items():
+        slowest = max(slowest, node.speeds.get(uuid, UNMEASURED).park_s(size * copies))
+    return slowest or UNMEASURED.park_s(0)
+
+
+def resume_s(kernel: Kernel, node: Node) -> float:
+    """How long bringing it back will probably take, from where it is now or once it is parked."""
+    resident, parked = kernel.resident_bytes, kernel.parked_bytes
+    copies = _part(kernel.resume_copies_bytes, kernel.movable_bytes + sum(parked.values()))
+    slowest = 0.0
+    for uuid in resident.keys() | parked.keys():
+        size = resident.get(uuid, 0) + parked.get(uuid, 0)
+        slowest = max(slowest, node.speeds.get(uuid, UNMEASURED).resume_s(size * copies))
+    return slowest or UNMEASURED.resume_s(0)
+
+
+def _part(copied: int | None, size: int) -> float:
+    """What part of the memory has to be copied; all of it where that is not known."""
+    return 1.0 if copied is None or size <= 0 else min(max(copied / size, 0.0), 1.0)
+
+
+UNMEASURED = Speed()
