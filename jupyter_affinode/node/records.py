@@ -146,7 +146,10 @@ class Description:
 class KernelRecord:
     """One kernel."""
 
-    id: str
+    id: str  # unique here; on a controller of all users it begins with the owner's
+    owner: str | None = None  # whose it is, on a controller of all users; None: the controller's own user's
+    priority: int = 0  # of its grant; higher goes first
+    caps: Mapping[str, float] = field(default_factory=dict)  # of its grant: the owner's limits, by name
     processes: dict[int, Process] = field(default_factory=dict)
     description: Description | None = None
     described_by: int | None = None  # pid of the server that did
