@@ -15,6 +15,7 @@ from .records import KernelRecord, Process
 from .reservations import ReservationBook
 from .settings import Settings
 from .snapshot import Host, Kernel, Node, Reservation, Residency, RoomRequest
+from .speeds import MoveSpeeds, park_copies, resume_copies
 from .wire import Hello
 
 HUNG_UP_FORGOTTEN_S = 10.0  # a live process that closed its link and does not come back runs without a shim
@@ -33,6 +34,7 @@ class NodeState:
         self.kernels: dict[str, KernelRecord] = {}
         self.gpus = GpuTable()
         self.reservations = ReservationBook()
+        self.speeds = MoveSpeeds()
         self._keys = itertools.count(1)
 
     def processes(self) -> Iterator[Process]:
@@ -93,6 +95,7 @@ class NodeState:
                 process.data = process.page.read()
             except PageError as error:
                 bad.append((process, error))
+        self.speeds.look(self.processes())
         managed: dict[str, int] = {}
         for kernel in self.kernels.values():
             self._refresh_kernel(kernel, now)
@@ -155,6 +158,7 @@ class NodeState:
             Host(self.host.available_bytes, headroom, self.host.total_bytes, limits, self.lots_ready_bytes),
             tuple(reservations),
             is_settled,
+            self.speeds.by_gpu(),
         )
 
     def _refresh_kernel(self, kernel: KernelRecord, now: float) -> None:
@@ -219,6 +223,8 @@ class NodeState:
             cgroup=kernel.cgroup.path if kernel.cgroup is not None else "",
             can_drop_caches=_can_drop_caches(kernel, last_activity),
             host=host_use(kernel, last_activity, self.lots_held, now),
+            park_copies_bytes=sum(park_copies(process) for process in processes),
+            resume_copies_bytes=sum(resume_copies(process) for process in processes),
         )
 
 

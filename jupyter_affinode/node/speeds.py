@@ -1,0 +1,127 @@
+"""How fast this machine parks and resumes, learnt from its own moves; `victims` reckons with it.
+
+Each move says how many bytes were copied and how long it took. Of the last few dozen the line that fits best is
+kept, by GPU and way: a fixed part and a rate. It begins as `Speed` assumes it, with the weight of two moves, and
+forgets slowly, so that a machine that became slower is noticed within some moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from .page import PageData
+from .records import Process
+from .snapshot import Speed
+
+FORGETS = 0.95  # what an older move counts beside the next
+FAST_BYTES_PER_S = 1e12  # nothing that is attached to a machine today is as fast
+PRIOR_BYTES = 8 << 30
+PRIOR = Speed()
+
+
+@dataclass
+class Line:
+    """Seconds over bytes, fitted by least squares with weights that fade."""
+
+    fixed_s: float
+    bytes_per_s: float
+    _n: float = 0.0
+    _x: float = 0.0
+    _y: float = 0.0
+    _xx: float = 0.0
+    _xy: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._add(0.0, self.fixed_s)
+        self._add(float(PRIOR_BYTES), self.fixed_s + PRIOR_BYTES / self.bytes_per_s)
+
+    def take(self, copied_bytes: int, seconds: float) -> None:
+        """One move more."""
+        self._n, self._x, self._y = self._n * FORGETS, self._x * FORGETS, self._y * FORGETS
+        self._xx, self._xy = self._xx * FORGETS, self._xy * FORGETS
+        self._add(float(copied_bytes), seconds)
+        self._fit()
+
+    def _add(self, size: float, seconds: float) -> None:
+        self._n += 1.0
+        self._x += size
+        self._y += seconds
+        self._xx += size * size
+        self._xy += size * seconds
+
+    def _fit(self) -> None:
+        """The best line with no negative part: a move takes no less than nothing, and longer for more bytes."""
+        spread = self._n * self._xx - self._x * self._x
+        slope = (self._n * self._xy - self._x * self._y) / spread if spread > 0 else 0.0
+        fixed = (self._y - slope * self._x) / self._n
+        if slope < 1 / FAST_BYTES_PER_S:
+            slope = 1 / FAST_BYTES_PER_S
+            fixed = (self._y - slope * self._x) / self._n
+        elif fixed < 0:
+            fixed, slope = 0.0, self._xy / self._xx
+        self.fixed_s, self.bytes_per_s = max(fixed, 0.0), 1 / max(slope, 1 / FAST_BYTES_PER_S)
+
+
+@dataclass
+class _Gpu:
+    parks: Line = field(default_factory=lambda: Line(PRIOR.park_fixed_s, PRIOR.park_bytes_per_s))
+    resumes: Line = field(default_factory=lambda: Line(PRIOR.resume_fixed_s, PRIOR.resume_bytes_per_s))
+
+    def speed(self) -> Speed:
+        return Speed(
+            self.parks.fixed_s, self.parks.bytes_per_s, self.resumes.fixed_s, self.resumes.bytes_per_s
+        )
+
+
+class MoveSpeeds:
+    """The running estimate, from the pages of processes; the state's."""
+
+    def __init__(self) -> None:
+        self._gpus: dict[str, _Gpu] = {}
+        self._seen: dict[int, tuple[int, int]] = {}  # how many parks and resumes of a process were looked at
+
+    def look(self, processes: Iterable[Process]) -> None:
+        """Learn from what was moved since the last look; also what a shim did without being told."""
+        seen = {}
+        for process in processes:
+            parks, resumes = self._seen.get(process.key, (0, 0))
+            data = process.data
+            if (data.parks, data.resumes) != (parks, resumes):
+                self._learn(data, parked=data.parks > parks, resumed=data.resumes > resumes)
+            seen[process.key] = (data.parks, data.resumes)
+        self._seen = seen
+
+    def by_gpu(self) -> dict[str, Speed]:
+        """Of the GPUs that anything was moved from or to."""
+        return {uuid: gpu.speed() for uuid, gpu in self._gpus.items()}
+
+    def _learn(self, data: PageData, *, parked: bool, resumed: bool) -> None:
+        used = [gpu.uuid for gpu in data.gpus if gpu.resident_bytes or gpu.parked_bytes]
+        if len(used) != 1:
+            return  # which of several GPUs was the slow one is not told
+        gpu = self._gpus.setdefault(used[0], _Gpu())
+        if parked and data.last_park is not None:
+            gpu.parks.take(data.last_park_copied_bytes, data.last_park[1])
+        if resumed and data.last_resume is not None:
+            size, seconds = data.last_resume
+            gpu.resumes.take(max(size - data.last_park_zero_bytes, 0), seconds)
+
+
+def park_copies(process: Process) -> int:
+    """What a park of the process has to copy if as much stays as it was as before its last one; else all.
+
+    It may have written all of it since: that is seen only by looking.
+    """
+    data = process.data
+    if data.last_park is None:
+        return process.resident_bytes
+    zeros, copied = data.last_park_zero_bytes, data.last_park_copied_bytes
+    unchanged = max(data.last_park[0] - copied - zeros, 0)
+    return max(process.resident_bytes - zeros - min(unchanged, data.kept_bytes), 0)
+
+
+def resume_copies(process: Process) -> int:
+    """What the way back copies: all that is not zeros."""
+    size = sum(gpu.resident_bytes + gpu.parked_bytes for gpu in process.data.gpus)
+    return max(size - process.data.last_park_zero_bytes, 0)

@@ -1,0 +1,219 @@
+"""Whom it is best to park, and when a park has paid off; and how fast this machine is seen to be."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from fake_shim import GPU, MIB, PARKED, RESIDENT
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jupyter_affinode.node import victims
+from jupyter_affinode.node.page import PageData, PageFlag, PageGpu, State
+from jupyter_affinode.node.settings import GIB
+from jupyter_affinode.node.snapshot import Host, Kernel, Node, Residency, Speed
+from jupyter_affinode.node.speeds import Line, MoveSpeeds, park_copies, resume_copies
+from jupyter_affinode.node.wire import gpu_uuid
+
+A, B = "GPU-a", "GPU-b"
+NOW = 10_000.0
+
+
+def kernel(name, size=4 * GIB, *, idle=1000.0, gpu=A, **fields):
+    return Kernel(name, Residency.RESIDENT, {gpu: size}, last_activity=NOW - idle, **fields)
+
+
+def node(**speeds):
+    return Node({}, (), Host(0), speeds={"GPU-" + name: speed for name, speed in speeds.items()})
+
+
+def order(*kernels, gpus=None, **speeds):
+    return [each.id for each in victims.in_order(NOW, kernels, node(**speeds), gpus)]
+
+
+# ---- whom
+
+
+def test_of_two_alike_the_one_that_has_been_idle_for_longer_goes():
+    assert order(kernel("new", idle=400), kernel("old", idle=401)) == ["old", "new"]
+
+
+def test_of_two_that_are_as_idle_the_one_whose_memory_need_not_be_copied_goes():
+    written = kernel("written", park_copies_bytes=4 * GIB, resume_copies_bytes=4 * GIB)
+    unchanged = kernel("unchanged", park_copies_bytes=0, resume_copies_bytes=4 * GIB)
+    zeros = kernel("zeros", park_copies_bytes=0, resume_copies_bytes=0)
+    assert order(written, unchanged, zeros) == ["zeros", "unchanged", "written"]
+
+
+def test_many_small_ones_are_not_taken_where_one_large_one_is_as_idle():
+    small = [kernel(f"small-{number}", 64 * MIB) for number in range(4)]
+    assert order(*small, kernel("large", 8 * GIB))[0] == "large"
+
+
+def test_a_kernel_that_is_probably_needed_soon_stays():
+    alike = kernel("unknown")
+    assert order(kernel("soon", needed_soon=0.95), alike, kernel("later", needed_soon=0.05)) == [
+        "later",
+        "unknown",
+        "soon",
+    ]
+
+
+def test_a_gpu_with_a_slower_way_is_left_alone():
+    slow = Speed(park_bytes_per_s=1e9, resume_bytes_per_s=1e9)
+    assert order(kernel("slow", gpu=B), kernel("fast"), b=slow, a=Speed()) == ["fast", "slow"]
+
+
+def test_only_memory_where_it_is_wanted_counts():
+    both = Kernel("both", Residency.RESIDENT, {A: GIB, B: 9 * GIB}, last_activity=NOW - 1000)
+    assert order(both, kernel("a", 4 * GIB), gpus={A}) == ["a", "both"]
+    assert order(kernel("b", gpu=B), kernel("a", 2 * GIB, idle=500), gpus={A}) == ["a", "b"]
+
+
+KERNELS = st.builds(
+    lambda name, size, idle, copies, soon: kernel(
+        f"k{name}", size, idle=idle, park_copies_bytes=copies, resume_copies_bytes=copies, needed_soon=soon
+    ),
+    st.integers(0, 99),
+    st.integers(0, 200 * GIB),
+    st.floats(-5, 1e6),
+    st.none() | st.integers(0, 300 * GIB),
+    st.floats(0, 1),
+)
+SPEEDS = st.builds(Speed, st.floats(0, 10), st.floats(1e3, 1e12), st.floats(0, 10), st.floats(1e3, 1e12))
+
+
+@given(st.lists(KERNELS, max_size=12, unique_by=lambda each: each.id), SPEEDS, st.randoms())
+def test_the_order_depends_on_nothing_but_the_kernels(kernels, speed, dice):
+    shuffled = kernels[:]
+    dice.shuffle(shuffled)
+    assert order(*kernels, a=speed) == order(*shuffled, a=speed)
+    for each in kernels:
+        assert victims.worth(NOW, each, node(a=speed)) >= 0
+        assert victims.break_even_s(each, node(a=speed)) >= 0
+
+
+@given(KERNELS.filter(lambda each: each.movable_bytes > 0), SPEEDS, st.floats(1, 1e5))
+def test_more_idle_is_never_worse(each, speed, more):
+    later = replace(each, last_activity=each.last_activity - more)
+    assert victims.worth(NOW, later, node(a=speed)) >= victims.worth(NOW, each, node(a=speed))
+
+
+# ---- when
+
+
+def test_a_round_trip_pays_off_after_as_long_as_it_takes():
+    speed = Speed(0.1, 50e9, 0.2, 25e9)
+    assert victims.break_even_s(kernel("k", 50_000_000_000), node(a=speed)) == pytest.approx(
+        0.1 + 1 + 0.2 + 2
+    )
+    cheap = kernel("k", 50_000_000_000, park_copies_bytes=0, resume_copies_bytes=0)
+    assert victims.break_even_s(cheap, node(a=speed)) == pytest.approx(0.3)
+
+
+@given(st.lists(st.floats(0.01, 1000), min_size=1, max_size=50), st.floats(0.1, 100))
+def test_who_parks_at_the_break_even_never_pays_more_than_twice_what_a_prophet_does(pauses, price):
+    """The bound that victims.py states, on any history of pauses: rent until it equals the price, then buy."""
+    paid = sum(pause if pause <= price else price + price for pause in pauses)
+    prophet = sum(min(pause, price) for pause in pauses)
+    assert paid <= 2 * prophet * (1 + 1e-9)
+
+
+# ---- how fast
+
+
+def page(
+    *, parks=0, resumes=0, park=(0, 0.0), resume=(0, 0.0), copied=0, zeros=0, resident=GIB, parked=0, kept=0
+):
+    return PageData(
+        State.RESIDENT,
+        0.0,
+        0.0,
+        PageFlag(0),
+        0,
+        0,
+        0,
+        0,
+        0,
+        parks,
+        resumes,
+        park if parks else None,
+        resume if resumes else None,
+        (PageGpu(A, resident, parked, (0,) * 8),),
+        kept_bytes=kept,
+        last_park_copied_bytes=copied,
+        last_park_zero_bytes=zeros,
+    )
+
+
+def process(key=1, **fields):
+    data = page(**fields)
+    resident = sum(gpu.resident_bytes for gpu in data.gpus)
+    return SimpleNamespace(key=key, data=data, resident_bytes=resident)
+
+
+def test_a_machine_is_as_fast_as_its_moves_show():
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    dice = random.Random(seed)
+    line = Line(0.05, 8e9)
+    for _ in range(100):
+        size = dice.randrange(1 << 20, 64 * GIB)
+        line.take(size, (0.02 + size / 50e9) * dice.uniform(0.95, 1.05))
+    for size in (GIB, 8 * GIB, 40 * GIB):
+        assert line.fixed_s + size / line.bytes_per_s == pytest.approx(0.02 + size / 50e9, rel=0.3, abs=0.1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 1 << 45), st.floats(0, 1e5)), max_size=60))
+def test_no_history_of_moves_makes_a_speed_that_cannot_be(moves):
+    line = Line(0.05, 8e9)
+    for size, seconds in moves:
+        line.take(size, seconds)
+        assert line.fixed_s >= 0
+        assert 0 < line.bytes_per_s <= 1e12
+
+
+def test_each_move_teaches_once_and_only_what_was_copied_counts():
+    speeds = MoveSpeeds()
+    assert speeds.by_gpu() == {}
+    fast = process(parks=1, park=(10 * GIB, 0.1), copied=0, zeros=10 * GIB)
+    speeds.look([fast])
+    once = speeds.by_gpu()
+    assert once[A].park_fixed_s > Speed().park_fixed_s  # nothing was copied: the 0.1 s are its fixed part
+    speeds.look([fast])
+    assert speeds.by_gpu() == once
+    speeds.look([process(parks=1, resumes=1, park=(10 * GIB, 0.1), resume=(10 * GIB, 0.2), zeros=10 * GIB)])
+    assert speeds.by_gpu()[A].resume_fixed_s > once[A].resume_fixed_s
+    speeds.look([])
+    assert speeds.by_gpu()[A].park_bytes_per_s == pytest.approx(once[A].park_bytes_per_s)
+
+
+def test_what_a_park_would_copy_is_told_by_the_last_one():
+    assert park_copies(process(resident=4 * GIB)) == 4 * GIB
+    changed = process(parks=1, park=(4 * GIB, 1.0), copied=GIB, zeros=GIB, resident=4 * GIB, kept=3 * GIB)
+    assert park_copies(changed) == GIB
+    assert resume_copies(changed) == 3 * GIB
+    grown = process(parks=1, park=(4 * GIB, 1.0), copied=0, zeros=0, resident=6 * GIB, kept=4 * GIB)
+    assert park_copies(grown) == 2 * GIB
+    given_back = process(parks=1, park=(4 * GIB, 1.0), copied=0, zeros=0, resident=4 * GIB, kept=0)
+    assert park_copies(given_back) == 4 * GIB
+
+
+def test_of_two_idle_kernels_the_one_that_was_cheap_to_park_before_yields_first(node, shim, wait_until):
+    """Through the controller: what pages say of earlier moves decides."""
+    machine = node(idle_timeout_s=0.2, min_footprint_bytes=MIB)
+    dear, cheap = shim("dear", resident=900 * MIB), shim("cheap", resident=900 * MIB)
+    for each, copied in ((dear, 900 * MIB), (cheap, 0)):
+        each.page.parks, each.page.last_park = 1, 900 * MIB
+        each.page.host[1], each.page.host[2] = 900 * MIB, copied
+        each.page.last_activity = dear.page.last_activity
+        each.become(RESIDENT)
+    waiter = shim("waiter")
+    wait_until(lambda: all((machine.kernel(name) or {}).get("eligible") for name in ("dear", "cheap")))
+    waiter.allocate(800 * MIB, number=1)
+    wait_until(lambda: PARKED in (dear.state, cheap.state))
+    assert (dear.state, cheap.state) == (RESIDENT, PARKED)
+    assert gpu_uuid(GPU) in [gpu["uuid"] for gpu in machine.node()["gpus"]]
