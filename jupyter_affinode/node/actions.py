@@ -4,6 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Cause(str, Enum):
+    """Why a kernel was parked or resumed, for programs; the words for people are the reason's."""
+
+    OTHER = "other"
+    ASKED = "asked"  # the person, or a program for them
+    ROOM = "room"  # park: someone waits for the memory
+    LOW_MEMORY = "low-memory"  # park: under the low watermark
+    IDLE = "idle"  # park: with park_when="idle"
+    TIME_SLICE = "time-slice"  # park: its quantum is over and others wait
+    CELL = "cell"  # resume: a call waited
+    SPLIT = "split"  # resume: its other processes are on the GPU
+    UNDONE = "undone"  # resume: its other processes could not be parked
+    PREFETCH = "prefetch"  # resume: the person is about to use it
 
 
 @dataclass(frozen=True)
@@ -15,6 +31,7 @@ class Park:
     budget_bytes: int = 0  # host memory that it may take anew at most
     lot_bytes: int = 0  # handed to it from the controller's lots, beside that
     to_context: bool = False  # the CUDA context too
+    cause: Cause = field(default=Cause.OTHER, compare=False)
 
 
 @dataclass(frozen=True)
@@ -58,6 +75,7 @@ class Resume:
     kernel_id: str
     reserved_bytes: Mapping[str, int] = field(hash=False)
     reason: str
+    cause: Cause = field(default=Cause.OTHER, compare=False)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from .lots import LotStock
 from .metrics import Metrics
 from .moves import Moves
 from .nvml import Nvml, NvmlReader, NvmlSample
+from .observer import Observers
 from .page import Page
 from .peers import ProcessWatch
 from .policy import decide
@@ -73,14 +74,15 @@ class Controller:
         self.api_requests_open = 0
         self.began = self.needed_at = time.monotonic()
         self.state = NodeState(settings, host_memory())
-        self.moves = Moves(self.state, log, self.poke, self._count_move)
+        self.metrics = Metrics(self.node_json, self.kernels_json)
+        self.observers = Observers(log, self.metrics)
+        self.moves = Moves(self.state, log, self._moved, self.observers)
         self.cache_drops = CacheDrops(self.state, log, self.poke)
         self.wishes = Wishes(self.state, self.moves, log, self.poke)
         self.servers = ServerWatch(self.state, log, self.poke)
         self.lots = LotStock(log, self.poke)
         self.events = EventHub(self.node_json, self.kernels_json)
-        self.metrics = Metrics(self.node_json, self.kernels_json)
-        self.rooms = Rooms(self.state, log, self.metrics.room)
+        self.rooms = Rooms(self.state, log, self.observers)
         self._election = election
         self._heartbeat_s = heartbeat_s
         self._nvml_source = nvml or Nvml()
@@ -241,6 +243,7 @@ class Controller:
             self.lots.look(self.state.settings, self.state.host, self.state.lots_mapped(), now)
             self._tidy(now)
             self._tell_places()
+            self.observers.looked(now, self._queue)
             self.events.publish()
             if self.state.reservations.awaits_sample:
                 self._nvml.look()
@@ -271,7 +274,9 @@ class Controller:
         if isinstance(action, Park):
             if action.lot_bytes:
                 give_lots(kernel, action.lot_bytes, self.lots)
-            self.moves.park(kernel, action.reason, action.budget_bytes, to_context=action.to_context)
+            self.moves.park(
+                kernel, action.reason, action.budget_bytes, to_context=action.to_context, cause=action.cause
+            )
         elif isinstance(action, GiveLots):
             give_lots(kernel, action.lot_bytes, self.lots)
         elif isinstance(action, DropCaches):
@@ -285,7 +290,7 @@ class Controller:
                 action.reason,
             )
         elif isinstance(action, Resume):
-            self.moves.resume(kernel, action.reserved_bytes, action.reason)
+            self.moves.resume(kernel, action.reserved_bytes, action.reason, action.cause)
         elif isinstance(action, RefusePark):
             status = Status.NO_HOST_ROOM if action.slug == "no-host-memory" else Status.REFUSED
             self.moves.refuse_park(kernel, status, action.slug, action.reason)
@@ -302,10 +307,10 @@ class Controller:
         elif self.rooms.take_notify(process, message, time.monotonic()):
             self._nvml.look()
 
-    def _count_move(self, move: str, outcome: str, seconds: float) -> None:
-        self.metrics.moves.labels(move, outcome).inc()
-        self.metrics.move_seconds.labels(move).observe(seconds)
+    def _moved(self) -> None:
+        """A move ended, or is to be tried again: the GPUs' figures may have changed."""
         self._nvml.look()
+        self.poke()
 
     def _take_sample(self, sample: NvmlSample | None) -> None:
         if sample is not None:

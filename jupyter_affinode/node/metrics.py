@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from .snapshot import Residency
+from .observer import MoveEnded, RoomAnswered
+from .records import KernelRecord
+from .snapshot import Residency, Waiter
 
 MOVE_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 GPU_FIGURES = ("total", "used", "free", "managed", "unmanaged")
 
 
 class Metrics:
-    """The registry behind /metrics."""
+    """The registry behind /metrics; an Observer."""
 
     def __init__(self, node: Callable[[], dict[str, Any]], kernels: Callable[[], list[dict[str, Any]]]):
         self.registry = CollectorRegistry()
@@ -37,6 +39,22 @@ class Metrics:
             registry=self.registry,
         )
         self.registry.register(_NodeCollector(node, kernels))
+
+    def move_ended(self, kernel: KernelRecord, ended: MoveEnded) -> None:
+        """See observer.Observer."""
+        move = "park" if ended.parks else "resume"
+        self.moves.labels(move, ended.outcome).inc()
+        self.move_seconds.labels(move).observe(ended.duration_s)
+
+    def park_refused(self, kernel: KernelRecord, slug: str) -> None:
+        """See observer.Observer."""
+
+    def room_answered(self, kernel: KernelRecord, answered: RoomAnswered) -> None:
+        """See observer.Observer."""
+        self.room.labels("granted" if answered.granted else "denied").inc()
+
+    def looked(self, now: float, queue: Sequence[Waiter]) -> None:
+        """See observer.Observer."""
 
     def text(self) -> bytes:
         """The exposition format."""

@@ -11,8 +11,11 @@ import time
 from collections.abc import Callable, Mapping
 
 from . import together
+from .actions import Cause
+from .depth import kernel_depth
 from .host_care import budget_argument, learn_from_park
-from .page import State
+from .observer import MoveEnded, Observer
+from .page import Depth, State
 from .records import KernelRecord, Move, Outcome, Phase, Process
 from .state import NodeState
 from .wire import CommandKind, MoveFlag, Reply, Status
@@ -56,13 +59,13 @@ class Moves:
         state: NodeState,
         log: logging.Logger,
         on_change: Callable[[], None],
-        on_moved: Callable[[str, str, float], None],
+        observer: Observer,
     ):
-        """`on_moved(move, outcome, seconds)` hears of all that ended: "park" or "resume", "ok" or a slug."""
+        """`observer` hears of all that ended."""
         self._state = state
         self._log = log
         self._on_change = on_change
-        self._on_moved = on_moved
+        self._observer = observer
 
     def park(
         self,
@@ -71,6 +74,7 @@ class Moves:
         budget_bytes: int | None = None,
         *,
         to_context: bool = False,
+        cause: Cause = Cause.OTHER,
     ) -> None:
         """Tell every resident process to park, and how much host memory they may take together.
 
@@ -78,16 +82,21 @@ class Moves:
         """
         now = time.monotonic()
         kernel.host.budget_bytes = budget_bytes
-        kernel.move = Move(True, reason, now, asked=kernel.park_asked is not None, to_context=to_context)
+        asked = kernel.park_asked is not None
+        kernel.move = Move(True, reason, now, asked=asked, to_context=to_context, cause=cause)
         kernel.reason = reason
         targets = [process for process in kernel.connected() if process.data.state is State.RESIDENT]
         size = sum(process.resident_bytes for process in targets)
         self._log.info("park %s (%s): %s", kernel.id, bytes_in_words(size), reason)
         self._command(kernel, kernel.move, targets, CommandKind.PARK, PARK_BEGINS_WITHIN_S)
 
-    def resume(self, kernel: KernelRecord, needs: Mapping[str, int], reason: str) -> None:
+    def resume(
+        self, kernel: KernelRecord, needs: Mapping[str, int], reason: str, cause: Cause = Cause.OTHER
+    ) -> None:
         """Reserve the kernel's room and tell every parked process to resume."""
-        self._resume(kernel, [process for process in kernel.connected() if process.is_parked], needs, reason)
+        targets = [process for process in kernel.connected() if process.is_parked]
+        is_asked = cause is Cause.CELL and kernel.resume_asked
+        self._resume(kernel, targets, needs, reason, Cause.ASKED if is_asked else cause)
 
     def take_reply(self, process: Process, reply: Reply) -> None:
         """A shim answered; one to anything but the command under way is ignored."""
@@ -157,6 +166,7 @@ class Moves:
         kernel.retry_at = now + pause
         kernel.refusal, kernel.reason = reason, None
         self._log.info("%s stays on the GPU: %s; not tried again for %.1f s", kernel.id, reason, pause)
+        self._observer.park_refused(kernel, slug)
         self.end_park_wish(kernel, Outcome(status, slug, reason))
 
     def end_park_wish(self, kernel: KernelRecord, outcome: Outcome) -> None:
@@ -198,10 +208,17 @@ class Moves:
         self._go_on(kernel, move)
 
     def _resume(
-        self, kernel: KernelRecord, targets: list[Process], needs: Mapping[str, int], reason: str
+        self,
+        kernel: KernelRecord,
+        targets: list[Process],
+        needs: Mapping[str, int],
+        reason: str,
+        cause: Cause,
     ) -> None:
         now = time.monotonic()
-        kernel.move = Move(False, reason, now, asked=kernel.resume_asked)
+        kernel.move = Move(False, reason, now, asked=kernel.resume_asked, cause=cause)
+        kernel.move.from_context = kernel_depth(kernel) is Depth.CONTEXT
+        kernel.move.waited_s = None if kernel.wants_since is None else max(now - kernel.wants_since, 0.0)
         self._state.reservations.reserve_resume(kernel.id, dict(needs))
         self._log.info("resume %s (%s): %s", kernel.id, bytes_in_words(sum(needs.values())), reason)
         self._command(kernel, kernel.move, targets, CommandKind.RESUME, RESUME_BEGINS_WITHIN_S)
@@ -219,8 +236,7 @@ class Moves:
         now = time.monotonic()
         self._state.refresh(now)
         failed = _worst(move, kernel)
-        outcome = "ok" if failed is None else SLUGS[failed[0]]
-        self._on_moved("park" if move.parks else "resume", outcome, now - move.began)
+        self._observer.move_ended(kernel, _ended(kernel, move, failed, now))
         if move.parks:
             self._parked(kernel, move)
         else:
@@ -259,7 +275,7 @@ class Moves:
                 needs[gpu.uuid] = needs.get(gpu.uuid, 0) + gpu.parked_bytes
         if parked:
             reason = f"the kernel's other processes could not be parked: {why}"
-            self._resume(kernel, parked, needs, reason)
+            self._resume(kernel, parked, needs, reason, Cause.UNDONE)
 
     def _resumed(self, kernel: KernelRecord, move: Move, now: float) -> None:
         self._state.reservations.finish_resume(kernel.id, now)
@@ -298,6 +314,21 @@ def _worst(move: Move, kernel: KernelRecord) -> tuple[Status, str] | None:
     if not all(_is_where_it_should_be(move, process) for process in gone):
         return Status.STALE, PLAIN[Status.STALE]
     return None
+
+
+def _ended(kernel: KernelRecord, move: Move, failed: tuple[Status, str] | None, now: float) -> MoveEnded:
+    """A move that is over, for the observer; the pages are fresh."""
+    done = [reply for reply in move.replies.values() if reply.status is Status.OK]
+    is_context = kernel_depth(kernel) is Depth.CONTEXT if move.parks else move.from_context
+    return MoveEnded(
+        parks=move.parks,
+        outcome="ok" if failed is None else SLUGS[failed[0]],
+        cause=move.cause,
+        depth="context" if is_context else "memory",
+        bytes=sum(reply.bytes for reply in done),
+        duration_s=now - move.began,
+        waited_s=move.waited_s,
+    )
 
 
 def _is_where_it_should_be(move: Move, process: Process) -> bool:

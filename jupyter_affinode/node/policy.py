@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from . import victims
-from .actions import Action, DenyRoom, DropCaches, GiveLots, GrantRoom, Park, RefusePark, Resume
+from .actions import Action, Cause, DenyRoom, DropCaches, GiveLots, GrantRoom, Park, RefusePark, Resume
 from .eligibility import eligible_at, waiters
 from .host_room import HostRoom, Shortage, trims, without
 from .settings import Settings
@@ -96,7 +96,7 @@ class Plan:
                 ready.append(kernel)
         return victims.in_order(self.now, ready, self.node)
 
-    def park(self, kernel: Kernel, reason: str) -> bool:
+    def park(self, kernel: Kernel, reason: str, cause: Cause) -> bool:
         """Decide to park a kernel if host memory allows, by way of what its frameworks drop. False if not: it
         was refused, or others were asked to give back what they keep and it is looked at again when they have.
         """
@@ -112,7 +112,7 @@ class Plan:
             self.act(RefusePark(kernel.id, "no-host-memory", refusal))
             return False
         budget, lots = self._host.budget(kernel), self._host.lots(kernel)
-        self.act(Park(kernel.id, reason, budget, lots, to_context=kernel.may_leave))
+        self.act(Park(kernel.id, reason, budget, lots, to_context=kernel.may_leave, cause=cause))
         self._expect(kernel, budget if kernel.host.is_frugal else None, lots)
         return True
 
@@ -157,7 +157,7 @@ def park_asked(plan: Plan) -> None:
         ):
             continue
         if kernel.is_parkable:
-            plan.park(kernel, kernel.park_asked)
+            plan.park(kernel, kernel.park_asked, Cause.ASKED)
         else:
             plan.act(RefusePark(kernel.id, "not-parkable", "nothing of this kernel can be moved"))
 
@@ -192,8 +192,8 @@ def reclaim(plan: Plan, short: Mapping[str, int], head: Waiter) -> None:
     """
     missing = dict(short)
     reason = f"room for {_size(head)}"
-    _park_until(plan, missing, _enough(plan.eligible(except_for=head.kernel.id), missing), reason)
-    _park_until(plan, missing, _blocked_behind(plan, head), reason)
+    _park_until(plan, missing, _enough(plan.eligible(except_for=head.kernel.id), missing), reason, Cause.ROOM)
+    _park_until(plan, missing, _blocked_behind(plan, head), reason, Cause.ROOM)
 
 
 def reclaim_watermark(plan: Plan) -> None:
@@ -202,7 +202,9 @@ def reclaim_watermark(plan: Plan) -> None:
         if gpu.is_reclaiming and gpu.total_bytes is not None:
             target = int(plan.settings.high_watermark * gpu.total_bytes)
             missing = {uuid: target - plan.room[uuid] - plan.incoming[uuid]}
-            _park_until(plan, missing, _enough(plan.eligible(), missing), "GPU memory is low")
+            _park_until(
+                plan, missing, _enough(plan.eligible(), missing), "GPU memory is low", Cause.LOW_MEMORY
+            )
 
 
 def park_idle(plan: Plan) -> None:
@@ -210,7 +212,7 @@ def park_idle(plan: Plan) -> None:
     if plan.settings.park_when == "idle":
         for kernel in plan.eligible():
             if plan.is_free(kernel):  # it may have been asked to give back host memory meanwhile
-                plan.park(kernel, f"idle {duration_in_words(plan.now - kernel.last_activity)}")
+                plan.park(kernel, f"idle {duration_in_words(plan.now - kernel.last_activity)}", Cause.IDLE)
 
 
 def give_lots(plan: Plan) -> None:
@@ -244,7 +246,9 @@ def mend_splits(plan: Plan) -> None:
         if not kernel.is_split or kernel.is_dying or not plan.is_free(kernel):
             continue
         if kernel.resume_retry_at <= plan.now and plan.fits(kernel.resume_bytes, plan.settings.margin_bytes):
-            plan.act(Resume(kernel.id, kernel.resume_bytes, "its other processes are on the GPU"))
+            plan.act(
+                Resume(kernel.id, kernel.resume_bytes, "its other processes are on the GPU", Cause.SPLIT)
+            )
             plan.take_room(kernel.resume_bytes)
 
 
@@ -265,7 +269,7 @@ def _grant(plan: Plan, waiter: Waiter) -> bool:
         plan.act(GrantRoom(waiter.kernel.id, waiter.room.key, waiter.room.gpu, waiter.room.bytes))
     else:
         waited = duration_in_words(plan.now - waiter.since)
-        plan.act(Resume(waiter.kernel.id, waiter.kernel.resume_bytes, f"it waited {waited}"))
+        plan.act(Resume(waiter.kernel.id, waiter.kernel.resume_bytes, f"it waited {waited}", Cause.CELL))
     plan.take_room(waiter.needs)
     return True
 
@@ -339,11 +343,13 @@ def _enough(candidates: Sequence[Kernel], missing: Mapping[str, int]) -> list[Ke
     return chosen
 
 
-def _park_until(plan: Plan, missing: dict[str, int], candidates: Iterable[Kernel], reason: str) -> None:
+def _park_until(
+    plan: Plan, missing: dict[str, int], candidates: Iterable[Kernel], reason: str, cause: Cause
+) -> None:
     """Park candidates in turn until nothing is missing any more."""
     for kernel in candidates:
         helps = any(size > 0 and kernel.resident_bytes.get(uuid) for uuid, size in missing.items())
-        if helps and plan.is_free(kernel) and plan.park(kernel, reason):
+        if helps and plan.is_free(kernel) and plan.park(kernel, reason, cause):
             for uuid in missing:
                 missing[uuid] -= kernel.resident_bytes.get(uuid, 0)
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from .actions import Cause
 from .connection import Connection
 from .host import CgroupMemory
 from .host_record import HostRecord
@@ -113,6 +114,9 @@ class Move:
     gone: set[int] = field(default_factory=set)
     failure: tuple[Status, str] | None = None  # why it was aborted
     decided_at: float | None = None
+    cause: Cause = Cause.OTHER
+    from_context: bool = False  # RESUME: its CUDA context had gone too
+    waited_s: float | None = None  # RESUME: in the queue, when it began
 
 
 @dataclass

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from prometheus_client import Counter
-
+from .observer import Observer, RoomAnswered
 from .records import KernelRecord, Process, Room
 from .state import NodeState
 from .wire import CommandKind, Notify, NotifyKind
@@ -17,11 +16,11 @@ ROOMS_MAX = 256  # a shim asks for 64 at once
 class Rooms:
     """Takes the shims' requests for room and carries out what was decided on them."""
 
-    def __init__(self, state: NodeState, log: logging.Logger, answers: Counter):
-        """`answers` counts, by "granted" and "denied"."""
+    def __init__(self, state: NodeState, log: logging.Logger, observer: Observer):
+        """`observer` hears of every answer."""
         self._state = state
         self._log = log
-        self._answers = answers
+        self._observer = observer
 
     def take_notify(self, process: Process, message: Notify, now: float) -> bool:
         """A shim asks for room, or no longer; whether a new look at the GPUs' figures is worth it."""
@@ -47,7 +46,7 @@ class Rooms:
         else:
             del process.rooms[number]
             self._log.info("deny %s to %s: %s", size, kernel.id, reason)
-        self._answers.labels("granted" if granted else "denied").inc()
+        self._observer.room_answered(kernel, RoomAnswered(granted, room.gpu, room.bytes, now - room.since))
         if process.connection is not None:
             process.connection.command(
                 CommandKind.ROOM, request=number, argument=int(granted), reason=reason or ""

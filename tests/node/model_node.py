@@ -18,6 +18,7 @@ from jupyter_affinode.node.actions import Park, RefusePark, Resume
 from jupyter_affinode.node.host import HostMemory
 from jupyter_affinode.node.moves import Moves
 from jupyter_affinode.node.nvml import NvmlGpu, NvmlSample
+from jupyter_affinode.node.observer import Observers
 from jupyter_affinode.node.page import PageData, PageFlag, PageGpu, State
 from jupyter_affinode.node.policy import decide
 from jupyter_affinode.node.records import Process
@@ -273,7 +274,7 @@ class Machine:
     def new_controller(self) -> None:
         """One that knows nothing."""
         self.state = NodeState(SETTINGS, HostMemory(1 << 50, 1 << 50))
-        self.moves = Moves(self.state, QUIET, lambda: None, lambda *_: None)
+        self.moves = Moves(self.state, QUIET, lambda: None, Observers(QUIET))
 
     def start(self, kernel_id: str, sizes: dict[str, int], *, prepares: bool = True) -> Shim:
         """A process that has its memory, if there is room for it."""

@@ -1,0 +1,89 @@
+"""What the controller tells of its doings to whoever keeps history or figures; nothing here decides anything.
+
+An observer is called on the controller's loop and must neither block nor raise.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from .actions import Cause
+from .records import KernelRecord
+from .snapshot import Waiter
+
+
+@dataclass(frozen=True)
+class MoveEnded:
+    """A park or a resume of a whole kernel that ended, however."""
+
+    parks: bool
+    outcome: str  # "ok", or a slug of `moves.SLUGS`
+    cause: Cause
+    depth: str  # "memory" or "context": what it was parked to, or came back from
+    bytes: int  # moved
+    duration_s: float  # from the command to the last process's answer
+    waited_s: float | None  # resume: how long it had stood in the queue when it began
+
+
+@dataclass(frozen=True)
+class RoomAnswered:
+    """An allocation that met a full GPU got its answer."""
+
+    granted: bool
+    gpu: str
+    bytes: int
+    waited_s: float
+
+
+class Observer(Protocol):
+    """Hears of everything that ends."""
+
+    def move_ended(self, kernel: KernelRecord, ended: MoveEnded) -> None:
+        """A park or resume ended, or failed."""
+
+    def park_refused(self, kernel: KernelRecord, slug: str) -> None:
+        """A kernel that should have been parked stays: the policy's own refusal, or a failed park."""
+
+    def room_answered(self, kernel: KernelRecord, answered: RoomAnswered) -> None:
+        """An allocation was granted room, or denied it."""
+
+    def looked(self, now: float, queue: Sequence[Waiter]) -> None:
+        """A pass is over: pages were read, decisions carried out; `queue` is who waits now."""
+
+
+class Observers:
+    """Tells several; one that fails is logged, and neither the others nor the controller feel it."""
+
+    def __init__(self, log: logging.Logger, *observers: Observer):
+        self._log = log
+        self._observers = list(observers)
+
+    def add(self, observer: Observer) -> None:
+        """Tell this one, too, from now on."""
+        self._observers.append(observer)
+
+    def move_ended(self, kernel: KernelRecord, ended: MoveEnded) -> None:
+        """See Observer."""
+        self._tell(lambda observer: observer.move_ended(kernel, ended))
+
+    def park_refused(self, kernel: KernelRecord, slug: str) -> None:
+        """See Observer."""
+        self._tell(lambda observer: observer.park_refused(kernel, slug))
+
+    def room_answered(self, kernel: KernelRecord, answered: RoomAnswered) -> None:
+        """See Observer."""
+        self._tell(lambda observer: observer.room_answered(kernel, answered))
+
+    def looked(self, now: float, queue: Sequence[Waiter]) -> None:
+        """See Observer."""
+        self._tell(lambda observer: observer.looked(now, queue))
+
+    def _tell(self, tell: Callable[[Observer], None]) -> None:
+        for observer in self._observers:
+            try:
+                tell(observer)
+            except Exception:  # figures and history must never keep a kernel waiting
+                self._log.exception("an observer failed")
