@@ -18,6 +18,7 @@
 #define LOOK_AGAIN_NS S_NS
 #define DRAIN_POLL_NS 20000ull
 #define RECOVER_AFTER_NS (10 * MS_NS)
+#define LOOKS_APART_NS (50 * MS_NS) /* pages are sampled every 100 ms, and now and then in between */
 
 struct gate gate;
 
@@ -64,6 +65,28 @@ unsigned gate_calls_inside(void)
 
 	for (struct slot *slot = slots_first(); slot; slot = slot->next)
 		n += atomic_load(&slot->inside) != 0;
+	return n;
+}
+
+unsigned gate_calls_at_work(uint64_t now)
+{
+	static uint64_t looked_at_ns;
+	bool apart = now - looked_at_ns >= LOOKS_APART_NS;
+	unsigned n = 0;
+
+	for (struct slot *slot = slots_first(); slot; slot = slot->next) {
+		uint32_t inside = atomic_load(&slot->inside);
+		uint64_t number = atomic_load_explicit(&slot->calls[AFFINODE_CLASS_SYNC], memory_order_relaxed);
+
+		if (inside == 1 + AFFINODE_CLASS_SYNC)
+			n += apart && slot->synchronise_seen == number;
+		else
+			n += inside != 0;
+		if (apart)
+			slot->synchronise_seen = inside == 1 + AFFINODE_CLASS_SYNC ? number : UINT64_MAX;
+	}
+	if (apart)
+		looked_at_ns = now;
 	return n;
 }
 

@@ -36,6 +36,7 @@ struct slot {
 	_Atomic uint32_t books; /* calls inside the second gate: books.h */
 	struct slot *next;
 	_Atomic uint64_t calls[AFFINODE_CLASSES];
+	uint64_t synchronise_seen; /* its number among the thread's: gate_calls_at_work's own */
 } __attribute__((aligned(128)));
 
 /* Lives in the wrapper's stack frame for as long as the driver call lasts.  */
@@ -124,6 +125,9 @@ CUresult gate_verdict(enum affinode_class class_, uint32_t cancels_at_start);
 /* Mark the calling thread as one that wants the GPU while it sleeps elsewhere.  */
 unsigned gate_calls_waiting(void);
 unsigned gate_calls_inside(void);
+/* How many calls inside are a sign of use. A synchronise is one when the last look saw the same one: whoever waits as long
+ * as that waits for work, and one that comes back at once, as a poller's does, found none. One caller at a time.  */
+unsigned gate_calls_at_work(uint64_t now);
 /* Threads that ended inside a call, by a bare SYS_exit, are not inside any more.  */
 void gate_forget_dead_threads(void);
 void gate_sum_calls(uint64_t calls[AFFINODE_CLASSES]);

@@ -163,15 +163,16 @@ void page_note_move(bool park, uint64_t bytes, uint64_t duration_ns, uint64_t co
 	write_end();
 }
 
-/* Launches, copies, allocations and waits are activity; books, polls and frees are not.  */
-static bool count_calls(unsigned inside)
+/* Launches, copies, allocations and modules are activity; books, polls and frees are not. A synchronise is while it waits
+ * for work: a progress bar or a poller that finds none is as idle as if it had not asked.  */
+static bool count_calls(uint64_t now)
 {
 	uint64_t calls[AFFINODE_CLASSES];
-	bool active = inside > 0;
+	bool active = gate_calls_at_work(now) > 0;
 
 	gate_sum_calls(calls);
 	for (int i = AFFINODE_CLASS_LAUNCH; i < AFFINODE_CLASSES; i++)
-		active = active || calls[i] != page->calls[i];
+		active = active || (i != AFFINODE_CLASS_SYNC && calls[i] != page->calls[i]);
 	memcpy(page->calls, calls, sizeof(calls));
 	return active;
 }
@@ -233,7 +234,7 @@ void page_sample(void)
 		page->flags |= AFFINODE_PAGE_CANCELLING;
 	else
 		page->flags &= ~(uint32_t)AFFINODE_PAGE_CANCELLING;
-	if (count_calls(inside) && !dropping)
+	if (count_calls(now) && !dropping)
 		page->last_activity_ns = now;
 	count_bytes();
 	count_host_memory();

@@ -283,7 +283,7 @@ struct affinode_page {
 	uint32_t want; /* calls waiting at the closed gate */
 	uint64_t sequence;
 	uint64_t state_since_ns;
-	uint64_t last_activity_ns; /* last seen change of an activity counter or call in flight; sampled */
+	uint64_t last_activity_ns; /* last seen use: a launch, copy, allocation, module, or call that waits for work; sampled */
 	uint64_t heartbeat_ns;
 	uint32_t calls_in_flight;
 	uint32_t captures;         /* stream captures open */

@@ -92,14 +92,14 @@ def test_calls_that_drop_caches_are_no_sign_of_use_and_those_after_are(server: R
     epoch = server.peer.command(DROP_CACHES)
     assert server.ask("wait_for_wish") is True
     assert server.ask("begin_to_drop") == 1
-    server.ask("synchronise")
+    server.ask("check")
     sampled(server.peer)
-    server.ask("synchronise")
+    server.ask("check")
     server.ask("end_of_drop 0")
     assert server.peer.reply_to(epoch).status == OK
     sampled(server.peer)
     assert last_activity_ns(server.peer) == idle_since
-    server.ask("synchronise")
+    server.ask("check")
     server.peer.wait(lambda _: last_activity_ns(server.peer) > idle_since)
 
 
@@ -108,7 +108,7 @@ def test_use_before_a_wish_is_served_is_seen(server: Running) -> None:
     idle_since = last_activity_ns(server.peer)
     server.peer.command(DROP_CACHES)
     assert server.ask("wait_for_wish") is True
-    server.ask("synchronise")
+    server.ask("check")
     assert server.ask("begin_to_drop") == 1
     assert last_activity_ns(server.peer) > idle_since
     server.ask("end_of_drop 0")

@@ -137,9 +137,6 @@ class Worker:
             os._exit(self.begin_to_drop())
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
-    def synchronise(self) -> None:
-        checked(cu.cuCtxSynchronize())
-
     def dlopen(self, library: str) -> int:
         """Its constructor calls CUDA, holding the loader's lock."""
         return int(ctypes.c_int.in_dll(ctypes.CDLL(library), "constructed").value)
