@@ -1,4 +1,5 @@
 /* Hooks on streams, captures and contexts: the shim must know them to see that the GPU is idle.  */
+#include "asks.h"
 #include "blocks.h"
 #include "contexts.h"
 #include "driver.h"
@@ -9,6 +10,10 @@
 #include "tally.h"
 
 #define CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD 908
+/* What a new context may take: twice what one took of an H200 (620 MiB of 141 GiB), and GPUs of other sizes in
+ * proportion, since it grows with their processors.  */
+#define CONTEXT_OF_TOTAL 128
+#define LEAST_CONTEXT_BYTES (2u << 20)
 
 static CUresult note_stream(CUresult result, const CUstream *stream)
 {
@@ -210,7 +215,7 @@ HOOK(cuDevicePrimaryCtxReset, (CUdevice ordinal), ordinal)
 
 /* Where the primary context lives it is only counted, which every library with its own runtime does; where it does not,
  * it takes 0.6 GiB of the device and waits its turn.  */
-static CUresult on_cuDevicePrimaryCtxRetain(void *real, CUcontext *context, CUdevice ordinal)
+static CUresult retain_primary(void *real, CUcontext *context, CUdevice ordinal)
 {
 	GATE_PASS(pass);
 	struct device *device;
@@ -228,6 +233,29 @@ static CUresult on_cuDevicePrimaryCtxRetain(void *real, CUcontext *context, CUde
 	if (device)
 		device->primary = *context;
 	return result;
+}
+
+/* A program that begins on a full GPU waits for room like any other. One that is interrupted meanwhile sees the driver's own
+ * answer: nobody expects another one from a context's creation.  */
+static CUresult on_cuDevicePrimaryCtxRetain(void *real, CUcontext *context, CUdevice ordinal)
+{
+	for (unsigned attempt = 0;; attempt++) {
+		CUresult result = retain_primary(real, context, ordinal);
+		struct device *device;
+		uint64_t bytes;
+
+		if (result != CUDA_ERROR_OUT_OF_MEMORY || !shim_is_on())
+			return result;
+		device = device_known(ordinal);
+		if (!device)
+			return result;
+		bytes = device->total_bytes / CONTEXT_OF_TOTAL;
+		if (bytes < LEAST_CONTEXT_BYTES)
+			bytes = LEAST_CONTEXT_BYTES;
+		result = ask_for_room(device, bytes, attempt);
+		if (result != CUDA_SUCCESS)
+			return result == CUDA_ERROR_DEVICE_UNAVAILABLE ? CUDA_ERROR_OUT_OF_MEMORY : result;
+	}
 }
 HOOK(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice ordinal), context, ordinal)
 
