@@ -1,0 +1,235 @@
+/* A kernel that is light enough for forty of them on a small machine: it thinks, runs a cell of random GPU work, thinks.
+ *
+ *   light_kernel BOARD SEED MEBIBYTES THINK_MS WORK_MS
+ *
+ * It keeps at most MEBIBYTES on the GPU and knows each word of them. What it does and what it met is on its board, a
+ * file of `struct board` that others map (light_kernels.py): a driver's error, out of memory and a wrong word are never
+ * corrected, only told. It ends as ipykernel does when its parent is gone.  */
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include "harness.h"
+
+#define BLOCKS 6
+#define LEAST_MIB 2
+#define ADDS 4
+#define POLL_PARENT_US 100000
+
+enum phase { STARTING, THINKING, IN_CELL, ENDED, BROKEN };
+
+struct board {
+	uint32_t pid;
+	uint32_t phase;
+	uint64_t cells;        /* begun */
+	uint64_t cell_since_ns;
+	uint64_t cell_sum_ns, cell_longest_ns;
+	uint64_t words_checked;
+	uint64_t out_of_memory;
+	uint64_t bytes;        /* on the GPU or parked, of blocks */
+	uint32_t end;          /* written by others: check everything and end */
+	uint32_t hurry;        /* written by others: do not think */
+	char problem[256];
+};
+
+static struct block {
+	CUdeviceptr at;
+	size_t bytes;
+	uint32_t seed, added;
+} blocks[BLOCKS];
+
+static struct board *board;
+static uint64_t random_state;
+static size_t limit;
+static uint64_t think_ns, work_ns;
+
+static uint64_t pick(uint64_t n)
+{
+	return test_random(&random_state) % n;
+}
+
+static void set_phase(enum phase phase)
+{
+	__atomic_store_n(&board->phase, phase, __ATOMIC_RELEASE);
+}
+
+/* The process stays, with all it holds, until somebody has looked.  */
+_Noreturn static void break_down(const char *what, long value)
+{
+	snprintf(board->problem, sizeof(board->problem), "%s: %ld", what, value);
+	set_phase(BROKEN);
+	for (;;)
+		pause();
+}
+
+static void must(CUresult result, const char *what)
+{
+	if (result == CUDA_ERROR_OUT_OF_MEMORY)
+		board->out_of_memory++;
+	if (result != CUDA_SUCCESS)
+		break_down(what, (long)result);
+}
+#define MUST(call) must(call, #call)
+
+static size_t held(void)
+{
+	size_t sum = 0;
+
+	for (unsigned i = 0; i < BLOCKS; i++)
+		sum += blocks[i].bytes;
+	return sum;
+}
+
+static void check(struct block *block)
+{
+	uint32_t *words;
+
+	if (!block->at)
+		return;
+	words = malloc(block->bytes);
+	if (!words)
+		break_down("malloc", (long)block->bytes);
+	MUST(cu.MemcpyDtoH(words, block->at, block->bytes));
+	for (size_t i = 0; i < block->bytes / 4; i++)
+		if (words[i] != pattern_word(block->seed, i) + block->added)
+			break_down("a wrong word, of index", (long)i);
+	board->words_checked += block->bytes / 4;
+	free(words);
+}
+
+static void check_all(void)
+{
+	for (unsigned i = 0; i < BLOCKS; i++)
+		check(&blocks[i]);
+}
+
+static void give_up(struct block *block)
+{
+	if (block->at)
+		MUST(cu.MemFree(block->at));
+	*block = (struct block){0};
+	board->bytes = held();
+}
+
+static void allocate(struct block *block)
+{
+	size_t room, mib;
+
+	give_up(block);
+	room = (limit - held()) >> 20;
+	if (room < LEAST_MIB)
+		return;
+	mib = LEAST_MIB + pick(room / 2 + 1);
+	if (mib > room)
+		mib = room;
+	MUST(cu.MemAlloc(&block->at, MiB(mib)));
+	*block = (struct block){block->at, MiB(mib), (uint32_t)test_random(&random_state), 0};
+	board->bytes = held();
+	MUST(launch_pattern(NULL, block->at, block->bytes, block->seed));
+}
+
+static void add(struct block *block)
+{
+	for (uint64_t n = pick(ADDS) + 1; block->at && n; n--) {
+		uint32_t addend = (uint32_t)pick(1000);
+
+		MUST(launch_add(NULL, block->at, block->bytes, addend));
+		block->added += addend;
+	}
+}
+
+static void act(void)
+{
+	struct block *block = &blocks[pick(BLOCKS)];
+
+	switch (pick(8)) {
+	case 0:
+	case 1:
+		return allocate(block);
+	case 2:
+		return give_up(block);
+	case 3:
+		return check(block);
+	case 4:
+		MUST(launch_spin(NULL, pick(work_ns) + 1));
+		return;
+	default:
+		return add(block);
+	}
+}
+
+static void cell(void)
+{
+	uint64_t began = test_now_ns(), lasted;
+
+	board->cell_since_ns = began;
+	board->cells++;
+	set_phase(IN_CELL);
+	for (uint64_t n = pick(6) + 1; n; n--)
+		act();
+	if (pick(5) == 0)
+		check_all();
+	MUST(cu.CtxSynchronize());
+	lasted = test_now_ns() - began;
+	board->cell_sum_ns += lasted;
+	if (lasted > board->cell_longest_ns)
+		board->cell_longest_ns = lasted;
+	set_phase(THINKING);
+}
+
+static bool is_told(const uint32_t *word)
+{
+	return __atomic_load_n(word, __ATOMIC_ACQUIRE) != 0;
+}
+
+/* Between nothing and four times the mean, mostly short, as people do.  */
+static void think(void)
+{
+	uint64_t until = test_now_ns() + think_ns * pick(1000) / 500 * pick(1000) / 500;
+
+	while (test_now_ns() < until && !is_told(&board->hurry) && !is_told(&board->end))
+		usleep(2000);
+}
+
+static void *follow_parent(void *parent)
+{
+	while (getppid() == (pid_t)(intptr_t)parent)
+		usleep(POLL_PARENT_US);
+	_exit(0);
+}
+
+static void map_board(const char *path)
+{
+	int fd = open(path, O_RDWR | O_CLOEXEC);
+
+	CHECK(fd >= 0);
+	board = mmap(NULL, sizeof(*board), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	CHECK(board != MAP_FAILED);
+	close(fd);
+	board->pid = (uint32_t)getpid();
+}
+
+int main(int argc, char **argv)
+{
+	pthread_t follower;
+
+	CHECK_EQUAL(argc, 6);
+	map_board(argv[1]);
+	random_state = test_seed = strtoull(argv[2], NULL, 10);
+	limit = MiB(strtoull(argv[3], NULL, 10));
+	think_ns = strtoull(argv[4], NULL, 10) * 1000000u;
+	work_ns = strtoull(argv[5], NULL, 10) * 1000000u;
+	CHECK(limit >= MiB(LEAST_MIB) && work_ns > 0);
+	thread_start(&follower, follow_parent, (void *)(intptr_t)getppid());
+	cuda_start();
+	while (!is_told(&board->end)) {
+		cell();
+		think();
+	}
+	check_all();
+	for (unsigned i = 0; i < BLOCKS; i++)
+		give_up(&blocks[i]);
+	set_phase(ENDED);
+	return 0;
+}

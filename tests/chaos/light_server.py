@@ -1,0 +1,154 @@
+"""A light server: starts light kernels, restarts those that die, and tells the controller of their cells.
+
+`light_server.py NAME BOARDS PROGRAM KERNELS SEED MEBIBYTES THINK_MS WORK_MS [CONTROLLER ARGUMENT …]`
+
+It does to the controller what a Jupyter server with our extension does, and starts one where none answers. Ends
+when all its kernels have ended by themselves.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from live_machine import UnixConnection
+
+from jupyter_affinode import environment
+from jupyter_affinode.client import ControllerUnavailable, ensure_controller
+from jupyter_affinode.launch_environment import manage
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from light_kernels import Board, Phase
+
+ROUND_S = 0.02
+ASK_TIMEOUT_S = 2.0
+START_AGAIN_S = 0.5  # after a controller could not be started or asked
+
+
+class Kernel:
+    """One kernel of the server, through its restarts."""
+
+    def __init__(self, kernel_id: str, number: int):
+        self.id, self.number = kernel_id, number
+        self.generation = 0
+        self.process: subprocess.Popen[bytes]
+        self.board: Board
+        self.told: tuple[int, bool] | None = None  # which cell, whether it was open
+
+    @property
+    def cell(self) -> tuple[int, bool]:
+        seen = self.board.seen
+        return seen.cells, seen.phase is Phase.IN_CELL
+
+
+class LightServer:
+    """All of it, for the life of the process."""
+
+    def __init__(self, arguments: list[str]):
+        self.name, boards, self.program, count, seed, *rest = arguments
+        self.boards, self.seed, self.work, self.controller = Path(boards), int(seed), rest[:3], rest[3:]
+        self.socket = environment.socket_path()
+        self.known: tuple[int, int] | None = (
+            None  # the controller's socket that our kernels were described to
+        )
+        self.ask_again_at = 0.0
+        self.kernels = [Kernel(f"{self.name}-{number}", number) for number in range(int(count))]
+        self.environment = dict(os.environ)
+        manage(self.environment, "", [self.program], python=False, server=True)
+
+    def serve(self) -> None:
+        """Until every kernel has ended."""
+        self.find_controller()
+        for kernel in self.kernels:
+            self.start(kernel)
+        while self.kernels:
+            for kernel in list(self.kernels):
+                self.look_after(kernel)
+            if time.monotonic() > self.ask_again_at:
+                self.tell()
+            time.sleep(ROUND_S)
+
+    def start(self, kernel: Kernel) -> None:
+        path = self.boards / f"{kernel.id}.{kernel.generation}"
+        Board.create(path)
+        kernel.board, kernel.told = Board(path), None
+        seed = self.seed * 1_000_003 + kernel.number * 1009 + kernel.generation
+        kernel.process = subprocess.Popen(
+            [self.program, path, str(seed % 2**63), *self.work],
+            env=self.environment | {environment.KERNEL_ID: kernel.id},
+            stdin=subprocess.DEVNULL,
+        )
+
+    def look_after(self, kernel: Kernel) -> None:
+        """Start it again if it died, as a Jupyter server does; forget it if it ended by itself."""
+        status = kernel.process.poll()
+        if status is None:
+            return
+        print(f"{kernel.id}.{kernel.generation} ended with {status}", flush=True)
+        if kernel.board.seen.phase is Phase.ENDED:
+            self.kernels.remove(kernel)
+            return self.ask("DELETE", f"/kernels/{kernel.id}")
+        kernel.generation += 1
+        self.start(kernel)
+
+    def tell(self) -> None:
+        """Tell the controller what changed, or everything if it is another one."""
+        if self.known is None or self.known != self.identity():
+            self.find_controller()
+        for kernel in self.kernels:
+            cell = kernel.cell
+            if cell != kernel.told and self.known is not None:
+                kernel.told = cell
+                self.ask(
+                    "POST", f"/kernels/{kernel.id}/cell", {"open": cell[1], "cell_id": f"cell {cell[0]}"}
+                )
+
+    def find_controller(self) -> None:
+        self.known = None
+        try:
+            ensure_controller(self.socket, extra_args=self.controller)
+        except ControllerUnavailable as error:
+            print(error, flush=True)
+            self.ask_again_at = time.monotonic() + START_AGAIN_S
+            return
+        self.known = self.identity()
+        for kernel in self.kernels:
+            kernel.told = None
+            if self.known is not None:
+                self.ask(
+                    "PUT", f"/kernels/{kernel.id}", {"name": "light", "path": kernel.id, "server": self.name}
+                )
+
+    def identity(self) -> tuple[int, int] | None:
+        try:
+            status = self.socket.stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_ctime_ns
+
+    def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> None:
+        """One request; who does not answer is looked for again."""
+        connection = UnixConnection(self.socket, timeout=ASK_TIMEOUT_S)
+        try:
+            payload = None if body is None else json.dumps(body)
+            connection.request(method, f"/api/v1{path}", payload, {"Content-Type": "application/json"})
+            connection.getresponse().read()
+        except (OSError, http.client.HTTPException) as error:
+            print(f"{method} {path}: {error}", flush=True)
+            self.known = None
+            self.ask_again_at = time.monotonic() + START_AGAIN_S
+        finally:
+            connection.close()
+
+
+if __name__ == "__main__":
+    LightServer(sys.argv[1:]).serve()

@@ -1,0 +1,120 @@
+"""Forty kernels over one simulated GPU that has room for four: everyone is served, and nothing is lost.
+
+`python tests/chaos/sharing.py --kernels 40 --seconds 600` runs it as long as wanted; the suite runs it for a few
+seconds (test_sharing.py). Prints how it went: cells, parks, how fair it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+
+from light_kernels import LightMachine, Workload
+
+if TYPE_CHECKING:
+    from live_machine import Machine
+
+CONTEXT_MIB = 1
+FIXED_MIB = 6  # of each process beside its context: small allocations, the shim's digests
+MARGIN_MIB = 4
+END_WITHIN_S = 120.0
+CONTROLLER = (
+    "--idle-timeout=0.2",
+    f"--margin={MARGIN_MIB << 20}",
+    f"--min-footprint={2 << 20}",
+    "--settle=0.5",
+    "--host-reserve=0",
+)
+
+
+@dataclass(frozen=True)
+class Account:
+    """How a run went. Times in seconds."""
+
+    seed: int
+    kernels: int
+    lasted_s: float
+    cells: list[int]
+    longest_cell_s: float
+    mean_cell_s: float
+    words_checked: int
+    parks: int
+    resumes: int
+
+    @property
+    def fairness(self) -> float:
+        """The slowest kernel's share over the fastest's."""
+        return min(self.cells) / max(self.cells)
+
+    def __str__(self) -> str:
+        return (
+            f"seed {self.seed}: {self.kernels} kernels on a GPU worth 4, {self.lasted_s:.0f} s,"
+            f" {sum(self.cells)} cells ({min(self.cells)} to {max(self.cells)} a kernel,"
+            f" fairness {self.fairness:.2f}), {self.parks} parks, {self.resumes} resumes;"
+            f" a cell took {self.mean_cell_s:.2f} s on average, {self.longest_cell_s:.1f} s at most;"
+            f" {self.words_checked / 1e6:.0f} million words looked at, none wrong; nobody out of memory"
+        )
+
+
+def gpu_mib(kernels: int, worth: int, workload: Workload) -> int:
+    """A GPU with every kernel's context and room for `worth` kernels' memory."""
+    return kernels * (CONTEXT_MIB + FIXED_MIB) + worth * workload.mebibytes + MARGIN_MIB
+
+
+def share(machine: Machine, *, kernels: int, seconds: float, seed: int, workload: Workload) -> Account:
+    """Let the kernels work for so long, then end them; AssertionError at the first thing that must not be."""
+    machine.simulate(memory=f"{gpu_mib(kernels, 4, workload)}MiB")
+    machine.environment["AFFINODE_SIM_CONTEXT"] = f"{CONTEXT_MIB}MiB"
+    light = LightMachine(machine, workload, seed, CONTROLLER)
+    light.start_server("server", kernels)
+    light.wait(lambda: len(light.look()) == kernels, END_WITHIN_S, "every kernel to start")
+    light.wait(lambda: all(k.board.seen.cells for k in light.look()), END_WITHIN_S, "everyone's first cell")
+    began = time.monotonic()
+    light.wait(lambda: time.monotonic() - began > seconds, seconds + END_WITHIN_S, "the time to pass")
+    lasted = time.monotonic() - began
+    cells = [kernel.board.seen.cells for kernel in light.look()]
+    moves = machine.kernels().values()
+    parks, resumes = sum(k["parks"] for k in moves), sum(k["resumes"] for k in moves)
+    light.end(END_WITHIN_S)
+    boards = [kernel.board.seen for kernel in light.look()]
+    return Account(
+        seed,
+        kernels,
+        lasted,
+        cells,
+        max(board.cell_longest_ns for board in boards) / 1e9,
+        sum(board.cell_sum_ns for board in boards) / 1e9 / sum(board.cells for board in boards),
+        sum(board.words_checked for board in boards),
+        parks,
+        resumes,
+    )
+
+
+def main() -> None:
+    """The command line."""
+    from conftest import new_machine
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kernels", type=int, default=40)
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32)
+    parser.add_argument("--mebibytes", type=int, default=Workload.mebibytes, help="of each kernel")
+    parser.add_argument("--think-ms", type=int, default=Workload.think_ms)
+    given = parser.parse_args()
+    workload = Workload(given.mebibytes, given.think_ms)
+    print(f"seed {given.seed}", flush=True)
+    with new_machine() as machine:
+        print(
+            share(machine, kernels=given.kernels, seconds=given.seconds, seed=given.seed, workload=workload)
+        )
+
+
+if __name__ == "__main__":
+    main()

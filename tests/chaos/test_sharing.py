@@ -1,0 +1,23 @@
+"""More light kernels than the GPU has room for, at random work, for some seconds; sharing.py runs it for longer."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+from light_kernels import Workload
+from live_machine import Machine
+from sharing import share
+
+KERNELS = int(os.environ.get("SHARING_KERNELS", "12"))
+SECONDS = float(os.environ.get("SHARING_SECONDS", "5"))
+
+
+@pytest.mark.timeout(SECONDS + 300)
+def test_kernels_worth_three_gpus_lose_nothing_and_see_no_out_of_memory(native, machine: Machine, capsys):
+    seed = int(os.environ.get("SHARING_SEED", time.time_ns() % 2**32))
+    account = share(machine, kernels=KERNELS, seconds=SECONDS, seed=seed, workload=Workload(think_ms=200))
+    with capsys.disabled():
+        print(f"\n{account}")
+    assert min(account.cells) > 0 and account.parks > 0 and account.words_checked > 0
