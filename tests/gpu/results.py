@@ -27,6 +27,7 @@ TITLES = {
     "numba_suite": "Someone else's tests",
     "two_gpus": "Two GPUs",
     "jax_idle": "JAX, idle and parked",
+    "checkpoint_pinned": "Pinned host memory and the driver's own checkpoint",
     "against_memory_saver": "Beside torch_memory_saver",
     "allocations": "What the shim costs without a caching allocator",
     "parity": "Whether backed memory can be told from the driver's",

@@ -21,7 +21,7 @@ from jupyter_affinode.bench.driver import Driver
 driver = Driver()
 def test_holds_memory():
     held = driver.allocate(4 << 20)
-    time.sleep(2)
+    time.sleep(1)
     driver.free(held)
 def test_sees_the_shim():
     assert not {strict} or "affinode" not in os.environ.get("LD_PRELOAD", "")
@@ -139,6 +139,12 @@ def test_context_depth(scripts_machine, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     (found,) = json.loads((tmp_path / "f.json").read_text())["results"]
     assert len(found["resume, context"]) == 3 and not found["problem"] and not found["woken by books"]
+
+
+def test_pinned_memory_beside_the_drivers_checkpoint(scripts_machine):
+    done = script(scripts_machine, "checkpoint_pinned", "--gib=0.1", "--cycles=1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "| one piece |" in done.stdout and "SIMULATED" in done.stdout
 
 
 def test_a_simulated_run_is_no_result(scripts_machine):

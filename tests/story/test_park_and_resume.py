@@ -70,7 +70,7 @@ def test_a_flood_of_output_with_a_stalled_reader_does_not_keep_the_gpu(stage):
     kernel = s.kernel()
     s.ok(kernel, "gpu.allocate('a', 128)")
     # Nobody reads this client's channels while the outputs come.
-    kernel.client.execute("for i in range(100_000): display({'text/plain': 'x'}, raw=True)")
+    kernel.client.execute("for i in range(60_000): display({'text/plain': 'x'}, raw=True)")
     s.wait(kernel, "parked", timeout=120)
     kernel.close()
 
