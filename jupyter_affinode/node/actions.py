@@ -8,7 +8,7 @@ from enum import Enum
 
 
 class Cause(str, Enum):
-    """Why a kernel was parked or resumed, for programs; the words for people are the reason's."""
+    """Why something was decided, for programs; the words for people are the reason's."""
 
     OTHER = "other"
     ASKED = "asked"  # the person, or a program for them
@@ -16,10 +16,14 @@ class Cause(str, Enum):
     LOW_MEMORY = "low-memory"  # park: under the low watermark
     IDLE = "idle"  # park: with park_when="idle"
     TIME_SLICE = "time-slice"  # park: its quantum is over and others wait
+    LIMIT = "limit"  # park: its user or group has more on the GPUs than they may; deny: they would
+    FULL = "full"  # end: the GPU is full of busy kernels and this is the newest
     CELL = "cell"  # resume: a call waited
     SPLIT = "split"  # resume: its other processes are on the GPU
     UNDONE = "undone"  # resume: its other processes could not be parked
     PREFETCH = "prefetch"  # resume: the person is about to use it
+    TOO_LARGE = "too-large"  # deny: it cannot fit, whoever yields
+    FAILED_AGAIN = "failed-again"  # deny: it failed again and again although there was room
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,9 @@ class Park:
     budget_bytes: int = 0  # host memory that it may take anew at most
     lot_bytes: int = 0  # handed to it from the controller's lots, beside that
     to_context: bool = False  # the CUDA context too
+    preempts: bool = False  # it is busy: its next call waits until it has its turn again
     cause: Cause = field(default=Cause.OTHER, compare=False)
+    for_kernel: str | None = field(default=None, compare=False)  # who waits for its memory
 
 
 @dataclass(frozen=True)
@@ -95,6 +101,17 @@ class DenyRoom:
     kernel_id: str
     key: tuple[int, int]
     reason: str
+    cause: Cause = field(default=Cause.OTHER, compare=False)
 
 
-Action = Park | RefusePark | Trim | GiveLots | DropCaches | Resume | GrantRoom | DenyRoom
+@dataclass(frozen=True)
+class EndKernel:
+    """Have the kernel's own Jupyter server shut it down and tell its person why."""
+
+    kernel_id: str
+    reason: str
+    cause: Cause = field(default=Cause.OTHER, compare=False)
+    for_kernel: str | None = field(default=None, compare=False)
+
+
+Action = Park | RefusePark | Trim | GiveLots | DropCaches | Resume | GrantRoom | DenyRoom | EndKernel

@@ -17,6 +17,7 @@ from traitlets import Bool, Enum, Float, Int, Unicode, default
 from .. import environment
 from .._version import __version__
 from .api import serve
+from .app_queue import QUEUE_ALIASES, QueueTraits
 from .controller import LINK_NAME, Controller
 from .election import AlreadyServed, Election
 from .settings import Settings, SettingsRefused
@@ -27,7 +28,7 @@ LOG_FORMAT = "%(asctime)s.%(msecs)03d %(levelname).1s %(message)s"
 _DEFAULTS = Settings()
 
 
-class NodeController(JupyterApp):
+class NodeController(QueueTraits, JupyterApp):
     """The arbiter of this machine's GPUs.
 
     Configured by `c.NodeController` in jupyter_affinode_config.py or by the command line; started by itself
@@ -159,6 +160,7 @@ class NodeController(JupyterApp):
         "drop-caches": "NodeController.drop_caches_before_park",
         "hold-default": "NodeController.hold_default_s",
         "hold-max": "NodeController.hold_max_s",
+        **QUEUE_ALIASES,
         "settle": "NodeController.settle_s",
         "keep-alive": "NodeController.keep_alive_s",
     }

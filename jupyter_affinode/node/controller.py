@@ -15,7 +15,6 @@ from .actions import Action, DenyRoom, DropCaches, GiveLots, GrantRoom, Park, Re
 from .cache_drops import CacheDrops
 from .connection import Connection, Ending
 from .election import Election, GpuServed
-from .eligibility import waiters
 from .events import EventHub
 from .host import host_memory
 from .host_care import give_lots, trim
@@ -34,6 +33,7 @@ from .servers import ServerWatch
 from .settings import Settings
 from .snapshot import Kernel, Node, Waiter
 from .state import NodeState
+from .waiting import waiters
 from .wire import CommandKind, Hello, Message, Notify, NotifyKind, Reply, Request, Status
 from .wishes import Wishes
 from .words import bytes_in_words
@@ -261,13 +261,13 @@ class Controller:
         self.state.lots_ready_bytes, self.state.lots_held = self.lots.ready_bytes, self.lots.held()
         is_settled = now - self.began >= self.state.settings.settle_s
         self._snapshot = self.state.snapshot(now, is_settled=is_settled)
-        self._queue = waiters(self._snapshot)
+        self._queue = waiters(self._snapshot, self.state.settings)
 
     def _decide(self, now: float) -> None:
         for action in decide(now, self._snapshot, self.state.settings):
             self._apply(action, now)
         if self._snapshot.kernels:
-            self._queue = waiters(self.state.snapshot(now, is_settled=True))
+            self._queue = waiters(self.state.snapshot(now, is_settled=True), self.state.settings)
 
     def _apply(self, action: Action, now: float) -> None:
         kernel = self.state.kernels[action.kernel_id]

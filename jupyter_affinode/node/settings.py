@@ -6,10 +6,23 @@ import math
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from .rules import RuleError, names, numbers, sizes
+
 MIB = 1 << 20
 GIB = 1 << 30
 
-CHOICES = {"park_when": ("needed", "idle"), "depth": ("memory", "context")}
+CHOICES = {
+    "park_when": ("needed", "idle"),
+    "depth": ("memory", "context"),
+    "when_full": ("wait", "time_slice", "terminate_newest"),
+}
+RULES = {
+    "user_limits": sizes,
+    "group_limits": sizes,
+    "user_priorities": numbers,
+    "group_priorities": numbers,
+    "opt_out": names,
+}
 
 
 class SettingsRefused(ValueError):
@@ -36,6 +49,19 @@ class Settings:
     drop_caches_before_park: bool = False
     hold_default_s: float = 3600.0
     hold_max_s: float = 86400.0
+    hold_kernels_max: int | None = None  # how many kernels one user may hold at a time
+    hold_bytes_max: int | None = None  # … and how much GPU memory of theirs together
+    when_full: str = "wait"  # the GPU is full of busy kernels: "wait", "time_slice" or "terminate_newest"
+    quantum_s: float = 120.0  # time_slice: what each may run before it has to make room
+    end_after_s: float = 120.0  # terminate_newest: the least that somebody has waited then
+    backfill: bool = False  # who waits behind others goes first where that delays none of them
+    ageing_s: float = 60.0  # who has waited that much longer goes before the next higher priority class
+    user_priorities: str = ""  # "alice=1, *=0": rules.py has the form; classes from -5 to 5
+    group_priorities: str = ""
+    user_limits: str = ""  # "alice=80GiB, *=40GiB": GPU memory on all GPUs together
+    group_limits: str = ""
+    opt_out: str = ""  # "alice, @staff": whose kernels are never parked but by their own wish
+    kernelspec_opt_out: bool = True  # whether a kernelspec's metadata may say the same
     settle_s: float = 1.0
     keep_alive_s: float = 60.0
 
@@ -65,6 +91,14 @@ class Settings:
 
 
 def _check(name: str, value: Any, kind: str) -> None:
+    if name in RULES:
+        if not isinstance(value, str):
+            raise SettingsRefused(f"{name} must be text, not {value!r}")
+        try:
+            RULES[name](value)
+        except RuleError as error:
+            raise SettingsRefused(f"{name}: {error}") from None
+        return
     if kind == "str":
         if value not in CHOICES[name]:
             wanted = " or ".join(f'"{choice}"' for choice in CHOICES[name])
@@ -79,7 +113,9 @@ def _check(name: str, value: Any, kind: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
         raise SettingsRefused(f"{name} must be a number that is not negative, not {value!r}")
     if kind.startswith("int") and not isinstance(value, int):
-        raise SettingsRefused(f"{name} must be a whole number of bytes, not {value!r}")
+        raise SettingsRefused(f"{name} must be a whole number, not {value!r}")
+    if name == "quantum_s" and value <= 0:
+        raise SettingsRefused(f"{name} must be more than 0 s")
     if name.endswith("_watermark") and value > 1:
         raise SettingsRefused(f"{name} is a fraction of the GPU's memory, at most 1, not {value!r}")
 

@@ -124,6 +124,15 @@ class Kernel:
     hopeless: bool = False  # allocations failed again and again although there was room
     cgroup: str = ""  # whose headroom parking it uses
     can_drop_caches: bool = False  # its frameworks were not asked since it last used the GPU
+    user: str = ""  # whose it is; "" where nobody said
+    groups: tuple[str, ...] = ()  # of that user
+    priority: int = 0  # its class: higher ones go first, see waiting.py
+    is_opted_out: bool = False  # never parked but by its person's own wish
+    is_group: bool = False  # several processes, several GPUs or shared memory: never preempted
+    resident_since: float = 0.0  # since when it has had the GPU without a park in between
+    started_at: float = 0.0  # its oldest process; comparable with other kernels' alone
+    can_be_ended: bool = False  # there is a server that can shut it down and tell its person
+    is_ending: bool = False  # that was asked of the server
     host: HostUse = field(default_factory=lambda: NO_HOST_USE)
     park_copies_bytes: int | None = None  # what a park has to copy, by its last one; None: unknown, all of it
     resume_copies_bytes: int | None = None  # … and what the way back has
@@ -163,6 +172,7 @@ class Reservation:
     kernel_id: str
     gpu: str
     bytes: int
+    is_taken: bool = False  # its shim's page shows the bytes already, only NVML's figure may not
 
 
 @dataclass(frozen=True)
@@ -185,3 +195,4 @@ class Waiter:
     since: float
     needs: Mapping[str, int] = field(hash=False)  # bytes by GPU
     room: RoomRequest | None = None  # None: a resume
+    turn: float = 0.0  # the queue's order: `since`, moved back by its priority

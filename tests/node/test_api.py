@@ -130,6 +130,12 @@ def test_every_request_answers_as_described(api):
         ("PATCH", "/policy", {"lot_bytes": None}),
         ("PATCH", "/policy", {"drop_caches_before_park": 1}),
         ("PATCH", "/policy", {"idle_timeout_s": True}),
+        ("PATCH", "/policy", {"when_full": "panic"}),
+        ("PATCH", "/policy", {"quantum_s": 0}),
+        ("PATCH", "/policy", {"user_limits": "alice=much"}),
+        ("PATCH", "/policy", {"user_limits": 5}),
+        ("PATCH", "/policy", {"group_priorities": "staff=6"}),
+        ("PATCH", "/policy", {"opt_out": "alice=1"}),
     ],
 )
 def test_a_bad_request_is_refused_with_words_and_changes_nothing(api, method, path, body):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from jupyter_affinode.node.actions import DenyRoom, GrantRoom, Park, RefusePark, Resume
-from jupyter_affinode.node.eligibility import eligible_at, waiters
+from jupyter_affinode.node.eligibility import eligible_at
 from jupyter_affinode.node.policy import decide
 from jupyter_affinode.node.settings import GIB, MIB, Settings
 from jupyter_affinode.node.snapshot import (
@@ -19,6 +19,7 @@ from jupyter_affinode.node.snapshot import (
     Residency,
     RoomRequest,
 )
+from jupyter_affinode.node.waiting import waiters
 
 A, B = "GPU-a", "GPU-b"
 NOW = 10_000.0
@@ -210,7 +211,7 @@ def test_two_half_resident_allocators_do_not_deadlock():
 
 def test_a_kernel_parked_in_the_middle_of_an_allocation_waits_for_both():
     kernel = asks(parked("k", 4 * GIB), 6 * GIB, waits=3)
-    (waiter,) = waiters(node(kernel))
+    (waiter,) = waiters(node(kernel), NEEDED)
     assert waiter.needs == {A: 10 * GIB}
     assert decide(NOW, node(kernel, resident("busy", 7 * GIB, idle=0), free=9 * GIB), NEEDED) == []
     (action,) = decide(NOW, node(kernel, free=11 * GIB), NEEDED)

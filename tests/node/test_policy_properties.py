@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from world import GPU, SimulatedKernel, World
 
 from jupyter_affinode.node.actions import DenyRoom, GiveLots, GrantRoom, Park, Resume, Trim
-from jupyter_affinode.node.eligibility import eligible_at, waiters
+from jupyter_affinode.node.eligibility import eligible_at
 from jupyter_affinode.node.policy import decide
 from jupyter_affinode.node.settings import MIB, Settings
 from jupyter_affinode.node.snapshot import (
@@ -22,6 +22,7 @@ from jupyter_affinode.node.snapshot import (
     Residency,
     RoomRequest,
 )
+from jupyter_affinode.node.waiting import waiters
 
 NOW = 5000.0
 TOTAL = 1000 * MIB
@@ -157,7 +158,7 @@ def test_nobody_is_parked_without_need(node):
     parked = {action.kernel_id for action in decide(NOW, node, QUICK) if isinstance(action, Park)}
     asked = {kernel.id for kernel in node.kernels if kernel.park_asked}
     if parked - asked:
-        assert waiters(node) or node.gpus[GPU].is_reclaiming
+        assert waiters(node, QUICK) or node.gpus[GPU].is_reclaiming
 
 
 @given(nodes(), POLICIES)
@@ -166,7 +167,7 @@ def test_only_eligible_or_blocked_kernels_are_parked_unasked(node, policy):
     for action in decide(NOW, node, policy):
         if isinstance(action, Park):
             kernel = next(kernel for kernel in node.kernels if kernel.id == action.kernel_id)
-            moment = eligible_at(kernel, policy, anyone_waits=bool(waiters(node)))
+            moment = eligible_at(kernel, policy, anyone_waits=bool(waiters(node, policy)))
             is_eligible = moment is not None and moment <= NOW
             is_blocked = bool(kernel.rooms) and not kernel.calls_in_flight and not kernel.captures
             assert kernel.park_asked or is_eligible or is_blocked
@@ -188,7 +189,7 @@ def test_the_queue_is_served_first_come_first(node, policy):
     others_movable = sum(kernel.resident_bytes[GPU] for kernel in node.kernels if kernel.is_parkable) + sum(
         reservation.bytes for reservation in node.reservations
     )
-    queue = waiters(node)
+    queue = waiters(node, policy)
     for place, waiter in enumerate(queue):
         its_place = waiter.kernel.id, waiter.room.key if waiter.room is not None else None
         if its_place not in places or waiter.kernel.is_moving:

@@ -1,0 +1,59 @@
+"""Backfill: when somebody may be served before those that wait ahead; pure.
+
+A batch scheduler backfills by the run times that jobs declare (EASY: Lifka, "The ANL/IBM SP scheduling system",
+JSSPP 1995). Notebooks declare none. So nothing is assumed of who yields when: a waiter goes first only if every
+set of the GPU's kernels whose yielding would make room for who is ahead still does so beside it. That is a
+question of sizes alone. It holds as long as kernels yield as a whole; one that frees a part of its memory may yet
+be a little too small a help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from .plan import Plan
+from .settings import MIB
+from .snapshot import Waiter
+
+GRAIN_BYTES = 2 * MIB  # kernels' memory comes in such pieces (shim/src/blocks.c)
+
+
+def may_go_first(plan: Plan, needs: Mapping[str, int], ahead: Mapping[str, Waiter]) -> bool:
+    """Whether there is room for `needs` now, and nobody in `ahead` (by resource) waits longer for it."""
+    if not plan.fits(needs, plan.settings.margin_bytes):
+        return False
+    for resource, head in ahead.items():
+        size, need = needs[resource], plan.limits.needs(head)[resource]
+        if resource in plan.limits.caps:
+            lacks = need - plan.room[resource] - plan.incoming.get(resource, 0)
+            if lacks + size > 0:
+                return False
+            continue
+        lacks = need + plan.settings.margin_bytes - plan.room[resource]
+        if delays(lacks, size, _yields(plan, resource, head)):
+            return False
+    return True
+
+
+def delays(lacks: int, size: int, yields: Iterable[int]) -> bool:
+    """Whether taking `size` away makes some set of `yields` too small that sufficed for `lacks`.
+
+    Such a set has a sum from `lacks` to just under `lacks + size`. Sums are kept as bits of one number, in grains
+    rounded down; what is lost by that is less than a grain for each of the kernels.
+    """
+    if size <= 0:
+        return False
+    grains = [max(each, 0) // GRAIN_BYTES for each in yields]
+    sums = 1
+    for grain in grains:
+        sums |= sums << grain
+    lowest = max(-(-lacks // GRAIN_BYTES) - len(grains), 0)
+    highest = (lacks + size - 1) // GRAIN_BYTES  # in grains, the largest that may fall short
+    if highest < lowest:
+        return False
+    return bool((sums >> lowest) & ((1 << (highest - lowest + 1)) - 1))
+
+
+def _yields(plan: Plan, uuid: str, head: Waiter) -> list[int]:
+    """What each kernel may give back on a GPU, those under way included; the head's own does not help it."""
+    return [kernel.resident_bytes[uuid] for kernel in plan.resident_on([uuid]) if kernel.id != head.kernel.id]

@@ -1,0 +1,98 @@
+"""The GPU is full and nobody on it is idle: what the setting `when_full` says; pure.
+
+`wait` does nothing. `time_slice` preempts those that have had the GPU longest, each after `quantum_s` at the
+least, and only for somebody who waits: their next call of CUDA waits until they have their turn again.
+`terminate_newest` has the youngest kernel's own server shut it down, for an older one. Neither touches who is held
+or opted out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from .actions import Cause, EndKernel
+from .plan import Plan
+from .snapshot import Kernel, Residency, Waiter
+from .words import bytes_in_words, duration_in_words
+
+
+def make_room_when_full(plan: Plan, missing: Mapping[str, int], head: Waiter) -> None:
+    """Make busy kernels yield for the head of a line, or nobody if that would not suffice."""
+    margin = plan.settings.margin_bytes  # a courtesy: nobody is interrupted for that alone
+    lacks = {resource: size - margin for resource, size in missing.items() if size > margin}
+    if not lacks or any(resource in plan.limits.caps for resource in missing):
+        return
+    if plan.settings.when_full == "time_slice":
+        _preempt(plan, lacks, head)
+    elif plan.settings.when_full == "terminate_newest":
+        _end_newest(plan, lacks, head)
+
+
+def preemptible_at(kernel: Kernel, quantum_s: float) -> float | None:
+    """The moment from which the kernel may be preempted for somebody; None if time alone will not do.
+
+    Never a kernel of several processes or GPUs: a part of it that ran on alone could wait for the rest.
+    """
+    if kernel.residency is not Residency.RESIDENT or not kernel.is_parkable or not kernel.movable_bytes:
+        return None
+    if kernel.is_moving or kernel.is_dying or kernel.is_ending or kernel.is_opted_out or kernel.is_group:
+        return None
+    if kernel.rooms:
+        return None  # it waits itself: before the head, or behind it and yields anyway
+    return max(kernel.resident_since + quantum_s, kernel.retry_at, kernel.held_until or 0.0)
+
+
+def _preempt(plan: Plan, lacks: Mapping[str, int], head: Waiter) -> None:
+    quantum_s = plan.settings.quantum_s
+    over = []
+    for kernel in plan.resident_on(lacks):
+        moment = preemptible_at(kernel, quantum_s)
+        if moment is not None and moment <= plan.now and plan.is_free(kernel) and kernel is not head.kernel:
+            over.append(kernel)
+    over.sort(key=lambda kernel: (kernel.resident_since, kernel.id))
+    for kernel in _sufficient(over, lacks):
+        reason = f"its turn of {duration_in_words(quantum_s)} is over and others wait"
+        plan.park(kernel, reason, Cause.TIME_SLICE, for_kernel=head.kernel.id, preempts=True)
+
+
+def _end_newest(plan: Plan, lacks: Mapping[str, int], head: Waiter) -> None:
+    if plan.now - head.since < plan.settings.end_after_s:
+        return
+    here = plan.resident_on(lacks)
+    if any(kernel.is_ending for kernel in here):
+        return  # one after the other: meanwhile somebody may have become idle
+    younger = [
+        kernel
+        for kernel in here
+        if kernel.can_be_ended
+        and kernel.started_at > head.kernel.started_at
+        and not kernel.is_opted_out
+        and not kernel.is_dying
+        and (kernel.held_until is None or kernel.held_until <= plan.now)
+        and kernel is not head.kernel
+        and plan.is_free(kernel)
+    ]
+    younger.sort(key=lambda kernel: (-kernel.started_at, kernel.id))
+    for kernel in _sufficient(younger, lacks, with_fixed=True)[:1]:
+        waited = duration_in_words(plan.now - head.since)
+        size = bytes_in_words(sum(head.needs.values()))
+        reason = f"the GPU is full and this is its newest kernel: an older one has waited {waited} for {size}"
+        plan.act(EndKernel(kernel.id, reason, Cause.FULL, head.kernel.id))
+        plan.expect_end(kernel)
+
+
+def _sufficient(
+    kernels: Sequence[Kernel], lacks: Mapping[str, int], *, with_fixed: bool = False
+) -> list[Kernel]:
+    """The first of the kernels that suffice together; none if all of them do not."""
+    left = dict(lacks)
+    chosen = []
+    for kernel in kernels:
+        if all(size <= 0 for size in left.values()):
+            break
+        if any(size > 0 and kernel.resident_bytes.get(uuid, 0) for uuid, size in left.items()):
+            chosen.append(kernel)
+            for uuid in left:
+                fixed = kernel.fixed_bytes.get(uuid, 0) if with_fixed else 0
+                left[uuid] -= kernel.resident_bytes.get(uuid, 0) + fixed
+    return chosen if all(size <= 0 for size in left.values()) else []

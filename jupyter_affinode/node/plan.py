@@ -1,0 +1,249 @@
+"""One pass of the policy: what it has decided so far, and what room that leaves; pure.
+
+Resources are GPUs, by UUID, and the limits of users and groups (limits.py). Everything that looks at all
+kernels does so once a pass and keeps an index by resource: a machine may have a thousand kernels, and hundreds
+in its queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from functools import cached_property
+
+from . import victims
+from .actions import Action, Cause, DropCaches, GiveLots, Park, RefusePark
+from .eligibility import eligible_at
+from .host_room import HostRoom, Shortage, trims, without
+from .limits import Limits
+from .settings import Settings
+from .snapshot import Kernel, Node, Residency
+from .waiting import waiters
+
+
+class Plan:
+    """What this pass has decided so far, and what room that leaves."""
+
+    def __init__(self, now: float, node: Node, settings: Settings):
+        self.now = now
+        self.node = node
+        self.settings = settings
+        self.actions: list[Action] = []
+        self.queue = waiters(node, settings)
+        self.limits = Limits(node, settings)
+        self.room = {uuid: gpu.free_bytes for uuid, gpu in node.gpus.items()}
+        for reservation in node.reservations:
+            self.room[reservation.gpu] = self.room.get(reservation.gpu, 0) - reservation.bytes
+        self.room.update(self.limits.room)
+        self.incoming = dict.fromkeys(self.room, 0)  # will be free when what is under way is done
+        self._host = HostRoom(node.host, settings)
+        self._taken: set[str] = set()
+        for kernel in node.kernels:
+            if kernel.residency is Residency.PARKING or (
+                kernel.is_moving and kernel.residency is Residency.RESIDENT
+            ):
+                self._expect(kernel, kernel.host.budget_bytes)
+            elif kernel.is_ending:
+                self.expect_end(kernel)
+
+    def is_free(self, kernel: Kernel) -> bool:
+        """Whether nothing is under way or decided for the kernel."""
+        return not (kernel.is_moving or kernel.is_ending or kernel.id in self._taken)
+
+    def act(self, action: Action) -> None:
+        """Decide on an action."""
+        self._taken.add(action.kernel_id)
+        self.actions.append(action)
+
+    # ---- room
+
+    def fits(self, needs: Mapping[str, int], margin: int) -> bool:
+        """Whether there is room for `needs` now, and on the GPUs `margin` beside it."""
+        for resource, need in needs.items():
+            if need and self.room.get(resource, 0) < need + (0 if resource in self.limits.caps else margin):
+                return False
+        return True
+
+    def shortage(self, needs: Mapping[str, int]) -> dict[str, int]:
+        """What is missing for `needs` by resource even when everything under way is done."""
+        short = {}
+        for resource, need in needs.items():
+            margin = 0 if resource in self.limits.caps else self.settings.margin_bytes
+            missing = need + margin - self.room.get(resource, 0) - self.incoming.get(resource, 0)
+            if need and missing > 0:
+                short[resource] = missing
+        return short
+
+    def take_room(self, needs: Mapping[str, int]) -> None:
+        """Use up room."""
+        for resource, need in needs.items():
+            self.room[resource] = self.room.get(resource, 0) - need
+
+    def expect_end(self, kernel: Kernel) -> None:
+        """All that a kernel has on GPUs will be free."""
+        for part in (self.limits.frees(kernel), kernel.fixed_bytes):
+            for resource, size in part.items():
+                self.incoming[resource] = self.incoming.get(resource, 0) + size
+
+    # ---- who could yield
+
+    def eligible(self) -> list[Kernel]:
+        """Who may be parked now, the best first (see victims.py)."""
+        return victims.in_order(self.now, filter(self.is_free, self._eligible), self.node)
+
+    def eligible_on(self, resources: Collection[str]) -> list[Kernel]:
+        """The same, of those whose memory counts in one of the resources."""
+        found = {
+            kernel.id: kernel
+            for resource in resources
+            for kernel in self._eligible_by_resource.get(resource, ())
+            if self.is_free(kernel)
+        }
+        gpus = None if any(resource in self.limits.caps for resource in resources) else resources
+        return victims.in_order(self.now, found.values(), self.node, gpus)
+
+    def resident_on(self, gpus: Iterable[str]) -> list[Kernel]:
+        """Kernels that are on one of the GPUs, free or not."""
+        found = {kernel.id: kernel for uuid in gpus for kernel in self._resident_by_gpu.get(uuid, ())}
+        return list(found.values())
+
+    def waiting_residents(self, resources: Iterable[str]) -> list[tuple[int, int, Kernel]]:
+        """Kernels on the GPU that wait for more of it, with their first and last place in the queue."""
+        found = {
+            entry[2].id: entry
+            for resource in resources
+            for entry in self._waiting_residents.get(resource, ())
+        }
+        return list(found.values())
+
+    @cached_property
+    def yieldable(self) -> dict[str, int]:
+        """What would become free on each GPU if everybody yielded who can, the kernels' own included."""
+        total: dict[str, int] = {}
+        for kernel in self.node.kernels:
+            if kernel.is_parkable and not kernel.is_opted_out:
+                for uuid, size in kernel.resident_bytes.items():
+                    total[uuid] = total.get(uuid, 0) + size
+        for reserved in self.node.reservations:  # theirs already, or about to be: it may yield again
+            total[reserved.gpu] = total.get(reserved.gpu, 0) + reserved.bytes
+        return total
+
+    @cached_property
+    def reserved(self) -> dict[tuple[str, str], int]:
+        """What is reserved by kernel and GPU."""
+        total: dict[tuple[str, str], int] = {}
+        for reserved in self.node.reservations:
+            place = reserved.kernel_id, reserved.gpu
+            total[place] = total.get(place, 0) + reserved.bytes
+        return total
+
+    @cached_property
+    def _eligible(self) -> list[Kernel]:
+        anyone_waits = bool(self.queue)
+        ready = []
+        for kernel in self.node.kernels:
+            moment = eligible_at(kernel, self.settings, anyone_waits=anyone_waits)
+            if moment is not None and moment <= self.now:
+                ready.append(kernel)
+        return ready
+
+    @cached_property
+    def _eligible_by_resource(self) -> dict[str, list[Kernel]]:
+        index: dict[str, list[Kernel]] = {}
+        for kernel in self._eligible:
+            for resource, size in self.limits.frees(kernel).items():
+                if size:
+                    index.setdefault(resource, []).append(kernel)
+        return index
+
+    @cached_property
+    def _resident_by_gpu(self) -> dict[str, list[Kernel]]:
+        index: dict[str, list[Kernel]] = {}
+        for kernel in self.node.kernels:
+            for uuid, size in kernel.resident_bytes.items():
+                if size:
+                    index.setdefault(uuid, []).append(kernel)
+        return index
+
+    @cached_property
+    def _waiting_residents(self) -> dict[str, list[tuple[int, int, Kernel]]]:
+        places: dict[str, tuple[int, int, Kernel]] = {}
+        for place, waiter in enumerate(self.queue):
+            kernel = waiter.kernel
+            if kernel.residency is Residency.RESIDENT:
+                first = places[kernel.id][0] if kernel.id in places else place
+                places[kernel.id] = first, place, kernel
+        index: dict[str, list[tuple[int, int, Kernel]]] = {}
+        for entry in places.values():
+            for resource, size in self.limits.frees(entry[2]).items():
+                if size:
+                    index.setdefault(resource, []).append(entry)
+        return index
+
+    # ---- parking, and the host's memory
+
+    def park(
+        self,
+        kernel: Kernel,
+        reason: str,
+        cause: Cause,
+        *,
+        for_kernel: str | None = None,
+        preempts: bool = False,
+    ) -> bool:
+        """Decide to park a kernel if host memory allows, by way of what its frameworks drop. False if not: it
+        was refused, or others were asked to give back what they keep and it is looked at again when they have.
+        """
+        is_between_cells = not kernel.cell_open or kernel.park_asked is not None  # %gpu_park is a cell itself
+        if self.settings.drop_caches_before_park and kernel.can_drop_caches and is_between_cells:
+            self.act(DropCaches(kernel.id, reason))
+            return True
+        short = self._host.shortage(kernel)
+        if short is not None and self._trim(short, f"room to park {kernel.id}", kernel):
+            return False
+        refusal = self._host.refusal(kernel)
+        if refusal is not None:
+            self.act(RefusePark(kernel.id, "no-host-memory", refusal))
+            return False
+        budget, lots = self._host.budget(kernel), self._host.lots(kernel)
+        self.act(Park(kernel.id, reason, budget, lots, kernel.may_leave, preempts, cause, for_kernel))
+        self._expect(kernel, budget if kernel.host.is_frugal else None, lots)
+        return True
+
+    def give_lots(self, kernel: Kernel) -> None:
+        """Decide to hand a kernel what of the lots its park can use."""
+        size = self._host.lots(kernel)
+        if size:
+            self._host.take_lots(size)
+            self.act(GiveLots(kernel.id, size))
+
+    def relieve(self) -> None:
+        """Have kept host memory given back where the machine or a cgroup is under its reserve."""
+        for short in self._host.pressure():
+            self._trim(short, "host memory is short", None)
+
+    @cached_property
+    def _keepers(self) -> list[Kernel]:
+        """Who keeps host memory that could be given back, or is giving some back."""
+        return [
+            kernel
+            for kernel in self.node.kernels
+            if kernel.host.trimmable_bytes or kernel.host.trimming_bytes
+        ]
+
+    def _trim(self, short: Shortage, reason: str, kernel: Kernel | None) -> bool:
+        """Ask others to give back what is short; whether that is under way. For a kernel: all, or nothing."""
+        others = [each for each in self._keepers if each is not kernel]
+        left = without(short, others)
+        if left.host_bytes <= 0 and left.cgroup_bytes <= 0:
+            return True
+        keepers = [each for each in others if each.host.trimmable_bytes and self.is_free(each)]
+        chosen = trims(left, keepers, self.now, reason, all_or_none=kernel is not None)
+        for action in chosen:
+            self.act(action)
+        return bool(chosen)
+
+    def _expect(self, kernel: Kernel, budget: int | None, lots: int = 0) -> None:
+        """A kernel's memory is on its way from the GPU to the host."""
+        for resource, size in self.limits.frees(kernel).items():
+            self.incoming[resource] = self.incoming.get(resource, 0) + size
+        self._host.expect(kernel, budget, lots)

@@ -1,0 +1,74 @@
+"""Settings that differ by user or group, as text: `alice=80GiB, bob=20GiB, *=40GiB`.
+
+Names are those of users (of groups in the settings for groups); `*` stands for everybody who is not named. In
+a list of names alone, `@name` is a group.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+
+PRIORITY_MIN, PRIORITY_MAX = -5, 5
+EVERYBODY = "*"
+_UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]iB)?", re.IGNORECASE)
+
+
+class RuleError(ValueError):
+    """A text that is no rule; the message says which part, and what would be one."""
+
+
+@lru_cache(maxsize=64)
+def sizes(text: str) -> Mapping[str, int]:
+    """Bytes by name. Raises RuleError."""
+    return {name: _size(value) for name, value in _pairs(text)}
+
+
+@lru_cache(maxsize=64)
+def numbers(text: str) -> Mapping[str, int]:
+    """Priority classes by name. Raises RuleError."""
+    rules = {}
+    for name, value in _pairs(text):
+        if not re.fullmatch(r"[+-]?\d{1,3}", value) or not PRIORITY_MIN <= int(value) <= PRIORITY_MAX:
+            raise RuleError(f"{value!r} is no whole number from {PRIORITY_MIN} to {PRIORITY_MAX}")
+        rules[name] = int(value)
+    return rules
+
+
+@lru_cache(maxsize=64)
+def names(text: str) -> frozenset[str]:
+    """The names in a list. Raises RuleError."""
+    parts = frozenset(part.strip() for part in text.split(",") if part.strip())
+    for part in parts:
+        if "=" in part or " " in part:
+            raise RuleError(f"{part!r} is no name; names are separated by commas, groups are written @group")
+    return parts
+
+
+def rule_for(rules: Mapping[str, int], name: str) -> int | None:
+    """What the rules say of one name; None if nothing."""
+    return rules.get(name, rules.get(EVERYBODY))
+
+
+def is_named(listed: frozenset[str], user: str, groups: Iterable[str]) -> bool:
+    """Whether a list names the user, one of their groups, or everybody."""
+    return EVERYBODY in listed or user in listed or any(f"@{group}" in listed for group in groups)
+
+
+def _pairs(text: str) -> list[tuple[str, str]]:
+    pairs = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not (name and equals and value):
+            raise RuleError(f"{part!r} is not of the form name=value")
+        pairs.append((name, value))
+    return pairs
+
+
+def _size(text: str) -> int:
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise RuleError(f"{text!r} is no size; write 40GiB, 512MiB or a number of bytes")
+    return int(float(match[1]) * _UNITS[(match[2] or "").upper()])

@@ -1,0 +1,59 @@
+"""Who waits for the GPU, and in which order; pure.
+
+**Order.** First come, first served within a priority class. Waiting ages: each `ageing_s` lifts a waiter by one
+class. With the same ageing for all, the order of two waiters never changes while they wait, so it needs no clock:
+it is that of `turn = since - priority * ageing_s`.
+
+**Bound.** Classes reach from PRIORITY_MIN to PRIORITY_MAX (rules.py), so whoever comes more than
+`overtaking_s(settings)` after a waiter goes after it, whatever the classes. From then on only those that are
+before it in the queue are served before it, each once at most for each place it has. How long these take is for
+the GPU's users to say: with `when_full="wait"` until they are idle for their time-out, or their hold has ended; with
+"time_slice" no more than a quantum and two moves each, where they can be preempted and are not held.
+"""
+
+from __future__ import annotations
+
+from .rules import PRIORITY_MAX, PRIORITY_MIN
+from .settings import Settings
+from .snapshot import Kernel, Node, Residency, Waiter
+
+AWAY = (Residency.PARKED, Residency.QUEUED, Residency.RESUMING)
+
+
+def waiters(node: Node, settings: Settings) -> list[Waiter]:
+    """Everyone who waits for the GPU, whose turn it is first; a kernel on its way keeps its place."""
+    queue: list[Waiter] = []
+    for kernel in node.kernels:
+        if (kernel.wants_since is not None or kernel.rooms) and not kernel.is_dying:
+            queue += _of(kernel, settings)
+    queue.sort(key=_place)
+    return queue
+
+
+def overtaking_s(settings: Settings) -> float:
+    """Who comes that much later is never served before a waiter in the same line."""
+    return (PRIORITY_MAX - PRIORITY_MIN) * settings.ageing_s
+
+
+def _place(waiter: Waiter) -> tuple[float, float, str, tuple[int, ...]]:
+    return waiter.turn, waiter.since, waiter.kernel.id, waiter.room.key if waiter.room is not None else ()
+
+
+def _of(kernel: Kernel, settings: Settings) -> list[Waiter]:
+    head_start_s = min(max(kernel.priority, PRIORITY_MIN), PRIORITY_MAX) * settings.ageing_s
+    if kernel.residency in AWAY:
+        return _resume(kernel, head_start_s)
+    return [
+        Waiter(kernel, room.since, {room.gpu: room.bytes}, room, room.since - head_start_s)
+        for room in kernel.rooms
+    ]
+
+
+def _resume(kernel: Kernel, head_start_s: float) -> list[Waiter]:
+    """A parked kernel waits once, for all it had and for the largest allocation that it was parked in."""
+    since = [kernel.wants_since] if kernel.wants_since is not None else []
+    since += [room.since for room in kernel.rooms]
+    needs = kernel.resume_bytes
+    for gpu in {room.gpu for room in kernel.rooms}:
+        needs[gpu] = needs.get(gpu, 0) + max(room.bytes for room in kernel.rooms if room.gpu == gpu)
+    return [Waiter(kernel, min(since), needs, None, min(since) - head_start_s)]
