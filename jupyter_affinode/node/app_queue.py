@@ -27,7 +27,7 @@ QUEUE_ALIASES = {
 
 
 class QueueTraits(HasTraits):
-    """Mixed into `app.NodeController`; what each means is decided in waiting.py, full.py, limits.py, holds.py."""
+    """Mixed into `app.NodeController`."""
 
     hold_kernels_max = Int(
         None,

@@ -1,6 +1,6 @@
 """One pass of the policy: what it has decided so far, and what room that leaves; pure.
 
-Resources are GPUs, by UUID, and the limits of users and groups (limits.py). Everything that looks at all
+Resources are GPUs, by UUID, and the limits of users and groups (memory_limits.py). Everything that looks at all
 kernels does so once a pass and keeps an index by resource: a machine may have a thousand kernels, and hundreds
 in its queue.
 """
@@ -14,7 +14,7 @@ from . import victims
 from .actions import Action, Cause, DropCaches, GiveLots, Park, RefusePark
 from .eligibility import eligible_at
 from .host_room import HostRoom, Shortage, trims, without
-from .limits import Limits
+from .memory_limits import Limits
 from .settings import Settings
 from .snapshot import Kernel, Node, Residency
 from .waiting import waiters
