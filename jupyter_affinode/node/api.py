@@ -9,6 +9,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from tornado.http1connection import HTTP1ServerConnection
 from tornado.httpserver import HTTPServer
 from tornado.iostream import IOStream, StreamClosedError
 from tornado.web import Application, RequestHandler
@@ -25,55 +26,62 @@ from .api_kernels import (
     ReleaseHandler,
     ResumeHandler,
 )
+from .clients import Clients
 from .controller import Controller
-from .peers import DropLog, peer_of
+from .peers import DropLog
 from .settings import SettingsRefused
+from .views import kernel_view
 
 BODY_BYTES_MAX = 64 * 1024
 HEADER_BYTES_MAX = 16 * 1024
 IDLE_S = 60.0
-CONNECTIONS_MAX = 256
+BACKLOG = 1024
 PING_S = 5.0
 UNREAD_STREAM_S = 30.0
-KERNEL_ID = r"[^/\s]{1,256}"
+KERNEL_ID = r"[^/\s]{1,1024}"  # an administrator names others' with the owner's name before it
 
 
 class ApiServer(HTTPServer):
-    """Serves our own user and root, a bounded number of connections at a time."""
+    """Serves who may enter, a bounded number of connections of each."""
 
     controller: Controller
     drops: DropLog
+    clients: Clients
 
     def handle_stream(self, stream: IOStream, address: Any) -> None:  # type: ignore[override]
         """Look who it is before a byte is read; called by tornado for each connection."""
-        peer = peer_of(stream.socket)
-        if not peer.is_allowed:
-            self.drops.drop(f"API client {peer.pid}", f"it belongs to user {peer.uid}")
-            stream.close()
-        elif len(self._connections) >= CONNECTIONS_MAX:
-            self.drops.drop(f"API client {peer.pid}", f"{CONNECTIONS_MAX} clients are connected already")
+        why = self.clients.enter(stream)
+        if why is not None:
+            self.drops.drop("an API client", why)
             stream.close()
         else:
             super().handle_stream(stream, address)
 
+    def on_close(self, server_conn: object) -> None:
+        """A connection ended; called by tornado."""
+        super().on_close(server_conn)
+        assert isinstance(server_conn, HTTP1ServerConnection)
+        self.clients.leave(server_conn.stream)
+
 
 def serve(controller: Controller) -> ApiServer:
     """Bind the API socket; the caller holds the lock that makes removing an old socket right."""
+    clients = Clients(controller.access, controller.accounts)
     server = ApiServer(
-        Application(ROUTES, controller=controller, log_function=lambda handler: None),
+        Application(ROUTES, controller=controller, clients=clients, log_function=lambda handler: None),
         max_body_size=BODY_BYTES_MAX,
         max_header_size=HEADER_BYTES_MAX,
         idle_connection_timeout=IDLE_S,
         body_timeout=IDLE_S,
     )
-    server.controller = controller
+    server.controller, server.clients = controller, clients
     server.drops = DropLog(controller.log)
     path: Path = controller.socket
     path.unlink(missing_ok=True)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     listening.bind(str(path))
-    os.chmod(path, 0o600)
-    listening.listen(128)
+    os.chmod(path, controller.access.socket_mode)
+    listening.listen(BACKLOG)
     server.add_socket(listening)
     return server
 
@@ -83,7 +91,7 @@ class NodeHandler(Handler):
 
     def get(self) -> None:
         """GET /node"""
-        self.finish(self.controller.node_json())
+        self.finish(self.controller.node_json(self.identity))
 
 
 class KernelsHandler(Handler):
@@ -91,7 +99,13 @@ class KernelsHandler(Handler):
 
     def get(self) -> None:
         """GET /kernels"""
-        self.finish({"kernels": self.controller.kernels_json()})
+        owner_of = self.controller.owner_of
+        seen = [
+            kernel_view(self.identity, kernel, owner)
+            for kernel in self.controller.kernels_json()
+            if self.identity.sees(owner := owner_of(kernel["id"]))
+        ]
+        self.finish({"kernels": seen})
 
 
 class PolicyHandler(Handler):
@@ -103,6 +117,7 @@ class PolicyHandler(Handler):
 
     def patch(self) -> None:
         """PATCH /policy"""
+        self.for_admins("the settings of this machine's controller")
         names = self.controller.state.settings.as_dict()
         changes = self.body(**dict.fromkeys(names, (str, int, float, bool, type(None))))
         try:
@@ -116,8 +131,14 @@ class EventsHandler(Handler):
 
     async def get(self) -> None:
         """GET /events"""
+        account = self.controller.accounts.of(self.identity.owner)
+        if account.streams >= self.controller.access.limits.streams:
+            raise ApiError(
+                429, "too-many-streams", f"you have {account.streams} streams of events open already"
+            )
+        account.streams += 1
         self.set_header("Content-Type", "application/x-ndjson")
-        subscriber = self.controller.events.subscribe()
+        subscriber = self.controller.events.subscribe(self.identity)
         try:
             while True:
                 self.write(await subscriber.lines(PING_S))
@@ -130,6 +151,7 @@ class EventsHandler(Handler):
             if stream is not None:
                 stream.close()
         finally:
+            account.streams -= 1
             self.controller.events.unsubscribe(subscriber)
 
 

@@ -8,11 +8,15 @@ from typing import Any
 
 from tornado.web import HTTPError, RequestHandler
 
+from .access import NotAllowed
+from .clients import Clients, TooMuch
 from .controller import Controller
-from .peers import peer_of
+from .identity import Identity
 from .records import KernelRecord
+from .views import kernel_view
 
 KERNELS_MAX = 4096
+KERNEL_ID_MAX = 256
 TEXT_MAX = 4096
 
 
@@ -28,6 +32,7 @@ class Handler(RequestHandler):
     """JSON in, JSON out."""
 
     controller: Controller
+    identity: Identity  # from prepare() on
     _counted = False
 
     def initialize(self) -> None:
@@ -35,10 +40,21 @@ class Handler(RequestHandler):
         self.controller = self.settings["controller"]
 
     def prepare(self) -> None:
-        """A request under way keeps the controller; called by tornado."""
+        """Learn who asks. A request under way keeps the controller; called by tornado."""
         self._counted = True
         self.controller.api_requests_open += 1
         self.controller.needed_at = self.now()
+        clients: Clients = self.settings["clients"]
+        scheme, _, grant = self.request.headers.get("Authorization", "").partition(" ")
+        try:
+            self.identity = clients.introduce(
+                getattr(self.request.connection, "stream", None),
+                grant.strip() if scheme.lower() == "bearer" else None,
+            )
+        except NotAllowed as refused:
+            raise ApiError(401, refused.slug, str(refused)) from None
+        except TooMuch as refused:
+            raise ApiError(429, "too-many-requests", str(refused)) from None
 
     def on_finish(self) -> None:
         """Called by tornado, also when the client hung up."""
@@ -87,7 +103,10 @@ class Handler(RequestHandler):
 
     def kernel(self, kernel_id: str) -> KernelRecord:
         """A known kernel, or 404."""
-        kernel = self.controller.state.kernels.get(kernel_id)
+        kernels = self.controller.state.kernels
+        kernel = kernels.get(self.identity.scoped(kernel_id))
+        if kernel is None and self.identity.is_admin:
+            kernel = kernels.get(kernel_id)  # another's, with the owner's name before it
         if kernel is None:
             raise ApiError(404, "unknown-kernel", f"there is no kernel {kernel_id}")
         self.controller.look(self.now())
@@ -96,9 +115,29 @@ class Handler(RequestHandler):
     def made_known(self, kernel_id: str) -> KernelRecord:
         """A kernel that a server speaks of, known from now on if it was not."""
         state = self.controller.state
-        if kernel_id not in state.kernels and len(state.kernels) >= KERNELS_MAX:
-            raise ApiError(429, "too-many-kernels", f"this controller knows {KERNELS_MAX} kernels already")
-        return state.kernel(kernel_id, self.now())
+        if self.identity.is_admin and kernel_id in state.kernels:
+            return state.kernels[kernel_id]
+        scoped = self.identity.scoped(kernel_id)
+        if scoped not in state.kernels:
+            most = self.controller.access.limits.kernels
+            if len(kernel_id) > KERNEL_ID_MAX:
+                raise ApiError(400, "bad-request", f"a kernel's id has at most {KERNEL_ID_MAX} characters")
+            if state.count_of(self.identity.owner) >= most or len(state.kernels) >= KERNELS_MAX:
+                raise ApiError(
+                    429, "too-many-kernels", f"this controller knows {most} kernels of yours already"
+                )
+        kernel = state.kernel(scoped, self.now())
+        self.identity.mark(kernel)
+        return kernel
+
+    def kernel_json(self, kernel: KernelRecord) -> dict[str, Any]:
+        """A kernel as who asks may see it."""
+        return kernel_view(self.identity, self.controller.kernel_json(kernel), kernel.owner)
+
+    def for_admins(self, what: str) -> None:
+        """403 unless an administrator asks, who alone may change `what`."""
+        if not self.identity.is_admin:
+            raise ApiError(403, "forbidden", f"only administrators may change {what}")
 
     def now(self) -> float:
         """The moment, for the state."""
@@ -106,5 +145,5 @@ class Handler(RequestHandler):
 
     def speaker(self) -> int:
         """The pid of the client."""
-        stream = getattr(self.request.connection, "stream", None)
-        return peer_of(stream.socket).pid if stream is not None and stream.socket is not None else 0
+        clients: Clients = self.settings["clients"]
+        return clients.pid_of(getattr(self.request.connection, "stream", None))

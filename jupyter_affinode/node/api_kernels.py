@@ -16,7 +16,7 @@ class KernelHandler(Handler):
 
     def get(self, kernel_id: str) -> None:
         """GET /kernels/{id}"""
-        self.finish(self.controller.kernel_json(self.kernel(kernel_id)))
+        self.finish(self.kernel_json(self.kernel(kernel_id)))
 
     def put(self, kernel_id: str) -> None:
         """PUT /kernels/{id}: describe it."""
@@ -29,7 +29,7 @@ class KernelHandler(Handler):
         ):  # else whoever speaks (`run`) may end before the kernel does
             self.controller.servers.speaks_for(self.speaker(), kernel)
         self.controller.poke()
-        self.finish(self.controller.kernel_json(kernel))
+        self.finish(self.kernel_json(kernel))
 
     def delete(self, kernel_id: str) -> None:
         """DELETE /kernels/{id}: it was shut down. Processes that are left keep it until they end."""
@@ -37,7 +37,7 @@ class KernelHandler(Handler):
         kernel.description = None
         kernel.is_tracked = kernel.cell_open = False
         if not kernel.processes:
-            del self.controller.state.kernels[kernel_id]
+            del self.controller.state.kernels[kernel.id]
         self.controller.poke()
         self.set_status(204)
 
@@ -61,7 +61,7 @@ class MoveHandler(Handler):
 
     async def finish_kernel(self, kernel: KernelRecord) -> None:
         """Answer with the kernel."""
-        await self.finish(self.controller.kernel_json(kernel))
+        await self.finish(self.kernel_json(kernel))
 
 
 class ParkHandler(MoveHandler):
@@ -94,7 +94,7 @@ class HoldHandler(Handler):
             raise ApiError(400, "bad-request", "duration_s must be a positive number of seconds")
         kernel = self.kernel(kernel_id)
         self.controller.wishes.hold(kernel, duration)
-        self.finish(self.controller.kernel_json(kernel))
+        self.finish(self.kernel_json(kernel))
 
 
 class ReleaseHandler(Handler):
@@ -105,7 +105,7 @@ class ReleaseHandler(Handler):
         self.body()
         kernel = self.kernel(kernel_id)
         self.controller.wishes.release(kernel)
-        self.finish(self.controller.kernel_json(kernel))
+        self.finish(self.kernel_json(kernel))
 
 
 class CellHandler(Handler):

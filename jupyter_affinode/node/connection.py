@@ -13,13 +13,16 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
 from . import wire
+from .access import Access, NotAllowed, Visitor
+from .identity import Identity
+from .limits import Account, Accounts, TokenBucket
 from .page import Page, PageError
-from .peers import Peer
-from .wire import WireError
+from .wire import HelloFlag, WireError
 
 HELLO_PATIENCE_S = 5.0
 HEARTBEATS_MISSED = 3
@@ -28,6 +31,7 @@ MESSAGES_PER_S = 500.0  # more is read later, so a flood waits in the peer's own
 MESSAGES_BURST = 1000.0
 SEND_QUEUE = 256
 DESCRIPTORS_READ = 8  # one is expected; more are closed
+GRANT_CHARACTERS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.")
 
 
 class Ending(Enum):
@@ -36,6 +40,7 @@ class Ending(Enum):
     CLOSED = "closed"  # the peer hung up
     SILENT = "silent"  # no heartbeat: the process is stopped, or stuck
     DROPPED = "dropped"  # it broke a rule
+    EXPIRED = "expired"  # its grant has
     OURS = "ours"  # we closed it
 
 
@@ -52,22 +57,40 @@ class LinkListener(Protocol):
         """The connection of a shim that had said HELLO ended."""
 
 
+@dataclass
+class Introduction:
+    """A HELLO whose grant has not come whole yet."""
+
+    hello: wire.Hello
+    page: int  # its descriptor
+    grant: bytearray = field(default_factory=bytearray)
+
+
 class Connection:
     """A shim's connection; its identity is this object, never a pid."""
+
+    identity: Identity  # once it is greeted
 
     def __init__(
         self,
         peer_socket: socket.socket,
-        peer: Peer,
+        visitor: Visitor,
         listener: LinkListener,
         *,
+        access: Access,
+        accounts: Accounts,
         heartbeat_s: float,
         controller_version: str,
         on_end: Callable[[Connection, Ending, str], None],
     ):
-        self.peer = peer
+        self.peer = visitor.peer
         self.greeted = False
         self.open = True
+        self._visitor = visitor
+        self._access = access
+        self._accounts = accounts
+        self._account: Account | None = None  # of who it is, once greeted
+        self._introduction: Introduction | None = None
         self._socket = peer_socket
         self._listener = listener
         self._heartbeat_s = heartbeat_s
@@ -76,11 +99,15 @@ class Connection:
         self._version = wire.PROTOCOL_VERSION
         self._epoch = 0
         self._began = self._heard = time.monotonic()
-        self._tokens, self._tokens_at = MESSAGES_BURST, self._began
+        self._messages = TokenBucket(MESSAGES_PER_S, MESSAGES_BURST)
         self._paused = False
         self._unsent: deque[tuple[bytes, int | None]] = deque()  # a message, a descriptor of our own
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(peer_socket, self._readable)
+
+    def look(self) -> None:
+        """Read what has come already: who introduces themselves at once is no stranger for a moment."""
+        self._readable()
 
     def __repr__(self) -> str:
         return f"process {self.peer.pid}"
@@ -137,6 +164,11 @@ class Connection:
         if now - self._heard > HEARTBEATS_MISSED * self._heartbeat_s and not self._paused:
             self.end(Ending.SILENT, f"silent for {now - self._heard:.1f} s")
             return
+        if self.identity.expires_at is not None and time.time() > self.identity.expires_at:
+            self.end(
+                Ending.EXPIRED, "its grant has expired"
+            )  # it comes back at once, with a newer one if it has one
+            return
         self._send(wire.pack_heartbeat(self._version))
 
     def end(self, ending: Ending, why: str) -> None:
@@ -148,6 +180,10 @@ class Connection:
         self._loop.remove_writer(self._socket)
         while self._unsent:
             _close(self._unsent.popleft()[1])
+        if self._introduction is not None:
+            _close(self._introduction.page)
+        if self._account is not None:
+            self._account.links -= 1
         self._on_end(self, ending, why)
         self._socket.close()
         if self.greeted:
@@ -178,11 +214,7 @@ class Connection:
 
     def _take_token(self) -> bool:
         """Whether another message may be read now; if not, reading goes on a little later."""
-        now = time.monotonic()
-        self._tokens = min(MESSAGES_BURST, self._tokens + (now - self._tokens_at) * MESSAGES_PER_S)
-        self._tokens_at = now
-        if self._tokens >= 1:
-            self._tokens -= 1
+        if self._messages.take() and (self._account is None or self._account.messages.take()):
             return True
         self._paused = True
         self._loop.remove_reader(self._socket)
@@ -220,16 +252,20 @@ class Connection:
         message = wire.parse(data)
         self._heard = time.monotonic()
         if isinstance(message, wire.Hello):
-            return self._greet(message, descriptors)
+            return self._take_hello(message, descriptors)
         if descriptors:
             raise WireError("descriptors with a message that is no HELLO")
+        if isinstance(message, wire.GrantPiece):
+            return self._take_piece(message)
         if not self.greeted:
-            raise WireError("another message before HELLO")
+            raise WireError(
+                "another message before HELLO" if self._introduction is None else "no whole grant"
+            )
         if message is not None and not isinstance(message, wire.Heartbeat):
             self._listener.shim_said(self, message)
 
-    def _greet(self, hello: wire.Hello, descriptors: list[int]) -> None:
-        if self.greeted:
+    def _take_hello(self, hello: wire.Hello, descriptors: list[int]) -> None:
+        if self.greeted or self._introduction is not None:
             raise WireError("a second HELLO")
         if len(descriptors) != 1:
             raise WireError(f"a HELLO with {len(descriptors)} descriptors, not 1")
@@ -239,9 +275,43 @@ class Connection:
                 f" {hello.max_version}; this controller knows {wire.PROTOCOL_MIN_VERSION} to"
                 f" {wire.PROTOCOL_VERSION}"
             )
+        if hello.flags & HelloFlag.GRANT:
+            self._introduction = Introduction(hello, os.dup(descriptors[0]))
+            return
+        self._greet(hello, descriptors[0], None)
+
+    def _take_piece(self, message: wire.GrantPiece) -> None:
+        """A piece of the grant that HELLO announced."""
+        introduction = self._introduction
+        if introduction is None:
+            raise WireError("a grant that no HELLO announced")
+        grant = introduction.grant
+        if message.offset != len(grant) or not GRANT_CHARACTERS.issuperset(message.piece):
+            raise WireError("a grant in disorder")
+        grant += message.piece
+        if len(grant) < message.size:
+            return
+        self._introduction = None
+        try:
+            self._greet(introduction.hello, introduction.page, grant.decode())
+        finally:
+            os.close(introduction.page)
+
+    def _greet(self, hello: wire.Hello, page_descriptor: int, grant: str | None) -> None:
+        """Whoever it is, is let in or refused."""
+        try:
+            identity = self._access.identify(self._visitor, grant)
+        except NotAllowed as refused:
+            raise WireError(str(refused)) from None
+        account = self._accounts.of(identity.owner)
+        if account.links >= self._accounts.limits.links:
+            raise WireError(f"{identity.name or 'its user'} has {account.links} processes connected already")
+        if not account.hellos.take():
+            raise WireError(f"{identity.name or 'its user'} connects too often")
         self._version = min(hello.max_version, wire.PROTOCOL_VERSION)
-        page = Page(descriptors[0])
-        self.greeted = True
+        page = Page(page_descriptor)
+        account.links += 1
+        self.identity, self._account, self.greeted = identity, account, True
         self._send(wire.pack_welcome(self._version, int(self._heartbeat_s * 1000), self._controller_version))
         if self.open:
             self._listener.shim_connected(self, hello, page)

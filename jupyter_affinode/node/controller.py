@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from . import describe
+from .access import Access, OwnUserAccess
 from .actions import Action, DenyRoom, DropCaches, GiveLots, GrantRoom, Park, RefusePark, Resume, Trim
 from .cache_drops import CacheDrops
 from .connection import Connection, Ending
@@ -18,6 +19,8 @@ from .election import Election, GpuServed
 from .events import EventHub
 from .host import host_memory
 from .host_care import give_lots, trim
+from .identity import OWN_USER, Identity
+from .limits import Accounts
 from .link import Link
 from .lots import LotStock
 from .metrics import Metrics
@@ -33,8 +36,9 @@ from .servers import ServerWatch
 from .settings import Settings
 from .snapshot import Kernel, Node, Waiter
 from .state import NodeState
+from .views import node_view
 from .waiting import waiters
-from .wire import CommandKind, Hello, Message, Notify, NotifyKind, Reply, Request, Status
+from .wire import CommandKind, Hello, Message, Notify, NotifyKind, Reply, Request, Status, WireError
 from .wishes import Wishes
 from .words import bytes_in_words
 
@@ -63,9 +67,13 @@ class Controller:
         version: str,
         log: logging.Logger,
         election: Election,
+        access: Access | None = None,
         nvml: Nvml | None = None,
         heartbeat_s: float = 1.0,
     ):
+        """`access` says who may enter: by default our own user alone."""
+        self.access = access or OwnUserAccess()
+        self.accounts = Accounts(self.access.limits)
         self.socket = socket
         self.version = version
         self.log = log
@@ -81,7 +89,7 @@ class Controller:
         self.wishes = Wishes(self.state, self.moves, log, self.poke)
         self.servers = ServerWatch(self.state, log, self.poke)
         self.lots = LotStock(log, self.poke)
-        self.events = EventHub(self.node_json, self.kernels_json)
+        self.events = EventHub(self)
         self.rooms = Rooms(self.state, log, self.observers)
         self._election = election
         self._heartbeat_s = heartbeat_s
@@ -101,6 +109,8 @@ class Controller:
         self._link = Link(
             self.socket.with_name(LINK_NAME),
             self,
+            access=self.access,
+            accounts=self.accounts,
             version=self.version,
             log=self.log,
             heartbeat_s=self._heartbeat_s,
@@ -152,9 +162,9 @@ class Controller:
         seen: Kernel | None = next((seen for seen in self._snapshot.kernels if seen.id == kernel.id), None)
         return describe.kernel_json(self.state, kernel, seen, self._queue, now)
 
-    def node_json(self) -> dict[str, Any]:
-        """The machine, for the API."""
-        return describe.node_json(
+    def node_json(self, identity: Identity = OWN_USER) -> dict[str, Any]:
+        """The machine, for the API, as somebody may see it."""
+        whole = describe.node_json(
             self.state,
             self._queue,
             self.lots,
@@ -162,18 +172,30 @@ class Controller:
             socket=str(self.socket),
             uptime_s=time.monotonic() - self.began,
         )
+        return node_view(identity, whole, self.state.kernels)
+
+    def owner_of(self, kernel_id: str) -> str | None:
+        """Whose a known kernel is."""
+        return self.state.kernels[kernel_id].owner
 
     # ---- what shims say (LinkListener)
 
     def shim_connected(self, connection: Connection, hello: Hello, page: Page) -> None:
         """A shim said HELLO."""
         now = time.monotonic()
+        identity = connection.identity
+        is_new = identity.scoped(hello.kernel_id) not in self.state.kernels
+        if is_new and self.state.count_of(identity.owner) >= self.access.limits.kernels:
+            page.close()
+            raise WireError(f"{identity.name or 'its user'} has {self.access.limits.kernels} kernels already")
         process = self.state.add_process(connection, hello, page, now)
         if process.pid > 0:
             try:
                 process.watch = ProcessWatch(process.pid, lambda: self._process_ended(process))
             except ProcessLookupError:
                 self._loop.call_soon(connection.end, Ending.CLOSED, "the process has ended")
+            except OSError as error:
+                self.log.warning("process %d cannot be watched: %s", process.pid, error)
         self.log.info(
             "hello from process %d (%s), kernel %s, %s, shim %s",
             process.pid,
@@ -346,6 +368,7 @@ class Controller:
         """End what nobody will answer, forget what is gone."""
         self.moves.look_for_lost_replies(now)
         self.cache_drops.look(now)
+        self.accounts.tidy(now)
         for process in self.state.stale_processes(now):
             self._forget(process, self.state.kernels[process.kernel_id])
         for kernel in list(self.state.kernels.values()):

@@ -41,6 +41,8 @@ def kernel_json(
     commands = [process.hello.command for process in kernel.processes.values()]
     return {
         "id": kernel.id,
+        "user": kernel.owner_name,
+        "priority": kernel.priority,
         "name": (description and description.name) or (commands[0] if commands else None),
         "path": description and description.path,
         "language": description and description.language,
@@ -123,6 +125,7 @@ def node_json(
         },
         "settings": state.settings.as_dict(),
         "queue": list(dict.fromkeys(waiter.kernel.id for waiter in queue)),
+        "others": None,  # `views.node_view` knows who asks
     }
 
 

@@ -9,29 +9,48 @@ import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from .describe import node_without_volatile, without_volatile
+from .identity import OWN_USER, Identity
+from .views import kernel_view
 
 UNREAD_MAX = 256
 NODE_EVENT_EVERY_S = 1.0
 
 
-class Subscriber:
-    """One open stream."""
+Json = dict[str, Any]
 
-    def __init__(self, snapshot: Callable[[], dict[str, Any]]):
+
+class Source(Protocol):
+    """Where the events come from: the controller."""
+
+    def kernels_json(self) -> list[Json]:
+        """Every kernel."""
+
+    def node_json(self, identity: Identity = OWN_USER) -> Json:
+        """The machine, as somebody may see it."""
+
+    def owner_of(self, kernel_id: str) -> str | None:
+        """Whose a known kernel is."""
+
+
+class Subscriber:
+    """One open stream, of one person."""
+
+    def __init__(self, identity: Identity, snapshot: Callable[[Identity], Json]):
+        self.identity = identity
         self._snapshot = snapshot
-        self._unread: deque[dict[str, Any]] = deque([snapshot()])
+        self._unread: deque[Json] = deque([snapshot(identity)])
         self._news = asyncio.Event()
         self._news.set()
 
-    def put(self, event: dict[str, Any]) -> None:
+    def put(self, event: Json) -> None:
         """Have an event sent."""
         if len(self._unread) >= UNREAD_MAX:
             self._unread.clear()
-            event = self._snapshot()
+            event = self._snapshot(self.identity)
         self._unread.append(event)
         self._news.set()
 
@@ -49,18 +68,18 @@ class Subscriber:
 class EventHub:
     """Compares what is with what was told, and tells every subscriber the difference."""
 
-    def __init__(self, node: Callable[[], dict[str, Any]], kernels: Callable[[], list[dict[str, Any]]]):
+    def __init__(self, source: Source):
         self.subscribers: set[Subscriber] = set()
-        self._node = node
-        self._kernels = kernels
-        self._told_kernels: dict[str, dict[str, Any]] = {}
-        self._told_node: dict[str, Any] = {}
+        self._source = source
+        self._told_kernels: dict[str, Json] = {}
+        self._owners: dict[str, str | None] = {}  # of those
+        self._told_node: Json = {}
         self._node_told_at = 0.0
 
-    def subscribe(self) -> Subscriber:
+    def subscribe(self, identity: Identity = OWN_USER) -> Subscriber:
         """A new stream, beginning with a snapshot."""
         self.publish()
-        subscriber = Subscriber(self._snapshot)
+        subscriber = Subscriber(identity, self._snapshot)
         self.subscribers.add(subscriber)
         return subscriber
 
@@ -72,37 +91,60 @@ class EventHub:
         """Tell what changed since the last call."""
         if not self.subscribers:
             self._told_kernels.clear()
+            self._owners.clear()
             return
-        kernels = self._kernels()
+        kernels = self._source.kernels_json()
         for kernel in kernels:
             lasting = without_volatile(kernel)
             if self._told_kernels.get(kernel["id"]) != lasting:
-                self._told_kernels[kernel["id"]] = lasting
-                self._tell({"event": "kernel", "kernel": kernel})
+                self._remember(kernel["id"], lasting)
+                self._tell_kernel(kernel)
         for kernel_id in self._told_kernels.keys() - {kernel["id"] for kernel in kernels}:
             del self._told_kernels[kernel_id]
-            self._tell({"event": "removed", "kernel_id": kernel_id})
+            self._tell_removed(kernel_id)
         self._publish_node()
 
     def _publish_node(self) -> None:
         now = time.monotonic()
         if now - self._node_told_at < NODE_EVENT_EVERY_S:
             return
-        node = self._node()
-        lasting = node_without_volatile(node)
-        if lasting != self._told_node:
-            self._told_node, self._node_told_at = lasting, now
-            self._tell({"event": "node", "node": node})
-
-    def _snapshot(self) -> dict[str, Any]:
-        kernels = self._kernels()
-        self._remember(kernels)
-        return {"event": "snapshot", "node": self._node(), "kernels": kernels}
-
-    def _remember(self, kernels: Iterable[dict[str, Any]]) -> None:
-        if len(self.subscribers) == 0:
-            self._told_kernels = {kernel["id"]: without_volatile(kernel) for kernel in kernels}
-
-    def _tell(self, event: dict[str, Any]) -> None:
+        lasting = node_without_volatile(self._source.node_json())
+        if lasting == self._told_node:
+            return
+        self._told_node, self._node_told_at = lasting, now
+        views: dict[tuple[str | None, bool], Json] = {}
         for subscriber in self.subscribers:
-            subscriber.put(event)
+            identity = subscriber.identity
+            seen_as = (identity.owner, identity.is_admin)
+            if seen_as not in views:
+                views[seen_as] = {"event": "node", "node": self._source.node_json(identity)}
+            subscriber.put(views[seen_as])
+
+    def _snapshot(self, identity: Identity) -> Json:
+        kernels = self._source.kernels_json()
+        if not self.subscribers:
+            for kernel in kernels:
+                self._remember(kernel["id"], without_volatile(kernel))
+        seen = [
+            kernel_view(identity, kernel, owner)
+            for kernel in kernels
+            if identity.sees(owner := self._source.owner_of(kernel["id"]))
+        ]
+        return {"event": "snapshot", "node": self._source.node_json(identity), "kernels": seen}
+
+    def _remember(self, kernel_id: str, lasting: Json) -> None:
+        self._told_kernels[kernel_id] = lasting
+        self._owners[kernel_id] = self._source.owner_of(kernel_id)
+
+    def _tell_kernel(self, kernel: Json) -> None:
+        owner = self._owners[kernel["id"]]
+        for subscriber in self.subscribers:
+            if subscriber.identity.sees(owner):
+                subscriber.put({"event": "kernel", "kernel": kernel_view(subscriber.identity, kernel, owner)})
+
+    def _tell_removed(self, kernel_id: str) -> None:
+        owner = self._owners.pop(kernel_id)
+        for subscriber in self.subscribers:
+            if subscriber.identity.sees(owner):
+                shown = subscriber.identity.shown_id(kernel_id, owner)
+                subscriber.put({"event": "removed", "kernel_id": shown})

@@ -9,13 +9,13 @@ import socket
 import time
 from pathlib import Path
 
+from .access import Access, NotAllowed
 from .connection import Connection, Ending, LinkListener
-from .peers import DropLog, peer_of
+from .limits import Accounts
+from .peers import DropLog, peer_of, place_of
 
-CONNECTIONS_MAX = 512
-STRANGERS_MAX = 64  # connections that have not said HELLO yet
 ACCEPTS_AT_ONCE = 16
-BACKLOG = 128
+BACKLOG = 1024
 
 
 class Link:
@@ -26,6 +26,8 @@ class Link:
         path: Path,
         listener: LinkListener,
         *,
+        access: Access,
+        accounts: Accounts,
         version: str,
         log: logging.Logger,
         heartbeat_s: float = 1.0,
@@ -34,6 +36,10 @@ class Link:
         self.connections: set[Connection] = set()
         self.drops = DropLog(log)
         self._listener = listener
+        self._access, self._accounts = access, accounts
+        self._strangers: dict[
+            Connection, str
+        ] = {}  # who has not said HELLO yet, from which place, oldest first
         self._version = version
         self._log = log
         self._heartbeat_s = heartbeat_s
@@ -41,7 +47,7 @@ class Link:
         path.unlink(missing_ok=True)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         self._socket.bind(str(path))
-        os.chmod(path, 0o600)
+        os.chmod(path, access.socket_mode)
         self._socket.listen(BACKLOG)
         self._loop.add_reader(self._socket, self._accept)
         self._beaten = time.monotonic()
@@ -74,31 +80,53 @@ class Link:
             self._loop.add_reader(self._socket, self._accept)
 
     def _welcome(self, accepted: socket.socket) -> None:
+        limits = self._accounts.limits
         peer = peer_of(accepted)
-        why = None
-        if not peer.is_allowed:
-            why = f"it belongs to user {peer.uid}"
-        elif len(self.connections) >= CONNECTIONS_MAX:
-            why = f"{CONNECTIONS_MAX} processes are connected already"
-        elif sum(not connection.greeted for connection in self.connections) >= STRANGERS_MAX:
-            why = f"{STRANGERS_MAX} connections have not introduced themselves yet"
-        if why is not None:
+        try:
+            visitor = self._access.visit(accepted, peer)
+        except NotAllowed as refused:
             accepted.close()
-            return self.drops.drop(f"process {peer.pid}", why)
-        self.connections.add(
-            Connection(
-                accepted,
-                peer,
-                self._listener,
-                heartbeat_s=self._heartbeat_s,
-                controller_version=self._version,
-                on_end=self._ended,
+            return self.drops.drop(f"process {peer.pid}", str(refused))
+        if len(self.connections) >= limits.links_everyone:
+            accepted.close()
+            return self.drops.drop(
+                f"process {peer.pid}", f"{limits.links_everyone} processes are connected already"
             )
+        connection = Connection(
+            accepted,
+            visitor,
+            self._listener,
+            access=self._access,
+            accounts=self._accounts,
+            heartbeat_s=self._heartbeat_s,
+            controller_version=self._version,
+            on_end=self._ended,
         )
+        self.connections.add(connection)
+        connection.look()
+        if connection.open and not connection.greeted:
+            self._take_stranger(connection, place_of(peer))
+
+    def _take_stranger(self, connection: Connection, place: str) -> None:
+        """One that said nothing yet. Too many: the oldest goes, which had the longest time to say something."""
+        limits = self._accounts.limits
+        self._strangers = {
+            stranger: its
+            for stranger, its in self._strangers.items()
+            if stranger.open and not stranger.greeted
+        }
+        neighbours = [stranger for stranger, its in self._strangers.items() if its == place]
+        if len(neighbours) >= limits.strangers:
+            neighbours[0].end(Ending.DROPPED, f"{limits.strangers} connections of its place say nothing")
+        elif len(self._strangers) >= limits.strangers_everyone:
+            oldest = next(iter(self._strangers))
+            oldest.end(Ending.DROPPED, f"{limits.strangers_everyone} connections say nothing")
+        self._strangers[connection] = place
 
     def _ended(self, connection: Connection, ending: Ending, why: str) -> None:
         self.connections.discard(connection)
-        if ending in (Ending.DROPPED, Ending.SILENT):
+        self._strangers.pop(connection, None)
+        if ending in (Ending.DROPPED, Ending.SILENT, Ending.EXPIRED):
             self.drops.drop(str(connection), why)
 
     def _beat(self) -> None:

@@ -2,38 +2,110 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
+import errno
 import logging
 import os
+import select
 import socket
 import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 CREDENTIALS = struct.Struct("=iII")
+SO_PEERGROUPS = 59  # Linux 4.13; not in Python's socket module
+SO_PEERPIDFD = 77  # Linux 6.5
+GROUPS_MAX = 65536
 DROP_LINES_PER_MINUTE = 60
 
 
 @dataclass(frozen=True)
 class Peer:
-    """The process that connected, as the kernel of the operating system says (SO_PEERCRED)."""
+    """The process that connected, as the kernel of the operating system says (SO_PEERCRED).
 
-    pid: int  # 0 in another pid namespace
+    Fixed when it connected: it may have handed the socket to another process since.
+    """
+
+    pid: int  # 0 in a pid namespace that is not below ours
     uid: int
+    gid: int = -1
 
     @property
-    def is_allowed(self) -> bool:
+    def is_own_user(self) -> bool:
         """Whether it is of our own user, or root."""
         return self.uid in (os.getuid(), 0)
 
 
 def peer_of(connected: socket.socket) -> Peer:
     """The peer of a connected Unix socket."""
-    pid, uid, _ = CREDENTIALS.unpack(
-        connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    return Peer(
+        *CREDENTIALS.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
     )
-    return Peer(pid, uid)
+
+
+def groups_of(connected: socket.socket, peer: Peer) -> frozenset[int]:
+    """The groups that the peer was in when it connected; its first alone if the system does not tell."""
+    try:
+        raw = connected.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, GROUPS_MAX * 4)
+    except OSError:
+        raw = b""
+    return frozenset([peer.gid, *array.array("I", raw)])
+
+
+def is_beside_us(connected: socket.socket, peer: Peer) -> bool:
+    """Whether the peer lives in our own pid namespace: in no container, or in the same one.
+
+    Its number alone proves nothing, since it may be another's by now. False if the system cannot tell.
+    """
+    if peer.pid <= 0:
+        return False
+    try:
+        raw = connected.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD, 4)
+        descriptor = struct.unpack("=i", raw)[0]
+    except OSError as error:
+        if error.errno != errno.ENOPROTOOPT:
+            return False
+        try:  # an older Linux: a moment is left in which the number could change hands
+            descriptor = os.pidfd_open(peer.pid)
+        except OSError:
+            return False
+    try:
+        levels = _status_of(peer.pid).get("NSpid", "").split()
+        return levels == [str(peer.pid)] and _lives(descriptor)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def place_of(peer: Peer) -> str:
+    """Where the peer runs, as far as that can be seen: what tells containers of one user id apart."""
+    if peer.pid <= 0:
+        return f"{peer.uid}"
+    try:
+        namespace = os.readlink(f"/proc/{peer.pid}/ns/pid")
+    except OSError:
+        namespace = ""
+    try:
+        cgroup = Path(f"/proc/{peer.pid}/cgroup").read_text(errors="replace")[:4096]
+    except OSError:
+        cgroup = ""
+    return f"{peer.uid} {namespace} {hash(cgroup):x}"
+
+
+def _lives(descriptor: int) -> bool:
+    """Whether the process behind a pidfd has not ended: so its number was its own until now."""
+    watch = select.poll()
+    watch.register(descriptor, select.POLLIN)
+    return not watch.poll(0)
+
+
+def _status_of(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 class ProcessWatch:

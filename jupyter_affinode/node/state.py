@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 
 from .connection import Connection
@@ -19,6 +20,7 @@ from .speeds import MoveSpeeds, park_copies, resume_copies
 from .wire import Hello
 
 HUNG_UP_FORGOTTEN_S = 10.0  # a live process that closed its link and does not come back runs without a shim
+UNSEEN_FORGOTTEN_S = 600.0  # a silent one whose end we cannot see; what it has on the GPU is "unmanaged" then
 HOPELESS_GRANTS = 5
 HOPELESS_AFTER_S = 3.0
 
@@ -46,6 +48,10 @@ class NodeState:
         """Whose connection it is."""
         return next((process for process in self.processes() if process.connection is connection), None)
 
+    def count_of(self, owner: str | None) -> int:
+        """How many kernels of one person are known."""
+        return sum(kernel.owner == owner for kernel in self.kernels.values())
+
     def kernel(self, kernel_id: str, now: float) -> KernelRecord:
         """A kernel by id, made known if it is not."""
         kernel = self.kernels.get(kernel_id)
@@ -56,9 +62,12 @@ class NodeState:
     def add_process(self, connection: Connection, hello: Hello, page: Page, now: float) -> Process:
         """A shim said HELLO. One of the same pid that was silent is the same process come back."""
         key = next(self._keys)
-        kernel_id = hello.kernel_id or f"process-{connection.peer.pid}-{key}"
+        identity, pid = connection.identity, connection.peer.pid
+        kernel_id = identity.scoped(hello.kernel_id or f"process-{pid}-{key}")
         for old in list(self.processes()):
-            if old.connection is None and old.pid == connection.peer.pid:
+            if pid <= 0 or old.connection is not None or old.pid != pid:
+                continue  # 0 is every process of another pid namespace
+            if self.kernels[old.kernel_id].owner == identity.owner:
                 if not hello.kernel_id:
                     kernel_id = old.kernel_id
                 self.remove_process(old, now)
@@ -66,6 +75,7 @@ class NodeState:
             key, kernel_id, hello, page, page.last, connection, connection.peer.pid, connected_at=now
         )
         kernel = self.kernel(kernel_id, now)
+        identity.mark(kernel)
         kernel.processes[key] = process
         kernel.empty_since = None
         kernel.has_had_processes = True
@@ -112,13 +122,13 @@ class NodeState:
         return context_objection(kernel, self.processes(), self.gpus, self.settings)
 
     def stale_processes(self, now: float) -> list[Process]:
-        """Processes that hung up and did not come back. Stopped ones keep what they have until they end."""
+        """Processes that hung up and did not come back. Stopped ones keep what they have until they end, or,
+        where their end cannot be seen, for a while.
+        """
         return [
             process
             for process in self.processes()
-            if process.silent_since is not None
-            and not process.is_stopped
-            and (process.watch is None or now - process.silent_since > HUNG_UP_FORGOTTEN_S)
+            if process.silent_since is not None and now - process.silent_since > _remembered_s(process)
         ]
 
     def lots_mapped(self) -> dict[int, int]:
@@ -226,6 +236,13 @@ class NodeState:
             park_copies_bytes=sum(park_copies(process) for process in processes),
             resume_copies_bytes=sum(resume_copies(process) for process in processes),
         )
+
+
+def _remembered_s(process: Process) -> float:
+    """How long a process without a connection is remembered."""
+    if process.is_stopped:
+        return math.inf if process.watch is not None else UNSEEN_FORGOTTEN_S
+    return HUNG_UP_FORGOTTEN_S if process.watch is not None else -1.0
 
 
 def _can_drop_caches(kernel: KernelRecord, last_activity: float) -> bool:

@@ -16,6 +16,8 @@ PROTOCOL_VERSION = 1
 PROTOCOL_MIN_VERSION = 1
 KERNEL_ID_BYTES = 64
 TEXT_BYTES = 192
+GRANT_BYTES = 4096  # AFFINODE_GRANT_SIZE: the longest
+GRANT_PIECE_BYTES = 192
 PREPARED_MS = 10000  # AFFINODE_PREPARED_MS: a prepared resume is carried out after that, come what may
 PREPARED_CALL_MS = 100  # AFFINODE_PREPARED_CALL_MS: a prepared park is undone that long after a call came
 LARGEST_BYTES = 1 << 50  # no GPU has a pebibyte: a larger figure is a lie or a bug
@@ -25,6 +27,7 @@ HELLO = struct.Struct("=iIHHI64s64s32s")
 NOTIFY = struct.Struct("=IIQ16s")
 REPLY = struct.Struct("=IiQQ192s")
 REQUEST = struct.Struct("=IIQ")
+GRANT = struct.Struct("=II192s")
 WELCOME = struct.Struct("=II32s")
 COMMAND = struct.Struct("=IIQQ192s")
 NOTICE = struct.Struct("=II192s")
@@ -42,6 +45,7 @@ class MessageType(enum.IntEnum):
     NOTIFY = 0x02
     REPLY = 0x03
     REQUEST = 0x04
+    GRANT = 0x05
     WELCOME = 0x81
     COMMAND = 0x82
     NOTICE = 0x83
@@ -119,17 +123,17 @@ class HelloFlag(enum.IntFlag):
     PREPARES = 4  # knows MoveFlag.PREPARE, COMMIT and ABORT
     TRIMS = 8  # knows TRIM and LOT
     CONTEXT = 16  # may be parked at context depth
+    GRANT = 32  # pieces of a grant follow, and say who this is
 
 
-HELLO_FLAGS = (
-    HelloFlag.SIMULATED | HelloFlag.UNPARKABLE | HelloFlag.PREPARES | HelloFlag.TRIMS | HelloFlag.CONTEXT
-)
+HELLO_FLAGS = HelloFlag(0x3F)
 
 BODIES = {  # what a controller may be sent
     MessageType.HELLO: HELLO,
     MessageType.NOTIFY: NOTIFY,
     MessageType.REPLY: REPLY,
     MessageType.REQUEST: REQUEST,
+    MessageType.GRANT: GRANT,
     MessageType.HEARTBEAT: struct.Struct("="),
 }
 LARGEST_MESSAGE = HEADER.size + max(body.size for body in (HELLO, NOTIFY, REPLY, REQUEST, COMMAND, RESULT))
@@ -184,13 +188,23 @@ class Request:
 
 
 @dataclass(frozen=True)
+class GrantPiece:
+    """A part of the signed text that says whose process it is; `size` is that of the whole text."""
+
+    version: int
+    offset: int
+    size: int
+    piece: bytes
+
+
+@dataclass(frozen=True)
 class Heartbeat:
     """The shim lives."""
 
     version: int
 
 
-Message = Hello | Notify | Reply | Request | Heartbeat
+Message = Hello | Notify | Reply | Request | GrantPiece | Heartbeat
 
 
 def parse(data: bytes) -> Message | None:
@@ -220,6 +234,8 @@ def parse(data: bytes) -> Message | None:
         return _reply(version, epoch, *fields)
     if type_ == MessageType.REQUEST:
         return _request(version, epoch, *fields)
+    if type_ == MessageType.GRANT:
+        return _grant_piece(version, *fields)
     return Heartbeat(version)
 
 
@@ -314,6 +330,12 @@ def _request(version: int, number: int, kind: int, _reserved: int, argument: int
     if kind not in RequestKind.__members__.values():
         raise WireError(f"a REQUEST of kind {kind}")
     return Request(version, number, RequestKind(kind), argument)
+
+
+def _grant_piece(version: int, offset: int, size: int, piece: bytes) -> GrantPiece:
+    if not 0 < size <= GRANT_BYTES or offset >= size or offset % GRANT_PIECE_BYTES:
+        raise WireError(f"a piece at {offset} of a grant of {size} bytes")
+    return GrantPiece(version, offset, size, piece[: size - offset])
 
 
 def _text(raw: bytes, what: str) -> str:

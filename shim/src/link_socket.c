@@ -13,6 +13,7 @@
 #include "checkpoint.h"
 #include "discovery.h"
 #include "environment.h"
+#include "grant.h"
 #include "log.h"
 #include "page.h"
 #include "shim.h"
@@ -70,7 +71,7 @@ static void read_command_name(char *name, size_t size)
 	name[strcspn(name, "\n")] = 0;
 }
 
-static void fill_hello(struct affinode_hello *hello)
+static void fill_hello(struct affinode_hello *hello, bool grant_follows)
 {
 	const char *kernel_id = getenv(AFFINODE_ENV_KERNEL_ID);
 
@@ -81,7 +82,8 @@ static void fill_hello(struct affinode_hello *hello)
 	hello->flags = (shim_is_simulated() ? AFFINODE_HELLO_SIMULATED : 0u) |
 		       (shim_is_unparkable() ? AFFINODE_HELLO_UNPARKABLE : 0u) | AFFINODE_HELLO_PREPARES |
 		       AFFINODE_HELLO_TRIMS |
-		       (checkpoint_is_possible() ? AFFINODE_HELLO_CONTEXT : 0u);
+		       (checkpoint_is_possible() ? AFFINODE_HELLO_CONTEXT : 0u) |
+		       (grant_follows ? AFFINODE_HELLO_GRANT : 0u);
 	hello->min_version = AFFINODE_PROTOCOL_MIN_VERSION;
 	hello->max_version = AFFINODE_PROTOCOL_VERSION;
 	if (kernel_id)
@@ -100,13 +102,15 @@ int link_socket_hello(int fd)
 	struct iovec iov = {&hello, sizeof(hello)};
 	struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control,
 				 .msg_controllen = sizeof(control)};
+	char grant[AFFINODE_GRANT_SIZE];
+	size_t grant_size = grant_read(grant);
 	struct cmsghdr *cmsg;
 	ssize_t sent;
 	int error, page = page_open_read_only();
 
 	if (page < 0)
 		return page;
-	fill_hello(&hello);
+	fill_hello(&hello, grant_size > 0);
 	memset(&control, 0, sizeof(control));
 	cmsg = CMSG_FIRSTHDR(&message);
 	cmsg->cmsg_level = SOL_SOCKET;
@@ -116,7 +120,7 @@ int link_socket_hello(int fd)
 	sent = sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 	error = sent == (ssize_t)sizeof(hello) ? 0 : -errno;
 	close(page);
-	return error;
+	return error ? error : grant_send(fd, grant, grant_size);
 }
 
 static size_t size_of_type(uint16_t type)

@@ -41,6 +41,7 @@ enum affinode_message {
 	AFFINODE_NOTIFY = 0x02,
 	AFFINODE_REPLY = 0x03,
 	AFFINODE_REQUEST = 0x04,
+	AFFINODE_GRANT = 0x05,
 	/* controller to shim */
 	AFFINODE_WELCOME = 0x81,
 	AFFINODE_COMMAND = 0x82,
@@ -64,6 +65,7 @@ enum affinode_hello_flags {
 	AFFINODE_HELLO_PREPARES = 1u << 2,   /* knows MOVE_PREPARE, COMMIT and ABORT */
 	AFFINODE_HELLO_TRIMS = 1u << 3,      /* knows TRIM, LOT and a park's budget */
 	AFFINODE_HELLO_CONTEXT = 1u << 4,    /* may be parked at context depth too (the person's or admin's wish) */
+	AFFINODE_HELLO_GRANT = 1u << 5,      /* a GRANT follows, and says who this is */
 };
 
 struct affinode_hello {
@@ -75,6 +77,18 @@ struct affinode_hello {
 	char kernel_id[AFFINODE_KERNEL_ID_SIZE]; /* AFFINODE_KERNEL_ID, NUL-terminated; "" if unknown */
 	char command[64];                        /* comm of the process */
 	char shim_version[32];
+};
+
+/* Who the process is of, where the user id says nothing (between containers): a signed text of `size` bytes, passed on
+ * as it is in the environment. Sent right after HELLO, in pieces, in order; the WELCOME waits for the last. The shim
+ * reads it anew for each connection, and the controller closes one whose grant has expired.  */
+#define AFFINODE_GRANT_SIZE 4096u
+#define AFFINODE_GRANT_PIECE 192u
+
+struct affinode_grant {
+	struct affinode_header header;
+	uint32_t offset, size; /* where in the text the piece begins; of the whole text */
+	char piece[AFFINODE_GRANT_PIECE]; /* zeros after the end */
 };
 
 enum affinode_notice_kind {
@@ -308,6 +322,7 @@ struct affinode_page {
 
 _Static_assert(sizeof(struct affinode_header) == 16, "header");
 _Static_assert(sizeof(struct affinode_hello) == 192, "hello");
+_Static_assert(sizeof(struct affinode_grant) == 216, "grant");
 _Static_assert(sizeof(struct affinode_notify) == 48, "notify");
 _Static_assert(sizeof(struct affinode_command) == 232, "command");
 _Static_assert(sizeof(struct affinode_reply) == 232, "reply");

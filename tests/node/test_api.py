@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fake_shim import GPU, MIB, NO_GPU_ROOM
@@ -297,7 +298,13 @@ def test_events_begin_with_a_snapshot_and_tell_every_change(api):
 def test_a_listener_that_does_not_read_gets_a_snapshot_instead_of_everything():
     async def story():
         kernels = [{"id": "k", "held_for_s": None, "text": "", "name": 0}]
-        hub = EventHub(lambda: {"gpus": []}, lambda: [dict(kernel) for kernel in kernels])
+        hub = EventHub(
+            SimpleNamespace(
+                node_json=lambda identity=None: {"gpus": []},
+                kernels_json=lambda: [dict(kernel) for kernel in kernels],
+                owner_of=lambda kernel_id: None,
+            )
+        )
         subscriber = hub.subscribe()
         for number in range(UNREAD_MAX * 3):
             kernels[0]["name"] = number

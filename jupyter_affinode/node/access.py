@@ -1,0 +1,129 @@
+"""Who may enter: the controller's own user alone, or every user of the machine as whoever they are."""
+
+from __future__ import annotations
+
+import grp
+import pwd
+import socket
+from dataclasses import dataclass
+from typing import Protocol
+
+from .grants import GrantRefused, GrantVerifier
+from .identity import OWN_USER, Identity, of_granted_user, of_unix_user
+from .limits import MANY_USERS, ONE_USER, Limits
+from .peers import Peer, groups_of, is_beside_us
+
+
+class NotAllowed(Exception):
+    """Somebody may not enter, or not do this; `slug` is for programs, the message for people."""
+
+    def __init__(self, slug: str, message: str):
+        super().__init__(message)
+        self.slug = slug
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """Who connected, as it was at that moment."""
+
+    peer: Peer
+    is_admin: bool = False  # by user id or group; a grant takes its place
+
+
+class Access(Protocol):
+    """Decides who a connection is."""
+
+    limits: Limits
+    is_shared: bool  # whether there are other people here
+    socket_mode: int
+
+    def visit(self, connected: socket.socket, peer: Peer) -> Visitor:
+        """Look at who connected, before a byte is read. Raises NotAllowed."""
+
+    def identify(self, visitor: Visitor, grant: str | None) -> Identity:
+        """Who it is, once it has said what it has to say for itself. Raises NotAllowed."""
+
+
+class OwnUserAccess:
+    """One user's controller: that user and root, nobody else, and both may do everything."""
+
+    limits = ONE_USER
+    is_shared = False
+    socket_mode = 0o600
+
+    def visit(self, connected: socket.socket, peer: Peer) -> Visitor:
+        """As `Access.visit`."""
+        if not peer.is_own_user:
+            raise NotAllowed("forbidden", f"it belongs to user {peer.uid}")
+        return Visitor(peer, is_admin=True)
+
+    def identify(self, visitor: Visitor, grant: str | None) -> Identity:
+        """As `Access.identify`; grants mean nothing here."""
+        return OWN_USER
+
+
+class EveryUserAccess:
+    """The machine's controller: each user for themselves.
+
+    A good grant says who it is. Without one it is the Unix user, unless grants are required (where containers
+    share user ids). A bad grant is refused, never passed over. Root and the admin group's members are admins
+    if they are outside of containers: a user id or group inside one is what its image says.
+    """
+
+    is_shared = True
+    socket_mode = 0o666
+
+    def __init__(
+        self,
+        *,
+        admin_group: str = "",
+        grants: GrantVerifier | None = None,
+        require_grants: bool = False,
+        limits: Limits = MANY_USERS,
+    ):
+        """Raises KeyError if there is no such group; a number is taken as it is."""
+        self.limits = limits
+        self._admin_gid = _gid(admin_group) if admin_group else None
+        self._grants = grants
+        self._require_grants = require_grants
+
+    def visit(self, connected: socket.socket, peer: Peer) -> Visitor:
+        """As `Access.visit`; everyone may knock."""
+        may_be = peer.uid == 0 or (
+            self._admin_gid is not None and self._admin_gid in groups_of(connected, peer)
+        )
+        return Visitor(peer, is_admin=may_be and is_beside_us(connected, peer))
+
+    def identify(self, visitor: Visitor, grant: str | None) -> Identity:
+        """As `Access.identify`."""
+        uid = visitor.peer.uid
+        if grant and self._grants is not None:
+            try:
+                claims = self._grants.verify(grant, uid)
+            except GrantRefused as refused:
+                raise NotAllowed("bad-grant", str(refused)) from None
+            return Identity(
+                of_granted_user(claims.user),
+                claims.user,
+                has_grant=True,
+                server=claims.server,
+                priority=claims.priority,
+                caps=claims.caps,
+                expires_at=claims.expires_at,
+            )
+        if self._require_grants and not visitor.is_admin:
+            raise NotAllowed(
+                "grant-required", "this machine's controller asks for a grant, and there is none"
+            )
+        return Identity(of_unix_user(uid), _user_name(uid), is_admin=visitor.is_admin)
+
+
+def _gid(group: str) -> int:
+    return int(group) if group.isdigit() else grp.getgrnam(group).gr_gid
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

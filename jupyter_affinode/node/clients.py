@@ -1,0 +1,86 @@
+"""The API's connections: whose each is, and how many each person may have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tornado.iostream import IOStream
+
+from .access import Access, NotAllowed, Visitor
+from .identity import Identity
+from .limits import Account, Accounts
+from .peers import peer_of, place_of
+
+
+class TooMuch(Exception):
+    """A person has more open, or asks more often, than one may; the message says which."""
+
+
+@dataclass
+class Client:
+    """One connection. Its person is who its first request says; every request says it anew."""
+
+    visitor: Visitor
+    place: str
+    account: Account | None = None
+
+
+class Clients:
+    """Who is connected. Used by the server for each connection and by handlers for each request."""
+
+    def __init__(self, access: Access, accounts: Accounts):
+        self._access = access
+        self._accounts = accounts
+        self._clients: dict[IOStream, Client] = {}  # oldest first
+
+    def enter(self, stream: IOStream) -> str | None:
+        """Take a connection, before a byte of it is read; or why not, in words."""
+        limits = self._accounts.limits
+        try:
+            peer = peer_of(stream.socket)
+            client = Client(self._access.visit(stream.socket, peer), place_of(peer))
+        except (NotAllowed, OSError) as refused:
+            return str(refused)
+        strangers = [other for other, its in self._clients.items() if its.account is None]
+        neighbours = [other for other in strangers if self._clients[other].place == client.place]
+        if len(neighbours) >= limits.strangers:
+            self._close(neighbours[0])  # had the longest time to ask something
+        elif len(self._clients) >= limits.clients_everyone:
+            if not strangers:
+                return f"{limits.clients_everyone} clients are connected already"
+            self._close(strangers[0])
+        self._clients[stream] = client
+        return None
+
+    def introduce(self, stream: IOStream | None, grant: str | None) -> Identity:
+        """Who asks, at the beginning of each request. Raises NotAllowed and TooMuch."""
+        client = None if stream is None else self._clients.get(stream)
+        if client is None:
+            raise NotAllowed("gone", "the connection is closed")
+        identity = self._access.identify(client.visitor, grant)
+        account = self._accounts.of(identity.owner)
+        if not account.requests.take():
+            raise TooMuch("you ask more often than one person may; wait a second")
+        if client.account is not account:
+            if account.clients >= self._accounts.limits.clients:
+                raise TooMuch(f"you have {account.clients} connections open already")
+            if client.account is not None:
+                client.account.clients -= 1
+            client.account = account
+            account.clients += 1
+        return identity
+
+    def pid_of(self, stream: IOStream | None) -> int:
+        """The process behind a connection; 0 if it is gone or cannot be seen."""
+        client = None if stream is None else self._clients.get(stream)
+        return 0 if client is None else client.visitor.peer.pid
+
+    def leave(self, stream: IOStream) -> None:
+        """A connection ended."""
+        client = self._clients.pop(stream, None)
+        if client is not None and client.account is not None:
+            client.account.clients -= 1
+
+    def _close(self, stream: IOStream) -> None:
+        self.leave(stream)
+        stream.close()

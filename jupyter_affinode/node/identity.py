@@ -1,0 +1,62 @@
+"""Who speaks, and whose kernels they may see and move."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+if TYPE_CHECKING:
+    from .records import KernelRecord
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A person, as a connection proved it to be.
+
+    `owner` goes before the ids of a person's kernels, so that nobody can name, guess or take another's. It is
+    None on a controller that serves one user: everyone who may enter is that user.
+    """
+
+    owner: str | None
+    name: str | None = None  # for people
+    is_admin: bool = False
+    has_grant: bool = False
+    server: str | None = None
+    priority: int = 0
+    caps: Mapping[str, float] = field(default_factory=dict)
+    expires_at: float | None = None  # of the grant, in seconds since the epoch, leeway included
+
+    def scoped(self, kernel_id: str) -> str:
+        """The id under which this controller knows the person's kernel `kernel_id`."""
+        return kernel_id if self.owner is None else f"{self.owner}/{kernel_id}"
+
+    def sees(self, owner: str | None) -> bool:
+        """Whether the person may see and move that owner's kernels."""
+        return self.is_admin or owner == self.owner
+
+    def shown_id(self, kernel_id: str, owner: str | None) -> str:
+        """A kernel's id as the person knows it: their own without their name, others' (for admins) whole."""
+        if self.owner is None or owner != self.owner:
+            return kernel_id
+        return kernel_id[len(self.owner) + 1 :]
+
+    def mark(self, kernel: KernelRecord) -> None:
+        """Write down whose kernel it is, and what the newest grant says of it."""
+        kernel.owner, kernel.owner_name = self.owner, self.name
+        if self.has_grant:
+            kernel.priority, kernel.caps = self.priority, self.caps
+
+
+def of_unix_user(uid: int) -> str:
+    """The owner of what a Unix user has."""
+    return f"uid-{uid}"
+
+
+def of_granted_user(name: str) -> str:
+    """The owner of what a user named by grants has; never the same as a Unix user's."""
+    return f"user-{quote(name, safe='@')}"
+
+
+OWN_USER = Identity(None, is_admin=True)  # where one user's controller serves that user and root

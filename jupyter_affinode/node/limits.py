@@ -1,0 +1,91 @@
+"""What one person may take of the controller itself, so that nobody can take it from the others."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+FULL_AGAIN_S = 60.0  # an account without anything open is forgotten after that; every bucket is full by then
+
+
+@dataclass(frozen=True)
+class Limits:
+    """For each person; `everyone` are for all together. Rates are a second's, bursts what may come at once."""
+
+    links: int  # processes with a shim
+    kernels: int
+    clients: int  # connections of the API
+    streams: int  # of these, streams of events
+    messages_per_s: float  # of all their shims
+    hellos_per_s: float
+    requests_per_s: float  # of the API
+    links_everyone: int
+    clients_everyone: int
+    strangers: int = 16  # connections from one place (a user in a container) that have not said who they are
+    strangers_everyone: int = 256
+
+
+ONE_USER = Limits(512, 4096, 256, 256, 1e6, 1e6, 1e6, 512, 256, strangers=64, strangers_everyone=64)
+MANY_USERS = Limits(
+    256,
+    256,
+    64,
+    16,
+    messages_per_s=1000.0,
+    hellos_per_s=50.0,
+    requests_per_s=100.0,
+    links_everyone=4096,
+    clients_everyone=2048,
+)
+
+
+class TokenBucket:
+    """Lets `rate` a second through, and `burst` at once."""
+
+    def __init__(self, rate: float, burst: float):
+        self._rate, self._burst = rate, burst
+        self._tokens, self._at = burst, time.monotonic()
+
+    def take(self) -> bool:
+        """Whether one more may pass now."""
+        now = time.monotonic()
+        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
+        self._at = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+
+class Account:
+    """What one person has open, and how fast they may speak."""
+
+    def __init__(self, limits: Limits):
+        self.links = self.clients = self.streams = 0
+        self.messages = TokenBucket(limits.messages_per_s, 4 * limits.messages_per_s)
+        self.hellos = TokenBucket(limits.hellos_per_s, limits.links)
+        self.requests = TokenBucket(limits.requests_per_s, 4 * limits.requests_per_s)
+        self.used_at = time.monotonic()
+
+
+class Accounts:
+    """Everyone's, by owner."""
+
+    def __init__(self, limits: Limits):
+        self.limits = limits
+        self._accounts: dict[str | None, Account] = {}
+
+    def of(self, owner: str | None) -> Account:
+        """A person's, made if it is not there."""
+        account = self._accounts.get(owner)
+        if account is None:
+            account = self._accounts[owner] = Account(self.limits)
+        account.used_at = time.monotonic()
+        return account
+
+    def tidy(self, now: float) -> None:
+        """Forget who has nothing open; called now and then, or names from grants would pile up."""
+        for owner, account in list(self._accounts.items()):
+            idle = not (account.links or account.clients or account.streams)
+            if idle and now - account.used_at > FULL_AGAIN_S:
+                del self._accounts[owner]

@@ -1,0 +1,45 @@
+"""What a person sees of the machine: their own kernels, and of everyone else's only sums."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from .identity import Identity
+from .records import KernelRecord
+
+ANOTHER_USER = "another user"
+
+Json = dict[str, Any]
+
+
+def kernel_view(identity: Identity, kernel: Json, owner: str | None) -> Json:
+    """A kernel that the person sees, with the id that they know it by."""
+    return {**kernel, "id": identity.shown_id(kernel["id"], owner)}
+
+
+def node_view(identity: Identity, node: Json, kernels: dict[str, KernelRecord]) -> Json:
+    """The machine; in its queue the others have no names, and their memory is one sum."""
+    if identity.owner is None:
+        return node
+    queue = [_in_queue(identity, kernels.get(kernel_id)) for kernel_id in node["queue"]]
+    return {**node, "queue": queue, "others": others(identity, kernels.values(), node["queue"])}
+
+
+def others(identity: Identity, kernels: Iterable[KernelRecord], queue: list[str]) -> Json:
+    """Everyone else's kernels as sums."""
+    theirs = [kernel for kernel in kernels if kernel.owner != identity.owner and kernel.processes]
+    memory = [gpu for kernel in theirs for gpu in kernel.by_gpu().values()]
+    waiting = set(queue)
+    return {
+        "kernels": len(theirs),
+        "resident_bytes": sum(gpu.resident_bytes + sum(gpu.fixed_bytes) for gpu in memory),
+        "parked_bytes": sum(gpu.parked_bytes for gpu in memory),
+        "waiting": sum(kernel.id in waiting for kernel in theirs),
+    }
+
+
+def _in_queue(identity: Identity, kernel: KernelRecord | None) -> str:
+    if kernel is None or not identity.sees(kernel.owner):
+        return ANOTHER_USER
+    return identity.shown_id(kernel.id, kernel.owner)
