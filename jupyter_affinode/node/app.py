@@ -75,6 +75,12 @@ class NodeController(QueueTraits, JupyterApp):
         min=0,
         help="The same for a kernel whose cell runs on without using the GPU.",
     ).tag(config=True)
+    queue_idle_timeout_s = Float(
+        _DEFAULTS.queue_idle_timeout_s,
+        min=0,
+        help="""The same while someone waits for the GPU: who thinks between two cells then makes room after so many
+        seconds, or as many as parking and resuming it takes, if those are more.""",
+    ).tag(config=True)
     queue_cell_idle_timeout_s = Float(
         _DEFAULTS.queue_cell_idle_timeout_s,
         min=0,
@@ -150,6 +156,7 @@ class NodeController(QueueTraits, JupyterApp):
         "depth": "NodeController.depth",
         "idle-timeout": "NodeController.idle_timeout_s",
         "cell-idle-timeout": "NodeController.cell_idle_timeout_s",
+        "queue-idle-timeout": "NodeController.queue_idle_timeout_s",
         "queue-cell-idle-timeout": "NodeController.queue_cell_idle_timeout_s",
         "low-watermark": "NodeController.low_watermark",
         "high-watermark": "NodeController.high_watermark",

@@ -21,6 +21,7 @@ from .host import host_memory
 from .host_care import give_lots, trim
 from .identity import OWN_USER, Identity
 from .limits import Accounts
+from .keep import read_keeps
 from .link import Link
 from .lots import LotStock
 from .metrics import Metrics
@@ -51,6 +52,7 @@ NVML_HANGS_AFTER_S = 15.0  # figures older than this are not believed any more
 EMPTY_KERNEL_LASTS_S = 10.0  # a kernel that no living server describes, after its last process ended
 UNSERVED_KERNEL_LASTS_S = 600.0  # one that has not used CUDA yet, described by a program that has ended
 LINK_NAME = "link.sock"
+KEEP_FOLDER = "keep"
 
 
 class Controller:
@@ -246,6 +248,8 @@ class Controller:
         if now - self._looked_at >= (NVML_EVERY_S if busy else NVML_ALONE_EVERY_S):
             self._looked_at = now
             self._nvml.look()
+            keeps = self.socket.with_name(KEEP_FOLDER)
+            self.state.keeps = read_keeps(keeps, self.state.settings.hold_max_s)
         sample = self.state.gpus.sample
         if sample is not None and now - sample.began > NVML_HANGS_AFTER_S:
             self.log.warning("NVML has not answered for %.0f s: room is estimated", now - sample.began)
@@ -344,7 +348,7 @@ class Controller:
                 self.exit_status = 3
                 self.finished.set()
                 return
-        self.state.gpus.take(sample, self.state.settings)
+        self.state.take_sample(sample)
         self.poke()
 
     def _process_ended(self, process: Process) -> None:
@@ -389,8 +393,8 @@ class Controller:
             place, _ = describe.place_in_queue(kernel, self._queue)
             seen = next((seen for seen in self._snapshot.kernels if seen.id == kernel.id), None)
             text = describe.kernel_json(self.state, kernel, seen, self._queue, now)["text"]
-            held = kernel.held_until is not None
-            told = (place or 0, waiting, text if not held else f"held until {kernel.held_until}")
+            ends = kernel.hold_ends
+            told = (place or 0, waiting, text if ends is None else f"held until {ends:.0f}")
             for process in kernel.connected():
                 if process.told != told and process.connection is not None:
                     process.told = told

@@ -31,10 +31,11 @@ def kernel_json(
     place, since = place_in_queue(kernel, queue)
     is_moving = kernel.residency in (Residency.PARKING, Residency.RESUMING)
     residency = Residency.QUEUED if place is not None and not is_moving else kernel.residency
-    held = None if kernel.held_until is None else max(kernel.held_until - now, 0.0)
+    held = None if kernel.hold_ends is None else max(kernel.hold_ends - now, 0.0)
     eligible = None
     if seen is not None:
-        eligible = eligible_at(seen, state.settings, anyone_waits=bool(queue))
+        speeds = state.speeds.by_gpu()
+        eligible = eligible_at(seen, state.settings, anyone_waits=bool(queue), speeds=speeds)
     simulated = any(process.is_simulated for process in kernel.processes.values())
     depth = kernel_depth(kernel)
     description = kernel.description
@@ -73,6 +74,7 @@ def kernel_json(
         "eligible": eligible is not None and eligible <= now,
         "eligible_in_s": None if eligible is None else round(max(eligible - now, 0.0), 3),
         "held_for_s": None if held is None else round(held, 3),
+        "kept_by": kernel.kept and kernel.kept.reason,
         "place": place,
         "waiting_s": None if since is None else round(max(now - since, 0.0), 3),
         "gpus": [_use_json(gpu) for gpu in gpus.values()],

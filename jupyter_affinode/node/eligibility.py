@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from .settings import Settings
-from .snapshot import Kernel, Residency
+from .snapshot import Kernel, Residency, Speed
+from .victims import break_even_s
+
+NO_SPEEDS: Mapping[str, Speed] = {}
 
 
-def eligible_at(kernel: Kernel, settings: Settings, *, anyone_waits: bool) -> float | None:
+def eligible_at(
+    kernel: Kernel, settings: Settings, *, anyone_waits: bool, speeds: Mapping[str, Speed] = NO_SPEEDS
+) -> float | None:
     """The moment from which the kernel may be parked if nothing changes; None if time alone will not do.
 
     No open cell (or one that has not touched CUDA for long), no call in flight, idle for long enough, not
     held, large enough, movable, nothing under way. If anyone waits, an open cell counts for a minute only:
-    the kernel may hold what the waiter waits for.
+    the kernel may hold what the waiter waits for. And who is between cells then need not be idle for as long as
+    that somebody would park for nobody: for some seconds, and until a round trip pays off (victims.py).
     """
     if (
         kernel.residency is not Residency.RESIDENT
@@ -31,4 +39,6 @@ def eligible_at(kernel: Kernel, settings: Settings, *, anyone_waits: bool) -> fl
         timeout = settings.cell_idle_timeout_s
         if anyone_waits:
             timeout = min(timeout, settings.queue_cell_idle_timeout_s)
+    elif anyone_waits:
+        timeout = min(timeout, max(settings.queue_idle_timeout_s, break_even_s(kernel, speeds)))
     return max(kernel.last_activity + timeout, kernel.retry_at, kernel.held_until or 0.0)

@@ -233,7 +233,7 @@ class Moves:
 
     def _finish(self, kernel: KernelRecord, move: Move) -> None:
         kernel.move = None
-        now = time.monotonic()
+        now = kernel.moved_at = time.monotonic()
         self._state.refresh(now)
         failed = _worst(move, kernel)
         self._observer.move_ended(kernel, _ended(kernel, move, failed, now))

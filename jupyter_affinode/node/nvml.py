@@ -12,8 +12,8 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import pynvml
@@ -34,6 +34,12 @@ class NvmlGpu:
     free_bytes: int
     utilization_percent: int | None
     pids: frozenset[int] | None = None  # of the processes on it; None: not known
+    used_by: Mapping[int, int | None] = field(
+        default_factory=dict
+    )  # by pid; None: NVML does not say how much
+    busy_pids: frozenset[int] | None = None  # who was seen to compute since the last look; None: not known
+    is_mig: bool = False  # a part of a GPU (MIG), or a whole one that is to be used in parts
+    visible_as: str = ""  # in CUDA_VISIBLE_DEVICES; "": by its UUID
 
     @property
     def is_simulated(self) -> bool:
@@ -59,6 +65,7 @@ class Nvml:
 
     def __init__(self) -> None:
         self._ready = False
+        self._utilization_seen: dict[str, int] = {}  # the driver's time of the newest sample, by GPU
 
     def read(self) -> NvmlSample:
         """Look at all GPUs once. Raises NvmlMissing. Blocks."""
@@ -68,11 +75,23 @@ class Nvml:
                 pynvml.nvmlInit()
                 self._ready = True
             count = pynvml.nvmlDeviceGetCount()
-            gpus = tuple(_gpu(index) for index in range(count))
+            gpus = tuple(gpu for index in range(count) for gpu in self._gpus(index))
             return NvmlSample(began, _text(pynvml.nvmlSystemGetDriverVersion()), gpus)
         except pynvml.NVMLError as error:
             self.close()
             raise NvmlMissing(str(error)) from None
+
+    def _gpus(self, index: int) -> list[NvmlGpu]:
+        """A GPU, or its parts where it is used in parts."""
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        parts = _parts(handle)
+        if parts:
+            return [_gpu(part, index, None, is_mig=True) for part in parts]
+        uuid = _text(pynvml.nvmlDeviceGetUUID(handle))
+        is_first_look = uuid not in self._utilization_seen
+        busy, seen = _busy_since(handle, self._utilization_seen.get(uuid, 0))
+        self._utilization_seen[uuid] = seen
+        return [_gpu(handle, index, None if is_first_look else busy, is_mig=parts is not None)]
 
     def close(self) -> None:
         """Let go of NVML."""
@@ -82,27 +101,72 @@ class Nvml:
                 pynvml.nvmlShutdown()
 
 
-def _gpu(index: int) -> NvmlGpu:
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+def _gpu(handle: Any, index: int, busy: frozenset[int] | None, *, is_mig: bool) -> NvmlGpu:
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     try:
         utilization = int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
     except pynvml.NVMLError:  # MIG and some virtual GPUs have no such figure
         utilization = None
-    uuid, name = _text(pynvml.nvmlDeviceGetUUID(handle)), _text(pynvml.nvmlDeviceGetName(handle))
-    total, used, free = int(memory.total), int(memory.used), int(memory.free)
-    return NvmlGpu(uuid, index, name, total, used, free, utilization, _pids(handle))
+    visible, name = _text(pynvml.nvmlDeviceGetUUID(handle)), _text(pynvml.nvmlDeviceGetName(handle))
+    used_by = _used_by(handle)
+    return NvmlGpu(
+        # The driver API gives a part's 16 bytes as it gives a GPU's; only NVML tells them apart by name.
+        "GPU-" + visible.removeprefix("MIG-") if visible.startswith("MIG-") else visible,
+        index,
+        name,
+        int(memory.total),
+        int(memory.used),
+        int(memory.free),
+        utilization,
+        pids=None if used_by is None else frozenset(used_by),
+        used_by=used_by or {},
+        busy_pids=busy,
+        is_mig=is_mig,
+        visible_as=visible,
+    )
 
 
-def _pids(handle: Any) -> frozenset[int] | None:
-    """Whoever has a context on a GPU, by the pids that NVML sees. Graphics count: they take memory too."""
+def _parts(handle: Any) -> list[Any] | None:
+    """The MIG devices of a GPU that is used in parts; None: it is used whole."""
+    try:
+        current, _pending = pynvml.nvmlDeviceGetMigMode(handle)
+        if not current:
+            return None
+        count = pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)
+    except pynvml.NVMLError:  # there is no MIG on this GPU
+        return None
+    parts = []
+    for index in range(count):
+        with contextlib.suppress(pynvml.NVMLError):  # numbers may be free
+            parts.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
+    return parts
+
+
+def _used_by(handle: Any) -> dict[int, int | None] | None:
+    """Whoever has a context on a GPU, by the pids that NVML sees, and what each uses. Graphics count too."""
     try:
         processes = list(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
     except pynvml.NVMLError:
         return None
     with contextlib.suppress(pynvml.NVMLError):  # where there can be none
         processes += pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle)
-    return frozenset(int(process.pid) for process in processes)
+    return {
+        int(process.pid): None if process.usedGpuMemory is None else int(process.usedGpuMemory)
+        for process in processes
+    }
+
+
+def _busy_since(handle: Any, seen: int) -> tuple[frozenset[int] | None, int]:
+    """The processes that computed after the driver's time `seen`, and its time now. None: NVML does not say."""
+    try:
+        samples = pynvml.nvmlDeviceGetProcessUtilization(handle, seen)
+    except pynvml.NVMLError as error:
+        # No error, or "not found": there is no newer sample.
+        known = error.value in (pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND)
+        return (frozenset() if known else None), seen
+    newest = max((int(sample.timeStamp) for sample in samples), default=seen)
+    busy = frozenset(int(sample.pid) for sample in samples if sample.smUtil and int(sample.timeStamp) > seen)
+    return busy, max(newest, seen)
 
 
 def _text(value: str | bytes) -> str:

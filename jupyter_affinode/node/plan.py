@@ -141,7 +141,7 @@ class Plan:
         anyone_waits = bool(self.queue)
         ready = []
         for kernel in self.node.kernels:
-            moment = eligible_at(kernel, self.settings, anyone_waits=anyone_waits)
+            moment = eligible_at(kernel, self.settings, anyone_waits=anyone_waits, speeds=self.node.speeds)
             if moment is not None and moment <= self.now:
                 ready.append(kernel)
         return ready

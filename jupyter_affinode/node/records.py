@@ -14,6 +14,7 @@ from .actions import Cause
 from .connection import Connection
 from .host import CgroupMemory
 from .host_record import HostRecord
+from .keep import Keep
 from .page import Page, PageData, PageFlag, PageGpu, State
 from .peers import ProcessWatch
 from .snapshot import Residency
@@ -50,6 +51,7 @@ class Process:
     connected_at: float = 0.0
     told: tuple[int, int, str] | None = None  # the last NOTICE
     open_requests: int = 0
+    seen_busy_at: float = 0.0  # when NVML last saw it compute
 
     @property
     def is_parkable(self) -> bool:
@@ -80,7 +82,8 @@ class Process:
     @property
     def last_activity(self) -> float:
         """When it was last seen to use the GPU."""
-        return self.data.last_activity or self.data.state_since or self.connected_at
+        called = self.data.last_activity or self.data.state_since or self.connected_at
+        return max(called, self.seen_busy_at)
 
     @property
     def is_parked(self) -> bool:
@@ -162,9 +165,11 @@ class KernelRecord:
     cell_open: bool = False
     cell_id: str | None = None
     held_until: float | None = None
+    kept: Keep | None = None  # a file holds it (keep.py)
     focus_at: float | None = None
     is_cancelling: bool = False
     move: Move | None = None
+    moved_at: float = 0.0  # when the last one ended
     # the person's wishes
     park_asked: str | None = None
     park_asked_until: float = 0.0  # "busy" is tried again until then
@@ -196,6 +201,13 @@ class KernelRecord:
     cache_drop: CacheDrop | None = None  # under way
     caches_dropped_at: float | None = None  # when it had last used the GPU, at the last one
     host: HostRecord = field(default_factory=HostRecord)
+
+    @property
+    def hold_ends(self) -> float | None:
+        """Until when it is held, by whoever asked for longest; None: it is not."""
+        ends = [self.held_until] if self.held_until is not None else []
+        ends += [self.kept.until] if self.kept is not None else []
+        return max(ends, default=None)
 
     @property
     def parks(self) -> int:

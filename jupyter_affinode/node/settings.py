@@ -39,6 +39,7 @@ class Settings:
     depth: str = "memory"  # "context": the CUDA context leaves the GPU too, where kernel and GPU allow it
     idle_timeout_s: float = 300.0
     cell_idle_timeout_s: float = 600.0
+    queue_idle_timeout_s: float = 15.0
     queue_cell_idle_timeout_s: float = 60.0
     low_watermark: float = 0.05
     high_watermark: float = 0.15

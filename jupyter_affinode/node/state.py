@@ -11,6 +11,9 @@ from .depth import context_objection, kernel_needs
 from .gpus import GpuTable
 from .host import CgroupMemory, HostMemory, cgroup_memory
 from .host_care import host_use
+from .keep import EVERYBODY, Keep
+from .neighbours import busy
+from .nvml import NvmlSample
 from .page import Page, PageError, State
 from .records import KernelRecord, Process
 from .reservations import ReservationBook
@@ -22,6 +25,7 @@ from .wire import Hello
 HUNG_UP_FORGOTTEN_S = 10.0  # a live process that closed its link and does not come back runs without a shim
 UNSEEN_FORGOTTEN_S = 600.0  # a silent one whose end we cannot see; what it has on the GPU is "unmanaged" then
 HOPELESS_GRANTS = 5
+OUR_OWN_WORK_S = 3.0  # NVML's samples are up to a second old, and a move computes digests
 HOPELESS_AFTER_S = 3.0
 
 
@@ -37,6 +41,7 @@ class NodeState:
         self.gpus = GpuTable()
         self.reservations = ReservationBook()
         self.speeds = MoveSpeeds()
+        self.keeps: dict[str, Keep] = {}
         self._keys = itertools.count(1)
 
     def processes(self) -> Iterator[Process]:
@@ -117,6 +122,18 @@ class NodeState:
         self.reservations.sweep(now, sampled_at)
         return bad
 
+    def take_sample(self, sample: NvmlSample | None) -> None:
+        """NVML's new figures; who was seen to compute is in use, whatever it calls. None: there is no NVML."""
+        self.gpus.take(sample, self.settings)
+        if sample is None:
+            return
+        processes = list(self.processes())
+        for gpu in sample.gpus:
+            for process in busy(gpu, processes):
+                kernel = self.kernels[process.kernel_id]
+                if kernel.move is None and sample.began - kernel.moved_at > OUR_OWN_WORK_S:
+                    process.seen_busy_at = sample.began
+
     def context_objection(self, kernel: KernelRecord) -> str | None:
         """Why its CUDA context stays on the GPU when it is parked; None if it may go."""
         return context_objection(kernel, self.processes(), self.gpus, self.settings)
@@ -185,6 +202,7 @@ class NodeState:
             kernel.residency, kernel.residency_since = residency, now
         if kernel.held_until is not None and kernel.held_until <= now:
             kernel.held_until = None
+        kernel.kept = self.keeps.get(kernel.id) or self.keeps.get(EVERYBODY)
 
     def _kernel(self, kernel: KernelRecord, now: float) -> Kernel:
         gpus = kernel.by_gpu()
@@ -215,7 +233,7 @@ class NodeState:
             calls_in_flight=sum(process.data.calls_in_flight for process in processes),
             captures=sum(process.data.captures for process in processes),
             cell_open=kernel.cell_open,
-            held_until=kernel.held_until,
+            held_until=kernel.hold_ends,
             is_parkable=all(process.is_parkable for process in holders),
             is_dying=all(process.is_dying for process in processes),
             is_split=kernel.residency is Residency.RESIDENT

@@ -20,9 +20,11 @@ A kernel whose memory has not changed since its last park, or is zeros, is cheap
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from .snapshot import Kernel, Node, Speed
+
+Speeds = Mapping[str, Speed]  # by GPU
 
 LEAST_IDLE_S = 0.001  # a clock's step; keeps the order by size among those that have just become idle
 
@@ -42,32 +44,32 @@ def worth(now: float, kernel: Kernel, node: Node, gpus: Collection[str] | None =
             frees += size
     idle_s = max(now - kernel.last_activity, LEAST_IDLE_S)
     lasts_s = idle_s * (1.0 - kernel.needed_soon / 2.0)  # who returns within that time does so half-way
-    costs_s = park_s(kernel, node) + kernel.needed_soon * resume_s(kernel, node)
+    costs_s = park_s(kernel, node.speeds) + kernel.needed_soon * resume_s(kernel, node.speeds)
     return frees * lasts_s / costs_s
 
 
-def break_even_s(kernel: Kernel, node: Node) -> float:
+def break_even_s(kernel: Kernel, speeds: Speeds) -> float:
     """For how long a kernel must have been idle for a round trip to pay off while someone waits."""
-    return park_s(kernel, node) + resume_s(kernel, node)
+    return park_s(kernel, speeds) + resume_s(kernel, speeds)
 
 
-def park_s(kernel: Kernel, node: Node) -> float:
+def park_s(kernel: Kernel, speeds: Speeds) -> float:
     """How long parking it will probably take. GPUs copy side by side: the slowest counts."""
     copies = _part(kernel.park_copies_bytes, kernel.movable_bytes)
     slowest = 0.0
     for uuid, size in kernel.resident_bytes.items():
-        slowest = max(slowest, node.speeds.get(uuid, UNMEASURED).park_s(size * copies))
+        slowest = max(slowest, speeds.get(uuid, UNMEASURED).park_s(size * copies))
     return slowest or UNMEASURED.park_s(0)
 
 
-def resume_s(kernel: Kernel, node: Node) -> float:
+def resume_s(kernel: Kernel, speeds: Speeds) -> float:
     """How long bringing it back will probably take, from where it is now or once it is parked."""
     resident, parked = kernel.resident_bytes, kernel.parked_bytes
     copies = _part(kernel.resume_copies_bytes, kernel.movable_bytes + sum(parked.values()))
     slowest = 0.0
     for uuid in resident.keys() | parked.keys():
         size = resident.get(uuid, 0) + parked.get(uuid, 0)
-        slowest = max(slowest, node.speeds.get(uuid, UNMEASURED).resume_s(size * copies))
+        slowest = max(slowest, speeds.get(uuid, UNMEASURED).resume_s(size * copies))
     return slowest or UNMEASURED.resume_s(0)
 
 

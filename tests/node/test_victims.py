@@ -93,7 +93,7 @@ def test_the_order_depends_on_nothing_but_the_kernels(kernels, speed, dice):
     assert order(*kernels, a=speed) == order(*shuffled, a=speed)
     for each in kernels:
         assert victims.worth(NOW, each, node(a=speed)) >= 0
-        assert victims.break_even_s(each, node(a=speed)) >= 0
+        assert victims.break_even_s(each, {A: speed}) >= 0
 
 
 @given(KERNELS.filter(lambda each: each.movable_bytes > 0), SPEEDS, st.floats(1, 1e5))
@@ -107,11 +107,9 @@ def test_more_idle_is_never_worse(each, speed, more):
 
 def test_a_round_trip_pays_off_after_as_long_as_it_takes():
     speed = Speed(0.1, 50e9, 0.2, 25e9)
-    assert victims.break_even_s(kernel("k", 50_000_000_000), node(a=speed)) == pytest.approx(
-        0.1 + 1 + 0.2 + 2
-    )
+    assert victims.break_even_s(kernel("k", 50_000_000_000), {A: speed}) == pytest.approx(0.1 + 1 + 0.2 + 2)
     cheap = kernel("k", 50_000_000_000, park_copies_bytes=0, resume_copies_bytes=0)
-    assert victims.break_even_s(cheap, node(a=speed)) == pytest.approx(0.3)
+    assert victims.break_even_s(cheap, {A: speed}) == pytest.approx(0.3)
 
 
 @given(st.lists(st.floats(0.01, 1000), min_size=1, max_size=50), st.floats(0.1, 100))

@@ -1,0 +1,112 @@
+"""Who else is on the GPUs: processes without a shim, and whether NVML's pids can be told from ours at all.
+
+NVML names processes by the pids that the driver sees. Where a controller or its kernels live in a container those
+are other numbers, or none: then it is only known how much is not ours, and nothing is concluded from a pid.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from .nvml import NvmlGpu
+from .page import Depth
+from .records import Process
+
+INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of linux/proc_ns.h
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A process on a GPU that is not ours. What belongs to another person is not named."""
+
+    pid: int | None
+    command: str | None
+    bytes: int | None  # None: NVML does not say
+
+
+def on_gpu(uuid: str, processes: Iterable[Process]) -> list[Process]:
+    """Our processes that have a context on a GPU: they have memory of any kind there, and have not left it."""
+    return [
+        process
+        for process in processes
+        if process.data.depth is not Depth.CONTEXT
+        and any(
+            gpu.uuid == uuid and (gpu.resident_bytes or gpu.parked_bytes or any(gpu.fixed_bytes))
+            for gpu in process.data.gpus
+        )
+    ]
+
+
+def joins(gpu: NvmlGpu, ours: Iterable[Process]) -> bool:
+    """Whether NVML's pids are those of the processes as we know them.
+
+    `ours` are our processes on that GPU. One number may be the same by chance: so all of them must be there,
+    with at least as much memory as their pages say. Where none is, only the initial pid namespace is sure.
+    """
+    if gpu.pids is None:
+        return False
+    known = list(ours)
+    if not known:
+        return _sees_all_pids()
+    return all(_is_in(gpu, process) for process in known)
+
+
+def neighbours(gpu: NvmlGpu, ours: Iterable[Process]) -> list[Neighbour] | None:
+    """The processes on a GPU that are not ours, the largest first; None where they cannot be told apart."""
+    known = on_gpu(gpu.uuid, ours := list(ours))
+    if gpu.pids is None or not joins(gpu, known):
+        return None
+    strangers = sorted(gpu.pids - {process.pid for process in ours})
+    rows = [_described(pid, gpu.used_by.get(pid)) for pid in strangers]
+    return sorted(rows, key=lambda row: -(row.bytes or 0))
+
+
+def contexts_bytes(gpu: NvmlGpu, ours: Iterable[Process]) -> int:
+    """What our processes' CUDA contexts take beside what their pages say; 0 where NVML does not tell."""
+    known = on_gpu(gpu.uuid, ours)
+    if not joins(gpu, known):
+        return 0
+    return sum(
+        max(used - _bytes_on(process, gpu.uuid), 0)
+        for process in known
+        if (used := gpu.used_by.get(process.pid)) is not None
+    )
+
+
+def busy(gpu: NvmlGpu, ours: Iterable[Process]) -> list[Process]:
+    """Our processes that NVML saw compute since its last look; none where that cannot be told."""
+    if not gpu.busy_pids:
+        return []
+    known = on_gpu(gpu.uuid, ours)
+    return [process for process in known if process.pid in gpu.busy_pids] if joins(gpu, known) else []
+
+
+def _is_in(gpu: NvmlGpu, process: Process) -> bool:
+    if gpu.pids is None or process.pid not in gpu.pids:
+        return False
+    used = gpu.used_by.get(process.pid)
+    moves = process.data.state.name in ("PARKING", "RESUMING")  # page and NVML are of different moments
+    return used is None or moves or 2 * used >= _bytes_on(process, gpu.uuid)
+
+
+def _bytes_on(process: Process, uuid: str) -> int:
+    return sum(gpu.resident_bytes + sum(gpu.fixed_bytes) for gpu in process.data.gpus if gpu.uuid == uuid)
+
+
+def _described(pid: int, size: int | None) -> Neighbour:
+    try:
+        is_own = os.stat(f"/proc/{pid}").st_uid == os.getuid()
+        command = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip() if is_own else None
+    except OSError:  # it has just ended, or is hidden from us
+        return Neighbour(None, None, size)
+    return Neighbour(pid if is_own else None, command, size)
+
+
+def _sees_all_pids() -> bool:
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino == INITIAL_PID_NAMESPACE
+    except OSError:
+        return False

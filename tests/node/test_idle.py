@@ -1,0 +1,200 @@
+"""What counts as use: NVML's word where it can be joined, files that keep a kernel, and how long is long enough."""
+
+from __future__ import annotations
+
+import os
+import time
+from types import SimpleNamespace
+
+import fake_shim
+import pytest
+from fake_shim import GPU, MIB, PARK, PARKED
+
+from jupyter_affinode.node import neighbours
+from jupyter_affinode.node.eligibility import eligible_at
+from jupyter_affinode.node.keep import read_keeps
+from jupyter_affinode.node.nvml import NvmlGpu, NvmlSample
+from jupyter_affinode.node.page import Depth, PageGpu, State
+from jupyter_affinode.node.settings import GIB, Settings
+from jupyter_affinode.node.snapshot import Kernel, Residency, Speed
+from jupyter_affinode.node.wire import gpu_uuid
+
+UUID = gpu_uuid(GPU)
+OWN = os.getpid()
+
+
+class FakeNvml:
+    """A GPU of 1000 MiB with the processes that a test says."""
+
+    def __init__(self, used_by, *, free=500, busy=()):
+        self.used_by, self.free, self.busy = used_by, free, frozenset(busy)
+
+    def read(self):
+        total = 1000 * MIB
+        gpu = NvmlGpu(
+            UUID,
+            0,
+            "A GPU",
+            total,
+            total - self.free * MIB,
+            self.free * MIB,
+            37,
+            pids=frozenset(self.used_by),
+            used_by=self.used_by,
+            busy_pids=self.busy,
+        )
+        return NvmlSample(time.monotonic(), "580.1", (gpu,))
+
+
+# ---- how long
+
+
+def idle(seconds, **fields):
+    return Kernel("k", Residency.RESIDENT, {"A": 20 * GIB}, last_activity=1000.0 - seconds, **fields)
+
+
+def test_while_somebody_waits_a_pause_need_only_be_worth_a_round_trip():
+    settings, kernel = Settings(), idle(0)
+    fast, slow = {"A": Speed(0.1, 50e9, 0.1, 50e9)}, {"A": Speed(1, 1e9, 1, 1e9)}
+    assert eligible_at(kernel, settings, anyone_waits=False, speeds=fast) == 1300
+    assert eligible_at(kernel, settings, anyone_waits=True, speeds=fast) == 1015
+    moment = eligible_at(kernel, settings, anyone_waits=True, speeds=slow)
+    assert moment == pytest.approx(1000 + 2 + 2 * 20 * GIB / 1e9)
+
+
+def test_nobody_is_parked_later_because_somebody_waits():
+    kernel = idle(0, park_copies_bytes=20 * GIB)
+    settings = Settings(idle_timeout_s=2.0)
+    assert eligible_at(kernel, settings, anyone_waits=True, speeds={"A": Speed(50, 1e6, 50, 1e6)}) == 1002
+
+
+def test_somebody_who_waits_need_not_wait_for_the_whole_idle_timeout(node, shim, wait_until):
+    """A person thinks between two cells; somebody waits; the next of five minutes is not waited for."""
+    machine = node(idle_timeout_s=300, queue_idle_timeout_s=0.3, min_footprint_bytes=MIB)
+    thinker, waiter = shim("thinker", resident=900 * MIB), shim("waiter")
+    wait_until(lambda: (machine.kernel("thinker") or {}).get("resident_bytes"))
+    assert machine.kernel("thinker")["eligible"] is False
+    waiter.allocate(800 * MIB, number=1)
+    wait_until(lambda: thinker.state == PARKED)
+
+
+# ---- files that keep
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = tmp_path / "keep"
+    made.mkdir()
+    return made
+
+
+def test_a_file_keeps_its_kernel_until_the_longest_hold_is_over(folder):
+    (folder / "k").write_text("nightly training\nmore words")
+    (folder / "all").touch()
+    keeps = read_keeps(folder, 100)
+    assert set(keeps) == {"k", "all"}
+    assert keeps["k"].reason == "nightly training"
+    assert keeps["all"].reason == "a file says so"
+    assert 0 < keeps["k"].until - time.monotonic() <= 100
+    os.utime(folder / "k", (0, time.time() - 101))
+    assert set(read_keeps(folder, 100)) == {"all"}
+
+
+def test_a_files_time_in_the_future_does_not_keep_for_longer(folder):
+    (folder / "k").touch()
+    os.utime(folder / "k", (0, time.time() + 1e6))
+    assert read_keeps(folder, 100)["k"].until <= time.monotonic() + 100
+
+
+def test_what_is_no_file_of_ours_keeps_nobody(folder, tmp_path):
+    (tmp_path / "elsewhere").touch()
+    (folder / "link").symlink_to(tmp_path / "elsewhere")
+    (folder / "folder").mkdir()
+    os.mkfifo(folder / "pipe")
+    (folder / "bad").write_bytes(b"\xff\x1b[31m\0red")
+    assert set(read_keeps(folder, 100)) == {"bad"}
+    assert "\x1b" not in read_keeps(folder, 100)["bad"].reason
+    assert read_keeps(tmp_path / "missing", 100) == {}
+
+
+def test_a_kept_kernel_stays_and_goes_when_the_file_does(machine, node, shim, wait_until):
+    keep = machine.socket.parent / "keep"
+    keep.mkdir(parents=True)
+    (keep / "k").write_text("a demonstration")
+    node(park_when="idle", idle_timeout_s=0.2)
+    kernel = shim("k", resident=300 * MIB)
+    wait_until(lambda: (machine.kernel("k") or {}).get("idle_s", 0) > 0.5)
+    described = machine.kernel("k")
+    assert described["kept_by"] == "a demonstration"
+    assert 0 < described["held_for_s"] <= 86400
+    assert "kept for" in described["text"]
+    assert machine.ask("POST", "/kernels/k/release", {})[1]["held_for_s"] is not None
+    assert kernel.heard.of(PARK) == []
+    (keep / "k").unlink()
+    wait_until(lambda: kernel.state == PARKED)
+
+
+# ---- NVML's word
+
+
+def process(pid=100, *, resident=300, parked=0, fixed=0, depth=Depth.MEMORY, state=State.RESIDENT):
+    gpu = PageGpu(UUID, resident * MIB, parked * MIB, (fixed * MIB, *[0] * 7))
+    return SimpleNamespace(pid=pid, data=SimpleNamespace(gpus=(gpu,), depth=depth, state=state))
+
+
+def gpu(used_by, busy=()):
+    return FakeNvml(used_by, busy=busy).read().gpus[0]
+
+
+def test_pids_are_joined_only_where_all_of_ours_are_there_with_enough_memory():
+    one, other = process(100), process(200)
+    assert neighbours.joins(gpu({100: 900 * MIB, 200: 900 * MIB, 7: 1}), [one, other])
+    assert not neighbours.joins(gpu({100: 900 * MIB}), [one, other])
+    assert not neighbours.joins(gpu({100: 900 * MIB, 200: 4 * MIB}), [one, other])
+    assert neighbours.joins(gpu({100: None, 200: None}), [one, other])
+    assert neighbours.joins(gpu({100: 600 * MIB}), [process(100, resident=0, parked=5000)])
+
+
+def test_in_a_container_nothing_is_concluded_from_pids(monkeypatch):
+    monkeypatch.setattr(neighbours, "INITIAL_PID_NAMESPACE", 1)
+    seen = gpu({9: 900 * MIB}, busy=[9, 100])
+    assert neighbours.neighbours(seen, [process(100)]) is None
+    assert neighbours.neighbours(seen, []) is None
+    assert neighbours.busy(seen, [process(100)]) == []
+    assert neighbours.contexts_bytes(seen, [process(100)]) == 0
+
+
+def test_strangers_are_named_only_if_they_are_our_own_users():
+    seen = gpu({100: 900 * MIB, OWN: 50 * MIB, 1: 60 * MIB})
+    rows = neighbours.neighbours(seen, [process(100)])
+    own = next(row for row in rows if row.bytes == 50 * MIB)
+    assert (own.pid, bool(own.command)) == (OWN, True)
+    assert [row.bytes for row in rows] == [60 * MIB, 50 * MIB]
+    if os.stat("/proc/1").st_uid != os.getuid():
+        assert rows[0].pid is None
+        assert rows[0].command is None
+
+
+def test_what_nvml_counts_for_ours_beyond_their_pages_is_their_contexts():
+    seen = gpu({100: 900 * MIB, 200: 650 * MIB})
+    assert neighbours.contexts_bytes(seen, [process(100), process(200, resident=0, parked=40)]) == 1250 * MIB
+    gone = process(300, resident=0, parked=70, depth=Depth.CONTEXT)
+    assert neighbours.contexts_bytes(seen, [process(100), gone]) == 600 * MIB
+
+
+def test_a_kernel_that_computes_on_without_calling_is_not_idle(node, shim, wait_until):
+    """Work that was submitted long ago runs on: NVML sees it, the calls do not show it."""
+    nvml = FakeNvml({OWN: 900 * MIB}, busy=[OWN])
+    machine = node(nvml=nvml)
+    kernel = shim("k", resident=300 * MIB)
+    wait_until(lambda: (machine.kernel("k") or {}).get("idle_s") is not None)
+    used_at = kernel.page.last_activity / 1e9
+
+    def is_seen_in_use():
+        least = fake_shim.time.monotonic() - used_at - 1  # by its calls it is idle for longer than that
+        return machine.kernel("k")["idle_s"] < least
+
+    wait_until(is_seen_in_use)
+    nvml.busy = frozenset()
+    machine.ask("PATCH", "/policy", {"park_when": "idle", "idle_timeout_s": 0.3})
+    wait_until(lambda: kernel.state == PARKED)
