@@ -32,7 +32,8 @@ def eligible_at(
         return None
     if kernel.rooms or kernel.calls_in_flight or kernel.captures:
         return None
-    if not kernel.movable_bytes or kernel.movable_bytes < settings.min_footprint_bytes:
+    size = kernel.movable_bytes
+    if not size or size < settings.min_footprint_bytes:
         return None
     timeout = settings.idle_timeout_s
     if kernel.cell_open:
@@ -42,3 +43,11 @@ def eligible_at(
     elif anyone_waits:
         timeout = min(timeout, max(settings.queue_idle_timeout_s, break_even_s(kernel, speeds)))
     return max(kernel.last_activity + timeout, kernel.retry_at, kernel.held_until or 0.0)
+
+
+def least_idle_s(settings: Settings, *, anyone_waits: bool) -> float:
+    """Who has used the GPU within this is not eligible, whatever else is true of them."""
+    least = min(settings.idle_timeout_s, settings.cell_idle_timeout_s)
+    if anyone_waits:
+        least = min(least, settings.queue_idle_timeout_s, settings.queue_cell_idle_timeout_s)
+    return least

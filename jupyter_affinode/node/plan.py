@@ -12,7 +12,7 @@ from functools import cached_property
 
 from . import victims
 from .actions import Action, Cause, DropCaches, GiveLots, Park, RefusePark
-from .eligibility import eligible_at
+from .eligibility import eligible_at, least_idle_s
 from .host_room import HostRoom, Shortage, trims, without
 from .memory_limits import Limits
 from .settings import Settings
@@ -139,8 +139,11 @@ class Plan:
     @cached_property
     def _eligible(self) -> list[Kernel]:
         anyone_waits = bool(self.queue)
+        used_by = self.now - least_idle_s(self.settings, anyone_waits=anyone_waits)
         ready = []
         for kernel in self.node.kernels:
+            if kernel.last_activity > used_by:
+                continue
             moment = eligible_at(kernel, self.settings, anyone_waits=anyone_waits, speeds=self.node.speeds)
             if moment is not None and moment <= self.now:
                 ready.append(kernel)

@@ -20,7 +20,7 @@ A kernel whose memory has not changed since its last park, or is zeros, is cheap
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from .snapshot import Kernel, Node, Speed
 
@@ -55,22 +55,32 @@ def break_even_s(kernel: Kernel, speeds: Speeds) -> float:
 
 def park_s(kernel: Kernel, speeds: Speeds) -> float:
     """How long parking it will probably take. GPUs copy side by side: the slowest counts."""
-    copies = _part(kernel.park_copies_bytes, kernel.movable_bytes)
-    slowest = 0.0
-    for uuid, size in kernel.resident_bytes.items():
-        slowest = max(slowest, speeds.get(uuid, UNMEASURED).park_s(size * copies))
-    return slowest or UNMEASURED.park_s(0)
+    return _slowest(kernel.resident_bytes, kernel.park_copies_bytes, speeds, Speed.park_s)
 
 
 def resume_s(kernel: Kernel, speeds: Speeds) -> float:
     """How long bringing it back will probably take, from where it is now or once it is parked."""
-    resident, parked = kernel.resident_bytes, kernel.parked_bytes
-    copies = _part(kernel.resume_copies_bytes, kernel.movable_bytes + sum(parked.values()))
-    slowest = 0.0
-    for uuid in resident.keys() | parked.keys():
-        size = resident.get(uuid, 0) + parked.get(uuid, 0)
-        slowest = max(slowest, speeds.get(uuid, UNMEASURED).resume_s(size * copies))
-    return slowest or UNMEASURED.resume_s(0)
+    sizes = kernel.resident_bytes
+    if any(kernel.parked_bytes.values()):
+        sizes = {
+            uuid: sizes.get(uuid, 0) + kernel.parked_bytes.get(uuid, 0)
+            for uuid in sizes.keys() | kernel.parked_bytes.keys()
+        }
+    return _slowest(sizes, kernel.resume_copies_bytes, speeds, Speed.resume_s)
+
+
+def _slowest(
+    sizes: Mapping[str, int], copied: int | None, speeds: Speeds, takes_s: Callable[[Speed, float], float]
+) -> float:
+    """How long the slowest GPU takes; `copied`: of all sizes together (None: all of it has to be copied)."""
+    if len(sizes) == 1:  # nearly all, and this is reckoned for every kernel while anyone waits
+        ((uuid, size),) = sizes.items()
+        return takes_s(speeds.get(uuid, UNMEASURED), size if copied is None else min(max(copied, 0), size))
+    part = _part(copied, sum(sizes.values()))
+    slowest = takes_s(UNMEASURED, 0) if not sizes else 0.0
+    for uuid, size in sizes.items():
+        slowest = max(slowest, takes_s(speeds.get(uuid, UNMEASURED), size * part))
+    return slowest
 
 
 def _part(copied: int | None, size: int) -> float:
