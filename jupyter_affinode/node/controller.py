@@ -20,8 +20,8 @@ from .events import EventHub
 from .host import host_memory
 from .host_care import give_lots, trim
 from .identity import OWN_USER, Identity
-from .limits import Accounts
 from .keep import read_keeps
+from .limits import Accounts
 from .link import Link
 from .lots import LotStock
 from .metrics import Metrics

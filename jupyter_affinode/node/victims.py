@@ -26,6 +26,7 @@ from .snapshot import Kernel, Node, Speed
 
 Speeds = Mapping[str, Speed]  # by GPU
 
+LEAST_COST_S = 0.001  # nothing is moved for nothing, whatever the estimate says
 LEAST_IDLE_S = 0.001  # a clock's step; keeps the order by size among those that have just become idle
 
 
@@ -45,7 +46,7 @@ def worth(now: float, kernel: Kernel, node: Node, gpus: Collection[str] | None =
     idle_s = max(now - kernel.last_activity, LEAST_IDLE_S)
     lasts_s = idle_s * (1.0 - kernel.needed_soon / 2.0)  # who returns within that time does so half-way
     costs_s = park_s(kernel, node.speeds) + kernel.needed_soon * resume_s(kernel, node.speeds)
-    return frees * lasts_s / costs_s
+    return frees * lasts_s / max(costs_s, LEAST_COST_S)
 
 
 def break_even_s(kernel: Kernel, speeds: Speeds) -> float:
