@@ -19,7 +19,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from tornado.http1connection import HTTP1Connection, HTTP1ConnectionParameters
 from tornado.httputil import HTTPHeaders, HTTPMessageDelegate, RequestStartLine, ResponseStartLine
@@ -139,6 +139,11 @@ class ControllerClient:
     async def set_policy(self, **settings: Any) -> dict[str, Any]:
         """Change some of the controller's settings; returns all of them."""
         return await self._json("PATCH", "/policy", settings)
+
+    async def report(self, **question: str | None) -> dict[str, Any]:
+        """Who used the GPUs how much: `since`, `until` (days), `by` ("day", "user", "gpu"), `user`."""
+        asked = {name: value for name, value in question.items() if value is not None}
+        return await self._json("GET", f"/report?{urlencode(asked)}")
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         """Every change from now on, a full snapshot first; ends when the controller does."""

@@ -28,6 +28,7 @@ import contextlib
 import hashlib
 import os
 import shutil
+import socket as host
 import stat
 import subprocess
 import tempfile
@@ -49,6 +50,7 @@ SIM_COPY_RATE = "AFFINODE_SIM_COPY_RATE"
 SIM_FAULTS = "AFFINODE_SIM_FAULTS"
 LOG = "AFFINODE_LOG"
 
+NODE_LEDGER = Path("/var/lib/affinode/ledger.sqlite")  # the history of the machine's own controller
 NODE_SOCKET = Path("/run/affinode/node.sock")  # the machine's own controller, if an administrator runs one
 SOCKET_NAME = "node.sock"
 SHIM_NAME = "libaffinode.so"
@@ -91,6 +93,23 @@ def user_folder(environ: Mapping[str, str] | None = None) -> Path:
     if runtime.startswith("/"):
         return Path(runtime) / "affinode"
     return Path(temporary if temporary.startswith("/") else "/tmp") / f"affinode-{os.getuid()}"
+
+
+def ledger_path(socket: Path, environ: Mapping[str, str] | None = None) -> Path:
+    """Where the controller that serves `socket` keeps its history, unless it is told otherwise.
+
+    A simulated machine's lies beside its socket, as does that of a socket that somebody chose: it is another
+    machine to them. Else it outlives the machine's restart; it has the host's name in it, since home folders
+    are shared by machines. Makes nothing.
+    """
+    environ = os.environ if environ is None else environ
+    if socket == NODE_SOCKET:
+        return NODE_LEDGER
+    if simulation_asked(environ) or socket != user_folder(environ) / SOCKET_NAME:
+        return socket.with_name("ledger.sqlite")
+    named = environ.get("XDG_STATE_HOME", "")
+    state = Path(named) if named.startswith("/") else Path(os.path.expanduser("~")) / ".local" / "state"
+    return state / "affinode" / f"ledger-{host.gethostname() or 'localhost'}.sqlite"
 
 
 def make_folder(folder: Path) -> None:

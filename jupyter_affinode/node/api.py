@@ -26,6 +26,7 @@ from .api_kernels import (
     ReleaseHandler,
     ResumeHandler,
 )
+from .api_report import ReportHandler
 from .clients import Clients
 from .controller import Controller
 from .peers import DropLog
@@ -189,6 +190,7 @@ ROUTES: list[tuple[str, type[Handler]]] = [
     (rf"{_KERNEL}/focus", FocusHandler),
     (rf"{_PREFIX}/policy", PolicyHandler),
     (rf"{_PREFIX}/events", EventsHandler),
+    (rf"{_PREFIX}/report", ReportHandler),
     (rf"{_PREFIX}/metrics", MetricsHandler),
     (r"/metrics", MetricsHandler),
     (r".*", UnknownHandler),

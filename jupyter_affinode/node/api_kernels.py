@@ -122,6 +122,7 @@ class CellHandler(Handler):
             self.controller.wishes.end_cancel(kernel)
         kernel.is_tracked, kernel.cell_open = True, body["open"]
         kernel.cell_id = cell_id if body["open"] else None
+        self.controller.observers.cell_changed(kernel)
         self.controller.servers.speaks_for(self.speaker(), kernel)
         self.controller.poke()
         self.set_status(204)

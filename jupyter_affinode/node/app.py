@@ -17,9 +17,12 @@ from traitlets import Bool, Enum, Float, Int, Unicode, default
 from .. import environment
 from .._version import __version__
 from .api import serve
+from .app_history import HISTORY_ALIASES, HistoryTraits
 from .app_queue import QUEUE_ALIASES, QueueTraits
 from .controller import LINK_NAME, Controller
 from .election import AlreadyServed, Election
+from .history_options import HistoryOptions
+from .metrics_server import serve_metrics
 from .settings import Settings, SettingsRefused
 
 LOG_NAME = "node.log"
@@ -28,7 +31,7 @@ LOG_FORMAT = "%(asctime)s.%(msecs)03d %(levelname).1s %(message)s"
 _DEFAULTS = Settings()
 
 
-class NodeController(QueueTraits, JupyterApp):
+class NodeController(HistoryTraits, QueueTraits, JupyterApp):
     """The arbiter of this machine's GPUs.
 
     Configured by `c.NodeController` in jupyter_affinode_config.py or by the command line; started by itself
@@ -168,6 +171,7 @@ class NodeController(QueueTraits, JupyterApp):
         "hold-default": "NodeController.hold_default_s",
         "hold-max": "NodeController.hold_max_s",
         **QUEUE_ALIASES,
+        **HISTORY_ALIASES,
         "settle": "NodeController.settle_s",
         "keep-alive": "NodeController.keep_alive_s",
     }
@@ -203,15 +207,22 @@ class NodeController(QueueTraits, JupyterApp):
             self.exit(1)
         log = _node_log(socket.with_name(LOG_NAME), self.log_level)
         try:
-            status = asyncio.run(_serve(socket, settings, election, log))
+            status = asyncio.run(_serve(socket, settings, election, log, self.history_options(socket)))
         finally:
             logging.shutdown()
         self.exit(status)
 
 
-async def _serve(socket: Path, settings: Settings, election: Election, log: logging.Logger) -> int:
+async def _serve(
+    socket: Path, settings: Settings, election: Election, log: logging.Logger, history: HistoryOptions
+) -> int:
     """Run a controller until it is finished or told to end; its exit status."""
-    controller = Controller(socket, settings, version=__version__, log=log, election=election)
+    controller = Controller(
+        socket, settings, version=__version__, log=log, election=election, history=history
+    )
+    metrics_server = None
+    if history.metrics_port:
+        metrics_server = serve_metrics(controller.metrics, history.metrics_ip, history.metrics_port, log)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _told_to_end, controller, signal.Signals(number).name)
@@ -223,6 +234,8 @@ async def _serve(socket: Path, settings: Settings, election: Election, log: logg
         await controller.finished.wait()
     finally:
         server.stop()
+        if metrics_server is not None:
+            metrics_server.stop()
         if controller.exit_status != 4:  # else they are not ours any more
             socket.unlink(missing_ok=True)
             socket.with_name(LINK_NAME).unlink(missing_ok=True)

@@ -17,6 +17,7 @@ from .cache_drops import CacheDrops
 from .connection import Connection, Ending
 from .election import Election, GpuServed
 from .events import EventHub
+from .history_options import HistoryOptions, make_history
 from .host import host_memory
 from .host_care import give_lots, trim
 from .identity import OWN_USER, Identity
@@ -71,6 +72,7 @@ class Controller:
         election: Election,
         access: Access | None = None,
         nvml: Nvml | None = None,
+        history: HistoryOptions | None = None,
         heartbeat_s: float = 1.0,
     ):
         """`access` says who may enter: by default our own user alone."""
@@ -84,8 +86,10 @@ class Controller:
         self.api_requests_open = 0
         self.began = self.needed_at = time.monotonic()
         self.state = NodeState(settings, host_memory())
-        self.metrics = Metrics(self.node_json, self.kernels_json)
-        self.observers = Observers(log, self.metrics)
+        options = history or HistoryOptions()
+        self.metrics = Metrics(self.state, self.node_json, version=version, with_users=options.metrics_users)
+        self.history = make_history(self.state, self.metrics, options, log)
+        self.observers = Observers(log, self.metrics, self.history)
         self.moves = Moves(self.state, log, self._moved, self.observers)
         self.cache_drops = CacheDrops(self.state, log, self.poke)
         self.wishes = Wishes(self.state, self.moves, log, self.poke)
@@ -122,6 +126,7 @@ class Controller:
 
     def close(self) -> None:
         """Stop; every kernel lives on as it is."""
+        self.history.close()
         if self._tick_handle is not None:
             self._tick_handle.cancel()
         if self._link is not None:

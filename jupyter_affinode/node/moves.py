@@ -166,7 +166,7 @@ class Moves:
         kernel.retry_at = now + pause
         kernel.refusal, kernel.reason = reason, None
         self._log.info("%s stays on the GPU: %s; not tried again for %.1f s", kernel.id, reason, pause)
-        self._observer.park_refused(kernel, slug)
+        self._observer.park_refused(kernel, slug, was_tried)
         self.end_park_wish(kernel, Outcome(status, slug, reason))
 
     def end_park_wish(self, kernel: KernelRecord, outcome: Outcome) -> None:

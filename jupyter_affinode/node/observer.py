@@ -44,11 +44,16 @@ class Observer(Protocol):
     def move_ended(self, kernel: KernelRecord, ended: MoveEnded) -> None:
         """A park or resume ended, or failed."""
 
-    def park_refused(self, kernel: KernelRecord, slug: str) -> None:
-        """A kernel that should have been parked stays: the policy's own refusal, or a failed park."""
+    def park_refused(self, kernel: KernelRecord, slug: str, was_tried: bool) -> None:
+        """A kernel that should have been parked stays: the policy's refusal, or a park that failed (it was
+        tried, and `move_ended` told of it already).
+        """
 
     def room_answered(self, kernel: KernelRecord, answered: RoomAnswered) -> None:
         """An allocation was granted room, or denied it."""
+
+    def cell_changed(self, kernel: KernelRecord) -> None:
+        """The execution tracker said that a cell began or ended."""
 
     def looked(self, now: float, queue: Sequence[Waiter]) -> None:
         """A pass is over: pages were read, decisions carried out; `queue` is who waits now."""
@@ -69,13 +74,17 @@ class Observers:
         """See Observer."""
         self._tell(lambda observer: observer.move_ended(kernel, ended))
 
-    def park_refused(self, kernel: KernelRecord, slug: str) -> None:
+    def park_refused(self, kernel: KernelRecord, slug: str, was_tried: bool) -> None:
         """See Observer."""
-        self._tell(lambda observer: observer.park_refused(kernel, slug))
+        self._tell(lambda observer: observer.park_refused(kernel, slug, was_tried))
 
     def room_answered(self, kernel: KernelRecord, answered: RoomAnswered) -> None:
         """See Observer."""
         self._tell(lambda observer: observer.room_answered(kernel, answered))
+
+    def cell_changed(self, kernel: KernelRecord) -> None:
+        """See Observer."""
+        self._tell(lambda observer: observer.cell_changed(kernel))
 
     def looked(self, now: float, queue: Sequence[Waiter]) -> None:
         """See Observer."""

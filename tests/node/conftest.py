@@ -22,8 +22,8 @@ def node(machine: Machine) -> Iterator[Callable[..., Machine]]:
     """`node(park_when="idle")`: the machine's controller with these settings, on a thread of this process."""
     running: list[ThreadController] = []
 
-    def start(*, nvml: Any = None, **settings: Any) -> Machine:
-        running.append(ThreadController(machine.socket, nvml, **settings))
+    def start(*, nvml: Any = None, history: Any = None, **settings: Any) -> Machine:
+        running.append(ThreadController(machine.socket, nvml, history, **settings))
         return machine
 
     yield start

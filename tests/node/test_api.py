@@ -212,7 +212,7 @@ def test_metrics_name_what_there_is(api, wait_until):
     api("POST", "/kernels/k1/park", {})
     text = raw(api.machine, b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").decode()
     assert 'affinode_kernels{residency="parked"} 1.0' in text
-    assert 'affinode_moves_total{move="park",outcome="ok"} 1.0' in text
+    assert 'affinode_moves_total{cause="asked",depth="memory",move="park",outcome="ok"} 1.0' in text
     assert "affinode_move_duration_seconds_bucket" in text
     assert f"affinode_parked_bytes {300.0 * MIB}" in text or "affinode_parked_bytes 3.145728e+08" in text
 

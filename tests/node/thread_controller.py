@@ -11,6 +11,7 @@ from typing import Any
 from jupyter_affinode.node.api import serve
 from jupyter_affinode.node.controller import Controller
 from jupyter_affinode.node.election import Election
+from jupyter_affinode.node.history_options import HistoryOptions
 from jupyter_affinode.node.nvml import NvmlMissing, NvmlSample
 from jupyter_affinode.node.settings import GIB, Settings
 
@@ -26,9 +27,12 @@ class NoNvml:
 class ThreadController:
     """Serves from the moment it is made until `stop()`."""
 
-    def __init__(self, socket: Path, nvml: Any = None, **settings: Any):
+    def __init__(
+        self, socket: Path, nvml: Any = None, history: HistoryOptions | None = None, **settings: Any
+    ):
         self._socket = socket
         self._nvml = nvml or NoNvml()
+        self._history = history
         self._settings = Settings(settle_s=0.05, host_reserve_bytes=GIB // 4).changed(**settings)
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="controller")
@@ -50,7 +54,13 @@ class ThreadController:
         election.win()
         self._loop = asyncio.get_running_loop()
         self._controller = Controller(
-            self._socket, self._settings, version="test", log=log, election=election, nvml=self._nvml
+            self._socket,
+            self._settings,
+            version="test",
+            log=log,
+            election=election,
+            nvml=self._nvml,
+            history=self._history,
         )
         server = serve(self._controller)
         self._controller.start()

@@ -1,0 +1,120 @@
+"""`jupyter affinode report`: who held, used and gave back GPU memory, and who waited."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import csv
+import datetime
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .. import environment
+from ..client import ControllerClient, ControllerRefused, ControllerUnavailable
+from ..node.ledger_report import GROUPS, Question, ReportRefused, csv_rows, report
+from .table import duration_text
+
+DESCRIPTION = """Report GPU memory held, used and given back, in GiB times hours, with parks, waits and refusals.
+Days are UTC. "Held" is memory on the GPU; "used" the part of it while the kernel was at work; "idle" the rest;
+"given back" is what was parked while others could have the GPU. You see your own figures, administrators all."""
+HEADINGS = {
+    "held_gib_hours": "HELD",
+    "used_gib_hours": "USED",
+    "idle_gib_hours": "IDLE",
+    "given_back_gib_hours": "GIVEN BACK",
+    "parks": "PARKS",
+    "resumes": "RESUMES",
+    "refusals": "REFUSED",
+    "waits": "WAITS",
+    "waited_p50_s": "P50",
+    "waited_p95_s": "P95",
+    "waited_most_s": "LONGEST",
+}
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser("report", help="show who used the GPUs how much", description=DESCRIPTION)
+    parser.add_argument(
+        "--since", metavar="DAY", help="first day, 2026-01-31, or so many days, 7d (default: 30d)"
+    )
+    parser.add_argument("--until", metavar="DAY", help="last day (default: today)")
+    parser.add_argument("--by", choices=GROUPS, default="user", help="one row for each (default: user)")
+    parser.add_argument("--user", metavar="NAME", help="this user alone")
+    parser.add_argument(
+        "--ledger", metavar="FILE", type=Path, help="read this file instead of asking a controller"
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON")
+    form.add_argument("--csv", action="store_true", help="print CSV")
+    parser.set_defaults(command=show)
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """Print the report; 1 if there is none."""
+    try:
+        answer = _answer(arguments)
+    except (ReportRefused, ControllerRefused) as refused:
+        print(f"jupyter affinode report: {refused}", file=sys.stderr)
+        return 1
+    if arguments.json:
+        print(json.dumps(answer, indent=2))
+    elif arguments.csv:
+        csv.writer(sys.stdout, lineterminator="\n").writerows(csv_rows(answer))
+    else:
+        print(report_text(answer))
+    return 0
+
+
+def _answer(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Ask the controller, or read what it left where none runs."""
+    asked = {name: getattr(arguments, name) for name in ("since", "until", "by", "user")}
+    question = Question.of(datetime.datetime.now(datetime.timezone.utc).date(), **asked)
+    if arguments.ledger is not None:
+        return report(arguments.ledger, question)
+    try:
+        return asyncio.run(ControllerClient().report(**asked))
+    except ControllerUnavailable:
+        return report(environment.ledger_path(environment.socket_path()), question)
+
+
+def report_text(answer: dict[str, Any]) -> str:
+    """The report as a table."""
+    by = answer["by"]
+    rows = [[by.upper(), *HEADINGS.values()]]
+    rows += [[row[by] or "-", *_cells(row)] for row in answer["rows"]]
+    if len(answer["rows"]) > 1:
+        rows.append(["all", *_cells(answer["total"])])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [_line(row, widths) for row in rows]
+    period = (
+        answer["since"] if answer["since"] == answer["until"] else f"{answer['since']} to {answer['until']}"
+    )
+    lines.insert(0, f"GPU memory in GiB times hours, {period} (UTC)")
+    lines.append(f"Measured for {answer['measured_hours']:.1f} h of that time.")
+    if answer["refusals"]:
+        told = ", ".join(f"{each['of']} {each['reason']} {each['count']}" for each in answer["refusals"])
+        lines.append(f"Refused or failed: {told}")
+    return "\n".join(lines)
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    cells = []
+    for name in HEADINGS:
+        value = row[name]
+        if name.endswith("_gib_hours"):
+            cells.append(f"{value:.2f}")
+        elif name.endswith("_s"):
+            cells.append("-" if value is None else duration_text(value))
+        else:
+            cells.append(str(value))
+    return cells
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """The first column to the left, figures to the right."""
+    figures = (cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))
+    return "  ".join([cells[0].ljust(widths[0]), *figures])

@@ -1,0 +1,33 @@
+"""What an administrator may set about history and figures; made from the application's traits."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .history import History
+from .ledger import Ledger
+from .ledger_store import Retention
+from .metrics import Metrics
+from .state import NodeState
+
+
+@dataclass(frozen=True)
+class HistoryOptions:
+    """Defaults are those of a controller without history, as tests make it."""
+
+    ledger: Path | None = None  # None: no history is written
+    retention: Retention = field(default_factory=Retention)
+    with_names: bool = False  # notebooks' names and paths are written too
+    metrics_users: bool = False  # metrics by user
+    metrics_ip: str = ""
+    metrics_port: int = 0  # 0: no metrics over TCP
+
+
+def make_history(state: NodeState, metrics: Metrics, options: HistoryOptions, log: logging.Logger) -> History:
+    """The observer that keeps history."""
+    ledger = None
+    if options.ledger is not None:
+        ledger = metrics.collector.ledger = Ledger(options.ledger, log, retention=options.retention)
+    return History(state, metrics, ledger, with_names=options.with_names)

@@ -1,0 +1,98 @@
+"""The ledger's tables, and how an older file becomes a newer one.
+
+`PRAGMA user_version` is the number of migrations that a file has been through. A migration that was released is
+never changed; what comes later is a new one at the end.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+FIRST = """
+CREATE TABLE kernels (          -- every kernel that used CUDA
+    kernel_id TEXT PRIMARY KEY,
+    user TEXT NOT NULL,
+    began REAL NOT NULL,        -- seconds since 1970, as are all moments here
+    seen REAL NOT NULL,         -- when it was last known to live
+    ended REAL,                 -- NULL: it lives, or the controller ended before it
+    simulated INTEGER NOT NULL, -- 1: on the simulated GPU
+    name TEXT,                  -- of the notebook's kernel, its path and its server: NULL unless the administrator
+    path TEXT,                  -- turned them on
+    server TEXT
+) WITHOUT ROWID;
+CREATE TABLE users (
+    user TEXT PRIMARY KEY,      -- identity.py: who it is, the same name never meaning two
+    name TEXT NOT NULL          -- for people
+) WITHOUT ROWID;
+CREATE TABLE events (
+    id INTEGER PRIMARY KEY,
+    at REAL NOT NULL,
+    kind TEXT NOT NULL,         -- history.EventKind
+    kernel_id TEXT NOT NULL,
+    user TEXT NOT NULL,
+    gpu TEXT NOT NULL,          -- the one that it was most about; '' if none
+    cause TEXT NOT NULL,        -- actions.Cause, or ''
+    outcome TEXT NOT NULL,      -- 'ok', or a slug
+    depth TEXT NOT NULL,        -- 'memory', 'context' or ''
+    bytes INTEGER NOT NULL,
+    duration_s REAL,
+    waited_s REAL
+);
+CREATE INDEX events_at ON events (at);
+CREATE TABLE usage (            -- metering.py says what each sum means
+    day INTEGER NOT NULL,       -- days since 1970-01-01 UTC
+    user TEXT NOT NULL,
+    gpu TEXT NOT NULL,
+    held_byte_s REAL NOT NULL,
+    used_byte_s REAL NOT NULL,
+    given_back_byte_s REAL NOT NULL,
+    PRIMARY KEY (day, user, gpu)
+) WITHOUT ROWID;
+CREATE TABLE measured (         -- how long a controller was there to measure, by day
+    day INTEGER PRIMARY KEY,
+    seconds REAL NOT NULL
+);
+CREATE TABLE pauses (           -- pauses.py: how long kernels did nothing on the GPU between two uses of it
+    kernel_id TEXT NOT NULL,
+    user TEXT NOT NULL,
+    bucket INTEGER NOT NULL,
+    count INTEGER NOT NULL,
+    seen REAL NOT NULL,
+    PRIMARY KEY (kernel_id, bucket)
+) WITHOUT ROWID;
+CREATE TABLE cells (            -- how many of a kernel's cells used CUDA
+    kernel_id TEXT PRIMARY KEY,
+    user TEXT NOT NULL,
+    with_cuda INTEGER NOT NULL,
+    without_cuda INTEGER NOT NULL,
+    seen REAL NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE runs (             -- controllers that wrote, and the last batch of each: none is written twice
+    run TEXT PRIMARY KEY,
+    batch INTEGER NOT NULL,
+    at REAL NOT NULL
+) WITHOUT ROWID;
+"""
+
+MIGRATIONS = (FIRST,)
+
+
+class LedgerTooNew(Exception):
+    """The file was written by a newer version; this one leaves it alone."""
+
+
+def migrate(connection: sqlite3.Connection) -> None:
+    """Bring a file up to date, each migration whole or not at all.
+
+    Raises LedgerTooNew, and sqlite3.Error where the file cannot be read or written.
+    """
+    version = user_version(connection)
+    if version > len(MIGRATIONS):
+        raise LedgerTooNew(f"its version is {version}, this program knows {len(MIGRATIONS)}")
+    for number, statements in enumerate(MIGRATIONS[version:], version + 1):
+        connection.executescript(f"BEGIN IMMEDIATE;\n{statements}\nPRAGMA user_version = {number};\nCOMMIT;")
+
+
+def user_version(connection: sqlite3.Connection) -> int:
+    """How many migrations a file has been through; 0 for an empty one."""
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])

@@ -1,0 +1,161 @@
+"""How much GPU memory was held, used and given back, as bytes times seconds; arithmetic alone.
+
+For one kernel on one GPU, over a stretch of time:
+
+*held*        the bytes that its processes have on the GPU by their shims' pages, movable or not, times how long.
+              The CUDA context itself (about 0.6 GiB on an H200) is not in it: the pages do not know its size.
+*used*        the part of held while the kernel was at work: a CUDA call was in flight, a graph was being captured,
+              or the last activity that its shim saw was less than ACTIVITY_LASTS_S ago. A GPU that works long at
+              something launched before, without any call, is counted only while a call waits for it.
+*idle-held*   held less used: memory that nobody else could have, and that did nothing.
+*given back*  the bytes that were parked in host memory, times how long: what others could have of the GPU
+              meanwhile.
+
+Durations are differences of the monotonic clock, so that setting the machine's clock makes no second twice or
+never. The day is the UTC day of the wall clock at the time; a stretch over midnight is split there. The pages
+are looked at about once a second, and what one look found is taken to last until the next: a kernel that comes,
+goes or moves in between is wrong by a second at most. A pause of more than GAP_MAX_S between two looks (the
+controller was stopped) counts for nobody and is left out of the measured seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+ACTIVITY_LASTS_S = 1.0
+GAP_MAX_S = 30.0
+DAY_S = 86400
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A kernel at one look. Times are monotonic seconds."""
+
+    kernel_id: str
+    user: str  # who it is; no two people have the same
+    user_name: str  # for people
+    last_activity: float
+    is_calling: bool  # a call is in flight, or a capture open
+    held_bytes: Mapping[str, int] = field(hash=False)  # by GPU, movable or not
+    parked_bytes: Mapping[str, int] = field(hash=False)
+
+    def is_using(self, now: float) -> bool:
+        """Whether it is at work."""
+        return self.is_calling or now - self.last_activity < ACTIVITY_LASTS_S
+
+
+@dataclass
+class ByteSeconds:
+    """Bytes times seconds; see the module for what each means."""
+
+    held: float = 0.0
+    used: float = 0.0
+    given_back: float = 0.0
+
+    @property
+    def idle_held(self) -> float:
+        """Held without being used."""
+        return self.held - self.used
+
+    def add(self, other: ByteSeconds, share: float = 1.0) -> None:
+        """Add a share of another sum."""
+        self.held += other.held * share
+        self.used += other.used * share
+        self.given_back += other.given_back * share
+
+
+@dataclass(frozen=True)
+class UsageKey:
+    """Whose, when, where."""
+
+    day: int  # days since 1970-01-01 UTC
+    user: str
+    gpu: str
+
+
+@dataclass
+class Usage:
+    """What was measured since the last `take`."""
+
+    by_key: dict[UsageKey, ByteSeconds] = field(default_factory=dict)
+    measured_s: dict[int, float] = field(default_factory=dict)  # by day
+
+    def add(self, other: Usage) -> None:
+        """Add another's sums."""
+        for key, sums in other.by_key.items():
+            self.by_key.setdefault(key, ByteSeconds()).add(sums)
+        for day, seconds in other.measured_s.items():
+            self.measured_s[day] = self.measured_s.get(day, 0.0) + seconds
+
+
+class Meter:
+    """Adds up what kernels held from look to look."""
+
+    def __init__(self) -> None:
+        self._usage = Usage()
+        self._seen: dict[str, Seen] = {}
+        self._looked_at: float | None = None
+
+    def look(self, now: float, wall: float, kernels: Iterable[Seen]) -> list[tuple[Seen, str, ByteSeconds]]:
+        """Count the time since the last look; `wall` is the wall clock's seconds at `now`.
+
+        Returns what was counted by kernel and GPU, for whoever sums it up otherwise.
+        """
+        began, self._looked_at = self._looked_at, now
+        before, self._seen = self._seen, {kernel.kernel_id: kernel for kernel in kernels}
+        if began is None or not 0 < now - began <= GAP_MAX_S:
+            return []
+        shares = list(day_shares(wall - (now - began), wall))
+        for day, share in shares:
+            self._usage.measured_s[day] = self._usage.measured_s.get(day, 0.0) + share * (now - began)
+        counted = [
+            (kernel, gpu, sums)
+            for kernel in before.values()
+            for gpu, sums in _held(kernel, self._seen.get(kernel.kernel_id), began, now)
+        ]
+        for kernel, gpu, sums in counted:
+            for day, share in shares:
+                key = UsageKey(day, kernel.user, gpu)
+                self._usage.by_key.setdefault(key, ByteSeconds()).add(sums, share)
+        return counted
+
+    def take(self) -> Usage:
+        """What was counted since the last take; the caller has it now."""
+        usage, self._usage = self._usage, Usage()
+        return usage
+
+
+def day_shares(began: float, ended: float) -> Iterator[tuple[int, float]]:
+    """The UTC days that a stretch of the wall clock lies in, each with its share of it; shares add up to 1."""
+    length = ended - began
+    first, last = math.floor(began / DAY_S), math.floor(ended / DAY_S)
+    if first == last or length <= 0:
+        yield last, 1.0
+        return
+    for day in range(first, last + 1):
+        inside = min(ended, (day + 1) * DAY_S) - max(began, day * DAY_S)
+        if inside > 0:
+            yield day, inside / length
+
+
+def used_seconds(before: Seen, after: Seen | None, began: float, ended: float) -> float:
+    """How much of a stretch the kernel was at work, by what two looks know of its activity."""
+    if before.is_calling and (after is None or after.is_calling):
+        return ended - began
+    moments = [before.last_activity] + ([after.last_activity] if after is not None else [])
+    covered, until = 0.0, began
+    for moment in sorted(moments):
+        start, end = max(moment, until), min(moment + ACTIVITY_LASTS_S, ended)
+        if end > start:
+            covered, until = covered + end - start, end
+    return covered
+
+
+def _held(before: Seen, after: Seen | None, began: float, ended: float) -> Iterator[tuple[str, ByteSeconds]]:
+    length, used = ended - began, used_seconds(before, after, began, ended)
+    for gpu in before.held_bytes.keys() | before.parked_bytes.keys():
+        held, parked = before.held_bytes.get(gpu, 0), before.parked_bytes.get(gpu, 0)
+        if held or parked:
+            yield gpu, ByteSeconds(held * length, held * used, parked * length)

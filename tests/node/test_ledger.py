@@ -1,0 +1,431 @@
+"""The ledger: nothing is counted twice, and nothing that happens to its file is felt by anybody else."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+from contextlib import closing
+
+import pytest
+
+from jupyter_affinode.node import ledger as ledger_module
+from jupyter_affinode.node import ledger_store
+from jupyter_affinode.node.ledger import Ledger
+from jupyter_affinode.node.ledger_schema import MIGRATIONS, LedgerTooNew, user_version
+from jupyter_affinode.node.ledger_store import (
+    Batch,
+    CellCount,
+    EventRow,
+    KernelRow,
+    LedgerStore,
+    Retention,
+    on_network,
+)
+from jupyter_affinode.node.metering import DAY_S, ByteSeconds, Usage, UsageKey
+
+NOW = 20000.5 * DAY_S
+
+
+def usage(held=1.0, day=20000, user="alice"):
+    """A sum."""
+    return Usage({UsageKey(day, user, "G"): ByteSeconds(held, held / 2, held / 4)}, {day: 1.0})
+
+
+def event(at=NOW, kind="park"):
+    """An event."""
+    return EventRow(at, kind, "k", "alice", "G", "idle", bytes=5)
+
+
+def rows(path, query):
+    """What a second reader finds."""
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute(query).fetchall()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder that a ledger may lie in."""
+    tmp_path.chmod(0o700)
+    return tmp_path
+
+
+# ---- the file
+
+
+def test_a_batch_that_is_written_again_counts_once(folder):
+    store = LedgerStore(folder / "l", "run")
+    batch = Batch(
+        1,
+        NOW,
+        [event()],
+        {"k": KernelRow("k", "alice", NOW, NOW, None, False)},
+        usage(),
+        {("k", "alice", 3): 2},
+        {"k": CellCount("alice", 1, 2)},
+    )
+    store.write(batch)
+    store.write(batch)
+    LedgerStore(folder / "l", "run").write(batch)
+    store.write(Batch(2, NOW, [event()], usage=usage(), pauses={("k", "alice", 3): 1}))
+    store.close()
+    assert rows(folder / "l", "SELECT count(*) FROM events") == [(2,)]
+    assert rows(folder / "l", "SELECT held_byte_s, used_byte_s, given_back_byte_s FROM usage") == [
+        (2.0, 1.0, 0.5)
+    ]
+    assert rows(folder / "l", "SELECT seconds FROM measured") == [(2.0,)]
+    assert rows(folder / "l", "SELECT count FROM pauses") == [(3,)]
+    assert rows(folder / "l", "SELECT with_cuda, without_cuda FROM cells") == [(1, 2)]
+
+
+def test_a_batch_that_cannot_be_written_whole_is_not_written_at_all(folder):
+    store = LedgerStore(folder / "l", "run")
+    with pytest.raises(sqlite3.Error):
+        store.write(Batch(1, NOW, [event(), EventRow(NOW, None, "k", "alice")], usage=usage()))
+    assert rows(folder / "l", "SELECT count(*) FROM events") == [(0,)]
+    store.write(Batch(1, NOW, [event()], usage=usage()))
+    assert rows(folder / "l", "SELECT held_byte_s FROM usage") == [(1.0,)]
+    store.close()
+
+
+WRITE_FOR_EVER = """
+import sys
+from pathlib import Path
+from jupyter_affinode.node.ledger_store import Batch, EventRow, LedgerStore
+from jupyter_affinode.node.metering import ByteSeconds, Usage, UsageKey
+store = LedgerStore(Path(sys.argv[1]), sys.argv[2])
+for number in range(1, 1000000):
+    usage = Usage({UsageKey(20000, "alice", "G"): ByteSeconds(1.0)}, {20000: 1.0})
+    store.write(Batch(number, 20000.5 * 86400, [EventRow(1.0, "park", "k", "alice")], usage=usage))
+    print(number, flush=True)
+"""
+
+
+def test_a_writer_that_is_killed_leaves_all_that_it_had_said_and_one_batch_more_at_most(folder):
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    patience = random.Random(seed)
+    said = runs = 0
+    for run in range(4):
+        with subprocess.Popen(
+            [sys.executable, "-c", WRITE_FOR_EVER, str(folder / "l"), str(run)], stdout=subprocess.PIPE
+        ) as child:
+            wanted = patience.randrange(1, 60)
+            last = 0
+            for line in child.stdout:
+                last = int(line)
+                if last >= wanted:
+                    break
+            child.send_signal(signal.SIGKILL)
+            last = max([last, *(int(line) for line in child.stdout.read().split() if line.isdigit())])
+            said, runs = said + last, runs + 1
+        ((events,),) = rows(folder / "l", "SELECT count(*) FROM events")
+        ((held,),) = rows(folder / "l", "SELECT held_byte_s FROM usage")
+        assert events == held
+        assert said <= events <= said + runs
+        assert rows(folder / "l", "PRAGMA integrity_check") == [("ok",)]
+
+
+def test_what_is_too_old_is_forgotten(folder):
+    store = LedgerStore(folder / "l", "run")
+    old, new = NOW - 11 * DAY_S, NOW - 9 * DAY_S
+    both = Usage()
+    both.add(usage(day=int(old // DAY_S)))
+    both.add(usage(day=int(new // DAY_S)))
+    kernels = {name: KernelRow(name, "u", at, at, at, False) for name, at in (("old", old), ("new", new))}
+    store.write(Batch(1, NOW, [event(old), event(new)], kernels, both))
+    store.purge(Retention(days=10), NOW)
+    assert rows(folder / "l", "SELECT at FROM events") == [(new,)]
+    assert rows(folder / "l", "SELECT kernel_id FROM kernels") == [("new",)]
+    assert rows(folder / "l", "SELECT day FROM usage") == [(int(new // DAY_S),)]
+    assert rows(folder / "l", "SELECT day FROM measured") == [(int(new // DAY_S),)]
+    store.close()
+
+
+def test_a_file_that_is_too_large_loses_its_oldest_events_and_keeps_its_sums(folder):
+    store = LedgerStore(folder / "l", "run")
+    store.write(Batch(1, NOW, [event(NOW + number) for number in range(20_000)], usage=usage()))
+    before = store.size_bytes
+    store.purge(Retention(bytes=before // 2), NOW)
+    assert store.size_bytes <= before // 2
+    store.close()
+    ((oldest, newest, count),) = rows(folder / "l", "SELECT min(at), max(at), count(*) FROM events")
+    assert newest == NOW + 19_999 and newest - oldest == count - 1 and 0 < count < 20_000
+    assert rows(folder / "l", "SELECT held_byte_s FROM usage") == [(1.0,)]
+
+
+def test_kernels_whose_end_nobody_saw_ended_when_they_were_last_seen(folder):
+    store = LedgerStore(folder / "l", "run")
+    kernels = {name: KernelRow(name, "u", NOW, NOW + 5, None, False) for name in ("lives", "gone")}
+    store.write(Batch(1, NOW, kernels=kernels))
+    store.write(Batch(2, NOW, ends_others=True, living=["lives"]))
+    store.close()
+    assert rows(folder / "l", "SELECT kernel_id, ended FROM kernels ORDER BY 1") == [
+        ("gone", NOW + 5),
+        ("lives", None),
+    ]
+
+
+def test_each_migration_of_an_older_file_keeps_what_is_in_it(folder):
+    """With every migration that there is, one after the other."""
+    for version in range(len(MIGRATIONS) + 1):
+        path = folder / f"version{version}"
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            for statements in MIGRATIONS[:version]:
+                connection.executescript(statements)
+            connection.execute(f"PRAGMA user_version = {version}")
+            if version:
+                connection.execute("INSERT INTO measured VALUES (20000, 7.0)")
+        store = LedgerStore(path, "run")
+        store.write(Batch(1, NOW, usage=usage()))
+        store.close()
+        assert rows(path, "SELECT seconds FROM measured") == [(8.0 if version else 1.0,)]
+        with closing(sqlite3.connect(path)) as connection:
+            assert user_version(connection) == len(MIGRATIONS)
+
+
+def test_a_file_of_a_newer_version_is_left_alone(folder):
+    with closing(sqlite3.connect(folder / "l")) as connection:
+        connection.execute("PRAGMA user_version = 999")
+        connection.execute("CREATE TABLE theirs (a)")
+    before = (folder / "l").read_bytes()
+    with pytest.raises(LedgerTooNew):
+        LedgerStore(folder / "l", "run")
+    assert (folder / "l").stat().st_size == len(before)
+    assert rows(folder / "l", "SELECT name FROM sqlite_master") == [("theirs",)]
+
+
+def test_others_cannot_read_it_and_a_link_is_not_followed(folder):
+    LedgerStore(folder / "l", "run").close()
+    assert (folder / "l").stat().st_mode & 0o777 == 0o600
+    (folder / "link").symlink_to(folder / "l")
+    with pytest.raises(OSError):
+        LedgerStore(folder / "link", "run")
+
+
+def test_a_network_file_system_is_recognised(folder):
+    device = os.stat(folder).st_dev
+    line = f"36 35 {os.major(device)}:{os.minor(device)} / /home rw - %s server:/home rw\n"
+    mounts = folder / "mountinfo"
+    for kind, expected in (("nfs4", True), ("fuse.sshfs", True), ("lustre", True), ("ext4", False)):
+        mounts.write_text(line % kind)
+        assert on_network(folder / "l", mounts) is expected
+    assert on_network(folder / "l", folder / "missing") is False
+
+
+# ---- the thread
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Everything at once, so that tests need not wait."""
+    for name in ("FLUSH_EVERY_S", "FLUSH_QUIET_EVERY_S", "RETRY_FIRST_S", "RETRY_LAST_S"):
+        monkeypatch.setattr(ledger_module, name, 0.01)
+    monkeypatch.setattr(ledger_store, "BUSY_S", 0.05)
+    monkeypatch.setattr(ledger_module, "CLOSE_WAIT_S", 30.0)
+
+
+async def until(condition, ledger):
+    """Let the ledger work until something is so."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + 60
+    while not condition():
+        assert loop.time() < deadline, f"not within 60 s; problem: {ledger.problem}"
+        ledger.look(loop.time(), NOW)
+        await asyncio.sleep(0.005)
+
+
+def story(path, tell, **options):
+    """Run `tell(ledger)` on a loop; what the ledger logged."""
+    records = []
+    log = logging.Logger("ledger")
+    log.addHandler(_Collect(records))
+
+    async def run():
+        ledger = Ledger(path, log, **options)
+        await tell(ledger)
+        ledger.close(NOW)
+
+    asyncio.run(run())
+    return [record.getMessage() for record in records]
+
+
+class _Collect(logging.Handler):
+    def __init__(self, records):
+        super().__init__()
+        self.emit = records.append
+
+
+def test_what_happened_is_written_also_at_the_end(folder, impatient):
+    async def tell(ledger):
+        ledger.event(event())
+        ledger.usage(usage())
+        await until(
+            lambda: (folder / "l").exists() and rows(folder / "l", "SELECT * FROM sqlite_master"), ledger
+        )
+        ledger.event(event())
+        ledger.usage(usage())
+
+    assert story(folder / "l", tell) == []
+    assert rows(folder / "l", "SELECT count(*) FROM events") == [(2,)]
+    assert rows(folder / "l", "SELECT held_byte_s FROM usage") == [(2.0,)]
+
+
+def test_a_locked_file_is_written_later_and_once(folder, impatient):
+    LedgerStore(folder / "l", "other").close()
+    blocker = sqlite3.connect(folder / "l", isolation_level=None)
+    blocker.execute("BEGIN EXCLUSIVE")
+
+    async def tell(ledger):
+        for _ in range(3):
+            ledger.event(event())
+            ledger.usage(usage())
+        await until(lambda: ledger.problem, ledger)
+        assert "locked" in ledger.problem
+        ledger.event(event())
+        blocker.execute("ROLLBACK")
+        await until(lambda: ledger.problem is None, ledger)
+
+    said = story(folder / "l", tell)
+    blocker.close()
+    assert len(said) == 2 and "no history" in said[0] and "written again" in said[1]
+    assert rows(folder / "l", "SELECT count(*) FROM events") == [(4,)]
+    assert rows(folder / "l", "SELECT held_byte_s FROM usage") == [(3.0,)]
+
+
+@pytest.mark.parametrize("damage", ["text", "zeros inside", "cut"])
+def test_a_damaged_file_is_set_aside_and_a_new_one_begins(folder, impatient, damage):
+    store = LedgerStore(folder / "l", "other")
+    store.write(Batch(1, NOW, [event() for _ in range(5000)]))
+    store.close()
+    size = (folder / "l").stat().st_size
+    with (folder / "l").open("r+b") as file:
+        if damage == "text":
+            file.write(b"this is no database at all " * 100)
+        elif damage == "zeros inside":
+            file.seek(4096)
+            file.write(bytes(size - 4096))
+        else:
+            file.truncate(size // 2)
+
+    async def tell(ledger):
+        ledger.event(event())
+        ledger.usage(usage())
+        await until(lambda: (folder / "l.corrupt").exists(), ledger)
+        ledger.event(event())
+
+    said = story(folder / "l", tell)
+    assert any("damaged" in line for line in said)
+    assert rows(folder / "l", "SELECT count(*) FROM events") == [(2,)]
+    assert rows(folder / "l", "SELECT held_byte_s FROM usage") == [(1.0,)]
+
+
+def test_where_it_cannot_be_made_that_is_said_once_and_tried_again(folder, impatient):
+    (folder / "sub").write_text("a file where a folder should be")
+
+    async def tell(ledger):
+        ledger.event(event())
+        await until(lambda: ledger.problem, ledger)
+        for _ in range(50):
+            ledger.event(event())
+            ledger.look(asyncio.get_running_loop().time(), NOW)
+            await asyncio.sleep(0.002)
+        (folder / "sub").unlink()
+        await until(lambda: ledger.problem is None, ledger)
+
+    said = story(folder / "sub" / "l", tell)
+    assert ["no history" in line for line in said] == [True, False]
+    assert rows(folder / "sub" / "l", "SELECT count(*) FROM events") == [(51,)]
+
+
+def test_while_nothing_can_be_written_what_waits_is_bounded(folder, impatient, monkeypatch):
+    monkeypatch.setattr(ledger_module, "EVENTS_MAX", 100)
+    monkeypatch.setattr(ledger_module, "KERNELS_MAX", 10)
+    (folder / "sub").write_text("")
+
+    async def tell(ledger):
+        ledger.event(event())
+        await until(lambda: ledger.problem, ledger)
+        for number in range(1000):
+            ledger.event(event(NOW + number))
+            ledger.kernel(KernelRow(f"k{number}", "u", NOW, NOW, None, False))
+            ledger.cell(f"k{number}", "u", True)
+            ledger.user(f"u{number}", "u")
+        (folder / "sub").unlink()
+        await until(lambda: ledger.problem is None, ledger)
+        assert 900 <= ledger.dropped < 1000
+
+    story(folder / "sub" / "l", tell)
+    ((newest, count),) = rows(folder / "sub" / "l", "SELECT max(at), count(*) FROM events")
+    assert newest == NOW + 999 and count <= 101
+    assert rows(folder / "sub" / "l", "SELECT count(*) FROM kernels") == [(10,)]
+
+
+def test_a_batch_that_no_file_would_take_is_dropped_and_the_next_is_written(folder, impatient):
+    async def tell(ledger):
+        ledger.event(EventRow(NOW, "park", "\ud800", "alice"))
+        await until(lambda: ledger.problem, ledger)
+        ledger.event(event())
+        await until(lambda: ledger.problem is None, ledger)
+
+    story(folder / "l", tell)
+    assert rows(folder / "l", "SELECT kernel_id FROM events") == [("k",)]
+
+
+FULL_DISK = """
+import asyncio, logging, resource, signal, sys
+from pathlib import Path
+from jupyter_affinode.node import ledger as module
+from jupyter_affinode.node.ledger_store import EventRow
+module.FLUSH_EVERY_S = module.RETRY_FIRST_S = module.RETRY_LAST_S = 0.01
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+async def until(condition, ledger):
+    loop = asyncio.get_running_loop()
+    while not condition():
+        ledger.look(loop.time(), 1.0)
+        await asyncio.sleep(0.005)
+
+def is_written(ledger):
+    return not ledger._filling.events and ledger._in_hand is None
+
+async def main():
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (256 * 1024, hard))
+    ledger = module.Ledger(Path(sys.argv[1]), logging.getLogger())
+    written = 0
+    while ledger.problem is None:
+        for _ in range(1000):
+            ledger.event(EventRow(1.0, "park", "k", "alice"))
+            written += 1
+        await until(lambda: is_written(ledger) or ledger.problem, ledger)
+    print(ledger.problem)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    await until(lambda: is_written(ledger), ledger)
+    assert ledger.problem is None
+    ledger.close(1.0)
+    print(written)
+
+asyncio.run(main())
+"""
+
+
+def test_a_full_disk_stops_history_alone_and_nothing_is_written_twice_after_it(folder):
+    """The limit on a file's size stands in for the disk's."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(FULL_DISK), str(folder / "l")],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    problem, written = done.stdout.splitlines()
+    assert problem and int(written) >= 1000
+    assert rows(folder / "l", "SELECT count(*) FROM events") == [(int(written),)]
+    assert rows(folder / "l", "PRAGMA integrity_check") == [("ok",)]
