@@ -47,7 +47,7 @@ class ReportHandler(Handler):
 
     def only(self) -> str | None:
         """The identity whose figures alone who asks may see; None: everybody's."""
-        return None
+        return None if self.identity.is_admin else self.identity.owner
 
 
 def in_a_thread(work: Callable[[], Any]) -> asyncio.Future[Any]:

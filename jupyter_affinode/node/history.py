@@ -297,7 +297,7 @@ def owner_of(kernel: KernelRecord) -> str:
 
 def owner_name(kernel: KernelRecord) -> str:
     """The same for people."""
-    return kernel.owner or user_name(os.getuid())
+    return (kernel.owner_name or kernel.owner) if kernel.owner else user_name(os.getuid())
 
 
 @lru_cache(maxsize=1024)

@@ -1,0 +1,213 @@
+"""What the controller remembers of what happened: in the ledger, and as the report tells it."""
+
+from __future__ import annotations
+
+import csv
+import getpass
+import io
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+
+import pytest
+from fake_shim import BUSY, MIB, PARKED
+from test_api import checked
+from thread_controller import ThreadController
+
+from jupyter_affinode.node import ledger as ledger_module
+from jupyter_affinode.node.history_options import HistoryOptions
+
+ME = getpass.getuser()
+GIB = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    """What happens is written at the next look."""
+    monkeypatch.setattr(ledger_module, "FLUSH_EVERY_S", 0.0)
+    monkeypatch.setattr(ledger_module, "FLUSH_QUIET_EVERY_S", 0.0)
+    monkeypatch.setattr(ledger_module, "CLOSE_WAIT_S", 30.0)
+
+
+@pytest.fixture
+def path(machine):
+    """Where the ledger is."""
+    return machine.folder / "history" / "ledger.sqlite"
+
+
+def rows(path, query):
+    """What the file says; nothing if it is not there yet."""
+    if not path.exists():
+        return []
+    with closing(sqlite3.connect(path)) as connection:
+        try:
+            return connection.execute(query).fetchall()
+        except sqlite3.OperationalError:  # no table yet
+            return []
+
+
+def report(machine, *arguments):
+    """What `jupyter affinode report` prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "jupyter_affinode.cli", "report", *arguments],
+        env=machine.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_parks_resumes_waits_and_refusals_are_written_with_their_reasons(node, shim, path, wait_until):
+    machine = node(history=HistoryOptions(path))
+    kernel = shim("k1", resident=300 * MIB)
+    wait_until(lambda: "k1" in machine.kernels())
+    assert machine.ask("POST", "/kernels/k1/park", {})[0] == 200
+    kernel.touch()
+    wait_until(lambda: machine.kernel("k1")["residency"] == "resident")
+    kernel.park_status = BUSY
+    assert machine.ask("POST", "/kernels/k1/park", {})[0] == 409
+    kernel.park_status = 0
+    assert machine.ask("POST", "/kernels/k1/park", {})[0] == 200
+    assert machine.ask("POST", "/kernels/k1/resume", {})[0] == 200
+    wait_until(lambda: len(rows(path, "SELECT * FROM events WHERE kind = 'wait'")) == 2)
+    told = rows(path, "SELECT kind, cause, outcome, depth FROM events WHERE outcome <> 'busy' ORDER BY at")
+    assert [event for event in told if event[0] != "wait"] == [
+        ("park", "asked", "ok", "memory"),
+        ("resume", "cell", "ok", "memory"),
+        ("park", "asked", "ok", "memory"),
+        ("resume", "asked", "ok", "memory"),
+    ]
+    assert ("wait", "", "served", "") in told
+    assert rows(path, "SELECT DISTINCT kind, cause FROM events WHERE outcome = 'busy'") == [("park", "asked")]
+    for bytes_, user, gpu, duration in rows(
+        path,
+        "SELECT bytes, user, gpu, duration_s FROM events WHERE kind IN ('park', 'resume') AND outcome = 'ok'",
+    ):
+        assert (
+            (bytes_, user) == (300 * MIB, f"uid-{os.getuid()}") and gpu.startswith("GPU-") and duration >= 0
+        )
+    assert rows(path, "SELECT name FROM users") == [(ME,)]
+
+
+def test_a_kernel_without_host_memory_to_go_to_is_a_refusal(node, shim, path, wait_until):
+    machine = node(history=HistoryOptions(path), host_reserve_bytes=1 << 60)
+    shim("k1", resident=300 * MIB)
+    wait_until(lambda: "k1" in machine.kernels())
+    assert machine.ask("POST", "/kernels/k1/park", {})[0] == 409
+    wait_until(lambda: rows(path, "SELECT kind, outcome FROM events") == [("refusal", "no-host-memory")])
+    status, answer = checked("GET", "/report", machine.ask("GET", "/report"))
+    assert status == 200
+    assert answer["refusals"] == [{"of": "park", "reason": "no-host-memory", "count": 1}]
+
+
+def test_memory_is_counted_where_it_is_and_a_later_controller_goes_on_counting(
+    machine, path, shim, wait_until
+):
+    def held():
+        return rows(path, "SELECT sum(held_byte_s), sum(used_byte_s), sum(given_back_byte_s) FROM usage")
+
+    def measured():
+        return rows(path, "SELECT sum(seconds) FROM measured")[0][0]
+
+    first = ThreadController(machine.socket, history=HistoryOptions(path))
+    kernel = shim("k1", resident=GIB)
+    kernel.page.calls_in_flight = 1
+    kernel.page.write()
+    wait_until(lambda: held() and held()[0][1], timeout=30)
+    kernel.page.calls_in_flight = 0
+    kernel.page.write()
+    assert machine.ask("POST", "/kernels/k1/park", {})[0] == 200
+    wait_until(lambda: held()[0][2], timeout=30)
+    first.stop()
+    before, measured_before = held()[0], measured()
+    assert 0 < before[1] <= before[0]
+    assert before[0] + before[2] <= measured_before * GIB * 1.0001
+    second = ThreadController(machine.socket, history=HistoryOptions(path))
+    again = shim("k1", parked=GIB)
+    assert again.state == PARKED
+    wait_until(lambda: held()[0][2] > before[2], timeout=30)
+    second.stop()
+    after = held()[0]
+    assert after[:2] == before[:2]
+    assert after[2] - before[2] <= (measured() - measured_before) * GIB * 1.0001
+    assert len(rows(path, "SELECT * FROM kernels")) == 1
+
+
+@pytest.mark.parametrize("with_names", [False, True])
+def test_names_and_paths_of_notebooks_are_written_only_where_that_was_turned_on(
+    node, shim, path, wait_until, with_names
+):
+    machine = node(history=HistoryOptions(path, with_names=with_names))
+    description = {"name": "Python 3", "path": "secret/plan.ipynb", "server": "http://x"}
+    assert machine.ask("PUT", "/kernels/k1", description)[0] == 200
+    shim("k1", resident=300 * MIB)
+    wait_until(lambda: rows(path, "SELECT * FROM kernels"), timeout=30)
+    expected = ("Python 3", "secret/plan.ipynb", "http://x") if with_names else (None, None, None)
+    assert rows(path, "SELECT name, path, server FROM kernels") == [expected]
+    files = b"".join(file.read_bytes() for file in path.parent.iterdir())
+    assert (b"secret" in files) is with_names
+
+
+def test_pauses_and_cells_are_counted_for_later_predictions(node, shim, path, wait_until):
+    machine = node(history=HistoryOptions(path))
+    kernel = shim("k1", resident=300 * MIB)
+    kernel.page.last_activity -= 20 * 10**9
+    kernel.page.write()
+    # Two looks, a second apart at least, have seen the kernel's old activity.
+    wait_until(lambda: (rows(path, "SELECT sum(seconds) FROM measured") or [(0,)])[0][0], timeout=30)
+    assert machine.ask("POST", "/kernels/k1/cell", {"open": True, "cell_id": "a"})[0] == 204
+    kernel.touch()
+    assert machine.ask("POST", "/kernels/k1/cell", {"open": False, "cell_id": "a"})[0] == 204
+    assert machine.ask("POST", "/kernels/k1/cell", {"open": True, "cell_id": "b"})[0] == 204
+    assert machine.ask("POST", "/kernels/k1/cell", {"open": False, "cell_id": "b"})[0] == 204
+    wait_until(lambda: rows(path, "SELECT sum(with_cuda + without_cuda) FROM cells") == [(2,)], timeout=30)
+    ((with_cuda, without_cuda),) = rows(path, "SELECT with_cuda, without_cuda FROM cells")
+    assert with_cuda >= 1 and with_cuda + without_cuda == 2
+    wait_until(lambda: rows(path, "SELECT kernel_id, count FROM pauses") == [("k1", 1)], timeout=30)
+
+
+# ---- the report
+
+
+def test_the_report_is_the_same_from_a_controller_and_from_its_file(node, machine, shim, wait_until):
+    path = machine.socket.with_name("ledger.sqlite")
+    running = ThreadController(machine.socket, history=HistoryOptions(path))
+    kernel = shim("k1", resident=300 * MIB)
+    wait_until(lambda: "k1" in machine.kernels())
+    assert machine.ask("POST", "/kernels/k1/park", {})[0] == 200
+    kernel.touch()
+    wait_until(lambda: rows(path, "SELECT * FROM events WHERE kind = 'wait'"), timeout=30)
+    live = json.loads(report(machine, "--json"))
+    running.stop()
+    left = json.loads(report(machine, "--json"))
+    for answer in (live, left):
+        (row,) = answer["rows"]
+        assert (row["user"], row["parks"], row["resumes"], row["waits"]) == (ME, 1, 1, 1)
+        assert row["held_gib_hours"] >= row["used_gib_hours"] >= 0
+        assert row["waited_p50_s"] == row["waited_p95_s"] == row["waited_most_s"] >= 0
+    assert left["measured_hours"] >= live["measured_hours"] > 0
+    lines = list(csv.DictReader(io.StringIO(report(machine, "--csv", "--by", "gpu"))))
+    assert [(line["gpu"][:4], line["parks"]) for line in lines] == [("GPU-", "1")]
+    text = report(machine, "--by", "day", "--since", "1d")
+    assert "GIVEN BACK" in text and "Measured for" in text
+
+
+def test_a_controller_without_history_says_so(node, machine):
+    node()
+    status, answer = checked("GET", "/report", machine.ask("GET", "/report"))
+    assert (status, answer["error"]) == (409, "no-ledger")
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["by=kernel", "since=yesterday", "until=2026-02-30", "since=0d", "since=99999999999d", "color=red"],
+)
+def test_a_question_that_makes_no_sense_is_refused(node, path, query):
+    machine = node(history=HistoryOptions(path))
+    status, answer = checked("GET", "/report", machine.ask("GET", f"/report?{query}"))
+    assert status == 400 and answer["message"]
