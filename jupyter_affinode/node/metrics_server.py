@@ -7,13 +7,13 @@ turned that on, and what it costs is bounded: one collection a second however ma
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from tornado.httpserver import HTTPServer
 from tornado.iostream import IOStream
-from tornado.netutil import bind_sockets
 from tornado.web import Application, RequestHandler
 
 from .metrics import Metrics
@@ -66,14 +66,24 @@ def serve_metrics(metrics: Metrics, ip: str, port: int, log: logging.Logger) -> 
         body_timeout=IDLE_S,
     )
     try:
-        sockets = bind_sockets(port, ip)
+        listening = _listen(ip, port)
     except OSError as error:
         log.error("no metrics over TCP: %s port %d cannot be bound: %s", ip or "*", port, error)
         return None
-    server.add_sockets(sockets)
-    for each in sockets:
-        log.info("metrics at http://%s:%d/metrics", *each.getsockname()[:2])
+    server.add_socket(listening)
+    log.info("metrics at %s port %d, /metrics", *listening.getsockname()[:2])
     return server
+
+
+def _listen(ip: str, port: int) -> socket.socket:
+    """A listening socket; "" is every address, of both families where that can be. Raises OSError."""
+    if not ip and socket.has_dualstack_ipv6():
+        listening = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    else:
+        family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+        listening = socket.create_server((ip, port), family=family)
+    listening.setblocking(False)
+    return listening
 
 
 class _Fresh:
