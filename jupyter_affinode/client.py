@@ -116,6 +116,10 @@ class ControllerClient:
         """End a hold."""
         return await self._json("POST", _kernel(kernel_id, "release"), {})
 
+    async def end(self, kernel_id: str, process: int) -> dict[str, Any]:
+        """End a process of the kernel that is stuck, by its `number`."""
+        return await self._json("POST", _kernel(kernel_id, "end"), {"process": process})
+
     async def cell(self, kernel_id: str, open: bool, cell_id: str | None = None) -> None:
         """Say whether a cell runs in the kernel."""
         await self._json("POST", _kernel(kernel_id, "cell"), {"open": open, "cell_id": cell_id})

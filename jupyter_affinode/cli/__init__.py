@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from .._version import __version__
-from . import actions, bench, doctor, kernelspec, report, run, simulate, status
+from . import actions, bench, clean, doctor, kernelspec, report, run, simulate, status
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     status.add(commands)
     actions.add(commands)
+    clean.add(commands)
     report.add(commands)
     doctor.add(commands)
     bench.add(commands)

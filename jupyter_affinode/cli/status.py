@@ -49,15 +49,29 @@ async def _ask() -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return await client.node(), await client.kernels()
 
 
+def _gpu_text(gpu: dict[str, Any], *, simulated: bool) -> str:
+    name = f"GPU {gpu['index']}, {gpu['name']}{' (simulated)' if simulated else ''}"
+    managed = f"kernels {size_text(gpu['managed_bytes'])}"
+    if gpu["total_bytes"] is None:
+        return f"{name}: {managed}; what is free is not known without NVML"
+    return (
+        f"{name}: {size_text(gpu['free_bytes'])} of {size_text(gpu['total_bytes'])} free, "
+        f"{managed}, others {size_text(gpu['unmanaged_bytes'])}"
+    )
+
+
+def _neighbour_text(other: dict[str, Any]) -> str:
+    """A process on a GPU that is not managed; of other users nothing is told but how much it takes."""
+    who = "another user" if other["pid"] is None else f"{other['command'] or 'process'} (pid {other['pid']})"
+    return who if other["bytes"] is None else f"{who}, {size_text(other['bytes'])}"
+
+
 def _node_text(node: dict[str, Any]) -> str:
     """One line a GPU, and one for the host's memory."""
     lines = []
     for gpu in node["gpus"]:
-        name = f"GPU {gpu['index']}, {gpu['name']}{' (simulated)' if node['simulated'] else ''}"
-        lines.append(
-            f"{name}: {size_text(gpu['free_bytes'])} of {size_text(gpu['total_bytes'])} free, "
-            f"kernels {size_text(gpu['managed_bytes'])}, others {size_text(gpu['unmanaged_bytes'])}"
-        )
+        lines.append(_gpu_text(gpu, simulated=node["simulated"]))
+        lines.extend(f"  not managed: {_neighbour_text(other)}" for other in gpu["unmanaged"] or [])
     host = node["host"]
     lines.append(
         f"Host memory: {size_text(host['available_bytes'])} available, "

@@ -64,6 +64,12 @@ def _notes(kernel: dict[str, Any]) -> list[str]:
         notes.append(host_text)
     if kernel.get("depth_refusal") and kernel["depth"] == "memory":
         notes.append(f"its CUDA context stays on the GPU: {kernel['depth_refusal']}")
+    notes += [
+        f"process {process['number']} (pid {process['pid']}) is stuck: {process['stuck']['text']}; "
+        f"`jupyter affinode clean {kernel['id'][:8]}` ends it"
+        for process in kernel.get("processes") or []
+        if process.get("stuck")
+    ]
     if kernel.get("refusal"):
         notes.append(f"not parked: {kernel['refusal']}")
     return notes

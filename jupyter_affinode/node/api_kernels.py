@@ -6,6 +6,7 @@ import asyncio
 import math
 
 from .api_handler import ApiError, Handler
+from .clean_up import CannotEnd
 from .records import KernelRecord, Outcome
 
 MOVE_WAIT_S = 60.0
@@ -82,6 +83,26 @@ class ResumeHandler(MoveHandler):
         wait = self.body(wait=(bool,)).get("wait", True)
         kernel = self.kernel(kernel_id)
         await self.finish_with(kernel, self.controller.wishes.resume(kernel), wait)
+
+
+class EndHandler(Handler):
+    """End a process that is stuck."""
+
+    def post(self, kernel_id: str) -> None:
+        """POST /kernels/{id}/end"""
+        number = self.body(process=(int,)).get("process")
+        if number is None:
+            raise ApiError(400, "bad-request", "'process' is missing")
+        kernel = self.kernel(kernel_id)
+        process = kernel.processes.get(number)
+        if process is None:
+            raise ApiError(404, "unknown-process", f"the kernel has no process {number}")
+        state = self.controller.state
+        try:
+            self.controller.clean_up.end(kernel, process, state.stuck(process, self.now()))
+        except CannotEnd as error:
+            raise ApiError(409, error.slug, str(error)) from None
+        self.finish(self.kernel_json(kernel))
 
 
 class HoldHandler(Handler):

@@ -14,6 +14,7 @@ from . import describe
 from .access import Access, OwnUserAccess
 from .actions import Action, DenyRoom, DropCaches, GiveLots, GrantRoom, Park, RefusePark, Resume, Trim
 from .cache_drops import CacheDrops
+from .clean_up import CleanUp
 from .connection import Connection, Ending
 from .election import Election, GpuServed
 from .events import EventHub
@@ -95,6 +96,7 @@ class Controller:
         self.wishes = Wishes(self.state, self.moves, log, self.poke)
         self.servers = ServerWatch(self.state, log, self.poke)
         self.lots = LotStock(log, self.poke)
+        self.clean_up = CleanUp(log)
         self.events = EventHub(self)
         self.rooms = Rooms(self.state, log, self.observers)
         self._election = election
@@ -253,6 +255,7 @@ class Controller:
         if now - self._looked_at >= (NVML_EVERY_S if busy else NVML_ALONE_EVERY_S):
             self._looked_at = now
             self._nvml.look()
+            self.state.look_at_parents(now)
             keeps = self.socket.with_name(KEEP_FOLDER)
             self.state.keeps = read_keeps(keeps, self.state.settings.hold_max_s)
         sample = self.state.gpus.sample

@@ -9,6 +9,7 @@ from typing import Any
 from .depth import kernel_depth
 from .eligibility import eligible_at
 from .lots import LotStock
+from .neighbours import Neighbour, contexts_bytes, neighbours
 from .page import Depth, Fixed, PageGpu
 from .records import KernelRecord, Process
 from .snapshot import Kernel, Residency, Waiter
@@ -78,7 +79,7 @@ def kernel_json(
         "place": place,
         "waiting_s": None if since is None else round(max(now - since, 0.0), 3),
         "gpus": [_use_json(gpu) for gpu in gpus.values()],
-        "processes": [_process_json(process) for process in kernel.processes.values()],
+        "processes": [_process_json(state, process, now) for process in kernel.processes.values()],
         "simulated": simulated,
         "tracked": bool(kernel.connected()),
         "last_park": _last_move(kernel, "last_park"),
@@ -169,24 +170,37 @@ def _gpu_json(state: NodeState, uuid: str, place: int, simulated: bool) -> dict[
             "uuid": uuid,
             "index": place,
             "name": "Simulated GPU" if simulated else "GPU (no NVML)",
+            "mig": False,
             "total_bytes": None,
             "used_bytes": managed,
             "free_bytes": None,
             "managed_bytes": managed,
+            "context_bytes": None,
             "unmanaged_bytes": None,
+            "unmanaged": None,
             "utilization_percent": None,
         }
+    ours = list(state.processes())
+    contexts = contexts_bytes(gpu, ours)
+    others = neighbours(gpu, ours)
     return {
         "uuid": uuid,
         "index": gpu.index,
         "name": gpu.name,
+        "mig": gpu.is_mig,
         "total_bytes": gpu.total_bytes,
         "used_bytes": gpu.used_bytes,
         "free_bytes": gpu.free_bytes,
         "managed_bytes": managed,
-        "unmanaged_bytes": max(gpu.used_bytes - managed, 0),
+        "context_bytes": contexts,
+        "unmanaged_bytes": max(gpu.used_bytes - managed - (contexts or 0), 0),
+        "unmanaged": None if others is None else [_neighbour_json(other) for other in others],
         "utilization_percent": gpu.utilization_percent,
     }
+
+
+def _neighbour_json(other: Neighbour) -> dict[str, Any]:
+    return {"pid": other.pid, "command": other.command, "bytes": other.bytes}
 
 
 def _use_json(gpu: PageGpu) -> dict[str, Any]:
@@ -198,13 +212,16 @@ def _use_json(gpu: PageGpu) -> dict[str, Any]:
     }
 
 
-def _process_json(process: Process) -> dict[str, Any]:
+def _process_json(state: NodeState, process: Process, now: float) -> dict[str, Any]:
+    verdict = state.stuck(process, now)
     return {
+        "number": process.key,
         "pid": process.pid,
         "residency": Residency[process.data.state.name].value,
         "command": process.hello.command,
         "parkable": process.is_parkable,
         "mended_chunks": process.data.mended_chunks,
+        "stuck": None if verdict is None else {"reason": verdict.slug, "text": verdict.text},
     }
 
 

@@ -13,6 +13,7 @@ import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 EVERYBODY = "all"
 REASON_LENGTH = 120
@@ -40,6 +41,11 @@ def read_keeps(folder: Path, lasts_s: float) -> dict[str, Keep]:
     except OSError:
         return keeps
     return keeps
+
+
+def file_name(kernel_id: str) -> str:
+    """What a kernel's file is called: its id, with %2F where the controller of all users has a slash in it."""
+    return quote(kernel_id, safe=":@+=,~")
 
 
 def _read(path: Path, lasts_s: float, offset: float) -> Keep | None:

@@ -279,6 +279,7 @@ class Moves:
 
     def _resumed(self, kernel: KernelRecord, move: Move, now: float) -> None:
         self._state.reservations.finish_resume(kernel.id, now)
+        _count_failed_resumes(kernel, move)
         failed = _worst(move, kernel)
         if failed is None:
             kernel.resume_failures, kernel.resume_retry_at = 0, 0.0
@@ -300,6 +301,19 @@ class Moves:
                     self._state.gpus.take_failure(uuid, gpu.parked_bytes)
         elif kernel.resume_futures:
             self.end_resume_wish(kernel, Outcome(status, SLUGS[status], text))
+
+
+def _count_failed_resumes(kernel: KernelRecord, move: Move) -> None:
+    """Remember who could not be brought back for a reason that will not pass by itself."""
+    for key, reply in move.replies.items():
+        process = kernel.processes.get(key)
+        if process is None:
+            continue
+        if reply.status is Status.FAILED:
+            process.failed_resumes += 1
+            process.failed_resume_text = reply.text or PLAIN[Status.FAILED]
+        elif reply.status is Status.OK:
+            process.failed_resumes = 0
 
 
 def _worst(move: Move, kernel: KernelRecord) -> tuple[Status, str] | None:

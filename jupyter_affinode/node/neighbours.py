@@ -64,11 +64,11 @@ def neighbours(gpu: NvmlGpu, ours: Iterable[Process]) -> list[Neighbour] | None:
     return sorted(rows, key=lambda row: -(row.bytes or 0))
 
 
-def contexts_bytes(gpu: NvmlGpu, ours: Iterable[Process]) -> int:
-    """What our processes' CUDA contexts take beside what their pages say; 0 where NVML does not tell."""
+def contexts_bytes(gpu: NvmlGpu, ours: Iterable[Process]) -> int | None:
+    """What our processes' CUDA contexts take beside what their pages say; None where NVML does not tell."""
     known = on_gpu(gpu.uuid, ours)
     if not joins(gpu, known):
-        return 0
+        return None
     return sum(
         max(used - _bytes_on(process, gpu.uuid), 0)
         for process in known

@@ -114,6 +114,7 @@ class PageData:
     depth: Depth = Depth.NONE
     lot_bytes: int = 0  # of all lots that it has mapped
     context_bytes: int = 0  # at context depth: what it needs to come back, beside its parked bytes
+    calls: tuple[int, ...] = ()  # how many there were of each class, enum affinode_class
 
 
 class Page:
@@ -241,6 +242,7 @@ def parse_page(raw: bytes, now: float) -> PageData:
         mended_chunks=mended,
         depth=Depth(depth),
         context_bytes=context_bytes,
+        calls=tuple(rest[:8]),
     )
 
 

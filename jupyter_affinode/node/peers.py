@@ -8,6 +8,7 @@ import errno
 import logging
 import os
 import select
+import signal
 import socket
 import struct
 import time
@@ -96,6 +97,14 @@ def place_of(peer: Peer) -> str:
     return f"{peer.uid} {namespace} {hash(cgroup):x}"
 
 
+def parent_of(pid: int) -> int | None:
+    """A process's parent now: another one than before if that has ended. None if it cannot be seen."""
+    try:
+        return int(_status_of(pid)["PPid"])
+    except (OSError, KeyError, ValueError):
+        return None
+
+
 def _lives(descriptor: int) -> bool:
     """Whether the process behind a pidfd has not ended: so its number was its own until now."""
     watch = select.poll()
@@ -116,6 +125,12 @@ class ProcessWatch:
         self._descriptor = os.pidfd_open(pid)
         self._on_end = on_end
         asyncio.get_running_loop().add_reader(self._descriptor, self._ended)
+
+    def send(self, number: int) -> None:
+        """Send a signal to this process and no other. Raises ProcessLookupError, PermissionError."""
+        if self._descriptor < 0:
+            raise ProcessLookupError("it has ended")
+        signal.pidfd_send_signal(self._descriptor, number)
 
     def close(self) -> None:
         """Stop watching."""

@@ -52,6 +52,13 @@ class Process:
     told: tuple[int, int, str] | None = None  # the last NOTICE
     open_requests: int = 0
     seen_busy_at: float = 0.0  # when NVML last saw it compute
+    # what says that it is stuck (stuck.py)
+    peer_uid: int | None = None  # whose it was when it connected
+    parent: int | None = None  # when it connected; None: not known, or it had none of its own
+    orphaned_at: float | None = None  # when another parent was seen first
+    calls_changed_at: float = 0.0  # when it was last seen to begin a call
+    failed_resumes: int = 0  # one after the other, for another reason than room
+    failed_resume_text: str = ""
 
     @property
     def is_parkable(self) -> bool:
@@ -168,6 +175,9 @@ class KernelRecord:
     kept: Keep | None = None  # a file holds it (keep.py)
     focus_at: float | None = None
     is_cancelling: bool = False
+    peer_ended: tuple[int, float] | None = (
+        None  # the last process that ended beside others with GPU memory; when
+    )
     move: Move | None = None
     moved_at: float = 0.0  # when the last one ended
     # the person's wishes

@@ -11,15 +11,17 @@ from .depth import context_objection, kernel_needs
 from .gpus import GpuTable
 from .host import CgroupMemory, HostMemory, cgroup_memory
 from .host_care import host_use
-from .keep import EVERYBODY, Keep
+from .keep import EVERYBODY, Keep, file_name
 from .neighbours import busy
 from .nvml import NvmlSample
 from .page import Page, PageError, State
+from .peers import parent_of
 from .records import KernelRecord, Process
 from .reservations import ReservationBook
 from .settings import Settings
 from .snapshot import Host, Kernel, Node, Reservation, Residency, RoomRequest
 from .speeds import MoveSpeeds, park_copies, resume_copies
+from .stuck import Stuck, stuck
 from .wire import Hello
 
 HUNG_UP_FORGOTTEN_S = 10.0  # a live process that closed its link and does not come back runs without a shim
@@ -79,6 +81,9 @@ class NodeState:
         process = Process(
             key, kernel_id, hello, page, page.last, connection, connection.peer.pid, connected_at=now
         )
+        process.peer_uid, process.calls_changed_at = connection.peer.uid, now
+        parent = parent_of(pid) if pid > 0 else None
+        process.parent = parent if parent is not None and parent > 1 else None
         kernel = self.kernel(kernel_id, now)
         identity.mark(kernel)
         kernel.processes[key] = process
@@ -95,6 +100,8 @@ class NodeState:
         del kernel.processes[process.key]
         kernel.parks_of_the_gone += process.data.parks
         kernel.resumes_of_the_gone += process.data.resumes
+        if kernel.processes and _uses_gpu(process):
+            kernel.peer_ended = process.pid, now
         self.reservations.forget_process(process.key)
         if not kernel.processes:
             kernel.empty_since = now
@@ -107,7 +114,10 @@ class NodeState:
         bad = []
         for process in self.processes():
             try:
-                process.data = process.page.read()
+                data = process.page.read()
+                if data.calls != process.data.calls:
+                    process.calls_changed_at = now
+                process.data = data
             except PageError as error:
                 bad.append((process, error))
         self.speeds.look(self.processes())
@@ -133,6 +143,19 @@ class NodeState:
                 kernel = self.kernels[process.kernel_id]
                 if kernel.move is None and sample.began - kernel.moved_at > OUR_OWN_WORK_S:
                     process.seen_busy_at = sample.began
+
+    def look_at_parents(self, now: float) -> None:
+        """See whose parents have ended: such processes have another one now."""
+        for process in self.processes():
+            if process.parent is not None and process.orphaned_at is None:
+                parent = parent_of(process.pid)
+                if parent is not None and parent != process.parent:
+                    process.orphaned_at = now
+
+    def stuck(self, process: Process, now: float) -> Stuck | None:
+        """Why a process can make no progress any more; None: it can."""
+        kernel = self.kernels[process.kernel_id]
+        return stuck(process, kernel, self.gpus.measured, self.settings, now)
 
     def context_objection(self, kernel: KernelRecord) -> str | None:
         """Why its CUDA context stays on the GPU when it is parked; None if it may go."""
@@ -202,7 +225,7 @@ class NodeState:
             kernel.residency, kernel.residency_since = residency, now
         if kernel.held_until is not None and kernel.held_until <= now:
             kernel.held_until = None
-        kernel.kept = self.keeps.get(kernel.id) or self.keeps.get(EVERYBODY)
+        kernel.kept = self.keeps.get(file_name(kernel.id)) or self.keeps.get(EVERYBODY)
 
     def _kernel(self, kernel: KernelRecord, now: float) -> Kernel:
         gpus = kernel.by_gpu()
@@ -261,6 +284,10 @@ def _remembered_s(process: Process) -> float:
     if process.is_stopped:
         return math.inf if process.watch is not None else UNSEEN_FORGOTTEN_S
     return HUNG_UP_FORGOTTEN_S if process.watch is not None else -1.0
+
+
+def _uses_gpu(process: Process) -> bool:
+    return any(gpu.resident_bytes or gpu.parked_bytes or any(gpu.fixed_bytes) for gpu in process.data.gpus)
 
 
 def _can_drop_caches(kernel: KernelRecord, last_activity: float) -> bool:

@@ -23,7 +23,10 @@ def node_view(identity: Identity, node: Json, kernels: dict[str, KernelRecord]) 
     if identity.owner is None:
         return node
     queue = [_in_queue(identity, kernels.get(kernel_id)) for kernel_id in node["queue"]]
-    return {**node, "queue": queue, "others": others(identity, kernels.values(), node["queue"])}
+    gpus = node["gpus"]
+    if not identity.is_admin:  # what is not ours is root's to name
+        gpus = [{**gpu, "unmanaged": _nameless(gpu["unmanaged"])} for gpu in gpus]
+    return {**node, "gpus": gpus, "queue": queue, "others": others(identity, kernels.values(), node["queue"])}
 
 
 def others(identity: Identity, kernels: Iterable[KernelRecord], queue: list[str]) -> Json:
@@ -37,6 +40,12 @@ def others(identity: Identity, kernels: Iterable[KernelRecord], queue: list[str]
         "parked_bytes": sum(gpu.parked_bytes for gpu in memory),
         "waiting": sum(kernel.id in waiting for kernel in theirs),
     }
+
+
+def _nameless(processes: list[Json] | None) -> list[Json] | None:
+    if processes is None:
+        return None
+    return [{"pid": None, "command": None, "bytes": process["bytes"]} for process in processes]
 
 
 def _in_queue(identity: Identity, kernel: KernelRecord | None) -> str:

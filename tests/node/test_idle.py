@@ -161,7 +161,7 @@ def test_in_a_container_nothing_is_concluded_from_pids(monkeypatch):
     assert neighbours.neighbours(seen, [process(100)]) is None
     assert neighbours.neighbours(seen, []) is None
     assert neighbours.busy(seen, [process(100)]) == []
-    assert neighbours.contexts_bytes(seen, [process(100)]) == 0
+    assert neighbours.contexts_bytes(seen, [process(100)]) is None
 
 
 def test_strangers_are_named_only_if_they_are_our_own_users():

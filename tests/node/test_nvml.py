@@ -56,11 +56,14 @@ def test_the_gpu_is_described_with_what_is_not_ours(node, shim, nvml, wait_until
             "uuid": UUID,
             "index": 0,
             "name": "A GPU",
+            "mig": False,
             "total_bytes": 1000 * MIB,
             "used_bytes": 500 * MIB,
             "free_bytes": 500 * MIB,
             "managed_bytes": 300 * MIB,
+            "context_bytes": None,
             "unmanaged_bytes": 200 * MIB,
+            "unmanaged": None,
             "utilization_percent": 37,
         }
     ]

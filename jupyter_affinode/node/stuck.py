@@ -1,0 +1,91 @@
+"""Which of our processes can make no progress any more, and why; a person may end them, nobody else does.
+
+Only what is certain enough to be told to its owner is said, and never of a process that computes: it has been
+idle, or in one and the same call, for `cell_idle_timeout_s`, or the driver itself gave it up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .nvml import NvmlGpu
+from .page import State
+from .records import KernelRecord, Process
+from .settings import Settings
+from .words import bytes_in_words
+
+FAILED_RESUMES = 3  # with pauses that double between them
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """Why a process is stuck: a word for programs, and words for its owner."""
+
+    slug: str
+    text: str
+
+
+def stuck(
+    process: Process,
+    kernel: KernelRecord,
+    measured: Mapping[str, NvmlGpu],
+    settings: Settings,
+    now: float,
+) -> Stuck | None:
+    """The verdict on a process; None: there is hope, or nothing is wrong."""
+    if process.is_dying:
+        return None
+    return (
+        _lost(process, kernel)
+        or _cannot_resume(process, measured)
+        or _peer_gone(process, kernel, settings, now)
+        or _parent_gone(process, kernel, settings, now)
+    )
+
+
+def _lost(process: Process, kernel: KernelRecord) -> Stuck | None:
+    if process.data.state is not State.LOST:
+        return None
+    return Stuck("lost", f"its GPU state is lost ({kernel.reason or 'the driver gave it up'})")
+
+
+def _cannot_resume(process: Process, measured: Mapping[str, NvmlGpu]) -> Stuck | None:
+    """Parked for good: the way back failed again and again, or the GPU is not there, or has become too small."""
+    if not process.is_parked:
+        return None
+    if process.failed_resumes >= FAILED_RESUMES:
+        return Stuck("resume-failed", f"its GPU memory cannot be brought back: {process.failed_resume_text}")
+    if not measured:
+        return None
+    for gpu in process.data.gpus:
+        known = measured.get(gpu.uuid)
+        if gpu.parked_bytes and known is None:
+            return Stuck("gpu-gone", "the GPU that its memory belongs to is not there any more")
+        if known is not None and gpu.parked_bytes > known.total_bytes:
+            size, total = bytes_in_words(gpu.parked_bytes), bytes_in_words(known.total_bytes)
+            return Stuck("gpu-too-small", f"its {size} cannot fit on the GPU, which has {total}")
+    return None
+
+
+def _peer_gone(process: Process, kernel: KernelRecord, settings: Settings, now: float) -> Stuck | None:
+    """In one call since another process of the kernel, which used the GPU too, has ended."""
+    ended = kernel.peer_ended
+    if ended is None or not process.data.calls_in_flight:
+        return None
+    pid, when = ended
+    since = max(when, process.calls_changed_at)
+    if process.calls_changed_at > when or now - since < settings.cell_idle_timeout_s:
+        return None
+    return Stuck("peer-gone", f"one CUDA call has not come back since process {pid} of the same kernel ended")
+
+
+def _parent_gone(process: Process, kernel: KernelRecord, settings: Settings, now: float) -> Stuck | None:
+    """Whoever started it has ended, no server speaks for its kernel, and it has not used the GPU since."""
+    if process.orphaned_at is None or kernel.described_by is not None:
+        return None
+    if process.data.calls_in_flight or process.data.captures:
+        return None
+    if now - max(process.orphaned_at, process.last_activity) < settings.cell_idle_timeout_s:
+        return None
+    return Stuck("parent-gone", "the process that started it has ended, and it does nothing with the GPU")
