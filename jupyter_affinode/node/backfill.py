@@ -18,19 +18,11 @@ from .snapshot import Waiter
 GRAIN_BYTES = 2 * MIB  # kernels' memory comes in such pieces (shim/src/blocks.c)
 
 
-def may_go_first(plan: Plan, needs: Mapping[str, int], ahead: Mapping[str, Waiter]) -> bool:
-    """Whether there is room for `needs` now, and nobody in `ahead` (by resource) waits longer for it."""
-    if not plan.fits(needs, plan.settings.margin_bytes):
-        return False
-    for resource, head in ahead.items():
-        size, need = needs[resource], plan.limits.needs(head)[resource]
-        if resource in plan.limits.caps:
-            lacks = need - plan.room[resource] - plan.incoming.get(resource, 0)
-            if lacks + size > 0:
-                return False
-            continue
-        lacks = need + plan.settings.margin_bytes - plan.room[resource]
-        if delays(lacks, size, _yields(plan, resource, head)):
+def delays_nobody(plan: Plan, needs: Mapping[str, int], ahead: Mapping[str, Waiter]) -> bool:
+    """Whether nobody in `ahead` (by GPU, the first that waits for it) waits longer if `needs` are given."""
+    for uuid, head in ahead.items():
+        lacks = head.needs[uuid] + plan.settings.margin_bytes - plan.room[uuid]
+        if delays(lacks, needs[uuid], _yields(plan, uuid, head)):
             return False
     return True
 

@@ -1,7 +1,7 @@
 """Limits per user and group on GPU memory, as resources beside the GPUs; pure.
 
 A limit is a resource of its own: who waits needs room in it as on a GPU, what is parked gives it back, and who
-waits for it alone holds up nobody but those that share the limit. A kernel that has grown beyond a limit by
+waits for it alone holds up nobody but those that share it. A kernel that has grown beyond a limit by
 itself (allocations that meet no full GPU are not asked about) may still come back when it is the only one.
 """
 
@@ -22,7 +22,8 @@ class Limits:
     def __init__(self, node: Node, settings: Settings):
         self.caps: dict[str, int] = {}
         self.room: dict[str, int] = {}
-        self._keys: dict[str, tuple[str, ...]] = {}
+        self._keys: dict[str, tuple[str, ...]] = {}  # by kernel
+        self._keys_of: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = {}  # by user and groups
         self._used: dict[str, int] = {}  # by kernel
         users, groups = sizes(settings.user_limits), sizes(settings.group_limits)
         if users or groups:
@@ -68,16 +69,18 @@ class Limits:
         return size if waiter.room is not None else max(min(size, most), 0)
 
     def _add(self, kernel: Kernel, users: Mapping[str, int], groups: Mapping[str, int]) -> None:
-        named = [(USER + kernel.user, rule_for(users, kernel.user))]
-        named += [(GROUP + group, rule_for(groups, group)) for group in kernel.groups]
-        known = {key: cap for key, cap in named if cap is not None}
-        if not known:
-            return
-        self._keys[kernel.id] = tuple(known)
-        for key, cap in known.items():
-            self.caps[key] = cap
-            self.room.setdefault(key, cap)
-        self._use(kernel.id, kernel.movable_bytes + sum(kernel.fixed_bytes.values()))
+        whose = kernel.user, kernel.groups
+        keys = self._keys_of.get(whose)
+        if keys is None:
+            named = [(USER + kernel.user, rule_for(users, kernel.user))]
+            named += [(GROUP + group, rule_for(groups, group)) for group in kernel.groups]
+            known = {key: cap for key, cap in named if cap is not None}
+            self.caps.update(known)
+            self.room.update((key, cap) for key, cap in known.items() if key not in self.room)
+            keys = self._keys_of[whose] = tuple(known)
+        if keys:
+            self._keys[kernel.id] = keys
+            self._use(kernel.id, kernel.movable_bytes + sum(kernel.fixed_bytes.values()))
 
     def _use(self, kernel_id: str, size: int) -> None:
         self._used[kernel_id] = self._used.get(kernel_id, 0) + size

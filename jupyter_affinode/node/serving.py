@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from .actions import Cause, DenyRoom, GrantRoom, Resume
-from .backfill import may_go_first
+from .backfill import delays_nobody
 from .plan import Plan
 from .reclaiming import reclaim
 from .snapshot import RoomRequest, Waiter
@@ -20,28 +20,28 @@ def serve_queue(plan: Plan) -> None:
     (backfill.py).
 
     Who could never be served as things are, or has just failed, does not hold up the others. Nor does who
-    waits for their own user's or group's limit, but for those that share it.
+    waits for their own user's or group's limit: what it needs of that limit is put aside, and the GPU goes on.
     """
-    heads: dict[str, Waiter] = {}  # by resource: who waits for it first, in vain
+    heads: dict[str, Waiter] = {}  # by GPU: who waits for it first, in vain
+    backfill = plan.settings.backfill
     for place, waiter in enumerate(plan.queue):
         if not plan.is_free(waiter.kernel):
             continue
-        needs = plan.limits.needs(waiter)
-        ahead = {each: heads[each] for each, need in needs.items() if need and each in heads}
+        ahead = [uuid for uuid, need in waiter.needs.items() if need and uuid in heads]
         if ahead:
-            if plan.settings.backfill and _may_be_served(plan, waiter) and may_go_first(plan, needs, ahead):
-                _give(plan, waiter, needs)
+            if backfill and _may_go_first(plan, waiter, heads, ahead):
+                _give(plan, waiter)
             else:
-                _stand(plan, heads, waiter, needs, ahead)
-            continue
-        if is_hopeless(plan, waiter):
+                _stand(plan, heads, waiter)
+        elif is_hopeless(plan, waiter):
             if waiter.room is not None:
                 _deny_when_sure(plan, waiter, waiter.room)
-            continue
-        if waiter.room is None and waiter.kernel.resume_retry_at > plan.now:
-            continue
-        if not _serve(plan, waiter, needs, place):
-            _stand(plan, heads, waiter, needs, plan.shortage(needs))
+        elif waiter.room is None and waiter.kernel.resume_retry_at > plan.now:
+            pass
+        elif not _serve(plan, waiter, place):
+            short = plan.shortage(plan.limits.needs(waiter)) if plan.limits else {}
+            lacks_limit_alone = bool(short) and all(resource in plan.limits.caps for resource in short)
+            _stand(plan, heads if not lacks_limit_alone else None, waiter)
 
 
 def is_hopeless(plan: Plan, waiter: Waiter) -> bool:
@@ -65,34 +65,32 @@ def is_hopeless(plan: Plan, waiter: Waiter) -> bool:
     return False
 
 
-def _stand(
-    plan: Plan,
-    heads: dict[str, Waiter],
-    waiter: Waiter,
-    needs: Mapping[str, int],
-    obstacles: Mapping[str, object],
-) -> None:
-    """A waiter that is not served holds up those behind it."""
-    caps = plan.limits.caps
-    only_limits = bool(obstacles) and all(resource in caps for resource in obstacles)
-    for resource, need in needs.items():
-        if need and (not only_limits or resource in caps):
-            heads.setdefault(resource, waiter)
+def _stand(plan: Plan, heads: dict[str, Waiter] | None, waiter: Waiter) -> None:
+    """A waiter that is not served holds up those behind it on its GPUs (in `heads`) and in its limits."""
+    if heads is not None:
+        for uuid, need in waiter.needs.items():
+            if need and uuid not in heads:
+                heads[uuid] = waiter
+    if plan.limits:
+        needs = plan.limits.needs(waiter)
+        for key in plan.limits.of(waiter.kernel.id):
+            plan.room[key] -= needs[key]
 
 
-def _may_be_served(plan: Plan, waiter: Waiter) -> bool:
-    """Whether nothing but room and those ahead of it is in its way."""
-    if is_hopeless(plan, waiter):
+def _may_go_first(plan: Plan, waiter: Waiter, heads: Mapping[str, Waiter], ahead: Iterable[str]) -> bool:
+    """Whether a waiter can be served now although others wait ahead of it."""
+    if not plan.fits(plan.limits.needs(waiter), plan.settings.margin_bytes) or _is_too_fresh(plan, waiter):
         return False
-    return not _is_too_fresh(plan, waiter) and (
-        waiter.room is not None or waiter.kernel.resume_retry_at <= plan.now
-    )
+    if is_hopeless(plan, waiter) or (waiter.room is None and waiter.kernel.resume_retry_at > plan.now):
+        return False
+    return delays_nobody(plan, waiter.needs, {uuid: heads[uuid] for uuid in ahead})
 
 
-def _serve(plan: Plan, waiter: Waiter, needs: Mapping[str, int], place: int) -> bool:
+def _serve(plan: Plan, waiter: Waiter, place: int) -> bool:
     """Serve a waiter if there is room; else make others yield for it. False: it waits on."""
     if _is_too_fresh(plan, waiter):
         return False
+    needs = plan.limits.needs(waiter)
     if not plan.fits(needs, plan.settings.margin_bytes):
         short = plan.shortage(needs)
         own = {resource: size for resource, size in short.items() if resource in plan.limits.caps}
@@ -102,11 +100,11 @@ def _serve(plan: Plan, waiter: Waiter, needs: Mapping[str, int], place: int) -> 
             return False
         if not plan.fits(needs, LAST_RESERVES) and not _may_try_blindly(plan, waiter, needs):
             return False
-    _give(plan, waiter, needs)
+    _give(plan, waiter)
     return True
 
 
-def _give(plan: Plan, waiter: Waiter, needs: Mapping[str, int]) -> None:
+def _give(plan: Plan, waiter: Waiter) -> None:
     """Grant a waiter what it needs."""
     kernel, room = waiter.kernel, waiter.room
     if room is not None:
@@ -114,7 +112,7 @@ def _give(plan: Plan, waiter: Waiter, needs: Mapping[str, int]) -> None:
     else:
         waited = duration_in_words(plan.now - waiter.since)
         plan.act(Resume(kernel.id, kernel.resume_bytes, f"it waited {waited}", Cause.CELL))
-    plan.take_room(needs)
+    plan.take_room(plan.limits.needs(waiter))
 
 
 def _is_too_fresh(plan: Plan, waiter: Waiter) -> bool:

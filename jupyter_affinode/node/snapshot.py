@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 
 class Residency(str, Enum):
@@ -146,6 +147,8 @@ class Kernel:
     @property
     def resume_bytes(self) -> dict[str, int]:
         """Room that bringing it back takes."""
+        if not self.context_bytes:
+            return dict(self.parked_bytes)
         return {uuid: size + self.context_bytes.get(uuid, 0) for uuid, size in self.parked_bytes.items()}
 
     @property
@@ -187,12 +190,14 @@ class Node:
     speeds: Mapping[str, Speed] = field(default_factory=dict)  # by GPU, as measured here
 
 
-@dataclass(frozen=True)
-class Waiter:
-    """A place in the queue: a parked kernel that wants the GPU, or one allocation of a resident kernel."""
+class Waiter(NamedTuple):
+    """A place in the queue: a parked kernel that wants the GPU, or one allocation of a resident kernel.
+
+    A tuple, since hundreds are made for each decision.
+    """
 
     kernel: Kernel
     since: float
-    needs: Mapping[str, int] = field(hash=False)  # bytes by GPU
+    needs: Mapping[str, int]  # bytes by GPU
     room: RoomRequest | None = None  # None: a resume
     turn: float = 0.0  # the queue's order: `since`, moved back by its priority

@@ -24,8 +24,18 @@ def waiters(node: Node, settings: Settings) -> list[Waiter]:
     """Everyone who waits for the GPU, whose turn it is first; a kernel on its way keeps its place."""
     queue: list[Waiter] = []
     for kernel in node.kernels:
-        if (kernel.wants_since is not None or kernel.rooms) and not kernel.is_dying:
-            queue += _of(kernel, settings)
+        rooms = kernel.rooms
+        if (kernel.wants_since is None and not rooms) or kernel.is_dying:
+            continue
+        head_start_s = 0.0
+        if kernel.priority:
+            head_start_s = min(max(kernel.priority, PRIORITY_MIN), PRIORITY_MAX) * settings.ageing_s
+        if kernel.residency in AWAY:
+            queue.append(_resume(kernel, head_start_s))
+        else:
+            for room in rooms:
+                turn = room.since - head_start_s
+                queue.append(Waiter(kernel, room.since, {room.gpu: room.bytes}, room, turn))
     queue.sort(key=_place)
     return queue
 
@@ -39,21 +49,13 @@ def _place(waiter: Waiter) -> tuple[float, float, str, tuple[int, ...]]:
     return waiter.turn, waiter.since, waiter.kernel.id, waiter.room.key if waiter.room is not None else ()
 
 
-def _of(kernel: Kernel, settings: Settings) -> list[Waiter]:
-    head_start_s = min(max(kernel.priority, PRIORITY_MIN), PRIORITY_MAX) * settings.ageing_s
-    if kernel.residency in AWAY:
-        return _resume(kernel, head_start_s)
-    return [
-        Waiter(kernel, room.since, {room.gpu: room.bytes}, room, room.since - head_start_s)
-        for room in kernel.rooms
-    ]
-
-
-def _resume(kernel: Kernel, head_start_s: float) -> list[Waiter]:
+def _resume(kernel: Kernel, head_start_s: float) -> Waiter:
     """A parked kernel waits once, for all it had and for the largest allocation that it was parked in."""
-    since = [kernel.wants_since] if kernel.wants_since is not None else []
-    since += [room.since for room in kernel.rooms]
-    needs = kernel.resume_bytes
-    for gpu in {room.gpu for room in kernel.rooms}:
-        needs[gpu] = needs.get(gpu, 0) + max(room.bytes for room in kernel.rooms if room.gpu == gpu)
-    return [Waiter(kernel, min(since), needs, None, min(since) - head_start_s)]
+    needs, rooms, since = kernel.resume_bytes, kernel.rooms, kernel.wants_since
+    for gpu in {room.gpu for room in rooms}:
+        needs[gpu] = needs.get(gpu, 0) + max(room.bytes for room in rooms if room.gpu == gpu)
+    if rooms:
+        earliest = min(room.since for room in rooms)
+        since = earliest if since is None else min(since, earliest)
+    assert since is not None
+    return Waiter(kernel, since, needs, None, since - head_start_s)
