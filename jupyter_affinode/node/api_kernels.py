@@ -7,6 +7,7 @@ import math
 
 from .api_handler import ApiError, Handler
 from .clean_up import CannotEnd
+from .holds import HoldRefused
 from .records import KernelRecord, Outcome
 
 MOVE_WAIT_S = 60.0
@@ -22,7 +23,14 @@ class KernelHandler(Handler):
     def put(self, kernel_id: str) -> None:
         """PUT /kernels/{id}: describe it."""
         text = (str, type(None))
-        description = self.body(name=text, path=text, language=text, server=text)
+        description = self.body(
+            name=text,
+            path=text,
+            language=text,
+            server=text,
+            priority=(int, type(None)),
+            may_park=(bool, type(None)),
+        )
         kernel = self.made_known(kernel_id)
         kernel.describe(**description)
         if (
@@ -114,7 +122,10 @@ class HoldHandler(Handler):
         if duration is not None and not (math.isfinite(duration) and duration > 0):
             raise ApiError(400, "bad-request", "duration_s must be a positive number of seconds")
         kernel = self.kernel(kernel_id)
-        self.controller.wishes.hold(kernel, duration)
+        try:
+            self.controller.wishes.hold(kernel, duration)
+        except HoldRefused as refused:
+            raise ApiError(409, "hold-quota", str(refused)) from None
         self.finish(self.kernel_json(kernel))
 
 

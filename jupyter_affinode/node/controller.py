@@ -12,11 +12,23 @@ from typing import Any
 
 from . import describe
 from .access import Access, OwnUserAccess
-from .actions import Action, DenyRoom, DropCaches, GiveLots, GrantRoom, Park, RefusePark, Resume, Trim
+from .actions import (
+    Action,
+    DenyRoom,
+    DropCaches,
+    EndKernel,
+    GiveLots,
+    GrantRoom,
+    Park,
+    RefusePark,
+    Resume,
+    Trim,
+)
 from .cache_drops import CacheDrops
 from .clean_up import CleanUp
 from .connection import Connection, Ending
 from .election import Election, GpuServed
+from .endings import ask_for_end, look_for_unended
 from .events import EventHub
 from .history_options import HistoryOptions, make_history
 from .host import host_memory
@@ -30,6 +42,7 @@ from .metrics import Metrics
 from .moves import Moves
 from .nvml import Nvml, NvmlReader, NvmlSample
 from .observer import Observers
+from .outlook import Outlook, outlooks
 from .page import Page
 from .peers import ProcessWatch
 from .policy import decide
@@ -43,7 +56,7 @@ from .views import node_view
 from .waiting import waiters
 from .wire import CommandKind, Hello, Message, Notify, NotifyKind, Reply, Request, Status, WireError
 from .wishes import Wishes
-from .words import bytes_in_words
+from .words import bytes_in_words, status_in_words
 
 TICK_S = 0.25  # with kernels: pages are looked at this often even if nobody says anything
 TICK_ALONE_S = 1.0
@@ -106,6 +119,7 @@ class Controller:
         self._looked_at = 0.0
         self._snapshot = Node({}, (), self.state.snapshot(self.began, is_settled=False).host)
         self._queue: list[Waiter] = []
+        self._outlooks: dict[str, Outlook] = {}
         self._link: Link | None = None
         self._loop = asyncio.get_running_loop()
         self._tick_handle: asyncio.TimerHandle | None = None
@@ -159,17 +173,18 @@ class Controller:
         """Every kernel, for the API."""
         now = time.monotonic()
         seen = {kernel.id: kernel for kernel in self._snapshot.kernels}
-        return [
-            describe.kernel_json(self.state, kernel, seen.get(kernel.id), self._queue, now)
-            for kernel in self.state.kernels.values()
-        ]
+        return [self._json(kernel, seen.get(kernel.id), now) for kernel in self.state.kernels.values()]
 
     def kernel_json(self, kernel: KernelRecord) -> dict[str, Any]:
         """One kernel, for the API, as it is now."""
         now = time.monotonic()
         self.look(now)
         seen: Kernel | None = next((seen for seen in self._snapshot.kernels if seen.id == kernel.id), None)
-        return describe.kernel_json(self.state, kernel, seen, self._queue, now)
+        return self._json(kernel, seen, now)
+
+    def _json(self, kernel: KernelRecord, seen: Kernel | None, now: float) -> dict[str, Any]:
+        outlook = self._outlooks.get(kernel.id)
+        return describe.kernel_json(self.state, kernel, seen, outlook, now, anyone_waits=bool(self._outlooks))
 
     def node_json(self, identity: Identity = OWN_USER) -> dict[str, Any]:
         """The machine, for the API, as somebody may see it."""
@@ -228,7 +243,9 @@ class Controller:
             self.moves.take_reply(process, message)
         elif isinstance(message, Request):
             self.look(time.monotonic())
-            self.wishes.take_request(process, message, lambda kernel: self.kernel_json(kernel)["text"])
+            self.wishes.take_request(
+                process, message, lambda kernel: status_in_words(self.kernel_json(kernel))
+            )
         elif isinstance(message, Notify):
             self._take_notify(process, message)
         self.poke()
@@ -295,13 +312,17 @@ class Controller:
         self.state.lots_ready_bytes, self.state.lots_held = self.lots.ready_bytes, self.lots.held()
         is_settled = now - self.began >= self.state.settings.settle_s
         self._snapshot = self.state.snapshot(now, is_settled=is_settled)
-        self._queue = waiters(self._snapshot, self.state.settings)
+        self._look_at_queue(self._snapshot, now)
 
     def _decide(self, now: float) -> None:
         for action in decide(now, self._snapshot, self.state.settings):
             self._apply(action, now)
         if self._snapshot.kernels:
-            self._queue = waiters(self.state.snapshot(now, is_settled=True), self.state.settings)
+            self._look_at_queue(self.state.snapshot(now, is_settled=True), now)
+
+    def _look_at_queue(self, node: Node, now: float) -> None:
+        self._queue = waiters(node, self.state.settings)
+        self._outlooks = outlooks(now, node, self.state.settings) if self._queue else {}
 
     def _apply(self, action: Action, now: float) -> None:
         kernel = self.state.kernels[action.kernel_id]
@@ -328,6 +349,8 @@ class Controller:
         elif isinstance(action, RefusePark):
             status = Status.NO_HOST_ROOM if action.slug == "no-host-memory" else Status.REFUSED
             self.moves.refuse_park(kernel, status, action.slug, action.reason)
+        elif isinstance(action, EndKernel):
+            ask_for_end(kernel, action.reason, now, self.log)
         elif isinstance(action, GrantRoom):
             self.rooms.answer(kernel, action.key, now, reason=None)
         elif isinstance(action, DenyRoom):
@@ -380,6 +403,7 @@ class Controller:
         """End what nobody will answer, forget what is gone."""
         self.moves.look_for_lost_replies(now)
         self.cache_drops.look(now)
+        look_for_unended(self.state.kernels.values(), now, self.log, self.poke)
         self.accounts.tidy(now)
         for process in self.state.stale_processes(now):
             self._forget(process, self.state.kernels[process.kernel_id])
@@ -393,20 +417,19 @@ class Controller:
 
     def _tell_places(self) -> None:
         """Tell each shim where its kernel stands, when that changed."""
-        waiting = len({waiter.kernel.id for waiter in self._queue})
-        now = time.monotonic()
+        waiting, now = len(self._outlooks), time.monotonic()
+        snapshot = {kernel.id: kernel for kernel in self._snapshot.kernels}
         for kernel in self.state.kernels.values():
             if not kernel.connected():
                 continue
-            place, _ = describe.place_in_queue(kernel, self._queue)
-            seen = next((seen for seen in self._snapshot.kernels if seen.id == kernel.id), None)
-            text = describe.kernel_json(self.state, kernel, seen, self._queue, now)["text"]
-            ends = kernel.hold_ends
-            told = (place or 0, waiting, text if ends is None else f"held until {ends:.0f}")
+            outlook, ends = self._outlooks.get(kernel.id), kernel.hold_ends
+            place = 0 if outlook is None else outlook.place
+            text = self._json(kernel, snapshot.get(kernel.id), now)["text"]
+            told = (place, waiting, text if ends is None else f"held until {ends:.0f}")
             for process in kernel.connected():
                 if process.told != told and process.connection is not None:
                     process.told = told
-                    process.connection.notice(place or 0, waiting, text)
+                    process.connection.notice(place, waiting, text)
 
     def _end_if_unneeded(self, now: float) -> None:
         needed = self.events.subscribers or self.api_requests_open

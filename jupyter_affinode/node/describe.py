@@ -10,6 +10,7 @@ from .depth import kernel_depth
 from .eligibility import eligible_at
 from .lots import LotStock
 from .neighbours import Neighbour, contexts_bytes, neighbours
+from .outlook import Outlook
 from .page import Depth, Fixed, PageGpu
 from .records import KernelRecord, Process
 from .snapshot import Kernel, Residency, Waiter
@@ -17,26 +18,32 @@ from .state import NodeState
 from .words import FIXED_WORDS, residency_in_words
 
 # Figures that change all the time by themselves: no event is worth them.
-VOLATILE = frozenset({"residency_age_s", "idle_s", "eligible_in_s", "held_for_s", "waiting_s"})
+VOLATILE = frozenset({"residency_age_s", "idle_s", "eligible_in_s", "held_for_s", "waiting_s", "estimate_s"})
 VOLATILE_NODE = frozenset({"controller", "host"})
 
 
 def kernel_json(
-    state: NodeState, kernel: KernelRecord, seen: Kernel | None, queue: Sequence[Waiter], now: float
+    state: NodeState,
+    kernel: KernelRecord,
+    seen: Kernel | None,
+    outlook: Outlook | None,
+    now: float,
+    *,
+    anyone_waits: bool,
 ) -> dict[str, Any]:
-    """One kernel. `seen` is it in the last snapshot, None without processes; `queue` is who waits."""
+    """One kernel. `seen` is it in the last snapshot, None without processes; `outlook` is there while it waits."""
     gpus = kernel.by_gpu()
     resident = sum(gpu.resident_bytes for gpu in gpus.values())
     parked = sum(gpu.parked_bytes for gpu in gpus.values())
     fixed = sum(sum(gpu.fixed_bytes) for gpu in gpus.values())
-    place, since = place_in_queue(kernel, queue)
+    place = None if outlook is None else outlook.place
     is_moving = kernel.residency in (Residency.PARKING, Residency.RESUMING)
     residency = Residency.QUEUED if place is not None and not is_moving else kernel.residency
     held = None if kernel.hold_ends is None else max(kernel.hold_ends - now, 0.0)
     eligible = None
     if seen is not None:
         speeds = state.speeds.by_gpu()
-        eligible = eligible_at(seen, state.settings, anyone_waits=bool(queue), speeds=speeds)
+        eligible = eligible_at(seen, state.settings, anyone_waits=anyone_waits, speeds=speeds)
     simulated = any(process.is_simulated for process in kernel.processes.values())
     depth = kernel_depth(kernel)
     description = kernel.description
@@ -44,7 +51,7 @@ def kernel_json(
     return {
         "id": kernel.id,
         "user": kernel.owner_name,
-        "priority": kernel.priority,
+        "priority": kernel.priority if seen is None else seen.priority,
         "name": (description and description.name) or (commands[0] if commands else None),
         "path": description and description.path,
         "language": description and description.language,
@@ -77,7 +84,10 @@ def kernel_json(
         "held_for_s": None if held is None else round(held, 3),
         "kept_by": kernel.kept and kernel.kept.reason,
         "place": place,
-        "waiting_s": None if since is None else round(max(now - since, 0.0), 3),
+        "waiting_s": None if outlook is None else round(max(now - outlook.since, 0.0), 3),
+        "wait_reason": None if outlook is None else outlook.reason,
+        "estimate_s": None if outlook is None or outlook.estimate_s is None else round(outlook.estimate_s, 1),
+        "end_asked": kernel.end_asked,
         "gpus": [_use_json(gpu) for gpu in gpus.values()],
         "processes": [_process_json(state, process, now) for process in kernel.processes.values()],
         "simulated": simulated,
@@ -130,15 +140,6 @@ def node_json(
         "queue": list(dict.fromkeys(waiter.kernel.id for waiter in queue)),
         "others": None,  # `views.node_view` knows who asks
     }
-
-
-def place_in_queue(kernel: KernelRecord, queue: Sequence[Waiter]) -> tuple[int | None, float | None]:
-    """A kernel's place from 1 and since when it waits; each counts once, however many of its calls wait."""
-    order = list(dict.fromkeys(waiter.kernel.id for waiter in queue))
-    if kernel.id not in order:
-        return None, None
-    since = min(waiter.since for waiter in queue if waiter.kernel.id == kernel.id)
-    return order.index(kernel.id) + 1, since
 
 
 def without_volatile(kernel: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Any
 
 from .actions import Cause
 from .connection import Connection
@@ -49,6 +50,7 @@ class Process:
     is_stopped: bool = False  # silent, as opposed to having hung up
     said_dying: bool = False
     connected_at: float = 0.0
+    started_at: float = 0.0  # seconds since the machine's start, where that is known
     told: tuple[int, int, str] | None = None  # the last NOTICE
     open_requests: int = 0
     seen_busy_at: float = 0.0  # when NVML last saw it compute
@@ -154,6 +156,8 @@ class Description:
     path: str | None = None
     language: str | None = None
     server: str | None = None
+    priority: int | None = None  # of its kernelspec: lowers its class
+    may_park: bool | None = None  # of its kernelspec; False: only by its person's own wish
 
 
 @dataclass
@@ -187,6 +191,9 @@ class KernelRecord:
     park_futures: list[asyncio.Future[Outcome]] = field(default_factory=list)
     resume_asked: bool = False
     resume_futures: list[asyncio.Future[Outcome]] = field(default_factory=list)
+    end_asked: str | None = None  # its server is to shut it down, and why
+    end_asked_at: float = 0.0
+    end_retry_at: float = 0.0  # not asked again before: the server did not do it
     # failures
     refusal: str | None = None
     refusals: int = 0
@@ -201,6 +208,7 @@ class KernelRecord:
     wants_since: float | None = None
     residency: Residency = Residency.NONE
     residency_since: float = 0.0
+    resident_since: float = 0.0  # without a park in between; one that was revoked does not count
     reason: str | None = None
     last_text: str = ""
     parks_of_the_gone: int = 0
@@ -229,7 +237,7 @@ class KernelRecord:
         """How often a process of the kernel was resumed."""
         return self.resumes_of_the_gone + sum(process.data.resumes for process in self.processes.values())
 
-    def describe(self, **description: str | None) -> None:
+    def describe(self, **description: Any) -> None:
         """Remember what a server says; only what is named changes."""
         self.description = replace(self.description or Description(), **description)
 

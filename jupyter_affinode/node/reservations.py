@@ -19,6 +19,10 @@ class Reserved:
     done_at: float | None = None  # looks of NVML that begin later show it
     expires_at: float | None = None
 
+    def is_taken(self, now: float) -> bool:
+        """Whether the kernel's page shows the bytes already, and only NVML's figure may not."""
+        return self.done_at is not None and self.done_at <= now
+
 
 class ReservationBook:
     """All reservations; the state's."""

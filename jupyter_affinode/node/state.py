@@ -14,14 +14,16 @@ from .host_care import host_use
 from .keep import EVERYBODY, Keep, file_name
 from .neighbours import busy
 from .nvml import NvmlSample
-from .page import Page, PageError, State
+from .page import Fixed, Page, PageError, State
 from .peers import parent_of
+from .process_start import started_at
 from .records import KernelRecord, Process
 from .reservations import ReservationBook
 from .settings import Settings
 from .snapshot import Host, Kernel, Node, Reservation, Residency, RoomRequest
 from .speeds import MoveSpeeds, park_copies, resume_copies
 from .stuck import Stuck, stuck
+from .whose import standing
 from .wire import Hello
 
 HUNG_UP_FORGOTTEN_S = 10.0  # a live process that closed its link and does not come back runs without a shim
@@ -84,6 +86,7 @@ class NodeState:
         process.peer_uid, process.calls_changed_at = connection.peer.uid, now
         parent = parent_of(pid) if pid > 0 else None
         process.parent = parent if parent is not None and parent > 1 else None
+        process.started_at = started_at(connection.peer.pid, now)
         kernel = self.kernel(kernel_id, now)
         identity.mark(kernel)
         kernel.processes[key] = process
@@ -195,7 +198,8 @@ class NodeState:
             if kernel.cgroup is not None
         }
         reservations = [
-            Reservation(entry.kernel_id, entry.gpu, entry.bytes) for entry in self.reservations.entries
+            Reservation(entry.kernel_id, entry.gpu, entry.bytes, entry.is_taken(now))
+            for entry in self.reservations.entries
         ]
         reserved = {entry.kernel_id for entry in self.reservations.entries}
         for seen in kernels:
@@ -222,6 +226,8 @@ class NodeState:
         if residency is Residency.QUEUED and not waiting and not kernel.resume_asked:
             residency = Residency.PARKED  # its only waiter is stopped, or has hung up
         if residency is not kernel.residency:
+            if residency is Residency.RESIDENT and kernel.residency is not Residency.PARKING:
+                kernel.resident_since = now
             kernel.residency, kernel.residency_since = residency, now
         if kernel.held_until is not None and kernel.held_until <= now:
             kernel.held_until = None
@@ -239,6 +245,7 @@ class NodeState:
             if room.granted_at is None
         )
         asked = kernel.park_asked if kernel.ask_again_at <= now else None
+        whose = standing(kernel, self.settings)
         hopeless = (
             kernel.failed_grants >= HOPELESS_GRANTS and now - kernel.first_failed_grant >= HOPELESS_AFTER_S
         )
@@ -273,6 +280,15 @@ class NodeState:
             hopeless=hopeless,
             cgroup=kernel.cgroup.path if kernel.cgroup is not None else "",
             can_drop_caches=_can_drop_caches(kernel, last_activity),
+            user=whose.user,
+            groups=whose.groups,
+            priority=whose.priority,
+            is_opted_out=whose.is_opted_out,
+            is_group=_is_group(kernel),
+            resident_since=kernel.resident_since,
+            started_at=min(process.started_at for process in processes),
+            can_be_ended=_can_be_ended(kernel, now),
+            is_ending=kernel.end_asked is not None,
             host=host_use(kernel, last_activity, self.lots_held, now),
             park_copies_bytes=sum(park_copies(process) for process in processes),
             resume_copies_bytes=sum(resume_copies(process) for process in processes),
@@ -288,6 +304,21 @@ def _remembered_s(process: Process) -> float:
 
 def _uses_gpu(process: Process) -> bool:
     return any(gpu.resident_bytes or gpu.parked_bytes or any(gpu.fixed_bytes) for gpu in process.data.gpus)
+
+
+def _is_group(kernel: KernelRecord) -> bool:
+    """Whether a part of it that is taken off the GPU may keep another part from going on."""
+    using = [process for process in kernel.processes.values() if process.data.state is not State.NONE]
+    gpus = kernel.by_gpu()
+    used = [gpu for gpu in gpus.values() if gpu.resident_bytes or gpu.parked_bytes or sum(gpu.fixed_bytes)]
+    return len(using) > 1 or len(used) > 1 or any(gpu.fixed_bytes[Fixed.SHARED] for gpu in used)
+
+
+def _can_be_ended(kernel: KernelRecord, now: float) -> bool:
+    """Whether a living server of its own can shut it down."""
+    told = kernel.description
+    has_server = kernel.described_by is not None and told is not None and told.server is not None
+    return has_server and kernel.end_retry_at <= now
 
 
 def _can_drop_caches(kernel: KernelRecord, last_activity: float) -> bool:

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from .holds import HoldRefused, check_hold
 from .moves import Moves
 from .page import State
 from .records import KernelRecord, Outcome, Process
@@ -70,10 +71,11 @@ class Wishes:
         return done
 
     def hold(self, kernel: KernelRecord, duration_s: float | None) -> str:
-        """Keep the kernel on the GPU for a while; returns it in words."""
+        """Keep the kernel on the GPU for a while; returns it in words. Raises HoldRefused."""
         settings: Settings = self._state.settings
-        lasts = min(duration_s or settings.hold_default_s, settings.hold_max_s)
-        kernel.held_until = time.monotonic() + lasts
+        lasts, now = min(duration_s or settings.hold_default_s, settings.hold_max_s), time.monotonic()
+        check_hold(kernel, self._state.kernels.values(), settings, now)
+        kernel.held_until = now + lasts
         self._log.info("hold %s for %s", kernel.id, duration_in_words(lasts))
         self._on_change()
         return f"the GPU is kept for {duration_in_words(lasts)}"
@@ -126,7 +128,10 @@ class Wishes:
         elif request.kind is RequestKind.RESUME:
             self._answer_when_done(process, request, self.resume(kernel))
         elif request.kind is RequestKind.HOLD:
-            _answer(process, request, Status.OK, self.hold(kernel, request.argument / 1e9 or None))
+            try:
+                _answer(process, request, Status.OK, self.hold(kernel, request.argument / 1e9 or None))
+            except HoldRefused as refused:
+                _answer(process, request, Status.REFUSED, str(refused))
         elif request.kind is RequestKind.RELEASE:
             _answer(process, request, Status.OK, self.release(kernel))
         else:

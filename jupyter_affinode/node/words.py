@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from .page import Fixed
 from .snapshot import Residency
 
@@ -37,6 +40,18 @@ def duration_in_words(seconds: float) -> str:
         return f"{minutes} min"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+
+
+def outlook_in_words(reason: str, estimate_s: float | None) -> str:
+    """Why somebody waits, and for how much longer if that can be said: `… ; probably 3 min more`."""
+    return reason if estimate_s is None else f"{reason}; probably {duration_in_words(estimate_s)} more"
+
+
+def status_in_words(kernel: Mapping[str, Any]) -> str:
+    """A kernel's JSON as one line for its person."""
+    if kernel["wait_reason"] is None:
+        return str(kernel["text"])
+    return f"{kernel['text']} ({outlook_in_words(kernel['wait_reason'], kernel['estimate_s'])})"
 
 
 def ordinal(number: int) -> str:

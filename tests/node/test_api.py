@@ -106,6 +106,10 @@ def test_every_request_answers_as_described(api):
         ("POST", "/kernels/k2/hold", {}, 404),
     ]:
         assert api(method, path, body)[0] == expected, (method, path)
+    assert api("PATCH", "/policy", {"hold_kernels_max": 0})[0] == 200
+    status, answer = api("POST", "/kernels/k1/hold", {})
+    assert (status, answer["error"]) == (409, "hold-quota"), answer
+    assert api("PUT", "/kernels/k1", {"priority": -2, "may_park": False})[0] == 200
     assert api("GET", "/policy")[1]["idle_timeout_s"] == 60
     assert api("GET", "/kernels/k1")[1]["name"] == "Python 3"
 

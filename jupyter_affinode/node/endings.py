@@ -1,0 +1,37 @@
+"""Kernels that are to be shut down for others (`when_full="terminate_newest"`), by their own Jupyter servers.
+
+The controller ends nobody: it says in the kernel's JSON that the end is asked and why, and the server that
+described the kernel carries it out and tells the person. That is a state and no message, so that nothing is lost
+when a server reconnects. A server that does not do it is not asked again for a while.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+from .records import KernelRecord
+
+SERVER_TAKES_S = 60.0  # a shutdown that is not clean lasts 10 s in Jupyter Server
+NOT_AGAIN_S = 300.0
+
+
+def ask_for_end(kernel: KernelRecord, reason: str, now: float, log: logging.Logger) -> None:
+    """Have the kernel's server shut it down."""
+    kernel.end_asked, kernel.end_asked_at = reason, now
+    log.warning("the server of %s is asked to shut it down: %s", kernel.id, reason)
+
+
+def look_for_unended(
+    kernels: Iterable[KernelRecord], now: float, log: logging.Logger, on_change: Callable[[], None]
+) -> None:
+    """Give up on servers that have not done it."""
+    for kernel in kernels:
+        if kernel.end_asked is None:
+            continue
+        if not kernel.processes:
+            kernel.end_asked = None  # it is done; the same kernel may be started again
+        elif kernel.described_by is None or now - kernel.end_asked_at > SERVER_TAKES_S:
+            log.warning("%s was not shut down by its server: it goes on", kernel.id)
+            kernel.end_asked, kernel.end_retry_at = None, now + NOT_AGAIN_S
+            on_change()

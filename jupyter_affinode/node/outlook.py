@@ -1,0 +1,139 @@
+"""What a waiter can be told: its place, why it waits, and when it will probably have the GPU; pure.
+
+**Estimates** rest on what is known: what is under way, who becomes eligible when if they stay idle, when holds end,
+and with time slices when turns are over. For whoever waits at place n on a GPU, the room must do for all before it
+too. Where that never adds up (somebody computes, and nobody knows how long) there is no estimate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from .eligibility import eligible_at
+from .full import preemptible_at
+from .plan import Plan
+from .serving import is_hopeless
+from .settings import Settings
+from .snapshot import Kernel, Node, Residency, Waiter
+from .victims import park_s, resume_s
+from .words import bytes_in_words
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """For the person whose kernel waits."""
+
+    place: int  # from 1, by kernels
+    since: float
+    reason: str  # in plain words; without figures that change by themselves
+    estimate_s: float | None  # from now; None where none can be made
+
+
+def outlooks(now: float, node: Node, settings: Settings) -> dict[str, Outlook]:
+    """Every waiting kernel's outlook, by kernel, first in the queue first."""
+    view = _View(now, node, settings)
+    found: dict[str, Outlook] = {}
+    ahead: dict[str, int] = {}  # by GPU: what those before need
+    for waiter in view.plan.queue:
+        if waiter.kernel.id not in found:
+            reason, moment = view.look(waiter, ahead)
+            estimate_s = None if moment is None else max(moment - now, 0.0)
+            found[waiter.kernel.id] = Outlook(len(found) + 1, waiter.since, reason, estimate_s)
+        for uuid, need in waiter.needs.items():
+            ahead[uuid] = ahead.get(uuid, 0) + need
+    return found
+
+
+class _View:
+    """Who yields when, by GPU, looked up once."""
+
+    def __init__(self, now: float, node: Node, settings: Settings):
+        self.plan = Plan(now, node, settings)
+
+    def look(self, waiter: Waiter, ahead: Mapping[str, int]) -> tuple[str, float | None]:
+        """Why it waits and until when, if that can be said."""
+        plan, kernel = self.plan, waiter.kernel
+        if kernel.residency is Residency.RESUMING:
+            return "it is being brought back", plan.now + resume_s(kernel, plan.node.speeds)
+        if kernel.is_ending:
+            return "it is being shut down", None
+        if is_hopeless(plan, waiter):
+            return self._hopeless_reason(waiter), None
+        if waiter.room is None and kernel.resume_retry_at > plan.now:
+            return "bringing it back failed a moment ago, it will be tried again", None
+        limits = [
+            key for key, short in plan.shortage(plan.limits.needs(waiter)).items() if key in plan.limits.caps
+        ]
+        if limits:
+            return f"the limit of {limits[0]} is used by their other kernels", None
+        moments, obstacles = [], []
+        for uuid, need in waiter.needs.items():
+            if need:
+                moment, obstacle = self._gpu(uuid, need + ahead.get(uuid, 0), waiter)
+                moments.append(moment)
+                obstacles += [obstacle] if obstacle else []
+        known = [moment for moment in moments if moment is not None]
+        latest = max(known, default=plan.now) if len(known) == len(moments) else None
+        if latest is not None and waiter.room is None:
+            latest += resume_s(kernel, plan.node.speeds)
+        reason = obstacles[0] if obstacles else "it is its turn"
+        if any(ahead.get(uuid) for uuid, need in waiter.needs.items() if need):
+            reason = f"others wait before it, and {reason}" if obstacles else "others wait before it"
+        return reason, latest
+
+    def _gpu(self, uuid: str, need: int, waiter: Waiter) -> tuple[float | None, str | None]:
+        """When a GPU will have room for so much, and what it waits for there."""
+        plan = self.plan
+        lacks = need - plan.room.get(uuid, 0)
+        if lacks <= 0:
+            return plan.now, None
+        lacks -= plan.incoming.get(uuid, 0)
+        if lacks <= 0:
+            return plan.now + self._slowest_move(uuid), "memory is being freed for it"
+        for moment, size, kernel in self._yields.get(uuid, ()):
+            if kernel is waiter.kernel:
+                continue
+            lacks -= size
+            if lacks <= 0:
+                moment = max(moment, plan.now) + park_s(kernel, plan.node.speeds)
+                return moment, "the GPU is full until others have been idle for long enough"
+        held = any(
+            kernel.held_until is not None and kernel.held_until > plan.now
+            for kernel in plan.resident_on([uuid])
+        )
+        return None, "the GPU is full, and its kernels are busy" + (
+            " or kept by their people" if held else ""
+        )
+
+    def _slowest_move(self, uuid: str) -> float:
+        moving = [kernel for kernel in self.plan.resident_on([uuid]) if not self.plan.is_free(kernel)]
+        return max((park_s(kernel, self.plan.node.speeds) for kernel in moving), default=0.0)
+
+    def _hopeless_reason(self, waiter: Waiter) -> str:
+        exceeded = self.plan.limits.exceeded(waiter)
+        if exceeded is not None:
+            return f"with this it would exceed the limit of {exceeded[0]}"
+        size = bytes_in_words(sum(waiter.needs.values()))
+        return f"it needs {size}, more than can become free whoever yields: programs outside share the GPU"
+
+    @cached_property
+    def _yields(self) -> Mapping[str, Sequence[tuple[float, int, Kernel]]]:
+        """By GPU: when each kernel may be parked at the earliest if nothing changes, and what that frees."""
+        plan, settings = self.plan, self.plan.settings
+        slices = settings.when_full == "time_slice"
+        found: dict[str, list[tuple[float, int, Kernel]]] = {}
+        for kernel in plan.node.kernels:
+            moment = eligible_at(kernel, settings, anyone_waits=True, speeds=plan.node.speeds)
+            if slices:
+                turn_ends = preemptible_at(kernel, settings.quantum_s)
+                moments = [each for each in (moment, turn_ends) if each is not None]
+                moment = min(moments, default=None)
+            if moment is not None:
+                for uuid, size in kernel.resident_bytes.items():
+                    if size:
+                        found.setdefault(uuid, []).append((moment, size, kernel))
+        for entries in found.values():
+            entries.sort(key=lambda entry: (entry[0], entry[2].id))
+        return found

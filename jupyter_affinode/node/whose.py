@@ -1,0 +1,86 @@
+"""Whose a kernel is and what that entitles it to: its priority class, and whether it is left out of parking."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+
+from .records import Description, KernelRecord
+from .rules import EVERYBODY, is_named, names, numbers, rule_for
+from .settings import Settings
+
+GROUPS_LAST_S = 300  # a user's groups are looked up again after that
+
+
+@dataclass(frozen=True)
+class Standing:
+    """As the policy takes it."""
+
+    user: str = ""
+    groups: tuple[str, ...] = ()
+    priority: int = 0
+    is_opted_out: bool = False
+
+
+def standing(kernel: KernelRecord, settings: Settings) -> Standing:
+    """A kernel's standing by the settings, its owner's grant and what its server says of its kernelspec.
+
+    The settings go before a grant where they name the user. A kernelspec is its user's own to write: it may
+    lower the class, and opt out of parking where `kernelspec_opt_out` allows that.
+    """
+    user = kernel.owner_name if kernel.owner is not None else own_name()
+    user = user or ""
+    groups = _groups(user, int(time.monotonic()) // GROUPS_LAST_S) if _asks_for_groups(settings) else ()
+    if kernel.owner is not None and not kernel.owner.startswith("uid-"):
+        groups = ()  # a user that a grant names is none of this machine's, whatever they are called
+    told = kernel.description or Description()
+    priority = _priority(kernel, user, groups, settings)
+    if told.priority is not None:
+        priority = min(priority, told.priority)
+    is_opted_out = is_named(names(settings.opt_out), user, groups)
+    is_opted_out = is_opted_out or (settings.kernelspec_opt_out and told.may_park is False)
+    return Standing(user, groups, priority, is_opted_out)
+
+
+@lru_cache(maxsize=1)
+def own_name() -> str:
+    """Whose controller this is, where it is one user's."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container's user without a name
+        return str(os.getuid())
+
+
+def _priority(kernel: KernelRecord, user: str, groups: tuple[str, ...], settings: Settings) -> int:
+    by_user, by_group = numbers(settings.user_priorities), numbers(settings.group_priorities)
+    if user in by_user:
+        return by_user[user]
+    if kernel.priority:
+        return kernel.priority
+    of_groups = [known for group in groups if (known := rule_for(by_group, group)) is not None]
+    return max(of_groups) if of_groups else by_user.get(EVERYBODY, 0)
+
+
+def _asks_for_groups(settings: Settings) -> bool:
+    """Whether any rule is about groups: looking them up may take a directory server's time."""
+    return bool(settings.group_priorities or settings.group_limits or "@" in settings.opt_out)
+
+
+@lru_cache(maxsize=1024)
+def _groups(user: str, _age: int) -> tuple[str, ...]:
+    try:
+        ids = os.getgrouplist(user, pwd.getpwnam(user).pw_gid)
+    except (KeyError, OSError):
+        return ()
+    return tuple(name for name in map(_group_name, ids) if name is not None)
+
+
+def _group_name(gid: int) -> str | None:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return None
