@@ -16,6 +16,7 @@ from typing import Any
 
 from jupyter_affinode.node.actions import Park, RefusePark, Resume
 from jupyter_affinode.node.host import HostMemory
+from jupyter_affinode.node.identity import OWN_USER
 from jupyter_affinode.node.moves import Moves
 from jupyter_affinode.node.nvml import NvmlGpu, NvmlSample
 from jupyter_affinode.node.observer import Observers
@@ -243,6 +244,7 @@ class Link:
 
     def __init__(self, shim: Shim, numbers: itertools.count[int]):
         self.peer = SimpleNamespace(pid=shim.pid)
+        self.identity = OWN_USER
         self._shim = shim
         self._numbers = numbers
 
