@@ -243,7 +243,7 @@ class Link:
     """What `Moves` sends commands with."""
 
     def __init__(self, shim: Shim, numbers: itertools.count[int]):
-        self.peer = SimpleNamespace(pid=shim.pid)
+        self.peer = SimpleNamespace(pid=shim.pid, uid=0)
         self.identity = OWN_USER
         self._shim = shim
         self._numbers = numbers
@@ -270,7 +270,7 @@ class Machine:
         self.clock = clock
         self.totals = totals
         self.shims: list[Shim] = []
-        self._pids = itertools.count(100)
+        self._pids = itertools.count(10_000_000)  # no pid of this machine
         self.new_controller()
 
     def new_controller(self) -> None:
