@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from .._version import __version__
-from . import actions, bench, clean, doctor, kernelspec, report, run, simulate, status
+from . import actions, bench, clean, doctor, kernelspec, monitoring, report, run, simulate, status
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     actions.add(commands)
     clean.add(commands)
     report.add(commands)
+    monitoring.add(commands)
     doctor.add(commands)
     bench.add(commands)
     commands.add_parser("node", help="run the node's GPU controller (it is started by itself when needed)")

@@ -27,6 +27,7 @@ WAIT_BUCKETS_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 180.0, 600.0, 1800.0, 36
 GPU_FIGURES = ("total", "used", "free", "managed", "unmanaged")
 GPUS_MAX = 64
 USERS_MAX = 500
+REFUSALS = ("no-host-memory", "not-parkable", "busy", "failed", "too-late")  # those worth an alert or a look
 OTHER = "other"  # what is one too many
 
 
@@ -107,8 +108,14 @@ class Metrics:
             ["user", "use"],
             registry=registry,
         )
-        for outcome in OUTCOMES:
+        for outcome in OUTCOMES:  # from the start, so that a first increase is seen as one
             self.wait_seconds.labels(outcome)
+        for answer in ("granted", "denied"):
+            self.room.labels(answer)
+        for reason in REFUSALS:
+            self.refusals.labels(reason)
+        for move in ("park", "resume"):
+            self.moved_bytes.labels(move)
         self.collector = _NodeCollector(state, node, self._gpus)
         registry.register(self.collector)
         build = Gauge(
