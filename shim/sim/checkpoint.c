@@ -3,9 +3,12 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <string.h>
 
 #include "activity.h"
 #include "api.h"
+#include "context.h"
+#include "device.h"
 #include "futex.h"
 #include "managed.h"
 #include "stream.h"
@@ -91,11 +94,31 @@ static uint64_t free_bytes(unsigned gpu)
 	return used < total ? total - used : 0;
 }
 
+static void move_context(CUcontext context, void *destination)
+{
+	context->gpu = ((const uint8_t *)destination)[context->gpu];
+}
+
+/* The process's devices are other GPUs from now on. Its calls are held, so nobody looks.  */
+static void move_to(struct sim_process *process, const uint8_t destination[SIM_MAX_GPUS])
+{
+	uint32_t contexts[SIM_MAX_GPUS];
+
+	memcpy(contexts, process->contexts, sizeof(contexts));
+	for (unsigned gpu = 0; gpu < SIM_MAX_GPUS; gpu++)
+		process->contexts[destination[gpu]] = contexts[gpu];
+	if (process != machine_self())
+		return; /* it has no contexts, and its devices are its own to know */
+	contexts_each(move_context, (void *)destination);
+	devices_move(destination);
+}
+
 /* On a full GPU the process is lost. The real driver leaked memory until the process was killed; here it keeps what was
  * free when it failed.  */
 static CUresult restore(struct sim_process *process)
 {
 	struct sim_checkpoint *checkpoint = &process->checkpoint;
+	const uint8_t *destination = checkpoint->destination;
 	bool fits = true;
 
 	if (checkpoint->state == CU_PROCESS_STATE_FAILED)
@@ -105,17 +128,20 @@ static CUresult restore(struct sim_process *process)
 	machine_lock();
 	machine_reap();
 	for (unsigned gpu = 0; gpu < SIM_MAX_GPUS; gpu++) {
-		uint64_t wanted = checkpoint->parked_bytes[gpu], room = free_bytes(gpu);
+		uint64_t wanted = checkpoint->parked_bytes[gpu], room = free_bytes(destination[gpu]);
 
-		process->used_bytes[gpu] = wanted < room ? wanted : room;
+		process->used_bytes[destination[gpu]] = wanted < room ? wanted : room;
 		fits = fits && wanted <= room;
 	}
 	checkpoint->state = fits ? CU_PROCESS_STATE_LOCKED : CU_PROCESS_STATE_FAILED;
 	machine_unlock();
-	for (unsigned gpu = 0; fits && gpu < SIM_MAX_GPUS; gpu++)
+	if (!fits)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	move_to(process, destination);
+	for (unsigned gpu = 0; gpu < SIM_MAX_GPUS; gpu++)
 		if (process->used_bytes[gpu])
 			activity_throttle(gpu, SIM_TO_DEVICE, process->used_bytes[gpu]);
-	return fits ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+	return CUDA_SUCCESS;
 }
 
 static CUresult unlock(struct sim_process *process)

@@ -50,15 +50,20 @@ static void end_turn(struct sim_checkpoint *checkpoint)
 	futex_wake((uint32_t *)&checkpoint->caller);
 }
 
-static CUresult ask(struct sim_process *process, enum checkpoint_operation operation, unsigned timeout_ms)
+/* `destination`: of a restore, else NULL.  */
+static CUresult ask(struct sim_process *process, enum checkpoint_operation operation, unsigned timeout_ms,
+		    const uint8_t *destination)
 {
 	struct sim_checkpoint *checkpoint = &process->checkpoint;
 	int32_t pid = process->pid;
 	uint64_t start_time = process->start_time;
 	uint32_t number, answered;
 
-	if (!checkpoint->service_tid)
+	if (!checkpoint->service_tid) {
+		if (destination)
+			memcpy(checkpoint->destination, destination, sizeof(checkpoint->destination));
 		return checkpoint_perform(process, operation, timeout_ms);
+	}
 	/* a request that a dead caller left is finished first */
 	while ((answered = __atomic_load_n(&checkpoint->answered, __ATOMIC_ACQUIRE)) != checkpoint->request) {
 		if (!alive(pid, start_time))
@@ -67,6 +72,8 @@ static CUresult ask(struct sim_process *process, enum checkpoint_operation opera
 	}
 	checkpoint->operation = operation;
 	checkpoint->timeout_ms = timeout_ms;
+	if (destination)
+		memcpy(checkpoint->destination, destination, sizeof(checkpoint->destination));
 	number = __atomic_add_fetch(&checkpoint->request, 1, __ATOMIC_ACQ_REL);
 	futex_wake(&checkpoint->request);
 	while ((answered = __atomic_load_n(&checkpoint->answered, __ATOMIC_ACQUIRE)) != number) {
@@ -77,7 +84,8 @@ static CUresult ask(struct sim_process *process, enum checkpoint_operation opera
 	return (CUresult)checkpoint->result;
 }
 
-static CUresult request(const char *called, int pid, enum checkpoint_operation operation, unsigned timeout_ms)
+static CUresult request(const char *called, int pid, enum checkpoint_operation operation, unsigned timeout_ms,
+			const uint8_t *destination)
 {
 	struct sim_process *process;
 	CUresult result = api_allowed(called);
@@ -87,7 +95,7 @@ static CUresult request(const char *called, int pid, enum checkpoint_operation o
 	if (result != CUDA_SUCCESS)
 		return result;
 	take_turn(&process->checkpoint);
-	result = ask(process, operation, timeout_ms);
+	result = ask(process, operation, timeout_ms, destination);
 	end_turn(&process->checkpoint);
 	return result;
 }
@@ -121,13 +129,13 @@ SIM_API CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *thread)
 
 SIM_API CUresult cuCheckpointProcessLock(int pid, const CUcheckpointLockArgs *arguments)
 {
-	return request("cuCheckpointProcessLock", pid, CHECKPOINT_LOCK, arguments ? arguments->timeoutMs : 0);
+	return request("cuCheckpointProcessLock", pid, CHECKPOINT_LOCK, arguments ? arguments->timeoutMs : 0, NULL);
 }
 
 SIM_API CUresult cuCheckpointProcessCheckpoint(int pid, const void *arguments)
 {
 	(void)arguments; /* all reserved */
-	return request("cuCheckpointProcessCheckpoint", pid, CHECKPOINT_SAVE, 0);
+	return request("cuCheckpointProcessCheckpoint", pid, CHECKPOINT_SAVE, 0, NULL);
 }
 
 static int gpu_of(const CUuuid *uuid)
@@ -138,12 +146,13 @@ static int gpu_of(const CUuuid *uuid)
 	return -1;
 }
 
-/* Pairs must name every GPU of the machine, as a permutation. Only the one that changes nothing is simulated.  */
-static CUresult check_pairs(const CUcheckpointRestoreArgs *arguments)
+/* Pairs must name every GPU of the machine, seen by the process or not, as a permutation.  */
+static CUresult read_pairs(const CUcheckpointRestoreArgs *arguments, uint8_t destination[SIM_MAX_GPUS])
 {
 	unsigned from = 0, to = 0, all = (1u << machine()->gpu_count) - 1;
-	bool moves = false;
 
+	for (unsigned gpu = 0; gpu < SIM_MAX_GPUS; gpu++)
+		destination[gpu] = (uint8_t)gpu;
 	if (!arguments || !arguments->gpuPairsCount)
 		return CUDA_SUCCESS;
 	if (!arguments->gpuPairs || arguments->gpuPairsCount != machine()->gpu_count)
@@ -155,22 +164,23 @@ static CUresult check_pairs(const CUcheckpointRestoreArgs *arguments)
 			return CUDA_ERROR_INVALID_VALUE;
 		from |= 1u << before;
 		to |= 1u << after;
-		moves = moves || before != after;
+		destination[before] = (uint8_t)after;
 	}
-	if (from != all || to != all)
-		return CUDA_ERROR_INVALID_VALUE;
-	return moves ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
+	return from == all && to == all ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 SIM_API CUresult cuCheckpointProcessRestore(int pid, const CUcheckpointRestoreArgs *arguments)
 {
-	CUresult result = machine() ? check_pairs(arguments) : CUDA_ERROR_NOT_INITIALIZED;
+	uint8_t destination[SIM_MAX_GPUS];
+	CUresult result = machine() ? read_pairs(arguments, destination) : CUDA_ERROR_NOT_INITIALIZED;
 
-	return result == CUDA_SUCCESS ? request("cuCheckpointProcessRestore", pid, CHECKPOINT_RESTORE, 0) : result;
+	if (result != CUDA_SUCCESS)
+		return result;
+	return request("cuCheckpointProcessRestore", pid, CHECKPOINT_RESTORE, 0, destination);
 }
 
 SIM_API CUresult cuCheckpointProcessUnlock(int pid, const void *arguments)
 {
 	(void)arguments;
-	return request("cuCheckpointProcessUnlock", pid, CHECKPOINT_UNLOCK, 0);
+	return request("cuCheckpointProcessUnlock", pid, CHECKPOINT_UNLOCK, 0, NULL);
 }

@@ -77,6 +77,12 @@ unsigned device_gpu(CUdevice device)
 	return visible[device];
 }
 
+void devices_move(const uint8_t *destination)
+{
+	for (unsigned i = 0; i < visible_count; i++)
+		visible[i] = destination[visible[i]];
+}
+
 SIM_API CUresult cuDriverGetVersion(int *version)
 {
 	if (!version)

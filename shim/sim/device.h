@@ -3,6 +3,7 @@
 #define SIM_DEVICE_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 #include "sim_cuda.h"
 
@@ -15,5 +16,7 @@ unsigned device_count(void);
 bool device_valid(CUdevice device);
 /* Number of the GPU in the machine.  */
 unsigned device_gpu(CUdevice device);
+/* Every device becomes another GPU: `destination` by the number of the GPU it was.  */
+void devices_move(const uint8_t *destination);
 
 #endif

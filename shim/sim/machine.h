@@ -41,6 +41,7 @@ struct sim_checkpoint {
 	int32_t caller;      /* pid that holds the request slot; 0: free */
 	uint32_t reserved;
 	uint64_t caller_start;
+	uint8_t destination[SIM_MAX_GPUS]; /* of a restore: by GPU it was on, the GPU it goes to */
 	uint64_t parked_bytes[SIM_MAX_GPUS]; /* what it held when it was checkpointed, and will need again */
 };
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 STATE = """
 def state(pid=None):
     return str(ok(cuda.cuCheckpointProcessGetState(pid or os.getpid())).name).split("_")[-1].lower()
@@ -229,5 +231,74 @@ assert state() == "running", "after cuInit alone"
 assert name(cuda.cuCheckpointProcessGetState(os.getppid())) == "NOT_INITIALIZED"
 assert name(cuda.cuCheckpointProcessGetState(2**22 + 1)) == "OPERATING_SYSTEM"
 assert name(cuda.cuCheckpointProcessUnlock(me, None)) == "ILLEGAL_STATE"
+"""
+    )
+
+
+ELSEWHERE = """
+import ctypes, subprocess
+def used():
+    code = (
+        "import pynvml as n; n.nvmlInit();"
+        "print(*(n.nvmlDeviceGetMemoryInfo(n.nvmlDeviceGetHandleByIndex(i)).used for i in range(3)))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    return [int(n) // MIB for n in said.split()]
+def uuids():
+    code = (
+        "import pynvml as n; n.nvmlInit();"
+        "print(*(n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByIndex(i)) for i in range(3)))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    return [bytes.fromhex(text[4:].replace("-", "")) for text in said.split()]
+def restore(order):
+    known, pairs = uuids(), []
+    for old, new in enumerate(order):
+        pair = cuda.CUcheckpointGpuPair()
+        ctypes.memmove(pair.getPtr(), known[old] + known[new], 32)
+        pairs.append(pair)
+    arguments = cuda.CUcheckpointRestoreArgs()
+    arguments.gpuPairs = pairs
+    arguments.gpuPairsCount = len(pairs)
+    return cuda.cuCheckpointProcessRestore(me, arguments)
+"""
+
+
+@pytest.mark.parametrize("visible", [None, "1"])
+def test_a_process_comes_back_on_another_gpu(gpu, visible):
+    """Every pair must be named, also of GPUs that the process does not see; its devices keep their numbers."""
+    gpu.set(memory="1GiB", gpus="3")
+    if visible:
+        gpu.machine.environment["CUDA_VISIBLE_DEVICES"] = visible
+    gpu.run(
+        STATE
+        + ELSEWHERE
+        + f"device = {0 if visible else 1}"
+        + """
+known = uuids()
+made = context(device)
+kernels = Kernels()
+address = ok(cuda.cuMemAlloc(100 * MIB))
+ok(kernels.launch("pattern_u32", address, 1000, 1))
+assert used() == [0, 164, 0]
+ok(lock())
+ok(cuda.cuCheckpointProcessCheckpoint(me, None))
+assert name(restore([1, 0])) == name(restore([1, 1, 2])) == "INVALID_VALUE"
+assert state() == "checkpointed"
+ok(restore([0, 2, 1]))
+ok(cuda.cuCheckpointProcessUnlock(me, None))
+assert used() == [0, 0, 164]
+assert words(address, 1000) == pattern(1, 1000)
+assert ok(cuda.cuDeviceGetUuid(device)).bytes == known[2]
+ok(cuda.cuMemAlloc(32 * MIB))
+assert used() == [0, 0, 196]
+ok(cuda.cuMemFree(address))
+ok(lock())
+ok(cuda.cuCheckpointProcessCheckpoint(me, None))
+ok(restore([2, 1, 0]))
+ok(cuda.cuCheckpointProcessUnlock(me, None))
+assert used() == [96, 0, 0]
+ok(cuda.cuDevicePrimaryCtxReset(device))
+assert used() == [0, 0, 0]
 """
     )
