@@ -141,7 +141,7 @@ static void block_destroy(struct block *block)
 	block_forget(block);
 }
 
-static bool any_doomed(void)
+bool blocks_wait_to_be_freed(void)
 {
 	return atomic_load_explicit(&doomed, memory_order_relaxed) != NULL;
 }
@@ -180,7 +180,7 @@ void blocks_reap(bool synchronise)
 {
 	struct block *list;
 
-	if (!any_doomed())
+	if (!blocks_wait_to_be_freed())
 		return;
 	pthread_mutex_lock(&blocks_lock);
 	list = doomed;

@@ -175,6 +175,17 @@ void block_set_resident(struct block *block, bool resident)
 	pthread_mutex_unlock(&blocks_lock);
 }
 
+void block_set_hollow(struct block *block, bool hollow)
+{
+	if (block->hollow == hollow)
+		return; /* the mover alone changes it */
+	if (block->mapping)
+		return mapping_set_hollow(block->mapping, hollow);
+	pthread_mutex_lock(&blocks_lock);
+	block->hollow = hollow;
+	pthread_mutex_unlock(&blocks_lock);
+}
+
 void blocks_keep_on_gpu(CUdeviceptr address, size_t size)
 {
 	struct block *first;

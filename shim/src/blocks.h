@@ -60,6 +60,9 @@ unsigned block_cut(size_t mapped, size_t granularity, size_t *part_bytes);
 /* Free what is doomed. The caller is inside the gate, or is the mover.  */
 void blocks_reap(bool synchronise);
 
+/* Whether any were freed that are not ended yet.  */
+bool blocks_wait_to_be_freed(void);
+
 /* The description of the block that contains `address`: its place, size, context and id; false: not ours.  */
 bool block_find(CUdeviceptr address, struct block *found);
 
@@ -75,6 +78,7 @@ CUresult block_map(struct block *block);
 /* Unmap what is mapped, then release. On failure it keeps its physical memory; some addresses may have lost it.  */
 CUresult block_unmap(struct block *block);
 void block_set_resident(struct block *block, bool resident);
+void block_set_hollow(struct block *block, bool hollow);
 
 /* From now on the blocks in this range stay where they are.  */
 void blocks_keep_on_gpu(CUdeviceptr address, size_t size);

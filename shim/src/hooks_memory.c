@@ -10,6 +10,7 @@
 #include "log.h"
 #include "managed.h"
 #include "mappings.h"
+#include "mover.h"
 #include "room.h"
 #include "shim.h"
 #include "tally.h"
@@ -22,16 +23,33 @@ static const struct context *current_context(void)
 	return shim_is_on() ? context_current() : NULL;
 }
 
+/* Inside the gate, after what waits to be freed: it may be the memory that is asked for. But the mover may be reading those
+ * blocks while it copies; it frees them when it is done, which is soon, since it sees us wait.  */
+static CUresult enter_to_allocate(struct gate_pass *pass)
+{
+	CUresult result = gate_enter(pass, AFFINODE_CLASS_ALLOC);
+
+	while (result == CUDA_SUCCESS && blocks_wait_to_be_freed() && mover_is_copying()) {
+		gate_leave(pass);
+		mover_wait_for_copies();
+		result = gate_enter(pass, AFFINODE_CLASS_ALLOC);
+	}
+	/* Copying cannot begin while we are inside. A capture would be broken by the synchronise, without which work that
+	 * still runs may use the memory; it is freed at the capture's end.  */
+	if (result == CUDA_SUCCESS && !mover_is_copying() && !captures_open())
+		blocks_reap(true);
+	return result;
+}
+
 /* One try, inside the gate.  */
 static CUresult allocate(void *real, CUdeviceptr *address, size_t size)
 {
 	GATE_PASS(pass);
-	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
+	CUresult result = enter_to_allocate(&pass);
 
 	if (result != CUDA_SUCCESS)
 		return result;
 	if (address && size >= BACKED_FROM_BYTES && shim_is_on()) {
-		blocks_reap(!captures_open());
 		result = block_allocate(size, address);
 		if (result == CUDA_SUCCESS || result == CUDA_ERROR_OUT_OF_MEMORY)
 			return result;
@@ -65,7 +83,7 @@ static CUresult allocate_pitch(void *real, CUdeviceptr *address, size_t *pitch, 
 			       unsigned int element_size)
 {
 	GATE_PASS(pass);
-	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
+	CUresult result = enter_to_allocate(&pass);
 	size_t row = (width + PITCH_BYTES - 1) / PITCH_BYTES * PITCH_BYTES;
 
 	if (result != CUDA_SUCCESS)

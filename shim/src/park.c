@@ -259,7 +259,7 @@ static void release_all(struct moved *moved, struct survey *survey)
 		if (!block->context->handle || driver.cuCtxSetCurrent(block->context->handle) != CUDA_SUCCESS)
 			continue;
 		/* Else its memory stays, and is filled again at the resume: the program may see only some of it.  */
-		block->hollow = block_unmap(block) != CUDA_SUCCESS;
+		block_set_hollow(block, block_unmap(block) != CUDA_SUCCESS);
 		moved->bytes += block->hollow ? 0 : block->size;
 	}
 }

@@ -105,7 +105,7 @@ static void give_back(struct arrival *arrival)
 		struct block *block = arrival->survey.blocks[i];
 
 		use_context_of(block);
-		block->hollow = block_unmap(block) != CUDA_SUCCESS;
+		block_set_hollow(block, block_unmap(block) != CUDA_SUCCESS);
 		if (block->hollow)
 			block_set_resident(block, true);
 	}
@@ -233,7 +233,7 @@ static void resume_blocks(struct moved *moved, struct arrival *arrival)
 
 	if (result == CUDA_SUCCESS && wrong == 0) {
 		for (size_t i = 0; i < arrival->survey.block_count; i++) {
-			arrival->survey.blocks[i]->hollow = false;
+			block_set_hollow(arrival->survey.blocks[i], false);
 			moved->bytes += arrival->survey.blocks[i]->size;
 		}
 		return outcome_is(moved, AFFINODE_OK, "");

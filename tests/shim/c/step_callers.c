@@ -6,8 +6,8 @@
 
 #define LOOK_NS 3000000u
 
-enum meddling { LAUNCHES, OVERWRITES, ALLOCATES, FREES, UNMAPS, MEDDLINGS };
-static const char *const meddlings[] = {"launches", "overwrites", "allocates", "frees", "unmaps"};
+enum meddling { LAUNCHES, OVERWRITES, ALLOCATES, FREES, UNMAPS, FREES_AND_ALLOCATES, MEDDLINGS };
+static const char *const meddlings[] = {"launches", "overwrites", "allocates", "frees", "unmaps", "frees and allocates"};
 
 static _Atomic bool done;
 static size_t free_when_resident;
@@ -27,6 +27,9 @@ static void *meddle(void *how)
 		contents_fill(CONTENTS_ZERO_AMIDST);
 		contents_fill(CONTENTS_ONE_CHUNK);
 		break;
+	case FREES_AND_ALLOCATES: /* what is freed while it is being copied is the mover's to end */
+		contents_free(CONTENTS_ZERO_AMIDST);
+		/* fall through */
 	case ALLOCATES:
 		CUDA(MemAlloc(&other, MiB(4)));
 		CHECK_EQUAL(launch_pattern(NULL, other, MiB(4), 77), CUDA_SUCCESS);
@@ -54,7 +57,7 @@ static size_t free_bytes(void)
 
 static void put_back(enum meddling how)
 {
-	if (how == FREES)
+	if (how == FREES || how == FREES_AND_ALLOCATES)
 		contents_allocate(CONTENTS_ZERO_AMIDST);
 	if (how == UNMAPS)
 		contents_allocate(CONTENTS_MAPPED);
