@@ -116,6 +116,11 @@ class ControllerClient:
         """End a hold."""
         return await self._json("POST", _kernel(kernel_id, "release"), {})
 
+    async def place(self, kernel_id: str) -> list[str]:
+        """The GPUs that a kernel which is about to start should see, the best first, as CUDA names them."""
+        answer = await self._json("POST", _kernel(kernel_id, "place"), {})
+        return list(answer["visible_devices"])
+
     async def end(self, kernel_id: str, process: int) -> dict[str, Any]:
         """End a process of the kernel that is stuck, by its `number`."""
         return await self._json("POST", _kernel(kernel_id, "end"), {"process": process})

@@ -115,6 +115,12 @@ class AffinodeExtension(ExtensionApp):
     hold_max_s = Float(
         None, allow_none=True, help="The longest that anyone may keep an idle GPU." + SHARED
     ).tag(config=True)
+    place_kernels = Bool(
+        False,
+        help="""Whether new kernels are told which GPU to use, on machines with several: the one with the most room
+        once idle kernels are parked comes first in CUDA_VISIBLE_DEVICES, others of the same kind after it. A
+        CUDA_VISIBLE_DEVICES of the server or of a kernelspec stays as it is.""",
+    ).tag(config=True)
     server_label = Unicode(
         help="""What `jupyter affinode status` calls this server; by default its address.
 
@@ -150,6 +156,7 @@ class AffinodeExtension(ExtensionApp):
             self.watch.listen(listener)
         AffinodeProvisioner.server_label = label
         AffinodeProvisioner.depth = self.depth
+        AffinodeProvisioner.places = self.place_kernels
         if not self.enabled:
             self.watch.message = (
                 "jupyter-affinode is switched off on this server (AffinodeExtension.enabled)."
@@ -171,6 +178,7 @@ class AffinodeExtension(ExtensionApp):
     async def stop_extension(self) -> None:
         """Stop following. Called when the server stops, before it shuts its kernels down."""
         AffinodeProvisioner.server_label = AffinodeProvisioner.depth = None
+        AffinodeProvisioner.places = False
         self._activity_callback.stop()
         await self.kernels.stop()
         await self.watch.stop()

@@ -15,6 +15,8 @@ from jupyter_client.provisioning import LocalProvisioner
 from .client import ControllerClient, ControllerRefused, ControllerUnavailable, ensure_controller_async
 from .launch_environment import Unmanaged, manage
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+PLACE_TIMEOUT_S = 3.0  # the most that asking where to go may add to a start
 FAREWELL_TIMEOUT_S = 0.3  # the most that telling the controller may add to an interrupt or a shutdown
 
 
@@ -30,6 +32,8 @@ class AffinodeProvisioner(LocalProvisioner):
     server_label: ClassVar[str | None] = None
     # Set by the server extension: "context" if its kernels may give up their CUDA context too.
     depth: ClassVar[str | None] = None
+    # Set by the server extension: whether new kernels are told which GPU to use.
+    places: ClassVar[bool] = False
 
     managed = False  # whether the shim is in the kernel that runs now
     _said_dying = False
@@ -54,6 +58,7 @@ class AffinodeProvisioner(LocalProvisioner):
                 depth=self.depth,
             )
             self.managed = True
+            await self._place(kwargs["env"])
         except Unmanaged as reason:
             self.managed = False
             self.log.warning("The GPU of kernel %s is not managed: %s.", self.kernel_id, reason)
@@ -117,6 +122,24 @@ class AffinodeProvisioner(LocalProvisioner):
             await asyncio.wait_for(message(ControllerClient()), FAREWELL_TIMEOUT_S)
         except (ControllerUnavailable, ControllerRefused, asyncio.TimeoutError, OSError) as error:
             self.log.debug("Kernel %s: the controller was not told: %r", self.kernel_id, error)
+
+    async def _place(self, env: dict[str, str]) -> None:
+        """Let the kernel see the GPU with the most room first, unless somebody has chosen already."""
+        if not self.places or VISIBLE in env:
+            return
+
+        async def ask() -> list[str]:
+            client = ControllerClient(await ensure_controller_async())
+            return await client.place(self.kernel_id)
+
+        try:
+            devices = await asyncio.wait_for(ask(), PLACE_TIMEOUT_S)
+        except (ControllerUnavailable, ControllerRefused, asyncio.TimeoutError, OSError) as error:
+            self.log.info("Kernel %s is not placed on a GPU: %r", self.kernel_id, error)
+            return
+        if devices:
+            env[VISIBLE] = ",".join(devices)
+            self.log.info("Kernel %s is placed on %s.", self.kernel_id, devices[0])
 
     def _introduce(self) -> None:
         """Start the controller if none answers, and describe the kernel to it; the body of a thread."""

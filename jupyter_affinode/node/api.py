@@ -24,6 +24,7 @@ from .api_kernels import (
     HoldHandler,
     KernelHandler,
     ParkHandler,
+    PlaceHandler,
     ReleaseHandler,
     ResumeHandler,
 )
@@ -186,6 +187,7 @@ ROUTES: list[tuple[str, type[Handler]]] = [
     (rf"{_KERNEL}/hold", HoldHandler),
     (rf"{_KERNEL}/release", ReleaseHandler),
     (rf"{_KERNEL}/end", EndHandler),
+    (rf"{_KERNEL}/place", PlaceHandler),
     (rf"{_KERNEL}/cell", CellHandler),
     (rf"{_KERNEL}/cancel", CancelHandler),
     (rf"{_KERNEL}/dying", DyingHandler),

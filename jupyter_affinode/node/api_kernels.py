@@ -11,6 +11,7 @@ from .holds import HoldRefused
 from .records import KernelRecord, Outcome
 
 MOVE_WAIT_S = 60.0
+FIRST_LOOK_S = 1.0  # how long a controller that has just started is given to see the GPUs
 
 
 class KernelHandler(Handler):
@@ -91,6 +92,21 @@ class ResumeHandler(MoveHandler):
         wait = self.body(wait=(bool,)).get("wait", True)
         kernel = self.kernel(kernel_id)
         await self.finish_with(kernel, self.controller.wishes.resume(kernel), wait)
+
+
+class PlaceHandler(Handler):
+    """Which GPU a kernel that is about to start should use."""
+
+    async def post(self, kernel_id: str) -> None:
+        """POST /kernels/{id}/place"""
+        self.body()
+        until = self.now() + FIRST_LOOK_S
+        while self.controller.state.gpus.sample is None and self.now() < until:  # it has just started
+            await asyncio.sleep(0.02)
+        kernel = self.made_known(kernel_id)
+        gpus = self.controller.place(kernel)
+        self.controller.servers.speaks_for(self.speaker(), kernel)
+        await self.finish({"visible_devices": [gpu.visible_as or gpu.uuid for gpu in gpus]})
 
 
 class EndHandler(Handler):

@@ -40,7 +40,7 @@ from .link import Link
 from .lots import LotStock
 from .metrics import Metrics
 from .moves import Moves
-from .nvml import Nvml, NvmlReader, NvmlSample
+from .nvml import Nvml, NvmlGpu, NvmlReader, NvmlSample
 from .observer import Observers
 from .outlook import Outlook, outlooks
 from .page import Page
@@ -201,6 +201,12 @@ class Controller:
     def owner_of(self, kernel_id: str) -> str | None:
         """Whose a known kernel is."""
         return self.state.kernels[kernel_id].owner
+
+    def place(self, kernel: KernelRecord) -> list[NvmlGpu]:
+        """The GPUs that a kernel which is about to start should see, the best first."""
+        now = time.monotonic()
+        self.look(now)
+        return self.state.place(kernel, self._snapshot, now)
 
     # ---- what shims say (LinkListener)
 

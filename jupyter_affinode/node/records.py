@@ -177,6 +177,7 @@ class KernelRecord:
     cell_id: str | None = None
     held_until: float | None = None
     kept: Keep | None = None  # a file holds it (keep.py)
+    placed: tuple[str, float] | None = None  # the GPU that it was told to use, and when
     focus_at: float | None = None
     is_cancelling: bool = False
     peer_ended: tuple[int, float] | None = (

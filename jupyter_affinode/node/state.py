@@ -13,9 +13,10 @@ from .host import CgroupMemory, HostMemory, cgroup_memory
 from .host_care import host_use
 from .keep import EVERYBODY, Keep, file_name
 from .neighbours import busy
-from .nvml import NvmlSample
+from .nvml import NvmlGpu, NvmlSample
 from .page import Fixed, Page, PageError, State
 from .peers import parent_of
+from .placement import place
 from .process_start import started_at
 from .records import KernelRecord, Process
 from .reservations import ReservationBook
@@ -29,6 +30,7 @@ from .wire import Hello
 HUNG_UP_FORGOTTEN_S = 10.0  # a live process that closed its link and does not come back runs without a shim
 UNSEEN_FORGOTTEN_S = 600.0  # a silent one whose end we cannot see; what it has on the GPU is "unmanaged" then
 HOPELESS_GRANTS = 5
+PLACED_LASTS_S = 600.0  # a kernel that was placed and has not used the GPU by then probably never will
 OUR_OWN_WORK_S = 3.0  # NVML's samples are up to a second old, and a move computes digests
 HOPELESS_AFTER_S = 3.0
 
@@ -146,6 +148,22 @@ class NodeState:
                 kernel = self.kernels[process.kernel_id]
                 if kernel.move is None and sample.began - kernel.moved_at > OUR_OWN_WORK_S:
                     process.seen_busy_at = sample.began
+
+    def place(self, kernel: KernelRecord, node: Node, now: float) -> list[NvmlGpu]:
+        """The GPUs that a kernel which is about to start should see, the best first; none without NVML."""
+        kernel.placed = None
+        newcomers: dict[str, int] = {}
+        for other in self.kernels.values():
+            if other.placed is not None:
+                gpu, since = other.placed
+                if any(map(_uses_gpu, other.processes.values())) or now - since > PLACED_LASTS_S:
+                    other.placed = None
+                else:
+                    newcomers[gpu] = newcomers.get(gpu, 0) + 1
+        gpus = place(now, node, list(self.gpus.measured.values()), newcomers, self.settings)
+        if gpus:
+            kernel.placed = gpus[0].uuid, now
+        return gpus
 
     def look_at_parents(self, now: float) -> None:
         """See whose parents have ended: such processes have another one now."""

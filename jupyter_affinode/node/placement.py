@@ -1,0 +1,76 @@
+"""Which GPU a new kernel gets: the one with the most room once those who may be parked have been; pure.
+
+What a program may see is put in an order, since the first is what nearly all programs use. Only GPUs of one kind
+are put together: a program that spreads over them must find them alike. A part of a GPU (MIG) stands alone, as CUDA
+shows a program no more than one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from .eligibility import eligible_at
+from .nvml import NvmlGpu
+from .settings import Settings
+from .snapshot import Kernel, Node, Residency
+
+MAY_GO = 0.5  # what may be parked, or is, comes back and takes turns: it counts as half
+UNKNOWN_PART = 16  # of a GPU: what a kernel is taken to need where no other tells
+
+
+def place(
+    now: float,
+    node: Node,
+    gpus: Sequence[NvmlGpu],
+    newcomers: Mapping[str, int],
+    settings: Settings,
+) -> list[NvmlGpu]:
+    """The GPUs for a new kernel to see, the one that it should use first; none if there is no GPU.
+
+    `newcomers`: how many kernels were placed on each GPU and have not used it yet.
+    """
+    usable = [gpu for gpu in gpus if not gpu.is_mig or gpu.visible_as.startswith("MIG-")]
+    if not usable:
+        return []
+    rooms = {gpu.uuid: _room(now, node, gpu, newcomers.get(gpu.uuid, 0), settings) for gpu in usable}
+    ranked = sorted(usable, key=lambda gpu: (-rooms[gpu.uuid], gpu.index, gpu.uuid))
+    best = ranked[0]
+    return [best, *(gpu for gpu in ranked[1:] if _are_alike(best, gpu))]
+
+
+def _are_alike(one: NvmlGpu, other: NvmlGpu) -> bool:
+    return (
+        not one.is_mig and not other.is_mig and (one.name, one.total_bytes) == (other.name, other.total_bytes)
+    )
+
+
+def _room(now: float, node: Node, gpu: NvmlGpu, newcomers: int, settings: Settings) -> float:
+    """What is left of a GPU for one more, in bytes; less than nothing where many take turns already."""
+    stays = goes = managed = 0
+    for kernel in node.kernels:
+        resident = kernel.resident_bytes.get(gpu.uuid, 0)
+        fixed = kernel.fixed_bytes.get(gpu.uuid, 0)
+        managed += resident + fixed
+        stays += fixed
+        if _may_go(now, kernel, settings):
+            goes += resident
+        else:
+            stays += resident
+        goes += kernel.parked_bytes.get(gpu.uuid, 0)
+    others = max(gpu.used_bytes - managed, 0)
+    expected = newcomers * _typical(node.kernels, gpu)
+    return gpu.total_bytes - others - stays - MAY_GO * goes - expected
+
+
+def _may_go(now: float, kernel: Kernel, settings: Settings) -> bool:
+    """Whether somebody who waited would get the kernel's memory now, or soon: it is being parked."""
+    if kernel.residency is Residency.PARKING:
+        return True
+    moment = eligible_at(kernel, settings, anyone_waits=True)
+    return moment is not None and moment <= now
+
+
+def _typical(kernels: Iterable[Kernel], gpu: NvmlGpu) -> int:
+    """What one more will take: as much as the others here do on average."""
+    sizes = [kernel.footprint_bytes for kernel in kernels if kernel.footprint_bytes]
+    return sum(sizes) // len(sizes) if sizes else gpu.total_bytes // UNKNOWN_PART

@@ -1,0 +1,136 @@
+"""Which GPU a new kernel is told to use."""
+
+from __future__ import annotations
+
+import time
+
+from fake_shim import GPU, MIB
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jupyter_affinode.node.nvml import NvmlGpu, NvmlSample
+from jupyter_affinode.node.placement import place
+from jupyter_affinode.node.settings import GIB, Settings
+from jupyter_affinode.node.snapshot import Host, Kernel, Node, Residency
+from jupyter_affinode.node.wire import gpu_uuid
+
+NOW = 10_000.0
+
+
+def gpu(uuid, *, used=0, total=80, name="H200", mig=False, index=0):
+    visible = f"MIG-{uuid}" if mig else uuid
+    free = (total - used) * GIB
+    return NvmlGpu(uuid, index, name, total * GIB, used * GIB, free, None, is_mig=mig, visible_as=visible)
+
+
+def kernel(name, on, size, *, idle=0.0, parked=0, fixed=0):
+    residency = Residency.PARKED if parked else Residency.RESIDENT
+    return Kernel(
+        name,
+        residency,
+        {on: size * GIB},
+        {on: parked * GIB},
+        fixed_bytes={on: fixed * GIB},
+        last_activity=NOW - idle,
+    )
+
+
+def chosen(gpus, *kernels, newcomers=None):
+    node = Node({}, kernels, Host(0))
+    return [each.uuid for each in place(NOW, node, gpus, newcomers or {}, Settings())]
+
+
+def test_the_emptiest_gpu_comes_first_and_others_of_its_kind_after_it():
+    gpus = [gpu("a", used=40), gpu("b", used=10), gpu("c", used=20)]
+    assert chosen(gpus) == ["b", "c", "a"]
+    assert chosen([]) == []
+
+
+def test_who_may_be_parked_takes_half_the_room_of_who_is_busy():
+    gpus = [gpu("a", used=40), gpu("b", used=30)]
+    busy, idle = kernel("busy", "b", 30), kernel("idle", "a", 40, idle=1000)
+    assert chosen(gpus, idle, busy) == ["a", "b"]  # 80 - 20 beside 80 - 30
+    assert chosen(gpus, kernel("idle", "a", 40), busy) == ["b", "a"]
+
+
+def test_the_parked_are_counted_since_they_come_back():
+    gpus = [gpu("a"), gpu("b", used=10)]
+    assert chosen(gpus, kernel("parked", "a", 0, parked=30)) == ["b", "a"]
+
+
+def test_what_is_not_ours_stays_in_the_way():
+    assert chosen([gpu("a", used=60), gpu("b", used=55)], kernel("k", "b", 5, idle=1000)) == ["b", "a"]
+    gpus = [gpu("a", used=60), gpu("b", used=60)]
+    assert chosen(gpus, kernel("k", "b", 50, idle=1000)) == ["b", "a"]
+
+
+def test_kernels_that_start_together_do_not_all_go_to_one_gpu():
+    gpus = [gpu("a"), gpu("b")]
+    assert chosen(gpus, newcomers={"a": 1}) == ["b", "a"]
+    assert chosen(gpus, newcomers={"a": 1, "b": 1}) == ["a", "b"]
+
+
+def test_unlike_gpus_are_not_mixed():
+    gpus = [gpu("old", total=40, name="A100"), gpu("new", used=10), gpu("other", used=30)]
+    assert chosen(gpus) == ["new", "other"]
+    gpus = [gpu("old", total=40, name="A100"), gpu("new", used=70)]
+    assert chosen(gpus) == ["old"]
+
+
+def test_a_part_of_a_gpu_stands_alone():
+    parts = [gpu("1", total=20, mig=True), gpu("2", total=20, used=5, mig=True)]
+    assert chosen(parts) == ["1"]
+    assert chosen([*parts, gpu("whole", used=79)]) == ["1"]
+    undivided = NvmlGpu("x", 0, "H200", 80 * GIB, 0, 80 * GIB, None, is_mig=True, visible_as="GPU-x")
+    assert chosen([undivided]) == []  # to be used in parts, and there are none
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 80), st.sampled_from(["H200", "A100"]), st.booleans()), max_size=8),
+    st.lists(st.tuples(st.integers(0, 7), st.integers(0, 80), st.floats(0, 2000)), max_size=12),
+)
+def test_the_answer_is_always_some_of_the_gpus_each_once_and_alike(gpus, kernels):
+    machine = [
+        gpu(f"g{index}", used=used, name=name, mig=mig, index=index)
+        for index, (used, name, mig) in enumerate(gpus)
+    ]
+    busy = [kernel(f"k{index}", f"g{on}", size, idle=idle) for index, (on, size, idle) in enumerate(kernels)]
+    found = place(NOW, Node({}, tuple(busy), Host(0)), machine, {}, Settings())
+    assert bool(found) == bool(machine)
+    assert len({each.uuid for each in found}) == len(found)
+    assert len({(each.name, each.total_bytes) for each in found}) <= 1
+    assert len(found) <= 1 or not any(each.is_mig for each in found)
+
+
+# ---- through the controller
+
+
+class TwoGpus:
+    """NVML of two GPUs, of which the first is the fake shims'."""
+
+    def read(self):
+        first = NvmlGpu(gpu_uuid(GPU), 0, "A GPU", 1000 * MIB, 300 * MIB, 700 * MIB, 0)
+        second = NvmlGpu("GPU-second", 1, "A GPU", 1000 * MIB, 0, 1000 * MIB, 0)
+        return NvmlSample(time.monotonic(), "580.1", (first, second))
+
+
+def test_the_controller_spreads_new_kernels(node, machine, shim, wait_until):
+    node(nvml=TwoGpus())
+    shim("k", resident=300 * MIB)
+    wait_until(lambda: machine.node()["nvml"] and (machine.kernel("k") or {}).get("resident_bytes"))
+
+    def placed(kernel_id):
+        status, answer = machine.ask("POST", f"/kernels/{kernel_id}/place", {})
+        assert status == 200
+        return answer["visible_devices"]
+
+    first = gpu_uuid(GPU)
+    assert placed("n1") == ["GPU-second", first]
+    assert placed("n1") == ["GPU-second", first]  # asked again, it is still one
+    assert placed("n2") == [first, "GPU-second"]  # n1 is expected to take as much as k has
+    assert placed("n3") == ["GPU-second", first]
+
+
+def test_without_nvml_nobody_is_placed(node, machine):
+    node()
+    assert machine.ask("POST", "/kernels/n/place", {}) == (200, {"visible_devices": []})
