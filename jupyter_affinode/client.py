@@ -255,6 +255,9 @@ class ControllerClient:
         )
         if body is not None:
             headers["Content-Type"] = "application/json"
+        grant = environment.grant()
+        if grant is not None:
+            headers["Authorization"] = f"Bearer {grant}"
         parameters = HTTP1ConnectionParameters(no_keep_alive=True, max_body_size=1 << 62)
         connection = HTTP1Connection(stream, True, parameters)
 
@@ -287,6 +290,8 @@ def ensure_controller(
     path = _socket_or_default(socket)
     if _listens(path):
         return path
+    if path == environment.NODE_SOCKET:  # the administrator's to start, and started again when it fails
+        raise ControllerUnavailable(f"this machine's controller does not answer at {path}")
     deadline = time.monotonic() + timeout_s
     child = _start(path, extra_args)
     while not _listens(path):

@@ -6,6 +6,8 @@ is shim/src/environment.h.
 | name | set by → read by | meaning |
 |---|---|---|
 | AFFINODE_SOCKET | admin, provisioner → all | the controller's API socket; `link.sock` lies beside it |
+| AFFINODE_GRANT | spawner → shim, clients | the signed text that says whose the processes are |
+| AFFINODE_GRANT_FILE | spawner → shim, clients | a file with it, read anew for each connection; goes before the other |
 | AFFINODE_KERNEL_ID | provisioner, `run` → shim, magics | the Jupyter kernel this process tree is of |
 | AFFINODE_LIBRARY | provisioner → magics | absolute path of libaffinode.so, as in LD_PRELOAD |
 | AFFINODE_SERVER | provisioner → magics | "1" if a Jupyter server with our extension started the kernel |
@@ -36,6 +38,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 SOCKET = "AFFINODE_SOCKET"
+GRANT = "AFFINODE_GRANT"
+GRANT_FILE = "AFFINODE_GRANT_FILE"
 KERNEL_ID = "AFFINODE_KERNEL_ID"
 LIBRARY = "AFFINODE_LIBRARY"
 SERVER = "AFFINODE_SERVER"
@@ -84,6 +88,17 @@ def socket_path(environ: Mapping[str, str] | None = None) -> Path:
     if folder.exists():
         verify_owned(folder, private=folder.name != "affinode")
     return folder / SOCKET_NAME
+
+
+def grant(environ: Mapping[str, str] | None = None) -> str | None:
+    """The grant to show to a controller, as it is now; None if there is none."""
+    environ = os.environ if environ is None else environ
+    if environ.get(GRANT_FILE):
+        with contextlib.suppress(OSError, ValueError):
+            text = Path(environ[GRANT_FILE]).read_text(encoding="ascii").strip()
+            if text:
+                return text
+    return environ.get(GRANT, "").strip() or None
 
 
 def user_folder(environ: Mapping[str, str] | None = None) -> Path:

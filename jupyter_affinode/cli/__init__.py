@@ -10,7 +10,19 @@ import sys
 from collections.abc import Sequence
 
 from .._version import __version__
-from . import actions, bench, clean, doctor, kernelspec, monitoring, report, run, simulate, status
+from . import (
+    actions,
+    bench,
+    clean,
+    doctor,
+    kernelspec,
+    monitoring,
+    report,
+    run,
+    simulate,
+    status,
+    systemd_unit,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add(commands)
     bench.add(commands)
     commands.add_parser("node", help="run the node's GPU controller (it is started by itself when needed)")
+    systemd_unit.add(commands)
     run.add(commands)
     kernelspec.add(commands)
     simulate.add(commands)

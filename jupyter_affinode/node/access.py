@@ -14,6 +14,10 @@ from .limits import MANY_USERS, ONE_USER, Limits
 from .peers import Peer, groups_of, is_beside_us
 
 
+class NoSuchGroup(ValueError):
+    """The group of administrators is not known here."""
+
+
 class NotAllowed(Exception):
     """Somebody may not enter, or not do this; `slug` is for programs, the message for people."""
 
@@ -81,7 +85,7 @@ class EveryUserAccess:
         require_grants: bool = False,
         limits: Limits = MANY_USERS,
     ):
-        """Raises KeyError if there is no such group; a number is taken as it is."""
+        """Raises NoSuchGroup; a number is taken as it is."""
         self.limits = limits
         self._admin_gid = _gid(admin_group) if admin_group else None
         self._grants = grants
@@ -119,7 +123,12 @@ class EveryUserAccess:
 
 
 def _gid(group: str) -> int:
-    return int(group) if group.isdigit() else grp.getgrnam(group).gr_gid
+    if group.isdigit():
+        return int(group)
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise NoSuchGroup(f"there is no group {group!r} for admin_group") from None
 
 
 def _user_name(uid: int) -> str:

@@ -16,11 +16,15 @@ from traitlets import Bool, Enum, Float, Int, Unicode, default
 
 from .. import environment
 from .._version import __version__
+from . import handover
+from .access import Access, NoSuchGroup
 from .api import serve
+from .app_access import ACCESS_ALIASES, ACCESS_FLAGS, AccessTraits, prepare_for_everyone
 from .app_history import HISTORY_ALIASES, HistoryTraits
 from .app_queue import QUEUE_ALIASES, QueueTraits
 from .controller import LINK_NAME, Controller
-from .election import AlreadyServed, Election
+from .election import LOCK_NAME, AlreadyServed, Election
+from .grants import GrantsUnavailable
 from .history_options import HistoryOptions
 from .metrics_server import serve_metrics
 from .settings import Settings, SettingsRefused
@@ -31,7 +35,7 @@ LOG_FORMAT = "%(asctime)s.%(msecs)03d %(levelname).1s %(message)s"
 _DEFAULTS = Settings()
 
 
-class NodeController(HistoryTraits, QueueTraits, JupyterApp):
+class NodeController(AccessTraits, HistoryTraits, QueueTraits, JupyterApp):
     """The arbiter of this machine's GPUs.
 
     Configured by `c.NodeController` in jupyter_affinode_config.py or by the command line; started by itself
@@ -48,6 +52,7 @@ class NodeController(HistoryTraits, QueueTraits, JupyterApp):
     examples = """
     jupyter affinode node                                    # this user's controller, in the foreground
     jupyter affinode node --park-when=idle --idle-timeout=60 # free every GPU a minute after its last use
+    jupyter affinode node --system --admin-group=staff       # all users of the machine; as root
     """
 
     socket = Unicode(help="Path of the API socket. Default: AFFINODE_SOCKET, or the usual places.").tag(
@@ -155,6 +160,7 @@ class NodeController(HistoryTraits, QueueTraits, JupyterApp):
         "log-level": "Application.log_level",
         "config": "JupyterApp.config_file",
         "socket": "NodeController.socket",
+        **ACCESS_ALIASES,
         "park-when": "NodeController.park_when",
         "depth": "NodeController.depth",
         "idle-timeout": "NodeController.idle_timeout_s",
@@ -176,8 +182,12 @@ class NodeController(HistoryTraits, QueueTraits, JupyterApp):
         "keep-alive": "NodeController.keep_alive_s",
     }
 
+    flags = ACCESS_FLAGS
+
     @default("socket")
     def _default_socket(self) -> str:
+        if self.system:
+            return os.environ.get(environment.SOCKET) or str(environment.NODE_SOCKET)
         return str(environment.socket_path())
 
     @default("log_level")
@@ -193,32 +203,44 @@ class NodeController(HistoryTraits, QueueTraits, JupyterApp):
         """Serve until nobody needs it; called by `launch_instance`."""
         super().start()
         try:
-            socket = Path(self.socket).absolute()
+            path = Path(self.socket).absolute()
             settings = self.policy_settings()
-            if not socket.parent.exists() or os.stat(socket.parent).st_uid == os.getuid():
-                environment.make_folder(socket.parent)
-            election = Election(socket)
+            access = self.access()
+            if self.system:
+                prepare_for_everyone(path)
+                election = Election(path, path.parent, is_machines=True)
+            else:
+                if handover.gives_way(path):
+                    raise AlreadyServed(environment.NODE_SOCKET.with_name(LOCK_NAME))
+                if not path.parent.exists() or os.stat(path.parent).st_uid == os.getuid():
+                    environment.make_folder(path.parent)
+                election = Election(path)
             election.win()
         except AlreadyServed as served:
             self.log.info("%s; nothing to do", served)
             self.exit(0)
-        except (SettingsRefused, OSError) as refused:
+        except (SettingsRefused, GrantsUnavailable, NoSuchGroup, OSError) as refused:
             self.log.critical("the controller cannot start: %s", refused)
             self.exit(1)
-        log = _node_log(socket.with_name(LOG_NAME), self.log_level)
+        log = _node_log(path.with_name(LOG_NAME), self.log_level)
         try:
-            status = asyncio.run(_serve(socket, settings, election, log, self.history_options(socket)))
+            status = asyncio.run(_serve(path, settings, access, election, log, self.history_options(path)))
         finally:
             logging.shutdown()
         self.exit(status)
 
 
 async def _serve(
-    socket: Path, settings: Settings, election: Election, log: logging.Logger, history: HistoryOptions
+    socket: Path,
+    settings: Settings,
+    access: Access,
+    election: Election,
+    log: logging.Logger,
+    history: HistoryOptions,
 ) -> int:
     """Run a controller until it is finished or told to end; its exit status."""
     controller = Controller(
-        socket, settings, version=__version__, log=log, election=election, history=history
+        socket, settings, version=__version__, log=log, election=election, access=access, history=history
     )
     metrics_server = None
     if history.metrics_port:

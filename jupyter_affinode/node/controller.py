@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import describe
+from . import describe, handover
 from .access import Access, OwnUserAccess
 from .actions import (
     Action,
@@ -125,6 +125,7 @@ class Controller:
         self._tick_handle: asyncio.TimerHandle | None = None
         self._poked = False
         self._passed_at = 0.0
+        self._standby = handover.Standby(log) if self.access.is_shared else None
 
     def start(self) -> None:
         """Listen for shims, and begin to decide once the settle time is over."""
@@ -316,9 +317,14 @@ class Controller:
             self.state.host = host_memory()
             self.state.read_limits()
         self.state.lots_ready_bytes, self.state.lots_held = self.lots.ready_bytes, self.lots.held()
-        is_settled = now - self.began >= self.state.settings.settle_s
-        self._snapshot = self.state.snapshot(now, is_settled=is_settled)
+        self._snapshot = self.state.snapshot(now, is_settled=self._is_settled(now))
         self._look_at_queue(self._snapshot, now)
+
+    def _is_settled(self, now: float) -> bool:
+        """Whether every kernel is known by now, and no other controller decides any more."""
+        if now - self.began < self.state.settings.settle_s:
+            return False
+        return self._standby is None or self._standby.look(now)
 
     def _decide(self, now: float) -> None:
         for action in decide(now, self._snapshot, self.state.settings):
@@ -441,8 +447,11 @@ class Controller:
         needed = self.events.subscribers or self.api_requests_open
         if needed or next(self.state.processes(), None) is not None:
             self.needed_at = now
-        elif now - self.needed_at > self.state.settings.keep_alive_s:
+        elif now - self.needed_at > self.state.settings.keep_alive_s and not self.access.is_shared:
             self.log.info("nobody has needed this controller for %.0f s: it ends", now - self.needed_at)
+            self.finished.set()
+        if not self.access.is_shared and handover.gives_way(self.socket):
+            self.log.info("this machine has a controller of its own now: this one ends, its kernels go there")
             self.finished.set()
         if not self._election.is_intact() or not self.socket.exists():
             self.log.error("the files in %s were removed: this controller ends", self.socket.parent)

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 from .. import environment
+from .handover import serves_gpu
 
 LOCK_NAME = "node.lock"
 
@@ -29,9 +30,12 @@ class GpuServed(Exception):
 class Election:
     """The locks of one controller."""
 
-    def __init__(self, socket: Path, gpu_folder: Path | None = None):
-        """`gpu_folder` is one for all controllers of the user, whatever their sockets."""
+    def __init__(self, socket: Path, gpu_folder: Path | None = None, *, is_machines: bool = False):
+        """`gpu_folder` is one for all controllers of the user, whatever their sockets. `is_machines`: this is the
+        controller of all users, to which others give way (`handover`).
+        """
         self._socket = socket
+        self._is_machines = is_machines
         self._gpu_folder = gpu_folder or Path("/tmp") / f"affinode-{os.getuid()}"
         self._files: dict[Path, int] = {}
 
@@ -43,7 +47,12 @@ class Election:
 
     def serve_gpu(self, uuid: str) -> None:
         """Become the one controller of a GPU; again is fine. Raises GpuServed."""
-        environment.make_folder(self._gpu_folder)
+        if not self._is_machines:
+            environment.make_folder(self._gpu_folder)
+            if serves_gpu(uuid):
+                raise GpuServed(
+                    f"{uuid} is served by this machine's own controller ({environment.NODE_SOCKET})"
+                )
         path = self._gpu_folder / f"serves-{uuid}.lock"
         if path not in self._files and not self._lock(path):
             raise GpuServed(

@@ -1,0 +1,126 @@
+"""One authority over each GPU while users' own controllers give way to the machine's.
+
+A user's controller at the usual place ends as soon as the machine's answers; its shims and clients then find
+that one by themselves, as after any end of a controller. One at another place, which they would not leave,
+is refused the GPUs that the machine's serves. The machine's decides nothing before the users' locks on the
+GPUs are free. A lock can be held by anybody who likes to: who does not let go in time is not waited for, and
+what their kernels have on the GPU then counts as a stranger's.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import itertools
+import logging
+import math
+import os
+import re
+import socket
+import stat
+import time
+from pathlib import Path
+
+from .. import environment
+
+ASK_EVERY_S = 0.5
+LOCKS_MAX = 64
+PATIENCE_S = 60.0  # with users' controllers that do not give way
+USERS_FOLDERS = Path("/tmp")  # where `election.Election` puts the locks of users' controllers
+FOLDER_NAME = re.compile(r"affinode-(\d+)")
+
+
+def machine_answers(node_socket: Path | None = None) -> bool:
+    """Whether the machine's own controller, run by root or by us, listens now."""
+    path = environment.NODE_SOCKET if node_socket is None else node_socket
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    if not stat.S_ISSOCK(status.st_mode) or status.st_uid not in (0, os.getuid()):
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError as error:
+            return error.errno == errno.EAGAIN  # so many wait that there is no place in the line
+    return True
+
+
+def gives_way(own_socket: Path) -> bool:
+    """Whether a user's controller must end: the machine's answers, and ours is where nobody looks then."""
+    usual = environment.user_folder() / environment.SOCKET_NAME
+    return own_socket == usual and machine_answers()
+
+
+def serves_gpu(uuid: str) -> bool:
+    """Whether the machine's controller serves a GPU now."""
+    return environment.NODE_SOCKET.with_name(f"serves-{uuid}.lock").exists() and machine_answers()
+
+
+def users_who_serve() -> list[str]:
+    """The users' controllers that serve a GPU now, in words."""
+    found = []
+    for folder in _users_folders():
+        for lock in itertools.islice(folder.glob("serves-*.lock"), LOCKS_MAX):
+            holder = _holder(lock)
+            if holder is not None:
+                found.append(holder)
+    return found
+
+
+class Standby:
+    """The time in which the machine's controller knows shims already and decides nothing."""
+
+    def __init__(self, log: logging.Logger):
+        self.is_over = False
+        self._log = log
+        self._began = time.monotonic()
+        self._asked_at = -math.inf
+        self._told: list[str] = []
+
+    def look(self, now: float) -> bool:
+        """Whether it is over; asks the locks now and then, and never again once it is."""
+        if self.is_over or now - self._asked_at < ASK_EVERY_S:
+            return self.is_over
+        self._asked_at = now
+        holders = users_who_serve()
+        if not holders:
+            self.is_over = True
+        elif now - self._began >= PATIENCE_S:
+            self.is_over = True
+            self._log.error("not given way: %s; what their kernels have is a stranger's", "; ".join(holders))
+        elif holders != self._told:
+            self._told = holders
+            self._log.info("waits for users' controllers to give way: %s", "; ".join(holders))
+        return self.is_over
+
+
+def _users_folders() -> list[Path]:
+    """One a user, so that nobody can make us look at more."""
+    folders = []
+    for entry in os.scandir(USERS_FOLDERS):
+        named = FOLDER_NAME.fullmatch(entry.name)
+        if named is None or not entry.is_dir(follow_symlinks=False):
+            continue
+        if entry.stat(follow_symlinks=False).st_uid == int(named[1]):
+            folders.append(Path(entry.path))
+    return folders
+
+
+def _holder(lock: Path) -> str | None:
+    """Who holds a lock; None if nobody does."""
+    try:
+        descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        said = os.read(descriptor, 256).decode(errors="replace").split("\n")[0]
+        return f"{lock.parent.name}, {said if said.isprintable() else 'unnamed'}"
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return None
