@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import grp
+import os
 import pwd
 import socket
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from .grants import GrantRefused, GrantVerifier
@@ -119,7 +122,8 @@ class EveryUserAccess:
             raise NotAllowed(
                 "grant-required", "this machine's controller asks for a grant, and there is none"
             )
-        return Identity(of_unix_user(uid), _user_name(uid), is_admin=visitor.is_admin)
+        name, groups = _unix_user(uid)
+        return Identity(of_unix_user(uid), name, groups, is_admin=visitor.is_admin)
 
 
 def _gid(group: str) -> int:
@@ -131,8 +135,15 @@ def _gid(group: str) -> int:
         raise NoSuchGroup(f"there is no group {group!r} for admin_group") from None
 
 
-def _user_name(uid: int) -> str:
+@lru_cache(maxsize=1024)
+def _unix_user(uid: int) -> tuple[str, tuple[str, ...]]:
+    """A user's name and groups, asked once: who is put into another group waits for the next controller."""
     try:
-        return pwd.getpwuid(uid).pw_name
+        entry = pwd.getpwuid(uid)
     except KeyError:
-        return str(uid)
+        return str(uid), ()
+    groups = []
+    for gid in os.getgrouplist(entry.pw_name, entry.pw_gid):
+        with contextlib.suppress(KeyError):
+            groups.append(grp.getgrgid(gid).gr_name)
+    return entry.pw_name, tuple(groups)

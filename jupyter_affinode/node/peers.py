@@ -19,7 +19,7 @@ from pathlib import Path
 CREDENTIALS = struct.Struct("=iII")
 SO_PEERGROUPS = 59  # Linux 4.13; not in Python's socket module
 SO_PEERPIDFD = 77  # Linux 6.5
-GROUPS_MAX = 65536
+GROUPS_MAX = 256  # the most that Python's getsockopt takes
 DROP_LINES_PER_MINUTE = 60
 
 
@@ -48,7 +48,9 @@ def peer_of(connected: socket.socket) -> Peer:
 
 
 def groups_of(connected: socket.socket, peer: Peer) -> frozenset[int]:
-    """The groups that the peer was in when it connected; its first alone if the system does not tell."""
+    """The groups that the peer was in when it connected; its first alone if the system does not tell, or they
+    are too many.
+    """
     try:
         raw = connected.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, GROUPS_MAX * 4)
     except OSError:

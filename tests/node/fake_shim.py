@@ -28,12 +28,12 @@ PAGE_HEAD = struct.Struct("=IHHiIIIQQQQIIII")
 PAGE_TAIL = struct.Struct("=Q8QQQQQQQQQQQQIIQQ")
 PAGE_GPU = struct.Struct("=16sQQ8Q")
 PAGE_GPUS_AT = 256
-PREPARES, TRIMS = 4, 8  # flags of HELLO
+PREPARES, TRIMS, HAS_GRANT = 4, 8, 32  # flags of HELLO
 PREPARE = 1  # a flag of PARK and RESUME
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 NONE, RESIDENT, PARKING, PARKED, QUEUED, RESUMING, LOST = range(7)
-HELLO, NOTIFY, REPLY, REQUEST, HEARTBEAT = 1, 2, 3, 4, 0x40
+HELLO, NOTIFY, REPLY, REQUEST, GRANT, HEARTBEAT = 1, 2, 3, 4, 5, 0x40
 STATE, WANT, UNWANT, ROOM, ROOM_END, LOT_END = 1, 2, 3, 4, 5, 6
 PARK, RESUME, CANCEL, CANCEL_END, DYING, ROOM_ANSWER, COMMIT, ABORT, TRIM, LOT, DROP_CACHES = range(1, 12)
 OK, BUSY, REVOKED, NO_GPU_ROOM, NO_HOST_ROOM, STALE, NOTHING, FAILED, REFUSED, PREPARED = range(10)
@@ -52,6 +52,15 @@ def hello(kernel_id: str = "", *, flags: int = 0, versions: tuple[int, int] = (1
         "=iIHHI64s64s32s", os.getpid(), flags, *versions, 0, kernel_id.encode(), b"fake", b"0.1.0"
     )
     return message(HELLO, body, **lies)
+
+
+def grant_pieces(grant: str) -> list[bytes]:
+    """A GRANT in pieces."""
+    raw = grant.encode()
+    return [
+        message(GRANT, struct.pack("=II192s", at, len(raw), raw[at : at + 192]))
+        for at in range(0, len(raw), 192)
+    ]
 
 
 def notify(kind: int, size: int = 0, *, number: int = 0, gpu: bytes = GPU) -> bytes:
@@ -181,7 +190,14 @@ class FakeShim:
     """One process with `resident` bytes on a GPU. `park_status` and `resume_status` say how it answers."""
 
     def __init__(
-        self, folder: Path, kernel_id: str = "", *, resident: int = 0, parked: int = 0, flags: int = 0
+        self,
+        folder: Path,
+        kernel_id: str = "",
+        *,
+        resident: int = 0,
+        parked: int = 0,
+        flags: int = 0,
+        grant: str | None = None,
     ):
         self.page = FakePage()
         self.page.memory[GPU][:2] = [resident, parked]
@@ -194,7 +210,10 @@ class FakeShim:
         self.heard = Heard()
         self._lock = threading.Lock()
         self._socket = connect(folder / "link.sock")
+        flags |= HAS_GRANT if grant else 0
         send(self._socket, hello(kernel_id, flags=flags), self.page.descriptor)
+        for piece in grant_pieces(grant or ""):
+            send(self._socket, piece)
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
 

@@ -1,0 +1,101 @@
+"""Several people on one machine's controller: each a Unix user of their own, or the holder of a grant.
+
+Credentials are a thread's own in Linux, and a socket carries those with which it was connected. So a test can
+be another user for as long as it connects, by the system calls themselves (libc's would change all threads).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import platform
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fake_shim import FakeShim
+from live_machine import Machine, UnixConnection
+
+CALLS = {"x86_64": (116, 117, 119), "aarch64": (159, 147, 149)}  # setgroups, setresuid, setresgid
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def needs_root() -> None:
+    """Skip where this process cannot become somebody else."""
+    if os.getuid() != 0 or platform.machine() not in CALLS:
+        pytest.skip("these tests become other users, which takes root")
+
+
+@contextlib.contextmanager
+def as_user(uid: int, *groups: int) -> Iterator[None]:
+    """Be another user, in this thread."""
+    setgroups, setresuid, setresgid = CALLS[platform.machine()]
+    _call(setgroups, len(groups), (ctypes.c_uint32 * max(len(groups), 1))(*groups))
+    _call(setresgid, -1, uid, -1)
+    _call(setresuid, -1, uid, -1)
+    try:
+        yield
+    finally:
+        _call(setresuid, -1, 0, -1)
+        _call(setresgid, -1, 0, -1)
+        _call(setgroups, 0, None)
+
+
+def _call(number: int, *arguments: Any) -> None:
+    if libc.syscall(number, *arguments) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+
+
+class Person:
+    """Somebody on the machine."""
+
+    def __init__(self, machine: Machine, uid: int, *groups: int, grant: str | None = None):
+        self.machine, self.uid, self.groups, self.grant = machine, uid, groups, grant
+        self.shims: list[FakeShim] = []
+
+    def being(self) -> contextlib.AbstractContextManager[None]:
+        """Be this person."""
+        return as_user(self.uid, *self.groups)
+
+    def ask(self, method: str, path: str, body: Any = None, grant: str | None = None) -> tuple[int, Any]:
+        """One request to the API: (status, JSON or None)."""
+        connection = UnixConnection(self.machine.socket, timeout=20)
+        headers = {"Content-Type": "application/json"}
+        if grant or self.grant:
+            headers["Authorization"] = f"Bearer {grant or self.grant}"
+        try:
+            with self.being():
+                connection.connect()
+            connection.request(method, f"/api/v1{path}", None if body is None else json.dumps(body), headers)
+            response = connection.getresponse()
+            text = response.read()
+            return response.status, json.loads(text) if text else None
+        finally:
+            connection.close()
+
+    def kernels(self) -> dict[str, dict[str, Any]]:
+        """What this person sees, by id."""
+        status, answer = self.ask("GET", "/kernels")
+        assert status == 200, answer
+        return {kernel["id"]: kernel for kernel in answer["kernels"]}
+
+    def shim(self, kernel_id: str = "", **options: Any) -> FakeShim:
+        """A process of this person's with a shim."""
+        with self.being():
+            shim = FakeShim(self.machine.socket.parent, kernel_id, grant=self.grant, **options)
+        self.shims.append(shim)
+        return shim
+
+    def close(self) -> None:
+        """End all shims."""
+        for shim in self.shims:
+            shim.close()
+
+
+def open_to_everyone(machine: Machine) -> None:
+    """Others may enter the machine's folders, as they may enter /run."""
+    machine.folder.chmod(0o755)
+    machine.socket.parent.chmod(0o755)

@@ -1,0 +1,199 @@
+"""The machine's controller: several people on it, none of whom can do another anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fake_shim import MIB, NO_GPU_ROOM, PARK, QUEUED, RESUME, WANT, notify
+from live_machine import UnixConnection
+from people import Person, needs_root, open_to_everyone
+
+ALICE, BOB, CAROL, STAFF = 61001, 61002, 61003, 61100
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def daemon(machine):
+    """The machine's controller of all users; `STAFF` are its administrators."""
+    needs_root()
+    open_to_everyone(machine)
+    machine.start_controller("--system", "--settle=0.1", f"--admin-group={STAFF}")
+    yield machine
+    assert "Traceback" not in machine.controller_log(), machine.controller_log()
+    assert "a pass failed" not in machine.controller_log()
+
+
+@pytest.fixture
+def person(daemon):
+    """`person(uid, *groups)`: somebody on the machine."""
+    people: list[Person] = []
+
+    def make(uid, *groups):
+        people.append(Person(daemon, uid, *groups))
+        return people[-1]
+
+    yield make
+    for each in people:
+        each.close()
+
+
+@pytest.fixture
+def two(person, wait_until):
+    """Alice and Bob, each with a kernel that both call k1."""
+    alice, bob = person(ALICE), person(BOB)
+    alice.shim("k1", resident=300 * MIB)
+    bob.shim("k1", resident=200 * MIB)
+    wait_until(lambda: "k1" in alice.kernels() and "k1" in bob.kernels())
+    assert alice.ask("PUT", "/kernels/k1", {"name": "thesis", "path": "a/thesis.ipynb"})[0] == 200
+    return alice, bob
+
+
+def test_two_kernels_of_one_id_are_two_kernels_of_two_people(two):
+    alice, bob = two
+    assert alice.kernels()["k1"]["resident_bytes"] == 300 * MIB
+    assert bob.kernels()["k1"]["resident_bytes"] == 200 * MIB
+    assert bob.kernels()["k1"]["name"] == "fake"
+    assert alice.ask("POST", "/kernels/k1/park", {})[0] == 200
+    assert alice.shims[0].heard.of(PARK)
+    assert not bob.shims[0].heard.of(PARK)
+    assert bob.kernels()["k1"]["residency"] == "resident"
+
+
+def test_of_others_a_person_sees_sums_and_nothing_else(two, wait_until):
+    alice, bob = two
+    alice.ask("POST", "/kernels/k1/park", {})
+    shim = alice.shims[0]
+    shim.resume_status = NO_GPU_ROOM
+    shim.become(QUEUED)
+    shim.send(notify(WANT))
+    wait_until(lambda: bob.ask("GET", "/node")[1]["queue"])
+    node = bob.ask("GET", "/node")[1]
+    assert node["queue"] == ["another user"]
+    assert node["others"] == {"kernels": 1, "resident_bytes": 0, "parked_bytes": 300 * MIB, "waiting": 1}
+    assert alice.ask("GET", "/node")[1]["queue"] == ["k1"]
+
+
+def test_administrators_see_everyone_by_name_and_move_everyone(two, person):
+    everyone = {f"uid-{ALICE}/k1", f"uid-{BOB}/k1"}
+    for admin in (person(0), person(CAROL, STAFF)):
+        assert everyone == set(admin.kernels())
+        assert {kernel["user"] for kernel in admin.kernels().values()} == {str(ALICE), str(BOB)}
+        assert admin.ask("POST", f"/kernels/uid-{ALICE}%2Fk1/hold", {"duration_s": 60})[0] == 200
+        assert admin.ask("PATCH", "/policy", {"idle_timeout_s": 77})[0] == 200
+    assert two[0].kernels()["k1"]["held_for_s"] > 0
+    assert person(CAROL).kernels() == {}
+    assert person(CAROL).ask("PATCH", "/policy", {"idle_timeout_s": 78})[0] == 403
+    assert two[0].ask("GET", "/policy")[1]["idle_timeout_s"] == 77
+
+
+def test_a_stream_of_events_tells_each_their_own(two, wait_until):
+    alice, bob = two
+    connection = UnixConnection(bob.machine.socket, timeout=30)
+    with bob.being():
+        connection.connect()
+    connection.request("GET", "/api/v1/events")
+    stream = connection.getresponse()
+    first = json.loads(stream.readline())
+    assert [kernel["id"] for kernel in first["kernels"]] == ["k1"]
+    alice.ask("PUT", "/kernels/secret", {"name": "hers"})
+    alice.ask("POST", "/kernels/k1/park", {})
+    alice.ask("DELETE", "/kernels/secret")
+    bob.ask("PUT", "/kernels/last", {"name": "his"})
+    seen = []
+    while not any('"last"' in line for line in seen):
+        seen.append(stream.readline().decode())
+    connection.close()
+    assert not any(word in line for line in seen for word in ("secret", "thesis", str(ALICE)))
+
+
+def test_one_persons_kernels_are_limited_and_nobody_elses(two):
+    alice, bob = two
+    statuses = [bob.ask("PUT", f"/kernels/k{number}", {})[0] for number in range(300)]
+    assert statuses[:200] == [200] * 200
+    assert statuses[-1] == 429
+    assert alice.ask("PUT", "/kernels/new", {})[0] == 200
+
+
+def test_it_is_killed_and_started_again_at_any_moment_and_nobody_is_lost(daemon, two, wait_until):
+    alice, bob = two
+    alice.ask("POST", "/kernels/k1/park", {})
+    for _ in range(3):
+        os.kill(daemon.controller_pid(), signal.SIGKILL)
+        wait_until(lambda: alice.shims[-1].heard.ended and bob.shims[-1].heard.ended)
+        daemon.start_controller("--system", "--settle=0.1")
+        states = alice.shims[-1], bob.shims[-1]
+        alice.shim("k1", parked=300 * MIB)
+        bob.shim("k1", resident=200 * MIB)
+        wait_until(lambda: alice.kernels().get("k1", {}).get("tracked"))
+        assert alice.kernels()["k1"]["residency"] == "parked"
+        assert bob.kernels()["k1"]["residency"] == "resident"
+        assert states
+    assert alice.ask("POST", "/kernels/k1/resume", {})[1]["residency"] == "resident"
+
+
+# ---- the same attacks between Unix users, and between containers of one user
+
+
+def talk(process, line):
+    """One line to a victim, and its answer."""
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
+    return json.loads(process.stdout.readline())
+
+
+def run_attack(machine, start_victim, start_attacker, ids):
+    """Everything that the attacker can do leaves the victim's kernel as it is, and served."""
+    folder = str(machine.socket.parent)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    victim = start_victim([sys.executable, str(HERE / "victim.py"), folder, "secret"], pipes)
+    assert victim.stdout.readline().strip() == "ready"
+    status, before = talk(victim, "GET /kernels/secret")
+    assert status == 200
+    attacker = start_attacker([sys.executable, str(HERE / "attacker.py"), folder, "secret", *ids], pipes)
+    done = json.loads(attacker.stdout.readline())
+    print(f"seed {done['mutate']['seed']}")
+    seen = done["look"]["text"]
+    assert not [word for word in ("secret", "thesis", *ids[1:]) if word in seen]
+    assert set(done["guess"]["statuses"].values()) == {404}, done["guess"]["statuses"]
+    assert done["guess"]["policy"] == 403
+    assert talk(victim, "heard") == []
+    status, after = talk(victim, "GET /kernels/secret")
+    same = (
+        "residency",
+        "resident_bytes",
+        "held_for_s",
+        "name",
+        "path",
+        "tracked",
+        "processes",
+        "place",
+        "refusal",
+    )
+    assert {name: after[name] for name in same} == {name: before[name] for name in same}
+    assert json.loads(attacker.stdout.readline()) == {"flooding": True}
+    assert talk(victim, "POST /kernels/secret/park {}")[1]["residency"] == "parked"
+    assert talk(victim, "another") is True
+    assert talk(victim, "POST /kernels/secret/resume {}")[1]["residency"] == "resident"
+    assert attacker.poll() is None
+    attacker.stdin.close()
+    attacker.wait(timeout=30)
+    assert talk(victim, "heard") == [PARK, RESUME]
+    victim.stdin.close()
+    victim.wait(timeout=30)
+
+
+def test_two_unix_users_can_do_each_other_nothing(daemon):
+    def start(uid):
+        words = ["setpriv", "--reuid", str(uid), "--regid", str(uid), "--clear-groups", "--"]
+        return lambda command, pipes: daemon.start(*words, *command, **pipes)
+
+    if shutil.which("setpriv") is None:
+        pytest.skip("setpriv is not here")
+    run_attack(daemon, start(ALICE), start(BOB), [f"uid-{ALICE}/secret", f"user-{ALICE}/secret"])
