@@ -102,12 +102,9 @@ class KernelsHandler(Handler):
 
     def get(self) -> None:
         """GET /kernels"""
+        kernels = self.controller.kernels_json(self.identity)
         owner_of = self.controller.owner_of
-        seen = [
-            kernel_view(self.identity, kernel, owner)
-            for kernel in self.controller.kernels_json()
-            if self.identity.sees(owner := owner_of(kernel["id"]))
-        ]
+        seen = [kernel_view(self.identity, kernel, owner_of(kernel["id"])) for kernel in kernels]
         self.finish({"kernels": seen})
 
 
@@ -139,6 +136,8 @@ class EventsHandler(Handler):
             raise ApiError(
                 429, "too-many-streams", f"you have {account.streams} streams of events open already"
             )
+        if not account.new_streams.take():
+            raise ApiError(429, "too-many-streams", "you open streams of events too often")
         account.streams += 1
         self.set_header("Content-Type", "application/x-ndjson")
         subscriber = self.controller.events.subscribe(self.identity)

@@ -109,7 +109,7 @@ class Handler(RequestHandler):
             kernel = kernels.get(kernel_id)  # another's, with the owner's name before it
         if kernel is None:
             raise ApiError(404, "unknown-kernel", f"there is no kernel {kernel_id}")
-        self.controller.look(self.now())
+        self.controller.look_at(kernel, self.now())
         return kernel
 
     def made_known(self, kernel_id: str) -> KernelRecord:

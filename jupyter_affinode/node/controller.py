@@ -60,6 +60,9 @@ from .words import bytes_in_words, status_in_words
 
 TICK_S = 0.25  # with kernels: pages are looked at this often even if nobody says anything
 TICK_ALONE_S = 1.0
+QUIET_PASSES = 25  # while nothing happens, a pass is made when this many times its duration has gone by …
+QUIET_S = 5.0  # … or after this
+BUSY_PASSES = 4  # the same while all that happens is that kernels compute
 PASSES_APART_S = 0.005  # the least between two decisions, so that a talkative shim cannot keep us busy
 NVML_EVERY_S = 1.0
 NVML_ALONE_EVERY_S = 5.0
@@ -123,8 +126,9 @@ class Controller:
         self._link: Link | None = None
         self._loop = asyncio.get_running_loop()
         self._tick_handle: asyncio.TimerHandle | None = None
-        self._poked = False
-        self._passed_at = 0.0
+        self._poked = self._has_news = False
+        self._passed_at = self._pass_lasts = self._looked_at_all = 0.0
+        self._shown: list[dict[str, Any]] | None = None  # every kernel, while a pass goes on
         self._standby = handover.Standby(log) if self.access.is_shared else None
 
     def start(self) -> None:
@@ -158,7 +162,8 @@ class Controller:
         """Something changed: decide again, soon and once."""
         if not self._poked:
             self._poked = True
-            wait = self._passed_at + PASSES_APART_S - time.monotonic()
+            apart = max(PASSES_APART_S, self._pass_lasts)  # others get at least half of the time
+            wait = self._passed_at + apart - time.monotonic()
             self._loop.call_later(max(wait, 0.0), self._pass)
 
     def change_settings(self, **changes: Any) -> Settings:
@@ -170,17 +175,25 @@ class Controller:
 
     # ---- what is shown
 
-    def kernels_json(self) -> list[dict[str, Any]]:
-        """Every kernel, for the API."""
+    def kernels_json(self, identity: Identity = OWN_USER) -> list[dict[str, Any]]:
+        """Every kernel that somebody may see, with its id as this controller has it."""
+        if self._shown is not None and identity is OWN_USER:
+            return self._shown
         now = time.monotonic()
         seen = {kernel.id: kernel for kernel in self._snapshot.kernels}
-        return [self._json(kernel, seen.get(kernel.id), now) for kernel in self.state.kernels.values()]
+        return [
+            self._json(kernel, seen.get(kernel.id), now)
+            for kernel in self.state.kernels.values()
+            if identity.sees(kernel.owner)
+        ]
 
     def kernel_json(self, kernel: KernelRecord) -> dict[str, Any]:
         """One kernel, for the API, as it is now."""
         now = time.monotonic()
-        self.look(now)
-        seen: Kernel | None = next((seen for seen in self._snapshot.kernels if seen.id == kernel.id), None)
+        seen = self.look_at(kernel, now)
+        waits = seen is not None and (seen.wants_since is not None or bool(seen.rooms))
+        if waits != (kernel.id in self._outlooks) and now - self._looked_at_all > self._pass_lasts:
+            self.look(now)
         return self._json(kernel, seen, now)
 
     def _json(self, kernel: KernelRecord, seen: Kernel | None, now: float) -> dict[str, Any]:
@@ -235,7 +248,7 @@ class Controller:
             process.data.state.name.lower(),
             hello.shim_version,
         )
-        self.look(now)
+        self.look_at(self.state.kernels[process.kernel_id], now)
         self.moves.process_came(process)
         self.poke()
 
@@ -249,7 +262,7 @@ class Controller:
         elif isinstance(message, Reply):
             self.moves.take_reply(process, message)
         elif isinstance(message, Request):
-            self.look(time.monotonic())
+            self.look_at(self.state.kernels[process.kernel_id], time.monotonic())
             self.wishes.take_request(
                 process, message, lambda kernel: status_in_words(self.kernel_json(kernel))
             )
@@ -263,7 +276,7 @@ class Controller:
         if process is None:
             return
         kernel = self.state.kernels[process.kernel_id]
-        process.connection = None
+        self.state.disconnect(process)
         process.silent_since = time.monotonic()
         process.is_stopped = ending is Ending.SILENT
         process.rooms.clear()
@@ -287,11 +300,20 @@ class Controller:
             self.log.warning("NVML has not answered for %.0f s: room is estimated", now - sample.began)
             self.state.gpus.take(None, self.state.settings)
         self._end_if_unneeded(now)
-        self._pass()
+        if not self._is_quiet(now):
+            self._pass()
+
+    def _is_quiet(self, now: float) -> bool:
+        """Whether nothing worth a pass has happened since the last, which was not long ago for what it takes."""
+        if self._poked or now - self._passed_at >= min(QUIET_PASSES * self._pass_lasts, QUIET_S):
+            return False
+        is_new, bad = self.state.read_pages()
+        self._has_news = self._has_news or is_new
+        return not bad and not (self._has_news and now - self._passed_at >= BUSY_PASSES * self._pass_lasts)
 
     def _pass(self) -> None:
         """Look, decide, act, tell; an error in it is logged and the next pass goes on."""
-        self._poked = False
+        self._poked = self._has_news = False
         now = self._passed_at = time.monotonic()
         if self.finished.is_set():
             return
@@ -300,16 +322,29 @@ class Controller:
             self._decide(now)
             self.lots.look(self.state.settings, self.state.host, self.state.lots_mapped(), now)
             self._tidy(now)
-            self._tell_places()
+            self._shown = self.kernels_json()
+            self._tell_places(self._shown)
             self.observers.looked(now, self._queue)
             self.events.publish()
             if self.state.reservations.awaits_sample:
                 self._nvml.look()
         except Exception:  # a controller that stopped here would leave kernels waiting for ever
             self.log.exception("a pass failed")
+        finally:
+            self._shown = None
+            self._pass_lasts = time.monotonic() - now
+
+    def look_at(self, kernel: KernelRecord, now: float) -> Kernel | None:
+        """Read one kernel's pages; what it is now, None without processes."""
+        seen, bad = self.state.look_at(kernel, now)
+        for process, error in bad:
+            if process.connection is not None:
+                process.connection.end(Ending.DROPPED, str(error))
+        return seen
 
     def look(self, now: float, *, at_host: bool = False) -> None:
         """Read the pages, and host memory too before a decision; make the picture that is decided on and shown."""
+        self._looked_at_all = now
         for process, error in self.state.refresh(now):
             if process.connection is not None:
                 process.connection.end(Ending.DROPPED, str(error))
@@ -399,7 +434,8 @@ class Controller:
         if kernel is None or process.key not in kernel.processes:
             return
         self.log.info("process %d of %s ended", process.pid, kernel.id)
-        connection, process.connection = process.connection, None
+        connection = process.connection
+        self.state.disconnect(process)
         if connection is not None:
             connection.end(Ending.CLOSED, "the process has ended")
         self.lots.forget(process.key, has_ended=True)
@@ -427,16 +463,12 @@ class Controller:
             if is_old and kernel.described_by is None:
                 del self.state.kernels[kernel.id]
 
-    def _tell_places(self) -> None:
+    def _tell_places(self, shown: list[dict[str, Any]]) -> None:
         """Tell each shim where its kernel stands, when that changed."""
-        waiting, now = len(self._outlooks), time.monotonic()
-        snapshot = {kernel.id: kernel for kernel in self._snapshot.kernels}
-        for kernel in self.state.kernels.values():
-            if not kernel.connected():
-                continue
-            outlook, ends = self._outlooks.get(kernel.id), kernel.hold_ends
-            place = 0 if outlook is None else outlook.place
-            text = self._json(kernel, snapshot.get(kernel.id), now)["text"]
+        waiting = len(self._outlooks)
+        for kernel_json in shown:
+            kernel = self.state.kernels[kernel_json["id"]]
+            place, text, ends = kernel_json["place"] or 0, kernel_json["text"], kernel.hold_ends
             told = (place, waiting, text if ends is None else f"held until {ends:.0f}")
             for process in kernel.connected():
                 if process.told != told and process.connection is not None:

@@ -26,8 +26,8 @@ Json = dict[str, Any]
 class Source(Protocol):
     """Where the events come from: the controller."""
 
-    def kernels_json(self) -> list[Json]:
-        """Every kernel."""
+    def kernels_json(self, identity: Identity = OWN_USER) -> list[Json]:
+        """Every kernel that somebody may see."""
 
     def node_json(self, identity: Identity = OWN_USER) -> Json:
         """The machine, as somebody may see it."""
@@ -121,15 +121,11 @@ class EventHub:
             subscriber.put(views[seen_as])
 
     def _snapshot(self, identity: Identity) -> Json:
-        kernels = self._source.kernels_json()
         if not self.subscribers:
-            for kernel in kernels:
+            for kernel in self._source.kernels_json():
                 self._remember(kernel["id"], without_volatile(kernel))
-        seen = [
-            kernel_view(identity, kernel, owner)
-            for kernel in kernels
-            if identity.sees(owner := self._source.owner_of(kernel["id"]))
-        ]
+        kernels = self._source.kernels_json(identity)
+        seen = [kernel_view(identity, kernel, self._source.owner_of(kernel["id"])) for kernel in kernels]
         return {"event": "snapshot", "node": self._source.node_json(identity), "kernels": seen}
 
     def _remember(self, kernel_id: str, lasting: Json) -> None:

@@ -19,13 +19,14 @@ class Limits:
     messages_per_s: float  # of all their shims
     hellos_per_s: float
     requests_per_s: float  # of the API
+    streams_per_s: float  # new ones
     links_everyone: int
     clients_everyone: int
     strangers: int = 16  # connections from one place (a user in a container) that have not said who they are
     strangers_everyone: int = 256
 
 
-ONE_USER = Limits(512, 4096, 256, 256, 1e6, 1e6, 1e6, 512, 256, strangers=64, strangers_everyone=64)
+ONE_USER = Limits(512, 4096, 256, 256, 1e6, 1e6, 1e6, 1e6, 512, 256, strangers=64, strangers_everyone=64)
 MANY_USERS = Limits(
     256,
     256,
@@ -33,7 +34,8 @@ MANY_USERS = Limits(
     16,
     messages_per_s=1000.0,
     hellos_per_s=50.0,
-    requests_per_s=100.0,
+    requests_per_s=50.0,
+    streams_per_s=1.0,
     links_everyone=4096,
     clients_everyone=2048,
 )
@@ -64,7 +66,8 @@ class Account:
         self.links = self.clients = self.streams = 0
         self.messages = TokenBucket(limits.messages_per_s, 4 * limits.messages_per_s)
         self.hellos = TokenBucket(limits.hellos_per_s, limits.links)
-        self.requests = TokenBucket(limits.requests_per_s, 4 * limits.requests_per_s)
+        self.requests = TokenBucket(limits.requests_per_s, 8 * limits.requests_per_s)
+        self.new_streams = TokenBucket(limits.streams_per_s, 2 * limits.streams)
         self.used_at = time.monotonic()
 
 

@@ -55,7 +55,9 @@ class Rooms:
     def _take_room(self, process: Process, message: Notify, now: float) -> None:
         """An allocation met a full GPU."""
         kernel = self._state.kernels[process.kernel_id]
-        self._state.refresh(now)
+        self._state.look_at(kernel, now)
+        if message.gpu_uuid not in self._state.gpus.uuids:
+            self._state.refresh(now)  # its first memory there, perhaps
         known = message.gpu_uuid in self._state.gpus.uuids
         if (not known or len(process.rooms) >= ROOMS_MAX) and process.connection is not None:
             self._log.info("deny room to %s: %s", kernel.id, "too many requests" if known else "unknown GPU")

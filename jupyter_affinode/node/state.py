@@ -49,6 +49,7 @@ class NodeState:
         self.speeds = MoveSpeeds()
         self.keeps: dict[str, Keep] = {}
         self._keys = itertools.count(1)
+        self._by_connection: dict[Connection, Process] = {}
 
     def processes(self) -> Iterator[Process]:
         """Every process."""
@@ -57,7 +58,13 @@ class NodeState:
 
     def process_of(self, connection: Connection) -> Process | None:
         """Whose connection it is."""
-        return next((process for process in self.processes() if process.connection is connection), None)
+        return self._by_connection.get(connection)
+
+    def disconnect(self, process: Process) -> None:
+        """Its connection is over."""
+        if process.connection is not None:
+            self._by_connection.pop(process.connection, None)
+            process.connection = None
 
     def count_of(self, owner: str | None) -> int:
         """How many kernels of one person are known."""
@@ -92,6 +99,7 @@ class NodeState:
         kernel = self.kernel(kernel_id, now)
         identity.mark(kernel)
         kernel.processes[key] = process
+        self._by_connection[connection] = process
         kernel.empty_since = None
         kernel.has_had_processes = True
         return process
@@ -101,6 +109,8 @@ class NodeState:
         process.page.close()
         if process.watch is not None:
             process.watch.close()
+        if process.connection is not None:
+            self._by_connection.pop(process.connection, None)
         kernel = self.kernels[process.kernel_id]
         del kernel.processes[process.key]
         kernel.parks_of_the_gone += process.data.parks
@@ -114,10 +124,11 @@ class NodeState:
             kernel.resume_asked = False
             self.reservations.forget_kernel(kernel.id)
 
-    def refresh(self, now: float) -> list[tuple[Process, PageError]]:
-        """Read every page; the processes whose page is nonsense, for the caller to drop."""
-        bad = []
+    def read_pages(self) -> tuple[bool, list[tuple[Process, PageError]]]:
+        """Read every page: whether any says something new, and the processes whose page is nonsense."""
+        bad, is_new = [], False
         for process in self.processes():
+            before = process.data
             try:
                 data = process.page.read()
                 if data.calls != process.data.calls:
@@ -125,6 +136,25 @@ class NodeState:
                 process.data = data
             except PageError as error:
                 bad.append((process, error))
+            is_new = is_new or process.data is not before
+        return is_new, bad
+
+    def look_at(
+        self, kernel: KernelRecord, now: float
+    ) -> tuple[Kernel | None, list[tuple[Process, PageError]]]:
+        """One kernel as it is now, None without processes; and its processes whose page is nonsense."""
+        bad = []
+        for process in kernel.processes.values():
+            try:
+                process.data = process.page.read()
+            except PageError as error:
+                bad.append((process, error))
+        self._refresh_kernel(kernel, now)
+        return self._kernel(kernel, now) if kernel.processes else None, bad
+
+    def refresh(self, now: float) -> list[tuple[Process, PageError]]:
+        """Read every page; the processes whose page is nonsense, for the caller to drop."""
+        _, bad = self.read_pages()
         self.speeds.look(self.processes())
         managed: dict[str, int] = {}
         for kernel in self.kernels.values():

@@ -118,7 +118,9 @@ def measure(shims: int, streams: int, seconds: float) -> float:
 
 def main() -> None:
     """Print the figure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shims", type=int, default=300)
     parser.add_argument("--streams", type=int, default=None)
     parser.add_argument("--seconds", type=float, default=20.0)

@@ -305,7 +305,7 @@ def test_a_listener_that_does_not_read_gets_a_snapshot_instead_of_everything():
         hub = EventHub(
             SimpleNamespace(
                 node_json=lambda identity=None: {"gpus": []},
-                kernels_json=lambda: [dict(kernel) for kernel in kernels],
+                kernels_json=lambda identity=None: [dict(kernel) for kernel in kernels],
                 owner_of=lambda kernel_id: None,
             )
         )

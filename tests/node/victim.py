@@ -35,11 +35,22 @@ def ask(method: str, path: str, body: str) -> list[object]:
     """One request: status and JSON."""
     connection = UnixConnection(FOLDER / "node.sock", timeout=30)
     headers = {"Authorization": f"Bearer {GRANT}"} if GRANT else {}
+    assert wait_for(lambda: connects(connection))
     connection.request(method, f"/api/v1{path}", body, headers)
     response = connection.getresponse()
     text = response.read()
     connection.close()
     return [response.status, json.loads(text) if text else None]
+
+
+def connects(connection: UnixConnection) -> bool:
+    """Whether there is a place in the line at the socket; clients try again, too."""
+    try:
+        connection.connect()
+    except BlockingIOError:
+        connection.close()
+        return False
+    return True
 
 
 def another() -> bool:
