@@ -307,7 +307,7 @@ class Controller:
         """Whether nothing worth a pass has happened since the last, which was not long ago for what it takes."""
         if self._poked or now - self._passed_at >= min(QUIET_PASSES * self._pass_lasts, QUIET_S):
             return False
-        is_new, bad = self.state.read_pages()
+        is_new, bad = self.state.read_pages(now)
         self._has_news = self._has_news or is_new
         return not bad and not (self._has_news and now - self._passed_at >= BUSY_PASSES * self._pass_lasts)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from .connection import Connection
 from .depth import context_objection, kernel_needs
@@ -29,6 +29,7 @@ from .wire import Hello
 
 HUNG_UP_FORGOTTEN_S = 10.0  # a live process that closed its link and does not come back runs without a shim
 UNSEEN_FORGOTTEN_S = 600.0  # a silent one whose end we cannot see; what it has on the GPU is "unmanaged" then
+BadPages = list[tuple[Process, PageError]]
 HOPELESS_GRANTS = 5
 PLACED_LASTS_S = 600.0  # a kernel that was placed and has not used the GPU by then probably never will
 OUR_OWN_WORK_S = 3.0  # NVML's samples are up to a second old, and a move computes digests
@@ -124,37 +125,22 @@ class NodeState:
             kernel.resume_asked = False
             self.reservations.forget_kernel(kernel.id)
 
-    def read_pages(self) -> tuple[bool, list[tuple[Process, PageError]]]:
-        """Read every page: whether any says something new, and the processes whose page is nonsense."""
-        bad, is_new = [], False
-        for process in self.processes():
-            before = process.data
-            try:
-                data = process.page.read()
-                if data.calls != process.data.calls:
-                    process.calls_changed_at = now
-                process.data = data
-            except PageError as error:
-                bad.append((process, error))
-            is_new = is_new or process.data is not before
+    def read_pages(self, now: float) -> tuple[bool, BadPages]:
+        """Read every page: whether any says something new, and those that are nonsense."""
+        before = [process.data for process in self.processes()]
+        bad = _read(self.processes(), now)
+        is_new = any(process.data is not data for process, data in zip(self.processes(), before, strict=True))
         return is_new, bad
 
-    def look_at(
-        self, kernel: KernelRecord, now: float
-    ) -> tuple[Kernel | None, list[tuple[Process, PageError]]]:
+    def look_at(self, kernel: KernelRecord, now: float) -> tuple[Kernel | None, BadPages]:
         """One kernel as it is now, None without processes; and its processes whose page is nonsense."""
-        bad = []
-        for process in kernel.processes.values():
-            try:
-                process.data = process.page.read()
-            except PageError as error:
-                bad.append((process, error))
+        bad = _read(kernel.processes.values(), now)
         self._refresh_kernel(kernel, now)
         return self._kernel(kernel, now) if kernel.processes else None, bad
 
-    def refresh(self, now: float) -> list[tuple[Process, PageError]]:
+    def refresh(self, now: float) -> BadPages:
         """Read every page; the processes whose page is nonsense, for the caller to drop."""
-        _, bad = self.read_pages()
+        bad = _read(self.processes(), now)
         self.speeds.look(self.processes())
         managed: dict[str, int] = {}
         for kernel in self.kernels.values():
@@ -341,6 +327,21 @@ class NodeState:
             park_copies_bytes=sum(park_copies(process) for process in processes),
             resume_copies_bytes=sum(resume_copies(process) for process in processes),
         )
+
+
+def _read(processes: Iterable[Process], now: float) -> BadPages:
+    """Read pages; the processes whose page is nonsense, for the caller to drop."""
+    bad = []
+    for process in processes:
+        try:
+            data = process.page.read()
+        except PageError as error:
+            bad.append((process, error))
+            continue
+        if data.calls != process.data.calls:
+            process.calls_changed_at = now
+        process.data = data
+    return bad
 
 
 def _remembered_s(process: Process) -> float:
