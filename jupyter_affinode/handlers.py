@@ -25,7 +25,7 @@ from .node_watch import Kernel
 if TYPE_CHECKING:
     from .extension import AffinodeExtension
 
-ACTIONS = "park|resume|hold|release|focus"
+ACTIONS = "park|resume|hold|release|focus|end"
 
 
 class AffinodeHandler(ExtensionHandlerMixin, APIHandler):
@@ -103,7 +103,10 @@ class KernelHandler(AffinodeHandler):
 
 
 class KernelActionHandler(AffinodeHandler):
-    """POST kernels/<id>/park|resume|hold|release|focus: act on one of this server's own kernels."""
+    """POST kernels/<id>/park|resume|hold|release|focus|end: act on one of this server's own kernels.
+
+    `end` ends a process of it that is stuck; also of a kernel that no server has any more.
+    """
 
     @web.authenticated
     @authorized
@@ -112,7 +115,7 @@ class KernelActionHandler(AffinodeHandler):
         arguments = self._arguments(action)
         if arguments is None:
             return
-        if not self.extension.kernels.owns(kernel_id):
+        if not self.extension.kernels.owns(kernel_id) and not self._is_orphan(kernel_id, action):
             self.refuse(
                 404, "not-here", "This server has no such kernel; act on it from the server it belongs to."
             )
@@ -128,6 +131,12 @@ class KernelActionHandler(AffinodeHandler):
         except ControllerRefused as error:
             self.refuse(error.status, error.slug, error.message)
 
+    def _is_orphan(self, kernel_id: str, action: str) -> bool:
+        """Whether it is about a process whose server is gone: somebody has to be able to end it."""
+        kernel = self.extension.watch.kernels.get(kernel_id, {"processes": []})
+        reasons = [(process.get("stuck") or {}).get("reason") for process in kernel["processes"]]
+        return action == "end" and "parent-gone" in reasons
+
     def _arguments(self, action: str) -> dict[str, Any] | None:
         """The arguments in the body; None after an error was answered."""
         try:
@@ -137,10 +146,19 @@ class KernelActionHandler(AffinodeHandler):
         if not isinstance(body, dict):
             self.refuse(400, "bad-request", "The body must be a JSON object; {} will do.")
             return None
-        unknown = sorted(body.keys() - ({"duration_s"} if action == "hold" else set()))
+        known = {"hold": {"duration_s"}, "end": {"process"}}.get(action, set())
+        unknown = sorted(body.keys() - known)
         if unknown:
             self.refuse(400, "bad-request", f"{action} does not take {', '.join(unknown)}.")
             return None
+        if action == "end":
+            number = body.get("process")
+            if not isinstance(number, int) or isinstance(number, bool):
+                self.refuse(
+                    400, "bad-request", "process must be the number of one of the kernel's processes."
+                )
+                return None
+            return {"process": number}
         duration_s = body.get("duration_s")
         if duration_s is None:
             return {}

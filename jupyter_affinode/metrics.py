@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from prometheus_client import Counter, Gauge
 
-from .node_watch import Kernel, NodeWatch
+from .node_watch import Kernel, NodeWatch, Notice
 
 RESIDENCIES = ("none", "resident", "parking", "parked", "queued", "resuming", "lost")
 
@@ -57,6 +57,9 @@ class MetricsListener:
     def kernel_removed(self, kernel_id: str) -> None:
         """Called by the watch."""
         self._set_gauges()
+
+    def noticed(self, notice: Notice) -> None:
+        """Called by the watch; not counted."""
 
     @staticmethod
     def _count(previous: Kernel, kernel: Kernel) -> None:

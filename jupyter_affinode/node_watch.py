@@ -14,6 +14,7 @@ from .client import ControllerClient, ControllerRefused, ControllerUnavailable, 
 
 Kernel = dict[str, Any]
 Node = dict[str, Any]
+Notice = dict[str, Any]
 
 SILENCE_S = 15.0  # the stream carries a ping every 5 s
 BACK_OFF_S = (0.0, 0.2, 0.5, 1.0, 2.0)
@@ -34,6 +35,9 @@ class NodeListener(Protocol):
 
     def kernel_removed(self, kernel_id: str) -> None:
         """The controller forgot a kernel."""
+
+    def noticed(self, notice: Notice) -> None:
+        """The controller has something to tell people: `kernel_id` (or None), `kind`, `level`, `text`."""
 
 
 class NodeWatch:
@@ -140,6 +144,9 @@ class NodeWatch:
             self._tell_removed(event["kernel_id"])
         elif kind == "node":
             self.node = event["node"]
+        elif kind == "notice":
+            for listener in self._listeners:
+                listener.noticed(event["notice"])
 
     def _lost(self, reason: str) -> None:
         was_available, self.available, self.message, self._client = self.available, False, reason, None

@@ -8,9 +8,10 @@ from typing import Any
 
 from jupyter_events import EventLogger
 
-from .node_watch import Kernel, NodeWatch
+from .node_watch import Kernel, NodeWatch, Notice
 
 KERNEL_RESIDENCY = "https://schema.jupyter.org/jupyter_affinode/kernel_residency/v1"
+NOTICE = "https://schema.jupyter.org/jupyter_affinode/notice/v1"
 NODE = "https://schema.jupyter.org/jupyter_affinode/node/v1"
 
 
@@ -19,6 +20,7 @@ def schema_paths() -> Iterator[Path]:
     folder = Path(__file__).parent / "events"
     yield folder / "kernel_residency.yaml"
     yield folder / "node.yaml"
+    yield folder / "notice.yaml"
 
 
 def residency_data(previous: Kernel | None, kernel: Kernel) -> dict[str, Any]:
@@ -88,6 +90,13 @@ class ResidencyEvents:
 
     def kernel_removed(self, kernel_id: str) -> None:
         """Called by the watch; the Jupyter server itself tells that a kernel is gone."""
+
+    def noticed(self, notice: Notice) -> None:
+        """Called by the watch: what concerns this server's kernels, or the machine, goes to its browsers."""
+        kernel_id = notice["kernel_id"]
+        if kernel_id is None or self._owns(kernel_id):
+            data = {name: notice[name] for name in ("kernel_id", "kind", "level", "text")}
+            self._logger.emit(schema_id=NOTICE, data=data)
 
     def _emit_node(self) -> None:
         node = self._watch.node

@@ -13,7 +13,7 @@ from jupyter_server.services.kernels.kernelmanager import MappingKernelManager
 from jupyter_server.services.sessions.sessionmanager import SessionManager
 
 from .client import ControllerRefused, ControllerUnavailable
-from .node_watch import Kernel, NodeWatch, cancelled
+from .node_watch import Kernel, NodeWatch, Notice, cancelled
 from .tracker import ExecutionTracker
 
 KERNEL_ACTIONS = "https://events.jupyter.org/jupyter_server/kernel_actions/v1"
@@ -183,6 +183,9 @@ class ServerKernels:
         if previous is None and kernel["id"] in self._messages:
             self._messages[kernel["id"]].tell_everything()
         self._look_for_lost_ends(kernel)
+
+    def noticed(self, notice: Notice) -> None:
+        """Called by the watch; `residency_events` tells people."""
 
     def kernel_removed(self, kernel_id: str) -> None:
         """Called by the watch."""

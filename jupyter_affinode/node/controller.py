@@ -40,6 +40,7 @@ from .link import Link
 from .lots import LotStock
 from .metrics import Metrics
 from .moves import Moves
+from .notices import Notices
 from .nvml import Nvml, NvmlGpu, NvmlReader, NvmlSample
 from .observer import Observers
 from .outlook import Outlook, outlooks
@@ -114,6 +115,7 @@ class Controller:
         self.lots = LotStock(log, self.poke)
         self.clean_up = CleanUp(log)
         self.events = EventHub(self)
+        self.observers.add(Notices(self.state, self.events.tell_notice))
         self.rooms = Rooms(self.state, log, self.observers)
         self._election = election
         self._heartbeat_s = heartbeat_s
@@ -377,7 +379,12 @@ class Controller:
             if action.lot_bytes:
                 give_lots(kernel, action.lot_bytes, self.lots)
             self.moves.park(
-                kernel, action.reason, action.budget_bytes, to_context=action.to_context, cause=action.cause
+                kernel,
+                action.reason,
+                action.budget_bytes,
+                to_context=action.to_context,
+                cause=action.cause,
+                for_kernel=action.for_kernel,
             )
         elif isinstance(action, GiveLots):
             give_lots(kernel, action.lot_bytes, self.lots)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from .describe import node_without_volatile, without_volatile
 from .identity import OWN_USER, Identity
+from .notices import Notice
 from .views import kernel_view
 
 UNREAD_MAX = 256
@@ -103,6 +104,17 @@ class EventHub:
             del self._told_kernels[kernel_id]
             self._tell_removed(kernel_id)
         self._publish_node()
+
+    def tell_notice(self, notice: Notice) -> None:
+        """Tell whom it concerns."""
+        owner = None if notice.kernel_id is None else self._source.owner_of(notice.kernel_id)
+        for subscriber in self.subscribers:
+            told = notice.as_dict()
+            if notice.kernel_id is not None:
+                if not subscriber.identity.sees(owner):
+                    continue
+                told["kernel_id"] = subscriber.identity.shown_id(notice.kernel_id, owner)
+            subscriber.put({"event": "notice", "notice": told})
 
     def _publish_node(self) -> None:
         now = time.monotonic()

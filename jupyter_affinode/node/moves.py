@@ -75,15 +75,17 @@ class Moves:
         *,
         to_context: bool = False,
         cause: Cause = Cause.OTHER,
+        for_kernel: str | None = None,
     ) -> None:
         """Tell every resident process to park, and how much host memory they may take together.
 
-        `to_context`: the CUDA context too; for one process alone.
+        `to_context`: the CUDA context too; for one process alone. `for_kernel`: who waits for the memory.
         """
         now = time.monotonic()
         kernel.host.budget_bytes = budget_bytes
         asked = kernel.park_asked is not None
         kernel.move = Move(True, reason, now, asked=asked, to_context=to_context, cause=cause)
+        kernel.move.for_kernel = for_kernel
         kernel.reason = reason
         targets = [process for process in kernel.connected() if process.data.state is State.RESIDENT]
         size = sum(process.resident_bytes for process in targets)
@@ -342,6 +344,7 @@ def _ended(kernel: KernelRecord, move: Move, failed: tuple[Status, str] | None, 
         bytes=sum(reply.bytes for reply in done),
         duration_s=now - move.began,
         waited_s=move.waited_s,
+        for_kernel=move.for_kernel,
     )
 
 

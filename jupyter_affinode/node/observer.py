@@ -26,6 +26,7 @@ class MoveEnded:
     bytes: int  # moved
     duration_s: float  # from the command to the last process's answer
     waited_s: float | None  # resume: how long it had stood in the queue when it began
+    for_kernel: str | None = None  # park: who waited for its memory
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,7 @@ class Process:
     calls_changed_at: float = 0.0  # when it was last seen to begin a call
     failed_resumes: int = 0  # one after the other, for another reason than room
     failed_resume_text: str = ""
+    is_told_stuck: bool = False  # its owner was told
 
     @property
     def is_parkable(self) -> bool:
@@ -126,6 +127,7 @@ class Move:
     gone: set[int] = field(default_factory=set)
     failure: tuple[Status, str] | None = None  # why it was aborted
     decided_at: float | None = None
+    for_kernel: str | None = None  # PARK: who waits for its memory
     cause: Cause = Cause.OTHER
     from_context: bool = False  # RESUME: its CUDA context had gone too
     waited_s: float | None = None  # RESUME: in the queue, when it began

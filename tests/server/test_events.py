@@ -11,6 +11,7 @@ from jupyter_affinode.node_watch import NodeWatch
 from jupyter_affinode.residency_events import (
     KERNEL_RESIDENCY,
     NODE,
+    NOTICE,
     ResidencyEvents,
     residency_data,
     schema_paths,
@@ -46,7 +47,7 @@ def emitted():
     async def listen(logger: Any, schema_id: str, data: dict[str, Any]) -> None:
         got.append((schema_id, data))
 
-    for schema in (KERNEL_RESIDENCY, NODE):
+    for schema in (KERNEL_RESIDENCY, NODE, NOTICE):
         logger.add_listener(schema_id=schema, listener=listen)
 
     async def all_of() -> list[tuple[str, dict[str, Any]]]:
@@ -73,6 +74,18 @@ async def test_other_servers_kernels_are_not_told(emitted):
     events, _, all_of = emitted
     events.kernel_changed(None, {**KERNEL, "id": "other"})
     assert await all_of() == []
+
+
+async def test_notices_of_this_servers_kernels_and_of_the_machine_are_told(emitted):
+    events, _, all_of = emitted
+    notice = {"kind": "made-room", "level": "info", "text": "freed the GPU to make room for another user."}
+    events.noticed({**notice, "kernel_id": "other"})
+    events.noticed({**notice, "kernel_id": "k"})
+    events.noticed({**notice, "kind": "memory-low", "kernel_id": None})
+    told = [
+        (data["kind"], data["kernel_id"], data["text"]) for schema, data in await all_of() if schema == NOTICE
+    ]
+    assert told == [("made-room", "k", notice["text"]), ("memory-low", None, notice["text"])]
 
 
 async def test_the_controllers_coming_and_going_is_told(emitted):

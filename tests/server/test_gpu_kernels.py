@@ -174,3 +174,14 @@ def test_events_tell_the_story(eager_gpu_server, becomes):
     ] == 64 * 2**20
     assert all(event["kernel_id"] == kernel.id and event["simulated"] for event in ours)
     assert "secret" not in json.dumps(ours)
+
+
+def test_a_healthy_process_cannot_be_ended_through_the_server(gpu_server, wait_until):
+    kernel = gpu_kernel(gpu_server)
+    (process,) = wait_until(lambda: gpu_server.affinode(f"kernels/{kernel.id}")[1].get("processes"))
+    assert process["stuck"] is None
+    status, answer = gpu_server.affinode(f"kernels/{kernel.id}/end", "POST", {"process": process["number"]})
+    assert (status, answer["error"]) == (409, "not-stuck")
+    assert gpu_server.affinode(f"kernels/{kernel.id}/end", "POST", {})[0] == 400
+    assert gpu_server.affinode("kernels/none/end", "POST", {"process": 1})[0] == 404
+    assert kernel.run("print(block.checksum() == before)").text == "True\n"
