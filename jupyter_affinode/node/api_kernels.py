@@ -168,6 +168,8 @@ class CellHandler(Handler):
         cell_id = body.get("cell_id")
         if not body["open"] or cell_id != kernel.cell_id:
             self.controller.wishes.end_cancel(kernel)
+        if body["open"] and not (kernel.cell_open and cell_id == kernel.cell_id):
+            kernel.cell_since = self.now()
         kernel.is_tracked, kernel.cell_open = True, body["open"]
         kernel.cell_id = cell_id if body["open"] else None
         self.controller.observers.cell_changed(kernel)

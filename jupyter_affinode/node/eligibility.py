@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from .pauses import SHORTEST_S
 from .settings import Settings
 from .snapshot import Kernel, Residency, Speed
 from .victims import break_even_s
@@ -19,7 +20,8 @@ def eligible_at(
     No open cell (or one that has not touched CUDA for long), no call in flight, idle for long enough, not
     held, large enough, movable, nothing under way. If anyone waits, an open cell counts for a minute only:
     the kernel may hold what the waiter waits for. And who is between cells then need not be idle for as long as
-    that somebody would park for nobody: for some seconds, and until a round trip pays off (victims.py).
+    that somebody would park for nobody: for some seconds, and until a round trip pays off (victims.py), or for
+    as long as history says (prediction.py). Who is about to use the GPU stays, if nobody waits.
     """
     if (
         kernel.residency is not Residency.RESIDENT
@@ -41,8 +43,12 @@ def eligible_at(
         if anyone_waits:
             timeout = min(timeout, settings.queue_cell_idle_timeout_s)
     elif anyone_waits:
-        timeout = min(timeout, max(settings.queue_idle_timeout_s, break_even_s(kernel, speeds)))
-    return max(kernel.last_activity + timeout, kernel.retry_at, kernel.held_until or 0.0)
+        patience = kernel.patience_s
+        if patience is None:
+            patience = max(settings.queue_idle_timeout_s, break_even_s(kernel, speeds))
+        timeout = min(timeout, patience)
+    expected = 0.0 if anyone_waits else kernel.expected_until
+    return max(kernel.last_activity + timeout, kernel.retry_at, kernel.held_until or 0.0, expected)
 
 
 def least_idle_s(settings: Settings, *, anyone_waits: bool) -> float:
@@ -50,4 +56,6 @@ def least_idle_s(settings: Settings, *, anyone_waits: bool) -> float:
     least = min(settings.idle_timeout_s, settings.cell_idle_timeout_s)
     if anyone_waits:
         least = min(least, settings.queue_idle_timeout_s, settings.queue_cell_idle_timeout_s)
+        if settings.prediction:
+            least = min(least, SHORTEST_S)
     return least

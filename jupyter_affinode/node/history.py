@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import pwd
 import time
 from collections.abc import Callable, Sequence
 from enum import Enum
-from functools import lru_cache
 from typing import Protocol
 
 from .ledger import Ledger
@@ -19,6 +16,7 @@ from .records import KernelRecord
 from .snapshot import Waiter
 from .state import NodeState
 from .waits import WaitEnded, WaitWatch
+from .whose import own_name, owner_of
 
 LOOK_EVERY_S = 1.0
 KERNELS_WRITTEN_EVERY_S = 60.0  # as exact is the end of a kernel whose end no controller saw
@@ -116,6 +114,7 @@ class History:
             EventKind.ROOM,
             kernel,
             gpu=answered.gpu,
+            cause="" if answered.granted else answered.cause.value,
             outcome="granted" if answered.granted else "denied",
             bytes=answered.bytes,
             waited_s=answered.waited_s,
@@ -153,6 +152,8 @@ class History:
             self._figures.metered(kernel, gpu, sums)
         self._figures.seen(seen, now)
         self._learn(seen, now)
+        if self._state.foresight is not None:
+            self._state.foresight.forget_others(self._state.kernels)
         self._users = {
             plain(kernel_id): self._user(kernel) for kernel_id, kernel in self._state.kernels.items()
         }
@@ -290,23 +291,9 @@ def main_gpu(kernel: KernelRecord) -> str:
     )
 
 
-def owner_of(kernel: KernelRecord) -> str:
-    """Who a kernel belongs to; on one user's own controller all are that user's."""
-    return kernel.owner or f"uid-{os.getuid()}"
-
-
 def owner_name(kernel: KernelRecord) -> str:
     """The same for people."""
-    return (kernel.owner_name or kernel.owner) if kernel.owner else user_name(os.getuid())
-
-
-@lru_cache(maxsize=1024)
-def user_name(uid: int) -> str:
-    """A Unix user's name; the number where it has none."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+    return (kernel.owner_name or kernel.owner) if kernel.owner else own_name()
 
 
 def plain(text: str) -> str:

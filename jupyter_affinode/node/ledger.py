@@ -43,7 +43,9 @@ KERNELS_MAX = 10_000
 CLOSE_WAIT_S = 2.0
 OVERSIZE = 1.1  # of the limit, before the oldest events go
 
-Known = tuple[list[tuple[str, str, int, int]], list[tuple[str, str, int, int]]]  # LedgerStore.pauses()
+KnownPauses = list[tuple[str, str, int, int]]
+KnownCells = list[tuple[str, str, int, int]]
+Known = tuple[KnownPauses, KnownCells]  # LedgerStore.pauses()
 
 
 class Ledger:
@@ -55,14 +57,16 @@ class Ledger:
         log: logging.Logger,
         *,
         retention: Retention | None = None,
-        on_opened: Callable[[Known], None] | None = None,
+        on_first_opened: Callable[[KnownPauses, KnownCells], None] | None = None,
     ):
-        """`on_opened` gets what the file knows of pauses, on the loop, each time it was opened."""
+        """`on_first_opened` gets what the file knows of pauses and cells, on the loop, once: what happens from
+        then on its caller hears, too.
+        """
         self.path = path
         self.problem: str | None = None  # why nothing is written just now, in words
         self.dropped = 0  # events that were not kept
         self._log = log
-        self._on_opened = on_opened
+        self._on_first_opened = on_first_opened
         self._loop = asyncio.get_running_loop()
         self._filling = _empty()
         self._names: dict[str, str] = {}  # as they were told
@@ -180,8 +184,9 @@ class Ledger:
             self._in_hand = None
         if known is not None:
             self._names.clear()  # it may be a new file
-            if self._on_opened is not None:
-                self._on_opened(known)
+            if self._on_first_opened is not None:
+                self._on_first_opened(*known)
+                self._on_first_opened = None
 
 
 class _Writer(threading.Thread):

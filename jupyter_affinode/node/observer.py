@@ -37,6 +37,7 @@ class RoomAnswered:
     gpu: str
     bytes: int
     waited_s: float
+    cause: Cause = Cause.OTHER  # of a denial
 
 
 class Observer(Protocol):

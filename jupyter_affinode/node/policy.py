@@ -14,7 +14,7 @@ from .plan import Plan
 from .reclaiming import keep_limits, park_idle, reclaim_watermark
 from .serving import serve_queue
 from .settings import Settings
-from .snapshot import Node, Residency
+from .snapshot import Node, Residency, Waiter
 
 LOTS_AHEAD_S = 10.0  # registering 32 GiB with a GPU takes about a second
 
@@ -34,6 +34,7 @@ def decide(now: float, node: Node, settings: Settings) -> list[Action]:
     keep_limits(plan)
     park_idle(plan)
     mend_splits(plan)
+    prefetch(plan)
     give_lots(plan)
     plan.relieve()  # under the host's reserve, what is kept only for speed goes first
     return plan.actions
@@ -69,6 +70,32 @@ def mend_splits(plan: Plan) -> None:
             reason = "its other processes are on the GPU"
             plan.act(Resume(kernel.id, kernel.resume_bytes, reason, Cause.SPLIT))
             plan.take_room(kernel.resume_bytes)
+
+
+def prefetch(plan: Plan) -> None:
+    """Bring back who is about to use the GPU, where there is room that nobody wants: never at another's cost.
+
+    Nobody waits, nobody has to yield for it now or for the low watermark, and it is within its user's limits.
+    """
+    if plan.queue:
+        return
+    for kernel in plan.node.kernels:
+        if kernel.expected_until <= plan.now or kernel.residency is not Residency.PARKED:
+            continue
+        if kernel.is_dying or kernel.resume_retry_at > plan.now or not plan.is_free(kernel):
+            continue
+        needs = plan.limits.needs(Waiter(kernel, plan.now, kernel.resume_bytes))
+        spare = max(
+            (
+                int(plan.settings.low_watermark * (plan.node.gpus[uuid].total_bytes or 0))
+                for uuid in kernel.resume_bytes
+                if uuid in plan.node.gpus
+            ),
+            default=0,
+        )
+        if plan.fits(needs, spare + plan.settings.margin_bytes):
+            plan.act(Resume(kernel.id, kernel.resume_bytes, "it is about to be used", Cause.PREFETCH))
+            plan.take_room(needs)
 
 
 def give_lots(plan: Plan) -> None:

@@ -177,6 +177,7 @@ class KernelRecord:
     described_by: int | None = None  # pid of the server that did
     is_tracked: bool = False  # an execution tracker says when cells are open
     cell_open: bool = False
+    cell_since: float | None = None  # when the open cell began
     cell_id: str | None = None
     held_until: float | None = None
     kept: Keep | None = None  # a file holds it (keep.py)

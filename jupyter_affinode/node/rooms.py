@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from .actions import Cause
 from .observer import Observer, RoomAnswered
 from .records import KernelRecord, Process, Room
 from .state import NodeState
@@ -33,7 +34,15 @@ class Rooms:
             self._state.reservations.finish_grant((process.key, message.number), now, failed=False)
         return message.kind in (NotifyKind.ROOM, NotifyKind.ROOM_END)
 
-    def answer(self, kernel: KernelRecord, key: tuple[int, int], now: float, *, reason: str | None) -> None:
+    def answer(
+        self,
+        kernel: KernelRecord,
+        key: tuple[int, int],
+        now: float,
+        *,
+        reason: str | None,
+        cause: Cause = Cause.OTHER,
+    ) -> None:
         """Let an allocation be tried again, or fail with `reason`."""
         process, number = kernel.processes[key[0]], key[1]
         room = process.rooms[number]
@@ -46,7 +55,8 @@ class Rooms:
         else:
             del process.rooms[number]
             self._log.info("deny %s to %s: %s", size, kernel.id, reason)
-        self._observer.room_answered(kernel, RoomAnswered(granted, room.gpu, room.bytes, now - room.since))
+        waited = now - room.since
+        self._observer.room_answered(kernel, RoomAnswered(granted, room.gpu, room.bytes, waited, cause))
         if process.connection is not None:
             process.connection.command(
                 CommandKind.ROOM, request=number, argument=int(granted), reason=reason or ""

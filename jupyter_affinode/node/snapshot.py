@@ -111,9 +111,6 @@ class Kernel:
     cell_open: bool = False
     held_until: float | None = None
     is_parkable: bool = True
-    is_out_of_reach: bool = (
-        False  # a process with memory is stopped or has lost its link: it may be back any moment
-    )
     is_dying: bool = False
     is_split: bool = False  # a part of its processes is parked, and does not ask for the GPU
     is_moving: bool = False  # a command is under way, or a process is in transition
@@ -141,6 +138,10 @@ class Kernel:
     park_copies_bytes: int | None = None  # what a park has to copy, by its last one; None: unknown, all of it
     resume_copies_bytes: int | None = None  # … and what the way back has
     needed_soon: float = NEEDED_SOON  # the chance that it uses the GPU before it has been idle twice as long
+    patience_s: float | None = (
+        None  # idle for so long while somebody waits, it is parked; None: as settings say
+    )
+    expected_until: float = 0.0  # if it is about to use the GPU, it does so by then
 
     @property
     def footprint_bytes(self) -> int:
@@ -189,8 +190,7 @@ class Node:
     kernels: tuple[Kernel, ...]
     host: Host
     reservations: tuple[Reservation, ...] = ()
-    is_settled: bool = True  # long enough after the start that shims have said HELLO
-    is_complete: bool = True  # … even those that were just waiting before they would try again
+    is_settled: bool = True  # long enough after the start that every shim has said HELLO
     speeds: Mapping[str, Speed] = field(default_factory=dict)  # by GPU, as measured here
 
 

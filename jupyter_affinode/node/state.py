@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from .connection import Connection
 from .depth import context_objection, kernel_needs
+from .foresight import Foresight
 from .gpus import GpuTable
 from .host import CgroupMemory, HostMemory, cgroup_memory
 from .host_care import host_use
@@ -21,10 +22,10 @@ from .process_start import started_at
 from .records import KernelRecord, Process
 from .reservations import ReservationBook
 from .settings import Settings
-from .snapshot import Host, Kernel, Node, Reservation, Residency, RoomRequest
+from .snapshot import Host, Kernel, Node, Reservation, Residency, RoomRequest, Speed
 from .speeds import MoveSpeeds, park_copies, resume_copies
 from .stuck import Stuck, stuck
-from .whose import standing
+from .whose import owner_of, standing
 from .wire import Hello
 
 HUNG_UP_FORGOTTEN_S = 10.0  # a live process that closed its link and does not come back runs without a shim
@@ -49,6 +50,7 @@ class NodeState:
         self.reservations = ReservationBook()
         self.speeds = MoveSpeeds()
         self.keeps: dict[str, Keep] = {}
+        self.foresight: Foresight | None = None  # what history says; used with the setting `prediction`
         self._keys = itertools.count(1)
         self._by_connection: dict[Connection, Process] = {}
 
@@ -218,9 +220,14 @@ class NodeState:
             if kernel.residency is Residency.RESIDENT:
                 kernel.cgroup = _tightest(kernel)
 
-    def snapshot(self, now: float, *, is_settled: bool, is_complete: bool = True) -> Node:
+    def snapshot(self, now: float, *, is_settled: bool) -> Node:
         """The picture to decide on."""
-        kernels = tuple(self._kernel(kernel, now) for kernel in self.kernels.values() if kernel.processes)
+        speeds = self.speeds.by_gpu()
+        kernels = tuple(
+            self._foreseen(self._kernel(kernel, now), kernel, speeds, now)
+            for kernel in self.kernels.values()
+            if kernel.processes
+        )
         headroom = {
             kernel.cgroup.path: kernel.cgroup.headroom_bytes
             for kernel in self.kernels.values()
@@ -246,8 +253,7 @@ class NodeState:
             Host(self.host.available_bytes, headroom, self.host.total_bytes, limits, self.lots_ready_bytes),
             tuple(reservations),
             is_settled,
-            is_complete,
-            self.speeds.by_gpu(),
+            speeds,
         )
 
     def _refresh_kernel(self, kernel: KernelRecord, now: float) -> None:
@@ -267,6 +273,14 @@ class NodeState:
         if kernel.held_until is not None and kernel.held_until <= now:
             kernel.held_until = None
         kernel.kept = self.keeps.get(file_name(kernel.id)) or self.keeps.get(EVERYBODY)
+
+    def _foreseen(
+        self, seen: Kernel, kernel: KernelRecord, speeds: Mapping[str, Speed], now: float
+    ) -> Kernel:
+        """With what history says of it, if that is wanted."""
+        if self.foresight is None or not self.settings.prediction:
+            return seen
+        return self.foresight.foreseen(seen, kernel, owner_of(kernel), speeds, now)
 
     def _kernel(self, kernel: KernelRecord, now: float) -> Kernel:
         gpus = kernel.by_gpu()
@@ -300,7 +314,6 @@ class NodeState:
             cell_open=kernel.cell_open,
             held_until=kernel.hold_ends,
             is_parkable=all(process.is_parkable for process in holders),
-            is_out_of_reach=any(process.connection is None for process in holders),
             is_dying=all(process.is_dying for process in processes),
             is_split=kernel.residency is Residency.RESIDENT
             and any(process.is_parked for process in kernel.connected()),

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from functools import lru_cache
 
+from .identity import of_unix_user
 from .records import Description, KernelRecord
 from .rules import EVERYBODY, is_named, names, numbers, rule_for
 from .settings import Settings
@@ -44,6 +45,11 @@ def standing(kernel: KernelRecord, settings: Settings) -> Standing:
     is_opted_out = is_named(names(settings.opt_out), user, groups)
     is_opted_out = is_opted_out or (settings.kernelspec_opt_out and told.may_park is False)
     return Standing(user, groups, priority, is_opted_out)
+
+
+def owner_of(kernel: KernelRecord) -> str:
+    """Who a kernel belongs to; on one user's own controller all are that user's. See identity.py."""
+    return kernel.owner or of_unix_user(os.getuid())
 
 
 @lru_cache(maxsize=1)
