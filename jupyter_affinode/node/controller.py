@@ -65,6 +65,7 @@ QUIET_PASSES = 25  # while nothing happens, a pass is made when this many times 
 QUIET_S = 5.0  # … or after this
 BUSY_PASSES = 4  # the same while all that happens is that kernels compute
 PASSES_APART_S = 0.005  # the least between two decisions, so that a talkative shim cannot keep us busy
+COMPLETE_AFTER_SETTLING = 4  # times that, nobody sees out-of-memory for what may just not be known yet
 NVML_EVERY_S = 1.0
 NVML_ALONE_EVERY_S = 5.0
 NVML_HANGS_AFTER_S = 15.0  # figures older than this are not believed any more
@@ -354,7 +355,8 @@ class Controller:
             self.state.host = host_memory()
             self.state.read_limits()
         self.state.lots_ready_bytes, self.state.lots_held = self.lots.ready_bytes, self.lots.held()
-        self._snapshot = self.state.snapshot(now, is_settled=self._is_settled(now))
+        is_complete = now - self.began >= self.state.settings.settle_s * COMPLETE_AFTER_SETTLING
+        self._snapshot = self.state.snapshot(now, is_settled=self._is_settled(now), is_complete=is_complete)
         self._look_at_queue(self._snapshot, now)
 
     def _is_settled(self, now: float) -> bool:

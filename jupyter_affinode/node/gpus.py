@@ -11,6 +11,7 @@ from .settings import Settings
 from .snapshot import Gpu
 
 PAGES_LATE_S = 0.3  # a shim samples its page every 100 ms, and we look at it every 250 ms
+DOUBT_S = 1.0  # what no longer adds up was taken by a stranger, or is told of in a moment
 UNKNOWN_FREE = 1 << 50  # without NVML everything fits until something fails
 
 
@@ -21,6 +22,22 @@ class _Estimate:
     # when it changed, and how much
     changes: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=256))
     is_reclaiming: bool = False
+    # what was free and ours together, the largest of the last moments first
+    sums: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def note_sum(self, now: float, size: int) -> None:
+        """What is free and ours together, by the figures of now."""
+        while self.sums and self.sums[-1][1] <= size:
+            self.sums.pop()
+        self.sums.append((now, size))
+        while self.sums[0][0] < now - DOUBT_S:
+            self.sums.popleft()
+
+    def missing(self) -> int:
+        """How much of what was free or ours a moment ago is neither now: NVML may show an allocation before its
+        page does.
+        """
+        return self.sums[0][1] - self.sums[-1][1] if self.sums else 0
 
     def changed_since(self, moment: float) -> int:
         """How much our memory changed since `moment`, or shortly before: pages may tell late."""
@@ -69,6 +86,9 @@ class GpuTable:
                 known.changes.append((now, abs(grown)))
                 if known.free_bytes != UNKNOWN_FREE:
                     known.free_bytes = max(known.free_bytes - grown, 0)
+        for uuid, nvml in self.measured.items():
+            known = self._known[uuid]
+            known.note_sum(now, nvml.free_bytes + known.managed_bytes)
         for uuid in self._known.keys() - managed.keys() - self.measured.keys():
             del self._known[uuid]  # no NVML and no kernel on it any more
 
@@ -92,7 +112,7 @@ class GpuTable:
                     nvml.free_bytes,
                     nvml.total_bytes,
                     self.sample.began,
-                    known.changed_since(self.sample.began),
+                    max(known.changed_since(self.sample.began), known.missing()),
                     known.is_reclaiming,
                 )
         return gpus

@@ -128,6 +128,16 @@ class Plan:
         return total
 
     @cached_property
+    def out_of_reach(self) -> dict[str, int]:
+        """What kernels have on each GPU that cannot be told to yield at the moment: stopped, or without a link."""
+        total: dict[str, int] = {}
+        for kernel in self.node.kernels:
+            if kernel.is_out_of_reach and not kernel.is_parkable:
+                for uuid, size in kernel.resident_bytes.items():
+                    total[uuid] = total.get(uuid, 0) + size
+        return total
+
+    @cached_property
     def reserved(self) -> dict[tuple[str, str], int]:
         """What is reserved by kernel and GPU."""
         total: dict[tuple[str, str], int] = {}

@@ -8,7 +8,7 @@ from .actions import Cause, DenyRoom, GrantRoom, Resume
 from .backfill import delays_nobody
 from .plan import Plan
 from .reclaiming import reclaim
-from .snapshot import RoomRequest, Waiter
+from .snapshot import Gpu, Kernel, RoomRequest, Waiter
 from .words import bytes_in_words, duration_in_words
 
 DENY_AFTER_S = 0.5  # the least that an allocation waits before "it can never fit" is believed
@@ -55,14 +55,16 @@ def is_hopeless(plan: Plan, waiter: Waiter) -> bool:
         gpu = plan.node.gpus.get(uuid)
         if gpu is None or (waiter.room is None and not gpu.is_measured):
             continue
-        most = gpu.free_bytes + gpu.uncertain_bytes
-        if need <= most:
-            continue
-        own = kernel.resident_bytes.get(uuid, 0) if kernel.is_parkable and not kernel.is_opted_out else 0
-        own += plan.reserved.get((kernel.id, uuid), 0)
-        if need > most + plan.yieldable.get(uuid, 0) - own:
+        if need > gpu.free_bytes + gpu.uncertain_bytes and need > _most(plan, kernel, gpu):
             return True
     return False
+
+
+def _most(plan: Plan, kernel: Kernel, gpu: Gpu) -> int:
+    """What a kernel could have of a GPU if every other one yielded that can."""
+    own = kernel.resident_bytes.get(gpu.uuid, 0) if kernel.is_parkable and not kernel.is_opted_out else 0
+    own += plan.reserved.get((kernel.id, gpu.uuid), 0)
+    return gpu.free_bytes + gpu.uncertain_bytes + plan.yieldable.get(gpu.uuid, 0) - own
 
 
 def _stand(plan: Plan, heads: dict[str, Waiter] | None, waiter: Waiter) -> None:
@@ -127,12 +129,26 @@ def _may_try_blindly(plan: Plan, waiter: Waiter, needs: Mapping[str, int]) -> bo
     return all(plan.room[key] >= needs[key] for key in plan.limits.of(waiter.kernel.id))
 
 
+def _may_come_back(plan: Plan, kernel: Kernel, room: RoomRequest) -> bool:
+    """Whether kernels that are not heard of at the moment hold what is missing: they may yield when they are
+    back.
+    """
+    if not plan.node.is_complete:
+        return True
+    away = plan.out_of_reach.get(room.gpu, 0)
+    if not kernel.is_parkable and kernel.is_out_of_reach:
+        away -= kernel.resident_bytes.get(room.gpu, 0)
+    return away > 0 and room.bytes <= _most(plan, kernel, plan.node.gpus[room.gpu]) + away
+
+
 def _deny_when_sure(plan: Plan, waiter: Waiter, room: RoomRequest) -> None:
     """Let the program see its out-of-memory, once the figures that say so are newer than its request."""
     is_fresh = plan.node.gpus[room.gpu].sampled_at > waiter.since
     if not waiter.kernel.hopeless and not (is_fresh and plan.now - waiter.since >= DENY_AFTER_S):
         return
     exceeded = plan.limits.exceeded(waiter)
+    if exceeded is None and not waiter.kernel.hopeless and _may_come_back(plan, waiter.kernel, room):
+        return
     if exceeded is not None:
         name, cap = exceeded
         why = f"with {bytes_in_words(room.bytes)} more this kernel alone exceeds the limit of {name}"

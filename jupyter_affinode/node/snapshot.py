@@ -111,6 +111,9 @@ class Kernel:
     cell_open: bool = False
     held_until: float | None = None
     is_parkable: bool = True
+    is_out_of_reach: bool = (
+        False  # a process with memory is stopped or has lost its link: it may be back any moment
+    )
     is_dying: bool = False
     is_split: bool = False  # a part of its processes is parked, and does not ask for the GPU
     is_moving: bool = False  # a command is under way, or a process is in transition
@@ -190,7 +193,8 @@ class Node:
     kernels: tuple[Kernel, ...]
     host: Host
     reservations: tuple[Reservation, ...] = ()
-    is_settled: bool = True  # long enough after the start that every shim has said HELLO
+    is_settled: bool = True  # long enough after the start that shims have said HELLO
+    is_complete: bool = True  # … even those that were just waiting before they would try again
     speeds: Mapping[str, Speed] = field(default_factory=dict)  # by GPU, as measured here
 
 

@@ -220,7 +220,7 @@ class NodeState:
             if kernel.residency is Residency.RESIDENT:
                 kernel.cgroup = _tightest(kernel)
 
-    def snapshot(self, now: float, *, is_settled: bool) -> Node:
+    def snapshot(self, now: float, *, is_settled: bool, is_complete: bool = True) -> Node:
         """The picture to decide on."""
         speeds = self.speeds.by_gpu()
         kernels = tuple(
@@ -253,6 +253,7 @@ class NodeState:
             Host(self.host.available_bytes, headroom, self.host.total_bytes, limits, self.lots_ready_bytes),
             tuple(reservations),
             is_settled,
+            is_complete,
             speeds,
         )
 
@@ -314,6 +315,7 @@ class NodeState:
             cell_open=kernel.cell_open,
             held_until=kernel.hold_ends,
             is_parkable=all(process.is_parkable for process in holders),
+            is_out_of_reach=any(process.connection is None for process in holders),
             is_dying=all(process.is_dying for process in processes),
             is_split=kernel.residency is Residency.RESIDENT
             and any(process.is_parked for process in kernel.connected()),

@@ -14,8 +14,10 @@
 
 #define MAX_ASKS 64
 #define LOOK_AGAIN_NS (200 * MS_NS)
-/* Without a controller nobody can make room: that long is given for one to come back.  */
-#define NO_CONTROLLER_NS (3 * S_NS)
+/* Without a controller nobody yields, but others may end or free something: the allocation is tried again every second. One
+ * that was killed is started anew within seconds, and one that is stuck may come to itself; then it is out of memory.  */
+#define ALONE_NS S_NS
+#define ALONE_ATTEMPTS 30
 /* Room was promised and gone again this often: give the program its answer.  */
 #define MAX_ATTEMPTS 100
 
@@ -105,8 +107,8 @@ CUresult ask_for_room(const struct device *device, uint64_t bytes, unsigned atte
 		}
 		if (link_is_connected())
 			connected = clock_ns();
-		else if (clock_ns() - connected > NO_CONTROLLER_NS) {
-			result = CUDA_ERROR_OUT_OF_MEMORY;
+		else if (clock_ns() - connected > ALONE_NS) {
+			result = attempt < ALONE_ATTEMPTS ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 			break;
 		}
 		futex_wait(&answers, seen, LOOK_AGAIN_NS);

@@ -18,6 +18,9 @@
 
 #define STACK_BYTES ((size_t)64 << 10)
 #define GUARD_BYTES ((size_t)64 << 10) /* a page, whatever its size here */
+/* syscall(3) reads its last argument from its caller's stack, whether there is one or not. A crash there would end the
+ * application too: before Linux 5.16 one with a core dump ends everybody who shares the memory.  */
+#define ABOVE_BYTES 128
 #define KERNEL_SIGSET_BYTES 8
 #define SIGNALS 64
 #define CLOSE_RANGE 436     /* close_range(2), the same number everywhere; Linux 5.9 */
@@ -52,13 +55,14 @@ static char *stack_between, *stack_program;
 
 static char *stack_make(void)
 {
-	char *at = mmap(NULL, GUARD_BYTES + STACK_BYTES, PROT_READ | PROT_WRITE,
+	char *at = mmap(NULL, GUARD_BYTES + STACK_BYTES + GUARD_BYTES, PROT_READ | PROT_WRITE,
 			MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
 
 	if (at == MAP_FAILED)
 		return NULL;
 	mprotect(at, GUARD_BYTES, PROT_NONE);
-	return at + GUARD_BYTES + STACK_BYTES;
+	mprotect(at + GUARD_BYTES + STACK_BYTES, GUARD_BYTES, PROT_NONE); /* what reads above must be seen in every test */
+	return at + GUARD_BYTES + STACK_BYTES - ABOVE_BYTES;
 }
 
 int spawn_start(void)
@@ -311,7 +315,7 @@ int spawn_run(const struct command *command, uint64_t ns, struct printed *printe
 {
 	uint64_t all = ~0ull, before = 0;
 	struct run run = {.command = command, .printed = printed, .ns = ns, .result = -ECHILD};
-	int error = errno;
+	int error = errno, status = 0;
 	long pid;
 
 	memset(printed, 0, sizeof(*printed));
@@ -322,8 +326,10 @@ int spawn_run(const struct command *command, uint64_t ns, struct printed *printe
 	if (pid < 0)
 		run.result = (int)pid;
 	else
-		while (syscall(SYS_wait4, pid, NULL, __WALL, NULL) < 0 && errno == EINTR)
+		while (syscall(SYS_wait4, pid, &status, __WALL, NULL) < 0 && errno == EINTR)
 			;
+	if (!WIFEXITED(status))
+		run.result = -ECHILD; /* not by itself: what it says is not believed */
 	pthread_mutex_unlock(&stacks_lock);
 	syscall(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, KERNEL_SIGSET_BYTES);
 	errno = error;

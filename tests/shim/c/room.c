@@ -1,8 +1,39 @@
 /* An allocation that meets a full GPU asks for room before anyone sees it: granted, denied, cancelled, and with nobody
  * there to ask.  */
+#include <sys/syscall.h>
+#include <time.h>
+
 #include "harness.h"
 
+#define FASTER 20
+
 static CUdeviceptr filler;
+static _Atomic uint64_t faster_from; /* 0: the clock runs as it does */
+
+static uint64_t true_ns(clockid_t clock)
+{
+	struct timespec t;
+
+	CHECK_EQUAL(syscall(SYS_clock_gettime, clock, &t), 0);
+	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* For the shim, too.  */
+__attribute__((no_sanitize("thread", "address"))) int clock_gettime(clockid_t clock, struct timespec *now)
+{
+	uint64_t ns = true_ns(clock), from = atomic_load(&faster_from);
+
+	if (clock == CLOCK_MONOTONIC && from)
+		ns += (ns - from) * (FASTER - 1);
+	*now = (struct timespec){(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+	return 0;
+}
+
+static void run_clock_faster(void)
+{
+	atomic_store(&faster_from, true_ns(CLOCK_MONOTONIC));
+}
+
 static _Atomic int result;
 static CUdeviceptr got;
 
@@ -97,13 +128,23 @@ int main(int argc, char **argv)
 	controller_drop();
 	controller_accept();
 	CHECK_EQUAL(controller_noticed(AFFINODE_NOTIFY_ROOM, NULL), number);
-	/* And nobody comes: out of memory, but not for ever.  */
+	/* And nobody comes: it goes on waiting, and is tried again by itself when somebody frees memory.  */
 	begin = test_now_ns();
 	controller_stop();
+	run_clock_faster();
+	UNTIL(test_now_ns() - begin > 5000000000u);
+	CHECK_EQUAL(atomic_load(&result), -1);
+	CUDA(MemFree(filler));
+	thread_join(thread);
+	CHECK_EQUAL(atomic_load(&result), CUDA_SUCCESS);
+#ifndef SHIM_LINKED /* it takes long, once will do */
+	/* Nobody does: out of memory, but not for ever.  */
+	fill();
+	atomic_store(&result, -1);
+	thread_start(&thread, allocate, (void *)MiB(4));
 	thread_join(thread);
 	CHECK_EQUAL(atomic_load(&result), CUDA_ERROR_OUT_OF_MEMORY);
-	CHECK(test_now_ns() - begin > 1000000000u);
-	CHECK(test_now_ns() - begin < 6000000000u);
+#endif
 	CHECK(holds_pattern(before, MiB(4), 11, 0));
 	return 0;
 }
