@@ -17,6 +17,7 @@ from . import (
     doctor,
     kernelspec,
     monitoring,
+    plan,
     report,
     run,
     simulate,
@@ -56,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     monitoring.add(commands)
     doctor.add(commands)
     bench.add(commands)
+    plan.add(commands)
     commands.add_parser("node", help="run the node's GPU controller (it is started by itself when needed)")
     systemd_unit.add(commands)
     run.add(commands)

@@ -1,0 +1,211 @@
+"""What sites do today, replayed with the same sessions: nobody yields, so one waits for another's end.
+
+- reservation: a GPU, or a slice of one, is a person's from the session's start to its end.
+- culling: the same, but a kernel that is idle for too long is killed; the next cell builds its state again.
+- sharing: kernels share GPUs by memory, which stays theirs to the end; who does not fit waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from ..node.words import duration_in_words
+from .cells import ImpossiblePlan, Session
+from .machine import Machine
+from .outcome import Outcome, Progress
+from .people import Guest, People
+
+
+@dataclass(frozen=True)
+class Culling:
+    """When idle kernels are killed, and what building their state again takes."""
+
+    timeout_s: float = 3600.0  # as in jupyterhub-idle-culler's own example (its README on PyPI)
+    rebuild_s: float = 120.0  # imports, data, weights: an assumption, nothing published was found
+
+    def check(self) -> None:
+        """Raises ImpossiblePlan."""
+        if self.timeout_s < 0 or self.rebuild_s < 0:
+            raise ImpossiblePlan("times of culling must not be negative")
+
+
+class _InTurn(People):
+    """Who asks first is served first; each GPU has so many bytes (or slices), and nobody yields."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        sessions: Sequence[Session],
+        outcome: Outcome,
+        capacity: int,
+        on_progress: Progress | None = None,
+    ):
+        super().__init__(machine, sessions, outcome, on_progress)
+        self._free = [capacity] * machine.gpus
+        self._capacity = capacity
+        self._held = 0
+        self._line: list[tuple[Guest, int]] = []
+        self._has: dict[int, tuple[int, int, float]] = {}  # by guest: GPU, how much, since when
+
+    def has(self, guest: Guest) -> bool:
+        """Whether it has its part."""
+        return guest.number in self._has
+
+    def ask(self, guest: Guest, size: int) -> None:
+        """Get in line for a part of a GPU."""
+        self._line.append((guest, size))
+        self._serve()
+
+    def give_back(self, guest: Guest) -> None:
+        """Its part is free; who stood in line does so no more."""
+        self._line = [(other, size) for other, size in self._line if other is not guest]
+        if guest.number in self._has:
+            gpu, size, since = self._has.pop(guest.number)
+            self._free[gpu] += size
+            self._held -= size
+            self.outcome.held_s += (self.now - since) * size / self._capacity
+            guest.gpu = None
+        self._serve()
+
+    def served(self, guest: Guest) -> None:
+        """It has its part now."""
+        raise NotImplementedError
+
+    def _serve(self) -> None:
+        while self._line:
+            guest, size = self._line[0]
+            gpu = max(range(len(self._free)), key=lambda number: (self._free[number], -number))
+            if self._free[gpu] < size:
+                return
+            del self._line[0]
+            self._free[gpu] -= size
+            self._held += size
+            self.outcome.gpus_most = max(self.outcome.gpus_most, self._held / self._capacity)
+            self._has[guest.number] = (gpu, size, self.now)
+            guest.gpu = gpu
+            self.served(guest)
+
+
+class Reservation(_InTurn):
+    """A GPU, or one of `slices` equal parts of it, for the session. A cell waits until the session has it."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        sessions: Sequence[Session],
+        slices: int = 1,
+        on_progress: Progress | None = None,
+    ):
+        if slices < 1:
+            raise ImpossiblePlan(f"a GPU has at least one slice, not {slices}")
+        largest = max(session.peak_bytes for session in sessions) + machine.context_bytes
+        if largest > machine.gpu_bytes // slices:
+            raise ImpossiblePlan(
+                f"the largest session does not fit in one of {slices} slices of a GPU: use fewer slices"
+            )
+        what = "a GPU each" if slices == 1 else f"1/{slices} of a GPU each"
+        super().__init__(machine, sessions, Outcome("reservation", what), slices, on_progress)
+        self._slices = slices
+
+    def begins(self, guest: Guest) -> None:
+        """It asks at once."""
+        self.ask(guest, 1)
+
+    def wants(self, guest: Guest) -> None:
+        """It has its GPU, or waits for it."""
+        if self.has(guest):
+            self.compute(guest)
+
+    def served(self, guest: Guest) -> None:
+        """A cell may be waiting."""
+        if guest.wanted_at is not None:
+            self.compute(guest)
+
+    def ends(self, guest: Guest) -> None:
+        """The next one gets it."""
+        self.give_back(guest)
+
+    def speed(self, guest: Guest) -> float:
+        """A slice has its part of the compute."""
+        return min(1.0, 1 / (self._slices * self.machine.compute_share))
+
+    def computes_on(self, guest: Guest) -> Hashable:
+        """Nothing is shared."""
+        return ("slice", guest.number)
+
+
+class Culled(Reservation):
+    """Reservation with a culler. A culled kernel asks again at its next cell, and builds its state again first."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        sessions: Sequence[Session],
+        culling: Culling,
+        slices: int = 1,
+        on_progress: Progress | None = None,
+    ):
+        super().__init__(machine, sessions, slices, on_progress)
+        self._culling = culling
+        after = duration_in_words(culling.timeout_s)
+        self.outcome.way = "culling"
+        self.outcome.title += f", killed after {after} idle"
+        self._was_culled: set[int] = set()
+
+    def begins(self, guest: Guest) -> None:
+        """It asks at its first cell: a culler would have ended it before."""
+
+    def wants(self, guest: Guest) -> None:
+        """As with reservation, or again from the start."""
+        if self.has(guest):
+            self.compute(guest)
+        else:
+            self.ask(guest, 1)
+
+    def served(self, guest: Guest) -> None:
+        """First build what was lost."""
+        if guest.number in self._was_culled:
+            self._was_culled.discard(guest.number)
+            self.outcome.losses += 1
+            self.outcome.rebuild_s += self._culling.rebuild_s
+            self.timeline.after(self._culling.rebuild_s, partial(self.compute, guest))
+        else:
+            self.compute(guest)
+
+    def idle(self, guest: Guest) -> None:
+        """The culler looks when its time is over."""
+        if not guest.cell_is_open:
+            done = guest.next_cell
+            self.timeline.after(self._culling.timeout_s, partial(self._cull, guest, done))
+
+    def _cull(self, guest: Guest, done: int) -> None:
+        is_idle = guest.next_cell == done and not guest.cell_is_open
+        if is_idle and guest.number in self.open and self.has(guest):
+            self.outcome.counts["kernels killed"] += 1
+            self._was_culled.add(guest.number)
+            self.give_back(guest)
+
+
+class Sharing(_InTurn):
+    """By memory, without yielding: a session holds its peak from its first cell to its end."""
+
+    def __init__(self, machine: Machine, sessions: Sequence[Session], on_progress: Progress | None = None):
+        outcome = Outcome("sharing", "shared by memory, nobody yields")
+        super().__init__(machine, sessions, outcome, machine.gpu_bytes, on_progress)
+
+    def wants(self, guest: Guest) -> None:
+        """The first cell waits until there is room for all that the session will hold."""
+        if self.has(guest):
+            self.compute(guest)
+        else:
+            self.ask(guest, guest.session.peak_bytes + self.machine.context_bytes)
+
+    def served(self, guest: Guest) -> None:
+        """There is room."""
+        self.compute(guest)
+
+    def ends(self, guest: Guest) -> None:
+        """Its memory is free."""
+        self.give_back(guest)

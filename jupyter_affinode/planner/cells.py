@@ -1,0 +1,63 @@
+"""What is replayed: sessions of cells. The same for every way of sharing, so that only the sharing differs.
+
+A session is closed: a cell begins a think time after the one before it has ended, however long that one waited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class ImpossiblePlan(ValueError):
+    """Something that no machine could do, or that makes no sense; the message says what to change."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One execution that uses the GPU. Times in seconds, sizes in bytes."""
+
+    think_s: float  # from the end of the cell before (or the session's start) until it wants the GPU
+    gpu_s: float  # how long it computes with a GPU of its own
+    bytes: int  # GPU memory that the kernel holds from then on, its CUDA context left out
+    cpu_s: float = 0.0  # how long it runs on without the GPU
+
+
+@dataclass(frozen=True)
+class Session:
+    """One kernel from its start to its end."""
+
+    id: str
+    person: str
+    start_s: float  # not before that, and not before the person's session before it has ended
+    cells: tuple[Cell, ...]
+    end_think_s: float = 0.0  # from the end of its last cell until the kernel is shut down
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that it holds."""
+        return max((cell.bytes for cell in self.cells), default=0)
+
+    @property
+    def gpu_s(self) -> float:
+        """How long it computes."""
+        return sum(cell.gpu_s for cell in self.cells)
+
+    @property
+    def length_s(self) -> float:
+        """How long it lasts if no cell ever waits."""
+        return sum(cell.think_s + cell.gpu_s + cell.cpu_s for cell in self.cells) + self.end_think_s
+
+
+def by_person(sessions: Sequence[Session]) -> list[list[Session]]:
+    """Each person's sessions in the order of their starts; persons in the order of their first."""
+    persons: dict[str, list[Session]] = {}
+    for session in sorted(sessions, key=lambda session: (session.start_s, session.id)):
+        persons.setdefault(session.person, []).append(session)
+    return list(persons.values())
+
+
+def active_share(sessions: Sequence[Session]) -> float:
+    """The part of all sessions' time in which they compute, if no cell ever waits."""
+    length = sum(session.length_s for session in sessions)
+    return sum(session.gpu_s for session in sessions) / length if length else 0.0

@@ -1,0 +1,293 @@
+"""`jupyter affinode plan` from its options to its answer."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+from .._version import __version__
+from ..node.settings import Settings, SettingsRefused
+from .baselines import Culling
+from .cells import ImpossiblePlan
+from .machine import GIB, BenchUnusable, Machine, Speeds, speeds_from_bench
+from .people import ModelBroken
+from .picture import picture
+from .report import plan_text
+from .search import Bound, most_people
+from .trace import TraceError, read_trace, write_trace
+from .ways import WAYS, Plan, answer
+from .workload import HOUR_S, Spread, Workload
+
+FORMAT = 1
+SAID_EVERY_S = 0.5
+HOST_BYTES_PER_GPU = 256 * GIB  # servers with eight large GPUs often have 2 TiB; an assumption
+_WORKLOAD = Workload()
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    machine = parser.add_argument_group("the machine")
+    machine.add_argument("--gpus", metavar="N", type=int, default=1, help="how many GPUs (1)")
+    machine.add_argument(
+        "--gpu-memory", metavar="GIB", type=float, default=140, help="of each (140, an H200)"
+    )
+    machine.add_argument("--host-memory", metavar="GIB", type=float, help="of the machine (256 a GPU)")
+    machine.add_argument(
+        "--context", metavar="MIB", type=float, default=620, help="a CUDA context's size on the GPU (620)"
+    )
+    machine.add_argument(
+        "--compute-share",
+        metavar="PART",
+        type=float,
+        default=1.0,
+        help="of a GPU's compute that one running cell could use; 1, the worst case, is an assumption",
+    )
+    machine.add_argument(
+        "--bench", metavar="FILE", type=Path, help="speeds from `jupyter affinode bench --json`"
+    )
+    machine.add_argument(
+        "--changed", metavar="PART", type=float, default=1.0, help="of memory that changes between parks (1)"
+    )
+    what = parser.add_argument_group("what people do")
+    what.add_argument("--trace", metavar="FILE", type=Path, help="replay this (CSV or JSON Lines)")
+    what.add_argument(
+        "--people", metavar="N", type=int, help="how many; of a trace: its first, or again and again"
+    )
+    what.add_argument("--days", metavar="N", type=int, default=_WORKLOAD.days, help="working days (5)")
+    what.add_argument(
+        "--seed", metavar="N", type=int, default=_WORKLOAD.seed, help="of everything random (1)"
+    )
+    spreads = {
+        "--run": ("run_s", "S", 1.0, "a cell on the GPU"),
+        "--think": ("think_s", "S", 1.0, "from a cell to the next"),
+        "--break": ("break_s", "S", 1.0, "a break, instead"),
+        "--session": ("session_s", "H", HOUR_S, "a session"),
+        "--footprint": ("footprint", "GIB", GIB, "GPU memory of a session"),
+    }
+    for option, (name, unit, scale, help_text) in spreads.items():
+        usual: Spread = getattr(_WORKLOAD, name)
+        what.add_argument(
+            option,
+            dest=name,
+            metavar=f"{unit}[,{unit}]",
+            type=_spread(scale, usual),
+            default=usual,
+            help=f"{help_text}: median and 75th percentile ({usual.median / scale:g},{usual.p75 / scale:g})",
+        )
+    what.add_argument(
+        "--busy-people", metavar="PART", type=float, default=_WORKLOAD.busy_people, help="(0.25)"
+    )
+    what.add_argument(
+        "--busy-share",
+        metavar="PART",
+        type=float,
+        default=_WORKLOAD.busy_share,
+        help="of their time on the GPU (0.61)",
+    )
+    what.add_argument(
+        "--quiet-share", metavar="PART", type=float, default=_WORKLOAD.quiet_share, help="the others' (0.05)"
+    )
+    what.add_argument(
+        "--write-trace", metavar="FILE", type=Path, help="write the sessions there, and replay nothing"
+    )
+    ways = parser.add_argument_group("ways of sharing")
+    ways.add_argument(
+        "--set",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="a setting of the controller (c.NodeController.NAME), for example idle_timeout_s=60",
+    )
+    ways.add_argument(
+        "--ways", metavar="NAME,…", type=_ways, default=WAYS, help=f"only these of {', '.join(WAYS)}"
+    )
+    ways.add_argument("--slices", metavar="N", type=int, default=1, help="reserve 1/N of a GPU for each (1)")
+    ways.add_argument("--cull-after", metavar="S", type=float, default=Culling().timeout_s, help="(3600)")
+    ways.add_argument(
+        "--rebuild",
+        metavar="S",
+        type=float,
+        default=Culling().rebuild_s,
+        help="to build lost state again (120, assumed)",
+    )
+    out = parser.add_argument_group("the answer")
+    out.add_argument(
+        "--search", metavar="S", type=float, help="find the most people whose cells' p95 wait is at most S"
+    )
+    out.add_argument("--slowdown", metavar="X", type=float, help="… and who compute at most X times as long")
+    out.add_argument("--json", metavar="FILE", type=Path, help="write everything there")
+    out.add_argument("--svg", metavar="FILE", type=Path, help="draw it there")
+    out.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Plan; 0, or 1 with one line on stderr."""
+    progress = Progress(quiet=options.quiet)
+    try:
+        plan = make_plan(options)
+        if options.write_trace is not None:
+            with open(options.write_trace, "w", encoding="utf-8") as file:
+                write_trace(plan.sessions(), file)
+            return 0
+        report = make_report(options, plan, progress)
+    except (ImpossiblePlan, SettingsRefused, TraceError, BenchUnusable, ModelBroken, OSError) as error:
+        progress.clear()
+        print(f"jupyter affinode plan: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        progress.clear()
+        print("jupyter affinode plan: cancelled", file=sys.stderr)
+        return 130
+    progress.clear()
+    try:
+        if options.json is not None:
+            options.json.write_text(json.dumps(report, indent=2) + "\n")
+        if options.svg is not None:
+            options.svg.write_text(picture(report))
+    except OSError as error:
+        print(f"jupyter affinode plan: {error}", file=sys.stderr)
+        return 1
+    print(plan_text(report))
+    return 0
+
+
+def make_plan(options: argparse.Namespace) -> Plan:
+    """What the options ask for. Raises ImpossiblePlan, SettingsRefused, TraceError, BenchUnusable, OSError."""
+    for name in ("gpu_memory", "host_memory", "context"):
+        value = getattr(options, name)
+        if value is not None and not 0 <= value < 1e9:
+            raise ImpossiblePlan(
+                f"--{name.replace('_', '-')} must be a size that is not negative, not {value:g}"
+            )
+    host = (
+        options.gpus * HOST_BYTES_PER_GPU if options.host_memory is None else int(options.host_memory * GIB)
+    )
+    machine = Machine(
+        gpus=options.gpus,
+        gpu_bytes=int(options.gpu_memory * GIB),
+        host_bytes=host,
+        context_bytes=int(options.context * (1 << 20)),
+        compute_share=options.compute_share,
+    )
+    plan = Plan(
+        machine=machine,
+        speeds=Speeds() if options.bench is None else speeds_from_bench(options.bench),
+        settings=Settings().changed(**dict(map(_setting, options.set))),
+        culling=Culling(options.cull_after, options.rebuild),
+        slices=options.slices,
+        changed=options.changed,
+        ways=options.ways,
+    )
+    if options.trace is not None:
+        plan = replace(plan, trace=tuple(read_trace(options.trace)))
+        return plan if options.people is None else plan.with_people(_at_least_one(options.people))
+    names = {field.name for field in fields(Workload)} & vars(options).keys() - {"people"}
+    workload = Workload(**{name: getattr(options, name) for name in names})
+    return replace(
+        plan, workload=workload if options.people is None else workload.with_people(options.people)
+    )
+
+
+def make_report(options: argparse.Namespace, plan: Plan, progress: Progress) -> dict[str, Any]:
+    """Replay or search; everything, ready for JSON. Raises as `answer`."""
+    defaults = Settings().as_dict()
+    report: dict[str, Any] = {
+        "format": FORMAT,
+        "version": __version__,
+        "machine": asdict(plan.machine),
+        "speeds": asdict(plan.speeds),
+        "settings": plan.settings.as_dict(),
+        "settings_changed": {
+            name: value for name, value in plan.settings.as_dict().items() if value != defaults[name]
+        },
+        "workload": None if plan.workload is None else asdict(plan.workload),
+        "trace": None if options.trace is None else str(options.trace),
+        "culling": asdict(plan.culling),
+        "slices": plan.slices,
+        "changed": plan.changed,
+        "answer": None,
+        "search": None,
+    }
+    if options.search is not None:
+        bound = Bound(options.search, options.slowdown)
+        report["search"] = most_people(plan, bound, progress.tried, progress.beat)
+    else:
+        report["answer"] = answer(plan, progress.replayed)
+    return report
+
+
+class Progress:
+    """One line on stderr that tells how far it is, where that is a terminal; else a line for each step."""
+
+    def __init__(self, *, quiet: bool):
+        self._is_quiet = quiet
+        self._is_terminal = sys.stderr.isatty()
+        self._said_at = 0.0
+        self._last = ""
+
+    def replayed(self, way: str, done: int, of: int) -> None:
+        """So many cells of one way."""
+        self._say(f"{way}: {done} of {of} cells", is_step=False)
+
+    def tried(self, way: str, people: int, kept: bool) -> None:
+        """One number of people."""
+        self._last = f"{way}: {people} people: {'within' if kept else 'beyond'} the bound"
+        self._say(self._last, is_step=True)
+
+    def beat(self) -> None:
+        """It goes on."""
+        self._say(self._last + " …", is_step=False)
+
+    def clear(self) -> None:
+        """Remove the line."""
+        if self._is_terminal and not self._is_quiet:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+    def _say(self, text: str, *, is_step: bool) -> None:
+        now = time.monotonic()
+        if self._is_quiet or (not is_step and (not self._is_terminal or now - self._said_at < SAID_EVERY_S)):
+            return
+        self._said_at = now
+        sys.stderr.write(f"\r\x1b[K{text}" if self._is_terminal else f"{text}\n")
+        sys.stderr.flush()
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise SettingsRefused(f"--set takes NAME=VALUE, not {text!r}")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, {"True": True, "False": False, "None": None}.get(value, value)
+
+
+def _spread(scale: float, usual: Spread) -> Callable[[str], Spread]:
+    def parse(text: str) -> Spread:
+        parts = [float(part) * scale for part in text.split(",")]
+        if len(parts) not in (1, 2):
+            raise ValueError(text)
+        return Spread(parts[0], parts[-1] if len(parts) == 2 else parts[0] * usual.p75 / usual.median)
+
+    parse.__name__ = "median and 75th percentile"  # argparse names it in its error
+    return parse
+
+
+def _ways(text: str) -> Sequence[str]:
+    names = tuple(text.split(","))
+    if not set(names) <= set(WAYS):
+        raise argparse.ArgumentTypeError(f"there are {', '.join(WAYS)}")
+    return names
+
+
+def _at_least_one(people: int) -> int:
+    if people < 1:
+        raise ImpossiblePlan(f"there must be people, not {people}")
+    return people

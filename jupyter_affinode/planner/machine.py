@@ -1,0 +1,142 @@
+"""The machine that is planned for, and how fast it parks and resumes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..node.settings import Settings
+from ..node.words import bytes_in_words
+from .cells import ImpossiblePlan, Session
+
+MIB = 1 << 20
+GIB = 1 << 30
+CONTEXT_BYTES = 620 * MIB  # a CUDA context on an H200, measured
+RESUME_SPARE_BYTES = GIB  # what the driver must find free beyond a context that it restores
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Moves in bytes a second and seconds; the defaults are one H200's, as tests/gpu/RESULTS.md has them."""
+
+    first_park_bytes_per_s: float = 32 * GIB / 1.92  # into host memory that was never touched
+    park_bytes_per_s: float = 32 * GIB / 0.6688  # everything changed since the last park
+    same_park_bytes_per_s: float = 32 * GIB / 0.0462  # nothing changed: digested, not copied
+    resume_bytes_per_s: float = 32 * GIB / 0.6772
+    wake_s: float = 0.0263 - 0.0215  # what a call through a controller takes beside the resume itself
+    context_park_s: float = 1.60 - 0.6688  # what context depth adds
+    context_resume_s: float = 1.49 - 0.6772
+    source: str = "NVIDIA H200, measured (tests/gpu/RESULTS.md)"
+
+    def park_s(self, size: int, kept: int, changed: float, *, context: bool) -> float:
+        """How long a park of `size` bytes takes, `kept` of which have their host memory from the last one."""
+        again = min(kept, size)
+        took = (size - again) / self.first_park_bytes_per_s
+        took += again * (changed / self.park_bytes_per_s + (1 - changed) / self.same_park_bytes_per_s)
+        return took + (self.context_park_s if context else 0.0)
+
+    def resume_s(self, size: int, *, context: bool) -> float:
+        """How long a resume of `size` bytes takes."""
+        return self.wake_s + size / self.resume_bytes_per_s + (self.context_resume_s if context else 0.0)
+
+    @classmethod
+    def free_of_cost(cls) -> Speeds:
+        """Moves that take no time: what remains is the wait for others. To check the model with."""
+        endless = float("inf")
+        return cls(endless, endless, endless, endless, 0.0, 0.0, 0.0, "moves cost nothing")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """GPUs of one kind and the host's memory."""
+
+    gpus: int = 1
+    gpu_bytes: int = 140 * GIB  # an H200's
+    host_bytes: int = 256 * GIB
+    host_used_bytes: int = 0  # by everything else
+    context_bytes: int = CONTEXT_BYTES  # each kernel that used CUDA, on its GPU
+    compute_share: float = 1.0  # of a GPU's compute that one running cell could use
+
+    def check(self, settings: Settings, sessions: Sequence[Session]) -> None:
+        """Raises ImpossiblePlan."""
+        if self.gpus < 1:
+            raise ImpossiblePlan(f"a plan needs at least one GPU, not {self.gpus}")
+        if self.gpu_bytes <= self.context_bytes or self.context_bytes < 0:
+            raise ImpossiblePlan(
+                f"a GPU of {bytes_in_words(self.gpu_bytes)} has no room beside one CUDA context of"
+                f" {bytes_in_words(self.context_bytes)}"
+            )
+        if not 0 < self.compute_share <= 1:
+            raise ImpossiblePlan(
+                f"a running cell uses more than 0 and at most 1 of a GPU, not {self.compute_share}"
+            )
+        if not 0 <= self.host_used_bytes <= self.host_bytes:
+            raise ImpossiblePlan("others cannot use more host memory than the machine has")
+        if not any(session.cells for session in sessions):
+            raise ImpossiblePlan("there is no cell to replay")
+        room = self.gpu_bytes - self.context_bytes - settings.margin_bytes
+        for session in sessions:
+            if session.peak_bytes > room:
+                raise ImpossiblePlan(
+                    f"session {session.id} needs {bytes_in_words(session.peak_bytes)} and a GPU of"
+                    f" {bytes_in_words(self.gpu_bytes)} has room for {bytes_in_words(room)} beside one CUDA"
+                    " context and the margin: no way of sharing can serve it"
+                )
+
+
+class BenchUnusable(ValueError):
+    """A bench report that says nothing of moves; the message says why."""
+
+
+def speeds_from_bench(path: Path) -> Speeds:
+    """What `jupyter affinode bench --json` measured. Raises OSError and BenchUnusable."""
+    try:
+        report: dict[str, Any] = json.loads(path.read_text())
+        if report["simulated"]:
+            raise BenchUnusable(
+                f"{path} was made with the simulated GPU: its figures are no GPU's performance"
+            )
+        rows = [row for row in report["ours"] if row["host"] == "private" and "zeros" not in row["name"]]
+        found = _of_depth(rows, "memory")
+        if found is None:
+            raise BenchUnusable(f"{path} has no park and resume at memory depth (part `ours`)")
+        size, times = found
+        speeds = replace(
+            Speeds(),
+            first_park_bytes_per_s=size / times["first park"],
+            park_bytes_per_s=size / times["park, all changed"],
+            resume_bytes_per_s=size / times["resume"],
+            source=f"{report['machine']['gpu']}, measured on {report['machine']['date']} ({path.name})",
+        )
+        if "park, unchanged" in times:
+            speeds = replace(speeds, same_park_bytes_per_s=size / times["park, unchanged"])
+        deep = _of_depth(rows, "context")
+        if deep is not None and deep[0] == size:
+            speeds = replace(
+                speeds,
+                context_park_s=max(deep[1]["park, all changed"] - times["park, all changed"], 0.0),
+                context_resume_s=max(deep[1]["resume"] - times["resume"], 0.0),
+            )
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        if isinstance(error, BenchUnusable):
+            raise
+        raise BenchUnusable(
+            f"{path} is not a report of `jupyter affinode bench --json` ({type(error).__name__}: {error})"
+        ) from None
+    return speeds
+
+
+def _of_depth(rows: list[dict[str, Any]], depth: str) -> tuple[int, dict[str, float]] | None:
+    """The largest size at a depth, and the median times by name in its largest blocks."""
+    of_depth = [row for row in rows if row["depth"] == depth]
+    size = max((row["bytes"] for row in of_depth), default=0)
+    block = max((row["block_bytes"] for row in of_depth if row["bytes"] == size), default=0)
+    times = {
+        row["name"].split(", context")[0]: float(row["median_s"])
+        for row in of_depth
+        if (row["bytes"], row["block_bytes"]) == (size, block)
+    }
+    return (size, times) if times else None

@@ -1,0 +1,116 @@
+"""What a replay has seen: waits, what was held, what was lost; and its figures."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+HOUR_S = 3600.0
+A_WAIT_S = 1.0  # what people notice: Nielsen, Usability Engineering (1993), ch. 5: a second keeps the flow
+
+Progress = Callable[[int, int], None]  # cells done, cells in all; may raise to cancel
+EVERY_CELLS = 200  # between two calls of it
+
+
+def quantile(ordered: Sequence[float], part: float) -> float:
+    """The least value that at least `part` of all are not above; of an ordered sequence that is not empty."""
+    return ordered[max(math.ceil(part * len(ordered)) - 1, 0)]
+
+
+@dataclass
+class Outcome:
+    """One way of sharing, replayed."""
+
+    way: str  # "affinode", "reservation", "culling", "sharing"
+    title: str
+    waits_s: array[float] = field(
+        default_factory=lambda: array("d")
+    )  # each cell, from its call to its memory
+    alone_s: float = 0.0  # what all cells would compute with a GPU of their own
+    computed_s: float = 0.0  # … and took beside others
+    held_s: float = 0.0  # where nobody yields: GPU-seconds that nobody else could have
+    gpus_most: float = 0.0  # … and how many whole GPUs that was at most
+    open_s: float = 0.0  # while at least one session was open
+    ended_s: float = 0.0  # when the last session had ended
+    sessions: int = 0
+    sessions_most: int = 0  # at a time
+    losses: int = 0  # kernels whose state was lost: culled or terminated, and used again later
+    rebuild_s: float = 0.0  # that people spent on building that state again
+    counts: Counter[str] = field(default_factory=Counter)  # parks, resumes, refusals, …
+    moved_bytes: int = 0
+    gpu_busy: float = 0.0  # the part of the GPUs' compute that was used while sessions were open
+    host_most_bytes: int = 0
+
+    @property
+    def cells(self) -> int:
+        """How many ran to their end."""
+        return len(self.waits_s)
+
+    def waits(self) -> dict[str, float]:
+        """Of a cell that needs the GPU, in seconds."""
+        ordered = sorted(self.waits_s)
+        if not ordered:
+            return {"p50": 0.0, "p95": 0.0, "p99": 0.0, "max": 0.0, "mean": 0.0, "noticed": 0.0}
+        return {
+            "p50": quantile(ordered, 0.50),
+            "p95": quantile(ordered, 0.95),
+            "p99": quantile(ordered, 0.99),
+            "max": ordered[-1],
+            "mean": math.fsum(ordered) / len(ordered),
+            "noticed": sum(wait > A_WAIT_S for wait in ordered) / len(ordered),
+        }
+
+    @property
+    def slowdown(self) -> float:
+        """How many times longer cells computed because others computed beside them."""
+        return self.computed_s / self.alone_s if self.alone_s else 1.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; times in seconds, sizes in bytes."""
+        return {
+            "way": self.way,
+            "title": self.title,
+            "cells": self.cells,
+            "wait_s": self.waits(),
+            "hours_waited": math.fsum(self.waits_s) / HOUR_S,
+            "slowdown": self.slowdown,
+            "gpu_hours_held": self.held_s / HOUR_S,
+            "gpus_held_at_a_time": self.gpus_most,
+            "open_hours": self.open_s / HOUR_S,
+            "ended_s": self.ended_s,
+            "sessions": self.sessions,
+            "sessions_at_a_time": self.sessions_most,
+            "losses": self.losses,
+            "rebuild_hours": self.rebuild_s / HOUR_S,
+            "counts": dict(sorted(self.counts.items())),
+            "moved_bytes": self.moved_bytes,
+            "gpu_busy": self.gpu_busy,
+            "host_most_bytes": self.host_most_bytes,
+        }
+
+
+class OpenSessions:
+    """Counts who is there; part of a replay."""
+
+    def __init__(self, outcome: Outcome):
+        self._outcome = outcome
+        self._open = 0
+        self._since = 0.0
+
+    def begin(self, now: float) -> None:
+        """A session begins."""
+        self._open += 1
+        self._since = now if self._open == 1 else self._since
+        self._outcome.sessions += 1
+        self._outcome.sessions_most = max(self._outcome.sessions_most, self._open)
+
+    def end(self, now: float) -> None:
+        """A session has ended."""
+        self._open -= 1
+        self._outcome.ended_s = now
+        if not self._open:
+            self._outcome.open_s += now - self._since

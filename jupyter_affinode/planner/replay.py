@@ -1,0 +1,339 @@
+"""Sessions under the controller's own policy: the same `decide()`, with a virtual clock and a model of the moves.
+
+What is exact here and late or estimated on a real machine: NVML's figures, and when a shim's answer arrives.
+A pass is made after every event, and at the moments at which time alone can change a decision; as these are the
+policy's own business, also every few seconds while anybody waits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from ..node import actions
+from ..node.eligibility import eligible_at
+from ..node.policy import decide
+from ..node.settings import Settings
+from ..node.snapshot import Gpu, Host, Node, Residency, RoomRequest, Speed
+from .books import Books
+from .cells import ImpossiblePlan, Session
+from .machine import Machine, Speeds
+from .outcome import Outcome, Progress
+from .people import Guest, ModelBroken, People
+from .sharers import Sharer
+from .timeline import Shared
+
+PASSES_APART_S = 30.0  # at most, while anybody waits: the controller's own are 0.25 s apart
+RETRIES_APART_S = 5.0
+DENIED_AFTER_S = 0.5  # what can never fit is refused when the figures that say so are that old (policy.py)
+MOMENT_S = 1e-6  # after a time-out has passed, so that no rounding hides it
+LEAST_S = 1e-6  # what a move is told to the policy to take at least
+
+
+class Replay(People):
+    """One machine with the controller; `changed` is the part of memory that changes between two parks."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        speeds: Speeds,
+        settings: Settings,
+        sessions: Sequence[Session],
+        *,
+        changed: float = 1.0,
+        rebuild_s: float = 0.0,
+        every_event: bool = False,
+        on_progress: Progress | None = None,
+    ):
+        """`rebuild_s`: what a person needs to build a kernel's state again when the policy ended it.
+        `every_event`: decide even where nobody waits and nothing runs low.
+        """
+        if settings.lot_bytes or settings.drop_caches_before_park:
+            raise ImpossiblePlan("lot_bytes and drop_caches_before_park are not modelled: leave them off")
+        if not 0 <= changed <= 1:
+            raise ImpossiblePlan(f"the part of memory that changes is between 0 and 1, not {changed}")
+        machine.check(settings, sessions)
+        super().__init__(machine, sessions, Outcome("affinode", "jupyter-affinode"), on_progress)
+        self._speeds, self._settings, self._changed, self._rebuild_s = speeds, settings, changed, rebuild_s
+        self._every_event = every_event
+        self._uuids = [f"GPU-{number:02d}" for number in range(machine.gpus)]
+        self._committed = [0] * machine.gpus
+        self._books = Books(machine)
+        self._sharers: dict[int, Sharer] = {}
+        self._by_id: dict[str, Sharer] = {}
+        self._out = [Shared(self.timeline) for _ in self._uuids]  # each direction of a GPU's link
+        self._in = [Shared(self.timeline) for _ in self._uuids]
+        self._is_reclaiming = [False] * machine.gpus
+        self._rooms = 0
+        self._wake_at: float | None = None
+        known = Speed(
+            LEAST_S, speeds.park_bytes_per_s, max(speeds.wake_s, LEAST_S), speeds.resume_bytes_per_s
+        )
+        self._known_speeds = dict.fromkeys(self._uuids, known)
+        self._carry_out: dict[type, Callable[[Sharer, Any], None]] = {
+            actions.Park: self._park,
+            actions.RefusePark: self._refuse_park,
+            actions.Trim: self._trim,
+            actions.Resume: self._resume,
+            actions.GrantRoom: self._grant,
+            actions.DenyRoom: self._deny,
+        }
+        if hasattr(actions, "EndKernel"):
+            self._carry_out[actions.EndKernel] = self._end_kernel
+
+    # ---- what people do
+
+    def wants(self, guest: Guest) -> None:
+        """A cell calls CUDA."""
+        sharer = self._sharers.get(guest.number)
+        if sharer is None:
+            sharer = self._start(guest)
+        self._books.touch(sharer)
+        if sharer.residency is Residency.PARKING:
+            self._revoke(sharer)
+        if sharer.residency is Residency.PARKED:
+            sharer.residency, sharer.wants_since = Residency.QUEUED, self.now
+        elif sharer.residency in (Residency.NONE, Residency.RESIDENT):
+            self._allocate(sharer)
+
+    def idle(self, guest: Guest) -> None:
+        """It has computed."""
+        sharer = self._sharers.get(guest.number)
+        if sharer is not None:
+            self._books.touch(sharer)
+            if sharer.computes_since is not None:
+                sharer.computes_since, sharer.last_activity = None, self.now
+
+    def ends(self, guest: Guest) -> None:
+        """Its processes end."""
+        sharer = self._sharers.pop(guest.number, None)
+        if sharer is None:
+            return
+        number = self._uuids.index(sharer.gpu)
+        for link in (self._out[number], self._in[number]):
+            if sharer.id in link:
+                link.stop(sharer.id)
+        self._committed[number] -= guest.session.peak_bytes
+        self._books.forget(sharer)
+        del self._by_id[sharer.id]
+
+    # ---- a pass of the controller
+
+    def settle(self) -> None:
+        """Look, decide, act."""
+        node = self._look()
+        if self._has_nothing_to_decide(node):
+            return
+        for action in decide(self.now, node, self._settings):
+            carry_out = self._carry_out.get(type(action))
+            if carry_out is None:
+                raise ModelBroken(f"the planner does not know what {type(action).__name__} does: {action}")
+            sharer = self._by_id[action.kernel_id]
+            self._books.touch(sharer)
+            carry_out(sharer, action)
+        self._wake_when_time_matters(node)
+
+    def _look(self) -> Node:
+        books = self._books
+        books.renew(self._sharers, self.now)
+        self.outcome.host_most_bytes = max(self.outcome.host_most_bytes, books.host_bytes)
+        gpus = {}
+        for number, uuid in enumerate(self._uuids):
+            part = books.free[number] / self.machine.gpu_bytes
+            if part < self._settings.low_watermark:
+                self._is_reclaiming[number] = True
+            elif part >= self._settings.high_watermark:
+                self._is_reclaiming[number] = False
+            reclaims = self._is_reclaiming[number]
+            gpus[uuid] = Gpu(uuid, books.free[number], self.machine.gpu_bytes, self.now, 0, reclaims)
+        host = Host(self.machine.host_bytes - books.host_bytes, {}, self.machine.host_bytes)
+        seen, reserved = tuple(books.seen.values()), tuple(books.reserved.values())
+        return Node(gpus, seen, host, reserved, speeds=self._known_speeds)
+
+    def _has_nothing_to_decide(self, node: Node) -> bool:
+        """Whether nobody waits and nothing runs low; a test holds this against deciding all the same."""
+        return not (
+            self._every_event
+            or self._books.waiting
+            or any(self._is_reclaiming)
+            or self._settings.park_when != "needed"
+            or node.host.available_bytes < self._settings.host_reserve(node.host.total_bytes)
+        )
+
+    def _wake_when_time_matters(self, node: Node) -> None:
+        waiting = self._books.waiting
+        moments = [self.now + PASSES_APART_S]
+        for kernel in node.kernels:
+            eligible = eligible_at(
+                kernel, self._settings, anyone_waits=bool(waiting), speeds=self._known_speeds
+            )
+            if eligible is not None and self.now < eligible < moments[0]:
+                # refused parks are tried again together, or a short host would mean a pass for each
+                again = math.ceil(eligible / RETRIES_APART_S) * RETRIES_APART_S
+                moments.append(again if eligible <= kernel.retry_at else eligible)
+        for sharer in waiting.values():
+            since = sharer.room.since if sharer.room is not None else sharer.wants_since
+            if since is not None:
+                moments += [since + wait for wait in self._patience() if since + wait > self.now]
+            if sharer.resume_retry_at > self.now:
+                moments.append(sharer.resume_retry_at)
+        for sharer in self._books.computing():
+            for base in (sharer.resident_since, sharer.computes_since or 0.0):
+                moments += [base + wait for wait in self._patience() if base + wait > self.now]
+        moment = min(moments) + MOMENT_S
+        if self._wake_at is None or self._wake_at <= self.now or moment < self._wake_at:
+            self._wake_at = moment
+            self.timeline.at(moment, _pass)
+
+    def _patience(self) -> tuple[float, ...]:
+        """After how long a wait or a turn something may be done about it."""
+        if getattr(self._settings, "when_full", "wait") == "wait":
+            return (DENIED_AFTER_S,)
+        named = (getattr(self._settings, name, None) for name in ("quantum_s", "end_after_s"))
+        return (DENIED_AFTER_S, *(wait for wait in named if wait is not None))
+
+    # ---- kernels
+
+    def _start(self, guest: Guest) -> Sharer:
+        """Its first call of CUDA: on the GPU to which the least is committed."""
+        number = min(range(len(self._uuids)), key=lambda each: (self._committed[each], each))
+        self._committed[number] += guest.session.peak_bytes
+        guest.gpu = number
+        leaves = self._settings.depth == "context"
+        sharer = Sharer(guest, self._uuids[number], self.machine.context_bytes, leaves=leaves)
+        sharer.started_at = sharer.last_activity = sharer.resident_since = self.now
+        self._sharers[guest.number] = self._by_id[sharer.id] = sharer
+        return sharer
+
+    def _allocate(self, sharer: Sharer) -> None:
+        """Take what the cell needs beside what it has, or ask for room; then compute."""
+        self._books.touch(sharer)
+        grow = sharer.guest.cell.bytes - sharer.held
+        need = grow + (0 if sharer.has_context else sharer.context_bytes)
+        sharer.residency = Residency.RESIDENT
+        if need > 0 and need > self._books.room(sharer.guest.gpu or 0):
+            self._rooms += 1
+            sharer.room = RoomRequest((sharer.guest.number, self._rooms), sharer.gpu, need, self.now)
+            self.outcome.counts["allocations that waited"] += 1
+            return
+        sharer.room, sharer.has_context = None, True
+        sharer.held = sharer.guest.cell.bytes
+        self._compute_cell(sharer)
+
+    def _compute_cell(self, sharer: Sharer) -> None:
+        sharer.computes_since = self.now
+        if sharer.preempted_s is not None:
+            left, sharer.preempted_s = sharer.preempted_s, None
+            self.go_on(sharer.guest, left)
+        else:
+            self.compute(sharer.guest)
+
+    # ---- what is decided
+
+    def _park(self, sharer: Sharer, action: actions.Park) -> None:
+        if sharer.residency is not Residency.RESIDENT:
+            raise ModelBroken(f"{sharer.id} is to be parked and is {sharer.residency.value}")
+        needs = max(sharer.held - sharer.kept, 0)
+        preempts = bool(getattr(action, "preempts", False))
+        if sharer.guest.is_computing and not preempts:
+            self._refused(sharer, "busy")
+            return
+        if needs > action.budget_bytes:
+            sharer.park_short = sharer.held
+            self._refused(sharer, "no-host-memory")
+            return
+        if sharer.guest.is_computing:
+            sharer.preempted_s = self.interrupt(sharer.guest)
+            sharer.computes_since = None
+            self.outcome.counts["cells preempted"] += 1
+        sharer.residency, sharer.park_budget = Residency.PARKING, action.budget_bytes
+        leaves = action.to_context
+        took = self._speeds.park_s(sharer.held, sharer.kept, self._changed, context=leaves)
+        link = self._out[sharer.guest.gpu or 0]
+        link.begin(sharer.id, took, partial(self._parked, sharer, leaves))
+
+    def _parked(self, sharer: Sharer, leaves: bool) -> None:
+        self._books.touch(sharer)
+        sharer.residency, sharer.left_gpu = Residency.PARKED, leaves
+        sharer.has_parked, sharer.park_budget, sharer.park_short = True, None, 0
+        sharer.refusals, sharer.retry_at = 0, 0.0
+        self.outcome.counts["parks"] += 1
+        self.outcome.moved_bytes += sharer.held
+        if sharer.preempted_s is not None:  # its next call
+            sharer.residency, sharer.wants_since = Residency.QUEUED, self.now
+
+    def _revoke(self, sharer: Sharer) -> None:
+        """A call meets a park that is under way: it does not wait, the park is given up."""
+        self._out[sharer.guest.gpu or 0].stop(sharer.id)
+        sharer.residency, sharer.park_budget = Residency.RESIDENT, None
+        self._refused(sharer, "came-back")
+
+    def _refuse_park(self, sharer: Sharer, action: actions.RefusePark) -> None:
+        self._refused(sharer, action.slug)
+
+    def _refused(self, sharer: Sharer, why: str) -> None:
+        self.outcome.counts[f"parks refused: {why}"] += 1
+        sharer.back_off(self.now)
+
+    def _trim(self, sharer: Sharer, action: actions.Trim) -> None:
+        sharer.kept = min(sharer.kept, action.keep_bytes)
+        self.outcome.counts["trims"] += 1
+
+    def _resume(self, sharer: Sharer, action: actions.Resume) -> None:
+        if sharer.residency not in (Residency.PARKED, Residency.QUEUED):
+            raise ModelBroken(f"{sharer.id} is to be resumed and is {sharer.residency.value}")
+        self._move_to(sharer, action)
+        sharer.residency = Residency.RESUMING
+        took = self._speeds.resume_s(sharer.held, context=sharer.left_gpu)
+        self._in[sharer.guest.gpu or 0].begin(sharer.id, took, partial(self._resumed, sharer))
+
+    def _move_to(self, sharer: Sharer, action: actions.Resume) -> None:
+        """It may come back on another GPU, if its context has left too."""
+        wanted = [uuid for uuid, size in action.reserved_bytes.items() if size]
+        if not wanted or sharer.gpu in wanted:
+            return
+        if len(wanted) > 1 or wanted[0] not in self._uuids or not sharer.left_gpu:
+            raise ModelBroken(f"{sharer.id} cannot come back on {', '.join(wanted)}")
+        peak = sharer.guest.session.peak_bytes
+        self._committed[sharer.guest.gpu or 0] -= peak
+        sharer.gpu, sharer.guest.gpu = wanted[0], self._uuids.index(wanted[0])
+        self._committed[sharer.guest.gpu] += peak
+        self.outcome.counts["resumes on another GPU"] += 1
+
+    def _resumed(self, sharer: Sharer) -> None:
+        self._books.touch(sharer)
+        sharer.residency, sharer.left_gpu = Residency.RESIDENT, False
+        sharer.kept, sharer.kept_since = max(sharer.kept, sharer.held), self.now
+        sharer.wants_since, sharer.resume_failures = None, 0
+        sharer.resident_since = sharer.last_activity = self.now
+        self.outcome.counts["resumes"] += 1
+        self.outcome.moved_bytes += sharer.held
+        if sharer.preempted_s is not None:
+            self._compute_cell(sharer)
+        elif sharer.guest.wanted_at is not None and sharer.room is None:
+            self._allocate(sharer)
+
+    def _grant(self, sharer: Sharer, action: actions.GrantRoom) -> None:
+        if sharer.room is None or sharer.room.key != action.key:
+            raise ModelBroken(f"{sharer.id} is granted room that it did not ask for")
+        since = sharer.room
+        self._allocate(sharer)
+        if sharer.room is not None:
+            raise ModelBroken(f"at {self.now:.3f} s {since.bytes} bytes were granted that are not free")
+
+    def _deny(self, sharer: Sharer, action: actions.DenyRoom) -> None:
+        sharer.room = None
+        self.fail(sharer.guest, "out of memory")
+
+    def _end_kernel(self, sharer: Sharer, action: Any) -> None:
+        """Its state is lost, and the person builds it again."""
+        self.outcome.losses += 1
+        self.outcome.rebuild_s += self._rebuild_s
+        self.ends(sharer.guest)
+        self.fail(sharer.guest, "ended for others", self._rebuild_s)
+
+
+def _pass() -> None:
+    """Nothing: that a moment has come is enough for a pass."""

@@ -1,0 +1,163 @@
+"""A plan's answer as a table for a terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..node.words import bytes_in_words, duration_in_words
+
+Answer = dict[str, Any]
+HEADER = (
+    "WAY",
+    "WAIT P50",
+    "P95",
+    "P99",
+    "MAX",
+    "OVER 1 S",
+    "SLOWER",
+    "GPUS",
+    "GPU-HOURS",
+    "SAVED",
+    "LOST STATE",
+)
+
+
+def wait_text(seconds: float) -> str:
+    """A wait: "0", "26 ms", "1.2 s", "6 min"."""
+    if seconds < 0.0005:
+        return "0"
+    return f"{seconds * 1e3:.0f} ms" if seconds < 0.9995 else duration_in_words(seconds)
+
+
+def plan_text(report: Answer) -> str:
+    """Everything: what was assumed, then the answer."""
+    lines = [*_about(report), ""]
+    if report["answer"] is not None:
+        lines += _answer(report["answer"])
+    if report["search"] is not None:
+        lines += _search(report["search"])
+    return "\n".join(lines)
+
+
+def _about(report: Answer) -> list[str]:
+    machine, speeds = report["machine"], report["speeds"]
+    lines = [
+        f"{machine['gpus']} GPU{'s' if machine['gpus'] > 1 else ''} of {bytes_in_words(machine['gpu_bytes'])},"
+        f" {bytes_in_words(machine['host_bytes'])} of host memory; parks and resumes: {speeds['source']}"
+    ]
+    if report["trace"] is not None:
+        lines.append(f"sessions of {report['trace']}")
+    else:
+        workload = report["workload"]
+        lines.append(
+            f"made workload, {workload['days']} days, seed {workload['seed']}: cells of"
+            f" {_spread(workload['run_s'])} (published), think times of {_spread(workload['think_s'])}"
+            " (median published)"
+        )
+        footprint = workload["footprint"]
+        lines.append(
+            "assumed, set them for your site: footprints of"
+            f" {bytes_in_words(int(footprint['median']))} (p75 {bytes_in_words(int(footprint['p75']))}),"
+            f" sessions of {_spread(workload['session_s'])}, breaks of {_spread(workload['break_s'])},"
+            f" a running cell could use {machine['compute_share']:.0%} of a GPU"
+        )
+    changed = report["settings_changed"]
+    if changed:
+        lines.append("settings: " + ", ".join(f"{name}={value}" for name, value in changed.items()))
+    return lines
+
+
+def _spread(spread: Answer) -> str:
+    return f"{duration_in_words(spread['median'])} (p75 {duration_in_words(spread['p75'])})"
+
+
+def _answer(answer: Answer) -> list[str]:
+    lines = [
+        f"{answer['people']} people ({answer['people_per_gpu']:.3g} a GPU), {answer['sessions']} sessions,"
+        f" {answer['cells']} cells; they use a GPU {answer['active_share']:.0%} of their sessions' time",
+        "",
+    ]
+    rows: list[tuple[str, ...]] = [HEADER]
+    for way, outcome in answer["ways"].items():
+        waits, free = outcome["wait_s"], answer["without_waits"][way]
+        spared = free.get("gpu_hours_saved")
+        rows.append(
+            (
+                f"{way}: {outcome['title']}" if way != "affinode" else outcome["title"],
+                *(wait_text(waits[name]) for name in ("p50", "p95", "p99", "max")),
+                f"{outcome['hours_waited']:.1f} h",
+                f"{outcome['slowdown']:.2f}x",
+                str(free["gpus"]),
+                f"{free['gpu_hours']:.0f}",
+                "" if spared is None else f"{spared:.0f}",
+                _losses(outcome),
+            )
+        )
+    lines += _table(rows)
+    ours = answer["ways"].get("affinode")
+    if ours is not None:
+        lines += ["", _moves(ours)]
+    lines += [
+        "",
+        "WAIT: a cell's, from its first CUDA call until its memory is there; WAITED: all cells together. SLOWER:"
+        " computing beside others.",
+        "GPUS: of the others as many as it takes so that nobody waits; GPU-HOURS: all of these while anybody is"
+        " there; SAVED: by ours.",
+    ]
+    return lines
+
+
+def _losses(outcome: Answer) -> str:
+    parts = (
+        [f"{outcome['losses']} times, {outcome['rebuild_hours']:.1f} h to rebuild"]
+        if outcome["losses"]
+        else []
+    )
+    parts += [
+        f"{count} {name}"
+        for name, count in outcome["counts"].items()
+        if name.startswith("cells ") and name != "cells preempted"
+    ]
+    return ", ".join(parts) or "never"
+
+
+def _moves(ours: Answer) -> str:
+    counts = ours["counts"]
+    refused = {
+        name.split(": ")[1]: count for name, count in counts.items() if name.startswith("parks refused")
+    }
+    text = (
+        f"{counts.get('parks', 0)} parks, {counts.get('resumes', 0)} resumes,"
+        f" {bytes_in_words(ours['moved_bytes'])} moved; at most {bytes_in_words(ours['host_most_bytes'])} of host"
+        f" memory; GPUs compute {ours['gpu_busy']:.0%} of the time while anybody is there"
+    )
+    if refused:
+        text += "\nparks refused: " + ", ".join(f"{why} {count} times" for why, count in refused.items())
+    if refused.get("no-host-memory"):
+        text += ": host memory is too small for what people hold together"
+    return text
+
+
+def _search(search: Answer) -> list[str]:
+    bound = f"95 % of cells wait at most {wait_text(search['p95_wait_s'])}"
+    if search["slowdown"] is not None:
+        bound += f" and compute at most {search['slowdown']:g} times as long"
+    rows: list[tuple[str, ...]] = [("WAY", "PEOPLE", "A GPU", "WAIT P95", "P99", "WAITED", "SLOWER", "LOST STATE")]
+    for way, found in search["ways"].items():
+        outcome = found["outcome"]
+        row = (way, str(found["people"]), f"{found['people_per_gpu']:.3g}")
+        if outcome is None:
+            rows.append((*row, "not even for one", "", "", "", ""))
+        else:
+            slower = f"{outcome['slowdown']:.2f}x"
+            waits = [wait_text(outcome["wait_s"][name]) for name in ("p95", "p99")]
+            waited = f"{outcome['hours_waited']:.1f} h"
+            rows.append((*row, *waits, waited, slower, _losses(outcome)))
+    return [f"The most people of whose cells {bound}:", "", *_table(rows)]
+
+
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]

@@ -1,0 +1,107 @@
+"""How many people a machine serves: the most for whom a cell's wait stays within a bound.
+
+With one person more the others' sessions stay what they are (or a trace's people come again), so that waits grow
+with the number but for chance. The answer is a number that was replayed and keeps the bound, while the next one
+that was replayed does not; between numbers that were not replayed the bound is taken to be kept up to there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .cells import ImpossiblePlan
+from .outcome import Outcome
+from .people import TooSlow
+from .ways import Plan
+
+PART = 0.95  # of all cells wait no longer than the bound
+PER_GPU_MAX = 256  # people; a machine that serves more is not what this model is about
+Say = Callable[[str, int, bool], None]  # way, people, whether the bound is kept
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What people put up with."""
+
+    wait_s: float
+    slowdown: float | None = None  # of computing beside others, on average
+
+    def check(self) -> None:
+        """Raises ImpossiblePlan."""
+        if not math.isfinite(self.wait_s) or self.wait_s < 0:
+            raise ImpossiblePlan(f"a bound on waits is a time that is not negative, not {self.wait_s:g}")
+        if self.slowdown is not None and self.slowdown < 1:
+            raise ImpossiblePlan(f"beside others nothing computes faster: {self.slowdown:g} is no bound")
+
+    def kept(self, outcome: Outcome) -> bool:
+        """Whether an outcome is within it."""
+        is_fast = self.slowdown is None or outcome.slowdown <= self.slowdown
+        is_whole = not any(name.startswith("cells ") for name in outcome.counts if name != "cells preempted")
+        return is_fast and is_whole and outcome.waits()["p95"] <= self.wait_s
+
+
+def most_people(plan: Plan, bound: Bound, say: Say, on_progress: Callable[[], None]) -> dict[str, Any]:
+    """By way: the most people, what they saw, and every number that was tried. Raises as `Plan.replay`."""
+    bound.check()
+    found = {}
+    for way in plan.ways:
+        tried = _Tried(plan, bound, way, say, on_progress)
+        most = tried.most()
+        found[way] = {
+            "people": most,
+            "people_per_gpu": most / plan.machine.gpus,
+            "outcome": tried.outcomes[most].as_dict() if most else None,
+            "tried": {str(people): tried.kept[people] for people in sorted(tried.kept)},
+        }
+    return {"p95_wait_s": bound.wait_s, "slowdown": bound.slowdown, "ways": found}
+
+
+class _Tried:
+    """One way of sharing, tried with different numbers of people."""
+
+    def __init__(self, plan: Plan, bound: Bound, way: str, say: Say, on_progress: Callable[[], None]):
+        self._plan, self._bound, self._way, self._say = plan, bound, way, say
+        self._on_progress = on_progress
+        self.outcomes: dict[int, Outcome] = {}
+        self.kept: dict[int, bool] = {}
+
+    def most(self) -> int:
+        """The largest number that keeps the bound; 0 if one person alone does not."""
+        limit = PER_GPU_MAX * self._plan.machine.gpus
+        good, bad = 0, 1
+        while self._keeps(bad):
+            if bad >= limit:
+                return bad
+            good, bad = bad, min(bad * 2, limit)
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            if self._keeps(middle):
+                good = middle
+            else:
+                bad = middle
+        return good
+
+    def _keeps(self, people: int) -> bool:
+        plan = self._plan.with_people(people)
+        sessions = plan.sessions()
+        if not any(session.cells for session in sessions):
+            self.kept[people] = True  # nobody needed the GPU
+            self.outcomes[people] = Outcome(self._way, self._way)
+            return True
+        plan.check(sessions)
+        cells = sum(len(session.cells) for session in sessions)
+        may_wait = cells - math.ceil(PART * cells)
+        try:
+            outcome = plan.replay(
+                self._way, sessions, lambda *_: self._on_progress(), (self._bound.wait_s, may_wait)
+            )
+        except TooSlow:
+            self.kept[people] = False
+        else:
+            self.outcomes[people] = outcome
+            self.kept[people] = self._bound.kept(outcome)
+        self._say(self._way, people, self.kept[people])
+        return self.kept[people]

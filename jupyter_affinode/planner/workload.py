@@ -1,0 +1,163 @@
+"""A parametrised notebook workload: published figures where there are any, assumptions where there are none.
+
+Published, and used as they are:
+
+- Cells that use the GPU take 2 min at the median and 5 min at the 75th percentile; from one such cell of a session
+  to the next it is 5 min at the median, never less than 4; GPUs that sessions reserve are idle more than 81 % of
+  the time; about three quarters of the sessions use theirs for at most 5 % of the time. All from the notebooks of
+  one company's research platform ("AdobeTrace"): Carver, Zhang, Wang, Mahadik and Cheng, "NotebookOS: A Replicated
+  Notebook Platform for Interactive Training with On-Demand GPUs", ASPLOS 2026, doi 10.1145/3760250.3762230. So
+  there are busy people and quiet ones: a quarter of them use the GPU 61 % of their time, three quarters 5 %,
+  which is 19 % for all together; a think time of 3 min makes the median from cell to cell.
+
+Assumed, since nothing published was found; set them for your site, or replay a trace of it:
+
+- How much GPU memory a notebook holds. The nearest published figure is of batch jobs: of those that asked for
+  GPUs of 80 GB on a supercomputer, 55 % never held more than half (Cankur, Austin, Kulkarni and Bhatele,
+  "Characterizing Production GPU Workloads using System-wide Telemetry Data", arXiv 2502.18680).
+- When people come, how long they stay, how long their breaks are, and that times are log-normal.
+- That a running cell could use a whole GPU's compute (`Machine.compute_share`), the worst case for sharing.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, replace
+
+from .cells import Cell, ImpossiblePlan, Session
+from .machine import GIB, MIB
+
+DAY_S = 86400.0
+HOUR_S = 3600.0
+Z75 = 0.674489750196082  # the standard normal distribution's 75th percentile
+LARGEST = 0.9  # of a GPU's memory: larger footprints than fit are cut there
+CELLS_MAX = 100_000  # of one session; more is a mistake in the parameters
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A log-normal distribution by its median and its 75th percentile; equal ones make a constant."""
+
+    median: float
+    p75: float
+
+    def check(self, what: str) -> None:
+        """Raises ImpossiblePlan."""
+        if not (math.isfinite(self.median) and math.isfinite(self.p75)) or not 0 < self.median <= self.p75:
+            raise ImpossiblePlan(
+                f"{what}: the median must be more than 0 and the 75th percentile at least the median,"
+                f" not {self.median:g} and {self.p75:g}"
+            )
+
+    @property
+    def sigma(self) -> float:
+        """Of the logarithm."""
+        return math.log(self.p75 / self.median) / Z75
+
+    @property
+    def mean(self) -> float:
+        """The arithmetic mean."""
+        return self.median * math.exp(self.sigma**2 / 2)
+
+    def draw(self, chance: random.Random) -> float:
+        """One value."""
+        return self.median * math.exp(self.sigma * chance.gauss(0.0, 1.0))
+
+
+@dataclass(frozen=True)
+class Workload:
+    """People on working days; seconds and bytes. Module docstring: what is published, what is assumed."""
+
+    people: int = 8
+    days: int = 5
+    seed: int = 1
+    run_s: Spread = Spread(120.0, 300.0)  # published
+    think_s: Spread = Spread(180.0, 220.0)  # published cell to cell, less a run; the spread is assumed
+    busy_people: float = 0.25  # published
+    busy_share: float = 0.61  # published: of their time that they use the GPU
+    quiet_share: float = 0.05  # published
+    break_s: Spread = Spread(3600.0, 7200.0)  # assumed; how many there are follows from the shares
+    session_s: Spread = Spread(6 * HOUR_S, 8 * HOUR_S)  # assumed
+    starts_h: tuple[float, float] = (8.0, 11.0)  # of the day, assumed
+    footprint: Spread = Spread(8.0 * GIB, 16.0 * GIB)  # assumed
+
+    def check(self) -> None:
+        """Raises ImpossiblePlan."""
+        if self.people < 1 or self.days < 1:
+            raise ImpossiblePlan(f"there must be people and days, not {self.people} and {self.days}")
+        spreads = {
+            "run times": self.run_s,
+            "think times": self.think_s,
+            "breaks": self.break_s,
+            "session lengths": self.session_s,
+            "footprints": self.footprint,
+        }
+        for what, spread in spreads.items():
+            spread.check(what)
+        if not 0 <= self.busy_people <= 1:
+            raise ImpossiblePlan(f"the part of busy people is between 0 and 1, not {self.busy_people:g}")
+        for share in (self.busy_share, self.quiet_share):
+            if not 0 < share < 1:
+                raise ImpossiblePlan(
+                    f"people use the GPU for a part of their time between 0 and 1, not {share:g}"
+                )
+            most = self.run_s.mean / (self.run_s.mean + self.think_s.mean)
+            if share > most + 0.01:
+                raise ImpossiblePlan(
+                    f"nobody who thinks {self.think_s.mean:.0f} s between cells of {self.run_s.mean:.0f} s (means)"
+                    f" uses the GPU for {share:.0%} of the time; {most:.0%} is the most"
+                )
+        first, last = self.starts_h
+        if not 0 <= first <= last <= 24:
+            raise ImpossiblePlan(f"people come between two hours of the day, not {first:g} and {last:g}")
+
+    def breaks_a_cell(self, share: float) -> float:
+        """How many breaks there are for each cell, so that `share` of the time is computing."""
+        idle_s = self.run_s.mean * (1 / share - 1)
+        return max(idle_s - self.think_s.mean, 0.0) / self.break_s.mean
+
+    def sessions(self, gpu_bytes: int) -> list[Session]:
+        """Everybody's; with one person more, the others' stay what they are. Raises ImpossiblePlan."""
+        self.check()
+        return [session for person in range(self.people) for session in self._of_person(person, gpu_bytes)]
+
+    def with_people(self, people: int) -> Workload:
+        """The same for more or fewer."""
+        return replace(self, people=people)
+
+    def _of_person(self, person: int, gpu_bytes: int) -> list[Session]:
+        chance = random.Random(f"affinode plan {self.seed} {person}")
+        is_busy = chance.random() < self.busy_people
+        breaks = self.breaks_a_cell(self.busy_share if is_busy else self.quiet_share)
+        made = []
+        for day in range(self.days):
+            start_s = day * DAY_S + chance.uniform(*self.starts_h) * HOUR_S
+            largest = int(gpu_bytes * LARGEST)
+            size = min(max(int(self.footprint.draw(chance)), MIB), largest)
+            cells, left_s = self._cells(chance, breaks, self.session_s.draw(chance), size)
+            made.append(Session(f"p{person}-d{day}", f"p{person}", start_s, cells, left_s))
+        return made
+
+    def _cells(
+        self, chance: random.Random, breaks: float, length_s: float, size: int
+    ) -> tuple[tuple[Cell, ...], float]:
+        """The cells of one session, and what time is left after the last."""
+        cells: list[Cell] = []
+        left_s = length_s
+        while len(cells) < CELLS_MAX:
+            think_s = self.think_s.draw(chance) + self._break(chance, breaks)
+            if think_s > left_s:
+                return tuple(cells), left_s
+            run_s = self.run_s.draw(chance)
+            cells.append(Cell(think_s, run_s, size))
+            left_s = max(left_s - think_s - run_s, 0.0)
+        raise ImpossiblePlan(
+            f"a session of {length_s / HOUR_S:.1f} h has more than {CELLS_MAX} cells: think times or runs are too short"
+        )
+
+    def _break(self, chance: random.Random, breaks: float) -> float:
+        """The breaks before a cell, together."""
+        whole, part = divmod(breaks, 1.0)
+        count = int(whole) + (chance.random() < part)
+        return sum(self.break_s.draw(chance) for _ in range(count))
