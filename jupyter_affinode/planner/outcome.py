@@ -29,7 +29,7 @@ class Outcome:
     title: str
     waits_s: array[float] = field(
         default_factory=lambda: array("d")
-    )  # each cell, from its call to its memory
+    )  # of each cell that ended well: for its memory
     alone_s: float = 0.0  # what all cells would compute with a GPU of their own
     computed_s: float = 0.0  # … and took beside others
     held_s: float = 0.0  # where nobody yields: GPU-seconds that nobody else could have

@@ -33,7 +33,8 @@ class Guest:
         self.number = number
         self.next_cell = 0
         self.gpu: int | None = None
-        self.wanted_at: float | None = None  # a cell waits for its memory since
+        self.wanted_at: float | None = None  # its cell waits for its memory since
+        self.waited_s = 0.0  # the cell that computes, all its waits together
         self.granted_at = 0.0
         self.is_computing = False
         self.cell_is_open = False
@@ -115,35 +116,33 @@ class People:
 
     def compute(self, guest: Guest) -> None:
         """Its memory is there: the cell computes."""
-        wanted, guest.wanted_at = guest.wanted_at, None
-        if wanted is None:
+        if guest.wanted_at is None:
             raise ModelBroken(f"{guest.session.id} computes and nothing asked it to")
-        self.outcome.waits_s.append(self.now - wanted)
-        if self.give_up is not None and self.now - wanted > self.give_up[0]:
-            self.give_up = (self.give_up[0], self.give_up[1] - 1)
-            if self.give_up[1] < 0:
-                raise TooSlow
+        guest.waited_s = 0.0
         self.outcome.alone_s += guest.cell.gpu_s
         self.go_on(guest, guest.cell.gpu_s / self.speed(guest))
 
     def go_on(self, guest: Guest, left_s: float) -> None:
         """Compute what is left of a cell."""
+        if guest.wanted_at is not None:
+            guest.waited_s += self.now - guest.wanted_at
+            guest.wanted_at = None
         guest.is_computing, guest.granted_at = True, self.now
         self._compute_of(guest).begin(guest.number, left_s, partial(self._computed, guest))
 
     def interrupt(self, guest: Guest) -> float:
-        """Take the GPU from a computing cell; what is left of it, in seconds."""
-        guest.is_computing = False
+        """Take the GPU from a computing cell, which waits from now on; what is left of it, in seconds."""
+        guest.is_computing, guest.wanted_at = False, self.now
         self.outcome.computed_s += self.now - guest.granted_at
         return self._compute_of(guest).stop(guest.number)
 
-    def fail(self, guest: Guest, how: str, extra_s: float = 0.0) -> None:
-        """The cell that waits or computes comes to a bad end; the person needs `extra_s` more for the next."""
+    def fail(self, guest: Guest, how: str) -> None:
+        """The cell that waits or computes comes to a bad end."""
         if guest.is_computing:
             self.interrupt(guest)
         guest.wanted_at = None
         self.outcome.counts[f"cells {how}"] += 1
-        self._cell_ended(guest, extra_s)
+        self._cell_ended(guest)
 
     def speed(self, guest: Guest) -> float:
         """How fast it computes alone; less than 1 on a slice of a GPU."""
@@ -171,9 +170,9 @@ class People:
         self.begins(guest)
         self._think(guest)
 
-    def _think(self, guest: Guest, extra_s: float = 0.0) -> None:
+    def _think(self, guest: Guest) -> None:
         if guest.next_cell < len(guest.session.cells):
-            self.timeline.after(guest.cell.think_s + extra_s, partial(self._want, guest))
+            self.timeline.after(guest.cell.think_s, partial(self._want, guest))
         else:
             self.timeline.after(guest.session.end_think_s, partial(self._leave, guest))
 
@@ -184,6 +183,11 @@ class People:
 
     def _computed(self, guest: Guest) -> None:
         guest.is_computing = False
+        self.outcome.waits_s.append(guest.waited_s)
+        if self.give_up is not None and guest.waited_s > self.give_up[0]:
+            self.give_up = (self.give_up[0], self.give_up[1] - 1)
+            if self.give_up[1] < 0:
+                raise TooSlow
         self.outcome.computed_s += self.now - guest.granted_at
         if guest.cell.cpu_s:
             self.idle(guest)
@@ -191,14 +195,14 @@ class People:
         else:
             self._cell_ended(guest)
 
-    def _cell_ended(self, guest: Guest, extra_s: float = 0.0) -> None:
+    def _cell_ended(self, guest: Guest) -> None:
         guest.cell_is_open = False
         guest.next_cell += 1
         self._ended_cells += 1
         if self._on_progress is not None and self._ended_cells % EVERY_CELLS == 0:
             self._on_progress(self._ended_cells, self._all_cells)
         self.idle(guest)
-        self._think(guest, extra_s)
+        self._think(guest)
 
     def _leave(self, guest: Guest) -> None:
         self.ends(guest)

@@ -27,6 +27,7 @@ from .timeline import Shared
 
 PASSES_APART_S = 30.0  # at most, while anybody waits: the controller's own are 0.25 s apart
 RETRIES_APART_S = 5.0
+ALONE_MAX = 1000  # passes while nothing else is to come: by then every time-out of the policy is over
 DENIED_AFTER_S = 0.5  # what can never fit is refused when the figures that say so are that old (policy.py)
 MOMENT_S = 1e-6  # after a time-out has passed, so that no rounding hides it
 LEAST_S = 1e-6  # what a move is told to the policy to take at least
@@ -65,9 +66,11 @@ class Replay(People):
         self._by_id: dict[str, Sharer] = {}
         self._out = [Shared(self.timeline) for _ in self._uuids]  # each direction of a GPU's link
         self._in = [Shared(self.timeline) for _ in self._uuids]
+        self._lost: set[int] = set()  # whose kernels were ended, and not used again yet
         self._is_reclaiming = [False] * machine.gpus
         self._rooms = 0
         self._wake_at: float | None = None
+        self._passes_ahead = self._passes_alone = 0
         known = Speed(
             LEAST_S, speeds.park_bytes_per_s, max(speeds.wake_s, LEAST_S), speeds.resume_bytes_per_s
         )
@@ -79,17 +82,20 @@ class Replay(People):
             actions.Resume: self._resume,
             actions.GrantRoom: self._grant,
             actions.DenyRoom: self._deny,
+            actions.EndKernel: self._end_kernel,
         }
-        if hasattr(actions, "EndKernel"):
-            self._carry_out[actions.EndKernel] = self._end_kernel
 
     # ---- what people do
 
     def wants(self, guest: Guest) -> None:
         """A cell calls CUDA."""
-        sharer = self._sharers.get(guest.number)
-        if sharer is None:
-            sharer = self._start(guest)
+        if guest.number in self._lost:
+            self._lost.discard(guest.number)
+            self.outcome.losses += 1
+            self.outcome.rebuild_s += self._rebuild_s
+            self.timeline.after(self._rebuild_s, partial(self.wants, guest))
+            return
+        sharer = self._sharers.get(guest.number) or self._start(guest)
         self._books.touch(sharer)
         if sharer.residency is Residency.PARKING:
             self._revoke(sharer)
@@ -103,7 +109,7 @@ class Replay(People):
         sharer = self._sharers.get(guest.number)
         if sharer is not None:
             self._books.touch(sharer)
-            if sharer.computes_since is not None:
+            if sharer.computes_since is not None and not guest.is_computing:
                 sharer.computes_since, sharer.last_activity = None, self.now
 
     def ends(self, guest: Guest) -> None:
@@ -163,6 +169,8 @@ class Replay(People):
         )
 
     def _wake_when_time_matters(self, node: Node) -> None:
+        if not self._sharers:
+            return
         waiting = self._books.waiting
         moments = [self.now + PASSES_APART_S]
         for kernel in node.kernels:
@@ -185,14 +193,23 @@ class Replay(People):
         moment = min(moments) + MOMENT_S
         if self._wake_at is None or self._wake_at <= self.now or moment < self._wake_at:
             self._wake_at = moment
-            self.timeline.at(moment, _pass)
+            self._passes_ahead += 1
+            self.timeline.at(moment, self._pass)
+
+    def _pass(self) -> None:
+        """That a moment has come is enough for a pass; one that nothing else will ever follow is not."""
+        self._passes_ahead -= 1
+        is_alone = self.timeline.ahead == self._passes_ahead
+        self._passes_alone = self._passes_alone + 1 if is_alone else 0
+        if self._passes_alone > ALONE_MAX:
+            waiting = ", ".join(sharer.id for sharer in self._books.waiting.values())
+            raise ModelBroken(f"at {self.now:.0f} s {waiting} wait, and the policy does nothing about it")
 
     def _patience(self) -> tuple[float, ...]:
         """After how long a wait or a turn something may be done about it."""
-        if getattr(self._settings, "when_full", "wait") == "wait":
+        if self._settings.when_full == "wait":
             return (DENIED_AFTER_S,)
-        named = (getattr(self._settings, name, None) for name in ("quantum_s", "end_after_s"))
-        return (DENIED_AFTER_S, *(wait for wait in named if wait is not None))
+        return (DENIED_AFTER_S, self._settings.quantum_s, self._settings.end_after_s)
 
     # ---- kernels
 
@@ -202,7 +219,9 @@ class Replay(People):
         self._committed[number] += guest.session.peak_bytes
         guest.gpu = number
         leaves = self._settings.depth == "context"
-        sharer = Sharer(guest, self._uuids[number], self.machine.context_bytes, leaves=leaves)
+        sharer = Sharer(
+            guest, self._uuids[number], self.machine.context_bytes, leaves=leaves, changes=self._changed
+        )
         sharer.started_at = sharer.last_activity = sharer.resident_since = self.now
         self._sharers[guest.number] = self._by_id[sharer.id] = sharer
         return sharer
@@ -236,8 +255,7 @@ class Replay(People):
         if sharer.residency is not Residency.RESIDENT:
             raise ModelBroken(f"{sharer.id} is to be parked and is {sharer.residency.value}")
         needs = max(sharer.held - sharer.kept, 0)
-        preempts = bool(getattr(action, "preempts", False))
-        if sharer.guest.is_computing and not preempts:
+        if sharer.guest.is_computing and not action.preempts:
             self._refused(sharer, "busy")
             return
         if needs > action.budget_bytes:
@@ -327,13 +345,11 @@ class Replay(People):
         sharer.room = None
         self.fail(sharer.guest, "out of memory")
 
-    def _end_kernel(self, sharer: Sharer, action: Any) -> None:
-        """Its state is lost, and the person builds it again."""
-        self.outcome.losses += 1
-        self.outcome.rebuild_s += self._rebuild_s
-        self.ends(sharer.guest)
-        self.fail(sharer.guest, "ended for others", self._rebuild_s)
-
-
-def _pass() -> None:
-    """Nothing: that a moment has come is enough for a pass."""
+    def _end_kernel(self, sharer: Sharer, action: actions.EndKernel) -> None:
+        """Its state is lost; a cell that waits or computes fails, and the next one builds the state again."""
+        guest = sharer.guest
+        self.outcome.counts["kernels ended for others"] += 1
+        self._lost.add(guest.number)
+        if guest.is_computing or guest.wanted_at is not None:
+            self.fail(guest, "ended for others")
+        self.ends(guest)

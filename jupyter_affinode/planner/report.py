@@ -13,7 +13,7 @@ HEADER = (
     "P95",
     "P99",
     "MAX",
-    "OVER 1 S",
+    "WAITED",
     "SLOWER",
     "GPUS",
     "GPU-HOURS",
@@ -142,7 +142,9 @@ def _search(search: Answer) -> list[str]:
     bound = f"95 % of cells wait at most {wait_text(search['p95_wait_s'])}"
     if search["slowdown"] is not None:
         bound += f" and compute at most {search['slowdown']:g} times as long"
-    rows: list[tuple[str, ...]] = [("WAY", "PEOPLE", "A GPU", "WAIT P95", "P99", "WAITED", "SLOWER", "LOST STATE")]
+    rows: list[tuple[str, ...]] = [
+        ("WAY", "PEOPLE", "A GPU", "WAIT P95", "P99", "WAITED", "SLOWER", "LOST STATE")
+    ]
     for way, found in search["ways"].items():
         outcome = found["outcome"]
         row = (way, str(found["people"]), f"{found['people_per_gpu']:.3g}")

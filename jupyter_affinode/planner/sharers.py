@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 from ..node.snapshot import HostUse, Kernel, Residency, RoomRequest
 from .machine import RESUME_SPARE_BYTES
 from .people import Guest
 
 BACK_OFF_FIRST_S, BACK_OFF_LAST_S = 0.5, 30.0  # as node/moves.py has them
-KNOWN_FIELDS = frozenset(field.name for field in fields(Kernel))
 
 
 class Sharer:
     """One guest's kernel; what `decide` is shown of it is made anew only when something changed.
 
     Sizes in bytes; `held` is its movable memory wherever it is, `kept` host memory that it has from its last park.
-    `leaves`: parked, it takes its CUDA context along.
+    `leaves`: parked, it takes its CUDA context along; `changes`: what part of its memory does between two parks.
     """
 
-    def __init__(self, guest: Guest, gpu: str, context_bytes: int, *, leaves: bool):
+    def __init__(self, guest: Guest, gpu: str, context_bytes: int, *, leaves: bool, changes: float):
         self.guest = guest
         self.id = f"{guest.number:06d}-{guest.session.id}"
         self.gpu = gpu
         self.context_bytes = context_bytes
         self.leaves = leaves
+        self.changes = changes
         self.has_context = False
         self.left_gpu = False  # parked at context depth
         self.residency = Residency.NONE
@@ -78,23 +76,23 @@ class Sharer:
         is_away = self.residency in (Residency.PARKED, Residency.QUEUED, Residency.RESUMING)
         is_moving = self.residency in (Residency.PARKING, Residency.RESUMING)
         computes = self.computes_since is not None
-        shown = {
-            "id": self.id,
-            "residency": self.residency if self.residency is not Residency.NONE else Residency.RESIDENT,
-            "resident_bytes": {self.gpu: 0 if is_away else self.held},
-            "parked_bytes": {self.gpu: self.held if is_away else 0},
-            "context_bytes": self.way_back(),
-            "may_leave": self.leaves,
-            "fixed_bytes": {self.gpu: self.context_on_gpu},
-            "last_activity": now if computes else self.last_activity,
-            "calls_in_flight": int(computes),
-            "cell_open": self.guest.cell_is_open,
-            "is_moving": is_moving,
-            "wants_since": self.wants_since,
-            "rooms": () if self.room is None else (self.room,),
-            "retry_at": self.retry_at,
-            "resume_retry_at": self.resume_retry_at,
-            "host": HostUse(
+        return Kernel(
+            id=self.id,
+            residency=self.residency if self.residency is not Residency.NONE else Residency.RESIDENT,
+            resident_bytes={self.gpu: 0 if is_away else self.held},
+            parked_bytes={self.gpu: self.held if is_away else 0},
+            context_bytes=self.way_back(),
+            may_leave=self.leaves,
+            fixed_bytes={self.gpu: self.context_on_gpu},
+            last_activity=now if computes else self.last_activity,
+            calls_in_flight=int(computes),
+            cell_open=self.guest.cell_is_open,
+            is_moving=is_moving,
+            wants_since=self.wants_since,
+            rooms=() if self.room is None else (self.room,),
+            retry_at=self.retry_at,
+            resume_retry_at=self.resume_retry_at,
+            host=HostUse(
                 is_frugal=True,
                 kept_bytes=0 if is_away else self.kept,
                 trimmable_bytes=self.kept if self.residency is Residency.RESIDENT else 0,
@@ -103,10 +101,10 @@ class Sharer:
                 park_short_bytes=self.park_short,
                 budget_bytes=self.park_budget if is_moving else None,
             ),
-            # not every policy knows these
-            "user": self.guest.session.person,
-            "resident_since": self.resident_since,
-            "started_at": self.started_at,
-            "can_be_ended": True,
-        }
-        return Kernel(**{name: value for name, value in shown.items() if name in KNOWN_FIELDS})  # type: ignore[arg-type]
+            user=self.guest.session.person,
+            resident_since=self.resident_since,
+            started_at=self.started_at,
+            can_be_ended=True,
+            park_copies_bytes=int(self.held * self.changes) if self.has_parked else None,
+            resume_copies_bytes=self.held,
+        )

@@ -18,6 +18,11 @@ class Timeline:
         self._queue: list[tuple[float, int, Step]] = []
         self._numbers = itertools.count()
 
+    @property
+    def ahead(self) -> int:
+        """How many events are to come."""
+        return len(self._queue)
+
     def at(self, moment: float, step: Step) -> None:
         """Have `step` called at a moment; one that has passed is now."""
         heapq.heappush(self._queue, (max(moment, self.now), next(self._numbers), step))

@@ -35,6 +35,11 @@ LARGEST = 0.9  # of a GPU's memory: larger footprints than fit are cut there
 CELLS_MAX = 100_000  # of one session; more is a mistake in the parameters
 
 
+def round_half_up(number: float) -> int:
+    """The nearest whole number."""
+    return math.floor(number + 0.5)
+
+
 @dataclass(frozen=True)
 class Spread:
     """A log-normal distribution by its median and its 75th percentile; equal ones make a constant."""
@@ -74,7 +79,7 @@ class Workload:
     seed: int = 1
     run_s: Spread = Spread(120.0, 300.0)  # published
     think_s: Spread = Spread(180.0, 220.0)  # published cell to cell, less a run; the spread is assumed
-    busy_people: float = 0.25  # published
+    busy_people: float = 0.25  # published; spread evenly among all, so that not even that is chance
     busy_share: float = 0.61  # published: of their time that they use the GPU
     quiet_share: float = 0.05  # published
     break_s: Spread = Spread(3600.0, 7200.0)  # assumed; how many there are follows from the shares
@@ -128,7 +133,7 @@ class Workload:
 
     def _of_person(self, person: int, gpu_bytes: int) -> list[Session]:
         chance = random.Random(f"affinode plan {self.seed} {person}")
-        is_busy = chance.random() < self.busy_people
+        is_busy = round_half_up((person + 1) * self.busy_people) > round_half_up(person * self.busy_people)
         breaks = self.breaks_a_cell(self.busy_share if is_busy else self.quiet_share)
         made = []
         for day in range(self.days):

@@ -1,0 +1,166 @@
+"""`jupyter affinode plan` as people call it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from jupyter_affinode.cli import main
+from jupyter_affinode.planner.machine import GIB, Speeds, speeds_from_bench
+
+SMALL = ["plan", "--people", "4", "--days", "1", "--quiet"]
+WAYS = {"affinode", "sharing", "culling", "reservation"}
+
+
+def test_an_answer_is_a_table_json_and_a_picture(tmp_path, capsys):
+    files = ["--json", str(tmp_path / "a.json"), "--svg", str(tmp_path / "a.svg")]
+    assert main([*SMALL, "--set", "idle_timeout_s=60", *files]) == 0
+    table = capsys.readouterr().out
+    report = json.loads((tmp_path / "a.json").read_text())
+    assert set(report["answer"]["ways"]) == WAYS and report["settings"]["idle_timeout_s"] == 60
+    assert all(way in table for way in WAYS) and "assumed" in table and "settings: idle_timeout_s=60" in table
+    cells = report["answer"]["cells"]
+    assert cells and all(way["cells"] == cells for way in report["answer"]["ways"].values())
+    held = report["answer"]["without_waits"]
+    assert held["affinode"]["gpus"] == 1 and held["reservation"]["gpus"] >= held["culling"]["gpus"] >= 1
+    drawn = ElementTree.fromstring((tmp_path / "a.svg").read_text())
+    assert drawn.tag.endswith("svg") and "SAVED" in table
+
+
+def test_the_same_seed_gives_the_same_answer(tmp_path):
+    for name in ("a", "b"):
+        assert main([*SMALL, "--seed", "7", "--json", str(tmp_path / name)]) == 0
+    assert (tmp_path / "a").read_text() == (tmp_path / "b").read_text()
+    assert main([*SMALL, "--seed", "8", "--json", str(tmp_path / "c")]) == 0
+    assert (
+        json.loads((tmp_path / "c").read_text())["answer"]
+        != json.loads((tmp_path / "a").read_text())["answer"]
+    )
+
+
+def test_a_search_finds_the_most_people(tmp_path, capsys):
+    """Footprints of 30 GiB: four fit beside each other; with us more people do than with a GPU for each."""
+    arguments = [
+        "plan",
+        "--quiet",
+        "--days",
+        "1",
+        "--footprint",
+        "30,30",
+        "--search",
+        "20",
+        "--slowdown",
+        "3",
+    ]
+    assert main([*arguments, "--json", str(tmp_path / "a.json"), "--svg", str(tmp_path / "a.svg")]) == 0
+    assert "The most people" in capsys.readouterr().out
+    search = json.loads((tmp_path / "a.json").read_text())["search"]
+    assert search["ways"]["affinode"]["people"] > search["ways"]["reservation"]["people"] >= 1
+    for found in search["ways"].values():
+        if found["people"]:
+            assert found["tried"][str(found["people"])] and not found["tried"][str(found["people"] + 1)]
+            assert found["outcome"]["wait_s"]["p95"] <= 20 and found["outcome"]["slowdown"] <= 3
+    ElementTree.fromstring((tmp_path / "a.svg").read_text())
+
+
+def test_a_written_trace_can_be_replayed(tmp_path, capsys):
+    trace = tmp_path / "trace.jsonl"
+    assert main([*SMALL, "--write-trace", str(trace)]) == 0
+    assert main(["plan", "--quiet", "--trace", str(trace), "--json", str(tmp_path / "t.json")]) == 0
+    assert main([*SMALL, "--json", str(tmp_path / "m.json")]) == 0
+    replayed, made = (json.loads((tmp_path / name).read_text())["answer"] for name in ("t.json", "m.json"))
+    assert replayed["cells"] == made["cells"]
+    assert replayed["ways"]["affinode"]["wait_s"] == pytest.approx(
+        made["ways"]["affinode"]["wait_s"], abs=1e-3
+    )
+    assert (
+        main(["plan", "--quiet", "--trace", str(trace), "--people", "9", "--json", str(tmp_path / "n.json")])
+        == 0
+    )
+    assert json.loads((tmp_path / "n.json").read_text())["answer"]["people"] == 9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--gpus", "0"], "at least one GPU"),
+        (["--gpu-memory", "-1"], "not negative"),
+        (["--gpu-memory", "0.1"], "no room beside one CUDA context"),
+        (["--people", "0"], "there must be people"),
+        (["--set", "idle_timeout=5"], "there is no setting 'idle_timeout'"),
+        (["--set", "idle_timeout_s"], "NAME=VALUE"),
+        (["--set", "lot_bytes=1"], "not modelled"),
+        (["--trace", "/nowhere/trace.csv"], "/nowhere/trace.csv"),
+        (["--changed", "2"], "between 0 and 1"),
+        (["--busy-share", "0.99"], "is the most"),
+        (["--slices", "100"], "fewer slices"),
+        (["--search", "-1"], "not negative"),
+        (["--bench", "/nowhere.json"], "/nowhere.json"),
+    ],
+)
+def test_what_cannot_be_planned_is_explained_in_one_line(arguments, words, capsys):
+    assert main([*SMALL, *arguments]) == 1
+    said = capsys.readouterr()
+    assert words in said.err and said.err.count("\n") == 1 and said.out == ""
+
+
+def bench_report(tmp_path: Path, **changes):
+    def row(name, seconds, depth="memory"):
+        shown = {"name": name, "bytes": 8 * GIB, "block_bytes": GIB, "depth": depth, "host": "private"}
+        return {**shown, "median_s": seconds}
+
+    rows = [row("first park", 4.0), row("park, all changed", 2.0), row("resume", 1.0)]
+    rows += [
+        row("park, all changed, context depth", 2.5, "context"),
+        row("resume, context depth", 1.25, "context"),
+    ]
+    machine = {"gpu": "Card", "date": "2026-01-01"}
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps({"simulated": False, "ours": rows, "machine": machine, **changes}))
+    return path
+
+
+def test_speeds_come_from_a_bench(tmp_path, capsys):
+    speeds = speeds_from_bench(bench_report(tmp_path))
+    assert speeds.first_park_bytes_per_s == 2 * GIB and speeds.resume_bytes_per_s == 8 * GIB
+    assert speeds.context_park_s == 0.5 and speeds.context_resume_s == 0.25
+    assert speeds.wake_s == Speeds().wake_s
+    assert main([*SMALL, "--bench", str(tmp_path / "bench.json")]) == 0
+    assert "Card, measured on 2026-01-01" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"simulated": True}, "no GPU's performance"),
+        ({"ours": []}, "no park and resume"),
+        ({"ours": 5}, "not a report"),
+    ],
+)
+def test_a_bench_that_says_nothing_is_refused(tmp_path, capsys, changes, words):
+    assert main([*SMALL, "--bench", str(bench_report(tmp_path, **changes))]) == 1
+    assert words in capsys.readouterr().err
+
+
+def test_ctrl_c_cancels(tmp_path):
+    """A plan of hours; progress on stderr says that it has begun."""
+    command = [sys.executable, "-m", "jupyter_affinode.cli", "plan", "--people", "300", "--gpus", "8"]
+    child = subprocess.Popen(
+        [*command, "--search", "1", "--ways", "affinode,sharing"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ,
+    )
+    assert child.stderr is not None
+    assert "within the bound" in child.stderr.readline()
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 130 and out == "" and "cancelled" in err

@@ -1,0 +1,303 @@
+"""The planner's model against itself: what must hold in any replay, and what queueing theory says."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from statistics import mean, stdev
+
+import pytest
+from small_plans import PLAIN, random_sessions, replay, session
+
+import jupyter_affinode.planner.replay as replay_module
+from jupyter_affinode.node.settings import Settings
+from jupyter_affinode.planner.baselines import Culled, Culling, Reservation, Sharing
+from jupyter_affinode.planner.cells import Cell, ImpossiblePlan, Session, active_share
+from jupyter_affinode.planner.machine import GIB, Machine, Speeds
+from jupyter_affinode.planner.people import ModelBroken
+from jupyter_affinode.planner.replay import Replay
+from jupyter_affinode.planner.timeline import Shared, Timeline
+from jupyter_affinode.planner.workload import Spread, Workload
+
+SMALL = Machine(gpus=2, gpu_bytes=40 * GIB, host_bytes=150 * GIB, context_bytes=GIB // 2)
+SECONDS = Speeds(2 * GIB, 8 * GIB, 80 * GIB, 8 * GIB, 0.01, 0.5, 0.5, "slow")
+QUICK = Settings(idle_timeout_s=30.0, min_footprint_bytes=1)
+WAYS = {
+    "wait": QUICK,
+    "idle": replace(QUICK, park_when="idle"),
+    "time_slice": replace(QUICK, when_full="time_slice", quantum_s=10.0),
+    "terminate_newest": replace(QUICK, when_full="terminate_newest", end_after_s=20.0),
+    "context": replace(QUICK, depth="context"),
+    "backfill": replace(QUICK, backfill=True),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_memory_is_never_over_capacity_and_every_cell_comes_to_its_end(way):
+    """The replay itself raises ModelBroken otherwise, after every event."""
+    for seed in range(12):
+        sessions = random_sessions(random.Random(seed), 9, 12, most_gib=30)
+        outcome = Replay(SMALL, SECONDS, WAYS[way], sessions).run()
+        ended_badly = sum(
+            count
+            for name, count in outcome.counts.items()
+            if name.startswith("cells ") and name != "cells preempted"
+        )
+        assert outcome.cells + ended_badly == sum(len(each.cells) for each in sessions), f"seed {seed}"
+        assert outcome.host_most_bytes <= SMALL.host_bytes
+        if way != "terminate_newest":
+            assert not outcome.losses
+
+
+def test_more_than_fits_is_noticed(monkeypatch):
+    """The check of conservation can fail."""
+    sessions = [session(name, [(0, 1, 30), (50, 5, 30)]) for name in "ab"]
+
+    def overcommit(now, node, settings):
+        found = [
+            replay_module.actions.GrantRoom(kernel.id, room.key, room.gpu, room.bytes)
+            for kernel in node.kernels
+            for room in kernel.rooms
+        ]
+        return found
+
+    monkeypatch.setattr(replay_module, "decide", overcommit)
+    with pytest.raises(ModelBroken, match="not free"):
+        replay(sessions, gpu_bytes=40 * GIB).run()
+
+
+def test_an_unknown_action_is_an_error_that_names_it(monkeypatch):
+    class Teleport:
+        kernel_id = "a"
+
+    monkeypatch.setattr(replay_module, "decide", lambda *_: [Teleport()])
+    sessions = [session(name, [(0, 10, 30)]) for name in "ab"]
+    with pytest.raises(ModelBroken, match="Teleport"):
+        replay(sessions, gpu_bytes=40 * GIB).run()
+
+
+def test_a_policy_that_lets_somebody_starve_is_noticed(monkeypatch):
+    monkeypatch.setattr(replay_module, "decide", lambda *_: [])
+    sessions = [session("a", [(0, 10, 30)], end_think_s=500), session("b", [(1, 10, 30)])]
+    with pytest.raises(ModelBroken, match="000001-b wait, and the policy does nothing"):
+        replay(sessions, gpu_bytes=40 * GIB).run()
+
+
+@pytest.mark.parametrize("way", ["wait", "time_slice"])
+def test_a_replay_gives_the_same_again(way):
+    sessions = random_sessions(random.Random(5), 12, 12, most_gib=30)
+    first, again = (Replay(SMALL, SECONDS, WAYS[way], sessions).run() for _ in range(2))
+    assert list(first.waits_s) == list(again.waits_s) and first.as_dict() == again.as_dict()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_passes_that_are_left_out_would_have_decided_nothing(seed):
+    sessions = random_sessions(random.Random(seed), 9, 10, most_gib=25)
+    usual = Replay(SMALL, SECONDS, QUICK, sessions).run()
+    every = Replay(SMALL, SECONDS, QUICK, sessions, every_event=True).run()
+    assert usual.counts["parks"] == every.counts["parks"]
+    assert list(usual.waits_s) == pytest.approx(list(every.waits_s), abs=0.01)
+
+
+def machine_repair_wait(people: int, think_s: float, run_s: float) -> float:
+    """The mean wait in the machine-repair model M/M/1//N (finite source, one server, first come first served).
+
+    Kleinrock, Queueing Systems I (1975), 3.8: p_k = p_0 N!/(N-k)! (run/think)^k; by Little's law the mean wait is
+    N / X - think - run, with the throughput X = (1 - p_0) / run.
+    """
+    ratio = run_s / think_s
+    weights = [math.perm(people, count) * ratio**count for count in range(people + 1)]
+    throughput = (1 - weights[0] / sum(weights)) / run_s
+    return people / throughput - think_s - run_s
+
+
+@pytest.mark.parametrize("people", [2, 5])
+def test_mean_waits_are_those_of_the_machine_repair_model(people):
+    """When a kernel needs the whole GPU and moves cost nothing, the GPU is a server and kernels are machines."""
+    think_s, run_s, cells, runs = 100.0, 15.0, 100, 12
+    means = []
+    for seed in range(runs):
+        chance = random.Random(f"{people} {seed}")
+        sessions = [
+            session(
+                f"{number}",
+                [(chance.expovariate(1 / think_s), chance.expovariate(1 / run_s), 100) for _ in range(cells)],
+            )
+            for number in range(people)
+        ]
+        waits = replay(sessions).run().waits_s
+        means.append(mean(waits[people * 5 : -people * 10]))  # it begins with nobody there, and ends so
+    half_width = 4.437 * stdev(means) / math.sqrt(runs)  # Student's t, 11 degrees of freedom, 99.9 %
+    expected = machine_repair_wait(people, think_s, run_s)
+    assert abs(mean(means) - expected) < half_width, (
+        f"{mean(means):.2f} ± {half_width:.2f} s, not {expected:.2f}"
+    )
+    assert half_width < 0.4 * expected
+
+
+def test_a_resume_waits_for_the_park_before_it():
+    """By hand: b comes while a is idle; a's 30 GiB go out at 2 GiB/s, b's come in from nothing."""
+    sessions = [session("a", [(0, 10, 30), (90, 10, 30)]), session("b", [(50, 10, 30)], end_think_s=500)]
+    outcome = replay(sessions, speeds=SECONDS, gpu_bytes=40 * GIB).run()
+    a_first, b_waits, a_again = outcome.waits_s
+    assert a_first == 0
+    assert b_waits == pytest.approx(15.0, abs=0.01)  # 30 GiB, first park at 2 GiB/s
+    # a calls at 100, b is idle since 75: 15 s to park b, then 30 GiB at 8 GiB/s and the wake-up
+    assert a_again == pytest.approx(15.0 + 30 / 8 + 0.01, abs=0.01)
+    assert outcome.counts["parks"] == 2 and outcome.counts["resumes"] == 1
+
+
+def test_a_later_park_and_one_of_memory_that_did_not_change_are_faster():
+    assert SECONDS.park_s(16 * GIB, 0, 1.0, context=False) == pytest.approx(8.0)
+    assert SECONDS.park_s(16 * GIB, 16 * GIB, 1.0, context=False) == pytest.approx(2.0)
+    assert SECONDS.park_s(16 * GIB, 16 * GIB, 0.0, context=False) == pytest.approx(0.2)
+    assert SECONDS.park_s(16 * GIB, 16 * GIB, 0.0, context=True) == pytest.approx(0.7)
+
+
+def test_whoever_comes_back_during_a_park_does_not_wait():
+    sessions = [session("a", [(0, 10, 30), (52, 10, 30)]), session("b", [(60, 10, 30)])]
+    outcome = replay(sessions, speeds=SECONDS, gpu_bytes=40 * GIB).run()
+    waits = list(outcome.waits_s)
+    assert waits[:2] == [0, 0] and waits[2] > 0
+    assert outcome.counts["parks refused: came-back"] == 1
+
+
+def test_cells_that_compute_together_share_the_gpu():
+    sessions = [session(name, [(0, 10, 1)]) for name in "abcd"]
+    assert replay(sessions).run().slowdown == pytest.approx(4.0)
+    assert replay(sessions, compute_share=0.25).run().slowdown == pytest.approx(1.0)
+    assert replay(sessions, compute_share=0.5).run().slowdown == pytest.approx(2.0)
+    assert replay(sessions, gpus=4).run().slowdown == pytest.approx(1.0)
+
+
+def test_shared_work_ends_when_arithmetic_says():
+    timeline, ends = Timeline(), {}
+    link = Shared(timeline)
+    timeline.at(0, lambda: link.begin("long", 10.0, lambda: ends.setdefault("long", timeline.now)))
+    timeline.at(4, lambda: link.begin("short", 1.0, lambda: ends.setdefault("short", timeline.now)))
+    timeline.at(5, lambda: link.begin("gone", 1.0, lambda: ends.setdefault("gone", timeline.now)))
+    timeline.at(5.5, lambda: link.stop("gone"))
+    while timeline.advance():
+        pass
+    # together from 4 to 5 at half speed, from 5 to 5.5 at a third, then at half speed again
+    short = 5.5 + 2 * (1 - 0.5 - 0.5 / 3)
+    assert ends == {"short": pytest.approx(short), "long": pytest.approx(11 + 0.5 / 3)}
+    assert link.busy_s == pytest.approx(11 + 0.5 / 3)
+
+
+def test_one_person_is_in_one_session_at_a_time():
+    sessions = [
+        session("monday", [(0, 100, 1)], person="p"),
+        session("tuesday", [(5, 10, 1)], person="p", start_s=50),
+    ]
+    outcome = replay(sessions).run()
+    assert outcome.sessions_most == 1 and outcome.ended_s == 115
+
+
+def test_context_depth_leaves_room_that_memory_depth_takes():
+    """Three contexts of 10 GiB beside a session that needs 99 of 100."""
+    idle = [session(f"i{number}", [(0, 1, 1)], end_think_s=5000) for number in range(3)]
+    large = session("large", [(1000, 10, 89)])
+    memory = replace(PLAIN, park_when="idle")
+    context = replace(memory, depth="context")
+    speeds = replace(Speeds.free_of_cost(), context_park_s=1.0)
+    deep = replay([*idle, large], settings=context, speeds=speeds, context_bytes=10 * GIB).run()
+    assert not deep.counts["cells out of memory"] and max(deep.waits_s) < 60
+    flat = replay([*idle, large], settings=memory, speeds=speeds, context_bytes=10 * GIB).run()
+    assert flat.counts["cells out of memory"] == 1
+
+
+# ---- what sites do today
+
+
+def test_reservation_makes_the_next_session_wait_for_the_end_of_one():
+    sessions = [session("a", [(0, 10, 1)], end_think_s=990), session("b", [(100, 10, 1)])]
+    outcome = Reservation(Machine(), sessions).run()
+    assert list(outcome.waits_s) == [0, 900]
+    assert outcome.held_s == pytest.approx(1000 + 10) and outcome.gpus_most == 1
+    two = Reservation(Machine(gpus=2), sessions).run()
+    assert list(two.waits_s) == [0, 0] and two.gpus_most == 2 and two.held_s == pytest.approx(1110)
+
+
+def test_a_slice_is_a_part_of_the_memory_and_of_the_speed():
+    sessions = [session(name, [(0, 10, 1)]) for name in "abcd"]
+    outcome = Reservation(Machine(), sessions, slices=4).run()
+    assert list(outcome.waits_s) == [0, 0, 0, 0] and outcome.slowdown == pytest.approx(4)
+    with pytest.raises(ImpossiblePlan, match="fewer slices"):
+        Reservation(Machine(), [session("large", [(0, 1, 100)])], slices=4)
+
+
+def test_culling_frees_the_gpu_and_loses_the_state():
+    sessions = [session("a", [(0, 10, 1), (500, 10, 1)], end_think_s=5), session("b", [(20, 10, 1)])]
+    outcome = Culled(Machine(), sessions, Culling(timeout_s=100, rebuild_s=60)).run()
+    # b waits until a is killed at 110 s and then has no use for it; a comes back at 510 s and builds for 60 s
+    assert sorted(outcome.waits_s) == [0, 60, 90]
+    assert outcome.losses == 1 and outcome.rebuild_s == 60 and outcome.counts["kernels killed"] == 1
+    kind = Culled(Machine(), sessions, Culling(timeout_s=1000, rebuild_s=60)).run()
+    assert kind.losses == 0 and kind.held_s > outcome.held_s
+
+
+def test_sharing_without_yielding_keeps_who_does_not_fit_waiting():
+    sessions = [session("a", [(0, 10, 60)], end_think_s=990), session("b", [(100, 10, 60)])]
+    outcome = Sharing(Machine(gpu_bytes=100 * GIB, context_bytes=GIB), sessions).run()
+    assert list(outcome.waits_s) == [0, 900]
+    assert replay(sessions).run().waits()["max"] == 0
+
+
+# ---- the made workload
+
+
+def test_people_use_the_gpu_as_much_as_was_published():
+    sessions = Workload(people=200, days=1, seed=3, session_s=Spread(1e6, 1e6)).sessions(140 * GIB)
+    share = active_share(sessions)
+    assert 0.17 < share < 0.21, share  # idle more than 81 % of the time; 0.25 * 0.61 + 0.75 * 0.05 = 0.19
+    runs = sorted(cell.gpu_s for each in sessions for cell in each.cells)
+    assert runs[len(runs) // 2] == pytest.approx(120, rel=0.05)
+    assert runs[len(runs) * 3 // 4] == pytest.approx(300, rel=0.05)
+
+
+def test_with_one_person_more_the_others_stay_what_they_are():
+    few, many = (Workload(people=people).sessions(140 * GIB) for people in (5, 6))
+    assert many[: len(few)] == few and len(many) > len(few)
+    assert Workload(people=5, seed=2).sessions(140 * GIB) != few
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"people": 0}, "people"),
+        ({"run_s": Spread(10, 5)}, "run times"),
+        ({"think_s": Spread(float("nan"), 5)}, "think times"),
+        ({"busy_people": 1.5}, "busy people"),
+        ({"busy_share": 0.99}, "is the most"),
+        ({"starts_h": (11.0, 8.0)}, "hours of the day"),
+        (
+            {
+                "run_s": Spread(1e-6, 1e-6),
+                "think_s": Spread(1e-6, 1e-6),
+                "busy_share": 0.5,
+                "quiet_share": 0.5,
+            },
+            "more than",
+        ),
+    ],
+)
+def test_a_workload_that_cannot_be_is_explained(change, words):
+    with pytest.raises(ImpossiblePlan, match=words):
+        Workload(**change).sessions(140 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("machine", "words"),
+    [
+        (Machine(gpus=0), "at least one GPU"),
+        (Machine(gpu_bytes=GIB // 2), "CUDA context"),
+        (Machine(compute_share=0), "at most 1"),
+        (Machine(host_used_bytes=1 << 60), "host memory"),
+        (Machine(gpu_bytes=8 * GIB), "session a needs 8 GiB"),
+    ],
+)
+def test_a_machine_that_cannot_serve_is_explained(machine, words):
+    with pytest.raises(ImpossiblePlan, match=words):
+        Replay(machine, Speeds(), Settings(), [Session("a", "a", 0, (Cell(0, 1, 8 * GIB),))])
