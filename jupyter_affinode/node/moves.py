@@ -27,6 +27,7 @@ REPLY_LOST_AFTER_S = 3.0  # after the last moment to begin, if the page shows th
 MOVE_LASTS_S = 600.0  # one that was begun; a slow host touches fresh memory at 6 GiB/s
 ABORT_LASTS_S = 10.0  # a shim stops between two pieces of its copies
 BACK_OFF_FIRST_S, BACK_OFF_LAST_S = 0.5, 30.0
+DOUBLINGS_MAX = 30  # far beyond the last; after a night of refusals there are more than a float can double
 ASK_AGAIN_S = 0.1
 
 SLUGS = {
@@ -164,7 +165,7 @@ class Moves:
             self._on_change()
             return
         kernel.refusals += 1
-        pause = min(BACK_OFF_FIRST_S * 2 ** (kernel.refusals - 1), BACK_OFF_LAST_S)
+        pause = back_off_s(kernel.refusals)
         kernel.retry_at = now + pause
         kernel.refusal, kernel.reason = reason, None
         self._log.info("%s stays on the GPU: %s; not tried again for %.1f s", kernel.id, reason, pause)
@@ -293,7 +294,7 @@ class Moves:
             return
         status, text = failed
         kernel.resume_failures += 1
-        pause = min(BACK_OFF_FIRST_S * 2 ** (kernel.resume_failures - 1), BACK_OFF_LAST_S)
+        pause = back_off_s(kernel.resume_failures)
         kernel.resume_retry_at = now + pause
         kernel.reason = text
         self._log.warning("%s stays parked: %s; tried again in %.1f s", kernel.id, text, pause)
@@ -316,6 +317,12 @@ def _count_failed_resumes(kernel: KernelRecord, move: Move) -> None:
             process.failed_resume_text = reply.text or PLAIN[Status.FAILED]
         elif reply.status is Status.OK:
             process.failed_resumes = 0
+
+
+def back_off_s(failures: int) -> float:
+    """How long something is left alone that has failed so many times in a row, however many these are."""
+    doublings = min(failures - 1, DOUBLINGS_MAX)
+    return min(BACK_OFF_FIRST_S * 2**doublings, BACK_OFF_LAST_S)
 
 
 def _worst(move: Move, kernel: KernelRecord) -> tuple[Status, str] | None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from ..node.moves import back_off_s
 from ..node.snapshot import HostUse, Kernel, Residency, RoomRequest
 from .machine import RESUME_SPARE_BYTES
 from .people import Guest
-
-BACK_OFF_FIRST_S, BACK_OFF_LAST_S = 0.5, 30.0  # as node/moves.py has them
 
 
 class Sharer:
@@ -68,8 +67,7 @@ class Sharer:
     def back_off(self, now: float) -> None:
         """A park was refused: not again for a while, each time longer."""
         self.refusals += 1
-        pause = BACK_OFF_FIRST_S * 2 ** min(self.refusals - 1, 10)
-        self.retry_at = now + min(pause, BACK_OFF_LAST_S)
+        self.retry_at = now + back_off_s(self.refusals)
 
     def seen(self, now: float) -> Kernel:
         """For the snapshot. While it computes its last activity is `now`."""
