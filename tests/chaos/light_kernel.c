@@ -5,6 +5,7 @@
  * It keeps at most MEBIBYTES on the GPU and knows each word of them. What it does and what it met is on its board, a
  * file of `struct board` that others map (light_kernels.py): a driver's error, out of memory and a wrong word are never
  * corrected, only told. It ends as ipykernel does when its parent is gone.  */
+#include <execinfo.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -199,6 +200,17 @@ static void *follow_parent(void *parent)
 	_exit(0);
 }
 
+/* Where it crashed, for the log: nobody is there with a debugger.  */
+static void tell_crash(int number)
+{
+	void *frames[64];
+
+	fprintf(stderr, "process %d crashed by signal %d\n", (int)getpid(), number);
+	backtrace_symbols_fd(frames, backtrace(frames, 64), STDERR_FILENO);
+	signal(number, SIG_DFL);
+	raise(number);
+}
+
 static void map_board(const char *path)
 {
 	int fd = open(path, O_RDWR | O_CLOEXEC);
@@ -215,6 +227,9 @@ int main(int argc, char **argv)
 	pthread_t follower;
 
 	CHECK_EQUAL(argc, 6);
+	signal(SIGSEGV, tell_crash);
+	signal(SIGBUS, tell_crash);
+	signal(SIGABRT, tell_crash);
 	map_board(argv[1]);
 	random_state = test_seed = strtoull(argv[2], NULL, 10);
 	limit = MiB(strtoull(argv[3], NULL, 10));

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
-PAGE_NAME = "memfd:affinode-page"
+PAGE_NAMES = ("memfd:affinode-page", "memfd:fake-page")
 PAGE_STATE_AT = 16  # of struct affinode_page
 RESIDENCIES = ("none", "resident", "parking", "parked", "queued", "resuming", "lost")  # enum affinode_state
 
@@ -38,7 +38,7 @@ class Board:
     """`struct board` of light_kernel.c: what a kernel says of itself, and what it is told."""
 
     LAYOUT = struct.Struct("=II7QII256s")
-    END_AT, HURRY_AT = 64, 68
+    BYTES_AT, END_AT, HURRY_AT = 56, 64, 68
 
     def __init__(self, path: Path):
         self.path = path
@@ -58,6 +58,16 @@ class Board:
         values = self.LAYOUT.unpack(self._map[:])
         text = values[-1].split(b"\0")[0].decode(errors="replace")
         return BoardSeen(values[0], Phase(values[1]), *values[2:9], problem=text)
+
+    @property
+    def told_end(self) -> bool:
+        """Whether it is time to end; for kernels in Python."""
+        return self._map[self.END_AT] != 0
+
+    def write(self, pid: int, phase: Phase, cells: int, size: int) -> None:
+        """Say how it is going; for kernels in Python."""
+        struct.pack_into("=IIQ", self._map, 0, pid, phase, cells)
+        struct.pack_into("=Q", self._map, self.BYTES_AT, size)
 
     def tell_end(self) -> None:
         """After this cell, check everything and end."""
@@ -129,7 +139,7 @@ def _map_page(pid: int) -> mmap.mmap | None:
     folder = f"/proc/{pid}/fd"
     try:
         for name in os.listdir(folder) if pid else ():
-            if PAGE_NAME in os.readlink(f"{folder}/{name}"):
+            if any(page in os.readlink(f"{folder}/{name}") for page in PAGE_NAMES):
                 descriptor = os.open(f"{folder}/{name}", os.O_RDONLY)
                 try:
                     return mmap.mmap(descriptor, 4096, access=mmap.ACCESS_READ)
@@ -216,6 +226,7 @@ class LightMachine:
             meanwhile()
             problems = list(self.problems())
             if problems or time.monotonic() > deadline:
+                time.sleep(0.5)  # for the last words in the logs
                 raise AssertionError(self.account(problems or [f"waited {timeout_s:g} s for {what}"]))
             time.sleep(0.02)
 

@@ -1,7 +1,7 @@
 """Forty kernels over one simulated GPU that has room for four: everyone is served, and nothing is lost.
 
 `python tests/chaos/sharing.py --kernels 40 --seconds 600` runs it as long as wanted; the suite runs it for a few
-seconds (test_sharing.py). Prints how it went: cells, parks, how fair it was.
+seconds (test_many_kernels.py). Prints how it went: cells, parks, how fair it was.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ CONTROLLER = (
     "--idle-timeout=0.2",
     f"--margin={MARGIN_MIB << 20}",
     f"--min-footprint={2 << 20}",
-    "--settle=0.5",
     "--host-reserve=0",
 )
 
