@@ -28,6 +28,7 @@ from tornado.iostream import IOStream, StreamClosedError
 from . import environment
 
 CONNECT_TIMEOUT_S = 5.0
+CONNECT_AGAIN_S = 0.01
 REQUEST_TIMEOUT_S = 15.0
 MOVE_TIMEOUT_S = 75.0  # the controller answers a park or resume within 60 s
 LARGEST_LINE_BYTES = 32 * 1024 * 1024
@@ -227,10 +228,11 @@ class ControllerClient:
 
     async def _connect(self) -> IOStream:
         _refuse_strangers(self.socket)
-        stream = IOStream(sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM))
+        connected = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM | sockets.SOCK_NONBLOCK)
+        stream = IOStream(connected)
         self._streams.add(stream)
         try:
-            await asyncio.wait_for(stream.connect(str(self.socket)), CONNECT_TIMEOUT_S)
+            await asyncio.wait_for(_connected(connected, self.socket), CONNECT_TIMEOUT_S)
             peer = _peer_uid(stream.socket)
             if peer not in (os.getuid(), 0):
                 raise ControllerUnavailable(
@@ -352,6 +354,8 @@ def _listens(path: Path) -> bool:
         try:
             _refuse_strangers(path)
             probe.connect(str(path))
+        except BlockingIOError:
+            return True  # so many wait that there is no place in the line
         except (OSError, ControllerUnavailable):
             return False
         return True
@@ -370,6 +374,15 @@ def _refuse_strangers(path: Path) -> None:
 def _peer_uid(connected: Any) -> int:
     credentials = connected.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, 12)
     return int(struct.unpack("=iII", credentials)[1])
+
+
+async def _connected(connecting: sockets.socket, path: Path) -> None:
+    """Connect as soon as there is a place in the line at the socket; a Unix socket does not wait for one itself."""
+    while True:
+        try:
+            return connecting.connect(str(path))
+        except BlockingIOError:
+            await asyncio.sleep(CONNECT_AGAIN_S)
 
 
 async def _first(event: Any, reading: asyncio.Task[None], timeout_s: float) -> None:

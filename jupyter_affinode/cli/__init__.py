@@ -15,6 +15,7 @@ from . import (
     bench,
     clean,
     doctor,
+    grant,
     kernelspec,
     monitoring,
     plan,
@@ -60,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.add(commands)
     commands.add_parser("node", help="run the node's GPU controller (it is started by itself when needed)")
     systemd_unit.add(commands)
+    grant.add(commands)
     run.add(commands)
     kernelspec.add(commands)
     simulate.add(commands)

@@ -29,6 +29,7 @@ HEARTBEATS_MISSED = 3
 MESSAGES_AT_ONCE = 32  # then other connections get their turn
 MESSAGES_PER_S = 500.0  # more is read later, so a flood waits in the peer's own socket
 MESSAGES_BURST = 1000.0
+DEAR = 9  # messages that a question or a piece of news counts for besides, since they take so much longer
 SEND_QUEUE = 256
 DESCRIPTORS_READ = 8  # one is expected; more are closed
 GRANT_CHARACTERS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.")
@@ -261,6 +262,8 @@ class Connection:
             raise WireError(
                 "another message before HELLO" if self._introduction is None else "no whole grant"
             )
+        if isinstance(message, wire.Request | wire.Notify) and self._account is not None:
+            self._account.messages.spend(DEAR)
         if message is not None and not isinstance(message, wire.Heartbeat):
             self._listener.shim_said(self, message)
 

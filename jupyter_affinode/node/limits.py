@@ -16,7 +16,7 @@ class Limits:
     kernels: int
     clients: int  # connections of the API
     streams: int  # of these, streams of events
-    messages_per_s: float  # of all their shims
+    messages_per_s: float  # of all their shims; some count for more, see `connection.DEAR`
     hellos_per_s: float
     requests_per_s: float  # of the API
     streams_per_s: float  # new ones
@@ -57,6 +57,10 @@ class TokenBucket:
             return False
         self._tokens -= 1
         return True
+
+    def spend(self, tokens: float) -> None:
+        """What passed costs more than one; it may be owed."""
+        self._tokens -= tokens
 
 
 class Account:

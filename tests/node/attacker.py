@@ -143,8 +143,9 @@ def flood() -> None:
     quiet: list[socket.socket] = []
     loud: list[socket.socket] = []
     print(json.dumps({"flooding": True}), flush=True)
-    until = time.monotonic() + 60
-    while time.monotonic() < until and not select.select([sys.stdin], [], [], 0)[0]:
+    until = time.monotonic() + 120
+    # The pause leaves the processor to others: to take that away is not the controller's to prevent.
+    while time.monotonic() < until and not select.select([sys.stdin], [], [], 0.005)[0]:
         for name, kind in (("link.sock", socket.SOCK_SEQPACKET), ("node.sock", socket.SOCK_STREAM)):
             with contextlib.suppress(OSError):
                 silent = socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK)

@@ -52,13 +52,14 @@ def _call(number: int, *arguments: Any) -> None:
 class Person:
     """Somebody on the machine."""
 
-    def __init__(self, machine: Machine, uid: int, *groups: int, grant: str | None = None):
+    def __init__(self, machine: Machine, uid: int | None, *groups: int, grant: str | None = None):
+        """`uid` None: whoever we are."""
         self.machine, self.uid, self.groups, self.grant = machine, uid, groups, grant
         self.shims: list[FakeShim] = []
 
     def being(self) -> contextlib.AbstractContextManager[None]:
         """Be this person."""
-        return as_user(self.uid, *self.groups)
+        return contextlib.nullcontext() if self.uid is None else as_user(self.uid, *self.groups)
 
     def ask(self, method: str, path: str, body: Any = None, grant: str | None = None) -> tuple[int, Any]:
         """One request to the API: (status, JSON or None)."""

@@ -15,6 +15,8 @@ from fake_shim import MIB, NO_GPU_ROOM, PARK, QUEUED, RESUME, WANT, notify
 from live_machine import UnixConnection
 from people import Person, needs_root, open_to_everyone
 
+from jupyter_affinode.grants import make_keys, sign_grant
+
 ALICE, BOB, CAROL, STAFF = 61001, 61002, 61003, 61100
 HERE = Path(__file__).parent
 
@@ -197,3 +199,45 @@ def test_two_unix_users_can_do_each_other_nothing(daemon):
     if shutil.which("setpriv") is None:
         pytest.skip("setpriv is not here")
     run_attack(daemon, start(ALICE), start(BOB), [f"uid-{ALICE}/secret", f"user-{ALICE}/secret"])
+
+
+def test_two_containers_of_one_user_id_can_do_each_other_nothing(machine, tmp_path):
+    """Pid namespaces stand for containers; the user id says nothing, grants say everything."""
+    needs_root()
+    if shutil.which("setpriv") is None or shutil.which("unshare") is None:
+        pytest.skip("setpriv and unshare are not here")
+    probe = subprocess.run(
+        ["unshare", "--pid", "--fork", "true"], capture_output=True, text=True, check=False
+    )
+    if probe.returncode != 0:
+        pytest.skip(f"no pid namespaces here: {probe.stderr.strip()}")
+    keys = tmp_path / "keys"
+    keys.mkdir(mode=0o755)
+    private, public = make_keys()
+    (keys / "hub.pem").write_bytes(public)
+    open_to_everyone(machine)
+    machine.start_controller(
+        "--system", "--settle=0.1", f"--grant-keys={keys}", "--require-grants",
+        "--NodeController.grant_audiences=affinode:test",
+    )  # fmt: skip
+    same_user = ["setpriv", "--reuid", "61000", "--regid", "61000", "--clear-groups", "--"]
+    container = ["unshare", "--pid", "--fork", "--kill-child", *same_user]
+
+    def start(user):
+        grant = sign_grant(private, "hub", user=user, audience="affinode:test")
+        environ = {**machine.environment, "AFFINODE_GRANT": grant}
+        return lambda command, pipes: machine.start(*container, *command, env=environ, **pipes)
+
+    run_attack(machine, start("alice"), start("bob"), ["user-alice/secret", "uid-61000/secret"])
+    ask = (
+        "import sys; sys.path[:0] = sys.argv[2:]; from pathlib import Path; from live_machine import UnixConnection\n"
+        "link = UnixConnection(Path(sys.argv[1])); link.request('GET', '/api/v1/kernels')\n"
+        "print(link.getresponse().status)"
+    )
+    for words in (container, container[:4]):  # the last is root, in a container: no administrator
+        asked = subprocess.run(
+            [*words, sys.executable, "-c", ask, str(machine.socket), str(HERE), str(HERE.parent)],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert asked.stdout.strip() == "401"
+    assert "Traceback" not in machine.controller_log(), machine.controller_log()

@@ -23,7 +23,7 @@ GRANT = os.environ.get("AFFINODE_GRANT") or None
 
 def wait_for(condition) -> bool:
     """Whether it comes true in good time."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not condition():
         if time.monotonic() > deadline:
             return False
@@ -33,7 +33,7 @@ def wait_for(condition) -> bool:
 
 def ask(method: str, path: str, body: str) -> list[object]:
     """One request: status and JSON."""
-    connection = UnixConnection(FOLDER / "node.sock", timeout=30)
+    connection = UnixConnection(FOLDER / "node.sock", timeout=60)
     headers = {"Authorization": f"Bearer {GRANT}"} if GRANT else {}
     assert wait_for(lambda: connects(connection))
     connection.request(method, f"/api/v1{path}", body, headers)
@@ -55,7 +55,7 @@ def connects(connection: UnixConnection) -> bool:
 
 def another() -> bool:
     """Whether a new process is welcomed."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
             shim = FakeShim(FOLDER, "another", grant=GRANT)

@@ -1,0 +1,96 @@
+"""`jupyter affinode grant`: make keys for grants, and sign grants; on the Hub's side."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..grants import LIFETIME_S, CannotSign, make_keys, sign_grant, write_grant
+
+DESCRIPTION = """Grants tell a machine's controller whose a process is, where containers share user ids. `grant
+keys FOLDER NAME` makes FOLDER/NAME.key, which stays with the signer, and FOLDER/NAME.pem, which goes to the nodes
+(NodeController.grant_keys). `grant sign` prints a grant, for AFFINODE_GRANT, or puts it into a file, for
+AFFINODE_GRANT_FILE, which can be renewed while the person works."""
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "grant", help="sign who somebody is, for containers", description=DESCRIPTION
+    )
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    keys = verbs.add_parser("keys", help="make a pair of keys")
+    keys.add_argument("folder", type=Path)
+    keys.add_argument("name", help="the key's name; a new one for each new pair")
+    keys.set_defaults(command=print_keys)
+    sign = verbs.add_parser("sign", help="sign a grant")
+    sign.add_argument("--key", type=Path, required=True, help="the private key, NAME.key")
+    sign.add_argument("--user", required=True)
+    sign.add_argument(
+        "--audience",
+        action="append",
+        required=True,
+        help="a controller's name, affinode:HOST; may be repeated",
+    )
+    sign.add_argument("--server", help="which of the person's servers")
+    sign.add_argument("--priority", type=int, default=0, help="higher goes first (default: 0)")
+    sign.add_argument(
+        "--cap", action="append", default=[], metavar="NAME=NUMBER", help="a limit; may be repeated"
+    )
+    sign.add_argument("--uid", type=int, help="good for processes of this user id alone")
+    sign.add_argument("--lifetime", type=float, default=LIFETIME_S, metavar="SECONDS")
+    sign.add_argument("--output", type=Path, help="the file to write it to, instead of printing it")
+    sign.set_defaults(command=print_grant)
+
+
+def print_keys(arguments: argparse.Namespace) -> int:
+    """Write a new pair; 1 if there is one of that name, which grants may be signed with."""
+    private, public = arguments.folder / f"{arguments.name}.key", arguments.folder / f"{arguments.name}.pem"
+    try:
+        secret, known = make_keys()
+        for path, text, mode in ((private, secret, 0o600), (public, known, 0o644)):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(text)
+    except (OSError, CannotSign) as error:
+        print(f"jupyter affinode grant: {error}", file=sys.stderr)
+        return 1
+    print(f"{private} signs; {public} goes to the nodes' folder of keys")
+    return 0
+
+
+def print_grant(arguments: argparse.Namespace) -> int:
+    """Print or write a grant."""
+    try:
+        grant = sign_grant(
+            arguments.key.read_bytes(),
+            arguments.key.stem,
+            user=arguments.user,
+            audience=arguments.audience,
+            lifetime_s=arguments.lifetime,
+            server=arguments.server,
+            priority=arguments.priority,
+            caps=_caps(arguments.cap),
+            uid=arguments.uid,
+        )
+        if arguments.output is None:
+            print(grant)
+        else:
+            write_grant(arguments.output, grant)
+    except (OSError, CannotSign, ValueError) as error:
+        print(f"jupyter affinode grant: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _caps(words: list[str]) -> dict[str, float]:
+    caps = {}
+    for word in words:
+        name, equals, number = word.partition("=")
+        if not name or not equals:
+            raise ValueError(f"a limit is written NAME=NUMBER, not {word!r}")
+        caps[name] = float(number)
+    return caps

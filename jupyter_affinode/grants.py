@@ -1,0 +1,93 @@
+"""Signs grants: short-lived statements of who somebody is, for machines on which a user id says nothing.
+
+Used on the Hub's side (`jupyter affinode grant`, a spawner's hook); the node's side, which checks them and has
+only public keys, is `node/grants.py`, where the claims are described. Needs the extra `grants`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ALGORITHM = "EdDSA"
+LIFETIME_S = 3600.0
+
+
+class CannotSign(Exception):
+    """The key is missing or is none; the message says what to do."""
+
+
+def sign_grant(
+    key: bytes,
+    kid: str,
+    *,
+    user: str,
+    audience: str | Sequence[str],
+    lifetime_s: float = LIFETIME_S,
+    server: str | None = None,
+    priority: int = 0,
+    caps: Mapping[str, float] | None = None,
+    uid: int | None = None,
+) -> str:
+    """A grant that says: whoever shows this is `user`.
+
+    `key` is an Ed25519 private key (PEM), `kid` its name on the nodes. `audience` are the names of the controllers
+    that it is for (`NodeController.grant_audiences`). `server` names one of the person's servers. Higher
+    `priority` goes first in the queue; `caps` are limits by name, for the node's policy. With `uid` it is good for
+    processes of that user id alone. Whoever has it can use it until it expires, so let it live about as long as
+    it takes to renew it. Raises CannotSign.
+    """
+    jwt = _jwt()
+    now = int(time.time())
+    claims: dict[str, Any] = {
+        "sub": user,
+        "aud": [audience] if isinstance(audience, str) else list(audience),
+        "iat": now,
+        "exp": now + int(lifetime_s),
+        "priority": priority,
+    }
+    optional = {"server": server, "caps": dict(caps) if caps else None, "uid": uid}
+    claims.update({name: value for name, value in optional.items() if value is not None})
+    try:
+        return jwt.encode(claims, key, algorithm=ALGORITHM, headers={"kid": kid})
+    except (jwt.PyJWTError, ValueError, TypeError) as error:
+        raise CannotSign(f"that is no Ed25519 private key: {error}") from None
+
+
+def make_keys() -> tuple[bytes, bytes]:
+    """A new pair: the private key for the signer, the public one for the nodes (PEM)."""
+    _jwt()
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    private = Ed25519PrivateKey.generate()
+    return (
+        private.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        ),
+        private.public_key().public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        ),
+    )
+
+
+def write_grant(path: Path, grant: str) -> None:
+    """Put a grant where AFFINODE_GRANT_FILE names it, in one step: who reads sees the old one or the new."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(grant + "\n")
+    fresh.replace(path)
+
+
+def _jwt() -> Any:
+    try:
+        import jwt
+    except ImportError:
+        raise CannotSign("grants need PyJWT: pip install 'jupyter-affinode[grants]'") from None
+    return jwt

@@ -1,0 +1,278 @@
+"""A grant is believed when it is whole, ours, for us and in time; and then it is the person."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from types import SimpleNamespace
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+from fake_shim import HAS_GRANT, FakePage, connect, grant_pieces, hello, message, send
+from people import Person, open_to_everyone
+
+from hub_spawner.grants import grant_hook
+from jupyter_affinode import environment
+from jupyter_affinode.cli import main
+from jupyter_affinode.grants import CannotSign, make_keys, sign_grant
+from jupyter_affinode.node.grants import LEEWAY_S, GrantRefused, GrantsUnavailable, GrantVerifier
+
+US = "affinode:here"
+UID = 1000
+
+
+@pytest.fixture
+def keys(tmp_path):
+    """`keys("k1")`: a new pair; the public one lies in `keys.folder`, which is returned by name."""
+    folder = tmp_path / "keys"
+    folder.mkdir(mode=0o755)
+
+    def make(kid):
+        private, public = make_keys()
+        (folder / f"{kid}.pem").write_bytes(public)
+        return private
+
+    make.folder = folder
+    return make
+
+
+@pytest.fixture
+def verifier(keys):
+    """A verifier with one key, and `sign(...)` with it."""
+    private = keys("k1")
+    made = GrantVerifier(keys.folder, [US, "affinode:site"])
+
+    def sign(**claims):
+        return sign_grant(private, "k1", **{"user": "alice", "audience": US, **claims})
+
+    return SimpleNamespace(verify=made.verify, sign=sign, private=private, keys=keys, made=made)
+
+
+def raw(private, kid="k1", algorithm="EdDSA", **claims):
+    """A token with any claims."""
+    now = int(time.time())
+    whole = {"sub": "alice", "aud": US, "iat": now, "exp": now + 60, **claims}
+    whole = {name: value for name, value in whole.items() if value is not None}
+    return jwt.encode(whole, private, algorithm=algorithm, headers={"kid": kid})
+
+
+def test_a_good_grant_says_who_it_is(verifier):
+    claims = verifier.verify(
+        verifier.sign(server="gpu", priority=3, caps={"resident_bytes": 5 << 30}, audience=["x", US]), UID
+    )
+    assert (claims.user, claims.server, claims.priority) == ("alice", "gpu", 3)
+    assert claims.caps == {"resident_bytes": 5 << 30}
+    assert claims.expires_at == pytest.approx(time.time() + 3600 + LEEWAY_S, abs=30)
+    assert verifier.verify(verifier.sign(audience="affinode:site"), UID).user == "alice"
+
+
+def without_signature(grant):
+    head, body, _ = grant.split(".")
+    return f"{head}.{body}."
+
+
+def with_other_user(grant):
+    head, body, signature = grant.split(".")
+    claims = json.loads(base64.urlsafe_b64decode(body + "=="))
+    claims["sub"] = "mallory"
+    body = base64.urlsafe_b64encode(json.dumps(claims).encode()).rstrip(b"=").decode()
+    return f"{head}.{body}.{signature}"
+
+
+def forgeries(verifier):
+    """What is no good grant, and which word of why says so."""
+    other, _ = make_keys()
+    public = (verifier.keys.folder / "k1.pem").read_bytes()
+    secret = base64.urlsafe_b64encode(public).decode()  # PyJWT itself will not sign with a public key's text
+    hour = 3600
+    return {
+        "": "no signed token",
+        "x": "no signed token",
+        "a.b.c": "no signed token",
+        without_signature(verifier.sign()): "not valid",
+        with_other_user(verifier.sign()): "not valid",
+        raw(other): "not valid",
+        raw(verifier.private, kid="k2"): "not known here",
+        raw(None, algorithm="none"): "not signed with",
+        raw(secret, algorithm="HS256"): "not signed with",
+        raw(verifier.private, exp=int(time.time()) - hour): "expired",
+        raw(verifier.private, exp=None): "not valid",
+        raw(verifier.private, iat=int(time.time()) + hour, exp=int(time.time()) + 2 * hour): "not valid yet",
+        raw(verifier.private, nbf=int(time.time()) + hour): "not valid yet",
+        raw(verifier.private, aud="affinode:elsewhere"): "another controller",
+        raw(verifier.private, aud=None): "not valid",
+        raw(verifier.private, sub=None): "not valid",
+        raw(verifier.private, sub=""): "no user",
+        raw(verifier.private, sub="a\nb"): "no name",
+        raw(verifier.private, sub="x" * 300): "no name",
+        raw(verifier.private, priority=1.5): "priority",
+        raw(verifier.private, priority=True): "priority",
+        raw(verifier.private, priority=10**9): "priority",
+        raw(verifier.private, caps=["a"]): "caps",
+        raw(verifier.private, caps={"a": -1}): "caps",
+        raw(verifier.private, caps={"a": "5"}): "caps",
+        raw(verifier.private, caps={"A b": 5}): "caps",
+        raw(verifier.private, uid=1001): "another user id",
+    }
+
+
+def test_everything_else_is_refused_with_the_reason(verifier):
+    for grant, why in forgeries(verifier).items():
+        with pytest.raises(GrantRefused, match=why):
+            verifier.verify(grant, UID)
+
+
+def test_a_grant_for_a_user_id_is_nobody_elses(verifier):
+    assert verifier.verify(verifier.sign(uid=UID), UID).user == "alice"
+    with pytest.raises(GrantRefused, match="another user id"):
+        verifier.verify(verifier.sign(uid=UID), 1001)
+
+
+def test_clocks_may_differ_a_little(verifier):
+    now = int(time.time())
+    assert verifier.verify(raw(verifier.private, exp=now - int(LEEWAY_S / 2)), UID).user == "alice"
+    assert verifier.verify(raw(verifier.private, iat=now + int(LEEWAY_S / 2)), UID).user == "alice"
+
+
+def test_keys_are_changed_while_it_runs(verifier, wait_until):
+    def is_good(grant):
+        try:
+            return verifier.verify(grant, UID).user == "alice"
+        except GrantRefused:
+            return False
+
+    newer = verifier.keys("k2")
+    fresh = sign_grant(newer, "k2", user="alice", audience=US)
+    wait_until(lambda: is_good(fresh), message="the new key is found")
+    assert is_good(verifier.sign())
+    (verifier.keys.folder / "k1.pem").unlink()
+    wait_until(lambda: not is_good(verifier.sign()), message="the old key is gone")
+    (verifier.keys.folder / "k3.pem").write_text("half a k")
+    time.sleep(1.1)  # it looks once a second; nothing is to happen
+    assert is_good(fresh)
+
+
+def test_a_key_set_is_as_good_as_files(verifier, keys):
+    key = load_pem_public_key((keys.folder / "k1.pem").read_bytes())
+    entry = json.loads(jwt.algorithms.OKPAlgorithm.to_jwk(key)) | {"kid": "k1", "alg": "EdDSA"}
+    (keys.folder / "k1.pem").unlink()
+    (keys.folder / "hub.json").write_text(json.dumps({"keys": [entry]}))
+    assert GrantVerifier(keys.folder, [US]).verify(verifier.sign(), UID).user == "alice"
+
+
+def test_keys_that_others_can_write_are_none(keys):
+    keys("k1")
+    (keys.folder / "k1.pem").chmod(0o666)
+    with pytest.raises(GrantsUnavailable, match="write"):
+        GrantVerifier(keys.folder, [US])
+    with pytest.raises(GrantsUnavailable, match="cannot be read"):
+        GrantVerifier(keys.folder / "nowhere", [US])
+
+
+def test_the_command_makes_keys_and_grants(tmp_path, capsys):
+    assert main(["grant", "keys", str(tmp_path), "hub-1"]) == 0
+    assert (tmp_path / "hub-1.key").stat().st_mode & 0o777 == 0o600
+    assert main(["grant", "keys", str(tmp_path), "hub-1"]) == 1
+    capsys.readouterr()
+    sign = ["grant", "sign", "--key", str(tmp_path / "hub-1.key"), "--user", "bob", "--audience", US]
+    assert main([*sign, "--cap", "resident_bytes=5e9", "--priority", "2"]) == 0
+    claims = GrantVerifier(tmp_path, [US]).verify(capsys.readouterr().out.strip(), UID)
+    assert (claims.user, claims.priority, claims.caps) == ("bob", 2, {"resident_bytes": 5e9})
+    assert main([*sign, "--output", str(tmp_path / "grant")]) == 0
+    environ = {environment.GRANT_FILE: str(tmp_path / "grant"), environment.GRANT: "older"}
+    assert GrantVerifier(tmp_path, [US]).verify(environment.grant(environ), UID).user == "bob"
+    assert main([*sign, "--cap", "nonsense"]) == 1
+    with pytest.raises(CannotSign):
+        sign_grant(b"no key", "k", user="bob", audience=US)
+
+
+def test_the_hub_gives_each_server_its_grant(verifier, tmp_path):
+    key = tmp_path / "k1.key"
+    key.write_bytes(verifier.private)
+    spawner = SimpleNamespace(user=SimpleNamespace(name="carol"), name="big", environment={"A": "1"})
+    grant_hook(key, [US], priority=lambda spawner: 7)(spawner)
+    claims = verifier.verify(spawner.environment["AFFINODE_GRANT"], UID)
+    assert (claims.user, claims.server, claims.priority) == ("carol", "big", 7)
+    assert spawner.environment["A"] == "1"
+
+
+# ---- on a controller
+
+
+@pytest.fixture
+def granting(machine, verifier):
+    """A controller of all users that asks for grants; whoever runs this test is no administrator there."""
+    open_to_everyone(machine)
+    machine.start_controller(
+        "--system", "--settle=0.1", f"--grant-keys={verifier.keys.folder}", "--require-grants",
+        f"--NodeController.grant_audiences={US}",
+    )  # fmt: skip
+    yield machine
+    assert "Traceback" not in machine.controller_log(), machine.controller_log()
+
+
+def someone(machine, grant=None):
+    """A process of a user who is nobody in particular."""
+    return Person(machine, None, grant=grant)
+
+
+def test_the_grant_is_the_person_and_its_priority_the_kernels(granting, verifier, wait_until):
+    alice = someone(granting, verifier.sign(priority=4, caps={"resident_bytes": 1}))
+    bob = someone(granting, verifier.sign(user="bob"))
+    alice.shim("k1", resident=1 << 20)
+    wait_until(lambda: alice.kernels().get("k1", {}).get("tracked"))
+    assert (alice.kernels()["k1"]["user"], alice.kernels()["k1"]["priority"]) == ("alice", 4)
+    assert bob.kernels() == {}
+    assert bob.ask("POST", "/kernels/user-alice%2Fk1/park", {})[0] == 404
+    alice.close()
+
+
+def test_bad_grants_are_refused_by_link_and_api(granting, verifier, wait_until):
+    stranger = someone(granting)
+    for grant in forgeries(verifier):
+        if not grant.isascii() or not grant:
+            continue
+        assert stranger.ask("GET", "/node", grant=grant)[0] == 401, grant
+        shim = someone(granting, grant).shim("stolen")
+        wait_until(lambda shim=shim: shim.heard.ended)
+        assert shim.heard.welcome is None
+        shim.close()
+    assert someone(granting, verifier.sign()).kernels() == {}
+
+
+def test_grants_in_disorder_cost_the_connection(granting, verifier):
+    whole = grant_pieces(verifier.sign())
+    page = FakePage()
+    for pieces in (
+        whole[1:],
+        [*whole[:1], *whole[:1]],
+        [message(5, b"\xff" * 200)],
+        [message(2, b"\0" * 32)],
+        [hello("again", flags=HAS_GRANT)],
+    ):
+        with connect(granting.socket.with_name("link.sock")) as link:
+            try:
+                send(link, hello("k", flags=HAS_GRANT), page.descriptor)
+                for piece in pieces:
+                    send(link, piece)
+                heard = link.recv(4096)
+            except (BrokenPipeError, ConnectionResetError):
+                heard = b""
+            assert heard == b""
+    page.close()
+
+
+def test_a_grant_that_expires_ends_its_links_and_a_newer_one_opens_them(granting, verifier, wait_until):
+    soon = raw(verifier.private, exp=int(time.time()) - int(LEEWAY_S) + 3)
+    shim = someone(granting, soon).shim("k1", parked=1 << 20)
+    wait_until(lambda: shim.heard.welcome is not None)
+    wait_until(lambda: shim.heard.ended, timeout=30)
+    assert "its grant has expired" in granting.controller_log()
+    shim.close()
+    again = someone(granting, verifier.sign())
+    again.shim("k1", parked=1 << 20)
+    wait_until(lambda: again.kernels()["k1"]["tracked"])
+    assert again.kernels()["k1"]["residency"] == "parked"
+    again.close()
