@@ -132,7 +132,7 @@ class Kernel:
     groups: tuple[str, ...] = ()  # of that user
     priority: int = 0  # its class: higher ones go first, see waiting.py
     is_opted_out: bool = False  # never parked but by its person's own wish
-    is_group: bool = False  # several processes, several GPUs or shared memory: never preempted
+    may_be_preempted: bool = True  # one process on one GPU that shares no memory, with a shim that knows how
     resident_since: float = 0.0  # since when it has had the GPU without a park in between
     started_at: float = 0.0  # its oldest process; comparable with other kernels' alone
     can_be_ended: bool = False  # there is a server that can shut it down and tell its person

@@ -26,7 +26,7 @@ from .snapshot import Host, Kernel, Node, Reservation, Residency, RoomRequest, S
 from .speeds import MoveSpeeds, park_copies, resume_copies
 from .stuck import Stuck, stuck
 from .whose import owner_of, standing
-from .wire import Hello
+from .wire import Hello, HelloFlag
 
 HUNG_UP_FORGOTTEN_S = 10.0  # a live process that closed its link and does not come back runs without a shim
 UNSEEN_FORGOTTEN_S = 600.0  # a silent one whose end we cannot see; what it has on the GPU is "unmanaged" then
@@ -335,7 +335,7 @@ class NodeState:
             groups=whose.groups,
             priority=whose.priority,
             is_opted_out=whose.is_opted_out,
-            is_group=_is_group(kernel),
+            may_be_preempted=_may_be_preempted(kernel),
             resident_since=kernel.resident_since,
             started_at=min(process.started_at for process in processes),
             can_be_ended=_can_be_ended(kernel, now),
@@ -372,12 +372,17 @@ def _uses_gpu(process: Process) -> bool:
     return any(gpu.resident_bytes or gpu.parked_bytes or any(gpu.fixed_bytes) for gpu in process.data.gpus)
 
 
-def _is_group(kernel: KernelRecord) -> bool:
-    """Whether a part of it that is taken off the GPU may keep another part from going on."""
+def _may_be_preempted(kernel: KernelRecord) -> bool:
+    """Whether nobody else waits for what it does: one process on one GPU that shares no memory.
+
+    That leaves out NCCL between GPUs of this machine, which takes several of either or shared memory.
+    """
     using = [process for process in kernel.processes.values() if process.data.state is not State.NONE]
-    gpus = kernel.by_gpu()
-    used = [gpu for gpu in gpus.values() if gpu.resident_bytes or gpu.parked_bytes or sum(gpu.fixed_bytes)]
-    return len(using) > 1 or len(used) > 1 or any(gpu.fixed_bytes[Fixed.SHARED] for gpu in used)
+    if len(using) != 1 or not using[0].hello.flags & HelloFlag.PREEMPTS:
+        return False
+    gpus = kernel.by_gpu().values()
+    used = [gpu for gpu in gpus if gpu.resident_bytes or gpu.parked_bytes or any(gpu.fixed_bytes)]
+    return len(used) <= 1 and not any(gpu.fixed_bytes[Fixed.SHARED] for gpu in used)
 
 
 def _can_be_ended(kernel: KernelRecord, now: float) -> bool:

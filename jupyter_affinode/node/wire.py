@@ -85,6 +85,7 @@ class MoveFlag(enum.IntFlag):
 
     PREPARE = 1
     CONTEXT = 2
+    PREEMPT = 4  # PARK: although the process is at work
 
 
 MOVE_BUDGET_SHIFT = 8  # the bits above: the MiB of host memory that a park may take anew; 0: no limit
@@ -124,9 +125,10 @@ class HelloFlag(enum.IntFlag):
     TRIMS = 8  # knows TRIM and LOT
     CONTEXT = 16  # may be parked at context depth
     GRANT = 32  # pieces of a grant follow, and say who this is
+    PREEMPTS = 64  # knows MoveFlag.PREEMPT
 
 
-HELLO_FLAGS = HelloFlag(0x3F)
+HELLO_FLAGS = HelloFlag(0x7F)
 
 BODIES = {  # what a controller may be sent
     MessageType.HELLO: HELLO,

@@ -129,9 +129,10 @@ static int order_all_threads(void)
 	return -EBUSY;
 }
 
-int gate_close(uint64_t drain_ns)
+/* `patience_ns` for those inside; from when somebody is kept waiting, `drain_ns`.  */
+static int close_gate(uint64_t patience_ns, uint64_t drain_ns)
 {
-	uint64_t begin = clock_ns();
+	uint64_t begin = clock_ns(), kept_since = 0;
 	unsigned waiting_before = gate_calls_waiting();
 	bool recovered = false;
 
@@ -141,9 +142,11 @@ int gate_close(uint64_t drain_ns)
 		return -EBUSY;
 	}
 	while (gate_calls_inside() > 0) {
-		uint64_t waited = clock_ns() - begin;
+		uint64_t now = clock_ns(), waited = now - begin;
 
-		if (waited > drain_ns || gate_calls_waiting() > waiting_before) {
+		if (!kept_since && gate_calls_waiting() > waiting_before)
+			kept_since = now;
+		if (waited > patience_ns || (kept_since && now - kept_since >= drain_ns)) {
 			gate_open();
 			return -EBUSY;
 		}
@@ -155,6 +158,16 @@ int gate_close(uint64_t drain_ns)
 		clock_sleep_ns(DRAIN_POLL_NS);
 	}
 	return 0;
+}
+
+int gate_close(uint64_t drain_ns)
+{
+	return close_gate(drain_ns, 0);
+}
+
+int gate_close_at_next_call(uint64_t patience_ns, uint64_t drain_ns)
+{
+	return close_gate(patience_ns, drain_ns);
 }
 
 void gate_cancel(uint64_t duration_ns)

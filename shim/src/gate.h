@@ -105,6 +105,9 @@ void gate_reset_in_child(void);
 /* Close and wait until no call is inside, `drain_ns` at most: 0, or -EBUSY with the gate open again. A call that comes
  * to the closed gate before it is drained makes it give up at once.  */
 int gate_close(uint64_t drain_ns);
+/* The same for whoever comes or is inside: waits `patience_ns` for those inside while nobody else is kept waiting, and
+ * `drain_ns` from the moment that somebody is, who may be what those inside wait for.  */
+int gate_close_at_next_call(uint64_t patience_ns, uint64_t drain_ns);
 void gate_open(void);
 bool gate_is_closed(void);
 

@@ -156,6 +156,8 @@ static void take_move(const struct affinode_command *command)
 			    .deadline_ns = command->deadline_ns,
 			    .prepare = command->argument & AFFINODE_MOVE_PREPARE,
 			    .to_context = command->argument & AFFINODE_MOVE_CONTEXT,
+			    .preempts = command->command == AFFINODE_COMMAND_PARK &&
+					command->argument & AFFINODE_MOVE_PREEMPT,
 			    .budget = command->argument >> AFFINODE_MOVE_BUDGET_SHIFT << 20};
 
 	if (command->deadline_ns && clock_ns() > command->deadline_ns)

@@ -16,6 +16,7 @@ struct move {
 	bool alone;           /* resumed without a controller: look for room first, under the GPUs' locks */
 	bool prepare;         /* in two steps (protocol.h) */
 	bool to_context;      /* PARK: at context depth */
+	bool preempts;        /* PARK: although the application is at work */
 	uint64_t budget;      /* PARK: bytes of host memory it may take beside what is kept; 0: no limit */
 };
 

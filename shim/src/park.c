@@ -3,7 +3,10 @@
  *
  * The gate is closed twice, for a moment each time. At the first, the GPU is idle and the calls made so far are noted; then
  * the gate opens again and everything is read and copied beside the application. Any call of the application's ends
- * that at once, without having waited. At the second, no call since the first proves that nothing has changed.  */
+ * that at once, without having waited. At the second, no call since the first proves that nothing has changed.
+ *
+ * One that preempts (AFFINODE_MOVE_PREEMPT) closes the gate once, with work under way, and keeps it closed: nobody ends it,
+ * and who comes waits until the process has its turn again.  */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,9 +29,14 @@
 #include "transfers.h"
 
 #define DRAIN_NS (100 * MS_NS)
+/* A preemption waits that long for the calls under way while it keeps nobody waiting, and then for the GPU's work.  */
+#define NEXT_CALL_NS (2 * S_NS)
+#define REST_NS (2 * S_NS)
+#define REST_POLL_NS MS_NS
 
 static unsigned waiting_at_start;
 static uint64_t calls_at_start;
+static _Atomic bool preempting; /* who comes waits and ends nothing */
 
 /* Frees change nothing: what is freed meanwhile goes when the mover is done. Those that cannot be put off step aside.  */
 static uint64_t calls_made(void)
@@ -43,8 +51,10 @@ static uint64_t calls_made(void)
 
 static bool somebody_came(void)
 {
-	return atomic_load(&gate.dying) || mover_is_aborted() || gate_calls_waiting() > waiting_at_start ||
-	       calls_made() != calls_at_start;
+	if (atomic_load(&gate.dying) || mover_is_aborted())
+		return true;
+	return !atomic_load(&preempting) &&
+	       (gate_calls_waiting() > waiting_at_start || calls_made() != calls_at_start);
 }
 
 /* Close the gate with the GPU idle behind it; NULL, or what was in the way, with the gate open again.  */
@@ -58,6 +68,28 @@ static const char *close_gate_on_idle_gpu(void)
 		return "a CUDA call is in progress";
 	/* A capture or a launch may have begun between the look and the closing.  */
 	why = gpu_busy();
+	if (why) {
+		gate_open();
+		return why;
+	}
+	return mover_synchronise_bounded() ? NULL : "the GPU is still computing";
+}
+
+/* Close the gate although the application is at work: at its next call, and when what was submitted is done. Both are
+ * waited for within bounds, since either may be waiting for a call that the gate now keeps.  */
+static const char *close_gate_on_working_gpu(void)
+{
+	const char *why = captures_open() ? "a CUDA graph is being captured" : NULL;
+	uint64_t until;
+
+	if (why)
+		return why;
+	shim_register_exit(); /* an exit that begins while the gate is closed must not wait at it */
+	if (gate_close_at_next_call(NEXT_CALL_NS, DRAIN_NS) != 0)
+		return "a CUDA call is in progress";
+	until = clock_ns() + REST_NS;
+	while ((why = gpu_busy()) && clock_ns() < until && !captures_open() && !somebody_came())
+		clock_sleep_ns(REST_POLL_NS);
 	if (why) {
 		gate_open();
 		return why;
@@ -267,7 +299,7 @@ static void release_all(struct moved *moved, struct survey *survey)
 /* At the second closing of the gate. True: parked.  */
 static bool give_up_memory(struct moved *moved, struct survey *survey)
 {
-	const char *why = close_gate_on_idle_gpu();
+	const char *why = moved->move.preempts ? NULL : close_gate_on_idle_gpu();
 
 	if (why) {
 		outcome_is(moved, AFFINODE_BUSY, why);
@@ -291,14 +323,18 @@ static void park_with(struct moved *moved, struct survey *survey)
 	bool parked;
 
 	shim_move_state(AFFINODE_STATE_RESIDENT, AFFINODE_STATE_PARKING);
-	mover_set_copying(true);
-	gate_open();
+	if (!moved->move.preempts) {
+		mover_set_copying(true);
+		gate_open();
+	}
 	shim_register_exit(); /* before: an exit that begins while the gate is closed must not wait at it */
 	parked = copy_beside_application(moved, survey) && give_up_memory(moved, survey);
 	survey_end(survey);
 	mover_set_copying(false);
 	driver.cuCtxSetCurrent(NULL);
 	if (!parked) {
+		if (moved->move.preempts)
+			gate_open();
 		shim_move_state(AFFINODE_STATE_PARKING, AFFINODE_STATE_RESIDENT);
 		blocks_reap(false);
 		return;
@@ -327,7 +363,8 @@ void park(struct moved *moved)
 	if (!all_contexts_ready())
 		return outcome_is(moved, AFFINODE_BUSY, "a CUDA context is not ready to be copied from");
 	waiting_at_start = gate_calls_waiting();
-	why = close_gate_on_idle_gpu();
+	atomic_store(&preempting, moved->move.preempts);
+	why = moved->move.preempts ? close_gate_on_working_gpu() : close_gate_on_idle_gpu();
 	if (why)
 		return outcome_is(moved, AFFINODE_BUSY, why);
 	calls_at_start = calls_made();

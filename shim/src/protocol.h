@@ -66,6 +66,7 @@ enum affinode_hello_flags {
 	AFFINODE_HELLO_TRIMS = 1u << 3,      /* knows TRIM, LOT and a park's budget */
 	AFFINODE_HELLO_CONTEXT = 1u << 4,    /* may be parked at context depth too (the person's or admin's wish) */
 	AFFINODE_HELLO_GRANT = 1u << 5,      /* a GRANT follows, and says who this is */
+	AFFINODE_HELLO_PREEMPTS = 1u << 6,   /* knows MOVE_PREEMPT */
 };
 
 struct affinode_hello {
@@ -132,6 +133,10 @@ enum affinode_command_kind {
 enum affinode_move_flags {
 	AFFINODE_MOVE_PREPARE = 1u << 0, /* in two steps, see below */
 	AFFINODE_MOVE_CONTEXT = 1u << 1, /* PARK: at context depth */
+	/* PARK, alone or with a budget: although the process is at work. The next calls wait, what was submitted is
+	 * finished, and nobody is let through before the process has had its turn again. BUSY if work or calls
+	 * under way do not end within seconds, or a capture is open: then everything goes on as before. */
+	AFFINODE_MOVE_PREEMPT = 1u << 2,
 };
 
 /* PARK: the bits above are the MiB of host memory that it may take at most, beside lots and what the process keeps

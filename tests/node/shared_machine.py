@@ -95,7 +95,7 @@ class Notebook:
             retry_at=self.retry_at,
             user=self.user,
             priority=self.priority,
-            is_group=len(self.sizes) > 1,
+            may_be_preempted=len(self.sizes) == 1,
             resident_since=self.resident_since,
             started_at=self.started_at,
             can_be_ended=True,
@@ -189,7 +189,7 @@ class SharedMachine:
         if self.settings.park_when == "needed":
             assert asked or queue or action.cause is Cause.LIMIT, "parked without need"
         if action.preempts:
-            assert queue and not kernel.is_group
+            assert queue and kernel.may_be_preempted
             assert self.now - kernel.resident_since >= self.settings.quantum_s, "before its quantum was over"
 
     def _check_end(self, action: EndKernel, kernel: Kernel, node: Node) -> None:
