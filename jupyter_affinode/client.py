@@ -93,8 +93,10 @@ class ControllerClient:
         """One kernel."""
         return await self._json("GET", _kernel(kernel_id))
 
-    async def register(self, kernel_id: str, **description: str | None) -> dict[str, Any]:
-        """Describe a kernel (`name`, `path`, `language`, `server`); what is not named stays as it was."""
+    async def register(self, kernel_id: str, **description: Any) -> dict[str, Any]:
+        """Describe a kernel (`name`, `path`, `language`, `server`, and of its kernelspec `priority` and
+        `may_park`); what is not named stays as it was.
+        """
         return await self._json("PUT", _kernel(kernel_id), description)
 
     async def forget(self, kernel_id: str) -> None:

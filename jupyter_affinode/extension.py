@@ -12,6 +12,7 @@ from ._version import __version__
 from .activity import MARK_S, WaitingActivity
 from .default_provisioner import OURS, DefaultProvisioner, claim_default
 from .handlers import HANDLERS
+from .kernel_ends import KernelEnds
 from .metrics import MetricsListener
 from .node_watch import NodeWatch
 from .provisioner import AffinodeProvisioner
@@ -31,6 +32,8 @@ POLICY = (
     "drop_caches_before_park",
     "hold_default_s",
     "hold_max_s",
+    "when_full",
+    "quantum_s",
 )
 SHARED = (
     " None leaves what the controller has. All servers of a person (or of the machine) share one: the server "
@@ -121,6 +124,21 @@ class AffinodeExtension(ExtensionApp):
         once idle kernels are parked comes first in CUDA_VISIBLE_DEVICES, others of the same kind after it. A
         CUDA_VISIBLE_DEVICES of the server or of a kernelspec stays as it is.""",
     ).tag(config=True)
+    when_full = Enum(
+        ["wait", "time_slice", "terminate_newest"],
+        default_value=None,
+        allow_none=True,
+        help="""What happens when someone waits and every kernel on the GPU is busy: "wait"; "time_slice", who has
+        had it longest gives it up at its next call, after `quantum_s`, and takes turns; "terminate_newest",
+        the youngest kernel is shut down for an older one, with all its variables. Choose the last only where
+        people expect it."""
+        + SHARED,
+    ).tag(config=True)
+    quantum_s = Float(
+        None,
+        allow_none=True,
+        help="Seconds that a kernel has the GPU at least when turns are taken." + SHARED,
+    ).tag(config=True)
     server_label = Unicode(
         help="""What `jupyter affinode status` calls this server; by default its address.
 
@@ -152,7 +170,8 @@ class AffinodeExtension(ExtensionApp):
         assert self.serverapp.event_logger is not None
         self._events = ResidencyEvents(self.serverapp.event_logger, self.watch, self.kernels.owns)
         self._events.register()
-        for listener in (self.kernels, self._events, MetricsListener(self.watch, self.kernels.owns)):
+        ends = KernelEnds(manager, self.kernels.owns, self.log)
+        for listener in (self.kernels, self._events, MetricsListener(self.watch, self.kernels.owns), ends):
             self.watch.listen(listener)
         AffinodeProvisioner.server_label = label
         AffinodeProvisioner.depth = self.depth

@@ -13,6 +13,7 @@ from jupyter_server.services.kernels.kernelmanager import MappingKernelManager
 from jupyter_server.services.sessions.sessionmanager import SessionManager
 
 from .client import ControllerRefused, ControllerUnavailable
+from .kernelspec_metadata import wishes_of
 from .node_watch import Kernel, NodeWatch, Notice, cancelled
 from .tracker import ExecutionTracker
 
@@ -229,7 +230,11 @@ class ServerKernels:
         if spec is not None:
             path = next(iter(self.paths.get(kernel_id, [])), None)
             messages.describe(
-                name=spec.display_name, language=spec.language, path=path, server=self._server_label
+                name=spec.display_name,
+                language=spec.language,
+                path=path,
+                server=self._server_label,
+                **wishes_of(spec),
             )
 
     def _signalled(self, kernel_id: str) -> bool:

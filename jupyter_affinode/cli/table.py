@@ -31,6 +31,14 @@ def duration_text(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.0f} h"
 
 
+def outlook_text(kernel: dict[str, Any]) -> str:
+    """Why a kernel waits, and for how much longer where that can be said."""
+    estimate_s = kernel.get("estimate_s")
+    return kernel["wait_reason"] + (
+        "" if estimate_s is None else f"; probably {duration_text(estimate_s)} more"
+    )
+
+
 def host_memory_text(kernel: dict[str, Any]) -> str:
     """What a kernel has in host memory, where its size on the GPU does not say it already; else ""."""
     copies, kept, parked = kernel["copy_bytes"], kernel["kept_bytes"], kernel["parked_bytes"]
@@ -70,6 +78,10 @@ def _notes(kernel: dict[str, Any]) -> list[str]:
         for process in kernel.get("processes") or []
         if process.get("stuck")
     ]
+    if kernel.get("wait_reason"):
+        notes.append(f"waits: {outlook_text(kernel)}")
+    if kernel.get("end_asked"):
+        notes.append(f"is being shut down: {kernel['end_asked']}")
     if kernel.get("refusal"):
         notes.append(f"not parked: {kernel['refusal']}")
     return notes

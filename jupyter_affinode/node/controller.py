@@ -385,6 +385,7 @@ class Controller:
                 action.reason,
                 action.budget_bytes,
                 to_context=action.to_context,
+                preempts=action.preempts,
                 cause=action.cause,
                 for_kernel=action.for_kernel,
             )

@@ -67,7 +67,7 @@ def kernel_json(
             is_simulated=simulated,
             is_off_gpu=depth is Depth.CONTEXT,
         ),
-        "reason": kernel.reason,
+        "reason": kernel.end_asked or kernel.reason,
         "residency_age_s": round(now - kernel.residency_since, 3),
         "resident_bytes": resident,
         "parked_bytes": parked,

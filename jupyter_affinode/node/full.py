@@ -35,7 +35,13 @@ def preemptible_at(kernel: Kernel, quantum_s: float) -> float | None:
     """
     if kernel.residency is not Residency.RESIDENT or not kernel.is_parkable or not kernel.movable_bytes:
         return None
-    if kernel.is_moving or kernel.is_dying or kernel.is_ending or kernel.is_opted_out or not kernel.may_be_preempted:
+    if (
+        kernel.is_moving
+        or kernel.is_dying
+        or kernel.is_ending
+        or kernel.is_opted_out
+        or not kernel.may_be_preempted
+    ):
         return None
     if kernel.rooms:
         return None  # it waits itself: before the head, or behind it and yields anyway

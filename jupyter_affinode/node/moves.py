@@ -75,18 +75,21 @@ class Moves:
         budget_bytes: int | None = None,
         *,
         to_context: bool = False,
+        preempts: bool = False,
         cause: Cause = Cause.OTHER,
         for_kernel: str | None = None,
     ) -> None:
         """Tell every resident process to park, and how much host memory they may take together.
 
-        `to_context`: the CUDA context too; for one process alone. `for_kernel`: who waits for the memory.
+        `to_context`: the CUDA context too; `preempts`: although it is at work; both for one process alone.
+        `for_kernel`: who waits for the memory.
         """
         now = time.monotonic()
         kernel.host.budget_bytes = budget_bytes
         asked = kernel.park_asked is not None
         kernel.move = Move(True, reason, now, asked=asked, to_context=to_context, cause=cause)
         kernel.move.for_kernel = for_kernel
+        kernel.move.preempts = preempts
         kernel.reason = reason
         targets = [process for process in kernel.connected() if process.data.state is State.RESIDENT]
         size = sum(process.resident_bytes for process in targets)
@@ -201,6 +204,8 @@ class Moves:
         flags = MoveFlag.PREPARE if in_two_steps else MoveFlag(0)
         if move.to_context and len(targets) == 1:
             flags |= MoveFlag.CONTEXT
+        if move.preempts and len(targets) == 1:
+            flags |= MoveFlag.PREEMPT
         for process in targets:
             if process.connection is not None:
                 budget = budget_argument(kernel, process, targets) if move.parks else 0

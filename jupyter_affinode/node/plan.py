@@ -218,7 +218,18 @@ class Plan:
             self.act(RefusePark(kernel.id, "no-host-memory", refusal))
             return False
         budget, lots = self._host.budget(kernel), self._host.lots(kernel)
-        self.act(Park(kernel.id, reason, budget, lots, kernel.may_leave and not preempts, preempts, cause, for_kernel))
+        self.act(
+            Park(
+                kernel.id,
+                reason,
+                budget,
+                lots,
+                kernel.may_leave and not preempts,
+                preempts,
+                cause,
+                for_kernel,
+            )
+        )
         self._expect(kernel, budget if kernel.host.is_frugal else None, lots)
         return True
 

@@ -122,6 +122,7 @@ class Move:
     epochs: dict[int, int] = field(default_factory=dict)  # who was told: process key, epoch of the command
     pending: dict[int, int] = field(default_factory=dict)  # of these, whose last word is awaited
     to_context: bool = False  # PARK: the CUDA context too
+    preempts: bool = False  # PARK: although it is at work
     prepared: set[int] = field(default_factory=set)  # of these, who waits for COMMIT or ABORT
     replies: dict[int, Reply] = field(default_factory=dict)  # the last words
     gone: set[int] = field(default_factory=set)

@@ -55,6 +55,10 @@ export interface IKernel {
   held_for_s: number | null;
   place: number | null;
   waiting_s: number | null;
+  /** Why it waits, in plain words. */
+  wait_reason: string | null;
+  /** For how much longer, probably; null where that cannot be said. */
+  estimate_s: number | null;
   simulated: boolean;
   tracked: boolean;
 }

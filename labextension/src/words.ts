@@ -104,6 +104,12 @@ export function details(kernel: IKernel, trans: IWords): string[] {
   const lines: string[] = [];
   if (kernel.residency === 'queued' && kernel.waiting_s !== null) {
     lines.push(trans.__('waiting %1', span(kernel.waiting_s, trans)));
+    if (kernel.estimate_s !== null) {
+      lines.push(trans.__('probably %1 more', span(kernel.estimate_s, trans)));
+    }
+    if (kernel.wait_reason) {
+      lines.push(kernel.wait_reason);
+    }
   }
   if (kernel.residency === 'resident' || kernel.residency === 'parked') {
     if (kernel.cell_open) {

@@ -37,6 +37,8 @@ export function kernel(changes: Partial<IKernel> = {}): IKernel {
     held_for_s: null,
     place: null,
     waiting_s: null,
+    wait_reason: null,
+    estimate_s: null,
     simulated: false,
     tracked: true,
     ...changes

@@ -97,6 +97,12 @@ test('details say how long, and what happens next', () => {
   assert.deepStrictEqual(details(kernel({ residency: 'queued', waiting_s: 12 }), trans), [
     'waiting 12 s'
   ]);
+  const queued = { residency: 'queued', waiting_s: 12, wait_reason: 'the GPU is full' } as const;
+  assert.deepStrictEqual(details(kernel({ ...queued, estimate_s: 180 }), trans), [
+    'waiting 12 s',
+    'probably 3 min more',
+    'the GPU is full'
+  ]);
 });
 
 test('details say what RAM a kernel takes or keeps, where that is news', () => {

@@ -1,0 +1,23 @@
+"""What a kernelspec says of its kernels' GPU: `"metadata": {"affinode": {"park": false, "priority": -1}}`.
+
+`park`: false leaves them on the GPU, unless their person asks. `priority` lowers the class that their user has.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jupyter_client.kernelspec import KernelSpec
+
+SECTION = "affinode"
+
+
+def wishes_of(spec: KernelSpec) -> dict[str, Any]:
+    """`may_park` and `priority` for the controller; None where the kernelspec says nothing, or nothing sensible."""
+    section = (spec.metadata or {}).get(SECTION)
+    section = section if isinstance(section, dict) else {}
+    park, priority = section.get("park"), section.get("priority")
+    return {
+        "may_park": park if isinstance(park, bool) else None,
+        "priority": priority if isinstance(priority, int) and not isinstance(priority, bool) else None,
+    }

@@ -1,0 +1,195 @@
+"""The controller where the GPU is full: turns, the end of the newest, limits, holds, and what waiters are told."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+from fake_shim import (
+    BUSY,
+    GPU,
+    MIB,
+    OK,
+    PARK,
+    PARKED,
+    PREPARES,
+    QUEUED,
+    REFUSED,
+    RESIDENT,
+    ROOM_ANSWER,
+    request,
+)
+
+from jupyter_affinode.node import endings, servers, state
+
+PREEMPTS, PREEMPT = 64, 4  # of HELLO, of PARK
+
+
+def busy_shim(shim, *arguments, **options):
+    """A process with a call under way."""
+    made = shim(*arguments, **options)
+    made.page.calls_in_flight = 1
+    made.page.write()
+    return made
+
+
+def argument_flags(command):
+    return command.argument & 0xFF
+
+
+def test_with_time_slices_a_busy_kernel_makes_room_after_its_quantum_and_queues(node, shim, wait_until):
+    machine = node(when_full="time_slice", quantum_s=0.5)
+    busy = busy_shim(shim, "busy", resident=900 * MIB, flags=PREPARES | PREEMPTS)
+    wait_until(lambda: machine.kernel("busy"))
+    asker = shim("asker", resident=100 * MIB)
+    asker.allocate(400 * MIB, number=1)
+    wait_until(lambda: busy.heard.of(PARK))
+    (command,) = busy.heard.of(PARK)
+    assert argument_flags(command) == PREEMPT
+    assert "its turn of 0.5 s is over" in command.reason
+    wait_until(lambda: asker.heard.of(ROOM_ANSWER))
+    assert asker.heard.of(ROOM_ANSWER)[0].argument == 1
+    busy.touch()
+    assert busy.state == QUEUED
+
+
+def test_a_kernel_that_does_not_come_to_rest_is_asked_again_later(node, shim, wait_until):
+    machine = node(when_full="time_slice", quantum_s=0.1)
+    busy = busy_shim(shim, "busy", resident=900 * MIB, flags=PREEMPTS)
+    busy.park_status = BUSY
+    wait_until(lambda: machine.kernel("busy"))
+    asker = shim("asker", resident=100 * MIB)
+    asker.allocate(400 * MIB, number=1)
+    wait_until(lambda: len(busy.heard.of(PARK)) == 2)
+    assert machine.kernel("asker")["residency"] == "queued"
+    busy.park_status = OK
+    wait_until(lambda: busy.state == PARKED)
+
+
+def test_kernels_of_several_processes_and_old_shims_are_never_preempted(node, shim, wait_until):
+    """The one that may be is younger, and is taken although the others had the GPU longer."""
+    machine = node(when_full="time_slice", quantum_s=0.2)
+    old = busy_shim(shim, "old", resident=300 * MIB)
+    group = [busy_shim(shim, "group", resident=200 * MIB, flags=PREPARES | PREEMPTS) for _ in range(2)]
+    wait_until(
+        lambda: (
+            machine.kernel("old") and len((machine.kernel("group") or {"processes": ()})["processes"]) == 2
+        )
+    )
+    single = busy_shim(shim, "single", resident=500 * MIB, flags=PREEMPTS)
+    wait_until(lambda: machine.kernel("single"))
+    asker = shim("asker", resident=100 * MIB)
+    asker.allocate(400 * MIB, number=1)
+    wait_until(lambda: single.state == PARKED)
+    assert not any(each.heard.of(PARK) for each in [old, *group])
+
+
+@pytest.fixture
+def births(monkeypatch):
+    """Processes of these tests are one; each that connects is younger than the last."""
+    moments = itertools.count(1000)
+    monkeypatch.setattr(state, "started_at", lambda pid, default: float(next(moments)))
+    monkeypatch.setattr(
+        servers, "os", SimpleNamespace(getpid=lambda: 0)
+    )  # who describes a kernel is a server
+
+
+def test_the_newest_kernels_server_is_asked_to_end_it_and_only_where_there_is_one(
+    node, shim, births, wait_until
+):
+    machine = node(when_full="terminate_newest", end_after_s=0.3)
+    asker = shim("asker", resident=100 * MIB)
+    wait_until(lambda: machine.kernel("asker"))
+    younger = busy_shim(shim, "younger", resident=450 * MIB)
+    wait_until(lambda: machine.kernel("younger"))
+    youngest = busy_shim(shim, "youngest", resident=500 * MIB)
+    machine.ask("PUT", "/kernels/younger", {"server": "bob's"})
+    asker.allocate(400 * MIB, number=1)
+    wait_until(lambda: machine.kernel("younger")["end_asked"])
+    kernel = machine.kernel("younger")
+    assert "newest kernel" in kernel["end_asked"] and kernel["reason"] == kernel["end_asked"]
+    assert machine.kernel("youngest")["end_asked"] is None  # nobody could tell its person
+    assert not youngest.heard.of(PARK) and not younger.heard.of(PARK)
+
+
+def test_a_server_that_does_not_end_it_is_not_asked_again_at_once(
+    node, shim, births, monkeypatch, wait_until
+):
+    monkeypatch.setattr(endings, "SERVER_TAKES_S", 0.3)
+    machine = node(when_full="terminate_newest", end_after_s=0.1)
+    asker = shim("asker", resident=100 * MIB)
+    wait_until(lambda: machine.kernel("asker"))
+    busy_shim(shim, "younger", resident=900 * MIB)
+    machine.ask("PUT", "/kernels/younger", {"server": "bob's"})
+    asker.allocate(400 * MIB, number=1)
+    wait_until(lambda: machine.kernel("younger")["end_asked"])
+    wait_until(lambda: machine.kernel("younger")["end_asked"] is None)
+    wait_until(lambda: "was not shut down by its server" in machine.controller_log())
+    assert machine.kernel("younger")["residency"] == "resident"
+
+
+def test_a_waiter_is_told_why_and_until_when_if_that_can_be_said(node, shim, wait_until):
+    machine = node(idle_timeout_s=600, queue_idle_timeout_s=500)
+    busy = busy_shim(shim, "busy", resident=900 * MIB)
+    asker = shim("asker", resident=100 * MIB)
+    asker.allocate(400 * MIB, number=1)
+    wait_until(lambda: machine.kernel("asker")["place"] == 1)
+    asker.send(request(5, 1))  # %gpu_status
+    wait_until(lambda: asker.heard.results)
+    assert "busy" in asker.heard.results[0][2]
+    kernel = machine.kernel("asker")
+    assert kernel["estimate_s"] is None and "busy" in kernel["wait_reason"]
+    busy.page.calls_in_flight = 0
+    busy.page.write()
+    wait_until(lambda: machine.kernel("asker")["estimate_s"] is not None)
+    kernel = machine.kernel("asker")
+    assert 300 < kernel["estimate_s"] <= 510
+    assert "idle for long enough" in kernel["wait_reason"]
+    assert machine.kernel("busy")["wait_reason"] is None
+
+
+def test_a_users_quota_of_holds_is_kept_and_told(node, shim, wait_until):
+    machine = node(hold_kernels_max=1)
+    first, second = shim("first", resident=100 * MIB), shim("second", resident=100 * MIB)
+    wait_until(lambda: machine.kernel("first") and machine.kernel("second"))
+    for number in (1, 2):  # the one that is held already may be held for longer
+        first.send(request(3, number, 60 * 10**9))
+        wait_until(lambda number=number: len(first.heard.results) == number)
+        assert first.heard.results[-1][1] == OK
+    second.send(request(3, 1))
+    wait_until(lambda: second.heard.results)
+    assert second.heard.results[0][1:] == (REFUSED, "you keep the GPU for 1 kernels already, and may for 1")
+    assert machine.ask("PATCH", "/policy", {"hold_kernels_max": None, "hold_bytes_max": 150 * MIB})
+    second.send(request(3, 2))
+    wait_until(lambda: len(second.heard.results) == 2)
+    assert "200 MiB" in second.heard.results[1][2] and "150 MiB" in second.heard.results[1][2]
+    first.send(request(4, 3))
+    wait_until(lambda: len(first.heard.results) == 3)
+    second.send(request(3, 3))
+    wait_until(lambda: len(second.heard.results) == 3)
+    assert second.heard.results[2][1] == OK
+
+
+def test_what_a_kernelspec_says_lowers_a_class_and_opts_out(node, shim, wait_until):
+    machine = node(park_when="idle", idle_timeout_s=0.2, user_priorities="*=2")
+    machine.ask("PUT", "/kernels/out", {"may_park": False, "priority": -3})
+    machine.ask("PUT", "/kernels/up", {"priority": 5})
+    out, up = shim("out", resident=100 * MIB), shim("up", resident=100 * MIB)
+    wait_until(lambda: up.state == PARKED)
+    assert out.state == RESIDENT
+    assert machine.kernel("out")["priority"] == -3
+    assert machine.kernel("up")["priority"] == 2
+    machine.ask("PATCH", "/policy", {"kernelspec_opt_out": False})
+    wait_until(lambda: out.state == PARKED)
+
+
+def test_a_users_limit_makes_their_own_idle_kernel_yield_although_the_gpu_has_room(node, shim, wait_until):
+    machine = node(idle_timeout_s=0.2, user_limits="*=400MiB")
+    idle = shim("idle", resident=300 * MIB)
+    wait_until(lambda: (machine.kernel("idle") or {}).get("eligible"))
+    waiting = shim("waiting", parked=300 * MIB)
+    waiting.touch()
+    wait_until(lambda: idle.state == PARKED)
+    wait_until(lambda: waiting.state == RESIDENT)
+    assert waiting.page.memory[GPU][0] == 300 * MIB

@@ -1,0 +1,56 @@
+"""A kernel that the controller wants ended is shut down by its own server, once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
+
+from jupyter_affinode.kernel_ends import KernelEnds
+from jupyter_affinode.kernelspec_metadata import wishes_of
+
+
+class CountingManager(AsyncMappingKernelManager):
+    """Jupyter Server's, that counts shutdowns."""
+
+    shutdowns = 0
+
+    async def shutdown_kernel(self, kernel_id: str, *arguments: object, **options: object) -> None:  # type: ignore[override]
+        """As the server does it."""
+        CountingManager.shutdowns += 1
+        await super().shutdown_kernel(kernel_id, *arguments, **options)
+
+
+async def test_a_kernel_whose_end_is_asked_is_shut_down_and_others_are_not(here, jp_asyncio_loop, factory):
+    manager = CountingManager()
+    ended, stays = await manager.start_kernel(), await manager.start_kernel()
+    ends = KernelEnds(manager, manager.__contains__, logging.getLogger(__name__))
+    try:
+        ends.kernel_changed(None, {"id": stays, "end_asked": None})
+        ends.kernel_changed(None, {"id": "another-servers", "end_asked": "the GPU is full"})
+        for _ in range(3):  # each event says it again
+            ends.kernel_changed(None, {"id": ended, "end_asked": "the GPU is full"})
+        while ended in manager:
+            await asyncio.sleep(0.02)
+        assert stays in manager
+        assert CountingManager.shutdowns == 1
+    finally:
+        await manager.shutdown_all(now=True)
+
+
+class Spec:
+    """A kernelspec's part that is looked at."""
+
+    def __init__(self, metadata: object):
+        self.metadata = metadata
+
+
+def test_what_a_kernelspec_says_is_taken_only_where_it_makes_sense():
+    nothing = {"may_park": None, "priority": None}
+    assert wishes_of(Spec({"affinode": {"park": False, "priority": -1}})) == {
+        "may_park": False,
+        "priority": -1,
+    }
+    for metadata in (None, {}, {"affinode": "no"}, {"affinode": {"park": "no", "priority": True}}):
+        assert wishes_of(Spec(metadata)) == nothing
