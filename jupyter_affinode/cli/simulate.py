@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import contextlib
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -22,6 +23,8 @@ from ..client import ControllerClient, ControllerRefused, ControllerUnavailable
 DESCRIPTION = """Run COMMAND with the simulated GPU (AFFINODE_SIM=1), for example jupyter lab. Unless
 AFFINODE_SIM_DIR names one, COMMAND gets a simulated machine of its own, with its own controller; both end
 with it. Refused where there is a real driver. No figure from it is GPU performance."""
+
+ENDS_WITHIN_S = 10.0
 
 
 def add(commands: Any) -> None:
@@ -82,4 +85,9 @@ def _end_controller(socket: Path) -> None:
     """End the controller of a simulated machine that is about to disappear."""
     with contextlib.suppress(ControllerUnavailable, ControllerRefused, ProcessLookupError):
         node = asyncio.run(ControllerClient(socket).node())
-        os.kill(node["controller"]["pid"], signal.SIGTERM)
+        ending = os.pidfd_open(node["controller"]["pid"])
+        try:
+            signal.pidfd_send_signal(ending, signal.SIGTERM)
+            select.select([ending], [], [], ENDS_WITHIN_S)  # it still writes its history into the folder
+        finally:
+            os.close(ending)
