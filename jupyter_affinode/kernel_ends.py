@@ -9,7 +9,7 @@ from collections.abc import Callable
 from jupyter_core.utils import ensure_async
 from jupyter_server.services.kernels.kernelmanager import MappingKernelManager
 
-from .node_watch import Kernel
+from .node_watch import Kernel, Notice
 
 
 class KernelEnds:
@@ -40,6 +40,9 @@ class KernelEnds:
 
     def kernel_removed(self, kernel_id: str) -> None:
         """Called by the watch."""
+
+    def noticed(self, notice: Notice) -> None:
+        """Called by the watch; the one about an end is told to the person by the residency events' listener."""
 
     async def _end(self, kernel_id: str, reason: str) -> None:
         self._log.warning("Kernel %s is shut down: %s.", kernel_id, reason)

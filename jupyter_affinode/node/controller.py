@@ -40,7 +40,7 @@ from .link import Link
 from .lots import LotStock
 from .metrics import Metrics
 from .moves import Moves
-from .notices import Notices
+from .notices import Notice, Notices
 from .nvml import Nvml, NvmlGpu, NvmlReader, NvmlSample
 from .observer import Observers
 from .outlook import Outlook, outlooks
@@ -408,6 +408,9 @@ class Controller:
             self.moves.refuse_park(kernel, status, action.slug, action.reason)
         elif isinstance(action, EndKernel):
             ask_for_end(kernel, action.reason, now, self.log)
+            self.events.tell_notice(
+                Notice("ended", "warning", f"is being shut down: {action.reason}.", kernel.id)
+            )
         elif isinstance(action, GrantRoom):
             self.rooms.answer(kernel, action.key, now, reason=None)
         elif isinstance(action, DenyRoom):
