@@ -1,6 +1,6 @@
 /** What can be asked of a kernel in its state. Pure; the server has the last word and gives its reason. */
 
-import { IKernel } from './status';
+import { IKernel, IProcess } from './status';
 
 /** Whether there is something to move off the GPU; asking for it ends a hold. */
 export function canPark(kernel: IKernel): boolean {
@@ -20,4 +20,11 @@ export function canHold(kernel: IKernel): boolean {
 /** Whether it is kept. */
 export function canRelease(kernel: IKernel): boolean {
   return kernel.own && kernel.held_for_s !== null;
+}
+
+/** The processes that can make no progress, and that may be ended from here: one's own, and those nobody has any more. */
+export function endable(kernel: IKernel): IProcess[] {
+  return kernel.processes.filter(
+    process => process.stuck && (kernel.own || process.stuck.reason === 'parent-gone')
+  );
 }

@@ -1,6 +1,6 @@
 import { URLExt } from '@jupyterlab/coreutils';
 import { ServerConnection } from '@jupyterlab/services';
-import { Action, IKernel, IStatus } from './status';
+import { Action, IActionBody, IKernel, IStatus } from './status';
 
 /** A request that the server refused; `message` says what happened and what to do, for people. */
 export class AffinodeError extends Error {
@@ -25,7 +25,7 @@ export class AffinodeApi {
   }
 
   /** POST an action on a kernel; the kernel afterwards. */
-  act(kernelId: string, action: Action, body: { duration_s?: number }): Promise<IKernel> {
+  act(kernelId: string, action: Action, body: IActionBody): Promise<IKernel> {
     return this._request<IKernel>('POST', ['kernels', encodeURIComponent(kernelId), action], body);
   }
 

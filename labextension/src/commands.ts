@@ -1,10 +1,10 @@
 import { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
-import { ICommandPalette, Notification } from '@jupyterlab/apputils';
+import { Dialog, ICommandPalette, Notification, showDialog } from '@jupyterlab/apputils';
 import { INotebookTracker } from '@jupyterlab/notebook';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import { CommandRegistry } from '@lumino/commands';
 import { ReadonlyPartialJSONObject } from '@lumino/coreutils';
-import { canHold, canPark, canRelease, canResume } from './actions';
+import { canHold, canPark, canRelease, canResume, endable } from './actions';
 import { AffinodeError } from './api';
 import { gpuIcon, keepIcon, residencyIcons } from './icons';
 import { Action, IKernel } from './status';
@@ -113,6 +113,43 @@ export const commandsPlugin: JupyterFrontEndPlugin<void> = {
     add(CommandIDs.release, 'release', canRelease, {
       label: trans.__('Stop Keeping the GPU for This Notebook'),
       icon: gpuIcon
+    });
+
+    commands.addCommand(CommandIDs.endProcess, {
+      label: trans.__('End a Process That Is Stuck'),
+      caption: trans.__('End this process; what it has in GPU memory is lost'),
+      describedBy: {
+        args: {
+          type: 'object',
+          properties: {
+            ...KERNEL_ARGUMENT,
+            process: { type: 'integer', description: 'Its number.' }
+          }
+        }
+      },
+      execute: async args => {
+        const kernel = kernelOf(args);
+        const process = kernel && endable(kernel).find(process => process.number === args.process);
+        if (!kernel || !process) {
+          return;
+        }
+        const asked = await showDialog({
+          title: trans.__('End process %1?', process.pid),
+          body: trans.__(
+            '%1: %2. The process ends, and what it has in GPU memory is lost.',
+            title(kernel, trans),
+            process.stuck?.text
+          ),
+          buttons: [
+            Dialog.cancelButton({ label: trans.__('Cancel') }),
+            Dialog.warnButton({ label: trans.__('End process') })
+          ],
+          defaultButton: 0
+        });
+        if (asked.button.accept) {
+          await act(kernel, 'end', { process: process.number });
+        }
+      }
     });
 
     affinode.changed.connect(() => commands.notifyCommandChanged());

@@ -6,7 +6,17 @@ import { ISignal, Signal } from '@lumino/signaling';
 import { AffinodeApi, AffinodeError } from './api';
 import { Hues } from './hues';
 import { DEFAULT_SETTINGS, ISettings } from './settings';
-import { Action, IKernel, IResidencyEvent, IStatus, NODE_EVENT, RESIDENCY_EVENT } from './status';
+import {
+  Action,
+  IActionBody,
+  IKernel,
+  INoticeEvent,
+  IResidencyEvent,
+  IStatus,
+  NODE_EVENT,
+  NOTICE_EVENT,
+  RESIDENCY_EVENT
+} from './status';
 import { IAffinode, IProblem } from './tokens';
 import { VERSION } from './version';
 import { sameRelease } from './words';
@@ -53,6 +63,10 @@ export class AffinodeModel implements IAffinode, IDisposable {
     return this._changed;
   }
 
+  get noticed(): ISignal<this, INoticeEvent> {
+    return this._noticed;
+  }
+
   get isDisposed(): boolean {
     return this._isDisposed;
   }
@@ -88,7 +102,7 @@ export class AffinodeModel implements IAffinode, IDisposable {
     return this._asking;
   }
 
-  async act(id: string, action: Action, body: { duration_s?: number } = {}): Promise<void> {
+  async act(id: string, action: Action, body: IActionBody = {}): Promise<void> {
     const shown = action !== 'focus';
     if (shown) {
       this._pending.add(id);
@@ -210,6 +224,9 @@ export class AffinodeModel implements IAffinode, IDisposable {
       this._refreshSoon();
     } else if (emission.schema_id === NODE_EVENT) {
       this._refreshSoon();
+    } else if (emission.schema_id === NOTICE_EVENT) {
+      this._noticed.emit(emission as unknown as INoticeEvent);
+      this._refreshSoon();
     }
   }
 
@@ -233,6 +250,7 @@ export class AffinodeModel implements IAffinode, IDisposable {
   private readonly _trans: TranslationBundle;
   private readonly _poll: Poll;
   private readonly _changed = new Signal<this, void>(this);
+  private readonly _noticed = new Signal<this, INoticeEvent>(this);
   private readonly _hues = new Hues();
   private readonly _pending = new Set<string>();
   private _settings = DEFAULT_SETTINGS;

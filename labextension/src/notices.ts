@@ -1,12 +1,21 @@
 import { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { Notification } from '@jupyterlab/apputils';
 import { ITranslator, nullTranslator, TranslationBundle } from '@jupyterlab/translation';
-import { IKernel, Residency } from './status';
+import { IKernel, INoticeEvent, Residency } from './status';
 import { IAffinode } from './tokens';
 import { notice, place, title } from './words';
 
 /** A wait shorter than this is nothing to tell. */
 const PATIENCE_MS = 1500;
+
+/** How long a notice that asks for nothing is shown. */
+const INFO_MS = 10000;
+
+/** The same words are not shown again before. */
+const AGAIN_MS = 5 * 60 * 1000;
+
+/** How many notices are remembered for that. */
+const REMEMBERED = 100;
 
 /** What is being told about one kernel's wait: a timer before the notice is shown, its id afterwards. */
 interface IWait {
@@ -16,7 +25,8 @@ interface IWait {
 }
 
 /**
- * Tells that a notebook waits for the GPU, its place, and that it has the GPU again; and if its state is lost.
+ * Tells that a notebook waits for the GPU, its place, and that it has the GPU again; and if its state is lost. And what the
+ * controller has to tell: who made room for others, that memory is low, what was refused.
  *
  * It compares statuses and not events, so that what happened while the page was hidden or offline is told rightly.
  */
@@ -26,6 +36,32 @@ export class Notices {
     private readonly _trans: TranslationBundle
   ) {
     _affinode.changed.connect(this._onChanged, this);
+    _affinode.noticed.connect(this._onNoticed, this);
+  }
+
+  /** What the controller tells; it does so seldom. A page that is hidden has its person read the panel later. */
+  private _onNoticed(_: IAffinode, told: INoticeEvent): void {
+    if (!this._affinode.settings.showNotifications) {
+      return;
+    }
+    const kernel = told.kernel_id === null ? undefined : this._affinode.kernel(told.kernel_id);
+    if (told.kernel_id !== null && !kernel?.own) {
+      return;
+    }
+    const message = notice(kernel ? `${title(kernel, this._trans)} ${told.text}` : told.text);
+    const shown = this._told.get(message);
+    if (shown !== undefined && Date.now() - shown < AGAIN_MS) {
+      return;
+    }
+    this._told.set(message, Date.now());
+    if (this._told.size > REMEMBERED) {
+      this._told.delete(this._told.keys().next().value as string);
+    }
+    if (told.level === 'warning') {
+      Notification.warning(message, { autoClose: false });
+    } else {
+      Notification.info(message, { autoClose: INFO_MS });
+    }
   }
 
   private _onChanged(): void {
@@ -117,6 +153,7 @@ export class Notices {
     );
   }
 
+  private readonly _told = new Map<string, number>();
   private _last = new Map<string, Residency>();
   private readonly _waiting = new Map<string, IWait>();
 }
@@ -124,7 +161,8 @@ export class Notices {
 /** Shows the notices, unless the settings say no. */
 export const noticesPlugin: JupyterFrontEndPlugin<void> = {
   id: 'jupyter-affinode:notices',
-  description: 'Notifications when a notebook waits for the GPU and when it has the GPU again.',
+  description:
+    'Notifications about the GPU: who waits, who made room for others, what was refused.',
   autoStart: true,
   requires: [IAffinode],
   optional: [ITranslator],

@@ -4,7 +4,7 @@ import { ISettingRegistry } from '@jupyterlab/settingregistry';
 export interface ISettings {
   /** Seconds between two looks while the panel is visible. */
   refreshInterval: number;
-  /** Whether to tell when a kernel waits for the GPU or has it again. */
+  /** Whether to tell who waits for the GPU, has it again, or made room, and what was refused. */
   showNotifications: boolean;
   /** Whether the panel lists the kernels of other servers and people. */
   showOtherKernels: boolean;

@@ -22,6 +22,16 @@ export interface IKernelOnGpu {
   fixed_bytes: number;
 }
 
+/** A process of a kernel. */
+export interface IProcess {
+  number: number;
+  pid: number;
+  residency: Residency;
+  command: string | null;
+  /** Why it can make no progress any more; its owner may end it. */
+  stuck: { reason: string; text: string } | null;
+}
+
 /** One kernel; another server's has no name and no path. */
 export interface IKernel {
   id: string;
@@ -48,6 +58,7 @@ export interface IKernel {
   footprint_bytes: number;
   fixed: IFixedBytes[];
   gpus: IKernelOnGpu[];
+  processes: IProcess[];
   idle_s: number | null;
   cell_open: boolean;
   eligible: boolean;
@@ -63,6 +74,13 @@ export interface IKernel {
   tracked: boolean;
 }
 
+/** A process on a GPU that is not managed; another user's has no name. */
+export interface IUnmanaged {
+  pid: number | null;
+  command: string | null;
+  bytes: number | null;
+}
+
 /** One GPU of the machine; null where NVML would have to say it and is not there. */
 export interface IGpu {
   uuid: string;
@@ -72,7 +90,11 @@ export interface IGpu {
   used_bytes: number;
   free_bytes: number | null;
   managed_bytes: number;
+  /** CUDA contexts of managed processes; null where they cannot be told from what is not managed. */
+  context_bytes: number | null;
   unmanaged_bytes: number | null;
+  /** The largest first; null where processes cannot be told apart, as in containers. */
+  unmanaged: IUnmanaged[] | null;
   utilization_percent: number | null;
 }
 
@@ -106,13 +128,30 @@ export interface IStatus {
 }
 
 /** What a person may ask of a kernel. */
-export type Action = 'park' | 'resume' | 'hold' | 'release' | 'focus';
+export type Action = 'park' | 'resume' | 'hold' | 'release' | 'focus' | 'end';
+
+/** What goes with it: how long to keep the GPU, or which process to end. */
+export interface IActionBody {
+  duration_s?: number;
+  process?: number;
+}
 
 /** The Jupyter event about one kernel's residency. */
 export const RESIDENCY_EVENT = 'https://schema.jupyter.org/jupyter_affinode/kernel_residency/v1';
 
 /** The Jupyter event about the controller's coming and going. */
 export const NODE_EVENT = 'https://schema.jupyter.org/jupyter_affinode/node/v1';
+
+/** The Jupyter event about something that people should hear of once. */
+export const NOTICE_EVENT = 'https://schema.jupyter.org/jupyter_affinode/notice/v1';
+
+/** The data of a notice; of a kernel, `text` is what comes after its name. */
+export interface INoticeEvent {
+  kernel_id: string | null;
+  kind: string;
+  level: 'info' | 'warning';
+  text: string;
+}
 
 /** The data of a residency event; enough to show the change before the next status is there. */
 export interface IResidencyEvent {

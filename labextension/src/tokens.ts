@@ -2,7 +2,7 @@ import { Token } from '@lumino/coreutils';
 import { IDisposable } from '@lumino/disposable';
 import { ISignal } from '@lumino/signaling';
 import { ISettings } from './settings';
-import { Action, IKernel, IStatus } from './status';
+import { Action, IActionBody, IKernel, INoticeEvent, IStatus } from './status';
 
 /** The ids of the commands; each acts on `kernelId`, or on the current notebook's kernel. */
 export namespace CommandIDs {
@@ -10,6 +10,7 @@ export namespace CommandIDs {
   export const resume = 'affinode:resume';
   export const hold = 'affinode:hold';
   export const release = 'affinode:release';
+  export const endProcess = 'affinode:end-process';
   export const openPanel = 'affinode:open-panel';
 }
 
@@ -41,6 +42,9 @@ export interface IAffinode {
   /** Emitted after `status`, `problem`, `settings` or a pending action changed. */
   readonly changed: ISignal<IAffinode, void>;
 
+  /** Emitted when the controller has something to tell people, once. */
+  readonly noticed: ISignal<IAffinode, INoticeEvent>;
+
   /** A kernel by its Jupyter id. */
   kernel(id: string): IKernel | undefined;
 
@@ -54,7 +58,7 @@ export interface IAffinode {
   refresh(): Promise<void>;
 
   /** Act on a kernel; rejects with an `AffinodeError` whose message is for people. */
-  act(id: string, action: Action, body?: { duration_s?: number }): Promise<void>;
+  act(id: string, action: Action, body?: IActionBody): Promise<void>;
 
   /** Keep the status fresh until the returned object is disposed; for views with figures that tick. */
   watch(): IDisposable;

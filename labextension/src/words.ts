@@ -1,6 +1,6 @@
 /** Sizes, times and states in words for people. Pure; `trans` is the translation bundle's part that is needed. */
 
-import { IKernel } from './status';
+import { IKernel, IUnmanaged } from './status';
 
 /** The part of a TranslationBundle that words need. */
 export interface IWords {
@@ -72,6 +72,15 @@ export function title(kernel: IKernel, trans: IWords): string {
   }
   const path = kernel.path ?? kernel.paths[0];
   return path ? basename(path) : (kernel.name ?? trans.__('Kernel without a notebook'));
+}
+
+/** A process on a GPU that is not managed: "train.py (pid 12): 3 GiB", "Another user: 3 GiB". */
+export function unmanaged(process: IUnmanaged, trans: IWords): string {
+  const who =
+    process.pid === null
+      ? trans.__('Another user')
+      : trans.__('%1 (pid %2)', process.command ?? trans.__('Process'), process.pid);
+  return process.bytes === null ? who : trans.__('%1: %2', who, bytes(process.bytes));
 }
 
 /** All bytes that a kernel has on GPUs, also those that cannot move. */

@@ -30,6 +30,7 @@ export function kernel(changes: Partial<IKernel> = {}): IKernel {
     footprint_bytes: 0,
     fixed: [],
     gpus: [],
+    processes: [],
     idle_s: null,
     cell_open: false,
     eligible: false,

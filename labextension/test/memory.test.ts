@@ -1,6 +1,6 @@
 import * as assert from 'node:assert';
 import { test } from 'node:test';
-import { canHold, canPark, canRelease, canResume } from '../src/actions';
+import { canHold, canPark, canRelease, canResume, endable } from '../src/actions';
 import { Hues } from '../src/hues';
 import { gpuSegments, parkedSegments } from '../src/memory';
 import { IGpu, INode } from '../src/status';
@@ -14,7 +14,9 @@ const gpu: IGpu = {
   used_bytes: 700,
   free_bytes: 300,
   managed_bytes: 600,
+  context_bytes: null,
   unmanaged_bytes: 100,
+  unmanaged: null,
   utilization_percent: null
 };
 
@@ -96,4 +98,18 @@ test('without NVML only what the kernels have is shown', () => {
     segments.map(segment => [segment.kind, segment.bytes]),
     [['kernel', 350]]
   );
+});
+
+test('a stuck process may be ended by its owner, and by anyone here if nobody has it any more', () => {
+  const process = (number: number, reason: string | null) => ({
+    number,
+    pid: 100 + number,
+    residency: 'resident' as const,
+    command: 'python',
+    stuck: reason ? { reason, text: 'a reason' } : null
+  });
+  const processes = [process(1, null), process(2, 'lost'), process(3, 'parent-gone')];
+  const numbers = (own: boolean) => endable(kernel({ own, processes })).map(one => one.number);
+  assert.deepStrictEqual(numbers(true), [2, 3]);
+  assert.deepStrictEqual(numbers(false), [3]);
 });

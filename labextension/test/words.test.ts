@@ -10,7 +10,8 @@ import {
   place,
   sameRelease,
   span,
-  title
+  title,
+  unmanaged
 } from '../src/words';
 import { kernel, trans } from './examples';
 
@@ -121,4 +122,12 @@ test('development builds of one release belong together', () => {
   assert.ok(sameRelease('0.1.0', '0.1.0.dev3'));
   assert.ok(sameRelease('0.1.0-dev.1', '0.1.0'));
   assert.ok(!sameRelease('0.1.0', '0.1.1'));
+});
+
+test('who is on the GPU unmanaged is named where that is known', () => {
+  const say = (pid: number | null, command: string | null, size: number | null) =>
+    unmanaged({ pid, command, bytes: size }, trans);
+  assert.strictEqual(say(12, 'train', 3 * GIB), 'train (pid 12): 3 GiB');
+  assert.strictEqual(say(12, null, null), 'Process (pid 12)');
+  assert.strictEqual(say(null, null, 3 * GIB), 'Another user: 3 GiB');
 });

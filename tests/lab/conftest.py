@@ -81,6 +81,8 @@ def lab(machine: Machine, server: JupyterServer, labextension: Path) -> Callable
     folder = Path(machine.environment["JUPYTER_DATA_DIR"]) / "labextensions"
     folder.mkdir()
     (folder / "jupyter-affinode").symlink_to(labextension)
+    # Else one that is installed beside Python comes first, in a virtual environment.
+    machine.environment["JUPYTER_PREFER_ENV_PATH"] = "0"
 
     def start(*arguments: str) -> JupyterServer:
         settings(machine, "@jupyterlab/apputils-extension", "notification", fetchNews="false")

@@ -114,6 +114,10 @@ def test_who_waits_sees_the_place_and_is_told_when_it_is_over(patient, lab, open
     expect(page.notices().filter(has_text="third.ipynb waits for the GPU: 2nd in line.")).to_be_visible()
 
     done.touch()
+    made_room = (
+        "first.ipynb freed the GPU to make room for another notebook of yours. Its 600 MiB are safe in RAM"
+    )
+    expect(page.notices().filter(has_text=made_room)).to_be_visible()
     expect(page.notices().filter(has_text="second.ipynb has the GPU again.")).to_be_visible()
     second.wait_for_cell(0)
     third.wait_for_cell(0)

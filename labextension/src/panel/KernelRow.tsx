@@ -1,7 +1,7 @@
 import { TranslationBundle } from '@jupyterlab/translation';
 import { CommandRegistry } from '@lumino/commands';
 import * as React from 'react';
-import { canHold, canPark, canRelease, canResume } from '../actions';
+import { canHold, canPark, canRelease, canResume, endable } from '../actions';
 import { keepIcon, residencyIcons } from '../icons';
 import { IKernel } from '../status';
 import { CommandIDs, IAffinode } from '../tokens';
@@ -53,6 +53,7 @@ export function KernelRow(props: IKernelRowProps): JSX.Element {
       </div>
       <Details kernel={kernel} trans={trans} />
       {kernel.own && <Buttons {...props} pending={pending} />}
+      <Stuck {...props} pending={pending} />
     </li>
   );
 }
@@ -152,6 +153,42 @@ function Buttons(props: IKernelRowProps & { pending: boolean }): JSX.Element | n
     buttons.push(button(CommandIDs.hold, trans.__('Keep GPU (%1)', keepFor)));
   }
   return buttons.length ? <div className="jp-affinode-buttons">{buttons}</div> : null;
+}
+
+/** Processes that can make no progress any more, each with its reason, and a way to end it where one may. */
+function Stuck(props: IKernelRowProps & { pending: boolean }): JSX.Element | null {
+  const { commands, kernel, pending, trans } = props;
+  const stuck = kernel.processes.filter(process => process.stuck);
+  const mayEnd = endable(kernel);
+  return stuck.length === 0 ? null : (
+    <ul className="jp-affinode-stuck" aria-label={trans.__('Stuck')}>
+      {stuck.map(process => (
+        <li key={process.number}>
+          <div className="jp-affinode-refusal">
+            {trans.__('Stuck (pid %1): %2', process.pid, process.stuck?.text)}
+          </div>
+          {mayEnd.includes(process) && (
+            <div className="jp-affinode-buttons">
+              <button
+                className="jp-affinode-button"
+                disabled={pending}
+                aria-label={trans.__('End process %1', process.pid)}
+                title={commands.caption(CommandIDs.endProcess)}
+                onClick={() =>
+                  void commands.execute(CommandIDs.endProcess, {
+                    kernelId: kernel.id,
+                    process: process.number
+                  })
+                }
+              >
+                {trans.__('End process')}
+              </button>
+            </div>
+          )}
+        </li>
+      ))}
+    </ul>
+  );
 }
 
 /** The state in the server's words; the panel's badge already says that the GPU is simulated. */

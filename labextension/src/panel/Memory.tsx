@@ -3,7 +3,7 @@ import * as React from 'react';
 import { gpuSegments, parkedSegments } from '../memory';
 import { IGpu, IKernel, INode } from '../status';
 import { IAffinode } from '../tokens';
-import { bytes, bytesOf } from '../words';
+import { bytes, bytesOf, unmanaged } from '../words';
 import { Legend, MemoryBar } from './MemoryBar';
 
 /** One GPU: its name, how full it is, and of what. */
@@ -40,6 +40,17 @@ export function Gpu(props: {
         <div className="jp-affinode-muted">
           {trans.__('How much the GPU has is not known: NVML is not available.')}
         </div>
+      )}
+      {gpu.unmanaged !== null && gpu.unmanaged.length > 0 && (
+        <ul
+          className="jp-affinode-unmanaged"
+          aria-label={trans.__('Not managed')}
+          title={trans.__('These programs run without the shim: they make no room for anyone.')}
+        >
+          {gpu.unmanaged.map((process, index) => (
+            <li key={process.pid ?? `other-${index}`}>{unmanaged(process, trans)}</li>
+          ))}
+        </ul>
       )}
       {busy !== null && busy > 0 && (
         <div className="jp-affinode-muted">{trans.__('%1 % busy', busy)}</div>
