@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import signal
 import time
-from pathlib import Path
 
+from .process_start import started_at
 from .records import KernelRecord, Process
 from .stuck import Stuck
 from .wire import CommandKind
@@ -80,9 +81,7 @@ def _is_who_connected(process: Process) -> bool:
     try:
         if os.stat(f"/proc/{process.pid}").st_uid != process.peer_uid:
             return False
-        fields = Path(f"/proc/{process.pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        began = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # starttime, after boot: proc(5)
-    except (OSError, ValueError, IndexError):
+    except OSError:
         return False
     asleep = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
-    return began <= process.connected_at + asleep
+    return started_at(process.pid, default=math.inf) <= process.connected_at + asleep

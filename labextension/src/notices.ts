@@ -44,11 +44,9 @@ export class Notices {
     if (!this._affinode.settings.showNotifications) {
       return;
     }
-    const kernel = told.kernel_id === null ? undefined : this._affinode.kernel(told.kernel_id);
-    if (told.kernel_id !== null && !kernel?.own) {
-      return;
-    }
-    const message = notice(kernel ? `${title(kernel, this._trans)} ${told.text}` : told.text);
+    const id = told.kernel_id;
+    const name = id === null ? undefined : (this._titles.get(id) ?? this._trans.__('A notebook'));
+    const message = notice(name === undefined ? told.text : `${name} ${told.text}`);
     const shown = this._told.get(message);
     if (shown !== undefined && Date.now() - shown < AGAIN_MS) {
       return;
@@ -69,6 +67,7 @@ export class Notices {
     for (const kernel of kernels) {
       this._tell(kernel, this._last.get(kernel.id));
     }
+    kernels.forEach(kernel => this._titles.set(kernel.id, title(kernel, this._trans)));
     this._last = new Map(kernels.map(kernel => [kernel.id, kernel.residency]));
     if (this._affinode.status?.available) {
       const gone = [...this._waiting.keys()].filter(id => !this._last.has(id));
@@ -153,6 +152,8 @@ export class Notices {
     );
   }
 
+  /** Of one's own kernels; also of those that have just ended, which may be what is told. */
+  private readonly _titles = new Map<string, string>();
   private readonly _told = new Map<string, number>();
   private _last = new Map<string, Residency>();
   private readonly _waiting = new Map<string, IWait>();
