@@ -79,4 +79,6 @@ def _node_text(node: dict[str, Any]) -> str:
     )
     if host["kept_bytes"]:
         lines[-1] += f", {size_text(host['kept_bytes'])} kept for the next time"
+    if node["history"]["problem"]:
+        lines.append(f"No history is written: {node['history']['problem']}")
     return "\n".join(lines)

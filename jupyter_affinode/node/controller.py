@@ -212,6 +212,7 @@ class Controller:
             version=self.version,
             socket=str(self.socket),
             uptime_s=time.monotonic() - self.began,
+            history=self.history.as_json(),
         )
         return node_view(identity, whole, self.state.kernels)
 
@@ -411,6 +412,7 @@ class Controller:
             self.events.tell_notice(
                 Notice("ended", "warning", f"is being shut down: {action.reason}.", kernel.id)
             )
+            self.observers.kernel_ending(kernel, action.cause)
         elif isinstance(action, GrantRoom):
             self.rooms.answer(kernel, action.key, now, reason=None)
         elif isinstance(action, DenyRoom):

@@ -101,7 +101,14 @@ def kernel_json(
 
 
 def node_json(
-    state: NodeState, queue: Sequence[Waiter], lots: LotStock, *, version: str, socket: str, uptime_s: float
+    state: NodeState,
+    queue: Sequence[Waiter],
+    lots: LotStock,
+    *,
+    version: str,
+    socket: str,
+    uptime_s: float,
+    history: dict[str, Any],
 ) -> dict[str, Any]:
     """The machine."""
     measured = state.gpus.measured
@@ -121,6 +128,7 @@ def node_json(
         "simulated": simulated,
         "nvml": state.gpus.sample is not None,
         "driver_version": state.gpus.sample.driver_version if state.gpus.sample is not None else None,
+        "history": history,
         "gpus": [_gpu_json(state, uuid, index, simulated) for index, uuid in enumerate(state.gpus.uuids)],
         "host": {
             "total_bytes": state.host.total_bytes,

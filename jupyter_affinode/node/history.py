@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
+from .actions import Cause
 from .ledger import Ledger
 from .ledger_store import EventRow, KernelRow
 from .metering import ByteSeconds, Meter, Seen
@@ -31,6 +32,7 @@ class EventKind(str, Enum):
     REFUSAL = "refusal"  # a park that was not tried; one that failed is a PARK with its outcome
     ROOM = "room"  # an allocation that met a full GPU: outcome "granted" or "denied"
     WAIT = "wait"  # outcome: waits.OUTCOMES
+    END = "end"  # its server was asked to shut it down for another
 
 
 class Figures(Protocol):
@@ -132,6 +134,15 @@ class History:
         if now - self._looked_at >= LOOK_EVERY_S:
             self._looked_at = now
             self._measure(now)
+
+    def kernel_ending(self, kernel: KernelRecord, cause: Cause) -> None:
+        """See observer.Observer."""
+        self._write(EventKind.END, kernel, cause=cause.value, outcome="asked")
+
+    def as_json(self) -> dict[str, Any]:
+        """Whether history is kept, for the API."""
+        problem = None if self.ledger is None else self.ledger.problem
+        return {"kept": self.ledger is not None, "problem": problem}
 
     def close(self) -> None:
         """The controller ends; the kernels live on."""

@@ -33,7 +33,8 @@ from .ledger_store import (
 )
 from .metering import Usage
 
-FLUSH_EVERY_S = 10.0  # what a controller that is killed loses at most
+FLUSH_EVENTS_EVERY_S = 2.0  # what a controller that is killed loses at most of what happened …
+FLUSH_EVERY_S = 10.0  # … and of what was measured
 FLUSH_QUIET_EVERY_S = 60.0  # while there is nothing but the time itself to write
 RETRY_FIRST_S, RETRY_LAST_S = 5.0, 60.0
 PURGE_EVERY_S = 3600.0
@@ -292,5 +293,7 @@ def _patience(batch: Batch) -> float:
     """How long a batch may be filled; 0: no longer."""
     if len(batch.events) >= EVENTS_SOON:
         return 0.0
-    quiet = not (batch.events or batch.kernels or batch.usage.by_key or batch.pauses or batch.cells)
+    if batch.events or batch.kernels:
+        return FLUSH_EVENTS_EVERY_S
+    quiet = not (batch.usage.by_key or batch.pauses or batch.cells)
     return FLUSH_QUIET_EVERY_S if quiet else FLUSH_EVERY_S

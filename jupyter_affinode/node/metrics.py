@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from .actions import Cause
 from .ledger import Ledger
 from .metering import ByteSeconds, Seen
 from .observer import MoveEnded, RoomAnswered
@@ -83,6 +84,12 @@ class Metrics:
             ["reason"],
             registry=registry,
         )
+        self.endings = Counter(
+            "affinode_kernel_endings",
+            "Kernels whose server was asked to shut them down for others.",
+            ["cause"],
+            registry=registry,
+        )
         self.room = Counter(
             "affinode_room_requests",
             "Allocations that met a full GPU, by how they were answered.",
@@ -144,6 +151,10 @@ class Metrics:
     def room_answered(self, kernel: KernelRecord, answered: RoomAnswered) -> None:
         """See observer.Observer."""
         self.room.labels("granted" if answered.granted else "denied").inc()
+
+    def kernel_ending(self, kernel: KernelRecord, cause: Cause) -> None:
+        """See observer.Observer."""
+        self.endings.labels(cause.value).inc()
 
     def cell_changed(self, kernel: KernelRecord) -> None:
         """See observer.Observer."""

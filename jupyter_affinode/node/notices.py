@@ -75,6 +75,9 @@ class Notices:
             text = f"asked for {size} more GPU memory, which cannot become free: it runs out of memory there."
             self._tell(Notice("no-room", "warning", text, kernel.id))
 
+    def kernel_ending(self, kernel: KernelRecord, cause: Cause) -> None:
+        """See observer.Observer; the kernel's own server tells of it."""
+
     def cell_changed(self, kernel: KernelRecord) -> None:
         """Not told."""
 

@@ -54,6 +54,9 @@ class Observer(Protocol):
     def room_answered(self, kernel: KernelRecord, answered: RoomAnswered) -> None:
         """An allocation was granted room, or denied it."""
 
+    def kernel_ending(self, kernel: KernelRecord, cause: Cause) -> None:
+        """A kernel's server was asked to shut it down."""
+
     def cell_changed(self, kernel: KernelRecord) -> None:
         """The execution tracker said that a cell began or ended."""
 
@@ -83,6 +86,10 @@ class Observers:
     def room_answered(self, kernel: KernelRecord, answered: RoomAnswered) -> None:
         """See Observer."""
         self._tell(lambda observer: observer.room_answered(kernel, answered))
+
+    def kernel_ending(self, kernel: KernelRecord, cause: Cause) -> None:
+        """See Observer."""
+        self._tell(lambda observer: observer.kernel_ending(kernel, cause))
 
     def cell_changed(self, kernel: KernelRecord) -> None:
         """See Observer."""

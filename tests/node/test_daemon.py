@@ -241,3 +241,19 @@ def test_two_containers_of_one_user_id_can_do_each_other_nothing(machine, tmp_pa
         )  # fmt: skip
         assert asked.stdout.strip() == "401"
     assert "Traceback" not in machine.controller_log(), machine.controller_log()
+
+
+def test_a_report_has_ones_own_figures_and_an_administrators_has_everybodys(two, person, wait_until):
+    alice, bob = two
+    assert alice.ask("POST", "/kernels/k1/park", {})[0] == 200
+    carol = person(CAROL, STAFF)
+
+    def users(who, query=""):
+        status, answer = who.ask("GET", f"/report?by=user{query}")
+        return {row["user"]: row["parks"] for row in answer["rows"]} if status == 200 else {}
+
+    wait_until(lambda: set(users(carol)) >= {str(ALICE), str(BOB)}, timeout=40)
+    assert users(alice) == {str(ALICE): 1}
+    assert users(bob) == {str(BOB): 0}
+    assert users(bob, f"&user={ALICE}") == users(bob, f"&user=uid-{ALICE}") == {}
+    assert users(carol)[str(ALICE)] == 1

@@ -27,6 +27,7 @@ GIB = 1 << 30
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     """What happens is written at the next look."""
+    monkeypatch.setattr(ledger_module, "FLUSH_EVENTS_EVERY_S", 0.0)
     monkeypatch.setattr(ledger_module, "FLUSH_EVERY_S", 0.0)
     monkeypatch.setattr(ledger_module, "FLUSH_QUIET_EVERY_S", 0.0)
     monkeypatch.setattr(ledger_module, "CLOSE_WAIT_S", 30.0)
@@ -195,6 +196,26 @@ def test_the_report_is_the_same_from_a_controller_and_from_its_file(node, machin
     assert [(line["gpu"][:4], line["parks"]) for line in lines] == [("GPU-", "1")]
     text = report(machine, "--by", "day", "--since", "1d")
     assert "GIVEN BACK" in text and "Measured for" in text
+
+
+def test_a_ledger_that_cannot_be_written_is_told_and_keeps_nobody_from_moving(node, shim, path, wait_until):
+    path.parent.write_text("a file where a folder should be")
+    machine = node(history=HistoryOptions(path))
+    kernel = shim("k1", resident=300 * MIB)
+    wait_until(lambda: machine.ask("GET", "/node")[1]["history"]["problem"], timeout=30)
+    assert machine.ask("POST", "/kernels/k1/park", {})[0] == 200
+    kernel.touch()
+    wait_until(lambda: machine.kernel("k1")["residency"] == "resident")
+    assert checked("GET", "/node", machine.ask("GET", "/node"))[1]["history"]["kept"] is True
+    assert checked("GET", "/report", machine.ask("GET", "/report"))[0] == 409
+    done = subprocess.run(
+        [sys.executable, "-m", "jupyter_affinode.cli", "status"],
+        env=machine.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "No history is written" in done.stdout
 
 
 def test_a_controller_without_history_says_so(node, machine):

@@ -225,7 +225,13 @@ def test_a_network_file_system_is_recognised(folder):
 @pytest.fixture
 def impatient(monkeypatch):
     """Everything at once, so that tests need not wait."""
-    for name in ("FLUSH_EVERY_S", "FLUSH_QUIET_EVERY_S", "RETRY_FIRST_S", "RETRY_LAST_S"):
+    for name in (
+        "FLUSH_EVENTS_EVERY_S",
+        "FLUSH_EVERY_S",
+        "FLUSH_QUIET_EVERY_S",
+        "RETRY_FIRST_S",
+        "RETRY_LAST_S",
+    ):
         monkeypatch.setattr(ledger_module, name, 0.01)
     monkeypatch.setattr(ledger_store, "BUSY_S", 0.05)
     monkeypatch.setattr(ledger_module, "CLOSE_WAIT_S", 30.0)
@@ -383,7 +389,7 @@ import asyncio, logging, resource, signal, sys
 from pathlib import Path
 from jupyter_affinode.node import ledger as module
 from jupyter_affinode.node.ledger_store import EventRow
-module.FLUSH_EVERY_S = module.RETRY_FIRST_S = module.RETRY_LAST_S = 0.01
+module.FLUSH_EVENTS_EVERY_S = module.FLUSH_EVERY_S = module.RETRY_FIRST_S = module.RETRY_LAST_S = 0.01
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 async def until(condition, ledger):

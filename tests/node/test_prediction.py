@@ -196,6 +196,7 @@ def test_patience_takes_the_place_of_the_time_out_while_somebody_waits():
 def test_a_cell_brings_its_kernel_back_early_if_history_says_so_and_that_is_wanted(
     node, shim, machine, wait_until, monkeypatch, prediction
 ):
+    monkeypatch.setattr(ledger_module, "FLUSH_EVENTS_EVERY_S", 0.0)
     monkeypatch.setattr(ledger_module, "FLUSH_EVERY_S", 0.0)
     path = machine.folder / "history" / "l"
     path.parent.mkdir(mode=0o700)
