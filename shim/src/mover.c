@@ -30,6 +30,9 @@
 /* How often a prepared move looks for callers, and kept memory for others' need of it.  */
 #define PREPARED_POLL_NS (5 * MS_NS)
 #define KEPT_POLL_NS S_NS
+/* Between looks whether the GPU is idle, to end what was freed during a park: the first, and the longest.  */
+#define LEFT_FIRST_NS (20 * MS_NS)
+#define LEFT_LAST_NS S_NS
 
 enum decision { UNDECIDED, COMMIT, ABORT };
 
@@ -257,6 +260,21 @@ static void prepare_lots_if_any_came(void)
 	pthread_mutex_unlock(&work_lock);
 }
 
+static void end_what_is_left(uint64_t *pause_ns)
+{
+	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+
+	if (!blocks_wait_to_be_freed() || checkpoint_is_out())
+		return;
+	pthread_mutex_lock(&work_lock);
+	driver.cuThreadExchangeStreamCaptureMode(&mode);
+	*pause_ns = free_what_is_left() ? LEFT_FIRST_NS : *pause_ns * 2;
+	driver.cuThreadExchangeStreamCaptureMode(&mode);
+	pthread_mutex_unlock(&work_lock);
+	if (*pause_ns > LEFT_LAST_NS)
+		*pause_ns = LEFT_LAST_NS;
+}
+
 static void carry_out(struct moved *moved)
 {
 	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -290,17 +308,20 @@ static void carry_out(struct moved *moved)
 
 static void *mover_main(void *unused)
 {
+	uint64_t left_ns = LEFT_FIRST_NS;
 	struct moved moved;
 
 	(void)unused;
 	for (;;) {
 		pthread_mutex_lock(&queue_lock);
 		while (!move_waits && atomic_load(&trim_to) == UINT64_MAX && !atomic_load(&lot_came)) {
-			if (slabs_bytes() == 0) {
+			bool left = blocks_wait_to_be_freed() && shim_state() == AFFINODE_STATE_RESIDENT;
+
+			if (slabs_bytes() == 0 && !left) {
 				pthread_cond_wait(&queue_changed, &queue_lock);
 				continue;
 			}
-			wait_for_change(KEPT_POLL_NS);
+			wait_for_change(left ? left_ns : KEPT_POLL_NS);
 			if (!move_waits)
 				break;
 		}
@@ -308,6 +329,7 @@ static void *mover_main(void *unused)
 		moved.move = next_move;
 		if (!move_waits) {
 			pthread_mutex_unlock(&queue_lock);
+			end_what_is_left(&left_ns);
 			trim_if_wished();
 			prepare_lots_if_any_came();
 			continue;

@@ -7,6 +7,10 @@
 void park(struct moved *moved);
 void resume(struct moved *moved);
 
+/* End, on an idle GPU, what was freed while a park that came to nothing was reading it. The program does so itself at its
+ * next free or allocation, but there may be none. False: not now.  */
+bool free_what_is_left(void);
+
 void outcome_is(struct moved *moved, enum affinode_status status, const char *text);
 
 /* The controller took the move back.  */

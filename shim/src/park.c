@@ -332,11 +332,10 @@ static void park_with(struct moved *moved, struct survey *survey)
 	survey_end(survey);
 	mover_set_copying(false);
 	driver.cuCtxSetCurrent(NULL);
-	if (!parked) {
+	if (!parked) { /* what was freed meanwhile may still be used by work that runs: free_what_is_left */
 		if (moved->move.preempts)
 			gate_open();
 		shim_move_state(AFFINODE_STATE_PARKING, AFFINODE_STATE_RESIDENT);
-		blocks_reap(false);
 		return;
 	}
 	blocks_reap(false);
@@ -347,6 +346,18 @@ static void park_with(struct moved *moved, struct survey *survey)
 	shim_move_state(AFFINODE_STATE_PARKING, AFFINODE_STATE_PARKED);
 	if (moved->move.to_context)
 		checkpoint_out(moved->text, sizeof(moved->text)); /* else at memory depth, and the text says why */
+}
+
+bool free_what_is_left(void)
+{
+	if (!blocks_wait_to_be_freed())
+		return true;
+	if (shim_state() != AFFINODE_STATE_RESIDENT || atomic_load(&gate.dying) || close_gate_on_idle_gpu())
+		return false;
+	blocks_reap(false);
+	driver.cuCtxSetCurrent(NULL);
+	gate_open();
+	return true;
 }
 
 void park(struct moved *moved)
