@@ -132,12 +132,9 @@ bool mover_synchronise_bounded(void)
 /* With the lock held: until something changes, `ns` at most.  */
 static void wait_for_change(uint64_t ns)
 {
-	struct timespec until;
+	uint64_t until_ns = clock_ns() + ns;
+	struct timespec until = {(time_t)(until_ns / S_NS), (long)(until_ns % S_NS)};
 
-	clock_gettime(CLOCK_REALTIME, &until);
-	ns += (uint64_t)until.tv_nsec;
-	until.tv_sec += (time_t)(ns / S_NS);
-	until.tv_nsec = (long)(ns % S_NS);
 	pthread_cond_timedwait(&queue_changed, &queue_lock, &until);
 }
 
@@ -349,10 +346,16 @@ static void *mover_main(void *unused)
 
 int mover_start(void)
 {
+	pthread_condattr_t by_monotonic;
 	sigset_t all, before;
 	pthread_t thread;
 	int error;
 
+	/* Somebody may set the time of day back by hours while a call waits for us.  */
+	pthread_condattr_init(&by_monotonic);
+	pthread_condattr_setclock(&by_monotonic, CLOCK_MONOTONIC);
+	pthread_cond_init(&queue_changed, &by_monotonic);
+	pthread_condattr_destroy(&by_monotonic);
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	error = pthread_create(&thread, NULL, mover_main, NULL);
