@@ -73,3 +73,26 @@ def test_a_request_that_can_never_fit_sees_its_own_out_of_memory(stage):
     done = kernel.run("gpu.allocate('a', 2000)", 30)
     assert done.status == "error" and "OUT_OF_MEMORY" in "".join(done.traceback), done
     assert s.ok(kernel, "gpu.allocate('a', 100); gpu.check('a')") == "True"
+
+
+def test_a_queued_kernel_that_holds_a_lock_and_the_resident_cell_that_waits_for_it_both_finish(
+    stage, wait_until
+):
+    """Neither would ever end if an open cell could not be parked while it does not use the GPU."""
+    s = stage(memory="256MiB", idle_timeout_s=0.3)
+    holder, waiter = s.kernel(), s.kernel()  # who starts the controller, too
+    status, policy = s.machine.ask("PATCH", "/policy", {"queue_cell_idle_timeout_s": 1.0})
+    assert status == 200, policy
+    s.ok(holder, "gpu.allocate('a', 140)")
+    s.ok(holder, "import fcntl; lock = open('lock', 'w'); fcntl.flock(lock, fcntl.LOCK_EX)")
+    s.ok(waiter, "gpu.allocate('a', 140)")  # the holder yields
+    s.wait(holder, "parked")
+    resident = waiter.begin(
+        "import fcntl\ngpu.add('a', 1)\nlock = open('lock', 'w')\nfcntl.flock(lock, fcntl.LOCK_EX)\n"
+        "gpu.add('a', 1)\nprint(gpu.check('a'))"
+    )
+    wait_until(lambda: s.seen(waiter)["cell_open"])
+    queued = holder.submit("gpu.add('a', 5); print(gpu.check('a')); fcntl.flock(lock, fcntl.LOCK_UN)")
+    assert "True" in holder.wait(queued, 60).text
+    assert "True" in waiter.wait(resident, 60).text
+    assert s.seen(waiter)["parks"] >= 1

@@ -1,0 +1,312 @@
+"""Random faults on a machine of light kernels: no kernel may be lost or stuck, and no byte wrong.
+
+`python tests/chaos/chaos.py --faults 1000` prints what was injected, at which residencies it hit, and how it ended;
+with `--seed` the same faults are drawn in the same order, as far as processes allow. The suite injects a few
+dozen (test_chaos.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import heapq
+import itertools
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+
+import faults as f
+from light_kernels import HERE, Board, LightKernel, LightMachine, Phase, Workload
+from sharing import CONTROLLER, gpu_mib
+
+from jupyter_affinode import environment
+
+if TYPE_CHECKING:
+    from live_machine import Machine
+
+WORTH = 3
+AIM_S = 0.5  # a fault waits that long for a kernel in the state it aims at
+ASK_TIMEOUT_S = 2.0
+RECOVER_S = 120.0
+CHECK_EVERY = 40
+OLD_SHIM_MIB = 8
+COPY_RATE = "200MiB"  # of the simulated link, so that moves last long enough to be hit
+
+
+@dataclass
+class Account:
+    """What was done, and what came of it."""
+
+    seed: int
+    hits: dict[str, Counter[str]] = field(default_factory=dict)
+    lasted_s: float = 0.0
+    cells: int = 0
+    words_checked: int = 0
+    processes: int = 0
+    longest_recovery_s: float = 0.0
+
+    def count(self, kind: str, state: str) -> None:
+        self.hits.setdefault(kind, Counter())[state] += 1
+
+    @property
+    def faults(self) -> int:
+        return sum(sum(states.values()) for states in self.hits.values())
+
+    def __str__(self) -> str:
+        lines = [f"seed {self.seed}: {self.faults} faults in {self.lasted_s:.0f} s"]
+        for kind, states in sorted(self.hits.items()):
+            where = ", ".join(f"{state} {count}" for state, count in sorted(states.items()))
+            lines.append(f"  {kind:28} {sum(states.values()):5}   at {where}")
+        lines.append(
+            f"{self.processes} kernels' processes ran {self.cells} cells and looked at"
+            f" {self.words_checked / 1e6:.0f} million words: none wrong; nobody lost, stuck or out of memory."
+            f" After a fault everyone had run another cell within {self.longest_recovery_s:.1f} s."
+        )
+        return "\n".join(lines)
+
+
+class Chaos:
+    """A machine under faults."""
+
+    def __init__(self, machine: Machine, seed: int, kernels: int, servers: int, block_s: float = 5.0):
+        self.machine = machine
+        self.account = Account(seed)
+        self.threads: list[threading.Thread] = []
+        workload = Workload(mebibytes=20, think_ms=150, work_ms=5)
+        machine.simulate(f"{gpu_mib(kernels + f.OLD_SHIMS_MAX, WORTH, workload)}MiB", copy_rate=COPY_RATE)
+        self._clocks = f.Clocks(machine.folder / "clocks")
+        machine.environment |= {
+            "AFFINODE_SIM_CONTEXT": "1MiB",
+            "CHAOS_BLOCK_S": str(block_s),
+            "CHAOS_CLOCK": str(machine.folder / "clocks"),
+            "LD_PRELOAD": str(compile_clock(machine.folder)),
+            "PYTHONPATH": os.pathsep.join(
+                [str(HERE / "hooks"), *filter(None, [os.environ.get("PYTHONPATH")])]
+            ),
+        }
+        self.light = LightMachine(machine, workload, seed, CONTROLLER)
+        self._numbers = itertools.count(1)
+        self._kernels_each = kernels // servers
+        self._due: list[tuple[float, int, Callable[[], object]]] = []
+        for _ in range(servers):
+            self.start_server()
+
+    # ---- what faults use
+
+    def aim(self, fault: f.Fault, *, of_server: bool = False) -> tuple[LightKernel | None, str]:
+        """A kernel in the state that the fault aims at, or any if there is none for a while; and its state."""
+        found: list[LightKernel] = []
+
+        def look() -> bool:
+            running = [k for k in self.light.living() if k.pid and not is_stopped(k.pid)]
+            if of_server:
+                running = [k for k in running if k.id.rpartition("-")[0] in self.light.servers]
+            found[:] = [k for k in running if k.residency() == fault.aim]
+            return bool(found)
+
+        if not f.until(look, AIM_S):
+            found = self.light.living()
+            if of_server:
+                found = [k for k in found if k.id.rpartition("-")[0] in self.light.servers]
+        if not found:
+            return None, "nobody"
+        victim = f.pick(found, fault)
+        return victim, victim.residency()
+
+    def later(self, seconds: float, what: Callable[[], object]) -> None:
+        """Undo something then."""
+        heapq.heappush(self._due, (time.monotonic() + seconds, next(self._numbers), what))
+
+    def send(self, pid: int, number: signal.Signals) -> bool:
+        return f.send(pid, number)
+
+    def controller_pid(self) -> int | None:
+        """By the lock that it holds, also while it does not answer."""
+        try:
+            said = re.search(r"process (\d+)", self.machine.socket.with_name("node.lock").read_text())
+            pid = int(said[1]) if said else 0
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            return None
+        return pid if b"jupyter_affinode.node" in command else None
+
+    def signal_controller(self, number: signal.Signals) -> int | None:
+        """To whoever serves; None if nobody does."""
+        pid = self.controller_pid()
+        return pid if pid is not None and f.send(pid, number) else None
+
+    def kill_server(self, name: str) -> None:
+        """Kill it, and start another one with kernels of its own."""
+        for kernel in self.light.look():
+            if kernel.id.rpartition("-")[0] == name:
+                kernel.may_die = True
+        process = self.light.servers.pop(name)
+        process.kill()
+        process.wait()
+        self.light.look()  # whom it started at its last moment
+        for kernel in self.light.kernels.values():
+            if kernel.id.rpartition("-")[0] == name:
+                kernel.may_die = True
+        self.start_server()
+
+    def start_server(self) -> None:
+        self.light.start_server(f"s{next(self._numbers)}", self._kernels_each)
+
+    def set_policy(self, **settings: Any) -> bool:
+        """Whether the controller took it."""
+        return self._ask("PATCH", "/policy", settings)
+
+    def give_host_memory_back(self) -> None:
+        """Until a controller has taken it: a blocked one may still read the other wish."""
+        if not self.set_policy(host_reserve_bytes=0):
+            self.later(0.5, self.give_host_memory_back)
+
+    def move_clocks(self, monotonic_s: float, realtime_s: float) -> None:
+        self._clocks.move(monotonic_s, realtime_s)
+
+    def old_shims(self) -> list[LightKernel]:
+        return [kernel for kernel in self.light.living() if kernel.id.startswith("old-")]
+
+    def start_old_shim(self, seed: int, versions: tuple[int, int]) -> None:
+        kernel_id = f"old-{next(self._numbers)}"
+        board = self.machine.folder / "boards" / f"{kernel_id}.0"
+        Board.create(board)
+        simulated = environment.simulation_folder()
+        arguments = [str(board), seed, OLD_SHIM_MIB, self.light.workload.think_ms, kernel_id, *versions]
+        with (self.machine.folder / "light-old.log").open("ab") as log:
+            self.machine.start(
+                sys.executable,
+                str(HERE / "old_shim.py"),
+                *map(str, arguments),
+                env=self.machine.environment | {"LD_LIBRARY_PATH": str(simulated)},
+                stdout=log,
+                stderr=log,
+            )
+
+    # ---- the run
+
+    def run(self, count: int, gap_s: float) -> Account:
+        """Inject so many faults, about `gap_s` apart; AssertionError with the machine's state at a problem."""
+        source = random.Random(self.account.seed)
+        began = time.monotonic()
+        self.recover("the start")
+        for number, fault in enumerate(f.draw(source, count), 1):
+            state = f.KINDS[fault.kind][1](self, fault)
+            self.account.count(fault.kind, state)
+            until = time.monotonic() + gap_s * source.uniform(0, 2)
+            self.light.wait(lambda until=until: time.monotonic() >= until, 60, "a moment", self.undo_due)
+            if number % CHECK_EVERY == 0 or number == count:
+                self.recover(f"fault {number}, {fault}")
+        self.light.end(RECOVER_S, self.undo_due)
+        boards = [kernel.board.seen for kernel in self.light.kernels.values()]
+        self.account.cells = sum(board.cells for board in boards)
+        self.account.words_checked = sum(board.words_checked for board in boards)
+        self.account.processes = len(boards)
+        self.account.lasted_s = time.monotonic() - began
+        return self.account
+
+    def undo_due(self) -> None:
+        while self._due and self._due[0][0] <= time.monotonic():
+            heapq.heappop(self._due)[2]()
+
+    def recover(self, after: str) -> None:
+        """Let everything be well again, and everyone run another cell: who does not is stuck."""
+        for thread in self.threads:
+            thread.join(timeout=RECOVER_S)
+        self.threads.clear()
+        while self._due:
+            self.undo_due()
+            time.sleep(0.01)
+        pid = self.controller_pid()
+        if pid is not None:
+            f.send(pid, signal.SIGCONT)
+        began = time.monotonic()
+        self.light.wait(self.everyone_lives, RECOVER_S, f"all kernels to be started after {after}")
+        everyone = self.light.living()
+        cells = {kernel: kernel.board.seen.cells for kernel in everyone}
+
+        def is_through(kernel: LightKernel) -> bool:
+            seen = kernel.board.seen
+            more = seen.cells - cells[kernel]
+            return kernel.may_die or more > 1 or (more == 1 and seen.phase is Phase.THINKING)
+
+        left = list(everyone)
+
+        def all_through() -> bool:
+            left[:] = [kernel for kernel in left if not is_through(kernel)]
+            return not left
+
+        self.light.wait(all_through, RECOVER_S, f"another cell of {left} after {after}")
+        self.account.longest_recovery_s = max(self.account.longest_recovery_s, time.monotonic() - began)
+        self.give_host_memory_back()
+
+    def everyone_lives(self) -> bool:
+        ours = [k for k in self.light.living() if not k.id.startswith("old-") and k.board.seen.cells]
+        return len(ours) >= self._kernels_each * len(self.light.servers)
+
+    def _ask(self, method: str, path: str, body: dict[str, Any]) -> bool:
+        answered: list[bool] = []
+
+        def ask() -> None:
+            with contextlib.suppress(OSError, ValueError):
+                answered.append(self.machine.ask(method, path, body)[0] == 200)
+
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        thread.join(timeout=ASK_TIMEOUT_S)
+        return bool(answered and answered[0])
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "Tt"
+    except OSError:
+        return False
+
+
+def compile_clock(folder: Path) -> Path:
+    """The library of clock.c."""
+    made = folder / "clock.so"
+    command = [os.environ.get("CC", "cc"), "-O2", "-Wall", "-shared", "-fPIC", str(HERE / "clock.c")]
+    done = subprocess.run([*command, "-o", str(made), "-ldl"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return made
+
+
+def main() -> None:
+    """The command line."""
+    from conftest import new_machine
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--faults", type=int, default=1000)
+    parser.add_argument("--kernels", type=int, default=10)
+    parser.add_argument("--servers", type=int, default=2)
+    parser.add_argument("--gap", type=float, default=0.3, help="seconds between two faults, on average")
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32)
+    given = parser.parse_args()
+    print(f"seed {given.seed}", flush=True)
+    with new_machine() as machine:
+        chaos = Chaos(machine, given.seed, given.kernels, given.servers)
+        try:
+            print(chaos.run(given.faults, given.gap))
+        except AssertionError:
+            print(chaos.account)
+            raise
+
+
+if __name__ == "__main__":
+    main()

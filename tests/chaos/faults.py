@@ -1,0 +1,202 @@
+"""What can go wrong on a machine, each as a function that makes it go wrong once.
+
+A fault has a kind, the residency at which it should hit, and numbers of its own, all drawn from the seed in
+advance; whom it hits is whoever is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import floods
+
+if TYPE_CHECKING:
+    from chaos import Chaos
+    from light_kernels import LightKernel
+
+AIMS = ("resident", "parking", "parked", "queued", "resuming")
+JUMPS_S = (1.0, 10.0, 60.0, 3600.0)
+DAY_S = 86400.0
+OLD_SHIMS_MAX = 2
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault as it was drawn. `amount` is between 0 and 1; what it means depends on the kind."""
+
+    kind: str
+    aim: str
+    amount: float
+    choice: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} ({self.aim}, {self.amount:.2f}, {self.choice})"
+
+
+def kill_controller(chaos: Chaos, fault: Fault) -> str:
+    """At a moment when some kernel is in the state aimed at."""
+    _, state = chaos.aim(fault)
+    chaos.signal_controller(signal.SIGKILL)
+    return state
+
+
+def stop_controller(chaos: Chaos, fault: Fault) -> str:
+    """The whole process, threads too; for up to six seconds."""
+    _, state = chaos.aim(fault)
+    pid = chaos.signal_controller(signal.SIGSTOP)
+    if pid is not None:
+        chaos.later(6 * fault.amount, lambda: chaos.send(pid, signal.SIGCONT))
+    return state
+
+
+def block_controller(chaos: Chaos, fault: Fault) -> str:
+    """Its event loop alone (hooks/sitecustomize.py)."""
+    _, state = chaos.aim(fault)
+    chaos.signal_controller(signal.SIGUSR1)
+    return state
+
+
+def kill_server(chaos: Chaos, fault: Fault) -> str:
+    """Its kernels end as ipykernel does when its parent is gone; another server is started."""
+    victim, state = chaos.aim(fault, of_server=True)
+    name = victim.id.rpartition("-")[0] if victim is not None else next(iter(chaos.light.servers))
+    chaos.kill_server(name)
+    return state
+
+
+def kill_kernel(chaos: Chaos, fault: Fault) -> str:
+    """Its server starts it again under the same id."""
+    victim, state = chaos.aim(fault)
+    if victim is not None:
+        victim.may_die = True
+        chaos.send(victim.pid, signal.SIGKILL)
+    return state
+
+
+def stop_kernel(chaos: Chaos, fault: Fault) -> str:
+    """For up to eight seconds, mostly less: heartbeats are missed after three."""
+    victim, state = chaos.aim(fault)
+    if victim is not None:
+        pid = victim.pid
+        chaos.send(pid, signal.SIGSTOP)
+        chaos.later(8 * fault.amount**3, lambda: chaos.send(pid, signal.SIGCONT))
+    return state
+
+
+def fill_host_memory(chaos: Chaos, fault: Fault) -> str:
+    """The reserve is raised to all that is free, so that no park may take anything."""
+    _, state = chaos.aim(fault)
+    if chaos.set_policy(host_reserve_bytes=1 << 50):
+        chaos.later(3 * fault.amount, chaos.give_host_memory_back)
+    return state
+
+
+def jump_clocks(chaos: Chaos, fault: Fault) -> str:
+    """Both clocks forward, as after a pause of a virtual machine; or the time of day, either way."""
+    _, state = chaos.aim(fault)
+    jump = JUMPS_S[fault.choice % len(JUMPS_S)]
+    if fault.amount < 0.5:
+        chaos.move_clocks(jump, jump)
+    else:
+        chaos.move_clocks(0.0, (fault.amount - 0.75) * 4 * DAY_S)
+    return state
+
+
+def flood_sockets(chaos: Chaos, fault: Fault) -> str:
+    """One of the floods, beside everything else."""
+    _, state = chaos.aim(fault)
+    flood = floods.FLOODS[fault.choice % len(floods.FLOODS)]
+    folder, source = chaos.machine.socket.parent, random.Random(fault.choice)
+    thread = threading.Thread(target=flood, args=(folder, source, 0.2 + 1.8 * fault.amount), daemon=True)
+    thread.start()
+    chaos.threads.append(thread)
+    return state
+
+
+def start_old_shim(chaos: Chaos, fault: Fault) -> str:
+    """A kernel with an old shim comes; the oldest of them goes, as if killed, when there are too many."""
+    _, state = chaos.aim(fault)
+    while len(chaos.old_shims()) >= OLD_SHIMS_MAX:
+        victim = chaos.old_shims()[0]
+        victim.may_die = True
+        chaos.send(victim.pid, signal.SIGKILL)
+        chaos.light.wait(lambda: not victim.lives, 30, f"{victim} to end")  # noqa: B023  # waited for here
+    versions = ((1, 1), (0, 1), (1, 2))[fault.choice % 3]
+    chaos.start_old_shim(fault.choice, versions)
+    return state
+
+
+Inject = Callable[["Chaos", Fault], str]
+
+# How often each is drawn, of a hundred.
+KINDS: dict[str, tuple[int, Inject]] = {
+    "kill the controller": (15, kill_controller),
+    "stop the controller": (6, stop_controller),
+    "block the controller's loop": (4, block_controller),
+    "kill a server": (6, kill_server),
+    "kill a kernel": (16, kill_kernel),
+    "stop a kernel": (24, stop_kernel),
+    "fill host memory": (8, fill_host_memory),
+    "jump the clocks": (8, jump_clocks),
+    "flood the sockets": (8, flood_sockets),
+    "an old shim comes": (5, start_old_shim),
+}
+
+
+def draw(source: random.Random, count: int) -> list[Fault]:
+    """So many faults, every kind once at least if there are enough; the same for the same seed."""
+    names = list(KINDS)
+    weights = [KINDS[name][0] for name in names]
+    kinds = names[:count] + source.choices(names, weights, k=max(count - len(names), 0))
+    source.shuffle(kinds)
+    return [Fault(kind, source.choice(AIMS), source.random(), source.randrange(1 << 16)) for kind in kinds]
+
+
+class Clocks:
+    """The file that clock.c reads."""
+
+    def __init__(self, path: os.PathLike[str]):
+        self._path = path
+        self._monotonic_ns = self._realtime_ns = 0
+        with open(path, "wb") as file:
+            file.write(struct.pack("=qq", 0, 0))
+
+    def move(self, monotonic_s: float, realtime_s: float) -> None:
+        """Let them jump, in every process at once."""
+        self._monotonic_ns += int(monotonic_s * 1e9)
+        self._realtime_ns += int(realtime_s * 1e9)
+        with open(self._path, "r+b") as file:
+            file.write(struct.pack("=qq", self._monotonic_ns, self._realtime_ns))
+
+
+def send(pid: int, number: signal.Signals) -> bool:
+    """Send a signal; False if nobody is there any more."""
+    with contextlib.suppress(ProcessLookupError):
+        if pid > 0:
+            os.kill(pid, number)
+            return True
+    return False
+
+
+def pick(victims: list[LightKernel], fault: Fault) -> LightKernel:
+    """One of them, by the fault's number."""
+    return victims[fault.choice % len(victims)]
+
+
+def until(condition: Callable[[], bool], seconds: float, pause_s: float = 0.001) -> bool:
+    """Whether the condition came true within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause_s)
+    return True
