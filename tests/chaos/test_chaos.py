@@ -9,8 +9,8 @@ import pytest
 from chaos import Chaos
 from live_machine import Machine
 
-FAULTS = int(os.environ.get("CHAOS_FAULTS", "25"))
-GAP_S = 0.25
+FAULTS = int(os.environ.get("CHAOS_FAULTS", "16"))
+GAP_S = 0.2
 
 
 @pytest.mark.timeout(FAULTS + 300)
