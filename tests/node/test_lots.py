@@ -19,8 +19,10 @@ import pytest
 from fake_shim import LOT, LOT_END, MIB, PARK, TRIM, TRIMS, notify
 
 from jupyter_affinode.node import lot_memory
+from jupyter_affinode.node.access import OwnUserAccess
 from jupyter_affinode.node.connection import SEND_QUEUE, Connection
 from jupyter_affinode.node.host import HostMemory
+from jupyter_affinode.node.limits import Accounts
 from jupyter_affinode.node.lot_memory import LotFailed, make_lot
 from jupyter_affinode.node.lots import AGAIN_AFTER_S, LotStock, lot_size
 from jupyter_affinode.node.peers import Peer
@@ -389,10 +391,13 @@ def test_descriptors_reach_a_slow_reader_in_order_and_none_is_lost_or_left_open(
 
     async def body(ours, theirs):
         ending = []
+        access = OwnUserAccess()
         connection = Connection(
             ours,
-            Peer(0, os.getuid()),
+            access.visit(ours, Peer(0, os.getuid())),
             Listener(),
+            access=access,
+            accounts=Accounts(access.limits),
             heartbeat_s=1.0,
             controller_version="test",
             on_end=lambda *ended: ending.append(ended),
