@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from .depth import kernel_depth
@@ -187,6 +188,7 @@ def _gpu_json(state: NodeState, uuid: str, place: int, simulated: bool) -> dict[
             "context_bytes": None,
             "unmanaged_bytes": None,
             "unmanaged": None,
+            "speed": _speed_json(state, uuid),
             "utilization_percent": None,
         }
     ours = list(state.processes())
@@ -204,8 +206,14 @@ def _gpu_json(state: NodeState, uuid: str, place: int, simulated: bool) -> dict[
         "context_bytes": contexts,
         "unmanaged_bytes": max(gpu.used_bytes - managed - (contexts or 0), 0),
         "unmanaged": None if others is None else [_neighbour_json(other) for other in others],
+        "speed": _speed_json(state, uuid),
         "utilization_percent": gpu.utilization_percent,
     }
+
+
+def _speed_json(state: NodeState, uuid: str) -> dict[str, float] | None:
+    speed = state.speeds.by_gpu().get(uuid)
+    return None if speed is None else {name: float(f"{value:.3g}") for name, value in asdict(speed).items()}
 
 
 def _neighbour_json(other: Neighbour) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """How fast this machine parks and resumes, learnt from its own moves; `victims` reckons with it.
 
 Each move says how many bytes were copied and how long it took. Of the last few dozen the line that fits best is
-kept, by GPU and way: a fixed part and a rate. It begins as `Speed` assumes it, with the weight of two moves, and
-forgets slowly, so that a machine that became slower is noticed within some moves.
+kept, by GPU and way: a fixed part and a rate. It begins as `Speed` assumes it, with the weight of less than a move,
+and forgets slowly, so that a machine that became slower is noticed within some moves.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from .snapshot import Speed
 FORGETS = 0.95  # what an older move counts beside the next
 FAST_BYTES_PER_S = 1e12  # nothing that is attached to a machine today is as fast
 PRIOR_BYTES = 8 << 30
+PRIOR_WEIGHT = 0.3  # of each of its two ends
 PRIOR = Speed()
 
 
@@ -33,8 +34,8 @@ class Line:
     _xy: float = 0.0
 
     def __post_init__(self) -> None:
-        self._add(0.0, self.fixed_s)
-        self._add(float(PRIOR_BYTES), self.fixed_s + PRIOR_BYTES / self.bytes_per_s)
+        self._add(0.0, self.fixed_s, PRIOR_WEIGHT)
+        self._add(float(PRIOR_BYTES), self.fixed_s + PRIOR_BYTES / self.bytes_per_s, PRIOR_WEIGHT)
 
     def take(self, copied_bytes: int, seconds: float) -> None:
         """One move more."""
@@ -43,12 +44,12 @@ class Line:
         self._add(float(copied_bytes), seconds)
         self._fit()
 
-    def _add(self, size: float, seconds: float) -> None:
-        self._n += 1.0
-        self._x += size
-        self._y += seconds
-        self._xx += size * size
-        self._xy += size * seconds
+    def _add(self, size: float, seconds: float, weight: float = 1.0) -> None:
+        self._n += weight
+        self._x += weight * size
+        self._y += weight * seconds
+        self._xx += weight * size * size
+        self._xy += weight * size * seconds
 
     def _fit(self) -> None:
         """The best line with no negative part: a move takes no less than nothing, and longer for more bytes."""

@@ -64,6 +64,7 @@ def test_the_gpu_is_described_with_what_is_not_ours(node, shim, nvml, wait_until
             "context_bytes": None,
             "unmanaged_bytes": 200 * MIB,
             "unmanaged": None,
+            "speed": None,
             "utilization_percent": 37,
         }
     ]
