@@ -38,6 +38,7 @@ FLUSH_EVERY_S = 10.0  # … and of what was measured
 FLUSH_QUIET_EVERY_S = 60.0  # while there is nothing but the time itself to write
 RETRY_FIRST_S, RETRY_LAST_S = 5.0, 60.0
 PURGE_EVERY_S = 3600.0
+CLOCK_AHEAD_S = 86400.0  # a clock that is set by more is not believed when history is forgotten
 EVENTS_MAX = 10_000  # that wait to be written
 EVENTS_SOON = 500  # are written without waiting longer
 KERNELS_MAX = 10_000
@@ -215,6 +216,9 @@ class _Writer(threading.Thread):
         self._store: LedgerStore | None = None
         self._purged_at = 0.0
         self._known: Known | None = None
+        self._first_batch: tuple[float, float] | None = (
+            None  # when it came by the monotonic and the wall clock
+        )
 
     def run(self) -> None:
         """The thread: write each batch, report how it went, wait for the next."""
@@ -254,7 +258,15 @@ class _Writer(threading.Thread):
         is_due = time.monotonic() - self._purged_at > PURGE_EVERY_S or not self._purged_at
         if is_due or self._store.size_bytes > OVERSIZE * self._retention.bytes:
             self._purged_at = time.monotonic()
-            self._purge(self._store, batch.at)
+            self._purge(self._store, self._age_from(batch.at))
+
+    def _age_from(self, wall: float) -> float:
+        """The moment from which ages are counted: a clock that was set far ahead must not make all history old."""
+        now = time.monotonic()
+        if self._first_batch is None:
+            self._first_batch = now, wall
+        began, first_wall = self._first_batch
+        return min(wall, first_wall + now - began + CLOCK_AHEAD_S)
 
     def _purge(self, store: LedgerStore, wall: float) -> None:
         """Forget what is old. The batch is written by now: a failure here is no reason to write it again."""

@@ -10,6 +10,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import time
 from contextlib import closing
 
 import pytest
@@ -17,6 +18,7 @@ from fake_shim import BUSY, MIB, PARKED
 from test_api import checked
 from thread_controller import ThreadController
 
+from jupyter_affinode.cli import main
 from jupyter_affinode.node import ledger as ledger_module
 from jupyter_affinode.node.history_options import HistoryOptions
 
@@ -139,6 +141,26 @@ def test_memory_is_counted_where_it_is_and_a_later_controller_goes_on_counting(
     assert len(rows(path, "SELECT * FROM kernels")) == 1
 
 
+def test_controllers_that_are_killed_count_nothing_twice(machine, shim, wait_until):
+    """Real ones, killed as soon as something was written; each shim is another process of the same kernel."""
+    path, began, sums = machine.socket.with_name("ledger.sqlite"), time.monotonic(), [0.0]
+
+    def held():
+        return (rows(path, "SELECT coalesce(sum(held_byte_s), 0) FROM usage") or [(0.0,)])[0][0]
+
+    for _ in range(2):
+        controller = machine.start_controller("--settle=0.1")
+        shim("k1", resident=GIB)
+        wait_until(lambda: held() > sums[-1], timeout=60)
+        controller.kill()
+        controller.wait()
+        sums.append(held())
+    assert sums[-1] <= (time.monotonic() - began) * GIB
+    assert rows(path, "SELECT count(*) FROM kernels") == [(1,)]
+    assert rows(path, "SELECT count(*) FROM runs") == [(2,)]
+    assert rows(path, "PRAGMA integrity_check") == [("ok",)]
+
+
 @pytest.mark.parametrize("with_names", [False, True])
 def test_names_and_paths_of_notebooks_are_written_only_where_that_was_turned_on(
     node, shim, path, wait_until, with_names
@@ -175,7 +197,7 @@ def test_pauses_and_cells_are_counted_for_later_predictions(node, shim, path, wa
 # ---- the report
 
 
-def test_the_report_is_the_same_from_a_controller_and_from_its_file(node, machine, shim, wait_until):
+def test_the_report_is_the_same_from_a_controller_and_from_its_file(machine, shim, wait_until, capsys):
     path = machine.socket.with_name("ledger.sqlite")
     running = ThreadController(machine.socket, history=HistoryOptions(path))
     kernel = shim("k1", resident=300 * MIB)
@@ -192,9 +214,11 @@ def test_the_report_is_the_same_from_a_controller_and_from_its_file(node, machin
         assert row["held_gib_hours"] >= row["used_gib_hours"] >= 0
         assert row["waited_p50_s"] == row["waited_p95_s"] == row["waited_most_s"] >= 0
     assert left["measured_hours"] >= live["measured_hours"] > 0
-    lines = list(csv.DictReader(io.StringIO(report(machine, "--csv", "--by", "gpu"))))
+    assert main(["report", "--ledger", str(path), "--csv", "--by", "gpu"]) == 0
+    lines = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [(line["gpu"][:4], line["parks"]) for line in lines] == [("GPU-", "1")]
-    text = report(machine, "--by", "day", "--since", "1d")
+    assert main(["report", "--ledger", str(path), "--by", "day", "--since", "1d"]) == 0
+    text = capsys.readouterr().out
     assert "GIVEN BACK" in text and "Measured for" in text
 
 

@@ -237,13 +237,13 @@ def impatient(monkeypatch):
     monkeypatch.setattr(ledger_module, "CLOSE_WAIT_S", 30.0)
 
 
-async def until(condition, ledger):
+async def until(condition, ledger, wall=NOW):
     """Let the ledger work until something is so."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + 60
     while not condition():
         assert loop.time() < deadline, f"not within 60 s; problem: {ledger.problem}"
-        ledger.look(loop.time(), NOW)
+        ledger.look(loop.time(), wall)
         await asyncio.sleep(0.005)
 
 
@@ -382,6 +382,18 @@ def test_a_batch_that_no_file_would_take_is_dropped_and_the_next_is_written(fold
 
     story(folder / "l", tell)
     assert rows(folder / "l", "SELECT kernel_id FROM events") == [("k",)]
+
+
+def test_a_clock_that_is_set_far_ahead_makes_no_history_old(folder, impatient, monkeypatch):
+    monkeypatch.setattr(ledger_module, "PURGE_EVERY_S", 0.0)
+
+    async def tell(ledger):
+        for wall in (NOW, NOW + 10_000 * DAY_S):
+            ledger.event(event(wall))
+            await until(lambda: not ledger._filling.events and ledger._in_hand is None, ledger, wall)
+
+    story(folder / "l", tell, retention=Retention(days=2))
+    assert rows(folder / "l", "SELECT at FROM events") == [(NOW,), (NOW + 10_000 * DAY_S,)]
 
 
 FULL_DISK = """

@@ -207,3 +207,21 @@ def test_a_port_that_is_taken_is_no_reason_not_to_start(metrics):
             return serve_metrics(metrics(), "127.0.0.1", port, logging.getLogger("test"))
 
     assert asyncio.run(story()) is None
+
+
+def test_the_program_serves_them_where_it_is_told(machine):
+    def is_served():
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        controller = machine.start_controller(f"--metrics-port={port}", "--metrics-ip=127.0.0.1")
+        try:
+            status, text = ask(port, "GET", "/metrics")
+            return status == 200 and "affinode_ledger_available 1.0" in text
+        except (OSError, http.client.HTTPException):
+            return False  # somebody else took the port in between
+        finally:
+            controller.terminate()
+            controller.wait(timeout=30)
+
+    assert any(is_served() for _ in range(3))
+    assert machine.socket.with_name("ledger.sqlite").exists()
