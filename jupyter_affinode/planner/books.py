@@ -9,6 +9,10 @@ from .machine import Machine
 from .people import ModelBroken
 from .sharers import Sharer
 
+ACTIVITY_LATE_S = (
+    10.0  # how old the last activity of a computing kernel may look; its calls in flight tell all
+)
+
 
 class Books:
     """Sums and snapshots of all kernels; `renew` looks at those that changed and checks every capacity."""
@@ -21,16 +25,14 @@ class Books:
         self.seen: dict[int, Kernel] = {}
         self.reserved: dict[int, Reservation] = {}
         self.waiting: dict[int, Sharer] = {}
+        self.computing: dict[int, Sharer] = {}
+        self.renewed: list[int] = []  # whose snapshots are new since somebody emptied this list
         self._parts: dict[int, tuple[int, int, int, int]] = {}  # GPU, held there, reserved there, on the host
         self._changed: dict[int, Sharer] = {}
 
     def touch(self, sharer: Sharer) -> None:
         """Something of it is different, or will be in a moment."""
         self._changed[sharer.guest.number] = sharer
-
-    def computing(self) -> list[Sharer]:
-        """Who computes now."""
-        return [sharer for sharer in self._changed.values() if sharer.computes_since is not None]
 
     def room(self, gpu: int) -> int:
         """What is free on a GPU and nobody's."""
@@ -53,12 +55,15 @@ class Books:
                 self.waiting[number] = sharer
             else:
                 self.waiting.pop(number, None)
-        # while one computes, its last activity is now
-        self._changed = {
-            number: sharer
-            for number, sharer in self._changed.items()
-            if number in there and sharer.computes_since is not None
-        }
+            if sharer.computes_since is not None:
+                self.computing[number] = sharer
+            else:
+                self.computing.pop(number, None)
+            self.renewed.append(number)
+        self._changed.clear()
+        for number, sharer in self.computing.items():  # its last activity is now
+            if now - self.seen[number].last_activity > ACTIVITY_LATE_S:
+                self.seen[number] = sharer.seen(now)
         if min(self.unreserved) < 0:
             raise ModelBroken(f"at {now:.3f} s a GPU holds {-min(self.unreserved)} bytes more than it has")
         if self.host_bytes > self._machine.host_bytes:
@@ -72,7 +77,7 @@ class Books:
         self._forget(number)
 
     def _forget(self, number: int) -> None:
-        for table in (self.seen, self.reserved, self.waiting, self._parts):
+        for table in (self.seen, self.reserved, self.waiting, self.computing, self._parts):
             table.pop(number, None)
 
     def _add_up(self) -> None:

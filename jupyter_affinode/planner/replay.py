@@ -71,6 +71,8 @@ class Replay(People):
         self._rooms = 0
         self._wake_at: float | None = None
         self._passes_ahead = self._passes_alone = 0
+        self._eligible_at: dict[int, float] = {}
+        self._eligible_if_waits = False
         known = Speed(
             LEAST_S, speeds.park_bytes_per_s, max(speeds.wake_s, LEAST_S), speeds.resume_bytes_per_s
         )
@@ -123,6 +125,7 @@ class Replay(People):
                 link.stop(sharer.id)
         self._committed[number] -= guest.session.peak_bytes
         self._books.forget(sharer)
+        self._eligible_at.pop(guest.number, None)
         del self._by_id[sharer.id]
 
     # ---- a pass of the controller
@@ -139,7 +142,7 @@ class Replay(People):
             sharer = self._by_id[action.kernel_id]
             self._books.touch(sharer)
             carry_out(sharer, action)
-        self._wake_when_time_matters(node)
+        self._wake_when_time_matters()
 
     def _look(self) -> Node:
         books = self._books
@@ -168,33 +171,49 @@ class Replay(People):
             or node.host.available_bytes < self._settings.host_reserve(node.host.total_bytes)
         )
 
-    def _wake_when_time_matters(self, node: Node) -> None:
+    def _wake_when_time_matters(self) -> None:
         if not self._sharers:
             return
-        waiting = self._books.waiting
-        moments = [self.now + PASSES_APART_S]
-        for kernel in node.kernels:
-            eligible = eligible_at(
-                kernel, self._settings, anyone_waits=bool(waiting), speeds=self._known_speeds
-            )
-            if eligible is not None and self.now < eligible < moments[0]:
-                # refused parks are tried again together, or a short host would mean a pass for each
-                again = math.ceil(eligible / RETRIES_APART_S) * RETRIES_APART_S
-                moments.append(again if eligible <= kernel.retry_at else eligible)
+        waiting, now = self._books.waiting, self.now
+        moments = [now + PASSES_APART_S]
+        moments += [moment for moment in self._eligible().values() if moment > now]
+        patience = self._patience()
         for sharer in waiting.values():
             since = sharer.room.since if sharer.room is not None else sharer.wants_since
             if since is not None:
-                moments += [since + wait for wait in self._patience() if since + wait > self.now]
-            if sharer.resume_retry_at > self.now:
+                moments += [since + wait for wait in patience if since + wait > now]
+            if sharer.resume_retry_at > now:
                 moments.append(sharer.resume_retry_at)
-        for sharer in self._books.computing():
-            for base in (sharer.resident_since, sharer.computes_since or 0.0):
-                moments += [base + wait for wait in self._patience() if base + wait > self.now]
+        if self._settings.when_full != "wait":
+            for sharer in self._books.computing.values():
+                for base in (sharer.resident_since, sharer.computes_since or 0.0):
+                    moments += [base + wait for wait in patience if base + wait > now]
         moment = min(moments) + MOMENT_S
         if self._wake_at is None or self._wake_at <= self.now or moment < self._wake_at:
             self._wake_at = moment
             self._passes_ahead += 1
             self.timeline.at(moment, self._pass)
+
+    def _eligible(self) -> dict[int, float]:
+        """When each kernel may be parked if nothing changes; reckoned for those that have changed."""
+        books, anyone_waits = self._books, bool(self._books.waiting)
+        numbers = books.renewed if anyone_waits == self._eligible_if_waits else list(books.seen)
+        for number in numbers:
+            kernel = books.seen.get(number)
+            moment = None
+            if kernel is not None:
+                moment = eligible_at(
+                    kernel, self._settings, anyone_waits=anyone_waits, speeds=self._known_speeds
+                )
+            if kernel is None or moment is None:
+                self._eligible_at.pop(number, None)
+            elif moment <= kernel.retry_at:
+                # refused parks are tried again together, or a short host would mean a pass for each
+                self._eligible_at[number] = math.ceil(moment / RETRIES_APART_S) * RETRIES_APART_S
+            else:
+                self._eligible_at[number] = moment
+        books.renewed, self._eligible_if_waits = [], anyone_waits
+        return self._eligible_at
 
     def _pass(self) -> None:
         """That a moment has come is enough for a pass; one that nothing else will ever follow is not."""
