@@ -14,9 +14,12 @@ from typing import Any
 
 from ..node import actions
 from ..node.eligibility import eligible_at
+from ..node.nvml import NvmlGpu
+from ..node.placement import place
 from ..node.policy import decide
 from ..node.settings import Settings
 from ..node.snapshot import Gpu, Host, Node, Residency, RoomRequest, Speed
+from ..node.state import PLACED_LASTS_S
 from .books import Books
 from .cells import ImpossiblePlan, Session
 from .machine import Machine, Speeds
@@ -60,7 +63,7 @@ class Replay(People):
         self._speeds, self._settings, self._changed, self._rebuild_s = speeds, settings, changed, rebuild_s
         self._every_event = every_event
         self._uuids = [f"GPU-{number:02d}" for number in range(machine.gpus)]
-        self._committed = [0] * machine.gpus
+        self._placed: dict[int, tuple[int, float]] = {}  # who has not used its GPU yet, and since when
         self._books = Books(machine)
         self._sharers: dict[int, Sharer] = {}
         self._by_id: dict[str, Sharer] = {}
@@ -117,13 +120,13 @@ class Replay(People):
     def ends(self, guest: Guest) -> None:
         """Its processes end."""
         sharer = self._sharers.pop(guest.number, None)
+        self._placed.pop(guest.number, None)
         if sharer is None:
             return
         number = self._uuids.index(sharer.gpu)
         for link in (self._out[number], self._in[number]):
             if sharer.id in link:
                 link.stop(sharer.id)
-        self._committed[number] -= guest.session.peak_bytes
         self._books.forget(sharer)
         self._eligible_at.pop(guest.number, None)
         del self._by_id[sharer.id]
@@ -232,14 +235,33 @@ class Replay(People):
 
     # ---- kernels
 
+    def begins(self, guest: Guest) -> None:
+        """Its kernel is started, and the controller says on which GPU."""
+        node = self._look()
+        newcomers: dict[str, int] = {}
+        for number, since in self._placed.values():
+            if self.now - since <= PLACED_LASTS_S:
+                newcomers[self._uuids[number]] = newcomers.get(self._uuids[number], 0) + 1
+        gpus = [self._as_nvml_shows(node, uuid) for uuid in self._uuids]
+        guest.gpu = place(self.now, node, gpus, newcomers, self._settings)[0].index
+        self._placed[guest.number] = guest.gpu, self.now
+
+    def _as_nvml_shows(self, node: Node, uuid: str) -> NvmlGpu:
+        total, free = self.machine.gpu_bytes, node.gpus[uuid].free_bytes
+        return NvmlGpu(uuid, self._uuids.index(uuid), "GPU", total, total - free, free, None)
+
     def _start(self, guest: Guest) -> Sharer:
-        """Its first call of CUDA: on the GPU to which the least is committed."""
-        number = min(range(len(self._uuids)), key=lambda each: (self._committed[each], each))
-        self._committed[number] += guest.session.peak_bytes
-        guest.gpu = number
+        """Its first call of CUDA."""
+        self._placed.pop(guest.number, None)
+        if guest.gpu is None:
+            raise ModelBroken(f"{guest.session.id} was never placed")
         leaves = self._settings.depth == "context"
         sharer = Sharer(
-            guest, self._uuids[number], self.machine.context_bytes, leaves=leaves, changes=self._changed
+            guest,
+            self._uuids[guest.gpu],
+            self.machine.context_bytes,
+            leaves=leaves,
+            changes=self._changed,
         )
         sharer.started_at = sharer.last_activity = sharer.resident_since = self.now
         self._sharers[guest.number] = self._by_id[sharer.id] = sharer
@@ -333,10 +355,7 @@ class Replay(People):
             return
         if len(wanted) > 1 or wanted[0] not in self._uuids or not sharer.left_gpu:
             raise ModelBroken(f"{sharer.id} cannot come back on {', '.join(wanted)}")
-        peak = sharer.guest.session.peak_bytes
-        self._committed[sharer.guest.gpu or 0] -= peak
         sharer.gpu, sharer.guest.gpu = wanted[0], self._uuids.index(wanted[0])
-        self._committed[sharer.guest.gpu] += peak
         self.outcome.counts["resumes on another GPU"] += 1
 
     def _resumed(self, sharer: Sharer) -> None:
