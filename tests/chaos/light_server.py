@@ -8,9 +8,11 @@ when all its kernels have ended by themselves.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -31,6 +33,7 @@ from light_kernels import Board, Phase
 
 ROUND_S = 0.02
 ASK_TIMEOUT_S = 2.0
+LOOK_EVERY_S = 0.5
 START_AGAIN_S = 0.5  # after a controller could not be started or asked
 
 
@@ -60,7 +63,7 @@ class LightServer:
         self.known: tuple[int, int] | None = (
             None  # the controller's socket that our kernels were described to
         )
-        self.ask_again_at = 0.0
+        self.ask_again_at = self.look_at = 0.0
         self.kernels = [Kernel(f"{self.name}-{number}", number) for number in range(int(count))]
         self.environment = dict(os.environ)
         manage(self.environment, "", [self.program], python=False, server=True)
@@ -102,7 +105,7 @@ class LightServer:
 
     def tell(self) -> None:
         """Tell the controller what changed, or everything if it is another one."""
-        if self.known is None or self.known != self.identity():
+        if self.known is None or self.known != self.identity() or not self.is_answered():
             self.find_controller()
         for kernel in self.kernels:
             cell = kernel.cell
@@ -134,6 +137,17 @@ class LightServer:
         except OSError:
             return None
         return status.st_ino, status.st_ctime_ns
+
+    def is_answered(self) -> bool:
+        """Whether somebody listens; looked at now and then, also while there is nothing to tell."""
+        if time.monotonic() < self.look_at:
+            return True
+        self.look_at = time.monotonic() + LOOK_EVERY_S
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(ASK_TIMEOUT_S)
+            probe.connect(str(self.socket))
+            return True
+        return False
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> None:
         """One request; who does not answer is looked for again."""

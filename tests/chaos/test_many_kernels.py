@@ -11,7 +11,7 @@ from live_machine import Machine
 from sharing import share
 
 KERNELS = int(os.environ.get("SHARING_KERNELS", "12"))
-SECONDS = float(os.environ.get("SHARING_SECONDS", "5"))
+SECONDS = float(os.environ.get("SHARING_SECONDS", "4"))
 
 
 @pytest.mark.timeout(SECONDS + 300)

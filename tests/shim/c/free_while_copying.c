@@ -2,7 +2,7 @@
  * when the park comes to nothing. And then it goes, though the program asks the driver for nothing more.  */
 #include "harness.h"
 
-#define ROUNDS 4
+#define ROUNDS 2
 #define BLOCKS 6
 
 static CUdeviceptr blocks[BLOCKS];
