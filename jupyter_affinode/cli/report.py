@@ -57,7 +57,7 @@ def show(arguments: argparse.Namespace) -> int:
     """Print the report; 1 if there is none."""
     try:
         answer = _answer(arguments)
-    except (ReportRefused, ControllerRefused) as refused:
+    except (ReportRefused, ControllerRefused, environment.FolderRefused) as refused:
         print(f"jupyter affinode report: {refused}", file=sys.stderr)
         return 1
     if arguments.json:

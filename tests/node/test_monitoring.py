@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import yaml
@@ -119,9 +120,23 @@ def test_the_rules_are_whole():
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="Prometheus's own checker is not installed")
-def test_prometheus_itself_takes_the_rules(tmp_path):
+def test_prometheus_itself_takes_everything_and_the_alerts_fire_when_they_should(tmp_path):
     (tmp_path / "alerts.yaml").write_text(text("alerts"))
-    subprocess.run(["promtool", "check", "rules", str(tmp_path / "alerts.yaml")], check=True)
+    shutil.copy(Path(__file__).with_name("alerts_test.yaml"), tmp_path)
+    promql = [
+        expression.replace("$instance", ".*").replace("$__rate_interval", "5m")
+        for where, expression in expressions()
+        if "label_values" not in expression
+    ]
+    rules = [{"record": f"ours:{number}", "expr": each} for number, each in enumerate(promql)]
+    (tmp_path / "all.yaml").write_text(yaml.safe_dump({"groups": [{"name": "ours", "rules": rules}]}))
+    for words in (
+        ["check", "rules", "alerts.yaml"],
+        ["check", "rules", "all.yaml"],
+        ["test", "rules", "alerts_test.yaml"],
+    ):
+        done = subprocess.run(["promtool", *words], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_dashboard_is_one_that_grafana_imports():
