@@ -7,7 +7,8 @@ taken; only a shim that knows no budget must fit with all it has.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from .actions import Trim
@@ -105,41 +106,75 @@ class HostRoom:
         return min(self._host.limit_bytes.get(cgroup, 0) // CGROUP_RESERVE, self.reserve_bytes)
 
 
-def trims(
-    short: Shortage, kernels: Sequence[Kernel], now: float, reason: str, *, all_or_none: bool
-) -> list[Trim]:
-    """Who gives back how much of what it keeps: those that keep most for longest, and no more than is short.
+class Keepers:
+    """Who keeps host memory and can give it back, those that keep most for longest first.
 
-    `kernels` are those that may be asked; with `all_or_none` nobody is asked if that would not suffice.
+    Sorted once for a pass: a thousand kernels may look for host memory in one.
     """
-    host, cgroup = short.host_bytes, short.cgroup_bytes
-    wanted: dict[str, int] = {}
-    order = sorted(kernels, key=lambda kernel: (-kernel.host.trimmable_bytes * _age(kernel, now), kernel.id))
-    order.sort(key=lambda kernel: not (cgroup > 0 and kernel.cgroup == short.cgroup))
-    for kernel in order:
-        is_inside = kernel.cgroup == short.cgroup
-        missing = max(host, cgroup) if is_inside else host
-        gives = min(max(missing, LEAST_BYTES), kernel.host.trimmable_bytes) if missing > 0 else 0
-        if gives > 0:
-            wanted[kernel.id] = gives
-            host -= gives
-            cgroup -= gives if is_inside else 0
-    if all_or_none and max(host, cgroup) > 0:
-        return []
-    return [
-        Trim(
-            kernel.id, max(kernel.host.kept_bytes - kernel.host.trimming_bytes - wanted[kernel.id], 0), reason
-        )
-        for kernel in order
-        if kernel.id in wanted
-    ]
 
+    def __init__(self, kernels: Iterable[Kernel], now: float, is_free: Callable[[Kernel], bool]):
+        """`is_free` says who may be asked."""
+        keeping = [each for each in kernels if each.host.trimmable_bytes or each.host.trimming_bytes]
+        self._trimming = sum(each.host.trimming_bytes for each in keeping)
+        self._trimming_in: dict[str, int] = {}
+        for each in keeping:
+            inside = self._trimming_in.get(each.cgroup, 0)
+            self._trimming_in[each.cgroup] = inside + each.host.trimming_bytes
+        ready = [each for each in keeping if each.host.trimmable_bytes and is_free(each)]
+        ready.sort(key=lambda each: (-each.host.trimmable_bytes * _age(each, now), each.id))
+        self._ready = {each.id: each for each in ready}
+        self._inside: dict[str, dict[str, Kernel]] = {}
+        for each in ready:
+            self._inside.setdefault(each.cgroup, {})[each.id] = each
+        self._gives = sum(each.host.trimmable_bytes for each in ready)
+        self._gives_in = {
+            cgroup: sum(each.host.trimmable_bytes for each in inside.values())
+            for cgroup, inside in self._inside.items()
+        }
 
-def without(short: Shortage, kernels: Sequence[Kernel]) -> Shortage:
-    """What is still short when those that were asked a moment ago have given it back."""
-    host = sum(kernel.host.trimming_bytes for kernel in kernels)
-    inside = sum(kernel.host.trimming_bytes for kernel in kernels if kernel.cgroup == short.cgroup)
-    return Shortage(max(short.host_bytes - host, 0), max(short.cgroup_bytes - inside, 0), short.cgroup)
+    def drop(self, kernel_id: str) -> None:
+        """Something else was decided for that kernel."""
+        kernel = self._ready.pop(kernel_id, None)
+        if kernel is not None:
+            del self._inside[kernel.cgroup][kernel_id]
+            self._gives -= kernel.host.trimmable_bytes
+            self._gives_in[kernel.cgroup] -= kernel.host.trimmable_bytes
+
+    def left(self, short: Shortage, kernel: Kernel | None) -> Shortage:
+        """What is still short when those but `kernel` that were asked a moment ago have given it back."""
+        own = kernel.host.trimming_bytes if kernel is not None else 0
+        own_inside = own if kernel is not None and kernel.cgroup == short.cgroup else 0
+        host = self._trimming - own
+        inside = self._trimming_in.get(short.cgroup, 0) - own_inside
+        return Shortage(max(short.host_bytes - host, 0), max(short.cgroup_bytes - inside, 0), short.cgroup)
+
+    def trims(self, short: Shortage, reason: str, kernel: Kernel | None) -> list[Trim]:
+        """Who but `kernel` gives back how much, and no more than is short; for a kernel all of it, or nothing."""
+        host, cgroup = short.host_bytes, short.cgroup_bytes
+        if kernel is not None and not self._suffice(short, kernel):
+            return []
+        chosen: dict[str, Trim] = {}
+        inside = self._inside.get(short.cgroup, {}) if cgroup > 0 else {}
+        for each in itertools.chain(inside.values(), self._ready.values()):
+            if host <= 0 and cgroup <= 0:
+                break
+            if each is kernel or each.id in chosen:
+                continue
+            is_inside = each.cgroup == short.cgroup
+            missing = max(host, cgroup) if is_inside else host
+            if missing > 0:
+                gives = min(max(missing, LEAST_BYTES), each.host.trimmable_bytes)
+                host -= gives
+                cgroup -= gives if is_inside else 0
+                keeps = each.host.kept_bytes - each.host.trimming_bytes - gives
+                chosen[each.id] = Trim(each.id, max(keeps, 0), reason)
+        return list(chosen.values())
+
+    def _suffice(self, short: Shortage, kernel: Kernel) -> bool:
+        own = kernel.host.trimmable_bytes if kernel.id in self._ready else 0
+        own_inside = own if kernel.cgroup == short.cgroup else 0
+        inside = self._gives_in.get(short.cgroup, 0) - own_inside
+        return self._gives - own >= short.host_bytes and inside >= short.cgroup_bytes
 
 
 def _age(kernel: Kernel, now: float) -> float:

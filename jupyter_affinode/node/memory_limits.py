@@ -45,8 +45,12 @@ class Limits:
         keys = self.of(waiter.kernel.id)
         if not keys:
             return waiter.needs
+        return {**waiter.needs, **self.shares(waiter)}
+
+    def shares(self, waiter: Waiter) -> dict[str, int]:
+        """What serving a waiter takes of its limits."""
         size, has = sum(waiter.needs.values()), self._used.get(waiter.kernel.id, 0)
-        return {**waiter.needs, **{key: self._least(waiter, size, self.caps[key] - has) for key in keys}}
+        return {key: self._least(waiter, size, self.caps[key] - has) for key in self.of(waiter.kernel.id)}
 
     def frees(self, kernel: Kernel) -> Mapping[str, int]:
         """What parking a kernel gives back, of the GPUs and of its limits."""

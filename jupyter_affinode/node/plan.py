@@ -13,7 +13,7 @@ from functools import cached_property
 from . import victims
 from .actions import Action, Cause, DropCaches, GiveLots, Park, RefusePark
 from .eligibility import eligible_at, least_idle_s
-from .host_room import HostRoom, Shortage, trims, without
+from .host_room import HostRoom, Keepers, Shortage
 from .memory_limits import Limits
 from .settings import Settings
 from .snapshot import Kernel, Node, Residency
@@ -53,6 +53,8 @@ class Plan:
         """Decide on an action."""
         self._taken.add(action.kernel_id)
         self.actions.append(action)
+        if "_keepers" in self.__dict__:
+            self._keepers.drop(action.kernel_id)
 
     # ---- room
 
@@ -246,22 +248,15 @@ class Plan:
             self._trim(short, "host memory is short", None)
 
     @cached_property
-    def _keepers(self) -> list[Kernel]:
-        """Who keeps host memory that could be given back, or is giving some back."""
-        return [
-            kernel
-            for kernel in self.node.kernels
-            if kernel.host.trimmable_bytes or kernel.host.trimming_bytes
-        ]
+    def _keepers(self) -> Keepers:
+        return Keepers(self.node.kernels, self.now, self.is_free)
 
     def _trim(self, short: Shortage, reason: str, kernel: Kernel | None) -> bool:
         """Ask others to give back what is short; whether that is under way. For a kernel: all, or nothing."""
-        others = [each for each in self._keepers if each is not kernel]
-        left = without(short, others)
+        left = self._keepers.left(short, kernel)
         if left.host_bytes <= 0 and left.cgroup_bytes <= 0:
             return True
-        keepers = [each for each in others if each.host.trimmable_bytes and self.is_free(each)]
-        chosen = trims(left, keepers, self.now, reason, all_or_none=kernel is not None)
+        chosen = self._keepers.trims(left, reason, kernel)
         for action in chosen:
             self.act(action)
         return bool(chosen)

@@ -74,9 +74,8 @@ def _stand(plan: Plan, heads: dict[str, Waiter] | None, waiter: Waiter) -> None:
             if need and uuid not in heads:
                 heads[uuid] = waiter
     if plan.limits:
-        needs = plan.limits.needs(waiter)
-        for key in plan.limits.of(waiter.kernel.id):
-            plan.room[key] -= needs[key]
+        for key, share in plan.limits.shares(waiter).items():
+            plan.room[key] -= share
 
 
 def _may_go_first(plan: Plan, waiter: Waiter, heads: Mapping[str, Waiter], ahead: Iterable[str]) -> bool:

@@ -1,0 +1,71 @@
+"""How the work of one decision grows with the machine: counted in calls, so that no clock can spoil it.
+
+`bench_decide.py` prints what it takes in milliseconds.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from crowd import NOW, SETTINGS, crowded_node
+
+from jupyter_affinode.node.outlook import outlooks
+from jupyter_affinode.node.policy import decide
+from jupyter_affinode.node.settings import GIB
+
+
+def calls_of(function, *arguments):
+    """How many functions are called, Python's own and built-in ones."""
+    count = 0
+
+    def note(frame, event, argument):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        function(*arguments)
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+CASES = {
+    "wait": {},
+    "idle": {"park_when": "idle"},
+    "slices": {"when_full": "time_slice"},
+    "end": {"when_full": "terminate_newest"},
+    "backfill": {"backfill": True},
+    "limits": {"user_limits": "*=120GiB", "group_limits": "*=4TiB"},
+    "short of host memory": {"park_when": "idle", "host_reserve_bytes": (1 << 44) - 8 * GIB},
+}
+
+
+@pytest.mark.parametrize("full", [True, False])
+@pytest.mark.parametrize("name", CASES)
+def test_twice_the_kernels_on_twice_the_gpus_are_about_twice_the_work(name, full):
+    settings = SETTINGS.changed(**CASES[name])
+    small, large = (crowded_node(250 * n, 16 * n, 150 * n, full=full) for n in (1, 2))
+    ratio = calls_of(decide, NOW, large, settings) / calls_of(decide, NOW, small, settings)
+    assert ratio < 2.5, f"{ratio:.2f} times the calls"
+
+
+@pytest.mark.parametrize("name", ["wait", "backfill", "limits"])
+def test_twice_the_waiters_are_at_most_about_twice_the_work(name):
+    settings = SETTINGS.changed(**CASES[name])
+    few, many = (crowded_node(1000, 64, waiting) for waiting in (300, 600))
+    assert calls_of(decide, NOW, many, settings) < 2.5 * calls_of(decide, NOW, few, settings)
+
+
+def test_what_waiters_are_told_grows_with_their_number_alone():
+    few, many = (crowded_node(250 * n, 16 * n, 150 * n) for n in (1, 2))
+    assert calls_of(outlooks, NOW, many, SETTINGS) < 2.5 * calls_of(outlooks, NOW, few, SETTINGS)
+
+
+def test_the_crowd_is_one_that_the_policy_has_work_with():
+    """Else the counts above would say nothing."""
+    node = crowded_node(1000, 64, 300, full=False)
+    assert len(decide(NOW, node, SETTINGS)) > 200
+    node = crowded_node(1000, 64, 300)
+    assert len(decide(NOW, node, SETTINGS.changed(when_full="time_slice"))) > 50
