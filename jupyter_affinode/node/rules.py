@@ -13,7 +13,7 @@ from functools import lru_cache
 PRIORITY_MIN, PRIORITY_MAX = -5, 5
 EVERYBODY = "*"
 _UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]iB)?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]iB)?", re.IGNORECASE | re.ASCII)
 
 
 class RuleError(ValueError):
@@ -31,7 +31,7 @@ def numbers(text: str) -> Mapping[str, int]:
     """Priority classes by name. Raises RuleError."""
     rules = {}
     for name, value in _pairs(text):
-        if not re.fullmatch(r"[+-]?\d{1,3}", value) or not PRIORITY_MIN <= int(value) <= PRIORITY_MAX:
+        if not re.fullmatch(r"[+-]?[0-9]{1,3}", value) or not PRIORITY_MIN <= int(value) <= PRIORITY_MAX:
             raise RuleError(f"{value!r} is no whole number from {PRIORITY_MIN} to {PRIORITY_MAX}")
         rules[name] = int(value)
     return rules

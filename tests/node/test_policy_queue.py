@@ -1,0 +1,319 @@
+"""Who goes first and who is passed by: classes, ageing, backfill, limits, opt-out; and what waiters are told."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_policy import NEEDED, NOW, A, asks, node, parked, parks, resident
+
+from jupyter_affinode.node.actions import Cause, DenyRoom, EndKernel, GrantRoom, Park, Resume
+from jupyter_affinode.node.backfill import GRAIN_BYTES, delays
+from jupyter_affinode.node.outlook import outlooks
+from jupyter_affinode.node.policy import decide
+from jupyter_affinode.node.rules import RuleError, is_named, names, numbers, rule_for, sizes
+from jupyter_affinode.node.settings import GIB, MIB, SettingsRefused
+from jupyter_affinode.node.waiting import overtaking_s, waiters
+
+FILL = NEEDED.changed(backfill=True)
+SLICES = NEEDED.changed(when_full="time_slice", quantum_s=60.0)
+NEWEST = NEEDED.changed(when_full="terminate_newest", end_after_s=60.0)
+
+
+def busy(name, size=4 * GIB, **fields):
+    """A kernel that computes."""
+    return resident(name, size, idle=0, calls_in_flight=1, **fields)
+
+
+def order(*kernels, settings=NEEDED):
+    return [waiter.kernel.id for waiter in waiters(node(*kernels), settings)]
+
+
+# ---- classes and ageing
+
+
+def test_a_higher_class_goes_first_and_within_a_class_who_came_first():
+    kernels = [parked("a", waits=9), parked("b", waits=30, priority=1), parked("c", waits=5, priority=1)]
+    assert order(*kernels) == ["b", "c", "a"]
+
+
+def test_waiting_is_worth_a_class_for_each_ageing_s():
+    low, high = parked("low", waits=70), parked("high", waits=5, priority=1)
+    assert order(low, high, settings=NEEDED.changed(ageing_s=60.0)) == ["low", "high"]
+    assert order(low, high, settings=NEEDED.changed(ageing_s=70.0)) == ["high", "low"]
+    assert order(low, high, settings=NEEDED.changed(ageing_s=0.0)) == ["low", "high"]
+
+
+@given(st.integers(-2000, 2000), st.integers(-2000, 2000), st.floats(0, 5000), st.floats(0, 500))
+@settings(deadline=None)
+def test_whatever_the_classes_nobody_is_overtaken_by_who_comes_later_than_the_bound(
+    one, other, later, ageing
+):
+    policy = NEEDED.changed(ageing_s=ageing)
+    first, second = (
+        parked("first", waits=6000, priority=one),
+        parked("second", waits=6000 - later, priority=other),
+    )
+    if later > overtaking_s(policy) + 0.001:
+        assert order(first, second, settings=policy)[0] == "first"
+
+
+# ---- backfill
+
+
+def test_with_backfill_a_small_one_goes_first_where_the_head_gets_no_sooner_without():
+    big, small = parked("big", 12 * GIB, waits=9), parked("small", 1 * GIB, waits=1)
+    crowd = node(big, small, busy("busy", 13 * GIB), free=3 * GIB)
+    assert decide(NOW, crowd, NEEDED) == []
+    assert [action.kernel_id for action in decide(NOW, crowd, FILL)] == ["small"]
+
+
+def test_and_not_where_it_would_take_what_the_head_needs():
+    """When the other yields, 14 GiB are free beside the margin, and the head needs 13 of them."""
+    big, small = parked("big", 13 * GIB, waits=9), parked("small", 2 * GIB, waits=1)
+    crowd = node(big, small, busy("busy", 12 * GIB), free=3 * GIB)
+    assert decide(NOW, crowd, FILL) == []
+
+
+def test_backfill_asks_about_every_set_of_kernels_that_may_yield():
+    """Either of the two that yields must still be enough: the smaller one would not be."""
+    big, small = parked("big", 8 * GIB, waits=9), parked("small", 2 * GIB, waits=1)
+    both = [busy("large", 8 * GIB), busy("less", 6 * GIB)]
+    assert decide(NOW, node(big, small, *both, free=3 * GIB), FILL) == []
+    both[1] = busy("less", 4 * GIB)  # never enough alone
+    assert parks(decide(NOW, node(big, small, *both, free=3 * GIB), FILL)) == []
+    assert [a.kernel_id for a in decide(NOW, node(big, small, *both, free=3 * GIB), FILL)] == ["small"]
+
+
+GRAINS = st.lists(st.integers(0, 12), max_size=6)
+
+
+@given(st.integers(-5, 40), st.integers(0, 12), GRAINS)
+@settings(deadline=None, max_examples=300)
+def test_nobody_is_called_undelayed_who_is_delayed(lacks, size, yields):
+    """Against all sets, tried one by one. Sizes of whole grains lose nothing to rounding."""
+    sums = {sum(chosen) for many in range(len(yields) + 1) for chosen in itertools.combinations(yields, many)}
+    truth = any(lacks <= each < lacks + size for each in sums)
+    told = delays(lacks * GRAIN_BYTES, size * GRAIN_BYTES, [each * GRAIN_BYTES for each in yields])
+    assert told or not truth
+
+
+@given(st.integers(1, 60 * MIB), st.integers(1, 30 * MIB), st.lists(st.integers(0, 40 * MIB), max_size=6))
+@settings(deadline=None, max_examples=300)
+def test_rounding_errs_on_the_side_of_the_one_ahead(lacks, size, yields):
+    sums = {sum(chosen) for many in range(len(yields) + 1) for chosen in itertools.combinations(yields, many)}
+    if any(lacks <= each < lacks + size for each in sums):
+        assert delays(lacks, size, yields)
+
+
+# ---- limits
+
+
+def of(kernel, user, *groups):
+    return replace(kernel, user=user, groups=groups)
+
+
+LIMITED = NEEDED.changed(user_limits="ann=10GiB")
+
+
+def test_beyond_a_users_limit_their_own_idle_kernels_yield_and_nobody_elses():
+    waiter = of(parked("waiter", 6 * GIB, waits=1), "ann")
+    kernels = [of(resident("own", 6 * GIB), "ann"), of(resident("other", 6 * GIB, idle=9000), "bob"), waiter]
+    assert parks(decide(NOW, node(*kernels, free=4 * GIB, total=32 * GIB), LIMITED)) == ["own"]
+
+
+def test_who_waits_for_their_own_limit_holds_up_nobody_else():
+    blocked = of(parked("blocked", 6 * GIB, waits=9), "ann")
+    kernels = [of(busy("own", 6 * GIB), "ann"), blocked, of(parked("other", 6 * GIB, waits=1), "bob")]
+    actions = decide(NOW, node(*kernels, free=8 * GIB, total=32 * GIB), LIMITED)
+    assert [action.kernel_id for action in actions] == ["other"]
+
+
+def test_a_users_later_kernel_does_not_take_what_their_earlier_one_waits_for():
+    earlier, later = (
+        of(parked("earlier", 6 * GIB, waits=9), "ann"),
+        of(parked("later", 3 * GIB, waits=1), "ann"),
+    )
+    kernels = [of(busy("own", 6 * GIB), "ann"), earlier, later]
+    assert decide(NOW, node(*kernels, free=20 * GIB, total=32 * GIB), LIMITED) == []
+
+
+def test_a_kernel_that_is_larger_than_its_users_limit_comes_back_when_it_is_the_only_one():
+    large, own = of(parked("large", 12 * GIB, waits=9), "ann"), of(busy("own", 1 * GIB), "ann")
+    assert decide(NOW, node(large, own, free=15 * GIB), LIMITED) == []
+    assert [type(a) for a in decide(NOW, node(large, free=15 * GIB), LIMITED)] == [Resume]
+
+
+def test_an_allocation_that_exceeds_the_limit_by_itself_is_denied_with_the_limit_as_the_reason():
+    kernel = of(asks(busy("k", 8 * GIB), 4 * GIB, waits=5), "ann")
+    (action,) = decide(NOW, node(kernel, free=8 * GIB), LIMITED)
+    assert isinstance(action, DenyRoom) and action.cause is Cause.LIMIT
+    assert "user ann" in action.reason and "10 GiB" in action.reason
+
+
+def test_a_user_who_has_grown_beyond_the_limit_loses_idle_kernels_though_nobody_waits():
+    kernels = [of(resident("old", 6 * GIB, idle=9000), "ann"), of(busy("new", 6 * GIB), "ann")]
+    (action,) = decide(NOW, node(*kernels, free=20 * GIB, total=32 * GIB), LIMITED)
+    assert (type(action), action.kernel_id, action.cause) == (Park, "old", Cause.LIMIT)
+
+
+def test_groups_share_their_limit():
+    policy = NEEDED.changed(group_limits="students=10GiB")
+    kernels = [
+        of(busy("one", 6 * GIB), "ann", "students"),
+        of(parked("two", 6 * GIB, waits=1), "bob", "students"),
+    ]
+    assert decide(NOW, node(*kernels, free=20 * GIB, total=32 * GIB), policy) == []
+    kernels[1] = replace(kernels[1], groups=("staff",))
+    assert len(decide(NOW, node(*kernels, free=20 * GIB, total=32 * GIB), policy)) == 1
+
+
+def test_who_is_opted_out_never_yields_but_by_their_own_wish():
+    out = resident("out", 14 * GIB, idle=9000, is_opted_out=True, resident_since=NOW - 9000)
+    waiter = parked("waiter", 8 * GIB, waits=100)
+    for policy in (NEEDED.changed(park_when="idle"), SLICES, NEWEST):
+        assert decide(NOW, node(out, waiter, free=2 * GIB), policy) == []
+    assert parks(decide(NOW, node(replace(out, park_asked="asked")), NEEDED)) == ["out"]
+
+
+# ---- a full GPU
+
+
+def test_turns_end_for_who_has_had_the_gpu_longest_and_no_more_of_them_than_needed():
+    kernels = [busy(f"k{age}", 5 * GIB, resident_since=NOW - age) for age in (70, 90, 80)]
+    waiter = parked("waiter", 4 * GIB, waits=1)
+    (action,) = decide(NOW, node(*kernels, waiter, free=0), SLICES)
+    assert (action.kernel_id, action.preempts, action.cause) == ("k90", True, Cause.TIME_SLICE)
+    assert action.for_kernel == "waiter"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"resident_since": NOW - 59},
+        {"may_be_preempted": False},
+        {"held_until": NOW + 1},
+        {"is_opted_out": True},
+        {"is_parkable": False},
+        {"is_dying": True},
+        {"is_moving": True},
+        {"retry_at": NOW + 1},
+    ],
+)
+def test_nobody_is_preempted_who(change):
+    kernel = replace(busy("k", 14 * GIB, resident_since=NOW - 900), **change)
+    assert parks(decide(NOW, node(kernel, parked("waiter", 4 * GIB, waits=1), free=1 * GIB), SLICES)) == []
+
+
+def test_nobody_is_preempted_where_that_would_not_suffice():
+    kernels = [busy("over", 4 * GIB, resident_since=NOW - 90), busy("not", 9 * GIB, resident_since=NOW - 5)]
+    assert decide(NOW, node(*kernels, parked("waiter", 8 * GIB, waits=1), free=1 * GIB), SLICES) == []
+
+
+def test_the_newest_goes_for_an_older_one_that_has_waited_and_one_at_a_time():
+    kernels = [
+        busy(f"k{born}", 5 * GIB, started_at=born, can_be_ended=True, resident_since=NOW - 900)
+        for born in (5, 30, 20)
+    ]
+    head = parked("head", 8 * GIB, waits=61, started_at=10)
+    (action,) = decide(NOW, node(*kernels, head, free=0), NEWEST)
+    assert (type(action), action.kernel_id, action.for_kernel) == (EndKernel, "k30", "head")
+    ending = [replace(kernel, is_ending=kernel.id == "k30") for kernel in kernels]
+    assert decide(NOW, node(*ending, head, free=0), NEWEST) == []
+    for change in ({"wants_since": NOW - 59}, {"started_at": 99}, {"parked_bytes": {A: 12 * GIB}}):
+        assert decide(NOW, node(*kernels, replace(head, **change), free=0), NEWEST) == []
+
+
+# ---- what waiters are told
+
+
+def told(*kernels, settings=NEEDED, **fields):
+    return outlooks(NOW, node(*kernels, **fields), settings)
+
+
+def test_nobody_knows_how_long_somebody_computes():
+    outlook = told(parked("k", waits=3), busy("busy", 15 * GIB), free=1 * GIB)["k"]
+    assert (outlook.place, outlook.since, outlook.estimate_s) == (1, NOW - 3, None)
+    assert "busy" in outlook.reason
+
+
+def test_an_estimate_follows_from_who_becomes_eligible_when():
+    policy = NEEDED.changed(queue_idle_timeout_s=100.0)
+    soon, late = resident("soon", 6 * GIB, idle=90), resident("late", 9 * GIB, idle=40)
+    first, second = parked("first", 4 * GIB, waits=9), parked("second", 8 * GIB, waits=5)
+    found = told(soon, late, first, second, settings=policy, free=0)
+    assert 10 <= found["first"].estimate_s < 15  # and its own move
+    assert 60 <= found["second"].estimate_s < 65
+    assert found["second"].reason.startswith("others wait before it")
+
+
+def test_with_time_slices_the_end_of_a_turn_is_an_estimate():
+    kernel = busy("k", 15 * GIB, resident_since=NOW - 20)
+    outlook = told(kernel, parked("waiter", waits=1), settings=SLICES, free=0)["waiter"]
+    assert 40 <= outlook.estimate_s < 45
+
+
+def test_other_reasons_to_wait_are_told_too():
+    kernels = [of(busy("own", 6 * GIB), "ann"), of(parked("k", 6 * GIB, waits=9), "ann")]
+    assert "limit of user ann" in told(*kernels, settings=LIMITED, free=20 * GIB, total=32 * GIB)["k"].reason
+    assert "whoever yields" in told(parked("huge", 15 * GIB, waits=9), free=2 * GIB)["huge"].reason
+    failed = parked("k", waits=9, resume_retry_at=NOW + 5)
+    assert "tried again" in told(failed, free=8 * GIB)["k"].reason
+    leaving = resident("leaving", 8 * GIB, is_moving=True)
+    freed = told(parked("k", waits=1), leaving, free=0)["k"]
+    assert "being freed" in freed.reason and freed.estimate_s is not None
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 15), st.booleans(), st.integers(0, 200)), max_size=8),
+    st.integers(0, 16),
+)
+@settings(deadline=None)
+def test_everybody_who_waits_has_a_place_and_a_reason(made, free):
+    kernels = [
+        parked(f"k{number}", size * GIB, waits=age) if waits else resident(f"k{number}", size * GIB, idle=age)
+        for number, (size, waits, age) in enumerate(made)
+    ]
+    found = told(*kernels, free=free * GIB)
+    assert [outlook.place for outlook in found.values()] == list(range(1, len(found) + 1))
+    assert set(found) == {kernel.id for kernel in kernels if kernel.wants_since is not None}
+    for outlook in found.values():
+        assert outlook.reason and (outlook.estimate_s is None or outlook.estimate_s >= 0)
+
+
+# ---- rules
+
+
+def test_rules_name_users_and_everybody_else():
+    assert sizes("ann=80GiB, bob=512 MiB,*=1.5GiB") == {"ann": 80 * GIB, "bob": 512 * MIB, "*": 3 * GIB // 2}
+    assert numbers("ann=+2, *=-5") == {"ann": 2, "*": -5}
+    assert rule_for(sizes("ann=5, *=7"), "eve") == 7 and rule_for(sizes("ann=5"), "eve") is None
+    assert is_named(names("ann, @staff"), "eve", ["staff"]) and not is_named(names("@eve"), "eve", [])
+    assert is_named(names("*"), "eve", []) and not is_named(names(""), "", [""])
+
+
+@pytest.mark.parametrize("text", ["ann", "ann=", "=5", "ann=5 XiB", "ann=-5", "ann=1e9", "ann=5GiB;bob=3"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(RuleError):
+        sizes(text)
+    with pytest.raises(SettingsRefused, match="user_limits"):
+        NEEDED.changed(user_limits=text)
+
+
+@pytest.mark.parametrize("text", ["ann=6", "ann=-6", "ann=1.0", "ann=٣"])
+def test_what_is_no_class_is_refused(text):
+    with pytest.raises(RuleError):
+        numbers(text)
+
+
+def test_grants_and_resumes_say_their_cause():
+    kernel = asks(resident("k", idle=0), 2 * GIB, waits=0.1)
+    (action,) = decide(NOW, node(kernel, free=3 * GIB), NEEDED)
+    assert isinstance(action, GrantRoom)
+    (action,) = decide(NOW, node(parked("k", waits=0.5), free=5 * GIB), NEEDED)
+    assert action.cause is Cause.CELL
+    (action,) = decide(NOW, node(parked("k", waits=0.5), resident("idle", 9 * GIB), free=0), NEEDED)
+    assert (action.cause, action.for_kernel) == (Cause.ROOM, "k")
