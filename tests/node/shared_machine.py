@@ -38,6 +38,9 @@ class Notebook:
     cells: Sequence[tuple[float, float]]
     user: str = ""
     priority: int = 0
+    one_long_call: bool = (
+        False  # its cells are one call each: nothing is seen of them but that it is in flight
+    )
     started_at: float = 0.0
     at: int = 0  # which cell
     pause_until: float = 0.0
@@ -199,25 +202,26 @@ class SharedMachine:
         assert kernel.held_until is None or kernel.held_until <= self.now
 
     def _check_order(self, actions: Sequence[Action], queue: Sequence[Waiter]) -> None:
-        """First come, first served within a class, and the bound on overtaking between classes."""
+        """First come, first served within a class, and the bound on overtaking between classes.
+
+        By moments and classes alone, whatever order the queue came in.
+        """
         served = {action.kernel_id for action in actions if isinstance(action, Resume | GrantRoom | DenyRoom)}
-        asked = {action.kernel_id for action in actions if isinstance(action, Park)}
-        ahead: list[Waiter] = []
+        parked_now = {action.kernel_id for action in actions if isinstance(action, Park)}
+        left = []
         for waiter in queue:
             kernel = waiter.kernel
-            if kernel.is_moving or kernel.is_ending or kernel.id in asked:
-                continue
-            if kernel.id not in served:
-                if not self.settings.user_limits:  # who waits for their own limit is passed by
-                    ahead.append(waiter)
-                continue
-            self.served.append((self.now, waiter))
-            if self.settings.backfill:
-                continue
-            for earlier in ahead:
-                if earlier.needs.keys() & waiter.needs.keys():
-                    assert earlier.kernel.priority < kernel.priority, "overtaken within a class"
-                    assert waiter.since - earlier.since <= overtaking_s(self.settings), "overtaken too late"
+            if kernel.id in served:
+                self.served.append((self.now, waiter))
+            elif not (kernel.is_moving or kernel.is_ending or kernel.id in parked_now):
+                left.append(waiter)
+        if self.settings.backfill or self.settings.user_limits:
+            return  # who waits for their own limit is passed by, and so is who is not delayed
+        for waiter in queue:
+            for other in left if waiter.kernel.id in served else ():
+                if other.needs.keys() & waiter.needs.keys() and other.since < waiter.since:
+                    assert other.kernel.priority < waiter.kernel.priority, "overtaken within a class"
+                    assert waiter.since - other.since <= overtaking_s(self.settings), "overtaken too late"
 
     def _check_limits(self, actions: Sequence[Action]) -> None:
         limit = self.settings.user_limits
@@ -278,7 +282,8 @@ class SharedMachine:
         if notebook.residency is Residency.PARKING and not notebook.preempted:
             self._revoke(notebook)  # its call came before everything was copied
         if notebook.residency is Residency.RESIDENT:
-            notebook.last_activity = self.now
+            if not notebook.one_long_call:
+                notebook.last_activity = self.now
             notebook.computes_s -= STEP_S
             if notebook.computes_s <= 0:
                 self._end_cell(notebook)

@@ -19,7 +19,7 @@ from jupyter_affinode.node.settings import MIB, Settings
 from jupyter_affinode.node.snapshot import Residency
 from jupyter_affinode.node.waiting import overtaking_s
 
-HISTORIES = int(os.environ.get("AFFINODE_HISTORIES", "40"))
+HISTORIES = int(os.environ.get("AFFINODE_HISTORIES", "25"))
 TOTAL = 100 * MIB
 BASE = Settings(
     idle_timeout_s=3.0,
@@ -58,6 +58,7 @@ def notebooks(draw, *, groups=True, least=1, most=8):
             draw(CELLS),
             user=draw(st.sampled_from(["ann", "bob"])),
             priority=draw(st.sampled_from([0, 0, 1, -1, 5, -5])),
+            one_long_call=draw(st.booleans()),
         )
         made.append(parked(notebook) if len(uuids) > 1 or draw(st.booleans()) else notebook)
     return made
