@@ -41,7 +41,7 @@ IDLE_S = 60.0
 BACKLOG = 1024
 PING_S = 5.0
 UNREAD_STREAM_S = 30.0
-KERNEL_ID = r"[^/\s]{1,1024}"  # an administrator names others' with the owner's name before it
+KERNEL_ID = r"[^/\s]+"
 
 
 class ApiServer(HTTPServer):

@@ -6,6 +6,7 @@ import json
 import time
 from typing import Any
 
+from tornado.iostream import StreamClosedError
 from tornado.web import HTTPError, RequestHandler
 
 from .access import NotAllowed
@@ -80,8 +81,8 @@ class Handler(RequestHandler):
         self.finish({"error": slug, "message": self._reason})
 
     def log_exception(self, kind: Any, value: Any, traceback: Any) -> None:
-        """Only surprises are logged; called by tornado."""
-        if not isinstance(value, ApiError | HTTPError):
+        """Only surprises are logged, and that a client hung up is none; called by tornado."""
+        if not isinstance(value, ApiError | HTTPError | StreamClosedError):
             self.controller.log.error("a request failed", exc_info=(kind, value, traceback))
 
     def body(self, **allowed: tuple[type, ...]) -> dict[str, Any]:

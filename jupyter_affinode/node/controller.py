@@ -132,6 +132,7 @@ class Controller:
         self._poked = self._has_news = False
         self._passed_at = self._pass_lasts = self._looked_at_all = 0.0
         self._shown: list[dict[str, Any]] | None = None  # every kernel, while a pass goes on
+        self._nvml_answered = False
         self._standby = handover.Standby(log) if self.access.is_shared else None
 
     def start(self) -> None:
@@ -364,7 +365,9 @@ class Controller:
         """Whether every kernel is known by now, and no other controller decides any more."""
         if now - self.began < self.state.settings.settle_s:
             return False
-        return self._standby is None or self._standby.look(now)
+        if self._standby is None:
+            return True
+        return self._standby.look(now, self.state.gpus.measured if self._nvml_answered else None)
 
     def _decide(self, now: float) -> None:
         for action in decide(now, self._snapshot, self.state.settings):
@@ -432,6 +435,7 @@ class Controller:
         self.poke()
 
     def _take_sample(self, sample: NvmlSample | None) -> None:
+        self._nvml_answered = True
         if sample is not None:
             try:
                 for gpu in sample.gpus:

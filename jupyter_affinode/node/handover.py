@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import itertools
 import logging
 import math
 import os
@@ -19,12 +18,12 @@ import re
 import socket
 import stat
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 from .. import environment
 
 ASK_EVERY_S = 0.5
-LOCKS_MAX = 64
 PATIENCE_S = 60.0  # with users' controllers that do not give way
 USERS_FOLDERS = Path("/tmp")  # where `election.Election` puts the locks of users' controllers
 FOLDER_NAME = re.compile(r"affinode-(\d+)")
@@ -58,15 +57,10 @@ def serves_gpu(uuid: str) -> bool:
     return environment.NODE_SOCKET.with_name(f"serves-{uuid}.lock").exists() and machine_answers()
 
 
-def users_who_serve() -> list[str]:
-    """The users' controllers that serve a GPU now, in words."""
-    found = []
-    for folder in _users_folders():
-        for lock in itertools.islice(folder.glob("serves-*.lock"), LOCKS_MAX):
-            holder = _holder(lock)
-            if holder is not None:
-                found.append(holder)
-    return found
+def users_who_serve(uuids: Collection[str]) -> list[str]:
+    """The users' controllers that serve one of these GPUs now, in words."""
+    locks = [folder / f"serves-{uuid}.lock" for folder in _users_folders() for uuid in uuids]
+    return [holder for lock in locks if (holder := _holder(lock)) is not None]
 
 
 class Standby:
@@ -79,12 +73,17 @@ class Standby:
         self._asked_at = -math.inf
         self._told: list[str] = []
 
-    def look(self, now: float) -> bool:
-        """Whether it is over; asks the locks now and then, and never again once it is."""
+    def look(self, now: float, uuids: Collection[str] | None) -> bool:
+        """Whether it is over; asks the locks now and then, and never again once it is.
+
+        `uuids` are the GPUs that NVML sees; None as long as it has not answered.
+        """
         if self.is_over or now - self._asked_at < ASK_EVERY_S:
             return self.is_over
         self._asked_at = now
-        holders = users_who_serve()
+        if uuids is None and now - self._began < PATIENCE_S:
+            return False
+        holders = users_who_serve(uuids or ())
         if not holders:
             self.is_over = True
         elif now - self._began >= PATIENCE_S:

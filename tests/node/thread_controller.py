@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from jupyter_affinode.node.access import Access
 from jupyter_affinode.node.api import serve
 from jupyter_affinode.node.controller import Controller
 from jupyter_affinode.node.election import Election
@@ -28,11 +29,17 @@ class ThreadController:
     """Serves from the moment it is made until `stop()`."""
 
     def __init__(
-        self, socket: Path, nvml: Any = None, history: HistoryOptions | None = None, **settings: Any
+        self,
+        socket: Path,
+        nvml: Any = None,
+        history: HistoryOptions | None = None,
+        access: Access | None = None,
+        **settings: Any,
     ):
         self._socket = socket
         self._nvml = nvml or NoNvml()
         self._history = history
+        self._access = access
         self._settings = Settings(settle_s=0.05, host_reserve_bytes=GIB // 4).changed(**settings)
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="controller")
@@ -61,6 +68,7 @@ class ThreadController:
             election=election,
             nvml=self._nvml,
             history=self._history,
+            access=self._access,
         )
         server = serve(self._controller)
         self._controller.start()
