@@ -21,7 +21,7 @@ from .picture import picture
 from .report import plan_text
 from .search import Bound, most_people
 from .trace import TraceError, read_trace, write_trace
-from .ways import WAYS, Plan, answer
+from .ways import WAYS, Plan, answer, over_seeds
 from .workload import HOUR_S, Spread, Workload
 
 FORMAT = 1
@@ -81,6 +81,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             help=f"{help_text}: median and 75th percentile ({usual.median / scale:g},{usual.p75 / scale:g})",
         )
     what.add_argument(
+        "--starts",
+        dest="starts_h",
+        metavar="H,H",
+        type=_hours,
+        default=_WORKLOAD.starts_h,
+        help="people come evenly between these hours of the day (8,11)",
+    )
+    what.add_argument(
         "--busy-people", metavar="PART", type=float, default=_WORKLOAD.busy_people, help="(0.25)"
     )
     what.add_argument(
@@ -121,6 +129,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--search", metavar="S", type=float, help="find the most people whose cells' p95 wait is at most S"
     )
     out.add_argument("--slowdown", metavar="X", type=float, help="… and who compute at most X times as long")
+    out.add_argument(
+        "--seeds",
+        metavar="N",
+        type=int,
+        default=1,
+        help="replay a made workload N times, to see what is chance (1)",
+    )
     out.add_argument("--json", metavar="FILE", type=Path, help="write everything there")
     out.add_argument("--svg", metavar="FILE", type=Path, help="draw it there")
     out.add_argument("--quiet", action="store_true", help="no progress")
@@ -219,6 +234,8 @@ def make_report(options: argparse.Namespace, plan: Plan, progress: Progress) -> 
         report["search"] = most_people(plan, bound, progress.tried, progress.beat)
     else:
         report["answer"] = answer(plan, progress.replayed)
+        if options.seeds > 1:
+            report["answer"]["seeds"] = over_seeds(plan, options.seeds, report["answer"], progress.replayed)
     return report
 
 
@@ -278,6 +295,14 @@ def _spread(scale: float, usual: Spread) -> Callable[[str], Spread]:
 
     parse.__name__ = "median and 75th percentile"  # argparse names it in its error
     return parse
+
+
+def _hours(text: str) -> tuple[float, float]:
+    first, last = map(float, text.split(","))
+    return first, last
+
+
+_hours.__name__ = "two hours of the day"
 
 
 def _ways(text: str) -> Sequence[str]:

@@ -59,15 +59,18 @@ def picture(report: dict[str, Any]) -> str:
 
 def _answer(answer: dict[str, Any]) -> list[Chart]:
     ways = answer["ways"]
-    waits, hours = [], []
+    waits, waited, hours = [], [], []
     for way, outcome in ways.items():
         wait = outcome["wait_s"]["p95"]
         waits.append((_label(way), wait, wait_text(wait)))
+        together = outcome["hours_waited"]
+        waited.append((_label(way), together, f"{together:.1f} h"))
         free = answer["without_waits"][way]
         hours.append((_label(way), free["gpu_hours"], f"{free['gpu_hours']:.0f} h, {free['gpus']} GPUs"))
     people = f"{answer['people']} people, {answer['people_per_gpu']:.3g} a GPU"
     return [
         (f"What 95 % of cells wait at most ({people})", waits),
+        ("What all cells wait together", waited),
         ("GPU-hours; without us, of as many GPUs as it takes so that nobody waits", hours),
     ]
 

@@ -97,6 +97,12 @@ def _answer(answer: Answer) -> list[str]:
     ours = answer["ways"].get("affinode")
     if ours is not None:
         lines += ["", _moves(ours)]
+    for way, seen in answer.get("seeds", {}).items():
+        waits = sorted(seen["p95_wait_s"])
+        lines.append(
+            f"{way}, p95 of {len(waits)} seeds: {wait_text(waits[0])} to {wait_text(waits[-1])}, mean"
+            f" {wait_text(seen['mean'])} ± {wait_text(seen['half_width'])} (95 %)"
+        )
     lines += [
         "",
         "WAIT: a cell's, from its first CUDA call until its memory is there; WAITED: all cells together. SLOWER:"

@@ -14,6 +14,7 @@ import pytest
 
 from jupyter_affinode.cli import main
 from jupyter_affinode.planner.machine import GIB, Speeds, speeds_from_bench
+from jupyter_affinode.planner.ways import student_t
 
 SMALL = ["plan", "--people", "4", "--days", "1", "--quiet"]
 WAYS = {"affinode", "sharing", "culling", "reservation"}
@@ -43,6 +44,25 @@ def test_the_same_seed_gives_the_same_answer(tmp_path):
         json.loads((tmp_path / "c").read_text())["answer"]
         != json.loads((tmp_path / "a").read_text())["answer"]
     )
+
+
+def test_several_seeds_show_what_is_chance(tmp_path, capsys):
+    arguments = ["plan", "--quiet", "--people", "9", "--days", "1", "--ways", "affinode", "--starts", "8,9"]
+    assert main([*arguments, "--seeds", "3", "--json", str(tmp_path / "a.json")]) == 0
+    assert "p95 of 3 seeds" in capsys.readouterr().out
+    seeds = json.loads((tmp_path / "a.json").read_text())["answer"]["seeds"]["affinode"]["p95_wait_s"]
+    alone = []
+    for seed in (1, 2, 3):
+        assert main([*arguments, "--seed", str(seed), "--json", str(tmp_path / "b.json")]) == 0
+        alone.append(
+            json.loads((tmp_path / "b.json").read_text())["answer"]["ways"]["affinode"]["wait_s"]["p95"]
+        )
+    assert seeds == alone
+
+
+@pytest.mark.parametrize(("freedom", "value"), [(1, 12.706), (4, 2.776), (5, 2.571), (9, 2.262), (30, 2.042)])
+def test_student_t_is_the_table_s(freedom, value):
+    assert student_t(freedom) == pytest.approx(value, rel=0.01)
 
 
 def test_a_search_finds_the_most_people(tmp_path, capsys):
