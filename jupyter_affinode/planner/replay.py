@@ -17,6 +17,7 @@ from ..node.eligibility import eligible_at
 from ..node.nvml import NvmlGpu
 from ..node.placement import place
 from ..node.policy import decide
+from ..node.rules import is_named, names, numbers, rule_for
 from ..node.settings import Settings
 from ..node.snapshot import Gpu, Host, Node, Residency, RoomRequest, Speed
 from ..node.state import PLACED_LASTS_S
@@ -56,6 +57,10 @@ class Replay(People):
         """
         if settings.lot_bytes or settings.drop_caches_before_park:
             raise ImpossiblePlan("lot_bytes and drop_caches_before_park are not modelled: leave them off")
+        if settings.group_limits or settings.group_priorities:
+            raise ImpossiblePlan(
+                "the planner knows no groups: use user_limits and user_priorities with persons' names"
+            )
         if not 0 <= changed <= 1:
             raise ImpossiblePlan(f"the part of memory that changes is between 0 and 1, not {changed}")
         machine.check(settings, sessions)
@@ -263,6 +268,9 @@ class Replay(People):
             leaves=leaves,
             changes=self._changed,
         )
+        person, settings = guest.session.person, self._settings
+        sharer.priority = int(rule_for(numbers(settings.user_priorities), person) or 0)
+        sharer.is_opted_out = is_named(names(settings.opt_out), person, ())
         sharer.started_at = sharer.last_activity = sharer.resident_since = self.now
         self._sharers[guest.number] = self._by_id[sharer.id] = sharer
         return sharer

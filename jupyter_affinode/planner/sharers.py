@@ -22,6 +22,8 @@ class Sharer:
         self.context_bytes = context_bytes
         self.leaves = leaves
         self.changes = changes
+        self.priority = 0  # by the settings for users; their names are the persons'
+        self.is_opted_out = False
         self.has_context = False
         self.left_gpu = False  # parked at context depth
         self.residency = Residency.NONE
@@ -100,6 +102,8 @@ class Sharer:
                 budget_bytes=self.park_budget if is_moving else None,
             ),
             user=self.guest.session.person,
+            priority=self.priority,
+            is_opted_out=self.is_opted_out,
             resident_since=self.resident_since,
             started_at=self.started_at,
             can_be_ended=True,

@@ -30,6 +30,7 @@ WAYS = {
     "terminate_newest": replace(QUICK, when_full="terminate_newest", end_after_s=20.0),
     "context": replace(QUICK, depth="context"),
     "backfill": replace(QUICK, backfill=True),
+    "limits": replace(QUICK, user_limits="*=35GiB", opt_out="3"),
 }
 
 
@@ -206,6 +207,16 @@ def test_context_depth_leaves_room_that_memory_depth_takes():
     assert not deep.counts["cells out of memory"] and max(deep.waits_s) < 60
     flat = replay([*idle, large], settings=memory, speeds=speeds, context_bytes=10 * GIB).run()
     assert flat.counts["cells out of memory"] == 1
+
+
+def test_who_has_a_higher_class_waits_less():
+    """Three want the whole GPU at once while a fourth computes; the last to come is the first in its class."""
+    sessions = [session("first", [(0, 100, 100)])]
+    sessions += [session(name, [(start, 10, 100)]) for name, start in (("a", 10), ("b", 11), ("c", 12))]
+    plain = [(name, wait) for name, wait in zip("fabc", replay(sessions).run().waits_s, strict=True)]
+    assert plain == [("f", 0), ("a", 90), ("b", 99), ("c", 108)]
+    ahead = replay(sessions, settings=replace(PLAIN, user_priorities="c=2")).run().waits_s
+    assert list(ahead) == [0, 88, 100, 109]
 
 
 # ---- what sites do today
