@@ -7,13 +7,11 @@ policy's own business, also every few seconds while anybody waits.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from ..node import actions
-from ..node.eligibility import eligible_at
 from ..node.nvml import NvmlGpu
 from ..node.placement import place
 from ..node.policy import decide
@@ -28,12 +26,8 @@ from .outcome import Outcome, Progress
 from .people import Guest, ModelBroken, People
 from .sharers import Sharer
 from .timeline import Shared
+from .wakes import Wakes
 
-PASSES_APART_S = 30.0  # at most, while anybody waits: the controller's own are 0.25 s apart
-RETRIES_APART_S = 5.0
-ALONE_MAX = 1000  # passes while nothing else is to come: by then every time-out of the policy is over
-DENIED_AFTER_S = 0.5  # what can never fit is refused when the figures that say so are that old (policy.py)
-MOMENT_S = 1e-6  # after a time-out has passed, so that no rounding hides it
 LEAST_S = 1e-6  # what a move is told to the policy to take at least
 
 
@@ -77,14 +71,11 @@ class Replay(People):
         self._lost: set[int] = set()  # whose kernels were ended, and not used again yet
         self._is_reclaiming = [False] * machine.gpus
         self._rooms = 0
-        self._wake_at: float | None = None
-        self._passes_ahead = self._passes_alone = 0
-        self._eligible_at: dict[int, float] = {}
-        self._eligible_if_waits = False
         known = Speed(
             LEAST_S, speeds.park_bytes_per_s, max(speeds.wake_s, LEAST_S), speeds.resume_bytes_per_s
         )
         self._known_speeds = dict.fromkeys(self._uuids, known)
+        self._wakes = Wakes(self.timeline, self._books, settings, self._known_speeds)
         self._carry_out: dict[type, Callable[[Sharer, Any], None]] = {
             actions.Park: self._park,
             actions.RefusePark: self._refuse_park,
@@ -133,7 +124,7 @@ class Replay(People):
             if sharer.id in link:
                 link.stop(sharer.id)
         self._books.forget(sharer)
-        self._eligible_at.pop(guest.number, None)
+        self._wakes.forget(guest.number)
         del self._by_id[sharer.id]
 
     # ---- a pass of the controller
@@ -150,7 +141,7 @@ class Replay(People):
             sharer = self._by_id[action.kernel_id]
             self._books.touch(sharer)
             carry_out(sharer, action)
-        self._wake_when_time_matters()
+        self._wakes.plan_next()
 
     def _look(self) -> Node:
         books = self._books
@@ -178,65 +169,6 @@ class Replay(People):
             or self._settings.park_when != "needed"
             or node.host.available_bytes < self._settings.host_reserve(node.host.total_bytes)
         )
-
-    def _wake_when_time_matters(self) -> None:
-        if not self._sharers:
-            return
-        waiting, now = self._books.waiting, self.now
-        moments = [now + PASSES_APART_S]
-        moments += [moment for moment in self._eligible().values() if moment > now]
-        patience = self._patience()
-        for sharer in waiting.values():
-            since = sharer.room.since if sharer.room is not None else sharer.wants_since
-            if since is not None:
-                moments += [since + wait for wait in patience if since + wait > now]
-            if sharer.resume_retry_at > now:
-                moments.append(sharer.resume_retry_at)
-        if self._settings.when_full != "wait":
-            for sharer in self._books.computing.values():
-                for base in (sharer.resident_since, sharer.computes_since or 0.0):
-                    moments += [base + wait for wait in patience if base + wait > now]
-        moment = min(moments) + MOMENT_S
-        if self._wake_at is None or self._wake_at <= self.now or moment < self._wake_at:
-            self._wake_at = moment
-            self._passes_ahead += 1
-            self.timeline.at(moment, self._pass)
-
-    def _eligible(self) -> dict[int, float]:
-        """When each kernel may be parked if nothing changes; reckoned for those that have changed."""
-        books, anyone_waits = self._books, bool(self._books.waiting)
-        numbers = books.renewed if anyone_waits == self._eligible_if_waits else list(books.seen)
-        for number in numbers:
-            kernel = books.seen.get(number)
-            moment = None
-            if kernel is not None:
-                moment = eligible_at(
-                    kernel, self._settings, anyone_waits=anyone_waits, speeds=self._known_speeds
-                )
-            if kernel is None or moment is None:
-                self._eligible_at.pop(number, None)
-            elif moment <= kernel.retry_at:
-                # refused parks are tried again together, or a short host would mean a pass for each
-                self._eligible_at[number] = math.ceil(moment / RETRIES_APART_S) * RETRIES_APART_S
-            else:
-                self._eligible_at[number] = moment
-        books.renewed, self._eligible_if_waits = [], anyone_waits
-        return self._eligible_at
-
-    def _pass(self) -> None:
-        """That a moment has come is enough for a pass; one that nothing else will ever follow is not."""
-        self._passes_ahead -= 1
-        is_alone = self.timeline.ahead == self._passes_ahead
-        self._passes_alone = self._passes_alone + 1 if is_alone else 0
-        if self._passes_alone > ALONE_MAX:
-            waiting = ", ".join(sharer.id for sharer in self._books.waiting.values())
-            raise ModelBroken(f"at {self.now:.0f} s {waiting} wait, and the policy does nothing about it")
-
-    def _patience(self) -> tuple[float, ...]:
-        """After how long a wait or a turn something may be done about it."""
-        if self._settings.when_full == "wait":
-            return (DENIED_AFTER_S,)
-        return (DENIED_AFTER_S, self._settings.quantum_s, self._settings.end_after_s)
 
     # ---- kernels
 
