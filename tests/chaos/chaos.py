@@ -224,15 +224,16 @@ class Chaos:
 
     def recover(self, after: str) -> None:
         """Let everything be well again, and everyone run another cell: who does not is stuck."""
-        for thread in self.threads:
-            thread.join(timeout=RECOVER_S)
-        self.threads.clear()
         while self._due:
             self.undo_due()
             time.sleep(0.01)
         pid = self.controller_pid()
         if pid is not None:
             f.send(pid, signal.SIGCONT)
+        for thread in self.threads:  # floods, and wishes that a stuck controller has not read yet
+            thread.join(timeout=RECOVER_S)
+        self.threads.clear()
+        self.light.wait(lambda: self.set_policy(host_reserve_bytes=0), RECOVER_S, "the controller to answer")
         began = time.monotonic()
         self.light.wait(self.everyone_lives, RECOVER_S, f"all kernels to be started after {after}")
         everyone = self.light.living()
@@ -251,7 +252,6 @@ class Chaos:
 
         self.light.wait(all_through, RECOVER_S, f"another cell of {left} after {after}")
         self.account.longest_recovery_s = max(self.account.longest_recovery_s, time.monotonic() - began)
-        self.give_host_memory_back()
 
     def everyone_lives(self) -> bool:
         ours = [k for k in self.light.living() if not k.id.startswith("old-") and k.board.seen.cells]
@@ -266,6 +266,7 @@ class Chaos:
 
         thread = threading.Thread(target=ask, daemon=True)
         thread.start()
+        self.threads.append(thread)
         thread.join(timeout=ASK_TIMEOUT_S)
         return bool(answered and answered[0])
 

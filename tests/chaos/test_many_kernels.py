@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 
 import pytest
 from light_kernels import Workload
@@ -12,12 +11,12 @@ from sharing import share
 
 KERNELS = int(os.environ.get("SHARING_KERNELS", "12"))
 SECONDS = float(os.environ.get("SHARING_SECONDS", "4"))
+SEED = int(os.environ.get("SHARING_SEED", "1"))  # sharing.py draws one
 
 
 @pytest.mark.timeout(SECONDS + 300)
 def test_kernels_worth_three_gpus_lose_nothing_and_see_no_out_of_memory(native, machine: Machine, capsys):
-    seed = int(os.environ.get("SHARING_SEED", time.time_ns() % 2**32))
-    account = share(machine, kernels=KERNELS, seconds=SECONDS, seed=seed, workload=Workload(think_ms=200))
+    account = share(machine, kernels=KERNELS, seconds=SECONDS, seed=SEED, workload=Workload(think_ms=200))
     with capsys.disabled():
         print(f"\n{account}")
     assert min(account.cells) > 0 and account.parks > 0 and account.words_checked > 0
