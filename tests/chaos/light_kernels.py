@@ -199,10 +199,11 @@ class LightMachine:
     def problems(self) -> Iterator[str]:
         """What must never be: a wrong word, a driver's error, out of memory, a death that nobody caused."""
         for kernel in self.look():
+            lives = kernel.lives  # asked first: its last word may come in between
             seen = kernel.board.seen
             if seen.problem or seen.out_of_memory:
                 yield f"{kernel} met {seen.problem}"
-            elif seen.phase is not Phase.ENDED and not kernel.lives:
+            elif seen.phase is not Phase.ENDED and not lives:
                 yield f"{kernel} died in {seen.phase.name}"
             elif kernel.residency() == "lost":
                 yield f"{kernel} is lost"
