@@ -106,7 +106,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     for name in HEADINGS:
         value = row[name]
         if name.endswith("_gib_hours"):
-            cells.append(f"{value:.2f}")
+            cells.append("<0.01" if 0 < value < 0.005 else f"{value:.2f}")
         elif name.endswith("_s"):
             cells.append("-" if value is None else duration_text(value))
         else:

@@ -124,6 +124,17 @@ def test_a_table_and_csv_have_every_row(ledger):
     assert len(header) == len(alice) == len(bob)
 
 
+def test_little_is_not_nothing(ledger):
+    store = LedgerStore(ledger, "another run")
+    usage = Usage({UsageKey(20000, "uid-3", "G"): ByteSeconds(1.0, 0.0, 0.0)})
+    store.write(Batch(1, 20000.0 * DAY_S, usage=usage, users={"uid-3": "carol"}))
+    store.close()
+    (line,) = [
+        line for line in report_text(report(ledger, Question.of(TODAY))).splitlines() if "carol" in line
+    ]
+    assert line.split()[1:5] == ["<0.01", "0.00", "<0.01", "0.00"]
+
+
 def test_nothing_happened_is_a_report_too(tmp_path):
     tmp_path.chmod(0o700)
     LedgerStore(tmp_path / "l", "run").close()
