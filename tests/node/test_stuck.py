@@ -241,12 +241,12 @@ sys.stdin.read()
 
 def test_a_process_without_a_shim_gets_a_row_of_its_own(gpu_machine, wait_until):
     gpu_machine.simulate(memory="1GiB")
-    gpu_machine.start_controller()
     driver = Path(jupyter_affinode.__file__).parent / "lib" / "libaffinode-sim-cuda.so"
     stranger = gpu_machine.start(
         sys.executable, "-c", STRANGER, str(driver), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert stranger.stdout.readline() == "ready\n"
+    gpu_machine.start_controller()
     wait_until(lambda: gpu_machine.node()["gpus"] and gpu_machine.node()["gpus"][0]["unmanaged_bytes"])
     described = gpu_machine.node()["gpus"][0]
     assert described["unmanaged_bytes"] >= 200 * MIB
@@ -261,7 +261,6 @@ def test_a_process_without_a_shim_gets_a_row_of_its_own(gpu_machine, wait_until)
 
 def test_the_command_line_lists_what_is_stuck_and_ends_it(node, machine, started, monkeypatch, wait_until):
     node()
-    assert "No process is stuck." in machine.affinode("clean").stdout
     made, number = started("k")
     refused = machine.affinode("clean", "k", "--process", str(number))
     assert refused.returncode == 1
@@ -271,4 +270,5 @@ def test_the_command_line_lists_what_is_stuck_and_ends_it(node, machine, started
     assert "`jupyter affinode clean k` ends it" in machine.affinode("status").stdout
     assert "ended: a test" in machine.affinode("clean", "k").stdout
     made.wait(timeout=10)
-    wait_until(lambda: "No process is stuck." in machine.affinode("clean").stdout)
+    wait_until(lambda: not (machine.kernel("k") or {"processes": []})["processes"])
+    assert "No process is stuck." in machine.affinode("clean").stdout
