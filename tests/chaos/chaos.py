@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import heapq
+import http.client
 import itertools
 import os
 import random
@@ -261,7 +262,7 @@ class Chaos:
         answered: list[bool] = []
 
         def ask() -> None:
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
                 answered.append(self.machine.ask(method, path, body)[0] == 200)
 
         thread = threading.Thread(target=ask, daemon=True)

@@ -61,14 +61,13 @@ def notices(folder: Path, source: random.Random, seconds: float) -> None:
 def wrong_versions(folder: Path, source: random.Random, seconds: float) -> None:
     """Shims of versions that nobody knows, again and again."""
     until = time.monotonic() + seconds
-    page = wire.FakePage()
-    while time.monotonic() < until:
-        versions = source.choice(((0, 0), (2, 9), (9, 1)))
-        with contextlib.suppress(OSError), wire.connect(folder / "link.sock") as link:
-            wire.send(link, wire.hello("wrong", versions=versions), page.descriptor)
-            link.settimeout(0.05)
-            link.recv(64)
-    page.close()
+    with contextlib.closing(wire.FakePage()) as page:
+        while time.monotonic() < until:
+            versions = source.choice(((0, 0), (2, 9), (9, 1)))
+            with contextlib.suppress(OSError), wire.connect(folder / "link.sock") as link:
+                wire.send(link, wire.hello("wrong", versions=versions), page.descriptor)
+                link.settimeout(0.05)
+                link.recv(64)
 
 
 def callers(folder: Path, source: random.Random, seconds: float) -> None:

@@ -89,7 +89,11 @@ def connect(path: Path) -> socket.socket:
     """Connect to `link.sock`."""
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connected.settimeout(10)
-    connected.connect(str(path))
+    try:
+        connected.connect(str(path))
+    except OSError:
+        connected.close()
+        raise
     return connected
 
 
