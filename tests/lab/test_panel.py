@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import lab_cells
 import pytest
 from playwright.sync_api import expect
+
+import jupyter_affinode
 
 ASKS = re.compile(r"/affinode/api/status(\?|$)")
 
@@ -140,3 +145,51 @@ def other_server(machine):
     made = JupyterServer(machine).start()
     yield made
     made.stop()
+
+
+STRANGER = """
+import ctypes, sys
+cuda = ctypes.CDLL(sys.argv[1])
+context, block = ctypes.c_void_p(), ctypes.c_uint64()
+cuda.cuInit(0), cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0), cuda.cuCtxSetCurrent(context)
+print(cuda.cuMemAlloc_v2(ctypes.byref(block), ctypes.c_size_t(200 << 20)), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_who_is_not_managed_and_what_is_stuck_are_named_and_the_latter_can_be_ended(
+    gpu_machine, lab, open_lab
+):
+    """Nothing here gets stuck by itself: the page is told so, and the controller refuses to end what is healthy."""
+    driver = Path(jupyter_affinode.__file__).parent / "lib" / "libaffinode-sim-cuda.so"
+    command = (sys.executable, "-c", STRANGER, str(driver))
+    stranger = gpu_machine.start(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert stranger.stdout.readline() == "0\n"
+    lab()
+    page = open_lab()
+
+    def stuck(route):
+        answer = route.fetch()
+        status = answer.json()
+        for kernel in status["kernels"]:
+            for process in kernel["processes"]:
+                process["stuck"] = {"reason": "lost", "text": "a reason"}
+        route.fulfill(response=answer, json=status)
+
+    page.page.route("**/affinode/api/status*", stuck)
+    notebook = page.open_notebook("stuck.ipynb", lab_cells.allocate(64))
+    page.show_panel()
+    notebook.run_cell(0)
+    pid = gpu_machine.kernel(notebook.kernel_id())["processes"][0]["pid"]
+    expect(page.row("stuck.ipynb")).to_contain_text(f"Stuck (pid {pid}): a reason")
+    if (
+        gpu_machine.node()["gpus"][0]["unmanaged"] is not None
+    ):  # None in a container, where pids prove nothing
+        expect(page.panel).to_contain_text(f"(pid {stranger.pid}): 2")
+    page.row("stuck.ipynb").get_by_role("button", name=f"End process {pid}").click()
+    dialog = page.page.get_by_role("dialog")
+    expect(dialog).to_contain_text("what it has in GPU memory is lost")
+    dialog.get_by_role("button", name="End process").click()
+    expect(page.notices().filter(has_text="stuck.ipynb: the process is not stuck")).to_be_visible()
+    stranger.communicate("")
+    page.page.unroute_all(behavior="ignoreErrors")  # the panel goes on asking
