@@ -1,0 +1,101 @@
+"""A user's controller gives way to the machine's, with its kernels as they are; and the unit that starts that one."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jupyter_affinode import environment
+from jupyter_affinode.cli.systemd_unit import unit_text
+from jupyter_affinode.client import ControllerUnavailable, ensure_controller
+from jupyter_affinode.node import handover
+from jupyter_affinode.node.handover import Standby, machine_answers, users_who_serve
+
+STORY = Path(__file__).with_name("handover_story.py")
+
+
+def test_kernels_move_over_to_the_machines_controller_as_they_are(gpu_machine):
+    """With real kernels on the simulated GPU, /run as it is on a machine without a controller yet."""
+    words = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c"]
+    probe = subprocess.run([*words, "mount -t tmpfs run /run"], capture_output=True, text=True, check=False)
+    if probe.returncode != 0:
+        pytest.skip(f"no namespace with a /run of its own here: {probe.stderr.strip()}")
+    environ = {name: value for name, value in gpu_machine.environment.items() if name != "AFFINODE_SOCKET"}
+    told = subprocess.run(
+        [*words, 'mount -t tmpfs run /run && exec "$@"', "sh", sys.executable, str(STORY)],
+        env=environ, cwd=gpu_machine.work, capture_output=True, text=True, timeout=110, check=False,
+    )  # fmt: skip
+    assert told.stdout.strip().endswith("done"), f"{told.stdout}\n{told.stderr}"
+
+
+def test_who_holds_a_users_lock_is_waited_for_but_not_for_ever(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(handover, "USERS_FOLDERS", tmp_path)
+    folder = tmp_path / f"affinode-{os.getuid()}"
+    folder.mkdir()
+    (tmp_path / "affinode-999999").mkdir()  # not that user's
+    (tmp_path / "affinode-x").symlink_to(folder)
+    lock = folder / "serves-GPU-1.lock"
+    with lock.open("w") as file:
+        file.write("process 5 (/a/b)\n")
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert users_who_serve(["GPU-1", "GPU-2"]) == [f"{folder.name}, process 5 (/a/b)"]
+        assert users_who_serve(["GPU-2"]) == []
+        waiting = Standby(logging.getLogger("standby"))
+        began = waiting._began
+        assert not waiting.look(began + 1, ["GPU-1"])
+        assert not waiting.look(began + 2, ["GPU-1"])
+        assert waiting.look(began + handover.PATIENCE_S + 1, ["GPU-1"])
+        assert "not given way" in caplog.text
+    free = Standby(logging.getLogger("standby"))
+    assert not free.look(began + 1, None)
+    assert free.look(began + 2, ["GPU-1"])
+
+
+def test_nobody_but_an_administrator_starts_the_machines_controller(tmp_path, monkeypatch):
+
+    path = tmp_path / "node.sock"
+    monkeypatch.setattr(environment, "NODE_SOCKET", path)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    assert not machine_answers()
+    with pytest.raises(ControllerUnavailable, match="this machine's controller does not answer"):
+        ensure_controller(path, timeout_s=20)
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as alive:
+        alive.bind(str(path))
+        alive.listen(0)
+        assert machine_answers()
+        clients = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) for _ in range(3)]
+        for client in clients:
+            client.connect_ex(str(path))
+        assert machine_answers(), "a full line is an answer, too"
+        for client in clients:
+            client.close()
+
+
+def test_the_unit_is_one_that_systemd_takes_and_little_is_left_to_it(tmp_path):
+    unit = tmp_path / "affinode.service"
+    unit.write_text(unit_text(sys.executable))
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not here")
+    checked = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0 and str(unit) not in checked.stderr, checked.stderr
+    rated = subprocess.run(
+        ["systemd-analyze", "security", "--offline=yes", "--threshold=35", str(unit)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if "Unknown" in rated.stderr or "unrecognized" in rated.stderr:
+        pytest.skip("this systemd cannot rate a unit that is not installed")
+    assert rated.returncode == 0, rated.stdout
+    assert 'ExecStart="/a b/python" -m' in unit_text("/a b/python")
