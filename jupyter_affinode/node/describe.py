@@ -10,7 +10,8 @@ from typing import Any
 from .depth import kernel_depth
 from .eligibility import eligible_at
 from .lots import LotStock
-from .neighbours import Neighbour, contexts_bytes, neighbours
+from .neighbours import Neighbour, by_gpu, contexts_bytes, neighbours
+from .nvml import NvmlGpu
 from .outlook import Outlook
 from .page import Depth, Fixed, PageGpu
 from .records import KernelRecord, Process
@@ -130,7 +131,7 @@ def node_json(
         "nvml": state.gpus.sample is not None,
         "driver_version": state.gpus.sample.driver_version if state.gpus.sample is not None else None,
         "history": history,
-        "gpus": [_gpu_json(state, uuid, index, simulated) for index, uuid in enumerate(state.gpus.uuids)],
+        "gpus": _gpus_json(state, simulated),
         "host": {
             "total_bytes": state.host.total_bytes,
             "available_bytes": state.host.available_bytes,
@@ -172,30 +173,43 @@ def _depth_refusal(state: NodeState, kernel: KernelRecord, depth: Depth) -> str 
     return state.context_objection(kernel) or kernel.context_refusal
 
 
-def _gpu_json(state: NodeState, uuid: str, place: int, simulated: bool) -> dict[str, Any]:
-    gpu = state.gpus.measured.get(uuid)
+def _gpus_json(state: NodeState, simulated: bool) -> list[dict[str, Any]]:
+    measured, known = state.gpus.measured, by_gpu(state.processes())
+    pids = {process.pid for process in state.processes()}
+    return [
+        _gpu_json(state, measured[uuid], known.get(uuid, ()), pids)
+        if uuid in measured
+        else _unmeasured_gpu_json(state, uuid, index, simulated)
+        for index, uuid in enumerate(state.gpus.uuids)
+    ]
+
+
+def _unmeasured_gpu_json(state: NodeState, uuid: str, place: int, simulated: bool) -> dict[str, Any]:
+    """Without NVML: what the shims say, and nothing that is not known."""
     managed = state.gpus.managed_bytes(uuid)
-    if gpu is None:  # no NVML: what the shims say, and nothing that is not known
-        return {
-            "uuid": uuid,
-            "index": place,
-            "name": "Simulated GPU" if simulated else "GPU (no NVML)",
-            "mig": False,
-            "total_bytes": None,
-            "used_bytes": managed,
-            "free_bytes": None,
-            "managed_bytes": managed,
-            "context_bytes": None,
-            "unmanaged_bytes": None,
-            "unmanaged": None,
-            "speed": _speed_json(state, uuid),
-            "utilization_percent": None,
-        }
-    ours = list(state.processes())
-    contexts = contexts_bytes(gpu, ours)
-    others = neighbours(gpu, ours)
     return {
         "uuid": uuid,
+        "index": place,
+        "name": "Simulated GPU" if simulated else "GPU (no NVML)",
+        "mig": False,
+        "total_bytes": None,
+        "used_bytes": managed,
+        "free_bytes": None,
+        "managed_bytes": managed,
+        "context_bytes": None,
+        "unmanaged_bytes": None,
+        "unmanaged": None,
+        "speed": _speed_json(state, uuid),
+        "utilization_percent": None,
+    }
+
+
+def _gpu_json(state: NodeState, gpu: NvmlGpu, known: Sequence[Process], pids: set[int]) -> dict[str, Any]:
+    managed = state.gpus.managed_bytes(gpu.uuid)
+    contexts = contexts_bytes(gpu, known)
+    others = neighbours(gpu, known, pids)
+    return {
+        "uuid": gpu.uuid,
         "index": gpu.index,
         "name": gpu.name,
         "mig": gpu.is_mig,
@@ -206,7 +220,7 @@ def _gpu_json(state: NodeState, uuid: str, place: int, simulated: bool) -> dict[
         "context_bytes": contexts,
         "unmanaged_bytes": max(gpu.used_bytes - managed - (contexts or 0), 0),
         "unmanaged": None if others is None else [_neighbour_json(other) for other in others],
-        "speed": _speed_json(state, uuid),
+        "speed": _speed_json(state, gpu.uuid),
         "utilization_percent": gpu.utilization_percent,
     }
 

@@ -7,7 +7,7 @@ are other numbers, or none: then it is only known how much is not ours, and noth
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,46 +27,45 @@ class Neighbour:
     bytes: int | None  # None: NVML does not say
 
 
-def on_gpu(uuid: str, processes: Iterable[Process]) -> list[Process]:
-    """Our processes that have a context on a GPU: they have memory of any kind there, and have not left it."""
-    return [
-        process
-        for process in processes
-        if process.data.depth is not Depth.CONTEXT
-        and any(
-            gpu.uuid == uuid and (gpu.resident_bytes or gpu.parked_bytes or any(gpu.fixed_bytes))
-            for gpu in process.data.gpus
-        )
-    ]
+def by_gpu(processes: Iterable[Process]) -> dict[str, list[Process]]:
+    """Our processes that have a context on a GPU, by GPU: they have memory of any kind there, and have not left it."""
+    found: dict[str, list[Process]] = {}
+    for process in processes:
+        if process.data.depth is Depth.CONTEXT:
+            continue
+        for gpu in process.data.gpus:
+            if gpu.resident_bytes or gpu.parked_bytes or any(gpu.fixed_bytes):
+                found.setdefault(gpu.uuid, []).append(process)
+    return found
 
 
-def joins(gpu: NvmlGpu, ours: Iterable[Process]) -> bool:
+def joins(gpu: NvmlGpu, known: Sequence[Process]) -> bool:
     """Whether NVML's pids are those of the processes as we know them.
 
-    `ours` are our processes on that GPU. One number may be the same by chance: so all of them must be there,
-    with at least as much memory as their pages say. Where none is, only the initial pid namespace is sure.
+    `known`, here and below, are our processes on that GPU. One number may be the same by chance: so all of them
+    must be there, with about as much memory as their pages say. Where none is, only the initial pid namespace is sure.
     """
     if gpu.pids is None:
         return False
-    known = list(ours)
     if not known:
         return _sees_all_pids()
     return all(_is_in(gpu, process) for process in known)
 
 
-def neighbours(gpu: NvmlGpu, ours: Iterable[Process]) -> list[Neighbour] | None:
-    """The processes on a GPU that are not ours, the largest first; None where they cannot be told apart."""
-    known = on_gpu(gpu.uuid, ours := list(ours))
+def neighbours(gpu: NvmlGpu, known: Sequence[Process], pids: Set[int]) -> list[Neighbour] | None:
+    """The processes on a GPU that are not ours, the largest first; None where they cannot be told apart.
+
+    `pids` are all of ours, on whatever GPU.
+    """
     if gpu.pids is None or not joins(gpu, known):
         return None
-    strangers = sorted(gpu.pids - {process.pid for process in ours})
+    strangers = sorted(gpu.pids - pids)
     rows = [_described(pid, gpu.used_by.get(pid)) for pid in strangers]
     return sorted(rows, key=lambda row: -(row.bytes or 0))
 
 
-def contexts_bytes(gpu: NvmlGpu, ours: Iterable[Process]) -> int | None:
+def contexts_bytes(gpu: NvmlGpu, known: Sequence[Process]) -> int | None:
     """What our processes' CUDA contexts take beside what their pages say; None where NVML does not tell."""
-    known = on_gpu(gpu.uuid, ours)
     if not joins(gpu, known):
         return None
     return sum(
@@ -76,12 +75,11 @@ def contexts_bytes(gpu: NvmlGpu, ours: Iterable[Process]) -> int | None:
     )
 
 
-def busy(gpu: NvmlGpu, ours: Iterable[Process]) -> list[Process]:
+def busy(gpu: NvmlGpu, known: Sequence[Process]) -> list[Process]:
     """Our processes that NVML saw compute since its last look; none where that cannot be told."""
-    if not gpu.busy_pids:
+    if not gpu.busy_pids or not joins(gpu, known):
         return []
-    known = on_gpu(gpu.uuid, ours)
-    return [process for process in known if process.pid in gpu.busy_pids] if joins(gpu, known) else []
+    return [process for process in known if process.pid in gpu.busy_pids]
 
 
 def _is_in(gpu: NvmlGpu, process: Process) -> bool:

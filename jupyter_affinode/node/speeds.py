@@ -7,7 +7,7 @@ and forgets slowly, so that a machine that became slower is noticed within some 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from .page import PageData
@@ -80,6 +80,7 @@ class MoveSpeeds:
 
     def __init__(self) -> None:
         self._gpus: dict[str, _Gpu] = {}
+        self._speeds: dict[str, Speed] = {}
         self._seen: dict[int, tuple[int, int]] = {}  # how many parks and resumes of a process were looked at
 
     def look(self, processes: Iterable[Process]) -> None:
@@ -93,9 +94,9 @@ class MoveSpeeds:
             seen[process.key] = (data.parks, data.resumes)
         self._seen = seen
 
-    def by_gpu(self) -> dict[str, Speed]:
-        """Of the GPUs that anything was moved from or to."""
-        return {uuid: gpu.speed() for uuid, gpu in self._gpus.items()}
+    def by_gpu(self) -> Mapping[str, Speed]:
+        """Of the GPUs that anything was moved from or to; asked for very often, so it is not made anew."""
+        return self._speeds
 
     def _learn(self, data: PageData, *, parked: bool, resumed: bool) -> None:
         used = [gpu.uuid for gpu in data.gpus if gpu.resident_bytes or gpu.parked_bytes]
@@ -107,6 +108,7 @@ class MoveSpeeds:
         if resumed and data.last_resume is not None:
             size, seconds = data.last_resume
             gpu.resumes.take(max(size - data.last_park_zero_bytes, 0), seconds)
+        self._speeds = {**self._speeds, used[0]: gpu.speed()}
 
 
 def park_copies(process: Process) -> int:

@@ -13,7 +13,7 @@ from .gpus import GpuTable
 from .host import CgroupMemory, HostMemory, cgroup_memory
 from .host_care import host_use
 from .keep import EVERYBODY, Keep, file_name
-from .neighbours import busy
+from .neighbours import busy, by_gpu
 from .nvml import NvmlGpu, NvmlSample
 from .page import Fixed, Page, PageError, State
 from .peers import parent_of
@@ -33,6 +33,7 @@ UNSEEN_FORGOTTEN_S = 600.0  # a silent one whose end we cannot see; what it has 
 BadPages = list[tuple[Process, PageError]]
 HOPELESS_GRANTS = 5
 PLACED_LASTS_S = 600.0  # a kernel that was placed and has not used the GPU by then probably never will
+PARENTS_EVERY_S = 5.0
 OUR_OWN_WORK_S = 3.0  # NVML's samples are up to a second old, and a move computes digests
 HOPELESS_AFTER_S = 3.0
 
@@ -50,6 +51,7 @@ class NodeState:
         self.reservations = ReservationBook()
         self.speeds = MoveSpeeds()
         self.keeps: dict[str, Keep] = {}
+        self._parents_seen_at = 0.0
         self.foresight: Foresight | None = None  # what history says; used with the setting `prediction`
         self._keys = itertools.count(1)
         self._by_connection: dict[Connection, Process] = {}
@@ -160,9 +162,9 @@ class NodeState:
         self.gpus.take(sample, self.settings)
         if sample is None:
             return
-        processes = list(self.processes())
+        known = by_gpu(self.processes())
         for gpu in sample.gpus:
-            for process in busy(gpu, processes):
+            for process in busy(gpu, known.get(gpu.uuid, ())):
                 kernel = self.kernels[process.kernel_id]
                 if kernel.move is None and sample.began - kernel.moved_at > OUR_OWN_WORK_S:
                     process.seen_busy_at = sample.began
@@ -184,7 +186,10 @@ class NodeState:
         return gpus
 
     def look_at_parents(self, now: float) -> None:
-        """See whose parents have ended: such processes have another one now."""
+        """See whose parents have ended: such processes have another one now. Looked at every few seconds."""
+        if now - self._parents_seen_at < PARENTS_EVERY_S:
+            return
+        self._parents_seen_at = now
         for process in self.processes():
             if process.parent is not None and process.orphaned_at is None:
                 parent = parent_of(process.pid)
@@ -194,7 +199,8 @@ class NodeState:
     def stuck(self, process: Process, now: float) -> Stuck | None:
         """Why a process can make no progress any more; None: it can."""
         kernel = self.kernels[process.kernel_id]
-        return stuck(process, kernel, self.gpus.measured, self.settings, now)
+        measured = self.gpus.measured if process.is_parked else {}
+        return stuck(process, kernel, measured, self.settings, now)
 
     def context_objection(self, kernel: KernelRecord) -> str | None:
         """Why its CUDA context stays on the GPU when it is parked; None if it may go."""

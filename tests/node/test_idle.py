@@ -158,15 +158,15 @@ def test_pids_are_joined_only_where_all_of_ours_are_there_with_enough_memory():
 def test_in_a_container_nothing_is_concluded_from_pids(monkeypatch):
     monkeypatch.setattr(neighbours, "INITIAL_PID_NAMESPACE", 1)
     seen = gpu({9: 900 * MIB}, busy=[9, 100])
-    assert neighbours.neighbours(seen, [process(100)]) is None
-    assert neighbours.neighbours(seen, []) is None
+    assert neighbours.neighbours(seen, [process(100)], {100}) is None
+    assert neighbours.neighbours(seen, [], set()) is None
     assert neighbours.busy(seen, [process(100)]) == []
     assert neighbours.contexts_bytes(seen, [process(100)]) is None
 
 
 def test_strangers_are_named_only_if_they_are_our_own_users():
     seen = gpu({100: 900 * MIB, OWN: 50 * MIB, 1: 60 * MIB})
-    rows = neighbours.neighbours(seen, [process(100)])
+    rows = neighbours.neighbours(seen, [process(100)], {100})
     own = next(row for row in rows if row.bytes == 50 * MIB)
     assert (own.pid, bool(own.command)) == (OWN, True)
     assert [row.bytes for row in rows] == [60 * MIB, 50 * MIB]
@@ -179,7 +179,8 @@ def test_what_nvml_counts_for_ours_beyond_their_pages_is_their_contexts():
     seen = gpu({100: 900 * MIB, 200: 650 * MIB})
     assert neighbours.contexts_bytes(seen, [process(100), process(200, resident=0, parked=40)]) == 1250 * MIB
     gone = process(300, resident=0, parked=70, depth=Depth.CONTEXT)
-    assert neighbours.contexts_bytes(seen, [process(100), gone]) == 600 * MIB
+    known = neighbours.by_gpu([process(100), gone])[UUID]
+    assert neighbours.contexts_bytes(seen, known) == 600 * MIB
 
 
 def test_a_kernel_that_computes_on_without_calling_is_not_idle(node, shim, wait_until):
