@@ -161,7 +161,19 @@ def _search(search: Answer) -> list[str]:
             waits = [wait_text(outcome["wait_s"][name]) for name in ("p95", "p99")]
             waited = f"{outcome['hours_waited']:.1f} h"
             rows.append((*row, *waits, waited, slower, _losses(outcome)))
-    return [f"The most people of whose cells {bound}:", "", *_table(rows)]
+    return [f"The most people of whose cells {bound}:", "", *_table(rows), "", *_caution(search)]
+
+
+def _caution(search: Answer) -> list[str]:
+    """A bound on 95 % of the cells says nothing of the others; where nobody yields these wait for hours."""
+    for way, found in search["ways"].items():
+        outcome = found["outcome"]
+        if outcome is not None and outcome["wait_s"]["p99"] > max(100 * search["p95_wait_s"], 600.0):
+            return [
+                f"Look at P99 and WAITED too: within this bound one cell in a hundred of {way} waits"
+                f" {wait_text(outcome['wait_s']['p99'])} or longer."
+            ]
+    return []
 
 
 def _table(rows: list[tuple[str, ...]]) -> list[str]:

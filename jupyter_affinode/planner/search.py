@@ -1,8 +1,8 @@
 """How many people a machine serves: the most for whom a cell's wait stays within a bound.
 
 With one person more the others' sessions stay what they are (or a trace's people come again), so that waits grow
-with the number but for chance. The answer is a number that was replayed and keeps the bound, while the next one
-that was replayed does not; between numbers that were not replayed the bound is taken to be kept up to there.
+with the number but for chance. The answer is a number that was replayed and keeps the bound, while the next one that
+was replayed (one more, or 2 % more of many) does not; below it, the bound is taken to be kept.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from .people import TooSlow
 from .ways import Plan
 
 PART = 0.95  # of all cells wait no longer than the bound
+STEP = 50  # the answer is found to within that part of it, 2 %, since replays of many people take long
 PER_GPU_MAX = 256  # people; a machine that serves more is not what this model is about
 Say = Callable[[str, int, bool], None]  # way, people, whether the bound is kept
 
@@ -76,7 +77,7 @@ class _Tried:
             if bad >= limit:
                 return bad
             good, bad = bad, min(bad * 2, limit)
-        while bad - good > 1:
+        while bad - good > max(good // STEP, 1):
             middle = (good + bad) // 2
             if self._keeps(middle):
                 good = middle
