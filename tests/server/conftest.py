@@ -112,3 +112,16 @@ def eager_gpu_server(gpu_server: JupyterServer) -> Iterator[JupyterServer]:
     gpu_server.machine.ask("PATCH", "/policy", {"park_when": "idle"})
     yield gpu_server
     gpu_server.machine.ask("PATCH", "/policy", {"park_when": "needed"})
+
+
+@pytest.fixture
+def policy(gpu_server: JupyterServer) -> Iterator[Callable[..., None]]:
+    """`policy(park_when="idle", …)`: change settings for this test."""
+    before = gpu_server.machine.ask("GET", "/policy")[1]
+
+    def change(**settings: Any) -> None:
+        status, answer = gpu_server.machine.ask("PATCH", "/policy", settings)
+        assert status == 200, answer
+
+    yield change
+    change(**before)

@@ -40,19 +40,6 @@ pool.cached.append(Block(128, seed=3))
 
 
 @pytest.fixture
-def policy(gpu_server):
-    """`policy(park_when="idle", …)`: change settings for this test."""
-    before = gpu_server.machine.ask("GET", "/policy")[1]
-
-    def change(**settings):
-        status, answer = gpu_server.machine.ask("PATCH", "/policy", settings)
-        assert status == 200, answer
-
-    yield change
-    change(**before)
-
-
-@pytest.fixture
 def kernel(gpu_server):
     """A kernel with 256 MiB in use and 128 MiB that a framework only caches."""
     made = gpu_server.start_kernel()
