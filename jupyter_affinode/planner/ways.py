@@ -14,7 +14,6 @@ from .cells import ImpossiblePlan, Session, active_share
 from .machine import Machine, Speeds
 from .outcome import HOUR_S, Outcome, Progress
 from .people import People
-from .replay import Replay
 from .workload import Workload
 
 WAYS = ("affinode", "sharing", "culling", "reservation")
@@ -68,6 +67,10 @@ class Plan:
         self, way: str, sessions: Sequence[Session], machine: Machine, on_progress: Progress | None
     ) -> People:
         if way == "affinode":
+            from .replay import (
+                Replay,
+            )  # brings the controller's libraries: no other command should wait for them
+
             return Replay(
                 machine,
                 self.speeds,
