@@ -36,7 +36,8 @@ def sign_grant(
 
     `key` is an Ed25519 private key (PEM), `kid` its name on the nodes. `audience` are the names of the controllers
     that it is for (`NodeController.grant_audiences`). `server` names one of the person's servers. Higher
-    `priority` goes first in the queue; `caps` are limits by name, for the node's policy. With `uid` it is good for
+    `priority` goes first in the queue; `caps` are limits by name, for the node's policy
+    (`gpu_bytes`: GPU memory on all GPUs together). With `uid` it is good for
     processes of that user id alone. Whoever has it can use it until it expires, so let it live about as long as
     it takes to renew it. Raises CannotSign.
     """

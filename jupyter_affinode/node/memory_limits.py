@@ -22,16 +22,18 @@ class Limits:
     def __init__(self, node: Node, settings: Settings):
         self.caps: dict[str, int] = {}
         self.room: dict[str, int] = {}
+        self._used_of: dict[str, int] = {}  # by limit
         self._keys: dict[str, tuple[str, ...]] = {}  # by kernel
-        self._keys_of: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = {}  # by user and groups
+        self._keys_of: dict[tuple[str, tuple[str, ...], int | None], tuple[str, ...]] = {}  # by whose
         self._used: dict[str, int] = {}  # by kernel
         users, groups = sizes(settings.user_limits), sizes(settings.group_limits)
-        if users or groups:
+        if users or groups or any(kernel.limit_bytes is not None for kernel in node.kernels):
             for kernel in node.kernels:
                 self._add(kernel, users, groups)
             for reserved in node.reservations:
                 if not reserved.is_taken:
                     self._use(reserved.kernel_id, reserved.bytes)
+            self.room = {key: cap - self._used_of.get(key, 0) for key, cap in self.caps.items()}
 
     def __bool__(self) -> bool:
         return bool(self.caps)
@@ -73,15 +75,18 @@ class Limits:
         return size if waiter.room is not None else max(min(size, most), 0)
 
     def _add(self, kernel: Kernel, users: Mapping[str, int], groups: Mapping[str, int]) -> None:
-        whose = kernel.user, kernel.groups
+        whose = kernel.user, kernel.groups, kernel.limit_bytes
         keys = self._keys_of.get(whose)
         if keys is None:
-            named = [(USER + kernel.user, rule_for(users, kernel.user))]
+            named = [
+                (USER + kernel.user, rule_for(users, kernel.user)),
+                (USER + kernel.user, kernel.limit_bytes),
+            ]
             named += [(GROUP + group, rule_for(groups, group)) for group in kernel.groups]
-            known = {key: cap for key, cap in named if cap is not None}
-            self.caps.update(known)
-            self.room.update((key, cap) for key, cap in known.items() if key not in self.room)
-            keys = self._keys_of[whose] = tuple(known)
+            known = [(key, cap) for key, cap in named if cap is not None]
+            for key, cap in known:
+                self.caps[key] = min(cap, self.caps.get(key, cap))
+            keys = self._keys_of[whose] = tuple(dict(known))
         if keys:
             self._keys[kernel.id] = keys
             self._use(kernel.id, kernel.movable_bytes + sum(kernel.fixed_bytes.values()))
@@ -89,4 +94,4 @@ class Limits:
     def _use(self, kernel_id: str, size: int) -> None:
         self._used[kernel_id] = self._used.get(kernel_id, 0) + size
         for key in self.of(kernel_id):
-            self.room[key] -= size
+            self._used_of[key] = self._used_of.get(key, 0) + size

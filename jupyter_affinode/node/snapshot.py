@@ -130,6 +130,7 @@ class Kernel:
     can_drop_caches: bool = False  # its frameworks were not asked since it last used the GPU
     user: str = ""  # whose it is; "" where nobody said
     groups: tuple[str, ...] = ()  # of that user
+    limit_bytes: int | None = None  # GPU memory that its user's grant allows them in all; None: no such cap
     priority: int = 0  # its class: higher ones go first, see waiting.py
     is_opted_out: bool = False  # never parked but by its person's own wish
     may_be_preempted: bool = True  # one process on one GPU that shares no memory, with a shim that knows how

@@ -339,6 +339,7 @@ class NodeState:
             can_drop_caches=_can_drop_caches(kernel, last_activity),
             user=whose.user,
             groups=whose.groups,
+            limit_bytes=whose.limit_bytes,
             priority=whose.priority,
             is_opted_out=whose.is_opted_out,
             may_be_preempted=_may_be_preempted(kernel),

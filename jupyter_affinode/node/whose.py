@@ -14,6 +14,7 @@ from .records import Description, KernelRecord
 from .rules import EVERYBODY, is_named, names, numbers, rule_for
 from .settings import Settings
 
+GPU_BYTES = "gpu_bytes"  # a grant's cap: GPU memory of its user on all GPUs together
 GROUPS_LAST_S = 300  # a user's groups are looked up again after that
 
 
@@ -25,6 +26,7 @@ class Standing:
     groups: tuple[str, ...] = ()
     priority: int = 0
     is_opted_out: bool = False
+    limit_bytes: int | None = None
 
 
 def standing(kernel: KernelRecord, settings: Settings) -> Standing:
@@ -44,7 +46,8 @@ def standing(kernel: KernelRecord, settings: Settings) -> Standing:
         priority = min(priority, told.priority)
     is_opted_out = is_named(names(settings.opt_out), user, groups)
     is_opted_out = is_opted_out or (settings.kernelspec_opt_out and told.may_park is False)
-    return Standing(user, groups, priority, is_opted_out)
+    cap = kernel.caps.get(GPU_BYTES)
+    return Standing(user, groups, priority, is_opted_out, None if cap is None else int(cap))
 
 
 def owner_of(kernel: KernelRecord) -> str:

@@ -160,6 +160,17 @@ def test_a_user_who_has_grown_beyond_the_limit_loses_idle_kernels_though_nobody_
     assert (type(action), action.kernel_id, action.cause) == (Park, "old", Cause.LIMIT)
 
 
+def test_a_grants_cap_is_a_limit_too_and_the_lower_one_counts():
+    kernels = [of(busy("own", 6 * GIB), "ann"), of(parked("k", 6 * GIB, waits=9), "ann")]
+    machine = {"free": 20 * GIB, "total": 32 * GIB}
+    assert len(decide(NOW, node(*kernels, **machine), NEEDED)) == 1
+    capped = [replace(kernel, limit_bytes=10 * GIB) for kernel in kernels]
+    assert decide(NOW, node(*capped, **machine), NEEDED) == []
+    assert decide(NOW, node(*capped, **machine), NEEDED.changed(user_limits="ann=40GiB")) == []
+    roomy = [replace(kernel, limit_bytes=40 * GIB) for kernel in kernels]
+    assert decide(NOW, node(*roomy, **machine), LIMITED) == []
+
+
 def test_groups_share_their_limit():
     policy = NEEDED.changed(group_limits="students=10GiB")
     kernels = [
