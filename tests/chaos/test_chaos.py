@@ -1,4 +1,4 @@
-"""Some dozens of random faults; chaos.py injects as many as wanted."""
+"""A dozen random faults, one of each kind at least; chaos.py injects as many as wanted."""
 
 from __future__ import annotations
 
