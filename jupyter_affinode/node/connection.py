@@ -206,7 +206,8 @@ class Connection:
                 return self.end(Ending.CLOSED, "hung up")
             data, descriptors = received
             try:
-                self._take(data, descriptors)
+                if self._take(data, descriptors):
+                    return  # a heartbeat is rarely followed by anything; if it is, the loop calls again
             except (WireError, PageError) as error:
                 return self.end(Ending.DROPPED, str(error))
             finally:
@@ -249,23 +250,29 @@ class Connection:
             raise WireError(f"a {what} too large to be one of ours")
         return data, descriptors
 
-    def _take(self, data: bytes, descriptors: list[int]) -> None:
+    def _take(self, data: bytes, descriptors: list[int]) -> bool:
+        """Take a message; whether it was but a heartbeat."""
         message = wire.parse(data)
         self._heard = time.monotonic()
         if isinstance(message, wire.Hello):
-            return self._take_hello(message, descriptors)
+            self._take_hello(message, descriptors)
+            return False
         if descriptors:
             raise WireError("descriptors with a message that is no HELLO")
         if isinstance(message, wire.GrantPiece):
-            return self._take_piece(message)
+            self._take_piece(message)
+            return False
         if not self.greeted:
             raise WireError(
                 "another message before HELLO" if self._introduction is None else "no whole grant"
             )
+        if isinstance(message, wire.Heartbeat):
+            return True
         if isinstance(message, wire.Request | wire.Notify) and self._account is not None:
             self._account.messages.spend(DEAR)
-        if message is not None and not isinstance(message, wire.Heartbeat):
+        if message is not None:
             self._listener.shim_said(self, message)
+        return False
 
     def _take_hello(self, hello: wire.Hello, descriptors: list[int]) -> None:
         if self.greeted or self._introduction is not None:

@@ -61,7 +61,7 @@ from .words import bytes_in_words, status_in_words
 
 TICK_S = 0.25  # with kernels: pages are looked at this often even if nobody says anything
 TICK_ALONE_S = 1.0
-QUIET_PASSES = 25  # while nothing happens, a pass is made when this many times its duration has gone by …
+QUIET_PASSES = 50  # while nothing happens, a pass is made when this many times its duration has gone by …
 QUIET_S = 5.0  # … or after this
 BUSY_PASSES = 4  # the same while all that happens is that kernels compute
 PASSES_APART_S = 0.005  # the least between two decisions, so that a talkative shim cannot keep us busy
@@ -310,7 +310,8 @@ class Controller:
 
     def _is_quiet(self, now: float) -> bool:
         """Whether nothing worth a pass has happened since the last, which was not long ago for what it takes."""
-        if self._poked or now - self._passed_at >= min(QUIET_PASSES * self._pass_lasts, QUIET_S):
+        apart = BUSY_PASSES if self._outlooks else QUIET_PASSES  # who waits is not kept waiting
+        if self._poked or now - self._passed_at >= min(apart * self._pass_lasts, QUIET_S):
             return False
         is_new, bad = self.state.read_pages(now)
         self._has_news = self._has_news or is_new
@@ -319,7 +320,8 @@ class Controller:
     def _pass(self) -> None:
         """Look, decide, act, tell; an error in it is logged and the next pass goes on."""
         self._poked = self._has_news = False
-        now = self._passed_at = time.monotonic()
+        now, began = time.monotonic(), time.thread_time()
+        self._passed_at = now
         if self.finished.is_set():
             return
         try:
@@ -337,7 +339,9 @@ class Controller:
             self.log.exception("a pass failed")
         finally:
             self._shown = None
-            self._pass_lasts = time.monotonic() - now
+            self._pass_lasts = (
+                time.thread_time() - began
+            )  # what it takes of the processor, however busy that is
 
     def look_at(self, kernel: KernelRecord, now: float) -> Kernel | None:
         """Read one kernel's pages; what it is now, None without processes."""
@@ -445,8 +449,10 @@ class Controller:
                 self.exit_status = 3
                 self.finished.set()
                 return
+        before = self.state.gpus.sample
         self.state.take_sample(sample)
-        self.poke()
+        if sample is None or before is None or sample.gpus != before.gpus or self.state.reservations.entries:
+            self.poke()
 
     def _process_ended(self, process: Process) -> None:
         kernel = self.state.kernels.get(process.kernel_id)

@@ -41,12 +41,21 @@ def host_memory() -> HostMemory:
     return HostMemory(figures["MemTotal"], figures["MemAvailable"])
 
 
-def cgroup_memory(pid: int, proc: Path = Path("/proc")) -> CgroupMemory | None:
-    """The tightest cgroup limit on a process's memory; None if there is none, or the process is gone."""
+Known = dict[Path, CgroupMemory | None]
+
+
+def cgroup_memory(pid: int, proc: Path = Path("/proc"), known: Known | None = None) -> CgroupMemory | None:
+    """The tightest cgroup limit on a process's memory; None if there is none, or the process is gone.
+
+    `known` are cgroups that were read a moment ago, and gets what is read now: processes share them.
+    """
+    known = {} if known is None else known
     tightest: CgroupMemory | None = None
     for folder, top, is_v2 in _memory_folders(pid, proc):
         while True:
-            found = _limit(folder, is_v2)
+            if folder not in known:
+                known[folder] = _limit(folder, is_v2)
+            found = known[folder]
             if found is not None and (tightest is None or found.headroom_bytes < tightest.headroom_bytes):
                 tightest = found
             if folder == top or folder == folder.parent:

@@ -10,7 +10,7 @@ from .connection import Connection
 from .depth import context_objection, kernel_needs
 from .foresight import Foresight
 from .gpus import GpuTable
-from .host import CgroupMemory, HostMemory, cgroup_memory
+from .host import CgroupMemory, HostMemory, Known, cgroup_memory
 from .host_care import host_use
 from .keep import EVERYBODY, Keep, file_name
 from .neighbours import busy, by_gpu
@@ -222,9 +222,10 @@ class NodeState:
 
     def read_limits(self) -> None:
         """Read the memory limits of kernels that could be parked, before a decision."""
+        known: Known = {}
         for kernel in self.kernels.values():
             if kernel.residency is Residency.RESIDENT:
-                kernel.cgroup = _tightest(kernel)
+                kernel.cgroup = _tightest(kernel, known)
 
     def snapshot(self, now: float, *, is_settled: bool, is_complete: bool = True) -> Node:
         """The picture to decide on."""
@@ -404,8 +405,10 @@ def _can_drop_caches(kernel: KernelRecord, last_activity: float) -> bool:
     return not asked and any(process.drops_caches for process in kernel.connected())
 
 
-def _tightest(kernel: KernelRecord) -> CgroupMemory | None:
+def _tightest(kernel: KernelRecord, known: Known) -> CgroupMemory | None:
     """The tightest limit over the kernel's processes; pids that we cannot see have none."""
-    limits = [cgroup_memory(process.pid) for process in kernel.processes.values() if process.pid > 0]
-    known = [limit for limit in limits if limit is not None]
-    return min(known, key=lambda limit: limit.headroom_bytes) if known else None
+    limits = [
+        cgroup_memory(process.pid, known=known) for process in kernel.processes.values() if process.pid > 0
+    ]
+    found = [limit for limit in limits if limit is not None]
+    return min(found, key=lambda limit: limit.headroom_bytes) if found else None
