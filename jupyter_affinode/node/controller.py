@@ -439,7 +439,7 @@ class Controller:
         self.poke()
 
     def _take_sample(self, sample: NvmlSample | None) -> None:
-        self._nvml_answered = True
+        is_first, self._nvml_answered = not self._nvml_answered, True
         if sample is not None:
             try:
                 for gpu in sample.gpus:
@@ -451,7 +451,8 @@ class Controller:
                 return
         before = self.state.gpus.sample
         self.state.take_sample(sample)
-        if sample is None or before is None or sample.gpus != before.gpus or self.state.reservations.entries:
+        known, seen = (None if look is None else look.gpus for look in (before, sample))
+        if is_first or known != seen or self.state.reservations.entries:
             self.poke()
 
     def _process_ended(self, process: Process) -> None:

@@ -102,8 +102,9 @@ def place_of(peer: Peer) -> str:
 def parent_of(pid: int) -> int | None:
     """A process's parent now: another one than before if that has ended. None if it cannot be seen."""
     try:
-        return int(_status_of(pid)["PPid"])
-    except (OSError, KeyError, ValueError):
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read(4096).rpartition(b")")[2].split(None, 2)[1])  # "… (name) state parent …"
+    except (OSError, IndexError, ValueError):
         return None
 
 
