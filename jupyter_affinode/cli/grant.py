@@ -37,9 +37,7 @@ def add(commands: Any) -> None:
     )
     sign.add_argument("--server", help="which of the person's servers")
     sign.add_argument("--priority", type=int, default=0, help="higher goes first (default: 0)")
-    sign.add_argument(
-        "--cap", action="append", default=[], metavar="NAME=NUMBER", help="a limit; may be repeated"
-    )
+    sign.add_argument("--cap", action="append", default=[], metavar="NAME=NUMBER", help="a limit: gpu_bytes")
     sign.add_argument("--uid", type=int, help="good for processes of this user id alone")
     sign.add_argument("--lifetime", type=float, default=LIFETIME_S, metavar="SECONDS")
     sign.add_argument("--output", type=Path, help="the file to write it to, instead of printing it")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import grp
-import os
 import pwd
 import socket
 from dataclasses import dataclass
@@ -122,8 +120,7 @@ class EveryUserAccess:
             raise NotAllowed(
                 "grant-required", "this machine's controller asks for a grant, and there is none"
             )
-        name, groups = _unix_user(uid)
-        return Identity(of_unix_user(uid), name, groups, is_admin=visitor.is_admin)
+        return Identity(of_unix_user(uid), _user_name(uid), is_admin=visitor.is_admin)
 
 
 def _gid(group: str) -> int:
@@ -136,14 +133,8 @@ def _gid(group: str) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _unix_user(uid: int) -> tuple[str, tuple[str, ...]]:
-    """A user's name and groups, asked once: who is put into another group waits for the next controller."""
+def _user_name(uid: int) -> str:
     try:
-        entry = pwd.getpwuid(uid)
+        return pwd.getpwuid(uid).pw_name
     except KeyError:
-        return str(uid), ()
-    groups = []
-    for gid in os.getgrouplist(entry.pw_name, entry.pw_gid):
-        with contextlib.suppress(KeyError):
-            groups.append(grp.getgrgid(gid).gr_name)
-    return entry.pw_name, tuple(groups)
+        return str(uid)

@@ -162,6 +162,8 @@ class MetricsHandler(Handler):
 
     def get(self) -> None:
         """GET /metrics"""
+        if self.controller.metrics.with_users and not self.identity.is_admin:
+            raise ApiError(403, "forbidden", "metrics by user are for administrators here")
         self.set_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
         self.finish(self.controller.metrics.text())
 

@@ -21,7 +21,6 @@ class Identity:
 
     owner: str | None
     name: str | None = None  # for people, and for rules that name users
-    groups: tuple[str, ...] = ()  # of a Unix user, by name
     is_admin: bool = False
     has_grant: bool = False
     server: str | None = None
@@ -45,7 +44,7 @@ class Identity:
 
     def mark(self, kernel: KernelRecord) -> None:
         """Write down whose kernel it is, and what the newest grant says of it."""
-        kernel.owner, kernel.owner_name, kernel.owner_groups = self.owner, self.name, self.groups
+        kernel.owner, kernel.owner_name = self.owner, self.name
         if self.has_grant:
             kernel.priority, kernel.caps = self.priority, self.caps
 

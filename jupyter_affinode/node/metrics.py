@@ -61,7 +61,7 @@ class Metrics:
     ):
         """`with_users`: memory by user, too."""
         self.registry = registry = CollectorRegistry()
-        self._gpus, self._users, self._with_users = Labels(GPUS_MAX), Labels(USERS_MAX), with_users
+        self._gpus, self._users, self.with_users = Labels(GPUS_MAX), Labels(USERS_MAX), with_users
         self.moves = Counter(
             "affinode_moves",
             "Parks and resumes that ended, by what they were for, how deep, and how they ended.",
@@ -171,7 +171,7 @@ class Metrics:
         """See history.Figures."""
         for use, value in (("used", sums.used), ("idle", sums.idle_held), ("given_back", sums.given_back)):
             self.byte_seconds.labels(self._gpus(gpu), use).inc(max(value, 0.0))
-            if self._with_users:
+            if self.with_users:
                 self.user_byte_seconds.labels(self._users(seen.user_name), use).inc(max(value, 0.0))
 
     def seen(self, kernels: Sequence[Seen], now: float) -> None:

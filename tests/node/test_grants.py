@@ -60,10 +60,10 @@ def raw(private, kid="k1", algorithm="EdDSA", **claims):
 
 def test_a_good_grant_says_who_it_is(verifier):
     claims = verifier.verify(
-        verifier.sign(server="gpu", priority=3, caps={"resident_bytes": 5 << 30}, audience=["x", US]), UID
+        verifier.sign(server="gpu", priority=3, caps={"gpu_bytes": 5 << 30}, audience=["x", US]), UID
     )
     assert (claims.user, claims.server, claims.priority) == ("alice", "gpu", 3)
-    assert claims.caps == {"resident_bytes": 5 << 30}
+    assert claims.caps == {"gpu_bytes": 5 << 30}
     assert claims.expires_at == pytest.approx(time.time() + 3600 + LEEWAY_S, abs=30)
     assert verifier.verify(verifier.sign(audience="affinode:site"), UID).user == "alice"
 
@@ -177,9 +177,9 @@ def test_the_command_makes_keys_and_grants(tmp_path, capsys):
     assert main(["grant", "keys", str(tmp_path), "hub-1"]) == 1
     capsys.readouterr()
     sign = ["grant", "sign", "--key", str(tmp_path / "hub-1.key"), "--user", "bob", "--audience", US]
-    assert main([*sign, "--cap", "resident_bytes=5e9", "--priority", "2"]) == 0
+    assert main([*sign, "--cap", "gpu_bytes=5e9", "--priority", "2"]) == 0
     claims = GrantVerifier(tmp_path, [US]).verify(capsys.readouterr().out.strip(), UID)
-    assert (claims.user, claims.priority, claims.caps) == ("bob", 2, {"resident_bytes": 5e9})
+    assert (claims.user, claims.priority, claims.caps) == ("bob", 2, {"gpu_bytes": 5e9})
     assert main([*sign, "--output", str(tmp_path / "grant")]) == 0
     environ = {environment.GRANT_FILE: str(tmp_path / "grant"), environment.GRANT: "older"}
     assert GrantVerifier(tmp_path, [US]).verify(environment.grant(environ), UID).user == "bob"
@@ -219,7 +219,7 @@ def someone(machine, grant=None):
 
 
 def test_the_grant_is_the_person_and_its_priority_the_kernels(granting, verifier, wait_until):
-    alice = someone(granting, verifier.sign(priority=4, caps={"resident_bytes": 1}))
+    alice = someone(granting, verifier.sign(priority=4, caps={"gpu_bytes": 1}))
     bob = someone(granting, verifier.sign(user="bob"))
     alice.shim("k1", resident=1 << 20)
     wait_until(lambda: alice.kernels().get("k1", {}).get("tracked"))
