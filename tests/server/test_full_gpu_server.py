@@ -28,7 +28,7 @@ def test_two_long_cells_take_turns_and_both_compute_right(gpu_server, policy, wa
     first = begin(gpu_server)
     gpu_server.affinode(f"kernels/{first.id}/park", "POST", {})
     second = begin(gpu_server)
-    cells = [(kernel, kernel.submit(BUSY.format(rounds=200))) for kernel in (second, first)]
+    cells = [(kernel, kernel.submit(BUSY.format(rounds=100))) for kernel in (second, first)]
     for kernel, message_id in cells:
         done = kernel.wait(message_id, timeout=120)
         assert done.status == "ok", done
