@@ -35,6 +35,12 @@ LOG_FORMAT = "%(asctime)s.%(msecs)03d %(levelname).1s %(message)s"
 _DEFAULTS = Settings()
 
 
+# Restoring a context needs a lock on its GPU that no stranger can hold for ever, and all kernels there to heed it.
+NOT_FOR_MANY_USERS = (
+    "depth must be memory with --system: a CUDA context leaves a GPU only where all kernels are one user's"
+)
+
+
 class NodeController(AccessTraits, HistoryTraits, QueueTraits, JupyterApp):
     """The arbiter of this machine's GPUs.
 
@@ -207,6 +213,8 @@ class NodeController(AccessTraits, HistoryTraits, QueueTraits, JupyterApp):
             settings = self.policy_settings()
             access = self.access()
             if self.system:
+                if settings.depth == "context":
+                    raise SettingsRefused(NOT_FOR_MANY_USERS)
                 prepare_for_everyone(path)
                 election = Election(path, path.parent, is_machines=True)
             else:

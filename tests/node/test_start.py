@@ -126,3 +126,12 @@ def test_the_shim_is_not_preloaded_into_the_controller():
         {"LD_PRELOAD": "/x/libaffinode.so:/y/libother.so", "AFFINODE_SERVER": "1", "PATH": "/bin"}
     )
     assert environ == {"LD_PRELOAD": "/y/libother.so", "PATH": "/bin"}
+
+
+def test_the_machines_controller_refuses_context_depth(machine):
+    """A shim could take no lock on a GPU there that other users heed."""
+    command = [sys.executable, "-m", "jupyter_affinode.node", "--system", "--depth=context"]
+    done = subprocess.run(command, env=machine.environment, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    assert "depth must be memory with --system" in done.stderr
+    assert not machine.socket.exists()
