@@ -4,6 +4,8 @@
 VENV ?= .venv
 BIN := $(CURDIR)/$(VENV)/bin
 WORKERS ?= 2
+# Many tests wait for something most of the time.
+TEST_WORKERS ?= 3
 
 export PATH := $(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -36,7 +38,7 @@ test: $(VENV)/.test native lint
 	@binder/need.sh aarch64 >/dev/null || echo 'Tests on aarch64 will be skipped.' >&2
 	@binder/need.sh cxx >/dev/null
 	jlpm test
-	pytest --reruns=1 -rR --durations=20 --numprocesses=$(WORKERS) --dist=loadscope $$(python binder/has_gpu.py || echo --ignore=tests/gpu)
+	pytest --reruns=1 -rR --durations=20 --numprocesses=$(TEST_WORKERS) --dist=loadscope $$(python binder/has_gpu.py || echo --ignore=tests/gpu)
 
 lint: $(VENV)/.test
 	ruff check

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,10 @@ if str(TESTS) not in sys.path:  # live_machine and live_server are imported by t
 
 from live_machine import Machine  # noqa: E402
 from live_server import JupyterServer  # noqa: E402
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Started in the background by a shell. What is ignored stays so in programs that tests start and interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["pytest_jupyter.jupyter_server"]
 
