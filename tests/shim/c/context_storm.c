@@ -4,7 +4,7 @@
 
 #define THREADS 4
 #define BYTES MiB(8)
-#define ROUNDS 40
+#define ROUNDS 20
 
 static _Atomic bool stop;
 static CUresult (*pop)(CUcontext *), (*push)(CUcontext);
