@@ -224,6 +224,8 @@ static bool block_end(CUdeviceptr address, bool imported)
 	} else if (!captures_open()) {
 		mover_reap();
 	}
+	if (!now)
+		mover_wake(); /* it ends what is left when the capture has ended, or the GPU is idle */
 	blocks_changed();
 	return true;
 }

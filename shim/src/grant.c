@@ -49,10 +49,15 @@ size_t grant_read(char text[AFFINODE_GRANT_SIZE])
 	ssize_t n;
 
 	if (file && file[0]) {
-		n = read_file(file, text, AFFINODE_GRANT_SIZE);
-		if (n > 0)
+		char read_text[AFFINODE_GRANT_SIZE + 1];
+
+		n = read_file(file, read_text, sizeof(read_text));
+		if (n > 0 && n <= (ssize_t)AFFINODE_GRANT_SIZE) {
+			memcpy(text, read_text, (size_t)n);
 			return trim(text, (size_t)n);
-		log_line("the grant in %s cannot be read: %s", file, n ? strerror((int)-n) : "it is empty");
+		}
+		log_line("the grant in %s cannot be read: %s", file,
+			 n < 0 ? strerror((int)-n) : n ? "it is too long" : "it is empty");
 	}
 	if (!grant || strlen(grant) > AFFINODE_GRANT_SIZE)
 		return 0;

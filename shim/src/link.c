@@ -97,6 +97,13 @@ void link_place_text(char *text, size_t size)
 	pthread_mutex_unlock(&words_lock);
 }
 
+static void wait_longer(void)
+{
+	link_.connect_pause_ns *= 2;
+	if (link_.connect_pause_ns > CONNECT_LAST_NS)
+		link_.connect_pause_ns = CONNECT_LAST_NS;
+}
+
 static void disconnect(const char *why)
 {
 	if (link_.socket < 0)
@@ -104,6 +111,8 @@ static void disconnect(const char *why)
 	log_line("link closed: %s", why);
 	close(link_.socket);
 	link_.socket = -1;
+	if (!link_.welcomed)
+		wait_longer(); /* it will hardly be welcome in a moment: its grant has expired, … */
 	link_.welcomed = false;
 	link_.owes_reply = false; /* the next controller's numbers are others */
 	mover_link_lost();
@@ -279,9 +288,7 @@ static void try_connect(uint64_t now)
 	link_.socket = link_socket_connect();
 	if (link_.socket < 0) {
 		link_.connect_at_ns = now + link_.connect_pause_ns;
-		link_.connect_pause_ns *= 2;
-		if (link_.connect_pause_ns > CONNECT_LAST_NS)
-			link_.connect_pause_ns = CONNECT_LAST_NS;
+		wait_longer();
 		return;
 	}
 	link_.epoch = 0;
@@ -379,7 +386,8 @@ static void watch_mover(uint64_t now)
 	uint64_t deadline = mover_wait_deadline_ns();
 	struct moved moved;
 
-	if (deadline && now >= deadline && mover_revoke_wait() && link_.owes_reply) {
+	/* A move that the mover has not begun is none of what it waits for.  */
+	if (deadline && now >= deadline && mover_revoke_wait() && link_.owes_reply && !mover_has_next()) {
 		struct moved refused = {.move = link_.move, .status = AFFINODE_BUSY,
 					.text = "the GPU is still computing"};
 

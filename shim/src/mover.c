@@ -243,9 +243,16 @@ static void trim_if_wished(void)
 	pthread_mutex_unlock(&work_lock);
 }
 
-static bool move_is_waiting(void)
+bool mover_has_next(void)
 {
 	return atomic_load(&move_waits);
+}
+
+void mover_wake(void)
+{
+	pthread_mutex_lock(&queue_lock);
+	pthread_cond_signal(&queue_changed);
+	pthread_mutex_unlock(&queue_lock);
 }
 
 static void prepare_lots_if_any_came(void)
@@ -253,7 +260,7 @@ static void prepare_lots_if_any_came(void)
 	if (!atomic_exchange(&lot_came, false))
 		return;
 	pthread_mutex_lock(&work_lock);
-	kept_prepare_lots(move_is_waiting);
+	kept_prepare_lots(mover_has_next);
 	pthread_mutex_unlock(&work_lock);
 }
 

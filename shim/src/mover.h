@@ -49,6 +49,12 @@ bool mover_prepared_is_wanted(void);
 /* Give back host memory that is only kept for the next park, down to `bytes`. Done in time, by the mover.  */
 void mover_trim(uint64_t bytes);
 
+/* Something was left for it to free.  */
+void mover_wake(void);
+
+/* Whether a move waits for the mover to take it up.  */
+bool mover_has_next(void);
+
 /* A lot came: make it ready ahead of its use.  */
 void mover_look(void);
 
