@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from .clients import Clients
 from .controller import Controller
 from .peers import DropLog
 from .settings import SettingsRefused
-from .views import kernel_view
+from .views import kernel_view, settings_view
 
 BODY_BYTES_MAX = 64 * 1024
 HEADER_BYTES_MAX = 16 * 1024
@@ -113,7 +114,7 @@ class PolicyHandler(Handler):
 
     def get(self) -> None:
         """GET /policy"""
-        self.finish(self.controller.state.settings.as_dict())
+        self.finish(settings_view(self.identity, self.controller.state.settings.as_dict()))
 
     def patch(self) -> None:
         """PATCH /policy"""
@@ -142,7 +143,7 @@ class EventsHandler(Handler):
         self.set_header("Content-Type", "application/x-ndjson")
         subscriber = self.controller.events.subscribe(self.identity)
         try:
-            while True:
+            while not self.identity.has_expired(time.time()):
                 self.write(await subscriber.lines(PING_S))
                 await asyncio.wait_for(self.flush(), UNREAD_STREAM_S)
         except StreamClosedError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 
 from .api_handler import ApiError, Handler
 from .clean_up import CannotEnd
@@ -11,6 +10,7 @@ from .holds import HoldRefused
 from .records import KernelRecord, Outcome
 
 MOVE_WAIT_S = 60.0
+LONGEST_S = 1e9  # of a hold, before `hold_max_s` has its say
 FIRST_LOOK_S = 1.0  # how long a controller that has just started is given to see the GPUs
 
 
@@ -135,7 +135,7 @@ class HoldHandler(Handler):
     def post(self, kernel_id: str) -> None:
         """POST /kernels/{id}/hold"""
         duration = self.body(duration_s=(int, float, type(None))).get("duration_s")
-        if duration is not None and not (math.isfinite(duration) and duration > 0):
+        if duration is not None and not 0 < duration <= LONGEST_S:  # NaN neither
             raise ApiError(400, "bad-request", "duration_s must be a positive number of seconds")
         kernel = self.kernel(kernel_id)
         try:

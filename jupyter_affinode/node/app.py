@@ -27,18 +27,12 @@ from .election import LOCK_NAME, AlreadyServed, Election
 from .grants import GrantsUnavailable
 from .history_options import HistoryOptions
 from .metrics_server import serve_metrics
-from .settings import Settings, SettingsRefused
+from .settings import NOT_FOR_MANY_USERS, Settings, SettingsRefused
 
 LOG_NAME = "node.log"
 LOG_BYTES_MAX = 4 * 1024 * 1024
 LOG_FORMAT = "%(asctime)s.%(msecs)03d %(levelname).1s %(message)s"
 _DEFAULTS = Settings()
-
-
-# Restoring a context needs a lock on its GPU that no stranger can hold for ever, and all kernels there to heed it.
-NOT_FOR_MANY_USERS = (
-    "depth must be memory with --system: a CUDA context leaves a GPU only where all kernels are one user's"
-)
 
 
 class NodeController(AccessTraits, HistoryTraits, QueueTraits, JupyterApp):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from traitlets import Bool, Enum, Float, HasTraits, Int, Unicode
+from traitlets import Bool, Enum, Float, HasTraits, Int, Unicode, default
 
 from .settings import Settings
 
@@ -28,6 +28,8 @@ QUEUE_ALIASES = {
 
 class QueueTraits(HasTraits):
     """Mixed into `app.NodeController`."""
+
+    system: bool  # of app_access.AccessTraits
 
     hold_kernels_max = Int(
         None,
@@ -94,7 +96,10 @@ class QueueTraits(HasTraits):
         help="""Whose kernels are never parked but by their own wish: "alice, @staff", or * for everybody.""",
     ).tag(config=True)
     kernelspec_opt_out = Bool(
-        _DEFAULTS.kernelspec_opt_out,
         help="""Whether a kernelspec may say the same of its kernels, by `"metadata": {"affinode": {"park":
-        false}}`. Switch it off where people write their own kernelspecs and GPUs are short.""",
+        false}}`. By default not with --system: people write kernelspecs of their own, and holds have quotas.""",
     ).tag(config=True)
+
+    @default("kernelspec_opt_out")
+    def _default_kernelspec_opt_out(self) -> bool:
+        return _DEFAULTS.kernelspec_opt_out and not self.system

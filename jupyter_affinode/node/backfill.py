@@ -15,6 +15,7 @@ from .plan import Plan
 from .settings import MIB
 from .snapshot import Waiter
 
+MOST_GRAINS = 1 << 22  # 8 TiB
 GRAIN_BYTES = 2 * MIB  # kernels' memory comes in such pieces (shim/src/blocks.c)
 
 
@@ -36,13 +37,16 @@ def delays(lacks: int, size: int, yields: Iterable[int]) -> bool:
     if size <= 0:
         return False
     grains = [max(each, 0) // GRAIN_BYTES for each in yields]
-    sums = 1
-    for grain in grains:
-        sums |= sums << grain
     lowest = max(-(-lacks // GRAIN_BYTES) - len(grains), 0)
     highest = (lacks + size - 1) // GRAIN_BYTES  # in grains, the largest that may fall short
     if highest < lowest:
         return False
+    if highest > MOST_GRAINS:
+        return True  # no GPU is so large; nobody goes before somebody who asks for that
+    sums, asked = 1, (1 << (highest + 1)) - 1
+    for grain in grains:
+        if grain <= highest:  # sums beyond it do not matter, and what a kernel says it has may be anything
+            sums |= (sums << grain) & asked
     return bool((sums >> lowest) & ((1 << (highest - lowest + 1)) - 1))
 
 

@@ -165,7 +165,7 @@ class Connection:
         if now - self._heard > HEARTBEATS_MISSED * self._heartbeat_s and not self._paused:
             self.end(Ending.SILENT, f"silent for {now - self._heard:.1f} s")
             return
-        if self.identity.expires_at is not None and time.time() > self.identity.expires_at:
+        if self.identity.has_expired(time.time()):
             self.end(
                 Ending.EXPIRED, "its grant has expired"
             )  # it comes back at once, with a newer one if it has one

@@ -50,7 +50,7 @@ from .policy import decide
 from .records import KernelRecord, Process
 from .rooms import Rooms
 from .servers import ServerWatch
-from .settings import Settings
+from .settings import NOT_FOR_MANY_USERS, Settings, SettingsRefused
 from .snapshot import Kernel, Node, Waiter
 from .state import NodeState
 from .views import node_view
@@ -71,6 +71,7 @@ NVML_ALONE_EVERY_S = 5.0
 NVML_HANGS_AFTER_S = 15.0  # figures older than this are not believed any more
 EMPTY_KERNEL_LASTS_S = 10.0  # a kernel that no living server describes, after its last process ended
 UNSERVED_KERNEL_LASTS_S = 600.0  # one that has not used CUDA yet, described by a program that has ended
+SHIMS_ARE_BACK_S = 30.0  # all shims have found a new controller by then
 LINK_NAME = "link.sock"
 KEEP_FOLDER = "keep"
 
@@ -105,6 +106,8 @@ class Controller:
         self.api_requests_open = 0
         self.began = self.needed_at = time.monotonic()
         self.state = NodeState(settings, host_memory())
+        if self.access.is_shared:
+            self.state.pages_say_since_until = self.began + SHIMS_ARE_BACK_S
         options = history or HistoryOptions()
         self.metrics = Metrics(self.state, self.node_json, version=version, with_users=options.metrics_users)
         self.history = make_history(self.state, self.metrics, options, log)
@@ -172,7 +175,10 @@ class Controller:
 
     def change_settings(self, **changes: Any) -> Settings:
         """Take new settings. Raises SettingsRefused."""
-        self.state.settings = self.state.settings.changed(**changes)
+        settings = self.state.settings.changed(**changes)
+        if self.access.is_shared and settings.depth == "context":
+            raise SettingsRefused(NOT_FOR_MANY_USERS)
+        self.state.settings = settings
         self.log.info("settings: %s", ", ".join(f"{name}={value}" for name, value in changes.items()))
         self.poke()
         return self.state.settings
@@ -375,7 +381,10 @@ class Controller:
 
     def _decide(self, now: float) -> None:
         for action in decide(now, self._snapshot, self.state.settings):
-            self._apply(action, now)
+            try:
+                self._apply(action, now)
+            except Exception:  # one kernel's trouble is not the others'
+                self.log.exception("could not carry out %s", action)
         if self._snapshot.kernels:
             self._look_at_queue(self.state.snapshot(now, is_settled=True), now)
 

@@ -100,9 +100,13 @@ def _users_folders() -> list[Path]:
     folders = []
     for entry in os.scandir(USERS_FOLDERS):
         named = FOLDER_NAME.fullmatch(entry.name)
-        if named is None or not entry.is_dir(follow_symlinks=False):
+        if named is None:
             continue
-        if entry.stat(follow_symlinks=False).st_uid == int(named[1]):
+        try:  # it may be gone by now, or a file system of its user's that answers nobody else
+            status = entry.stat(follow_symlinks=False)
+        except OSError:
+            continue
+        if stat.S_ISDIR(status.st_mode) and status.st_uid == int(named[1]):
             folders.append(Path(entry.path))
     return folders
 

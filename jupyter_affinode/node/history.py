@@ -187,7 +187,7 @@ class History:
                 self._learner.cell_ended(kernel.kernel_id, kernel.user, used_cuda)
 
     def _seen(self, kernel: KernelRecord) -> Seen:
-        gpus = kernel.by_gpu().values()
+        gpus = self._gpus(kernel)
         processes = kernel.processes.values()
         return Seen(
             plain(kernel.id),
@@ -195,9 +195,20 @@ class History:
             plain(owner_name(kernel)),
             _last_activity(kernel),
             any(process.data.calls_in_flight or process.data.captures for process in processes),
-            {gpu.uuid: gpu.resident_bytes + sum(gpu.fixed_bytes) for gpu in gpus},
-            {gpu.uuid: gpu.parked_bytes for gpu in gpus},
+            {uuid: held for uuid, (held, _) in gpus.items()},
+            {uuid: parked for uuid, (_, parked) in gpus.items()},
         )
+
+    def _gpus(self, kernel: KernelRecord) -> dict[str, tuple[int, int]]:
+        """Bytes held and parked by GPU. One that NVML does not know is "": a page may name any."""
+        known = self._state.gpus.measured
+        sums: dict[str, tuple[int, int]] = {}
+        for gpu in kernel.by_gpu().values():
+            uuid = gpu.uuid if gpu.uuid in known or not known else ""
+            held, parked = sums.get(uuid, (0, 0))
+            held += gpu.resident_bytes + sum(gpu.fixed_bytes)
+            sums[uuid] = held, parked + gpu.parked_bytes
+        return sums
 
     # ---- writing
 

@@ -28,6 +28,10 @@ class Identity:
     caps: Mapping[str, float] = field(default_factory=dict)
     expires_at: float | None = None  # of the grant, in seconds since the epoch, leeway included
 
+    def has_expired(self, wall: float) -> bool:
+        """Whether the grant that says so is over, `wall` seconds since the epoch."""
+        return self.expires_at is not None and wall > self.expires_at
+
     def scoped(self, kernel_id: str) -> str:
         """The id under which this controller knows the person's kernel `kernel_id`."""
         return kernel_id if self.owner is None else f"{self.owner}/{kernel_id}"

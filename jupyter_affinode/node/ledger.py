@@ -282,7 +282,7 @@ class _Writer(threading.Thread):
             self._log.error("the ledger was damaged (%s): it is %s now, and a new one begins", error, aside)
             self._write(batch)
             return None, False
-        except (OSError, sqlite3.Error) as again:
+        except (OSError, sqlite3.Error, LedgerTooNew) as again:
             self._forget_store()
             return f"{error}, and no new one can be made: {again}", True
 

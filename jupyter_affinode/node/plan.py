@@ -213,7 +213,7 @@ class Plan:
             self.act(DropCaches(kernel.id, reason))
             return True
         short = self._host.shortage(kernel)
-        if short is not None and self._trim(short, f"room to park {kernel.id}", kernel):
+        if short is not None and self._trim(short, "room to park another kernel", kernel):
             return False
         refusal = self._host.refusal(kernel)
         if refusal is not None:

@@ -54,6 +54,7 @@ class Process:
     told: tuple[int, int, str] | None = None  # the last NOTICE
     open_requests: int = 0
     seen_busy_at: float = 0.0  # when NVML last saw it compute
+    queued_after: float = 0.0  # it began to wait after this, whatever its page says
     # what says that it is stuck (stuck.py)
     peer_uid: int | None = None  # whose it was when it connected
     parent: int | None = None  # when it connected; None: not known, or it had none of its own

@@ -25,6 +25,12 @@ RULES = {
 }
 
 
+# Restoring a context needs a lock on its GPU that no stranger can hold for ever, and all kernels there to heed it.
+NOT_FOR_MANY_USERS = (
+    "depth must be memory with --system: a CUDA context leaves a GPU only where all kernels are one user's"
+)
+
+
 class SettingsRefused(ValueError):
     """A setting that is unknown or makes no sense; the message says which and what would."""
 

@@ -53,6 +53,9 @@ class NodeState:
         self.keeps: dict[str, Keep] = {}
         self._parents_seen_at = 0.0
         self.foresight: Foresight | None = None  # what history says; used with the setting `prediction`
+        # Where there are other people, a page is not believed how long its process has waited, but for those that
+        # waited already when this controller began.
+        self.pages_say_since_until = math.inf
         self._keys = itertools.count(1)
         self._by_connection: dict[Connection, Process] = {}
 
@@ -104,6 +107,8 @@ class NodeState:
         kernel = self.kernel(kernel_id, now)
         identity.mark(kernel)
         kernel.processes[key] = process
+        if now > self.pages_say_since_until:
+            process.queued_after = now
         self._by_connection[connection] = process
         kernel.empty_since = None
         kernel.has_had_processes = True
@@ -266,10 +271,16 @@ class NodeState:
 
     def _refresh_kernel(self, kernel: KernelRecord, now: float) -> None:
         residency = kernel.residency_now()
-        waiting = [process for process in kernel.connected() if process.data.state is State.QUEUED]
+        waiting = []
+        for process in kernel.connected():
+            if process.data.state is State.QUEUED:
+                waiting.append(process)
+            elif now > self.pages_say_since_until:
+                process.queued_after = now
         if waiting or kernel.resume_asked:
             if kernel.wants_since is None:
-                kernel.wants_since = min((process.data.state_since for process in waiting), default=now)
+                moments = (max(process.data.state_since, process.queued_after) for process in waiting)
+                kernel.wants_since = min(moments, default=now)
         elif residency is not Residency.RESUMING and kernel.move is None:
             kernel.wants_since = None  # while it is on its way it keeps its place, in case that fails
         if residency is Residency.QUEUED and not waiting and not kernel.resume_asked:

@@ -9,6 +9,7 @@ from .identity import Identity
 from .records import KernelRecord
 
 ANOTHER_USER = "another user"
+ABOUT_PEOPLE = ("user_limits", "group_limits", "user_priorities", "group_priorities", "opt_out")
 
 Json = dict[str, Any]
 
@@ -26,7 +27,20 @@ def node_view(identity: Identity, node: Json, kernels: dict[str, KernelRecord]) 
     gpus = node["gpus"]
     if not identity.is_admin:  # what is not ours is root's to name
         gpus = [{**gpu, "unmanaged": _nameless(gpu["unmanaged"])} for gpu in gpus]
-    return {**node, "gpus": gpus, "queue": queue, "others": others(identity, kernels.values(), node["queue"])}
+    return {
+        **node,
+        "gpus": gpus,
+        "queue": queue,
+        "settings": settings_view(identity, node["settings"]),
+        "others": others(identity, kernels.values(), node["queue"]),
+    }
+
+
+def settings_view(identity: Identity, settings: Json) -> Json:
+    """The settings; rules about people by name are for administrators."""
+    if identity.is_admin:
+        return settings
+    return {**settings, **dict.fromkeys(ABOUT_PEOPLE, "")}
 
 
 def others(identity: Identity, kernels: Iterable[KernelRecord], queue: list[str]) -> Json:
