@@ -94,7 +94,7 @@ int main(int argc, char **argv)
 	CUDA(CtxSynchronize());
 
 	/* Parked, and then alone. A call that waits is served after two seconds.  */
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+	controller_park();
 	controller_stop();
 	atomic_store(&result, -1);
 	begin = test_now_ns();
@@ -108,7 +108,7 @@ int main(int argc, char **argv)
 	/* One comes, parks it, and goes while another process takes the GPU: no room, nothing lost, tried again.  */
 	controller_listen_again();
 	controller_accept();
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+	controller_park();
 	pid_t pid = neighbour_start(&to, &from);
 	CHECK_EQUAL(read(from, &byte, 1), 1);
 	controller_stop();

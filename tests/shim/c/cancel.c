@@ -72,7 +72,7 @@ static void shower(pthread_t *threads, unsigned count)
 
 static void park(void)
 {
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+	controller_park();
 }
 
 static void resume(void)

@@ -39,7 +39,7 @@ static void comes_back_right(void)
 	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
 	CHECK_EQUAL(page_read().depth, AFFINODE_DEPTH_NONE);
 	CHECK(holds_pattern(block, BYTES, 31, 0));
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK); /* without the flag: no deeper */
+	controller_park(); /* without the flag: no deeper */
 	CHECK_EQUAL(page_read().depth, AFFINODE_DEPTH_MEMORY);
 	CHECK_EQUAL(gpu_processes(), 1);
 	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);

@@ -48,7 +48,7 @@ int main(int argc, char **argv)
 	CUDA(MemAlloc(&other, MiB(4)));
 	CHECK_EQUAL(launch_pattern(NULL, block, MiB(4), 9), CUDA_SUCCESS);
 	CUDA(CtxSynchronize());
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+	controller_park();
 	for (int i = 0; i < 3; i++)
 		thread_start(&threads[i], bodies[i], NULL);
 	PAGE_UNTIL(page.want == 3);

@@ -121,7 +121,7 @@ static __attribute__((unused)) void cancelled_at_the_gate(void)
 {
 	pthread_t thread;
 
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+	controller_park();
 	thread_start(&thread, waits, NULL);
 	PAGE_UNTIL(page.want == 1);
 	CHECK_EQUAL(pthread_cancel(thread), 0);

@@ -76,7 +76,7 @@ int main(int argc, char **argv)
 				allocate(&held[i]);
 		CUDA(CtxSynchronize());
 		pthread_mutex_unlock(&held_lock);
-		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+		controller_park();
 		usleep((unsigned)(test_random(&random_state) % 3000));
 		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
 		pthread_mutex_lock(&held_lock);

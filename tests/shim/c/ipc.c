@@ -34,7 +34,7 @@ static void shares(const struct process *importer)
 	CHECK(holds_pattern(shared, BYTES, 1, 5));
 
 	/* Parked, but for what another process can reach.  */
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+	controller_park();
 	CHECK_EQUAL(page_read().gpus[0].parked_bytes, OTHER_BYTES);
 	CHECK_EQUAL(page_read().gpus[0].fixed_bytes[AFFINODE_FIXED_SHARED], BYTES);
 	CHECK_EQUAL(ASK(importer, ADD, .added = 6), CUDA_SUCCESS);
@@ -77,7 +77,7 @@ static void exports_what_was_parked(const struct process *importer)
 	pthread_t thread;
 
 	to_be_exported = block(BYTES, 6);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+	controller_park();
 	thread_start(&thread, export_while_parked, &handle);
 	PAGE_UNTIL(page.want == 1);
 	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
@@ -102,12 +102,12 @@ static void imports(void)
 	second = ask(&exporter, (struct ask){.what = MAKE_AND_EXPORT}).handle;
 	CUDA(IpcOpenMemHandle(&at, told.handle, 1));
 	CHECK(holds_pattern(at, BYTES, 77, 0));
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+	controller_park();
 	CHECK_EQUAL(page_read().gpus[0].parked_bytes, OTHER_BYTES);
 	CHECK_EQUAL(page_read().gpus[0].fixed_bytes[AFFINODE_FIXED_SHARED], BYTES);
 	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
 	CHECK(holds_pattern(at, BYTES, 77, 0));
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+	controller_park();
 	CUDA(IpcCloseMemHandle(at)); /* at once, also while parked */
 	CHECK_EQUAL(page_read().want, 0);
 	PAGE_UNTIL(page.gpus[0].fixed_bytes[AFFINODE_FIXED_SHARED] == 0);

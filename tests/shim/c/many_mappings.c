@@ -33,7 +33,7 @@ static void verify(void)
 
 static void move_and_verify(unsigned mapped)
 {
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+	controller_park();
 	CHECK_EQUAL(page_read().gpus[0].parked_bytes, mapped * BYTES);
 	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
 	verify();
@@ -50,7 +50,7 @@ static bool is_mapped(unsigned i)
 static void unmap_and_map_again(unsigned from, unsigned to, bool while_parked)
 {
 	if (while_parked)
-		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+		controller_park();
 	/* Not by half pieces, and then none of it.  */
 	CHECK(cu.MemUnmap(piece(from) + BYTES / 2, BYTES) != CUDA_SUCCESS);
 	CHECK(cu.MemUnmap(piece(from), (to - from) * BYTES - BYTES / 2) != CUDA_SUCCESS);
@@ -93,7 +93,7 @@ int main(int argc, char **argv)
 		CUDA(MemRelease(handles[i]));
 	CHECK(cu.MemRelease(handles[7]) != CUDA_SUCCESS);
 	move_and_verify(PIECES);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+	controller_park();
 	CUDA(MemUnmap(segment, PIECES / 2 * BYTES));
 	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
 	for (unsigned n = 0; n < WRITTEN; n++)

@@ -199,7 +199,7 @@ int main(int argc, char **argv)
 		unmap(0);
 	map(0, 0);
 	allow(0);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+	controller_park();
 	CUDA(MemGetAccess(&flags, &access_all.location, places[0].at));
 	CHECK_EQUAL(flags, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 	CHECK_EQUAL(page_read().want, 0);

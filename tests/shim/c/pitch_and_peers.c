@@ -7,7 +7,7 @@ static CUcontext contexts[2];
 
 static void park(void)
 {
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+	controller_park();
 }
 
 static void resume(void)

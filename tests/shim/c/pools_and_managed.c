@@ -53,7 +53,7 @@ static void through_a_park(void)
 	CHECK_EQUAL(launch_pattern(NULL, moving, USED, 4), CUDA_SUCCESS);
 	used = use_and_keep(NULL);
 	before = free_bytes();
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+	controller_park();
 	parked = free_bytes();
 	CHECK_EQUAL(parked - before, MiB(2) + USED + KEPT);
 	CHECK_EQUAL(page_read().gpus[0].fixed_bytes[AFFINODE_FIXED_MANAGED], 0);
@@ -65,7 +65,7 @@ static void through_a_park(void)
 	CHECK(holds_pattern(used, USED, 9, 0));
 
 	/* Freed while it is out.  */
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+	controller_park();
 	CUDA(MemFree(moving));
 	PAGE_UNTIL(page.gpus[0].fixed_bytes[AFFINODE_FIXED_MANAGED] == 0);
 	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);

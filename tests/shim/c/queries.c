@@ -76,7 +76,7 @@ int main(int argc, char **argv)
 		resident[i] = ask(places[i]);
 	for (int i = 0; i < 3; i++)
 		check_block(&resident[i], large, bytes, places[i]);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+	controller_park();
 	for (int i = 0; i < 4; i++)
 		parked[i] = ask(places[i]);
 	CHECK_EQUAL(memcmp(resident, parked, sizeof(resident)), 0);

@@ -113,7 +113,7 @@ int main(int argc, char **argv)
 	/* Parked while it waits, resumed, and then served.  */
 	CUdeviceptr before = got;
 	number = ask(&thread, MiB(6));
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+	controller_park();
 	controller_answer_room(number, true);
 	PAGE_UNTIL(page.want == 1);
 	CUDA(MemFree(filler));

@@ -64,7 +64,7 @@ int main(int argc, char **argv)
 
 	CHECK_EQUAL(launch_pattern(NULL, other, BYTES, 3), CUDA_SUCCESS);
 	CUDA(CtxSynchronize());
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_OK);
+	controller_park();
 	CHECK_EQUAL(page_read().gpus[0].parked_bytes, BYTES);
 	CHECK_EQUAL(page_read().gpus[0].fixed_bytes[AFFINODE_FIXED_SHARED], BYTES);
 	CHECK_EQUAL(asked(flagged), 1);
