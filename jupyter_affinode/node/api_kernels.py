@@ -135,11 +135,11 @@ class HoldHandler(Handler):
     def post(self, kernel_id: str) -> None:
         """POST /kernels/{id}/hold"""
         duration = self.body(duration_s=(int, float, type(None))).get("duration_s")
-        if duration is not None and not 0 < duration <= LONGEST_S:  # NaN neither
+        if duration is not None and not duration > 0:  # NaN neither
             raise ApiError(400, "bad-request", "duration_s must be a positive number of seconds")
         kernel = self.kernel(kernel_id)
         try:
-            self.controller.wishes.hold(kernel, duration)
+            self.controller.wishes.hold(kernel, duration and min(duration, LONGEST_S))
         except HoldRefused as refused:
             raise ApiError(409, "hold-quota", str(refused)) from None
         self.finish(self.kernel_json(kernel))
