@@ -86,6 +86,7 @@ class MoveFlag(enum.IntFlag):
     PREPARE = 1
     CONTEXT = 2
     PREEMPT = 4  # PARK: although the process is at work
+    ELSEWHERE = 8  # RESUME: on the GPU whose UUID is the command's text
 
 
 MOVE_BUDGET_SHIFT = 8  # the bits above: the MiB of host memory that a park may take anew; 0: no limit
@@ -126,9 +127,10 @@ class HelloFlag(enum.IntFlag):
     CONTEXT = 16  # may be parked at context depth
     GRANT = 32  # pieces of a grant follow, and say who this is
     PREEMPTS = 64  # knows MoveFlag.PREEMPT
+    ELSEWHERE = 128  # knows MoveFlag.ELSEWHERE
 
 
-HELLO_FLAGS = HelloFlag(0x7F)
+HELLO_FLAGS = HelloFlag(0xFF)
 
 BODIES = {  # what a controller may be sent
     MessageType.HELLO: HELLO,

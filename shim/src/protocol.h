@@ -67,6 +67,7 @@ enum affinode_hello_flags {
 	AFFINODE_HELLO_CONTEXT = 1u << 4,    /* may be parked at context depth too (the person's or admin's wish) */
 	AFFINODE_HELLO_GRANT = 1u << 5,      /* a GRANT follows, and says who this is */
 	AFFINODE_HELLO_PREEMPTS = 1u << 6,   /* knows MOVE_PREEMPT */
+	AFFINODE_HELLO_ELSEWHERE = 1u << 7,  /* knows MOVE_ELSEWHERE, and can carry it out as far as is known */
 };
 
 struct affinode_hello {
@@ -137,6 +138,11 @@ enum affinode_move_flags {
 	 * finished, and nobody is let through before the process has had its turn again. BUSY if work or calls
 	 * under way do not end within seconds, or a capture is open: then everything goes on as before. */
 	AFFINODE_MOVE_PREEMPT = 1u << 2,
+	/* RESUME, of a process parked at context depth that uses one GPU: on the GPU whose UUID, as NVML prints it, is
+	 * the command's `reason`. From then on that is the GPU that the page names. REFUSED, NO_GPU_ROOM and STALE leave
+	 * everything as it was: parked, and a RESUME without the flag goes to the GPU that the page names. Never together
+	 * with MOVE_PREPARE. */
+	AFFINODE_MOVE_ELSEWHERE = 1u << 3,
 };
 
 /* PARK: the bits above are the MiB of host memory that it may take at most, beside lots and what the process keeps
@@ -176,7 +182,7 @@ struct affinode_command {
 	uint32_t request;     /* ROOM: the request number it answers; COMMIT, ABORT: the epoch of the move */
 	uint64_t deadline_ns; /* not to be begun after this; 0: none */
 	uint64_t argument;
-	char reason[AFFINODE_TEXT_SIZE];
+	char reason[AFFINODE_TEXT_SIZE]; /* for the log; with MOVE_ELSEWHERE, the GPU's UUID */
 };
 
 enum affinode_status {
