@@ -85,9 +85,6 @@ void mover_let_go(void);
 /* Keep the mover from working, waiting `ns` at most for what it does now; let it go afterwards. false: it works on.  */
 bool mover_seize(uint64_t ns);
 
-/* Keep the mover from working, waiting `ns` at most for what it does now; let it go afterwards. false: it works on.  */
-bool mover_seize(uint64_t ns);
-
 /* Wait until the mover has let go, `ns` at most; it stops between pieces once the process is dying.  */
 void mover_quiesce(uint64_t ns);
 

@@ -1,4 +1,4 @@
-/* Between mover.c (the thread and its queue), park.c and resume.c.  */
+/* Between mover.c and its other files (mover_queue.h), park.c and resume.c.  */
 #ifndef AFFINODE_MOVING_H
 #define AFFINODE_MOVING_H
 
