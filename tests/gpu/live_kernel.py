@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -45,11 +45,11 @@ class Answer:
 
 
 class LiveKernel:
-    """Executes cells; `managed=False` starts the twin that is never parked."""
+    """Executes cells; `managed=False` starts the twin that is never parked. `env` is added to its environment."""
 
-    def __init__(self, *, managed: bool = True) -> None:
+    def __init__(self, *, managed: bool = True, env: Mapping[str, str] | None = None) -> None:
         self.manager = KernelManager(kernel_name="python3")
-        env = dict(os.environ, XLA_PYTHON_CLIENT_PREALLOCATE="false")
+        env = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false", **(env or {})}
         if not managed:
             env["AFFINODE_DISABLE"] = "1"
         self.manager.start_kernel(env=env)

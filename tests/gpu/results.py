@@ -32,6 +32,7 @@ TITLES = {
     "allocations": "What the shim costs without a caching allocator",
     "parity": "Whether backed memory can be told from the driver's",
     "ipc": "CUDA tensors shared between processes",
+    "many kernels": "Many kernels on few GPUs",
     "turns": "Programs that never pause take turns",
     "idle": "What counts as use, who else is seen, what moves are learnt to take",
 }

@@ -12,6 +12,7 @@ import pytest
 GPU = Path(__file__).resolve().parents[1] / "gpu"
 sys.path.insert(0, str(GPU))
 
+import many_programs  # noqa: E402
 import random_cycles  # noqa: E402
 import results  # noqa: E402
 
@@ -30,10 +31,12 @@ def test_fails_anyway():
 """
 
 
-def script(machine, name, *arguments, timeout=100, env=None):
+def script(machine, name, *arguments, timeout=100, env=None, simulate=False):
+    """Run one; with `simulate`, so that it can load the simulated NVML itself."""
     environment = {**machine.environment, **(env or {})}
+    through = ["-m", "jupyter_affinode.cli", "simulate", "--", sys.executable] if simulate else []
     return subprocess.run(
-        [sys.executable, str(GPU / f"{name}.py"), *arguments],
+        [sys.executable, *through, str(GPU / f"{name}.py"), *arguments],
         env=environment,
         cwd=machine.work,
         capture_output=True,
@@ -110,6 +113,41 @@ def test_a_suite_under_the_shim_and_without(scripts_machine, strict):
     assert (done.returncode == 1) is strict, done.stderr
     assert len(found["differences"]) == strict
     assert int(found["rows"][1][6]) > 0  # parks
+
+
+def test_many_kernels_take_turns(scripts_machine, tmp_path):
+    scripts_machine.environment.update(AFFINODE_SIM_MEMORY="512MiB", AFFINODE_SIM_CONTEXT="16MiB")
+    done = script(
+        scripts_machine,
+        "many_kernels",
+        "--program=driver",
+        "--kernels=3",
+        "--gib=0.15",
+        "--time=3",
+        "--think=0.2:0.6",
+        "--yields=0.1",
+        "--controller=--host-reserve=0",
+        "--json",
+        str(tmp_path / "f.json"),
+        simulate=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "f.json").read_text())
+    assert found["cells"] >= 3 and found["resumes"] >= 1 and "GIVEN BACK" in done.stdout
+
+
+def test_the_checksum_of_many_kernels_is_that_of_every_word():
+    def summed(piece_sums):
+        return sum(one * (2 * piece + 1) for piece, one in enumerate(piece_sums)) % many_programs.WORD
+
+    pieces, words, start = 3, 50, (1 << 64) - 7
+    memory = [[(many_programs.A * (p * words + j) + start) for j in range(words)] for p in range(pieces)]
+    weigh = [many_programs.B * j + 1 for j in range(words)]
+    sums = [sum(word * weight for word, weight in zip(piece, weigh, strict=True)) for piece in memory]
+    assert summed(sums) == many_programs.checksum(pieces, words, start)
+    for bit in range(64):
+        wrong = [sums[0], sums[1] + weigh[31] * (1 << bit), sums[2]]
+        assert summed(wrong) != many_programs.checksum(pieces, words, start)
 
 
 @pytest.mark.parametrize("depth", ["memory", "context"])
