@@ -178,18 +178,16 @@ class Moves:
     def end_park_wish(self, kernel: KernelRecord, outcome: Outcome) -> None:
         """Tell whoever asked for a park."""
         kernel.park_asked = None
-        futures, kernel.park_futures = kernel.park_futures, []
-        for future in futures:
-            if not future.done():
-                future.set_result(outcome)
+        done, kernel.park_done = kernel.park_done, None
+        if done is not None:
+            done.set_result(outcome)
 
     def end_resume_wish(self, kernel: KernelRecord, outcome: Outcome) -> None:
         """Tell whoever asked for a resume."""
         kernel.resume_asked = False
-        futures, kernel.resume_futures = kernel.resume_futures, []
-        for future in futures:
-            if not future.done():
-                future.set_result(outcome)
+        done, kernel.resume_done = kernel.resume_done, None
+        if done is not None:
+            done.set_result(outcome)
 
     def _command(
         self,
@@ -307,7 +305,7 @@ class Moves:
             for uuid, gpu in kernel.by_gpu().items():
                 if gpu.parked_bytes:
                     self._state.gpus.take_failure(uuid, gpu.parked_bytes)
-        elif kernel.resume_futures:
+        elif kernel.resume_done is not None:
             self.end_resume_wish(kernel, Outcome(status, SLUGS[status], text))
 
 

@@ -194,9 +194,9 @@ class KernelRecord:
     park_asked: str | None = None
     park_asked_until: float = 0.0  # "busy" is tried again until then
     ask_again_at: float = 0.0
-    park_futures: list[asyncio.Future[Outcome]] = field(default_factory=list)
+    park_done: asyncio.Future[Outcome] | None = None  # one for everyone who asked
     resume_asked: bool = False
-    resume_futures: list[asyncio.Future[Outcome]] = field(default_factory=list)
+    resume_done: asyncio.Future[Outcome] | None = None
     end_asked: str | None = None  # its server is to shut it down, and why
     end_asked_at: float = 0.0
     end_retry_at: float = 0.0  # not asked again before: the server did not do it

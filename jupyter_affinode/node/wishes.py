@@ -21,6 +21,9 @@ BUSY_PATIENCE_S = 2.0  # work that the kernel had just submitted is given that l
 CANCEL_LASTS_S = 5.0
 UNTRACKED_CANCEL_LASTS_S = 1.0  # nobody will say that the cell ended
 OPEN_REQUESTS_MAX = 8
+ASKED_AGAIN_S = (
+    0.5  # who asks once more while a resume waits to be tried again has it tried sooner, not at once
+)
 
 Done = asyncio.Future[Outcome]
 
@@ -35,39 +38,41 @@ class Wishes:
         self._on_change = on_change
 
     def park(self, kernel: KernelRecord) -> Done:
-        """Free the kernel's GPU now, open cell or not; ends a hold. The future tells how it went."""
-        done: Done = asyncio.get_running_loop().create_future()
+        """Free the kernel's GPU now, open cell or not; ends a hold. The future tells how it went; who asks again
+        meanwhile gets the same, so it is never to be cancelled.
+        """
         self._moves.end_resume_wish(
             kernel, Outcome(Status.REFUSED, "park-asked", "a park was asked for since")
         )
         if kernel.residency in (Residency.PARKED, Residency.QUEUED):
-            done.set_result(Outcome(Status.NOTHING, "", "already parked"))
+            done = _at_once(Status.NOTHING, "", "already parked")
         elif not kernel.processes or kernel.residency is Residency.NONE:
-            done.set_result(Outcome(Status.NOTHING, "nothing-to-move", "the kernel does not use the GPU"))
+            done = _at_once(Status.NOTHING, "nothing-to-move", "the kernel does not use the GPU")
         elif kernel.residency is Residency.LOST:
-            done.set_result(Outcome(Status.REFUSED, "lost", "the kernel's GPU state is lost"))
+            done = _at_once(Status.REFUSED, "lost", "the kernel's GPU state is lost")
         else:
             now = time.monotonic()
             kernel.park_asked = "the person asked for it"
             kernel.park_asked_until, kernel.ask_again_at = now + BUSY_PATIENCE_S, now
-            kernel.park_futures.append(done)
+            done = kernel.park_done = kernel.park_done or asyncio.get_running_loop().create_future()
         self._on_change()
         return done
 
     def resume(self, kernel: KernelRecord) -> Done:
-        """Get the kernel's GPU back as soon as there is room; it waits in the queue."""
-        done: Done = asyncio.get_running_loop().create_future()
+        """Get the kernel's GPU back as soon as there is room; it waits in the queue. The future as above."""
         if kernel.residency in (Residency.NONE, Residency.RESIDENT) and not any(
             process.is_parked for process in kernel.processes.values()
         ):
-            done.set_result(Outcome(Status.NOTHING, "", "already on the GPU"))
-        elif kernel.residency is Residency.LOST:
-            done.set_result(Outcome(Status.REFUSED, "lost", "the kernel's GPU state is lost"))
-        else:
-            kernel.resume_asked = True
-            kernel.resume_retry_at = 0.0
-            kernel.resume_futures.append(done)
-            self._on_change()
+            return _at_once(Status.NOTHING, "", "already on the GPU")
+        if kernel.residency is Residency.LOST:
+            return _at_once(Status.REFUSED, "lost", "the kernel's GPU state is lost")
+        now = time.monotonic()
+        kernel.resume_retry_at = min(
+            kernel.resume_retry_at, now + ASKED_AGAIN_S if kernel.resume_asked else now
+        )
+        kernel.resume_asked = True
+        done = kernel.resume_done = kernel.resume_done or asyncio.get_running_loop().create_future()
+        self._on_change()
         return done
 
     def hold(self, kernel: KernelRecord, duration_s: float | None) -> str:
@@ -139,11 +144,12 @@ class Wishes:
 
     def look_for_fulfilled(self, kernel: KernelRecord) -> None:
         """End wishes that came true in another way: a shim resumed by itself, a process with memory ended."""
-        if kernel.resume_futures and kernel.residency in (Residency.RESIDENT, Residency.NONE):
+        if kernel.resume_done is not None and kernel.residency in (Residency.RESIDENT, Residency.NONE):
             parked = any(process.data.state is State.PARKED for process in kernel.processes.values())
             if not parked and kernel.move is None:
                 self._moves.end_resume_wish(kernel, Outcome(Status.OK, "", "the GPU is back"))
-        if kernel.park_futures and kernel.move is None and kernel.residency is not Residency.RESIDENT:
+        is_over = kernel.move is None and kernel.residency is not Residency.RESIDENT
+        if kernel.park_done is not None and is_over:
             is_parked = kernel.residency in (Residency.PARKED, Residency.QUEUED)
             slug = "" if is_parked else "nothing-to-move"
             self._moves.end_park_wish(kernel, Outcome(Status.NOTHING, slug, "the kernel uses no GPU now"))
@@ -158,6 +164,12 @@ class Wishes:
                 _answer(process, request, outcome.status, outcome.text)
 
         done.add_done_callback(answer)
+
+
+def _at_once(status: Status, slug: str, text: str) -> Done:
+    done: Done = asyncio.get_running_loop().create_future()
+    done.set_result(Outcome(status, slug, text))
+    return done
 
 
 def _answer(process: Process, request: Request, status: Status, text: str) -> None:

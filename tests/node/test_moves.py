@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
 import signal
 import sys
@@ -328,6 +330,27 @@ def test_a_park_that_is_not_waited_for_answers_at_once(node, shim, residency, wa
     assert machine.kernel("k")["text"] == "Freeing the GPU…"
 
 
+def test_whoever_asks_again_and_again_piles_nothing_up(node, shim, wait_until):
+    """A kernel that waits for a full GPU is asked back over and over; who waits for the answer still gets it."""
+    machine = node()
+    kernel = shim("k", parked=300 * MIB)
+    kernel.resume_status = NO_GPU_ROOM
+    waiting = [in_background(machine.ask, "POST", "/kernels/k/resume", {}) for _ in range(2)]
+    wait_until(lambda: machine.kernel("k")["residency"] == "queued")
+    before = futures_that_wait()
+    for _ in range(200):
+        assert machine.ask("POST", "/kernels/k/resume", {"wait": False})[0] == 202
+    assert futures_that_wait() - before < 100
+    kernel.resume_status = OK
+    assert [result_of(thread)[0] for thread in waiting] == [200, 200]
+
+
+def futures_that_wait():
+    """How many futures of this process, in which the controller runs, are not done."""
+    gc.collect()
+    return sum(isinstance(each, asyncio.Future) and not each.done() for each in gc.get_objects())
+
+
 def test_a_held_kernel_stays_until_it_is_released(node, shim, residency, wait_until):
     machine = node(**IDLE)
     machine.ask("PUT", "/kernels/k", {})
@@ -613,7 +636,7 @@ def test_what_another_kernel_keeps_makes_room_for_a_park_that_was_asked_for(node
     wait_until(lambda: {"k", "keeper"} <= machine.kernels().keys())
     asked = in_background(machine.ask, "POST", "/kernels/k/park", {})
     wait_until(lambda: keeper.heard.of(TRIM))
-    (trim,) = keeper.heard.of(TRIM)
+    trim = keeper.heard.of(TRIM)[0]  # there may be more as the machine's own free memory comes and goes
     assert 0 < trim.argument < 1.5 * available
     assert result_of(asked)[0] == 200
     assert kernel.heard.of(PARK)
