@@ -6,7 +6,10 @@ only public keys, is `node/grants.py`, where the claims are described. Needs the
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
+import stat
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -78,12 +81,37 @@ def make_keys() -> tuple[bytes, bytes]:
 
 
 def write_grant(path: Path, grant: str) -> None:
-    """Put a grant where AFFINODE_GRANT_FILE names it, in one step: who reads sees the old one or the new."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(grant + "\n")
-    fresh.replace(path)
+    """Put a grant where AFFINODE_GRANT_FILE names it, in one step: who reads sees the old one or the new.
+
+    Only its owner may read it; one that replaces a file is that file's owner's. Nothing that lies in the folder is
+    followed or written to, whoever put it there. Raises OSError, and leaves the old one as it was.
+    """
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fresh = f".{path.name[:200]}.{secrets.token_hex(16)}"
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(fresh, flags, 0o600, dir_fd=folder), "w") as file:
+            try:
+                _keep_owner(file.fileno(), path.name, folder)
+                file.write(grant + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+                os.rename(fresh, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(fresh, dir_fd=folder)
+                raise
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _keep_owner(descriptor: int, replaces: str, folder: int) -> None:
+    """Give a file to the owner of the one that it replaces; what is no file, a link say, is nobody's."""
+    with contextlib.suppress(FileNotFoundError):
+        old = os.stat(replaces, dir_fd=folder, follow_symlinks=False)
+        if stat.S_ISREG(old.st_mode) and (old.st_uid, old.st_gid) != (os.geteuid(), os.getegid()):
+            os.fchown(descriptor, old.st_uid, old.st_gid)
 
 
 def _jwt() -> Any:

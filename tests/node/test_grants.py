@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
+import os
 import time
 from types import SimpleNamespace
 
@@ -11,12 +13,12 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from fake_shim import HAS_GRANT, FakePage, connect, grant_pieces, hello, message, send
-from people import Person, open_to_everyone
+from people import Person, needs_root, open_to_everyone
 
 from hub_spawner.grants import grant_hook
 from jupyter_affinode import environment
 from jupyter_affinode.cli import main
-from jupyter_affinode.grants import CannotSign, make_keys, sign_grant
+from jupyter_affinode.grants import CannotSign, make_keys, sign_grant, write_grant
 from jupyter_affinode.node.grants import LEEWAY_S, GrantRefused, GrantsUnavailable, GrantVerifier
 
 US = "affinode:here"
@@ -186,6 +188,52 @@ def test_the_command_makes_keys_and_grants(tmp_path, capsys):
     assert main([*sign, "--cap", "nonsense"]) == 1
     with pytest.raises(CannotSign):
         sign_grant(b"no key", "k", user="bob", audience=US)
+
+
+def test_a_grant_is_written_past_whatever_lies_in_its_folder(tmp_path, monkeypatch):
+    """Links that somebody put there, under the file's name or the one that it is made under, lead nowhere."""
+    victim, path = tmp_path / "victim", tmp_path / "grants" / "alice"
+    victim.write_text("precious")
+    path.parent.mkdir()
+    path.symlink_to(victim)
+    guessed = ["00" * 16, "11" * 16]
+    monkeypatch.setattr("secrets.token_hex", lambda size: guessed[0])
+    trap = path.with_name(f".alice.{guessed[0]}")
+    trap.symlink_to(victim)
+    with pytest.raises(FileExistsError):
+        write_grant(path, "header.claims.signature")
+    assert path.is_symlink() and trap.is_symlink()
+    del guessed[0]
+    write_grant(path, "header.claims.signature")
+    assert not path.is_symlink() and path.read_text() == "header.claims.signature\n"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert victim.read_text() == "precious"
+    assert {each.name for each in path.parent.iterdir()} == {"alice", trap.name}
+
+
+def test_a_renewed_grant_stays_its_owners(tmp_path):
+    needs_root()
+    path = tmp_path / "alice"
+    write_grant(path, "old.grant.signed")
+    os.chown(path, 61001, 61100)
+    write_grant(path, "new.grant.signed")
+    status = path.stat()
+    assert (status.st_uid, status.st_gid, status.st_mode & 0o777) == (61001, 61100, 0o600)
+    assert path.read_text() == "new.grant.signed\n"
+
+
+def test_a_grant_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+    path = tmp_path / "alice"
+    write_grant(path, "old.grant.signed")
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_grant(path, "new.grant.signed")
+    assert path.read_text() == "old.grant.signed\n"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_the_hub_gives_each_server_its_grant(verifier, tmp_path):
