@@ -37,7 +37,7 @@ POLICY = (
 )
 SHARED = (
     " None leaves what the controller has. All servers of a person (or of the machine) share one: the server "
-    "that starts last decides, and a controller of the machine's administrator refuses."
+    "that starts last decides. The machine's own controller has its administrators' settings, whatever is said here."
 )
 
 

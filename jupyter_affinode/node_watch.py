@@ -119,10 +119,7 @@ class NodeWatch:
 
     async def _found(self, client: ControllerClient, event: dict[str, Any]) -> None:
         if self._policy:
-            try:
-                await client.set_policy(**self._policy)
-            except ControllerRefused as refused:
-                self._log.warning("The GPU controller did not take the configured policy: %s", refused)
+            await self._configure(client, event["node"])
         before, self.kernels = self.kernels, {kernel["id"]: kernel for kernel in event["kernels"]}
         self.node, self._client, self.available, self.message = event["node"], client, True, None
         self._log.info("Following the GPU controller (pid %s).", event["node"]["controller"]["pid"])
@@ -132,6 +129,21 @@ class NodeWatch:
             self._tell_removed(kernel_id)
         for kernel_id, kernel in self.kernels.items():
             self._tell_changed(before.get(kernel_id), kernel)
+
+    async def _configure(self, client: ControllerClient, node: Node) -> None:
+        """Tell a person's own controller this server's policy. The machine's is its administrators' alone, also where
+        this server is root's or one of theirs: a notebook's settings are for a notebook's people.
+        """
+        if node["others"] is not None:
+            self._log.warning(
+                "This machine's GPU controller has its own policy: AffinodeExtension.%s has no effect here.",
+                ", ".join(self._policy),
+            )
+            return
+        try:
+            await client.set_policy(**self._policy)
+        except ControllerRefused as refused:
+            self._log.warning("The GPU controller did not take the configured policy: %s", refused)
 
     def _take(self, event: dict[str, Any]) -> None:
         kind = event["event"]

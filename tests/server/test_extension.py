@@ -212,6 +212,19 @@ def test_configured_policy_reaches_every_controller(native, server, machine, wai
     wait_until(lambda: policy() == ("idle", 7), timeout=10)
 
 
+def test_the_machines_controller_keeps_its_policy_though_the_server_is_an_administrators(
+    native, server, machine, wait_until
+):
+    machine.start_controller("--system", "--settle=0.1")
+    before = machine.node()["settings"]
+    server.start("--AffinodeExtension.park_when=idle", "--AffinodeExtension.idle_timeout_s=7")
+    wait_until(
+        lambda: "AffinodeExtension.park_when, idle_timeout_s has no effect" in server.log(), timeout=15
+    )
+    wait_until(lambda: server.affinode()[1]["available"])
+    assert machine.node()["settings"] == before
+
+
 def test_the_doctor_is_there_too(followed):
     status, found = followed.affinode("doctor")
     assert status == 200
