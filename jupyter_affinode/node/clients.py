@@ -9,7 +9,8 @@ from tornado.iostream import IOStream
 from .access import Access, NotAllowed, Visitor
 from .identity import Identity
 from .limits import Account, Accounts
-from .peers import peer_of, place_of
+from .peers import Place, peer_of, place_of
+from .strangers import one_too_many, the_fullest
 
 
 class TooMuch(Exception):
@@ -21,7 +22,7 @@ class Client:
     """One connection. Its person is who its first request says; every request says it anew."""
 
     visitor: Visitor
-    place: str
+    place: Place
     account: Account | None = None
 
 
@@ -41,14 +42,14 @@ class Clients:
             client = Client(self._access.visit(stream.socket, peer), place_of(peer))
         except (NotAllowed, OSError) as refused:
             return str(refused)
-        strangers = [other for other, its in self._clients.items() if its.account is None]
-        neighbours = [other for other in strangers if self._clients[other].place == client.place]
-        if len(neighbours) >= limits.strangers:
-            self._close(neighbours[0])  # had the longest time to ask something
-        elif len(self._clients) >= limits.clients_everyone:
-            if not strangers:
+        strangers = {other: its.place for other, its in self._clients.items() if its.account is None}
+        goes = one_too_many(strangers, client.place, limits)
+        if goes is None and len(self._clients) >= limits.clients_everyone:
+            goes = the_fullest(strangers)
+            if goes is None:
                 return f"{limits.clients_everyone} clients are connected already"
-            self._close(strangers[0])
+        if goes is not None:
+            self._close(goes)
         self._clients[stream] = client
         return None
 

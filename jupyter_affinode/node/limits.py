@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from dataclasses import dataclass
 
 FULL_AGAIN_S = 60.0  # an account without anything open is forgotten after that; every bucket is full by then
@@ -74,25 +75,48 @@ class Account:
         self.new_streams = TokenBucket(limits.streams_per_s, 2 * limits.streams)
         self.used_at = time.monotonic()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing of theirs is open."""
+        return not (self.links or self.clients or self.streams)
+
 
 class Accounts:
-    """Everyone's, by owner."""
+    """Everyone's, by owner.
+
+    Bounded, since one person may have thousands of user ids (those of user namespaces): there are places for
+    everyone who can have something open, and as many again. Beyond that who asked longest ago and has nothing open
+    is forgotten.
+    """
 
     def __init__(self, limits: Limits):
         self.limits = limits
-        self._accounts: dict[str | None, Account] = {}
+        self.places = 2 * (limits.links_everyone + limits.clients_everyone)
+        self._accounts: OrderedDict[str | None, Account] = OrderedDict()  # who was here last, last
 
     def of(self, owner: str | None) -> Account:
         """A person's, made if it is not there."""
         account = self._accounts.get(owner)
         if account is None:
+            self._make_place()
             account = self._accounts[owner] = Account(self.limits)
+        self._accounts.move_to_end(owner)
         account.used_at = time.monotonic()
         return account
+
+    def __len__(self) -> int:
+        return len(self._accounts)
+
+    def _make_place(self) -> None:
+        for _ in range(len(self._accounts)):
+            if len(self._accounts) < self.places:
+                return
+            owner, account = self._accounts.popitem(last=False)
+            if not account.is_idle:  # half of all at most are such; to the end
+                self._accounts[owner] = account
 
     def tidy(self, now: float) -> None:
         """Forget who has nothing open; called now and then, or names from grants would pile up."""
         for owner, account in list(self._accounts.items()):
-            idle = not (account.links or account.clients or account.streams)
-            if idle and now - account.used_at > FULL_AGAIN_S:
+            if account.is_idle and now - account.used_at > FULL_AGAIN_S:
                 del self._accounts[owner]

@@ -12,7 +12,8 @@ from pathlib import Path
 from .access import Access, NotAllowed
 from .connection import Connection, Ending, LinkListener
 from .limits import Accounts
-from .peers import DropLog, peer_of, place_of
+from .peers import DropLog, Place, peer_of, place_of
+from .strangers import one_too_many
 
 ACCEPTS_AT_ONCE = 16
 BACKLOG = 1024
@@ -37,9 +38,7 @@ class Link:
         self.drops = DropLog(log)
         self._listener = listener
         self._access, self._accounts = access, accounts
-        self._strangers: dict[
-            Connection, str
-        ] = {}  # who has not said HELLO yet, from which place, oldest first
+        self._strangers: dict[Connection, Place] = {}  # who has not said HELLO yet, oldest first
         self._version = version
         self._log = log
         self._heartbeat_s = heartbeat_s
@@ -107,20 +106,16 @@ class Link:
         if connection.open and not connection.greeted:
             self._take_stranger(connection, place_of(peer))
 
-    def _take_stranger(self, connection: Connection, place: str) -> None:
-        """One that said nothing yet. Too many: the oldest goes, which had the longest time to say something."""
-        limits = self._accounts.limits
+    def _take_stranger(self, connection: Connection, place: Place) -> None:
+        """One that said nothing yet."""
         self._strangers = {
             stranger: its
             for stranger, its in self._strangers.items()
             if stranger.open and not stranger.greeted
         }
-        neighbours = [stranger for stranger, its in self._strangers.items() if its == place]
-        if len(neighbours) >= limits.strangers:
-            neighbours[0].end(Ending.DROPPED, f"{limits.strangers} connections of its place say nothing")
-        elif len(self._strangers) >= limits.strangers_everyone:
-            oldest = next(iter(self._strangers))
-            oldest.end(Ending.DROPPED, f"{limits.strangers_everyone} connections say nothing")
+        goes = one_too_many(self._strangers, place, self._accounts.limits)
+        if goes is not None:
+            goes.end(Ending.DROPPED, "too many connections say nothing")
         self._strangers[connection] = place
 
     def _ended(self, connection: Connection, ending: Ending, why: str) -> None:

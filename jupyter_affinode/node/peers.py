@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 CREDENTIALS = struct.Struct("=iII")
 SO_PEERGROUPS = 59  # Linux 4.13; not in Python's socket module
@@ -84,10 +85,20 @@ def is_beside_us(connected: socket.socket, peer: Peer) -> bool:
         os.close(descriptor)
 
 
-def place_of(peer: Peer) -> str:
-    """Where the peer runs, as far as that can be seen: what tells containers of one user id apart."""
+class Place(NamedTuple):
+    """Where a peer runs, as far as that can be seen: what tells containers of one user id apart. The parts are in
+    the order in which it becomes easier to have several.
+    """
+
+    uid: int
+    cgroup: str = ""
+    namespace: str = ""  # of process ids
+
+
+def place_of(peer: Peer) -> Place:
+    """Where the peer runs now."""
     if peer.pid <= 0:
-        return f"{peer.uid}"
+        return Place(peer.uid)
     try:
         namespace = os.readlink(f"/proc/{peer.pid}/ns/pid")
     except OSError:
@@ -96,7 +107,7 @@ def place_of(peer: Peer) -> str:
         cgroup = Path(f"/proc/{peer.pid}/cgroup").read_text(errors="replace")[:4096]
     except OSError:
         cgroup = ""
-    return f"{peer.uid} {namespace} {hash(cgroup):x}"
+    return Place(peer.uid, cgroup, namespace)
 
 
 def parent_of(pid: int) -> int | None:

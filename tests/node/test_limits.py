@@ -1,0 +1,49 @@
+"""Nobody's connections or user ids, however many, take the places of others or the controller's memory."""
+
+from __future__ import annotations
+
+from jupyter_affinode.node.limits import FULL_AGAIN_S, MANY_USERS, Accounts
+from jupyter_affinode.node.peers import Place
+from jupyter_affinode.node.strangers import one_too_many, the_fullest
+
+ALICE, MALLORY, CONTAINERS = 61001, 61002, 1000
+
+
+def test_whoever_comes_from_ever_new_places_drives_out_only_themselves():
+    strangers = {"alice": Place(ALICE, "/user", "pid:1")}
+    for number in range(MANY_USERS.strangers_everyone * 2):
+        place = Place(MALLORY, f"/user/{number}", f"pid:{number}")
+        gone = one_too_many(strangers, place, MANY_USERS)
+        if gone is not None:
+            del strangers[gone]
+        strangers[number] = place
+    assert len(strangers) == MANY_USERS.strangers_everyone
+    assert "alice" in strangers
+
+
+def test_among_containers_of_one_user_id_the_one_with_most_namespaces_gives_way():
+    strangers = {"honest": Place(CONTAINERS, "/pod-a", "pid:1")}
+    strangers |= {number: Place(CONTAINERS, "/pod-b", f"pid:{number}") for number in range(5)}
+    assert the_fullest(strangers) == 0
+
+
+def test_in_one_place_the_oldest_gives_way():
+    place = Place(MALLORY, "/user", "pid:1")
+    strangers = dict.fromkeys(range(MANY_USERS.strangers), place)
+    assert one_too_many(strangers, place, MANY_USERS) == 0
+    assert one_too_many(strangers, Place(ALICE), MANY_USERS) is None
+    assert the_fullest({}) is None
+
+
+def test_a_person_of_many_user_ids_takes_a_bounded_number_of_accounts():
+    accounts = Accounts(MANY_USERS)
+    alice = accounts.of("uid-61001")
+    alice.links = 1
+    asked = accounts.of("uid-7")
+    for number in range(accounts.places * 2):
+        accounts.of(f"uid-{100_000 + number}")
+    assert len(accounts) == accounts.places
+    assert accounts.of("uid-61001") is alice, "who has something open is not forgotten"
+    assert accounts.of("uid-7") is not asked, "who asked longest ago and has nothing open is"
+    accounts.tidy(alice.used_at + 2 * FULL_AGAIN_S)
+    assert len(accounts) == 1
