@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "asks.h"
+#include "describe.h"
 #include "gate.h"
 #include "link.h"
 #include "page.h"
@@ -18,6 +19,7 @@ EXPORT int affinode_status_text(char *text, size_t size);
 EXPORT int affinode_page_copy(void *buffer, size_t size);
 EXPORT void affinode_dying(void);
 EXPORT void affinode_cell_began(void);
+EXPORT int affinode_describe(char *text, size_t size);
 
 int affinode_version(char *text, size_t size)
 {
@@ -66,4 +68,10 @@ void affinode_dying(void)
 void affinode_cell_began(void)
 {
 	gate_cancel_end();
+}
+
+/* Its state, the gates, the calls inside and who holds the mover, in lines: where does it hang?  */
+int affinode_describe(char *text, size_t size)
+{
+	return text && size ? describe(text, size) : -EINVAL;
 }

@@ -11,6 +11,7 @@
 #include "blocks.h"
 #include "checkpoint.h"
 #include "clock.h"
+#include "describe.h"
 #include "driver.h"
 #include "kept.h"
 #include "link.h"
@@ -236,6 +237,34 @@ bool mover_take_outcome(struct moved *moved)
 	mover_queue.outcome_waits = false;
 	pthread_mutex_unlock(&mover_queue.lock);
 	return taken;
+}
+
+/* As glibc keeps it: the thread that holds the lock.  */
+static int holder(const pthread_mutex_t *lock)
+{
+	return *(volatile const int *)&lock->__data.__owner;
+}
+
+int describe_mover(char *text, size_t size, int at)
+{
+	bool known = false;
+
+	for (int tries = 0; tries < 100 && !known; tries++) {
+		known = pthread_mutex_trylock(&mover_queue.lock) == 0;
+		if (!known)
+			clock_sleep_ns(MS_NS);
+	}
+	DESCRIBE("mover: its work is held by thread %d, its queue by thread %d\n", holder(&mover_work_lock),
+		 known ? 0 : holder(&mover_queue.lock));
+	if (known) {
+		DESCRIBE("mover: last move %s, number %u%s%s%s%s%s, decision %d\n",
+			 mover_queue.next.command == AFFINODE_COMMAND_PARK ? "park" : "resume", mover_queue.next.epoch,
+			 mover_queue.next.alone ? ", alone" : "", mover_queue.waits ? ", not taken up" : "",
+			 mover_queue.runs ? ", under way" : "", mover_queue.is_prepared ? ", prepared" : "",
+			 mover_queue.outcome_waits ? ", its outcome not taken" : "", atomic_load(&mover_queue.decision));
+		pthread_mutex_unlock(&mover_queue.lock);
+	}
+	return describe_holds(text, size, at);
 }
 
 void mover_reset_in_child(void)

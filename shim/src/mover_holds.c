@@ -7,6 +7,7 @@
 #include "checkpoint.h"
 #include "clock.h"
 #include "contexts.h"
+#include "describe.h"
 #include "gate.h"
 #include "link.h"
 #include "mover_queue.h"
@@ -154,6 +155,16 @@ void mover_quiesce(uint64_t ns)
 {
 	if (mover_seize(ns))
 		mover_let_go();
+}
+
+int describe_holds(char *text, size_t size, int at)
+{
+	static const char *const waits[] = {"none", "armed", "given up"};
+
+	DESCRIBE("mover: %scopying, %u stepped aside, %u frees wait for it, its bounded wait: %s\n",
+		 mover_is_copying() ? "" : "not ", atomic_load(&steps_aside), atomic_load(&holders),
+		 waits[atomic_load(&bounded_wait)]);
+	return at;
 }
 
 void mover_holds_reset_in_child(void)

@@ -7,6 +7,8 @@
 
 #include <glob.h>
 
+#include "watcher.h"
+
 /* The pipes' numbers in the neighbour.  */
 #define FROM 3
 #define TO 4
@@ -147,6 +149,7 @@ struct neighbour neighbour_start(uint64_t spare)
 		_exit(127);
 	}
 	unsetenv("AFFINODE_DISABLE");
+	watcher_add(neighbour.pid);
 	close(down[0]);
 	close(up[1]);
 	CHECK_EQUAL(read(up[0], &byte, 1), 1);

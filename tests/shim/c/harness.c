@@ -11,6 +11,8 @@
 #include <sys/wait.h>
 #include <time.h>
 
+#include "watcher.h"
+
 uint64_t test_seed;
 char test_step[640];
 const char *test_role;
@@ -18,10 +20,9 @@ const char *test_role;
 static char folder[64], link_path[96];
 static char *program;
 static pid_t owner; /* the process that made the folder */
-static unsigned deadline;
 
 static int listener = -1, link_fd = -1;
-static const struct affinode_page *page;
+static const struct affinode_page *_Atomic page;
 static uint32_t epoch;
 
 #define KEPT 256
@@ -53,27 +54,25 @@ void test_pause(void)
 	nanosleep(&t, NULL);
 }
 
+void test_say_page(void)
+{
+	const struct affinode_page *now = atomic_load(&page);
+
+	if (now)
+		fprintf(stderr, "page: state %u want %u inside %u captures %u flags %x parks %llu resumes %llu\n",
+			now->state, now->want, now->calls_in_flight, now->captures, now->flags,
+			(unsigned long long)now->parks, (unsigned long long)now->resumes);
+}
+
 _Noreturn void test_fail(const char *file, int line, const char *what, long value)
 {
 	fprintf(stderr, "%s:%d: %s (%ld) seed %llu%s%s\n", file, line, what, value, (unsigned long long)test_seed,
 		test_role ? " in child " : "", test_role ? test_role : "");
 	if (test_step[0])
 		fprintf(stderr, "at %s\n", test_step);
-	if (page)
-		fprintf(stderr, "page: state %u want %u inside %u captures %u flags %x parks %llu resumes %llu\n",
-			page->state, page->want, page->calls_in_flight, page->captures, page->flags,
-			(unsigned long long)page->parks, (unsigned long long)page->resumes);
+	test_say_page();
+	watcher_kill_children();
 	_exit(1);
-}
-
-static void *watch(void *unused)
-{
-	struct timespec t = {(time_t)deadline, 0};
-
-	(void)unused;
-	while (nanosleep(&t, &t) != 0)
-		;
-	test_fail(program, 0, "hung: the deadline passed after seconds", (long)deadline);
 }
 
 static void remove_folder(void)
@@ -120,7 +119,6 @@ static void parent_begin(void)
 void test_begin(int argc, char **argv, unsigned deadline_s)
 {
 	const char *given = getenv("TEST_SEED");
-	pthread_t watcher;
 
 	program = argv[0];
 	test_role = argc > 1 ? argv[1] : NULL;
@@ -130,10 +128,8 @@ void test_begin(int argc, char **argv, unsigned deadline_s)
 		fflush(stdout);
 		parent_begin();
 	}
-	deadline = deadline_s;
 	signal(SIGPIPE, SIG_IGN);
-	CHECK_EQUAL(pthread_create(&watcher, NULL, watch, NULL), 0);
-	CHECK_EQUAL(pthread_detach(watcher), 0);
+	watcher_start(deadline_s);
 }
 
 void thread_start(pthread_t *thread, void *(*body)(void *), void *argument)
@@ -156,6 +152,7 @@ static void take_hello(void)
 	struct iovec iov = {&hello, sizeof(hello)};
 	struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control,
 				 .msg_controllen = sizeof(control)};
+	void *mapped;
 	int fd;
 
 	CHECK_EQUAL(recvmsg(link_fd, &message, MSG_CMSG_CLOEXEC), sizeof(hello));
@@ -163,10 +160,10 @@ static void take_hello(void)
 	CHECK_EQUAL(hello.header.type, AFFINODE_HELLO);
 	CHECK(CMSG_FIRSTHDR(&message) != NULL);
 	memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(fd));
-	if (page)
-		munmap((void *)page, AFFINODE_PAGE_SIZE);
-	page = mmap(NULL, AFFINODE_PAGE_SIZE, PROT_READ, MAP_SHARED, fd, 0);
-	CHECK(page != MAP_FAILED);
+	/* in the old one's place: who reads it meanwhile, to say where it hangs, reads one of them */
+	mapped = mmap((void *)page, AFFINODE_PAGE_SIZE, PROT_READ, MAP_SHARED | (page ? MAP_FIXED : 0), fd, 0);
+	CHECK(mapped != MAP_FAILED);
+	atomic_store(&page, mapped);
 	close(fd);
 	CHECK_EQUAL(page->magic, AFFINODE_PAGE_MAGIC);
 }
@@ -377,14 +374,15 @@ uint32_t controller_noticed(uint32_t kind, uint64_t *bytes)
 
 struct affinode_page page_read(void)
 {
+	const struct affinode_page *now = atomic_load(&page);
 	struct affinode_page copy;
 	uint64_t before, after;
 
 	do {
-		before = __atomic_load_n(&page->sequence, __ATOMIC_ACQUIRE);
-		memcpy(&copy, page, sizeof(copy));
+		before = __atomic_load_n(&now->sequence, __ATOMIC_ACQUIRE);
+		memcpy(&copy, now, sizeof(copy));
 		__atomic_thread_fence(__ATOMIC_ACQUIRE);
-		after = __atomic_load_n(&page->sequence, __ATOMIC_RELAXED);
+		after = __atomic_load_n(&now->sequence, __ATOMIC_RELAXED);
 	} while (before != after || before % 2);
 	return copy;
 }
@@ -402,6 +400,7 @@ pid_t child_start(const char *role)
 		execl("/proc/self/exe", program, role, (char *)NULL);
 		_exit(127);
 	}
+	watcher_add(pid);
 	return pid;
 }
 
@@ -411,5 +410,6 @@ int child_wait(pid_t pid)
 
 	while (waitpid(pid, &status, 0) < 0)
 		CHECK_EQUAL(errno, EINTR);
+	watcher_remove(pid);
 	return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }

@@ -25,6 +25,7 @@ extern char test_step[640]; /* what is being tried now, for whoever reads of a f
 uint64_t test_random(uint64_t *state);
 uint64_t test_now_ns(void);
 
+void test_say_page(void); /* what the shim says of itself, on stderr */
 _Noreturn void test_fail(const char *file, int line, const char *what, long value);
 #define CHECK(condition)                                             \
 	do {                                                         \

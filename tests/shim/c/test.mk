@@ -8,7 +8,7 @@
 
 TEST_FOLDER := ../tests/shim/c
 TEST_BUILD := $(BUILD)/test
-TEST_SUPPORT := harness cuda board contents depth ipc_process
+TEST_SUPPORT := harness watcher cuda board contents depth ipc_process
 TEST_FUZZ := fuzz_messages
 TEST_LIBRARIES := calling_driver failing_driver
 TEST_PROGRAMS := $(sort $(filter-out $(TEST_SUPPORT) $(TEST_LIBRARIES) $(TEST_FUZZ),\
@@ -18,7 +18,7 @@ TEST_FLAVOURS := plain address thread
 
 SANITIZE_address := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 SANITIZE_thread := -fsanitize=thread
-TEST_CFLAGS := -std=gnu11 -O1 -g -fexceptions -fno-strict-aliasing -Isrc -I$(TEST_FOLDER) \
+TEST_CFLAGS := -std=gnu11 -O1 -g -fexceptions -fno-strict-aliasing -iquote src -iquote $(TEST_FOLDER) \
 	-Wall -Wextra -MMD -MP
 TEST_CXXFLAGS := $(filter-out -std=gnu11,$(TEST_CFLAGS)) -std=gnu++17
 

@@ -1,0 +1,92 @@
+/* A test that hangs says where: each of its threads is named with the functions it is in, the shim's own too, which block
+ * all signals; and so is what the gate and the mover are about.  */
+#include "harness.h"
+
+#include "watcher.h"
+
+static pthread_mutex_t held = PTHREAD_MUTEX_INITIALIZER;
+static CUdeviceptr block;
+
+static void *copy_at_the_gate(void *unused)
+{
+	uint32_t word;
+
+	CUDA(CtxSetCurrent(cuda_context));
+	cu.MemcpyDtoH(&word, block, sizeof(word));
+	return unused;
+}
+
+static __attribute__((noinline)) void wait_for_ever(void)
+{
+	pthread_mutex_lock(&held);
+	pthread_mutex_lock(&held);
+	pthread_mutex_unlock(&held);
+}
+
+static void child(void)
+{
+	pthread_t thread;
+	char byte;
+
+	snprintf(test_step, sizeof(test_step), "the step that hangs");
+	cuda_start();
+	CUDA(MemAlloc(&block, MiB(2)));
+	CHECK_EQUAL(read(0, &byte, 1), 1);
+	thread_start(&thread, copy_at_the_gate, NULL);
+	wait_for_ever();
+}
+
+static void expect(const char *report, const char *words)
+{
+	if (strstr(report, words))
+		return;
+	fprintf(stderr, "not in the report: %s\n%s\n", words, report);
+	test_fail(__FILE__, __LINE__, "the report is not whole", 0);
+}
+
+int main(int argc, char **argv)
+{
+	static char report[1 << 18];
+	int in[2], out[2], saved_in, saved_err;
+	size_t got = 0;
+	ssize_t n;
+	pid_t pid;
+
+	test_begin(argc, argv, 60);
+	if (test_role)
+		child();
+	CHECK_EQUAL(pipe(in), 0);
+	CHECK_EQUAL(pipe(out), 0);
+	saved_in = dup(0);
+	saved_err = dup(2);
+	dup2(in[0], 0);
+	dup2(out[1], 2);
+	pid = child_start("child");
+	dup2(saved_in, 0);
+	dup2(saved_err, 2);
+	close(out[1]);
+	controller_accept();
+	PAGE_UNTIL(page.gpus[0].resident_bytes == MiB(2) && page.calls_in_flight == 0);
+	controller_park();
+	CHECK_EQUAL(write(in[1], "+", 1), 1);
+	PAGE_UNTIL(page.want == 1);
+	watcher_ask(pid);
+	while ((n = read(out[0], report + got, sizeof(report) - 1 - got)) > 0)
+		got += (size_t)n;
+	CHECK_EQUAL(child_wait(pid), 1);
+	expect(report, "in child child");
+	expect(report, "at the step that hangs");
+	expect(report, "shim: on, queued");
+	expect(report, "(closed");
+	expect(report, "waits at the gate");
+	expect(report, "its work is held by thread 0");
+	CHECK(strstr(report, "does not answer") == NULL);
+	if (system("command -v addr2line >/dev/null") != 0)
+		return 0;
+	expect(report, "wait_for_ever at ");
+	expect(report, "copy_at_the_gate at ");
+	expect(report, "wait_at_gate at ");
+	expect(report, "link_main at ");
+	expect(report, "mover_main at ");
+	return 0;
+}
