@@ -51,7 +51,7 @@ def preemptible_at(kernel: Kernel, quantum_s: float) -> float | None:
 def _preempt(plan: Plan, lacks: Mapping[str, int], head: Waiter) -> None:
     quantum_s = plan.settings.quantum_s
     over = []
-    for kernel in plan.resident_on(lacks):
+    for kernel in plan.candidates.resident_on(lacks):
         moment = preemptible_at(kernel, quantum_s)
         if moment is not None and moment <= plan.now and plan.is_free(kernel) and kernel is not head.kernel:
             over.append(kernel)
@@ -64,7 +64,7 @@ def _preempt(plan: Plan, lacks: Mapping[str, int], head: Waiter) -> None:
 def _end_newest(plan: Plan, lacks: Mapping[str, int], head: Waiter) -> None:
     if plan.now - head.since < plan.settings.end_after_s:
         return
-    here = plan.resident_on(lacks)
+    here = plan.candidates.resident_on(lacks)
     if any(kernel.is_ending for kernel in here):
         return  # one after the other: meanwhile somebody may have become idle
     younger = [

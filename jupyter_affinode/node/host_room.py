@@ -63,15 +63,14 @@ class HostRoom:
 
     def lots(self, kernel: Kernel) -> int:
         """How much of the lots a park of the kernel can use."""
-        if not kernel.host.is_frugal:
+        if not self._lots or not kernel.host.is_frugal:
             return 0
         has = max(kernel.host.kept_bytes, kernel.host.lot_bytes)  # what came a moment ago is not kept yet
         return min(max(_probably_takes(kernel) - has, 0), self._lots)
 
-    def refusal(self, kernel: Kernel) -> str | None:
-        """Why a park of the kernel is not even tried; None if it may be."""
-        needs = _surely_takes(kernel)
-        anew = needs - kernel.host.kept_bytes - self.lots(kernel)
+    def refusal(self, kernel: Kernel, lot_bytes: int) -> str | None:
+        """Why a park of the kernel with so much of the lots is not even tried; None if it may be."""
+        anew = _surely_takes(kernel) - kernel.host.kept_bytes - lot_bytes
         if anew <= self.budget(kernel):
             return None
         headroom = self._headroom.get(kernel.cgroup)
@@ -86,9 +85,9 @@ class HostRoom:
             f" leaves {bytes_in_words(max(headroom or 0, 0))}"
         )
 
-    def shortage(self, kernel: Kernel) -> Shortage | None:
-        """What a park of the kernel probably lacks; None if it will fit."""
-        anew = _probably_takes(kernel) - kernel.host.kept_bytes - self.lots(kernel)
+    def shortage(self, kernel: Kernel, lot_bytes: int) -> Shortage | None:
+        """What a park of the kernel with so much of the lots probably lacks; None if it will fit."""
+        anew = _probably_takes(kernel) - kernel.host.kept_bytes - lot_bytes
         host = anew - max(self._left, 0)
         cgroup = anew - max(self._headroom[kernel.cgroup], 0) if kernel.cgroup in self._headroom else 0
         if host <= 0 and cgroup <= 0:
@@ -185,17 +184,17 @@ def _surely_takes(kernel: Kernel) -> int:
     """The least with which a park of the kernel can end well, or is worth a try."""
     if not kernel.host.is_frugal:
         return kernel.movable_bytes
-    return max(_known_short(kernel), min(_probably_takes(kernel), LEAST_BYTES))
+    return max(_known_short(kernel, kernel.movable_bytes), min(_probably_takes(kernel), LEAST_BYTES))
 
 
 def _probably_takes(kernel: Kernel) -> int:
     """What a park of the kernel takes by all that is known: by its last one, or all it has."""
-    takes = kernel.movable_bytes
+    takes = movable = kernel.movable_bytes
     if kernel.host.is_frugal and kernel.host.park_takes_bytes is not None:
         takes = min(takes, kernel.host.park_takes_bytes)
-    return max(takes, _known_short(kernel))
+    return max(takes, _known_short(kernel, movable))
 
 
-def _known_short(kernel: Kernel) -> int:
+def _known_short(kernel: Kernel, movable_bytes: int) -> int:
     """What a park was seen to take at least; less by now if the kernel has freed memory since."""
-    return min(kernel.host.park_short_bytes, kernel.movable_bytes + SLACK_BYTES)
+    return min(kernel.host.park_short_bytes, movable_bytes + SLACK_BYTES)

@@ -15,6 +15,8 @@ from .snapshot import Kernel, Node, Waiter
 
 USER, GROUP = "user ", "group "  # before the name; no GPU is called so
 
+Whose = tuple[str, tuple[str, ...], int | None]  # user, groups, what the user's grant allows
+
 
 class Limits:
     """The limits that hold for a node's kernels; falsy where there are none."""
@@ -22,18 +24,12 @@ class Limits:
     def __init__(self, node: Node, settings: Settings):
         self.caps: dict[str, int] = {}
         self.room: dict[str, int] = {}
-        self._used_of: dict[str, int] = {}  # by limit
         self._keys: dict[str, tuple[str, ...]] = {}  # by kernel
-        self._keys_of: dict[tuple[str, tuple[str, ...], int | None], tuple[str, ...]] = {}  # by whose
         self._used: dict[str, int] = {}  # by kernel
+        self._frees: dict[str, Mapping[str, int]] = {}  # by kernel, of those that were asked about
         users, groups = sizes(settings.user_limits), sizes(settings.group_limits)
         if users or groups or any(kernel.limit_bytes is not None for kernel in node.kernels):
-            for kernel in node.kernels:
-                self._add(kernel, users, groups)
-            for reserved in node.reservations:
-                if not reserved.is_taken:
-                    self._use(reserved.kernel_id, reserved.bytes)
-            self.room = {key: cap - self._used_of.get(key, 0) for key, cap in self.caps.items()}
+            self._look(node, users, groups)
 
     def __bool__(self) -> bool:
         return bool(self.caps)
@@ -44,54 +40,65 @@ class Limits:
 
     def needs(self, waiter: Waiter) -> Mapping[str, int]:
         """What serving a waiter takes, of the GPUs and of its limits."""
-        keys = self.of(waiter.kernel.id)
+        keys = self._keys.get(waiter.kernel.id)
         if not keys:
             return waiter.needs
-        return {**waiter.needs, **self.shares(waiter)}
-
-    def shares(self, waiter: Waiter) -> dict[str, int]:
-        """What serving a waiter takes of its limits."""
-        size, has = sum(waiter.needs.values()), self._used.get(waiter.kernel.id, 0)
-        return {key: self._least(waiter, size, self.caps[key] - has) for key in self.of(waiter.kernel.id)}
+        size = sum(waiter.needs.values())
+        needs = {**waiter.needs, **dict.fromkeys(keys, size)}
+        if waiter.room is None:  # who is larger than its limit comes back when it is the only one
+            has = self._used[waiter.kernel.id]
+            for key in keys:
+                needs[key] = max(min(size, self.caps[key] - has), 0)
+        return needs
 
     def frees(self, kernel: Kernel) -> Mapping[str, int]:
         """What parking a kernel gives back, of the GPUs and of its limits."""
-        keys = self.of(kernel.id)
+        keys = self._keys.get(kernel.id)
         if not keys:
             return kernel.resident_bytes
-        return {**kernel.resident_bytes, **dict.fromkeys(keys, kernel.movable_bytes)}
+        frees = self._frees.get(kernel.id)
+        if frees is None:
+            frees = {**kernel.resident_bytes, **dict.fromkeys(keys, kernel.movable_bytes)}
+            self._frees[kernel.id] = frees
+        return frees
 
     def exceeded(self, waiter: Waiter) -> tuple[str, int] | None:
         """The limit (its name and size) that an allocation can never have room in, whoever yields."""
         if waiter.room is not None:
             for key in self.of(waiter.kernel.id):
-                if self._used.get(waiter.kernel.id, 0) + waiter.room.bytes > self.caps[key]:
+                if self._used[waiter.kernel.id] + waiter.room.bytes > self.caps[key]:
                     return key, self.caps[key]
         return None
 
-    @staticmethod
-    def _least(waiter: Waiter, size: int, most: int) -> int:
-        """A kernel that is larger than its limit comes back when it is the only one."""
-        return size if waiter.room is not None else max(min(size, most), 0)
+    def _look(self, node: Node, users: Mapping[str, int], groups: Mapping[str, int]) -> None:
+        """See who has how much; those of the same user, groups and grant count in the same limits."""
+        keys_of: dict[Whose, tuple[str, ...]] = {}
+        used_of: dict[tuple[str, ...], int] = {}  # by limits
+        for kernel in node.kernels:
+            whose = kernel.user, kernel.groups, kernel.limit_bytes
+            keys = keys_of.get(whose)
+            if keys is None:
+                keys = keys_of[whose] = self._keys_of(whose, users, groups)
+            if keys:
+                size = sum(kernel.resident_bytes.values()) + sum(kernel.fixed_bytes.values())
+                self._keys[kernel.id], self._used[kernel.id] = keys, size
+                used_of[keys] = used_of.get(keys, 0) + size
+        for reserved in node.reservations:
+            keys = self.of(reserved.kernel_id)
+            if keys and not reserved.is_taken:
+                self._used[reserved.kernel_id] += reserved.bytes
+                used_of[keys] += reserved.bytes
+        self.room = dict(self.caps)
+        for keys, size in used_of.items():
+            for key in keys:
+                self.room[key] -= size
 
-    def _add(self, kernel: Kernel, users: Mapping[str, int], groups: Mapping[str, int]) -> None:
-        whose = kernel.user, kernel.groups, kernel.limit_bytes
-        keys = self._keys_of.get(whose)
-        if keys is None:
-            named = [
-                (USER + kernel.user, rule_for(users, kernel.user)),
-                (USER + kernel.user, kernel.limit_bytes),
-            ]
-            named += [(GROUP + group, rule_for(groups, group)) for group in kernel.groups]
-            known = [(key, cap) for key, cap in named if cap is not None]
-            for key, cap in known:
-                self.caps[key] = min(cap, self.caps.get(key, cap))
-            keys = self._keys_of[whose] = tuple(dict(known))
-        if keys:
-            self._keys[kernel.id] = keys
-            self._use(kernel.id, kernel.movable_bytes + sum(kernel.fixed_bytes.values()))
-
-    def _use(self, kernel_id: str, size: int) -> None:
-        self._used[kernel_id] = self._used.get(kernel_id, 0) + size
-        for key in self.of(kernel_id):
-            self._used_of[key] = self._used_of.get(key, 0) + size
+    def _keys_of(self, whose: Whose, users: Mapping[str, int], groups: Mapping[str, int]) -> tuple[str, ...]:
+        """The limits that kernels of somebody count in, noted with their sizes."""
+        user, their_groups, granted = whose
+        named = [(USER + user, rule_for(users, user)), (USER + user, granted)]
+        named += [(GROUP + group, rule_for(groups, group)) for group in their_groups]
+        known = [(key, cap) for key, cap in named if cap is not None]
+        for key, cap in known:
+            self.caps[key] = min(cap, self.caps.get(key, cap))
+        return tuple(dict(known))

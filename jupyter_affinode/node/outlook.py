@@ -101,14 +101,16 @@ class _View:
                 return moment, "the GPU is full until others have been idle for long enough"
         held = any(
             kernel.held_until is not None and kernel.held_until > plan.now
-            for kernel in plan.resident_on([uuid])
+            for kernel in plan.candidates.resident_on([uuid])
         )
         return None, "the GPU is full, and its kernels are busy" + (
             " or kept by their people" if held else ""
         )
 
     def _slowest_move(self, uuid: str) -> float:
-        moving = [kernel for kernel in self.plan.resident_on([uuid]) if not self.plan.is_free(kernel)]
+        moving = [
+            kernel for kernel in self.plan.candidates.resident_on([uuid]) if not self.plan.is_free(kernel)
+        ]
         return max((park_s(kernel, self.plan.node.speeds) for kernel in moving), default=0.0)
 
     def _hopeless_reason(self, waiter: Waiter) -> str:

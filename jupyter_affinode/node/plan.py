@@ -1,18 +1,16 @@
 """One pass of the policy: what it has decided so far, and what room that leaves; pure.
 
 Resources are GPUs, by UUID, and the limits of users and groups (memory_limits.py). Everything that looks at all
-kernels does so once a pass and keeps an index by resource: a machine may have a thousand kernels, and hundreds
-in its queue.
+kernels does so once a pass: a machine may have a thousand of them, and hundreds in its queue.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 
-from . import victims
 from .actions import Action, Cause, DropCaches, GiveLots, Park, RefusePark
-from .eligibility import eligible_at, least_idle_s
+from .candidates import Candidates
 from .host_room import HostRoom, Keepers, Shortage
 from .memory_limits import Limits
 from .settings import Settings
@@ -35,6 +33,7 @@ class Plan:
             self.room[reservation.gpu] = self.room.get(reservation.gpu, 0) - reservation.bytes
         self.room.update(self.limits.room)
         self.incoming = dict.fromkeys(self.room, 0)  # will be free when what is under way is done
+        self.candidates = Candidates(now, node, settings, self.queue, self.limits, self.is_free)
         self._host = HostRoom(node.host, settings)
         self._taken: set[str] = set()
         for kernel in node.kernels:
@@ -88,35 +87,6 @@ class Plan:
 
     # ---- who could yield
 
-    def eligible(self) -> list[Kernel]:
-        """Who may be parked now, the best first (see victims.py)."""
-        return victims.in_order(self.now, filter(self.is_free, self._eligible), self.node)
-
-    def eligible_on(self, resources: Collection[str]) -> list[Kernel]:
-        """The same, of those whose memory counts in one of the resources."""
-        found = {
-            kernel.id: kernel
-            for resource in resources
-            for kernel in self._eligible_by_resource.get(resource, ())
-            if self.is_free(kernel)
-        }
-        gpus = None if any(resource in self.limits.caps for resource in resources) else resources
-        return victims.in_order(self.now, found.values(), self.node, gpus)
-
-    def resident_on(self, gpus: Iterable[str]) -> list[Kernel]:
-        """Kernels that are on one of the GPUs, free or not."""
-        found = {kernel.id: kernel for uuid in gpus for kernel in self._resident_by_gpu.get(uuid, ())}
-        return list(found.values())
-
-    def waiting_residents(self, resources: Iterable[str]) -> list[tuple[int, int, Kernel]]:
-        """Kernels on the GPU that wait for more of it, with their first and last place in the queue."""
-        found = {
-            entry[2].id: entry
-            for resource in resources
-            for entry in self._waiting_residents.get(resource, ())
-        }
-        return list(found.values())
-
     @cached_property
     def yieldable(self) -> dict[str, int]:
         """What would become free on each GPU if everybody yielded who can, the kernels' own included."""
@@ -148,52 +118,6 @@ class Plan:
             total[place] = total.get(place, 0) + reserved.bytes
         return total
 
-    @cached_property
-    def _eligible(self) -> list[Kernel]:
-        anyone_waits = bool(self.queue)
-        used_by = self.now - least_idle_s(self.settings, anyone_waits=anyone_waits)
-        ready = []
-        for kernel in self.node.kernels:
-            if kernel.last_activity > used_by:
-                continue
-            moment = eligible_at(kernel, self.settings, anyone_waits=anyone_waits, speeds=self.node.speeds)
-            if moment is not None and moment <= self.now:
-                ready.append(kernel)
-        return ready
-
-    @cached_property
-    def _eligible_by_resource(self) -> dict[str, list[Kernel]]:
-        index: dict[str, list[Kernel]] = {}
-        for kernel in self._eligible:
-            for resource, size in self.limits.frees(kernel).items():
-                if size:
-                    index.setdefault(resource, []).append(kernel)
-        return index
-
-    @cached_property
-    def _resident_by_gpu(self) -> dict[str, list[Kernel]]:
-        index: dict[str, list[Kernel]] = {}
-        for kernel in self.node.kernels:
-            for uuid, size in kernel.resident_bytes.items():
-                if size:
-                    index.setdefault(uuid, []).append(kernel)
-        return index
-
-    @cached_property
-    def _waiting_residents(self) -> dict[str, list[tuple[int, int, Kernel]]]:
-        places: dict[str, tuple[int, int, Kernel]] = {}
-        for place, waiter in enumerate(self.queue):
-            kernel = waiter.kernel
-            if kernel.residency is Residency.RESIDENT:
-                first = places[kernel.id][0] if kernel.id in places else place
-                places[kernel.id] = first, place, kernel
-        index: dict[str, list[tuple[int, int, Kernel]]] = {}
-        for entry in places.values():
-            for resource, size in self.limits.frees(entry[2]).items():
-                if size:
-                    index.setdefault(resource, []).append(entry)
-        return index
-
     # ---- parking, and the host's memory
 
     def park(
@@ -212,14 +136,15 @@ class Plan:
         if self.settings.drop_caches_before_park and kernel.can_drop_caches and is_between_cells:
             self.act(DropCaches(kernel.id, reason))
             return True
-        short = self._host.shortage(kernel)
+        lots = self._host.lots(kernel)
+        short = self._host.shortage(kernel, lots)
         if short is not None and self._trim(short, "room to park another kernel", kernel):
             return False
-        refusal = self._host.refusal(kernel)
+        refusal = self._host.refusal(kernel, lots)
         if refusal is not None:
             self.act(RefusePark(kernel.id, "no-host-memory", refusal))
             return False
-        budget, lots = self._host.budget(kernel), self._host.lots(kernel)
+        budget = self._host.budget(kernel)
         self.act(
             Park(
                 kernel.id,

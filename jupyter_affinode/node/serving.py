@@ -27,35 +27,32 @@ def serve_queue(plan: Plan) -> None:
     for place, waiter in enumerate(plan.queue):
         if not plan.is_free(waiter.kernel):
             continue
+        needs = plan.limits.needs(waiter)
         ahead = [uuid for uuid, need in waiter.needs.items() if need and uuid in heads]
         if ahead:
-            if backfill and _may_go_first(plan, waiter, heads, ahead):
-                _give(plan, waiter)
+            if backfill and _may_go_first(plan, waiter, needs, heads, ahead):
+                _give(plan, waiter, needs)
             else:
-                _stand(plan, heads, waiter)
+                _stand(plan, heads, waiter, needs)
         elif is_hopeless(plan, waiter):
             if waiter.room is not None:
                 _deny_when_sure(plan, waiter, waiter.room)
         elif waiter.room is None and waiter.kernel.resume_retry_at > plan.now:
             pass
-        elif not _serve(plan, waiter, place):
-            short = plan.shortage(plan.limits.needs(waiter)) if plan.limits else {}
-            lacks_limit_alone = bool(short) and all(resource in plan.limits.caps for resource in short)
-            _stand(plan, heads if not lacks_limit_alone else None, waiter)
+        elif not _serve(plan, waiter, needs, place):
+            _stand(plan, heads if not _lacks_limit_alone(plan, needs) else None, waiter, needs)
 
 
 def is_hopeless(plan: Plan, waiter: Waiter) -> bool:
     """Whether it would not fit even if every kernel that can be moved yielded."""
-    kernel = waiter.kernel
-    if waiter.room is not None and kernel.hopeless:
-        return True
-    if plan.limits.exceeded(waiter) is not None:
+    is_resume = waiter.room is None
+    if not is_resume and (waiter.kernel.hopeless or plan.limits.exceeded(waiter) is not None):
         return True
     for uuid, need in waiter.needs.items():
         gpu = plan.node.gpus.get(uuid)
-        if gpu is None or (waiter.room is None and not gpu.is_measured):
+        if gpu is None or need <= gpu.free_bytes + gpu.uncertain_bytes:
             continue
-        if need > gpu.free_bytes + gpu.uncertain_bytes and need > _most(plan, kernel, gpu):
+        if not (is_resume and not gpu.is_measured) and need > _most(plan, waiter.kernel, gpu):
             return True
     return False
 
@@ -67,31 +64,43 @@ def _most(plan: Plan, kernel: Kernel, gpu: Gpu) -> int:
     return gpu.free_bytes + gpu.uncertain_bytes + plan.yieldable.get(gpu.uuid, 0) - own
 
 
-def _stand(plan: Plan, heads: dict[str, Waiter] | None, waiter: Waiter) -> None:
+def _lacks_limit_alone(plan: Plan, needs: Mapping[str, int]) -> bool:
+    """Whether nothing but its own user's or group's limit is in a waiter's way."""
+    if not plan.limits:
+        return False
+    short = plan.shortage(needs)
+    return bool(short) and all(resource in plan.limits.caps for resource in short)
+
+
+def _stand(plan: Plan, heads: dict[str, Waiter] | None, waiter: Waiter, needs: Mapping[str, int]) -> None:
     """A waiter that is not served holds up those behind it on its GPUs (in `heads`) and in its limits."""
     if heads is not None:
         for uuid, need in waiter.needs.items():
             if need and uuid not in heads:
                 heads[uuid] = waiter
-    if plan.limits:
-        for key, share in plan.limits.shares(waiter).items():
-            plan.room[key] -= share
+    for limit in plan.limits.of(waiter.kernel.id):
+        plan.room[limit] -= needs[limit]
 
 
-def _may_go_first(plan: Plan, waiter: Waiter, heads: Mapping[str, Waiter], ahead: Iterable[str]) -> bool:
+def _may_go_first(
+    plan: Plan,
+    waiter: Waiter,
+    needs: Mapping[str, int],
+    heads: Mapping[str, Waiter],
+    ahead: Iterable[str],
+) -> bool:
     """Whether a waiter can be served now although others wait ahead of it."""
-    if not plan.fits(plan.limits.needs(waiter), plan.settings.margin_bytes) or _is_too_fresh(plan, waiter):
+    if not plan.fits(needs, plan.settings.margin_bytes) or _is_too_fresh(plan, waiter):
         return False
     if is_hopeless(plan, waiter) or (waiter.room is None and waiter.kernel.resume_retry_at > plan.now):
         return False
     return delays_nobody(plan, waiter.needs, {uuid: heads[uuid] for uuid in ahead})
 
 
-def _serve(plan: Plan, waiter: Waiter, place: int) -> bool:
+def _serve(plan: Plan, waiter: Waiter, needs: Mapping[str, int], place: int) -> bool:
     """Serve a waiter if there is room; else make others yield for it. False: it waits on."""
     if _is_too_fresh(plan, waiter):
         return False
-    needs = plan.limits.needs(waiter)
     if not plan.fits(needs, plan.settings.margin_bytes):
         short = plan.shortage(needs)
         own = {resource: size for resource, size in short.items() if resource in plan.limits.caps}
@@ -101,11 +110,11 @@ def _serve(plan: Plan, waiter: Waiter, place: int) -> bool:
             return False
         if not plan.fits(needs, LAST_RESERVES) and not _may_try_blindly(plan, waiter, needs):
             return False
-    _give(plan, waiter)
+    _give(plan, waiter, needs)
     return True
 
 
-def _give(plan: Plan, waiter: Waiter) -> None:
+def _give(plan: Plan, waiter: Waiter, needs: Mapping[str, int]) -> None:
     """Grant a waiter what it needs."""
     kernel, room = waiter.kernel, waiter.room
     if room is not None:
@@ -113,7 +122,7 @@ def _give(plan: Plan, waiter: Waiter) -> None:
     else:
         waited = duration_in_words(plan.now - waiter.since)
         plan.act(Resume(kernel.id, kernel.resume_bytes, f"it waited {waited}", Cause.CELL))
-    plan.take_room(plan.limits.needs(waiter))
+    plan.take_room(needs)
 
 
 def _is_too_fresh(plan: Plan, waiter: Waiter) -> bool:

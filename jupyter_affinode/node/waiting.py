@@ -13,6 +13,8 @@ the GPU's users to say: with `when_full="wait"` until they are idle for their ti
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from .rules import PRIORITY_MAX, PRIORITY_MIN
 from .settings import Settings
 from .snapshot import Kernel, Node, Residency, Waiter
@@ -33,10 +35,10 @@ def waiters(node: Node, settings: Settings) -> list[Waiter]:
         if kernel.residency in AWAY:
             queue.append(_resume(kernel, head_start_s))
         else:
-            for room in rooms:
+            for room in rooms if len(rooms) == 1 else sorted(rooms, key=attrgetter("key")):
                 turn = room.since - head_start_s
                 queue.append(Waiter(kernel, room.since, {room.gpu: room.bytes}, room, turn))
-    queue.sort(key=_place)
+    queue.sort(key=attrgetter("turn", "since", "kernel.id"))  # stable: a kernel's rooms stay in their order
     return queue
 
 
@@ -45,17 +47,13 @@ def overtaking_s(settings: Settings) -> float:
     return (PRIORITY_MAX - PRIORITY_MIN) * settings.ageing_s
 
 
-def _place(waiter: Waiter) -> tuple[float, float, str, tuple[int, ...]]:
-    return waiter.turn, waiter.since, waiter.kernel.id, waiter.room.key if waiter.room is not None else ()
-
-
 def _resume(kernel: Kernel, head_start_s: float) -> Waiter:
     """A parked kernel waits once, for all it had and for the largest allocation that it was parked in."""
-    needs, rooms, since = kernel.resume_bytes, kernel.rooms, kernel.wants_since
-    for gpu in {room.gpu for room in rooms}:
-        needs[gpu] = needs.get(gpu, 0) + max(room.bytes for room in rooms if room.gpu == gpu)
-    if rooms:
-        earliest = min(room.since for room in rooms)
+    needs, since = kernel.resume_bytes, kernel.wants_since
+    if kernel.rooms:
+        for gpu in dict.fromkeys(room.gpu for room in kernel.rooms):
+            needs[gpu] = needs.get(gpu, 0) + max(room.bytes for room in kernel.rooms if room.gpu == gpu)
+        earliest = min(room.since for room in kernel.rooms)
         since = earliest if since is None else min(since, earliest)
     assert since is not None
     return Waiter(kernel, since, needs, None, since - head_start_s)

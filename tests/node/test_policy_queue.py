@@ -16,6 +16,7 @@ from jupyter_affinode.node.outlook import outlooks
 from jupyter_affinode.node.policy import decide
 from jupyter_affinode.node.rules import RuleError, is_named, names, numbers, rule_for, sizes
 from jupyter_affinode.node.settings import GIB, MIB, SettingsRefused
+from jupyter_affinode.node.snapshot import RoomRequest
 from jupyter_affinode.node.waiting import overtaking_s, waiters
 
 FILL = NEEDED.changed(backfill=True)
@@ -59,6 +60,15 @@ def test_whatever_the_classes_nobody_is_overtaken_by_who_comes_later_than_the_bo
     )
     if later > overtaking_s(policy) + 0.001:
         assert order(first, second, settings=policy)[0] == "first"
+
+
+def test_what_a_kernel_needs_is_in_the_order_of_its_requests_whatever_the_hash_seed():
+    """What people are told names the first GPU that is full, in every process the same."""
+    gpus = [f"GPU-{number}" for number in range(8)]
+    rooms = tuple(RoomRequest((1, number), gpu, MIB, NOW - 5) for number, gpu in enumerate(gpus))
+    waits = replace(parked("waits", waits=5), parked_bytes={}, rooms=rooms)
+    (waiter,) = waiters(node(waits), NEEDED)
+    assert list(waiter.needs) == gpus
 
 
 # ---- backfill

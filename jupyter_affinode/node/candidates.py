@@ -1,0 +1,144 @@
+"""Who could yield, by what they have memory in; pure.
+
+A machine may have a thousand kernels and hundreds that wait, so all are looked at once a pass at the most: each list
+is made and sorted when it is first asked for. Who is chosen from it is dropped from its front, so that the next
+look does not begin with those that are taken already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from operator import itemgetter
+
+from . import victims
+from .eligibility import eligible_at, least_idle_s
+from .memory_limits import Limits
+from .settings import Settings
+from .snapshot import Kernel, Node, Residency, Waiter
+
+Blocked = tuple[int, int, Kernel]  # the last and the first of its places in the queue
+
+
+class Candidates:
+    """The node's kernels by resource: GPUs, by UUID, and limits (memory_limits.py)."""
+
+    def __init__(
+        self,
+        now: float,
+        node: Node,
+        settings: Settings,
+        queue: Sequence[Waiter],
+        limits: Limits,
+        is_free: Callable[[Kernel], bool],
+    ):
+        """`is_free` says whether nothing is decided for a kernel; what was decided stays so."""
+        self._now = now
+        self._node = node
+        self._settings = settings
+        self._queue = queue
+        self._limits = limits
+        self._is_free = is_free
+        self._eligible_on: dict[frozenset[str], list[Kernel]] = {}  # the best last
+        self._blocked_on: dict[frozenset[str], list[Blocked]] = {}  # the latest last
+
+    def eligible(self) -> list[Kernel]:
+        """Who may be parked now, the best first (victims.py)."""
+        return victims.in_order(self._now, filter(self._is_free, self._eligible), self._node)
+
+    def eligible_on(self, resources: Collection[str]) -> Iterator[Kernel]:
+        """The same, of those whose memory counts in one of the resources."""
+        where = frozenset(resources)
+        ordered = self._eligible_on.get(where)
+        if ordered is None:
+            found = _united(self._eligible_by_resource, where)
+            gpus = None if any(resource in self._limits.caps for resource in where) else where
+            ordered = self._eligible_on[where] = victims.in_order(self._now, found, self._node, gpus)[::-1]
+        while ordered and not self._is_free(ordered[-1]):
+            ordered.pop()
+        return filter(self._is_free, reversed(ordered))
+
+    def blocked_behind(self, place: int, resources: Collection[str]) -> Iterator[Kernel]:
+        """Who waits behind that place in the queue for room and has memory in one of the resources, the latest first.
+
+        Only those that could yield: not the held, nor who computes.
+        """
+        where = frozenset(resources)
+        ordered = self._blocked_on.get(where)
+        if ordered is None:
+            found = [self._blocked[kernel.id] for kernel in _united(self._blocked_by_resource, where)]
+            ordered = self._blocked_on[where] = sorted(found, key=itemgetter(0))
+        while ordered and not self._is_free(ordered[-1][2]):
+            ordered.pop()
+        for last, first, kernel in reversed(ordered):
+            if last <= place:
+                return
+            if first > place and self._is_free(kernel):
+                yield kernel
+
+    def resident_on(self, gpus: Collection[str]) -> Sequence[Kernel]:
+        """Kernels that are on one of the GPUs, whatever is decided for them."""
+        return _united(self._resident_by_gpu, gpus)
+
+    @cached_property
+    def _eligible(self) -> list[Kernel]:
+        anyone_waits = bool(self._queue)
+        used_by = self._now - least_idle_s(self._settings, anyone_waits=anyone_waits)
+        ready = []
+        for kernel in self._node.kernels:
+            if kernel.last_activity > used_by:
+                continue
+            moment = eligible_at(kernel, self._settings, anyone_waits=anyone_waits, speeds=self._node.speeds)
+            if moment is not None and moment <= self._now:
+                ready.append(kernel)
+        return ready
+
+    @cached_property
+    def _blocked(self) -> Mapping[str, Blocked]:
+        places: dict[str, Blocked] = {}
+        for place, waiter in enumerate(self._queue):
+            kernel = waiter.kernel
+            if kernel.residency is Residency.RESIDENT and _may_yield(kernel, self._now):
+                first = places[kernel.id][1] if kernel.id in places else place
+                places[kernel.id] = place, first, kernel
+        return places
+
+    @cached_property
+    def _eligible_by_resource(self) -> Mapping[str, list[Kernel]]:
+        return self._by_resource(self._eligible)
+
+    @cached_property
+    def _blocked_by_resource(self) -> Mapping[str, list[Kernel]]:
+        return self._by_resource(kernel for _, _, kernel in self._blocked.values())
+
+    @cached_property
+    def _resident_by_gpu(self) -> Mapping[str, list[Kernel]]:
+        index: dict[str, list[Kernel]] = {}
+        for kernel in self._node.kernels:
+            for uuid, size in kernel.resident_bytes.items():
+                if size:
+                    index.setdefault(uuid, []).append(kernel)
+        return index
+
+    def _by_resource(self, kernels: Iterable[Kernel]) -> Mapping[str, list[Kernel]]:
+        index: dict[str, list[Kernel]] = {}
+        for kernel in kernels:
+            for resource, size in self._limits.frees(kernel).items():
+                if size:
+                    index.setdefault(resource, []).append(kernel)
+        return index
+
+
+def _united(index: Mapping[str, Sequence[Kernel]], resources: Collection[str]) -> Sequence[Kernel]:
+    """Those in the index under any of the resources, each once."""
+    if len(resources) == 1:
+        (resource,) = resources
+        return index.get(resource, ())
+    return list({kernel.id: kernel for each in resources for kernel in index.get(each, ())}.values())
+
+
+def _may_yield(kernel: Kernel, now: float) -> bool:
+    """Whether who waits for room could be parked meanwhile: neither held nor at work nor opted out."""
+    is_held = kernel.held_until is not None and kernel.held_until > now
+    is_busy = kernel.calls_in_flight or kernel.captures or kernel.retry_at > now
+    return not (is_held or is_busy or kernel.is_opted_out) and kernel.is_parkable
