@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..node import wire
-from ..node.page import Page
+from ..node.page import Page, PageGpu
 
 LINK_NAME = "link.sock"
 HEARTBEAT_MS = 60_000
 BEAT_EVERY_S = 15.0
 PARK, RESUME = wire.CommandKind.PARK, wire.CommandKind.RESUME
+WHOSE = "jupyter affinode bench"  # for the shim's log
 TRIES = 100  # a park that meets a call is revoked, and tried again
 
 
@@ -89,9 +90,9 @@ class ShimPeer:
         """Park it; asks again while a call is in the way. Raises MoveFailed."""
         return self._move(PARK, wire.MoveFlag.CONTEXT if context else 0, timeout_s)
 
-    def resume(self, timeout_s: float = 600.0) -> Move:
-        """Bring it back. Raises MoveFailed."""
-        return self._move(RESUME, 0, timeout_s)
+    def resume(self, timeout_s: float = 600.0, *, on_gpu: str = "") -> Move:
+        """Bring it back, where it was or, from context depth, on the GPU with that UUID. Raises MoveFailed."""
+        return self._move(RESUME, wire.MoveFlag.ELSEWHERE if on_gpu else 0, timeout_s, on_gpu or WHOSE)
 
     def give_lot(self, descriptor: int, size: int) -> None:
         """Hand over touched, zeroed host memory for its copies, as a controller does; the shim maps it soon."""
@@ -101,6 +102,10 @@ class ShimPeer:
             wire.PROTOCOL_VERSION, self._epoch, wire.CommandKind.LOT, request=self._lots, argument=size
         )
         socket.send_fds(self._socket, [command], [descriptor])
+
+    def gpus(self) -> tuple[PageGpu, ...]:
+        """The process's memory by GPU, as its page says."""
+        return self._page.read().gpus
 
     def kept_bytes(self) -> int:
         """Host memory that the shim keeps ready for a park, lots included."""
@@ -130,9 +135,9 @@ class ShimPeer:
         self._page.close()
         self._socket.close()
 
-    def _move(self, kind: wire.CommandKind, flags: int, timeout_s: float) -> Move:
+    def _move(self, kind: wire.CommandKind, flags: int, timeout_s: float, text: str = WHOSE) -> Move:
         for tries in range(1, TRIES + 1):
-            reply, took = self._command(kind, flags, timeout_s)
+            reply, took = self._command(kind, flags, timeout_s, text)
             if reply.status is wire.Status.OK:
                 page = self._page.read()
                 return Move(
@@ -152,14 +157,12 @@ class ShimPeer:
             time.sleep(0.02)
         raise MoveFailed(f"{kind.name.lower()}: {reply.status.name}: {reply.text or 'no words'}")
 
-    def _command(self, kind: wire.CommandKind, flags: int, timeout_s: float) -> tuple[wire.Reply, float]:
+    def _command(
+        self, kind: wire.CommandKind, flags: int, timeout_s: float, text: str
+    ) -> tuple[wire.Reply, float]:
         self._epoch += 1
         begin = time.perf_counter()
-        self._send(
-            wire.pack_command(
-                wire.PROTOCOL_VERSION, self._epoch, kind, argument=flags, reason="jupyter affinode bench"
-            )
-        )
+        self._send(wire.pack_command(wire.PROTOCOL_VERSION, self._epoch, kind, argument=flags, reason=text))
         while self._epoch not in self._replies:
             self.take(1.0)
             if time.perf_counter() - begin > timeout_s:

@@ -113,12 +113,17 @@ sys.stdin.read()
 
 
 class WholeGpu:
-    """All that is free of the GPU, held by a process without the shim for as long as the context lasts."""
+    """All that is free of a GPU, the first or the one with that UUID, held by a process without the shim for as long as
+    the context lasts.
+    """
+
+    def __init__(self, uuid: str = ""):
+        self._env = {"CUDA_VISIBLE_DEVICES": uuid} if uuid else {}
 
     def __enter__(self) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-c", FILL],
-            env=environment.controller_environment(),
+            env={**environment.controller_environment(), **self._env},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -179,6 +179,17 @@ def test_context_depth(scripts_machine, tmp_path):
     assert len(found["resume, context"]) == 3 and not found["problem"] and not found["woken by books"]
 
 
+def test_resumed_on_another_gpu(scripts_machine, tmp_path):
+    scripts_machine.simulate(memory="4GiB", gpus=2)
+    file = tmp_path / "f.json"
+    arguments = ["--programs=driver", "--sees=first", "--cycles=1", "--no-kill", "--json", str(file)]
+    done = script(scripts_machine, "elsewhere", *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(file.read_text())
+    assert found["passed"] and found["rows"][0][1] == "1/1"
+    assert found["notes"][0].endswith("the driver says its UUID, its place on the bus, errors [0, 0]")
+
+
 def test_pinned_memory_beside_the_drivers_checkpoint(scripts_machine):
     done = script(scripts_machine, "checkpoint_pinned", "--gib=0.1", "--cycles=1")
     assert done.returncode == 0, done.stdout + done.stderr
