@@ -6,6 +6,13 @@
  * told apart, as in containers); 1 if the GPU is divided (MIG), else 0. On failure a word on standard error and an exit
  * status of gpu_memory_exit.h.
  *
+ * affinode-gpu-memory all PID: such a line for each GPU that NVML knows, TOTAL 0 where it has no figures, and after it
+ *
+ *     SHARED UUID PCI NAME
+ *
+ * 1 if any number of processes may use the GPU at once (its compute mode is the default), else 0; its place on the PCI bus as
+ * sysfs names it; and what kind of GPU it is, with its spaces.
+ *
  * A program of its own, because a process that the driver has checkpointed never comes back from a call of NVML.  */
 #include <dlfcn.h>
 #include <stdbool.h>
@@ -24,6 +31,11 @@ typedef struct nvmlDevice_st *nvml_device;
 struct nvml_memory {
 	unsigned long long total, free, used;
 };
+struct nvml_pci {
+	char legacy_id[16];
+	unsigned int domain, bus, device, pci_device_id, pci_subsystem_id;
+	char id[32];
+};
 struct nvml_process {
 	unsigned int pid;
 	unsigned long long used_bytes;
@@ -36,7 +48,20 @@ static struct {
 	int (*memory)(nvml_device, struct nvml_memory *);
 	int (*processes)(nvml_device, unsigned int *, struct nvml_process *);
 	int (*mig_mode)(nvml_device, unsigned int *, unsigned int *);
+	int (*compute_mode)(nvml_device, unsigned int *);
+	int (*count)(unsigned int *);
+	int (*by_index)(unsigned int, nvml_device *);
+	int (*uuid)(nvml_device, char *, unsigned int);
+	int (*name)(nvml_device, char *, unsigned int);
+	int (*pci)(nvml_device, struct nvml_pci *);
 } nvml;
+
+struct figures {
+	struct nvml_memory bytes;
+	unsigned int processes;
+	unsigned long long own;
+	bool divided;
+};
 
 static enum gpu_memory_exit fail(enum gpu_memory_exit status, const char *word)
 {
@@ -55,6 +80,12 @@ static bool find_nvml(void)
 	*(void **)&nvml.memory = dlsym(library, "nvmlDeviceGetMemoryInfo");
 	*(void **)&nvml.processes = dlsym(library, "nvmlDeviceGetComputeRunningProcesses_v3");
 	*(void **)&nvml.mig_mode = dlsym(library, "nvmlDeviceGetMigMode");
+	*(void **)&nvml.compute_mode = dlsym(library, "nvmlDeviceGetComputeMode");
+	*(void **)&nvml.count = dlsym(library, "nvmlDeviceGetCount_v2");
+	*(void **)&nvml.by_index = dlsym(library, "nvmlDeviceGetHandleByIndex_v2");
+	*(void **)&nvml.uuid = dlsym(library, "nvmlDeviceGetUUID");
+	*(void **)&nvml.name = dlsym(library, "nvmlDeviceGetName");
+	*(void **)&nvml.pci = dlsym(library, "nvmlDeviceGetPciInfo_v3");
 	return true;
 }
 
@@ -86,35 +117,90 @@ static bool read_pid(const char *text, unsigned int *pid)
 	return *text == '\0' && *pid != 0;
 }
 
-static enum gpu_memory_exit say(const char *uuid, unsigned int pid)
+static bool is_shared(nvml_device device)
 {
-	unsigned long long own = 0;
-	struct nvml_memory bytes;
-	nvml_device device;
-	unsigned int count;
+	unsigned int mode = 0;
 
+	return !nvml.compute_mode || nvml.compute_mode(device, &mode) != 0 || mode == 0;
+}
+
+static bool look(nvml_device device, unsigned int pid, struct figures *figures)
+{
+	memset(figures, 0, sizeof(*figures));
+	/* before the bytes: whoever comes in between is counted in these */
+	figures->processes = users(device, pid, &figures->own);
+	figures->divided = is_divided(device);
+	return nvml.memory(device, &figures->bytes) == 0;
+}
+
+static bool print(const struct figures *figures, const char *rest)
+{
+	return dprintf(STDOUT_FILENO, "%llu %llu %llu %u %llu %d%s\n", figures->bytes.total, figures->bytes.free,
+		       figures->bytes.used, figures->processes, figures->own, figures->divided, rest) > 0;
+}
+
+static enum gpu_memory_exit begin(void)
+{
 	if (!find_nvml())
 		return fail(GPU_MEMORY_NO_LIBRARY, LIBRARY " is not here");
 	if (!nvml.init || !nvml.by_uuid || !nvml.memory || nvml.init() != 0)
 		return fail(GPU_MEMORY_NO_NVML, "NVML does not work here");
+	return GPU_MEMORY_SAID;
+}
+
+static enum gpu_memory_exit say(const char *uuid, unsigned int pid)
+{
+	struct figures figures;
+	nvml_device device;
+
 	if (nvml.by_uuid(uuid, &device) != 0)
 		return fail(GPU_MEMORY_NO_GPU, "NVML does not know this GPU");
-	count = users(device, pid, &own); /* before the bytes: whoever comes in between is counted in these */
-	if (nvml.memory(device, &bytes) != 0)
+	if (!look(device, pid, &figures))
 		return fail(GPU_MEMORY_NO_FIGURES, "NVML does not know this GPU's memory");
-	if (dprintf(STDOUT_FILENO, "%llu %llu %llu %u %llu %d\n", bytes.total, bytes.free, bytes.used, count, own,
-		    is_divided(device)) < 0)
-		return GPU_MEMORY_USAGE;
-	return GPU_MEMORY_SAID;
+	return print(&figures, "") ? GPU_MEMORY_SAID : GPU_MEMORY_USAGE;
+}
+
+static enum gpu_memory_exit say_one_of_all(unsigned int index, unsigned int pid)
+{
+	char uuid[96], name[96], rest[256];
+	struct figures figures;
+	struct nvml_pci pci;
+	nvml_device device;
+
+	if (nvml.by_index(index, &device) != 0 || nvml.uuid(device, uuid, sizeof(uuid)) != 0 ||
+	    nvml.name(device, name, sizeof(name)) != 0 || nvml.pci(device, &pci) != 0)
+		return fail(GPU_MEMORY_NO_GPU, "NVML does not know one of its GPUs");
+	if (!look(device, pid, &figures))
+		memset(&figures.bytes, 0, sizeof(figures.bytes));
+	name[strcspn(name, "\n")] = '\0';
+	snprintf(rest, sizeof(rest), " %d %s %04x:%02x:%02x.0 %s", is_shared(device), uuid, pci.domain, pci.bus, pci.device,
+		 name);
+	return print(&figures, rest) ? GPU_MEMORY_SAID : GPU_MEMORY_USAGE;
+}
+
+static enum gpu_memory_exit say_all(unsigned int pid)
+{
+	enum gpu_memory_exit said = GPU_MEMORY_SAID;
+	unsigned int count = 0;
+
+	if (!nvml.count || !nvml.by_index || !nvml.uuid || !nvml.name || !nvml.pci || nvml.count(&count) != 0)
+		return fail(GPU_MEMORY_NO_GPU, "NVML does not list its GPUs");
+	for (unsigned int i = 0; i < count && said == GPU_MEMORY_SAID; i++)
+		said = say_one_of_all(i, pid);
+	return said;
 }
 
 int main(int argc, char **argv)
 {
+	enum gpu_memory_exit begun;
 	unsigned int pid;
 
 	if (argc != 3 || !read_pid(argv[2], &pid))
-		_exit(fail(GPU_MEMORY_USAGE, "usage: affinode-gpu-memory UUID PID"));
-	_exit(say(argv[1], pid)); /* NVML's ends take longer than its answers */
+		_exit(fail(GPU_MEMORY_USAGE, "usage: affinode-gpu-memory UUID|all PID"));
+	begun = begin();
+	if (begun == GPU_MEMORY_SAID)
+		begun = strcmp(argv[1], "all") == 0 ? say_all(pid) : say(argv[1], pid);
+	_exit(begun); /* NVML's ends take longer than its answers */
 }
 
 /* The C library's start was re-versioned in 2.34, and the compiler's own start code asks for the newest: through --wrap it

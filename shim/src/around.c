@@ -92,7 +92,7 @@ static bool share_all(uint64_t *shared)
 
 	*shared = 0;
 	for (int i = 0; i < device_count_known() && i < 64 && had; i++) {
-		int result = gpu_share(device_at(i), SHARE_NS);
+		int result = gpu_share(device_at(i)->uuid, SHARE_NS);
 
 		if (result == 0)
 			*shared |= 1ull << i;
@@ -105,7 +105,7 @@ static void unshare_all(uint64_t shared)
 {
 	for (int i = 0; i < 64; i++)
 		if (shared & (1ull << i))
-			gpu_unshare(device_at(i));
+			gpu_unshare(device_at(i)->uuid);
 }
 
 /* The device whose memory is taken; NULL: unknown, or none of a device.  */
@@ -133,7 +133,7 @@ static bool share_for(unsigned what, uint64_t bytes, const CUmemAllocationProp *
 	if (what & TAKES_CONTEXT)
 		return share_all(shared);
 	device = device_meant(what, prop);
-	result = device ? gpu_share(device, SHARE_NS) : -ENOENT;
+	result = device ? gpu_share(device->uuid, SHARE_NS) : -ENOENT;
 	if (result == 0)
 		*shared = 1ull << device_index(device);
 	return result != -EBUSY;

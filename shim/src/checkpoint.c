@@ -14,6 +14,7 @@
 #include "contexts.h"
 #include "deferred.h"
 #include "driver.h"
+#include "elsewhere.h"
 #include "environment.h"
 #include "gate.h"
 #include "gpu_lock.h"
@@ -116,9 +117,11 @@ void checkpoint_start(void)
 	if (!find_api())
 		why = "this driver cannot checkpoint a process (needs CUDA 12.8)";
 	if (!why)
-		why = device_count_known() ? gpu_memory_start(device_at(0)) : "no GPU is known";
+		why = device_count_known() ? gpu_memory_start(device_at(0)->uuid) : "no GPU is known";
 	if (!why && !gpu_locks_make())
 		why = "no lock file can be had for the GPU";
+	if (!why)
+		elsewhere_start();
 	shadows_start();
 	if (why)
 		checkpoint_refuse(why);
@@ -215,12 +218,13 @@ static int state_now(void)
 	return api.state(getpid(), &state) == CUDA_SUCCESS ? state : -1;
 }
 
-static bool lock_gpus(uint64_t ns)
+/* `to`: another GPU's alone; NULL: all of the process's.  */
+static bool lock_gpus(const uint8_t *to, uint64_t ns)
 {
 	uint64_t until = clock_ns() + ns;
 
 	/* Our processes share it for microseconds at a time; another one's resume takes longer.  */
-	while (!gpu_lock_all()) {
+	while (!(to ? gpu_lock_other(to) : gpu_lock_all())) {
 		if (clock_ns() > until)
 			return false;
 		clock_sleep_ns(GPU_LOCK_POLL_NS);
@@ -279,12 +283,12 @@ enum affinode_status checkpoint_out(char *why, size_t size)
 	const char *in_the_way = objection(&device);
 
 	snprintf(why, size, "%s", "");
-	if (!in_the_way && !lock_gpus(LOCK_TO_GO_NS))
+	if (!in_the_way && !lock_gpus(NULL, LOCK_TO_GO_NS))
 		in_the_way = "another kernel is resuming";
-	if (!in_the_way && !gpu_lock_is_held(device))
+	if (!in_the_way && !gpu_lock_is_held(device->uuid))
 		in_the_way = "no lock can be had for the GPU";
 	if (!in_the_way)
-		in_the_way = gpu_memory_look(device, LOOK_TO_GO_NS, &before);
+		in_the_way = gpu_memory_look(device->uuid, LOOK_TO_GO_NS, &before);
 	if (!in_the_way && before.divided)
 		in_the_way = "the GPU is divided (MIG)";
 	if (!in_the_way && before.total_bytes < CONTEXT_BYTES + SPARE_BYTES)
@@ -308,7 +312,7 @@ enum affinode_status checkpoint_out(char *why, size_t size)
 		return AFFINODE_REFUSED;
 	}
 	gone_from = device;
-	context_bytes = gpu_memory_look(device, LOOK_TO_GO_NS, &after) ? before.used_bytes + CONTEXT_BYTES
+	context_bytes = gpu_memory_look(device->uuid, LOOK_TO_GO_NS, &after) ? before.used_bytes + CONTEXT_BYTES
 									: bytes_to_come_back(&before, &after);
 	atomic_store(&is_out, true);
 	page_set_context_bytes(context_bytes);
@@ -339,22 +343,29 @@ static uint64_t bytes_needed(void)
 	return all > sure ? all : sure;
 }
 
-static bool has_room(char *why, size_t size)
+/* On the GPU `to`, or where it was (NULL).  */
+static enum affinode_status look_for_room(const uint8_t *to, char *why, size_t size)
 {
-	struct gpu_memory memory;
+	const uint8_t *gpu = to ? to : gone_from->uuid;
 	const char *unknown = "no lock can be had for the GPU";
+	struct gpu_memory memory;
 
-	if (gpu_lock_is_held(gone_from))
-		unknown = gpu_memory_look(gone_from, LOOK_TO_COME_BACK_NS, &memory);
+	if (gpu_lock_is_held(gpu))
+		unknown = to ? elsewhere_look(gone_from, to, LOOK_TO_COME_BACK_NS, &memory)
+			     : gpu_memory_look(gpu, LOOK_TO_COME_BACK_NS, &memory);
+	if (unknown && to) {
+		snprintf(why, size, "%s", unknown);
+		return AFFINODE_REFUSED;
+	}
 	if (unknown) {
 		snprintf(why, size, "nobody knows how much of the GPU is free: %s", unknown);
-		return false;
+		return AFFINODE_NO_GPU_ROOM;
 	}
 	if (memory.free_bytes >= bytes_needed())
-		return true;
+		return AFFINODE_OK;
 	snprintf(why, size, "the GPU is full: %.1f GiB are free, %.1f are needed", (double)memory.free_bytes / GIB,
 		 (double)bytes_needed() / GIB);
-	return false;
+	return AFFINODE_NO_GPU_ROOM;
 }
 
 static enum affinode_status lost(char *why, size_t size)
@@ -368,30 +379,59 @@ static enum affinode_status lost(char *why, size_t size)
 	return AFFINODE_FAILED;
 }
 
-/* The driver's Restore and Unlock, from whatever state an attempt before this one left.  */
-static enum affinode_status let_go(char *why, size_t size)
+/* The driver's Restore where there is room for it. Anything but AFFINODE_OK: it is held as before, or lost.  */
+static enum affinode_status restore(const uint8_t *to, char *why, size_t size)
 {
-	uint64_t begin = clock_ns(), looked = begin, restored = begin;
+	uint64_t begin = clock_ns(), looked;
+	enum affinode_status status = look_for_room(to, why, size);
+	CUresult result;
+	int state;
+
+	if (status != AFFINODE_OK)
+		return status;
+	looked = clock_ns();
+	result = api.restore(getpid(), to ? elsewhere_arguments(gone_from, to) : NULL);
+	log_line("context: looked for room in %.1f ms, restored in %.1f ms: %d", (double)(looked - begin) / 1e6,
+		 (double)(clock_ns() - looked) / 1e6, result);
+	if (result == CUDA_ERROR_OUT_OF_MEMORY)
+		return lost(why, size);
+	state = state_now();
+	if (to && (result == CUDA_SUCCESS || state == LOCKED)) {
+		elsewhere_arrived(gone_from, to);
+		shadow_devices_moved();
+	}
+	if (result == CUDA_SUCCESS || state == LOCKED || state == RUNNING)
+		return AFFINODE_OK;
+	if (state == FAILED)
+		return lost(why, size);
+	snprintf(why, size, "the driver could not bring the CUDA context back%s (error %d, state %d)",
+		 to ? " on that GPU" : "", result, state);
+	log_line("%s", why);
+	return to && state == CHECKPOINTED ? AFFINODE_REFUSED : AFFINODE_FAILED;
+}
+
+/* The driver's Restore and Unlock, from whatever state an attempt before this one left.  */
+static enum affinode_status let_go(const uint8_t *to, char *why, size_t size)
+{
 	int state = state_now();
 	CUresult result = CUDA_SUCCESS;
 
 	if (state == FAILED)
 		return lost(why, size);
+	if (to && state != CHECKPOINTED) {
+		snprintf(why, size, "the driver has brought the context back where it was already");
+		return AFFINODE_REFUSED;
+	}
 	if (state == CHECKPOINTED || state < 0) {
-		if (!has_room(why, size))
-			return AFFINODE_NO_GPU_ROOM;
-		looked = clock_ns();
-		result = api.restore(getpid(), NULL);
-		restored = clock_ns();
-		if (result == CUDA_ERROR_OUT_OF_MEMORY)
-			return lost(why, size);
+		enum affinode_status status = restore(to, why, size);
+
+		if (status != AFFINODE_OK)
+			return status;
 		state = state_now();
 	}
 	if (state == LOCKED)
 		result = api.unlock(getpid(), NULL);
 	state = state_now();
-	log_line("context: looked for room in %.1f ms, restored in %.1f ms, unlocked in %.1f ms",
-		 (double)(looked - begin) / 1e6, (double)(restored - looked) / 1e6, (double)(clock_ns() - restored) / 1e6);
 	if (state == RUNNING)
 		return AFFINODE_OK;
 	snprintf(why, size, "the driver could not bring the CUDA context back (error %d, state %d)", result, state);
@@ -399,18 +439,33 @@ static enum affinode_status let_go(char *why, size_t size)
 	return state == FAILED ? lost(why, size) : AFFINODE_FAILED;
 }
 
-enum affinode_status checkpoint_in(char *why, size_t size)
+/* The driver holds nothing: whether the process uses that GPU alone.  */
+static bool is_on(const uint8_t *gpu)
+{
+	const char *why = NULL;
+	const struct device *device = only_device(&why);
+
+	return device && !why && memcmp(device->uuid, gpu, 16) == 0;
+}
+
+enum affinode_status checkpoint_in(const uint8_t *to, char *why, size_t size)
 {
 	enum affinode_status status;
 
 	snprintf(why, size, "%s", "");
-	if (!checkpoint_is_out())
-		return AFFINODE_OK;
-	if (!lock_gpus(LOCK_TO_COME_BACK_NS)) {
+	if (!checkpoint_is_out()) {
+		if (!to || is_on(to))
+			return AFFINODE_OK;
+		snprintf(why, size, "its CUDA context is still on its GPU: only what is parked at context depth moves");
+		return AFFINODE_REFUSED;
+	}
+	if (to && memcmp(gone_from->uuid, to, 16) == 0)
+		to = NULL;
+	if (!lock_gpus(to, LOCK_TO_COME_BACK_NS)) {
 		snprintf(why, size, "another kernel is resuming");
 		return AFFINODE_NO_GPU_ROOM;
 	}
-	status = let_go(why, size);
+	status = let_go(to, why, size);
 	if (status != AFFINODE_OK) {
 		gpu_unlock_all();
 		return status;

@@ -8,6 +8,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "protocol.h"
 
@@ -30,9 +31,10 @@ void checkpoint_refuse(const char *why);
  * memory depth, and `why` says what was in the way.  */
 enum affinode_status checkpoint_out(char *why, size_t size);
 
-/* By the mover, before it takes memory for a resume; AFFINODE_OK also if there is nothing to do. AFFINODE_NO_GPU_ROOM: the
- * process is parked as before. After AFFINODE_OK the GPU's lock is held until checkpoint_has_room is called.  */
-enum affinode_status checkpoint_in(char *why, size_t size);
+/* By the mover, before it takes memory for a resume; AFFINODE_OK also if there is nothing to do. `to`: the UUID of the GPU to
+ * come back on, NULL: where it was. AFFINODE_NO_GPU_ROOM, AFFINODE_REFUSED: the process is parked as before. After AFFINODE_OK
+ * the GPU's lock is held until checkpoint_has_room is called.  */
+enum affinode_status checkpoint_in(const uint8_t *to, char *why, size_t size);
 
 /* The resume has its memory, or has failed: others may take theirs.  */
 void checkpoint_has_room(void);

@@ -1,10 +1,7 @@
 #include "contexts.h"
 
-#include <ctype.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -18,7 +15,6 @@
 #include "staging.h"
 #include "transfers.h"
 
-#define MAX_DEVICES 64
 #define MAX_CAPTURES 256
 #define WITNESS_BYTES 4096
 
@@ -37,108 +33,11 @@ struct capture {
  * under the probe. No one holds it across a driver call that may block.  */
 static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t ready_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct device devices[MAX_DEVICES];
-static _Atomic int devices_known;
 static _Atomic(struct context *) contexts;
 static struct stream *streams;
 static size_t streams_count, streams_size;
 static struct capture captures[MAX_CAPTURES];
 static _Atomic unsigned captures_count;
-
-int device_count_known(void)
-{
-	return atomic_load(&devices_known);
-}
-
-struct device *device_at(int index)
-{
-	return &devices[index];
-}
-
-int device_index(const struct device *device)
-{
-	return (int)(device - devices);
-}
-
-/* From sysfs, by the GPU's place on the PCI bus.  */
-static int numa_node(CUdevice ordinal)
-{
-	char bus[32] = "", path[96], text[16];
-	int fd, node = -1;
-	ssize_t n;
-
-	if (driver.cuDeviceGetPCIBusId(bus, sizeof(bus), ordinal) != CUDA_SUCCESS)
-		return -1;
-	for (char *at = bus; *at; at++)
-		*at = (char)tolower((unsigned char)*at);
-	snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/numa_node", bus);
-	fd = open(path, O_RDONLY | O_CLOEXEC);
-	n = fd < 0 ? -1 : read(fd, text, sizeof(text) - 1);
-	if (fd >= 0)
-		close(fd);
-	if (n > 0) {
-		text[n] = 0;
-		node = atoi(text);
-	}
-	return node;
-}
-
-static void device_describe(struct device *device, CUdevice ordinal)
-{
-	CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-				    .location = {CU_MEM_LOCATION_TYPE_DEVICE, ordinal}};
-	char name[256] = "";
-	int value = 0;
-
-	device->ordinal = ordinal;
-	if (!driver.cuDeviceTotalMem || driver.cuDeviceTotalMem(&device->total_bytes, ordinal) != CUDA_SUCCESS)
-		device->total_bytes = 0;
-	device->numa_node = numa_node(ordinal);
-	driver.cuDeviceGetUuid(device->uuid, ordinal);
-	if (driver.cuDeviceGetName(name, sizeof(name), ordinal) == CUDA_SUCCESS && strstr(name, "Simulated"))
-		shim_set_simulated();
-	if (driver.cuDeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, ordinal) ==
-	    CUDA_SUCCESS)
-		device->can_map = value != 0;
-	value = 0;
-	if (driver.cuDeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
-					ordinal) == CUDA_SUCCESS)
-		device->rdma = value != 0;
-	value = 0;
-	if (driver.cuMemExportToShareableHandle && driver.cuMemImportFromShareableHandle &&
-	    driver.cuDeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
-					ordinal) == CUDA_SUCCESS)
-		device->exportable = value != 0;
-	if (!device->can_map || driver.cuMemGetAllocationGranularity(&device->granularity, &prop,
-								      CU_MEM_ALLOC_GRANULARITY_MINIMUM) != CUDA_SUCCESS)
-		device->can_map = false;
-}
-
-static struct device *device_find(CUdevice ordinal)
-{
-	for (int i = 0; i < device_count_known(); i++)
-		if (devices[i].ordinal == ordinal)
-			return &devices[i];
-	return NULL;
-}
-
-struct device *device_known(CUdevice ordinal)
-{
-	struct device *device = device_find(ordinal);
-
-	if (device)
-		return device;
-	pthread_mutex_lock(&contexts_lock);
-	device = device_find(ordinal);
-	if (!device && device_count_known() < MAX_DEVICES) {
-		device = &devices[device_count_known()];
-		memset(device, 0, sizeof(*device));
-		device_describe(device, ordinal);
-		atomic_fetch_add(&devices_known, 1);
-	}
-	pthread_mutex_unlock(&contexts_lock);
-	return device;
-}
 
 struct context *contexts_first(void)
 {
@@ -424,7 +323,6 @@ void contexts_reset_in_child(void)
 	memcpy(&contexts_lock, &fresh, sizeof(fresh));
 	memcpy(&ready_lock, &fresh, sizeof(fresh));
 	atomic_store(&contexts, NULL);
-	atomic_store(&devices_known, 0);
 	streams_count = 0;
 	captures_count = 0;
 }

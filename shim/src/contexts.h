@@ -5,22 +5,10 @@
 #include <stdbool.h>
 
 #include "cuda_types.h"
+#include "devices.h"
 #include "protocol.h"
 
 #define TRANSFERS_UNDER_WAY 8
-
-struct device {
-	CUdevice ordinal;
-	uint8_t uuid[16];
-	bool can_map;       /* virtual memory management is supported */
-	bool exportable;    /* memory can be given to other processes as a file descriptor */
-	bool rdma;          /* backed memory may be made capable of GPUDirect RDMA, as cuMemAlloc's is */
-	size_t granularity;
-	size_t total_bytes; /* 0: unknown */
-	int numa_node;      /* of the host memory nearest to it; -1: unknown, or there is only one */
-	_Atomic uint32_t peers; /* devices (bits) whose contexts were given access to this one's memory */
-	_Atomic(CUcontext) primary; /* its primary context, as it was last retained; NULL: never */
-};
 
 struct context {
 	_Atomic(CUcontext) handle;
@@ -51,11 +39,6 @@ bool context_is_known(CUcontext handle);
 /* A context of that device that the mover can copy in; NULL: none.  */
 struct context *context_to_copy_in(const struct device *device);
 void context_forget(CUcontext handle);
-
-struct device *device_at(int index);
-int device_index(const struct device *device);
-int device_count_known(void);
-struct device *device_known(CUdevice ordinal);
 
 /* Streams, for the idle probe.  */
 void stream_note(CUstream stream);

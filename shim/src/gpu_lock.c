@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
@@ -16,7 +17,9 @@
 #define LOOK_EVERY_NS S_NS
 #define SHARE_POLL_NS (2 * MS_NS)
 
+/* A GPU's, whatever number it has here; one that was used once stays.  */
 struct lock {
+	uint8_t uuid[16];
 	int exclusive; /* descriptors plus one; 0: not open */
 	int shared;    /* of its own, so that the two kinds of holding do not convert each other */
 	unsigned sharers;
@@ -25,10 +28,33 @@ struct lock {
 
 static pthread_mutex_t lock_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct lock locks[MAX_LOCKS];
+static _Atomic int locks_known;
 static bool all_held;
 
+static struct lock *lock_find(const uint8_t gpu[16])
+{
+	for (int i = 0; i < atomic_load_explicit(&locks_known, memory_order_acquire); i++)
+		if (memcmp(locks[i].uuid, gpu, sizeof(locks[i].uuid)) == 0)
+			return &locks[i];
+	return NULL;
+}
+
+/* With the lock held; NULL: too many.  */
+static struct lock *lock_of(const uint8_t gpu[16])
+{
+	struct lock *lock = lock_find(gpu);
+	int next = atomic_load(&locks_known);
+
+	if (lock || next == MAX_LOCKS)
+		return lock;
+	lock = &locks[next];
+	memcpy(lock->uuid, gpu, sizeof(lock->uuid));
+	atomic_store_explicit(&locks_known, next + 1, memory_order_release);
+	return lock;
+}
+
 /* A folder that is root's has files made by the controller; flock needs no more than an open descriptor.  */
-static int lock_file(const struct device *device, bool make)
+static int lock_file(const uint8_t gpu[16], bool make)
 {
 	char folder[4096], path[4400];
 	int fd, n;
@@ -37,17 +63,12 @@ static int lock_file(const struct device *device, bool make)
 		return -1;
 	n = snprintf(path, sizeof(path), "%s/gpu-", folder);
 	for (int i = 0; i < 16 && n < (int)sizeof(path) - 8; i++)
-		n += snprintf(path + n, sizeof(path) - (size_t)n, "%02x", device->uuid[i]);
+		n += snprintf(path + n, sizeof(path) - (size_t)n, "%02x", gpu[i]);
 	snprintf(path + n, sizeof(path) - (size_t)n, ".lock");
 	fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
 	if (fd < 0 && make && errno == ENOENT)
 		fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
 	return fd;
-}
-
-static int locks_wanted(void)
-{
-	return device_count_known() < MAX_LOCKS ? device_count_known() : MAX_LOCKS;
 }
 
 static void unlock_all(void)
@@ -63,9 +84,11 @@ static void unlock_all(void)
 	all_held = false;
 }
 
-static bool lock_one(int i)
+/* False: somebody else has it. Where no lock file can be had, that is no reason to wait.  */
+static bool lock_one(const uint8_t gpu[16], bool make)
 {
-	int fd = lock_file(device_at(i), true);
+	struct lock *lock = lock_of(gpu);
+	int fd = lock && !lock->exclusive ? lock_file(gpu, make) : -1;
 
 	if (fd < 0)
 		return true;
@@ -73,7 +96,7 @@ static bool lock_one(int i)
 		close(fd);
 		return false;
 	}
-	locks[i].exclusive = fd + 1;
+	lock->exclusive = fd + 1;
 	return true;
 }
 
@@ -82,12 +105,23 @@ bool gpu_lock_all(void)
 	bool held = true;
 
 	pthread_mutex_lock(&lock_lock);
-	for (int i = 0; i < locks_wanted() && held && !all_held; i++)
-		held = lock_one(i);
+	for (int i = 0; i < device_count_known() && held && !all_held; i++)
+		held = lock_one(device_at(i)->uuid, true);
 	if (held)
 		all_held = true;
 	else
 		unlock_all();
+	pthread_mutex_unlock(&lock_lock);
+	return held;
+}
+
+bool gpu_lock_other(const uint8_t gpu[16])
+{
+	bool held;
+
+	pthread_mutex_lock(&lock_lock);
+	unlock_all();
+	held = lock_one(gpu, false);
 	pthread_mutex_unlock(&lock_lock);
 	return held;
 }
@@ -99,35 +133,40 @@ void gpu_unlock_all(void)
 	pthread_mutex_unlock(&lock_lock);
 }
 
-bool gpu_lock_is_held(const struct device *device)
+bool gpu_lock_is_held(const uint8_t gpu[16])
 {
-	int i = device_index(device);
+	struct lock *lock;
 	bool held;
 
 	pthread_mutex_lock(&lock_lock);
-	held = i < MAX_LOCKS && locks[i].exclusive != 0;
+	lock = lock_find(gpu);
+	held = lock && lock->exclusive != 0;
 	pthread_mutex_unlock(&lock_lock);
 	return held;
+}
+
+bool gpu_lock_make(const uint8_t gpu[16])
+{
+	int fd = lock_file(gpu, true);
+
+	if (fd >= 0)
+		close(fd);
+	return fd >= 0;
 }
 
 bool gpu_locks_make(void)
 {
 	bool made = true;
 
-	for (int i = 0; i < locks_wanted(); i++) {
-		int fd = lock_file(device_at(i), true);
-
-		made = made && fd >= 0;
-		if (fd >= 0)
-			close(fd);
-	}
+	for (int i = 0; i < device_count_known(); i++)
+		made = gpu_lock_make(device_at(i)->uuid) && made;
 	return made;
 }
 
 /* The file, opened if it is there, with the lock held; false: it is not.  */
-static bool open_shared(struct lock *lock, const struct device *device)
+static bool open_shared(struct lock *lock)
 {
-	int fd = lock->shared ? lock->shared - 1 : lock_file(device, false);
+	int fd = lock->shared ? lock->shared - 1 : lock_file(lock->uuid, false);
 
 	lock->shared = fd + 1;
 	atomic_store(&lock->look_at_ns, fd < 0 ? clock_ns() + LOOK_EVERY_NS : 0);
@@ -135,11 +174,13 @@ static bool open_shared(struct lock *lock, const struct device *device)
 }
 
 /* One try, with the lock held: 0, -ENOENT, -EBUSY.  */
-static int share_once(struct lock *lock, const struct device *device)
+static int share_once(struct lock *lock)
 {
+	if (!lock)
+		return -ENOENT;
 	if (lock->exclusive)
 		return -ENOENT; /* held by our own mover, with the gate closed */
-	if (!open_shared(lock, device))
+	if (!open_shared(lock))
 		return -ENOENT;
 	if (!lock->sharers && flock(lock->shared - 1, LOCK_SH | LOCK_NB) != 0)
 		return errno == EWOULDBLOCK || errno == EINTR ? -EBUSY : -ENOENT;
@@ -147,31 +188,41 @@ static int share_once(struct lock *lock, const struct device *device)
 	return 0;
 }
 
+/* Whether a look found, not long ago, that there is no file.  */
+static bool is_known_unused(const struct lock *lock, uint64_t now)
+{
+	return lock && now < atomic_load_explicit(&lock->look_at_ns, memory_order_relaxed);
+}
+
 bool gpu_locks_are_used(void)
 {
 	uint64_t now = clock_ns();
 	bool used = false;
 
-	for (int i = 0; i < locks_wanted() && !used; i++) {
-		if (now < atomic_load_explicit(&locks[i].look_at_ns, memory_order_relaxed))
+	for (int i = 0; i < device_count_known() && !used; i++) {
+		const uint8_t *gpu = device_at(i)->uuid;
+		struct lock *lock = lock_find(gpu);
+
+		if (is_known_unused(lock, now))
 			continue;
 		pthread_mutex_lock(&lock_lock);
-		used = open_shared(&locks[i], device_at(i));
+		lock = lock_of(gpu);
+		used = lock && open_shared(lock);
 		pthread_mutex_unlock(&lock_lock);
 	}
 	return used;
 }
 
-int gpu_share(const struct device *device, uint64_t ns)
+int gpu_share(const uint8_t gpu[16], uint64_t ns)
 {
 	uint64_t begin = clock_ns();
-	int i = device_index(device), result;
+	int result;
 
-	if (i >= MAX_LOCKS || begin < atomic_load_explicit(&locks[i].look_at_ns, memory_order_relaxed))
+	if (is_known_unused(lock_find(gpu), begin))
 		return -ENOENT;
 	for (;;) {
 		pthread_mutex_lock(&lock_lock);
-		result = share_once(&locks[i], device);
+		result = share_once(lock_of(gpu));
 		pthread_mutex_unlock(&lock_lock);
 		if (result != -EBUSY || clock_ns() - begin > ns)
 			return result;
@@ -179,12 +230,13 @@ int gpu_share(const struct device *device, uint64_t ns)
 	}
 }
 
-void gpu_unshare(const struct device *device)
+void gpu_unshare(const uint8_t gpu[16])
 {
-	struct lock *lock = &locks[device_index(device)];
+	struct lock *lock;
 
 	pthread_mutex_lock(&lock_lock);
-	if (--lock->sharers == 0)
+	lock = lock_find(gpu);
+	if (lock && lock->sharers && --lock->sharers == 0)
 		flock(lock->shared - 1, LOCK_UN);
 	pthread_mutex_unlock(&lock_lock);
 }
@@ -202,5 +254,6 @@ void gpu_locks_reset_in_child(void)
 			close(locks[i].shared - 1);
 	}
 	memset(locks, 0, sizeof(locks));
+	atomic_store(&locks_known, 0);
 	all_held = false;
 }

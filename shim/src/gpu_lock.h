@@ -12,26 +12,34 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "contexts.h"
+#include "devices.h"
 
 /* All of this process's GPUs exclusively, or none; never blocks; true if they are held already. Where no lock file can be
  * had it succeeds: taking memory is all or nothing at memory depth, so the lock only keeps two from failing in turn.  */
 bool gpu_lock_all(void);
+
+/* That GPU's alone, exclusively, whatever was held before, and only where its file is there for others to heed; never
+ * blocks. True without a file, too: gpu_lock_is_held says.  */
+bool gpu_lock_other(const uint8_t gpu[16]);
+
 void gpu_unlock_all(void);
 
-/* Whether this GPU's lock really is held by gpu_lock_all.  */
-bool gpu_lock_is_held(const struct device *device);
+/* Whether this GPU's lock really is held by one of the above.  */
+bool gpu_lock_is_held(const uint8_t gpu[16]);
 
-/* Make the lock files, so that other processes begin to heed them; false: not for every GPU.  */
+/* Make the lock files, so that other processes begin to heed them; false: not for every GPU of this process.  */
 bool gpu_locks_make(void);
+
+/* The one of any GPU.  */
+bool gpu_lock_make(const uint8_t gpu[16]);
 
 /* Whether any of this process's GPUs has a lock file, as of a second ago: without one there is nothing to share.  */
 bool gpu_locks_are_used(void);
 
 /* Share a GPU's lock, waiting `ns` at most: 0, to be given back by gpu_unshare; -ENOENT: nobody needs it, nothing to give
- * back; -EBUSY: somebody else's for longer than that.  */
-int gpu_share(const struct device *device, uint64_t ns);
-void gpu_unshare(const struct device *device);
+ * back; -EBUSY: somebody else's for longer than that. A GPU is named by its UUID.  */
+int gpu_share(const uint8_t gpu[16], uint64_t ns);
+void gpu_unshare(const uint8_t gpu[16]);
 
 void gpu_locks_reset_in_child(void);
 

@@ -15,11 +15,13 @@
 #include "spawn.h"
 
 #define PROGRAM "affinode-gpu-memory"
+#define SOMETHING_ELSE PROGRAM " said something else"
 #define OURS "AFFINODE_"
 #define SIMULATORS "AFFINODE_SIM"
 /* A GPU that nobody uses may have to be woken for the first one.  */
 #define FIRST_LOOK_NS (5 * S_NS)
-#define UUID_TEXT 48
+#define LINE_TEXT 256
+#define ALL_TEXT (GPUS_LISTED * 256)
 
 static char program[PATH_MAX];
 static char **environment;
@@ -72,7 +74,7 @@ static bool copy_environment(void)
 	return true;
 }
 
-const char *gpu_memory_start(const struct device *device)
+const char *gpu_memory_start(const uint8_t gpu[16])
 {
 	struct gpu_memory memory;
 
@@ -80,16 +82,7 @@ const char *gpu_memory_start(const struct device *device)
 		return PROGRAM " is not beside the shim, or not executable";
 	if (!copy_environment() || spawn_start() != 0)
 		return "no memory for asking NVML";
-	return gpu_memory_look(device, FIRST_LOOK_NS, &memory);
-}
-
-static void uuid_text(const struct device *device, char text[UUID_TEXT])
-{
-	int n = snprintf(text, UUID_TEXT, "GPU-");
-
-	for (int i = 0; i < 16; i++)
-		n += snprintf(text + n, UUID_TEXT - (size_t)n, "%s%02x",
-			      i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", device->uuid[i]);
+	return gpu_memory_look(gpu, FIRST_LOOK_NS, &memory);
 }
 
 /* The number at *text, and after it the character `end`; then *text is behind that.  */
@@ -108,19 +101,48 @@ static bool take_number(const char **text, char end, uint64_t *number)
 	return true;
 }
 
-static bool take_line(const struct printed *printed, struct gpu_memory *memory)
+/* The six numbers, and after them the character `end`; then *text is behind that.  */
+static bool take_figures(const char **text, char end, struct gpu_memory *memory)
 {
-	const char *at = printed->text;
 	uint64_t processes, divided;
 
-	if (!take_number(&at, ' ', &memory->total_bytes) || !take_number(&at, ' ', &memory->free_bytes) ||
-	    !take_number(&at, ' ', &memory->used_bytes) || !take_number(&at, ' ', &processes) ||
-	    !take_number(&at, ' ', &memory->own_bytes) || !take_number(&at, '\n', &divided))
+	memset(memory, 0, sizeof(*memory));
+	if (!take_number(text, ' ', &memory->total_bytes) || !take_number(text, ' ', &memory->free_bytes) ||
+	    !take_number(text, ' ', &memory->used_bytes) || !take_number(text, ' ', &processes) ||
+	    !take_number(text, ' ', &memory->own_bytes) || !take_number(text, end, &divided))
 		return false;
 	memory->processes = (unsigned)processes;
 	memory->divided = divided != 0;
-	return at == printed->text + printed->length && divided <= 1 && processes <= UINT32_MAX && memory->total_bytes &&
-	       memory->free_bytes <= memory->total_bytes && memory->used_bytes <= memory->total_bytes;
+	return divided <= 1 && processes <= UINT32_MAX && memory->free_bytes <= memory->total_bytes &&
+	       memory->used_bytes <= memory->total_bytes;
+}
+
+/* The word at *text, and after it the character `end`; then *text is behind that.  */
+static bool take_word(const char **text, char end, char *word, size_t size)
+{
+	const char *at = strchr(*text, end);
+	size_t length = at ? (size_t)(at - *text) : 0;
+
+	if (!length || length >= size)
+		return false;
+	memcpy(word, *text, length);
+	word[length] = '\0';
+	*text = at + 1;
+	return true;
+}
+
+static bool take_listed(const char **text, struct gpu_listed *gpu)
+{
+	char uuid[GPU_UUID_TEXT];
+	uint64_t shared;
+
+	if (!take_figures(text, ' ', &gpu->memory) || !take_number(text, ' ', &shared) || shared > 1 ||
+	    !take_word(text, ' ', uuid, sizeof(uuid)) || !gpu_uuid_read(uuid, gpu->uuid) ||
+	    !take_word(text, ' ', gpu->pci_id, sizeof(gpu->pci_id)) ||
+	    !take_word(text, '\n', gpu->name, sizeof(gpu->name)))
+		return false;
+	gpu->shared = shared != 0;
+	return true;
 }
 
 static const char *why_it_ended(int status)
@@ -150,7 +172,7 @@ static const char *why_not_run(int error)
 	case -ETIMEDOUT:
 		return "NVML does not say in time how much memory is free";
 	case -EMSGSIZE:
-		return PROGRAM " said something else";
+		return SOMETHING_ELSE;
 	case -ECHILD:
 		return PROGRAM " was killed";
 	default:
@@ -158,23 +180,46 @@ static const char *why_not_run(int error)
 	}
 }
 
-const char *gpu_memory_look(const struct device *device, uint64_t ns, struct gpu_memory *memory)
+/* Ask about `which`: NULL, or why there is no answer.  */
+static const char *ask(const char *which, uint64_t ns, struct printed *printed)
 {
-	char uuid[UUID_TEXT], pid[16];
-	char *const arguments[] = {(char *)PROGRAM, uuid, pid, NULL};
+	char pid[16];
+	char *const arguments[] = {(char *)PROGRAM, (char *)which, pid, NULL};
 	const struct command command = {program, arguments, environment};
-	struct printed printed;
 	int error;
 
-	memset(memory, 0, sizeof(*memory));
-	uuid_text(device, uuid);
 	snprintf(pid, sizeof(pid), "%d", (int)getpid());
-	error = spawn_run(&command, ns, &printed);
+	error = spawn_run(&command, ns, printed);
 	if (error) {
 		log_line(PROGRAM ": error %d", error);
 		return why_not_run(error);
 	}
-	if (printed.status != GPU_MEMORY_SAID)
-		return why_it_ended(printed.status);
-	return take_line(&printed, memory) ? NULL : PROGRAM " said something else";
+	return printed->status == GPU_MEMORY_SAID ? NULL : why_it_ended(printed->status);
+}
+
+const char *gpu_memory_look(const uint8_t gpu[16], uint64_t ns, struct gpu_memory *memory)
+{
+	char uuid[GPU_UUID_TEXT], text[LINE_TEXT];
+	struct printed printed = {.text = text, .size = sizeof(text)};
+	const char *at = text, *why;
+
+	memset(memory, 0, sizeof(*memory));
+	gpu_uuid_text(gpu, uuid);
+	why = ask(uuid, ns, &printed);
+	if (why)
+		return why;
+	return take_figures(&at, '\n', memory) && at == text + printed.length && memory->total_bytes ? NULL : SOMETHING_ELSE;
+}
+
+const char *gpu_memory_list(uint64_t ns, struct gpu_listed gpus[GPUS_LISTED], unsigned *count)
+{
+	static char text[ALL_TEXT]; /* too large for a thread's stack */
+	struct printed printed = {.text = text, .size = sizeof(text)};
+	const char *at = text, *why = ask("all", ns, &printed);
+
+	*count = 0;
+	while (!why && at < text + printed.length)
+		if (*count == GPUS_LISTED || !take_listed(&at, &gpus[(*count)++]))
+			why = SOMETHING_ELSE;
+	return why;
 }

@@ -7,7 +7,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "contexts.h"
+#include "devices.h"
+
+#define GPUS_LISTED 64
 
 struct gpu_memory {
 	uint64_t total_bytes, free_bytes, used_bytes;
@@ -16,11 +18,23 @@ struct gpu_memory {
 	bool divided;       /* MIG */
 };
 
-/* Find the program, note the environment it gets, and look once. Calls the dynamic linker and asks for memory: on the
- * application's thread. NULL, or why there will be no looks.  */
-const char *gpu_memory_start(const struct device *device);
+/* One of the machine's GPUs, whether this process sees it or not.  */
+struct gpu_listed {
+	uint8_t uuid[16];
+	struct gpu_memory memory; /* total_bytes 0: not known */
+	bool shared;              /* any number of processes may use it at once */
+	char pci_id[24];          /* as sysfs names its place on the bus */
+	char name[96];            /* the kind of chip */
+};
+
+/* Find the program, note the environment it gets, and look once at a GPU, by its UUID. Calls the dynamic linker and asks for
+ * memory: on the application's thread. NULL, or why there will be no looks.  */
+const char *gpu_memory_start(const uint8_t gpu[16]);
 
 /* Look now, `ns` at most. NULL, or why there is no answer.  */
-const char *gpu_memory_look(const struct device *device, uint64_t ns, struct gpu_memory *memory);
+const char *gpu_memory_look(const uint8_t gpu[16], uint64_t ns, struct gpu_memory *memory);
+
+/* All that NVML knows of; by one thread at a time.  */
+const char *gpu_memory_list(uint64_t ns, struct gpu_listed gpus[GPUS_LISTED], unsigned *count);
 
 #endif

@@ -110,7 +110,7 @@ void leaving_begin(int status)
 	if (!checkpoint_is_out() || atomic_exchange(&begun, true))
 		return;
 	if (mover_seize(SEIZE_NS)) {
-		back = checkpoint_in(why, sizeof(why)) == AFFINODE_OK;
+		back = checkpoint_in(NULL, why, sizeof(why)) == AFFINODE_OK;
 		checkpoint_has_room();
 		mover_let_go();
 	}

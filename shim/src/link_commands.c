@@ -5,6 +5,7 @@
 #include "asks.h"
 #include "caches.h"
 #include "clock.h"
+#include "devices.h"
 #include "gate.h"
 #include "link.h"
 #include "linking.h"
@@ -22,6 +23,19 @@ static void refuse(const struct affinode_command *command, enum affinode_status 
 	link_reply(&moved);
 }
 
+/* Where a resume elsewhere is to go; NULL, or why nowhere.  */
+static const char *take_target(const struct affinode_command *command, struct move *move)
+{
+	char uuid[AFFINODE_TEXT_SIZE];
+
+	memcpy(uuid, command->reason, sizeof(uuid));
+	uuid[sizeof(uuid) - 1] = '\0';
+	move->elsewhere = true;
+	if (!gpu_uuid_read(uuid, move->to_gpu))
+		return "that is no GPU's UUID";
+	return move->prepare ? "processes that move together stay on their GPUs" : NULL;
+}
+
 static void take_move(const struct affinode_command *command)
 {
 	struct move move = {.command = command->command, .epoch = command->header.epoch,
@@ -32,6 +46,12 @@ static void take_move(const struct affinode_command *command)
 					command->argument & AFFINODE_MOVE_PREEMPT,
 			    .budget = command->argument >> AFFINODE_MOVE_BUDGET_SHIFT << 20};
 
+	if (command->command == AFFINODE_COMMAND_RESUME && command->argument & AFFINODE_MOVE_ELSEWHERE) {
+		const char *why = take_target(command, &move);
+
+		if (why)
+			return refuse(command, AFFINODE_REFUSED, why);
+	}
 	if (command->deadline_ns && clock_ns() > command->deadline_ns)
 		return refuse(command, AFFINODE_STALE, "the command came too late");
 	page_set_epoch(command->header.epoch);

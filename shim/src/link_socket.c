@@ -12,6 +12,7 @@
 
 #include "checkpoint.h"
 #include "discovery.h"
+#include "elsewhere.h"
 #include "environment.h"
 #include "grant.h"
 #include "log.h"
@@ -83,6 +84,7 @@ static void fill_hello(struct affinode_hello *hello, bool grant_follows)
 		       (shim_is_unparkable() ? AFFINODE_HELLO_UNPARKABLE : 0u) | AFFINODE_HELLO_PREPARES |
 		       AFFINODE_HELLO_TRIMS | AFFINODE_HELLO_PREEMPTS |
 		       (checkpoint_is_possible() ? AFFINODE_HELLO_CONTEXT : 0u) |
+		       (checkpoint_is_possible() && elsewhere_is_possible() ? AFFINODE_HELLO_ELSEWHERE : 0u) |
 		       (grant_follows ? AFFINODE_HELLO_GRANT : 0u);
 	hello->min_version = AFFINODE_PROTOCOL_MIN_VERSION;
 	hello->max_version = AFFINODE_PROTOCOL_VERSION;

@@ -188,13 +188,15 @@ static void count_bytes(void)
 {
 	static struct block_bytes bytes[AFFINODE_MAX_GPUS];
 	static uint64_t shared[AFFINODE_MAX_GPUS], mapped[AFFINODE_MAX_GPUS], generation;
+	const uint8_t *uuids[AFFINODE_MAX_GPUS];
 	int gpus = device_count_known() < (int)AFFINODE_MAX_GPUS ? device_count_known() : (int)AFFINODE_MAX_GPUS;
 	bool off_gpu = page->depth == AFFINODE_DEPTH_CONTEXT; /* then nothing stays */
 
 	blocks_sum(bytes, shared, mapped, &generation);
+	devices_uuids(uuids, gpus);
 	page->gpu_count = (uint32_t)gpus;
 	for (int i = 0; i < gpus; i++) {
-		memcpy(page->gpus[i].uuid, device_at(i)->uuid, sizeof(page->gpus[i].uuid));
+		memcpy(page->gpus[i].uuid, uuids[i], sizeof(page->gpus[i].uuid));
 		page->gpus[i].resident_bytes = bytes[i].resident;
 		page->gpus[i].parked_bytes = bytes[i].parked;
 		for (int reason = 0; reason < AFFINODE_FIXED_REASONS; reason++)

@@ -257,7 +257,7 @@ void resume(struct moved *moved)
 	if (!shim_move_state(AFFINODE_STATE_PARKED, AFFINODE_STATE_RESUMING) &&
 	    !shim_move_state(AFFINODE_STATE_QUEUED, AFFINODE_STATE_RESUMING))
 		return outcome_is(moved, AFFINODE_NOTHING, "not parked");
-	back = checkpoint_in(moved->text, sizeof(moved->text));
+	back = checkpoint_in(moved->move.elsewhere ? moved->move.to_gpu : NULL, moved->text, sizeof(moved->text));
 	if (back != AFFINODE_OK) {
 		moved->status = back;
 		shim_move_state(AFFINODE_STATE_RESUMING, AFFINODE_STATE_PARKED);

@@ -55,11 +55,12 @@ struct taken {
 	unsigned witness_count;
 };
 
-static struct device_shadow devices[MAX_DEVICES];
 /* A call that found the process off the GPU may look only after it came back and left again, so readers and the mover take
  * turns, none for long: a thread that was unwound while it read would keep the others for good.  */
 static pthread_mutex_t taken_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct taken taken;
+static struct device_shadow devices[MAX_DEVICES]; /* guarded by it too: the process may come back on another GPU */
+static bool devices_moved;                        /* of the mover alone */
 
 static bool taken_turn(void)
 {
@@ -72,26 +73,25 @@ static bool taken_turn(void)
 	}
 	return true;
 }
+
 static int device_count = -1;
 static int driver_version;
+static CUresult (*get_total)(size_t *, CUdevice);
+static CUresult (*get_pci_id)(char *, int, CUdevice);
 static const char *error_names[ERRORS], *error_texts[ERRORS];
 static CUresult (*get_many)(unsigned int, int *, void **, CUdeviceptr);
 
 /* Without what this driver lacks, or says otherwise, the call waits.  */
-static void device_start(struct device_shadow *shadow, CUdevice ordinal)
+static void device_ask(struct device_shadow *shadow, CUdevice ordinal)
 {
-	CUresult (*total)(size_t *, CUdevice);
-	CUresult (*pci_id)(char *, int, CUdevice);
-
-	*(void **)&total = driver_find("cuDeviceTotalMem", 3020);
-	*(void **)&pci_id = driver_find("cuDeviceGetPCIBusId", 4010);
+	memset(shadow, 0, sizeof(*shadow));
 	shadow->ordinal = ordinal;
 	driver.cuDeviceGetName(shadow->name, sizeof(shadow->name), ordinal);
 	driver.cuDeviceGetUuid(shadow->uuid, ordinal);
-	if (total)
-		total(&shadow->total_bytes, ordinal);
-	if (pci_id)
-		pci_id(shadow->pci_id, sizeof(shadow->pci_id), ordinal);
+	if (get_total)
+		get_total(&shadow->total_bytes, ordinal);
+	if (get_pci_id)
+		get_pci_id(shadow->pci_id, sizeof(shadow->pci_id), ordinal);
 	for (int i = 0; i < ATTRIBUTES; i++)
 		shadow->attribute_results[i] = driver.cuDeviceGetAttribute(&shadow->attributes[i], i, ordinal);
 }
@@ -117,13 +117,15 @@ void shadow_devices_start(void)
 
 	*(void **)&version = driver_find("cuDriverGetVersion", 2020);
 	*(void **)&get_many = driver_find("cuPointerGetAttributes", 7000);
+	*(void **)&get_total = driver_find("cuDeviceTotalMem", 3020);
+	*(void **)&get_pci_id = driver_find("cuDeviceGetPCIBusId", 4010);
 	if (version)
 		version(&driver_version);
 	errors_start();
 	if (driver.cuDeviceGetCount(&count) != CUDA_SUCCESS || count > MAX_DEVICES)
 		return;
 	for (int i = 0; i < count; i++)
-		device_start(&devices[i], i);
+		device_ask(&devices[i], i);
 	device_count = count;
 }
 
@@ -161,9 +163,16 @@ static void witness_take(struct taken *now, const struct context *context)
 	now->witness_count++;
 }
 
+void shadow_devices_moved(void)
+{
+	devices_moved = true;
+}
+
 bool shadow_devices_take(void)
 {
-	static struct taken now; /* too large for a thread's stack; the mover's alone */
+	/* too large for a thread's stack; the mover's alone */
+	static struct taken now;
+	static struct device_shadow moved[MAX_DEVICES];
 
 	now.witness_count = 0;
 	for (struct context *context = contexts_first(); context; context = context->next)
@@ -172,12 +181,16 @@ bool shadow_devices_take(void)
 	for (int i = 0; i < device_count; i++) {
 		struct primary_shadow *primary = &now.primaries[i];
 
-		primary->result = driver.cuDevicePrimaryCtxGetState(devices[i].ordinal, &primary->flags,
-								    &primary->active);
+		primary->result = driver.cuDevicePrimaryCtxGetState(i, &primary->flags, &primary->active);
+		if (devices_moved)
+			device_ask(&moved[i], i);
 	}
 	if (!taken_turn())
 		return false;
 	taken = now;
+	if (devices_moved)
+		memcpy(devices, moved, sizeof(devices));
+	devices_moved = false;
 	pthread_mutex_unlock(&taken_lock);
 	return true;
 }
@@ -189,9 +202,18 @@ void shadow_devices_reset_in_child(void)
 	memcpy(&taken_lock, &fresh, sizeof(fresh));
 }
 
-static const struct device_shadow *find(CUdevice ordinal)
+static bool is_known(CUdevice ordinal)
 {
-	return ordinal >= 0 && ordinal < device_count ? &devices[ordinal] : NULL;
+	return ordinal >= 0 && ordinal < device_count;
+}
+
+static bool look_up(struct device_shadow *shadow, CUdevice ordinal)
+{
+	if (!is_known(ordinal) || !taken_turn())
+		return false;
+	*shadow = devices[ordinal];
+	pthread_mutex_unlock(&taken_lock);
+	return true;
 }
 
 CUresult shadow_device_count(int *count)
@@ -206,7 +228,7 @@ CUresult shadow_device_count(int *count)
 
 CUresult shadow_device_get(CUdevice *device, int ordinal)
 {
-	if (!find(ordinal) || !device)
+	if (!is_known(ordinal) || !device)
 		return SHADOW_NONE;
 	*device = ordinal;
 	return CUDA_SUCCESS;
@@ -214,13 +236,13 @@ CUresult shadow_device_get(CUdevice *device, int ordinal)
 
 CUresult shadow_device_attribute(int *value, int attribute, CUdevice device)
 {
-	const struct device_shadow *shadow = find(device);
+	struct device_shadow shadow;
 
-	if (!shadow || !value || attribute < 0 || attribute >= ATTRIBUTES)
+	if (!value || attribute < 0 || attribute >= ATTRIBUTES || !look_up(&shadow, device))
 		return SHADOW_NONE;
-	if (shadow->attribute_results[attribute] == CUDA_SUCCESS)
-		*value = shadow->attributes[attribute];
-	return shadow->attribute_results[attribute];
+	if (shadow.attribute_results[attribute] == CUDA_SUCCESS)
+		*value = shadow.attributes[attribute];
+	return shadow.attribute_results[attribute];
 }
 
 static CUresult text(char *out, int size, const char *kept)
@@ -233,36 +255,37 @@ static CUresult text(char *out, int size, const char *kept)
 
 CUresult shadow_device_name(char *name, int size, CUdevice device)
 {
-	const struct device_shadow *shadow = find(device);
+	struct device_shadow shadow;
 
-	return shadow ? text(name, size, shadow->name) : SHADOW_NONE;
+	return look_up(&shadow, device) ? text(name, size, shadow.name) : SHADOW_NONE;
 }
 
 /* The driver refuses a place that is too small.  */
 CUresult shadow_device_pci_id(char *name, int size, CUdevice device)
 {
-	const struct device_shadow *shadow = find(device);
+	struct device_shadow shadow;
 
-	return shadow && size > (int)strlen(shadow->pci_id) ? text(name, size, shadow->pci_id) : SHADOW_NONE;
+	return look_up(&shadow, device) && size > (int)strlen(shadow.pci_id) ? text(name, size, shadow.pci_id)
+									     : SHADOW_NONE;
 }
 
 CUresult shadow_device_uuid(void *uuid, CUdevice device)
 {
-	const struct device_shadow *shadow = find(device);
+	struct device_shadow shadow;
 
-	if (!shadow || !uuid)
+	if (!uuid || !look_up(&shadow, device))
 		return SHADOW_NONE;
-	memcpy(uuid, shadow->uuid, sizeof(shadow->uuid));
+	memcpy(uuid, shadow.uuid, sizeof(shadow.uuid));
 	return CUDA_SUCCESS;
 }
 
 CUresult shadow_device_total(size_t *bytes, CUdevice device)
 {
-	const struct device_shadow *shadow = find(device);
+	struct device_shadow shadow;
 
-	if (!shadow || !bytes || !shadow->total_bytes)
+	if (!bytes || !look_up(&shadow, device) || !shadow.total_bytes)
 		return SHADOW_NONE;
-	*bytes = shadow->total_bytes;
+	*bytes = shadow.total_bytes;
 	return CUDA_SUCCESS;
 }
 
@@ -270,7 +293,7 @@ CUresult shadow_primary_state(CUdevice device, unsigned int *flags, int *active)
 {
 	struct primary_shadow primary;
 
-	if (!find(device) || !flags || !active || !taken_turn())
+	if (!is_known(device) || !flags || !active || !taken_turn())
 		return SHADOW_NONE;
 	primary = taken.primaries[device];
 	pthread_mutex_unlock(&taken_lock);
@@ -297,7 +320,7 @@ CUresult shadow_error_text(CUresult error, const char **out, bool name)
 
 CUresult shadow_memory_info(size_t *free_bytes, size_t *total_bytes)
 {
-	const struct device_shadow *shadow;
+	struct device_shadow shadow;
 	struct gpu_memory memory;
 	struct context *context;
 	CUcontext current;
@@ -307,12 +330,11 @@ CUresult shadow_memory_info(size_t *free_bytes, size_t *total_bytes)
 	if (!current)
 		return CUDA_ERROR_INVALID_CONTEXT;
 	context = context_known(current);
-	shadow = context ? find(context->device->ordinal) : NULL;
-	if (!shadow || !shadow->total_bytes ||
-	    gpu_memory_look(context->device, LOOK_NS, &memory))
+	if (!context || !look_up(&shadow, context->device->ordinal) || !shadow.total_bytes ||
+	    gpu_memory_look(context->device->uuid, LOOK_NS, &memory))
 		return SHADOW_NONE;
-	*total_bytes = shadow->total_bytes;
-	*free_bytes = memory.free_bytes < shadow->total_bytes ? memory.free_bytes : shadow->total_bytes;
+	*total_bytes = shadow.total_bytes;
+	*free_bytes = memory.free_bytes < shadow.total_bytes ? memory.free_bytes : shadow.total_bytes;
 	return CUDA_SUCCESS;
 }
 

@@ -54,6 +54,8 @@ void shadows_forget_contexts(void);
 
 void shadow_devices_start(void);
 bool shadow_devices_take(void);
+/* What was noted at the start is true of other GPUs now: ask anew at the next shadow_devices_take. By the mover.  */
+void shadow_devices_moved(void);
 void shadow_devices_reset_in_child(void);
 CUresult shadow_device_count(int *count);
 CUresult shadow_device_get(CUdevice *device, int ordinal);

@@ -144,6 +144,7 @@ static void in_child(void)
 	blocks_reset_in_child();
 	mappings_reset_in_child();
 	contexts_reset_in_child();
+	devices_reset_in_child();
 	tally_reset_in_child();
 	pools_reset_in_child();
 	managed_reset_in_child();

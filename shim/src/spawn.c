@@ -227,11 +227,11 @@ APART static int listen_to(struct run *run)
 		if (got < 0)
 			continue;
 		got = syscall(SYS_read, run->from, printed->text + printed->length,
-			      sizeof(printed->text) - 1 - printed->length);
+			      printed->size - 1 - printed->length);
 		if (got <= 0)
 			return got < 0 ? -errno : 0;
 		printed->length += (size_t)got;
-		if (printed->length == sizeof(printed->text) - 1)
+		if (printed->length == printed->size - 1)
 			return -EMSGSIZE;
 	}
 }
@@ -318,7 +318,8 @@ int spawn_run(const struct command *command, uint64_t ns, struct printed *printe
 	int error = errno, status = 0;
 	long pid;
 
-	memset(printed, 0, sizeof(*printed));
+	memset(printed->text, 0, printed->size);
+	printed->length = 0;
 	/* Also those that glibc keeps for itself: a handler must not run twice in one memory.  */
 	syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, KERNEL_SIGSET_BYTES);
 	pthread_mutex_lock(&stacks_lock);

@@ -17,8 +17,8 @@ struct command {
 };
 
 struct printed {
-	char text[256]; /* ends with a NUL */
-	size_t length;
+	char *text; /* the caller's; ends with a NUL */
+	size_t size, length;
 	int status; /* the exit status */
 };
 

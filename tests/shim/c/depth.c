@@ -18,8 +18,7 @@ void depth_ask(void)
 	setenv("AFFINODE_DEPTH", "context", 1);
 }
 
-/* Of the process's GPU, as NVML writes it.  */
-static const char *gpu_uuid(void)
+const char *gpu_uuid(void)
 {
 	const struct affinode_page page = page_read();
 	static char text[48];

@@ -7,6 +7,9 @@
 /* Ask for context depth and more; after test_begin, before cuda_start.  */
 void depth_ask(void);
 
+/* The process's GPU, as the page says and NVML writes it.  */
+const char *gpu_uuid(void);
+
 /* What is used of the GPU, by anyone, and by how many processes.  */
 uint64_t gpu_used_bytes(void);
 unsigned gpu_processes(void);

@@ -250,6 +250,15 @@ uint32_t controller_lend(uint64_t bytes)
 	return message.request;
 }
 
+uint32_t controller_resume_on(const char *gpu, uint64_t more)
+{
+	struct affinode_command message = {.command = AFFINODE_COMMAND_RESUME, .argument = AFFINODE_MOVE_ELSEWHERE | more};
+
+	snprintf(message.reason, sizeof(message.reason), "%s", gpu);
+	controller_send(AFFINODE_COMMAND, &message, sizeof(message), ++epoch);
+	return epoch;
+}
+
 uint32_t controller_command(uint32_t what, uint64_t argument)
 {
 	return command(what, argument, 0, 0);

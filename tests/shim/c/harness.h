@@ -62,6 +62,8 @@ void controller_send(uint16_t type, void *message, uint32_t size, uint32_t epoch
 uint32_t controller_command(uint32_t command, uint64_t argument);
 uint32_t controller_command_by(uint32_t command, uint64_t deadline_ns);
 void controller_answer_room(uint32_t request, bool granted);
+/* Resume on the GPU with that UUID, as NVML writes it; `more`: other move flags.  */
+uint32_t controller_resume_on(const char *gpu, uint64_t more);
 struct affinode_reply controller_reply(uint32_t epoch);
 bool controller_replied(uint32_t epoch);
 /* Of a move in two steps: wait until it is prepared; false: it ended before. Then, or sooner, decide.  */

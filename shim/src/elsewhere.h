@@ -1,0 +1,32 @@
+/* Context depth: coming back on another GPU than the one that the process left.
+ *
+ * The driver's Restore takes pairs of GPUs, which must name every GPU of the machine as a permutation, also those that this
+ * process does not see (NVIDIA/cuda-checkpoint issue 35; so on H200s with driver 580); it changes the two in question for one
+ * another, and the GPU that is gone to must be of the same kind. The process's devices keep their numbers.  */
+#ifndef AFFINODE_ELSEWHERE_H
+#define AFFINODE_ELSEWHERE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "devices.h"
+#include "gpu_memory.h"
+
+/* Learn which GPUs there are, and let others begin to heed their locks. On the application's thread, at its start, with
+ * gpu_memory_start done.  */
+void elsewhere_start(void);
+
+/* Whether there is another GPU of the same kind that this process may come back on, as of its start; if not, false.  */
+bool elsewhere_is_possible(void);
+
+/* Look at all GPUs anew: NULL, and *memory is what is free on the one with the UUID `to`; or why the process cannot go there
+ * from `from`. By the mover.  */
+const char *elsewhere_look(const struct device *from, const uint8_t to[16], uint64_t ns, struct gpu_memory *memory);
+
+/* What Restore is to be called with, after such a look, for going there.  */
+void *elsewhere_arguments(const struct device *from, const uint8_t to[16]);
+
+/* Restore has done it: the device is that GPU now.  */
+void elsewhere_arrived(struct device *device, const uint8_t to[16]);
+
+#endif
