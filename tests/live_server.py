@@ -28,6 +28,14 @@ UNUSED = {
     "notebook_shim": False,
     "jupyter_server_terminals": False,
 }
+# Checks of internationalised links in JSON schemas, which nobody has here, are two thirds of a server's start:
+# jsonschema does without the package where it is not installed.
+RUN = """
+import runpy, sys
+sys.modules["rfc3987_syntax"] = None
+sys.argv[:] = sys.argv[1:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
 
 
 @dataclass
@@ -68,7 +76,8 @@ class JupyterServer:
         with self.log_path.open("ab") as log:
             self.process = self.machine.start(
                 sys.executable,
-                "-m",
+                "-c",
+                RUN,
                 application,
                 "--no-browser",
                 "--allow-root",
