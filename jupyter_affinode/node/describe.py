@@ -174,10 +174,10 @@ def _depth_refusal(state: NodeState, kernel: KernelRecord, depth: Depth) -> str 
 
 
 def _gpus_json(state: NodeState, simulated: bool) -> list[dict[str, Any]]:
-    measured, known = state.gpus.measured, by_gpu(state.processes())
-    pids = {process.pid for process in state.processes()}
+    processes = list(state.processes())
+    measured, known = state.gpus.measured, by_gpu(processes)
     return [
-        _gpu_json(state, measured[uuid], known.get(uuid, ()), pids)
+        _gpu_json(state, measured[uuid], known.get(uuid, ()), processes)
         if uuid in measured
         else _unmeasured_gpu_json(state, uuid, index, simulated)
         for index, uuid in enumerate(state.gpus.uuids)
@@ -204,10 +204,12 @@ def _unmeasured_gpu_json(state: NodeState, uuid: str, place: int, simulated: boo
     }
 
 
-def _gpu_json(state: NodeState, gpu: NvmlGpu, known: Sequence[Process], pids: set[int]) -> dict[str, Any]:
+def _gpu_json(
+    state: NodeState, gpu: NvmlGpu, known: Sequence[Process], processes: Sequence[Process]
+) -> dict[str, Any]:
     managed = state.gpus.managed_bytes(gpu.uuid)
-    contexts = contexts_bytes(gpu, known)
-    others = neighbours(gpu, known, pids)
+    contexts = contexts_bytes(gpu, known, processes)
+    others = neighbours(gpu, known, {process.pid for process in processes})
     return {
         "uuid": gpu.uuid,
         "index": gpu.index,

@@ -64,13 +64,16 @@ def neighbours(gpu: NvmlGpu, known: Sequence[Process], pids: Set[int]) -> list[N
     return sorted(rows, key=lambda row: -(row.bytes or 0))
 
 
-def contexts_bytes(gpu: NvmlGpu, known: Sequence[Process]) -> int | None:
-    """What our processes' CUDA contexts take beside what their pages say; None where NVML does not tell."""
+def contexts_bytes(gpu: NvmlGpu, known: Sequence[Process], processes: Iterable[Process]) -> int | None:
+    """What our processes' CUDA contexts take beside what their pages say; None where NVML does not tell.
+
+    `processes` are all of ours: one that waits for its first memory has a context there already.
+    """
     if not joins(gpu, known):
         return None
     return sum(
         max(used - _bytes_on(process, gpu.uuid), 0)
-        for process in known
+        for process in processes
         if (used := gpu.used_by.get(process.pid)) is not None
     )
 

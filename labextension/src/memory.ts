@@ -1,12 +1,12 @@
 /** How a memory bar is cut into segments. Pure. */
 
-import { IGpu, IKernel, INode } from './status';
+import { IGpu, IKernel, IKernelOnGpu, INode } from './status';
 import { IWords, title } from './words';
 
 /** One part of a bar. */
 export interface ISegment {
   key: string;
-  kind: 'kernel' | 'others' | 'unmanaged' | 'free';
+  kind: 'kernel' | 'others' | 'contexts' | 'unmanaged' | 'free';
   label: string;
   bytes: number;
   /** The kernel, for its hue. */
@@ -35,6 +35,10 @@ export function gpuSegments(gpu: IGpu, kernels: IKernel[], trans: IWords): ISegm
       bytes: others
     });
   }
+  if (gpu.context_bytes) {
+    const label = trans.__('CUDA contexts');
+    segments.push({ key: 'contexts', kind: 'contexts', label, bytes: gpu.context_bytes });
+  }
   if (gpu.unmanaged_bytes) {
     const label = trans.__('Not managed');
     segments.push({ key: 'unmanaged', kind: 'unmanaged', label, bytes: gpu.unmanaged_bytes });
@@ -43,6 +47,27 @@ export function gpuSegments(gpu: IGpu, kernels: IKernel[], trans: IWords): ISegm
     segments.push({ key: 'free', kind: 'free', label: trans.__('Free'), bytes: gpu.free_bytes });
   }
   return segments;
+}
+
+/** A GPU's name; where there are several, with its number. */
+export function gpuName(gpu: IGpu, gpus: IGpu[], trans: IWords): string {
+  return gpus.length > 1 ? trans.__('GPU %1: %2', gpu.index, gpu.name) : gpu.name;
+}
+
+/** On which GPU a kernel is, or was before it was moved away; nothing where there is only one to be on. */
+export function whichGpu(kernel: IKernel, gpus: IGpu[], trans: IWords): string | null {
+  const numbers = (uses: (share: IKernelOnGpu) => boolean) =>
+    gpus.filter(gpu => kernel.gpus.some(share => share.uuid === gpu.uuid && uses(share)));
+  const here = numbers(share => share.resident_bytes + share.fixed_bytes > 0);
+  const shown = here.length > 0 ? here : numbers(share => share.parked_bytes > 0);
+  if (gpus.length < 2 || shown.length === 0) {
+    return null;
+  }
+  const names = shown.map(gpu => gpu.index).join(', ');
+  if (here.length > 0) {
+    return shown.length > 1 ? trans.__('on GPUs %1', names) : trans.__('on GPU %1', names);
+  }
+  return shown.length > 1 ? trans.__('was on GPUs %1', names) : trans.__('was on GPU %1', names);
 }
 
 /** What parked kernels take of host memory; empty when nothing is parked. */

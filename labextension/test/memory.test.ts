@@ -2,8 +2,8 @@ import * as assert from 'node:assert';
 import { test } from 'node:test';
 import { canHold, canPark, canRelease, canResume, endable } from '../src/actions';
 import { Hues } from '../src/hues';
-import { gpuSegments, parkedSegments } from '../src/memory';
-import { IGpu, INode } from '../src/status';
+import { gpuName, gpuSegments, parkedSegments, whichGpu } from '../src/memory';
+import { IGpu, IKernelOnGpu, INode } from '../src/status';
 import { kernel, trans } from './examples';
 
 const gpu: IGpu = {
@@ -47,6 +47,33 @@ test('the parts of a GPU add up to all of it', () => {
     segments.reduce((sum, segment) => sum + segment.bytes, 0),
     gpu.total_bytes
   );
+});
+
+test('what the contexts of kernels take is a part of its own', () => {
+  const told = { ...gpu, managed_bytes: 500, context_bytes: 120, unmanaged_bytes: 80 };
+  const segments = gpuSegments(told, [kernel({ id: 'a', gpus: [share(500)] })], trans);
+  assert.deepStrictEqual(
+    segments.map(segment => [segment.kind, segment.bytes]),
+    [
+      ['kernel', 500],
+      ['contexts', 120],
+      ['unmanaged', 80],
+      ['free', 300]
+    ]
+  );
+});
+
+test('of several GPUs it is said which', () => {
+  const two = [gpu, { ...gpu, uuid: 'GPU-2', index: 1 }];
+  const away = { uuid: 'GPU-2', resident_bytes: 0, parked_bytes: 9, fixed_bytes: 0 };
+  const said = (gpus: IKernelOnGpu[]) => whichGpu(kernel({ gpus }), two, trans);
+  assert.strictEqual(gpuName(gpu, [gpu], trans), 'A GPU');
+  assert.strictEqual(gpuName(two[1], two, trans), 'GPU 1: A GPU');
+  assert.strictEqual(said([share(5)]), 'on GPU 0');
+  assert.strictEqual(said([away]), 'was on GPU 1');
+  assert.strictEqual(said([share(5), { ...away, resident_bytes: 9 }]), 'on GPUs 0, 1');
+  assert.strictEqual(said([]), null);
+  assert.strictEqual(whichGpu(kernel({ gpus: [share(5)] }), [gpu], trans), null);
 });
 
 test('parked memory is shown by kernel, and what is not ours as others', () => {

@@ -161,7 +161,7 @@ def test_in_a_container_nothing_is_concluded_from_pids(monkeypatch):
     assert neighbours.neighbours(seen, [process(100)], {100}) is None
     assert neighbours.neighbours(seen, [], set()) is None
     assert neighbours.busy(seen, [process(100)]) == []
-    assert neighbours.contexts_bytes(seen, [process(100)]) is None
+    assert neighbours.contexts_bytes(seen, [process(100)], [process(100)]) is None
 
 
 def test_strangers_are_named_only_if_they_are_our_own_users():
@@ -176,11 +176,13 @@ def test_strangers_are_named_only_if_they_are_our_own_users():
 
 
 def test_what_nvml_counts_for_ours_beyond_their_pages_is_their_contexts():
-    seen = gpu({100: 900 * MIB, 200: 650 * MIB})
-    assert neighbours.contexts_bytes(seen, [process(100), process(200, resident=0, parked=40)]) == 1250 * MIB
-    gone = process(300, resident=0, parked=70, depth=Depth.CONTEXT)
-    known = neighbours.by_gpu([process(100), gone])[UUID]
-    assert neighbours.contexts_bytes(seen, known) == 600 * MIB
+    def contexts(*processes):
+        known = neighbours.by_gpu(processes)[UUID]
+        return neighbours.contexts_bytes(gpu({100: 900 * MIB, 200: 650 * MIB}), known, processes)
+
+    assert contexts(process(100), process(200, resident=0, parked=40)) == 1250 * MIB
+    assert contexts(process(100), process(200, resident=0)) == 1250 * MIB, "also who waits for a first memory"
+    assert contexts(process(100), process(300, resident=0, parked=70, depth=Depth.CONTEXT)) == 600 * MIB
 
 
 def test_a_kernel_that_computes_on_without_calling_is_not_idle(node, shim, wait_until):

@@ -3,7 +3,8 @@ import { CommandRegistry } from '@lumino/commands';
 import * as React from 'react';
 import { canHold, canPark, canRelease, canResume, endable } from '../actions';
 import { keepIcon, residencyIcons } from '../icons';
-import { IKernel } from '../status';
+import { whichGpu } from '../memory';
+import { IGpu, IKernel } from '../status';
 import { CommandIDs, IAffinode } from '../tokens';
 import { hueClass } from './MemoryBar';
 import { bytes, details, span, title } from '../words';
@@ -12,6 +13,8 @@ import { bytes, details, span, title } from '../words';
 interface IKernelRowProps {
   affinode: IAffinode;
   commands: CommandRegistry;
+  /** All of the machine. */
+  gpus: IGpu[];
   kernel: IKernel;
   /** Whether this kernel is the current notebook's. */
   current: boolean;
@@ -51,7 +54,7 @@ export function KernelRow(props: IKernelRowProps): JSX.Element {
         <StateIcon tag="span" className="jp-affinode-stateIcon" aria-hidden="true" />
         <span>{stateText(kernel)}</span>
       </div>
-      <Details kernel={kernel} trans={trans} />
+      <Details gpus={props.gpus} kernel={kernel} trans={trans} />
       {kernel.own && <Buttons {...props} pending={pending} />}
       <Stuck {...props} pending={pending} />
     </li>
@@ -90,9 +93,10 @@ function Name(props: IKernelRowProps): JSX.Element {
 }
 
 /** Times, the reason of the last change, what refuses to move, and why the last try was refused. */
-function Details(props: { kernel: IKernel; trans: TranslationBundle }): JSX.Element {
-  const { kernel, trans } = props;
-  const times = details(kernel, trans);
+function Details(props: { gpus: IGpu[]; kernel: IKernel; trans: TranslationBundle }): JSX.Element {
+  const { gpus, kernel, trans } = props;
+  const gpu = whichGpu(kernel, gpus, trans);
+  const times = gpu === null ? details(kernel, trans) : [gpu, ...details(kernel, trans)];
   return (
     <>
       {times.length > 0 && <div className="jp-affinode-muted">{times.join(' · ')}</div>}

@@ -1,6 +1,6 @@
 import { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
-import { gpuSegments, parkedSegments } from '../memory';
+import { gpuName, gpuSegments, parkedSegments } from '../memory';
 import { IGpu, IKernel, INode } from '../status';
 import { IAffinode } from '../tokens';
 import { bytes, bytesOf, unmanaged } from '../words';
@@ -10,17 +10,20 @@ import { Legend, MemoryBar } from './MemoryBar';
 export function Gpu(props: {
   affinode: IAffinode;
   gpu: IGpu;
+  /** All of the machine. */
+  gpus: IGpu[];
   kernels: IKernel[];
   trans: TranslationBundle;
 }): JSX.Element {
   const { affinode, gpu, kernels, trans } = props;
+  const name = gpuName(gpu, props.gpus, trans);
   const segments = gpuSegments(gpu, kernels, trans);
   const busy = gpu.utilization_percent;
   return (
-    <section className="jp-affinode-memory" aria-label={trans.__('Memory of %1', gpu.name)}>
+    <section className="jp-affinode-memory" aria-label={trans.__('Memory of %1', name)}>
       <div className="jp-affinode-memoryTitle">
-        <span className="jp-affinode-memoryName" title={`${gpu.name} (${gpu.uuid})`}>
-          {gpu.name}
+        <span className="jp-affinode-memoryName" title={`${name} (${gpu.uuid})`}>
+          {name}
         </span>
         <span className="jp-affinode-number">
           {gpu.total_bytes === null

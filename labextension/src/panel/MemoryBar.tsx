@@ -60,7 +60,7 @@ export function Legend(props: {
   return (
     <ul className="jp-affinode-legend">
       {props.segments.map(segment => (
-        <li key={segment.key} title={explanation(segment, props.trans)}>
+        <li key={segment.key} title={`${segment.label}: ${explanation(segment, props.trans)}`}>
           <span
             className={`jp-affinode-swatch ${segmentClass(segment, props.affinode)}`}
             aria-hidden="true"
@@ -79,10 +79,12 @@ function explanation(segment: ISegment, trans: TranslationBundle): string {
       return trans.__(
         'Other programs, and what the driver keeps for each program. It cannot be moved from here.'
       );
+    case 'contexts':
+      return trans.__('What the driver keeps for each program. It stays while memory is moved.');
     case 'others':
       return trans.__('Kernels of other servers and people on this machine.');
     case 'kernel':
     case 'free':
-      return segment.label;
+      return bytes(segment.bytes);
   }
 }

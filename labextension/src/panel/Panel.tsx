@@ -2,7 +2,7 @@ import { TranslationBundle } from '@jupyterlab/translation';
 import { refreshIcon } from '@jupyterlab/ui-components';
 import { CommandRegistry } from '@lumino/commands';
 import * as React from 'react';
-import { IKernel, INode } from '../status';
+import { IGpu, IKernel, INode } from '../status';
 import { IAffinode } from '../tokens';
 import { title } from '../words';
 import { Empty, Problem } from './Empty';
@@ -71,17 +71,24 @@ function Machine(props: IPanelProps & { node: INode; kernels: IKernel[] }): JSX.
   return (
     <>
       {node.gpus.map(gpu => (
-        <Gpu key={gpu.uuid} affinode={affinode} gpu={gpu} kernels={kernels} trans={trans} />
+        <Gpu
+          key={gpu.uuid}
+          affinode={affinode}
+          gpu={gpu}
+          gpus={node.gpus}
+          kernels={kernels}
+          trans={trans}
+        />
       ))}
       <HostMemory affinode={affinode} node={node} kernels={kernels} trans={trans} />
-      <Kernels {...props} kernels={kernels} />
+      <Kernels {...props} gpus={node.gpus} kernels={kernels} />
     </>
   );
 }
 
 /** This server's kernels, then the others. */
-function Kernels(props: IPanelProps & { kernels: IKernel[] }): JSX.Element {
-  const { affinode, commands, currentKernelId, kernels, open, trans } = props;
+function Kernels(props: IPanelProps & { gpus: IGpu[]; kernels: IKernel[] }): JSX.Element {
+  const { affinode, commands, currentKernelId, gpus, kernels, open, trans } = props;
   const shown = affinode.settings.showOtherKernels ? kernels : kernels.filter(kernel => kernel.own);
   if (shown.length === 0) {
     return (
@@ -99,6 +106,7 @@ function Kernels(props: IPanelProps & { kernels: IKernel[] }): JSX.Element {
             key={kernel.id}
             affinode={affinode}
             commands={commands}
+            gpus={gpus}
             kernel={kernel}
             current={kernel.id === currentKernelId}
             open={open}
