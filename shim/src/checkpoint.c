@@ -415,6 +415,7 @@ static enum affinode_status let_go(const uint8_t *to, char *why, size_t size)
 {
 	int state = state_now();
 	CUresult result = CUDA_SUCCESS;
+	uint64_t begin;
 
 	if (state == FAILED)
 		return lost(why, size);
@@ -429,9 +430,11 @@ static enum affinode_status let_go(const uint8_t *to, char *why, size_t size)
 			return status;
 		state = state_now();
 	}
+	begin = clock_ns();
 	if (state == LOCKED)
 		result = api.unlock(getpid(), NULL);
 	state = state_now();
+	log_line("context: unlocked in %.1f ms", (double)(clock_ns() - begin) / 1e6);
 	if (state == RUNNING)
 		return AFFINODE_OK;
 	snprintf(why, size, "the driver could not bring the CUDA context back (error %d, state %d)", result, state);

@@ -64,16 +64,18 @@ static bool has_pairs(void)
 
 void elsewhere_start(void)
 {
-	const struct gpu_listed *own;
-	unsigned like = 0;
+	bool found = false;
 
 	if (!has_pairs() || gpu_memory_list(FIRST_LOOK_NS, gpus, &gpu_count))
 		return;
-	own = find(device_at(0)->uuid);
-	for (unsigned i = 0; own && i < gpu_count; i++)
-		if (&gpus[i] != own && !unlike(own, &gpus[i]) && gpu_lock_make(gpus[i].uuid))
-			like++;
-	atomic_store(&possible, like > 0);
+	for (int device = 0; device < device_count_known(); device++) {
+		const struct gpu_listed *own = find(device_at(device)->uuid);
+
+		for (unsigned i = 0; own && i < gpu_count; i++)
+			if (&gpus[i] != own && !unlike(own, &gpus[i]) && gpu_lock_make(gpus[i].uuid))
+				found = true;
+	}
+	atomic_store(&possible, found);
 }
 
 bool elsewhere_is_possible(void)

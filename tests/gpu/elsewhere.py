@@ -6,9 +6,10 @@ alone. In each cycle it is parked at context depth and resumed where it was, the
 other GPU, parked (at both depths) and resumed there, and brought back. After each resume its results must
 be what they were before, those of kernels that it never used until then right, and NVML must show its memory
 on the one GPU that its page names, and none on the other. Then it is asked to go to a GPU that does not
-exist, and to the other one while somebody fills it: it must stay parked, and be right where it was. At last
-it is killed on the way, after which no memory may be left anywhere. What the driver says of the device after
-a move is told below the table, whatever it is. Exits with 1 if anything is not as it must be.
+exist, and to the other one while somebody fills it: it must stay parked, and be right where it was. On the
+other GPU it begins to use device 1, which must be the GPU that its page says. At last it is killed on the
+way, after which no memory may be left anywhere. What the driver says of the device after a move is told
+below the table, whatever it is. Exits with 1 if anything is not as it must be.
 """
 
 from __future__ import annotations
@@ -51,6 +52,12 @@ def identity():
     cuda.cuDeviceGetName(name, 128, 0)
     return json.dumps({"uuid": "GPU-" + str(uuid.UUID(bytes=bytes(raw))), "pci": bus.value.decode().lower(),
                        "name": name.value.decode(), "errors": say})
+def second():
+    before, context, block = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64()
+    cuda.cuCtxGetCurrent(ctypes.byref(before))
+    errors = [cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 1), cuda.cuCtxSetCurrent(context),
+              cuda.cuMemAlloc_v2(ctypes.byref(block), ctypes.c_size_t(64 << 20)), cuda.cuCtxSetCurrent(before)]
+    return str(any(errors))
 for line in sys.stdin:
     print(globals()[line.strip()](), flush=True)
 """
@@ -222,6 +229,25 @@ def stays_where_it_was(linked: LinkedProgram, watched: Watched, found: Found, be
     resume(linked, watched, found, "resume, same", watched.first, before)
 
 
+def second_device(linked: LinkedProgram, watched: Watched, found: Found) -> None:
+    """On the other GPU, what the process calls device 1 must be the GPU that its page says."""
+    peer = deep(linked, watched, found)
+    peer.resume(on_gpu=watched.other.uuid)
+    if linked.ask("second") != "False":
+        raise Wrong("device 1 cannot be used after the move")
+    peer.park()  # and what it has there moves as anything else
+    peer.resume()
+    grown, paged = (
+        watched.grown(),
+        {gpu.uuid: gpu.resident_bytes for gpu in peer.gpus() if gpu.resident_bytes},
+    )
+    if set(paged) != {watched.first.uuid, watched.other.uuid}:
+        raise Wrong(f"with memory on devices 0 and 1, its page says that it is on {sorted(paged)}")
+    for uuid, resident_bytes in paged.items():
+        if grown[uuid] < resident_bytes:
+            raise Wrong(f"its page says {resident_bytes >> 20} MiB on {uuid}, NVML {grown[uuid] >> 20} MiB")
+
+
 def killed_on_the_way(code: str, env: Mapping[str, str], watched: Watched, found: Found) -> None:
     for after_s in KILLED_AFTER_S:
         with LinkedProgram(code, env=env) as linked:
@@ -252,6 +278,8 @@ def one(program: str, sees: str, cycles: int, kill: bool, watched: Watched, log:
             for _ in range(cycles):
                 cycle(linked, watched, found, before)
             stays_where_it_was(linked, watched, found, before)
+            if sees == "all":
+                second_device(linked, watched, found)
         watched.expect_nothing(GIVEN_BACK_WITHIN_S)
         if kill:
             killed_on_the_way(code, env, watched, found)

@@ -26,6 +26,7 @@ TITLES = {
     "random_cycles": "Random parks and resumes against unparked twins",
     "numba_suite": "Someone else's tests",
     "two_gpus": "Two GPUs",
+    "elsewhere": "Resumed on another GPU",
     "jax_idle": "JAX, idle and parked",
     "checkpoint_pinned": "Pinned host memory and the driver's own checkpoint",
     "against_memory_saver": "Beside torch_memory_saver",

@@ -91,11 +91,12 @@ class LinkPeer:
         argument: int = 0,
         request: int = 0,
         deadline_ns: int = 0,
+        text: str = "test",
         descriptors: Sequence[int] = (),
     ) -> int:
         """Send a command; its epoch."""
         self.epoch += 1
-        body = COMMAND.pack(command, request, deadline_ns, argument, b"test")
+        body = COMMAND.pack(command, request, deadline_ns, argument, text.encode())
         self.send(0x82, body, self.epoch, descriptors)
         return self.epoch
 

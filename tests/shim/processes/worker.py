@@ -67,6 +67,11 @@ class Worker:
     def check(self) -> bool:
         return is_filled(self.block, 7)
 
+    def grow(self) -> bool:
+        """Take more memory of the GPU."""
+        self.more = allocate(9)
+        return is_filled(self.more, 9)
+
     def drop(self) -> bool:
         """Free a block: it must not wait for the GPU."""
         checked(cu.cuMemFree(self.spare))

@@ -1,0 +1,245 @@
+"""Parked at context depth, resumed on another GPU: what NVML must say for that, who waits meanwhile, and what is left
+of a process that dies on the way. tests/shim/c/elsewhere.c goes through the driver calls.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import mmap
+import os
+import select
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from link_peer import OK, PARK, PARKED, REFUSED, RESUME, Reply
+from shim_machine import DEADLINE_S, HERE, Machine, Running
+
+TO_CONTEXT_DEPTH, ELSEWHERE = 2, 8  # AFFINODE_MOVE_CONTEXT, _ELSEWHERE
+MAY_GO_ELSEWHERE = 128  # AFFINODE_HELLO_ELSEWHERE
+CONTEXT = 2  # AFFINODE_DEPTH_CONTEXT
+PROGRAM = "affinode-gpu-memory"
+FIGURES = "[0-9]* [0-9]* [0-9]* [0-9]* [0-9]*"
+USED = """
+import pynvml as n
+n.nvmlInit()
+print(*(n.nvmlDeviceGetMemoryInfo(n.nvmlDeviceGetHandleByIndex(i)).used for i in range(n.nvmlDeviceGetCount())))
+"""
+
+
+class Gpus:
+    """A machine of several GPUs, of which the program beside the shim says what a test wants: sed edits it."""
+
+    def __init__(self, gpu: Machine, native: Path, count: int) -> None:
+        self.gpu = gpu
+        folder = gpu.folder / "lib"
+        folder.mkdir()
+        shutil.copy(native / "libaffinode.so", folder)
+        self._edit = gpu.folder / "edit"
+        self._edit.touch()
+        self._real = native / PROGRAM
+        made = folder / PROGRAM
+        made.write_text(f'#!/bin/sh\n{self._real} "$@" | sed -f {self._edit}\n')
+        made.chmod(0o755)
+        (gpu.driver / "libnvidia-ml.so.1").symlink_to(native / "libaffinode-sim-nvml.so")
+        gpu.environment.update(
+            LD_PRELOAD=str(folder / "libaffinode.so"), AFFINODE_DEPTH="context", AFFINODE_SIM_GPUS=str(count)
+        )
+
+    def say(self, edit: str) -> None:
+        """From now on NVML's lines are edited so."""
+        self._edit.write_text(edit + "\n")
+
+    def start(self, **environment: str) -> Running:
+        self.gpu.environment.update(environment)
+        running = Running(self.gpu, sys.executable, HERE / "worker.py")
+        assert json.loads(running.answer()) == "ready"
+        return running
+
+    def _run(self, *command: str | Path) -> str:
+        bare = {name: v for name, v in self.gpu.environment.items() if name != "LD_PRELOAD"}
+        return subprocess.check_output(list(map(str, command)), env=bare, text=True)
+
+    def uuids(self) -> list[str]:
+        return [line.split()[7] for line in self._run(self._real, "all", "1").splitlines()]
+
+    def used(self) -> list[int]:
+        """Bytes of each GPU, in MiB."""
+        return [int(word) >> 20 for word in self._run(sys.executable, "-c", USED).split()]
+
+    def lock_is_free(self, gpu: str) -> bool:
+        name = f"gpu-{gpu.removeprefix('GPU-').replace('-', '')}.lock"
+        descriptor = os.open(self.gpu.listener.socket_path.with_name(name), os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(descriptor)
+        return True
+
+
+class Board:
+    """shim/sim/fault_board.h, for the processes that are started with its name in their environment."""
+
+    def __init__(self, path: Path) -> None:
+        path.write_bytes(bytes(4096))
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 4096)
+
+    def arm(self, faults: str) -> None:
+        self._map[536 : 536 + len(faults) + 1] = faults.encode() + b"\0"
+        self._map[0:4] = struct.pack("=I", struct.unpack("=I", self._map[0:4])[0] + 1)
+
+    def holds(self) -> bool:
+        return bool(struct.unpack("=I", self._map[12:16])[0])
+
+
+@pytest.fixture
+def gpus(gpu: Machine, native: Path, request: pytest.FixtureRequest) -> Iterator[Gpus]:
+    yield Gpus(gpu, native, getattr(request, "param", 3))
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def depth(running: Running) -> int:
+    return int(struct.unpack_from("=I", bytes(running.peer.map), 232)[0])
+
+
+def paged(running: Running) -> list[str]:
+    """The UUIDs of its devices, in their order."""
+    raw = bytes(running.peer.map)
+    count = struct.unpack_from("=I", raw, 68)[0]
+    return [f"GPU-{uuid.UUID(bytes=raw[256 + 96 * i : 272 + 96 * i])}" for i in range(count)]
+
+
+def park_deep(running: Running) -> None:
+    """Park at context depth, again while the process is too young or its work is in the way."""
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        reply = running.peer.reply_to(running.peer.command(PARK, argument=TO_CONTEXT_DEPTH))
+        if reply.status == OK and depth(running) == CONTEXT:
+            return
+        assert reply.status != OK or any(
+            word in reply.text for word in ("just begun", "waits", "in progress")
+        )
+        assert time.monotonic() < deadline, reply
+        if reply.status == OK:
+            running.peer.resume()
+
+
+def resume_on(running: Running, gpu: str) -> Reply:
+    return running.peer.reply_to(running.peer.command(RESUME, argument=ELSEWHERE, text=gpu))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "edit", "may"),
+    [
+        (2, "", True),
+        (1, "", False),
+        (2, "2s/Simulated GPU/Another GPU/", False),
+        (2, f"2s/^({FIGURES}) 0 /\\1 1 /".replace("(", "\\(").replace(")", "\\)"), False),
+        (2, "$d", False),
+        (2, "s/ Simulated GPU$//", False),
+    ],
+    indirect=["gpus"],
+    ids=["two", "one", "unlike", "divided", "hidden", "unreadable"],
+)
+def test_a_shim_says_whether_there_is_another_gpu_to_go_to(gpus: Gpus, edit: str, may: bool) -> None:
+    gpus.say(edit)
+    with gpus.start() as running:
+        flags = running.peer.hello[1]
+        assert bool(flags & MAY_GO_ELSEWHERE) is may
+        if not may and not edit:
+            assert running.peer.park().status == OK
+            refused = resume_on(running, "GPU-00000000-0000-0000-0000-000000000000")
+            assert refused.status == REFUSED and "context depth" in refused.text
+            assert running.peer.resume().status == OK
+
+
+def test_it_goes_only_where_nvml_sees_a_gpu_of_its_kind_that_others_may_use(gpus: Gpus) -> None:
+    """And the process may do there what it could do before; device numbers stay, the GPUs behind them change."""
+    first, second, third = gpus.uuids()
+    with gpus.start() as running:
+        park_deep(running)
+        for edit, words in (
+            ("2s/Simulated GPU/Another GPU/", "another kind"),
+            (f"2s/^\\({FIGURES}\\) 0 1 /\\1 1 1 /", "divided"),
+            (f"2s/^\\({FIGURES}\\) 0 1 /\\1 0 0 /", "one process"),
+            (f"2s/^{FIGURES} 0 1 /0 0 0 0 0 0 1 /", "free memory"),
+            ("2d", "does not know that GPU"),
+            ("s/ Simulated GPU$//", "something else"),
+        ):
+            gpus.say(edit)
+            refused = resume_on(running, second)
+            assert refused.status == REFUSED and words in refused.text
+            assert running.peer.page().state == PARKED and depth(running) == CONTEXT
+            assert paged(running) == [first, second, third] and gpus.used() == [0, 0, 0]
+        gpus.say("")
+        assert resume_on(running, second).status == OK
+        assert paged(running) == [second, first, third]
+        assert [used > 0 for used in gpus.used()] == [False, True, False]
+        assert running.ask("check") is True
+        assert running.ask("fork_exit") == 5
+        assert running.ask("fork_cuda") == ["CUDA_ERROR_NOT_INITIALIZED"] * 3
+        assert running.ask("subprocess") == "ab0"
+        park_deep(running)
+        assert resume_on(running, third).status == OK
+        assert paged(running) == [third, first, second]
+        assert [used > 0 for used in gpus.used()] == [False, False, True]
+        assert running.ask("check") is True
+
+
+def test_others_wait_until_it_has_arrived_and_nothing_is_left_if_it_dies_on_the_way(gpus: Gpus) -> None:
+    """The other process is on that GPU already, was there first, and knows nothing of context depth."""
+    board = Board(gpus.gpu.folder / "board")
+    first, second, _ = gpus.uuids()
+    with gpus.start(CUDA_VISIBLE_DEVICES="1", AFFINODE_DEPTH="memory") as there:
+        environment = {"CUDA_VISIBLE_DEVICES": "0", "AFFINODE_DEPTH": "context"}
+        with gpus.start(**environment, AFFINODE_SIM_FAULT_BOARD=str(gpus.gpu.folder / "board")) as running:
+            park_deep(running)
+            before = gpus.used()
+            board.arm("cuCheckpointProcessRestore:HOLD:1")
+            epoch = running.peer.command(RESUME, argument=ELSEWHERE, text=second)
+            until(board.holds)
+            assert not gpus.lock_is_free(second) and gpus.lock_is_free(first)
+            there.say("grow\n")
+            seen = set()  # moments at which its call was under way: without a wait it takes microseconds
+
+            def waits() -> bool:
+                raw = bytes(there.peer.map)
+                if struct.unpack_from("=I", raw, 56)[0]:
+                    seen.add(struct.unpack_from("=Q", raw, 48)[0])
+                there.peer.pump()
+                return len(seen) > 2
+
+            until(waits)
+            assert gpus.used() == before
+            assert not select.select([there.process.stdout], [], [], 0)[0]
+            board.arm("")
+            assert running.peer.reply_to(epoch).status == OK
+            assert json.loads(there.answer()) is True
+            assert gpus.lock_is_free(second)
+            assert running.ask("check") is True and there.ask("check") is True
+
+            park_deep(running)
+            before = gpus.used()
+            assert before[0] == 0 and before[1] > 0
+            board.arm("cuCheckpointProcessUnlock:KILL:1")
+            running.peer.command(RESUME, argument=ELSEWHERE, text=first)
+            assert running.process.wait(DEADLINE_S) == -signal.SIGKILL
+            until(lambda: gpus.used() == before)
+            assert gpus.lock_is_free(first) and gpus.lock_is_free(second)
