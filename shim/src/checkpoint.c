@@ -21,9 +21,11 @@
 #include "gpu_memory.h"
 #include "log.h"
 #include "managed.h"
+#include "nvml_gate.h"
 #include "page.h"
 #include "shadows.h"
 #include "shim.h"
+#include "slabs.h"
 #include "tally.h"
 
 #define GIB (1ull << 30)
@@ -204,11 +206,21 @@ static const char *objection(struct device **device)
 		return "no CUDA context is known";
 	if (uses_nccl())
 		return "the process uses NCCL";
+	why = nvml_objection();
+	if (why)
+		return why;
 	if (is_under_mps(*device))
 		return "the GPU is shared through MPS";
 	if (managed_bytes() || tally_bytes(device_index(*device), AFFINODE_FIXED_MANAGED))
 		return "the process uses managed memory";
 	return NULL;
+}
+
+const char *checkpoint_objection(void)
+{
+	struct device *device = NULL;
+
+	return objection(&device);
 }
 
 static int state_now(void)
@@ -276,6 +288,11 @@ static const char *hold(void)
 	return "the driver could not checkpoint the process";
 }
 
+static bool somebody_waits(void)
+{
+	return gate_calls_waiting() || atomic_load(&gate.dying);
+}
+
 enum affinode_status checkpoint_out(char *why, size_t size)
 {
 	struct device *device = NULL;
@@ -283,6 +300,8 @@ enum affinode_status checkpoint_out(char *why, size_t size)
 	const char *in_the_way = objection(&device);
 
 	snprintf(why, size, "%s", "");
+	if (!in_the_way)
+		slabs_unregister(somebody_waits);
 	if (!in_the_way && !lock_gpus(NULL, LOCK_TO_GO_NS))
 		in_the_way = "another kernel is resuming";
 	if (!in_the_way && !gpu_lock_is_held(device->uuid))
@@ -293,7 +312,7 @@ enum affinode_status checkpoint_out(char *why, size_t size)
 		in_the_way = "the GPU is divided (MIG)";
 	if (!in_the_way && before.total_bytes < CONTEXT_BYTES + SPARE_BYTES)
 		in_the_way = "the GPU is too small to be sure of the way back";
-	if (!in_the_way && (gate_calls_waiting() || atomic_load(&gate.dying)))
+	if (!in_the_way && somebody_waits())
 		in_the_way = "a CUDA call waits";
 	if (!in_the_way && (!shadows_take() || books_close(DRAIN_NS) != 0))
 		in_the_way = "a CUDA call is in progress";
@@ -492,6 +511,7 @@ void checkpoint_reset_in_child(void)
 	deferred_reset_in_child();
 	shadows_reset_in_child();
 	books_reset_in_child();
+	nvml_reset_in_child();
 	if (books_are_closed()) {
 		atomic_fetch_or(&gate.word, GATE_CLOSED);
 		gate_set_dying();

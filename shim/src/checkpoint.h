@@ -27,6 +27,9 @@ void checkpoint_start(void);
 /* Something was done that the driver's checkpoint does not bear, or the shim cannot see through: never, from now on.  */
 void checkpoint_refuse(const char *why);
 
+/* By the mover, while the driver answers: what stands in the way of it; NULL: nothing yet.  */
+const char *checkpoint_objection(void);
+
 /* By the mover, parked and with the gate closed: take the context off the GPU. On failure the process is where it was, at
  * memory depth, and `why` says what was in the way.  */
 enum affinode_status checkpoint_out(char *why, size_t size);

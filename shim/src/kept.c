@@ -1,6 +1,7 @@
 #include "kept.h"
 
 #include "blocks.h"
+#include "checkpoint.h"
 #include "clock.h"
 #include "contexts.h"
 #include "copies.h"
@@ -58,7 +59,7 @@ void kept_prepare_lots(bool (*stop)(void))
 		gate_open();
 		driver.cuThreadExchangeStreamCaptureMode(&mode);
 		while (!stop() && mover_steps_aside() == aside)
-			if (!slabs_prepare_lot(context->handle))
+			if (!slabs_prepare_lot(checkpoint_is_possible() ? NULL : context->handle))
 				break;
 		driver.cuThreadExchangeStreamCaptureMode(&mode);
 		mover_set_copying(false);

@@ -29,6 +29,7 @@ struct moved {
 	uint64_t bytes;
 	uint64_t copied, zeros; /* of a park: bytes that were copied, bytes that needed none */
 	uint64_t duration_ns;
+	bool leaves; /* the context is to leave the GPU too, and nothing stands in the way yet */
 	char text[AFFINODE_TEXT_SIZE];
 };
 

@@ -11,6 +11,7 @@
 #include "cuda_types.h"
 #include "driver.h"
 #include "log.h"
+#include "nvml_gate.h"
 #include "protocol.h"
 #include "shim.h"
 
@@ -102,6 +103,11 @@ static bool is_in_this_library(const void *address)
 
 uintptr_t affinode_answer_dlsym(void *handle, const char *name)
 {
+	if (nvml_is_name(name) && checkpoint_is_asked() && !shim_is_disabled()) {
+		void *real = resolve_next(handle, name);
+
+		return real ? (uintptr_t)nvml_wrap(real) : 0;
+	}
 	if (!is_driver_name(name) || shim_is_disabled()) {
 		if (!__atomic_load_n(&affinode_next_dlsym, __ATOMIC_ACQUIRE))
 			resolve_next(RTLD_DEFAULT, "dlsym");

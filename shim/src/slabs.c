@@ -93,7 +93,7 @@ static void register_slab(struct slab *slab, CUcontext context)
 	if (result == CUDA_SUCCESS || result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
 		slab->registered = context;
 	else
-		slab->refused = true;
+		slab->unpinned = true;
 }
 
 /* Whether one more may be taken. A look costs more than touching a slab where many threads look at once, so that one look
@@ -126,6 +126,7 @@ static struct slab *make_slab(size_t index, int *error)
 	*error = !slab ? -ENOMEM : making.order->stop() ? -EAGAIN : is_lot ? 0 : room_for_one();
 	if (!*error) {
 		slab->source = is_lot ? SLAB_LOT : SLAB_PRIVATE;
+		slab->unpinned = !making.order->context;
 		slab->base = is_lot ? lots_take() : making.base + (index - making.lot_slabs) * SLAB_BYTES;
 		*error = is_lot ? (slab->base ? 0 : -ENOMEM) : touch(slab->base);
 	}
@@ -230,7 +231,7 @@ static void look_at_registrations(void)
 		CUcontext context = slab->registered;
 
 		slab->registered = NULL;
-		slab->refused = false;
+		slab->unpinned = false;
 		if (context && context_is_known(context) && driver.cuCtxSetCurrent(context) == CUDA_SUCCESS)
 			register_slab(slab, context);
 	}
@@ -272,7 +273,8 @@ int slabs_make(const struct slab_order *order)
 	with_threads(make_slabs);
 	if (private_slabs)
 		unmap_unmade(private_slabs);
-	with_threads(register_slabs);
+	if (order->context)
+		with_threads(register_slabs);
 	free(making.made);
 	rewind_cursor();
 	return atomic_load(&making.error);
@@ -296,7 +298,8 @@ bool slabs_prepare_lot(CUcontext context)
 	driver.cuCtxSetCurrent(context);
 	slab = make_slab(0, &error);
 	if (slab) {
-		register_slab(slab, context);
+		if (context)
+			register_slab(slab, context);
 		add_slab(slab);
 	}
 	driver.cuCtxSetCurrent(NULL);
@@ -327,7 +330,7 @@ size_t slots_take(size_t want, struct host_slot *first)
 {
 	size_t run = take_from_cursor(want, first);
 
-	if (run && !first->slab->registered && !first->slab->refused)
+	if (run && making.order->context && !first->slab->registered && !first->slab->unpinned)
 		register_slab(first->slab, making.order->context);
 	return run;
 }
@@ -354,6 +357,13 @@ static bool unregister(struct slab *slab)
 	if (result == CUDA_SUCCESS || result == CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED)
 		slab->registered = NULL;
 	return !slab->registered;
+}
+
+void slabs_unregister(bool (*stop)(void))
+{
+	for (struct slab *slab = slabs; slab && !stop(); slab = slab->next)
+		slab->unpinned = unregister(slab);
+	driver.cuCtxSetCurrent(NULL);
 }
 
 static void release(struct slab *slab)

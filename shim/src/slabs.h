@@ -21,7 +21,7 @@ struct slab {
 	enum slab_source source;
 	uint32_t used;        /* a bit for each slot */
 	CUcontext registered; /* the context it was registered in; NULL: copies go the slow way */
-	bool refused;         /* the driver would not register it */
+	bool unpinned;        /* not to be registered: the driver would not, or the context is to leave the GPU */
 	struct slab *next;
 };
 
@@ -39,7 +39,7 @@ struct slab_order {
 	size_t slots;       /* wanted in all, those that are free already included */
 	uint64_t budget;    /* new bytes allowed beside lots; UINT64_MAX: any */
 	int node;           /* NUMA node to prefer; -1: any */
-	CUcontext context;  /* to register in */
+	CUcontext context;  /* to register in; NULL: what is new stays unregistered */
 	bool (*stop)(void); /* asked between slabs, by any thread */
 };
 
@@ -53,8 +53,11 @@ int slabs_make(const struct slab_order *order);
 /* The next free slots, side by side in one slab, `want` at most: how many, 0: none is left.  */
 size_t slots_take(size_t want, struct host_slot *first);
 
-/* Register a slab of a lot ahead of its use; false: there is nothing to do.  */
+/* Make a slab of a lot ready ahead of its use, registered in `context` unless that is NULL; false: there is nothing to do.  */
 bool slabs_prepare_lot(CUcontext context);
+
+/* Give registrations up, and let nobody make them again: contents and slots stay. Between slabs `stop` is asked.  */
+void slabs_unregister(bool (*stop)(void));
 
 void slot_give(const struct host_slot *slot);
 

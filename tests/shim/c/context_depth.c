@@ -1,5 +1,6 @@
 /* Parked at context depth the GPU does not know the process; everything comes back right; what only keeps books is answered
  * meanwhile, and the rest asks for the GPU. What the driver's checkpoint does not bear stays at memory depth, and says why.  */
+#include "board.h"
 #include "depth.h"
 
 #define BYTES MiB(64)
@@ -30,15 +31,21 @@ static void comes_back_right(void)
 {
 	struct affinode_page page;
 
+	controller_park();
+	CHECK(board_registered_bytes() >= (int64_t)BYTES);
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
 	park_deep_surely();
 	CHECK_EQUAL(gpu_used_bytes(), 0);
 	CHECK_EQUAL(gpu_processes(), 0);
+	CHECK_EQUAL(board_registered_bytes(), 0); /* the driver would pin it all again on the way back */
 	page = page_read();
 	CHECK_EQUAL(page.state, AFFINODE_STATE_PARKED);
 	CHECK_EQUAL(page.gpus[0].parked_bytes, BYTES);
 	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
 	CHECK_EQUAL(page_read().depth, AFFINODE_DEPTH_NONE);
 	CHECK(holds_pattern(block, BYTES, 31, 0));
+	CHECK_EQUAL(launch_pattern(NULL, block, BYTES, 31), CUDA_SUCCESS);
+	CUDA(CtxSynchronize());
 	controller_park(); /* without the flag: no deeper */
 	CHECK_EQUAL(page_read().depth, AFFINODE_DEPTH_MEMORY);
 	CHECK_EQUAL(gpu_processes(), 1);
@@ -270,6 +277,7 @@ int main(int argc, char **argv)
 {
 	test_begin(argc, argv, 100);
 	depth_ask();
+	board_make();
 	cuda_start();
 	find_functions();
 	controller_accept();

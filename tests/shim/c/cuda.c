@@ -1,10 +1,12 @@
 #include "cuda.h"
 
 #include <dlfcn.h>
+#include <string.h>
 
 #include "harness.h"
 #ifdef SHIM_LINKED
 #include "driver.h"
+#include "nvml_gate.h"
 #include "resolve.h"
 #endif
 
@@ -30,7 +32,9 @@ static void *find(void **handle, const char *library, const char *name)
 	CHECK(*handle != NULL);
 	found = dlsym(*handle, name);
 #ifdef SHIM_LINKED
-	if (found) {
+	if (found && nvml_is_name(name)) {
+		found = nvml_wrap(found);
+	} else if (found && strncmp(name, "nvml", 4) != 0) {
 		driver_note_handle(*handle);
 		found = wrap_entry_point(name, 0, found);
 	}
@@ -43,6 +47,13 @@ void *cuda_symbol(const char *name)
 	static void *handle;
 
 	return find(&handle, "libcuda.so.1", name);
+}
+
+void *nvml_symbol(const char *name)
+{
+	static void *handle;
+
+	return find(&handle, "libnvidia-ml.so.1", name);
 }
 
 void *cuda_hidden(const char *name)

@@ -106,6 +106,7 @@ extern struct cuda cu;
 /* Find all of them; cuda_symbol is one, NULL if the driver has none.  */
 void cuda_load(void);
 void *cuda_symbol(const char *name);
+void *nvml_symbol(const char *name);
 /* The driver's own function, past the shim, as a library has it that came by a private table.  */
 void *cuda_hidden(const char *name);
 /* The wrapper of a driver function made for the test (calling_driver.c): it calls `body(data)` and says success.

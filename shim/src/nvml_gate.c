@@ -1,0 +1,107 @@
+#include "nvml_gate.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "books.h"
+#include "checkpoint.h"
+#include "clock.h"
+#include "shapes.h"
+
+#define INT_POOL 512 /* NVML of CUDA 13 has about 400 */
+#define REFUSED 999 /* NVML_ERROR_UNKNOWN */
+/* Who asks every few seconds would be brought back each time: longer than monitors pause.  */
+#define LATELY_NS (10 * S_NS)
+
+static void *int_targets[INT_POOL];
+static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic uint64_t asked_ns;
+static _Atomic bool handed_out;
+
+static W call_int(void *const *target, INT_PARAMETERS)
+{
+	struct books_pass pass;
+	W result;
+
+	while (!books_enter(&pass))
+		if (books_wait() != CUDA_SUCCESS)
+			return REFUSED;
+	result = ((int_fn)*target)(INT_ARGUMENTS);
+	atomic_store(&asked_ns, clock_ns());
+	books_leave(&pass);
+	return result;
+}
+
+REPEAT_256(INT_THUNK, 0x0) REPEAT_256(INT_THUNK, 0x1)
+
+#define INT_NAME(n) int_thunk_##n,
+static const int_fn int_thunks[INT_POOL] = {REPEAT_256(INT_NAME, 0x0) REPEAT_256(INT_NAME, 0x1)};
+
+/* nvmlErrorString asks nobody, and returns text.  */
+bool nvml_is_name(const char *name)
+{
+	return name && strncmp(name, "nvml", 4) == 0 && name[4] >= 'A' && name[4] <= 'Z' &&
+	       strcmp(name, "nvmlErrorString") != 0;
+}
+
+static int bind_target(void *real)
+{
+	int bound = -1;
+
+	pthread_mutex_lock(&pool_lock);
+	for (int i = 0; i < INT_POOL && bound < 0; i++) {
+		if (!int_targets[i])
+			__atomic_store_n(&int_targets[i], real, __ATOMIC_RELEASE);
+		if (int_targets[i] == real)
+			bound = i;
+	}
+	pthread_mutex_unlock(&pool_lock);
+	return bound;
+}
+
+void *nvml_wrap(void *real)
+{
+	void *thunk = real;
+	int i = bind_target(real);
+
+	atomic_store(&handed_out, true);
+	if (i < 0)
+		checkpoint_refuse("more entry points of NVML than there are wrappers");
+	else
+		memcpy(&thunk, &int_thunks[i], sizeof(thunk));
+	return thunk;
+}
+
+/* By the list of mappings, since the loader's lock may be held for as long as somebody imports.  */
+static bool is_loaded(void)
+{
+	FILE *maps = fopen("/proc/self/maps", "re");
+	char line[512];
+	bool found = false;
+
+	while (maps && !found && fgets(line, sizeof(line), maps))
+		found = strstr(line, "libnvidia-ml.so") != NULL;
+	if (maps)
+		fclose(maps);
+	return found;
+}
+
+const char *nvml_objection(void)
+{
+	uint64_t asked = atomic_load(&asked_ns);
+
+	if (asked && clock_ns() - asked < LATELY_NS)
+		return "the process watches the GPU through NVML";
+	if (!atomic_load(&handed_out) && is_loaded())
+		return "the program is linked to NVML";
+	return NULL;
+}
+
+void nvml_reset_in_child(void)
+{
+	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+
+	memcpy(&pool_lock, &fresh, sizeof(fresh));
+}
