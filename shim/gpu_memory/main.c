@@ -6,7 +6,7 @@
  * told apart, as in containers); 1 if the GPU is divided (MIG), else 0. On failure a word on standard error and an exit
  * status of gpu_memory_exit.h.
  *
- * affinode-gpu-memory all PID: such a line for each GPU that NVML knows, TOTAL 0 where it has no figures, and after it
+ * affinode-gpu-memory all PID: such a line for each GPU that NVML can name, TOTAL 0 where it has no figures, and after it
  *
  *     SHARED UUID PCI NAME
  *
@@ -160,6 +160,7 @@ static enum gpu_memory_exit say(const char *uuid, unsigned int pid)
 	return print(&figures, "") ? GPU_MEMORY_SAID : GPU_MEMORY_USAGE;
 }
 
+/* One that has fallen off the bus is left out.  */
 static enum gpu_memory_exit say_one_of_all(unsigned int index, unsigned int pid)
 {
 	char uuid[96], name[96], rest[256];
@@ -169,7 +170,7 @@ static enum gpu_memory_exit say_one_of_all(unsigned int index, unsigned int pid)
 
 	if (nvml.by_index(index, &device) != 0 || nvml.uuid(device, uuid, sizeof(uuid)) != 0 ||
 	    nvml.name(device, name, sizeof(name)) != 0 || nvml.pci(device, &pci) != 0)
-		return fail(GPU_MEMORY_NO_GPU, "NVML does not know one of its GPUs");
+		return GPU_MEMORY_SAID;
 	if (!look(device, pid, &figures))
 		memset(&figures.bytes, 0, sizeof(figures.bytes));
 	name[strcspn(name, "\n")] = '\0';

@@ -1,0 +1,180 @@
+/* Bringing the context back, where it was or on another GPU.  */
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "blocks.h"
+#include "books.h"
+#include "checkpointing.h"
+#include "deferred.h"
+#include "elsewhere.h"
+#include "gate.h"
+#include "gpu_lock.h"
+#include "gpu_memory.h"
+#include "log.h"
+#include "page.h"
+#include "shadows.h"
+#include "shim.h"
+
+/* One waits for another's resume.  */
+#define LOCK_TO_COME_BACK_NS (5 * S_NS)
+#define LOOK_TO_COME_BACK_NS (5 * S_NS)
+
+static uint64_t parked_bytes(const struct device *device)
+{
+	struct block_bytes bytes[AFFINODE_MAX_GPUS];
+	uint64_t shared[AFFINODE_MAX_GPUS], mapped[AFFINODE_MAX_GPUS], generation = 0;
+	int gpu = device_index(device);
+
+	if (gpu >= (int)AFFINODE_MAX_GPUS || !blocks_sum(bytes, shared, mapped, &generation))
+		return 0;
+	return bytes[gpu].parked;
+}
+
+/* What must be free: for Restore more than it needs, and for the memory that follows, which may use what was spared, since it
+ * is all or nothing and loses nothing.  */
+static uint64_t bytes_needed(void)
+{
+	uint64_t context = checkpoint_left.context_bytes, all = context + parked_bytes(checkpoint_left.device);
+	uint64_t sure = (context > CONTEXT_BYTES ? context : CONTEXT_BYTES) + SPARE_BYTES;
+
+	return all > sure ? all : sure;
+}
+
+/* On the GPU `to`, or where it was (NULL).  */
+static enum affinode_status look_for_room(const uint8_t *to, char *why, size_t size)
+{
+	const uint8_t *gpu = to ? to : checkpoint_left.device->uuid;
+	const char *unknown = "no lock can be had for the GPU";
+	struct gpu_memory memory;
+
+	if (gpu_lock_is_held(gpu))
+		unknown = to ? elsewhere_look(checkpoint_left.device, to, LOOK_TO_COME_BACK_NS, &memory)
+			     : gpu_memory_look(gpu, LOOK_TO_COME_BACK_NS, &memory);
+	if (unknown && to) {
+		snprintf(why, size, "%s", unknown);
+		return AFFINODE_REFUSED;
+	}
+	if (unknown) {
+		snprintf(why, size, "nobody knows how much of the GPU is free: %s", unknown);
+		return AFFINODE_NO_GPU_ROOM;
+	}
+	if (memory.free_bytes >= bytes_needed())
+		return AFFINODE_OK;
+	snprintf(why, size, "the GPU is full: %.1f GiB are free, %.1f are needed", (double)memory.free_bytes / GIB,
+		 (double)bytes_needed() / GIB);
+	return AFFINODE_NO_GPU_ROOM;
+}
+
+static enum affinode_status lost(char *why, size_t size)
+{
+	snprintf(why, size, "the driver lost the process's GPU state while bringing it back");
+	log_line("%s", why);
+	tell_person("%s. Restart the kernel.", why);
+	shim_give_up_parking("the driver lost the process");
+	shim_move_state(shim_state(), AFFINODE_STATE_LOST);
+	gate_set_dying(); /* or every call would wait for ever */
+	return AFFINODE_FAILED;
+}
+
+/* The driver's Restore where there is room for it. Anything but AFFINODE_OK: it is held as before, or lost.  */
+static enum affinode_status restore(const uint8_t *to, char *why, size_t size)
+{
+	uint64_t begin = clock_ns(), looked;
+	enum affinode_status status = look_for_room(to, why, size);
+	CUresult result;
+	int state;
+
+	if (status != AFFINODE_OK)
+		return status;
+	looked = clock_ns();
+	result = checkpoint_api.restore(getpid(), to ? elsewhere_arguments(checkpoint_left.device, to) : NULL);
+	log_line("context: looked for room in %.1f ms, restored in %.1f ms: %d", (double)(looked - begin) / 1e6,
+		 (double)(clock_ns() - looked) / 1e6, result);
+	if (result == CUDA_ERROR_OUT_OF_MEMORY)
+		return lost(why, size);
+	state = checkpoint_state();
+	if (to && (result == CUDA_SUCCESS || state == PROCESS_LOCKED)) {
+		elsewhere_arrived(checkpoint_left.device, to);
+		shadow_devices_moved();
+	}
+	if (result == CUDA_SUCCESS || state == PROCESS_LOCKED || state == PROCESS_RUNNING)
+		return AFFINODE_OK;
+	if (state == PROCESS_FAILED)
+		return lost(why, size);
+	snprintf(why, size, "the driver could not bring the CUDA context back%s (error %d, state %d)",
+		 to ? " on that GPU" : "", result, state);
+	log_line("%s", why);
+	return to && state == PROCESS_CHECKPOINTED ? AFFINODE_REFUSED : AFFINODE_FAILED;
+}
+
+/* The driver's Restore and Unlock, from whatever state an attempt before this one left.  */
+static enum affinode_status let_go(const uint8_t *to, char *why, size_t size)
+{
+	int state = checkpoint_state();
+	CUresult result = CUDA_SUCCESS;
+	uint64_t begin;
+
+	if (state == PROCESS_FAILED)
+		return lost(why, size);
+	if (to && state != PROCESS_CHECKPOINTED) {
+		snprintf(why, size, "the driver has brought the context back where it was already");
+		return AFFINODE_REFUSED;
+	}
+	if (state == PROCESS_CHECKPOINTED || state < 0) {
+		enum affinode_status status = restore(to, why, size);
+
+		if (status != AFFINODE_OK)
+			return status;
+		state = checkpoint_state();
+	}
+	begin = clock_ns();
+	if (state == PROCESS_LOCKED)
+		result = checkpoint_api.unlock(getpid(), NULL);
+	state = checkpoint_state();
+	log_line("context: unlocked in %.1f ms", (double)(clock_ns() - begin) / 1e6);
+	if (state == PROCESS_RUNNING)
+		return AFFINODE_OK;
+	snprintf(why, size, "the driver could not bring the CUDA context back (error %d, state %d)", result, state);
+	log_line("%s", why);
+	return state == PROCESS_FAILED ? lost(why, size) : AFFINODE_FAILED;
+}
+
+/* The driver holds nothing: whether the process uses that GPU alone.  */
+static bool is_on(const uint8_t *gpu)
+{
+	const char *why = NULL;
+	const struct device *device = checkpoint_only_device(&why);
+
+	return device && !why && memcmp(device->uuid, gpu, 16) == 0;
+}
+
+enum affinode_status checkpoint_in(const uint8_t *to, char *why, size_t size)
+{
+	enum affinode_status status;
+
+	snprintf(why, size, "%s", "");
+	if (!checkpoint_is_out()) {
+		if (!to || is_on(to))
+			return AFFINODE_OK;
+		snprintf(why, size, "its CUDA context is still on its GPU: only what is parked at context depth moves");
+		return AFFINODE_REFUSED;
+	}
+	if (to && memcmp(checkpoint_left.device->uuid, to, 16) == 0)
+		to = NULL;
+	if (!checkpoint_lock_gpus(to, LOCK_TO_COME_BACK_NS)) {
+		snprintf(why, size, "another kernel is resuming");
+		return AFFINODE_NO_GPU_ROOM;
+	}
+	status = let_go(to, why, size);
+	if (status != AFFINODE_OK) {
+		gpu_unlock_all();
+		return status;
+	}
+	deferred_make();
+	checkpoint_set_out(false);
+	page_set_depth(AFFINODE_DEPTH_MEMORY);
+	page_set_context_bytes(0);
+	books_open();
+	return AFFINODE_OK;
+}
