@@ -6,6 +6,7 @@
 
 #include "api.h"
 #include "checkpoint.h"
+#include "faults.h"
 #include "futex.h"
 
 #define LOOK_MS 50
@@ -85,11 +86,13 @@ static CUresult ask(struct sim_process *process, enum checkpoint_operation opera
 }
 
 static CUresult request(const char *called, int pid, enum checkpoint_operation operation, unsigned timeout_ms,
-			const uint8_t *destination)
+			uint8_t *destination)
 {
 	struct sim_process *process;
 	CUresult result = api_allowed(called);
 
+	for (unsigned gpu = 0; destination && faults_stay() && gpu < SIM_MAX_GPUS; gpu++)
+		destination[gpu] = (uint8_t)gpu;
 	if (result == CUDA_SUCCESS)
 		result = find(pid, &process);
 	if (result != CUDA_SUCCESS)

@@ -18,7 +18,7 @@
 #define MAX_FAULTS 32
 #define BOARD_POLL_MS 1
 
-enum kind { KIND_ERROR, KIND_KILL, KIND_CORRUPT, KIND_FAIL, KIND_TAKE, KIND_HOLD };
+enum kind { KIND_ERROR, KIND_KILL, KIND_CORRUPT, KIND_FAIL, KIND_TAKE, KIND_HOLD, KIND_STAY };
 
 struct fault {
 	char name[64];
@@ -40,6 +40,7 @@ static struct sim_fault_board *board;
 static uint32_t generation; /* of the board, as it was read last */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static __thread const char *called; /* by this thread, last */
+static __thread bool stays;
 
 static CUresult error_named(const char *name)
 {
@@ -55,7 +56,8 @@ static bool read_kind(struct fault *fault, const char *what)
 	static const struct {
 		const char *name;
 		enum kind kind;
-	} kinds[] = {{"KILL", KIND_KILL}, {"CORRUPT", KIND_CORRUPT}, {"FAIL", KIND_FAIL}, {"HOLD", KIND_HOLD}};
+	} kinds[] = {{"KILL", KIND_KILL}, {"CORRUPT", KIND_CORRUPT}, {"FAIL", KIND_FAIL}, {"HOLD", KIND_HOLD},
+		     {"STAY", KIND_STAY}};
 	const char *bytes = strchr(what, '=');
 
 	for (unsigned i = 0; i < sizeof(kinds) / sizeof(*kinds); i++)
@@ -193,6 +195,7 @@ CUresult faults_next(const char *name)
 
 	pthread_once(&once, begin);
 	called = name;
+	stays = false;
 	if ((!fault_count && !board) || !strike(name, false, 0, &fault))
 		return CUDA_SUCCESS;
 	if (fault.kind == KIND_KILL)
@@ -201,7 +204,13 @@ CUresult faults_next(const char *name)
 		machine_take_foreign(fault.bytes);
 	else if (fault.kind == KIND_HOLD && board)
 		wait_for_board(fault.armed);
+	stays = fault.kind == KIND_STAY;
 	return fault.error;
+}
+
+bool faults_stay(void)
+{
+	return stays;
 }
 
 enum fault_effect faults_effect(uint64_t bytes)

@@ -11,14 +11,20 @@
  *   TAKE=bytes                  a process that is not simulated takes that much more of every GPU, or all that is free;
  *                               TAKE=0: it ends. Nobody's memory is taken away
  *   HOLD                        the call waits until the board changes
+ *   STAY                        a restore succeeds, and takes no notice of the GPUs that it was to go to; cuda-python's
+ *                               tests (cuda_core/tests/test_checkpoint.py) allow for drivers that do so
  *
  * Armed while the program runs through a board (fault_board.h).  */
 #ifndef SIM_FAULTS_H
 #define SIM_FAULTS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "sim_cuda.h"
+
+/* Whether STAY struck the call that this thread makes.  */
+bool faults_stay(void);
 
 enum fault_effect { FAULT_NONE, FAULT_CORRUPT, FAULT_FAIL };
 

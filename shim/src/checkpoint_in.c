@@ -95,7 +95,7 @@ static enum affinode_status restore(const uint8_t *to, char *why, size_t size)
 		return lost(why, size);
 	state = checkpoint_state();
 	if (to && (result == CUDA_SUCCESS || state == PROCESS_LOCKED)) {
-		elsewhere_arrived(checkpoint_left.device, to);
+		elsewhere_restored(checkpoint_left.device, to);
 		shadow_devices_moved();
 	}
 	if (result == CUDA_SUCCESS || state == PROCESS_LOCKED || state == PROCESS_RUNNING)
@@ -133,8 +133,10 @@ static enum affinode_status let_go(const uint8_t *to, char *why, size_t size)
 		result = checkpoint_api.unlock(getpid(), NULL);
 	state = checkpoint_state();
 	log_line("context: unlocked in %.1f ms", (double)(clock_ns() - begin) / 1e6);
-	if (state == PROCESS_RUNNING)
+	if (state == PROCESS_RUNNING) {
+		elsewhere_confirm(checkpoint_left.device);
 		return AFFINODE_OK;
+	}
 	snprintf(why, size, "the driver could not bring the CUDA context back (error %d, state %d)", result, state);
 	log_line("%s", why);
 	return state == PROCESS_FAILED ? lost(why, size) : AFFINODE_FAILED;

@@ -138,13 +138,30 @@ void *elsewhere_arguments(const struct device *from, const uint8_t to[16])
 	return &arguments;
 }
 
-void elsewhere_arrived(struct device *device, const uint8_t to[16])
+static void is_now(struct device *device, const uint8_t uuid[16])
 {
-	const struct gpu_listed *there = find(to);
+	const struct gpu_listed *there = find(uuid);
 	char before[GPU_UUID_TEXT], now[GPU_UUID_TEXT];
 
 	gpu_uuid_text(device->uuid, before);
-	gpu_uuid_text(to, now);
+	gpu_uuid_text(uuid, now);
 	log_line("the context was on %s and is on %s", before, now);
-	device_is_now(device, to, there ? gpu_numa_node(there->pci_id) : -1);
+	device_is_now(device, uuid, there ? gpu_numa_node(there->pci_id) : -1);
+}
+
+void elsewhere_restored(struct device *device, const uint8_t to[16])
+{
+	is_now(device, to);
+}
+
+void elsewhere_confirm(struct device *device)
+{
+	uint8_t now[16];
+
+	if (driver.cuDeviceGetUuid(now, device->ordinal) != CUDA_SUCCESS ||
+	    memcmp(now, device->uuid, sizeof(now)) == 0 || !find(now))
+		return;
+	atomic_store(&possible, false);
+	log_line("the driver brought the context back on another GPU than it was told");
+	is_now(device, now);
 }

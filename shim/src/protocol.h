@@ -139,7 +139,7 @@ enum affinode_move_flags {
 	 * under way do not end within seconds, or a capture is open: then everything goes on as before. */
 	AFFINODE_MOVE_PREEMPT = 1u << 2,
 	/* RESUME, of a process parked at context depth that uses one GPU: on the GPU whose UUID, as NVML prints it, is
-	 * the command's `reason`; never together with MOVE_PREPARE. From then on that is the GPU that the page names. REFUSED:
+	 * the command's `reason`; never together with MOVE_PREPARE. The page says where it is from then on. REFUSED:
 	 * nothing was done, and a RESUME without the flag goes to the GPU that the page names. So it is after NO_GPU_ROOM, but
 	 * for one case that the page shows too: a stranger took the memory that was seen to be free when the context had
 	 * arrived. Then the process is parked at memory depth on the new GPU. */

@@ -328,6 +328,22 @@ static void every_step(void)
 	CHECK(arrived > 0);
 }
 
+/* A driver that says that it did: it is asked where the process is, and not to do it again.  */
+static void is_where_the_driver_says(void)
+{
+	int before = where();
+
+	park_deep_surely();
+	board_arm("cuCheckpointProcessRestore:STAY:1");
+	CHECK_EQUAL(resume_on((before + 1) % GPUS).status, AFFINODE_OK);
+	CHECK_EQUAL(board_disarm(), 1);
+	is_on(before);
+	park_deep_surely();
+	CHECK_EQUAL(resume_on((before + 1) % GPUS).status, AFFINODE_REFUSED);
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	is_on(before);
+}
+
 int main(int argc, char **argv)
 {
 	char own[8];
@@ -350,5 +366,6 @@ int main(int argc, char **argv)
 	stays_where_it_was();
 	is_where_it_was_restored();
 	every_step();
+	is_where_the_driver_says();
 	return 0;
 }
