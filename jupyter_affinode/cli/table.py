@@ -7,6 +7,7 @@ from typing import Any
 
 from ..kernel_magics import size_text
 
+PARTS = ("resident", "parked", "fixed")
 SMALL_BYTES = 64 << 20  # host memory is taken in slabs: less is not worth a word
 
 
@@ -14,9 +15,12 @@ def kernel_table(kernels: Sequence[dict[str, Any]]) -> str:
     """One line a kernel: id, what it is, state, memory, idle time; what stays on the GPU on a line below
     it.
     """
-    header = ("KERNEL", "NOTEBOOK", "STATE", "ON GPU", "IN RAM", "IDLE")
+    header = ("KERNEL", "NOTEBOOK", "STATE", "GPU", "ON GPU", "IN RAM", "IDLE")
     rows = [(_row(kernel), _notes(kernel)) for kernel in sorted(kernels, key=lambda one: str(one["id"]))]
-    widths = [max(len(line[column]) for line in [header, *(row for row, _ in rows)]) for column in range(6)]
+    widths = [
+        max(len(line[column]) for line in [header, *(row for row, _ in rows)])
+        for column in range(len(header))
+    ]
     lines = [_line(header, widths)]
     for row, notes in rows:
         lines.append(_line(row, widths))
@@ -57,10 +61,17 @@ def _row(kernel: dict[str, Any]) -> tuple[str, ...]:
         kernel["id"][:8],
         kernel.get("path") or kernel.get("name") or "-",
         kernel["text"],
+        _gpus_text(kernel),
         size_text(resident) if resident else "-",
         size_text(kernel["parked_bytes"]) if kernel["parked_bytes"] else "-",
         "cell runs" if kernel.get("cell_open") else "-" if idle_s is None else duration_text(idle_s),
     )
+
+
+def _gpus_text(kernel: dict[str, Any]) -> str:
+    """The numbers of the GPUs on which it has memory, or had it."""
+    used = [gpu for gpu in kernel.get("gpus") or [] if any(gpu[f"{part}_bytes"] for part in PARTS)]
+    return ",".join("?" if gpu.get("index") is None else str(gpu["index"]) for gpu in used) or "-"
 
 
 def _notes(kernel: dict[str, Any]) -> list[str]:

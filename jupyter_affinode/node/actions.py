@@ -82,6 +82,7 @@ class Resume:
     reserved_bytes: Mapping[str, int] = field(hash=False)
     reason: str
     cause: Cause = field(default=Cause.OTHER, compare=False)
+    gpu: str | None = None  # on this GPU, not the one that it left; None: where it was
 
 
 @dataclass(frozen=True)

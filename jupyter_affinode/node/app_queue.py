@@ -15,6 +15,7 @@ QUEUE_ALIASES = {
     "when-full": "NodeController.when_full",
     "quantum": "NodeController.quantum_s",
     "end-after": "NodeController.end_after_s",
+    "resume-elsewhere": "NodeController.resume_elsewhere",
     "backfill": "NodeController.backfill",
     "ageing": "NodeController.ageing_s",
     "user-priorities": "NodeController.user_priorities",
@@ -64,6 +65,12 @@ class QueueTraits(HasTraits):
         _DEFAULTS.end_after_s,
         min=0,
         help="terminate_newest: seconds that somebody must have waited before a kernel is shut down for them.",
+    ).tag(config=True)
+    resume_elsewhere = Bool(
+        _DEFAULTS.resume_elsewhere,
+        help="""Let a kernel that was parked with `depth="context"`, and whose GPU is full when it is needed again,
+        come back on another GPU of the same kind. It goes only where CUDA_VISIBLE_DEVICES lets it, as that was
+        when its process began. Turn it off where it matters on which GPU a kernel is.""",
     ).tag(config=True)
     backfill = Bool(
         _DEFAULTS.backfill,

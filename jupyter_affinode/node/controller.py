@@ -419,7 +419,7 @@ class Controller:
                 action.reason,
             )
         elif isinstance(action, Resume):
-            self.moves.resume(kernel, action.reserved_bytes, action.reason, action.cause)
+            self.moves.resume(kernel, action.reserved_bytes, action.reason, action.cause, action.gpu)
         elif isinstance(action, RefusePark):
             status = Status.NO_HOST_ROOM if action.slug == "no-host-memory" else Status.REFUSED
             self.moves.refuse_park(kernel, status, action.slug, action.reason)

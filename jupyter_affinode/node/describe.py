@@ -90,7 +90,8 @@ def kernel_json(
         "wait_reason": None if outlook is None else outlook.reason,
         "estimate_s": None if outlook is None or outlook.estimate_s is None else round(outlook.estimate_s, 1),
         "end_asked": kernel.end_asked,
-        "gpus": [_use_json(gpu) for gpu in gpus.values()],
+        "gpus": [_use_json(state, gpu) for gpu in gpus.values()],
+        "moved_from": kernel.moved_from,
         "processes": [_process_json(state, process, now) for process in kernel.processes.values()],
         "simulated": simulated,
         "tracked": bool(kernel.connected()),
@@ -236,9 +237,11 @@ def _neighbour_json(other: Neighbour) -> dict[str, Any]:
     return {"pid": other.pid, "command": other.command, "bytes": other.bytes}
 
 
-def _use_json(gpu: PageGpu) -> dict[str, Any]:
+def _use_json(state: NodeState, gpu: PageGpu) -> dict[str, Any]:
+    known = state.gpus.measured.get(gpu.uuid)
     return {
         "uuid": gpu.uuid,
+        "index": None if known is None else known.index,
         "resident_bytes": gpu.resident_bytes,
         "parked_bytes": gpu.parked_bytes,
         "fixed_bytes": sum(gpu.fixed_bytes),

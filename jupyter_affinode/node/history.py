@@ -97,10 +97,12 @@ class History:
             kernel,
             cause=ended.cause.value,
             outcome=ended.outcome,
+            gpu=ended.to_gpu or "",
             depth=ended.depth,
             bytes=ended.bytes,
             duration_s=ended.duration_s,
             waited_s=ended.waited_s,
+            from_gpu=ended.from_gpu or "",
         )
 
     def park_refused(self, kernel: KernelRecord, slug: str, was_tried: bool) -> None:
@@ -277,6 +279,7 @@ class History:
         bytes: int = 0,
         duration_s: float | None = None,
         waited_s: float | None = None,
+        from_gpu: str = "",
     ) -> None:
         if self.ledger is None:
             return
@@ -285,13 +288,14 @@ class History:
             kind.value,
             plain(kernel.id),
             self._user(kernel),
-            gpu or main_gpu(kernel),
+            gpu or kernel.main_gpu(),
             cause,
             outcome,
             depth,
             bytes,
             duration_s,
             waited_s,
+            from_gpu,
         )
         self.ledger.event(row)
 
@@ -301,16 +305,6 @@ class History:
         if self.ledger is not None:
             self.ledger.user(user, plain(owner_name(kernel)))
         return user
-
-
-def main_gpu(kernel: KernelRecord) -> str:
-    """The GPU on which a kernel has, or had, most; '' for none."""
-    gpus = kernel.by_gpu()
-    return max(
-        gpus,
-        key=lambda uuid: gpus[uuid].resident_bytes + gpus[uuid].parked_bytes + sum(gpus[uuid].fixed_bytes),
-        default="",
-    )
 
 
 def owner_name(kernel: KernelRecord) -> str:

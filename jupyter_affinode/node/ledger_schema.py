@@ -74,7 +74,11 @@ CREATE TABLE runs (             -- controllers that wrote, and the last batch of
 ) WITHOUT ROWID;
 """
 
-MIGRATIONS = (FIRST,)
+CAME_FROM = """
+ALTER TABLE events ADD COLUMN from_gpu TEXT NOT NULL DEFAULT ''; -- a resume on another GPU: the one that was left
+"""
+
+MIGRATIONS = (FIRST, CAME_FROM)
 
 
 class LedgerTooNew(Exception):

@@ -38,6 +38,7 @@ class EventRow:
     bytes: int = 0
     duration_s: float | None = None
     waited_s: float | None = None
+    from_gpu: str = ""
 
 
 @dataclass(frozen=True)
@@ -173,8 +174,8 @@ class LedgerStore:
             (self._run, batch.number, batch.at),
         )
         self._db.executemany(
-            "INSERT INTO events (at, kind, kernel_id, user, gpu, cause, outcome, depth, bytes, duration_s, waited_s)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO events (at, kind, kernel_id, user, gpu, cause, outcome, depth, bytes, duration_s, waited_s,"
+            " from_gpu) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [astuple(event) for event in batch.events],
         )
         self._db.executemany(

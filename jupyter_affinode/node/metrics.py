@@ -78,6 +78,12 @@ class Metrics:
         self.moved_bytes = Counter(
             "affinode_moved_bytes", "GPU memory that was parked and resumed.", ["move"], registry=registry
         )
+        self.elsewhere = Counter(
+            "affinode_resumes_elsewhere",
+            "Resumes on another GPU than the one that was left, by how they ended.",
+            ["outcome"],
+            registry=registry,
+        )
         self.refusals = Counter(
             "affinode_park_refusals",
             "Times that a kernel which should have been parked stayed.",
@@ -123,6 +129,7 @@ class Metrics:
             self.refusals.labels(reason)
         for move in ("park", "resume"):
             self.moved_bytes.labels(move)
+        self.elsewhere.labels("ok")
         self.collector = _NodeCollector(state, node, self._gpus)
         registry.register(self.collector)
         build = Gauge(
@@ -143,6 +150,8 @@ class Metrics:
         if ended.outcome == "ok":
             self.move_seconds.labels(move, ended.depth).observe(ended.duration_s)
         self.moved_bytes.labels(move).inc(ended.bytes)
+        if ended.to_gpu is not None:
+            self.elsewhere.labels(ended.outcome).inc()
 
     def park_refused(self, kernel: KernelRecord, slug: str, was_tried: bool) -> None:
         """See observer.Observer."""

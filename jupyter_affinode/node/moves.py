@@ -97,12 +97,20 @@ class Moves:
         self._command(kernel, kernel.move, targets, CommandKind.PARK, PARK_BEGINS_WITHIN_S)
 
     def resume(
-        self, kernel: KernelRecord, needs: Mapping[str, int], reason: str, cause: Cause = Cause.OTHER
+        self,
+        kernel: KernelRecord,
+        needs: Mapping[str, int],
+        reason: str,
+        cause: Cause = Cause.OTHER,
+        gpu: str | None = None,
     ) -> None:
-        """Reserve the kernel's room and tell every parked process to resume."""
+        """Reserve the kernel's room and tell every parked process to resume.
+
+        `gpu`: on that one, on which the room is, and not where it was; for one process alone.
+        """
         targets = [process for process in kernel.connected() if process.is_parked]
         is_asked = cause is Cause.CELL and kernel.resume_asked
-        self._resume(kernel, targets, needs, reason, Cause.ASKED if is_asked else cause)
+        self._resume(kernel, targets, needs, reason, Cause.ASKED if is_asked else cause, gpu)
 
     def take_reply(self, process: Process, reply: Reply) -> None:
         """A shim answered; one to anything but the command under way is ignored."""
@@ -204,11 +212,13 @@ class Moves:
             flags |= MoveFlag.CONTEXT
         if move.preempts and len(targets) == 1:
             flags |= MoveFlag.PREEMPT
+        if move.gpu is not None:
+            flags |= MoveFlag.ELSEWHERE
         for process in targets:
             if process.connection is not None:
                 budget = budget_argument(kernel, process, targets) if move.parks else 0
                 epoch = process.connection.command(
-                    kind, argument=budget | int(flags), reason=move.reason, lasts_s=lasts_s
+                    kind, argument=budget | int(flags), reason=move.gpu or move.reason, lasts_s=lasts_s
                 )
                 move.epochs[process.key] = move.pending[process.key] = epoch
         self._go_on(kernel, move)
@@ -220,9 +230,12 @@ class Moves:
         needs: Mapping[str, int],
         reason: str,
         cause: Cause,
+        gpu: str | None = None,
     ) -> None:
         now = time.monotonic()
         kernel.move = Move(False, reason, now, asked=kernel.resume_asked, cause=cause)
+        if gpu is not None:
+            kernel.move.gpu, kernel.move.from_gpu = gpu, kernel.main_gpu()
         kernel.move.from_context = kernel_depth(kernel) is Depth.CONTEXT
         kernel.move.waited_s = None if kernel.wants_since is None else max(now - kernel.wants_since, 0.0)
         self._state.reservations.reserve_resume(kernel.id, dict(needs))
@@ -289,6 +302,8 @@ class Moves:
         failed = _worst(move, kernel)
         if failed is None:
             kernel.resume_failures, kernel.resume_retry_at = 0, 0.0
+            kernel.elsewhere_failures, kernel.moved_from = 0, move.from_gpu
+            kernel.elsewhere_retry.clear()
             kernel.reason = None
             moved = sum(reply.bytes for reply in move.replies.values())
             took = now - move.began
@@ -296,6 +311,10 @@ class Moves:
             self.end_resume_wish(kernel, Outcome(Status.OK, "", "the GPU is back"))
             return
         status, text = failed
+        if move.gpu is not None:
+            self._stays_off(kernel, move.gpu, text, now)
+            if status is not Status.FAILED:
+                return
         kernel.resume_failures += 1
         pause = back_off_s(kernel.resume_failures)
         kernel.resume_retry_at = now + pause
@@ -307,6 +326,16 @@ class Moves:
                     self._state.gpus.take_failure(uuid, gpu.parked_bytes)
         elif kernel.resume_done is not None:
             self.end_resume_wish(kernel, Outcome(status, SLUGS[status], text))
+
+    def _stays_off(self, kernel: KernelRecord, gpu: str, text: str, now: float) -> None:
+        """It could not come back on another GPU, and is parked as before: at home it may be served at once."""
+        kernel.elsewhere_failures += 1
+        pause = back_off_s(kernel.elsewhere_failures)
+        kernel.elsewhere_retry[gpu] = now + pause
+        kernel.reason = text
+        self._log.warning(
+            "%s does not come back on %s: %s; tried again in %.1f s", kernel.id, gpu, text, pause
+        )
 
 
 def _count_failed_resumes(kernel: KernelRecord, move: Move) -> None:
@@ -355,6 +384,8 @@ def _ended(kernel: KernelRecord, move: Move, failed: tuple[Status, str] | None, 
         duration_s=now - move.began,
         waited_s=move.waited_s,
         for_kernel=move.for_kernel,
+        from_gpu=move.from_gpu,
+        to_gpu=move.gpu,
     )
 
 

@@ -28,7 +28,7 @@ LOOKS_APART_S = 1.0
 class Notice:
     """One thing to tell."""
 
-    kind: str  # for programs: "made-room", "memory-low", "host-memory-low", "refused", "no-room", "stuck", …
+    kind: str  # for programs: "made-room", "moved", "memory-low", "host-memory-low", "refused", "no-room", "stuck", …
     level: str  # "info" or "warning"
     text: str  # of a kernel: what comes after its name
     kernel_id: str | None = None  # None: about the machine
@@ -48,13 +48,17 @@ class Notices:
         self._told: dict[tuple[str, str], float] = {}  # when, by kind and kernel or GPU
 
     def move_ended(self, kernel: KernelRecord, ended: MoveEnded) -> None:
-        """Told: that its memory had to go for others, and that it could not come back."""
+        """Told: that its memory had to go for others, that it came back elsewhere, and that it could not."""
         if ended.parks and ended.outcome == "ok":
             why = self._why_parked(kernel, ended)
             if why is not None:
                 size = bytes_in_words(ended.bytes)
                 text = f"freed the GPU {why}. Its {size} are safe in RAM and come back at the next use."
                 self._tell(Notice("made-room", "info", text, kernel.id))
+        elif not ended.parks and ended.outcome == "ok" and ended.to_gpu is not None:
+            now, before = self._gpu(ended.to_gpu), self._gpu(ended.from_gpu or "")
+            text = f"came back on {now}, since {before} was full. Nothing else is different."
+            self._tell(Notice("moved", "info", text, kernel.id))
         elif not ended.parks and ended.outcome == "failed":
             text = "could not get its GPU memory back yet; it is still safe in RAM, and is tried again."
             self._tell(Notice("resume-failed", "warning", text, kernel.id))
@@ -119,6 +123,11 @@ class Notices:
         if ended.cause is Cause.LIMIT:
             return "because of the limit on your GPU memory"
         return None
+
+    def _gpu(self, uuid: str) -> str:
+        """A GPU by its number, for people."""
+        gpu = self._state.gpus.measured.get(uuid)
+        return "another GPU" if gpu is None else f"GPU {gpu.index}"
 
     def _who(self, kernel: KernelRecord, other_id: str | None) -> str:
         other = self._state.kernels.get(other_id) if other_id is not None else None

@@ -27,6 +27,8 @@ class MoveEnded:
     duration_s: float  # from the command to the last process's answer
     waited_s: float | None  # resume: how long it had stood in the queue when it began
     for_kernel: str | None = None  # park: who waited for its memory
+    from_gpu: str | None = None  # resume: the GPU that it had left, if it was to come back on another one
+    to_gpu: str | None = None  # … and that one
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from .eligibility import eligible_at
+from .elsewhere import elsewhere
 from .full import preemptible_at
 from .plan import Plan
 from .serving import is_hopeless
@@ -59,7 +60,7 @@ class _View:
             return "it is being brought back", plan.now + resume_s(kernel, plan.node.speeds)
         if kernel.is_ending:
             return "it is being shut down", None
-        if is_hopeless(plan, waiter):
+        if is_hopeless(plan, waiter) and not elsewhere(waiter):
             return self._hopeless_reason(waiter), None
         if waiter.room is None and kernel.resume_retry_at > plan.now:
             return "bringing it back failed a moment ago, it will be tried again", None
@@ -68,6 +69,20 @@ class _View:
         ]
         if limits:
             return f"the limit of {limits[0]} is used by their other kernels", None
+        latest, obstacles = self._gpus(waiter, ahead)
+        if waiter.room is None:
+            for there in elsewhere(waiter):
+                moment, _ = self._gpus(there, ahead)
+                latest = min((each for each in (latest, moment) if each is not None), default=None)
+        if latest is not None and waiter.room is None:
+            latest += resume_s(kernel, plan.node.speeds)
+        reason = obstacles[0] if obstacles else "it is its turn"
+        if any(ahead.get(uuid) for uuid, need in waiter.needs.items() if need):
+            reason = f"others wait before it, and {reason}" if obstacles else "others wait before it"
+        return reason, latest
+
+    def _gpus(self, waiter: Waiter, ahead: Mapping[str, int]) -> tuple[float | None, list[str]]:
+        """When all GPUs of which it needs a part will have room, and what it waits for on each."""
         moments, obstacles = [], []
         for uuid, need in waiter.needs.items():
             if need:
@@ -75,13 +90,7 @@ class _View:
                 moments.append(moment)
                 obstacles += [obstacle] if obstacle else []
         known = [moment for moment in moments if moment is not None]
-        latest = max(known, default=plan.now) if len(known) == len(moments) else None
-        if latest is not None and waiter.room is None:
-            latest += resume_s(kernel, plan.node.speeds)
-        reason = obstacles[0] if obstacles else "it is its turn"
-        if any(ahead.get(uuid) for uuid, need in waiter.needs.items() if need):
-            reason = f"others wait before it, and {reason}" if obstacles else "others wait before it"
-        return reason, latest
+        return max(known, default=self.plan.now) if len(known) == len(moments) else None, obstacles
 
     def _gpu(self, uuid: str, need: int, waiter: Waiter) -> tuple[float | None, str | None]:
         """When a GPU will have room for so much, and what it waits for there."""

@@ -35,10 +35,11 @@ def place(
     rooms = {gpu.uuid: _room(now, node, gpu, newcomers.get(gpu.uuid, 0), settings) for gpu in usable}
     ranked = sorted(usable, key=lambda gpu: (-rooms[gpu.uuid], gpu.index, gpu.uuid))
     best = ranked[0]
-    return [best, *(gpu for gpu in ranked[1:] if _are_alike(best, gpu))]
+    return [best, *(gpu for gpu in ranked[1:] if are_alike(best, gpu))]
 
 
-def _are_alike(one: NvmlGpu, other: NvmlGpu) -> bool:
+def are_alike(one: NvmlGpu, other: NvmlGpu) -> bool:
+    """Whether they are whole GPUs of one chip and size."""
     return (
         not one.is_mig and not other.is_mig and (one.name, one.total_bytes) == (other.name, other.total_bytes)
     )

@@ -19,17 +19,20 @@ def reclaim(plan: Plan, short: Mapping[str, int], head: Waiter, place: int) -> N
     it is served in the end. Those behind are blocked, parking them loses nothing, and two that each hold half
     can go on.
     """
-
-    def park(kernel: Kernel) -> bool:
-        reason = f"room for {bytes_in_words(sum(head.needs.values()))}"
-        return plan.park(kernel, reason, Cause.ROOM, for_kernel=head.kernel.id)
-
+    park = _park_for(plan, head)
     missing = dict(short)
     _park_until(plan, missing, enough(plan, plan.candidates.eligible_on(missing), missing), park)
     if _lacks(missing):
         _park_until(plan, missing, plan.candidates.blocked_behind(place, missing), park)
     if _lacks(missing):
         make_room_when_full(plan, missing, head)
+
+
+def make_way(plan: Plan, missing: Mapping[str, int], chosen: Iterable[Kernel], head: Waiter) -> bool:
+    """Park those that were chosen for the head of a line; whether that was decided of any of them."""
+    left = dict(missing)
+    _park_until(plan, left, chosen, _park_for(plan, head))
+    return left != missing
 
 
 def reclaim_watermark(plan: Plan) -> None:
@@ -82,6 +85,12 @@ def enough(plan: Plan, candidates: Iterable[Kernel], missing: Mapping[str, int])
         else:
             needed.append(kernel)
     return needed[::-1]
+
+
+def _park_for(plan: Plan, head: Waiter) -> Callable[[Kernel], bool]:
+    """How somebody is parked for the head of a line."""
+    reason = f"room for {bytes_in_words(sum(head.needs.values()))}"
+    return lambda kernel: plan.park(kernel, reason, Cause.ROOM, for_kernel=head.kernel.id)
 
 
 def _reclaim_all(plan: Plan, resource: str, size: int, park: Callable[[Kernel], bool]) -> None:

@@ -63,6 +63,7 @@ class Process:
     failed_resumes: int = 0  # one after the other, for another reason than room
     failed_resume_text: str = ""
     is_told_stuck: bool = False  # its owner was told
+    visible: tuple[str, ...] | None = None  # the GPUs that it was started to see (other_gpus.py); None: all
 
     @property
     def is_parkable(self) -> bool:
@@ -132,6 +133,8 @@ class Move:
     for_kernel: str | None = None  # PARK: who waits for its memory
     cause: Cause = Cause.OTHER
     from_context: bool = False  # RESUME: its CUDA context had gone too
+    gpu: str | None = None  # RESUME: the other GPU that it is to come back on
+    from_gpu: str | None = None  # … and the one that it left
     waited_s: float | None = None  # RESUME: in the queue, when it began
 
 
@@ -207,6 +210,8 @@ class KernelRecord:
     retry_at: float = 0.0
     resume_failures: int = 0
     resume_retry_at: float = 0.0
+    elsewhere_failures: int = 0  # resumes on other GPUs, one after the other
+    elsewhere_retry: dict[str, float] = field(default_factory=dict)  # by GPU: not tried there before
     failed_grants: int = 0
     first_failed_grant: float = 0.0
     reclaim_after: float = 0.0
@@ -216,6 +221,7 @@ class KernelRecord:
     residency_since: float = 0.0
     resident_since: float = 0.0  # without a park in between; one that was revoked does not count
     reason: str | None = None
+    moved_from: str | None = None  # the GPU that it had left, if it came back on another one last
     last_text: str = ""
     parks_of_the_gone: int = 0
     resumes_of_the_gone: int = 0
@@ -258,6 +264,17 @@ class KernelRecord:
             for gpu in process.data.gpus:
                 sums[gpu.uuid] = _added(sums.get(gpu.uuid), gpu)
         return sums
+
+    def main_gpu(self) -> str:
+        """The GPU on which it has, or had, most; "" for none."""
+        gpus = self.by_gpu()
+        return max(
+            gpus,
+            key=lambda uuid: (
+                gpus[uuid].resident_bytes + gpus[uuid].parked_bytes + sum(gpus[uuid].fixed_bytes)
+            ),
+            default="",
+        )
 
     def residency_now(self) -> Residency:
         """The processes' states as one: what is lost or in transition shows first, then who waits."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from .actions import Cause, DenyRoom, GrantRoom, Resume
 from .backfill import delays_nobody
+from .elsewhere import Found, Lines, look_elsewhere
 from .plan import Plan
 from .reclaiming import reclaim
 from .snapshot import Gpu, Kernel, RoomRequest, Waiter
@@ -21,9 +22,10 @@ def serve_queue(plan: Plan) -> None:
 
     Who could never be served as things are, or has just failed, does not hold up the others. Nor does who
     waits for their own user's or group's limit: what it needs of that limit is put aside, and the GPU goes on.
+    Some may be served on another GPU than their own (elsewhere.py).
     """
-    heads: dict[str, Waiter] = {}  # by GPU: who waits for it first, in vain
-    backfill = plan.settings.backfill
+    lines = Lines()
+    heads, backfill = lines.heads, plan.settings.backfill
     for place, waiter in enumerate(plan.queue):
         if not plan.is_free(waiter.kernel):
             continue
@@ -32,14 +34,16 @@ def serve_queue(plan: Plan) -> None:
         if ahead:
             if backfill and _may_go_first(plan, waiter, needs, heads, ahead):
                 _give(plan, waiter, needs)
-            else:
+            elif not _goes_elsewhere(plan, waiter, lines):
                 _stand(plan, heads, waiter, needs)
         elif is_hopeless(plan, waiter):
             if waiter.room is not None:
                 _deny_when_sure(plan, waiter, waiter.room)
+            else:
+                _goes_elsewhere(plan, waiter, lines)
         elif waiter.room is None and waiter.kernel.resume_retry_at > plan.now:
             pass
-        elif not _serve(plan, waiter, needs, place):
+        elif not _serve(plan, waiter, needs, place, lines):
             _stand(plan, heads if not _lacks_limit_alone(plan, needs) else None, waiter, needs)
 
 
@@ -97,11 +101,21 @@ def _may_go_first(
     return delays_nobody(plan, waiter.needs, {uuid: heads[uuid] for uuid in ahead})
 
 
-def _serve(plan: Plan, waiter: Waiter, needs: Mapping[str, int], place: int) -> bool:
+def _goes_elsewhere(plan: Plan, waiter: Waiter, lines: Lines) -> bool:
+    """Whether somebody who has no turn at home is resumed on another GPU."""
+    if waiter.kernel.resume_retry_at > plan.now:
+        return False
+    return look_elsewhere(plan, waiter, lines, is_first=False) is Found.ROOM
+
+
+def _serve(plan: Plan, waiter: Waiter, needs: Mapping[str, int], place: int, lines: Lines) -> bool:
     """Serve a waiter if there is room; else make others yield for it. False: it waits on."""
     if _is_too_fresh(plan, waiter):
         return False
     if not plan.fits(needs, plan.settings.margin_bytes):
+        found = look_elsewhere(plan, waiter, lines, is_first=True)
+        if found is not Found.NOTHING:
+            return found is Found.ROOM
         short = plan.shortage(needs)
         own = {resource: size for resource, size in short.items() if resource in plan.limits.caps}
         if short and waiter.kernel.reclaim_after <= plan.now:

@@ -61,6 +61,7 @@ class Settings:
     when_full: str = "wait"  # the GPU is full of busy kernels: "wait", "time_slice" or "terminate_newest"
     quantum_s: float = 120.0  # time_slice: what each may run before it has to make room
     end_after_s: float = 120.0  # terminate_newest: the least that somebody has waited then
+    resume_elsewhere: bool = True  # who left its GPU altogether may come back on another one of the same kind
     backfill: bool = False  # who waits behind others goes first where that delays none of them
     ageing_s: float = 60.0  # who has waited that much longer goes before the next higher priority class
     user_priorities: str = ""  # "alice=1, *=0": rules.py has the form; classes from -5 to 5

@@ -104,6 +104,7 @@ class Kernel:
     parked_bytes: Mapping[str, int] = field(default_factory=dict)
     context_bytes: Mapping[str, int] = field(default_factory=dict)  # room that coming back takes beside these
     may_leave: bool = False  # its CUDA context may go too when it is parked
+    elsewhere: tuple[str, ...] = ()  # other GPUs on which it may come back
     fixed_bytes: Mapping[str, int] = field(default_factory=dict)
     last_activity: float = 0.0
     calls_in_flight: int = 0

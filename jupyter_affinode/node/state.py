@@ -15,6 +15,7 @@ from .host_care import host_use
 from .keep import EVERYBODY, Keep, file_name
 from .neighbours import busy, by_gpu
 from .nvml import NvmlGpu, NvmlSample
+from .other_gpus import may_be_going_to, other_gpus, read_visible
 from .page import Fixed, Page, PageError, State
 from .peers import parent_of
 from .placement import place
@@ -104,6 +105,7 @@ class NodeState:
         parent = parent_of(pid) if pid > 0 else None
         process.parent = parent if parent is not None and parent > 1 else None
         process.started_at = started_at(connection.peer.pid, now)
+        process.visible = read_visible(pid) if hello.flags & HelloFlag.ELSEWHERE else None
         kernel = self.kernel(kernel_id, now)
         identity.mark(kernel)
         kernel.processes[key] = process
@@ -258,7 +260,10 @@ class NodeState:
         for seen in kernels:
             if seen.residency is Residency.RESUMING and seen.id not in reserved:
                 # begun under an earlier controller: what it has not taken yet is its own all the same
-                reservations += [Reservation(seen.id, gpu, size) for gpu, size in seen.resume_bytes.items()]
+                needs = seen.resume_bytes
+                others = may_be_going_to(self.kernels[seen.id], self.gpus)
+                needs.update(dict.fromkeys(others, sum(needs.values())))
+                reservations += [Reservation(seen.id, gpu, size) for gpu, size in needs.items()]
         return Node(
             self.gpus.snapshot(now),
             kernels,
@@ -326,6 +331,7 @@ class NodeState:
                 uuid: size - gpus[uuid].parked_bytes for uuid, size in kernel_needs(kernel).items()
             },
             may_leave=self.context_objection(kernel) is None,
+            elsewhere=other_gpus(kernel, self.processes(), self.gpus, self.settings, now),
             fixed_bytes={uuid: sum(gpu.fixed_bytes) for uuid, gpu in gpus.items()},
             last_activity=last_activity,
             calls_in_flight=sum(process.data.calls_in_flight for process in processes),

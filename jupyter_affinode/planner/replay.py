@@ -199,6 +199,7 @@ class Replay(People):
             self.machine.context_bytes,
             leaves=leaves,
             changes=self._changed,
+            gpus=self._uuids if self._settings.resume_elsewhere else (),
         )
         person, settings = guest.session.person, self._settings
         sharer.priority = int(rule_for(numbers(settings.user_priorities), person) or 0)

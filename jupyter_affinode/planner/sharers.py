@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..node.moves import back_off_s
 from ..node.snapshot import HostUse, Kernel, Residency, RoomRequest
 from .machine import RESUME_SPARE_BYTES
@@ -12,15 +14,26 @@ class Sharer:
     """One guest's kernel; what `decide` is shown of it is made anew only when something changed.
 
     Sizes in bytes; `held` is its movable memory wherever it is, `kept` host memory that it has from its last park.
-    `leaves`: parked, it takes its CUDA context along; `changes`: what part of its memory does between two parks.
+    `leaves`: parked, it takes its CUDA context along, and may come back on any of `gpus`; `changes`: what part of
+    its memory does between two parks.
     """
 
-    def __init__(self, guest: Guest, gpu: str, context_bytes: int, *, leaves: bool, changes: float):
+    def __init__(
+        self,
+        guest: Guest,
+        gpu: str,
+        context_bytes: int,
+        *,
+        leaves: bool,
+        changes: float,
+        gpus: Sequence[str] = (),
+    ):
         self.guest = guest
         self.id = f"{guest.number:06d}-{guest.session.id}"
         self.gpu = gpu
         self.context_bytes = context_bytes
         self.leaves = leaves
+        self.gpus = gpus
         self.changes = changes
         self.priority = 0  # by the settings for users; their names are the persons'
         self.is_opted_out = False
@@ -71,6 +84,11 @@ class Sharer:
         self.refusals += 1
         self.retry_at = now + back_off_s(self.refusals)
 
+    def _elsewhere(self) -> tuple[str, ...]:
+        if not self.left_gpu or self.wants_since is None:
+            return ()
+        return tuple(uuid for uuid in self.gpus if uuid != self.gpu)
+
     def seen(self, now: float) -> Kernel:
         """For the snapshot. While it computes its last activity is `now`."""
         is_away = self.residency in (Residency.PARKED, Residency.QUEUED, Residency.RESUMING)
@@ -83,6 +101,7 @@ class Sharer:
             parked_bytes={self.gpu: self.held if is_away else 0},
             context_bytes=self.way_back(),
             may_leave=self.leaves,
+            elsewhere=self._elsewhere(),
             fixed_bytes={self.gpu: self.context_on_gpu},
             last_activity=now if computes else self.last_activity,
             calls_in_flight=int(computes),

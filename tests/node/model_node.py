@@ -15,19 +15,21 @@ from types import SimpleNamespace
 from typing import Any
 
 from jupyter_affinode.node.actions import Park, RefusePark, Resume
+from jupyter_affinode.node.depth import SPARE_BYTES
 from jupyter_affinode.node.host import HostMemory
 from jupyter_affinode.node.identity import OWN_USER
 from jupyter_affinode.node.moves import Moves
 from jupyter_affinode.node.nvml import NvmlGpu, NvmlSample
 from jupyter_affinode.node.observer import Observers
-from jupyter_affinode.node.page import PageData, PageFlag, PageGpu, State
+from jupyter_affinode.node.page import Depth, PageData, PageFlag, PageGpu, State
 from jupyter_affinode.node.policy import decide
 from jupyter_affinode.node.records import Process
-from jupyter_affinode.node.settings import Settings
+from jupyter_affinode.node.settings import GIB, Settings
 from jupyter_affinode.node.state import NodeState
 from jupyter_affinode.node.wire import CommandKind, Hello, HelloFlag, MoveFlag, Reply, Status
 
 STEP_S = 0.25
+CONTEXT = GIB // 2  # of a deep process
 SETTINGS = Settings(idle_timeout_s=2.0, min_footprint_bytes=1, margin_bytes=0, host_reserve_bytes=0)
 QUIET = logging.Logger("model", level=logging.CRITICAL)
 
@@ -51,6 +53,7 @@ class Told:
     epoch: int
     request: int
     argument: int
+    text: str
 
 
 @dataclass
@@ -60,6 +63,8 @@ class Work:
     kind: CommandKind
     epoch: int
     in_two_steps: bool
+    to_context: bool = False
+    gpu: str | None = None  # a resume: on that one, not where it was
     is_prepared: bool = False
     is_committed: bool = False
     is_awaited: bool = True  # by the controller that commanded it
@@ -67,13 +72,16 @@ class Work:
 
 @dataclass(eq=False)
 class Shim:
-    """One process; sizes in units, by GPU."""
+    """One process; sizes in units, by GPU. One that is `deep` takes its context along, and comes back anywhere."""
 
     machine: Machine
     kernel_id: str
     pid: int
     sizes: dict[str, int]
     prepares: bool = True
+    deep: bool = False
+    stays: bool = False  # it refuses to come back elsewhere
+    depth: Depth = Depth.NONE
     state: State = State.RESIDENT
     work: Work | None = None
     is_called: bool = False
@@ -97,6 +105,21 @@ class Shim:
         work = self.work
         resuming = work is not None and work.kind is CommandKind.RESUME and work.is_prepared
         return self.state in (State.RESIDENT, State.PARKING) or resuming
+
+    @property
+    def takes(self) -> dict[str, int]:
+        """What it has of each GPU, its context included, or what room is its own."""
+        work = self.work
+        context = CONTEXT if self.deep and self.sizes else 0
+        if work is not None and work.gpu is not None and work.is_prepared:
+            return {work.gpu: self._all + context}
+        if self.holds:
+            return {uuid: size + context for uuid, size in self.sizes.items()}
+        return dict.fromkeys(self.sizes, 0 if self.depth is Depth.CONTEXT else context)
+
+    @property
+    def _all(self) -> int:
+        return sum(self.sizes.values())
 
     # ---- what the controller reads and calls
 
@@ -127,6 +150,8 @@ class Shim:
             None,
             None,
             gpus,
+            depth=self.depth,
+            context_bytes=CONTEXT if self.depth is Depth.CONTEXT else 0,
         )
 
     def close(self) -> None:
@@ -151,13 +176,24 @@ class Shim:
         """The next piece of its move: copies, room, the end."""
         work = self.work
         assert work is not None
-        if work.kind is CommandKind.RESUME and not work.is_prepared and not self.machine.fits(self.sizes):
+        if work.gpu is not None and self.stays:
+            self._end(Status.REFUSED)
+        elif work.kind is CommandKind.RESUME and not work.is_prepared and not self._has_room(work):
+            self.machine.found_no_room += 1
             self._end(Status.NO_GPU_ROOM)
+        elif self.depth is Depth.CONTEXT and not work.is_prepared:
+            work.is_prepared = work.is_committed = True  # its room is its own, and to copy is left
         elif work.is_committed or not work.in_two_steps:
             self._end(Status.OK)
         elif not work.is_prepared:
             work.is_prepared = True
             self._say(work, Status.PREPARED)
+
+    def _has_room(self, work: Work) -> bool:
+        if self.depth is not Depth.CONTEXT:
+            return self.machine.fits(self.sizes)
+        (home,) = self.sizes
+        return self.machine.fits({work.gpu or home: CONTEXT + max(self._all, SPARE_BYTES)})
 
     @property
     def can_go_on(self) -> bool:
@@ -208,6 +244,11 @@ class Shim:
         parks = told.kind is CommandKind.PARK
         work = Work(told.kind, told.epoch, bool(told.argument & MoveFlag.PREPARE))
         assert self.prepares or not work.in_two_steps
+        work.to_context = bool(told.argument & MoveFlag.CONTEXT)
+        assert self.deep or not work.to_context
+        if told.argument & MoveFlag.ELSEWHERE:
+            work.gpu = told.text
+            assert not parks and self.deep and self.sizes.keys() != {work.gpu} and not work.in_two_steps
         ready = self.state is State.RESIDENT if parks else self.state in (State.PARKED, State.QUEUED)
         if self.work is not None:
             self._say(work, Status.BUSY)
@@ -224,7 +265,12 @@ class Shim:
         assert work is not None
         parks, done = work.kind is CommandKind.PARK, status is Status.OK
         if not parks and done:
-            self.machine.check_room(self)
+            self.machine.check_room(self, work)
+        if done:
+            self.depth = Depth.NONE if not parks else Depth.CONTEXT if work.to_context else Depth.MEMORY
+        if done and work.gpu is not None:
+            self.sizes = {work.gpu: self._all}
+            self.machine.moved_elsewhere += 1
         self.parks += parks and done
         self.resumes += not parks and done
         if parks == done:
@@ -259,14 +305,16 @@ class Link:
     ) -> int:
         """As Connection.command; a deadline is never missed here."""
         epoch = next(self._numbers)
-        self._shim.inbox.append(Told(kind, epoch, request, argument))
+        self._shim.inbox.append(Told(kind, epoch, request, argument, reason))
         return epoch
 
 
 class Machine:
     """GPUs of some size, shims, and a controller that may be killed."""
 
-    def __init__(self, clock: Clock, totals: dict[str, int]):
+    def __init__(self, clock: Clock, totals: dict[str, int], settings: Settings = SETTINGS):
+        self.settings = settings
+        self.moved_elsewhere = self.found_no_room = 0
         self.clock = clock
         self.totals = totals
         self.shims: list[Shim] = []
@@ -275,13 +323,16 @@ class Machine:
 
     def new_controller(self) -> None:
         """One that knows nothing."""
-        self.state = NodeState(SETTINGS, HostMemory(1 << 50, 1 << 50))
+        self.state = NodeState(self.settings, HostMemory(1 << 50, 1 << 50))
         self.moves = Moves(self.state, QUIET, lambda: None, Observers(QUIET))
 
-    def start(self, kernel_id: str, sizes: dict[str, int], *, prepares: bool = True) -> Shim:
+    def start(
+        self, kernel_id: str, sizes: dict[str, int], *, prepares: bool = True, deep: bool = False
+    ) -> Shim:
         """A process that has its memory, if there is room for it."""
-        shim = Shim(self, kernel_id, next(self._pids), sizes, prepares, last_activity=self.clock.now)
-        if not self.fits(sizes):
+        pid = next(self._pids)
+        shim = Shim(self, kernel_id, pid, sizes, prepares, deep, last_activity=self.clock.now)
+        if not self.fits(shim.takes):
             shim.sizes = {}
         self.shims.append(shim)
         self.connect(shim)
@@ -291,9 +342,11 @@ class Machine:
         """HELLO."""
         shim.connection = Link(shim, itertools.count(1))
         flags = HelloFlag.PREPARES if shim.prepares else HelloFlag(0)
+        flags |= HelloFlag.CONTEXT | HelloFlag.ELSEWHERE if shim.deep else HelloFlag(0)
         hello = Hello(1, shim.pid, flags, 1, 1, shim.kernel_id, "model", "0")
         process = self.state.add_process(shim.connection, hello, shim, self.clock.now)  # type: ignore[arg-type]
         shim.key = process.key
+        process.visible = None  # there is no such process that could be asked
         self.state.refresh(self.clock.now)
         self.moves.process_came(process)
 
@@ -334,17 +387,17 @@ class Machine:
         now = self.clock.now = self.clock.now + seconds
         free = {uuid: self.free(uuid) for uuid in self.totals}
         gpus = tuple(
-            NvmlGpu(uuid, index, "model", total, total - free[uuid], free[uuid], None)
+            NvmlGpu(uuid, index, "model", total, total - free[uuid], free[uuid], None, self._pids_on(uuid))
             for index, (uuid, total) in enumerate(self.totals.items())
         )
-        self.state.gpus.take(NvmlSample(now, "0", gpus), SETTINGS)
+        self.state.gpus.take(NvmlSample(now, "0", gpus), self.settings)
         self.state.refresh(now)
-        for action in decide(now, self.state.snapshot(now, is_settled=True), SETTINGS):
+        for action in decide(now, self.state.snapshot(now, is_settled=True), self.settings):
             kernel = self.state.kernels[action.kernel_id]
             if isinstance(action, Park):
-                self.moves.park(kernel, action.reason)
+                self.moves.park(kernel, action.reason, to_context=action.to_context)
             elif isinstance(action, Resume):
-                self.moves.resume(kernel, action.reserved_bytes, action.reason)
+                self.moves.resume(kernel, action.reserved_bytes, action.reason, action.cause, action.gpu)
             else:
                 assert isinstance(action, RefusePark), action
                 self.moves.refuse_park(kernel, Status.REFUSED, action.slug, action.reason)
@@ -352,15 +405,24 @@ class Machine:
 
     def free(self, uuid: str) -> int:
         """Of a GPU."""
-        return self.totals[uuid] - sum(shim.sizes.get(uuid, 0) for shim in self.shims if shim.holds)
+        free = self.totals[uuid] - sum(shim.takes.get(uuid, 0) for shim in self.shims)
+        assert free >= 0 or not any(shim.deep for shim in self.shims), "more than the GPU has"
+        return free
+
+    def _pids_on(self, uuid: str) -> frozenset[int] | None:
+        """Whom NVML lists, where it does."""
+        if self.settings.depth != "context":
+            return None
+        return frozenset(shim.pid for shim in self.shims if shim.takes.get(uuid))
 
     def fits(self, sizes: dict[str, int]) -> bool:
         """Whether there is room."""
         return all(self.free(uuid) >= size for uuid, size in sizes.items())
 
-    def check_room(self, shim: Shim) -> None:
+    def check_room(self, shim: Shim, work: Work) -> None:
         """What is resumed has its room already, or (in one step) finds it now."""
-        assert shim.holds or self.fits(shim.sizes), "more than the GPU has"
+        assert work.is_prepared or shim.holds or self.fits(shim.sizes), "more than the GPU has"
+        assert all(self.free(uuid) >= 0 for uuid in self.totals), "more than the GPU has"
 
     def settle(self) -> None:
         """Let everything that is under way come to its end, and time pass, until nothing moves any more."""

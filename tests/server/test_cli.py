@@ -111,6 +111,23 @@ def test_the_table_names_what_stays_on_the_gpu_and_why_nothing_was_parked():
     assert lines[4].endswith("7 min")
 
 
+def test_the_table_says_on_which_gpu_a_kernel_has_its_memory():
+    def on(index, resident=0, parked=0):
+        return {
+            "uuid": "u",
+            "index": index,
+            "resident_bytes": resident,
+            "parked_bytes": parked,
+            "fixed_bytes": 0,
+        }
+
+    one = kernel("one", gpus=[on(0), on(3, resident=GIB)])
+    two = kernel("two", gpus=[on(0, parked=GIB), on(1, resident=GIB)])
+    lines = kernel_table([one, two, kernel("unused", gpus=[on(0)])]).splitlines()
+    column = lines[0].index("GPU ")
+    assert [line[column:].split(" ")[0] for line in lines[1:]] == ["3", "0,1", "-"]
+
+
 def test_the_table_says_what_host_memory_a_kernel_takes_or_keeps():
     zeros = kernel("zeros", parked_bytes=64 * GIB, copy_bytes=3 * GIB, text="GPU freed, 64 GiB safe in RAM")
     plain = kernel("plain", parked_bytes=GIB, copy_bytes=GIB)

@@ -1,0 +1,94 @@
+"""On which other GPUs a parked kernel could come back: what is known of it, of them, and of who chose.
+
+Only a process that took its CUDA context along can: the driver restores it on any GPU of the same chip. As at its own
+GPU (depth.py), nobody may be there who could take the room unseen. The shim looks at all of it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from .gpus import GpuTable
+from .nvml import NvmlGpu
+from .page import Depth, State
+from .placement import are_alike
+from .records import KernelRecord, Process
+from .settings import Settings
+from .wire import HelloFlag
+
+VISIBLE = b"CUDA_VISIBLE_DEVICES="
+
+
+def other_gpus(
+    kernel: KernelRecord, ours: Iterable[Process], gpus: GpuTable, settings: Settings, now: float
+) -> tuple[str, ...]:
+    """Where else the kernel, which waits, may be resumed now; in NVML's order.
+
+    `ours` are all processes with a shim, of every kernel.
+    """
+    if not settings.resume_elsewhere or settings.depth != "context" or kernel.wants_since is None:
+        return ()
+    process = _mover(kernel)
+    if process is None or process.data.depth is not Depth.CONTEXT:
+        return ()
+    pids = {each.pid for each in ours}
+    return tuple(
+        gpu.uuid
+        for gpu in _alike(process, gpus)
+        if kernel.elsewhere_retry.get(gpu.uuid, 0.0) <= now
+        and gpu.pids is not None
+        and gpu.pids <= pids
+        and _sees(process, gpu)
+    )
+
+
+def may_be_going_to(kernel: KernelRecord, gpus: GpuTable) -> list[str]:
+    """The other GPUs that a resume which an earlier controller began may be on the way to: its page does not say."""
+    process = _mover(kernel)
+    return [] if process is None else [gpu.uuid for gpu in _alike(process, gpus)]
+
+
+def read_visible(pid: int, proc: Path = Path("/proc")) -> tuple[str, ...] | None:
+    """The GPUs that the process was started to see, as CUDA_VISIBLE_DEVICES has them; None: all.
+
+    Where that cannot be read, it is taken to see none but its own. What a program sets later, in itself, is not
+    known.
+    """
+    try:
+        variables = (proc / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return ()
+    for variable in variables:
+        if variable.startswith(VISIBLE):
+            names = variable[len(VISIBLE) :].decode(errors="replace").split(",")
+            return tuple(name.strip() for name in names)
+    return None
+
+
+def _mover(kernel: KernelRecord) -> Process | None:
+    """The one process of a kernel that knows how to come back elsewhere; None if there are several, or none."""
+    processes = [process for process in kernel.processes.values() if process.data.state is not State.NONE]
+    if len(processes) != 1 or processes[0].connection is None:
+        return None
+    return processes[0] if processes[0].hello.flags & HelloFlag.ELSEWHERE else None
+
+
+def _alike(process: Process, gpus: GpuTable) -> list[NvmlGpu]:
+    """The other GPUs like the only one that the process uses; none if it uses several."""
+    used = [gpu.uuid for gpu in process.data.gpus if gpu.resident_bytes or gpu.parked_bytes]
+    measured = gpus.measured
+    home = measured.get(used[0]) if len(used) == 1 else None
+    if home is None:
+        return []
+    return [gpu for gpu in measured.values() if gpu.uuid != home.uuid and are_alike(home, gpu)]
+
+
+def _sees(process: Process, gpu: NvmlGpu) -> bool:
+    """Whether nobody has chosen, for this process, that it does not use the GPU."""
+    if process.visible is None:
+        return True
+    return any(
+        name == str(gpu.index) or (len(name) > len("GPU-") and gpu.uuid.startswith(name))
+        for name in process.visible
+    )
