@@ -8,16 +8,20 @@
 
 #include "clock.h"
 #include "gate.h"
+#include "interrupts.h"
 #include "link.h"
+#include "log.h"
 #include "page.h"
 #include "shim.h"
 
 #define MAX_ASKS 64
 #define LOOK_AGAIN_NS (200 * MS_NS)
 /* Without a controller nobody yields, but others may end or free something: the allocation is tried again every second. One
- * that was killed is started anew within seconds, and one that is stuck may come to itself; then it is out of memory.  */
+ * that was killed is started anew within seconds, and one that is stuck may come to itself; after ALONE_ALL_S without one,
+ * over all attempts, it is out of memory.  */
 #define ALONE_NS S_NS
-#define ALONE_ATTEMPTS 30
+#define ALONE_ALL_S 30
+#define SAY_ALONE_AFTER_NS (3 * S_NS / 2)
 /* Room was promised and gone again this often: give the program its answer.  */
 #define MAX_ATTEMPTS 100
 
@@ -82,21 +86,34 @@ static bool ask_is_answered(struct ask *ask)
 	return answered;
 }
 
-CUresult ask_for_room(const struct device *device, uint64_t bytes, unsigned attempt)
-{
-	uint32_t cancels = atomic_load(&gate.cancels);
-	uint64_t since = clock_ns(), connected = since;
-	CUresult result = CUDA_SUCCESS;
-	struct ask *ask;
-	bool said = false;
+/* How an attempt stands: it goes on, is tried again, or there is none.  */
+enum standing { GOES_ON, AGAIN, NO_ROOM };
 
-	if (attempt >= MAX_ATTEMPTS || !shim_is_on())
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	ask = ask_begin(true, 0, bytes, device);
-	if (!ask)
-		return CUDA_ERROR_OUT_OF_MEMORY;
+/* Nobody answers: `since` when this attempt began to be alone.  */
+static enum standing stand_alone(struct room_wait *wait, uint64_t since)
+{
+	if (!wait->said_alone && wait->alone_ns >= SAY_ALONE_AFTER_NS) {
+		wait->said = wait->said_alone = true;
+		tell_person("waiting for GPU memory: no controller answers. Out of memory if none comes free in %d s. "
+			    "Interrupt the kernel to give up.", ALONE_ALL_S);
+	}
+	if (wait->alone_ns >= ALONE_ALL_S * S_NS) {
+		tell_person("no GPU memory came free in %d s, and no controller answers: out of memory.", ALONE_ALL_S);
+		return NO_ROOM;
+	}
+	return clock_ns() - since >= ALONE_NS ? AGAIN : GOES_ON;
+}
+
+/* One attempt, until it is answered, cancelled, or alone for too long.  */
+static CUresult wait_for_answer(struct ask *ask, struct room_wait *wait, uint32_t cancels)
+{
+	uint64_t looked = clock_ns(), alone_since = 0;
+	CUresult result;
+
 	for (;;) {
 		uint32_t seen = atomic_load(&answers);
+		enum standing standing = GOES_ON;
+		uint64_t now = clock_ns();
 
 		result = gate_verdict(AFFINODE_CLASS_ALLOC, cancels);
 		if (result != CUDA_SUCCESS)
@@ -105,15 +122,46 @@ CUresult ask_for_room(const struct device *device, uint64_t bytes, unsigned atte
 			result = ask->status ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 			break;
 		}
-		if (link_is_connected())
-			connected = clock_ns();
-		else if (clock_ns() - connected > ALONE_NS) {
-			result = attempt < ALONE_ATTEMPTS ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+		if (link_is_connected() && alone_since) {
+			alone_since = 0;
+			interrupts_leave();
+		} else if (!link_is_connected()) {
+			wait->alone_ns += now - looked;
+			if (alone_since) {
+				interrupts_look();
+			} else {
+				alone_since = now;
+				interrupts_watch();
+			}
+			standing = stand_alone(wait, alone_since);
+		}
+		looked = now;
+		if (standing != GOES_ON) {
+			result = standing == AGAIN ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 			break;
 		}
 		futex_wait(&answers, seen, LOOK_AGAIN_NS);
-		gate_say_waiting(since, &said);
+		gate_say_waiting(wait->since_ns, &wait->said);
 	}
+	if (alone_since)
+		interrupts_leave();
+	return result;
+}
+
+CUresult ask_for_room(const struct device *device, uint64_t bytes, struct room_wait *wait)
+{
+	uint32_t cancels = atomic_load(&gate.cancels);
+	CUresult result;
+	struct ask *ask;
+
+	if (!wait->since_ns)
+		wait->since_ns = clock_ns();
+	if (wait->attempts++ >= MAX_ATTEMPTS || !shim_is_on())
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	ask = ask_begin(true, 0, bytes, device);
+	if (!ask)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	result = wait_for_answer(ask, wait, cancels);
 	ask_end(ask);
 	return result;
 }

@@ -11,9 +11,17 @@
 #include "cuda_types.h"
 #include "protocol.h"
 
+/* One call's wait for room, over all its attempts; begins as zeros.  */
+struct room_wait {
+	unsigned attempts;
+	uint64_t since_ns;
+	uint64_t alone_ns; /* of it, without a controller */
+	bool said, said_alone;
+};
+
 /* An allocation met a full GPU: ask for room and wait, outside the gate. CUDA_SUCCESS: try again;
  * CUDA_ERROR_OUT_OF_MEMORY: there will be none; else what the call is to return.  */
-CUresult ask_for_room(const struct device *device, uint64_t bytes, unsigned attempt);
+CUresult ask_for_room(const struct device *device, uint64_t bytes, struct room_wait *wait);
 
 /* Put a request and wait: an affinode_status, or -ENOTCONN, -ETIMEDOUT, -EBUSY (too many at once).  */
 int ask_controller(uint32_t kind, uint64_t argument, uint64_t timeout_ns, char *text, size_t size);

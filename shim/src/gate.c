@@ -7,6 +7,7 @@
 
 #include "books.h"
 #include "clock.h"
+#include "interrupts.h"
 #include "link.h"
 #include "log.h"
 #include "shadows.h"
@@ -230,7 +231,7 @@ static CUresult wait_at_gate(struct slot *slot, enum affinode_class class_)
 	uint32_t cancels = atomic_load(&gate.cancels);
 	uint64_t since = clock_ns();
 	CUresult result = CUDA_SUCCESS;
-	bool said = false;
+	bool said = false, watches = false;
 
 	for (;;) {
 		uint32_t turn = atomic_load(&gate.turns);
@@ -242,9 +243,17 @@ static CUresult wait_at_gate(struct slot *slot, enum affinode_class class_)
 			break;
 		if (!atomic_exchange(&slot->waiting, 1))
 			link_wake();
+		if (may_be_cancelled(class_) && watches == link_is_connected()) {
+			watches = !watches;
+			watches ? interrupts_watch() : interrupts_leave();
+		} else if (watches) {
+			interrupts_look();
+		}
 		futex_wait(&gate.turns, turn, LOOK_AGAIN_NS);
 		gate_say_waiting(since, &said);
 	}
+	if (watches)
+		interrupts_leave();
 	atomic_store(&slot->waiting, 0);
 	link_wake();
 	return result;

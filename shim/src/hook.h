@@ -145,6 +145,13 @@ void *hook_instance(struct hook *hook, void *real);
 	X(cuStreamEndCapture, "cuStreamEndCapture", 0)                                                              \
 	X(cuStreamEndCapture, "cuStreamEndCapture_ptsz", 0)                                                         \
 	X(cuStreamEndCapture, "cuStreamEndCapture", 1)                                                              \
+	X(cuCtxCreate_v2, "cuCtxCreate_v2", 0)                                                                      \
+	X(cuCtxCreate_v3, "cuCtxCreate_v3", 0)                                                                      \
+	X(cuCtxCreate_v4, "cuCtxCreate_v4", 0)                                                                      \
+	X(cuCtxCreate_v4, "cuCtxCreate", 12050)                                                                     \
+	X(cuCtxCreate_v3, "cuCtxCreate", 11040)                                                                     \
+	X(cuCtxCreate_v2, "cuCtxCreate", 1)                                                                         \
+	X(cuCtxCreate_v2, "cuCtxCreate", 0)                                                                         \
 	X(cuCtxDestroy, "cuCtxDestroy_v2", 0)                                                                       \
 	X(cuCtxDestroy, "cuCtxDestroy", 0)                                                                          \
 	X(cuCtxDestroy, "cuCtxDestroy", 1)                                                                          \

@@ -62,7 +62,7 @@ static CUresult allocate(void *real, CUdeviceptr *address, size_t size)
 	return result;
 }
 
-CUresult after_out_of_memory(uint64_t bytes, unsigned attempt)
+CUresult after_out_of_memory(uint64_t bytes, struct room_wait *wait)
 {
 	const struct context *context = current_context();
 	const struct device *device = context ? context->device : NULL;
@@ -70,7 +70,7 @@ CUresult after_out_of_memory(uint64_t bytes, unsigned attempt)
 	/* What no GPU of this kind has is not waited for.  */
 	if (!device || (device->total_bytes && bytes > device->total_bytes))
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	return ask_for_room(device, bytes, attempt);
+	return ask_for_room(device, bytes, wait);
 }
 
 static CUresult on_cuMemAlloc(void *real, CUdeviceptr *address, size_t size)

@@ -20,6 +20,7 @@
 #define SEIZE_NS (2 * S_NS)
 #define LOOK_EVERY_NS (100 * MS_NS)
 #define STUCK_LOOKS 20 /* two seconds without a step: the driver does not come back */
+#define PLACE_LOOKS 50 /* nor from where it was found each time for five, although signals interrupt it there */
 #define FLUSH_NS S_NS
 
 static int exit_status;
@@ -60,6 +61,55 @@ static bool is_asleep(void)
 	return state == 'S' || state == 'D';
 }
 
+/* Where it waits in the kernel; zeros: nowhere that a driver holds a call.  */
+struct place {
+	unsigned long long what, stack, code;
+};
+
+/* Not reading or writing: whoever writes a long file at its end is found at one place, too.  */
+static bool is_a_wait(long call)
+{
+#ifdef SYS_poll
+	if (call == SYS_poll)
+		return true;
+#endif
+	return call == SYS_futex || call == SYS_ppoll || call == SYS_ioctl || call == SYS_restart_syscall;
+}
+
+static struct place place_now(void)
+{
+	struct place place = {0, 0, 0};
+	char path[64], text[256];
+	long number;
+	FILE *call;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/syscall", (int)exiting_thread);
+	call = fopen(path, "re");
+	if (!call)
+		return place;
+	if (!fgets(text, sizeof(text), call) ||
+	    sscanf(text, "%ld %llx %*x %*x %*x %*x %*x %llx %llx", &number, &place.what, &place.stack, &place.code) != 4 ||
+	    !is_a_wait(number))
+		place = (struct place){0, 0, 0};
+	fclose(call);
+	return place;
+}
+
+/* How often it was found waiting there since it was found waiting elsewhere. Found running, it may be on its way in again,
+ * after a signal.  */
+static unsigned looks_in_place(void)
+{
+	static struct place before;
+	static unsigned looks;
+	struct place now = place_now();
+
+	if (!is_asleep())
+		return looks;
+	looks = now.code && memcmp(&now, &before, sizeof(now)) == 0 ? looks + 1 : 0;
+	before = now;
+	return looks;
+}
+
 static void *leave(void *unused)
 {
 	(void)unused;
@@ -87,7 +137,7 @@ static void *watch(void *unused)
 	unsigned stuck = 0;
 
 	(void)unused;
-	while (stuck < STUCK_LOOKS) {
+	while (stuck < STUCK_LOOKS && looks_in_place() < PLACE_LOOKS) {
 		unsigned long long now = steps_made();
 
 		stuck = now == before && is_asleep() ? stuck + 1 : 0;

@@ -15,8 +15,9 @@
 #include "environment.h"
 #include "gate.h"
 #include "gpu_lock.h"
-#include "leaving.h"
+#include "interrupts.h"
 #include "ipc.h"
+#include "leaving.h"
 #include "link.h"
 #include "log.h"
 #include "managed.h"
@@ -140,6 +141,7 @@ static void in_child(void)
 	caches_reset_in_child();
 	link_reset_in_child();
 	asks_reset_in_child();
+	interrupts_reset_in_child();
 	mover_reset_in_child();
 	blocks_reset_in_child();
 	mappings_reset_in_child();

@@ -1,7 +1,8 @@
 /* The controller is gone: a resident process does not notice; a parked one whose calls wait takes its GPU back by itself,
- * as soon as there is room, and loses nothing while there is none.  */
+ * as soon as there is room, loses nothing while there is none, and can be interrupted.  */
 #include "harness.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +12,13 @@
 
 static CUdeviceptr block;
 static _Atomic int result;
+static _Atomic unsigned interrupts;
+
+static void on_interrupt(int number)
+{
+	(void)number;
+	atomic_fetch_add(&interrupts, 1);
+}
 
 static void *copy(void *unused)
 {
@@ -85,6 +93,7 @@ int main(int argc, char **argv)
 		neighbour();
 		return 0;
 	}
+	signal(SIGINT, on_interrupt);
 	close(mkstemp(log));
 	setenv("AFFINODE_LOG", log, 1);
 	cuda_start();
@@ -116,9 +125,18 @@ int main(int argc, char **argv)
 	thread_start(&thread, copy, NULL);
 	UNTIL(resumes_without_room() >= 2);
 	CHECK_EQUAL(atomic_load(&result), -1);
+	/* Nobody can say CANCEL: the interrupt itself does.  */
+	CHECK_EQUAL(kill(getpid(), SIGINT), 0);
+	thread_join(thread);
+	CHECK_EQUAL(atomic_load(&result), CUDA_ERROR_DEVICE_UNAVAILABLE);
+	CHECK_EQUAL(atomic_load(&interrupts), 1);
 	CHECK_EQUAL(write(to, "-", 1), 1);
 	CHECK_EQUAL(child_wait(pid), 0);
-	thread_join(thread);
+	do { /* calls that come right after it are not kept waiting either */
+		test_pause();
+		thread_start(&thread, copy, NULL);
+		thread_join(thread);
+	} while (atomic_load(&result) == CUDA_ERROR_DEVICE_UNAVAILABLE);
 	CHECK_EQUAL(atomic_load(&result), CUDA_SUCCESS);
 	CHECK(holds_pattern(block, BYTES, 95, 0));
 	unlink(log);

@@ -5,6 +5,7 @@
 
 #include <dlfcn.h>
 #include <signal.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 
 #define BYTES MiB(48)
@@ -50,6 +51,21 @@ static void fork_refused(void)
 	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 42);
 }
 
+static void nothing(int number)
+{
+	(void)number;
+}
+
+/* As a profiler's, or a program's own: whatever waits is interrupted, and waits on.  */
+static void be_interrupted(void)
+{
+	struct itimerval often = {{0, 30000}, {0, 30000}};
+	struct sigaction action = {.sa_handler = nothing, .sa_flags = SA_RESTART};
+
+	sigaction(SIGALRM, &action, NULL);
+	setitimer(ITIMER_REAL, &often, NULL);
+}
+
 static void child(void)
 {
 	char byte;
@@ -61,8 +77,12 @@ static void child(void)
 	CHECK_EQUAL(launch_pattern(NULL, block, BYTES, 3), CUDA_SUCCESS);
 	CUDA(CtxSynchronize());
 	CHECK_EQUAL(read(0, &byte, 1), 1);
-	if (byte == 1)
+	if (byte == 1) {
 		fork_refused();
+#ifndef SHIM_LINKED /* there it leaves sooner, with nothing to interrupt it */
+		be_interrupted();
+#endif
+	}
 	printf("flushed by exit");
 	exit(42);
 }
@@ -122,7 +142,7 @@ static void one(enum ending ending)
 	else
 		CHECK_EQUAL(write(in, &byte, 1), 1);
 	CHECK_EQUAL(child_wait(pid), killed ? 128 + SIGKILL : 42);
-	CHECK(test_now_ns() - begin < 8000000000u);
+	CHECK(test_now_ns() - begin < 30000000000u);
 	if (!killed) {
 		CHECK(read(out, text, sizeof(text) - 1) > 0);
 		CHECK(strstr(text, "flushed by exit") != NULL);

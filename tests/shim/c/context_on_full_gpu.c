@@ -1,13 +1,37 @@
-/* A program whose context meets a full GPU waits for room as an allocation does: granted, denied, interrupted.  */
+/* A program whose context meets a full GPU waits for room as an allocation does: granted, denied, interrupted; whether it is
+ * the primary context or one of its own, by any of the forms that cuCtxCreate has had.  */
 #include "harness.h"
 
 static CUdeviceptr filler;
 static CUcontext first, primary;
 static _Atomic int result;
 
+enum form { PRIMARY, CREATE, CREATE_V3, CREATE_V4, FORMS };
+static CUresult (*create_v3)(CUcontext *, void *, int, unsigned int, CUdevice);
+static CUresult (*create_v4)(CUcontext *, void *, unsigned int, CUdevice);
+static enum form form;
+
 static void *begin(void *unused)
 {
-	atomic_store(&result, cu.DevicePrimaryCtxRetain(&primary, 0));
+	CUcontext context;
+	CUresult made;
+
+	switch (form) {
+	case PRIMARY:
+		made = cu.DevicePrimaryCtxRetain(&primary, 0);
+		break;
+	case CREATE:
+		made = cu.CtxCreate(&context, 0, 0);
+		break;
+	case CREATE_V3:
+		made = create_v3(&context, NULL, 0, 0, 0);
+		break;
+	default:
+		made = create_v4(&context, NULL, 0, 0);
+	}
+	if (made == CUDA_SUCCESS && form != PRIMARY)
+		CUDA(CtxDestroy(context));
+	atomic_store(&result, made);
 	return unused;
 }
 
@@ -23,9 +47,17 @@ static uint32_t begin_on_full_gpu(pthread_t *thread)
 	return number;
 }
 
-int main(int argc, char **argv)
+static void fill(void)
 {
 	size_t free_bytes, total;
+
+	CUDA(CtxSetCurrent(first));
+	CUDA(MemGetInfo(&free_bytes, &total));
+	CUDA(MemAlloc(&filler, free_bytes / MiB(2) * MiB(2)));
+}
+
+int main(int argc, char **argv)
+{
 	pthread_t thread;
 	uint32_t number;
 
@@ -38,25 +70,32 @@ int main(int argc, char **argv)
 	controller_accept();
 	CUDA(MemAlloc(&filler, MiB(2))); /* what the shim takes for itself is taken then */
 	CUDA(MemFree(filler));
-	CUDA(MemGetInfo(&free_bytes, &total));
-	CUDA(MemAlloc(&filler, free_bytes / MiB(2) * MiB(2)));
+	fill();
 
-	number = begin_on_full_gpu(&thread);
-	controller_answer_room(number, false);
-	thread_join(thread);
-	CHECK_EQUAL(atomic_load(&result), CUDA_ERROR_OUT_OF_MEMORY);
+	*(void **)&create_v3 = cuda_symbol("cuCtxCreate_v3");
+	*(void **)&create_v4 = cuda_symbol("cuCtxCreate_v4");
 
-	begin_on_full_gpu(&thread);
-	controller_command(AFFINODE_COMMAND_CANCEL, 0);
-	thread_join(thread);
-	CHECK_EQUAL(atomic_load(&result), CUDA_ERROR_OUT_OF_MEMORY);
+	for (form = 0; form < FORMS; form++) {
+		number = begin_on_full_gpu(&thread);
+		controller_answer_room(number, false);
+		thread_join(thread);
+		CHECK_EQUAL(atomic_load(&result), CUDA_ERROR_OUT_OF_MEMORY);
 
-	number = begin_on_full_gpu(&thread);
-	CHECK_EQUAL(atomic_load(&result), -1);
-	CUDA(MemFree(filler));
-	controller_answer_room(number, true);
-	thread_join(thread);
-	CHECK_EQUAL(atomic_load(&result), CUDA_SUCCESS);
+		begin_on_full_gpu(&thread);
+		controller_command(AFFINODE_COMMAND_CANCEL, 0);
+		thread_join(thread);
+		CHECK_EQUAL(atomic_load(&result), CUDA_ERROR_OUT_OF_MEMORY);
+	}
+	for (form = FORMS; form-- > 0;) { /* the primary one is not given up again: the last */
+		number = begin_on_full_gpu(&thread);
+		CHECK_EQUAL(atomic_load(&result), -1);
+		CUDA(MemFree(filler));
+		controller_answer_room(number, true);
+		thread_join(thread);
+		CHECK_EQUAL(atomic_load(&result), CUDA_SUCCESS);
+		if (form != PRIMARY)
+			fill();
+	}
 	CUDA(CtxSetCurrent(primary));
 	CUDA(MemAlloc(&filler, MiB(2)));
 	return 0;

@@ -1,5 +1,6 @@
-/* An allocation that meets a full GPU asks for room before anyone sees it: granted, denied, cancelled, and with nobody
- * there to ask.  */
+/* An allocation that meets a full GPU asks for room before anyone sees it: granted, denied, cancelled. With nobody there to
+ * ask it says so, can be interrupted, and ends in the time it said.  */
+#include <signal.h>
 #include <sys/syscall.h>
 #include <time.h>
 
@@ -32,6 +33,63 @@ __attribute__((no_sanitize("thread", "address"))) int clock_gettime(clockid_t cl
 static void run_clock_faster(void)
 {
 	atomic_store(&faster_from, true_ns(CLOCK_MONOTONIC));
+}
+
+/* What the person is told comes by here, and goes on to whoever reads of a failure.  */
+static struct {
+	pthread_mutex_t lock;
+	char text[1 << 14];
+	size_t size;
+	int from, to;
+} told = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void *listen_to_shim(void *unused)
+{
+	char part[512];
+	ssize_t n;
+
+	while ((n = read(told.from, part, sizeof(part))) > 0) {
+		ssize_t passed_on = write(told.to, part, (size_t)n);
+
+		(void)passed_on;
+		pthread_mutex_lock(&told.lock);
+		for (ssize_t i = 0; i < n && told.size < sizeof(told.text) - 1; i++)
+			told.text[told.size++] = part[i];
+		pthread_mutex_unlock(&told.lock);
+	}
+	return unused;
+}
+
+static void begin_to_listen(void)
+{
+	pthread_t thread;
+	int ends[2];
+
+	CHECK_EQUAL(pipe(ends), 0);
+	told.from = ends[0];
+	told.to = dup(STDERR_FILENO);
+	CHECK(dup2(ends[1], STDERR_FILENO) == STDERR_FILENO);
+	close(ends[1]);
+	thread_start(&thread, listen_to_shim, NULL);
+	pthread_detach(thread);
+}
+
+static bool was_told(const char *words)
+{
+	bool found;
+
+	pthread_mutex_lock(&told.lock);
+	found = strstr(told.text, words) != NULL;
+	pthread_mutex_unlock(&told.lock);
+	return found;
+}
+
+static _Atomic unsigned interrupts;
+
+static void on_interrupt(int number)
+{
+	(void)number;
+	atomic_fetch_add(&interrupts, 1);
 }
 
 static _Atomic int result;
@@ -123,6 +181,31 @@ int main(int argc, char **argv)
 	CHECK(holds_pattern(before, MiB(4), 11, 0));
 	fill();
 
+	/* Promised and gone again many times, then nobody is there: that is another wait. The person is told, and can give
+	 * up; the program's own handler is called and is back afterwards.  */
+	struct sigaction ours = {.sa_handler = on_interrupt, .sa_flags = SA_RESTART}, now;
+
+	sigaction(SIGINT, &ours, NULL);
+	begin_to_listen();
+	number = ask(&thread, MiB(4));
+	for (int i = 0; i < 35; i++) {
+		controller_answer_room(number, true);
+		number = controller_noticed(AFFINODE_NOTIFY_ROOM, NULL);
+	}
+	controller_stop();
+	UNTIL(was_told("waiting for GPU memory: no controller answers. Out of memory if none comes free in 30 s."));
+	CHECK_EQUAL(atomic_load(&result), -1);
+	CHECK_EQUAL(kill(getpid(), SIGINT), 0);
+	thread_join(thread);
+	CHECK_EQUAL(atomic_load(&result), CUDA_ERROR_DEVICE_UNAVAILABLE);
+	CHECK_EQUAL(atomic_load(&interrupts), 1);
+	CHECK_EQUAL(sigaction(SIGINT, NULL, &now), 0);
+	CHECK(now.sa_handler == on_interrupt);
+	controller_listen_again();
+	controller_accept();
+	controller_command(AFFINODE_COMMAND_CANCEL_END, 0);
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_NOTHING); /* so the other command was heard too */
+
 	/* The controller goes while it waits and another comes: asked anew under the same number.  */
 	number = ask(&thread, MiB(4));
 	controller_drop();
@@ -144,6 +227,7 @@ int main(int argc, char **argv)
 	thread_start(&thread, allocate, (void *)MiB(4));
 	thread_join(thread);
 	CHECK_EQUAL(atomic_load(&result), CUDA_ERROR_OUT_OF_MEMORY);
+	UNTIL(was_told("no GPU memory came free in 30 s, and no controller answers: out of memory."));
 #endif
 	CHECK(holds_pattern(before, MiB(4), 11, 0));
 	return 0;

@@ -31,7 +31,7 @@
 #define MAX_FRAMES 48
 #define MAX_CHILDREN 64
 #define ANSWER_MS 2000
-#define CHILDREN_MS 8000
+#define CHILD_MS 5000
 /* glibc keeps it to itself (SIGSETXID), so sigfillset and pthread_sigmask leave it out: threads that block all signals, as
  * the shim's do, take it too. The process is about to end: nobody else will use it.  */
 #define INTERRUPT 33
@@ -278,21 +278,18 @@ static void say_other_processes(void)
 static void ask_children(void)
 {
 	struct timespec ms = {0, 1000000};
-	int alive = 1;
 
-	for (int i = 0; i < MAX_CHILDREN; i++)
-		if (atomic_load(&children[i]) > 0)
-			kill(atomic_load(&children[i]), TELL);
-	for (int waited = 0; alive && waited < CHILDREN_MS; waited++) {
-		alive = 0;
-		for (int i = 0; i < MAX_CHILDREN; i++) {
-			siginfo_t info = {.si_pid = 0};
-			pid_t pid = atomic_load(&children[i]);
+	for (int i = 0; i < MAX_CHILDREN; i++) {
+		pid_t pid = atomic_load(&children[i]);
+		siginfo_t info = {.si_pid = 0};
 
-			alive += pid > 0 && waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
-				 info.si_pid == 0;
+		if (pid <= 0 || kill(pid, TELL) != 0)
+			continue;
+		for (int waited = 0; waited < CHILD_MS && info.si_pid == 0; waited++) {
+			nanosleep(&ms, NULL);
+			if (waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) != 0)
+				break;
 		}
-		nanosleep(&ms, NULL);
 	}
 }
 
