@@ -13,7 +13,6 @@
 #include "gpu_memory.h"
 #include "log.h"
 #include "page.h"
-#include "shadows.h"
 #include "shim.h"
 
 /* One waits for another's resume.  */
@@ -94,10 +93,8 @@ static enum affinode_status restore(const uint8_t *to, char *why, size_t size)
 	if (result == CUDA_ERROR_OUT_OF_MEMORY)
 		return lost(why, size);
 	state = checkpoint_state();
-	if (to && (result == CUDA_SUCCESS || state == PROCESS_LOCKED)) {
+	if (to && (result == CUDA_SUCCESS || state == PROCESS_LOCKED))
 		elsewhere_restored(checkpoint_left.device, to);
-		shadow_devices_moved();
-	}
 	if (result == CUDA_SUCCESS || state == PROCESS_LOCKED || state == PROCESS_RUNNING)
 		return AFFINODE_OK;
 	if (state == PROCESS_FAILED)

@@ -9,8 +9,10 @@
 #include "driver.h"
 #include "gpu_lock.h"
 #include "log.h"
+#include "shadows.h"
 
 #define FIRST_LOOK_NS (5 * S_NS)
+#define CONFIRM_NS (2 * S_NS)
 /* Drivers before CUDA 13.0 take no pairs, and would bring the process back where it was, without a word.  */
 #define PAIRS_SINCE 13000
 
@@ -138,20 +140,24 @@ void *elsewhere_arguments(const struct device *from, const uint8_t to[16])
 	return &arguments;
 }
 
-static void is_now(struct device *device, const uint8_t uuid[16])
+void elsewhere_restored(struct device *device, const uint8_t to[16])
 {
-	const struct gpu_listed *there = find(uuid);
+	const struct gpu_listed *there = find(to);
 	char before[GPU_UUID_TEXT], now[GPU_UUID_TEXT];
 
 	gpu_uuid_text(device->uuid, before);
-	gpu_uuid_text(uuid, now);
+	gpu_uuid_text(to, now);
 	log_line("the context was on %s and is on %s", before, now);
-	device_is_now(device, uuid, there ? gpu_numa_node(there->pci_id) : -1);
+	device_is_now(device, to, there ? gpu_numa_node(there->pci_id) : -1);
+	shadow_devices_moved();
 }
 
-void elsewhere_restored(struct device *device, const uint8_t to[16])
+/* Where driver and Restore disagree, NVML decides, if it tells processes apart (in containers it need not).  */
+static bool is_seen_on(const uint8_t uuid[16])
 {
-	is_now(device, to);
+	const struct gpu_listed *gpu = gpu_memory_list(CONFIRM_NS, gpus, &gpu_count) ? NULL : find(uuid);
+
+	return gpu && gpu->memory.own_bytes;
 }
 
 void elsewhere_confirm(struct device *device)
@@ -162,6 +168,10 @@ void elsewhere_confirm(struct device *device)
 	    memcmp(now, device->uuid, sizeof(now)) == 0 || !find(now))
 		return;
 	atomic_store(&possible, false);
+	if (is_seen_on(device->uuid)) {
+		log_line("the driver names another GPU than the one that NVML sees the process on");
+		return;
+	}
 	log_line("the driver brought the context back on another GPU than it was told");
-	is_now(device, now);
+	elsewhere_restored(device, now);
 }
