@@ -202,6 +202,56 @@ class Controlled:
             raise RuntimeError(f"{error}\n{self.log()[-2000:]}") from None
 
 
+class AtController:
+    """A program that answers lines with lines, managed by whoever serves in a folder; it ends with the context."""
+
+    def __init__(self, folder: Path, command: Sequence[str], kernel_id: str, stderr: Any) -> None:
+        self._socket, self._kernel_id = folder / environment.SOCKET_NAME, kernel_id
+        environ = environment.controller_environment()
+        environ[environment.SOCKET] = str(self._socket)
+        launch_environment.manage(environ, kernel_id, command, python=False)
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(
+            command, env=environ, stdin=pipe, stdout=pipe, stderr=stderr, text=True
+        )
+
+    def __enter__(self) -> AtController:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def ask(self, word: str) -> str:
+        """Send a line, and wait for the answer for as long as it takes. Raises RuntimeError."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(word + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline().strip()
+        if not line:
+            raise RuntimeError(f"the program ended with status {self.process.wait()}")
+        return line
+
+    def park(self, timeout_s: float = 60.0) -> dict[str, Any]:
+        """Park it, asking again while it is busy or nobody serves. Raises TimeoutError."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            with contextlib.suppress(ControllerRefused, ControllerUnavailable):
+                kernel: dict[str, Any] = asyncio.run(ControllerClient(self._socket).park(self._kernel_id))
+                if kernel["residency"] == "parked":
+                    return kernel
+            time.sleep(0.2)
+        raise TimeoutError(f"{self._kernel_id} is not parked after {timeout_s:.0f} s: {self.kernel()}")
+
+    def kernel(self) -> dict[str, Any] | None:
+        """What the controller knows of it; None if nobody serves now, or does not know it yet."""
+        try:
+            kernel: dict[str, Any] = asyncio.run(ControllerClient(self._socket).kernel(self._kernel_id))
+        except (ControllerRefused, ControllerUnavailable):
+            return None
+        return kernel
+
+
 @contextlib.contextmanager
 def _environment(**variables: str) -> Any:
     before = {name: os.environ.get(name) for name in variables}

@@ -2,7 +2,8 @@
 
 `python tests/gpu/jax_idle.py start FOLDER [--minutes 15]` returns at once; the work goes on in a session of its own
 and writes to FOLDER. `… status FOLDER` says how far it is; `… collect FOLDER` waits for the end and tells. `--program
-driver` stands in for JAX on the simulated GPU.
+driver` stands in for JAX on the simulated GPU. `--controller F` leaves the commands to the controllers that serve at
+F/node.sock, one after another perhaps: it may idle beside what `many_kernels.py --folder F` measures.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from controlled import finish, machine, options
+from controlled import AtController, finish, machine, options
 from linked import LinkedProgram
 
 from jupyter_affinode.bench.shim_peer import Move, ShimPeer
@@ -89,6 +90,43 @@ def work(folder: Path, minutes: float, program: str, depth: str) -> None:
     save(folder, found)
 
 
+def work_at_controller(folder: Path, minutes: float, program: str, controller: Path) -> None:
+    """The same at memory depth, commanded by whoever serves there."""
+    where = machine(modules=["jax"] if program == "jax" else [])
+    found: dict[str, Any] = {"pid": os.getpid(), "machine": where, "program": program, "minutes": minutes}
+    found.update(depth="memory", depth_reached="memory", done=False, problem="", refusal="")
+    found.update(parked_s=0.0, looks=0, wanting_looks=0, mended=0)
+    try:
+        with (
+            (folder / "stderr").open("w") as stderr,
+            AtController(
+                controller, [sys.executable, "-c", PROGRAMS[program]], "jax-idle", stderr
+            ) as managed,
+        ):
+            before = managed.ask("work")
+            found["parked_bytes"] = managed.park()["parked_bytes"]
+            begin = time.monotonic()
+            while time.monotonic() - begin < minutes * 60:
+                time.sleep(min(LOOK_EVERY_S, minutes * 60))
+                found["looks"] += 1
+                found["parked_s"] = round(time.monotonic() - begin, 1)
+                if managed.process.poll() is not None:
+                    raise RuntimeError(f"the program died with status {managed.process.returncode}")
+                kernel = managed.kernel()
+                if kernel is not None and kernel["residency"] != "parked":
+                    found["wanting_looks"] += 1
+                    found["woken_at_s"] = found["parked_s"]
+                save(folder, found)
+            begin = time.monotonic()
+            after = managed.ask("work")
+            found["first_answer_s"] = time.monotonic() - begin
+            found["equal"] = after == before and managed.ask("work") == before
+    except (RuntimeError, OSError, TimeoutError) as error:
+        found["problem"] = f"{type(error).__name__}: {error}; {(folder / 'stderr').read_text()[-300:]}"
+    found["done"] = True
+    save(folder, found)
+
+
 def park(peer: ShimPeer, depth: str) -> Move:
     """Park it; where the context is to go too, as often as a young process needs before that is allowed."""
     deadline = time.monotonic() + CONTEXT_WITHIN_S
@@ -131,6 +169,7 @@ def start(given: argparse.Namespace) -> int:
     with (given.folder / "log").open("w") as log:
         command = [sys.executable, __file__, "work", str(given.folder)]
         command += ["--minutes", str(given.minutes), "--program", given.program, "--depth", given.depth]
+        command += ["--controller", str(given.controller)] if given.controller else []
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
@@ -196,7 +235,11 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=15.0)
     parser.add_argument("--program", choices=list(PROGRAMS), default="jax")
     parser.add_argument("--depth", choices=["memory", "context"], default="memory")
+    parser.add_argument("--controller", type=Path, help="the folder where a controller serves")
     given = parser.parse_args()
+    if given.action == "work" and given.controller:
+        work_at_controller(given.folder, given.minutes, given.program, given.controller)
+        return 0
     if given.action == "work":
         work(given.folder, given.minutes, given.program, given.depth)
         return 0

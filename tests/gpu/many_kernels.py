@@ -65,6 +65,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--controller", default="", help="more settings of the controller, --name=value, with blanks"
     )
+    parser.add_argument("--folder", type=Path, help="where the controller serves (a new one)")
     return parser.parse_args()
 
 
@@ -236,8 +237,9 @@ def main() -> int:
     """Run it; 0 if everything is as it must be."""
     given = arguments()
     where = machine(given.gpus, modules=["ipykernel", "torch" if given.program == "torch" else "numpy"])
-    folder, port = Path(tempfile.mkdtemp(prefix="affinode-many-", dir="/tmp")), free_port()
-    ledger = folder / "ledger" / "l.sqlite"
+    folder, port = given.folder or Path(tempfile.mkdtemp(prefix="affinode-many-", dir="/tmp")), free_port()
+    folder.mkdir(mode=0o700, exist_ok=True)
+    ledger = folder / f"ledger-{os.getpid()}" / "l.sqlite"
     say(f"seed {given.seed}")
     start_controller(folder, ledger, given, port)
     everybody = people(given)

@@ -169,6 +169,18 @@ def test_idle_and_parked_in_the_background(scripts_machine, depth):
     assert "equal" in done.stdout and "SIMULATED" in done.stdout and f"| {depth} |" in done.stdout
 
 
+def test_idle_and_parked_by_whoever_serves(scripts_machine):
+    folder, served = scripts_machine.work / "idle", scripts_machine.work / "served"
+    served.mkdir(mode=0o700)
+    arguments = [str(folder), "--minutes=0.05", "--program=driver", "--controller", str(served)]
+    assert script(scripts_machine, "jax_idle", "start", *arguments).returncode == 0
+    node = [sys.executable, "-m", "jupyter_affinode.cli", "node", f"--socket={served / 'node.sock'}"]
+    with subprocess.Popen([*node, "--host-reserve=0"], env=scripts_machine.environment) as controller:
+        done = script(scripts_machine, "jax_idle", "collect", str(folder))
+        controller.terminate()
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_context_depth(scripts_machine, tmp_path):
     scripts_machine.simulate(memory="4GiB", gpus=1)
     done = script(
