@@ -209,6 +209,22 @@ def test_context_depth_leaves_room_that_memory_depth_takes():
     assert flat.counts["cells out of memory"] == 1
 
 
+def test_who_took_its_context_along_comes_back_where_there_is_room():
+    """At 110 s its own GPU is used for 140 s more, and the other one is free."""
+    sessions = [
+        session("away", [(0, 10, 80), (100, 10, 80)]),
+        session("short", [(0, 69, 80)], start_s=1),
+        session("long", [(0, 200, 80)], start_s=50),
+    ]
+    waits = []
+    for anywhere in (True, False):
+        settings = replace(PLAIN, depth="context", resume_elsewhere=anywhere)
+        outcome = replay(sessions, settings=settings, gpus=2, gpu_bytes=100 * GIB, context_bytes=GIB).run()
+        waits.append(outcome.waits()["max"])
+        assert outcome.counts["resumes on another GPU"] == int(anywhere)
+    assert waits == [pytest.approx(0, abs=0.1), pytest.approx(140, abs=1)]
+
+
 def test_who_has_a_higher_class_waits_less():
     """Three want the whole GPU at once while a fourth computes; the last to come is the first in its class."""
     sessions = [session("first", [(0, 100, 100)])]

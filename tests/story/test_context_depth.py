@@ -119,3 +119,28 @@ def test_beside_a_stranger_the_context_stays_and_the_reason_is_told(stage):
     finally:
         os.kill(int(pid), signal.SIGKILL)
     assert s.ok(kernel, "gpu.add('a', 1); gpu.check('a')") == "True"
+
+
+def test_with_its_gpu_full_of_somebody_busy_it_comes_back_on_the_other_one(stage):
+    """Its own GPU lacks the room that the driver must find to be sure."""
+    s = stage(memory="3GiB", context="64MiB", depth="context", gpus=2)
+    kernel, other = s.kernel(), s.kernel()
+    s.ok(kernel, "gpu.allocate('a', 96); gpu.add('a', 3); x = 41")
+    park_to(s, kernel, "context")
+    s.ok(other, "full = ok(cu.cuMemAlloc(1536 << 20))")
+    assert s.machine.ask("POST", f"/kernels/{other.id}/hold", {})[0] == 200
+    home, away = (gpu["uuid"] for gpu in s.machine.node()["gpus"])
+
+    assert s.ok(kernel, "gpu.add('a', 4); gpu.check('a')") == "True"
+    seen = s.seen(kernel)
+    assert (seen["residency"], seen["depth"], seen["moved_from"]) == ("resident", "none", home)
+    assert [gpu["uuid"] for gpu in seen["gpus"] if gpu["resident_bytes"]] == [away]
+    deadline = time.monotonic() + 10  # NVML is sampled
+    while s.machine.node()["gpus"][1]["used_bytes"] < (96 + 64) << 20:
+        assert time.monotonic() < deadline, s.machine.node()
+        time.sleep(0.05)
+    assert "  1    96 MiB" in s.machine.affinode("status").stdout
+
+    park_to(s, kernel, "context")
+    assert s.ok(kernel, "gpu.add('a', 5); gpu.check('a') and x == 41") == "True"
+    assert s.seen(kernel)["moved_from"] is None, "the other one is its own now"
