@@ -13,7 +13,7 @@ there is no room: they have their own line. So the bound of waiting.py holds in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -46,8 +46,7 @@ def look_elsewhere(plan: Plan, waiter: Waiter, lines: Lines, *, is_first: bool) 
 
     `is_first`: nobody is before it at home, so room that is made there is for it.
     """
-    taken = lines.heads.keys() | lines.closed
-    choices = [there for there in elsewhere(waiter) if _gpu(there) not in taken]
+    choices = elsewhere(waiter, lines.heads.keys() | lines.closed)
     if not choices:
         return Found.NOTHING
     fitting = [there for there in choices if plan.fits(plan.limits.needs(there), _beside(plan, there))]
@@ -66,12 +65,12 @@ def look_elsewhere(plan: Plan, waiter: Waiter, lines: Lines, *, is_first: bool) 
     return Found.COMING
 
 
-def elsewhere(waiter: Waiter) -> list[Waiter]:
-    """The waiter as if it waited for each of the other GPUs that it may come back on."""
-    if waiter.room is not None or waiter.kernel.rooms:
+def elsewhere(waiter: Waiter, taken: Collection[str] = ()) -> list[Waiter]:
+    """The waiter as if it waited for each of the other GPUs that it may come back on, but for those in `taken`."""
+    if not waiter.kernel.elsewhere or waiter.room is not None or waiter.kernel.rooms:
         return []
     need = sum(waiter.needs.values())  # of one GPU: only such kernels may go elsewhere
-    return [waiter._replace(needs={uuid: need}) for uuid in waiter.kernel.elsewhere]
+    return [waiter._replace(needs={uuid: need}) for uuid in waiter.kernel.elsewhere if uuid not in taken]
 
 
 def _with_room_to_come(

@@ -20,26 +20,25 @@ from .wire import HelloFlag
 VISIBLE = b"CUDA_VISIBLE_DEVICES="
 
 
-def other_gpus(
-    kernel: KernelRecord, ours: Iterable[Process], gpus: GpuTable, settings: Settings, now: float
-) -> tuple[str, ...]:
-    """Where else the kernel, which waits, may be resumed now; in NVML's order.
+def open_gpus(ours: Iterable[Process], gpus: GpuTable, settings: Settings) -> frozenset[str]:
+    """The GPUs that somebody may come to from elsewhere: only ours are there. `ours`: all processes with a shim."""
+    if not settings.resume_elsewhere or settings.depth != "context":
+        return frozenset()
+    pids = {each.pid for each in ours}
+    return frozenset(gpu.uuid for gpu in gpus.measured.values() if gpu.pids is not None and gpu.pids <= pids)
 
-    `ours` are all processes with a shim, of every kernel.
-    """
-    if not settings.resume_elsewhere or settings.depth != "context" or kernel.wants_since is None:
+
+def other_gpus(kernel: KernelRecord, are_open: frozenset[str], gpus: GpuTable, now: float) -> tuple[str, ...]:
+    """Where else the kernel, if it waits, may be resumed now; in NVML's order."""
+    if not are_open or kernel.wants_since is None:
         return ()
     process = _mover(kernel)
     if process is None or process.data.depth is not Depth.CONTEXT:
         return ()
-    pids = {each.pid for each in ours}
     return tuple(
         gpu.uuid
         for gpu in _alike(process, gpus)
-        if kernel.elsewhere_retry.get(gpu.uuid, 0.0) <= now
-        and gpu.pids is not None
-        and gpu.pids <= pids
-        and _sees(process, gpu)
+        if gpu.uuid in are_open and kernel.elsewhere_retry.get(gpu.uuid, 0.0) <= now and _sees(process, gpu)
     )
 
 

@@ -15,7 +15,7 @@ from .host_care import host_use
 from .keep import EVERYBODY, Keep, file_name
 from .neighbours import busy, by_gpu
 from .nvml import NvmlGpu, NvmlSample
-from .other_gpus import may_be_going_to, other_gpus, read_visible
+from .other_gpus import may_be_going_to, open_gpus, other_gpus, read_visible
 from .page import Fixed, Page, PageError, State
 from .peers import parent_of
 from .placement import place
@@ -147,7 +147,7 @@ class NodeState:
         """One kernel as it is now, None without processes; and its processes whose page is nonsense."""
         bad = _read(kernel.processes.values(), now)
         self._refresh_kernel(kernel, now)
-        return self._kernel(kernel, now) if kernel.processes else None, bad
+        return self._kernel(kernel, self._open_gpus(), now) if kernel.processes else None, bad
 
     def refresh(self, now: float) -> BadPages:
         """Read every page; the processes whose page is nonsense, for the caller to drop."""
@@ -236,9 +236,9 @@ class NodeState:
 
     def snapshot(self, now: float, *, is_settled: bool, is_complete: bool = True) -> Node:
         """The picture to decide on."""
-        speeds = self.speeds.by_gpu()
+        speeds, are_open = self.speeds.by_gpu(), self._open_gpus()
         kernels = tuple(
-            self._foreseen(self._kernel(kernel, now), kernel, speeds, now)
+            self._foreseen(self._kernel(kernel, are_open, now), kernel, speeds, now)
             for kernel in self.kernels.values()
             if kernel.processes
         )
@@ -306,7 +306,10 @@ class NodeState:
             return seen
         return self.foresight.foreseen(seen, kernel, owner_of(kernel), speeds, now)
 
-    def _kernel(self, kernel: KernelRecord, now: float) -> Kernel:
+    def _open_gpus(self) -> frozenset[str]:
+        return open_gpus(self.processes(), self.gpus, self.settings)
+
+    def _kernel(self, kernel: KernelRecord, are_open: frozenset[str], now: float) -> Kernel:
         gpus = kernel.by_gpu()
         processes = kernel.processes.values()
         last_activity = max(process.last_activity for process in processes)
@@ -331,7 +334,7 @@ class NodeState:
                 uuid: size - gpus[uuid].parked_bytes for uuid, size in kernel_needs(kernel).items()
             },
             may_leave=self.context_objection(kernel) is None,
-            elsewhere=other_gpus(kernel, self.processes(), self.gpus, self.settings, now),
+            elsewhere=other_gpus(kernel, are_open, self.gpus, now),
             fixed_bytes={uuid: sum(gpu.fixed_bytes) for uuid, gpu in gpus.items()},
             last_activity=last_activity,
             calls_in_flight=sum(process.data.calls_in_flight for process in processes),
