@@ -10,6 +10,7 @@
 #include "checkpointing.h"
 #include "deferred.h"
 #include "driver.h"
+#include "environment.h"
 #include "gate.h"
 #include "gpu_lock.h"
 #include "gpu_memory.h"
@@ -59,7 +60,7 @@ static bool is_under_mps(const struct device *device)
 {
 	int mps = 0;
 
-	return getenv("CUDA_MPS_PIPE_DIRECTORY") ||
+	return environment_noted("CUDA_MPS_PIPE_DIRECTORY") ||
 	       (driver.cuDeviceGetAttribute(&mps, MPS_ENABLED, device->ordinal) == CUDA_SUCCESS && mps);
 }
 

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -36,7 +35,7 @@ static int folder_of(char *folder, size_t size, const char *socket)
 /* In a folder that anyone may write to, only one that is ours and ours alone will do.  */
 static int temporary_folder(char *folder, size_t size)
 {
-	const char *tmp = getenv("TMPDIR");
+	const char *tmp = environment_noted("TMPDIR");
 	struct stat st;
 	int n = snprintf(folder, size, "%s/affinode-%u", tmp && tmp[0] == '/' ? tmp : "/tmp", (unsigned)geteuid());
 
@@ -52,8 +51,8 @@ static int temporary_folder(char *folder, size_t size)
 
 int discovery_folder(char *folder, size_t size)
 {
-	const char *socket = getenv(AFFINODE_ENV_SOCKET);
-	const char *runtime = getenv("XDG_RUNTIME_DIR");
+	const char *socket = environment_noted(AFFINODE_ENV_SOCKET);
+	const char *runtime = environment_noted("XDG_RUNTIME_DIR");
 
 	if (socket && socket[0])
 		return folder_of(folder, size, socket);

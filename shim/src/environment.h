@@ -10,4 +10,11 @@
 #define AFFINODE_ENV_LOG "AFFINODE_LOG"
 #define AFFINODE_ENV_SOCKET "AFFINODE_SOCKET"
 
+/* Note what threads of ours, and whoever asks later, need of the environment: getenv is not safe beside a setenv of the
+ * program's. On the thread that starts the shim, before there are others.  */
+void environment_note(void);
+
+/* As it was then; NULL: it was not set, or is none of those that are noted. A program's later changes are not seen.  */
+const char *environment_noted(const char *name);
+
 #endif

@@ -3,21 +3,26 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdlib.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "clock.h"
 #include "environment.h"
+#include "link.h"
 #include "log.h"
 
 #define BLANKS " \t\r\n"
+/* Less than the controller waits for a HELLO (5 s).  */
+#define PATIENCE_NS (3 * S_NS)
 
-/* O_NONBLOCK: what is no plain file must not hold up the link.  */
 static ssize_t read_file(const char *path, char *text, size_t size)
 {
 	ssize_t n, got = 0;
-	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
 
 	if (fd < 0)
 		return -errno;
@@ -43,17 +48,73 @@ static size_t trim(char *text, size_t size)
 	return size - begin;
 }
 
-size_t grant_read(char text[AFFINODE_GRANT_SIZE])
+/* The one reading under way, or done. The reader has it until `done`, everybody else after that; of the link thread alone
+ * is the rest.  */
+static struct {
+	_Atomic bool done;
+	ssize_t size; /* or a negative errno */
+	char text[AFFINODE_GRANT_SIZE + 1];
+} reading;
+static bool is_begun, is_given_up;
+static uint64_t begun_ns;
+
+static void *read_grant(void *file)
 {
-	const char *file = getenv(AFFINODE_ENV_GRANT_FILE), *grant = getenv(AFFINODE_ENV_GRANT);
-	ssize_t n;
+	reading.size = read_file(file, reading.text, sizeof(reading.text));
+	atomic_store(&reading.done, true);
+	link_wake();
+	return NULL;
+}
 
-	if (file && file[0]) {
-		char read_text[AFFINODE_GRANT_SIZE + 1];
+static const char *named_file(void)
+{
+	const char *file = environment_noted(AFFINODE_ENV_GRANT_FILE);
 
-		n = read_file(file, read_text, sizeof(read_text));
+	return file && file[0] ? file : NULL;
+}
+
+void grant_begin(void)
+{
+	const char *file = named_file();
+	sigset_t all, before;
+	pthread_t thread;
+
+	if (!file || (is_begun && !atomic_load(&reading.done)))
+		return; /* an earlier reading hangs: one thread is enough for that */
+	atomic_store(&reading.done, false);
+	is_given_up = false;
+	begun_ns = clock_ns();
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	is_begun = pthread_create(&thread, NULL, read_grant, (void *)file) == 0;
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	if (is_begun)
+		pthread_detach(thread);
+	else
+		log_line("no thread to read the grant in %s", file);
+}
+
+bool grant_is_ready(void)
+{
+	if (!is_begun || is_given_up || atomic_load(&reading.done))
+		return true;
+	if (clock_ns() - begun_ns < PATIENCE_NS)
+		return false;
+	is_given_up = true;
+	log_line("the grant in %s cannot be read: its disk does not answer", named_file());
+	return true;
+}
+
+size_t grant_take(char text[AFFINODE_GRANT_SIZE])
+{
+	const char *file = named_file(), *grant = environment_noted(AFFINODE_ENV_GRANT);
+	size_t size;
+
+	if (file && is_begun && !is_given_up && atomic_load(&reading.done)) {
+		ssize_t n = reading.size;
+
 		if (n > 0 && n <= (ssize_t)AFFINODE_GRANT_SIZE) {
-			memcpy(text, read_text, (size_t)n);
+			memcpy(text, reading.text, (size_t)n);
 			return trim(text, (size_t)n);
 		}
 		log_line("the grant in %s cannot be read: %s", file,
@@ -61,9 +122,16 @@ size_t grant_read(char text[AFFINODE_GRANT_SIZE])
 	}
 	if (!grant || strlen(grant) > AFFINODE_GRANT_SIZE)
 		return 0;
-	n = (ssize_t)strlen(grant);
-	memcpy(text, grant, (size_t)n);
-	return trim(text, (size_t)n);
+	size = strlen(grant);
+	memcpy(text, grant, size);
+	return trim(text, size);
+}
+
+/* The reader, if there was one, is the parent's.  */
+void grant_reset_in_child(void)
+{
+	is_begun = is_given_up = false;
+	atomic_store(&reading.done, false);
 }
 
 int grant_send(int fd, const char *text, size_t size)

@@ -188,6 +188,7 @@ static void *link_main(void *unused)
 		answer_caches();
 		settle_queued();
 		link_try_connect(now);
+		link_say_hello(now);
 		tell_changes();
 		link_keep_alive(now);
 		resume_alone(now);

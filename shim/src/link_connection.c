@@ -8,6 +8,7 @@
 #include "asks.h"
 #include "caches.h"
 #include "clock.h"
+#include "grant.h"
 #include "link.h"
 #include "linking.h"
 #include "log.h"
@@ -44,7 +45,7 @@ static void disconnect(const char *why)
 	link_.socket = -1;
 	if (!link_.welcomed)
 		wait_longer(); /* it will hardly be welcome in a moment: its grant has expired, … */
-	link_.welcomed = false;
+	link_.welcomed = link_.owes_hello = false;
 	link_.owes_reply = false; /* the next controller's numbers are others */
 	mover_link_lost();
 	atomic_store(&connected, false);
@@ -113,8 +114,17 @@ void link_try_connect(uint64_t now)
 	link_.epoch = 0;
 	link_.heard_ns = link_.said_ns = now;
 	link_.heartbeat_ns = 2 * S_NS;
-	int error = link_socket_hello(link_.socket);
-	if (error)
+	link_.owes_hello = true;
+	grant_begin();
+}
+
+void link_say_hello(uint64_t now)
+{
+	if (link_.socket < 0 || !link_.owes_hello || !grant_is_ready())
+		return;
+	link_.owes_hello = false;
+	link_.heard_ns = now; /* its time to answer begins now */
+	if (link_socket_hello(link_.socket) != 0)
 		disconnect("hello could not be sent");
 }
 

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -74,7 +73,7 @@ static void read_command_name(char *name, size_t size)
 
 static void fill_hello(struct affinode_hello *hello, bool grant_follows)
 {
-	const char *kernel_id = getenv(AFFINODE_ENV_KERNEL_ID);
+	const char *kernel_id = environment_noted(AFFINODE_ENV_KERNEL_ID);
 
 	memset(hello, 0, sizeof(*hello));
 	hello->header = (struct affinode_header){AFFINODE_LINK_MAGIC, AFFINODE_PROTOCOL_VERSION, AFFINODE_HELLO,
@@ -105,7 +104,7 @@ int link_socket_hello(int fd)
 	struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control,
 				 .msg_controllen = sizeof(control)};
 	char grant[AFFINODE_GRANT_SIZE];
-	size_t grant_size = grant_read(grant);
+	size_t grant_size = grant_take(grant);
 	struct cmsghdr *cmsg;
 	ssize_t sent;
 	int error, page = page_open_read_only();

@@ -14,6 +14,7 @@
 /* Of the link thread alone.  */
 struct link_state {
 	int socket; /* -1: none */
+	bool owes_hello; /* connected, and the grant is being read */
 	bool welcomed;
 	uint64_t heard_ns, said_ns, heartbeat_ns;
 	uint64_t connect_at_ns, connect_pause_ns;
@@ -29,6 +30,7 @@ extern struct link_state link_;
 
 /* The connection: made and kept, messages in and out. Sending to nobody does nothing.  */
 void link_try_connect(uint64_t now);
+void link_say_hello(uint64_t now);
 void link_keep_alive(uint64_t now);
 void link_receive(void);
 void link_set_connected(bool now);

@@ -15,6 +15,7 @@
 #include "environment.h"
 #include "gate.h"
 #include "gpu_lock.h"
+#include "grant.h"
 #include "interrupts.h"
 #include "ipc.h"
 #include "leaving.h"
@@ -140,6 +141,7 @@ static void in_child(void)
 	page_reset_in_child();
 	caches_reset_in_child();
 	link_reset_in_child();
+	grant_reset_in_child();
 	asks_reset_in_child();
 	interrupts_reset_in_child();
 	mover_reset_in_child();
@@ -177,6 +179,7 @@ void shim_start(void)
 
 	if (shim_is_disabled() || !atomic_compare_exchange_strong(&life, &off, LIFE_STARTING))
 		return;
+	environment_note();
 	log_open();
 	if (!driver_resolve()) {
 		log_line("this driver lacks what is needed to move memory");

@@ -24,6 +24,7 @@ static pid_t owner; /* the process that made the folder */
 static int listener = -1, link_fd = -1;
 static const struct affinode_page *_Atomic page;
 static uint32_t epoch;
+static struct affinode_hello hello; /* the last */
 
 #define KEPT 256
 static struct affinode_reply replies[KEPT];
@@ -148,7 +149,6 @@ static void take_hello(void)
 		struct cmsghdr header;
 		char space[CMSG_SPACE(sizeof(int))];
 	} control;
-	struct affinode_hello hello;
 	struct iovec iov = {&hello, sizeof(hello)};
 	struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control,
 				 .msg_controllen = sizeof(control)};
@@ -204,6 +204,11 @@ void controller_stop(void)
 	listener = -1;
 	unlink(link_path);
 	controller_drop();
+}
+
+struct affinode_hello controller_hello(void)
+{
+	return hello;
 }
 
 int controller_fd(void)

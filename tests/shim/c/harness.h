@@ -58,6 +58,7 @@ void controller_drop(void);       /* close the link */
 void controller_stop(void);       /* and the listener: as if killed */
 void controller_listen_again(void);
 int controller_fd(void);
+struct affinode_hello controller_hello(void); /* of the shim that was accepted last */
 void controller_send(uint16_t type, void *message, uint32_t size, uint32_t epoch);
 uint32_t controller_command(uint32_t command, uint64_t argument);
 uint32_t controller_command_by(uint32_t command, uint64_t deadline_ns);

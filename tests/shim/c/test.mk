@@ -86,7 +86,7 @@ TEST_FILES := $(TEST_LIB)/libcuda.so.1 $(TEST_LIB)/libnvidia-ml.so.1 $(TEST_LIBR
 
 CLANG ?= clang
 FUZZ_S ?= 5
-$(TEST_BUILD)/fuzz_messages: $(TEST_FOLDER)/fuzz_messages.c src/link_socket.c src/grant.c src/discovery.c src/log.c
+$(TEST_BUILD)/fuzz_messages: $(TEST_FOLDER)/fuzz_messages.c src/link_socket.c src/grant.c src/environment.c src/discovery.c src/log.c
 	@mkdir -p $(@D)
 	$(CLANG) -std=gnu11 -O1 -g -fsanitize=fuzzer,address,undefined -Isrc -o $@ $^
 fuzz: $(TEST_BUILD)/fuzz_messages

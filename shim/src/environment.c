@@ -1,0 +1,32 @@
+#include "environment.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static struct {
+	const char *name;
+	char *value;
+} noted[] = {
+	{AFFINODE_ENV_GRANT, NULL},  {AFFINODE_ENV_GRANT_FILE, NULL}, {AFFINODE_ENV_KERNEL_ID, NULL},
+	{AFFINODE_ENV_SOCKET, NULL}, {"CUDA_MPS_PIPE_DIRECTORY", NULL}, {"TMPDIR", NULL},
+	{"XDG_RUNTIME_DIR", NULL},
+};
+
+/* A child that was forked before the shim began starts anew; what was noted before is never given back, since anybody may
+ * have it.  */
+void environment_note(void)
+{
+	for (size_t i = 0; i < sizeof(noted) / sizeof(noted[0]); i++) {
+		const char *value = getenv(noted[i].name);
+
+		noted[i].value = value ? strdup(value) : NULL;
+	}
+}
+
+const char *environment_noted(const char *name)
+{
+	for (size_t i = 0; i < sizeof(noted) / sizeof(noted[0]); i++)
+		if (strcmp(noted[i].name, name) == 0)
+			return noted[i].value;
+	return NULL;
+}
