@@ -5,12 +5,13 @@ The environment costs no download: it has the packages of the one that runs the 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -34,30 +35,50 @@ def _build(what: str, source: Path, to: Path, environment: dict[str, str]) -> Pa
 
 
 @pytest.fixture(scope="session")
-def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sdist, with the JupyterLab extension that was built last; `make test` builds it."""
-    if not (REPOSITORY / "jupyter_affinode/labextension/package.json").exists():
-        pytest.fail("the JupyterLab extension is not built: run jlpm build:prod", pytrace=False)
-    folder = tmp_path_factory.mktemp("sdist")
-    shutil.copytree(REPOSITORY, folder / "source", ignore=NOT_SOURCES)
-    environment = {**os.environ, "HATCH_JUPYTER_BUILDER_SKIP_NPM": "1"}
-    return _build("sdist", folder / "source", folder / "out", environment)
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all workers of this run share."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "built"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def _once(folder: Path, what: str, source: Callable[[], Path], environment: dict[str, str]) -> Path:
+    """The archive that is there, or the one that is built now; one worker at a time."""
+    with (folder / f"{what}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = list((folder / what).glob("jupyter_affinode-*"))
+        return found[0] if found else _build(what, source(), folder / what, environment)
 
 
 @pytest.fixture(scope="session")
-def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sdist(built: Path) -> Path:
+    """The sdist, with the JupyterLab extension that was built last; `make test` builds it."""
+    if not (REPOSITORY / "jupyter_affinode/labextension/package.json").exists():
+        pytest.fail("the JupyterLab extension is not built: run jlpm build:prod", pytrace=False)
+
+    def source() -> Path:
+        return Path(shutil.copytree(REPOSITORY, built / "source", ignore=NOT_SOURCES, dirs_exist_ok=True))
+
+    return _once(built, "sdist", source, {**os.environ, "HATCH_JUPYTER_BUILDER_SKIP_NPM": "1"})
+
+
+@pytest.fixture(scope="session")
+def wheel(sdist: Path, built: Path) -> Path:
     """The wheel, built from the sdist where no Node.js works."""
-    folder = tmp_path_factory.mktemp("wheel")
-    for name in ("node", "nodejs", "npm"):
-        broken = folder / "path" / name
-        broken.parent.mkdir(exist_ok=True)
-        broken.write_text("#!/bin/sh\nexit 1\n")
-        broken.chmod(0o755)
-    subprocess.run(["tar", "-xf", sdist, "-C", folder], check=True)
-    (source,) = folder.glob("jupyter_affinode-*")
-    path = f"{folder / 'path'}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "CFLAGS": "-O1"}  # quick to compile
-    return _build("wheel", source, folder / "out", environment)
+
+    def source() -> Path:
+        for name in ("node", "nodejs", "npm"):
+            broken = built / "path" / name
+            broken.parent.mkdir(exist_ok=True)
+            broken.write_text("#!/bin/sh\nexit 1\n")
+            broken.chmod(0o755)
+        subprocess.run(["tar", "-xf", sdist, "-C", built], check=True)
+        (unpacked,) = (path for path in built.glob("jupyter_affinode-*") if path.is_dir())
+        return unpacked
+
+    path = f"{built / 'path'}:{os.environ['PATH']}"
+    return _once(built, "wheel", source, {**os.environ, "PATH": path, "CFLAGS": "-O0"})  # quick to compile
 
 
 @pytest.fixture(scope="session")
