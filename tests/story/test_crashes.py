@@ -27,17 +27,17 @@ def another_controller(machine, old: int, timeout: float = 5) -> int:
 
 @pytest.mark.parametrize("residency", ["none", "resident", "parked", "queued"])
 def test_a_killed_controller_is_back_within_5_s_and_knows_every_kernel(stage, residency):
-    s = stage(memory="512MiB", idle_timeout_s=0.3)
+    s = stage(memory="256MiB", idle_timeout_s=0.3)
     kernel, other = (s.server.start_kernel(path=p) for p in ("kernel.ipynb", "other.ipynb"))
     cell = None
     if residency != "none":
         for k in (kernel, other):
             s.ok(k, SETUP)
-        s.ok(kernel, "gpu.allocate('a', 250)")
+        s.ok(kernel, "gpu.allocate('a', 122)")
     if residency in ("parked", "queued"):
         s.park(kernel)
     if residency == "queued":
-        s.ok(other, "gpu.allocate('a', 250)")
+        s.ok(other, "gpu.allocate('a', 122)")
         s.machine.ask("POST", f"/kernels/{other.id}/hold", {"duration_s": 600})
         cell = kernel.submit("gpu.check('a')")
     s.wait(kernel, residency)
@@ -58,9 +58,9 @@ def test_a_killed_controller_is_back_within_5_s_and_knows_every_kernel(stage, re
 
 @pytest.mark.parametrize("residency", ["parking", "resuming"])
 def test_a_controller_killed_in_the_middle_of_a_move_loses_nothing(stage, residency):
-    s = stage(memory="512MiB", copy_rate="100MiB")  # so that a move lasts two seconds
+    s = stage(memory="256MiB", copy_rate="50MiB")  # so that a move lasts two seconds
     kernel = s.kernel()
-    s.ok(kernel, "gpu.allocate('a', 200)")
+    s.ok(kernel, "gpu.allocate('a', 100)")
     cell = None
     if residency == "parking":
         status, _ = s.machine.ask("POST", f"/kernels/{kernel.id}/park", {"wait": False})
@@ -86,7 +86,7 @@ def test_without_any_controller_a_parked_kernel_comes_back_by_itself(gpu_machine
 
     s = Stage(gpu_machine, server)
     kernel = s.kernel()
-    s.ok(kernel, "gpu.allocate('a', 300)")
+    s.ok(kernel, "gpu.allocate('a', 100)")
     s.park(kernel)
     pid = gpu_machine.controller_pid()
     os.kill(pid, signal.SIGSTOP)  # it holds its lock and answers nobody
@@ -100,13 +100,13 @@ def test_without_any_controller_a_parked_kernel_comes_back_by_itself(gpu_machine
 
 
 def test_two_servers_of_one_person_share_a_controller_and_either_may_die(stage):
-    s = stage(memory="512MiB", idle_timeout_s=0.3)
+    s = stage(memory="256MiB", idle_timeout_s=0.3)
     kernel = s.kernel()
-    s.ok(kernel, "gpu.allocate('a', 250)")
+    s.ok(kernel, "gpu.allocate('a', 122)")
     second = JupyterServer(s.machine).start()
     theirs = second.start_kernel()
     s.ok(theirs, SETUP)
-    s.ok(theirs, "gpu.allocate('a', 250)")  # makes the first kernel yield
+    s.ok(theirs, "gpu.allocate('a', 122)")  # makes the first kernel yield
     s.wait(kernel, "parked")
     s.server.kill()
     deadline = time.monotonic() + 15  # its kernels end with it, as ipykernel does when its parent dies
@@ -123,17 +123,17 @@ def test_a_killed_server_takes_its_kernel_along_and_nobody_elses(stage, residenc
     """As without us: ipykernel ends with its parent, at every residency, and what it held is free for others."""
     is_moving = residency in ("parking", "resuming")
     s = stage(
-        memory="512MiB", copy_rate="150MiB" if is_moving else None
+        memory="256MiB", copy_rate="75MiB" if is_moving else None
     )  # so that a move lasts more than a second
     survivor = JupyterServer(s.machine).start()
     theirs = survivor.start_kernel()
     s.ok(theirs, SETUP)
     kernel = s.kernel()
-    s.ok(kernel, "gpu.allocate('a', 250)")
+    s.ok(kernel, "gpu.allocate('a', 122)")
     if residency in ("parked", "queued", "resuming"):
         s.park(kernel)
     if residency == "queued":
-        s.ok(theirs, "gpu.allocate('b', 250)")
+        s.ok(theirs, "gpu.allocate('b', 122)")
         s.machine.ask("POST", f"/kernels/{theirs.id}/hold", {"duration_s": 600})
     if residency == "parking":
         s.machine.ask("POST", f"/kernels/{kernel.id}/park", {"wait": False})
@@ -147,7 +147,7 @@ def test_a_killed_server_takes_its_kernel_along_and_nobody_elses(stage, residenc
         time.sleep(0.1)
     if residency == "queued":
         s.ok(theirs, "gpu.free('b')")
-    size = 270 if is_moving else 400  # more than was left beside the other's 250
+    size = 140 if is_moving else 200  # more than was left beside the other's 122
     assert s.ok(theirs, f"gpu.allocate('a', {size}); gpu.check('a')") == "True"
     theirs.close()
 

@@ -33,11 +33,11 @@ print("returned", code)
 @pytest.fixture
 def crowded(stage):
     """(stage, a parked kernel that cannot come back because a held one has the GPU)."""
-    s = stage(memory="512MiB", idle_timeout_s=0.3)
+    s = stage(memory="256MiB", idle_timeout_s=0.3)
     waiter, holder = s.kernel(), s.kernel()
-    s.ok(waiter, "gpu.allocate('a', 250)")
+    s.ok(waiter, "gpu.allocate('a', 122)")
     s.park(waiter)
-    s.ok(holder, "gpu.allocate('a', 250)")
+    s.ok(holder, "gpu.allocate('a', 122)")
     s.machine.ask("POST", f"/kernels/{holder.id}/hold", {"duration_s": 600})
     return s, waiter, holder
 
@@ -110,7 +110,7 @@ def test_restart_and_shutdown_of_a_waiting_kernel_take_no_longer_than_of_an_idle
 def test_shutting_down_a_parked_kernel_is_as_quick_as_ever(stage):
     s = stage()
     kernel = s.kernel()
-    s.ok(kernel, "gpu.allocate('a', 200)")
+    s.ok(kernel, "gpu.allocate('a', 80)")
     s.park(kernel)
     began = time.monotonic()
     status, answer = s.server.request("DELETE", kernel.path)

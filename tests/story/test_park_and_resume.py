@@ -39,11 +39,11 @@ def test_an_idle_kernel_is_parked_and_its_next_computing_cell_brings_it_back(sta
 def test_del_while_parked_neither_resumes_nor_hangs_and_gives_host_memory_back(stage):
     s = stage()
     kernel = s.kernel()
-    s.ok(kernel, "gpu.allocate('a', 200); gpu.allocate('b', 100); gpu.allocate('tiny', 1)")
+    s.ok(kernel, "gpu.allocate('a', 100); gpu.allocate('b', 50); gpu.allocate('tiny', 1)")
     s.park(kernel)
     s.ok(kernel, "gpu.free('a'); gpu.free('tiny')", timeout=5)
     deadline = time.monotonic() + 5
-    while s.seen(kernel)["parked_bytes"] != 100 << 20:
+    while s.seen(kernel)["parked_bytes"] != 50 << 20:
         assert time.monotonic() < deadline, s.seen(kernel)
         time.sleep(0.05)
     assert s.residency(kernel) == "parked"
@@ -53,7 +53,7 @@ def test_del_while_parked_neither_resumes_nor_hangs_and_gives_host_memory_back(s
 def test_by_default_nobody_is_parked_without_need(stage):
     s = stage(idle_timeout_s=0.5)
     kernel = s.kernel()
-    s.ok(kernel, "gpu.allocate('a', 300)")
+    s.ok(kernel, "gpu.allocate('a', 100)")
     deadline = time.monotonic() + 10
     while not s.seen(kernel)["eligible"]:
         assert time.monotonic() < deadline, s.seen(kernel)

@@ -6,13 +6,13 @@ import time
 
 
 def test_three_kernels_worth_two_and_a_half_gpus_all_finish(stage):
-    s = stage(memory="512MiB", idle_timeout_s=0.3)
+    s = stage(memory="256MiB", idle_timeout_s=0.3)
     kernels = [s.kernel(f"n{i}.ipynb") for i in range(3)]
     cells = [
         [
             kernel.submit(code)
             for code in (
-                f"gpu.allocate('a', 428, seed={i + 1})",
+                f"gpu.allocate('a', 180, seed={i + 1})",
                 "gpu.add('a', 1); assert gpu.check('a')",
                 "gpu.add('a', 2); assert gpu.check('a')",
             )
@@ -28,10 +28,10 @@ def test_three_kernels_worth_two_and_a_half_gpus_all_finish(stage):
 
 
 def test_whoever_waited_first_is_served_first(stage):
-    s = stage(memory="512MiB", idle_timeout_s=0.3)
+    s = stage(memory="256MiB", idle_timeout_s=0.3)
     busy, first, second = (s.kernel(f"{name}.ipynb") for name in ("busy", "first", "second"))
     for kernel in (first, second, busy):
-        s.ok(kernel, "gpu.allocate('a', 428)")
+        s.ok(kernel, "gpu.allocate('a', 180)")
     s.wait(first, "parked"), s.wait(second, "parked")
     # The resident one computes, so nobody can be served until it ends.
     s.machine.ask("POST", f"/kernels/{busy.id}/hold", {"duration_s": 60})
@@ -50,11 +50,11 @@ def test_whoever_waited_first_is_served_first(stage):
 
 
 def test_a_long_wait_is_told_in_the_cell(stage):
-    s = stage(memory="512MiB", idle_timeout_s=0.3)
+    s = stage(memory="256MiB", idle_timeout_s=0.3)
     holder, waiter = s.kernel(), s.kernel()
-    s.ok(holder, "gpu.allocate('a', 300)")
+    s.ok(holder, "gpu.allocate('a', 150)")
     s.machine.ask("POST", f"/kernels/{holder.id}/hold", {"duration_s": 60})
-    cell = waiter.submit("gpu.allocate('a', 300); gpu.check('a')")
+    cell = waiter.submit("gpu.allocate('a', 150); gpu.check('a')")
     s.wait(waiter, "queued")
     began = time.monotonic()
     while time.monotonic() - began < 3.5:  # the line comes after three seconds of waiting
@@ -68,11 +68,11 @@ def test_a_long_wait_is_told_in_the_cell(stage):
 
 
 def test_a_request_that_can_never_fit_sees_its_own_out_of_memory(stage):
-    s = stage(memory="512MiB")
+    s = stage(memory="256MiB")
     kernel = s.kernel()
     done = kernel.run("gpu.allocate('a', 2000)", 30)
     assert done.status == "error" and "OUT_OF_MEMORY" in "".join(done.traceback), done
-    assert s.ok(kernel, "gpu.allocate('a', 100); gpu.check('a')") == "True"
+    assert s.ok(kernel, "gpu.allocate('a', 50); gpu.check('a')") == "True"
 
 
 def test_a_queued_kernel_that_holds_a_lock_and_the_resident_cell_that_waits_for_it_both_finish(
