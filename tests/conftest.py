@@ -7,9 +7,7 @@ side and leave nothing behind: at its end every process that was started on it i
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +24,7 @@ REPOSITORY = TESTS.parent
 if str(TESTS) not in sys.path:  # live_machine and live_server are imported by tests of every folder
     sys.path.insert(0, str(TESTS))
 
-from live_machine import Machine  # noqa: E402
+from live_machine import Machine, new_machine  # noqa: E402
 from live_server import JupyterServer  # noqa: E402
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -56,19 +54,6 @@ def native() -> Path:
                     f"make -C shim {' '.join(target)} failed:\n{made.stdout}\n{made.stderr}", pytrace=False
                 )
     return build
-
-
-@contextlib.contextmanager
-def new_machine() -> Iterator[Machine]:
-    """A machine of one's own for as long as the context lasts; in a path short enough for Unix sockets."""
-    folder = Path(tempfile.mkdtemp(prefix="aff-", dir="/tmp"))
-    folder.chmod(0o700)
-    made = Machine(folder)
-    try:
-        yield made
-    finally:
-        made.kill_everything()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture

@@ -6,11 +6,14 @@ import contextlib
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +170,19 @@ class Machine:
             for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
+
+
+@contextlib.contextmanager
+def new_machine() -> Iterator[Machine]:
+    """A machine of one's own for as long as the context lasts; in a path short enough for Unix sockets."""
+    folder = Path(tempfile.mkdtemp(prefix="aff-", dir="/tmp"))
+    folder.chmod(0o700)
+    made = Machine(folder)
+    try:
+        yield made
+    finally:
+        made.kill_everything()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _own_pids() -> list[int]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from lab_page import LabPage
-from live_machine import Machine
+from live_machine import Machine, new_machine
 from live_server import JupyterServer
 from playwright.sync_api import Browser, sync_playwright
 
@@ -29,6 +29,7 @@ FLAGS = (
 )
 
 
+VIEWPORT = {"width": 1280, "height": 800}
 FAILED = pytest.StashKey[bool]()
 
 
@@ -75,27 +76,58 @@ def jp_server_cleanup() -> None:
     """Takes the place of pytest-jupyter's, which cleans up servers of this process: here is none."""
 
 
-@pytest.fixture
-def lab(machine: Machine, server: JupyterServer, labextension: Path) -> Callable[..., JupyterServer]:
-    """`lab(*arguments)` starts JupyterLab on the machine, with this checkout's extension and no news."""
-    folder = Path(machine.environment["JUPYTER_DATA_DIR"]) / "labextensions"
+def start_lab(server: JupyterServer, labextension: Path, *arguments: str) -> JupyterServer:
+    """Start JupyterLab, with this checkout's extension and no news."""
+    environment = server.machine.environment
+    folder = Path(environment["JUPYTER_DATA_DIR"]) / "labextensions"
     folder.mkdir()
     (folder / "jupyter-affinode").symlink_to(labextension)
     # Else one that is installed beside Python comes first, in a virtual environment.
-    machine.environment["JUPYTER_PREFER_ENV_PATH"] = "0"
+    environment["JUPYTER_PREFER_ENV_PATH"] = "0"
+    settings(server.machine, "@jupyterlab/apputils-extension", "notification", fetchNews="false")
+    return server.start(
+        "--expose-app-in-browser",
+        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+        "--LabApp.extension_manager=readonly",
+        *arguments,
+        application="jupyterlab",
+        timeout=60,
+    )
 
-    def start(*arguments: str) -> JupyterServer:
-        settings(machine, "@jupyterlab/apputils-extension", "notification", fetchNews="false")
-        return server.start(
-            "--expose-app-in-browser",
-            "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
-            "--LabApp.extension_manager=readonly",
-            *arguments,
-            application="jupyterlab",
-            timeout=60,
-        )
 
-    return start
+@pytest.fixture
+def lab(server: JupyterServer, labextension: Path) -> Callable[..., JupyterServer]:
+    """`lab(*arguments)` starts JupyterLab on the machine."""
+    return lambda *arguments: start_lab(server, labextension, *arguments)
+
+
+@pytest.fixture(scope="module")
+def shared_page(native: Path, browser: Browser, labextension: Path, screenshots: Path) -> Iterator[LabPage]:
+    """A person at a JupyterLab for a module's tests that clear up after themselves (`page`)."""
+    with new_machine() as machine:
+        machine.simulate(memory="256MiB")
+        machine.environment["AFFINODE_SIM_CONTEXT"] = "8MiB"
+        machine.start_controller("--park-when=needed", "--idle-timeout=1")
+        server = JupyterServer(machine)
+        start_lab(server, labextension)
+        page = LabPage(browser.new_context(viewport=VIEWPORT).new_page(), server, screenshots)
+        page.load()
+        yield page
+        page.page.context.close()
+        server.stop()
+
+
+@pytest.fixture
+def page(request: pytest.FixtureRequest, shared_page: LabPage) -> Iterator[LabPage]:
+    """The module's page, on a machine of 256 MiB whose controller parks what is idle for a second, but only for
+    someone who needs room. Afterwards its notebooks are closed; give each a name of its own.
+    """
+    shared_page.errors.clear()
+    yield shared_page
+    if request.node.stash.get(FAILED, False):
+        print(f"what the page looked like: {shared_page.picture(f'failed-{request.node.name}')}")
+    shared_page.clear_up()
+    assert not shared_page.errors, f"uncaught in the page: {shared_page.errors}"
 
 
 @pytest.fixture
@@ -107,9 +139,14 @@ def open_lab(
     """
     opened: list[LabPage] = []
 
-    def start(width: int = 1280, height: int = 800, clock: bool = False) -> LabPage:
+    def start(
+        width: int = VIEWPORT["width"],
+        height: int = VIEWPORT["height"],
+        clock: bool = False,
+        at: JupyterServer | None = None,
+    ) -> LabPage:
         context = browser.new_context(viewport={"width": width, "height": height})
-        page = LabPage(context.new_page(), server, screenshots)
+        page = LabPage(context.new_page(), at or server, screenshots)
         if clock:
             page.page.clock.install()
         opened.append(page)

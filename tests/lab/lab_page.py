@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import nbformat
@@ -51,6 +52,24 @@ class LabPage:
         notebook = Notebook(self, path)
         notebook.wait_for_kernel()
         return notebook
+
+    def clear_up(self) -> None:
+        """Close every notebook, and wait until their kernels are gone."""
+        self.page.unroute_all(behavior="ignoreErrors")
+        self.page.evaluate(
+            """async () => {
+                const { serviceManager, shell } = window.jupyterapp;
+                for (const widget of [...shell.widgets('main')]) {
+                    await widget.context?.save();
+                    widget.close();
+                }
+                await serviceManager.sessions.shutdownAll();
+            }"""
+        )
+        deadline = time.monotonic() + SLOW_MS / 1000
+        while any(kernel["processes"] for kernel in self.server.machine.kernels().values()):
+            assert time.monotonic() < deadline, self.server.machine.kernels()
+            self.page.wait_for_timeout(50)
 
     # The panel
 

@@ -94,41 +94,33 @@ def test_a_hidden_panel_asks_nothing_and_still_the_chip_follows(gpu_machine, lab
     expect(notebook.chip()).to_have_text("GPU freed")  # told by an event
 
 
-def test_everything_in_a_row_can_be_reached_and_used_by_keyboard(gpu_machine, lab, open_lab):
-    gpu_machine.start_controller()
-    lab()
-    page = open_lab()
-    notebook = page.open_notebook("work/training.ipynb", lab_cells.allocate(256))
+def test_everything_in_a_row_can_be_reached_and_used_by_keyboard(page):
+    notebook = page.open_notebook("work/typed.ipynb", lab_cells.allocate(100))
     other = page.open_notebook("other.ipynb", lab_cells.CPU)
     notebook.run_cell(0)
     other.activate()
     page.show_panel()
-    page.row("training.ipynb").get_by_role("button", name="training.ipynb", exact=True).focus()
+    page.row("typed.ipynb").get_by_role("button", name="typed.ipynb", exact=True).focus()
     keyboard = page.page.keyboard
     keyboard.press("Tab")
-    expect(page.button("training.ipynb", "Free GPU")).to_be_focused()
+    expect(page.button("typed.ipynb", "Free GPU")).to_be_focused()
     keyboard.press("Tab")
-    expect(page.button("training.ipynb", "Keep GPU (1 h)")).to_be_focused()
+    expect(page.button("typed.ipynb", "Keep GPU (1 h)")).to_be_focused()
     keyboard.press("Shift+Tab")
     keyboard.press("Enter")
-    expect(page.state_of("training.ipynb")).to_have_text("GPU freed, 256 MiB safe in RAM")
-    page.row("training.ipynb").get_by_role("button", name="training.ipynb", exact=True).press("Enter")
+    expect(page.state_of("typed.ipynb")).to_have_text("GPU freed, 100 MiB safe in RAM")
+    page.row("typed.ipynb").get_by_role("button", name="typed.ipynb", exact=True).press("Enter")
     expect(notebook.activate().locator(".jp-affinode-chip")).to_be_visible()
-    expect(
-        page.page.locator(".lm-TabBar-tab.lm-mod-current").filter(has_text="training.ipynb")
-    ).to_be_visible()
+    expect(page.page.locator(".lm-TabBar-tab.lm-mod-current").filter(has_text="typed.ipynb")).to_be_visible()
 
 
-def test_the_palette_has_the_commands(gpu_machine, lab, open_lab):
-    gpu_machine.start_controller()
-    lab()
-    page = open_lab()
-    notebook = page.open_notebook("training.ipynb", lab_cells.allocate(256))
+def test_the_palette_has_the_commands(page):
+    notebook = page.open_notebook("called.ipynb", lab_cells.allocate(100))
     notebook.run_cell(0)
-    expect(notebook.chip()).to_have_text("GPU 256 MiB")
+    expect(notebook.chip()).to_have_text("GPU 100 MiB")
     commands = {
         "Free the GPU of This Notebook": "GPU freed",
-        "Get the GPU Back for This Notebook": "GPU 256 MiB",
+        "Get the GPU Back for This Notebook": "GPU 100 MiB",
     }
     for label, shown in commands.items():
         page.page.keyboard.press("Control+Shift+C")

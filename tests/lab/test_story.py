@@ -18,28 +18,21 @@ def eager(gpu_machine):
     return gpu_machine
 
 
-@pytest.fixture
-def patient(gpu_machine):
-    """A machine whose controller parks what is idle for a second, but only for someone who needs room."""
-    gpu_machine.start_controller("--park-when=needed", "--idle-timeout=1")
-    return gpu_machine
-
-
 def test_an_idle_notebook_is_seen_to_give_its_gpu_back_and_get_it_again(eager, lab, open_lab):
     lab()
     page = open_lab()
     notebook = page.open_notebook(
-        "work/training.ipynb", lab_cells.allocate(256), lab_cells.CPU, lab_cells.READ
+        "work/training.ipynb", lab_cells.allocate(100), lab_cells.CPU, lab_cells.READ
     )
     page.show_panel()
     expect(page.panel).to_contain_text("Simulated GPU")
     expect(page.state_of("training.ipynb")).to_have_text("No GPU in use")
 
     assert notebook.run_cell(0) == "allocated"
-    expect(page.state_of("training.ipynb")).to_have_text("GPU freed, 256 MiB safe in RAM")
+    expect(page.state_of("training.ipynb")).to_have_text("GPU freed, 100 MiB safe in RAM")
     expect(notebook.chip()).to_have_text("GPU freed")
     expect(page.gpu_bar()).not_to_have_accessible_name(re.compile("training.ipynb"))
-    expect(page.ram_bar()).to_have_accessible_name(re.compile("training.ipynb 256 MiB"))
+    expect(page.ram_bar()).to_have_accessible_name(re.compile("training.ipynb 100 MiB"))
 
     notebook.run_cell(1)  # computes on the processor only
     expect(notebook.chip()).to_have_text("GPU freed")
@@ -50,56 +43,47 @@ def test_an_idle_notebook_is_seen_to_give_its_gpu_back_and_get_it_again(eager, l
     assert (kernel["parks"], kernel["resumes"]) == (2, 1)
 
 
-def test_the_chip_frees_the_gpu_and_gets_it_back_at_a_click(patient, lab, open_lab):
-    lab()
-    page = open_lab()
-    notebook = page.open_notebook("training.ipynb", lab_cells.allocate(256), lab_cells.READ)
+def test_the_chip_frees_the_gpu_and_gets_it_back_at_a_click(page):
+    notebook = page.open_notebook("chip.ipynb", lab_cells.allocate(100), lab_cells.READ)
     chip = notebook.chip()
     expect(chip).to_have_attribute("aria-disabled", "true")
     expect(chip).to_have_accessible_name("No GPU in use")
 
     notebook.run_cell(0)
-    expect(chip).to_have_text("GPU 256 MiB")
-    expect(chip).to_have_attribute("title", re.compile(r"On the GPU: 256 MiB.*Click to free the GPU", re.S))
+    expect(chip).to_have_text("GPU 100 MiB")
+    expect(chip).to_have_attribute("title", re.compile(r"On the GPU: 100 MiB.*Click to free the GPU", re.S))
     chip.click()
     expect(chip).to_have_text("GPU freed")
     expect(chip).to_have_attribute(
-        "title", re.compile(r"GPU freed, 256 MiB safe in RAM.*\(simulated\)", re.S)
+        "title", re.compile(r"GPU freed, 100 MiB safe in RAM.*\(simulated\)", re.S)
     )
     chip.click()
-    expect(chip).to_have_text("GPU 256 MiB")
+    expect(chip).to_have_text("GPU 100 MiB")
     assert notebook.run_cell(1) == "7 7"
 
 
-def test_the_panel_keeps_and_releases_frees_and_brings_back(patient, lab, open_lab, set_up):
-    set_up(*MODEL, holdMinutes=30)
-    lab()
-    page = open_lab()
-    notebook = page.open_notebook("work/training.ipynb", lab_cells.allocate(256))
+def test_the_panel_keeps_and_releases_frees_and_brings_back(page):
+    notebook = page.open_notebook("work/kept.ipynb", lab_cells.allocate(100))
     notebook.run_cell(0)
     page.show_panel()
-    expect(page.gpu_bar()).to_have_accessible_name(
-        re.compile(r"1 GiB in all: training.ipynb 256 MiB, .*Free")
-    )
+    expect(page.gpu_bar()).to_have_accessible_name(re.compile(r"256 MiB in all: kept.ipynb 100 MiB, .*Free"))
 
-    page.button("training.ipynb", "Keep GPU (30 min)").click()
-    expect(page.state_of("training.ipynb")).to_have_text(re.compile("On the GPU: 256 MiB, kept for 30 min"))
-    page.button("training.ipynb", "Release").click()
-    expect(page.state_of("training.ipynb")).to_have_text("On the GPU: 256 MiB")
+    page.button("kept.ipynb", "Keep GPU (1 h)").click()
+    expect(page.state_of("kept.ipynb")).to_have_text("On the GPU: 100 MiB, kept for 1 h")
+    page.button("kept.ipynb", "Release").click()
+    expect(page.state_of("kept.ipynb")).to_have_text("On the GPU: 100 MiB")
 
-    page.button("training.ipynb", "Free GPU").click()
-    expect(page.state_of("training.ipynb")).to_have_text("GPU freed, 256 MiB safe in RAM")
-    page.button("training.ipynb", "Get GPU back").click()
-    expect(page.state_of("training.ipynb")).to_have_text("On the GPU: 256 MiB")
+    page.button("kept.ipynb", "Free GPU").click()
+    expect(page.state_of("kept.ipynb")).to_have_text("GPU freed, 100 MiB safe in RAM")
+    page.button("kept.ipynb", "Get GPU back").click()
+    expect(page.state_of("kept.ipynb")).to_have_text("On the GPU: 100 MiB")
 
 
-def test_who_waits_sees_the_place_and_is_told_when_it_is_over(patient, lab, open_lab):
-    lab()
-    page = open_lab()
-    done = patient.work / "done"
-    first = page.open_notebook("first.ipynb", lab_cells.allocate(600), lab_cells.compute_until(str(done)))
-    second = page.open_notebook("second.ipynb", lab_cells.allocate(500))
-    third = page.open_notebook("third.ipynb", lab_cells.allocate(500))
+def test_who_waits_sees_the_place_and_is_told_when_it_is_over(page):
+    done = page.server.machine.work / "done"
+    first = page.open_notebook("first.ipynb", lab_cells.allocate(150), lab_cells.compute_until(str(done)))
+    second = page.open_notebook("second.ipynb", lab_cells.allocate(124))
+    third = page.open_notebook("third.ipynb", lab_cells.allocate(124))
     page.show_panel()
     first.run_cell(0)
     first.start_cell(1)
@@ -115,39 +99,35 @@ def test_who_waits_sees_the_place_and_is_told_when_it_is_over(patient, lab, open
 
     done.touch()
     made_room = (
-        "first.ipynb freed the GPU to make room for another notebook of yours. Its 600 MiB are safe in RAM"
+        "first.ipynb freed the GPU to make room for another notebook of yours. Its 150 MiB are safe in RAM"
     )
     expect(page.notices().filter(has_text=made_room)).to_be_visible()
     expect(page.notices().filter(has_text="second.ipynb has the GPU again.")).to_be_visible()
     second.wait_for_cell(0)
     third.wait_for_cell(0)
     assert [notebook.output(0) for notebook in (second, third)] == ["allocated", "allocated"]
-    expect(page.state_of("third.ipynb")).to_have_text("On the GPU: 500 MiB")
+    expect(page.state_of("third.ipynb")).to_have_text("On the GPU: 124 MiB")
     expect(page.notices().filter(has_text="waits for the GPU")).to_have_count(0)
 
 
-def test_a_refusal_is_told_with_its_reason(patient, lab, open_lab):
-    lab()
-    page = open_lab()
-    done = patient.work / "done"
-    notebook = page.open_notebook("busy.ipynb", lab_cells.allocate(256), lab_cells.compute_until(str(done)))
+def test_a_refusal_is_told_with_its_reason(page):
+    done = page.server.machine.work / "busy-done"
+    notebook = page.open_notebook("busy.ipynb", lab_cells.allocate(100), lab_cells.compute_until(str(done)))
     page.show_panel()
     notebook.run_cell(0)
     notebook.start_cell(1)
     expect(page.row("busy.ipynb")).to_contain_text("a cell is running")
     page.button("busy.ipynb", "Free GPU").click()
     expect(page.notices().filter(has_text="busy.ipynb: ")).to_be_visible()
-    refusal = patient.kernel(notebook.kernel_id())["refusal"]
+    refusal = page.server.machine.kernel(notebook.kernel_id())["refusal"]
     expect(page.row("busy.ipynb").locator(".jp-affinode-refusal")).to_have_text(f"Not freed: {refusal}")
-    expect(page.state_of("busy.ipynb")).to_have_text("On the GPU: 256 MiB")
+    expect(page.state_of("busy.ipynb")).to_have_text("On the GPU: 100 MiB")
     done.touch()
     notebook.wait_for_cell(1)
     assert notebook.output(1) == "computed"
 
 
-def test_memory_that_cannot_move_is_named(patient, lab, open_lab):
-    lab()
-    page = open_lab()
+def test_memory_that_cannot_move_is_named(page):
     notebook = page.open_notebook("pooled.ipynb", lab_cells.allocate(128), lab_cells.POOLED)
     page.show_panel()
     notebook.run_cell(0)
@@ -158,13 +138,16 @@ def test_memory_that_cannot_move_is_named(patient, lab, open_lab):
     expect(page.row("pooled.ipynb")).to_contain_text("32 MiB cannot move: stream-ordered memory pools")
 
 
-def test_no_notices_where_the_person_wants_none(patient, lab, open_lab, set_up):
+def test_no_notices_where_the_person_wants_none(gpu_machine, lab, open_lab, set_up):
     set_up(*MODEL, showNotifications=False)
+    gpu_machine.simulate(memory="256MiB")
+    gpu_machine.environment["AFFINODE_SIM_CONTEXT"] = "8MiB"
+    gpu_machine.start_controller("--park-when=needed", "--idle-timeout=1")
     lab()
     page = open_lab()
-    done = patient.work / "done"
-    first = page.open_notebook("first.ipynb", lab_cells.allocate(600), lab_cells.compute_until(str(done)))
-    second = page.open_notebook("second.ipynb", lab_cells.allocate(500))
+    done = gpu_machine.work / "done"
+    first = page.open_notebook("first.ipynb", lab_cells.allocate(150), lab_cells.compute_until(str(done)))
+    second = page.open_notebook("second.ipynb", lab_cells.allocate(124))
     page.show_panel()
     first.run_cell(0)
     first.start_cell(1)
@@ -173,5 +156,5 @@ def test_no_notices_where_the_person_wants_none(patient, lab, open_lab, set_up):
     expect(page.notices()).to_have_count(0)
     done.touch()
     second.wait_for_cell(0)
-    expect(page.state_of("second.ipynb")).to_have_text("On the GPU: 500 MiB")
+    expect(page.state_of("second.ipynb")).to_have_text("On the GPU: 124 MiB")
     expect(page.notices()).to_have_count(0)
