@@ -8,7 +8,6 @@ import re
 import lab_cells
 from playwright.sync_api import expect
 
-
 # Larger where somebody wants the pictures.
 UNIT = 4 if "AFFINODE_SCREENSHOTS" in os.environ else 1
 TABLE, VOCABULARY, VECTORS, WEIGHTS = (UNIT * mib for mib in (176, 76, 224, 250))
