@@ -2,7 +2,7 @@
 
 **When.** A kernel that waits for its own GPU, where there is no room now, is resumed on another one that has room:
 for its memory and its context, above the low watermark. Failing that, and unless its own GPU's room is on its way,
-idle kernels yield where that costs least, there or at home. Its own GPU comes first wherever the two are equal.
+idle kernels yield where that is the least trouble, there or at home; at home, where it is the same.
 
 **First come, first served** holds on that GPU too. Nobody comes from elsewhere while anybody ahead in the queue waits
 for it. Once kernels yield there for somebody from elsewhere, that one heads its line, in the place that its turn gives
@@ -21,7 +21,7 @@ from .actions import Cause, Resume
 from .plan import Plan
 from .reclaiming import enough, make_way
 from .snapshot import Kernel, Waiter
-from .victims import park_s, resume_s
+from .victims import trouble
 from .words import duration_in_words
 
 
@@ -76,7 +76,7 @@ def elsewhere(waiter: Waiter, taken: Collection[str] = ()) -> list[Waiter]:
 def _with_room_to_come(
     plan: Plan, waiter: Waiter, choices: list[Waiter], short: Mapping[str, int] | None
 ) -> Waiter | None:
-    """Where room is on its way already; else where others yield for it at less cost than at home.
+    """Where room is on its way already; else where others yield for it with less trouble than at home.
 
     `short`: what is missing at home; None: others are before it there.
     """
@@ -98,13 +98,13 @@ def _with_room_to_come(
 
 
 def _cheapest(plan: Plan, kernel: Kernel, missing: Mapping[str, int]) -> tuple[list[Kernel], float | None]:
-    """The idle kernels that would yield, and for how many seconds people would wait for that; None: not enough."""
+    """The idle kernels that would yield, and how much trouble (victims.py) that is; None: they are not enough."""
     idle = [each for each in plan.candidates.eligible_on(missing) if each is not kernel]
     for resource, size in missing.items():
         if sum(plan.limits.frees(each).get(resource, 0) for each in idle) < size:
             return [], None
-    chosen, speeds = enough(plan, idle, missing), plan.node.speeds
-    return chosen, sum(park_s(each, speeds) + each.needed_soon * resume_s(each, speeds) for each in chosen)
+    chosen = enough(plan, idle, missing)
+    return chosen, sum(trouble(plan.now, each, plan.node) for each in chosen)
 
 
 def _resume(plan: Plan, there: Waiter) -> None:

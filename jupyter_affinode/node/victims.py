@@ -43,10 +43,15 @@ def worth(now: float, kernel: Kernel, node: Node, gpus: Collection[str] | None =
     for uuid, size in kernel.resident_bytes.items():
         if gpus is None or uuid in gpus:
             frees += size
+    return frees / trouble(now, kernel, node)
+
+
+def trouble(now: float, kernel: Kernel, node: Node) -> float:
+    """Seconds of waiting that parking it probably causes for each second for which its memory is given back."""
     idle_s = max(now - kernel.last_activity, LEAST_IDLE_S)
     lasts_s = idle_s * (1.0 - kernel.needed_soon / 2.0)  # who returns within that time does so half-way
     costs_s = park_s(kernel, node.speeds) + kernel.needed_soon * resume_s(kernel, node.speeds)
-    return frees * lasts_s / max(costs_s, LEAST_COST_S)
+    return max(costs_s, LEAST_COST_S) / lasts_s
 
 
 def break_even_s(kernel: Kernel, speeds: Speeds) -> float:

@@ -115,6 +115,10 @@ def test_who_yields_is_chosen_by_what_it_costs():
     assert parks(decided(deep("k"), here, there, gpus=gpus(a=1, b=1))) == ["there"]
     there = resident("there", 12 * GIB, gpu=B)
     assert parks(decided(deep("k"), here, there, gpus=gpus(a=1, b=1))) == ["here"], "home, where it is equal"
+    there = resident("there", 6 * GIB, idle=20, gpu=B)
+    assert parks(decided(deep("k"), here, there, gpus=gpus(a=1, b=1))) == ["here"], (
+        "who thinks will be back soon"
+    )
 
 
 def test_with_room_on_its_way_at_home_nobody_yields_elsewhere():
