@@ -53,7 +53,7 @@ def delays(lacks: int, size: int, yields: Iterable[int]) -> bool:
 def _yields(plan: Plan, uuid: str, head: Waiter) -> list[int]:
     """What each kernel may give back on a GPU, those under way included; the head's own does not help it."""
     return [
-        kernel.resident_bytes[uuid]
+        kernel.frees_bytes[uuid]
         for kernel in plan.candidates.resident_on([uuid])
         if kernel.id != head.kernel.id
     ]

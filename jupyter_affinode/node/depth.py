@@ -54,6 +54,20 @@ def needs_to_come_back(process: Process) -> dict[str, int]:
     return needs
 
 
+def leaves_with_context(kernel: KernelRecord, gpus: GpuTable) -> dict[str, int]:
+    """What a kernel whose context may go frees of its GPU beside its movable memory; {} where NVML does not say.
+
+    NVML's figure and the page are of different moments, so no more is believed than a context usually takes.
+    """
+    (process,) = (each for each in kernel.processes.values() if each.data.state is not State.NONE)
+    (gpu,) = (gpu for gpu in process.data.gpus if _bytes(gpu))
+    known = gpus.measured.get(gpu.uuid)
+    used = None if known is None else known.used_by.get(process.pid)
+    if used is None or process.data.state not in (State.RESIDENT, State.PARKING):
+        return {}
+    return {gpu.uuid: min(max(used - gpu.resident_bytes, 0), CONTEXT_BYTES + sum(gpu.fixed_bytes))}
+
+
 def kernel_needs(kernel: KernelRecord) -> dict[str, int]:
     """The same for a kernel, its processes' added up."""
     needs: dict[str, int] = {}

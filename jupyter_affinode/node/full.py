@@ -96,9 +96,10 @@ def _sufficient(
     for kernel in kernels:
         if all(size <= 0 for size in left.values()):
             break
-        if any(size > 0 and kernel.resident_bytes.get(uuid, 0) for uuid, size in left.items()):
+        gives = kernel.frees_bytes if with_fixed else kernel.resident_bytes
+        if any(size > 0 and gives.get(uuid, 0) for uuid, size in left.items()):
             chosen.append(kernel)
             for uuid in left:
                 fixed = kernel.fixed_bytes.get(uuid, 0) if with_fixed else 0
-                left[uuid] -= kernel.resident_bytes.get(uuid, 0) + fixed
+                left[uuid] -= gives.get(uuid, 0) + fixed
     return chosen if all(size <= 0 for size in left.values()) else []

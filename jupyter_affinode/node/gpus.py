@@ -97,6 +97,11 @@ class GpuTable:
         known = self._known.setdefault(uuid, _Estimate())
         known.free_bytes = min(known.free_bytes, 0 if again else max(size - 1, 0))
 
+    def take_leaving(self, uuid: str, size: int, now: float) -> None:
+        """A context of `size` bytes has left a GPU: figures that are older than that do not show it."""
+        if size and uuid in self._known:
+            self._known[uuid].changes.append((now, size))
+
     def snapshot(self, now: float) -> dict[str, Gpu]:
         """For the policy."""
         measured = self.measured

@@ -55,10 +55,10 @@ class Limits:
         """What parking a kernel gives back, of the GPUs and of its limits."""
         keys = self._keys.get(kernel.id)
         if not keys:
-            return kernel.resident_bytes
+            return kernel.frees_bytes
         frees = self._frees.get(kernel.id)
         if frees is None:
-            frees = {**kernel.resident_bytes, **dict.fromkeys(keys, kernel.movable_bytes)}
+            frees = {**kernel.frees_bytes, **dict.fromkeys(keys, kernel.movable_bytes)}
             self._frees[kernel.id] = frees
         return frees
 

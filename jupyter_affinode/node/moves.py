@@ -271,6 +271,9 @@ class Moves:
             kernel.context_refusal = next(
                 (reply.text for reply in done if move.to_context and reply.text), None
             )
+            if kernel_depth(kernel) is Depth.CONTEXT:
+                context = sum(process.data.context_bytes for process in kernel.processes.values())
+                self._state.gpus.take_leaving(kernel.main_gpu(), context, time.monotonic())
             kernel.held_until = None if move.asked else kernel.held_until
             moved = sum(reply.bytes for reply in done)
             took = max((reply.duration_s for reply in done), default=0.0)

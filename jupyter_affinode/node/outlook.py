@@ -142,7 +142,7 @@ class _View:
                 moments = [each for each in (moment, turn_ends) if each is not None]
                 moment = min(moments, default=None)
             if moment is not None:
-                for uuid, size in kernel.resident_bytes.items():
+                for uuid, size in kernel.frees_bytes.items():
                     if size:
                         found.setdefault(uuid, []).append((moment, size, kernel))
         for entries in found.values():

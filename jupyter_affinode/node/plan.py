@@ -93,7 +93,7 @@ class Plan:
         total: dict[str, int] = {}
         for kernel in self.node.kernels:
             if kernel.is_parkable and not kernel.is_opted_out:
-                for uuid, size in kernel.resident_bytes.items():
+                for uuid, size in kernel.frees_bytes.items():
                     total[uuid] = total.get(uuid, 0) + size
         for reserved in self.node.reservations:  # theirs already, or about to be: it may yield again
             total[reserved.gpu] = total.get(reserved.gpu, 0) + reserved.bytes

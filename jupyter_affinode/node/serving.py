@@ -63,7 +63,7 @@ def is_hopeless(plan: Plan, waiter: Waiter) -> bool:
 
 def _most(plan: Plan, kernel: Kernel, gpu: Gpu) -> int:
     """What a kernel could have of a GPU if every other one yielded that can."""
-    own = kernel.resident_bytes.get(gpu.uuid, 0) if kernel.is_parkable and not kernel.is_opted_out else 0
+    own = kernel.frees_bytes.get(gpu.uuid, 0) if kernel.is_parkable and not kernel.is_opted_out else 0
     own += plan.reserved.get((kernel.id, gpu.uuid), 0)
     return gpu.free_bytes + gpu.uncertain_bytes + plan.yieldable.get(gpu.uuid, 0) - own
 

@@ -104,6 +104,7 @@ class Kernel:
     parked_bytes: Mapping[str, int] = field(default_factory=dict)
     context_bytes: Mapping[str, int] = field(default_factory=dict)  # room that coming back takes beside these
     may_leave: bool = False  # its CUDA context may go too when it is parked
+    leaves_bytes: Mapping[str, int] = field(default_factory=dict)  # … of which that frees so much, by GPU
     elsewhere: tuple[str, ...] = ()  # other GPUs on which it may come back
     fixed_bytes: Mapping[str, int] = field(default_factory=dict)
     last_activity: float = 0.0
@@ -162,8 +163,16 @@ class Kernel:
 
     @property
     def movable_bytes(self) -> int:
-        """What parking it would free on all GPUs."""
+        """What parking it would take to host memory, of all GPUs."""
         return sum(self.resident_bytes.values())
+
+    @property
+    def frees_bytes(self) -> Mapping[str, int]:
+        """What parking it would free by GPU."""
+        if not self.leaves_bytes:
+            return self.resident_bytes
+        leaves = self.leaves_bytes
+        return {uuid: size + leaves.get(uuid, 0) for uuid, size in self.resident_bytes.items()}
 
 
 @dataclass(frozen=True)

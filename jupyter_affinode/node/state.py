@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 
 from .connection import Connection
-from .depth import context_objection, kernel_needs
+from .depth import context_objection, kernel_needs, leaves_with_context
 from .foresight import Foresight
 from .gpus import GpuTable
 from .host import CgroupMemory, HostMemory, Known, cgroup_memory
@@ -325,6 +325,8 @@ class NodeState:
         hopeless = (
             kernel.failed_grants >= HOPELESS_GRANTS and now - kernel.first_failed_grant >= HOPELESS_AFTER_S
         )
+        may_leave = self.context_objection(kernel) is None
+        goes_alone = kernel.move is not None and not kernel.move.to_context
         return Kernel(
             id=kernel.id,
             residency=kernel.residency,
@@ -333,7 +335,8 @@ class NodeState:
             context_bytes={
                 uuid: size - gpus[uuid].parked_bytes for uuid, size in kernel_needs(kernel).items()
             },
-            may_leave=self.context_objection(kernel) is None,
+            may_leave=may_leave,
+            leaves_bytes=leaves_with_context(kernel, self.gpus) if may_leave and not goes_alone else {},
             elsewhere=other_gpus(kernel, are_open, self.gpus, now),
             fixed_bytes={uuid: sum(gpu.fixed_bytes) for uuid, gpu in gpus.items()},
             last_activity=last_activity,

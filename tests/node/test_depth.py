@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from fake_shim import GPU, MIB, NONE, OK, PARK, PARKED, RESUME, FakeShim, reply
+from fake_shim import GPU, MIB, NONE, OK, PARK, PARKED, RESUME, ROOM_ANSWER, FakeShim, reply
 from test_nvml import UUID
 from test_policy import IDLE, NEEDED, NOW, A, node, parked, resident
 
@@ -24,12 +24,12 @@ class Nvml:
     """A GPU of 16 GiB; a test says what is free and who is on it (None: NVML does not know)."""
 
     def __init__(self):
-        self.free, self.pids = 16 * GIB, {os.getpid()}
+        self.free, self.pids, self.used_by = 16 * GIB, {os.getpid()}, {}
 
     def read(self):
         total = 16 * GIB
         pids = None if self.pids is None else frozenset(self.pids)
-        gpu = NvmlGpu(UUID, 0, "A GPU", total, total - self.free, self.free, 0, pids)
+        gpu = NvmlGpu(UUID, 0, "A GPU", total, total - self.free, self.free, 0, pids, self.used_by)
         return NvmlSample(time.monotonic(), "580.1", (gpu,))
 
 
@@ -182,3 +182,34 @@ def test_only_who_may_leave_is_told_to():
     (leaves,) = decide(NOW, node(replace(kernel, may_leave=True)), IDLE)
     assert isinstance(stays, Park) and not stays.to_context
     assert isinstance(leaves, Park) and leaves.to_context
+
+
+def test_what_a_context_frees_counts_so_that_one_of_the_same_size_yields_and_not_two():
+    waits = parked("k", 4 * GIB, waits=5, context_bytes={A: GIB})
+    idle = [resident(name, 4 * GIB, may_leave=True, leaves_bytes={A: GIB}) for name in ("a", "b")]
+    policy = NEEDED.changed(margin_bytes=0)
+    assert len(decide(NOW, node(waits, *idle, free=0), policy)) == 1
+    stay = [replace(kernel, may_leave=False, leaves_bytes={}) for kernel in idle]
+    assert len(decide(NOW, node(waits, *stay, free=0), policy)) == 2
+
+
+class Frees(Nvml):
+    """A GPU that is full as long as `idle` is there, with its context."""
+
+    idle = None
+
+    def read(self):
+        self.used_by = {os.getpid(): 900 * MIB}
+        self.free = 900 * MIB if self.idle is not None and self.idle.state == PARKED else 0
+        return super().read()
+
+
+def test_what_it_frees_beside_its_memory_is_what_nvml_shows_beside_its_page(node, deep, wait_until):
+    nvml = Frees()
+    machine = node(nvml=nvml, depth="context", min_footprint_bytes=1, queue_idle_timeout_s=0.1)
+    nvml.idle, waits = deep("k", resident=300 * MIB), deep("l", resident=0)
+    wait_until(lambda: machine.kernel("k") and machine.kernel("l"))
+    waits.allocate(800 * MIB, number=1)
+    (answer,) = wait_until(lambda: waits.heard.of(ROOM_ANSWER), timeout=15)
+    assert answer.argument == 1, "300 MiB and 600 MiB of context suffice"
+    assert len(nvml.idle.heard.of(PARK)) == 1

@@ -225,6 +225,15 @@ def test_who_took_its_context_along_comes_back_where_there_is_room():
     assert waits == [pytest.approx(0, abs=0.1), pytest.approx(140, abs=1)]
 
 
+def test_the_context_that_leaves_makes_room_too_so_one_yields_for_one_of_its_size():
+    sessions = [session(name, [(0, 1, 40)], end_think_s=1000) for name in ("a", "b")]
+    sessions.append(session("c", [(0, 1, 40)], start_s=100))
+    for depth, parks in (("context", 1), ("memory", 2)):
+        settings = replace(PLAIN, depth=depth)
+        outcome = replay(sessions, settings=settings, gpu_bytes=102 * GIB, context_bytes=10 * GIB).run()
+        assert outcome.counts["parks"] == parks
+
+
 def test_who_has_a_higher_class_waits_less():
     """Three want the whole GPU at once while a fourth computes; the last to come is the first in its class."""
     sessions = [session("first", [(0, 100, 100)])]
