@@ -7,7 +7,7 @@ look does not begin with those that are taken already.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import itemgetter
 
@@ -39,19 +39,23 @@ class Candidates:
         self._queue = queue
         self._limits = limits
         self._is_free = is_free
+        self._used_by = now - least_idle_s(settings, anyone_waits=bool(queue))
+        self._eligible: dict[str, bool] = {}  # by kernel, of those that were looked at
         self._eligible_on: dict[frozenset[str], list[Kernel]] = {}  # the best last
+        self._yieldable: dict[str, int] = {}  # by GPU
         self._blocked_on: dict[frozenset[str], list[Blocked]] = {}  # the latest last
 
     def eligible(self) -> list[Kernel]:
         """Who may be parked now, the best first (victims.py)."""
-        return victims.in_order(self._now, filter(self._is_free, self._eligible), self._node)
+        kernels = [each for each in self._node.kernels if self._is_eligible(each) and self._is_free(each)]
+        return victims.in_order(self._now, kernels, self._node)
 
     def eligible_on(self, resources: Collection[str]) -> Iterator[Kernel]:
         """The same, of those whose memory counts in one of the resources."""
         where = frozenset(resources)
         ordered = self._eligible_on.get(where)
         if ordered is None:
-            found = _united(self._eligible_by_resource, where)
+            found = filter(self._is_eligible, self._holding(where))
             gpus = None if any(resource in self._limits.caps for resource in where) else where
             ordered = self._eligible_on[where] = victims.in_order(self._now, found, self._node, gpus)[::-1]
         while ordered and not self._is_free(ordered[-1]):
@@ -66,7 +70,7 @@ class Candidates:
         where = frozenset(resources)
         ordered = self._blocked_on.get(where)
         if ordered is None:
-            found = [self._blocked[kernel.id] for kernel in _united(self._blocked_by_resource, where)]
+            found = [self._blocked[each.id] for each in self._holding(where) if each.id in self._blocked]
             ordered = self._blocked_on[where] = sorted(found, key=itemgetter(0))
         while ordered and not self._is_free(ordered[-1][2]):
             ordered.pop()
@@ -78,23 +82,56 @@ class Candidates:
 
     def resident_on(self, gpus: Collection[str]) -> Sequence[Kernel]:
         """Kernels that are on one of the GPUs, whatever is decided for them."""
-        return _united(self._resident_by_gpu, gpus)
+        return self._holding(gpus)
+
+    def yieldable(self, uuid: str) -> int:
+        """What would become free on a GPU if everybody yielded who can, all that is reserved there included."""
+        size = self._yieldable.get(uuid)
+        if size is None:
+            size = self._yieldable[uuid] = self._reserved.get(uuid, 0) + sum(
+                kernel.frees_bytes[uuid]
+                for kernel in self.resident_on((uuid,))
+                if kernel.is_parkable and not kernel.is_opted_out
+            )
+        return size
+
+    def _is_eligible(self, kernel: Kernel) -> bool:
+        """Whether it may be parked now for all that it does itself."""
+        if kernel.last_activity > self._used_by:
+            return False  # most of them, without reckoning
+        is_eligible = self._eligible.get(kernel.id)
+        if is_eligible is None:
+            moment = eligible_at(
+                kernel, self._settings, anyone_waits=bool(self._queue), speeds=self._node.speeds
+            )
+            is_eligible = self._eligible[kernel.id] = moment is not None and moment <= self._now
+        return is_eligible
+
+    def _holding(self, resources: Collection[str]) -> Sequence[Kernel]:
+        """Kernels with movable memory in one of the resources, each once."""
+        if len(resources) == 1:
+            (resource,) = resources
+            return self._holding_one.get(resource, ())
+        found = {kernel.id: kernel for each in resources for kernel in self._holding_one.get(each, ())}
+        return list(found.values())
 
     @cached_property
-    def _eligible(self) -> list[Kernel]:
-        anyone_waits = bool(self._queue)
-        used_by = self._now - least_idle_s(self._settings, anyone_waits=anyone_waits)
-        ready = []
+    def _holding_one(self) -> Mapping[str, Sequence[Kernel]]:
+        """By resource."""
+        index: dict[str, list[Kernel]] = {}
         for kernel in self._node.kernels:
-            if kernel.last_activity > used_by:
-                continue
-            moment = eligible_at(kernel, self._settings, anyone_waits=anyone_waits, speeds=self._node.speeds)
-            if moment is not None and moment <= self._now:
-                ready.append(kernel)
-        return ready
+            for uuid, size in kernel.resident_bytes.items():
+                if size:
+                    index.setdefault(uuid, []).append(kernel)
+        for kernel in self._node.kernels if self._limits else ():
+            if kernel.movable_bytes:
+                for limit in self._limits.of(kernel.id):
+                    index.setdefault(limit, []).append(kernel)
+        return index
 
     @cached_property
     def _blocked(self) -> Mapping[str, Blocked]:
+        """By kernel."""
         places: dict[str, Blocked] = {}
         for place, waiter in enumerate(self._queue):
             kernel = waiter.kernel
@@ -104,37 +141,12 @@ class Candidates:
         return places
 
     @cached_property
-    def _eligible_by_resource(self) -> Mapping[str, list[Kernel]]:
-        return self._by_resource(self._eligible)
-
-    @cached_property
-    def _blocked_by_resource(self) -> Mapping[str, list[Kernel]]:
-        return self._by_resource(kernel for _, _, kernel in self._blocked.values())
-
-    @cached_property
-    def _resident_by_gpu(self) -> Mapping[str, list[Kernel]]:
-        index: dict[str, list[Kernel]] = {}
-        for kernel in self._node.kernels:
-            for uuid, size in kernel.resident_bytes.items():
-                if size:
-                    index.setdefault(uuid, []).append(kernel)
-        return index
-
-    def _by_resource(self, kernels: Iterable[Kernel]) -> Mapping[str, list[Kernel]]:
-        index: dict[str, list[Kernel]] = {}
-        for kernel in kernels:
-            for resource, size in self._limits.frees(kernel).items():
-                if size:
-                    index.setdefault(resource, []).append(kernel)
-        return index
-
-
-def _united(index: Mapping[str, Sequence[Kernel]], resources: Collection[str]) -> Sequence[Kernel]:
-    """Those in the index under any of the resources, each once."""
-    if len(resources) == 1:
-        (resource,) = resources
-        return index.get(resource, ())
-    return list({kernel.id: kernel for each in resources for kernel in index.get(each, ())}.values())
+    def _reserved(self) -> Mapping[str, int]:
+        """By GPU: somebody's already, or about to be, who may yield it again."""
+        total: dict[str, int] = {}
+        for reserved in self._node.reservations:
+            total[reserved.gpu] = total.get(reserved.gpu, 0) + reserved.bytes
+        return total
 
 
 def _may_yield(kernel: Kernel, now: float) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .actions import Trim
 from .settings import MIB, Settings
@@ -28,6 +29,14 @@ class Shortage:
     host_bytes: int
     cgroup_bytes: int = 0
     cgroup: str = ""
+
+
+class Needs(NamedTuple):
+    """What a park takes of host memory beside what its kernel keeps there already."""
+
+    lot_bytes: int  # of the lots; the rest anew
+    least_bytes: int  # with less it cannot end well, or is not worth a try
+    probable_bytes: int  # by all that is known: by its last one, or all that the kernel has
 
 
 class HostRoom:
@@ -61,16 +70,26 @@ class HostRoom:
         """They are handed to somebody."""
         self._lots -= size
 
-    def lots(self, kernel: Kernel) -> int:
-        """How much of the lots a park of the kernel can use."""
-        if not self._lots or not kernel.host.is_frugal:
-            return 0
-        has = max(kernel.host.kept_bytes, kernel.host.lot_bytes)  # what came a moment ago is not kept yet
-        return min(max(_probably_takes(kernel) - has, 0), self._lots)
+    def needs(self, kernel: Kernel) -> Needs:
+        """What a park of the kernel takes anew, and of the lots."""
+        use, movable = kernel.host, kernel.movable_bytes
+        short = min(use.park_short_bytes, movable + SLACK_BYTES)  # less by now if it has freed memory since
+        probable = least = movable
+        if use.is_frugal:
+            if use.park_takes_bytes is not None:
+                probable = min(movable, use.park_takes_bytes)
+            least = max(short, min(max(probable, short), LEAST_BYTES))
+        probable = max(probable, short)
+        lots = 0
+        if self._lots and use.is_frugal:
+            has = max(use.kept_bytes, use.lot_bytes)  # what came a moment ago is not kept yet
+            lots = min(max(probable - has, 0), self._lots)
+        has = use.kept_bytes + lots
+        return Needs(lots, least - has, probable - has)
 
-    def refusal(self, kernel: Kernel, lot_bytes: int) -> str | None:
-        """Why a park of the kernel with so much of the lots is not even tried; None if it may be."""
-        anew = _surely_takes(kernel) - kernel.host.kept_bytes - lot_bytes
+    def refusal(self, kernel: Kernel, needs: Needs) -> str | None:
+        """Why a park of the kernel is not even tried; None if it may be."""
+        anew = needs.least_bytes
         if anew <= self.budget(kernel):
             return None
         headroom = self._headroom.get(kernel.cgroup)
@@ -85,9 +104,9 @@ class HostRoom:
             f" leaves {bytes_in_words(max(headroom or 0, 0))}"
         )
 
-    def shortage(self, kernel: Kernel, lot_bytes: int) -> Shortage | None:
-        """What a park of the kernel with so much of the lots probably lacks; None if it will fit."""
-        anew = _probably_takes(kernel) - kernel.host.kept_bytes - lot_bytes
+    def shortage(self, kernel: Kernel, needs: Needs) -> Shortage | None:
+        """What a park of the kernel probably lacks; None if it will fit."""
+        anew = needs.probable_bytes
         host = anew - max(self._left, 0)
         cgroup = anew - max(self._headroom[kernel.cgroup], 0) if kernel.cgroup in self._headroom else 0
         if host <= 0 and cgroup <= 0:
@@ -178,23 +197,3 @@ class Keepers:
 
 def _age(kernel: Kernel, now: float) -> float:
     return max(now - kernel.host.kept_since, 1.0)
-
-
-def _surely_takes(kernel: Kernel) -> int:
-    """The least with which a park of the kernel can end well, or is worth a try."""
-    if not kernel.host.is_frugal:
-        return kernel.movable_bytes
-    return max(_known_short(kernel, kernel.movable_bytes), min(_probably_takes(kernel), LEAST_BYTES))
-
-
-def _probably_takes(kernel: Kernel) -> int:
-    """What a park of the kernel takes by all that is known: by its last one, or all it has."""
-    takes = movable = kernel.movable_bytes
-    if kernel.host.is_frugal and kernel.host.park_takes_bytes is not None:
-        takes = min(takes, kernel.host.park_takes_bytes)
-    return max(takes, _known_short(kernel, movable))
-
-
-def _known_short(kernel: Kernel, movable_bytes: int) -> int:
-    """What a park was seen to take at least; less by now if the kernel has freed memory since."""
-    return min(kernel.host.park_short_bytes, movable_bytes + SLACK_BYTES)

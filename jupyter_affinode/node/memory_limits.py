@@ -43,12 +43,13 @@ class Limits:
         keys = self._keys.get(waiter.kernel.id)
         if not keys:
             return waiter.needs
-        size = sum(waiter.needs.values())
-        needs = {**waiter.needs, **dict.fromkeys(keys, size)}
-        if waiter.room is None:  # who is larger than its limit comes back when it is the only one
-            has = self._used[waiter.kernel.id]
-            for key in keys:
-                needs[key] = max(min(size, self.caps[key] - has), 0)
+        size, needs = sum(waiter.needs.values()), dict(waiter.needs)
+        for key in keys:
+            needs[key] = size
+            if waiter.room is None:  # who is larger than its limit comes back when it is the only one
+                left = self.caps[key] - self._used[waiter.kernel.id]
+                if left < size:
+                    needs[key] = max(left, 0)
         return needs
 
     def frees(self, kernel: Kernel) -> Mapping[str, int]:

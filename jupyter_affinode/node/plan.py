@@ -59,8 +59,9 @@ class Plan:
 
     def fits(self, needs: Mapping[str, int], margin: int) -> bool:
         """Whether there is room for `needs` now, and on the GPUs `margin` beside it."""
+        room, limits = self.room, self.limits.caps
         for resource, need in needs.items():
-            if need and self.room.get(resource, 0) < need + (0 if resource in self.limits.caps else margin):
+            if need and room.get(resource, 0) < (need if resource in limits else need + margin):
                 return False
         return True
 
@@ -76,8 +77,9 @@ class Plan:
 
     def take_room(self, needs: Mapping[str, int]) -> None:
         """Use up room."""
+        room = self.room
         for resource, need in needs.items():
-            self.room[resource] = self.room.get(resource, 0) - need
+            room[resource] = room.get(resource, 0) - need
 
     def expect_end(self, kernel: Kernel) -> None:
         """All that a kernel has on GPUs will be free."""
@@ -86,18 +88,6 @@ class Plan:
                 self.incoming[resource] = self.incoming.get(resource, 0) + size
 
     # ---- who could yield
-
-    @cached_property
-    def yieldable(self) -> dict[str, int]:
-        """What would become free on each GPU if everybody yielded who can, the kernels' own included."""
-        total: dict[str, int] = {}
-        for kernel in self.node.kernels:
-            if kernel.is_parkable and not kernel.is_opted_out:
-                for uuid, size in kernel.frees_bytes.items():
-                    total[uuid] = total.get(uuid, 0) + size
-        for reserved in self.node.reservations:  # theirs already, or about to be: it may yield again
-            total[reserved.gpu] = total.get(reserved.gpu, 0) + reserved.bytes
-        return total
 
     @cached_property
     def out_of_reach(self) -> dict[str, int]:
@@ -136,11 +126,11 @@ class Plan:
         if self.settings.drop_caches_before_park and kernel.can_drop_caches and is_between_cells:
             self.act(DropCaches(kernel.id, reason))
             return True
-        lots = self._host.lots(kernel)
-        short = self._host.shortage(kernel, lots)
+        needs = self._host.needs(kernel)
+        short = self._host.shortage(kernel, needs)
         if short is not None and self._trim(short, "room to park another kernel", kernel):
             return False
-        refusal = self._host.refusal(kernel, lots)
+        refusal = self._host.refusal(kernel, needs)
         if refusal is not None:
             self.act(RefusePark(kernel.id, "no-host-memory", refusal))
             return False
@@ -150,19 +140,19 @@ class Plan:
                 kernel.id,
                 reason,
                 budget,
-                lots,
+                needs.lot_bytes,
                 kernel.may_leave and not preempts,
                 preempts,
                 cause,
                 for_kernel,
             )
         )
-        self._expect(kernel, budget if kernel.host.is_frugal else None, lots)
+        self._expect(kernel, budget if kernel.host.is_frugal else None, needs.lot_bytes)
         return True
 
     def give_lots(self, kernel: Kernel) -> None:
         """Decide to hand a kernel what of the lots its park can use."""
-        size = self._host.lots(kernel)
+        size = self._host.needs(kernel).lot_bytes
         if size:
             self._host.take_lots(size)
             self.act(GiveLots(kernel.id, size))

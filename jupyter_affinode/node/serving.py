@@ -25,12 +25,12 @@ def serve_queue(plan: Plan) -> None:
     Some may be served on another GPU than their own (elsewhere.py).
     """
     lines = Lines()
-    heads, backfill = lines.heads, plan.settings.backfill
+    heads, backfill, is_limited = lines.heads, plan.settings.backfill, bool(plan.limits)
     for place, waiter in enumerate(plan.queue):
         if not plan.is_free(waiter.kernel):
             continue
-        needs = plan.limits.needs(waiter)
-        ahead = [uuid for uuid, need in waiter.needs.items() if need and uuid in heads]
+        needs = plan.limits.needs(waiter) if is_limited else waiter.needs
+        ahead = [uuid for uuid, need in waiter.needs.items() if need and uuid in heads] if heads else None
         if ahead:
             if backfill and _may_go_first(plan, waiter, needs, heads, ahead):
                 _give(plan, waiter, needs)
@@ -65,7 +65,7 @@ def _most(plan: Plan, kernel: Kernel, gpu: Gpu) -> int:
     """What a kernel could have of a GPU if every other one yielded that can."""
     own = kernel.frees_bytes.get(gpu.uuid, 0) if kernel.is_parkable and not kernel.is_opted_out else 0
     own += plan.reserved.get((kernel.id, gpu.uuid), 0)
-    return gpu.free_bytes + gpu.uncertain_bytes + plan.yieldable.get(gpu.uuid, 0) - own
+    return gpu.free_bytes + gpu.uncertain_bytes + plan.candidates.yieldable(gpu.uuid) - own
 
 
 def _lacks_limit_alone(plan: Plan, needs: Mapping[str, int]) -> bool:
@@ -82,8 +82,9 @@ def _stand(plan: Plan, heads: dict[str, Waiter] | None, waiter: Waiter, needs: M
         for uuid, need in waiter.needs.items():
             if need and uuid not in heads:
                 heads[uuid] = waiter
-    for limit in plan.limits.of(waiter.kernel.id):
-        plan.room[limit] -= needs[limit]
+    if needs is not waiter.needs:
+        for limit in plan.limits.of(waiter.kernel.id):
+            plan.room[limit] -= needs[limit]
 
 
 def _may_go_first(

@@ -24,7 +24,7 @@ class Residency(str, Enum):
     LOST = "lost"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """One GPU."""
 
@@ -41,7 +41,7 @@ class Gpu:
         return self.total_bytes is not None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RoomRequest:
     """An allocation that met a full GPU and waits for room."""
 
@@ -51,7 +51,7 @@ class RoomRequest:
     since: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class HostUse:
     """A kernel's use of host memory: what it keeps from its last park, and what its next one takes."""
 
@@ -69,7 +69,7 @@ class HostUse:
 NO_HOST_USE = HostUse()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Speed:
     """How long moves between a GPU and host memory take: a fixed part, and one by size.
 
@@ -94,7 +94,7 @@ class Speed:
 NEEDED_SOON = 0.5  # where nothing is known of a kernel's pauses: see victims.py
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Kernel:
     """One kernel with all its processes."""
 
@@ -175,7 +175,7 @@ class Kernel:
         return {uuid: size + leaves.get(uuid, 0) for uuid, size in self.resident_bytes.items()}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Host:
     """The machine's memory, where parked bytes go."""
 
@@ -186,7 +186,7 @@ class Host:
     lot_bytes: int = 0  # touched memory of the controller's that can be handed to who is parked
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Reservation:
     """Room that was granted and is not (surely) in NVML's figure yet."""
 
@@ -196,7 +196,7 @@ class Reservation:
     is_taken: bool = False  # its shim's page shows the bytes already, only NVML's figure may not
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Node:
     """The machine."""
 
@@ -219,4 +219,3 @@ class Waiter(NamedTuple):
     since: float
     needs: Mapping[str, int]  # bytes by GPU
     room: RoomRequest | None = None  # None: a resume
-    turn: float = 0.0  # the queue's order: `since`, moved back by its priority

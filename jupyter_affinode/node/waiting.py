@@ -2,7 +2,7 @@
 
 **Order.** First come, first served within a priority class. Waiting ages: each `ageing_s` lifts a waiter by one
 class. With the same ageing for all, the order of two waiters never changes while they wait, so it needs no clock:
-it is that of `turn = since - priority * ageing_s`.
+it is that of `since - priority * ageing_s`.
 
 **Bound.** Classes reach from PRIORITY_MIN to PRIORITY_MAX (rules.py), so whoever comes more than
 `overtaking_s(settings)` after a waiter goes after it, whatever the classes. From then on only those that are
@@ -24,7 +24,9 @@ AWAY = (Residency.PARKED, Residency.QUEUED, Residency.RESUMING)
 
 def waiters(node: Node, settings: Settings) -> list[Waiter]:
     """Everyone who waits for the GPU, whose turn it is first; a kernel on its way keeps its place."""
-    queue: list[Waiter] = []
+    places: list[
+        tuple[float, float, str, int, Waiter]
+    ] = []  # the last two: a kernel's rooms keep their order
     for kernel in node.kernels:
         rooms = kernel.rooms
         if (kernel.wants_since is None and not rooms) or kernel.is_dying:
@@ -33,13 +35,14 @@ def waiters(node: Node, settings: Settings) -> list[Waiter]:
         if kernel.priority:
             head_start_s = min(max(kernel.priority, PRIORITY_MIN), PRIORITY_MAX) * settings.ageing_s
         if kernel.residency in AWAY:
-            queue.append(_resume(kernel, head_start_s))
-        else:
-            for room in rooms if len(rooms) == 1 else sorted(rooms, key=attrgetter("key")):
-                turn = room.since - head_start_s
-                queue.append(Waiter(kernel, room.since, {room.gpu: room.bytes}, room, turn))
-    queue.sort(key=attrgetter("turn", "since", "kernel.id"))  # stable: a kernel's rooms stay in their order
-    return queue
+            waiter = _resume(kernel)
+            places.append((waiter.since - head_start_s, waiter.since, kernel.id, 0, waiter))
+            continue
+        for number, room in enumerate(rooms if len(rooms) == 1 else sorted(rooms, key=attrgetter("key"))):
+            waiter = Waiter(kernel, room.since, {room.gpu: room.bytes}, room)
+            places.append((room.since - head_start_s, room.since, kernel.id, number, waiter))
+    places.sort()
+    return [place[-1] for place in places]
 
 
 def overtaking_s(settings: Settings) -> float:
@@ -47,7 +50,7 @@ def overtaking_s(settings: Settings) -> float:
     return (PRIORITY_MAX - PRIORITY_MIN) * settings.ageing_s
 
 
-def _resume(kernel: Kernel, head_start_s: float) -> Waiter:
+def _resume(kernel: Kernel) -> Waiter:
     """A parked kernel waits once, for all it had and for the largest allocation that it was parked in."""
     needs, since = kernel.resume_bytes, kernel.wants_since
     if kernel.rooms:
@@ -56,4 +59,4 @@ def _resume(kernel: Kernel, head_start_s: float) -> Waiter:
         earliest = min(room.since for room in kernel.rooms)
         since = earliest if since is None else min(since, earliest)
     assert since is not None
-    return Waiter(kernel, since, needs, None, since - head_start_s)
+    return Waiter(kernel, since, needs)
