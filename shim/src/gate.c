@@ -191,6 +191,12 @@ void gate_set_dying(void)
 	gate_wake_waiters();
 }
 
+void gate_set_broken(CUresult error)
+{
+	if (atomic_exchange(&gate.broken, (uint32_t)error) != (uint32_t)error)
+		gate_wake_waiters();
+}
+
 static bool may_be_cancelled(enum affinode_class class_)
 {
 	return class_ == AFFINODE_CLASS_LAUNCH || class_ == AFFINODE_CLASS_COPY || class_ == AFFINODE_CLASS_ALLOC ||
@@ -201,6 +207,8 @@ CUresult gate_verdict(enum affinode_class class_, uint32_t cancels_at_start)
 {
 	if (atomic_load(&gate.dying))
 		return CUDA_ERROR_DEINITIALIZED;
+	if (class_ != AFFINODE_CLASS_HOST && atomic_load(&gate.broken))
+		return (CUresult)atomic_load(&gate.broken);
 	if (!may_be_cancelled(class_))
 		return CUDA_SUCCESS;
 	if (atomic_load(&gate.cancels) != cancels_at_start || clock_ns() < atomic_load(&gate.cancel_until_ns))
@@ -316,7 +324,7 @@ CUresult gate_enter_slow(struct gate_pass *pass, enum affinode_class class_)
 		atomic_store(&slot->inside, 0);
 		/* At memory depth the context lives and all work was drained: there is nothing to wait for.  */
 		if (class_ == AFFINODE_CLASS_SYNC && shim_is_parked())
-			return CUDA_SUCCESS;
+			return (CUresult)atomic_load(&gate.broken);
 		CUresult result = wait_at_gate(slot, class_);
 		if (result != CUDA_SUCCESS)
 			return result;

@@ -51,6 +51,7 @@ struct gate {
 	_Atomic uint32_t cancels;        /* counts cancel commands, so that a waiter notices one that came and went */
 	_Atomic uint64_t cancel_until_ns;
 	_Atomic uint32_t dying;
+	_Atomic uint32_t broken; /* a CUresult: its context has failed while parked, and who waits gets that */
 } __attribute__((aligned(64)));
 
 extern struct gate gate;
@@ -116,6 +117,9 @@ bool gate_is_closed(void);
 void gate_cancel(uint64_t duration_ns);
 void gate_cancel_end(void);
 void gate_set_dying(void);
+/* There is no way back to what waiting calls want: they, and those that come to the closed gate, return that error.
+ * CUDA_SUCCESS: there is.  */
+void gate_set_broken(CUresult error);
 
 /* Wait as a call of that class that wants the GPU: CUDA_SUCCESS, or what it is to return instead.  */
 CUresult gate_wait(enum affinode_class class_);

@@ -9,10 +9,12 @@
 #include <time.h>
 
 #include "blocks.h"
+#include "broken.h"
 #include "checkpoint.h"
 #include "clock.h"
 #include "describe.h"
 #include "driver.h"
+#include "gate.h"
 #include "kept.h"
 #include "link.h"
 #include "log.h"
@@ -117,6 +119,26 @@ static void end_what_is_left(uint64_t *pause_ns)
 		*pause_ns = LEFT_LAST_NS;
 }
 
+/* A move that failed because a context did will fail again and again. Whoever waits for its end gets the context's error,
+ * as any call in it would.  */
+static void look_for_broken_context(struct moved *moved)
+{
+	bool parked = shim_is_parked();
+	CUresult error;
+
+	if (moved->status == AFFINODE_OK)
+		gate_set_broken(CUDA_SUCCESS);
+	if ((moved->status != AFFINODE_BUSY && moved->status != AFFINODE_FAILED) || checkpoint_is_out())
+		return;
+	error = broken_look();
+	if (error == CUDA_SUCCESS)
+		return;
+	moved->status = AFFINODE_FAILED;
+	broken_text(moved->text, sizeof(moved->text));
+	if (parked)
+		gate_set_broken(error);
+}
+
 static void carry_out(struct moved *moved)
 {
 	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -137,6 +159,7 @@ static void carry_out(struct moved *moved)
 		resume(moved);
 	if (moved->status == AFFINODE_NO_HOST_ROOM)
 		kept_trim(0);
+	look_for_broken_context(moved);
 	if (!checkpoint_is_out())
 		driver.cuThreadExchangeStreamCaptureMode(&mode);
 	pthread_mutex_unlock(&mover_work_lock);

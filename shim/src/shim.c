@@ -7,6 +7,7 @@
 #include "around.h"
 #include "asks.h"
 #include "blocks.h"
+#include "broken.h"
 #include "caches.h"
 #include "checkpoint.h"
 #include "clock.h"
@@ -148,6 +149,7 @@ static void in_child(void)
 	blocks_reset_in_child();
 	mappings_reset_in_child();
 	contexts_reset_in_child();
+	broken_reset_in_child();
 	devices_reset_in_child();
 	tally_reset_in_child();
 	pools_reset_in_child();

@@ -1,6 +1,6 @@
-/* Work of a park or of a resume fails while it runs, and its context with it, as after a fault of the GPU. The move ends
- * with a reason; a resident process gets the driver's own error for its next call, a parked one stays parked; and either
- * can end, which leaves nothing on the GPU. Each in a process of its own.  */
+/* Work fails while it runs, and its context with it, as after a fault of the GPU: the program's own, or a park's or a
+ * resume's. The move ends with that error as its reason, and so does every later one; the program gets the driver's own error
+ * for its next call, resident or parked, and waits for nothing. Each in a process of its own, which can end.  */
 #include "board.h"
 #include "contents.h"
 #include "harness.h"
@@ -10,7 +10,7 @@
 #define TALK_FD 9
 #define LAUNCH_FAILED 719 /* CUDA_ERROR_LAUNCH_FAILED */
 
-/* The child: something on the GPU, then one call when told to; its result, and a regular end.  */
+/* The child: something on the GPU, then what it is told to; the results, and a regular end.  */
 static void be_moved(void)
 {
 	int result;
@@ -19,10 +19,41 @@ static void be_moved(void)
 	cuda_start();
 	contents_make();
 	CHECK_EQUAL(write(TALK_FD, "r", 1), 1);
-	CHECK_EQUAL(read(TALK_FD, &word, 1), 1);
-	result = contents_change(CONTENTS_ONE_CHUNK);
-	CHECK_EQUAL(write(TALK_FD, &result, sizeof(result)), sizeof(result));
+	while (read(TALK_FD, &word, 1) == 1) {
+		result = word == 'c' ? contents_change(CONTENTS_ONE_CHUNK) : cu.CtxSynchronize();
+		CHECK_EQUAL(write(TALK_FD, &result, sizeof(result)), sizeof(result));
+	}
 	exit(0);
+}
+
+static int answer(int talk)
+{
+	int result;
+
+	CHECK_EQUAL(read(talk, &result, sizeof(result)), sizeof(result));
+	return result;
+}
+
+static int ask(int talk, char word)
+{
+	CHECK_EQUAL(write(talk, &word, 1), 1);
+	return answer(talk);
+}
+
+static void end(pid_t pid, int talk)
+{
+	CHECK_EQUAL(shutdown(talk, SHUT_WR), 0);
+	CHECK_EQUAL(child_wait(pid), 0);
+	close(talk);
+}
+
+static void fails_with_its_error(uint32_t move)
+{
+	struct affinode_reply reply = controller_reply(controller_command(move, 0));
+
+	CHECK_EQUAL(reply.status, AFFINODE_FAILED);
+	CHECK(strstr(reply.text, "719 (CUDA_ERROR_LAUNCH_FAILED)") != NULL);
+	CHECK(page_read().flags & AFFINODE_PAGE_UNPARKABLE);
 }
 
 static pid_t start(int *talk)
@@ -51,8 +82,8 @@ static bool settled(uint32_t state)
 static bool broken_at(uint32_t at, unsigned nth)
 {
 	struct affinode_reply reply;
-	int talk, result;
 	unsigned met;
+	int talk;
 	pid_t pid = start(&talk);
 
 	snprintf(test_step, sizeof(test_step), "%s, work %u", at == AFFINODE_COMMAND_PARK ? "park" : "resume", nth);
@@ -64,24 +95,40 @@ static bool broken_at(uint32_t at, unsigned nth)
 		met = board_disarm();
 	} while (!met && reply.status == AFFINODE_BUSY); /* this machine was too slow for the mover's patience */
 	if (met) {
-		CHECK(reply.status != AFFINODE_OK && reply.text[0] != 0);
+		CHECK_EQUAL(reply.status, AFFINODE_FAILED);
+		CHECK(strstr(reply.text, "719 (CUDA_ERROR_LAUNCH_FAILED)") != NULL);
 		CHECK(settled(page_read().state));
 		CHECK_EQUAL(page_read().state == AFFINODE_STATE_PARKED, at == AFFINODE_COMMAND_RESUME);
 	} else {
 		CHECK_EQUAL(reply.status, AFFINODE_OK);
 	}
-	CHECK_EQUAL(write(talk, "c", 1), 1);
-	if (page_read().state != AFFINODE_STATE_RESIDENT) {
-		PAGE_UNTIL(page.want == 1);
-		controller_command(AFFINODE_COMMAND_DYING, 0);
+	if (met) {
+		CHECK_EQUAL(ask(talk, 'c'), LAUNCH_FAILED);
+		if (at == AFFINODE_COMMAND_RESUME)
+			CHECK_EQUAL(ask(talk, 'w'), LAUNCH_FAILED);
+		fails_with_its_error(at);
+	} else if (at == AFFINODE_COMMAND_RESUME) {
+		CHECK_EQUAL(ask(talk, 'c'), CUDA_SUCCESS);
 	}
-	CHECK_EQUAL(read(talk, &result, sizeof(result)), sizeof(result));
-	CHECK_EQUAL(result, at == AFFINODE_COMMAND_PARK ? met ? LAUNCH_FAILED : CUDA_ERROR_DEINITIALIZED
-			    : met			? CUDA_ERROR_DEINITIALIZED
-							: CUDA_SUCCESS);
-	CHECK_EQUAL(child_wait(pid), 0);
-	close(talk);
+	end(pid, talk);
 	return met > 0;
+}
+
+/* By its own kernel, before anybody would park it.  */
+static void broken_by_itself(void)
+{
+	int talk;
+	pid_t pid = start(&talk);
+
+	board_arm("*:FAIL:1");
+	ask(talk, 'c');
+	CHECK_EQUAL(ask(talk, 'w'), LAUNCH_FAILED);
+	CHECK_EQUAL(board_disarm(), 1);
+	fails_with_its_error(AFFINODE_COMMAND_PARK);
+	fails_with_its_error(AFFINODE_COMMAND_PARK);
+	CHECK_EQUAL(page_read().state, AFFINODE_STATE_RESIDENT);
+	CHECK_EQUAL(ask(talk, 'c'), LAUNCH_FAILED);
+	end(pid, talk);
 }
 
 int main(int argc, char **argv)
@@ -90,6 +137,7 @@ int main(int argc, char **argv)
 	if (test_role)
 		be_moved();
 	board_make();
+	broken_by_itself();
 	for (uint32_t at = AFFINODE_COMMAND_PARK; at <= AFFINODE_COMMAND_RESUME; at++) {
 		unsigned nth = 1;
 
