@@ -46,6 +46,8 @@ def look_elsewhere(plan: Plan, waiter: Waiter, lines: Lines, *, is_first: bool) 
 
     `is_first`: nobody is before it at home, so room that is made there is for it.
     """
+    if not waiter.kernel.elsewhere:
+        return Found.NOTHING  # most of hundreds: at once
     choices = elsewhere(waiter, lines.heads.keys() | lines.closed)
     if not choices:
         return Found.NOTHING
