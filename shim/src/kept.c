@@ -14,16 +14,28 @@
 #include "moving.h"
 #include "shim.h"
 #include "slabs.h"
+#include "staging.h"
 
 /* Kept memory goes when less than this is left beside it.  */
 #define KEEP_WHILE_LEFT (4 * host_memory_reserve())
 
+uint64_t kept_bytes(void)
+{
+	return slabs_bytes() + staging_bytes();
+}
+
 void kept_trim(uint64_t keep)
 {
-	uint64_t have = slabs_bytes();
-	struct copy *list = have > keep ? blocks_take_kept_copies(have - keep) : NULL;
 	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	uint64_t before = kept_bytes(), have;
+	struct copy *list;
 
+	driver.cuThreadExchangeStreamCaptureMode(&mode);
+	if (before > keep)
+		staging_trim(); /* the least to make anew */
+	driver.cuThreadExchangeStreamCaptureMode(&mode);
+	have = kept_bytes();
+	list = have > keep ? blocks_take_kept_copies(have - keep) : NULL;
 	while (list) {
 		struct copy *copy = list;
 
@@ -34,12 +46,13 @@ void kept_trim(uint64_t keep)
 	slabs_release_unused();
 	driver.cuThreadExchangeStreamCaptureMode(&mode);
 	driver.cuCtxSetCurrent(NULL);
-	log_line("trimmed: %zu of %llu bytes of host memory kept", slabs_bytes(), (unsigned long long)have);
+	log_line("trimmed: %llu of %llu bytes of host memory kept", (unsigned long long)kept_bytes(),
+		 (unsigned long long)before);
 }
 
 bool kept_memory_is_needed(void)
 {
-	return slabs_bytes() > slots_bytes() / 2 && host_memory_left() < KEEP_WHILE_LEFT;
+	return kept_bytes() > slots_bytes() / 2 && host_memory_left() < KEEP_WHILE_LEFT;
 }
 
 /* Whoever would end the context meanwhile steps aside.  */

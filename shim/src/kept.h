@@ -9,6 +9,9 @@
 /* Give memory back down to `bytes`: copies first of all that are of no use to a resume, those of resident blocks.  */
 void kept_trim(uint64_t bytes);
 
+/* Host memory in all, contents included: slabs, and what is pinned to copy by. Callable by any thread.  */
+uint64_t kept_bytes(void);
+
 /* The machine, or a control group, is running short.  */
 bool kept_memory_is_needed(void);
 

@@ -76,7 +76,7 @@ static void trim_if_wished(void)
 	if (keep == UINT64_MAX && shim_state() == AFFINODE_STATE_RESIDENT && kept_memory_is_needed())
 		keep = 0;
 	/* Off the GPU nothing can be given back: all of it is contents, and the driver would not come back.  */
-	if (keep == UINT64_MAX || slabs_bytes() <= keep || checkpoint_is_out())
+	if (keep == UINT64_MAX || kept_bytes() <= keep || checkpoint_is_out())
 		return;
 	pthread_mutex_lock(&mover_work_lock); /* exit waits for it */
 	kept_trim(keep);
@@ -182,7 +182,7 @@ static void *mover_main(void *unused)
 		while (!mover_queue.waits && atomic_load(&trim_to) == UINT64_MAX && !atomic_load(&lot_came)) {
 			bool left = blocks_wait_to_be_freed() && shim_state() == AFFINODE_STATE_RESIDENT;
 
-			if (slabs_bytes() == 0 && !left) {
+			if (kept_bytes() == 0 && !left) {
 				pthread_cond_wait(&mover_queue.changed, &mover_queue.lock);
 				continue;
 			}

@@ -17,6 +17,7 @@
 #include "clock.h"
 #include "contexts.h"
 #include "gate.h"
+#include "kept.h"
 #include "lots.h"
 #include "managed.h"
 #include "slabs.h"
@@ -213,10 +214,10 @@ static void count_bytes(void)
 static void count_host_memory(void)
 {
 	bool resident = page->state == AFFINODE_STATE_RESIDENT || page->state == AFFINODE_STATE_PARKING;
-	uint64_t slabs = slabs_bytes(), slots = slots_bytes();
+	uint64_t kept = kept_bytes(), slots = slots_bytes();
 
 	page->copy_bytes = resident ? 0 : slots;
-	page->kept_bytes = resident ? slabs : slabs > slots ? slabs - slots : 0;
+	page->kept_bytes = resident ? kept : kept > slots ? kept - slots : 0;
 	page->lot_bytes = lots_bytes();
 }
 

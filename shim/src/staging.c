@@ -1,6 +1,7 @@
 #include "staging.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,6 +11,7 @@
 #define PIECE_BYTES CHUNK_BYTES
 /* Half for the GPU's copies, half for the threads'.  */
 #define PIECES 16
+#define RING_BYTES ((size_t)PIECES * PIECE_BYTES)
 #define MAX_THREADS 8
 
 /* Beside a stretch, what a revoked park goes on with.  */
@@ -44,6 +46,8 @@ static pthread_cond_t piece_came = PTHREAD_COND_INITIALIZER;
 static pthread_cond_t piece_is_done = PTHREAD_COND_INITIALIZER;
 static struct piece *first, **end = &first;
 static bool ending;
+
+static _Atomic uint64_t pinned_bytes;
 
 static pthread_t threads[MAX_THREADS];
 static unsigned thread_count, rings_in_use;
@@ -192,18 +196,26 @@ static bool make_pieces(struct ring *ring)
 	return true;
 }
 
+/* What the driver does not take back stays counted: it is still there.  */
+static void unpin(struct ring *ring)
+{
+	if (driver.cuMemFreeHost(ring->pinned) == CUDA_SUCCESS)
+		atomic_fetch_sub(&pinned_bytes, RING_BYTES);
+	ring->pinned = NULL;
+}
+
 /* Events that were made before one was refused are kept for the next time.  */
 static bool make(struct ring *ring)
 {
 	void *pinned = NULL;
 
-	if (driver.cuMemHostAlloc(&pinned, PIECES * PIECE_BYTES, CU_MEMHOSTALLOC_PORTABLE) != CUDA_SUCCESS)
+	if (driver.cuMemHostAlloc(&pinned, RING_BYTES, CU_MEMHOSTALLOC_PORTABLE) != CUDA_SUCCESS)
 		return false;
 	ring->pinned = pinned;
+	atomic_fetch_add(&pinned_bytes, RING_BYTES);
 	if (make_pieces(ring))
 		return true;
-	driver.cuMemFreeHost(pinned);
-	ring->pinned = NULL;
+	unpin(ring);
 	return false;
 }
 
@@ -309,8 +321,28 @@ CUresult staging_finish(struct context *context)
 	return error;
 }
 
+uint64_t staging_bytes(void)
+{
+	return atomic_load(&pinned_bytes);
+}
+
+void staging_trim(void)
+{
+	for (struct context *context = contexts_first(); context; context = context->next) {
+		struct ring *ring = context->ring;
+
+		/* after an error nobody knows what the GPU still copies */
+		if (ring && ring->pinned && !ring->in_use && !ring->uncertain && context->handle &&
+		    driver.cuCtxSetCurrent(context->handle) == CUDA_SUCCESS)
+			unpin(ring);
+	}
+	driver.cuCtxSetCurrent(NULL);
+}
+
 void staging_forget(struct context *context)
 {
+	if (context->ring && context->ring->pinned)
+		atomic_fetch_sub(&pinned_bytes, RING_BYTES);
 	free(context->ring);
 	context->ring = NULL;
 }
@@ -326,4 +358,5 @@ void staging_reset_in_child(void)
 	first = NULL;
 	end = &first;
 	thread_count = rings_in_use = 0;
+	atomic_store(&pinned_bytes, 0);
 }

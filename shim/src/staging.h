@@ -19,6 +19,12 @@ CUresult staging_copy(const struct stretch *stretch, bool out);
  * with the last ring that is finished. What failed since the last time.  */
 CUresult staging_finish(struct context *context);
 
+/* Pinned bytes of all rings. Callable by any thread.  */
+uint64_t staging_bytes(void);
+
+/* Give back the rings' pinned memory; the next copy that needs one makes it again. Not beside a move.  */
+void staging_trim(void);
+
 /* The context is gone, and the driver took the pinned memory with it. By any thread, not beside a move.  */
 void staging_forget(struct context *context);
 

@@ -113,6 +113,32 @@ static void ring_is_taken(void)
 	CHECK_EQUAL(board_registered_bytes(), 0);
 }
 
+/* It is host memory like what is kept of the contents, and the first to be given back.  */
+static void ring_is_counted(void)
+{
+	uint64_t kept;
+	unsigned rings;
+
+	snprintf(test_step, sizeof(test_step), "the ring given back");
+	PAGE_UNTIL(page.state == AFFINODE_STATE_RESIDENT && page.kept_bytes > LARGE);
+	kept = page_read().kept_bytes;
+	board_arm("cuMemFreeHost:TAKE=0:1+");
+	controller_command(AFFINODE_COMMAND_TRIM, kept - 1);
+	PAGE_UNTIL(page.kept_bytes < kept);
+	rings = board_disarm();
+	CHECK(rings > 0);
+	PAGE_UNTIL(page.kept_bytes <= kept - rings * MiB(32));
+	CHECK_EQUAL(page_read().kept_bytes, kept - rings * MiB(32));
+	controller_command(AFFINODE_COMMAND_TRIM, 0);
+	PAGE_UNTIL(page.kept_bytes == 0);
+	contents_fill(CONTENTS_OTHER_GPU);
+	changed_park(REFUSED COUNTED("cuMemHostAlloc"));
+	CHECK(struck("cuMemHostAlloc")); /* and made again */
+	resume("");
+	all_is_right();
+	CHECK_EQUAL(board_registered_bytes(), 0);
+}
+
 /* Blocks come and go, so that chunks lie in slots of many slabs.  */
 static void scattered(void)
 {
@@ -242,6 +268,7 @@ int main(int argc, char **argv)
 	all_is_refused();
 	events_are_refused();
 	ring_is_taken();
+	ring_is_counted();
 	for (unsigned nth = 5; nth < LARGE_CHUNKS; nth += 5)
 		revoked(nth);
 #ifndef SHIM_LINKED
