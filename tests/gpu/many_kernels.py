@@ -39,7 +39,7 @@ from jupyter_affinode.provisioner import AffinodeProvisioner
 
 GIB = 1 << 30
 STARTS_WITHIN_S = 60.0  # beside --time; what starting takes longer than START_S is taken off the turns
-START_S, END_S = 30.0, 25.0
+START_S = 30.0
 
 
 def arguments() -> argparse.Namespace:
@@ -56,6 +56,9 @@ def arguments() -> argparse.Namespace:
         "--depth", choices=("memory", "context"), default="memory", help="how deep they park (memory)"
     )
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="of all that is random")
+    parser.add_argument(
+        "--end", type=float, default=25.0, help="seconds for the last cells and for shutting down (25)"
+    )
     parser.add_argument(
         "--yields",
         type=float,
@@ -133,7 +136,7 @@ def take_turns(everybody: list[Person], given: argparse.Namespace) -> float:
     took = time.monotonic() - begins
     day.ends.set()
     for person in everybody:
-        person.join(until + END_S)
+        person.join(until + given.end)
     return took
 
 

@@ -14,7 +14,7 @@ from jupyter_affinode.node.page import Depth, State
 from jupyter_affinode.node.settings import GIB
 
 TOTALS = {"GPU-0": 12 * GIB, "GPU-1": 12 * GIB}
-EXAMPLES = int(os.environ.get("AFFINODE_HISTORIES", "12"))
+EXAMPLES = int(os.environ.get("AFFINODE_HISTORIES", "8"))
 DEEP = SETTINGS.changed(depth="context", low_watermark=0.0)
 
 

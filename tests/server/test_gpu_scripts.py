@@ -116,16 +116,17 @@ def test_a_suite_under_the_shim_and_without(scripts_machine, strict):
 
 
 def test_many_kernels_take_turns(scripts_machine, tmp_path):
-    scripts_machine.environment.update(AFFINODE_SIM_MEMORY="512MiB", AFFINODE_SIM_CONTEXT="16MiB")
+    scripts_machine.environment.update(AFFINODE_SIM_MEMORY="256MiB", AFFINODE_SIM_CONTEXT="16MiB")
     done = script(
         scripts_machine,
         "many_kernels",
         "--program=driver",
-        "--kernels=3",
-        "--gib=0.15",
-        "--time=3",
+        "--kernels=2",
+        "--gib=0.12",
+        "--time=2",
         "--think=0.2:0.6",
         "--yields=0.1",
+        "--end=60",
         "--controller=--host-reserve=0",
         "--json",
         str(tmp_path / "f.json"),
@@ -133,7 +134,7 @@ def test_many_kernels_take_turns(scripts_machine, tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "f.json").read_text())
-    assert found["cells"] >= 3 and found["resumes"] >= 1 and "GIVEN BACK" in done.stdout
+    assert found["cells"] >= 2 and found["resumes"] >= 1 and "GIVEN BACK" in done.stdout
 
 
 def test_the_checksum_of_many_kernels_is_that_of_every_word():
