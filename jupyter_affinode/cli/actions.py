@@ -10,7 +10,7 @@ from typing import Any
 
 from ..client import ControllerClient, ControllerRefused, ControllerUnavailable
 from ..kernel_magics import parse_duration
-from .kernel_argument import NoSuchKernel, add_kernel_argument, find_kernel
+from .kernel_argument import NoSuchKernel, add_kernel_argument, find_kernel, short_id
 
 HELP = {
     "park": "free a kernel's GPU now; its contents go to RAM and come back at the next use of CUDA",
@@ -55,7 +55,7 @@ def act(arguments: argparse.Namespace) -> int:
         )
     except ControllerRefused as error:
         return _failed(arguments, error.slug, error.message)
-    print(json.dumps(kernel, indent=2) if arguments.json else f"{kernel['id'][:8]}: {kernel['text']}")
+    print(json.dumps(kernel, indent=2) if arguments.json else f"{short_id(kernel['id'])}: {kernel['text']}")
     return 0
 
 

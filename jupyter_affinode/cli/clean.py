@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from ..client import ControllerClient, ControllerRefused, ControllerUnavailable
-from .kernel_argument import NoSuchKernel, find_kernel
+from .kernel_argument import NoSuchKernel, find_kernel, short_id
 
 
 def add(commands: Any) -> None:
@@ -77,6 +77,6 @@ async def _end(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _line(entry: dict[str, Any]) -> str:
-    what = f"{entry['kernel'][:8]} ({entry['notebook'] or 'no notebook'}), process {entry['number']}"
+    what = f"{short_id(entry['kernel'])} ({entry['notebook'] or 'no notebook'}), process {entry['number']}"
     done = "ended: " if entry.get("ended") else ""
     return f"{what} (pid {entry['pid']}, {entry['command']}): {done}{entry['stuck']['text']}"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from .. import environment
+
+UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class NoSuchKernel(Exception):
@@ -45,9 +48,18 @@ def find_kernel(kernels: Sequence[dict[str, Any]], text: str | None) -> dict[str
     raise NoSuchKernel(f"There is no kernel {text}. {_choices(kernels)}")
 
 
+def short_id(kernel_id: str) -> str:
+    """An id as people read and type it: of Jupyter's (a UUID) the beginning, with whose it is where that is said
+    ("uid-1000/3f2a9c41"); others, as of processes without a kernel, are short already.
+    """
+    owner, slash, own = kernel_id.rpartition("/")
+    return f"{owner}{slash}{own[:8] if UUID.fullmatch(own) else own}"
+
+
 def _choices(kernels: Sequence[dict[str, Any]]) -> str:
     if not kernels:
         return "There are no kernels."
     return "Kernels: " + ", ".join(
-        f"{kernel['id'][:8]} ({kernel.get('path') or kernel.get('name') or 'unnamed'})" for kernel in kernels
+        f"{short_id(kernel['id'])} ({kernel.get('path') or kernel.get('name') or 'unnamed'})"
+        for kernel in kernels
     )

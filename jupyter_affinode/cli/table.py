@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..kernel_magics import size_text
+from .kernel_argument import short_id
 
 PARTS = ("resident", "parked", "fixed")
 SMALL_BYTES = 64 << 20  # host memory is taken in slabs: less is not worth a word
@@ -58,7 +59,7 @@ def _row(kernel: dict[str, Any]) -> tuple[str, ...]:
     resident = kernel["resident_bytes"] + fixed
     idle_s = kernel.get("idle_s")
     return (
-        kernel["id"][:8],
+        short_id(kernel["id"]),
         kernel.get("path") or kernel.get("name") or "-",
         kernel["text"],
         _gpus_text(kernel),
@@ -85,7 +86,7 @@ def _notes(kernel: dict[str, Any]) -> list[str]:
         notes.append(f"its CUDA context stays on the GPU: {kernel['depth_refusal']}")
     notes += [
         f"process {process['number']} (pid {process['pid']}) is stuck: {process['stuck']['text']}; "
-        f"`jupyter affinode clean {kernel['id'][:8]}` ends it"
+        f"`jupyter affinode clean {short_id(kernel['id'])}` ends it"
         for process in kernel.get("processes") or []
         if process.get("stuck")
     ]

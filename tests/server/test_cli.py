@@ -13,7 +13,7 @@ import pytest
 from gpu_cells import SETUP
 from live_server import exists
 
-from jupyter_affinode.cli.kernel_argument import NoSuchKernel, find_kernel
+from jupyter_affinode.cli.kernel_argument import NoSuchKernel, find_kernel, short_id
 from jupyter_affinode.cli.run import kernel_id_of
 from jupyter_affinode.cli.table import kernel_table
 from jupyter_affinode.doctor import next_server_default
@@ -35,6 +35,12 @@ def kernel(kernel_id: str, **fields):
         "fixed": [],
         **fields,
     }
+
+
+def test_ids_are_shown_short_and_told_apart():
+    assert short_id(ID) == "01234567"
+    assert short_id(f"uid-61001/{ID}") == "uid-61001/01234567"
+    assert short_id("process-4242-1") == "process-4242-1"
 
 
 def test_status_without_a_controller_says_so_and_starts_none(machine):
@@ -209,7 +215,9 @@ def test_simulate_gives_a_machine_of_its_own_that_ends_with_the_command(native, 
 import asyncio, os
 from jupyter_affinode.client import ControllerClient, ensure_controller
 Block(8).free()
-node = asyncio.run(ControllerClient(ensure_controller()).node())
+ask = lambda: asyncio.run(ControllerClient(ensure_controller()).node())
+while not (node := ask())["gpus"]:  # NVML has not been looked at yet
+    pass
 print(node["controller"]["pid"], node["simulated"], os.environ["AFFINODE_SIM_DIR"])
 raise SystemExit(7)
 """
