@@ -38,7 +38,7 @@ test: $(VENV)/.test native lint
 	@binder/need.sh aarch64 >/dev/null || echo 'Tests on aarch64 will be skipped.' >&2
 	@binder/need.sh cxx >/dev/null
 	jlpm test
-	pytest --reruns=1 -rR --durations=20 --numprocesses=$(TEST_WORKERS) --dist=loadscope $$(python binder/has_gpu.py || echo --ignore=tests/gpu)
+	pytest --reruns=1 -rR --durations=20 --numprocesses=$(TEST_WORKERS) --dist=loadscope --no-loadscope-reorder $$(python binder/has_gpu.py || echo --ignore=tests/gpu)
 
 lint: $(VENV)/.test
 	ruff check
