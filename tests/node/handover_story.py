@@ -78,7 +78,9 @@ def contents(process: subprocess.Popen[str]) -> str:
 
 def start_machines() -> subprocess.Popen[bytes]:
     """The machine's controller."""
-    return subprocess.Popen([sys.executable, "-m", "jupyter_affinode.node", "--system", "--settle=0.2"])
+    return subprocess.Popen(
+        [sys.executable, "-m", "jupyter_affinode.node", "--system", "--settle=0.2", "--ledger=none"]
+    )
 
 
 def main() -> None:
