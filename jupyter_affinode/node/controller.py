@@ -12,27 +12,15 @@ from typing import Any
 
 from . import describe, handover
 from .access import Access, OwnUserAccess
-from .actions import (
-    Action,
-    DenyRoom,
-    DropCaches,
-    EndKernel,
-    GiveLots,
-    GrantRoom,
-    Park,
-    RefusePark,
-    Resume,
-    Trim,
-)
 from .cache_drops import CacheDrops
 from .clean_up import CleanUp
 from .connection import Connection, Ending
+from .effects import Effects
 from .election import Election, GpuServed
-from .endings import ask_for_end, look_for_unended
+from .endings import look_for_unended
 from .events import EventHub
 from .history_options import HistoryOptions, make_history
 from .host import host_memory
-from .host_care import give_lots, trim
 from .identity import OWN_USER, Identity
 from .keep import read_keeps
 from .limits import Accounts
@@ -40,7 +28,7 @@ from .link import Link
 from .lots import LotStock
 from .metrics import Metrics
 from .moves import Moves
-from .notices import Notice, Notices
+from .notices import Notices
 from .nvml import Nvml, NvmlGpu, NvmlReader, NvmlSample
 from .observer import Observers
 from .outlook import Outlook, outlooks
@@ -55,9 +43,9 @@ from .snapshot import Kernel, Node, Waiter
 from .state import NodeState
 from .views import node_view
 from .waiting import waiters
-from .wire import CommandKind, Hello, Message, Notify, NotifyKind, Reply, Request, Status, WireError
+from .wire import CommandKind, Hello, Message, Notify, NotifyKind, Reply, Request, WireError
 from .wishes import Wishes
-from .words import bytes_in_words, status_in_words
+from .words import status_in_words
 
 TICK_S = 0.25  # with kernels: pages are looked at this often even if nobody says anything
 TICK_ALONE_S = 1.0
@@ -121,6 +109,16 @@ class Controller:
         self.events = EventHub(self)
         self.observers.add(Notices(self.state, self.events.tell_notice))
         self.rooms = Rooms(self.state, log, self.observers)
+        self._effects = Effects(
+            self.state,
+            log,
+            self.observers,
+            self.events.tell_notice,
+            moves=self.moves,
+            lots=self.lots,
+            cache_drops=self.cache_drops,
+            rooms=self.rooms,
+        )
         self._election = election
         self._heartbeat_s = heartbeat_s
         self._nvml_source = nvml or Nvml()
@@ -382,7 +380,7 @@ class Controller:
     def _decide(self, now: float) -> None:
         for action in decide(now, self._snapshot, self.state.settings):
             try:
-                self._apply(action, now)
+                self._effects.carry_out(action, now)
             except Exception:  # one kernel's trouble is not the others'
                 self.log.exception("could not carry out %s", action)
         if self._snapshot.kernels:
@@ -391,48 +389,6 @@ class Controller:
     def _look_at_queue(self, node: Node, now: float) -> None:
         self._queue = waiters(node, self.state.settings)
         self._outlooks = outlooks(now, node, self.state.settings) if self._queue else {}
-
-    def _apply(self, action: Action, now: float) -> None:
-        kernel = self.state.kernels[action.kernel_id]
-        if isinstance(action, Park):
-            if action.lot_bytes:
-                give_lots(kernel, action.lot_bytes, self.lots)
-            self.moves.park(
-                kernel,
-                action.reason,
-                action.budget_bytes,
-                to_context=action.to_context,
-                preempts=action.preempts,
-                cause=action.cause,
-                for_kernel=action.for_kernel,
-            )
-        elif isinstance(action, GiveLots):
-            give_lots(kernel, action.lot_bytes, self.lots)
-        elif isinstance(action, DropCaches):
-            self.cache_drops.begin(kernel, action.reason)
-        elif isinstance(action, Trim):
-            trim(kernel, action.keep_bytes, action.reason, now)
-            self.log.info(
-                "%s gives back host memory down to %s: %s",
-                kernel.id,
-                bytes_in_words(action.keep_bytes),
-                action.reason,
-            )
-        elif isinstance(action, Resume):
-            self.moves.resume(kernel, action.reserved_bytes, action.reason, action.cause, action.gpu)
-        elif isinstance(action, RefusePark):
-            status = Status.NO_HOST_ROOM if action.slug == "no-host-memory" else Status.REFUSED
-            self.moves.refuse_park(kernel, status, action.slug, action.reason)
-        elif isinstance(action, EndKernel):
-            ask_for_end(kernel, action.reason, now, self.log)
-            self.events.tell_notice(
-                Notice("ended", "warning", f"is being shut down: {action.reason}.", kernel.id)
-            )
-            self.observers.kernel_ending(kernel, action.cause)
-        elif isinstance(action, GrantRoom):
-            self.rooms.answer(kernel, action.key, now, reason=None)
-        elif isinstance(action, DenyRoom):
-            self.rooms.answer(kernel, action.key, now, reason=action.reason, cause=action.cause)
 
     def _take_notify(self, process: Process, message: Notify) -> None:
         if message.kind is NotifyKind.WANT:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -60,88 +60,99 @@ class Metrics:
         with_users: bool = False,
     ):
         """`with_users`: memory by user, too."""
-        self.registry = registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
         self._gpus, self._users, self.with_users = Labels(GPUS_MAX), Labels(USERS_MAX), with_users
-        self.moves = Counter(
-            "affinode_moves",
+        self._make_moves()
+        self._make_waits()
+        self._make_memory()
+        self.collector = _NodeCollector(state, node, self._gpus)
+        self.registry.register(self.collector)
+        self._make_build(version)
+
+    def _make_moves(self) -> None:
+        """Parks and resumes, and what came of them."""
+        self.moves = self._counter(
+            "moves",
             "Parks and resumes that ended, by what they were for, how deep, and how they ended.",
             ["move", "cause", "depth", "outcome"],
-            registry=registry,
         )
         self.move_seconds = Histogram(
             "affinode_move_duration_seconds",
             "How long parks and resumes of whole kernels took.",
             ["move", "depth"],
             buckets=MOVE_BUCKETS_S,
-            registry=registry,
+            registry=self.registry,
         )
-        self.moved_bytes = Counter(
-            "affinode_moved_bytes", "GPU memory that was parked and resumed.", ["move"], registry=registry
+        self.moved_bytes = self._counter(
+            "moved_bytes", "GPU memory that was parked and resumed.", ["move"], ["park", "resume"]
         )
-        self.elsewhere = Counter(
-            "affinode_resumes_elsewhere",
+        self.elsewhere = self._counter(
+            "resumes_elsewhere",
             "Resumes on another GPU than the one that was left, by how they ended.",
             ["outcome"],
-            registry=registry,
+            ["ok"],
         )
-        self.refusals = Counter(
-            "affinode_park_refusals",
+        self.refusals = self._counter(
+            "park_refusals",
             "Times that a kernel which should have been parked stayed.",
             ["reason"],
-            registry=registry,
+            REFUSALS,
         )
-        self.endings = Counter(
-            "affinode_kernel_endings",
-            "Kernels whose server was asked to shut them down for others.",
-            ["cause"],
-            registry=registry,
+
+    def _make_waits(self) -> None:
+        """Who waited, and how that ended."""
+        self.endings = self._counter(
+            "kernel_endings", "Kernels whose server was asked to shut them down for others.", ["cause"]
         )
-        self.room = Counter(
-            "affinode_room_requests",
+        self.room = self._counter(
+            "room_requests",
             "Allocations that met a full GPU, by how they were answered.",
             ["answer"],
-            registry=registry,
+            ["granted", "denied"],
         )
         self.wait_seconds = Histogram(
             "affinode_wait_seconds",
             "How long kernels waited for the GPU as their cells saw it, the resume included, by how it ended.",
             ["outcome"],
             buckets=WAIT_BUCKETS_S,
-            registry=registry,
+            registry=self.registry,
         )
-        self.byte_seconds = Counter(
-            "affinode_gpu_memory_byte_seconds",
+        for outcome in OUTCOMES:
+            self.wait_seconds.labels(outcome)
+
+    def _make_memory(self) -> None:
+        """Memory times time (metering.py)."""
+        self.byte_seconds = self._counter(
+            "gpu_memory_byte_seconds",
             "GPU memory of kernels times time: used, idle (held without being used), given_back (parked).",
             ["gpu", "use"],
-            registry=registry,
         )
-        self.user_byte_seconds = Counter(
-            "affinode_user_gpu_memory_byte_seconds",
+        self.user_byte_seconds = self._counter(
+            "user_gpu_memory_byte_seconds",
             "The same by user; empty unless the administrator turned it on.",
             ["user", "use"],
-            registry=registry,
         )
-        for outcome in OUTCOMES:  # from the start, so that a first increase is seen as one
-            self.wait_seconds.labels(outcome)
-        for answer in ("granted", "denied"):
-            self.room.labels(answer)
-        for reason in REFUSALS:
-            self.refusals.labels(reason)
-        for move in ("park", "resume"):
-            self.moved_bytes.labels(move)
-        self.elsewhere.labels("ok")
-        self.collector = _NodeCollector(state, node, self._gpus)
-        registry.register(self.collector)
+
+    def _make_build(self, version: str) -> None:
         build = Gauge(
-            "affinode_build_info", "1, with the controller's version.", ["version"], registry=registry
+            "affinode_build_info", "1, with the controller's version.", ["version"], registry=self.registry
         )
         build.labels(version).set(1)
         started = Gauge(
             "affinode_start_time_seconds",
             "When the controller started, in seconds since 1970.",
-            registry=registry,
+            registry=self.registry,
         )
         started.set(time.time())
+
+    def _counter(self, name: str, text: str, labels: Sequence[str], begins: Iterable[str] = ()) -> Counter:
+        """A counter; `begins`: values of its one label that are there from the start, so that their first
+        increase is seen as one.
+        """
+        counter = Counter(f"affinode_{name}", text, labels, registry=self.registry)
+        for value in begins:
+            counter.labels(value)
+        return counter
 
     def move_ended(self, kernel: KernelRecord, ended: MoveEnded) -> None:
         """See observer.Observer."""

@@ -7,36 +7,34 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 
 from .connection import Connection
-from .depth import context_objection, kernel_needs, leaves_with_context
+from .depth import context_objection
 from .foresight import Foresight
 from .gpus import GpuTable
 from .host import CgroupMemory, HostMemory, Known, cgroup_memory
-from .host_care import host_use
 from .keep import EVERYBODY, Keep, file_name
 from .neighbours import busy, by_gpu
 from .nvml import NvmlGpu, NvmlSample
-from .other_gpus import may_be_going_to, open_gpus, other_gpus, read_visible
-from .page import Fixed, Page, PageError, State
+from .other_gpus import may_be_going_to, open_gpus, read_visible
+from .page import Page, PageError, State
 from .peers import parent_of
+from .picture import kernel_picture
 from .placement import place
 from .process_start import started_at
 from .records import KernelRecord, Process
 from .reservations import ReservationBook
 from .settings import Settings
-from .snapshot import Host, Kernel, Node, Reservation, Residency, RoomRequest, Speed
-from .speeds import MoveSpeeds, park_copies, resume_copies
+from .snapshot import Host, Kernel, Node, Reservation, Residency, Speed
+from .speeds import MoveSpeeds
 from .stuck import Stuck, stuck
-from .whose import owner_of, standing
+from .whose import owner_of
 from .wire import Hello, HelloFlag
 
 HUNG_UP_FORGOTTEN_S = 10.0  # a live process that closed its link and does not come back runs without a shim
 UNSEEN_FORGOTTEN_S = 600.0  # a silent one whose end we cannot see; what it has on the GPU is "unmanaged" then
 BadPages = list[tuple[Process, PageError]]
-HOPELESS_GRANTS = 5
 PLACED_LASTS_S = 600.0  # a kernel that was placed and has not used the GPU by then probably never will
 PARENTS_EVERY_S = 5.0
 OUR_OWN_WORK_S = 3.0  # NVML's samples are up to a second old, and a move computes digests
-HOPELESS_AFTER_S = 3.0
 
 
 class NodeState:
@@ -310,70 +308,9 @@ class NodeState:
         return open_gpus(self.processes(), self.gpus, self.settings)
 
     def _kernel(self, kernel: KernelRecord, are_open: frozenset[str], now: float) -> Kernel:
-        gpus = kernel.by_gpu()
-        processes = kernel.processes.values()
-        last_activity = max(process.last_activity for process in processes)
-        holders = [process for process in processes if process.resident_bytes]
-        rooms = tuple(
-            RoomRequest((process.key, number), room.gpu, room.bytes, room.since)
-            for process in kernel.connected()
-            for number, room in process.rooms.items()
-            if room.granted_at is None
-        )
-        asked = kernel.park_asked if kernel.ask_again_at <= now else None
-        whose = standing(kernel, self.settings)
-        hopeless = (
-            kernel.failed_grants >= HOPELESS_GRANTS and now - kernel.first_failed_grant >= HOPELESS_AFTER_S
-        )
         may_leave = self.context_objection(kernel) is None
-        goes_alone = kernel.move is not None and not kernel.move.to_context
-        return Kernel(
-            id=kernel.id,
-            residency=kernel.residency,
-            resident_bytes={uuid: gpu.resident_bytes for uuid, gpu in gpus.items()},
-            parked_bytes={uuid: gpu.parked_bytes for uuid, gpu in gpus.items()},
-            context_bytes={
-                uuid: size - gpus[uuid].parked_bytes for uuid, size in kernel_needs(kernel).items()
-            },
-            may_leave=may_leave,
-            leaves_bytes=leaves_with_context(kernel, self.gpus) if may_leave and not goes_alone else {},
-            elsewhere=other_gpus(kernel, are_open, self.gpus, now),
-            fixed_bytes={uuid: sum(gpu.fixed_bytes) for uuid, gpu in gpus.items()},
-            last_activity=last_activity,
-            calls_in_flight=sum(process.data.calls_in_flight for process in processes),
-            captures=sum(process.data.captures for process in processes),
-            cell_open=kernel.cell_open,
-            held_until=kernel.hold_ends,
-            is_parkable=all(process.is_parkable for process in holders),
-            is_out_of_reach=any(process.connection is None for process in holders),
-            is_dying=all(process.is_dying for process in processes),
-            is_split=kernel.residency is Residency.RESIDENT
-            and any(process.is_parked for process in kernel.connected()),
-            is_moving=kernel.move is not None
-            or kernel.cache_drop is not None
-            or kernel.residency in (Residency.PARKING, Residency.RESUMING),
-            wants_since=kernel.wants_since,
-            rooms=rooms,
-            park_asked=asked,
-            retry_at=kernel.retry_at,
-            resume_retry_at=kernel.resume_retry_at,
-            reclaim_after=kernel.reclaim_after,
-            hopeless=hopeless,
-            cgroup=kernel.cgroup.path if kernel.cgroup is not None else "",
-            can_drop_caches=_can_drop_caches(kernel, last_activity),
-            user=whose.user,
-            groups=whose.groups,
-            limit_bytes=whose.limit_bytes,
-            priority=whose.priority,
-            is_opted_out=whose.is_opted_out,
-            may_be_preempted=_may_be_preempted(kernel),
-            resident_since=kernel.resident_since,
-            started_at=min(process.started_at for process in processes),
-            can_be_ended=_can_be_ended(kernel, now),
-            is_ending=kernel.end_asked is not None,
-            host=host_use(kernel, last_activity, self.lots_held, now),
-            park_copies_bytes=sum(park_copies(process) for process in processes),
-            resume_copies_bytes=sum(resume_copies(process) for process in processes),
+        return kernel_picture(
+            kernel, self.settings, self.gpus, self.lots_held, may_leave=may_leave, are_open=are_open, now=now
         )
 
 
@@ -401,31 +338,6 @@ def _remembered_s(process: Process) -> float:
 
 def _uses_gpu(process: Process) -> bool:
     return any(gpu.resident_bytes or gpu.parked_bytes or any(gpu.fixed_bytes) for gpu in process.data.gpus)
-
-
-def _may_be_preempted(kernel: KernelRecord) -> bool:
-    """Whether nobody else waits for what it does: one process on one GPU that shares no memory.
-
-    That leaves out NCCL between GPUs of this machine, which takes several of either or shared memory.
-    """
-    using = [process for process in kernel.processes.values() if process.data.state is not State.NONE]
-    if len(using) != 1 or not using[0].hello.flags & HelloFlag.PREEMPTS:
-        return False
-    gpus = kernel.by_gpu().values()
-    used = [gpu for gpu in gpus if gpu.resident_bytes or gpu.parked_bytes or any(gpu.fixed_bytes)]
-    return len(used) <= 1 and not any(gpu.fixed_bytes[Fixed.SHARED] for gpu in used)
-
-
-def _can_be_ended(kernel: KernelRecord, now: float) -> bool:
-    """Whether a living server of its own can shut it down."""
-    told = kernel.description
-    has_server = kernel.described_by is not None and told is not None and told.server is not None
-    return has_server and kernel.end_retry_at <= now
-
-
-def _can_drop_caches(kernel: KernelRecord, last_activity: float) -> bool:
-    asked = kernel.caches_dropped_at is not None and last_activity <= kernel.caches_dropped_at
-    return not asked and any(process.drops_caches for process in kernel.connected())
 
 
 def _tightest(kernel: KernelRecord, known: Known) -> CgroupMemory | None:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -69,9 +70,9 @@ class _InTurn(People):
             guest.gpu = None
         self._serve()
 
+    @abstractmethod
     def served(self, guest: Guest) -> None:
         """It has its part now."""
-        raise NotImplementedError
 
     def _serve(self) -> None:
         while self._line:

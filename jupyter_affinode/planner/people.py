@@ -5,6 +5,7 @@ What a cell has to wait for is the business of a subclass: one for each way of s
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from functools import partial
 
@@ -45,7 +46,7 @@ class Guest:
         return self.session.cells[self.next_cell]
 
 
-class People:
+class People(ABC):
     """Replays sessions; `run` returns what was seen."""
 
     def __init__(
@@ -94,22 +95,22 @@ class People:
         self.outcome.gpu_busy = used / whole if whole else 0.0
         return self.outcome
 
-    # ---- for subclasses
+    # ---- for subclasses; those that are not abstract may do nothing (B027)
 
-    def settle(self) -> None:
+    def settle(self) -> None:  # noqa: B027
         """Everything of this moment has happened."""
 
-    def begins(self, guest: Guest) -> None:
+    def begins(self, guest: Guest) -> None:  # noqa: B027
         """A session begins."""
 
+    @abstractmethod
     def wants(self, guest: Guest) -> None:
         """Its next cell calls CUDA: let it `compute`, now or later."""
-        raise NotImplementedError
 
-    def idle(self, guest: Guest) -> None:
+    def idle(self, guest: Guest) -> None:  # noqa: B027
         """Its cell has ended, or goes on without the GPU."""
 
-    def ends(self, guest: Guest) -> None:
+    def ends(self, guest: Guest) -> None:  # noqa: B027
         """It is shut down: what it holds is free."""
 
     # ---- what they call

@@ -1,0 +1,127 @@
+"""One kernel as the policy sees it, from its record and its processes' pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .depth import kernel_needs, leaves_with_context
+from .gpus import GpuTable
+from .host_care import host_use
+from .other_gpus import other_gpus
+from .page import Fixed, State
+from .records import KernelRecord
+from .settings import Settings
+from .snapshot import Kernel, Residency, RoomRequest
+from .speeds import park_copies, resume_copies
+from .whose import standing
+from .wire import HelloFlag
+
+HOPELESS_GRANTS = 5  # an allocation that failed so often although there was room …
+HOPELESS_AFTER_S = 3.0  # … for so long, will fail again
+
+
+def kernel_picture(
+    kernel: KernelRecord,
+    settings: Settings,
+    gpus: GpuTable,
+    lots_held: Mapping[int, int],
+    *,
+    may_leave: bool,
+    are_open: frozenset[str],
+    now: float,
+) -> Kernel:
+    """A kernel that has processes. `lots_held`: bytes by process; `may_leave`: its CUDA context; `are_open`: the GPUs
+    that a kernel of another one may come to; `now` in monotonic seconds.
+    """
+    uses = kernel.by_gpu()
+    processes = kernel.processes.values()
+    last_activity = max(process.last_activity for process in processes)
+    holders = [process for process in processes if process.resident_bytes]
+    whose = standing(kernel, settings)
+    goes_alone = kernel.move is not None and not kernel.move.to_context
+    return Kernel(
+        id=kernel.id,
+        residency=kernel.residency,
+        resident_bytes={uuid: gpu.resident_bytes for uuid, gpu in uses.items()},
+        parked_bytes={uuid: gpu.parked_bytes for uuid, gpu in uses.items()},
+        context_bytes={uuid: size - uses[uuid].parked_bytes for uuid, size in kernel_needs(kernel).items()},
+        may_leave=may_leave,
+        leaves_bytes=leaves_with_context(kernel, gpus) if may_leave and not goes_alone else {},
+        elsewhere=other_gpus(kernel, are_open, gpus, now),
+        fixed_bytes={uuid: sum(gpu.fixed_bytes) for uuid, gpu in uses.items()},
+        last_activity=last_activity,
+        calls_in_flight=sum(process.data.calls_in_flight for process in processes),
+        captures=sum(process.data.captures for process in processes),
+        cell_open=kernel.cell_open,
+        held_until=kernel.hold_ends,
+        is_parkable=all(process.is_parkable for process in holders),
+        is_out_of_reach=any(process.connection is None for process in holders),
+        is_dying=all(process.is_dying for process in processes),
+        is_split=kernel.residency is Residency.RESIDENT
+        and any(process.is_parked for process in kernel.connected()),
+        is_moving=kernel.move is not None
+        or kernel.cache_drop is not None
+        or kernel.residency in (Residency.PARKING, Residency.RESUMING),
+        wants_since=kernel.wants_since,
+        rooms=_rooms(kernel),
+        park_asked=kernel.park_asked if kernel.ask_again_at <= now else None,
+        retry_at=kernel.retry_at,
+        resume_retry_at=kernel.resume_retry_at,
+        reclaim_after=kernel.reclaim_after,
+        hopeless=_is_hopeless(kernel, now),
+        cgroup=kernel.cgroup.path if kernel.cgroup is not None else "",
+        can_drop_caches=_can_drop_caches(kernel, last_activity),
+        user=whose.user,
+        groups=whose.groups,
+        limit_bytes=whose.limit_bytes,
+        priority=whose.priority,
+        is_opted_out=whose.is_opted_out,
+        may_be_preempted=_may_be_preempted(kernel),
+        resident_since=kernel.resident_since,
+        started_at=min(process.started_at for process in processes),
+        can_be_ended=_can_be_ended(kernel, now),
+        is_ending=kernel.end_asked is not None,
+        host=host_use(kernel, last_activity, lots_held, now),
+        park_copies_bytes=sum(park_copies(process) for process in processes),
+        resume_copies_bytes=sum(resume_copies(process) for process in processes),
+    )
+
+
+def _rooms(kernel: KernelRecord) -> tuple[RoomRequest, ...]:
+    """The allocations that wait for room."""
+    return tuple(
+        RoomRequest((process.key, number), room.gpu, room.bytes, room.since)
+        for process in kernel.connected()
+        for number, room in process.rooms.items()
+        if room.granted_at is None
+    )
+
+
+def _is_hopeless(kernel: KernelRecord, now: float) -> bool:
+    """Whether its allocations fail again and again although there is room."""
+    return kernel.failed_grants >= HOPELESS_GRANTS and now - kernel.first_failed_grant >= HOPELESS_AFTER_S
+
+
+def _may_be_preempted(kernel: KernelRecord) -> bool:
+    """Whether nobody else waits for what it does: one process on one GPU that shares no memory.
+
+    That leaves out NCCL between GPUs of this machine, which takes several of either or shared memory.
+    """
+    using = [process for process in kernel.processes.values() if process.data.state is not State.NONE]
+    if len(using) != 1 or not using[0].hello.flags & HelloFlag.PREEMPTS:
+        return False
+    gpus = kernel.by_gpu().values()
+    used = [gpu for gpu in gpus if gpu.resident_bytes or gpu.parked_bytes or any(gpu.fixed_bytes)]
+    return len(used) <= 1 and not any(gpu.fixed_bytes[Fixed.SHARED] for gpu in used)
+
+
+def _can_be_ended(kernel: KernelRecord, now: float) -> bool:
+    """Whether a living server of its own can shut it down."""
+    told = kernel.description
+    has_server = kernel.described_by is not None and told is not None and told.server is not None
+    return has_server and kernel.end_retry_at <= now
+
+
+def _can_drop_caches(kernel: KernelRecord, last_activity: float) -> bool:
+    asked = kernel.caches_dropped_at is not None and last_activity <= kernel.caches_dropped_at
+    return not asked and any(process.drops_caches for process in kernel.connected())
