@@ -251,8 +251,9 @@ def compile_light_kernel(folder: Path) -> Path:
     shim = REPOSITORY / "shim" / "src"
     support = REPOSITORY / "tests" / "shim" / "c"
     made = folder / "light_kernel"
-    sources = [HERE / "light_kernel.c", support / "harness.c", support / "cuda.c"]
-    command = [os.environ.get("CC", "cc"), "-O2", "-Wall", "-D_GNU_SOURCE", f"-I{support}", f"-I{shim}"]
+    sources = [HERE / "light_kernel.c", *(support / f"{name}.c" for name in ("harness", "watcher", "cuda"))]
+    command = [os.environ.get("CC", "cc"), "-O2", "-Wall", "-D_GNU_SOURCE", f"-I{support}"]
+    command += ["-iquote", str(shim)]  # it has a spawn.h and a link.h, as the system has
     done = subprocess.run(
         [*command, *map(str, sources), "-o", str(made), "-pthread", "-ldl"], capture_output=True, text=True
     )
