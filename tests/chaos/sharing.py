@@ -7,6 +7,7 @@ seconds (test_many_kernels.py). Prints how it went: cells, parks, how fair it wa
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
 from light_kernels import LightMachine, Workload
+from live_machine import UnixConnection
 
 if TYPE_CHECKING:
     from live_machine import Machine
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 CONTEXT_MIB = 1
 FIXED_MIB = 6  # of each process beside its context: small allocations, the shim's digests
 MARGIN_MIB = 4
+RESTORE_MIB = 2 << 10  # what must be free so that a context can be restored for sure
 END_WITHIN_S = 120.0
 CONTROLLER = (
     "--idle-timeout=0.2",
@@ -46,6 +49,7 @@ class Account:
     words_checked: int
     parks: int
     resumes: int
+    elsewhere: int = 0  # of the resumes, on another GPU
 
     @property
     def fairness(self) -> float:
@@ -56,7 +60,8 @@ class Account:
         return (
             f"seed {self.seed}: {self.kernels} kernels on a GPU worth 4, {self.lasted_s:.0f} s,"
             f" {sum(self.cells)} cells ({min(self.cells)} to {max(self.cells)} a kernel,"
-            f" fairness {self.fairness:.2f}), {self.parks} parks, {self.resumes} resumes;"
+            f" fairness {self.fairness:.2f}), {self.parks} parks, {self.resumes} resumes,"
+            f" {self.elsewhere} of them on another GPU;"
             f" a cell took {self.mean_cell_s:.2f} s on average, {self.longest_cell_s:.1f} s at most;"
             f" {self.words_checked / 1e6:.0f} million words looked at, none wrong; nobody out of memory"
         )
@@ -67,11 +72,21 @@ def gpu_mib(kernels: int, worth: int, workload: Workload) -> int:
     return kernels * (CONTEXT_MIB + FIXED_MIB) + worth * workload.mebibytes + MARGIN_MIB
 
 
-def share(machine: Machine, *, kernels: int, seconds: float, seed: int, workload: Workload) -> Account:
-    """Let the kernels work for so long, then end them; AssertionError at the first thing that must not be."""
-    machine.simulate(memory=f"{gpu_mib(kernels, 4, workload)}MiB")
+def share(
+    machine: Machine, *, kernels: int, seconds: float, seed: int, workload: Workload, gpus: int = 1
+) -> Account:
+    """Let the kernels work for so long, then end them; AssertionError at the first thing that must not be.
+
+    With several GPUs all begin on the first, contexts leave too, and they come back where there is room.
+    """
+    mebibytes, controller = gpu_mib(kernels, 4, workload), list(CONTROLLER)
+    if gpus > 1:
+        mebibytes = gpu_mib(kernels, 2, workload) + RESTORE_MIB
+        controller += ["--depth=context", "--park-when=idle", "--low-watermark=0"]
+        machine.environment["AFFINODE_DEPTH"] = "context"
+    machine.simulate(memory=f"{mebibytes}MiB", gpus=gpus)
     machine.environment["AFFINODE_SIM_CONTEXT"] = f"{CONTEXT_MIB}MiB"
-    light = LightMachine(machine, workload, seed, CONTROLLER)
+    light = LightMachine(machine, workload, seed, controller)
     light.start_server("server", kernels)
     light.wait(lambda: len(light.look()) == kernels, END_WITHIN_S, "every kernel to start")
     light.wait(lambda: all(k.board.seen.cells for k in light.look()), END_WITHIN_S, "everyone's first cell")
@@ -81,6 +96,7 @@ def share(machine: Machine, *, kernels: int, seconds: float, seed: int, workload
     cells = [kernel.board.seen.cells for kernel in light.look()]
     moves = machine.kernels().values()
     parks, resumes = sum(k["parks"] for k in moves), sum(k["resumes"] for k in moves)
+    elsewhere = moved_elsewhere(machine)
     light.end(END_WITHIN_S)
     boards = [kernel.board.seen for kernel in light.look()]
     return Account(
@@ -93,7 +109,18 @@ def share(machine: Machine, *, kernels: int, seconds: float, seed: int, workload
         sum(board.words_checked for board in boards),
         parks,
         resumes,
+        elsewhere,
     )
+
+
+def moved_elsewhere(machine: Machine) -> int:
+    """How many resumes on another GPU the controller has counted."""
+    connection = UnixConnection(machine.socket)
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    connection.close()
+    found = re.search(r'affinode_resumes_elsewhere_total{outcome="ok"} (\d+)', text)
+    return 0 if found is None else int(found[1])
 
 
 def main() -> None:
@@ -103,6 +130,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kernels", type=int, default=40)
     parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--gpus", type=int, default=1, help="with several, contexts leave them too")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32)
     parser.add_argument("--mebibytes", type=int, default=Workload.mebibytes, help="of each kernel")
     parser.add_argument("--think-ms", type=int, default=Workload.think_ms)
@@ -110,9 +138,8 @@ def main() -> None:
     workload = Workload(given.mebibytes, given.think_ms)
     print(f"seed {given.seed}", flush=True)
     with new_machine() as machine:
-        print(
-            share(machine, kernels=given.kernels, seconds=given.seconds, seed=given.seed, workload=workload)
-        )
+        options = {name: getattr(given, name) for name in ("kernels", "seconds", "seed", "gpus")}
+        print(share(machine, workload=workload, **options))
 
 
 if __name__ == "__main__":
