@@ -444,6 +444,7 @@ class Controller:
         self.cache_drops.look(now)
         look_for_unended(self.state.kernels.values(), now, self.log, self.poke)
         self.accounts.tidy(now)
+        self.servers.look()
         for process in self.state.stale_processes(now):
             self._forget(process, self.state.kernels[process.kernel_id])
         for kernel in list(self.state.kernels.values()):

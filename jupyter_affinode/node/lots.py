@@ -142,6 +142,9 @@ class LotStock:
         except LotFailed as failed:
             self._again_at = time.monotonic() + AGAIN_AFTER_S
             self._log.info("no lot of %s was made: %s", bytes_in_words(size), failed)
+        except Exception:  # else it would be tried again at once, and at once again
+            self._again_at = time.monotonic() + AGAIN_AFTER_S
+            self._log.exception("no lot of %s was made", bytes_in_words(size))
         else:
             if self._is_closed:
                 lot.revoke()

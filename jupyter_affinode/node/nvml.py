@@ -216,6 +216,9 @@ class NvmlReader:
                 result = self._read()
             except NvmlMissing as missing:
                 result = missing
+            except Exception as error:  # the thread must live: what failed once is tried again
+                self._log.exception("looking at the GPUs failed")
+                result = NvmlMissing(f"{type(error).__name__}: {error}")
             with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
                 self._loop.call_soon_threadsafe(self._looked, result)
 

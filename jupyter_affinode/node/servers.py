@@ -26,16 +26,31 @@ class ServerWatch:
         if pid <= 0 or pid == os.getpid():
             return
         kernel.described_by = pid
-        if pid not in self._watches:
-            try:
-                self._watches[pid] = ProcessWatch(pid, lambda: self._ended(pid))
-            except OSError:  # gone already, or out of descriptors: its kernels stay until they are forgotten
-                self._log.debug("process %d cannot be watched", pid)
+        self._watch(pid)
+
+    def look(self) -> None:
+        """Watch those that speak for a kernel and could not be watched, and nobody else: each costs a descriptor."""
+        said_by = (kernel.described_by for kernel in self._state.kernels.values())
+        speaking = {pid for pid in said_by if pid is not None}
+        for pid in self._watches.keys() - speaking:
+            self._watches.pop(pid).close()
+        for pid in speaking:
+            self._watch(pid)
 
     def close(self) -> None:
         """Stop watching."""
         for watch in self._watches.values():
             watch.close()
+
+    def _watch(self, pid: int) -> None:
+        if pid in self._watches:
+            return
+        try:
+            self._watches[pid] = ProcessWatch(pid, lambda: self._ended(pid))
+        except ProcessLookupError:  # it spoke and ended: nobody else would ever say so
+            self._ended(pid)
+        except OSError as error:  # out of descriptors; tried again at the next look
+            self._log.debug("process %d cannot be watched: %s", pid, error)
 
     def _ended(self, pid: int) -> None:
         self._watches.pop(pid, None)

@@ -292,12 +292,15 @@ def test_a_controller_that_ends_leaves_processes_their_lots():
     with_stock(body)
 
 
-def test_a_lot_that_cannot_be_made_is_tried_again_later_only():
+@pytest.mark.parametrize(
+    "error", [LotFailed("none today"), OSError(24, "Too many open files"), MemoryError()]
+)
+def test_a_lot_that_cannot_be_made_is_tried_again_later_only(error):
     tries = []
 
     def fail(size, may_take):
         tries.append(size)
-        raise LotFailed("none today")
+        raise error
 
     async def body(stock):
         await filled(stock)

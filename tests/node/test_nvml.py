@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import subprocess
 import sys
 import threading
+import time
 
 import fake_shim
 import pytest
 from fake_shim import GPU, MIB, PARK, PARKED, RESIDENT, RESUME, ROOM_ANSWER
 
 from jupyter_affinode.node import controller
-from jupyter_affinode.node.nvml import NvmlGpu, NvmlMissing, NvmlSample
+from jupyter_affinode.node import nvml as nvml_module
+from jupyter_affinode.node.nvml import NvmlGpu, NvmlMissing, NvmlReader, NvmlSample
 from jupyter_affinode.node.wire import gpu_uuid
 
 UUID = gpu_uuid(GPU)
@@ -155,6 +159,31 @@ def test_nvml_that_breaks_later_is_noticed(node, shim, nvml, wait_until):
     nvml.broken = True
     wait_until(lambda: not machine.node()["nvml"], timeout=5)
     assert "Driver Not Loaded" in machine.controller_log()
+
+
+def test_an_error_that_nobody_foresaw_does_not_end_the_looks(monkeypatch):
+    monkeypatch.setattr(nvml_module, "RETRY_S", 0.0)
+    answers = [ValueError("a figure that is no number"), NvmlSample(0.0, "1", ())]
+    taken = []
+
+    def read():
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def body():
+        reader = NvmlReader(taken.append, logging.getLogger("test"), read)
+        for number in (1, 2):
+            reader.look()
+            deadline = time.monotonic() + 20
+            while len(taken) < number:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.01)
+        reader.close()
+
+    asyncio.run(body())
+    assert taken == [None, NvmlSample(0.0, "1", ())]
 
 
 def test_a_controller_leaves_a_gpu_that_another_serves(gpu_machine, wait_until):

@@ -186,6 +186,10 @@ def test_who_does_not_listen_is_killed(node, machine, started, wait_until, monke
     node(cell_idle_timeout_s=0.1)
     made, number = started("k")
     os.kill(made.pid, signal.SIGSTOP)
+    status = Path(f"/proc/{made.pid}/status")
+    wait_until(
+        lambda: "State:\tT" in status.read_text()
+    )  # of signals that wait together, SIGTERM comes first
     # Nobody would call it stuck for that: the verdict is given here.
     monkeypatch.setattr("jupyter_affinode.node.state.stuck", lambda *_: clean_up.Stuck("lost", "a test"))
     assert machine.ask("POST", "/kernels/k/end", {"process": number})[0] == 200

@@ -1,0 +1,120 @@
+"""Who speaks for kernels, and what is left when they end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+import time
+
+from jupyter_affinode.node.host import host_memory
+from jupyter_affinode.node.servers import ServerWatch
+from jupyter_affinode.node.settings import Settings
+from jupyter_affinode.node.state import NodeState
+
+WAITS = [sys.executable, "-c", "input()"]
+
+
+def with_watch(body):
+    """Run `body(state, watch)` on a loop."""
+
+    async def run():
+        state = NodeState(Settings(), host_memory())
+        watch = ServerWatch(state, logging.getLogger("test"), lambda: None)
+        try:
+            await body(state, watch)
+        finally:
+            watch.close()
+
+    asyncio.run(run())
+
+
+def server():
+    """A process that lives until its input ends."""
+    return subprocess.Popen(WAITS, stdin=subprocess.PIPE)
+
+
+def end(process):
+    process.kill()
+    process.wait()
+    process.stdin.close()
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def until(condition, timeout_s=20.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+def test_when_a_server_ends_its_kernels_are_described_by_nobody():
+    async def body(state, watch):
+        process = server()
+        kernel = state.kernel("k", time.monotonic())
+        kernel.describe(name="a notebook")
+        kernel.cell_open = True
+        watch.speaks_for(process.pid, kernel)
+        assert kernel.described_by == process.pid
+        end(process)
+        await until(lambda: kernel.described_by is None)
+        assert kernel.description is None and not kernel.cell_open
+
+    with_watch(body)
+
+
+def test_a_server_that_has_ended_before_its_word_is_heard_keeps_no_kernel_alive():
+    async def body(state, watch):
+        process = server()
+        end(process)
+        kernel = state.kernel("k", time.monotonic())
+        kernel.describe(name="a notebook")
+        kernel.cell_open = True
+        watch.speaks_for(process.pid, kernel)
+        assert kernel.described_by is None and kernel.description is None and not kernel.cell_open
+
+    with_watch(body)
+
+
+def test_a_server_that_could_not_be_watched_at_once_is_watched_later(monkeypatch):
+    def no_descriptors(pid):
+        raise OSError(24, "Too many open files")
+
+    async def body(state, watch):
+        process = server()
+        kernel = state.kernel("k", time.monotonic())
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pidfd_open", no_descriptors)
+            watch.speaks_for(process.pid, kernel)
+            watch.look()
+        assert kernel.described_by == process.pid
+        watch.look()
+        end(process)
+        await until(lambda: kernel.described_by is None)
+
+    with_watch(body)
+
+
+def test_who_speaks_for_no_kernel_any_more_takes_no_descriptor():
+    async def body(state, watch):
+        kernel = state.kernel("k", time.monotonic())
+        processes = [server() for _ in range(3)]
+        try:
+            before = descriptors()
+            for process in processes:
+                watch.speaks_for(process.pid, kernel)
+            watch.look()
+            assert descriptors() == before + 1
+            del state.kernels["k"]
+            watch.look()
+            assert descriptors() == before
+        finally:
+            for process in processes:
+                end(process)
+
+    with_watch(body)
