@@ -298,7 +298,18 @@ class Controller:
         busy = next(self.state.processes(), None) is not None
         self._tick_handle = self._loop.call_later(TICK_S if busy else TICK_ALONE_S, self._tick)
         now = time.monotonic()
-        if now - self._looked_at >= (NVML_EVERY_S if busy else NVML_ALONE_EVERY_S):
+        try:
+            self._look_around(now, NVML_EVERY_S if busy else NVML_ALONE_EVERY_S)
+            is_quiet = self._is_quiet(now)
+        except Exception:  # whatever is wrong with the surroundings, kernels are served
+            self.log.exception("looking around failed")
+            is_quiet = False
+        if not is_quiet:
+            self._pass()
+
+    def _look_around(self, now: float, apart_s: float) -> None:
+        """See now and then what no shim tells of, and whether anybody needs this controller."""
+        if now - self._looked_at >= apart_s:
             self._looked_at = now
             self._nvml.look()
             self.state.look_at_parents(now)
@@ -309,8 +320,6 @@ class Controller:
             self.log.warning("NVML has not answered for %.0f s: room is estimated", now - sample.began)
             self.state.gpus.take(None, self.state.settings)
         self._end_if_unneeded(now)
-        if not self._is_quiet(now):
-            self._pass()
 
     def _is_quiet(self, now: float) -> bool:
         """Whether nothing worth a pass has happened since the last, which was not long ago for what it takes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from .actions import Cause
+from .moves import back_off_s
 from .observer import Observer, RoomAnswered
 from .records import KernelRecord, Process, Room
 from .state import NodeState
@@ -105,7 +106,7 @@ def _remember(process: Process, kernel: KernelRecord, number: int, room: Room) -
     if not kernel.failed_grants:
         kernel.first_failed_grant = failed.granted_at or room.since
     kernel.failed_grants += 1
-    kernel.reclaim_after = room.since + min(0.5 * 2 ** (kernel.failed_grants - 1), 30.0)
+    kernel.reclaim_after = room.since + back_off_s(kernel.failed_grants)
     room.since = failed.since
     return True
 

@@ -1,0 +1,25 @@
+"""Passes go on, whatever is wrong beside them."""
+
+from __future__ import annotations
+
+from fake_shim import MIB, PARK
+from thread_controller import ThreadController
+
+from jupyter_affinode.node import handover
+
+
+def test_kernels_are_served_although_looking_around_fails(machine, shim, wait_until, monkeypatch):
+    """Nothing but time makes this one idle: no message of a shim's has the controller look."""
+
+    def broken(socket):
+        raise RuntimeError("nobody foresaw this")
+
+    monkeypatch.setattr(handover, "gives_way", broken)
+    controller = ThreadController(machine.socket, park_when="idle", idle_timeout_s=2.0)
+    try:
+        idle = shim("k", resident=100 * MIB)
+        wait_until(lambda: idle.heard.of(PARK), timeout=30)
+    finally:
+        controller.stop()
+    assert "nobody foresaw this" in machine.controller_log()
+    assert "a pass failed" not in machine.controller_log()
