@@ -57,7 +57,7 @@ class Notices:
                 self._tell(Notice("made-room", "info", text, kernel.id))
         elif not ended.parks and ended.outcome == "ok" and ended.to_gpu is not None:
             now, before = self._gpu(ended.to_gpu), self._gpu(ended.from_gpu or "")
-            text = f"came back on {now}, since {before} was full. Nothing else is different."
+            text = f"came back on {now}, since {before} was full. Its tensors are as they were."
             self._tell(Notice("moved", "info", text, kernel.id))
         elif not ended.parks and ended.outcome == "failed":
             text = "could not get its GPU memory back yet; it is still safe in RAM, and is tried again."
