@@ -15,6 +15,7 @@ memory was never below the reserve. Takes `--time` and a minute at most.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import socket
@@ -33,7 +34,7 @@ from many_figures import HEADINGS, Sampler, Told, end_controller, percentile, pe
 from many_people import Day, Person
 from many_programs import PROGRAMS
 
-from jupyter_affinode.client import ensure_controller
+from jupyter_affinode.client import ControllerUnavailable, ensure_controller
 from jupyter_affinode.node.settings import Settings
 from jupyter_affinode.provisioner import AffinodeProvisioner
 
@@ -117,8 +118,9 @@ def people(given: argparse.Namespace) -> list[Person]:
     ]
 
 
-def take_turns(everybody: list[Person], given: argparse.Namespace) -> float:
-    """Until the time is over; how long they took turns."""
+def take_turns(everybody: list[Person], given: argparse.Namespace) -> tuple[float, set[str]]:
+    """Until the time is over; how long they took turns, and why kernels stayed at memory depth against the wish."""
+    shallow: set[str] = set()
     started, day = time.monotonic(), everybody[0].day
     for person in everybody:
         person.start()
@@ -132,12 +134,14 @@ def take_turns(everybody: list[Person], given: argparse.Namespace) -> float:
     until = begins + max(given.time - late, 0.0)
     while time.monotonic() < until and any(not person.error for person in everybody):
         day.ends.wait(min(10.0, max(until - time.monotonic(), 0.0)))
+        with contextlib.suppress(ControllerUnavailable):
+            shallow |= {kernel["depth_refusal"] for kernel in ask("kernels") if kernel["depth_refusal"]}
         say(f"{sum(len(person.cells) for person in everybody)} cells")
     took = time.monotonic() - begins
     day.ends.set()
     for person in everybody:
         person.join(until + given.end)
-    return took
+    return took, shallow
 
 
 def metrics_say(port: int) -> dict[str, float]:
@@ -149,11 +153,6 @@ def metrics_say(port: int) -> dict[str, float]:
         if line.startswith("affinode_moves_total{") and 'outcome="ok"' in line:
             counts["park" if 'move="park"' in line else "resume"] += float(line.rsplit(" ", 1)[1])
     return counts
-
-
-def depth_refusals() -> list[str]:
-    """Why kernels stayed at memory depth although the other was asked for."""
-    return sorted({kernel["depth_refusal"] for kernel in ask("kernels") if kernel["depth_refusal"]})
 
 
 def faults(
@@ -249,10 +248,9 @@ def main() -> int:
     try:
         settings = Settings().changed(**ask("policy"))
         with Sampler(given.gpus, settings) as sampler:
-            took = take_turns(everybody, given)
+            took, shallow = take_turns(everybody, given)
         counted, notes = metrics_say(port), [f"took turns for {took:.0f} s, seed {given.seed}"]
-        if given.depth == "context":
-            notes += [f"stayed at memory depth: {why}" for why in depth_refusals()]
+        notes += [f"stayed at memory depth: {why}" for why in sorted(shallow)]
     finally:
         end_controller(folder / "node.sock")
     told = read_ledger(ledger)

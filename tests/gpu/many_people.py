@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import random
 import threading
 import time
@@ -10,6 +11,8 @@ from dataclasses import dataclass, field
 
 from live_kernel import LiveKernel, ask
 from many_programs import PIECE_WORDS, PROGRAMS, WORD, blocks_of, checksum
+
+from jupyter_affinode.client import ControllerUnavailable
 
 ANSWERS_WITHIN_S = 120.0
 
@@ -102,10 +105,10 @@ class Person:
 
     def _do(self, kernel: LiveKernel, code: str) -> tuple[float, str | None]:
         """Run a cell, telling the controller of it as a server's tracker does: when it was sent, and its value."""
-        ask("cell", kernel.id, True)
+        _tell(kernel, True)
         sent = time.monotonic()
         answer = kernel.run(code, timeout_s=ANSWERS_WITHIN_S)
-        ask("cell", kernel.id, False)
+        _tell(kernel, False)
         if answer.error:
             raise RuntimeError(f"{answer.error}: {answer.text}")
         return sent, answer.value
@@ -115,3 +118,9 @@ class Person:
         process = getattr(provisioner, "process", None)
         if process is not None:
             process.kill()
+
+
+def _tell(kernel: LiveKernel, is_open: bool) -> None:
+    """Say that a cell begins or has ended; a controller that does not answer now keeps nobody from working."""
+    with contextlib.suppress(ControllerUnavailable):
+        ask("cell", kernel.id, is_open)
