@@ -22,6 +22,7 @@ def main() -> int:
                 "-m",
                 "jupyterlab",
                 "--LabApp.default_url=/lab/tree/demo.ipynb",
+                "--LabApp.news_url=None",  # else it asks about news first
                 *place.server_options(IDLE_TIMEOUT_S),
                 *sys.argv[1:],
             ],
