@@ -94,6 +94,11 @@ class ShimPeer:
         """Bring it back, where it was or, from context depth, on the GPU with that UUID. Raises MoveFailed."""
         return self._move(RESUME, wire.MoveFlag.ELSEWHERE if on_gpu else 0, timeout_s, on_gpu or WHOSE)
 
+    def say_dying(self) -> None:
+        """The process is to end: its calls need not wait for the GPU any more."""
+        self._epoch += 1
+        self._send(wire.pack_command(wire.PROTOCOL_VERSION, self._epoch, wire.CommandKind.DYING))
+
     def give_lot(self, descriptor: int, size: int) -> None:
         """Hand over touched, zeroed host memory for its copies, as a controller does; the shim maps it soon."""
         self._epoch += 1

@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+# What the kernel counts as available, of the machine's memory too (MemAvailable in Documentation/filesystems/proc.rst):
+# a cgroup that is full drops the pages of files on both its lists. The libraries of twenty kernels are gigabytes of it.
+V2_CACHE: tuple[str, ...] = ("inactive_file", "active_file", "slab_reclaimable")
+V1_CACHE: tuple[str, ...] = ("total_inactive_file", "total_active_file")
 UNLIMITED = 1 << 60  # cgroup v1 writes a figure near 2**63 for "no limit"
 
 
@@ -109,10 +113,10 @@ def _limit(folder: Path, is_v2: bool) -> CgroupMemory | None:
     """One cgroup's limit, page cache that can be dropped counted as free; None without a limit."""
     if is_v2:
         limits = [_figure(folder / name) for name in ("memory.max", "memory.high")]
-        used, cache = _figure(folder / "memory.current"), "inactive_file "
+        used, cache = _figure(folder / "memory.current"), V2_CACHE
     else:
         limits = [_figure(folder / "memory.limit_in_bytes")]
-        used, cache = _figure(folder / "memory.usage_in_bytes"), "total_inactive_file "
+        used, cache = _figure(folder / "memory.usage_in_bytes"), V1_CACHE
     known = [limit for limit in limits if limit is not None and limit < UNLIMITED]
     if not known or used is None:
         return None
@@ -128,9 +132,10 @@ def _figure(path: Path) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def _stat(path: Path, name: str) -> int:
+def _stat(path: Path, names: tuple[str, ...]) -> int:
+    """The sum of these lines of a memory.stat; 0 of what it does not have."""
     try:
         lines = path.read_text().splitlines()
     except OSError:
         return 0
-    return next((int(line[len(name) :]) for line in lines if line.startswith(name)), 0)
+    return sum(int(figure) for name, _, figure in (line.partition(" ") for line in lines) if name in names)

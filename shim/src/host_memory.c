@@ -91,18 +91,25 @@ static uint64_t figure(const char *path, const char *name)
 	return end == text || value >= UNLIMITED ? UINT64_MAX : value;
 }
 
-/* Page cache that the group would drop first; counted as free.  */
-static uint64_t inactive_file(const char *path)
+/* The figure of a line of a memory.stat; 0: it has none.  */
+static uint64_t stat_line(const char *text, const char *name)
 {
-	const char *name = cgroup_is_v2 ? "\ninactive_file " : "\ntotal_inactive_file ";
+	const char *line = strstr(text, name);
+
+	return line ? strtoull(line + strlen(name), NULL, 10) : 0;
+}
+
+/* Pages of files that the group would drop before it ran short; counted as free, as the kernel counts the machine's.  */
+static uint64_t file_cache(const char *path)
+{
 	char file[4400], text[8192];
-	char *line;
 
 	snprintf(file, sizeof(file), "%s%s/memory.stat", cgroup_top, path);
 	if (read_file(file, text, sizeof(text)) <= 0)
 		return 0;
-	line = strstr(text, name);
-	return line ? strtoull(line + strlen(name), NULL, 10) : 0;
+	if (cgroup_is_v2)
+		return stat_line(text, "\ninactive_file ") + stat_line(text, "\nactive_file ");
+	return stat_line(text, "\ntotal_inactive_file ") + stat_line(text, "\ntotal_active_file ");
 }
 
 static uint64_t headroom_at(const char *path)
@@ -119,7 +126,7 @@ static uint64_t headroom_at(const char *path)
 		return UINT64_MAX;
 	/* Looking at the cache makes the kernel add up its counters, which takes milliseconds: only where it matters.  */
 	if (limit < used || limit - used < PLENTY_BYTES)
-		limit += inactive_file(path);
+		limit += file_cache(path);
 	return limit > used ? limit - used : 0;
 }
 

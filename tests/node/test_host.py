@@ -47,14 +47,15 @@ def test_the_tightest_limit_above_a_process_counts(system):
             "user/memory.max": f"{4 * GIB}\n",
             "user/memory.high": "max\n",
             "user/memory.current": f"{3 * GIB}\n",
-            "user/memory.stat": f"anon 5\ninactive_file {512 * MIB}\n",
+            "user/memory.stat": f"anon 5\ninactive_file {512 * MIB}\nactive_file {256 * MIB}\n"
+            f"slab_reclaimable {64 * MIB}\n",
             "user/kernel/memory.max": f"{8 * GIB}\n",
             "user/kernel/memory.current": f"{1 * GIB}\n",
         },
     )
     limit = host.cgroup_memory(7, proc)
     assert limit is not None
-    assert limit.headroom_bytes == 1 * GIB + 512 * MIB
+    assert limit.headroom_bytes == 1 * GIB + (512 + 256 + 64) * MIB
     assert limit.path.endswith("/user")
 
 
@@ -67,11 +68,11 @@ def test_version_1_has_other_names(system):
     files = {
         "k/memory.limit_in_bytes": f"{2 * GIB}\n",
         "k/memory.usage_in_bytes": f"{GIB}\n",
-        "k/memory.stat": f"inactive_file 1\ntotal_inactive_file {100 * MIB}\n",
+        "k/memory.stat": f"inactive_file 1\ntotal_inactive_file {100 * MIB}\ntotal_active_file {50 * MIB}\n",
         "memory.limit_in_bytes": "9223372036854771712\n",
         "memory.usage_in_bytes": f"{GIB}\n",
     }
-    assert host.cgroup_memory(7, system(1, "/k", files)).headroom_bytes == GIB + 100 * MIB
+    assert host.cgroup_memory(7, system(1, "/k", files)).headroom_bytes == GIB + 150 * MIB
 
 
 def test_inside_a_container_the_mount_shows_only_its_own_part(system):

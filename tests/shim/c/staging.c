@@ -13,7 +13,8 @@
 #define LARGE (LARGE_CHUNKS * MiB(2))
 #define SMALL 24
 #define ROUNDS 12
-#define PIECES 16     /* of the ring */
+#define PIECES 32     /* of the ring */
+#define RING (PIECES * MiB(2))
 #define IN_STRETCH 16 /* as many chunks as a slab has */
 
 static struct {
@@ -127,8 +128,8 @@ static void ring_is_counted(void)
 	PAGE_UNTIL(page.kept_bytes < kept);
 	rings = board_disarm();
 	CHECK(rings > 0);
-	PAGE_UNTIL(page.kept_bytes <= kept - rings * MiB(32));
-	CHECK_EQUAL(page_read().kept_bytes, kept - rings * MiB(32));
+	PAGE_UNTIL(page.kept_bytes <= kept - rings * RING);
+	CHECK_EQUAL(page_read().kept_bytes, kept - rings * RING);
 	controller_command(AFFINODE_COMMAND_TRIM, 0);
 	PAGE_UNTIL(page.kept_bytes == 0);
 	contents_fill(CONTENTS_OTHER_GPU);
