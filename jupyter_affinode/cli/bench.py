@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 from ..bench.command import add_options, run
@@ -18,9 +17,4 @@ def add(commands: Any) -> None:
         "bench", help="measure how fast GPU memory is parked and resumed here", description=DESCRIPTION
     )
     add_options(parser)
-    parser.set_defaults(command=bench)
-
-
-def bench(arguments: argparse.Namespace) -> int:
-    """Measure; 1 if something could not be measured."""
-    return run(arguments)
+    parser.set_defaults(command=run)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 from ..planner.command import add_options, run
@@ -19,9 +18,4 @@ def add(commands: Any) -> None:
         "plan", help="simulate how many people share a machine's GPUs", description=DESCRIPTION
     )
     add_options(parser)
-    parser.set_defaults(command=plan)
-
-
-def plan(arguments: argparse.Namespace) -> int:
-    """Plan; 1 if that is impossible."""
-    return run(arguments)
+    parser.set_defaults(command=run)

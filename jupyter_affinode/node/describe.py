@@ -42,22 +42,13 @@ def kernel_json(
     is_moving = kernel.residency in (Residency.PARKING, Residency.RESUMING)
     residency = Residency.QUEUED if place is not None and not is_moving else kernel.residency
     held = None if kernel.hold_ends is None else max(kernel.hold_ends - now, 0.0)
-    eligible = None
-    if seen is not None:
-        speeds = state.speeds.by_gpu()
-        eligible = eligible_at(seen, state.settings, anyone_waits=anyone_waits, speeds=speeds)
     simulated = any(process.is_simulated for process in kernel.processes.values())
     depth = kernel_depth(kernel)
-    description = kernel.description
-    commands = [process.hello.command for process in kernel.processes.values()]
     return {
         "id": kernel.id,
         "user": kernel.owner_name,
         "priority": kernel.priority if seen is None else seen.priority,
-        "name": (description and description.name) or (commands[0] if commands else None),
-        "path": description and description.path,
-        "language": description and description.language,
-        "server": description and description.server,
+        **_names_json(kernel),
         "residency": residency.value,
         "text": residency_in_words(
             residency,
@@ -79,16 +70,11 @@ def kernel_json(
         "fixed": _fixed_json(list(gpus.values())),
         "copy_bytes": sum(process.data.copy_bytes for process in kernel.processes.values()),
         "kept_bytes": sum(process.data.kept_bytes for process in kernel.processes.values()),
-        "idle_s": None if seen is None else round(max(now - seen.last_activity, 0.0), 3),
         "cell_open": kernel.cell_open,
-        "eligible": eligible is not None and eligible <= now,
-        "eligible_in_s": None if eligible is None else round(max(eligible - now, 0.0), 3),
+        **_idle_json(state, seen, now, anyone_waits),
         "held_for_s": None if held is None else round(held, 3),
         "kept_by": kernel.kept and kernel.kept.reason,
-        "place": place,
-        "waiting_s": None if outlook is None else round(max(now - outlook.since, 0.0), 3),
-        "wait_reason": None if outlook is None else outlook.reason,
-        "estimate_s": None if outlook is None or outlook.estimate_s is None else round(outlook.estimate_s, 1),
+        **_wait_json(outlook, now),
         "end_asked": kernel.end_asked,
         "gpus": [_use_json(state, gpu) for gpu in gpus.values()],
         "moved_from": kernel.moved_from,
@@ -100,6 +86,42 @@ def kernel_json(
         "parks": kernel.parks,
         "resumes": kernel.resumes,
         "refusal": kernel.refusal,
+    }
+
+
+def _names_json(kernel: KernelRecord) -> dict[str, Any]:
+    """What it is called and where it belongs, as its server says; else its first process's command."""
+    said = kernel.description
+    commands = [process.hello.command for process in kernel.processes.values()]
+    return {
+        "name": (said and said.name) or (commands[0] if commands else None),
+        "path": said and said.path,
+        "language": said and said.language,
+        "server": said and said.server,
+    }
+
+
+def _idle_json(state: NodeState, seen: Kernel | None, now: float, anyone_waits: bool) -> dict[str, Any]:
+    """For how long it has been idle, and when that is long enough to be parked."""
+    if seen is None:
+        return {"idle_s": None, "eligible": False, "eligible_in_s": None}
+    moment = eligible_at(seen, state.settings, anyone_waits=anyone_waits, speeds=state.speeds.by_gpu())
+    return {
+        "idle_s": round(max(now - seen.last_activity, 0.0), 3),
+        "eligible": moment is not None and moment <= now,
+        "eligible_in_s": None if moment is None else round(max(moment - now, 0.0), 3),
+    }
+
+
+def _wait_json(outlook: Outlook | None, now: float) -> dict[str, Any]:
+    """Its place in the queue, and what it is told there."""
+    if outlook is None:
+        return {"place": None, "waiting_s": None, "wait_reason": None, "estimate_s": None}
+    return {
+        "place": outlook.place,
+        "waiting_s": round(max(now - outlook.since, 0.0), 3),
+        "wait_reason": outlook.reason,
+        "estimate_s": None if outlook.estimate_s is None else round(outlook.estimate_s, 1),
     }
 
 

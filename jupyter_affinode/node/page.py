@@ -13,6 +13,7 @@ import stat
 import struct
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .wire import LARGEST_BYTES, gpu_uuid
 
@@ -25,6 +26,7 @@ READ_ATTEMPTS = 16
 
 HEAD = struct.Struct("=IHHiIIIQQQQIIII")  # magic … gpu_count
 TAIL = struct.Struct("=Q8Q6Q5QI4xQQ")  # room_bytes … context_bytes
+CALL_CLASSES = 8
 GPU = struct.Struct("=16sQQ8Q")
 SEQUENCE = struct.Struct("=Q")
 SEQUENCE_OFFSET = 24
@@ -34,6 +36,51 @@ STEADY = (
     slice(56, None),
 )  # all but `sequence` and `heartbeat_ns`, which always change
 USED_BYTES = HEAD.size + TAIL.size + MAX_GPUS * GPU.size
+
+
+class _Head(NamedTuple):
+    """What HEAD has."""
+
+    magic: int
+    version: int
+    size_of_gpu: int
+    pid: int
+    flags: int
+    state: int
+    want: int
+    sequence: int
+    state_since_ns: int
+    last_activity_ns: int
+    heartbeat_ns: int
+    calls_in_flight: int
+    captures: int
+    epoch: int
+    gpu_count: int
+
+
+class _Tail(NamedTuple):
+    """What TAIL has behind the counts of calls by class."""
+
+    parks: int
+    resumes: int
+    park_ns: int
+    park_bytes: int
+    resume_ns: int
+    resume_bytes: int
+    copy_bytes: int
+    kept_bytes: int
+    copied_bytes: int
+    zero_bytes: int
+    mended_chunks: int
+    depth: int
+    lot_bytes: int
+    context_bytes: int
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """All that are bytes."""
+        moved = self.park_bytes, self.resume_bytes, self.copied_bytes, self.zero_bytes
+        return *moved, self.copy_bytes, self.kept_bytes, self.lot_bytes, self.context_bytes
 
 
 class PageError(Exception):
@@ -182,76 +229,53 @@ def parse_page(raw: bytes, now: float) -> PageData:
     """Parse and check the bytes of a page; raises PageError and nothing else."""
     if len(raw) < USED_BYTES:
         raise PageError(f"a page of {len(raw)} bytes")
-    (
-        magic,
-        version,
-        size_of_gpu,
-        _pid,
-        flags,
-        state,
-        want,
-        _sequence,
-        state_since_ns,
-        last_activity_ns,
-        _heartbeat_ns,
-        calls_in_flight,
-        captures,
-        epoch,
-        gpu_count,
-    ) = HEAD.unpack_from(raw)
-    if magic != PAGE_MAGIC or version != PAGE_VERSION or size_of_gpu != GPU.size:
-        raise PageError(f"a page with magic {magic:#x}, version {version}, {size_of_gpu} bytes a GPU")
-    if state not in State.__members__.values():
-        raise PageError(f"a page with state {state}")
-    if gpu_count > MAX_GPUS:
-        raise PageError(f"a page with {gpu_count} GPUs")
+    head = _Head._make(HEAD.unpack_from(raw))
+    _check_head(head)
     room_bytes, *rest = TAIL.unpack_from(raw, HEAD.size)
-    (
-        parks,
-        resumes,
-        park_ns,
-        park_bytes,
-        resume_ns,
-        resume_bytes,
-        *memory,
-        mended,
-        depth,
-        lot_bytes,
-        context_bytes,
-    ) = rest[8:]
-    copy_bytes, kept_bytes, copied_bytes, zero_bytes = memory
-    if depth not in Depth.__members__.values():
-        raise PageError(f"a page with depth {depth}")
-    gpus = tuple(_gpu(raw, index) for index in range(gpu_count))
+    tail = _Tail._make(rest[CALL_CLASSES:])
+    for size in (room_bytes, *tail.sizes):
+        _plausible(size)
+    if tail.depth not in Depth.__members__.values():
+        raise PageError(f"a page with depth {tail.depth}")
+    gpus = tuple(_gpu(raw, index) for index in range(head.gpu_count))
     if len({gpu.uuid for gpu in gpus}) != len(gpus):
         raise PageError("a page that names a GPU twice")
-    for size in (room_bytes, park_bytes, resume_bytes, *memory, lot_bytes, context_bytes):
-        _plausible(size)
     return PageData(
-        state=State(state),
-        state_since=min(state_since_ns / 1e9, now),
-        last_activity=min(last_activity_ns / 1e9, now),
-        flags=PageFlag(flags & 0x1F),
-        want=want,
-        calls_in_flight=calls_in_flight,
-        captures=captures,
-        epoch=epoch,
+        state=State(head.state),
+        state_since=min(head.state_since_ns / 1e9, now),
+        last_activity=min(head.last_activity_ns / 1e9, now),
+        flags=PageFlag(head.flags & 0x1F),
+        want=head.want,
+        calls_in_flight=head.calls_in_flight,
+        captures=head.captures,
+        epoch=head.epoch,
         room_bytes=room_bytes,
-        parks=parks,
-        resumes=resumes,
-        last_park=(park_bytes, park_ns / 1e9) if parks else None,
-        last_resume=(resume_bytes, resume_ns / 1e9) if resumes else None,
+        parks=tail.parks,
+        resumes=tail.resumes,
+        last_park=(tail.park_bytes, tail.park_ns / 1e9) if tail.parks else None,
+        last_resume=(tail.resume_bytes, tail.resume_ns / 1e9) if tail.resumes else None,
         gpus=gpus,
-        copy_bytes=copy_bytes,
-        kept_bytes=kept_bytes,
-        last_park_copied_bytes=copied_bytes,
-        last_park_zero_bytes=zero_bytes,
-        lot_bytes=lot_bytes,
-        mended_chunks=mended,
-        depth=Depth(depth),
-        context_bytes=context_bytes,
-        calls=tuple(rest[:8]),
+        copy_bytes=tail.copy_bytes,
+        kept_bytes=tail.kept_bytes,
+        last_park_copied_bytes=tail.copied_bytes,
+        last_park_zero_bytes=tail.zero_bytes,
+        lot_bytes=tail.lot_bytes,
+        mended_chunks=tail.mended_chunks,
+        depth=Depth(tail.depth),
+        context_bytes=tail.context_bytes,
+        calls=tuple(rest[:CALL_CLASSES]),
     )
+
+
+def _check_head(head: _Head) -> None:
+    if head.magic != PAGE_MAGIC or head.version != PAGE_VERSION or head.size_of_gpu != GPU.size:
+        raise PageError(
+            f"a page with magic {head.magic:#x}, version {head.version}, {head.size_of_gpu} bytes a GPU"
+        )
+    if head.state not in State.__members__.values():
+        raise PageError(f"a page with state {head.state}")
+    if head.gpu_count > MAX_GPUS:
+        raise PageError(f"a page with {head.gpu_count} GPUs")
 
 
 def _gpu(raw: bytes, index: int) -> PageGpu:

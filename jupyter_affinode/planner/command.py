@@ -32,6 +32,13 @@ _WORKLOAD = Workload()
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
+    _add_machine(parser)
+    _add_people(parser)
+    _add_ways(parser)
+    _add_answer(parser)
+
+
+def _add_machine(parser: argparse.ArgumentParser) -> None:
     machine = parser.add_argument_group("the machine")
     machine.add_argument("--gpus", metavar="N", type=int, default=1, help="how many GPUs (1)")
     machine.add_argument(
@@ -54,6 +61,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     machine.add_argument(
         "--changed", metavar="PART", type=float, default=1.0, help="of memory that changes between parks (1)"
     )
+
+
+def _add_people(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what people do")
     what.add_argument("--trace", metavar="FILE", type=Path, help="replay this (CSV or JSON Lines)")
     what.add_argument(
@@ -63,23 +73,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--seed", metavar="N", type=int, default=_WORKLOAD.seed, help="of everything random (1)"
     )
-    spreads = {
-        "--run": ("run_s", "S", 1.0, "a cell on the GPU"),
-        "--think": ("think_s", "S", 1.0, "from a cell to the next"),
-        "--break": ("break_s", "S", 1.0, "a break, instead"),
-        "--session": ("session_s", "H", HOUR_S, "a session"),
-        "--footprint": ("footprint", "GIB", GIB, "GPU memory of a session"),
-    }
-    for option, (name, unit, scale, help_text) in spreads.items():
-        usual: Spread = getattr(_WORKLOAD, name)
-        what.add_argument(
-            option,
-            dest=name,
-            metavar=f"{unit}[,{unit}]",
-            type=_spread(scale, usual),
-            default=usual,
-            help=f"{help_text}: median and 75th percentile ({usual.median / scale:g},{usual.p75 / scale:g})",
-        )
+    _add_spreads(what)
     what.add_argument(
         "--starts",
         dest="starts_h",
@@ -104,6 +98,29 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--write-trace", metavar="FILE", type=Path, help="write the sessions there, and replay nothing"
     )
+
+
+def _add_spreads(what: argparse._ArgumentGroup) -> None:
+    spreads = {
+        "--run": ("run_s", "S", 1.0, "a cell on the GPU"),
+        "--think": ("think_s", "S", 1.0, "from a cell to the next"),
+        "--break": ("break_s", "S", 1.0, "a break, instead"),
+        "--session": ("session_s", "H", HOUR_S, "a session"),
+        "--footprint": ("footprint", "GIB", GIB, "GPU memory of a session"),
+    }
+    for option, (name, unit, scale, help_text) in spreads.items():
+        usual: Spread = getattr(_WORKLOAD, name)
+        what.add_argument(
+            option,
+            dest=name,
+            metavar=f"{unit}[,{unit}]",
+            type=_spread(scale, usual),
+            default=usual,
+            help=f"{help_text}: median and 75th percentile ({usual.median / scale:g},{usual.p75 / scale:g})",
+        )
+
+
+def _add_ways(parser: argparse.ArgumentParser) -> None:
     ways = parser.add_argument_group("ways of sharing")
     ways.add_argument(
         "--set",
@@ -124,6 +141,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=Culling().rebuild_s,
         help="to build lost state again (120, assumed)",
     )
+
+
+def _add_answer(parser: argparse.ArgumentParser) -> None:
     out = parser.add_argument_group("the answer")
     out.add_argument(
         "--search", metavar="S", type=float, help="find the most people whose cells' p95 wait is at most S"

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from controlled import AtController, finish, machine, options
+from jax_work import JAX_WORK
 from linked import LinkedProgram
 
 from jupyter_affinode.bench.shim_peer import Move, ShimPeer
@@ -27,17 +28,13 @@ LOOK_EVERY_S = 5.0
 DONE_WITHIN_S = 120.0
 CONTEXT_WITHIN_S = 15.0
 
-JAX = """
+JAX = (
+    """
 import os, sys
 os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.05")
-import jax, jax.numpy as jnp
-big = [jax.random.bits(jax.random.PRNGKey(i), (1 << 27,), "uint32") for i in range(2)]
-summed = jax.jit(lambda v: (v.sum(), v[::7].sum()))
-weights = jax.random.normal(jax.random.PRNGKey(9), (1024, 1024))
-step = jax.jit(lambda w: jnp.tanh(w @ w.T / 64))
-def work():
-    return str([tuple(map(int, summed(v))) for v in big]) + float(jnp.abs(step(weights)).sum()).hex()
 """
+    + JAX_WORK
+)
 DRIVER = """
 import sys
 from jupyter_affinode.bench.content import Content
