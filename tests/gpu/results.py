@@ -2,7 +2,7 @@
 
 `python tests/gpu/results.py DIR > tests/gpu/RESULTS.md` takes every .json file in DIR, of `jupyter affinode bench
 --json` and of the scripts' `--json`, and holds the figures against what this project promises. A simulated run is
-refused: its figures are none.
+refused: its figures are none. Of DIR/notes.md the page ends with a copy: what no script wrote down.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def goal_rows(found: list[tuple[str, Found]]) -> list[list[str]]:
     return rows
 
 
-def document(found: list[tuple[str, Found]]) -> str:
+def document(found: list[tuple[str, Found]], notes: str) -> str:
     """The whole of RESULTS.md."""
     lines = ["# Seen on a real GPU", ""]
     lines += [
@@ -149,6 +149,7 @@ def document(found: list[tuple[str, Found]]) -> str:
             lines += [one["pieces"], ""]
         if not one["passed"]:
             lines += ["**This did not pass.**", ""]
+    lines += ["## Notes", "", notes] if notes else []
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -174,7 +175,8 @@ def main() -> int:
     if not found:
         print(f"there is nothing of ours in {sys.argv[1]}", file=sys.stderr)
         return 1
-    print(document(found), end="")
+    notes = Path(sys.argv[1]) / "notes.md"
+    print(document(found, notes.read_text() if notes.exists() else ""), end="")
     return 0
 
 
