@@ -82,9 +82,10 @@ def shared_server(native: Path) -> Iterator[JupyterServer]:
 
 @pytest.fixture(scope="module")
 def shared_gpu_server(native: Path, wait_until: Callable[..., Any]) -> Iterator[JupyterServer]:
-    """The same on a machine with a simulated GPU of 1 GiB, where a kernel is idle after a second."""
+    """The same on a machine with a simulated GPU of 512 MiB, where a kernel is idle after a second."""
     with new_machine() as made:
-        made.simulate(memory="1GiB")
+        made.simulate(memory="512MiB")
+        made.environment["AFFINODE_SIM_CONTEXT"] = "32MiB"
         server = JupyterServer(made).start("--AffinodeExtension.idle_timeout_s=1")
         wait_until(lambda: server.affinode()[1]["available"], timeout=30)
         yield server

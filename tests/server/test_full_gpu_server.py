@@ -12,7 +12,7 @@ assert block.checksum() == before
 """
 
 
-def begin(server, mib=530):
+def begin(server, mib=265):
     """A kernel with a block of GPU memory."""
     kernel = server.start_kernel()
     done = kernel.run(

@@ -24,7 +24,7 @@ def becomes(wait_until) -> Callable[..., dict]:
     return wait
 
 
-def gpu_kernel(server: JupyterServer, mib: int = 256, **options: str) -> JupyterKernel:
+def gpu_kernel(server: JupyterServer, mib: int = 128, **options: str) -> JupyterKernel:
     """A kernel that holds a block of GPU memory with a pattern, named `block`."""
     kernel = server.start_kernel(**options)
     done = kernel.run(f"{SETUP}\nblock = Block({mib}, seed=7)\nbefore = block.checksum()")
@@ -35,9 +35,9 @@ def gpu_kernel(server: JupyterServer, mib: int = 256, **options: str) -> Jupyter
 @pytest.fixture
 def waiting(gpu_server, becomes) -> tuple[JupyterKernel, JupyterKernel]:
     """(a kernel that keeps the GPU, a kernel whose parked block does not fit beside it)."""
-    waits = gpu_kernel(gpu_server, 600)
+    waits = gpu_kernel(gpu_server, 300)
     assert gpu_server.affinode(f"kernels/{waits.id}/park", "POST", {})[0] == 200
-    keeps = gpu_kernel(gpu_server, 600)
+    keeps = gpu_kernel(gpu_server, 300)
     assert gpu_server.affinode(f"kernels/{keeps.id}/hold", "POST", {"duration_s": 600})[0] == 200
     becomes(waits, "parked")
     return keeps, waits
@@ -46,14 +46,14 @@ def waiting(gpu_server, becomes) -> tuple[JupyterKernel, JupyterKernel]:
 def test_a_parked_kernel_is_seen_in_status_magic_and_metrics(eager_gpu_server, becomes, wait_until):
     kernel = gpu_kernel(eager_gpu_server, path="plan.ipynb")
     parked = becomes(kernel, "parked")
-    assert parked["parked_bytes"] == 256 * 2**20 and parked["simulated"] and "RAM" in parked["text"]
+    assert parked["parked_bytes"] == 128 * 2**20 and parked["simulated"] and "RAM" in parked["text"]
     wait_until(lambda: eager_gpu_server.affinode()[1]["node"]["gpus"][0]["managed_bytes"] == 0)
     assert "GPU freed" in kernel.run("%gpu_status").text
     metrics = eager_gpu_server.request("GET", "/metrics")[1]
     assert (
         'affinode_kernels{residency="parked"} 1.0' in metrics and "affinode_kernel_parks_total 1.0" in metrics
     )
-    assert f"affinode_kernel_parked_bytes {256 * 2**20:.0f}" in metrics.replace("2.68435456e+08", "268435456")
+    assert f"affinode_kernel_parked_bytes {128 * 2**20:.0f}" in metrics.replace("1.34217728e+08", "134217728")
     assert kernel.state()["residency"] == "parked", "asking for the state does not resume"
     ran = kernel.run("print(block.checksum() == before)")
     assert ran.text == "True\n" and kernel.state()["resumes"] == 1
@@ -62,8 +62,8 @@ def test_a_parked_kernel_is_seen_in_status_magic_and_metrics(eager_gpu_server, b
 def test_the_cell_magic_runs_its_body_with_the_gpu_given_back(gpu_server, becomes):
     kernel = gpu_kernel(gpu_server)
     body = kernel.run("%%gpu_park\nafterwards = sum(range(100))\nafterwards")
-    assert body.status == "ok" and "256 MiB" in body.text and body.text.endswith("4950")
-    assert becomes(kernel, "parked")["parked_bytes"] == 256 * 2**20
+    assert body.status == "ok" and "128 MiB" in body.text and body.text.endswith("4950")
+    assert becomes(kernel, "parked")["parked_bytes"] == 128 * 2**20
     assert kernel.run("%%gpu_park\nprint(block.checksum() == before)").text.endswith("True\n")
 
 
@@ -95,9 +95,9 @@ def test_the_cell_right_after_an_interrupt_waits_again(waiting, becomes):
 
 def test_an_interrupt_by_message_ends_the_wait_too(gpu_server, kernelspec, becomes):
     kernelspec("by-message", gpu_server.machine, interrupt_mode="message")
-    waits = gpu_kernel(gpu_server, 600, name="by-message")
+    waits = gpu_kernel(gpu_server, 300, name="by-message")
     assert gpu_server.affinode(f"kernels/{waits.id}/park", "POST", {})[0] == 200
-    keeps = gpu_kernel(gpu_server, 600)
+    keeps = gpu_kernel(gpu_server, 300)
     gpu_server.affinode(f"kernels/{keeps.id}/hold", "POST", {"duration_s": 600})
     message_id = waits.submit("block.checksum()")
     becomes(waits, "queued")
@@ -125,6 +125,8 @@ def test_a_restart_gives_a_fresh_kernel_and_the_memory_back(waiting, becomes, re
 def test_a_kernel_that_waits_is_not_culled_and_one_that_is_parked_is(
     gpu_machine, server, becomes, wait_until
 ):
+    gpu_machine.simulate(memory="512MiB")
+    gpu_machine.environment["AFFINODE_SIM_CONTEXT"] = "16MiB"
     server.start(
         "--MappingKernelManager.cull_idle_timeout=5",
         "--MappingKernelManager.cull_interval=1",
@@ -132,12 +134,12 @@ def test_a_kernel_that_waits_is_not_culled_and_one_that_is_parked_is(
         "--MappingKernelManager.cull_connected=True",
     )
     keeps = server.start_kernel()
-    keeps.submit(f"{SETUP}\nblock = Block(600)\nwhile True:\n    block.fill(1); print('.'); time.sleep(0.3)")
+    keeps.submit(f"{SETUP}\nblock = Block(300)\nwhile True:\n    block.fill(1); print('.'); time.sleep(0.3)")
     becomes(keeps, "resident")
     parked = gpu_kernel(server, 100)
     assert server.affinode(f"kernels/{parked.id}/park", "POST", {})[0] == 200
     waits = server.start_kernel()
-    waits.submit(f"{SETUP}\nblock = Block(600)")
+    waits.submit(f"{SETUP}\nblock = Block(300)")
     becomes(waits, "queued")
     wait_until(lambda: not parked.alive(), timeout=30)
     wait_until(lambda: waits.state()["waiting_s"] > 8, timeout=30)
