@@ -169,7 +169,7 @@ class Keepers:
     def trims(self, short: Shortage, reason: str, kernel: Kernel | None) -> list[Trim]:
         """Who but `kernel` gives back how much, and no more than is short; for a kernel all of it, or nothing."""
         host, cgroup = short.host_bytes, short.cgroup_bytes
-        if kernel is not None and not self._suffice(short, kernel):
+        if kernel is not None and not self.suffice(short, kernel):
             return []
         chosen: dict[str, Trim] = {}
         inside = self._inside.get(short.cgroup, {}) if cgroup > 0 else {}
@@ -188,7 +188,8 @@ class Keepers:
                 chosen[each.id] = Trim(each.id, max(keeps, 0), reason)
         return list(chosen.values())
 
-    def _suffice(self, short: Shortage, kernel: Kernel) -> bool:
+    def suffice(self, short: Shortage, kernel: Kernel) -> bool:
+        """Whether the others but `kernel` keep as much as is short."""
         own = kernel.host.trimmable_bytes if kernel.id in self._ready else 0
         own_inside = own if kernel.cgroup == short.cgroup else 0
         inside = self._gives_in.get(short.cgroup, 0) - own_inside

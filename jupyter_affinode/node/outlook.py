@@ -101,13 +101,19 @@ class _View:
         lacks -= plan.incoming.get(uuid, 0)
         if lacks <= 0:
             return plan.now + self._slowest_move(uuid), "memory is being freed for it"
+        is_host_full = False
         for moment, size, kernel in self._yields.get(uuid, ()):
             if kernel is waiter.kernel:
+                continue
+            if plan.host_lacks_room_for(kernel):
+                is_host_full = True
                 continue
             lacks -= size
             if lacks <= 0:
                 moment = max(moment, plan.now) + park_s(kernel, plan.node.speeds)
                 return moment, "the GPU is full until others have been idle for long enough"
+        if is_host_full:
+            return None, "the GPU is full, and host memory too, so nobody can be parked until memory is freed"
         held = any(
             kernel.held_until is not None and kernel.held_until > plan.now
             for kernel in plan.candidates.resident_on([uuid])

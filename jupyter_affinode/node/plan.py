@@ -150,6 +150,15 @@ class Plan:
         self._expect(kernel, budget if kernel.host.is_frugal else None, needs.lot_bytes)
         return True
 
+    def host_lacks_room_for(self, kernel: Kernel) -> bool:
+        """Whether the kernel cannot be parked for want of host memory, whoever gives back what they keep."""
+        needs = self._host.needs(kernel)
+        short = self._host.shortage(kernel, needs)
+        if short is None or self._host.refusal(kernel, needs) is None:
+            return False
+        left = self._keepers.left(short, kernel)
+        return max(left.host_bytes, left.cgroup_bytes) > 0 and not self._keepers.suffice(left, kernel)
+
     def give_lots(self, kernel: Kernel) -> None:
         """Decide to hand a kernel what of the lots its park can use."""
         size = self._host.needs(kernel).lot_bytes

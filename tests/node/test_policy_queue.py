@@ -16,7 +16,7 @@ from jupyter_affinode.node.outlook import outlooks
 from jupyter_affinode.node.policy import decide
 from jupyter_affinode.node.rules import RuleError, is_named, names, numbers, rule_for, sizes
 from jupyter_affinode.node.settings import GIB, MIB, SettingsRefused
-from jupyter_affinode.node.snapshot import RoomRequest
+from jupyter_affinode.node.snapshot import Host, HostUse, RoomRequest
 from jupyter_affinode.node.waiting import overtaking_s, waiters
 
 FILL = NEEDED.changed(backfill=True)
@@ -269,6 +269,16 @@ def test_an_estimate_follows_from_who_becomes_eligible_when():
     assert 10 <= found["first"].estimate_s < 15  # and its own move
     assert 60 <= found["second"].estimate_s < 65
     assert found["second"].reason.startswith("others wait before it")
+
+
+def test_who_would_yield_but_cannot_be_parked_is_no_hope():
+    kernels = resident("idle", 9 * GIB, idle=900), parked("k", 8 * GIB, waits=3)
+    full, enough = Host(3 * GIB, total_bytes=16 * GIB), Host(12 * GIB, total_bytes=16 * GIB)
+    outlook = told(*kernels, free=0, host=full)["k"]
+    assert outlook.estimate_s is None and "host memory too" in outlook.reason
+    assert told(*kernels, free=0, host=enough)["k"].estimate_s is not None
+    keeps = replace(resident("keeps", 1 * GIB), host=HostUse(kept_bytes=8 * GIB, trimmable_bytes=8 * GIB))
+    assert "host memory" not in told(*kernels, keeps, free=0, host=full)["k"].reason
 
 
 def test_with_time_slices_the_end_of_a_turn_is_an_estimate():
