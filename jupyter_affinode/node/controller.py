@@ -1,6 +1,4 @@
-"""Puts it together: hears shims, looks at pages and NVML, has the policy decide, and carries out what it
-says.
-"""
+"""Puts it together: looks at pages and NVML, has the policy decide and what it says carried out."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from . import describe, handover
 from .access import Access, OwnUserAccess
 from .cache_drops import CacheDrops
 from .clean_up import CleanUp
-from .connection import Connection, Ending
+from .connection import Ending
 from .effects import Effects
 from .election import Election, GpuServed
 from .endings import look_for_unended
@@ -32,20 +30,17 @@ from .notices import Notices
 from .nvml import Nvml, NvmlGpu, NvmlReader, NvmlSample
 from .observer import Observers
 from .outlook import Outlook, outlooks
-from .page import Page
-from .peers import ProcessWatch
 from .policy import decide
-from .records import KernelRecord, Process
+from .records import KernelRecord
 from .rooms import Rooms
 from .servers import ServerWatch
 from .settings import NOT_FOR_MANY_USERS, Settings, SettingsRefused
+from .shims import Looks, Shims
 from .snapshot import Kernel, Node, Waiter
 from .state import NodeState
 from .views import node_view
 from .waiting import waiters
-from .wire import CommandKind, Hello, Message, Notify, NotifyKind, Reply, Request, WireError
 from .wishes import Wishes
-from .words import status_in_words
 
 TICK_S = 0.25  # with kernels: pages are looked at this often even if nobody says anything
 TICK_ALONE_S = 1.0
@@ -123,6 +118,17 @@ class Controller:
         self._heartbeat_s = heartbeat_s
         self._nvml_source = nvml or Nvml()
         self._nvml = NvmlReader(self._take_sample, log, self._nvml_source.read)
+        self._shims = Shims(
+            self.state,
+            self.access,
+            log,
+            moves=self.moves,
+            cache_drops=self.cache_drops,
+            wishes=self.wishes,
+            rooms=self.rooms,
+            lots=self.lots,
+            looks=Looks(self.look_at, self._nvml.look, self.kernel_json, self.poke),
+        )
         self._looked_at = 0.0
         self._snapshot = Node({}, (), self.state.snapshot(self.began, is_settled=False).host)
         self._queue: list[Waiter] = []
@@ -140,7 +146,7 @@ class Controller:
         """Listen for shims, and begin to decide once the settle time is over."""
         self._link = Link(
             self.socket.with_name(LINK_NAME),
-            self,
+            self._shims,
             access=self.access,
             accounts=self.accounts,
             version=self.version,
@@ -230,67 +236,6 @@ class Controller:
         now = time.monotonic()
         self.look(now)
         return self.state.place(kernel, self._snapshot, now)
-
-    # ---- what shims say (LinkListener)
-
-    def shim_connected(self, connection: Connection, hello: Hello, page: Page) -> None:
-        """A shim said HELLO."""
-        now = time.monotonic()
-        identity = connection.identity
-        is_new = identity.scoped(hello.kernel_id) not in self.state.kernels
-        if is_new and self.state.count_of(identity.owner) >= self.access.limits.kernels:
-            page.close()
-            raise WireError(f"{identity.name or 'its user'} has {self.access.limits.kernels} kernels already")
-        process = self.state.add_process(connection, hello, page, now)
-        if process.pid > 0:
-            try:
-                process.watch = ProcessWatch(process.pid, lambda: self._process_ended(process))
-            except ProcessLookupError:
-                self._loop.call_soon(connection.end, Ending.CLOSED, "the process has ended")
-            except OSError as error:
-                self.log.warning("process %d cannot be watched: %s", process.pid, error)
-        self.log.info(
-            "hello from process %d (%s), kernel %s, %s, shim %s",
-            process.pid,
-            hello.command,
-            process.kernel_id,
-            process.data.state.name.lower(),
-            hello.shim_version,
-        )
-        self.look_at(self.state.kernels[process.kernel_id], now)
-        self.moves.process_came(process)
-        self.poke()
-
-    def shim_said(self, connection: Connection, message: Message) -> None:
-        """A shim has news, an answer or a request."""
-        process = self.state.process_of(connection)
-        if process is None:
-            return
-        if isinstance(message, Reply) and message.command is CommandKind.DROP_CACHES:
-            self.cache_drops.take_reply(process, message)
-        elif isinstance(message, Reply):
-            self.moves.take_reply(process, message)
-        elif isinstance(message, Request):
-            self.look_at(self.state.kernels[process.kernel_id], time.monotonic())
-            self.wishes.take_request(
-                process, message, lambda kernel: status_in_words(self.kernel_json(kernel))
-            )
-        elif isinstance(message, Notify):
-            self._take_notify(process, message)
-        self.poke()
-
-    def shim_gone(self, connection: Connection, ending: Ending) -> None:
-        """A shim's connection ended; its process may live on."""
-        process = self.state.process_of(connection)
-        if process is None:
-            return
-        kernel = self.state.kernels[process.kernel_id]
-        self.state.disconnect(process)
-        process.silent_since = time.monotonic()
-        process.is_stopped = ending is Ending.SILENT
-        process.rooms.clear()
-        self.moves.process_gone(process, kernel)
-        self.poke()
 
     # ---- a pass
 
@@ -399,14 +344,6 @@ class Controller:
         self._queue = waiters(node, self.state.settings)
         self._outlooks = outlooks(now, node, self.state.settings) if self._queue else {}
 
-    def _take_notify(self, process: Process, message: Notify) -> None:
-        if message.kind is NotifyKind.WANT:
-            self.moves.process_wants(process)
-        elif message.kind is NotifyKind.LOT_END:
-            self.lots.take_back(process.key, message.number)
-        elif self.rooms.take_notify(process, message, time.monotonic()):
-            self._nvml.look()
-
     def _moved(self) -> None:
         """A move ended, or is to be tried again: the GPUs' figures may have changed."""
         self._nvml.look()
@@ -429,24 +366,6 @@ class Controller:
         if is_first or known != seen or self.state.reservations.entries:
             self.poke()
 
-    def _process_ended(self, process: Process) -> None:
-        kernel = self.state.kernels.get(process.kernel_id)
-        if kernel is None or process.key not in kernel.processes:
-            return
-        self.log.info("process %d of %s ended", process.pid, kernel.id)
-        connection = process.connection
-        self.state.disconnect(process)
-        if connection is not None:
-            connection.end(Ending.CLOSED, "the process has ended")
-        self.lots.forget(process.key, has_ended=True)
-        self._forget(process, kernel)
-
-    def _forget(self, process: Process, kernel: KernelRecord) -> None:
-        self.state.remove_process(process, time.monotonic())
-        self.moves.process_gone(process, kernel)
-        self._nvml.look()
-        self.poke()
-
     def _tidy(self, now: float) -> None:
         """End what nobody will answer, forget what is gone."""
         self.moves.look_for_lost_replies(now)
@@ -455,7 +374,7 @@ class Controller:
         self.accounts.tidy(now)
         self.servers.look()
         for process in self.state.stale_processes(now):
-            self._forget(process, self.state.kernels[process.kernel_id])
+            self._shims.forget(process)
         for kernel in list(self.state.kernels.values()):
             self.wishes.look_for_fulfilled(kernel)
             is_over = kernel.description is None or kernel.has_had_processes

@@ -1,0 +1,151 @@
+"""Hears shims: who came, what they say, who is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .access import Access
+from .cache_drops import CacheDrops
+from .connection import Connection, Ending
+from .lots import LotStock
+from .moves import Moves
+from .page import Page
+from .peers import ProcessWatch
+from .records import KernelRecord, Process
+from .rooms import Rooms
+from .snapshot import Kernel
+from .state import NodeState
+from .wire import CommandKind, Hello, Message, Notify, NotifyKind, Reply, Request, WireError
+from .wishes import Wishes
+from .words import status_in_words
+
+
+@dataclass(frozen=True)
+class Looks:
+    """What a shim's word has the controller look at."""
+
+    at: Callable[[KernelRecord, float], Kernel | None]  # one kernel's pages, at that moment
+    at_gpus: Callable[[], None]  # NVML's figures, soon
+    shown: Callable[[KernelRecord], dict[str, Any]]  # a kernel as its person sees it
+    poke: Callable[[], None]  # at everything, and decide
+
+
+class Shims:
+    """The links' listener (`connection.LinkListener`)."""
+
+    def __init__(
+        self,
+        state: NodeState,
+        access: Access,
+        log: logging.Logger,
+        *,
+        moves: Moves,
+        cache_drops: CacheDrops,
+        wishes: Wishes,
+        rooms: Rooms,
+        lots: LotStock,
+        looks: Looks,
+    ):
+        self._state = state
+        self._access = access
+        self._log = log
+        self._moves = moves
+        self._cache_drops = cache_drops
+        self._wishes = wishes
+        self._rooms = rooms
+        self._lots = lots
+        self._looks = looks
+
+    def shim_connected(self, connection: Connection, hello: Hello, page: Page) -> None:
+        """A shim said HELLO."""
+        now = time.monotonic()
+        identity = connection.identity
+        is_new = identity.scoped(hello.kernel_id) not in self._state.kernels
+        if is_new and self._state.count_of(identity.owner) >= self._access.limits.kernels:
+            page.close()
+            raise WireError(
+                f"{identity.name or 'its user'} has {self._access.limits.kernels} kernels already"
+            )
+        process = self._state.add_process(connection, hello, page, now)
+        if process.pid > 0:
+            try:
+                process.watch = ProcessWatch(process.pid, lambda: self._process_ended(process))
+            except ProcessLookupError:
+                asyncio.get_running_loop().call_soon(connection.end, Ending.CLOSED, "the process has ended")
+            except OSError as error:
+                self._log.warning("process %d cannot be watched: %s", process.pid, error)
+        self._log.info(
+            "hello from process %d (%s), kernel %s, %s, shim %s",
+            process.pid,
+            hello.command,
+            process.kernel_id,
+            process.data.state.name.lower(),
+            hello.shim_version,
+        )
+        self._looks.at(self._state.kernels[process.kernel_id], now)
+        self._moves.process_came(process)
+        self._looks.poke()
+
+    def shim_said(self, connection: Connection, message: Message) -> None:
+        """A shim has news, an answer or a request."""
+        process = self._state.process_of(connection)
+        if process is None:
+            return
+        if isinstance(message, Reply) and message.command is CommandKind.DROP_CACHES:
+            self._cache_drops.take_reply(process, message)
+        elif isinstance(message, Reply):
+            self._moves.take_reply(process, message)
+        elif isinstance(message, Request):
+            self._looks.at(self._state.kernels[process.kernel_id], time.monotonic())
+            self._wishes.take_request(
+                process, message, lambda kernel: status_in_words(self._looks.shown(kernel))
+            )
+        elif isinstance(message, Notify):
+            self._take_notify(process, message)
+        self._looks.poke()
+
+    def shim_gone(self, connection: Connection, ending: Ending) -> None:
+        """A shim's connection ended; its process may live on."""
+        process = self._state.process_of(connection)
+        if process is None:
+            return
+        kernel = self._state.kernels[process.kernel_id]
+        self._state.disconnect(process)
+        process.silent_since = time.monotonic()
+        process.is_stopped = ending is Ending.SILENT
+        process.rooms.clear()
+        self._moves.process_gone(process, kernel)
+        self._looks.poke()
+
+    def _take_notify(self, process: Process, message: Notify) -> None:
+        if message.kind is NotifyKind.WANT:
+            self._moves.process_wants(process)
+        elif message.kind is NotifyKind.LOT_END:
+            self._lots.take_back(process.key, message.number)
+        elif self._rooms.take_notify(process, message, time.monotonic()):
+            self._looks.at_gpus()
+
+    def _process_ended(self, process: Process) -> None:
+        kernel = self._state.kernels.get(process.kernel_id)
+        if kernel is None or process.key not in kernel.processes:
+            return
+        self._log.info("process %d of %s ended", process.pid, kernel.id)
+        connection = process.connection
+        self._state.disconnect(process)
+        if connection is not None:
+            connection.end(Ending.CLOSED, "the process has ended")
+        self._lots.forget(process.key, has_ended=True)
+        self.forget(process)
+
+    def forget(self, process: Process) -> None:
+        """It has ended, or is not heard of any more."""
+        kernel = self._state.kernels[process.kernel_id]
+        self._state.remove_process(process, time.monotonic())
+        self._moves.process_gone(process, kernel)
+        self._looks.at_gpus()
+        self._looks.poke()
