@@ -21,7 +21,7 @@ def test_a_full_panel_in_both_themes(gpu_machine, lab, open_lab):
     (work / "arrays.py").write_text(lab_cells.ARRAYS)
     gpu_machine.start_controller("--park-when=needed", "--idle-timeout=1")
     lab()
-    page = open_lab(width=1200, height=760)
+    page = open_lab(width=1200, height=800)
     done = work / "done"
     analysis = page.open_notebook("work/analysis.ipynb", lab_cells.array("table", TABLE))
     kept = page.open_notebook("work/tokenizer.ipynb", lab_cells.array("vocabulary", VOCABULARY))
