@@ -81,9 +81,9 @@ unsigned board_stride(void)
 	if (given && atoi(given) > 0)
 		return (unsigned)atoi(given);
 #ifdef SHIM_LINKED
-	return 6;
+	return 10;
 #else
-	return 3;
+	return 4;
 #endif
 }
 

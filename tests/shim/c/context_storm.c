@@ -4,7 +4,6 @@
 
 #define THREADS 4
 #define BYTES MiB(8)
-#define ROUNDS 20
 
 static _Atomic bool stop;
 static CUresult (*pop)(CUcontext *), (*push)(CUcontext);
@@ -105,7 +104,7 @@ static unsigned rounds_of(uint64_t until)
 {
 	unsigned deep = 0;
 
-	while (deep < ROUNDS && test_now_ns() < until) {
+	while (deep < test_rounds(18) && test_now_ns() < until) {
 		struct affinode_reply reply = park_deep();
 
 		if (reply.status == AFFINODE_OK && page_read().depth == AFFINODE_DEPTH_CONTEXT)

@@ -24,6 +24,8 @@ extern uint64_t test_seed;
 extern char test_step[640]; /* what is being tried now, for whoever reads of a failure */
 uint64_t test_random(uint64_t *state);
 uint64_t test_now_ns(void);
+/* How often to repeat what is different each time: a third of it under sanitizers, and TEST_ROUNDS times as often.  */
+unsigned test_rounds(unsigned usual);
 
 void test_say_page(void); /* what the shim says of itself, on stderr */
 _Noreturn void test_fail(const char *file, int line, const char *what, long value);

@@ -12,7 +12,6 @@
 #define LARGE_CHUNKS 40
 #define LARGE (LARGE_CHUNKS * MiB(2))
 #define SMALL 24
-#define ROUNDS 12
 #define PIECES 32     /* of the ring */
 #define RING (PIECES * MiB(2))
 #define IN_STRETCH 16 /* as many chunks as a slab has */
@@ -143,7 +142,7 @@ static void ring_is_counted(void)
 /* Blocks come and go, so that chunks lie in slots of many slabs.  */
 static void scattered(void)
 {
-	for (unsigned round = 0; round < ROUNDS; round++) {
+	for (unsigned round = 0; round < test_rounds(6); round++) {
 		snprintf(test_step, sizeof(test_step), "scattered, round %u", round);
 		for (unsigned i = 0; i < SMALL; i++) {
 			if (test_random(&state) % 2)

@@ -18,7 +18,7 @@ TEST_FLAVOURS := plain address thread
 
 SANITIZE_address := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 SANITIZE_thread := -fsanitize=thread
-TEST_CFLAGS := -std=gnu11 -O1 -g -fexceptions -fno-strict-aliasing -iquote src -iquote $(TEST_FOLDER) \
+TEST_CFLAGS := -std=gnu11 -O1 -g1 -fexceptions -fno-strict-aliasing -iquote src -iquote $(TEST_FOLDER) \
 	-Wall -Wextra -MMD -MP
 TEST_CXXFLAGS := $(filter-out -std=gnu11,$(TEST_CFLAGS)) -std=gnu++17
 
@@ -77,7 +77,7 @@ RUN_plain := $(TEST_RUN) LD_PRELOAD=$(abspath $(SHIM))
 # Leaks are not looked for: the driver, its threads and what the shim keeps for the process's life are never given back.
 RUN_address := $(TEST_RUN) ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0 UBSAN_OPTIONS=print_stacktrace=1
 # The driver is not instrumented, the real one never could be. Fixed addresses: its shadow does not fit every layout.
-RUN_thread := $(TEST_RUN) TSAN_OPTIONS=halt_on_error=1:ignore_noninstrumented_modules=1:suppressions=$(abspath $(TEST_FOLDER))/tsan.supp \
+RUN_thread := $(TEST_RUN) TSAN_OPTIONS=halt_on_error=1:atexit_sleep_ms=0:ignore_noninstrumented_modules=1:suppressions=$(abspath $(TEST_FOLDER))/tsan.supp \
 	setarch -R
 
 TEST_ALL := $(foreach flavour,$(TEST_FLAVOURS),$(TEST_PROGRAMS:%=$(TEST_BUILD)/$(flavour)/%))
