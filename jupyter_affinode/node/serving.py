@@ -34,7 +34,7 @@ def serve_queue(plan: Plan) -> None:
         if ahead:
             if backfill and _may_go_first(plan, waiter, needs, heads, ahead):
                 _give(plan, waiter, needs)
-            elif not _goes_elsewhere(plan, waiter, lines):
+            elif not (waiter.kernel.elsewhere and _goes_elsewhere(plan, waiter, lines)):
                 _stand(plan, heads, waiter, needs)
         elif is_hopeless(plan, waiter):
             if waiter.room is not None:
