@@ -222,7 +222,6 @@ class KernelRecord:
     resident_since: float = 0.0  # without a park in between; one that was revoked does not count
     reason: str | None = None
     moved_from: str | None = None  # the GPU that it had left, if it came back on another one last
-    last_text: str = ""
     parks_of_the_gone: int = 0
     resumes_of_the_gone: int = 0
     empty_since: float | None = None
