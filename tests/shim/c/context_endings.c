@@ -112,6 +112,17 @@ static pid_t child_begin(int *in, int *out)
 	return pid;
 }
 
+/* Parked, and the driver at work. A machine that is too slow for the mover's patience is told BUSY, once more then.  */
+static void begin_to_go(void)
+{
+	uint32_t park;
+
+	do {
+		park = controller_command(AFFINODE_COMMAND_PARK, AFFINODE_MOVE_CONTEXT);
+		UNTIL((controller_pump(), page_read().state == AFFINODE_STATE_PARKED || controller_replied(park)));
+	} while (page_read().state != AFFINODE_STATE_PARKED);
+}
+
 static void one(enum ending ending)
 {
 	struct neighbour neighbour;
@@ -125,8 +136,7 @@ static void one(enum ending ending)
 	CHECK_EQUAL(gpu_used_bytes(), 0);
 	if (ending == KILL_WHILE_GOING) {
 		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
-		controller_command(AFFINODE_COMMAND_PARK, AFFINODE_MOVE_CONTEXT);
-		PAGE_UNTIL(page.state == AFFINODE_STATE_PARKED); /* and the driver at work */
+		begin_to_go();
 	}
 	if (ending == KILL_WHILE_COMING)
 		controller_command(AFFINODE_COMMAND_RESUME, 0);
