@@ -122,7 +122,7 @@ async def test_a_hundred_thousand_outputs_with_a_stalled_reader_leave_nothing_op
     lost = tracker.cells.current is not None
     asked = time.monotonic()
     while tracker.cells.current is not None:
-        assert time.monotonic() < asked + 20, "the cell stayed open"
+        assert time.monotonic() < asked + 60, "the cell stayed open"
         tracker.gpu_idle(10.0)
         await asyncio.sleep(0.05)
     _, peak = tracemalloc.get_traced_memory()
