@@ -331,10 +331,14 @@ void staging_trim(void)
 	for (struct context *context = contexts_first(); context; context = context->next) {
 		struct ring *ring = context->ring;
 
-		/* after an error nobody knows what the GPU still copies */
-		if (ring && ring->pinned && !ring->in_use && !ring->uncertain && context->handle &&
-		    driver.cuCtxSetCurrent(context->handle) == CUDA_SUCCESS)
-			unpin(ring);
+		if (!ring || !ring->pinned || ring->in_use || !context->handle ||
+		    driver.cuCtxSetCurrent(context->handle) != CUDA_SUCCESS)
+			continue;
+		/* After an error the GPU may still be copying.  */
+		if (ring->uncertain && driver.cuStreamSynchronize(ring->stream) != CUDA_SUCCESS)
+			continue;
+		ring->uncertain = false;
+		unpin(ring);
 	}
 	driver.cuCtxSetCurrent(NULL);
 }
