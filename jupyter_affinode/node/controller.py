@@ -182,7 +182,7 @@ class Controller:
         settings = self.state.settings.changed(**changes)
         if self.access.is_shared and settings.depth == "context":
             raise SettingsRefused(NOT_FOR_MANY_USERS)
-        self.state.settings = settings
+        self.state.take_settings(settings)
         self.log.info("settings: %s", ", ".join(f"{name}={value}" for name, value in changes.items()))
         self.poke()
         return self.state.settings

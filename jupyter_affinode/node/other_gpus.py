@@ -7,6 +7,7 @@ GPU (depth.py), nobody may be there who could take the room unseen. The shim loo
 from __future__ import annotations
 
 from collections.abc import Iterable
+from io import RawIOBase
 from pathlib import Path
 
 from .gpus import GpuTable
@@ -18,6 +19,7 @@ from .settings import Settings
 from .wire import HelloFlag
 
 VISIBLE = b"CUDA_VISIBLE_DEVICES="
+ENVIRON_MAX = 256 << 10  # a process can say, by prctl, that its environment is as long as all of its memory
 
 
 def open_gpus(ours: Iterable[Process], gpus: GpuTable, settings: Settings) -> frozenset[str]:
@@ -51,18 +53,29 @@ def may_be_going_to(kernel: KernelRecord, gpus: GpuTable) -> list[str]:
 def read_visible(pid: int, proc: Path = Path("/proc")) -> tuple[str, ...] | None:
     """The GPUs that the process was started to see, as CUDA_VISIBLE_DEVICES has them; None: all.
 
-    Where that cannot be read, it is taken to see none but its own. What a program sets later, in itself, is not
-    known.
+    Where that cannot be read, or is too long, it is taken to see none but its own. What a program sets later, in
+    itself, is not known.
     """
     try:
-        variables = (proc / str(pid) / "environ").read_bytes().split(b"\0")
+        with (proc / str(pid) / "environ").open("rb", buffering=0) as file:
+            environ = _read_up_to(file, ENVIRON_MAX + 1)
     except OSError:
         return ()
-    for variable in variables:
+    if len(environ) > ENVIRON_MAX:
+        return ()
+    for variable in environ.split(b"\0"):
         if variable.startswith(VISIBLE):
             names = variable[len(VISIBLE) :].decode(errors="replace").split(",")
             return tuple(name.strip() for name in names)
     return None
+
+
+def _read_up_to(file: RawIOBase, most: int) -> bytes:
+    """The file's first bytes; /proc gives a page or so at a time."""
+    found = b""
+    while len(found) < most and (piece := file.read(most - len(found))):
+        found += piece
+    return found
 
 
 def _mover(kernel: KernelRecord) -> Process | None:

@@ -63,7 +63,7 @@ class Process:
     failed_resumes: int = 0  # one after the other, for another reason than room
     failed_resume_text: str = ""
     is_told_stuck: bool = False  # its owner was told
-    visible: tuple[str, ...] | None = None  # the GPUs that it was started to see (other_gpus.py); None: all
+    visible: tuple[str, ...] | None = ()  # the GPUs that it was started to see (other_gpus.py); None: all
 
     @property
     def is_parkable(self) -> bool:

@@ -103,7 +103,7 @@ class NodeState:
         parent = parent_of(pid) if pid > 0 else None
         process.parent = parent if parent is not None and parent > 1 else None
         process.started_at = started_at(connection.peer.pid, now)
-        process.visible = read_visible(pid) if hello.flags & HelloFlag.ELSEWHERE else None
+        self._look_what_it_sees(process)
         kernel = self.kernel(kernel_id, now)
         identity.mark(kernel)
         kernel.processes[key] = process
@@ -113,6 +113,12 @@ class NodeState:
         kernel.empty_since = None
         kernel.has_had_processes = True
         return process
+
+    def take_settings(self, settings: Settings) -> None:
+        """Go by new settings."""
+        self.settings = settings
+        for process in self.processes():
+            self._look_what_it_sees(process)
 
     def remove_process(self, process: Process, now: float) -> None:
         """A process ended, or is none of ours any more; the caller tells whoever waits for its reply."""
@@ -271,6 +277,15 @@ class NodeState:
             is_complete,
             speeds,
         )
+
+    def _look_what_it_sees(self, process: Process) -> None:
+        """Read which GPUs it was started to see, where it could go to others: it may be a stranger's process."""
+        if (
+            self.settings.depth == "context"
+            and process.connection is not None
+            and process.hello.flags & HelloFlag.ELSEWHERE
+        ):
+            process.visible = read_visible(process.pid)
 
     def _refresh_kernel(self, kernel: KernelRecord, now: float) -> None:
         residency = kernel.residency_now()

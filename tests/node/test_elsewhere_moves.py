@@ -14,11 +14,11 @@ from fake_shim import GPU, MIB, OK, PARKED, REFUSED, RESIDENT, RESUME, RESUMING,
 from test_depth import CONTEXT_FLAG, DeepShim
 from test_notices import Listening
 
-from jupyter_affinode.node import controller
+from jupyter_affinode.node import controller, state
 from jupyter_affinode.node.gpus import GpuTable
 from jupyter_affinode.node.history_options import HistoryOptions
 from jupyter_affinode.node.nvml import NvmlGpu, NvmlSample
-from jupyter_affinode.node.other_gpus import open_gpus, other_gpus, read_visible
+from jupyter_affinode.node.other_gpus import ENVIRON_MAX, open_gpus, other_gpus, read_visible
 from jupyter_affinode.node.page import Depth, PageGpu, State
 from jupyter_affinode.node.records import KernelRecord
 from jupyter_affinode.node.settings import GIB, Settings
@@ -264,7 +264,26 @@ def test_what_a_process_was_started_to_see(tmp_path):
         (b"CUDA_VISIBLE_DEVICES=\0", ("",)),
         (b"NOT_CUDA_VISIBLE_DEVICES=1\0", None),
         (b"", None),
+        (b"CUDA_VISIBLE_DEVICES=1\0".ljust(ENVIRON_MAX, b"\0"), ("1",)),
+        (b"CUDA_VISIBLE_DEVICES=1\0".ljust(ENVIRON_MAX + 1, b"\0"), ()),
     ):
         file.write_bytes(written)
         assert read_visible(12, tmp_path) == seen
     assert read_visible(13, tmp_path) == (), "what cannot be read allows nothing"
+
+
+def test_what_processes_see_is_read_only_where_they_could_go_elsewhere(
+    node, nvml, mover, wait_until, monkeypatch
+):
+    """On a machine of many people, for one, nothing of a stranger's process is read for this."""
+    read = []
+    monkeypatch.setattr(state, "read_visible", lambda pid: read.append(pid))
+    machine = node(nvml=nvml, low_watermark=0.0)
+    mover("k", resident=300 * MIB)
+    wait_until(lambda: machine.kernel("k"))
+    assert not read
+    assert machine.ask("PATCH", "/policy", {"depth": "context"})[0] == 200
+    assert read == [os.getpid()], "it was there before"
+    mover("l", resident=300 * MIB)
+    wait_until(lambda: machine.kernel("l"))
+    assert len(read) == 2
