@@ -142,7 +142,13 @@ def _give(plan: Plan, waiter: Waiter, needs: Mapping[str, int]) -> None:
 
 def _is_too_fresh(plan: Plan, waiter: Waiter) -> bool:
     """Whether an allocation has just failed: only a figure that is newer can say that there is room."""
-    return waiter.room is not None and plan.node.gpus[waiter.room.gpu].sampled_at < waiter.since
+    return waiter.room is not None and not _is_known_since(plan, waiter.room.gpu, waiter.since)
+
+
+def _is_known_since(plan: Plan, uuid: str, moment: float) -> bool:
+    """Whether there is a figure of the GPU from `moment` or later; none of one that nobody names any more."""
+    gpu = plan.node.gpus.get(uuid)
+    return gpu is not None and gpu.sampled_at >= moment
 
 
 def _may_try_blindly(plan: Plan, waiter: Waiter, needs: Mapping[str, int]) -> bool:
@@ -166,7 +172,7 @@ def _may_come_back(plan: Plan, kernel: Kernel, room: RoomRequest) -> bool:
 
 def _deny_when_sure(plan: Plan, waiter: Waiter, room: RoomRequest) -> None:
     """Let the program see its out-of-memory, once the figures that say so are newer than its request."""
-    is_fresh = plan.node.gpus[room.gpu].sampled_at > waiter.since
+    is_fresh = _is_known_since(plan, room.gpu, waiter.since)
     if not waiter.kernel.hopeless and not (is_fresh and plan.now - waiter.since >= DENY_AFTER_S):
         return
     exceeded = plan.limits.exceeded(waiter)

@@ -181,6 +181,16 @@ def test_a_grants_cap_is_a_limit_too_and_the_lower_one_counts():
     assert decide(NOW, node(*roomy, **machine), LIMITED) == []
 
 
+@pytest.mark.parametrize("change", [{}, {"hopeless": True}, {"user": "ann"}, {"wants_since": NOW - 9}])
+def test_an_allocation_on_a_gpu_that_nobody_names_any_more_keeps_nobody_from_being_served(change):
+    """A page named it while the allocation was asked for, and then no longer."""
+    policy = NEEDED.changed(user_limits="ann=1GiB")
+    gone = replace(asks(resident("gone"), 2 * GIB, waits=9, gpu="GPU-gone"), **change)
+    actions = decide(NOW, node(gone, parked("other", waits=5), free=8 * GIB), policy)
+    assert [action.kernel_id for action in actions if isinstance(action, Resume)] == ["other"]
+    assert not any(isinstance(action, GrantRoom) for action in actions)
+
+
 def test_groups_share_their_limit():
     policy = NEEDED.changed(group_limits="students=10GiB")
     kernels = [
