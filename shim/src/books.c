@@ -51,7 +51,12 @@ void books_leave(struct books_pass *pass)
 
 CUresult books_wait(void)
 {
-	return gate_wait(AFFINODE_CLASS_HOST);
+	return gate_wait(AFFINODE_CLASS_HOST, false);
+}
+
+CUresult books_wait_or_give_up(void)
+{
+	return gate_wait(AFFINODE_CLASS_HOST, true);
 }
 
 static bool anyone_inside(void)

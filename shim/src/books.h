@@ -25,6 +25,9 @@ void books_leave(struct books_pass *pass);
 
 /* Wait until the process is on the GPU: CUDA_SUCCESS, or what the call is to return instead.  */
 CUresult books_wait(void);
+
+/* The same for a call that an interrupt may end with an error.  */
+CUresult books_wait_or_give_up(void);
 bool books_are_closed(void);
 
 /* Close and wait until nobody is inside, `drain_ns` at most: 0, or -EBUSY and open again.  */

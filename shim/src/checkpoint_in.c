@@ -148,6 +148,13 @@ static bool is_on(const uint8_t *gpu)
 	return device && !why && memcmp(device->uuid, gpu, 16) == 0;
 }
 
+/* That GPU's lock alone: others come back on theirs meanwhile. Where somebody has removed its file, all of them, made anew.  */
+static bool lock_to_come_back(const uint8_t *gpu)
+{
+	return checkpoint_lock_gpus(gpu, LOCK_TO_COME_BACK_NS) &&
+	       (gpu_lock_is_held(gpu) || checkpoint_lock_gpus(NULL, LOCK_TO_COME_BACK_NS));
+}
+
 enum affinode_status checkpoint_in(const uint8_t *to, char *why, size_t size)
 {
 	enum affinode_status status;
@@ -161,7 +168,7 @@ enum affinode_status checkpoint_in(const uint8_t *to, char *why, size_t size)
 	}
 	if (to && memcmp(checkpoint_left.device->uuid, to, 16) == 0)
 		to = NULL;
-	if (!checkpoint_lock_gpus(to, LOCK_TO_COME_BACK_NS)) {
+	if (!lock_to_come_back(to ? to : checkpoint_left.device->uuid)) {
 		snprintf(why, size, "another kernel is resuming");
 		return AFFINODE_NO_GPU_ROOM;
 	}

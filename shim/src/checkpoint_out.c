@@ -14,6 +14,7 @@
 #include "gate.h"
 #include "gpu_lock.h"
 #include "gpu_memory.h"
+#include "host_memory.h"
 #include "log.h"
 #include "managed.h"
 #include "nvml_gate.h"
@@ -143,6 +144,16 @@ static const char *hold(void)
 	return "the driver could not checkpoint the process";
 }
 
+/* Host memory that the driver takes for what is still on the GPU: it fills a buffer of that size.  */
+static uint64_t image_bytes(const struct device *device, const struct gpu_memory *before)
+{
+	uint64_t bytes = CONTEXT_BYTES;
+
+	for (int reason = 0; reason < AFFINODE_FIXED_REASONS; reason++)
+		bytes += tally_bytes(device_index(device), reason);
+	return before->own_bytes ? before->own_bytes : bytes;
+}
+
 static bool somebody_waits(void)
 {
 	return gate_calls_waiting() || atomic_load(&gate.dying);
@@ -157,7 +168,7 @@ enum affinode_status checkpoint_out(char *why, size_t size)
 	snprintf(why, size, "%s", "");
 	if (!in_the_way)
 		slabs_unregister(somebody_waits);
-	if (!in_the_way && !checkpoint_lock_gpus(NULL, LOCK_TO_GO_NS))
+	if (!in_the_way && !checkpoint_lock_gpus(device->uuid, LOCK_TO_GO_NS))
 		in_the_way = "another kernel is resuming";
 	if (!in_the_way && !gpu_lock_is_held(device->uuid))
 		in_the_way = "no lock can be had for the GPU";
@@ -167,6 +178,8 @@ enum affinode_status checkpoint_out(char *why, size_t size)
 		in_the_way = "the GPU is divided (MIG)";
 	if (!in_the_way && before.total_bytes < CONTEXT_BYTES + SPARE_BYTES)
 		in_the_way = "the GPU is too small to be sure of the way back";
+	if (!in_the_way && host_memory_left() < image_bytes(device, &before) + host_memory_reserve())
+		in_the_way = "host memory is short";
 	if (!in_the_way && somebody_waits())
 		in_the_way = "a CUDA call waits";
 	if (!in_the_way && (!shadows_take() || books_close(DRAIN_NS) != 0))

@@ -233,9 +233,10 @@ static bool is_held(enum affinode_class class_)
 	return class_ == AFFINODE_CLASS_HOST ? books_are_closed() : gate_is_closed();
 }
 
-/* Sleep until the gate opens: CUDA_SUCCESS, or what the call is to return instead.  */
-static CUresult wait_at_gate(struct slot *slot, enum affinode_class class_)
+/* Sleep until the gate opens: CUDA_SUCCESS, or what the call is to return instead. Who gives up may be cancelled.  */
+static CUresult wait_at_gate(struct slot *slot, enum affinode_class class_, bool gives_up)
 {
+	enum affinode_class judged = gives_up && !may_be_cancelled(class_) ? AFFINODE_CLASS_SYNC : class_;
 	uint32_t cancels = atomic_load(&gate.cancels);
 	uint64_t since = clock_ns();
 	CUresult result = CUDA_SUCCESS;
@@ -246,12 +247,12 @@ static CUresult wait_at_gate(struct slot *slot, enum affinode_class class_)
 
 		if (!is_held(class_))
 			break;
-		result = gate_verdict(class_, cancels);
+		result = gate_verdict(judged, cancels);
 		if (result != CUDA_SUCCESS)
 			break;
 		if (!atomic_exchange(&slot->waiting, 1))
 			link_wake();
-		if (may_be_cancelled(class_) && watches == link_is_connected()) {
+		if (gives_up && watches == link_is_connected()) {
 			watches = !watches;
 			watches ? interrupts_watch() : interrupts_leave();
 		} else if (watches) {
@@ -267,12 +268,12 @@ static CUresult wait_at_gate(struct slot *slot, enum affinode_class class_)
 	return result;
 }
 
-CUresult gate_wait(enum affinode_class class_)
+CUresult gate_wait(enum affinode_class class_, bool gives_up)
 {
 	struct slot *slot = slot_own();
 
 	if (slot)
-		return wait_at_gate(slot, class_);
+		return wait_at_gate(slot, class_, gives_up);
 	clock_sleep_ns(MS_NS);
 	return CUDA_SUCCESS;
 }
@@ -325,7 +326,7 @@ CUresult gate_enter_slow(struct gate_pass *pass, enum affinode_class class_)
 		/* At memory depth the context lives and all work was drained: there is nothing to wait for.  */
 		if (class_ == AFFINODE_CLASS_SYNC && shim_is_parked())
 			return (CUresult)atomic_load(&gate.broken);
-		CUresult result = wait_at_gate(slot, class_);
+		CUresult result = wait_at_gate(slot, class_, may_be_cancelled(class_));
 		if (result != CUDA_SUCCESS)
 			return result;
 	}

@@ -121,8 +121,9 @@ void gate_set_dying(void);
  * CUDA_SUCCESS: there is.  */
 void gate_set_broken(CUresult error);
 
-/* Wait as a call of that class that wants the GPU: CUDA_SUCCESS, or what it is to return instead.  */
-CUresult gate_wait(enum affinode_class class_);
+/* Wait as a call of that class that wants the GPU: CUDA_SUCCESS, or what it is to return instead. `gives_up`: an interrupt ends
+ * the wait, whatever the class.  */
+CUresult gate_wait(enum affinode_class class_, bool gives_up);
 void gate_wake_waiters(void);
 
 /* What a waiter elsewhere (an allocation that waits for room) has to return, given the `gate.cancels` it began with:

@@ -26,7 +26,7 @@ static W call_int(void *const *target, INT_PARAMETERS)
 	W result;
 
 	while (!books_enter(&pass))
-		if (books_wait() != CUDA_SUCCESS)
+		if (books_wait_or_give_up() != CUDA_SUCCESS)
 			return REFUSED;
 	result = ((int_fn)*target)(INT_ARGUMENTS);
 	atomic_store(&asked_ns, clock_ns());

@@ -17,6 +17,15 @@ static void find_functions(void)
 	CHECK(nvml_symbol("nvmlNoSuchFunction") == NULL);
 }
 
+/* The person interrupts: no answer, and nothing else has happened.  */
+static void *give_up(void *unused)
+{
+	(void)unused;
+	CHECK_EQUAL(nvml_init(), 999);
+	CHECK_EQUAL(page_read().depth, AFFINODE_DEPTH_CONTEXT);
+	return NULL;
+}
+
 static void *count_gpus(void *unused)
 {
 	unsigned count = 0;
@@ -45,6 +54,11 @@ int main(int argc, char **argv)
 	CHECK_EQUAL(launch_pattern(NULL, block, BYTES, 31), CUDA_SUCCESS);
 	CUDA(CtxSynchronize());
 	park_deep_surely();
+	thread_start(&thread, give_up, NULL);
+	controller_noticed(AFFINODE_NOTIFY_WANT, NULL);
+	controller_command(AFFINODE_COMMAND_CANCEL, 0);
+	thread_join(thread);
+	PAGE_UNTIL(page.state == AFFINODE_STATE_PARKED);
 	thread_start(&thread, count_gpus, NULL);
 	controller_noticed(AFFINODE_NOTIFY_WANT, NULL);
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_QUEUED);
