@@ -34,25 +34,15 @@ static const char *name_of(int error)
 	return NULL;
 }
 
-static CUresult error_of(CUcontext handle)
+static bool lasts(CUresult error)
 {
-	CUresult result = driver.cuCtxSetCurrent(handle);
-
-	if (result == CUDA_SUCCESS)
-		result = driver.cuStreamQuery(CU_STREAM_LEGACY);
-	return name_of(result) ? result : CUDA_SUCCESS;
+	return name_of(error) != NULL;
 }
 
 CUresult broken_look(void)
 {
-	CUresult error = CUDA_SUCCESS;
+	CUresult error = contexts_error(lasts);
 
-	for (struct context *context = contexts_first(); context && error == CUDA_SUCCESS; context = context->next) {
-		CUcontext handle = context->handle;
-
-		error = handle ? error_of(handle) : CUDA_SUCCESS;
-	}
-	driver.cuCtxSetCurrent(NULL);
 	if (error != CUDA_SUCCESS && atomic_exchange(&broken_error, error) == CUDA_SUCCESS) {
 		page_set_flags(AFFINODE_PAGE_UNPARKABLE, 0);
 		log_line("a CUDA context has failed: error %d", error);

@@ -9,8 +9,8 @@
 
 #include "cuda_types.h"
 
-/* Ask every context; of the mover alone, with the driver there. CUDA_SUCCESS: none has failed. The page says so while one
- * has, and the process is not asked to park.  */
+/* Ask every context; of the mover alone, with the driver there. CUDA_SUCCESS: none has failed, or a stream capture is open,
+ * during which nobody is asked. The page says so while one has, and the process is not asked to park.  */
 CUresult broken_look(void);
 
 /* What happened, for the person.  */

@@ -305,6 +305,28 @@ const char *gpu_busy(void)
 	return busy;
 }
 
+static CUresult context_error(const struct context *context)
+{
+	CUresult result;
+
+	if (!context->handle)
+		return CUDA_SUCCESS;
+	result = driver.cuCtxSetCurrent(context->handle);
+	return result == CUDA_SUCCESS ? driver.cuStreamQuery(CU_STREAM_LEGACY) : result;
+}
+
+CUresult contexts_error(bool (*lasts)(CUresult))
+{
+	CUresult error = CUDA_SUCCESS;
+
+	pthread_mutex_lock(&contexts_lock);
+	for (struct context *context = contexts_first(); context && !captures_count && !lasts(error); context = context->next)
+		error = context_error(context);
+	driver.cuCtxSetCurrent(NULL);
+	pthread_mutex_unlock(&contexts_lock);
+	return lasts(error) ? error : CUDA_SUCCESS;
+}
+
 bool gpu_synchronise(void)
 {
 	bool done = true;

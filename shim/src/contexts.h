@@ -53,6 +53,10 @@ unsigned captures_open(void);
  * Called by the mover alone.  */
 const char *gpu_busy(void);
 
+/* The first error of a context that `lasts`; CUDA_SUCCESS: none, or a stream capture is open, which the question itself would
+ * invalidate. Never blocks. Called by the mover alone, with relaxed capture rules.  */
+CUresult contexts_error(bool (*lasts)(CUresult));
+
 /* Wait for every context's work, per-thread default streams included; false on error.  */
 bool gpu_synchronise(void);
 

@@ -64,7 +64,7 @@ int main(int argc, char **argv)
 {
 	unsigned parks = 0, refused = 0;
 	pthread_t thread;
-	CUstream stream;
+	CUstream stream, blocking;
 
 	test_begin(argc, argv, 40);
 	cuda_start();
@@ -72,9 +72,12 @@ int main(int argc, char **argv)
 	CUDA(MemAlloc(&block, MiB(2)));
 	CHECK_EQUAL(launch_pattern(NULL, block, MiB(2), 71), CUDA_SUCCESS);
 	CUDA(StreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	CUDA(StreamCreate(&blocking, 0)); /* any question to the legacy stream would end its capture */
 	CUDA(CtxSynchronize());
-	for (int mode = 0; mode < 3; mode++)
+	for (int mode = 0; mode < 3; mode++) {
 		capture(stream, mode, 3, park_meanwhile);
+		capture(blocking, mode, 3, park_meanwhile);
+	}
 	PAGE_UNTIL(page.captures == 0);
 
 	/* Begun at any moment of the mover's look.  */
