@@ -35,7 +35,7 @@ def other_gpus(kernel: KernelRecord, are_open: frozenset[str], gpus: GpuTable, n
     if not are_open or kernel.wants_since is None:
         return ()
     process = _mover(kernel)
-    if process is None or process.data.depth is not Depth.CONTEXT:
+    if process is None or process.connection is None or process.data.depth is not Depth.CONTEXT:
         return ()
     return tuple(
         gpu.uuid
@@ -45,7 +45,10 @@ def other_gpus(kernel: KernelRecord, are_open: frozenset[str], gpus: GpuTable, n
 
 
 def may_be_going_to(kernel: KernelRecord, gpus: GpuTable) -> list[str]:
-    """The other GPUs that a resume which an earlier controller began may be on the way to: its page does not say."""
+    """The other GPUs that a resume may be on the way to that is none of ours, or none any more: its page does not say.
+
+    An earlier controller began it, or its process was stopped in the midst of it, and goes on when it is continued.
+    """
     process = _mover(kernel)
     return [] if process is None else [gpu.uuid for gpu in _alike(process, gpus)]
 
@@ -81,7 +84,7 @@ def _read_up_to(file: RawIOBase, most: int) -> bytes:
 def _mover(kernel: KernelRecord) -> Process | None:
     """The one process of a kernel that knows how to come back elsewhere; None if there are several, or none."""
     processes = [process for process in kernel.processes.values() if process.data.state is not State.NONE]
-    if len(processes) != 1 or processes[0].connection is None:
+    if len(processes) != 1:
         return None
     return processes[0] if processes[0].hello.flags & HelloFlag.ELSEWHERE else None
 

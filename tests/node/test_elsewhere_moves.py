@@ -18,7 +18,7 @@ from jupyter_affinode.node import controller, state
 from jupyter_affinode.node.gpus import GpuTable
 from jupyter_affinode.node.history_options import HistoryOptions
 from jupyter_affinode.node.nvml import NvmlGpu, NvmlSample
-from jupyter_affinode.node.other_gpus import ENVIRON_MAX, open_gpus, other_gpus, read_visible
+from jupyter_affinode.node.other_gpus import ENVIRON_MAX, may_be_going_to, open_gpus, other_gpus, read_visible
 from jupyter_affinode.node.page import Depth, PageGpu, State
 from jupyter_affinode.node.records import KernelRecord
 from jupyter_affinode.node.settings import GIB, Settings
@@ -195,6 +195,9 @@ def test_a_controller_that_finds_it_on_its_way_reserves_wherever_it_may_be_going
 # ---- who may, and where
 
 
+SOME = object()
+
+
 def table(**changes):
     """Two GPUs, of which the second is changed."""
     home = NvmlGpu("GPU-home", 0, "H200", TOTAL, 0, TOTAL, 0, frozenset({7}))
@@ -204,11 +207,19 @@ def table(**changes):
     return gpus
 
 
-def process(*, visible=None, depth=Depth.CONTEXT, flags=HelloFlag.ELSEWHERE, gpus=1, state=State.QUEUED):
+def process(
+    *,
+    visible=None,
+    depth=Depth.CONTEXT,
+    flags=HelloFlag.ELSEWHERE,
+    gpus=1,
+    state=State.QUEUED,
+    connection=SOME,
+):
     memory = tuple(PageGpu(uuid, 0, GIB, (0,) * 8) for uuid in ("GPU-home", "GPU-more")[:gpus])
     data = SimpleNamespace(state=state, depth=depth, gpus=memory)
     hello = SimpleNamespace(flags=flags)
-    return SimpleNamespace(data=data, hello=hello, connection=object(), visible=visible, pid=7)
+    return SimpleNamespace(data=data, hello=hello, connection=connection, visible=visible, pid=7)
 
 
 def kernel(*processes, wants=1.0, **fields):
@@ -238,6 +249,7 @@ OURS = [SimpleNamespace(pid=7), SimpleNamespace(pid=8)]
         (kernel(process(flags=HelloFlag.CONTEXT)), {}, DEEP, False),
         (kernel(process(gpus=2)), {}, DEEP, False),
         (kernel(process(), process()), {}, DEEP, False),
+        (kernel(process(connection=None)), {}, DEEP, False),
         (kernel(), {}, DEEP, False),
         (kernel(process()), {"name": "H100"}, DEEP, False),
         (kernel(process()), {"total_bytes": TOTAL - 1}, DEEP, False),
@@ -254,6 +266,12 @@ def test_who_may_come_back_elsewhere(of, gpu, policy, found):
     known = gpus.measured["GPU-other"]
     gpus.sample = replace(gpus.sample, gpus=(gpus.measured["GPU-home"], replace(known, pids=pids)))
     assert other_gpus(of, open_gpus(OURS, gpus, policy), gpus, 10.0) == (("GPU-other",) if found else ())
+
+
+def test_who_is_stopped_on_its_way_keeps_the_room_where_it_may_be_going():
+    """Nobody says any more where that is; it goes on when it is continued."""
+    stopped = kernel(process(state=State.RESUMING, connection=None))
+    assert may_be_going_to(stopped, table()) == ["GPU-other"]
 
 
 def test_what_a_process_was_started_to_see(tmp_path):
