@@ -267,10 +267,14 @@ class FakeShim:
             self.page.write()
         self.send(notify(STATE))
 
-    def close(self) -> None:
-        """Hang up; the process lives on."""
+    def hang_up(self) -> None:
+        """End the connection; the process lives on."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Hang up, for good."""
+        self.hang_up()
         self._thread.join(timeout=10)
         self._socket.close()
         self.page.close()

@@ -296,6 +296,15 @@ def test_park_and_resume_by_the_api(node, shim, wait_until):
     assert machine.ask("POST", "/kernels/k/resume", {})[0] == 200
 
 
+def test_a_resume_of_who_cannot_be_told_is_not_called_done(node, shim, wait_until):
+    machine = node()
+    shim("k", parked=300 * MIB).hang_up()
+    wait_until(lambda: (machine.kernel("k") or {"tracked": True})["tracked"] is False)
+    status, answer = machine.ask("POST", "/kernels/k/resume", {})
+    assert (status, answer["error"]) == (409, "too-late")
+    assert machine.kernel("k")["residency"] == "parked"
+
+
 def test_a_park_that_was_asked_for_is_tried_again_while_the_kernel_is_busy(node, shim, wait_until):
     machine = node()
     kernel = shim("k", resident=300 * MIB)
