@@ -44,7 +44,7 @@ class KernelHandler(Handler):
     def delete(self, kernel_id: str) -> None:
         """DELETE /kernels/{id}: it was shut down. Processes that are left keep it until they end."""
         kernel = self.kernel(kernel_id)
-        kernel.description = None
+        kernel.description = kernel.described_by = None  # else it lasts as long as its server
         kernel.is_tracked = kernel.cell_open = False
         if not kernel.processes:
             del self.controller.state.kernels[kernel.id]

@@ -9,11 +9,23 @@ import subprocess
 import sys
 import time
 
+from fake_shim import MIB
+
+from jupyter_affinode.node import controller, state
 from jupyter_affinode.node.host import host_memory
 from jupyter_affinode.node.servers import ServerWatch
 from jupyter_affinode.node.settings import Settings
 from jupyter_affinode.node.state import NodeState
 
+SPEAKS = """
+import sys
+from pathlib import Path
+from live_machine import UnixConnection
+connection = UnixConnection(Path(sys.argv[1]))
+connection.request("PUT", "/api/v1/kernels/k", '{"name": "a notebook", "server": "a server"}')
+print(connection.getresponse().status, flush=True)
+input()
+"""
 WAITS = [sys.executable, "-c", "input()"]
 
 
@@ -66,6 +78,31 @@ def test_when_a_server_ends_its_kernels_are_described_by_nobody():
         assert kernel.description is None and not kernel.cell_open
 
     with_watch(body)
+
+
+def test_what_was_shut_down_is_forgotten_with_its_last_process_though_its_server_lives(
+    node, shim, wait_until, monkeypatch
+):
+    monkeypatch.setattr(controller, "EMPTY_KERNEL_LASTS_S", 0.1)
+    monkeypatch.setattr(state, "HUNG_UP_FORGOTTEN_S", 0.1)
+    machine = node()
+    left = shim("k", resident=300 * MIB)
+    wait_until(lambda: machine.kernel("k"))
+    speaker = subprocess.Popen(
+        [sys.executable, "-c", SPEAKS, machine.socket],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    try:
+        assert speaker.stdout.readline() == b"200\n"
+        assert machine.ask("DELETE", "/kernels/k")[0] == 204
+        assert machine.kernel("k")["processes"]
+        left.hang_up()
+        wait_until(lambda: machine.kernel("k") is None)
+    finally:
+        end(speaker)
+        speaker.stdout.close()
 
 
 def test_a_server_that_has_ended_before_its_word_is_heard_keeps_no_kernel_alive():
