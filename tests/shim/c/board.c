@@ -80,10 +80,11 @@ unsigned board_stride(void)
 
 	if (given && atoi(given) > 0)
 		return (unsigned)atoi(given);
+	/* Odd, for programs change with the step's number what they do.  */
 #ifdef SHIM_LINKED
-	return 10;
+	return 9;
 #else
-	return 4;
+	return 5;
 #endif
 }
 
