@@ -100,19 +100,26 @@ const char *checkpoint_objection(void)
 	return objection(&device);
 }
 
-/* What the driver will need again. Nobody of ours takes memory meanwhile, so the difference is this process's; if others give
- * some back, it is too large, which is the safe side.  */
+/* What the driver will need again, at least the memory that only it can move. Too much keeps the process off the GPU for
+ * as long as others use it; too little may lose it. `after` NULL: nobody knows.
+ *
+ * None of ours takes memory meanwhile, so the difference is this process's, unless others end or free theirs meanwhile: no
+ * more than what NVML says is its own, where it does, and as much again as a context takes.  */
 static uint64_t bytes_to_come_back(const struct gpu_memory *before, const struct gpu_memory *after)
 {
-	uint64_t bytes = before->used_bytes > after->used_bytes ? before->used_bytes - after->used_bytes : 0;
-	uint64_t least = 0;
+	uint64_t own = before->own_bytes, most = (own ? own : before->used_bytes) + CONTEXT_BYTES;
+	uint64_t bytes = most, least = 0;
 
 	for (int reason = 0; reason < AFFINODE_FIXED_REASONS; reason++)
 		least += tally_bytes(device_index(checkpoint_left.device), reason);
-	if (!bytes && !before->own_bytes)
+	if (after)
+		bytes = before->used_bytes > after->used_bytes ? before->used_bytes - after->used_bytes : 0;
+	if (!bytes && !own)
 		least += CONTEXT_BYTES;
-	if (bytes < before->own_bytes)
-		bytes = before->own_bytes;
+	if (bytes > most)
+		bytes = most;
+	if (bytes < own)
+		bytes = own;
 	return bytes > least ? bytes : least;
 }
 
@@ -164,6 +171,7 @@ enum affinode_status checkpoint_out(char *why, size_t size)
 	struct device *device = NULL;
 	struct gpu_memory before, after;
 	const char *in_the_way = objection(&device);
+	bool unknown;
 
 	snprintf(why, size, "%s", "");
 	if (!in_the_way)
@@ -199,9 +207,8 @@ enum affinode_status checkpoint_out(char *why, size_t size)
 		return AFFINODE_REFUSED;
 	}
 	checkpoint_left.device = device;
-	checkpoint_left.context_bytes = gpu_memory_look(device->uuid, LOOK_TO_GO_NS, &after)
-						? before.used_bytes + CONTEXT_BYTES
-						: bytes_to_come_back(&before, &after);
+	unknown = gpu_memory_look(device->uuid, LOOK_TO_GO_NS, &after) != NULL;
+	checkpoint_left.context_bytes = bytes_to_come_back(&before, unknown ? NULL : &after);
 	checkpoint_set_out(true);
 	page_set_context_bytes(checkpoint_left.context_bytes);
 	page_set_depth(AFFINODE_DEPTH_CONTEXT);

@@ -5,6 +5,8 @@
 #include "depth.h"
 #include "harness.h"
 
+#include <sys/resource.h>
+
 static const char *const pluses[] = {"", "+"};
 static unsigned deep, shallow, refused;
 
@@ -79,6 +81,61 @@ static bool foreign_takes_room(unsigned nth)
 	return met > 0;
 }
 
+/* With room for no descriptor more nobody can be asked about the GPU.  */
+static void set_descriptors(rlim_t most)
+{
+	struct rlimit limit;
+
+	CHECK_EQUAL(getrlimit(RLIMIT_NOFILE, &limit), 0);
+	limit.rlim_cur = most < limit.rlim_max ? most : limit.rlim_max;
+	CHECK_EQUAL(setrlimit(RLIMIT_NOFILE, &limit), 0);
+}
+
+/* Park beside a foreign process that ends meanwhile, or with no answer to the look at what was given up.  */
+static void park_beside(bool it_ends)
+{
+	do {
+		uint32_t epoch;
+
+		come_back();
+		board_arm(it_ends ? "cuCheckpointProcessCheckpoint:TAKE=0:1" : "cuCheckpointProcessCheckpoint:HOLD:1");
+		epoch = controller_command(AFFINODE_COMMAND_PARK, AFFINODE_MOVE_CONTEXT);
+		UNTIL((controller_pump(), controller_replied(epoch) || board_holds()));
+		if (!it_ends)
+			set_descriptors(0);
+		board_disarm();
+		controller_reply(epoch);
+		set_descriptors(RLIM_INFINITY);
+	} while (page_read().depth != AFFINODE_DEPTH_CONTEXT);
+}
+
+/* What others used is not what it needs to come back, whatever they do meanwhile.  */
+static void others_are_not_counted(void)
+{
+	uint64_t alone;
+
+	park_deep_surely();
+	alone = page_read().context_bytes;
+	CHECK(alone > 0);
+	for (int it_ends = 0; it_ends < 2; it_ends++) {
+		snprintf(test_step, sizeof(test_step), "a foreign process %s", it_ends ? "ends meanwhile" : "stays");
+		come_back();
+		board_arm("*:TAKE=1536MiB:1");
+		CUDA(CtxSynchronize());
+		CHECK_EQUAL(board_disarm(), 1);
+		park_beside(it_ends);
+		CHECK(page_read().context_bytes >= alone);
+		CHECK(page_read().context_bytes <= alone + MiB(1024));
+		come_back(); /* whether it is still there or not */
+		board_arm("*:TAKE=0:1");
+		CUDA(CtxSynchronize());
+		board_disarm();
+		contents_are_right();
+		park_deep_surely();
+	}
+	come_back();
+}
+
 int main(int argc, char **argv)
 {
 	unsigned nth, restoring;
@@ -106,6 +163,7 @@ int main(int argc, char **argv)
 	for (nth = restoring == 1 ? 2 : 1; foreign_takes_room(nth); nth++)
 		nth += nth + 1 == restoring;
 	printf("the GPU full at calls up to %u but %u\n", nth - 1, restoring);
+	others_are_not_counted();
 	printf("%u refused; afterwards %u deep, %u at memory depth\n", refused, deep, shallow);
 	return 0;
 }
