@@ -48,7 +48,11 @@ def look_elsewhere(plan: Plan, waiter: Waiter, lines: Lines, *, is_first: bool) 
     """
     if not waiter.kernel.elsewhere:
         return Found.NOTHING  # most of hundreds: at once
-    choices = elsewhere(waiter, lines.heads.keys() | lines.closed)
+    choices = [
+        there
+        for there in elsewhere(waiter, lines.heads.keys() | lines.closed)
+        if _could_fit(plan, there)  # else it would hold up for ever whom there is room for
+    ]
     if not choices:
         return Found.NOTHING
     fitting = [there for there in choices if plan.fits(plan.limits.needs(there), _beside(plan, there))]
@@ -128,6 +132,14 @@ def _beside(plan: Plan, there: Waiter) -> int:
     gpu = plan.node.gpus.get(_gpu(there))
     total = (gpu.total_bytes or 0) if gpu is not None else 0
     return int(plan.settings.low_watermark * total) + plan.settings.margin_bytes
+
+
+def _could_fit(plan: Plan, there: Waiter) -> bool:
+    """Whether the GPU is large enough for it, were it empty."""
+    gpu = plan.node.gpus.get(_gpu(there))
+    return gpu is not None and (
+        gpu.total_bytes is None or there.needs[gpu.uuid] + _beside(plan, there) <= gpu.total_bytes
+    )
 
 
 def _gpu(there: Waiter) -> str:

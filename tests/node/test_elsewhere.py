@@ -97,6 +97,12 @@ def test_of_those_from_elsewhere_none_passes_another():
     assert action.gpu == B
 
 
+def test_who_could_never_come_back_on_a_gpu_closes_it_to_nobody():
+    large, small = deep("large", 16 * GIB, waits=9), deep("small", GIB, waits=1)
+    (action,) = decided(large, small, busy("x"), gpus=gpus(a=0, b=8))
+    assert (action.kernel_id, action.gpu) == ("small", B)
+
+
 def test_where_everybody_at_home_is_busy_the_idle_elsewhere_yield_once():
     idle = resident("idle", 6 * GIB, gpu=B)
     (action,) = decided(deep("k"), busy("x"), idle, gpus=gpus(a=1, b=1))
