@@ -255,12 +255,25 @@ class Moves:
         now = kernel.moved_at = time.monotonic()
         self._state.refresh(now)
         failed = _worst(move, kernel)
+        if failed is None:
+            self._look_where_it_is(kernel, move)
         self._observer.move_ended(kernel, _ended(kernel, move, failed, now))
         if move.parks:
             self._parked(kernel, move)
         else:
             self._resumed(kernel, move, now)
         self._on_change()
+
+    def _look_where_it_is(self, kernel: KernelRecord, move: Move) -> None:
+        """Where somebody who was resumed elsewhere is by its page: people are told that, and not what was wished."""
+        found = kernel.main_gpu()
+        if move.gpu is None or found in ("", move.gpu):
+            return
+        self._log.warning("%s came back on %s, not on %s", kernel.id, found, move.gpu)
+        if found == move.from_gpu:
+            move.gpu = move.from_gpu = None
+        else:
+            move.gpu = found
 
     def _parked(self, kernel: KernelRecord, move: Move) -> None:
         failed = _worst(move, kernel)

@@ -49,6 +49,7 @@ class Mover(DeepShim):
     """Goes where it is told, or answers `elsewhere_status`."""
 
     elsewhere_status = OK
+    goes = True  # else it comes back at home, whatever it was told
 
     def _move(self, command, status, *, to):
         if command.kind == RESUME and command.argument & ELSEWHERE_MOVE:
@@ -57,7 +58,7 @@ class Mover(DeepShim):
                 return
             assert command.reason == OTHER_UUID
             resident, parked, fixed = self.page.memory.pop(GPU)
-            self.page.memory[OTHER] = [resident + parked, 0, fixed]
+            self.page.memory[OTHER if self.goes else GPU] = [resident + parked, 0, fixed]
             self.page.host[5], self.page.context_bytes = 0, 0
             self.page.resumes += 1
             self.become(RESIDENT)
@@ -146,6 +147,20 @@ def test_what_it_refuses_is_not_asked_again_at_once_and_home_is_as_before(node, 
     wait_until(lambda: machine.kernel("k")["residency"] == "resident", timeout=20)
     assert not shim.heard.commands[-1].argument & ELSEWHERE_MOVE
     assert machine.kernel("k")["gpus"][0]["uuid"] == HOME_UUID
+
+
+def test_who_came_back_at_home_all_the_same_has_not_moved(node, nvml, mover, wait_until):
+    """The command says one thing, the page another: it is the page that knows."""
+    machine = node(nvml=nvml, **DEEP_NODE)
+    heard = Listening(machine.socket)
+    shim = parked_with_home_full(machine, nvml, mover, wait_until)
+    shim.goes = False
+    shim.touch()
+    wait_until(lambda: f"k came back on {HOME_UUID}, not on {OTHER_UUID}" in machine.controller_log())
+    wait_until(lambda: machine.kernel("k")["residency"] == "resident")
+    assert machine.kernel("k")["moved_from"] is None
+    assert not heard.of("moved")
+    heard.close()
 
 
 def test_what_is_on_its_way_counts_on_the_gpu_where_it_will_be(node, nvml, mover, wait_until):
