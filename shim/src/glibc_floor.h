@@ -19,6 +19,7 @@ AFFINODE_FLOOR(dlopen);
 AFFINODE_FLOOR(dlvsym);
 AFFINODE_FLOOR_2_3_3(pthread_condattr_setclock);
 AFFINODE_FLOOR(pthread_create);
+AFFINODE_FLOOR(pthread_detach);
 AFFINODE_FLOOR(pthread_join);
 AFFINODE_FLOOR(pthread_key_create);
 AFFINODE_FLOOR(pthread_mutex_trylock);
