@@ -96,7 +96,7 @@ def _sufficient(
     for kernel in kernels:
         if all(size <= 0 for size in left.values()):
             break
-        gives = kernel.frees_bytes if with_fixed else kernel.resident_bytes
+        gives = kernel.frees_bytes if with_fixed else kernel.believed_bytes
         if any(size > 0 and gives.get(uuid, 0) for uuid, size in left.items()):
             chosen.append(kernel)
             for uuid in left:

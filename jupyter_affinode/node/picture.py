@@ -8,7 +8,7 @@ from .depth import kernel_needs, leaves_with_context
 from .gpus import GpuTable
 from .host_care import host_use
 from .other_gpus import other_gpus
-from .page import Fixed, State
+from .page import Fixed, PageGpu, State
 from .records import KernelRecord
 from .settings import Settings
 from .snapshot import Kernel, Residency, RoomRequest
@@ -47,6 +47,7 @@ def kernel_picture(
         context_bytes={uuid: size - uses[uuid].parked_bytes for uuid, size in kernel_needs(kernel).items()},
         may_leave=may_leave,
         leaves_bytes=leaves_with_context(kernel, gpus) if may_leave and not goes_alone else {},
+        most_bytes=most_bytes(kernel, uses, gpus),
         elsewhere=other_gpus(kernel, are_open, gpus, now),
         fixed_bytes={uuid: sum(gpu.fixed_bytes) for uuid, gpu in uses.items()},
         last_activity=last_activity,
@@ -62,6 +63,7 @@ def kernel_picture(
         is_moving=kernel.move is not None
         or kernel.cache_drop is not None
         or kernel.residency in (Residency.PARKING, Residency.RESUMING),
+        yields_since=_yields_since(kernel),
         wants_since=kernel.wants_since,
         rooms=_rooms(kernel),
         park_asked=kernel.park_asked if kernel.ask_again_at <= now else None,
@@ -85,6 +87,29 @@ def kernel_picture(
         park_copies_bytes=sum(park_copies(process) for process in processes),
         resume_copies_bytes=sum(resume_copies(process) for process in processes),
     )
+
+
+def most_bytes(kernel: KernelRecord, uses: Mapping[str, PageGpu], gpus: GpuTable) -> dict[str, int]:
+    """All that NVML sees in use, on the GPUs where the kernel's pages claim more; nobody stays for the sake of that."""
+    sample = gpus.sample
+    if (
+        sample is None or sample.began <= kernel.moved_at
+    ):  # older figures than its last move are right otherwise
+        return {}
+    return {
+        gpu.uuid: gpu.used_bytes
+        for gpu in sample.gpus
+        if gpu.uuid in uses and uses[gpu.uuid].resident_bytes > gpu.used_bytes
+    }
+
+
+def _yields_since(kernel: KernelRecord) -> float | None:
+    """When the park that is under way began; one that is none of ours, when we first heard of its processes."""
+    if kernel.move is not None:
+        return kernel.move.began if kernel.move.parks else None
+    if kernel.residency is not Residency.PARKING:
+        return None
+    return max(process.connected_at for process in kernel.processes.values())
 
 
 def _rooms(kernel: KernelRecord) -> tuple[RoomRequest, ...]:

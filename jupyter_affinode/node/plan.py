@@ -15,7 +15,13 @@ from .host_room import HostRoom, Keepers, Shortage
 from .memory_limits import Limits
 from .settings import Settings
 from .snapshot import Kernel, Node, Residency
+from .victims import park_s
 from .waiting import waiters
+
+# A park is late after so many times its expected duration, and some seconds in which its processes may begin and agree.
+# What moves took before is a mean, and a machine whose memory or link is busy takes a few times as long. But one
+# that never ends would keep all others on the GPU, and whoever waits for room would wait for it alone.
+LATE_TIMES, LATE_S = 4.0, 10.0
 
 
 class Plan:
@@ -40,9 +46,19 @@ class Plan:
             if kernel.residency is Residency.PARKING or (
                 kernel.is_moving and kernel.residency is Residency.RESIDENT
             ):
-                self._expect(kernel, kernel.host.budget_bytes)
+                if self._is_late(kernel):
+                    self._host.expect(kernel, kernel.host.budget_bytes)
+                else:
+                    self._expect(kernel, kernel.host.budget_bytes)
             elif kernel.is_ending:
                 self.expect_end(kernel)
+
+    def _is_late(self, kernel: Kernel) -> bool:
+        """Whether a park has lasted for so long that others should not wait for what it gives back."""
+        if kernel.yields_since is None:
+            return False
+        expected = park_s(kernel, self.node.speeds)
+        return self.now - kernel.yields_since > LATE_TIMES * expected + LATE_S
 
     def is_free(self, kernel: Kernel) -> bool:
         """Whether nothing is under way or decided for the kernel."""

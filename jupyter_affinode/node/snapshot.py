@@ -105,6 +105,9 @@ class Kernel:
     context_bytes: Mapping[str, int] = field(default_factory=dict)  # room that coming back takes beside these
     may_leave: bool = False  # its CUDA context may go too when it is parked
     leaves_bytes: Mapping[str, int] = field(default_factory=dict)  # … of which that frees so much, by GPU
+    most_bytes: Mapping[str, int] = field(
+        default_factory=dict
+    )  # no more can become free; where it claims more
     elsewhere: tuple[str, ...] = ()  # other GPUs on which it may come back
     fixed_bytes: Mapping[str, int] = field(default_factory=dict)
     last_activity: float = 0.0
@@ -119,6 +122,7 @@ class Kernel:
     is_dying: bool = False
     is_split: bool = False  # a part of its processes is parked, and does not ask for the GPU
     is_moving: bool = False  # a command is under way, or a process is in transition
+    yields_since: float | None = None  # when the park that is under way began
     wants_since: float | None = None  # a call waits at its closed gate, or the person asked for it back
     rooms: tuple[RoomRequest, ...] = ()
     park_asked: str | None = None  # the person's own wish, in words for the log
@@ -167,12 +171,21 @@ class Kernel:
         return sum(self.resident_bytes.values())
 
     @property
+    def believed_bytes(self) -> Mapping[str, int]:
+        """Its movable memory by GPU, as far as it can be true."""
+        if not self.most_bytes:
+            return self.resident_bytes
+        return {
+            uuid: min(size, self.most_bytes.get(uuid, size)) for uuid, size in self.resident_bytes.items()
+        }
+
+    @property
     def frees_bytes(self) -> Mapping[str, int]:
         """What parking it would free by GPU."""
         if not self.leaves_bytes:
-            return self.resident_bytes
+            return self.believed_bytes
         leaves = self.leaves_bytes
-        return {uuid: size + leaves.get(uuid, 0) for uuid, size in self.resident_bytes.items()}
+        return {uuid: size + leaves.get(uuid, 0) for uuid, size in self.believed_bytes.items()}
 
 
 @dataclass(frozen=True, slots=True)

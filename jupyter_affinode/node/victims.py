@@ -40,7 +40,7 @@ def in_order(
 def worth(now: float, kernel: Kernel, node: Node, gpus: Collection[str] | None = None) -> float:
     """How good a choice a kernel is: byte seconds probably given back for each second of waiting caused."""
     frees = 0
-    for uuid, size in kernel.resident_bytes.items():
+    for uuid, size in kernel.believed_bytes.items():
         if gpus is None or uuid in gpus:
             frees += size
     return frees / trouble(now, kernel, node)
@@ -61,12 +61,12 @@ def break_even_s(kernel: Kernel, speeds: Speeds) -> float:
 
 def park_s(kernel: Kernel, speeds: Speeds) -> float:
     """How long parking it will probably take. GPUs copy side by side: the slowest counts."""
-    return _slowest(kernel.resident_bytes, kernel.park_copies_bytes, speeds, Speed.park_s)
+    return _slowest(kernel.believed_bytes, kernel.park_copies_bytes, speeds, Speed.park_s)
 
 
 def resume_s(kernel: Kernel, speeds: Speeds) -> float:
     """How long bringing it back will probably take, from where it is now or once it is parked."""
-    sizes = kernel.resident_bytes
+    sizes = kernel.believed_bytes
     if any(kernel.parked_bytes.values()):
         sizes = {
             uuid: sizes.get(uuid, 0) + kernel.parked_bytes.get(uuid, 0)

@@ -8,7 +8,12 @@ import pytest
 
 from jupyter_affinode.node.actions import DenyRoom, GrantRoom, Park, RefusePark, Resume
 from jupyter_affinode.node.eligibility import eligible_at
+from jupyter_affinode.node.gpus import GpuTable
+from jupyter_affinode.node.nvml import NvmlGpu, NvmlSample
+from jupyter_affinode.node.page import PageGpu
+from jupyter_affinode.node.picture import most_bytes
 from jupyter_affinode.node.policy import decide
+from jupyter_affinode.node.records import KernelRecord
 from jupyter_affinode.node.settings import GIB, MIB, Settings
 from jupyter_affinode.node.snapshot import (
     Gpu,
@@ -95,6 +100,37 @@ def test_an_idle_kernel_is_eligible_and_so_is_one_whose_cell_has_not_used_the_gp
 def test_a_hold_ends():
     held = resident("k", held_until=NOW - 1)
     assert parks(decide(NOW, node(held), IDLE)) == ["k"]
+
+
+# ---- who claims what it has not
+
+
+def test_who_claims_more_than_the_gpu_has_in_use_keeps_nobody_else_there():
+    asker = asks(resident("asker", GIB, idle=0), 6 * GIB, waits=1)
+    liar = resident("liar", 40 * GIB, park_copies_bytes=0)
+    crowd = [asker, liar, resident("honest", 8 * GIB)]
+    assert parks(decide(NOW, node(*crowd), NEEDED)) == ["liar"], "nobody knows better"
+    crowd[1] = replace(liar, most_bytes={A: 4 * GIB})
+    assert "honest" in parks(decide(NOW, node(*crowd), NEEDED))
+
+
+@pytest.mark.parametrize(("since", "found"), [(5, []), (1000, ["honest"])])
+def test_a_park_that_never_ends_is_not_waited_for_by_all(since, found):
+    asker = asks(resident("asker", GIB, idle=0), 6 * GIB, waits=1)
+    endless = resident("endless", 8 * GIB, is_moving=True, yields_since=NOW - since)
+    for going in (endless, replace(endless, residency=Residency.PARKING)):
+        assert parks(decide(NOW, node(asker, going, resident("honest", 8 * GIB)), NEEDED)) == found
+
+
+def test_more_than_nvml_sees_in_use_is_not_believed_once_it_has_looked_again():
+    gpu = NvmlGpu(A, 0, "A GPU", 16 * GIB, 5 * GIB, 11 * GIB, 0)
+    gpus, kernel = GpuTable(), KernelRecord("k", moved_at=NOW)
+    uses = {A: PageGpu(A, 6 * GIB, 0, (0,) * 8)}
+    assert most_bytes(kernel, uses, gpus) == {}, "there is no NVML"
+    for looked_at, found in ((NOW - 1, {}), (NOW + 1, {A: 5 * GIB})):
+        gpus.take(NvmlSample(looked_at, "580", (gpu,)), NEEDED)
+        assert most_bytes(kernel, uses, gpus) == found
+    assert most_bytes(kernel, {A: PageGpu(A, 5 * GIB, 0, (0,) * 8)}, gpus) == {}
 
 
 # ---- when
