@@ -7,6 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "clock.h"
 #include "digest.h"
 #include "driver.h"
 #include "log.h"
@@ -17,6 +18,8 @@
 
 #define MAX_CAPTURES 256
 #define WITNESS_BYTES 4096
+#define KEEP_POLL_NS (200 * 1000ull)
+#define KEPT -1
 
 struct stream {
 	CUstream handle;
@@ -38,6 +41,7 @@ static struct stream *streams;
 static size_t streams_count, streams_size;
 static struct capture captures[MAX_CAPTURES];
 static _Atomic unsigned captures_count;
+static _Atomic int endings; /* under way, at once if they are; or KEPT */
 
 struct context *contexts_first(void)
 {
@@ -176,6 +180,34 @@ void context_forget(CUcontext handle)
 		context->handle = NULL;
 	}
 	pthread_mutex_unlock(&contexts_lock);
+}
+
+void contexts_ending(void)
+{
+	int now = atomic_load(&endings);
+
+	while (now == KEPT || !atomic_compare_exchange_weak(&endings, &now, now + 1)) {
+		if (now == KEPT)
+			clock_sleep_ns(KEEP_POLL_NS);
+		now = atomic_load(&endings);
+	}
+}
+
+void contexts_ended(void)
+{
+	atomic_fetch_sub(&endings, 1);
+}
+
+bool contexts_keep(void)
+{
+	int none = 0;
+
+	return atomic_compare_exchange_strong(&endings, &none, KEPT);
+}
+
+void contexts_let_end(void)
+{
+	atomic_store(&endings, 0);
 }
 
 void stream_note(CUstream handle)
@@ -347,4 +379,5 @@ void contexts_reset_in_child(void)
 	atomic_store(&contexts, NULL);
 	streams_count = 0;
 	captures_count = 0;
+	atomic_store(&endings, 0);
 }

@@ -40,6 +40,14 @@ bool context_is_known(CUcontext handle);
 struct context *context_to_copy_in(const struct device *device);
 void context_forget(CUcontext handle);
 
+/* Around whatever ends a context, from before the driver is asked until it is forgotten.  */
+void contexts_ending(void);
+void contexts_ended(void);
+/* For the mover where calls go on: false: a context is being ended now. True: none ends until contexts_let_end, which is not
+ * to be long, since who would end one waits for it.  */
+bool contexts_keep(void);
+void contexts_let_end(void);
+
 /* Streams, for the idle probe.  */
 void stream_note(CUstream stream);
 void stream_forget(CUstream stream);

@@ -52,9 +52,11 @@ static CUresult on_cuCtxDestroy(void *real, CUcontext handle)
 	bool held = mover_hold(&pass);
 	CUresult result;
 
+	contexts_ending();
 	if (!is_primary(handle))
 		drop_context(handle);
 	result = ((CUresult(*)(CUcontext))real)(handle);
+	contexts_ended();
 	if (held)
 		mover_let_go();
 	return result;
@@ -67,8 +69,10 @@ static CUresult on_cuDevicePrimaryCtxReset(void *real, CUdevice ordinal)
 	bool held = mover_hold(&pass);
 	CUresult result;
 
+	contexts_ending();
 	drop_context(primary_of(ordinal));
 	result = ((CUresult(*)(CUdevice))real)(ordinal);
+	contexts_ended();
 	if (held)
 		mover_let_go();
 	return result;
@@ -194,10 +198,12 @@ static CUresult on_cuDevicePrimaryCtxRelease(void *real, CUdevice ordinal)
 	int active = 1;
 	CUresult result;
 
+	contexts_ending();
 	result = ((CUresult(*)(CUdevice))real)(ordinal);
 	if (result == CUDA_SUCCESS && handle &&
 	    driver.cuDevicePrimaryCtxGetState(ordinal, &flags, &active) == CUDA_SUCCESS && !active)
 		drop_context(handle);
+	contexts_ended();
 	if (held)
 		mover_let_go();
 	return result;

@@ -24,15 +24,16 @@ uint64_t kept_bytes(void)
 	return slabs_bytes() + staging_bytes();
 }
 
-void kept_trim(uint64_t keep)
+bool kept_trim(uint64_t keep)
 {
 	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
 	uint64_t before = kept_bytes(), have;
 	struct copy *list;
+	bool done = true;
 
 	driver.cuThreadExchangeStreamCaptureMode(&mode);
 	if (before > keep)
-		staging_trim(); /* the least to make anew */
+		done = staging_trim(); /* the least to make anew */
 	driver.cuThreadExchangeStreamCaptureMode(&mode);
 	have = kept_bytes();
 	list = have > keep ? blocks_take_kept_copies(have - keep) : NULL;
@@ -43,11 +44,13 @@ void kept_trim(uint64_t keep)
 		copy_drop(copy);
 	}
 	driver.cuThreadExchangeStreamCaptureMode(&mode);
-	slabs_release_unused();
+	done = slabs_release_unused() && done;
 	driver.cuThreadExchangeStreamCaptureMode(&mode);
 	driver.cuCtxSetCurrent(NULL);
-	log_line("trimmed: %llu of %llu bytes of host memory kept", (unsigned long long)kept_bytes(),
-		 (unsigned long long)before);
+	if (done)
+		log_line("trimmed: %llu of %llu bytes of host memory kept", (unsigned long long)kept_bytes(),
+			 (unsigned long long)before);
+	return done;
 }
 
 bool kept_memory_is_needed(void)

@@ -6,8 +6,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Give memory back down to `bytes`: copies first of all that are of no use to a resume, those of resident blocks.  */
-void kept_trim(uint64_t bytes);
+/* Give memory back down to `bytes`: copies first of all that are of no use to a resume, those of resident blocks.
+ * False: not all of it, since a context is being ended; to be tried again.  */
+bool kept_trim(uint64_t bytes);
 
 /* Host memory in all, contents included: slabs, and what is pinned to copy by. Callable by any thread.  */
 uint64_t kept_bytes(void);

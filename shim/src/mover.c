@@ -69,9 +69,18 @@ void mover_look(void)
 	pthread_mutex_unlock(&mover_queue.lock);
 }
 
+/* A context was being ended; unless something was wished meanwhile.  */
+static void trim_again(uint64_t keep)
+{
+	uint64_t nothing = UINT64_MAX;
+
+	atomic_compare_exchange_strong(&trim_to, &nothing, keep);
+}
+
 static void trim_if_wished(void)
 {
 	uint64_t keep = atomic_exchange(&trim_to, UINT64_MAX);
+	bool done;
 
 	if (keep == UINT64_MAX && shim_state() == AFFINODE_STATE_RESIDENT && kept_memory_is_needed())
 		keep = 0;
@@ -79,8 +88,12 @@ static void trim_if_wished(void)
 	if (keep == UINT64_MAX || kept_bytes() <= keep || checkpoint_is_out())
 		return;
 	pthread_mutex_lock(&mover_work_lock); /* exit waits for it */
-	kept_trim(keep);
+	done = kept_trim(keep);
 	pthread_mutex_unlock(&mover_work_lock);
+	if (!done) {
+		trim_again(keep);
+		clock_sleep_ns(MS_NS);
+	}
 }
 
 bool mover_has_next(void)
@@ -157,8 +170,8 @@ static void carry_out(struct moved *moved)
 		park(moved);
 	else
 		resume(moved);
-	if (moved->status == AFFINODE_NO_HOST_ROOM)
-		kept_trim(0);
+	if (moved->status == AFFINODE_NO_HOST_ROOM && !kept_trim(0))
+		trim_again(0);
 	look_for_broken_context(moved);
 	if (!checkpoint_is_out())
 		driver.cuThreadExchangeStreamCaptureMode(&mode);

@@ -344,13 +344,15 @@ void slot_give(const struct host_slot *slot)
 }
 
 /* Memory that the driver still holds must not go: a copy may be on its way to it. Where a context is gone its
- * registrations are, and `registered` is NULL.  */
+ * registrations are.  */
 static bool unregister(struct slab *slab)
 {
 	CUresult result;
 
-	if (!slab->registered)
+	if (!slab->registered || !context_is_known(slab->registered)) {
+		slab->registered = NULL;
 		return true;
+	}
 	result = driver.cuCtxSetCurrent(slab->registered);
 	if (result == CUDA_SUCCESS)
 		result = driver.cuMemHostUnregister(slab->base);
@@ -366,12 +368,18 @@ void slabs_unregister(bool (*stop)(void))
 	driver.cuCtxSetCurrent(NULL);
 }
 
-static void release(struct slab *slab)
+/* False: not while a context is being ended.  */
+static bool release(struct slab *slab)
 {
-	if (!unregister(slab)) {
-		log_line("cuMemHostUnregister failed: a slab stays");
+	bool kept = contexts_keep(), gone = kept && unregister(slab);
+
+	if (kept)
+		contexts_let_end();
+	if (!gone) {
+		if (kept)
+			log_line("cuMemHostUnregister failed: a slab stays");
 		add_slab(slab);
-		return;
+		return kept;
 	}
 	if (slab->source == SLAB_LOT)
 		lots_give(slab->base);
@@ -379,13 +387,18 @@ static void release(struct slab *slab)
 		munmap(slab->base, SLAB_BYTES);
 	atomic_fetch_sub(&bytes_in_slabs, SLAB_BYTES);
 	free(slab);
+	return true;
 }
 
-void slabs_release_unused(void)
+bool slabs_release_unused(void)
 {
 	struct slab **at = &slabs, *unused = NULL;
+	bool all = true;
 
-	look_at_registrations();
+	if (contexts_keep()) {
+		look_at_registrations();
+		contexts_let_end();
+	}
 	pthread_mutex_lock(&slabs_lock);
 	while (*at) {
 		struct slab *slab = *at;
@@ -404,9 +417,10 @@ void slabs_release_unused(void)
 		struct slab *slab = unused;
 
 		unused = slab->next;
-		release(slab);
+		all = release(slab) && all;
 	}
 	lots_end_empty();
+	return all;
 }
 
 void slabs_forget_registrations(void)

@@ -61,8 +61,8 @@ void slabs_unregister(bool (*stop)(void));
 
 void slot_give(const struct host_slot *slot);
 
-/* Give slabs without any used slot back to the system.  */
-void slabs_release_unused(void);
+/* Give slabs without any used slot back to the system; false: not all, since a context is being ended.  */
+bool slabs_release_unused(void);
 
 /* Bytes in all slabs, and in used slots. Callable by any thread.  */
 size_t slabs_bytes(void);

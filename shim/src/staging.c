@@ -326,8 +326,10 @@ uint64_t staging_bytes(void)
 	return atomic_load(&pinned_bytes);
 }
 
-void staging_trim(void)
+bool staging_trim(void)
 {
+	if (!contexts_keep())
+		return false;
 	for (struct context *context = contexts_first(); context; context = context->next) {
 		struct ring *ring = context->ring;
 
@@ -341,6 +343,8 @@ void staging_trim(void)
 		unpin(ring);
 	}
 	driver.cuCtxSetCurrent(NULL);
+	contexts_let_end();
+	return true;
 }
 
 void staging_forget(struct context *context)

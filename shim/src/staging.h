@@ -22,8 +22,9 @@ CUresult staging_finish(struct context *context);
 /* Pinned bytes of all rings. Callable by any thread.  */
 uint64_t staging_bytes(void);
 
-/* Give back the rings' pinned memory; the next copy that needs one makes it again. Not beside a move.  */
-void staging_trim(void);
+/* Give back the rings' pinned memory; the next copy that needs one makes it again. Not beside a move. False: not while a
+ * context is being ended.  */
+bool staging_trim(void);
 
 /* The context is gone, and the driver took the pinned memory with it. By any thread, not beside a move.  */
 void staging_forget(struct context *context);

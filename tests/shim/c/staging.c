@@ -233,6 +233,55 @@ static void without_threads(void)
 }
 #endif
 
+static _Atomic pid_t resetting;
+static _Atomic bool is_reset;
+
+static void *reset(void *unused)
+{
+	(void)unused;
+	atomic_store(&resetting, gettid());
+	CUDA(DevicePrimaryCtxReset(0));
+	atomic_store(&is_reset, true);
+	return NULL;
+}
+
+static bool is_asleep(pid_t thread)
+{
+	char path[64], state = 0;
+	FILE *stat;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", (int)thread);
+	stat = fopen(path, "re");
+	if (!stat)
+		return false;
+	if (fscanf(stat, "%*d (%*[^)]) %c", &state) != 1)
+		state = 0;
+	fclose(stat);
+	return state == 'S';
+}
+
+/* While its ring is given back, the context is ended: that waits, for this only.  */
+static void context_ends_meanwhile(void)
+{
+	unsigned looks = 0;
+	pthread_t thread;
+
+	snprintf(test_step, sizeof(test_step), "a context ended while its ring is given back");
+	board_arm("cuMemFreeHost:HOLD:1");
+	controller_command(AFFINODE_COMMAND_TRIM, 0);
+	UNTIL(board_holds());
+	thread_start(&thread, reset, NULL);
+	UNTIL(atomic_load(&resetting));
+	while (looks < 50 && !atomic_load(&is_reset)) { /* it may sleep shortly for other reasons */
+		looks = is_asleep(atomic_load(&resetting)) ? looks + 1 : 0;
+		test_pause();
+	}
+	CHECK(!atomic_load(&is_reset));
+	board_disarm();
+	thread_join(thread);
+	PAGE_UNTIL(page.kept_bytes == 0);
+}
+
 /* A context that comes after it has a ring of its own.  */
 static void context_ends(void)
 {
@@ -240,7 +289,7 @@ static void context_ends(void)
 	uint32_t seed;
 
 	snprintf(test_step, sizeof(test_step), "another context");
-	CUDA(DevicePrimaryCtxReset(0));
+	context_ends_meanwhile();
 	cuda_start();
 	CUDA(MemAlloc(&at, LARGE));
 	fill(at, LARGE, &seed);
