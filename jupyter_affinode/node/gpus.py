@@ -57,6 +57,11 @@ class GpuTable:
         return {gpu.uuid: gpu for gpu in self.sample.gpus} if self.sample is not None else {}
 
     @property
+    def sizes(self) -> dict[str, int] | None:
+        """How large each GPU is, in bytes by UUID; None without NVML."""
+        return None if self.sample is None else {gpu.uuid: gpu.total_bytes for gpu in self.sample.gpus}
+
+    @property
     def uuids(self) -> list[str]:
         """Every GPU that NVML or a shim named, NVML's order first."""
         return list(dict.fromkeys([*self.measured, *self._known]))

@@ -253,6 +253,7 @@ class Moves:
     def _finish(self, kernel: KernelRecord, move: Move) -> None:
         kernel.move = None
         now = kernel.moved_at = time.monotonic()
+        kernel.move_lasted_s = now - move.began
         self._state.refresh(now)
         failed = _worst(move, kernel)
         if failed is None:

@@ -192,7 +192,8 @@ class KernelRecord:
         None  # the last process that ended beside others with GPU memory; when
     )
     move: Move | None = None
-    moved_at: float = 0.0  # when the last one ended
+    moved_at: float = 0.0  # when the last one ended …
+    move_lasted_s: float | None = None  # … and how long after it began; None: there was none
     # the person's wishes
     park_asked: str | None = None
     park_asked_until: float = 0.0  # "busy" is tried again until then

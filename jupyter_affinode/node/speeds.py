@@ -7,7 +7,7 @@ and forgets slowly, so that a machine that became slower is noticed within some 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from .page import PageData
@@ -83,31 +83,50 @@ class MoveSpeeds:
         self._speeds: dict[str, Speed] = {}
         self._seen: dict[int, tuple[int, int]] = {}  # how many parks and resumes of a process were looked at
 
-    def look(self, processes: Iterable[Process]) -> None:
-        """Learn from what was moved since the last look; also what a shim did without being told."""
+    def look(
+        self,
+        processes: Iterable[Process],
+        sizes: Mapping[str, int] | None,
+        lasted_s: Callable[[Process], float | None],
+    ) -> None:
+        """Learn from what was moved since the last look.
+
+        `sizes`: of the GPUs that NVML knows, in bytes; None: there is no NVML, and nothing is learnt. `lasted_s`: how
+        long the last move of a process was under way by our clock, in seconds; None: we told it of none. Pages say
+        what they like: no more than was on the GPU was copied, and it took no longer than we saw it take.
+        """
         seen = {}
         for process in processes:
-            parks, resumes = self._seen.get(process.key, (0, 0))
             data = process.data
-            if (data.parks, data.resumes) != (parks, resumes):
-                self._learn(data, parked=data.parks > parks, resumed=data.resumes > resumes)
+            parks, resumes = self._seen.get(process.key, (data.parks, data.resumes))
+            if sizes is not None and (data.parks, data.resumes) != (parks, resumes):
+                longest_s = lasted_s(process)
+                if longest_s is not None:
+                    is_parked, is_resumed = data.parks > parks, data.resumes > resumes
+                    self._learn(data, sizes, longest_s, parked=is_parked, resumed=is_resumed)
             seen[process.key] = (data.parks, data.resumes)
         self._seen = seen
+        if sizes is not None and self._gpus.keys() - sizes.keys():
+            self._gpus = {uuid: gpu for uuid, gpu in self._gpus.items() if uuid in sizes}
+            self._speeds = {uuid: speed for uuid, speed in self._speeds.items() if uuid in sizes}
 
     def by_gpu(self) -> Mapping[str, Speed]:
         """Of the GPUs that anything was moved from or to; asked for very often, so it is not made anew."""
         return self._speeds
 
-    def _learn(self, data: PageData, *, parked: bool, resumed: bool) -> None:
+    def _learn(
+        self, data: PageData, sizes: Mapping[str, int], longest_s: float, *, parked: bool, resumed: bool
+    ) -> None:
         used = [gpu.uuid for gpu in data.gpus if gpu.resident_bytes or gpu.parked_bytes]
-        if len(used) != 1:
+        if len(used) != 1 or used[0] not in sizes:
             return  # which of several GPUs was the slow one is not told
+        most = sizes[used[0]]
         gpu = self._gpus.setdefault(used[0], _Gpu())
         if parked and data.last_park is not None:
-            gpu.parks.take(data.last_park_copied_bytes, data.last_park[1])
+            gpu.parks.take(min(data.last_park_copied_bytes, most), min(data.last_park[1], longest_s))
         if resumed and data.last_resume is not None:
             size, seconds = data.last_resume
-            gpu.resumes.take(max(size - data.last_park_zero_bytes, 0), seconds)
+            gpu.resumes.take(min(max(size - data.last_park_zero_bytes, 0), most), min(seconds, longest_s))
         self._speeds = {**self._speeds, used[0]: gpu.speed()}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Iterable, Iterator, Mapping
 
 from .connection import Connection
@@ -34,6 +35,7 @@ UNSEEN_FORGOTTEN_S = 600.0  # a silent one whose end we cannot see; what it has 
 BadPages = list[tuple[Process, PageError]]
 PLACED_LASTS_S = 600.0  # a kernel that was placed and has not used the GPU by then probably never will
 PARENTS_EVERY_S = 5.0
+PAGES_TELL_WITHIN_S = 1.0  # … of a move that has ended
 OUR_OWN_WORK_S = 3.0  # NVML's samples are up to a second old, and a move computes digests
 
 
@@ -156,7 +158,7 @@ class NodeState:
     def refresh(self, now: float) -> BadPages:
         """Read every page; the processes whose page is nonsense, for the caller to drop."""
         bad = _read(self.processes(), now)
-        self.speeds.look(self.processes())
+        self.speeds.look(self.processes(), self.gpus.sizes, self._last_move_s)
         managed: dict[str, int] = {}
         for kernel in self.kernels.values():
             self._refresh_kernel(kernel, now)
@@ -277,6 +279,13 @@ class NodeState:
             is_complete,
             speeds,
         )
+
+    def _last_move_s(self, process: Process) -> float | None:
+        """How long the move of its kernel has taken until now, or that has just ended; None: there is none."""
+        kernel, now = self.kernels[process.kernel_id], time.monotonic()
+        if kernel.move is not None:
+            return now - kernel.move.began
+        return kernel.move_lasted_s if now - kernel.moved_at < PAGES_TELL_WITHIN_S else None
 
     def _look_what_it_sees(self, process: Process) -> None:
         """Read which GPUs it was started to see, where it could go to others: it may be a stranger's process."""

@@ -174,19 +174,48 @@ def test_no_history_of_moves_makes_a_speed_that_cannot_be(moves):
         assert 0 < line.bytes_per_s <= 1e12
 
 
-def test_each_move_teaches_once_and_only_what_was_copied_counts():
+def learning(*pages, lasts=1.0, size=16 * GIB):
+    """What is learnt from the pages of one process, one after the other; `lasts`: its moves, as we saw them."""
     speeds = MoveSpeeds()
-    assert speeds.by_gpu() == {}
+    for seen in [process(), *pages]:
+        speeds.look([seen], {A: size}, lambda each: lasts)
+    return speeds
+
+
+def test_each_move_teaches_once_and_only_what_was_copied_counts():
+    assert learning().by_gpu() == {}
     fast = process(parks=1, park=(10 * GIB, 0.1), copied=0, zeros=10 * GIB)
-    speeds.look([fast])
-    once = speeds.by_gpu()
+    once = learning(fast).by_gpu()
     assert once[A].park_fixed_s > Speed().park_fixed_s  # nothing was copied: the 0.1 s are its fixed part
-    speeds.look([fast])
-    assert speeds.by_gpu() == once
-    speeds.look([process(parks=1, resumes=1, park=(10 * GIB, 0.1), resume=(10 * GIB, 0.2), zeros=10 * GIB)])
+    assert learning(fast, fast).by_gpu() == once
+    back = process(parks=1, resumes=1, park=(10 * GIB, 0.1), resume=(10 * GIB, 0.2), zeros=10 * GIB)
+    speeds = learning(fast, back)
     assert speeds.by_gpu()[A].resume_fixed_s > once[A].resume_fixed_s
-    speeds.look([])
+    speeds.look([], {A: 16 * GIB}, lambda each: 1.0)
     assert speeds.by_gpu()[A].park_bytes_per_s == pytest.approx(once[A].park_bytes_per_s)
+
+
+def test_a_page_teaches_nothing_that_was_not_seen():
+    huge, slow = 1 << 60, 1e9
+
+    def moved(copied, seconds):
+        return process(parks=1, park=(copied, seconds), copied=copied)
+
+    assert learning(moved(huge, slow)).by_gpu() == learning(moved(16 * GIB, 1.0)).by_gpu()
+    assert learning(moved(GIB, 1.0), lasts=None).by_gpu() == {}, "we told it of no move"
+    strangers = MoveSpeeds()
+    strangers.look([moved(GIB, 1.0)], {A: GIB}, lambda each: 1.0)
+    assert strangers.by_gpu() == {}, "what it did before we knew it"
+    for sizes in ({}, None):
+        strangers = MoveSpeeds()
+        for seen in (process(), moved(GIB, 1.0)):
+            strangers.look([seen], sizes, lambda each: 1.0)
+        assert strangers.by_gpu() == {}, "a GPU that NVML does not know"
+    known = learning(moved(GIB, 1.0))
+    known.look([], None, lambda each: 1.0)
+    assert known.by_gpu(), "NVML may be back in a moment"
+    known.look([], {B: GIB}, lambda each: 1.0)
+    assert known.by_gpu() == {}, "it is gone"
 
 
 def test_what_a_park_would_copy_is_told_by_the_last_one():
