@@ -245,7 +245,7 @@ static void resume_blocks(struct moved *moved, struct arrival *arrival)
 		outcome_is(moved, AFFINODE_NO_GPU_ROOM, "the GPU is full");
 	else if (result == CUDA_SUCCESS)
 		outcome_is(moved, AFFINODE_FAILED, "memory came back wrong again and again; it is kept in host memory");
-	else if (result != CUDA_ERROR_NOT_READY)
+	else if (moved->status == AFFINODE_OK) /* else it was taken back, and says so; a driver may say NOT_READY, too */
 		outcome_is(moved, AFFINODE_FAILED, "the driver could not bring the memory back; it is kept");
 }
 

@@ -7,13 +7,14 @@
 
 #define SETTLED 24 /* cycles after which the process has all the host memory that it will ever need */
 
-/* FRESH: without host memory kept from the park before, so that it has to be made and pinned; half of the time it is a
+/* NOT_READY: what the shim says to itself when a move is taken back, and a driver may say too.
+ * FRESH: without host memory kept from the park before, so that it has to be made and pinned; half of the time it is a
  * lot. STAGED: what is kept could not be pinned, so that copies go by the ring.  */
 enum host { KEPT, FRESH, STAGED };
 static const struct fault {
 	const char *what, *plus;
 	enum host host;
-} faults[] = {{"OUT_OF_MEMORY", "", FRESH}, {"UNKNOWN", "", KEPT},   {"OUT_OF_MEMORY", "+", KEPT},
+} faults[] = {{"OUT_OF_MEMORY", "", FRESH}, {"NOT_READY", "", KEPT}, {"OUT_OF_MEMORY", "+", KEPT},
 	      {"UNKNOWN", "+", FRESH},	    {"UNKNOWN", "", STAGED}, {"OUT_OF_MEMORY", "+", STAGED}};
 
 static size_t free_when_resident;
