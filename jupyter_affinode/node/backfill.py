@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from .elsewhere import beside
 from .plan import Plan
 from .settings import MIB
 from .snapshot import Waiter
@@ -22,7 +23,8 @@ GRAIN_BYTES = 2 * MIB  # kernels' memory comes in such pieces (shim/src/blocks.c
 def delays_nobody(plan: Plan, needs: Mapping[str, int], ahead: Mapping[str, Waiter]) -> bool:
     """Whether nobody in `ahead` (by GPU, the first that waits for it) waits longer if `needs` are given."""
     for uuid, head in ahead.items():
-        lacks = head.needs[uuid] + plan.settings.margin_bytes - plan.room[uuid]
+        margin = beside(plan, head) if uuid in head.kernel.elsewhere else plan.settings.margin_bytes
+        lacks = head.needs[uuid] + margin - plan.room[uuid]
         if delays(lacks, needs[uuid], _yields(plan, uuid, head)):
             return False
     return True

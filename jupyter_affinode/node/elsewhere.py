@@ -55,7 +55,7 @@ def look_elsewhere(plan: Plan, waiter: Waiter, lines: Lines, *, is_first: bool) 
     ]
     if not choices:
         return Found.NOTHING
-    fitting = [there for there in choices if plan.fits(plan.limits.needs(there), _beside(plan, there))]
+    fitting = [there for there in choices if plan.fits(plan.limits.needs(there), beside(plan, there))]
     if fitting:
         _resume(plan, max(fitting, key=lambda there: plan.room[_gpu(there)]))
         return Found.ROOM
@@ -124,10 +124,10 @@ def _lacks(plan: Plan, there: Waiter) -> int:
     """What is missing on a GPU when everything under way is done."""
     uuid = _gpu(there)
     coming = plan.room.get(uuid, 0) + plan.incoming.get(uuid, 0)
-    return there.needs[uuid] + _beside(plan, there) - coming
+    return there.needs[uuid] + beside(plan, there) - coming
 
 
-def _beside(plan: Plan, there: Waiter) -> int:
+def beside(plan: Plan, there: Waiter) -> int:
     """What stays free beside somebody from elsewhere, in bytes: nobody comes to make a GPU run low."""
     gpu = plan.node.gpus.get(_gpu(there))
     total = (gpu.total_bytes or 0) if gpu is not None else 0
@@ -138,7 +138,7 @@ def _could_fit(plan: Plan, there: Waiter) -> bool:
     """Whether the GPU is large enough for it, were it empty."""
     gpu = plan.node.gpus.get(_gpu(there))
     return gpu is not None and (
-        gpu.total_bytes is None or there.needs[gpu.uuid] + _beside(plan, there) <= gpu.total_bytes
+        gpu.total_bytes is None or there.needs[gpu.uuid] + beside(plan, there) <= gpu.total_bytes
     )
 
 

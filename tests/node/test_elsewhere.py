@@ -97,6 +97,17 @@ def test_of_those_from_elsewhere_none_passes_another():
     assert action.gpu == B
 
 
+def test_backfill_leaves_somebody_from_elsewhere_what_it_needs_above_the_low_watermark():
+    going = replace(resident("going", 5 * GIB, gpu=B), residency=Residency.PARKING, is_moving=True)
+    native = asks(busy("native", GIB, gpu=B), GIB, waits=1, gpu=B)
+
+    def granted(policy):
+        return decided(deep("k"), busy("x"), going, native, policy=policy, gpus=gpus(a=0, b=1.5))
+
+    assert isinstance(granted(NEEDED.changed(backfill=True, low_watermark=0.0))[0], GrantRoom)
+    assert granted(NEEDED.changed(backfill=True)) == []
+
+
 def test_who_could_never_come_back_on_a_gpu_closes_it_to_nobody():
     large, small = deep("large", 16 * GIB, waits=9), deep("small", GIB, waits=1)
     (action,) = decided(large, small, busy("x"), gpus=gpus(a=0, b=8))
