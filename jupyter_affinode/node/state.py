@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Iterable, Iterator, Mapping
 
 from .connection import Connection
@@ -158,7 +157,7 @@ class NodeState:
     def refresh(self, now: float) -> BadPages:
         """Read every page; the processes whose page is nonsense, for the caller to drop."""
         bad = _read(self.processes(), now)
-        self.speeds.look(self.processes(), self.gpus.sizes, self._last_move_s)
+        self.speeds.look(self.processes(), self.gpus.sizes, lambda process: self._last_move_s(process, now))
         managed: dict[str, int] = {}
         for kernel in self.kernels.values():
             self._refresh_kernel(kernel, now)
@@ -280,9 +279,9 @@ class NodeState:
             speeds,
         )
 
-    def _last_move_s(self, process: Process) -> float | None:
+    def _last_move_s(self, process: Process, now: float) -> float | None:
         """How long the move of its kernel has taken until now, or that has just ended; None: there is none."""
-        kernel, now = self.kernels[process.kernel_id], time.monotonic()
+        kernel = self.kernels[process.kernel_id]
         if kernel.move is not None:
             return now - kernel.move.began
         return kernel.move_lasted_s if now - kernel.moved_at < PAGES_TELL_WITHIN_S else None
