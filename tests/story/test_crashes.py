@@ -11,6 +11,7 @@ import time
 import pytest
 from live_server import JupyterServer
 from story_cells import SETUP
+from story_stage import Stage
 
 
 def another_controller(machine, old: int, timeout: float = 5) -> int:
@@ -82,8 +83,6 @@ def test_a_controller_killed_in_the_middle_of_a_move_loses_nothing(stage, reside
 def test_without_any_controller_a_parked_kernel_comes_back_by_itself(gpu_machine):
     """The controller is stopped for good, so that none can be started in its place."""
     server = JupyterServer(gpu_machine).start()
-    from conftest import Stage
-
     s = Stage(gpu_machine, server)
     kernel = s.kernel()
     s.ok(kernel, "gpu.allocate('a', 100)")
