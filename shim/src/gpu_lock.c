@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "clock.h"
@@ -59,8 +61,10 @@ static int lock_file(const uint8_t gpu[16], bool make)
 	char folder[4096], path[4400];
 	int fd, n;
 
-	if (discovery_folder(folder, sizeof(folder)) != 0)
+	if (discovery_folder(folder, sizeof(folder)) != 0) {
+		errno = ENOENT;
 		return -1;
+	}
 	n = snprintf(path, sizeof(path), "%s/gpu-", folder);
 	for (int i = 0; i < 16 && n < (int)sizeof(path) - 8; i++)
 		n += snprintf(path + n, sizeof(path) - (size_t)n, "%02x", gpu[i]);
@@ -92,9 +96,11 @@ static bool lock_one(const uint8_t gpu[16], bool make)
 
 	if (fd < 0)
 		return true;
-	if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-		close(fd);
-		return false;
+	if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+		bool somebody_has_it = errno == EWOULDBLOCK;
+
+		close(fd); /* a file system without locks is as none */
+		return !somebody_has_it;
 	}
 	lock->exclusive = fd + 1;
 	return true;
@@ -163,25 +169,49 @@ bool gpu_locks_make(void)
 	return made;
 }
 
-/* The file, opened if it is there, with the lock held; false: it is not.  */
-static bool open_shared(struct lock *lock)
+/* The folder may be cleaned up at any time: others then lock another file of that name. The system call: fstat is a symbol of
+ * newer libraries.  */
+static bool is_removed(int fd)
 {
-	int fd = lock->shared ? lock->shared - 1 : lock_file(lock->uuid, false);
+	struct stat file;
 
+	return syscall(SYS_fstat, fd, &file) == 0 && file.st_nlink == 0;
+}
+
+/* No descriptor, say: the file may well be there, and locked.  */
+static bool is_passing(int error)
+{
+	return error == EMFILE || error == ENFILE || error == ENOMEM || error == EINTR;
+}
+
+/* The file, opened if it is there, with the lock held: 0, -ENOENT, or -EBUSY: nobody can tell now.  */
+static int open_shared(struct lock *lock)
+{
+	int fd, error;
+
+	if (lock->shared && !lock->sharers && is_removed(lock->shared - 1)) {
+		close(lock->shared - 1);
+		lock->shared = 0;
+	}
+	fd = lock->shared ? lock->shared - 1 : lock_file(lock->uuid, false);
+	error = fd >= 0 ? 0 : is_passing(errno) ? -EBUSY : -ENOENT;
 	lock->shared = fd + 1;
-	atomic_store(&lock->look_at_ns, fd < 0 ? clock_ns() + LOOK_EVERY_NS : 0);
-	return fd >= 0;
+	atomic_store(&lock->look_at_ns, error == -ENOENT ? clock_ns() + LOOK_EVERY_NS : 0);
+	return error;
 }
 
 /* One try, with the lock held: 0, -ENOENT, -EBUSY.  */
 static int share_once(struct lock *lock)
 {
+	int error;
+
 	if (!lock)
 		return -ENOENT;
 	if (lock->exclusive)
 		return -ENOENT; /* held by our own mover, with the gate closed */
-	if (!open_shared(lock))
-		return -ENOENT;
+	error = open_shared(lock);
+	if (error)
+		return error;
 	if (!lock->sharers && flock(lock->shared - 1, LOCK_SH | LOCK_NB) != 0)
 		return errno == EWOULDBLOCK || errno == EINTR ? -EBUSY : -ENOENT;
 	lock->sharers++;
@@ -207,7 +237,7 @@ bool gpu_locks_are_used(void)
 			continue;
 		pthread_mutex_lock(&lock_lock);
 		lock = lock_of(gpu);
-		used = lock && open_shared(lock);
+		used = lock && open_shared(lock) != -ENOENT;
 		pthread_mutex_unlock(&lock_lock);
 	}
 	return used;

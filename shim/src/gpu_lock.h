@@ -5,7 +5,7 @@
  * that meets a full GPU.
  * Shared: our processes while they take memory from the driver, large allocations and contexts alone. The files exist
  * only where somebody may ever hold one exclusively; where none is, an allocation costs a look at a cached answer, and
- * where one is, two system calls beside the driver's tens of microseconds.  */
+ * where one is, a few system calls beside the driver's tens of microseconds.  */
 #ifndef AFFINODE_GPU_LOCK_H
 #define AFFINODE_GPU_LOCK_H
 

@@ -5,7 +5,7 @@
 
 #define BYTES MiB(64)
 
-static CUdeviceptr block;
+static CUdeviceptr block, small;
 static _Atomic int result;
 
 static void *copy(void *unused)
@@ -68,6 +68,40 @@ static void stays_parked_without_the_lock(void)
 	CHECK(holds_pattern(block, BYTES, 47, 0));
 }
 
+static _Atomic pid_t allocating;
+static _Atomic bool allocated;
+
+static void *allocate(void *unused)
+{
+	CUdeviceptr at;
+
+	(void)unused;
+	CUDA(CtxSetCurrent(cuda_context));
+	atomic_store(&allocating, gettid());
+	CUDA(MemAlloc(&at, MiB(8)));
+	atomic_store(&allocated, true);
+	CUDA(MemFree(at));
+	return NULL;
+}
+
+/* The lock's file was removed, as folders are cleaned up, and is another's by now, who looks for room and restores.  */
+static void a_removed_lock_is_noticed(void)
+{
+	pthread_t thread;
+	int fd;
+
+	CUDA(MemAlloc(&small, MiB(8))); /* with the file that was */
+	gpu_lock_replace();
+	fd = gpu_lock_take();
+	CHECK(fd >= 0);
+	thread_start(&thread, allocate, NULL);
+	UNTIL(atomic_load(&allocating));
+	CHECK(!thread_waits_or(atomic_load(&allocating), &allocated));
+	gpu_lock_leave(fd);
+	thread_join(thread);
+	CUDA(MemFree(small));
+}
+
 /* The driver says no before it did anything (Restore), or after it did half (Unlock).  */
 static void a_step_that_fails_is_taken_again(void)
 {
@@ -120,6 +154,7 @@ int main(int argc, char **argv)
 	CHECK_EQUAL(launch_pattern(NULL, block, BYTES, 47), CUDA_SUCCESS);
 	CUDA(CtxSynchronize());
 	a_step_that_fails_is_taken_again();
+	a_removed_lock_is_noticed();
 	stays_parked_while_full(0);
 	stays_parked_while_full(MiB(1900)); /* enough for all of it, and too little to be sure */
 	stays_parked_without_the_lock();

@@ -93,24 +93,42 @@ void park_deep_surely(void)
 	}
 }
 
-int gpu_lock_take(void)
+static const char *lock_path(void)
 {
+	static char path[256];
 	char pattern[128];
 	glob_t found;
-	int fd;
 
 	snprintf(pattern, sizeof(pattern), "%s", getenv("AFFINODE_SOCKET"));
 	snprintf(strrchr(pattern, '/'), 16, "/gpu-*.lock");
 	CHECK_EQUAL(glob(pattern, 0, NULL, &found), 0);
 	CHECK_EQUAL(found.gl_pathc, 1);
-	fd = open(found.gl_pathv[0], O_RDONLY | O_CLOEXEC);
+	snprintf(path, sizeof(path), "%s", found.gl_pathv[0]);
 	globfree(&found);
+	return path;
+}
+
+int gpu_lock_take(void)
+{
+	int fd = open(lock_path(), O_RDONLY | O_CLOEXEC);
+
 	CHECK(fd >= 0);
 	if (flock(fd, LOCK_EX | LOCK_NB) == 0)
 		return fd;
 	CHECK_EQUAL(errno, EWOULDBLOCK);
 	close(fd);
 	return -1;
+}
+
+void gpu_lock_replace(void)
+{
+	const char *path = lock_path();
+	int fd;
+
+	CHECK_EQUAL(unlink(path), 0);
+	fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	CHECK(fd >= 0);
+	close(fd);
 }
 
 void gpu_lock_leave(int fd)

@@ -23,6 +23,8 @@ void park_deep_surely(void);
 /* Take or leave the first GPU's lock as another process would; -1: it is held by someone else.  */
 int gpu_lock_take(void);
 void gpu_lock_leave(int fd);
+/* Another file of that name.  */
+void gpu_lock_replace(void);
 
 /* A process, not ours, that takes all that is free of the GPU but `spare` bytes; it ends when told.  */
 struct neighbour {

@@ -154,6 +154,32 @@ void thread_join(pthread_t thread)
 	CHECK_EQUAL(pthread_join(thread, NULL), 0);
 }
 
+static bool is_asleep(pid_t thread)
+{
+	char path[64], state = 0;
+	FILE *stat;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", (int)thread);
+	stat = fopen(path, "re");
+	if (!stat)
+		return false;
+	if (fscanf(stat, "%*d (%*[^)]) %c", &state) != 1)
+		state = 0;
+	fclose(stat);
+	return state == 'S';
+}
+
+bool thread_waits_or(pid_t thread, _Atomic bool *flag)
+{
+	unsigned looks = 0;
+
+	while (looks < 50 && !atomic_load(flag)) { /* it may sleep shortly for other reasons */
+		looks = is_asleep(thread) ? looks + 1 : 0;
+		test_pause();
+	}
+	return atomic_load(flag);
+}
+
 static void take_hello(void)
 {
 	union {

@@ -51,6 +51,8 @@ void test_pause(void);
 
 void thread_start(pthread_t *thread, void *(*body)(void *), void *argument);
 void thread_join(pthread_t thread);
+/* Until the flag is set, or the thread has been asleep for so long that it waits for something; the flag.  */
+bool thread_waits_or(pid_t thread, _Atomic bool *flag);
 
 /* The controller. One shim at a time; `controller_accept` takes the next and welcomes it.  */
 void controller_accept(void);

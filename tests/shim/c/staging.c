@@ -245,25 +245,9 @@ static void *reset(void *unused)
 	return NULL;
 }
 
-static bool is_asleep(pid_t thread)
-{
-	char path[64], state = 0;
-	FILE *stat;
-
-	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", (int)thread);
-	stat = fopen(path, "re");
-	if (!stat)
-		return false;
-	if (fscanf(stat, "%*d (%*[^)]) %c", &state) != 1)
-		state = 0;
-	fclose(stat);
-	return state == 'S';
-}
-
 /* While its ring is given back, the context is ended: that waits, for this only.  */
 static void context_ends_meanwhile(void)
 {
-	unsigned looks = 0;
 	pthread_t thread;
 
 	snprintf(test_step, sizeof(test_step), "a context ended while its ring is given back");
@@ -272,11 +256,7 @@ static void context_ends_meanwhile(void)
 	UNTIL(board_holds());
 	thread_start(&thread, reset, NULL);
 	UNTIL(atomic_load(&resetting));
-	while (looks < 50 && !atomic_load(&is_reset)) { /* it may sleep shortly for other reasons */
-		looks = is_asleep(atomic_load(&resetting)) ? looks + 1 : 0;
-		test_pause();
-	}
-	CHECK(!atomic_load(&is_reset));
+	CHECK(!thread_waits_or(atomic_load(&resetting), &is_reset));
 	board_disarm();
 	thread_join(thread);
 	PAGE_UNTIL(page.kept_bytes == 0);
