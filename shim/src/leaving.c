@@ -12,6 +12,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "books.h"
 #include "checkpoint.h"
 #include "clock.h"
 #include "log.h"
@@ -130,6 +131,12 @@ static void start(void *(*body)(void *))
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
+/* The driver may be at its checkpoint still: it takes seconds for what stays in its own hands.  */
+static bool is_held(void)
+{
+	return checkpoint_is_out() || books_are_closed();
+}
+
 /* What exit would still have done is flushed, by whoever gets through with it.  */
 static void *watch(void *unused)
 {
@@ -137,10 +144,10 @@ static void *watch(void *unused)
 	unsigned stuck = 0;
 
 	(void)unused;
-	while (stuck < STUCK_LOOKS && looks_in_place() < PLACE_LOOKS) {
+	while (stuck < STUCK_LOOKS && (!is_held() || looks_in_place() < PLACE_LOOKS)) {
 		unsigned long long now = steps_made();
 
-		stuck = now == before && is_asleep() ? stuck + 1 : 0;
+		stuck = is_held() && now == before && is_asleep() ? stuck + 1 : 0;
 		before = now;
 		clock_sleep_ns(LOOK_EVERY_NS);
 	}
@@ -157,7 +164,7 @@ void leaving_begin(int status)
 	char why[AFFINODE_TEXT_SIZE];
 	bool back = false;
 
-	if (!checkpoint_is_out() || atomic_exchange(&begun, true))
+	if (!is_held() || atomic_exchange(&begun, true))
 		return;
 	if (mover_seize(SEIZE_NS)) {
 		back = checkpoint_in(NULL, why, sizeof(why)) == AFFINODE_OK;
