@@ -3,6 +3,8 @@
  * the driver's that fails is taken again.  */
 #include "depth.h"
 
+#include <sys/syscall.h>
+
 #define BYTES MiB(64)
 
 static CUdeviceptr block, small;
@@ -77,7 +79,7 @@ static void *allocate(void *unused)
 
 	(void)unused;
 	CUDA(CtxSetCurrent(cuda_context));
-	atomic_store(&allocating, gettid());
+	atomic_store(&allocating, (pid_t)syscall(SYS_gettid));
 	CUDA(MemAlloc(&at, MiB(8)));
 	atomic_store(&allocated, true);
 	CUDA(MemFree(at));

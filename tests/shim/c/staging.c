@@ -6,6 +6,7 @@
 #include "harness.h"
 
 #include <dirent.h>
+#include <sys/syscall.h>
 
 #define REFUSED "cuMemHostRegister:OPERATING_SYSTEM:1+"
 #define COUNTED(name) "," name ":TAKE=0:1+" /* nobody else took anything: it does no harm */
@@ -239,7 +240,7 @@ static _Atomic bool is_reset;
 static void *reset(void *unused)
 {
 	(void)unused;
-	atomic_store(&resetting, gettid());
+	atomic_store(&resetting, (pid_t)syscall(SYS_gettid));
 	CUDA(DevicePrimaryCtxReset(0));
 	atomic_store(&is_reset, true);
 	return NULL;
