@@ -101,7 +101,7 @@ def test_restart_and_shutdown_of_a_waiting_kernel_take_no_longer_than_of_an_idle
             status, answer = s.server.request("DELETE", kernel.path)
             assert status == 204, answer
         seconds[name] = time.monotonic() - began
-    assert seconds["waiting"] < seconds["idle"] + 1.5, seconds
+    assert seconds["waiting"] < seconds["idle"] + 4, seconds  # who is not let go is killed after 5
     if action == "restart":
         waiter.wait_for_ready()
         assert s.ok(waiter, "1 + 1") == "2"

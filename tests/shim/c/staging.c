@@ -274,8 +274,6 @@ static void context_ends(void)
 	cuda_start();
 	CUDA(MemAlloc(&at, LARGE));
 	fill(at, LARGE, &seed);
-	controller_command(AFFINODE_COMMAND_TRIM, 0);
-	PAGE_UNTIL(page.kept_bytes == 0);
 	board_arm("%s", REFUSED COUNTED("cuMemHostAlloc"));
 	controller_park();
 	CHECK(board_disarm() > 0 && struck("cuMemHostAlloc"));
