@@ -4,7 +4,8 @@
 #define AFFINODE_INTERRUPTS_H
 
 /* While anyone watches, a SIGINT that the program handles cancels what waits, as CANCEL does, and is handled by the program
- * as ever. One that would end the process, or is ignored, is left alone. As often as interrupts_leave.  */
+ * as ever. One that would end the process, or is ignored, is left alone. As often as interrupts_leave. Handlers that the
+ * program puts over ours may keep it and call it, then and later.  */
 void interrupts_watch(void);
 void interrupts_leave(void);
 
