@@ -197,6 +197,25 @@ void blocks_reap(bool synchronise)
 	blocks_changed();
 }
 
+void blocks_give_up_doomed_copies(void)
+{
+	struct copy *list = NULL;
+	uint64_t taken = 0;
+
+	if (!blocks_wait_to_be_freed())
+		return;
+	pthread_mutex_lock(&blocks_lock);
+	for (struct block *block = doomed; block; block = block->next_doomed)
+		copy_take(&block->copy, &list, &taken);
+	pthread_mutex_unlock(&blocks_lock);
+	while (list) {
+		struct copy *copy = list;
+
+		list = copy->next;
+		copy_drop(copy);
+	}
+}
+
 static bool block_end(CUdeviceptr address, bool imported)
 {
 	GATE_PASS(pass);
@@ -217,6 +236,7 @@ static bool block_end(CUdeviceptr address, bool imported)
 	pthread_mutex_unlock(&blocks_lock);
 	if (!block)
 		return false;
+	blocks_changed();
 	if (now) {
 		blocks_reap(true);
 		synchronise_users(block);
@@ -226,7 +246,6 @@ static bool block_end(CUdeviceptr address, bool imported)
 	}
 	if (!now)
 		mover_wake(); /* it ends what is left when the capture has ended, or the GPU is idle */
-	blocks_changed();
 	return true;
 }
 

@@ -60,6 +60,9 @@ unsigned block_cut(size_t mapped, size_t granularity, size_t *part_bytes);
 /* Free what is doomed. The caller is inside the gate, or is the mover.  */
 void blocks_reap(bool synchronise);
 
+/* The host memory of what is doomed, whose end has to wait for the driver. By whoever keeps the mover from working.  */
+void blocks_give_up_doomed_copies(void);
+
 /* Whether any were freed that are not ended yet.  */
 bool blocks_wait_to_be_freed(void);
 

@@ -53,6 +53,26 @@ bool kept_trim(uint64_t keep)
 	return done;
 }
 
+bool kept_give_back_freed(void)
+{
+	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	size_t before = slabs_bytes();
+	bool out = checkpoint_is_out(); /* the driver would not come back */
+
+	if (out)
+		blocks_give_up_doomed_copies();
+	if (!slabs_any_unused())
+		return false;
+	if (!out)
+		driver.cuThreadExchangeStreamCaptureMode(&mode);
+	slabs_release_unused();
+	if (!out) {
+		driver.cuThreadExchangeStreamCaptureMode(&mode);
+		driver.cuCtxSetCurrent(NULL);
+	}
+	return slabs_bytes() != before;
+}
+
 bool kept_memory_is_needed(void)
 {
 	return kept_bytes() > slots_bytes() / 2 && host_memory_left() < KEEP_WHILE_LEFT;

@@ -10,6 +10,9 @@
  * False: not all of it, since a context is being ended; to be tried again.  */
 bool kept_trim(uint64_t bytes);
 
+/* Of a parked process: give back what its contents took that were freed since, also while it is off the GPU. True: some.  */
+bool kept_give_back_freed(void);
+
 /* Host memory in all, contents included: slabs, and what is pinned to copy by. Callable by any thread.  */
 uint64_t kept_bytes(void);
 

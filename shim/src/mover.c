@@ -38,6 +38,7 @@ struct mover_queue mover_queue = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = 
 
 static _Atomic uint64_t trim_to = UINT64_MAX;
 static _Atomic bool lot_came;
+static bool woken; /* while it was at work; guarded by the queue's lock */
 
 void outcome_is(struct moved *moved, enum affinode_status status, const char *text)
 {
@@ -104,8 +105,23 @@ bool mover_has_next(void)
 void mover_wake(void)
 {
 	pthread_mutex_lock(&mover_queue.lock);
+	woken = true;
 	pthread_cond_signal(&mover_queue.changed);
 	pthread_mutex_unlock(&mover_queue.lock);
+}
+
+/* Nobody needs it again: what is kept for the next park is kept of a resident process.  */
+static void give_back_what_was_freed(void)
+{
+	bool any;
+
+	if (!shim_is_parked())
+		return;
+	pthread_mutex_lock(&mover_work_lock);
+	any = kept_give_back_freed();
+	pthread_mutex_unlock(&mover_work_lock);
+	if (any)
+		link_wake(); /* the page, and lots that have ended */
 }
 
 static void prepare_lots_if_any_came(void)
@@ -192,7 +208,7 @@ static void *mover_main(void *unused)
 	(void)unused;
 	for (;;) {
 		pthread_mutex_lock(&mover_queue.lock);
-		while (!mover_queue.waits && atomic_load(&trim_to) == UINT64_MAX && !atomic_load(&lot_came)) {
+		while (!mover_queue.waits && atomic_load(&trim_to) == UINT64_MAX && !atomic_load(&lot_came) && !woken) {
 			bool left = blocks_wait_to_be_freed() && shim_state() == AFFINODE_STATE_RESIDENT;
 
 			if (kept_bytes() == 0 && !left) {
@@ -206,8 +222,10 @@ static void *mover_main(void *unused)
 		memset(&moved, 0, sizeof(moved));
 		moved.move = mover_queue.next;
 		if (!mover_queue.waits) {
+			woken = false;
 			pthread_mutex_unlock(&mover_queue.lock);
 			end_what_is_left(&left_ns);
+			give_back_what_was_freed();
 			trim_if_wished();
 			prepare_lots_if_any_came();
 			continue;
@@ -313,7 +331,7 @@ void mover_reset_in_child(void)
 	memcpy(&mover_queue.changed, &fresh_cond, sizeof(fresh_cond));
 	atomic_store(&mover_queue.waits, false);
 	mover_queue.runs = mover_queue.outcome_waits = false;
-	mover_queue.is_prepared = false;
+	mover_queue.is_prepared = woken = false;
 	atomic_store(&trim_to, UINT64_MAX);
 	slabs_reset_in_child();
 	staging_reset_in_child();

@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "checkpoint.h"
 #include "contexts.h"
 #include "driver.h"
 #include "host_memory.h"
@@ -390,12 +391,23 @@ static bool release(struct slab *slab)
 	return true;
 }
 
+bool slabs_any_unused(void)
+{
+	bool any = false;
+
+	pthread_mutex_lock(&slabs_lock);
+	for (struct slab *slab = slabs; slab && !any; slab = slab->next)
+		any = slab->used == 0;
+	pthread_mutex_unlock(&slabs_lock);
+	return any;
+}
+
 bool slabs_release_unused(void)
 {
 	struct slab **at = &slabs, *unused = NULL;
-	bool all = true;
+	bool all = true, out = checkpoint_is_out();
 
-	if (contexts_keep()) {
+	if (!out && contexts_keep()) {
 		look_at_registrations();
 		contexts_let_end();
 	}
@@ -403,7 +415,7 @@ bool slabs_release_unused(void)
 	while (*at) {
 		struct slab *slab = *at;
 
-		if (slab->used) {
+		if (slab->used || (out && slab->registered)) {
 			at = &slab->next;
 		} else {
 			*at = slab->next;

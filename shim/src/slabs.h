@@ -61,7 +61,11 @@ void slabs_unregister(bool (*stop)(void));
 
 void slot_give(const struct host_slot *slot);
 
-/* Give slabs without any used slot back to the system; false: not all, since a context is being ended.  */
+/* Whether any slab is without a used slot.  */
+bool slabs_any_unused(void);
+
+/* Give slabs without any used slot back to the system; false: not all, since a context is being ended. Off the GPU too, but
+ * for what is registered with the driver still, which would come back to pages that are gone.  */
 bool slabs_release_unused(void);
 
 /* Bytes in all slabs, and in used slots. Callable by any thread.  */
