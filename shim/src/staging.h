@@ -1,6 +1,7 @@
-/* Copies of host memory that is not registered (the driver would not, or the context is to leave the GPU), by way of a ring of pinned pieces: the GPU copies between its
- * memory and the ring while threads copy between the ring and the slabs. The driver's own way for such memory takes one
- * thread (18 GiB/s out of an H200 and 9.5 into it, where pinned memory gives 51). Of the mover's thread alone.  */
+/* Copies of host memory that is not registered (the driver would not, or the context is to leave the GPU), by way of a ring of
+ * pinned pieces: the GPU copies between its memory and the ring while threads copy between the ring and the slabs. The
+ * driver's own way for such memory takes one thread (18 GiB/s out of an H200 and 9.5 into it, where pinned memory gives 51).
+ * Of the mover's thread alone.  */
 #ifndef AFFINODE_STAGING_H
 #define AFFINODE_STAGING_H
 

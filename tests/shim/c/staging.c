@@ -10,12 +10,13 @@
 
 #define REFUSED "cuMemHostRegister:OPERATING_SYSTEM:1+"
 #define COUNTED(name) "," name ":TAKE=0:1+" /* nobody else took anything: it does no harm */
-#define LARGE_CHUNKS 40
-#define LARGE (LARGE_CHUNKS * MiB(2))
+#define PIECES 24 /* of the ring */
+#define PIECE MiB(4)
+#define RING (PIECES * PIECE)
+#define IN_STRETCH 8 /* pieces of a slab */
+#define LARGE_PIECES 32
+#define LARGE (LARGE_PIECES * PIECE)
 #define SMALL 24
-#define PIECES 32     /* of the ring */
-#define RING (PIECES * MiB(2))
-#define IN_STRETCH 16 /* as many chunks as a slab has */
 
 static struct {
 	CUdeviceptr at;
@@ -76,8 +77,8 @@ static void all_is_refused(void)
 	resume("cuMemHostAlloc:OUT_OF_MEMORY:1+");
 	CHECK(struck("cuMemHostAlloc"));
 	all_is_right();
-	CHECK(changed_park("cuMemHostAlloc:OUT_OF_MEMORY:1+" COUNTED("cuMemcpyDtoHAsync")) < LARGE_CHUNKS);
-	CHECK(resume("cuMemHostAlloc:OUT_OF_MEMORY:1+" COUNTED("cuMemcpyHtoDAsync")) < LARGE_CHUNKS);
+	CHECK(changed_park("cuMemHostAlloc:OUT_OF_MEMORY:1+" COUNTED("cuMemcpyDtoHAsync")) < LARGE_PIECES);
+	CHECK(resume("cuMemHostAlloc:OUT_OF_MEMORY:1+" COUNTED("cuMemcpyHtoDAsync")) < LARGE_PIECES);
 	all_is_right();
 	CHECK_EQUAL(board_registered_bytes(), 0);
 }
@@ -107,9 +108,9 @@ static void ring_is_taken(void)
 
 	snprintf(test_step, sizeof(test_step), "the ring");
 	n = changed_park("cuMemHostAlloc:UNKNOWN:1+" COUNTED("cuMemcpyDtoHAsync"));
-	CHECK(n >= LARGE_CHUNKS && !struck("cuMemHostAlloc"));
+	CHECK(n >= LARGE_PIECES && !struck("cuMemHostAlloc"));
 	n = resume("cuMemHostAlloc:UNKNOWN:1+" COUNTED("cuMemcpyHtoDAsync"));
-	CHECK(n >= LARGE_CHUNKS && !struck("cuMemHostAlloc"));
+	CHECK(n >= LARGE_PIECES && !struck("cuMemHostAlloc"));
 	all_is_right();
 	CHECK_EQUAL(board_registered_bytes(), 0);
 }
@@ -277,7 +278,7 @@ static void context_ends(void)
 	board_arm("%s", REFUSED COUNTED("cuMemHostAlloc"));
 	controller_park();
 	CHECK(board_disarm() > 0 && struck("cuMemHostAlloc"));
-	CHECK(resume("cuMemHostAlloc:UNKNOWN:1+" COUNTED("cuMemcpyHtoDAsync")) >= LARGE_CHUNKS);
+	CHECK(resume("cuMemHostAlloc:UNKNOWN:1+" COUNTED("cuMemcpyHtoDAsync")) >= LARGE_PIECES);
 	CHECK(!struck("cuMemHostAlloc"));
 	CHECK(holds_pattern(at, LARGE, seed, 0));
 }
@@ -297,7 +298,7 @@ int main(int argc, char **argv)
 	events_are_refused();
 	ring_is_taken();
 	ring_is_counted();
-	for (unsigned nth = 5; nth < LARGE_CHUNKS; nth += 5)
+	for (unsigned nth = 5; nth < LARGE_PIECES; nth += 5)
 		revoked(nth);
 #ifndef SHIM_LINKED
 	without_threads();

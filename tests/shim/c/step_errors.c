@@ -75,8 +75,8 @@ static void nothing_leaks(void)
 #ifndef SHIM_LINKED /* sanitizers map and keep as they like */
 	if (cycles > SETTLED && cycles % 16 == 0) {
 		CHECK(count_mappings() < settled.mappings + 64);
-		/* beside it the rings of both contexts (staging.c), 64 MiB each, made when first needed */
-		CHECK(resident_pages() * 4096 < settled.pages * 4096 + MiB(64) + 2 * MiB(64));
+		/* beside it the rings of both contexts (staging.c), 96 MiB each, made when first needed */
+		CHECK(resident_pages() * 4096 < settled.pages * 4096 + MiB(64) + 2 * MiB(96));
 		CHECK(board_registered_bytes() <= settled.registered + (int64_t)MiB(64));
 	}
 #endif
