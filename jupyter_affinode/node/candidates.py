@@ -135,7 +135,7 @@ class Candidates:
         places: dict[str, Blocked] = {}
         for place, waiter in enumerate(self._queue):
             kernel = waiter.kernel
-            if kernel.residency is Residency.RESIDENT and _may_yield(kernel, self._now):
+            if kernel.residency is Residency.RESIDENT and may_yield(kernel, self._now):
                 first = places[kernel.id][1] if kernel.id in places else place
                 places[kernel.id] = place, first, kernel
         return places
@@ -149,7 +149,7 @@ class Candidates:
         return total
 
 
-def _may_yield(kernel: Kernel, now: float) -> bool:
+def may_yield(kernel: Kernel, now: float) -> bool:
     """Whether who waits for room could be parked meanwhile: neither held nor at work nor opted out."""
     is_held = kernel.held_until is not None and kernel.held_until > now
     is_busy = kernel.calls_in_flight or kernel.captures or kernel.retry_at > now

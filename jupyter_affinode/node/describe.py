@@ -139,7 +139,7 @@ def node_json(
     measured = state.gpus.measured
     kernels = [kernel.by_gpu().values() for kernel in state.kernels.values()]
     parked = sum(gpu.parked_bytes for gpus in kernels for gpu in gpus)
-    limits = [kernel.cgroup.headroom_bytes for kernel in state.kernels.values() if kernel.cgroup is not None]
+    limits = [limit.headroom_bytes for limit in state.limits.values()]
     simulated = any(gpu.is_simulated for gpu in measured.values()) or any(
         process.is_simulated for process in state.processes()
     )

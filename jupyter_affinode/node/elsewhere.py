@@ -18,11 +18,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from .actions import Cause, Resume
-from .plan import Plan
-from .reclaiming import enough, make_way
+from .plan import HostMemory, Plan
+from .reclaiming import make_way
 from .snapshot import Kernel, Waiter
 from .victims import trouble
 from .words import duration_in_words
+from .yielding import what_is_left, who_yields
 
 
 class Found(Enum):
@@ -65,7 +66,8 @@ def look_elsewhere(plan: Plan, waiter: Waiter, lines: Lines, *, is_first: bool) 
         return Found.NOTHING  # it does not wait for a GPU
     there = _with_room_to_come(plan, waiter, choices, short if is_first else None)
     if there is None:
-        lines.closed.update(map(_gpu, choices))
+        if not any(_is_barred(plan, there) for there in choices):
+            lines.closed.update(map(_gpu, choices))
         return Found.NOTHING
     lines.heads[_gpu(there)] = there
     return Found.COMING
@@ -105,12 +107,17 @@ def _with_room_to_come(
 
 def _cheapest(plan: Plan, kernel: Kernel, missing: Mapping[str, int]) -> tuple[list[Kernel], float | None]:
     """The idle kernels that would yield, and how much trouble (victims.py) that is; None: they are not enough."""
-    idle = [each for each in plan.candidates.eligible_on(missing) if each is not kernel]
-    for resource, size in missing.items():
-        if sum(plan.limits.frees(each).get(resource, 0) for each in idle) < size:
-            return [], None
-    chosen = enough(plan, idle, missing)
+    idle = (each for each in plan.candidates.eligible_on(missing) if each is not kernel)
+    chosen, _ = who_yields(plan, idle, missing)
+    if what_is_left(plan, chosen, missing):
+        return [], None
     return chosen, sum(trouble(plan.now, each, plan.node) for each in chosen)
+
+
+def _is_barred(plan: Plan, there: Waiter) -> bool:
+    """Whether nobody yields there for want of host memory: it would not be given back while others are held up."""
+    missing = {_gpu(there): _lacks(plan, there)}
+    return who_yields(plan, plan.candidates.eligible_on(missing), missing)[1] is HostMemory.SHORT
 
 
 def _resume(plan: Plan, there: Waiter) -> None:

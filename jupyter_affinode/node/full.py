@@ -11,21 +11,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from .actions import Cause, EndKernel
-from .plan import Plan
+from .plan import HostMemory, Plan
 from .snapshot import Kernel, Residency, Waiter
 from .words import bytes_in_words, duration_in_words
 
 
-def make_room_when_full(plan: Plan, missing: Mapping[str, int], head: Waiter) -> None:
-    """Make busy kernels yield for the head of a line, or nobody if that would not suffice."""
+def make_room_when_full(plan: Plan, missing: Mapping[str, int], head: Waiter) -> HostMemory | None:
+    """Make busy kernels yield for the head of a line, or nobody if that would not suffice. What of host memory is in
+    the way, if anything is.
+    """
     margin = plan.settings.margin_bytes  # a courtesy: nobody is interrupted for that alone
     lacks = {resource: size - margin for resource, size in missing.items() if size > margin}
     if not lacks or any(resource in plan.limits.caps for resource in missing):
-        return
+        return None
     if plan.settings.when_full == "time_slice":
-        _preempt(plan, lacks, head)
-    elif plan.settings.when_full == "terminate_newest":
+        return _preempt(plan, lacks, head)
+    if plan.settings.when_full == "terminate_newest":
         _end_newest(plan, lacks, head)
+    return None
 
 
 def preemptible_at(kernel: Kernel, quantum_s: float) -> float | None:
@@ -48,7 +51,7 @@ def preemptible_at(kernel: Kernel, quantum_s: float) -> float | None:
     return max(kernel.resident_since + quantum_s, kernel.retry_at, kernel.held_until or 0.0)
 
 
-def _preempt(plan: Plan, lacks: Mapping[str, int], head: Waiter) -> None:
+def _preempt(plan: Plan, lacks: Mapping[str, int], head: Waiter) -> HostMemory | None:
     quantum_s = plan.settings.quantum_s
     over = []
     for kernel in plan.candidates.resident_on(lacks):
@@ -56,9 +59,14 @@ def _preempt(plan: Plan, lacks: Mapping[str, int], head: Waiter) -> None:
         if moment is not None and moment <= plan.now and plan.is_free(kernel) and kernel is not head.kernel:
             over.append(kernel)
     over.sort(key=lambda kernel: (kernel.resident_since, kernel.id))
-    for kernel in _sufficient(over, lacks):
+    chosen = _sufficient(over, lacks)
+    found = plan.host_memory_for(chosen) if chosen else HostMemory.THERE
+    if found in (HostMemory.PASSING, HostMemory.SHORT):
+        return found
+    for kernel in chosen:
         reason = f"its turn of {duration_in_words(quantum_s)} is over and others wait"
         plan.park(kernel, reason, Cause.TIME_SLICE, for_kernel=head.kernel.id, preempts=True)
+    return None
 
 
 def _end_newest(plan: Plan, lacks: Mapping[str, int], head: Waiter) -> None:

@@ -27,7 +27,7 @@ class HostMemory:
 
 @dataclass(frozen=True)
 class CgroupMemory:
-    """The tightest memory limit above a process."""
+    """One memory limit above a process."""
 
     path: str  # of the cgroup that limits; processes of one path share its headroom
     headroom_bytes: int
@@ -48,24 +48,31 @@ def host_memory() -> HostMemory:
 Known = dict[Path, CgroupMemory | None]
 
 
-def cgroup_memory(pid: int, proc: Path = Path("/proc"), known: Known | None = None) -> CgroupMemory | None:
-    """The tightest cgroup limit on a process's memory; None if there is none, or the process is gone.
+def cgroup_memory(pid: int, proc: Path = Path("/proc")) -> CgroupMemory | None:
+    """The tightest cgroup limit on a process's memory; None if there is none, or the process is gone."""
+    return min(cgroup_limits(pid, proc), key=lambda limit: limit.headroom_bytes, default=None)
+
+
+def cgroup_limits(
+    pid: int, proc: Path = Path("/proc"), known: Known | None = None
+) -> tuple[CgroupMemory, ...]:
+    """Every cgroup limit on a process's memory, the nearest first; a parent's is shared with others of its children.
 
     `known` are cgroups that were read a moment ago, and gets what is read now: processes share them.
     """
     known = {} if known is None else known
-    tightest: CgroupMemory | None = None
+    limits = []
     for folder, top, is_v2 in _memory_folders(pid, proc):
         while True:
             if folder not in known:
                 known[folder] = _limit(folder, is_v2)
             found = known[folder]
-            if found is not None and (tightest is None or found.headroom_bytes < tightest.headroom_bytes):
-                tightest = found
+            if found is not None:
+                limits.append(found)
             if folder == top or folder == folder.parent:
                 break
             folder = folder.parent
-    return tightest
+    return tuple(limits)
 
 
 def _memory_folders(pid: int, proc: Path) -> list[tuple[Path, Path, bool]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from .back_off import back_off_s
+from .host_room import LEAST_BYTES
 from .lots import LotStock
 from .page import State
 from .records import KernelRecord, Process
@@ -43,6 +45,7 @@ def host_use(kernel: KernelRecord, last_activity: float, lots_held: Mapping[int,
         if last_activity <= kernel.host.short_activity
         else 0,
         budget_bytes=kernel.host.budget_bytes if kernel.move is not None else None,
+        retry_at=kernel.host.retry_at,
     )
 
 
@@ -71,9 +74,12 @@ def give_lots(kernel: KernelRecord, size: int, stock: LotStock) -> None:
                 )
 
 
-def learn_from_park(kernel: KernelRecord, replies: Mapping[int, Reply]) -> None:
-    """Remember what a park would have taken, so that it is not tried again before there is more."""
-    record = kernel.host
+def learn_from_park(kernel: KernelRecord, replies: Mapping[int, Reply]) -> bool:
+    """Remember what a park would have taken, so that it is not tried again before there is more.
+
+    Whether some process found less host memory than it was allowed to take: then there is less than we know of.
+    """
+    record, found_less = kernel.host, False
     record.short.clear()
     for key, reply in replies.items():
         if reply.status is Status.NO_HOST_ROOM and key in kernel.processes:
@@ -82,8 +88,34 @@ def learn_from_park(kernel: KernelRecord, replies: Mapping[int, Reply]) -> None:
             # Memory is taken by whole slabs, of which one may be of no use: what just fits would not.
             slabs = -(-reply.bytes // SLAB_BYTES) + 1
             record.short[key] = slabs * SLAB_BYTES if reply.bytes else least
+            found_less = found_less or not reply.bytes or record.short[key] <= least
     record.short_activity = max((process.last_activity for process in kernel.processes.values()), default=0.0)
     record.shares.clear()
+    return found_less
+
+
+def refused_for_memory(kernel: KernelRecord, now: float, found_less_than: int | None) -> float:
+    """A park was refused for want of host memory. For how many seconds nothing is said of that, or tried that is
+    unlikely; one that will do is tried as soon as there is memory for it. `found_less_than`: so many bytes were there
+    by all that we know, and its processes found less.
+    """
+    kernel.host.refusals += 1
+    kernel.host.left_bytes = found_less_than
+    pause = back_off_s(kernel.host.refusals)
+    kernel.host.retry_at = now + pause
+    return pause
+
+
+def look_for_more(kernel: KernelRecord, left_bytes: int) -> None:
+    """Whether there is more host memory than when its processes found too little: then it may be parked at once."""
+    then = kernel.host.left_bytes
+    if then is not None and left_bytes >= then + LEAST_BYTES:
+        kernel.host.left_bytes, kernel.retry_at = None, 0.0
+
+
+def forget_trim(kernel: KernelRecord) -> None:
+    """It was moved: what it was asked to give back before says nothing of what it keeps now."""
+    kernel.host.trim_at, kernel.host.trim_keep_bytes = -math.inf, 0
 
 
 def trim(kernel: KernelRecord, keep_bytes: int, reason: str, now: float) -> None:

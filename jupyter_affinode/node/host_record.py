@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 
@@ -15,5 +16,8 @@ class HostRecord:
         default_factory=dict
     )  # a park was tried and takes at least this, by process
     short_activity: float = 0.0  # when the kernel had last used the GPU then
-    trim_at: float = 0.0  # when it was last asked to give back what it keeps
+    trim_at: float = -math.inf  # when it was last asked to give back what it keeps
     trim_keep_bytes: int = 0  # … down to this
+    refusals: int = 0  # parks refused or failed for want of host memory, since the last that went well …
+    retry_at: float = 0.0  # … and until when nothing is said of it, or tried that is unlikely
+    left_bytes: int | None = None  # what there was when a park failed that should have had enough

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 
 from . import together
 from .actions import Cause
+from .back_off import back_off_s
 from .depth import kernel_depth
-from .host_care import budget_argument, learn_from_park
+from .host_care import budget_argument, forget_trim, learn_from_park, refused_for_memory
 from .observer import MoveEnded, Observer
 from .page import Depth, State
 from .records import KernelRecord, Move, Outcome, Phase, Process
@@ -26,8 +27,6 @@ RESUME_BEGINS_WITHIN_S = 5.0
 REPLY_LOST_AFTER_S = 3.0  # after the last moment to begin, if the page shows that it was not begun
 MOVE_LASTS_S = 600.0  # one that was begun; a slow host touches fresh memory at 6 GiB/s
 ABORT_LASTS_S = 10.0  # a shim stops between two pieces of its copies
-BACK_OFF_FIRST_S, BACK_OFF_LAST_S = 0.5, 30.0
-DOUBLINGS_MAX = 30  # far beyond the last; after a night of refusals there are more than a float can double
 ASK_AGAIN_S = 0.1
 
 SLUGS = {
@@ -163,11 +162,20 @@ class Moves:
             self._go_on(kernel, move)
 
     def refuse_park(
-        self, kernel: KernelRecord, status: Status, slug: str, reason: str, *, was_tried: bool = False
+        self,
+        kernel: KernelRecord,
+        status: Status,
+        slug: str,
+        reason: str,
+        *,
+        was_tried: bool = False,
+        found_less: bool = False,
     ) -> None:
-        """A park cannot be: remember why, tell who asked, and leave the kernel alone for a while.
+        """A park cannot be: remember why, tell who asked, and leave the kernel alone for a while; for want of host
+        memory, until there is more of it.
 
         One that was tried and asked for is decided on again first: what it lacks is known better now.
+        `found_less`: its processes found less host memory than there is by all that we know.
         """
         now = time.monotonic()
         may_pass = status is Status.BUSY or (status is Status.NO_HOST_ROOM and was_tried)
@@ -175,11 +183,17 @@ class Moves:
             kernel.ask_again_at = now + ASK_AGAIN_S
             self._on_change()
             return
-        kernel.refusals += 1
-        pause = back_off_s(kernel.refusals)
-        kernel.retry_at = now + pause
         kernel.refusal, kernel.reason = reason, None
-        self._log.info("%s stays on the GPU: %s; not tried again for %.1f s", kernel.id, reason, pause)
+        if status is Status.NO_HOST_ROOM:
+            pause = refused_for_memory(kernel, now, self._state.host_left(kernel) if found_less else None)
+            when = "there is more of it"
+        else:
+            kernel.refusals += 1
+            pause = back_off_s(kernel.refusals)
+            when = f"{pause:.1f} s have passed"
+        if status is not Status.NO_HOST_ROOM or found_less:
+            kernel.retry_at = now + pause
+        self._log.info("%s stays on the GPU: %s; not tried again before %s", kernel.id, reason, when)
         self._observer.park_refused(kernel, slug, was_tried)
         self.end_park_wish(kernel, Outcome(status, slug, reason))
 
@@ -254,6 +268,7 @@ class Moves:
         kernel.move = None
         now = kernel.moved_at = time.monotonic()
         kernel.move_lasted_s = now - move.began
+        forget_trim(kernel)
         self._state.refresh(now)
         failed = _worst(move, kernel)
         if failed is None:
@@ -278,10 +293,11 @@ class Moves:
 
     def _parked(self, kernel: KernelRecord, move: Move) -> None:
         failed = _worst(move, kernel)
-        learn_from_park(kernel, move.replies)
+        found_less = learn_from_park(kernel, move.replies)
         done = [reply for reply in move.replies.values() if reply.status is Status.OK]
         if failed is None and (done or move.gone & kernel.processes.keys()):
             kernel.refusal, kernel.refusals = None, 0
+            kernel.host.refusals, kernel.host.retry_at = 0, 0.0
             kernel.context_refusal = next(
                 (reply.text for reply in done if move.to_context and reply.text), None
             )
@@ -298,7 +314,7 @@ class Moves:
             failed = (Status.NOTHING, _text(move, Status.NOTHING))
         status, text = failed
         self._bring_back(kernel, move, text)
-        self.refuse_park(kernel, status, SLUGS[status], text, was_tried=True)
+        self.refuse_park(kernel, status, SLUGS[status], text, was_tried=True, found_less=found_less)
 
     def _bring_back(self, kernel: KernelRecord, move: Move, why: str) -> None:
         """Undo a park in those processes that carried it out although others did not."""
@@ -366,12 +382,6 @@ def _count_failed_resumes(kernel: KernelRecord, move: Move) -> None:
             process.failed_resume_text = reply.text or PLAIN[Status.FAILED]
         elif reply.status is Status.OK:
             process.failed_resumes = 0
-
-
-def back_off_s(failures: int) -> float:
-    """How long something is left alone that has failed so many times in a row, however many these are."""
-    doublings = min(failures - 1, DOUBLINGS_MAX)
-    return min(BACK_OFF_FIRST_S * 2**doublings, BACK_OFF_LAST_S)
 
 
 def _worst(move: Move, kernel: KernelRecord) -> tuple[Status, str] | None:

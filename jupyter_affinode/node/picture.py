@@ -63,7 +63,7 @@ def kernel_picture(
         is_moving=kernel.move is not None
         or kernel.cache_drop is not None
         or kernel.residency in (Residency.PARKING, Residency.RESUMING),
-        yields_since=_yields_since(kernel),
+        moves_since=_moves_since(kernel),
         wants_since=kernel.wants_since,
         rooms=_rooms(kernel),
         park_asked=kernel.park_asked if kernel.ask_again_at <= now else None,
@@ -71,7 +71,7 @@ def kernel_picture(
         resume_retry_at=kernel.resume_retry_at,
         reclaim_after=kernel.reclaim_after,
         hopeless=_is_hopeless(kernel, now),
-        cgroup=kernel.cgroup.path if kernel.cgroup is not None else "",
+        cgroups=kernel.cgroups,
         can_drop_caches=_can_drop_caches(kernel, last_activity),
         user=whose.user,
         groups=whose.groups,
@@ -103,11 +103,11 @@ def most_bytes(kernel: KernelRecord, uses: Mapping[str, PageGpu], gpus: GpuTable
     }
 
 
-def _yields_since(kernel: KernelRecord) -> float | None:
-    """When the park that is under way began; one that is none of ours, when we first heard of its processes."""
+def _moves_since(kernel: KernelRecord) -> float | None:
+    """When the move that is under way began; one that is none of ours, when we first heard of its processes."""
     if kernel.move is not None:
-        return kernel.move.began if kernel.move.parks else None
-    if kernel.residency is not Residency.PARKING:
+        return kernel.move.began
+    if kernel.residency not in (Residency.PARKING, Residency.RESUMING):
         return None
     return max(process.connected_at for process in kernel.processes.values())
 

@@ -6,22 +6,33 @@ kernels does so once a pass: a machine may have a thousand of them, and hundreds
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
 from functools import cached_property
 
 from .actions import Action, Cause, DropCaches, GiveLots, Park, RefusePark
 from .candidates import Candidates
-from .host_room import HostRoom, Keepers, Shortage
+from .host_room import MACHINE, HostRoom, Needs
+from .keepers import Keepers
 from .memory_limits import Limits
 from .settings import Settings
 from .snapshot import Kernel, Node, Residency
-from .victims import park_s
+from .victims import park_s, resume_s
 from .waiting import waiters
 
-# A park is late after so many times its expected duration, and some seconds in which its processes may begin and agree.
+# A move is late after so many times its expected duration, and some seconds in which its processes may begin and agree.
 # What moves took before is a mean, and a machine whose memory or link is busy takes a few times as long. But one
 # that never ends would keep all others on the GPU, and whoever waits for room would wait for it alone.
 LATE_TIMES, LATE_S = 4.0, 10.0
+
+
+class HostMemory(Enum):
+    """Whether there is host memory to park somebody, or several together."""
+
+    THERE = "there"  # or others keep what is missing, and give it back first
+    DOUBTFUL = "doubtful"  # probably not; but what a park takes is known only when it was tried
+    PASSING = "passing"  # who is on the move has it: when they have arrived there will be
+    SHORT = "short"
 
 
 class Plan:
@@ -42,23 +53,36 @@ class Plan:
         self.candidates = Candidates(now, node, settings, self.queue, self.limits, self.is_free)
         self._host = HostRoom(node.host, settings)
         self._taken: set[str] = set()
+        self._refused: dict[str, str] = {}  # by kernel, why it cannot be parked in this pass
+        self._is_host_awaited = False
+        self.barred: set[str] = (
+            set()
+        )  # kernels that wait for the GPU, and for host memory that nobody can give
         for kernel in node.kernels:
             if kernel.residency is Residency.PARKING or (
                 kernel.is_moving and kernel.residency is Residency.RESIDENT
             ):
-                if self._is_late(kernel):
-                    self._host.expect(kernel, kernel.host.budget_bytes)
-                else:
-                    self._expect(kernel, kernel.host.budget_bytes)
+                self._look_at_park(kernel)
+            elif kernel.residency is Residency.RESUMING and not self._is_late(kernel):
+                self._host.is_passing(kernel, sum(kernel.parked_bytes.values()))
             elif kernel.is_ending:
                 self.expect_end(kernel)
 
+    def _look_at_park(self, kernel: Kernel) -> None:
+        """One that is under way."""
+        if self._is_late(kernel):
+            self._host.expect(kernel, kernel.host.budget_bytes)
+        else:
+            size = self._expect(kernel, kernel.host.budget_bytes)
+            self._host.is_passing(kernel, size + kernel.host.kept_bytes)
+
     def _is_late(self, kernel: Kernel) -> bool:
-        """Whether a park has lasted for so long that others should not wait for what it gives back."""
-        if kernel.yields_since is None:
+        """Whether a move has lasted for so long that others should not wait for what comes of it."""
+        if kernel.moves_since is None:
             return False
-        expected = park_s(kernel, self.node.speeds)
-        return self.now - kernel.yields_since > LATE_TIMES * expected + LATE_S
+        is_park = kernel.residency is not Residency.RESUMING
+        expected = (park_s if is_park else resume_s)(kernel, self.node.speeds)
+        return self.now - kernel.moves_since > LATE_TIMES * expected + LATE_S
 
     def is_free(self, kernel: Kernel) -> bool:
         """Whether nothing is under way or decided for the kernel."""
@@ -135,21 +159,22 @@ class Plan:
         for_kernel: str | None = None,
         preempts: bool = False,
     ) -> bool:
-        """Decide to park a kernel if host memory allows, by way of what its frameworks drop. False if not: it
-        was refused, or others were asked to give back what they keep and it is looked at again when they have.
+        """Decide to park a kernel if host memory allows, by way of what its frameworks drop. False if not. True too if
+        others were asked to give back for it what they keep: it is parked in a later pass, when they have.
         """
         is_between_cells = not kernel.cell_open or kernel.park_asked is not None  # %gpu_park is a cell itself
         if self.settings.drop_caches_before_park and kernel.can_drop_caches and is_between_cells:
             self.act(DropCaches(kernel.id, reason))
             return True
+        found = self.host_memory_for([kernel])
         needs = self._host.needs(kernel)
-        short = self._host.shortage(kernel, needs)
-        if short is not None and self._trim(short, "room to park another kernel", kernel):
+        if found in (HostMemory.PASSING, HostMemory.SHORT):
+            if kernel.park_asked is not None:  # whoever asked is told at once
+                self._refused.setdefault(kernel.id, self._host.refusal(kernel, needs))
             return False
-        refusal = self._host.refusal(kernel, needs)
-        if refusal is not None:
-            self.act(RefusePark(kernel.id, "no-host-memory", refusal))
-            return False
+        if found is HostMemory.THERE and self._host.shortage(self._wanted([kernel]), {}):
+            self._await(kernel, needs)
+            return True
         budget = self._host.budget(kernel)
         self.act(
             Park(
@@ -163,17 +188,78 @@ class Plan:
                 for_kernel,
             )
         )
-        self._expect(kernel, budget if kernel.host.is_frugal else None, needs.lot_bytes)
+        size = self._expect(kernel, budget if kernel.host.is_frugal else None, needs.lot_bytes)
+        self._host.is_passing(kernel, size + kernel.host.kept_bytes)
         return True
+
+    def host_memory_for(self, kernels: Sequence[Kernel], beside_bytes: int = 0) -> HostMemory:
+        """Whether they could be parked, all of them, and `beside_bytes` more taken on the machine."""
+        if self._is_host_awaited and not all(kernel.park_asked for kernel in kernels):
+            return HostMemory.PASSING
+        wanted = self._wanted(kernels)
+        wanted[MACHINE] = wanted.get(MACHINE, 0) + beside_bytes
+        short = self._host.shortage(wanted, self._keepers.coming)
+        short = self._keepers.left(short, kernels) if short else short
+        if not short:
+            return HostMemory.THERE
+        (kernel, *others) = kernels
+        if not others and self._may_try(kernel):
+            return HostMemory.DOUBTFUL
+        if not self._host.without_passing(short):
+            return HostMemory.PASSING
+        for kernel in kernels:
+            self._refused.setdefault(kernel.id, self._host.refusal(kernel, self._host.needs(kernel)))
+        return HostMemory.SHORT
+
+    def takes_of_host(self, kernel: Kernel) -> int:
+        """What parking a kernel probably takes anew, in bytes."""
+        return self._host.needs(kernel).probable_bytes
+
+    def await_host_memory(self) -> None:
+        """Park nobody any more in this pass: somebody waits for memory that those have who are on the move."""
+        self._is_host_awaited = True
 
     def host_lacks_room_for(self, kernel: Kernel) -> bool:
         """Whether the kernel cannot be parked for want of host memory, whoever gives back what they keep."""
-        needs = self._host.needs(kernel)
-        short = self._host.shortage(kernel, needs)
-        if short is None or self._host.refusal(kernel, needs) is None:
+        short = self._host.shortage(self._wanted([kernel]), self._keepers.coming)
+        if not short or not self._keepers.left(short, [kernel]):
             return False
-        left = self._keepers.left(short, kernel)
-        return max(left.host_bytes, left.cgroup_bytes) > 0 and not self._keepers.suffice(left, kernel)
+        needs = self._host.needs(kernel)
+        return _is_known(kernel) or not self._host.may_be_tried(kernel, needs)
+
+    def say_refusals(self) -> None:
+        """Tell those that should have been parked why they are not."""
+        for kernel in self.node.kernels:
+            reason = self._refused.get(kernel.id)
+            is_time = kernel.park_asked is not None or kernel.host.retry_at <= self.now
+            if reason is not None and is_time and self.is_free(kernel):
+                self.act(RefusePark(kernel.id, "no-host-memory", reason))
+
+    def _wanted(self, kernels: Iterable[Kernel]) -> dict[str, int]:
+        """What parking them probably takes anew, by place."""
+        wanted: dict[str, int] = {}
+        for kernel in kernels:
+            size = self._host.needs(kernel).probable_bytes
+            for place in self._host.places(kernel) if size else ():
+                wanted[place] = wanted.get(place, 0) + size
+        return wanted
+
+    def _may_try(self, kernel: Kernel) -> bool:
+        """Whether a park is worth a try that will probably find too little host memory."""
+        is_time = kernel.park_asked is not None or kernel.host.retry_at <= self.now
+        return is_time and kernel.host.is_frugal and self._host.may_be_tried(kernel, self._host.needs(kernel))
+
+    def _await(self, kernel: Kernel, needs: Needs) -> None:
+        """Ask others for what a park lacks. What there is and what comes of it is the kernel's: it is looked at again
+        in a later pass, and until then nobody else is parked with it.
+        """
+        short = self._host.shortage(self._wanted([kernel]), self._keepers.coming)
+        self._keepers.drop(kernel.id)
+        for action in self._keepers.trims(short, "room to park another kernel"):
+            self.act(action)
+        self._host.take(kernel, needs.probable_bytes)
+        self._host.is_passing(kernel, needs.probable_bytes + kernel.host.kept_bytes)
+        self._taken.add(kernel.id)
 
     def give_lots(self, kernel: Kernel) -> None:
         """Decide to hand a kernel what of the lots its park can use."""
@@ -184,25 +270,24 @@ class Plan:
 
     def relieve(self) -> None:
         """Have kept host memory given back where the machine or a cgroup is under its reserve."""
-        for short in self._host.pressure():
-            self._trim(short, "host memory is short", None)
+        for action in self._keepers.trims(self._host.pressure(self._keepers.coming), "host memory is short"):
+            self.act(action)
 
     @cached_property
     def _keepers(self) -> Keepers:
-        return Keepers(self.node.kernels, self.now, self.is_free)
+        return Keepers(self.node.kernels, self.now, self._host, self.is_free)
 
-    def _trim(self, short: Shortage, reason: str, kernel: Kernel | None) -> bool:
-        """Ask others to give back what is short; whether that is under way. For a kernel: all, or nothing."""
-        left = self._keepers.left(short, kernel)
-        if left.host_bytes <= 0 and left.cgroup_bytes <= 0:
-            return True
-        chosen = self._keepers.trims(left, reason, kernel)
-        for action in chosen:
-            self.act(action)
-        return bool(chosen)
-
-    def _expect(self, kernel: Kernel, budget: int | None, lots: int = 0) -> None:
-        """A kernel's memory is on its way from the GPU to the host."""
+    def _expect(self, kernel: Kernel, budget: int | None, lots: int = 0) -> int:
+        """A kernel's memory is on its way from the GPU to the host; how much of the host's that takes."""
         for resource, size in self.limits.frees(kernel).items():
             self.incoming[resource] = self.incoming.get(resource, 0) + size
-        self._host.expect(kernel, budget, lots)
+        return self._host.expect(kernel, budget, lots)
+
+
+def _is_known(kernel: Kernel) -> bool:
+    """Whether what a park of the kernel takes is known from an earlier one, or it takes all there is."""
+    return (
+        not kernel.host.is_frugal
+        or kernel.host.park_takes_bytes is not None
+        or bool(kernel.host.park_short_bytes)
+    )

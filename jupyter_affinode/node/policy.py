@@ -37,6 +37,7 @@ def decide(now: float, node: Node, settings: Settings) -> list[Action]:
     prefetch(plan)
     give_lots(plan)
     plan.relieve()  # under the host's reserve, what is kept only for speed goes first
+    plan.say_refusals()
     return plan.actions
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from .actions import Cause
+from .candidates import may_yield
 from .full import make_room_when_full
-from .plan import Plan
+from .plan import HostMemory, Plan
 from .snapshot import Kernel, Waiter
 from .words import bytes_in_words, duration_in_words
+from .yielding import subtract, who_yields
 
 
 def reclaim(plan: Plan, short: Mapping[str, int], head: Waiter, place: int) -> None:
@@ -18,21 +20,32 @@ def reclaim(plan: Plan, short: Mapping[str, int], head: Waiter, place: int) -> N
     Parks what there is of the first two even if it is not enough: whoever comes back queues behind the head, so
     it is served in the end. Those behind are blocked, parking them loses nothing, and two that each hold half
     can go on.
+
+    But never when host memory would not do for all of it: then the head could not be served, and would hold up
+    those that were parked for it. Where it will do once those on the move have arrived, nobody else is parked until
+    then. Where it will not do even so, the head holds up nobody: somebody who comes back gives back host memory.
     """
-    park = _park_for(plan, head)
     missing = dict(short)
-    _park_until(plan, missing, enough(plan, plan.candidates.eligible_on(missing), missing), park)
+
+    def who() -> Iterator[Kernel]:
+        yield from plan.candidates.eligible_on(missing)
+        yield from plan.candidates.blocked_behind(place, missing)
+        yield from _barred_on(plan, missing, head)
+
+    found = _park_until(plan, missing, who, _park_for(plan, head))
     if _lacks(missing):
-        _park_until(plan, missing, plan.candidates.blocked_behind(place, missing), park)
-    if _lacks(missing):
-        make_room_when_full(plan, missing, head)
+        found = make_room_when_full(plan, missing, head) or found
+    if found is HostMemory.PASSING:
+        plan.await_host_memory()
+    elif found is HostMemory.SHORT:
+        plan.barred.add(head.kernel.id)
 
 
 def make_way(plan: Plan, missing: Mapping[str, int], chosen: Iterable[Kernel], head: Waiter) -> bool:
     """Park those that were chosen for the head of a line; whether that was decided of any of them."""
-    left = dict(missing)
-    _park_until(plan, left, chosen, _park_for(plan, head))
-    return left != missing
+    park = _park_for(plan, head)
+    parked = [kernel for kernel in chosen if plan.is_free(kernel) and park(kernel)]
+    return bool(parked)
 
 
 def reclaim_watermark(plan: Plan) -> None:
@@ -66,27 +79,6 @@ def park_idle(plan: Plan) -> None:
                 plan.park(kernel, f"idle {idle}", Cause.IDLE)
 
 
-def enough(plan: Plan, candidates: Iterable[Kernel], missing: Mapping[str, int]) -> list[Kernel]:
-    """Of candidates in order of worth, those that suffice, without any that the others make needless."""
-    left = {resource: size for resource, size in missing.items() if size > 0}
-    chosen: list[Kernel] = []
-    for kernel in candidates:
-        if not _lacks(left):
-            break
-        if _helps(plan, kernel, left):
-            chosen.append(kernel)
-            _subtract(left, plan.limits.frees(kernel))
-    needed: list[Kernel] = []
-    for kernel in reversed(chosen):
-        frees = plan.limits.frees(kernel)
-        if all(size + frees.get(resource, 0) <= 0 for resource, size in left.items()):
-            for resource in left:
-                left[resource] += frees.get(resource, 0)
-        else:
-            needed.append(kernel)
-    return needed[::-1]
-
-
 def _park_for(plan: Plan, head: Waiter) -> Callable[[Kernel], bool]:
     """How somebody is parked for the head of a line."""
     reason = f"room for {bytes_in_words(sum(head.needs.values()))}"
@@ -94,32 +86,39 @@ def _park_for(plan: Plan, head: Waiter) -> Callable[[Kernel], bool]:
 
 
 def _reclaim_all(plan: Plan, resource: str, size: int, park: Callable[[Kernel], bool]) -> None:
-    """Park who is eligible until `size` bytes of a resource will be free."""
+    """Park who is eligible until `size` bytes of a resource will be free, or as far as host memory will do."""
     if size > 0:
         missing = {resource: size}
-        _park_until(plan, missing, enough(plan, plan.candidates.eligible_on(missing), missing), park)
+        _park_until(plan, missing, lambda: plan.candidates.eligible_on(missing), park, in_part=True)
 
 
 def _park_until(
-    plan: Plan, missing: dict[str, int], candidates: Iterable[Kernel], park: Callable[[Kernel], bool]
-) -> None:
-    """Park candidates in turn until nothing is missing any more; `park` says whether it will be."""
-    for kernel in candidates:
-        if not _lacks(missing):
-            return
-        if _helps(plan, kernel, missing) and plan.is_free(kernel) and park(kernel):
-            _subtract(missing, plan.limits.frees(kernel))
+    plan: Plan,
+    missing: dict[str, int],
+    who: Callable[[], Iterable[Kernel]],
+    park: Callable[[Kernel], bool],
+    *,
+    in_part: bool = False,
+) -> HostMemory:
+    """Park candidates until nothing is missing any more; `park` says whether one will be. What keeps others from it.
+
+    Each park leaves less of host memory, so that those who were to go with it may have to be chosen anew.
+    """
+    while True:
+        chosen, found = who_yields(plan, who(), missing, in_part=in_part)
+        parked = [kernel for kernel in chosen if plan.is_free(kernel) and park(kernel)]
+        for kernel in parked:
+            subtract(missing, plan.limits.frees(kernel))
+        if len(parked) == len(chosen) or not parked:
+            return found
+
+
+def _barred_on(plan: Plan, resources: Mapping[str, int], head: Waiter) -> Iterator[Kernel]:
+    """Who waits with memory of its own in a place before the head's, but cannot be served."""
+    for kernel in plan.candidates.resident_on(resources) if plan.barred else ():
+        if kernel.id in plan.barred and kernel is not head.kernel and may_yield(kernel, plan.now):
+            yield kernel
 
 
 def _lacks(missing: Mapping[str, int]) -> bool:
     return any(size > 0 for size in missing.values())
-
-
-def _helps(plan: Plan, kernel: Kernel, missing: Mapping[str, int]) -> bool:
-    frees = plan.limits.frees(kernel)
-    return any(size > 0 and frees.get(resource) for resource, size in missing.items())
-
-
-def _subtract(missing: dict[str, int], frees: Mapping[str, int]) -> None:
-    for resource in missing:
-        missing[resource] -= frees.get(resource, 0)

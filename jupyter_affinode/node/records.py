@@ -13,7 +13,6 @@ from typing import Any
 
 from .actions import Cause
 from .connection import Connection
-from .host import CgroupMemory
 from .host_record import HostRecord
 from .keep import Keep
 from .page import Page, PageData, PageFlag, PageGpu, State
@@ -227,7 +226,7 @@ class KernelRecord:
     resumes_of_the_gone: int = 0
     empty_since: float | None = None
     has_had_processes: bool = False
-    cgroup: CgroupMemory | None = None
+    cgroups: tuple[str, ...] = ()  # paths of the limits above its processes
     cache_drop: CacheDrop | None = None  # under way
     caches_dropped_at: float | None = None  # when it had last used the GPU, at the last one
     host: HostRecord = field(default_factory=HostRecord)

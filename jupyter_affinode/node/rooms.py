@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from .actions import Cause
-from .moves import back_off_s
+from .back_off import back_off_s
 from .observer import Observer, RoomAnswered
 from .records import KernelRecord, Process, Room
 from .state import NodeState

@@ -20,7 +20,8 @@ def serve_queue(plan: Plan) -> None:
     """Give room to whose turn it is first; nobody overtakes who waits for the same GPU, unless that delays nobody
     (backfill.py).
 
-    Who could never be served as things are, or has just failed, does not hold up the others. Nor does who
+    Who could never be served as things are, or has just failed, does not hold up the others; nor does somebody for
+    whom nobody can yield for want of host memory (reclaiming.py). Nor does who
     waits for their own user's or group's limit: what it needs of that limit is put aside, and the GPU goes on.
     Some may be served on another GPU than their own (elsewhere.py).
     """
@@ -44,7 +45,8 @@ def serve_queue(plan: Plan) -> None:
         elif waiter.room is None and waiter.kernel.resume_retry_at > plan.now:
             pass
         elif not _serve(plan, waiter, needs, place, lines):
-            _stand(plan, heads if not _lacks_limit_alone(plan, needs) else None, waiter, needs)
+            is_passed = waiter.kernel.id in plan.barred or _lacks_limit_alone(plan, needs)
+            _stand(plan, None if is_passed else heads, waiter, needs)
 
 
 def is_hopeless(plan: Plan, waiter: Waiter) -> bool:

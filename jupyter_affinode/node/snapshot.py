@@ -64,6 +64,9 @@ class HostUse:
     park_takes_bytes: int | None = None  # probably, by its last park: zeros take nothing. None: unknown
     park_short_bytes: int = 0  # a park of what it has now was tried, and takes at least this
     budget_bytes: int | None = None  # what the park under way may take anew; None: no limit
+    retry_at: float = (
+        0.0  # parks were refused for want of it: nothing is said, or tried that is unlikely, before
+    )
 
 
 NO_HOST_USE = HostUse()
@@ -122,7 +125,7 @@ class Kernel:
     is_dying: bool = False
     is_split: bool = False  # a part of its processes is parked, and does not ask for the GPU
     is_moving: bool = False  # a command is under way, or a process is in transition
-    yields_since: float | None = None  # when the park that is under way began
+    moves_since: float | None = None  # when the park or resume that is under way began
     wants_since: float | None = None  # a call waits at its closed gate, or the person asked for it back
     rooms: tuple[RoomRequest, ...] = ()
     park_asked: str | None = None  # the person's own wish, in words for the log
@@ -132,7 +135,9 @@ class Kernel:
         0.0  # nobody yields for its allocations before: they failed although there was room
     )
     hopeless: bool = False  # allocations failed again and again although there was room
-    cgroup: str = ""  # whose headroom parking it uses
+    cgroups: tuple[
+        str, ...
+    ] = ()  # whose headroom parking it uses: its own and those above it that have a limit
     can_drop_caches: bool = False  # its frameworks were not asked since it last used the GPU
     user: str = ""  # whose it is; "" where nobody said
     groups: tuple[str, ...] = ()  # of that user
@@ -178,6 +183,11 @@ class Kernel:
         return {
             uuid: min(size, self.most_bytes.get(uuid, size)) for uuid, size in self.resident_bytes.items()
         }
+
+    @property
+    def image_bytes(self) -> int:
+        """Host memory that the driver takes for the CUDA context, if that goes too; no budget limits it."""
+        return sum(self.leaves_bytes.values()) if self.leaves_bytes else 0
 
     @property
     def frees_bytes(self) -> Mapping[str, int]:

@@ -10,7 +10,8 @@ from .connection import Connection
 from .depth import context_objection
 from .foresight import Foresight
 from .gpus import GpuTable
-from .host import CgroupMemory, HostMemory, Known, cgroup_memory
+from .host import CgroupMemory, HostMemory, Known, cgroup_limits
+from .host_care import look_for_more
 from .keep import EVERYBODY, Keep, file_name
 from .neighbours import busy, by_gpu
 from .nvml import NvmlGpu, NvmlSample
@@ -44,6 +45,7 @@ class NodeState:
     def __init__(self, settings: Settings, host: HostMemory):
         self.settings = settings
         self.host = host
+        self.limits: dict[str, CgroupMemory] = {}  # by path; as old as `host`
         self.lots_ready_bytes = 0  # what the controller's lots can give
         self.lots_held: dict[int, int] = {}  # … and gave, by process
         self.kernels: dict[str, KernelRecord] = {}
@@ -233,11 +235,23 @@ class NodeState:
         return {process.key: process.data.lot_bytes for process in self.processes()}
 
     def read_limits(self) -> None:
-        """Read the memory limits of kernels that could be parked, before a decision."""
+        """Read the memory limits above all kernels, before a decision. A figure that is not read anew is forgotten:
+        those that share a cgroup must not go by what was left when one of them was looked at last.
+        """
         known: Known = {}
+        self.limits = {}
         for kernel in self.kernels.values():
-            if kernel.residency is Residency.RESIDENT:
-                kernel.cgroup = _tightest(kernel, known)
+            found = _limits(kernel, known)
+            kernel.cgroups = tuple(found)
+            self.limits.update(found)
+        for kernel in self.kernels.values():
+            if kernel.host.left_bytes is not None:
+                look_for_more(kernel, self.host_left(kernel))
+
+    def host_left(self, kernel: KernelRecord) -> int:
+        """What a park of the kernel could take of host memory at the most, the reserve included."""
+        inside = [self.limits[path].headroom_bytes for path in kernel.cgroups if path in self.limits]
+        return min([self.host.available_bytes, *inside])
 
     def snapshot(self, now: float, *, is_settled: bool, is_complete: bool = True) -> Node:
         """The picture to decide on."""
@@ -247,16 +261,8 @@ class NodeState:
             for kernel in self.kernels.values()
             if kernel.processes
         )
-        headroom = {
-            kernel.cgroup.path: kernel.cgroup.headroom_bytes
-            for kernel in self.kernels.values()
-            if kernel.cgroup is not None
-        }
-        limits = {
-            kernel.cgroup.path: kernel.cgroup.limit_bytes
-            for kernel in self.kernels.values()
-            if kernel.cgroup is not None
-        }
+        headroom = {path: limit.headroom_bytes for path, limit in self.limits.items()}
+        limits = {path: limit.limit_bytes for path, limit in self.limits.items()}
         reservations = [
             Reservation(entry.kernel_id, entry.gpu, entry.bytes, entry.is_taken(now))
             for entry in self.reservations.entries
@@ -363,10 +369,7 @@ def _uses_gpu(process: Process) -> bool:
     return any(gpu.resident_bytes or gpu.parked_bytes or any(gpu.fixed_bytes) for gpu in process.data.gpus)
 
 
-def _tightest(kernel: KernelRecord, known: Known) -> CgroupMemory | None:
-    """The tightest limit over the kernel's processes; pids that we cannot see have none."""
-    limits = [
-        cgroup_memory(process.pid, known=known) for process in kernel.processes.values() if process.pid > 0
-    ]
-    found = [limit for limit in limits if limit is not None]
-    return min(found, key=lambda limit: limit.headroom_bytes) if found else None
+def _limits(kernel: KernelRecord, known: Known) -> dict[str, CgroupMemory]:
+    """The limits over the kernel's processes, by path; pids that we cannot see have none."""
+    pids = [process.pid for process in kernel.processes.values() if process.pid > 0]
+    return {limit.path: limit for pid in pids for limit in cgroup_limits(pid, known=known)}

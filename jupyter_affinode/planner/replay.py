@@ -258,7 +258,7 @@ class Replay(People):
         self._books.touch(sharer)
         sharer.residency, sharer.left_gpu = Residency.PARKED, leaves
         sharer.has_parked, sharer.park_budget, sharer.park_short = True, None, 0
-        sharer.refusals, sharer.retry_at = 0, 0.0
+        sharer.refusals, sharer.retry_at, sharer.host_retry_at = 0, 0.0, 0.0
         self.outcome.counts["parks"] += 1
         self.outcome.moved_bytes += sharer.held
         if sharer.preempted_s is not None:  # its next call
@@ -275,7 +275,7 @@ class Replay(People):
 
     def _refused(self, sharer: Sharer, why: str) -> None:
         self.outcome.counts[f"parks refused: {why}"] += 1
-        sharer.back_off(self.now)
+        sharer.back_off(self.now, is_host_short=why == "no-host-memory")
 
     def _trim(self, sharer: Sharer, action: actions.Trim) -> None:
         sharer.kept = min(sharer.kept, action.keep_bytes)

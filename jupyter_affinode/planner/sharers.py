@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..node.moves import back_off_s
+from ..node.back_off import back_off_s
 from ..node.snapshot import HostUse, Kernel, Residency, RoomRequest
 from .machine import RESUME_SPARE_BYTES
 from .people import Guest
@@ -55,6 +55,7 @@ class Sharer:
         self.resident_since = 0.0
         self.refusals = 0
         self.retry_at = 0.0
+        self.host_retry_at = 0.0
         self.resume_failures = 0
         self.resume_retry_at = 0.0
 
@@ -79,10 +80,13 @@ class Sharer:
         """What coming back takes beside its memory."""
         return {self.gpu: self.context_bytes + RESUME_SPARE_BYTES} if self.left_gpu else {}
 
-    def back_off(self, now: float) -> None:
-        """A park was refused: not again for a while, each time longer."""
+    def back_off(self, now: float, *, is_host_short: bool) -> None:
+        """A park was refused: not again for a while, each time longer; for want of host memory, until there is more."""
         self.refusals += 1
-        self.retry_at = now + back_off_s(self.refusals)
+        if is_host_short:
+            self.host_retry_at = now + back_off_s(self.refusals)
+        else:
+            self.retry_at = now + back_off_s(self.refusals)
 
     def _elsewhere(self) -> tuple[str, ...]:
         if not self.left_gpu or self.wants_since is None:
@@ -120,6 +124,7 @@ class Sharer:
                 park_takes_bytes=self.held if self.has_parked else None,
                 park_short_bytes=self.park_short,
                 budget_bytes=self.park_budget if is_moving else None,
+                retry_at=self.host_retry_at,
             ),
             user=self.guest.session.person,
             priority=self.priority,

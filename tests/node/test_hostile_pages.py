@@ -271,7 +271,7 @@ def played(seed, clock, patch):
     play = Play(seed, clock)
     pick = play.dice.choice
     cgroups = [None, *(CgroupMemory("/a", used, 64 * GIB) for used in (0, GIB, 40 * GIB))]
-    patch.setattr(state, "cgroup_memory", lambda pid, known=None: pick(cgroups))
+    patch.setattr(state, "cgroup_limits", lambda pid, known=None: tuple(filter(None, [pick(cgroups)])))
     patch.setattr(state, "read_visible", lambda pid: pick([None, (), ("0", "1")]))
     for _ in range(STEPS):
         play.step()

@@ -117,7 +117,7 @@ def test_who_claims_more_than_the_gpu_has_in_use_keeps_nobody_else_there():
 @pytest.mark.parametrize(("since", "found"), [(5, []), (1000, ["honest"])])
 def test_a_park_that_never_ends_is_not_waited_for_by_all(since, found):
     asker = asks(resident("asker", GIB, idle=0), 6 * GIB, waits=1)
-    endless = resident("endless", 8 * GIB, is_moving=True, yields_since=NOW - since)
+    endless = resident("endless", 8 * GIB, is_moving=True, moves_since=NOW - since)
     for going in (endless, replace(endless, residency=Residency.PARKING)):
         assert parks(decide(NOW, node(asker, going, resident("honest", 8 * GIB)), NEEDED)) == found
 
@@ -332,16 +332,20 @@ def test_without_host_memory_nobody_is_parked_and_the_reason_says_how_much_is_mi
 
 
 def test_host_memory_is_not_spent_twice_in_one_pass():
-    actions = decide(NOW, node(resident("a", 4 * GIB), resident("b", 4 * GIB), host=Host(7 * GIB)), IDLE)
-    assert [type(action) for action in actions] == [Park, RefusePark]
+    both = resident("a", 4 * GIB), resident("b", 4 * GIB)
+    assert [action.kernel_id for action in decide(NOW, node(*both, host=Host(7 * GIB)), IDLE)] == ["a"]
+    parking = replace(both[0], residency=Residency.PARKING, is_moving=True)
+    assert decide(NOW, node(parking, both[1], host=Host(7 * GIB)), IDLE) == []  # it may be given back
+    (refused,) = decide(NOW, node(both[1], host=Host(3 * GIB)), IDLE)
+    assert isinstance(refused, RefusePark)
 
 
 def test_a_kernels_own_limit_counts_too_and_is_shared_by_its_neighbours():
-    kernels = [resident("a", 4 * GIB, cgroup="/user"), resident("b", 4 * GIB, cgroup="/user")]
+    kernels = [resident("a", 4 * GIB, cgroups=("/user",)), resident("b", 4 * GIB, cgroups=("/user",))]
     host = Host(64 * GIB, {"/user": 6 * GIB})
-    actions = decide(NOW, node(*kernels, host=host), IDLE)
-    assert [type(action) for action in actions] == [Park, RefusePark]
-    assert "cgroup" in actions[1].reason
+    assert [action.kernel_id for action in decide(NOW, node(*kernels, host=host), IDLE)] == ["a"]
+    (refused,) = decide(NOW, node(kernels[1], host=Host(64 * GIB, {"/user": 2 * GIB})), IDLE)
+    assert isinstance(refused, RefusePark) and "cgroup" in refused.reason
 
 
 def test_dying_kernels_have_no_place():

@@ -128,7 +128,7 @@ def test_under_the_reserve_what_is_kept_goes_and_above_it_stays():
 
 
 def test_a_cgroup_near_its_limit_has_its_own_kernels_give_back():
-    inside = resident("inside", idle=1, cgroup="/user", use=keeps(2 * GIB, since=1))
+    inside = resident("inside", idle=1, cgroups=("/user",), use=keeps(2 * GIB, since=1))
     outside = resident("outside", idle=1, use=keeps(8 * GIB))
     limits = {"headroom_bytes": {"/user": 100 * MIB}, "limit_bytes": {"/user": 8 * GIB}}
     (action,) = decide(NOW, node(inside, outside, available=32 * GIB, **limits), NEEDED)
@@ -139,7 +139,7 @@ def test_a_cgroup_near_its_limit_has_its_own_kernels_give_back():
 def test_a_park_leaves_a_part_of_its_cgroup_free():
     """At its very limit the kernel would be killed at its next allocation, with its tensors."""
     limits = {"headroom_bytes": {"/user": 3 * GIB}, "limit_bytes": {"/user": 8 * GIB}}
-    (action,) = decide(NOW, node(resident("k", cgroup="/user"), available=32 * GIB, **limits), IDLE)
+    (action,) = decide(NOW, node(resident("k", cgroups=("/user",)), available=32 * GIB, **limits), IDLE)
     assert action == Park("k", "idle 17 min", 3 * GIB - 8 * GIB // 10)
 
 
@@ -178,7 +178,7 @@ def test_a_park_is_given_lots_before_its_own_memory_is_asked_for():
 
 def test_lots_make_up_for_a_cgroup_that_is_full():
     limits = {"headroom_bytes": {"/user": 0}, "limit_bytes": {"/user": 8 * GIB}}
-    kernel = resident("k", cgroup="/user")
+    kernel = resident("k", cgroups=("/user",))
     (action,) = decide(NOW, node(kernel, available=32 * GIB, lot_bytes=4 * GIB, **limits), IDLE)
     assert isinstance(action, Park)
     (action,) = decide(NOW, node(kernel, available=32 * GIB, **limits), IDLE)

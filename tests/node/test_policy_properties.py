@@ -96,7 +96,7 @@ def kernels(draw, number):
         resume_retry_at=draw(st.sampled_from([0.0, 0.0, NOW + 5])),
         reclaim_after=draw(st.sampled_from([0.0, 0.0, NOW + 5])),
         hopeless=draw(st.sampled_from([False, False, True])),
-        cgroup=draw(st.sampled_from(["", "", "/user"])),
+        cgroups=draw(st.sampled_from([(), (), ("/user",)])),
         can_drop_caches=draw(st.booleans()),
         host=draw(host_uses()),
     )
@@ -226,7 +226,7 @@ def test_parks_of_one_pass_take_no_host_memory_that_is_reserved_or_taken(node, p
     for kernel in node.kernels:
         anew = max(kernel.movable_bytes - kernel.host.kept_bytes - lots.get(kernel.id, 0), 0)
         if kernel.id in budgets:
-            taken[kernel.cgroup] += min(anew, budgets[kernel.id]) if kernel.host.is_frugal else anew
+            taken["".join(kernel.cgroups)] += min(anew, budgets[kernel.id]) if kernel.host.is_frugal else anew
     if budgets:
         assert sum(taken.values()) <= max(node.host.available_bytes - policy.host_reserve(4000 * MIB), 0)
     assert taken["/user"] <= node.host.headroom_bytes.get("/user", 1 << 60)

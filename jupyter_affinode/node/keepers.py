@@ -1,0 +1,82 @@
+"""Who keeps host memory for a next park and can give it back; pure. By place, as in host_room.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+
+from .actions import Trim
+from .host_room import LEAST_BYTES, HostRoom, Shortage
+from .snapshot import Kernel
+
+
+class Keepers:
+    """Those that keep most for longest first; sorted once for a pass: a thousand kernels may look in one."""
+
+    def __init__(
+        self, kernels: Iterable[Kernel], now: float, room: HostRoom, is_free: Callable[[Kernel], bool]
+    ):
+        """`is_free` says who may be asked."""
+        self._room = room
+        self.coming: dict[str, int] = {}  # by place, what was asked back and is not there yet
+        self._gives: dict[str, int] = {}  # … and what could be asked back
+        keeping = [each for each in kernels if each.host.trimmable_bytes or each.host.trimming_bytes]
+        for each in keeping:
+            self._count(self.coming, each, each.host.trimming_bytes)
+        ready = [each for each in keeping if each.host.trimmable_bytes and is_free(each)]
+        ready.sort(key=lambda each: (-each.host.trimmable_bytes * _age(each, now), each.id))
+        self._ready = {each.id: each for each in ready}
+        for each in ready:
+            self._count(self._gives, each, each.host.trimmable_bytes)
+
+    def drop(self, kernel_id: str) -> None:
+        """Nothing more can be had of that kernel: something was decided for it."""
+        kernel = self._ready.pop(kernel_id, None)
+        if kernel is not None:
+            self._count(self._gives, kernel, -kernel.host.trimmable_bytes)
+
+    def left(self, short: Shortage, kernels: Collection[Kernel]) -> Shortage:
+        """What is still short when all others but `kernels` have given back what they keep."""
+        left = {place: size - self._gives.get(place, 0) for place, size in short.items()}
+        for kernel in kernels:
+            if kernel.id in self._ready:
+                for place in self._room.places(kernel):
+                    if place in left:
+                        left[place] += kernel.host.trimmable_bytes
+        return {place: size for place, size in left.items() if size > 0}
+
+    def trims(self, short: Shortage, reason: str) -> list[Trim]:
+        """Who gives back how much, for what is short, as far as it can be had.
+
+        Whoever gives is out of it for the rest of the pass, and what comes of it is in `coming`.
+        """
+        left, gives = dict(short), dict[str, int]()
+        for place in sorted(short, key=lambda each: (self._gives.get(each, 0), each)):  # the narrowest first
+            for each in self._ready.values():
+                if left[place] <= 0:
+                    break
+                places = self._room.places(each)
+                if place not in places:
+                    continue
+                before = gives.get(each.id, 0)
+                after = min(max(before + left[place], LEAST_BYTES), each.host.trimmable_bytes)
+                if after > before:
+                    gives[each.id] = after
+                    for inside in places:
+                        if inside in left:
+                            left[inside] -= after - before
+        chosen = []
+        for kernel_id, size in gives.items():
+            each = self._ready[kernel_id]
+            keeps = max(each.host.kept_bytes - each.host.trimming_bytes - size, 0)
+            chosen.append(Trim(kernel_id, keeps, reason))
+            self.drop(kernel_id)
+            self._count(self.coming, each, size)
+        return chosen
+
+    def _count(self, sums: dict[str, int], kernel: Kernel, size: int) -> None:
+        for place in self._room.places(kernel):
+            sums[place] = sums.get(place, 0) + size
+
+
+def _age(kernel: Kernel, now: float) -> float:
+    return max(now - kernel.host.kept_since, 1.0)
