@@ -224,8 +224,9 @@ void *books_below(const char *name, int version, int class_, bool wide, void *re
 }
 
 /* They take the mover's lock, or ask the driver themselves, before they come to what is below.  */
-static const char *const held_above[] = {"cuMemRelease", "cuMemUnmap", "cuCtxDestroy", "cuDevicePrimaryCtxRetain",
-					 "cuDevicePrimaryCtxReset", "cuDevicePrimaryCtxRelease", NULL};
+static const char *const held_above[] = {"cuMemRelease", "cuMemUnmap", "cuCtxDestroy", "cuCtxDisablePeerAccess",
+					 "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxReset",
+					 "cuDevicePrimaryCtxRelease", NULL};
 
 void *books_above(const char *name, void *hook)
 {

@@ -29,6 +29,7 @@ struct stream {
 struct capture {
 	CUstream stream;
 	pid_t tid; /* of a per-thread stream's thread, else 0 */
+	const struct context *context; /* it ends with that */
 };
 
 /* Guards everything below. The mover holds it while it asks the driver about streams: a stream or context is taken out
@@ -36,6 +37,7 @@ struct capture {
  * under the probe. No one holds it across a driver call that may block.  */
 static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t ready_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t primaries_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(struct context *) contexts;
 static struct stream *streams;
 static size_t streams_count, streams_size;
@@ -154,6 +156,17 @@ void context_make_ready(struct context *context)
 	pthread_mutex_unlock(&ready_lock);
 }
 
+/* A context that is destroyed in the midst of a capture has no end of it.  */
+static void captures_forget(const struct context *context)
+{
+	unsigned kept = 0, count = atomic_load(&captures_count);
+
+	for (unsigned i = 0; i < count; i++)
+		if (captures[i].context != context)
+			captures[kept++] = captures[i];
+	atomic_store(&captures_count, kept);
+}
+
 void context_forget(CUcontext handle)
 {
 	struct context *context;
@@ -167,6 +180,7 @@ void context_forget(CUcontext handle)
 			if (streams[i].context != context)
 				streams[kept++] = streams[i];
 		streams_count = kept;
+		captures_forget(context);
 		/* The description stays in the list (others may be reading it), emptied: a primary context that is
 		 * retained again may come back under the same handle.  */
 		context->stream = NULL;
@@ -196,6 +210,16 @@ void contexts_ending(void)
 void contexts_ended(void)
 {
 	atomic_fetch_sub(&endings, 1);
+}
+
+void primary_contexts_lock(void)
+{
+	pthread_mutex_lock(&primaries_lock);
+}
+
+void primary_contexts_unlock(void)
+{
+	pthread_mutex_unlock(&primaries_lock);
 }
 
 bool contexts_keep(void)
@@ -251,10 +275,15 @@ static int capture_find(CUstream stream)
 
 void capture_opening(CUstream stream)
 {
+	const struct context *context = context_current();
+
 	pthread_mutex_lock(&contexts_lock);
+	for (size_t i = 0; i < streams_count; i++)
+		if (streams[i].handle == stream)
+			context = streams[i].context;
 	if (captures_count < MAX_CAPTURES)
-		captures[captures_count] =
-			(struct capture){stream, is_per_thread(stream) ? (pid_t)syscall(SYS_gettid) : 0};
+		captures[captures_count] = (struct capture){
+			stream, is_per_thread(stream) ? (pid_t)syscall(SYS_gettid) : 0, context};
 	else
 		shim_give_up_parking("too many stream captures at once");
 	if (captures_count < MAX_CAPTURES)
@@ -326,6 +355,8 @@ const char *gpu_busy(void)
 	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
 	const char *busy = NULL;
 
+	if (!contexts_keep()) /* whether a release is the last one is known when the context is gone */
+		return "a CUDA context is being ended";
 	pthread_mutex_lock(&contexts_lock);
 	driver.cuThreadExchangeStreamCaptureMode(&mode);
 	if (captures_count)
@@ -334,6 +365,7 @@ const char *gpu_busy(void)
 		busy = context_busy(context);
 	driver.cuCtxSetCurrent(NULL);
 	pthread_mutex_unlock(&contexts_lock);
+	contexts_let_end();
 	return busy;
 }
 
@@ -351,11 +383,14 @@ CUresult contexts_error(bool (*lasts)(CUresult))
 {
 	CUresult error = CUDA_SUCCESS;
 
+	if (!contexts_keep())
+		return CUDA_SUCCESS;
 	pthread_mutex_lock(&contexts_lock);
 	for (struct context *context = contexts_first(); context && !captures_count && !lasts(error); context = context->next)
 		error = context_error(context);
 	driver.cuCtxSetCurrent(NULL);
 	pthread_mutex_unlock(&contexts_lock);
+	contexts_let_end();
 	return lasts(error) ? error : CUDA_SUCCESS;
 }
 
@@ -376,6 +411,7 @@ void contexts_reset_in_child(void)
 
 	memcpy(&contexts_lock, &fresh, sizeof(fresh));
 	memcpy(&ready_lock, &fresh, sizeof(fresh));
+	memcpy(&primaries_lock, &fresh, sizeof(fresh));
 	atomic_store(&contexts, NULL);
 	streams_count = 0;
 	captures_count = 0;

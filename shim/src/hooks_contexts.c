@@ -36,6 +36,14 @@ static CUcontext primary_of(CUdevice ordinal)
 	return device ? device->primary : NULL;
 }
 
+static bool primary_lives(CUdevice ordinal)
+{
+	unsigned int flags;
+	int active = 0;
+
+	return driver.cuDevicePrimaryCtxGetState(ordinal, &flags, &active) == CUDA_SUCCESS && active;
+}
+
 static bool is_primary(CUcontext handle)
 {
 	for (int i = 0; i < device_count_known(); i++)
@@ -70,8 +78,10 @@ static CUresult on_cuDevicePrimaryCtxReset(void *real, CUdevice ordinal)
 	CUresult result;
 
 	contexts_ending();
+	primary_contexts_lock();
 	drop_context(primary_of(ordinal));
 	result = ((CUresult(*)(CUdevice))real)(ordinal);
+	primary_contexts_unlock();
 	contexts_ended();
 	if (held)
 		mover_let_go();
@@ -85,19 +95,21 @@ static CUresult retain_primary(void *real, CUcontext *context, CUdevice ordinal)
 {
 	GATE_PASS(pass);
 	struct device *device;
-	unsigned int flags;
 	CUresult result;
-	int active = 0;
 
-	if (!shim_is_on() || driver.cuDevicePrimaryCtxGetState(ordinal, &flags, &active) != CUDA_SUCCESS || !active) {
+	primary_contexts_lock();
+	if (!shim_is_on() || !primary_lives(ordinal)) {
+		primary_contexts_unlock();
 		result = gate_enter(&pass, AFFINODE_CLASS_MODULE);
 		if (result != CUDA_SUCCESS)
 			return result;
+		primary_contexts_lock();
 	}
 	result = ((CUresult(*)(CUcontext *, CUdevice))real)(context, ordinal);
 	device = result == CUDA_SUCCESS && context && shim_is_on() ? device_known(ordinal) : NULL;
 	if (device)
 		device->primary = *context;
+	primary_contexts_unlock();
 	return result;
 }
 
@@ -192,17 +204,20 @@ HOOK(cuCtxCreate_v4, (CUcontext * context, void *parameters, unsigned int flags,
 static CUresult on_cuDevicePrimaryCtxRelease(void *real, CUdevice ordinal)
 {
 	GATE_PASS(pass);
-	CUcontext handle = primary_of(ordinal);
 	bool held = mover_hold(&pass);
+	CUcontext handle;
 	unsigned int flags;
 	int active = 1;
 	CUresult result;
 
 	contexts_ending();
+	primary_contexts_lock();
+	handle = primary_of(ordinal);
 	result = ((CUresult(*)(CUdevice))real)(ordinal);
 	if (result == CUDA_SUCCESS && handle &&
 	    driver.cuDevicePrimaryCtxGetState(ordinal, &flags, &active) == CUDA_SUCCESS && !active)
 		drop_context(handle);
+	primary_contexts_unlock();
 	contexts_ended();
 	if (held)
 		mover_let_go();

@@ -15,6 +15,7 @@ enum ending { EXIT, EXIT_ON_A_FULL_GPU, EXIT_ANNOUNCED, EXIT_WHILE_GOING, KILL, 
 
 static CUdeviceptr block;
 static CUresult (*hidden)(void);
+static CUresult (*disable_peer_access)(CUcontext);
 static bool ended_while_going;
 
 /* As a library's that came by a private table, or the driver's own.  */
@@ -22,8 +23,11 @@ static void destructor(void)
 {
 	CUstream stream;
 
-	if (ended_while_going) /* the others wait for the driver's checkpoint, which does not end here */
-		hidden();
+	if (ended_while_going) { /* in the midst of the driver's checkpoint, which does not end here */
+		disable_peer_access(cuda_context);
+		cu.DevicePrimaryCtxReset(0);
+		cu.CtxDestroy(cuda_context);
+	}
 	cu.MemFree(block);
 	cu.CtxSynchronize();
 	if (cu.StreamCreate(&stream, 0) == CUDA_SUCCESS)
@@ -77,6 +81,7 @@ static void child(void)
 	atexit(destructor); /* before the driver comes: it runs when everything of CUDA's has ended */
 	*(void **)&hidden = cuda_hidden("cuCtxSynchronize");
 	cuda_start();
+	*(void **)&disable_peer_access = cuda_symbol("cuCtxDisablePeerAccess");
 	CUDA(MemAlloc(&block, BYTES));
 	CHECK_EQUAL(launch_pattern(NULL, block, BYTES, 3), CUDA_SUCCESS);
 	CUDA(CtxSynchronize());

@@ -1,0 +1,110 @@
+/* Contexts that end in the midst of something: of a capture, of the mover's look at the GPU, of another thread's retaining
+ * the same one. What was theirs is gone with them, and nothing that is another's.  */
+#include <sys/syscall.h>
+
+#include "board.h"
+#include "harness.h"
+
+static CUcontext primary;
+static _Atomic pid_t thread_id;
+static _Atomic bool done;
+
+static void *release(void *unused)
+{
+	(void)unused;
+	CUDA(DevicePrimaryCtxRelease(0));
+	return NULL;
+}
+
+static void *retain(void *unused)
+{
+	(void)unused;
+	atomic_store(&thread_id, (pid_t)syscall(SYS_gettid));
+	CUDA(DevicePrimaryCtxRetain(&primary, 0));
+	atomic_store(&done, true);
+	return NULL;
+}
+
+/* Nobody will ever say that the capture has ended.  */
+static void in_a_capture(bool per_thread)
+{
+	CUdeviceptr block;
+	CUstream stream;
+	CUcontext own;
+
+	CUDA(CtxCreate(&own, 0, 0));
+	CUDA(StreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	CUDA(StreamBeginCapture(per_thread ? CU_STREAM_PER_THREAD : stream, 0));
+	PAGE_UNTIL(page.captures == 1);
+	CUDA(CtxDestroy(own));
+	PAGE_UNTIL(page.captures == 0);
+	CUDA(CtxSetCurrent(primary));
+	CUDA(MemAlloc(&block, MiB(2)));
+	controller_park();
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CUDA(MemFree(block));
+}
+
+/* The driver is asked nothing about a context that it is destroying.  */
+static void in_the_movers_look(void)
+{
+	struct affinode_reply reply;
+	pthread_t thread;
+
+	CUDA(DevicePrimaryCtxRetain(&primary, 0));
+	board_arm("cuDevicePrimaryCtxRelease:HOLD:1,cuStreamQuery:UNKNOWN:1+");
+	thread_start(&thread, release, NULL);
+	UNTIL(board_holds());
+	reply = controller_reply(controller_command(AFFINODE_COMMAND_PARK, 0));
+	CHECK_EQUAL(reply.status, AFFINODE_BUSY);
+	CHECK(strstr(reply.text, "being ended") != NULL);
+	board_disarm();
+	thread_join(thread);
+}
+
+/* The last release, and before it is known to be the last one the next retain.  */
+static void as_the_next_one_begins(void)
+{
+	CUdeviceptr gone, block;
+	pthread_t first, second;
+	uint32_t word = 0;
+
+	CUDA(MemAlloc(&gone, MiB(4)));
+	PAGE_UNTIL(page.gpus[0].resident_bytes == MiB(4));
+	board_arm("cuDevicePrimaryCtxGetState:HOLD:1");
+	thread_start(&first, release, NULL);
+	UNTIL(board_holds());
+	thread_start(&second, retain, NULL);
+	UNTIL(atomic_load(&thread_id));
+	thread_waits_or(atomic_load(&thread_id), &done);
+	board_disarm();
+	thread_join(first);
+	thread_join(second);
+	CUDA(CtxSetCurrent(primary));
+	CUDA(MemAlloc(&block, MiB(8)));
+	CUDA(MemsetD32(block, 9, MiB(2))); /* its kernels went with the other */
+	CUDA(CtxSynchronize());
+	PAGE_UNTIL(page.gpus[0].resident_bytes == MiB(8));
+	controller_park();
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CUDA(MemcpyDtoH(&word, block + MiB(8) - 4, 4));
+	CHECK_EQUAL(word, 9);
+}
+
+int main(int argc, char **argv)
+{
+	CUdeviceptr block;
+
+	test_begin(argc, argv, 40);
+	board_make();
+	cuda_start();
+	primary = cuda_context;
+	controller_accept();
+	in_a_capture(false);
+	in_a_capture(true);
+	CUDA(MemAlloc(&block, MiB(2)));
+	in_the_movers_look();
+	CUDA(MemFree(block));
+	as_the_next_one_begins();
+	return 0;
+}
