@@ -78,7 +78,7 @@ def cgroup_limits(
 def _memory_folders(pid: int, proc: Path) -> list[tuple[Path, Path, bool]]:
     """The process's cgroup in each hierarchy that limits memory: (folder, top of the mount, is it v2)."""
     try:
-        lines = (proc / str(pid) / "cgroup").read_text().splitlines()
+        lines = _lines(proc / str(pid) / "cgroup")
     except OSError:
         return []
     folders = []
@@ -102,7 +102,7 @@ def _memory_folders(pid: int, proc: Path) -> list[tuple[Path, Path, bool]]:
 def _mount(proc: str, is_v2: bool) -> tuple[Path, str] | None:
     """Where a hierarchy is mounted for us, and which of its folders that shows: (mount point, root)."""
     try:
-        lines = (Path(proc) / "self" / "mountinfo").read_text().splitlines()
+        lines = _lines(Path(proc) / "self" / "mountinfo")
     except OSError:
         return None
     for line in lines:
@@ -114,6 +114,11 @@ def _mount(proc: str, is_v2: bool) -> tuple[Path, str] | None:
             fields = before.split()
             return Path(fields[4]), fields[3]
     return None
+
+
+def _lines(path: Path) -> list[str]:
+    """Lines in which names may be any bytes but a newline: people name their own cgroups, and where they mount."""
+    return path.read_text(encoding="utf-8", errors="surrogateescape").split("\n")
 
 
 def _limit(folder: Path, is_v2: bool) -> CgroupMemory | None:

@@ -59,6 +59,21 @@ def test_the_tightest_limit_above_a_process_counts(system):
     assert limit.path.endswith("/user")
 
 
+@pytest.mark.parametrize("name", [b"\xff\xfe", "a\u2028b\x0bc".encode()])
+def test_a_cgroup_may_be_called_anything(system, tmp_path, name):
+    """Its owner names it: on a machine's controller a name must end nobody's pass, and be no other cgroup's."""
+    named = os.fsdecode(name)
+    files = {f"{named}/memory.max": f"{2 * GIB}\n", f"{named}/memory.current": f"{GIB}\n"}
+    proc = system(2, "/", files)
+    (proc / "7" / "cgroup").write_bytes(b"0::/" + name + b"\n")
+    mounts = proc / "self" / "mountinfo"
+    mounts.write_bytes(b"22 1 0:9 / /home/a/\xff rw - fuse.x x rw\n" + mounts.read_bytes())
+    limit = host.cgroup_memory(7, proc)
+    assert limit is not None
+    assert limit.headroom_bytes == GIB
+    assert limit.path == str(tmp_path / "cgroup" / named)
+
+
 def test_memory_high_counts_as_a_limit(system):
     files = {"k/memory.max": "max\n", "k/memory.high": f"{2 * GIB}\n", "k/memory.current": f"{GIB}\n"}
     assert host.cgroup_memory(7, system(2, "/k", files)).headroom_bytes == GIB
