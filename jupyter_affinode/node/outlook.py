@@ -101,13 +101,17 @@ class _View:
         lacks -= plan.incoming.get(uuid, 0)
         if lacks <= 0:
             return plan.now + self._slowest_move(uuid), "memory is being freed for it"
-        is_host_full = False
+        yielding: list[Kernel] = []
+        everything, is_host_full = lacks, False
         for moment, size, kernel in self._yields.get(uuid, ()):
             if kernel is waiter.kernel:
                 continue
-            if plan.host_lacks_room_for(kernel):
+            if plan.host_lacks_room_for([*yielding, kernel]):
                 is_host_full = True
-                continue
+                if size < everything or plan.host_lacks_room_for([kernel]):
+                    continue
+                lacks = size  # alone, then
+            yielding.append(kernel)
             lacks -= size
             if lacks <= 0:
                 moment = max(moment, plan.now) + park_s(kernel, plan.node.speeds)

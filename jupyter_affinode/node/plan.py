@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
 
-from .actions import Action, Cause, DropCaches, GiveLots, Park, RefusePark
+from .actions import Action, Cause, DropCaches, GiveLots, Park, RefusePark, Resume
 from .candidates import Candidates
 from .host_room import MACHINE, HostRoom, Needs
 from .keepers import Keepers
@@ -64,7 +64,7 @@ class Plan:
             ):
                 self._look_at_park(kernel)
             elif kernel.residency is Residency.RESUMING and not self._is_late(kernel):
-                self._host.is_passing(kernel, sum(kernel.parked_bytes.values()))
+                self._host.is_passing(kernel, sum(kernel.resume_bytes.values()))
             elif kernel.is_ending:
                 self.expect_end(kernel)
 
@@ -92,8 +92,15 @@ class Plan:
         """Decide on an action."""
         self._taken.add(action.kernel_id)
         self.actions.append(action)
+        if isinstance(action, Resume):
+            kernel = self._by_id[action.kernel_id]
+            self._host.is_passing(kernel, sum(kernel.resume_bytes.values()))
         if "_keepers" in self.__dict__:
             self._keepers.drop(action.kernel_id)
+
+    @cached_property
+    def _by_id(self) -> Mapping[str, Kernel]:
+        return {kernel.id: kernel for kernel in self.node.kernels}
 
     # ---- room
 
@@ -202,8 +209,7 @@ class Plan:
         short = self._keepers.left(short, kernels) if short else short
         if not short:
             return HostMemory.THERE
-        (kernel, *others) = kernels
-        if not others and self._may_try(kernel):
+        if len(kernels) == 1 and self._may_try(kernels[0]):
             return HostMemory.DOUBTFUL
         if not self._host.without_passing(short):
             return HostMemory.PASSING
@@ -219,13 +225,18 @@ class Plan:
         """Park nobody any more in this pass: somebody waits for memory that those have who are on the move."""
         self._is_host_awaited = True
 
-    def host_lacks_room_for(self, kernel: Kernel) -> bool:
-        """Whether the kernel cannot be parked for want of host memory, whoever gives back what they keep."""
-        short = self._host.shortage(self._wanted([kernel]), self._keepers.coming)
-        if not short or not self._keepers.left(short, [kernel]):
-            return False
-        needs = self._host.needs(kernel)
-        return _is_known(kernel) or not self._host.may_be_tried(kernel, needs)
+    def host_lacks_room_for(self, kernels: Sequence[Kernel]) -> bool:
+        """Whether they cannot be parked for want of host memory, whoever gives back what they keep."""
+        return self._lacks_probably(kernels) and not any(
+            not _is_known(kernel)
+            and self._lacks_probably([kernel])
+            and self._host.may_be_tried(kernel, self._host.needs(kernel))
+            for kernel in kernels
+        )
+
+    def _lacks_probably(self, kernels: Sequence[Kernel]) -> bool:
+        short = self._host.shortage(self._wanted(kernels), self._keepers.coming)
+        return bool(short) and bool(self._keepers.left(short, kernels))
 
     def say_refusals(self) -> None:
         """Tell those that should have been parked why they are not."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 
 from .plan import HostMemory, Plan
 from .snapshot import Kernel
+
+CHOICES_OF = 7  # 127 choices
 
 
 def who_yields(
@@ -33,12 +36,16 @@ def who_yields(
             elif barred is not HostMemory.PASSING and helps(plan, kernel, missing):
                 barred = found
 
-    chosen = enough(plan, fitting(), missing)
+    looked_at = fitting()
+    chosen = enough(plan, looked_at, missing)
     left = what_is_left(plan, chosen, missing)
     if in_part or not left:
         if in_part or len(chosen) < 2:
             return chosen, barred if left else HostMemory.THERE
-        return _together(plan, chosen, sure, missing)
+        found = plan.host_memory_for(chosen)
+        if found is not HostMemory.THERE:
+            chosen = _others_together(plan, [*sure, *looked_at], missing)
+        return chosen, HostMemory.THERE if chosen else found
     tries = enough(plan, doubtful, left)
     if tries:
         return tries, HostMemory.THERE
@@ -91,14 +98,17 @@ def subtract(missing: dict[str, int], frees: Mapping[str, int]) -> None:
         missing[resource] -= frees.get(resource, 0)
 
 
-def _together(
-    plan: Plan, chosen: list[Kernel], sure: list[Kernel], missing: Mapping[str, int]
-) -> tuple[list[Kernel], HostMemory]:
-    """Several, if host memory will do for all of them; else others of those that were looked at, who take least."""
-    found = plan.host_memory_for(chosen)
-    if found is HostMemory.THERE:
-        return chosen, found
-    thrifty = enough(plan, sorted(sure, key=lambda each: (plan.takes_of_host(each), each.id)), missing)
-    if not what_is_left(plan, thrifty, missing) and plan.host_memory_for(thrifty) is HostMemory.THERE:
-        return thrifty, HostMemory.THERE
-    return [], found
+def _others_together(plan: Plan, sure: list[Kernel], missing: Mapping[str, int]) -> list[Kernel]:
+    """Several that host memory will do for together, which it does not for the best of them; [] if there are none.
+
+    Those that take least of it first, and then every choice, of so many of them that this is soon done.
+    """
+    thrifty = sorted({kernel.id: kernel for kernel in sure}.values(), key=plan.takes_of_host)
+    few = thrifty[:CHOICES_OF]
+    choices = itertools.chain.from_iterable(
+        itertools.combinations(few, count) for count in range(1, len(few) + 1)
+    )
+    for choice in itertools.chain([enough(plan, thrifty, missing)], choices):
+        if not what_is_left(plan, choice, missing) and plan.host_memory_for(choice) is HostMemory.THERE:
+            return list(choice)
+    return []

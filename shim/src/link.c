@@ -106,12 +106,15 @@ static void resume_alone(uint64_t now)
 
 static void sample(uint64_t now)
 {
-	bool resident = shim_state() == AFFINODE_STATE_RESIDENT;
+	enum affinode_state state = shim_state();
+	bool resident = state == AFFINODE_STATE_RESIDENT;
 
 	if (now < link_.sample_at_ns && resident)
 		return;
 	gate_forget_dead_threads(); /* or the process would seem busy, and never be parked */
 	page_sample();
+	/* What a park has taken of host memory by now is seen in the machine's figures at once, and must be in the page too.  */
+	resident = resident || state == AFFINODE_STATE_PARKING;
 	link_.sample_at_ns = now + (resident ? SAMPLE_RESIDENT_NS : SAMPLE_PARKED_NS);
 }
 

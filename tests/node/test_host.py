@@ -74,6 +74,21 @@ def test_a_cgroup_may_be_called_anything(system, tmp_path, name):
     assert limit.path == str(tmp_path / "cgroup" / named)
 
 
+def test_every_limit_above_a_process_is_told_the_nearest_first(system):
+    """A parent's may be the lower one, or become it: others of its children share it."""
+    files = {
+        "user/memory.max": f"{4 * GIB}\n",
+        "user/memory.current": f"{3 * GIB}\n",
+        "user/kernel/memory.max": f"{8 * GIB}\n",
+        "user/kernel/memory.current": f"{1 * GIB}\n",
+    }
+    limits = host.cgroup_limits(7, system(2, "/user/kernel", files))
+    assert [(limit.path.rsplit("/", 1)[1], limit.headroom_bytes // GIB) for limit in limits] == [
+        ("kernel", 7),
+        ("user", 1),
+    ]
+
+
 def test_memory_high_counts_as_a_limit(system):
     files = {"k/memory.max": "max\n", "k/memory.high": f"{2 * GIB}\n", "k/memory.current": f"{GIB}\n"}
     assert host.cgroup_memory(7, system(2, "/k", files)).headroom_bytes == GIB

@@ -1,0 +1,151 @@
+"""What the controller remembers of host memory, and for how long; its own parts, on model processes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from model_node import Clock, Machine
+
+from jupyter_affinode.node import moves, state, together
+from jupyter_affinode.node.host import CgroupMemory, HostMemory
+from jupyter_affinode.node.host_care import host_use, learn_from_park, trim
+from jupyter_affinode.node.settings import GIB, MIB
+from jupyter_affinode.node.wire import CommandKind, HelloFlag, Reply, Status
+
+GPU = "GPU-a"
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    for module in (moves, together):
+        monkeypatch.setattr(module, "time", made)
+    return made
+
+
+@pytest.fixture
+def limits(monkeypatch):
+    """`limits[pid]`: the limits above a process now, by path: (headroom, limit)."""
+    made = {}
+
+    def look(pid, known=None):
+        return tuple(CgroupMemory(path, *sizes) for path, sizes in made.get(pid, {}).items())
+
+    monkeypatch.setattr(state, "cgroup_limits", look)
+    return made
+
+
+def machine_of(clock, *names):
+    """Each kernel has a GiB of the GPU."""
+    machine = Machine(clock, {GPU: 64 * GIB})
+    for name in names:
+        machine.start(name, {GPU: GIB})
+    machine.pass_time()
+    return machine
+
+
+def test_a_cgroups_figure_is_the_one_of_now_whoever_was_looked_at_last(clock, limits):
+    """It was that of a kernel parked long ago, and nobody else could be parked any more."""
+    machine = machine_of(clock, "works", "parked")
+    for shim in machine.shims:
+        limits[shim.pid] = {"/all": (2 * GIB, 64 * GIB)}
+    machine.state.read_limits()
+    record = machine.state.kernels["parked"]
+    machine.moves.park(record, "asked")
+    settle(machine, machine.shims[1])
+    assert record.residency.value == "parked"
+    for shim in machine.shims:
+        limits[shim.pid] = {"/all": (40 * GIB, 64 * GIB)}
+    machine.state.read_limits()
+    host = machine.state.snapshot(clock.now, is_settled=True).host
+    assert host.headroom_bytes == {"/all": 40 * GIB}
+
+
+def test_a_limit_that_several_share_counts_for_all_of_them_beside_their_own(clock, limits):
+    machine = machine_of(clock, "a", "b")
+    for shim in machine.shims:
+        limits[shim.pid] = {f"/all/{shim.kernel_id}": (8 * GIB, 8 * GIB), "/all": (3 * GIB, 16 * GIB)}
+    machine.state.read_limits()
+    node = machine.state.snapshot(clock.now, is_settled=True)
+    assert [kernel.cgroups for kernel in node.kernels] == [("/all/a", "/all"), ("/all/b", "/all")]
+    assert node.host.headroom_bytes == {"/all/a": 8 * GIB, "/all/b": 8 * GIB, "/all": 3 * GIB}
+
+
+def settle(machine, shim):
+    """Let a move of it come to its end."""
+    while shim.inbox or shim.outbox or shim.can_go_on:
+        if shim.inbox:
+            shim.hear()
+        elif shim.outbox:
+            machine.deliver(shim)
+        else:
+            shim.go_on()
+
+
+def kept(record, size):
+    """The kernel's process keeps so much and can be told to give it back."""
+    (process,) = record.processes.values()
+    process.hello = replace(process.hello, flags=process.hello.flags | HelloFlag.TRIMS)
+    process.data = replace(process.data, kept_bytes=size)
+    return process
+
+
+def test_what_was_asked_back_before_a_move_says_nothing_of_what_is_kept_after_it(clock):
+    """A kernel that came back within ten seconds kept twenty gigabytes that nobody could ask for."""
+    machine = machine_of(clock, "k")
+    record = machine.state.kernels["k"]
+    kept(record, 4 * GIB)
+    trim(record, 0, "", clock.now)
+    assert host_use(record, 0.0, {}, clock.now).trimmable_bytes == 0
+    clock.now += 3
+    machine.moves.park(record, "asked")
+    settle(machine, machine.shims[0])
+    machine.moves.resume(record, {GPU: GIB}, "asked")
+    settle(machine, machine.shims[0])
+    kept(record, 4 * GIB)
+    use = host_use(record, 0.0, {}, clock.now)
+    assert (use.trimmable_bytes, use.trimming_bytes) == (4 * GIB, 0)
+
+
+def refuse(machine, record, *, found_less):
+    machine.moves.refuse_park(
+        record, Status.NO_HOST_ROOM, "no-host-memory", "short", was_tried=True, found_less=found_less
+    )
+
+
+def test_a_park_refused_for_host_memory_is_possible_as_soon_as_there_is_enough(clock):
+    machine = machine_of(clock, "k")
+    record = machine.state.kernels["k"]
+    for _ in range(10):
+        refuse(machine, record, found_less=False)
+    seen, _ = machine.state.look_at(record, clock.now)
+    assert seen.retry_at <= clock.now  # not kept from anything: the policy sees what there is
+    assert seen.host.retry_at > clock.now + 20  # nothing is said again, and nothing unlikely tried
+
+
+def test_one_whose_process_found_less_than_we_know_of_waits_for_more(clock, limits):
+    machine = machine_of(clock, "k")
+    record = machine.state.kernels["k"]
+    machine.state.host = HostMemory(64 * GIB, 8 * GIB)
+    for _ in range(10):
+        refuse(machine, record, found_less=True)
+    machine.state.read_limits()
+    assert record.retry_at > clock.now + 20
+    machine.state.host = HostMemory(64 * GIB, 8 * GIB + 300 * MIB)
+    machine.state.read_limits()
+    assert record.retry_at <= clock.now
+
+
+@pytest.mark.parametrize(
+    ("share", "takes", "found_less"), [(8 * GIB, 4 * GIB, True), (2 * GIB, 4 * GIB, False)]
+)
+def test_a_process_that_stopped_within_its_budget_found_less_than_there_should_be(
+    clock, share, takes, found_less
+):
+    machine = machine_of(clock, "k")
+    record = machine.state.kernels["k"]
+    process = kept(record, 0)
+    record.host.shares[process.key] = share
+    reply = Reply(1, 1, CommandKind.PARK, Status.NO_HOST_ROOM, takes, 0.1, "")
+    assert learn_from_park(record, {process.key: reply}) is found_less
