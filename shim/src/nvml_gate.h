@@ -2,18 +2,26 @@
  * an H200 with driver 580.159.04: nvmlInit waits for a mutex), unseen and uncancellable, and PyTorch asks NVML how many
  * GPUs there are. So such calls are stopped before it, and want the GPU as any other call does.
  *
- * Only what is looked up by dlsym, as everything that we know of does it; a program that is linked to NVML stays at memory
- * depth.  */
+ * Both what is looked up by dlsym and what is linked (nvml_exports.c). A process that has NVML loaded, and in which neither
+ * was seen yet, stays at memory depth: a library that was loaded with RTLD_DEEPBIND calls past us.  */
 #ifndef AFFINODE_NVML_GATE_H
 #define AFFINODE_NVML_GATE_H
 
 #include <stdbool.h>
+
+#include "shapes.h"
 
 /* One of NVML's functions that may wait; `name` may be NULL.  */
 bool nvml_is_name(const char *name);
 
 /* What to hand out for it: a wrapper, or `real` where there are no more of them, and then never context depth.  */
 void *nvml_wrap(void *real);
+
+/* What is linked to NVML calls that.  */
+W nvml_call(void *real, INT_PARAMETERS);
+
+/* NVML's own function behind the one of that name that we export; NULL: there is none.  */
+void *nvml_behind(const char *name);
 
 /* Why the process should not leave the GPU now: somebody watches it, or calls would come past us; NULL: nothing.  */
 const char *nvml_objection(void);

@@ -101,13 +101,23 @@ static bool is_in_this_library(const void *address)
 	return (const char *)address >= __ehdr_start && (const char *)address < _end;
 }
 
+/* Whoever asks whether NVML is there must not find what we export in its stead.  */
+static uintptr_t answer_nvml(void *handle, const char *name)
+{
+	void *real = resolve_next(handle, name);
+	bool ours = real && is_in_this_library(real);
+
+	if (ours)
+		real = nvml_behind(name);
+	if (real && checkpoint_is_asked() && !shim_is_disabled())
+		return (uintptr_t)nvml_wrap(real);
+	return !ours ? 0 : real ? (uintptr_t)real : 1;
+}
+
 uintptr_t affinode_answer_dlsym(void *handle, const char *name)
 {
-	if (nvml_is_name(name) && checkpoint_is_asked() && !shim_is_disabled()) {
-		void *real = resolve_next(handle, name);
-
-		return real ? (uintptr_t)nvml_wrap(real) : 0;
-	}
+	if (nvml_is_name(name))
+		return answer_nvml(handle, name);
 	if (!is_driver_name(name) || shim_is_disabled()) {
 		if (!__atomic_load_n(&affinode_next_dlsym, __ATOMIC_ACQUIRE))
 			resolve_next(RTLD_DEFAULT, "dlsym");

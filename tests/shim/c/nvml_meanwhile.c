@@ -1,12 +1,23 @@
 /* In a process that the driver holds no call of NVML comes back, so whoever asks NVML (PyTorch does, to count GPUs) wants the
- * GPU as any other caller, and can be told no. Who asks every few seconds keeps the context on the GPU.  */
+ * GPU as any other caller, and can be told no, whether it looked the function up or is linked to it. Who asks every few
+ * seconds keeps the context on the GPU, and so does a library whose calls may come past us.  */
+#include <dlfcn.h>
+
 #include "depth.h"
+#include "grown_up.h"
 
 #define BYTES MiB(8)
+
+#ifdef SHIM_LINKED /* the program is the shim */
+#define SHIM_IS_LINKED true
+#else
+#define SHIM_IS_LINKED false
+#endif
 
 static int (*nvml_init)(void);
 static int (*nvml_count)(unsigned *);
 static const char *(*nvml_error_string)(int);
+static int (*linked_count)(unsigned *);
 
 static void find_functions(void)
 {
@@ -17,13 +28,50 @@ static void find_functions(void)
 	CHECK(nvml_symbol("nvmlNoSuchFunction") == NULL);
 }
 
-/* The person interrupts: no answer, and nothing else has happened.  */
-static void *give_up(void *unused)
+/* For itself alone, as Python loads what it imports.  */
+static void load_what_is_linked(void)
 {
-	(void)unused;
-	CHECK_EQUAL(nvml_init(), 999);
+	void *library;
+
+	CHECK(dlsym(RTLD_DEFAULT, "nvmlInit_v2") == NULL || SHIM_IS_LINKED);
+	library = dlopen("liblinked_to_nvml.so", RTLD_NOW | RTLD_LOCAL);
+	if (!library)
+		fprintf(stderr, "%s\n", dlerror());
+	CHECK(library != NULL);
+	*(void **)&linked_count = dlsym(library, "linked_count");
+	CHECK(linked_count != NULL);
+}
+
+static void stays_because_of(const char *words)
+{
+	struct affinode_reply reply = park_deep();
+
+	CHECK_EQUAL(reply.status, AFFINODE_OK);
+	CHECK_EQUAL(page_read().depth, AFFINODE_DEPTH_MEMORY);
+	CHECK(strstr(reply.text, words) != NULL);
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+}
+
+/* The person interrupts: no answer, and nothing else has happened.  */
+static void *give_up(void *linked)
+{
+	unsigned count = 7;
+
+	CHECK_EQUAL(linked ? linked_count(&count) : nvml_init(), 999);
+	CHECK_EQUAL(count, 7);
 	CHECK_EQUAL(page_read().depth, AFFINODE_DEPTH_CONTEXT);
 	return NULL;
+}
+
+static void ask_and_give_up(void *linked)
+{
+	pthread_t thread;
+
+	thread_start(&thread, give_up, linked);
+	controller_noticed(AFFINODE_NOTIFY_WANT, NULL);
+	controller_command(AFFINODE_COMMAND_CANCEL, 0);
+	thread_join(thread);
+	PAGE_UNTIL(page.state == AFFINODE_STATE_PARKED);
 }
 
 static void *count_gpus(void *unused)
@@ -41,34 +89,40 @@ static void *count_gpus(void *unused)
 
 int main(int argc, char **argv)
 {
-	struct affinode_reply reply;
+	unsigned count = 0;
 	CUdeviceptr block;
 	pthread_t thread;
 
 	test_begin(argc, argv, 100);
 	depth_ask();
-	cuda_start();
-	find_functions();
+	cuda_start_grown_up();
 	controller_accept();
 	CUDA(MemAlloc(&block, BYTES));
 	CHECK_EQUAL(launch_pattern(NULL, block, BYTES, 31), CUDA_SUCCESS);
 	CUDA(CtxSynchronize());
+
+	/* One that is linked, and was never seen to call.  */
+	load_what_is_linked();
+	stays_because_of("nobody was seen");
+	behind_s = 60;
+	CHECK_EQUAL(linked_count(&count), 0);
+	behind_s = 0;
+	CHECK_EQUAL(count, 1);
 	park_deep_surely();
-	thread_start(&thread, give_up, NULL);
-	controller_noticed(AFFINODE_NOTIFY_WANT, NULL);
-	controller_command(AFFINODE_COMMAND_CANCEL, 0);
-	thread_join(thread);
-	PAGE_UNTIL(page.state == AFFINODE_STATE_PARKED);
+	ask_and_give_up(linked_count);
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+
+	/* One that looks functions up, beside it.  */
+	find_functions();
+	park_deep_surely();
+	ask_and_give_up(linked_count);
+	ask_and_give_up(NULL);
 	thread_start(&thread, count_gpus, NULL);
 	controller_noticed(AFFINODE_NOTIFY_WANT, NULL);
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_QUEUED);
 	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
 	thread_join(thread);
-	reply = park_deep();
-	CHECK_EQUAL(reply.status, AFFINODE_OK);
-	CHECK_EQUAL(page_read().depth, AFFINODE_DEPTH_MEMORY);
-	CHECK(strstr(reply.text, "NVML") != NULL);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	stays_because_of("watches the GPU");
 	CHECK(holds_pattern(block, BYTES, 31, 0));
 	return 0;
 }

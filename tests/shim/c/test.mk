@@ -4,14 +4,15 @@
 #   make fuzz FUZZ_S=60                           the message parser, by clang's fuzzer
 #
 # plain: the shim is preloaded, as in a kernel. address (with undefined) and thread: its sources are compiled into the
-# program with the sanitizer, without the exported names, which sanitizers themselves would call too early.
+# program with the sanitizer, without the driver's exported names and dlsym, which sanitizers themselves would call too early.
 
 TEST_FOLDER := ../tests/shim/c
 TEST_BUILD := $(BUILD)/test
 TEST_SUPPORT := harness watcher cuda board contents depth ipc_process
 TEST_FUZZ := fuzz_messages
 TEST_LIBRARIES := calling_driver failing_driver
-TEST_PROGRAMS := $(sort $(filter-out $(TEST_SUPPORT) $(TEST_LIBRARIES) $(TEST_FUZZ),\
+TEST_WATCHER := linked_to_nvml
+TEST_PROGRAMS := $(sort $(filter-out $(TEST_SUPPORT) $(TEST_LIBRARIES) $(TEST_WATCHER) $(TEST_FUZZ),\
 	$(patsubst $(TEST_FOLDER)/%.c,%,$(wildcard $(TEST_FOLDER)/*.c)) \
 	$(patsubst $(TEST_FOLDER)/%.cc,%,$(wildcard $(TEST_FOLDER)/*.cc))))
 TEST_FLAVOURS := plain address thread
@@ -28,9 +29,10 @@ $(TEST_LIB)/libcuda.so.1: $(BUILD)/libaffinode-sim-cuda.so
 	@mkdir -p $(@D)
 	ln -sf $(abspath $<) $@
 
-$(TEST_LIB)/libnvidia-ml.so.1: $(BUILD)/libaffinode-sim-nvml.so
+# No link: the list of mappings is to name it so, as it names the driver's.
+$(TEST_LIB)/libnvidia-ml.so.1: $(BUILD)/libaffinode-sim-nvml.so $(TEST_FOLDER)/test.mk
 	@mkdir -p $(@D)
-	ln -sf $(abspath $<) $@
+	cp --remove-destination $< $@
 
 # Beside whatever has the shim in it, and for the tests to ask.
 $(TEST_BUILD)/%/affinode-gpu-memory: $(BUILD)/affinode-gpu-memory
@@ -40,6 +42,9 @@ $(TEST_BUILD)/%/affinode-gpu-memory: $(BUILD)/affinode-gpu-memory
 $(TEST_LIB)/lib%.so: $(TEST_FOLDER)/%_driver.c
 	@mkdir -p $(@D)
 	$(CC) -O1 -g -fPIC -fexceptions -shared -D_GNU_SOURCE -Wall -Wextra -o $@ $< -ldl
+
+$(TEST_LIB)/lib$(TEST_WATCHER).so: $(TEST_FOLDER)/$(TEST_WATCHER).c $(TEST_LIB)/libnvidia-ml.so.1
+	$(CC) -O1 -g -fPIC -shared -Wall -Wextra -o $@ $< -L$(TEST_LIB) -Wl,--no-as-needed -l:libnvidia-ml.so.1
 
 $(TEST_BUILD)/plain/%.o: $(TEST_FOLDER)/%.c
 	@mkdir -p $(@D)
@@ -67,7 +72,7 @@ $(TEST_BUILD)/$(1)/libshim.a: $(TEST_SHIM:%=$(TEST_BUILD)/$(1)/shim/%.o)
 	rm -f $$@
 	$$(AR) rcs $$@ $$^
 $(TEST_BUILD)/$(1)/%: $(TEST_BUILD)/$(1)/%.o $(TEST_SUPPORT:%=$(TEST_BUILD)/$(1)/%.o) $(TEST_BUILD)/$(1)/libshim.a
-	$$(CXX) $$(SANITIZE_$(1)) -o $$@ $$^ -pthread -ldl
+	$$(CXX) $$(SANITIZE_$(1)) -Wl,--export-dynamic-symbol='nvml*' -o $$@ $$^ -pthread -ldl
 endef
 $(eval $(call SANITIZED,address))
 $(eval $(call SANITIZED,thread))
@@ -82,7 +87,7 @@ RUN_thread := $(TEST_RUN) TSAN_OPTIONS=halt_on_error=1:atexit_sleep_ms=0:ignore_
 
 TEST_ALL := $(foreach flavour,$(TEST_FLAVOURS),$(TEST_PROGRAMS:%=$(TEST_BUILD)/$(flavour)/%))
 TEST_FILES := $(TEST_LIB)/libcuda.so.1 $(TEST_LIB)/libnvidia-ml.so.1 $(TEST_LIBRARIES:%_driver=$(TEST_LIB)/lib%.so) \
-	$(TEST_FLAVOURS:%=$(TEST_BUILD)/%/affinode-gpu-memory)
+	$(TEST_LIB)/lib$(TEST_WATCHER).so $(TEST_FLAVOURS:%=$(TEST_BUILD)/%/affinode-gpu-memory)
 
 CLANG ?= clang
 FUZZ_S ?= 5
