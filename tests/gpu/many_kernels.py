@@ -9,13 +9,13 @@ ledger and its metrics on. Meanwhile NVML and the host's memory are looked at ev
 With `--gpus 2 --depth context` most kernels begin on the first GPU (`--first`, a fraction); some must come back on the
 other one. Tells each person's waits, from sending a cell to its first work on the GPU, and every resume's duration, by
 the controller's ledger. Exits with 1 unless all kernels finish, everything is right, nobody is out of memory, and host
-memory was never below the reserve. Takes `--time` and a minute at most.
+memory was never below the reserve. Says every 10 s how it goes and what the controller sees of host memory. Takes
+`--time` and a minute and a half at most, and leaves no kernel behind.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import random
 import socket
@@ -33,14 +33,18 @@ from live_kernel import ask
 from many_figures import HEADINGS, Sampler, Told, end_controller, percentile, person_row, read_ledger
 from many_people import Day, Person
 from many_programs import PROGRAMS
+from many_watch import Watch, end_all, grow_memory, tell_log
 
-from jupyter_affinode.client import ControllerUnavailable, ensure_controller
+from jupyter_affinode.client import ensure_controller
 from jupyter_affinode.node.settings import Settings
 from jupyter_affinode.provisioner import AffinodeProvisioner
 
 GIB = 1 << 30
 STARTS_WITHIN_S = 60.0  # beside --time; what starting takes longer than START_S is taken off the turns
 START_S = 30.0
+END_S = 25.0
+ENDS_WITHIN_S = 90.0  # beside --time, all of it; what hangs then is told and ended
+HOST_OF_KERNEL = int(1.5 * GIB)  # about what PyTorch and a driver take of host memory beside the kernel's own
 
 
 def arguments() -> argparse.Namespace:
@@ -54,11 +58,17 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--think", default="2:10", help="seconds between cells, from:to (2:10)")
     parser.add_argument("--program", choices=sorted(PROGRAMS), default="torch", help="what they run (torch)")
     parser.add_argument(
-        "--depth", choices=("memory", "context"), default="memory", help="how deep they park (memory)"
+        "--depth",
+        choices=("auto", "memory", "context"),
+        default="memory",
+        help="how deep they park; auto: context with two GPUs (memory)",
     )
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="of all that is random")
     parser.add_argument(
-        "--end", type=float, default=25.0, help="seconds for the last cells and for shutting down (25)"
+        "--end",
+        type=float,
+        default=END_S,
+        help=f"seconds for the last cells and for shutting down ({END_S:g})",
     )
     parser.add_argument(
         "--yields",
@@ -70,7 +80,10 @@ def arguments() -> argparse.Namespace:
         "--controller", default="", help="more settings of the controller, --name=value, with blanks"
     )
     parser.add_argument("--folder", type=Path, help="where the controller serves (a new one)")
-    return parser.parse_args()
+    given = parser.parse_args()
+    if given.depth == "auto":
+        given.depth = "context" if given.gpus > 1 else "memory"
+    return given
 
 
 def start_controller(folder: Path, ledger: Path, given: argparse.Namespace, metrics_port: int) -> None:
@@ -118,14 +131,13 @@ def people(given: argparse.Namespace) -> list[Person]:
     ]
 
 
-def take_turns(everybody: list[Person], given: argparse.Namespace) -> tuple[float, set[str]]:
-    """Until the time is over; how long they took turns, and why kernels stayed at memory depth against the wish."""
-    shallow: set[str] = set()
+def take_turns(everybody: list[Person], given: argparse.Namespace) -> float:
+    """Until the time is over; how long they took turns."""
     started, day = time.monotonic(), everybody[0].day
     for person in everybody:
         person.start()
     for person in everybody:
-        if not person.is_ready.wait(max(started + STARTS_WITHIN_S + given.time - time.monotonic(), 0)):
+        if not person.is_ready.wait(max(started + STARTS_WITHIN_S - time.monotonic(), 0)):
             person.error = "had no memory in time"
     begins = time.monotonic()
     say(f"{sum(not person.error for person in everybody)} kernels have their memory")
@@ -133,15 +145,13 @@ def take_turns(everybody: list[Person], given: argparse.Namespace) -> tuple[floa
     late = max(begins - started - START_S, 0.0)
     until = begins + max(given.time - late, 0.0)
     while time.monotonic() < until and any(not person.error for person in everybody):
-        day.ends.wait(min(10.0, max(until - time.monotonic(), 0.0)))
-        with contextlib.suppress(ControllerUnavailable):
-            shallow |= {kernel["depth_refusal"] for kernel in ask("kernels") if kernel["depth_refusal"]}
-        say(f"{sum(len(person.cells) for person in everybody)} cells")
+        day.ends.wait(min(1.0, max(until - time.monotonic(), 0.0)))
     took = time.monotonic() - begins
     day.ends.set()
+    say("their time is over: everybody's last cell")
     for person in everybody:
         person.join(until + given.end)
-    return took, shallow
+    return took
 
 
 def metrics_say(port: int) -> dict[str, float]:
@@ -243,15 +253,23 @@ def main() -> int:
     folder.mkdir(mode=0o700, exist_ok=True)
     ledger = folder / f"ledger-{os.getpid()}" / "l.sqlite"
     say(f"seed {given.seed}")
+    if not where["simulated"]:
+        grow_memory(given.kernels * (int(given.gib * GIB) + HOST_OF_KERNEL))
     start_controller(folder, ledger, given, port)
     everybody = people(given)
+    log = folder / "node.log"
     try:
         settings = Settings().changed(**ask("policy"))
-        with Sampler(given.gpus, settings) as sampler:
-            took, shallow = take_turns(everybody, given)
-        counted, notes = metrics_say(port), [f"took turns for {took:.0f} s, seed {given.seed}"]
-        notes += [f"stayed at memory depth: {why}" for why in sorted(shallow)]
+        ends_after_s = given.time + ENDS_WITHIN_S + max(given.end - END_S, 0.0)
+        with Watch(everybody, ends_after_s, log) as watch, Sampler(given.gpus, settings) as sampler:
+            took = take_turns(everybody, given)
+            watch.tell()
+            counted, notes = metrics_say(port), [f"took turns for {took:.0f} s, seed {given.seed}"]
+            notes += [f"stayed at memory depth: {why}" for why in sorted(watch.shallow)]
+        if any(person.error for person in everybody):
+            tell_log(log)
     finally:
+        end_all(everybody)
         end_controller(folder / "node.sock")
     told = read_ledger(ledger)
     names = {person.kernel.id: person.number for person in everybody if person.kernel is not None}

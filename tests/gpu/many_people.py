@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import queue
 import random
 import threading
 import time
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from live_kernel import LiveKernel, ask
 from many_programs import PIECE_WORDS, PROGRAMS, WORD, blocks_of, checksum
 
-from jupyter_affinode.client import ControllerUnavailable
+from jupyter_affinode.client import ControllerRefused, ControllerUnavailable
 
 ANSWERS_WITHIN_S = 120.0
 
@@ -68,8 +69,8 @@ class Person:
         """Wait for the end, until a moment; whoever has not finished by then is cut off."""
         self._thread.join(max(until - time.monotonic(), 0.0))
         if self._thread.is_alive():
-            self.error = self.error or "did not finish in time"
-            self._kill()
+            self.error = self.error or f"did not finish in time; {self._said_of_it()}"[:400]
+            self.kill()
 
     def _live(self) -> None:
         try:
@@ -83,8 +84,8 @@ class Person:
             self.kernel.stop()
             self.has_finished = True
         except Exception as error:  # whatever it is, it is this person's, and told
-            self.error = self.error or f"{type(error).__name__}: {error}"[:300]
-            self._kill()
+            self.error = self.error or f"{self._why(error)}"[:400]
+            self.kill()
         finally:
             self.is_ready.set()
 
@@ -113,7 +114,24 @@ class Person:
             raise RuntimeError(f"{answer.error}: {answer.text}")
         return sent, answer.value
 
-    def _kill(self) -> None:
+    def _why(self, error: Exception) -> str:
+        if isinstance(error, queue.Empty):
+            return f"a cell had no answer within {ANSWERS_WITHIN_S:.0f} s; {self._said_of_it()}"
+        return f"{type(error).__name__}: {error}"
+
+    def _said_of_it(self) -> str:
+        """What the controller says of its kernel."""
+        if self.kernel is None:
+            return "its kernel had not started"
+        try:
+            seen = self.kernel.described()
+        except (ControllerUnavailable, ControllerRefused, OSError) as error:
+            return f"the controller does not say why: {error}"
+        reason = seen["wait_reason"] or seen["refusal"] or "no reason"
+        return f"by the controller it is {seen['residency']} since {seen['residency_age_s']:.0f} s: {reason}"
+
+    def kill(self) -> None:
+        """End its kernel, if there is one."""
         provisioner = self.kernel and self.kernel.manager.provisioner
         process = getattr(provisioner, "process", None)
         if process is not None:
