@@ -1,4 +1,4 @@
-"""How many_kernels.py goes, told while it runs; its end in time whatever happens; memory that a machine does not show yet."""
+"""How many_kernels.py goes, told while it runs; its end in time; memory that a machine shows only once it is used."""
 
 from __future__ import annotations
 
