@@ -13,7 +13,7 @@ from functools import lru_cache
 PRIORITY_MIN, PRIORITY_MAX = -5, 5
 EVERYBODY = "*"
 _UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]iB)?", re.IGNORECASE | re.ASCII)
+_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*([KMGT]iB)?", re.IGNORECASE | re.ASCII)
 
 
 class RuleError(ValueError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -10,6 +9,7 @@ from .rules import RuleError, names, numbers, sizes
 
 MIB = 1 << 20
 GIB = 1 << 30
+LARGEST = 1 << 60  # of any figure: bytes and seconds that a machine can count
 
 CHOICES = {
     "park_when": ("needed", "idle"),
@@ -119,14 +119,20 @@ def _check(name: str, value: Any, kind: str) -> None:
         return
     if value is None and kind.endswith("| None"):
         return
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise SettingsRefused(f"{name} must be a number that is not negative, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LARGEST:
+        raise SettingsRefused(f"{name} must be a number that is not negative{_or_too_large(value)}")
     if kind.startswith("int") and not isinstance(value, int):
         raise SettingsRefused(f"{name} must be a whole number, not {value!r}")
     if name == "quantum_s" and value <= 0:
         raise SettingsRefused(f"{name} must be more than 0 s")
     if name.endswith("_watermark") and value > 1:
         raise SettingsRefused(f"{name} is a fraction of the GPU's memory, at most 1, not {value!r}")
+
+
+def _or_too_large(value: object) -> str:
+    """What was given instead of a number that makes sense; one of thousands of digits is not written out."""
+    is_large = isinstance(value, int | float) and value > LARGEST
+    return f" and at most {LARGEST}" if is_large else f", not {value!r}"
 
 
 def default_host_reserve(total_bytes: int) -> int:

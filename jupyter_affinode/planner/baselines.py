@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -28,8 +29,12 @@ class Culling:
 
     def check(self) -> None:
         """Raises ImpossiblePlan."""
-        if self.timeout_s < 0 or self.rebuild_s < 0:
-            raise ImpossiblePlan("times of culling must not be negative")
+        for what, seconds in (
+            ("the culler's time-out", self.timeout_s),
+            ("building state again", self.rebuild_s),
+        ):
+            if not 0 <= seconds < math.inf:
+                raise ImpossiblePlan(f"{what} is a time that is not negative, not {seconds:g} s")
 
 
 class _InTurn(People):

@@ -336,12 +336,21 @@ def test_rules_name_users_and_everybody_else():
     assert is_named(names("*"), "eve", []) and not is_named(names(""), "", [""])
 
 
-@pytest.mark.parametrize("text", ["ann", "ann=", "=5", "ann=5 XiB", "ann=-5", "ann=1e9", "ann=5GiB;bob=3"])
+@pytest.mark.parametrize(
+    "text", ["ann", "ann=", "=5", "ann=5 XiB", "ann=-5", "ann=1e9", "ann=5GiB;bob=3", "ann=" + "9" * 400]
+)
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(RuleError):
         sizes(text)
     with pytest.raises(SettingsRefused, match="user_limits"):
         NEEDED.changed(user_limits=text)
+
+
+@pytest.mark.parametrize("value", [10**400, 1 << 61, float("inf"), float("nan"), -1, True, "5"])
+@pytest.mark.parametrize("name", ["margin_bytes", "idle_timeout_s"])
+def test_what_is_no_number_is_refused(name, value):
+    with pytest.raises(SettingsRefused, match=name):
+        NEEDED.changed(**{name: value})
 
 
 @pytest.mark.parametrize("text", ["ann=6", "ann=-6", "ann=1.0", "ann=٣"])

@@ -324,6 +324,13 @@ def test_a_workload_that_cannot_be_is_explained(change, words):
         Workload(**change).sessions(140 * GIB)
 
 
+@pytest.mark.parametrize("seconds", [-1.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("name", ["timeout_s", "rebuild_s"])
+def test_a_time_of_culling_that_never_ends_is_refused(name, seconds):
+    with pytest.raises(ImpossiblePlan, match="is a time that is not negative"):
+        Culling(**{name: seconds}).check()
+
+
 @pytest.mark.parametrize(
     ("machine", "words"),
     [
