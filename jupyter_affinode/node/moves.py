@@ -18,6 +18,7 @@ from .host_care import budget_argument, forget_trim, learn_from_park, refused_fo
 from .observer import MoveEnded, Observer
 from .page import Depth, State
 from .records import KernelRecord, Move, Outcome, Phase, Process
+from .snapshot import Residency
 from .state import NodeState
 from .wire import CommandKind, MoveFlag, Reply, Status
 from .words import bytes_in_words, duration_in_words
@@ -330,7 +331,10 @@ class Moves:
             self._resume(kernel, parked, needs, reason, Cause.UNDONE)
 
     def _resumed(self, kernel: KernelRecord, move: Move, now: float) -> None:
-        self._state.reservations.finish_resume(kernel.id, now)
+        if (
+            kernel.residency is not Residency.RESUMING
+        ):  # else it is given up, and still takes what it was given
+            self._state.reservations.finish_resume(kernel.id, now)
         _count_failed_resumes(kernel, move)
         failed = _worst(move, kernel)
         if failed is None:

@@ -36,6 +36,7 @@ BadPages = list[tuple[Process, PageError]]
 PLACED_LASTS_S = 600.0  # a kernel that was placed and has not used the GPU by then probably never will
 PARENTS_EVERY_S = 5.0
 PAGES_TELL_WITHIN_S = 1.0  # … of a move that has ended
+EARLIER_RESUME_LASTS_S = 60.0  # at memory depth, the only one where there are other people
 OUR_OWN_WORK_S = 3.0  # NVML's samples are up to a second old, and a move computes digests
 
 
@@ -270,10 +271,7 @@ class NodeState:
         reserved = {entry.kernel_id for entry in self.reservations.entries}
         for seen in kernels:
             if seen.residency is Residency.RESUMING and seen.id not in reserved:
-                # begun under an earlier controller: what it has not taken yet is its own all the same
-                needs = seen.resume_bytes
-                others = may_be_going_to(self.kernels[seen.id], self.gpus)
-                needs.update(dict.fromkeys(others, sum(needs.values())))
+                needs = self._needs_of_earlier_resume(seen, now)
                 reservations += [Reservation(seen.id, gpu, size) for gpu, size in needs.items()]
         return Node(
             self.gpus.snapshot(now),
@@ -284,6 +282,20 @@ class NodeState:
             is_complete,
             speeds,
         )
+
+    def _needs_of_earlier_resume(self, seen: Kernel, now: float) -> dict[str, int]:
+        """What a resume that began under an earlier controller has not taken yet, by GPU: it is its own all the same.
+
+        Where there are other people, a page's word alone keeps no room from them for longer than such a resume lasts.
+        One that finds no room after all gives back what it had, and asks for it.
+        """
+        if now > self.pages_say_since_until + EARLIER_RESUME_LASTS_S:
+            return {}
+        needs = seen.resume_bytes
+        others = may_be_going_to(self.kernels[seen.id], self.gpus)
+        needs.update(dict.fromkeys(others, sum(needs.values())))
+        sizes = self.gpus.sizes or {}
+        return {gpu: min(size, sizes.get(gpu, size)) for gpu, size in needs.items()}
 
     def _last_move_s(self, process: Process, now: float) -> float | None:
         """How long the move of its kernel has taken until now, or that has just ended; None: there is none."""
@@ -318,6 +330,8 @@ class NodeState:
         if residency is Residency.QUEUED and not waiting and not kernel.resume_asked:
             residency = Residency.PARKED  # its only waiter is stopped, or has hung up
         if residency is not kernel.residency:
+            if kernel.residency is Residency.RESUMING and kernel.move is None:
+                self.reservations.finish_resume(kernel.id, now)  # of one that was not waited for any more
             if residency is Residency.RESIDENT and kernel.residency is not Residency.PARKING:
                 kernel.resident_since = now
             kernel.residency, kernel.residency_since = residency, now

@@ -1,0 +1,112 @@
+"""A process that says it is coming back keeps no room from others that nobody gave it, where there are other people."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+from model_node import Clock
+
+from jupyter_affinode.node import moves, together
+from jupyter_affinode.node.host import HostMemory
+from jupyter_affinode.node.identity import Identity
+from jupyter_affinode.node.moves import MOVE_LASTS_S, Moves
+from jupyter_affinode.node.nvml import NvmlGpu, NvmlSample
+from jupyter_affinode.node.observer import Observers
+from jupyter_affinode.node.page import PageData, PageFlag, PageGpu, State
+from jupyter_affinode.node.settings import GIB, Settings
+from jupyter_affinode.node.state import EARLIER_RESUME_LASTS_S, NodeState
+from jupyter_affinode.node.wire import HelloFlag, gpu_uuid
+
+GPU, TOTAL = gpu_uuid(bytes(16)), 80 * GIB
+SHIMS_BACK_AT = 1030.0
+
+
+class Says:
+    """A page that says what a test wants it to."""
+
+    def __init__(self, where, parked):
+        self.last = PageData(
+            state=where, state_since=0.0, last_activity=0.0, flags=PageFlag(0), want=0, calls_in_flight=0,
+            captures=0, epoch=0, room_bytes=0, parks=0, resumes=0, last_park=None, last_resume=None,
+            gpus=(PageGpu(GPU, 0, parked, (0,) * 8),), calls=(0,) * 8,
+        )  # fmt: skip
+
+    def read(self):
+        return self.last
+
+    def say(self, **changes):
+        self.last = PageData(**{**vars(self.last), **changes})
+
+    def close(self):
+        """There is no file."""
+
+
+class Link:
+    """Everything that it is told is the first command."""
+
+    def __init__(self, identity):
+        self.peer, self.identity = SimpleNamespace(pid=0, uid=1), identity
+
+    def command(self, kind, **_):
+        return 1
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    for module in (moves, together):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def kernels(clock):
+    made = NodeState(Settings(), HostMemory(256 * GIB, 200 * GIB))
+    made.take_sample(NvmlSample(0.0, "580", (NvmlGpu(GPU, 0, "A GPU", TOTAL, 0, TOTAL, 0),)))
+    return made
+
+
+def comes(kernels, page, now):
+    hello = SimpleNamespace(flags=HelloFlag(0), kernel_id="k", command="python", shim_version="1")
+    return kernels.add_process(Link(Identity("uid-1", "alice")), hello, page, now)
+
+
+def reserved(kernels, now):
+    kernels.refresh(now)
+    return sum(each.bytes for each in kernels.snapshot(now, is_settled=True).reservations)
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_who_says_that_it_is_coming_back_is_believed_as_far_as_that_can_be(kernels, is_shared):
+    """It began under an earlier controller, perhaps: of a GPU no more than there is, among people not for ever."""
+    kernels.pages_say_since_until = SHIMS_BACK_AT if is_shared else math.inf
+    comes(kernels, Says(State.RESUMING, 1 << 50), 1000.0)
+    assert reserved(kernels, 1001.0) == TOTAL
+    later = SHIMS_BACK_AT + EARLIER_RESUME_LASTS_S + 1
+    assert reserved(kernels, later) == (0 if is_shared else TOTAL)
+
+
+def test_a_resume_that_is_given_up_keeps_what_it_was_given_until_it_ends(kernels, clock):
+    """No more than that, whatever its page says by then."""
+    kernels.pages_say_since_until = SHIMS_BACK_AT
+    clock.now = now = 2000.0
+    page = Says(State.QUEUED, 8 * GIB)
+    process = comes(kernels, page, now)
+    kernels.refresh(now)
+    kernel = kernels.kernels[process.kernel_id]
+    going = Moves(kernels, SimpleNamespace(info=print, warning=print), lambda: None, Observers(None))
+    going.resume(kernel, {GPU: 8 * GIB}, "it waited")
+    page.say(state=State.RESUMING, epoch=1)
+    assert reserved(kernels, now) == 8 * GIB
+    clock.now = now = now + MOVE_LASTS_S + 1
+    page.say(gpus=(PageGpu(GPU, 0, 1 << 50, (0,) * 8),))
+    kernels.refresh(now)
+    going.look_for_lost_replies(now)
+    assert kernel.move is None
+    assert reserved(kernels, now) == 8 * GIB
+    page.say(state=State.RESIDENT)
+    kernels.refresh(now)
+    kernels.take_sample(NvmlSample(now + 1, "580", kernels.gpus.sample.gpus))
+    assert reserved(kernels, now + 2) == 0
