@@ -135,10 +135,20 @@ class Candidates:
         places: dict[str, Blocked] = {}
         for place, waiter in enumerate(self._queue):
             kernel = waiter.kernel
-            if kernel.residency is Residency.RESIDENT and may_yield(kernel, self._now):
+            if self._may_be_blocked(kernel) and may_yield(kernel, self._now):
                 first = places[kernel.id][1] if kernel.id in places else place
                 places[kernel.id] = place, first, kernel
         return places
+
+    def _may_be_blocked(self, kernel: Kernel) -> bool:
+        """Whether who waits can go no further with what it has on the GPU.
+
+        One that waits to come back may have another process there, begun since; that one goes on unless it is idle.
+        """
+        if kernel.residency is not Residency.QUEUED:
+            return kernel.residency is Residency.RESIDENT
+        is_idle = self._now - kernel.last_activity >= self._settings.queue_idle_timeout_s
+        return is_idle and kernel.movable_bytes > 0
 
     @cached_property
     def _reserved(self) -> Mapping[str, int]:

@@ -59,14 +59,26 @@ class Plan:
             set()
         )  # kernels that wait for the GPU, and for host memory that nobody can give
         for kernel in node.kernels:
-            if kernel.residency is Residency.PARKING or (
-                kernel.is_moving and kernel.residency is Residency.RESIDENT
-            ):
+            if self._is_parking(kernel):
                 self._look_at_park(kernel)
             elif kernel.residency is Residency.RESUMING and not self._is_late(kernel):
                 self._host.is_passing(kernel, sum(kernel.resume_bytes.values()))
             elif kernel.is_ending:
                 self.expect_end(kernel)
+
+    def _is_parking(self, kernel: Kernel) -> bool:
+        """Whether what it has on the GPU is on its way to the host, or about to be."""
+        if (
+            kernel.residency is Residency.QUEUED
+        ):  # a part of it waits; who is about to come back has its room reserved
+            return kernel.is_moving and kernel.movable_bytes > 0 and kernel.id not in self._has_reserved
+        return kernel.residency is Residency.PARKING or (
+            kernel.is_moving and kernel.residency is Residency.RESIDENT
+        )
+
+    @cached_property
+    def _has_reserved(self) -> frozenset[str]:
+        return frozenset(reserved.kernel_id for reserved in self.node.reservations)
 
     def _look_at_park(self, kernel: Kernel) -> None:
         """One that is under way."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -21,7 +22,10 @@ from fake_shim import (
     request,
 )
 
-from jupyter_affinode.node import endings, servers, state
+from jupyter_affinode.node import controller, endings, servers, state
+from jupyter_affinode.node.nvml import NvmlGpu, NvmlSample
+from jupyter_affinode.node.settings import GIB
+from jupyter_affinode.node.wire import gpu_uuid
 
 PREEMPTS, PREEMPT = 64, 4  # of HELLO, of PARK
 
@@ -83,6 +87,34 @@ def test_kernels_of_several_processes_and_old_shims_are_never_preempted(node, sh
     asker.allocate(400 * MIB, number=1)
     wait_until(lambda: single.state == PARKED)
     assert not any(each.heard.of(PARK) for each in [old, *group])
+
+
+class OneGpu:
+    """Of 16 GiB, of which a test says what is free."""
+
+    free = 0
+
+    def read(self):
+        gpu = NvmlGpu(gpu_uuid(GPU), 0, "A GPU", 16 * GIB, 16 * GIB - self.free, self.free, 0)
+        return NvmlSample(time.monotonic(), "580.1", (gpu,))
+
+
+def test_who_waits_to_come_back_makes_room_with_what_another_process_of_it_has(
+    node, shim, wait_until, monkeypatch
+):
+    """Else two such kernels would wait for each other for ever."""
+    monkeypatch.setattr(controller, "NVML_EVERY_S", 0.1)  # what a test changes is seen at once
+    gpu = OneGpu()
+    machine = node(nvml=gpu, queue_idle_timeout_s=0.2)
+    first, second = shim("first", parked=400 * MIB), shim("second", parked=400 * MIB)
+    worker = shim("second", resident=500 * MIB)
+    wait_until(lambda: machine.kernel("first") and len(machine.kernel("second")["processes"]) == 2)
+    first.touch()
+    wait_until(lambda: machine.kernel("first")["place"] == 1)
+    second.touch()
+    wait_until(lambda: worker.state == PARKED)
+    gpu.free = 2 * GIB
+    wait_until(lambda: (first.state, second.state, worker.state) == (RESIDENT, RESIDENT, RESIDENT))
 
 
 @pytest.fixture

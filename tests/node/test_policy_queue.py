@@ -16,7 +16,7 @@ from jupyter_affinode.node.outlook import outlooks
 from jupyter_affinode.node.policy import decide
 from jupyter_affinode.node.rules import RuleError, is_named, names, numbers, rule_for, sizes
 from jupyter_affinode.node.settings import GIB, MIB, SettingsRefused
-from jupyter_affinode.node.snapshot import Host, HostUse, RoomRequest
+from jupyter_affinode.node.snapshot import Host, HostUse, Reservation, RoomRequest
 from jupyter_affinode.node.waiting import overtaking_s, waiters
 
 FILL = NEEDED.changed(backfill=True)
@@ -86,6 +86,34 @@ def test_and_not_where_it_would_take_what_the_head_needs():
     big, small = parked("big", 13 * GIB, waits=9), parked("small", 2 * GIB, waits=1)
     crowd = node(big, small, busy("busy", 12 * GIB), free=3 * GIB)
     assert decide(NOW, crowd, FILL) == []
+
+
+def waits_beside(name, has, needs, *, waits, idle=1000.0, **fields):
+    """A parked kernel that waits for the GPU, on which another process of it has memory."""
+    return replace(
+        parked(name, needs, waits=waits), resident_bytes={A: has}, last_activity=NOW - idle, **fields
+    )
+
+
+def test_two_that_wait_and_each_have_a_process_on_the_gpu_are_both_served():
+    first = waits_beside("first", 4 * GIB, 6 * GIB, waits=20)
+    second = waits_beside("second", 6 * GIB, 4 * GIB, waits=10)
+    crowd = node(first, second, free=4 * GIB)
+    assert parks(decide(NOW, crowd, NEEDED)) == ["second"]
+    third = resident("third", 6 * GIB)
+    going = replace(crowd, kernels=(first, replace(second, is_moving=True), third))
+    assert parks(decide(NOW, going, NEEDED)) == [], "room is on its way"
+    comes_back = (Reservation("second", A, 4 * GIB),)
+    assert parks(decide(NOW, replace(going, reservations=comes_back), NEEDED)) == ["third"]
+
+
+@pytest.mark.parametrize(
+    "busy", [{"idle": 1.0}, {"calls_in_flight": 1}, {"held_until": NOW + 1}, {"is_opted_out": True}]
+)
+def test_who_waits_keeps_its_process_that_is_at_work_on_the_gpu(busy):
+    waits = parked("first", 6 * GIB, waits=20)
+    second = waits_beside("second", 6 * GIB, 4 * GIB, waits=10, **busy)
+    assert parks(decide(NOW, node(waits, second, free=4 * GIB), NEEDED)) == []
 
 
 def test_backfill_asks_about_every_set_of_kernels_that_may_yield():
