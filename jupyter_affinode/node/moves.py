@@ -15,7 +15,17 @@ from .actions import Cause
 from .back_off import back_off_s
 from .depth import kernel_depth
 from .host_care import budget_argument, forget_trim, learn_from_park, refused_for_memory
-from .observer import MoveEnded, Observer
+from .move_outcomes import (
+    PARK_BEGINS_WITHIN_S,
+    PLAIN,
+    RESUME_BEGINS_WITHIN_S,
+    SLUGS,
+    failure,
+    in_words,
+    is_lost,
+    summary,
+)
+from .observer import Observer
 from .page import Depth, State
 from .records import KernelRecord, Move, Outcome, Phase, Process
 from .snapshot import Residency
@@ -23,33 +33,7 @@ from .state import NodeState
 from .wire import CommandKind, MoveFlag, Reply, Status
 from .words import bytes_in_words, duration_in_words
 
-PARK_BEGINS_WITHIN_S = 2.0
-RESUME_BEGINS_WITHIN_S = 5.0
-REPLY_LOST_AFTER_S = 3.0  # after the last moment to begin, if the page shows that it was not begun
-MOVE_LASTS_S = 600.0  # one that was begun; a slow host touches fresh memory at 6 GiB/s
-ABORT_LASTS_S = 10.0  # a shim stops between two pieces of its copies
 ASK_AGAIN_S = 0.1
-
-SLUGS = {
-    Status.BUSY: "busy",
-    Status.REVOKED: "busy",
-    Status.NO_GPU_ROOM: "no-gpu-room",
-    Status.NO_HOST_ROOM: "no-host-memory",
-    Status.STALE: "too-late",
-    Status.NOTHING: "nothing-to-move",
-    Status.FAILED: "failed",
-    Status.REFUSED: "refused",
-}
-PLAIN = {
-    Status.BUSY: "the GPU is at work for this kernel",
-    Status.REVOKED: "the kernel used the GPU while it was being freed",
-    Status.NO_GPU_ROOM: "the GPU is full",
-    Status.NO_HOST_ROOM: "host memory is short",
-    Status.STALE: "the kernel did not react in time (is it stopped?)",
-    Status.NOTHING: "there is no GPU memory that can be moved",
-    Status.FAILED: "the driver refused",
-    Status.REFUSED: "refused",
-}
 
 
 class Moves:
@@ -156,7 +140,7 @@ class Moves:
             if move is None:
                 continue
             for key in list(move.pending):
-                if _is_lost(move, kernel.processes.get(key), now):
+                if is_lost(move, kernel.processes.get(key), now):
                     del move.pending[key]
                     move.prepared.discard(key)
                     move.gone.add(key)
@@ -271,10 +255,10 @@ class Moves:
         kernel.move_lasted_s = now - move.began
         forget_trim(kernel)
         self._state.refresh(now)
-        failed = _worst(move, kernel)
+        failed = failure(move, kernel)
         if failed is None:
             self._look_where_it_is(kernel, move)
-        self._observer.move_ended(kernel, _ended(kernel, move, failed, now))
+        self._observer.move_ended(kernel, summary(kernel, move, failed, now))
         if move.parks:
             self._parked(kernel, move)
         else:
@@ -293,7 +277,7 @@ class Moves:
             move.gpu = found
 
     def _parked(self, kernel: KernelRecord, move: Move) -> None:
-        failed = _worst(move, kernel)
+        failed = failure(move, kernel)
         found_less = learn_from_park(kernel, move.replies)
         done = [reply for reply in move.replies.values() if reply.status is Status.OK]
         if failed is None and (done or move.gone & kernel.processes.keys()):
@@ -312,7 +296,7 @@ class Moves:
             self.end_park_wish(kernel, Outcome(Status.OK, "", f"{bytes_in_words(moved)} freed"))
             return
         if failed is None:
-            failed = (Status.NOTHING, _text(move, Status.NOTHING))
+            failed = (Status.NOTHING, in_words(move, Status.NOTHING))
         status, text = failed
         self._bring_back(kernel, move, text)
         self.refuse_park(kernel, status, SLUGS[status], text, was_tried=True, found_less=found_less)
@@ -336,7 +320,7 @@ class Moves:
         ):  # else it is given up, and still takes what it was given
             self._state.reservations.finish_resume(kernel.id, now)
         _count_failed_resumes(kernel, move)
-        failed = _worst(move, kernel)
+        failed = failure(move, kernel)
         if failed is None:
             kernel.resume_failures, kernel.resume_retry_at = 0, 0.0
             kernel.elsewhere_failures, kernel.moved_from = 0, move.from_gpu
@@ -386,62 +370,3 @@ def _count_failed_resumes(kernel: KernelRecord, move: Move) -> None:
             process.failed_resume_text = reply.text or PLAIN[Status.FAILED]
         elif reply.status is Status.OK:
             process.failed_resumes = 0
-
-
-def _worst(move: Move, kernel: KernelRecord) -> tuple[Status, str] | None:
-    """What kept the move from being done in every process that still lives; None if nothing did."""
-    if move.failure is not None:
-        status, said = move.failure
-        return status, said or PLAIN[status]
-    for reply in move.replies.values():
-        if reply.status not in (Status.OK, Status.NOTHING):
-            return reply.status, _text(move, reply.status)
-    if not (move.parks or move.epochs) and any(process.is_parked for process in kernel.processes.values()):
-        return Status.STALE, PLAIN[Status.STALE]  # nobody could be told
-    gone = [kernel.processes[key] for key in move.gone & kernel.processes.keys()]
-    if not all(_is_where_it_should_be(move, process) for process in gone):
-        return Status.STALE, PLAIN[Status.STALE]
-    return None
-
-
-def _ended(kernel: KernelRecord, move: Move, failed: tuple[Status, str] | None, now: float) -> MoveEnded:
-    """A move that is over, for the observer; the pages are fresh."""
-    done = [reply for reply in move.replies.values() if reply.status is Status.OK]
-    is_context = kernel_depth(kernel) is Depth.CONTEXT if move.parks else move.from_context
-    return MoveEnded(
-        parks=move.parks,
-        outcome="ok" if failed is None else SLUGS[failed[0]],
-        cause=move.cause,
-        depth="context" if is_context else "memory",
-        bytes=sum(reply.bytes for reply in done),
-        duration_s=now - move.began,
-        waited_s=move.waited_s,
-        for_kernel=move.for_kernel,
-        from_gpu=move.from_gpu,
-        to_gpu=move.gpu,
-    )
-
-
-def _is_where_it_should_be(move: Move, process: Process) -> bool:
-    """Whether the page says that the move was carried out."""
-    return process.is_parked if move.parks else process.data.state is State.RESIDENT
-
-
-def _is_lost(move: Move, process: Process | None, now: float) -> bool:
-    """Whether a process's last word will not come, or is not worth waiting for."""
-    since = move.began if move.decided_at is None else move.decided_at
-    if process is None or now - since > MOVE_LASTS_S:
-        return True
-    if move.phase is Phase.ABORTING:
-        return now - since > ABORT_LASTS_S
-    if process.data.epoch == move.pending[process.key]:
-        done = move.phase is not Phase.PREPARING and _is_where_it_should_be(move, process)
-        return done and now - max(since, process.data.state_since) > REPLY_LOST_AFTER_S
-    begins_within = PARK_BEGINS_WITHIN_S if move.parks else RESUME_BEGINS_WITHIN_S
-    return now - move.began > begins_within + REPLY_LOST_AFTER_S
-
-
-def _text(move: Move, status: Status) -> str:
-    """What the shims said, in plain words."""
-    said = next((reply.text for reply in move.replies.values() if reply.status is status and reply.text), "")
-    return said or PLAIN[status]

@@ -20,7 +20,7 @@ class MoveEnded:
     """A park or a resume of a whole kernel that ended, however."""
 
     parks: bool
-    outcome: str  # "ok", or a slug of `moves.SLUGS`
+    outcome: str  # "ok", or a slug of `move_outcomes.SLUGS`
     cause: Cause
     depth: str  # "memory" or "context": what it was parked to, or came back from
     bytes: int  # moved
