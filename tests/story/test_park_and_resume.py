@@ -65,13 +65,20 @@ def test_by_default_nobody_is_parked_without_need(stage):
     assert s.seen(kernel)["parks"] == 0
 
 
+FLOOD = 12_000  # of some 2 KiB: several times what fits into ZMQ's queues and the sockets' buffers
+
+
 def test_a_flood_of_output_with_a_stalled_reader_does_not_keep_the_gpu(stage):
     s = stage(park_when="idle", idle_timeout_s=2)
     kernel = s.kernel()
     s.ok(kernel, "gpu.allocate('a', 128)")
     # Nobody reads this client's channels while the outputs come.
-    kernel.client.execute("for i in range(60_000): display({'text/plain': 'x'}, raw=True)")
+    kernel.client.execute(f"for i in range({FLOOD}): display({{'text/plain': 'x' * 2000}}, raw=True)")
     s.wait(kernel, "parked", timeout=120)
+    reader, outputs = kernel.client.iopub_channel, 0
+    while reader.msg_ready():
+        outputs += reader.get_msg()["msg_type"] == "display_data"
+    assert 0 < outputs < FLOOD, "nothing was lost: the test no longer shows anything"
     kernel.close()
 
 
