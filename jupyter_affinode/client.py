@@ -51,6 +51,13 @@ class ControllerRefused(Exception):
         self.message = message  # for people
 
 
+def refusal_advice(slug: str) -> str:
+    """What a person can do about a refusal, by its `slug`; "" where that says so itself."""
+    if slug in ("bad-grant", "grant-required"):
+        return "Grants come from whoever started this server, a JupyterHub say: stop it there and start it again."
+    return ""
+
+
 class _Answer(HTTPMessageDelegate):
     """Collects one response; `chunks` gets what arrives, None at its end."""
 
@@ -164,10 +171,10 @@ class ControllerClient:
         connection, reading = await self._send(stream, answer, "GET", "/events", None)
         try:
             await _first(answer.started.wait(), reading, CONNECT_TIMEOUT_S)
+            if not answer.status:
+                raise ControllerUnavailable(f"the controller at {self.socket} sends no events")
             if answer.status != 200:
-                raise ControllerUnavailable(
-                    f"the controller at {self.socket} has no events (status {answer.status})"
-                )
+                raise _refusal(answer.status, await asyncio.wait_for(_whole(answer), CONNECT_TIMEOUT_S))
             pending = b""
             while True:
                 chunk = await answer.chunks.get()
@@ -195,7 +202,9 @@ class ControllerClient:
         """One request: the answer's JSON, None if it has none."""
         try:
             status, raw = await asyncio.wait_for(self._exchange(method, path, body), timeout_s)
-            answer = json.loads(raw) if raw else None
+            if status >= 400:
+                raise _refusal(status, raw)
+            return json.loads(raw) if raw else None
         except asyncio.TimeoutError:
             raise ControllerUnavailable(
                 f"the controller at {self.socket} did not answer in {timeout_s:g} s"
@@ -204,27 +213,19 @@ class ControllerClient:
             raise ControllerUnavailable(
                 f"the controller at {self.socket} did not answer in JSON: {error}"
             ) from None
-        if status >= 400:
-            said = answer if isinstance(answer, dict) else {}
-            raise ControllerRefused(
-                status, str(said.get("error", "failed")), str(said.get("message", f"status {status}"))
-            )
-        return answer
 
     async def _exchange(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int, bytes]:
         stream = await self._connect()
         try:
             answer = _Answer()
             _, reading = await self._send(stream, answer, method, path, body)
-            parts = []
             try:
-                while (chunk := await answer.chunks.get()) is not None:
-                    parts.append(chunk)
+                raw = await _whole(answer)
             finally:
                 reading.cancel()
             if not answer.status:
                 raise ControllerUnavailable(f"the controller at {self.socket} hung up without an answer")
-            return answer.status, b"".join(parts)
+            return answer.status, raw
         finally:
             self._drop(stream)
 
@@ -385,6 +386,25 @@ async def _connected(connecting: sockets.socket, path: Path) -> None:
             return connecting.connect(str(path))
         except BlockingIOError:
             await asyncio.sleep(CONNECT_AGAIN_S)
+
+
+async def _whole(answer: _Answer) -> bytes:
+    """All of a response's body."""
+    parts = []
+    while (chunk := await answer.chunks.get()) is not None:
+        parts.append(chunk)
+    return b"".join(parts)
+
+
+def _refusal(status: int, raw: bytes) -> ControllerRefused:
+    """What an answer of 400 and more says."""
+    answer = None
+    with contextlib.suppress(ValueError):
+        answer = json.loads(raw)
+    said = answer if isinstance(answer, dict) else {}
+    return ControllerRefused(
+        status, str(said.get("error", "failed")), str(said.get("message", f"status {status}"))
+    )
 
 
 async def _first(event: Any, reading: asyncio.Task[None], timeout_s: float) -> None:

@@ -22,7 +22,7 @@ from jupyter_core.paths import jupyter_path
 
 from . import environment
 from ._version import __version__
-from .client import ControllerClient, ControllerRefused, ControllerUnavailable
+from .client import ControllerClient, ControllerRefused, ControllerUnavailable, refusal_advice
 from .default_provisioner import LOCAL, OURS, DefaultProvisioner, site_choice
 from .doctor_check import Check
 from .doctor_host import host_checks
@@ -95,7 +95,7 @@ def examine(server: DefaultProvisioner | None = None) -> Iterator[Check]:
     yield from _controller(node)
     yield _provisioner(server)
     yield _lab_extension()
-    yield from host_checks(0 if isinstance(node, str) else node["settings"].get("lot_bytes", 0))
+    yield from host_checks(node["settings"].get("lot_bytes", 0) if isinstance(node, dict) else 0)
 
 
 def _platform() -> Check:
@@ -164,16 +164,22 @@ def _nvml() -> Check:
     return Check("nvml", "ok", f"driver {found['version']}, {found['gpus']} GPU(s)")
 
 
-def _node() -> dict[str, Any] | str:
+def _node() -> dict[str, Any] | str | ControllerRefused:
     """What the controller says of the machine; why not, where there is none."""
     try:
         return asyncio.run(ControllerClient().node())
-    except (ControllerUnavailable, ControllerRefused) as error:
+    except ControllerUnavailable as error:
         return str(error)
+    except ControllerRefused as refused:
+        return refused
 
 
-def _controller(node: dict[str, Any] | str) -> Iterator[Check]:
+def _controller(node: dict[str, Any] | str | ControllerRefused) -> Iterator[Check]:
     """The controller, and the host memory as it sees it; by /proc/meminfo where there is none."""
+    if isinstance(node, ControllerRefused):
+        yield Check("controller", "fail", f"it does not answer you: {node}", refusal_advice(node.slug))
+        yield _host_memory(_available_bytes(), 0)
+        return
     if isinstance(node, str):
         yield Check("controller", "ok", f"none runs ({node}); the first managed kernel starts it")
         yield _host_memory(_available_bytes(), 0)

@@ -10,7 +10,13 @@ import asyncio
 import logging
 from typing import Any, Protocol
 
-from .client import ControllerClient, ControllerRefused, ControllerUnavailable, ensure_controller_async
+from .client import (
+    ControllerClient,
+    ControllerRefused,
+    ControllerUnavailable,
+    ensure_controller_async,
+    refusal_advice,
+)
 
 Kernel = dict[str, Any]
 Node = dict[str, Any]
@@ -89,7 +95,10 @@ class NodeWatch:
                 finally:
                     await client.close()
                 reason = "The GPU controller ended; another is being started."
-            except (ControllerUnavailable, ControllerRefused, OSError, asyncio.TimeoutError) as error:
+            except ControllerRefused as refused:
+                advice = refusal_advice(refused.slug)
+                reason = f"The GPU controller does not answer this server: {refused}. {advice}".rstrip()
+            except (ControllerUnavailable, OSError, asyncio.TimeoutError) as error:
                 reason = str(error) or "The GPU controller does not answer."
             except (
                 Exception

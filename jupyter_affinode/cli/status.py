@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import sys
 from typing import Any
 
-from ..client import ControllerClient, ControllerUnavailable
+from ..client import ControllerClient, ControllerRefused, ControllerUnavailable, refusal_advice
 from ..kernel_magics import size_text
 from .table import kernel_table
 
@@ -25,23 +26,27 @@ def add(commands: Any) -> None:
 
 
 def status(arguments: argparse.Namespace) -> int:
-    """Print it; 0 with and without a controller."""
+    """Print it; 0 with and without a controller, 1 if there is one that will not tell."""
     node: dict[str, Any] | None = None
     kernels: list[dict[str, Any]] = []
-    message = None
+    message, is_refused = None, False
     try:
         node, kernels = asyncio.run(_ask())
     except ControllerUnavailable as error:
         message = str(error)
+    except ControllerRefused as error:
+        message, is_refused = f"{error}. {refusal_advice(error.slug)}".rstrip(), True
     if arguments.json:
         answer = {"available": node is not None, "message": message, "node": node, "kernels": kernels}
         print(json.dumps(answer, indent=2))
+    elif is_refused:
+        print(f"The GPU controller does not answer you: {message}", file=sys.stderr)
     elif node is None:
         print(f"No GPU controller is running, so nothing is managed ({message}).")
     else:
         print(_node_text(node))
         print(kernel_table(kernels) if kernels else "No kernels.")
-    return 0
+    return int(is_refused)
 
 
 async def _ask() -> tuple[dict[str, Any], list[dict[str, Any]]]:
