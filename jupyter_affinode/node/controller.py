@@ -374,7 +374,7 @@ class Controller:
         self.accounts.tidy(now)
         self.servers.look()
         for process in self.state.stale_processes(now):
-            self._shims.forget(process)
+            self._shims.forget(process, lives=process.watch is not None)  # its end would have been seen
         for kernel in list(self.state.kernels.values()):
             self.wishes.look_for_fulfilled(kernel)
             is_over = kernel.description is None or kernel.has_had_processes

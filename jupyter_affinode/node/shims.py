@@ -142,10 +142,10 @@ class Shims:
         self._lots.forget(process.key, has_ended=True)
         self.forget(process)
 
-    def forget(self, process: Process) -> None:
-        """It has ended, or is not heard of any more."""
+    def forget(self, process: Process, *, lives: bool = False) -> None:
+        """It has ended, or is not heard of any more; `lives`: it goes on all the same."""
         kernel = self._state.kernels[process.kernel_id]
-        self._state.remove_process(process, time.monotonic())
+        self._state.remove_process(process, time.monotonic(), lives=lives)
         self._moves.process_gone(process, kernel)
         self._looks.at_gpus()
         self._looks.poke()

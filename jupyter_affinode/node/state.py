@@ -93,13 +93,15 @@ class NodeState:
         key = next(self._keys)
         identity, pid = connection.identity, connection.peer.pid
         kernel_id = identity.scoped(hello.kernel_id or f"process-{pid}-{key}")
+        was_asked = False
         for old in list(self.processes()):
             if pid <= 0 or old.connection is not None or old.pid != pid:
                 continue  # 0 is every process of another pid namespace
             if self.kernels[old.kernel_id].owner == identity.owner:
                 if not hello.kernel_id:
                     kernel_id = old.kernel_id
-                self.remove_process(old, now)
+                was_asked = was_asked or self.kernels[old.kernel_id].resume_asked
+                self.remove_process(old, now, lives=True)
         process = Process(
             key, kernel_id, hello, page, page.last, connection, connection.peer.pid, connected_at=now
         )
@@ -116,6 +118,7 @@ class NodeState:
         self._by_connection[connection] = process
         kernel.empty_since = None
         kernel.has_had_processes = True
+        kernel.resume_asked = kernel.resume_asked or (was_asked and kernel.resume_done is not None)
         return process
 
     def take_settings(self, settings: Settings) -> None:
@@ -124,8 +127,8 @@ class NodeState:
         for process in self.processes():
             self._look_what_it_sees(process)
 
-    def remove_process(self, process: Process, now: float) -> None:
-        """A process ended, or is none of ours any more; the caller tells whoever waits for its reply."""
+    def remove_process(self, process: Process, now: float, *, lives: bool = False) -> None:
+        """A process ended, or is none of ours any more (`lives`); the caller tells whoever waits for its reply."""
         process.page.close()
         if process.watch is not None:
             process.watch.close()
@@ -133,10 +136,11 @@ class NodeState:
             self._by_connection.pop(process.connection, None)
         kernel = self.kernels[process.kernel_id]
         del kernel.processes[process.key]
-        kernel.parks_of_the_gone += process.data.parks
-        kernel.resumes_of_the_gone += process.data.resumes
-        if kernel.processes and _uses_gpu(process):
-            kernel.peer_ended = process.pid, now
+        if not lives:  # else it comes back with these counts, perhaps
+            kernel.parks_of_the_gone += process.data.parks
+            kernel.resumes_of_the_gone += process.data.resumes
+            if kernel.processes and _uses_gpu(process):
+                kernel.peer_ended = process.pid, now
         self.reservations.forget_process(process.key)
         if not kernel.processes:
             kernel.empty_since = now

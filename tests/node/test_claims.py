@@ -46,8 +46,8 @@ class Says:
 class Link:
     """Everything that it is told is the first command."""
 
-    def __init__(self, identity):
-        self.peer, self.identity = SimpleNamespace(pid=0, uid=1), identity
+    def __init__(self, identity, pid):
+        self.peer, self.identity = SimpleNamespace(pid=pid, uid=1), identity
 
     def command(self, kind, **_):
         return 1
@@ -68,9 +68,9 @@ def kernels(clock):
     return made
 
 
-def comes(kernels, page, now):
+def comes(kernels, page, now, pid=0):
     hello = SimpleNamespace(flags=HelloFlag(0), kernel_id="k", command="python", shim_version="1")
-    return kernels.add_process(Link(Identity("uid-1", "alice")), hello, page, now)
+    return kernels.add_process(Link(Identity("uid-1", "alice"), pid), hello, page, now)
 
 
 def reserved(kernels, now):
