@@ -86,7 +86,8 @@ class Plan:
             self._host.expect(kernel, kernel.host.budget_bytes)
         else:
             size = self._expect(kernel, kernel.host.budget_bytes)
-            self._host.is_passing(kernel, size + kernel.host.kept_bytes)
+            # The driver may have taken its part already; to count it twice here only means to look again later.
+            self._host.is_passing(kernel, size + kernel.host.kept_bytes + kernel.image_bytes)
 
     def _is_late(self, kernel: Kernel) -> bool:
         """Whether a move has lasted for so long that others should not wait for what comes of it."""
@@ -249,6 +250,14 @@ class Plan:
     def _lacks_probably(self, kernels: Sequence[Kernel]) -> bool:
         short = self._host.shortage(self._wanted(kernels), self._keepers.coming)
         return bool(short) and bool(self._keepers.left(short, kernels))
+
+    def refusals(self) -> dict[str, str]:
+        """Who cannot be parked for want of host memory, and why, as far as anybody was looked at."""
+        return dict(self._refused)
+
+    def forget_refusals(self, but: Mapping[str, str]) -> None:
+        """They did not matter: others yielded instead, or will in a moment."""
+        self._refused = dict(but)
 
     def say_refusals(self) -> None:
         """Tell those that should have been parked why they are not."""

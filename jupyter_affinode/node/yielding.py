@@ -20,6 +20,16 @@ def who_yields(
     known afterwards. Where all are not enough yet, what there is goes if host memory will do for the rest too, or in
     any case with `in_part`.
     """
+    refused = plan.refusals()
+    chosen, found = _choose(plan, candidates, missing, in_part=in_part)
+    if found is not HostMemory.SHORT:
+        plan.forget_refusals(but=refused)
+    return chosen, found
+
+
+def _choose(
+    plan: Plan, candidates: Iterable[Kernel], missing: Mapping[str, int], *, in_part: bool
+) -> tuple[list[Kernel], HostMemory]:
     sure: list[Kernel] = []
     doubtful: list[Kernel] = []
     barred = HostMemory.THERE

@@ -1,7 +1,9 @@
 """Forty kernels over one simulated GPU that has room for four: everyone is served, and nothing is lost.
 
 `python tests/chaos/sharing.py --kernels 40 --seconds 600` runs it as long as wanted; the suite runs it for a few
-seconds (test_many_kernels.py). Prints how it went: cells, parks, how fair it was.
+seconds (test_many_kernels.py). Prints how it went: cells, parks, how fair it was. With `--host-mib` host memory is
+short too: `--kernels 20 --gpus 2 --worth 3 --mebibytes 512 --think-ms 3000 --host-mib 2600` is about as it is for
+twenty kernels of 20 GiB on two GPUs of 140 GiB, where each context that comes back must find 2 GiB free.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ if __name__ == "__main__":
 
 from light_kernels import LightMachine, Workload
 from live_machine import UnixConnection
+
+from jupyter_affinode.environment import controller_environment
 
 if TYPE_CHECKING:
     from live_machine import Machine
@@ -50,6 +54,8 @@ class Account:
     parks: int
     resumes: int
     elsewhere: int = 0  # of the resumes, on another GPU
+    worth: int = 4
+    refusals: str = "none"  # by reason
 
     @property
     def fairness(self) -> float:
@@ -58,11 +64,12 @@ class Account:
 
     def __str__(self) -> str:
         return (
-            f"seed {self.seed}: {self.kernels} kernels on a GPU worth 4, {self.lasted_s:.0f} s,"
+            f"seed {self.seed}: {self.kernels} kernels on GPUs worth {self.worth}, {self.lasted_s:.0f} s,"
             f" {sum(self.cells)} cells ({min(self.cells)} to {max(self.cells)} a kernel,"
             f" fairness {self.fairness:.2f}), {self.parks} parks, {self.resumes} resumes,"
             f" {self.elsewhere} of them on another GPU;"
             f" a cell took {self.mean_cell_s:.2f} s on average, {self.longest_cell_s:.1f} s at most;"
+            f" parks that were refused: {self.refusals};"
             f" {self.words_checked / 1e6:.0f} million words looked at, none wrong; nobody out of memory"
         )
 
@@ -73,19 +80,32 @@ def gpu_mib(kernels: int, worth: int, workload: Workload) -> int:
 
 
 def share(
-    machine: Machine, *, kernels: int, seconds: float, seed: int, workload: Workload, gpus: int = 1
+    machine: Machine,
+    *,
+    kernels: int,
+    seconds: float,
+    seed: int,
+    workload: Workload,
+    gpus: int = 1,
+    worth: int | None = None,
+    host_mib: int | None = None,
 ) -> Account:
     """Let the kernels work for so long, then end them; AssertionError at the first thing that must not be.
 
-    With several GPUs all begin on the first, contexts leave too, and they come back where there is room.
+    With several GPUs all begin on the first, contexts leave too, and they come back where there is room. `worth`: how
+    many fit on each; `host_mib`: how much host memory the controller sees for all that is parked and kept.
     """
-    mebibytes, controller = gpu_mib(kernels, 4, workload), list(CONTROLLER)
+    worth = worth or (4 if gpus == 1 else 2)
+    mebibytes, controller = gpu_mib(kernels, worth, workload), list(CONTROLLER)
     if gpus > 1:
-        mebibytes = gpu_mib(kernels, 2, workload) + RESTORE_MIB
-        controller += ["--depth=context", "--park-when=idle", "--low-watermark=0"]
+        mebibytes += RESTORE_MIB
+        controller += ["--depth=context", "--low-watermark=0"]
+        controller += ["--park-when=idle"] if host_mib is None else ["--queue-idle-timeout=0.2"]
         machine.environment["AFFINODE_DEPTH"] = "context"
     machine.simulate(memory=f"{mebibytes}MiB", gpus=gpus)
     machine.environment["AFFINODE_SIM_CONTEXT"] = f"{CONTEXT_MIB}MiB"
+    if host_mib is not None:
+        start_bounded(machine, host_mib, controller)
     light = LightMachine(machine, workload, seed, controller)
     light.start_server("server", kernels)
     light.wait(lambda: len(light.look()) == kernels, END_WITHIN_S, "every kernel to start")
@@ -96,7 +116,7 @@ def share(
     cells = [kernel.board.seen.cells for kernel in light.look()]
     moves = machine.kernels().values()
     parks, resumes = sum(k["parks"] for k in moves), sum(k["resumes"] for k in moves)
-    elsewhere = moved_elsewhere(machine)
+    counters = metrics(machine)
     light.end(END_WITHIN_S)
     boards = [kernel.board.seen for kernel in light.look()]
     return Account(
@@ -109,18 +129,51 @@ def share(
         sum(board.words_checked for board in boards),
         parks,
         resumes,
-        elsewhere,
+        int(counters.get('affinode_resumes_elsewhere_total{outcome="ok"}', 0)),
+        worth,
+        refusals=refusals(counters) or "none",
     )
 
 
-def moved_elsewhere(machine: Machine) -> int:
-    """How many resumes on another GPU the controller has counted."""
+def start_bounded(machine: Machine, host_mib: int, controller: list[str]) -> None:
+    """A controller that sees so much host memory, and keeps a tenth of it free."""
+    program = str(Path(__file__).with_name("bounded_controller.py"))
+    log = (machine.folder / "controller.log").open("ab")
+    machine.start(
+        sys.executable,
+        program,
+        str(host_mib),
+        *(option for option in controller if not option.startswith("--host-reserve")),
+        f"--host-reserve={(host_mib << 20) // 10}",
+        env=controller_environment(machine.environment),
+        stdout=log,
+        stderr=log,
+    )
+    log.close()
+    deadline = time.monotonic() + END_WITHIN_S
+    while machine.node() is None:
+        assert time.monotonic() < deadline, machine.controller_log()
+        time.sleep(0.05)
+
+
+def metrics(machine: Machine) -> dict[str, float]:
+    """The controller's counters, by name and labels."""
     connection = UnixConnection(machine.socket)
     connection.request("GET", "/metrics")
     text = connection.getresponse().read().decode()
     connection.close()
-    found = re.search(r'affinode_resumes_elsewhere_total{outcome="ok"} (\d+)', text)
-    return 0 if found is None else int(found[1])
+    lines = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, value in lines}
+
+
+def refusals(counters: dict[str, float]) -> str:
+    """How many parks came to nothing, and why."""
+    found = {
+        match[1]: int(value)
+        for name, value in counters.items()
+        if value and (match := re.match(r'affinode_park_refusals_total\{reason="(.*)"\}', name))
+    }
+    return ", ".join(f"{reason} {count}" for reason, count in sorted(found.items()))
 
 
 def main() -> None:
@@ -131,6 +184,8 @@ def main() -> None:
     parser.add_argument("--kernels", type=int, default=40)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--gpus", type=int, default=1, help="with several, contexts leave them too")
+    parser.add_argument("--worth", type=int, help="how many kernels fit on each GPU (4; of several, 2)")
+    parser.add_argument("--host-mib", type=int, help="host memory that the controller sees (the machine's)")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32)
     parser.add_argument("--mebibytes", type=int, default=Workload.mebibytes, help="of each kernel")
     parser.add_argument("--think-ms", type=int, default=Workload.think_ms)
@@ -138,7 +193,9 @@ def main() -> None:
     workload = Workload(given.mebibytes, given.think_ms)
     print(f"seed {given.seed}", flush=True)
     with new_machine() as machine:
-        options = {name: getattr(given, name) for name in ("kernels", "seconds", "seed", "gpus")}
+        options = {
+            name: getattr(given, name) for name in ("kernels", "seconds", "seed", "gpus", "worth", "host_mib")
+        }
         print(share(machine, workload=workload, **options))
 
 

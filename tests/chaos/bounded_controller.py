@@ -1,0 +1,46 @@
+"""A controller for which host memory is as large as it is told, and all of it one cgroup's as well.
+
+`bounded_controller.py MEBIBYTES [CONTROLLER ARGUMENT …]`. A simulated GPU's memory is the machine's, too, and other
+programs come and go; so what is free is reckoned from what kernels say they have taken: copies, and what they keep.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from jupyter_affinode.node import controller, state
+from jupyter_affinode.node.app import NodeController
+from jupyter_affinode.node.host import CgroupMemory, HostMemory
+
+CGROUP = "/all"
+
+
+def bound(host_bytes: int) -> None:
+    """Let every figure of host memory be reckoned so."""
+    tables: list[state.NodeState] = []
+    begin = state.NodeState.__init__
+
+    def remember(self: state.NodeState, *arguments: Any) -> None:
+        begin(self, *arguments)
+        tables.append(self)
+
+    def available() -> int:
+        taken = sum(
+            process.data.copy_bytes + process.data.kept_bytes
+            for table in tables
+            for process in table.processes()
+        )
+        return max(host_bytes - taken, 0)
+
+    def limits(pid: int, known: Any = None) -> tuple[CgroupMemory, ...]:
+        return (CgroupMemory(CGROUP, available(), host_bytes),)
+
+    state.NodeState.__init__ = remember  # type: ignore[method-assign]
+    state.cgroup_limits = limits  # type: ignore[assignment]
+    controller.host_memory = lambda: HostMemory(host_bytes, available())
+
+
+if __name__ == "__main__":
+    bound(int(sys.argv[1]) << 20)
+    NodeController.launch_instance(sys.argv[2:])
