@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from .host import HostMemory, cgroup_memory, host_memory
+from .host_room import CGROUP_RESERVE
 from .lot_memory import STEP_BYTES, Lot, LotFailed, make_lot
 from .settings import GIB, MIB, Settings
 from .words import bytes_in_words
@@ -162,7 +163,8 @@ class LotStock:
         limit = cgroup_memory(os.getpid())
         left = host_memory().available_bytes - self._reserve_bytes
         if limit is not None:
-            left = min(left, limit.headroom_bytes - limit.limit_bytes // 10)
+            kept_free = min(limit.limit_bytes // CGROUP_RESERVE, self._reserve_bytes)
+            left = min(left, limit.headroom_bytes - kept_free)
         return left >= size
 
 

@@ -99,7 +99,8 @@ static uint64_t stat_line(const char *text, const char *name)
 	return line ? strtoull(line + strlen(name), NULL, 10) : 0;
 }
 
-/* Pages of files that the group would drop before it ran short; counted as free, as the kernel counts the machine's.  */
+/* What the group would drop before it ran short; counted as free, as the kernel counts the machine's, and the controller
+ * the group's (node/host.py).  */
 static uint64_t file_cache(const char *path)
 {
 	char file[4400], text[8192];
@@ -108,7 +109,8 @@ static uint64_t file_cache(const char *path)
 	if (read_file(file, text, sizeof(text)) <= 0)
 		return 0;
 	if (cgroup_is_v2)
-		return stat_line(text, "\ninactive_file ") + stat_line(text, "\nactive_file ");
+		return stat_line(text, "\ninactive_file ") + stat_line(text, "\nactive_file ") +
+		       stat_line(text, "\nslab_reclaimable ");
 	return stat_line(text, "\ntotal_inactive_file ") + stat_line(text, "\ntotal_active_file ");
 }
 
