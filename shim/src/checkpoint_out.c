@@ -1,5 +1,6 @@
 /* Taking the context off the GPU.  */
 #include <dirent.h>
+#include <errno.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,12 +34,12 @@
 #define YOUNG_NS (3 * S_NS)
 #define MPS_ENABLED 133 /* CU_DEVICE_ATTRIBUTE_MPS_ENABLED */
 
-/* Communicators of several ranks have a thread that names itself so.  */
+/* Communicators of several ranks have a thread that names itself so. Who cannot look, for want of a descriptor, does not know.  */
 static bool uses_nccl(void)
 {
 	DIR *tasks = opendir("/proc/self/task");
 	struct dirent *task;
-	bool found = false;
+	bool found = !tasks;
 
 	while (tasks && !found && (task = readdir(tasks)) != NULL) {
 		char path[300], name[32] = "";
@@ -46,8 +47,10 @@ static bool uses_nccl(void)
 
 		snprintf(path, sizeof(path), "/proc/self/task/%s/comm", task->d_name);
 		comm = task->d_name[0] == '.' ? NULL : fopen(path, "re");
-		if (!comm)
+		if (!comm) { /* or the thread has ended */
+			found = task->d_name[0] != '.' && (errno == EMFILE || errno == ENFILE || errno == ENOMEM);
 			continue;
+		}
 		if (fgets(name, sizeof(name), comm))
 			found = strncmp(name, "NCCL", 4) == 0;
 		fclose(comm);

@@ -55,6 +55,21 @@ static struct lock *lock_of(const uint8_t gpu[16])
 	return lock;
 }
 
+/* The folder may be cleaned up at any time: others then lock another file of that name. The system call: fstat is a symbol of
+ * newer libraries.  */
+static bool is_removed(int fd)
+{
+	struct stat file;
+
+	return syscall(SYS_fstat, fd, &file) == 0 && file.st_nlink == 0;
+}
+
+/* No descriptor, say: the file may well be there, and locked.  */
+static bool is_passing(int error)
+{
+	return error == EMFILE || error == ENFILE || error == ENOMEM || error == EINTR;
+}
+
 /* A folder that is root's has files made by the controller; flock needs no more than an open descriptor.  */
 static int lock_file(const uint8_t gpu[16], bool make)
 {
@@ -72,6 +87,9 @@ static int lock_file(const uint8_t gpu[16], bool make)
 	fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
 	if (fd < 0 && make && errno == ENOENT)
 		fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+	/* Who has no descriptor left for a look that needs none must not wait for a file that is not there.  */
+	if (fd < 0 && is_passing(errno))
+		errno = access(path, F_OK) == 0 ? EMFILE : ENOENT;
 	return fd;
 }
 
@@ -101,6 +119,10 @@ static bool lock_one(const uint8_t gpu[16], bool make)
 
 		close(fd); /* a file system without locks is as none */
 		return !somebody_has_it;
+	}
+	if (is_removed(fd)) { /* since it was opened: once more */
+		close(fd);
+		return false;
 	}
 	lock->exclusive = fd + 1;
 	return true;
@@ -146,7 +168,7 @@ bool gpu_lock_is_held(const uint8_t gpu[16])
 
 	pthread_mutex_lock(&lock_lock);
 	lock = lock_find(gpu);
-	held = lock && lock->exclusive != 0;
+	held = lock && lock->exclusive != 0 && !is_removed(lock->exclusive - 1);
 	pthread_mutex_unlock(&lock_lock);
 	return held;
 }
@@ -167,21 +189,6 @@ bool gpu_locks_make(void)
 	for (int i = 0; i < device_count_known(); i++)
 		made = gpu_lock_make(device_at(i)->uuid) && made;
 	return made;
-}
-
-/* The folder may be cleaned up at any time: others then lock another file of that name. The system call: fstat is a symbol of
- * newer libraries.  */
-static bool is_removed(int fd)
-{
-	struct stat file;
-
-	return syscall(SYS_fstat, fd, &file) == 0 && file.st_nlink == 0;
-}
-
-/* No descriptor, say: the file may well be there, and locked.  */
-static bool is_passing(int error)
-{
-	return error == EMFILE || error == ENFILE || error == ENOMEM || error == EINTR;
 }
 
 /* The file, opened if it is there, with the lock held: 0, -ENOENT, or -EBUSY: nobody can tell now.  */

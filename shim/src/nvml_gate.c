@@ -92,7 +92,7 @@ static bool is_loaded(void)
 {
 	FILE *maps = fopen("/proc/self/maps", "re");
 	char line[512];
-	bool found = false;
+	bool found = !maps; /* nobody can tell */
 
 	while (maps && !found && fgets(line, sizeof(line), maps))
 		found = strstr(line, "libnvidia-ml.so") != NULL;

@@ -1,0 +1,242 @@
+/* Descriptors, locks and host memory that are not to be had while context depth wants them: the process stays where it is,
+ * says why, loses nothing, and goes on when they are there again; and nobody waits for a lock that does not exist.  */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <sys/file.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+
+#include "board.h"
+#include "depth.h"
+#include "grown_up.h"
+
+#define BYTES MiB(8)
+
+static CUdeviceptr block;
+static _Atomic int flock_errors, flock_error, kinds; /* so many of the next of those kinds fail so */
+static _Atomic bool removes_locked, memory_is_short;
+static _Atomic int no_descriptor; /* EMFILE or ENFILE: for lock files */
+static _Atomic pid_t allocating;
+static _Atomic bool allocated;
+
+/* For the shim, too.  */
+int flock(int fd, int operation)
+{
+	long failed;
+
+	if (operation & atomic_load(&kinds) && atomic_fetch_sub(&flock_errors, 1) > 0) {
+		errno = atomic_load(&flock_error);
+		return -1;
+	}
+	failed = syscall(SYS_flock, fd, operation);
+	if (!failed && operation & LOCK_EX && atomic_exchange(&removes_locked, false))
+		gpu_lock_replace();
+	return (int)failed;
+}
+
+/* The machine's figures while the mover looks whether the context may leave too; and descriptors for locks.  */
+__attribute__((no_sanitize("thread", "address"))) int open(const char *path, int flags, ...)
+{
+	va_list list;
+	int mode;
+
+	va_start(list, flags);
+	mode = flags & O_CREAT ? va_arg(list, int) : 0;
+	va_end(list);
+	if (atomic_load(&no_descriptor) && strstr(path, ".lock")) {
+		errno = atomic_load(&no_descriptor);
+		return -1;
+	}
+	if (atomic_load(&memory_is_short) && strcmp(path, "/proc/meminfo") == 0 &&
+	    page_read().state == AFFINODE_STATE_PARKED)
+		path = getenv("TEST_MEMINFO");
+	return (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode);
+}
+
+static void fail_flock(int of, int error, int times)
+{
+	atomic_store(&kinds, of);
+	atomic_store(&flock_error, error);
+	atomic_store(&flock_errors, times);
+}
+
+static void stays_because_of(const char *words)
+{
+	struct affinode_reply reply = park_deep();
+
+	CHECK_EQUAL(reply.status, AFFINODE_OK);
+	CHECK_EQUAL(page_read().depth, AFFINODE_DEPTH_MEMORY);
+	if (!strstr(reply.text, words))
+		test_fail(__FILE__, __LINE__, reply.text, 0);
+}
+
+static void comes_back(void)
+{
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK(holds_pattern(block, BYTES, 5, 0));
+}
+
+static void *allocate(void *unused)
+{
+	CUdeviceptr at;
+
+	(void)unused;
+	CUDA(CtxSetCurrent(cuda_context));
+	atomic_store(&allocating, (pid_t)syscall(SYS_gettid));
+	CUDA(MemAlloc(&at, MiB(4)));
+	atomic_store(&allocated, true);
+	CUDA(MemFree(at));
+	return NULL;
+}
+
+/* On its way to the GPU's lock, which it does not get.  */
+static pthread_t allocate_in_vain(void)
+{
+	pthread_t thread;
+
+	atomic_store(&allocating, 0);
+	atomic_store(&allocated, false);
+	thread_start(&thread, allocate, NULL);
+	UNTIL(atomic_load(&allocating));
+	CHECK(!thread_waits_or(atomic_load(&allocating), &allocated));
+	return thread;
+}
+
+static void descriptors(int error)
+{
+	pthread_t thread;
+	int fd;
+
+	snprintf(test_step, sizeof(test_step), "no descriptors: %s", strerror(error));
+	atomic_store(&no_descriptor, error);
+	stays_because_of("no lock can be had");
+	comes_back();
+	atomic_store(&no_descriptor, 0);
+	park_deep_surely();
+	atomic_store(&no_descriptor, error);
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_NO_GPU_ROOM);
+	CHECK_EQUAL(page_read().depth, AFFINODE_DEPTH_CONTEXT);
+	atomic_store(&no_descriptor, 0);
+	comes_back();
+	gpu_lock_replace(); /* or it would have it open */
+	fd = gpu_lock_take();
+	CHECK(fd >= 0);
+	atomic_store(&no_descriptor, error);
+	thread = allocate_in_vain();
+	atomic_store(&no_descriptor, 0);
+	CHECK(!thread_waits_or(atomic_load(&allocating), &allocated));
+	gpu_lock_leave(fd);
+	thread_join(thread);
+}
+
+static void locks(void)
+{
+	snprintf(test_step, sizeof(test_step), "no locks on this file system");
+	fail_flock(LOCK_EX, ENOLCK, 1000);
+	stays_because_of("no lock can be had");
+	comes_back();
+	fail_flock(LOCK_EX, 0, 0);
+	park_deep_surely();
+	fail_flock(LOCK_EX, ENOLCK, 1000);
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_NO_GPU_ROOM);
+	CHECK_EQUAL(page_read().depth, AFFINODE_DEPTH_CONTEXT);
+	fail_flock(LOCK_EX, 0, 0);
+	comes_back();
+	fail_flock(LOCK_SH, ENOLCK, 1); /* is as none, and nobody waits */
+	allocate(NULL);
+	CHECK(atomic_load(&flock_errors) < 1);
+	fail_flock(LOCK_SH, EINTR, 3); /* is tried again */
+	allocate(NULL);
+	CHECK(atomic_load(&flock_errors) < 0);
+}
+
+/* Somebody cleans up between the shim's open and its lock, which nobody else would have heeded.  */
+static void a_lock_is_removed_as_it_is_taken(void)
+{
+	uint32_t resume;
+
+	snprintf(test_step, sizeof(test_step), "a lock removed as it is taken");
+	park_deep_surely();
+	board_arm("cuCheckpointProcessRestore:HOLD:1");
+	atomic_store(&removes_locked, true);
+	resume = controller_command(AFFINODE_COMMAND_RESUME, 0);
+	UNTIL(board_holds());
+	CHECK(!atomic_load(&removes_locked));
+	CHECK_EQUAL(gpu_lock_take(), -1);
+	board_disarm();
+	CHECK_EQUAL(controller_reply(resume).status, AFFINODE_OK);
+	CHECK(holds_pattern(block, BYTES, 5, 0));
+}
+
+static void host_memory(void)
+{
+	char path[] = "/tmp/affinode-meminfo-XXXXXX";
+	int fd = mkstemp(path);
+
+	snprintf(test_step, sizeof(test_step), "no host memory for the context");
+	CHECK(fd >= 0);
+	CHECK(dprintf(fd, "MemTotal: 8000000 kB\nMemAvailable: 200000 kB\n") > 0);
+	close(fd);
+	setenv("TEST_MEMINFO", path, 1);
+	atomic_store(&memory_is_short, true);
+	stays_because_of("host memory is short");
+	atomic_store(&memory_is_short, false);
+	comes_back();
+	park_deep_surely();
+	comes_back();
+	unlink(path);
+}
+
+/* None at all, as others see it. The simulated driver would not know its processes any more.  */
+static void take_all_descriptors(void)
+{
+	struct rlimit limit;
+
+	CHECK_EQUAL(getrlimit(RLIMIT_NOFILE, &limit), 0);
+	limit.rlim_cur = 3; /* poll(2) takes no more than that */
+	CHECK_EQUAL(setrlimit(RLIMIT_NOFILE, &limit), 0);
+	CHECK(open("/proc/self/stat", O_RDONLY | O_CLOEXEC) < 0 && errno == EMFILE);
+}
+
+/* A process without context depth, in a place where nobody has it.  */
+static void without_locks(void)
+{
+	CUdeviceptr at;
+
+	cuda_start();
+	CUDA(MemAlloc(&at, BYTES));
+	CUDA(MemFree(at));
+	behind_s = -60; /* what it has seen is long ago */
+	take_all_descriptors();
+	CUDA(MemAlloc(&at, BYTES));
+	CUDA(MemFree(at));
+}
+
+int main(int argc, char **argv)
+{
+	char socket[128];
+
+	test_begin(argc, argv, 30);
+	if (test_role) {
+		without_locks();
+		return 0;
+	}
+	snprintf(socket, sizeof(socket), "%s", getenv("AFFINODE_SOCKET"));
+	setenv("AFFINODE_SOCKET", "/tmp/affinode-test-nowhere/node.sock", 1);
+	CHECK_EQUAL(child_wait(child_start("without locks")), 0);
+	setenv("AFFINODE_SOCKET", socket, 1);
+	depth_ask();
+	board_make();
+	cuda_start_grown_up();
+	controller_accept();
+	CUDA(MemAlloc(&block, BYTES));
+	CHECK_EQUAL(launch_pattern(NULL, block, BYTES, 5), CUDA_SUCCESS);
+	CUDA(CtxSynchronize());
+	descriptors(EMFILE);
+	descriptors(ENFILE);
+	locks();
+	a_lock_is_removed_as_it_is_taken();
+	host_memory();
+	return 0;
+}
