@@ -243,3 +243,34 @@ def test_others_wait_until_it_has_arrived_and_nothing_is_left_if_it_dies_on_the_
             assert running.process.wait(DEADLINE_S) == -signal.SIGKILL
             until(lambda: gpus.used() == before)
             assert gpus.lock_is_free(first) and gpus.lock_is_free(second)
+
+
+def test_two_come_back_at_the_same_time_each_on_its_own_gpu(gpus: Gpus) -> None:
+    """Both see both GPUs, and lock the one that they come back on. A lock that was cleaned up is made anew."""
+    board = Board(gpus.gpu.folder / "board")
+    first, second, _ = gpus.uuids()
+    on_board = {"AFFINODE_SIM_FAULT_BOARD": str(gpus.gpu.folder / "board")}
+    with (
+        gpus.start(CUDA_VISIBLE_DEVICES="0,1", **on_board) as one,
+        gpus.start(CUDA_VISIBLE_DEVICES="1,0", AFFINODE_SIM_FAULT_BOARD="") as other,
+    ):
+        assert paged(one) == [first, second] and paged(other) == [second, first]
+        park_deep(one)
+        park_deep(other)
+        board.arm("cuCheckpointProcessRestore:HOLD:1")
+        epoch = one.peer.command(RESUME)
+        until(board.holds)
+        assert not gpus.lock_is_free(first) and gpus.lock_is_free(second)
+        assert other.peer.resume().status == OK
+        assert other.ask("check") is True
+        assert board.holds()
+        board.arm("")
+        assert one.peer.reply_to(epoch).status == OK
+        assert one.ask("check") is True
+
+        park_deep(other)
+        for file in gpus.gpu.listener.socket_path.parent.glob("gpu-*.lock"):
+            file.unlink()
+        assert other.peer.resume().status == OK
+        assert other.ask("check") is True
+        assert gpus.lock_is_free(second) and gpus.lock_is_free(first)

@@ -2,6 +2,7 @@
  * meanwhile, and the rest asks for the GPU. What the driver's checkpoint does not bear stays at memory depth, and says why.  */
 #include "board.h"
 #include "depth.h"
+#include "grown_up.h"
 
 #define BYTES MiB(64)
 
@@ -278,7 +279,7 @@ int main(int argc, char **argv)
 	test_begin(argc, argv, 100);
 	depth_ask();
 	board_make();
-	cuda_start();
+	cuda_start_grown_up();
 	find_functions();
 	controller_accept();
 	CUDA(MemAlloc(&block, BYTES));

@@ -1,6 +1,7 @@
 /* Threads call everything at random while the process goes off the GPU and comes back, at random too: nothing hangs, no call
  * fails, every thread's current context is what it set, and the contents are right.  */
 #include "depth.h"
+#include "grown_up.h"
 
 #define THREADS 4
 #define BYTES MiB(8)
@@ -128,7 +129,7 @@ int main(int argc, char **argv)
 
 	test_begin(argc, argv, 120);
 	depth_ask();
-	cuda_start();
+	cuda_start_grown_up();
 	*(void **)&pop = cuda_symbol("cuCtxPopCurrent_v2");
 	*(void **)&push = cuda_symbol("cuCtxPushCurrent_v2");
 	*(void **)&stream_get_flags = cuda_symbol("cuStreamGetFlags");
