@@ -26,7 +26,10 @@ def node_view(identity: Identity, node: Json, kernels: dict[str, KernelRecord]) 
     queue = [_in_queue(identity, kernels.get(kernel_id)) for kernel_id in node["queue"]]
     gpus = node["gpus"]
     if not identity.is_admin:  # what is not ours is root's to name
-        gpus = [{**gpu, "unmanaged": _nameless(gpu["unmanaged"])} for gpu in gpus]
+        gpus = [
+            {**gpu, "unmanaged": _nameless(gpu["unmanaged"])}
+            for gpu in _not_made_up(identity, gpus, kernels.values())
+        ]
     return {
         **node,
         "gpus": gpus,
@@ -54,6 +57,17 @@ def others(identity: Identity, kernels: Iterable[KernelRecord], queue: list[str]
         "parked_bytes": sum(gpu.parked_bytes for gpu in memory),
         "waiting": sum(kernel.id in waiting for kernel in theirs),
     }
+
+
+def _not_made_up(identity: Identity, gpus: list[Json], kernels: Iterable[KernelRecord]) -> list[Json]:
+    """The GPUs that NVML knows, and those that the person's own kernels name: others' pages may name any.
+
+    All of them where there is no NVML to know better.
+    """
+    if all(gpu["total_bytes"] is None for gpu in gpus):
+        return gpus
+    own = {uuid for kernel in kernels if kernel.owner == identity.owner for uuid in kernel.by_gpu()}
+    return [gpu for gpu in gpus if gpu["total_bytes"] is not None or gpu["uuid"] in own]
 
 
 def _nameless(processes: list[Json] | None) -> list[Json] | None:

@@ -9,14 +9,17 @@ import pytest
 from model_node import Clock
 
 from jupyter_affinode.node import moves, together
+from jupyter_affinode.node.describe import node_json
 from jupyter_affinode.node.host import HostMemory
 from jupyter_affinode.node.identity import Identity
-from jupyter_affinode.node.moves import MOVE_LASTS_S, Moves
+from jupyter_affinode.node.move_outcomes import MOVE_LASTS_S
+from jupyter_affinode.node.moves import Moves
 from jupyter_affinode.node.nvml import NvmlGpu, NvmlSample
 from jupyter_affinode.node.observer import Observers
 from jupyter_affinode.node.page import PageData, PageFlag, PageGpu, State
 from jupyter_affinode.node.settings import GIB, Settings
 from jupyter_affinode.node.state import EARLIER_RESUME_LASTS_S, NodeState
+from jupyter_affinode.node.views import node_view
 from jupyter_affinode.node.wire import HelloFlag, gpu_uuid
 
 GPU, TOTAL = gpu_uuid(bytes(16)), 80 * GIB
@@ -110,3 +113,20 @@ def test_a_resume_that_is_given_up_keeps_what_it_was_given_until_it_ends(kernels
     kernels.refresh(now)
     kernels.take_sample(NvmlSample(now + 1, "580", kernels.gpus.sample.gpus))
     assert reserved(kernels, now + 2) == 0
+
+
+def test_gpus_that_nobody_knows_are_shown_to_nobody_else(kernels):
+    """A page may name eight, a person may have hundreds of pages, and everybody's panel would list them."""
+    made_up = gpu_uuid(bytes([7] * 16))
+    page = Says(State.RESIDENT, 0)
+    page.say(gpus=(PageGpu(GPU, GIB, 0, (0,) * 8), PageGpu(made_up, GIB, 0, (0,) * 8)))
+    comes(kernels, page, 1.0)
+    kernels.refresh(2.0)
+    lots = SimpleNamespace(ready_bytes=0, given_bytes=0, elsewhere_bytes=lambda mapped: 0)
+    whole = node_json(kernels, [], lots, version="1", socket="s", uptime_s=1.0, history={})
+
+    def seen(identity):
+        return [gpu["uuid"] for gpu in node_view(identity, whole, kernels.kernels)["gpus"]]
+
+    assert seen(Identity("uid-1")) == seen(Identity("uid-0", is_admin=True)) == [GPU, made_up]
+    assert seen(Identity("uid-2")) == [GPU]
