@@ -13,6 +13,7 @@ from .grants import GrantRefused, GrantVerifier
 from .identity import OWN_USER, Identity, of_granted_user, of_unix_user
 from .limits import MANY_USERS, ONE_USER, Limits
 from .peers import Peer, groups_of, is_beside_us
+from .subordinate_ids import SubordinateIds
 
 
 class NoSuchGroup(ValueError):
@@ -85,8 +86,10 @@ class EveryUserAccess:
         grants: GrantVerifier | None = None,
         require_grants: bool = False,
         limits: Limits = MANY_USERS,
+        subordinate_ids: SubordinateIds | None = None,
     ):
         """Raises NoSuchGroup; a number is taken as it is."""
+        self._subordinate_ids = subordinate_ids or SubordinateIds()
         self.limits = limits
         self._admin_gid = _gid(admin_group) if admin_group else None
         self._grants = grants
@@ -120,7 +123,13 @@ class EveryUserAccess:
             raise NotAllowed(
                 "grant-required", "this machine's controller asks for a grant, and there is none"
             )
-        return Identity(of_unix_user(uid), _user_name(uid), is_admin=visitor.is_admin)
+        person = self._subordinate_ids.person_of(uid)
+        return Identity(
+            of_unix_user(uid),
+            _user_name(person),
+            is_admin=visitor.is_admin,
+            counts_for=None if person == uid else of_unix_user(person),
+        )
 
 
 def _gid(group: str) -> int:

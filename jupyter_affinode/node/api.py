@@ -132,7 +132,7 @@ class EventsHandler(Handler):
 
     async def get(self) -> None:
         """GET /events"""
-        account = self.controller.accounts.of(self.identity.owner)
+        account = self.controller.accounts.of(self.identity.payer)
         if account.streams >= self.controller.access.limits.streams:
             raise ApiError(
                 429, "too-many-streams", f"you have {account.streams} streams of events open already"

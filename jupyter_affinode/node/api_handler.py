@@ -123,9 +123,13 @@ class Handler(RequestHandler):
             most = self.controller.access.limits.kernels
             if len(kernel_id) > KERNEL_ID_MAX:
                 raise ApiError(400, "bad-request", f"a kernel's id has at most {KERNEL_ID_MAX} characters")
-            if state.count_of(self.identity.owner) >= most or len(state.kernels) >= KERNELS_MAX:
+            if state.count_of(self.identity.payer) >= most:
                 raise ApiError(
                     429, "too-many-kernels", f"this controller knows {most} kernels of yours already"
+                )
+            if len(state.kernels) >= KERNELS_MAX:
+                raise ApiError(
+                    429, "too-many-kernels", f"this controller knows {KERNELS_MAX} kernels already"
                 )
         kernel = state.kernel(scoped, self.now())
         self.identity.mark(kernel)

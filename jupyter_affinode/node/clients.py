@@ -59,7 +59,7 @@ class Clients:
         if client is None:
             raise NotAllowed("gone", "the connection is closed")
         identity = self._access.identify(client.visitor, grant)
-        account = self._accounts.of(identity.owner)
+        account = self._accounts.of(identity.payer)
         if not account.requests.take():
             raise TooMuch("you ask more often than one person may; wait a second")
         if client.account is not account:

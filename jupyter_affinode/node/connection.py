@@ -313,7 +313,7 @@ class Connection:
             identity = self._access.identify(self._visitor, grant)
         except NotAllowed as refused:
             raise WireError(str(refused)) from None
-        account = self._accounts.of(identity.owner)
+        account = self._accounts.of(identity.payer)
         if account.links >= self._accounts.limits.links:
             raise WireError(f"{identity.name or 'its user'} has {account.links} processes connected already")
         if not account.hellos.take():

@@ -25,7 +25,7 @@ def check_hold(kernel: KernelRecord, kernels: Iterable[KernelRecord], settings: 
         each
         for each in kernels
         if each is not kernel
-        and each.owner == kernel.owner
+        and each.payer == kernel.payer
         and each.held_until is not None
         and each.held_until > now
     ]

@@ -27,10 +27,16 @@ class Identity:
     priority: int = 0
     caps: Mapping[str, float] = field(default_factory=dict)
     expires_at: float | None = None  # of the grant, in seconds since the epoch, leeway included
+    counts_for: str | None = None  # whose limits it takes of; None: the owner's own
 
     def has_expired(self, wall: float) -> bool:
         """Whether the grant that says so is over, `wall` seconds since the epoch."""
         return self.expires_at is not None and wall > self.expires_at
+
+    @property
+    def payer(self) -> str | None:
+        """Whose limits all that it has counts in."""
+        return self.owner if self.counts_for is None else self.counts_for
 
     def scoped(self, kernel_id: str) -> str:
         """The id under which this controller knows the person's kernel `kernel_id`."""
@@ -48,7 +54,7 @@ class Identity:
 
     def mark(self, kernel: KernelRecord) -> None:
         """Write down whose kernel it is, and what the newest grant says of it."""
-        kernel.owner, kernel.owner_name = self.owner, self.name
+        kernel.owner, kernel.owner_name, kernel.payer = self.owner, self.name, self.payer
         if self.has_grant:
             kernel.priority, kernel.caps = self.priority, self.caps
 

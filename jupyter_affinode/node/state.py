@@ -77,9 +77,9 @@ class NodeState:
             self._by_connection.pop(process.connection, None)
             process.connection = None
 
-    def count_of(self, owner: str | None) -> int:
+    def count_of(self, payer: str | None) -> int:
         """How many kernels of one person are known."""
-        return sum(kernel.owner == owner for kernel in self.kernels.values())
+        return sum(kernel.payer == payer for kernel in self.kernels.values())
 
     def kernel(self, kernel_id: str, now: float) -> KernelRecord:
         """A kernel by id, made known if it is not."""

@@ -1,0 +1,71 @@
+"""Whose the user ids of user namespaces are: those that subuid(5) gives each person beside their own.
+
+The processes in somebody's rootless containers have such ids, thousands of them. They see and move their own kernels
+alone, as any user; but what they take of the controller and of the GPUs is that person's, who could otherwise have
+thousands of times what one may have.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pwd
+import time
+from bisect import bisect_right
+from pathlib import Path
+
+SUBUID = Path("/etc/subuid")
+LOOK_AGAIN_S = 5.0
+FILE_BYTES_MAX = 4 << 20
+
+Range = tuple[int, int, int]  # the first id, how many, and the user id of whose they are
+
+
+class SubordinateIds:
+    """The ranges of one file, read again when it changes. Ranges that a directory server gives are not known."""
+
+    def __init__(self, path: Path = SUBUID):
+        self._path = path
+        self._ranges: list[Range] = []
+        self._seen: tuple[int, int, int] | None = None
+        self._looked_at = -math.inf
+
+    def person_of(self, uid: int) -> int:
+        """The user id of whoever has `uid` in a range of theirs; else `uid` itself."""
+        now = time.monotonic()
+        if now - self._looked_at >= LOOK_AGAIN_S:
+            self._looked_at = now
+            self._look()
+        place = bisect_right(self._ranges, (uid, math.inf, 0)) - 1
+        if place < 0:
+            return uid
+        first, count, person = self._ranges[place]
+        return person if first <= uid < first + count else uid
+
+    def _look(self) -> None:
+        try:
+            status = os.stat(self._path)
+            seen = status.st_ino, status.st_mtime_ns, status.st_size
+            if seen == self._seen:
+                return
+            text = self._path.read_bytes()[:FILE_BYTES_MAX].decode(errors="replace")
+        except OSError:  # there is none, or it is being written: what was known is good for now
+            return
+        self._seen = seen
+        self._ranges = sorted(found for line in text.split("\n") if (found := _range(line)) is not None)
+
+
+def _range(line: str) -> Range | None:
+    """`alice:100000:65536`, or with her user id; None for a line that is no range, or nobody's."""
+    who, _, rest = line.strip().partition(":")
+    first, _, count = rest.partition(":")
+    if not (who and _is_number(first) and _is_number(count)):
+        return None
+    try:
+        return int(first), int(count), int(who) if _is_number(who) else pwd.getpwnam(who).pw_uid
+    except KeyError:
+        return None
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 10

@@ -1,0 +1,88 @@
+"""A person with a thousand user ids is one person to the limits, and many to each other's kernels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from fake_shim import MIB
+from people import Person, needs_root, open_to_everyone
+from thread_controller import ThreadController
+
+from jupyter_affinode.node import subordinate_ids
+from jupyter_affinode.node.access import EveryUserAccess
+from jupyter_affinode.node.limits import MANY_USERS
+from jupyter_affinode.node.subordinate_ids import SubordinateIds
+
+MALLORY, BOB, FIRST = 61001, 61002, 700_000
+FILE = f"""
+root:{FIRST - 10}:10
+{MALLORY}:{FIRST}:65536
+{BOB}:900000:5
+# a comment
+nobody-of-that-name-lives-here:1000:5
+{BOB}:x:5
+{BOB}:5
+:5:5
+{BOB}:{"9" * 400}:1
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "subuid"
+    path.write_text(FILE)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("uid", "person"),
+    [
+        (FIRST - 11, FIRST - 11), (FIRST - 1, 0), (FIRST, MALLORY), (FIRST + 65535, MALLORY),
+        (FIRST + 65536, FIRST + 65536), (900004, BOB), (900005, 900005), (1001, 1001), (5, 5), (0, 0),
+        (MALLORY, MALLORY),
+    ],
+)  # fmt: skip
+def test_whose_an_id_is(file, uid, person):
+    assert SubordinateIds(file).person_of(uid) == person
+
+
+def test_a_file_that_comes_changes_or_goes_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.setattr(subordinate_ids, "LOOK_AGAIN_S", 0.0)
+    path = tmp_path / "subuid"
+    ids = SubordinateIds(path)
+    assert ids.person_of(FIRST) == FIRST
+    path.write_text(f"{MALLORY}:{FIRST}:1\n")
+    assert ids.person_of(FIRST) == MALLORY
+    path.write_bytes(b"\xff\xfe:1:1\n" + f"{BOB}:{FIRST}:1\n\n".encode())
+    assert ids.person_of(FIRST) == BOB
+    path.unlink()
+    assert ids.person_of(FIRST) == BOB, "it is being written, perhaps"
+
+
+def test_who_has_many_ids_takes_no_more_than_one_may(machine, file, wait_until):
+    needs_root()
+    open_to_everyone(machine)
+    limits = replace(MANY_USERS, links=2, kernels=2, links_everyone=4)
+    access = EveryUserAccess(limits=limits, subordinate_ids=SubordinateIds(file))
+    controller = ThreadController(machine.socket, access=access)
+    crowd = [Person(machine, uid) for uid in (MALLORY, FIRST, FIRST + 1, FIRST + 2)]
+    bob = Person(machine, BOB)
+    try:
+        for each in crowd:
+            each.shim("k", resident=300 * MIB)
+        shims = [each.shims[0] for each in crowd]
+        wait_until(lambda: sum(shim.heard.welcome is not None for shim in shims) == 2)
+        wait_until(lambda: sum(shim.heard.ended for shim in shims) == 2)
+        assert bob.shim("k", resident=300 * MIB)
+        wait_until(lambda: bob.shims[0].heard.welcome)
+        statuses = [each.ask("PUT", "/kernels/new", {})[0] for each in crowd]
+        assert statuses == [429] * 4
+        assert bob.ask("PUT", "/kernels/new", {})[0] == 200
+        seen = [each.kernels() for each in crowd]
+        assert sorted(map(len, seen)) == [0, 0, 1, 1], "each sees their own alone"
+        assert {kernel["user"] for kernels in seen for kernel in kernels.values()} == {str(MALLORY)}
+    finally:
+        for each in (*crowd, bob):
+            each.close()
+        controller.stop()
