@@ -18,6 +18,7 @@ from .snapshot import Waiter
 from .state import NodeState
 from .waits import WaitEnded, WaitWatch
 from .whose import own_name, owner_of
+from .wire import LARGEST_BYTES
 
 LOOK_EVERY_S = 1.0
 KERNELS_WRITTEN_EVERY_S = 60.0  # as exact is the end of a kernel whose end no controller saw
@@ -202,14 +203,19 @@ class History:
         )
 
     def _gpus(self, kernel: KernelRecord) -> dict[str, tuple[int, int]]:
-        """Bytes held and parked by GPU. One that NVML does not know is "": a page may name any."""
-        known = self._state.gpus.measured
+        """Bytes held and parked by GPU. One that NVML does not know is "", and nobody has more than a GPU has: pages
+        may say anything, and reports are everybody's.
+        """
+        sizes = self._state.gpus.sizes
+        largest = max((sizes or {}).values(), default=LARGEST_BYTES)
         sums: dict[str, tuple[int, int]] = {}
-        for gpu in kernel.by_gpu().values():
-            uuid = gpu.uuid if gpu.uuid in known or not known else ""
-            held, parked = sums.get(uuid, (0, 0))
-            held += gpu.resident_bytes + sum(gpu.fixed_bytes)
-            sums[uuid] = held, parked + gpu.parked_bytes
+        for process in kernel.processes.values():
+            for gpu in process.data.gpus:
+                uuid = gpu.uuid if sizes is None or gpu.uuid in sizes else ""
+                most = (sizes or {}).get(uuid, largest)
+                held, parked = sums.get(uuid, (0, 0))
+                held = min(held + gpu.resident_bytes + sum(gpu.fixed_bytes), most)
+                sums[uuid] = held, parked + min(gpu.parked_bytes, most)
         return sums
 
     # ---- writing

@@ -10,6 +10,7 @@ from model_node import Clock
 
 from jupyter_affinode.node import moves, together
 from jupyter_affinode.node.describe import node_json
+from jupyter_affinode.node.history import History
 from jupyter_affinode.node.host import HostMemory
 from jupyter_affinode.node.identity import Identity
 from jupyter_affinode.node.move_outcomes import MOVE_LASTS_S
@@ -20,7 +21,7 @@ from jupyter_affinode.node.page import PageData, PageFlag, PageGpu, State
 from jupyter_affinode.node.settings import GIB, Settings
 from jupyter_affinode.node.state import EARLIER_RESUME_LASTS_S, NodeState
 from jupyter_affinode.node.views import node_view
-from jupyter_affinode.node.wire import HelloFlag, gpu_uuid
+from jupyter_affinode.node.wire import LARGEST_BYTES, HelloFlag, gpu_uuid
 
 GPU, TOTAL = gpu_uuid(bytes(16)), 80 * GIB
 SHIMS_BACK_AT = 1030.0
@@ -130,3 +131,16 @@ def test_gpus_that_nobody_knows_are_shown_to_nobody_else(kernels):
 
     assert seen(Identity("uid-1")) == seen(Identity("uid-0", is_admin=True)) == [GPU, made_up]
     assert seen(Identity("uid-2")) == [GPU]
+
+
+def test_a_report_believes_nobody_more_than_a_gpu_has(kernels):
+    """Its totals are everybody's."""
+    made_up = gpu_uuid(bytes([7] * 16))
+    page = Says(State.RESIDENT, 0)
+    page.say(gpus=(PageGpu(GPU, 1 << 50, 1 << 50, (1 << 50,) * 8), PageGpu(made_up, 1 << 50, 0, (0,) * 8)))
+    kernel = kernels.kernels[comes(kernels, page, 1.0).kernel_id]
+    comes(kernels, Says(State.PARKED, 2 * GIB), 1.0)
+    history = History(kernels, SimpleNamespace())
+    assert history._gpus(kernel) == {GPU: (TOTAL, TOTAL + 2 * GIB), "": (TOTAL, 0)}
+    kernels.take_sample(None)
+    assert history._gpus(kernel)[made_up] == (LARGEST_BYTES, 0), "nobody knows better"

@@ -142,8 +142,9 @@ def test_whatever_happens_sums_are_those_of_the_looks_and_use_is_within_what_was
     meter, now, wall = Meter(), 0.0, NOON
     expected_held = expected_parked = counted_s = 0.0
     before = None
-    for length, jump, kernels in looks:
-        now, wall = now + length, wall + length + jump
+    for drawn_s, jump, kernels in looks:
+        earlier, now, wall = now, now + drawn_s, wall + drawn_s + jump
+        length = now - earlier  # as whoever looks at clocks sees it: sums are rounded
         meter.look(now, wall, kernels)
         if before is not None and length <= GAP_MAX_S:
             counted_s += length
