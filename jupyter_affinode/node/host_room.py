@@ -24,6 +24,9 @@ from .words import bytes_in_words
 LEAST_BYTES = 256 * MIB  # with less than this a park of unknown need is not tried, and less is not trimmed
 SLACK_BYTES = 64 * MIB  # shims take memory by slabs, so a park may take somewhat more than it moves
 CGROUP_RESERVE = 10  # a cgroup keeps that part of its limit free, or the reserve if that is less
+CUSHION = (
+    32  # that part of its reserve is asked back beside what a park lacks: others take a little meanwhile
+)
 MACHINE = ""  # the place that is no cgroup
 
 Shortage = dict[str, int]  # by place, what is missing there; {}: nothing is
@@ -129,6 +132,13 @@ class HostRoom:
         """What of it is still short when those that are on the move have arrived and gave back what they can."""
         left = {place: size - self._passing.get(place, 0) for place, size in short.items()}
         return {place: size for place, size in left.items() if size > 0}
+
+    def with_cushion(self, short: Shortage) -> Shortage:
+        """What is asked back for a park that lacks so much."""
+        reserves = {
+            place: self._cgroup_reserve(place) if place != MACHINE else self.reserve_bytes for place in short
+        }
+        return {place: size + reserves[place] // CUSHION for place, size in short.items()}
 
     def pressure(self, coming: Mapping[str, int]) -> Shortage:
         """What the machine and each cgroup lack for their reserves, whatever is decided."""

@@ -222,10 +222,10 @@ class Plan:
         short = self._keepers.left(short, kernels) if short else short
         if not short:
             return HostMemory.THERE
-        if len(kernels) == 1 and self._may_try(kernels[0]):
-            return HostMemory.DOUBTFUL
         if not self._host.without_passing(short):
             return HostMemory.PASSING
+        if len(kernels) == 1 and self._may_try(kernels[0]):
+            return HostMemory.DOUBTFUL
         for kernel in kernels:
             self._refused.setdefault(kernel.id, self._host.refusal(kernel, self._host.needs(kernel)))
         return HostMemory.SHORT
@@ -287,7 +287,7 @@ class Plan:
         """
         short = self._host.shortage(self._wanted([kernel]), self._keepers.coming)
         self._keepers.drop(kernel.id)
-        for action in self._keepers.trims(short, "room to park another kernel"):
+        for action in self._keepers.trims(self._host.with_cushion(short), "room to park another kernel"):
             self.act(action)
         self._host.take(kernel, needs.probable_bytes)
         self._host.is_passing(kernel, needs.probable_bytes + kernel.host.kept_bytes)

@@ -137,7 +137,7 @@ def take_turns(everybody: list[Person], given: argparse.Namespace) -> float:
     for person in everybody:
         person.start()
     for person in everybody:
-        if not person.is_ready.wait(max(started + STARTS_WITHIN_S - time.monotonic(), 0)):
+        if not person.is_ready.wait(max(started + STARTS_WITHIN_S + given.time - time.monotonic(), 0)):
             person.error = "had no memory in time"
     begins = time.monotonic()
     say(f"{sum(not person.error for person in everybody)} kernels have their memory")

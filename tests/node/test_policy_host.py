@@ -86,7 +86,8 @@ def test_what_a_kernel_keeps_counts_for_its_own_next_park():
 def test_what_another_keeps_is_given_back_first_when_a_park_lacks_it():
     kernels = (resident("k"), resident("keeper", idle=1, use=keeps(8 * GIB)))
     actions = decide(NOW, node(*kernels, available=3 * GIB), IDLE)
-    assert actions == [Trim("keeper", 6 * GIB, "room to park another kernel")]
+    cushion = 1 * GIB // 32  # others take a little meanwhile, and the reserve must not be touched
+    assert actions == [Trim("keeper", 6 * GIB - cushion, "room to park another kernel")]
 
 
 def test_while_that_is_under_way_the_park_waits_for_it():
