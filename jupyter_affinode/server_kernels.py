@@ -199,6 +199,8 @@ class ServerKernels:
                     self._follow(kernel_id)
                 for kernel_id in self._messages.keys() - current:
                     self._forget(kernel_id, gone=True)
+                for tracker in self._trackers.values():
+                    tracker.keep_following()
                 await self.refresh_paths()
                 for kernel in list(self._watch.kernels.values()):
                     self._look_for_lost_ends(kernel)

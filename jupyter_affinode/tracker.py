@@ -88,6 +88,11 @@ class ExecutionTracker:
                 sock.close(linger=0)
         self._iopub = self._shell = None
 
+    def keep_following(self) -> None:
+        """Connect anew if following ended by an error; called every few seconds."""
+        if self._task is not None and self._task.done():
+            self.start()
+
     def restarted(self) -> None:
         """The kernel has a new process: nothing is open, and the channels are made anew."""
         self._reset()
@@ -169,7 +174,7 @@ class ExecutionTracker:
                 return
             try:
                 take(frames)
-            except (ValueError, KeyError, TypeError, IndexError) as error:  # a message that is not one
+            except (ValueError, LookupError, TypeError, AttributeError) as error:  # a message that is not one
                 self._log.debug(
                     "A message of kernel %s was not understood: %r", self._manager.kernel_id, error
                 )

@@ -167,6 +167,17 @@ async def test_a_restart_closes_the_open_cell_and_the_next_one_is_seen(tracked):
     await until(lambda: tracker.cells.current is None)
 
 
+async def test_following_that_ended_by_an_error_begins_again(tracked):
+    _, client, tracker, heard = await tracked()
+    task = tracker._task
+    tracker._task.cancel()
+    await asyncio.wait([task])
+    tracker.keep_following()
+    await until(lambda: tracker._greeting.done())
+    client.execute("1")
+    await until(lambda: [is_open for is_open, _ in heard.cells][-2:] == [True, False])
+
+
 async def test_a_cell_that_began_before_the_tracker_came_is_seen(tracked):
     """As after a restart, when a front end is ready before the tracker's subscription is."""
     _, client, tracker, heard = await tracked()
