@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import math
 from typing import TYPE_CHECKING, Any, cast
 
 from jupyter_server.auth.decorator import authorized
@@ -25,6 +24,7 @@ from .node_watch import Kernel
 if TYPE_CHECKING:
     from .extension import AffinodeExtension
 
+LONGEST_S = 1e12  # of a hold; the controller has its own, shorter limit
 ACTIONS = "park|resume|hold|release|focus|end"
 
 
@@ -141,7 +141,7 @@ class KernelActionHandler(AffinodeHandler):
         """The arguments in the body; None after an error was answered."""
         try:
             body = json.loads(self.request.body or b"{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             body = None
         if not isinstance(body, dict):
             self.refuse(400, "bad-request", "The body must be a JSON object; {} will do.")
@@ -163,7 +163,7 @@ class KernelActionHandler(AffinodeHandler):
         if duration_s is None:
             return {}
         number = isinstance(duration_s, (int, float)) and not isinstance(duration_s, bool)
-        if not number or not math.isfinite(duration_s) or duration_s <= 0:
+        if not number or not 0 < duration_s < LONGEST_S:
             self.refuse(400, "bad-request", "duration_s must be a number of seconds above 0, or null.")
             return None
         return {"duration_s": float(duration_s)}

@@ -127,6 +127,7 @@ def test_hold_and_release_through_the_server(followed, wait_until):
         ("hold", {"duration_s": -1}),
         ("hold", {"duration_s": True}),
         ("hold", {"duration_s": 1e999}),
+        ("hold", {"duration_s": 10**400}),
         ("hold", {"forever": True}),
         ("park", {"duration_s": 5}),
         ("park", []),
