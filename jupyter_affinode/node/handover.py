@@ -96,9 +96,13 @@ class Standby:
 
 
 def _users_folders() -> list[Path]:
-    """One a user, so that nobody can make us look at more."""
-    folders = []
-    for entry in os.scandir(USERS_FOLDERS):
+    """One a user, so that nobody can make us look at more; none where the folder above cannot be read."""
+    folders: list[Path] = []
+    try:
+        entries = list(os.scandir(USERS_FOLDERS))
+    except OSError:
+        return folders
+    for entry in entries:
         named = FOLDER_NAME.fullmatch(entry.name)
         if named is None:
             continue

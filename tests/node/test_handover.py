@@ -60,6 +60,13 @@ def test_who_holds_a_users_lock_is_waited_for_but_not_for_ever(tmp_path, monkeyp
     assert free.look(began + 2, ["GPU-1"])
 
 
+def test_where_users_locks_cannot_be_seen_nobody_is_waited_for(tmp_path, monkeypatch):
+    """As where the unit was given a /tmp that is not there; else nothing would ever be decided."""
+    monkeypatch.setattr(handover, "USERS_FOLDERS", tmp_path / "nowhere")
+    assert users_who_serve(["GPU-1"]) == []
+    assert Standby(logging.getLogger("test")).look(1.0, ["GPU-1"])
+
+
 def test_nobody_but_an_administrator_starts_the_machines_controller(tmp_path, monkeypatch):
 
     path = tmp_path / "node.sock"
