@@ -16,6 +16,7 @@ from .eligibility import eligible_at, least_idle_s
 from .memory_limits import Limits
 from .settings import Settings
 from .snapshot import Kernel, Node, Residency, Waiter
+from .waiting import waits_since
 
 Blocked = tuple[int, int, Kernel]  # the last and the first of its places in the queue
 
@@ -39,6 +40,7 @@ class Candidates:
         self._queue = queue
         self._limits = limits
         self._is_free = is_free
+        self._waits_since = waits_since(queue)
         self._used_by = now - least_idle_s(settings, anyone_waits=bool(queue))
         self._eligible: dict[str, bool] = {}  # by kernel, of those that were looked at
         self._eligible_on: dict[frozenset[str], list[Kernel]] = {}  # the best last
@@ -102,7 +104,7 @@ class Candidates:
         is_eligible = self._eligible.get(kernel.id)
         if is_eligible is None:
             moment = eligible_at(
-                kernel, self._settings, anyone_waits=bool(self._queue), speeds=self._node.speeds
+                kernel, self._settings, waits_since=self._waits_since, speeds=self._node.speeds
             )
             is_eligible = self._eligible[kernel.id] = moment is not None and moment <= self._now
         return is_eligible

@@ -39,7 +39,7 @@ from .shims import Looks, Shims
 from .snapshot import Kernel, Node, Waiter
 from .state import NodeState
 from .views import node_view
-from .waiting import waiters
+from .waiting import waiters, waits_since
 from .wishes import Wishes
 
 TICK_S = 0.25  # with kernels: pages are looked at this often even if nobody says anything
@@ -212,7 +212,8 @@ class Controller:
 
     def _json(self, kernel: KernelRecord, seen: Kernel | None, now: float) -> dict[str, Any]:
         outlook = self._outlooks.get(kernel.id)
-        return describe.kernel_json(self.state, kernel, seen, outlook, now, anyone_waits=bool(self._outlooks))
+        since = waits_since(self._outlooks.values())
+        return describe.kernel_json(self.state, kernel, seen, outlook, now, waits_since=since)
 
     def node_json(self, identity: Identity = OWN_USER) -> dict[str, Any]:
         """The machine, for the API, as somebody may see it."""

@@ -31,7 +31,7 @@ def kernel_json(
     outlook: Outlook | None,
     now: float,
     *,
-    anyone_waits: bool,
+    waits_since: float | None,
 ) -> dict[str, Any]:
     """One kernel. `seen` is it in the last snapshot, None without processes; `outlook` is there while it waits."""
     gpus = kernel.by_gpu()
@@ -71,7 +71,7 @@ def kernel_json(
         "copy_bytes": sum(process.data.copy_bytes for process in kernel.processes.values()),
         "kept_bytes": sum(process.data.kept_bytes for process in kernel.processes.values()),
         "cell_open": kernel.cell_open,
-        **_idle_json(state, seen, now, anyone_waits),
+        **_idle_json(state, seen, now, waits_since),
         "held_for_s": None if held is None else round(held, 3),
         "kept_by": kernel.kept and kernel.kept.reason,
         **_wait_json(outlook, now),
@@ -101,11 +101,13 @@ def _names_json(kernel: KernelRecord) -> dict[str, Any]:
     }
 
 
-def _idle_json(state: NodeState, seen: Kernel | None, now: float, anyone_waits: bool) -> dict[str, Any]:
+def _idle_json(
+    state: NodeState, seen: Kernel | None, now: float, waits_since: float | None
+) -> dict[str, Any]:
     """For how long it has been idle, and when that is long enough to be parked."""
     if seen is None:
         return {"idle_s": None, "eligible": False, "eligible_in_s": None}
-    moment = eligible_at(seen, state.settings, anyone_waits=anyone_waits, speeds=state.speeds.by_gpu())
+    moment = eligible_at(seen, state.settings, waits_since=waits_since, speeds=state.speeds.by_gpu())
     return {
         "idle_s": round(max(now - seen.last_activity, 0.0), 3),
         "eligible": moment is not None and moment <= now,

@@ -13,15 +13,17 @@ NO_SPEEDS: Mapping[str, Speed] = {}
 
 
 def eligible_at(
-    kernel: Kernel, settings: Settings, *, anyone_waits: bool, speeds: Mapping[str, Speed] = NO_SPEEDS
+    kernel: Kernel, settings: Settings, *, waits_since: float | None, speeds: Mapping[str, Speed] = NO_SPEEDS
 ) -> float | None:
     """The moment from which the kernel may be parked if nothing changes; None if time alone will not do.
 
     No open cell (or one that has not touched CUDA for long), no call in flight, idle for long enough, not
-    held, large enough, movable, nothing under way. If anyone waits, an open cell counts for a minute only:
-    the kernel may hold what the waiter waits for. And who is between cells then need not be idle for as long as
-    that somebody would park for nobody: for some seconds, and until a round trip pays off (victims.py), or for
-    as long as history says (prediction.py). Who is about to use the GPU stays, if nobody waits.
+    held, large enough, movable, nothing under way. If anyone waits (`waits_since`: from when on, who waits
+    longest), an open cell counts for a minute only: the kernel may hold what the waiter waits for. And who is
+    between cells then need not be idle for as long as that somebody would park for nobody: for some seconds, and
+    until a round trip pays off (victims.py), or for as long as history says (prediction.py); somebody's waiting
+    pays for it, too, or kernels with short pauses would keep everybody else out for ever where moves are slow.
+    Who is about to use the GPU stays, if nobody waits.
     """
     if (
         kernel.residency is not Residency.RESIDENT
@@ -40,15 +42,20 @@ def eligible_at(
     timeout = settings.idle_timeout_s
     if kernel.cell_open:
         timeout = settings.cell_idle_timeout_s
-        if anyone_waits:
+        if waits_since is not None:
             timeout = min(timeout, settings.queue_cell_idle_timeout_s)
-    elif anyone_waits:
-        patience = kernel.patience_s
-        if patience is None:
-            patience = max(settings.queue_idle_timeout_s, break_even_s(kernel, speeds))
-        timeout = min(timeout, patience)
-    expected = 0.0 if anyone_waits else kernel.expected_until
+    elif waits_since is not None:
+        timeout = min(timeout, _patience_s(kernel, settings, waits_since, speeds))
+    expected = 0.0 if waits_since is not None else kernel.expected_until
     return max(kernel.last_activity + timeout, kernel.retry_at, kernel.held_until or 0.0, expected)
+
+
+def _patience_s(kernel: Kernel, settings: Settings, waits_since: float, speeds: Mapping[str, Speed]) -> float:
+    """For how long it must have been idle while somebody waits."""
+    least_s, own_s = settings.queue_idle_timeout_s, kernel.patience_s
+    if own_s is None:
+        own_s = max(least_s, break_even_s(kernel, speeds))
+    return min(own_s, max(least_s, waits_since + own_s - kernel.last_activity))
 
 
 def least_idle_s(settings: Settings, *, anyone_waits: bool) -> float:

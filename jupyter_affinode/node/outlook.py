@@ -19,6 +19,7 @@ from .serving import is_hopeless
 from .settings import Settings
 from .snapshot import Kernel, Node, Residency, Waiter
 from .victims import park_s, resume_s
+from .waiting import waits_since
 from .words import bytes_in_words
 
 
@@ -144,9 +145,10 @@ class _View:
         """By GPU: when each kernel may be parked at the earliest if nothing changes, and what that frees."""
         plan, settings = self.plan, self.plan.settings
         slices = settings.when_full == "time_slice"
+        since = waits_since(plan.queue)
         found: dict[str, list[tuple[float, int, Kernel]]] = {}
         for kernel in plan.node.kernels:
-            moment = eligible_at(kernel, settings, anyone_waits=True, speeds=plan.node.speeds)
+            moment = eligible_at(kernel, settings, waits_since=since, speeds=plan.node.speeds)
             if slices:
                 turn_ends = preemptible_at(kernel, settings.quantum_s)
                 moments = [each for each in (moment, turn_ends) if each is not None]

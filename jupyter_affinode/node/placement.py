@@ -67,7 +67,7 @@ def _may_go(now: float, kernel: Kernel, settings: Settings) -> bool:
     """Whether somebody who waited would get the kernel's memory now, or soon: it is being parked."""
     if kernel.residency is Residency.PARKING:
         return True
-    moment = eligible_at(kernel, settings, anyone_waits=True)
+    moment = eligible_at(kernel, settings, waits_since=now)
     return moment is not None and moment <= now
 
 

@@ -15,6 +15,7 @@ from .reclaiming import keep_limits, park_idle, reclaim_watermark
 from .serving import serve_queue
 from .settings import Settings
 from .snapshot import Node, Residency, Waiter
+from .waiting import waits_since
 
 LOTS_AHEAD_S = 10.0  # registering 32 GiB with a GPU takes about a second
 
@@ -106,7 +107,7 @@ def give_lots(plan: Plan) -> None:
     soon = []
     for kernel in plan.node.kernels:
         if plan.is_free(kernel) and not kernel.host.lot_bytes:
-            moment = eligible_at(kernel, plan.settings, anyone_waits=bool(plan.queue))
+            moment = eligible_at(kernel, plan.settings, waits_since=waits_since(plan.queue))
             if moment is not None and moment <= plan.now + LOTS_AHEAD_S:
                 soon.append(kernel)
     for kernel in victims.in_order(plan.now, soon, plan.node):

@@ -13,11 +13,22 @@ the GPU's users to say: with `when_full="wait"` until they are idle for their ti
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from operator import attrgetter
+from typing import Protocol
 
 from .rules import PRIORITY_MAX, PRIORITY_MIN
 from .settings import Settings
 from .snapshot import Kernel, Node, Residency, Waiter
+
+
+class HasSince(Protocol):
+    """Who waits, or what is told to them."""
+
+    @property
+    def since(self) -> float:
+        """From when on, on the monotonic clock."""
+
 
 AWAY = (Residency.PARKED, Residency.QUEUED, Residency.RESUMING)
 
@@ -43,6 +54,11 @@ def waiters(node: Node, settings: Settings) -> list[Waiter]:
             places.append((room.since - head_start_s, room.since, kernel.id, number, waiter))
     places.sort()
     return [place[-1] for place in places]
+
+
+def waits_since(queue: Iterable[HasSince]) -> float | None:
+    """From when on, who waits longest; None: nobody waits."""
+    return min((waiter.since for waiter in queue), default=None)
 
 
 def overtaking_s(settings: Settings) -> float:

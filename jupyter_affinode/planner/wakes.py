@@ -27,7 +27,7 @@ class Wakes:
         self._wake_at: float | None = None
         self._passes_ahead = self._passes_alone = 0
         self._eligible_at: dict[int, float] = {}
-        self._eligible_if_waits = False
+        self._eligible_if_since: float | None = None
 
     def forget(self, number: int) -> None:
         """A kernel has ended."""
@@ -59,13 +59,13 @@ class Wakes:
 
     def _eligible(self) -> dict[int, float]:
         """When each kernel may be parked if nothing changes; reckoned for those that have changed."""
-        books, anyone_waits = self._books, bool(self._books.waiting)
-        numbers = books.renewed if anyone_waits == self._eligible_if_waits else list(books.seen)
+        books, since = self._books, self._waits_since()
+        numbers = books.renewed if since == self._eligible_if_since else list(books.seen)
         for number in numbers:
             kernel = books.seen.get(number)
             moment = None
             if kernel is not None:
-                moment = eligible_at(kernel, self._settings, anyone_waits=anyone_waits, speeds=self._speeds)
+                moment = eligible_at(kernel, self._settings, waits_since=since, speeds=self._speeds)
             if kernel is None or moment is None:
                 self._eligible_at.pop(number, None)
             elif moment <= kernel.retry_at:
@@ -73,8 +73,17 @@ class Wakes:
                 self._eligible_at[number] = math.ceil(moment / RETRIES_APART_S) * RETRIES_APART_S
             else:
                 self._eligible_at[number] = moment
-        books.renewed, self._eligible_if_waits = [], anyone_waits
+        books.renewed, self._eligible_if_since = [], since
         return self._eligible_at
+
+    def _waits_since(self) -> float | None:
+        """From when on, who waits longest; None: nobody waits."""
+        now = self._timeline.now
+        moments = (
+            sharer.room.since if sharer.room is not None else sharer.wants_since
+            for sharer in self._books.waiting.values()
+        )
+        return min((now if moment is None else moment for moment in moments), default=None)
 
     def _pass(self) -> None:
         """That a moment has come is enough for a pass; one that nothing else will ever follow is not."""

@@ -29,6 +29,7 @@ from jupyter_affinode.node.policy import decide
 from jupyter_affinode.node.rooms import Rooms
 from jupyter_affinode.node.settings import GIB, MIB, Settings
 from jupyter_affinode.node.state import NodeState
+from jupyter_affinode.node.waiting import waits_since
 from jupyter_affinode.node.wire import CommandKind, HelloFlag, Notify, NotifyKind, Reply, Status, gpu_uuid
 
 SECONDS = float(os.environ.get("AFFINODE_HOSTILE_S", "2"))
@@ -260,9 +261,10 @@ class Play:
             {kernel.id: kernel for kernel in seen.kernels},
             outlooks(now, seen, self.state.settings),
         )
+        since = waits_since(told.values())
         for kernel in self.state.kernels.values():
             there = kernels.get(kernel.id)
-            describe.kernel_json(self.state, kernel, there, told.get(kernel.id), now, anyone_waits=bool(told))
+            describe.kernel_json(self.state, kernel, there, told.get(kernel.id), now, waits_since=since)
 
 
 def played(seed, clock, patch):

@@ -56,16 +56,28 @@ def idle(seconds, **fields):
 def test_while_somebody_waits_a_pause_need_only_be_worth_a_round_trip():
     settings, kernel = Settings(), idle(0)
     fast, slow = {"A": Speed(0.1, 50e9, 0.1, 50e9)}, {"A": Speed(1, 1e9, 1, 1e9)}
-    assert eligible_at(kernel, settings, anyone_waits=False, speeds=fast) == 1300
-    assert eligible_at(kernel, settings, anyone_waits=True, speeds=fast) == 1015
-    moment = eligible_at(kernel, settings, anyone_waits=True, speeds=slow)
+    assert eligible_at(kernel, settings, waits_since=None, speeds=fast) == 1300
+    assert eligible_at(kernel, settings, waits_since=1000.0, speeds=fast) == 1015
+    moment = eligible_at(kernel, settings, waits_since=1000.0, speeds=slow)
     assert moment == pytest.approx(1000 + 2 + 2 * 20 * GIB / 1e9)
+
+
+def test_what_somebody_has_waited_already_pays_for_the_round_trip_too():
+    settings, kernel, slow = Settings(), idle(0), {"A": Speed(1, 1e9, 1, 1e9)}
+    pays_off_s = 2 + 2 * 20 * GIB / 1e9
+    assert eligible_at(kernel, settings, waits_since=980.0, speeds=slow) == pytest.approx(980 + pays_off_s)
+    assert eligible_at(kernel, settings, waits_since=900.0, speeds=slow) == 1015
+    hurried = idle(0, patience_s=7.0)
+    assert eligible_at(hurried, settings, waits_since=900.0, speeds=slow) == 1007
+    patient = idle(0, patience_s=200.0)
+    assert eligible_at(patient, settings, waits_since=900.0, speeds=slow) == 1100
+    assert eligible_at(patient, settings, waits_since=700.0, speeds=slow) == 1015
 
 
 def test_nobody_is_parked_later_because_somebody_waits():
     kernel = idle(0, park_copies_bytes=20 * GIB)
     settings = Settings(idle_timeout_s=2.0)
-    assert eligible_at(kernel, settings, anyone_waits=True, speeds={"A": Speed(50, 1e6, 50, 1e6)}) == 1002
+    assert eligible_at(kernel, settings, waits_since=1000.0, speeds={"A": Speed(50, 1e6, 50, 1e6)}) == 1002
 
 
 def test_somebody_who_waits_need_not_wait_for_the_whole_idle_timeout(node, shim, wait_until):

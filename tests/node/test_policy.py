@@ -87,14 +87,14 @@ def parks(actions):
 def test_a_kernel_that_is_not_eligible_is_never_parked_by_policy(change):
     kernel = replace(resident("k"), **change)
     assert decide(NOW, node(kernel), IDLE) == []
-    moment = eligible_at(kernel, IDLE, anyone_waits=False)
+    moment = eligible_at(kernel, IDLE, waits_since=None)
     assert moment is None or moment > NOW
 
 
 def test_an_idle_kernel_is_eligible_and_so_is_one_whose_cell_has_not_used_the_gpu_for_long():
-    assert eligible_at(resident("k"), NEEDED, anyone_waits=False) == NOW - 1000 + 300
-    assert eligible_at(resident("k", cell_open=True), NEEDED, anyone_waits=False) == NOW - 1000 + 600
-    assert eligible_at(resident("k", cell_open=True), NEEDED, anyone_waits=True) == NOW - 1000 + 60
+    assert eligible_at(resident("k"), NEEDED, waits_since=None) == NOW - 1000 + 300
+    assert eligible_at(resident("k", cell_open=True), NEEDED, waits_since=None) == NOW - 1000 + 600
+    assert eligible_at(resident("k", cell_open=True), NEEDED, waits_since=NOW) == NOW - 1000 + 60
 
 
 def test_a_hold_ends():

@@ -22,7 +22,7 @@ from jupyter_affinode.node.snapshot import (
     Residency,
     RoomRequest,
 )
-from jupyter_affinode.node.waiting import waiters
+from jupyter_affinode.node.waiting import waiters, waits_since
 
 NOW = 5000.0
 TOTAL = 1000 * MIB
@@ -167,7 +167,7 @@ def test_only_eligible_or_blocked_kernels_are_parked_unasked(node, policy):
     for action in decide(NOW, node, policy):
         if isinstance(action, Park):
             kernel = next(kernel for kernel in node.kernels if kernel.id == action.kernel_id)
-            moment = eligible_at(kernel, policy, anyone_waits=bool(waiters(node, policy)))
+            moment = eligible_at(kernel, policy, waits_since=waits_since(waiters(node, policy)))
             is_eligible = moment is not None and moment <= NOW
             is_blocked = bool(kernel.rooms) and not kernel.calls_in_flight and not kernel.captures
             assert kernel.park_asked or is_eligible or is_blocked

@@ -180,16 +180,16 @@ def test_nobody_is_brought_back_beyond_their_users_limit():
 def test_who_is_expected_stays_unless_somebody_waits():
     settings = Settings(idle_timeout_s=10.0, queue_idle_timeout_s=10.0)
     kernel = resident(expected_until=NOW + 30)
-    assert eligible_at(kernel, settings, anyone_waits=False) == NOW + 30
-    assert eligible_at(kernel, settings, anyone_waits=True) <= NOW
+    assert eligible_at(kernel, settings, waits_since=None) == NOW + 30
+    assert eligible_at(kernel, settings, waits_since=NOW) <= NOW
 
 
 def test_patience_takes_the_place_of_the_time_out_while_somebody_waits():
     settings = Settings()
-    assert eligible_at(resident(patience_s=40.0), settings, anyone_waits=True) == NOW + 20
-    assert eligible_at(resident(patience_s=7.0), settings, anyone_waits=True) == NOW - 13
-    assert eligible_at(resident(patience_s=7.0), settings, anyone_waits=False) == NOW + 280
-    assert eligible_at(resident(patience_s=9e9), settings, anyone_waits=True) == NOW + 280
+    assert eligible_at(resident(patience_s=40.0), settings, waits_since=NOW) == NOW + 20
+    assert eligible_at(resident(patience_s=7.0), settings, waits_since=NOW) == NOW - 13
+    assert eligible_at(resident(patience_s=7.0), settings, waits_since=None) == NOW + 280
+    assert eligible_at(resident(patience_s=9e9), settings, waits_since=NOW) == NOW + 280
 
 
 @pytest.mark.parametrize("prediction", [False, True])
