@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import grp
-import pwd
 import socket
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Protocol
 
+from .directory import name_of
 from .grants import GrantRefused, GrantVerifier
 from .identity import OWN_USER, Identity, of_granted_user, of_unix_user
 from .limits import MANY_USERS, ONE_USER, Limits
@@ -126,7 +125,7 @@ class EveryUserAccess:
         person = self._subordinate_ids.person_of(uid)
         return Identity(
             of_unix_user(uid),
-            _user_name(person),
+            name_of(person),
             is_admin=visitor.is_admin,
             counts_for=None if person == uid else of_unix_user(person),
         )
@@ -139,11 +138,3 @@ def _gid(group: str) -> int:
         return grp.getgrnam(group).gr_gid
     except KeyError:
         raise NoSuchGroup(f"there is no group {group!r} for admin_group") from None
-
-
-@lru_cache(maxsize=1024)
-def _user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)

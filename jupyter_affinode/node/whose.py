@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import grp
 import os
 import pwd
-import time
 from dataclasses import dataclass
 from functools import lru_cache
 
+from .directory import groups_of, name_of
 from .identity import of_unix_user
 from .records import Description, KernelRecord
 from .rules import EVERYBODY, is_named, names, numbers, rule_for
 from .settings import Settings
 
 GPU_BYTES = "gpu_bytes"  # a grant's cap: GPU memory of its user on all GPUs together
-GROUPS_LAST_S = 300  # a user's groups are looked up again after that
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,9 @@ def standing(kernel: KernelRecord, settings: Settings) -> Standing:
     """
     user = kernel.owner_name if kernel.owner is not None else own_name()
     user = user or ""
-    groups = _groups(user, int(time.monotonic()) // GROUPS_LAST_S) if _asks_for_groups(settings) else ()
+    if user.isdigit() and kernel.owner is not None and kernel.owner.startswith("uid-"):
+        user = name_of(int(user))  # the directory had not answered yet when it connected
+    groups = groups_of(user) if _asks_for_groups(settings) else ()
     if kernel.owner is not None and not kernel.owner.startswith("uid-"):
         groups = ()  # a user that a grant names is none of this machine's, whatever they are called
     told = kernel.description or Description()
@@ -77,19 +77,3 @@ def _priority(kernel: KernelRecord, user: str, groups: tuple[str, ...], settings
 def _asks_for_groups(settings: Settings) -> bool:
     """Whether any rule is about groups: looking them up may take a directory server's time."""
     return bool(settings.group_priorities or settings.group_limits or "@" in settings.opt_out)
-
-
-@lru_cache(maxsize=1024)
-def _groups(user: str, _age: int) -> tuple[str, ...]:
-    try:
-        ids = os.getgrouplist(user, pwd.getpwnam(user).pw_gid)
-    except (KeyError, OSError):
-        return ()
-    return tuple(name for name in map(_group_name, ids) if name is not None)
-
-
-def _group_name(gid: int) -> str | None:
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return None

@@ -1,0 +1,100 @@
+"""Names of users and groups, which a directory server may have to be asked for: on a thread, and never waited for long.
+
+A server that does not answer takes a lookup many seconds, and everybody's kernels would stand still for them.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import queue
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+WAIT_S = 0.2  # for the first answer about somebody, while the directory is not known to be slow
+REMEMBERED = 4096
+GROUPS_LAST_S = 300.0  # a user's groups are looked up again after that
+NAMES_LAST_S = 3600.0
+
+Key = TypeVar("Key", int, str)
+Value = TypeVar("Value")
+
+
+class Directory(Generic[Key, Value]):
+    """Says what was found last, and looks again in the background when that is old."""
+
+    def __init__(self, find: Callable[[Key], Value], unknown: Callable[[Key], Value], lasts_s: float):
+        """`find` blocks; `unknown` is what is said until it has answered."""
+        self._find: Callable[[Key], Value] = find
+        self._unknown: Callable[[Key], Value] = unknown
+        self._lasts_s = lasts_s
+        self._found: OrderedDict[Key, tuple[Value, float]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._asked: dict[Key, threading.Event] = {}
+        self._orders: queue.SimpleQueue[Key] = queue.SimpleQueue()
+        self._is_slow = False
+        self._thread: threading.Thread | None = None
+
+    def __call__(self, key: Key) -> Value:
+        """What is known, after a moment of waiting at the most."""
+        with self._lock:
+            known = self._found.get(key)
+            if known is not None and time.monotonic() - known[1] < self._lasts_s:
+                return known[0]
+            done = self._ask(key)
+        if known is not None:
+            return known[0]
+        if not self._is_slow:
+            self._is_slow = not done.wait(WAIT_S)
+        with self._lock:
+            known = self._found.get(key)
+        return self._unknown(key) if known is None else known[0]
+
+    def _ask(self, key: Key) -> threading.Event:
+        done = self._asked.get(key)
+        if done is None:
+            done = self._asked[key] = threading.Event()
+            self._orders.put(key)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="affinode-directory", daemon=True)
+                self._thread.start()
+        return done
+
+    def _work(self) -> None:
+        """The thread."""
+        while True:
+            key = self._orders.get()
+            try:
+                value = self._find(key)
+            except Exception:  # whatever a directory's library does, the next lookup may work
+                value = self._unknown(key)
+            with self._lock:
+                self._found[key] = value, time.monotonic()
+                self._found.move_to_end(key)
+                if len(self._found) > REMEMBERED:
+                    self._found.popitem(last=False)
+                self._asked.pop(key).set()
+                self._is_slow = bool(self._asked)
+
+
+def _groups_of(user: str) -> tuple[str, ...]:
+    try:
+        ids = os.getgrouplist(user, pwd.getpwnam(user).pw_gid)
+    except (KeyError, OSError):
+        return ()
+    return tuple(name for name in map(_group_name, ids) if name is not None)
+
+
+def _group_name(gid: int) -> str | None:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return None
+
+
+groups_of: Directory[str, tuple[str, ...]] = Directory(_groups_of, lambda user: (), GROUPS_LAST_S)
+name_of: Directory[int, str] = Directory(lambda uid: pwd.getpwuid(uid).pw_name, str, NAMES_LAST_S)

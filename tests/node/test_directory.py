@@ -1,0 +1,101 @@
+"""A directory server that does not answer keeps nobody's kernels waiting."""
+
+from __future__ import annotations
+
+import pwd
+import threading
+import time
+
+import pytest
+
+from jupyter_affinode.node import directory
+from jupyter_affinode.node.directory import Directory, groups_of, name_of
+from jupyter_affinode.node.records import KernelRecord
+from jupyter_affinode.node.settings import Settings
+from jupyter_affinode.node.whose import standing
+
+
+class Server:
+    """Answers while `answers` is set."""
+
+    def __init__(self):
+        self.answers, self.asked = threading.Event(), []
+        self.answers.set()
+
+    def find(self, user):
+        self.asked.append(user)
+        assert self.answers.wait(60)
+        if user == "nobody":
+            raise RuntimeError("a library's own")
+        return f"{user} {len(self.asked)}"
+
+
+@pytest.fixture
+def server():
+    made = Server()
+    yield made
+    made.answers.set()
+
+
+def until(condition):
+    ends = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+
+
+def test_who_is_known_is_not_asked_for_again_before_it_is_old(server):
+    look = Directory(server.find, str.upper, lasts_s=3600.0)
+    until(lambda: look("ann") == "ann 1")
+    assert [look("ann") for _ in range(3)] == ["ann 1"] * 3
+    assert server.asked == ["ann"]
+
+
+def test_what_was_known_is_said_while_nobody_answers(server):
+    look = Directory(server.find, str.upper, lasts_s=0.0)
+    until(lambda: look("ann").startswith("ann"))
+    server.answers.clear()
+    before = look("ann")
+    assert {look("ann") for _ in range(50)} == {before}
+    server.answers.set()
+    until(lambda: look("ann") != before)
+
+
+def test_strangers_are_waited_for_once_while_nobody_answers(server, monkeypatch):
+    monkeypatch.setattr(directory, "WAIT_S", 0.05)
+    server.answers.clear()
+    look = Directory(server.find, str.upper, lasts_s=3600.0)
+    waits = []
+    monkeypatch.setattr(threading.Event, "wait", _counting(threading.Event.wait, waits))
+    assert [look(f"user{number}") for number in range(100)] == [f"USER{number}" for number in range(100)]
+    assert waits.count(0.05) == 1
+    server.answers.set()
+    until(lambda: look("user99").startswith("user99 "))
+
+
+def _counting(wait, waits):
+    def counted(event, timeout=None):
+        waits.append(timeout)
+        return wait(event, timeout)
+
+    return counted
+
+
+def test_what_cannot_be_found_is_unknown_and_the_next_lookup_works(server):
+    look = Directory(server.find, str.upper, lasts_s=3600.0)
+    until(lambda: look("nobody") == "NOBODY" and look("bob").startswith("bob "))
+
+
+def test_rules_know_a_user_once_the_directory_has_answered():
+    kernel = KernelRecord("uid-0/k", owner="uid-0", owner_name="0")
+    rules = Settings().changed(user_priorities="root=3")
+    until(lambda: standing(kernel, rules).priority == 3)
+    kernel = KernelRecord("user-0/k", owner="user-0", owner_name="0")
+    assert standing(kernel, rules).priority == 0, "that one is whom a grant names"
+
+
+def test_this_machines_own_names():
+    until(lambda: name_of(0) == pwd.getpwuid(0).pw_name)
+    until(lambda: "root" in groups_of("root"))
+    assert name_of(4_000_000_001) == "4000000001"
+    assert groups_of("nobody of that name") == ()
