@@ -423,19 +423,26 @@ uint32_t controller_noticed(uint32_t kind, uint64_t *bytes)
 	}
 }
 
+/* What a process was writing when it ended stays half written.  */
+static bool writer_is_gone(const struct affinode_page *now)
+{
+	return kill((pid_t)now->pid, 0) != 0 && errno == ESRCH;
+}
+
 struct affinode_page page_read(void)
 {
 	const struct affinode_page *now = atomic_load(&page);
 	struct affinode_page copy;
-	uint64_t before, after;
 
-	do {
-		before = __atomic_load_n(&now->sequence, __ATOMIC_ACQUIRE);
+	for (bool gone = false;; gone = writer_is_gone(now)) {
+		uint64_t before = __atomic_load_n(&now->sequence, __ATOMIC_ACQUIRE), after;
+
 		memcpy(&copy, now, sizeof(copy));
 		__atomic_thread_fence(__ATOMIC_ACQUIRE);
 		after = __atomic_load_n(&now->sequence, __ATOMIC_RELAXED);
-	} while (before != after || before % 2);
-	return copy;
+		if (gone || (before == after && before % 2 == 0))
+			return copy;
+	}
 }
 
 pid_t child_start(const char *role)
