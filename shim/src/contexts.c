@@ -267,8 +267,9 @@ static int capture_find(CUstream stream)
 {
 	pid_t tid = is_per_thread(stream) ? (pid_t)syscall(SYS_gettid) : 0;
 
+	/* A thread's own stream has two names.  */
 	for (unsigned i = 0; i < captures_count && i < MAX_CAPTURES; i++)
-		if (captures[i].stream == stream && captures[i].tid == tid)
+		if (captures[i].tid == tid && (tid || captures[i].stream == stream))
 			return (int)i;
 	return -1;
 }

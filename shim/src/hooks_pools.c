@@ -2,6 +2,7 @@
 #include "blocks.h"
 #include "contexts.h"
 #include "hook.h"
+#include "managed.h"
 #include "pools.h"
 #include "room.h"
 #include "shim.h"
@@ -61,6 +62,7 @@ static CUresult on_cuMemFreeAsync(void *real, CUdeviceptr address, CUstream stre
 	if (address && block_free(address))
 		return CUDA_SUCCESS;
 	tally_remove(TALLY_POINTER, address);
+	managed_forget(address);
 	return ((CUresult(*)(CUdeviceptr, CUstream))real)(address, stream);
 }
 HOOK(cuMemFreeAsync, (CUdeviceptr address, CUstream stream), address, stream)

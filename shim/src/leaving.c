@@ -126,8 +126,10 @@ static void start(void *(*body)(void *))
 
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
-	if (pthread_create(&thread, NULL, body, NULL) != 0)
+	if (pthread_create(&thread, NULL, body, NULL) != 0) {
+		fflush(NULL); /* what exit would still have done */
 		_exit(exit_status);
+	}
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 

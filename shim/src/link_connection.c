@@ -130,12 +130,13 @@ void link_say_hello(uint64_t now)
 
 void link_keep_alive(uint64_t now)
 {
-	struct affinode_heartbeat beat;
+	struct affinode_heartbeat beat = {0};
 
 	if (link_.socket < 0)
 		return;
-	if (now - link_.heard_ns > 3 * link_.heartbeat_ns)
+	/* Sums, not differences: what was said in this turn was said after `now`.  */
+	if (now > link_.heard_ns + 3 * link_.heartbeat_ns)
 		return disconnect("the controller is silent");
-	if (link_.welcomed && now - link_.said_ns >= link_.heartbeat_ns)
+	if (link_.welcomed && now >= link_.said_ns + link_.heartbeat_ns)
 		link_send(&beat, AFFINODE_HEARTBEAT, sizeof(beat), 0);
 }

@@ -47,7 +47,9 @@ CUmemGenericAllocationHandle mapping_adopt(CUmemGenericAllocationHandle real, si
 	struct context *context = context_current();
 	struct mapping *mapping;
 
-	if (!context || !context->device->can_map || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
+	/* A tile pool's handle goes to sparse arrays alone, in a list that we do not read.  */
+	if (!context || !context->device->can_map || prop->allocFlags.usage ||
+	    prop->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
 	    prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE || prop->location.id != context->device->ordinal)
 		return real;
 	mapping = calloc(1, sizeof(*mapping));

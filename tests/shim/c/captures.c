@@ -60,6 +60,21 @@ static void *capture_again_and_again(void *stream)
 	return NULL;
 }
 
+/* A thread's own stream has two names.  */
+static void ended_by_its_other_name(void)
+{
+	CUresult (*end)(CUstream, CUgraph *);
+	CUgraph graph;
+
+	*(void **)&end = cuda_symbol("cuStreamEndCapture_ptsz");
+	CHECK(end != NULL);
+	CUDA(StreamBeginCapture(CU_STREAM_PER_THREAD, 0));
+	PAGE_UNTIL(page.captures == 1);
+	CHECK_EQUAL(end(NULL, &graph), CUDA_SUCCESS);
+	CUDA(GraphDestroy(graph));
+	PAGE_UNTIL(page.captures == 0);
+}
+
 int main(int argc, char **argv)
 {
 	unsigned parks = 0, refused = 0;
@@ -94,6 +109,8 @@ int main(int argc, char **argv)
 	atomic_store(&stop, true);
 	thread_join(thread);
 	CHECK(captured > 0);
+	ended_by_its_other_name();
+	CHECK_EQUAL(controller_heartbeats(), 0); /* they are due when nothing else was said for long */
 	CHECK(holds_pattern(block, MiB(2), 71, added));
 	printf("%u captures, %u parks, %u refused\n", captured, parks, refused);
 	return 0;

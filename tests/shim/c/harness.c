@@ -29,7 +29,7 @@ static struct affinode_hello hello; /* the last */
 #define KEPT 256
 static struct affinode_reply replies[KEPT];
 static struct affinode_notify notices[KEPT];
-static unsigned reply_count, notice_count;
+static unsigned reply_count, notice_count, heartbeats;
 
 uint64_t test_now_ns(void)
 {
@@ -212,7 +212,7 @@ void controller_accept_silently(void)
 	link_fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
 	CHECK(link_fd >= 0);
 	epoch = 0;
-	reply_count = notice_count = 0;
+	reply_count = notice_count = heartbeats = 0;
 	take_hello();
 }
 
@@ -337,7 +337,13 @@ bool controller_pump(void)
 			replies[reply_count++ % KEPT] = message.reply;
 		else if (message.header.type == AFFINODE_NOTIFY)
 			notices[notice_count++ % KEPT] = message.notify;
+		heartbeats += message.header.type == AFFINODE_HEARTBEAT;
 	}
+}
+
+unsigned controller_heartbeats(void)
+{
+	return heartbeats;
 }
 
 /* How the command ended or, if asked for, that it is prepared.  */

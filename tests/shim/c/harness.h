@@ -85,6 +85,7 @@ void controller_park(void);
 uint32_t controller_noticed(uint32_t kind, uint64_t *bytes);
 /* Read what came, if anything did; false: the shim closed the link.  */
 bool controller_pump(void);
+unsigned controller_heartbeats(void); /* that were among it, since the shim was accepted */
 
 struct affinode_page page_read(void);
 /* Until the condition on `page` holds.  */

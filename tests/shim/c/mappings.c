@@ -162,6 +162,19 @@ static void step(void)
 	}
 }
 
+/* It goes to the driver in a list of what sparse arrays are to be mapped to, so it is the driver's own.  */
+static void handle_of_a_tile_pool(void)
+{
+	CUresult (*release)(CUmemGenericAllocationHandle);
+	CUmemGenericAllocationHandle handle;
+	CUmemAllocationProp tiles = prop;
+
+	*(void **)&release = cuda_hidden("cuMemRelease");
+	tiles.allocFlags.usage = 1; /* CU_MEM_CREATE_USAGE_TILE_POOL */
+	CUDA(MemCreate(&handle, BYTES, &tiles, 0));
+	CHECK_EQUAL(release(handle), CUDA_SUCCESS);
+}
+
 int main(int argc, char **argv)
 {
 	size_t before, after, total;
@@ -176,6 +189,7 @@ int main(int argc, char **argv)
 	CHECK_EQUAL(launch_pattern(NULL, anchor, BYTES, 5), CUDA_SUCCESS);
 	CUDA(CtxSynchronize());
 	CUDA(MemGetInfo(&before, &total));
+	handle_of_a_tile_pool();
 	for (int i = 0; i < PLACES; i++) {
 		CUDA(MemAddressReserve(&places[i].at, BYTES, 0, 0, 0));
 		places[i].allocation = -1;
