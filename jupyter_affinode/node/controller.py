@@ -371,7 +371,7 @@ class Controller:
         """End what nobody will answer, forget what is gone."""
         self.moves.look_for_lost_replies(now)
         self.cache_drops.look(now)
-        look_for_unended(self.state.kernels.values(), now, self.log, self.poke)
+        look_for_unended(self.state.kernels, now, self.log, self.poke)
         self.accounts.tidy(now)
         self.servers.look()
         for process in self.state.stale_processes(now):

@@ -94,7 +94,7 @@ class Effects:
         )
 
     def _end(self, kernel: KernelRecord, action: EndKernel, now: float) -> None:
-        ask_for_end(kernel, action.reason, now, self._log)
+        ask_for_end(kernel, action.reason, action.for_kernel, now, self._log)
         words = f"is being shut down: {action.reason}."
         self._tell_notice(Notice("ended", "warning", words, kernel.id))
         self._observers.kernel_ending(kernel, action.cause)
