@@ -13,7 +13,9 @@ from story_stage import Stage
 
 @pytest.fixture
 def stage(gpu_machine: Machine) -> Iterator[Callable[..., Stage]]:
-    """`stage(park_when="idle", idle_timeout_s=1)` starts a server with these traits on the simulated GPU."""
+    """`stage(park_when="idle", idle_timeout_s=1)` starts a server with these traits, and with whatever other
+    `arguments`, on the simulated GPU.
+    """
     servers = []
 
     def start(
@@ -21,12 +23,13 @@ def stage(gpu_machine: Machine) -> Iterator[Callable[..., Stage]]:
         context: str = "8MiB",
         copy_rate: str | None = None,
         gpus: int = 1,
+        arguments: tuple[str, ...] = (),
         **traits: Any,
     ) -> Stage:
         gpu_machine.simulate(memory, gpus, copy_rate)
         gpu_machine.environment["AFFINODE_SIM_CONTEXT"] = context
-        arguments = [f"--AffinodeExtension.{name}={value}" for name, value in traits.items()]
-        server = JupyterServer(gpu_machine).start(*arguments)
+        ours = [f"--AffinodeExtension.{name}={value}" for name, value in traits.items()]
+        server = JupyterServer(gpu_machine).start(*ours, *arguments)
         servers.append(server)
         return Stage(gpu_machine, server)
 

@@ -30,10 +30,16 @@ print("returned", code)
 """
 
 
+# Half of it passes before the server signals a kernel that does not go by itself.
+PATIENT = "--KernelManager.shutdown_wait_time=80"
+# Who is ended by a signal does not come to it.
+LEAVES = "import atexit, pathlib; atexit.register(pathlib.Path('left').touch)"
+
+
 @pytest.fixture
 def crowded(stage):
-    """(stage, a parked kernel that cannot come back because a held one has the GPU)."""
-    s = stage(memory="256MiB", idle_timeout_s=0.3)
+    """(stage, a parked kernel that cannot come back because a held one has the GPU); the server is patient."""
+    s = stage(memory="256MiB", idle_timeout_s=0.3, arguments=(PATIENT,))
     waiter, holder = s.kernel(), s.kernel()
     s.ok(waiter, "gpu.allocate('a', 122)")
     s.park(waiter)
@@ -85,34 +91,34 @@ def test_signals_that_are_not_interrupts_cancel_nothing(crowded):
     assert done.status == "ok" and done.text.startswith("True"), done
 
 
+def end(s, kernel, action) -> None:
+    """Restart or shut down; the kernel goes by itself, with its exit hooks, before the server would signal it."""
+    if action == "restart":
+        status, answer = s.server.request("POST", f"{kernel.path}/restart")
+        assert status == 200, answer
+    else:
+        status, answer = s.server.request("DELETE", kernel.path)
+        assert status == 204, answer
+    assert (s.machine.work / "left").exists(), "it was ended by a signal"
+    assert f"resumed {kernel.id}" not in s.machine.controller_log()
+
+
 @pytest.mark.parametrize("action", ["restart", "shutdown"])
-def test_restart_and_shutdown_of_a_waiting_kernel_take_no_longer_than_of_an_idle_one(crowded, action):
-    s, waiter, _holder = crowded
-    reference = s.server.start_kernel()
-    seconds = {}
+def test_a_waiting_kernel_is_restarted_and_shut_down_without_the_gpu_that_it_waits_for(crowded, action):
+    s, waiter, holder = crowded
+    s.ok(waiter, LEAVES)
     waiter.submit(MAIN)
     s.wait(waiter, "queued")
-    for name, kernel in (("idle", reference), ("waiting", waiter)):
-        began = time.monotonic()
-        if action == "restart":
-            status, answer = s.server.request("POST", f"{kernel.path}/restart")
-            assert status == 200, answer
-        else:
-            status, answer = s.server.request("DELETE", kernel.path)
-            assert status == 204, answer
-        seconds[name] = time.monotonic() - began
-    assert seconds["waiting"] < seconds["idle"] + 4, seconds  # who is not let go is killed after 5
+    end(s, waiter, action)
+    assert (s.residency(holder), s.seen(holder)["parks"]) == ("resident", 0)
     if action == "restart":
         waiter.wait_for_ready()
         assert s.ok(waiter, "1 + 1") == "2"
 
 
-def test_shutting_down_a_parked_kernel_is_as_quick_as_ever(stage):
-    s = stage()
+def test_a_parked_kernel_is_shut_down_without_the_gpu(stage):
+    s = stage(arguments=(PATIENT,))
     kernel = s.kernel()
-    s.ok(kernel, "gpu.allocate('a', 80)")
+    s.ok(kernel, f"gpu.allocate('a', 80)\n{LEAVES}")
     s.park(kernel)
-    began = time.monotonic()
-    status, answer = s.server.request("DELETE", kernel.path)
-    assert status == 204, answer
-    assert time.monotonic() - began < 3
+    end(s, kernel, "shutdown")
