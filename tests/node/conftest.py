@@ -60,3 +60,14 @@ def preparing(machine: Machine) -> Iterator[Callable[..., PreparingShim]]:
     yield connect
     for each in made:
         each.close()
+
+
+@pytest.fixture
+def residency(machine: Machine) -> Callable[[str], str | None]:
+    """`residency("k")`: as the API says."""
+
+    def of(kernel_id: str) -> str | None:
+        kernel = machine.kernel(kernel_id)
+        return kernel and kernel["residency"]
+
+    return of

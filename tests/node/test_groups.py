@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
 import pytest
+from background import in_background, result_of
 from fake_shim import (
     ABORT,
     BUSY,
@@ -24,19 +24,6 @@ from fake_shim import (
     RESUMING,
     REVOKED,
 )
-
-
-def in_background(function, *arguments):
-    """Run something that waits; `.result` once joined."""
-    thread = threading.Thread(target=lambda: setattr(thread, "result", function(*arguments)), daemon=True)
-    thread.start()
-    return thread
-
-
-def result_of(thread):
-    thread.join(timeout=15)
-    assert not thread.is_alive()
-    return thread.result
 
 
 @pytest.fixture
