@@ -30,6 +30,7 @@ from .notices import Notices
 from .nvml import Nvml, NvmlGpu, NvmlReader, NvmlSample
 from .observer import Observers
 from .outlook import Outlook, outlooks
+from .parts import Parts
 from .policy import decide
 from .records import KernelRecord
 from .rooms import Rooms
@@ -104,31 +105,14 @@ class Controller:
         self.events = EventHub(self)
         self.observers.add(Notices(self.state, self.events.tell_notice))
         self.rooms = Rooms(self.state, log, self.observers)
-        self._effects = Effects(
-            self.state,
-            log,
-            self.observers,
-            self.events.tell_notice,
-            moves=self.moves,
-            lots=self.lots,
-            cache_drops=self.cache_drops,
-            rooms=self.rooms,
-        )
+        parts = Parts(self.moves, self.cache_drops, self.wishes, self.rooms, self.lots)
+        self._effects = Effects(self.state, log, self.observers, self.events.tell_notice, parts)
         self._election = election
         self._heartbeat_s = heartbeat_s
         self._nvml_source = nvml or Nvml()
         self._nvml = NvmlReader(self._take_sample, log, self._nvml_source.read)
-        self._shims = Shims(
-            self.state,
-            self.access,
-            log,
-            moves=self.moves,
-            cache_drops=self.cache_drops,
-            wishes=self.wishes,
-            rooms=self.rooms,
-            lots=self.lots,
-            looks=Looks(self.look_at, self._nvml.look, self.kernel_json, self.poke),
-        )
+        looks = Looks(self.look_at, self._nvml.look, self.kernel_json, self.poke)
+        self._shims = Shims(self.state, self.access, log, parts, looks)
         self._looked_at = 0.0
         self._snapshot = Node({}, (), self.state.snapshot(self.began, is_settled=False).host)
         self._queue: list[Waiter] = []

@@ -34,16 +34,13 @@ def kernel_json(
     waits_since: float | None,
 ) -> dict[str, Any]:
     """One kernel. `seen` is it in the last snapshot, None without processes; `outlook` is there while it waits."""
-    gpus = kernel.by_gpu()
-    resident = sum(gpu.resident_bytes for gpu in gpus.values())
-    parked = sum(gpu.parked_bytes for gpu in gpus.values())
-    fixed = sum(sum(gpu.fixed_bytes) for gpu in gpus.values())
     place = None if outlook is None else outlook.place
     is_moving = kernel.residency in (Residency.PARKING, Residency.RESUMING)
     residency = Residency.QUEUED if place is not None and not is_moving else kernel.residency
     held = None if kernel.hold_ends is None else max(kernel.hold_ends - now, 0.0)
     simulated = any(process.is_simulated for process in kernel.processes.values())
     depth = kernel_depth(kernel)
+    memory = _memory_json(kernel)
     return {
         "id": kernel.id,
         "user": kernel.owner_name,
@@ -52,8 +49,8 @@ def kernel_json(
         "residency": residency.value,
         "text": residency_in_words(
             residency,
-            resident_bytes=resident + fixed,
-            parked_bytes=parked,
+            resident_bytes=memory["footprint_bytes"] - memory["parked_bytes"],
+            parked_bytes=memory["parked_bytes"],
             place=place,
             held_for_s=held,
             reason=kernel.reason,
@@ -62,29 +59,46 @@ def kernel_json(
         ),
         "reason": kernel.end_asked or kernel.reason,
         "residency_age_s": round(now - kernel.residency_since, 3),
-        "resident_bytes": resident,
-        "parked_bytes": parked,
         "depth": depth.name.lower(),
         "depth_refusal": _depth_refusal(state, kernel, depth),
-        "footprint_bytes": resident + parked + fixed,
-        "fixed": _fixed_json(list(gpus.values())),
-        "copy_bytes": sum(process.data.copy_bytes for process in kernel.processes.values()),
-        "kept_bytes": sum(process.data.kept_bytes for process in kernel.processes.values()),
+        **memory,
         "cell_open": kernel.cell_open,
         **_idle_json(state, seen, now, waits_since),
         "held_for_s": None if held is None else round(held, 3),
         "kept_by": kernel.kept and kernel.kept.reason,
         **_wait_json(outlook, now),
         "end_asked": kernel.end_asked,
-        "gpus": [_use_json(state, gpu) for gpu in gpus.values()],
-        "moved_from": kernel.moved_from,
+        "gpus": [_use_json(state, gpu) for gpu in kernel.by_gpu().values()],
         "processes": [_process_json(state, process, now) for process in kernel.processes.values()],
         "simulated": simulated,
         "tracked": bool(kernel.connected()),
+        **_moves_json(kernel),
+    }
+
+
+def _memory_json(kernel: KernelRecord) -> dict[str, Any]:
+    """What it has on GPUs and on the host."""
+    gpus = list(kernel.by_gpu().values())
+    resident = sum(gpu.resident_bytes for gpu in gpus)
+    parked = sum(gpu.parked_bytes for gpu in gpus)
+    return {
+        "resident_bytes": resident,
+        "parked_bytes": parked,
+        "footprint_bytes": resident + parked + sum(sum(gpu.fixed_bytes) for gpu in gpus),
+        "fixed": _fixed_json(gpus),
+        "copy_bytes": sum(process.data.copy_bytes for process in kernel.processes.values()),
+        "kept_bytes": sum(process.data.kept_bytes for process in kernel.processes.values()),
+    }
+
+
+def _moves_json(kernel: KernelRecord) -> dict[str, Any]:
+    """What became of its parks and resumes."""
+    return {
         "last_park": _last_move(kernel, "last_park"),
         "last_resume": _last_move(kernel, "last_resume"),
         "parks": kernel.parks,
         "resumes": kernel.resumes,
+        "moved_from": kernel.moved_from,
         "refusal": kernel.refusal,
     }
 

@@ -17,22 +17,19 @@ from .actions import (
     Resume,
     Trim,
 )
-from .cache_drops import CacheDrops
 from .endings import ask_for_end
 from .host_care import give_lots, trim
-from .lots import LotStock
-from .moves import Moves
 from .notices import Notice
 from .observer import Observers
+from .parts import Parts
 from .records import KernelRecord
-from .rooms import Rooms
 from .state import NodeState
 from .wire import Status
 from .words import bytes_in_words
 
 
 class Effects:
-    """What each action sets going; all of it ends later, and is heard of by the parts that are given here."""
+    """What each action sets going; all of it ends later, and is heard of by the controller's parts."""
 
     def __init__(
         self,
@@ -40,20 +37,13 @@ class Effects:
         log: logging.Logger,
         observers: Observers,
         tell_notice: Callable[[Notice], None],
-        *,
-        moves: Moves,
-        lots: LotStock,
-        cache_drops: CacheDrops,
-        rooms: Rooms,
+        parts: Parts,
     ):
         self._state = state
         self._log = log
         self._observers = observers
         self._tell_notice = tell_notice
-        self._moves = moves
-        self._lots = lots
-        self._cache_drops = cache_drops
-        self._rooms = rooms
+        self._parts = parts
 
     def carry_out(self, action: Action, now: float) -> None:
         """Begin with one action, decided at `now` (monotonic seconds) on a kernel that is still known."""
@@ -61,29 +51,29 @@ class Effects:
         if isinstance(action, Park):
             self._park(kernel, action)
         elif isinstance(action, GiveLots):
-            give_lots(kernel, action.lot_bytes, self._lots)
+            give_lots(kernel, action.lot_bytes, self._parts.lots)
         elif isinstance(action, DropCaches):
-            self._cache_drops.begin(kernel, action.reason)
+            self._parts.cache_drops.begin(kernel, action.reason)
         elif isinstance(action, Trim):
             trim(kernel, action.keep_bytes, action.reason, now)
             keeps = bytes_in_words(action.keep_bytes)
             self._log.info("%s gives back host memory down to %s: %s", kernel.id, keeps, action.reason)
         elif isinstance(action, Resume):
-            self._moves.resume(kernel, action.reserved_bytes, action.reason, action.cause, action.gpu)
+            self._parts.moves.resume(kernel, action.reserved_bytes, action.reason, action.cause, action.gpu)
         elif isinstance(action, RefusePark):
             status = Status.NO_HOST_ROOM if action.slug == "no-host-memory" else Status.REFUSED
-            self._moves.refuse_park(kernel, status, action.slug, action.reason)
+            self._parts.moves.refuse_park(kernel, status, action.slug, action.reason)
         elif isinstance(action, EndKernel):
             self._end(kernel, action, now)
         elif isinstance(action, GrantRoom):
-            self._rooms.answer(kernel, action.key, now, reason=None)
+            self._parts.rooms.answer(kernel, action.key, now, reason=None)
         elif isinstance(action, DenyRoom):
-            self._rooms.answer(kernel, action.key, now, reason=action.reason, cause=action.cause)
+            self._parts.rooms.answer(kernel, action.key, now, reason=action.reason, cause=action.cause)
 
     def _park(self, kernel: KernelRecord, action: Park) -> None:
         if action.lot_bytes:
-            give_lots(kernel, action.lot_bytes, self._lots)
-        self._moves.park(
+            give_lots(kernel, action.lot_bytes, self._parts.lots)
+        self._parts.moves.park(
             kernel,
             action.reason,
             action.budget_bytes,

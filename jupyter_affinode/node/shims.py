@@ -10,18 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from .access import Access
-from .cache_drops import CacheDrops
 from .connection import Connection, Ending
-from .lots import LotStock
-from .moves import Moves
 from .page import Page
+from .parts import Parts
 from .peers import ProcessWatch
 from .records import KernelRecord, Process
-from .rooms import Rooms
 from .snapshot import Kernel
 from .state import NodeState
 from .wire import CommandKind, Hello, Message, Notify, NotifyKind, Reply, Request, WireError
-from .wishes import Wishes
 from .words import status_in_words
 
 
@@ -38,27 +34,11 @@ class Looks:
 class Shims:
     """The links' listener (`connection.LinkListener`)."""
 
-    def __init__(
-        self,
-        state: NodeState,
-        access: Access,
-        log: logging.Logger,
-        *,
-        moves: Moves,
-        cache_drops: CacheDrops,
-        wishes: Wishes,
-        rooms: Rooms,
-        lots: LotStock,
-        looks: Looks,
-    ):
+    def __init__(self, state: NodeState, access: Access, log: logging.Logger, parts: Parts, looks: Looks):
         self._state = state
         self._access = access
         self._log = log
-        self._moves = moves
-        self._cache_drops = cache_drops
-        self._wishes = wishes
-        self._rooms = rooms
-        self._lots = lots
+        self._parts = parts
         self._looks = looks
 
     def shim_connected(self, connection: Connection, hello: Hello, page: Page) -> None:
@@ -88,7 +68,7 @@ class Shims:
             hello.shim_version,
         )
         self._looks.at(self._state.kernels[process.kernel_id], now)
-        self._moves.process_came(process)
+        self._parts.moves.process_came(process)
         self._looks.poke()
 
     def shim_said(self, connection: Connection, message: Message) -> None:
@@ -97,12 +77,12 @@ class Shims:
         if process is None:
             return
         if isinstance(message, Reply) and message.command is CommandKind.DROP_CACHES:
-            self._cache_drops.take_reply(process, message)
+            self._parts.cache_drops.take_reply(process, message)
         elif isinstance(message, Reply):
-            self._moves.take_reply(process, message)
+            self._parts.moves.take_reply(process, message)
         elif isinstance(message, Request):
             self._looks.at(self._state.kernels[process.kernel_id], time.monotonic())
-            self._wishes.take_request(
+            self._parts.wishes.take_request(
                 process, message, lambda kernel: status_in_words(self._looks.shown(kernel))
             )
         elif isinstance(message, Notify):
@@ -119,15 +99,15 @@ class Shims:
         process.silent_since = time.monotonic()
         process.is_stopped = ending is Ending.SILENT
         process.rooms.clear()
-        self._moves.process_gone(process, kernel)
+        self._parts.moves.process_gone(process, kernel)
         self._looks.poke()
 
     def _take_notify(self, process: Process, message: Notify) -> None:
         if message.kind is NotifyKind.WANT:
-            self._moves.process_wants(process)
+            self._parts.moves.process_wants(process)
         elif message.kind is NotifyKind.LOT_END:
-            self._lots.take_back(process.key, message.number)
-        elif self._rooms.take_notify(process, message, time.monotonic()):
+            self._parts.lots.take_back(process.key, message.number)
+        elif self._parts.rooms.take_notify(process, message, time.monotonic()):
             self._looks.at_gpus()
 
     def _process_ended(self, process: Process) -> None:
@@ -139,13 +119,13 @@ class Shims:
         self._state.disconnect(process)
         if connection is not None:
             connection.end(Ending.CLOSED, "the process has ended")
-        self._lots.forget(process.key, has_ended=True)
+        self._parts.lots.forget(process.key, has_ended=True)
         self.forget(process)
 
     def forget(self, process: Process, *, lives: bool = False) -> None:
         """It has ended, or is not heard of any more; `lives`: it goes on all the same."""
         kernel = self._state.kernels[process.kernel_id]
         self._state.remove_process(process, time.monotonic(), lives=lives)
-        self._moves.process_gone(process, kernel)
+        self._parts.moves.process_gone(process, kernel)
         self._looks.at_gpus()
         self._looks.poke()

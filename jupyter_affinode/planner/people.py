@@ -46,7 +46,23 @@ class Guest:
         return self.session.cells[self.next_cell]
 
 
-class People(ABC):
+class Host:
+    """What happens to guests; by default nobody minds."""
+
+    def settle(self) -> None:
+        """Everything of this moment has happened."""
+
+    def begins(self, guest: Guest) -> None:
+        """A session begins."""
+
+    def idle(self, guest: Guest) -> None:
+        """Its cell has ended, or goes on without the GPU."""
+
+    def ends(self, guest: Guest) -> None:
+        """It is shut down: what it holds is free."""
+
+
+class People(Host, ABC):
     """Replays sessions; `run` returns what was seen."""
 
     def __init__(
@@ -95,23 +111,11 @@ class People(ABC):
         self.outcome.gpu_busy = used / whole if whole else 0.0
         return self.outcome
 
-    # ---- for subclasses; those that are not abstract may do nothing (B027)
-
-    def settle(self) -> None:  # noqa: B027
-        """Everything of this moment has happened."""
-
-    def begins(self, guest: Guest) -> None:  # noqa: B027
-        """A session begins."""
+    # ---- for subclasses, beside what a `Host` may do
 
     @abstractmethod
     def wants(self, guest: Guest) -> None:
         """Its next cell calls CUDA: let it `compute`, now or later."""
-
-    def idle(self, guest: Guest) -> None:  # noqa: B027
-        """Its cell has ended, or goes on without the GPU."""
-
-    def ends(self, guest: Guest) -> None:  # noqa: B027
-        """It is shut down: what it holds is free."""
 
     # ---- what they call
 

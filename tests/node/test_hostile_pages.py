@@ -25,12 +25,14 @@ from jupyter_affinode.node.nvml import NvmlGpu, NvmlSample
 from jupyter_affinode.node.observer import Observers
 from jupyter_affinode.node.outlook import outlooks
 from jupyter_affinode.node.page import Depth, PageData, PageError, PageFlag, PageGpu, State
+from jupyter_affinode.node.parts import Parts
 from jupyter_affinode.node.policy import decide
 from jupyter_affinode.node.rooms import Rooms
 from jupyter_affinode.node.settings import GIB, MIB, Settings
 from jupyter_affinode.node.state import NodeState
 from jupyter_affinode.node.waiting import waits_since
 from jupyter_affinode.node.wire import CommandKind, HelloFlag, Notify, NotifyKind, Reply, Status, gpu_uuid
+from jupyter_affinode.node.wishes import Wishes
 
 SECONDS = float(os.environ.get("AFFINODE_HOSTILE_S", "2"))
 STEPS = 60
@@ -86,16 +88,10 @@ class Play:
         self.moves = Moves(self.state, QUIET, lambda: None, observers)
         self.drops = CacheDrops(self.state, QUIET, lambda: None)
         self.rooms = Rooms(self.state, QUIET, observers)
-        self.effects = Effects(
-            self.state,
-            QUIET,
-            observers,
-            lambda notice: None,
-            moves=self.moves,
-            lots=SimpleNamespace(give=lambda kernel, size: []),
-            cache_drops=self.drops,
-            rooms=self.rooms,
-        )
+        wishes = Wishes(self.state, self.moves, QUIET, lambda: None)
+        lots = SimpleNamespace(give=lambda kernel, size: [])
+        parts = Parts(self.moves, self.drops, wishes, self.rooms, lots)
+        self.effects = Effects(self.state, QUIET, observers, lambda notice: None, parts)
 
     def size(self):
         return self.dice.choice([0, 0, 1, MIB, 500 * MIB, GIB, 4 * GIB, 15 * GIB, 80 * GIB, 1 << 50])
