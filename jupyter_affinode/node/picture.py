@@ -42,7 +42,7 @@ def kernel_picture(
     return Kernel(
         id=kernel.id,
         residency=kernel.residency,
-        resident_bytes={uuid: gpu.resident_bytes for uuid, gpu in uses.items()},
+        resident_bytes=_resident_bytes(uses, gpus),
         parked_bytes={uuid: gpu.parked_bytes for uuid, gpu in uses.items()},
         context_bytes={uuid: size - uses[uuid].parked_bytes for uuid, size in kernel_needs(kernel).items()},
         may_leave=may_leave,
@@ -87,6 +87,15 @@ def kernel_picture(
         park_copies_bytes=sum(park_copies(process) for process in processes),
         resume_copies_bytes=sum(resume_copies(process) for process in processes),
     )
+
+
+def _resident_bytes(uses: Mapping[str, PageGpu], gpus: GpuTable) -> dict[str, int]:
+    """What it has on each GPU; no more than there is, since parking it would want as much of the host's memory."""
+    sizes = gpus.sizes
+    if not sizes:
+        return {uuid: gpu.resident_bytes for uuid, gpu in uses.items()}
+    largest = max(sizes.values())
+    return {uuid: min(gpu.resident_bytes, sizes.get(uuid, largest)) for uuid, gpu in uses.items()}
 
 
 def most_bytes(kernel: KernelRecord, uses: Mapping[str, PageGpu], gpus: GpuTable) -> dict[str, int]:

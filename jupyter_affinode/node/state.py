@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from .connection import Connection
 from .depth import context_objection
@@ -36,7 +37,7 @@ BadPages = list[tuple[Process, PageError]]
 PLACED_LASTS_S = 600.0  # a kernel that was placed and has not used the GPU by then probably never will
 PARENTS_EVERY_S = 5.0
 PAGES_TELL_WITHIN_S = 1.0  # … of a move that has ended
-EARLIER_RESUME_LASTS_S = 60.0  # at memory depth, the only one where there are other people
+EARLIER_MOVE_LASTS_S = 60.0  # at memory depth, the only one where there are other people
 OUR_OWN_WORK_S = 3.0  # NVML's samples are up to a second old, and a move computes digests
 
 
@@ -293,7 +294,7 @@ class NodeState:
         Where there are other people, a page's word alone keeps no room from them for longer than such a resume lasts.
         One that finds no room after all gives back what it had, and asks for it.
         """
-        if now > self.pages_say_since_until + EARLIER_RESUME_LASTS_S:
+        if not self._may_be_of_earlier(now):
             return {}
         needs = seen.resume_bytes
         others = may_be_going_to(self.kernels[seen.id], self.gpus)
@@ -356,9 +357,21 @@ class NodeState:
 
     def _kernel(self, kernel: KernelRecord, are_open: frozenset[str], now: float) -> Kernel:
         may_leave = self.context_objection(kernel) is None
-        return kernel_picture(
+        seen = kernel_picture(
             kernel, self.settings, self.gpus, self.lots_held, may_leave=may_leave, are_open=are_open, now=now
         )
+        if seen.residency is Residency.PARKING and kernel.move is None and not self._may_be_of_earlier(now):
+            host = replace(
+                seen.host, budget_bytes=0
+            )  # nobody told it to park, or gave it host memory for that
+            return replace(seen, moves_since=-math.inf, host=host)
+        return seen
+
+    def _may_be_of_earlier(self, now: float) -> bool:
+        """Whether a move that no command of ours began may be an earlier controller's: not for long where there are
+        other people, whose pages may say anything.
+        """
+        return now <= self.pages_say_since_until + EARLIER_MOVE_LASTS_S
 
 
 def _read(processes: Iterable[Process], now: float) -> BadPages:

@@ -9,6 +9,7 @@ import pytest
 from model_node import Clock
 
 from jupyter_affinode.node import moves, together
+from jupyter_affinode.node.actions import Park
 from jupyter_affinode.node.describe import node_json
 from jupyter_affinode.node.history import History
 from jupyter_affinode.node.host import HostMemory
@@ -18,8 +19,9 @@ from jupyter_affinode.node.moves import Moves
 from jupyter_affinode.node.nvml import NvmlGpu, NvmlSample
 from jupyter_affinode.node.observer import Observers
 from jupyter_affinode.node.page import PageData, PageFlag, PageGpu, State
+from jupyter_affinode.node.policy import decide
 from jupyter_affinode.node.settings import GIB, Settings
-from jupyter_affinode.node.state import EARLIER_RESUME_LASTS_S, NodeState
+from jupyter_affinode.node.state import EARLIER_MOVE_LASTS_S, NodeState
 from jupyter_affinode.node.views import node_view
 from jupyter_affinode.node.wire import LARGEST_BYTES, HelloFlag, gpu_uuid
 
@@ -72,8 +74,8 @@ def kernels(clock):
     return made
 
 
-def comes(kernels, page, now, pid=0):
-    hello = SimpleNamespace(flags=HelloFlag(0), kernel_id="k", command="python", shim_version="1")
+def comes(kernels, page, now, pid=0, kernel_id="k"):
+    hello = SimpleNamespace(flags=HelloFlag(0), kernel_id=kernel_id, command="python", shim_version="1")
     return kernels.add_process(Link(Identity("uid-1", "alice"), pid), hello, page, now)
 
 
@@ -88,7 +90,7 @@ def test_who_says_that_it_is_coming_back_is_believed_as_far_as_that_can_be(kerne
     kernels.pages_say_since_until = SHIMS_BACK_AT if is_shared else math.inf
     comes(kernels, Says(State.RESUMING, 1 << 50), 1000.0)
     assert reserved(kernels, 1001.0) == TOTAL
-    later = SHIMS_BACK_AT + EARLIER_RESUME_LASTS_S + 1
+    later = SHIMS_BACK_AT + EARLIER_MOVE_LASTS_S + 1
     assert reserved(kernels, later) == (0 if is_shared else TOTAL)
 
 
@@ -144,3 +146,36 @@ def test_a_report_believes_nobody_more_than_a_gpu_has(kernels):
     assert history._gpus(kernel) == {GPU: (TOTAL, TOTAL + 2 * GIB), "": (TOTAL, 0)}
     kernels.take_sample(None)
     assert history._gpus(kernel)[made_up] == (LARGEST_BYTES, 0), "nobody knows better"
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_who_says_that_it_is_being_parked_keeps_nobody_elses_park_waiting(kernels, is_shared):
+    """Nobody told it to: neither its GPU memory nor room for it on the host is waited for."""
+    kernels.pages_say_since_until = SHIMS_BACK_AT if is_shared else math.inf
+    liar = Says(State.PARKING, 0)
+    liar.say(gpus=(PageGpu(GPU, 1 << 50, 0, (0,) * 8),))
+    comes(kernels, liar, 1000.0, kernel_id="liar")
+    honest = Says(State.RESIDENT, 0)
+    honest.say(gpus=(PageGpu(GPU, 60 * GIB, 0, (0,) * 8),))
+    comes(kernels, honest, 1000.0, kernel_id="honest")
+    comes(kernels, Says(State.QUEUED, 40 * GIB), 1000.0, kernel_id="asker")
+    later = SHIMS_BACK_AT + EARLIER_MOVE_LASTS_S + 1
+    for again in range(3):  # by connecting again it would be new each time
+        now = later + again
+        comes(kernels, liar, now, kernel_id="liar")
+        gpu = NvmlGpu(GPU, 0, "A GPU", TOTAL, TOTAL - 10 * GIB, 10 * GIB, 0)
+        kernels.take_sample(NvmlSample(now, "580", (gpu,)))
+        kernels.refresh(now)
+        actions = decide(now, kernels.snapshot(now, is_settled=True), kernels.settings)
+        parked = [action.kernel_id for action in actions if isinstance(action, Park)]
+        assert parked == (["uid-1/honest"] if is_shared else [])
+
+
+def test_nobody_is_taken_to_have_more_on_a_gpu_than_there_is(kernels):
+    """Parking it would take as much host memory."""
+    page = Says(State.RESIDENT, 0)
+    page.say(gpus=(PageGpu(GPU, 1 << 50, 0, (0,) * 8), PageGpu("GPU-unknown", 1 << 50, 0, (0,) * 8)))
+    comes(kernels, page, 1.0)
+    kernels.refresh(2.0)
+    (seen,) = kernels.snapshot(2.0, is_settled=True).kernels
+    assert seen.resident_bytes == {GPU: TOTAL, "GPU-unknown": TOTAL}
