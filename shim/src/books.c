@@ -89,7 +89,7 @@ void books_open(void)
 }
 
 /* What a call gets while the process is off the GPU.  */
-enum meanwhile { WAITS, IS_PUT_OFF, IS_DONE };
+enum meanwhile { WAITS, IS_PUT_OFF, IS_DONE, MAKES_EVENT, ASKS_FOR_END };
 
 struct target {
 	void *next; /* the driver's pointer, or a hook */
@@ -100,6 +100,18 @@ struct target {
 #define WIDE_POOL 16
 static struct target int_targets[INT_POOL], wide_targets[WIDE_POOL];
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
+static bool is_copy; /* forked while the driver held its parent */
+
+/* The process is about to end while it is off the GPU. Nothing of its runs there, and what it gives back goes with it.
+ * PyTorch makes events for what it frees, in destructors, where an error ends it by SIGABRT (seen on an H200).  */
+static bool ends_with_process(const struct target *target, W a0)
+{
+	if (is_copy || !atomic_load(&gate.dying) || target->meanwhile == WAITS)
+		return false;
+	if (target->meanwhile == MAKES_EVENT && a0)
+		*(CUevent *)a0 = NULL;
+	return true;
+}
 
 static bool put_off(const struct target *target, W a0, W a1, W a2)
 {
@@ -116,7 +128,7 @@ static W call_int(const struct target *target, INT_PARAMETERS)
 	W result;
 
 	while (!books_enter(&pass)) {
-		if (target->meanwhile == IS_DONE || put_off(target, a0, a1, a2))
+		if (target->meanwhile == IS_DONE || put_off(target, a0, a1, a2) || ends_with_process(target, a0))
 			return CUDA_SUCCESS;
 		refused = books_wait();
 		if (refused != CUDA_SUCCESS)
@@ -208,6 +220,17 @@ static const char *const past_the_gate[] = {"cuDevicePrimaryCtxRetain", "cuDevic
 /* They pass the first gate while parked, where all work was drained.  */
 static const char *const synchronises[] = {"cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize", NULL};
 
+static const char *const ask_for_end[] = {"cuStreamQuery", "cuEventQuery", "cuStreamWaitEvent", NULL};
+
+static enum meanwhile meanwhile_of(const char *name)
+{
+	if (deferred_may_be(name))
+		return IS_PUT_OFF;
+	if (is_one_of(name, ask_for_end))
+		return ASKS_FOR_END;
+	return strcmp(name, "cuEventCreate") == 0 ? MAKES_EVENT : WAITS;
+}
+
 void *books_below(const char *name, int version, int class_, bool wide, void *real)
 {
 	void *shadow;
@@ -220,7 +243,7 @@ void *books_below(const char *name, int version, int class_, bool wide, void *re
 	    class_ != AFFINODE_CLASS_SYNC && !is_one_of(name, past_the_gate))
 		return real;
 	shadow = shadow_for(name, version, real);
-	return shadow ? shadow : thunk(real, wide, deferred_may_be(name) ? IS_PUT_OFF : WAITS);
+	return shadow ? shadow : thunk(real, wide, meanwhile_of(name));
 }
 
 /* They take the mover's lock, or ask the driver themselves, before they come to what is below.  */
@@ -238,4 +261,5 @@ void books_reset_in_child(void)
 	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
 
 	memcpy(&pool_lock, &fresh, sizeof(fresh));
+	is_copy = books_are_closed();
 }

@@ -16,13 +16,29 @@ enum ending { EXIT, EXIT_ON_A_FULL_GPU, EXIT_ANNOUNCED, EXIT_WHILE_GOING, KILL, 
 static CUdeviceptr block;
 static CUresult (*hidden)(void);
 static CUresult (*disable_peer_access)(CUcontext);
-static bool ended_while_going;
+static bool ended_while_going, announced;
+
+/* What PyTorch does for what it frees. Contents it cannot have.  */
+static void ends_quietly(void)
+{
+	char word[4];
+	CUevent event;
+
+	CUDA(EventCreate(&event, 0));
+	CUDA(EventRecord(event, NULL));
+	CUDA(EventQuery(event));
+	CUDA(EventDestroy(event));
+	CHECK(cu.MemcpyDtoH(word, block, sizeof(word)) != CUDA_SUCCESS);
+	CUDA(MemFree(block));
+}
 
 /* As a library's that came by a private table, or the driver's own.  */
 static void destructor(void)
 {
 	CUstream stream;
 
+	if (announced)
+		ends_quietly();
 	if (ended_while_going) { /* in the midst of the driver's checkpoint, which does not end here */
 		disable_peer_access(cuda_context);
 		cu.DevicePrimaryCtxReset(0);
@@ -87,6 +103,7 @@ static void child(void)
 	CUDA(CtxSynchronize());
 	CHECK_EQUAL(read(0, &byte, 1), 1);
 	ended_while_going = byte == 2;
+	announced = byte == 3;
 	if (byte == 1) {
 		fork_refused();
 #ifndef SHIM_LINKED /* there it leaves sooner, with nothing to interrupt it */
@@ -150,7 +167,8 @@ static void hold_on_the_way_out(void)
 static void one(enum ending ending)
 {
 	struct neighbour neighbour;
-	char text[64] = "", byte = ending == EXIT_ON_A_FULL_GPU ? 1 : ending == EXIT_WHILE_GOING ? 2 : 0;
+	char text[64] = "", byte = ending == EXIT_ON_A_FULL_GPU ? 1 : ending == EXIT_WHILE_GOING ? 2 :
+			       ending == EXIT_ANNOUNCED ? 3 : 0;
 	bool killed = ending >= KILL;
 	uint64_t begin;
 	int in, out;

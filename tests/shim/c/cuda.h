@@ -92,6 +92,7 @@ typedef struct {
 	X(GraphDestroy, "cuGraphDestroy", (CUgraph))                                                                 \
 	X(EventCreate, "cuEventCreate", (CUevent *, unsigned int))                                                   \
 	X(EventRecord, "cuEventRecord", (CUevent, CUstream))                                                         \
+	X(EventQuery, "cuEventQuery", (CUevent))                                                                     \
 	X(EventSynchronize, "cuEventSynchronize", (CUevent))                                                         \
 	X(EventDestroy, "cuEventDestroy_v2", (CUevent))
 
