@@ -18,6 +18,8 @@ from typing import Any
 
 import pynvml
 
+# A GPU that says so has fallen off the bus or needs a reset; the machine's others go on.
+DEAD = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED, pynvml.NVML_ERROR_UNKNOWN)
 RETRY_S = 30.0  # how long until NVML is looked for again where it was missing
 SLOW_S = 5.0
 
@@ -54,6 +56,7 @@ class NvmlSample:
     began: float  # monotonic seconds
     driver_version: str
     gpus: tuple[NvmlGpu, ...]
+    dead: tuple[int, ...] = ()  # the numbers of GPUs that do not answer any more
 
 
 class NvmlMissing(Exception):
@@ -75,11 +78,26 @@ class Nvml:
                 pynvml.nvmlInit()
                 self._ready = True
             count = pynvml.nvmlDeviceGetCount()
-            gpus = tuple(gpu for index in range(count) for gpu in self._gpus(index))
-            return NvmlSample(began, _text(pynvml.nvmlSystemGetDriverVersion()), gpus)
+            gpus, dead = self._all_gpus(count)
+            return NvmlSample(began, _text(pynvml.nvmlSystemGetDriverVersion()), gpus, dead)
         except pynvml.NVMLError as error:
             self.close()
             raise NvmlMissing(str(error)) from None
+
+    def _all_gpus(self, count: int) -> tuple[tuple[NvmlGpu, ...], tuple[int, ...]]:
+        """Those that answer, and the numbers of those that are dead. Raises NVMLError."""
+        gpus: list[NvmlGpu] = []
+        dead: list[int] = []
+        for index in range(count):
+            try:
+                gpus += self._gpus(index)
+            except pynvml.NVMLError as error:
+                if error.value not in DEAD or count == 1:
+                    raise
+                dead.append(index)
+                if len(dead) == count:
+                    raise
+        return tuple(gpus), tuple(dead)
 
     def _gpus(self, index: int) -> list[NvmlGpu]:
         """A GPU, or its parts where it is used in parts."""
@@ -193,6 +211,7 @@ class NvmlReader:
         self._is_looking = self._look_again = self._is_closed = False
         self._missing_until = 0.0
         self._missing: str | None = None
+        self._dead: tuple[int, ...] = ()
         threading.Thread(target=self._work, name="affinode-nvml", daemon=True).start()
 
     def look(self) -> None:
@@ -236,6 +255,8 @@ class NvmlReader:
         if self._missing is not None:
             self._log.info("NVML is there: driver %s", result.driver_version)
             self._missing = None
+        if result.dead != self._dead:
+            self._tell_dead(result.dead)
         took = time.monotonic() - result.began
         if took > SLOW_S:
             self._log.warning("NVML took %.1f s", took)
@@ -243,3 +264,11 @@ class NvmlReader:
         if self._look_again:
             self._look_again = False
             self.look()
+
+    def _tell_dead(self, dead: tuple[int, ...]) -> None:
+        self._dead = dead
+        if dead:
+            which = ", ".join(map(str, dead))
+            self._log.error("GPU %s does not answer NVML any more: is it lost? nvidia-smi says more", which)
+        else:
+            self._log.info("all GPUs answer NVML again")

@@ -9,8 +9,10 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import fake_shim
+import pynvml
 import pytest
 from fake_shim import GPU, MIB, PARK, PARKED, RESIDENT, RESUME, ROOM_ANSWER
 
@@ -184,6 +186,85 @@ def test_an_error_that_nobody_foresaw_does_not_end_the_looks(monkeypatch):
 
     asyncio.run(body())
     assert taken == [None, NvmlSample(0.0, "1", ())]
+
+
+class Pynvml:
+    """Three GPUs; `errors` by number."""
+
+    def __init__(self, errors):
+        self.errors = errors
+
+    def __getattr__(self, name):
+        return getattr(pynvml, name)
+
+    def nvmlInit(self):
+        """It is there."""
+
+    nvmlShutdown = nvmlInit
+
+    def nvmlSystemGetDriverVersion(self):
+        return "580.1"
+
+    def nvmlDeviceGetCount(self):
+        return 3
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        if index in self.errors:
+            raise pynvml.NVMLError(self.errors[index])
+        return index
+
+    def nvmlDeviceGetUUID(self, handle):
+        return f"GPU-{handle}"
+
+    def nvmlDeviceGetName(self, handle):
+        return "A GPU"
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        return SimpleNamespace(total=10, used=4, free=6)
+
+    def _none(self, *_):
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    nvmlDeviceGetMigMode = nvmlDeviceGetProcessUtilization = nvmlDeviceGetUtilizationRates = _none
+    nvmlDeviceGetComputeRunningProcesses = nvmlDeviceGetGraphicsRunningProcesses = _none
+
+
+LOST, UNKNOWN = pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("errors", "seen", "dead"),
+    [
+        ({}, ["GPU-0", "GPU-1", "GPU-2"], ()),
+        ({1: LOST}, ["GPU-0", "GPU-2"], (1,)),
+        ({0: UNKNOWN, 2: pynvml.NVML_ERROR_RESET_REQUIRED}, ["GPU-1"], (0, 2)),
+        ({0: LOST, 1: LOST, 2: LOST}, None, None),
+        ({1: pynvml.NVML_ERROR_TIMEOUT}, None, None),
+    ],
+)
+def test_a_gpu_that_is_lost_takes_the_others_figures_from_nobody(monkeypatch, errors, seen, dead):
+    monkeypatch.setattr(nvml_module, "pynvml", Pynvml(errors))
+    reader = nvml_module.Nvml()
+    if seen is None:
+        with pytest.raises(NvmlMissing):
+            reader.read()
+    else:
+        sample = reader.read()
+        assert ([gpu.uuid for gpu in sample.gpus], sample.dead) == (seen, dead)
+
+
+def test_a_gpu_that_is_lost_is_named_once(nvml, caplog):
+    with caplog.at_level(logging.INFO):
+        asyncio.run(_look_at([(), (1,), (1,), ()]))
+    told = [record.message for record in caplog.records if "answer NVML" in record.message]
+    assert len(told) == 2 and told[0].startswith("GPU 1 does not answer")
+
+
+async def _look_at(looks):
+    reader = NvmlReader(lambda sample: None, logging.getLogger("test"), lambda: None)
+    for dead in looks:
+        reader._looked(NvmlSample(time.monotonic(), "580.1", (), dead))
+    reader.close()
 
 
 def test_a_controller_leaves_a_gpu_that_another_serves(gpu_machine, wait_until):
