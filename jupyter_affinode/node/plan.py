@@ -277,9 +277,11 @@ class Plan:
         return wanted
 
     def _may_try(self, kernel: Kernel) -> bool:
-        """Whether a park is worth a try that will probably find too little host memory."""
-        is_time = kernel.park_asked is not None or kernel.host.retry_at <= self.now
-        return is_time and kernel.host.is_frugal and self._host.may_be_tried(kernel, self._host.needs(kernel))
+        """Whether a park is worth a try that may find too little host memory: nobody knows what it takes."""
+        is_known, is_late = kernel.host.park_takes_bytes is not None, kernel.host.retry_at <= self.now
+        if kernel.park_asked is None and (is_known or not is_late):
+            return False
+        return kernel.host.is_frugal and self._host.may_be_tried(kernel, self._host.needs(kernel))
 
     def _await(self, kernel: Kernel, needs: Needs) -> None:
         """Ask others for what a park lacks. What there is and what comes of it is the kernel's: it is looked at again

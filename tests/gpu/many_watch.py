@@ -85,7 +85,7 @@ class Watch(threading.Thread):
 def kernels_in_words(kernels: Sequence[Mapping[str, Any]]) -> str:
     """How many are where, who has waited longest and for what, and what keeps others on the GPU."""
     where = collections.Counter(str(kernel["residency"]) for kernel in kernels)
-    words = ", ".join(f"{count} {residency}" for residency, count in sorted(where.items()))
+    words = ", ".join(f"{count} {residency}" for residency, count in sorted(where.items())) or "no kernel"
     waiting = [kernel for kernel in kernels if kernel["waiting_s"] is not None]
     if waiting:
         longest = max(waiting, key=lambda kernel: float(kernel["waiting_s"]))
