@@ -165,6 +165,17 @@ size_t blocks_resident_bytes(void)
 	return bytes + mappings_resident_bytes();
 }
 
+bool blocks_are_in(const struct context *context)
+{
+	bool any = false;
+
+	pthread_mutex_lock(&blocks_lock);
+	for (size_t i = 0; i < blocks_count && !any; i++)
+		any = blocks[i]->context == context && !blocks[i]->shared;
+	pthread_mutex_unlock(&blocks_lock);
+	return any || mappings_are_in(context);
+}
+
 /* Under the lock of those who count: the page is written while the mover works.  */
 void block_set_resident(struct block *block, bool resident)
 {

@@ -73,6 +73,8 @@ bool block_find(CUdeviceptr address, struct block *found);
  * it stay allocated while the mover's lock is held.  */
 struct block **blocks_list(size_t *count);
 size_t blocks_resident_bytes(void);
+/* Whether any that can move belongs to that context, which is what it is copied in.  */
+bool blocks_are_in(const struct context *context);
 
 /* Physical memory for a reserved block, and back.  */
 CUresult block_create(struct block *block);

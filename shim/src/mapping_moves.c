@@ -110,6 +110,17 @@ void mappings_take_kept_copies(struct copy **list, uint64_t *taken, uint64_t byt
 	pthread_mutex_unlock(&mappings_lock);
 }
 
+bool mappings_are_in(const struct context *context)
+{
+	bool any = false;
+
+	pthread_mutex_lock(&mappings_lock);
+	for (struct mapping *mapping = mappings_first(); mapping && !any; mapping = mapping->next)
+		any = mapping->block.context == context && can_move(mapping);
+	pthread_mutex_unlock(&mappings_lock);
+	return any;
+}
+
 size_t mappings_resident_bytes(void)
 {
 	size_t bytes = 0;

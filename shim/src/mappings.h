@@ -73,6 +73,7 @@ void mappings_take_kept_copies(struct copy **list, uint64_t *taken, uint64_t byt
 void mappings_sum(struct block_bytes bytes[AFFINODE_MAX_GPUS], uint64_t shared[AFFINODE_MAX_GPUS],
 		  uint64_t fixed[AFFINODE_MAX_GPUS]);
 size_t mappings_resident_bytes(void);
+bool mappings_are_in(const struct context *context);
 
 void mappings_reset_in_child(void);
 

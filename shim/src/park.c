@@ -100,7 +100,7 @@ static const char *close_gate_on_working_gpu(void)
 static bool all_contexts_ready(void)
 {
 	for (struct context *context = contexts_first(); context; context = context->next)
-		if (context->handle && !context->ready && blocks_resident_bytes())
+		if (context->handle && !context->ready && blocks_are_in(context))
 			return false;
 	return true;
 }

@@ -135,6 +135,28 @@ static void mapping_outlives_its_context(void)
 	CUDA(CtxDestroy(second));
 }
 
+/* One that has a stream and a little memory, but nothing that could move, is in nobody's way.  */
+static void beside_one_without_blocks(void)
+{
+	CUcontext primary, other;
+	CUdeviceptr block, at;
+	CUstream stream;
+
+	CUDA(CtxCreate(&other, 0, 0));
+	CUDA(StreamCreate(&stream, 0));
+	CUDA(MemAlloc(&at, 4096));
+	CUDA(DevicePrimaryCtxRetain(&primary, 0));
+	CUDA(CtxSetCurrent(primary));
+	block = filled(82);
+	park();
+	resume();
+	CHECK(is_filled(block, 82));
+	CUDA(MemFree(block));
+	CUDA(DevicePrimaryCtxRelease(0));
+	CUDA(CtxSetCurrent(other));
+	CUDA(CtxDestroy(other));
+}
+
 /* What stays on the GPU and is only counted is not counted any more when its context is gone.  */
 static void small_memory_goes_along(void)
 {
@@ -165,6 +187,7 @@ int main(int argc, char **argv)
 		primary_while_parked(true);
 		mapping_outlives_its_context();
 		small_memory_goes_along();
+		beside_one_without_blocks();
 	}
 	return 0;
 }
