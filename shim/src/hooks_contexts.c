@@ -147,6 +147,14 @@ static CUresult on_cuDevicePrimaryCtxRetain(void *real, CUcontext *context, CUde
 }
 HOOK(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice ordinal), context, ordinal)
 
+/* Current now, and made known: work may run in it, on memory of others, before anything is allocated there.  */
+static CUresult note_created(CUresult result)
+{
+	if (result == CUDA_SUCCESS && shim_is_on())
+		context_current();
+	return result;
+}
+
 /* Each form takes the flags, and what came before them later, at another place.  */
 static CUresult create(void *real, CUcontext *context, unsigned int flags, CUdevice ordinal)
 {
@@ -154,7 +162,8 @@ static CUresult create(void *real, CUcontext *context, unsigned int flags, CUdev
 	CUresult result = gate_enter(&pass, AFFINODE_CLASS_MODULE);
 
 	return result != CUDA_SUCCESS ? result
-				      : ((CUresult(*)(CUcontext *, unsigned int, CUdevice))real)(context, flags, ordinal);
+				      : note_created(((CUresult(*)(CUcontext *, unsigned int, CUdevice))real)(
+						context, flags, ordinal));
 }
 
 static CUresult on_cuCtxCreate_v2(void *real, CUcontext *context, unsigned int flags, CUdevice ordinal)
@@ -170,8 +179,8 @@ static CUresult create_with_affinity(void *real, CUcontext *context, void *affin
 	CUresult result = gate_enter(&pass, AFFINODE_CLASS_MODULE);
 
 	return result != CUDA_SUCCESS ? result
-				      : ((CUresult(*)(CUcontext *, void *, int, unsigned int, CUdevice))real)(
-						context, affinity, count, flags, ordinal);
+				      : note_created(((CUresult(*)(CUcontext *, void *, int, unsigned int, CUdevice))real)(
+						context, affinity, count, flags, ordinal));
 }
 
 static CUresult on_cuCtxCreate_v3(void *real, CUcontext *context, void *affinity, int count, unsigned int flags,
@@ -189,8 +198,8 @@ static CUresult create_with_parameters(void *real, CUcontext *context, void *par
 	CUresult result = gate_enter(&pass, AFFINODE_CLASS_MODULE);
 
 	return result != CUDA_SUCCESS ? result
-				      : ((CUresult(*)(CUcontext *, void *, unsigned int, CUdevice))real)(
-						context, parameters, flags, ordinal);
+				      : note_created(((CUresult(*)(CUcontext *, void *, unsigned int, CUdevice))real)(
+						context, parameters, flags, ordinal));
 }
 
 static CUresult on_cuCtxCreate_v4(void *real, CUcontext *context, void *parameters, unsigned int flags, CUdevice ordinal)

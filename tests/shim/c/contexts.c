@@ -157,6 +157,40 @@ static void beside_one_without_blocks(void)
 	CUDA(CtxDestroy(other));
 }
 
+static _Atomic bool go_on;
+
+static void until_told(void *unused)
+{
+	(void)unused;
+	UNTIL(atomic_load(&go_on));
+}
+
+/* Work in a context that has nothing of its own may use what is another's.  */
+static void while_one_without_anything_works(void)
+{
+	CUresult (*call)(CUstream, void (*)(void *), void *);
+	CUcontext primary, other;
+	CUdeviceptr block;
+
+	*(void **)&call = cuda_symbol("cuLaunchHostFunc");
+	CUDA(DevicePrimaryCtxRetain(&primary, 0));
+	CUDA(CtxSetCurrent(primary));
+	block = filled(83);
+	CUDA(CtxCreate(&other, 0, 0));
+	atomic_store(&go_on, false);
+	CHECK_EQUAL(call(NULL, until_told, NULL), CUDA_SUCCESS);
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_BUSY);
+	atomic_store(&go_on, true);
+	CUDA(CtxSynchronize());
+	park();
+	resume();
+	CUDA(CtxDestroy(other));
+	CUDA(CtxSetCurrent(primary));
+	CHECK(is_filled(block, 83));
+	CUDA(MemFree(block));
+	CUDA(DevicePrimaryCtxRelease(0));
+}
+
 /* What stays on the GPU and is only counted is not counted any more when its context is gone.  */
 static void small_memory_goes_along(void)
 {
@@ -188,6 +222,7 @@ int main(int argc, char **argv)
 		mapping_outlives_its_context();
 		small_memory_goes_along();
 		beside_one_without_blocks();
+		while_one_without_anything_works();
 	}
 	return 0;
 }
