@@ -28,25 +28,33 @@ def grant_hook(
     server's kernels are not managed any more; choose it longer than servers live, or renew a file
     (AFFINODE_GRANT_FILE).
 
+    Where no grant can be made, a missing key say, the Hub's log has the error and the server starts without: its GPU is
+    its own then. A hook that raised would keep everybody's servers from starting.
+
     In jupyterhub_config.py:
 
         from hub_spawner.grants import grant_hook
         c.Spawner.pre_spawn_hook = grant_hook(Path("/etc/affinode/hub-1.key"), "affinode:cluster")
     """
 
+    def sign(spawner: Any) -> str:
+        return sign_grant(
+            key.read_bytes(),
+            key.stem,
+            user=spawner.user.name,
+            audience=audience,
+            lifetime_s=lifetime_s,
+            server=spawner.name or None,
+            priority=priority(spawner),
+            caps=caps(spawner),
+        )
+
     def hook(spawner: Any) -> None:
-        spawner.environment = {
-            **spawner.environment,
-            GRANT: sign_grant(
-                key.read_bytes(),
-                key.stem,
-                user=spawner.user.name,
-                audience=audience,
-                lifetime_s=lifetime_s,
-                server=spawner.name or None,
-                priority=priority(spawner),
-                caps=caps(spawner),
-            ),
-        }
+        environment = {name: value for name, value in spawner.environment.items() if name != GRANT}
+        try:
+            environment[GRANT] = sign(spawner)
+        except Exception:  # whatever the site's own functions raise, too
+            spawner.log.exception("%s gets no grant, and starts without GPU management", spawner.user.name)
+        spawner.environment = environment
 
     return hook

@@ -78,7 +78,7 @@ def print_grant(arguments: argparse.Namespace) -> int:
             print(grant)
         else:
             write_grant(arguments.output, grant)
-    except (OSError, CannotSign, ValueError) as error:
+    except (OSError, CannotSign, ValueError, OverflowError) as error:
         print(f"jupyter affinode grant: {error}", file=sys.stderr)
         return 1
     return 0

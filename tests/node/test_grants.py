@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import errno
 import json
+import logging
 import os
 import time
 from types import SimpleNamespace
@@ -244,6 +245,26 @@ def test_the_hub_gives_each_server_its_grant(verifier, tmp_path):
     claims = verifier.verify(spawner.environment["AFFINODE_GRANT"], UID)
     assert (claims.user, claims.server, claims.priority) == ("carol", "big", 7)
     assert spawner.environment["A"] == "1"
+
+
+def broken(spawner):
+    raise RuntimeError("the site's own")
+
+
+@pytest.mark.parametrize("how", ["no key", "no key's text", "caps", "never"])
+def test_a_grant_that_cannot_be_made_keeps_no_server_from_starting(tmp_path, caplog, how):
+    """Five that do not start in a row end a Hub."""
+    key = tmp_path / "k1.key"
+    if how != "no key":
+        key.write_bytes(b"nothing" if how == "no key's text" else make_keys()[0])
+    spawner = SimpleNamespace(
+        user=SimpleNamespace(name="carol"), name="", environment={"A": "1", "AFFINODE_GRANT": "an old one"},
+        log=logging.getLogger("test"),
+    )  # fmt: skip
+    caps = {"caps": broken} if how == "caps" else {}
+    grant_hook(key, US, lifetime_s=float("inf") if how == "never" else 60.0, **caps)(spawner)
+    assert spawner.environment == {"A": "1"}
+    assert "carol gets no grant" in caplog.text
 
 
 # ---- on a controller
