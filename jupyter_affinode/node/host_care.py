@@ -16,6 +16,7 @@ from .wire import MOVE_BUDGET_SHIFT, CommandKind, HelloFlag, Reply, Status
 
 TRIM_TAKES_S = 2.0  # memory that was to be given back is counted on for that long
 TRIM_AGAIN_S = 10.0  # then the same process is asked for more than it was asked for
+TRIM_UNHEARD_S = 60.0  # who did not give back what it was asked for is not reckoned with for that long
 SLAB_BYTES = 32 * MIB  # what shims take host memory by
 
 
@@ -27,6 +28,8 @@ def host_use(kernel: KernelRecord, last_activity: float, lots_held: Mapping[int,
     givable = sum(process.data.kept_bytes for process in _who_trims(kernel))
     if asked < TRIM_AGAIN_S:
         givable = min(givable, kernel.host.trim_keep_bytes)
+    if TRIM_TAKES_S <= asked < TRIM_UNHEARD_S and promised > SLAB_BYTES:
+        givable = 0  # others would wait for what a page says alone
     if kernel.move is not None:
         givable = 0
     takes = [_takes(process) for process in _holders(kernel)]
@@ -120,8 +123,12 @@ def forget_trim(kernel: KernelRecord) -> None:
 
 def trim(kernel: KernelRecord, keep_bytes: int, reason: str, now: float) -> None:
     """Tell the kernel's processes to keep no more than `keep_bytes` together, the one that keeps most first."""
-    kernel.host.trim_at, kernel.host.trim_keep_bytes = now, keep_bytes
-    too_much = sum(process.data.kept_bytes for process in kernel.processes.values()) - keep_bytes
+    kept = sum(process.data.kept_bytes for process in kernel.processes.values())
+    is_behind = kept > kernel.host.trim_keep_bytes + SLAB_BYTES and now - kernel.host.trim_at < TRIM_UNHEARD_S
+    if not is_behind:  # else its time runs on: it has not given back yet what it was asked for before
+        kernel.host.trim_at = now
+    kernel.host.trim_keep_bytes = keep_bytes
+    too_much = kept - keep_bytes
     for process in sorted(_who_trims(kernel), key=lambda process: -process.data.kept_bytes):
         gives = min(too_much, process.data.kept_bytes)
         if gives > 0 and process.connection is not None:

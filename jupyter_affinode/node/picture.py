@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from .depth import kernel_needs, leaves_with_context
@@ -113,10 +114,14 @@ def most_bytes(kernel: KernelRecord, uses: Mapping[str, PageGpu], gpus: GpuTable
 
 
 def _moves_since(kernel: KernelRecord) -> float | None:
-    """When the move that is under way began; one that is none of ours, when we first heard of its processes."""
+    """When the move that is under way began; one that is none of ours, when we first heard of its processes: nobody
+    waits for what comes of a resume that only a page tells of.
+    """
     if kernel.move is not None:
         return kernel.move.began
-    if kernel.residency not in (Residency.PARKING, Residency.RESUMING):
+    if kernel.residency is Residency.RESUMING:
+        return -math.inf
+    if kernel.residency is not Residency.PARKING:
         return None
     return max(process.connected_at for process in kernel.processes.values())
 

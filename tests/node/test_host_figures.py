@@ -10,6 +10,7 @@ from model_node import Clock, Machine
 from jupyter_affinode.node import moves, state, together
 from jupyter_affinode.node.host import CgroupMemory, HostMemory
 from jupyter_affinode.node.host_care import host_use, learn_from_park, trim
+from jupyter_affinode.node.page import State
 from jupyter_affinode.node.settings import GIB, MIB
 from jupyter_affinode.node.wire import CommandKind, HelloFlag, Reply, Status
 
@@ -106,6 +107,33 @@ def test_what_was_asked_back_before_a_move_says_nothing_of_what_is_kept_after_it
     kept(record, 4 * GIB)
     use = host_use(record, 0.0, {}, clock.now)
     assert (use.trimmable_bytes, use.trimming_bytes) == (4 * GIB, 0)
+
+
+def test_who_does_not_give_back_what_it_was_asked_for_is_waited_for_two_seconds_and_then_not_for_a_minute(
+    clock,
+):
+    """Its page may say anything; others would wait for it alone."""
+    machine = machine_of(clock, "k")
+    record = machine.state.kernels["k"]
+    kept(record, 1000 * GIB)
+    trim(record, 980 * GIB, "", clock.now)
+    assert host_use(record, 0.0, {}, clock.now + 1).trimming_bytes == 20 * GIB
+    trim(record, 960 * GIB, "", clock.now + 1)  # its two seconds do not begin anew
+    for later in (3, 12, 50):
+        use = host_use(record, 0.0, {}, clock.now + later)
+        assert (use.trimmable_bytes, use.trimming_bytes) == (0, 0)
+    assert host_use(record, 0.0, {}, clock.now + 61).trimmable_bytes == 1000 * GIB
+    kept(record, 960 * GIB)
+    assert host_use(record, 0.0, {}, clock.now + 3).trimmable_bytes == 960 * GIB
+
+
+def test_nobody_waits_for_what_a_page_alone_says_is_coming_back(clock):
+    machine = machine_of(clock, "k")
+    (process,) = machine.state.kernels["k"].processes.values()
+    machine.shims[0].state = State.RESUMING
+    machine.state.refresh(clock.now)
+    seen, _ = machine.state.look_at(machine.state.kernels[process.kernel_id], clock.now)
+    assert seen.residency.value == "resuming" and seen.moves_since < clock.now - 1e6
 
 
 def refuse(machine, record, *, found_less):
