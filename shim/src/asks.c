@@ -67,11 +67,12 @@ static struct ask *ask_begin(bool is_room, uint32_t kind, uint64_t argument, con
 	return ask;
 }
 
-/* A room that was asked for and is not needed any more is told so; everything else is simply forgotten.  */
+/* A room that was asked for and is not needed any more is told so; everything else is simply forgotten, and that too where
+ * nobody is there to be told: the next controller knows of none (asks_begin_again), and places are few.  */
 static void ask_end(struct ask *ask)
 {
 	pthread_mutex_lock(&asks_lock);
-	ask->stage = ask->is_room && ask->stage != ASK_UNSENT ? ASK_ENDED : ASK_FREE;
+	ask->stage = ask->is_room && ask->stage != ASK_UNSENT && link_is_connected() ? ASK_ENDED : ASK_FREE;
 	pthread_mutex_unlock(&asks_lock);
 	link_wake();
 }

@@ -115,6 +115,48 @@ static uint32_t ask(pthread_t *thread, size_t bytes)
 	return number;
 }
 
+#define MANY 40 /* more than half as many as can ask at once */
+static struct {
+	pthread_t thread;
+	CUdeviceptr at;
+	_Atomic int result;
+} many[MANY];
+
+static void *allocate_one(void *index)
+{
+	uintptr_t i = (uintptr_t)index;
+
+	CUDA(CtxSetCurrent(cuda_context));
+	atomic_store(&many[i].result, cu.MemAlloc(&many[i].at, MiB(2)));
+	return NULL;
+}
+
+/* Each tries again every second while nobody is there, and has its answer when there is room.  */
+static void many_wait_without_a_controller(void)
+{
+	uint64_t begin;
+
+	for (uintptr_t i = 0; i < MANY; i++) {
+		atomic_store(&many[i].result, -1);
+		thread_start(&many[i].thread, allocate_one, (void *)i);
+	}
+	for (int i = 0; i < MANY; i++)
+		controller_noticed(AFFINODE_NOTIFY_ROOM, NULL);
+	begin = test_now_ns();
+	controller_stop();
+	UNTIL(test_now_ns() - begin > 1300000000u);
+	for (int i = 0; i < MANY; i++)
+		CHECK_EQUAL(atomic_load(&many[i].result), -1);
+	CUDA(MemFree(filler));
+	for (int i = 0; i < MANY; i++) {
+		thread_join(many[i].thread);
+		CHECK_EQUAL(atomic_load(&many[i].result), CUDA_SUCCESS);
+		CUDA(MemFree(many[i].at));
+	}
+	controller_listen_again();
+	controller_accept();
+}
+
 static void fill(void)
 {
 	size_t free_bytes, total;
@@ -205,6 +247,9 @@ int main(int argc, char **argv)
 	controller_accept();
 	controller_command(AFFINODE_COMMAND_CANCEL_END, 0);
 	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_NOTHING); /* so the other command was heard too */
+
+	many_wait_without_a_controller();
+	fill();
 
 	/* The controller goes while it waits and another comes: asked anew under the same number.  */
 	number = ask(&thread, MiB(4));
