@@ -1,13 +1,8 @@
 #include "harness.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
 
@@ -17,19 +12,9 @@ uint64_t test_seed;
 char test_step[640];
 const char *test_role;
 
-static char folder[64], link_path[96];
+static char folder[64];
 static char *program;
 static pid_t owner; /* the process that made the folder */
-
-static int listener = -1, link_fd = -1;
-static const struct affinode_page *_Atomic page;
-static uint32_t epoch;
-static struct affinode_hello hello; /* the last */
-
-#define KEPT 256
-static struct affinode_reply replies[KEPT];
-static struct affinode_notify notices[KEPT];
-static unsigned reply_count, notice_count, heartbeats;
 
 uint64_t test_now_ns(void)
 {
@@ -66,16 +51,6 @@ void test_pause(void)
 	nanosleep(&t, NULL);
 }
 
-void test_say_page(void)
-{
-	const struct affinode_page *now = atomic_load(&page);
-
-	if (now)
-		fprintf(stderr, "page: state %u want %u inside %u captures %u flags %x parks %llu resumes %llu\n",
-			now->state, now->want, now->calls_in_flight, now->captures, now->flags,
-			(unsigned long long)now->parks, (unsigned long long)now->resumes);
-}
-
 _Noreturn void test_fail(const char *file, int line, const char *what, long value)
 {
 	fprintf(stderr, "%s:%d: %s (%ld) seed %llu%s%s\n", file, line, what, value, (unsigned long long)test_seed,
@@ -99,18 +74,6 @@ static void remove_folder(void)
 		fprintf(stderr, "%s stays\n", folder);
 }
 
-void controller_listen_again(void)
-{
-	struct sockaddr_un un = {.sun_family = AF_UNIX};
-
-	unlink(link_path);
-	snprintf(un.sun_path, sizeof(un.sun_path), "%s", link_path);
-	listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-	CHECK(listener >= 0);
-	CHECK_EQUAL(bind(listener, (struct sockaddr *)&un, sizeof(un)), 0);
-	CHECK_EQUAL(listen(listener, 8), 0);
-}
-
 static void parent_begin(void)
 {
 	char path[96];
@@ -119,13 +82,12 @@ static void parent_begin(void)
 	snprintf(folder, sizeof(folder), "/tmp/affinode-test-XXXXXX");
 	CHECK(mkdtemp(folder) != NULL);
 	atexit(remove_folder);
-	snprintf(link_path, sizeof(link_path), "%s/link.sock", folder);
 	snprintf(path, sizeof(path), "%s/node.sock", folder);
 	setenv("AFFINODE_SOCKET", path, 1);
 	snprintf(path, sizeof(path), "%s/gpu", folder);
 	CHECK_EQUAL(mkdir(path, 0700), 0);
 	setenv("AFFINODE_SIM_DIR", path, 1);
-	controller_listen_again();
+	controller_begin(folder);
 }
 
 void test_begin(int argc, char **argv, unsigned deadline_s)
@@ -178,277 +140,6 @@ bool thread_waits_or(pid_t thread, _Atomic bool *flag)
 		test_pause();
 	}
 	return atomic_load(flag);
-}
-
-static void take_hello(void)
-{
-	union {
-		struct cmsghdr header;
-		char space[CMSG_SPACE(sizeof(int))];
-	} control;
-	struct iovec iov = {&hello, sizeof(hello)};
-	struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control,
-				 .msg_controllen = sizeof(control)};
-	void *mapped;
-	int fd;
-
-	CHECK_EQUAL(recvmsg(link_fd, &message, MSG_CMSG_CLOEXEC), sizeof(hello));
-	CHECK_EQUAL(hello.header.magic, AFFINODE_LINK_MAGIC);
-	CHECK_EQUAL(hello.header.type, AFFINODE_HELLO);
-	CHECK(CMSG_FIRSTHDR(&message) != NULL);
-	memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(fd));
-	/* in the old one's place: who reads it meanwhile, to say where it hangs, reads one of them */
-	mapped = mmap((void *)page, AFFINODE_PAGE_SIZE, PROT_READ, MAP_SHARED | (page ? MAP_FIXED : 0), fd, 0);
-	CHECK(mapped != MAP_FAILED);
-	atomic_store(&page, mapped);
-	close(fd);
-	CHECK_EQUAL(page->magic, AFFINODE_PAGE_MAGIC);
-}
-
-void controller_accept_silently(void)
-{
-	if (link_fd >= 0)
-		close(link_fd);
-	link_fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-	CHECK(link_fd >= 0);
-	epoch = 0;
-	reply_count = notice_count = heartbeats = 0;
-	take_hello();
-}
-
-void controller_welcome(void)
-{
-	struct affinode_welcome welcome = {.heartbeat_ms = 30000, .controller_version = "test"};
-
-	controller_send(AFFINODE_WELCOME, &welcome, sizeof(welcome), 0);
-}
-
-void controller_accept(void)
-{
-	controller_accept_silently();
-	controller_welcome();
-}
-
-void controller_drop(void)
-{
-	close(link_fd);
-	link_fd = -1;
-}
-
-void controller_stop(void)
-{
-	close(listener);
-	listener = -1;
-	unlink(link_path);
-	controller_drop();
-}
-
-struct affinode_hello controller_hello(void)
-{
-	return hello;
-}
-
-int controller_fd(void)
-{
-	return link_fd;
-}
-
-void controller_send(uint16_t type, void *message, uint32_t size, uint32_t number)
-{
-	struct affinode_header *header = message;
-
-	*header = (struct affinode_header){AFFINODE_LINK_MAGIC, AFFINODE_PROTOCOL_VERSION, type, size, number};
-	CHECK_EQUAL(send(link_fd, message, size, MSG_NOSIGNAL), size);
-}
-
-static uint32_t command(uint32_t what, uint64_t argument, uint32_t request, uint64_t deadline_ns)
-{
-	struct affinode_command message = {.command = what, .argument = argument, .request = request,
-					   .deadline_ns = deadline_ns, .reason = "test"};
-
-	controller_send(AFFINODE_COMMAND, &message, sizeof(message), ++epoch);
-	return epoch;
-}
-
-uint32_t controller_lend(uint64_t bytes)
-{
-	struct affinode_command message = {.header = {AFFINODE_LINK_MAGIC, AFFINODE_PROTOCOL_VERSION, AFFINODE_COMMAND,
-						      sizeof(message), ++epoch},
-					   .command = AFFINODE_COMMAND_LOT, .request = epoch, .argument = bytes};
-	union {
-		struct cmsghdr header;
-		char space[CMSG_SPACE(sizeof(int))];
-	} control = {.header = {CMSG_LEN(sizeof(int)), SOL_SOCKET, SCM_RIGHTS}};
-	struct iovec iov = {&message, sizeof(message)};
-	struct msghdr packet = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control,
-				.msg_controllen = sizeof(control)};
-	int fd = memfd_create("lot", MFD_CLOEXEC);
-
-	CHECK(fd >= 0);
-	CHECK_EQUAL(posix_fallocate(fd, 0, (off_t)bytes), 0); /* touched */
-	memcpy(CMSG_DATA(&control.header), &fd, sizeof(fd));
-	CHECK_EQUAL(sendmsg(link_fd, &packet, MSG_NOSIGNAL), sizeof(message));
-	close(fd);
-	return message.request;
-}
-
-uint32_t controller_resume_on(const char *gpu, uint64_t more)
-{
-	struct affinode_command message = {.command = AFFINODE_COMMAND_RESUME, .argument = AFFINODE_MOVE_ELSEWHERE | more};
-
-	snprintf(message.reason, sizeof(message.reason), "%s", gpu);
-	controller_send(AFFINODE_COMMAND, &message, sizeof(message), ++epoch);
-	return epoch;
-}
-
-uint32_t controller_command(uint32_t what, uint64_t argument)
-{
-	return command(what, argument, 0, 0);
-}
-
-uint32_t controller_command_by(uint32_t what, uint64_t deadline_ns)
-{
-	return command(what, 0, 0, deadline_ns);
-}
-
-void controller_answer_room(uint32_t request, bool granted)
-{
-	command(AFFINODE_COMMAND_ROOM, granted, request, 0);
-}
-
-bool controller_pump(void)
-{
-	union {
-		struct affinode_header header;
-		struct affinode_reply reply;
-		struct affinode_notify notify;
-		char bytes[1024];
-	} message;
-
-	for (;;) {
-		ssize_t n = recv(link_fd, &message, sizeof(message), MSG_DONTWAIT);
-
-		if (n < 0 && (errno == EAGAIN || errno == EINTR))
-			return true;
-		if (n <= 0)
-			return false;
-		CHECK_EQUAL(message.header.size, n);
-		if (message.header.type == AFFINODE_REPLY)
-			replies[reply_count++ % KEPT] = message.reply;
-		else if (message.header.type == AFFINODE_NOTIFY)
-			notices[notice_count++ % KEPT] = message.notify;
-		heartbeats += message.header.type == AFFINODE_HEARTBEAT;
-	}
-}
-
-unsigned controller_heartbeats(void)
-{
-	return heartbeats;
-}
-
-/* How the command ended or, if asked for, that it is prepared.  */
-static const struct affinode_reply *reply_to(uint32_t number, bool prepared)
-{
-	unsigned kept = reply_count < KEPT ? reply_count : KEPT;
-
-	for (unsigned i = 0; i < kept; i++)
-		if (replies[i].header.epoch == number && (replies[i].status == AFFINODE_PREPARED) == prepared)
-			return &replies[i];
-	return NULL;
-}
-
-bool controller_replied(uint32_t number)
-{
-	return reply_to(number, false) != NULL;
-}
-
-bool controller_is_prepared(uint32_t number)
-{
-	return reply_to(number, true) != NULL;
-}
-
-bool controller_prepared(uint32_t number)
-{
-	while (!controller_is_prepared(number) && !controller_replied(number)) {
-		struct pollfd fd = {.fd = link_fd, .events = POLLIN};
-
-		poll(&fd, 1, 100);
-		CHECK(controller_pump());
-	}
-	return controller_is_prepared(number);
-}
-
-void controller_decide(uint32_t number, bool commit)
-{
-	command(commit ? AFFINODE_COMMAND_COMMIT : AFFINODE_COMMAND_ABORT, 0, number, 0);
-}
-
-struct affinode_reply controller_reply(uint32_t number)
-{
-	while (!controller_replied(number)) {
-		struct pollfd fd = {.fd = link_fd, .events = POLLIN};
-
-		poll(&fd, 1, 100);
-		CHECK(controller_pump());
-	}
-	return *reply_to(number, false);
-}
-
-int controller_move(uint32_t what)
-{
-	return controller_reply(controller_command(what, 0)).status;
-}
-
-void controller_park(void)
-{
-	int status;
-
-	do
-		status = controller_move(AFFINODE_COMMAND_PARK);
-	while (status == AFFINODE_BUSY);
-	CHECK_EQUAL(status, AFFINODE_OK);
-}
-
-uint32_t controller_noticed(uint32_t kind, uint64_t *bytes)
-{
-	for (;;) {
-		struct pollfd fd = {.fd = link_fd, .events = POLLIN};
-
-		for (unsigned i = notice_count < KEPT ? 0 : notice_count - KEPT; i < notice_count; i++) {
-			struct affinode_notify *notify = &notices[i % KEPT];
-
-			if (notify->kind != kind)
-				continue;
-			notify->kind = 0; /* each is noticed once */
-			if (bytes)
-				*bytes = notify->bytes;
-			return notify->header.epoch;
-		}
-		poll(&fd, 1, 100);
-		CHECK(controller_pump());
-	}
-}
-
-/* What a process was writing when it ended stays half written.  */
-static bool writer_is_gone(const struct affinode_page *now)
-{
-	return kill((pid_t)now->pid, 0) != 0 && errno == ESRCH;
-}
-
-struct affinode_page page_read(void)
-{
-	const struct affinode_page *now = atomic_load(&page);
-	struct affinode_page copy;
-
-	for (bool gone = false;; gone = writer_is_gone(now)) {
-		uint64_t before = __atomic_load_n(&now->sequence, __ATOMIC_ACQUIRE), after;
-
-		memcpy(&copy, now, sizeof(copy));
-		__atomic_thread_fence(__ATOMIC_ACQUIRE);
-		after = __atomic_load_n(&now->sequence, __ATOMIC_RELAXED);
-		if (gone || (before == after && before % 2 == 0))
-			return copy;
-	}
 }
 
 pid_t child_start(const char *role)

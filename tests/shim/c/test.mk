@@ -8,7 +8,7 @@
 
 TEST_FOLDER := ../tests/shim/c
 TEST_BUILD := $(BUILD)/test
-TEST_SUPPORT := harness watcher cuda board contents depth ipc_process
+TEST_SUPPORT := harness controller watcher cuda board contents depth ipc_process
 TEST_FUZZ := fuzz_messages
 TEST_LIBRARIES := calling_driver failing_driver
 TEST_WATCHER := linked_to_nvml

@@ -5,12 +5,14 @@
 #include "watcher.h"
 
 static pthread_mutex_t held = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic bool is_held; /* for ever: the main thread does not leave any more where it waits */
 static CUdeviceptr block;
 
 static void *copy_at_the_gate(void *unused)
 {
 	uint32_t word;
 
+	UNTIL(atomic_load(&is_held));
 	CUDA(CtxSetCurrent(cuda_context));
 	cu.MemcpyDtoH(&word, block, sizeof(word));
 	return unused;
@@ -19,6 +21,7 @@ static void *copy_at_the_gate(void *unused)
 static __attribute__((noinline)) void wait_for_ever(void)
 {
 	pthread_mutex_lock(&held);
+	atomic_store(&is_held, true);
 	pthread_mutex_lock(&held);
 	pthread_mutex_unlock(&held);
 }

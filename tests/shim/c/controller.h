@@ -1,0 +1,57 @@
+/* The controller's end of the link: what a test says to the shim, what the shim answers, and its page.  */
+#ifndef TEST_CONTROLLER_H
+#define TEST_CONTROLLER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "protocol.h"
+
+/* Listen in that folder; `test_begin` does it.  */
+void controller_begin(const char *folder);
+/* One shim at a time; `controller_accept` takes the next and welcomes it.  */
+void controller_accept(void);
+void controller_accept_silently(void); /* without a welcome */
+void controller_welcome(void);
+void controller_drop(void);       /* close the link */
+void controller_stop(void);       /* and the listener: as if killed */
+void controller_listen_again(void);
+int controller_fd(void);
+struct affinode_hello controller_hello(void); /* of the shim that was accepted last */
+void controller_send(uint16_t type, void *message, uint32_t size, uint32_t epoch);
+uint32_t controller_command(uint32_t command, uint64_t argument);
+uint32_t controller_command_by(uint32_t command, uint64_t deadline_ns);
+void controller_answer_room(uint32_t request, bool granted);
+/* Resume on the GPU with that UUID, as NVML writes it; `more`: other move flags.  */
+uint32_t controller_resume_on(const char *gpu, uint64_t more);
+struct affinode_reply controller_reply(uint32_t epoch);
+bool controller_replied(uint32_t epoch);
+/* Of a move in two steps: wait until it is prepared; false: it ended before. Then, or sooner, decide.  */
+bool controller_prepared(uint32_t epoch);
+bool controller_is_prepared(uint32_t epoch);
+void controller_decide(uint32_t epoch, bool commit);
+/* Hand over a lot of host memory (a multiple of 32 MiB); its number.  */
+uint32_t controller_lend(uint64_t bytes);
+/* Park or resume, and wait: the reply's status.  */
+int controller_move(uint32_t command);
+/* Park surely: again, while this machine is too slow for the mover's patience with a call or the GPU.  */
+void controller_park(void);
+/* Wait for the next notice of that kind: its number, its bytes.  */
+uint32_t controller_noticed(uint32_t kind, uint64_t *bytes);
+/* Read what came, if anything did; false: the shim closed the link.  */
+bool controller_pump(void);
+unsigned controller_heartbeats(void); /* that were among it, since the shim was accepted */
+
+void test_say_page(void); /* what the shim says of itself, on stderr */
+struct affinode_page page_read(void);
+/* Until the condition on `page` holds.  */
+#define PAGE_UNTIL(condition)                                                  \
+	do {                                                                   \
+		for (struct affinode_page page = page_read(); !(condition);) { \
+			controller_pump();                                     \
+			test_pause();                                          \
+			page = page_read();                                    \
+		}                                                              \
+	} while (0)
+
+#endif
