@@ -251,7 +251,10 @@ def compile_light_kernel(folder: Path) -> Path:
     shim = REPOSITORY / "shim" / "src"
     support = REPOSITORY / "tests" / "shim" / "c"
     made = folder / "light_kernel"
-    sources = [HERE / "light_kernel.c", *(support / f"{name}.c" for name in ("harness", "controller", "watcher", "cuda"))]
+    sources = [
+        HERE / "light_kernel.c",
+        *(support / f"{name}.c" for name in ("harness", "controller", "watcher", "cuda")),
+    ]
     command = [os.environ.get("CC", "cc"), "-O2", "-Wall", "-D_GNU_SOURCE", f"-I{support}"]
     command += ["-iquote", str(shim)]  # it has a spawn.h and a link.h, as the system has
     done = subprocess.run(

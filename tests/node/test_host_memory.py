@@ -13,12 +13,15 @@ from pathlib import Path
 
 import pytest
 from gpu_cells import SETUP
+from live_machine import new_machine
+from live_server import JupyterServer
 from thread_controller import ThreadController
 
 from jupyter_affinode.node import controller as controller_module
 from jupyter_affinode.node.host import HostMemory
 
 MIB = 2**20
+USUAL = {"host_reserve_bytes": 0, "idle_timeout_s": 600}
 
 
 class Memory:
@@ -37,43 +40,76 @@ class Memory:
         return HostMemory(self.bytes, max(self.bytes - taken, 0))
 
 
-@pytest.fixture
-def memory(gpu_machine, server, monkeypatch):
-    """The machine's memory, with a controller that sees it and a Jupyter server."""
-    made = Memory()
-    monkeypatch.setattr(controller_module, "host_memory", made.read)
-    made.controller = ThreadController(gpu_machine.socket, host_reserve_bytes=0, idle_timeout_s=600)
-    server.start()
-    yield made
-    server.stop()
-    made.controller.stop()
+class Host:
+    """A machine whose memory the test decides, its controller, and a Jupyter server for all tests of this module."""
 
+    def __init__(self, machine, memory, controller):
+        self.machine, self.memory = machine, memory
+        memory.controller = controller
+        self.server = JupyterServer(machine).start()
 
-@pytest.fixture
-def policy(memory, gpu_machine):
-    """`policy(park_when="idle", …)`: change settings."""
-
-    def change(**settings):
-        status, answer = gpu_machine.ask("PATCH", "/policy", settings)
+    def change(self, **settings):
+        """Change settings of the policy."""
+        status, answer = self.machine.ask("PATCH", "/policy", settings)
         assert status == 200, answer
 
-    return change
+    def lots(self):
+        """The figures of its lots."""
+        return self.machine.node()["host"]["lots"]
+
+
+@pytest.fixture(scope="module")
+def shared_host(native):
+    memory = Memory()
+    with new_machine() as machine, pytest.MonkeyPatch.context() as patch:
+        machine.simulate(memory="1GiB")
+        patch.setattr(controller_module, "host_memory", memory.read)
+        controller = ThreadController(machine.socket, **USUAL)
+        host = Host(machine, memory, controller)
+        yield host
+        host.server.stop()
+        controller.stop()
 
 
 @pytest.fixture
-def lots(policy, gpu_machine, wait_until):
+def host(shared_host, wait_until):
+    """It, as it was at first: no kernels, no lots, memory enough."""
+    yield shared_host
+    kernels, shared_host.server.kernels = shared_host.server.kernels, []
+    for kernel in kernels:
+        if kernel.alive():
+            kernel.shutdown()
+    shared_host.memory.bytes = Memory.bytes
+    shared_host.change(**USUAL, lot_bytes=0)
+    wait_until(lambda: shared_host.lots() == {"limit_bytes": 0, "ready_bytes": 0, "given_bytes": 0})
+
+
+@pytest.fixture
+def memory(host):
+    """The machine's memory."""
+    return host.memory
+
+
+@pytest.fixture
+def policy(host):
+    """`policy(park_when="idle", …)`: change settings."""
+    return host.change
+
+
+@pytest.fixture
+def lots(host, wait_until):
     """256 MiB of lots, ready; `lots()`: their figures."""
-    policy(lot_bytes=256 * MIB)
-    wait_until(lambda: gpu_machine.node()["host"]["lots"]["ready_bytes"] == 256 * MIB)
-    return lambda: gpu_machine.node()["host"]["lots"]
+    host.change(lot_bytes=256 * MIB)
+    wait_until(lambda: host.lots()["ready_bytes"] == 256 * MIB)
+    return host.lots
 
 
 @pytest.fixture
-def kernel_with(memory, server):
+def kernel_with(host):
     """`kernel_with("Block(256, seed=7)")`: a kernel that holds that, with its checksum."""
 
     def start(block):
-        kernel = server.start_kernel()
+        kernel = host.server.start_kernel()
         done = kernel.run(f"{SETUP}\nblock = {block}\nbefore = block.checksum()")
         assert done.status == "ok", done
         return kernel
