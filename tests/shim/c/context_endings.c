@@ -75,6 +75,7 @@ static void fork_refused(void)
 	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 42);
 }
 
+#ifndef SHIM_LINKED
 static void nothing(int number)
 {
 	(void)number;
@@ -89,6 +90,7 @@ static void be_interrupted(void)
 	sigaction(SIGALRM, &action, NULL);
 	setitimer(ITIMER_REAL, &often, NULL);
 }
+#endif
 
 static void child(void)
 {
