@@ -226,8 +226,8 @@ class Plan:
             return HostMemory.PASSING
         if len(kernels) == 1 and self._may_try(kernels[0]):
             return HostMemory.DOUBTFUL
-        for kernel in kernels:
-            self._refused.setdefault(kernel.id, self._host.refusal(kernel, self._host.needs(kernel)))
+        most = max(kernels, key=self.takes_of_host)
+        self._refused.setdefault(most.id, self._host.refusal(most, self._host.needs(most)))
         return HostMemory.SHORT
 
     def takes_of_host(self, kernel: Kernel) -> int:

@@ -53,8 +53,9 @@ def _choose(
         if in_part or len(chosen) < 2:
             return chosen, barred if left else HostMemory.THERE
         found = plan.host_memory_for(chosen)
-        if found is not HostMemory.THERE:
-            chosen = _others_together(plan, [*sure, *looked_at], missing)
+        if found is HostMemory.THERE:
+            return chosen, found
+        chosen = _others_together(plan, [*sure, *looked_at], missing) or enough(plan, doubtful, missing)
         return chosen, HostMemory.THERE if chosen else found
     tries = enough(plan, doubtful, left)
     if tries:

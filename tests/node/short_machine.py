@@ -55,6 +55,7 @@ class Sharer:
     host_retry_at: float = 0.0
     cells: int = 0
     waited_s: float = 0.0  # the longest
+    image: int = 0  # the driver's copy of its context on the host, if that leaves too
 
     @property
     def is_here(self) -> bool:
@@ -67,11 +68,6 @@ class Sharer:
         if self.residency is Residency.RESIDENT:
             return self.kept
         return self.size + self.image
-
-    @property
-    def image(self) -> int:
-        """The driver's copy of its context, a GiB for each that may leave."""
-        return 1 if self.goes_elsewhere else 0
 
 
 @dataclass
@@ -94,6 +90,7 @@ class ShortMachine:
     def __post_init__(self) -> None:
         self.settings = SETTINGS.changed(host_reserve_bytes=self.reserve * GIB)
         for each in self.sharers:
+            each.image = self.contexts if each.goes_elsewhere else 0
             each.last_activity = self.now
             each.thinks_until = self.now + self.draw.uniform(*self.think_s)
 
