@@ -85,7 +85,7 @@ struct context *context_current(void)
 	CUcontext handle = NULL;
 	CUdevice ordinal;
 
-	if (driver.cuCtxGetCurrent(&handle) != CUDA_SUCCESS || !handle)
+	if (!shim_is_on() || driver.cuCtxGetCurrent(&handle) != CUDA_SUCCESS || !handle)
 		return NULL;
 	context = context_find(handle);
 	if (context)
