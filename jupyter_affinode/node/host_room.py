@@ -14,7 +14,7 @@ for what was asked back, and meanwhile that is nobody else's: who comes later in
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from .settings import MIB, Settings
@@ -51,13 +51,19 @@ class HostRoom:
         for cgroup, headroom in host.headroom_bytes.items():
             self._left[cgroup] = headroom - self._cgroup_reserve(cgroup)
         self._lots = host.lot_bytes
+        self._needs: dict[str, Needs] = {}  # by kernel, while there are no lots
+        self._places: dict[tuple[str, ...], list[str]] = {}  # by cgroups: kernels share theirs
         self._passing: dict[
             str, int
         ] = {}  # by place, what who is on the move has, and others may have after that
 
-    def places(self, kernel: Kernel) -> list[str]:
+    def places(self, kernel: Kernel) -> Sequence[str]:
         """Where a park of the kernel takes memory, the machine last."""
-        return [*(cgroup for cgroup in kernel.cgroups if cgroup in self._left), MACHINE]
+        places = self._places.get(kernel.cgroups)
+        if places is None:
+            places = [*(cgroup for cgroup in kernel.cgroups if cgroup in self._left), MACHINE]
+            self._places[kernel.cgroups] = places
+        return places
 
     def expect(self, kernel: Kernel, budget_bytes: int | None, lot_bytes: int = 0) -> int:
         """The kernel is being parked, or will be, with that budget: it may take it all. How much that is."""
@@ -88,6 +94,14 @@ class HostRoom:
 
     def needs(self, kernel: Kernel) -> Needs:
         """What a park of the kernel takes anew, and of the lots."""
+        if self._lots:  # fewer with everybody who gets some
+            return self._reckon(kernel)
+        needs = self._needs.get(kernel.id)
+        if needs is None:
+            needs = self._needs[kernel.id] = self._reckon(kernel)
+        return needs
+
+    def _reckon(self, kernel: Kernel) -> Needs:
         use, movable = kernel.host, kernel.movable_bytes
         short = min(use.park_short_bytes, movable + SLACK_BYTES)  # less by now if it has freed memory since
         probable = least = movable

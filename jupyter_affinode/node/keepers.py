@@ -10,7 +10,10 @@ from .snapshot import Kernel
 
 
 class Keepers:
-    """Those that keep most for longest first; sorted once for a pass: a thousand kernels may look in one."""
+    """Those that keep most for longest first; sorted once for a pass: a thousand kernels may look in one.
+
+    And only when somebody is to give: mostly there is enough.
+    """
 
     def __init__(
         self, kernels: Iterable[Kernel], now: float, room: HostRoom, is_free: Callable[[Kernel], bool]
@@ -19,14 +22,16 @@ class Keepers:
         self._room = room
         self.coming: dict[str, int] = {}  # by place, what was asked back and is not there yet
         self._gives: dict[str, int] = {}  # … and what could be asked back
-        keeping = [each for each in kernels if each.host.trimmable_bytes or each.host.trimming_bytes]
-        for each in keeping:
-            self._count(self.coming, each, each.host.trimming_bytes)
-        ready = [each for each in keeping if each.host.trimmable_bytes and is_free(each)]
-        ready.sort(key=lambda each: (-each.host.trimmable_bytes * _age(each, now), each.id))
-        self._ready = {each.id: each for each in ready}
-        for each in ready:
-            self._count(self._gives, each, each.host.trimmable_bytes)
+        self._now = now
+        self._ready: dict[str, Kernel] = {}
+        self._is_sorted = False
+        for each in kernels:
+            use = each.host
+            if use.trimming_bytes:
+                self._count(self.coming, each, use.trimming_bytes)
+            if use.trimmable_bytes and is_free(each):
+                self._ready[each.id] = each
+                self._count(self._gives, each, use.trimmable_bytes)
 
     def drop(self, kernel_id: str) -> None:
         """Nothing more can be had of that kernel: something was decided for it."""
@@ -49,6 +54,8 @@ class Keepers:
 
         Whoever gives is out of it for the rest of the pass, and what comes of it is in `coming`.
         """
+        if short and not self._is_sorted:
+            self._sort()
         left, gives = dict(short), dict[str, int]()
         for place in sorted(short, key=lambda each: (self._gives.get(each, 0), each)):  # the narrowest first
             for each in self._ready.values():
@@ -72,6 +79,13 @@ class Keepers:
             self.drop(kernel_id)
             self._count(self.coming, each, size)
         return chosen
+
+    def _sort(self) -> None:
+        ready = sorted(
+            self._ready.values(),
+            key=lambda each: (-each.host.trimmable_bytes * _age(each, self._now), each.id),
+        )
+        self._ready, self._is_sorted = {each.id: each for each in ready}, True
 
     def _count(self, sums: dict[str, int], kernel: Kernel, size: int) -> None:
         for place in self._room.places(kernel):

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from .actions import Action, Cause, DropCaches, GiveLots, Park, RefusePark, Resume
 from .candidates import Candidates
-from .host_room import MACHINE, HostRoom, Needs
+from .host_room import MACHINE, HostRoom, Needs, Shortage
 from .keepers import Keepers
 from .memory_limits import Limits
 from .settings import Settings
@@ -24,6 +24,9 @@ from .waiting import waiters
 # What moves took before is a mean, and a machine whose memory or link is busy takes a few times as long. But one
 # that never ends would keep all others on the GPU, and whoever waits for room would wait for it alone.
 LATE_TIMES, LATE_S = 4.0, 10.0
+
+
+ON_THE_MOVE = (Residency.PARKING, Residency.RESUMING)
 
 
 class HostMemory(Enum):
@@ -59,6 +62,8 @@ class Plan:
             set()
         )  # kernels that wait for the GPU, and for host memory that nobody can give
         for kernel in node.kernels:
+            if not (kernel.is_moving or kernel.is_ending or kernel.residency in ON_THE_MOVE):
+                continue  # nearly all of them
             if self._is_parking(kernel):
                 self._look_at_park(kernel)
             elif kernel.residency is Residency.RESUMING and not self._is_late(kernel):
@@ -218,7 +223,7 @@ class Plan:
             return HostMemory.PASSING
         wanted = self._wanted(kernels)
         wanted[MACHINE] = wanted.get(MACHINE, 0) + beside_bytes
-        short = self._host.shortage(wanted, self._keepers.coming)
+        short = self._shortage(wanted)
         short = self._keepers.left(short, kernels) if short else short
         if not short:
             return HostMemory.THERE
@@ -248,8 +253,13 @@ class Plan:
         )
 
     def _lacks_probably(self, kernels: Sequence[Kernel]) -> bool:
-        short = self._host.shortage(self._wanted(kernels), self._keepers.coming)
+        short = self._shortage(self._wanted(kernels))
         return bool(short) and bool(self._keepers.left(short, kernels))
+
+    def _shortage(self, wanted: Mapping[str, int]) -> Shortage:
+        """What is missing of it, by place, even when what was asked back is there."""
+        short = self._host.shortage(wanted, {})
+        return self._host.shortage(wanted, self._keepers.coming) if short else short
 
     def refusals(self) -> dict[str, str]:
         """Who cannot be parked for want of host memory, and why, as far as anybody was looked at."""
@@ -261,7 +271,7 @@ class Plan:
 
     def say_refusals(self) -> None:
         """Tell those that should have been parked why they are not."""
-        for kernel in self.node.kernels:
+        for kernel in self.node.kernels if self._refused else ():
             reason = self._refused.get(kernel.id)
             is_time = kernel.park_asked is not None or kernel.host.retry_at <= self.now
             if reason is not None and is_time and self.is_free(kernel):
@@ -287,7 +297,7 @@ class Plan:
         """Ask others for what a park lacks. What there is and what comes of it is the kernel's: it is looked at again
         in a later pass, and until then nobody else is parked with it.
         """
-        short = self._host.shortage(self._wanted([kernel]), self._keepers.coming)
+        short = self._shortage(self._wanted([kernel]))
         self._keepers.drop(kernel.id)
         for action in self._keepers.trims(self._host.with_cushion(short), "room to park another kernel"):
             self.act(action)
@@ -304,6 +314,8 @@ class Plan:
 
     def relieve(self) -> None:
         """Have kept host memory given back where the machine or a cgroup is under its reserve."""
+        if not self._host.pressure({}):
+            return
         for action in self._keepers.trims(self._host.pressure(self._keepers.coming), "host memory is short"):
             self.act(action)
 
