@@ -27,6 +27,7 @@ TITLES = {
     "numba_suite": "Someone else's tests",
     "two_gpus": "Two GPUs",
     "elsewhere": "Resumed on another GPU",
+    "context depth": "Off the GPU with the CUDA context, program by program",
     "jax_idle": "JAX, idle and parked",
     "checkpoint_pinned": "Pinned host memory and the driver's own checkpoint",
     "against_memory_saver": "Beside torch_memory_saver",
