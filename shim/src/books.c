@@ -108,6 +108,8 @@ static bool ends_with_process(const struct target *target, W a0)
 {
 	if (is_copy || !atomic_load(&gate.dying) || target->meanwhile == WAITS)
 		return false;
+	if (shim_state() == AFFINODE_STATE_LOST) /* that one goes on, and is to hear of it at once */
+		return false;
 	if (target->meanwhile == MAKES_EVENT && a0)
 		*(CUevent *)a0 = NULL;
 	return true;
