@@ -46,6 +46,7 @@ class KernelHandler(Handler):
         kernel = self.kernel(kernel_id)
         kernel.description = kernel.described_by = None  # else it lasts as long as its server
         kernel.is_tracked = kernel.cell_open = False
+        self.controller.wishes.ended(kernel)
         if not kernel.processes:
             del self.controller.state.kernels[kernel.id]
         self.controller.poke()

@@ -27,7 +27,7 @@ from .move_outcomes import (
 )
 from .observer import Observer
 from .page import Depth, State
-from .records import KernelRecord, Move, Outcome, Phase, Process
+from .records import KERNEL_ENDED, KernelRecord, Move, Outcome, Phase, Process
 from .snapshot import Residency
 from .state import NodeState
 from .wire import CommandKind, MoveFlag, Reply, Status
@@ -183,18 +183,18 @@ class Moves:
         self.end_park_wish(kernel, Outcome(status, slug, reason))
 
     def end_park_wish(self, kernel: KernelRecord, outcome: Outcome) -> None:
-        """Tell whoever asked for a park."""
+        """Tell whoever asked for a park. Whatever came of it, a kernel without processes has ended."""
         kernel.park_asked = None
         done, kernel.park_done = kernel.park_done, None
         if done is not None:
-            done.set_result(outcome)
+            done.set_result(outcome if kernel.processes else KERNEL_ENDED)
 
     def end_resume_wish(self, kernel: KernelRecord, outcome: Outcome) -> None:
-        """Tell whoever asked for a resume."""
+        """Tell whoever asked for a resume, as above."""
         kernel.resume_asked = False
         done, kernel.resume_done = kernel.resume_done, None
         if done is not None:
-            done.set_result(outcome)
+            done.set_result(outcome if kernel.processes else KERNEL_ENDED)
 
     def _command(
         self,

@@ -154,6 +154,10 @@ class Outcome:
     text: str
 
 
+# Of a wish whose kernel has no process any more, or was shut down.
+KERNEL_ENDED = Outcome(Status.REFUSED, "kernel-ended", "the kernel has ended")
+
+
 @dataclass(frozen=True)
 class Description:
     """What a server says of a kernel; None for what nobody said."""

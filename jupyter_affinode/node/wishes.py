@@ -10,7 +10,7 @@ from collections.abc import Callable
 from .holds import HoldRefused, check_hold
 from .moves import Moves
 from .page import State
-from .records import KernelRecord, Outcome, Process
+from .records import KERNEL_ENDED, KernelRecord, Outcome, Process
 from .settings import Settings
 from .snapshot import Residency
 from .state import NodeState
@@ -25,6 +25,8 @@ ASKED_AGAIN_S = (
     0.5  # who asks once more while a resume waits to be tried again has it tried sooner, not at once
 )
 
+LOST = Outcome(Status.REFUSED, "lost", "the kernel's GPU state is lost")
+
 Done = asyncio.Future[Outcome]
 
 
@@ -38,18 +40,22 @@ class Wishes:
         self._on_change = on_change
 
     def park(self, kernel: KernelRecord) -> Done:
-        """Free the kernel's GPU now, open cell or not; ends a hold. The future tells how it went; who asks again
-        meanwhile gets the same, so it is never to be cancelled.
+        """Free the kernel's GPU now, open cell or not; ends a hold and a wish to have it back. The future tells how it
+        went; who asks again meanwhile gets the same, so it is never to be cancelled.
+
+        Who is parked and waits in the queue for a call of its own stays there, and that is said: only an interrupt
+        takes a call back.
         """
+        was_wanted = kernel.resume_asked
         self._moves.end_resume_wish(
             kernel, Outcome(Status.REFUSED, "park-asked", "a park was asked for since")
         )
-        if kernel.residency in (Residency.PARKED, Residency.QUEUED):
-            done = _at_once(Status.NOTHING, "", "already parked")
+        if kernel.residency in (Residency.PARKED, Residency.QUEUED) and kernel.move is None:
+            done = _at_once(_parked_already(kernel, was_wanted=was_wanted))
         elif not kernel.processes or kernel.residency is Residency.NONE:
-            done = _at_once(Status.NOTHING, "nothing-to-move", "the kernel does not use the GPU")
+            done = _at_once(Outcome(Status.NOTHING, "nothing-to-move", "the kernel does not use the GPU"))
         elif kernel.residency is Residency.LOST:
-            done = _at_once(Status.REFUSED, "lost", "the kernel's GPU state is lost")
+            done = _at_once(LOST)
         else:
             now = time.monotonic()
             kernel.park_asked = "the person asked for it"
@@ -63,9 +69,9 @@ class Wishes:
         if kernel.residency in (Residency.NONE, Residency.RESIDENT) and not any(
             process.is_parked for process in kernel.processes.values()
         ):
-            return _at_once(Status.NOTHING, "", "already on the GPU")
+            return _at_once(Outcome(Status.NOTHING, "", "already on the GPU"))
         if kernel.residency is Residency.LOST:
-            return _at_once(Status.REFUSED, "lost", "the kernel's GPU state is lost")
+            return _at_once(LOST)
         now = time.monotonic()
         kernel.resume_retry_at = min(
             kernel.resume_retry_at, now + ASKED_AGAIN_S if kernel.resume_asked else now
@@ -142,17 +148,25 @@ class Wishes:
         else:
             _answer(process, request, Status.OK, text(kernel))
 
+    def ended(self, kernel: KernelRecord) -> None:
+        """The kernel was shut down: whoever still waits for its move is told so."""
+        for end in (self._moves.end_park_wish, self._moves.end_resume_wish):
+            end(kernel, KERNEL_ENDED)
+
     def look_for_fulfilled(self, kernel: KernelRecord) -> None:
-        """End wishes that came true in another way: a shim resumed by itself, a process with memory ended."""
+        """End wishes that came true in another way: a shim resumed by itself, a process with memory ended; and those
+        that cannot come true any more.
+        """
         if kernel.resume_done is not None and kernel.residency in (Residency.RESIDENT, Residency.NONE):
             parked = any(process.data.state is State.PARKED for process in kernel.processes.values())
             if not parked and kernel.move is None:
                 self._moves.end_resume_wish(kernel, Outcome(Status.OK, "", "the GPU is back"))
         is_over = kernel.move is None and kernel.residency is not Residency.RESIDENT
         if kernel.park_done is not None and is_over:
-            is_parked = kernel.residency in (Residency.PARKED, Residency.QUEUED)
-            slug = "" if is_parked else "nothing-to-move"
-            self._moves.end_park_wish(kernel, Outcome(Status.NOTHING, slug, "the kernel uses no GPU now"))
+            outcome = Outcome(Status.NOTHING, "nothing-to-move", "the kernel uses no GPU now")
+            if kernel.residency in (Residency.PARKED, Residency.QUEUED):
+                outcome = _parked_already(kernel, was_wanted=False)
+            self._moves.end_park_wish(kernel, outcome)
 
     def _answer_when_done(self, process: Process, request: Request, done: Done) -> None:
         process.open_requests += 1
@@ -166,9 +180,23 @@ class Wishes:
         done.add_done_callback(answer)
 
 
-def _at_once(status: Status, slug: str, text: str) -> Done:
+def _parked_already(kernel: KernelRecord, *, was_wanted: bool) -> Outcome:
+    """What a park is to who is parked, or partly so; `was_wanted`: until now a wish asked for the GPU."""
+    if not any(process.data.state is State.QUEUED for process in kernel.connected()):
+        withdrawn = "; it waited in the queue by a wish alone, which is withdrawn" if was_wanted else ""
+        return Outcome(Status.NOTHING, "", f"already parked{withdrawn}")
+    has_memory = any(process.resident_bytes for process in kernel.processes.values())
+    text = (
+        f"{'a part of it' if has_memory else 'it'} is parked already, and a call of its own waits in the queue"
+        " for the GPU: interrupt the kernel to end that"
+    )
+    withdrawn = "; the wish to have the GPU back is withdrawn" if was_wanted else ""
+    return Outcome(Status.REFUSED, "waits-for-gpu", text + withdrawn)
+
+
+def _at_once(outcome: Outcome) -> Done:
     done: Done = asyncio.get_running_loop().create_future()
-    done.set_result(Outcome(status, slug, text))
+    done.set_result(outcome)
     return done
 
 

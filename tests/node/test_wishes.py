@@ -1,0 +1,114 @@
+"""What a park or a resume that was asked for is answered when it cannot be done: the truth, and at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from background import in_background, result_of
+from fake_shim import GPU, MIB, NOTHING, QUEUED, REFUSED, RESUME, request
+from model_node import QUIET, Clock, Machine
+
+from jupyter_affinode.node import state
+from jupyter_affinode.node.nvml import NvmlGpu, NvmlSample
+from jupyter_affinode.node.records import KERNEL_ENDED
+from jupyter_affinode.node.wire import gpu_uuid
+from jupyter_affinode.node.wishes import Wishes
+
+
+class FullGpu:
+    """NVML of a GPU that programs outside fill: who is parked waits, and no resume is tried."""
+
+    def read(self):
+        gpu = NvmlGpu(gpu_uuid(GPU), 0, "A GPU", 1000 * MIB, 1000 * MIB, 0, 0)
+        return NvmlSample(time.monotonic(), "580.1", (gpu,))
+
+
+@pytest.fixture
+def parked(node, machine, shim, wait_until):
+    """A parked kernel `k` on a full GPU."""
+    node(nvml=FullGpu())
+    kernel = shim("k", parked=300 * MIB)
+    wait_until(lambda: machine.node()["nvml"] and machine.kernel("k"))
+    return kernel
+
+
+def test_a_park_of_who_waits_by_a_wish_alone_withdraws_the_wish(parked, machine, residency, wait_until):
+    asked = in_background(machine.ask, "POST", "/kernels/k/resume", {})
+    wait_until(lambda: residency("k") == "queued")
+    status, kernel = machine.ask("POST", "/kernels/k/park", {})
+    assert (status, kernel["residency"], kernel["place"]) == (200, "parked", None)
+    status, answer = result_of(asked)
+    assert (status, answer["error"]) == (409, "park-asked")
+    assert not parked.heard.of(RESUME)
+
+
+def test_a_magic_is_told_that_the_wish_is_withdrawn(parked, machine, residency, wait_until):
+    machine.ask("POST", "/kernels/k/resume", {"wait": False})
+    wait_until(lambda: residency("k") == "queued")
+    parked.send(request(1, 1))
+    wait_until(lambda: parked.heard.results)
+    words = "already parked; it waited in the queue by a wish alone, which is withdrawn"
+    assert parked.heard.results == [(1, NOTHING, words)]
+
+
+def test_a_park_of_who_waits_for_a_call_says_that_it_waits_on(parked, machine, residency, wait_until):
+    parked.touch()
+    wait_until(lambda: residency("k") == "queued")
+    words = "it is parked already, and a call of its own waits in the queue for the GPU: interrupt the kernel to end"
+    status, answer = machine.ask("POST", "/kernels/k/park", {})
+    assert (status, answer) == (409, {"error": "waits-for-gpu", "message": f"{words} that"})
+    machine.ask("POST", "/kernels/k/resume", {"wait": False})
+    status, answer = machine.ask("POST", "/kernels/k/park", {})
+    assert answer["message"] == f"{words} that; the wish to have the GPU back is withdrawn"
+    parked.send(request(1, 1))
+    wait_until(lambda: parked.heard.results)
+    assert parked.heard.results == [(1, REFUSED, f"{words} that")]
+    assert machine.kernel("k")["place"] == 1
+
+
+def test_a_park_of_who_waits_with_a_part_on_the_gpu_says_so(parked, machine, shim, residency, wait_until):
+    shim("k", resident=100 * MIB)
+    parked.become(QUEUED)
+    wait_until(lambda: residency("k") == "queued")
+    status, answer = machine.ask("POST", "/kernels/k/park", {})
+    assert (status, answer["error"]) == (409, "waits-for-gpu")
+    assert answer["message"].startswith("a part of it is parked already")
+
+
+def test_who_waits_for_a_deleted_kernel_is_told_at_once(parked, machine, residency, wait_until):
+    asked = in_background(machine.ask, "POST", "/kernels/k/resume", {})
+    wait_until(lambda: residency("k") == "queued")
+    assert machine.ask("DELETE", "/kernels/k")[0] == 204
+    ended = (409, {"error": "kernel-ended", "message": "the kernel has ended"})
+    assert result_of(asked) == ended
+
+
+def test_who_waits_for_a_resume_is_told_when_the_processes_are_gone(
+    node, machine, shim, residency, wait_until, monkeypatch
+):
+    monkeypatch.setattr(state, "HUNG_UP_FORGOTTEN_S", 0.1)
+    node(nvml=FullGpu())
+    kernel = shim("k", parked=300 * MIB)
+    wait_until(lambda: machine.node()["nvml"] and machine.kernel("k"))
+    asked = in_background(machine.ask, "POST", "/kernels/k/resume", {})
+    wait_until(lambda: residency("k") == "queued")
+    kernel.hang_up()
+    assert result_of(asked) == (409, {"error": "kernel-ended", "message": "the kernel has ended"})
+
+
+def test_who_waits_for_a_park_is_told_when_the_process_ends():
+    async def story():
+        clock = Clock()
+        clock.now = time.monotonic()  # the wishes' own
+        machine = Machine(clock, {"GPU-1": 1000 * MIB})
+        process = machine.start("k", {"GPU-1": 300 * MIB})
+        kernel = machine.state.kernels["k"]
+        asked = Wishes(machine.state, machine.moves, QUIET, lambda: None).park(kernel)
+        machine.pass_time()
+        assert kernel.move is not None
+        machine.end_process(process)
+        assert asked.result() == KERNEL_ENDED
+
+    asyncio.run(story())
