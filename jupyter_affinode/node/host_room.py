@@ -10,6 +10,10 @@ taken; only a shim that knows no budget must fit with all it has.
 **Progress.** What resident kernels keep for their next parks is given back before anybody goes without
 (`keepers.py`). So a park is possible as long as what it takes is in what is free and what others keep. It waits
 for what was asked back, and meanwhile that is nobody else's: who comes later in the pass cannot take it away.
+
+**The margin.** A park takes seconds, and its budget was reckoned before it: what other programs take meanwhile
+would come out of the reserve if budgets went up to it. So they end a thirty-second part of it earlier. (Ten
+kernels of 20 GiB on a machine of 126 GiB were 20 MiB below a reserve of 12.6 GiB in one of 1,660 looks without it.)
 """
 
 from __future__ import annotations
@@ -24,12 +28,15 @@ from .words import bytes_in_words
 LEAST_BYTES = 256 * MIB  # with less than this a park of unknown need is not tried, and less is not trimmed
 SLACK_BYTES = 64 * MIB  # shims take memory by slabs, so a park may take somewhat more than it moves
 CGROUP_RESERVE = 10  # a cgroup keeps that part of its limit free, or the reserve if that is less
-CUSHION = (
-    32  # that part of its reserve is asked back beside what a park lacks: others take a little meanwhile
-)
+CUSHION = 32  # that part of a reserve parks leave alone beside it, and have asked back beside what they lack
 MACHINE = ""  # the place that is no cgroup
 
 Shortage = dict[str, int]  # by place, what is missing there; {}: nothing is
+
+
+def with_margin(reserve_bytes: int) -> int:
+    """What parks, and whoever makes ready for them, leave free of a place with that reserve."""
+    return reserve_bytes + reserve_bytes // CUSHION
 
 
 class Needs(NamedTuple):
@@ -47,9 +54,9 @@ class HostRoom:
     def __init__(self, host: Host, settings: Settings):
         self._host = host
         self.reserve_bytes = settings.host_reserve(host.total_bytes)
-        self._left = {MACHINE: host.available_bytes - self.reserve_bytes}
+        self._left = {MACHINE: host.available_bytes - with_margin(self.reserve_bytes)}
         for cgroup, headroom in host.headroom_bytes.items():
-            self._left[cgroup] = headroom - self._cgroup_reserve(cgroup)
+            self._left[cgroup] = headroom - with_margin(self._cgroup_reserve(cgroup))
         self._lots = host.lot_bytes
         self._needs: dict[str, Needs] = {}  # by kernel, while there are no lots
         self._places: dict[tuple[str, ...], list[str]] = {}  # by cgroups: kernels share theirs
@@ -129,7 +136,7 @@ class HostRoom:
         place = min(self.places(kernel), key=lambda each: self._left[each])
         left = bytes_in_words(max(self._left[place], 0))
         if place == MACHINE:
-            reserve = bytes_in_words(self.reserve_bytes)
+            reserve = bytes_in_words(with_margin(self.reserve_bytes))
             return f"parking needs {anew} of host memory and {left} are free beyond the reserve of {reserve}"
         return f"parking needs {anew} of host memory and the kernel's own limit (cgroup) leaves {left}"
 

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from .host import HostMemory, cgroup_memory, host_memory
-from .host_room import CGROUP_RESERVE
+from .host_room import CGROUP_RESERVE, with_margin
 from .lot_memory import STEP_BYTES, Lot, LotFailed, make_lot
 from .settings import GIB, MIB, Settings
 from .words import bytes_in_words
@@ -161,10 +161,10 @@ class LotStock:
         if self._is_closed:
             return False
         limit = cgroup_memory(os.getpid())
-        left = host_memory().available_bytes - self._reserve_bytes
+        left = host_memory().available_bytes - with_margin(self._reserve_bytes)
         if limit is not None:
             kept_free = min(limit.limit_bytes // CGROUP_RESERVE, self._reserve_bytes)
-            left = min(left, limit.headroom_bytes - kept_free)
+            left = min(left, limit.headroom_bytes - with_margin(kept_free))
         return left >= size
 
 

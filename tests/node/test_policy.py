@@ -28,7 +28,7 @@ from jupyter_affinode.node.waiting import waiters
 
 A, B = "GPU-a", "GPU-b"
 NOW = 10_000.0
-NEEDED = Settings(host_reserve_bytes=1 * GIB)
+NEEDED = Settings(host_reserve_bytes=32 * GIB // 33 + 1)  # with its margin 1 GiB
 IDLE = replace(NEEDED, park_when="idle")
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jupyter_affinode.node.actions import DropCaches, GiveLots, Park, RefusePark, Trim
+from jupyter_affinode.node.host_room import CUSHION, with_margin
 from jupyter_affinode.node.policy import decide
 from jupyter_affinode.node.settings import GIB, MIB, Settings
 from jupyter_affinode.node.snapshot import Gpu, Host, HostUse, Kernel, Node, Residency
 
 GPU = "GPU-a"
 NOW = 10_000.0
-IDLE = Settings(park_when="idle", host_reserve_bytes=1 * GIB)
-NEEDED = replace(IDLE, park_when="needed")
+RESERVE = 32 * GIB // 33 + 1  # with its margin 1 GiB
+IDLE = Settings(park_when="idle", host_reserve_bytes=RESERVE)
+NEEDED = Settings(host_reserve_bytes=1 * GIB)
 FRUGAL = HostUse(is_frugal=True)
 
 
@@ -51,6 +53,13 @@ def test_one_whose_shim_knows_no_budget_must_fit_with_all_it_has():
     assert isinstance(action, RefusePark)
 
 
+def test_the_budgets_of_parks_leave_a_margin_above_the_reserve():
+    """What other programs take while a park goes on must not come out of the reserve."""
+    assert with_margin(RESERVE) == 1 * GIB
+    (action,) = decide(NOW, node(resident("k"), available=8 * GIB), replace(IDLE, host_reserve_bytes=4 * GIB))
+    assert action.budget_bytes == 4 * GIB - 128 * MIB
+
+
 def test_with_next_to_nothing_free_nothing_is_tried():
     (action,) = decide(NOW, node(resident("k"), available=1 * GIB + 100 * MIB), IDLE)
     assert isinstance(action, RefusePark)
@@ -86,7 +95,7 @@ def test_what_a_kernel_keeps_counts_for_its_own_next_park():
 def test_what_another_keeps_is_given_back_first_when_a_park_lacks_it():
     kernels = (resident("k"), resident("keeper", idle=1, use=keeps(8 * GIB)))
     actions = decide(NOW, node(*kernels, available=3 * GIB), IDLE)
-    cushion = 1 * GIB // 32  # others take a little meanwhile, and the reserve must not be touched
+    cushion = RESERVE // CUSHION  # as a margin is left: others take a little meanwhile
     assert actions == [Trim("keeper", 6 * GIB - cushion, "room to park another kernel")]
 
 
@@ -141,7 +150,7 @@ def test_a_park_leaves_a_part_of_its_cgroup_free():
     """At its very limit the kernel would be killed at its next allocation, with its tensors."""
     limits = {"headroom_bytes": {"/user": 3 * GIB}, "limit_bytes": {"/user": 8 * GIB}}
     (action,) = decide(NOW, node(resident("k", cgroups=("/user",)), available=32 * GIB, **limits), IDLE)
-    assert action == Park("k", "idle 17 min", 3 * GIB - 8 * GIB // 10)
+    assert action == Park("k", "idle 17 min", 3 * GIB - with_margin(8 * GIB // 10))
 
 
 def test_the_default_reserve_follows_what_the_machine_has():
