@@ -43,6 +43,7 @@ def host_use(kernel: KernelRecord, last_activity: float, lots_held: Mapping[int,
             max(lots_held.get(process.key, 0), process.data.lot_bytes)
             for process in kernel.processes.values()
         ),
+        lots_most_bytes=_lots_most(kernel),
         park_takes_bytes=sum(filter(None, takes)) if None not in takes else None,
         park_short_bytes=sum(kernel.host.short.values())
         if last_activity <= kernel.host.short_activity
@@ -66,7 +67,7 @@ def budget_argument(kernel: KernelRecord, process: Process, targets: Sequence[Pr
 
 def give_lots(kernel: KernelRecord, size: int, stock: LotStock) -> None:
     """Hand lots of `size` bytes to the processes that are about to be told to park."""
-    targets = [process for process in _who_trims(kernel) if process.resident_bytes]
+    targets = [process for process in _who_trims(kernel) if has_gpu_memory(process)]
     needs = {process.key: _may_take_anew(kernel, process) for process in targets}
     for process in targets:
         share = math.ceil(size * (needs[process.key] / sum(needs.values())))
@@ -135,6 +136,16 @@ def trim(kernel: KernelRecord, keep_bytes: int, reason: str, now: float) -> None
             keeps = process.data.kept_bytes - gives
             process.connection.command(CommandKind.TRIM, argument=keeps, reason=reason)
             too_much -= gives
+
+
+def has_gpu_memory(process: Process) -> bool:
+    """Whether it has movable memory on a GPU, by its page and by NVML where that was looked at."""
+    return bool(process.resident_bytes) and process.borne_out_bytes != 0
+
+
+def _lots_most(kernel: KernelRecord) -> int | None:
+    shown = [process.borne_out_bytes for process in _holders(kernel)]
+    return None if None in shown else sum(filter(None, shown))
 
 
 def _is_frugal(process: Process) -> bool:

@@ -121,7 +121,8 @@ class HostRoom:
         lots = 0
         if self._lots and use.is_frugal:
             has = max(kept, use.lot_bytes)  # what came a moment ago is not kept yet
-            lots = min(max(probable - has, 0), self._lots)
+            wants = probable if use.lots_most_bytes is None else min(probable, use.lots_most_bytes)
+            lots = min(max(wants - has, 0), self._lots)
         has, image = kept + lots, kernel.image_bytes
         return Needs(lots, max(least - has, 0) + image, max(probable - has, 0) + image, image)
 

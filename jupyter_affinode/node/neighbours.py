@@ -48,7 +48,7 @@ def joins(gpu: NvmlGpu, known: Sequence[Process]) -> bool:
     if gpu.pids is None:
         return False
     if not known:
-        return _sees_all_pids()
+        return sees_all_pids()
     return all(_is_in(gpu, process) for process in known)
 
 
@@ -106,7 +106,8 @@ def _described(pid: int, size: int | None) -> Neighbour:
     return Neighbour(pid if is_own else None, command, size)
 
 
-def _sees_all_pids() -> bool:
+def sees_all_pids() -> bool:
+    """Whether this is the initial pid namespace: NVML's pids are those that we see."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino == INITIAL_PID_NAMESPACE
     except OSError:

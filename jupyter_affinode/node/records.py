@@ -62,6 +62,7 @@ class Process:
     failed_resumes: int = 0  # one after the other, for another reason than room
     failed_resume_text: str = ""
     is_told_stuck: bool = False  # its owner was told
+    borne_out_bytes: int | None = None  # of its resident memory, as NVML shows it; None: nobody looked
     visible: tuple[str, ...] | None = ()  # the GPUs that it was started to see (other_gpus.py); None: all
 
     @property

@@ -61,6 +61,9 @@ class HostUse:
     trimming_bytes: int = 0  # … of that, what it was asked to give back a moment ago
     kept_since: float = 0.0
     lot_bytes: int = 0  # of the lots it has, whatever is in them
+    lots_most_bytes: int | None = (
+        None  # no more lots: NVML bears out so much of its GPU memory; None: not known
+    )
     park_takes_bytes: int | None = None  # probably, by its last park: zeros take nothing. None: unknown
     park_short_bytes: int = 0  # a park of what it has now was tried, and takes at least this
     budget_bytes: int | None = None  # what the park under way may take anew; None: no limit

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from .borne_out import look
 from .connection import Connection
 from .depth import context_objection
 from .foresight import Foresight
@@ -261,6 +262,7 @@ class NodeState:
 
     def snapshot(self, now: float, *, is_settled: bool, is_complete: bool = True) -> Node:
         """The picture to decide on."""
+        look(self.kernels.values(), self.gpus.measured if self.settings.lot_bytes else {})
         speeds, are_open = self.speeds.by_gpu(), self._open_gpus()
         kernels = tuple(
             self._foreseen(self._kernel(kernel, are_open, now), kernel, speeds, now)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from model_node import Clock
 
-from jupyter_affinode.node import moves, together
-from jupyter_affinode.node.actions import Park
+from jupyter_affinode.node import borne_out, moves, together
+from jupyter_affinode.node.actions import GiveLots, Park
 from jupyter_affinode.node.describe import node_json
 from jupyter_affinode.node.history import History
 from jupyter_affinode.node.host import HostMemory
+from jupyter_affinode.node.host_care import has_gpu_memory
 from jupyter_affinode.node.identity import Identity
 from jupyter_affinode.node.move_outcomes import MOVE_LASTS_S
 from jupyter_affinode.node.moves import Moves
@@ -179,3 +181,61 @@ def test_nobody_is_taken_to_have_more_on_a_gpu_than_there_is(kernels):
     kernels.refresh(2.0)
     (seen,) = kernels.snapshot(2.0, is_settled=True).kernels
     assert seen.resident_bytes == {GPU: TOTAL, "GPU-unknown": TOTAL}
+
+
+@pytest.fixture
+def lots(kernels):
+    """As many as anybody could want."""
+    kernels.settings = kernels.settings.changed(lot_bytes=64 * GIB, idle_timeout_s=5, park_when="idle")
+    kernels.lots_ready_bytes = 64 * GIB
+    return kernels
+
+
+def says_it_has(kernels, owner, size, pid=0, kernel_id="k"):
+    page = Says(State.RESIDENT, 0)
+    page.say(gpus=(PageGpu(GPU, size, 0, (0,) * 8),), last_activity=1.0)
+    hello = SimpleNamespace(flags=HelloFlag.TRIMS, kernel_id=kernel_id, command="python", shim_version="1")
+    kernels.add_process(Link(Identity(owner, owner), pid), hello, page, 1.0)
+
+
+def lots_given(kernels, pids, used):
+    """Bytes of lots by kernel, in one decision; `pids`: whom NVML lists, with how much, None: it cannot."""
+    gpu = NvmlGpu(GPU, 0, "A GPU", TOTAL, used, TOTAL - used, 0, frozenset(pids or ()), pids or {})
+    kernels.take_sample(NvmlSample(9.0, "580", (gpu if pids is not None else replace(gpu, pids=None),)))
+    kernels.refresh(10.0)
+    actions = decide(10.0, kernels.snapshot(10.0, is_settled=True), kernels.settings)
+    return {action.kernel_id: action.lot_bytes for action in actions if isinstance(action, Park | GiveLots)}
+
+
+@pytest.mark.parametrize("sees_all", [True, False])
+def test_lots_go_to_nobody_who_has_no_gpu_memory(lots, monkeypatch, sees_all):
+    """By its own pid where NVML's are ours; else by the sum of what is claimed, the largest claims last."""
+    monkeypatch.setattr(borne_out, "sees_all_pids", lambda: sees_all)
+    says_it_has(lots, "uid-1", 40 * GIB, pid=10_000_001)
+    says_it_has(lots, "uid-2", 4 * GIB, pid=10_000_002)
+    says_it_has(lots, "uid-2", 3 * GIB, pid=10_000_003, kernel_id="other")
+    given = lots_given(lots, {10_000_002: 4 * GIB, 10_000_003: 1 * GIB}, 7 * GIB)
+    other = 1 * GIB if sees_all else 3 * GIB
+    assert given == {"uid-1/k": 0, "uid-2/k": 4 * GIB, "uid-2/other": other}
+
+
+def test_where_nvml_names_no_processes_small_claims_of_one_person_count_together(lots):
+    says_it_has(lots, "uid-2", 8 * GIB)
+    for number in range(10):
+        says_it_has(lots, "uid-1", 1 * GIB, kernel_id=f"k{number}")
+    given = lots_given(lots, None, 9 * GIB)
+    assert given["uid-2/k"] == 8 * GIB
+    assert sum(given.values()) == 9 * GIB
+
+
+def test_of_a_kernels_processes_only_those_with_gpu_memory_get_lots(lots):
+    says_it_has(lots, "uid-1", 8 * GIB)
+    kernel = lots.kernels["uid-1/k"]
+    (liar,) = kernel.processes.values()
+    lots_given(lots, None, 8 * GIB)
+    assert has_gpu_memory(liar)
+    lots_given(lots, None, 0)
+    assert not has_gpu_memory(liar)
+    lots.take_sample(None)
+    lots.snapshot(11.0, is_settled=True)
+    assert has_gpu_memory(liar), "without NVML nobody knows better"
