@@ -48,6 +48,7 @@ _FIXED = (
     "for another reason",
 )
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_LONGEST_S = 10**9  # whoever says more means "as long as may be"; in nanoseconds it fits into 64 bits
 
 
 class ShimAbsent(Exception):
@@ -159,7 +160,7 @@ def parse_duration(text: str) -> int | None:
     parts = re.findall(r"(\d+)\s*([dhms])", text)
     if not parts or re.sub(r"\d+\s*[dhms]|\s+", "", text):
         raise ValueError(text)
-    return sum(int(count) * _UNITS[unit] for count, unit in parts)
+    return min(sum(int(count) * _UNITS[unit] for count, unit in parts), _LONGEST_S)
 
 
 def _failure(status: int, text: str) -> str:

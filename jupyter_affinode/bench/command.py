@@ -20,6 +20,7 @@ from typing import Any
 from .. import environment, launch_environment
 from .._version import __version__
 from ..node.host import host_memory
+from ..option_numbers import number, whole
 from . import measure, wake
 from .picture import picture
 from .plan import GIB, PARTS, DoesNotFit, Plan, Room, make_plan, whole_chunks
@@ -28,6 +29,9 @@ from .report import Report, ratios, table
 from .shim_peer import Listener, MoveFailed
 
 FORMAT = 1
+REPEATS_MAX, LONGEST_S = 10_000, 7 * 86400.0
+GIB_MAX = 1e6  # of a size
+MIB_A_GIB = 1024
 WAKE_BYTES = 1 * GIB
 WITHOUT_SHIM = {"ceiling", "driver"}
 EXPECTED = (ChildFailed, MoveFailed, wake.NoController, OSError, launch_environment.Unmanaged)
@@ -38,7 +42,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", metavar="GIB,…", type=_sizes, default=(), help="how much to hold (1,8,32)")
     parser.add_argument("--blocks", metavar="MIB,…", type=_blocks, default=(), help="block sizes (1024,20,2)")
     parser.add_argument("--zeros", metavar="GIB", type=_zeros, help="how much of zeros (64; 0 for none)")
-    parser.add_argument("--repeats", metavar="N", type=int, help="of what is repeated; medians are shown (3)")
+    parser.add_argument(
+        "--repeats",
+        metavar="N",
+        type=whole(1, REPEATS_MAX),
+        help="of what is repeated; medians are shown (3)",
+    )
     parser.add_argument("--quick", action="store_true", help="one size, once")
     parser.add_argument(
         "--parts", metavar="NAME,…", type=_parts, default=PARTS, help=f"only these of {', '.join(PARTS)}"
@@ -52,7 +61,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=_sizes,
         help="touch this much host memory first: a virtual machine's may come only at its first use",
     )
-    parser.add_argument("--time", metavar="S", type=float, help="begin no further part after so many seconds")
+    parser.add_argument(
+        "--time", metavar="S", type=number(0, LONGEST_S), help="begin no further part after so many seconds"
+    )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write everything there")
     parser.add_argument("--svg", metavar="FILE", type=Path, help="draw it there")
 
@@ -107,6 +118,7 @@ class _Run:
             gpu = child.description
             report["simulated"] = gpu["simulated"]
             if options.warm_host:
+                _check_warm(sum(options.warm_host))
                 self.say(f"host memory: touching {sum(options.warm_host) / GIB:g} GiB")
                 report["warmed_host"] = child.ask("warm_host", size=sum(options.warm_host))
         report["machine"] = _machine(gpu)
@@ -245,6 +257,13 @@ def _machine(gpu: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _check_warm(size: int) -> None:
+    """Raises DoesNotFit: to touch more memory than the machine has would end somebody."""
+    total = host_memory().total_bytes
+    if size > total:
+        raise DoesNotFit(f"--warm-host {size / GIB:g} is more than the machine has, {total / GIB:.4g} GiB")
+
+
 def _driver_version() -> str | None:
     """Of the real driver's kernel module."""
     try:
@@ -258,15 +277,23 @@ def _ended(number: int, _frame: FrameType | None) -> None:
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(whole_chunks(part) for part in text.split(","))
+    return tuple(map(_size, text.split(",")))
 
 
 def _blocks(text: str) -> tuple[int, ...]:
-    return tuple(whole_chunks(str(float(part) / 1024)) for part in text.split(","))
+    return tuple(_size(part, MIB_A_GIB) for part in text.split(","))
 
 
 def _zeros(text: str) -> int:
-    return 0 if float(text) == 0 else whole_chunks(text)
+    return 0 if number(0, GIB_MAX)(text) == 0 else _size(text)
+
+
+def _size(text: str, a_gib: int = 1) -> int:
+    gib = number(0, GIB_MAX, above=True)(text) / a_gib
+    try:
+        return whole_chunks(str(gib))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _parts(text: str) -> Sequence[str]:

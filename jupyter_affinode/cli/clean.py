@@ -9,7 +9,10 @@ import sys
 from typing import Any
 
 from ..client import ControllerClient, ControllerRefused, ControllerUnavailable
+from ..option_numbers import whole
 from .kernel_argument import NoSuchKernel, find_kernel, short_id
+
+PROCESS_MAX = 1 << 53  # the controller numbers them from 1
 
 
 def add(commands: Any) -> None:
@@ -27,7 +30,9 @@ def add(commands: Any) -> None:
         nargs="?",
         help="a kernel's id or its beginning, or its notebook's path or name: end its stuck processes",
     )
-    parser.add_argument("--process", type=int, metavar="NUMBER", help="of these, only this one, as listed")
+    parser.add_argument(
+        "--process", type=whole(1, PROCESS_MAX), metavar="NUMBER", help="of these, only this one, as listed"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(command=clean)
 

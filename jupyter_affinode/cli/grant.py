@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from ..grants import LIFETIME_S, CannotSign, make_keys, sign_grant, write_grant
+from ..node.grants import PRIORITY_MAX
+from ..node.settings import LARGEST
+from ..option_numbers import number, whole
 
+UID_MAX = (1 << 32) - 2  # the last one means "nobody in particular" to the kernel
+LIFETIME_MAX_S = 10 * 365 * 86400.0
 DESCRIPTION = """Grants tell a machine's controller whose a process is, where containers share user ids. `grant
 keys FOLDER NAME` makes FOLDER/NAME.key, which stays with the signer, and FOLDER/NAME.pem, which goes to the nodes
 (NodeController.grant_keys). `grant sign` prints a grant, for AFFINODE_GRANT, or puts it into a file, for
@@ -36,10 +41,15 @@ def add(commands: Any) -> None:
         help="a controller's name, affinode:HOST; may be repeated",
     )
     sign.add_argument("--server", help="which of the person's servers")
-    sign.add_argument("--priority", type=int, default=0, help="higher goes first (default: 0)")
+    sign.add_argument(
+        "--priority",
+        type=whole(-PRIORITY_MAX, PRIORITY_MAX),
+        default=0,
+        help="higher goes first (default: 0)",
+    )
     sign.add_argument("--cap", action="append", default=[], metavar="NAME=NUMBER", help="a limit: gpu_bytes")
-    sign.add_argument("--uid", type=int, help="good for processes of this user id alone")
-    sign.add_argument("--lifetime", type=float, default=LIFETIME_S, metavar="SECONDS")
+    sign.add_argument("--uid", type=whole(0, UID_MAX), help="good for processes of this user id alone")
+    sign.add_argument("--lifetime", type=number(1, LIFETIME_MAX_S), default=LIFETIME_S, metavar="SECONDS")
     sign.add_argument("--output", type=Path, help="the file to write it to, instead of printing it")
     sign.set_defaults(command=print_grant)
 
@@ -87,8 +97,11 @@ def print_grant(arguments: argparse.Namespace) -> int:
 def _caps(words: list[str]) -> dict[str, float]:
     caps = {}
     for word in words:
-        name, equals, number = word.partition("=")
+        name, equals, figure = word.partition("=")
         if not name or not equals:
             raise ValueError(f"a limit is written NAME=NUMBER, not {word!r}")
-        caps[name] = float(number)
+        try:
+            caps[name] = number(0, LARGEST)(figure)
+        except argparse.ArgumentTypeError as error:
+            raise ValueError(f"--cap {name} {error}") from None
     return caps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from traitlets import Bool, Float, HasTraits, Int, Unicode
+from traitlets import Bool, Bunch, Float, HasTraits, Int, TraitError, Unicode, validate
 
 from .. import environment
 from .history_options import HistoryOptions
@@ -14,6 +14,7 @@ from .settings import Settings
 _RETENTION = Retention()
 _SETTINGS = Settings()
 NO_LEDGER = "none"
+DAYS_MAX = 36_500
 
 HISTORY_ALIASES = {
     "ledger": "NodeController.ledger",
@@ -45,6 +46,7 @@ class HistoryTraits(HasTraits):
     ledger_bytes = Int(
         _RETENTION.bytes,
         min=1 << 20,
+        max=1 << 50,
         help="Size of the ledger's file above which its oldest events are forgotten before their time.",
     ).tag(config=True)
     ledger_names = Bool(
@@ -76,6 +78,13 @@ class HistoryTraits(HasTraits):
         help="""Give metrics of GPU memory by user. Off by default: names leave the machine then, and each user
         is a time series of their own.""",
     ).tag(config=True)
+
+    @validate("ledger_days")
+    def _valid_days(self, proposal: Bunch) -> float:
+        days: float = proposal["value"]
+        if not 0 <= days <= DAYS_MAX:  # NaN neither
+            raise TraitError(f"ledger_days must be a number from 0 to {DAYS_MAX}, not {days!r}")
+        return days
 
     def history_options(self, socket: Path) -> HistoryOptions:
         """The traits, for the controller that serves `socket`."""

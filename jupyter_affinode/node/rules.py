@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 PRIORITY_MIN, PRIORITY_MAX = -5, 5
+LARGEST = 1 << 60  # of any size, in bytes
 EVERYBODY = "*"
 _UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*([KMGT]iB)?", re.IGNORECASE | re.ASCII)
@@ -70,5 +71,8 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 def _size(text: str) -> int:
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise RuleError(f"{text!r} is no size; write 40GiB, 512MiB or a number of bytes")
-    return int(float(match[1]) * _UNITS[(match[2] or "").upper()])
+        raise RuleError(f"{text[:40]!r} is no size; write 40GiB, 512MiB or a number of bytes")
+    size = float(match[1]) * _UNITS[(match[2] or "").upper()]
+    if size > LARGEST:
+        raise RuleError(f"{text!r} is more than any GPU has; a size is at most {LARGEST} bytes")
+    return int(size)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from .rules import RuleError, names, numbers, sizes
+from .rules import LARGEST, RuleError, names, numbers, sizes
 
 MIB = 1 << 20
 GIB = 1 << 30
-LARGEST = 1 << 60  # of any figure: bytes and seconds that a machine can count
+
+LONGEST_S = 1e9  # a time-out of 30 years never ends
+LEAST = {"quantum_s": 0.1}  # else the controller would do nothing but take turns
+MOST = {"settle_s": 3600.0, "low_watermark": 1, "high_watermark": 1}
 
 CHOICES = {
     "park_when": ("needed", "idle"),
@@ -119,20 +122,23 @@ def _check(name: str, value: Any, kind: str) -> None:
         return
     if value is None and kind.endswith("| None"):
         return
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LARGEST:
-        raise SettingsRefused(f"{name} must be a number that is not negative{_or_too_large(value)}")
-    if kind.startswith("int") and not isinstance(value, int):
-        raise SettingsRefused(f"{name} must be a whole number, not {value!r}")
-    if name == "quantum_s" and value <= 0:
-        raise SettingsRefused(f"{name} must be more than 0 s")
-    if name.endswith("_watermark") and value > 1:
-        raise SettingsRefused(f"{name} is a fraction of the GPU's memory, at most 1, not {value!r}")
+    is_whole = kind.startswith("int")
+    least, most = bounds(name, is_whole=is_whole)
+    is_number = isinstance(value, int if is_whole else int | float) and not isinstance(value, bool)
+    if not is_number or not least <= value <= most:
+        what = "a whole number" if is_whole else "a number"
+        raise SettingsRefused(f"{name} must be {what} from {least:g} to {most:g}{_not(value)}")
 
 
-def _or_too_large(value: object) -> str:
-    """What was given instead of a number that makes sense; one of thousands of digits is not written out."""
-    is_large = isinstance(value, int | float) and value > LARGEST
-    return f" and at most {LARGEST}" if is_large else f", not {value!r}"
+def bounds(name: str, *, is_whole: bool) -> tuple[float, float]:
+    """What a setting that is a number may be, both included."""
+    return LEAST.get(name, 0), MOST.get(name, LARGEST if is_whole else LONGEST_S)
+
+
+def _not(value: object) -> str:
+    """What was given instead; a number of thousands of digits is not written out."""
+    is_large = isinstance(value, int) and abs(value) > LARGEST
+    return "" if is_large else f", not {value!r}"
 
 
 def default_host_reserve(total_bytes: int) -> int:

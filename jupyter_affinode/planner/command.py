@@ -13,6 +13,7 @@ from typing import Any
 
 from .._version import __version__
 from ..node.settings import Settings, SettingsRefused
+from ..option_numbers import number, whole
 from .baselines import Culling
 from .cells import ImpossiblePlan
 from .machine import GIB, BenchUnusable, Machine, Speeds, speeds_from_bench
@@ -27,6 +28,12 @@ from .workload import HOUR_S, Spread, Workload
 FORMAT = 1
 SAID_EVERY_S = 0.5
 HOST_BYTES_PER_GPU = 256 * GIB  # servers with eight large GPUs often have 2 TiB; an assumption
+# What options may be. Far more than a site has, and few enough that a plan comes to its end.
+GPUS_MAX, GIB_MAX = 1024, 1e6
+PEOPLE_MAX, DAYS_MAX, SEEDS_MAX, SEED_MAX = 100_000, 366, 1000, 1 << 63
+SHARE_MIN = 0.001  # of their time that people use the GPU
+TIME_MAX_S = 7 * 86400.0
+SPREAD_MAX = 10.0  # the 75th percentile over the median
 _WORKLOAD = Workload()
 
 
@@ -40,18 +47,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_machine(parser: argparse.ArgumentParser) -> None:
     machine = parser.add_argument_group("the machine")
-    machine.add_argument("--gpus", metavar="N", type=int, default=1, help="how many GPUs (1)")
+    machine.add_argument("--gpus", metavar="N", type=whole(1, GPUS_MAX), default=1, help="how many GPUs (1)")
     machine.add_argument(
-        "--gpu-memory", metavar="GIB", type=float, default=140, help="of each (140, an H200)"
+        "--gpu-memory", metavar="GIB", type=number(0, GIB_MAX), default=140, help="of each (140, an H200)"
     )
-    machine.add_argument("--host-memory", metavar="GIB", type=float, help="of the machine (256 a GPU)")
     machine.add_argument(
-        "--context", metavar="MIB", type=float, default=620, help="a CUDA context's size on the GPU (620)"
+        "--host-memory", metavar="GIB", type=number(0, GIB_MAX), help="of the machine (256 a GPU)"
+    )
+    machine.add_argument(
+        "--context",
+        metavar="MIB",
+        type=number(0, GIB_MAX),
+        default=620,
+        help="a CUDA context's size on the GPU (620)",
     )
     machine.add_argument(
         "--compute-share",
         metavar="PART",
-        type=float,
+        type=number(0, 1, above=True),
         default=1.0,
         help="of a GPU's compute that one running cell could use; 1, the worst case, is an assumption",
     )
@@ -59,7 +72,11 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
         "--bench", metavar="FILE", type=Path, help="speeds from `jupyter affinode bench --json`"
     )
     machine.add_argument(
-        "--changed", metavar="PART", type=float, default=1.0, help="of memory that changes between parks (1)"
+        "--changed",
+        metavar="PART",
+        type=number(0, 1),
+        default=1.0,
+        help="of memory that changes between parks (1)",
     )
 
 
@@ -67,11 +84,20 @@ def _add_people(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what people do")
     what.add_argument("--trace", metavar="FILE", type=Path, help="replay this (CSV or JSON Lines)")
     what.add_argument(
-        "--people", metavar="N", type=int, help="how many; of a trace: its first, or again and again"
+        "--people",
+        metavar="N",
+        type=whole(1, PEOPLE_MAX),
+        help="how many; of a trace: its first, or again and again",
     )
-    what.add_argument("--days", metavar="N", type=int, default=_WORKLOAD.days, help="working days (5)")
     what.add_argument(
-        "--seed", metavar="N", type=int, default=_WORKLOAD.seed, help="of everything random (1)"
+        "--days", metavar="N", type=whole(1, DAYS_MAX), default=_WORKLOAD.days, help="working days (5)"
+    )
+    what.add_argument(
+        "--seed",
+        metavar="N",
+        type=whole(-SEED_MAX, SEED_MAX),
+        default=_WORKLOAD.seed,
+        help="of everything random (1)",
     )
     _add_spreads(what)
     what.add_argument(
@@ -83,17 +109,21 @@ def _add_people(parser: argparse.ArgumentParser) -> None:
         help="people come evenly between these hours of the day (8,11)",
     )
     what.add_argument(
-        "--busy-people", metavar="PART", type=float, default=_WORKLOAD.busy_people, help="(0.25)"
+        "--busy-people", metavar="PART", type=number(0, 1), default=_WORKLOAD.busy_people, help="(0.25)"
     )
     what.add_argument(
         "--busy-share",
         metavar="PART",
-        type=float,
+        type=number(SHARE_MIN, 1),
         default=_WORKLOAD.busy_share,
         help="of their time on the GPU (0.61)",
     )
     what.add_argument(
-        "--quiet-share", metavar="PART", type=float, default=_WORKLOAD.quiet_share, help="the others' (0.05)"
+        "--quiet-share",
+        metavar="PART",
+        type=number(SHARE_MIN, 1),
+        default=_WORKLOAD.quiet_share,
+        help="the others' (0.05)",
     )
     what.add_argument(
         "--write-trace", metavar="FILE", type=Path, help="write the sessions there, and replay nothing"
@@ -102,19 +132,19 @@ def _add_people(parser: argparse.ArgumentParser) -> None:
 
 def _add_spreads(what: argparse._ArgumentGroup) -> None:
     spreads = {
-        "--run": ("run_s", "S", 1.0, "a cell on the GPU"),
-        "--think": ("think_s", "S", 1.0, "from a cell to the next"),
-        "--break": ("break_s", "S", 1.0, "a break, instead"),
-        "--session": ("session_s", "H", HOUR_S, "a session"),
-        "--footprint": ("footprint", "GIB", GIB, "GPU memory of a session"),
+        "--run": ("run_s", "S", 1.0, number(0.001, TIME_MAX_S), "a cell on the GPU"),
+        "--think": ("think_s", "S", 1.0, number(0.001, TIME_MAX_S), "from a cell to the next"),
+        "--break": ("break_s", "S", 1.0, number(1, TIME_MAX_S), "a break, instead"),
+        "--session": ("session_s", "H", HOUR_S, number(0.01, TIME_MAX_S / HOUR_S), "a session"),
+        "--footprint": ("footprint", "GIB", GIB, number(0.001, GIB_MAX), "GPU memory of a session"),
     }
-    for option, (name, unit, scale, help_text) in spreads.items():
+    for option, (name, unit, scale, one, help_text) in spreads.items():
         usual: Spread = getattr(_WORKLOAD, name)
         what.add_argument(
             option,
             dest=name,
             metavar=f"{unit}[,{unit}]",
-            type=_spread(scale, usual),
+            type=_spread(scale, usual, one),
             default=usual,
             help=f"{help_text}: median and 75th percentile ({usual.median / scale:g},{usual.p75 / scale:g})",
         )
@@ -132,12 +162,20 @@ def _add_ways(parser: argparse.ArgumentParser) -> None:
     ways.add_argument(
         "--ways", metavar="NAME,…", type=_ways, default=WAYS, help=f"only these of {', '.join(WAYS)}"
     )
-    ways.add_argument("--slices", metavar="N", type=int, default=1, help="reserve 1/N of a GPU for each (1)")
-    ways.add_argument("--cull-after", metavar="S", type=float, default=Culling().timeout_s, help="(3600)")
+    ways.add_argument(
+        "--slices",
+        metavar="N",
+        type=whole(1, PEOPLE_MAX),
+        default=1,
+        help="reserve 1/N of a GPU for each (1)",
+    )
+    ways.add_argument(
+        "--cull-after", metavar="S", type=number(0, TIME_MAX_S), default=Culling().timeout_s, help="(3600)"
+    )
     ways.add_argument(
         "--rebuild",
         metavar="S",
-        type=float,
+        type=number(0, TIME_MAX_S),
         default=Culling().rebuild_s,
         help="to build lost state again (120, assumed)",
     )
@@ -146,13 +184,18 @@ def _add_ways(parser: argparse.ArgumentParser) -> None:
 def _add_answer(parser: argparse.ArgumentParser) -> None:
     out = parser.add_argument_group("the answer")
     out.add_argument(
-        "--search", metavar="S", type=float, help="find the most people whose cells' p95 wait is at most S"
+        "--search",
+        metavar="S",
+        type=number(0, TIME_MAX_S),
+        help="find the most people whose cells' p95 wait is at most S",
     )
-    out.add_argument("--slowdown", metavar="X", type=float, help="… and who compute at most X times as long")
+    out.add_argument(
+        "--slowdown", metavar="X", type=number(1, 1e6), help="… and who compute at most X times as long"
+    )
     out.add_argument(
         "--seeds",
         metavar="N",
-        type=int,
+        type=whole(1, SEEDS_MAX),
         default=1,
         help="replay a made workload N times, to see what is chance (1)",
     )
@@ -194,12 +237,6 @@ def run(options: argparse.Namespace) -> int:
 
 def make_plan(options: argparse.Namespace) -> Plan:
     """What the options ask for. Raises ImpossiblePlan, SettingsRefused, TraceError, BenchUnusable, OSError."""
-    for name in ("gpu_memory", "host_memory", "context"):
-        value = getattr(options, name)
-        if value is not None and not 0 <= value < 1e9:
-            raise ImpossiblePlan(
-                f"--{name.replace('_', '-')} must be a size that is not negative, not {value:g}"
-            )
     host = (
         options.gpus * HOST_BYTES_PER_GPU if options.host_memory is None else int(options.host_memory * GIB)
     )
@@ -221,7 +258,7 @@ def make_plan(options: argparse.Namespace) -> Plan:
     )
     if options.trace is not None:
         plan = replace(plan, trace=tuple(read_trace(options.trace)))
-        return plan if options.people is None else plan.with_people(_at_least_one(options.people))
+        return plan if options.people is None else plan.with_people(options.people)
     names = {field.name for field in fields(Workload)} & vars(options).keys() - {"people"}
     workload = Workload(**{name: getattr(options, name) for name in names})
     return replace(
@@ -306,19 +343,24 @@ def _setting(text: str) -> tuple[str, Any]:
         return name, {"True": True, "False": False, "None": None}.get(value, value)
 
 
-def _spread(scale: float, usual: Spread) -> Callable[[str], Spread]:
+def _spread(scale: float, usual: Spread, one: Callable[[str], float]) -> Callable[[str], Spread]:
     def parse(text: str) -> Spread:
-        parts = [float(part) * scale for part in text.split(",")]
-        if len(parts) not in (1, 2):
+        parts = [one(part) * scale for part in text.split(",", 2)]
+        if len(parts) > 2:
             raise ValueError(text)
-        return Spread(parts[0], parts[-1] if len(parts) == 2 else parts[0] * usual.p75 / usual.median)
+        spread = Spread(parts[0], parts[-1] if len(parts) == 2 else parts[0] * usual.p75 / usual.median)
+        if not spread.median <= spread.p75 <= SPREAD_MAX * spread.median:
+            raise argparse.ArgumentTypeError(
+                f"the 75th percentile must be from 1 to {SPREAD_MAX:g} times the median, not {text!r}"
+            )
+        return spread
 
     parse.__name__ = "median and 75th percentile"  # argparse names it in its error
     return parse
 
 
 def _hours(text: str) -> tuple[float, float]:
-    first, last = map(float, text.split(","))
+    first, last = map(number(0, 24), text.split(","))
     return first, last
 
 
@@ -330,9 +372,3 @@ def _ways(text: str) -> Sequence[str]:
     if not set(names) <= set(WAYS):
         raise argparse.ArgumentTypeError(f"there are {', '.join(WAYS)}")
     return names
-
-
-def _at_least_one(people: int) -> int:
-    if people < 1:
-        raise ImpossiblePlan(f"there must be people, not {people}")
-    return people

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from .cells import Cell, Session
+from .workload import LONGEST_S
 
 NEEDED = ("session", "start_s", "gpu_s", "bytes")
 OPTIONAL = ("cpu_s", "person", "session_start_s", "session_end_s")
@@ -128,6 +129,8 @@ def _record(row: Mapping[str, Any], where: str, line: int) -> _Record:
     for name in ("gpu_s", "cpu_s"):
         if times.get(name, 0.0) < 0:
             raise TraceError(f"{where}: {name} must not be negative, not {row[name]!r}")
+        if times.get(name, 0.0) > LONGEST_S:
+            raise TraceError(f"{where}: {name} must be at most {LONGEST_S:.0f} s, not {row[name]!r}")
     return _Record(
         line,
         session,

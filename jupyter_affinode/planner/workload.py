@@ -33,6 +33,9 @@ HOUR_S = 3600.0
 Z75 = 0.674489750196082  # the standard normal distribution's 75th percentile
 LARGEST = 0.9  # of a GPU's memory: larger footprints than fit are cut there
 CELLS_MAX = 100_000  # of one session; more is a mistake in the parameters
+ALL_CELLS_MAX = 1_000_000  # of all sessions together; more are not replayed while somebody waits
+LONGEST_S = 30 * DAY_S  # of a cell or a session, whatever the distribution's tail says
+BREAKS_MAX = 1000  # before one cell, on average
 
 
 def round_half_up(number: float) -> int:
@@ -113,6 +116,11 @@ class Workload:
                     f"nobody who thinks {self.think_s.mean:.0f} s between cells of {self.run_s.mean:.0f} s (means)"
                     f" uses the GPU for {share:.0%} of the time; {most:.0%} is the most"
                 )
+            if self.breaks_a_cell(share) > BREAKS_MAX:
+                raise ImpossiblePlan(
+                    f"with breaks of {self.break_s.mean:g} s and runs of {self.run_s.mean:g} s (means) who uses the"
+                    f" GPU for {share:.1%} of the time has more than {BREAKS_MAX} breaks for each cell"
+                )
         first, last = self.starts_h
         if not 0 <= first <= last <= 24:
             raise ImpossiblePlan(f"people come between two hours of the day, not {first:g} and {last:g}")
@@ -125,7 +133,18 @@ class Workload:
     def sessions(self, gpu_bytes: int) -> list[Session]:
         """Everybody's; with one person more, the others' stay what they are. Raises ImpossiblePlan."""
         self.check()
-        return [session for person in range(self.people) for session in self._of_person(person, gpu_bytes)]
+        sessions: list[Session] = []
+        cells = 0
+        for person in range(self.people):
+            made = self._of_person(person, gpu_bytes)
+            sessions += made
+            cells += sum(1 + len(session.cells) for session in made)
+            if cells > ALL_CELLS_MAX:
+                raise ImpossiblePlan(
+                    f"{person + 1} of {self.people} people have more than {ALL_CELLS_MAX} cells in {self.days}"
+                    " days: plan for fewer people or days"
+                )
+        return sessions
 
     def with_people(self, people: int) -> Workload:
         """The same for more or fewer."""
@@ -140,7 +159,7 @@ class Workload:
             start_s = day * DAY_S + chance.uniform(*self.starts_h) * HOUR_S
             largest = int(gpu_bytes * LARGEST)
             size = min(max(int(self.footprint.draw(chance)), MIB), largest)
-            cells, left_s = self._cells(chance, breaks, self.session_s.draw(chance), size)
+            cells, left_s = self._cells(chance, breaks, min(self.session_s.draw(chance), LONGEST_S), size)
             made.append(Session(f"p{person}-d{day}", f"p{person}", start_s, cells, left_s))
         return made
 
@@ -154,7 +173,7 @@ class Workload:
             think_s = self.think_s.draw(chance) + self._break(chance, breaks)
             if think_s > left_s:
                 return tuple(cells), left_s
-            run_s = self.run_s.draw(chance)
+            run_s = min(self.run_s.draw(chance), LONGEST_S)
             cells.append(Cell(think_s, run_s, size))
             left_s = max(left_s - think_s - run_s, 0.0)
         raise ImpossiblePlan(

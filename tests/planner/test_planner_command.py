@@ -110,19 +110,15 @@ def test_a_written_trace_can_be_replayed(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--gpus", "0"], "at least one GPU"),
-        (["--gpu-memory", "-1"], "not negative"),
         (["--gpu-memory", "0.1"], "no room beside one CUDA context"),
-        (["--people", "0"], "there must be people"),
         (["--set", "idle_timeout=5"], "there is no setting 'idle_timeout'"),
         (["--set", "idle_timeout_s"], "NAME=VALUE"),
         (["--set", "lot_bytes=1"], "not modelled"),
         (["--set", "group_limits=staff=1GiB"], "knows no groups"),
         (["--trace", "/nowhere/trace.csv"], "/nowhere/trace.csv"),
-        (["--changed", "2"], "between 0 and 1"),
         (["--busy-share", "0.99"], "is the most"),
         (["--slices", "100"], "fewer slices"),
-        (["--search", "-1"], "not negative"),
+        (["--run", "600000,600000", "--break", "1"], "more than 1000 breaks for each cell"),
         (["--bench", "/nowhere.json"], "/nowhere.json"),
     ],
 )
