@@ -33,6 +33,7 @@ from .outlook import Outlook, outlooks
 from .parts import Parts
 from .policy import decide
 from .records import KernelRecord
+from .remembered import FILE_NAME, Remembered
 from .rooms import Rooms
 from .servers import ServerWatch
 from .settings import NOT_FOR_MANY_USERS, Settings, SettingsRefused
@@ -92,6 +93,7 @@ class Controller:
         self.state = NodeState(settings, host_memory())
         if self.access.is_shared:
             self.state.pages_say_since_until = self.began + SHIMS_ARE_BACK_S
+        self.remembered = self.state.remembered = Remembered(socket.with_name(FILE_NAME), log)
         options = history or HistoryOptions()
         self.metrics = Metrics(self.state, self.node_json, version=version, with_users=options.metrics_users)
         self.history = make_history(self.state, self.metrics, options, log)
@@ -128,6 +130,7 @@ class Controller:
 
     def start(self) -> None:
         """Listen for shims, and begin to decide once the settle time is over."""
+        self.remembered.read(time.monotonic(), self.state.settings.hold_max_s)
         self._link = Link(
             self.socket.with_name(LINK_NAME),
             self._shims,
@@ -358,6 +361,7 @@ class Controller:
         look_for_unended(self.state.kernels, now, self.log, self.poke)
         self.accounts.tidy(now)
         self.servers.look()
+        self.remembered.look(self.state.kernels.values(), now)
         for process in self.state.stale_processes(now):
             self._shims.forget(process, lives=process.watch is not None)  # its end would have been seen
         for kernel in list(self.state.kernels.values()):

@@ -16,6 +16,7 @@ from .snapshot import Residency
 
 SERVER_TAKES_S = 60.0  # a shutdown that is not clean lasts 10 s in Jupyter Server
 NOT_AGAIN_S = 300.0
+ALL_ARE_BACK_S = 10.0  # after a controller's start: who waits, and the server, may come back after the kernel
 
 
 def ask_for_end(
@@ -23,6 +24,7 @@ def ask_for_end(
 ) -> None:
     """Have the kernel's server shut it down, for another that waits."""
     kernel.end_asked, kernel.end_asked_at, kernel.end_for = reason, now, for_kernel
+    kernel.end_is_recalled = False
     log.warning("the server of %s is asked to shut it down: %s", kernel.id, reason)
 
 
@@ -35,6 +37,8 @@ def look_for_unended(
             continue
         if not kernel.processes:
             kernel.end_asked = None  # it is done; the same kernel may be started again
+        elif kernel.end_is_recalled and now - kernel.end_asked_at < ALL_ARE_BACK_S:
+            continue
         elif kernel.end_for is not None and not _waits(kernels.get(kernel.end_for)):
             log.info("%s goes on: nobody waits for its end any more", kernel.id)
             kernel.end_asked = None

@@ -209,6 +209,7 @@ class KernelRecord:
     end_asked: str | None = None  # its server is to shut it down, and why
     end_asked_at: float = 0.0
     end_for: str | None = None  # … and who waits for it
+    end_is_recalled: bool = False  # an earlier controller asked for it
     end_retry_at: float = 0.0  # not asked again before: the server did not do it
     # failures
     refusal: str | None = None

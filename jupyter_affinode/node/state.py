@@ -24,6 +24,7 @@ from .picture import kernel_picture
 from .placement import place
 from .process_start import started_at
 from .records import KernelRecord, Process
+from .remembered import Remembered
 from .reservations import ReservationBook
 from .settings import Settings
 from .snapshot import Host, Kernel, Node, Reservation, Residency, Speed
@@ -58,6 +59,7 @@ class NodeState:
         self.keeps: dict[str, Keep] = {}
         self._parents_seen_at = 0.0
         self.foresight: Foresight | None = None  # what history says; used with the setting `prediction`
+        self.remembered: Remembered | None = None  # what people said while an earlier controller served
         # Where there are other people, a page is not believed how long its process has waited, but for those that
         # waited already when this controller began.
         self.pages_say_since_until = math.inf
@@ -88,6 +90,8 @@ class NodeState:
         kernel = self.kernels.get(kernel_id)
         if kernel is None:
             kernel = self.kernels[kernel_id] = KernelRecord(kernel_id, residency_since=now, empty_since=now)
+            if self.remembered is not None:
+                self.remembered.recall(kernel, now)
         return kernel
 
     def add_process(self, connection: Connection, hello: Hello, page: Page, now: float) -> Process:
@@ -115,6 +119,8 @@ class NodeState:
         kernel = self.kernel(kernel_id, now)
         identity.mark(kernel)
         kernel.processes[key] = process
+        if self.remembered is not None:
+            self.remembered.recall(kernel, now)
         if now > self.pages_say_since_until:
             process.queued_after = now
         self._by_connection[connection] = process

@@ -1,0 +1,157 @@
+"""What people said outlives the controller: holds, wishes, and ends that were asked for."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import time
+from types import SimpleNamespace
+
+import pytest
+from fake_shim import MIB, NO_GPU_ROOM
+from thread_controller import ThreadController
+
+from jupyter_affinode.node import servers, state
+from jupyter_affinode.node.records import KernelRecord
+from jupyter_affinode.node.remembered import FILE_NAME, Remembered
+
+LOG = logging.getLogger("remembered")
+DAY_S = 86400.0
+
+
+@pytest.fixture
+def restartable(machine):
+    """`restartable(…settings)`: a controller; `stop()` it before the next."""
+    made = []
+
+    def start(**settings):
+        made.append(ThreadController(machine.socket, **settings))
+        return made[-1]
+
+    yield start
+    made[-1].stop()
+    assert "Traceback" not in machine.controller_log(), machine.controller_log()
+
+
+def test_a_hold_and_a_wish_outlive_the_controller(machine, restartable, shim, wait_until):
+    controller = restartable()
+    shim("kept", resident=100 * MIB)
+    shim("waits", parked=100 * MIB).resume_status = NO_GPU_ROOM
+    wait_until(lambda: machine.kernels().keys() == {"kept", "waits"})
+    assert machine.ask("POST", "/kernels/kept/hold", {"duration_s": 500})[0] == 200
+    assert machine.ask("POST", "/kernels/waits/resume", {"wait": False})[0] == 202
+    wait_until(lambda: len(kept(machine)) == 2)
+    controller.stop()
+
+    restartable()
+    shim("kept", resident=100 * MIB)
+    shim("waits", parked=100 * MIB).resume_status = NO_GPU_ROOM
+    wait_until(lambda: machine.kernels().keys() == {"kept", "waits"})
+    assert 0 < machine.kernel("kept")["held_for_s"] <= 500
+    wait_until(lambda: machine.kernel("waits")["place"] == 1)
+    assert machine.ask("POST", "/kernels/kept/release")[0] == 200
+    assert machine.ask("POST", "/kernels/waits/park")[0] == 200
+    wait_until(lambda: kept(machine) == {})
+
+
+def test_no_second_kernel_is_ended_because_the_controller_forgot_the_first(
+    machine, restartable, shim, monkeypatch, wait_until
+):
+    births = itertools.count(1000)
+    monkeypatch.setattr(state, "started_at", lambda pid, default: float(next(births)))
+    monkeypatch.setattr(servers, "os", SimpleNamespace(getpid=lambda: 0))
+    settings = {"when_full": "terminate_newest", "end_after_s": 0.1}
+
+    def everybody():
+        asker = shim("asker", resident=100 * MIB)
+        wait_until(lambda: machine.kernel("asker"))
+        for name in ("older", "younger"):
+            busy = shim(name, resident=450 * MIB)
+            busy.page.calls_in_flight = 1
+            busy.page.write()
+            wait_until(lambda name=name: machine.kernel(name))
+        machine.ask("PUT", "/kernels/older", {"server": "bob's"})
+        return asker
+
+    controller = restartable(**settings)
+    asker = everybody()
+    machine.ask("PUT", "/kernels/younger", {"server": "bob's"})
+    asker.allocate(400 * MIB, number=1)
+    wait_until(lambda: machine.kernel("younger")["end_asked"])
+    wait_until(lambda: "younger" in kept(machine))
+    controller.stop()
+
+    restartable(**settings)
+    everybody().allocate(400 * MIB, number=1)  # before the server of the younger is back
+    wait_until(lambda: (machine.kernel("asker")["waiting_s"] or 0) > 0.5)
+    assert machine.kernel("younger")["end_asked"]
+    assert machine.kernel("older")["end_asked"] is None
+
+
+def kept(machine):
+    """What is in the file."""
+    try:
+        return json.loads(machine.socket.with_name(FILE_NAME).read_text())["kernels"]
+    except FileNotFoundError:
+        return {}
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A file that says that a kernel is held for a year."""
+    path = tmp_path / FILE_NAME
+    kernel = KernelRecord("kept", held_until=time.monotonic() + 365 * DAY_S)
+    Remembered(path, LOG).look([kernel], 0.0)
+    assert path.stat().st_mode & 0o777 == 0o600
+    return path
+
+
+def held_until(path, now):
+    """Until when the kernel is held by a controller that begins `now`."""
+    remembered = Remembered(path, LOG)
+    remembered.read(now, DAY_S)
+    kernel = KernelRecord("kept")
+    remembered.recall(kernel, now)
+    return kernel.held_until
+
+
+def test_no_hold_lasts_longer_than_one_may(file):
+    assert held_until(file, 100.0) == 100.0 + DAY_S
+
+
+def test_a_hold_that_is_over_is_over(file):
+    assert held_until(file, time.monotonic() + 366 * DAY_S) is None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_text(path.read_text()[:-9]),
+        lambda path: path.write_bytes(b"\xff\x00"),
+        lambda path: path.write_text("[" * 100_000),
+        lambda path: path.write_text(path.read_text().replace('"boot": "', '"boot": "another')),
+        lambda path: path.write_text('{"boot": 5, "kernels": {"kept": {"held_until": 1e30}}}'),
+        lambda path: path.write_text(
+            path.read_text().replace('"held_until": ', '"held_until": "soon", "x": ')
+        ),
+        lambda path: path.write_text(path.read_text().replace('"held_until": ', '"held_until": NaN, "x": ')),
+        lambda path: path.chmod(0o666),
+        lambda path: (path.rename(path.with_name("other")), path.symlink_to("other")),
+        lambda path: (path.unlink(), path.mkdir()),
+    ],
+)
+def test_a_file_that_cannot_be_believed_is_not(file, damage):
+    damage(file)
+    assert held_until(file, 100.0) is None
+
+
+def test_a_disk_that_is_full_costs_nothing_else_and_is_tried_again(tmp_path, caplog):
+    path = tmp_path / "nowhere" / FILE_NAME
+    remembered, kernel = Remembered(path, LOG), KernelRecord("kept", held_until=1e9)
+    for now in (0.0, 1.0, 2.0):
+        remembered.look([kernel], now)
+    assert len(caplog.records) == 1
+    path.parent.mkdir()
+    remembered.look([kernel], 60.0)
+    assert held_until(path, 100.0) == 100.0 + DAY_S
