@@ -7,6 +7,7 @@ import asyncio
 import csv
 import datetime
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -78,7 +79,14 @@ def _answer(arguments: argparse.Namespace) -> dict[str, Any]:
     try:
         return asyncio.run(ControllerClient().report(**asked))
     except ControllerUnavailable:
-        return report(environment.ledger_path(environment.socket_path()), question)
+        return report(_left_ledger(), question)
+
+
+def _left_ledger() -> Path:
+    """Where the last controller's history is: the machine's, for who may read that and named no other socket."""
+    if not os.environ.get(environment.SOCKET) and os.access(environment.NODE_LEDGER, os.R_OK):
+        return environment.NODE_LEDGER
+    return environment.ledger_path(environment.socket_path())
 
 
 def report_text(answer: dict[str, Any]) -> str:

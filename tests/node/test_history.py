@@ -18,9 +18,11 @@ from fake_shim import BUSY, MIB, PARKED
 from test_api import checked
 from thread_controller import ThreadController
 
+from jupyter_affinode import environment
 from jupyter_affinode.cli import main
 from jupyter_affinode.node import ledger as ledger_module
 from jupyter_affinode.node.history_options import HistoryOptions
+from jupyter_affinode.node.ledger_store import Batch, LedgerStore
 
 ME = getpass.getuser()
 GIB = 1 << 30
@@ -220,6 +222,20 @@ def test_the_report_is_the_same_from_a_controller_and_from_its_file(machine, shi
     assert main(["report", "--ledger", str(path), "--by", "day", "--since", "1d"]) == 0
     text = capsys.readouterr().out
     assert "GIVEN BACK" in text and "Measured for" in text
+
+
+def test_where_none_runs_an_administrator_is_told_what_the_machines_controller_left(
+    path, monkeypatch, capsys
+):
+    store = LedgerStore(path, "run")
+    store.write(Batch(1, 0.0, users={"uid-7": "alice"}))
+    store.close()
+    monkeypatch.setattr(environment, "NODE_LEDGER", path)
+    monkeypatch.setattr(environment, "NODE_SOCKET", path.with_name("none.sock"))
+    monkeypatch.delenv(environment.SOCKET, raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(path.parent))
+    assert main(["report"]) == 0
+    assert "Measured for 0.0 h" in capsys.readouterr().out
 
 
 def test_a_ledger_that_cannot_be_written_is_told_and_keeps_nobody_from_moving(node, shim, path, wait_until):
