@@ -275,6 +275,8 @@ class NodeState:
             for kernel in self.kernels.values()
             if kernel.processes
         )
+        if not is_complete:
+            kernels = tuple(self._undescribed(seen, now) for seen in kernels)
         headroom = {path: limit.headroom_bytes for path, limit in self.limits.items()}
         limits = {path: limit.limit_bytes for path, limit in self.limits.items()}
         reservations = [
@@ -359,6 +361,14 @@ class NodeState:
         if self.foresight is None or not self.settings.prediction:
             return seen
         return self.foresight.foreseen(seen, kernel, owner_of(kernel), speeds, now)
+
+    def _undescribed(self, seen: Kernel, now: float) -> Kernel:
+        """One that no server has spoken for stays, while servers may not have found us yet: what they would say of its
+        cell, and that it opted out, matters.
+        """
+        if self.kernels[seen.id].description is not None:
+            return seen
+        return replace(seen, retry_at=max(seen.retry_at, now + self.settings.settle_s))
 
     def _open_gpus(self) -> frozenset[str]:
         return open_gpus(self.processes(), self.gpus, self.settings)

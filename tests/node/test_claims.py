@@ -239,3 +239,21 @@ def test_of_a_kernels_processes_only_those_with_gpu_memory_get_lots(lots):
     lots.take_sample(None)
     lots.snapshot(11.0, is_settled=True)
     assert has_gpu_memory(liar), "without NVML nobody knows better"
+
+
+def test_nobody_is_parked_before_their_server_can_have_said_what_matters(kernels):
+    """That a cell is open, or that they opted out, a new controller hears from the server alone."""
+    kernels.take_settings(Settings(park_when="idle"))
+    page = Says(State.RESIDENT, 0)
+    page.say(gpus=(PageGpu(GPU, 40 * GIB, 0, (0,) * 8),))
+    comes(kernels, page, 1000.0)
+    kernels.refresh(1000.0)
+
+    def parks(*, is_complete):
+        node = kernels.snapshot(5000.0, is_settled=True, is_complete=is_complete)
+        return [action for action in decide(5000.0, node, kernels.settings) if isinstance(action, Park)]
+
+    assert not parks(is_complete=False)
+    assert parks(is_complete=True)
+    kernels.kernels["uid-1/k"].describe(server="alice's")
+    assert parks(is_complete=False)
