@@ -32,7 +32,8 @@ def check_hold(kernel: KernelRecord, kernels: Iterable[KernelRecord], settings: 
     is_held = kernel.held_until is not None and kernel.held_until > now
     most = settings.hold_kernels_max
     if most is not None and not is_held and len(others) >= most:
-        raise HoldRefused(f"you keep the GPU for {len(others)} kernels already, and may for {most}")
+        held = "1 kernel" if len(others) == 1 else f"{len(others)} kernels"
+        raise HoldRefused(f"you keep the GPU for {held} already, and may for {most}")
     if settings.hold_bytes_max is not None and not is_held:
         size = sum(_bytes(each) for each in [kernel, *others])
         if size > settings.hold_bytes_max:

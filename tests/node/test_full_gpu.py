@@ -207,7 +207,7 @@ def test_a_users_quota_of_holds_is_kept_and_told(node, shim, wait_until):
         assert first.heard.results[-1][1] == OK
     second.send(request(3, 1))
     wait_until(lambda: second.heard.results)
-    assert second.heard.results[0][1:] == (REFUSED, "you keep the GPU for 1 kernels already, and may for 1")
+    assert second.heard.results[0][1:] == (REFUSED, "you keep the GPU for 1 kernel already, and may for 1")
     assert machine.ask("PATCH", "/policy", {"hold_kernels_max": None, "hold_bytes_max": 150 * MIB})
     second.send(request(3, 2))
     wait_until(lambda: len(second.heard.results) == 2)
