@@ -58,7 +58,7 @@ def _preempt(plan: Plan, lacks: Mapping[str, int], head: Waiter) -> HostMemory |
         moment = preemptible_at(kernel, quantum_s)
         if moment is not None and moment <= plan.now and plan.is_free(kernel) and kernel is not head.kernel:
             over.append(kernel)
-    over.sort(key=lambda kernel: (kernel.resident_since, kernel.id))
+    over.sort(key=lambda kernel: (kernel.behind_until > plan.now, kernel.resident_since, kernel.id))
     chosen = _sufficient(over, lacks)
     found = plan.host_memory_for(chosen) if chosen else HostMemory.THERE
     if found in (HostMemory.PASSING, HostMemory.SHORT):

@@ -15,6 +15,7 @@ from .actions import Cause
 from .back_off import back_off_s
 from .depth import kernel_depth
 from .host_care import budget_argument, forget_trim, learn_from_park, refused_for_memory
+from .lapse_watch import LapseWatch
 from .move_outcomes import (
     PARK_BEGINS_WITHIN_S,
     PLAIN,
@@ -28,7 +29,7 @@ from .move_outcomes import (
 from .observer import Observer
 from .page import Depth, State
 from .records import KERNEL_ENDED, KernelRecord, Move, Outcome, Phase, Process
-from .snapshot import Residency
+from .snapshot import Node, Residency
 from .state import NodeState
 from .wire import CommandKind, MoveFlag, Reply, Status
 from .words import bytes_in_words, duration_in_words
@@ -51,6 +52,7 @@ class Moves:
         self._log = log
         self._on_change = on_change
         self._observer = observer
+        self._lapses = LapseWatch(state, log)
 
     def park(
         self,
@@ -145,6 +147,10 @@ class Moves:
                     move.prepared.discard(key)
                     move.gone.add(key)
             self._go_on(kernel, move)
+
+    def look_for_late_parks(self, node: Node, now: float) -> None:
+        """Count the parks that last too long; `node` is the last picture that was decided on."""
+        self._lapses.look(node, now)
 
     def refuse_park(
         self,
@@ -278,6 +284,7 @@ class Moves:
 
     def _parked(self, kernel: KernelRecord, move: Move) -> None:
         failed = failure(move, kernel)
+        self._lapses.park_ended(kernel, move, failed)
         found_less = learn_from_park(kernel, move.replies)
         done = [reply for reply in move.replies.values() if reply.status is Status.OK]
         if failed is None and (done or move.gone & kernel.processes.keys()):

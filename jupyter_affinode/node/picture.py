@@ -29,10 +29,11 @@ def kernel_picture(
     *,
     may_leave: bool,
     are_open: frozenset[str],
+    behind_until: float,
     now: float,
 ) -> Kernel:
     """A kernel that has processes. `lots_held`: bytes by process; `may_leave`: its CUDA context; `are_open`: the GPUs
-    that a kernel of another one may come to; `now` in monotonic seconds.
+    that a kernel of another one may come to; `behind_until`: others are asked first; `now` in monotonic seconds.
     """
     uses = kernel.by_gpu()
     processes = kernel.processes.values()
@@ -69,6 +70,7 @@ def kernel_picture(
         rooms=_rooms(kernel),
         park_asked=kernel.park_asked if kernel.ask_again_at <= now else None,
         retry_at=kernel.retry_at,
+        behind_until=behind_until,
         resume_retry_at=kernel.resume_retry_at,
         reclaim_after=kernel.reclaim_after,
         hopeless=_is_hopeless(kernel, now),

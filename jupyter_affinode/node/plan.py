@@ -14,17 +14,11 @@ from .actions import Action, Cause, DropCaches, GiveLots, Park, RefusePark, Resu
 from .candidates import Candidates
 from .host_room import MACHINE, HostRoom, Needs, Shortage
 from .keepers import Keepers
+from .lateness import is_given_up, is_late
 from .memory_limits import Limits
 from .settings import Settings
 from .snapshot import Kernel, Node, Residency
-from .victims import park_s, resume_s
 from .waiting import waiters
-
-# A move is late after so many times its expected duration, and some seconds in which its processes may begin and agree.
-# What moves took before is a mean, and a machine whose memory or link is busy takes a few times as long. But one
-# that never ends would keep all others on the GPU, and whoever waits for room would wait for it alone.
-LATE_TIMES, LATE_S = 4.0, 10.0
-
 
 ON_THE_MOVE = (Residency.PARKING, Residency.RESUMING)
 
@@ -66,7 +60,7 @@ class Plan:
                 continue  # nearly all of them
             if self._is_parking(kernel):
                 self._look_at_park(kernel)
-            elif kernel.residency is Residency.RESUMING and not self._is_late(kernel):
+            elif kernel.residency is Residency.RESUMING and not is_late(now, kernel, node.speeds):
                 self._host.is_passing(kernel, sum(kernel.resume_bytes.values()))
             elif kernel.is_ending:
                 self.expect_end(kernel)
@@ -87,20 +81,13 @@ class Plan:
 
     def _look_at_park(self, kernel: Kernel) -> None:
         """One that is under way."""
-        if self._is_late(kernel):
-            self._host.expect(kernel, kernel.host.budget_bytes)
+        if is_late(self.now, kernel, self.node.speeds):
+            if not is_given_up(self.now, kernel, self.node.speeds):
+                self._host.expect(kernel, kernel.host.budget_bytes)
         else:
             size = self._expect(kernel, kernel.host.budget_bytes)
             # The driver may have taken its part already; to count it twice here only means to look again later.
             self._host.is_passing(kernel, size + kernel.host.kept_bytes + kernel.image_bytes)
-
-    def _is_late(self, kernel: Kernel) -> bool:
-        """Whether a move has lasted for so long that others should not wait for what comes of it."""
-        if kernel.moves_since is None:
-            return False
-        is_park = kernel.residency is not Residency.RESUMING
-        expected = (park_s if is_park else resume_s)(kernel, self.node.speeds)
-        return self.now - kernel.moves_since > LATE_TIMES * expected + LATE_S
 
     def is_free(self, kernel: Kernel) -> bool:
         """Whether nothing is under way or decided for the kernel."""

@@ -32,7 +32,7 @@ def reclaim(plan: Plan, short: Mapping[str, int], head: Waiter, place: int) -> N
         yield from plan.candidates.blocked_behind(place, missing)
         yield from _barred_on(plan, missing, head)
 
-    found = _park_until(plan, missing, who, _park_for(plan, head))
+    found = _park_until(plan, missing, lambda: _behind_last(plan, who()), _park_for(plan, head))
     if _lacks(missing):
         found = make_room_when_full(plan, missing, head) or found
     if found is HostMemory.PASSING:
@@ -77,6 +77,17 @@ def park_idle(plan: Plan) -> None:
             if plan.is_free(kernel):  # it may have been asked to give back host memory meanwhile
                 idle = duration_in_words(plan.now - kernel.last_activity)
                 plan.park(kernel, f"idle {idle}", Cause.IDLE)
+
+
+def _behind_last(plan: Plan, kernels: Iterable[Kernel]) -> Iterator[Kernel]:
+    """The same, but last whoever is behind for parks that came to nothing (lapses.py)."""
+    behind = []
+    for kernel in kernels:
+        if kernel.behind_until > plan.now:
+            behind.append(kernel)
+        else:
+            yield kernel
+    yield from behind
 
 
 def _park_for(plan: Plan, head: Waiter) -> Callable[[Kernel], bool]:

@@ -133,6 +133,9 @@ class Kernel:
     rooms: tuple[RoomRequest, ...] = ()
     park_asked: str | None = None  # the person's own wish, in words for the log
     retry_at: float = 0.0  # no park before, after refusals (a park that was asked for is tried at once)
+    behind_until: float = (
+        0.0  # others' kernels are asked first until then: its person's parks came to nothing
+    )
     resume_retry_at: float = 0.0
     reclaim_after: float = (
         0.0  # nobody yields for its allocations before: they failed although there was room

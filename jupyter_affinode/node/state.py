@@ -15,6 +15,7 @@ from .gpus import GpuTable
 from .host import CgroupMemory, HostMemory, Known, cgroup_limits
 from .host_care import look_for_more
 from .keep import EVERYBODY, Keep, file_name
+from .lapses import Lapses
 from .neighbours import busy, by_gpu
 from .nvml import NvmlGpu, NvmlSample
 from .other_gpus import may_be_going_to, open_gpus, read_visible
@@ -56,6 +57,7 @@ class NodeState:
         self.gpus = GpuTable()
         self.reservations = ReservationBook()
         self.speeds = MoveSpeeds()
+        self.lapses = Lapses()
         self.keeps: dict[str, Keep] = {}
         self._parents_seen_at = 0.0
         self.foresight: Foresight | None = None  # what history says; used with the setting `prediction`
@@ -376,7 +378,14 @@ class NodeState:
     def _kernel(self, kernel: KernelRecord, are_open: frozenset[str], now: float) -> Kernel:
         may_leave = self.context_objection(kernel) is None
         seen = kernel_picture(
-            kernel, self.settings, self.gpus, self.lots_held, may_leave=may_leave, are_open=are_open, now=now
+            kernel,
+            self.settings,
+            self.gpus,
+            self.lots_held,
+            may_leave=may_leave,
+            are_open=are_open,
+            behind_until=self.lapses.behind_until(kernel.payer),
+            now=now,
         )
         if seen.residency is Residency.PARKING and kernel.move is None and not self._may_be_of_earlier(now):
             host = replace(

@@ -33,8 +33,13 @@ LEAST_IDLE_S = 0.001  # a clock's step; keeps the order by size among those that
 def in_order(
     now: float, kernels: Iterable[Kernel], node: Node, gpus: Collection[str] | None = None
 ) -> list[Kernel]:
-    """The kernels, the best to park first; `gpus`: where memory is wanted (None: anywhere)."""
-    return sorted(kernels, key=lambda kernel: (-worth(now, kernel, node, gpus), kernel.id))
+    """The kernels, the best to park first, and last those of people whose parks came to nothing (lapses.py). `gpus`:
+    where memory is wanted (None: anywhere).
+    """
+    return sorted(
+        kernels,
+        key=lambda kernel: (kernel.behind_until > now, -worth(now, kernel, node, gpus), kernel.id),
+    )
 
 
 def worth(now: float, kernel: Kernel, node: Node, gpus: Collection[str] | None = None) -> float:
