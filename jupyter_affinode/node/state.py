@@ -22,7 +22,7 @@ from .other_gpus import may_be_going_to, open_gpus, read_visible
 from .page import Page, PageError, State
 from .peers import parent_of
 from .picture import kernel_picture
-from .placement import place
+from .placement import PLACED_LASTS_S, Newcomer, newcomers_by_gpu, place
 from .process_start import started_at
 from .records import KernelRecord, Process
 from .remembered import Remembered
@@ -37,7 +37,6 @@ from .wire import Hello, HelloFlag
 HUNG_UP_FORGOTTEN_S = 10.0  # a live process that closed its link and does not come back runs without a shim
 UNSEEN_FORGOTTEN_S = 600.0  # a silent one whose end we cannot see; what it has on the GPU is "unmanaged" then
 BadPages = list[tuple[Process, PageError]]
-PLACED_LASTS_S = 600.0  # a kernel that was placed and has not used the GPU by then probably never will
 PARENTS_EVERY_S = 5.0
 PAGES_TELL_WITHIN_S = 1.0  # … of a move that has ended
 EARLIER_MOVE_LASTS_S = 60.0  # at memory depth, the only one where there are other people
@@ -201,15 +200,16 @@ class NodeState:
     def place(self, kernel: KernelRecord, node: Node, now: float) -> list[NvmlGpu]:
         """The GPUs that a kernel which is about to start should see, the best first; none without NVML."""
         kernel.placed = None
-        newcomers: dict[str, int] = {}
+        newcomers = []
         for other in self.kernels.values():
             if other.placed is not None:
                 gpu, since = other.placed
                 if any(map(_uses_gpu, other.processes.values())) or now - since > PLACED_LASTS_S:
                     other.placed = None
                 else:
-                    newcomers[gpu] = newcomers.get(gpu, 0) + 1
-        gpus = place(now, node, list(self.gpus.measured.values()), newcomers, self.settings)
+                    newcomers.append(Newcomer(gpu, since, other.payer, bool(other.processes)))
+        expected = newcomers_by_gpu(newcomers, kernel.payer, now)
+        gpus = place(now, node, list(self.gpus.measured.values()), expected, self.settings)
         if gpus:
             kernel.placed = gpus[0].uuid, now
         return gpus

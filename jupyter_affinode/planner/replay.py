@@ -13,12 +13,11 @@ from typing import Any
 
 from ..node import actions
 from ..node.nvml import NvmlGpu
-from ..node.placement import place
+from ..node.placement import PLACED_LASTS_S, place
 from ..node.policy import decide
 from ..node.rules import is_named, names, numbers, rule_for
 from ..node.settings import Settings
 from ..node.snapshot import Gpu, Host, Node, Residency, RoomRequest, Speed
-from ..node.state import PLACED_LASTS_S
 from .books import Books
 from .cells import ImpossiblePlan, Session
 from .machine import Machine, Speeds

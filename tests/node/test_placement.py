@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from fake_shim import GPU, MIB
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jupyter_affinode.node.nvml import NvmlGpu, NvmlSample
-from jupyter_affinode.node.placement import place
+from jupyter_affinode.node.placement import (
+    OTHERS_NEWCOMERS_MAX,
+    PLACED_LASTS_S,
+    UNSEEN_LASTS_S,
+    Newcomer,
+    newcomers_by_gpu,
+    place,
+)
 from jupyter_affinode.node.settings import GIB, Settings
 from jupyter_affinode.node.snapshot import Host, Kernel, Node, Residency
 from jupyter_affinode.node.wire import gpu_uuid
@@ -100,6 +108,57 @@ def test_the_answer_is_always_some_of_the_gpus_each_once_and_alike(gpus, kernels
     assert len({each.uuid for each in found}) == len(found)
     assert len({(each.name, each.total_bytes) for each in found}) <= 1
     assert len(found) <= 1 or not any(each.is_mig for each in found)
+
+
+# ---- made-up kernels
+
+
+def newcomers(payer, *gpus, since=NOW - 30, alive=False):
+    return [Newcomer(gpu, since, payer, alive) for gpu in gpus]
+
+
+def test_of_another_persons_new_kernels_only_a_few_count_and_not_for_long():
+    crowd = newcomers("mallory", *["a"] * 250)
+    assert newcomers_by_gpu(crowd, "alice", NOW) == {"a": OTHERS_NEWCOMERS_MAX}
+    late = newcomers("mallory", *["a"] * 250, since=NOW - UNSEEN_LASTS_S - 1)
+    assert newcomers_by_gpu(late, "alice", NOW) == {}
+    assert newcomers_by_gpu(crowd, "mallory", NOW) == {"a": 250}, "their own are theirs to spread"
+
+
+def test_people_who_start_a_kernel_each_are_spread_while_they_start():
+    people = [each for name in "bcdef" for each in newcomers(name, "a" if name < "e" else "b")]
+    assert newcomers_by_gpu(people, "alice", NOW) == {"a": 3, "b": 2}
+    slow = newcomers("bob", "a", since=NOW - 300, alive=True)
+    assert newcomers_by_gpu(slow, "alice", NOW) == {"a": 1}, (
+        "a process of it lives: it may import for minutes"
+    )
+    assert newcomers_by_gpu(slow, "alice", NOW + PLACED_LASTS_S) == {}
+
+
+def test_what_pages_claim_beyond_what_nvml_sees_steers_nobody():
+    gpus = [gpu("a", used=10), gpu("b", used=40)]
+    liar = kernel("liar", "a", 80)
+    assert chosen(gpus, liar, kernel("honest", "b", 40)) == ["a", "b"]
+    assert chosen([gpu("a", used=10), gpu("b", used=70)], kernel("k", "a", 10), kernel("l", "b", 70)) == [
+        "a",
+        "b",
+    ]
+
+
+def test_of_one_persons_parked_memory_no_more_counts_for_others_than_a_gpu_has():
+    gpus = [gpu("a"), gpu("b", used=50)]
+    liar = replace(kernel("liar", "a", 0, parked=4000), user="mallory")
+    honest = replace(kernel("honest", "b", 50), user="alice")
+    assert chosen(gpus, liar, honest) == ["a", "b"]  # 80 - 40 beside 80 - 50
+
+
+def test_made_up_footprints_make_no_newcomer_larger_than_a_gpu():
+    gpus = [gpu("a"), gpu("b", used=75)]
+    liar = kernel("liar", "elsewhere", 1 << 20)
+    assert chosen(gpus, liar, newcomers={"b": 1}) == ["a", "b"]
+    assert chosen(gpus, liar, newcomers={"a": 1}) == ["b", "a"]
+    small = [kernel(f"k{number}", "elsewhere", 5) for number in range(99)]
+    assert chosen(gpus, liar, *small, newcomers={"a": 1}) == ["a", "b"]
 
 
 # ---- through the controller
