@@ -16,9 +16,11 @@
 
 #define MAX_ASKS 64
 #define LOOK_AGAIN_NS (200 * MS_NS)
+#define LOOK_LATE_NS (5 * S_NS) /* a longer pause between two looks is none of the machine's load */
 /* Without a controller nobody yields, but others may end or free something: the allocation is tried again every second. One
  * that was killed is started anew within seconds, and one that is stuck may come to itself; after ALONE_ALL_S without one,
- * over all attempts, it is out of memory.  */
+ * over all attempts, it is out of memory. Only time in which we looked counts: where the process or the whole machine was
+ * stopped meanwhile (a frozen container, a migrated one), the link is lost, too, and the controller is there all the same.  */
 #define ALONE_NS S_NS
 #define ALONE_ALL_S 30
 #define SAY_ALONE_AFTER_NS (3 * S_NS / 2)
@@ -127,8 +129,8 @@ static CUresult wait_for_answer(struct ask *ask, struct room_wait *wait, uint32_
 			alone_since = 0;
 			interrupts_leave();
 		} else if (!link_is_connected()) {
-			wait->alone_ns += now - looked;
 			if (alone_since) {
+				wait->alone_ns += now - looked < LOOK_LATE_NS ? now - looked : LOOK_LATE_NS;
 				interrupts_look();
 			} else {
 				alone_since = now;

@@ -10,6 +10,7 @@
 
 static CUdeviceptr filler;
 static _Atomic uint64_t faster_from; /* 0: the clock runs as it does */
+static _Atomic uint64_t jumped_ns;
 
 static uint64_t true_ns(clockid_t clock)
 {
@@ -26,6 +27,8 @@ __attribute__((no_sanitize("thread", "address"))) int clock_gettime(clockid_t cl
 
 	if (clock == CLOCK_MONOTONIC && from)
 		ns += (ns - from) * (FASTER - 1);
+	if (clock == CLOCK_MONOTONIC)
+		ns += atomic_load(&jumped_ns);
 	*now = (struct timespec){(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
 	return 0;
 }
@@ -172,7 +175,7 @@ int main(int argc, char **argv)
 	uint64_t begin;
 
 	setenv("AFFINODE_SIM_MEMORY", "256MiB", 1);
-	test_begin(argc, argv, 40);
+	test_begin(argc, argv, 160); /* by its own clock, which jumps and runs */
 	cuda_start();
 	controller_accept();
 	CUDA(MemAlloc(&got, MiB(2)));
@@ -256,6 +259,14 @@ int main(int argc, char **argv)
 	controller_drop();
 	controller_accept();
 	CHECK_EQUAL(controller_noticed(AFFINODE_NOTIFY_ROOM, NULL), number);
+	/* The machine was stopped for a minute, so that the link is lost, too: no controller was missed for that long.  */
+	atomic_fetch_add(&jumped_ns, 60000000000u);
+	controller_drop();
+	begin = test_now_ns();
+	UNTIL(test_now_ns() - begin > 500000000u); /* it looks meanwhile */
+	controller_accept();
+	controller_noticed(AFFINODE_NOTIFY_ROOM, NULL);
+	CHECK_EQUAL(atomic_load(&result), -1);
 	/* And nobody comes: it goes on waiting, and is tried again by itself when somebody frees memory.  */
 	begin = test_now_ns();
 	controller_stop();
