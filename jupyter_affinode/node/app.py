@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -280,8 +281,10 @@ def _node_log(path: Path, level: Any) -> logging.Logger:
     log = logging.getLogger("affinode.node")
     log.setLevel(level)
     log.propagate = False
-    handlers: list[logging.Handler] = [RotatingFileHandler(path, maxBytes=LOG_BYTES_MAX, backupCount=1)]
-    if not _is_stderr(path):
+    handlers: list[logging.Handler] = []
+    with contextlib.suppress(OSError):  # a full disk is no reason not to serve
+        handlers.append(RotatingFileHandler(path, maxBytes=LOG_BYTES_MAX, backupCount=1))
+    if not handlers or not _is_stderr(path):
         handlers.append(logging.StreamHandler())
     for handler in handlers:
         handler.setFormatter(logging.Formatter(LOG_FORMAT, "%Y-%m-%d %H:%M:%S"))

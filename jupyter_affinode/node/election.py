@@ -5,6 +5,7 @@ A lock is held by an open file, so it ends with its process however that ends; t
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from pathlib import Path
@@ -66,8 +67,9 @@ class Election:
         except BlockingIOError:
             os.close(descriptor)
             return False
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"process {os.getpid()} ({self._socket})\n".encode())
+        with contextlib.suppress(OSError):  # who it is, for people: a full disk is no reason not to serve
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"process {os.getpid()} ({self._socket})\n".encode())
         self._files[path] = descriptor
         return True
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from fake_shim import MIB
 
 from jupyter_affinode.node.election import AlreadyServed, Election, GpuServed
 
@@ -61,6 +62,18 @@ def test_it_ends_when_its_files_are_removed_and_another_can_serve(machine):
             file.unlink(missing_ok=True)  # a database comes and goes with its journal
     assert process.wait(timeout=15) == 4
     assert machine.start_controller().pid == machine.controller_pid()
+
+
+def test_where_no_file_can_be_written_it_serves_all_the_same(machine, shim, wait_until):
+    """The limit on a file's size stands in for a full disk."""
+    limited = ("sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *CONTROLLER)
+    machine.start(*limited, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_until(lambda: machine.node() is not None, timeout=30)
+    shim("k", resident=300 * MIB)
+    wait_until(lambda: machine.kernel("k"))
+    assert machine.ask("POST", "/kernels/k/hold", {})[0] == 200
+    assert machine.ask("POST", "/kernels/k/park", {})[0] == 200
+    assert machine.kernel("k")["residency"] == "parked"
 
 
 def test_bad_settings_are_refused_at_the_start(machine):
