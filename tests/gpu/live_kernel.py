@@ -6,10 +6,12 @@ import asyncio
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pynvml
@@ -48,7 +50,11 @@ class LiveKernel:
     """Executes cells; `managed=False` starts the twin that is never parked. `env` is added to its environment."""
 
     def __init__(self, *, managed: bool = True, env: Mapping[str, str] | None = None) -> None:
-        self.manager = KernelManager(kernel_name="python3")
+        # By sockets in a folder: a TCP port that was free when it was chosen may be taken when the kernel binds it.
+        self._sockets = tempfile.TemporaryDirectory(prefix="affinode-k-", dir="/tmp")
+        self.manager = KernelManager(
+            kernel_name="python3", transport="ipc", ip=str(Path(self._sockets.name) / "kernel")
+        )
         env = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false", **(env or {})}
         if not managed:
             env["AFFINODE_DISABLE"] = "1"
@@ -109,6 +115,7 @@ class LiveKernel:
         begin = time.monotonic()
         self.client.stop_channels()
         self.manager.shutdown_kernel()
+        self._sockets.cleanup()
         return time.monotonic() - begin
 
 
