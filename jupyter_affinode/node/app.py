@@ -195,6 +195,9 @@ class NodeController(AccessTraits, HistoryTraits, QueueTraits, JupyterApp):
     def _default_log_level(self) -> int:
         return logging.INFO
 
+    def migrate_config(self) -> None:
+        """Nothing: IPython never had settings of ours, and a disk that is full keeps nobody from starting."""
+
     def policy_settings(self) -> Settings:
         """The traits as settings. Raises SettingsRefused."""
         names = _DEFAULTS.as_dict()
