@@ -50,8 +50,8 @@ print(json.dumps({"took_s": took, "wrong": 0}), flush=True)
 value = 0
 for turn, _ in enumerate(sys.stdin, 1):
     started = time.monotonic()
-    driver.synchronize()
-    took, wrong = time.monotonic() - started, 0
+    driver.call("cuMemcpyDtoH_v2", word, ctypes.c_uint64(block), ctypes.c_size_t(4))
+    took, wrong = time.monotonic() - started, int(word[0] != value)
     for at in range(block + 4 * (turn % 1000), block + size, 1 << 21):
         driver.call("cuMemcpyDtoH_v2", word, ctypes.c_uint64(at), ctypes.c_size_t(4))
         wrong += word[0] != value
