@@ -23,7 +23,7 @@ GRAIN_BYTES = 2 * MIB  # kernels' memory comes in such pieces (shim/src/blocks.c
 def delays_nobody(plan: Plan, needs: Mapping[str, int], ahead: Mapping[str, Waiter]) -> bool:
     """Whether nobody in `ahead` (by GPU, the first that waits for it) waits longer if `needs` are given."""
     for uuid, head in ahead.items():
-        margin = beside(plan, head) if uuid in head.kernel.elsewhere else plan.settings.margin_bytes
+        margin = beside(plan, uuid) if uuid in head.kernel.elsewhere else plan.settings.margin_bytes
         lacks = head.needs[uuid] + margin - plan.room[uuid]
         if delays(lacks, needs[uuid], _yields(plan, uuid, head)):
             return False

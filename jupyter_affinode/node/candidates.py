@@ -7,6 +7,7 @@ look does not begin with those that are taken already.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import itemgetter
@@ -58,7 +59,7 @@ class Candidates:
         ordered = self._eligible_on.get(where)
         if ordered is None:
             found = filter(self._is_eligible, self._holding(where))
-            gpus = None if any(resource in self._limits.caps for resource in where) else where
+            gpus = where if where.isdisjoint(self._limits.caps) else None
             ordered = self._eligible_on[where] = victims.in_order(self._now, found, self._node, gpus)[::-1]
         while ordered and not self._is_free(ordered[-1]):
             ordered.pop()
@@ -113,22 +114,32 @@ class Candidates:
         """Kernels with movable memory in one of the resources, each once."""
         if len(resources) == 1:
             (resource,) = resources
-            return self._holding_one.get(resource, ())
-        found = {kernel.id: kernel for each in resources for kernel in self._holding_one.get(each, ())}
+            return self._holding_one(resource)
+        found = {kernel.id: kernel for each in resources for kernel in self._holding_one(each)}
         return list(found.values())
 
+    def _holding_one(self, resource: str) -> Sequence[Kernel]:
+        index = self._by_limit if resource in self._limits.caps else self._by_gpu
+        return index.get(resource, ())
+
     @cached_property
-    def _holding_one(self) -> Mapping[str, Sequence[Kernel]]:
-        """By resource."""
-        index: dict[str, list[Kernel]] = {}
+    def _by_gpu(self) -> Mapping[str, Sequence[Kernel]]:
+        """Those with movable memory on each GPU."""
+        index: dict[str, list[Kernel]] = defaultdict(list)
         for kernel in self._node.kernels:
             for uuid, size in kernel.resident_bytes.items():
                 if size:
-                    index.setdefault(uuid, []).append(kernel)
-        for kernel in self._node.kernels if self._limits else ():
-            if kernel.movable_bytes:
+                    index[uuid].append(kernel)
+        return index
+
+    @cached_property
+    def _by_limit(self) -> Mapping[str, Sequence[Kernel]]:
+        """Those whose movable memory counts in each limit."""
+        index: dict[str, list[Kernel]] = defaultdict(list)
+        for kernel in self._node.kernels:
+            if _has_memory(kernel):
                 for limit in self._limits.of(kernel.id):
-                    index.setdefault(limit, []).append(kernel)
+                    index[limit].append(kernel)
         return index
 
     @cached_property
@@ -137,6 +148,8 @@ class Candidates:
         places: dict[str, Blocked] = {}
         for place, waiter in enumerate(self._queue):
             kernel = waiter.kernel
+            if not _has_memory(kernel):
+                continue  # most of them are parked as a whole
             if self._may_be_blocked(kernel) and may_yield(kernel, self._now):
                 first = places[kernel.id][1] if kernel.id in places else place
                 places[kernel.id] = place, first, kernel
@@ -149,8 +162,7 @@ class Candidates:
         """
         if kernel.residency is not Residency.QUEUED:
             return kernel.residency is Residency.RESIDENT
-        is_idle = self._now - kernel.last_activity >= self._settings.queue_idle_timeout_s
-        return is_idle and kernel.movable_bytes > 0
+        return self._now - kernel.last_activity >= self._settings.queue_idle_timeout_s
 
     @cached_property
     def _reserved(self) -> Mapping[str, int]:
@@ -159,6 +171,11 @@ class Candidates:
         for reserved in self._node.reservations:
             total[reserved.gpu] = total.get(reserved.gpu, 0) + reserved.bytes
         return total
+
+
+def _has_memory(kernel: Kernel) -> bool:
+    """Whether it has anything on a GPU that could yield."""
+    return any(kernel.resident_bytes.values())
 
 
 def may_yield(kernel: Kernel, now: float) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from .actions import Cause, Resume
+from .actions import Cause
 from .plan import HostMemory, Plan
 from .reclaiming import make_way
 from .snapshot import Kernel, Waiter
@@ -56,13 +56,13 @@ def look_elsewhere(plan: Plan, waiter: Waiter, lines: Lines, *, is_first: bool) 
     ]
     if not choices:
         return Found.NOTHING
-    fitting = [there for there in choices if plan.fits(plan.limits.needs(there), beside(plan, there))]
+    fitting = [there for there in choices if plan.fits(plan.limits.needs(there), beside(plan, _gpu(there)))]
     if fitting:
         _resume(plan, max(fitting, key=lambda there: plan.room[_gpu(there)]))
         return Found.ROOM
     short = plan.shortage(plan.limits.needs(waiter))
     is_on_its_way = is_first and not short
-    if is_on_its_way or any(resource in plan.limits.caps for resource in short):
+    if is_on_its_way or plan.limits.among(short):
         return Found.NOTHING  # it does not wait for a GPU
     there = _with_room_to_come(plan, waiter, choices, short if is_first else None)
     if there is None:
@@ -123,20 +123,19 @@ def _is_barred(plan: Plan, there: Waiter) -> bool:
 def _resume(plan: Plan, there: Waiter) -> None:
     kernel, waited = there.kernel, duration_in_words(plan.now - there.since)
     reason = f"it waited {waited}, and its own GPU is full"
-    plan.act(Resume(kernel.id, dict(there.needs), reason, Cause.CELL, _gpu(there)))
-    plan.take_room(plan.limits.needs(there))
+    plan.resume(kernel, plan.limits.needs(there), reason, Cause.CELL, elsewhere=there.needs)
 
 
 def _lacks(plan: Plan, there: Waiter) -> int:
     """What is missing on a GPU when everything under way is done."""
     uuid = _gpu(there)
     coming = plan.room.get(uuid, 0) + plan.incoming.get(uuid, 0)
-    return there.needs[uuid] + beside(plan, there) - coming
+    return there.needs[uuid] + beside(plan, uuid) - coming
 
 
-def beside(plan: Plan, there: Waiter) -> int:
-    """What stays free beside somebody from elsewhere, in bytes: nobody comes to make a GPU run low."""
-    gpu = plan.node.gpus.get(_gpu(there))
+def beside(plan: Plan, uuid: str) -> int:
+    """What stays free of a GPU beside somebody from elsewhere, in bytes: nobody comes to make a GPU run low."""
+    gpu = plan.node.gpus.get(uuid)
     total = (gpu.total_bytes or 0) if gpu is not None else 0
     return int(plan.settings.low_watermark * total) + plan.settings.margin_bytes
 
@@ -145,7 +144,7 @@ def _could_fit(plan: Plan, there: Waiter) -> bool:
     """Whether the GPU is large enough for it, were it empty."""
     gpu = plan.node.gpus.get(_gpu(there))
     return gpu is not None and (
-        gpu.total_bytes is None or there.needs[gpu.uuid] + beside(plan, there) <= gpu.total_bytes
+        gpu.total_bytes is None or there.needs[gpu.uuid] + beside(plan, gpu.uuid) <= gpu.total_bytes
     )
 
 

@@ -20,9 +20,11 @@ def make_room_when_full(plan: Plan, missing: Mapping[str, int], head: Waiter) ->
     """Make busy kernels yield for the head of a line, or nobody if that would not suffice. What of host memory is in
     the way, if anything is.
     """
+    if plan.settings.when_full == "wait" or plan.limits.among(missing):
+        return None
     margin = plan.settings.margin_bytes  # a courtesy: nobody is interrupted for that alone
     lacks = {resource: size - margin for resource, size in missing.items() if size > margin}
-    if not lacks or any(resource in plan.limits.caps for resource in missing):
+    if not lacks:
         return None
     if plan.settings.when_full == "time_slice":
         return _preempt(plan, lacks, head)

@@ -143,12 +143,14 @@ class HostRoom:
 
     def shortage(self, wanted: Mapping[str, int], coming: Mapping[str, int]) -> Shortage:
         """What is missing of what is wanted (by place) even when what is `coming` is there; {}: nothing."""
-        lacks = {
-            place: size - self._left[place] - coming.get(place, 0)
-            for place, size in wanted.items()
-            if size > 0
-        }
-        return {place: size for place, size in lacks.items() if size > 0}
+        short = {}
+        for place, size in wanted.items():
+            lacks = size - self._left[place]
+            if size > 0 and lacks > 0:
+                lacks -= coming.get(place, 0)
+                if lacks > 0:
+                    short[place] = lacks
+        return short
 
     def without_passing(self, short: Shortage) -> Shortage:
         """What of it is still short when those that are on the move have arrived and gave back what they can."""

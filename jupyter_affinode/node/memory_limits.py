@@ -8,6 +8,7 @@ itself (allocations that meet no full GPU are not asked about) may still come ba
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from .rules import rule_for, sizes
 from .settings import Settings
@@ -15,7 +16,17 @@ from .snapshot import Kernel, Node, Waiter
 
 USER, GROUP = "user ", "group "  # before the name; no GPU is called so
 
+NOTHING: Mapping[str, int] = {}
+
 Whose = tuple[str, tuple[str, ...], int | None]  # user, groups, what the user's grant allows
+
+
+@dataclass(slots=True)
+class _Account:
+    """Kernels of the same user, groups and grant: they count in the same limits."""
+
+    keys: tuple[str, ...]
+    used_bytes: int = 0
 
 
 class Limits:
@@ -24,8 +35,8 @@ class Limits:
     def __init__(self, node: Node, settings: Settings):
         self.caps: dict[str, int] = {}
         self.room: dict[str, int] = {}
-        self._keys: dict[str, tuple[str, ...]] = {}  # by kernel
-        self._used: dict[str, int] = {}  # by kernel
+        self._accounts: dict[str, _Account] = {}  # by kernel, of those that count in any
+        self._used: dict[str, int] = {}  # by kernel, of the same
         self._frees: dict[str, Mapping[str, int]] = {}  # by kernel, of those that were asked about
         users, groups = sizes(settings.user_limits), sizes(settings.group_limits)
         if users or groups or any(kernel.limit_bytes is not None for kernel in node.kernels):
@@ -36,30 +47,40 @@ class Limits:
 
     def of(self, kernel_id: str) -> tuple[str, ...]:
         """The limits that a kernel counts in."""
-        return self._keys.get(kernel_id, ())
+        account = self._accounts.get(kernel_id)
+        return () if account is None else account.keys
+
+    def among(self, resources: Mapping[str, int]) -> dict[str, int]:
+        """Those of the resources that are limits."""
+        return {key: size for key, size in resources.items() if key in self.caps} if self.caps else {}
 
     def needs(self, waiter: Waiter) -> Mapping[str, int]:
         """What serving a waiter takes, of the GPUs and of its limits."""
-        keys = self._keys.get(waiter.kernel.id)
-        if not keys:
-            return waiter.needs
-        size, needs = sum(waiter.needs.values()), dict(waiter.needs)
-        for key in keys:
-            needs[key] = size
-            if waiter.room is None:  # who is larger than its limit comes back when it is the only one
-                left = self.caps[key] - self._used[waiter.kernel.id]
-                if left < size:
-                    needs[key] = max(left, 0)
-        return needs
+        counts = self.counts(waiter)
+        return {**waiter.needs, **counts} if counts else waiter.needs
+
+    def counts(self, waiter: Waiter) -> Mapping[str, int]:
+        """What serving a waiter takes of its limits."""
+        account = self._accounts.get(waiter.kernel.id)
+        if account is None:
+            return NOTHING
+        size = sum(waiter.needs.values())
+        counts = dict.fromkeys(account.keys, size)
+        if waiter.room is None:  # who is larger than its limit comes back when it is the only one
+            used = self._used[waiter.kernel.id]
+            for key in account.keys:
+                if self.caps[key] < used + size:
+                    counts[key] = max(self.caps[key] - used, 0)
+        return counts
 
     def frees(self, kernel: Kernel) -> Mapping[str, int]:
         """What parking a kernel gives back, of the GPUs and of its limits."""
-        keys = self._keys.get(kernel.id)
-        if not keys:
+        account = self._accounts.get(kernel.id)
+        if account is None:
             return kernel.frees_bytes
         frees = self._frees.get(kernel.id)
         if frees is None:
-            frees = {**kernel.frees_bytes, **dict.fromkeys(keys, kernel.movable_bytes)}
+            frees = {**kernel.frees_bytes, **dict.fromkeys(account.keys, kernel.movable_bytes)}
             self._frees[kernel.id] = frees
         return frees
 
@@ -72,27 +93,26 @@ class Limits:
         return None
 
     def _look(self, node: Node, users: Mapping[str, int], groups: Mapping[str, int]) -> None:
-        """See who has how much; those of the same user, groups and grant count in the same limits."""
-        keys_of: dict[Whose, tuple[str, ...]] = {}
-        used_of: dict[tuple[str, ...], int] = {}  # by limits
+        """See who has how much."""
+        accounts: dict[Whose, _Account] = {}
         for kernel in node.kernels:
             whose = kernel.user, kernel.groups, kernel.limit_bytes
-            keys = keys_of.get(whose)
-            if keys is None:
-                keys = keys_of[whose] = self._keys_of(whose, users, groups)
-            if keys:
-                size = sum(kernel.resident_bytes.values()) + sum(kernel.fixed_bytes.values())
-                self._keys[kernel.id], self._used[kernel.id] = keys, size
-                used_of[keys] = used_of.get(keys, 0) + size
+            account = accounts.get(whose)
+            if account is None:
+                account = accounts[whose] = _Account(self._keys_of(whose, users, groups))
+            if account.keys:
+                used = sum(kernel.resident_bytes.values()) + sum(kernel.fixed_bytes.values())
+                self._accounts[kernel.id], self._used[kernel.id] = account, used
+                account.used_bytes += used
         for reserved in node.reservations:
-            keys = self.of(reserved.kernel_id)
-            if keys and not reserved.is_taken:
+            account = self._accounts.get(reserved.kernel_id)
+            if account is not None and not reserved.is_taken:
                 self._used[reserved.kernel_id] += reserved.bytes
-                used_of[keys] += reserved.bytes
+                account.used_bytes += reserved.bytes
         self.room = dict(self.caps)
-        for keys, size in used_of.items():
-            for key in keys:
-                self.room[key] -= size
+        for account in accounts.values():
+            for key in account.keys:
+                self.room[key] -= account.used_bytes
 
     def _keys_of(self, whose: Whose, users: Mapping[str, int], groups: Mapping[str, int]) -> tuple[str, ...]:
         """The limits that kernels of somebody count in, noted with their sizes."""

@@ -97,15 +97,25 @@ class Plan:
         """Decide on an action."""
         self._taken.add(action.kernel_id)
         self.actions.append(action)
-        if isinstance(action, Resume):
-            kernel = self._by_id[action.kernel_id]
-            self._host.is_passing(kernel, sum(kernel.resume_bytes.values()))
         if "_keepers" in self.__dict__:
             self._keepers.drop(action.kernel_id)
 
-    @cached_property
-    def _by_id(self) -> Mapping[str, Kernel]:
-        return {kernel.id: kernel for kernel in self.node.kernels}
+    def resume(
+        self,
+        kernel: Kernel,
+        needs: Mapping[str, int],
+        reason: str,
+        cause: Cause,
+        *,
+        elsewhere: Mapping[str, int] | None = None,
+    ) -> None:
+        """Decide to bring a kernel back, which takes `needs`. `elsewhere`: what that is of one other GPU, if it is
+        to go there.
+        """
+        gpu = next(iter(elsewhere)) if elsewhere else None
+        self.act(Resume(kernel.id, elsewhere or kernel.resume_bytes, reason, cause, gpu))
+        self._host.is_passing(kernel, sum(kernel.resume_bytes.values()))
+        self.take_room(needs)
 
     # ---- room
 
@@ -126,6 +136,13 @@ class Plan:
             if need and missing > 0:
                 short[resource] = missing
         return short
+
+    def is_room_coming(self, needs: Mapping[str, int]) -> bool:
+        """Whether room is on its way in anything of which somebody needs a part."""
+        for resource in needs:
+            if self.incoming.get(resource):
+                return True
+        return False
 
     def take_room(self, needs: Mapping[str, int]) -> None:
         """Use up room."""
@@ -178,13 +195,14 @@ class Plan:
         if self.settings.drop_caches_before_park and kernel.can_drop_caches and is_between_cells:
             self.act(DropCaches(kernel.id, reason))
             return True
-        found = self.host_memory_for([kernel])
+        wanted = self._wanted([kernel])
+        found = self._host_memory_for(wanted, [kernel])
         needs = self._host.needs(kernel)
         if found in (HostMemory.PASSING, HostMemory.SHORT):
             if kernel.park_asked is not None:  # whoever asked is told at once
                 self._refused.setdefault(kernel.id, self._host.refusal(kernel, needs))
             return False
-        if found is HostMemory.THERE and self._host.shortage(self._wanted([kernel]), {}):
+        if found is HostMemory.THERE and self._host.shortage(wanted, {}):
             self._await(kernel, needs)
             return True
         budget = self._host.budget(kernel)
@@ -206,10 +224,13 @@ class Plan:
 
     def host_memory_for(self, kernels: Sequence[Kernel], beside_bytes: int = 0) -> HostMemory:
         """Whether they could be parked, all of them, and `beside_bytes` more taken on the machine."""
-        if self._is_host_awaited and not all(kernel.park_asked for kernel in kernels):
-            return HostMemory.PASSING
         wanted = self._wanted(kernels)
         wanted[MACHINE] = wanted.get(MACHINE, 0) + beside_bytes
+        return self._host_memory_for(wanted, kernels)
+
+    def _host_memory_for(self, wanted: Mapping[str, int], kernels: Sequence[Kernel]) -> HostMemory:
+        if self._is_host_awaited and not all(kernel.park_asked for kernel in kernels):
+            return HostMemory.PASSING
         short = self._shortage(wanted)
         short = self._keepers.left(short, kernels) if short else short
         if not short:

@@ -8,7 +8,7 @@ The same function runs in the controller, in the planner and, with a virtual clo
 from __future__ import annotations
 
 from . import victims
-from .actions import Action, Cause, RefusePark, Resume
+from .actions import Action, Cause, RefusePark
 from .eligibility import eligible_at
 from .plan import Plan
 from .reclaiming import keep_limits, park_idle, reclaim_watermark
@@ -70,8 +70,7 @@ def mend_splits(plan: Plan) -> None:
             continue
         if kernel.resume_retry_at <= plan.now and plan.fits(kernel.resume_bytes, plan.settings.margin_bytes):
             reason = "its other processes are on the GPU"
-            plan.act(Resume(kernel.id, kernel.resume_bytes, reason, Cause.SPLIT))
-            plan.take_room(kernel.resume_bytes)
+            plan.resume(kernel, kernel.resume_bytes, reason, Cause.SPLIT)
 
 
 def prefetch(plan: Plan) -> None:
@@ -96,8 +95,7 @@ def prefetch(plan: Plan) -> None:
             default=0,
         )
         if plan.fits(needs, spare + plan.settings.margin_bytes):
-            plan.act(Resume(kernel.id, kernel.resume_bytes, "it is about to be used", Cause.PREFETCH))
-            plan.take_room(needs)
+            plan.resume(kernel, needs, "it is about to be used", Cause.PREFETCH)
 
 
 def give_lots(plan: Plan) -> None:

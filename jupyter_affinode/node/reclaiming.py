@@ -10,7 +10,7 @@ from .full import make_room_when_full
 from .plan import HostMemory, Plan
 from .snapshot import Kernel, Waiter
 from .words import bytes_in_words, duration_in_words
-from .yielding import subtract, who_yields
+from .yielding import is_nothing, subtract, who_yields
 
 
 def reclaim(plan: Plan, short: Mapping[str, int], head: Waiter, place: int) -> None:
@@ -33,7 +33,7 @@ def reclaim(plan: Plan, short: Mapping[str, int], head: Waiter, place: int) -> N
         yield from _barred_on(plan, missing, head)
 
     found = _park_until(plan, missing, lambda: _behind_last(plan, who()), _park_for(plan, head))
-    if _lacks(missing):
+    if not is_nothing(missing):
         found = make_room_when_full(plan, missing, head) or found
     if found is HostMemory.PASSING:
         plan.await_host_memory()
@@ -92,8 +92,12 @@ def _behind_last(plan: Plan, kernels: Iterable[Kernel]) -> Iterator[Kernel]:
 
 def _park_for(plan: Plan, head: Waiter) -> Callable[[Kernel], bool]:
     """How somebody is parked for the head of a line."""
-    reason = f"room for {bytes_in_words(sum(head.needs.values()))}"
-    return lambda kernel: plan.park(kernel, reason, Cause.ROOM, for_kernel=head.kernel.id)
+
+    def park(kernel: Kernel) -> bool:
+        reason = f"room for {bytes_in_words(sum(head.needs.values()))}"
+        return plan.park(kernel, reason, Cause.ROOM, for_kernel=head.kernel.id)
+
+    return park
 
 
 def _reclaim_all(plan: Plan, resource: str, size: int, park: Callable[[Kernel], bool]) -> None:
@@ -129,7 +133,3 @@ def _barred_on(plan: Plan, resources: Mapping[str, int], head: Waiter) -> Iterat
     for kernel in plan.candidates.resident_on(resources) if plan.barred else ():
         if kernel.id in plan.barred and kernel is not head.kernel and may_yield(kernel, plan.now):
             yield kernel
-
-
-def _lacks(missing: Mapping[str, int]) -> bool:
-    return any(size > 0 for size in missing.values())

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from .actions import Cause, DenyRoom, GrantRoom, Resume
+from .actions import Cause, DenyRoom, GrantRoom
 from .backfill import delays_nobody
 from .elsewhere import Found, Lines, look_elsewhere
 from .plan import Plan
@@ -26,27 +26,36 @@ def serve_queue(plan: Plan) -> None:
     Some may be served on another GPU than their own (elsewhere.py).
     """
     lines = Lines()
-    heads, backfill, is_limited = lines.heads, plan.settings.backfill, bool(plan.limits)
+    heads, backfill = lines.heads, plan.settings.backfill
     for place, waiter in enumerate(plan.queue):
-        if not plan.is_free(waiter.kernel):
+        kernel = waiter.kernel
+        if not plan.is_free(kernel):
             continue
-        needs = plan.limits.needs(waiter) if is_limited else waiter.needs
-        ahead = [uuid for uuid, need in waiter.needs.items() if need and uuid in heads] if heads else None
-        if ahead:
-            if backfill and _may_go_first(plan, waiter, needs, heads, ahead):
-                _give(plan, waiter, needs)
-            elif not (waiter.kernel.elsewhere and _goes_elsewhere(plan, waiter, lines)):
-                _stand(plan, heads, waiter, needs)
+        if heads and _is_behind(waiter, heads):
+            if backfill and _may_go_first(plan, waiter, heads):
+                _give(plan, waiter, plan.limits.needs(waiter))
+            elif not (kernel.elsewhere and _goes_elsewhere(plan, waiter, lines)):
+                _stand(plan, heads, waiter)
         elif is_hopeless(plan, waiter):
             if waiter.room is not None:
                 _deny_when_sure(plan, waiter, waiter.room)
             else:
                 _goes_elsewhere(plan, waiter, lines)
-        elif waiter.room is None and waiter.kernel.resume_retry_at > plan.now:
+        elif waiter.room is None and kernel.resume_retry_at > plan.now:
             pass
-        elif not _serve(plan, waiter, needs, place, lines):
-            is_passed = waiter.kernel.id in plan.barred or _lacks_limit_alone(plan, needs)
-            _stand(plan, None if is_passed else heads, waiter, needs)
+        else:
+            needs = plan.limits.needs(waiter)
+            if not _serve(plan, waiter, needs, place, lines):
+                is_passed = kernel.id in plan.barred or _lacks_limit_alone(plan, needs)
+                _stand(plan, None if is_passed else heads, waiter)
+
+
+def _is_behind(waiter: Waiter, heads: Mapping[str, Waiter]) -> bool:
+    """Whether others wait ahead of it for any of its GPUs."""
+    for uuid, need in waiter.needs.items():
+        if need and uuid in heads:
+            return True
+    return False
 
 
 def is_hopeless(plan: Plan, waiter: Waiter) -> bool:
@@ -75,33 +84,27 @@ def _lacks_limit_alone(plan: Plan, needs: Mapping[str, int]) -> bool:
     if not plan.limits:
         return False
     short = plan.shortage(needs)
-    return bool(short) and all(resource in plan.limits.caps for resource in short)
+    return bool(short) and len(plan.limits.among(short)) == len(short)
 
 
-def _stand(plan: Plan, heads: dict[str, Waiter] | None, waiter: Waiter, needs: Mapping[str, int]) -> None:
+def _stand(plan: Plan, heads: dict[str, Waiter] | None, waiter: Waiter) -> None:
     """A waiter that is not served holds up those behind it on its GPUs (in `heads`) and in its limits."""
     if heads is not None:
         for uuid, need in waiter.needs.items():
             if need and uuid not in heads:
                 heads[uuid] = waiter
-    if needs is not waiter.needs:
-        for limit in plan.limits.of(waiter.kernel.id):
-            plan.room[limit] -= needs[limit]
+    plan.take_room(plan.limits.counts(waiter))
 
 
-def _may_go_first(
-    plan: Plan,
-    waiter: Waiter,
-    needs: Mapping[str, int],
-    heads: Mapping[str, Waiter],
-    ahead: Iterable[str],
-) -> bool:
+def _may_go_first(plan: Plan, waiter: Waiter, heads: Mapping[str, Waiter]) -> bool:
     """Whether a waiter can be served now although others wait ahead of it."""
+    needs = plan.limits.needs(waiter)
     if not plan.fits(needs, plan.settings.margin_bytes) or _is_too_fresh(plan, waiter):
         return False
     if is_hopeless(plan, waiter) or (waiter.room is None and waiter.kernel.resume_retry_at > plan.now):
         return False
-    return delays_nobody(plan, waiter.needs, {uuid: heads[uuid] for uuid in ahead})
+    ahead = {uuid: heads[uuid] for uuid, need in waiter.needs.items() if need and uuid in heads}
+    return delays_nobody(plan, waiter.needs, ahead)
 
 
 def _goes_elsewhere(plan: Plan, waiter: Waiter, lines: Lines) -> bool:
@@ -120,10 +123,10 @@ def _serve(plan: Plan, waiter: Waiter, needs: Mapping[str, int], place: int, lin
         if found is not Found.NOTHING:
             return found is Found.ROOM
         short = plan.shortage(needs)
-        own = {resource: size for resource, size in short.items() if resource in plan.limits.caps}
         if short and waiter.kernel.reclaim_after <= plan.now:
-            reclaim(plan, own or short, waiter, place)  # others need not yield before its own limit has room
-        if any(plan.incoming.get(resource, 0) for resource in needs):
+            own = plan.limits.among(short)  # others need not yield before these have room
+            reclaim(plan, own or short, waiter, place)
+        if plan.is_room_coming(needs):
             return False
         if not plan.fits(needs, LAST_RESERVES) and not _may_try_blindly(plan, waiter, needs):
             return False
@@ -136,10 +139,10 @@ def _give(plan: Plan, waiter: Waiter, needs: Mapping[str, int]) -> None:
     kernel, room = waiter.kernel, waiter.room
     if room is not None:
         plan.act(GrantRoom(kernel.id, room.key, room.gpu, room.bytes))
+        plan.take_room(needs)
     else:
         waited = duration_in_words(plan.now - waiter.since)
-        plan.act(Resume(kernel.id, kernel.resume_bytes, f"it waited {waited}", Cause.CELL))
-    plan.take_room(needs)
+        plan.resume(kernel, needs, f"it waited {waited}", Cause.CELL)
 
 
 def _is_too_fresh(plan: Plan, waiter: Waiter) -> bool:

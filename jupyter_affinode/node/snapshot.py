@@ -170,10 +170,10 @@ class Kernel:
         return sum(sum(part.values()) for part in (self.resident_bytes, self.parked_bytes, self.fixed_bytes))
 
     @property
-    def resume_bytes(self) -> dict[str, int]:
+    def resume_bytes(self) -> Mapping[str, int]:
         """Room that bringing it back takes."""
         if not self.context_bytes:
-            return dict(self.parked_bytes)
+            return self.parked_bytes
         return {uuid: size + self.context_bytes.get(uuid, 0) for uuid, size in self.parked_bytes.items()}
 
     @property
@@ -198,9 +198,9 @@ class Kernel:
     @property
     def frees_bytes(self) -> Mapping[str, int]:
         """What parking it would free by GPU."""
-        if not self.leaves_bytes:
-            return self.believed_bytes
         leaves = self.leaves_bytes
+        if not leaves:
+            return self.believed_bytes if self.most_bytes else self.resident_bytes
         return {uuid: size + leaves.get(uuid, 0) for uuid, size in self.believed_bytes.items()}
 
 

@@ -308,7 +308,7 @@ class NodeState:
         """
         if not self._may_be_of_earlier(now):
             return {}
-        needs = seen.resume_bytes
+        needs = dict(seen.resume_bytes)
         others = may_be_going_to(self.kernels[seen.id], self.gpus)
         needs.update(dict.fromkeys(others, sum(needs.values())))
         sizes = self.gpus.sizes or {}

@@ -13,7 +13,7 @@ the GPU's users to say: with `when_full="wait"` until they are idle for their ti
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from typing import Protocol
 
@@ -30,7 +30,7 @@ class HasSince(Protocol):
         """From when on, on the monotonic clock."""
 
 
-AWAY = (Residency.PARKED, Residency.QUEUED, Residency.RESUMING)
+AWAY = (Residency.QUEUED, Residency.PARKED, Residency.RESUMING)
 
 
 def waiters(node: Node, settings: Settings) -> list[Waiter]:
@@ -39,15 +39,19 @@ def waiters(node: Node, settings: Settings) -> list[Waiter]:
         tuple[float, float, str, int, Waiter]
     ] = []  # the last two: a kernel's rooms keep their order
     for kernel in node.kernels:
-        rooms = kernel.rooms
-        if (kernel.wants_since is None and not rooms) or kernel.is_dying:
+        since, rooms = kernel.wants_since, kernel.rooms
+        if (since is None and not rooms) or kernel.is_dying:
             continue
         head_start_s = 0.0
         if kernel.priority:
             head_start_s = min(max(kernel.priority, PRIORITY_MIN), PRIORITY_MAX) * settings.ageing_s
         if kernel.residency in AWAY:
-            waiter = _resume(kernel)
-            places.append((waiter.since - head_start_s, waiter.since, kernel.id, 0, waiter))
+            needs = kernel.resume_bytes
+            if rooms:
+                since, needs = _with_rooms(kernel, needs)
+            assert since is not None
+            waiter = Waiter(kernel, since, needs)
+            places.append((since - head_start_s, since, kernel.id, 0, waiter))
             continue
         for number, room in enumerate(rooms if len(rooms) == 1 else sorted(rooms, key=attrgetter("key"))):
             waiter = Waiter(kernel, room.since, {room.gpu: room.bytes}, room)
@@ -58,7 +62,7 @@ def waiters(node: Node, settings: Settings) -> list[Waiter]:
 
 def waits_since(queue: Iterable[HasSince]) -> float | None:
     """From when on, who waits longest; None: nobody waits."""
-    return min((waiter.since for waiter in queue), default=None)
+    return min([waiter.since for waiter in queue], default=None)
 
 
 def overtaking_s(settings: Settings) -> float:
@@ -66,13 +70,12 @@ def overtaking_s(settings: Settings) -> float:
     return (PRIORITY_MAX - PRIORITY_MIN) * settings.ageing_s
 
 
-def _resume(kernel: Kernel) -> Waiter:
-    """A parked kernel waits once, for all it had and for the largest allocation that it was parked in."""
-    needs, since = kernel.resume_bytes, kernel.wants_since
-    if kernel.rooms:
-        for gpu in dict.fromkeys(room.gpu for room in kernel.rooms):
-            needs[gpu] = needs.get(gpu, 0) + max(room.bytes for room in kernel.rooms if room.gpu == gpu)
-        earliest = min(room.since for room in kernel.rooms)
-        since = earliest if since is None else min(since, earliest)
-    assert since is not None
-    return Waiter(kernel, since, needs)
+def _with_rooms(kernel: Kernel, parked: Mapping[str, int]) -> tuple[float, Mapping[str, int]]:
+    """Since when a parked kernel with open allocations waits, and for what: it waits once, for all it had and for the
+    largest allocation that it was parked in.
+    """
+    needs = dict(parked)
+    for gpu in dict.fromkeys(room.gpu for room in kernel.rooms):
+        needs[gpu] = needs.get(gpu, 0) + max(room.bytes for room in kernel.rooms if room.gpu == gpu)
+    earliest = min(room.since for room in kernel.rooms)
+    return earliest if kernel.wants_since is None else min(kernel.wants_since, earliest), needs

@@ -20,8 +20,12 @@ def who_yields(
     known afterwards. Where all are not enough yet, what there is goes if host memory will do for the rest too, or in
     any case with `in_part`.
     """
+    candidates = iter(candidates)
+    first = next(candidates, None)
+    if first is None:
+        return [], HostMemory.THERE
     refused = plan.refusals()
-    chosen, found = _choose(plan, candidates, missing, in_part=in_part)
+    chosen, found = _choose(plan, itertools.chain((first,), candidates), missing, in_part=in_part)
     if found is not HostMemory.SHORT:
         plan.forget_refusals(but=refused)
     return chosen, found
@@ -73,11 +77,13 @@ def enough(plan: Plan, candidates: Iterable[Kernel], missing: Mapping[str, int])
     left = {resource: size for resource, size in missing.items() if size > 0}
     chosen: list[Kernel] = []
     for kernel in candidates:
-        if not any(size > 0 for size in left.values()):
+        if is_nothing(left):
             break
         if helps(plan, kernel, left):
             chosen.append(kernel)
             subtract(left, plan.limits.frees(kernel))
+    if len(chosen) < 2:
+        return chosen
     needed: list[Kernel] = []
     for kernel in reversed(chosen):
         frees = plan.limits.frees(kernel)
@@ -100,7 +106,18 @@ def what_is_left(plan: Plan, chosen: Iterable[Kernel], missing: Mapping[str, int
 def helps(plan: Plan, kernel: Kernel, missing: Mapping[str, int]) -> bool:
     """Whether parking a kernel frees any of what is missing."""
     frees = plan.limits.frees(kernel)
-    return any(size > 0 and frees.get(resource) for resource, size in missing.items())
+    for resource, size in missing.items():
+        if size > 0 and frees.get(resource):
+            return True
+    return False
+
+
+def is_nothing(missing: Mapping[str, int]) -> bool:
+    """Whether nothing is missing."""
+    for size in missing.values():
+        if size > 0:
+            return False
+    return True
 
 
 def subtract(missing: dict[str, int], frees: Mapping[str, int]) -> None:
