@@ -46,11 +46,14 @@ class Candidates:
         self._eligible: dict[str, bool] = {}  # by kernel, of those that were looked at
         self._eligible_on: dict[frozenset[str], list[Kernel]] = {}  # the best last
         self._yieldable: dict[str, int] = {}  # by GPU
-        self._blocked_on: dict[frozenset[str], list[Blocked]] = {}  # the latest last
 
     def eligible(self) -> list[Kernel]:
         """Who may be parked now, the best first (victims.py)."""
-        kernels = [each for each in self._node.kernels if self._is_eligible(each) and self._is_free(each)]
+        kernels = [
+            kernel
+            for kernel in self._node.kernels
+            if kernel.last_activity <= self._used_by and self._is_eligible(kernel) and self._is_free(kernel)
+        ]
         return victims.in_order(self._now, kernels, self._node)
 
     def eligible_on(self, resources: Collection[str]) -> Iterator[Kernel]:
@@ -58,9 +61,7 @@ class Candidates:
         where = frozenset(resources)
         ordered = self._eligible_on.get(where)
         if ordered is None:
-            found = filter(self._is_eligible, self._holding(where))
-            gpus = where if where.isdisjoint(self._limits.caps) else None
-            ordered = self._eligible_on[where] = victims.in_order(self._now, found, self._node, gpus)[::-1]
+            ordered = self._eligible_on[where] = self._find_eligible(where)
         while ordered and not self._is_free(ordered[-1]):
             ordered.pop()
         return filter(self._is_free, reversed(ordered))
@@ -70,11 +71,7 @@ class Candidates:
 
         Only those that could yield: not the held, nor who computes.
         """
-        where = frozenset(resources)
-        ordered = self._blocked_on.get(where)
-        if ordered is None:
-            found = [self._blocked[each.id] for each in self._holding(where) if each.id in self._blocked]
-            ordered = self._blocked_on[where] = sorted(found, key=itemgetter(0))
+        ordered = self._blocked_on(resources)
         while ordered and not self._is_free(ordered[-1][2]):
             ordered.pop()
         for last, first, kernel in reversed(ordered):
@@ -91,17 +88,28 @@ class Candidates:
         """What would become free on a GPU if everybody yielded who can, all that is reserved there included."""
         size = self._yieldable.get(uuid)
         if size is None:
-            size = self._yieldable[uuid] = self._reserved.get(uuid, 0) + sum(
-                kernel.frees_bytes[uuid]
-                for kernel in self.resident_on((uuid,))
-                if kernel.is_parkable and not kernel.is_opted_out
-            )
+            size = self._reserved.get(uuid, 0)
+            for kernel in self._by_gpu.get(uuid, ()):
+                if kernel.is_parkable and not kernel.is_opted_out:
+                    size += kernel.frees_bytes[uuid]
+            self._yieldable[uuid] = size
         return size
+
+    def _find_eligible(self, where: frozenset[str]) -> list[Kernel]:
+        """Those in the resources, the best last."""
+        used_by = self._used_by
+        found = [  # most are left out without reckoning
+            kernel
+            for kernel in self._holding(where)
+            if kernel.last_activity <= used_by and self._is_eligible(kernel)
+        ]
+        if len(found) > 1:
+            gpus = where if where.isdisjoint(self._limits.caps) else None
+            found = victims.in_order(self._now, found, self._node, gpus)[::-1]
+        return found
 
     def _is_eligible(self, kernel: Kernel) -> bool:
         """Whether it may be parked now for all that it does itself."""
-        if kernel.last_activity > self._used_by:
-            return False  # most of them, without reckoning
         is_eligible = self._eligible.get(kernel.id)
         if is_eligible is None:
             moment = eligible_at(
@@ -109,6 +117,14 @@ class Candidates:
             )
             is_eligible = self._eligible[kernel.id] = moment is not None and moment <= self._now
         return is_eligible
+
+    def _blocked_on(self, resources: Collection[str]) -> list[Blocked]:
+        """Those in the resources, the latest last."""
+        if len(resources) == 1:
+            (resource,) = resources
+            return self._blocked[resource]
+        found = {blocked[2].id: blocked for each in resources for blocked in self._blocked[each]}
+        return sorted(found.values(), key=itemgetter(0))
 
     def _holding(self, resources: Collection[str]) -> Sequence[Kernel]:
         """Kernels with movable memory in one of the resources, each once."""
@@ -143,9 +159,9 @@ class Candidates:
         return index
 
     @cached_property
-    def _blocked(self) -> Mapping[str, Blocked]:
-        """By kernel."""
-        places: dict[str, Blocked] = {}
+    def _blocked(self) -> Mapping[str, list[Blocked]]:
+        """By resource, the latest last."""
+        places: dict[str, Blocked] = {}  # by kernel
         for place, waiter in enumerate(self._queue):
             kernel = waiter.kernel
             if not _has_memory(kernel):
@@ -153,7 +169,15 @@ class Candidates:
             if self._may_be_blocked(kernel) and may_yield(kernel, self._now):
                 first = places[kernel.id][1] if kernel.id in places else place
                 places[kernel.id] = place, first, kernel
-        return places
+        index: dict[str, list[Blocked]] = defaultdict(list)
+        for blocked in sorted(places.values(), key=itemgetter(0)):
+            kernel = blocked[2]
+            for uuid, size in kernel.resident_bytes.items():
+                if size:
+                    index[uuid].append(blocked)
+            for limit in self._limits.of(kernel.id):
+                index[limit].append(blocked)
+        return index
 
     def _may_be_blocked(self, kernel: Kernel) -> bool:
         """Whether who waits can go no further with what it has on the GPU.

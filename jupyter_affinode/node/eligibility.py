@@ -25,6 +25,8 @@ def eligible_at(
     pays for it, too, or kernels with short pauses would keep everybody else out for ever where moves are slow.
     Who is about to use the GPU stays, if nobody waits.
     """
+    if kernel.calls_in_flight or kernel.rooms or kernel.captures:
+        return None  # most of those that could be
     if (
         kernel.residency is not Residency.RESIDENT
         or kernel.is_moving
@@ -33,8 +35,6 @@ def eligible_at(
         or kernel.is_opted_out
         or kernel.is_ending
     ):
-        return None
-    if kernel.rooms or kernel.calls_in_flight or kernel.captures:
         return None
     size = kernel.movable_bytes
     if not size or size < settings.min_footprint_bytes:

@@ -62,11 +62,13 @@ def _preempt(plan: Plan, lacks: Mapping[str, int], head: Waiter) -> HostMemory |
             over.append(kernel)
     over.sort(key=lambda kernel: (kernel.behind_until > plan.now, kernel.resident_since, kernel.id))
     chosen = _sufficient(over, lacks)
-    found = plan.host_memory_for(chosen) if chosen else HostMemory.THERE
+    if not chosen:
+        return None
+    found = plan.host_memory_for(chosen)
     if found in (HostMemory.PASSING, HostMemory.SHORT):
         return found
+    reason = f"its turn of {duration_in_words(quantum_s)} is over and others wait"
     for kernel in chosen:
-        reason = f"its turn of {duration_in_words(quantum_s)} is over and others wait"
         plan.park(kernel, reason, Cause.TIME_SLICE, for_kernel=head.kernel.id, preempts=True)
     return None
 
@@ -104,12 +106,15 @@ def _sufficient(
     left = dict(lacks)
     chosen = []
     for kernel in kernels:
-        if all(size <= 0 for size in left.values()):
-            break
         gives = kernel.frees_bytes if with_fixed else kernel.believed_bytes
-        if any(size > 0 and gives.get(uuid, 0) for uuid, size in left.items()):
+        if any(gives.get(uuid) for uuid in left):
             chosen.append(kernel)
-            for uuid in left:
-                fixed = kernel.fixed_bytes.get(uuid, 0) if with_fixed else 0
-                left[uuid] -= gives.get(uuid, 0) + fixed
-    return chosen if all(size <= 0 for size in left.values()) else []
+            for uuid, size in list(left.items()):
+                size -= gives.get(uuid, 0) + (kernel.fixed_bytes.get(uuid, 0) if with_fixed else 0)
+                if size > 0:
+                    left[uuid] = size
+                else:
+                    del left[uuid]
+            if not left:
+                return chosen
+    return []

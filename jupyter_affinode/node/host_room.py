@@ -93,7 +93,7 @@ class HostRoom:
 
     def budget(self, kernel: Kernel) -> int:
         """What a park of the kernel may take anew beside what the driver takes."""
-        return max(min(self._left[place] for place in self.places(kernel)) - kernel.image_bytes, 0)
+        return max(self._left_for(kernel) - kernel.image_bytes, 0)
 
     def take_lots(self, size: int) -> None:
         """They are handed to somebody."""
@@ -109,26 +109,29 @@ class HostRoom:
         return needs
 
     def _reckon(self, kernel: Kernel) -> Needs:
-        use, movable = kernel.host, kernel.movable_bytes
+        use, movable, image = kernel.host, kernel.movable_bytes, kernel.image_bytes
         short = min(use.park_short_bytes, movable + SLACK_BYTES)  # less by now if it has freed memory since
-        probable = least = movable
-        if use.is_frugal:
-            if use.park_takes_bytes is not None:
-                probable = min(movable, use.park_takes_bytes)
-            least = max(short, min(max(probable, short), LEAST_BYTES))
+        probable = movable
+        if use.is_frugal and use.park_takes_bytes is not None:
+            probable = min(movable, use.park_takes_bytes)
         probable = max(probable, short)
-        kept = max(use.kept_bytes - use.trimming_bytes, 0)
+        least = max(short, min(probable, LEAST_BYTES)) if use.is_frugal else movable
+        has = max(use.kept_bytes - use.trimming_bytes, 0)
         lots = 0
         if self._lots and use.is_frugal:
-            has = max(kept, use.lot_bytes)  # what came a moment ago is not kept yet
+            has_soon = max(has, use.lot_bytes)  # what came a moment ago is not kept yet
             wants = probable if use.lots_most_bytes is None else min(probable, use.lots_most_bytes)
-            lots = min(max(wants - has, 0), self._lots)
-        has, image = kept + lots, kernel.image_bytes
+            lots = min(max(wants - has_soon, 0), self._lots)
+        has += lots
         return Needs(lots, max(least - has, 0) + image, max(probable - has, 0) + image, image)
 
     def may_be_tried(self, kernel: Kernel, needs: Needs) -> bool:
         """Whether there is as much as could do for a park of the kernel."""
-        return needs.least_bytes <= max(min(self._left[place] for place in self.places(kernel)), 0)
+        return needs.least_bytes <= max(self._left_for(kernel), 0)
+
+    def _left_for(self, kernel: Kernel) -> int:
+        """What is left where that is least."""
+        return min([self._left[place] for place in self.places(kernel)])
 
     def refusal(self, kernel: Kernel, needs: Needs) -> str:
         """Why a park of the kernel cannot be, in words."""

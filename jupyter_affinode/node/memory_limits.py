@@ -26,6 +26,7 @@ class _Account:
     """Kernels of the same user, groups and grant: they count in the same limits."""
 
     keys: tuple[str, ...]
+    narrowest_bytes: int = 0  # the smallest of these limits
     used_bytes: int = 0
 
 
@@ -56,22 +57,28 @@ class Limits:
 
     def needs(self, waiter: Waiter) -> Mapping[str, int]:
         """What serving a waiter takes, of the GPUs and of its limits."""
-        counts = self.counts(waiter)
-        return {**waiter.needs, **counts} if counts else waiter.needs
+        account = self._accounts.get(waiter.kernel.id)
+        return waiter.needs if account is None else {**waiter.needs, **self._counts(waiter, account)}
+
+    def put_aside(self, waiter: Waiter, room: dict[str, int]) -> None:
+        """Leave for a waiter, of the room in its limits, what it takes."""
+        account = self._accounts.get(waiter.kernel.id)
+        if account is not None:
+            for key, size in self._counts(waiter, account).items():
+                room[key] -= size
 
     def counts(self, waiter: Waiter) -> Mapping[str, int]:
         """What serving a waiter takes of its limits."""
         account = self._accounts.get(waiter.kernel.id)
-        if account is None:
-            return NOTHING
+        return NOTHING if account is None else self._counts(waiter, account)
+
+    def _counts(self, waiter: Waiter, account: _Account) -> Mapping[str, int]:
         size = sum(waiter.needs.values())
-        counts = dict.fromkeys(account.keys, size)
-        if waiter.room is None:  # who is larger than its limit comes back when it is the only one
+        if waiter.room is None:
             used = self._used[waiter.kernel.id]
-            for key in account.keys:
-                if self.caps[key] < used + size:
-                    counts[key] = max(self.caps[key] - used, 0)
-        return counts
+            if used + size > account.narrowest_bytes:  # it comes back when it is the only one
+                return {key: min(size, max(self.caps[key] - used, 0)) for key in account.keys}
+        return dict.fromkeys(account.keys, size)
 
     def frees(self, kernel: Kernel) -> Mapping[str, int]:
         """What parking a kernel gives back, of the GPUs and of its limits."""
@@ -99,7 +106,7 @@ class Limits:
             whose = kernel.user, kernel.groups, kernel.limit_bytes
             account = accounts.get(whose)
             if account is None:
-                account = accounts[whose] = _Account(self._keys_of(whose, users, groups))
+                account = accounts[whose] = self._account_of(whose, users, groups)
             if account.keys:
                 used = sum(kernel.resident_bytes.values()) + sum(kernel.fixed_bytes.values())
                 self._accounts[kernel.id], self._used[kernel.id] = account, used
@@ -111,10 +118,11 @@ class Limits:
                 account.used_bytes += reserved.bytes
         self.room = dict(self.caps)
         for account in accounts.values():
+            account.narrowest_bytes = min((self.caps[key] for key in account.keys), default=0)
             for key in account.keys:
                 self.room[key] -= account.used_bytes
 
-    def _keys_of(self, whose: Whose, users: Mapping[str, int], groups: Mapping[str, int]) -> tuple[str, ...]:
+    def _account_of(self, whose: Whose, users: Mapping[str, int], groups: Mapping[str, int]) -> _Account:
         """The limits that kernels of somebody count in, noted with their sizes."""
         user, their_groups, granted = whose
         named = [(USER + user, rule_for(users, user)), (USER + user, granted)]
@@ -122,4 +130,4 @@ class Limits:
         known = [(key, cap) for key, cap in named if cap is not None]
         for key, cap in known:
             self.caps[key] = min(cap, self.caps.get(key, cap))
-        return tuple(dict(known))
+        return _Account(tuple(dict(known)))

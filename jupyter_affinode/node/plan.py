@@ -55,9 +55,12 @@ class Plan:
         self.barred: set[str] = (
             set()
         )  # kernels that wait for the GPU, and for host memory that nobody can give
-        for kernel in node.kernels:
-            if not (kernel.is_moving or kernel.is_ending or kernel.residency in ON_THE_MOVE):
-                continue  # nearly all of them
+        under_way = [
+            kernel
+            for kernel in node.kernels
+            if kernel.is_moving or kernel.is_ending or kernel.residency in ON_THE_MOVE
+        ]
+        for kernel in under_way:
             if self._is_parking(kernel):
                 self._look_at_park(kernel)
             elif kernel.residency is Residency.RESUMING and not is_late(now, kernel, node.speeds):
@@ -205,20 +208,10 @@ class Plan:
         if found is HostMemory.THERE and self._host.shortage(wanted, {}):
             self._await(kernel, needs)
             return True
-        budget = self._host.budget(kernel)
-        self.act(
-            Park(
-                kernel.id,
-                reason,
-                budget,
-                needs.lot_bytes,
-                kernel.may_leave and not preempts,
-                preempts,
-                cause,
-                for_kernel,
-            )
-        )
-        size = self._expect(kernel, budget if kernel.host.is_frugal else None, needs.lot_bytes)
+        budget, lots = self._host.budget(kernel), needs.lot_bytes
+        to_context = kernel.may_leave and not preempts
+        self.act(Park(kernel.id, reason, budget, lots, to_context, preempts, cause, for_kernel))
+        size = self._expect(kernel, budget if kernel.host.is_frugal else None, lots)
         self._host.is_passing(kernel, size + kernel.host.kept_bytes)
         return True
 
@@ -290,7 +283,7 @@ class Plan:
         wanted: dict[str, int] = {}
         for kernel in kernels:
             size = self._host.needs(kernel).probable_bytes
-            for place in self._host.places(kernel) if size else ():
+            for place in self._host.places(kernel):
                 wanted[place] = wanted.get(place, 0) + size
         return wanted
 

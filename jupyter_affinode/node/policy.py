@@ -44,15 +44,12 @@ def decide(now: float, node: Node, settings: Settings) -> list[Action]:
 
 def park_asked(plan: Plan) -> None:
     """Park what people asked for, open cell or not."""
-    for kernel in plan.node.kernels:
-        if (
-            kernel.park_asked is None
-            or kernel.residency is not Residency.RESIDENT
-            or not plan.is_free(kernel)
-        ):
+    asked = [(kernel, wish) for kernel in plan.node.kernels if (wish := kernel.park_asked) is not None]
+    for kernel, wish in asked:
+        if kernel.residency is not Residency.RESIDENT or not plan.is_free(kernel):
             continue
         if kernel.is_parkable:
-            plan.park(kernel, kernel.park_asked, Cause.ASKED)
+            plan.park(kernel, wish, Cause.ASKED)
         else:
             plan.act(RefusePark(kernel.id, "not-parkable", "nothing of this kernel can be moved"))
 

@@ -93,13 +93,13 @@ def _stand(plan: Plan, heads: dict[str, Waiter] | None, waiter: Waiter) -> None:
         for uuid, need in waiter.needs.items():
             if need and uuid not in heads:
                 heads[uuid] = waiter
-    plan.take_room(plan.limits.counts(waiter))
+    plan.limits.put_aside(waiter, plan.room)
 
 
 def _may_go_first(plan: Plan, waiter: Waiter, heads: Mapping[str, Waiter]) -> bool:
     """Whether a waiter can be served now although others wait ahead of it."""
-    needs = plan.limits.needs(waiter)
-    if not plan.fits(needs, plan.settings.margin_bytes) or _is_too_fresh(plan, waiter):
+    is_room = plan.fits(waiter.needs, plan.settings.margin_bytes)  # mostly there is none
+    if not is_room or not plan.fits(plan.limits.counts(waiter), 0) or _is_too_fresh(plan, waiter):
         return False
     if is_hopeless(plan, waiter) or (waiter.room is None and waiter.kernel.resume_retry_at > plan.now):
         return False

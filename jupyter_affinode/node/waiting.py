@@ -38,13 +38,15 @@ def waiters(node: Node, settings: Settings) -> list[Waiter]:
     places: list[
         tuple[float, float, str, int, Waiter]
     ] = []  # the last two: a kernel's rooms keep their order
+    head_starts: dict[int, float] = {}  # by priority
     for kernel in node.kernels:
         since, rooms = kernel.wants_since, kernel.rooms
         if (since is None and not rooms) or kernel.is_dying:
             continue
-        head_start_s = 0.0
-        if kernel.priority:
+        head_start_s = head_starts.get(kernel.priority)
+        if head_start_s is None:
             head_start_s = min(max(kernel.priority, PRIORITY_MIN), PRIORITY_MAX) * settings.ageing_s
+            head_starts[kernel.priority] = head_start_s
         if kernel.residency in AWAY:
             needs = kernel.resume_bytes
             if rooms:
