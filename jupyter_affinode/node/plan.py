@@ -140,13 +140,6 @@ class Plan:
                 short[resource] = missing
         return short
 
-    def is_room_coming(self, needs: Mapping[str, int]) -> bool:
-        """Whether room is on its way in anything of which somebody needs a part."""
-        for resource in needs:
-            if self.incoming.get(resource):
-                return True
-        return False
-
     def take_room(self, needs: Mapping[str, int]) -> None:
         """Use up room."""
         room = self.room

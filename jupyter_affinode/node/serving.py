@@ -31,7 +31,7 @@ def serve_queue(plan: Plan) -> None:
         kernel = waiter.kernel
         if not plan.is_free(kernel):
             continue
-        if heads and _is_behind(waiter, heads):
+        if heads and _first_ahead(waiter, heads) is not None:
             if backfill and _may_go_first(plan, waiter, heads):
                 _give(plan, waiter, plan.limits.needs(waiter))
             elif not (kernel.elsewhere and _goes_elsewhere(plan, waiter, lines)):
@@ -50,12 +50,12 @@ def serve_queue(plan: Plan) -> None:
                 _stand(plan, None if is_passed else heads, waiter)
 
 
-def _is_behind(waiter: Waiter, heads: Mapping[str, Waiter]) -> bool:
-    """Whether others wait ahead of it for any of its GPUs."""
+def _first_ahead(waiter: Waiter, heads: Mapping[str, Waiter]) -> Waiter | None:
+    """Who waits first for one of its GPUs, if anybody ahead of it does."""
     for uuid, need in waiter.needs.items():
         if need and uuid in heads:
-            return True
-    return False
+            return heads[uuid]
+    return None
 
 
 def is_hopeless(plan: Plan, waiter: Waiter) -> bool:
@@ -126,7 +126,7 @@ def _serve(plan: Plan, waiter: Waiter, needs: Mapping[str, int], place: int, lin
         if short and waiter.kernel.reclaim_after <= plan.now:
             own = plan.limits.among(short)  # others need not yield before these have room
             reclaim(plan, own or short, waiter, place)
-        if plan.is_room_coming(needs):
+        if any(plan.incoming.get(resource) for resource in needs):
             return False
         if not plan.fits(needs, LAST_RESERVES) and not _may_try_blindly(plan, waiter, needs):
             return False

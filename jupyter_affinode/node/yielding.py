@@ -106,18 +106,12 @@ def what_is_left(plan: Plan, chosen: Iterable[Kernel], missing: Mapping[str, int
 def helps(plan: Plan, kernel: Kernel, missing: Mapping[str, int]) -> bool:
     """Whether parking a kernel frees any of what is missing."""
     frees = plan.limits.frees(kernel)
-    for resource, size in missing.items():
-        if size > 0 and frees.get(resource):
-            return True
-    return False
+    return any(size > 0 and frees.get(resource) for resource, size in missing.items())
 
 
 def is_nothing(missing: Mapping[str, int]) -> bool:
     """Whether nothing is missing."""
-    for size in missing.values():
-        if size > 0:
-            return False
-    return True
+    return max(missing.values(), default=0) <= 0
 
 
 def subtract(missing: dict[str, int], frees: Mapping[str, int]) -> None:

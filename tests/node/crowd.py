@@ -71,7 +71,8 @@ def _as_found(draw: random.Random, number: int, kernel: Kernel, uuids: list[str]
     if kernel.rooms:
         room = kernel.rooms[0]
         changes["rooms"] = tuple(
-            replace(room, key=(number, each), since=room.since + each) for each in range(draw.choice((1, 1, 3)))
+            replace(room, key=(number, each), since=room.since + each)
+            for each in range(draw.choice((1, 1, 3)))
         )
     if draw.random() < 0.05 and other != uuid:  # on two GPUs
         changes["resident_bytes"] = {**kernel.resident_bytes, other: 0 if is_away else GIB // 2}
