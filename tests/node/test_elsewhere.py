@@ -14,7 +14,7 @@ from jupyter_affinode.node.actions import GrantRoom, Park, Resume
 from jupyter_affinode.node.outlook import outlooks
 from jupyter_affinode.node.policy import decide
 from jupyter_affinode.node.settings import GIB, MIB
-from jupyter_affinode.node.snapshot import Gpu, Reservation, Residency
+from jupyter_affinode.node.snapshot import Gpu, Reservation, Residency, RoomRequest
 from jupyter_affinode.node.waiting import waiters
 
 C = "GPU-c"
@@ -106,6 +106,15 @@ def test_backfill_leaves_somebody_from_elsewhere_what_it_needs_above_the_low_wat
 
     assert isinstance(granted(NEEDED.changed(backfill=True, low_watermark=0.0))[0], GrantRoom)
     assert granted(NEEDED.changed(backfill=True)) == []
+
+
+def test_backfill_beside_somebody_who_waits_at_home_for_an_allocation_on_the_other_gpu_too():
+    request = RoomRequest((1, 1), B, 9 * GIB, NOW - 5)
+    native = asks(busy("native", GIB, gpu=B), GIB, waits=1, gpu=B)
+    fill = NEEDED.changed(backfill=True)
+    crowd = [replace(deep("k"), rooms=(request,)), busy("x"), busy("y", 9 * GIB, gpu=B), native]
+    (action,) = decided(*crowd, policy=fill, gpus=gpus(a=1, b=6))
+    assert isinstance(action, GrantRoom) and action.kernel_id == "native"
 
 
 def test_who_could_never_come_back_on_a_gpu_closes_it_to_nobody():
