@@ -87,6 +87,8 @@ def _gpu_objection(process: Process, uuid: str, ours: set[int], gpus: GpuTable) 
     if gpu is None or gpu.pids is None:
         return "NVML does not say which processes use the GPU"
     if process.pid not in gpu.pids:
+        if any(ours & (other.pids or frozenset()) for other in gpus.measured.values()):
+            return "NVML does not show its process on the GPU yet"  # it came a moment ago
         return "the processes on the GPU cannot be told apart here (NVML shows other pids, as in containers)"
     strangers = sorted(gpu.pids - ours)
     if strangers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from fake_shim import GPU, MIB, NONE, OK, PARK, PARKED, RESUME, ROOM_ANSWER, FakeShim, reply
@@ -12,6 +13,7 @@ from test_nvml import UUID
 from test_policy import IDLE, NEEDED, NOW, A, node, parked, resident
 
 from jupyter_affinode.node.actions import Park, Resume
+from jupyter_affinode.node.depth import _gpu_objection
 from jupyter_affinode.node.nvml import NvmlGpu, NvmlSample
 from jupyter_affinode.node.policy import decide
 from jupyter_affinode.node.settings import GIB
@@ -213,3 +215,19 @@ def test_what_it_frees_beside_its_memory_is_what_nvml_shows_beside_its_page(node
     (answer,) = wait_until(lambda: waits.heard.of(ROOM_ANSWER), timeout=15)
     assert answer.argument == 1, "300 MiB and 600 MiB of context suffice"
     assert len(nvml.idle.heard.of(PARK)) == 1
+
+
+@pytest.mark.parametrize(
+    ("theirs", "elsewhere", "told"),
+    [
+        ({7}, set(), "not show its process on the GPU yet"),
+        ({1}, {7}, "GPU yet"),
+        ({1}, {2}, "cannot be told apart"),
+    ],
+)
+def test_a_process_that_nvml_does_not_show_has_just_come_or_is_in_a_container(theirs, elsewhere, told):
+    """NVML's answer may be older than a process's coming; that it shows other pids it does for all of ours."""
+    gpus = SimpleNamespace(
+        measured={"GPU-a": SimpleNamespace(pids=theirs), "GPU-b": SimpleNamespace(pids=elsewhere)}
+    )
+    assert told in _gpu_objection(SimpleNamespace(pid=5), "GPU-a", {5, 7}, gpus)
