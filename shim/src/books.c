@@ -96,7 +96,7 @@ struct target {
 	enum meanwhile meanwhile;
 };
 
-#define INT_POOL 512
+#define INT_POOL LARGE_POOL
 #define WIDE_POOL 16
 static struct target int_targets[INT_POOL], wide_targets[WIDE_POOL];
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -157,11 +157,11 @@ static W call_wide(const struct target *target, WIDE_PARAMETERS)
 	return result;
 }
 
-REPEAT_256(INT_THUNK, 0x0) REPEAT_256(INT_THUNK, 0x1) REPEAT_16(WIDE_THUNK, 0x0)
+REPEAT_LARGE_POOL(INT_THUNK) REPEAT_16(WIDE_THUNK, 0x0)
 
 #define INT_NAME(n) int_thunk_##n,
 #define WIDE_NAME(n) wide_thunk_##n,
-static const int_fn int_thunks[INT_POOL] = {REPEAT_256(INT_NAME, 0x0) REPEAT_256(INT_NAME, 0x1)};
+static const int_fn int_thunks[INT_POOL] = {REPEAT_LARGE_POOL(INT_NAME)};
 static const wide_fn wide_thunks[WIDE_POOL] = {REPEAT_16(WIDE_NAME, 0x0)};
 
 static int bind_target(struct target *targets, int count, void *next, enum meanwhile meanwhile)

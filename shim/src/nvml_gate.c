@@ -10,7 +10,7 @@
 #include "clock.h"
 #include "shim.h"
 
-#define INT_POOL 512 /* NVML of CUDA 13 has about 400 */
+#define INT_POOL LARGE_POOL /* NVML of CUDA 13 has about 400 */
 #define REFUSED 999 /* NVML_ERROR_UNKNOWN */
 /* Who asks every few seconds would be brought back each time: longer than monitors pause.  */
 #define LATELY_NS (10 * S_NS)
@@ -47,10 +47,10 @@ W nvml_call(void *real, INT_PARAMETERS)
 	return call_gated(real, INT_ARGUMENTS);
 }
 
-REPEAT_256(INT_THUNK, 0x0) REPEAT_256(INT_THUNK, 0x1)
+REPEAT_LARGE_POOL(INT_THUNK)
 
 #define INT_NAME(n) int_thunk_##n,
-static const int_fn int_thunks[INT_POOL] = {REPEAT_256(INT_NAME, 0x0) REPEAT_256(INT_NAME, 0x1)};
+static const int_fn int_thunks[INT_POOL] = {REPEAT_LARGE_POOL(INT_NAME)};
 
 /* nvmlErrorString asks nobody, and returns text.  */
 bool nvml_is_name(const char *name)

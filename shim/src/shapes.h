@@ -41,6 +41,15 @@ typedef W (*wide_fn)(WIDE_PARAMETERS);
 	REPEAT_16(M, n##a) REPEAT_16(M, n##b) REPEAT_16(M, n##c) REPEAT_16(M, n##d) REPEAT_16(M, n##e)               \
 	REPEAT_16(M, n##f)
 
+/* A pool for hundreds of names. Sanitizers take long over whole pools, and their tests need few.  */
+#ifdef SMALL_POOLS
+#define LARGE_POOL 64
+#define REPEAT_LARGE_POOL(M) REPEAT_16(M, 0x0) REPEAT_16(M, 0x1) REPEAT_16(M, 0x2) REPEAT_16(M, 0x3)
+#else
+#define LARGE_POOL 512
+#define REPEAT_LARGE_POOL(M) REPEAT_256(M, 0x0) REPEAT_256(M, 0x1)
+#endif
+
 /* A pool's nth wrapper, of each of the two signatures.  */
 #define INT_THUNK(n)                                               \
 	static W int_thunk_##n(INT_PARAMETERS)                     \

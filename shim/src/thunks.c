@@ -14,11 +14,10 @@
 #include "resolve.h"
 #include "shapes.h"
 
-/* Sanitizers take half a minute over the whole pool; their tests need few.  */
-#ifdef SMALL_THUNK_POOL
-#define INT_THUNKS 256
+#ifdef SMALL_POOLS
+#define INT_THUNKS LARGE_POOL
 #define WIDE_THUNKS 16
-#define REPEAT_INT(M) REPEAT_256(M, 0x0)
+#define REPEAT_INT(M) REPEAT_LARGE_POOL(M)
 #define REPEAT_WIDE(M) REPEAT_16(M, 0x0)
 #else
 #define INT_THUNKS 1024

@@ -61,7 +61,7 @@ TEST_SHIM := $(filter-out exports unwind,$(patsubst src/%.c,%,$(wildcard src/*.c
 define SANITIZED
 $(TEST_BUILD)/$(1)/shim/%.o: src/%.c
 	@mkdir -p $$(@D)
-	$$(CC) $$(TEST_CFLAGS) -DSMALL_THUNK_POOL $$(SANITIZE_$(1)) -c -o $$@ $$<
+	$$(CC) $$(TEST_CFLAGS) -DSMALL_POOLS $$(SANITIZE_$(1)) -c -o $$@ $$<
 $(TEST_BUILD)/$(1)/%.o: $(TEST_FOLDER)/%.c
 	@mkdir -p $$(@D)
 	$$(CC) $$(TEST_CFLAGS) -D_GNU_SOURCE -DSHIM_LINKED $$(SANITIZE_$(1)) -c -o $$@ $$<
