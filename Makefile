@@ -33,17 +33,29 @@ demo: $(VENV)/.demo
 demo-headless: $(VENV)/.demo
 	python binder/demo_headless.py
 
-test: $(VENV)/.test native lint
+# What pip does takes one core, so that the C tests are compiled beside it.
+test: native
 	@binder/need.sh browser >&2 || echo 'Tests in a browser will be skipped.' >&2
 	@binder/need.sh aarch64 >/dev/null || echo 'Tests on aarch64 will be skipped.' >&2
 	@binder/need.sh cxx >/dev/null
-	jlpm test
+	@$(MAKE) --no-print-directory --jobs=$(WORKERS) $(VENV)/.test c-tests
+	@$(MAKE) --no-print-directory --jobs=$(WORKERS) --output-sync lint test-lab
 	pytest --reruns=1 -rR --durations=20 --numprocesses=$(TEST_WORKERS) --dist=loadscope --no-loadscope-reorder $$(python binder/has_gpu.py || echo --ignore=tests/gpu)
 
-lint: $(VENV)/.test
+c-tests:
+	$(MAKE) --silent -C shim test-programs
+
+test-lab: $(VENV)/.test
+	jlpm test
+
+lint: lint-python lint-lab
+
+lint-python: $(VENV)/.test
 	ruff check
 	ruff format --check
 	mypy
+
+lint-lab: $(VENV)/.test
 	jlpm lint:check
 
 native: $(VENV)/bin/python
@@ -74,4 +86,4 @@ $(VENV)/.test: $(VENV)/bin/python $(BUILD) $(LAB)
 	pip install --quiet --editable '.[test]'
 	@touch $@ $(VENV)/.demo
 
-.PHONY: help demo demo-headless test lint native dist clean
+.PHONY: help demo demo-headless test c-tests test-lab lint lint-python lint-lab native dist clean
