@@ -36,7 +36,7 @@ from .peers import DropLog
 from .settings import SettingsRefused
 from .views import kernel_view, settings_view
 
-BODY_BYTES_MAX = 64 * 1024
+BODY_BYTES_MAX = 256 * 1024  # a kernel's four texts at their longest, each character written as two \uXXXX
 HEADER_BYTES_MAX = 16 * 1024
 IDLE_S = 60.0
 BACKLOG = 1024

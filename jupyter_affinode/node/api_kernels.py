@@ -102,7 +102,7 @@ class PlaceHandler(Handler):
         """POST /kernels/{id}/place"""
         self.body()
         until = self.now() + FIRST_LOOK_S
-        while self.controller.state.gpus.sample is None and self.now() < until:  # it has just started
+        while not self.controller.has_looked_at_gpus and self.now() < until:  # it has just started
             await asyncio.sleep(0.02)
         kernel = self.made_known(kernel_id)
         gpus = self.controller.place(kernel)

@@ -215,6 +215,11 @@ class Controller:
         )
         return node_view(identity, whole, self.state.kernels)
 
+    @property
+    def has_looked_at_gpus(self) -> bool:
+        """Whether NVML has answered, if only that it is not there."""
+        return self._nvml_answered
+
     def owner_of(self, kernel_id: str) -> str | None:
         """Whose a known kernel is."""
         return self.state.kernels[kernel_id].owner

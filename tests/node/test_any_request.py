@@ -88,7 +88,7 @@ def api(request):
 
 @pytest.mark.parametrize("mode", ["positive", "negative"])
 @pytest.mark.parametrize(("path", "method"), OPERATIONS)
-def test_any_request_is_answered_as_described(api, path, method, mode):
+def test_any_request_is_answered_as_described(api, path, method, mode, wait_until):
     url, machine = api
     operation = schemathesis.openapi.from_dict(DOCUMENT)[path][method]
     generation = schemathesis.GenerationMode(mode)
@@ -114,4 +114,4 @@ def test_any_request_is_answered_as_described(api, path, method, mode):
             answers()
         except hypothesis.errors.Unsatisfiable:  # there is nothing that could be wrong
             assert mode == "negative" and "requestBody" not in DOCUMENT["paths"][path][method]
-    assert isinstance(machine, Machine) and machine.node() is not None
+    wait_until(lambda: machine.node() is not None)  # one person's requests are limited, its own too

@@ -184,6 +184,13 @@ def test_what_is_no_request_of_ours_is_not_read(api, data):
     assert api("GET", "/node")[0] == 200
 
 
+def test_the_longest_words_that_a_kernel_may_have_are_taken(api):
+    words = "\N{GRINNING FACE}" * 4096  # twelve bytes each in JSON
+    described = dict.fromkeys(("name", "path", "language", "server"), words)
+    status, answer = api("PUT", "/kernels/k", described)
+    assert status == 200 and answer["path"] == words
+
+
 def test_deeply_nested_json_is_refused(api):
     body = b"[" * 60000
     head = "PUT /api/v1/kernels/k HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
