@@ -72,6 +72,7 @@ class Ledger:
         self._loop = asyncio.get_running_loop()
         self._filling = _empty()
         self._names: dict[str, str] = {}  # as they were told
+        self._names_told_at = time.monotonic()
         self._in_hand: Batch | None = None
         self._is_sent = False
         self._batches = 0
@@ -128,6 +129,9 @@ class Ledger:
 
     def look(self, now: float, wall: float) -> None:
         """Have written what is due; `now` is monotonic, `wall` the wall clock."""
+        if now - self._names_told_at > PURGE_EVERY_S:
+            self._names_told_at = now
+            self._names.clear()  # of somebody who was not here for long the file may have forgotten it
         if self._in_hand is not None:
             if not self._is_sent and now >= self._retry_at:
                 self._send(self._in_hand)

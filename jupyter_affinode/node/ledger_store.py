@@ -21,6 +21,9 @@ BUSY_S = 2.0  # how long another program may keep the file locked before a batch
 NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "fuse.", "9p")
 RUNS_KEPT = 100
 PURGED_SHARE = 0.1  # of the events, when the file is too large
+_USERS_SOMEWHERE = " UNION ".join(
+    f"SELECT user FROM {table}" for table in ("events", "kernels", "usage", "pauses", "cells")
+)
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,7 @@ class LedgerStore:
             self._db.execute(statement, (oldest,))
         for table in ("usage", "measured"):
             self._db.execute(f"DELETE FROM {table} WHERE day < ?", (oldest // DAY_S,))
+        self._db.execute(f"DELETE FROM users WHERE user NOT IN ({_USERS_SOMEWHERE})")
         self._db.execute(
             "DELETE FROM runs WHERE run NOT IN (SELECT run FROM runs ORDER BY at DESC LIMIT ?)", (RUNS_KEPT,)
         )
@@ -222,13 +226,24 @@ class LedgerStore:
         self._db.executemany("UPDATE kernels SET ended = seen WHERE kernel_id = ?", gone)
 
     def _purge_oldest(self) -> bool:
-        """Forget a share of the events, the oldest; else of the pauses of kernels. False: there is nothing left."""
-        for table, order in (("events", "at"), ("pauses", "seen"), ("kernels", "seen")):
+        """Forget a share of the events, the oldest of who has most of them: nobody makes others' be forgotten. Else of
+        kernels' pauses, the oldest. False: there is nothing left.
+        """
+        most = self._db.execute(
+            "SELECT user, sum(count(*)) OVER () FROM events GROUP BY user ORDER BY count(*) DESC LIMIT 1"
+        ).fetchone()
+        if most is not None:
+            self._db.execute(
+                "DELETE FROM events WHERE id IN (SELECT id FROM events WHERE user = ? ORDER BY at LIMIT ?)",
+                (most[0], max(int(most[1] * PURGED_SHARE), 1)),
+            )
+            return True
+        for table in ("pauses", "kernels"):
             (count,) = self._db.execute(f"SELECT count(*) FROM {table}").fetchone()
             if count:
-                key = "id" if table == "events" else "kernel_id"
                 self._db.execute(
-                    f"DELETE FROM {table} WHERE {key} IN (SELECT {key} FROM {table} ORDER BY {order} LIMIT ?)",
+                    f"DELETE FROM {table} WHERE kernel_id IN"
+                    f" (SELECT kernel_id FROM {table} ORDER BY seen LIMIT ?)",
                     (max(int(count * PURGED_SHARE), 1),),
                 )
                 return True

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
@@ -139,8 +140,10 @@ def test_what_is_too_old_is_forgotten(folder):
     both.add(usage(day=int(old // DAY_S)))
     both.add(usage(day=int(new // DAY_S)))
     kernels = {name: KernelRow(name, "u", at, at, at, False) for name, at in (("old", old), ("new", new))}
-    store.write(Batch(1, NOW, [event(old), event(new)], kernels, both))
+    users = {"alice": "Alice", "u": "Ursula", "left": "Somebody who left"}
+    store.write(Batch(1, NOW, [event(old), event(new)], kernels, both, users=users))
     store.purge(Retention(days=10), NOW)
+    assert dict(rows(folder / "l", "SELECT * FROM users")) == {"alice": "Alice", "u": "Ursula"}
     assert rows(folder / "l", "SELECT at FROM events") == [(new,)]
     assert rows(folder / "l", "SELECT kernel_id FROM kernels") == [("new",)]
     assert rows(folder / "l", "SELECT day FROM usage") == [(int(new // DAY_S),)]
@@ -158,6 +161,16 @@ def test_a_file_that_is_too_large_loses_its_oldest_events_and_keeps_its_sums(fol
     ((oldest, newest, count),) = rows(folder / "l", "SELECT min(at), max(at), count(*) FROM events")
     assert newest == NOW + 19_999 and newest - oldest == count - 1 and 0 < count < 20_000
     assert rows(folder / "l", "SELECT held_byte_s FROM usage") == [(1.0,)]
+
+
+def test_nobody_makes_others_events_be_forgotten(folder):
+    store = LedgerStore(folder / "l", "run")
+    many = [replace(event(), user="mallory", at=NOW + number) for number in range(20_000)]
+    store.write(Batch(1, NOW, [event(NOW - DAY_S), *many]))
+    store.purge(Retention(bytes=store.size_bytes // 3), NOW)
+    store.close()
+    counts = dict(rows(folder / "l", "SELECT user, count(*) FROM events GROUP BY user"))
+    assert counts["alice"] == 1 and 0 < counts["mallory"] < 10_000
 
 
 def test_kernels_whose_end_nobody_saw_ended_when_they_were_last_seen(folder):
