@@ -88,7 +88,9 @@ class NodeController(AccessTraits, HistoryTraits, QueueTraits, JupyterApp):
         _DEFAULTS.queue_idle_timeout_s,
         min=0,
         help="""The same while someone waits for the GPU: who thinks between two cells then makes room after so many
-        seconds, or as many as parking and resuming it takes, if those are more.""",
+        seconds, or as many as parking and resuming it takes, if those are more. Once somebody has waited for a
+        third of it, or for twice as long as parking and resuming takes, who has been idle for as long as that takes
+        (a second at least) makes room, so that people with short pauses keep nobody out.""",
     ).tag(config=True)
     queue_cell_idle_timeout_s = Float(
         _DEFAULTS.queue_cell_idle_timeout_s,

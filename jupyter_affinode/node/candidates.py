@@ -42,7 +42,7 @@ class Candidates:
         self._limits = limits
         self._is_free = is_free
         self._waits_since = waits_since(queue)
-        self._used_by = now - least_idle_s(settings, anyone_waits=bool(queue))
+        self._used_by = now - least_idle_s(settings, waits_since=self._waits_since, now=now)
         self._eligible: dict[str, bool] = {}  # by kernel, of those that were looked at
         self._eligible_on: dict[frozenset[str], list[Kernel]] = {}  # the best last
         self._yieldable: dict[str, int] = {}  # by GPU
@@ -101,7 +101,7 @@ class Candidates:
         found = [  # most are left out without reckoning
             kernel
             for kernel in self._holding(where)
-            if kernel.last_activity <= used_by and self._is_eligible(kernel)
+            if kernel.last_activity <= used_by and not kernel.calls_in_flight and self._is_eligible(kernel)
         ]
         if len(found) > 1:
             gpus = where if where.isdisjoint(self._limits.caps) else None

@@ -178,7 +178,7 @@ def test_a_server_that_does_not_end_it_is_not_asked_again_at_once(
 
 
 def test_a_waiter_is_told_why_and_until_when_if_that_can_be_said(node, shim, wait_until):
-    machine = node(idle_timeout_s=600, queue_idle_timeout_s=500)
+    machine = node(idle_timeout_s=600, queue_idle_timeout_s=1500)
     busy = busy_shim(shim, "busy", resident=900 * MIB)
     asker = shim("asker", resident=100 * MIB)
     asker.allocate(400 * MIB, number=1)

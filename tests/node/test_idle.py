@@ -11,7 +11,7 @@ import pytest
 from fake_shim import GPU, MIB, PARK, PARKED
 
 from jupyter_affinode.node import neighbours
-from jupyter_affinode.node.eligibility import eligible_at
+from jupyter_affinode.node.eligibility import LEAST_PAUSE_S, eligible_at, least_idle_s
 from jupyter_affinode.node.keep import read_keeps
 from jupyter_affinode.node.nvml import NvmlGpu, NvmlSample
 from jupyter_affinode.node.page import Depth, PageGpu, State
@@ -57,9 +57,36 @@ def test_while_somebody_waits_a_pause_need_only_be_worth_a_round_trip():
     settings, kernel = Settings(), idle(0)
     fast, slow = {"A": Speed(0.1, 50e9, 0.1, 50e9)}, {"A": Speed(1, 1e9, 1, 1e9)}
     assert eligible_at(kernel, settings, waits_since=None, speeds=fast) == 1300
-    assert eligible_at(kernel, settings, waits_since=1000.0, speeds=fast) == 1015
+    assert eligible_at(kernel, settings, waits_since=1012.0, speeds=fast) == 1015
     moment = eligible_at(kernel, settings, waits_since=1000.0, speeds=slow)
     assert moment == pytest.approx(1000 + 2 + 2 * 20 * GIB / 1e9)
+
+
+def test_who_has_waited_for_some_seconds_gets_the_room_of_who_thinks_for_less():
+    """Else people with short pauses would keep the GPU for as long as they work."""
+    settings, fast = Settings(), {"A": Speed(0.1, 50e9, 0.1, 50e9)}
+    round_trip_s = 0.2 + 2 * 20 * GIB / 50e9
+    assert eligible_at(idle(0), settings, waits_since=999.0, speeds=fast) == 1004
+    moment = eligible_at(idle(0), settings, waits_since=900.0, speeds=fast)
+    assert moment == pytest.approx(1000 + max(LEAST_PAUSE_S, round_trip_s))
+    slower = {"A": Speed(0, 20e9, 0, 20e9)}
+    moment = eligible_at(idle(0), settings, waits_since=999.0, speeds=slower)
+    assert moment == 1004, "two round trips, or a third of the time-out"
+    settings = Settings(queue_idle_timeout_s=60.0)
+    assert eligible_at(idle(0), settings, waits_since=1000.0, speeds=fast) == 1020
+
+
+def test_nobody_with_short_pauses_is_left_out_before_they_are_looked_at():
+    """The quick look at who could be eligible agrees with the exact one."""
+    settings, instant = Settings(), {"A": Speed(0, 1e12, 0, 1e12)}
+    found = 0
+    for waited_s in (0.0, 4.9, 5.0, 60.0):
+        for idle_s in (0.5, 1.5, 6.0, 14.0, 16.0):
+            since = 1000.0 - waited_s
+            if eligible_at(idle(idle_s), settings, waits_since=since, speeds=instant) <= 1000.0:
+                found += 1
+                assert idle_s >= least_idle_s(settings, waits_since=since, now=1000.0)
+    assert found == 10
 
 
 def test_what_somebody_has_waited_already_pays_for_the_round_trip_too():

@@ -300,8 +300,8 @@ def test_nobody_knows_how_long_somebody_computes():
 
 
 def test_an_estimate_follows_from_who_becomes_eligible_when():
-    policy = NEEDED.changed(queue_idle_timeout_s=100.0)
-    soon, late = resident("soon", 6 * GIB, idle=90), resident("late", 9 * GIB, idle=40)
+    policy = NEEDED.changed(queue_idle_timeout_s=300.0)
+    soon, late = resident("soon", 6 * GIB, idle=290), resident("late", 9 * GIB, idle=240)
     first, second = parked("first", 4 * GIB, waits=9), parked("second", 8 * GIB, waits=5)
     found = told(soon, late, first, second, settings=policy, free=0)
     assert 10 <= found["first"].estimate_s < 15  # and its own move
