@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from jupyter_affinode.node.actions import Action, Cause, Park, RefusePark, Resume, Trim
 from jupyter_affinode.node.back_off import back_off_s
-from jupyter_affinode.node.host_room import CGROUP_RESERVE
+from jupyter_affinode.node.host_room import CGROUP_RESERVE, CUSHION
 from jupyter_affinode.node.policy import decide
 from jupyter_affinode.node.settings import GIB, Settings
 from jupyter_affinode.node.snapshot import Gpu, Host, HostUse, Kernel, Node, Reservation, Residency
@@ -88,7 +88,8 @@ class ShortMachine:
     waits: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.settings = SETTINGS.changed(host_reserve_bytes=self.reserve * GIB)
+        reserve = self.reserve * GIB * CUSHION // (CUSHION + 1)  # with the margin above it, whole GiB
+        self.settings = SETTINGS.changed(host_reserve_bytes=reserve)
         for each in self.sharers:
             each.image = self.contexts if each.goes_elsewhere else 0
             each.last_activity = self.now
@@ -112,13 +113,17 @@ class ShortMachine:
         if not place:
             return self.host - self.others - used - self.reserve
         limit = self.limits[place]
-        return limit - used - min(-(-limit // CGROUP_RESERVE), self.reserve)
+        return limit - used - self._reserve_in(limit)
+
+    def _reserve_in(self, limit: int) -> int:
+        """What is left free of a cgroup with so much, the margin included: at least what the policy leaves."""
+        return min(-(-limit * (CUSHION + 1) // (CUSHION * CGROUP_RESERVE)), self.reserve)
 
     def snapshot(self) -> Node:
         """What the policy sees."""
         gpus = {gpu: Gpu(gpu, self._shown(gpu), total * GIB, self.now) for gpu, total in self.gpus.items()}
         headroom = {
-            cgroup: (self.left(cgroup) + min(-(-limit // CGROUP_RESERVE), self.reserve)) * GIB
+            cgroup: (self.left(cgroup) + self._reserve_in(limit)) * GIB
             for cgroup, limit in self.limits.items()
         }
         limits = {cgroup: limit * GIB for cgroup, limit in self.limits.items()}
