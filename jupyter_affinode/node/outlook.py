@@ -22,6 +22,9 @@ from .victims import park_s, resume_s
 from .waiting import waits_since
 from .words import bytes_in_words
 
+FULL = "the GPU is full until others have been idle for long enough"
+FULL_IN_TURNS = "the GPU is full until others have had their turn, or have been idle for long enough"
+
 
 @dataclass(frozen=True)
 class Outlook:
@@ -116,7 +119,7 @@ class _View:
             lacks -= size
             if lacks <= 0:
                 moment = max(moment, plan.now) + park_s(kernel, plan.node.speeds)
-                return moment, "the GPU is full until others have been idle for long enough"
+                return moment, FULL_IN_TURNS if plan.settings.when_full == "time_slice" else FULL
         if is_host_full:
             return None, "the GPU is full, and host memory too, so nobody can be parked until memory is freed"
         held = any(
@@ -138,7 +141,19 @@ class _View:
         if exceeded is not None:
             return f"with this it would exceed the limit of {exceeded[0]}"
         size = bytes_in_words(sum(waiter.needs.values()))
-        return f"it needs {size}, more than can become free whoever yields: programs outside share the GPU"
+        rest = (
+            "kernels that are not parked have the rest"
+            if self._stay(waiter)
+            else "programs outside share the GPU"
+        )
+        return f"it needs {size}, more than can become free whoever yields: {rest}"
+
+    def _stay(self, waiter: Waiter) -> bool:
+        """Whether kernels that opted out, or cannot be parked, have memory where it waits."""
+        others = (
+            each for each in self.plan.candidates.resident_on(waiter.needs) if each is not waiter.kernel
+        )
+        return any(kernel.is_opted_out or not kernel.is_parkable for kernel in others)
 
     @cached_property
     def _yields(self) -> Mapping[str, Sequence[tuple[float, int, Kernel]]]:
