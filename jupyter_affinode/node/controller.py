@@ -332,7 +332,7 @@ class Controller:
             except Exception:  # one kernel's trouble is not the others'
                 self.log.exception("could not carry out %s", action)
         if self._snapshot.kernels:
-            self._look_at_queue(self.state.snapshot(now, is_settled=True), now)
+            self._look_at_queue(self.state.snapshot(now, is_settled=self._snapshot.is_settled), now)
 
     def _look_at_queue(self, node: Node, now: float) -> None:
         self._queue = waiters(node, self.state.settings)

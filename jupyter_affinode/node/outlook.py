@@ -60,6 +60,8 @@ class _View:
     def look(self, waiter: Waiter, ahead: Mapping[str, int]) -> tuple[str, float | None]:
         """Why it waits and until when, if that can be said."""
         plan, kernel = self.plan, waiter.kernel
+        if not plan.node.is_settled:
+            return "the GPU's controller has just started", None
         if kernel.residency is Residency.RESUMING:
             return "it is being brought back", plan.now + resume_s(kernel, plan.node.speeds)
         if kernel.is_ending:

@@ -333,6 +333,7 @@ def test_other_reasons_to_wait_are_told_too():
     stays = resident("stays", 14 * GIB, is_opted_out=True)
     behind = told(parked("k", 8 * GIB, waits=9), stays, free=2 * GIB)["k"].reason
     assert "kernels that are not parked" in behind and "outside" not in behind
+    assert "just started" in told(parked("k", waits=9), free=8 * GIB, is_settled=False)["k"].reason
     failed = parked("k", waits=9, resume_retry_at=NOW + 5)
     assert "tried again" in told(failed, free=8 * GIB)["k"].reason
     leaving = resident("leaving", 8 * GIB, is_moving=True)
