@@ -5,6 +5,7 @@ from __future__ import annotations
 import grp
 import socket
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from .directory import name_of
@@ -105,8 +106,9 @@ class EveryUserAccess:
         """As `Access.identify`."""
         uid = visitor.peer.uid
         if grant and self._grants is not None:
+            grants = self._grants
             try:
-                claims = self._grants.verify(grant, uid)
+                claims = grants.verify(grant, uid)
             except GrantRefused as refused:
                 raise NotAllowed("bad-grant", str(refused)) from None
             return Identity(
@@ -117,6 +119,7 @@ class EveryUserAccess:
                 priority=claims.priority,
                 caps=claims.caps,
                 expires_at=claims.expires_at,
+                key_is_known=partial(grants.still_has, claims.kid, claims.key),
             )
         if self._require_grants and not visitor.is_admin:
             raise NotAllowed(

@@ -143,7 +143,7 @@ class EventsHandler(Handler):
         self.set_header("Content-Type", "application/x-ndjson")
         subscriber = self.controller.events.subscribe(self.identity)
         try:
-            while not self.identity.has_expired(time.time()):
+            while self.identity.is_over(time.time()) is None:
                 self.write(await subscriber.lines(PING_S))
                 await asyncio.wait_for(self.flush(), UNREAD_STREAM_S)
         except StreamClosedError:

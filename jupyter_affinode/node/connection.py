@@ -165,10 +165,9 @@ class Connection:
         if now - self._heard > HEARTBEATS_MISSED * self._heartbeat_s and not self._paused:
             self.end(Ending.SILENT, f"silent for {now - self._heard:.1f} s")
             return
-        if self.identity.has_expired(time.time()):
-            self.end(
-                Ending.EXPIRED, "its grant has expired"
-            )  # it comes back at once, with a newer one if it has one
+        why = self.identity.is_over(time.time())
+        if why is not None:
+            self.end(Ending.EXPIRED, why)  # it comes back at once, with a newer one if it has one
             return
         self._send(wire.pack_heartbeat(self._version))
 

@@ -3,7 +3,8 @@
 A grant is a JSON Web Token (RFC 7519) signed with Ed25519 (RFC 8037), made by `jupyter_affinode.grants` on
 the Hub's side. Here are only public keys, found by the token's `kid` (RFC 7515): the file `<kid>.pem` or any key
 of a `*.json` file, a JSON Web Key Set (RFC 7517), in one folder. To change keys, put the new one beside the old,
-sign with the new, and remove the old when its last grant has expired; the folder is looked at again by itself.
+sign with the new, and remove the old when its last grant has expired; the folder is looked at again by itself. What
+a removed key has signed is good no longer, for connections that are open, too.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class Claims:
     priority: int
     caps: Mapping[str, float]
     expires_at: float  # seconds since the epoch, with the leeway
+    key: bytes  # the public one that it is signed with …
+    kid: str  # … and its name
 
 
 class GrantVerifier:
@@ -95,13 +98,22 @@ class GrantVerifier:
             raise GrantRefused("its grant is not valid yet") from None
         except (jwt.PyJWTError, ValueError, TypeError, OverflowError) as error:
             raise GrantRefused(f"its grant is not valid: {error}") from None
-        return _claims(claims, uid)
+        return _claims(claims, uid, _bytes_of(key), header["kid"])
+
+    def still_has(self, kid: str, key: bytes) -> bool:
+        """Whether grants of that key are good: who took one back wants no more of what it signed, at once."""
+        self._look_again()
+        known = self._keys.get(kid)
+        return known is not None and _bytes_of(known) == key
+
+    def _look_again(self) -> None:
+        if time.monotonic() - self._looked_at >= LOOK_AGAIN_S:
+            self._look()
 
     def _key(self, kid: object) -> Any:
         if not isinstance(kid, str):
             raise GrantRefused("its grant does not name its key")
-        if time.monotonic() - self._looked_at >= LOOK_AGAIN_S:
-            self._look()
+        self._look_again()
         key = self._keys.get(kid)
         if key is None:
             raise GrantRefused(f"its grant is signed with a key that is not known here, {kid[:64]!r}")
@@ -138,7 +150,7 @@ class GrantVerifier:
         return {kid: key for kid, key in found.items() if _is_public_ed25519(key)}
 
 
-def _claims(claims: Mapping[str, Any], uid: int) -> Claims:
+def _claims(claims: Mapping[str, Any], uid: int, key: bytes, kid: str) -> Claims:
     """The claims in our types. Raises GrantRefused if one is not what it should be."""
     user, server = claims["sub"], claims.get("server")
     priority, caps = claims.get("priority", 0), claims.get("caps", {})
@@ -153,13 +165,20 @@ def _claims(claims: Mapping[str, Any], uid: int) -> Claims:
         raise GrantRefused(f"the priority in its grant is no whole number up to {PRIORITY_MAX}")
     if not isinstance(caps, dict) or len(caps) > CAPS_MAX or not all(map(_is_cap, caps.items())):
         raise GrantRefused("the caps in its grant are no limits by name")
-    return Claims(user, server or None, priority, dict(caps), float(claims["exp"]) + LEEWAY_S)
+    return Claims(user, server or None, priority, dict(caps), float(claims["exp"]) + LEEWAY_S, key, kid)
 
 
 def _is_cap(cap: tuple[str, object]) -> bool:
     name, value = cap
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return CAP_NAME.fullmatch(name) is not None and is_number and 0 <= value < 1 << 62  # type: ignore[operator]
+
+
+def _bytes_of(key: Any) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    raw: bytes = key.public_bytes(Encoding.Raw, PublicFormat.Raw)
+    return raw
 
 
 def _is_public_ed25519(key: object) -> bool:

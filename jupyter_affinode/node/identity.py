@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -28,10 +28,17 @@ class Identity:
     caps: Mapping[str, float] = field(default_factory=dict)
     expires_at: float | None = None  # of the grant, in seconds since the epoch, leeway included
     counts_for: str | None = None  # whose limits it takes of; None: the owner's own
+    key_is_known: Callable[[], bool] | None = field(
+        default=None, compare=False
+    )  # the one that signed the grant
 
-    def has_expired(self, wall: float) -> bool:
-        """Whether the grant that says so is over, `wall` seconds since the epoch."""
-        return self.expires_at is not None and wall > self.expires_at
+    def is_over(self, wall: float) -> str | None:
+        """Why the grant that says so is good no longer, `wall` seconds since the epoch; None: it is."""
+        if self.expires_at is not None and wall > self.expires_at:
+            return "its grant has expired"
+        if self.key_is_known is not None and not self.key_is_known():
+            return "the key of its grant is not known here any more"
+        return None
 
     @property
     def payer(self) -> str | None:

@@ -345,3 +345,22 @@ def test_a_grant_that_expires_ends_its_links_and_a_newer_one_opens_them(granting
     wait_until(lambda: again.kernels()["k1"]["tracked"])
     assert again.kernels()["k1"]["residency"] == "parked"
     again.close()
+
+
+def test_what_a_removed_key_has_signed_is_good_no_longer(granting, verifier, wait_until):
+    """Also for who is connected; who has a grant of another key goes on."""
+    other, public = make_keys()
+    (verifier.keys.folder / "hub-2.pem").write_bytes(public)
+    bob = someone(granting, sign_grant(other, "hub-2", user="bob", audience=US))
+    wait_until(lambda: bob.ask("GET", "/node")[0] == 200)  # its key is looked for once a second
+    stays = bob.shim("k2", resident=1 << 20)
+    shim = someone(granting, verifier.sign()).shim("k1", resident=1 << 20)
+    wait_until(lambda: shim.heard.welcome is not None and stays.heard.welcome is not None)
+    for path in verifier.keys.folder.iterdir():
+        if path.name != "hub-2.pem":
+            path.unlink()
+    wait_until(lambda: shim.heard.ended, timeout=30)
+    assert "not known here any more" in granting.controller_log()
+    assert bob.kernels()["k2"]["tracked"] and not stays.heard.ended
+    shim.close()
+    bob.close()
