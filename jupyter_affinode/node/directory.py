@@ -70,8 +70,12 @@ class Directory(Generic[Key, Value]):
             key = self._orders.get()
             try:
                 value = self._find(key)
-            except Exception:  # whatever a directory's library does, the next lookup may work
-                value = self._unknown(key)
+            except (
+                Exception
+            ):  # a server that is down knows nobody either: what was known is good until the next lookup
+                with self._lock:
+                    known = self._found.get(key)
+                value = self._unknown(key) if known is None else known[0]
             with self._lock:
                 self._found[key] = value, time.monotonic()
                 self._found.move_to_end(key)
@@ -82,10 +86,7 @@ class Directory(Generic[Key, Value]):
 
 
 def _groups_of(user: str) -> tuple[str, ...]:
-    try:
-        ids = os.getgrouplist(user, pwd.getpwnam(user).pw_gid)
-    except (KeyError, OSError):
-        return ()
+    ids = os.getgrouplist(user, pwd.getpwnam(user).pw_gid)
     return tuple(name for name in map(_group_name, ids) if name is not None)
 
 

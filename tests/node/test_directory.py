@@ -86,6 +86,20 @@ def test_what_cannot_be_found_is_unknown_and_the_next_lookup_works(server):
     until(lambda: look("nobody") == "NOBODY" and look("bob").startswith("bob "))
 
 
+def test_who_was_known_stays_known_while_the_server_is_down():
+    """Else limits, classes and who opted out would be forgotten for as long."""
+    answers = iter([("staff",)])
+    asked = []
+
+    def find(user):
+        asked.append(user)
+        return next(answers)  # and then StopIteration
+
+    look = Directory(find, lambda user: (), lasts_s=0.0)
+    until(lambda: look("ann") == ("staff",))
+    until(lambda: look("ann") == ("staff",) and len(asked) > 3)
+
+
 def test_rules_know_a_user_once_the_directory_has_answered():
     kernel = KernelRecord("uid-0/k", owner="uid-0", owner_name="0")
     rules = Settings().changed(user_priorities="root=3")
