@@ -9,6 +9,7 @@ from typing import Any
 
 from .depth import kernel_depth
 from .eligibility import eligible_at
+from .endings import end_shown
 from .lots import LotStock
 from .neighbours import Neighbour, by_gpu, contexts_bytes, neighbours
 from .nvml import NvmlGpu
@@ -41,6 +42,7 @@ def kernel_json(
     simulated = any(process.is_simulated for process in kernel.processes.values())
     depth = kernel_depth(kernel)
     memory = _memory_json(kernel)
+    end_asked = end_shown(kernel, state.kernels)
     return {
         "id": kernel.id,
         "user": kernel.owner_name,
@@ -57,7 +59,7 @@ def kernel_json(
             is_simulated=simulated,
             is_off_gpu=depth is Depth.CONTEXT,
         ),
-        "reason": kernel.end_asked or kernel.reason,
+        "reason": end_asked or kernel.reason,
         "residency_age_s": round(now - kernel.residency_since, 3),
         "depth": depth.name.lower(),
         "depth_refusal": _depth_refusal(state, kernel, depth),
@@ -67,7 +69,7 @@ def kernel_json(
         "held_for_s": None if held is None else round(held, 3),
         "kept_by": kernel.kept and kernel.kept.reason,
         **_wait_json(outlook, now),
-        "end_asked": kernel.end_asked,
+        "end_asked": end_asked,
         "gpus": [_use_json(state, gpu) for gpu in kernel.by_gpu().values()],
         "processes": [_process_json(state, process, now) for process in kernel.processes.values()],
         "simulated": simulated,

@@ -49,6 +49,14 @@ def look_for_unended(
             on_change()
 
 
+def end_shown(kernel: KernelRecord, kernels: Mapping[str, KernelRecord]) -> str | None:
+    """What its server is told: why it is to end. One that an earlier controller asked for only once who waited for it
+    is back, since it may have given up meanwhile.
+    """
+    is_sure = not kernel.end_is_recalled or kernel.end_for is None or _waits(kernels.get(kernel.end_for))
+    return kernel.end_asked if is_sure else None
+
+
 def _waits(kernel: KernelRecord | None) -> bool:
     """Whether a kernel still waits for room on a GPU."""
     if kernel is None or kernel.residency is Residency.RESUMING:
