@@ -87,6 +87,9 @@ class Speed:
     park_bytes_per_s: float = 8e9
     resume_fixed_s: float = 0.05
     resume_bytes_per_s: float = 8e9
+    first_touch_s_per_byte: float = (
+        0.0  # beside that, where a park takes host memory that its process did not have
+    )
 
     def park_s(self, copied_bytes: float) -> float:
         """How long a park takes that copies so much."""

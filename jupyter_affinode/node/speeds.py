@@ -3,6 +3,11 @@
 Each move says how many bytes were copied and how long it took. Of the last few dozen the line that fits best is
 kept, by GPU and way: a fixed part and a rate. It begins as `Speed` assumes it, with the weight of less than a move,
 and forgets slowly, so that a machine that became slower is noticed within some moves.
+
+**First touches** are kept apart. A park that takes host memory which its process did not have yet waits for pages to be
+found and zeroed: several times as long, and where a virtual machine's memory comes at its first use, for many seconds,
+once. In the line, a few of them would make every later park look slow for dozens of moves. So what they take longer
+than the line says is a figure of its own, by byte of such memory, of which each such park replaces half.
 """
 
 from __future__ import annotations
@@ -10,11 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from .page import PageData
+from .page import PageData, State
 from .records import Process
 from .snapshot import Speed
 
 FORGETS = 0.95  # what an older move counts beside the next
+FRESH_PART = 0.1  # of what it copied: a park that took less than that anew is a later one
+FRESH_FORGETS = 0.5  # what is known of first touches counts beside the next
 FAST_BYTES_PER_S = 1e12  # nothing that is attached to a machine today is as fast
 PRIOR_BYTES = 8 << 30
 PRIOR_WEIGHT = 0.3  # of each of its two ends
@@ -36,6 +43,10 @@ class Line:
     def __post_init__(self) -> None:
         self._add(0.0, self.fixed_s, PRIOR_WEIGHT)
         self._add(float(PRIOR_BYTES), self.fixed_s + PRIOR_BYTES / self.bytes_per_s, PRIOR_WEIGHT)
+
+    def says_s(self, copied_bytes: float) -> float:
+        """How long a move of so many bytes takes."""
+        return self.fixed_s + copied_bytes / self.bytes_per_s
 
     def take(self, copied_bytes: int, seconds: float) -> None:
         """One move more."""
@@ -68,10 +79,27 @@ class Line:
 class _Gpu:
     parks: Line = field(default_factory=lambda: Line(PRIOR.park_fixed_s, PRIOR.park_bytes_per_s))
     resumes: Line = field(default_factory=lambda: Line(PRIOR.resume_fixed_s, PRIOR.resume_bytes_per_s))
+    first_touch_s_per_byte: float = 0.0
+
+    def take_park(self, copied: int, fresh: int, seconds: float) -> None:
+        """One park more, of which `fresh` bytes went into host memory that was new to the process."""
+        longer_s = seconds - self.parks.says_s(copied)
+        if fresh > FRESH_PART * copied:
+            new = max(longer_s, 0.0) / fresh
+            self.first_touch_s_per_byte = (
+                FRESH_FORGETS * self.first_touch_s_per_byte + (1 - FRESH_FORGETS) * new
+            )
+            if longer_s > 0:
+                return  # else the machine is faster than the line says, fresh memory or not
+        self.parks.take(copied, seconds)
 
     def speed(self) -> Speed:
         return Speed(
-            self.parks.fixed_s, self.parks.bytes_per_s, self.resumes.fixed_s, self.resumes.bytes_per_s
+            self.parks.fixed_s,
+            self.parks.bytes_per_s,
+            self.resumes.fixed_s,
+            self.resumes.bytes_per_s,
+            self.first_touch_s_per_byte,
         )
 
 
@@ -81,7 +109,8 @@ class MoveSpeeds:
     def __init__(self) -> None:
         self._gpus: dict[str, _Gpu] = {}
         self._speeds: dict[str, Speed] = {}
-        self._seen: dict[int, tuple[int, int]] = {}  # how many parks and resumes of a process were looked at
+        # How many parks and resumes of a process were looked at, and the host memory that it had when last on the GPU.
+        self._seen: dict[int, tuple[int, int, int]] = {}
 
     def look(
         self,
@@ -98,13 +127,15 @@ class MoveSpeeds:
         seen = {}
         for process in processes:
             data = process.data
-            parks, resumes = self._seen.get(process.key, (data.parks, data.resumes))
+            parks, resumes, had = self._seen.get(process.key, (data.parks, data.resumes, 0))
             if sizes is not None and (data.parks, data.resumes) != (parks, resumes):
                 longest_s = lasted_s(process)
                 if longest_s is not None:
                     is_parked, is_resumed = data.parks > parks, data.resumes > resumes
-                    self._learn(data, sizes, longest_s, parked=is_parked, resumed=is_resumed)
-            seen[process.key] = (data.parks, data.resumes)
+                    self._learn(data, sizes, longest_s, had, parked=is_parked, resumed=is_resumed)
+            if data.state is State.RESIDENT:
+                had = max(data.kept_bytes, data.lot_bytes)
+            seen[process.key] = (data.parks, data.resumes, had)
         self._seen = seen
         if sizes is not None and self._gpus.keys() - sizes.keys():
             self._gpus = {uuid: gpu for uuid, gpu in self._gpus.items() if uuid in sizes}
@@ -115,7 +146,14 @@ class MoveSpeeds:
         return self._speeds
 
     def _learn(
-        self, data: PageData, sizes: Mapping[str, int], longest_s: float, *, parked: bool, resumed: bool
+        self,
+        data: PageData,
+        sizes: Mapping[str, int],
+        longest_s: float,
+        had: int,
+        *,
+        parked: bool,
+        resumed: bool,
     ) -> None:
         used = [gpu.uuid for gpu in data.gpus if gpu.resident_bytes or gpu.parked_bytes]
         if len(used) != 1 or used[0] not in sizes:
@@ -123,7 +161,9 @@ class MoveSpeeds:
         most = sizes[used[0]]
         gpu = self._gpus.setdefault(used[0], _Gpu())
         if parked and data.last_park is not None:
-            gpu.parks.take(min(data.last_park_copied_bytes, most), min(data.last_park[1], longest_s))
+            copied = min(data.last_park_copied_bytes, most)
+            fresh = max(copied - max(had, data.lot_bytes), 0)
+            gpu.take_park(copied, fresh, min(data.last_park[1], longest_s))
         if resumed and data.last_resume is not None:
             size, seconds = data.last_resume
             gpu.resumes.take(min(max(size - data.last_park_zero_bytes, 0), most), min(seconds, longest_s))

@@ -66,7 +66,19 @@ def break_even_s(kernel: Kernel, speeds: Speeds) -> float:
 
 def park_s(kernel: Kernel, speeds: Speeds) -> float:
     """How long parking it will probably take. GPUs copy side by side: the slowest counts."""
-    return _slowest(kernel.believed_bytes, kernel.park_copies_bytes, speeds, Speed.park_s)
+    sizes = kernel.believed_bytes
+    takes_s = _slowest(sizes, kernel.park_copies_bytes, speeds, Speed.park_s)
+    touch_s = 0.0
+    for uuid in sizes if speeds else ():
+        touch_s = max(touch_s, speeds.get(uuid, UNMEASURED).first_touch_s_per_byte)
+    return takes_s + touch_s * _fresh_bytes(kernel) if touch_s else takes_s
+
+
+def _fresh_bytes(kernel: Kernel) -> int:
+    """Host memory that parking it takes and that its processes do not have yet."""
+    size = sum(kernel.believed_bytes.values())
+    copied = size if kernel.park_copies_bytes is None else min(max(kernel.park_copies_bytes, 0), size)
+    return max(copied - max(kernel.host.kept_bytes, kernel.host.lot_bytes), 0)
 
 
 def resume_s(kernel: Kernel, speeds: Speeds) -> float:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jupyter_affinode.node import victims
 from jupyter_affinode.node.page import PageData, PageFlag, PageGpu, State
 from jupyter_affinode.node.settings import GIB
-from jupyter_affinode.node.snapshot import Host, Kernel, Node, Residency, Speed
+from jupyter_affinode.node.snapshot import Host, HostUse, Kernel, Node, Residency, Speed
 from jupyter_affinode.node.speeds import Line, MoveSpeeds, park_copies, resume_copies
 from jupyter_affinode.node.wire import gpu_uuid
 
@@ -124,10 +124,20 @@ def test_who_parks_at_the_break_even_never_pays_more_than_twice_what_a_prophet_d
 
 
 def page(
-    *, parks=0, resumes=0, park=(0, 0.0), resume=(0, 0.0), copied=0, zeros=0, resident=GIB, parked=0, kept=0
+    *,
+    parks=0,
+    resumes=0,
+    park=(0, 0.0),
+    resume=(0, 0.0),
+    copied=0,
+    zeros=0,
+    resident=GIB,
+    parked=0,
+    kept=0,
+    where=State.RESIDENT,
 ):
     return PageData(
-        State.RESIDENT,
+        where,
         0.0,
         0.0,
         PageFlag(0),
@@ -180,6 +190,60 @@ def learning(*pages, lasts=1.0, size=16 * GIB):
     for seen in [process(), *pages]:
         speeds.look([seen], {A: size}, lambda each: lasts)
     return speeds
+
+
+def parked_in(seconds, number, *, kept, size=10 * GIB):
+    """A page before and after a park of 10 GiB, for which it had kept so much."""
+    before = process(parks=number, kept=kept)
+    return before, process(parks=number + 1, park=(size, seconds), copied=size, where=State.PARKED)
+
+
+def of_size(size, **fields):
+    return Kernel("k", Residency.RESIDENT, {A: size}, **fields)
+
+
+def test_slow_first_touches_of_host_memory_make_no_later_park_look_slow():
+    """Ten of them at 1 GB/s, where the machine otherwise parks at 50."""
+    speeds = MoveSpeeds()
+    for number in range(10):
+        for seen in parked_in(10.7, number, kept=0):
+            speeds.look([seen], {A: 16 * GIB}, lambda each: 20.0)
+    keeps = of_size(10 * GIB, host=HostUse(kept_bytes=10 * GIB))
+    lots = of_size(10 * GIB, host=HostUse(lot_bytes=10 * GIB))
+    half = of_size(10 * GIB, host=HostUse(kept_bytes=5 * GIB))
+    known, usual_s = speeds.by_gpu(), Speed().park_s(10 * GIB)
+    assert victims.park_s(keeps, known) == victims.park_s(lots, known) == pytest.approx(usual_s)
+    assert victims.park_s(of_size(10 * GIB), known) == pytest.approx(10.7, rel=0.01)
+    assert victims.park_s(half, known) == pytest.approx((usual_s + 10.7) / 2, rel=0.01)
+    unchanged = of_size(10 * GIB, park_copies_bytes=0, host=HostUse(kept_bytes=10 * GIB))
+    assert victims.park_s(unchanged, known) < 0.1
+
+
+def test_later_parks_teach_the_machines_speed_and_first_touches_are_forgotten_when_memory_is_there():
+    speeds, number = MoveSpeeds(), 0
+
+    def take(seconds, times, kept):
+        nonlocal number
+        for _ in range(times):
+            for seen in parked_in(seconds, number, kept=kept):
+                speeds.look([seen], {A: 16 * GIB}, lambda each: 20.0)
+            number += 1
+
+    take(10.7, 5, kept=0)
+    take(0.25, 20, kept=10 * GIB)
+    slow = victims.park_s(of_size(10 * GIB), speeds.by_gpu())
+    keeps = of_size(10 * GIB, host=HostUse(kept_bytes=10 * GIB))
+    assert victims.park_s(keeps, speeds.by_gpu()) == pytest.approx(0.25, abs=0.1)
+    assert slow > 8
+    take(0.6, 6, kept=0)
+    assert victims.park_s(of_size(10 * GIB), speeds.by_gpu()) < 1.0
+    assert victims.park_s(keeps, speeds.by_gpu()) == pytest.approx(0.25, abs=0.1)
+
+
+def test_a_first_park_that_is_fast_teaches_too():
+    """Else a machine whose kernels all park once would be taken for slow for ever."""
+    known = learning(*parked_in(0.3, 0, kept=0)[1:]).by_gpu()
+    assert victims.park_s(of_size(10 * GIB), known) < Speed().park_s(10 * GIB)
 
 
 def test_each_move_teaches_once_and_only_what_was_copied_counts():
