@@ -8,7 +8,7 @@ look does not begin with those that are taken already.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import itemgetter
 
@@ -49,11 +49,7 @@ class Candidates:
 
     def eligible(self) -> list[Kernel]:
         """Who may be parked now, the best first (victims.py)."""
-        kernels = [
-            kernel
-            for kernel in self._node.kernels
-            if kernel.last_activity <= self._used_by and self._is_eligible(kernel) and self._is_free(kernel)
-        ]
+        kernels = filter(self._is_free, self._eligible_of(self._node.kernels))
         return victims.in_order(self._now, kernels, self._node)
 
     def eligible_on(self, resources: Collection[str]) -> Iterator[Kernel]:
@@ -97,16 +93,23 @@ class Candidates:
 
     def _find_eligible(self, where: frozenset[str]) -> list[Kernel]:
         """Those in the resources, the best last."""
-        used_by = self._used_by
-        found = [  # most are left out without reckoning
-            kernel
-            for kernel in self._holding(where)
-            if kernel.last_activity <= used_by and not kernel.calls_in_flight and self._is_eligible(kernel)
-        ]
+        found = self._eligible_of(self._holding(where))
         if len(found) > 1:
             gpus = where if where.isdisjoint(self._limits.caps) else None
             found = victims.in_order(self._now, found, self._node, gpus)[::-1]
         return found
+
+    def _eligible_of(self, kernels: Iterable[Kernel]) -> list[Kernel]:
+        """Those that may be parked; most are left out without reckoning."""
+        used_by = self._used_by
+        return [
+            kernel
+            for kernel in kernels
+            if kernel.last_activity <= used_by
+            and not kernel.calls_in_flight
+            and not kernel.rooms
+            and self._is_eligible(kernel)
+        ]
 
     def _is_eligible(self, kernel: Kernel) -> bool:
         """Whether it may be parked now for all that it does itself."""

@@ -60,9 +60,7 @@ class HostRoom:
         self._lots = host.lot_bytes
         self._needs: dict[str, Needs] = {}  # by kernel, while there are no lots
         self._places: dict[tuple[str, ...], list[str]] = {}  # by cgroups: kernels share theirs
-        self._passing: dict[
-            str, int
-        ] = {}  # by place, what who is on the move has, and others may have after that
+        self._passing: list[tuple[Kernel, int]] = []  # who is on the move, and what others may have after that
 
     def places(self, kernel: Kernel) -> Sequence[str]:
         """Where a park of the kernel takes memory, the machine last."""
@@ -83,8 +81,7 @@ class HostRoom:
 
     def is_passing(self, kernel: Kernel, size: int) -> None:
         """The kernel is on the move with so much, which makes room for somebody, or can be given back afterwards."""
-        for place in self.places(kernel):
-            self._passing[place] = self._passing.get(place, 0) + size
+        self._passing.append((kernel, size))
 
     def take(self, kernel: Kernel, size: int) -> None:
         """It is the kernel's from now on, be it there or still to be given back by others."""
@@ -157,7 +154,11 @@ class HostRoom:
 
     def without_passing(self, short: Shortage) -> Shortage:
         """What of it is still short when those that are on the move have arrived and gave back what they can."""
-        left = {place: size - self._passing.get(place, 0) for place, size in short.items()}
+        left = dict(short)
+        for kernel, size in self._passing:
+            for place in self.places(kernel):
+                if place in left:
+                    left[place] -= size
         return {place: size for place, size in left.items() if size > 0}
 
     def with_cushion(self, short: Shortage) -> Shortage:

@@ -57,28 +57,24 @@ class Limits:
 
     def needs(self, waiter: Waiter) -> Mapping[str, int]:
         """What serving a waiter takes, of the GPUs and of its limits."""
-        account = self._accounts.get(waiter.kernel.id)
-        return waiter.needs if account is None else {**waiter.needs, **self._counts(waiter, account)}
-
-    def put_aside(self, waiter: Waiter, room: dict[str, int]) -> None:
-        """Leave for a waiter, of the room in its limits, what it takes."""
-        account = self._accounts.get(waiter.kernel.id)
-        if account is not None:
-            for key, size in self._counts(waiter, account).items():
-                room[key] -= size
+        return {**waiter.needs, **self.counts(waiter)} if self.caps else waiter.needs
 
     def counts(self, waiter: Waiter) -> Mapping[str, int]:
         """What serving a waiter takes of its limits."""
         account = self._accounts.get(waiter.kernel.id)
-        return NOTHING if account is None else self._counts(waiter, account)
-
-    def _counts(self, waiter: Waiter, account: _Account) -> Mapping[str, int]:
+        if account is None:
+            return NOTHING
         size = sum(waiter.needs.values())
         if waiter.room is None:
             used = self._used[waiter.kernel.id]
             if used + size > account.narrowest_bytes:  # it comes back when it is the only one
                 return {key: min(size, max(self.caps[key] - used, 0)) for key in account.keys}
         return dict.fromkeys(account.keys, size)
+
+    def put_aside(self, waiter: Waiter, room: dict[str, int]) -> None:
+        """Leave for a waiter what it takes of the `room` in its limits."""
+        for key, size in self.counts(waiter).items():
+            room[key] -= size
 
     def frees(self, kernel: Kernel) -> Mapping[str, int]:
         """What parking a kernel gives back, of the GPUs and of its limits."""
@@ -109,8 +105,8 @@ class Limits:
                 account = accounts[whose] = self._account_of(whose, users, groups)
             if account.keys:
                 used = sum(kernel.resident_bytes.values()) + sum(kernel.fixed_bytes.values())
-                self._accounts[kernel.id], self._used[kernel.id] = account, used
                 account.used_bytes += used
+                self._accounts[kernel.id], self._used[kernel.id] = account, used
         for reserved in node.reservations:
             account = self._accounts.get(reserved.kernel_id)
             if account is not None and not reserved.is_taken:
@@ -127,7 +123,8 @@ class Limits:
         user, their_groups, granted = whose
         named = [(USER + user, rule_for(users, user)), (USER + user, granted)]
         named += [(GROUP + group, rule_for(groups, group)) for group in their_groups]
-        known = [(key, cap) for key, cap in named if cap is not None]
-        for key, cap in known:
-            self.caps[key] = min(cap, self.caps.get(key, cap))
-        return _Account(tuple(dict(known)))
+        caps: dict[str, int] = {}
+        for key, cap in named:
+            if cap is not None:
+                caps[key] = self.caps[key] = min(cap, self.caps.get(key, cap))
+        return _Account(tuple(caps))

@@ -155,6 +155,11 @@ class Plan:
     # ---- who could yield
 
     @cached_property
+    def unused(self) -> Mapping[str, int]:
+        """What of each GPU nobody has, or perhaps not any more."""
+        return {uuid: gpu.free_bytes + gpu.uncertain_bytes for uuid, gpu in self.node.gpus.items()}
+
+    @cached_property
     def out_of_reach(self) -> dict[str, int]:
         """What kernels have on each GPU that cannot be told to yield at the moment: stopped, or without a link."""
         total: dict[str, int] = {}

@@ -9,7 +9,7 @@ from .backfill import delays_nobody
 from .elsewhere import Found, Lines, look_elsewhere
 from .plan import Plan
 from .reclaiming import reclaim
-from .snapshot import Gpu, Kernel, RoomRequest, Waiter
+from .snapshot import Kernel, RoomRequest, Waiter
 from .words import bytes_in_words, duration_in_words
 
 DENY_AFTER_S = 0.5  # the least that an allocation waits before "it can never fit" is believed
@@ -64,19 +64,20 @@ def is_hopeless(plan: Plan, waiter: Waiter) -> bool:
     if not is_resume and (waiter.kernel.hopeless or plan.limits.exceeded(waiter) is not None):
         return True
     for uuid, need in waiter.needs.items():
-        gpu = plan.node.gpus.get(uuid)
-        if gpu is None or need <= gpu.free_bytes + gpu.uncertain_bytes:
+        unused = plan.unused.get(uuid)
+        if unused is None or need <= unused:
             continue
-        if not (is_resume and not gpu.is_measured) and need > _most(plan, waiter.kernel, gpu):
+        may_guess = is_resume and not plan.node.gpus[uuid].is_measured
+        if not may_guess and need > _most(plan, waiter.kernel, uuid):
             return True
     return False
 
 
-def _most(plan: Plan, kernel: Kernel, gpu: Gpu) -> int:
+def _most(plan: Plan, kernel: Kernel, uuid: str) -> int:
     """What a kernel could have of a GPU if every other one yielded that can."""
-    own = kernel.frees_bytes.get(gpu.uuid, 0) if kernel.is_parkable and not kernel.is_opted_out else 0
-    own += plan.reserved.get((kernel.id, gpu.uuid), 0)
-    return gpu.free_bytes + gpu.uncertain_bytes + plan.candidates.yieldable(gpu.uuid) - own
+    own = kernel.frees_bytes.get(uuid, 0) if kernel.is_parkable and not kernel.is_opted_out else 0
+    own += plan.reserved.get((kernel.id, uuid), 0)
+    return plan.unused[uuid] + plan.candidates.yieldable(uuid) - own
 
 
 def _lacks_limit_alone(plan: Plan, needs: Mapping[str, int]) -> bool:
@@ -172,7 +173,7 @@ def _may_come_back(plan: Plan, kernel: Kernel, room: RoomRequest) -> bool:
     away = plan.out_of_reach.get(room.gpu, 0)
     if not kernel.is_parkable and kernel.is_out_of_reach:
         away -= kernel.resident_bytes.get(room.gpu, 0)
-    return away > 0 and room.bytes <= _most(plan, kernel, plan.node.gpus[room.gpu]) + away
+    return away > 0 and room.bytes <= _most(plan, kernel, room.gpu) + away
 
 
 def _deny_when_sure(plan: Plan, waiter: Waiter, room: RoomRequest) -> None:
