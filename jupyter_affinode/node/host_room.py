@@ -18,7 +18,7 @@ kernels of 20 GiB on a machine of 126 GiB were 20 MiB below a reserve of 12.6 Gi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from .settings import MIB, Settings
@@ -60,7 +60,9 @@ class HostRoom:
         self._lots = host.lot_bytes
         self._needs: dict[str, Needs] = {}  # by kernel, while there are no lots
         self._places: dict[tuple[str, ...], list[str]] = {}  # by cgroups: kernels share theirs
-        self._passing: list[tuple[Kernel, int]] = []  # who is on the move, and what others may have after that
+        self._passing: list[
+            tuple[Kernel, int]
+        ] = []  # who is on the move, and what others may have after that
 
     def places(self, kernel: Kernel) -> Sequence[str]:
         """Where a park of the kernel takes memory, the machine last."""
@@ -95,6 +97,20 @@ class HostRoom:
     def take_lots(self, size: int) -> None:
         """They are handed to somebody."""
         self._lots -= size
+
+    def suffices(self, kernels: Iterable[Kernel], beside_bytes: int = 0) -> bool:
+        """Whether there is room for all that they have, whatever parks take of it, and `beside_bytes` more: mostly
+        there is, and nothing else need be reckoned.
+        """
+        left = self._left[MACHINE] - beside_bytes
+        for kernel in kernels:
+            most = kernel.movable_bytes + SLACK_BYTES + kernel.image_bytes
+            left = min(left, self._left_for(kernel)) - most
+        return left >= 0
+
+    def lots_for(self, kernel: Kernel) -> int:
+        """What of the lots a park of the kernel can use."""
+        return self.needs(kernel).lot_bytes if self._lots else 0
 
     def needs(self, kernel: Kernel) -> Needs:
         """What a park of the kernel takes anew, and of the lots."""

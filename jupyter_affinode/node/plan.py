@@ -196,17 +196,16 @@ class Plan:
         if self.settings.drop_caches_before_park and kernel.can_drop_caches and is_between_cells:
             self.act(DropCaches(kernel.id, reason))
             return True
-        wanted = self._wanted([kernel])
-        found = self._host_memory_for(wanted, [kernel])
-        needs = self._host.needs(kernel)
-        if found in (HostMemory.PASSING, HostMemory.SHORT):
-            if kernel.park_asked is not None:  # whoever asked is told at once
-                self._refused.setdefault(kernel.id, self._host.refusal(kernel, needs))
-            return False
-        if found is HostMemory.THERE and self._host.shortage(wanted, {}):
-            self._await(kernel, needs)
-            return True
-        budget, lots = self._host.budget(kernel), needs.lot_bytes
+        if self._is_host_awaited or not self._host.suffices([kernel]):
+            found, needs = self.host_memory_for([kernel]), self._host.needs(kernel)
+            if found in (HostMemory.PASSING, HostMemory.SHORT):
+                if kernel.park_asked is not None:  # whoever asked is told at once
+                    self._refused.setdefault(kernel.id, self._host.refusal(kernel, needs))
+                return False
+            if found is HostMemory.THERE and self._host.shortage(self._wanted([kernel]), {}):
+                self._await(kernel, needs)
+                return True
+        budget, lots = self._host.budget(kernel), self._host.lots_for(kernel)
         to_context = kernel.may_leave and not preempts
         self.act(Park(kernel.id, reason, budget, lots, to_context, preempts, cause, for_kernel))
         size = self._expect(kernel, budget if kernel.host.is_frugal else None, lots)
@@ -215,13 +214,12 @@ class Plan:
 
     def host_memory_for(self, kernels: Sequence[Kernel], beside_bytes: int = 0) -> HostMemory:
         """Whether they could be parked, all of them, and `beside_bytes` more taken on the machine."""
-        wanted = self._wanted(kernels)
-        wanted[MACHINE] = wanted.get(MACHINE, 0) + beside_bytes
-        return self._host_memory_for(wanted, kernels)
-
-    def _host_memory_for(self, wanted: Mapping[str, int], kernels: Sequence[Kernel]) -> HostMemory:
         if self._is_host_awaited and not all(kernel.park_asked for kernel in kernels):
             return HostMemory.PASSING
+        if self._host.suffices(kernels, beside_bytes):
+            return HostMemory.THERE
+        wanted = self._wanted(kernels)
+        wanted[MACHINE] = wanted.get(MACHINE, 0) + beside_bytes
         short = self._shortage(wanted)
         short = self._keepers.left(short, kernels) if short else short
         if not short:
@@ -252,6 +250,8 @@ class Plan:
         )
 
     def _lacks_probably(self, kernels: Sequence[Kernel]) -> bool:
+        if self._host.suffices(kernels):
+            return False
         short = self._shortage(self._wanted(kernels))
         return bool(short) and bool(self._keepers.left(short, kernels))
 
@@ -306,7 +306,7 @@ class Plan:
 
     def give_lots(self, kernel: Kernel) -> None:
         """Decide to hand a kernel what of the lots its park can use."""
-        size = self._host.needs(kernel).lot_bytes
+        size = self._host.lots_for(kernel)
         if size:
             self._host.take_lots(size)
             self.act(GiveLots(kernel.id, size))
