@@ -181,8 +181,8 @@ def test_after_a_failure_at_home_it_is_not_tried_elsewhere_at_once():
 
 
 def test_the_estimate_is_that_of_the_gpu_that_is_free_first():
-    soon = resident("soon", 6 * GIB, idle=10, gpu=B)  # it yields after 15 s
-    crowd = node(deep("k"), busy("x"), soon, gpus=gpus(a=1, b=1))
+    soon = resident("soon", 6 * GIB, idle=10, gpu=B)  # it yields after 15 s, or when "k" has waited for 5
+    crowd = node(deep("k", waits=0), busy("x"), soon, gpus=gpus(a=1, b=1))
     estimate = outlooks(NOW, crowd, NEEDED)["k"].estimate_s
     assert estimate is not None and estimate >= 5
     alone = node(deep("k", to=()), busy("x"), soon, gpus=gpus(a=1, b=1))
