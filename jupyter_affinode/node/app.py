@@ -31,6 +31,7 @@ from .metrics_server import serve_metrics
 from .settings import NOT_FOR_MANY_USERS, Settings, SettingsRefused
 
 LOG_NAME = "node.log"
+SOCKET_PATH_MAX = 107  # bytes, unix(7)
 LOG_BYTES_MAX = 4 * 1024 * 1024
 LOG_FORMAT = "%(asctime)s.%(msecs)03d %(levelname).1s %(message)s"
 _DEFAULTS = Settings()
@@ -200,6 +201,23 @@ class NodeController(AccessTraits, HistoryTraits, QueueTraits, JupyterApp):
     def migrate_config(self) -> None:
         """Nothing: IPython never had settings of ours, and a disk that is full keeps nobody from starting."""
 
+    def load_config_file(self, suppress_errors: bool = True) -> None:  # type: ignore[override]  # as JupyterApp
+        """Everybody's controller does not start with a part of its settings: who may enter is among them."""
+        if not self.system:
+            return super().load_config_file(suppress_errors)
+        self.raise_config_file_errors = True
+        try:
+            if self.config_file and not os.path.exists(self.config_file):
+                raise FileNotFoundError(f"there is no {self.config_file}")
+            super().load_config_file(suppress_errors=False)
+            unknown = self.config.get("NodeController", {}).keys() - self.trait_names()
+            if unknown:
+                raise SettingsRefused(f"there is no NodeController.{min(unknown)}")
+        except Exception as error:  # whatever the code in it raises
+            words = f"{type(error).__name__}: {error}"
+            self.log.critical("the controller cannot start: its settings cannot be read: %s", words)
+            self.exit(1)
+
     def policy_settings(self) -> Settings:
         """The traits as settings. Raises SettingsRefused."""
         names = _DEFAULTS.as_dict()
@@ -210,6 +228,8 @@ class NodeController(AccessTraits, HistoryTraits, QueueTraits, JupyterApp):
         super().start()
         try:
             path = Path(self.socket).absolute()
+            if max(len(os.fsencode(each)) for each in (path, path.with_name(LINK_NAME))) > SOCKET_PATH_MAX:
+                raise OSError(f"the path of the socket is too long: {path}")
             settings = self.policy_settings()
             access = self.access()
             if self.system:

@@ -83,6 +83,37 @@ def test_bad_settings_are_refused_at_the_start(machine):
     process.stderr.close()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "c.NodeController.require_grants = True and",
+        "c.NodeController.require_grant = True",
+        "raise SystemError",
+        "\\xff",
+        None,
+    ],
+)
+def test_everybodys_controller_does_not_start_with_a_part_of_its_settings(machine, words):
+    """It would let everybody in as whoever they say."""
+    config = machine.folder / "settings.py"
+    if words is not None:
+        config.write_bytes(words.encode().decode("unicode_escape").encode("latin-1"))
+    command = (*CONTROLLER, "--system", f"--config={config}")
+    process = machine.start(*command, stderr=subprocess.PIPE, text=True)
+    assert process.wait(timeout=30) == 1
+    assert "its settings cannot be read" in process.stderr.read()
+    process.stderr.close()
+
+
+def test_a_socket_that_cannot_be_is_refused_in_words(machine):
+    command = (*CONTROLLER, f"--socket={machine.folder / ('a' * 100) / 'node.sock'}")
+    process = machine.start(*command, stderr=subprocess.PIPE, text=True)
+    assert process.wait(timeout=30) == 1
+    told = process.stderr.read()
+    assert "is too long" in told and "Traceback" not in told
+    process.stderr.close()
+
+
 def test_two_controllers_of_different_sockets_never_serve_one_gpu(tmp_path):
     first = Election(tmp_path / "a.sock", tmp_path / "gpus")
     (tmp_path / "other").mkdir()
