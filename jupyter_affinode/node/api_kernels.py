@@ -37,14 +37,16 @@ class KernelHandler(Handler):
         if (
             description.get("server") is not None
         ):  # else whoever speaks (`run`) may end before the kernel does
-            self.controller.servers.speaks_for(self.speaker(), kernel)
+            self.controller.servers.speaks_for(self.speaker(), kernel, self.identity)
         self.controller.poke()
         self.finish(self.kernel_json(kernel))
 
     def delete(self, kernel_id: str) -> None:
         """DELETE /kernels/{id}: it was shut down. Processes that are left keep it until they end."""
         kernel = self.kernel(kernel_id)
-        kernel.description = kernel.described_by = None  # else it lasts as long as its server
+        kernel.description = kernel.described_by = kernel.described_from = (
+            None  # else it lasts as long as its server
+        )
         kernel.is_tracked = kernel.cell_open = False
         self.controller.wishes.ended(kernel)
         if not kernel.processes:
@@ -106,7 +108,7 @@ class PlaceHandler(Handler):
             await asyncio.sleep(0.02)
         kernel = self.made_known(kernel_id)
         gpus = self.controller.place(kernel)
-        self.controller.servers.speaks_for(self.speaker(), kernel)
+        self.controller.servers.speaks_for(self.speaker(), kernel, self.identity)
         await self.finish({"visible_devices": [gpu.visible_as or gpu.uuid for gpu in gpus]})
 
 
@@ -174,7 +176,7 @@ class CellHandler(Handler):
         kernel.is_tracked, kernel.cell_open = True, body["open"]
         kernel.cell_id = cell_id if body["open"] else None
         self.controller.observers.cell_changed(kernel)
-        self.controller.servers.speaks_for(self.speaker(), kernel)
+        self.controller.servers.speaks_for(self.speaker(), kernel, self.identity)
         self.controller.poke()
         self.set_status(204)
 

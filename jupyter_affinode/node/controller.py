@@ -366,7 +366,7 @@ class Controller:
         self.cache_drops.look(now)
         look_for_unended(self.state.kernels, now, self.log, self.poke)
         self.accounts.tidy(now)
-        self.servers.look()
+        self.servers.look(self.events.places())
         self.remembered.look(self.state.kernels.values(), now)
         for process in self.state.stale_processes(now):
             self._shims.forget(process, lives=process.watch is not None)  # its end would have been seen

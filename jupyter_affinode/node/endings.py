@@ -43,7 +43,7 @@ def look_for_unended(
             log.info("%s goes on: nobody waits for its end any more", kernel.id)
             kernel.end_asked = None
             on_change()
-        elif kernel.described_by is None or now - kernel.end_asked_at > SERVER_TAKES_S:
+        elif not (kernel.described_by or kernel.described_from) or now - kernel.end_asked_at > SERVER_TAKES_S:
             log.warning("%s was not shut down by its server: it goes on", kernel.id)
             kernel.end_asked, kernel.end_retry_at = None, now + NOT_AGAIN_S
             on_change()

@@ -88,6 +88,10 @@ class EventHub:
         """The stream ended."""
         self.subscribers.discard(subscriber)
 
+    def places(self) -> set[str]:
+        """From where streams are open (`Identity.place`)."""
+        return {subscriber.identity.place for subscriber in self.subscribers}
+
     def publish(self) -> None:
         """Tell what changed since the last call."""
         if not self.subscribers:

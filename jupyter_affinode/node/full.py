@@ -2,8 +2,10 @@
 
 `wait` does nothing. `time_slice` preempts those that have had the GPU longest, each after `quantum_s` at the
 least, and only for somebody who waits: their next call of CUDA waits until they have their turn again.
-`terminate_newest` has the youngest kernel's own server shut it down, for an older one. Neither touches who is held
-or opted out.
+`terminate_newest` has the youngest kernel's own server shut it down, for an older one: by the kernel's id, which that
+server knows, never by a process. Kernels without a server that follows the controller's events, and those of which
+nobody knows when they began (in another pid namespace, since before the controller's start), are left alone. Neither
+touches who is held or opted out.
 """
 
 from __future__ import annotations

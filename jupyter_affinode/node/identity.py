@@ -45,6 +45,11 @@ class Identity:
         """Whose limits all that it has counts in."""
         return self.owner if self.counts_for is None else self.counts_for
 
+    @property
+    def place(self) -> str:
+        """The person, and which of their servers, where a process cannot be told from others by its pid."""
+        return f"{self.owner or ''}/{self.server or ''}"
+
     def scoped(self, kernel_id: str) -> str:
         """The id under which this controller knows the person's kernel `kernel_id`."""
         return kernel_id if self.owner is None else f"{self.owner}/{kernel_id}"

@@ -83,7 +83,7 @@ def kernel_picture(
         is_opted_out=whose.is_opted_out,
         may_be_preempted=_may_be_preempted(kernel),
         resident_since=kernel.resident_since,
-        started_at=min(process.started_at for process in processes),
+        started_at=_started_at(kernel),
         can_be_ended=_can_be_ended(kernel, now),
         is_ending=kernel.end_asked is not None,
         host=host_use(kernel, last_activity, lots_held, now),
@@ -156,10 +156,16 @@ def _may_be_preempted(kernel: KernelRecord) -> bool:
     return len(used) <= 1 and not any(gpu.fixed_bytes[Fixed.SHARED] for gpu in used)
 
 
+def _started_at(kernel: KernelRecord) -> float:
+    """When its oldest process began; NaN if that is not known of one of them: then it is neither younger nor older."""
+    moments = [process.started_at for process in kernel.processes.values()]
+    return math.nan if any(map(math.isnan, moments)) else min(moments)
+
+
 def _can_be_ended(kernel: KernelRecord, now: float) -> bool:
     """Whether a living server of its own can shut it down."""
     told = kernel.description
-    has_server = kernel.described_by is not None and told is not None and told.server is not None
+    has_server = kernel.has_server and told is not None and told.server is not None
     return has_server and kernel.end_retry_at <= now
 
 

@@ -185,6 +185,8 @@ class KernelRecord:
     processes: dict[int, Process] = field(default_factory=dict)
     description: Description | None = None
     described_by: int | None = None  # pid of the server that did
+    described_from: str | None = None  # … or its place (identity.py), where its pid cannot be seen
+    is_heard: bool = False  # … and somebody in that place follows the events
     is_tracked: bool = False  # an execution tracker says when cells are open
     cell_open: bool = False
     cell_since: float | None = None  # when the open cell began
@@ -239,6 +241,11 @@ class KernelRecord:
     cache_drop: CacheDrop | None = None  # under way
     caches_dropped_at: float | None = None  # when it had last used the GPU, at the last one
     host: HostRecord = field(default_factory=HostRecord)
+
+    @property
+    def has_server(self) -> bool:
+        """Whether the server that described it lives, as far as that can be seen."""
+        return self.described_by is not None or self.is_heard
 
     @property
     def hold_ends(self) -> float | None:

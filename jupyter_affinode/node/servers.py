@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
+from .identity import OWN_USER, Identity
 from .peers import ProcessWatch
 from .records import KernelRecord
 from .state import NodeState
@@ -21,15 +22,25 @@ class ServerWatch:
         self._on_change = on_change
         self._watches: dict[int, ProcessWatch] = {}
 
-    def speaks_for(self, pid: int, kernel: KernelRecord) -> None:
-        """The process `pid` described the kernel or its cells."""
-        if pid <= 0 or pid == os.getpid():
+    def speaks_for(self, pid: int, kernel: KernelRecord, speaker: Identity = OWN_USER) -> None:
+        """The process `pid`, of that person, described the kernel or its cells. A pid of 0 is one of another pid
+        namespace that cannot be seen from here: such a server lives as long as somebody in its place follows the
+        events, as every server does.
+        """
+        if pid == os.getpid():
             return
-        kernel.described_by = pid
+        if pid <= 0:
+            kernel.described_from = speaker.place
+            return
+        kernel.described_by, kernel.described_from = pid, None
         self._watch(pid)
 
-    def look(self) -> None:
-        """Watch those that speak for a kernel and could not be watched, and nobody else: each costs a descriptor."""
+    def look(self, places: Container[str] = ()) -> None:
+        """Watch those that speak for a kernel and could not be watched, and nobody else: each costs a descriptor.
+        `places`: from where events are followed.
+        """
+        for kernel in self._state.kernels.values():
+            kernel.is_heard = kernel.described_from is not None and kernel.described_from in places
         said_by = (kernel.described_by for kernel in self._state.kernels.values())
         speaking = {pid for pid in said_by if pid is not None}
         for pid in self._watches.keys() - speaking:

@@ -155,7 +155,7 @@ class Kernel:
     is_opted_out: bool = False  # never parked but by its person's own wish
     may_be_preempted: bool = True  # one process on one GPU that shares no memory, with a shim that knows how
     resident_since: float = 0.0  # since when it has had the GPU without a park in between
-    started_at: float = 0.0  # its oldest process; comparable with other kernels' alone
+    started_at: float = 0.0  # its oldest process; comparable with other kernels' alone; NaN: not known
     can_be_ended: bool = False  # there is a server that can shut it down and tell its person
     is_ending: bool = False  # that was asked of the server
     host: HostUse = field(default_factory=lambda: NO_HOST_USE)

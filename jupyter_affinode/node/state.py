@@ -115,7 +115,8 @@ class NodeState:
         process.peer_uid, process.calls_changed_at = connection.peer.uid, now
         parent = parent_of(pid) if pid > 0 else None
         process.parent = parent if parent is not None and parent > 1 else None
-        process.started_at = started_at(connection.peer.pid, now)
+        is_new = page.last.state is State.NONE  # else it may have begun at any time before
+        process.started_at = started_at(connection.peer.pid, now if is_new else math.nan)
         self._look_what_it_sees(process)
         kernel = self.kernel(kernel_id, now)
         identity.mark(kernel)

@@ -202,11 +202,15 @@ class FakeShim:
         parked: int = 0,
         flags: int = 0,
         grant: str | None = None,
+        state: int | None = None,
     ):
+        """`state`: of its page when it says HELLO; by default as its memory says."""
         self.page = FakePage()
         self.page.memory[GPU][:2] = [resident, parked]
         if parked:
             self.page.state = PARKED
+        if state is not None:
+            self.page.state = state
         self.page.write()
         self.park_status = self.resume_status = OK
         self.beats = self.answers = True

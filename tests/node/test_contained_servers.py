@@ -1,0 +1,87 @@
+"""`terminate_newest` where servers and kernels live in pid namespaces that the controller cannot see."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import replace
+
+import pytest
+from fake_shim import GPU, MIB, NONE, RESIDENT
+from live_machine import UnixConnection
+
+from jupyter_affinode.node import clients, link, peers
+from jupyter_affinode.node.actions import EndKernel
+from jupyter_affinode.node.policy import decide
+from jupyter_affinode.node.settings import GIB, Settings
+from jupyter_affinode.node.snapshot import Gpu, Host, Kernel, Node, Residency
+
+NOW = 10_000.0
+
+
+@pytest.fixture
+def contained(node, machine, shim, wait_until, monkeypatch):
+    """A kernel that waits, and a younger one, at work, which somebody's server described; nobody's pid is known."""
+    real = peers.peer_of
+    for module in (link, clients):
+        monkeypatch.setattr(module, "peer_of", lambda connected: replace(real(connected), pid=0))
+    node(when_full="terminate_newest", end_after_s=0.2)
+
+    def start(**at_hello):
+        asker = shim("asker", state=NONE)
+        wait_until(lambda: machine.kernel("asker"))
+        younger = shim("younger", **at_hello)
+        wait_until(lambda: machine.kernel("younger"))
+        younger.page.memory[GPU][0], younger.page.calls_in_flight = 900 * MIB, 1
+        younger.become(RESIDENT)
+        asker.page.memory[GPU][0] = 100 * MIB
+        asker.become(RESIDENT)
+        machine.ask("PUT", "/kernels/younger", {"server": "bob's"})
+        asker.allocate(400 * MIB, number=1)
+        wait_until(lambda: (machine.kernel("asker")["waiting_s"] or 0) > 0.5)
+        return machine.kernel("younger")
+
+    return start
+
+
+@contextlib.contextmanager
+def following(machine):
+    """Follow the events, as a server does."""
+    connection = UnixConnection(machine.socket)
+    connection.request("GET", "/api/v1/events")
+    try:
+        assert b"snapshot" in connection.getresponse().readline()
+        yield
+    finally:
+        connection.close()
+
+
+def test_a_server_in_a_container_is_asked_while_it_follows_the_events(contained, machine, wait_until):
+    assert contained(state=NONE)["end_asked"] is None, "nobody would hear of it"
+    with following(machine):
+        wait_until(lambda: machine.kernel("younger")["end_asked"])
+    assert machine.kernel("asker")["end_asked"] is None
+
+
+def test_a_kernel_that_may_have_begun_before_is_not_ended(contained, machine, wait_until):
+    """It was known with its memory: a controller that was restarted cannot say which is the newest."""
+    contained()
+    with following(machine):
+        waited = machine.kernel("asker")["waiting_s"]
+        wait_until(lambda: machine.kernel("asker")["waiting_s"] > waited + 1)
+        assert machine.kernel("younger")["end_asked"] is None
+
+
+def ends(head_started, other_started):
+    """Whom the policy has ended for somebody who waits."""
+    head = Kernel("head", Residency.QUEUED, {}, {"A": GIB}, wants_since=NOW - 500, started_at=head_started)
+    busy = Kernel("busy", Residency.RESIDENT, {"A": 4 * GIB}, last_activity=NOW, calls_in_flight=1)
+    busy = replace(busy, can_be_ended=True, started_at=other_started)
+    node = Node({"A": Gpu("A", 0, 4 * GIB, NOW)}, (head, busy), Host(64 * GIB))
+    actions = decide(NOW, node, Settings(when_full="terminate_newest"))
+    return [action.kernel_id for action in actions if isinstance(action, EndKernel)]
+
+
+def test_who_began_nobody_knows_when_is_neither_younger_nor_older():
+    assert ends(1.0, 2.0) == ["busy"]
+    assert ends(1.0, math.nan) == ends(math.nan, 2.0) == ends(math.nan, math.nan) == ends(2.0, 1.0) == []
