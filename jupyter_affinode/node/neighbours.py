@@ -20,7 +20,9 @@ INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of linux/proc_ns.h
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A process on a GPU that is not ours. What belongs to another person is not named."""
+    """A process on a GPU that is not ours. What belongs to another person is named by root's controller alone, which
+    tells it to administrators (views.py).
+    """
 
     pid: int | None
     command: str | None
@@ -99,7 +101,7 @@ def _bytes_on(process: Process, uuid: str) -> int:
 
 def _described(pid: int, size: int | None) -> Neighbour:
     try:
-        is_own = os.stat(f"/proc/{pid}").st_uid == os.getuid()
+        is_own = os.getuid() in (0, os.stat(f"/proc/{pid}").st_uid)
         command = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip() if is_own else None
     except OSError:  # it has just ended, or is hidden from us
         return Neighbour(None, None, size)

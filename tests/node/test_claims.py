@@ -137,6 +137,18 @@ def test_gpus_that_nobody_knows_are_shown_to_nobody_else(kernels):
     assert seen(Identity("uid-2")) == [GPU]
 
 
+def test_other_peoples_programs_are_named_to_administrators_alone():
+    row = {"pid": 5, "command": "thesis.py", "bytes": 7}
+    gpu = {"uuid": GPU, "total_bytes": TOTAL, "unmanaged": [row]}
+    node = {"gpus": [gpu], "queue": [], "settings": Settings().as_dict()}
+
+    def seen(identity):
+        return node_view(identity, node, {})["gpus"][0]["unmanaged"]
+
+    assert seen(Identity("uid-0", is_admin=True)) == [row]
+    assert seen(Identity("uid-1")) == [{"pid": None, "command": None, "bytes": 7}]
+
+
 def test_a_report_believes_nobody_more_than_a_gpu_has(kernels):
     """Its totals are everybody's."""
     made_up = gpu_uuid(bytes([7] * 16))

@@ -203,15 +203,11 @@ def test_in_a_container_nothing_is_concluded_from_pids(monkeypatch):
     assert neighbours.contexts_bytes(seen, [process(100)], [process(100)]) is None
 
 
-def test_strangers_are_named_only_if_they_are_our_own_users():
-    seen = gpu({100: 900 * MIB, OWN: 50 * MIB, 1: 60 * MIB})
-    rows = neighbours.neighbours(seen, [process(100)], {100})
-    own = next(row for row in rows if row.bytes == 50 * MIB)
-    assert (own.pid, bool(own.command)) == (OWN, True)
-    assert [row.bytes for row in rows] == [60 * MIB, 50 * MIB]
-    if os.stat("/proc/1").st_uid != os.getuid():
-        assert rows[0].pid is None
-        assert rows[0].command is None
+@pytest.mark.parametrize(("uid", "is_named"), [(os.getuid(), True), (os.getuid() + 1, False), (0, True)])
+def test_strangers_are_named_if_they_are_our_own_users_and_by_root(monkeypatch, uid, is_named):
+    monkeypatch.setattr(neighbours.os, "getuid", lambda: uid)
+    (row,) = neighbours.neighbours(gpu({100: 900 * MIB, OWN: 50 * MIB}), [process(100)], {100})
+    assert (row.pid, bool(row.command), row.bytes) == (OWN if is_named else None, is_named, 50 * MIB)
 
 
 def test_what_nvml_counts_for_ours_beyond_their_pages_is_their_contexts():
