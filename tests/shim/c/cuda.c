@@ -155,15 +155,29 @@ CUresult launch_spin(CUstream stream, uint64_t ns)
 }
 
 /* Not watched, and several words at a time: millions of reads of a private copy.  */
-__attribute__((no_sanitize("thread", "address", "undefined"), optimize("O3"))) bool holds_pattern(CUdeviceptr at, size_t bytes, uint32_t seed, uint32_t added)
+__attribute__((no_sanitize("thread", "address", "undefined"), optimize("O3"))) static uint32_t differs(
+	const uint32_t *words, size_t from, size_t count, uint32_t seed, uint32_t added)
 {
-	uint32_t *words = malloc(bytes);
+	uint32_t wrong = 0;
+
+	for (size_t i = 0; i < count; i++)
+		wrong |= words[i] ^ (pattern_word(seed, from + i) + added);
+	return wrong;
+}
+
+bool holds_pattern(CUdeviceptr at, size_t bytes, uint32_t seed, uint32_t added)
+{
+	const size_t count = bytes / 4, most = MiB(1) / 16; /* by pieces that stay in the cache */
+	uint32_t *words = malloc(most * 4);
 	uint32_t wrong = 0;
 
 	CHECK(words != NULL);
-	CUDA(MemcpyDtoH(words, at, bytes));
-	for (size_t i = 0; i < bytes / 4; i++)
-		wrong |= words[i] ^ (pattern_word(seed, i) + added);
+	for (size_t from = 0; from < count; from += most) {
+		size_t n = count - from < most ? count - from : most;
+
+		CUDA(MemcpyDtoH(words, at + from * 4, n * 4));
+		wrong |= differs(words, from, n, seed, added);
+	}
 	free(words);
 	return !wrong;
 }
