@@ -34,6 +34,19 @@ static void fill(CUdeviceptr at, size_t bytes, uint32_t *seed)
 	CUDA(CtxSynchronize());
 }
 
+/* More than the ring has pieces; it is there for as long as that matters, for it takes most of a move's time.  */
+static void large_make(void)
+{
+	large.bytes = LARGE;
+	CUDA(MemAlloc(&large.at, large.bytes));
+}
+
+static void large_free(void)
+{
+	CUDA(MemFree(large.at));
+	large.at = 0;
+}
+
 static void change_large(void)
 {
 	fill(large.at, large.bytes, &large.seed);
@@ -42,7 +55,7 @@ static void change_large(void)
 static void all_is_right(void)
 {
 	contents_are_right();
-	CHECK(holds_pattern(large.at, large.bytes, large.seed, 0));
+	CHECK(!large.at || holds_pattern(large.at, large.bytes, large.seed, 0));
 	for (unsigned i = 0; i < SMALL; i++)
 		CHECK(!small[i].at || holds_pattern(small[i].at, small[i].bytes, small[i].seed, 0));
 }
@@ -50,7 +63,9 @@ static void all_is_right(void)
 /* Park what was changed, with those faults; how often one struck.  */
 static unsigned changed_park(const char *faults)
 {
-	change_large();
+	if (large.at)
+		change_large();
+	CHECK_EQUAL(contents_change(CONTENTS_BROKEN), CUDA_SUCCESS);
 	board_arm("%s", faults);
 	controller_park();
 	return board_disarm();
@@ -107,6 +122,8 @@ static void ring_is_taken(void)
 	unsigned n;
 
 	snprintf(test_step, sizeof(test_step), "the ring");
+	changed_park(REFUSED); /* no slab of it is registered from here on */
+	resume("");
 	n = changed_park("cuMemHostAlloc:UNKNOWN:1+" COUNTED("cuMemcpyDtoHAsync"));
 	CHECK(n >= LARGE_PIECES && !struck("cuMemHostAlloc"));
 	n = resume("cuMemHostAlloc:UNKNOWN:1+" COUNTED("cuMemcpyHtoDAsync"));
@@ -158,7 +175,6 @@ static void scattered(void)
 			CUDA(MemAlloc(&small[i].at, small[i].bytes));
 			fill(small[i].at, small[i].bytes, &small[i].seed);
 		}
-		CHECK_EQUAL(contents_change(CONTENTS_BROKEN), CUDA_SUCCESS);
 		contents_fill(CONTENTS_OTHER_GPU);
 		changed_park(REFUSED);
 		resume("");
@@ -167,6 +183,7 @@ static void scattered(void)
 	}
 }
 
+/* One that was joined is listed for a moment more.  */
 static unsigned threads_now(void)
 {
 	DIR *tasks = opendir("/proc/self/task");
@@ -200,7 +217,7 @@ static void revoked(unsigned nth)
 	CHECK_EQUAL(reply.status, AFFINODE_REVOKED);
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_RESIDENT);
 	CHECK(after <= IN_STRETCH + PIECES);
-	CHECK_EQUAL(threads_now(), before);
+	UNTIL(threads_now() <= before);
 	all_is_right();
 }
 
@@ -209,7 +226,7 @@ static void revoked(unsigned nth)
 static void without_threads(void)
 {
 	pthread_attr_t usual, huge;
-	unsigned before = threads_now(), then;
+	unsigned before = threads_now();
 	uint32_t epoch;
 
 	snprintf(test_step, sizeof(test_step), "without threads");
@@ -224,9 +241,11 @@ static void without_threads(void)
 			epoch = controller_command(AFFINODE_COMMAND_PARK, 0);
 			UNTIL((controller_pump(), board_holds() || controller_replied(epoch)));
 		} while (!board_holds());
-		then = threads_now();
+		if (with)
+			UNTIL(threads_now() > before);
+		else
+			UNTIL(threads_now() <= before);
 		board_disarm();
-		CHECK(with ? then > before : then == before);
 		CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_OK);
 		resume("");
 		all_is_right();
@@ -292,10 +311,11 @@ int main(int argc, char **argv)
 	cuda_start();
 	controller_accept();
 	contents_make();
-	large.bytes = LARGE;
-	CUDA(MemAlloc(&large.at, large.bytes));
+	large_make();
 	all_is_refused();
+	large_free();
 	events_are_refused();
+	large_make();
 	ring_is_taken();
 	ring_is_counted();
 	for (unsigned nth = 5; nth < LARGE_PIECES; nth += 5)
@@ -303,6 +323,7 @@ int main(int argc, char **argv)
 #ifndef SHIM_LINKED
 	without_threads();
 #endif
+	large_free();
 	scattered();
 	context_ends();
 	return 0;
