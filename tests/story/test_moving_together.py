@@ -121,8 +121,8 @@ def test_while_one_process_computes_none_is_parked_and_then_all_are_together(gro
 
 
 def test_a_person_who_uses_the_ready_one_while_the_other_still_copies_does_not_wait(group):
-    """The child's 512 MiB take seconds at the throttled rate; the kernel itself is ready long before."""
-    g = group(child_mib=512, copy_rate="128MiB")
+    """The child's 512 MiB take 8 s at the throttled rate; the kernel itself is ready long before."""
+    g = group(child_mib=512, copy_rate="64MiB")
     status, _ = g.stage.machine.ask("POST", f"/kernels/{g.kernel.id}/park", {"wait": False})
     assert status == 202
     log = g.stage.machine.controller_log
@@ -132,7 +132,7 @@ def test_a_person_who_uses_the_ready_one_while_the_other_still_copies_does_not_w
         time.sleep(0.01)
     began = time.monotonic()
     g.stage.ok(g.kernel, "ok(cu.cuMemsetD8(gpu.blocks['a'][0], 0, 1)); ok(cu.cuCtxSynchronize())")
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 7
     g.stage.wait(g.kernel, "resident")
     deadline = time.monotonic() + 10
     while g.residencies() != {"resident"}:

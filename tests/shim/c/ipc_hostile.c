@@ -14,14 +14,14 @@ static void withstands(const struct process *importer)
 	CHECK_EQUAL(ASK(importer, OPEN, .handle = handle), CUDA_SUCCESS);
 	CHECK_EQUAL(ASK(importer, VERIFY, .seed = 4), true);
 	CHECK_EQUAL(ASK(importer, CLOSE), CUDA_SUCCESS);
-	CHECK_EQUAL(open_descriptors(), descriptors);
+	UNTIL(open_descriptors() <= descriptors); /* the link's thread may have one in its hand */
 	for (int i = 0; i < 20; i++) {
 		CUdeviceptr at = block(MiB(2), 5);
 
 		export_of(at);
 		CUDA(MemFree(at));
 	}
-	CHECK_EQUAL(open_descriptors(), descriptors);
+	UNTIL(open_descriptors() <= descriptors);
 	CUDA(MemFree(shared));
 }
 
