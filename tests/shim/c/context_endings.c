@@ -3,6 +3,7 @@
  * child that it forked meanwhile is refused, not held.  */
 #include "board.h"
 #include "depth.h"
+#include "grown_up.h"
 
 #include <dlfcn.h>
 #include <signal.h>
@@ -98,7 +99,7 @@ static void child(void)
 
 	atexit(destructor); /* before the driver comes: it runs when everything of CUDA's has ended */
 	*(void **)&hidden = cuda_hidden("cuCtxSynchronize");
-	cuda_start();
+	cuda_start_grown_up();
 	*(void **)&disable_peer_access = cuda_symbol("cuCtxDisablePeerAccess");
 	CUDA(MemAlloc(&block, BYTES));
 	CHECK_EQUAL(launch_pattern(NULL, block, BYTES, 3), CUDA_SUCCESS);

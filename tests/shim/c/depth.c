@@ -74,7 +74,7 @@ struct affinode_reply park_deep(void)
 
 void park_deep_surely(void)
 {
-	struct timespec while_young = {0, 100000000};
+	struct timespec while_young = {0, 500000000};
 
 	for (;;) {
 		struct affinode_reply reply = park_deep();

@@ -72,6 +72,7 @@ static void fork_once(void)
 
 int main(int argc, char **argv)
 {
+	const unsigned rounds = test_rounds(60);
 	uint64_t random;
 	pthread_t threads[2];
 
@@ -87,8 +88,8 @@ int main(int argc, char **argv)
 	CHECK_EQUAL(launch_pattern(NULL, block, MiB(2), 101), CUDA_SUCCESS);
 	CUDA(CtxSynchronize());
 	thread_start(&threads[0], resolve, NULL);
-	for (int i = 0; i < 60; i++) {
-		if (i == 30)
+	for (unsigned i = 0; i < rounds; i++) {
+		if (i == rounds / 2)
 			thread_start(&threads[1], allocate, NULL);
 		uint32_t epoch = controller_command(AFFINODE_COMMAND_PARK, 0);
 
