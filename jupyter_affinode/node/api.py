@@ -146,8 +146,8 @@ class EventsHandler(Handler):
             while self.identity.is_over(time.time()) is None:
                 self.write(await subscriber.lines(PING_S))
                 await asyncio.wait_for(self.flush(), UNREAD_STREAM_S)
-        except StreamClosedError:
-            return
+        except (StreamClosedError, asyncio.CancelledError):
+            return  # they hung up, or the controller ends
         except asyncio.TimeoutError:
             self.controller.log.warning("dropped an API client that does not read its events")
             stream = getattr(self.request.connection, "stream", None)

@@ -358,6 +358,7 @@ def test_a_stream_ends_with_the_controller(machine):
     process.wait(timeout=10)
     follower.join(timeout=20)
     assert ended.is_set()
+    assert " E " not in machine.controller_log()
 
 
 def test_a_request_that_is_cancelled_leaves_no_connection_behind(api):
