@@ -71,6 +71,11 @@ class GpuTable:
         known = self._known.get(uuid)
         return known.managed_bytes if known is not None else 0
 
+    def changed_bytes(self, uuid: str) -> int:
+        """How much our kernels' memory on a GPU changed since, or just before, NVML's last look."""
+        known = self._known.get(uuid)
+        return 0 if known is None or self.sample is None else known.changed_since(self.sample.began)
+
     def take(self, sample: NvmlSample | None, settings: Settings) -> None:
         """New figures; None: NVML is missing."""
         self.sample = sample

@@ -5,9 +5,10 @@ like the best that there is, and never finish their parks, or refuse them. Asked
 a waiter waiting. So each lapse puts all kernels of its person behind everybody else's, for a minute at first and for
 twice as long after each further one; once that is over, a lapse is forgotten every ten minutes.
 
-A lapse is a park that failed, that nobody answered, or that lasts far longer than it should (lateness.py), whatever
-comes of it. That a kernel is at work again, has nothing to move or finds no host memory is an honest answer, given
-soon and now and then; one that comes late, or one after the other with hardly a park between, is not.
+A lapse is a park that failed, that nobody answered, that lasts far longer than it should (lateness.py), whatever
+comes of it, or after which NVML shows as much in use as before (lapse_watch.py). That a kernel is at work again, has
+nothing to move or finds no host memory is an honest answer, given soon and now and then; one that comes late, or one
+after the other with hardly a park between, is not.
 
 To be behind is no gain but that of being parked later, which whoever refuses parks has anyway; the log names them.
 And whoever makes other people's parks fail only has their own kernels asked first.

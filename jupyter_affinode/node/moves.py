@@ -77,6 +77,7 @@ class Moves:
         kernel.move.for_kernel = for_kernel
         kernel.move.preempts = preempts
         kernel.reason = reason
+        self._lapses.park_begins(kernel, kernel.move)
         targets = [process for process in kernel.connected() if process.data.state is State.RESIDENT]
         size = sum(process.resident_bytes for process in targets)
         self._log.info("park %s (%s): %s", kernel.id, bytes_in_words(size), reason)
