@@ -5,9 +5,9 @@
 
 **What is compared** is what a pause costs while somebody waits for the memory: a second for each second that the
 idle kernel keeps it, and the price of a round trip if it is parked (victims.py). Rules: the shipped one
-(max(15 s, price)), the fixed time-out that was best on the training half, the ski-rental rule (time-out = price),
-prediction, and who knows the future. All see the same pauses of the other half; prediction goes on learning from
-each pause after it is over, as it does in a controller.
+(max(15 s, price), before anybody has waited for long), the fixed time-out that was best on the training half, the
+ski-rental rule (time-out = price), prediction, and who knows the future. All see the same pauses of the other half;
+prediction goes on learning from each pause after it is over, as it does in a controller.
 
 **Synthetic traces are synthetic.** No trace of real notebooks' pauses is at hand. Their families are published,
 their parameters partly assumed:

@@ -57,6 +57,7 @@ class Notebook:
     held_until: float | None = None
     park_asked: str | None = None
     retry_at: float = 0.0
+    behind_until: float = 0.0
     denied: bool = False
     is_over: bool = False
     ended_for: str | None = None
@@ -96,6 +97,7 @@ class Notebook:
             rooms=(self.room,) if self.room is not None and not self.granted else (),
             park_asked=self.park_asked,
             retry_at=self.retry_at,
+            behind_until=self.behind_until,
             user=self.user,
             priority=self.priority,
             may_be_preempted=len(self.sizes) == 1,
@@ -258,6 +260,10 @@ class SharedMachine:
             self._forget(notebook)
         elif what == 3 and notebook.residency is Residency.PARKING:
             self._revoke(notebook)
+        elif what == 5:
+            for other in self.notebooks:
+                if other.user == notebook.user:
+                    other.behind_until = self.now + draw.choice((5.0, 60.0, 3600.0))
         elif what == 4:
             self.now += draw.choice((0.0, 3.0, 60.0))
 
