@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from jupyter_client.provisioning import LocalProvisioner
 
 from .client import ControllerClient, ControllerRefused, ControllerUnavailable, ensure_controller_async
+from .kernelspec_metadata import wishes_of
 from .launch_environment import Unmanaged, manage
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -148,7 +149,11 @@ class AffinodeProvisioner(LocalProvisioner):
         async def introduce() -> None:
             client = ControllerClient(await ensure_controller_async())
             await client.register(
-                self.kernel_id, name=spec.display_name, language=spec.language, server=self.server_label
+                self.kernel_id,
+                name=spec.display_name,
+                language=spec.language,
+                server=self.server_label,
+                **wishes_of(spec),
             )
 
         try:

@@ -2,7 +2,8 @@
 
 Where memory is, how long somebody has waited and what a cell does, shims and servers tell a new controller. That a
 person keeps the GPU, waits for it by a wish alone, or is losing a kernel to somebody else, nobody would: a controller
-that is killed must not end a hold, or have a second kernel shut down for what the first one's end will free.
+that is killed must not end a hold, or have a second kernel shut down for what the first one's end will free. Nor would
+what a kernelspec says be told anew of a kernel that no server describes.
 
 The file is written when one of these changes. It is of one start of the machine, since its times are those of the
 monotonic clock, and nothing in it is believed to last longer than the settings allow. A file that is missing, damaged
@@ -41,10 +42,15 @@ class Said:
     resume_since: float | None = None  # its person asked for the GPU, and waits since
     end_asked: str | None = None
     end_for: str | None = None
+    may_park: bool | None = None  # of its kernelspec, if no server tells it anew
+    priority: int | None = None
 
     def and_then(self, kernel: KernelRecord) -> Said:
         """With what the controller knows now; what only an earlier one did stays until the kernel is back."""
         said = replace(self, held_until=kernel.held_until)
+        told = kernel.description
+        if told is not None and told.server is None:
+            said = replace(said, may_park=told.may_park, priority=told.priority)
         if kernel.resume_asked:
             said = replace(said, resume_since=kernel.wants_since)
         if kernel.end_asked is not None:
@@ -61,9 +67,15 @@ class Said:
             held_until = min(held_until, now + hold_max_s) if held_until > now else None
         resume_since = _past(said.get("resume_since"), now)
         reason, end_for = said.get("end_asked"), said.get("end_for")
-        if not isinstance(reason, str):
-            return cls(held_until, resume_since)
-        return cls(held_until, resume_since, reason[:TEXT_MAX], end_for if isinstance(end_for, str) else None)
+        may_park, priority = said.get("may_park"), said.get("priority")
+        return cls(
+            held_until,
+            resume_since,
+            reason[:TEXT_MAX] if isinstance(reason, str) else None,
+            end_for if isinstance(end_for, str) else None,
+            may_park if isinstance(may_park, bool) else None,
+            priority if isinstance(priority, int) and not isinstance(priority, bool) else None,
+        )
 
 
 NOTHING = Said()
@@ -112,6 +124,8 @@ class Remembered:
             if rest != NOTHING:
                 self._earlier[kernel.id] = rest
             return
+        if (said.may_park, said.priority) != (None, None) and kernel.description is None:
+            kernel.describe(may_park=said.may_park, priority=said.priority)
         if said.resume_since is not None:
             kernel.resume_asked, kernel.wants_since = True, said.resume_since
             kernel.resume_done = asyncio.get_running_loop().create_future()  # who asked is not there any more
@@ -125,8 +139,9 @@ class Remembered:
             self._forget_old(now)
         told = dict(self._earlier)
         for kernel in kernels:
-            if kernel.held_until is not None or kernel.resume_asked or kernel.end_asked is not None:
-                told[kernel.id] = told.get(kernel.id, NOTHING).and_then(kernel)
+            said = told.get(kernel.id, NOTHING).and_then(kernel)
+            if said != NOTHING:
+                told[kernel.id] = said
         if told == self._written or now < self._write_at:
             return
         try:
@@ -147,7 +162,7 @@ class Remembered:
         for kernel_id, said in list(self._earlier.items()):
             if said.held_until is not None and said.held_until > now:
                 self._earlier[kernel_id] = Said(said.held_until) if is_late else said
-            elif is_late or said.held_until is not None:
+            elif is_late:
                 del self._earlier[kernel_id]
 
 

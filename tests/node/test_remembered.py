@@ -55,6 +55,24 @@ def test_a_hold_and_a_wish_outlive_the_controller(machine, restartable, shim, wa
     wait_until(lambda: kept(machine) == {})
 
 
+def test_what_its_kernelspec_said_is_known_where_no_server_tells_it_anew(
+    machine, restartable, shim, wait_until
+):
+    controller = restartable()
+    shim("batch", resident=100 * MIB)
+    shim("notebook", resident=100 * MIB)
+    wait_until(lambda: machine.kernels().keys() == {"batch", "notebook"})
+    for name, server in (("batch", None), ("notebook", "bob's")):
+        assert machine.ask("PUT", f"/kernels/{name}", {"server": server, "priority": -2})[0] == 200
+    wait_until(lambda: "batch" in kept(machine))
+    assert "notebook" not in kept(machine)
+    controller.stop()
+
+    restartable()
+    shim("batch", resident=100 * MIB)
+    wait_until(lambda: (machine.kernel("batch") or {}).get("priority") == -2)
+
+
 def test_no_second_kernel_is_ended_because_the_controller_forgot_the_first(
     machine, restartable, shim, monkeypatch, wait_until
 ):

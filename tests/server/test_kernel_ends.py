@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from jupyter_client.kernelspec import KernelSpec
 from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
 
+from jupyter_affinode import provisioner
 from jupyter_affinode.kernel_ends import KernelEnds
 from jupyter_affinode.kernelspec_metadata import wishes_of
 
@@ -54,3 +56,24 @@ def test_what_a_kernelspec_says_is_taken_only_where_it_makes_sense():
     }
     for metadata in (None, {}, {"affinode": "no"}, {"affinode": {"park": "no", "priority": True}}):
         assert wishes_of(Spec(metadata)) == nothing
+
+
+def test_what_a_kernelspec_says_is_told_where_there_is_no_server_too(monkeypatch):
+    """As by papermill or jupyter console, whose kernels nobody else describes."""
+    told = {}
+
+    class Client:
+        def __init__(self, path):
+            """There is nobody to ask."""
+
+        async def register(self, kernel_id, **description):
+            told[kernel_id] = description
+
+    async def answers():
+        return None
+
+    monkeypatch.setattr(provisioner, "ControllerClient", Client)
+    monkeypatch.setattr(provisioner, "ensure_controller_async", answers)
+    spec = KernelSpec(display_name="Batch", metadata={"affinode": {"park": False, "priority": -1}})
+    provisioner.AffinodeProvisioner(kernel_id="k", kernel_spec=spec)._introduce()
+    assert (told["k"]["may_park"], told["k"]["priority"], told["k"]["server"]) == (False, -1, None)
