@@ -7,19 +7,19 @@ import contextlib
 import datetime
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from .api_handler import ApiError, Handler
 from .ledger_report import Question, ReportRefused, report
 
-READERS_MAX = 2  # at a time
+READERS_MAX = 4  # at a time; of each person one, where there are several
 PARAMETERS = ("since", "until", "by", "user")
 
 
 class ReportHandler(Handler):
     """GPU memory held, used and given back; parks, waits and refusals."""
 
-    _readers = 0
+    _readers: ClassVar[list[str]] = []  # who
 
     async def get(self) -> None:
         """GET /report"""
@@ -34,15 +34,18 @@ class ReportHandler(Handler):
             question = Question.of(_today(), **asked, only=self.only())
         except ReportRefused as refused:
             raise ApiError(400, "bad-request", str(refused)) from None
-        if ReportHandler._readers >= READERS_MAX:
-            raise ApiError(429, "too-many-requests", "others are reading reports; try again in a moment")
-        ReportHandler._readers += 1
+        who, readers = self.identity.payer or "", ReportHandler._readers
+        is_reading = bool(who) and who in readers
+        if is_reading or len(readers) >= READERS_MAX:
+            whose = "you are" if is_reading else "others are"
+            raise ApiError(429, "too-many-requests", f"{whose} reading a report; try again in a moment")
+        readers.append(who)
         try:
             answer = await in_a_thread(lambda: report(ledger.path, question))
         except ReportRefused as refused:
             raise ApiError(409, "no-ledger", str(refused)) from None
         finally:
-            ReportHandler._readers -= 1
+            readers.remove(who)
         await self.finish(answer)
 
     def only(self) -> str | None:

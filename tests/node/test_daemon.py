@@ -8,14 +8,20 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from fake_shim import MIB, NO_GPU_ROOM, PARK, QUEUED, RESUME, WANT, notify
 from live_machine import UnixConnection
 from people import Person, needs_root, open_to_everyone
+from thread_controller import ThreadController
 
 from jupyter_affinode.grants import make_keys, sign_grant
+from jupyter_affinode.node import api_report
+from jupyter_affinode.node.access import EveryUserAccess
+from jupyter_affinode.node.history_options import HistoryOptions
 
 ALICE, BOB, CAROL, STAFF = 61001, 61002, 61003, 61100
 HERE = Path(__file__).parent
@@ -257,3 +263,29 @@ def test_a_report_has_ones_own_figures_and_an_administrators_has_everybodys(two,
     assert users(bob) == {str(BOB): 0}
     assert users(bob, f"&user={ALICE}") == users(bob, f"&user=uid-{ALICE}") == {}
     assert users(carol)[str(ALICE)] == 1
+
+
+def test_who_reads_reports_all_the_time_keeps_nobody_from_theirs(machine, monkeypatch, wait_until):
+    needs_root()
+    open_to_everyone(machine)
+    goes_on, began = threading.Event(), []
+
+    def slow(path, question):
+        began.append(question.only)
+        assert goes_on.wait(30)
+        return {}
+
+    monkeypatch.setattr(api_report, "report", slow)
+    options = HistoryOptions(machine.socket.with_name("ledger.sqlite"))
+    controller = ThreadController(machine.socket, access=EveryUserAccess(), history=options)
+    alice, bob = Person(machine, ALICE), Person(machine, BOB)
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(alice.ask, "GET", "/report")
+        wait_until(lambda: began)
+        status, answer = pool.submit(alice.ask, "GET", "/report").result()
+        assert (status, answer["message"][:7]) == (429, "you are")
+        second = pool.submit(bob.ask, "GET", "/report")
+        wait_until(lambda: len(began) == 2)
+        goes_on.set()
+        assert first.result()[0] == second.result()[0] == 200
+    controller.stop()
