@@ -6,7 +6,7 @@ Kept by `state.NodeState` alone; everything else gets frozen snapshots or JSON.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -15,7 +15,7 @@ from .actions import Cause
 from .connection import Connection
 from .host_record import HostRecord
 from .keep import Keep
-from .page import Page, PageData, PageFlag, PageGpu, State
+from .page import Page, PageData, PageError, PageFlag, PageGpu, State
 from .peers import ProcessWatch
 from .snapshot import Residency
 from .wire import Hello, HelloFlag, Reply, Status
@@ -101,6 +101,29 @@ class Process:
     def is_parked(self) -> bool:
         """Whether its memory is in the host's."""
         return self.data.state in (State.PARKED, State.QUEUED)
+
+    @property
+    def uses_gpu(self) -> bool:
+        """Whether it has memory of a GPU, there or parked."""
+        return any(gpu.resident_bytes or gpu.parked_bytes or any(gpu.fixed_bytes) for gpu in self.data.gpus)
+
+
+BadPages = list[tuple[Process, PageError]]
+
+
+def read_pages(processes: Iterable[Process], now: float) -> BadPages:
+    """Read pages; the processes whose page is nonsense, for the caller to drop."""
+    bad = []
+    for process in processes:
+        try:
+            data = process.page.read()
+        except PageError as error:
+            bad.append((process, error))
+            continue
+        if data.calls != process.data.calls:
+            process.calls_changed_at = now
+        process.data = data
+    return bad
 
 
 class Phase(Enum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from .borne_out import look
@@ -19,12 +19,12 @@ from .lapses import Lapses
 from .neighbours import busy, by_gpu
 from .nvml import NvmlGpu, NvmlSample
 from .other_gpus import may_be_going_to, open_gpus, read_visible
-from .page import Page, PageError, State
+from .page import Page, State
 from .peers import parent_of
 from .picture import kernel_picture
 from .placement import PLACED_LASTS_S, Newcomer, newcomers_by_gpu, place
 from .process_start import started_at
-from .records import KernelRecord, Process
+from .records import BadPages, KernelRecord, Process, read_pages
 from .remembered import Remembered
 from .reservations import ReservationBook
 from .settings import Settings
@@ -36,7 +36,6 @@ from .wire import Hello, HelloFlag
 
 HUNG_UP_FORGOTTEN_S = 10.0  # a live process that closed its link and does not come back runs without a shim
 UNSEEN_FORGOTTEN_S = 600.0  # a silent one whose end we cannot see; what it has on the GPU is "unmanaged" then
-BadPages = list[tuple[Process, PageError]]
 PARENTS_EVERY_S = 5.0
 PAGES_TELL_WITHIN_S = 1.0  # … of a move that has ended
 EARLIER_MOVE_LASTS_S = 60.0  # at memory depth, the only one where there are other people
@@ -149,7 +148,7 @@ class NodeState:
         if not lives:  # else it comes back with these counts, perhaps
             kernel.parks_of_the_gone += process.data.parks
             kernel.resumes_of_the_gone += process.data.resumes
-            if kernel.processes and _uses_gpu(process):
+            if kernel.processes and process.uses_gpu:
                 kernel.peer_ended = process.pid, now
         self.reservations.forget_process(process.key)
         if not kernel.processes:
@@ -161,19 +160,19 @@ class NodeState:
     def read_pages(self, now: float) -> tuple[bool, BadPages]:
         """Read every page: whether any says something new, and those that are nonsense."""
         before = [process.data for process in self.processes()]
-        bad = _read(self.processes(), now)
+        bad = read_pages(self.processes(), now)
         is_new = any(process.data is not data for process, data in zip(self.processes(), before, strict=True))
         return is_new, bad
 
     def look_at(self, kernel: KernelRecord, now: float) -> tuple[Kernel | None, BadPages]:
         """One kernel as it is now, None without processes; and its processes whose page is nonsense."""
-        bad = _read(kernel.processes.values(), now)
+        bad = read_pages(kernel.processes.values(), now)
         self._refresh_kernel(kernel, now)
         return self._kernel(kernel, self._open_gpus(), now) if kernel.processes else None, bad
 
     def refresh(self, now: float) -> BadPages:
         """Read every page; the processes whose page is nonsense, for the caller to drop."""
-        bad = _read(self.processes(), now)
+        bad = read_pages(self.processes(), now)
         self.speeds.look(self.processes(), self.gpus.sizes, lambda process: self._last_move_s(process, now))
         managed: dict[str, int] = {}
         for kernel in self.kernels.values():
@@ -205,7 +204,10 @@ class NodeState:
         for other in self.kernels.values():
             if other.placed is not None:
                 gpu, since = other.placed
-                if any(map(_uses_gpu, other.processes.values())) or now - since > PLACED_LASTS_S:
+                if (
+                    any(process.uses_gpu for process in other.processes.values())
+                    or now - since > PLACED_LASTS_S
+                ):
                     other.placed = None
                 else:
                     newcomers.append(Newcomer(gpu, since, other.payer, bool(other.processes)))
@@ -389,10 +391,8 @@ class NodeState:
             now=now,
         )
         if seen.residency is Residency.PARKING and kernel.move is None and not self._may_be_of_earlier(now):
-            host = replace(
-                seen.host, budget_bytes=0
-            )  # nobody told it to park, or gave it host memory for that
-            return replace(seen, moves_since=-math.inf, host=host)
+            # nobody told it to park, or gave it host memory for that
+            return replace(seen, moves_since=-math.inf, host=replace(seen.host, budget_bytes=0))
         return seen
 
     def _may_be_of_earlier(self, now: float) -> bool:
@@ -402,30 +402,11 @@ class NodeState:
         return now <= self.pages_say_since_until + EARLIER_MOVE_LASTS_S
 
 
-def _read(processes: Iterable[Process], now: float) -> BadPages:
-    """Read pages; the processes whose page is nonsense, for the caller to drop."""
-    bad = []
-    for process in processes:
-        try:
-            data = process.page.read()
-        except PageError as error:
-            bad.append((process, error))
-            continue
-        if data.calls != process.data.calls:
-            process.calls_changed_at = now
-        process.data = data
-    return bad
-
-
 def _remembered_s(process: Process) -> float:
     """How long a process without a connection is remembered."""
     if process.is_stopped:
         return math.inf if process.watch is not None else UNSEEN_FORGOTTEN_S
     return HUNG_UP_FORGOTTEN_S if process.watch is not None else -1.0
-
-
-def _uses_gpu(process: Process) -> bool:
-    return any(gpu.resident_bytes or gpu.parked_bytes or any(gpu.fixed_bytes) for gpu in process.data.gpus)
 
 
 def _limits(kernel: KernelRecord, known: Known) -> dict[str, CgroupMemory]:
