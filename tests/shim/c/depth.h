@@ -20,6 +20,9 @@ struct affinode_reply park_deep(void);
 /* Park that deep, tried again while the process is too young for it.  */
 void park_deep_surely(void);
 
+/* The number of the call that restores the context in a resume that `command` begins, as fault boards count.  */
+unsigned restoring_call(uint32_t (*command)(void));
+
 /* Take or leave the first GPU's lock as another process would; -1: it is held by someone else.  */
 int gpu_lock_take(void);
 void gpu_lock_leave(int fd);

@@ -290,19 +290,9 @@ static bool is_full_at(unsigned nth, unsigned restoring)
 	return met > 0;
 }
 
-static unsigned restoring_call(void)
+static uint32_t go_to_the_other(void)
 {
-	uint32_t epoch;
-	unsigned nth;
-
-	park_deep_surely();
-	board_arm("cuCheckpointProcessRestore:HOLD:1");
-	epoch = controller_resume_on(uuids[where() ? 0 : 2], 0);
-	UNTIL(board_holds());
-	nth = board_calls();
-	board_disarm();
-	CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_OK);
-	return nth;
+	return controller_resume_on(uuids[where() ? 0 : 2], 0);
 }
 
 /* What comes after Restore is a resume like any other, gone through call by call in step_depth.c: one call in a few here.  */
@@ -317,7 +307,7 @@ static void every_step(void)
 		nth += stride;
 	printf("failing%s at calls up to %u\n", plus, nth - 1);
 	CHECK(nth > 2 * stride);
-	restoring = restoring_call();
+	restoring = restoring_call(go_to_the_other);
 	nth = 1;
 	while (is_full_at(nth, restoring))
 		nth += nth > restoring ? stride : 1;

@@ -44,21 +44,9 @@ static bool cycle(uint32_t at, const char *plus, unsigned nth)
 	return met > 0;
 }
 
-/* The number of the call that restores the context, in a resume.  */
-static unsigned restoring_call(void)
+static uint32_t resume_here(void)
 {
-	uint32_t epoch;
-	unsigned nth;
-
-	park_deep_surely();
-	board_arm("cuCheckpointProcessRestore:HOLD:1");
-	epoch = controller_command(AFFINODE_COMMAND_RESUME, 0);
-	UNTIL(board_holds());
-	nth = board_calls();
-	board_disarm();
-	CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_OK);
-	contents_are_right();
-	return nth;
+	return controller_command(AFFINODE_COMMAND_RESUME, 0);
 }
 
 /* A foreign process fills the GPU at that call of a resume. False: there is no such call.  */
@@ -159,7 +147,7 @@ int main(int argc, char **argv)
 		}
 	/* At the call that restores the context nobody can help it: the driver loses the process. Hence the GPU's lock, and
 	 * the look at who else is there.  */
-	restoring = restoring_call();
+	restoring = restoring_call(resume_here);
 	for (nth = restoring == 1 ? 2 : 1; foreign_takes_room(nth); nth++)
 		nth += nth + 1 == restoring;
 	printf("the GPU full at calls up to %u but %u\n", nth - 1, restoring);
