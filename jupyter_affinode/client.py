@@ -73,7 +73,7 @@ class _Answer(HTTPMessageDelegate):
         self.status = start_line.code
         self.started.set()
 
-    async def data_received(self, chunk: bytes) -> None:  # type: ignore[override]  # tornado awaits it
+    async def data_received(self, chunk: bytes) -> None:  # tornado awaits it
         await self.chunks.put(chunk)
 
 

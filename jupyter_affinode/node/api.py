@@ -52,7 +52,7 @@ class ApiServer(HTTPServer):
     drops: DropLog
     clients: Clients
 
-    def handle_stream(self, stream: IOStream, address: Any) -> None:  # type: ignore[override]
+    def handle_stream(self, stream: IOStream, address: Any) -> None:
         """Look who it is before a byte is read; called by tornado for each connection."""
         why = self.clients.enter(stream)
         if why is not None:

@@ -170,8 +170,9 @@ def _claims(claims: Mapping[str, Any], uid: int, key: bytes, kid: str) -> Claims
 
 def _is_cap(cap: tuple[str, object]) -> bool:
     name, value = cap
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return CAP_NAME.fullmatch(name) is not None and is_number and 0 <= value < 1 << 62  # type: ignore[operator]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return CAP_NAME.fullmatch(name) is not None and 0 <= value < 1 << 62
 
 
 def _bytes_of(key: Any) -> bytes:

@@ -26,7 +26,7 @@ FRESH_S = 1.0  # how long a collected page is served again
 class MetricsServer(HTTPServer):
     """Serves a bounded number of connections."""
 
-    def handle_stream(self, stream: IOStream, address: Any) -> None:  # type: ignore[override]
+    def handle_stream(self, stream: IOStream, address: Any) -> None:
         """Called by tornado for each connection."""
         if len(self._connections) >= CONNECTIONS_MAX:
             stream.close()

@@ -196,8 +196,9 @@ def _save(path: Path, kept: Mapping[str, Any]) -> None:
 
 
 def _moment(value: object) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) else None  # type: ignore[arg-type]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
 
 
 def _past(value: object, now: float) -> float | None:

@@ -107,7 +107,7 @@ def _csv_rows(lines: Iterable[str], path: Path) -> Iterator[tuple[int, Mapping[s
         if missing:
             raise TraceError(f"{path}:1: the header lacks {', '.join(missing)}")
         for row in reader:
-            if row.pop(None, None) is not None:  # type: ignore[call-overload]
+            if row.pop(None, None) is not None:
                 raise TraceError(f"{path}:{reader.line_num}: more fields than the header names")
             yield reader.line_num, {name: value for name, value in row.items() if value not in (None, "")}
     except csv.Error as error:
