@@ -23,6 +23,7 @@ from .api import serve
 from .app_access import ACCESS_ALIASES, ACCESS_FLAGS, AccessTraits, prepare_for_everyone
 from .app_history import HISTORY_ALIASES, HistoryTraits
 from .app_queue import QUEUE_ALIASES, QueueTraits
+from .collector import spare_passes
 from .controller import LINK_NAME, Controller
 from .election import LOCK_NAME, AlreadyServed, Election
 from .grants import GrantsUnavailable
@@ -277,6 +278,7 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _told_to_end, controller, signal.Signals(number).name)
     server = serve(controller)
+    spare_passes()
     controller.start()
     log.info("controller %s, process %d, serves %s", __version__, os.getpid(), socket)
     log.info("settings: %s", ", ".join(f"{name}={value}" for name, value in settings.as_dict().items()))

@@ -119,6 +119,7 @@ class Controller:
         self._snapshot = Node({}, (), self.state.snapshot(self.began, is_settled=False).host)
         self._queue: list[Waiter] = []
         self._outlooks: dict[str, Outlook] = {}
+        self._waits_since: float | None = None  # of these, who waits longest
         self._link: Link | None = None
         self._loop = asyncio.get_running_loop()
         self._tick_handle: asyncio.TimerHandle | None = None
@@ -199,8 +200,7 @@ class Controller:
 
     def _json(self, kernel: KernelRecord, seen: Kernel | None, now: float) -> dict[str, Any]:
         outlook = self._outlooks.get(kernel.id)
-        since = waits_since(self._outlooks.values())
-        return describe.kernel_json(self.state, kernel, seen, outlook, now, waits_since=since)
+        return describe.kernel_json(self.state, kernel, seen, outlook, now, waits_since=self._waits_since)
 
     def node_json(self, identity: Identity = OWN_USER) -> dict[str, Any]:
         """The machine, for the API, as somebody may see it."""
@@ -326,17 +326,19 @@ class Controller:
         return self._standby.look(now, self.state.gpus.measured if self._nvml_answered else None)
 
     def _decide(self, now: float) -> None:
-        for action in decide(now, self._snapshot, self.state.settings):
+        actions = decide(now, self._snapshot, self.state.settings)
+        for action in actions:
             try:
                 self._effects.carry_out(action, now)
             except Exception:  # one kernel's trouble is not the others'
                 self.log.exception("could not carry out %s", action)
-        if self._snapshot.kernels:
+        if actions:  # else it was looked at just now
             self._look_at_queue(self.state.snapshot(now, is_settled=self._snapshot.is_settled), now)
 
     def _look_at_queue(self, node: Node, now: float) -> None:
         self._queue = waiters(node, self.state.settings)
         self._outlooks = outlooks(now, node, self.state.settings) if self._queue else {}
+        self._waits_since = waits_since(self._outlooks.values())
 
     def _moved(self) -> None:
         """A move ended, or is to be tried again: the GPUs' figures may have changed."""

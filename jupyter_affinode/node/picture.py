@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from .depth import kernel_needs, leaves_with_context
 from .gpus import GpuTable
@@ -16,6 +17,8 @@ from .snapshot import Kernel, Residency, RoomRequest
 from .speeds import park_copies, resume_copies
 from .whose import standing
 from .wire import HelloFlag
+
+Fields = dict[str, Any]  # some of a `Kernel`'s, by name
 
 HOPELESS_GRANTS = 5  # an allocation that failed so often although there was room …
 HOPELESS_AFTER_S = 3.0  # … for so long, will fail again
@@ -35,61 +38,97 @@ def kernel_picture(
     """A kernel that has processes. `lots_held`: bytes by process; `may_leave`: its CUDA context; `are_open`: the GPUs
     that a kernel of another one may come to; `behind_until`: others are asked first; `now` in monotonic seconds.
     """
-    uses = kernel.by_gpu()
-    processes = kernel.processes.values()
-    last_activity = max(process.last_activity for process in processes)
-    holders = [process for process in processes if process.resident_bytes]
-    whose = standing(kernel, settings)
+    last_activity = max(process.last_activity for process in kernel.processes.values())
     goes_alone = kernel.move is not None and not kernel.move.to_context
     return Kernel(
         id=kernel.id,
         residency=kernel.residency,
-        resident_bytes=_resident_bytes(uses, gpus),
-        parked_bytes={uuid: gpu.parked_bytes for uuid, gpu in uses.items()},
-        context_bytes={uuid: size - uses[uuid].parked_bytes for uuid, size in kernel_needs(kernel).items()},
         may_leave=may_leave,
         leaves_bytes=leaves_with_context(kernel, gpus) if may_leave and not goes_alone else {},
-        most_bytes=most_bytes(kernel, uses, gpus),
         elsewhere=other_gpus(kernel, are_open, gpus, now),
-        fixed_bytes={uuid: sum(gpu.fixed_bytes) for uuid, gpu in uses.items()},
-        last_activity=last_activity,
-        calls_in_flight=sum(process.data.calls_in_flight for process in processes),
-        captures=sum(process.data.captures for process in processes),
-        cell_open=kernel.cell_open,
-        held_until=kernel.hold_ends,
-        is_parkable=all(process.is_parkable for process in holders),
-        is_out_of_reach=any(process.connection is None for process in holders),
-        is_dying=all(process.is_dying for process in processes),
-        is_split=kernel.residency is Residency.RESIDENT
-        and any(process.is_parked for process in kernel.connected()),
-        is_moving=kernel.move is not None
-        or kernel.cache_drop is not None
-        or kernel.residency in (Residency.PARKING, Residency.RESUMING),
-        moves_since=_moves_since(kernel),
-        wants_since=kernel.wants_since,
-        rooms=_rooms(kernel),
-        park_asked=kernel.park_asked if kernel.ask_again_at <= now else None,
-        retry_at=kernel.retry_at,
-        behind_until=behind_until,
-        resume_retry_at=kernel.resume_retry_at,
-        reclaim_after=kernel.reclaim_after,
-        hopeless=_is_hopeless(kernel, now),
         cgroups=kernel.cgroups,
-        can_drop_caches=_can_drop_caches(kernel, last_activity),
-        user=whose.user,
-        groups=whose.groups,
-        limit_bytes=whose.limit_bytes,
-        priority=whose.priority,
-        is_opted_out=whose.is_opted_out,
-        may_be_preempted=_may_be_preempted(kernel),
-        resident_since=kernel.resident_since,
-        started_at=_started_at(kernel),
-        can_be_ended=_can_be_ended(kernel, now),
-        is_ending=kernel.end_asked is not None,
         host=host_use(kernel, last_activity, lots_held, now),
-        park_copies_bytes=sum(park_copies(process) for process in processes),
-        resume_copies_bytes=sum(resume_copies(process) for process in processes),
+        behind_until=behind_until,
+        **_memory(kernel, gpus),
+        **_use(kernel, last_activity),
+        **_state(kernel, now),
+        **_wishes(kernel, now),
+        **_standing(kernel, settings),
     )
+
+
+def _memory(kernel: KernelRecord, gpus: GpuTable) -> Fields:
+    """What it has where, by GPU, and what moving that copies."""
+    uses, processes = kernel.by_gpu(), kernel.processes.values()
+    beside = {uuid: size - uses[uuid].parked_bytes for uuid, size in kernel_needs(kernel).items()}
+    return {
+        "resident_bytes": _resident_bytes(uses, gpus),
+        "parked_bytes": {uuid: gpu.parked_bytes for uuid, gpu in uses.items()},
+        "context_bytes": beside if any(beside.values()) else {},
+        "most_bytes": most_bytes(kernel, uses, gpus),
+        "fixed_bytes": {uuid: sum(gpu.fixed_bytes) for uuid, gpu in uses.items()},
+        "park_copies_bytes": sum(park_copies(process) for process in processes),
+        "resume_copies_bytes": sum(resume_copies(process) for process in processes),
+    }
+
+
+def _use(kernel: KernelRecord, last_activity: float) -> Fields:
+    """Who uses the GPU, and since when."""
+    processes = kernel.processes.values()
+    return {
+        "last_activity": last_activity,
+        "calls_in_flight": sum(process.data.calls_in_flight for process in processes),
+        "captures": sum(process.data.captures for process in processes),
+        "cell_open": kernel.cell_open,
+        "can_drop_caches": _can_drop_caches(kernel, last_activity),
+        "may_be_preempted": _may_be_preempted(kernel),
+        "resident_since": kernel.resident_since,
+        "started_at": _started_at(kernel),
+    }
+
+
+def _state(kernel: KernelRecord, now: float) -> Fields:
+    """What can be done with it, and what is under way."""
+    processes, residency = kernel.processes.values(), kernel.residency
+    holders = [process for process in processes if process.resident_bytes]
+    is_split = residency is Residency.RESIDENT and any(process.is_parked for process in kernel.connected())
+    is_under_way = kernel.move is not None or kernel.cache_drop is not None
+    return {
+        "is_parkable": all(process.is_parkable for process in holders),
+        "is_out_of_reach": any(process.connection is None for process in holders),
+        "is_dying": all(process.is_dying for process in processes),
+        "is_split": is_split,
+        "is_moving": is_under_way or residency in (Residency.PARKING, Residency.RESUMING),
+        "moves_since": _moves_since(kernel),
+        "can_be_ended": _can_be_ended(kernel, now),
+        "is_ending": kernel.end_asked is not None,
+    }
+
+
+def _wishes(kernel: KernelRecord, now: float) -> Fields:
+    """What it and its person ask for, and what was refused a moment ago."""
+    return {
+        "wants_since": kernel.wants_since,
+        "rooms": _rooms(kernel),
+        "park_asked": kernel.park_asked if kernel.ask_again_at <= now else None,
+        "held_until": kernel.hold_ends,
+        "retry_at": kernel.retry_at,
+        "resume_retry_at": kernel.resume_retry_at,
+        "reclaim_after": kernel.reclaim_after,
+        "hopeless": _is_hopeless(kernel, now),
+    }
+
+
+def _standing(kernel: KernelRecord, settings: Settings) -> Fields:
+    """Whose it is, and what that entitles it to."""
+    whose = standing(kernel, settings)
+    return {
+        "user": whose.user,
+        "groups": whose.groups,
+        "limit_bytes": whose.limit_bytes,
+        "priority": whose.priority,
+        "is_opted_out": whose.is_opted_out,
+    }
 
 
 def _resident_bytes(uses: Mapping[str, PageGpu], gpus: GpuTable) -> dict[str, int]:

@@ -9,36 +9,54 @@ import argparse
 import statistics
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from crowd import NOW, SETTINGS, crowded_node
+from crowd import NOW, SETTINGS, crowded_node, mixed_node
 
+from jupyter_affinode.node.collector import spare_passes
 from jupyter_affinode.node.policy import decide
+from jupyter_affinode.node.snapshot import Node
 
-LIMITS = "*=120GiB"
+LIMITS = {"user_limits": "*=120GiB", "group_limits": "*=4TiB"}
+EVERYTHING = {"backfill": True, "when_full": "time_slice", **LIMITS}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A machine and its settings."""
+
+    name: str
+    waiting: int
+    full: bool = True  # of busy kernels
+    settings: dict[str, Any] = field(default_factory=dict)
+    make: Callable[..., Node] = crowded_node
+
+
+MIXED, TIGHT = mixed_node, partial(mixed_node, tight=True)
 CASES = (
-    ("quiet: nobody waits", 0, True, {}),
-    ("quiet, park_when=idle", 0, True, {"park_when": "idle"}),
-    ("300 wait, every GPU is full of busy kernels", 300, True, {}),
-    ("600 wait, every GPU is full of busy kernels", 600, True, {}),
-    ("600 wait, time slices", 600, True, {"when_full": "time_slice"}),
-    ("600 wait, terminate_newest", 600, True, {"when_full": "terminate_newest"}),
-    ("600 wait, backfill", 600, True, {"backfill": True}),
-    (
-        "600 wait, limits for 50 users and a group",
-        600,
-        True,
-        {"user_limits": LIMITS, "group_limits": "*=4TiB"},
-    ),
-    ("300 wait, most of the others are idle", 300, False, {}),
-    (
-        "600 wait, idle, all settings",
-        600,
-        False,
-        {"backfill": True, "when_full": "time_slice", "user_limits": LIMITS},
-    ),
+    Case("quiet: nobody waits", 0),
+    Case("quiet, park_when=idle", 0, settings={"park_when": "idle"}),
+    Case("300 wait, every GPU is full of busy kernels", 300),
+    Case("600 wait, every GPU is full of busy kernels", 600),
+    Case("600 wait, time slices", 600, settings={"when_full": "time_slice"}),
+    Case("600 wait, terminate_newest", 600, settings={"when_full": "terminate_newest"}),
+    Case("600 wait, backfill", 600, settings={"backfill": True}),
+    Case("600 wait, limits for 50 users and a group", 600, settings=LIMITS),
+    Case("300 wait, most of the others are idle", 300, full=False),
+    Case("600 wait, idle, all settings", 600, full=False, settings=EVERYTHING),
+    Case("quiet, a mixed machine", 0, make=MIXED),
+    Case("300 wait, mixed, full", 300, make=MIXED),
+    Case("300 wait, mixed, full, all settings", 300, settings=EVERYTHING, make=MIXED),
+    Case("300 wait, mixed, idle, all settings", 300, full=False, settings=EVERYTHING, make=MIXED),
+    Case("300 wait, mixed, full, host memory is short", 300, make=TIGHT),
+    Case("300 wait, mixed, full, the same with all settings", 300, settings=EVERYTHING, make=TIGHT),
+    Case("300 wait, mixed, idle, the same", 300, full=False, settings=EVERYTHING, make=TIGHT),
 )
 
 
@@ -52,17 +70,20 @@ def main() -> None:
     print(
         f"decide() for {arguments.kernels} kernels on {arguments.gpus} GPUs, {arguments.rounds} rounds each, CPU time"
     )
-    for name, waiting, full, settings in CASES:
-        node = crowded_node(arguments.kernels, arguments.gpus, min(waiting, arguments.kernels), full=full)
-        chosen = SETTINGS.changed(**settings)
+    spare_passes()  # as the controller does
+    for case in CASES:
+        waiting = min(case.waiting, arguments.kernels)
+        node = case.make(arguments.kernels, arguments.gpus, waiting, full=case.full)
+        settings = SETTINGS.changed(**case.settings)
         times, actions = [], []
         for _ in range(arguments.rounds):
             begin = time.thread_time()
-            actions = decide(NOW, node, chosen)
+            actions = decide(NOW, node, settings)
             times.append((time.thread_time() - begin) * 1000)
         times.sort()
         p95 = times[int(len(times) * 0.95)]
-        print(f"{statistics.median(times):7.2f} ms median {p95:7.2f} ms p95  {name} ({len(actions)} actions)")
+        median = statistics.median(times)
+        print(f"{median:7.2f} ms median {p95:7.2f} ms p95  {case.name} ({len(actions)} actions)")
 
 
 if __name__ == "__main__":
