@@ -57,10 +57,12 @@ def preemptible_at(kernel: Kernel, quantum_s: float) -> float | None:
 
 def _preempt(plan: Plan, lacks: Mapping[str, int], head: Waiter) -> HostMemory | None:
     quantum_s = plan.settings.quantum_s
-    over = []
+    began_by, over = plan.now - quantum_s, []
     for kernel in plan.candidates.resident_on(lacks):
+        if kernel.resident_since > began_by or kernel is head.kernel:
+            continue
         moment = preemptible_at(kernel, quantum_s)
-        if moment is not None and moment <= plan.now and plan.is_free(kernel) and kernel is not head.kernel:
+        if moment is not None and moment <= plan.now and plan.is_free(kernel):
             over.append(kernel)
     over.sort(key=lambda kernel: (kernel.behind_until > plan.now, kernel.resident_since, kernel.id))
     chosen = _sufficient(over, lacks)

@@ -123,11 +123,14 @@ class HostRoom:
 
     def _reckon(self, kernel: Kernel) -> Needs:
         use, movable, image = kernel.host, kernel.movable_bytes, kernel.image_bytes
-        short = min(use.park_short_bytes, movable + SLACK_BYTES)  # less by now if it has freed memory since
-        probable = movable
+        probable, short = movable, 0
         if use.is_frugal and use.park_takes_bytes is not None:
             probable = min(movable, use.park_takes_bytes)
-        probable = max(probable, short)
+        if use.park_short_bytes:
+            short = min(
+                use.park_short_bytes, movable + SLACK_BYTES
+            )  # less by now if it has freed memory since
+            probable = max(probable, short)
         least = max(short, min(probable, LEAST_BYTES)) if use.is_frugal else movable
         has = max(use.kept_bytes - use.trimming_bytes, 0)
         lots = 0

@@ -19,6 +19,7 @@ from jupyter_affinode.node.snapshot import (
 
 NOW = 100_000.0
 SETTINGS = Settings(host_reserve_bytes=0)
+LONGEST_TURN_S = 150.0  # where time slices of 120 s have been on for a while
 TIGHT_BYTES = 60 * GIB  # of host memory, for hundreds of parks of some GiB
 
 
@@ -67,6 +68,7 @@ def _as_found(draw: random.Random, number: int, kernel: Kernel, uuids: list[str]
     if draw.random() < 0.05:
         changes["held_until"] = NOW + draw.uniform(0, 3600)
     changes["is_opted_out"] = draw.random() < 0.02
+    changes["resident_since"] = NOW - draw.uniform(0, LONGEST_TURN_S)
     changes["may_be_preempted"] = draw.random() < 0.8
     if kernel.rooms:
         room = kernel.rooms[0]
