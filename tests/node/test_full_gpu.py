@@ -147,8 +147,9 @@ def test_the_newest_kernels_server_is_asked_to_end_it_and_only_where_there_is_on
     assert not youngest.heard.of(PARK) and not younger.heard.of(PARK)
 
 
-def test_nobody_is_ended_for_somebody_who_has_given_up(node, shim, births, wait_until):
-    """Its server may hear of it late, when it connects again; what the person computed is not lost for nobody."""
+@pytest.fixture
+def asked(node, shim, births, wait_until):
+    """(a machine, who asks for room on it): the server of the younger kernel there has been asked to end that."""
     machine = node(when_full="terminate_newest", end_after_s=0.1)
     asker = shim("asker", resident=100 * MIB)
     wait_until(lambda: machine.kernel("asker"))
@@ -156,22 +157,20 @@ def test_nobody_is_ended_for_somebody_who_has_given_up(node, shim, births, wait_
     machine.ask("PUT", "/kernels/younger", {"server": "bob's"})
     asker.allocate(400 * MIB, number=1)
     wait_until(lambda: machine.kernel("younger")["end_asked"])
+    return machine, asker
+
+
+def test_nobody_is_ended_for_somebody_who_has_given_up(asked, wait_until):
+    """Its server may hear of it late, when it connects again; what the person computed is not lost for nobody."""
+    machine, asker = asked
     asker.send(notify(ROOM_END, number=1))
     wait_until(lambda: machine.kernel("younger")["end_asked"] is None)
     assert "was not shut down by its server" not in machine.controller_log()
 
 
-def test_a_server_that_does_not_end_it_is_not_asked_again_at_once(
-    node, shim, births, monkeypatch, wait_until
-):
+def test_a_server_that_does_not_end_it_is_not_asked_again_at_once(asked, monkeypatch, wait_until):
+    machine, _ = asked
     monkeypatch.setattr(endings, "SERVER_TAKES_S", 0.3)
-    machine = node(when_full="terminate_newest", end_after_s=0.1)
-    asker = shim("asker", resident=100 * MIB)
-    wait_until(lambda: machine.kernel("asker"))
-    busy_shim(shim, "younger", resident=900 * MIB)
-    machine.ask("PUT", "/kernels/younger", {"server": "bob's"})
-    asker.allocate(400 * MIB, number=1)
-    wait_until(lambda: machine.kernel("younger")["end_asked"])
     wait_until(lambda: machine.kernel("younger")["end_asked"] is None)
     wait_until(lambda: "was not shut down by its server" in machine.controller_log())
     assert machine.kernel("younger")["residency"] == "resident"
