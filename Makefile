@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(CURDIR)/$(VENV)/bin
 WORKERS ?= 2
 # Many tests wait for something most of the time.
-TEST_WORKERS ?= 3
+TEST_WORKERS ?= 4
 
 export PATH := $(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

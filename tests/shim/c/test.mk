@@ -1,6 +1,7 @@
 # The shim's C tests, included by shim/Makefile: one program a behaviour, each in three flavours.
 #   make test                                 all of them
 #   make test-run PROGRAM=cancel FLAVOUR=thread   one; flavours: plain, address, thread
+#   make test TEST_STRIDE=1 TEST_ROUNDS=10        at length: every step of a move, ten times as many rounds
 #   make fuzz FUZZ_S=60                           the message parser, by clang's fuzzer
 #
 # plain: the shim is preloaded, as in a kernel. address (with undefined) and thread: its sources are compiled into the
