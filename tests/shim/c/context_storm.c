@@ -6,7 +6,11 @@
 #define THREADS 4
 #define BYTES MiB(8)
 
+#define PAUSE_US 60000u
+
 static _Atomic bool stop;
+/* At the most; longer with each try for which somebody was at work, until the process goes, however slow the machine is.  */
+static _Atomic unsigned pause_us = PAUSE_US;
 static CUresult (*pop)(CUcontext *), (*push)(CUcontext);
 static CUresult (*stream_get_flags)(CUstream, unsigned int *);
 
@@ -79,7 +83,7 @@ static void step(struct worker *w)
 	default:
 		/* a pause, in which it may be parked, on one side or the other of the context's going */
 		CUDA(CtxSetCurrent(test_random(&w->state) % 2 ? cuda_context : NULL));
-		usleep((useconds_t)(test_random(&w->state) % 60000));
+		usleep((useconds_t)(test_random(&w->state) % atomic_load(&pause_us)));
 		CUDA(CtxSetCurrent(cuda_context));
 	}
 	expect(cuda_context);
@@ -100,16 +104,20 @@ static void *work(void *argument)
 	return NULL;
 }
 
-/* Until every worker pauses at once, or to the end of patience: parks are refused while they work.  */
+/* Until every worker pauses at once, again and again, to the end of patience: parks are refused while they work.  */
 static unsigned rounds_of(uint64_t until)
 {
 	unsigned deep = 0;
 
-	while (deep < test_rounds(18) && test_now_ns() < until) {
+	while (deep < test_rounds(18) && (deep == 0 || test_now_ns() < until)) {
 		struct affinode_reply reply = park_deep();
 
-		if (reply.status == AFFINODE_OK && page_read().depth == AFFINODE_DEPTH_CONTEXT)
+		if (reply.status == AFFINODE_OK && page_read().depth == AFFINODE_DEPTH_CONTEXT) {
 			deep++;
+			atomic_store(&pause_us, PAUSE_US);
+		} else if (atomic_load(&pause_us) < 40 * PAUSE_US) {
+			atomic_fetch_add(&pause_us, atomic_load(&pause_us) / 32);
+		}
 		if (reply.status == AFFINODE_OK || page_read().state != AFFINODE_STATE_RESIDENT) {
 			int status;
 
