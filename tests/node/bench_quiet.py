@@ -102,7 +102,7 @@ def measure(shims: int, streams: int, seconds: float) -> float:
         try:
             os.chmod(folder, 0o755)
             users = 30 if os.getuid() == 0 else 0
-            while not path.exists():
+            while not (path.exists() and path.with_name("link.sock").exists()):
                 if controller.poll() is not None:
                     raise SystemExit((Path(folder) / "out.log").read_text())
                 time.sleep(0.05)
