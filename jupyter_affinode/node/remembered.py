@@ -139,9 +139,10 @@ class Remembered:
             self._forget_old(now)
         told = dict(self._earlier)
         for kernel in kernels:
-            said = told.get(kernel.id, NOTHING).and_then(kernel)
-            if said != NOTHING:
-                told[kernel.id] = said
+            if kernel.id in told or _says_anything(kernel):
+                said = told.get(kernel.id, NOTHING).and_then(kernel)
+                if said != NOTHING:
+                    told[kernel.id] = said
         if told == self._written or now < self._write_at:
             return
         try:
@@ -164,6 +165,13 @@ class Remembered:
                 self._earlier[kernel_id] = Said(said.held_until) if is_late else said
             elif is_late:
                 del self._earlier[kernel_id]
+
+
+def _says_anything(kernel: KernelRecord) -> bool:
+    """Whether there is anything to be remembered; of nearly all, after each pass, there is not."""
+    if kernel.held_until is not None or kernel.resume_asked or kernel.end_asked is not None:
+        return True
+    return kernel.description is not None and kernel.description.server is None
 
 
 def _load(path: Path) -> dict[str, Any]:
