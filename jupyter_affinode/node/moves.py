@@ -285,10 +285,12 @@ class Moves:
 
     def _parked(self, kernel: KernelRecord, move: Move) -> None:
         failed = failure(move, kernel)
+        done = [reply for reply in move.replies.values() if reply.status is Status.OK]
+        if failed is None and not done and not move.gone & kernel.processes.keys():
+            failed = (Status.NOTHING, in_words(move, Status.NOTHING))
         self._lapses.park_ended(kernel, move, failed)
         found_less = learn_from_park(kernel, move.replies)
-        done = [reply for reply in move.replies.values() if reply.status is Status.OK]
-        if failed is None and (done or move.gone & kernel.processes.keys()):
+        if failed is None:
             kernel.refusal, kernel.refusals = None, 0
             kernel.host.refusals, kernel.host.retry_at = 0, 0.0
             kernel.context_refusal = next(
@@ -303,8 +305,6 @@ class Moves:
             self._log.info("parked %s: %s in %s", kernel.id, bytes_in_words(moved), duration_in_words(took))
             self.end_park_wish(kernel, Outcome(Status.OK, "", f"{bytes_in_words(moved)} freed"))
             return
-        if failed is None:
-            failed = (Status.NOTHING, in_words(move, Status.NOTHING))
         status, text = failed
         self._bring_back(kernel, move, text)
         self.refuse_park(kernel, status, SLUGS[status], text, was_tried=True, found_less=found_less)

@@ -204,9 +204,13 @@ def _save(path: Path, kept: Mapping[str, Any]) -> None:
 
 
 def _moment(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value)
+    try:
+        moment = float(value)
+    except OverflowError:
+        return None
+    return moment if math.isfinite(moment) else None
 
 
 def _past(value: object, now: float) -> float | None:

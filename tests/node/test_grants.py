@@ -20,10 +20,15 @@ from hub_spawner.grants import grant_hook
 from jupyter_affinode import environment
 from jupyter_affinode.cli import main
 from jupyter_affinode.grants import CannotSign, make_keys, sign_grant, write_grant
+from jupyter_affinode.node import grants
 from jupyter_affinode.node.grants import LEEWAY_S, GrantRefused, GrantsUnavailable, GrantVerifier
 
 US = "affinode:here"
 UID = 1000
+OF_NO_KIND = """-----BEGIN PUBLIC KEY-----
+MCowBQYDKwcIAyEAGb9ECWmEzf6FQbrBZ9w7lshQhqowtrbLDFw4rXAxZuE=
+-----END PUBLIC KEY-----
+"""  # a public key of a kind that nobody knows
 
 
 @pytest.fixture
@@ -155,6 +160,18 @@ def test_keys_are_changed_while_it_runs(verifier, wait_until):
     (verifier.keys.folder / "k3.pem").write_text("half a k")
     time.sleep(1.1)  # it looks once a second; nothing is to happen
     assert is_good(fresh)
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "[" * 100_000, OF_NO_KIND])
+def test_a_file_that_is_no_key_leaves_the_keys_as_they_are(verifier, monkeypatch, text):
+    """Also for connections that are open: each is asked again with every heartbeat."""
+    monkeypatch.setattr(grants, "LOOK_AGAIN_S", 0.0)
+    claims = verifier.verify(verifier.sign(), UID)
+    (verifier.keys.folder / ("k2.pem" if text is OF_NO_KIND else "hub.json")).write_text(text)
+    assert verifier.made.still_has(claims.kid, claims.key)
+    assert verifier.verify(verifier.sign(), UID).user == "alice"
+    with pytest.raises(GrantsUnavailable, match="cannot be read"):
+        GrantVerifier(verifier.keys.folder, [US])
 
 
 def test_a_key_set_is_as_good_as_files(verifier, keys):

@@ -291,6 +291,7 @@ def replies(status, after_s):
         (replies(Status.BUSY, 0.5), 12),  # some are believed
         (replies(Status.REVOKED, 12), 16),  # one that comes so late is not
         (replies(Status.BUSY, 40), 25),
+        (replies(Status.NOTHING, 0.5), 12),  # it still says that it has what it was asked for
         (gives_nothing, 6),  # NVML says so, after a while if others come and go meanwhile
     ],
 )  # fmt: skip

@@ -156,6 +156,9 @@ def test_a_hold_that_is_over_is_over(file):
             path.read_text().replace('"held_until": ', '"held_until": "soon", "x": ')
         ),
         lambda path: path.write_text(path.read_text().replace('"held_until": ', '"held_until": NaN, "x": ')),
+        lambda path: path.write_text(
+            path.read_text().replace('"held_until": ', f'"held_until": {"9" * 400}, "x": ')
+        ),
         lambda path: path.chmod(0o666),
         lambda path: (path.rename(path.with_name("other")), path.symlink_to("other")),
         lambda path: (path.unlink(), path.mkdir()),
