@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from .records import KernelRecord
+from .rules import PRIORITY_MAX, PRIORITY_MIN
 
 FILE_NAME = "remembered.json"
-BYTES_MAX = 4 << 20
+BYTES_MAX = 32 << 20  # more than all kernels that a controller knows, each with the longest id
 TEXT_MAX = 4096
 WRITE_AGAIN_S = 10.0  # after a failure
 ENDS_KNOWN_S = 120.0  # how long an end or a wish waits for its kernel to be back; a hold, until it ends
@@ -50,7 +51,7 @@ class Said:
         said = replace(self, held_until=kernel.held_until)
         told = kernel.description
         if told is not None and told.server is None:
-            said = replace(said, may_park=told.may_park, priority=told.priority)
+            said = replace(said, may_park=told.may_park, priority=_class(told.priority))
         if kernel.resume_asked:
             said = replace(said, resume_since=kernel.wants_since)
         if kernel.end_asked is not None:
@@ -74,7 +75,7 @@ class Said:
             reason[:TEXT_MAX] if isinstance(reason, str) else None,
             end_for if isinstance(end_for, str) else None,
             may_park if isinstance(may_park, bool) else None,
-            priority if isinstance(priority, int) and not isinstance(priority, bool) else None,
+            _class(priority) if isinstance(priority, int) and not isinstance(priority, bool) else None,
         )
 
 
@@ -201,6 +202,11 @@ def _save(path: Path, kept: Mapping[str, Any]) -> None:
         with contextlib.suppress(OSError):
             fresh.unlink()
         raise
+
+
+def _class(priority: int | None) -> int | None:
+    """As the policy takes it: thousands of digits are nothing to keep."""
+    return None if priority is None else min(max(priority, PRIORITY_MIN), PRIORITY_MAX)
 
 
 def _moment(value: object) -> float | None:

@@ -169,6 +169,15 @@ def test_a_file_that_cannot_be_believed_is_not(file, damage):
     assert held_until(file, 100.0) is None
 
 
+def test_what_others_say_makes_nobodys_hold_too_much_to_be_read(file):
+    """Ids and priorities as long as the API takes them, of as many kernels as it takes."""
+    crowd = [KernelRecord("\U0001f600" * 252 + str(number)) for number in range(4096)]
+    for kernel in crowd:
+        kernel.describe(priority=-(10**4200))
+    Remembered(file, LOG).look([*crowd, KernelRecord("kept", held_until=1e9)], 0.0)
+    assert held_until(file, 100.0) == 100.0 + DAY_S
+
+
 def test_a_disk_that_is_full_costs_nothing_else_and_is_tried_again(tmp_path, caplog):
     path = tmp_path / "nowhere" / FILE_NAME
     remembered, kernel = Remembered(path, LOG), KernelRecord("kept", held_until=1e9)
