@@ -130,7 +130,9 @@ class Remembered:
         if said.resume_since is not None:
             kernel.resume_asked, kernel.wants_since = True, said.resume_since
             kernel.resume_done = asyncio.get_running_loop().create_future()  # who asked is not there any more
-        if said.end_asked is not None:
+        # One that was restarted meanwhile has nothing that its end would free.
+        uses_gpu = any(process.uses_gpu for process in kernel.processes.values())
+        if said.end_asked is not None and uses_gpu:
             kernel.end_asked, kernel.end_for = said.end_asked, said.end_for
             kernel.end_asked_at, kernel.end_is_recalled = now, True
 

@@ -109,6 +109,17 @@ def test_no_second_kernel_is_ended_because_the_controller_forgot_the_first(
     assert machine.kernel("older")["end_asked"] is None
 
 
+@pytest.mark.parametrize(("uses_gpu", "end"), [(True, "for another"), (False, None)])
+def test_a_kernel_that_was_restarted_meanwhile_is_not_ended_for_what_it_had(tmp_path, uses_gpu, end):
+    path = tmp_path / FILE_NAME
+    Remembered(path, LOG).look([KernelRecord("k", end_asked="for another", end_for="older")], 0.0)
+    remembered = Remembered(path, LOG)
+    remembered.read(100.0, DAY_S)
+    kernel = KernelRecord("k", processes={1: SimpleNamespace(uses_gpu=uses_gpu)})
+    remembered.recall(kernel, 101.0)
+    assert kernel.end_asked == end
+
+
 def kept(machine):
     """What is in the file."""
     try:
