@@ -24,6 +24,7 @@ from .words import duration_in_words
 
 # Why an honest process is not parked.
 EXCUSES = (Status.BUSY, Status.REVOKED, Status.NO_HOST_ROOM, Status.NOTHING)
+PREEMPTS_WITHIN_S = 4.0  # an honest process at work waits for its next call and for the GPU (shim/src/park.c)
 SHOWN_AFTER_S = 0.5  # NVML's figures then are the memory's that a park gave back
 SAID_WITHIN_S = 3.0
 LEAST_BYTES = 1 * GIB  # smaller parks are not looked at: other programs' memory changes by as much
@@ -71,7 +72,7 @@ class LapseWatch:
             move = None if kernel is None else kernel.move
             if kernel is None or move is None or not move.parks or move.for_kernel is None or move.is_late:
                 continue
-            if is_late(now, seen, node.speeds):
+            if is_late(now - (PREEMPTS_WITHIN_S if move.preempts else 0.0), seen, node.speeds):
                 move.is_late = True
                 if self._state.lapses.failed(kernel.payer, move.began, now):
                     self._say(kernel, "it lasts too long", now)

@@ -317,6 +317,24 @@ def test_an_honest_person_whose_kernel_was_stopped_is_asked_again_when_there_is_
     assert len([name for _, name in crowd.asked if name == "liar-0"]) >= 3
 
 
+@pytest.mark.parametrize("preempts", [True, False])
+def test_a_turn_that_ends_with_the_work_under_way_is_no_lapse(preempts, monkeypatch):
+    """Of somebody who is behind, too: else every turn would put them further behind, and who is behind keeps theirs."""
+    crowd = Crowd(Clock(), begins_and_never_ends, monkeypatch)
+    crowd.state.lapses.failed("uid-1", NOW, NOW)
+    kernel = crowd.state.kernels["uid-1/honest"]
+    crowd.state.refresh(NOW)
+    crowd.moves.park(kernel, "its turn is over", preempts=preempts, for_kernel="uid-2/waiter")
+    crowd.process("uid-1/honest").page.say(state=State.PARKING, epoch=1)
+    behind = []
+    for seconds in (6.0, 6.0):  # 12 GiB take 1.7 s: late after 4.5 s, or 8.5 s
+        now = crowd.clock.now = crowd.clock.now + seconds
+        crowd.state.refresh(now)
+        crowd.moves.look_for_late_parks(crowd.state.snapshot(now, is_settled=True), now)
+        behind.append(crowd.state.lapses.behind_until("uid-1") - NOW)
+    assert behind == ([FIRST_S, 12 + 2 * FIRST_S] if preempts else [6 + 2 * FIRST_S] * 2)
+
+
 def test_who_gives_what_they_said_is_not_taken_for_a_liar(monkeypatch):
     """Though others come and go at the same time: somebody is resumed into the room."""
     crowd = Crowd(Clock(), gives_nothing, monkeypatch)
