@@ -248,6 +248,8 @@ def test_a_kernel_parked_into_lots_outlives_the_controller_that_gave_them(gpu_ma
     server.start()
     kernel = server.start_kernel()
     assert kernel.run(f"{SETUP}\nblock = Block(200, seed=9)\nbefore = block.checksum()").status == "ok"
+    # Lots go by what NVML shows, and its figures are a moment old.
+    wait_until(lambda: gpu_machine.node()["gpus"][0]["used_bytes"] >= 200 * MIB)
     assert park(kernel)[0] == 200
     before = gpu_machine.controller_pid()
     os.kill(before, signal.SIGKILL)
