@@ -91,8 +91,10 @@ def _room(now: float, node: Node, gpu: NvmlGpu, newcomers: int, settings: Settin
         else:
             stays += resident
         parked[kernel.user] = parked.get(kernel.user, 0) + kernel.parked_bytes.get(gpu.uuid, 0)
-    if managed > gpu.used_bytes:  # some page lies, or NVML's figure is older
-        stays, goes = (size * gpu.used_bytes // managed for size in (stays, goes))
+    seen = node.gpus.get(gpu.uuid)
+    believed = gpu.used_bytes + (0 if seen is None else seen.uncertain_bytes)  # NVML's figure may be older
+    if managed > believed:  # some page lies
+        stays, goes = (size * believed // managed for size in (stays, goes))
     goes += (
         sum(parked.values())
         if len(parked) < 2

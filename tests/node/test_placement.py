@@ -19,7 +19,7 @@ from jupyter_affinode.node.placement import (
     place,
 )
 from jupyter_affinode.node.settings import GIB, Settings
-from jupyter_affinode.node.snapshot import Host, Kernel, Node, Residency
+from jupyter_affinode.node.snapshot import Gpu, Host, Kernel, Node, Residency
 from jupyter_affinode.node.wire import gpu_uuid
 
 NOW = 10_000.0
@@ -143,6 +143,14 @@ def test_what_pages_claim_beyond_what_nvml_sees_steers_nobody():
         "a",
         "b",
     ]
+
+
+def test_what_nvml_cannot_show_yet_counts():
+    """A kernel that has just taken memory is in nobody's figure but its own page's."""
+    gpus = [gpu("a"), gpu("b")]
+    seen = {"a": Gpu("a", 80 * GIB, 80 * GIB, NOW, uncertain_bytes=20 * GIB)}
+    node = Node(seen, (kernel("new", "a", 20),), Host(0))
+    assert [each.uuid for each in place(NOW, node, gpus, {}, Settings())] == ["b", "a"]
 
 
 def test_of_one_persons_parked_memory_no_more_counts_for_others_than_a_gpu_has():
