@@ -11,6 +11,7 @@ empty one. Tells every wait. Exits with 1 if anything is not as it must be.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import json
@@ -228,32 +229,15 @@ def main() -> int:
     if os.getuid() != 0:
         print("this needs root: it starts programs of two users.", file=sys.stderr)
         return NO_GPU_STATUS
-    where, size = machine(given.gpus), int(given.gib * GIB)
+    where = machine(given.gpus)
     log = Path(tempfile.mkdtemp(prefix="affinode-users-", dir="/tmp")) / "node.log"
     alice, bob, third = (User(uid, given.socket) for uid in (ALICE, BOB, BOB + 1))
     wrong, notes, moves = [], [], [(0, 0), (0, 0)]
     with Daemon(given.socket, log) as daemon:
         try:
-            for user in (alice, bob):
-                user.start(size, "0" if given.gpus > 1 else None)
-                say(f"user {user.uid} has {given.gib:g} GiB after {user.waits[0]:.2f} s")
-                time.sleep(PAUSE_S)
-            begins, killed = time.monotonic(), False
-            for number in range(given.rounds):
-                if number == given.rounds // 2:
-                    wrong += attack(alice, bob)
-                    daemon.kill()
-                    daemon.start()
-                    killed = True
-                    say("the controller was killed, and is back")
-                for user in (alice, bob):
-                    user.work()
-                    say(f"user {user.uid} works after {user.waits[-1]:.2f} s")
-                    time.sleep(PAUSE_S)
-                if time.monotonic() - begins > given.time and killed:
-                    break
+            wrong += take_turns(daemon, alice, bob, given)
             if given.gpus > 1:
-                wrong += check_placement(alice, third, size, notes)
+                wrong += check_placement(alice, third, int(given.gib * GIB), notes)
             moves = [(kernel["parks"], kernel["resumes"]) for kernel in (alice.kernel(), bob.kernel())]
         except (RuntimeError, ControllerRefused, ControllerUnavailable, KeyError) as error:
             wrong.append(f"{error}\n{daemon.log()[-2000:]}")
@@ -283,6 +267,32 @@ def main() -> int:
         passed=not wrong,
         notes=[*notes, *(f"NOT AS IT MUST BE: {each}" for each in wrong)],
     )
+
+
+def take_turns(daemon: Daemon, alice: User, bob: User, given: argparse.Namespace) -> list[str]:
+    """Both start and work, one after the other; in the midst of it one attacks, and the controller is killed.
+
+    What one could do to the other.
+    """
+    found: list[str] = []
+    for user in (alice, bob):
+        user.start(int(given.gib * GIB), "0" if given.gpus > 1 else None)
+        say(f"user {user.uid} has {given.gib:g} GiB after {user.waits[0]:.2f} s")
+        time.sleep(PAUSE_S)
+    begins, attacks_at = time.monotonic(), given.rounds // 2
+    for number in range(given.rounds):
+        if number == attacks_at:
+            found = attack(alice, bob)
+            daemon.kill()
+            daemon.start()
+            say("the controller was killed, and is back")
+        for user in (alice, bob):
+            user.work()
+            say(f"user {user.uid} works after {user.waits[-1]:.2f} s")
+            time.sleep(PAUSE_S)
+        if time.monotonic() - begins > given.time and number >= attacks_at:
+            break
+    return found
 
 
 def check_placement(alice: User, third: User, size: int, notes: list[str]) -> list[str]:
