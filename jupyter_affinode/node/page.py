@@ -187,6 +187,8 @@ class Page:
             self._map = mmap.mmap(descriptor, PAGE_SIZE, mmap.MAP_SHARED, mmap.PROT_READ)
         except (OSError, ValueError) as error:
             raise PageError(f"a page that cannot be mapped: {error}") from None
+        # A process has one page, with which it connects again. No other file has this while we map it.
+        self.inode = status.st_dev, status.st_ino
         self._steady: list[bytes] = []  # of the last look: most pages say the same most of the time
         try:
             self.last = self._first()

@@ -51,6 +51,9 @@ class Shims:
             raise WireError(
                 f"{identity.name or 'its user'} has {self._access.limits.kernels} kernels already"
             )
+        for old in self._state.earlier(connection, page):
+            if old.connection is not None:  # the shim has left that link, which we are about to hear
+                old.connection.end(Ending.OURS, "its process has connected again")
         process = self._state.add_process(connection, hello, page, now)
         if process.pid > 0:
             try:

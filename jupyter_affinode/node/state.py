@@ -95,19 +95,16 @@ class NodeState:
         return kernel
 
     def add_process(self, connection: Connection, hello: Hello, page: Page, now: float) -> Process:
-        """A shim said HELLO. One of the same pid that was silent is the same process come back."""
+        """Add the process of a shim that said HELLO, in place of what is known of it from earlier connections."""
         key = next(self._keys)
         identity, pid = connection.identity, connection.peer.pid
         kernel_id = identity.scoped(hello.kernel_id or f"process-{pid}-{key}")
         was_asked = False
-        for old in list(self.processes()):
-            if pid <= 0 or old.connection is not None or old.pid != pid:
-                continue  # 0 is every process of another pid namespace
-            if self.kernels[old.kernel_id].owner == identity.owner:
-                if not hello.kernel_id:
-                    kernel_id = old.kernel_id
-                was_asked = was_asked or self.kernels[old.kernel_id].resume_asked
-                self.remove_process(old, now, lives=True)
+        for old in self.earlier(connection, page):
+            if not hello.kernel_id:
+                kernel_id = old.kernel_id
+            was_asked = was_asked or self.kernels[old.kernel_id].resume_asked
+            self.remove_process(old, now, lives=True)
         process = Process(
             key, kernel_id, hello, page, page.last, connection, connection.peer.pid, connected_at=now
         )
@@ -129,6 +126,18 @@ class NodeState:
         kernel.has_had_processes = True
         kernel.resume_asked = kernel.resume_asked or (was_asked and kernel.resume_done is not None)
         return process
+
+    def earlier(self, connection: Connection, page: Page) -> list[Process]:
+        """What is known of the process behind a new connection: its page is the same file, or its pid is that of a
+        process that hung up or was silent. Pids of other pid namespaces are 0 and say nothing.
+        """
+        owner, pid = connection.identity.owner, connection.peer.pid
+        return [
+            old
+            for old in self.processes()
+            if self.kernels[old.kernel_id].owner == owner
+            and (old.page.inode == page.inode or (0 < pid == old.pid and old.connection is None))
+        ]
 
     def take_settings(self, settings: Settings) -> None:
         """Go by new settings."""

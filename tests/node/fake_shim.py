@@ -155,10 +155,12 @@ class FakePage:
         self.map[24:32] = struct.pack("=Q", raw.get("sequence", self.sequence))
 
     def close(self) -> None:
-        """Unmap and close."""
+        """Unmap and close; again without harm, since a process's connections share it."""
         if self.map is not None:
             self.map.close()
-        os.close(self.descriptor)
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
 
 
 @dataclass(frozen=True)
@@ -203,12 +205,16 @@ class FakeShim:
         flags: int = 0,
         grant: str | None = None,
         state: int | None = None,
+        page: FakePage | None = None,
     ):
-        """`state`: of its page when it says HELLO; by default as its memory says."""
-        self.page = FakePage()
-        self.page.memory[GPU][:2] = [resident, parked]
-        if parked:
-            self.page.state = PARKED
+        """`state`: of its page when it says HELLO; by default as its memory says. `page`: of the same process's
+        earlier connection, with what it says.
+        """
+        self.page = FakePage() if page is None else page
+        if page is None:
+            self.page.memory[GPU][:2] = [resident, parked]
+            if parked:
+                self.page.state = PARKED
         if state is not None:
             self.page.state = state
         self.page.write()

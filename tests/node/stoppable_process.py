@@ -6,11 +6,14 @@ import sys
 import time
 from pathlib import Path
 
-from fake_shim import MIB, FakeShim
+from fake_shim import GPU, MIB, FakePage, FakeShim
 
+page = FakePage()
+page.memory[GPU][0] = 100 * MIB
+page.write()
 while True:
     try:
-        shim = FakeShim(Path(sys.argv[1]), sys.argv[2], resident=100 * MIB)
+        shim = FakeShim(Path(sys.argv[1]), sys.argv[2], page=page)
     except OSError:
         time.sleep(0.05)
         continue

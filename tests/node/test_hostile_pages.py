@@ -62,7 +62,7 @@ class HostilePage:
     """Now and then it says something else; rarely, nonsense."""
 
     def __init__(self, play):
-        self.play, self.last = play, play.page()
+        self.play, self.last, self.inode = play, play.page(), id(self)
 
     def read(self):
         dice = self.play.dice

@@ -1,0 +1,68 @@
+"""A process that connects again is the same process, wherever it runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from fake_shim import MIB, WANT, notify
+
+from jupyter_affinode.node import clients, link, peers
+
+
+@pytest.fixture
+def contained(node, machine, monkeypatch):
+    """A controller whose peers live in pid namespaces that it cannot see."""
+    real = peers.peer_of
+    for module in (link, clients):
+        monkeypatch.setattr(module, "peer_of", lambda connected: replace(real(connected), pid=0))
+    return node()
+
+
+def is_stopped(machine):
+    """Whether the controller gave the kernel's only process up as silent."""
+    kernel = machine.kernel("k")
+    return kernel is not None and not kernel["tracked"]
+
+
+def test_a_process_in_a_container_that_paused_is_counted_once(contained, shim, wait_until):
+    """A pause of more than three heartbeats: the controller ends the link, and the shim connects again."""
+    paused = shim("k", parked=50 * MIB)
+    wait_until(lambda: (contained.kernel("k") or {}).get("tracked"))
+    paused.beats = False
+    wait_until(lambda: paused.heard.ended and is_stopped(contained))
+    again = shim("k", page=paused.page)
+    wait_until(lambda: contained.kernel("k")["tracked"])
+    kernel = contained.kernel("k")
+    assert (len(kernel["processes"]), kernel["parked_bytes"]) == (1, 50 * MIB)
+    again.touch()
+    wait_until(lambda: contained.kernel("k")["residency"] == "resident")
+    assert contained.kernel("k")["resident_bytes"] == 50 * MIB
+
+
+@pytest.mark.parametrize("where", ["beside us", "in a container"])
+def test_a_link_that_is_still_open_when_its_process_connects_again_is_replaced(
+    where, node, machine, shim, wait_until, request
+):
+    """The controller may hear of the new link before it hears that the shim left the old one."""
+    _ = request.getfixturevalue("contained") if where == "in a container" else node()
+    old = shim("k", resident=50 * MIB)
+    wait_until(lambda: (machine.kernel("k") or {}).get("tracked"))
+    new = shim("k", page=old.page)
+    wait_until(lambda: old.heard.ended and new.heard.welcome)
+    kernel = machine.kernel("k")
+    assert (len(kernel["processes"]), kernel["resident_bytes"], kernel["tracked"]) == (1, 50 * MIB, True)
+
+
+def test_two_processes_of_a_container_are_two(contained, shim, wait_until):
+    first, second = shim("k", resident=50 * MIB), shim("k", resident=30 * MIB)
+    wait_until(lambda: first.heard.welcome and second.heard.welcome)
+    wait_until(lambda: (contained.kernel("k") or {}).get("resident_bytes") == 80 * MIB)
+    first.beats = False
+    wait_until(lambda: first.heard.ended)
+    assert len(contained.kernel("k")["processes"]) == 2
+    shim("k", page=first.page)
+    wait_until(lambda: all(process["parkable"] for process in contained.kernel("k")["processes"]))
+    assert len(contained.kernel("k")["processes"]) == 2
+    second.send(notify(WANT))
+    assert contained.kernel("k")["resident_bytes"] == 80 * MIB
