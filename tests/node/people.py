@@ -11,6 +11,7 @@ import ctypes
 import json
 import os
 import platform
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +27,13 @@ def needs_root() -> None:
     """Skip where this process cannot become somebody else."""
     if os.getuid() != 0 or platform.machine() not in CALLS:
         pytest.skip("these tests become other users, which takes root")
+
+
+def command_of(uid: int, *command: str) -> list[str]:
+    """A command line that runs as another user; skips where it cannot. The interpreter may lie in a closed folder."""
+    if shutil.which("setpriv") is None:
+        pytest.skip("setpriv is not here")
+    return ["setpriv", "--reuid", str(uid), "--regid", str(uid), "--clear-groups", "--", *command]
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from fake_shim import MIB, NO_GPU_ROOM, PARK, QUEUED, RESUME, WANT, notify
 from live_machine import UnixConnection
-from people import Person, needs_root, open_to_everyone
+from people import Person, command_of, needs_root, open_to_everyone
 from thread_controller import ThreadController
 
 from jupyter_affinode.grants import make_keys, sign_grant
@@ -199,19 +199,16 @@ def run_attack(machine, start_victim, start_attacker, ids):
 
 def test_two_unix_users_can_do_each_other_nothing(daemon):
     def start(uid):
-        words = ["setpriv", "--reuid", str(uid), "--regid", str(uid), "--clear-groups", "--"]
-        return lambda command, pipes: daemon.start(*words, *command, **pipes)
+        return lambda command, pipes: daemon.start(*command_of(uid, *command), **pipes)
 
-    if shutil.which("setpriv") is None:
-        pytest.skip("setpriv is not here")
     run_attack(daemon, start(ALICE), start(BOB), [f"uid-{ALICE}/secret", f"user-{ALICE}/secret"])
 
 
 def test_two_containers_of_one_user_id_can_do_each_other_nothing(machine, tmp_path):
     """Pid namespaces stand for containers; the user id says nothing, grants say everything."""
     needs_root()
-    if shutil.which("setpriv") is None or shutil.which("unshare") is None:
-        pytest.skip("setpriv and unshare are not here")
+    if shutil.which("unshare") is None:
+        pytest.skip("unshare is not here")
     probe = subprocess.run(
         ["unshare", "--pid", "--fork", "true"], capture_output=True, text=True, check=False
     )
@@ -226,8 +223,7 @@ def test_two_containers_of_one_user_id_can_do_each_other_nothing(machine, tmp_pa
         "--system", "--settle=0.1", f"--grant-keys={keys}", "--require-grants",
         "--NodeController.grant_audiences=affinode:test",
     )  # fmt: skip
-    same_user = ["setpriv", "--reuid", "61000", "--regid", "61000", "--clear-groups", "--"]
-    container = ["unshare", "--pid", "--fork", "--kill-child", *same_user]
+    container = ["unshare", "--pid", "--fork", "--kill-child", *command_of(61000)]
 
     def start(user):
         grant = sign_grant(private, "hub", user=user, audience="affinode:test")

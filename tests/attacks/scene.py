@@ -1,0 +1,199 @@
+"""A machine under attack: the controller of all users, a bystander, an attacker, and what the bystander sees.
+
+A test asserts functional facts (`Scene.check`: every request of the bystander was answered, in bounded memory). How
+long the answers took depends on the machine, so `run.py` prints that for every program in `programs/`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+from live_machine import Machine
+from people import Person, command_of, open_to_everyone
+
+from jupyter_affinode import environment, launch_environment
+
+HERE = Path(__file__).parent
+PROGRAMS = HERE / "programs"
+HONEST, ATTACKER = 61001, 61002
+MEMORY_MAX = 200 << 20  # of the controller
+PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of one request of the bystander's. `at` in seconds of CLOCK_MONOTONIC, when it was sent."""
+
+    at: float
+    lasted_s: float
+    status: int  # 0: none came
+    request: str
+
+
+class Told:
+    """A process that answers each line on its standard input with one line of JSON."""
+
+    def __init__(self, process: subprocess.Popen[str]):
+        self.process = process
+
+    def tell(self, line: str) -> None:
+        """Write a line; `hear` gives its answer."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> Any:
+        """The next line that it says."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"{self.process.args} ended with {self.process.wait()}"
+        return json.loads(line)
+
+    def ask(self, line: str) -> Any:
+        """One line, and the answer."""
+        self.tell(line)
+        return self.hear()
+
+    def end(self) -> None:
+        """Close its standard input and wait for its end."""
+        assert self.process.stdin is not None
+        if self.process.poll() is None:
+            self.process.stdin.close()
+            self.process.wait(timeout=PATIENCE_S)
+
+
+class Bystander:
+    """An honest user who asks the API again and again, as `bystander.py` does in a process of its own."""
+
+    def __init__(self, start: Callable[..., subprocess.Popen[str]], folder: Path):
+        self.answers: list[Answer] = []
+        self._process = Told(start(sys.executable, str(HERE / "bystander.py"), str(folder)))
+        self._news = threading.Condition()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+
+    def wait_for(self, count: int, timeout: float = PATIENCE_S) -> list[Answer]:
+        """The next `count` answers to requests that are sent from now on."""
+        now = time.monotonic()
+
+        def new() -> list[Answer]:
+            return [answer for answer in self.answers if answer.at >= now]
+
+        with self._news:
+            came = self._news.wait_for(lambda: len(new()) >= count, timeout)
+        assert came, f"{len(new())} of {count} requests were answered within {timeout:g} s"
+        return new()
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._process.end()
+        self._thread.join(timeout=PATIENCE_S)
+
+    def _follow(self) -> None:
+        assert self._process.process.stdout is not None
+        for line in self._process.process.stdout:
+            with self._news:
+                self.answers.append(Answer(*json.loads(line)))
+                self._news.notify_all()
+
+
+class Scene:
+    """The controller serves from the moment this is made."""
+
+    def __init__(self, machine: Machine, *arguments: str):
+        """`arguments`: more of the controller's command line."""
+        self.machine = machine
+        open_to_everyone(machine)
+        machine.start_controller("--system", "--settle=0.1", *arguments)
+        pid = machine.controller_pid()
+        assert pid is not None
+        self.controller_pid: int = pid
+        self._open_gpu()
+        self.honest, self.attacker = Person(machine, HONEST), Person(machine, ATTACKER)
+        self.bystander = Bystander(lambda *command: self.start(HONEST, *command), machine.socket.parent)
+        self.bystander.wait_for(5)
+        self._told: list[Told] = []
+
+    def start(self, uid: int, *command: str, **options: Any) -> subprocess.Popen[str]:
+        """Start a process as a user, with pipes to talk to it."""
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        return self.machine.start(*command_of(uid, *command), text=True, cwd="/", **pipes, **options)
+
+    def program(self, uid: int, kernel_id: str, mebibytes: int) -> Told:
+        """A kernel with the real shim and that much on the simulated GPU; what it is told: see `gpu_program.py`."""
+        command = [sys.executable, str(HERE / "gpu_program.py"), str(mebibytes)]
+        environ = self.machine.environment | {"HOME": "/nonexistent"}
+        for name in ("XDG_RUNTIME_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR"):
+            environ.pop(name, None)
+        launch_environment.manage(environ, kernel_id, command, python=False)
+        environ["LD_LIBRARY_PATH"] = str(self._libraries())
+        self._told.append(Told(self.start(uid, *command, env=environ)))
+        return self._told[-1]
+
+    @contextmanager
+    def attack(self, name: str, *arguments: str) -> Iterator[Any]:
+        """Run `programs/NAME.py` as the attacker; what it said when its attack was under way."""
+        command = [sys.executable, str(PROGRAMS / f"{name}.py"), str(self.machine.socket.parent), *arguments]
+        attacker = Told(self.start(ATTACKER, *command))
+        try:
+            yield attacker.hear()
+            assert attacker.process.poll() is None, f"the attack {name} ended by itself"
+        finally:
+            attacker.end()
+
+    def memory_bytes(self) -> int:
+        """The most resident memory that the controller ever had."""
+        status = Path(f"/proc/{self.controller_pid}/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) << 10
+
+    def descriptors(self) -> int:
+        """How many descriptors the controller has open."""
+        return len(os.listdir(f"/proc/{self.controller_pid}/fd"))
+
+    def check(self) -> None:
+        """Everything that must hold after any attack."""
+        self.bystander.wait_for(5)
+        log = self.machine.controller_log()
+        refused = [answer for answer in self.bystander.answers if answer.status != 200]
+        assert not refused, f"{len(refused)} of {len(self.bystander.answers)} were not served: {refused[:5]}"
+        assert self.machine.controller_pid() == self.controller_pid
+        assert self.memory_bytes() < MEMORY_MAX
+        assert "Traceback" not in log, log
+        assert "a pass failed" not in log, log
+
+    def close(self) -> None:
+        """End the bystander and all programs."""
+        self.bystander.close()
+        for told in self._told:
+            told.end()
+        self.honest.close()
+        self.attacker.close()
+
+    def _libraries(self) -> Path:
+        """The simulated driver where every user may load it; the product's own folder for it is one user's."""
+        folder = self.machine.folder / "libraries"
+        folder.mkdir(exist_ok=True)
+        for name, library in (environment.sim_paths() or {}).items():
+            if not (folder / name).exists():
+                (folder / name).symlink_to(library)
+        return folder
+
+    def _open_gpu(self) -> None:
+        """Every user may use the simulated GPU, which the controller made for root alone."""
+        folder = Path(self.machine.environment["AFFINODE_SIM_DIR"])
+        folder.chmod(0o777)
+        for path in folder.iterdir():
+            path.chmod(0o666)
