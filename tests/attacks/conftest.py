@@ -12,9 +12,9 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "node"))
 sys.path.insert(0, str(HERE))
 
-from live_machine import Machine
-from people import needs_root
-from scene import Scene
+from live_machine import Machine  # noqa: E402
+from people import needs_root  # noqa: E402
+from scene import Scene  # noqa: E402
 
 
 @pytest.fixture
