@@ -33,6 +33,27 @@ GREETING_S = 1.0
 HEARING_S = 0.2
 
 
+class Channel:
+    """One ZMQ socket, read without waiting, and the wrapper by which the event loop waits for it.
+
+    zmq.asyncio's Poller would wrap a plain socket anew for each wait and take that wrapper's reader off the loop
+    late, or never before pyzmq 26: by then the descriptor's number may belong to another socket, which goes deaf.
+    """
+
+    def __init__(self, sock: Any):
+        self.sock = sock
+        self.waiter: Any = zmq.asyncio.Socket.from_socket(sock)
+
+    def sent(self) -> None:
+        """Look for messages after each send: ZMQ may have taken the descriptor's signal of one while it sent."""
+        self.waiter.get(zmq.EVENTS)
+
+    def close(self) -> None:
+        """Take the reader off the loop, and then close the socket."""
+        self.waiter.close(linger=0)
+        self.sock.close(linger=0)
+
+
 class ExecutionTracker:
     """One kernel's open cells, followed until `close()`.
 
@@ -57,9 +78,9 @@ class ExecutionTracker:
         self._known_parents: OrderedDict[bytes, None] = OrderedDict()
         self._probes: dict[str, frozenset[str]] = {}  # message id of a probe: the ids it was sent for
         self._last_message = self._opened_at = time.monotonic()
-        self._iopub: Any = None
-        self._shell: Any = None
-        self._task: asyncio.Task[None] | None = None
+        self._iopub: Channel | None = None
+        self._shell: Channel | None = None
+        self._following: list[asyncio.Task[None]] = []
         self._greeting: asyncio.Task[None] | None = None
         self._greeted = ""  # the message id of the last greeting
         self._answered, self._heard = asyncio.Event(), asyncio.Event()  # it: on the shell, by iopub
@@ -72,25 +93,28 @@ class ExecutionTracker:
         # A manager's own sockets may be plain, asyncio's or tornado's; those of a blocking client are plain.
         self._client = self._manager.blocking_client()
         self._client.context = zmq.Context.instance()
-        self._iopub = self._client.connect_iopub()
-        self._shell = self._client.connect_shell()
-        self._task = self._spawn(self._follow())
+        self._iopub = Channel(self._client.connect_iopub())
+        self._shell = Channel(self._client.connect_shell())
+        self._following = [
+            self._spawn(self._follow(self._iopub, self._take_iopub)),
+            self._spawn(self._follow(self._shell, self._take_reply)),
+        ]
         self._greeting = self._spawn(self._greet())
 
     def close(self) -> None:
         """Stop following and release the sockets; no callback comes afterwards."""
-        for task in (self._task, self._greeting):
+        for task in (*self._following, self._greeting):
             if task is not None:
                 task.cancel()
-        self._task = self._greeting = None
-        for sock in (self._iopub, self._shell):
-            if sock is not None:
-                sock.close(linger=0)
+        self._following, self._greeting = [], None
+        for channel in (self._iopub, self._shell):
+            if channel is not None:
+                channel.close()
         self._iopub = self._shell = None
 
     def keep_following(self) -> None:
         """Connect anew if following ended by an error; called every few seconds."""
-        if self._task is not None and self._task.done():
+        if any(task.done() for task in self._following):
             self.start()
 
     def restarted(self) -> None:
@@ -120,11 +144,12 @@ class ExecutionTracker:
 
     def _ask(self, message_ids: frozenset[str] = frozenset(), subshell: str | None = None) -> str:
         """Ask a shell something that it answers only when it executes nothing; the question's id."""
-        assert self._client is not None
+        assert self._client is not None and self._shell is not None
         message = self._client.session.msg("kernel_info_request", content={})
         if subshell is not None:
             message["header"]["subshell_id"] = subshell
-        self._client.session.send(self._shell, message)
+        self._client.session.send(self._shell.sock, message)
+        self._shell.sent()
         asked: str = message["header"]["msg_id"]
         self._probes[asked] = message_ids | {asked}
         return asked
@@ -157,13 +182,10 @@ class ExecutionTracker:
                 "Following the cells of kernel %s failed", self._manager.kernel_id, exc_info=task.exception()
             )
 
-    async def _follow(self) -> None:
-        poller = zmq.asyncio.Poller()
-        poller.register(self._iopub, zmq.POLLIN)
-        poller.register(self._shell, zmq.POLLIN)
+    async def _follow(self, channel: Channel, take: Callable[[list[bytes]], None]) -> None:
         while True:
-            for sock, _ in await poller.poll():
-                self._drain(sock, self._take_iopub if sock is self._iopub else self._take_reply)
+            await channel.waiter.poll()
+            self._drain(channel.sock, take)
             await asyncio.sleep(0)
 
     def _drain(self, sock: Any, take: Callable[[list[bytes]], None]) -> None:

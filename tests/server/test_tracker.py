@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 import time
 import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -169,10 +172,48 @@ async def test_a_restart_closes_the_open_cell_and_the_next_one_is_seen(tracked):
     await until(lambda: tracker.cells.current is None)
 
 
+async def test_no_restart_makes_the_tracker_deaf(tracked):
+    """A new channel gets the descriptor's number of the old one, whose reader must not be taken off afterwards."""
+    _, client, tracker, heard = await tracked()
+    for _ in range(10):
+        tracker.restarted()
+        await until(lambda: tracker._greeting.done())
+        heard.cells.clear()
+        message_id = client.execute("1")
+        await until(lambda: heard.cells == [(True, message_id), (False, None)])
+
+
+async def test_a_closed_tracker_leaves_other_readers_of_the_loop_alone(tracked):
+    """The numbers of its descriptors may belong to the server's own sockets at once."""
+    _, client, tracker, _ = await tracked()
+    client.stop_channels()  # its heartbeat's thread opens sockets, too
+    loop = asyncio.get_running_loop()
+    numbers = [tracker._iopub.sock.FD, tracker._shell.sock.FD]
+    tracker.close()
+    mine, other = socket.socketpair()
+    heard: set[int] = set()
+    for number in numbers:
+        while Path(f"/proc/self/fd/{number}").exists():
+            time.sleep(0.001)  # ZMQ closes on a thread of its own; the loop must not turn meanwhile
+        os.dup2(mine.fileno(), number)
+        loop.add_reader(number, heard.add, number)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    other.send(b"x")
+    try:
+        await until(lambda: heard == set(numbers), timeout=5)
+    finally:
+        for number in numbers:
+            loop.remove_reader(number)
+            os.close(number)
+        mine.close()
+        other.close()
+
+
 async def test_following_that_ended_by_an_error_begins_again(tracked):
     _, client, tracker, heard = await tracked()
-    task = tracker._task
-    tracker._task.cancel()
+    task = tracker._following[0]
+    task.cancel()
     await asyncio.wait([task])
     tracker.keep_following()
     await until(lambda: tracker._greeting.done())
