@@ -14,7 +14,6 @@ import socket as sockets
 import stat
 import struct
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from tornado.httputil import HTTPHeaders, HTTPMessageDelegate, RequestStartLine,
 from tornado.iostream import IOStream, StreamClosedError
 
 from . import environment
+from .python_command import module_command
 
 CONNECT_TIMEOUT_S = 5.0
 CONNECT_AGAIN_S = 0.01
@@ -328,7 +328,7 @@ def _start(path: Path, extra_args: Sequence[str]) -> subprocess.Popen[bytes]:
         environ[environment.SOCKET] = str(path.absolute())
         with (folder / "node.log").open("ab") as log:
             child = subprocess.Popen(
-                [sys.executable, "-m", "jupyter_affinode.node", *extra_args],
+                module_command("jupyter_affinode.node", *extra_args),
                 env=environ,
                 cwd="/",
                 stdin=subprocess.DEVNULL,

@@ -28,6 +28,7 @@ from .doctor_check import Check
 from .doctor_host import host_checks
 from .kernel_magics import size_text
 from .launch_environment import Unmanaged, preloadable_path, prove_preload
+from .python_command import code_command
 
 CHILD_TIMEOUT_S = 60.0
 LAB_EXTENSION = "jupyter-affinode"
@@ -260,7 +261,7 @@ def _child(code: str, **variables: str) -> str:
     clean.update(variables)
     try:
         done = subprocess.run(
-            [sys.executable, "-c", code], env=clean, capture_output=True, text=True, timeout=CHILD_TIMEOUT_S
+            code_command(code), env=clean, capture_output=True, text=True, timeout=CHILD_TIMEOUT_S
         )
     except subprocess.TimeoutExpired:
         raise ChildFailed(f"no answer in {CHILD_TIMEOUT_S:g} s") from None

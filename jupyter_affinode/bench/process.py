@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from .. import environment, launch_environment
+from ..python_command import module_command
 from .shim_peer import Listener, ShimPeer
 
 ANSWER_WITHIN_S = 600.0
@@ -41,7 +42,7 @@ class BenchProcess:
         self._unread = b""
         self._said = os.memfd_create("bench-stderr")  # what it writes there, for the message if it fails
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "jupyter_affinode.bench.child"],
+            module_command("jupyter_affinode.bench.child"),
             env=env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from typing import Any
 
 from .. import environment
 from ..client import ControllerClient, ControllerRefused, ControllerUnavailable
+from ..python_command import module_command
 from .measure import Say, size_text
 from .process import BenchProcess
 
@@ -49,7 +49,7 @@ def _controller(folder: Path) -> Iterator[ControllerClient]:
     socket = folder / environment.SOCKET_NAME
     env = environment.controller_environment()
     env[environment.SOCKET] = str(socket)
-    command = [sys.executable, "-m", "jupyter_affinode.node", "--low-watermark=0", "--settle=0"]
+    command = module_command("jupyter_affinode.node", "--low-watermark=0", "--settle=0")
     with (folder / "stderr.log").open("wb") as log:
         process = subprocess.Popen(
             command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log

@@ -14,6 +14,8 @@ from typing import Any
 
 from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
 
+from ..python_command import module_command
+
 MARK = "jupyter_affinode"
 DESCRIPTION = """Write a kernelspec that starts the kernel of kernelspec NAME through `jupyter affinode run`,
 for front ends that do not use our Jupyter server extension. With it, NAME is managed without any of this."""
@@ -68,7 +70,7 @@ def wrap(manager: KernelSpecManager, original: str, name: str, *, prefix: str | 
         )
     if name == original or (name in manager.find_kernel_specs() and not _is_ours(manager, name)):
         raise CannotWrap(f"there is a kernelspec {name} already; choose another --name")
-    model["argv"] = [sys.executable, "-m", "jupyter_affinode.cli", "run", "--", *_command(model["argv"])]
+    model["argv"] = module_command("jupyter_affinode.cli", "run", "--", *_command(model["argv"]))
     model["display_name"] = f"{model.get('display_name') or original} (GPU shared)"
     model["metadata"] = {
         **metadata,

@@ -13,6 +13,7 @@ from typing import Any
 
 from .. import environment
 from ..launch_environment import Unmanaged, manage
+from ..python_command import module_command
 
 CONNECTION_FILE = re.compile(r"kernel-([0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12})\.json$")
 DESCRIPTION = """Start COMMAND so that its use of the GPU is managed, as kernels of a Jupyter server with
@@ -72,14 +73,14 @@ def _introduce(kernel_id: str, words: Sequence[str]) -> None:
     if middle == 0:
         code = 1
         try:
+            env = dict(os.environ)
+            for name in (environment.SOCKET, environment.GRANT_FILE):
+                if env.get(name):
+                    env[name] = os.path.abspath(env[name])
             subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "jupyter_affinode.cli.introduce",
-                    kernel_id,
-                    os.path.basename(words[0]),
-                ],
+                module_command("jupyter_affinode.cli.introduce", kernel_id, os.path.basename(words[0])),
+                env=env,
+                cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -332,11 +332,11 @@ def _is_stderr(path: Path) -> bool:
 
 def main(argv: list[str] | None = None) -> Any:
     """Run the controller: `jupyter affinode node`, `python -m jupyter_affinode.node`."""
-    _use_the_simulated_gpu(sys.argv[1:] if argv is None else argv)
+    _use_the_simulated_gpu()
     return NodeController.launch_instance(argv)
 
 
-def _use_the_simulated_gpu(arguments: list[str]) -> None:
+def _use_the_simulated_gpu() -> None:
     """With AFFINODE_SIM=1, start over so that the loader, which looks only at the start, finds its NVML."""
     if not environment.simulation_asked():
         return
@@ -345,4 +345,4 @@ def _use_the_simulated_gpu(arguments: list[str]) -> None:
     except (environment.SimulationRefused, OSError) as refused:
         sys.exit(f"the controller cannot start: {refused}")
     if environ.get("LD_LIBRARY_PATH") != os.environ.get("LD_LIBRARY_PATH"):
-        os.execve(sys.executable, [sys.executable, "-m", "jupyter_affinode.node", *arguments], environ)
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environ)

@@ -17,6 +17,7 @@ from jupyter_affinode.cli.kernel_argument import NoSuchKernel, find_kernel, shor
 from jupyter_affinode.cli.run import kernel_id_of
 from jupyter_affinode.cli.table import kernel_table
 from jupyter_affinode.doctor import next_server_default
+from jupyter_affinode.python_command import module_command
 
 GIB = 2**30
 ID = "01234567-89ab-cdef-0123-456789abcdef"
@@ -183,7 +184,7 @@ def test_a_wrapped_kernelspec_is_managed_by_any_front_end(shared_server, new_ker
     assert made.returncode == 0, made.stderr
     path = Path(machine.environment["JUPYTER_DATA_DIR"], "kernels", "python3-affinode", "kernel.json")
     spec = json.loads(path.read_text())
-    assert spec["argv"][:4] == [sys.executable, "-m", "jupyter_affinode.cli", "run"]
+    assert spec["argv"][: spec["argv"].index("--")] == module_command("jupyter_affinode.cli", "run")
     assert spec["metadata"]["kernel_provisioner"]["provisioner_name"] == "local-provisioner"
     assert (path.parent / "logo-svg.svg").exists() and "GPU shared" in spec["display_name"]
     kernel = new_kernel("python3-affinode")
