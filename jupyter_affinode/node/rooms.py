@@ -13,6 +13,7 @@ from .wire import CommandKind, Notify, NotifyKind
 from .words import bytes_in_words
 
 ROOMS_MAX = 256  # a shim asks for 64 at once
+ROOMS_OF_A_USER_MAX = 1024  # each is looked at in every pass
 
 
 class Rooms:
@@ -70,7 +71,8 @@ class Rooms:
         if message.gpu_uuid not in self._state.gpus.uuids:
             self._state.refresh(now)  # its first memory there, perhaps
         known = message.gpu_uuid in self._state.gpus.uuids
-        if (not known or len(process.rooms) >= ROOMS_MAX) and process.connection is not None:
+        is_full = len(process.rooms) >= ROOMS_MAX or self._count_of(kernel.payer) >= ROOMS_OF_A_USER_MAX
+        if (not known or is_full) and process.connection is not None:
             self._log.info("deny room to %s: %s", kernel.id, "too many requests" if known else "unknown GPU")
             process.connection.command(CommandKind.ROOM, request=message.number, argument=0)
             return
@@ -83,6 +85,11 @@ class Rooms:
                 self._state.reservations.finish_grant((process.key, number), now, failed=True)
         self._state.gpus.take_failure(message.gpu_uuid, message.bytes, again=failed_again)
         self._log.info("%s waits for %s of room", kernel.id, bytes_in_words(message.bytes))
+
+    def _count_of(self, payer: str | None) -> int:
+        """Return how many allocations of one user wait for room."""
+        kernels = (kernel for kernel in self._state.kernels.values() if kernel.payer == payer)
+        return sum(len(process.rooms) for kernel in kernels for process in kernel.processes.values())
 
 
 def _remember(process: Process, kernel: KernelRecord, number: int, room: Room) -> bool:

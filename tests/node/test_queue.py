@@ -10,6 +10,8 @@ from fake_shim import (
     ROOM_ANSWER,
 )
 
+from jupyter_affinode.node import rooms
+
 
 def test_calls_wait_first_come_first_served_and_hear_their_place(node, shim, wait_until):
     """Without NVML the room is learned: the first resume fails, so the GPU is known to be full."""
@@ -72,6 +74,24 @@ def test_an_allocation_waits_while_who_could_yield_is_busy_and_counts_as_queued(
     asker.send(fake_shim.notify(fake_shim.ROOM_END, 400 * MIB, number=1))
     wait_until(lambda: machine.node()["queue"] == [])
     assert asker.heard.of(ROOM_ANSWER) == []
+
+
+def test_one_users_processes_have_a_bounded_number_of_allocations_waiting(
+    node, shim, wait_until, monkeypatch
+):
+    monkeypatch.setattr(rooms, "ROOMS_OF_A_USER_MAX", 4)
+    machine = node()
+    shim("busy", resident=900 * MIB)
+    askers = [shim(f"k{number}", resident=MIB) for number in range(3)]
+    for asker in askers:
+        for number in (1, 2):
+            asker.allocate(400 * MIB, number)
+        wait_until(
+            lambda asker=asker: f"k{askers.index(asker)}" in machine.node()["queue"] or asker.heard.commands
+        )
+    wait_until(lambda: len(askers[2].heard.of(ROOM_ANSWER)) == 2)
+    assert [answer.argument for answer in askers[2].heard.of(ROOM_ANSWER)] == [0, 0]
+    assert machine.node()["queue"] == ["k0", "k1"]
 
 
 def test_allocations_that_fail_with_room_evict_more_slowly_and_are_denied_in_the_end(node, shim, wait_until):
