@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import sys
 from typing import Any
 
 from ..client import ControllerClient, ControllerRefused, ControllerUnavailable
 from ..kernel_magics import parse_duration
 from .kernel_argument import NoSuchKernel, add_kernel_argument, find_kernel, short_id
+from .table import duration_text
 
 HELP = {
     "park": "free a kernel's GPU now; its contents go to RAM and come back at the next use of CUDA",
@@ -55,8 +57,19 @@ def act(arguments: argparse.Namespace) -> int:
         )
     except ControllerRefused as error:
         return _failed(arguments, error.slug, error.message)
-    print(json.dumps(kernel, indent=2) if arguments.json else f"{short_id(kernel['id'])}: {kernel['text']}")
+    print(json.dumps(kernel, indent=2) if arguments.json else _done_text(arguments, kernel))
     return 0
+
+
+def _done_text(arguments: argparse.Namespace, kernel: dict[str, Any]) -> str:
+    """Return the kernel's state in words, and what of the wish was not granted."""
+    text = f"{short_id(kernel['id'])}: {kernel['text']}"
+    asked_s = parse_duration(arguments.duration) if arguments.action == "hold" else None
+    held_s = kernel["held_for_s"]
+    if asked_s is None or held_s is None or math.ceil(held_s) >= asked_s:
+        return text
+    asked, held = duration_text(asked_s), duration_text(math.ceil(held_s))
+    return f"{text}\n{asked} is more than this machine allows: the kernel is held for {held}."
 
 
 async def _act(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -89,7 +89,9 @@ class Wishes:
         kernel.held_until = now + lasts
         self._log.info("hold %s for %s", kernel.id, duration_in_words(lasts))
         self._on_change()
-        return f"the GPU is kept for {duration_in_words(lasts)}"
+        is_cut = duration_s is not None and duration_s > lasts
+        limit = ", the longest time that is allowed here" if is_cut else ""
+        return f"the GPU is kept for {duration_in_words(lasts)}{limit}"
 
     def release(self, kernel: KernelRecord) -> str:
         """End a hold."""

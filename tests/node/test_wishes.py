@@ -44,6 +44,19 @@ def test_a_park_of_who_waits_by_a_wish_alone_withdraws_the_wish(parked, machine,
     assert not parked.heard.of(RESUME)
 
 
+def test_a_magic_is_told_that_its_hold_is_cut_short(node, machine, shim, wait_until):
+    node(hold_max_s=3600)
+    kernel = shim("k", resident=300 * MIB)
+    for number, hours in ((1, 1), (2, 2)):
+        kernel.send(request(3, number, hours * 3600 * 10**9))
+        wait_until(lambda number=number: len(kernel.heard.results) == number)
+    words = [text for _, _, text in kernel.heard.results]
+    assert words == [
+        "the GPU is kept for 1 h",
+        "the GPU is kept for 1 h, the longest time that is allowed here",
+    ]
+
+
 def test_a_magic_is_told_that_the_wish_is_withdrawn(parked, machine, residency, wait_until):
     machine.ask("POST", "/kernels/k/resume", {"wait": False})
     wait_until(lambda: residency("k") == "queued")
