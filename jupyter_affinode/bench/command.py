@@ -298,8 +298,9 @@ def _size(text: str, a_gib: int = 1) -> int:
 
 def _parts(text: str) -> Sequence[str]:
     names = tuple(text.split(","))
-    if not set(names) <= set(PARTS):
-        raise ValueError(f"there are {', '.join(PARTS)}")
+    unknown = [name for name in names if name not in PARTS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"there is no part {unknown[0]!r}, only {', '.join(PARTS)}")
     return names
 
 

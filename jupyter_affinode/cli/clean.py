@@ -34,11 +34,13 @@ def add(commands: Any) -> None:
         "--process", type=whole(1, PROCESS_MAX), metavar="NUMBER", help="of these, only this one, as listed"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(command=clean)
+    parser.set_defaults(command=clean, parser=parser)
 
 
 def clean(arguments: argparse.Namespace) -> int:
     """List, or end; 1 with the reason on standard error when it was refused."""
+    if arguments.process is not None and not arguments.kernel:
+        arguments.parser.error("--process needs a KERNEL whose process it is")
     try:
         found = asyncio.run(_end(arguments) if arguments.kernel else _list())
     except (NoSuchKernel, ControllerRefused, ControllerUnavailable) as error:

@@ -72,6 +72,8 @@ def report(path: Path, question: Question) -> dict[str, Any]:
     """The answer, as JSON. Raises ReportRefused."""
     try:
         connection = open_for_reading(path)
+    except FileNotFoundError:
+        raise ReportRefused(f"there is no history yet: no controller has written {path}") from None
     except (OSError, sqlite3.Error) as error:
         raise ReportRefused(f"the ledger cannot be read: {error}") from None
     try:

@@ -64,6 +64,16 @@ def test_wrong_use_is_2(machine):
     assert machine.affinode("steal").returncode == 2
     assert machine.affinode().returncode == 2
     assert machine.affinode("run", "--").returncode == 2
+    process = machine.affinode("clean", "--process", "3")
+    assert process.returncode == 2 and "--process needs a KERNEL" in process.stderr
+    parts = machine.affinode("bench", "--parts", "foo")
+    assert parts.returncode == 2 and "there is no part 'foo'" in parts.stderr and "ceiling" in parts.stderr
+
+
+def test_a_report_without_history_says_so(machine):
+    done = machine.affinode("report")
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert "there is no history yet" in done.stderr and "cannot be read" not in done.stderr
 
 
 def test_status_and_actions_with_a_controller(controller):
@@ -81,6 +91,13 @@ def test_status_and_actions_with_a_controller(controller):
     assert controller.affinode("hold", ID, "soon").returncode == 1
     released = controller.affinode("release", ID, "--json")
     assert json.loads(released.stdout)["held_for_s"] is None
+
+
+def test_a_hold_that_is_cut_short_says_so(controller):
+    controller.ask("PUT", f"/kernels/{ID}", {"name": "Python 3"})
+    assert controller.affinode("hold", ID, "23h").stdout.count("\n") == 1
+    said = controller.affinode("hold", ID, "48h").stdout.splitlines()
+    assert said[1:] == ["48 h is more than this machine allows: the kernel is held for 24 h."]
 
 
 def test_inside_a_kernel_the_kernel_need_not_be_named(controller):
