@@ -24,8 +24,8 @@ def grant_hook(
 
     `key` is the file of the private key, read at each spawn, so that it can be changed; its name without `.key` is
     the key's name on the nodes. `audience` is the site's name for its controllers. `priority` and `caps` are asked
-    of the spawner. A grant in the environment cannot be renewed: it lasts as long as `lifetime_s`, after which the
-    server's kernels are not managed any more; choose it longer than servers live, or renew a file
+    of the spawner. A grant in the environment cannot be renewed: after `lifetime_s` the processes that it let in are
+    managed as before, but the server's new kernels are not; choose it longer than servers live, or renew a file
     (AFFINODE_GRANT_FILE).
 
     Where no grant can be made, a missing key say, the Hub's log has the error and the server starts without: its GPU is

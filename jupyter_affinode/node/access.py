@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import grp
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 from .directory import name_of
-from .grants import GrantRefused, GrantVerifier
+from .grants import GrantExpired, GrantRefused, GrantVerifier
 from .identity import OWN_USER, Identity, of_granted_user, of_unix_user
 from .limits import MANY_USERS, ONE_USER, Limits
 from .peers import Peer, groups_of, is_beside_us
 from .subordinate_ids import SubordinateIds
+
+WasLetIn = Callable[[str], bool]
+
+
+def never(owner: str) -> bool:
+    """Nobody was let in before."""
+    return False
 
 
 class NoSuchGroup(ValueError):
@@ -46,8 +54,11 @@ class Access(Protocol):
     def visit(self, connected: socket.socket, peer: Peer) -> Visitor:
         """Look at who connected, before a byte is read. Raises NotAllowed."""
 
-    def identify(self, visitor: Visitor, grant: str | None) -> Identity:
-        """Who it is, once it has said what it has to say for itself. Raises NotAllowed."""
+    def identify(self, visitor: Visitor, grant: str | None, *, was_let_in: WasLetIn = never) -> Identity:
+        """Who it is, once it has said what it has to say for itself. Raises NotAllowed.
+
+        `was_let_in(owner)`: whether it is a process that an earlier grant of that owner's let in.
+        """
 
 
 class OwnUserAccess:
@@ -63,7 +74,7 @@ class OwnUserAccess:
             raise NotAllowed("forbidden", f"it belongs to user {peer.uid}")
         return Visitor(peer, is_admin=True)
 
-    def identify(self, visitor: Visitor, grant: str | None) -> Identity:
+    def identify(self, visitor: Visitor, grant: str | None, *, was_let_in: WasLetIn = never) -> Identity:
         """As `Access.identify`; grants mean nothing here."""
         return OWN_USER
 
@@ -72,8 +83,10 @@ class EveryUserAccess:
     """The machine's controller: each user for themselves.
 
     A good grant says who it is. Without one it is the Unix user, unless grants are required (where containers
-    share user ids). A bad grant is refused, never passed over. Root and the admin group's members are admins
-    if they are outside of containers: a user id or group inside one is what its image says.
+    share user ids). A bad grant is refused, never passed over. One that has expired is good for a process that
+    was let in before, so that neither a pause nor the controller's end strands what it has parked. Root and the
+    admin group's members are admins if they are outside of containers: a user id or group inside one is what its
+    image says.
     """
 
     is_shared = True
@@ -102,23 +115,26 @@ class EveryUserAccess:
         )
         return Visitor(peer, is_admin=may_be and is_beside_us(connected, peer))
 
-    def identify(self, visitor: Visitor, grant: str | None) -> Identity:
+    def identify(self, visitor: Visitor, grant: str | None, *, was_let_in: WasLetIn = never) -> Identity:
         """As `Access.identify`."""
         uid = visitor.peer.uid
         if grant and self._grants is not None:
             grants = self._grants
             try:
                 claims = grants.verify(grant, uid)
+            except GrantExpired as expired:
+                if not was_let_in(of_granted_user(expired.claims.user)):
+                    raise NotAllowed("bad-grant", str(expired)) from None
+                claims = expired.claims
             except GrantRefused as refused:
                 raise NotAllowed("bad-grant", str(refused)) from None
             return Identity(
                 of_granted_user(claims.user),
                 claims.user,
-                has_grant=True,
                 server=claims.server,
                 priority=claims.priority,
                 caps=claims.caps,
-                expires_at=claims.expires_at,
+                granted_at=claims.issued_at,
                 key_is_known=partial(grants.still_has, claims.kid, claims.key),
             )
         if self._require_grants and not visitor.is_admin:

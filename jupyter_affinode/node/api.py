@@ -6,7 +6,6 @@ import asyncio
 import os
 import re
 import socket
-import time
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +142,7 @@ class EventsHandler(Handler):
         self.set_header("Content-Type", "application/x-ndjson")
         subscriber = self.controller.events.subscribe(self.identity)
         try:
-            while self.identity.is_over(time.time()) is None:
+            while not self.identity.is_revoked:
                 self.write(await subscriber.lines(PING_S))
                 await asyncio.wait_for(self.flush(), UNREAD_STREAM_S)
         except (StreamClosedError, asyncio.CancelledError):

@@ -41,12 +41,15 @@ class Ending(Enum):
     CLOSED = "closed"  # the peer hung up
     SILENT = "silent"  # no heartbeat: the process is stopped, or stuck
     DROPPED = "dropped"  # it broke a rule
-    EXPIRED = "expired"  # its grant has
+    REVOKED = "revoked"  # the key of its grant was removed
     OURS = "ours"  # we closed it
 
 
 class LinkListener(Protocol):
     """Who learns of connections; called on the event loop, one at a time."""
+
+    def knows(self, owner: str, page: Page) -> bool:
+        """Whether the page is that of a process of the owner's that was let in before."""
 
     def shim_connected(self, connection: Connection, hello: wire.Hello, page: Page) -> None:
         """A shim said HELLO with a good page."""
@@ -165,9 +168,8 @@ class Connection:
         if now - self._heard > HEARTBEATS_MISSED * self._heartbeat_s and not self._paused:
             self.end(Ending.SILENT, f"silent for {now - self._heard:.1f} s")
             return
-        why = self.identity.is_over(time.time())
-        if why is not None:
-            self.end(Ending.EXPIRED, why)  # it comes back at once, with a newer one if it has one
+        if self.identity.is_revoked:  # it comes back at once, with another grant if it has one
+            self.end(Ending.REVOKED, "the key of its grant is not known here any more")
             return
         self._send(wire.pack_heartbeat(self._version))
 
@@ -307,9 +309,25 @@ class Connection:
             os.close(introduction.page)
 
     def _greet(self, hello: wire.Hello, page_descriptor: int, grant: str | None) -> None:
-        """Whoever it is, is let in or refused."""
+        """Let a process in, or refuse it."""
+        page = Page(page_descriptor)
         try:
-            identity = self._access.identify(self._visitor, grant)
+            self._admit(hello, page, grant)
+        except WireError:
+            page.close()
+            raise
+        self._send(wire.pack_welcome(self._version, int(self._heartbeat_s * 1000), self._controller_version))
+        if self.open:
+            self._listener.shim_connected(self, hello, page)
+        else:
+            page.close()
+
+    def _admit(self, hello: wire.Hello, page: Page, grant: str | None) -> None:
+        """Learn whose process it is. Raises WireError if it may not enter."""
+        try:
+            identity = self._access.identify(
+                self._visitor, grant, was_let_in=lambda owner: self._listener.knows(owner, page)
+            )
         except NotAllowed as refused:
             raise WireError(str(refused)) from None
         account = self._accounts.of(identity.payer)
@@ -318,14 +336,8 @@ class Connection:
         if not account.hellos.take():
             raise WireError(f"{identity.name or 'its user'} connects too often")
         self._version = min(hello.max_version, wire.PROTOCOL_VERSION)
-        page = Page(page_descriptor)
         account.links += 1
         self.identity, self._account, self.greeted = identity, account, True
-        self._send(wire.pack_welcome(self._version, int(self._heartbeat_s * 1000), self._controller_version))
-        if self.open:
-            self._listener.shim_connected(self, hello, page)
-        else:
-            page.close()
 
     def _send(self, data: bytes, descriptor: int | None = None) -> None:
         if not self.open:

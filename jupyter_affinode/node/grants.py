@@ -5,6 +5,9 @@ the Hub's side. Here are only public keys, found by the token's `kid` (RFC 7515)
 of a `*.json` file, a JSON Web Key Set (RFC 7517), in one folder. To change keys, put the new one beside the old,
 sign with the new, and remove the old when its last grant has expired; the folder is looked at again by itself. What
 a removed key has signed is good no longer, for connections that are open, too.
+
+Expiry says until when a grant lets new processes and requests in. It ends no connection, and a process that was let in
+connects again with what it has: see `access.EveryUserAccess`.
 """
 
 from __future__ import annotations
@@ -33,6 +36,14 @@ class GrantRefused(Exception):
     """A grant that is not one, not for us, or not any more; the message says which."""
 
 
+class GrantExpired(GrantRefused):
+    """A grant that was good, and says `claims`."""
+
+    def __init__(self, claims: Claims):
+        super().__init__("its grant has expired; shims and servers read a newer one from AFFINODE_GRANT_FILE")
+        self.claims = claims
+
+
 class GrantsUnavailable(Exception):
     """Grants cannot be checked here; the message says what to do."""
 
@@ -45,7 +56,7 @@ class Claims:
     server: str | None
     priority: int
     caps: Mapping[str, float]
-    expires_at: float  # seconds since the epoch, with the leeway
+    issued_at: float  # seconds since the epoch
     key: bytes  # the public one that it is signed with …
     kid: str  # … and its name
 
@@ -72,7 +83,14 @@ class GrantVerifier:
             raise GrantsUnavailable(f"there is no public key in {folder}")
 
     def verify(self, grant: str, uid: int) -> Claims:
-        """What a grant says, presented by a process of user id `uid`. Raises GrantRefused."""
+        """What a grant says, presented by a process of user id `uid`. Raises GrantExpired and GrantRefused."""
+        try:
+            return self._verify(grant, uid)
+        except self._jwt.ExpiredSignatureError:
+            raise GrantExpired(self._verify(grant, uid, verify_exp=False)) from None
+
+    def _verify(self, grant: str, uid: int, **options: bool) -> Claims:
+        """What it says. Raises GrantRefused, and PyJWT's error of a grant that has expired."""
         jwt = self._jwt
         try:
             header = jwt.get_unverified_header(grant)
@@ -88,10 +106,10 @@ class GrantVerifier:
                 algorithms=[ALGORITHM],
                 audience=self._audiences,
                 leeway=LEEWAY_S,
-                options={"require": ["exp", "iat", "aud", "sub"]},
+                options={"require": ["exp", "iat", "aud", "sub"], **options},
             )
         except jwt.ExpiredSignatureError:
-            raise GrantRefused("its grant has expired") from None
+            raise
         except jwt.InvalidAudienceError:
             raise GrantRefused("its grant is for another controller") from None
         except jwt.ImmatureSignatureError:
@@ -165,7 +183,7 @@ def _claims(claims: Mapping[str, Any], uid: int, key: bytes, kid: str) -> Claims
         raise GrantRefused(f"the priority in its grant is no whole number up to {PRIORITY_MAX}")
     if not isinstance(caps, dict) or len(caps) > CAPS_MAX or not all(map(_is_cap, caps.items())):
         raise GrantRefused("the caps in its grant are no limits by name")
-    return Claims(user, server or None, priority, dict(caps), float(claims["exp"]) + LEEWAY_S, key, kid)
+    return Claims(user, server or None, priority, dict(caps), float(claims["iat"]), key, kid)
 
 
 def _is_cap(cap: tuple[str, object]) -> bool:

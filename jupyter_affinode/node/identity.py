@@ -22,23 +22,21 @@ class Identity:
     owner: str | None
     name: str | None = None  # for people, and for rules that name users
     is_admin: bool = False
-    has_grant: bool = False
     server: str | None = None
     priority: int = 0
     caps: Mapping[str, float] = field(default_factory=dict)
-    expires_at: float | None = None  # of the grant, in seconds since the epoch, leeway included
+    granted_at: float | None = (
+        None  # when the grant was signed, in seconds since the epoch; None: there is none
+    )
     counts_for: str | None = None  # whose limits it takes of; None: the owner's own
     key_is_known: Callable[[], bool] | None = field(
         default=None, compare=False
     )  # the one that signed the grant
 
-    def is_over(self, wall: float) -> str | None:
-        """Why the grant that says so is good no longer, `wall` seconds since the epoch; None: it is."""
-        if self.expires_at is not None and wall > self.expires_at:
-            return "its grant has expired"
-        if self.key_is_known is not None and not self.key_is_known():
-            return "the key of its grant is not known here any more"
-        return None
+    @property
+    def is_revoked(self) -> bool:
+        """Whether the key that signed its grant was removed. Expiry ends nothing that is open."""
+        return self.key_is_known is not None and not self.key_is_known()
 
     @property
     def payer(self) -> str | None:
@@ -67,8 +65,8 @@ class Identity:
     def mark(self, kernel: KernelRecord) -> None:
         """Write down whose kernel it is, and what the newest grant says of it."""
         kernel.owner, kernel.owner_name, kernel.payer = self.owner, self.name, self.payer
-        if self.has_grant:
-            kernel.priority, kernel.caps = self.priority, self.caps
+        if self.granted_at is not None and self.granted_at >= kernel.granted_at:
+            kernel.granted_at, kernel.priority, kernel.caps = self.granted_at, self.priority, self.caps
 
 
 def of_unix_user(uid: int) -> str:

@@ -121,7 +121,7 @@ class Link:
     def _ended(self, connection: Connection, ending: Ending, why: str) -> None:
         self.connections.discard(connection)
         self._strangers.pop(connection, None)
-        if ending in (Ending.DROPPED, Ending.SILENT, Ending.EXPIRED):
+        if ending in (Ending.DROPPED, Ending.SILENT, Ending.REVOKED):
             self.drops.drop(str(connection), why)
 
     def _beat(self) -> None:

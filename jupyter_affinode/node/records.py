@@ -204,8 +204,9 @@ class KernelRecord:
     owner: str | None = None  # whose it is, on a controller of all users; None: the controller's own user's
     owner_name: str | None = None  # for people, and for rules that name users
     payer: str | None = None  # whose limits it counts in: the owner's, or of whom the owner is a part
-    priority: int = 0  # of its grant; higher goes first
-    caps: Mapping[str, float] = field(default_factory=dict)  # of its grant: the owner's limits, by name
+    granted_at: float = 0.0  # when the newest of its grants was signed, in seconds since the epoch
+    priority: int = 0  # of that grant; higher goes first
+    caps: Mapping[str, float] = field(default_factory=dict)  # … the owner's limits, by name
     processes: dict[int, Process] = field(default_factory=dict)
     description: Description | None = None
     described_by: int | None = None  # pid of the server that did

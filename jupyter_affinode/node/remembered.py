@@ -3,7 +3,8 @@
 Where memory is, how long somebody has waited and what a cell does, shims and servers tell a new controller. That a
 person keeps the GPU, waits for it by a wish alone, or is losing a kernel to somebody else, nobody would: a controller
 that is killed must not end a hold, or have a second kernel shut down for what the first one's end will free. Nor would
-what a kernelspec says be told anew of a kernel that no server describes.
+what a kernelspec says be told anew of a kernel that no server describes. And a process that a grant let in must
+be let in again when that grant has expired: its page is remembered with its owner.
 
 The file is written when one of these changes. It is of one start of the machine, since its times are those of the
 monotonic clock, and nothing in it is believed to last longer than the settings allow. A file that is missing, damaged
@@ -31,7 +32,10 @@ FILE_NAME = "remembered.json"
 BYTES_MAX = 32 << 20  # more than all kernels that a controller knows, each with the longest id
 TEXT_MAX = 4096
 WRITE_AGAIN_S = 10.0  # after a failure
-ENDS_KNOWN_S = 120.0  # how long an end or a wish waits for its kernel to be back; a hold, until it ends
+ENDS_KNOWN_S = (
+    120.0  # how long an end, a wish or a page waits for its kernel to be back; a hold, until it ends
+)
+Inode = tuple[int, int]  # of a page: device and number
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -90,6 +94,8 @@ class Remembered:
         self._log = log
         self._earlier: dict[str, Said] = {}  # of kernels that are not back yet
         self._written: Mapping[str, Said] = {}
+        self._pages: dict[str, str] = {}  # of an earlier controller's processes with grants: the owner
+        self._pages_written: Mapping[str, str] = {}
         self._read_at = 0.0
         self._write_at = 0.0  # not before
         self._boot = _boot_id()
@@ -104,9 +110,13 @@ class Remembered:
         except (OSError, ValueError, RecursionError) as error:
             self._log.warning("holds of earlier are not known any more: %s: %s", self._path, error)
             return
-        kernels = kept.get("kernels")
-        if not isinstance(kernels, dict) or not self._boot or kept.get("boot") != self._boot:
+        kernels, pages = kept.get("kernels"), kept.get("pages", {})
+        if not isinstance(kernels, dict) or not isinstance(pages, dict):
             return
+        if not self._boot or kept.get("boot") != self._boot:
+            return
+        self._pages = {str(page): str(owner) for page, owner in pages.items()}
+        self._pages_written = dict(self._pages)
         found = {kernel_id: Said.read(said, now, hold_max_s) for kernel_id, said in kernels.items()}
         self._earlier = {kernel_id: said for kernel_id, said in found.items() if said != NOTHING}
         self._written = dict(self._earlier)
@@ -114,6 +124,10 @@ class Remembered:
             self._log.info(
                 "%d kernels are held or waited for since an earlier controller", len(self._earlier)
             )
+
+    def knows(self, owner: str, inode: Inode) -> bool:
+        """Whether a page is that of a process of the owner's that an earlier controller let in."""
+        return self._pages.get(_page_name(inode)) == owner
 
     def recall(self, kernel: KernelRecord, now: float) -> None:
         """Give a kernel what was known of it: its hold as soon as it is known, all else when its first process is."""
@@ -138,36 +152,53 @@ class Remembered:
 
     def look(self, kernels: Iterable[KernelRecord], now: float) -> None:
         """Write what has changed; called after each pass."""
-        if self._earlier:
+        kernels = list(kernels)
+        if self._earlier or self._pages:
             self._forget_old(now)
+        pages = {**self._pages, **_pages_of(kernels)}
         told = dict(self._earlier)
         for kernel in kernels:
             if kernel.id in told or _says_anything(kernel):
                 said = told.get(kernel.id, NOTHING).and_then(kernel)
                 if said != NOTHING:
                     told[kernel.id] = said
-        if told == self._written or now < self._write_at:
+        if (told == self._written and pages == self._pages_written) or now < self._write_at:
             return
+        said_of = {kernel_id: asdict(said) for kernel_id, said in told.items()}
         try:
-            _save(
-                self._path, {"boot": self._boot, "kernels": {key: asdict(said) for key, said in told.items()}}
-            )
+            _save(self._path, {"boot": self._boot, "kernels": said_of, "pages": pages})
         except OSError as error:
             self._write_at = now + WRITE_AGAIN_S
             self._log.warning(
                 "holds would not outlive this controller: %s cannot be written: %s", self._path, error
             )
         else:
-            self._written = told
+            self._written, self._pages_written = told, pages
 
     def _forget_old(self, now: float) -> None:
-        """Kernels that do not come back: all but a hold is over soon, and that when it ends."""
+        """Kernels that do not come back: all but a hold is over soon, and that when it ends. Pages as kernels."""
         is_late = now - self._read_at > ENDS_KNOWN_S
+        if is_late:
+            self._pages.clear()
         for kernel_id, said in list(self._earlier.items()):
             if said.held_until is not None and said.held_until > now:
                 self._earlier[kernel_id] = Said(said.held_until) if is_late else said
             elif is_late:
                 del self._earlier[kernel_id]
+
+
+def _pages_of(kernels: Iterable[KernelRecord]) -> dict[str, str]:
+    """The pages of the processes that grants let in, each with its owner."""
+    return {
+        _page_name(process.page.inode): kernel.owner
+        for kernel in kernels
+        if kernel.owner is not None and kernel.granted_at
+        for process in kernel.processes.values()
+    }
+
+
+def _page_name(inode: Inode) -> str:
+    return "{}:{}".format(*inode)
 
 
 def _says_anything(kernel: KernelRecord) -> bool:

@@ -41,6 +41,10 @@ class Shims:
         self._parts = parts
         self._looks = looks
 
+    def knows(self, owner: str, page: Page) -> bool:
+        """As `LinkListener.knows`."""
+        return self._state.knows(owner, page)
+
     def shim_connected(self, connection: Connection, hello: Hello, page: Page) -> None:
         """A shim said HELLO."""
         now = time.monotonic()

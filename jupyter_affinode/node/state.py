@@ -139,6 +139,13 @@ class NodeState:
             and (old.page.inode == page.inode or (0 < pid == old.pid and old.connection is None))
         ]
 
+    def knows(self, owner: str, page: Page) -> bool:
+        """Whether the page is that of a known process of the owner's, or of one that an earlier controller knew."""
+        known = {
+            self.kernels[old.kernel_id].owner for old in self.processes() if old.page.inode == page.inode
+        }
+        return owner in known or (self.remembered is not None and self.remembered.knows(owner, page.inode))
+
     def take_settings(self, settings: Settings) -> None:
         """Go by new settings."""
         self.settings = settings

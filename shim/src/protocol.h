@@ -83,7 +83,7 @@ struct affinode_hello {
 
 /* Who the process is of, where the user id says nothing (between containers): a signed text of `size` bytes, passed on
  * as it is in the environment. Sent right after HELLO, in pieces, in order; the WELCOME waits for the last. The shim
- * reads it anew for each connection, and the controller closes one whose grant has expired.  */
+ * reads it anew for each connection. It may have expired if the page is that of a process that was let in before.  */
 #define AFFINODE_GRANT_SIZE 4096u
 #define AFFINODE_GRANT_PIECE 192u
 

@@ -7,13 +7,26 @@ import errno
 import json
 import logging
 import os
+import signal
 import time
 from types import SimpleNamespace
+from unittest.mock import ANY
 
 import jwt
 import pytest
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
-from fake_shim import HAS_GRANT, FakePage, connect, grant_pieces, hello, message, send
+from fake_shim import (
+    GPU,
+    HAS_GRANT,
+    PARKED,
+    RESIDENT,
+    FakePage,
+    connect,
+    grant_pieces,
+    hello,
+    message,
+    send,
+)
 from people import Person, needs_root, open_to_everyone
 
 from hub_spawner.grants import grant_hook
@@ -72,7 +85,7 @@ def test_a_good_grant_says_who_it_is(verifier):
     )
     assert (claims.user, claims.server, claims.priority) == ("alice", "gpu", 3)
     assert claims.caps == {"gpu_bytes": 5 << 30}
-    assert claims.expires_at == pytest.approx(time.time() + 3600 + LEEWAY_S, abs=30)
+    assert claims.issued_at == pytest.approx(time.time(), abs=30)
     assert verifier.verify(verifier.sign(audience="affinode:site"), UID).user == "alice"
 
 
@@ -291,10 +304,11 @@ def test_a_grant_that_cannot_be_made_keeps_no_server_from_starting(tmp_path, cap
 def granting(machine, verifier):
     """A controller of all users that asks for grants; whoever runs this test is no administrator there."""
     open_to_everyone(machine)
-    machine.start_controller(
+    machine.start_granting = lambda: machine.start_controller(
         "--system", "--settle=0.1", f"--grant-keys={verifier.keys.folder}", "--require-grants",
         f"--NodeController.grant_audiences={US}",
     )  # fmt: skip
+    machine.start_granting()
     yield machine
     assert "Traceback" not in machine.controller_log(), machine.controller_log()
 
@@ -350,18 +364,83 @@ def test_grants_in_disorder_cost_the_connection(granting, verifier):
     page.close()
 
 
-def test_a_grant_that_expires_ends_its_links_and_a_newer_one_opens_them(granting, verifier, wait_until):
-    soon = raw(verifier.private, exp=int(time.time()) - int(LEEWAY_S) + 3)
-    shim = someone(granting, soon).shim("k1", parked=1 << 20)
+def expiring(private, **claims):
+    """A grant that is good for two seconds more, and when it is not."""
+    ends = int(time.time()) + 2
+    return raw(private, exp=ends - int(LEEWAY_S), **claims), ends
+
+
+def until(moment):
+    """Wait until the clock says so: nothing else makes a grant expire."""
+    while time.time() <= moment:
+        time.sleep(0.05)
+
+
+def reaches(shim, residency, wait_until):
+    """A call at the closed gate is answered by the controller."""
+    shim.touch()
+    wait_until(lambda: shim.state == residency)
+
+
+def test_who_was_let_in_is_served_after_the_grant_has_expired(granting, verifier, wait_until):
+    """Also after a pause and after the controller's end: a parked kernel must not wait for a grant."""
+    grant, ends = expiring(verifier.private, caps={"gpu_bytes": 1 << 30})
+    alice = someone(granting, grant)
+    shim = alice.shim("k1", parked=1 << 20)
     wait_until(lambda: shim.heard.welcome is not None)
-    wait_until(lambda: shim.heard.ended, timeout=30)
+    until(ends + 1)
+    reaches(shim, RESIDENT, wait_until)
+    shim.beats = False
+    wait_until(lambda: shim.heard.ended)
+    again = alice.shim("k1", page=shim.page)
+    wait_until(lambda: again.heard.welcome is not None)
+    os.kill(granting.controller_pid(), signal.SIGKILL)
+    wait_until(lambda: again.heard.ended)
+    again.page.memory[GPU][:2] = [0, 1 << 20]
+    again.page.state = PARKED
+    again.page.write()
+    granting.start_granting()
+    after = alice.shim("k1", page=shim.page)
+    wait_until(lambda: after.heard.welcome is not None or after.heard.ended)
+    reaches(after, RESIDENT, wait_until)
+    newer = someone(granting, verifier.sign())
+    assert newer.kernels()["k1"]["processes"], "it is still the same person's"
+    alice.close()
+
+
+def test_an_expired_grant_lets_nobody_else_in(granting, verifier, wait_until):
+    grant, ends = expiring(verifier.private)
+    mallory, _ = expiring(verifier.private, sub="mallory")
+    alice = someone(granting, grant)
+    shim = alice.shim("k1", resident=1 << 20)
+    wait_until(lambda: shim.heard.welcome is not None)
+    until(ends + 1)
+    assert alice.ask("GET", "/node") == (401, {"error": "bad-grant", "message": ANY})
+    other = someone(granting, mallory)
+    refused = [alice.shim("k1"), other.shim("k1", page=shim.page)]
+    wait_until(lambda: all(each.heard.ended for each in refused))
+    assert not any(each.heard.welcome for each in refused)
     assert "its grant has expired" in granting.controller_log()
+    assert not shim.heard.ended
+    newer = someone(granting, verifier.sign())
+    fresh = newer.shim("k1", resident=2 << 20)
+    wait_until(lambda: fresh.heard.welcome is not None)
+    assert newer.kernels()["k1"]["resident_bytes"] == 3 << 20
+    for each in (alice, other, newer):
+        each.close()
+
+
+def test_the_grant_that_was_signed_last_counts(granting, verifier, wait_until):
+    """Else who keeps an older one could go back to what it allowed."""
+    earlier = raw(verifier.private, iat=int(time.time()) - 100, priority=5)
+    alice = someone(granting, verifier.sign(priority=-3))
+    alice.shim("k1", resident=1 << 20)
+    wait_until(lambda: alice.kernels().get("k1", {}).get("tracked"))
+    shim = someone(granting, earlier).shim("k1", resident=1 << 20)
+    wait_until(lambda: shim.heard.welcome is not None)
+    assert alice.kernels()["k1"]["priority"] == -3
+    alice.close()
     shim.close()
-    again = someone(granting, verifier.sign())
-    again.shim("k1", parked=1 << 20)
-    wait_until(lambda: again.kernels()["k1"]["tracked"])
-    assert again.kernels()["k1"]["residency"] == "parked"
-    again.close()
 
 
 def test_what_a_removed_key_has_signed_is_good_no_longer(granting, verifier, wait_until):
