@@ -1,7 +1,7 @@
 /* The exported dlsym: foreign names are tail-called, so that the next dlsym sees the true caller (RTLD_NEXT, and the
  * caller's namespace, depend on the return address).
  *
- * affinode_answer_dlsym(handle, name) returns 0: not ours, 1: answer NULL, else the answer.  */
+ * affinode_answer_dlsym(handle, name, return address) returns 0: not ours, 1: answer NULL, else the answer.  */
 	.text
 	.globl	dlsym
 	.type	dlsym, %function
@@ -10,6 +10,7 @@
 dlsym:
 	.cfi_startproc
 	endbr64
+	movq	(%rsp), %rdx
 	pushq	%rdi
 	.cfi_adjust_cfa_offset 8
 	pushq	%rsi
@@ -41,6 +42,7 @@ dlsym:
 	.cfi_offset 29, -32
 	.cfi_offset 30, -24
 	stp	x0, x1, [sp, #16]
+	mov	x2, x30
 	bl	affinode_answer_dlsym
 	mov	x9, x0
 	ldp	x0, x1, [sp, #16]

@@ -35,7 +35,7 @@ static get_proc_address_fn get_proc_address(void)
 	void *real = atomic_load(&noted_get_proc_address);
 
 	if (!real && atomic_load(&handle_is_noted))
-		real = resolve_next(atomic_load(&noted_handle), "cuGetProcAddress_v2");
+		real = resolve_real(&driver_library, atomic_load(&noted_handle), "cuGetProcAddress_v2");
 	return (get_proc_address_fn)real;
 }
 

@@ -1,7 +1,5 @@
 /* The driver's names for programs that are linked to libcuda: the preloaded library comes first, so these are what
  * they call. Each finds the real symbol behind us at its first call.  */
-#include <string.h>
-
 #include "resolve.h"
 #include "shapes.h"
 
@@ -11,11 +9,10 @@ static void *linked_target(const char *name, void **cache)
 	void *target = __atomic_load_n(cache, __ATOMIC_ACQUIRE);
 
 	if (!target) {
-		bool found;
-
-		target = resolve_linked(name, &found);
-		if (found)
-			__atomic_store_n(cache, target, __ATOMIC_RELEASE);
+		target = resolve_linked(name);
+		if (!target)
+			return no_driver_for(name);
+		__atomic_store_n(cache, target, __ATOMIC_RELEASE);
 	}
 	return target;
 }

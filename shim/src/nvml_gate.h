@@ -20,9 +20,6 @@ void *nvml_wrap(void *real);
 /* What is linked to NVML calls that.  */
 W nvml_call(void *real, INT_PARAMETERS);
 
-/* NVML's own function behind the one of that name that we export; NULL: there is none.  */
-void *nvml_behind(const char *name);
-
 /* Why the process should not leave the GPU now: somebody watches it, or calls would come past us; NULL: nothing.  */
 const char *nvml_objection(void);
 

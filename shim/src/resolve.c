@@ -19,7 +19,8 @@ typedef void *(*dlsym_fn)(void *, const char *);
 
 /* Read by dlsym.S after affinode_answer_dlsym has set it.  */
 __attribute__((visibility("hidden"))) dlsym_fn affinode_next_dlsym;
-__attribute__((visibility("hidden"))) uintptr_t affinode_answer_dlsym(void *handle, const char *name);
+__attribute__((visibility("hidden"))) uintptr_t affinode_answer_dlsym(void *handle, const char *name,
+								       const void *caller);
 
 enum shape { SHAPE_INT, SHAPE_WIDE };
 
@@ -101,21 +102,68 @@ static bool is_in_this_library(const void *address)
 	return (const char *)address >= __ehdr_start && (const char *)address < _end;
 }
 
-/* Whoever asks whether NVML is there must not find what we export in its stead.  */
-static uintptr_t answer_nvml(void *handle, const char *name)
-{
-	void *real = resolve_next(handle, name);
-	bool ours = real && is_in_this_library(real);
+struct library driver_library = {"libcuda.so.1", NULL};
 
-	if (ours)
-		real = nvml_behind(name);
-	if (real && checkpoint_is_asked() && !shim_is_disabled())
-		return (uintptr_t)nvml_wrap(real);
-	return !ours ? 0 : real ? (uintptr_t)real : 1;
+void *library_handle(struct library *library)
+{
+	void *handle = __atomic_load_n(&library->handle, __ATOMIC_ACQUIRE);
+
+	if (!handle) {
+		handle = dlopen(library->soname, RTLD_LAZY | RTLD_NOLOAD);
+		__atomic_store_n(&library->handle, handle, __ATOMIC_RELEASE);
+	}
+	return handle;
 }
 
-uintptr_t affinode_answer_dlsym(void *handle, const char *name)
+static bool is_scope(const void *handle)
 {
+	return handle == RTLD_DEFAULT || handle == RTLD_NEXT;
+}
+
+/* The next in line first, so that others who stand before the library are not passed by.  */
+void *resolve_real(struct library *library, void *handle, const char *name)
+{
+	void *real = handle == RTLD_NEXT ? NULL : resolve_next(handle, name), *loaded;
+
+	if (real ? !is_in_this_library(real) : !is_scope(handle))
+		return real;
+	loaded = library_handle(library);
+	real = resolve_next(RTLD_NEXT, name);
+	return real || !loaded ? real : resolve_next(loaded, name);
+}
+
+/* A question whether NVML is there must not be answered with what we export in its stead.  */
+static uintptr_t answer_nvml(void *handle, const char *name)
+{
+	void *found = resolve_next(handle, name), *real = resolve_real(&nvml_library, handle, name);
+
+	if (real && checkpoint_is_asked() && !shim_is_disabled())
+		return (uintptr_t)nvml_wrap(real);
+	return !found || !is_in_this_library(found) ? 0 : real ? (uintptr_t)real : 1;
+}
+
+static bool is_same_object(const void *one, const void *other)
+{
+	Dl_info first, second;
+
+	return dladdr(one, &first) && dladdr(other, &second) && first.dli_fbase == second.dli_fbase;
+}
+
+/* A library that stands behind us and asks for what comes after itself must not be given its own function.  */
+static void *resolve_after(const void *caller, const char *name)
+{
+	void *real = resolve_real(&driver_library, RTLD_NEXT, name), *handle;
+
+	if (!real || !is_same_object(real, caller))
+		return real;
+	handle = library_handle(&driver_library);
+	return handle ? resolve_next(handle, name) : NULL;
+}
+
+uintptr_t affinode_answer_dlsym(void *handle, const char *name, const void *caller)
+{
+	void *real;
+
 	if (nvml_is_name(name))
 		return answer_nvml(handle, name);
 	if (!is_driver_name(name) || shim_is_disabled()) {
@@ -123,16 +171,10 @@ uintptr_t affinode_answer_dlsym(void *handle, const char *name)
 			resolve_next(RTLD_DEFAULT, "dlsym");
 		return 0;
 	}
-	void *real = resolve_next(handle, name);
+	real = handle == RTLD_NEXT ? resolve_after(caller, name) : resolve_real(&driver_library, handle, name);
 	if (!real)
-		return 0;
-	if (is_in_this_library(real)) { /* RTLD_DEFAULT found the symbol we export for linked programs */
-		handle = RTLD_NEXT;
-		real = resolve_next(handle, name);
-		if (!real)
-			return 1;
-	}
-	driver_note_handle(handle);
+		return entry_point(name) && is_scope(handle) ? 1 : 0;
+	driver_note_handle(is_scope(handle) ? RTLD_NEXT : handle);
 	if (strcmp(name, "cuGetProcAddress_v2") == 0)
 		driver_note_get_proc_address(real);
 	return (uintptr_t)wrap_entry_point(name, 0, real);
@@ -170,23 +212,12 @@ void *wrap_entry_point(const char *name, int version, void *real)
 	return wrapper;
 }
 
-static CUresult no_device(void)
+void *resolve_linked(const char *name)
 {
-	return CUDA_ERROR_NO_DEVICE;
-}
+	void *real = resolve_real(&driver_library, RTLD_NEXT, name);
 
-void *resolve_linked(const char *name, bool *found)
-{
-	void *real = resolve_next(RTLD_NEXT, name);
-
-	*found = real && !is_in_this_library(real);
-	if (!*found) {
-		void *stub;
-		CUresult (*fn)(void) = no_device;
-
-		memcpy(&stub, &fn, sizeof(stub));
-		return stub;
-	}
+	if (!real)
+		return NULL;
 	driver_note_handle(RTLD_NEXT);
 	return wrap_entry_point(name, 0, real);
 }

@@ -5,15 +5,32 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* dlsym of whoever comes after us: libc, or another preloaded library.  */
+/* dlsym of the library that comes after us: libc, or another preloaded library.  */
 void *resolve_next(void *handle, const char *name);
+
+/* A library that others are linked to. It may be loaded for one of them alone, where RTLD_NEXT does not look.  */
+struct library {
+	const char *soname;
+	void *handle; /* NULL: not loaded yet */
+};
+extern struct library driver_library, nvml_library; /* the second is nvml_exports.c's */
+
+/* NULL: it is not loaded. It stays then: what was found would lead nowhere once the library that needed it has gone.  */
+void *library_handle(struct library *library);
+
+/* The library's function that dlsym(handle, name) means, never one of ours: for RTLD_NEXT, and where the handle's scope has ours,
+ * what follows this library. NULL: none.  */
+void *resolve_real(struct library *library, void *handle, const char *name);
 
 /* What to hand out for a driver entry point: a hook, a gated thunk, or the driver's own pointer.
  * `name` is an exact symbol name, or (`version` > 0) a base name asked of cuGetProcAddress.  */
 void *wrap_entry_point(const char *name, int version, void *real);
 
-/* The wrapper of a symbol that a program is linked to; not `found`: a function that returns CUDA_ERROR_NO_DEVICE.  */
-void *resolve_linked(const char *name, bool *found);
+/* The wrapper of a symbol that a program is linked to; NULL: there is no driver.  */
+void *resolve_linked(const char *name);
+
+/* no_driver.c: what to call in its stead then.  */
+void *no_driver_for(const char *name);
 
 /* thunks.c: a gated thunk for `real`, `settles`: for a copy or fill whose name does not say that it is asynchronous; NULL
  * when the pool is used up.  */

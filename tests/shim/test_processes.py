@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from link_peer import BUSY, NOTHING, OK, PARK, PARKED, RESUME, REVOKED, LinkPeer
+from link_peer import BUSY, NOTHING, OK, PARK, PARKED, RESUME, REVOKED
 from shim_machine import HERE, Machine, Running
 
 ROUNDS = 6
@@ -109,22 +109,3 @@ def test_a_library_that_computes_when_loaded(gpu: Machine, worker: Running) -> N
         fresh = gpu.folder / f"constructor-{i}.so"  # loaded once each
         shutil.copy(library, fresh)
         assert meanwhile(worker, coming_back, after_s, f"dlopen {fresh}") == 1
-
-
-@pytest.mark.parametrize("how", ["linked", "dlsym"])
-def test_a_small_program_is_tracked_and_parked(gpu: Machine, how: str) -> None:
-    options = ["-DBY_DLSYM", "-ldl"] if how == "dlsym" else [str(gpu.driver / "libcuda.so")]
-    program = gpu.compile("small.c", *options, name="small")
-    with Running(gpu, program) as running:
-        peer: LinkPeer = running.peer
-        assert running.answer() == "0 wrong"
-        for _ in range(3):
-            peer.wait(lambda page: page.in_flight == 0 and page.resident_bytes == 4 << 20)
-            assert peer.park().status == OK
-            assert peer.page().parked_bytes == 4 << 20
-            running.say("?")
-            assert running.answer() == "0 wrong"
-        assert peer.page().resumes == 3
-        assert running.process.stdin
-        running.process.stdin.close()
-        assert running.process.wait(20) == 0

@@ -1,5 +1,7 @@
-/* A small program that uses CUDA, not Python: linked to libcuda or, with -DBY_DLSYM, finding every function itself.
+/* A small program that uses CUDA, not Python: linked to libcuda or, with -DHANDLE=…, looking every function up there.
  * Fills a block, then checks it each time a byte comes, and ends with the input.  */
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,8 +9,7 @@
 
 #define WORDS (1u << 20)
 
-#ifdef BY_DLSYM
-#include <dlfcn.h>
+#ifdef HANDLE
 #define FUNCTION(type, name, parameters) static type(*name) parameters;
 #else
 #define FUNCTION(type, name, parameters) type name parameters;
@@ -36,8 +37,8 @@ int main(void)
 	void *context;
 	char byte;
 
-#ifdef BY_DLSYM
-	void *library = dlopen("libcuda.so.1", RTLD_NOW);
+#ifdef HANDLE
+	void *library = HANDLE;
 #define FIND(name) *(void **)&name = dlsym(library, #name)
 	FIND(cuInit);
 	FIND(cuDevicePrimaryCtxRetain);

@@ -1,0 +1,26 @@
+/* What a library without a driver behind it is told of errors.  */
+#include <stdio.h>
+
+int cuInit(unsigned int);
+int cuGetErrorName(int, const char **);
+int cuGetErrorString(int, const char **);
+
+static const char *text(const char *given)
+{
+	return given ? given : "nothing";
+}
+
+int main(void)
+{
+	static const int errors[] = {0, 2, 100, -1};
+
+	printf("cuInit: %d\n", cuInit(0));
+	for (unsigned i = 0; i < sizeof(errors) / sizeof(errors[0]); i++) {
+		const char *name = "unchanged", *words = "unchanged";
+		int named = cuGetErrorName(errors[i], &name), told = cuGetErrorString(errors[i], &words);
+
+		printf("%d: %d %s, %d %s\n", errors[i], named, text(name), told, text(words));
+	}
+	printf("nowhere to write: %d, %d\n", cuGetErrorName(100, NULL), cuGetErrorString(100, NULL));
+	return 0;
+}

@@ -1,0 +1,84 @@
+"""However a program gets at the driver, it does so through the shim: linked, looked up, or in a library of its own."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from link_peer import OK, LinkPeer
+from shim_machine import Machine, Running
+
+SMALL_BYTES = 4 << 20
+NO_DEVICE = 100
+
+
+def linked_to_driver(gpu: Machine) -> list[str]:
+    return ["-Wl,--no-as-needed", f"-L{gpu.driver}", "-l:libcuda.so.1"]
+
+
+def small_program(gpu: Machine, how: str) -> list[Path]:
+    """The command of small.c, getting at the driver as `how` says."""
+    if how == "linked":
+        return [gpu.compile("small.c", *linked_to_driver(gpu), name="small")]
+    if how == "dlsym":
+        return [gpu.compile("small.c", '-DHANDLE=dlopen("libcuda.so.1", RTLD_NOW)', "-ldl", name="small")]
+    looked_up = [] if how == "plugin" else [f"-DHANDLE={how.removeprefix('plugin by ')}"]
+    return plugin(gpu, "small.c", *looked_up, *linked_to_driver(gpu))
+
+
+def plugin(gpu: Machine, source: str, *options: str) -> list[Path]:
+    """The command of a program that loads the source with RTLD_LOCAL, as Python loads extension modules."""
+    return [
+        gpu.compile("plugin_host.c", "-ldl", name="host"),
+        gpu.compile(source, "-shared", "-fPIC", "-Dmain=run", *options, "-ldl", name="plugin.so"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "how", ["linked", "dlsym", "plugin", "plugin by RTLD_DEFAULT", "plugin by RTLD_NEXT"]
+)
+def test_a_small_program_is_tracked_and_parked(gpu: Machine, how: str) -> None:
+    """A plugin's driver is in no scope but its own."""
+    with Running(gpu, *small_program(gpu, how)) as running:
+        peer: LinkPeer = running.peer
+        assert running.answer() == "0 wrong"
+        for _ in range(3):
+            peer.wait(lambda page: page.in_flight == 0 and page.resident_bytes == SMALL_BYTES)
+            assert peer.park().status == OK
+            assert peer.page().parked_bytes == SMALL_BYTES
+            running.say("?")
+            assert running.answer() == "0 wrong"
+        assert peer.page().resumes == 3
+        assert running.process.stdin
+        running.process.stdin.close()
+        assert running.process.wait(20) == 0
+
+
+def test_a_library_preloaded_after_the_shim_reaches_the_driver(gpu: Machine) -> None:
+    """It looks for what comes after itself: the driver's function, not its own once more."""
+    between = gpu.compile("interposer.c", "-shared", "-fPIC", "-ldl", name="interposer.so")
+    gpu.environment["LD_PRELOAD"] += f":{between}"
+    program = gpu.compile("small.c", *linked_to_driver(gpu), name="small")
+    with Running(gpu, program) as running:
+        assert running.answer() == "0 wrong"
+        running.peer.wait(lambda page: page.in_flight == 0 and page.resident_bytes == SMALL_BYTES)
+        assert running.peer.park().status == OK
+        running.say("?")
+        assert running.answer() == "0 wrong"
+
+
+def test_without_a_driver_errors_have_their_names(gpu: Machine) -> None:
+    """A library that may run without the driver meets the shim's names of it, and prints what they return."""
+    gpu.environment["LD_LIBRARY_PATH"] = str(gpu.folder)
+    program = plugin(gpu, "no_driver.c")
+    ran = subprocess.run(program, env=gpu.environment, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines() == [
+        f"cuInit: {NO_DEVICE}",
+        "0: 0 CUDA_SUCCESS, 0 no error",
+        "2: 0 CUDA_ERROR_OUT_OF_MEMORY, 0 out of memory",
+        "100: 0 CUDA_ERROR_NO_DEVICE, 0 no CUDA-capable device is detected",
+        "-1: 1 nothing, 1 nothing",
+        "nowhere to write: 1, 1",
+    ]
