@@ -12,6 +12,11 @@ from jupyter_affinode.grants import sign_grant
 DAY_S = 86400.0
 
 
+def hub_groups(spawner: Any) -> list[str]:
+    """Return the names of the groups that the Hub has for the server's user."""
+    return [group.name for group in spawner.user.groups]
+
+
 def grant_hook(
     key: Path,
     audience: str | Sequence[str],
@@ -19,12 +24,14 @@ def grant_hook(
     lifetime_s: float = DAY_S,
     priority: Callable[[Any], int] = lambda spawner: 0,
     caps: Callable[[Any], Mapping[str, float]] = lambda spawner: {},
+    groups: Callable[[Any], Sequence[str]] = hub_groups,
 ) -> Callable[[Any], None]:
     """A `pre_spawn_hook` that puts a grant into the server's environment.
 
     `key` is the file of the private key, read at each spawn, so that it can be changed; its name without `.key` is
-    the key's name on the nodes. `audience` is the site's name for its controllers. `priority` and `caps` are asked
-    of the spawner. A grant in the environment cannot be renewed: after `lifetime_s` the processes that it let in are
+    the key's name on the nodes. `audience` is the site's name for its controllers. `priority`, `caps` and
+    `groups` (the Hub's, if nothing else is said) are asked of the spawner; rules on the nodes name user and groups
+    `hub:NAME`. A grant in the environment cannot be renewed: after `lifetime_s` the processes that it let in are
     managed as before, but the server's new kernels are not; choose it longer than servers live, or renew a file
     (AFFINODE_GRANT_FILE).
 
@@ -47,6 +54,7 @@ def grant_hook(
             server=spawner.name or None,
             priority=priority(spawner),
             caps=caps(spawner),
+            groups=groups(spawner),
         )
 
     def hook(spawner: Any) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 ALGORITHM = "EdDSA"
 LIFETIME_S = 3600.0
+GRANT_BYTES_MAX = 4096  # as protocol.h says: AFFINODE_GRANT_SIZE
 
 
 class CannotSign(Exception):
@@ -33,6 +34,7 @@ def sign_grant(
     server: str | None = None,
     priority: int = 0,
     caps: Mapping[str, float] | None = None,
+    groups: Sequence[str] = (),
     uid: int | None = None,
 ) -> str:
     """A grant that says: whoever shows this is `user`.
@@ -40,7 +42,7 @@ def sign_grant(
     `key` is an Ed25519 private key (PEM), `kid` its name on the nodes. `audience` are the names of the controllers
     that it is for (`NodeController.grant_audiences`). `server` names one of the person's servers. Higher
     `priority` goes first in the queue; `caps` are limits by name, for the node's policy
-    (`gpu_bytes`: GPU memory on all GPUs together). With `uid` it is good for
+    (`gpu_bytes`: GPU memory on all GPUs together). Rules know the `groups` as `hub:NAME`. With `uid` it is good for
     processes of that user id alone. Whoever has it can use it until it expires, so let it live about as long as
     it takes to renew it. Raises CannotSign.
     """
@@ -53,12 +55,22 @@ def sign_grant(
         "exp": now + int(lifetime_s),
         "priority": priority,
     }
-    optional = {"server": server, "caps": dict(caps) if caps else None, "uid": uid}
+    optional = {
+        "server": server,
+        "caps": dict(caps or {}) or None,
+        "groups": list(groups) or None,
+        "uid": uid,
+    }
     claims.update({name: value for name, value in optional.items() if value is not None})
     try:
-        return jwt.encode(claims, key, algorithm=ALGORITHM, headers={"kid": kid})
+        grant: str = jwt.encode(claims, key, algorithm=ALGORITHM, headers={"kid": kid})
     except (jwt.PyJWTError, ValueError, TypeError) as error:
         raise CannotSign(f"that is no Ed25519 private key: {error}") from None
+    if len(grant) > GRANT_BYTES_MAX:
+        raise CannotSign(
+            f"it would have {len(grant)} bytes, at most {GRANT_BYTES_MAX} pass: name fewer groups"
+        )
+    return grant
 
 
 def make_keys() -> tuple[bytes, bytes]:

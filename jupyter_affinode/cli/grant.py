@@ -48,6 +48,7 @@ def add(commands: Any) -> None:
         help="higher goes first (default: 0)",
     )
     sign.add_argument("--cap", action="append", default=[], metavar="NAME=NUMBER", help="a limit: gpu_bytes")
+    sign.add_argument("--group", action="append", default=[], help="a group of the user's; may be repeated")
     sign.add_argument("--uid", type=whole(0, UID_MAX), help="good for processes of this user id alone")
     sign.add_argument("--lifetime", type=number(1, LIFETIME_MAX_S), default=LIFETIME_S, metavar="SECONDS")
     sign.add_argument("--output", type=Path, help="the file to write it to, instead of printing it")
@@ -82,6 +83,7 @@ def print_grant(arguments: argparse.Namespace) -> int:
             server=arguments.server,
             priority=arguments.priority,
             caps=_caps(arguments.cap),
+            groups=arguments.group,
             uid=arguments.uid,
         )
         if arguments.output is None:

@@ -14,6 +14,7 @@ from .grants import GrantExpired, GrantRefused, GrantVerifier
 from .identity import OWN_USER, Identity, of_granted_user, of_unix_user
 from .limits import MANY_USERS, ONE_USER, Limits
 from .peers import Peer, groups_of, is_beside_us
+from .rules import GRANTED
 from .subordinate_ids import SubordinateIds
 
 WasLetIn = Callable[[str], bool]
@@ -130,10 +131,11 @@ class EveryUserAccess:
                 raise NotAllowed("bad-grant", str(refused)) from None
             return Identity(
                 of_granted_user(claims.user),
-                claims.user,
+                GRANTED + claims.user,
                 server=claims.server,
                 priority=claims.priority,
                 caps=claims.caps,
+                groups=tuple(GRANTED + group for group in claims.groups),
                 granted_at=claims.issued_at,
                 key_is_known=partial(grants.still_has, claims.kid, claims.key),
             )

@@ -7,7 +7,8 @@ from traitlets import Bool, Enum, Float, HasTraits, Int, Unicode, default
 from .settings import Settings
 
 _DEFAULTS = Settings()
-_RULES = """ Written "alice=VALUE, bob=VALUE, *=VALUE", where * is everybody who is not named."""
+_RULES = """ Written "alice=VALUE, hub:bob=VALUE, *=VALUE": alice is a user (or group) of this machine, hub:bob one
+        that a grant names, as JupyterHub's are; * is everybody who is not named."""
 
 QUEUE_ALIASES = {
     "hold-kernels-max": "NodeController.hold_kernels_max",
@@ -93,14 +94,16 @@ class QueueTraits(HasTraits):
     user_limits = Unicode(
         _DEFAULTS.user_limits,
         help="""How much GPU memory the kernels of one user may have on all GPUs together; beyond it their idle
-        kernels are parked and their others wait. Example: "alice=80GiB, *=40GiB".""",
+        kernels are parked and their others wait. Example: "alice=80GiB, *=40GiB"."""
+        + _RULES,
     ).tag(config=True)
     group_limits = Unicode(
         _DEFAULTS.group_limits, help="The same for all users of a group together." + _RULES
     ).tag(config=True)
     opt_out = Unicode(
         _DEFAULTS.opt_out,
-        help="""Whose kernels are never parked but by their own wish: "alice, @staff", or * for everybody.""",
+        help="""Whose kernels are never parked but by their own wish: "alice, @staff, hub:bob, @hub:ml", where @ marks
+        groups and hub: users and groups that a grant names; or * for everybody.""",
     ).tag(config=True)
     kernelspec_opt_out = Bool(
         help="""Whether a kernelspec may say the same of its kernels, by `"metadata": {"affinode": {"park":

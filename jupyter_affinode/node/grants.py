@@ -29,6 +29,7 @@ KEY_FILE_BYTES_MAX = 1 << 20
 NAME_MAX = 255
 PRIORITY_MAX = 1000
 CAPS_MAX = 16
+GROUPS_MAX = 256
 CAP_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
@@ -56,6 +57,7 @@ class Claims:
     server: str | None
     priority: int
     caps: Mapping[str, float]
+    groups: tuple[str, ...]
     issued_at: float  # seconds since the epoch
     key: bytes  # the public one that it is signed with …
     kid: str  # … and its name
@@ -171,11 +173,11 @@ class GrantVerifier:
 def _claims(claims: Mapping[str, Any], uid: int, key: bytes, kid: str) -> Claims:
     """The claims in our types. Raises GrantRefused if one is not what it should be."""
     user, server = claims["sub"], claims.get("server")
-    priority, caps = claims.get("priority", 0), claims.get("caps", {})
+    priority, caps, groups = claims.get("priority", 0), claims.get("caps", {}), claims.get("groups", [])
     if claims.get("uid") is not None and claims["uid"] != uid:
         raise GrantRefused(f"its grant is for a process of another user id than {uid}")
     for what, text in (("user", user), ("server", server or "")):
-        if not isinstance(text, str) or len(text) > NAME_MAX or not (text.isprintable() or not text):
+        if text and not _is_name(text):
             raise GrantRefused(f"the {what} in its grant is no name")
     if not user:
         raise GrantRefused("its grant names no user")
@@ -183,7 +185,13 @@ def _claims(claims: Mapping[str, Any], uid: int, key: bytes, kid: str) -> Claims
         raise GrantRefused(f"the priority in its grant is no whole number up to {PRIORITY_MAX}")
     if not isinstance(caps, dict) or len(caps) > CAPS_MAX or not all(map(_is_cap, caps.items())):
         raise GrantRefused("the caps in its grant are no limits by name")
-    return Claims(user, server or None, priority, dict(caps), float(claims["iat"]), key, kid)
+    if not isinstance(groups, list) or len(groups) > GROUPS_MAX or not all(map(_is_name, groups)):
+        raise GrantRefused(f"the groups in its grant are no list of at most {GROUPS_MAX} names")
+    return Claims(user, server or None, priority, dict(caps), tuple(groups), float(claims["iat"]), key, kid)
+
+
+def _is_name(text: object) -> bool:
+    return isinstance(text, str) and 0 < len(text) <= NAME_MAX and text.isprintable()
 
 
 def _is_cap(cap: tuple[str, object]) -> bool:

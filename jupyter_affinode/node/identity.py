@@ -20,11 +20,12 @@ class Identity:
     """
 
     owner: str | None
-    name: str | None = None  # for people, and for rules that name users
+    name: str | None = None  # for people, and for rules that name users (rules.py)
     is_admin: bool = False
     server: str | None = None
     priority: int = 0
     caps: Mapping[str, float] = field(default_factory=dict)
+    groups: tuple[str, ...] = ()  # of the grant, as rules name them
     granted_at: float | None = (
         None  # when the grant was signed, in seconds since the epoch; None: there is none
     )
@@ -66,7 +67,8 @@ class Identity:
         """Write down whose kernel it is, and what the newest grant says of it."""
         kernel.owner, kernel.owner_name, kernel.payer = self.owner, self.name, self.payer
         if self.granted_at is not None and self.granted_at >= kernel.granted_at:
-            kernel.granted_at, kernel.priority, kernel.caps = self.granted_at, self.priority, self.caps
+            kernel.granted_at, kernel.priority = self.granted_at, self.priority
+            kernel.caps, kernel.groups = self.caps, self.groups
 
 
 def of_unix_user(uid: int) -> str:

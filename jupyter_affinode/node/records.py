@@ -202,11 +202,12 @@ class KernelRecord:
 
     id: str  # unique here; on a controller of all users it begins with the owner's
     owner: str | None = None  # whose it is, on a controller of all users; None: the controller's own user's
-    owner_name: str | None = None  # for people, and for rules that name users
+    owner_name: str | None = None  # for people, and for rules that name users (rules.py)
     payer: str | None = None  # whose limits it counts in: the owner's, or of whom the owner is a part
     granted_at: float = 0.0  # when the newest of its grants was signed, in seconds since the epoch
     priority: int = 0  # of that grant; higher goes first
     caps: Mapping[str, float] = field(default_factory=dict)  # … the owner's limits, by name
+    groups: tuple[str, ...] = ()  # … and the owner's groups, as rules name them
     processes: dict[int, Process] = field(default_factory=dict)
     description: Description | None = None
     described_by: int | None = None  # pid of the server that did

@@ -1,7 +1,8 @@
-"""Settings that differ by user or group, as text: `alice=80GiB, bob=20GiB, *=40GiB`.
+"""Settings that differ by user or group, as text: `alice=80GiB, hub:bob=20GiB, *=40GiB`.
 
-Names are those of users (of groups in the settings for groups); `*` stands for everybody who is not named. In
-a list of names alone, `@name` is a group.
+`alice` is a user of this machine, `hub:alice` one that a grant names: they may be two people. The same goes for groups
+in the settings for groups: `staff` is one of this machine, `hub:staff` one that grants name. `*` stands for everybody
+who is not named. In a list of users, `@staff` and `@hub:staff` are groups.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from functools import lru_cache
 PRIORITY_MIN, PRIORITY_MAX = -5, 5
 LARGEST = 1 << 60  # of any size, in bytes
 EVERYBODY = "*"
+GRANTED = "hub:"  # before the names that grants say
 _UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*([KMGT]iB)?", re.IGNORECASE | re.ASCII)
 
@@ -45,6 +47,7 @@ def names(text: str) -> frozenset[str]:
     for part in parts:
         if "=" in part or " " in part:
             raise RuleError(f"{part!r} is no name; names are separated by commas, groups are written @group")
+        _check_name(part.removeprefix("@"))
     return parts
 
 
@@ -59,13 +62,31 @@ def is_named(listed: frozenset[str], user: str, groups: Iterable[str]) -> bool:
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:
-    pairs = []
+    pairs: list[tuple[str, str]] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if not (name and equals and value):
             raise RuleError(f"{part!r} is not of the form name=value")
+        if name.startswith("@"):
+            raise RuleError(f"{name!r} is a group: write {name[1:]} in group_limits or group_priorities")
+        if any(name == known for known, _ in pairs):
+            raise RuleError(f"{name!r} is named twice")
+        _check_name(name)
         pairs.append((name, value))
     return pairs
+
+
+def _check_name(name: str) -> None:
+    """Raise RuleError if it could mean several users or groups, or none."""
+    before, colon, rest = name.partition(":")
+    if rest.startswith("@"):
+        raise RuleError(f"{name!r} is no name: a group that grants name is written @{before}:{rest[1:]}")
+    if not name or (colon and (f"{before}:" != GRANTED or not rest)):
+        likely = rest or "alice"
+        raise RuleError(
+            f"{name!r} is no name: {likely} is a user or group of this machine,"
+            f" {GRANTED}{likely} one that a grant names"
+        )
 
 
 def _size(text: str) -> int:

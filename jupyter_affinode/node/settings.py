@@ -67,7 +67,7 @@ class Settings:
     resume_elsewhere: bool = True  # who left its GPU altogether may come back on another one of the same kind
     backfill: bool = False  # who waits behind others goes first where that delays none of them
     ageing_s: float = 60.0  # who has waited that much longer goes before the next higher priority class
-    user_priorities: str = ""  # "alice=1, *=0": rules.py has the form; classes from -5 to 5
+    user_priorities: str = ""  # "alice=1, hub:bob=2, *=0": rules.py has the form; classes from -5 to 5
     group_priorities: str = ""
     user_limits: str = ""  # "alice=80GiB, *=40GiB": GPU memory on all GPUs together
     group_limits: str = ""

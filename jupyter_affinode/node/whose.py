@@ -10,7 +10,7 @@ from functools import lru_cache
 from .directory import groups_of, name_of
 from .identity import of_unix_user
 from .records import Description, KernelRecord
-from .rules import EVERYBODY, is_named, names, numbers, rule_for
+from .rules import EVERYBODY, GRANTED, is_named, names, numbers, rule_for
 from .settings import Settings
 
 GPU_BYTES = "gpu_bytes"  # a grant's cap: GPU memory of its user on all GPUs together
@@ -35,11 +35,11 @@ def standing(kernel: KernelRecord, settings: Settings) -> Standing:
     """
     user = kernel.owner_name if kernel.owner is not None else own_name()
     user = user or ""
-    if user.isdigit() and kernel.owner is not None and kernel.owner.startswith("uid-"):
+    if user.isdigit() and kernel.owner is not None:
         user = name_of(int(user))  # the directory had not answered yet when it connected
-    groups = groups_of(user) if _asks_for_groups(settings) else ()
-    if kernel.owner is not None and not kernel.owner.startswith("uid-"):
-        groups = ()  # a user that a grant names is none of this machine's, whatever they are called
+    groups = kernel.groups  # of the grant: its user is none of this machine's
+    if not user.startswith(GRANTED):
+        groups = groups_of(user) if _asks_for_groups(settings) else ()
     told = kernel.description or Description()
     priority = _priority(kernel, user, groups, settings)
     if told.priority is not None:

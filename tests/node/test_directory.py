@@ -104,7 +104,7 @@ def test_rules_know_a_user_once_the_directory_has_answered():
     kernel = KernelRecord("uid-0/k", owner="uid-0", owner_name="0")
     rules = Settings().changed(user_priorities="root=3")
     until(lambda: standing(kernel, rules).priority == 3)
-    kernel = KernelRecord("user-0/k", owner="user-0", owner_name="0")
+    kernel = KernelRecord("user-0/k", owner="user-0", owner_name="hub:0")
     assert standing(kernel, rules).priority == 0, "that one is whom a grant names"
 
 

@@ -19,7 +19,9 @@ from fake_shim import (
     GPU,
     HAS_GRANT,
     PARKED,
+    REFUSED,
     RESIDENT,
+    ROOM_ANSWER,
     FakePage,
     connect,
     grant_pieces,
@@ -85,6 +87,7 @@ def test_a_good_grant_says_who_it_is(verifier):
     )
     assert (claims.user, claims.server, claims.priority) == ("alice", "gpu", 3)
     assert claims.caps == {"gpu_bytes": 5 << 30}
+    assert verifier.verify(verifier.sign(groups=["staff", "ml"]), UID).groups == ("staff", "ml")
     assert claims.issued_at == pytest.approx(time.time(), abs=30)
     assert verifier.verify(verifier.sign(audience="affinode:site"), UID).user == "alice"
 
@@ -135,6 +138,11 @@ def forgeries(verifier):
         raw(verifier.private, caps={"a": -1}): "caps",
         raw(verifier.private, caps={"a": "5"}): "caps",
         raw(verifier.private, caps={"A b": 5}): "caps",
+        raw(verifier.private, groups="staff"): "groups",
+        raw(verifier.private, groups=[5]): "groups",
+        raw(verifier.private, groups=["a\nb"]): "groups",
+        raw(verifier.private, groups=["x" * 300]): "groups",
+        raw(verifier.private, groups=["g"] * 300): "groups",
         raw(verifier.private, uid=1001): "another user id",
     }
 
@@ -210,9 +218,10 @@ def test_the_command_makes_keys_and_grants(tmp_path, capsys):
     assert main(["grant", "keys", str(tmp_path), "hub-1"]) == 1
     capsys.readouterr()
     sign = ["grant", "sign", "--key", str(tmp_path / "hub-1.key"), "--user", "bob", "--audience", US]
-    assert main([*sign, "--cap", "gpu_bytes=5e9", "--priority", "2"]) == 0
+    assert main([*sign, "--cap", "gpu_bytes=5e9", "--priority", "2", "--group", "a", "--group", "b"]) == 0
     claims = GrantVerifier(tmp_path, [US]).verify(capsys.readouterr().out.strip(), UID)
     assert (claims.user, claims.priority, claims.caps) == ("bob", 2, {"gpu_bytes": 5e9})
+    assert claims.groups == ("a", "b")
     assert main([*sign, "--output", str(tmp_path / "grant")]) == 0
     environ = {environment.GRANT_FILE: str(tmp_path / "grant"), environment.GRANT: "older"}
     assert GrantVerifier(tmp_path, [US]).verify(environment.grant(environ), UID).user == "bob"
@@ -270,10 +279,12 @@ def test_a_grant_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch
 def test_the_hub_gives_each_server_its_grant(verifier, tmp_path):
     key = tmp_path / "k1.key"
     key.write_bytes(verifier.private)
-    spawner = SimpleNamespace(user=SimpleNamespace(name="carol"), name="big", environment={"A": "1"})
+    user = SimpleNamespace(name="carol", groups=[SimpleNamespace(name="ml"), SimpleNamespace(name="staff")])
+    spawner = SimpleNamespace(user=user, name="big", environment={"A": "1"})
     grant_hook(key, [US], priority=lambda spawner: 7)(spawner)
     claims = verifier.verify(spawner.environment["AFFINODE_GRANT"], UID)
     assert (claims.user, claims.server, claims.priority) == ("carol", "big", 7)
+    assert claims.groups == ("ml", "staff")
     assert spawner.environment["A"] == "1"
 
 
@@ -281,14 +292,17 @@ def broken(spawner):
     raise RuntimeError("the site's own")
 
 
-@pytest.mark.parametrize("how", ["no key", "no key's text", "caps", "never"])
+@pytest.mark.parametrize("how", ["no key", "no key's text", "caps", "never", "groups"])
 def test_a_grant_that_cannot_be_made_keeps_no_server_from_starting(tmp_path, caplog, how):
     """Five that do not start in a row end a Hub."""
     key = tmp_path / "k1.key"
     if how != "no key":
         key.write_bytes(b"nothing" if how == "no key's text" else make_keys()[0])
+    many = [SimpleNamespace(name=f"a group with a long name {number}") for number in range(200)]
     spawner = SimpleNamespace(
-        user=SimpleNamespace(name="carol"), name="", environment={"A": "1", "AFFINODE_GRANT": "an old one"},
+        user=SimpleNamespace(name="carol", groups=many if how == "groups" else []),
+        name="",
+        environment={"A": "1", "AFFINODE_GRANT": "an old one"},
         log=logging.getLogger("test"),
     )  # fmt: skip
     caps = {"caps": broken} if how == "caps" else {}
@@ -323,7 +337,7 @@ def test_the_grant_is_the_person_and_its_priority_the_kernels(granting, verifier
     bob = someone(granting, verifier.sign(user="bob"))
     alice.shim("k1", resident=1 << 20)
     wait_until(lambda: alice.kernels().get("k1", {}).get("tracked"))
-    assert (alice.kernels()["k1"]["user"], alice.kernels()["k1"]["priority"]) == ("alice", 4)
+    assert (alice.kernels()["k1"]["user"], alice.kernels()["k1"]["priority"]) == ("hub:alice", 4)
     assert bob.kernels() == {}
     assert bob.ask("POST", "/kernels/user-alice%2Fk1/park", {})[0] == 404
     alice.close()
@@ -362,6 +376,41 @@ def test_grants_in_disorder_cost_the_connection(granting, verifier):
                 heard = b""
             assert heard == b""
     page.close()
+
+
+def test_a_unix_user_and_a_hub_user_of_one_name_share_no_rule(machine, verifier, wait_until):
+    """Nor do groups: of a grant's groups the rules know those alone that it names."""
+    needs_root()
+    open_to_everyone(machine)
+    machine.start_controller(
+        "--system", "--settle=0.1", "--park-when=idle", "--idle-timeout=0.1", "--min-footprint=0",
+        f"--grant-keys={verifier.keys.folder}", f"--NodeController.grant_audiences={US}",
+        "--user-priorities=root=3, hub:ann=4", "--group-priorities=root=1, hub:ml=-2, hub:big=2",
+        "--opt-out=root, @hub:kept", "--group-limits=hub:ml=5MiB",
+    )  # fmt: skip
+    people = {
+        "root": someone(machine),
+        "hub:root": someone(machine, verifier.sign(user="root", groups=["ml", "big"])),
+        "hub:ann": someone(machine, verifier.sign(user="ann", groups=["kept", "ml"])),
+        "hub:ben": someone(machine, verifier.sign(user="ben", groups=["root"])),
+    }
+    shims = {name: person.shim("k", resident=1 << 20) for name, person in people.items()}
+
+    def kernels():
+        return {kernel["user"]: kernel for kernel in people["root"].kernels().values()}
+
+    wait_until(lambda: set(kernels()) == set(people))
+    classes = {name: kernel["priority"] for name, kernel in kernels().items()}
+    assert classes == {"root": 3, "hub:root": 2, "hub:ann": 4, "hub:ben": 0}
+    wait_until(lambda: shims["hub:root"].state == shims["hub:ben"].state == PARKED)
+    assert shims["root"].state == shims["hub:ann"].state == RESIDENT
+    shims["hub:root"].resume_status = REFUSED
+    shims["hub:ann"].allocate(5 << 20, number=1)
+    wait_until(lambda: shims["hub:ann"].heard.of(ROOM_ANSWER))
+    denied = shims["hub:ann"].heard.of(ROOM_ANSWER)[0]
+    assert denied.argument == 0 and "limit of group hub:ml" in denied.reason
+    for each in people.values():
+        each.close()
 
 
 def expiring(private, **claims):

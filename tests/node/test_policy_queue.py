@@ -369,6 +369,33 @@ def test_rules_name_users_and_everybody_else():
     assert is_named(names("*"), "eve", []) and not is_named(names(""), "", [""])
 
 
+def test_a_rule_names_a_user_of_the_machine_or_of_the_hub_and_never_both():
+    rules = sizes("ann=5, hub:ann=7, hub:ben@x.org=9")
+    assert (rule_for(rules, "ann"), rule_for(rules, "hub:ann"), rule_for(rules, "hub:ben@x.org")) == (5, 7, 9)
+    listed = names("hub:ann, @hub:staff")
+    assert is_named(listed, "hub:ann", []) and not is_named(listed, "ann", ["staff"])
+    assert is_named(listed, "ben", ["hub:staff"])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("user:ann=5", "hub:ann"),
+        ("hub:=5", "hub:alice"),
+        (":ann=5", "hub:ann"),
+        ("@staff=5", "group_limits"),
+        ("hub:@staff=5", "@hub:staff"),
+        ("ann=5, ann=7", "twice"),
+    ],
+)
+def test_a_name_that_could_mean_several_is_refused_in_words(text, says):
+    with pytest.raises(SettingsRefused, match=says):
+        NEEDED.changed(user_limits=text)
+    if "twice" not in says and "group" not in says:
+        with pytest.raises(SettingsRefused, match=says):
+            NEEDED.changed(opt_out=text.partition("=")[0])
+
+
 @pytest.mark.parametrize(
     "text", ["ann", "ann=", "=5", "ann=5 XiB", "ann=-5", "ann=1e9", "ann=5GiB;bob=3", "ann=" + "9" * 400]
 )
