@@ -1,6 +1,7 @@
 """Who serves: one controller for a socket, and one for each GPU, by locks held for life.
 
-A lock is held by an open file, so it ends with its process however that ends; the files stay.
+A lock is held by an open file, so it ends with its process however that ends. The files of GPUs go with the
+controller, or, if that was killed, at the next one's start: each simulated machine has GPUs of its own.
 """
 
 from __future__ import annotations
@@ -8,12 +9,16 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from pathlib import Path
 
 from .. import environment
 from .handover import serves_gpu
 
 LOCK_NAME = "node.lock"
+GPU_LOCKS = "serves-*.lock"
+LOOK_S = 0.2  # how long a lock may be taken by a process that only looks whether it is held
+TRY_EVERY_S = 0.005
 
 
 class AlreadyServed(Exception):
@@ -55,18 +60,22 @@ class Election:
                     f"{uuid} is served by this machine's own controller ({environment.NODE_SOCKET})"
                 )
         path = self._gpu_folder / f"serves-{uuid}.lock"
-        if path not in self._files and not self._lock(path):
+        if path in self._files:
+            return
+        if not self._lock(path):
             raise GpuServed(
                 f"{uuid} is served by {_holder(path)} already; two controllers must not share a GPU"
             )
+        for other in self._gpu_folder.glob(GPU_LOCKS):
+            if other not in self._files:
+                _remove_unheld(other)
 
     def _lock(self, path: Path) -> bool:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            return False
+        until = time.monotonic() + LOOK_S
+        while (descriptor := _locked(path, os.O_CREAT)) is None:
+            if time.monotonic() > until:
+                return False
+            time.sleep(TRY_EVERY_S)
         with contextlib.suppress(OSError):  # who it is, for people: a full disk is no reason not to serve
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"process {os.getpid()} ({self._socket})\n".encode())
@@ -75,19 +84,50 @@ class Election:
 
     def is_intact(self) -> bool:
         """Whether the lock files are still where others look for them."""
-        for path, descriptor in self._files.items():
-            try:
-                if not os.path.samestat(os.stat(path), os.fstat(descriptor)):
-                    return False
-            except OSError:
-                return False
-        return True
+        return all(_is_at(path, descriptor) for path, descriptor in self._files.items())
 
     def close(self) -> None:
         """Let others serve."""
-        for descriptor in self._files.values():
+        for path, descriptor in self._files.items():
+            if path.name != LOCK_NAME and _is_at(path, descriptor):
+                with contextlib.suppress(OSError):
+                    path.unlink()
             os.close(descriptor)
         self._files.clear()
+
+
+def _locked(path: Path, flags: int = 0) -> int | None:
+    """Lock the file at `path`; its descriptor, or None if another process holds it or has just removed it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | flags, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_at(path, descriptor):
+            return descriptor
+    except BlockingIOError:
+        pass
+    except OSError:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except OSError:
+        return False
+
+
+def _remove_unheld(path: Path) -> None:
+    """Remove the lock file of a controller that was killed."""
+    with contextlib.suppress(OSError):
+        descriptor = _locked(path)
+        if descriptor is not None:
+            try:
+                path.unlink()
+            finally:
+                os.close(descriptor)
 
 
 def _holder(path: Path) -> str:

@@ -92,11 +92,11 @@ def main() -> None:
     before = {"parked": "parked", "resident": "resident"}
     assert residencies(OWN) == before, residencies(OWN)
     users = ask(OWN, "GET", "/node")["controller"]["pid"]
+    locks = list(Path("/tmp").glob(f"affinode-{os.getuid()}/serves-*.lock"))
     machines = start_machines()
     wait_for("the user's controller ends", lambda: not OWN.exists())
     wait_for("the machine's knows both as they were", lambda: residencies(MACHINES) == before)
     assert ask(MACHINES, "GET", "/node")["controller"]["pid"] == machines.pid != users
-    locks = list(Path("/tmp").glob(f"affinode-{os.getuid()}/serves-*.lock"))
     ours = {path.name for path in MACHINES.parent.glob("serves-*.lock")}
     assert ours, "the machine's controller holds no GPU"
     assert ours <= {path.name for path in locks}, "it serves the user's GPU"

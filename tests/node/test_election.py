@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import signal
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import pytest
 from fake_shim import MIB
@@ -128,3 +131,57 @@ def test_two_controllers_of_different_sockets_never_serve_one_gpu(tmp_path):
     with pytest.raises(AlreadyServed):
         Election(tmp_path / "other" / "c.sock", tmp_path / "gpus").win()
     second.close()
+
+
+def locks_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.glob("serves-*.lock")}
+
+
+def test_a_controller_that_ends_takes_its_gpus_locks_with_it(tmp_path):
+    election = Election(tmp_path / "node.sock", tmp_path / "gpus")
+    election.win()
+    election.serve_gpu("GPU-1")
+    assert locks_in(tmp_path / "gpus") == {"serves-GPU-1.lock"}
+    election.close()
+    assert locks_in(tmp_path / "gpus") == set()
+
+
+def test_the_locks_of_controllers_that_were_killed_go_with_the_next_start(tmp_path):
+    """Each simulated machine has GPUs of its own; nothing else would ever remove their files."""
+    gpus = tmp_path / "gpus"
+    program = (
+        "import sys, time; from pathlib import Path; from jupyter_affinode.node.election import Election;"
+        "election = Election(Path(sys.argv[1]), Path(sys.argv[2])); election.serve_gpu(sys.argv[3]);"
+        "print('serves', flush=True); time.sleep(60)"
+    )
+
+    def serving(uuid: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", program, tmp_path / f"{uuid}.sock", gpus, uuid]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout.readline() == "serves\n"
+        return process
+
+    killed, living = serving("GPU-killed"), serving("GPU-living")
+    killed.kill()
+    killed.wait()
+    assert locks_in(gpus) == {"serves-GPU-killed.lock", "serves-GPU-living.lock"}
+    election = Election(tmp_path / "node.sock", gpus)
+    election.serve_gpu("GPU-new")
+    assert locks_in(gpus) == {"serves-GPU-living.lock", "serves-GPU-new.lock"}
+    assert election.is_intact()
+    election.close()
+    for process in (killed, living):
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_a_look_at_a_gpus_lock_refuses_nobody_that_gpu(tmp_path):
+    """The machine's controller looks whether a user's serves, by taking the lock for a moment."""
+    (tmp_path / "gpus").mkdir(mode=0o700)
+    with (tmp_path / "gpus" / "serves-GPU-1.lock").open("w") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        threading.Timer(0.02, fcntl.flock, (looking, fcntl.LOCK_UN)).start()
+        election = Election(tmp_path / "node.sock", tmp_path / "gpus")
+        election.serve_gpu("GPU-1")
+        election.close()
