@@ -145,6 +145,7 @@ class AffinodeExtension(ExtensionApp):
         Example: c.AffinodeExtension.server_label = "alice's lab" """,
     ).tag(config=True)
 
+    _follows = False  # whether kernels and controller are followed
     default_provisioner = DefaultProvisioner("local-provisioner", "the extension has not been loaded")
 
     def initialize_settings(self) -> None:
@@ -190,14 +191,18 @@ class AffinodeExtension(ExtensionApp):
         if not self.enabled:
             return
         serverapp.event_logger.add_listener(schema_id=KERNEL_ACTIONS, listener=self.kernels.on_kernel_action)
+        self._follows = True
         self.watch.start()
         self.kernels.start()
         self._activity_callback.start()
 
     async def stop_extension(self) -> None:
-        """Stop following. Called when the server stops, before it shuts its kernels down."""
+        """Stop following. Called when the server stops, before it shuts its kernels down, and also where it only linked
+        the extension and never initialised it.
+        """
         AffinodeProvisioner.server_label = AffinodeProvisioner.depth = None
         AffinodeProvisioner.places = False
-        self._activity_callback.stop()
-        await self.kernels.stop()
-        await self.watch.stop()
+        if self._follows:
+            self._activity_callback.stop()
+            await self.kernels.stop()
+            await self.watch.stop()

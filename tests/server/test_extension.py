@@ -265,3 +265,13 @@ def test_two_servers_of_one_person_share_the_controller(native, machine, server,
         assert json.dumps(server.affinode()[1])
     finally:
         other.stop()
+
+
+async def test_a_linked_extension_that_was_never_initialised_stops(jp_serverapp):
+    """As when another extension keeps the server from starting: its kernels are to be shut down all the same."""
+    extensions = jp_serverapp.extension_manager
+    assert extensions.add_extension("jupyter_affinode", enabled=True)
+    extensions.link_extension("jupyter_affinode")
+    (app,) = extensions.extension_apps["jupyter_affinode"]
+    assert app.name == "jupyter_affinode"
+    await extensions.stop_all_extensions()
