@@ -1,8 +1,8 @@
 """What a waiter can be told: its place, why it waits, and when it will probably have the GPU; pure.
 
-**Estimates** rest on what is known: what is under way, who becomes eligible when if they stay idle, when holds end,
-and with time slices when turns are over. For whoever waits at place n on a GPU, the room must do for all before it
-too. Where that never adds up (somebody computes, and nobody knows how long) there is no estimate.
+**Estimates** rest on what is known: what is under way, which kernels become eligible when if they stay idle, when
+holds end, and with time slices when turns are over. For a waiter at place n on a GPU, the room must do for all before
+it too. Where that never adds up there is no estimate: nothing says for how long a kernel at work goes on.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from .eligibility import eligible_at
+from .eligibility import LEAST_PAUSE_S, eligible_at
 from .elsewhere import elsewhere
 from .full import preemptible_at
 from .plan import Plan
@@ -120,17 +120,31 @@ class _View:
             yielding.append(kernel)
             lacks -= size
             if lacks <= 0:
-                moment = max(moment, plan.now) + park_s(kernel, plan.node.speeds)
-                return moment, FULL_IN_TURNS if plan.settings.when_full == "time_slice" else FULL
+                at = max(moment, plan.now) + park_s(kernel, plan.node.speeds)
+                if self._is_held(kernel) and kernel.held_until == moment:
+                    whose = "another of your kernels" if _is_own(kernel, waiter) else "another user's kernel"
+                    return at, f"{whose} holds the GPU"
+                return at, FULL_IN_TURNS if plan.settings.when_full == "time_slice" else FULL
         if is_host_full:
             return None, "the GPU is full, and host memory too, so nobody can be parked until memory is freed"
-        held = any(
-            kernel.held_until is not None and kernel.held_until > plan.now
-            for kernel in plan.candidates.resident_on([uuid])
-        )
-        return None, "the GPU is full, and its kernels are busy" + (
-            " or kept by their people" if held else ""
-        )
+        return None, "the GPU is full, and its kernels are busy" + self._or_held(uuid, waiter)
+
+    def _or_held(self, uuid: str, waiter: Waiter) -> str:
+        """What a reason adds about holds of kernels on a GPU."""
+        held = [kernel for kernel in self.plan.candidates.resident_on([uuid]) if self._is_held(kernel)]
+        if not held:
+            return ""
+        return " or held by you" if all(_is_own(each, waiter) for each in held) else " or held by their users"
+
+    def _is_held(self, kernel: Kernel) -> bool:
+        return kernel.held_until is not None and kernel.held_until > self.plan.now
+
+    def _is_at_work(self, kernel: Kernel) -> bool:
+        """Whether a kernel used the GPU so lately that nothing says when it will stop: an open cell may only be
+        loading what it computes next.
+        """
+        pause_s = self.plan.settings.queue_idle_timeout_s if kernel.cell_open else LEAST_PAUSE_S
+        return self.plan.now - kernel.last_activity < pause_s
 
     def _slowest_move(self, uuid: str) -> float:
         moving = [
@@ -165,7 +179,9 @@ class _View:
         since = waits_since(plan.queue)
         found: dict[str, list[tuple[float, int, Kernel]]] = {}
         for kernel in plan.node.kernels:
-            moment = eligible_at(kernel, settings, waits_since=since, speeds=plan.node.speeds)
+            moment = None
+            if not self._is_at_work(kernel):
+                moment = eligible_at(kernel, settings, waits_since=since, speeds=plan.node.speeds)
             if slices:
                 turn_ends = preemptible_at(kernel, settings.quantum_s)
                 moments = [each for each in (moment, turn_ends) if each is not None]
@@ -177,3 +193,8 @@ class _View:
         for entries in found.values():
             entries.sort(key=lambda entry: (entry[0], entry[2].id))
         return found
+
+
+def _is_own(kernel: Kernel, waiter: Waiter) -> bool:
+    """Whether a kernel is the waiter's own user's."""
+    return kernel.payer == waiter.kernel.payer

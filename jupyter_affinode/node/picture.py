@@ -124,6 +124,7 @@ def _standing(kernel: KernelRecord, settings: Settings) -> Fields:
     whose = standing(kernel, settings)
     return {
         "user": whose.user,
+        "payer": kernel.payer or "",
         "groups": whose.groups,
         "limit_bytes": whose.limit_bytes,
         "priority": whose.priority,

@@ -149,6 +149,7 @@ class Kernel:
     ] = ()  # whose headroom parking it uses: its own and those above it that have a limit
     can_drop_caches: bool = False  # its frameworks were not asked since it last used the GPU
     user: str = ""  # whose it is; "" where nobody said
+    payer: str = ""  # the user whose turns it takes; "" on a user's own controller, where there are no others
     groups: tuple[str, ...] = ()  # of that user
     limit_bytes: int | None = None  # GPU memory that its user's grant allows them in all; None: no such cap
     priority: int = 0  # its class: higher ones go first, see waiting.py

@@ -309,6 +309,32 @@ def test_an_estimate_follows_from_who_becomes_eligible_when():
     assert found["second"].reason.startswith("others wait before it")
 
 
+def test_an_estimate_does_not_assume_that_a_busy_kernel_stops_now():
+    """Between two calls a kernel at work has none in flight; an open cell may only be loading its next batch."""
+    waiter = parked("waiter", 8 * GIB, waits=60)
+    for computes in (
+        resident("k", 15 * GIB, idle=0.1),
+        resident("k", 15 * GIB, idle=5, cell_open=True),
+    ):
+        outlook = told(waiter, computes, free=1 * GIB)["waiter"]
+        assert outlook.estimate_s is None and "busy" in outlook.reason
+    for idle in (resident("k", 15 * GIB, idle=2), resident("k", 15 * GIB, idle=30, cell_open=True)):
+        assert told(waiter, idle, free=1 * GIB)["waiter"].estimate_s is not None
+
+
+def test_a_waiter_is_told_that_a_hold_is_in_its_way_and_whose():
+    waiter = parked("waiter", 8 * GIB, waits=60, payer="uid-1")
+    holds = resident("k", 15 * GIB, idle=900, held_until=NOW + 600, payer="uid-1")
+    outlook = told(waiter, holds, free=1 * GIB)["waiter"]
+    assert outlook.reason == "another of your kernels holds the GPU" and outlook.estimate_s >= 600
+    other = told(waiter, replace(holds, payer="uid-2"), free=1 * GIB)["waiter"]
+    assert other.reason == "another user's kernel holds the GPU"
+    computes = replace(holds, calls_in_flight=1)
+    assert told(waiter, computes, free=1 * GIB)["waiter"].reason.endswith("busy or held by you")
+    over = replace(holds, held_until=NOW - 1)
+    assert "hold" not in told(waiter, over, free=1 * GIB)["waiter"].reason
+
+
 def test_who_would_yield_but_cannot_be_parked_is_no_hope():
     kernels = resident("idle", 9 * GIB, idle=900), parked("k", 8 * GIB, waits=3)
     full, enough = Host(3 * GIB, total_bytes=16 * GIB), Host(12 * GIB, total_bytes=16 * GIB)
