@@ -49,7 +49,20 @@ def eligible_at(
     elif waits_since is not None:
         timeout = min(timeout, _patience_s(kernel, settings, waits_since, speeds))
     expected = 0.0 if waits_since is not None else kernel.expected_until
-    return max(kernel.last_activity + timeout, kernel.retry_at, kernel.held_until or 0.0, expected)
+    return max(kernel.last_activity + timeout, _retry_at(kernel), kernel.held_until or 0.0, expected)
+
+
+def _retry_at(kernel: Kernel) -> float:
+    """When a park that came to nothing may be tried again.
+
+    A kernel that uses the GPU now and then is left alone until its next use after the pause, and is tried from then
+    on like any other: that is the longest time that a park can have. Tried as soon as the pause is over, one that
+    uses the GPU every ten seconds could be met at work each time. A kernel that did not use the GPU for as long as
+    the pause lasts has stopped, and is tried at once.
+    """
+    if kernel.last_activity > kernel.retry_at:
+        return 0.0
+    return max(kernel.retry_at, kernel.last_activity + kernel.retry_pause_s)
 
 
 def _patience_s(kernel: Kernel, settings: Settings, waits_since: float, speeds: Mapping[str, Speed]) -> float:
@@ -58,7 +71,9 @@ def _patience_s(kernel: Kernel, settings: Settings, waits_since: float, speeds: 
     At first until `queue_idle_timeout_s` is over, or its round trip pays off if that is later. But the rent that a
     round trip is weighed against (victims.py) is paid by whoever waits: once that is two round trips, or a third of
     `queue_idle_timeout_s`, it is enough that the kernel has been idle for one round trip. Else those who think for
-    less than the time-out would keep the GPU for as long as they come back, and everybody else out.
+    less than the time-out would keep the GPU for as long as they come back, and everybody else out. Where
+    a park came to nothing, and once somebody has waited for twice that time, a pause of `LEAST_PAUSE_S` is enough:
+    else a kernel whose pauses are hardly longer than a park, or shorter than a round trip, would keep the GPU, too.
 
     With the planner, an H200, 20 GiB each: `jupyter affinode plan --ways affinode --days 1 --seed 11 --seeds 10
     --compute-share 0.1 --footprint 20,20 --busy-people 1 --session 0.5,0.5 --starts 8,8 --run 2,3` and
@@ -81,7 +96,10 @@ def _patience_s(kernel: Kernel, settings: Settings, waits_since: float, speeds: 
     own_s = max(usual_s, round_trip_s)
     paid_at = waits_since + min(own_s, max(usual_s / WAITED_PARTS, 2 * round_trip_s))
     least_s = min(usual_s, max(LEAST_PAUSE_S, round_trip_s))
-    return min(own_s, max(least_s, paid_at - kernel.last_activity))
+    if kernel.retry_pause_s:
+        least_s = LEAST_PAUSE_S
+    soonest_s = max(LEAST_PAUSE_S, waits_since + 2 * own_s - kernel.last_activity)
+    return min(own_s, max(least_s, paid_at - kernel.last_activity), soonest_s)
 
 
 def least_idle_s(settings: Settings, *, waits_since: float | None, now: float) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from . import together
 from .actions import Cause
-from .back_off import back_off_s
+from .back_off import back_off_s, jittered_back_off_s
 from .depth import kernel_depth
 from .host_care import budget_argument, forget_trim, learn_from_park, refused_for_memory
 from .lapse_watch import LapseWatch
@@ -181,10 +181,10 @@ class Moves:
             when = "there is more of it"
         else:
             kernel.refusals += 1
-            pause = back_off_s(kernel.refusals)
+            pause = jittered_back_off_s(kernel.refusals, kernel.id)
             when = f"{pause:.1f} s have passed"
         if status is not Status.NO_HOST_ROOM or found_less:
-            kernel.retry_at = now + pause
+            kernel.retry_at, kernel.retry_pause_s = now + pause, pause
         self._log.info("%s stays on the GPU: %s; not tried again before %s", kernel.id, reason, when)
         self._observer.park_refused(kernel, slug, was_tried)
         self.end_park_wish(kernel, Outcome(status, slug, reason))
@@ -291,7 +291,7 @@ class Moves:
         self._lapses.park_ended(kernel, move, failed)
         found_less = learn_from_park(kernel, move.replies)
         if failed is None:
-            kernel.refusal, kernel.refusals = None, 0
+            kernel.refusal, kernel.refusals, kernel.retry_pause_s = None, 0, 0.0
             kernel.host.refusals, kernel.host.retry_at = 0, 0.0
             kernel.context_refusal = next(
                 (reply.text for reply in done if move.to_context and reply.text), None

@@ -113,6 +113,7 @@ def _wishes(kernel: KernelRecord, now: float) -> Fields:
         "park_asked": kernel.park_asked if kernel.ask_again_at <= now else None,
         "held_until": kernel.hold_ends,
         "retry_at": kernel.retry_at,
+        "retry_pause_s": kernel.retry_pause_s,
         "resume_retry_at": kernel.resume_retry_at,
         "reclaim_after": kernel.reclaim_after,
         "hopeless": _is_hopeless(kernel, now),

@@ -245,6 +245,7 @@ class KernelRecord:
     refusals: int = 0
     context_refusal: str | None = None  # what the shim said when it was parked last: why its context stayed
     retry_at: float = 0.0
+    retry_pause_s: float = 0.0  # between the last refusal and then
     resume_failures: int = 0
     resume_retry_at: float = 0.0
     elsewhere_failures: int = 0  # resumes on other GPUs, one after the other

@@ -136,6 +136,7 @@ class Kernel:
     rooms: tuple[RoomRequest, ...] = ()
     park_asked: str | None = None  # the person's own wish, in words for the log
     retry_at: float = 0.0  # no park before, after refusals (a park that was asked for is tried at once)
+    retry_pause_s: float = 0.0  # … and how long after the last refusal that is
     behind_until: float = (
         0.0  # others' kernels are asked first until then: its person's parks came to nothing
     )

@@ -257,7 +257,7 @@ class Replay(People):
         self._books.touch(sharer)
         sharer.residency, sharer.left_gpu = Residency.PARKED, leaves
         sharer.has_parked, sharer.park_budget, sharer.park_short = True, None, 0
-        sharer.refusals, sharer.retry_at, sharer.host_retry_at = 0, 0.0, 0.0
+        sharer.refusals, sharer.retry_at, sharer.retry_pause_s, sharer.host_retry_at = 0, 0.0, 0.0, 0.0
         self.outcome.counts["parks"] += 1
         self.outcome.moved_bytes += sharer.held
         if sharer.preempted_s is not None:  # its next call

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..node.back_off import back_off_s
+from ..node.back_off import back_off_s, jittered_back_off_s
 from ..node.snapshot import HostUse, Kernel, Residency, RoomRequest
 from .machine import RESUME_SPARE_BYTES
 from .people import Guest
@@ -54,7 +54,7 @@ class Sharer:
         self.started_at = 0.0
         self.resident_since = 0.0
         self.refusals = 0
-        self.retry_at = 0.0
+        self.retry_at = self.retry_pause_s = 0.0
         self.host_retry_at = 0.0
         self.resume_failures = 0
         self.resume_retry_at = 0.0
@@ -86,7 +86,8 @@ class Sharer:
         if is_host_short:
             self.host_retry_at = now + back_off_s(self.refusals)
         else:
-            self.retry_at = now + back_off_s(self.refusals)
+            self.retry_pause_s = jittered_back_off_s(self.refusals, self.id)
+            self.retry_at = now + self.retry_pause_s
 
     def _elsewhere(self) -> tuple[str, ...]:
         if not self.left_gpu or self.wants_since is None:
@@ -115,6 +116,7 @@ class Sharer:
             wants_since=self.wants_since,
             rooms=() if self.room is None else (self.room,),
             retry_at=self.retry_at,
+            retry_pause_s=self.retry_pause_s,
             resume_retry_at=self.resume_retry_at,
             host=HostUse(
                 is_frugal=True,

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from jupyter_affinode.node.actions import Action, Cause, DenyRoom, EndKernel, GrantRoom, Park, Resume
+from jupyter_affinode.node.back_off import back_off_s
 from jupyter_affinode.node.policy import decide
 from jupyter_affinode.node.settings import Settings
 from jupyter_affinode.node.snapshot import (
@@ -57,6 +58,7 @@ class Notebook:
     held_until: float | None = None
     park_asked: str | None = None
     retry_at: float = 0.0
+    refusals: int = 0
     behind_until: float = 0.0
     denied: bool = False
     is_over: bool = False
@@ -97,6 +99,7 @@ class Notebook:
             rooms=(self.room,) if self.room is not None and not self.granted else (),
             park_asked=self.park_asked,
             retry_at=self.retry_at,
+            retry_pause_s=back_off_s(self.refusals) if self.refusals else 0.0,
             behind_until=self.behind_until,
             user=self.user,
             priority=self.priority,
@@ -274,7 +277,7 @@ class SharedMachine:
         if notebook.moving_until is not None and self.now >= notebook.moving_until:
             notebook.moving_until = None
             if notebook.residency is Residency.PARKING:
-                notebook.residency, notebook.preempted = Residency.PARKED, False
+                notebook.residency, notebook.preempted, notebook.refusals = Residency.PARKED, False, 0
             else:
                 self._is_resident(notebook)
         if notebook.held_until is not None and notebook.held_until <= self.now:
@@ -328,11 +331,9 @@ class SharedMachine:
             notebook.pause_until = self.now + notebook.cells[notebook.at][0]
 
     def _revoke(self, notebook: Notebook) -> None:
-        notebook.residency, notebook.moving_until, notebook.retry_at = (
-            Residency.RESIDENT,
-            None,
-            self.now + 0.5,
-        )
+        notebook.residency, notebook.moving_until = Residency.RESIDENT, None
+        notebook.refusals += 1
+        notebook.retry_at = self.now + back_off_s(notebook.refusals)
 
     def _forget(self, notebook: Notebook) -> None:
         notebook.is_over, notebook.residency, notebook.moving_until = True, Residency.NONE, None
