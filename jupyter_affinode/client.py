@@ -11,11 +11,10 @@ import contextlib
 import json
 import os
 import socket as sockets
-import stat
-import struct
 import subprocess
 import time
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -25,20 +24,30 @@ from tornado.httputil import HTTPHeaders, HTTPMessageDelegate, RequestStartLine,
 from tornado.iostream import IOStream, StreamClosedError
 
 from . import environment
+from .controller_socket import (
+    ControllerUnavailable as ControllerUnavailable,
+)  # raised by nearly all that is here
+from .controller_socket import (
+    authorization,
+    listens,
+    refuse_peer,
+    refuse_strangers,
+    send_only,
+    socket_or_default,
+    why,
+)
 from .python_command import module_command
+from .threads import on_own_thread
 
 CONNECT_TIMEOUT_S = 5.0
 CONNECT_AGAIN_S = 0.01
 REQUEST_TIMEOUT_S = 15.0
 MOVE_TIMEOUT_S = 75.0  # the controller answers a park or resume within 60 s
+START_MARGIN_S = 10.0  # how much longer than its own time-out a start may take, where a file system hangs
 LARGEST_LINE_BYTES = 32 * 1024 * 1024
 
 # Controllers that this process started, reaped at the next start; they outlive us if they are needed.
 _started: list[subprocess.Popen[bytes]] = []
-
-
-class ControllerUnavailable(Exception):
-    """No controller answers; the message says what was tried."""
 
 
 class ControllerRefused(Exception):
@@ -85,7 +94,7 @@ class ControllerClient:
     """
 
     def __init__(self, socket: Path | None = None):
-        self.socket = _socket_or_default(socket)
+        self.socket = socket_or_default(socket)
         self._streams: set[IOStream] = set()
 
     async def node(self) -> dict[str, Any]:
@@ -143,13 +152,21 @@ class ControllerClient:
         """The kernel was interrupted: calls that wait for the GPU fail."""
         await self._json("POST", _kernel(kernel_id, "cancel"), {})
 
-    async def dying(self, kernel_id: str) -> None:
-        """The kernel is about to be shut down: calls that wait for the GPU, now or later, fail."""
-        await self._json("POST", _kernel(kernel_id, "dying"), {})
-
     async def focus(self, kernel_id: str) -> None:
         """The person looks at the kernel."""
         await self._json("POST", _kernel(kernel_id, "focus"), {})
+
+    def tell_cancel(self, kernel_id: str) -> None:
+        """`cancel` without waiting for the answer, from anywhere; this and the next two never block."""
+        send_only(self.socket, "POST", _kernel(kernel_id, "cancel"))
+
+    def tell_dying(self, kernel_id: str) -> None:
+        """The kernel is about to be shut down: calls that wait for the GPU, now or later, fail."""
+        send_only(self.socket, "POST", _kernel(kernel_id, "dying"))
+
+    def tell_forget(self, kernel_id: str) -> None:
+        """`forget` without waiting for the answer."""
+        send_only(self.socket, "DELETE", _kernel(kernel_id))
 
     async def policy(self) -> dict[str, Any]:
         """The controller's settings."""
@@ -230,24 +247,18 @@ class ControllerClient:
             self._drop(stream)
 
     async def _connect(self) -> IOStream:
-        _refuse_strangers(self.socket)
+        refuse_strangers(self.socket)
         connected = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM | sockets.SOCK_NONBLOCK)
         stream = IOStream(connected)
         self._streams.add(stream)
         try:
             await asyncio.wait_for(_connected(connected, self.socket), CONNECT_TIMEOUT_S)
-            peer = _peer_uid(stream.socket)
-            if peer not in (os.getuid(), 0):
-                raise ControllerUnavailable(
-                    f"{self.socket} is answered by user {peer}, which is neither you nor root"
-                )
+            refuse_peer(stream.socket, self.socket)
             return stream
         except BaseException as error:
             self._drop(stream)
             if isinstance(error, OSError | asyncio.TimeoutError):
-                raise ControllerUnavailable(
-                    f"no controller answers at {self.socket}: {_why(error)}"
-                ) from None
+                raise ControllerUnavailable(f"no controller answers at {self.socket}: {why(error)}") from None
             raise
 
     async def _send(
@@ -260,9 +271,7 @@ class ControllerClient:
         )
         if body is not None:
             headers["Content-Type"] = "application/json"
-        grant = environment.grant()
-        if grant is not None:
-            headers["Authorization"] = f"Bearer {grant}"
+        headers.update(authorization())
         parameters = HTTP1ConnectionParameters(no_keep_alive=True, max_body_size=1 << 62)
         connection = HTTP1Connection(stream, True, parameters)
 
@@ -292,14 +301,14 @@ def ensure_controller(
     Blocks up to `timeout_s`. `extra_args` are for a controller that is started, `--park-when=idle`. It
     survives this process, and ends by itself when nobody needs it. Raises ControllerUnavailable.
     """
-    path = _socket_or_default(socket)
-    if _listens(path):
+    path = socket_or_default(socket)
+    if listens(path):
         return path
     if path == environment.NODE_SOCKET:  # the administrator's to start, and started again when it fails
         raise ControllerUnavailable(f"this machine's controller does not answer at {path}")
     deadline = time.monotonic() + timeout_s
     child = _start(path, extra_args)
-    while not _listens(path):
+    while not listens(path):
         if time.monotonic() > deadline or child.poll() not in (None, 0):
             raise ControllerUnavailable(
                 f"the controller for {path} did not come up within {timeout_s:g} s"
@@ -314,7 +323,11 @@ async def ensure_controller_async(
     socket: Path | None = None, *, extra_args: Sequence[str] = (), timeout_s: float = 5.0
 ) -> Path:
     """`ensure_controller` for event loops, on a thread."""
-    return await asyncio.to_thread(ensure_controller, socket, extra_args=extra_args, timeout_s=timeout_s)
+    ensure = partial(ensure_controller, socket, extra_args=extra_args, timeout_s=timeout_s)
+    try:
+        return await on_own_thread(ensure, timeout_s=timeout_s + START_MARGIN_S)
+    except asyncio.TimeoutError:
+        raise ControllerUnavailable("starting a controller did not come to an end") from None
 
 
 def _start(path: Path, extra_args: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -342,41 +355,6 @@ def _start(path: Path, extra_args: Sequence[str]) -> subprocess.Popen[bytes]:
         ) from None
     _started.append(child)
     return child
-
-
-def _socket_or_default(socket: Path | None) -> Path:
-    try:
-        return environment.socket_path() if socket is None else Path(socket)
-    except environment.FolderRefused as refused:
-        raise ControllerUnavailable(str(refused)) from None
-
-
-def _listens(path: Path) -> bool:
-    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            _refuse_strangers(path)
-            probe.connect(str(path))
-        except BlockingIOError:
-            return True  # so many wait that there is no place in the line
-        except (OSError, ControllerUnavailable):
-            return False
-        return True
-
-
-def _refuse_strangers(path: Path) -> None:
-    """ControllerUnavailable unless there is a socket of ours or root's."""
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise ControllerUnavailable(f"no controller answers at {path}: {_why(error)}") from None
-    if not stat.S_ISSOCK(status.st_mode) or status.st_uid not in (os.getuid(), 0):
-        raise ControllerUnavailable(f"{path} is not a socket of yours or root's")
-
-
-def _peer_uid(connected: Any) -> int:
-    credentials = connected.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, 12)
-    return int(struct.unpack("=iII", credentials)[1])
 
 
 async def _connected(connecting: sockets.socket, path: Path) -> None:
@@ -421,18 +399,10 @@ def _kernel(kernel_id: str, action: str | None = None) -> str:
     return path if action is None else f"{path}/{action}"
 
 
-def _why(error: BaseException) -> str:
-    return (
-        os.strerror(error.errno)
-        if isinstance(error, OSError) and error.errno
-        else (str(error) or "timed out")
-    )
-
-
 def _last_words(path: Path) -> str:
     """The last line of the controller's log, for an error message."""
     try:
         lines = (path.parent / "node.log").read_text(errors="replace").strip().splitlines()
     except OSError as error:
-        return f"its log cannot be read: {_why(error)}"
+        return f"its log cannot be read: {why(error)}"
     return lines[-1] if lines else "its log is empty"

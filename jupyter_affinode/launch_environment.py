@@ -171,7 +171,7 @@ def _prepended(first: str, existing: str, separators: str) -> str:
 def _simulation_folder() -> Path:
     try:
         return environment.simulation_folder()
-    except environment.SimulationRefused as refused:
+    except (environment.SimulationRefused, OSError) as refused:
         raise Unmanaged(f"AFFINODE_SIM=1 is set, but {refused}") from None
 
 

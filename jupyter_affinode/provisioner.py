@@ -7,18 +7,22 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 from jupyter_client.provisioning import LocalProvisioner
 
-from .client import ControllerClient, ControllerRefused, ControllerUnavailable, ensure_controller_async
+from .client import ControllerClient, ControllerRefused, ControllerUnavailable, ensure_controller
 from .kernelspec_metadata import wishes_of
 from .launch_environment import Unmanaged, manage
+from .threads import on_own_thread
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+PREPARE_TIMEOUT_S = (
+    25.0  # the most that preloading the shim may add to a start; its two trials have 10 s each
+)
 PLACE_TIMEOUT_S = 3.0  # the most that asking where to go may add to a start
-FAREWELL_TIMEOUT_S = 0.3  # the most that telling the controller may add to an interrupt or a shutdown
 
 
 class AffinodeProvisioner(LocalProvisioner):
@@ -47,22 +51,30 @@ class AffinodeProvisioner(LocalProvisioner):
         """
         kwargs = await super().pre_launch(**kwargs)
         self._said_dying = False
+        self.managed = False
+        env = dict(kwargs["env"])  # a preparation that fails, or goes on after its time-out, changes nothing
         language = (self.kernel_spec.language or "").lower()
+        prepare = partial(
+            manage,
+            env,
+            self.kernel_id,
+            kwargs["cmd"],
+            python=language.startswith("python"),
+            server=self.server_label is not None,
+            depth=self.depth,
+        )
         try:
-            await asyncio.to_thread(
-                manage,
-                kwargs["env"],
-                self.kernel_id,
-                kwargs["cmd"],
-                python=language.startswith("python"),
-                server=self.server_label is not None,
-                depth=self.depth,
-            )
-            self.managed = True
-            await self._place(kwargs["env"])
+            await on_own_thread(prepare, timeout_s=PREPARE_TIMEOUT_S)
+            await self._place(env)
         except Unmanaged as reason:
-            self.managed = False
-            self.log.warning("The GPU of kernel %s is not managed: %s.", self.kernel_id, reason)
+            self._log_unmanaged(str(reason))
+        except asyncio.TimeoutError:
+            self._log_unmanaged(f"its preparation took more than {PREPARE_TIMEOUT_S:g} s")
+        except Exception:  # the kernel starts all the same, as it would without this package
+            self.log.exception("The GPU of kernel %s is not managed: its preparation failed.", self.kernel_id)
+        else:
+            kwargs["env"] = env
+            self.managed = True
         return kwargs
 
     async def post_launch(self, **kwargs: Any) -> None:
@@ -82,9 +94,9 @@ class AffinodeProvisioner(LocalProvisioner):
         await super().send_signal(signum)
         if signum == signal.SIGINT and self.process:
             if getattr(self.parent, "shutting_down", False):
-                await self._say_dying()
+                self._say_dying()
             else:
-                await self._tell(lambda client: client.cancel(self.kernel_id))
+                self._tell(ControllerClient.tell_cancel)
 
     async def shutdown_requested(self, restart: bool = False) -> None:
         """Waiting calls give up for good: the kernel could not answer the shutdown request otherwise.
@@ -92,13 +104,13 @@ class AffinodeProvisioner(LocalProvisioner):
         Called by `KernelManager.request_shutdown()`.
         """
         await super().shutdown_requested(restart=restart)
-        await self._say_dying()
+        self._say_dying()
 
     async def terminate(self, restart: bool = False) -> None:
         """Send SIGTERM, when the kernel did not end by itself. Called by
         `KernelManager.finish_shutdown()`.
         """
-        await self._say_dying()
+        self._say_dying()
         await super().terminate(restart=restart)
 
     async def cleanup(self, restart: bool = False) -> None:
@@ -108,33 +120,40 @@ class AffinodeProvisioner(LocalProvisioner):
         """
         await super().cleanup(restart=restart)
         if not restart:
-            await self._tell(lambda client: client.forget(self.kernel_id))
+            self._tell(ControllerClient.tell_forget)
 
-    async def _say_dying(self) -> None:
+    def _say_dying(self) -> None:
         if not self._said_dying:
             self._said_dying = True
-            await self._tell(lambda client: client.dying(self.kernel_id))
+            self._tell(ControllerClient.tell_dying)
 
-    async def _tell(self, message: Callable[[ControllerClient], Awaitable[Any]]) -> None:
-        """Tell the controller something; in 0.3 s at most, and whether or not there is one."""
+    def _tell(self, message: Callable[[ControllerClient, str], None]) -> None:
+        """Tell the controller something about the kernel, if there is one; waits for nothing.
+
+        A task would outlive the loop of a program without one of its own, and a wait would let a kernel that was just
+        started die of an interrupt before `interrupt_kernel` returns.
+        """
         if not self.managed:
             return
         try:
-            await asyncio.wait_for(message(ControllerClient()), FAREWELL_TIMEOUT_S)
-        except (ControllerUnavailable, ControllerRefused, asyncio.TimeoutError, OSError) as error:
-            self.log.debug("Kernel %s: the controller was not told: %r", self.kernel_id, error)
+            message(ControllerClient(), self.kernel_id)
+        except ControllerUnavailable as error:
+            self.log.debug("Kernel %s: the controller was not told: %s", self.kernel_id, error)
+
+    def _log_unmanaged(self, reason: str) -> None:
+        self.log.warning("The GPU of kernel %s is not managed: %s.", self.kernel_id, reason)
 
     async def _place(self, env: dict[str, str]) -> None:
         """Let the kernel see the GPU with the most room first, unless somebody has chosen already."""
         if not self.places or VISIBLE in env:
             return
 
-        async def ask() -> list[str]:
-            client = ControllerClient(await ensure_controller_async())
-            return await client.place(self.kernel_id)
+        def ask() -> list[str]:
+            client = ControllerClient(ensure_controller())
+            return asyncio.run(client.place(self.kernel_id))
 
         try:
-            devices = await asyncio.wait_for(ask(), PLACE_TIMEOUT_S)
+            devices = await on_own_thread(ask, timeout_s=PLACE_TIMEOUT_S)
         except (ControllerUnavailable, ControllerRefused, asyncio.TimeoutError, OSError) as error:
             self.log.info("Kernel %s is not placed on a GPU: %r", self.kernel_id, error)
             return
@@ -145,19 +164,16 @@ class AffinodeProvisioner(LocalProvisioner):
     def _introduce(self) -> None:
         """Start the controller if none answers, and describe the kernel to it; the body of a thread."""
         spec = self.kernel_spec
-
-        async def introduce() -> None:
-            client = ControllerClient(await ensure_controller_async())
-            await client.register(
+        try:
+            client = ControllerClient(ensure_controller())
+            description = client.register(
                 self.kernel_id,
                 name=spec.display_name,
                 language=spec.language,
                 server=self.server_label,
                 **wishes_of(spec),
             )
-
-        try:
-            asyncio.run(introduce())
+            asyncio.run(description)
         except (ControllerUnavailable, ControllerRefused, OSError) as error:
             self.log.warning(
                 "Kernel %s runs without a controller, its GPU stays its own: %s", self.kernel_id, error

@@ -252,7 +252,7 @@ def test_the_client_speaks_the_whole_api(api):
         assert (await client.release("k1"))["held_for_s"] is None
         await client.cancel("k1")
         await client.focus("k1")
-        await client.dying("k1")
+        client.tell_dying("k1")
         assert (await client.set_policy(idle_timeout_s=7))["idle_timeout_s"] == 7
         assert (await client.policy())["idle_timeout_s"] == 7
         await client.forget("a b/c")

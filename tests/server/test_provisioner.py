@@ -171,6 +171,23 @@ class TestWithAController:
         await manager.shutdown_kernel(now=True)
         wait_until(lambda: here.kernel(manager.kernel_id) is None)
 
+    async def test_an_interrupt_waits_for_nothing_and_reaches_the_controller(
+        self, native, here, kernel_manager, ready_client, wait_until
+    ):
+        controller = here.start_controller()
+        manager = await kernel_manager()
+        client = await ready_client(manager)
+        wait_until(lambda: here.kernel(manager.kernel_id), timeout=15)
+        message_id = await begin(client, "import time; print('on', flush=True); time.sleep(60)")
+        controller.send_signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(StopIteration):  # at its first step: it did not wait for anything
+                manager.provisioner.send_signal(signal.SIGINT).send(None)
+            assert (await reply_of(client, message_id))["ename"] == "KeyboardInterrupt"
+        finally:
+            controller.send_signal(signal.SIGCONT)
+        wait_until(lambda: f"cancel {manager.kernel_id}" in here.controller_log())
+
     @pytest.mark.parametrize("state", ["stopped", "killed"])
     async def test_one_that_does_not_answer_delays_nothing(
         self, native, here, kernel_manager, ready_client, state

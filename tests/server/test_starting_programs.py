@@ -1,0 +1,98 @@
+"""Programs that start kernels without a server: threads, forks and loops of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jupyter_affinode import launch_environment, provisioner
+
+ONCE = """
+import gc, os, sys, threading, time
+from jupyter_client.manager import start_new_kernel
+
+def once():
+    manager, client = start_new_kernel(startup_timeout=60)
+    client.stop_channels()
+    managed = manager.provisioner.managed
+    manager.shutdown_kernel(now=True)
+    manager.context.destroy(linger=0)
+    assert managed
+"""
+FORK = """
+once()
+pid = os.fork()
+if pid == 0:
+    once()
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+"""
+THREADS = """
+def left():
+    gc.collect()
+    return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+def in_a_thread():
+    thread = threading.Thread(target=once)
+    thread.start()
+    thread.join()
+
+in_a_thread()
+while left()[0] > 1:  # it introduces the kernel
+    time.sleep(0.05)
+before = left()
+for _ in range(2):
+    in_a_thread()
+while left() != before:  # until the time-out
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def managing(native, here, monkeypatch):
+    """Programs of this machine start managed kernels."""
+    monkeypatch.setitem(here.environment, "JUPYTER_DEFAULT_PROVISIONER_NAME", "affinode-provisioner")
+    return here
+
+
+def run(machine, program: str) -> None:
+    command = [sys.executable, "-c", ONCE + program]
+    done = subprocess.run(
+        command, env=machine.environment, cwd=machine.work, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_forked_process_starts_kernels_as_its_parent_did(managing):
+    run(managing, FORK)
+
+
+def test_kernels_started_by_threads_leave_neither_threads_nor_descriptors(managing):
+    run(managing, THREADS)
+
+
+async def test_a_preparation_that_hangs_does_not_keep_a_kernel_from_starting(
+    native, kernel_manager, monkeypatch, tmp_path, caplog
+):
+    """The first program that the preparation runs waits for what the test writes at its end."""
+    launch_environment.prove_preload.cache_clear()
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    program = tmp_path / "true"
+    program.write_text(f"#!/bin/sh\nread line < {gate}\n")
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(provisioner, "PREPARE_TIMEOUT_S", 0.2)
+    manager = await kernel_manager()
+    try:
+        assert await manager.is_alive() and not manager.provisioner.managed
+        environ = Path(f"/proc/{manager.provisioner.pid}/environ").read_bytes()
+        assert b"AFFINODE_KERNEL_ID" not in environ and b"libaffinode" not in environ
+        assert "is not managed: its preparation" in caplog.text
+    finally:
+        gate.write_text("go on\n")
+        launch_environment.prove_preload.cache_clear()
