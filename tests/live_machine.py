@@ -87,13 +87,14 @@ class Machine:
             **options,
         )
 
-    def start_controller(self, *arguments: str, timeout: float = 15) -> subprocess.Popen[Any]:
+    def start_controller(
+        self, *arguments: str, timeout: float = 15, program: tuple[str, ...] = ("-m", "jupyter_affinode.node")
+    ) -> subprocess.Popen[Any]:
         """Start the controller (`--park-when=idle`, …) and wait until it answers."""
         log = (self.folder / "controller.log").open("ab")
         process = self.start(
             sys.executable,
-            "-m",
-            "jupyter_affinode.node",
+            *program,
             *arguments,
             stdin=subprocess.DEVNULL,
             stdout=log,

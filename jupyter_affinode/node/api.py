@@ -31,6 +31,7 @@ from .api_kernels import (
 from .api_report import ReportHandler
 from .clients import Clients
 from .controller import Controller
+from .peer_socket import ListeningSocket
 from .peers import DropLog
 from .settings import SettingsRefused
 from .views import kernel_view, settings_view
@@ -81,7 +82,7 @@ def serve(controller: Controller) -> ApiServer:
     server.drops = DropLog(controller.log)
     path: Path = controller.socket
     path.unlink(missing_ok=True)
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    listening = ListeningSocket(socket.SOCK_STREAM, controller.closing, takes_descriptors=False)
     listening.bind(str(path))
     os.chmod(path, controller.access.socket_mode)
     listening.listen(BACKLOG)

@@ -23,6 +23,7 @@ from .api import serve
 from .app_access import ACCESS_ALIASES, ACCESS_FLAGS, AccessTraits, prepare_for_everyone
 from .app_history import HISTORY_ALIASES, HistoryTraits
 from .app_queue import QUEUE_ALIASES, QueueTraits
+from .closing import let_closes_be_interrupted
 from .collector import spare_passes
 from .controller import LINK_NAME, Controller
 from .election import LOCK_NAME, AlreadyServed, Election
@@ -277,6 +278,7 @@ async def _serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _told_to_end, controller, signal.Signals(number).name)
+    let_closes_be_interrupted()
     server = serve(controller)
     spare_passes()
     controller.start()
@@ -293,6 +295,7 @@ async def _serve(
             socket.with_name(LINK_NAME).unlink(missing_ok=True)
         controller.close()
         await server.close_all_connections()
+        controller.closing.stop()
         election.close()
         log.info("controller, process %d, ended", os.getpid())
     return controller.exit_status

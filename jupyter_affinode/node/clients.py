@@ -9,7 +9,8 @@ from tornado.iostream import IOStream
 from .access import Access, NotAllowed, Visitor
 from .identity import Identity
 from .limits import Account, Accounts
-from .peers import Place, peer_of, place_of
+from .peer_socket import PeerSocket
+from .peers import Place, peer_of
 from .strangers import one_too_many, the_fullest
 
 
@@ -37,9 +38,12 @@ class Clients:
     def enter(self, stream: IOStream) -> str | None:
         """Take a connection, before a byte of it is read; or why not, in words."""
         limits = self._accounts.limits
+        connected = stream.socket
+        assert isinstance(connected, PeerSocket)
+        if connected.closing.is_behind(connected.peer_place):
+            return "closing what it sent takes too long"
         try:
-            peer = peer_of(stream.socket)
-            client = Client(self._access.visit(stream.socket, peer), place_of(peer))
+            client = Client(self._access.visit(connected, peer_of(connected)), connected.peer_place)
         except (NotAllowed, OSError) as refused:
             return str(refused)
         strangers = {other: its.place for other, its in self._clients.items() if its.account is None}

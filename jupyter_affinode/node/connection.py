@@ -22,6 +22,7 @@ from .access import Access, NotAllowed, Visitor
 from .identity import Identity
 from .limits import Account, Accounts, TokenBucket
 from .page import Page, PageError
+from .peer_socket import PeerSocket
 from .wire import HelloFlag, WireError
 
 HELLO_PATIENCE_S = 5.0
@@ -31,7 +32,6 @@ MESSAGES_PER_S = 500.0  # more is read later, so a flood waits in the peer's own
 MESSAGES_BURST = 1000.0
 DEAR = 9  # messages that a question or a piece of news counts for besides, since they take so much longer
 SEND_QUEUE = 256
-DESCRIPTORS_READ = 8  # one is expected; more are closed
 GRANT_CHARACTERS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.")
 
 
@@ -77,7 +77,7 @@ class Connection:
 
     def __init__(
         self,
-        peer_socket: socket.socket,
+        peer_socket: PeerSocket,
         visitor: Visitor,
         listener: LinkListener,
         *,
@@ -183,7 +183,7 @@ class Connection:
         while self._unsent:
             _close(self._unsent.popleft()[1])
         if self._introduction is not None:
-            _close(self._introduction.page)
+            self._close([self._introduction.page])
         if self._account is not None:
             self._account.links -= 1
         self._on_end(self, ending, why)
@@ -212,8 +212,11 @@ class Connection:
             except (WireError, PageError) as error:
                 return self.end(Ending.DROPPED, str(error))
             finally:
-                for descriptor in descriptors:
-                    os.close(descriptor)
+                self._close(descriptors)
+
+    def _close(self, descriptors: list[int]) -> None:
+        """Close what the peer sent."""
+        self._socket.closing.close(self._socket.peer_place, descriptors)
 
     def _take_token(self) -> bool:
         """Whether another message may be read now; if not, reading goes on a little later."""
@@ -232,21 +235,12 @@ class Connection:
 
     def _receive(self) -> tuple[bytes, list[int]] | None:
         """One packet and its descriptors; None at the end of the connection."""
-        space = socket.CMSG_SPACE(DESCRIPTORS_READ * array.array("i").itemsize)
-        data, ancillary, flags, _ = self._socket.recvmsg(wire.LARGEST_MESSAGE, space, socket.MSG_CMSG_CLOEXEC)
-        descriptors: list[int] = []
-        for level, kind, payload in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                numbers = array.array("i")
-                numbers.frombytes(payload[: len(payload) - len(payload) % numbers.itemsize])
-                descriptors.extend(numbers)
+        data, descriptors, flags = self._socket.receive(wire.LARGEST_MESSAGE)
         if not data and not flags & socket.MSG_TRUNC:
-            for descriptor in descriptors:
-                os.close(descriptor)
+            self._close(descriptors)
             return None
         if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-            for descriptor in descriptors:
-                os.close(descriptor)
+            self._close(descriptors)
             what = "message" if flags & socket.MSG_TRUNC else "number of descriptors"
             raise WireError(f"a {what} too large to be one of ours")
         return data, descriptors
@@ -286,8 +280,9 @@ class Connection:
                 f" {hello.max_version}; this controller knows {wire.PROTOCOL_MIN_VERSION} to"
                 f" {wire.PROTOCOL_VERSION}"
             )
+        self._socket.refuse_descriptors()  # there is no use for others
         if hello.flags & HelloFlag.GRANT:
-            self._introduction = Introduction(hello, os.dup(descriptors[0]))
+            self._introduction = Introduction(hello, descriptors.pop())
             return
         self._greet(hello, descriptors[0], None)
 
@@ -306,7 +301,7 @@ class Connection:
         try:
             self._greet(introduction.hello, introduction.page, grant.decode())
         finally:
-            os.close(introduction.page)
+            self._close([introduction.page])
 
     def _greet(self, hello: wire.Hello, page_descriptor: int, grant: str | None) -> None:
         """Let a process in, or refuse it."""

@@ -12,6 +12,7 @@ from . import describe, handover
 from .access import Access, OwnUserAccess
 from .cache_drops import CacheDrops
 from .clean_up import CleanUp
+from .closing import Closing
 from .connection import Ending
 from .effects import Effects
 from .election import Election, GpuServed
@@ -102,6 +103,7 @@ class Controller:
         self.cache_drops = CacheDrops(self.state, log, self.poke)
         self.wishes = Wishes(self.state, self.moves, log, self.poke)
         self.servers = ServerWatch(self.state, log, self.poke)
+        self.closing = Closing()
         self.lots = LotStock(log, self.poke)
         self.clean_up = CleanUp(log)
         self.events = EventHub(self)
@@ -137,6 +139,7 @@ class Controller:
             self._shims,
             access=self.access,
             accounts=self.accounts,
+            closing=self.closing,
             version=self.version,
             log=self.log,
             heartbeat_s=self._heartbeat_s,

@@ -10,9 +10,11 @@ import time
 from pathlib import Path
 
 from .access import Access, NotAllowed
+from .closing import Closing
 from .connection import Connection, Ending, LinkListener
 from .limits import Accounts
-from .peers import DropLog, Place, peer_of, place_of
+from .peer_socket import ListeningSocket, PeerSocket
+from .peers import DropLog, Place, peer_of
 from .strangers import one_too_many
 
 ACCEPTS_AT_ONCE = 16
@@ -29,6 +31,7 @@ class Link:
         *,
         access: Access,
         accounts: Accounts,
+        closing: Closing,
         version: str,
         log: logging.Logger,
         heartbeat_s: float = 1.0,
@@ -44,7 +47,7 @@ class Link:
         self._heartbeat_s = heartbeat_s
         self._loop = asyncio.get_running_loop()
         path.unlink(missing_ok=True)
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        self._socket = ListeningSocket(socket.SOCK_SEQPACKET, closing, takes_descriptors=True)
         self._socket.bind(str(path))
         os.chmod(path, access.socket_mode)
         self._socket.listen(BACKLOG)
@@ -71,14 +74,13 @@ class Link:
                 self._loop.remove_reader(self._socket)
                 self._loop.call_later(1.0, self._accept_again)
                 return
-            accepted.setblocking(False)
             self._welcome(accepted)
 
     def _accept_again(self) -> None:
         if self._socket.fileno() >= 0:
             self._loop.add_reader(self._socket, self._accept)
 
-    def _welcome(self, accepted: socket.socket) -> None:
+    def _welcome(self, accepted: PeerSocket) -> None:
         limits = self._accounts.limits
         peer = peer_of(accepted)
         try:
@@ -86,6 +88,9 @@ class Link:
         except NotAllowed as refused:
             accepted.close()
             return self.drops.drop(f"process {peer.pid}", str(refused))
+        if accepted.closing.is_behind(accepted.peer_place):
+            accepted.close()
+            return self.drops.drop(f"process {peer.pid}", "closing what it sent takes too long")
         if len(self.connections) >= limits.links_everyone:
             accepted.close()
             return self.drops.drop(
@@ -104,7 +109,7 @@ class Link:
         self.connections.add(connection)
         connection.look()
         if connection.open and not connection.greeted:
-            self._take_stranger(connection, place_of(peer))
+            self._take_stranger(connection, accepted.peer_place)
 
     def _take_stranger(self, connection: Connection, place: Place) -> None:
         """One that said nothing yet."""

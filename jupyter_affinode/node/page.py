@@ -175,8 +175,8 @@ class Page:
     def __init__(self, descriptor: int):
         """Verify and map; PageError unless it is sealed, of the right size, and a page of our version."""
         try:
-            status = os.fstat(descriptor)
             seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+            status = os.fstat(descriptor)  # of a memfd: other file systems may not answer
         except OSError as error:
             raise PageError(f"a page that is no memfd ({os.strerror(error.errno or 0)})") from None
         if not stat.S_ISREG(status.st_mode) or status.st_size != PAGE_SIZE:

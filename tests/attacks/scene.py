@@ -6,6 +6,7 @@ long the answers took depends on the machine, so `run.py` prints that for every 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -13,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,11 +113,13 @@ class Bystander:
 class Scene:
     """The controller serves from the moment this is made."""
 
-    def __init__(self, machine: Machine, *arguments: str):
-        """`arguments`: more of the controller's command line."""
+    def __init__(self, machine: Machine, *arguments: str, program: Path | None = None):
+        """`arguments`: more of the controller's command line; `program`: instead of the usual one."""
         self.machine = machine
         open_to_everyone(machine)
-        machine.start_controller("--system", "--settle=0.1", *arguments)
+        machine.environment["LD_LIBRARY_PATH"] = str(self._libraries())
+        started = ("-m", "jupyter_affinode.node") if program is None else (str(program),)
+        machine.start_controller("--system", "--settle=0.1", *arguments, program=started)
         pid = machine.controller_pid()
         assert pid is not None
         self.controller_pid: int = pid
@@ -139,11 +141,10 @@ class Scene:
         for name in ("XDG_RUNTIME_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR"):
             environ.pop(name, None)
         launch_environment.manage(environ, kernel_id, command, python=False)
-        environ["LD_LIBRARY_PATH"] = str(self._libraries())
         self._told.append(Told(self.start(uid, *command, env=environ)))
         return self._told[-1]
 
-    @contextmanager
+    @contextlib.contextmanager
     def attack(self, name: str, *arguments: str) -> Iterator[Any]:
         """Run `programs/NAME.py` as the attacker; what it said when its attack was under way."""
         command = [sys.executable, str(PROGRAMS / f"{name}.py"), str(self.machine.socket.parent), *arguments]
@@ -160,8 +161,12 @@ class Scene:
         return int(status.partition("VmHWM:")[2].split()[0]) << 10
 
     def descriptors(self) -> int:
-        """How many descriptors the controller has open."""
-        return len(os.listdir(f"/proc/{self.controller_pid}/fd"))
+        """How many sockets and memfds the controller has open."""
+        found = 0
+        for path in Path(f"/proc/{self.controller_pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                found += os.readlink(path).startswith(("socket:", "/memfd:"))
+        return found
 
     def check(self) -> None:
         """Everything that must hold after any attack."""

@@ -77,5 +77,6 @@ class ThreadController:
         server.stop()
         self._controller.close()
         await server.close_all_connections()
+        self._controller.closing.stop()
         election.close()
         file.close()

@@ -5,9 +5,12 @@ It says that its attack is under way by one line of JSON, goes on with it, and e
 
 from __future__ import annotations
 
+import array
+import contextlib
 import json
 import select
 import socket
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -35,3 +38,48 @@ def connect(path: Path) -> socket.socket:
     connected.settimeout(20)
     connected.connect(str(path))
     return connected
+
+
+class Lingering:
+    """Descriptors whose last close blocks: TCP sockets that linger for an hour over data that is never read."""
+
+    def __init__(self) -> None:
+        self._deaf: list[socket.socket] = []
+        self._made = 0
+
+    def new(self) -> socket.socket:
+        """One more; it blocks the process that closes it last."""
+        if self._made % 1000 == 0:  # no more fit into the queue of one that accepts nothing
+            self._deaf.append(socket.create_server(("127.0.0.1", 0), backlog=2000))
+            self._deaf[-1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        self._made += 1
+        made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("=ii", 1, 3600))
+        made.connect(self._deaf[-1].getsockname())
+        made.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                made.send(bytes(4096))
+        return made
+
+    def nested(self) -> socket.socket:
+        """One end of a pair of Unix sockets, with one of them in its queue."""
+        outer, inner = socket.socketpair()
+        self.give(inner, b"x", 1)
+        inner.close()
+        return outer
+
+    def give(self, connected: socket.socket, data: bytes, count: int, *first: int) -> None:
+        """Send a message with that many of them, after the descriptors `first`; the receiver has them alone."""
+        given = [self.new() for _ in range(count)]
+        rights = array.array("i", [*first, *(each.fileno() for each in given)])
+        try:
+            connected.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        except OSError:  # they stay ours, to be closed at once
+            for each in given:
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("=ii", 0, 0))
+            raise
+        finally:
+            for each in given:
+                each.close()

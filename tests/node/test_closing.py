@@ -1,0 +1,92 @@
+"""A close that blocks ends at a signal, and holds up the descriptors of no other sender if it does not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import struct
+import time
+
+import pytest
+
+from jupyter_affinode.node import closing
+from jupyter_affinode.node.closing import Closing
+
+
+@pytest.fixture
+def lingering():
+    """`lingering()`: the descriptor of a socket whose close waits for its peer, which never reads."""
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as deaf:
+
+        def make() -> int:
+            made = socket.create_connection(deaf.getsockname())
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("=ii", 1, 3600))
+            made.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    made.send(bytes(1 << 16))
+            return made.detach()
+
+        yield make
+
+
+@pytest.fixture
+def interrupts():
+    """As in the controller's process."""
+    before = signal.getsignal(closing.INTERRUPT)
+    closing.let_closes_be_interrupted()
+    yield
+    signal.signal(closing.INTERRUPT, before)
+
+
+async def becomes(condition, timeout=30.0):
+    """Let the loop run until it holds."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.005)
+
+
+def is_open(descriptor):
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def test_one_that_lingers_is_closed_though_its_peer_never_reads(lingering, interrupts):
+    async def close_them():
+        closer = Closing()
+        closer.close("mallory", [lingering() for _ in range(50)])
+        await becomes(lambda: len(closer) == 0)
+
+    asyncio.run(close_them())
+
+
+def test_a_close_that_no_signal_ends_holds_up_no_other_sender(lingering):
+    async def close_them():
+        closer = Closing()
+        closer.close("mallory", [lingering()])
+        ours, theirs = socket.socketpair()
+        closer.close("alice", [ours.detach()])
+        with theirs:
+            await becomes(lambda: not theirs.recv(1) if len(closer) == 1 else False)
+        closer.stop()
+
+    asyncio.run(close_them())
+
+
+def test_an_error_of_one_leaves_no_other_open():
+    async def close_them():
+        closer = Closing()
+        pairs = [os.pipe() for _ in range(2)]
+        descriptors = [pairs[0][0], -1, *pairs[1], pairs[0][1]]
+        closer.close("mallory", descriptors)
+        await becomes(lambda: len(closer) == 0)
+        assert not any(map(is_open, descriptors))
+
+    asyncio.run(close_them())
