@@ -46,9 +46,9 @@ static bool in_slab(const struct range *range)
 	return range->kind == RANGE_DEVICE && range->owner;
 }
 
-static int handle_types(const struct range *range)
+static const struct memory_handle *handle_of(const struct range *range)
 {
-	return ((const struct memory_handle *)range->owner)->properties.requestedHandleTypes;
+	return range->owner;
 }
 
 #define ANSWER(type, value)                                 \
@@ -93,8 +93,9 @@ static CUresult answer(void *data, int attribute, CUdeviceptr address, const str
 	case ATTRIBUTE_SYNC_MEMOPS:
 		ANSWER(int, range->sync_memops_told ? range->sync_memops : range->kind == RANGE_DEVICE);
 	case ATTRIBUTE_BUFFER_ID:
-	case ATTRIBUTE_MEMORY_BLOCK_ID:
 		ANSWER(unsigned long long, range->id);
+	case ATTRIBUTE_MEMORY_BLOCK_ID:
+		ANSWER(unsigned long long, range->kind == RANGE_MAPPED ? handle_of(range)->id : range->id);
 	case ATTRIBUTE_IS_MANAGED:
 		ANSWER(unsigned char, range->kind == RANGE_MANAGED);
 	case ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
@@ -102,10 +103,12 @@ static CUresult answer(void *data, int attribute, CUdeviceptr address, const str
 	case ATTRIBUTE_MAPPED:
 		ANSWER(unsigned char, 1);
 	case ATTRIBUTE_ALLOWED_HANDLE_TYPES:
-		ANSWER(uint64_t, range->kind == RANGE_MAPPED ? (unsigned)handle_types(range) : 0u);
+		ANSWER(uint64_t, range->kind == RANGE_MAPPED ? (unsigned)handle_of(range)->properties.requestedHandleTypes : 0u);
 	case ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
-	case ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
 		ANSWER(unsigned char, 0);
+	case ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE: /* this GPU has no engine for it, but the flag is kept */
+		ANSWER(unsigned char, range->kind == RANGE_MAPPED &&
+					      handle_of(range)->properties.allocFlags.usage & CU_MEM_CREATE_USAGE_HW_DECOMPRESS);
 	case ATTRIBUTE_ACCESS_FLAGS:
 		ANSWER(int, range->kind == RANGE_MAPPED ? range->access[range->device]
 							 : CU_MEM_ACCESS_FLAGS_PROT_READWRITE);

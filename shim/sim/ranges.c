@@ -66,6 +66,11 @@ struct range *ranges_next(struct range_table *table, const struct range *range)
 	return ranges_from(table, range->start + range->size);
 }
 
+uint64_t ranges_new_id(void)
+{
+	return ++last_id;
+}
+
 bool ranges_add(struct range_table *table, const struct range *range)
 {
 	unsigned at = position(table, range->start);
@@ -84,7 +89,7 @@ bool ranges_add(struct range_table *table, const struct range *range)
 	if (!copy)
 		return false;
 	*copy = *range;
-	copy->id = ++last_id;
+	copy->id = ranges_new_id();
 	memmove(table->items + at + 1, table->items + at, (table->count - at) * sizeof(*table->items));
 	table->items[at] = copy;
 	table->count++;

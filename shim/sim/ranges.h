@@ -47,6 +47,8 @@ struct range *ranges_find(struct range_table *table, uint64_t address);
 struct range *ranges_from(struct range_table *table, uint64_t address);
 /* Put a copy of `range` in, with a new id; false when memory is short. Held for writing.  */
 bool ranges_add(struct range_table *table, const struct range *range);
+/* An id that no memory of this process has had. Held for writing.  */
+uint64_t ranges_new_id(void);
 /* Take out the range that starts there. Held for writing.  */
 bool ranges_remove(struct range_table *table, uint64_t start);
 /* The range after this one, or NULL.  */

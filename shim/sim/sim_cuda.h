@@ -102,6 +102,8 @@ typedef struct {
 	int id;
 } CUmemLocation;
 
+#define CU_MEM_CREATE_USAGE_HW_DECOMPRESS 0x2
+
 typedef struct {
 	int type;
 	int requestedHandleTypes;

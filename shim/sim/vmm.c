@@ -231,6 +231,8 @@ SIM_API CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmem
 		goto out;
 	}
 	handle->mappings++;
+	if (!handle->id)
+		handle->id = ranges_new_id();
 	result = CUDA_SUCCESS;
 out:
 	ranges_done();

@@ -11,6 +11,7 @@ struct memory_handle {
 	unsigned references; /* of the program */
 	unsigned mappings;
 	uint64_t size, offset;
+	uint64_t id; /* CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID of what is mapped of it; 0: not mapped yet */
 	int fd; /* own file of a shareable handle; -1: in the process's file */
 	bool imported; /* another process pays for it */
 	CUmemAllocationProp properties;

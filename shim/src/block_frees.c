@@ -16,6 +16,11 @@ static struct block *_Atomic doomed;
 /* High, so that it never meets an id the driver gave to its own memory.  */
 static _Atomic uint64_t next_id = 1ull << 40;
 
+uint64_t block_new_id(void)
+{
+	return atomic_fetch_add(&next_id, 1);
+}
+
 static CUresult block_reserve_and_map(struct block *block)
 {
 	CUresult result = driver.cuMemAddressReserve(&block->address, block->mapped, 0, 0, 0);
@@ -45,7 +50,7 @@ static struct block *block_new(struct context *context, size_t size, size_t mapp
 	block->context = context;
 	block->size = size;
 	block->mapped = mapped;
-	block->id = atomic_fetch_add(&next_id, 1);
+	block->id = block_new_id();
 	return block;
 }
 

@@ -58,6 +58,7 @@ CUresult block_create(struct block *block)
 				    .location = {CU_MEM_LOCATION_TYPE_DEVICE, device->ordinal}};
 
 	prop.allocFlags.gpuDirectRDMACapable = device->rdma;
+	prop.allocFlags.usage = device->decompresses ? CU_MEM_CREATE_USAGE_HW_DECOMPRESS : 0;
 	if (EXPORTABLE_BLOCKS && device->exportable)
 		prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 	if (block->mapping)

@@ -80,7 +80,8 @@ struct block *blocks_take(CUdeviceptr address, bool imported)
 static void describe(const struct block *block, struct block *found)
 {
 	*found = (struct block){.address = block->address, .size = block->size, .mapped = block->mapped,
-				.context = block->context, .id = block->id, .imported = block->imported,
+				.context = block->context, .id = block->id, .buffer_id = block->id,
+				.decompresses = block->context->device->decompresses, .imported = block->imported,
 				.sync_memops_off = block->sync_memops_off};
 }
 

@@ -26,7 +26,9 @@ struct block {
 	bool imported;       /* another process's, mapped here by legacy IPC; shared too */
 	bool sync_memops, sync_memops_off; /* CU_POINTER_ATTRIBUTE_SYNC_MEMOPS was set, or cleared; else it reads as set */
 	struct copy *copy;   /* its contents in host memory: of a parked block all, of a resident one what the last park left */
-	uint64_t id;         /* CU_POINTER_ATTRIBUTE_BUFFER_ID, unique in the process */
+	uint64_t id;         /* CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID, unique in the process; of a block of ours the buffer's too */
+	uint64_t buffer_id;  /* CU_POINTER_ATTRIBUTE_BUFFER_ID: in what is found, as the next one */
+	bool decompresses;   /* the decompression engine may be given it */
 	struct block *next_doomed;
 	struct mapping *mapping; /* an application's own cuMemCreate allocation (mappings.h); NULL: backed by us */
 };
@@ -54,6 +56,9 @@ bool block_end_import(CUdeviceptr address);
  * How many, 0: not ours, or another process's.  */
 unsigned block_share(CUdeviceptr address, struct block *found, CUmemGenericAllocationHandle handles[BLOCK_PARTS_MAX]);
 
+/* An id that no memory of this process has had.  */
+uint64_t block_new_id(void);
+
 /* How a block of `mapped` bytes is cut: at most BLOCK_PARTS_MAX parts, all of *part_bytes but for a shorter last one.  */
 unsigned block_cut(size_t mapped, size_t granularity, size_t *part_bytes);
 
@@ -66,7 +71,7 @@ void blocks_give_up_doomed_copies(void);
 /* Whether any were freed that are not ended yet.  */
 bool blocks_wait_to_be_freed(void);
 
-/* The description of the block that contains `address`: its place, size, context and id; false: not ours.  */
+/* The description of the block that contains `address`: its place, size, context and ids; false: not ours.  */
 bool block_find(CUdeviceptr address, struct block *found);
 
 /* All blocks that can move, the application's own mappings too, for the mover; an array of pointers to be freed with free(), NULL: no memory. Blocks in

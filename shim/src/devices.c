@@ -104,6 +104,9 @@ static void device_describe(struct device *device, CUdevice ordinal)
 	    driver.cuDeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
 					ordinal) == CUDA_SUCCESS)
 		device->exportable = value != 0;
+	value = 0;
+	if (driver.cuDeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_MEM_DECOMPRESS_ALGORITHM_MASK, ordinal) == CUDA_SUCCESS)
+		device->decompresses = value != 0;
 	if (!device->can_map || driver.cuMemGetAllocationGranularity(&device->granularity, &prop,
 								      CU_MEM_ALLOC_GRANULARITY_MINIMUM) != CUDA_SUCCESS)
 		device->can_map = false;

@@ -15,6 +15,7 @@ struct device {
 	bool can_map;       /* virtual memory management is supported */
 	bool exportable;    /* memory can be given to other processes as a file descriptor */
 	bool rdma;          /* backed memory may be made capable of GPUDirect RDMA, as cuMemAlloc's is */
+	bool decompresses;  /* it has a decompression engine, which may be given cuMemAlloc's memory */
 	size_t granularity;
 	size_t total_bytes; /* 0: unknown */
 	int numa_node;      /* of the host memory nearest to it; -1: unknown, or there is only one */

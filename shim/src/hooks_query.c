@@ -11,11 +11,26 @@
 
 typedef CUresult (*get_attribute_fn)(void *, int, CUdeviceptr);
 
-/* The block at `address` if it is ours, or the application's and parked, and its witness can be asked.  */
+/* Of the block at `address` if it is ours, or the application's and parked: the driver has nothing there, or other memory.  */
+static bool find_behind(CUdeviceptr address, struct block *block)
+{
+	return block_find(address, block) || (mapping_find(address, block) && !block->resident);
+}
+
+/* And its witness can be asked. Else *block is the application's own that is resident, or nothing.  */
 static bool backed(CUdeviceptr address, struct block *block)
 {
-	return shim_is_on() && (block_find(address, block) || mapping_find_parked(address, block)) &&
-	       block->context->witness;
+	*block = (struct block){0};
+	return shim_is_on() && find_behind(address, block) && block->context->witness;
+}
+
+/* The driver's ids are of the physical memory that is there now, or of the witness.  */
+static void put_ids_right(void *data, int attribute, const struct block *block)
+{
+	if (attribute == CU_POINTER_ATTRIBUTE_BUFFER_ID)
+		memcpy(data, &block->buffer_id, sizeof(block->buffer_id));
+	else if (attribute == CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID)
+		memcpy(data, &block->id, sizeof(block->id));
 }
 
 /* Replace the witness's answer where it speaks of the witness's own address, size or capability.  */
@@ -42,14 +57,14 @@ static void put_right(void *data, int attribute, CUdeviceptr address, const stru
 	case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
 		memcpy(data, &block->mapped, sizeof(block->mapped));
 		break;
-	case CU_POINTER_ATTRIBUTE_BUFFER_ID:
-		memcpy(data, &block->id, sizeof(block->id));
-		break;
 	case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
 		*(unsigned char *)data = block->context->device->exportable && !block->imported && !block->mapping;
 		break;
-	default:
+	case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
+		*(unsigned char *)data = block->decompresses;
 		break;
+	default:
+		put_ids_right(data, attribute, block);
 	}
 }
 
@@ -65,10 +80,14 @@ static CUresult answer(get_attribute_fn get, void *data, int attribute, CUdevice
 static CUresult on_cuPointerGetAttribute(void *real, void *data, int attribute, CUdeviceptr address)
 {
 	struct block block;
+	CUresult result;
 
 	if (backed(address, &block))
 		return answer((get_attribute_fn)real, data, attribute, address, &block);
-	return ((get_attribute_fn)real)(data, attribute, address);
+	result = ((get_attribute_fn)real)(data, attribute, address);
+	if (result == CUDA_SUCCESS && data && block.mapping)
+		put_ids_right(data, attribute, &block);
+	return result;
 }
 HOOK(cuPointerGetAttribute, (void *data, int attribute, CUdeviceptr address), data, attribute, address)
 
@@ -78,14 +97,14 @@ static CUresult on_cuPointerGetAttributes(void *real, unsigned int count, int *a
 	CUresult (*get)(unsigned int, int *, void **, CUdeviceptr) =
 		(CUresult(*)(unsigned int, int *, void **, CUdeviceptr))real;
 	struct block block;
-	CUresult result;
+	bool from_witness = backed(address, &block);
+	CUresult result = get(count, attributes, data, from_witness ? (CUdeviceptr)block.context->witness : address);
 
-	if (!attributes || !data || !backed(address, &block))
-		return get(count, attributes, data, address);
-	result = get(count, attributes, data, block.context->witness);
 	for (unsigned int i = 0; result == CUDA_SUCCESS && i < count; i++)
-		if (data[i])
+		if (data[i] && from_witness)
 			put_right(data[i], attributes[i], address, &block);
+		else if (data[i] && block.mapping)
+			put_ids_right(data[i], attributes[i], &block);
 	return result;
 }
 HOOK(cuPointerGetAttributes, (unsigned int count, int *attributes, void **data, CUdeviceptr address), count,
@@ -113,7 +132,7 @@ static CUresult on_cuMemGetAddressRange(void *real, CUdeviceptr *base, size_t *s
 {
 	struct block block;
 
-	if (!block_find(address, &block) && !mapping_find_parked(address, &block))
+	if (!find_behind(address, &block))
 		return ((CUresult(*)(CUdeviceptr *, size_t *, CUdeviceptr))real)(base, size, address);
 	if (base)
 		*base = block.address;

@@ -48,7 +48,7 @@ CUmemGenericAllocationHandle mapping_adopt(CUmemGenericAllocationHandle real, si
 	struct mapping *mapping;
 
 	/* A tile pool's handle goes to sparse arrays alone, in a list that we do not read.  */
-	if (!context || !context->device->can_map || prop->allocFlags.usage ||
+	if (!context || !context->device->can_map || (prop->allocFlags.usage & ~CU_MEM_CREATE_USAGE_HW_DECOMPRESS) ||
 	    prop->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
 	    prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE || prop->location.id != context->device->ordinal)
 		return real;
@@ -59,10 +59,9 @@ CUmemGenericAllocationHandle mapping_adopt(CUmemGenericAllocationHandle real, si
 	mapping->prop = *prop;
 	mapping->references = 1;
 	mapping->block = (struct block){.size = size, .mapped = size, .context = context, .handle = real,
-					.resident = true, .mapping = mapping};
+					.resident = true, .mapping = mapping, .id = block_new_id()};
 	pthread_mutex_lock(&mappings_lock);
 	table_add_mapping(mapping);
-	mapping->block.id = mapping->handle;
 	pthread_mutex_unlock(&mappings_lock);
 	blocks_changed();
 	return mapping->handle;
@@ -104,10 +103,12 @@ void mapping_mapped(CUmemGenericAllocationHandle handle, CUdeviceptr address, si
 	pthread_mutex_lock(&mappings_lock);
 	mapping = table_find_handle(handle);
 	alias = mapping ? table_add_alias(mapping, address, size) : NULL;
-	if (alias)
+	if (alias) {
 		alias->in_place = true;
-	else if (mapping)
+		alias->id = block_new_id();
+	} else if (mapping) {
 		mapping->block.shared = true; /* cannot be remembered, so it cannot be replaced */
+	}
 	pthread_mutex_unlock(&mappings_lock);
 	blocks_changed();
 }
@@ -288,20 +289,22 @@ bool mapping_unmap(CUdeviceptr address, size_t size, CUresult *result)
 	return *result != CUDA_SUCCESS || unmapped == size;
 }
 
-bool mapping_find_parked(CUdeviceptr address, struct block *found)
+bool mapping_find(CUdeviceptr address, struct block *found)
 {
+	const struct mapping *mapping;
 	struct alias *alias;
-	bool parked;
 
 	pthread_mutex_lock(&mappings_lock);
 	alias = table_find_alias(address);
-	parked = alias && !alias->mapping->block.resident;
-	if (parked)
+	if (alias) {
+		mapping = alias->mapping;
 		*found = (struct block){.address = alias->address, .size = alias->size, .mapped = alias->size,
-					.context = alias->mapping->block.context, .id = alias->mapping->block.id,
-					.mapping = alias->mapping};
+					.context = mapping->block.context, .id = mapping->block.id, .buffer_id = alias->id,
+					.decompresses = mapping->prop.allocFlags.usage & CU_MEM_CREATE_USAGE_HW_DECOMPRESS,
+					.resident = mapping->block.resident, .mapping = alias->mapping};
+	}
 	pthread_mutex_unlock(&mappings_lock);
-	return parked;
+	return alias != NULL;
 }
 
 bool mapping_parked_access(CUdeviceptr address, const CUmemLocation *location, unsigned long long *flags)

@@ -15,6 +15,7 @@
 struct alias {
 	CUdeviceptr address;
 	size_t size;
+	uint64_t id;   /* CU_POINTER_ATTRIBUTE_BUFFER_ID */
 	bool in_place; /* the physical memory is mapped here; the mover's to say, but for what the application does */
 	bool ours; /* reserved by us, to keep contents that the application has unmapped but may map again */
 	unsigned access_count;
@@ -55,8 +56,10 @@ CUmemGenericAllocationHandle mapping_retain(CUdeviceptr address);
 bool mapping_release(CUmemGenericAllocationHandle handle, CUresult *result);
 bool mapping_unmap(CUdeviceptr address, size_t size, CUresult *result);
 
-/* Answer for a parked alias: its block's description, its access. False: not parked, or not ours.  */
-bool mapping_find_parked(CUdeviceptr address, struct block *found);
+/* What is known of the alias that contains `address`, parked if it is not `resident`; false: not ours.  */
+bool mapping_find(CUdeviceptr address, struct block *found);
+
+/* Answer for a parked alias: its access. False: not parked, or not ours.  */
 bool mapping_parked_access(CUdeviceptr address, const CUmemLocation *location, unsigned long long *flags);
 
 /* For blocks.c: map, unmap at every alias; list what can move; count bytes.  */

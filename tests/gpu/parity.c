@@ -122,10 +122,18 @@ static void set_sync_memops(address at)
 	printf(", another attribute %d\n", cuPointerSetAttribute(&on, BUFFER_ID, at));
 }
 
+static int ids_differ(int attribute, address first, address second)
+{
+	unsigned long long ids[2] = {0};
+
+	cuPointerGetAttribute(&ids[0], attribute, first);
+	cuPointerGetAttribute(&ids[1], attribute, second);
+	return ids[0] != ids[1];
+}
+
 static void block(size_t bytes)
 {
 	address at = 0, second = 0, handle = 0;
-	unsigned long long first_id = 0, second_id = 0;
 	unsigned char byte = 0;
 	char what[64];
 	int freed;
@@ -138,9 +146,8 @@ static void block(size_t bytes)
 	ask(what, at, at + bytes / 2 + 1);
 	printf("at the end, ");
 	ask(what, at, at + bytes - 1);
-	cuPointerGetAttribute(&first_id, BUFFER_ID, at);
-	cuPointerGetAttribute(&second_id, BUFFER_ID, second);
-	printf("%s: ids differ: %d\n", what, first_id != second_id);
+	printf("%s: ids differ: %d, those of their memory: %d\n", what, ids_differ(BUFFER_ID, at, second),
+	       ids_differ(BLOCK_ID, at, second));
 	printf("%s: a handle of it: %d\n", what, cuMemRetainAllocationHandle(&handle, (void *)(size_t)at));
 	set_sync_memops(at);
 	printf("%s: fill %d", what, cuMemsetD8_v2(at, 9, bytes));

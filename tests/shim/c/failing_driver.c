@@ -14,6 +14,8 @@
 	X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemImportFromShareableHandle) X(cuCtxGetCurrent) X(cuCtxPushCurrent) X(cuCtxPopCurrent)         \
 	X(cuPointerGetAttribute)
 
+#define DECOMPRESS_ALGORITHM_MASK 136
+
 typedef uintptr_t W;
 typedef int (*function)(W, W, W, W, W, W);
 
@@ -66,7 +68,20 @@ static const function stubs[] = {
 	FAILING_FUNCTIONS(ADDRESS) COUNTED_FUNCTIONS(ADDRESS)
 };
 
+static int (*get_attribute)(int *, int, int);
+static int algorithms; /* of the decompression engine that the device is said to have */
+
+static int answer_attribute(int *value, int attribute, int device)
+{
+	int result = get_attribute(value, attribute, device);
+
+	if (result == 0 && attribute == DECOMPRESS_ALGORITHM_MASK)
+		*value = algorithms;
+	return result;
+}
+
 int cuGetProcAddress_v2(const char *symbol, void **pfn, int version, uint64_t flags, int *status);
+void failing_decompresses(int with);
 unsigned failing_disarm(void);
 const char *failing_name(unsigned i);
 unsigned failing_count(const char *name);
@@ -84,6 +99,10 @@ int cuGetProcAddress_v2(const char *symbol, void **pfn, int version, uint64_t fl
 		*(void **)&find = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
 	*(void **)&real = find(dlopen("libcuda.so.1", RTLD_NOW), "cuGetProcAddress_v2");
 	result = real(symbol, pfn, version, flags, status);
+	if (result == 0 && strcmp(symbol, "cuDeviceGetAttribute") == 0) {
+		*(void **)&get_attribute = *pfn;
+		*pfn = (void *)answer_attribute;
+	}
 	for (int i = 0; result == 0 && *pfn && i < FUNCTIONS; i++)
 		if (strcmp(symbol, names[i]) == 0) {
 			memcpy(&reals[i], pfn, sizeof(reals[i]));
@@ -91,6 +110,11 @@ int cuGetProcAddress_v2(const char *symbol, void **pfn, int version, uint64_t fl
 			break;
 		}
 	return result;
+}
+
+void failing_decompresses(int with)
+{
+	algorithms = with;
 }
 
 const char *failing_name(unsigned i)

@@ -12,9 +12,12 @@
 #define RANGE_START 11
 #define RANGE_SIZE 12
 #define MAPPED 13
+#define BLOCK_ID 20
+#define DECOMPRESSES 21
 
 static int attributes[] = {CONTEXT,    MEMORY_TYPE,    DEVICE_POINTER, BUFFER_ID,
-			   IS_MANAGED, DEVICE_ORDINAL, RANGE_START,    RANGE_SIZE, MAPPED};
+			   IS_MANAGED, DEVICE_ORDINAL, RANGE_START,    RANGE_SIZE, MAPPED, BLOCK_ID, DECOMPRESSES};
+#define IDS 12
 #define ATTRIBUTES (sizeof(attributes) / sizeof(attributes[0]))
 
 struct answers {
@@ -55,8 +58,72 @@ static void check_block(const struct answers *got, CUdeviceptr block, size_t byt
 	CHECK_EQUAL(got->value[7], bytes);
 }
 
+static uint64_t id_of(CUdeviceptr at, int attribute)
+{
+	uint64_t id = 0, together = 0;
+	void *data[] = {&together};
+
+	CUDA(PointerGetAttribute(&id, attribute, at));
+	CUDA(PointerGetAttributes(1, &attribute, data, at));
+	CHECK(id != 0);
+	CHECK(id == together);
+	return id;
+}
+
+/* Caches of registrations tell memory by its ids: no two have the same, and what was freed is never met again.  */
+static void ids_are_never_repeated(int attribute)
+{
+	uint64_t seen[IDS];
+	CUdeviceptr block;
+
+	for (int i = 0; i < IDS; i++) {
+		CUDA(MemAlloc(&block, i % 3 == 0 ? 4096 : MiB(2)));
+		seen[i] = id_of(block, attribute);
+		for (int j = 0; j < i; j++)
+			CHECK(i % 3 == 0 || seen[i] != seen[j]); /* small ones may share the driver's own blocks */
+		if (i % 2)
+			CUDA(MemFree(block));
+	}
+}
+
+/* The application's own memory under two addresses: one allocation, two regions, whatever is behind them now.  */
+static CUdeviceptr map_twice(CUmemGenericAllocationHandle *handle)
+{
+	const CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+					  .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+	const CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+	CUdeviceptr at;
+
+	CUDA(MemCreate(handle, MiB(2), &prop, 0));
+	CUDA(MemAddressReserve(&at, MiB(4), 0, 0, 0));
+	CUDA(MemMap(at, MiB(2), 0, *handle, 0));
+	CUDA(MemMap(at + MiB(2), MiB(2), 0, *handle, 0));
+	CUDA(MemSetAccess(at, MiB(4), &access, 1));
+	return at;
+}
+
+struct ids {
+	uint64_t buffer[2], block[2];
+};
+
+static struct ids ids_of(CUdeviceptr at)
+{
+	struct ids ids;
+
+	for (int i = 0; i < 2; i++) {
+		ids.buffer[i] = id_of(at + (CUdeviceptr)i * MiB(2), BUFFER_ID);
+		ids.block[i] = id_of(at + (CUdeviceptr)i * MiB(2), BLOCK_ID);
+	}
+	CHECK(ids.buffer[0] != ids.buffer[1]);
+	CHECK(ids.block[0] == ids.block[1]);
+	return ids;
+}
+
 int main(int argc, char **argv)
 {
+	CUmemGenericAllocationHandle handle;
+	struct ids mapped, mapped_parked;
+	CUdeviceptr own;
 	CUdeviceptr large, small, freed;
 	size_t bytes = MiB(3) + 4096, total, total_parked, unused;
 	struct answers resident[4], parked[4];
@@ -70,6 +137,12 @@ int main(int argc, char **argv)
 	CHECK_EQUAL(launch_pattern(NULL, large, bytes, 3), CUDA_SUCCESS);
 	CUDA(CtxSynchronize());
 
+	ids_are_never_repeated(BUFFER_ID);
+	ids_are_never_repeated(BLOCK_ID);
+	own = map_twice(&handle);
+	mapped = ids_of(own);
+	CHECK(mapped.block[0] != id_of(large, BLOCK_ID));
+
 	CUdeviceptr places[4] = {large, large + 12345, large + bytes - 1, small + 8};
 	CUDA(MemGetInfo(&unused, &total));
 	for (int i = 0; i < 4; i++)
@@ -80,6 +153,8 @@ int main(int argc, char **argv)
 	for (int i = 0; i < 4; i++)
 		parked[i] = ask(places[i]);
 	CHECK_EQUAL(memcmp(resident, parked, sizeof(resident)), 0);
+	mapped_parked = ids_of(own);
+	CHECK_EQUAL(memcmp(&mapped, &mapped_parked, sizeof(mapped)), 0);
 	CUDA(MemGetInfo(&unused, &total_parked));
 	CHECK_EQUAL(total, total_parked);
 	CUDA(MemFree(freed));
@@ -97,6 +172,8 @@ int main(int argc, char **argv)
 	for (int i = 0; i < 4; i++)
 		parked[i] = ask(places[i]);
 	CHECK_EQUAL(memcmp(resident, parked, sizeof(resident)), 0);
+	mapped_parked = ids_of(own);
+	CHECK_EQUAL(memcmp(&mapped, &mapped_parked, sizeof(mapped)), 0);
 	CHECK(holds_pattern(large, bytes, 3, 0));
 	return 0;
 }
