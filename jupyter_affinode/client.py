@@ -148,21 +148,21 @@ class ControllerClient:
         """Say whether a cell runs in the kernel."""
         await self._json("POST", _kernel(kernel_id, "cell"), {"open": open, "cell_id": cell_id})
 
-    async def cancel(self, kernel_id: str) -> None:
-        """The kernel was interrupted: calls that wait for the GPU fail."""
-        await self._json("POST", _kernel(kernel_id, "cancel"), {})
+    async def cancel(self, kernel_id: str, process_group: int | None = None) -> None:
+        """The kernel was interrupted: calls that wait for the GPU fail, in the processes of that group."""
+        await self._json("POST", _kernel(kernel_id, "cancel"), {"process_group": process_group})
 
     async def focus(self, kernel_id: str) -> None:
         """The person looks at the kernel."""
         await self._json("POST", _kernel(kernel_id, "focus"), {})
 
-    def tell_cancel(self, kernel_id: str) -> None:
+    def tell_cancel(self, kernel_id: str, process_group: int | None = None) -> None:
         """`cancel` without waiting for the answer, from anywhere; this and the next two never block."""
-        send_only(self.socket, "POST", _kernel(kernel_id, "cancel"))
+        send_only(self.socket, "POST", _kernel(kernel_id, "cancel"), {"process_group": process_group})
 
-    def tell_dying(self, kernel_id: str) -> None:
-        """The kernel is about to be shut down: calls that wait for the GPU, now or later, fail."""
-        send_only(self.socket, "POST", _kernel(kernel_id, "dying"))
+    def tell_dying(self, kernel_id: str, process_group: int | None = None) -> None:
+        """The processes of that group are about to be ended: their calls that wait for the GPU, now or later, fail."""
+        send_only(self.socket, "POST", _kernel(kernel_id, "dying"), {"process_group": process_group})
 
     def tell_forget(self, kernel_id: str) -> None:
         """`forget` without waiting for the answer."""

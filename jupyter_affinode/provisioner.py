@@ -96,7 +96,7 @@ class AffinodeProvisioner(LocalProvisioner):
             if getattr(self.parent, "shutting_down", False):
                 self._say_dying()
             else:
-                self._tell(ControllerClient.tell_cancel)
+                self._tell(lambda client: client.tell_cancel(self.kernel_id, self.pgid))
 
     async def shutdown_requested(self, restart: bool = False) -> None:
         """Waiting calls give up for good: the kernel could not answer the shutdown request otherwise.
@@ -120,14 +120,14 @@ class AffinodeProvisioner(LocalProvisioner):
         """
         await super().cleanup(restart=restart)
         if not restart:
-            self._tell(ControllerClient.tell_forget)
+            self._tell(lambda client: client.tell_forget(self.kernel_id))
 
     def _say_dying(self) -> None:
         if not self._said_dying:
             self._said_dying = True
-            self._tell(ControllerClient.tell_dying)
+            self._tell(lambda client: client.tell_dying(self.kernel_id, self.pgid))
 
-    def _tell(self, message: Callable[[ControllerClient, str], None]) -> None:
+    def _tell(self, message: Callable[[ControllerClient], None]) -> None:
         """Tell the controller something about the kernel, if there is one; waits for nothing.
 
         A task would outlive the loop of a program without one of its own, and a wait would let a kernel that was just
@@ -136,7 +136,7 @@ class AffinodeProvisioner(LocalProvisioner):
         if not self.managed:
             return
         try:
-            message(ControllerClient(), self.kernel_id)
+            message(ControllerClient())
         except ControllerUnavailable as error:
             self.log.debug("Kernel %s: the controller was not told: %s", self.kernel_id, error)
 

@@ -46,12 +46,12 @@ class KernelMessages:
         self._pending = others + cells
         self._queue("cell", self._cell)
 
-    def interrupted(self) -> None:
+    def interrupted(self, process_group: int | None) -> None:
         """The kernel was interrupted, other than by a signal through our provisioner; told once a second."""
         now = asyncio.get_running_loop().time()
         if now - self._last_cancel >= INTERRUPT_ONCE_S:
             self._last_cancel = now
-            self._queue("cancel", None)
+            self._queue("cancel", process_group)
 
     def describe(self, **description: Any) -> None:
         """Name, path, language and server; told when different."""
@@ -88,7 +88,7 @@ class KernelMessages:
                 if kind == "cell":
                     await client.cell(self.kernel_id, value[0], cell_id=value[1])
                 elif kind == "cancel":
-                    await client.cancel(self.kernel_id)
+                    await client.cancel(self.kernel_id, value)
                 elif kind == "forget":
                     await client.forget(self.kernel_id)
                 else:
@@ -155,7 +155,7 @@ class ServerKernels:
         elif data["action"] == "restart" and kernel_id in self._trackers:
             self._trackers[kernel_id].restarted()
         elif data["action"] == "interrupt" and kernel_id in self._messages and not self._signalled(kernel_id):
-            self._messages[kernel_id].interrupted()
+            self._messages[kernel_id].interrupted(self._process_group(kernel_id))
         elif data["action"] == "start":
             self._follow(kernel_id)
 
@@ -221,7 +221,10 @@ class ServerKernels:
             return  # still starting, or a gateway's: it has no channels on this machine
         messages = self._messages.setdefault(kernel_id, KernelMessages(kernel_id, self._watch, self._log))
         tracker = ExecutionTracker(
-            manager, on_cells=messages.cell, on_interrupt=messages.interrupted, log=self._log
+            manager,
+            on_cells=messages.cell,
+            on_interrupt=lambda: messages.interrupted(self._process_group(kernel_id)),
+            log=self._log,
         )
         tracker.start()
         self._trackers[kernel_id] = tracker
@@ -248,6 +251,13 @@ class ServerKernels:
         return bool(
             getattr(manager.provisioner, "managed", False) and spec and spec.interrupt_mode == "signal"
         )
+
+    def _process_group(self, kernel_id: str) -> int | None:
+        """The group that a signal to the kernel goes to; None if its provisioner has none."""
+        if kernel_id not in self._manager:
+            return None
+        group = getattr(self._manager.get_kernel(kernel_id).provisioner, "pgid", None)
+        return group if isinstance(group, int) else None
 
     def _forget(self, kernel_id: str, *, gone: bool = False) -> None:
         tracker = self._trackers.pop(kernel_id, None)

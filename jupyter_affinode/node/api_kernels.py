@@ -7,6 +7,8 @@ import asyncio
 from .api_handler import ApiError, Handler
 from .clean_up import CannotEnd
 from .holds import HoldRefused
+from .peers import pid_namespace_of
+from .process_groups import ProcessGroup
 from .records import KernelRecord, Outcome
 
 MOVE_WAIT_S = 60.0
@@ -181,23 +183,32 @@ class CellHandler(Handler):
         self.set_status(204)
 
 
-class CancelHandler(Handler):
+class SignalHandler(Handler):
+    """What concerns the processes that a signal to the kernel reaches."""
+
+    def process_group(self) -> ProcessGroup | None:
+        """The group that was signalled, if the server says which."""
+        number = self.body(process_group=(int, type(None))).get("process_group")
+        return None if number is None else ProcessGroup(number, pid_namespace_of(self.speaker()))
+
+
+class CancelHandler(SignalHandler):
     """An interrupt."""
 
     def post(self, kernel_id: str) -> None:
         """POST /kernels/{id}/cancel"""
-        self.body()
-        self.controller.wishes.cancel(self.kernel(kernel_id))
+        group = self.process_group()
+        self.controller.wishes.cancel(self.kernel(kernel_id), group)
         self.set_status(204)
 
 
-class DyingHandler(Handler):
+class DyingHandler(SignalHandler):
     """A shutdown is about to begin."""
 
     def post(self, kernel_id: str) -> None:
         """POST /kernels/{id}/dying"""
-        self.body()
-        self.controller.wishes.dying(self.kernel(kernel_id))
+        group = self.process_group()
+        self.controller.wishes.dying(self.kernel(kernel_id), group)
         self.set_status(204)
 
 

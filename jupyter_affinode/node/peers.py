@@ -100,14 +100,18 @@ def place_of(peer: Peer) -> Place:
     if peer.pid <= 0:
         return Place(peer.uid)
     try:
-        namespace = os.readlink(f"/proc/{peer.pid}/ns/pid")
-    except OSError:
-        namespace = ""
-    try:
         cgroup = Path(f"/proc/{peer.pid}/cgroup").read_text(errors="replace")[:4096]
     except OSError:
         cgroup = ""
-    return Place(peer.uid, cgroup, namespace)
+    return Place(peer.uid, cgroup, pid_namespace_of(peer.pid))
+
+
+def pid_namespace_of(pid: int) -> str:
+    """The namespace in which a process sees numbers of processes; "" if that cannot be seen."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid") if pid > 0 else ""
+    except OSError:
+        return ""
 
 
 def parent_of(pid: int) -> int | None:

@@ -155,6 +155,7 @@ class Hello:
     kernel_id: str  # "" if the process has none
     command: str
     shim_version: str
+    process_group: int = 0  # as the shim sees it; 0: not known
 
 
 @dataclass(frozen=True)
@@ -291,7 +292,7 @@ def _hello(
     flags: int,
     min_version: int,
     max_version: int,
-    _reserved: int,
+    process_group: int,
     kernel_id: bytes,
     command: bytes,
     shim_version: bytes,
@@ -307,6 +308,7 @@ def _hello(
         _text(kernel_id, "kernel id"),
         _text(command, "command"),
         _text(shim_version, "shim version"),
+        process_group,
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from .holds import HoldRefused, check_hold
 from .moves import Moves
 from .page import State
+from .process_groups import ProcessGroup, reached
 from .records import KERNEL_ENDED, KernelRecord, Outcome, Process
 from .settings import Settings
 from .snapshot import Residency
@@ -101,14 +102,16 @@ class Wishes:
             return f"a file of the node controller's keeps the GPU: {kernel.kept.reason}"
         return "the GPU is no longer kept" if was_held else "the GPU was not kept"
 
-    def cancel(self, kernel: KernelRecord) -> None:
-        """The person interrupted: every waiting call of the kernel fails, until the cell ends or for 5 s."""
+    def cancel(self, kernel: KernelRecord, group: ProcessGroup | None = None) -> None:
+        """The user interrupted: waiting calls in the processes that the signal reaches fail, until the cell ends or for
+        5 s.
+        """
         lasts = CANCEL_LASTS_S if kernel.cell_open else UNTRACKED_CANCEL_LASTS_S
         if kernel.is_tracked and not kernel.cell_open:
             lasts = 0.0  # who waits fails, and the next cell may wait again
         kernel.is_cancelling = True
         self._log.info("cancel %s: what waits for the GPU fails", kernel.id)
-        for process in kernel.connected():
+        for process in reached(kernel.connected(), group):
             if process.connection is not None:
                 process.connection.command(CommandKind.CANCEL, argument=int(lasts * 1e9))
         self._moves.end_resume_wish(kernel, Outcome(Status.REFUSED, "cancelled", "interrupted"))
@@ -122,10 +125,10 @@ class Wishes:
                 if process.connection is not None:
                     process.connection.command(CommandKind.CANCEL_END)
 
-    def dying(self, kernel: KernelRecord) -> None:
-        """The kernel's processes are about to be ended: they must not wait for the GPU any more."""
+    def dying(self, kernel: KernelRecord, group: ProcessGroup | None = None) -> None:
+        """The processes that signals reach are about to be ended: they must not wait for the GPU any more."""
         self._log.info("%s is being shut down", kernel.id)
-        for process in kernel.connected():
+        for process in reached(kernel.connected(), group):
             process.said_dying = True
             if process.connection is not None:
                 process.connection.command(CommandKind.DYING)

@@ -87,6 +87,7 @@ static void fill_hello(struct affinode_hello *hello, bool grant_follows)
 		       (grant_follows ? AFFINODE_HELLO_GRANT : 0u);
 	hello->min_version = AFFINODE_PROTOCOL_MIN_VERSION;
 	hello->max_version = AFFINODE_PROTOCOL_VERSION;
+	hello->process_group = (uint32_t)getpgrp();
 	if (kernel_id)
 		snprintf(hello->kernel_id, sizeof(hello->kernel_id), "%s", kernel_id);
 	read_command_name(hello->command, sizeof(hello->command));

@@ -75,7 +75,9 @@ struct affinode_hello {
 	int32_t pid; /* as the shim sees it; informative, never trusted */
 	uint32_t flags;
 	uint16_t min_version, max_version;
-	uint32_t reserved;
+	/* As the shim sees it: the processes of a kernel that its signals reach are told of interrupts and of its end, others
+	 * are not. 0: not known (an earlier shim, or a group of an outer pid namespace). */
+	uint32_t process_group;
 	char kernel_id[AFFINODE_KERNEL_ID_SIZE]; /* AFFINODE_KERNEL_ID, NUL-terminated; "" if unknown */
 	char command[64];                        /* comm of the process */
 	char shim_version[32];

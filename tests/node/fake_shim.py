@@ -46,10 +46,12 @@ def message(kind: int, body: bytes, *, epoch: int = 0, version: int = 1, size: i
     return HEADER.pack(MAGIC, version, kind, HEADER.size + len(body) if size is None else size, epoch) + body
 
 
-def hello(kernel_id: str = "", *, flags: int = 0, versions: tuple[int, int] = (1, 1), **lies: int) -> bytes:
-    """A HELLO."""
+def hello(
+    kernel_id: str = "", *, flags: int = 0, group: int = 0, versions: tuple[int, int] = (1, 1), **lies: int
+) -> bytes:
+    """A HELLO; `group` is 0 in a shim of an earlier version."""
     body = struct.pack(
-        "=iIHHI64s64s32s", os.getpid(), flags, *versions, 0, kernel_id.encode(), b"fake", b"0.1.0"
+        "=iIHHI64s64s32s", os.getpid(), flags, *versions, group, kernel_id.encode(), b"fake", b"0.1.0"
     )
     return message(HELLO, body, **lies)
 
@@ -203,6 +205,7 @@ class FakeShim:
         resident: int = 0,
         parked: int = 0,
         flags: int = 0,
+        group: int = 0,
         grant: str | None = None,
         state: int | None = None,
         page: FakePage | None = None,
@@ -225,7 +228,7 @@ class FakeShim:
         self._lock = threading.Lock()
         self._socket = connect(folder / "link.sock")
         flags |= HAS_GRANT if grant else 0
-        send(self._socket, hello(kernel_id, flags=flags), self.page.descriptor)
+        send(self._socket, hello(kernel_id, flags=flags, group=group), self.page.descriptor)
         for piece in grant_pieces(grant or ""):
             send(self._socket, piece)
         self._thread = threading.Thread(target=self._follow, daemon=True)

@@ -165,6 +165,25 @@ def test_an_interrupt_reaches_every_process_and_ends_with_the_cell(node, shim, w
         wait_until(lambda kernel=kernel: kernel.heard.of(CANCEL_END))
 
 
+@pytest.mark.parametrize(("message", "command"), [("cancel", CANCEL), ("dying", DYING)])
+def test_what_a_signal_would_not_reach_is_told_neither_of_interrupts_nor_of_ends(
+    node, shim, wait_until, message, command
+):
+    """A job in a session of its own, and the processes of a kernel that was restarted since."""
+    machine = node()
+    machine.ask("PUT", "/kernels/k", {})
+    in_group, of_earlier_version = shim("k", parked=MIB, group=700), shim("k", parked=MIB)
+    elsewhere = shim("k", parked=MIB, group=701)
+    wait_until(lambda: len(machine.kernel("k")["processes"]) == 3)
+    assert machine.ask("POST", f"/kernels/k/{message}", {"process_group": 700})[0] == 204
+    for told in (in_group, of_earlier_version):
+        wait_until(lambda told=told: told.heard.of(command))
+    assert elsewhere.heard.of(command) == []
+    assert machine.ask("POST", f"/kernels/k/{message}", {})[0] == 204
+    wait_until(lambda: elsewhere.heard.of(command))
+    assert len(elsewhere.heard.of(command)) == 1
+
+
 def test_an_interrupt_between_cells_does_not_reach_the_next_cell(node, shim, wait_until):
     machine = node()
     machine.ask("PUT", "/kernels/k", {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from story_cells import SETUP
 
 MAIN = "gpu.add('a', 1)"
 WORKER = """
@@ -34,6 +35,16 @@ print("returned", code)
 PATIENT = "--KernelManager.shutdown_wait_time=80"
 # Who is ended by a signal does not come to it.
 LEAVES = "import atexit, pathlib; atexit.register(pathlib.Path('left').touch)"
+JOB = f"""{SETUP}
+import pathlib
+try:
+    gpu.allocate('job', 100, 7)
+    said = str(gpu.check('job'))
+except RuntimeError as error:
+    said = str(error)
+pathlib.Path('new').write_text(said)
+pathlib.Path('new').rename('said')
+"""
 
 
 @pytest.fixture
@@ -111,6 +122,25 @@ def test_a_waiting_kernel_is_restarted_and_shut_down_without_the_gpu_that_it_wai
     if action == "restart":
         waiter.wait_for_ready()
         assert s.ok(waiter, "1 + 1") == "2"
+
+
+def test_a_job_in_a_session_of_its_own_outlives_interrupt_and_restart_of_its_notebook(crowded, wait_until):
+    """No signal to the kernel's process group reaches it: it goes on waiting for the GPU."""
+    s, waiter, holder = crowded
+    s.ok(
+        waiter,
+        f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {JOB!r}], start_new_session=True)",
+    )
+    wait_until(lambda: s.seen(waiter)["residency"] == "queued", timeout=30)
+    interrupt(s, waiter)
+    wait_until(lambda: f"cancel {waiter.id}" in s.machine.controller_log())
+    status, answer = s.server.request("POST", f"{waiter.path}/restart")
+    assert status == 200, answer
+    wait_until(lambda: f"{waiter.id} is being shut down" in s.machine.controller_log())
+    s.machine.ask("POST", f"/kernels/{holder.id}/release", {})
+    said = s.machine.work / "said"
+    wait_until(said.exists, timeout=30)
+    assert said.read_text() == "True"
 
 
 def test_a_parked_kernel_is_shut_down_without_the_gpu(stage):
