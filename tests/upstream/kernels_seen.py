@@ -1,0 +1,39 @@
+"""A pytest plugin for run.py: write down each kernel that a local provisioner launched, and whether the shim is in it.
+
+One word a kernel, "shim" or "none", goes to the file that AFFINODE_KERNELS_SEEN names. A kernel that has ended before
+it could be looked at is left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+from jupyter_client.provisioning import LocalProvisioner
+
+launch_kernel = LocalProvisioner.launch_kernel
+
+
+def _maps(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/maps") as maps:
+            return maps.read()
+    except OSError:
+        return ""
+
+
+async def _launch(self: Any, cmd: list[str], **kwargs: Any) -> Any:
+    info = await launch_kernel(self, cmd, **kwargs)
+    for _ in range(200):  # Popen returns when the program has begun; the loader maps libraries right after that
+        maps = _maps(self.pid)
+        if "libaffinode" in maps or "libz.so" in maps or "libm.so" in maps or not maps:
+            break
+        await asyncio.sleep(0.005)
+    if maps:
+        with open(os.environ["AFFINODE_KERNELS_SEEN"], "a") as seen:
+            seen.write("shim\n" if "libaffinode" in maps else "none\n")
+    return info
+
+
+LocalProvisioner.launch_kernel = _launch
