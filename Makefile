@@ -21,7 +21,8 @@ PYTHON_SOURCES := $(shell find jupyter_affinode hub_spawner -name labextension -
 help:
 	@echo 'make demo            JupyterLab on a notebook that gives its GPU back (simulated where there is none)'
 	@echo 'make demo-headless   the same notebook without a browser'
-	@echo 'make test            every test'
+	@echo 'make test            the tests that CI runs'
+	@echo 'make test-all        every test, the long ones too'
 	@echo 'make lint            the quick checks of the sources'
 	@echo 'make native          the shim and the simulated GPU, into jupyter_affinode/lib'
 	@echo 'make dist            an sdist and a wheel in dist/'
@@ -33,17 +34,28 @@ demo: $(VENV)/.demo
 demo-headless: $(VENV)/.demo
 	python binder/demo_headless.py
 
-# What pip does takes one core, so that the C tests are compiled beside it.
-test: native
+PYTEST = pytest --reruns=1 -rR --durations=20 --numprocesses=$(TEST_WORKERS) --dist=loadscope --no-loadscope-reorder \
+	$$(python binder/has_gpu.py || echo --ignore=tests/gpu)
+
+test: before-tests
+	@$(MAKE) --no-print-directory --jobs=$(WORKERS) $(VENV)/.test c-tests
+	@$(MAKE) --no-print-directory --jobs=$(WORKERS) --output-sync lint test-lab
+	$(PYTEST) -m 'not long'
+
+# Every C program under every sanitizer, all steps of a move, and what else is marked long.
+test-all: before-tests
+	@$(MAKE) --no-print-directory --jobs=$(WORKERS) $(VENV)/.test
+	@$(MAKE) --no-print-directory --jobs=$(WORKERS) --output-sync lint test-lab
+	TEST_STRIDE=1 $(PYTEST)
+
+before-tests: native
 	@binder/need.sh browser >&2 || echo 'Tests in a browser will be skipped.' >&2
 	@binder/need.sh aarch64 >/dev/null || echo 'Tests on aarch64 will be skipped.' >&2
 	@binder/need.sh cxx >/dev/null
-	@$(MAKE) --no-print-directory --jobs=$(WORKERS) $(VENV)/.test c-tests
-	@$(MAKE) --no-print-directory --jobs=$(WORKERS) --output-sync lint test-lab
-	pytest --reruns=1 -rR --durations=20 --numprocesses=$(TEST_WORKERS) --dist=loadscope --no-loadscope-reorder $$(python binder/has_gpu.py || echo --ignore=tests/gpu)
 
+# What pip does takes one core, so that the C tests are compiled beside it.
 c-tests:
-	$(MAKE) --silent -C shim test-programs
+	$(MAKE) --silent -C shim test-programs-quick
 
 test-lab: $(VENV)/.test
 	jlpm test
@@ -86,4 +98,4 @@ $(VENV)/.test: $(VENV)/bin/python $(BUILD) $(LAB)
 	pip install --quiet --editable '.[test]'
 	@touch $@ $(VENV)/.demo
 
-.PHONY: help demo demo-headless test c-tests test-lab lint lint-python lint-lab native dist clean
+.PHONY: help demo demo-headless test test-all before-tests c-tests test-lab lint lint-python lint-lab native dist clean

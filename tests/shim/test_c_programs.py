@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 
 SHIM = Path(__file__).resolve().parents[2] / "shim"
-FLAVOURS = ("plain", "address", "thread")
 AT_ONCE = 3
 TIMEOUT_S = 200  # more than any program's own deadline and what it says when that has passed
 
@@ -32,56 +31,57 @@ def make(*arguments: str, timeout: float = TIMEOUT_S) -> Completed:
     )
 
 
-PROGRAMS = make("test-list").stdout.split()
+CASES = make("test-list").stdout.split()  # flavour/program
+QUICK = set(make("test-list-quick").stdout.split())
 
 
 @pytest.fixture(scope="session")
-def test_programs(native: Path) -> None:
-    """All programs in all flavours, built."""
+def test_programs(request: pytest.FixtureRequest, native: Path) -> None:
+    """Build the programs that were selected, in their flavours."""
+    selected = " ".join(case for case in CASES if case in _selected(request))
     with (Path(tempfile.gettempdir()) / "affinode-native-build.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        made = make("-j2", "test-programs", timeout=600)
+        made = make("-j2", "test-programs", f"TEST_SELECTED={selected}", timeout=600)
     assert made.returncode == 0, made.stdout
 
 
 @pytest.fixture(scope="session")
-def runs(
-    request: pytest.FixtureRequest, test_programs: None
-) -> Iterator[dict[tuple[str, str], Future[Completed]]]:
+def runs(request: pytest.FixtureRequest, test_programs: None) -> Iterator[dict[str, Future[Completed]]]:
     """The programs that were selected, on their way."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        wanted = [
-            (item.callspec.params["program"], item.callspec.params["flavour"])
-            for item in request.session.items
-            if getattr(item, "originalname", "") == "test_c_program"
-        ]
-        started = {
-            (program, flavour): pool.submit(make, "test-run", f"PROGRAM={program}", f"FLAVOUR={flavour}")
-            for program, flavour in wanted
-        }
+        started = {case: pool.submit(_run, case) for case in CASES if case in _selected(request)}
         yield started
         for run in started.values():
             run.cancel()
 
 
+def _selected(request: pytest.FixtureRequest) -> set[str]:
+    items = [item for item in request.session.items if getattr(item, "originalname", "") == "test_c_program"]
+    return {item.callspec.params["case"] for item in items}
+
+
+def _run(case: str) -> Completed:
+    flavour, program = case.split("/")
+    return make("test-run", f"PROGRAM={program}", f"FLAVOUR={flavour}")
+
+
 @pytest.mark.filterwarnings("default::UserWarning")
-@pytest.mark.parametrize("flavour", FLAVOURS)
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_c_program(
-    request: pytest.FixtureRequest, runs: dict[tuple[str, str], Future[Completed]], program: str, flavour: str
-) -> None:
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[] if case in QUICK else pytest.mark.long) for case in CASES]
+)
+def test_c_program(request: pytest.FixtureRequest, runs: dict[str, Future[Completed]], case: str) -> None:
     if getattr(request.node, "execution_count", 1) > 1:  # tried once more (--reruns), and named
-        ran = make("test-run", f"PROGRAM={program}", f"FLAVOUR={flavour}")
+        ran = _run(case)
     else:
-        ran = runs[program, flavour].result()
+        ran = runs[case].result()
         if ran.returncode != 0:  # a second try that passes hides what the first one said
-            warnings.warn(f"{program}, {flavour}: {ran.stdout[-4000:]}", stacklevel=1)
+            warnings.warn(f"{case}: {ran.stdout[-4000:]}", stacklevel=1)
     assert ran.returncode == 0, ran.stdout
     assert "WARNING: ThreadSanitizer" not in ran.stdout, ran.stdout
 
 
 def test_there_are_programs() -> None:
-    assert len(PROGRAMS) > 15, "make test-list found nothing"
+    assert len(CASES) > 45, "make test-list found nothing"
 
 
 def test_the_message_parser_survives_a_fuzzer(test_programs: None) -> None:

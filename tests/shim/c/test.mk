@@ -17,6 +17,14 @@ TEST_PROGRAMS := $(sort $(filter-out $(TEST_SUPPORT) $(TEST_LIBRARIES) $(TEST_WA
 	$(patsubst $(TEST_FOLDER)/%.c,%,$(wildcard $(TEST_FOLDER)/*.c)) \
 	$(patsubst $(TEST_FOLDER)/%.cc,%,$(wildcard $(TEST_FOLDER)/*.cc))))
 TEST_FLAVOURS := plain address thread
+# What the repository's `make test` runs: each program plain, and under a sanitizer those that it has found defects with
+# or that work with many threads, untrusted bytes or freed memory. `make test-all` and `make test` here run every one.
+TEST_QUICK_address := captures contexts context_storm elsewhere fault_storm faults forks frees free_while_copying \
+	ipc_hostile mappings prepared staging storm
+TEST_QUICK_thread := cancel context_storm exits fault_storm free_while_copying gate_stress ipc pollers preempted prepared \
+	storm watched
+TEST_QUICK := $(TEST_PROGRAMS:%=plain/%) $(TEST_QUICK_address:%=address/%) $(TEST_QUICK_thread:%=thread/%)
+TEST_CASES := $(foreach flavour,$(TEST_FLAVOURS),$(TEST_PROGRAMS:%=$(flavour)/%))
 
 SANITIZE_address := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 SANITIZE_thread := -fsanitize=thread
@@ -86,7 +94,8 @@ RUN_address := $(TEST_RUN) ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_re
 RUN_thread := $(TEST_RUN) TSAN_OPTIONS=halt_on_error=1:atexit_sleep_ms=0:ignore_noninstrumented_modules=1:suppressions=$(abspath $(TEST_FOLDER))/tsan.supp \
 	setarch -R
 
-TEST_ALL := $(foreach flavour,$(TEST_FLAVOURS),$(TEST_PROGRAMS:%=$(TEST_BUILD)/$(flavour)/%))
+# The programs that are built, FLAVOUR/PROGRAM.
+TEST_SELECTED ?= $(TEST_CASES)
 TEST_FILES := $(TEST_LIB)/libcuda.so.1 $(TEST_LIB)/libnvidia-ml.so.1 $(TEST_LIBRARIES:%_driver=$(TEST_LIB)/lib%.so) \
 	$(TEST_LIB)/lib$(TEST_WATCHER).so $(TEST_FLAVOURS:%=$(TEST_BUILD)/%/affinode-gpu-memory)
 
@@ -99,12 +108,15 @@ fuzz: $(TEST_BUILD)/fuzz_messages
 	@mkdir -p $(TEST_BUILD)/corpus
 	$< -max_total_time=$(FUZZ_S) -max_len=512 -artifact_prefix=$(TEST_BUILD)/ $(TEST_BUILD)/corpus
 
-.PHONY: test test-list test-programs test-run fuzz
+.PHONY: test test-list test-list-quick test-programs test-programs-quick test-run fuzz
 test-list:
-	@echo $(TEST_PROGRAMS)
+	@echo $(TEST_CASES)
+test-list-quick:
+	@echo $(TEST_QUICK)
 
 .SECONDARY:
-test-programs: $(SHIM) $(TEST_FILES) $(TEST_ALL)
+test-programs: $(SHIM) $(TEST_FILES) $(TEST_SELECTED:%=$(TEST_BUILD)/%)
+test-programs-quick: $(SHIM) $(TEST_FILES) $(TEST_QUICK:%=$(TEST_BUILD)/%)
 
 test-run: $(SHIM) $(TEST_FILES) $(TEST_BUILD)/$(FLAVOUR)/$(PROGRAM)
 	@$(RUN_$(FLAVOUR)) $(abspath $(TEST_BUILD))/$(FLAVOUR)/$(PROGRAM)
