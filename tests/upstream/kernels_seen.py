@@ -25,7 +25,8 @@ def _maps(pid: int) -> str:
 
 async def _launch(self: Any, cmd: list[str], **kwargs: Any) -> Any:
     info = await launch_kernel(self, cmd, **kwargs)
-    for _ in range(200):  # Popen returns when the program has begun; the loader maps libraries right after that
+    # Popen returns when the program has begun; the loader maps libraries right after that.
+    for _ in range(200):
         maps = _maps(self.pid)
         if "libaffinode" in maps or "libz.so" in maps or "libm.so" in maps or not maps:
             break

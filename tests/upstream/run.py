@@ -65,11 +65,17 @@ def run(source: Path, ours: bool, options: list[str], log: Path) -> Outcome:
     outcome = Outcome()
     with tempfile.TemporaryDirectory(prefix="affinode-upstream-") as folder:
         report, seen = Path(folder, "report.xml"), Path(folder, "kernels")
-        env = {**os.environ, "PYTHONPATH": str(HERE), "AFFINODE_KERNELS_SEEN": str(seen), "XDG_RUNTIME_DIR": folder}
+        env = {
+            **os.environ,
+            "PYTHONPATH": str(HERE),
+            "AFFINODE_KERNELS_SEEN": str(seen),
+            "XDG_RUNTIME_DIR": folder,
+        }
         env.pop(DEFAULT_PROVISIONER, None)
         if ours:
             env[DEFAULT_PROVISIONER] = "affinode-provisioner"
-        command = [sys.executable, "-m", "pytest", "tests", "-p", "kernels_seen", f"--junitxml={report}", *options]
+        options = ["-p", "kernels_seen", f"--junitxml={report}", *options]
+        command = [sys.executable, "-m", "pytest", "tests", *options]
         began = time.monotonic()
         with log.open("w") as output:
             subprocess.run(command, cwd=source, env=env, stdout=output, stderr=subprocess.STDOUT, check=False)
@@ -123,7 +129,9 @@ def main() -> int:
     """Run the suites that the command line names."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("suites", nargs="+", choices=SUITES, metavar="SUITE", help=", ".join(SUITES))
-    parser.add_argument("--source", type=Path, help="an unpacked source distribution or checkout; for one suite")
+    parser.add_argument(
+        "--source", type=Path, help="an unpacked source distribution or checkout; for one suite"
+    )
     parser.add_argument("--only-ours", action="store_true", help="do not run the suite without us first")
     parser.add_argument("--logs", type=Path, help="the folder for what the suites print")
     parser.add_argument("options", nargs="*", default=[], help="after --: options for pytest")
