@@ -33,7 +33,7 @@ bool checkpoint_is_asked(void)
 	int known = atomic_load_explicit(&asked, memory_order_relaxed);
 
 	if (known < 0) {
-		const char *value = getenv(AFFINODE_ENV_DEPTH);
+		const char *value = environment_now(AFFINODE_ENV_DEPTH);
 
 		known = value && strcmp(value, "context") == 0;
 		atomic_store(&asked, known);

@@ -1,3 +1,4 @@
+#define _GNU_SOURCE
 #include "environment.h"
 
 #include <stdlib.h>
@@ -12,12 +13,17 @@ static struct {
 	{"XDG_RUNTIME_DIR", NULL},
 };
 
+const char *environment_now(const char *name)
+{
+	return secure_getenv(name);
+}
+
 /* A child that was forked before the shim began starts anew; what was noted before is never given back, since anybody may
  * have it.  */
 void environment_note(void)
 {
 	for (size_t i = 0; i < sizeof(noted) / sizeof(noted[0]); i++) {
-		const char *value = getenv(noted[i].name);
+		const char *value = environment_now(noted[i].name);
 
 		noted[i].value = value ? strdup(value) : NULL;
 	}

@@ -4,7 +4,6 @@
 #include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include "clock.h"
@@ -14,7 +13,7 @@ static int log_fd = -1;
 
 void log_open(void)
 {
-	const char *path = getenv(AFFINODE_ENV_LOG);
+	const char *path = environment_now(AFFINODE_ENV_LOG);
 
 	if (path && path[0] && log_fd < 0)
 		log_fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);

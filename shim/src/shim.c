@@ -45,7 +45,7 @@ bool shim_is_disabled(void)
 	int known = atomic_load_explicit(&disabled, memory_order_relaxed);
 
 	if (known < 0) {
-		const char *value = getenv(AFFINODE_ENV_DISABLE);
+		const char *value = environment_now(AFFINODE_ENV_DISABLE);
 
 		known = value && value[0] && !(value[0] == '0' && !value[1]);
 		atomic_store(&disabled, known);
