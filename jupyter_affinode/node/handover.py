@@ -17,6 +17,7 @@ import os
 import re
 import socket
 import stat
+import threading
 import time
 from collections.abc import Collection
 from pathlib import Path
@@ -24,6 +25,7 @@ from pathlib import Path
 from .. import environment
 
 ASK_EVERY_S = 0.5
+ANSWERS_WITHIN_S = 0.02  # else it is looked for the next time
 PATIENCE_S = 60.0  # with users' controllers that do not give way
 USERS_FOLDERS = Path("/tmp")  # where `election.Election` puts the locks of users' controllers
 FOLDER_NAME = re.compile(r"affinode-(\d+)")
@@ -71,6 +73,8 @@ class Standby:
         self._log = log
         self._began = time.monotonic()
         self._asked_at = -math.inf
+        self._asking: threading.Thread | None = None
+        self._holders: list[str] | None = None  # None: not known yet
         self._told: list[str] = []
 
     def look(self, now: float, uuids: Collection[str] | None) -> bool:
@@ -83,7 +87,10 @@ class Standby:
         self._asked_at = now
         if uuids is None and now - self._began < PATIENCE_S:
             return False
-        holders = users_who_serve(uuids or ())
+        self._ask(uuids or ())
+        holders = self._holders
+        if holders is None:
+            holders = ["their files do not answer"]
         if not holders:
             self.is_over = True
         elif now - self._began >= PATIENCE_S:
@@ -93,6 +100,16 @@ class Standby:
             self._told = holders
             self._log.info("waits for users' controllers to give way: %s", "; ".join(holders))
         return self.is_over
+
+    def _ask(self, uuids: Collection[str]) -> None:
+        """Ask on a thread: a user's folder may be a file system of that user's, which need not answer."""
+        if self._asking is None or not self._asking.is_alive():
+            self._asking = threading.Thread(target=self._find_holders, args=(uuids,), daemon=True)
+            self._asking.start()
+            self._asking.join(ANSWERS_WITHIN_S)
+
+    def _find_holders(self, uuids: Collection[str]) -> None:
+        self._holders = users_who_serve(uuids)
 
 
 def _users_folders() -> list[Path]:
@@ -116,18 +133,21 @@ def _users_folders() -> list[Path]:
 
 
 def _holder(lock: Path) -> str | None:
-    """Who holds a lock; None if nobody does."""
+    """The holder of a lock in words; None if it is free, or not a regular file, as locks of controllers are."""
     try:
         descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        said = os.read(descriptor, 256).decode(errors="replace").split("\n")[0]
-        return f"{lock.parent.name}, {said if said.isprintable() else 'unnamed'}"
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return None
+        except BlockingIOError:
+            said = os.read(descriptor, 256).decode(errors="replace").split("\n")[0]
     except OSError:
         return None
     finally:
         os.close(descriptor)
-    return None
+    return f"{lock.parent.name}, {said if said.isprintable() else 'unnamed'}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -9,15 +10,21 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
+import fake_shim
 import pytest
 
 from jupyter_affinode import environment
 from jupyter_affinode.cli.systemd_unit import unit_text
 from jupyter_affinode.client import ControllerUnavailable, ensure_controller
 from jupyter_affinode.node import handover
+from jupyter_affinode.node.access import EveryUserAccess
 from jupyter_affinode.node.handover import Standby, machine_answers, users_who_serve
+from jupyter_affinode.node.nvml import NvmlGpu, NvmlSample
+from jupyter_affinode.node.wire import gpu_uuid
 
 STORY = Path(__file__).with_name("handover_story.py")
 
@@ -58,6 +65,68 @@ def test_who_holds_a_users_lock_is_waited_for_but_not_for_ever(tmp_path, monkeyp
     free = Standby(logging.getLogger("standby"))
     assert not free.look(began + 1, None)
     assert free.look(began + 2, ["GPU-1"])
+
+
+class OneGpu:
+    """NVML of a machine with one GPU."""
+
+    UUID = gpu_uuid(fake_shim.GPU)
+
+    def read(self):
+        """As pynvml says it."""
+        gpu = NvmlGpu(self.UUID, 0, "A GPU", 1 << 34, 1 << 30, (1 << 34) - (1 << 30), 0)
+        return NvmlSample(time.monotonic(), "580.1", (gpu,))
+
+
+@contextlib.contextmanager
+def locked(path):
+    """Hold a lock on whatever is there."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def make_fifo(path):
+    """One with a writer: a read of it would wait."""
+    os.mkfifo(path)
+    return os.open(path, os.O_RDWR)
+
+
+@pytest.mark.parametrize("make", [os.mkdir, make_fifo], ids=["directory", "fifo"])
+def test_a_users_lock_that_is_no_regular_file_ends_no_pass(
+    node, shim, tmp_path, monkeypatch, wait_until, make
+):
+    monkeypatch.setattr(handover, "USERS_FOLDERS", tmp_path)
+    folder = tmp_path / f"affinode-{os.getuid()}"
+    folder.mkdir()
+    lock = folder / f"serves-{OneGpu.UUID}.lock"
+    writer = make(lock)
+    with locked(lock):
+        assert users_who_serve([OneGpu.UUID]) == []
+        node(nvml=OneGpu(), access=EveryUserAccess(), park_when="idle", idle_timeout_s=0.1)
+        idle = shim("k", resident=300 << 20)
+        wait_until(lambda: idle.heard.of(fake_shim.PARK), message="a pass decides")
+    if writer is not None:
+        os.close(writer)
+
+
+def test_a_users_folder_that_never_answers_is_waited_for_but_stops_nothing(monkeypatch):
+    goes_on = threading.Event()
+
+    def never_answers(uuids):
+        goes_on.wait(60)
+        return []
+
+    monkeypatch.setattr(handover, "users_who_serve", never_answers)
+    waiting = Standby(logging.getLogger("standby"))
+    began = waiting._began
+    for second in (1, 2, 3):
+        assert not waiting.look(began + second, ["GPU-1"])
+    assert waiting.look(began + handover.PATIENCE_S + 1, ["GPU-1"])
+    goes_on.set()
 
 
 def test_where_users_locks_cannot_be_seen_nobody_is_waited_for(tmp_path, monkeypatch):
