@@ -30,6 +30,7 @@ from .election import LOCK_NAME, AlreadyServed, Election
 from .grants import GrantsUnavailable
 from .history_options import HistoryOptions
 from .metrics_server import serve_metrics
+from .service_manager import ServiceManager
 from .settings import NOT_FOR_MANY_USERS, Settings, SettingsRefused
 
 LOG_NAME = "node.log"
@@ -282,11 +283,14 @@ async def _serve(
     server = serve(controller)
     spare_passes()
     controller.start()
+    manager = ServiceManager()
+    manager.ready()
     log.info("controller %s, process %d, serves %s", __version__, os.getpid(), socket)
     log.info("settings: %s", ", ".join(f"{name}={value}" for name, value in settings.as_dict().items()))
     try:
         await controller.finished.wait()
     finally:
+        manager.stopping()
         server.stop()
         if metrics_server is not None:
             metrics_server.stop()

@@ -158,6 +158,20 @@ def test_nobody_but_an_administrator_starts_the_machines_controller(tmp_path, mo
             client.close()
 
 
+def test_a_service_manager_hears_that_the_controller_is_ready_and_that_its_loop_turns(machine):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        path = machine.folder / "notify"
+        manager.bind(str(path))
+        manager.settimeout(30)
+        machine.environment |= {"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": "100000"}
+        controller = machine.start_controller()
+        assert [manager.recv(64) for _ in range(3)] == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1"]
+        controller.terminate()
+        while (heard := manager.recv(64)) == b"WATCHDOG=1":
+            pass
+        assert heard == b"STOPPING=1"
+
+
 def test_the_unit_is_one_that_systemd_takes_and_little_is_left_to_it(tmp_path):
     unit = tmp_path / "affinode.service"
     unit.write_text(unit_text(sys.executable))

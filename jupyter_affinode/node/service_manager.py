@@ -1,0 +1,45 @@
+"""Tells the service manager that this controller is ready, and that its loop still turns: systemd's sd_notify(3)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+
+
+class ServiceManager:
+    """The manager that started this process, if it asked to be told. Made and used on the event loop."""
+
+    def __init__(self) -> None:
+        address = os.environ.pop("NOTIFY_SOCKET", "")  # not for processes that this one starts
+        self._address = "\0" + address[1:] if address.startswith("@") else address
+        watched = os.environ.pop("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        microseconds = os.environ.pop("WATCHDOG_USEC", "0")
+        self._beat_s = int(microseconds) / 2e6 if watched and microseconds.isdigit() else 0.0
+        self._loop = asyncio.get_running_loop()
+        self._beat_handle: asyncio.TimerHandle | None = None
+
+    def ready(self) -> None:
+        """This controller serves; from now on a loop that stands still has the manager start another one."""
+        self._tell("READY=1")
+        if self._beat_s:
+            self._beat()
+
+    def stopping(self) -> None:
+        """This controller ends."""
+        if self._beat_handle is not None:
+            self._beat_handle.cancel()
+        self._tell("STOPPING=1")
+
+    def _beat(self) -> None:
+        self._tell("WATCHDOG=1")
+        self._beat_handle = self._loop.call_later(self._beat_s, self._beat)
+
+    def _tell(self, state: str) -> None:
+        if not self._address:
+            return
+        kind = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK
+        # A manager that does not listen must not end this controller.
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, kind) as manager:
+            manager.sendto(state.encode(), self._address)
