@@ -44,7 +44,10 @@ class Lot:
     is_huge: bool  # of pages set aside by the administrator: other programs cannot use them anyway
 
     def revoke(self) -> None:
-        """Free the pages, whoever still has the descriptor; whoever touches a mapping of it gets SIGBUS."""
+        """Free the pages, whoever still has the descriptor; a process that touches a mapping of it gets SIGBUS.
+
+        Only for a lot that no process has mapped: never handed out, given back, or its process has ended.
+        """
         with contextlib.suppress(OSError):
             os.ftruncate(self.descriptor, 0)
         os.close(self.descriptor)

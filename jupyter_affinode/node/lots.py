@@ -3,6 +3,10 @@
 First touch is what makes a first park slow, and a process's own memory counts against its own limit. Lots are
 touched here, in the background, and charged to the controller: where that runs for the whole node, parked
 bytes are the node's and not the person's.
+
+A lot that a process was sent is truncated only when that process says that it has unmapped it (LOT_END), or has
+ended: a cut under a mapping is a SIGBUS in the kernel, and the lot may hold the only copy of its GPU memory. A
+process that is silent, or that a controller stops following, keeps its lots.
 """
 
 from __future__ import annotations

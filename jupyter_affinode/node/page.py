@@ -109,7 +109,7 @@ class Fixed(enum.IntEnum):
     ARRAY = 4
     SHARED = 5
     UNBACKED = 6
-    OTHER = 7
+    DEVICE = 7
 
 
 class Depth(enum.IntEnum):

@@ -16,7 +16,7 @@ FIXED_WORDS = {
     Fixed.ARRAY: "CUDA arrays and textures",
     Fixed.SHARED: "memory shared with another process",
     Fixed.UNBACKED: "memory on a device without virtual memory management",
-    Fixed.OTHER: "other memory",
+    Fixed.DEVICE: "memory that a network card or disk may write to (RDMA, GPUDirect Storage)",
 }
 
 

@@ -16,6 +16,7 @@
 #include "caches.h"
 #include "clock.h"
 #include "contexts.h"
+#include "device_writes.h"
 #include "gate.h"
 #include "kept.h"
 #include "lots.h"
@@ -207,6 +208,10 @@ static void count_bytes(void)
 		page->gpus[i].fixed_bytes[AFFINODE_FIXED_MANAGED] = managed_left(i);
 		page->gpus[i].fixed_bytes[AFFINODE_FIXED_SHARED] += shared[i];
 		page->gpus[i].fixed_bytes[AFFINODE_FIXED_MAPPED] += mapped[i];
+		if (device_writes_reason(false)) {
+			page->gpus[i].fixed_bytes[AFFINODE_FIXED_DEVICE] = page->gpus[i].resident_bytes;
+			page->gpus[i].resident_bytes = 0;
+		}
 	}
 }
 

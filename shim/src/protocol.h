@@ -126,7 +126,11 @@ enum affinode_command_kind {
 	/* A lot: `argument` bytes (a multiple of 32 MiB) of touched, zeroed host memory for copies, in the one memfd that
 	 * comes with the message. `request` is its number, good on this connection only: after another WELCOME the lot is
 	 * still the shim's to use, and nothing is told of its end. Map it shared, MADV_DONTFORK, and close the
-	 * descriptor. Pages are huge where fstat's st_blksize says so. Give back what a park left empty. */
+	 * descriptor. Pages are huge where fstat's st_blksize says so. Give back what a park left empty.
+	 * A lot that was sent is the shim's: the controller must not truncate it, nor make holes in it, before NOTIFY_LOT_END
+	 * of its number on the same connection or the end of the process, since a cut under a mapping is a SIGBUS in the
+	 * kernel, and its contents may be all that is left of the GPU's memory. Silence, a lost link, another WELCOME and the
+	 * end of the controller are no reason. */
 	AFFINODE_COMMAND_LOT = 10,
 	/* Ask the frameworks in this process to drop what they only cache on the GPU, unless a cell runs. Answered. */
 	AFFINODE_COMMAND_DROP_CACHES = 11,
@@ -264,7 +268,7 @@ enum affinode_fixed {
 	AFFINODE_FIXED_ARRAY = 4,    /* CUDA arrays */
 	AFFINODE_FIXED_SHARED = 5,   /* shared with another process */
 	AFFINODE_FIXED_UNBACKED = 6, /* large, but the device has no virtual memory management */
-	AFFINODE_FIXED_OTHER = 7,
+	AFFINODE_FIXED_DEVICE = 7,   /* devices may write to it without a call: RDMA, GPUDirect Storage */
 	AFFINODE_FIXED_REASONS = 8,
 };
 
