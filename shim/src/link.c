@@ -121,13 +121,13 @@ static void sample(uint64_t now)
 static void watch_mover(uint64_t now)
 {
 	uint64_t deadline = mover_wait_deadline_ns();
-	struct moved moved;
+	struct moved moved, refused = {.move = link_.move};
+	const char *why;
 
 	/* A move that the mover has not begun is none of what it waits for.  */
-	if (deadline && now >= deadline && mover_revoke_wait() && link_.owes_reply && !mover_has_next()) {
-		struct moved refused = {.move = link_.move, .status = AFFINODE_BUSY,
-					.text = "the GPU is still computing"};
-
+	if (deadline && now >= deadline && mover_revoke_wait(&refused.status, &why) && link_.owes_reply &&
+	    !mover_has_next()) {
+		snprintf(refused.text, sizeof(refused.text), "%s", why);
 		link_.owes_reply = false;
 		link_reply(&refused);
 	}

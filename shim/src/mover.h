@@ -66,9 +66,9 @@ void mover_look(void);
 bool mover_take_outcome(struct moved *moved);
 
 /* When a bounded wait for the GPU has to be given up, 0: none; and giving it up (opens the gate): false, it had ended.
- * The move itself ends only when the GPU's work does.  */
+ * The move itself ends only when the GPU's work does; what becomes of it is known. By the link thread.  */
 uint64_t mover_wait_deadline_ns(void);
-bool mover_revoke_wait(void);
+bool mover_revoke_wait(enum affinode_status *status, const char **why);
 
 /* Free doomed blocks if the mover is not at work.  */
 void mover_reap(void);

@@ -24,19 +24,28 @@ static _Atomic unsigned holders; /* frees that wait for the mover at a closed ga
 enum { WAIT_NONE, WAIT_ARMED, WAIT_REVOKED };
 static _Atomic int bounded_wait;
 static _Atomic uint64_t bounded_wait_ns;
+static _Atomic unsigned waiting_before; /* calls that waited when it began */
 
 uint64_t mover_wait_deadline_ns(void)
 {
-	return atomic_load(&bounded_wait) == WAIT_ARMED ? atomic_load(&bounded_wait_ns) : 0;
+	if (atomic_load(&bounded_wait) != WAIT_ARMED)
+		return 0;
+	/* Reading depends on nothing that waits: it has the time that it takes, until it keeps a call waiting.  */
+	if (mover_is_copying() && gate_calls_waiting() <= atomic_load(&waiting_before) && !mover_has_holders())
+		atomic_store(&bounded_wait_ns, clock_ns() + DRAIN_NS);
+	return atomic_load(&bounded_wait_ns);
 }
 
-bool mover_revoke_wait(void)
+bool mover_revoke_wait(enum affinode_status *status, const char **why)
 {
 	int armed = WAIT_ARMED;
+	bool reads = mover_is_copying();
 
 	if (!atomic_compare_exchange_strong(&bounded_wait, &armed, WAIT_REVOKED))
 		return false;
 	gate_open();
+	*status = reads ? AFFINODE_REVOKED : AFFINODE_BUSY;
+	*why = reads ? MOVER_CALL_CAME : MOVER_GPU_COMPUTES;
 	return true;
 }
 
@@ -62,25 +71,49 @@ void mover_wait_for_copies(void)
 		clock_sleep_ns(HOLD_POLL_NS);
 }
 
-/* Wait for every context at the closed gate, DRAIN_NS at most: beyond that the link thread opens the gate, since
- * whatever the GPU waits for may be waiting at it. Streams were seen idle, so this is nearly always at once; it covers
- * the per-thread default streams, which no other thread can ask about.  */
-bool mover_synchronise_bounded(void)
+/* At the closed gate: whatever the GPU waits for may be waiting there too, so beyond DRAIN_NS the link thread opens it.
+ * False: it did.  */
+static bool bounded(void (*work)(void *), void *data)
 {
 	int armed = WAIT_ARMED;
-	bool done;
 
+	atomic_store(&waiting_before, gate_calls_waiting());
 	atomic_store(&bounded_wait_ns, clock_ns() + DRAIN_NS);
 	atomic_store(&bounded_wait, WAIT_ARMED);
 	link_wake();
-	done = gpu_synchronise();
-	if (!atomic_compare_exchange_strong(&bounded_wait, &armed, WAIT_NONE)) {
-		atomic_store(&bounded_wait, WAIT_NONE);
+	work(data);
+	if (atomic_compare_exchange_strong(&bounded_wait, &armed, WAIT_NONE))
+		return true;
+	atomic_store(&bounded_wait, WAIT_NONE);
+	return false;
+}
+
+static void synchronise(void *done)
+{
+	*(bool *)done = gpu_synchronise();
+}
+
+/* Streams were seen idle, so this is nearly always at once; it covers the per-thread default streams, which no other thread
+ * can ask about.  */
+bool mover_synchronise_bounded(void)
+{
+	bool done = false;
+
+	if (!bounded(synchronise, &done))
 		return false;
-	}
 	if (!done)
 		gate_open();
 	return done;
+}
+
+bool mover_read_bounded(void (*read)(void *), void *data)
+{
+	bool in_time;
+
+	mover_set_copying(true); /* the gate may be open before the end */
+	in_time = bounded(read, data);
+	mover_set_copying(false);
+	return in_time;
 }
 
 bool mover_has_holders(void)

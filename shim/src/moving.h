@@ -11,6 +11,10 @@ void resume(struct moved *moved);
  * next free or allocation, but there may be none. False: not now.  */
 bool free_what_is_left(void);
 
+/* Reasons that more than one of them gives.  */
+#define MOVER_CALL_CAME "a CUDA call came while parking"
+#define MOVER_GPU_COMPUTES "the GPU is still computing"
+
 void outcome_is(struct moved *moved, enum affinode_status status, const char *text);
 
 /* The controller took the move back.  */
@@ -25,6 +29,9 @@ void mover_set_copying(bool copying);
 
 /* Wait for every context's work at the closed gate, a short while at most; false: it is open again.  */
 bool mover_synchronise_bounded(void);
+
+/* Read the application's memory behind the closed gate; false: that took so long that the gate is open again.  */
+bool mover_read_bounded(void (*read)(void *), void *data);
 
 /* How many have stepped aside so far.  */
 unsigned mover_steps_aside(void);

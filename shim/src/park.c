@@ -1,20 +1,22 @@
-/* Parking. What was copied is released only when everything was copied and nothing has changed since; until then the way
- * back is to open the gate.
+/* Parking. Memory is released only when the host has all of it and nothing has changed since; until then the way back is
+ * to open the gate.
  *
- * The gate is closed twice, for a moment each time. At the first, the GPU is idle and the calls made so far are noted; then
- * the gate opens again and everything is read and copied beside the application. Any call of the application's ends
- * that at once, without having waited. At the second, no call since the first proves that nothing has changed.
+ * The gate is closed with the GPU idle behind it, the calls made so far are noted, and all memory is digested. Where the
+ * host has it all from the last park, it is released there and then. Else the gate opens again, and what the host lacks
+ * is copied beside the application. Any call of the application's ends that at once, without having waited. The gate is
+ * closed a second time: no call since the first closing proves that the application has changed nothing, and a second
+ * digest that devices and calls past the shim have not.
  *
  * One that preempts (AFFINODE_MOVE_PREEMPT) closes the gate once, with work under way, and keeps it closed: nobody ends it,
  * and who comes waits until the process has its turn again.  */
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "checkpoint.h"
 #include "clock.h"
 #include "contexts.h"
+#include "copying_out.h"
+#include "device_writes.h"
 #include "driver.h"
 #include "gate.h"
 #include "host_memory.h"
@@ -26,7 +28,6 @@
 #include "shim.h"
 #include "slabs.h"
 #include "survey.h"
-#include "transfers.h"
 
 #define DRAIN_NS (100 * MS_NS)
 /* A preemption waits that long for the calls under way while it keeps nobody waiting, and then for the GPU's work.  */
@@ -51,7 +52,7 @@ static uint64_t calls_made(void)
 
 static bool somebody_came(void)
 {
-	if (atomic_load(&gate.dying) || mover_is_aborted())
+	if (atomic_load(&gate.dying) || mover_is_aborted() || shim_is_unparkable())
 		return true;
 	return !atomic_load(&preempting) &&
 	       (gate_calls_waiting() > waiting_at_start || calls_made() != calls_at_start);
@@ -66,13 +67,14 @@ static const char *close_gate_on_idle_gpu(void)
 		return why;
 	if (gate_close(DRAIN_NS) != 0)
 		return "a CUDA call is in progress";
+	mover_set_copying(false); /* a call that steps aside may be what the GPU waits for */
 	/* A capture or a launch may have begun between the look and the closing.  */
 	why = gpu_busy();
 	if (why) {
 		gate_open();
 		return why;
 	}
-	return mover_synchronise_bounded() ? NULL : "the GPU is still computing";
+	return mover_synchronise_bounded() ? NULL : MOVER_GPU_COMPUTES;
 }
 
 /* Close the gate although the application is at work: at its next call, and when what was submitted is done. Both are
@@ -84,7 +86,6 @@ static const char *close_gate_on_working_gpu(void)
 
 	if (why)
 		return why;
-	shim_register_exit(); /* an exit that begins while the gate is closed must not wait at it */
 	if (gate_close_at_next_call(NEXT_CALL_NS, DRAIN_NS) != 0)
 		return "a CUDA call is in progress";
 	until = clock_ns() + REST_NS;
@@ -94,7 +95,7 @@ static const char *close_gate_on_working_gpu(void)
 		gate_open();
 		return why;
 	}
-	return mover_synchronise_bounded() ? NULL : "the GPU is still computing";
+	return mover_synchronise_bounded() ? NULL : MOVER_GPU_COMPUTES;
 }
 
 static bool all_contexts_ready(void)
@@ -105,157 +106,60 @@ static bool all_contexts_ready(void)
 	return true;
 }
 
-static bool is_unchanged(const struct item *item)
-{
-	const struct chunk *chunk = item_chunk(item);
-
-	return item->digestible && chunk->kind == CHUNK_HELD && chunk->digested &&
-	       memcmp(&chunk->digest, &item->now.digest, sizeof(chunk->digest)) == 0;
-}
-
-static bool is_zero(const struct item *item)
-{
-	return item->digestible && item->now.zero;
-}
-
-static bool needs_copy(const struct item *item)
-{
-	return !is_zero(item) && !is_unchanged(item);
-}
-
-/* Slots for this item and those after it that lie side by side and lack one too.  */
-static CUresult give_slots(struct item *item, const struct item *end)
-{
-	size_t want = 1;
-	struct host_slot slot;
-	size_t got;
-
-	while (item + want < end && item_follows(item + want - 1, item + want) && needs_copy(item + want) &&
-	       !chunk_has_slot(item_chunk(item + want)))
-		want++;
-	got = slots_take(want, &slot);
-	if (got == 0)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	for (size_t i = 0; i < got; i++, slot.index++) {
-		struct chunk *chunk = item_chunk(item + i);
-
-		chunk->slot = slot;
-		chunk->kind = CHUNK_STALE;
-	}
-	return CUDA_SUCCESS;
-}
-
-static bool extends(const struct stretch *stretch, const struct item *item)
-{
-	const struct host_slot *slot = &item_chunk(item)->slot;
-
-	return stretch->bytes && item->now.address == stretch->device + stretch->bytes &&
-	       slot->slab == stretch->host.slab && slot->index * CHUNK_BYTES == stretch->host.index * CHUNK_BYTES +
-										  stretch->bytes;
-}
-
-/* Begin the lane's next copy. *done: nothing is left in it.  */
-static CUresult copy_out_next(struct survey *survey, struct lane *lane, uint64_t *copied, bool *done)
-{
-	struct stretch stretch = {.context = lane->context};
-	struct item *item, *end = survey->items + lane->end;
+struct look {
+	struct survey *survey;
 	CUresult result;
+};
 
-	for (; lane->at < lane->end; lane->at++) {
-		item = &survey->items[lane->at];
-		if (!needs_copy(item)) {
-			if (stretch.bytes)
-				break;
-			continue;
-		}
-		if (!chunk_has_slot(item_chunk(item))) {
-			if (stretch.bytes)
-				break;
-			result = give_slots(item, end);
-			if (result != CUDA_SUCCESS)
-				return result;
-		}
-		if (stretch.bytes && !extends(&stretch, item))
-			break;
-		if (!stretch.bytes) {
-			stretch.device = item->now.address;
-			stretch.host = item_chunk(item)->slot;
-		}
-		item_chunk(item)->kind = CHUNK_STALE; /* until all of it is there */
-		stretch.bytes += item_bytes(item);
-	}
-	*done = lane->at == lane->end;
-	*copied += stretch.bytes;
-	return transfer_begin(&stretch, true);
-}
-
-static CUresult copy_all_out(struct survey *survey, uint64_t *copied)
+static void look_at_memory(void *data)
 {
-	CUresult result = CUDA_SUCCESS, finished;
-	size_t open = survey->lane_count;
+	struct look *look = data;
 
-	while (open && result == CUDA_SUCCESS) {
-		open = 0;
-		for (size_t i = 0; i < survey->lane_count && result == CUDA_SUCCESS; i++) {
-			bool done = survey->lanes[i].at == survey->lanes[i].end;
-
-			if (!done && somebody_came())
-				result = CUDA_ERROR_NOT_READY;
-			else if (!done)
-				result = copy_out_next(survey, &survey->lanes[i], copied, &done);
-			open += !done;
-		}
-	}
-	finished = survey_finish_transfers(survey);
-	return result == CUDA_SUCCESS ? finished : result;
+	look->result = survey_digest(look->survey);
 }
 
-static struct slab_order order_for(const struct survey *survey, const struct moved *moved, uint64_t *in_all)
+/* See what is in the memory behind the closed gate. One that preempts has all the time that it takes.  */
+static bool digest_behind_gate(struct moved *moved, struct survey *survey)
 {
-	uint64_t budget = moved->move.budget;
-	struct slab_order order = {.budget = budget ? budget : UINT64_MAX, .node = -1, .stop = somebody_came};
+	struct look look = {.survey = survey};
+	uint64_t begin = clock_ns();
+	bool in_time = true;
 
-	*in_all = 0;
-	for (size_t i = 0; i < survey->item_count; i++) {
-		const struct item *item = &survey->items[i];
-
-		*in_all += is_zero(item) ? 0 : CHUNK_BYTES;
-		order.slots += needs_copy(item) && !chunk_has_slot(item_chunk(item));
-	}
-	if (survey->lane_count) {
-		order.context = moved->leaves ? NULL : survey->lanes[0].context->handle;
-		order.node = survey->lanes[0].context->device->numa_node;
-	}
-	return order;
+	if (moved->move.preempts)
+		look_at_memory(&look);
+	else
+		in_time = mover_read_bounded(look_at_memory, &look);
+	log_line("park: digested behind the gate in %.1f ms", (double)(clock_ns() - begin) / 1e6);
+	if (look.result != CUDA_SUCCESS)
+		outcome_is(moved, AFFINODE_FAILED, "the driver could not read the GPU's memory");
+	else if (!in_time)
+		outcome_is(moved, AFFINODE_REVOKED, MOVER_CALL_CAME);
+	return in_time && look.result == CUDA_SUCCESS;
 }
 
-/* With the gate open: see what is in the memory, and copy what the host does not have yet.  */
+/* With the gate open: copy what the host does not have yet.  */
 static bool copy_beside_application(struct moved *moved, struct survey *survey)
 {
-	uint64_t in_all, begin = clock_ns(), digested;
-	struct slab_order order;
+	uint64_t in_all, begin = clock_ns();
+	struct slab_order order = slabs_for_copies(survey, &in_all);
 	CUresult result;
 	int made;
 
-	pools_trim();
-	result = survey_digest(survey);
-	if (result != CUDA_SUCCESS) {
-		outcome_is(moved, AFFINODE_FAILED, "the driver could not read the GPU's memory");
-		return false;
-	}
-	order = order_for(survey, moved, &in_all);
-	digested = clock_ns();
+	order.budget = moved->move.budget ? moved->move.budget : UINT64_MAX;
+	order.stop = somebody_came;
+	/* The driver would pin again at the way back whatever is pinned, at 45 GiB/s, before the first byte is copied.  */
+	if (moved->leaves)
+		order.context = NULL;
 	made = slabs_make(&order);
-	log_line("park: digested in %.1f ms, host memory made ready in %.1f ms", (double)(digested - begin) / 1e6,
-		 (double)(clock_ns() - digested) / 1e6);
+	log_line("park: host memory made ready in %.1f ms", (double)(clock_ns() - begin) / 1e6);
 	if (made == 0)
-		result = copy_all_out(survey, &moved->copied);
+		result = copy_all_out(survey, somebody_came, &moved->copied);
 	else
 		result = made == -EAGAIN ? CUDA_ERROR_NOT_READY : CUDA_ERROR_OUT_OF_MEMORY;
 	if (result == CUDA_SUCCESS)
 		return true;
 	if (result == CUDA_ERROR_NOT_READY) {
-		outcome_is(moved, AFFINODE_REVOKED, "a CUDA call came while parking");
+		outcome_is(moved, AFFINODE_REVOKED, MOVER_CALL_CAME);
 	} else if (result == CUDA_ERROR_OUT_OF_MEMORY) {
 		outcome_is(moved, AFFINODE_NO_HOST_ROOM, "host memory is short");
 		moved->bytes = in_all;
@@ -263,25 +167,6 @@ static bool copy_beside_application(struct moved *moved, struct survey *survey)
 		outcome_is(moved, AFFINODE_FAILED, "the driver could not copy the GPU's memory out");
 	}
 	return false;
-}
-
-/* The copies are what the GPU holds; from here on they are the contents.  */
-static void settle_copies(struct moved *moved, struct survey *survey)
-{
-	for (size_t i = 0; i < survey->item_count; i++) {
-		struct item *item = &survey->items[i];
-		struct chunk *chunk = item_chunk(item);
-
-		if (is_zero(item)) {
-			chunk_drop(chunk);
-			chunk->kind = CHUNK_ZERO;
-			moved->zeros += CHUNK_BYTES;
-		} else {
-			chunk->kind = CHUNK_HELD;
-		}
-		chunk->digest = item->now.digest;
-		chunk->digested = item->digestible;
-	}
 }
 
 static void release_all(struct moved *moved, struct survey *survey)
@@ -297,24 +182,60 @@ static void release_all(struct moved *moved, struct survey *survey)
 	}
 }
 
-/* At the second closing of the gate. True: parked.  */
+/* The host gets what it lacks, and the gate is closed again.  */
+static bool complete_copies(struct moved *moved, struct survey *survey)
+{
+	const char *why = NULL;
+
+	if (!moved->move.preempts) {
+		mover_set_copying(true);
+		gate_open();
+	}
+	if (!copy_beside_application(moved, survey))
+		return false;
+	if (!moved->move.preempts)
+		why = close_gate_on_idle_gpu();
+	if (why)
+		outcome_is(moved, AFFINODE_BUSY, why);
+	return !why;
+}
+
+/* Behind the closed gate: what is digested last is what counts.  */
+static bool prepare_to_release(struct moved *moved, struct survey *survey)
+{
+	const char *why;
+	bool is_last = true;
+
+	if (!digest_behind_gate(moved, survey))
+		return false;
+	if (!host_has_all(survey)) {
+		if (!complete_copies(moved, survey))
+			return false;
+		is_last = false;
+	}
+	if (!somebody_came() && managed_prefetch_out(somebody_came))
+		is_last = false;
+	if (somebody_came())
+		return true; /* the caller looks again */
+	if (!is_last && !digest_behind_gate(moved, survey))
+		return false;
+	moved->zeros = settle_copies(survey);
+	why = host_has_all(survey) ? device_writes_reason(true) : "GPU memory was written to without a CUDA call";
+	if (why)
+		outcome_is(moved, AFFINODE_BUSY, why);
+	return !why;
+}
+
+/* With the gate closed. True: parked.  */
 static bool give_up_memory(struct moved *moved, struct survey *survey)
 {
-	const char *why = moved->move.preempts ? NULL : close_gate_on_idle_gpu();
-
-	if (why) {
-		outcome_is(moved, AFFINODE_BUSY, why);
+	if (!prepare_to_release(moved, survey))
 		return false;
-	}
-	if (!somebody_came())
-		managed_prefetch_out(somebody_came);
 	if (somebody_came() || (moved->move.prepare && !mover_wait_for_commit(moved))) {
 		if (moved->status == AFFINODE_OK)
-			outcome_is(moved, AFFINODE_REVOKED, "a CUDA call came while parking");
-		gate_open();
+			outcome_is(moved, AFFINODE_REVOKED, MOVER_CALL_CAME);
 		return false;
 	}
-	settle_copies(moved, survey);
 	release_all(moved, survey);
 	return true;
 }
@@ -324,24 +245,18 @@ static void park_with(struct moved *moved, struct survey *survey)
 	bool parked;
 
 	shim_move_state(AFFINODE_STATE_RESIDENT, AFFINODE_STATE_PARKING);
-	if (!moved->move.preempts) {
-		mover_set_copying(true);
-		gate_open();
-	}
-	shim_register_exit(); /* before: an exit that begins while the gate is closed must not wait at it */
-	/* The driver would pin again at the way back whatever is pinned, at 45 GiB/s, before the first byte is copied.  */
 	moved->leaves = moved->move.to_context && !checkpoint_objection();
-	parked = copy_beside_application(moved, survey) && give_up_memory(moved, survey);
+	parked = give_up_memory(moved, survey);
 	survey_end(survey);
 	mover_set_copying(false);
 	driver.cuCtxSetCurrent(NULL);
 	if (!parked) { /* what was freed meanwhile may still be used by work that runs: free_what_is_left */
-		if (moved->move.preempts)
-			gate_open();
+		gate_open();
 		shim_move_state(AFFINODE_STATE_PARKING, AFFINODE_STATE_RESIDENT);
 		return;
 	}
 	blocks_reap(false);
+	pools_trim();
 	slabs_release_unused();
 	driver.cuCtxSetCurrent(NULL);
 	blocks_changed();
@@ -374,10 +289,14 @@ void park(struct moved *moved)
 		return outcome_is(moved, AFFINODE_NOTHING, "no GPU memory that can be moved");
 	if (shim_is_unparkable())
 		return outcome_is(moved, AFFINODE_FAILED, "this process cannot be parked");
+	why = device_writes_reason(true);
+	if (why)
+		return outcome_is(moved, AFFINODE_NOTHING, why);
 	if (!all_contexts_ready())
 		return outcome_is(moved, AFFINODE_BUSY, "a CUDA context is not ready to be copied from");
 	waiting_at_start = gate_calls_waiting();
 	atomic_store(&preempting, moved->move.preempts);
+	shim_register_exit(); /* before: an exit that begins while the gate is closed must not wait at it */
 	why = moved->move.preempts ? close_gate_on_working_gpu() : close_gate_on_idle_gpu();
 	if (why)
 		return outcome_is(moved, AFFINODE_BUSY, why);

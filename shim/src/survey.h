@@ -14,7 +14,8 @@ struct item {
 	struct block *block;
 	size_t block_number; /* in the survey */
 	size_t index;        /* of the chunk in its block */
-	bool digestible;
+	struct digest before; /* when it was copied, if `copied` */
+	bool digestible, copied;
 };
 
 /* The items of one context: the link to its GPU is used beside those of others.  */

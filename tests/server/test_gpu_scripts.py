@@ -93,6 +93,12 @@ def test_memory_shared_between_processes(scripts_machine):
     assert "stay as shared" in done.stdout and "Traceback" not in done.stderr
 
 
+def test_what_a_parks_digests_take(scripts_machine):
+    done = script(scripts_machine, "digest", "--gib=0.25", "--rounds=1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "| unchanged | 1 |" in done.stdout and done.stdout.count("changed | 2 |") == 2
+
+
 def test_two_gpus(scripts_machine):
     done = script(scripts_machine, "two_gpus", "--cases=peer_driver,rank_driver", "--rounds=4")
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,70 @@
+/* A thread unmaps memory while a park copies, and the GPU waits for what the thread does next: the park gives up in time, and
+ * the unmapping is not held up until the GPU's work has ended, which would be never.  */
+#include <sys/syscall.h>
+
+#include "board.h"
+#include "harness.h"
+
+static const CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+					 .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+static const CUmemAccessDesc access_all = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+
+static CUdeviceptr mapping;
+static uint32_t *flag; /* the GPU waits until it is not 0 */
+static _Atomic pid_t unmapper;
+static _Atomic bool unmapped;
+
+static void *unmap_then_set_flag(void *unused)
+{
+	(void)unused;
+	CUDA(CtxSetCurrent(cuda_context));
+	atomic_store(&unmapper, (pid_t)syscall(SYS_gettid));
+	CUDA(MemUnmap(mapping, MiB(2)));
+	atomic_store(&unmapped, true);
+	__atomic_store_n(flag, 1, __ATOMIC_RELEASE);
+	return NULL;
+}
+
+int main(int argc, char **argv)
+{
+	CUmemGenericAllocationHandle handle;
+	CUresult (*create_hidden)(CUstream *, unsigned int);
+	pthread_t unmaps;
+	CUstream hidden;
+	CUdeviceptr block;
+	uint32_t epoch;
+	void *host;
+
+	test_begin(argc, argv, 30);
+	board_make();
+	cuda_start();
+	controller_accept();
+	CUDA(MemAlloc(&block, MiB(4)));
+	CHECK_EQUAL(launch_pattern(NULL, block, MiB(4), 8), CUDA_SUCCESS);
+	CUDA(MemCreate(&handle, MiB(2), &prop, 0));
+	CUDA(MemAddressReserve(&mapping, MiB(2), 0, 0, 0));
+	CUDA(MemMap(mapping, MiB(2), 0, handle, 0));
+	CUDA(MemSetAccess(mapping, MiB(2), &access_all, 1));
+	CUDA(MemHostAlloc(&host, 4096, 0));
+	flag = host;
+	*flag = 0;
+	*(void **)&create_hidden = cuda_hidden("cuStreamCreate");
+	CHECK_EQUAL(create_hidden(&hidden, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS); /* its work is not seen by a look */
+	CUDA(CtxSynchronize());
+	board_arm("cuStreamSynchronize:HOLD:2"); /* behind the last copy, as the first is behind the digests */
+	epoch = controller_command(AFFINODE_COMMAND_PARK, 0);
+	UNTIL(board_holds());
+	thread_start(&unmaps, unmap_then_set_flag, NULL);
+	UNTIL(atomic_load(&unmapper));
+	CHECK(!thread_waits_or(atomic_load(&unmapper), &unmapped));
+	CHECK_EQUAL(launch_wait_flag(hidden, flag), CUDA_SUCCESS);
+	board_disarm();
+	CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_BUSY);
+	thread_join(unmaps);
+	CUDA(CtxSynchronize());
+	CUDA(MemRelease(handle));
+	controller_park();
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK(holds_pattern(block, MiB(4), 8, 0));
+	return 0;
+}
