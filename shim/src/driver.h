@@ -61,7 +61,6 @@
 	  (CUmemGenericAllocationHandle *, void *, int))                                                            \
 	X(cuDeviceTotalMem, "cuDeviceTotalMem", 3020, (size_t *, CUdevice))                                         \
 	X(cuDeviceGetDefaultMemPool, "cuDeviceGetDefaultMemPool", 11020, (CUmemoryPool *, CUdevice))                \
-	X(cuDeviceGetMemPool, "cuDeviceGetMemPool", 11020, (CUmemoryPool *, CUdevice))                              \
 	X(cuMemPoolGetAttribute, "cuMemPoolGetAttribute", 11020, (CUmemoryPool, int, void *))                       \
 	X(cuMemPoolTrimTo, "cuMemPoolTrimTo", 11020, (CUmemoryPool, size_t))                                        \
 	X(cuDeviceGetGraphMemAttribute, "cuDeviceGetGraphMemAttribute", 11040, (CUdevice, int, void *))             \

@@ -71,19 +71,16 @@ static uint64_t trim_pool(CUmemoryPool pool)
 	return before > after ? before - after : 0;
 }
 
-static uint64_t trim_device_pools(const struct device *device)
+/* It is there for as long as the device. What else may be the device's current pool the application made, and may destroy:
+ * it is in the list. (One imported from another process allocates nothing here, and cannot be current.)  */
+static uint64_t trim_default_pool(const struct device *device)
 {
-	CUmemoryPool by_default = NULL, current = NULL;
-	uint64_t bytes = 0;
+	CUmemoryPool pool = NULL;
 
-	if (driver.cuDeviceGetDefaultMemPool &&
-	    driver.cuDeviceGetDefaultMemPool(&by_default, device->ordinal) == CUDA_SUCCESS && by_default)
-		bytes += trim_pool(by_default);
-	/* One that the application made is in the list already, but not one that it has from another process.  */
-	if (driver.cuDeviceGetMemPool && driver.cuDeviceGetMemPool(&current, device->ordinal) == CUDA_SUCCESS &&
-	    current && current != by_default)
-		bytes += trim_pool(current);
-	return bytes;
+	if (!driver.cuDeviceGetDefaultMemPool ||
+	    driver.cuDeviceGetDefaultMemPool(&pool, device->ordinal) != CUDA_SUCCESS || !pool)
+		return 0;
+	return trim_pool(pool);
 }
 
 static uint64_t graph_reserved(const struct device *device)
@@ -124,7 +121,7 @@ uint64_t pools_trim(void)
 		if (!context || driver.cuCtxSetCurrent(context->handle) != CUDA_SUCCESS)
 			continue;
 		if (atomic_load(&device_has_used[i]))
-			bytes += trim_device_pools(device_at(i));
+			bytes += trim_default_pool(device_at(i));
 		bytes += trim_graphs(device_at(i));
 	}
 	pthread_mutex_lock(&pools_lock);

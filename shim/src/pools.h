@@ -10,7 +10,7 @@ void pool_note(CUmemoryPool pool);
 void pool_forget(CUmemoryPool pool);
 
 /* Give back to the GPU what pools and graphs keep but do not use; bytes, as far as the driver tells. For the mover, with
- * the gate open and the GPU seen idle: the pools fill again when they are used. A driver that cannot is no error.  */
+ * the rest parked: the pools fill again when they are used. A driver that cannot is no error.  */
 uint64_t pools_trim(void);
 
 void pools_reset_in_child(void);

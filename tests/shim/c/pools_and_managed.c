@@ -1,5 +1,8 @@
 /* Memory that is not ours to move, and how it leaves the GPU all the same: what pools only keep is given back, managed memory
  * is sent to the host. By parking, and, where the shim is part of the program, by the mover's calls one by one.  */
+#include <sys/syscall.h>
+
+#include "board.h"
 #include "harness.h"
 
 #define KEPT MiB(64)
@@ -71,6 +74,49 @@ static void through_a_park(void)
 	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
 	CHECK_EQUAL(page_read().gpus[0].fixed_bytes[AFFINODE_FIXED_MANAGED], 0);
 	CUDA(MemFreeAsync(used, NULL));
+	CUDA(MemFree(block));
+}
+
+static _Atomic pid_t destroyer;
+static _Atomic bool destroyed;
+
+static void *destroy(void *pool)
+{
+	atomic_store(&destroyer, (pid_t)syscall(SYS_gettid));
+	CUDA(MemPoolDestroy(pool));
+	atomic_store(&destroyed, true);
+	return NULL;
+}
+
+/* The device's current pool is one of the program's, and is ended while a park trims it: that waits until the trim is done.  */
+static void the_current_pool_ends(void)
+{
+	const CUmemPoolProps properties = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+	CUresult (*set_current)(CUdevice, CUmemoryPool);
+	CUdeviceptr block, used;
+	CUmemoryPool pool;
+	pthread_t thread;
+	uint32_t park;
+
+	*(void **)&set_current = cuda_symbol("cuDeviceSetMemPool");
+	CHECK(set_current != NULL);
+	CUDA(MemPoolCreate(&pool, &properties));
+	keep_all(pool);
+	CHECK_EQUAL(set_current(0, pool), CUDA_SUCCESS);
+	CUDA(MemAlloc(&block, MiB(2)));
+	used = use_and_keep(NULL);
+	CUDA(MemFreeAsync(used, NULL));
+	CUDA(CtxSynchronize());
+	board_arm("cuMemPoolTrimTo:HOLD:2"); /* the first is the default pool's */
+	park = controller_command(AFFINODE_COMMAND_PARK, 0);
+	UNTIL(board_holds());
+	thread_start(&thread, destroy, pool);
+	UNTIL(atomic_load(&destroyer));
+	CHECK(!thread_waits_or(atomic_load(&destroyer), &destroyed));
+	board_disarm();
+	thread_join(thread);
+	CHECK_EQUAL(controller_reply(park).status, AFFINODE_OK);
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
 	CUDA(MemFree(block));
 }
 
@@ -218,6 +264,7 @@ int main(int argc, char **argv)
 	CUdeviceptr block;
 
 	test_begin(argc, argv, 60);
+	board_make();
 	cuda_start();
 	controller_accept();
 	CUDA(MemAlloc(&block, MiB(2))); /* makes the context ready */
@@ -225,6 +272,7 @@ int main(int argc, char **argv)
 	CUDA(DeviceGetDefaultMemPool(&by_default, 0));
 	keep_all(by_default);
 	through_a_park();
+	the_current_pool_ends();
 #ifdef SHIM_LINKED
 	CUDA(MemAlloc(&block, MiB(2)));
 	call_by_call();
