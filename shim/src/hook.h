@@ -3,6 +3,8 @@
 #ifndef AFFINODE_HOOK_H
 #define AFFINODE_HOOK_H
 
+#include <pthread.h>
+
 #include "cuda_types.h"
 #include "gate.h"
 
@@ -23,10 +25,28 @@ struct hook_name {
 struct hook *hook_named(const struct hook_name *names, size_t count, const char *name, int version);
 void *hook_instance(struct hook *hook, void *real);
 
+/* A thread that is being cancelled ends after the hook: a hook holds locks, and nobody would give them back.  */
+static inline int cancellation_off(void)
+{
+	int before = PTHREAD_CANCEL_ENABLE;
+
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
+	return before;
+}
+
+static inline void cancellation_restore(const int *before)
+{
+	pthread_setcancelstate(*before, NULL);
+}
+
+#define WITHOUT_CANCELLATION() \
+	const int cancellation_before __attribute__((cleanup(cancellation_restore), unused)) = cancellation_off()
+
 /* HOOK(name, (parameters), arguments…) after `static CUresult on_name(void *real, parameters)`.  */
 #define HOOK_INSTANCE(name, n, parameters, ...)                                                                     \
 	static CUresult name##_at_##n parameters                                                                    \
 	{                                                                                                           \
+		WITHOUT_CANCELLATION();                                                                             \
 		return on_##name(hook_##name.reals[n], __VA_ARGS__);                                                \
 	}
 #define HOOK(name, parameters, ...)                                                                                 \
