@@ -272,10 +272,7 @@ CUresult gate_wait(enum affinode_class class_, bool gives_up)
 {
 	struct slot *slot = slot_own();
 
-	if (slot)
-		return wait_at_gate(slot, class_, gives_up);
-	clock_sleep_ns(MS_NS);
-	return CUDA_SUCCESS;
+	return wait_at_gate(slot ? slot : slot_shared(), class_, gives_up);
 }
 
 /* A slot that says "inside" although its own thread comes in again: nested, if the outer wrapper's frame is still
@@ -302,13 +299,37 @@ static bool enter_nested(struct slot *slot, struct gate_pass *pass)
 	return false;
 }
 
+/* No memory for a slot: the process is never parked again rather than that the call is refused. A park under way sees that
+ * before it gives anything up, and one that is done is waited for.  */
+static bool is_open_without_slot(void)
+{
+	shim_give_up_parking("no memory for a thread's slot");
+	atomic_thread_fence(memory_order_seq_cst);
+	return !gate_is_closed();
+}
+
+static CUresult enter_without_slot(enum affinode_class class_)
+{
+	while (!is_open_without_slot()) {
+		CUresult result;
+
+		if (class_ == AFFINODE_CLASS_SYNC && shim_is_parked())
+			return (CUresult)atomic_load(&gate.broken);
+		result = wait_at_gate(slot_shared(), class_, may_be_cancelled(class_));
+		if (result != CUDA_SUCCESS)
+			return result;
+	}
+	shadows_catch_up();
+	return CUDA_SUCCESS;
+}
+
 CUresult gate_enter_slow(struct gate_pass *pass, enum affinode_class class_)
 {
 	struct slot *slot = slot_own();
 
 	pass->slot = NULL;
-	if (!slot) /* no memory for a slot: never park again rather than refuse the call */
-		return shim_give_up_parking("no memory for a thread's slot"), CUDA_SUCCESS;
+	if (!slot)
+		return enter_without_slot(class_);
 	if (enter_nested(slot, pass))
 		return CUDA_SUCCESS;
 	for (;;) {
@@ -338,7 +359,7 @@ bool gate_try_enter(struct gate_pass *pass, enum affinode_class class_)
 
 	pass->slot = NULL;
 	if (!slot)
-		return !gate_is_closed();
+		return is_open_without_slot();
 	if (enter_nested(slot, pass))
 		return true;
 	pass->cookie = (uintptr_t)pass ^ (uintptr_t)slot;

@@ -13,13 +13,20 @@
 
 #define SLOTS_A_PAGE 32
 
-static _Atomic(struct slot *) slots;
+/* Nobody's own: those for whom there is no memory show in it that they wait.  */
+static struct slot shared_slot = {.used = 1};
+static _Atomic(struct slot *) slots = &shared_slot;
 static pthread_key_t slot_key;
 static pthread_once_t slot_key_once = PTHREAD_ONCE_INIT;
 static bool slot_key_made;
 
 __thread struct slot *gate_slot __attribute__((tls_model("initial-exec")));
 static __thread struct slot *slot_aside __attribute__((tls_model("initial-exec")));
+
+struct slot *slot_shared(void)
+{
+	return &shared_slot;
+}
 
 struct slot *slots_first(void)
 {
@@ -118,6 +125,8 @@ void slots_reset_in_child(void)
 		atomic_store(&slot->inside, 0);
 		atomic_store(&slot->waiting, 0);
 		atomic_store(&slot->books, 0);
+		if (slot == &shared_slot)
+			continue;
 		if (slot == gate_slot || slot == slot_aside) {
 			atomic_store(&slot->tid, (pid_t)syscall(SYS_gettid));
 			continue;

@@ -9,6 +9,9 @@ struct slot *slots_first(void);
 /* A slot for the calling thread, released when the thread ends. NULL: no memory.  */
 struct slot *slot_acquire(void);
 
+/* For a thread that has none, to wait with; it never says that a call is inside.  */
+struct slot *slot_shared(void);
+
 /* The calling thread's slot, acquired if it has none.  */
 struct slot *slot_own(void);
 
