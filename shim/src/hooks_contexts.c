@@ -224,8 +224,10 @@ static CUresult on_cuDevicePrimaryCtxRelease(void *real, CUdevice ordinal)
 	handle = primary_of(ordinal);
 	result = ((CUresult(*)(CUdevice))real)(ordinal);
 	if (result == CUDA_SUCCESS && handle &&
-	    driver.cuDevicePrimaryCtxGetState(ordinal, &flags, &active) == CUDA_SUCCESS && !active)
+	    driver.cuDevicePrimaryCtxGetState(ordinal, &flags, &active) == CUDA_SUCCESS && !active) {
 		drop_context(handle);
+		device_known(ordinal)->primary = NULL; /* another context may have that handle next */
+	}
 	primary_contexts_unlock();
 	contexts_ended();
 	if (held)
