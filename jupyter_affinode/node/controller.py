@@ -209,7 +209,7 @@ class Controller:
         """The machine, for the API, as somebody may see it."""
         whole = describe.node_json(
             self.state,
-            self._queue,
+            self._outlooks,
             self.lots,
             version=self.version,
             socket=str(self.socket),
@@ -342,6 +342,8 @@ class Controller:
         self._queue = waiters(node, self.state.settings)
         self._outlooks = outlooks(now, node, self.state.settings) if self._queue else {}
         self._waits_since = waits_since(self._outlooks.values())
+        if not self._queue:
+            self.state.turns.forget()
 
     def _moved(self) -> None:
         """A move ended, or is to be tried again: the GPUs' figures may have changed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -16,7 +16,7 @@ from .nvml import NvmlGpu
 from .outlook import Outlook
 from .page import Depth, Fixed, PageGpu
 from .records import KernelRecord, Process
-from .snapshot import Kernel, Residency, Waiter
+from .snapshot import Kernel, Residency
 from .state import NodeState
 from .words import FIXED_WORDS, residency_in_words
 
@@ -145,7 +145,7 @@ def _wait_json(outlook: Outlook | None, now: float) -> dict[str, Any]:
 
 def node_json(
     state: NodeState,
-    queue: Sequence[Waiter],
+    queue: Iterable[str],
     lots: LotStock,
     *,
     version: str,
@@ -153,7 +153,7 @@ def node_json(
     uptime_s: float,
     history: dict[str, Any],
 ) -> dict[str, Any]:
-    """The machine."""
+    """The machine; `queue`: the kernels that wait, in turn."""
     measured = state.gpus.measured
     kernels = [kernel.by_gpu().values() for kernel in state.kernels.values()]
     parked = sum(gpu.parked_bytes for gpus in kernels for gpu in gpus)
@@ -188,7 +188,7 @@ def node_json(
             "cgroup_headroom_bytes": min(limits) if limits else None,
         },
         "settings": state.settings.as_dict(),
-        "queue": list(dict.fromkeys(waiter.kernel.id for waiter in queue)),
+        "queue": list(queue),
         "others": None,  # `views.node_view` knows who asks
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from .actions import (
     Action,
@@ -24,6 +24,7 @@ from .observer import Observers
 from .parts import Parts
 from .records import KernelRecord
 from .state import NodeState
+from .whose import standing
 from .wire import Status
 from .words import bytes_in_words
 
@@ -59,6 +60,7 @@ class Effects:
             keeps = bytes_in_words(action.keep_bytes)
             self._log.info("%s gives back host memory down to %s: %s", kernel.id, keeps, action.reason)
         elif isinstance(action, Resume):
+            self._take_turn(kernel, action.reserved_bytes, now)
             self._parts.moves.resume(kernel, action.reserved_bytes, action.reason, action.cause, action.gpu)
         elif isinstance(action, RefusePark):
             status = Status.NO_HOST_ROOM if action.slug == "no-host-memory" else Status.REFUSED
@@ -66,9 +68,14 @@ class Effects:
         elif isinstance(action, EndKernel):
             self._end(kernel, action, now)
         elif isinstance(action, GrantRoom):
+            self._take_turn(kernel, [action.gpu], now)
             self._parts.rooms.answer(kernel, action.key, now, reason=None)
         elif isinstance(action, DenyRoom):
             self._parts.rooms.answer(kernel, action.key, now, reason=action.reason, cause=action.cause)
+
+    def _take_turn(self, kernel: KernelRecord, gpus: Iterable[str], now: float) -> None:
+        priority = standing(kernel, self._state.settings).priority
+        self._state.turns.take(kernel.payer or "", priority, gpus, now)
 
     def _park(self, kernel: KernelRecord, action: Park) -> None:
         if action.lot_bytes:

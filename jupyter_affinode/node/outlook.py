@@ -19,7 +19,7 @@ from .serving import is_hopeless
 from .settings import Settings
 from .snapshot import Kernel, Node, Residency, Waiter
 from .victims import park_s, resume_s
-from .waiting import waits_since
+from .waiting import in_turn, lines_of, waits_since
 from .words import bytes_in_words
 
 FULL = "the GPU is full until others have been idle for long enough"
@@ -41,13 +41,15 @@ def outlooks(now: float, node: Node, settings: Settings) -> dict[str, Outlook]:
     view = _View(now, node, settings)
     found: dict[str, Outlook] = {}
     ahead: dict[str, int] = {}  # by GPU: what those before need
-    for waiter in view.plan.queue:
+    had = view.plan.turns  # everyone is taken to be served in turn
+    for _, waiter in in_turn(view.plan.queue, had, now, settings):
         if waiter.kernel.id not in found:
             reason, moment = view.look(waiter, ahead)
             estimate_s = None if moment is None else max(moment - now, 0.0)
             found[waiter.kernel.id] = Outlook(len(found) + 1, waiter.since, reason, estimate_s)
         for uuid, need in waiter.needs.items():
             ahead[uuid] = ahead.get(uuid, 0) + need
+        had.update(lines_of(waiter.kernel, waiter.needs))
     return found
 
 

@@ -6,6 +6,7 @@ kernels does so once a pass: a machine may have a thousand of them, and hundreds
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
@@ -17,8 +18,8 @@ from .keepers import Keepers
 from .lateness import is_given_up, is_late
 from .memory_limits import Limits
 from .settings import Settings
-from .snapshot import Kernel, Node, Residency
-from .waiting import waiters
+from .snapshot import Kernel, Line, Node, Residency
+from .waiting import lines_of, waiters
 
 ON_THE_MOVE = (Residency.PARKING, Residency.RESUMING)
 
@@ -41,6 +42,7 @@ class Plan:
         self.settings = settings
         self.actions: list[Action] = []
         self.queue = waiters(node, settings)
+        self.turns: Counter[Line] = Counter()  # how often this pass served each user
         self.limits = Limits(node, settings)
         self.room = {uuid: gpu.free_bytes for uuid, gpu in node.gpus.items()}
         for reservation in node.reservations:
@@ -119,6 +121,7 @@ class Plan:
         self.act(Resume(kernel.id, elsewhere or kernel.resume_bytes, reason, cause, gpu))
         self._host.is_passing(kernel, sum(kernel.resume_bytes.values()))
         self.take_room(needs)
+        self.turns.update(lines_of(kernel, elsewhere or kernel.resume_bytes))
 
     # ---- room
 

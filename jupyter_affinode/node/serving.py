@@ -10,6 +10,7 @@ from .elsewhere import Found, Lines, look_elsewhere
 from .plan import Plan
 from .reclaiming import reclaim
 from .snapshot import Kernel, RoomRequest, Waiter
+from .waiting import in_turn, lines_of
 from .words import bytes_in_words, duration_in_words
 
 DENY_AFTER_S = 0.5  # the least that an allocation waits before "it can never fit" is believed
@@ -17,8 +18,8 @@ LAST_RESERVES = 0  # the margin when nobody is left who could yield
 
 
 def serve_queue(plan: Plan) -> None:
-    """Give room to whose turn it is first; nobody overtakes who waits for the same GPU, unless that delays nobody
-    (backfill.py).
+    """Give room to whose turn it is first (waiting.py); nobody overtakes who waits for the same GPU, unless that delays
+    nobody (backfill.py).
 
     Who could never be served as things are, or has just failed, does not hold up the others; nor does somebody for
     whom nobody can yield for want of host memory (reclaiming.py). Nor does who
@@ -27,7 +28,7 @@ def serve_queue(plan: Plan) -> None:
     """
     lines = Lines()
     heads, backfill = lines.heads, plan.settings.backfill
-    for place, waiter in enumerate(plan.queue):
+    for place, waiter in in_turn(plan.queue, plan.turns, plan.now, plan.settings):
         kernel = waiter.kernel
         if not plan.is_free(kernel):
             continue
@@ -141,6 +142,7 @@ def _give(plan: Plan, waiter: Waiter, needs: Mapping[str, int]) -> None:
     if room is not None:
         plan.act(GrantRoom(kernel.id, room.key, room.gpu, room.bytes))
         plan.take_room(needs)
+        plan.turns.update(lines_of(kernel, [room.gpu]))
     else:
         waited = duration_in_words(plan.now - waiter.since)
         plan.resume(kernel, needs, f"it waited {waited}", Cause.CELL)

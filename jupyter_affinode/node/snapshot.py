@@ -241,6 +241,10 @@ class Node:
     is_settled: bool = True  # long enough after the start that shims have said HELLO
     is_complete: bool = True  # … even those that were just waiting before they would try again
     speeds: Mapping[str, Speed] = field(default_factory=dict)  # by GPU, as measured here
+    turns: Mapping[Line, float] = field(default_factory=dict)  # when each user was last served (waiting.py)
+
+
+Line = tuple[str, int, str]  # a user (`Kernel.payer`), a priority class and a GPU
 
 
 class Waiter(NamedTuple):
@@ -253,3 +257,4 @@ class Waiter(NamedTuple):
     since: float
     needs: Mapping[str, int]  # bytes by GPU
     room: RoomRequest | None = None  # None: a resume
+    order: float = 0.0  # its place in the queue: waiting.py

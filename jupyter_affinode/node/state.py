@@ -31,6 +31,7 @@ from .settings import Settings
 from .snapshot import Host, Kernel, Node, Reservation, Residency, Speed
 from .speeds import MoveSpeeds
 from .stuck import Stuck, stuck
+from .waiting import Turns
 from .whose import owner_of
 from .wire import Hello, HelloFlag
 
@@ -56,6 +57,7 @@ class NodeState:
         self.reservations = ReservationBook()
         self.speeds = MoveSpeeds()
         self.lapses = Lapses()
+        self.turns = Turns()
         self.keeps: dict[str, Keep] = {}
         self._parents_seen_at = 0.0
         self.foresight: Foresight | None = None  # what history says; used with the setting `prediction`
@@ -317,6 +319,7 @@ class NodeState:
             is_settled,
             is_complete,
             speeds,
+            self.turns.seen(),
         )
 
     def _needs_of_earlier_resume(self, seen: Kernel, now: float) -> dict[str, int]:

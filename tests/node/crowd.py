@@ -95,7 +95,8 @@ def _as_found(draw: random.Random, number: int, kernel: Kernel, uuids: list[str]
 def _kernel(draw: random.Random, number: int, uuid: str, waits: bool, full: bool) -> Kernel:
     size = draw.randint(1, 8) * GIB
     since = NOW - draw.uniform(1, 900)
-    who = {"user": f"user-{number % 50}", "groups": ("staff",), "priority": draw.choice((0, 0, 0, 1, -1))}
+    name = f"user-{number % 50}"
+    who = {"user": name, "payer": name, "groups": ("staff",), "priority": draw.choice((0, 0, 0, 1, -1))}
     use = HostUse(is_frugal=True, kept_bytes=size // 2, trimmable_bytes=size // 2)
     if waits and number % 4 == 0:  # an allocation of a kernel that has memory
         room = RoomRequest((number, 1), uuid, GIB, since)

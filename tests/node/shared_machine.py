@@ -7,7 +7,7 @@ what when: cells, pauses, holds, wishes, parks that are refused, kernels that ar
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from jupyter_affinode.node.actions import Action, Cause, DenyRoom, EndKernel, GrantRoom, Park, Resume
@@ -24,7 +24,7 @@ from jupyter_affinode.node.snapshot import (
     RoomRequest,
     Waiter,
 )
-from jupyter_affinode.node.waiting import overtaking_s, waiters
+from jupyter_affinode.node.waiting import Turns, overtaking_s, waiters
 
 STEP_S = 0.5
 MOVE_S = 1.0
@@ -38,6 +38,7 @@ class Notebook:
     sizes: Mapping[str, int]
     cells: Sequence[tuple[float, float]]
     user: str = ""
+    payer: str = ""
     priority: int = 0
     one_long_call: bool = (
         False  # its cells are one call each: nothing is seen of them but that it is in flight
@@ -102,6 +103,7 @@ class Notebook:
             retry_pause_s=back_off_s(self.refusals) if self.refusals else 0.0,
             behind_until=self.behind_until,
             user=self.user,
+            payer=self.payer,
             priority=self.priority,
             may_be_preempted=len(self.sizes) == 1,
             resident_since=self.resident_since,
@@ -123,6 +125,8 @@ class SharedMachine:
     actions: list[tuple[float, Action]] = field(default_factory=list)
     waits: dict[str, float] = field(default_factory=dict)  # the longest, by kernel
     served: list[tuple[float, Waiter]] = field(default_factory=list)
+    turns: Turns = field(default_factory=Turns)
+    passed_by: dict[str, set[tuple[str, str]]] = field(default_factory=dict)  # by waiter: user and GPU
     reserved: dict[str, Reservation] = field(default_factory=dict)  # of allocations, by kernel
     number: int = 0
 
@@ -148,7 +152,8 @@ class SharedMachine:
             shown[each.gpu] += each.bytes
         gpus = {uuid: Gpu(uuid, shown[uuid], total, self.now + 1) for uuid, total in self.totals.items()}
         kernels = tuple(notebook.seen() for notebook in self.notebooks if not notebook.is_over)
-        return Node(gpus, kernels, Host(1 << 50), (*reserved, *self.reserved.values()))
+        reservations = (*reserved, *self.reserved.values())
+        return Node(gpus, kernels, Host(1 << 50), reservations, turns=self.turns.seen())
 
     def step(self) -> None:
         """Everybody goes on; the policy looks, decides and is carried out; time passes."""
@@ -222,11 +227,40 @@ class SharedMachine:
                 left.append(waiter)
         if self.settings.backfill or self.settings.user_limits:
             return  # who waits for their own limit is passed by, and so is who is not delayed
+        self._check_turns(queue, served, left)
         for waiter in queue:
             for other in left if waiter.kernel.id in served else ():
+                if waiter.kernel.payer or other.kernel.payer:
+                    continue
                 if other.needs.keys() & waiter.needs.keys() and other.since < waiter.since:
                     assert other.kernel.priority < waiter.kernel.priority, "overtaken within a class"
                     assert waiter.since - other.since <= overtaking_s(self.settings), "overtaken too late"
+
+    def _check_turns(self, queue: Sequence[Waiter], served: Set[str], left: Sequence[Waiter]) -> None:
+        """The oldest waiter of a user, class and GPU is passed by each other user of the class once at most."""
+        first: dict[tuple[str, int, str], Waiter] = {}
+        for waiter in sorted(queue, key=lambda each: each.since):
+            for uuid in waiter.needs:
+                first.setdefault((waiter.kernel.payer, waiter.kernel.priority, uuid), waiter)
+        for waiter in queue:
+            if waiter.kernel.id not in served:
+                continue
+            self.passed_by.pop(waiter.kernel.id, None)
+            for other in left:
+                line = {uuid for uuid in waiter.needs if uuid in other.needs}
+                is_first = all(
+                    first[other.kernel.payer, other.kernel.priority, uuid] is other for uuid in other.needs
+                )
+                if not line or not is_first or waiter.kernel.priority != other.kernel.priority:
+                    continue
+                if other.kernel.payer == waiter.kernel.payer:
+                    assert not other.kernel.payer or waiter.since <= other.since, "out of order"
+                    self.passed_by.pop(other.kernel.id, None)
+                    continue
+                passed = self.passed_by.setdefault(other.kernel.id, set())
+                for uuid in line if waiter.kernel.payer and other.kernel.payer else ():
+                    assert (waiter.kernel.payer, uuid) not in passed, "a user was served twice before another"
+                    passed.add((waiter.kernel.payer, uuid))
 
     def _check_limits(self, actions: Sequence[Action]) -> None:
         limit = self.settings.user_limits
@@ -341,6 +375,8 @@ class SharedMachine:
 
     def _apply(self, action: Action) -> None:
         notebook = next(each for each in self.notebooks if each.id == action.kernel_id)
+        if isinstance(action, Resume | GrantRoom):
+            self.turns.take(notebook.payer, notebook.priority, notebook.sizes, self.now)
         if isinstance(action, Park):
             assert notebook.residency is Residency.RESIDENT
             notebook.residency, notebook.preempted = Residency.PARKING, action.preempts or notebook.computes

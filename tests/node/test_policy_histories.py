@@ -150,6 +150,42 @@ def test_who_comes_much_later_is_never_served_before(made, ageing_s):
                 assert first.since - later.since <= overtaking_s(policy)
 
 
+def rivals(most=8, **fields):
+    """One user's many kernels and another's one, each as large as the GPU, that compute again and again."""
+    made = [
+        Notebook(f"ann-{number}", {"A": 80 * MIB}, [(6.0, 4.0)] * 12, payer="ann") for number in range(most)
+    ]
+    return [*made, Notebook("bob-0", {"A": 80 * MIB}, [(2.0, 2.0)] * 12, payer="bob", **fields)]
+
+
+def test_a_user_with_many_kernels_keeps_another_with_one_waiting_for_one_turn():
+    """Of compute, idle time and two moves: not for the turns of all eight."""
+    machine = machine_of(rivals(), BASE)
+    while machine.notebooks[-1].at < 12:
+        machine.step()
+    turn_s = 4.0 + BASE.idle_timeout_s + 2 * MOVE_S + 4 * STEP_S
+    assert machine.waits["bob-0"] <= 2 * turn_s
+    run(machine)
+
+
+def test_on_a_controller_of_ones_own_the_order_is_first_come_first_served():
+    made = rivals()
+    for notebook in made:
+        notebook.payer = ""
+    machine = run(machine_of(made, BASE))
+    for place, (_, first) in enumerate(machine.served):
+        assert all(first.since <= later.since for _, later in machine.served[place + 1 :])
+
+
+@given(notebooks(), POLICIES, st.data(), st.none() | st.integers(0, 1 << 32))
+@FEW
+def test_users_take_turns_and_everybody_gets_the_gpu_in_the_end(made, policy, data, seed):
+    """`_check_turns` looks at each step for the bound on being passed by."""
+    for notebook in made:
+        notebook.payer = data.draw(st.sampled_from(["ann", "bob", "eve"]))
+    run(machine_of(made, policy, seed), more_s=4000.0)
+
+
 @given(notebooks(groups=False, least=2), st.integers(0, 1 << 32))
 @FEW
 def test_a_preempted_kernel_goes_on_where_it_was(made, seed):

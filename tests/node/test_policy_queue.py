@@ -71,6 +71,49 @@ def test_what_a_kernel_needs_is_in_the_order_of_its_requests_whatever_the_hash_s
     assert list(waiter.needs) == gpus
 
 
+# ---- users take turns
+
+
+def served_at(moment, payer, priority=0, gpu=A):
+    return {(payer, priority, gpu): moment}
+
+
+def test_a_user_who_was_served_goes_behind_those_who_waited_by_then():
+    ann = [parked(f"ann{number}", waits=90 - number, payer="ann") for number in range(3)]
+    bob, eve = parked("bob", waits=9, payer="bob"), parked("eve", waits=30, payer="eve")
+    everybody = node(*ann, bob, eve)
+    turns = replace(everybody, turns=served_at(NOW - 10, "ann"))
+    assert [each.kernel.id for each in waiters(everybody, NEEDED)] == ["ann0", "ann1", "ann2", "eve", "bob"]
+    assert [each.kernel.id for each in waiters(turns, NEEDED)] == ["eve", "ann0", "ann1", "ann2", "bob"]
+    elsewhere = replace(everybody, turns=served_at(NOW - 10, "ann", gpu="GPU-other"))
+    other_class = replace(everybody, turns=served_at(NOW - 10, "ann", priority=1))
+    for same in (elsewhere, other_class):
+        assert waiters(same, NEEDED) == waiters(everybody, NEEDED)
+
+
+def test_users_also_take_turns_within_one_pass():
+    ann = [parked(f"ann{number}", 4 * GIB, waits=90 - number, payer="ann") for number in range(6)]
+    bob = [parked(f"bob{number}", 4 * GIB, waits=9 - number, payer="bob") for number in range(2)]
+    actions = decide(NOW, node(*ann, *bob, free=13 * GIB), NEEDED)
+    assert [action.kernel_id for action in actions] == ["ann0", "bob0", "ann1"]
+    told = outlooks(NOW, node(*ann, *bob), NEEDED)
+    assert list(told) == ["ann0", "bob0", "ann1", "bob1", "ann2", "ann3", "ann4", "ann5"]
+
+
+def test_a_turn_is_worth_no_class():
+    high = [parked(f"ann{number}", 4 * GIB, waits=9 - number, payer="ann", priority=5) for number in range(2)]
+    low = parked("bob", 4 * GIB, waits=90, payer="bob")
+    actions = decide(NOW, node(*high, low, free=9 * GIB), NEEDED)
+    assert [action.kernel_id for action in actions] == ["ann0", "ann1"]
+
+
+def test_a_kernel_that_can_never_be_served_costs_its_user_no_turn():
+    huge = parked("huge", 15 * GIB, waits=99, payer="ann")
+    ann, bob = parked("ann", waits=50, payer="ann"), parked("bob", waits=9, payer="bob")
+    (action,) = decide(NOW, node(huge, ann, bob, free=5 * GIB), NEEDED)
+    assert action.kernel_id == "ann"
+
+
 # ---- backfill
 
 
