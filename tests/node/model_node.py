@@ -124,6 +124,11 @@ class Shim:
     # ---- what the controller reads and calls
 
     @property
+    def inode(self) -> tuple[int, int]:
+        """Of the page's file."""
+        return 0, self.pid
+
+    @property
     def last(self) -> PageData:
         """The page."""
         return self.read()

@@ -32,9 +32,10 @@ SHIMS_BACK_AT = 1030.0
 
 
 class Says:
-    """A page that says what a test wants it to."""
+    """A page, a file of its own, that says what a test wants it to."""
 
     def __init__(self, where, parked):
+        self.inode = 0, id(self)
         self.last = PageData(
             state=where, state_since=0.0, last_activity=0.0, flags=PageFlag(0), want=0, calls_in_flight=0,
             captures=0, epoch=0, room_bytes=0, parks=0, resumes=0, last_park=None, last_resume=None,

@@ -146,10 +146,11 @@ def test_who_let_others_wait_before_is_waited_for_half_as_long_and_keeps_no_host
 
 
 class Says:
-    """A page that says what its process wants."""
+    """A page, a file of its own, that says what its process wants."""
 
     def __init__(self, where, resident, parked, last_activity):
         gpus = (PageGpu(A, resident, parked, (0,) * 8),)
+        self.inode = 0, id(self)
         self.last = PageData(
             where,
             last_activity,

@@ -22,7 +22,7 @@ class LatePage:
     """The page of a process that uses the GPU for a moment every ten seconds, a little behind it."""
 
     def __init__(self, shim, clock):
-        self._shim, self._clock, self._seen = shim, clock, []
+        self.inode, self._shim, self._clock, self._seen = shim.inode, shim, clock, []
 
     def read(self):
         data = self._shim.read()
