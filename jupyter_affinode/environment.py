@@ -21,6 +21,7 @@ is shim/src/environment.h. A shim takes them as they are at its program's first 
 | AFFINODE_SIM_COPY_RATE | tests, a person → simulator | bytes a second of copies; default: no limit |
 | AFFINODE_SIM_FAULTS | tests → simulator | faults to inject, `cuMemCreate:OUT_OF_MEMORY:3` |
 | AFFINODE_SIM_FAULT_BOARD | tests → simulator | a file through which a running program's faults are changed |
+| AFFINODE_SIM_NVML_HOLD | tests → simulator | a file; while it is there, NVML's answer about memory waits |
 | AFFINODE_LOG | a person → shim | file to which the shim logs; default none |
 """
 

@@ -5,7 +5,8 @@
  * AFFINODE_SIM_GPUS       number of GPUs, 1 to 8; 1
  * AFFINODE_SIM_CONTEXT    bytes that a context costs; 64MiB
  * AFFINODE_SIM_COPY_RATE  bytes a second between host and GPU, each way, all processes together; no limit
- * AFFINODE_SIM_FAULTS, AFFINODE_SIM_FAULT_BOARD  see faults.h  */
+ * AFFINODE_SIM_FAULTS, AFFINODE_SIM_FAULT_BOARD  see faults.h
+ * AFFINODE_SIM_NVML_HOLD  a file: while it is there NVML's answer about memory waits (nvml.c)  */
 #ifndef SIM_SETTINGS_H
 #define SIM_SETTINGS_H
 

@@ -10,20 +10,22 @@
 #include <string.h>
 
 #include "blocks.h"
-#include "checkpoint.h"
-#include "clock.h"
+#include "checkpointing.h"
 #include "contexts.h"
 #include "driver.h"
 #include "gpu_lock.h"
+#include "hook.h"
 #include "shadows.h"
 #include "shapes.h"
 #include "shim.h"
 
-#define INT_POOL 48
+#define INT_POOL 64
 #define WIDE_POOL 16
-/* A context comes back in a fifth of a second, its memory in one; a process that was stopped with the lock in its hand
- * makes allocations ask for room, as a full GPU does.  */
+/* A context comes back in a fifth of a second, its memory in one.  */
 #define SHARE_NS (10 * S_NS)
+/* Left free by those who pass a lock that its holder does not let go of, being stopped: a context needs no more, beside what
+ * is spared for it (checkpointing.h).  */
+#define LEFT_FOR_HOLDER (2 * GIB)
 
 enum {
 	TAKES = 1u << 0,         /* memory of the current device, as many bytes as the second argument says */
@@ -31,6 +33,9 @@ enum {
 	TAKES_CONTEXT = 1u << 2, /* memory of any device */
 	SHARES = 1u << 3,
 	CONTEXTS = 1u << 4,
+	TAKES_SOME = 1u << 5,    /* memory of the current device, nobody knows how much */
+	ADDS_NODES = 1u << 6,    /* to a graph, of those that take memory when the graph is launched, or maybe */
+	LAUNCHES = 1u << 7,      /* TAKES_SOME, if there may be such a graph */
 };
 
 struct rule {
@@ -44,6 +49,18 @@ static const struct rule rules[] = {
 	{"cuMemAllocManaged", TAKES},
 	{"cuMemAllocAsync", TAKES},
 	{"cuMemAllocFromPoolAsync", TAKES},
+	{"cuMemAllocPitch", TAKES_SOME},
+	{"cuArrayCreate", TAKES_SOME},
+	{"cuArray3DCreate", TAKES_SOME},
+	{"cuMipmappedArrayCreate", TAKES_SOME},
+	{"cuCtxSetLimit", TAKES_SOME}, /* stacks for all threads of the GPU */
+	{"cuGraphInstantiate", TAKES_SOME},
+	{"cuGraphInstantiateWithFlags", TAKES_SOME},
+	{"cuGraphInstantiateWithParams", TAKES_SOME},
+	{"cuGraphAddMemAllocNode", ADDS_NODES},
+	{"cuGraphAddNode", ADDS_NODES}, /* of any kind */
+	{"cuGraphUpload", LAUNCHES},
+	{"cuGraphLaunch", LAUNCHES},
 	{"cuCtxCreate", TAKES_CONTEXT | CONTEXTS},
 	{"cuDevicePrimaryCtxRetain", TAKES_CONTEXT},
 	{"cuCtxDestroy", CONTEXTS},
@@ -53,8 +70,8 @@ static const struct rule rules[] = {
 	{"cuDevicePrimaryCtxRelease", CONTEXTS},
 	{"cuGreenCtxCreate", TAKES_CONTEXT | CONTEXTS},
 	{"cuGreenCtxDestroy", CONTEXTS},
-	{"cuGLCtxCreate", SHARES | CONTEXTS},
-	{"cuVDPAUCtxCreate", SHARES | CONTEXTS},
+	{"cuGLCtxCreate", TAKES_CONTEXT | SHARES | CONTEXTS},
+	{"cuVDPAUCtxCreate", TAKES_CONTEXT | SHARES | CONTEXTS},
 	{"cuIpcGetMemHandle", SHARES},
 	{"cuIpcOpenMemHandle", SHARES},
 	{"cuIpcGetEventHandle", SHARES},
@@ -84,6 +101,7 @@ struct target {
 
 static struct target int_targets[INT_POOL], wide_targets[WIDE_POOL];
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic bool graphs_take_memory; /* some may */
 
 /* The devices whose locks were shared, as bits; false: one could not be had.  */
 static bool share_all(uint64_t *shared)
@@ -91,12 +109,12 @@ static bool share_all(uint64_t *shared)
 	bool had = true;
 
 	*shared = 0;
-	for (int i = 0; i < device_count_known() && i < 64 && had; i++) {
+	for (int i = 0; i < device_count_known() && i < 64; i++) {
 		int result = gpu_share(device_at(i)->uuid, SHARE_NS);
 
 		if (result == 0)
 			*shared |= 1ull << i;
-		had = result != -EBUSY;
+		had = had && result != -EBUSY;
 	}
 	return had;
 }
@@ -120,6 +138,22 @@ static struct device *device_meant(unsigned what, const CUmemAllocationProp *pro
 	return context ? context->device : NULL;
 }
 
+/* What is allocated while a stream is captured becomes a node of the graph.  */
+static void note_graphs(unsigned what)
+{
+	if ((what & ADDS_NODES) || ((what & TAKES) && captures_open()))
+		atomic_store(&graphs_take_memory, true);
+}
+
+static bool takes_much(unsigned what, uint64_t bytes)
+{
+	if (what & (TAKES | TAKES_HANDLE))
+		return bytes >= BACKED_FROM_BYTES;
+	if (what & LAUNCHES)
+		return atomic_load_explicit(&graphs_take_memory, memory_order_relaxed);
+	return what & (TAKES_CONTEXT | TAKES_SOME);
+}
+
 /* Of the device meant, or of all that may be.  */
 static bool share_for(unsigned what, uint64_t bytes, const CUmemAllocationProp *prop, uint64_t *shared)
 {
@@ -127,8 +161,7 @@ static bool share_for(unsigned what, uint64_t bytes, const CUmemAllocationProp *
 	int result;
 
 	*shared = 0;
-	if (!(what & (TAKES | TAKES_HANDLE | TAKES_CONTEXT)) || !shim_is_on() ||
-	    (!(what & TAKES_CONTEXT) && bytes < BACKED_FROM_BYTES) || !gpu_locks_are_used())
+	if (!takes_much(what, bytes) || !shim_is_on() || !gpu_locks_are_used())
 		return true;
 	if (what & TAKES_CONTEXT)
 		return share_all(shared);
@@ -147,12 +180,24 @@ static void note(unsigned what, bool done)
 		shadows_forget_contexts();
 }
 
+/* Past the lock, as far as is known. Whoever holds it looks again before it counts on the room that it has seen, but cannot
+ * while it restores: for that there must be memory left all the same.  */
+static bool leaves_enough(unsigned what, uint64_t bytes)
+{
+	size_t free_bytes, total;
+
+	return !(what & (TAKES | TAKES_HANDLE)) || driver.cuMemGetInfo(&free_bytes, &total) != CUDA_SUCCESS ||
+	       (free_bytes >= LEFT_FOR_HOLDER && free_bytes - LEFT_FOR_HOLDER >= bytes);
+}
+
 static W call_int(const struct target *target, INT_PARAMETERS)
 {
+	WITHOUT_CANCELLATION();
 	uint64_t shared;
 	W result;
 
-	if (!share_for(target->what, a1, (const CUmemAllocationProp *)a2, &shared)) {
+	note_graphs(target->what);
+	if (!share_for(target->what, a1, (const CUmemAllocationProp *)a2, &shared) && !leaves_enough(target->what, a1)) {
 		unshare_all(shared);
 		return CUDA_ERROR_OUT_OF_MEMORY; /* which asks for room, and is tried again */
 	}
@@ -170,11 +215,13 @@ static W call_wide(const struct target *target, WIDE_PARAMETERS)
 	return result;
 }
 
-REPEAT_16(INT_THUNK, 0x0) REPEAT_16(INT_THUNK, 0x1) REPEAT_16(INT_THUNK, 0x2) REPEAT_16(WIDE_THUNK, 0x0)
+REPEAT_16(INT_THUNK, 0x0) REPEAT_16(INT_THUNK, 0x1) REPEAT_16(INT_THUNK, 0x2) REPEAT_16(INT_THUNK, 0x3)
+REPEAT_16(WIDE_THUNK, 0x0)
 
 #define INT_NAME(n) int_thunk_##n,
 #define WIDE_NAME(n) wide_thunk_##n,
-static const int_fn int_thunks[INT_POOL] = {REPEAT_16(INT_NAME, 0x0) REPEAT_16(INT_NAME, 0x1) REPEAT_16(INT_NAME, 0x2)};
+static const int_fn int_thunks[INT_POOL] = {REPEAT_16(INT_NAME, 0x0) REPEAT_16(INT_NAME, 0x1)
+						    REPEAT_16(INT_NAME, 0x2) REPEAT_16(INT_NAME, 0x3)};
 static const wide_fn wide_thunks[WIDE_POOL] = {REPEAT_16(WIDE_NAME, 0x0)};
 
 static unsigned rule_for(const char *name)

@@ -18,6 +18,10 @@
 /* One waits for another's resume.  */
 #define LOCK_TO_COME_BACK_NS (5 * S_NS)
 #define LOOK_TO_COME_BACK_NS (5 * S_NS)
+/* What was seen of the GPU is believed for so long: others take no notice of the lock of a process that stands still
+ * (gpu_lock.c), and a process does not know that it did.  */
+#define BELIEVED_NS S_NS
+#define LOOKS 5
 
 static uint64_t parked_bytes(const struct device *device)
 {
@@ -76,11 +80,25 @@ static enum affinode_status lost(char *why, size_t size)
 	return AFFINODE_FAILED;
 }
 
+/* A look that has just been made.  */
+static enum affinode_status look_just_now(const uint8_t *to, char *why, size_t size)
+{
+	for (int i = 0; i < LOOKS; i++) {
+		uint64_t begin = clock_ns();
+		enum affinode_status status = look_for_room(to, why, size);
+
+		if (status != AFFINODE_OK || clock_ns() - begin < BELIEVED_NS)
+			return status;
+	}
+	snprintf(why, size, "the look at the GPU's memory takes too long");
+	return to ? AFFINODE_REFUSED : AFFINODE_NO_GPU_ROOM;
+}
+
 /* The driver's Restore where there is room for it. Anything but AFFINODE_OK: it is held as before, or lost.  */
 static enum affinode_status restore(const uint8_t *to, char *why, size_t size)
 {
 	uint64_t begin = clock_ns(), looked;
-	enum affinode_status status = look_for_room(to, why, size);
+	enum affinode_status status = look_just_now(to, why, size);
 	CUresult result;
 	int state;
 

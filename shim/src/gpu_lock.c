@@ -13,11 +13,16 @@
 
 #include "clock.h"
 #include "discovery.h"
+#include "lock_holder.h"
 
 #define MAX_LOCKS 64
 /* How long "there is no lock file" is believed. checkpoint.c parks nothing until its file is older than that.  */
 #define LOOK_EVERY_NS S_NS
 #define SHARE_POLL_NS (2 * MS_NS)
+/* Between looks at whoever holds the lock, and how long it is seen stopped before nobody waits for it any more. Longer than
+ * checkpoint_in.c believes what it has seen of the GPU: one that goes on again looks again.  */
+#define HOLDER_POLL_NS (50 * MS_NS)
+#define STOPPED_NS (2 * S_NS)
 
 /* A GPU's, whatever number it has here; one that was used once stays.  */
 struct lock {
@@ -26,6 +31,8 @@ struct lock {
 	int shared;    /* of its own, so that the two kinds of holding do not convert each other */
 	unsigned sharers;
 	_Atomic uint64_t look_at_ns; /* no file before this; 0 once there is one */
+	struct holder passed_by;     /* who was waited for in vain, as it was then */
+	bool is_passed_by;
 };
 
 static pthread_mutex_t lock_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -225,6 +232,19 @@ static int share_once(struct lock *lock)
 	return 0;
 }
 
+/* For somebody else's lock.  */
+struct wait {
+	uint64_t begin_ns, most_ns;
+	struct holder holder; /* as it was seen last */
+	uint64_t since_ns;    /* that it is so */
+	uint64_t look_at_ns;  /* next */
+};
+
+static bool are_alike(struct holder one, struct holder other)
+{
+	return one.pid == other.pid && one.stopped == other.stopped;
+}
+
 /* Whether a look found, not long ago, that there is no file.  */
 static bool is_known_unused(const struct lock *lock, uint64_t now)
 {
@@ -250,18 +270,49 @@ bool gpu_locks_are_used(void)
 	return used;
 }
 
+/* The lock is held: whether to wait for it no longer. With the lock's lock held.  */
+static bool is_waited_for_in_vain(struct lock *lock, struct wait *wait, uint64_t now)
+{
+	struct holder holder;
+
+	if (!lock->shared)
+		return now - wait->begin_ns > wait->most_ns; /* no descriptor for a look */
+	if (now < wait->look_at_ns)
+		return false;
+	holder = holder_of(lock->shared - 1);
+	if (!are_alike(holder, wait->holder)) {
+		wait->holder = holder;
+		wait->since_ns = now;
+	}
+	wait->look_at_ns = now + HOLDER_POLL_NS;
+	if (!(lock->is_passed_by && are_alike(holder, lock->passed_by)) &&
+	    now - wait->since_ns <= (holder.stopped ? STOPPED_NS : wait->most_ns) && now - wait->begin_ns <= wait->most_ns)
+		return false;
+	lock->is_passed_by = true;
+	lock->passed_by = holder;
+	return true;
+}
+
 int gpu_share(const uint8_t gpu[16], uint64_t ns)
 {
 	uint64_t begin = clock_ns();
-	int result;
+	struct wait wait = {.begin_ns = begin, .since_ns = begin, .most_ns = ns};
 
 	if (is_known_unused(lock_find(gpu), begin))
 		return -ENOENT;
 	for (;;) {
+		struct lock *lock;
+		bool in_vain;
+		int result;
+
 		pthread_mutex_lock(&lock_lock);
-		result = share_once(lock_of(gpu));
+		lock = lock_of(gpu);
+		result = share_once(lock);
+		in_vain = result == -EBUSY && is_waited_for_in_vain(lock, &wait, clock_ns());
+		if (result == 0)
+			lock->is_passed_by = false;
 		pthread_mutex_unlock(&lock_lock);
-		if (result != -EBUSY || clock_ns() - begin > ns)
+		if (result != -EBUSY || in_vain)
 			return result;
 		clock_sleep_ns(SHARE_POLL_NS);
 	}

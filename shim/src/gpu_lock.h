@@ -37,7 +37,8 @@ bool gpu_lock_make(const uint8_t gpu[16]);
 bool gpu_locks_are_used(void);
 
 /* Share a GPU's lock, waiting `ns` at most: 0, to be given back by gpu_unshare; -ENOENT: nobody needs it, nothing to give
- * back; -EBUSY: somebody else's for longer than that. A GPU is named by its UUID.  */
+ * back; -EBUSY: somebody else's for longer than that, or a process's that is stopped, for as long as it is so, or that was
+ * waited for in vain before. A GPU is named by its UUID.  */
 int gpu_share(const uint8_t gpu[16], uint64_t ns);
 void gpu_unshare(const uint8_t gpu[16]);
 

@@ -3,6 +3,7 @@
  * the driver's that fails is taken again.  */
 #include "depth.h"
 
+#include <fcntl.h>
 #include <sys/syscall.h>
 
 #define BYTES MiB(64)
@@ -55,6 +56,34 @@ static void stays_parked_without_the_lock(void)
 	CHECK_EQUAL(reply.status, AFFINODE_NO_GPU_ROOM);
 	CHECK_EQUAL(page_read().depth, AFFINODE_DEPTH_CONTEXT);
 	gpu_lock_leave(fd);
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK(holds_pattern(block, BYTES, 47, 0));
+}
+
+/* Its process stood still behind the look, as one that was stopped, and the memory went meanwhile: it looks again.  */
+static void an_old_look_is_not_believed(void)
+{
+	struct neighbour neighbour;
+	char held[160];
+	uint64_t since;
+	uint32_t epoch;
+	int fd;
+
+	park_deep_surely();
+	fd = open(getenv("AFFINODE_SIM_NVML_HOLD"), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	CHECK(fd >= 0);
+	close(fd);
+	snprintf(held, sizeof(held), "%s.held", getenv("AFFINODE_SIM_NVML_HOLD"));
+	epoch = controller_command(AFFINODE_COMMAND_RESUME, 0);
+	UNTIL(access(held, F_OK) == 0);
+	since = test_now_ns();
+	neighbour = neighbour_start(0);
+	UNTIL(test_now_ns() > since + 1200000000ull);
+	CHECK_EQUAL(unlink(held), 0);
+	CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_NO_GPU_ROOM);
+	CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
+	CHECK_EQUAL(page_read().depth, AFFINODE_DEPTH_CONTEXT);
+	neighbour_end(neighbour);
 	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
 	CHECK(holds_pattern(block, BYTES, 47, 0));
 }
@@ -115,7 +144,7 @@ static void alone(void)
 	neighbour = neighbour_start(MiB(256));
 	controller_stop();
 	read_a_word(&thread, block);
-	UNTIL(in_log("resume: status 3,") >= 9); /* NO_GPU_ROOM: 7 before, 2 alone */
+	UNTIL(in_log("resume: status 3,") >= 10); /* NO_GPU_ROOM: 8 before, 2 alone */
 	CHECK_EQUAL(atomic_load(&word_read), -1);
 	CHECK_EQUAL(page_read().depth, AFFINODE_DEPTH_CONTEXT);
 	neighbour_end(neighbour);
@@ -126,7 +155,7 @@ static void alone(void)
 
 int main(int argc, char **argv)
 {
-	char log[] = "/tmp/affinode-room-XXXXXX";
+	char log[] = "/tmp/affinode-room-XXXXXX", hold[128];
 
 	test_begin(argc, argv, 100);
 	if (test_role) {
@@ -135,6 +164,8 @@ int main(int argc, char **argv)
 	}
 	close(mkstemp(log));
 	setenv("AFFINODE_LOG", log, 1);
+	snprintf(hold, sizeof(hold), "%s/nvml", getenv("AFFINODE_SIM_DIR"));
+	setenv("AFFINODE_SIM_NVML_HOLD", hold, 1);
 	setenv("AFFINODE_SIM_FAULTS", "cuCheckpointProcessRestore:OPERATING_SYSTEM:1,cuCheckpointProcessUnlock:UNKNOWN:1", 1);
 	depth_ask();
 	cuda_start();
@@ -148,6 +179,7 @@ int main(int argc, char **argv)
 	stays_parked_while_full(0);
 	stays_parked_while_full(MiB(1900)); /* enough for all of it, and too little to be sure */
 	stays_parked_without_the_lock();
+	an_old_look_is_not_believed();
 	alone();
 	unlink(log);
 	return 0;

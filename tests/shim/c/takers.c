@@ -1,0 +1,154 @@
+/* Whatever takes much of a GPU's memory waits while another process brings its context back, for which room was seen to be free;
+ * what does not take any goes on.  */
+#include <sys/syscall.h>
+
+#include "depth.h"
+
+typedef struct {
+	size_t width, height, depth;
+	unsigned int format, channels, flags;
+} array_description;
+
+static struct {
+	CUresult (*array)(void **, const void *);
+	CUresult (*array_3d)(void **, const array_description *);
+	CUresult (*destroy_array)(void *);
+	CUresult (*set_limit)(int, size_t);
+	CUresult (*upload)(CUgraphExec, CUstream);
+} more;
+
+static CUstream stream;
+static CUgraph graph;
+static CUgraphExec exec;
+static CUdeviceptr block;
+
+static void make_array(void)
+{
+	const struct {
+		size_t width, height;
+		unsigned int format, channels;
+	} description = {1024, 1024, 0x20, 4};
+	void *array;
+
+	CHECK_EQUAL(more.array(&array, &description), CUDA_SUCCESS);
+	CHECK_EQUAL(more.destroy_array(array), CUDA_SUCCESS);
+}
+
+static void make_array_3d(void)
+{
+	const array_description description = {256, 256, 16, 0x20, 4, 0};
+	void *array;
+
+	CHECK_EQUAL(more.array_3d(&array, &description), CUDA_SUCCESS);
+	CHECK_EQUAL(more.destroy_array(array), CUDA_SUCCESS);
+}
+
+static void set_stack_size(void)
+{
+	CHECK_EQUAL(more.set_limit(0, 2048), CUDA_SUCCESS);
+}
+
+static void instantiate(void)
+{
+	CUDA(GraphInstantiate(&exec, graph, 0));
+}
+
+static void launch_graph(void)
+{
+	CUDA(GraphLaunch(exec, stream));
+	CUDA(StreamSynchronize(stream));
+}
+
+static void upload_graph(void)
+{
+	CHECK_EQUAL(more.upload(exec, stream), CUDA_SUCCESS);
+}
+
+static _Atomic pid_t caller;
+static _Atomic bool called;
+
+static void *call(void *what)
+{
+	CUDA(CtxSetCurrent(cuda_context));
+	atomic_store(&caller, (pid_t)syscall(SYS_gettid));
+	((void (*)(void))what)();
+	atomic_store(&called, true);
+	return NULL;
+}
+
+static pthread_t begin(void (*what)(void), const char *name)
+{
+	pthread_t thread;
+
+	snprintf(test_step, sizeof(test_step), "%s", name);
+	atomic_store(&caller, 0);
+	atomic_store(&called, false);
+	thread_start(&thread, call, (void *)what);
+	UNTIL(atomic_load(&caller));
+	return thread;
+}
+
+static void waits(void (*what)(void), const char *name)
+{
+	int fd = gpu_lock_take();
+	pthread_t thread;
+
+	CHECK(fd >= 0);
+	thread = begin(what, name);
+	CHECK(!thread_waits_or(atomic_load(&caller), &called));
+	gpu_lock_leave(fd);
+	thread_join(thread);
+}
+
+static void goes_on(void (*what)(void), const char *name)
+{
+	int fd = gpu_lock_take();
+
+	CHECK(fd >= 0);
+	thread_join(begin(what, name));
+	gpu_lock_leave(fd);
+}
+
+static void capture(void)
+{
+	CUDA(StreamBeginCapture(stream, 0));
+	CHECK_EQUAL(launch_add(stream, block, 4096, 1), CUDA_SUCCESS);
+	CUDA(StreamEndCapture(stream, &graph));
+}
+
+/* The simulated driver has no nodes that allocate, and ends the capture; the program has tried.  */
+static void capture_an_allocation(void)
+{
+	CUdeviceptr at;
+	CUgraph none;
+
+	CUDA(StreamBeginCapture(stream, 0));
+	CHECK(cu.MemAllocAsync(&at, MiB(8), stream) != CUDA_SUCCESS);
+	cu.StreamEndCapture(stream, &none);
+}
+
+int main(int argc, char **argv)
+{
+	test_begin(argc, argv, 60);
+	depth_ask();
+	cuda_start();
+	*(void **)&more.array = cuda_symbol("cuArrayCreate_v2");
+	*(void **)&more.array_3d = cuda_symbol("cuArray3DCreate_v2");
+	*(void **)&more.destroy_array = cuda_symbol("cuArrayDestroy");
+	*(void **)&more.set_limit = cuda_symbol("cuCtxSetLimit");
+	*(void **)&more.upload = cuda_symbol("cuGraphUpload");
+	controller_accept();
+	CUDA(MemAlloc(&block, MiB(2)));
+	CUDA(StreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	capture();
+	waits(make_array, "cuArrayCreate");
+	waits(make_array_3d, "cuArray3DCreate");
+	waits(set_stack_size, "cuCtxSetLimit");
+	waits(instantiate, "cuGraphInstantiateWithFlags");
+	goes_on(launch_graph, "cuGraphLaunch");
+	goes_on(upload_graph, "cuGraphUpload");
+	capture_an_allocation();
+	waits(launch_graph, "cuGraphLaunch, once there may be graphs that allocate");
+	waits(upload_graph, "cuGraphUpload, once there may be graphs that allocate");
+	return 0;
+}
