@@ -32,6 +32,7 @@ TITLES = {
     "checkpoint_pinned": "Pinned host memory and the driver's own checkpoint",
     "against_memory_saver": "Beside torch_memory_saver",
     "allocations": "What the shim costs without a caching allocator",
+    "digest": "What a park's digests take behind the closed gate",
     "parity": "Whether backed memory can be told from the driver's",
     "ipc": "CUDA tensors shared between processes",
     "many kernels": "Many kernels on few GPUs",
