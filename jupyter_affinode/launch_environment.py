@@ -7,6 +7,7 @@ us.
 
 from __future__ import annotations
 
+import getopt
 import hashlib
 import os
 import re
@@ -50,6 +51,12 @@ def manage(
     """
     if env.get(environment.DISABLE) == "1":
         raise Unmanaged("AFFINODE_DISABLE=1 is set")
+    dropping = drops_preload(argv)
+    if dropping is not None:
+        raise Unmanaged(
+            f"its command begins with `{dropping}`, which drops LD_PRELOAD; take that out of the kernelspec's argv,"
+            ' and name what the kernel needs in the kernelspec\'s "env"'
+        )
     shim = environment.shim_path()
     if shim is None:
         raise Unmanaged("this installation has no libaffinode.so (is this Linux on x86-64 or aarch64?)")
@@ -70,6 +77,21 @@ def manage(
         env.setdefault(environment.DEPTH, depth)
     if python:
         _chain_startup(env)
+
+
+def drops_preload(argv: Sequence[str]) -> str | None:
+    """Return the words with which a command by env(1) drops LD_PRELOAD; None if it does not."""
+    if not argv or os.path.basename(argv[0]) != "env":
+        return None
+    try:
+        options, rest = getopt.getopt(list(argv[1:]), "i0vu:C:S:", ["ignore-environment", "unset="])
+    except getopt.GetoptError:
+        return None  # of a kind that is not known here
+    drops = {("-i", ""), ("--ignore-environment", ""), ("-u", "LD_PRELOAD"), ("--unset", "LD_PRELOAD")}
+    for name, value in options:
+        if (name, value) in drops:
+            return f"env {name} {value}".rstrip()
+    return "env -" if rest[:1] == ["-"] else None
 
 
 def preloadable_path(shim: Path) -> Path:

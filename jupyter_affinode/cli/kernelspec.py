@@ -6,19 +6,34 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import tempfile
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
 
-from ..python_command import module_command
-
 MARK = "jupyter_affinode"
 DESCRIPTION = """Write a kernelspec that starts the kernel of kernelspec NAME through `jupyter affinode run`,
 for front ends that do not use our Jupyter server extension. With it, NAME is managed without any of this."""
+
+# The kernelspec outlives this installation: where script or Python is gone, the kernel starts unmanaged. Python looks
+# for modules beside the script and never in the current folder.
+START = """
+for part in "$0" "$1"; do
+    if [ ! -e "$part" ]; then
+        echo "affinode: not managed: there is no $part any more" >&2
+        shift 2
+        exec "$@"
+    fi
+done
+python=$1
+shift
+exec "$python" "$0" run "$@"
+""".strip()
 
 
 class CannotWrap(Exception):
@@ -60,20 +75,20 @@ def wrap(manager: KernelSpecManager, original: str, name: str, *, prefix: str | 
     """Install the wrapped kernelspec; the folder it lies in. Resources (logos, scripts) are copied."""
     spec = manager.get_kernel_spec(original)
     model = json.loads((Path(spec.resource_dir) / "kernel.json").read_text(encoding="utf-8"))
-    metadata = model.get("metadata") or {}
-    if MARK in metadata:
+    said = model.get("metadata") or {}
+    if MARK in said:
         raise CannotWrap(f"{original} is wrapped already")
-    provisioner = (metadata.get("kernel_provisioner") or {}).get("provisioner_name", "local-provisioner")
+    provisioner = (said.get("kernel_provisioner") or {}).get("provisioner_name", "local-provisioner")
     if provisioner not in ("local-provisioner", "affinode-provisioner"):
         raise CannotWrap(
             f"{original} is started by {provisioner}; only kernels of this machine can be wrapped"
         )
     if name == original or (name in manager.find_kernel_specs() and not _is_ours(manager, name)):
         raise CannotWrap(f"there is a kernelspec {name} already; choose another --name")
-    model["argv"] = module_command("jupyter_affinode.cli", "run", "--", *_command(model["argv"]))
+    model["argv"] = ["/bin/sh", "-c", START, str(_script()), sys.executable, "--", *_command(model["argv"])]
     model["display_name"] = f"{model.get('display_name') or original} (GPU shared)"
     model["metadata"] = {
-        **metadata,
+        **said,
         # A Jupyter server with our extension must not preload a second time.
         "kernel_provisioner": {"provisioner_name": "local-provisioner", "config": {}},
         MARK: {"wraps": original},
@@ -90,6 +105,14 @@ def _command(argv: list[str]) -> list[str]:
     if argv[0] in {"python", f"python{sys.version_info[0]}", "python{}.{}".format(*sys.version_info)}:
         return [sys.executable, *argv[1:]]
     return argv
+
+
+def _script() -> Path:
+    """Return the path of the script `jupyter-affinode`, which goes when this package is uninstalled."""
+    for file in metadata.files("jupyter-affinode") or []:
+        if file.name == "jupyter-affinode" and file.parent.name == "bin":
+            return Path(os.path.normpath(file.locate()))
+    raise CannotWrap("this installation has no script jupyter-affinode")
 
 
 def remove(manager: KernelSpecManager, name: str) -> str:

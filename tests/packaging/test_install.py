@@ -91,10 +91,20 @@ def test_a_provisioner_that_the_environment_names_stays(
 
 
 def test_after_uninstalling_kernels_start(
-    installed_server: JupyterServer, installation: Installation
+    installed_server: JupyterServer, installation: Installation, machine: Machine
 ) -> None:
+    """Those of a wrapped kernelspec too, and a program that a left-over setting does not concern."""
+    script = installation.prefix / "bin" / "jupyter-affinode"
+    wrapped = subprocess.run(
+        [script, "kernelspec", "wrap", "python3"], env=machine.environment, capture_output=True, text=True
+    )
+    assert wrapped.returncode == 0, wrapped.stderr
     removed = installation.pip("uninstall", "--yes", "jupyter-affinode")
     assert removed.returncode == 0, removed.stderr
     assert [path for path in installation.prefix.rglob("*affinode*") if not path.is_symlink()] == []
     environment = kernel_environment(installed_server.start())
     assert "LD_PRELOAD" not in environment and "AFFINODE_KERNEL_ID" not in environment
+    kernel = installed_server.start_kernel("python3-affinode")
+    assert kernel.run("print(6 * 7)").text == "42\n"
+    assert "LD_PRELOAD" not in kernel.environment()
+    assert f"affinode: not managed: there is no {script} any more" in installed_server.log()

@@ -17,7 +17,6 @@ from jupyter_affinode.cli.kernel_argument import NoSuchKernel, find_kernel, shor
 from jupyter_affinode.cli.run import kernel_id_of
 from jupyter_affinode.cli.table import kernel_table
 from jupyter_affinode.doctor import next_server_default
-from jupyter_affinode.python_command import module_command
 
 GIB = 2**30
 ID = "01234567-89ab-cdef-0123-456789abcdef"
@@ -201,7 +200,7 @@ def test_a_wrapped_kernelspec_is_managed_by_any_front_end(shared_server, new_ker
     assert made.returncode == 0, made.stderr
     path = Path(machine.environment["JUPYTER_DATA_DIR"], "kernels", "python3-affinode", "kernel.json")
     spec = json.loads(path.read_text())
-    assert spec["argv"][: spec["argv"].index("--")] == module_command("jupyter_affinode.cli", "run")
+    assert spec["argv"][spec["argv"].index("--") + 1] == sys.executable
     assert spec["metadata"]["kernel_provisioner"]["provisioner_name"] == "local-provisioner"
     assert (path.parent / "logo-svg.svg").exists() and "GPU shared" in spec["display_name"]
     kernel = new_kernel("python3-affinode")
@@ -213,6 +212,18 @@ def test_a_wrapped_kernelspec_is_managed_by_any_front_end(shared_server, new_ker
     wait_until(lambda: machine.kernel(kernel.id)["cell_open"], timeout=15)
     kernel.interrupt()
     assert kernel.wait(message_id, timeout=5).error == "KeyboardInterrupt"
+
+
+def test_a_wrapped_kernelspec_starts_its_kernel_when_our_package_or_its_python_is_gone(machine):
+    assert machine.affinode("kernelspec", "wrap", "python3").returncode == 0
+    path = Path(machine.environment["JUPYTER_DATA_DIR"], "kernels", "python3-affinode", "kernel.json")
+    argv = json.loads(path.read_text())["argv"]
+    words = [*argv[: argv.index("--") + 1], "sh", "-c", 'echo "$LD_PRELOAD:$1 $2"', "sh", "two words", "--"]
+    for gone in (3, 4):
+        without = [*words[:gone], f"{words[gone]}-gone", *words[gone + 1 :]]
+        done = subprocess.run(without, env=machine.environment, capture_output=True, text=True)
+        assert done.stdout == ":two words --\n"
+        assert f"not managed: there is no {without[gone]} any more" in done.stderr
 
 
 def test_wrapping_twice_or_over_something_else_is_refused(machine, kernelspec):

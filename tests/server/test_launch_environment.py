@@ -51,6 +51,31 @@ def test_a_kernel_that_is_not_python_keeps_its_startup(shim):
     assert env["PYTHONSTARTUP"] == "/home/me/start.py"
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "env -i PATH=/bin",
+        "/usr/bin/env -",
+        "env -iu HOME",
+        "env --ignore-environment",
+        "env -uLD_PRELOAD",
+        "env --unset=LD_PRELOAD",
+    ],
+)
+def test_a_command_that_drops_the_shim_is_refused_with_what_to_do(words):
+    env = {}
+    with pytest.raises(launch.Unmanaged, match=r'drops LD_PRELOAD.*"env"'):
+        launch.manage(env, "kernel-1", [*words.split(), *ARGV])
+    assert env == {}
+
+
+@pytest.mark.parametrize(
+    "words", ["env", "env A=-i", "env -u HOME", "env python -i", "env --nonsense -i", "python -i"]
+)
+def test_other_commands_are_left_alone(words):
+    assert launch.drops_preload([*words.split(), *ARGV]) is None
+
+
 def test_switched_off_means_untouched(shim):
     env = {"AFFINODE_DISABLE": "1"}
     with pytest.raises(launch.Unmanaged, match="AFFINODE_DISABLE"):
