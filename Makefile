@@ -2,6 +2,7 @@
 # packages are asked only for what pip does not have: Python, a C compiler, Chromium.
 
 VENV ?= .venv
+OLDEST := build/oldest
 BIN := $(CURDIR)/$(VENV)/bin
 WORKERS ?= 2
 # Many tests wait for something most of the time.
@@ -57,6 +58,17 @@ before-tests: native
 c-tests:
 	$(MAKE) --silent -C shim test-programs-quick
 
+# The server's half and the story with the oldest releases that pyproject.toml promises, on the oldest Python here.
+# pytest-jupyter is installed apart: it asks for a newer ipykernel, which its fixtures do without.
+test-oldest: $(VENV)/.test native
+	rm -rf $(OLDEST)
+	"$$(binder/need.sh oldest-python)" -m venv $(OLDEST)
+	HATCH_JUPYTER_BUILDER_SKIP_NPM=1 $(OLDEST)/bin/pip install --quiet --requirement tests/oldest.txt --editable .
+	$(OLDEST)/bin/pip install --quiet --no-deps pytest-jupyter==0.8.0
+	$(OLDEST)/bin/python --version
+	PATH="$(CURDIR)/$(OLDEST)/bin:$$PATH" $(OLDEST)/bin/python -m pytest --reruns=1 -rR --numprocesses=$(WORKERS) \
+		--dist=loadscope --override-ini=filterwarnings=default --override-ini=addopts=-ra tests/server tests/story
+
 test-lab: $(VENV)/.test
 	jlpm test
 
@@ -98,4 +110,4 @@ $(VENV)/.test: $(VENV)/bin/python $(BUILD) $(LAB)
 	pip install --quiet --editable '.[test]'
 	@touch $@ $(VENV)/.demo
 
-.PHONY: help demo demo-headless test test-all before-tests c-tests test-lab lint lint-python lint-lab native dist clean
+.PHONY: help demo demo-headless test test-all before-tests c-tests test-lab test-oldest lint lint-python lint-lab native dist clean

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Makes sure that this machine has something, and prints its path:
 #   need.sh python    Python 3.10 or newer with venv
+#   need.sh oldest-python   Python 3.10, or the oldest that is newer; pyenv's are looked for, too
 #   need.sh cc        a C compiler and make
 #   need.sh cxx       a C++ compiler, and the sanitizers' libraries where they are apart: for the tests
 #   need.sh aarch64   a cross compiler for aarch64 and an emulator: for the tests
@@ -13,6 +14,16 @@ say() { echo "$*" >&2; }
 
 python_path() {
 	for name in ${PYTHON:-} python3 python3.14 python3.13 python3.12 python3.11 python3.10; do
+		if "$name" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+			command -v "$name"
+			return
+		fi
+	done
+	return 1
+}
+
+oldest_python_path() {
+	for name in python3.10 "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.10.*/bin/python3 python3.11 python3.12 python3; do
 		if "$name" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
 			command -v "$name"
 			return
@@ -46,8 +57,8 @@ browser_path() {
 
 packages() { # of the thing $1, for the package manager $2
 	case "$1/$2" in
-	python/apt-get) echo python3 python3-venv ;;
-	python/dnf) echo python3.12 ;;
+	*python/apt-get) echo python3 python3-venv ;;
+	*python/dnf) echo python3.12 ;;
 	cc/apt-get) echo gcc libc6-dev make ;;
 	cc/dnf) echo gcc glibc-devel make ;;
 	cxx/apt-get) echo g++ ;;
@@ -77,10 +88,11 @@ install() { # the packages $@ with the manager
 
 thing=${1:-}
 case "$thing" in
-python | cc | cxx | aarch64 | browser) ;;
-*) say "usage: need.sh python|cc|cxx|aarch64|browser" && exit 2 ;;
+python | oldest-python | cc | cxx | aarch64 | browser) ;;
+*) say "usage: need.sh python|oldest-python|cc|cxx|aarch64|browser" && exit 2 ;;
 esac
-if "${thing}_path"; then
+find="$(echo "$thing" | tr - _)_path"
+if "$find"; then
 	exit
 fi
 for manager in apt-get dnf none; do
@@ -92,7 +104,7 @@ if [ "$manager" = none ]; then
 fi
 wanted=$(packages "$thing" "$manager")
 # shellcheck disable=SC2086
-if install $wanted && "${thing}_path"; then
+if install $wanted && "$find"; then
 	exit
 fi
 say "This machine has no suitable $thing. Please install it: sudo $manager install $wanted"
