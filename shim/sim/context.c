@@ -114,9 +114,35 @@ void contexts_each(void (*call)(CUcontext context, void *data), void *data)
 	pthread_mutex_unlock(&lock);
 }
 
-SIM_API CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
+/* `lock` is held.  */
+static CUresult retain_primary(CUdevice device)
 {
 	CUresult result = CUDA_SUCCESS;
+
+	if (!primaries[device])
+		result = new_context(&primaries[device], device, primary_flags[device], true);
+	if (result == CUDA_SUCCESS && !primaries[device]->active) {
+		primaries[device]->flags = primary_flags[device] | CU_CTX_MAP_HOST;
+		result = activate(primaries[device]);
+	}
+	if (result == CUDA_SUCCESS)
+		primaries[device]->references++;
+	return result;
+}
+
+/* `lock` is held.  */
+static CUresult release_primary(CUdevice device)
+{
+	if (!primaries[device] || !primaries[device]->references)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	if (--primaries[device]->references == 0 && primaries[device]->active)
+		deactivate(primaries[device]);
+	return CUDA_SUCCESS;
+}
+
+SIM_API CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
+{
+	CUresult result;
 
 	ENTER("cuDevicePrimaryCtxRetain");
 	if (!context)
@@ -124,35 +150,64 @@ SIM_API CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 	if (!device_valid(device))
 		return CUDA_ERROR_INVALID_DEVICE;
 	pthread_mutex_lock(&lock);
-	if (!primaries[device])
-		result = new_context(&primaries[device], device, primary_flags[device], true);
-	if (result == CUDA_SUCCESS && !primaries[device]->active) {
-		primaries[device]->flags = primary_flags[device] | CU_CTX_MAP_HOST;
-		result = activate(primaries[device]);
-	}
-	if (result == CUDA_SUCCESS) {
-		primaries[device]->references++;
+	result = retain_primary(device);
+	if (result == CUDA_SUCCESS)
 		*context = primaries[device];
-	}
 	pthread_mutex_unlock(&lock);
 	return result;
 }
 
 SIM_API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
 {
-	CUresult result = CUDA_ERROR_INVALID_CONTEXT;
+	CUresult result;
 
 	ENTER("cuDevicePrimaryCtxRelease");
 	if (!device_valid(device))
 		return CUDA_ERROR_INVALID_DEVICE;
 	pthread_mutex_lock(&lock);
-	if (primaries[device] && primaries[device]->references) {
-		if (--primaries[device]->references == 0 && primaries[device]->active)
-			deactivate(primaries[device]);
-		result = CUDA_SUCCESS;
+	result = release_primary(device);
+	pthread_mutex_unlock(&lock);
+	return result;
+}
+
+CUresult context_make_green(CUcontext *made, CUdevice device)
+{
+	CUcontext context = NULL;
+	CUresult result;
+
+	pthread_mutex_lock(&lock);
+	result = retain_primary(device);
+	if (result == CUDA_SUCCESS) {
+		result = new_context(&context, device, 0, false);
+		if (result == CUDA_SUCCESS) {
+			context->home = primaries[device];
+			result = stream_make_legacy(context);
+		}
+		if (result != CUDA_SUCCESS)
+			release_primary(device);
+	}
+	if (result == CUDA_SUCCESS) {
+		context->id = ++last_id;
+		for (unsigned i = 0; i < 10; i++)
+			context->limits[i] = default_limits[i];
+		context->active = true;
+		*made = context;
+	} else if (context) {
+		object_free(OBJECT_CONTEXT, context);
 	}
 	pthread_mutex_unlock(&lock);
 	return result;
+}
+
+/* The handle stays one that can be made current, and says then that it is destroyed (driver 580).  */
+void context_end_green(CUcontext context)
+{
+	pthread_mutex_lock(&lock);
+	__atomic_store_n(&context->abandoned, true, __ATOMIC_RELEASE);
+	streams_finish(context);
+	context->active = false;
+	release_primary(context->device);
+	pthread_mutex_unlock(&lock);
 }
 
 SIM_API CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
@@ -240,12 +295,10 @@ SIM_API CUresult cuCtxCreate_v4(CUcontext *context, void **parameters, unsigned 
 	return parameters && parameters[0] ? CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY : create(context, flags, device);
 }
 
-SIM_API CUresult cuCtxDestroy_v2(CUcontext context)
+/* Not a primary context, nor a green one.  */
+static CUresult destroy(CUcontext context)
 {
-	ENTER("cuCtxDestroy");
-	if (!context_is(context))
-		return CUDA_ERROR_INVALID_CONTEXT;
-	if (context->primary)
+	if (!context_is(context) || context->primary || context->home)
 		return CUDA_ERROR_INVALID_CONTEXT;
 	pthread_mutex_lock(&lock);
 	deactivate(context);
@@ -253,4 +306,37 @@ SIM_API CUresult cuCtxDestroy_v2(CUcontext context)
 	current_forget(context);
 	object_free(OBJECT_CONTEXT, context);
 	return CUDA_SUCCESS;
+}
+
+SIM_API CUresult cuCtxDestroy_v2(CUcontext context)
+{
+	ENTER("cuCtxDestroy");
+	return destroy(context);
+}
+
+SIM_API CUresult cuCtxAttach(CUcontext *made, unsigned int flags)
+{
+	ENTER_CONTEXT("cuCtxAttach", context);
+	if (!made || flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (context->primary || context->home)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	__atomic_add_fetch(&context->attached, 1, __ATOMIC_SEQ_CST);
+	*made = context;
+	return CUDA_SUCCESS;
+}
+
+SIM_API CUresult cuCtxDetach(CUcontext given)
+{
+	unsigned attached;
+
+	ENTER_CONTEXT("cuCtxDetach", context);
+	if (given != context || context->primary || context->home)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	attached = __atomic_load_n(&context->attached, __ATOMIC_SEQ_CST);
+	while (attached)
+		if (__atomic_compare_exchange_n(&context->attached, &attached, attached - 1, false, __ATOMIC_SEQ_CST,
+						__ATOMIC_SEQ_CST))
+			return CUDA_SUCCESS;
+	return destroy(context);
 }

@@ -13,8 +13,10 @@ struct CUctx_st {
 	CUdevice device;
 	unsigned gpu; /* of the machine */
 	bool primary;
+	CUcontext home; /* of a green context: the primary one, which owns its memory and code; NULL: it is its own */
 	bool active; /* false: a primary context nobody retains, or a destroyed one */
 	unsigned references;
+	unsigned attached; /* cuCtxAttach */
 	unsigned flags;
 	uint64_t id;
 	uint64_t charged; /* what the context itself costs the GPU */
@@ -33,6 +35,14 @@ CUresult context_current(CUcontext *context);
 /* The same, but alive is enough: for what only keeps books.  */
 CUresult context_current_alive(CUcontext *context);
 bool context_is(CUcontext context);
+/* What owns memory and code that are made in it.  */
+static inline CUcontext context_home(CUcontext context)
+{
+	return context->home ? context->home : context;
+}
+/* A green context's own, made and ended beside a reference of the primary context.  */
+CUresult context_make_green(CUcontext *made, CUdevice device);
+void context_end_green(CUcontext context);
 /* The active primary context of a device, or NULL.  */
 CUcontext context_primary(CUdevice device);
 /* Remember the first fault.  */

@@ -68,7 +68,7 @@ static CUresult record(CUevent event, CUstream handle)
 		result = stream_of(context, handle, &stream);
 	if (result != CUDA_SUCCESS)
 		return result;
-	if (stream->context != event->context)
+	if (context_home(stream->context) != context_home(event->context))
 		return CUDA_ERROR_INVALID_HANDLE;
 	work_lock();
 	result = capture_record_event(stream, event);

@@ -16,7 +16,7 @@ static uint64_t round_up(uint64_t size, uint64_t unit)
 CUresult memory_new_block(CUcontext context, enum range_kind kind, uint64_t size, void *owner, CUdeviceptr *address)
 {
 	uint64_t cost = round_up(size, SIM_GRANULARITY);
-	struct range range = {.size = size, .kind = kind, .device = context->device, .context = context,
+	struct range range = {.size = size, .kind = kind, .device = context->device, .context = context_home(context),
 			      .owner = owner, .charged = cost, .on_device = kind != RANGE_MANAGED};
 	bool added;
 

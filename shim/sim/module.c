@@ -82,8 +82,8 @@ static CUresult load(CUmodule *made, CUcontext context, const void *image)
 	module = object_new(OBJECT_MODULE, sizeof(*module));
 	if (!module)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	module->context = context;
-	module->context_id = context ? context->id : 0;
+	module->context = context ? context_home(context) : NULL;
+	module->context_id = context ? context_home(context)->id : 0;
 	result = read_entries(module, image);
 	if (result != CUDA_SUCCESS) {
 		free_module(module);

@@ -68,9 +68,10 @@ static unsigned find_run(const struct slab *slab, unsigned length)
 	return UNITS;
 }
 
-CUresult slab_take(CUcontext context, uint64_t size, CUdeviceptr *address)
+CUresult slab_take(CUcontext current, uint64_t size, CUdeviceptr *address)
 {
 	unsigned length = (unsigned)((size + UNIT - 1) / UNIT), at = UNITS;
+	CUcontext context = context_home(current);
 	struct range range = {.size = size, .kind = RANGE_DEVICE, .device = context->device, .context = context,
 			      .on_device = true};
 	struct slab *slab;

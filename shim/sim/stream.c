@@ -99,7 +99,8 @@ CUresult stream_of(CUcontext context, CUstream handle, CUstream *stream)
 		*stream = handle;
 	else
 		return CUDA_ERROR_INVALID_HANDLE;
-	return CUDA_SUCCESS;
+	/* A green context's streams outlive it as handles.  */
+	return (*stream)->context->active ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
 static CUresult create(CUstream *stream, unsigned int flags, int priority)

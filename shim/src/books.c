@@ -217,7 +217,7 @@ static const char *const never_held[] = {"cuCheckpointProcessLock", "cuCheckpoin
 
 /* Of the gated classes, those whose hooks may call the driver past the gate.  */
 static const char *const past_the_gate[] = {"cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxReset", "cuCtxDestroy",
-					    "cuPointerSetAttribute", NULL};
+					    "cuCtxDetach", "cuPointerSetAttribute", NULL};
 
 /* They pass the first gate while parked, where all work was drained.  */
 static const char *const synchronises[] = {"cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize", NULL};
@@ -251,7 +251,8 @@ void *books_below(const char *name, int version, int class_, bool wide, void *re
 /* They take the mover's lock, or ask the driver themselves, before they come to what is below.  */
 static const char *const held_above[] = {"cuMemRelease", "cuMemUnmap", "cuCtxDestroy", "cuCtxDisablePeerAccess",
 					 "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxReset",
-					 "cuDevicePrimaryCtxRelease", NULL};
+					 "cuDevicePrimaryCtxRelease", "cuCtxAttach", "cuCtxDetach",
+					 "cuCtxFromGreenCtx", "cuGreenCtxDestroy", NULL};
 
 void *books_above(const char *name, void *hook)
 {

@@ -7,7 +7,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "clock.h"
 #include "digest.h"
 #include "driver.h"
 #include "log.h"
@@ -18,8 +17,6 @@
 
 #define MAX_CAPTURES 256
 #define WITNESS_BYTES 4096
-#define KEEP_POLL_NS (200 * 1000ull)
-#define KEPT -1
 
 struct stream {
 	CUstream handle;
@@ -37,13 +34,11 @@ struct capture {
  * under the probe. No one holds it across a driver call that may block.  */
 static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t ready_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_mutex_t primaries_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(struct context *) contexts;
 static struct stream *streams;
 static size_t streams_count, streams_size;
 static struct capture captures[MAX_CAPTURES];
 static _Atomic unsigned captures_count;
-static _Atomic int endings; /* under way, at once if they are; or KEPT */
 
 struct context *contexts_first(void)
 {
@@ -78,9 +73,33 @@ bool context_is_known(CUcontext handle)
 	return context_find(handle) != NULL;
 }
 
-struct context *context_current(void)
+/* The context of that handle, made known if it was not; NULL: no memory.  */
+static struct context *context_add(CUcontext handle, struct device *device, struct context *home, const void *green)
 {
-	struct context *context, *fresh;
+	struct context *context, *fresh = calloc(1, sizeof(*fresh));
+
+	if (!fresh)
+		return NULL;
+	fresh->handle = handle;
+	fresh->device = device;
+	fresh->home = home ? home : fresh;
+	fresh->green = green;
+	pthread_mutex_lock(&contexts_lock);
+	context = context_find(handle);
+	if (context) {
+		free(fresh);
+	} else {
+		context = fresh;
+		context->next = contexts_first();
+		atomic_store(&contexts, context);
+	}
+	pthread_mutex_unlock(&contexts_lock);
+	return context;
+}
+
+struct context *context_current_own(void)
+{
+	struct context *context;
 	struct device *device;
 	CUcontext handle = NULL;
 	CUdevice ordinal;
@@ -93,21 +112,30 @@ struct context *context_current(void)
 	if (driver.cuCtxGetDevice(&ordinal) != CUDA_SUCCESS)
 		return NULL;
 	device = device_known(ordinal);
-	fresh = device ? calloc(1, sizeof(*fresh)) : NULL;
-	if (!fresh)
-		return NULL;
-	fresh->handle = handle;
-	fresh->device = device;
-	pthread_mutex_lock(&contexts_lock);
-	context = context_find(handle);
-	if (context) {
-		free(fresh);
-	} else {
-		context = fresh;
-		context->next = contexts_first();
-		atomic_store(&contexts, context);
-	}
-	pthread_mutex_unlock(&contexts_lock);
+	return device ? context_add(handle, device, NULL, NULL) : NULL;
+}
+
+struct context *context_current(void)
+{
+	struct context *context = context_current_own();
+
+	return context ? context->home : NULL;
+}
+
+void context_note_green(CUcontext handle, const void *green, struct device *device, CUcontext primary)
+{
+	struct context *home = context_add(primary, device, NULL, NULL);
+
+	if (!home || !context_add(handle, device, home, green))
+		shim_give_up_parking("no memory to remember a green context");
+}
+
+struct context *context_of_green(const void *green)
+{
+	struct context *context = contexts_first();
+
+	while (context && !(context->handle && context->green == green))
+		context = context->next;
 	return context;
 }
 
@@ -130,11 +158,16 @@ static void make_ready(struct context *context)
 {
 	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
 	CUdeviceptr witness;
+	CUcontext popped;
 	CUstream stream;
 
-	/* Relaxed: another thread's capture in global mode must not be broken by this thread's housekeeping.  */
-	if (driver.cuThreadExchangeStreamCaptureMode(&mode) != CUDA_SUCCESS)
+	if (driver.cuCtxPushCurrent(context->handle) != CUDA_SUCCESS) /* a green one is current where the primary one is meant */
 		return;
+	/* Relaxed: another thread's capture in global mode must not be broken by this thread's housekeeping.  */
+	if (driver.cuThreadExchangeStreamCaptureMode(&mode) != CUDA_SUCCESS) {
+		driver.cuCtxPopCurrent(&popped);
+		return;
+	}
 	if (!context->stream && driver.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS)
 		context->stream = stream;
 	if (!context->witness && driver.cuMemAlloc(&witness, WITNESS_BYTES) == CUDA_SUCCESS)
@@ -144,6 +177,7 @@ static void make_ready(struct context *context)
 		context->ready = walk_copy_path(context);
 	}
 	driver.cuThreadExchangeStreamCaptureMode(&mode);
+	driver.cuCtxPopCurrent(&popped);
 }
 
 /* By one thread at a time, and nobody waits for it: a context that is not ready is only not parked yet.  */
@@ -167,6 +201,28 @@ static void captures_forget(const struct context *context)
 	atomic_store(&captures_count, kept);
 }
 
+/* With the lock held.  */
+static void forget(struct context *context)
+{
+	size_t kept = 0;
+
+	for (size_t i = 0; i < streams_count; i++)
+		if (streams[i].context != context)
+			streams[kept++] = streams[i];
+	streams_count = kept;
+	captures_forget(context);
+	/* The description stays in the list (others may be reading it), emptied: a primary context that is
+	 * retained again may come back under the same handle.  */
+	context->stream = NULL;
+	context->witness = 0;
+	memset(context->events, 0, sizeof(context->events));
+	context->next_event = 0;
+	digest_forget(context);
+	staging_forget(context);
+	context->ready = false;
+	context->handle = NULL;
+}
+
 void context_forget(CUcontext handle)
 {
 	struct context *context;
@@ -174,70 +230,19 @@ void context_forget(CUcontext handle)
 	pthread_mutex_lock(&contexts_lock);
 	context = context_find(handle);
 	if (context) {
-		size_t kept = 0;
-
-		for (size_t i = 0; i < streams_count; i++)
-			if (streams[i].context != context)
-				streams[kept++] = streams[i];
-		streams_count = kept;
-		captures_forget(context);
-		/* The description stays in the list (others may be reading it), emptied: a primary context that is
-		 * retained again may come back under the same handle.  */
-		context->stream = NULL;
-		context->witness = 0;
-		memset(context->events, 0, sizeof(context->events));
-		context->next_event = 0;
-		digest_forget(context);
-		staging_forget(context);
-		slabs_forget_registrations();
-		context->ready = false;
-		context->handle = NULL;
+		/* Green contexts end with their primary one; without it they have registered nothing.  */
+		for (struct context *green = contexts_first(); green; green = green->next)
+			if (green != context && green->home == context && green->handle)
+				forget(green);
+		if (context->home == context)
+			slabs_forget_registrations();
+		forget(context);
 	}
 	pthread_mutex_unlock(&contexts_lock);
 }
 
-void contexts_ending(void)
+void stream_note(CUstream handle, struct context *context)
 {
-	int now = atomic_load(&endings);
-
-	while (now == KEPT || !atomic_compare_exchange_weak(&endings, &now, now + 1)) {
-		if (now == KEPT)
-			clock_sleep_ns(KEEP_POLL_NS);
-		now = atomic_load(&endings);
-	}
-}
-
-void contexts_ended(void)
-{
-	atomic_fetch_sub(&endings, 1);
-}
-
-void primary_contexts_lock(void)
-{
-	pthread_mutex_lock(&primaries_lock);
-}
-
-void primary_contexts_unlock(void)
-{
-	pthread_mutex_unlock(&primaries_lock);
-}
-
-bool contexts_keep(void)
-{
-	int none = 0;
-
-	return atomic_compare_exchange_strong(&endings, &none, KEPT);
-}
-
-void contexts_let_end(void)
-{
-	atomic_store(&endings, 0);
-}
-
-void stream_note(CUstream handle)
-{
-	struct context *context = context_current();
-
 	if (!context)
 		return;
 	pthread_mutex_lock(&contexts_lock);
@@ -276,7 +281,7 @@ static int capture_find(CUstream stream)
 
 void capture_opening(CUstream stream)
 {
-	const struct context *context = context_current();
+	const struct context *context = context_current_own();
 
 	pthread_mutex_lock(&contexts_lock);
 	for (size_t i = 0; i < streams_count; i++)
@@ -412,9 +417,8 @@ void contexts_reset_in_child(void)
 
 	memcpy(&contexts_lock, &fresh, sizeof(fresh));
 	memcpy(&ready_lock, &fresh, sizeof(fresh));
-	memcpy(&primaries_lock, &fresh, sizeof(fresh));
 	atomic_store(&contexts, NULL);
 	streams_count = 0;
 	captures_count = 0;
-	atomic_store(&endings, 0);
+	context_endings_reset_in_child();
 }

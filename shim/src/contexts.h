@@ -13,6 +13,9 @@
 struct context {
 	_Atomic(CUcontext) handle;
 	struct device *device;
+	struct context *home;         /* of a green context: the primary one, which has its memory; else itself */
+	const void *green;            /* whose context it is; NULL: no green one's */
+	_Atomic unsigned attached;    /* by cuCtxAttach, and not detached yet */
 	_Atomic(CUstream) stream;     /* the mover's */
 	_Atomic(struct digester *) digester; /* NULL: no digests here */
 	CUevent events[TRANSFERS_UNDER_WAY];
@@ -23,8 +26,16 @@ struct context {
 	struct context *next;
 };
 
-/* The calling thread's current context, made known; NULL if there is none. Never called by our own threads.  */
+/* Where memory of the calling thread's current context lives, made known; NULL if there is none. It is that context, or a green
+ * one's primary context. Never called by our own threads.  */
 struct context *context_current(void);
+
+/* The current context itself.  */
+struct context *context_current_own(void);
+
+/* A green context's own, which shares the memory of its device's primary context, is known from now on.  */
+void context_note_green(CUcontext handle, const void *green, struct device *device, CUcontext primary);
+struct context *context_of_green(const void *green);
 
 /* Make the mover's stream and the witness, and copy a little both ways, so that nothing is left for the driver to load
  * when the mover comes; put off while a stream capture is open.  */
@@ -52,8 +63,8 @@ void primary_contexts_unlock(void);
 bool contexts_keep(void);
 void contexts_let_end(void);
 
-/* Streams, for the idle probe.  */
-void stream_note(CUstream stream);
+/* Streams of a context, for the idle probe.  */
+void stream_note(CUstream stream, struct context *context);
 void stream_forget(CUstream stream);
 
 /* Captures: counted before the driver's call begins, so that the probe never touches the driver during one.  */
@@ -73,5 +84,6 @@ CUresult contexts_error(bool (*lasts)(CUresult));
 bool gpu_synchronise(void);
 
 void contexts_reset_in_child(void);
+void context_endings_reset_in_child(void);
 
 #endif

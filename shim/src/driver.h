@@ -60,6 +60,9 @@
 	X(cuMemImportFromShareableHandle, "cuMemImportFromShareableHandle", 10020,                                  \
 	  (CUmemGenericAllocationHandle *, void *, int))                                                            \
 	X(cuDeviceTotalMem, "cuDeviceTotalMem", 3020, (size_t *, CUdevice))                                         \
+	X(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", 7000, (CUcontext *, CUdevice))                      \
+	X(cuDevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease", 11000, (CUdevice))                                \
+	X(cuCtxFromGreenCtx, "cuCtxFromGreenCtx", 12040, (CUcontext *, const void *))                               \
 	X(cuDeviceGetDefaultMemPool, "cuDeviceGetDefaultMemPool", 11020, (CUmemoryPool *, CUdevice))                \
 	X(cuMemPoolGetAttribute, "cuMemPoolGetAttribute", 11020, (CUmemoryPool, int, void *))                       \
 	X(cuMemPoolTrimTo, "cuMemPoolTrimTo", 11020, (CUmemoryPool, size_t))                                        \

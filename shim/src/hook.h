@@ -175,6 +175,16 @@ static inline void cancellation_restore(const int *before)
 	X(cuCtxDestroy, "cuCtxDestroy_v2", 0)                                                                       \
 	X(cuCtxDestroy, "cuCtxDestroy", 0)                                                                          \
 	X(cuCtxDestroy, "cuCtxDestroy", 1)                                                                          \
+	X(cuCtxAttach, "cuCtxAttach", 0)                                                                            \
+	X(cuCtxAttach, "cuCtxAttach", 1)                                                                            \
+	X(cuCtxDetach, "cuCtxDetach", 0)                                                                            \
+	X(cuCtxDetach, "cuCtxDetach", 1)                                                                            \
+	X(cuGreenCtxCreate, "cuGreenCtxCreate", 0)                                                                  \
+	X(cuGreenCtxCreate, "cuGreenCtxCreate", 1)                                                                  \
+	X(cuGreenCtxDestroy, "cuGreenCtxDestroy", 0)                                                                \
+	X(cuGreenCtxDestroy, "cuGreenCtxDestroy", 1)                                                                \
+	X(cuCtxFromGreenCtx, "cuCtxFromGreenCtx", 0)                                                                \
+	X(cuCtxFromGreenCtx, "cuCtxFromGreenCtx", 1)                                                                \
 	X(cuDevicePrimaryCtxReset, "cuDevicePrimaryCtxReset_v2", 0)                                                 \
 	X(cuDevicePrimaryCtxReset, "cuDevicePrimaryCtxReset", 0)                                                    \
 	X(cuDevicePrimaryCtxReset, "cuDevicePrimaryCtxReset", 1)                                                    \

@@ -1,4 +1,6 @@
 /* Hooks on contexts: what goes with one, and room for a new one.  */
+#include <stdatomic.h>
+
 #include "asks.h"
 #include "blocks.h"
 #include "contexts.h"
@@ -52,8 +54,15 @@ static bool is_primary(CUcontext handle)
 	return false;
 }
 
-/* It runs at exit, where waiting for a GPU would hang; only a move under way is waited for. A primary context is not ended
- * this way, and the driver says so.  */
+static bool is_green(CUcontext handle)
+{
+	const struct context *context = context_known(handle);
+
+	return context && context->green;
+}
+
+/* It runs at exit, where waiting for a GPU would hang; only a move under way is waited for. Neither a primary context nor a
+ * green one is ended this way, and the driver says so.  */
 static CUresult on_cuCtxDestroy(void *real, CUcontext handle)
 {
 	GATE_PASS(pass);
@@ -61,7 +70,7 @@ static CUresult on_cuCtxDestroy(void *real, CUcontext handle)
 	CUresult result;
 
 	contexts_ending();
-	if (!is_primary(handle))
+	if (!is_primary(handle) && !is_green(handle))
 		drop_context(handle);
 	result = ((CUresult(*)(CUcontext))real)(handle);
 	contexts_ended();
@@ -70,6 +79,46 @@ static CUresult on_cuCtxDestroy(void *real, CUcontext handle)
 	return result;
 }
 HOOK(cuCtxDestroy, (CUcontext handle), handle)
+
+static CUresult on_cuCtxAttach(void *real, CUcontext *context, unsigned int flags)
+{
+	CUresult result = ((CUresult(*)(CUcontext *, unsigned int))real)(context, flags);
+	struct context *own = result == CUDA_SUCCESS ? context_current_own() : NULL;
+
+	if (own)
+		atomic_fetch_add(&own->attached, 1);
+	return result;
+}
+HOOK(cuCtxAttach, (CUcontext * context, unsigned int flags), context, flags)
+
+/* As often as it was attached, and once more for its creation: then it is destroyed.  */
+static void detached(CUcontext handle)
+{
+	struct context *context = context_known(handle);
+	unsigned attached = context ? atomic_load(&context->attached) : 0;
+
+	while (attached && !atomic_compare_exchange_weak(&context->attached, &attached, attached - 1))
+		;
+	if (!attached && !is_primary(handle) && !is_green(handle))
+		drop_context(handle);
+}
+
+static CUresult on_cuCtxDetach(void *real, CUcontext handle)
+{
+	GATE_PASS(pass);
+	bool held = mover_hold(&pass);
+	CUresult result;
+
+	contexts_ending();
+	result = ((CUresult(*)(CUcontext))real)(handle);
+	if (result == CUDA_SUCCESS)
+		detached(handle);
+	contexts_ended();
+	if (held)
+		mover_let_go();
+	return result;
+}
+HOOK(cuCtxDetach, (CUcontext handle), handle)
 
 static CUresult on_cuDevicePrimaryCtxReset(void *real, CUdevice ordinal)
 {
@@ -210,24 +259,30 @@ HOOK(cuCtxCreate_v4, (CUcontext * context, void *parameters, unsigned int flags,
      flags, ordinal)
 
 /* The last release destroys the context; before that it only counts down.  */
+static void primary_released(CUdevice ordinal, CUcontext handle)
+{
+	unsigned int flags;
+	int active = 1;
+
+	if (driver.cuDevicePrimaryCtxGetState(ordinal, &flags, &active) != CUDA_SUCCESS || active)
+		return;
+	drop_context(handle);
+	device_known(ordinal)->primary = NULL; /* another context may have that handle next */
+}
+
 static CUresult on_cuDevicePrimaryCtxRelease(void *real, CUdevice ordinal)
 {
 	GATE_PASS(pass);
 	bool held = mover_hold(&pass);
 	CUcontext handle;
-	unsigned int flags;
-	int active = 1;
 	CUresult result;
 
 	contexts_ending();
 	primary_contexts_lock();
 	handle = primary_of(ordinal);
 	result = ((CUresult(*)(CUdevice))real)(ordinal);
-	if (result == CUDA_SUCCESS && handle &&
-	    driver.cuDevicePrimaryCtxGetState(ordinal, &flags, &active) == CUDA_SUCCESS && !active) {
-		drop_context(handle);
-		device_known(ordinal)->primary = NULL; /* another context may have that handle next */
-	}
+	if (result == CUDA_SUCCESS && handle)
+		primary_released(ordinal, handle);
 	primary_contexts_unlock();
 	contexts_ended();
 	if (held)
@@ -235,6 +290,88 @@ static CUresult on_cuDevicePrimaryCtxRelease(void *real, CUdevice ordinal)
 	return result;
 }
 HOOK(cuDevicePrimaryCtxRelease, (CUdevice ordinal), ordinal)
+
+/* A green context keeps its device's primary context, which has the memory that is made in either. The primary one's handle is
+ * asked for by retaining it once more for a moment.  */
+static void note_green(CUcontext handle, const void *green)
+{
+	CUcontext primary = NULL, popped;
+	struct device *device = NULL;
+	CUdevice ordinal;
+
+	if (!shim_is_on() || context_is_known(handle) || !driver.cuDevicePrimaryCtxRetain ||
+	    !driver.cuDevicePrimaryCtxRelease || driver.cuCtxPushCurrent(handle) != CUDA_SUCCESS)
+		return;
+	if (driver.cuCtxGetDevice(&ordinal) == CUDA_SUCCESS)
+		device = device_known(ordinal);
+	driver.cuCtxPopCurrent(&popped);
+	if (!device)
+		return;
+	primary_contexts_lock();
+	if (driver.cuDevicePrimaryCtxRetain(&primary, ordinal) == CUDA_SUCCESS) {
+		driver.cuDevicePrimaryCtxRelease(ordinal);
+		device->primary = primary;
+		context_note_green(handle, green, device, primary);
+	}
+	primary_contexts_unlock();
+}
+
+static CUresult create_green(void *real, void **green, void *resources, CUdevice ordinal, unsigned int flags)
+{
+	GATE_PASS(pass);
+	CUresult result = gate_enter(&pass, AFFINODE_CLASS_MODULE);
+	CUcontext handle;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = ((CUresult(*)(void **, void *, CUdevice, unsigned int))real)(green, resources, ordinal, flags);
+	if (result == CUDA_SUCCESS && shim_is_on() && driver.cuCtxFromGreenCtx &&
+	    driver.cuCtxFromGreenCtx(&handle, *green) == CUDA_SUCCESS)
+		note_green(handle, *green);
+	return result;
+}
+
+static CUresult on_cuGreenCtxCreate(void *real, void **green, void *resources, CUdevice ordinal, unsigned int flags)
+{
+	WITH_ROOM_FOR_CONTEXT(ordinal, create_green(real, green, resources, ordinal, flags))
+}
+HOOK(cuGreenCtxCreate, (void **green, void *resources, CUdevice ordinal, unsigned int flags), green, resources, ordinal,
+     flags)
+
+static CUresult on_cuCtxFromGreenCtx(void *real, CUcontext *context, void *green)
+{
+	CUresult result = ((CUresult(*)(CUcontext *, void *))real)(context, green);
+
+	if (result == CUDA_SUCCESS)
+		note_green(*context, green);
+	return result;
+}
+HOOK(cuCtxFromGreenCtx, (CUcontext * context, void *green), context, green)
+
+/* What was made in it stays, unless it was the last to use the primary context.  */
+static CUresult on_cuGreenCtxDestroy(void *real, void *green)
+{
+	GATE_PASS(pass);
+	bool held = mover_hold(&pass);
+	struct context *context, *home = NULL;
+	CUresult result;
+
+	contexts_ending();
+	primary_contexts_lock();
+	result = ((CUresult(*)(void *))real)(green);
+	while (result == CUDA_SUCCESS && (context = context_of_green(green)) != NULL) {
+		home = context->home;
+		context_forget(context->handle);
+	}
+	if (home && home->handle)
+		primary_released(home->device->ordinal, home->handle);
+	primary_contexts_unlock();
+	contexts_ended();
+	if (held)
+		mover_let_go();
+	return result;
+}
+HOOK(cuGreenCtxDestroy, (void *green), green)
 
 /* The current context's device may now reach the peer context's memory: backed blocks must be told one by one.  */
 static CUresult on_cuCtxEnablePeerAccess(void *real, CUcontext peer, unsigned int flags)

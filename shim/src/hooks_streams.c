@@ -8,7 +8,7 @@
 static CUresult note_stream(CUresult result, const CUstream *stream)
 {
 	if (result == CUDA_SUCCESS && stream && shim_is_on())
-		stream_note(*stream);
+		stream_note(*stream, context_current_own());
 	return result;
 }
 
@@ -41,8 +41,10 @@ static CUresult on_cuGreenCtxStreamCreate(void *real, CUstream *stream, void *gr
 
 	if (result != CUDA_SUCCESS)
 		return result;
-	return note_stream(((CUresult(*)(CUstream *, void *, unsigned int, int))real)(stream, green, flags, priority),
-			   stream);
+	result = ((CUresult(*)(CUstream *, void *, unsigned int, int))real)(stream, green, flags, priority);
+	if (result == CUDA_SUCCESS && stream && shim_is_on())
+		stream_note(*stream, context_of_green(green));
+	return result;
 }
 HOOK(cuGreenCtxStreamCreate, (CUstream * stream, void *green, unsigned int flags, int priority), stream, green, flags,
      priority)
