@@ -29,7 +29,6 @@ from .controller_socket import (
 )  # raised by nearly all that is here
 from .controller_socket import (
     authorization,
-    listens,
     refuse_peer,
     refuse_strangers,
     send_only,
@@ -44,6 +43,7 @@ CONNECT_AGAIN_S = 0.01
 REQUEST_TIMEOUT_S = 15.0
 MOVE_TIMEOUT_S = 75.0  # the controller answers a park or resume within 60 s
 START_MARGIN_S = 10.0  # how much longer than its own time-out a start may take, where a file system hangs
+MACHINES_RESTART_S = 3.0  # its unit starts it again after one second
 LARGEST_LINE_BYTES = 32 * 1024 * 1024
 
 # Controllers that this process started, reaped at the next start; they outlive us if they are needed.
@@ -298,17 +298,20 @@ def ensure_controller(
 ) -> Path:
     """Start a controller unless one answers; the path of its API socket.
 
-    Blocks up to `timeout_s`. `extra_args` are for a controller that is started, `--park-when=idle`. It
-    survives this process, and ends by itself when nobody needs it. Raises ControllerUnavailable.
+    Blocks up to `timeout_s`, and some seconds more while the machine's controller may be starting again. `extra_args`
+    are for a controller that is started, `--park-when=idle`. It survives this process, and ends by itself when nobody
+    needs it. Raises ControllerUnavailable.
     """
     path = socket_or_default(socket)
-    if listens(path):
+    if environment.listens(path):
         return path
+    if socket is None and not os.environ.get(environment.SOCKET) and _machines_comes_back():
+        return environment.NODE_SOCKET
     if path == environment.NODE_SOCKET:  # the administrator's to start, and started again when it fails
         raise ControllerUnavailable(f"this machine's controller does not answer at {path}")
     deadline = time.monotonic() + timeout_s
     child = _start(path, extra_args)
-    while not listens(path):
+    while not environment.listens(path):
         if time.monotonic() > deadline or child.poll() not in (None, 0):
             raise ControllerUnavailable(
                 f"the controller for {path} did not come up within {timeout_s:g} s"
@@ -328,6 +331,16 @@ async def ensure_controller_async(
         return await on_own_thread(ensure, timeout_s=timeout_s + START_MARGIN_S)
     except asyncio.TimeoutError:
         raise ControllerUnavailable("starting a controller did not come to an end") from None
+
+
+def _machines_comes_back() -> bool:
+    """Wait for the machine's controller for some seconds, if its socket is there: it may be starting again."""
+    deadline = time.monotonic() + MACHINES_RESTART_S
+    while environment.NODE_SOCKET.exists() and time.monotonic() < deadline:
+        if environment.listens(environment.NODE_SOCKET):
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def _start(path: Path, extra_args: Sequence[str]) -> subprocess.Popen[bytes]:

@@ -26,20 +26,6 @@ def socket_or_default(socket: Path | None) -> Path:
         raise ControllerUnavailable(str(refused)) from None
 
 
-def listens(path: Path) -> bool:
-    """Return whether a process of ours or root's listens at `path`."""
-    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            refuse_strangers(path)
-            probe.connect(str(path))
-        except BlockingIOError:
-            return True  # so many wait that there is no place in the line
-        except (OSError, ControllerUnavailable):
-            return False
-        return True
-
-
 def refuse_strangers(path: Path) -> None:
     """ControllerUnavailable unless there is a socket of ours or root's."""
     try:

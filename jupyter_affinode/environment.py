@@ -6,6 +6,7 @@ is shim/src/environment.h. A shim takes them as they are at its program's first 
 | name | set by → read by | meaning |
 |---|---|---|
 | AFFINODE_SOCKET | admin, provisioner → all | the controller's API socket; `link.sock` lies beside it |
+| AFFINODE_FOLDER | provisioner, `run` → shim, clients | the folder of the user's own controller |
 | AFFINODE_GRANT | spawner → shim, clients | the signed text that says whose the processes are |
 | AFFINODE_GRANT_FILE | spawner → shim, clients | a file with it, read anew for each connection; goes before the other |
 | AFFINODE_KERNEL_ID | provisioner, `run` → shim, magics | the Jupyter kernel this process tree is of |
@@ -39,6 +40,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 SOCKET = "AFFINODE_SOCKET"
+FOLDER = "AFFINODE_FOLDER"
 GRANT = "AFFINODE_GRANT"
 GRANT_FILE = "AFFINODE_GRANT_FILE"
 KERNEL_ID = "AFFINODE_KERNEL_ID"
@@ -58,6 +60,9 @@ LOG = "AFFINODE_LOG"
 NODE_LEDGER = Path("/var/lib/affinode/ledger.sqlite")  # the history of the machine's own controller
 NODE_SOCKET = Path("/run/affinode/node.sock")  # the machine's own controller, if an administrator runs one
 SOCKET_NAME = "node.sock"
+SOCKET_PATH_MAX = 107  # bytes of a Unix socket's path
+TEMPORARY = Path("/tmp")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 SHIM_NAME = "libaffinode.so"
 SIM_LINKS = {  # what the loader asks for → what we ship
     "libcuda.so.1": "libaffinode-sim-cuda.so",
@@ -76,19 +81,34 @@ class SimulationRefused(RuntimeError):
 
 
 def socket_path(environ: Mapping[str, str] | None = None) -> Path:
-    """Where the controller's API socket is, or would be: the first place that shim and clients look in.
+    """Return where the controller's API socket is, or would be: the first place that shim and clients look in.
 
-    Makes nothing. Raises FolderRefused if it is a folder under the temporary one that is not ours alone.
+    The machine's own controller counts only while it listens. Makes nothing. Raises FolderRefused.
     """
     environ = os.environ if environ is None else environ
     if environ.get(SOCKET):
         return Path(environ[SOCKET])
-    if NODE_SOCKET.exists():
+    if listens(NODE_SOCKET):
         return NODE_SOCKET
-    folder = user_folder(environ)
-    if folder.exists():
-        verify_owned(folder, private=folder.name != "affinode")
-    return folder / SOCKET_NAME
+    return user_folder(environ) / SOCKET_NAME
+
+
+def listens(path: Path) -> bool:
+    """Return whether a process of ours or root's listens at a Unix socket."""
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    if not stat.S_ISSOCK(status.st_mode) or status.st_uid not in (0, os.getuid()):
+        return False
+    with host.socket(host.AF_UNIX, host.SOCK_STREAM | host.SOCK_NONBLOCK) as probe:
+        try:
+            probe.connect(str(path))
+        except BlockingIOError:  # a full backlog
+            return True
+        except OSError:
+            return False
+    return True
 
 
 def grant(environ: Mapping[str, str] | None = None) -> str | None:
@@ -102,13 +122,59 @@ def grant(environ: Mapping[str, str] | None = None) -> str | None:
     return environ.get(GRANT, "").strip() or None
 
 
-def user_folder(environ: Mapping[str, str] | None = None) -> Path:
-    """The user's own folder for sockets and links; not made and not verified here."""
+def user_folders(environ: Mapping[str, str] | None = None) -> list[Path]:
+    """Return the folders in which the user's own controller may be, the preferred one first; nothing is verified.
+
+    Like tmux's sockets, ours are in /tmp itself: it is local and outlives a log-out, unlike $XDG_RUNTIME_DIR, and
+    kernels with another $TMPDIR find it. Another user can make our folder there before us. The others are for that.
+    """
     environ = os.environ if environ is None else environ
-    runtime, temporary = environ.get("XDG_RUNTIME_DIR", ""), environ.get("TMPDIR", "")
+    named, runtime = environ.get(FOLDER, ""), environ.get("XDG_RUNTIME_DIR", "")
+    folders = [Path(named)] if named.startswith("/") else []
+    folders.append(TEMPORARY / f"affinode-{os.getuid()}")
+    folders.append(_state_folder(environ) / f"run-{boot_id()[:8]}")  # a home folder may be many machines'
     if runtime.startswith("/"):
-        return Path(runtime) / "affinode"
-    return Path(temporary if temporary.startswith("/") else "/tmp") / f"affinode-{os.getuid()}"
+        folders.append(Path(runtime) / "affinode")
+    return list(dict.fromkeys(folders))
+
+
+def user_folder(environ: Mapping[str, str] | None = None) -> Path:
+    """Return the user's own folder for sockets and links: where their controller listens, or the first that will do.
+
+    It is there and ours alone, or can be made. Raises FolderRefused.
+    """
+    usable: list[Path] = []
+    refusal = "there is no folder for the controller's socket"
+    for folder in user_folders(environ):
+        try:
+            _verify_usable(folder)
+        except OSError as error:
+            refusal = str(error) if isinstance(error, FolderRefused) else f"{refusal}: {error}"
+        else:
+            usable.append(folder)
+    if not usable:
+        raise FolderRefused(refusal)
+    served = [folder for folder in usable if (folder / SOCKET_NAME).exists()]
+    if served == usable[:1]:
+        return usable[0]
+    return next((folder for folder in served if listens(folder / SOCKET_NAME)), usable[0])
+
+
+def gpu_lock_folder(socket: Path) -> Path:
+    """Return the folder of the locks on GPUs: one for all controllers of the user, as long as there is any."""
+    for folder in user_folders({name: value for name, value in os.environ.items() if name != FOLDER}):
+        with contextlib.suppress(OSError):
+            _verify_usable(folder)
+            return folder
+    return socket.parent
+
+
+def boot_id() -> str:
+    """Return what tells this start of this machine from all others; "" if that is not known."""
+    try:
+        return BOOT_ID.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
 
 
 def ledger_path(socket: Path, environ: Mapping[str, str] | None = None) -> Path:
@@ -121,11 +187,15 @@ def ledger_path(socket: Path, environ: Mapping[str, str] | None = None) -> Path:
     environ = os.environ if environ is None else environ
     if socket == NODE_SOCKET:
         return NODE_LEDGER
-    if simulation_asked(environ) or socket != user_folder(environ) / SOCKET_NAME:
+    if simulation_asked(environ) or socket.parent not in user_folders(environ):
         return socket.with_name("ledger.sqlite")
+    return _state_folder(environ) / f"ledger-{host.gethostname() or 'localhost'}.sqlite"
+
+
+def _state_folder(environ: Mapping[str, str]) -> Path:
     named = environ.get("XDG_STATE_HOME", "")
     state = Path(named) if named.startswith("/") else Path(os.path.expanduser("~")) / ".local" / "state"
-    return state / "affinode" / f"ledger-{host.gethostname() or 'localhost'}.sqlite"
+    return state / "affinode"
 
 
 def make_folder(folder: Path) -> None:
@@ -145,6 +215,19 @@ def verify_owned(folder: Path, *, private: bool = False) -> None:
             f"{folder} belongs to user {status.st_uid} with mode {stat.S_IMODE(status.st_mode):o}; it must be"
             f" yours and closed to others (chmod 700). Set {SOCKET} to use another place"
         )
+
+
+def _verify_usable(folder: Path) -> None:
+    """OSError unless the folder is there and ours alone, or can be made, and a socket in it has a path."""
+    if len(os.fsencode(folder / SOCKET_NAME)) > SOCKET_PATH_MAX:
+        raise OSError(f"the path of {folder} is too long for a socket")
+    try:
+        return verify_owned(folder, private=True)
+    except FileNotFoundError:
+        pass
+    above = next(parent for parent in folder.parents if parent.exists())
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise PermissionError(f"{folder} cannot be made in {above}")
 
 
 def library_folder() -> Path:

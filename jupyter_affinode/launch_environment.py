@@ -7,6 +7,7 @@ us.
 
 from __future__ import annotations
 
+import contextlib
 import getopt
 import hashlib
 import os
@@ -75,6 +76,7 @@ def manage(
         env.pop(environment.SERVER, None)
     if depth is not None:
         env.setdefault(environment.DEPTH, depth)
+    _name_controller(env)
     if python:
         _chain_startup(env)
 
@@ -195,6 +197,23 @@ def _simulation_folder() -> Path:
         return environment.simulation_folder()
     except (environment.SimulationRefused, OSError) as refused:
         raise Unmanaged(f"AFFINODE_SIM=1 is set, but {refused}") from None
+
+
+def _name_controller(env: Environment) -> None:
+    """Name the place where this process looks for the controller, whatever `env` says of users' folders.
+
+    It is the folder, and no socket, so that the kernel finds the machine's controller when one appears.
+    """
+    if os.environ.get(environment.SOCKET):
+        env.setdefault(environment.SOCKET, os.environ[environment.SOCKET])
+    if env.get(environment.SOCKET):
+        return
+    with contextlib.suppress(
+        OSError
+    ):  # there may be the machine's controller, which needs no folder of the user's
+        folder = environment.user_folder()
+        environment.make_folder(folder)
+        env[environment.FOLDER] = str(folder)
 
 
 def _chain_startup(env: Environment) -> None:

@@ -23,7 +23,8 @@ Node = dict[str, Any]
 Notice = dict[str, Any]
 
 SILENCE_S = 15.0  # the stream carries a ping every 5 s
-BACK_OFF_S = (0.0, 0.2, 0.5, 1.0, 2.0)
+BACK_OFF_S = (0.2, 0.5, 1.0, 2.0)
+STEADY_S = 10.0  # a controller that was followed for that long did not fail at its start
 UNKNOWN = "The GPU controller has not answered yet."
 
 
@@ -86,7 +87,7 @@ class NodeWatch:
     async def _follow(self) -> None:
         failures = 0
         while True:
-            await asyncio.sleep(BACK_OFF_S[min(failures, len(BACK_OFF_S) - 1)])
+            began = asyncio.get_running_loop().time()
             try:
                 socket = await ensure_controller_async()
                 client = ControllerClient(socket)
@@ -105,8 +106,10 @@ class NodeWatch:
             ):  # the watch must outlive any surprise, or nothing would be managed until a restart
                 self._log.exception("Following the GPU controller failed")
                 reason = "Following the GPU controller failed; the server's log has the error."
-            failures = 0 if self.available else failures + 1
             self._lost(reason)
+            lasted_s = asyncio.get_running_loop().time() - began
+            failures = 0 if lasted_s >= STEADY_S else failures + 1
+            await asyncio.sleep(pause_s(failures))
 
     async def _follow_one(self, client: ControllerClient) -> None:
         """Follow one controller until its stream ends or falls silent."""
@@ -184,6 +187,11 @@ class NodeWatch:
     def _tell_removed(self, kernel_id: str) -> None:
         for listener in self._listeners:
             listener.kernel_removed(kernel_id)
+
+
+def pause_s(failures: int) -> float:
+    """Return how long to wait before a controller is looked for again; `failures`: so many failed at their start."""
+    return BACK_OFF_S[min(max(failures - 1, 0), len(BACK_OFF_S) - 1)]
 
 
 async def cancelled(task: asyncio.Task[None]) -> None:

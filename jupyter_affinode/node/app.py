@@ -34,7 +34,6 @@ from .service_manager import ServiceManager
 from .settings import NOT_FOR_MANY_USERS, Settings, SettingsRefused
 
 LOG_NAME = "node.log"
-SOCKET_PATH_MAX = 107  # bytes, unix(7)
 LOG_BYTES_MAX = 4 * 1024 * 1024
 LOG_FORMAT = "%(asctime)s.%(msecs)03d %(levelname).1s %(message)s"
 _DEFAULTS = Settings()
@@ -231,7 +230,10 @@ class NodeController(AccessTraits, HistoryTraits, QueueTraits, JupyterApp):
         super().start()
         try:
             path = Path(self.socket).absolute()
-            if max(len(os.fsencode(each)) for each in (path, path.with_name(LINK_NAME))) > SOCKET_PATH_MAX:
+            if (
+                max(len(os.fsencode(each)) for each in (path, path.with_name(LINK_NAME)))
+                > environment.SOCKET_PATH_MAX
+            ):
                 raise OSError(f"the path of the socket is too long: {path}")
             settings = self.policy_settings()
             access = self.access()

@@ -42,7 +42,7 @@ class Election:
         """
         self._socket = socket
         self._is_machines = is_machines
-        self._gpu_folder = gpu_folder or Path("/tmp") / f"affinode-{os.getuid()}"
+        self._gpu_folder = gpu_folder or environment.gpu_lock_folder(socket)
         self._files: dict[Path, int] = {}
 
     def win(self) -> None:
@@ -98,7 +98,8 @@ class Election:
 
 def _locked(path: Path, flags: int = 0) -> int | None:
     """Lock the file at `path`; its descriptor, or None if another process holds it or has just removed it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | flags, 0o600)
+    # Sticky: systemd-tmpfiles does not remove it from /tmp, however old it is.
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | flags, 0o1600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if _is_at(path, descriptor):

@@ -9,13 +9,11 @@ what their kernels have on the GPU then counts as a stranger's.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import logging
 import math
 import os
 import re
-import socket
 import stat
 import threading
 import time
@@ -27,31 +25,19 @@ from .. import environment
 ASK_EVERY_S = 0.5
 ANSWERS_WITHIN_S = 0.02  # else it is looked for the next time
 PATIENCE_S = 60.0  # with users' controllers that do not give way
-USERS_FOLDERS = Path("/tmp")  # where `election.Election` puts the locks of users' controllers
+USERS_FOLDERS = environment.TEMPORARY  # where `election.Election` puts the locks of users' controllers
 FOLDER_NAME = re.compile(r"affinode-(\d+)")
 
 
-def machine_answers(node_socket: Path | None = None) -> bool:
+def machine_answers() -> bool:
     """Whether the machine's own controller, run by root or by us, listens now."""
-    path = environment.NODE_SOCKET if node_socket is None else node_socket
-    try:
-        status = path.stat()
-    except OSError:
-        return False
-    if not stat.S_ISSOCK(status.st_mode) or status.st_uid not in (0, os.getuid()):
-        return False
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
-        try:
-            probe.connect(str(path))
-        except OSError as error:
-            return error.errno == errno.EAGAIN  # so many wait that there is no place in the line
-    return True
+    return environment.listens(environment.NODE_SOCKET)
 
 
 def gives_way(own_socket: Path) -> bool:
     """Whether a user's controller must end: the machine's answers, and ours is where nobody looks then."""
-    usual = environment.user_folder() / environment.SOCKET_NAME
-    return own_socket == usual and machine_answers()
+    is_usual = own_socket.name == environment.SOCKET_NAME and own_socket.parent in environment.user_folders()
+    return is_usual and machine_answers()
 
 
 def serves_gpu(uuid: str) -> bool:

@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from .. import environment
 from .records import KernelRecord
 from .rules import PRIORITY_MAX, PRIORITY_MIN
 
@@ -36,7 +37,6 @@ ENDS_KNOWN_S = (
     120.0  # how long an end, a wish or a page waits for its kernel to be back; a hold, until it ends
 )
 Inode = tuple[int, int]  # of a page: device and number
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Remembered:
         self._pages_written: Mapping[str, str] = {}
         self._read_at = 0.0
         self._write_at = 0.0  # not before
-        self._boot = _boot_id()
+        self._boot = environment.boot_id()
 
     def read(self, now: float, hold_max_s: float) -> None:
         """Read what an earlier controller left; `now` is monotonic."""
@@ -255,10 +255,3 @@ def _moment(value: object) -> float | None:
 def _past(value: object, now: float) -> float | None:
     moment = _moment(value)
     return None if moment is None else min(moment, now)
-
-
-def _boot_id() -> str:
-    try:
-        return BOOT_ID.read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        return ""

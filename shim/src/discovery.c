@@ -13,12 +13,7 @@
 
 #define NODE_FOLDER "/run/affinode"
 
-static int print(char *folder, size_t size, const char *format, const char *value)
-{
-	int n = snprintf(folder, size, format, value);
-
-	return n > 0 && (size_t)n < size ? 0 : -ENAMETOOLONG;
-}
+#define PLACES 3
 
 /* The folder of AFFINODE_SOCKET's file.  */
 static int folder_of(char *folder, size_t size, const char *socket)
@@ -32,33 +27,58 @@ static int folder_of(char *folder, size_t size, const char *socket)
 	return 0;
 }
 
-/* In a folder that anyone may write to, only one that is ours and ours alone will do.  */
-static int temporary_folder(char *folder, size_t size)
+/* A folder that another user made, or may write to, will not do.  */
+static int check_private(const char *folder)
 {
-	const char *tmp = environment_noted("TMPDIR");
 	struct stat st;
-	int n = snprintf(folder, size, "%s/affinode-%u", tmp && tmp[0] == '/' ? tmp : "/tmp", (unsigned)geteuid());
 
-	if (n <= 0 || (size_t)n >= size)
-		return -ENAMETOOLONG;
 	/* The system call itself: glibc's lstat has no version as old as our floor.  */
 	if (syscall(SYS_newfstatat, AT_FDCWD, folder, &st, AT_SYMLINK_NOFOLLOW) != 0)
 		return -errno;
-	if (!S_ISDIR(st.st_mode) || st.st_uid != geteuid() || (st.st_mode & 077))
-		return -EPERM;
+	return S_ISDIR(st.st_mode) && st.st_uid == geteuid() && !(st.st_mode & 077) ? 0 : -EPERM;
+}
+
+/* What the provisioner found, which may be elsewhere where /tmp was not to be had.  */
+static int named_folder(char *folder, size_t size)
+{
+	const char *named = environment_noted(AFFINODE_ENV_FOLDER);
+
+	if (!named || named[0] != '/')
+		return -ENOENT;
+	if (strlen(named) >= size)
+		return -ENAMETOOLONG;
+	strcpy(folder, named);
+	return check_private(folder);
+}
+
+static int usual_folder(char *folder, size_t size)
+{
+	int n = snprintf(folder, size, "/tmp/affinode-%u", (unsigned)geteuid());
+
+	return n > 0 && (size_t)n < size ? check_private(folder) : -ENAMETOOLONG;
+}
+
+int discovery_folder(unsigned place, char *folder, size_t size)
+{
+	const char *socket = environment_noted(AFFINODE_ENV_SOCKET);
+
+	if (socket && socket[0])
+		return place == 0 ? folder_of(folder, size, socket) : -ERANGE;
+	if (place >= PLACES || size < sizeof(NODE_FOLDER))
+		return -ERANGE;
+	if (place == 1)
+		return named_folder(folder, size);
+	if (place == 2)
+		return usual_folder(folder, size);
+	memcpy(folder, NODE_FOLDER, sizeof(NODE_FOLDER));
 	return 0;
 }
 
-int discovery_folder(char *folder, size_t size)
+int discovery_lock_folder(char *folder, size_t size)
 {
 	const char *socket = environment_noted(AFFINODE_ENV_SOCKET);
-	const char *runtime = environment_noted("XDG_RUNTIME_DIR");
 
 	if (socket && socket[0])
 		return folder_of(folder, size, socket);
-	if (access(NODE_FOLDER "/node.sock", F_OK) == 0)
-		return print(folder, size, "%s", NODE_FOLDER);
-	if (runtime && runtime[0] == '/')
-		return print(folder, size, "%s/affinode", runtime);
-	return temporary_folder(folder, size);
+	return named_folder(folder, size) == 0 ? 0 : usual_folder(folder, size);
 }

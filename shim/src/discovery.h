@@ -1,10 +1,15 @@
-/* Where the controller's sockets are: see jupyter_affinode/environment.py, which finds them the same way.  */
+/* Where the controller's sockets are: jupyter_affinode/environment.py finds them the same way.  */
 #ifndef AFFINODE_DISCOVERY_H
 #define AFFINODE_DISCOVERY_H
 
 #include <stddef.h>
 
-/* The folder of the sockets, anew at each call; 0 or a negative errno.  */
-int discovery_folder(char *folder, size_t size);
+/* The folders in which a controller may listen, the first at place 0, to be tried in this order at each connection: 0, or a
+ * negative errno where there is none. -ERANGE after the last.  */
+int discovery_folder(unsigned place, char *folder, size_t size);
+
+/* The folder of the locks on GPUs: one for all processes of the user, whichever controller they are connected to. Locks are
+ * for context depth, which the machine's controller does without.  */
+int discovery_lock_folder(char *folder, size_t size);
 
 #endif

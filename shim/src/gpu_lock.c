@@ -83,7 +83,7 @@ static int lock_file(const uint8_t gpu[16], bool make)
 	char folder[4096], path[4400];
 	int fd, n;
 
-	if (discovery_folder(folder, sizeof(folder)) != 0) {
+	if (discovery_lock_folder(folder, sizeof(folder)) != 0) {
 		errno = ENOENT;
 		return -1;
 	}

@@ -18,10 +18,10 @@
 #include "page.h"
 #include "shim.h"
 
-static int address(struct sockaddr_un *un)
+static int address(unsigned place, struct sockaddr_un *un)
 {
 	char folder[sizeof(un->sun_path)];
-	int n, error = discovery_folder(folder, sizeof(folder));
+	int n, error = discovery_folder(place, folder, sizeof(folder));
 
 	if (error)
 		return error;
@@ -42,10 +42,10 @@ static int check_peer(int fd)
 	return peer.uid == 0 || peer.uid == geteuid() ? 0 : -EPERM;
 }
 
-int link_socket_connect(void)
+static int connect_to(unsigned place)
 {
 	struct sockaddr_un un;
-	int fd, error = address(&un);
+	int fd, error = address(place, &un);
 
 	if (error)
 		return error;
@@ -57,6 +57,17 @@ int link_socket_connect(void)
 		return fd;
 	close(fd);
 	return error;
+}
+
+/* The first controller that listens, even one with a full backlog (EAGAIN): a socket of the machine's controller that was
+ * left behind keeps no process from its user's.  */
+int link_socket_connect(void)
+{
+	int got = -ENOENT;
+
+	for (unsigned place = 0; got < 0 && got != -ERANGE && got != -EAGAIN; place++)
+		got = connect_to(place);
+	return got;
 }
 
 /* The process's own name, as ps shows it.  */

@@ -19,7 +19,7 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 from gpu_cells import SETUP  # noqa: E402
 from live_machine import UnixConnection  # noqa: E402
 
-OWN = Path(os.environ["XDG_RUNTIME_DIR"]) / "affinode" / "node.sock"
+OWN = Path(os.environ.get("AFFINODE_FOLDER", "/")) / "node.sock"
 MACHINES = Path("/run/affinode/node.sock")
 PROGRAM = f"""{SETUP}
 import sys

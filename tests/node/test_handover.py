@@ -36,6 +36,7 @@ def test_kernels_move_over_to_the_machines_controller_as_they_are(gpu_machine):
     if probe.returncode != 0:
         pytest.skip(f"no namespace with a /run of its own here: {probe.stderr.strip()}")
     environ = {name: value for name, value in gpu_machine.environment.items() if name != "AFFINODE_SOCKET"}
+    environ["AFFINODE_FOLDER"] = str(gpu_machine.folder / "users")
     told = subprocess.run(
         [*words, 'mount -t tmpfs run /run && exec "$@"', "sh", sys.executable, str(STORY)],
         env=environ, cwd=gpu_machine.work, capture_output=True, text=True, timeout=110, check=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,8 @@ import pytest
 
 from jupyter_affinode import client, environment
 from jupyter_affinode.environment import FolderRefused, SimulationRefused
+
+STORY = Path(__file__).with_name("folders_story.py")
 
 
 @pytest.fixture
@@ -62,34 +65,117 @@ def test_a_path_too_long_for_a_socket_says_so(own, monkeypatch):
         client.ensure_controller(timeout_s=20)
 
 
-@pytest.mark.parametrize(
-    ("environ", "expected"),
-    [
-        ({"AFFINODE_SOCKET": "/a/b.sock", "XDG_RUNTIME_DIR": "/run/user/1"}, "/a/b.sock"),
-        ({"XDG_RUNTIME_DIR": "/run/user/1", "TMPDIR": "/t"}, "/run/user/1/affinode/node.sock"),
-        ({"XDG_RUNTIME_DIR": "relative", "TMPDIR": "/t"}, f"/t/affinode-{os.getuid()}/node.sock"),
-        ({}, f"/tmp/affinode-{os.getuid()}/node.sock"),
-    ],
-)
-def test_the_socket_is_where_the_shim_looks_for_it(environ, expected, monkeypatch, tmp_path):
-    monkeypatch.setattr(environment, "NODE_SOCKET", tmp_path / "none")
-    assert environment.socket_path(environ) == Path(expected)
-
-
-def test_an_administrators_controller_comes_before_ones_own(monkeypatch, tmp_path):
-    (tmp_path / "node.sock").touch()
-    monkeypatch.setattr(environment, "NODE_SOCKET", tmp_path / "node.sock")
-    assert environment.socket_path({"XDG_RUNTIME_DIR": "/run/user/1"}) == tmp_path / "node.sock"
-
-
-@pytest.mark.parametrize("mode", [0o755, 0o777, 0o770])
-def test_a_temporary_folder_that_others_can_enter_is_refused(monkeypatch, tmp_path, mode):
-    monkeypatch.setattr(environment, "NODE_SOCKET", tmp_path / "none")
-    folder = tmp_path / f"affinode-{os.getuid()}"
+@pytest.fixture
+def places(monkeypatch, machine):
+    """A folder that stands for /tmp, with no controller of the machine's and a home folder beside it."""
+    folder = machine.folder / "places"  # a short path, for sockets
     folder.mkdir()
-    folder.chmod(mode)
-    with pytest.raises(FolderRefused, match="must be"):
-        environment.socket_path({"TMPDIR": str(tmp_path)})
+    for name in (environment.SOCKET, environment.FOLDER, "XDG_STATE_HOME", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(environment, "NODE_SOCKET", folder / "run" / "node.sock")
+    monkeypatch.setattr(environment, "TEMPORARY", folder / "t")
+    monkeypatch.setenv("HOME", str(folder / "home"))
+    for name in ("run", "t", "home"):
+        (folder / name).mkdir()
+    return folder
+
+
+def listening(path):
+    """A socket that is listened at; the caller closes it."""
+    made = socket.socket(socket.AF_UNIX)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    made.bind(str(path))
+    made.listen(1)
+    return made
+
+
+def own_folder(places):
+    return places / "t" / f"affinode-{os.getuid()}"
+
+
+def test_the_socket_is_in_a_folder_that_outlives_a_log_out_whatever_the_environment_says(places):
+    session = {"XDG_RUNTIME_DIR": str(places / "run"), "TMPDIR": str(places / "home")}
+    assert environment.socket_path(session) == own_folder(places) / "node.sock"
+    assert environment.socket_path({}) == own_folder(places) / "node.sock"
+    named = {"AFFINODE_FOLDER": str(places / "named")}
+    assert environment.socket_path(named) == places / "named" / "node.sock"
+    assert environment.socket_path({"AFFINODE_SOCKET": "/a/b.sock", **named}) == Path("/a/b.sock")
+
+
+def test_the_machines_controller_comes_before_ones_own_while_it_listens(places):
+    with listening(environment.NODE_SOCKET):
+        assert environment.socket_path() == environment.NODE_SOCKET
+    assert environment.NODE_SOCKET.exists(), "left behind"
+    assert environment.socket_path() == own_folder(places) / "node.sock"
+
+
+def test_the_machines_controller_is_waited_for_while_it_starts_again(places):
+    listening(environment.NODE_SOCKET).close()
+
+    def start_again():
+        environment.NODE_SOCKET.unlink()
+        return listening(environment.NODE_SOCKET)
+
+    with ThreadPoolExecutor(1) as threads:
+        path = threads.submit(client.ensure_controller, timeout_s=20)
+        with start_again():
+            assert path.result(timeout=30) == environment.NODE_SOCKET
+    assert not own_folder(places).exists()
+
+
+@pytest.mark.parametrize("taken", [0o755, 0o777, "file", "link"])
+def test_where_the_usual_folder_is_not_ours_alone_another_is_used(places, taken):
+    folder = own_folder(places)
+    if taken == "file":
+        folder.touch()
+    elif taken == "link":
+        folder.symlink_to(places)
+    else:
+        folder.mkdir()
+        folder.chmod(taken)
+    other = environment.user_folder()
+    assert other.parent == places / "home" / ".local" / "state" / "affinode"
+    environment.make_folder(other)
+    assert other.stat().st_mode & 0o077 == 0
+    assert environment.gpu_lock_folder(Path("/a/b.sock")) == other
+
+
+def test_another_user_and_what_an_earlier_controller_left_keep_no_kernel_unmanaged(gpu_machine):
+    """With a real kernel on the simulated GPU, in namespaces with /run and /tmp of their own; see the story."""
+    words = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c"]
+    mounts = "mount -t tmpfs run /run && mount -t tmpfs -o mode=1777 tmp /tmp"
+    chown = "mkdir /tmp/other && chown 12345 /tmp/other"
+    probe = subprocess.run([*words, f"{mounts} && {chown}"], capture_output=True, text=True, check=False)
+    if probe.returncode != 0:
+        pytest.skip(f"no namespace with a /tmp of its own here: {probe.stderr.strip()}")
+    if STORY.is_relative_to("/tmp") or sys.prefix.startswith("/tmp"):
+        pytest.skip("this checkout would not be seen in a namespace with a /tmp of its own")
+    environ = {name: value for name, value in gpu_machine.environment.items() if name != "AFFINODE_SOCKET"}
+    told = subprocess.run(
+        [*words, f'{mounts} && exec "$@"', "sh", sys.executable, str(STORY)],
+        env=environ, cwd="/", capture_output=True, text=True, timeout=110, check=False,
+    )  # fmt: skip
+    assert told.stdout.strip().endswith("done"), f"{told.stdout}\n{told.stderr}"
+
+
+def test_a_controller_in_the_other_folder_is_found_when_the_usual_one_is_free_again(places):
+    own_folder(places).touch()
+    other = environment.user_folder()
+    with listening(other / "node.sock"):
+        own_folder(places).unlink()
+        assert environment.user_folder() == other
+    assert environment.user_folder() == own_folder(places)
+
+
+def test_a_folder_whose_sockets_would_have_too_long_a_path_is_passed_over(places, monkeypatch):
+    own_folder(places).touch()
+    monkeypatch.setenv("HOME", str(places / ("h" * 90)))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(places / "run"))
+    assert environment.user_folder() == places / "run" / "affinode"
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    with pytest.raises(FolderRefused, match="AFFINODE_SOCKET"):
+        environment.user_folder()
+    assert environment.gpu_lock_folder(places / "chosen" / "node.sock") == places / "chosen"
 
 
 def test_a_folder_that_is_a_link_is_refused(tmp_path):

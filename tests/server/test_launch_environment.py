@@ -76,6 +76,20 @@ def test_other_commands_are_left_alone(words):
     assert launch.drops_preload([*words.split(), *ARGV]) is None
 
 
+def test_a_kernel_finds_its_servers_controller_whatever_its_own_environment_says(shim, here, monkeypatch):
+    theirs = {"PATH": os.environ["PATH"], "TMPDIR": "/t", "XDG_RUNTIME_DIR": "/x", "HOME": "/h"}
+    assert managed(dict(theirs))["AFFINODE_SOCKET"] == str(here.socket)
+    assert managed({**theirs, "AFFINODE_SOCKET": "/chosen.sock"})["AFFINODE_SOCKET"] == "/chosen.sock"
+    monkeypatch.delenv("AFFINODE_SOCKET")
+    monkeypatch.setattr(environment, "TEMPORARY", here.folder)
+    env = managed(dict(theirs))
+    folder = here.folder / f"affinode-{os.getuid()}"
+    assert env["AFFINODE_FOLDER"] == str(folder) and "AFFINODE_SOCKET" not in env
+    assert folder.stat().st_mode & 0o777 == 0o700, (
+        "nobody else can take the name before the controller starts"
+    )
+
+
 def test_switched_off_means_untouched(shim):
     env = {"AFFINODE_DISABLE": "1"}
     with pytest.raises(launch.Unmanaged, match="AFFINODE_DISABLE"):

@@ -120,6 +120,22 @@ async def test_without_a_shim_that_works_the_kernel_starts_and_the_log_says_why(
     assert "is not managed" in caplog.text and str(broken) in caplog.text
 
 
+async def test_without_a_folder_of_its_own_the_kernel_starts_and_the_log_says_why(
+    native, here, kernel_manager, monkeypatch, caplog
+):
+    """The simulated GPU's libraries cannot be put anywhere."""
+    (here.folder / f"affinode-{os.getuid()}").touch()
+    monkeypatch.setattr(environment, "TEMPORARY", here.folder)
+    monkeypatch.setenv("HOME", "/dev/null/home")
+    monkeypatch.setenv("AFFINODE_SIM", "1")
+    for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    manager = await kernel_manager()
+    assert await manager.is_alive() and not manager.provisioner.managed
+    assert "is not managed: AFFINODE_SIM=1 is set, but" in caplog.text
+    assert f"affinode-{os.getuid()} is not a folder" in caplog.text and "Traceback" not in caplog.text
+
+
 async def test_the_kernelspecs_own_environment_does_not_undo_ours(native, kernel_manager, kernelspec):
     kernelspec("opinionated", env={"LD_PRELOAD": "", "AFFINODE_KERNEL_ID": "mine", "MARK": "1"})
     manager = await kernel_manager(kernel_name="opinionated")
