@@ -87,14 +87,13 @@ class Machine:
             **options,
         )
 
-    def start_controller(
-        self, *arguments: str, timeout: float = 15, program: tuple[str, ...] = ("-m", "jupyter_affinode.node")
-    ) -> subprocess.Popen[Any]:
+    def start_controller(self, *arguments: str, timeout: float = 15) -> subprocess.Popen[Any]:
         """Start the controller (`--park-when=idle`, …) and wait until it answers."""
         log = (self.folder / "controller.log").open("ab")
         process = self.start(
             sys.executable,
-            *program,
+            "-m",
+            "jupyter_affinode.node",
             *arguments,
             stdin=subprocess.DEVNULL,
             stdout=log,

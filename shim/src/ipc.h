@@ -1,5 +1,5 @@
 /* Legacy CUDA IPC (cuIpcGetMemHandle, …) of backed memory, which the driver's own does not know: the handle names a
- * descriptor of the physical memory, which the opening process asks this one's link thread for. Memory that has a handle
+ * descriptor of the physical memory, which the opening process asks a thread of this one for. Memory that has a handle
  * stays on the GPU.  */
 #ifndef AFFINODE_IPC_H
 #define AFFINODE_IPC_H
@@ -43,10 +43,6 @@ bool ipc_close(CUdeviceptr address);
 
 /* The block that begins there goes: nobody else can open it from now on.  */
 void ipc_block_ends(CUdeviceptr address);
-
-/* For the link thread: what to poll for reading, -1: nothing yet; and answering who asked. Never blocks.  */
-int ipc_server_fd(void);
-void ipc_serve(void);
 
 void ipc_reset_in_child(void);
 

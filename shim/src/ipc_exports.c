@@ -2,17 +2,17 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "ipc_socket.h"
-#include "link.h"
 
 #define HANDLE_MAGIC 0x43504945444e4641ull /* "AFNDEIPC" */
-#define ANSWERS_AT_ONCE 16 /* the link thread has other work too */
 
 struct export {
 	CUdeviceptr block;
@@ -47,6 +47,61 @@ static int random_bytes(void *bytes, size_t size)
 	return n == (ssize_t)size ? 0 : -EIO;
 }
 
+static void answer(int fd, const struct ipc_request *request, const struct ipc_sender *sender)
+{
+	struct ipc_reply reply = {.magic = request->magic, .error = -ENOENT};
+	const struct export *found = NULL;
+
+	if (request->magic != HANDLE_MAGIC)
+		return;
+	memcpy(reply.token, request->token, sizeof(reply.token));
+	pthread_mutex_lock(&exports_lock);
+	for (size_t i = 0; i < exports_count && !found; i++)
+		if (request->version == IPC_HANDLE_VERSION &&
+		    memcmp(exports[i].handle.token, request->token, sizeof(request->token)) == 0) {
+			reply.error = 0;
+			reply.size = exports[i].size;
+			reply.mapped = exports[i].mapped;
+			found = &exports[i];
+		}
+	ipc_socket_answer(fd, sender, &reply, found ? found->fds : NULL, found ? found->count : 0);
+	pthread_mutex_unlock(&exports_lock);
+}
+
+/* A thread that does nothing else: where the kernel lets strangers pass descriptors, their close may block it.  */
+static void *serve(void *unused)
+{
+	int fd = atomic_load(&server_fd);
+
+	(void)unused;
+	for (;;) {
+		struct pollfd pollfd = {.fd = fd, .events = POLLIN};
+		struct ipc_request request;
+		struct ipc_sender sender;
+
+		if (ipc_socket_take(fd, &request, &sender) == 0)
+			answer(fd, &request, &sender);
+		else
+			poll(&pollfd, 1, -1);
+	}
+	return NULL;
+}
+
+static int start_thread(void)
+{
+	sigset_t all, before;
+	pthread_t thread;
+	int error;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	error = pthread_create(&thread, NULL, serve, NULL);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	if (error == 0)
+		pthread_detach(thread);
+	return -error;
+}
+
 /* The first export opens the socket. With the lock held.  */
 static int start_server(void)
 {
@@ -61,8 +116,12 @@ static int start_server(void)
 	if (fd < 0)
 		return fd;
 	atomic_store(&server_fd, fd);
-	link_wake();
-	return 0;
+	error = start_thread();
+	if (error) {
+		atomic_store(&server_fd, -1);
+		close(fd);
+	}
+	return error;
 }
 
 static struct export *find_block(CUdeviceptr block)
@@ -164,48 +223,6 @@ void ipc_block_ends(CUdeviceptr address)
 bool exports_made(const struct ipc_handle *handle)
 {
 	return atomic_load(&server_fd) >= 0 && memcmp(handle->process, process_id, sizeof(process_id)) == 0;
-}
-
-int ipc_server_fd(void)
-{
-	return atomic_load(&server_fd);
-}
-
-static void answer(int fd, const struct ipc_request *request, const struct ipc_sender *sender)
-{
-	struct ipc_reply reply = {.magic = request->magic, .error = -ENOENT};
-	const struct export *found = NULL;
-
-	if (request->magic != HANDLE_MAGIC)
-		return;
-	memcpy(reply.token, request->token, sizeof(reply.token));
-	pthread_mutex_lock(&exports_lock);
-	for (size_t i = 0; i < exports_count && !found; i++)
-		if (request->version == IPC_HANDLE_VERSION &&
-		    memcmp(exports[i].handle.token, request->token, sizeof(request->token)) == 0) {
-			reply.error = 0;
-			reply.size = exports[i].size;
-			reply.mapped = exports[i].mapped;
-			found = &exports[i];
-		}
-	ipc_socket_answer(fd, sender, &reply, found ? found->fds : NULL, found ? found->count : 0);
-	pthread_mutex_unlock(&exports_lock);
-}
-
-void ipc_serve(void)
-{
-	int fd = atomic_load(&server_fd);
-
-	for (int i = 0; fd >= 0 && i < ANSWERS_AT_ONCE; i++) {
-		struct ipc_request request;
-		struct ipc_sender sender;
-		int error = ipc_socket_take(fd, &request, &sender);
-
-		if (error == 0)
-			answer(fd, &request, &sender);
-		else if (error != -EPROTO)
-			return;
-	}
 }
 
 /* The descriptors would keep the parent's memory on the GPU for as long as the child lives.  */

@@ -10,6 +10,10 @@
 
 #include "clock.h"
 
+#ifndef SO_PASSRIGHTS
+#define SO_PASSRIGHTS 83
+#endif
+
 /* A process that is alive answers at once; one that is stopped is given up.  */
 #define ANSWER_NS (5 * S_NS)
 
@@ -30,12 +34,21 @@ static socklen_t name_of(const uint8_t process[16], struct sockaddr_un *un)
 	return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
 }
 
+/* Anyone in the network namespace may send here, and to close a stranger's descriptor may block: so the kernel is to refuse
+ * them where they are not expected. Before Linux 6.16 it does not know how.  */
+static void pass_descriptors(int fd, int on)
+{
+	int error = setsockopt(fd, SOL_SOCKET, SO_PASSRIGHTS, &on, sizeof(on));
+	(void)error;
+}
+
 static int open_socket(void)
 {
 	int on = 1, fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
 	if (fd < 0)
 		return -errno;
+	pass_descriptors(fd, 0);
 	if (setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof(on)) == 0)
 		return fd;
 	close(fd);
@@ -202,7 +215,6 @@ int ipc_socket_ask(const uint8_t process[16], const struct ipc_request *request,
 		   int fds[IPC_DESCRIPTORS_MAX], unsigned *count)
 {
 	struct received received = {.count = 0};
-	const struct sockaddr_un any = {.sun_family = AF_UNIX}; /* the kernel chooses a name to answer to */
 	struct sockaddr_un un;
 	socklen_t size = name_of(process, &un);
 	int error = 0, fd = open_socket();
@@ -210,10 +222,10 @@ int ipc_socket_ask(const uint8_t process[16], const struct ipc_request *request,
 	*count = 0;
 	if (fd < 0)
 		return fd;
-	/* Connected, it hears nobody else.  */
-	if (bind(fd, (const struct sockaddr *)&any, sizeof(any.sun_family)) != 0 ||
-	    connect(fd, (struct sockaddr *)&un, size) != 0)
+	/* Connected, it hears nobody else. The kernel chooses a name to answer to, since SO_PASSCRED is set.  */
+	if (connect(fd, (struct sockaddr *)&un, size) != 0)
 		error = -errno;
+	pass_descriptors(fd, 1);
 	if (error == 0)
 		error = exchange(fd, request, reply, &received);
 	close(fd);

@@ -15,7 +15,6 @@
 #include "caches.h"
 #include "clock.h"
 #include "gate.h"
-#include "ipc.h"
 #include "linking.h"
 #include "log.h"
 #include "lots.h"
@@ -183,9 +182,8 @@ static void *link_main(void *unused)
 	link_.connect_pause_ns = CONNECT_FIRST_NS;
 	for (;;) {
 		uint64_t now = clock_ns();
-		struct pollfd fds[3] = {{.fd = atomic_load(&wake_fd), .events = POLLIN},
-					{.fd = link_.socket, .events = POLLIN},
-					{.fd = ipc_server_fd(), .events = POLLIN}};
+		struct pollfd fds[2] = {{.fd = atomic_load(&wake_fd), .events = POLLIN},
+					{.fd = link_.socket, .events = POLLIN}};
 
 		watch_mover(now);
 		answer_caches();
@@ -197,15 +195,13 @@ static void *link_main(void *unused)
 		resume_alone(now);
 		sample(now);
 		fds[1].fd = link_.socket;
-		poll(fds, 3, poll_timeout_ms(clock_ns()));
+		poll(fds, 2, poll_timeout_ms(clock_ns()));
 		if (fds[0].revents & POLLIN) {
 			ssize_t n = read(fds[0].fd, &drained, sizeof(drained));
 			(void)n;
 		}
 		if (link_.socket >= 0 && fds[1].revents)
 			link_receive();
-		if (fds[2].revents)
-			ipc_serve();
 	}
 	return NULL;
 }

@@ -1,7 +1,8 @@
 """A user's program on the GPU: `gpu_program.py MEBIBYTES`. It allocates that, fills it, and says how long it took.
 
 Then, for each line on standard input: `use` looks whether its memory is as it was left and writes it anew, `allocate
-MEBIBYTES` takes more. Each answer is a line of JSON: `took_s`, how many words were `wrong`, and the driver's `error`.
+MEBIBYTES` takes more, `export` gives its first memory a handle of legacy IPC. Each answer is a line of JSON: `took_s`,
+how many words were `wrong`, and the driver's `error`.
 """
 
 from __future__ import annotations
@@ -47,6 +48,12 @@ class Program:
         for block in self._blocks:
             self._fill(*block)
         return wrong
+
+    def export(self) -> int:
+        """Give a handle of legacy CUDA IPC to its first block."""
+        handle = ctypes.create_string_buffer(64)
+        self._driver.call("cuIpcGetMemHandle", handle, ctypes.c_uint64(self._blocks[0][0]))
+        return 0
 
     def _fill(self, address: int, size: int) -> None:
         self._driver.call("cuMemsetD32_v2", ctypes.c_uint64(address), self._value, ctypes.c_size_t(size // 4))

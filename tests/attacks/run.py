@@ -20,7 +20,7 @@ from live_machine import new_machine  # noqa: E402
 from scene import PROGRAMS, Answer, Scene  # noqa: E402
 
 QUIET = "no attack"
-NOT_ATTACKS = {"attacking"}
+NOT_ON_CONTROLLER = {"attacking", "lingering_on_ipc"}
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="default: all")
     parser.add_argument("--seconds", type=float, default=10.0)
     given = parser.parse_args()
-    known = sorted({path.stem for path in PROGRAMS.glob("*.py")} - NOT_ATTACKS)
+    known = sorted({path.stem for path in PROGRAMS.glob("*.py")} - NOT_ON_CONTROLLER)
     print(f"{'attack':32} {'answered':>8} {'failed':>6} {'p50':>6} {'p99':>6} {'longest':>8} ms {'MB':>5}")
     for name in given.names or [QUIET, *known]:
         answers, memory = attacked(name, given.seconds)

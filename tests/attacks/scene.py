@@ -113,13 +113,13 @@ class Bystander:
 class Scene:
     """The controller serves from the moment this is made."""
 
-    def __init__(self, machine: Machine, *arguments: str, program: Path | None = None):
-        """`arguments`: more of the controller's command line; `program`: instead of the usual one."""
+    def __init__(self, machine: Machine, *arguments: str, old_linux: bool = False):
+        """`arguments`: more of the controller's command line; `old_linux`: Linux cannot refuse descriptors."""
         self.machine = machine
         open_to_everyone(machine)
-        machine.environment["LD_LIBRARY_PATH"] = str(self._libraries())
-        started = ("-m", "jupyter_affinode.node") if program is None else (str(program),)
-        machine.start_controller("--system", "--settle=0.1", *arguments, program=started)
+        if old_linux:
+            machine.environment["LD_PRELOAD"] = str(compile_old_linux(machine.folder))
+        machine.start_controller("--system", "--settle=0.1", *arguments)
         pid = machine.controller_pid()
         assert pid is not None
         self.controller_pid: int = pid
@@ -141,6 +141,7 @@ class Scene:
         for name in ("XDG_RUNTIME_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR"):
             environ.pop(name, None)
         launch_environment.manage(environ, kernel_id, command, python=False)
+        environ["LD_LIBRARY_PATH"] = str(self._libraries())
         self._told.append(Told(self.start(uid, *command, env=environ)))
         return self._told[-1]
 
@@ -202,3 +203,11 @@ class Scene:
         folder.chmod(0o777)
         for path in folder.iterdir():
             path.chmod(0o666)
+
+
+def compile_old_linux(folder: Path) -> Path:
+    """The library of old_linux.c."""
+    made = folder / "old_linux.so"
+    command = [os.environ.get("CC", "cc"), "-O2", "-Wall", "-shared", "-fPIC", str(HERE / "old_linux.c")]
+    subprocess.run([*command, "-o", str(made)], check=True)
+    return made

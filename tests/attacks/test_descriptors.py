@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from people import needs_root
-from scene import Scene
-
-OLD_LINUX = Path(__file__).with_name("old_linux_controller.py")
+from scene import HONEST, Scene
 
 
-@pytest.fixture(params=[None, OLD_LINUX], ids=["this-linux", "old-linux"])
+@pytest.fixture(params=[False, True], ids=["this-linux", "old-linux"])
 def any_scene(gpu_machine, request):
     """A scene on this Linux, and as on one that cannot refuse descriptors."""
     needs_root()
-    made = Scene(gpu_machine, program=request.param)
+    made = Scene(gpu_machine, old_linux=request.param)
     yield made
     made.check()
     made.close()
@@ -27,3 +26,26 @@ def test_a_bystander_is_answered_while_descriptors_linger(any_scene, attack, wai
     with any_scene.attack(attack):
         any_scene.bystander.wait_for(40)
     wait_until(lambda: any_scene.descriptors() <= before + 2, message="no descriptor is left behind")
+
+
+def abstract_sockets(pid):
+    """The names of a process's abstract sockets."""
+    links = (os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir())
+    inodes = {link.strip("socket:[]") for link in links if link.startswith("socket:")}
+    rows = (line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:])
+    return [row[7][1:] for row in rows if row[6] in inodes and len(row) > 7 and row[7].startswith("@")]
+
+
+def test_a_users_kernel_parks_and_resumes_while_descriptors_linger_on_its_own_socket(any_scene):
+    program = any_scene.program(HONEST, "thesis", 200)
+    program.hear()
+    assert program.ask("export")["error"] is None
+    assert program.ask("allocate 100")["error"] is None
+    names = abstract_sockets(program.process.pid)
+    assert names
+    with any_scene.attack("lingering_on_ipc", *names):
+        for _ in range(2):
+            parked = any_scene.honest.ask("POST", "/kernels/thesis/park", {})
+            assert parked[1]["residency"] == "parked", parked
+            used = program.ask("use")
+            assert (used["wrong"], used["error"]) == (0, None)

@@ -1,0 +1,36 @@
+"""Descriptors whose close blocks, on the abstract sockets of another user's shim: `lingering_on_ipc.py FOLDER NAME …`.
+
+Those sockets' names are no secret: /proc/net/unix has them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+
+from attacking import Lingering, goes_on, under_way
+
+
+def give(lingering: Lingering, name: str) -> None:
+    """Send some to a socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as to_shim:
+        to_shim.connect("\0" + name)
+        lingering.give(to_shim, b"x" * 32, 3)
+
+
+def main() -> None:
+    """Again and again."""
+    lingering = Lingering()
+    is_begun = False
+    while goes_on(0.02):
+        for name in sys.argv[2:]:
+            with contextlib.suppress(PermissionError, BlockingIOError):  # it takes no descriptors, or is full
+                give(lingering, name)
+        if not is_begun:
+            is_begun = True
+            under_way()
+
+
+if __name__ == "__main__":
+    main()
