@@ -23,6 +23,7 @@ from .identity import Identity
 from .limits import Account, Accounts, TokenBucket
 from .page import Page, PageError
 from .peer_socket import PeerSocket
+from .peers import ProcessWatch, pidfd_of
 from .wire import HelloFlag, WireError
 
 HELLO_PATIENCE_S = 5.0
@@ -115,6 +116,10 @@ class Connection:
 
     def __repr__(self) -> str:
         return f"process {self.peer.pid}"
+
+    def watch(self, on_end: Callable[[], None]) -> ProcessWatch:
+        """Have the end of the process that connected told. Raises OSError if it cannot be seen."""
+        return ProcessWatch(pidfd_of(self._socket, self.peer), on_end)
 
     def command(
         self,

@@ -71,11 +71,11 @@ def give_lots(kernel: KernelRecord, size: int, stock: LotStock) -> None:
     needs = {process.key: _may_take_anew(kernel, process) for process in targets}
     for process in targets:
         share = math.ceil(size * (needs[process.key] / sum(needs.values())))
-        for number, lot in stock.give(process.key, share):
-            if process.connection is not None:
-                process.connection.command(
-                    CommandKind.LOT, request=number, argument=lot.bytes, descriptor=lot.descriptor
-                )
+        connection = process.connection
+        if connection is None:
+            continue
+        for number, lot in stock.give(process.key, share, connection.watch):
+            connection.command(CommandKind.LOT, request=number, argument=lot.bytes, descriptor=lot.descriptor)
 
 
 def learn_from_park(kernel: KernelRecord, replies: Mapping[int, Reply]) -> bool:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from .host import HostMemory, cgroup_memory, host_memory
 from .host_room import CGROUP_RESERVE, with_margin
 from .lot_memory import STEP_BYTES, Lot, LotFailed, make_lot
+from .peers import ProcessWatch
 from .settings import GIB, MIB, Settings
 from .words import bytes_in_words
 
@@ -30,16 +31,26 @@ PARTS = 16  # into so many lots a stock is divided, within these bounds
 AGAIN_AFTER_S = 5.0  # when one could not be made
 
 
+Watcher = Callable[[Callable[[], None]], ProcessWatch]
+
+
 @dataclass
 class Holding:
-    """What one process has, by the numbers that were told to it."""
+    """What one process has, by the numbers that were told to it on one link."""
 
     lots: dict[int, Lot] = field(default_factory=dict)
     last_number: int = 0
+    watch: ProcessWatch | None = None  # of the process; None: it never got any
+    earlier: list[Holding] = field(default_factory=list)  # on earlier links: it has forgotten the numbers
+
+    @property
+    def bytes(self) -> int:
+        """All of it."""
+        return sum(lot.bytes for lot in self.lots.values()) + sum(each.bytes for each in self.earlier)
 
 
 class LotStock:
-    """Makes, hands out and takes back lots; on the event loop, with one thread that touches memory."""
+    """Makes, hands out and takes back lots; on the event loop, with one thread that touches and frees memory."""
 
     def __init__(
         self,
@@ -52,6 +63,7 @@ class LotStock:
         self._on_change = on_change
         self._make = make
         self._holdings: dict[int, Holding] = {}
+        self._left: list[Holding] = []  # of processes that have no link any more
         self._making: asyncio.Future[None] | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="lots")
         self._again_at = 0.0
@@ -66,7 +78,7 @@ class LotStock:
     @property
     def given_bytes(self) -> int:
         """What processes have from us."""
-        return sum(self.held().values())
+        return sum(self.held().values()) + sum(holding.bytes for holding in self._left)
 
     def held(self) -> dict[int, int]:
         """What each process has from us, by its key."""
@@ -74,7 +86,7 @@ class LotStock:
 
     def held_bytes(self, key: int) -> int:
         """What the process with that key has from us."""
-        return sum(lot.bytes for lot in self._holdings[key].lots.values()) if key in self._holdings else 0
+        return self._holdings[key].bytes if key in self._holdings else 0
 
     def elsewhere_bytes(self, mapped: Mapping[int, int]) -> int:
         """Of the lots that processes have mapped, by key, those that earlier controllers gave them."""
@@ -86,24 +98,40 @@ class LotStock:
         `mapped`: how much in lots each process says it has. Called on every pass.
         """
         for key in self._holdings.keys() - mapped.keys():
-            self.forget(key, has_ended=False)
+            holding = self._holdings.pop(key)
+            self._left += [holding, *holding.earlier]
+            holding.earlier = []
+        for holding in self._left:
+            if not holding.lots and holding.watch is not None:
+                holding.watch.close()
+        self._left = [holding for holding in self._left if holding.lots]
         self._reserve_bytes = settings.host_reserve(host.total_bytes)
         short = self._reserve_bytes - host.available_bytes
         spare = self.ready_bytes + self.given_bytes + self.elsewhere_bytes(mapped) - settings.lot_bytes
         for lot in list(reversed(self.ready)):
             if spare > 0 or (short > 0 and not lot.is_huge):
                 self.ready.remove(lot)
-                lot.revoke()
+                self._free(lot)
                 spare -= lot.bytes
                 short -= 0 if lot.is_huge else lot.bytes
         size = lot_size(settings.lot_bytes)
         if size and spare + size <= 0 and self._making is None and now >= self._again_at:
             self._making = asyncio.ensure_future(self._make_one(size))
 
-    def give(self, key: int, size: int) -> list[tuple[int, Lot]]:
-        """Lots of at least `size` bytes together, or all there are, for one process: (number, lot)."""
-        given = []
+    def give(self, key: int, size: int, watcher: Watcher) -> list[tuple[int, Lot]]:
+        """Lots of at least `size` bytes together, or all there are, for one process: (number, lot).
+
+        `watcher` makes the watch on the process, whose end frees its lots wherever their descriptors are by then. One
+        whose end cannot be seen gets none.
+        """
+        given: list[tuple[int, Lot]] = []
         holding = self._holdings.setdefault(key, Holding())
+        if holding.watch is None:
+            try:
+                holding.watch = watcher(lambda: self._ended(holding))
+            except OSError as error:
+                self._log.info("a process gets no lots, since its end cannot be seen: %s", error)
+                return given
         while size > 0 and self.ready:
             lot = self.ready.pop(0)
             holding.last_number += 1
@@ -119,25 +147,40 @@ class LotStock:
         if lot is None:
             self._log.info("a process gave back lot %d, which it does not have", number)
             return
-        lot.revoke()
+        self._free(lot)
         self._on_change()
 
-    def forget(self, key: int, *, has_ended: bool) -> None:
-        """The process is not ours to follow any more. One that lives on may have contents in its lots."""
-        for lot in self._holdings.pop(key, Holding()).lots.values():
-            if has_ended:
-                lot.revoke()
-            else:
-                lot.let_go()
+    def follow(self, key: int, earlier_key: int) -> None:
+        """The process with `earlier_key` has connected again and is `key` now; it keeps what is in its lots."""
+        before = self._holdings.pop(earlier_key, None)
+        if before is not None:
+            self._holdings.setdefault(key, Holding()).earlier += [before, *before.earlier]
+            before.earlier = []
+
+    def _ended(self, holding: Holding) -> None:
+        """A process that has lots has ended."""
+        while holding.lots:
+            self._free(holding.lots.popitem()[1])
+        self._on_change()
+
+    def _free(self, lot: Lot) -> None:
+        """On the thread: it takes some tenths of a second a GiB."""
+        self._thread.submit(lot.revoke)
 
     def close(self) -> None:
         """This controller ends: what was not handed out is freed, the rest is its processes' own."""
         self._is_closed = True
-        for key in list(self._holdings):
-            self.forget(key, has_ended=False)
+        for followed in self._holdings.values():
+            self._left += [followed, *followed.earlier]
+        for holding in self._left:
+            for lot in holding.lots.values():
+                lot.let_go()
+            if holding.watch is not None:
+                holding.watch.close()
+        self._holdings, self._left = {}, []
         while self.ready:
-            self.ready.pop().revoke()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+            self._free(self.ready.pop())
+        self._thread.shutdown(wait=False)
 
     async def _make_one(self, size: int) -> None:
         try:

@@ -59,6 +59,16 @@ def groups_of(connected: socket.socket, peer: Peer) -> frozenset[int]:
     return frozenset([peer.gid, *array.array("I", raw)])
 
 
+def pidfd_of(connected: socket.socket, peer: Peer) -> int:
+    """A pidfd of the process that connected. Raises OSError if it has ended, or cannot be seen."""
+    try:
+        return int(struct.unpack("=i", connected.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD, 4))[0])
+    except OSError as error:
+        if error.errno != errno.ENOPROTOOPT or peer.pid <= 0:
+            raise
+    return os.pidfd_open(peer.pid)  # an older Linux: for a moment the number could change hands
+
+
 def is_beside_us(connected: socket.socket, peer: Peer) -> bool:
     """Whether the peer lives in our own pid namespace: in no container, or in the same one.
 
@@ -67,15 +77,9 @@ def is_beside_us(connected: socket.socket, peer: Peer) -> bool:
     if peer.pid <= 0:
         return False
     try:
-        raw = connected.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD, 4)
-        descriptor = struct.unpack("=i", raw)[0]
-    except OSError as error:
-        if error.errno != errno.ENOPROTOOPT:
-            return False
-        try:  # an older Linux: a moment is left in which the number could change hands
-            descriptor = os.pidfd_open(peer.pid)
-        except OSError:
-            return False
+        descriptor = pidfd_of(connected, peer)
+    except OSError:
+        return False
     try:
         levels = _status_of(peer.pid).get("NSpid", "").split()
         return levels == [str(peer.pid)] and _lives(descriptor)
@@ -136,11 +140,11 @@ def _status_of(pid: int) -> dict[str, str]:
 
 
 class ProcessWatch:
-    """Calls back once when a process ends, by pidfd; `closed` without a call if it could not be watched."""
+    """Calls back once when a process ends."""
 
-    def __init__(self, pid: int, on_end: Callable[[], None]):
-        """Raises ProcessLookupError if there is no such process (any more)."""
-        self._descriptor = os.pidfd_open(pid)
+    def __init__(self, descriptor: int, on_end: Callable[[], None]):
+        """Take the process's pidfd over."""
+        self._descriptor = descriptor
         self._on_end = on_end
         asyncio.get_running_loop().add_reader(self._descriptor, self._ended)
 

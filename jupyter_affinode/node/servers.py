@@ -57,7 +57,7 @@ class ServerWatch:
         if pid in self._watches:
             return
         try:
-            self._watches[pid] = ProcessWatch(pid, lambda: self._ended(pid))
+            self._watches[pid] = ProcessWatch(os.pidfd_open(pid), lambda: self._ended(pid))
         except ProcessLookupError:  # it spoke and ended: nobody else would ever say so
             self._ended(pid)
         except OSError as error:  # out of descriptors; tried again at the next look

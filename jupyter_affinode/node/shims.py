@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,13 +56,16 @@ class Shims:
             raise WireError(
                 f"{identity.name or 'its user'} has {self._access.limits.kernels} kernels already"
             )
-        for old in self._state.earlier(connection, page):
+        earlier = self._state.earlier(connection, page)
+        for old in earlier:
             if old.connection is not None:  # the shim has left that link, which we are about to hear
                 old.connection.end(Ending.OURS, "its process has connected again")
         process = self._state.add_process(connection, hello, page, now)
+        for old in earlier:
+            self._parts.lots.follow(process.key, old.key)
         if process.pid > 0:
             try:
-                process.watch = ProcessWatch(process.pid, lambda: self._process_ended(process))
+                process.watch = ProcessWatch(os.pidfd_open(process.pid), lambda: self._process_ended(process))
             except ProcessLookupError:
                 asyncio.get_running_loop().call_soon(connection.end, Ending.CLOSED, "the process has ended")
             except OSError as error:
@@ -126,7 +130,6 @@ class Shims:
         self._state.disconnect(process)
         if connection is not None:
             connection.end(Ending.CLOSED, "the process has ended")
-        self._parts.lots.forget(process.key, has_ended=True)
         self.forget(process)
 
     def forget(self, process: Process, *, lives: bool = False) -> None:

@@ -25,7 +25,7 @@ from jupyter_affinode.node.host import HostMemory
 from jupyter_affinode.node.limits import Accounts
 from jupyter_affinode.node.lot_memory import LotFailed, make_lot
 from jupyter_affinode.node.lots import AGAIN_AFTER_S, LotStock, lot_size
-from jupyter_affinode.node.peers import Peer
+from jupyter_affinode.node.peers import Peer, ProcessWatch
 from jupyter_affinode.node.settings import GIB, Settings
 from jupyter_affinode.node.wire import CommandKind
 
@@ -161,6 +161,24 @@ def test_a_stock_is_divided_into_lots_that_are_neither_tiny_nor_few(stock, size)
     assert lot_size(stock) == size
 
 
+def watch_us(on_end):
+    """The watch on a process that lives on."""
+    return ProcessWatch(os.pidfd_open(os.getpid()), on_end)
+
+
+def cut(descriptor):
+    """Whether a lot's memory has been taken back."""
+    return os.fstat(descriptor).st_size == 0
+
+
+async def becomes(condition):
+    """Let the loop and the stock's thread run until it holds."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.005)
+
+
 def with_stock(body, **options):
     """Run `await body(stock)`; afterwards no file is left open."""
 
@@ -170,6 +188,7 @@ def with_stock(body, **options):
             await body(stock)
         finally:
             stock.close()
+            stock._thread.shutdown()  # it may still free some
 
     before = descriptors()
     asyncio.run(run())
@@ -189,7 +208,7 @@ def test_the_stock_is_filled_up_to_its_bound_and_no_further():
     async def body(stock):
         await filled(stock)
         assert stock.ready_bytes == 64 * MIB
-        stock.give(1, 1)
+        stock.give(1, 1, watch_us)
         await filled(stock)
         assert (stock.ready_bytes, stock.given_bytes) == (0, 64 * MIB)  # what is given counts
 
@@ -226,13 +245,13 @@ def test_a_smaller_bound_gives_back_what_is_over_it():
 def test_a_lot_that_comes_back_is_freed_and_a_fresh_one_takes_its_place():
     async def body(stock):
         await filled(stock)
-        ((number, lot),) = stock.give(7, 10 * MIB)
+        ((number, lot),) = stock.give(7, 10 * MIB, watch_us)
         theirs = os.dup(lot.descriptor)
         os.pwrite(theirs, b"secret", 0)
         stock.take_back(7, number)
-        assert os.fstat(theirs).st_size == 0
+        await becomes(lambda: cut(theirs))
         await filled(stock)
-        ((again, fresh),) = stock.give(8, 10 * MIB)
+        ((again, fresh),) = stock.give(8, 10 * MIB, watch_us)
         assert (again, os.pread(fresh.descriptor, 6, 0)) == (1, bytes(6))
         os.close(theirs)
 
@@ -242,7 +261,7 @@ def test_a_lot_that_comes_back_is_freed_and_a_fresh_one_takes_its_place():
 def test_a_process_can_give_back_only_what_it_has():
     async def body(stock):
         await filled(stock)
-        ((number, lot),) = stock.give(1, MIB)
+        ((number, lot),) = stock.give(1, MIB, watch_us)
         for key, wrong in ((2, number), (1, number + 1)):
             stock.take_back(key, wrong)
         assert os.fstat(lot.descriptor).st_size == 64 * MIB
@@ -253,29 +272,48 @@ def test_a_process_can_give_back_only_what_it_has():
     with_stock(body)
 
 
-def test_a_process_that_is_not_followed_any_more_keeps_its_lots():
+def test_a_process_that_connects_again_keeps_its_lots_and_they_count():
     async def body(stock):
         await filled(stock)
-        ((_, lot),) = stock.give(1, MIB)
+        ((_, lot),) = stock.give(1, MIB, watch_us)
         theirs = os.dup(lot.descriptor)
-        await filled(stock, mapped={2: 64 * MIB})  # it said HELLO again, and has another key now
-        assert (os.fstat(theirs).st_size, stock.given_bytes, stock.ready_bytes) == (64 * MIB, 0, 0)
+        stock.follow(2, 1)  # it said HELLO again, and has another key now
+        for says in (64 * MIB, 0):  # whatever it says
+            await filled(stock, mapped={2: says})
+            assert (os.fstat(theirs).st_size, stock.held_bytes(2), stock.given_bytes) == (64 * MIB,) * 3
+            assert stock.ready_bytes == 0
         os.close(theirs)
 
     with_stock(body)
 
 
-@pytest.mark.parametrize("has_ended, left", [(True, 0), (False, 64 * MIB)])
-def test_only_of_a_process_that_ended_a_lot_is_cut(has_ended, left):
-    """One that hung up, or was silent, may hold somebody's tensors in it."""
+def test_lots_count_until_their_process_has_ended_and_are_cut_then():
+    """One that hung up, or was silent, may hold somebody's tensors in it; and more than it says."""
+
+    async def body(stock):
+        process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        await filled(stock)
+        ((_, lot),) = stock.give(1, MIB, lambda on_end: ProcessWatch(os.pidfd_open(process.pid), on_end))
+        theirs = os.dup(lot.descriptor)
+        await filled(stock, mapped={})  # it is not heard of any more
+        assert (os.fstat(theirs).st_size, stock.given_bytes, stock.ready_bytes) == (64 * MIB, 64 * MIB, 0)
+        process.communicate()
+        await becomes(lambda: cut(theirs))
+        await filled(stock, mapped={})
+        assert (stock.given_bytes, stock.ready_bytes) == (0, 64 * MIB)
+        os.close(theirs)
+
+    with_stock(body)
+
+
+def test_a_process_whose_end_cannot_be_seen_gets_no_lots():
+    def cannot(on_end):
+        raise ProcessLookupError("it has ended")
 
     async def body(stock):
         await filled(stock)
-        ((_, lot),) = stock.give(1, MIB)
-        theirs = os.dup(lot.descriptor)
-        stock.forget(1, has_ended=has_ended)
-        assert os.fstat(theirs).st_size == left
-        os.close(theirs)
+        assert stock.give(1, MIB, cannot) == []
+        assert stock.ready_bytes == 64 * MIB
 
     with_stock(body)
 
@@ -283,7 +321,7 @@ def test_only_of_a_process_that_ended_a_lot_is_cut(has_ended, left):
 def test_a_controller_that_ends_leaves_processes_their_lots():
     async def body(stock):
         await filled(stock)
-        ((_, lot),) = stock.give(1, MIB)
+        ((_, lot),) = stock.give(1, MIB, watch_us)
         theirs = os.dup(lot.descriptor)
         stock.close()
         assert os.fstat(theirs).st_size == 64 * MIB
