@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 from jupyter_client.provisioning import KernelProvisionerFactory
 from traitlets.config import Config, Configurable
@@ -84,3 +87,23 @@ def test_a_disabled_extension_leaves_kernels_and_answers_so(native, machine, ser
     status, answer = server.affinode()
     assert status == 200 and answer["available"] is False and "switched off" in answer["message"]
     assert machine.node() is None, "no controller was started"
+
+
+@pytest.mark.parametrize(
+    "words", [["execute", "--inplace"], ["nbconvert", "--execute", "--inplace", "--to=notebook"]]
+)
+def test_programs_without_a_server_manage_their_kernels_if_the_environment_says_so(native, machine, words):
+    code = (
+        "import os; print(os.environ['AFFINODE_KERNEL_ID'], 'libaffinode' in open('/proc/self/maps').read())"
+    )
+    notebook = machine.work / "notebook.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)]), notebook)
+    run = subprocess.run(
+        [sys.executable, "-m", "jupyter_core.command", *words, str(notebook)],
+        env={**machine.environment, "JUPYTER_DEFAULT_PROVISIONER_NAME": OURS},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    (cell,) = nbformat.read(notebook, as_version=4).cells
+    kernel_id, is_mapped = cell.outputs[0].text.split()
+    assert is_mapped == "True" and len(kernel_id) == 36
