@@ -1,4 +1,4 @@
-"""How much of what our processes say they have on GPUs is borne out by NVML.
+"""How much of what our processes say they have on GPUs, or are taking there, is borne out by NVML.
 
 A page is its process's own word. Lots (lots.py) are handed over for good, so they go by what NVML shows of a process
 where it names processes by the pids that we know. Elsewhere, in containers, NVML's sum for a GPU must do for all that
@@ -34,6 +34,16 @@ def look(kernels: Iterable[KernelRecord], measured: Mapping[str, NvmlGpu]) -> No
             _believe_by_pid(known, claims[uuid])
         else:
             _believe_by_sum(known, claims[uuid])
+
+
+def shown_bytes(kernel: KernelRecord, gpu: NvmlGpu, unmanaged_bytes: int | None) -> int | None:
+    """What NVML shows of a kernel on a GPU; its pages say nothing of what a resume has taken. Where pids say nothing,
+    `unmanaged_bytes`: what is in use and in no page, to which a resume adds (None: that is not known at the moment).
+    """
+    if gpu.pids is None or not sees_all_pids():
+        return unmanaged_bytes
+    used = [gpu.used_by.get(process.pid, 0) for process in kernel.processes.values()]
+    return unmanaged_bytes if None in used else sum(filter(None, used))
 
 
 def _believe_by_pid(gpu: NvmlGpu, claims: Iterable[Claim]) -> None:

@@ -315,7 +315,7 @@ class Controller:
             self.state.host = host_memory()
             self.state.read_limits()
         self.state.lots_ready_bytes, self.state.lots_held = self.lots.ready_bytes, self.lots.held()
-        self.moves.look_for_late_parks(self._snapshot, now)  # before somebody else is chosen
+        self.moves.look_at_promises(self._snapshot, now)  # before somebody else is chosen
         is_complete = now - self.began >= self.state.settings.settle_s * COMPLETE_AFTER_SETTLING
         self._snapshot = self.state.snapshot(now, is_settled=self._is_settled(now), is_complete=is_complete)
         self._look_at_queue(self._snapshot, now)

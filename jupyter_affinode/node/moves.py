@@ -14,8 +14,8 @@ from . import together
 from .actions import Cause
 from .back_off import back_off_s, jittered_back_off_s
 from .depth import kernel_depth
+from .failed_parks import FailedParks
 from .host_care import budget_argument, forget_trim, learn_from_park, refused_for_memory
-from .lapse_watch import LapseWatch
 from .move_outcomes import (
     PARK_BEGINS_WITHIN_S,
     PLAIN,
@@ -31,6 +31,7 @@ from .page import Depth, State
 from .records import KERNEL_ENDED, KernelRecord, Move, Outcome, Phase, Process
 from .snapshot import Node, Residency
 from .state import NodeState
+from .unused_room import UnusedRoom
 from .wire import CommandKind, MoveFlag, Reply, Status
 from .words import bytes_in_words, duration_in_words
 
@@ -52,7 +53,8 @@ class Moves:
         self._log = log
         self._on_change = on_change
         self._observer = observer
-        self._lapses = LapseWatch(state, log)
+        self._failed_parks = FailedParks(state, log)
+        self._unused_room = UnusedRoom(state, log)
 
     def park(
         self,
@@ -77,7 +79,7 @@ class Moves:
         kernel.move.for_kernel = for_kernel
         kernel.move.preempts = preempts
         kernel.reason = reason
-        self._lapses.park_begins(kernel, kernel.move)
+        self._failed_parks.park_begins(kernel, kernel.move)
         targets = [process for process in kernel.connected() if process.data.state is State.RESIDENT]
         size = sum(process.resident_bytes for process in targets)
         self._log.info("park %s (%s): %s", kernel.id, bytes_in_words(size), reason)
@@ -149,9 +151,10 @@ class Moves:
                     move.gone.add(key)
             self._go_on(kernel, move)
 
-    def look_for_late_parks(self, node: Node, now: float) -> None:
-        """Count the parks that last too long; `node` is the last picture that was decided on."""
-        self._lapses.look(node, now)
+    def look_at_promises(self, node: Node, now: float) -> None:
+        """Count the parks that last too long and the room that is not taken; `node` is what was decided on last."""
+        self._failed_parks.look(node, now)
+        self._unused_room.look(now)
 
     def refuse_park(
         self,
@@ -244,7 +247,7 @@ class Moves:
             kernel.move.gpu, kernel.move.from_gpu = gpu, kernel.main_gpu()
         kernel.move.from_context = kernel_depth(kernel) is Depth.CONTEXT
         kernel.move.waited_s = None if kernel.wants_since is None else max(now - kernel.wants_since, 0.0)
-        self._state.reservations.reserve_resume(kernel.id, dict(needs))
+        self._state.reservations.reserve_resume(kernel.id, needs, now, self._state.shown_bytes)
         self._log.info("resume %s (%s): %s", kernel.id, bytes_in_words(sum(needs.values())), reason)
         self._command(kernel, kernel.move, targets, CommandKind.RESUME, RESUME_BEGINS_WITHIN_S)
 
@@ -288,7 +291,7 @@ class Moves:
         done = [reply for reply in move.replies.values() if reply.status is Status.OK]
         if failed is None and not done and not move.gone & kernel.processes.keys():
             failed = (Status.NOTHING, in_words(move, Status.NOTHING))
-        self._lapses.park_ended(kernel, move, failed)
+        self._failed_parks.park_ended(kernel, move, failed)
         found_less = learn_from_park(kernel, move.replies)
         if failed is None:
             kernel.refusal, kernel.refusals, kernel.retry_pause_s = None, 0, 0.0
@@ -323,12 +326,12 @@ class Moves:
             self._resume(kernel, parked, needs, reason, Cause.UNDONE)
 
     def _resumed(self, kernel: KernelRecord, move: Move, now: float) -> None:
-        if (
-            kernel.residency is not Residency.RESUMING
-        ):  # else it is given up, and still takes what it was given
-            self._state.reservations.finish_resume(kernel.id, now)
-        _count_failed_resumes(kernel, move)
         failed = failure(move, kernel)
+        if kernel.residency is not Residency.RESUMING:  # else it still takes what it was given
+            reserved = self._state.reservations.finish_resume(kernel.id, now)
+            if failed is not None and kernel.processes:
+                self._unused_room.resume_failed(kernel, reserved, now)
+        _count_failed_resumes(kernel, move)
         if failed is None:
             kernel.resume_failures, kernel.resume_retry_at = 0, 0.0
             kernel.elsewhere_failures, kernel.moved_from = 0, move.from_gpu

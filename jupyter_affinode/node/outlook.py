@@ -70,6 +70,8 @@ class _View:
             return "it is being shut down", None
         if is_hopeless(plan, waiter) and not elsewhere(waiter):
             return self._hopeless_reason(waiter), None
+        if kernel.served_after > plan.now:
+            return "room that was reserved for your kernels was not taken, they are served again soon", None
         if waiter.room is None and kernel.resume_retry_at > plan.now:
             return "bringing it back failed a moment ago, it will be tried again", None
         limits = [

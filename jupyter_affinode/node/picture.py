@@ -33,10 +33,12 @@ def kernel_picture(
     may_leave: bool,
     are_open: frozenset[str],
     behind_until: float,
+    served_after: float,
     now: float,
 ) -> Kernel:
     """A kernel that has processes. `lots_held`: bytes by process; `may_leave`: its CUDA context; `are_open`: the GPUs
-    that a kernel of another one may come to; `behind_until`: others are asked first; `now` in monotonic seconds.
+    that a kernel of another one may come to; `behind_until`: others are asked first; `served_after`: it gets no
+    room before; `now` in monotonic seconds.
     """
     last_activity = max(process.last_activity for process in kernel.processes.values())
     goes_alone = kernel.move is not None and not kernel.move.to_context
@@ -49,6 +51,7 @@ def kernel_picture(
         cgroups=kernel.cgroups,
         host=host_use(kernel, last_activity, lots_held, now),
         behind_until=behind_until,
+        served_after=served_after,
         **_memory(kernel, gpus),
         **_use(kernel, last_activity),
         **_state(kernel, now),
@@ -161,7 +164,7 @@ def _moves_since(kernel: KernelRecord) -> float | None:
     waits for what comes of a resume that only a page tells of.
     """
     if kernel.move is not None:
-        return kernel.move.began
+        return -math.inf if kernel.move.is_given_up else kernel.move.began
     if kernel.residency is Residency.RESUMING:
         return -math.inf
     if kernel.residency is not Residency.PARKING:

@@ -15,10 +15,10 @@ from .actions import Action, Cause, DropCaches, GiveLots, Park, RefusePark, Resu
 from .candidates import Candidates
 from .host_room import MACHINE, HostRoom, Needs, Shortage
 from .keepers import Keepers
-from .lateness import is_given_up, is_late
 from .memory_limits import Limits
 from .settings import Settings
 from .snapshot import Kernel, Line, Node, Residency
+from .victims import is_late
 from .waiting import lines_of, waiters
 
 ON_THE_MOVE = (Residency.PARKING, Residency.RESUMING)
@@ -87,7 +87,9 @@ class Plan:
     def _look_at_park(self, kernel: Kernel) -> None:
         """One that is under way."""
         if is_late(self.now, kernel, self.node.speeds):
-            if not is_given_up(self.now, kernel, self.node.speeds):
+            if (
+                kernel.behind_until <= self.now
+            ):  # else what it may take is a promise that keeps others on the GPU
                 self._host.expect(kernel, kernel.host.budget_bytes)
         else:
             size = self._expect(kernel, kernel.host.budget_bytes)

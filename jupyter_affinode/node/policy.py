@@ -80,7 +80,8 @@ def prefetch(plan: Plan) -> None:
     for kernel in plan.node.kernels:
         if kernel.expected_until <= plan.now or kernel.residency is not Residency.PARKED:
             continue
-        if kernel.is_dying or kernel.resume_retry_at > plan.now or not plan.is_free(kernel):
+        retry_at = max(kernel.resume_retry_at, kernel.served_after)
+        if kernel.is_dying or retry_at > plan.now or not plan.is_free(kernel):
             continue
         needs = plan.limits.needs(Waiter(kernel, plan.now, kernel.resume_bytes))
         spare = max(

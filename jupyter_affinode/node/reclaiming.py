@@ -80,7 +80,7 @@ def park_idle(plan: Plan) -> None:
 
 
 def _behind_last(plan: Plan, kernels: Iterable[Kernel]) -> Iterator[Kernel]:
-    """The same, but last whoever is behind for parks that came to nothing (lapses.py)."""
+    """The same, but last whoever is behind for parks that came to nothing (failed_parks.py)."""
     behind = []
     for kernel in kernels:
         if kernel.behind_until > plan.now:

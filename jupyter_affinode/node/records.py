@@ -154,8 +154,11 @@ class Move:
     failure: tuple[Status, str] | None = None  # why it was aborted
     decided_at: float | None = None
     for_kernel: str | None = None  # PARK: who waits for its memory
-    claims: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # PARK: see lapse_watch.py
-    is_late: bool = False  # PARK: it lasts so long that this counted as a lapse (lapses.py)
+    claims: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # PARK: see failed_parks.py
+    is_late: bool = False  # PARK: it lasts so long that this counted as a failure (failed_parks.py)
+    is_given_up: bool = (
+        False  # RESUME: nothing came of it for so long that its room is others' (reservations.py)
+    )
     cause: Cause = Cause.OTHER
     from_context: bool = False  # RESUME: its CUDA context had gone too
     gpu: str | None = None  # RESUME: the other GPU that it is to come back on

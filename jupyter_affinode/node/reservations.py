@@ -1,11 +1,26 @@
-"""Room that was granted and that NVML's figure does not surely show yet."""
+"""Room that was granted and that NVML's figure does not surely show yet.
+
+A reservation is a promise that others wait for, and a process can say that it is resuming for as long as it likes. So
+a resume's reservation lasts while NVML shows ever more memory of it (borne_out.py), and ends within seconds where
+nothing comes. What was taken by then NVML counts as used. A kernel that is merely slow goes on, and what it takes later
+is taken like any other program's memory: of two kernels that meet on a GPU the later one is told by its driver that the
+GPU is full, stays parked with all its contents, and is tried again. Without NVML nothing can be borne out: a
+reservation lasts for `UNSEEN_LASTS_S`, and the shims' figures and what failed are all there is.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 GRANT_LASTS_S = 5.0  # an allocation that was granted room and of which nothing is heard
 RETRY_TAKES_S = 0.3  # from a shim's "I have your answer" to its allocation being tried again
+NOTHING_COMES_S = 5.0  # NVML is looked at once a second, and a busy machine's threads begin late
+UNSEEN_LASTS_S = 30.0  # while NVML's figures say nothing of it
+TAKEN_PART = 0.5  # of what was reserved: with less, the resume did not happen
+
+# What NVML shows of a kernel on a GPU, by their ids; None: its figures say nothing at the moment.
+Shown = Callable[[str, str], int | None]
 
 
 @dataclass
@@ -16,12 +31,20 @@ class Reserved:
     gpu: str
     bytes: int
     room: tuple[int, int] | None = None  # the request's key; None: a resume
+    began: float = 0.0
     done_at: float | None = None  # looks of NVML that begin later show it
     expires_at: float | None = None
+    shown_bytes: int | None = None  # what NVML showed of it at the last look; None: it is looked at anew
+    grown_bytes: int = 0  # how much more that was than before, all in all
 
     def is_taken(self, now: float) -> bool:
         """Whether the kernel's page shows the bytes already, and only NVML's figure may not."""
         return self.done_at is not None and self.done_at <= now
+
+    @property
+    def is_borne_out(self) -> bool:
+        """Whether NVML has shown that it was used."""
+        return self.grown_bytes >= TAKEN_PART * self.bytes
 
 
 class ReservationBook:
@@ -29,20 +52,47 @@ class ReservationBook:
 
     def __init__(self) -> None:
         self.entries: list[Reserved] = []
+        self.expired: list[Reserved] = []  # what nothing came of, until it is taken from here
 
-    def reserve_resume(self, kernel_id: str, needs: dict[str, int]) -> None:
-        """Reserve a kernel's room until `finish_resume`."""
-        self.entries += [Reserved(kernel_id, gpu, size) for gpu, size in needs.items() if size]
+    def reserve_resume(self, kernel_id: str, needs: Mapping[str, int], now: float, shown: Shown) -> None:
+        """Reserve a kernel's room until `finish_resume`, or until nothing comes of it."""
+        self.entries += [
+            Reserved(kernel_id, gpu, size, began=now, expires_at=now + UNSEEN_LASTS_S)
+            for gpu, size in needs.items()
+            if size
+        ]
+        self.bear_out(now, shown)
 
-    def finish_resume(self, kernel_id: str, now: float) -> None:
-        """The kernel is resident, or it will not be: the figures are right from the next look on."""
-        for entry in self.entries:
-            if entry.kernel_id == kernel_id and entry.room is None and entry.done_at is None:
-                entry.done_at = now
+    def bear_out(self, now: float, shown: Shown) -> None:
+        """See whether NVML shows more memory of the resumes under way."""
+        for entry in self._resumes():
+            size = shown(entry.kernel_id, entry.gpu)
+            if size is None:
+                continue
+            if entry.shown_bytes is None:
+                entry.shown_bytes = size
+                if not entry.grown_bytes:
+                    entry.expires_at = now + NOTHING_COMES_S
+            elif size > entry.shown_bytes:
+                entry.grown_bytes += size - entry.shown_bytes
+                entry.shown_bytes = size
+                for each in self._resumes(entry.kernel_id):  # its GPUs may be filled one after the other
+                    each.expires_at = now + NOTHING_COMES_S
+
+    def finish_resume(self, kernel_id: str, now: float) -> list[Reserved]:
+        """The kernel is resident, or it will not be: the figures are right from the next look on. Its reservations."""
+        finished = list(self._resumes(kernel_id))
+        for entry in finished:
+            entry.done_at, entry.expires_at = now, None
+            for other in self._resumes():
+                if other.gpu == entry.gpu:  # what was its memory may have been taken for theirs
+                    other.shown_bytes = None
+        return finished
 
     def grant(self, kernel_id: str, gpu: str, size: int, key: tuple[int, int], now: float) -> None:
         """Reserve room for one allocation, for a bounded time."""
-        self.entries.append(Reserved(kernel_id, gpu, size, key, expires_at=now + GRANT_LASTS_S))
+        expires_at = now + GRANT_LASTS_S
+        self.entries.append(Reserved(kernel_id, gpu, size, key, began=now, expires_at=expires_at))
 
     def finish_grant(self, key: tuple[int, int], now: float, *, failed: bool) -> None:
         """The shim has its answer; `failed`: it was tried in vain, so nothing was taken."""
@@ -62,15 +112,24 @@ class ReservationBook:
         self.entries = [entry for entry in self.entries if entry.kernel_id != kernel_id]
 
     def sweep(self, now: float, sampled_at: float) -> None:
-        """Drop what figures of `sampled_at` show, and grants of which nothing was heard."""
-        self.entries = [
-            entry
-            for entry in self.entries
-            if not (entry.done_at is not None and sampled_at > entry.done_at)
-            and not (entry.expires_at is not None and now > entry.expires_at)
-        ]
+        """Drop what figures of `sampled_at` show, and what nothing came of."""
+        kept = []
+        for entry in self.entries:
+            if entry.expires_at is not None and now > entry.expires_at:
+                self.expired += [entry] if entry.done_at is None else []
+            elif entry.done_at is None or sampled_at <= entry.done_at:
+                kept.append(entry)
+        self.entries = kept
 
     @property
     def awaits_sample(self) -> bool:
         """Whether a new look at the figures would free something."""
         return any(entry.done_at is not None for entry in self.entries)
+
+    def _resumes(self, kernel_id: str | None = None) -> Iterable[Reserved]:
+        """Those of resumes under way, of one kernel or of all."""
+        return (
+            entry
+            for entry in self.entries
+            if entry.room is None and entry.done_at is None and kernel_id in (None, entry.kernel_id)
+        )

@@ -30,7 +30,7 @@ def serve_queue(plan: Plan) -> None:
     heads, backfill = lines.heads, plan.settings.backfill
     for place, waiter in in_turn(plan.queue, plan.turns, plan.now, plan.settings):
         kernel = waiter.kernel
-        if not plan.is_free(kernel):
+        if not plan.is_free(kernel) or kernel.served_after > plan.now:
             continue
         if heads and _first_ahead(waiter, heads) is not None:
             if backfill and _may_go_first(plan, waiter, heads):

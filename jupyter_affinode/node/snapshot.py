@@ -141,6 +141,9 @@ class Kernel:
         0.0  # others' kernels are asked first until then: its person's parks came to nothing
     )
     resume_retry_at: float = 0.0
+    served_after: float = (
+        0.0  # it is given no room before: its user's kernels did not take what was reserved for them
+    )
     reclaim_after: float = (
         0.0  # nobody yields for its allocations before: they failed although there was room
     )

@@ -7,15 +7,14 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from .borne_out import look
+from .borne_out import look, shown_bytes
 from .connection import Connection
-from .depth import context_objection
+from .depth import context_objection, kernel_needs
 from .foresight import Foresight
 from .gpus import GpuTable
 from .host import CgroupMemory, HostMemory, Known, cgroup_limits
 from .host_care import look_for_more
 from .keep import EVERYBODY, Keep, file_name
-from .lapses import Lapses
 from .neighbours import busy, by_gpu
 from .nvml import NvmlGpu, NvmlSample
 from .other_gpus import may_be_going_to, open_gpus, read_visible
@@ -31,6 +30,7 @@ from .settings import Settings
 from .snapshot import Host, Kernel, Node, Reservation, Residency, Speed
 from .speeds import MoveSpeeds
 from .stuck import Stuck, stuck
+from .user_back_off import UserBackOff
 from .waiting import Turns
 from .whose import owner_of
 from .wire import Hello, HelloFlag
@@ -39,7 +39,6 @@ HUNG_UP_FORGOTTEN_S = 10.0  # a live process that closed its link and does not c
 UNSEEN_FORGOTTEN_S = 600.0  # a silent one whose end we cannot see; what it has on the GPU is "unmanaged" then
 PARENTS_EVERY_S = 5.0
 PAGES_TELL_WITHIN_S = 1.0  # … of a move that has ended
-EARLIER_MOVE_LASTS_S = 60.0  # at memory depth, the only one where there are other people
 OUR_OWN_WORK_S = 3.0  # NVML's samples are up to a second old, and a move computes digests
 
 
@@ -56,7 +55,8 @@ class NodeState:
         self.gpus = GpuTable()
         self.reservations = ReservationBook()
         self.speeds = MoveSpeeds()
-        self.lapses = Lapses()
+        self.failed_parks = UserBackOff(60.0, 3600.0)  # whose kernels are parked last
+        self.unused_room = UserBackOff(1.0, 60.0)  # whose kernels are given none for a while
         self.turns = Turns()
         self.keeps: dict[str, Keep] = {}
         self._parents_seen_at = 0.0
@@ -203,11 +203,21 @@ class NodeState:
         self.reservations.sweep(now, sampled_at)
         return bad
 
+    def shown_bytes(self, kernel_id: str, uuid: str) -> int | None:
+        """What NVML shows of a kernel on a GPU (reservations.py)."""
+        gpu = self.gpus.measured.get(uuid)
+        if gpu is None:
+            return None
+        is_clear = not self.gpus.changed_bytes(uuid)  # else pages and figures are of different moments
+        unmanaged = gpu.used_bytes - self.gpus.managed_bytes(uuid) if is_clear else None
+        return shown_bytes(self.kernels[kernel_id], gpu, unmanaged)
+
     def take_sample(self, sample: NvmlSample | None) -> None:
         """NVML's new figures; who was seen to compute is in use, whatever it calls. None: there is no NVML."""
         self.gpus.take(sample, self.settings)
         if sample is None:
             return
+        self.reservations.bear_out(sample.began, self.shown_bytes)
         known = by_gpu(self.processes())
         for gpu in sample.gpus:
             for process in busy(gpu, known.get(gpu.uuid, ())):
@@ -306,11 +316,6 @@ class NodeState:
             Reservation(entry.kernel_id, entry.gpu, entry.bytes, entry.is_taken(now))
             for entry in self.reservations.entries
         ]
-        reserved = {entry.kernel_id for entry in self.reservations.entries}
-        for seen in kernels:
-            if seen.residency is Residency.RESUMING and seen.id not in reserved:
-                needs = self._needs_of_earlier_resume(seen, now)
-                reservations += [Reservation(seen.id, gpu, size) for gpu, size in needs.items()]
         return Node(
             self.gpus.snapshot(now),
             kernels,
@@ -322,17 +327,12 @@ class NodeState:
             self.turns.seen(),
         )
 
-    def _needs_of_earlier_resume(self, seen: Kernel, now: float) -> dict[str, int]:
-        """What a resume that began under an earlier controller has not taken yet, by GPU: it is its own all the same.
-
-        Where there are other people, a page's word alone keeps no room from them for longer than such a resume lasts.
-        One that finds no room after all gives back what it had, and asks for it.
+    def _needs_of_earlier_resume(self, kernel: KernelRecord) -> dict[str, int]:
+        """What a resume that began under an earlier controller may take, by GPU: it is its own all the same. One that
+        finds no room after all gives back what it had, and asks for it.
         """
-        if not self._may_be_of_earlier(now):
-            return {}
-        needs = dict(seen.resume_bytes)
-        others = may_be_going_to(self.kernels[seen.id], self.gpus)
-        needs.update(dict.fromkeys(others, sum(needs.values())))
+        needs = dict(kernel_needs(kernel))
+        needs.update(dict.fromkeys(may_be_going_to(kernel, self.gpus), sum(needs.values())))
         sizes = self.gpus.sizes or {}
         return {gpu: min(size, sizes.get(gpu, size)) for gpu, size in needs.items()}
 
@@ -371,6 +371,9 @@ class NodeState:
         if residency is not kernel.residency:
             if kernel.residency is Residency.RESUMING and kernel.move is None:
                 self.reservations.finish_resume(kernel.id, now)  # of one that was not waited for any more
+            if residency is Residency.RESUMING and kernel.move is None and now <= self.pages_say_since_until:
+                needs = self._needs_of_earlier_resume(kernel)
+                self.reservations.reserve_resume(kernel.id, needs, now, self.shown_bytes)
             if residency is Residency.RESIDENT and kernel.residency is not Residency.PARKING:
                 kernel.resident_since = now
             kernel.residency, kernel.residency_since = residency, now
@@ -406,19 +409,15 @@ class NodeState:
             self.lots_held,
             may_leave=may_leave,
             are_open=are_open,
-            behind_until=self.lapses.behind_until(kernel.payer),
+            behind_until=self.failed_parks.until(kernel.payer),
+            served_after=self.unused_room.until(kernel.payer),
             now=now,
         )
-        if seen.residency is Residency.PARKING and kernel.move is None and not self._may_be_of_earlier(now):
-            # nobody told it to park, or gave it host memory for that
+        is_earlier = now <= self.pages_say_since_until  # may be a move that an earlier controller began
+        if seen.residency is Residency.PARKING and kernel.move is None and not is_earlier:
+            # no command told it to park, or gave it host memory for that
             return replace(seen, moves_since=-math.inf, host=replace(seen.host, budget_bytes=0))
         return seen
-
-    def _may_be_of_earlier(self, now: float) -> bool:
-        """Whether a move that no command of ours began may be an earlier controller's: not for long where there are
-        other people, whose pages may say anything.
-        """
-        return now <= self.pages_say_since_until + EARLIER_MOVE_LASTS_S
 
 
 def _remembered_s(process: Process) -> float:

@@ -20,21 +20,23 @@ A kernel whose memory has not changed since its last park, or is zeros, is cheap
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from .snapshot import Kernel, Node, Speed
+from .snapshot import Kernel, Node, Residency, Speed
 
 Speeds = Mapping[str, Speed]  # by GPU
 
 LEAST_COST_S = 0.001  # nothing is moved for nothing, whatever the estimate says
+LATE_TIMES, LATE_S = 3.0, 5.0  # times its expected duration, and for its processes to begin and agree
 LEAST_IDLE_S = 0.001  # a clock's step; keeps the order by size among those that have just become idle
 
 
 def in_order(
     now: float, kernels: Iterable[Kernel], node: Node, gpus: Collection[str] | None = None
 ) -> list[Kernel]:
-    """The kernels, the best to park first, and last those of people whose parks came to nothing (lapses.py). `gpus`:
-    where memory is wanted (None: anywhere).
+    """The kernels, the best to park first, and last those of users whose parks came to nothing (failed_parks.py).
+    `gpus`: where memory is wanted (None: anywhere).
     """
     return sorted(
         kernels,
@@ -72,6 +74,17 @@ def park_s(kernel: Kernel, speeds: Speeds) -> float:
     for uuid in sizes if speeds else ():
         touch_s = max(touch_s, speeds.get(uuid, UNMEASURED).first_touch_s_per_byte)
     return takes_s + touch_s * _fresh_bytes(kernel) if touch_s else takes_s
+
+
+def is_late(now: float, kernel: Kernel, speeds: Speeds) -> bool:
+    """Whether a move lasts so long that others should not wait for it any more: one that never ends would keep all
+    others on the GPU. A park takes a few times as long as usual where the machine is busy. A resume has as long as
+    NVML shows that it goes on (reservations.py).
+    """
+    since = kernel.moves_since
+    if since is None or kernel.residency is Residency.RESUMING:
+        return since == -math.inf
+    return now - since > LATE_TIMES * park_s(kernel, speeds) + LATE_S
 
 
 def _fresh_bytes(kernel: Kernel) -> int:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from model_node import Clock
+from said_pages import Says
 
 from jupyter_affinode.node import borne_out, moves, together
 from jupyter_affinode.node.actions import GiveLots, Park
@@ -16,40 +17,17 @@ from jupyter_affinode.node.history import History
 from jupyter_affinode.node.host import HostMemory
 from jupyter_affinode.node.host_care import has_gpu_memory
 from jupyter_affinode.node.identity import Identity
-from jupyter_affinode.node.move_outcomes import MOVE_LASTS_S
-from jupyter_affinode.node.moves import Moves
 from jupyter_affinode.node.nvml import NvmlGpu, NvmlSample
-from jupyter_affinode.node.observer import Observers
-from jupyter_affinode.node.page import PageData, PageFlag, PageGpu, State
+from jupyter_affinode.node.page import PageGpu, State
 from jupyter_affinode.node.policy import decide
+from jupyter_affinode.node.reservations import NOTHING_COMES_S
 from jupyter_affinode.node.settings import GIB, Settings
-from jupyter_affinode.node.state import EARLIER_MOVE_LASTS_S, NodeState
+from jupyter_affinode.node.state import NodeState
 from jupyter_affinode.node.views import node_view
 from jupyter_affinode.node.wire import LARGEST_BYTES, HelloFlag, gpu_uuid
 
 GPU, TOTAL = gpu_uuid(bytes(16)), 80 * GIB
 SHIMS_BACK_AT = 1030.0
-
-
-class Says:
-    """A page, a file of its own, that says what a test wants it to."""
-
-    def __init__(self, where, parked):
-        self.inode = 0, id(self)
-        self.last = PageData(
-            state=where, state_since=0.0, last_activity=0.0, flags=PageFlag(0), want=0, calls_in_flight=0,
-            captures=0, epoch=0, room_bytes=0, parks=0, resumes=0, last_park=None, last_resume=None,
-            gpus=(PageGpu(GPU, 0, parked, (0,) * 8),), calls=(0,) * 8,
-        )  # fmt: skip
-
-    def read(self):
-        return self.last
-
-    def say(self, **changes):
-        self.last = PageData(**{**vars(self.last), **changes})
-
-    def close(self):
-        """There is no file."""
 
 
 class Link:
@@ -88,43 +66,23 @@ def reserved(kernels, now):
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
-def test_who_says_that_it_is_coming_back_is_believed_as_far_as_that_can_be(kernels, is_shared):
-    """It began under an earlier controller, perhaps: of a GPU no more than there is, among people not for ever."""
+@pytest.mark.parametrize("is_late", [True, False])
+def test_a_resume_that_no_command_began_is_believed_while_it_may_be_an_earlier_controllers(
+    kernels, is_shared, is_late
+):
+    """And like any other: of a GPU no more than there is, and until nothing comes of it."""
     kernels.pages_say_since_until = SHIMS_BACK_AT if is_shared else math.inf
-    comes(kernels, Says(State.RESUMING, 1 << 50), 1000.0)
-    assert reserved(kernels, 1001.0) == TOTAL
-    later = SHIMS_BACK_AT + EARLIER_MOVE_LASTS_S + 1
-    assert reserved(kernels, later) == (0 if is_shared else TOTAL)
-
-
-def test_a_resume_that_is_given_up_keeps_what_it_was_given_until_it_ends(kernels, clock):
-    """No more than that, whatever its page says by then."""
-    kernels.pages_say_since_until = SHIMS_BACK_AT
-    clock.now = now = 2000.0
-    page = Says(State.QUEUED, 8 * GIB)
-    process = comes(kernels, page, now)
-    kernels.refresh(now)
-    kernel = kernels.kernels[process.kernel_id]
-    going = Moves(kernels, SimpleNamespace(info=print, warning=print), lambda: None, Observers(None))
-    going.resume(kernel, {GPU: 8 * GIB}, "it waited")
-    page.say(state=State.RESUMING, epoch=1)
-    assert reserved(kernels, now) == 8 * GIB
-    clock.now = now = now + MOVE_LASTS_S + 1
-    page.say(gpus=(PageGpu(GPU, 0, 1 << 50, (0,) * 8),))
-    kernels.refresh(now)
-    going.look_for_lost_replies(now)
-    assert kernel.move is None
-    assert reserved(kernels, now) == 8 * GIB
-    page.say(state=State.RESIDENT)
-    kernels.refresh(now)
-    kernels.take_sample(NvmlSample(now + 1, "580", kernels.gpus.sample.gpus))
-    assert reserved(kernels, now + 2) == 0
+    now = SHIMS_BACK_AT + 1 if is_late else 1000.0
+    comes(kernels, Says(State.RESUMING, 0, 1 << 50), now)
+    assert reserved(kernels, now + 1) == (0 if is_shared and is_late else TOTAL)
+    assert reserved(kernels, now + 1 + NOTHING_COMES_S) in (0, TOTAL)
+    assert reserved(kernels, now + 2 + NOTHING_COMES_S) == 0
 
 
 def test_gpus_that_nobody_knows_are_shown_to_nobody_else(kernels):
     """A page may name eight, a person may have hundreds of pages, and everybody's panel would list them."""
     made_up = gpu_uuid(bytes([7] * 16))
-    page = Says(State.RESIDENT, 0)
+    page = Says(State.RESIDENT)
     page.say(gpus=(PageGpu(GPU, GIB, 0, (0,) * 8), PageGpu(made_up, GIB, 0, (0,) * 8)))
     comes(kernels, page, 1.0)
     kernels.refresh(2.0)
@@ -153,10 +111,10 @@ def test_other_peoples_programs_are_named_to_administrators_alone():
 def test_a_report_believes_nobody_more_than_a_gpu_has(kernels):
     """Its totals are everybody's."""
     made_up = gpu_uuid(bytes([7] * 16))
-    page = Says(State.RESIDENT, 0)
+    page = Says(State.RESIDENT)
     page.say(gpus=(PageGpu(GPU, 1 << 50, 1 << 50, (1 << 50,) * 8), PageGpu(made_up, 1 << 50, 0, (0,) * 8)))
     kernel = kernels.kernels[comes(kernels, page, 1.0).kernel_id]
-    comes(kernels, Says(State.PARKED, 2 * GIB), 1.0)
+    comes(kernels, Says(State.PARKED, parked=2 * GIB), 1.0)
     history = History(kernels, SimpleNamespace())
     assert history._gpus(kernel) == {GPU: (TOTAL, TOTAL + 2 * GIB), "": (TOTAL, 0)}
     kernels.take_sample(None)
@@ -167,14 +125,14 @@ def test_a_report_believes_nobody_more_than_a_gpu_has(kernels):
 def test_who_says_that_it_is_being_parked_keeps_nobody_elses_park_waiting(kernels, is_shared):
     """Nobody told it to: neither its GPU memory nor room for it on the host is waited for."""
     kernels.pages_say_since_until = SHIMS_BACK_AT if is_shared else math.inf
-    liar = Says(State.PARKING, 0)
+    liar = Says(State.PARKING)
     liar.say(gpus=(PageGpu(GPU, 1 << 50, 0, (0,) * 8),))
     comes(kernels, liar, 1000.0, kernel_id="liar")
-    honest = Says(State.RESIDENT, 0)
+    honest = Says(State.RESIDENT)
     honest.say(gpus=(PageGpu(GPU, 60 * GIB, 0, (0,) * 8),))
     comes(kernels, honest, 1000.0, kernel_id="honest")
-    comes(kernels, Says(State.QUEUED, 40 * GIB), 1000.0, kernel_id="asker")
-    later = SHIMS_BACK_AT + EARLIER_MOVE_LASTS_S + 1
+    comes(kernels, Says(State.QUEUED, parked=40 * GIB), 1000.0, kernel_id="asker")
+    later = SHIMS_BACK_AT + 1
     for again in range(3):  # by connecting again it would be new each time
         now = later + again
         comes(kernels, liar, now, kernel_id="liar")
@@ -188,7 +146,7 @@ def test_who_says_that_it_is_being_parked_keeps_nobody_elses_park_waiting(kernel
 
 def test_nobody_is_taken_to_have_more_on_a_gpu_than_there_is(kernels):
     """Parking it would take as much host memory."""
-    page = Says(State.RESIDENT, 0)
+    page = Says(State.RESIDENT)
     page.say(gpus=(PageGpu(GPU, 1 << 50, 0, (0,) * 8), PageGpu("GPU-unknown", 1 << 50, 0, (0,) * 8)))
     comes(kernels, page, 1.0)
     kernels.refresh(2.0)
@@ -205,7 +163,7 @@ def lots(kernels):
 
 
 def says_it_has(kernels, owner, size, pid=0, kernel_id="k"):
-    page = Says(State.RESIDENT, 0)
+    page = Says(State.RESIDENT)
     page.say(gpus=(PageGpu(GPU, size, 0, (0,) * 8),), last_activity=1.0)
     hello = SimpleNamespace(flags=HelloFlag.TRIMS, kernel_id=kernel_id, command="python", shim_version="1")
     kernels.add_process(Link(Identity(owner, owner), pid), hello, page, 1.0)
@@ -257,7 +215,7 @@ def test_of_a_kernels_processes_only_those_with_gpu_memory_get_lots(lots):
 def test_nobody_is_parked_before_their_server_can_have_said_what_matters(kernels):
     """That a cell is open, or that they opted out, a new controller hears from the server alone."""
     kernels.take_settings(Settings(park_when="idle"))
-    page = Says(State.RESIDENT, 0)
+    page = Says(State.RESIDENT)
     page.say(gpus=(PageGpu(GPU, 40 * GIB, 0, (0,) * 8),))
     comes(kernels, page, 1000.0)
     kernels.refresh(1000.0)

@@ -1,0 +1,217 @@
+"""A crowd of one person's processes that look like the best victims, and never give anything, keeps nobody waiting."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from said_pages import NOW, SETTINGS, TOTAL, A, Heart
+
+from jupyter_affinode.node.actions import Park
+from jupyter_affinode.node.failed_parks import EXCUSE
+from jupyter_affinode.node.page import State
+from jupyter_affinode.node.policy import decide
+from jupyter_affinode.node.settings import GIB
+from jupyter_affinode.node.snapshot import Gpu, Host, HostUse, Kernel, Node, Residency
+from jupyter_affinode.node.victims import is_late
+from jupyter_affinode.node.wire import CommandKind, Status
+
+LIARS = 30
+FIRST_S = 60.0
+
+
+# ---- what the policy makes of it
+
+
+def resident(name, size=4 * GIB, *, idle=1000.0, **fields):
+    return Kernel(name, Residency.RESIDENT, {A: size}, last_activity=NOW - idle, **fields)
+
+
+def queued(name, size, *, waits, **fields):
+    return Kernel(name, Residency.QUEUED, fields.pop("has", {}), {A: size}, wants_since=NOW - waits, **fields)
+
+
+def parked_for(kernels, settings=SETTINGS, host=64 * GIB):
+    node = Node({A: Gpu(A, 0, 80 * GIB, NOW)}, tuple(kernels), Host(host))
+    return [action.kernel_id for action in decide(NOW, node, settings) if isinstance(action, Park)]
+
+
+BEHIND = {"behind_until": NOW + 1}
+
+
+def test_who_is_behind_is_parked_after_all_others():
+    """However good a victim, and though the other has not been idle for as long, or waits itself."""
+    waiter = queued("waiter", 4 * GIB, waits=60)
+    liar, honest = resident("liar", idle=9000, **BEHIND), resident("honest", idle=60)
+    assert parked_for([waiter, liar, honest]) == ["honest"]
+    assert parked_for([waiter, replace(liar, behind_until=NOW), honest]) == ["liar"]
+    blocked = queued("blocked", 4 * GIB, waits=30, has={A: 4 * GIB})
+    assert parked_for([waiter, liar, blocked]) == ["blocked"]
+    assert parked_for([waiter, liar]) == ["liar"], "there is nobody else"
+
+
+def test_turns_end_last_for_who_is_behind():
+    settings = replace(SETTINGS, when_full="time_slice", quantum_s=10)
+    at_work = {"idle": 0, "calls_in_flight": 1}
+    old = resident("old", **at_work, resident_since=NOW - 500, **BEHIND)
+    new = resident("new", **at_work, resident_since=NOW - 50)
+    assert parked_for([queued("waiter", 4 * GIB, waits=60), old, new], settings) == ["new"]
+
+
+@pytest.mark.parametrize(("since", "parked"), [(30.0, []), (31.0, ["honest"])])
+def test_somebody_else_is_asked_too_when_a_park_lasts_too_long(since, parked):
+    """40 GiB at 8 GB/s are 5.4 s: not for three times that and 5 s more is the second asked."""
+    limit_s = 3 * (0.05 + 40 * GIB / 8e9) + 5
+    moving = resident("moving", 40 * GIB, is_moving=True, moves_since=NOW - since * limit_s / 30.5)
+    waiter = queued("waiter", 4 * GIB, waits=60)
+    assert parked_for([waiter, replace(moving, residency=Residency.PARKING), resident("honest")]) == parked
+
+
+def test_a_late_park_of_a_user_that_is_behind_keeps_no_host_memory_from_others():
+    """What it may take is a promise that would keep everybody else's memory on the GPU."""
+    slow = resident("slow", 40 * GIB, is_moving=True)
+    slow = replace(slow, residency=Residency.PARKING, host=HostUse(is_frugal=True, budget_bytes=60 * GIB))
+    waiter, honest = queued("waiter", 4 * GIB, waits=60), resident("honest", 30 * GIB)
+    for since, behind, parked in ((100, NOW + 1, ["honest"]), (15, NOW + 1, []), (100, 0, [])):
+        moving = replace(slow, moves_since=NOW - since, behind_until=behind)
+        assert is_late(NOW, moving, {}) is (since == 100)
+        assert parked_for([waiter, moving, honest], host=64 * GIB) == parked
+
+
+# ---- a crowd
+
+
+class Crowd(Heart):
+    """One user's processes that all say they have been idle longest, with most; an honest one; and a waiter."""
+
+    def __init__(self, answer, monkeypatch, liars=LIARS):
+        super().__init__(monkeypatch)
+        self.answer = answer
+        self.asked, self.due = [], []
+        self.used = TOTAL
+        for number in range(liars):
+            self.add("uid-666", f"liar-{number}", State.RESIDENT, 40 * GIB, 0, idle=90_000)
+        self.add("uid-1", "honest", State.RESIDENT, 12 * GIB, 0, idle=400)
+        self.add("uid-2", "waiter", State.QUEUED, 0, 10 * GIB)
+        self.resumes = None
+
+    def live(self):
+        """A pass of the controller, and what the crowd makes of what it was told."""
+        self.told.clear()
+        self.pass_time()
+        now = self.clock.now
+        for kind, kernel_id, number in self.told:
+            if kind is CommandKind.RESUME:
+                self.resumes = number
+                continue
+            self.asked.append((now, kernel_id))
+            if kernel_id == "uid-1/honest":
+                self.process(kernel_id).page.say(state=State.PARKING, epoch=number)
+            else:
+                self.answer(self, kernel_id, number, now)
+        for at, kernel_id, number, status in list(self.due):
+            if at <= now:
+                self.due.remove((at, kernel_id, number, status))
+                self.reply(kernel_id, number, CommandKind.PARK, status, 40 * GIB)
+        self.look_for_lost_replies()
+
+    def until_the_honest_one_is_asked(self, most_s):
+        while self.clock.now < NOW + most_s:
+            self.live()
+            if self.asked and self.asked[-1][1] == "uid-1/honest":
+                return
+        raise AssertionError(f"not within {most_s} s; asked were {self.asked}")
+
+
+def begins_and_never_ends(crowd, kernel_id, number, now):
+    crowd.process(kernel_id).page.say(state=State.PARKING, epoch=number)
+
+
+def says_nothing(crowd, kernel_id, number, now):
+    """As a stopped process does."""
+
+
+def gives_nothing(crowd, kernel_id, number, now):
+    """It says that it is parked; what it said it had was never there."""
+    page = crowd.process(kernel_id).page
+    page.say(state=State.PARKED, epoch=number)
+    page.has(0, page.last.gpus[0].resident_bytes)
+    crowd.due.append((now, kernel_id, number, Status.OK))
+
+
+def replies(status, after_s):
+    def answer(crowd, kernel_id, number, now):
+        crowd.due.append((now + after_s, kernel_id, number, status))
+        crowd.process(kernel_id).page.say(epoch=number)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "within_s"),
+    [
+        (begins_and_never_ends, 25),  # three times the 5 s that 40 GiB take, and 5 s
+        (says_nothing, 8),  # a command that is not begun in time is over
+        (replies(Status.FAILED, 1), 3),
+        (replies(Status.BUSY, 0.5), 12),  # some are believed
+        (replies(Status.REVOKED, 12), 16),  # one that comes so late is not
+        (replies(Status.BUSY, 40), 25),
+        (replies(Status.NOTHING, 0.5), 12),  # it still says that it has what it was asked for
+        (gives_nothing, 6),  # NVML says so
+    ],
+)  # fmt: skip
+def test_one_users_crowd_keeps_a_waiter_waiting_once(answer, within_s, monkeypatch):
+    """Not once for each of its processes: then the honest victim of another user is asked, and stays so."""
+    crowd = Crowd(answer, monkeypatch)
+    crowd.until_the_honest_one_is_asked(within_s)
+    liars = {name for _, name in crowd.asked} - {"uid-1/honest"}
+    assert 1 <= len(liars) <= 1 / EXCUSE + 1 < LIARS
+    before = len(crowd.asked)
+    for _ in range(16):  # it takes its time
+        crowd.live()
+    assert len(crowd.asked) == before, "no process of the crowd is asked beside it"
+
+
+def test_an_honest_user_whose_kernel_was_stopped_is_asked_again_when_there_is_no_other(monkeypatch):
+    crowd = Crowd(says_nothing, monkeypatch, liars=1)
+    crowd.state.remove_process(crowd.process("uid-1/honest"), NOW)
+    for _ in range(60):
+        crowd.live()
+    assert len([name for _, name in crowd.asked if name == "uid-666/liar-0"]) >= 3
+
+
+@pytest.mark.parametrize("preempts", [True, False])
+def test_a_time_slice_that_ends_with_the_work_under_way_is_no_failure(preempts, monkeypatch):
+    """Else every time slice would put its user further behind, and a user that is behind keeps its GPU."""
+    crowd = Crowd(begins_and_never_ends, monkeypatch, liars=0)
+    kernel = crowd.state.kernels["uid-1/honest"]
+    crowd.state.refresh(NOW)
+    crowd.moves.park(kernel, "its turn is over", preempts=preempts, for_kernel="uid-2/waiter")
+    crowd.process("uid-1/honest").page.say(state=State.PARKING, epoch=1)
+    behind = []
+    for seconds in (11.0, 6.0):  # 12 GiB take 1.7 s: late after 10.0 s, or 14.0 s
+        now = crowd.clock.now = crowd.clock.now + seconds
+        crowd.state.refresh(now)
+        crowd.moves.look_at_promises(crowd.state.snapshot(now, is_settled=True), now)
+        behind.append(crowd.state.failed_parks.until("uid-1") - NOW)
+    assert behind == ([-NOW, 17 + FIRST_S] if preempts else [11 + FIRST_S] * 2)
+
+
+def test_a_user_that_gives_what_it_said_is_not_taken_for_a_liar(monkeypatch):
+    """Though others come and go at the same time: the waiter is resumed into the room."""
+    crowd = Crowd(gives_nothing, monkeypatch, liars=0)
+    crowd.until_the_honest_one_is_asked(2)
+    crowd.used -= 12 * GIB
+    gives_nothing(crowd, "uid-1/honest", 1, crowd.clock.now)
+    waiter = crowd.process("uid-2/waiter").page
+    while waiter.last.state is not State.RESIDENT:
+        crowd.live()
+        if crowd.resumes is not None:
+            crowd.used += 10 * GIB  # while its page does not say so yet
+            for _ in range(3):
+                crowd.live()
+            waiter.say(state=State.RESIDENT)
+            waiter.has(10 * GIB, 0)
+    for _ in range(8):
+        crowd.live()
+    assert crowd.state.failed_parks.until("uid-1") == 0.0
