@@ -46,6 +46,13 @@ static bool primary_lives(CUdevice ordinal)
 	return driver.cuDevicePrimaryCtxGetState(ordinal, &flags, &active) == CUDA_SUCCESS && active;
 }
 
+/* Another context may have its handle next.  */
+static void forget_ended_primary(CUdevice ordinal)
+{
+	if (primary_of(ordinal) && !primary_lives(ordinal))
+		device_known(ordinal)->primary = NULL;
+}
+
 static bool is_primary(CUcontext handle)
 {
 	for (int i = 0; i < device_count_known(); i++)
@@ -130,6 +137,7 @@ static CUresult on_cuDevicePrimaryCtxReset(void *real, CUdevice ordinal)
 	primary_contexts_lock();
 	drop_context(primary_of(ordinal));
 	result = ((CUresult(*)(CUdevice))real)(ordinal);
+	forget_ended_primary(ordinal);
 	primary_contexts_unlock();
 	contexts_ended();
 	if (held)
@@ -267,7 +275,7 @@ static void primary_released(CUdevice ordinal, CUcontext handle)
 	if (driver.cuDevicePrimaryCtxGetState(ordinal, &flags, &active) != CUDA_SUCCESS || active)
 		return;
 	drop_context(handle);
-	device_known(ordinal)->primary = NULL; /* another context may have that handle next */
+	forget_ended_primary(ordinal);
 }
 
 static CUresult on_cuDevicePrimaryCtxRelease(void *real, CUdevice ordinal)

@@ -1,4 +1,5 @@
 /* Contexts come and go, primary and own, resident and parked: memory goes with its own context and with no other.  */
+#include "devices.h"
 #include "harness.h"
 
 #define BYTES MiB(4)
@@ -36,6 +37,14 @@ static bool is_filled(CUdeviceptr at, uint32_t seed)
 	for (size_t i = 0; i < BYTES / 4; i++)
 		right = right && words[i] == seed;
 	return right;
+}
+
+/* Nothing is left of an ended primary context by which another one could be taken for it.  */
+static void primary_is_forgotten(void)
+{
+#ifdef SHIM_LINKED
+	CHECK(device_at(0)->primary == NULL);
+#endif
 }
 
 /* A library that takes and gives back the primary context, beside a program with a context of its own.  */
@@ -87,6 +96,7 @@ static void primary_while_parked(bool reset)
 	if (reset)
 		CUDA(DevicePrimaryCtxReset(0));
 	cu.DevicePrimaryCtxRelease(0);
+	primary_is_forgotten();
 	PAGE_UNTIL(page.gpus[0].parked_bytes == 0);
 	thread_start(&thread, retain_later, &primary);
 	PAGE_UNTIL(page.want == 1);
@@ -99,6 +109,7 @@ static void primary_while_parked(bool reset)
 	CHECK(is_filled(again, 79));
 	CUDA(MemFree(again));
 	CUDA(DevicePrimaryCtxRelease(0));
+	primary_is_forgotten();
 	(void)block;
 }
 
