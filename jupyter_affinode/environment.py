@@ -199,9 +199,11 @@ def _state_folder(environ: Mapping[str, str]) -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder that only we can enter; FolderRefused if it is there and others could change it."""
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700, parents=True)
+    """Make a folder, and those above, that only we can enter; FolderRefused if others could change it."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    for each in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            each.mkdir(mode=0o700)
     verify_owned(folder)
 
 

@@ -185,6 +185,16 @@ def test_a_folder_that_is_a_link_is_refused(tmp_path):
         environment.make_folder(tmp_path / "link")
 
 
+def test_folders_above_are_made_for_us_alone_too(tmp_path):
+    """The ledger lies in one of them, and is not written where others may write."""
+    before = os.umask(0o002)
+    try:
+        environment.make_folder(tmp_path / "state" / "affinode" / "run")
+    finally:
+        os.umask(before)
+    assert [folder.stat().st_mode & 0o777 for folder in (tmp_path / "state").rglob("**")] == [0o700] * 3
+
+
 def test_the_simulated_gpu_is_refused_beside_a_real_driver(monkeypatch, tmp_path):
     (tmp_path / "libcuda.so.1").touch()
     (tmp_path / "nvidiactl").touch()
