@@ -99,6 +99,7 @@ static const int attributes[] = {
 	[113] = 1,     /* read-only host register */
 	[115] = 1,     /* memory pools */
 	[129] = 1,     /* unified function pointers */
+	[132] = 1,     /* multicast */
 	[134] = -1,    /* host NUMA node: none */
 	[147] = 0,
 };

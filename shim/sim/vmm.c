@@ -18,7 +18,7 @@ struct memory_handle *vmm_handle(CUmemGenericAllocationHandle handle)
 	return object_is(pointer, OBJECT_MEMORY) ? pointer : NULL;
 }
 
-static void drop_if_unused(struct memory_handle *handle)
+void vmm_drop_if_unused(struct memory_handle *handle)
 {
 	if (handle->references || handle->mappings)
 		return;
@@ -110,7 +110,9 @@ SIM_API CUresult cuMemRelease(CUmemGenericAllocationHandle given)
 	handle = vmm_handle(given);
 	if (handle && handle->references) {
 		handle->references--;
-		drop_if_unused(handle);
+		vmm_drop_if_unused(handle);
+		result = CUDA_SUCCESS;
+	} else if (multicast_release(given)) {
 		result = CUDA_SUCCESS;
 	}
 	ranges_done();
@@ -211,9 +213,11 @@ SIM_API CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmem
 	if (offset)
 		return CUDA_ERROR_NOT_SUPPORTED;
 	ranges_write();
-	handle = vmm_handle(given);
+	handle = multicast_bound(given);
+	if (!handle)
+		handle = vmm_handle(given);
 	reserved = ranges_find(&reserved_ranges, address);
-	if (!handle || !handle->references || size > handle->size || !reserved ||
+	if (!handle || (!handle->references && !handle->mappings) || size > handle->size || !reserved ||
 	    address + size > reserved->start + reserved->size || overlaps_mapping(address, size))
 		goto out;
 	if (size < handle->size) {
@@ -271,7 +275,7 @@ SIM_API CUresult cuMemUnmap(CUdeviceptr address, size_t size)
 			address_unmap(range->start, range->size);
 			ranges_remove(&memory_ranges, range->start);
 			handle->mappings--;
-			drop_if_unused(handle);
+			vmm_drop_if_unused(handle);
 		}
 		result = CUDA_SUCCESS;
 	}

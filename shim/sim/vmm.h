@@ -19,5 +19,11 @@ struct memory_handle {
 
 /* The handle, if it is one.  */
 struct memory_handle *vmm_handle(CUmemGenericAllocationHandle handle);
+/* Give it back if neither the program nor a mapping has it. Held for writing, as in all of these.  */
+void vmm_drop_if_unused(struct memory_handle *handle);
+
+/* multicast.c: the memory bound to a multicast object, NULL: none, or it is no such object; and its end, false: it is none.  */
+struct memory_handle *multicast_bound(CUmemGenericAllocationHandle handle);
+bool multicast_release(CUmemGenericAllocationHandle handle);
 
 #endif

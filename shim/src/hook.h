@@ -113,6 +113,14 @@ static inline void cancellation_restore(const int *before)
 	X(cuMulticastBindMem_v2, "cuMulticastBindMem", 13010)                                                       \
 	X(cuMulticastBindMem, "cuMulticastBindMem", 0)                                                              \
 	X(cuMulticastBindMem, "cuMulticastBindMem", 1)                                                              \
+	X(cuMulticastBindAddr_v2, "cuMulticastBindAddr_v2", 0)                                                      \
+	X(cuMulticastBindAddr_v2, "cuMulticastBindAddr", 13010)                                                     \
+	X(cuMulticastBindAddr, "cuMulticastBindAddr", 0)                                                            \
+	X(cuMulticastBindAddr, "cuMulticastBindAddr", 1)                                                            \
+	X(cuLogicalEndpointBindAddr, "cuLogicalEndpointBindAddr", 0)                                                \
+	X(cuLogicalEndpointBindAddr, "cuLogicalEndpointBindAddr", 1)                                                \
+	X(cuLogicalEndpointBindMem, "cuLogicalEndpointBindMem", 0)                                                  \
+	X(cuLogicalEndpointBindMem, "cuLogicalEndpointBindMem", 1)                                                  \
 	X(cuArrayCreate, "cuArrayCreate_v2", 0)                                                                     \
 	X(cuArrayCreate, "cuArrayCreate", 3020)                                                                     \
 	X(cuArray3DCreate, "cuArray3DCreate_v2", 0)                                                                 \

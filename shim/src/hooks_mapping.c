@@ -155,39 +155,3 @@ static CUresult on_cuMemExportToShareableHandle(void *real, void *shareable, CUm
 HOOK(cuMemExportToShareableHandle,
      (void *shareable, CUmemGenericAllocationHandle handle, int type, unsigned long long flags), shareable, handle,
      type, flags)
-
-static CUresult on_cuMulticastBindMem(void *real, CUmemGenericAllocationHandle multicast, size_t multicast_offset,
-				      CUmemGenericAllocationHandle handle, size_t offset, size_t size,
-				      unsigned long long flags)
-{
-	GATE_PASS(pass);
-	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
-
-	if (result != CUDA_SUCCESS)
-		return result;
-	return ((CUresult(*)(CUmemGenericAllocationHandle, size_t, CUmemGenericAllocationHandle, size_t, size_t,
-			     unsigned long long))real)(multicast, multicast_offset, mapping_real_handle(handle, true),
-						       offset, size, flags);
-}
-HOOK(cuMulticastBindMem,
-     (CUmemGenericAllocationHandle multicast, size_t multicast_offset, CUmemGenericAllocationHandle handle,
-      size_t offset, size_t size, unsigned long long flags),
-     multicast, multicast_offset, handle, offset, size, flags)
-
-static CUresult on_cuMulticastBindMem_v2(void *real, CUmemGenericAllocationHandle multicast, CUdevice device,
-					 size_t multicast_offset, CUmemGenericAllocationHandle handle, size_t offset,
-					 size_t size, unsigned long long flags)
-{
-	GATE_PASS(pass);
-	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
-
-	if (result != CUDA_SUCCESS)
-		return result;
-	return ((CUresult(*)(CUmemGenericAllocationHandle, CUdevice, size_t, CUmemGenericAllocationHandle, size_t,
-			     size_t, unsigned long long))real)(multicast, device, multicast_offset,
-							       mapping_real_handle(handle, true), offset, size, flags);
-}
-HOOK(cuMulticastBindMem_v2,
-     (CUmemGenericAllocationHandle multicast, CUdevice device, size_t multicast_offset,
-      CUmemGenericAllocationHandle handle, size_t offset, size_t size, unsigned long long flags),
-     multicast, device, multicast_offset, handle, offset, size, flags)

@@ -1,0 +1,142 @@
+/* Memory that is bound to a multicast object or a logical endpoint, by its handle or by its address, stays on the GPU: others write
+ * to the physical memory that was there when it was bound.  */
+#include "harness.h"
+
+#define BYTES MiB(4)
+
+struct multicast_prop {
+	unsigned int devices;
+	size_t size;
+	unsigned long long handle_types, flags;
+};
+
+static CUresult (*create)(CUmemGenericAllocationHandle *, const struct multicast_prop *);
+static CUresult (*add_device)(CUmemGenericAllocationHandle, CUdevice);
+static const CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+					 .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+static const CUmemAccessDesc access_all = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+static CUdeviceptr anchor;
+static uint64_t shared; /* bytes that stay */
+
+static CUdeviceptr map(CUmemGenericAllocationHandle handle)
+{
+	CUdeviceptr at;
+
+	CUDA(MemAddressReserve(&at, BYTES, 0, 0, 0));
+	CUDA(MemMap(at, BYTES, 0, handle, 0));
+	CUDA(MemSetAccess(at, BYTES, &access_all, 1));
+	return at;
+}
+
+static CUmemGenericAllocationHandle multicast(void)
+{
+	const struct multicast_prop wanted = {1, BYTES, 0, 0};
+	CUmemGenericAllocationHandle made;
+
+	CHECK_EQUAL(create(&made, &wanted), CUDA_SUCCESS);
+	CHECK_EQUAL(add_device(made, 0), CUDA_SUCCESS);
+	return made;
+}
+
+/* Only what was not bound leaves the GPU.  */
+static void park_and_resume(void)
+{
+	controller_park();
+	PAGE_UNTIL(page.gpus[0].parked_bytes == BYTES && page.gpus[0].resident_bytes == 0);
+	PAGE_UNTIL(page.gpus[0].fixed_bytes[AFFINODE_FIXED_SHARED] == shared);
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK(holds_pattern(anchor, BYTES, 1, 0));
+}
+
+/* Written by one way, read by the other, after both were told to move.  */
+static void is_the_same_memory(CUdeviceptr one, CUdeviceptr other, uint32_t seed)
+{
+	park_and_resume();
+	CHECK_EQUAL(launch_pattern(NULL, one, BYTES, seed), CUDA_SUCCESS);
+	CUDA(CtxSynchronize());
+	CHECK(holds_pattern(other, BYTES, seed, 0));
+}
+
+static void multicast_by_address(void)
+{
+	CUresult (*bind)(CUmemGenericAllocationHandle, size_t, CUdeviceptr, size_t, unsigned long long);
+	CUmemGenericAllocationHandle object = multicast();
+	CUdeviceptr block;
+
+	*(void **)&bind = cuda_symbol("cuMulticastBindAddr");
+	CUDA(MemAlloc(&block, BYTES));
+	CHECK_EQUAL(bind(object, 0, block, BYTES, 0), CUDA_SUCCESS);
+	shared += BYTES;
+	is_the_same_memory(map(object), block, 2);
+}
+
+static void multicast_of_a_device_by_address(void)
+{
+	CUresult (*bind)(CUmemGenericAllocationHandle, CUdevice, size_t, CUdeviceptr, size_t, unsigned long long);
+	CUmemGenericAllocationHandle object = multicast(), own;
+	CUdeviceptr at;
+
+	*(void **)&bind = cuda_symbol("cuMulticastBindAddr_v2");
+	CUDA(MemCreate(&own, BYTES, &prop, 0));
+	at = map(own);
+	CHECK_EQUAL(bind(object, 0, 0, at, BYTES, 0), CUDA_SUCCESS);
+	shared += BYTES;
+	is_the_same_memory(map(object), at, 3);
+}
+
+static void multicast_by_handle(void)
+{
+	CUresult (*bind)(CUmemGenericAllocationHandle, size_t, CUmemGenericAllocationHandle, size_t, size_t, unsigned long long);
+	CUmemGenericAllocationHandle object = multicast(), own;
+	CUdeviceptr at;
+
+	*(void **)&bind = cuda_symbol("cuMulticastBindMem");
+	CUDA(MemCreate(&own, BYTES, &prop, 0));
+	at = map(own);
+	CHECK_EQUAL(bind(object, 0, own, 0, BYTES, 0), CUDA_SUCCESS);
+	shared += BYTES;
+	is_the_same_memory(map(object), at, 4);
+}
+
+static void endpoint_by_address(void)
+{
+	CUresult (*bind)(unsigned, CUdevice, size_t, void *, size_t, unsigned long long);
+	CUdeviceptr block;
+
+	*(void **)&bind = cuda_symbol("cuLogicalEndpointBindAddr");
+	CUDA(MemAlloc(&block, BYTES));
+	CHECK_EQUAL(bind(7, 0, 0, (void *)(uintptr_t)block, BYTES, 0), CUDA_SUCCESS);
+	shared += BYTES;
+	park_and_resume();
+}
+
+static void endpoint_by_handle(void)
+{
+	CUresult (*bind)(unsigned, CUdevice, size_t, CUmemGenericAllocationHandle, size_t, size_t, unsigned long long);
+	CUmemGenericAllocationHandle own;
+
+	*(void **)&bind = cuda_symbol("cuLogicalEndpointBindMem");
+	CUDA(MemCreate(&own, BYTES, &prop, 0));
+	map(own);
+	CHECK_EQUAL(bind(7, 0, 0, own, 0, BYTES, 0), CUDA_SUCCESS);
+	shared += BYTES;
+	park_and_resume();
+}
+
+int main(int argc, char **argv)
+{
+	static void (*const ways[])(void) = {multicast_by_handle, multicast_by_address, multicast_of_a_device_by_address,
+					     endpoint_by_address, endpoint_by_handle};
+
+	test_begin(argc, argv, 60);
+	cuda_start();
+	controller_accept();
+	*(void **)&create = cuda_symbol("cuMulticastCreate");
+	*(void **)&add_device = cuda_symbol("cuMulticastAddDevice");
+	CUDA(MemAlloc(&anchor, BYTES));
+	CHECK_EQUAL(launch_pattern(NULL, anchor, BYTES, 1), CUDA_SUCCESS);
+	CUDA(CtxSynchronize());
+	for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++)
+		ways[i]();
+	return 0;
+}
