@@ -121,10 +121,22 @@ def pid_namespace_of(pid: int) -> str:
 def parent_of(pid: int) -> int | None:
     """A process's parent now: another one than before if that has ended. None if it cannot be seen."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read(4096).rpartition(b")")[2].split(None, 2)[1])  # "… (name) state parent …"
+        return int(_state_and_parent(pid)[1])
     except (OSError, IndexError, ValueError):
         return None
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped now, by a signal or by its debugger; False if it cannot be seen."""
+    try:
+        return _state_and_parent(pid)[0] in (b"T", b"t")
+    except (OSError, IndexError):
+        return False
+
+
+def _state_and_parent(pid: int) -> list[bytes]:
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read(4096).rpartition(b")")[2].split(None, 2)  # "… (name) state parent …"
 
 
 def _lives(descriptor: int) -> bool:

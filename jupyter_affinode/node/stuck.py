@@ -1,7 +1,8 @@
 """Which of our processes can make no progress any more, and why; a person may end them, nobody else does.
 
 Only what is certain enough to be told to its owner is said, and never of a process that computes: it has been
-idle, or in one and the same call, for `cell_idle_timeout_s`, or the driver itself gave it up.
+idle, or in one and the same call, for `cell_idle_timeout_s`, or the driver itself gave it up. One that is stopped may
+go on, but holds its memory until then: it is said, too.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 from .nvml import NvmlGpu
 from .page import State
+from .peers import is_stopped
 from .records import KernelRecord, Process
 from .settings import Settings
 from .words import bytes_in_words
@@ -41,6 +43,7 @@ def stuck(
         or _cannot_resume(process, measured)
         or _peer_gone(process, kernel, settings, now)
         or _parent_gone(process, kernel, settings, now)
+        or _stopped(process)
     )
 
 
@@ -89,3 +92,15 @@ def _parent_gone(process: Process, kernel: KernelRecord, settings: Settings, now
     if now - max(process.orphaned_at, process.last_activity) < settings.cell_idle_timeout_s:
         return None
     return Stuck("parent-gone", "the process that started it has ended, and it does nothing with the GPU")
+
+
+def _stopped(process: Process) -> Stuck | None:
+    """Stopped by a signal or a debugger, with memory that others may need. A process that is only slow is not."""
+    if process.connection is not None or not process.is_stopped or not is_stopped(process.pid):
+        return None
+    gpu = process.resident_bytes + sum(sum(gpu.fixed_bytes) for gpu in process.data.gpus)
+    host = max(process.data.copy_bytes + process.data.kept_bytes, process.data.lot_bytes)
+    held = [
+        f"{bytes_in_words(size)} of {what} memory" for size, what in ((gpu, "GPU"), (host, "host")) if size
+    ]
+    return Stuck("stopped", f"it is stopped and holds {' and '.join(held)}") if held else None

@@ -9,12 +9,15 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import quote
 
 import pytest
 from fake_shim import DYING, FAILED, GPU, LOST, MIB, NO_GPU_ROOM, RESIDENT, RESUME
+from people import Person, command_of, needs_root, open_to_everyone
 
 import jupyter_affinode
 from jupyter_affinode.node import clean_up
+from jupyter_affinode.node.access import EveryUserAccess
 from jupyter_affinode.node.nvml import NvmlGpu
 from jupyter_affinode.node.page import PageData, PageFlag, PageGpu, State
 from jupyter_affinode.node.records import KernelRecord, Process
@@ -276,3 +279,38 @@ def test_the_command_line_lists_what_is_stuck_and_ends_it(node, machine, started
     made.wait(timeout=10)
     wait_until(lambda: not (machine.kernel("k") or {"processes": []})["processes"])
     assert "No process is stuck." in machine.affinode("clean").stdout
+
+
+def test_a_stopped_process_that_holds_memory_is_shown_and_an_administrator_can_end_it(
+    node, machine, wait_until, monkeypatch
+):
+    needs_root()
+    monkeypatch.setattr(clean_up, "KILL_AFTER_S", 0.1)
+    open_to_everyone(machine)
+    node(access=EveryUserAccess())
+    made = machine.start(*command_of(61001, sys.executable, str(SCRIPT), str(machine.socket.parent), "k"))
+    alice, bob, admin = Person(machine, 61001), Person(machine, 61002), Person(machine, 0)
+    wait_until(lambda: alice.kernels().get("k", {}).get("processes"))
+    (process,) = alice.kernels()["k"]["processes"]
+    assert process["stuck"] is None
+    made.send_signal(signal.SIGSTOP)
+    wait_until(lambda: alice.kernels()["k"]["processes"][0]["stuck"], timeout=30)
+    known = "uid-61001/k"
+    shown = admin.kernels()[known]["processes"][0]["stuck"]
+    assert shown == {"reason": "stopped", "text": "it is stopped and holds 100 MiB of GPU memory"}
+    end = f"/kernels/{quote(known, safe='')}/end", {"process": process["number"]}
+    assert bob.ask("POST", *end)[0] == 404
+    assert admin.ask("POST", *end)[0] == 200
+    assert made.wait(timeout=30) == -signal.SIGKILL
+
+
+def test_a_stopped_process_that_goes_on_is_not_stuck_any_more(node, machine, started, wait_until):
+    node()
+    made, _ = started("k")
+    made.send_signal(signal.SIGSTOP)
+    wait_until(lambda: machine.kernel("k")["processes"][0]["stuck"], timeout=30)
+    made.send_signal(signal.SIGCONT)
+    wait_until(lambda: machine.kernel("k")["tracked"], timeout=30)
+    (process,) = machine.kernel("k")["processes"]
+    assert process["stuck"] is None
+    assert machine.ask("POST", "/kernels/k/end", {"process": process["number"]})[0] == 409
