@@ -177,7 +177,6 @@ class CellHandler(Handler):
             kernel.cell_since = self.now()
         kernel.is_tracked, kernel.cell_open = True, body["open"]
         kernel.cell_id = cell_id if body["open"] else None
-        self.controller.observers.cell_changed(kernel)
         self.controller.servers.speaks_for(self.speaker(), kernel, self.identity)
         self.controller.poke()
         self.set_status(204)
@@ -213,10 +212,11 @@ class DyingHandler(SignalHandler):
 
 
 class FocusHandler(Handler):
-    """The person looks at a kernel."""
+    """The person turns to a kernel, or types in its notebook."""
 
     def post(self, kernel_id: str) -> None:
         """POST /kernels/{id}/focus"""
         self.body()
         self.kernel(kernel_id).focus_at = self.now()
+        self.controller.poke()
         self.set_status(204)

@@ -9,10 +9,8 @@ from traitlets import Bool, Bunch, Float, HasTraits, Int, TraitError, Unicode, v
 from .. import environment
 from .history_options import HistoryOptions
 from .ledger_store import Retention
-from .settings import Settings
 
 _RETENTION = Retention()
-_SETTINGS = Settings()
 NO_LEDGER = "none"
 DAYS_MAX = 36_500
 
@@ -21,7 +19,6 @@ HISTORY_ALIASES = {
     "ledger-days": "NodeController.ledger_days",
     "ledger-bytes": "NodeController.ledger_bytes",
     "ledger-names": "NodeController.ledger_names",
-    "prediction": "NodeController.prediction",
     "metrics-ip": "NodeController.metrics_ip",
     "metrics-port": "NodeController.metrics_port",
     "metrics-users": "NodeController.metrics_users",
@@ -53,13 +50,6 @@ class HistoryTraits(HasTraits):
         False,
         help="""Write notebooks' names, paths and servers to the ledger, too. Off by default: they can say what
         a person works on. Never written are code, outputs or anything else of a notebook's contents.""",
-    ).tag(config=True)
-    prediction = Bool(
-        _SETTINGS.prediction,
-        help="""Let history say for how long an idle kernel is left alone while somebody waits, whom to park
-        first, and whom to bring back when a cell begins or its person turns to it. Off by default: on synthetic
-        traces it is no better than a good time-out on the whole. Try it on your own ledger with `python -m
-        jupyter_affinode.node.prediction_trial LEDGER`, and turn it on if it wins there.""",
     ).tag(config=True)
     metrics_ip = Unicode(
         "127.0.0.1",

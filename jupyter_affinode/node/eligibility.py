@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .pauses import SHORTEST_S
 from .settings import Settings
 from .snapshot import Kernel, Residency, Speed
 from .victims import break_even_s
@@ -23,8 +22,8 @@ def eligible_at(
     held, large enough, movable, nothing under way. If anyone waits (`waits_since`: from when on, who waits
     longest), an open cell counts for a minute only: the kernel may hold what the waiter waits for. And who is
     between cells then need not be idle for as long as that somebody would park for nobody: for some seconds, and
-    until a round trip pays off (victims.py), or for as long as history says (prediction.py); somebody's waiting
-    pays for it, too, or kernels with short pauses would keep everybody else out for ever where moves are slow.
+    until a round trip pays off (victims.py); somebody's waiting pays for it, too, or kernels with short pauses
+    would keep everybody else out for ever where moves are slow.
     Who is about to use the GPU stays, if nobody waits.
     """
     if kernel.calls_in_flight or kernel.rooms or kernel.captures:
@@ -89,9 +88,7 @@ def _patience_s(kernel: Kernel, settings: Settings, waits_since: float, speeds: 
     longer in 19. Another order of victims (by how long pauses last, learnt; the shortest idle first) changed no p95
     by more than chance: where it matters hardly anybody is left to choose from.
     """
-    usual_s, known_s = settings.queue_idle_timeout_s, kernel.patience_s
-    if known_s is not None:  # history has weighed the same
-        return min(known_s, max(usual_s, waits_since + known_s - kernel.last_activity))
+    usual_s = settings.queue_idle_timeout_s
     round_trip_s = break_even_s(kernel, speeds)
     own_s = max(usual_s, round_trip_s)
     paid_at = waits_since + min(own_s, max(usual_s / WAITED_PARTS, 2 * round_trip_s))
@@ -109,6 +106,4 @@ def least_idle_s(settings: Settings, *, waits_since: float | None, now: float) -
         least = min(least, settings.queue_idle_timeout_s, settings.queue_cell_idle_timeout_s)
         if now - waits_since >= settings.queue_idle_timeout_s / WAITED_PARTS:
             least = min(least, LEAST_PAUSE_S)
-        if settings.prediction:
-            least = min(least, SHORTEST_S)
     return least

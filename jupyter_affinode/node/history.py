@@ -12,7 +12,6 @@ from .ledger import Ledger
 from .ledger_store import EventRow, KernelRow
 from .metering import ByteSeconds, Meter, Seen
 from .observer import MoveEnded, RoomAnswered
-from .pauses import CellWatch, PauseWatch, bucket_of
 from .records import KernelRecord
 from .snapshot import Waiter
 from .state import NodeState
@@ -49,16 +48,6 @@ class Figures(Protocol):
         """Every kernel that uses CUDA, as it is now."""
 
 
-class Learner(Protocol):
-    """Takes what predictions are made of."""
-
-    def paused(self, kernel_id: str, user: str, length_s: float) -> None:
-        """A kernel used the GPU again after a pause of `length_s`."""
-
-    def cell_ended(self, kernel_id: str, user: str, used_cuda: bool) -> None:
-        """A cell ended."""
-
-
 class History:
     """The observer. Without a ledger it only measures."""
 
@@ -69,7 +58,6 @@ class History:
         ledger: Ledger | None = None,
         *,
         with_names: bool = False,
-        learner: Learner | None = None,
         wall: Callable[[], float] = time.time,
     ):
         """`with_names`: the notebook's name, path and server are written too."""
@@ -77,12 +65,9 @@ class History:
         self._state = state
         self._figures = figures
         self._with_names = with_names
-        self._learner = learner
         self._wall = wall
         self._meter = Meter()
         self._waits = WaitWatch()
-        self._pauses = PauseWatch()
-        self._cells = CellWatch()
         self._began: dict[str, KernelRow] = {}
         self._users: dict[str, str] = {}
         self._looked_at = 0.0
@@ -125,10 +110,6 @@ class History:
             waited_s=answered.waited_s,
         )
 
-    def cell_changed(self, kernel: KernelRecord) -> None:
-        """See observer.Observer."""
-        self._cells.changed(kernel.id, kernel.cell_open, _last_activity(kernel), time.monotonic())
-
     def looked(self, now: float, queue: Sequence[Waiter]) -> None:
         """See observer.Observer."""
         for ended in self._waits.look(now, queue, self._state.kernels):
@@ -165,9 +146,6 @@ class History:
         for kernel, gpu, sums in self._meter.look(now, wall, seen):
             self._figures.metered(kernel, gpu, sums)
         self._figures.seen(seen, now)
-        self._learn(seen, now)
-        if self._state.foresight is not None:
-            self._state.foresight.forget_others(self._state.kernels)
         self._users = {
             plain(kernel_id): self._user(kernel) for kernel_id, kernel in self._state.kernels.items()
         }
@@ -176,18 +154,6 @@ class History:
             self.ledger.usage(usage)
             self._write_kernels(self.ledger, seen, now, wall)
             self.ledger.look(now, wall)
-
-    def _learn(self, seen: Sequence[Seen], now: float) -> None:
-        for kernel, length_s in self._pauses.look(seen):
-            if self.ledger is not None:
-                self.ledger.pause(kernel.kernel_id, kernel.user, bucket_of(length_s))
-            if self._learner is not None:
-                self._learner.paused(kernel.kernel_id, kernel.user, length_s)
-        for kernel, used_cuda in self._cells.look(seen, self._state.kernels, now):
-            if self.ledger is not None:
-                self.ledger.cell(kernel.kernel_id, kernel.user, used_cuda)
-            if self._learner is not None:
-                self._learner.cell_ended(kernel.kernel_id, kernel.user, used_cuda)
 
     def _seen(self, kernel: KernelRecord) -> Seen:
         gpus = self._gpus(kernel)

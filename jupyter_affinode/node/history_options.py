@@ -6,12 +6,10 @@ import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .foresight import Foresight
 from .history import History
 from .ledger import Ledger
 from .ledger_store import Retention
 from .metrics import Metrics
-from .prediction import Prediction
 from .state import NodeState
 
 
@@ -29,10 +27,8 @@ class HistoryOptions:
 
 def make_history(state: NodeState, metrics: Metrics, options: HistoryOptions, log: logging.Logger) -> History:
     """The observer that keeps history."""
-    prediction = Prediction()
-    state.foresight = Foresight(prediction)
     ledger = None
     if options.ledger is not None:
-        ledger = Ledger(options.ledger, log, retention=options.retention, on_first_opened=prediction.load)
+        ledger = Ledger(options.ledger, log, retention=options.retention)
         metrics.collector.ledger = ledger
-    return History(state, metrics, ledger, with_names=options.with_names, learner=prediction)
+    return History(state, metrics, ledger, with_names=options.with_names)

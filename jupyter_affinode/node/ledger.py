@@ -16,14 +16,12 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from .ledger_schema import LedgerTooNew
 from .ledger_store import (
     Batch,
-    CellCount,
     EventRow,
     KernelRow,
     LedgerStore,
@@ -45,30 +43,15 @@ KERNELS_MAX = 10_000
 CLOSE_WAIT_S = 2.0
 OVERSIZE = 1.1  # of the limit, before the oldest events go
 
-KnownPauses = list[tuple[str, str, int, int]]
-KnownCells = list[tuple[str, str, int, int]]
-Known = tuple[KnownPauses, KnownCells]  # LedgerStore.pauses()
-
 
 class Ledger:
     """Takes what happens on the controller's loop; every method returns at once."""
 
-    def __init__(
-        self,
-        path: Path,
-        log: logging.Logger,
-        *,
-        retention: Retention | None = None,
-        on_first_opened: Callable[[KnownPauses, KnownCells], None] | None = None,
-    ):
-        """`on_first_opened` gets what the file knows of pauses and cells, on the loop, once: what happens from
-        then on its caller hears, too.
-        """
+    def __init__(self, path: Path, log: logging.Logger, *, retention: Retention | None = None):
         self.path = path
         self.problem: str | None = None  # why nothing is written just now, in words
         self.dropped = 0  # events that were not kept
         self._log = log
-        self._on_first_opened = on_first_opened
         self._loop = asyncio.get_running_loop()
         self._filling = _empty()
         self._names: dict[str, str] = {}  # as they were told
@@ -105,23 +88,6 @@ class Ledger:
     def usage(self, usage: Usage) -> None:
         """What was measured since the last time."""
         self._filling.usage.add(usage)
-
-    def pause(self, kernel_id: str, user: str, bucket: int) -> None:
-        """A kernel used the GPU again after a pause."""
-        key = (kernel_id, user, bucket)
-        if key in self._filling.pauses or len(self._filling.pauses) < EVENTS_MAX:
-            self._filling.pauses[key] = self._filling.pauses.get(key, 0) + 1
-
-    def cell(self, kernel_id: str, user: str, used_cuda: bool) -> None:
-        """A cell ended."""
-        cells = self._filling.cells
-        if kernel_id in cells or len(cells) < KERNELS_MAX:
-            known = cells.get(kernel_id, CellCount(user, 0, 0))
-            cells[kernel_id] = replace(
-                known,
-                with_cuda=known.with_cuda + used_cuda,
-                without_cuda=known.without_cuda + (not used_cuda),
-            )
 
     def only_these_live(self, kernel_ids: Sequence[str]) -> None:
         """Kernels of earlier controllers that are not among these ended when they were last seen."""
@@ -169,12 +135,12 @@ class Ledger:
         self._is_sent = True
         self._orders.put(batch)
 
-    def _report(self, problem: str | None, again: bool, known: Known | None) -> None:
+    def _report(self, problem: str | None, again: bool, was_opened: bool) -> None:
         """Called by the writer's thread after each batch."""
         with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-            self._loop.call_soon_threadsafe(self._written, problem, again, known)
+            self._loop.call_soon_threadsafe(self._written, problem, again, was_opened)
 
-    def _written(self, problem: str | None, again: bool, known: Known | None) -> None:
+    def _written(self, problem: str | None, again: bool, was_opened: bool) -> None:
         self._is_sent = False
         if problem is None:
             if self.problem is not None:
@@ -188,11 +154,8 @@ class Ledger:
             self._retry_s = min(self._retry_s * 2, RETRY_LAST_S)
         else:
             self._in_hand = None
-        if known is not None:
+        if was_opened:
             self._names.clear()  # it may be a new file
-            if self._on_first_opened is not None:
-                self._on_first_opened(*known)
-                self._on_first_opened = None
 
 
 class _Writer(threading.Thread):
@@ -207,9 +170,11 @@ class _Writer(threading.Thread):
         log: logging.Logger,
         retention: Retention,
         orders: queue.SimpleQueue[Batch | None],
-        report: Callable[[str | None, bool, Known | None], None],
+        report: Callable[[str | None, bool, bool], None],
     ):
-        """`report(problem, again, known)`: why it was not written, whether it should be given again."""
+        """`report(problem, again, was_opened)`: why a batch was not written, whether it should be given again, and
+        whether the file was opened for it.
+        """
         super().__init__(name="affinode-ledger", daemon=True)
         self._path = path
         self._log = log
@@ -219,7 +184,7 @@ class _Writer(threading.Thread):
         self._run_id = uuid.uuid4().hex
         self._store: LedgerStore | None = None
         self._purged_at = 0.0
-        self._known: Known | None = None
+        self._was_opened = False
         self._first_batch: tuple[float, float] | None = (
             None  # when it came by the monotonic and the wall clock
         )
@@ -228,8 +193,8 @@ class _Writer(threading.Thread):
         """The thread: write each batch, report how it went, wait for the next."""
         while (batch := self._orders.get()) is not None:
             problem, again = self._write_or_tell(batch)
-            known, self._known = self._known, None
-            self._report(problem, again, known)
+            was_opened, self._was_opened = self._was_opened, False
+            self._report(problem, again, was_opened)
         if self._store is not None:
             self._store.close()
 
@@ -256,7 +221,7 @@ class _Writer(threading.Thread):
     def _write(self, batch: Batch) -> None:
         if self._store is None:
             self._store = LedgerStore(self._path, self._run_id)
-            self._known = self._store.pauses()
+            self._was_opened = True
             self._purged_at = 0.0
         self._store.write(batch)
         is_due = time.monotonic() - self._purged_at > PURGE_EVERY_S or not self._purged_at
@@ -302,7 +267,7 @@ def _empty() -> Batch:
 
 def _is_empty(batch: Batch) -> bool:
     measured: Any = batch.usage.measured_s or batch.usage.by_key
-    return not (batch.events or batch.kernels or measured or batch.pauses or batch.cells or batch.ends_others)
+    return not (batch.events or batch.kernels or measured or batch.ends_others)
 
 
 def _patience(batch: Batch) -> float:
@@ -311,5 +276,4 @@ def _patience(batch: Batch) -> float:
         return 0.0
     if batch.events or batch.kernels:
         return FLUSH_EVENTS_EVERY_S
-    quiet = not (batch.usage.by_key or batch.pauses or batch.cells)
-    return FLUSH_QUIET_EVERY_S if quiet else FLUSH_EVERY_S
+    return FLUSH_EVERY_S if batch.usage.by_key else FLUSH_QUIET_EVERY_S

@@ -52,7 +52,7 @@ CREATE TABLE measured (         -- how long a controller was there to measure, b
     day INTEGER PRIMARY KEY,
     seconds REAL NOT NULL
 );
-CREATE TABLE pauses (           -- pauses.py: how long kernels did nothing on the GPU between two uses of it
+CREATE TABLE pauses (           -- how long kernels did nothing on the GPU between two uses of it
     kernel_id TEXT NOT NULL,
     user TEXT NOT NULL,
     bucket INTEGER NOT NULL,
@@ -78,7 +78,12 @@ CAME_FROM = """
 ALTER TABLE events ADD COLUMN from_gpu TEXT NOT NULL DEFAULT ''; -- a resume on another GPU: the one that was left
 """
 
-MIGRATIONS = (FIRST, CAME_FROM)
+NO_PAUSES = """
+DROP TABLE pauses; -- nothing is predicted from history any more
+DROP TABLE cells;
+"""
+
+MIGRATIONS = (FIRST, CAME_FROM, NO_PAUSES)
 
 
 class LedgerTooNew(Exception):

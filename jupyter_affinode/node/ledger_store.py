@@ -22,7 +22,7 @@ NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph"
 RUNS_KEPT = 100
 PURGED_SHARE = 0.1  # of the events, when the file is too large
 _USERS_SOMEWHERE = " UNION ".join(
-    f"SELECT user FROM {table}" for table in ("events", "kernels", "usage", "pauses", "cells")
+    f"SELECT user FROM {table}" for table in ("events", "kernels", "usage")
 )
 
 
@@ -59,15 +59,6 @@ class KernelRow:
     server: str | None = None
 
 
-@dataclass(frozen=True)
-class CellCount:
-    """How many cells of a kernel used CUDA."""
-
-    user: str
-    with_cuda: int
-    without_cuda: int
-
-
 @dataclass
 class Batch:
     """What is written in one transaction."""
@@ -77,8 +68,6 @@ class Batch:
     events: list[EventRow] = field(default_factory=list)
     kernels: dict[str, KernelRow] = field(default_factory=dict)
     usage: Usage = field(default_factory=Usage)
-    pauses: dict[tuple[str, str, int], int] = field(default_factory=dict)  # kernel, user, bucket: how many
-    cells: dict[str, CellCount] = field(default_factory=dict)
     users: dict[str, str] = field(default_factory=dict)  # names
     ends_others: bool = False  # kernels that are not in `living` ended when they were last seen
     living: Sequence[str] = ()
@@ -138,8 +127,6 @@ class LedgerStore:
         for statement in (
             "DELETE FROM events WHERE at < ?",
             "DELETE FROM kernels WHERE seen < ?",
-            "DELETE FROM pauses WHERE seen < ?",
-            "DELETE FROM cells WHERE seen < ?",
         ):
             self._db.execute(statement, (oldest,))
         for table in ("usage", "measured"):
@@ -160,13 +147,6 @@ class LedgerStore:
             for name in ("page_count", "freelist_count", "page_size")
         )
         return (pages - free) * size
-
-    def pauses(self) -> tuple[list[tuple[str, str, int, int]], list[tuple[str, str, int, int]]]:
-        """(kernel, user, bucket, count) of all pauses, (kernel, user, with, without CUDA) of all cells."""
-        return (
-            self._db.execute("SELECT kernel_id, user, bucket, count FROM pauses").fetchall(),
-            self._db.execute("SELECT kernel_id, user, with_cuda, without_cuda FROM cells").fetchall(),
-        )
 
     def _last_batch(self) -> int:
         found = self._db.execute("SELECT batch FROM runs WHERE run = ?", (self._run,)).fetchone()
@@ -193,16 +173,6 @@ class LedgerStore:
             list(batch.users.items()),
         )
         self._add_usage(batch.usage)
-        self._db.executemany(
-            "INSERT INTO pauses VALUES (?1, ?2, ?3, ?4, ?5) ON CONFLICT (kernel_id, bucket) DO UPDATE SET"
-            " count = count + ?4, seen = ?5",
-            [(*key, count, batch.at) for key, count in batch.pauses.items()],
-        )
-        self._db.executemany(
-            "INSERT INTO cells VALUES (?1, ?2, ?3, ?4, ?5) ON CONFLICT (kernel_id) DO UPDATE SET"
-            " with_cuda = with_cuda + ?3, without_cuda = without_cuda + ?4, seen = ?5",
-            [(kernel_id, *astuple(count), batch.at) for kernel_id, count in batch.cells.items()],
-        )
         if batch.ends_others:
             self._end_others(batch.living)
 
@@ -227,7 +197,7 @@ class LedgerStore:
 
     def _purge_oldest(self) -> bool:
         """Forget a share of the events, the oldest of who has most of them: nobody makes others' be forgotten. Else of
-        kernels' pauses, the oldest. False: there is nothing left.
+        kernels, the oldest. False: there is nothing left.
         """
         most = self._db.execute(
             "SELECT user, sum(count(*)) OVER () FROM events GROUP BY user ORDER BY count(*) DESC LIMIT 1"
@@ -238,16 +208,12 @@ class LedgerStore:
                 (most[0], max(int(most[1] * PURGED_SHARE), 1)),
             )
             return True
-        for table in ("pauses", "kernels"):
-            (count,) = self._db.execute(f"SELECT count(*) FROM {table}").fetchone()
-            if count:
-                self._db.execute(
-                    f"DELETE FROM {table} WHERE kernel_id IN"
-                    f" (SELECT kernel_id FROM {table} ORDER BY seen LIMIT ?)",
-                    (max(int(count * PURGED_SHARE), 1),),
-                )
-                return True
-        return False
+        (count,) = self._db.execute("SELECT count(*) FROM kernels").fetchone()
+        self._db.execute(
+            "DELETE FROM kernels WHERE kernel_id IN (SELECT kernel_id FROM kernels ORDER BY seen LIMIT ?)",
+            (max(int(count * PURGED_SHARE), 1),),
+        )
+        return bool(count)
 
 
 def on_network(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:

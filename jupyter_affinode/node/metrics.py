@@ -176,9 +176,6 @@ class Metrics:
         """See observer.Observer."""
         self.endings.labels(cause.value).inc()
 
-    def cell_changed(self, kernel: KernelRecord) -> None:
-        """See observer.Observer."""
-
     def looked(self, now: float, queue: Sequence[Waiter]) -> None:
         """See observer.Observer."""
         self.collector.queue = queue

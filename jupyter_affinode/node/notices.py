@@ -82,9 +82,6 @@ class Notices:
     def kernel_ending(self, kernel: KernelRecord, cause: Cause) -> None:
         """See observer.Observer; the kernel's own server tells of it."""
 
-    def cell_changed(self, kernel: KernelRecord) -> None:
-        """Not told."""
-
     def looked(self, now: float, queue: Sequence[Waiter]) -> None:
         """Told: that memory runs low, and who is stuck. The place in the queue is part of the kernel's state."""
         if now - self._looked_at < LOOKS_APART_S:

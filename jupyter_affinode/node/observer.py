@@ -59,9 +59,6 @@ class Observer(Protocol):
     def kernel_ending(self, kernel: KernelRecord, cause: Cause) -> None:
         """A kernel's server was asked to shut it down."""
 
-    def cell_changed(self, kernel: KernelRecord) -> None:
-        """The execution tracker said that a cell began or ended."""
-
     def looked(self, now: float, queue: Sequence[Waiter]) -> None:
         """A pass is over: pages were read, decisions carried out; `queue` is who waits now."""
 
@@ -92,10 +89,6 @@ class Observers:
     def kernel_ending(self, kernel: KernelRecord, cause: Cause) -> None:
         """See Observer."""
         self._tell(lambda observer: observer.kernel_ending(kernel, cause))
-
-    def cell_changed(self, kernel: KernelRecord) -> None:
-        """See Observer."""
-        self._tell(lambda observer: observer.cell_changed(kernel))
 
     def looked(self, now: float, queue: Sequence[Waiter]) -> None:
         """See Observer."""

@@ -11,6 +11,7 @@ from .gpus import GpuTable
 from .host_care import host_use
 from .other_gpus import other_gpus
 from .page import Fixed, PageGpu, State
+from .prefetch import expected_until
 from .records import KernelRecord
 from .settings import Settings
 from .snapshot import Kernel, Residency, RoomRequest
@@ -120,6 +121,7 @@ def _wishes(kernel: KernelRecord, now: float) -> Fields:
         "resume_retry_at": kernel.resume_retry_at,
         "reclaim_after": kernel.reclaim_after,
         "hopeless": _is_hopeless(kernel, now),
+        "expected_until": expected_until(kernel),
     }
 
 

@@ -2,7 +2,7 @@
 
 The same function runs in the controller, in the planner and, with a virtual clock, in the property tests.
 `plan.py` is one pass and what it leaves, `waiting.py` the queue's order, `serving.py` who gets room,
-`reclaiming.py` and `full.py` who makes room.
+`reclaiming.py` and `full.py` who makes room, `prefetch.py` which kernels come back before they are used.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from . import victims
 from .actions import Action, Cause, RefusePark
 from .eligibility import eligible_at
 from .plan import Plan
+from .prefetch import prefetch
 from .reclaiming import keep_limits, park_idle, reclaim_watermark
 from .serving import serve_queue
 from .settings import Settings
-from .snapshot import Node, Residency, Waiter
+from .snapshot import Node, Residency
 from .waiting import waits_since
 
 LOTS_AHEAD_S = 10.0  # registering 32 GiB with a GPU takes about a second
@@ -68,32 +69,6 @@ def mend_splits(plan: Plan) -> None:
         if kernel.resume_retry_at <= plan.now and plan.fits(kernel.resume_bytes, plan.settings.margin_bytes):
             reason = "its other processes are on the GPU"
             plan.resume(kernel, kernel.resume_bytes, reason, Cause.SPLIT)
-
-
-def prefetch(plan: Plan) -> None:
-    """Bring back who is about to use the GPU, where there is room that nobody wants: never at another's cost.
-
-    Nobody waits, nobody has to yield for it now or for the low watermark, and it is within its user's limits.
-    """
-    if plan.queue:
-        return
-    for kernel in plan.node.kernels:
-        if kernel.expected_until <= plan.now or kernel.residency is not Residency.PARKED:
-            continue
-        retry_at = max(kernel.resume_retry_at, kernel.served_after)
-        if kernel.is_dying or retry_at > plan.now or not plan.is_free(kernel):
-            continue
-        needs = plan.limits.needs(Waiter(kernel, plan.now, kernel.resume_bytes))
-        spare = max(
-            (
-                int(plan.settings.low_watermark * (plan.node.gpus[uuid].total_bytes or 0))
-                for uuid in kernel.resume_bytes
-                if uuid in plan.node.gpus
-            ),
-            default=0,
-        )
-        if plan.fits(needs, spare + plan.settings.margin_bytes):
-            plan.resume(kernel, needs, "it is about to be used", Cause.PREFETCH)
 
 
 def give_lots(plan: Plan) -> None:

@@ -73,7 +73,6 @@ class Settings:
     group_limits: str = ""
     opt_out: str = ""  # "alice, @staff": whose kernels are never parked but by their own wish
     kernelspec_opt_out: bool = True  # whether a kernelspec's metadata may say the same
-    prediction: bool = False  # let history say how long pauses last and who is about to use the GPU
     settle_s: float = 1.0
     keep_alive_s: float = 60.0
 

@@ -100,9 +100,6 @@ class Speed:
         return self.resume_fixed_s + copied_bytes / self.resume_bytes_per_s
 
 
-NEEDED_SOON = 0.5  # where nothing is known of a kernel's pauses: see victims.py
-
-
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """One kernel with all its processes."""
@@ -166,11 +163,7 @@ class Kernel:
     host: HostUse = field(default_factory=lambda: NO_HOST_USE)
     park_copies_bytes: int | None = None  # what a park has to copy, by its last one; None: unknown, all of it
     resume_copies_bytes: int | None = None  # … and what the way back has
-    needed_soon: float = NEEDED_SOON  # the chance that it uses the GPU before it has been idle twice as long
-    patience_s: float | None = (
-        None  # idle for so long while somebody waits, it is parked; None: as settings say
-    )
-    expected_until: float = 0.0  # if it is about to use the GPU, it does so by then
+    expected_until: float = 0.0  # its next use of the GPU is expected by then; 0: it is not
 
     @property
     def footprint_bytes(self) -> int:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 from .borne_out import look, shown_bytes
 from .connection import Connection
 from .depth import context_objection, kernel_needs
-from .foresight import Foresight
 from .gpus import GpuTable
 from .host import CgroupMemory, HostMemory, Known, cgroup_limits
 from .host_care import look_for_more
@@ -27,12 +26,11 @@ from .records import BadPages, KernelRecord, Process, read_pages
 from .remembered import Remembered
 from .reservations import ReservationBook
 from .settings import Settings
-from .snapshot import Host, Kernel, Node, Reservation, Residency, Speed
+from .snapshot import Host, Kernel, Node, Reservation, Residency
 from .speeds import MoveSpeeds
 from .stuck import Stuck, stuck
 from .user_back_off import UserBackOff
 from .waiting import Turns
-from .whose import owner_of
 from .wire import Hello, HelloFlag
 
 HUNG_UP_FORGOTTEN_S = 10.0  # a live process that closed its link and does not come back runs without a shim
@@ -60,7 +58,6 @@ class NodeState:
         self.turns = Turns()
         self.keeps: dict[str, Keep] = {}
         self._parents_seen_at = 0.0
-        self.foresight: Foresight | None = None  # what history says; used with the setting `prediction`
         self.remembered: Remembered | None = None  # what people said while an earlier controller served
         # Where there are other people, a page is not believed how long its process has waited, but for those that
         # waited already when this controller began.
@@ -304,7 +301,7 @@ class NodeState:
         look(self.kernels.values(), self.gpus.measured if self.settings.lot_bytes else {})
         speeds, are_open = self.speeds.by_gpu(), self._open_gpus()
         kernels = tuple(
-            self._foreseen(self._kernel(kernel, are_open, now), kernel, speeds, now)
+            self._kernel(kernel, are_open, now)
             for kernel in self.kernels.values()
             if kernel.processes
         )
@@ -380,14 +377,6 @@ class NodeState:
         if kernel.held_until is not None and kernel.held_until <= now:
             kernel.held_until = None
         kernel.kept = self.keeps.get(file_name(kernel.id)) or self.keeps.get(EVERYBODY)
-
-    def _foreseen(
-        self, seen: Kernel, kernel: KernelRecord, speeds: Mapping[str, Speed], now: float
-    ) -> Kernel:
-        """With what history says of it, if that is wanted."""
-        if self.foresight is None or not self.settings.prediction:
-            return seen
-        return self.foresight.foreseen(seen, kernel, owner_of(kernel), speeds, now)
 
     def _undescribed(self, seen: Kernel, now: float) -> Kernel:
         """One that no server has spoken for stays, while servers may not have found us yet: what they would say of its

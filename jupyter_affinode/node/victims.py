@@ -12,8 +12,8 @@ of Gray and Putzolu, SIGMOD 1987, 395-398). `break_even_s` is that moment, from 
 best is the one that frees the most bytes for the longest time for the least waiting, as web caches weigh cost
 against size (GreedyDual-Size: Cao and Irani, "Cost-aware WWW proxy caching algorithms", USITS 1997). How long it
 will stay idle is not known either; pauses of people are so uneven that the best simple guess is "as long as it
-has been already": for a Pareto law of index 1 it is the median of what is left, the chance to be needed before
-that is 1/2, and that is what `Kernel.needed_soon` says unless history says better.
+has been already": for a Pareto law of index 1 it is the median of what is left, and the chance to be needed before
+that is 1/2.
 
 A kernel whose memory has not changed since its last park, or is zeros, is cheap: the host has that already.
 """
@@ -27,6 +27,7 @@ from .snapshot import Kernel, Node, Residency, Speed
 
 Speeds = Mapping[str, Speed]  # by GPU
 
+NEEDED_SOON = 0.5  # the chance that a kernel is used before it has been idle twice as long
 LEAST_COST_S = 0.001  # nothing is moved for nothing, whatever the estimate says
 LATE_TIMES, LATE_S = 3.0, 5.0  # times its expected duration, and for its processes to begin and agree
 LEAST_IDLE_S = 0.001  # a clock's step; keeps the order by size among those that have just become idle
@@ -56,8 +57,8 @@ def worth(now: float, kernel: Kernel, node: Node, gpus: Collection[str] | None =
 def trouble(now: float, kernel: Kernel, node: Node) -> float:
     """Seconds of waiting that parking it probably causes for each second for which its memory is given back."""
     idle_s = max(now - kernel.last_activity, LEAST_IDLE_S)
-    lasts_s = idle_s * (1.0 - kernel.needed_soon / 2.0)  # who returns within that time does so half-way
-    costs_s = park_s(kernel, node.speeds) + kernel.needed_soon * resume_s(kernel, node.speeds)
+    lasts_s = idle_s * (1.0 - NEEDED_SOON / 2.0)  # who returns within that time does so half-way
+    costs_s = park_s(kernel, node.speeds) + NEEDED_SOON * resume_s(kernel, node.speeds)
     return max(costs_s, LEAST_COST_S) / lasts_s
 
 

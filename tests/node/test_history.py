@@ -178,24 +178,6 @@ def test_names_and_paths_of_notebooks_are_written_only_where_that_was_turned_on(
     assert (b"secret" in files) is with_names
 
 
-def test_pauses_and_cells_are_counted_for_later_predictions(node, shim, path, wait_until):
-    machine = node(history=HistoryOptions(path))
-    kernel = shim("k1", resident=300 * MIB)
-    kernel.page.last_activity -= 20 * 10**9
-    kernel.page.write()
-    # Two looks, a second apart at least, have seen the kernel's old activity.
-    wait_until(lambda: (rows(path, "SELECT sum(seconds) FROM measured") or [(0,)])[0][0], timeout=30)
-    assert machine.ask("POST", "/kernels/k1/cell", {"open": True, "cell_id": "a"})[0] == 204
-    kernel.touch()
-    assert machine.ask("POST", "/kernels/k1/cell", {"open": False, "cell_id": "a"})[0] == 204
-    assert machine.ask("POST", "/kernels/k1/cell", {"open": True, "cell_id": "b"})[0] == 204
-    assert machine.ask("POST", "/kernels/k1/cell", {"open": False, "cell_id": "b"})[0] == 204
-    wait_until(lambda: rows(path, "SELECT sum(with_cuda + without_cuda) FROM cells") == [(2,)], timeout=30)
-    ((with_cuda, without_cuda),) = rows(path, "SELECT with_cuda, without_cuda FROM cells")
-    assert with_cuda >= 1 and with_cuda + without_cuda == 2
-    wait_until(lambda: rows(path, "SELECT kernel_id, count FROM pauses") == [("k1", 1)], timeout=30)
-
-
 # ---- the report
 
 

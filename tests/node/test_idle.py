@@ -94,11 +94,6 @@ def test_what_somebody_has_waited_already_pays_for_the_round_trip_too():
     pays_off_s = 2 + 2 * 20 * GIB / 1e9
     assert eligible_at(kernel, settings, waits_since=980.0, speeds=slow) == pytest.approx(980 + pays_off_s)
     assert eligible_at(kernel, settings, waits_since=900.0, speeds=slow) == 1015
-    hurried = idle(0, patience_s=7.0)
-    assert eligible_at(hurried, settings, waits_since=900.0, speeds=slow) == 1007
-    patient = idle(0, patience_s=200.0)
-    assert eligible_at(patient, settings, waits_since=900.0, speeds=slow) == 1100
-    assert eligible_at(patient, settings, waits_since=700.0, speeds=slow) == 1015
 
 
 def test_nobody_is_parked_later_because_somebody_waits():

@@ -22,7 +22,6 @@ from jupyter_affinode.node.ledger import Ledger
 from jupyter_affinode.node.ledger_schema import MIGRATIONS, LedgerTooNew, user_version
 from jupyter_affinode.node.ledger_store import (
     Batch,
-    CellCount,
     EventRow,
     KernelRow,
     LedgerStore,
@@ -68,21 +67,17 @@ def test_a_batch_that_is_written_again_counts_once(folder):
         [event()],
         {"k": KernelRow("k", "alice", NOW, NOW, None, False)},
         usage(),
-        {("k", "alice", 3): 2},
-        {"k": CellCount("alice", 1, 2)},
     )
     store.write(batch)
     store.write(batch)
     LedgerStore(folder / "l", "run").write(batch)
-    store.write(Batch(2, NOW, [event()], usage=usage(), pauses={("k", "alice", 3): 1}))
+    store.write(Batch(2, NOW, [event()], usage=usage()))
     store.close()
     assert rows(folder / "l", "SELECT count(*) FROM events") == [(2,)]
     assert rows(folder / "l", "SELECT held_byte_s, used_byte_s, given_back_byte_s FROM usage") == [
         (2.0, 1.0, 0.5)
     ]
     assert rows(folder / "l", "SELECT seconds FROM measured") == [(2.0,)]
-    assert rows(folder / "l", "SELECT count FROM pauses") == [(3,)]
-    assert rows(folder / "l", "SELECT with_cuda, without_cuda FROM cells") == [(1, 2)]
 
 
 def test_a_batch_that_cannot_be_written_whole_is_not_written_at_all(folder):
@@ -374,7 +369,6 @@ def test_while_nothing_can_be_written_what_waits_is_bounded(folder, impatient, m
         for number in range(1000):
             ledger.event(event(NOW + number))
             ledger.kernel(KernelRow(f"k{number}", "u", NOW, NOW, None, False))
-            ledger.cell(f"k{number}", "u", True)
             ledger.user(f"u{number}", "u")
         (folder / "sub").unlink()
         await until(lambda: ledger.problem is None, ledger)

@@ -53,15 +53,6 @@ def test_many_small_ones_are_not_taken_where_one_large_one_is_as_idle():
     assert order(*small, kernel("large", 8 * GIB))[0] == "large"
 
 
-def test_a_kernel_that_is_probably_needed_soon_stays():
-    alike = kernel("unknown")
-    assert order(kernel("soon", needed_soon=0.95), alike, kernel("later", needed_soon=0.05)) == [
-        "later",
-        "unknown",
-        "soon",
-    ]
-
-
 def test_a_gpu_with_a_slower_way_is_left_alone():
     slow = Speed(park_bytes_per_s=1e9, resume_bytes_per_s=1e9)
     assert order(kernel("slow", gpu=B), kernel("fast"), b=slow, a=Speed()) == ["fast", "slow"]
@@ -74,14 +65,13 @@ def test_only_memory_where_it_is_wanted_counts():
 
 
 KERNELS = st.builds(
-    lambda name, size, idle, copies, soon: kernel(
-        f"k{name}", size, idle=idle, park_copies_bytes=copies, resume_copies_bytes=copies, needed_soon=soon
+    lambda name, size, idle, copies: kernel(
+        f"k{name}", size, idle=idle, park_copies_bytes=copies, resume_copies_bytes=copies
     ),
     st.integers(0, 99),
     st.integers(0, 200 * GIB),
     st.floats(-5, 1e6),
     st.none() | st.integers(0, 300 * GIB),
-    st.floats(0, 1),
 )
 SPEEDS = st.builds(Speed, st.floats(0, 10), st.floats(1e3, 1e12), st.floats(0, 10), st.floats(1e3, 1e12))
 

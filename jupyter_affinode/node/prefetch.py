@@ -1,0 +1,63 @@
+"""Bringing kernels back before they are used, into room that nobody wants; pure but for `expected_until`."""
+
+from __future__ import annotations
+
+from .actions import Cause
+from .plan import Plan
+from .records import KernelRecord
+from .snapshot import Residency
+
+CELL_EXPECTED_S = 60.0  # after a cell began; imports and data come first
+FOCUS_EXPECTED_S = 30.0  # after the person turned to the notebook, or typed in it
+HOME = (Residency.PARKED, Residency.RESUMING, Residency.RESIDENT)
+
+
+def prefetch(plan: Plan) -> None:
+    """Resume parked kernels whose next use of the GPU is expected, never at another's cost.
+
+    No kernel waits; every GPU keeps more than its low watermark and is not being reclaimed up to the high one; no
+    quota is exceeded. So no kernel is parked for it, neither now nor by a later pass. With park_when="idle" free
+    memory is meant for other programs, and the kernel would be parked again.
+    """
+    if plan.queue or plan.settings.park_when != "needed":
+        return
+    for kernel in plan.node.kernels:
+        if kernel.expected_until <= plan.now or kernel.residency is not Residency.PARKED:
+            continue
+        if kernel.is_dying or max(kernel.resume_retry_at, kernel.served_after) > plan.now or not plan.is_free(kernel):
+            continue
+        size = sum(kernel.resume_bytes.values())
+        needs = {**kernel.resume_bytes, **dict.fromkeys(plan.limits.of(kernel.id), size)}
+        if plan.fits(needs, 0) and all(_has_to_spare(plan, uuid, size) for uuid, size in needs.items()):
+            plan.resume(kernel, needs, "it is about to be used", Cause.PREFETCH)
+
+
+def _has_to_spare(plan: Plan, resource: str, size: int) -> bool:
+    """Return whether a GPU stays above its low watermark without `size` bytes; True for a quota."""
+    gpu = plan.node.gpus.get(resource)
+    if gpu is None or not size:
+        return True
+    if gpu.is_reclaiming or gpu.total_bytes is None:
+        return False
+    spare = int(plan.settings.low_watermark * gpu.total_bytes) + plan.settings.margin_bytes
+    return plan.room[resource] - size >= spare
+
+
+def expected_until(kernel: KernelRecord) -> float:
+    """Return until when the kernel's next use of the GPU is expected; 0 if it is not.
+
+    A cell that began, or a person who turned to the notebook, announces it once: a kernel that was parked after
+    that, by the person or because it did not use the GPU, is not brought back for it.
+    """
+    if kernel.residency not in HOME:
+        return 0.0
+    moments = []
+    if kernel.cell_open and kernel.cell_since is not None:
+        moments.append((kernel.cell_since, CELL_EXPECTED_S))
+    if kernel.focus_at is not None:
+        moments.append((kernel.focus_at, FOCUS_EXPECTED_S))
+    is_parked = kernel.residency is Residency.PARKED
+    return max(
+        (since + lasts for since, lasts in moments if not is_parked or kernel.residency_since <= since),
+        default=0.0,
+    )
