@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import socket as sockets
 import subprocess
 import time
@@ -29,6 +28,8 @@ from .controller_socket import (
 )  # raised by nearly all that is here
 from .controller_socket import (
     authorization,
+    make_own_folder,
+    one_starts,
     refuse_peer,
     refuse_strangers,
     send_only,
@@ -310,15 +311,18 @@ def ensure_controller(
     if path == environment.NODE_SOCKET:  # the administrator's to start, and started again when it fails
         raise ControllerUnavailable(f"this machine's controller does not answer at {path}")
     deadline = time.monotonic() + timeout_s
-    child = _start(path, extra_args)
-    while not environment.listens(path):
-        if time.monotonic() > deadline or child.poll() not in (None, 0):
-            raise ControllerUnavailable(
-                f"the controller for {path} did not come up within {timeout_s:g} s"
-                if child.poll() is None
-                else f"the controller for {path} ended with status {child.returncode}: {_last_words(path)}"
-            )
-        time.sleep(0.02)
+    with one_starts(path, until=deadline - timeout_s / 2):
+        if environment.listens(path):
+            return path
+        child = _start(path, extra_args)
+        while not environment.listens(path):
+            if time.monotonic() > deadline or child.poll() not in (None, 0):
+                raise ControllerUnavailable(
+                    f"the controller for {path} did not come up within {timeout_s:g} s"
+                    if child.poll() is None
+                    else f"the controller for {path} ended with status {child.returncode}: {_last_words(path)}"
+                )
+            time.sleep(0.02)
     return path
 
 
@@ -344,12 +348,11 @@ def _machines_comes_back() -> bool:
 
 
 def _start(path: Path, extra_args: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start a controller of its own session; if two do at once, its election settles who serves."""
+    """Start a controller of its own session; if two do at once all the same, its election settles which serves."""
     _started[:] = [child for child in _started if child.poll() is None]
     folder = path.parent
     try:
-        if not folder.exists() or os.stat(folder).st_uid == os.getuid():
-            environment.make_folder(folder)
+        make_own_folder(folder)
         environ = environment.controller_environment()
         environ[environment.SOCKET] = str(path.absolute())
         with (folder / "node.log").open("ab") as log:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import socket as sockets
 import stat
 import struct
+import time
+from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 from . import environment
+
+START_LOCK_NAME = "starting.lock"
+TRY_EVERY_S = 0.02
 
 
 class ControllerUnavailable(Exception):
@@ -24,6 +31,41 @@ def socket_or_default(socket: Path | None) -> Path:
         return environment.socket_path() if socket is None else Path(socket)
     except environment.FolderRefused as refused:
         raise ControllerUnavailable(str(refused)) from None
+
+
+def make_own_folder(folder: Path) -> None:
+    """Make the socket's folder, or verify that one of ours is ours alone. Raises OSError."""
+    if not folder.exists() or os.stat(folder).st_uid == os.getuid():
+        environment.make_folder(folder)
+
+
+@contextlib.contextmanager
+def one_starts(path: Path, *, until: float) -> Iterator[None]:
+    """Let one thread or process at a time start a controller for `path`; the others wait, `until` then at most.
+
+    So none starts a controller that finds the socket served, ends, and stays as a zombie. Where no lock file can be
+    made, or its holder is stopped, the controllers' election decides as before.
+    """
+    try:
+        make_own_folder(path.parent)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(path.with_name(START_LOCK_NAME), flags, 0o600)
+    except OSError:  # the start itself says why it cannot be
+        yield
+        return
+    is_locked = False
+    try:
+        while not is_locked and not environment.listens(path) and time.monotonic() < until:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_locked = True
+            except BlockingIOError:
+                time.sleep(TRY_EVERY_S)
+        yield
+    finally:
+        if is_locked:  # said, since a process that was forked meanwhile has the same open file
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
 
 
 def refuse_strangers(path: Path) -> None:

@@ -42,6 +42,7 @@ class AffinodeProvisioner(LocalProvisioner):
 
     managed = False  # whether the shim is in the kernel that runs now
     _said_dying = False
+    _is_forgotten = False  # the controller was told that the kernel is gone
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
         """Preload the shim.
@@ -50,7 +51,7 @@ class AffinodeProvisioner(LocalProvisioner):
         applies the kernelspec's own `env`.
         """
         kwargs = await super().pre_launch(**kwargs)
-        self._said_dying = False
+        self._said_dying = self._is_forgotten = False
         self.managed = False
         env = dict(kwargs["env"])  # a preparation that fails, or goes on after its time-out, changes nothing
         language = (self.kernel_spec.language or "").lower()
@@ -120,7 +121,11 @@ class AffinodeProvisioner(LocalProvisioner):
         """
         await super().cleanup(restart=restart)
         if not restart:
-            self._tell(lambda client: client.tell_forget(self.kernel_id))
+            self._is_forgotten = True
+            self._forget()
+
+    def _forget(self) -> None:
+        self._tell(lambda client: client.tell_forget(self.kernel_id))
 
     def _say_dying(self) -> None:
         if not self._said_dying:
@@ -174,6 +179,10 @@ class AffinodeProvisioner(LocalProvisioner):
                 **wishes_of(spec),
             )
             asyncio.run(description)
+            if (
+                self._is_forgotten
+            ):  # the kernel ended first, and the controller heard that too early or not at all
+                self._forget()
         except (ControllerUnavailable, ControllerRefused, OSError) as error:
             self.log.warning(
                 "Kernel %s runs without a controller, its GPU stays its own: %s", self.kernel_id, error

@@ -21,9 +21,7 @@ BUSY_S = 2.0  # how long another program may keep the file locked before a batch
 NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "fuse.", "9p")
 RUNS_KEPT = 100
 PURGED_SHARE = 0.1  # of the events, when the file is too large
-_USERS_SOMEWHERE = " UNION ".join(
-    f"SELECT user FROM {table}" for table in ("events", "kernels", "usage")
-)
+_USERS_SOMEWHERE = " UNION ".join(f"SELECT user FROM {table}" for table in ("events", "kernels", "usage"))
 
 
 @dataclass(frozen=True)

@@ -301,9 +301,7 @@ class NodeState:
         look(self.kernels.values(), self.gpus.measured if self.settings.lot_bytes else {})
         speeds, are_open = self.speeds.by_gpu(), self._open_gpus()
         kernels = tuple(
-            self._kernel(kernel, are_open, now)
-            for kernel in self.kernels.values()
-            if kernel.processes
+            self._kernel(kernel, are_open, now) for kernel in self.kernels.values() if kernel.processes
         )
         if not is_complete:
             kernels = tuple(self._undescribed(seen, now) for seen in kernels)

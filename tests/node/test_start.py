@@ -231,3 +231,37 @@ def test_the_machines_controller_refuses_context_depth(machine):
     assert done.returncode == 1
     assert "depth must be memory with --system" in done.stderr
     assert not machine.socket.exists()
+
+
+ONE_OF_MANY = """
+import os, sys, threading
+from pathlib import Path
+from jupyter_affinode.client import ensure_controller
+threads = [threading.Thread(target=ensure_controller, kwargs={"timeout_s": 30}) for _ in range(4)]
+sys.stdin.readline()
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+def parent(stat):
+    try:
+        return int(stat.read_text().rsplit(")", 1)[1].split()[1])
+    except OSError:
+        return None
+print([parent(stat) for stat in Path("/proc").glob("[0-9]*/stat")].count(os.getpid()))
+"""
+
+
+def test_many_at_once_start_one_controller_and_leave_no_zombie(machine):
+    """As a server's watch and its first kernels do: in threads of one process, and in several processes."""
+    processes = [
+        machine.start(
+            sys.executable, "-c", ONE_OF_MANY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    children = [int(process.communicate(timeout=60)[0]) for process in processes]
+    assert sorted(children) == [0, 1]

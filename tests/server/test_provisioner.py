@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,16 @@ class TestWithAController:
         await manager.restart_kernel(now=True)
         assert here.kernel(manager.kernel_id) is not None
         await manager.shutdown_kernel(now=True)
+        wait_until(lambda: here.kernel(manager.kernel_id) is None)
+
+    async def test_a_kernel_that_ends_before_it_was_introduced_leaves_nothing_behind(
+        self, native, here, kernel_manager, wait_until
+    ):
+        """The controller is started only now: it hears of the kernel after the kernel's end."""
+        manager = await kernel_manager()
+        await manager.shutdown_kernel(now=True)
+        wait_until(lambda: here.node() is not None, timeout=30)
+        wait_until(lambda: "affinode-introduce" not in [each.name for each in threading.enumerate()])
         wait_until(lambda: here.kernel(manager.kernel_id) is None)
 
     async def test_an_interrupt_waits_for_nothing_and_reaches_the_controller(
