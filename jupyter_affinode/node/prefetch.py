@@ -17,14 +17,17 @@ def prefetch(plan: Plan) -> None:
 
     No kernel waits; every GPU keeps more than its low watermark and is not being reclaimed up to the high one; no
     quota is exceeded. So no kernel is parked for it, neither now nor by a later pass. With park_when="idle" free
-    memory is meant for other programs, and the kernel would be parked again.
+    memory is meant for other programs, and the kernel would be parked again. A kernel whose CUDA context is parked,
+    too, stays: the driver's restore is not tried for a cell that may not use the GPU (depth.py).
     """
     if plan.queue or plan.settings.park_when != "needed":
         return
     for kernel in plan.node.kernels:
         if kernel.expected_until <= plan.now or kernel.residency is not Residency.PARKED:
             continue
-        if kernel.is_dying or max(kernel.resume_retry_at, kernel.served_after) > plan.now or not plan.is_free(kernel):
+        if kernel.is_dying or kernel.context_bytes or not plan.is_free(kernel):
+            continue
+        if max(kernel.resume_retry_at, kernel.served_after) > plan.now:
             continue
         size = sum(kernel.resume_bytes.values())
         needs = {**kernel.resume_bytes, **dict.fromkeys(plan.limits.of(kernel.id), size)}

@@ -1,9 +1,10 @@
 import { JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { chipPlugin } from './chip';
 import { commandsPlugin } from './commands';
+import { focusPlugin } from './focus';
 import { noticesPlugin } from './notices';
 import { panelPlugin } from './panel/plugin';
-import { focusPlugin, modelPlugin } from './plugin';
+import { modelPlugin } from './plugin';
 
 export { AffinodeError } from './api';
 export * from './status';

@@ -1,8 +1,6 @@
 import { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
-import { INotebookTracker } from '@jupyterlab/notebook';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
-import { AffinodeError } from './api';
 import { AffinodeModel } from './model';
 import { readSettings } from './settings';
 import { IAffinode } from './tokens';
@@ -38,25 +36,5 @@ export const modelPlugin: JupyterFrontEndPlugin<IAffinode> = {
         );
       });
     return model;
-  }
-};
-
-/** Tells the controller which notebook the person looks at. */
-export const focusPlugin: JupyterFrontEndPlugin<void> = {
-  id: 'jupyter-affinode:focus',
-  description: 'Tells the GPU controller which notebook is looked at.',
-  autoStart: true,
-  requires: [IAffinode, INotebookTracker],
-  activate: (_: JupyterFrontEnd, affinode: IAffinode, notebooks: INotebookTracker): void => {
-    notebooks.currentChanged.connect((_, panel) => {
-      const id = panel?.sessionContext.session?.kernel?.id;
-      if (id !== undefined && affinode.kernel(id)?.own) {
-        affinode.act(id, 'focus').catch((error: unknown) => {
-          if (!(error instanceof AffinodeError)) {
-            throw error; // a refusal costs nothing: it is only a hint
-          }
-        });
-      }
-    });
   }
 };

@@ -62,6 +62,26 @@ def test_the_chip_frees_the_gpu_and_gets_it_back_at_a_click(page):
     assert notebook.run_cell(1) == "7 7"
 
 
+def test_typing_in_a_notebook_brings_its_gpu_back_and_asks_once(page):
+    notebook = page.open_notebook("typing.ipynb", lab_cells.allocate(100), lab_cells.CPU)
+    notebook.run_cell(0)
+    chip = notebook.chip()
+    expect(chip).to_have_text("GPU 100 MiB")
+    hints: list[str] = []
+    page.page.on("request", lambda request: "/focus" in request.url and hints.append(request.method))
+    chip.click()
+    expect(chip).to_have_text("GPU freed")
+    assert hints == []
+    notebook.activate().locator(".jp-CodeCell").nth(1).locator(".cm-content").click()
+    page.page.keyboard.type("# next")
+    expect(chip).to_have_text("GPU 100 MiB")
+    page.page.keyboard.type("!")
+    page.page.evaluate("() => fetch('/api/status')")  # is heard of after whatever came before it
+    assert hints == ["POST"]
+    kernel = page.server.machine.kernel(notebook.kernel_id())
+    assert (kernel["parks"], kernel["resumes"], kernel["cell_open"]) == (1, 1, False)
+
+
 def test_the_panel_keeps_and_releases_frees_and_brings_back(page):
     notebook = page.open_notebook("work/kept.ipynb", lab_cells.allocate(100))
     notebook.run_cell(0)

@@ -54,6 +54,7 @@ def test_an_expected_kernel_is_resumed_where_there_is_room():
         (parked(expected_until=NOW + 5), {"free": 22 * GIB, "is_reclaiming": True}),
         (parked(expected_until=NOW + 5), {"total": None}),  # without NVML other programs are not seen
         (parked(expected_until=NOW + 5, is_dying=True), {}),
+        (parked(expected_until=NOW + 5, context_bytes={"A": GIB // 2}), {}),
         (parked(expected_until=NOW + 5, resume_retry_at=NOW + 1), {}),
         (parked(expected_until=NOW + 5, is_moving=True), {}),
     ],
