@@ -133,8 +133,8 @@ static W call_int(const struct target *target, INT_PARAMETERS)
 		if (target->meanwhile == IS_DONE || put_off(target, a0, a1, a2) || ends_with_process(target, a0))
 			return CUDA_SUCCESS;
 		refused = books_wait();
-		if (refused != CUDA_SUCCESS)
-			return (W)refused;
+		if (refused != CUDA_SUCCESS) /* or told, while it waited, that the process ends */
+			return ends_with_process(target, a0) ? CUDA_SUCCESS : (W)refused;
 	}
 	result = ((int_fn)target->next)(INT_ARGUMENTS);
 	books_leave(&pass);

@@ -12,7 +12,7 @@
 
 #define BYTES MiB(48)
 
-enum ending { EXIT, EXIT_ON_A_FULL_GPU, EXIT_ANNOUNCED, EXIT_WHILE_GOING, KILL, KILL_WHILE_GOING, KILL_WHILE_COMING, ENDINGS };
+enum ending { EXIT, EXIT_ON_A_FULL_GPU, EXIT_ANNOUNCED, EXIT_ANNOUNCED_LATE, EXIT_WHILE_GOING, KILL, KILL_WHILE_GOING, KILL_WHILE_COMING, ENDINGS };
 
 static CUdeviceptr block;
 static CUresult (*hidden)(void);
@@ -113,6 +113,8 @@ static void child(void)
 		be_interrupted();
 #endif
 	}
+	if (byte == 4) /* as Python's destructors, which run before exit */
+		ends_quietly();
 	printf("flushed by exit");
 	exit(42);
 }
@@ -171,7 +173,7 @@ static void one(enum ending ending)
 {
 	struct neighbour neighbour;
 	char text[64] = "", byte = ending == EXIT_ON_A_FULL_GPU ? 1 : ending == EXIT_WHILE_GOING ? 2 :
-			       ending == EXIT_ANNOUNCED ? 3 : 0;
+			       ending == EXIT_ANNOUNCED ? 3 : ending == EXIT_ANNOUNCED_LATE ? 4 : 0;
 	bool killed = ending >= KILL;
 	uint64_t begin;
 	int in, out;
@@ -186,7 +188,7 @@ static void one(enum ending ending)
 	}
 	if (ending == KILL_WHILE_COMING)
 		controller_command(AFFINODE_COMMAND_RESUME, 0);
-	if (ending == EXIT_ON_A_FULL_GPU)
+	if (ending == EXIT_ON_A_FULL_GPU || ending == EXIT_ANNOUNCED_LATE)
 		neighbour = neighbour_start(0);
 	if (ending == EXIT_WHILE_GOING)
 		hold_on_the_way_out();
@@ -199,6 +201,10 @@ static void one(enum ending ending)
 		kill(pid, SIGKILL);
 	else
 		CHECK_EQUAL(write(in, &byte, 1), 1);
+	if (ending == EXIT_ANNOUNCED_LATE) { /* a destructor's call waits for the GPU by then */
+		PAGE_UNTIL(page.want > 0);
+		controller_command(AFFINODE_COMMAND_DYING, 0);
+	}
 	CHECK_EQUAL(child_wait(pid), killed ? 128 + SIGKILL : 42);
 	CHECK(test_now_ns() - begin < 30000000000u);
 	if (!killed) {
@@ -207,7 +213,7 @@ static void one(enum ending ending)
 	}
 	if (ending == EXIT_WHILE_GOING)
 		board_disarm();
-	if (ending == EXIT_ON_A_FULL_GPU)
+	if (ending == EXIT_ON_A_FULL_GPU || ending == EXIT_ANNOUNCED_LATE)
 		neighbour_end(neighbour);
 	close(in);
 	close(out);
