@@ -61,7 +61,9 @@ static void put_right(void *data, int attribute, CUdeviceptr address, const stru
 		*(unsigned char *)data = block->context->device->exportable && !block->imported && !block->mapping;
 		break;
 	case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
-		*(unsigned char *)data = block->decompresses;
+		/* Without an engine a block of ours is what its witness is: an H200 says so of all cuMemAlloc memory.  */
+		if (block->mapping || block->decompresses)
+			*(unsigned char *)data = block->decompresses;
 		break;
 	default:
 		put_ids_right(data, attribute, block);
