@@ -17,7 +17,6 @@ from .peer_socket import ListeningSocket, PeerSocket
 from .peers import DropLog, Place, peer_of
 from .strangers import one_too_many
 
-ACCEPTS_AT_ONCE = 16
 BACKLOG = 1024
 
 
@@ -64,7 +63,7 @@ class Link:
             connection.end(Ending.OURS, "this controller ends")
 
     def _accept(self) -> None:
-        for _ in range(ACCEPTS_AT_ONCE):
+        while True:
             try:
                 accepted, _ = self._socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):

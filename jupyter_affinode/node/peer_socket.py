@@ -14,6 +14,7 @@ from typing import Any
 from .closing import SCM_MAX_FD, Closing
 from .peers import Place, peer_of, place_of
 
+ACCEPTS_IN_A_ROW = 8
 SO_PASSRIGHTS = 83  # Linux 6.16; not in Python's socket module
 DESCRIPTOR_BYTES = array.array("i").itemsize
 CONTROL_BYTES = socket.CMSG_SPACE(SCM_MAX_FD * DESCRIPTOR_BYTES)
@@ -58,11 +59,19 @@ class ListeningSocket(socket.socket):
     def __init__(self, kind: socket.SocketKind, closing: Closing, *, takes_descriptors: bool):
         super().__init__(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK)
         self._closing = closing
+        self._in_a_row = 0
         self._refuses = not takes_descriptors and refuse_descriptors(self)  # connections inherit it
 
     def accept(self) -> tuple[PeerSocket, Any]:
-        """As of any socket."""
-        accepted, address = super().accept()
+        """As of any socket, but after some in a row there is none for once, so that the loop turns."""
+        self._in_a_row = (self._in_a_row + 1) % ACCEPTS_IN_A_ROW
+        if not self._in_a_row:
+            raise BlockingIOError("the others' turn")
+        try:
+            accepted, address = super().accept()
+        except BlockingIOError:
+            self._in_a_row = 0
+            raise
         peer = PeerSocket(accepted.family, accepted.type, fileno=accepted.detach())
         peer.setblocking(False)
         peer.closing, peer.refuses = self._closing, self._refuses
