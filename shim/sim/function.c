@@ -57,6 +57,16 @@ static CUresult set_attribute(CUfunction function, int attribute, int value)
 	return CUDA_SUCCESS;
 }
 
+/* Of the oldest way to launch, which nothing uses any more; PyCUDA says it before each launch all the same.  */
+SIM_API CUresult cuFuncSetBlockShape(CUfunction function, int x, int y, int z)
+{
+	ENTER_CONTEXT("cuFuncSetBlockShape", context);
+	(void)context;
+	if (!object_is(function, OBJECT_FUNCTION))
+		return CUDA_ERROR_INVALID_HANDLE;
+	return x > 0 && y > 0 && z > 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
 SIM_API CUresult cuFuncGetAttribute(int *value, int attribute, CUfunction function)
 {
 	ENTER("cuFuncGetAttribute");

@@ -1,5 +1,5 @@
 /* What a program that uses the driver's names calls where there is no driver: there is no device, and errors have names, since
- * a program prints the name of that one.  */
+ * a program prints the name of that one. And where the driver does not have the function.  */
 #include <stddef.h>
 #include <string.h>
 
@@ -41,8 +41,15 @@ static CUresult no_device(void)
 	return CUDA_ERROR_NO_DEVICE;
 }
 
+static CUresult not_found(void)
+{
+	return CUDA_ERROR_NOT_FOUND;
+}
+
 void *no_driver_for(const char *name)
 {
+	if (library_handle(&driver_library))
+		return (void *)not_found;
 	if (strcmp(name, "cuGetErrorName") == 0)
 		return (void *)error_name;
 	return strcmp(name, "cuGetErrorString") == 0 ? (void *)error_string : (void *)no_device;

@@ -52,7 +52,7 @@ def scripts_machine(gpu_machine):
 
 
 @pytest.mark.parametrize(
-    "name", ["random_cycles", "two_gpus", "ipc", "run", "numba_suite", "against_memory_saver"]
+    "name", ["random_cycles", "side_by_side", "two_gpus", "ipc", "run", "numba_suite", "against_memory_saver"]
 )
 def test_without_a_gpu_they_refuse_kindly(machine, name):
     done = script(machine, name)

@@ -10,7 +10,7 @@ from link_peer import OK, LinkPeer
 from shim_machine import Machine, Running
 
 SMALL_BYTES = 4 << 20
-NO_DEVICE = 100
+NO_DEVICE, NOT_FOUND = 100, 500
 
 
 def linked_to_driver(gpu: Machine) -> list[str]:
@@ -76,9 +76,18 @@ def test_without_a_driver_errors_have_their_names(gpu: Machine) -> None:
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines() == [
         f"cuInit: {NO_DEVICE}",
+        f"cuParamSetSize: {NO_DEVICE}",
         "0: 0 CUDA_SUCCESS, 0 no error",
         "2: 0 CUDA_ERROR_OUT_OF_MEMORY, 0 out of memory",
         "100: 0 CUDA_ERROR_NO_DEVICE, 0 no CUDA-capable device is detected",
         "-1: 1 nothing, 1 nothing",
         "nowhere to write: 1, 1",
     ]
+
+
+def test_a_function_that_the_driver_lacks_is_not_found(gpu: Machine) -> None:
+    """There is a device; a library built for a newer driver, or an older one, must not hear that there is none."""
+    program = plugin(gpu, "no_driver.c", *linked_to_driver(gpu))
+    ran = subprocess.run(program, env=gpu.environment, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines()[:2] == ["cuInit: 0", f"cuParamSetSize: {NOT_FOUND}"]

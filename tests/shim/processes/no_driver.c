@@ -1,7 +1,8 @@
-/* What a library without a driver behind it is told of errors.  */
+/* What a library is told that has no driver behind it, or one without a function.  */
 #include <stdio.h>
 
 int cuInit(unsigned int);
+int cuParamSetSize(void *, unsigned int);
 int cuGetErrorName(int, const char **);
 int cuGetErrorString(int, const char **);
 
@@ -15,6 +16,7 @@ int main(void)
 	static const int errors[] = {0, 2, 100, -1};
 
 	printf("cuInit: %d\n", cuInit(0));
+	printf("cuParamSetSize: %d\n", cuParamSetSize(NULL, 4));
 	for (unsigned i = 0; i < sizeof(errors) / sizeof(errors[0]); i++) {
 		const char *name = "unchanged", *words = "unchanged";
 		int named = cuGetErrorName(errors[i], &name), told = cuGetErrorString(errors[i], &words);
