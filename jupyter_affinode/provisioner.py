@@ -97,7 +97,10 @@ class AffinodeProvisioner(LocalProvisioner):
             if getattr(self.parent, "shutting_down", False):
                 self._say_dying()
             else:
-                self._tell(lambda client: client.tell_cancel(self.kernel_id, self.pgid))
+                # Not before the caller goes on: it may ask whether a kernel that was just started survived.
+                asyncio.get_running_loop().call_soon(
+                    self._tell, lambda client: client.tell_cancel(self.kernel_id, self.pgid)
+                )
 
     async def shutdown_requested(self, restart: bool = False) -> None:
         """Waiting calls give up for good: the kernel could not answer the shutdown request otherwise.

@@ -50,6 +50,15 @@ for _ in range(2):
 while left() != before:  # until the time-out
     time.sleep(0.05)
 """
+INTERRUPT = """
+manager, client = start_new_kernel(startup_timeout=60)
+client.stop_channels()
+while threading.active_count() > 1:  # it introduces the kernel
+    time.sleep(0.05)
+manager.interrupt_kernel()  # its loop stops right afterwards
+os.killpg(manager.provisioner.pgid, 9)
+os._exit(0)  # and never runs again
+"""
 
 
 @pytest.fixture
@@ -73,6 +82,11 @@ def test_a_forked_process_starts_kernels_as_its_parent_did(managing):
 
 def test_kernels_started_by_threads_leave_neither_threads_nor_descriptors(managing):
     run(managing, THREADS)
+
+
+def test_an_interrupt_in_a_program_without_a_loop_reaches_the_controller(managing, wait_until):
+    run(managing, INTERRUPT)
+    wait_until(lambda: ": what waits for the GPU fails" in managing.controller_log())
 
 
 async def test_a_preparation_that_hangs_does_not_keep_a_kernel_from_starting(
