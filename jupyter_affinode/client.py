@@ -37,6 +37,7 @@ from .controller_socket import (
     socket_or_default,
     why,
 )
+from .node.printable import fitting
 from .python_command import module_command
 from .threads import on_own_thread
 
@@ -115,7 +116,11 @@ class ControllerClient:
         """Describe a kernel (`name`, `path`, `language`, `server`, and of its kernelspec `priority` and
         `may_park`); what is not named stays as it was.
         """
-        return await self._json("PUT", _kernel(kernel_id), description)
+        fit = {
+            name: fitting(value, keeps_end=name == "path") if isinstance(value, str) else value
+            for name, value in description.items()
+        }
+        return await self._json("PUT", _kernel(kernel_id), fit)
 
     async def forget(self, kernel_id: str) -> None:
         """The kernel has been shut down."""
@@ -148,7 +153,8 @@ class ControllerClient:
 
     async def cell(self, kernel_id: str, open: bool, cell_id: str | None = None) -> None:
         """Say whether a cell runs in the kernel."""
-        await self._json("POST", _kernel(kernel_id, "cell"), {"open": open, "cell_id": cell_id})
+        fit = None if cell_id is None else fitting(cell_id)
+        await self._json("POST", _kernel(kernel_id, "cell"), {"open": open, "cell_id": fit})
 
     async def cancel(self, kernel_id: str, process_group: int | None = None) -> None:
         """The kernel was interrupted: calls that wait for the GPU fail, in the processes of that group."""

@@ -5,6 +5,7 @@ managed.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -34,6 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         from ..node.app import main as node
 
         return node(arguments[1:]) or 0
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal may not have a character of a name
     parsed = _parser().parse_args(arguments)
     try:
         return int(parsed.command(parsed))

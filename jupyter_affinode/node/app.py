@@ -30,6 +30,7 @@ from .election import LOCK_NAME, AlreadyServed, Election
 from .grants import GrantsUnavailable
 from .history_options import HistoryOptions
 from .metrics_server import serve_metrics
+from .printable import printable
 from .service_manager import ServiceManager
 from .settings import NOT_FOR_MANY_USERS, Settings, SettingsRefused
 
@@ -37,6 +38,14 @@ LOG_NAME = "node.log"
 LOG_BYTES_MAX = 4 * 1024 * 1024
 LOG_FORMAT = "%(asctime)s.%(msecs)03d %(levelname).1s %(message)s"
 _DEFAULTS = Settings()
+
+
+class PrintableFormatter(logging.Formatter):
+    """Writes one line for each message, whatever texts of users are in it; tracebacks keep their lines."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Called by logging."""
+        return printable(super().formatMessage(record))
 
 
 class NodeController(AccessTraits, HistoryTraits, QueueTraits, JupyterApp):
@@ -323,7 +332,7 @@ def _node_log(path: Path, level: Any) -> logging.Logger:
     if not handlers or not _is_stderr(path):
         handlers.append(logging.StreamHandler())
     for handler in handlers:
-        handler.setFormatter(logging.Formatter(LOG_FORMAT, "%Y-%m-%d %H:%M:%S"))
+        handler.setFormatter(PrintableFormatter(LOG_FORMAT, "%Y-%m-%d %H:%M:%S"))
         log.addHandler(handler)
     for name in ("tornado", "asyncio"):
         other = logging.getLogger(name)

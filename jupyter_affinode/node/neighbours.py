@@ -13,6 +13,7 @@ from pathlib import Path
 
 from .nvml import NvmlGpu
 from .page import Depth
+from .printable import printable
 from .records import Process
 
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of linux/proc_ns.h
@@ -102,10 +103,10 @@ def _bytes_on(process: Process, uuid: str) -> int:
 def _described(pid: int, size: int | None) -> Neighbour:
     try:
         is_own = os.getuid() in (0, os.stat(f"/proc/{pid}").st_uid)
-        command = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip() if is_own else None
+        command = Path(f"/proc/{pid}/comm").read_text(errors="replace") if is_own else None
     except OSError:  # it has just ended, or is hidden from us
         return Neighbour(None, None, size)
-    return Neighbour(pid if is_own else None, command, size)
+    return Neighbour(pid if is_own else None, command and printable(command.strip()), size)
 
 
 def sees_all_pids() -> bool:

@@ -16,7 +16,7 @@ from fake_shim import DYING, FAILED, GPU, LOST, MIB, NO_GPU_ROOM, RESIDENT, RESU
 from people import Person, command_of, needs_root, open_to_everyone
 
 import jupyter_affinode
-from jupyter_affinode.node import clean_up
+from jupyter_affinode.node import clean_up, neighbours
 from jupyter_affinode.node.access import EveryUserAccess
 from jupyter_affinode.node.nvml import NvmlGpu
 from jupyter_affinode.node.page import PageData, PageFlag, PageGpu, State
@@ -264,6 +264,21 @@ def test_a_process_without_a_shim_gets_a_row_of_its_own(gpu_machine, wait_until)
         assert (row["pid"], row["bytes"] >= 200 * MIB) == (stranger.pid, True)
         assert f"not managed: {row['command']} (pid {stranger.pid}), 2" in shown.stdout
     stranger.communicate("")
+
+
+def test_a_strangers_name_moves_no_cursor(monkeypatch):
+    monkeypatch.setattr(neighbours, "sees_all_pids", lambda: True)
+    name = "import sys; open('/proc/self/comm', 'w').write('\\x1b[2J\\rroot'); print(flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as stranger:
+        assert stranger.stdout.readline()
+        gpu = NvmlGpu(gpu_uuid(GPU), 0, "A GPU", 1 << 30, 1 << 20, 1 << 30, 0, pids=frozenset([stranger.pid]))
+        (row,) = neighbours.neighbours(gpu, (), set())
+        stranger.stdin.close()
+    assert (
+        row.pid == stranger.pid and row.command == "\N{REPLACEMENT CHARACTER}[2J\N{REPLACEMENT CHARACTER}root"
+    )
 
 
 def test_the_command_line_lists_what_is_stuck_and_ends_it(node, machine, started, monkeypatch, wait_until):

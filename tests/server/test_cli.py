@@ -92,6 +92,12 @@ def test_status_and_actions_with_a_controller(controller):
     assert json.loads(released.stdout)["held_for_s"] is None
 
 
+def test_a_terminal_without_a_names_characters_shows_their_codes(controller):
+    controller.ask("PUT", f"/kernels/{ID}", {"path": "thèse.ipynb"})
+    done = controller.affinode("status", env={**controller.environment, "PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0 and "th\\xe8se.ipynb" in done.stdout
+
+
 def test_a_hold_that_is_cut_short_says_so(controller):
     controller.ask("PUT", f"/kernels/{ID}", {"name": "Python 3"})
     assert controller.affinode("hold", ID, "23h").stdout.count("\n") == 1
