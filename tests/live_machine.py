@@ -28,7 +28,11 @@ class UnixConnection(http.client.HTTPConnection):
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._path))
+        while True:
+            try:
+                return self.sock.connect(str(self._path))
+            except BlockingIOError:  # there is no place in the line: a Unix socket does not wait for one
+                time.sleep(0.01)
 
 
 class Machine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import socket
@@ -11,7 +12,8 @@ from typing import Any
 
 from tornado.http1connection import HTTP1ServerConnection
 from tornado.httpserver import HTTPServer
-from tornado.iostream import IOStream, StreamClosedError
+from tornado.iostream import IOStream
+from tornado.netutil import add_accept_handler
 from tornado.web import Application, RequestHandler
 
 from .api_handler import ApiError, Handler
@@ -31,17 +33,17 @@ from .api_kernels import (
 from .api_report import ReportHandler
 from .clients import Clients
 from .controller import Controller
-from .peer_socket import ListeningSocket
+from .peer_socket import ListeningSocket, PeerSocket
 from .peers import DropLog
 from .settings import SettingsRefused
-from .views import kernel_view, settings_view
+from .views import settings_view
 
-BODY_BYTES_MAX = 256 * 1024  # a kernel's four texts at their longest, each character written as two \uXXXX
+BODY_BYTES_MAX = 64 * 1024  # the rules of all settings at their longest, in ASCII
+RULES_MAX = 4096  # characters of a setting
 HEADER_BYTES_MAX = 16 * 1024
 IDLE_S = 60.0
-BACKLOG = 1024
+BACKLOG = 128  # short, since a flood of connections stands before all others; our clients try again
 PING_S = 5.0
-UNREAD_STREAM_S = 30.0
 KERNEL_ID = r"[^/\s]+"
 
 
@@ -51,6 +53,27 @@ class ApiServer(HTTPServer):
     controller: Controller
     drops: DropLog
     clients: Clients
+
+    def listen_at(self, listening: socket.socket) -> None:
+        """Serve the connections to a socket until `stop`."""
+        self._listening = listening
+        self._stop_accepting = add_accept_handler(listening, self._take)
+
+    def stop(self) -> None:
+        """Accept no more connections."""
+        if self._listening.fileno() >= 0:
+            self._stop_accepting()
+            self._listening.close()
+        super().stop()
+
+    def _take(self, connected: socket.socket, address: Any) -> None:
+        """Refuse a flood of connections with as little work as can be, since others wait behind it."""
+        assert isinstance(connected, PeerSocket)
+        if self.clients.may_connect(connected.peer_place):
+            self.handle_stream(IOStream(connected), address)
+        else:
+            self.drops.drop("an API client", "its user connects more often than one user may")
+            connected.close()
 
     def handle_stream(self, stream: IOStream, address: Any) -> None:
         """Look who it is before a byte is read; called by tornado for each connection."""
@@ -70,23 +93,24 @@ class ApiServer(HTTPServer):
 
 def serve(controller: Controller) -> ApiServer:
     """Bind the API socket; the caller holds the lock that makes removing an old socket right."""
-    clients = Clients(controller.access, controller.accounts)
+    clients, drops = Clients(controller.access, controller.accounts), DropLog(controller.log)
     server = ApiServer(
-        Application(ROUTES, controller=controller, clients=clients, log_function=lambda handler: None),
+        Application(
+            ROUTES, controller=controller, clients=clients, drops=drops, log_function=lambda handler: None
+        ),
         max_body_size=BODY_BYTES_MAX,
         max_header_size=HEADER_BYTES_MAX,
         idle_connection_timeout=IDLE_S,
         body_timeout=IDLE_S,
     )
-    server.controller, server.clients = controller, clients
-    server.drops = DropLog(controller.log)
+    server.controller, server.clients, server.drops = controller, clients, drops
     path: Path = controller.socket
     path.unlink(missing_ok=True)
     listening = ListeningSocket(socket.SOCK_STREAM, controller.closing, takes_descriptors=False)
     listening.bind(str(path))
     os.chmod(path, controller.access.socket_mode)
     listening.listen(BACKLOG)
-    server.add_socket(listening)
+    server.listen_at(listening)
     return server
 
 
@@ -101,12 +125,11 @@ class NodeHandler(Handler):
 class KernelsHandler(Handler):
     """All kernels."""
 
-    def get(self) -> None:
+    async def get(self) -> None:
         """GET /kernels"""
-        kernels = self.controller.kernels_json(self.identity)
-        owner_of = self.controller.owner_of
-        seen = [kernel_view(self.identity, kernel, owner_of(kernel["id"])) for kernel in kernels]
-        self.finish({"kernels": seen})
+        self.set_header("Content-Type", "application/json; charset=UTF-8")
+        if await self.send_kernels('{"kernels": [', self.seen_kernels(), "]}"):
+            await self.finish()
 
 
 class PolicyHandler(Handler):
@@ -126,13 +149,18 @@ class PolicyHandler(Handler):
         except SettingsRefused as refused:
             raise ApiError(400, "bad-setting", str(refused)) from None
 
+    def takes(self, text: str) -> bool:
+        """As `Handler.takes`; rules about many users are long, and may have several lines."""
+        return len(text) <= RULES_MAX
+
 
 class EventsHandler(Handler):
     """The stream of changes."""
 
     async def get(self) -> None:
         """GET /events"""
-        account = self.controller.accounts.of(self.identity.payer)
+        account = self.account
+        assert account is not None
         if account.streams >= self.controller.access.limits.streams:
             raise ApiError(
                 429, "too-many-streams", f"you have {account.streams} streams of events open already"
@@ -144,18 +172,20 @@ class EventsHandler(Handler):
         subscriber = self.controller.events.subscribe(self.identity)
         try:
             while not self.identity.is_revoked:
-                self.write(await subscriber.lines(PING_S))
-                await asyncio.wait_for(self.flush(), UNREAD_STREAM_S)
-        except (StreamClosedError, asyncio.CancelledError):
-            return  # they hung up, or the controller ends
-        except asyncio.TimeoutError:
-            self.controller.log.warning("dropped an API client that does not read its events")
-            stream = getattr(self.request.connection, "stream", None)
-            if stream is not None:
-                stream.close()
+                lines = await subscriber.lines(PING_S)
+                if not await (self._send_snapshot() if lines is None else self.send(lines)):
+                    return
+        except asyncio.CancelledError:
+            return  # the controller ends
         finally:
             account.streams -= 1
             self.controller.events.unsubscribe(subscriber)
+
+    async def _send_snapshot(self) -> bool:
+        """Send everything that there is, as one event."""
+        node = json.dumps(self.controller.node_json(self.identity))
+        begin = f'{{"event": "snapshot", "node": {node}, "kernels": ['
+        return await self.send_kernels(begin, self.seen_kernels(), "]}\n")
 
 
 class MetricsHandler(Handler):
@@ -172,9 +202,9 @@ class MetricsHandler(Handler):
 class UnknownHandler(Handler):
     """Everything else."""
 
-    def prepare(self) -> None:
+    async def prepare(self) -> None:  # type: ignore[override]  # tornado awaits it
         """Called by tornado."""
-        super().prepare()
+        await super().prepare()
         raise ApiError(404, "not-found", f"there is nothing at {self.request.path}")
 
 

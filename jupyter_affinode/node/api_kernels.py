@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from .api_handler import ApiError, Handler
 from .clean_up import CannotEnd
@@ -65,11 +66,12 @@ class MoveHandler(Handler):
         if not wait and not done.done():
             self.set_status(202)
             return await self.finish_kernel(kernel)
-        try:
-            outcome = await asyncio.wait_for(asyncio.shield(done), MOVE_WAIT_S)
-        except asyncio.TimeoutError:
+        ends: set[asyncio.Future[Any]] = {done, self.gone}
+        await asyncio.wait(ends, timeout=MOVE_WAIT_S, return_when=asyncio.FIRST_COMPLETED)
+        if not done.done():
             self.set_status(202)
             return await self.finish_kernel(kernel)
+        outcome = done.result()
         if outcome.slug:
             raise ApiError(409, outcome.slug, outcome.text)
         await self.finish_kernel(kernel)

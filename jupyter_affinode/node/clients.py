@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 
 from tornado.iostream import IOStream
 
 from .access import Access, NotAllowed, Visitor
 from .identity import Identity
-from .limits import Account, Accounts
+from .limits import BURST_S, Account, Accounts, TokenBucket
 from .peer_socket import PeerSocket
 from .peers import Place, peer_of
 from .strangers import one_too_many, the_fullest
+
+PLACES_REMEMBERED = 1024
 
 
 class TooMuch(Exception):
@@ -34,6 +37,18 @@ class Clients:
         self._access = access
         self._accounts = accounts
         self._clients: dict[IOStream, Client] = {}  # oldest first
+        self._new: OrderedDict[Place, TokenBucket] = OrderedDict()  # the last that connected, last
+
+    def may_connect(self, place: Place) -> bool:
+        """Return whether a place does not connect more often than one user may ask."""
+        bucket = self._new.get(place)
+        if bucket is None:
+            rate = self._accounts.limits.requests_per_s
+            bucket = self._new[place] = TokenBucket(rate, BURST_S * rate)
+            if len(self._new) > PLACES_REMEMBERED:
+                self._new.popitem(last=False)
+        self._new.move_to_end(place)
+        return bucket.take()
 
     def enter(self, stream: IOStream) -> str | None:
         """Take a connection, before a byte of it is read; or why not, in words."""
@@ -57,9 +72,9 @@ class Clients:
         self._clients[stream] = client
         return None
 
-    def introduce(self, stream: IOStream | None, grant: str | None) -> Identity:
+    def introduce(self, stream: IOStream, grant: str | None) -> Identity:
         """Who asks, at the beginning of each request. Raises NotAllowed and TooMuch."""
-        client = None if stream is None else self._clients.get(stream)
+        client = self._clients.get(stream)
         if client is None:
             raise NotAllowed("gone", "the connection is closed")
         identity = self._access.identify(client.visitor, grant)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,7 @@ class Controller:
         self._shims = Shims(self.state, self.access, log, parts, looks)
         self._looked_at = 0.0
         self._snapshot = Node({}, (), self.state.snapshot(self.began, is_settled=False).host)
+        self._seen: dict[str, Kernel] = {}  # its kernels
         self._queue: list[Waiter] = []
         self._outlooks: dict[str, Outlook] = {}
         self._waits_since: float | None = None  # of these, who waits longest
@@ -180,17 +182,18 @@ class Controller:
 
     # ---- what is shown
 
-    def kernels_json(self, identity: Identity = OWN_USER) -> list[dict[str, Any]]:
-        """Every kernel that somebody may see, with its id as this controller has it."""
-        if self._shown is not None and identity is OWN_USER:
-            return self._shown
-        now = time.monotonic()
-        seen = {kernel.id: kernel for kernel in self._snapshot.kernels}
-        return [
-            self._json(kernel, seen.get(kernel.id), now)
-            for kernel in self.state.kernels.values()
-            if identity.sees(kernel.owner)
-        ]
+    def kernels_json(self) -> list[dict[str, Any]]:
+        """Every kernel, with its id as this controller has it."""
+        return list(self.each_kernel_json(OWN_USER)) if self._shown is None else self._shown
+
+    def each_kernel_json(self, identity: Identity) -> Iterator[dict[str, Any]]:
+        """Yield the kernels that a user may see, with their ids as this controller has them.
+
+        Each is as it is when its turn comes. Kernels may come and go meanwhile.
+        """
+        for kernel in [each for each in self.state.kernels.values() if identity.sees(each.owner)]:
+            if self.state.kernels.get(kernel.id) is kernel:
+                yield self._json(kernel, self._seen.get(kernel.id), time.monotonic())
 
     def kernel_json(self, kernel: KernelRecord) -> dict[str, Any]:
         """One kernel, for the API, as it is now."""
@@ -318,6 +321,7 @@ class Controller:
         self.moves.look_at_promises(self._snapshot, now)  # before somebody else is chosen
         is_complete = now - self.began >= self.state.settings.settle_s * COMPLETE_AFTER_SETTLING
         self._snapshot = self.state.snapshot(now, is_settled=self._is_settled(now), is_complete=is_complete)
+        self._seen = {kernel.id: kernel for kernel in self._snapshot.kernels}
         self._look_at_queue(self._snapshot, now)
 
     def _is_settled(self, now: float) -> bool:

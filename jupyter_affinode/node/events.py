@@ -9,7 +9,7 @@ import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from .describe import node_without_volatile, without_volatile
@@ -27,8 +27,8 @@ Json = dict[str, Any]
 class Source(Protocol):
     """Where the events come from: the controller."""
 
-    def kernels_json(self, identity: Identity = OWN_USER) -> list[Json]:
-        """Every kernel that somebody may see."""
+    def kernels_json(self) -> list[Json]:
+        """Every kernel."""
 
     def node_json(self, identity: Identity = OWN_USER) -> Json:
         """The machine, as somebody may see it."""
@@ -38,32 +38,40 @@ class Source(Protocol):
 
 
 class Subscriber:
-    """One open stream, of one person."""
+    """One open stream, of one user. It begins with a snapshot, which is made when it is sent."""
 
-    def __init__(self, identity: Identity, snapshot: Callable[[Identity], Json]):
+    def __init__(self, identity: Identity):
         self.identity = identity
-        self._snapshot = snapshot
-        self._unread: deque[Json] = deque([snapshot(identity)])
+        self._is_behind = True  # a snapshot is due before anything else
+        self._unread: deque[bytes] = deque()
         self._news = asyncio.Event()
         self._news.set()
 
-    def put(self, event: Json) -> None:
-        """Have an event sent."""
+    def put(self, line: bytes, *, is_in_snapshot: bool = True) -> None:
+        """Have an event sent, unless the snapshot that is due will say the same."""
         if len(self._unread) >= UNREAD_MAX:
             self._unread.clear()
-            event = self._snapshot(self.identity)
-        self._unread.append(event)
+            self._is_behind = True
+        if not (self._is_behind and is_in_snapshot):
+            self._unread.append(line)
         self._news.set()
 
-    async def lines(self, timeout_s: float) -> bytes:
-        """What is unread, one JSON object a line; a ping if nothing came within `timeout_s`."""
+    async def lines(self, timeout_s: float) -> bytes | None:
+        """Return what is unread, one JSON object a line, or a ping if nothing came within `timeout_s`; None when a
+        snapshot is due.
+        """
         try:
             await asyncio.wait_for(self._news.wait(), timeout_s)
         except asyncio.TimeoutError:
             return b'{"event": "ping"}\n'
+        if self._is_behind:
+            self._is_behind = False
+            if not self._unread:
+                self._news.clear()
+            return None
         self._news.clear()
         unread, self._unread = self._unread, deque()
-        return b"".join(json.dumps(event).encode() + b"\n" for event in unread)
+        return b"".join(unread)
 
 
 class EventHub:
@@ -80,7 +88,10 @@ class EventHub:
     def subscribe(self, identity: Identity = OWN_USER) -> Subscriber:
         """A new stream, beginning with a snapshot."""
         self.publish()
-        subscriber = Subscriber(identity, self._snapshot)
+        if not self.subscribers:
+            for kernel in self._source.kernels_json():
+                self._remember(kernel["id"], without_volatile(kernel))
+        subscriber = Subscriber(identity)
         self.subscribers.add(subscriber)
         return subscriber
 
@@ -118,7 +129,7 @@ class EventHub:
                 if not subscriber.identity.sees(owner):
                     continue
                 told["kernel_id"] = subscriber.identity.shown_id(notice.kernel_id, owner)
-            subscriber.put({"event": "notice", "notice": told})
+            subscriber.put(_line({"event": "notice", "notice": told}), is_in_snapshot=False)
 
     def _publish_node(self) -> None:
         now = time.monotonic()
@@ -128,21 +139,9 @@ class EventHub:
         if lasting == self._told_node:
             return
         self._told_node, self._node_told_at = lasting, now
-        views: dict[tuple[str | None, bool], Json] = {}
-        for subscriber in self.subscribers:
-            identity = subscriber.identity
-            seen_as = (identity.owner, identity.is_admin)
-            if seen_as not in views:
-                views[seen_as] = {"event": "node", "node": self._source.node_json(identity)}
-            subscriber.put(views[seen_as])
-
-    def _snapshot(self, identity: Identity) -> Json:
-        if not self.subscribers:
-            for kernel in self._source.kernels_json():
-                self._remember(kernel["id"], without_volatile(kernel))
-        kernels = self._source.kernels_json(identity)
-        seen = [kernel_view(identity, kernel, self._source.owner_of(kernel["id"])) for kernel in kernels]
-        return {"event": "snapshot", "node": self._source.node_json(identity), "kernels": seen}
+        self._tell(
+            self.subscribers, lambda identity: {"event": "node", "node": self._source.node_json(identity)}
+        )
 
     def _remember(self, kernel_id: str, lasting: Json) -> None:
         self._told_kernels[kernel_id] = lasting
@@ -150,13 +149,29 @@ class EventHub:
 
     def _tell_kernel(self, kernel: Json) -> None:
         owner = self._owners[kernel["id"]]
-        for subscriber in self.subscribers:
-            if subscriber.identity.sees(owner):
-                subscriber.put({"event": "kernel", "kernel": kernel_view(subscriber.identity, kernel, owner)})
+        self._tell(
+            [each for each in self.subscribers if each.identity.sees(owner)],
+            lambda identity: {"event": "kernel", "kernel": kernel_view(identity, kernel, owner)},
+        )
 
     def _tell_removed(self, kernel_id: str) -> None:
         owner = self._owners.pop(kernel_id)
-        for subscriber in self.subscribers:
-            if subscriber.identity.sees(owner):
-                shown = subscriber.identity.shown_id(kernel_id, owner)
-                subscriber.put({"event": "removed", "kernel_id": shown})
+        self._tell(
+            [each for each in self.subscribers if each.identity.sees(owner)],
+            lambda identity: {"event": "removed", "kernel_id": identity.shown_id(kernel_id, owner)},
+        )
+
+    @staticmethod
+    def _tell(subscribers: Iterable[Subscriber], event: Callable[[Identity], Json]) -> None:
+        """Tell an event, which is written down once for all who see the same."""
+        lines: dict[tuple[str | None, bool], bytes] = {}
+        for subscriber in subscribers:
+            identity = subscriber.identity
+            seen_as = (identity.owner, identity.is_admin)
+            if seen_as not in lines:
+                lines[seen_as] = _line(event(identity))
+            subscriber.put(lines[seen_as])
+
+
+def _line(event: Json) -> bytes:
+    return json.dumps(event).encode() + b"\n"

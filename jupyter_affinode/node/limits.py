@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
 
+BURST_S = 8.0  # the requests of so many seconds may come at once
+BYTES_A_REQUEST = 8192  # a longer answer counts as several requests: that is what making it takes
 FULL_AGAIN_S = 60.0  # an account without anything open is forgotten after that; every bucket is full by then
 
 
@@ -71,8 +74,9 @@ class Account:
         self.links = self.clients = self.streams = 0
         self.messages = TokenBucket(limits.messages_per_s, 4 * limits.messages_per_s)
         self.hellos = TokenBucket(limits.hellos_per_s, limits.links)
-        self.requests = TokenBucket(limits.requests_per_s, 8 * limits.requests_per_s)
+        self.requests = TokenBucket(limits.requests_per_s, BURST_S * limits.requests_per_s)
         self.new_streams = TokenBucket(limits.streams_per_s, 2 * limits.streams)
+        self.turn = asyncio.Lock()  # of a long answer one piece at a time is made
         self.used_at = time.monotonic()
 
     @property

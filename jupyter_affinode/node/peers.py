@@ -22,6 +22,8 @@ SO_PEERGROUPS = 59  # Linux 4.13; not in Python's socket module
 SO_PEERPIDFD = 77  # Linux 6.5
 GROUPS_MAX = 256  # the most that Python's getsockopt takes
 DROP_LINES_PER_MINUTE = 60
+PLACE_LASTS_S = 1.0
+PLACES_REMEMBERED = 4096
 
 
 @dataclass(frozen=True)
@@ -99,10 +101,25 @@ class Place(NamedTuple):
     namespace: str = ""  # of process ids
 
 
+_places: dict[Peer, tuple[Place, float]] = {}
+
+
 def place_of(peer: Peer) -> Place:
-    """Where the peer runs now."""
+    """Return where the peer runs; looked up once a second, since a process may connect thousands of times."""
     if peer.pid <= 0:
         return Place(peer.uid)
+    now = time.monotonic()
+    known = _places.get(peer)
+    if known is not None and now - known[1] < PLACE_LASTS_S:
+        return known[0]
+    if len(_places) >= PLACES_REMEMBERED:
+        _places.clear()
+    place = _place_now(peer)
+    _places[peer] = place, now
+    return place
+
+
+def _place_now(peer: Peer) -> Place:
     try:
         cgroup = Path(f"/proc/{peer.pid}/cgroup").read_text(errors="replace")[:4096]
     except OSError:

@@ -20,7 +20,7 @@ from live_machine import new_machine  # noqa: E402
 from scene import PROGRAMS, Answer, Scene  # noqa: E402
 
 QUIET = "no attack"
-NOT_ON_CONTROLLER = {"attacking", "lingering_on_ipc"}
+NOT_ON_CONTROLLER = {"attacking", "lingering_on_ipc", "many_texts"}
 
 
 def main() -> None:

@@ -21,6 +21,8 @@ import jupyter_affinode.node
 from jupyter_affinode.client import ControllerClient, ControllerRefused, ControllerUnavailable
 from jupyter_affinode.node.api import openapi_paths
 from jupyter_affinode.node.events import UNREAD_MAX, EventHub
+from jupyter_affinode.node.notices import Notice
+from jupyter_affinode.node.printable import TEXT_MAX, is_printable
 from jupyter_affinode.node.settings import Settings
 
 DOCUMENT = json.loads((Path(jupyter_affinode.node.__file__).parent / "openapi.json").read_text())
@@ -81,6 +83,18 @@ def test_the_settings_are_those_of_the_policy():
     assert described.keys() == Settings().as_dict().keys()
 
 
+def test_a_text_is_described_as_it_is_taken():
+    text = DOCUMENT["components"]["schemas"]["Text"]
+    kernel_id = DOCUMENT["components"]["parameters"]["kernel_id"]["schema"]
+    assert text["maxLength"] == kernel_id["maxLength"] == TEXT_MAX
+    for character in map(chr, [*range(0xD800), *range(0xE000, 0x10000), 0x1F600]):
+        for described in (text, kernel_id):
+            assert bool(re.fullmatch(described["pattern"], character)) == is_printable(character), ascii(
+                character
+            )
+    assert not is_printable("\ud800")
+
+
 def test_every_request_answers_as_described(api):
     for method, path, body, expected in [
         ("GET", "/node", None, 200),
@@ -121,7 +135,17 @@ def test_every_request_answers_as_described(api):
         ("PUT", "/kernels/k1", {"name": 5}),
         ("PUT", "/kernels/k1", {"color": "red"}),
         ("PUT", "/kernels/k1", ["name"]),
-        ("PUT", "/kernels/k1", {"name": "x" * 5000}),
+        ("PUT", "/kernels/k1", {"name": "x" * 257}),
+        ("PUT", "/kernels/k1", {"name": "one line\nanother"}),
+        ("PUT", "/kernels/k1", {"path": "\x1b]0;title\x07"}),
+        ("PUT", "/kernels/k1", {"path": "reversed \N{RIGHT-TO-LEFT OVERRIDE}"}),
+        ("PUT", "/kernels/k1", {"server": "\ud800"}),
+        ("POST", "/kernels/k1/cell", {"open": True, "cell_id": "\r"}),
+        ("PUT", "/kernels/one%0Aanother", {}),
+        ("PUT", f"/kernels/{'k' * 257}", {}),
+        ("GET", "/kernels/%1B%5B2J", None),
+        ("DELETE", "/kernels/%E2%80%AE", None),
+        ("POST", "/kernels/%7F/park", {}),
         ("POST", "/kernels/k1/hold", {"duration_s": -1}),
         ("POST", "/kernels/k1/hold", {"duration_s": True}),
         ("POST", "/kernels/k1/cell", {}),
@@ -186,10 +210,29 @@ def test_what_is_no_request_of_ours_is_not_read(api, data):
 
 
 def test_the_longest_words_that_a_kernel_may_have_are_taken(api):
-    words = "\N{GRINNING FACE}" * 4096  # twelve bytes each in JSON
+    words = "\N{GRINNING FACE}" * 256  # twelve bytes each in JSON
     described = dict.fromkeys(("name", "path", "language", "server"), words)
     status, answer = api("PUT", "/kernels/k", described)
     assert status == 200 and answer["path"] == words
+
+
+def test_a_setting_may_be_a_long_list_of_rules(api):
+    rules = ",\n".join(f"user{number}=1GiB" for number in range(200))
+    assert api("PATCH", "/policy", {"user_limits": rules})[1]["user_limits"] == rules
+
+
+def test_the_client_makes_what_it_tells_fit(api):
+    async def story():
+        client = ControllerClient(api.machine.socket)
+        await client.register("k1", name="two\nlines \ud800", path=f"{'folder/' * 100}thesis.ipynb")
+        await client.cell("k1", True, "c" * 1000)
+        return await client.kernel("k1")
+
+    told = run(story())
+    assert told["name"] == "two\N{REPLACEMENT CHARACTER}lines \N{REPLACEMENT CHARACTER}" and told["cell_open"]
+    assert (
+        len(told["path"]) == 256 and told["path"].startswith("…") and told["path"].endswith("/thesis.ipynb")
+    )
 
 
 def test_deeply_nested_json_is_refused(api):
@@ -312,19 +355,26 @@ def test_a_listener_that_does_not_read_gets_a_snapshot_instead_of_everything():
         hub = EventHub(
             SimpleNamespace(
                 node_json=lambda identity=None: {"gpus": []},
-                kernels_json=lambda identity=None: [dict(kernel) for kernel in kernels],
+                kernels_json=lambda: [dict(kernel) for kernel in kernels],
                 owner_of=lambda kernel_id: None,
             )
         )
         subscriber = hub.subscribe()
+        assert await subscriber.lines(1) is None, "a snapshot is due"
+        notice = Notice("stuck", "warning", "it is stuck")
         for number in range(UNREAD_MAX * 3):
             kernels[0]["name"] = number
             hub.publish()
+        hub.tell_notice(notice)
+        assert await subscriber.lines(1) is None, "another is"
         unread = [json.loads(line) for line in (await subscriber.lines(1)).splitlines()]
-        assert len(unread) <= UNREAD_MAX
-        assert unread[0]["event"] == "snapshot"
-        told = [event.get("kernel") or event["kernels"][0] for event in unread if event["event"] != "node"]
-        assert told[-1]["name"] == UNREAD_MAX * 3 - 1
+        assert unread == [{"event": "notice", "notice": notice.as_dict()}], (
+            "nothing else says what it does not"
+        )
+        kernels[0]["name"] = "new"
+        hub.publish()
+        told = [json.loads(line) for line in (await subscriber.lines(1)).splitlines()]
+        assert told[-1]["kernel"]["name"] == "new"
         assert json.loads(await subscriber.lines(0.01)) == {"event": "ping"}
 
     run(story())
@@ -337,7 +387,7 @@ def test_a_listener_that_does_not_read_holds_nobody_up(api):
         slowest = 0.0
         for number in range(300):
             began = time.monotonic()
-            api.machine.ask("PUT", "/kernels/k1", {"name": f"name {number} {'x' * 3000}"})
+            api.machine.ask("PUT", "/kernels/k1", {"name": f"name {number} {'x' * 200}"})
             slowest = max(slowest, time.monotonic() - began)
         assert slowest < 1
 
@@ -372,3 +422,10 @@ def test_a_request_that_is_cancelled_leaves_no_connection_behind(api):
         assert not client._streams
 
     run(story())
+
+
+def test_a_setting_of_several_lines_is_one_line_of_the_log(machine):
+    machine.start_controller()
+    assert machine.ask("PATCH", "/policy", {"user_limits": "alice=1GiB,\n2026-01-01 I forged=1GiB"})[0] == 200
+    assert "I forged=1GiB" in machine.controller_log()
+    assert not any(line.startswith("2026-01-01 I forged") for line in machine.controller_log().splitlines())
