@@ -35,6 +35,7 @@ TITLES = {
     "allocations": "What the shim costs without a caching allocator",
     "digest": "What a park's digests take behind the closed gate",
     "parity": "Whether backed memory can be told from the driver's",
+    "green_contexts": "Green contexts",
     "ipc": "CUDA tensors shared between processes",
     "many kernels": "Many kernels on few GPUs",
     "turns": "Programs that never pause take turns",

@@ -99,6 +99,12 @@ def test_what_a_parks_digests_take(scripts_machine):
     assert "| unchanged | 1 |" in done.stdout and done.stdout.count("changed | 2 |") == 2
 
 
+def test_green_contexts(scripts_machine):
+    done = script(scripts_machine, "green_contexts")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "| contents after a park | - | right, right" in done.stdout
+
+
 def test_two_gpus(scripts_machine):
     done = script(scripts_machine, "two_gpus", "--cases=peer_driver,rank_driver", "--rounds=4")
     assert done.returncode == 0, done.stderr
