@@ -13,10 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jupyter_client.asynchronous.client import AsyncKernelClient
+from jupyter_client.client import KernelClient
 from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.provisioning import KernelProvisionerFactory
 from live_machine import Machine
 from live_server import JupyterKernel, JupyterServer
+
+AsyncKernelClient.execute = (
+    KernelClient.execute
+)  # that of jupyter_client 8.0 returns the message's id as a future
 
 
 @pytest.fixture

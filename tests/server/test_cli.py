@@ -208,7 +208,7 @@ def test_a_wrapped_kernelspec_is_managed_by_any_front_end(shared_server, new_ker
     spec = json.loads(path.read_text())
     assert spec["argv"][spec["argv"].index("--") + 1] == sys.executable
     assert spec["metadata"]["kernel_provisioner"]["provisioner_name"] == "local-provisioner"
-    assert (path.parent / "logo-svg.svg").exists() and "GPU shared" in spec["display_name"]
+    assert (path.parent / "logo-64x64.png").exists() and "GPU shared" in spec["display_name"]
     kernel = new_kernel("python3-affinode")
     environ = kernel.environment()
     assert environ["AFFINODE_KERNEL_ID"] == kernel.id and environ["LD_PRELOAD"].endswith("libaffinode.so")
