@@ -30,7 +30,8 @@ LOSS_MESSAGES = 500  # iopub loses nothing before a queue of 1,000 messages (ZMQ
 PROBE_QUIET_S = 2.0
 PROBE_PATIENCE_S = 30.0
 GREETING_S = 1.0
-HEARING_S = 0.2
+HEARING_S = 0.2  # then twice as long, again and again
+GREETINGS = 8  # 50 s in all
 
 
 class Channel:
@@ -158,9 +159,10 @@ class ExecutionTracker:
         """Make sure that no cell goes unseen because the subscription reached the kernel after the cell began.
 
         Ask until an answer and its status on iopub have come: no cell ran then, and the next will be seen. While
-        there is no answer, a cell runs (or the kernel still starts, and has no GPU).
+        there is no answer, a cell runs (or the kernel still starts, and has no GPU). A kernel that answers and sends
+        no status is asked ever more rarely, and then no more: it will not say when cells run.
         """
-        while True:
+        for attempt in range(GREETINGS):
             self._answered.clear()
             self._heard.clear()
             self._greeted = self._ask()
@@ -168,7 +170,7 @@ class ExecutionTracker:
                 if self.cells.current is None and self.cells.opened(self._greeted):
                     self._report()  # the greeting's own id stands for the cell that was not seen to begin
                 await self._answered.wait()
-            if await happens(self._heard, HEARING_S):
+            if await happens(self._heard, HEARING_S * 2**attempt):
                 return
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import socket
+import sys
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import zmq
 
+from jupyter_affinode import tracker as tracker_module
 from jupyter_affinode.tracker import ExecutionTracker
 
 LOG = logging.getLogger(__name__)
@@ -237,6 +239,25 @@ async def test_a_cell_that_began_before_the_tracker_came_is_seen(tracked):
     await until(lambda: (True, message_id) in heard.cells and heard.cells[-1] == (False, None))
 
 
+SILENT = """
+from ipykernel.ipkernel import IPythonKernel
+from ipykernel.kernelapp import IPKernelApp
+
+class Silent(IPythonKernel):
+    def _publish_status(self, *args, **kwargs):
+        pass
+
+IPKernelApp.launch_instance(kernel_class=Silent)
+"""
+
+
+async def test_a_kernel_that_sends_no_status_is_not_asked_for_ever(tracked, kernelspec, monkeypatch):
+    monkeypatch.setattr(tracker_module, "HEARING_S", 0.002)
+    kernelspec("silent", argv=[sys.executable, "-c", SILENT, "-f", "{connection_file}"])
+    _, _, tracker, _ = await tracked(kernel_name="silent")  # waits for the greeting's end
+    assert not tracker._heard.is_set() and not tracker._probes, "every question was answered"
+
+
 async def test_an_interrupt_request_is_heard(tracked, kernelspec):
     kernelspec("by-message", interrupt_mode="message")
     manager, client, tracker, heard = await tracked(kernel_name="by-message")
@@ -249,8 +270,6 @@ async def test_an_interrupt_request_is_heard(tracked, kernelspec):
 
 
 async def test_a_kernel_in_another_language_is_tracked(tracked, kernelspec):
-    import sys
-
     argv = [sys.executable, "-m", "bash_kernel", "-f", "{connection_file}"]
     kernelspec("shell", argv=argv, language="bash")
     _, client, _, heard = await tracked(kernel_name="shell")
