@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from .depth import kernel_depth
@@ -65,7 +65,8 @@ def kernel_json(
         "depth_refusal": _depth_refusal(state, kernel, depth),
         **memory,
         "cell_open": kernel.cell_open,
-        **_idle_json(state, seen, now, waits_since),
+        # By the cell as it is told here: by an older one it would be wrong by minutes until the next pass.
+        **_idle_json(state, seen and replace(seen, cell_open=kernel.cell_open), now, waits_since),
         "held_for_s": None if held is None else round(held, 3),
         "kept_by": kernel.kept and kernel.kept.reason,
         **_wait_json(outlook, now),
