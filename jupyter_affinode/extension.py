@@ -9,7 +9,7 @@ from tornado.ioloop import PeriodicCallback
 from traitlets import Bool, Enum, Float, Integer, Unicode
 
 from ._version import __version__
-from .activity import MARK_S, WaitingActivity
+from .activity import MARK_S, GpuActivity
 from .default_provisioner import OURS, DefaultProvisioner, claim_default
 from .handlers import HANDLERS
 from .kernel_ends import KernelEnds
@@ -166,13 +166,13 @@ class AffinodeExtension(ExtensionApp):
         self.kernels = ServerKernels(
             manager, self.serverapp.session_manager, self.watch, server_label=label, log=self.log
         )
-        self.activity = WaitingActivity(manager, self.watch, self.serverapp.web_app.settings)
+        self.activity = GpuActivity(manager, self.watch, self.serverapp.web_app.settings)
         self._activity_callback = PeriodicCallback(self.activity.mark, MARK_S * 1000)
         assert self.serverapp.event_logger is not None
         self._events = ResidencyEvents(self.serverapp.event_logger, self.watch, self.kernels.owns)
         self._events.register()
         ends = KernelEnds(manager, self.kernels.owns, self.log)
-        for listener in (self.kernels, self._events, MetricsListener(self.watch, self.kernels.owns), ends):
+        for listener in (self.kernels, self._events, MetricsListener(self.watch), ends):
             self.watch.listen(listener)
         AffinodeProvisioner.server_label = label
         AffinodeProvisioner.depth = self.depth
