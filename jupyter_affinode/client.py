@@ -180,9 +180,13 @@ class ControllerClient:
         """The controller's settings."""
         return await self._json("GET", "/policy")
 
-    async def set_policy(self, **settings: Any) -> dict[str, Any]:
-        """Change some of the controller's settings; returns all of them."""
-        return await self._json("PATCH", "/policy", settings)
+    async def set_policy(self, *, configured_at: float | None = None, **settings: Any) -> dict[str, Any]:
+        """Change some of the controller's settings; returns all of them.
+
+        `configured_at`: since when they are configured so, in monotonic seconds; what was configured later stays.
+        """
+        moment = "" if configured_at is None else f"?configured_at={configured_at!r}"
+        return await self._json("PATCH", f"/policy{moment}", settings)
 
     async def report(self, **question: str | None) -> dict[str, Any]:
         """Who used the GPUs how much: `since`, `until` (days), `by` ("day", "user", "gpu"), `user`."""

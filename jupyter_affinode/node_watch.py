@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Any, Protocol
 
 from .client import (
@@ -56,6 +57,7 @@ class NodeWatch:
         self.node: Node | None = None
         self.kernels: dict[str, Kernel] = {}
         self._policy = policy
+        self._began = time.monotonic()
         self._log = log
         self._listeners: list[NodeListener] = []
         self._client: ControllerClient | None = None
@@ -153,7 +155,7 @@ class NodeWatch:
             )
             return
         try:
-            await client.set_policy(**self._policy)
+            await client.set_policy(configured_at=self._began, **self._policy)
         except ControllerRefused as refused:
             self._log.warning("The GPU controller did not take the configured policy: %s", refused)
 

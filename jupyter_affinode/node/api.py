@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import re
 import socket
@@ -144,14 +145,28 @@ class PolicyHandler(Handler):
         self.for_admins("the settings of this machine's controller")
         names = self.controller.state.settings.as_dict()
         changes = self.body(**dict.fromkeys(names, (str, int, float, bool, type(None))))
+        said_at, times = self._said_at(), self.controller.setting_times
+        newest = times.newest(changes, said_at)
         try:
-            self.finish(self.controller.change_settings(**changes).as_dict())
+            self.finish(self.controller.change_settings(**newest).as_dict())
+            times.take(newest, said_at)
         except SettingsRefused as refused:
             raise ApiError(400, "bad-setting", str(refused)) from None
 
     def takes(self, text: str) -> bool:
         """As `Handler.takes`; rules about many users are long, and may have several lines."""
         return len(text) <= RULES_MAX
+
+    def _said_at(self) -> float:
+        """Since when the settings are configured so, in monotonic seconds; now, unless the request says."""
+        text, now = self.get_query_argument("configured_at", None), self.now()
+        try:
+            moment = now if text is None else float(text)
+        except ValueError:
+            moment = math.nan
+        if math.isnan(moment):
+            raise ApiError(400, "bad-request", "configured_at must be a moment in monotonic seconds")
+        return min(moment, now)
 
 
 class EventsHandler(Handler):

@@ -38,7 +38,7 @@ from .records import KernelRecord
 from .remembered import FILE_NAME, Remembered
 from .rooms import Rooms
 from .servers import ServerWatch
-from .settings import NOT_FOR_MANY_USERS, Settings, SettingsRefused
+from .settings import NOT_FOR_MANY_USERS, Settings, SettingsRefused, SettingTimes
 from .shims import Looks, Shims
 from .snapshot import Kernel, Node, Waiter
 from .state import NodeState
@@ -107,6 +107,7 @@ class Controller:
         self.closing = Closing()
         self.lots = LotStock(log, self.poke)
         self.clean_up = CleanUp(log)
+        self.setting_times = SettingTimes()
         self.events = EventHub(self)
         self.observers.add(Notices(self.state, self.events.tell_notice))
         self.rooms = Rooms(self.state, log, self.observers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -143,3 +144,20 @@ def _not(value: object) -> str:
 def default_host_reserve(total_bytes: int) -> int:
     """What parking leaves free for everything else: 10 %, at least 2 GiB, at most a quarter."""
     return min(max(2 * GIB, total_bytes // 10), total_bytes // 4)
+
+
+class SettingTimes:
+    """When each setting was configured. Several servers of one user tell a new controller theirs in any order: the one
+    that started last decides.
+    """
+
+    def __init__(self) -> None:
+        self._said_at: dict[str, float] = {}
+
+    def newest(self, changes: Mapping[str, Any], said_at: float) -> dict[str, Any]:
+        """Return those of the changes that no later one has settled."""
+        return {name: value for name, value in changes.items() if said_at >= self._said_at.get(name, said_at)}
+
+    def take(self, names: Iterable[str], said_at: float) -> None:
+        """Note that these settings are taken."""
+        self._said_at.update(dict.fromkeys(names, said_at))

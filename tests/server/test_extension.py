@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 import urllib.request
 from pathlib import Path
 
 import pytest
 from live_machine import UnixConnection
+from live_server import JupyterServer
 
 AUTHORIZER = """
 import json, os
@@ -214,6 +216,42 @@ def test_configured_policy_reaches_every_controller(native, server, machine, wai
     wait_until(lambda: policy() == ("idle", 7), timeout=15)
     os.kill(machine.controller_pid(), signal.SIGKILL)
     wait_until(lambda: policy() == ("idle", 7), timeout=10)
+
+
+def test_of_two_servers_the_one_that_started_last_says_how_whatever_their_order(
+    native, server, machine, other_server, wait_until
+):
+    """After the controller's end both tell the next one, in any order; what only one configures is its own."""
+    server.start("--AffinodeExtension.idle_timeout_s=11", "--AffinodeExtension.cell_idle_timeout_s=600")
+    wait_until(lambda: "Following the GPU controller" in server.log(), timeout=15)
+    other = other_server("--AffinodeExtension.idle_timeout_s=22")
+    expected = {"idle_timeout_s": 22, "cell_idle_timeout_s": 600}
+
+    def policy() -> dict:
+        node = machine.node()
+        return {} if node is None else {name: node["settings"][name] for name in expected}
+
+    wait_until(lambda: policy() == expected, timeout=15)
+    os.kill(machine.controller_pid(), signal.SIGKILL)
+    for each in (server, other):
+        wait_until(lambda each=each: each.log().count("Following the GPU controller") == 2, timeout=30)
+    assert policy() == expected
+    answers = [
+        machine.ask("PATCH", f"/policy?configured_at={moment}", {"idle_timeout_s": value})
+        for moment, value in ((1.0, 33), (time.monotonic(), 44), (2.0, 55))
+    ]
+    assert [status for status, _ in answers] == [200, 200, 200]
+    assert [answer["idle_timeout_s"] for _, answer in answers] == [22, 44, 44]
+    assert machine.ask("PATCH", "/policy", {"idle_timeout_s": 66})[1]["idle_timeout_s"] == 66
+    assert machine.ask("PATCH", "/policy?configured_at=nan", {"idle_timeout_s": 66})[0] == 400
+
+
+@pytest.fixture
+def other_server(machine):
+    """`other_server(*arguments)`: a second server of the same user."""
+    made = JupyterServer(machine)
+    yield made.start
+    made.stop()
 
 
 def test_the_machines_controller_keeps_its_policy_though_the_server_is_an_administrators(
