@@ -43,7 +43,7 @@ BODY_BYTES_MAX = 64 * 1024  # the rules of all settings at their longest, in ASC
 RULES_MAX = 4096  # characters of a setting
 HEADER_BYTES_MAX = 16 * 1024
 IDLE_S = 60.0
-BACKLOG = 128  # short, since a flood of connections stands before all others; our clients try again
+BACKLOG = 512  # what one user may send at once; short, since a flood of connections stands before all others
 PING_S = 5.0
 KERNEL_ID = r"[^/\s]+"
 

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import http.client
 import json
+import os
+import signal
 import socket
 import time
 from dataclasses import replace
@@ -16,6 +18,7 @@ from live_machine import UnixConnection
 from people import Person, needs_root, open_to_everyone
 from thread_controller import ThreadController
 
+from jupyter_affinode.controller_socket import send_only
 from jupyter_affinode.node import api_handler
 from jupyter_affinode.node.access import EveryUserAccess
 from jupyter_affinode.node.limits import BURST_S, MANY_USERS
@@ -109,6 +112,20 @@ def test_administrators_are_not_charged_for_everybodys_kernels(shared, asks):
     for number in range(20):
         assert root("PUT", f"/kernels/k{number}", texts)[0] == 200
     assert [root("GET", "/kernels")[0] for _ in range(10)] == [200] * 10
+
+
+def test_as_much_as_a_user_may_send_at_once_waits_for_a_controller_that_stands_still(controller, wait_until):
+    many = int(BURST_S * MANY_USERS.requests_per_s)
+    for number in range(many):
+        assert controller.ask("PUT", f"/kernels/k{number}", {})[0] == 200
+    pid = controller.controller_pid()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        for number in range(many):
+            send_only(controller.socket, "DELETE", f"/kernels/k{number}")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: controller.kernels() == {})
 
 
 def test_many_kernels_are_told_whole(shared, asks):
