@@ -5,18 +5,21 @@ do.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import signal
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from jupyter_client.provisioning import LocalProvisioner
 
-from .client import ControllerClient, ControllerRefused, ControllerUnavailable, ensure_controller
 from .kernelspec_metadata import wishes_of
 from .launch_environment import Unmanaged, manage
 from .threads import on_own_thread
+
+if TYPE_CHECKING:  # see post_launch
+    from .client import ControllerClient
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 PREPARE_TIMEOUT_S = (
@@ -85,6 +88,9 @@ class AffinodeProvisioner(LocalProvisioner):
         """
         await super().post_launch(**kwargs)
         if self.managed:
+            # It takes as long to import as all else that we do here, which no kernel should wait for. Not on a thread:
+            # a process forked meanwhile would wait for its import for ever.
+            importlib.import_module(f"{__package__}.client")
             threading.Thread(target=self._introduce, name="affinode-introduce", daemon=True).start()
 
     async def send_signal(self, signum: int) -> None:
@@ -143,6 +149,8 @@ class AffinodeProvisioner(LocalProvisioner):
         """
         if not self.managed:
             return
+        from .client import ControllerClient, ControllerUnavailable
+
         try:
             message(ControllerClient())
         except ControllerUnavailable as error:
@@ -155,6 +163,7 @@ class AffinodeProvisioner(LocalProvisioner):
         """Let the kernel see the GPU with the most room first, unless somebody has chosen already."""
         if not self.places or VISIBLE in env:
             return
+        from .client import ControllerClient, ControllerRefused, ControllerUnavailable, ensure_controller
 
         def ask() -> list[str]:
             client = ControllerClient(ensure_controller())
@@ -171,6 +180,8 @@ class AffinodeProvisioner(LocalProvisioner):
 
     def _introduce(self) -> None:
         """Start the controller if none answers, and describe the kernel to it; the body of a thread."""
+        from .client import ControllerClient, ControllerRefused, ControllerUnavailable, ensure_controller
+
         spec = self.kernel_spec
         try:
             client = ControllerClient(ensure_controller())

@@ -8,7 +8,7 @@ import logging
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
 
-from jupyter_affinode import provisioner
+from jupyter_affinode import client, provisioner
 from jupyter_affinode.kernel_ends import KernelEnds
 from jupyter_affinode.kernelspec_metadata import wishes_of
 
@@ -69,11 +69,8 @@ def test_what_a_kernelspec_says_is_told_where_there_is_no_server_too(monkeypatch
         async def register(self, kernel_id, **description):
             told[kernel_id] = description
 
-    async def answers():
-        return None
-
-    monkeypatch.setattr(provisioner, "ControllerClient", Client)
-    monkeypatch.setattr(provisioner, "ensure_controller_async", answers)
+    monkeypatch.setattr(client, "ControllerClient", Client)
+    monkeypatch.setattr(client, "ensure_controller", lambda: None)
     spec = KernelSpec(display_name="Batch", metadata={"affinode": {"park": False, "priority": -1}})
     provisioner.AffinodeProvisioner(kernel_id="k", kernel_spec=spec)._introduce()
     assert (told["k"]["may_park"], told["k"]["priority"], told["k"]["server"]) == (False, -1, None)
