@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from .neighbours import sees_all_pids
 from .nvml import NvmlGpu
 from .records import KernelRecord, Process
+from .reservations import ShownBytes
 from .whose import owner_of
 
 Claim = tuple[str, Process, int]  # an owner, a process of theirs, and the bytes that its page says
@@ -36,14 +37,15 @@ def look(kernels: Iterable[KernelRecord], measured: Mapping[str, NvmlGpu]) -> No
             _believe_by_sum(known, claims[uuid])
 
 
-def shown_bytes(kernel: KernelRecord, gpu: NvmlGpu, unmanaged_bytes: int | None) -> int | None:
-    """What NVML shows of a kernel on a GPU; its pages say nothing of what a resume has taken. Where pids say nothing,
-    `unmanaged_bytes`: what is in use and in no page, to which a resume adds (None: that is not known at the moment).
-    """
-    if gpu.pids is None or not sees_all_pids():
-        return unmanaged_bytes
-    used = [gpu.used_by.get(process.pid, 0) for process in kernel.processes.values()]
-    return unmanaged_bytes if None in used else sum(filter(None, used))
+def shown_bytes(kernel: KernelRecord, gpu: NvmlGpu, managed_bytes: int, *, is_clear: bool) -> ShownBytes:
+    """What NVML shows of a kernel on a GPU; `managed_bytes`: what all pages say is there."""
+    if gpu.pids is not None and sees_all_pids():
+        used = [gpu.used_by.get(process.pid, 0) for process in kernel.processes.values()]
+        if None not in used:
+            return ShownBytes(sum(filter(None, used)))
+    own = kernel.by_gpu().get(gpu.uuid)
+    own_bytes = 0 if own is None else own.resident_bytes + sum(own.fixed_bytes)
+    return ShownBytes(gpu.used_bytes, managed_bytes - own_bytes, is_clear)
 
 
 def _believe_by_pid(gpu: NvmlGpu, claims: Iterable[Claim]) -> None:

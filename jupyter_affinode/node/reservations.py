@@ -19,8 +19,19 @@ NOTHING_COMES_S = 5.0  # NVML is looked at once a second, and a busy machine's t
 UNSEEN_LASTS_S = 30.0  # while NVML's figures say nothing of it
 TAKEN_PART = 0.5  # of what was reserved: with less, the resume did not happen
 
-# What NVML shows of a kernel on a GPU, by their ids; None: its figures say nothing at the moment.
-Shown = Callable[[str, str], int | None]
+
+@dataclass(frozen=True)
+class ShownBytes:
+    """What NVML shows of a kernel on a GPU, by its pids. Where these say nothing: all that is in use, of which the
+    pages of others name so much (`others_bytes`); pages that changed just then are of another moment (`is_clear`).
+    """
+
+    used_bytes: int
+    others_bytes: int = 0
+    is_clear: bool = True
+
+
+Shown = Callable[[str, str], ShownBytes | None]  # by the ids of a kernel and a GPU; None: there is no NVML
 
 
 @dataclass
@@ -34,17 +45,32 @@ class Reserved:
     began: float = 0.0
     done_at: float | None = None  # looks of NVML that begin later show it
     expires_at: float | None = None
-    shown_bytes: int | None = None  # what NVML showed of it at the last look; None: it is looked at anew
-    grown_bytes: int = 0  # how much more that was than before, all in all
+    last: ShownBytes | None = None  # what NVML showed when it was last looked at
+    shown_bytes: int = 0  # how much of it has come since the first look …
+    most_bytes: int = 0  # … and the most of that
+    freed_bytes: int = 0  # by others: seen by NVML, and in no page yet …
+    unnamed_bytes: int = 0  # … or the other way round
 
     def is_taken(self, now: float) -> bool:
         """Whether the kernel's page shows the bytes already, and only NVML's figure may not."""
         return self.done_at is not None and self.done_at <= now
 
+    def take(self, used: int, others: int) -> None:
+        """So much more is in use than before, and named by others' pages. What these name anew is theirs; what they
+        name no more was theirs as far as less is in use, too: a page that only says so makes no other's memory.
+        """
+        self.freed_bytes += max(-used, 0)
+        self.unnamed_bytes += max(-others, 0)
+        both = min(self.freed_bytes, self.unnamed_bytes)
+        self.freed_bytes -= both
+        self.unnamed_bytes -= both
+        self.shown_bytes += used + both - max(others, 0)
+        self.most_bytes -= max(others, 0)  # it may have been taken for this kernel's until now
+
     @property
     def is_borne_out(self) -> bool:
         """Whether NVML has shown that it was used."""
-        return self.grown_bytes >= TAKEN_PART * self.bytes
+        return self.most_bytes >= TAKEN_PART * self.bytes
 
 
 class ReservationBook:
@@ -66,16 +92,16 @@ class ReservationBook:
     def bear_out(self, now: float, shown: Shown) -> None:
         """See whether NVML shows more memory of the resumes under way."""
         for entry in self._resumes():
-            size = shown(entry.kernel_id, entry.gpu)
-            if size is None:
+            before, found = entry.last, shown(entry.kernel_id, entry.gpu)
+            if found is None or (before is None and not found.is_clear):
                 continue
-            if entry.shown_bytes is None:
-                entry.shown_bytes = size
-                if not entry.grown_bytes:
-                    entry.expires_at = now + NOTHING_COMES_S
-            elif size > entry.shown_bytes:
-                entry.grown_bytes += size - entry.shown_bytes
-                entry.shown_bytes = size
+            entry.last = found
+            if before is None:
+                entry.expires_at = now + NOTHING_COMES_S
+                continue
+            entry.take(found.used_bytes - before.used_bytes, found.others_bytes - before.others_bytes)
+            if entry.shown_bytes > entry.most_bytes:
+                entry.most_bytes = entry.shown_bytes
                 for each in self._resumes(entry.kernel_id):  # its GPUs may be filled one after the other
                     each.expires_at = now + NOTHING_COMES_S
 
@@ -84,9 +110,6 @@ class ReservationBook:
         finished = list(self._resumes(kernel_id))
         for entry in finished:
             entry.done_at, entry.expires_at = now, None
-            for other in self._resumes():
-                if other.gpu == entry.gpu:  # what was its memory may have been taken for theirs
-                    other.shown_bytes = None
         return finished
 
     def grant(self, kernel_id: str, gpu: str, size: int, key: tuple[int, int], now: float) -> None:

@@ -24,7 +24,7 @@ from .placement import PLACED_LASTS_S, Newcomer, newcomers_by_gpu, place
 from .process_start import started_at
 from .records import BadPages, KernelRecord, Process, read_pages
 from .remembered import Remembered
-from .reservations import ReservationBook
+from .reservations import ReservationBook, ShownBytes
 from .settings import Settings
 from .snapshot import Host, Kernel, Node, Reservation, Residency
 from .speeds import MoveSpeeds
@@ -200,14 +200,13 @@ class NodeState:
         self.reservations.sweep(now, sampled_at)
         return bad
 
-    def shown_bytes(self, kernel_id: str, uuid: str) -> int | None:
+    def shown_bytes(self, kernel_id: str, uuid: str) -> ShownBytes | None:
         """What NVML shows of a kernel on a GPU (reservations.py)."""
         gpu = self.gpus.measured.get(uuid)
         if gpu is None:
             return None
         is_clear = not self.gpus.changed_bytes(uuid)  # else pages and figures are of different moments
-        unmanaged = gpu.used_bytes - self.gpus.managed_bytes(uuid) if is_clear else None
-        return shown_bytes(self.kernels[kernel_id], gpu, unmanaged)
+        return shown_bytes(self.kernels[kernel_id], gpu, self.gpus.managed_bytes(uuid), is_clear=is_clear)
 
     def take_sample(self, sample: NvmlSample | None) -> None:
         """NVML's new figures; who was seen to compute is in use, whatever it calls. None: there is no NVML."""

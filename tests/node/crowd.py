@@ -36,7 +36,11 @@ def crowded_node(
             used[uuid] += size
     table = {uuid: Gpu(uuid, GIB // 4 if full else max(total - used[uuid], 0), total, NOW) for uuid in uuids}
     reservations = tuple(Reservation(kernel.id, uuids[0], 1 << 20) for kernel in made[:8])
-    return Node(table, tuple(made), Host(1 << 44, total_bytes=1 << 45), reservations)
+    host = Host(1 << 44, total_bytes=1 << 45)
+    turns = {
+        (kernel.payer, kernel.priority, uuids[0]): NOW - number for number, kernel in enumerate(made[::7])
+    }
+    return Node(table, tuple(made), host, reservations, turns=turns)
 
 
 def mixed_node(

@@ -112,6 +112,22 @@ def test_room_that_fakes_reserve_and_never_take_keeps_a_waiter_waiting_for_secon
     assert sum(waits) <= 2 * NOTHING_COMES_S + 5 * 2.0, "they are tried ever less often"
 
 
+def test_a_page_that_claims_less_and_less_bears_out_no_other_kernels_resume(monkeypatch):
+    """Where NVML names no processes. It claimed memory that was never there, for another process of its user's."""
+    rivals = Rivals(monkeypatch, resumes_for_ever, fakes=0)
+    helper = rivals.add("uid-666", "helper", State.RESIDENT, resident=60 * GIB)
+    for _ in range(8):
+        rivals.live()
+    rivals.add("uid-666", "fake", State.QUEUED, parked=TOTAL)
+    rivals.live()
+    claims = 60
+    while rivals.clock.now < rivals.asked[0] + NOTHING_COMES_S + 1.0:
+        rivals.live()
+        claims -= 1
+        helper.has(claims * GIB, 0)
+    assert rivals.state.reservations.entries == []
+
+
 def test_without_nvml_a_resume_of_which_nothing_is_heard_keeps_its_room_for_a_bounded_time(monkeypatch):
     rivals = Rivals(monkeypatch, resumes_for_ever)
     rivals.has_nvml = False
@@ -133,16 +149,20 @@ def test_a_slow_resume_keeps_its_room_as_long_as_nvml_shows_that_it_goes_on(by_p
     assert (kind, name) == (CommandKind.RESUME, "uid-1/slow")
     slow.say(state=State.RESUMING, epoch=number)
     waits = heart.add("uid-2", "waits", State.QUEUED, parked=70 * GIB)
-    taken = 0
+    other = heart.add("uid-3", "other", State.NONE)
+    taken = others = 0
     while taken < 20 * GIB:
         heart.pass_time(1.0)
         taken += 64 * MIB
-        heart.used = 500 * MIB + taken
+        others = GIB if taken % (640 * MIB) == 0 else 0  # comes and goes; its page is a second behind
+        other.has(heart.used - taken - 500 * MIB + 64 * MIB, 0)
+        heart.used = 500 * MIB + taken + others
+        slow.has(taken // GIB * GIB, 20 * GIB - taken // GIB * GIB)  # behind, and in blocks
         if by_pid:
-            heart.used_by = {pid: heart.used}
+            heart.used_by = {pid: 500 * MIB + taken}
         assert len(heart.told) == 1, "the other does not fit beside it"
         reserved = [entry.bytes for entry in heart.state.reservations.entries]
-        assert reserved == [20 * GIB]
+        assert reserved == [20 * GIB] or taken > 19 * GIB
     slow.say(state=State.RESIDENT)
     slow.has(20 * GIB, 0)
     heart.reply("uid-1/slow", number, CommandKind.RESUME, Status.OK, 20 * GIB)
