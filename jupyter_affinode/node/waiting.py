@@ -145,7 +145,12 @@ class _HeadStarts(dict[int, float]):
 def _turn(turns: Mapping[Line, float], kernel: Kernel, needs: Mapping[str, int]) -> float:
     """When a kernel's user was last served on all the GPUs that it waits for; 0: never."""
     payer, priority = kernel.payer, kernel.priority
-    return min([turns.get((payer, priority, uuid), 0.0) for uuid in needs], default=0.0) if payer else 0.0
+    if not payer:
+        return 0.0
+    if len(needs) == 1:  # nearly all
+        (uuid,) = needs
+        return turns.get((payer, priority, uuid), 0.0)
+    return min([turns.get((payer, priority, uuid), 0.0) for uuid in needs], default=0.0)
 
 
 def _had(waiter: Waiter, had: Counter[Line]) -> int:
