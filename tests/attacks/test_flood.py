@@ -13,5 +13,5 @@ def test_an_honest_users_kernel_is_served_while_another_user_floods_the_controll
     assert program.hear()["error"] is None
     with scene.attack("flood"):
         for _ in range(3):
-            assert scene.honest.ask("POST", "/kernels/thesis/park", {})[1]["residency"] == "parked"
+            assert scene.honest.ask("POST", "/kernels/thesis/park", {})[1].get("residency") == "parked"
             assert program.ask("use") | {"took_s": 0} == {"took_s": 0, "wrong": 0, "error": None}
