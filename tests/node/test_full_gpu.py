@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from types import SimpleNamespace
 
@@ -125,7 +126,7 @@ def births(monkeypatch):
     moments = itertools.count(1000)
     monkeypatch.setattr(state, "started_at", lambda pid, default: float(next(moments)))
     monkeypatch.setattr(
-        servers, "os", SimpleNamespace(getpid=lambda: 0)
+        servers, "os", SimpleNamespace(getpid=lambda: 0, pidfd_open=os.pidfd_open)
     )  # who describes a kernel is a server
 
 
