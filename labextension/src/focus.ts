@@ -42,7 +42,9 @@ export const focusPlugin: JupyterFrontEndPlugin<void> = {
     document.addEventListener(
       'keydown',
       event => {
-        if (notebooks.currentWidget?.content.node.contains(event.target as Node | null)) {
+        const isShortcut = event.ctrlKey || event.metaKey || event.altKey || event.key === 'Shift';
+        const notebook = notebooks.currentWidget?.content.node;
+        if (!isShortcut && notebook?.contains(event.target as Node | null)) {
           announceParked();
         }
       },
