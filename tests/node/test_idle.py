@@ -67,8 +67,9 @@ def test_who_has_waited_for_some_seconds_gets_the_room_of_who_thinks_for_less():
     settings, fast = Settings(), {"A": Speed(0.1, 50e9, 0.1, 50e9)}
     round_trip_s = 0.2 + 2 * 20 * GIB / 50e9
     assert eligible_at(idle(0), settings, waits_since=999.0, speeds=fast) == 1004
-    moment = eligible_at(idle(0), settings, waits_since=900.0, speeds=fast)
-    assert moment == pytest.approx(1000 + max(LEAST_PAUSE_S, round_trip_s))
+    moment = eligible_at(idle(2), settings, waits_since=992.0, speeds=fast)
+    assert moment == pytest.approx(998 + max(LEAST_PAUSE_S, round_trip_s))
+    assert eligible_at(idle(0), settings, waits_since=900.0, speeds=fast) == 1000 + LEAST_PAUSE_S
     slower = {"A": Speed(0, 20e9, 0, 20e9)}
     moment = eligible_at(idle(0), settings, waits_since=999.0, speeds=slower)
     assert moment == 1004, "two round trips, or a third of the time-out"
@@ -93,7 +94,8 @@ def test_what_somebody_has_waited_already_pays_for_the_round_trip_too():
     settings, kernel, slow = Settings(), idle(0), {"A": Speed(1, 1e9, 1, 1e9)}
     pays_off_s = 2 + 2 * 20 * GIB / 1e9
     assert eligible_at(kernel, settings, waits_since=980.0, speeds=slow) == pytest.approx(980 + pays_off_s)
-    assert eligible_at(kernel, settings, waits_since=900.0, speeds=slow) == 1015
+    assert eligible_at(kernel, settings, waits_since=930.0, speeds=slow) == 1015
+    assert eligible_at(kernel, settings, waits_since=900.0, speeds=slow) == 1000 + LEAST_PAUSE_S
 
 
 def test_nobody_is_parked_later_because_somebody_waits():
