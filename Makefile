@@ -78,6 +78,7 @@ lint-python: $(VENV)/.test
 	ruff check
 	ruff format --check
 	mypy
+	lint-imports --no-logo
 
 lint-lab: $(VENV)/.test
 	jlpm lint:check

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jupyter_affinode import environment
-from jupyter_affinode.client import ControllerClient, ControllerRefused, ControllerUnavailable
+from jupyter_affinode.client.api import ControllerClient, ControllerRefused, ControllerUnavailable
 
 NOTEBOOK = Path(__file__).with_name("demo.ipynb")
 JUPYTER_FOLDERS = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jupyter_affinode.client.grant_signing import sign_grant
 from jupyter_affinode.environment import GRANT
-from jupyter_affinode.grants import sign_grant
 
 DAY_S = 86400.0
 

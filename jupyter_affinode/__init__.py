@@ -23,13 +23,13 @@ def _jupyter_labextension_paths() -> list[dict[str, str]]:
 
 def _jupyter_server_extension_points() -> list[dict[str, typing.Any]]:
     """The server extension; called by Jupyter Server when it looks for extensions."""
-    from .extension import AffinodeExtension
+    from .server.extension import AffinodeExtension
 
     return [{"module": "jupyter_affinode", "app": AffinodeExtension}]
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Register the `%gpu_…` magics; called by `%load_ext jupyter_affinode`."""
-    from .kernel_magics import load_ipython_extension as load
+    from .kernel.magics import load_ipython_extension as load
 
     load(shell)

@@ -1,7 +1,7 @@
 """Every environment variable between our own parts, and the files and folders that they lead to.
 
 Read by the controller, its client, the provisioner, the extension and the command line; the shim's half
-is shim/src/environment.h. A shim takes them as they are at its program's first `cuInit`.
+is shim/src/base/environment.h. A shim takes them as they are at its program's first `cuInit`.
 
 | name | set by → read by | meaning |
 |---|---|---|

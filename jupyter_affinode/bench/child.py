@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from . import host_memory
-from .content import Content
 from .driver import HOST_REGISTER_DEFAULT, CudaError, Driver
+from .test_pattern import Content
 
 PR_SET_PDEATHSIG = 1
 

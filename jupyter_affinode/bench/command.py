@@ -17,16 +17,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from .. import environment, launch_environment
+from .. import environment
 from .._version import __version__
-from ..node.host import host_memory
-from ..option_numbers import number, whole
-from . import measure, wake
-from .picture import picture
-from .plan import GIB, PARTS, DoesNotFit, Plan, Room, make_plan, whole_chunks
-from .process import BenchProcess, ChildFailed
+from ..node.system.host_memory import host_memory
+from ..provisioning import preload as launch_environment
+from ..units import number, whole
+from . import measure
+from . import resume_latency as wake
+from .chart import picture
+from .child_process import BenchProcess, ChildFailed
 from .report import Report, ratios, table
 from .shim_peer import Listener, MoveFailed
+from .sizes import GIB, PARTS, DoesNotFit, Plan, Room, make_plan, whole_chunks
 
 FORMAT = 1
 REPEATS_MAX, LONGEST_S = 10_000, 7 * 86400.0

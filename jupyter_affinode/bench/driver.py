@@ -10,7 +10,7 @@ SUCCESS = 0
 HOST_REGISTER_DEFAULT = 0
 LAUNCH_BLOCKS = 1024
 LAUNCH_THREADS = 256
-CONTENT = Path(__file__).with_name("content.ptx")
+CONTENT = Path(__file__).with_name("test_pattern.ptx")
 
 Word = ctypes.c_uint64
 

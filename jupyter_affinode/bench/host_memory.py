@@ -9,7 +9,7 @@ import threading
 import time
 from typing import Any
 
-from ..node.host import host_memory
+from ..node.system.host_memory import host_memory
 
 PIECE_BYTES = 1 << 30
 LEFT_ALONE_BYTES = 1 << 30  # of MemAvailable: less, and the kernel may begin to kill

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from ..node.page import Depth
-from ..node.wire import HelloFlag
+from ..node.protocol.page import Depth
+from ..node.protocol.wire import HelloFlag
 from . import host_memory
-from .plan import GIB, MIB
-from .process import BenchProcess, ChildFailed, with_shim
+from .child_process import BenchProcess, ChildFailed, with_shim
 from .shim_peer import Listener, Move, ShimPeer
+from .sizes import GIB, MIB
 
 Say = Callable[[str], None]
 CEILING_BYTES = 4 * GIB

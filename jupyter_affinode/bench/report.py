@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any
 
 from .measure import size_text
-from .plan import GIB, MIB
+from .sizes import GIB, MIB
 
 Report = dict[str, Any]
 Cells = tuple[str, str, str, str, str, str, str, str]

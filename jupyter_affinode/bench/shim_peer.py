@@ -10,8 +10,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..node import wire
-from ..node.page import Page, PageGpu
+from ..node.protocol import wire
+from ..node.protocol.page import PageGpu
+from ..node.system.mapped_page import Page
 
 LINK_NAME = "link.sock"
 HEARTBEAT_MS = 60_000

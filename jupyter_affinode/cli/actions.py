@@ -9,10 +9,10 @@ import math
 import sys
 from typing import Any
 
-from ..client import ControllerClient, ControllerRefused, ControllerUnavailable
-from ..kernel_magics import parse_duration
+from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable
+from ..kernel.magics import parse_duration
 from .kernel_argument import NoSuchKernel, add_kernel_argument, find_kernel, short_id
-from .table import duration_text
+from .output import duration_text
 
 HELP = {
     "park": "free a kernel's GPU now; its contents go to RAM and come back at the next use of CUDA",

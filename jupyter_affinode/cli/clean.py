@@ -8,8 +8,8 @@ import json
 import sys
 from typing import Any
 
-from ..client import ControllerClient, ControllerRefused, ControllerUnavailable
-from ..option_numbers import whole
+from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable
+from ..units import whole
 from .kernel_argument import NoSuchKernel, find_kernel, short_id
 
 PROCESS_MAX = 1 << 53  # the controller numbers them from 1

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from ..doctor import report
+from ..doctor.checks import report
 
 MARKS = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}
 

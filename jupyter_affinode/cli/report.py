@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import environment
-from ..client import ControllerClient, ControllerRefused, ControllerUnavailable
-from ..node.ledger_report import GROUPS, Question, ReportRefused, csv_rows, report
-from .table import duration_text
+from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable
+from ..node.ledger.report import GROUPS, Question, ReportRefused, csv_rows, report
+from .output import duration_text
 
 DESCRIPTION = """Report GPU memory held, used and given back, in GiB times hours, with parks, waits and refusals.
 Days are UTC. "Held" is memory on the GPU; "used" the part of it while the kernel was at work; "idle" the rest;

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import environment
-from ..launch_environment import Unmanaged, manage
+from ..provisioning.preload import Unmanaged, manage
 from ..python_command import module_command
 
 CONNECTION_FILE = re.compile(r"kernel-([0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12})\.json$")
@@ -78,7 +78,7 @@ def _introduce(kernel_id: str, words: Sequence[str]) -> None:
                 if env.get(name):
                     env[name] = os.path.abspath(env[name])
             subprocess.Popen(
-                module_command("jupyter_affinode.cli.introduce", kernel_id, os.path.basename(words[0])),
+                module_command("jupyter_affinode.cli.register", kernel_id, os.path.basename(words[0])),
                 env=env,
                 cwd="/",
                 stdin=subprocess.DEVNULL,

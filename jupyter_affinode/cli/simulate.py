@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import environment
-from ..client import ControllerClient, ControllerRefused, ControllerUnavailable
+from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable
 
 DESCRIPTION = """Run COMMAND with the simulated GPU (AFFINODE_SIM=1), for example jupyter lab. Unless
 AFFINODE_SIM_DIR names one, COMMAND gets a simulated machine of its own, with its own controller; both end

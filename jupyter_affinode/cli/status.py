@@ -8,9 +8,9 @@ import json
 import sys
 from typing import Any
 
-from ..client import ControllerClient, ControllerRefused, ControllerUnavailable, refusal_advice
-from ..kernel_magics import size_text
-from .table import kernel_table
+from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable, refusal_advice
+from ..kernel.magics import size_text
+from .output import kernel_table
 
 
 def add(commands: Any) -> None:

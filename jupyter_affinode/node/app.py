@@ -17,22 +17,22 @@ from traitlets import Bool, Enum, Float, Int, Unicode, default
 
 from .. import environment
 from .._version import __version__
-from . import handover
-from .access import Access, NoSuchGroup
-from .api import serve
-from .app_access import ACCESS_ALIASES, ACCESS_FLAGS, AccessTraits, prepare_for_everyone
-from .app_history import HISTORY_ALIASES, HistoryTraits
-from .app_queue import QUEUE_ALIASES, QueueTraits
-from .closing import let_closes_be_interrupted
-from .collector import spare_passes
+from ..printable import printable
+from .api.server import serve
+from .config.access import ACCESS_ALIASES, ACCESS_FLAGS, AccessTraits, prepare_for_everyone
+from .config.history import HISTORY_ALIASES, HistoryTraits
+from .config.queue import QUEUE_ALIASES, QueueTraits
 from .controller import LINK_NAME, Controller
-from .election import LOCK_NAME, AlreadyServed, Election
-from .grants import GrantsUnavailable
-from .history_options import HistoryOptions
-from .metrics_server import serve_metrics
-from .printable import printable
-from .service_manager import ServiceManager
-from .settings import NOT_FOR_MANY_USERS, Settings, SettingsRefused
+from .identity.access import Access, NoSuchGroup
+from .identity.grants import GrantsUnavailable
+from .leadership import handover
+from .leadership.election import LOCK_NAME, AlreadyServed, Election
+from .metrics.history_options import HistoryOptions
+from .metrics.server import serve_metrics
+from .model.settings import NOT_FOR_MANY_USERS, Settings, SettingsRefused
+from .system.closing import let_closes_be_interrupted
+from .system.garbage_collector import spare_passes
+from .system.service_manager import ServiceManager
 
 LOG_NAME = "node.log"
 LOG_BYTES_MAX = 4 * 1024 * 1024

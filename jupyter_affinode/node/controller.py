@@ -9,42 +9,44 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import describe, handover
-from .access import Access, OwnUserAccess
-from .cache_drops import CacheDrops
-from .clean_up import CleanUp
-from .closing import Closing
-from .connection import Ending
-from .effects import Effects
-from .election import Election, GpuServed
-from .endings import look_for_unended
-from .events import EventHub
-from .history_options import HistoryOptions, make_history
-from .host import host_memory
-from .identity import OWN_USER, Identity
-from .keep import read_keeps
-from .limits import Accounts
-from .link import Link
-from .lots import LotStock
-from .metrics import Metrics
-from .moves import Moves
-from .notices import Notices
-from .nvml import Nvml, NvmlGpu, NvmlReader, NvmlSample
-from .observer import Observers
-from .outlook import Outlook, outlooks
-from .parts import Parts
-from .policy import decide
-from .records import KernelRecord
-from .remembered import FILE_NAME, Remembered
-from .rooms import Rooms
-from .servers import ServerWatch
-from .settings import NOT_FOR_MANY_USERS, Settings, SettingsRefused, SettingTimes
+from .execution.allocations import Rooms
+from .execution.cache_drops import CacheDrops
+from .execution.cleanup import CleanUp
+from .execution.effects import Effects
+from .execution.evictions import look_for_unended
+from .execution.moves import Moves
+from .execution.notices import Notices
+from .execution.parts import Parts
+from .execution.user_requests import Wishes
+from .identity.access import Access, OwnUserAccess
+from .identity.identity import OWN_USER, Identity
+from .identity.rate_limits import Accounts
+from .leadership import handover
+from .leadership.election import Election, GpuServed
+from .link.connection import Ending
+from .link.listener import Link
+from .metrics.collectors import Metrics
+from .metrics.history_options import HistoryOptions, make_history
+from .model.gpu import NvmlGpu
+from .model.settings import NOT_FOR_MANY_USERS, Settings, SettingsRefused, SettingTimes
+from .model.snapshot import Kernel, Node, Waiter
+from .policy.decide import decide
+from .policy.queue import waiters, waits_since
+from .policy.wait_estimates import Outlook, outlooks
 from .shims import Looks, Shims
-from .snapshot import Kernel, Node, Waiter
-from .state import NodeState
-from .views import node_view
-from .waiting import waiters, waits_since
-from .wishes import Wishes
+from .state.hold_files import read_keeps
+from .state.lots import LotStock
+from .state.observer import Observers
+from .state.persistence import FILE_NAME, Remembered
+from .state.records import KernelRecord
+from .state.registry import NodeState
+from .state.servers import ServerWatch
+from .system.closing import Closing
+from .system.host_memory import host_memory
+from .system.nvml import Nvml, NvmlReader, NvmlSample
+from .views import serializers as describe
+from .views.event_stream import EventHub
+from .views.visibility import node_view
 
 TICK_S = 0.25  # with kernels: pages are looked at this often even if nobody says anything
 TICK_ALONE_S = 1.0

@@ -10,16 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .access import Access
-from .connection import Connection, Ending
-from .page import Page
-from .parts import Parts
-from .peers import ProcessWatch
-from .records import KernelRecord, Process
-from .snapshot import Kernel
-from .state import NodeState
-from .wire import CommandKind, Hello, Message, Notify, NotifyKind, Reply, Request, WireError
-from .words import status_in_words
+from .execution.parts import Parts
+from .identity.access import Access
+from .link.connection import Connection, Ending
+from .model.snapshot import Kernel
+from .protocol.wire import CommandKind, Hello, Message, Notify, NotifyKind, Reply, Request, WireError
+from .state.records import KernelRecord, Process
+from .state.registry import NodeState
+from .system.mapped_page import Page
+from .system.peers import ProcessWatch
+from .views.text import status_in_words
 
 
 @dataclass(frozen=True)

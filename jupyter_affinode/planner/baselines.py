@@ -13,11 +13,11 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ..node.words import duration_in_words
-from .cells import ImpossiblePlan, Session
+from ..units import duration_in_words
 from .machine import Machine
-from .outcome import Outcome, Progress
-from .people import Guest, People
+from .results import Outcome, Progress
+from .sessions import ImpossiblePlan, Session
+from .simulation import Guest, People
 
 
 @dataclass(frozen=True)

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from .._version import __version__
-from ..node.settings import Settings, SettingsRefused
-from ..option_numbers import number, whole
+from ..node.model.settings import Settings, SettingsRefused
+from ..units import number, whole
 from .baselines import Culling
-from .cells import ImpossiblePlan
+from .chart import picture
 from .machine import GIB, BenchUnusable, Machine, Speeds, speeds_from_bench
-from .people import ModelBroken
-from .picture import picture
 from .report import plan_text
 from .search import Bound, most_people
+from .sessions import ImpossiblePlan
+from .simulation import ModelBroken
+from .strategies import WAYS, Plan, answer, over_seeds
 from .trace import TraceError, read_trace, write_trace
-from .ways import WAYS, Plan, answer, over_seeds
 from .workload import HOUR_S, Spread, Workload
 
 FORMAT = 1

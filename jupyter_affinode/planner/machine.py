@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..node.settings import Settings
-from ..node.words import bytes_in_words
-from .cells import ImpossiblePlan, Session
+from ..node.model.settings import Settings
+from ..units import bytes_in_words
+from .sessions import ImpossiblePlan, Session
 
 MIB = 1 << 20
 GIB = 1 << 30

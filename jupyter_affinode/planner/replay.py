@@ -11,21 +11,21 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from ..node import actions
-from ..node.nvml import NvmlGpu
-from ..node.placement import PLACED_LASTS_S, place
-from ..node.policy import decide
-from ..node.rules import is_named, names, numbers, rule_for
-from ..node.settings import Settings
-from ..node.snapshot import Gpu, Host, Node, Residency, RoomRequest, Speed
-from .books import Books
-from .cells import ImpossiblePlan, Session
+from ..node.model import actions
+from ..node.model.gpu import NvmlGpu
+from ..node.model.rules import is_named, names, numbers, rule_for
+from ..node.model.settings import Settings
+from ..node.model.snapshot import Gpu, Host, Node, Residency, RoomRequest, Speed
+from ..node.policy.decide import decide
+from ..node.policy.placement import PLACED_LASTS_S, place
+from .event_queue import Shared
 from .machine import Machine, Speeds
-from .outcome import Outcome, Progress
-from .people import Guest, ModelBroken, People
-from .sharers import Sharer
-from .timeline import Shared
-from .wakes import Wakes
+from .occupancy import Books
+from .results import Outcome, Progress
+from .sessions import ImpossiblePlan, Session
+from .simulated_kernel import Sharer
+from .simulation import Guest, ModelBroken, People
+from .wakeups import Wakes
 
 LEAST_S = 1e-6  # what a move is told to the policy to take at least
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..node.words import bytes_in_words, duration_in_words
+from ..units import bytes_in_words, duration_in_words
 
 Answer = dict[str, Any]
 HEADER = (

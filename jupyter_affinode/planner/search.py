@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .cells import ImpossiblePlan
-from .outcome import Outcome
-from .people import TooSlow
-from .ways import Plan
+from .results import Outcome
+from .sessions import ImpossiblePlan
+from .simulation import TooSlow
+from .strategies import Plan
 
 PART = 0.95  # of all cells wait no longer than the bound
 STEP = 50  # the answer is found to within that part of it, 2 %, since replays of many people take long

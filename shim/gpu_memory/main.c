@@ -20,7 +20,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "gpu_memory_exit.h"
+#include "context_depth/nvml_probe_exit.h"
 
 #define LIBRARY "libnvidia-ml.so.1"
 #define MAX_PROCESSES 1024

@@ -13,7 +13,7 @@ SIM_API CUresult cuGetErrorName(CUresult error, const char **text)
 	case number:                            \
 		*text = "CUDA_ERROR_" #name;    \
 		return CUDA_SUCCESS;
-#include "../src/cuda_errors.h"
+#include "../src/driver/cuda_errors.h"
 	default:
 		*text = NULL;
 		return CUDA_ERROR_INVALID_VALUE;
@@ -32,7 +32,7 @@ SIM_API CUresult cuGetErrorString(CUresult error, const char **text)
 	case number:                    \
 		*text = words;          \
 		return CUDA_SUCCESS;
-#include "../src/cuda_errors.h"
+#include "../src/driver/cuda_errors.h"
 	default:
 		*text = NULL;
 		return CUDA_ERROR_INVALID_VALUE;

@@ -1,4 +1,4 @@
-/* The kernels that the simulated GPU knows. kernels.ptx, and jupyter_affinode/bench/content.ptx, have the same ones for a
+/* The kernels that the simulated GPU knows. kernels.ptx, and jupyter_affinode/bench/test_pattern.ptx, have the same ones for a
  * real GPU, but for the shim's own digest (digest.c).  */
 #include <errno.h>
 #include <string.h>

@@ -27,7 +27,7 @@ typedef void (*CUhostFn)(void *data);
 typedef enum {
 	CUDA_SUCCESS = 0,
 #define ERROR(name, number, text) CUDA_ERROR_##name = number,
-#include "../src/cuda_errors.h"
+#include "../src/driver/cuda_errors.h"
 } CUresult;
 
 typedef void (*CUstreamCallback)(CUstream stream, CUresult status, void *data);

@@ -1,5 +1,5 @@
 /* Wire structs of the link and layout of the page, shared by the shim and (as `struct` formats in
- * jupyter_affinode/node/wire.py) by the node controller.
+ * jupyter_affinode/node/protocol/wire.py) by the node controller.
  *
  * Link: a Unix SOCK_SEQPACKET socket named `link.sock` in the folder of the controller's API socket; one message a
  * packet, native little-endian, natural alignment, fixed sizes. A receiver drops the peer (one log line) on a bad

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write shim/src/entry_points.h, the shim's one list of CUDA driver entry points, and check that it is right.
+"""Write shim/src/driver/entry_points.h, the shim's one list of CUDA driver entry points, and check that it is right.
 
     entry_points.py --headers DIR [--headers DIR …]
         Take new prototypes from cuda.h and its companions into signatures.tsv, then write the table. Nothing
@@ -28,10 +28,10 @@ TOOLS = Path(__file__).resolve().parent
 SIGNATURES = TOOLS / "signatures.tsv"
 RULES = TOOLS / "classes.rules"
 PREAMBLE = TOOLS / "entry_points.preamble"
-TABLE = TOOLS.parent / "src" / "entry_points.h"
+TABLE = TOOLS.parent / "src" / "driver" / "entry_points.h"
 
 CLASSES = ("HOST", "QUERY", "FREE", "LAUNCH", "COPY", "ALLOC", "SYNC", "MODULE")
-MAX_INT_WORDS = 11  # of the INT thunks, shim/src/thunks.c
+MAX_INT_WORDS = 11  # of the INT thunks, shim/src/driver/call_thunks.c
 MAX_WIDE_WORDS = 24  # stack words that the WIDE thunks copy: enough if every argument were on the stack
 
 _CODE = re.compile(r"[csilpfd]|\{\d+\}")

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 from live_machine import Machine
 from people import Person, command_of, open_to_everyone
 
-from jupyter_affinode import environment, launch_environment
+from jupyter_affinode import environment
+from jupyter_affinode.provisioning import preload as launch_environment
 
 HERE = Path(__file__).parent
 PROGRAMS = HERE / "programs"

@@ -9,9 +9,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from jupyter_affinode.node import controller, state
+from jupyter_affinode.node import controller
 from jupyter_affinode.node.app import NodeController
-from jupyter_affinode.node.host import CgroupMemory, HostMemory
+from jupyter_affinode.node.state import registry as state
+from jupyter_affinode.node.system.host_memory import CgroupMemory, HostMemory
 
 CGROUP = "/all"
 

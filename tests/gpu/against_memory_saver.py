@@ -23,8 +23,9 @@ from typing import Any
 
 from controlled import finish, machine, options, say
 
-from jupyter_affinode import environment, launch_environment
+from jupyter_affinode import environment
 from jupyter_affinode.bench.shim_peer import Listener, MoveFailed, ShimPeer
+from jupyter_affinode.provisioning import preload as launch_environment
 
 ROUNDS = 3
 MAKE = """

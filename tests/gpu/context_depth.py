@@ -27,7 +27,7 @@ from linked import LinkedProgram
 
 from jupyter_affinode import environment
 from jupyter_affinode.bench.shim_peer import Move, MoveFailed
-from jupyter_affinode.node.page import Depth
+from jupyter_affinode.node.protocol.page import Depth
 
 CYCLES = 3
 ENDS_WITHIN_S = 12.0
@@ -84,7 +84,7 @@ def books():
 """
 )
 DRIVER = """
-from jupyter_affinode.bench.content import Content
+from jupyter_affinode.bench.test_pattern import Content
 from jupyter_affinode.bench.driver import Driver
 content = Content(Driver(), 64 << 20, 16 << 20)
 content.change_all(5)

@@ -19,13 +19,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jupyter_affinode import environment, launch_environment
-from jupyter_affinode.client import (
+from jupyter_affinode import environment
+from jupyter_affinode.client.api import (
     ControllerClient,
     ControllerRefused,
     ControllerUnavailable,
     ensure_controller,
 )
+from jupyter_affinode.provisioning import preload as launch_environment
 
 NO_GPU_STATUS = 2
 LOOK = """

@@ -34,8 +34,8 @@ from linked import LinkedProgram
 
 from jupyter_affinode import environment
 from jupyter_affinode.bench.shim_peer import Move, MoveFailed, ShimPeer
-from jupyter_affinode.node.page import Depth
-from jupyter_affinode.node.wire import HelloFlag
+from jupyter_affinode.node.protocol.page import Depth
+from jupyter_affinode.node.protocol.wire import HelloFlag
 
 NOBODY = "GPU-00000000-0000-0000-0000-000000000000"
 KILLED_AFTER_S = (0.05, 0.3)

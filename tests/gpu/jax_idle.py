@@ -22,7 +22,7 @@ from jax_work import JAX_WORK
 from linked import LinkedProgram
 
 from jupyter_affinode.bench.shim_peer import Move, ShimPeer
-from jupyter_affinode.node.page import Depth
+from jupyter_affinode.node.protocol.page import Depth
 
 LOOK_EVERY_S = 5.0
 DONE_WITHIN_S = 120.0
@@ -37,7 +37,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.05")
 )
 DRIVER = """
 import sys
-from jupyter_affinode.bench.content import Content
+from jupyter_affinode.bench.test_pattern import Content
 from jupyter_affinode.bench.driver import Driver
 content = Content(Driver(), 32 << 20, 16 << 20)
 content.change_all(5)

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jupyter_affinode import environment, launch_environment
+from jupyter_affinode import environment
 from jupyter_affinode.bench.shim_peer import Listener, Move, ShimPeer
+from jupyter_affinode.provisioning import preload as launch_environment
 
 CONNECTS_WITHIN_S = 180.0
 ANSWERS_WITHIN_S = 120.0

@@ -17,7 +17,7 @@ from typing import Any
 import pynvml
 from jupyter_client.manager import KernelManager
 
-from jupyter_affinode.client import ControllerClient, ensure_controller
+from jupyter_affinode.client.api import ControllerClient, ensure_controller
 
 
 def ask(action: str, *args: Any, **kwargs: Any) -> Any:

@@ -35,9 +35,9 @@ from many_people import Day, Person
 from many_programs import PROGRAMS
 from many_watch import Watch, end_all, grow_memory, tell_log
 
-from jupyter_affinode.client import ensure_controller
-from jupyter_affinode.node.settings import Settings
-from jupyter_affinode.provisioner import AffinodeProvisioner
+from jupyter_affinode.client.api import ensure_controller
+from jupyter_affinode.node.model.settings import Settings
+from jupyter_affinode.provisioning.provisioner import AffinodeProvisioner
 
 GIB = 1 << 30
 STARTS_WITHIN_S = 60.0  # beside --time; what starting takes longer than START_S is taken off the turns

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from live_kernel import LiveKernel, ask
 from many_programs import PIECE_WORDS, PROGRAMS, WORD, blocks_of, checksum
 
-from jupyter_affinode.client import ControllerRefused, ControllerUnavailable
+from jupyter_affinode.client.api import ControllerRefused, ControllerUnavailable
 
 ANSWERS_WITHIN_S = 120.0
 

@@ -21,8 +21,8 @@ from controlled import say
 from live_kernel import ask
 from many_people import Person
 
-from jupyter_affinode.client import ControllerRefused, ControllerUnavailable
-from jupyter_affinode.node.host import cgroup_memory, host_memory
+from jupyter_affinode.client.api import ControllerRefused, ControllerUnavailable
+from jupyter_affinode.node.system.host_memory import cgroup_memory, host_memory
 
 GIB = 1 << 30
 TELL_EVERY_S = 10.0

@@ -20,7 +20,7 @@ from statistics import median
 
 from controlled import finish, machine, options, say
 
-from jupyter_affinode.bench.process import BenchProcess
+from jupyter_affinode.bench.child_process import BenchProcess
 from jupyter_affinode.bench.shim_peer import Listener
 
 GIB = 1 << 30

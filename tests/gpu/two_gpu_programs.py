@@ -144,8 +144,8 @@ def peer_driver(_rank: int, _port: int) -> Answers:
 
 def rank_driver(rank: int, _port: int) -> Answers:
     """Stands for a rank where there is no NCCL: memory of its own on its own GPU."""
-    from jupyter_affinode.bench.content import Content
     from jupyter_affinode.bench.driver import Driver
+    from jupyter_affinode.bench.test_pattern import Content
 
     driver = Driver()
     content = Content(driver, 32 << 20, 8 << 20)

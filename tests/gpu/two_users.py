@@ -26,8 +26,9 @@ from typing import Any
 
 from controlled import NO_GPU_STATUS, finish, machine, options, say
 
-from jupyter_affinode import environment, launch_environment
-from jupyter_affinode.client import ControllerClient, ControllerRefused, ControllerUnavailable
+from jupyter_affinode import environment
+from jupyter_affinode.client.api import ControllerClient, ControllerRefused, ControllerUnavailable
+from jupyter_affinode.provisioning import preload as launch_environment
 
 ALICE, BOB = 61001, 61002
 GIB = 1 << 30
@@ -61,7 +62,7 @@ for turn, _ in enumerate(sys.stdin, 1):
 """
 ASK = """
 import asyncio, json, sys
-from jupyter_affinode.client import ControllerClient, ControllerRefused
+from jupyter_affinode.client.api import ControllerClient, ControllerRefused
 method, path, body = sys.argv[1:]
 async def ask():
     try:

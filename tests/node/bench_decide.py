@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from crowd import NOW, SETTINGS, crowded_node, mixed_node
 
-from jupyter_affinode.node.collector import spare_passes
-from jupyter_affinode.node.policy import decide
-from jupyter_affinode.node.snapshot import Node
+from jupyter_affinode.node.model.snapshot import Node
+from jupyter_affinode.node.policy.decide import decide
+from jupyter_affinode.node.system.garbage_collector import spare_passes
 
 LIMITS = {"user_limits": "*=120GiB", "group_limits": "*=4TiB"}
 EVERYTHING = {"backfill": True, "when_full": "time_slice", **LIMITS}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from jupyter_affinode.node.settings import GIB, MIB, Settings
-from jupyter_affinode.node.snapshot import (
+from jupyter_affinode.node.model.settings import GIB, MIB, Settings
+from jupyter_affinode.node.model.snapshot import (
     Gpu,
     Host,
     HostUse,

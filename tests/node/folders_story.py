@@ -18,8 +18,8 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 
 from handover_story import MACHINES, PROGRAM, ask, contents, start_machines, wait_for  # noqa: E402
 
-from jupyter_affinode.client import ensure_controller  # noqa: E402
-from jupyter_affinode.launch_environment import manage  # noqa: E402
+from jupyter_affinode.client.api import ensure_controller  # noqa: E402
+from jupyter_affinode.provisioning.preload import manage  # noqa: E402
 
 USUAL = Path(f"/tmp/affinode-{os.getuid()}")
 SESSION = Path("/tmp/session")

@@ -14,19 +14,20 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from jupyter_affinode.node.actions import Park, RefusePark, Resume
-from jupyter_affinode.node.depth import SPARE_BYTES
-from jupyter_affinode.node.host import HostMemory
-from jupyter_affinode.node.identity import OWN_USER
-from jupyter_affinode.node.moves import Moves
-from jupyter_affinode.node.nvml import NvmlGpu, NvmlSample
-from jupyter_affinode.node.observer import Observers
-from jupyter_affinode.node.page import Depth, PageData, PageFlag, PageGpu, State
-from jupyter_affinode.node.policy import decide
-from jupyter_affinode.node.records import Process
-from jupyter_affinode.node.settings import GIB, Settings
-from jupyter_affinode.node.state import NodeState
-from jupyter_affinode.node.wire import CommandKind, Hello, HelloFlag, MoveFlag, Reply, Status
+from jupyter_affinode.node.execution.moves import Moves
+from jupyter_affinode.node.identity.identity import OWN_USER
+from jupyter_affinode.node.model.actions import Park, RefusePark, Resume
+from jupyter_affinode.node.model.gpu import NvmlGpu
+from jupyter_affinode.node.model.settings import GIB, Settings
+from jupyter_affinode.node.policy.decide import decide
+from jupyter_affinode.node.protocol.page import Depth, PageData, PageFlag, PageGpu, State
+from jupyter_affinode.node.protocol.wire import CommandKind, Hello, HelloFlag, MoveFlag, Reply, Status
+from jupyter_affinode.node.state.context_depth import SPARE_BYTES
+from jupyter_affinode.node.state.observer import Observers
+from jupyter_affinode.node.state.records import Process
+from jupyter_affinode.node.state.registry import NodeState
+from jupyter_affinode.node.system.host_memory import HostMemory
+from jupyter_affinode.node.system.nvml import NvmlSample
 
 STEP_S = 0.25
 CONTEXT = GIB // 2  # of a deep process

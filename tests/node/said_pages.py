@@ -9,20 +9,23 @@ from types import SimpleNamespace
 
 from model_node import Clock
 
-from jupyter_affinode.node import borne_out, failed_parks, moves, together
-from jupyter_affinode.node.actions import Cause, GrantRoom, Park, Resume
-from jupyter_affinode.node.host import HostMemory
-from jupyter_affinode.node.identity import Identity
-from jupyter_affinode.node.moves import Moves
-from jupyter_affinode.node.nvml import NvmlGpu, NvmlSample
-from jupyter_affinode.node.observer import Observers
-from jupyter_affinode.node.page import PageData, PageFlag, PageGpu, State
-from jupyter_affinode.node.policy import decide
-from jupyter_affinode.node.records import Process
-from jupyter_affinode.node.settings import GIB, Settings
-from jupyter_affinode.node.snapshot import Host, Node
-from jupyter_affinode.node.state import NodeState
-from jupyter_affinode.node.wire import CommandKind, HelloFlag, Reply, Status, gpu_uuid
+from jupyter_affinode.node.execution import failed_parks, moves
+from jupyter_affinode.node.execution import group_commit as together
+from jupyter_affinode.node.execution.moves import Moves
+from jupyter_affinode.node.identity.identity import Identity
+from jupyter_affinode.node.model.actions import Cause, GrantRoom, Park, Resume
+from jupyter_affinode.node.model.gpu import NvmlGpu
+from jupyter_affinode.node.model.settings import GIB, Settings
+from jupyter_affinode.node.model.snapshot import Host, Node
+from jupyter_affinode.node.policy.decide import decide
+from jupyter_affinode.node.protocol.page import PageData, PageFlag, PageGpu, State
+from jupyter_affinode.node.protocol.wire import CommandKind, HelloFlag, Reply, Status, gpu_uuid
+from jupyter_affinode.node.state import measured_bytes as borne_out
+from jupyter_affinode.node.state.observer import Observers
+from jupyter_affinode.node.state.records import Process
+from jupyter_affinode.node.state.registry import NodeState
+from jupyter_affinode.node.system.host_memory import HostMemory
+from jupyter_affinode.node.system.nvml import NvmlSample
 
 NOW = 10_000.0
 A = gpu_uuid(bytes(16))

@@ -10,11 +10,10 @@ import random
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
-from jupyter_affinode.node.actions import Action, Cause, DenyRoom, EndKernel, GrantRoom, Park, Resume
-from jupyter_affinode.node.back_off import back_off_s
-from jupyter_affinode.node.policy import decide
-from jupyter_affinode.node.settings import Settings
-from jupyter_affinode.node.snapshot import (
+from jupyter_affinode.node.model.actions import Action, Cause, DenyRoom, EndKernel, GrantRoom, Park, Resume
+from jupyter_affinode.node.model.backoff import back_off_s
+from jupyter_affinode.node.model.settings import Settings
+from jupyter_affinode.node.model.snapshot import (
     Gpu,
     Host,
     Kernel,
@@ -24,7 +23,8 @@ from jupyter_affinode.node.snapshot import (
     RoomRequest,
     Waiter,
 )
-from jupyter_affinode.node.waiting import Turns, overtaking_s, waiters
+from jupyter_affinode.node.policy.decide import decide
+from jupyter_affinode.node.policy.queue import Turns, overtaking_s, waiters
 
 STEP_S = 0.5
 MOVE_S = 1.0

@@ -11,12 +11,12 @@ import random
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from jupyter_affinode.node.actions import Action, Cause, Park, RefusePark, Resume, Trim
-from jupyter_affinode.node.back_off import back_off_s
-from jupyter_affinode.node.host_room import CGROUP_RESERVE, CUSHION
-from jupyter_affinode.node.policy import decide
-from jupyter_affinode.node.settings import GIB, Settings
-from jupyter_affinode.node.snapshot import Gpu, Host, HostUse, Kernel, Node, Reservation, Residency
+from jupyter_affinode.node.model.actions import Action, Cause, Park, RefusePark, Resume, Trim
+from jupyter_affinode.node.model.backoff import back_off_s
+from jupyter_affinode.node.model.settings import GIB, Settings
+from jupyter_affinode.node.model.snapshot import Gpu, Host, HostUse, Kernel, Node, Reservation, Residency
+from jupyter_affinode.node.policy.decide import decide
+from jupyter_affinode.node.policy.host_memory import CGROUP_RESERVE, CUSHION
 
 STEP_S = 0.25
 PARK_S, RESUME_S, TRIM_S = 1.5, 1.0, 0.75

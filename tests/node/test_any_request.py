@@ -25,9 +25,9 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from thread_controller import ThreadController
 
 import jupyter_affinode.node
-from jupyter_affinode.node.access import EveryUserAccess
+from jupyter_affinode.node.identity.access import EveryUserAccess
 
-DOCUMENT = json.loads((Path(jupyter_affinode.node.__file__).parent / "openapi.json").read_text())
+DOCUMENT = json.loads((Path(jupyter_affinode.node.__file__).parent / "api" / "openapi.json").read_text())
 EXAMPLES = int(os.environ.get("AFFINODE_API_EXAMPLES", "5"))
 METHODS = ("get", "put", "post", "patch", "delete")
 ENDLESS = "/api/v1/events"  # a stream that ends with the controller; held against the description in test_api

@@ -18,14 +18,14 @@ from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 
 import jupyter_affinode.node
-from jupyter_affinode.client import ControllerClient, ControllerRefused, ControllerUnavailable
-from jupyter_affinode.node.api import openapi_paths
-from jupyter_affinode.node.events import UNREAD_MAX, EventHub
-from jupyter_affinode.node.notices import Notice
-from jupyter_affinode.node.printable import TEXT_MAX, is_printable
-from jupyter_affinode.node.settings import Settings
+from jupyter_affinode.client.api import ControllerClient, ControllerRefused, ControllerUnavailable
+from jupyter_affinode.node.api.server import openapi_paths
+from jupyter_affinode.node.execution.notices import Notice
+from jupyter_affinode.node.model.settings import Settings
+from jupyter_affinode.node.views.event_stream import UNREAD_MAX, EventHub
+from jupyter_affinode.printable import TEXT_MAX, is_printable
 
-DOCUMENT = json.loads((Path(jupyter_affinode.node.__file__).parent / "openapi.json").read_text())
+DOCUMENT = json.loads((Path(jupyter_affinode.node.__file__).parent / "api" / "openapi.json").read_text())
 METHODS = {"get", "put", "post", "patch", "delete"}
 
 

@@ -18,10 +18,10 @@ from live_machine import UnixConnection
 from people import Person, needs_root, open_to_everyone
 from thread_controller import ThreadController
 
-from jupyter_affinode.controller_socket import send_only
-from jupyter_affinode.node import api_handler
-from jupyter_affinode.node.access import EveryUserAccess
-from jupyter_affinode.node.limits import BURST_S, MANY_USERS
+from jupyter_affinode.client.controller_socket import send_only
+from jupyter_affinode.node.api import handler as api_handler
+from jupyter_affinode.node.identity.access import EveryUserAccess
+from jupyter_affinode.node.identity.rate_limits import BURST_S, MANY_USERS
 
 ALICE, BOB = 61001, 61002
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jupyter_affinode.node.back_off import back_off_s
+from jupyter_affinode.node.model.backoff import back_off_s
 
 
 @pytest.mark.parametrize(("failures", "pause_s"), [(1, 0.5), (2, 1.0), (6, 16.0), (7, 30.0), (8, 30.0)])

@@ -10,21 +10,24 @@ import pytest
 from model_node import Clock
 from said_pages import Says
 
-from jupyter_affinode.node import borne_out, moves, together
-from jupyter_affinode.node.actions import GiveLots, Park
-from jupyter_affinode.node.describe import node_json
-from jupyter_affinode.node.history import History
-from jupyter_affinode.node.host import HostMemory
-from jupyter_affinode.node.host_care import has_gpu_memory
-from jupyter_affinode.node.identity import Identity
-from jupyter_affinode.node.nvml import NvmlGpu, NvmlSample
-from jupyter_affinode.node.page import PageGpu, State
-from jupyter_affinode.node.policy import decide
-from jupyter_affinode.node.reservations import NOTHING_COMES_S
-from jupyter_affinode.node.settings import GIB, Settings
-from jupyter_affinode.node.state import NodeState
-from jupyter_affinode.node.views import node_view
-from jupyter_affinode.node.wire import LARGEST_BYTES, HelloFlag, gpu_uuid
+from jupyter_affinode.node.execution import group_commit as together
+from jupyter_affinode.node.execution import moves
+from jupyter_affinode.node.identity.identity import Identity
+from jupyter_affinode.node.ledger.recorder import History
+from jupyter_affinode.node.model.actions import GiveLots, Park
+from jupyter_affinode.node.model.gpu import NvmlGpu
+from jupyter_affinode.node.model.settings import GIB, Settings
+from jupyter_affinode.node.policy.decide import decide
+from jupyter_affinode.node.protocol.page import PageGpu, State
+from jupyter_affinode.node.protocol.wire import LARGEST_BYTES, HelloFlag, gpu_uuid
+from jupyter_affinode.node.state import measured_bytes as borne_out
+from jupyter_affinode.node.state.host_usage import has_gpu_memory
+from jupyter_affinode.node.state.registry import NodeState
+from jupyter_affinode.node.state.reservations import NOTHING_COMES_S
+from jupyter_affinode.node.system.host_memory import HostMemory
+from jupyter_affinode.node.system.nvml import NvmlSample
+from jupyter_affinode.node.views.serializers import node_json
+from jupyter_affinode.node.views.visibility import node_view
 
 GPU, TOTAL = gpu_uuid(bytes(16)), 80 * GIB
 SHIMS_BACK_AT = 1030.0

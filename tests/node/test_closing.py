@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from jupyter_affinode.node import closing
-from jupyter_affinode.node.closing import Closing
+from jupyter_affinode.node.system import closing
+from jupyter_affinode.node.system.closing import Closing
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import os
 import pytest
 from test_claims import Says, comes
 
-from jupyter_affinode.node.host import HostMemory
-from jupyter_affinode.node.page import State
-from jupyter_affinode.node.settings import GIB, Settings
-from jupyter_affinode.node.state import NodeState
+from jupyter_affinode.node.model.settings import GIB, Settings
+from jupyter_affinode.node.protocol.page import State
+from jupyter_affinode.node.state.registry import NodeState
+from jupyter_affinode.node.system.host_memory import HostMemory
 
 PID = os.getpid()
 

@@ -10,11 +10,13 @@ import pytest
 from fake_shim import GPU, MIB, NONE, RESIDENT
 from live_machine import UnixConnection
 
-from jupyter_affinode.node import clients, link, peers
-from jupyter_affinode.node.actions import EndKernel
-from jupyter_affinode.node.policy import decide
-from jupyter_affinode.node.settings import GIB, Settings
-from jupyter_affinode.node.snapshot import Gpu, Host, Kernel, Node, Residency
+from jupyter_affinode.node.api import clients
+from jupyter_affinode.node.link import listener as link
+from jupyter_affinode.node.model.actions import EndKernel
+from jupyter_affinode.node.model.settings import GIB, Settings
+from jupyter_affinode.node.model.snapshot import Gpu, Host, Kernel, Node, Residency
+from jupyter_affinode.node.policy.decide import decide
+from jupyter_affinode.node.system import peers
 
 NOW = 10_000.0
 

@@ -18,10 +18,10 @@ from live_machine import UnixConnection
 from people import Person, command_of, needs_root, open_to_everyone
 from thread_controller import ThreadController
 
-from jupyter_affinode.grants import make_keys, sign_grant
-from jupyter_affinode.node import api_report
-from jupyter_affinode.node.access import EveryUserAccess
-from jupyter_affinode.node.history_options import HistoryOptions
+from jupyter_affinode.client.grant_signing import make_keys, sign_grant
+from jupyter_affinode.node.api import report as api_report
+from jupyter_affinode.node.identity.access import EveryUserAccess
+from jupyter_affinode.node.metrics.history_options import HistoryOptions
 
 ALICE, BOB, CAROL, STAFF = 61001, 61002, 61003, 61100
 HERE = Path(__file__).parent

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from test_policy import GIB, NEEDED, NOW, A, asks, node, resident
 
-from jupyter_affinode.node.actions import DenyRoom
-from jupyter_affinode.node.gpus import DOUBT_S, GpuTable
-from jupyter_affinode.node.nvml import NvmlGpu, NvmlSample
-from jupyter_affinode.node.policy import decide
-from jupyter_affinode.node.settings import Settings
+from jupyter_affinode.node.model.actions import DenyRoom
+from jupyter_affinode.node.model.gpu import NvmlGpu
+from jupyter_affinode.node.model.settings import Settings
+from jupyter_affinode.node.policy.decide import decide
+from jupyter_affinode.node.state.gpus import DOUBT_S, GpuTable
+from jupyter_affinode.node.system.nvml import NvmlSample
 
 
 def denials(kernel, *others, **fields):

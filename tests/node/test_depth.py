@@ -12,11 +12,12 @@ from fake_shim import GPU, MIB, NONE, OK, PARK, PARKED, RESUME, ROOM_ANSWER, Fak
 from test_nvml import UUID
 from test_policy import IDLE, NEEDED, NOW, A, node, parked, resident
 
-from jupyter_affinode.node.actions import Park, Resume
-from jupyter_affinode.node.depth import _gpu_objection
-from jupyter_affinode.node.nvml import NvmlGpu, NvmlSample
-from jupyter_affinode.node.policy import decide
-from jupyter_affinode.node.settings import GIB
+from jupyter_affinode.node.model.actions import Park, Resume
+from jupyter_affinode.node.model.gpu import NvmlGpu
+from jupyter_affinode.node.model.settings import GIB
+from jupyter_affinode.node.policy.decide import decide
+from jupyter_affinode.node.state.context_depth import _gpu_objection
+from jupyter_affinode.node.system.nvml import NvmlSample
 
 CONTEXT_FLAG, CONTEXT_MOVE = 16, 2  # of HELLO; of PARK
 DEEP = {"park_when": "idle", "idle_timeout_s": 0.3, "depth": "context"}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from jupyter_affinode.node.describe import kernel_json
-from jupyter_affinode.node.host import HostMemory
-from jupyter_affinode.node.settings import GIB, Settings
-from jupyter_affinode.node.snapshot import Kernel, Residency
-from jupyter_affinode.node.state import NodeState
+from jupyter_affinode.node.model.settings import GIB, Settings
+from jupyter_affinode.node.model.snapshot import Kernel, Residency
+from jupyter_affinode.node.state.registry import NodeState
+from jupyter_affinode.node.system.host_memory import HostMemory
+from jupyter_affinode.node.views.serializers import kernel_json
 
 NOW = 1000.0
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from fake_shim import MIB
 
-from jupyter_affinode.node.election import AlreadyServed, Election, GpuServed
+from jupyter_affinode.node.leadership.election import AlreadyServed, Election, GpuServed
 
 CONTROLLER = (sys.executable, "-m", "jupyter_affinode.node", "--settle=0.1")
 
@@ -150,7 +150,7 @@ def test_the_locks_of_controllers_that_were_killed_go_with_the_next_start(tmp_pa
     """Each simulated machine has GPUs of its own; nothing else would ever remove their files."""
     gpus = tmp_path / "gpus"
     program = (
-        "import sys, time; from pathlib import Path; from jupyter_affinode.node.election import Election;"
+        "import sys, time; from pathlib import Path; from jupyter_affinode.node.leadership.election import Election;"
         "election = Election(Path(sys.argv[1]), Path(sys.argv[2])); election.serve_gpu(sys.argv[3]);"
         "print('serves', flush=True); time.sleep(60)"
     )

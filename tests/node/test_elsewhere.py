@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from test_policy import NEEDED, NOW, A, B, asks, node, parked, parks, resident
 from test_policy_queue import busy
 
-from jupyter_affinode.node.actions import GrantRoom, Park, Resume
-from jupyter_affinode.node.outlook import outlooks
-from jupyter_affinode.node.policy import decide
-from jupyter_affinode.node.settings import GIB, MIB
-from jupyter_affinode.node.snapshot import Gpu, Reservation, Residency, RoomRequest
-from jupyter_affinode.node.waiting import waiters
+from jupyter_affinode.node.model.actions import GrantRoom, Park, Resume
+from jupyter_affinode.node.model.settings import GIB, MIB
+from jupyter_affinode.node.model.snapshot import Gpu, Reservation, Residency, RoomRequest
+from jupyter_affinode.node.policy.decide import decide
+from jupyter_affinode.node.policy.queue import waiters
+from jupyter_affinode.node.policy.wait_estimates import outlooks
 
 C = "GPU-c"
 MARGIN = NEEDED.margin_bytes

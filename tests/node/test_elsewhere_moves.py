@@ -14,15 +14,23 @@ from fake_shim import GPU, MIB, OK, PARKED, REFUSED, RESIDENT, RESUME, RESUMING,
 from test_depth import CONTEXT_FLAG, DeepShim
 from test_notices import Listening
 
-from jupyter_affinode.node import controller, state
-from jupyter_affinode.node.gpus import GpuTable
-from jupyter_affinode.node.history_options import HistoryOptions
-from jupyter_affinode.node.nvml import NvmlGpu, NvmlSample
-from jupyter_affinode.node.other_gpus import ENVIRON_MAX, may_be_going_to, open_gpus, other_gpus, read_visible
-from jupyter_affinode.node.page import Depth, PageGpu, State
-from jupyter_affinode.node.records import KernelRecord
-from jupyter_affinode.node.settings import GIB, Settings
-from jupyter_affinode.node.wire import HelloFlag, gpu_uuid
+from jupyter_affinode.node import controller
+from jupyter_affinode.node.metrics.history_options import HistoryOptions
+from jupyter_affinode.node.model.gpu import NvmlGpu
+from jupyter_affinode.node.model.settings import GIB, Settings
+from jupyter_affinode.node.protocol.page import Depth, PageGpu, State
+from jupyter_affinode.node.protocol.wire import HelloFlag, gpu_uuid
+from jupyter_affinode.node.state import registry as state
+from jupyter_affinode.node.state.gpus import GpuTable
+from jupyter_affinode.node.state.migration_targets import (
+    ENVIRON_MAX,
+    may_be_going_to,
+    open_gpus,
+    other_gpus,
+    read_visible,
+)
+from jupyter_affinode.node.state.records import KernelRecord
+from jupyter_affinode.node.system.nvml import NvmlSample
 
 ELSEWHERE_FLAG, ELSEWHERE_MOVE = 128, 8  # of HELLO; of RESUME
 OTHER = bytes(range(16, 32))

@@ -9,9 +9,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from model_node import SETTINGS, Clock, Machine
 
-from jupyter_affinode.node import moves, together
-from jupyter_affinode.node.page import Depth, State
-from jupyter_affinode.node.settings import GIB
+from jupyter_affinode.node.execution import group_commit as together
+from jupyter_affinode.node.execution import moves
+from jupyter_affinode.node.model.settings import GIB
+from jupyter_affinode.node.protocol.page import Depth, State
 
 TOTALS = {"GPU-0": 12 * GIB, "GPU-1": 12 * GIB}
 EXAMPLES = int(os.environ.get("AFFINODE_HISTORIES", "8"))

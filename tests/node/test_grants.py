@@ -34,9 +34,9 @@ from people import Person, needs_root, open_to_everyone
 from hub_spawner.grants import grant_hook
 from jupyter_affinode import environment
 from jupyter_affinode.cli import main
-from jupyter_affinode.grants import CannotSign, make_keys, sign_grant, write_grant
-from jupyter_affinode.node import grants
-from jupyter_affinode.node.grants import LEEWAY_S, GrantRefused, GrantsUnavailable, GrantVerifier
+from jupyter_affinode.client.grant_signing import CannotSign, make_keys, sign_grant, write_grant
+from jupyter_affinode.node.identity import grants
+from jupyter_affinode.node.identity.grants import LEEWAY_S, GrantRefused, GrantsUnavailable, GrantVerifier
 
 US = "affinode:here"
 UID = 1000

@@ -7,8 +7,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from model_node import Clock, Machine
 
-from jupyter_affinode.node import moves, together
-from jupyter_affinode.node.page import State
+from jupyter_affinode.node.execution import group_commit as together
+from jupyter_affinode.node.execution import moves
+from jupyter_affinode.node.protocol.page import State
 
 GPUS = {"GPU-0": 100, "GPU-1": 100}
 SIZES = st.fixed_dictionaries({}, optional={"GPU-0": st.integers(1, 30), "GPU-1": st.integers(1, 30)})

@@ -19,12 +19,13 @@ import pytest
 
 from jupyter_affinode import environment
 from jupyter_affinode.cli.systemd_unit import unit_text
-from jupyter_affinode.client import ControllerUnavailable, ensure_controller
-from jupyter_affinode.node import handover
-from jupyter_affinode.node.access import EveryUserAccess
-from jupyter_affinode.node.handover import Standby, machine_answers, users_who_serve
-from jupyter_affinode.node.nvml import NvmlGpu, NvmlSample
-from jupyter_affinode.node.wire import gpu_uuid
+from jupyter_affinode.client.api import ControllerUnavailable, ensure_controller
+from jupyter_affinode.node.identity.access import EveryUserAccess
+from jupyter_affinode.node.leadership import handover
+from jupyter_affinode.node.leadership.handover import Standby, machine_answers, users_who_serve
+from jupyter_affinode.node.model.gpu import NvmlGpu
+from jupyter_affinode.node.protocol.wire import gpu_uuid
+from jupyter_affinode.node.system.nvml import NvmlSample
 
 STORY = Path(__file__).with_name("handover_story.py")
 

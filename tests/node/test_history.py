@@ -20,9 +20,9 @@ from thread_controller import ThreadController
 
 from jupyter_affinode import environment
 from jupyter_affinode.cli import main
-from jupyter_affinode.node import ledger as ledger_module
-from jupyter_affinode.node.history_options import HistoryOptions
-from jupyter_affinode.node.ledger_store import Batch, LedgerStore
+from jupyter_affinode.node.ledger import writer as ledger_module
+from jupyter_affinode.node.ledger.store import Batch, LedgerStore
+from jupyter_affinode.node.metrics.history_options import HistoryOptions
 
 ME = getpass.getuser()
 GIB = 1 << 30

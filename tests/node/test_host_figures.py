@@ -7,12 +7,14 @@ from dataclasses import replace
 import pytest
 from model_node import Clock, Machine
 
-from jupyter_affinode.node import moves, state, together
-from jupyter_affinode.node.host import CgroupMemory, HostMemory
-from jupyter_affinode.node.host_care import host_use, learn_from_park, trim
-from jupyter_affinode.node.page import State
-from jupyter_affinode.node.settings import GIB, MIB
-from jupyter_affinode.node.wire import CommandKind, HelloFlag, Reply, Status
+from jupyter_affinode.node.execution import group_commit as together
+from jupyter_affinode.node.execution import moves
+from jupyter_affinode.node.model.settings import GIB, MIB
+from jupyter_affinode.node.protocol.page import State
+from jupyter_affinode.node.protocol.wire import CommandKind, HelloFlag, Reply, Status
+from jupyter_affinode.node.state import registry as state
+from jupyter_affinode.node.state.host_usage import host_use, learn_from_park, trim
+from jupyter_affinode.node.system.host_memory import CgroupMemory, HostMemory
 
 GPU = "GPU-a"
 

@@ -12,10 +12,10 @@ import random
 import pytest
 from short_machine import STEP_S, Sharer, ShortMachine
 
-from jupyter_affinode.node.actions import Park, Resume, Trim
-from jupyter_affinode.node.outlook import outlooks
-from jupyter_affinode.node.policy import decide
-from jupyter_affinode.node.snapshot import Residency
+from jupyter_affinode.node.model.actions import Park, Resume, Trim
+from jupyter_affinode.node.model.snapshot import Residency
+from jupyter_affinode.node.policy.decide import decide
+from jupyter_affinode.node.policy.wait_estimates import outlooks
 
 HISTORIES = int(os.environ.get("AFFINODE_HISTORIES", "15"))
 LONG_AGO_S = 100.0

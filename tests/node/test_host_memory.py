@@ -18,7 +18,7 @@ from live_server import JupyterServer
 from thread_controller import ThreadController
 
 from jupyter_affinode.node import controller as controller_module
-from jupyter_affinode.node.host import HostMemory
+from jupyter_affinode.node.system.host_memory import HostMemory
 
 MIB = 2**20
 USUAL = {"host_reserve_bytes": 0, "idle_timeout_s": 600}

@@ -13,26 +13,38 @@ from types import SimpleNamespace
 
 from model_node import Clock
 
-from jupyter_affinode.node import cache_drops, describe, moves, notices, state, together
-from jupyter_affinode.node.actions import Resume
-from jupyter_affinode.node.cache_drops import CacheDrops
-from jupyter_affinode.node.effects import Effects
-from jupyter_affinode.node.host import CgroupMemory, HostMemory
-from jupyter_affinode.node.identity import OWN_USER, Identity
-from jupyter_affinode.node.moves import Moves
-from jupyter_affinode.node.notices import Notices
-from jupyter_affinode.node.nvml import NvmlGpu, NvmlSample
-from jupyter_affinode.node.observer import Observers
-from jupyter_affinode.node.outlook import outlooks
-from jupyter_affinode.node.page import Depth, PageData, PageError, PageFlag, PageGpu, State
-from jupyter_affinode.node.parts import Parts
-from jupyter_affinode.node.policy import decide
-from jupyter_affinode.node.rooms import Rooms
-from jupyter_affinode.node.settings import GIB, MIB, Settings
-from jupyter_affinode.node.state import NodeState
-from jupyter_affinode.node.waiting import waits_since
-from jupyter_affinode.node.wire import CommandKind, HelloFlag, Notify, NotifyKind, Reply, Status, gpu_uuid
-from jupyter_affinode.node.wishes import Wishes
+from jupyter_affinode.node.execution import cache_drops, moves, notices
+from jupyter_affinode.node.execution import group_commit as together
+from jupyter_affinode.node.execution.allocations import Rooms
+from jupyter_affinode.node.execution.cache_drops import CacheDrops
+from jupyter_affinode.node.execution.effects import Effects
+from jupyter_affinode.node.execution.moves import Moves
+from jupyter_affinode.node.execution.notices import Notices
+from jupyter_affinode.node.execution.parts import Parts
+from jupyter_affinode.node.execution.user_requests import Wishes
+from jupyter_affinode.node.identity.identity import OWN_USER, Identity
+from jupyter_affinode.node.model.actions import Resume
+from jupyter_affinode.node.model.gpu import NvmlGpu
+from jupyter_affinode.node.model.settings import GIB, MIB, Settings
+from jupyter_affinode.node.policy.decide import decide
+from jupyter_affinode.node.policy.queue import waits_since
+from jupyter_affinode.node.policy.wait_estimates import outlooks
+from jupyter_affinode.node.protocol.page import Depth, PageData, PageError, PageFlag, PageGpu, State
+from jupyter_affinode.node.protocol.wire import (
+    CommandKind,
+    HelloFlag,
+    Notify,
+    NotifyKind,
+    Reply,
+    Status,
+    gpu_uuid,
+)
+from jupyter_affinode.node.state import registry as state
+from jupyter_affinode.node.state.observer import Observers
+from jupyter_affinode.node.state.registry import NodeState
+from jupyter_affinode.node.system.host_memory import CgroupMemory, HostMemory
+from jupyter_affinode.node.system.nvml import NvmlSample
+from jupyter_affinode.node.views import serializers as describe
 
 SECONDS = float(os.environ.get("AFFINODE_HOSTILE_S", "2"))
 STEPS = 60

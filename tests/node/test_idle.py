@@ -10,14 +10,15 @@ import fake_shim
 import pytest
 from fake_shim import GPU, MIB, PARK, PARKED
 
-from jupyter_affinode.node import neighbours
-from jupyter_affinode.node.eligibility import LEAST_PAUSE_S, eligible_at, least_idle_s
-from jupyter_affinode.node.keep import read_keeps
-from jupyter_affinode.node.nvml import NvmlGpu, NvmlSample
-from jupyter_affinode.node.page import Depth, PageGpu, State
-from jupyter_affinode.node.settings import GIB, Settings
-from jupyter_affinode.node.snapshot import Kernel, Residency, Speed
-from jupyter_affinode.node.wire import gpu_uuid
+from jupyter_affinode.node.model.gpu import NvmlGpu
+from jupyter_affinode.node.model.settings import GIB, Settings
+from jupyter_affinode.node.model.snapshot import Kernel, Residency, Speed
+from jupyter_affinode.node.policy.eligibility import LEAST_PAUSE_S, eligible_at, least_idle_s
+from jupyter_affinode.node.protocol.page import Depth, PageGpu, State
+from jupyter_affinode.node.protocol.wire import gpu_uuid
+from jupyter_affinode.node.state import gpu_processes as neighbours
+from jupyter_affinode.node.state.hold_files import read_keeps
+from jupyter_affinode.node.system.nvml import NvmlSample
 
 UUID = gpu_uuid(GPU)
 OWN = os.getpid()

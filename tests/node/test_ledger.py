@@ -16,19 +16,12 @@ from dataclasses import replace
 
 import pytest
 
-from jupyter_affinode.node import ledger as ledger_module
-from jupyter_affinode.node import ledger_store
-from jupyter_affinode.node.ledger import Ledger
-from jupyter_affinode.node.ledger_schema import MIGRATIONS, LedgerTooNew, user_version
-from jupyter_affinode.node.ledger_store import (
-    Batch,
-    EventRow,
-    KernelRow,
-    LedgerStore,
-    Retention,
-    on_network,
-)
-from jupyter_affinode.node.metering import DAY_S, ByteSeconds, Usage, UsageKey
+from jupyter_affinode.node.ledger import store as ledger_store
+from jupyter_affinode.node.ledger import writer as ledger_module
+from jupyter_affinode.node.ledger.schema import MIGRATIONS, LedgerTooNew, user_version
+from jupyter_affinode.node.ledger.store import Batch, EventRow, KernelRow, LedgerStore, Retention, on_network
+from jupyter_affinode.node.ledger.usage import DAY_S, ByteSeconds, Usage, UsageKey
+from jupyter_affinode.node.ledger.writer import Ledger
 
 NOW = 20000.5 * DAY_S
 
@@ -93,8 +86,8 @@ def test_a_batch_that_cannot_be_written_whole_is_not_written_at_all(folder):
 WRITE_FOR_EVER = """
 import sys
 from pathlib import Path
-from jupyter_affinode.node.ledger_store import Batch, EventRow, LedgerStore
-from jupyter_affinode.node.metering import ByteSeconds, Usage, UsageKey
+from jupyter_affinode.node.ledger.store import Batch, EventRow, LedgerStore
+from jupyter_affinode.node.ledger.usage import ByteSeconds, Usage, UsageKey
 store = LedgerStore(Path(sys.argv[1]), sys.argv[2])
 for number in range(1, 1000000):
     usage = Usage({UsageKey(20000, "alice", "G"): ByteSeconds(1.0)}, {20000: 1.0})
@@ -407,7 +400,7 @@ FULL_DISK = """
 import asyncio, logging, resource, signal, sys
 from pathlib import Path
 from jupyter_affinode.node import ledger as module
-from jupyter_affinode.node.ledger_store import EventRow
+from jupyter_affinode.node.ledger.store import EventRow
 module.FLUSH_EVENTS_EVERY_S = module.FLUSH_EVERY_S = module.RETRY_FIRST_S = module.RETRY_LAST_S = 0.01
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jupyter_affinode.cli.report import report_text
-from jupyter_affinode.node.ledger_report import Question, ReportRefused, csv_rows, report
-from jupyter_affinode.node.ledger_store import Batch, EventRow, LedgerStore
-from jupyter_affinode.node.metering import DAY_S, ByteSeconds, Usage, UsageKey
+from jupyter_affinode.node.ledger.report import Question, ReportRefused, csv_rows, report
+from jupyter_affinode.node.ledger.store import Batch, EventRow, LedgerStore
+from jupyter_affinode.node.ledger.usage import DAY_S, ByteSeconds, Usage, UsageKey
 
 GIB_HOUR = float(1 << 30) * 3600
 TODAY = datetime.date(1970, 1, 1) + datetime.timedelta(days=20000)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from jupyter_affinode.node.limits import FULL_AGAIN_S, MANY_USERS, Accounts
-from jupyter_affinode.node.peers import Place
-from jupyter_affinode.node.strangers import one_too_many, the_fullest
+from jupyter_affinode.node.identity.rate_limits import FULL_AGAIN_S, MANY_USERS, Accounts
+from jupyter_affinode.node.identity.unidentified import one_too_many, the_fullest
+from jupyter_affinode.node.system.peers import Place
 
 ALICE, MALLORY, CONTAINERS = 61001, 61002, 1000
 

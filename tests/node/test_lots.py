@@ -18,16 +18,16 @@ import time
 import pytest
 from fake_shim import LOT, LOT_END, MIB, PARK, TRIM, TRIMS, notify
 
-from jupyter_affinode.node import lot_memory
-from jupyter_affinode.node.access import OwnUserAccess
-from jupyter_affinode.node.connection import SEND_QUEUE, Connection
-from jupyter_affinode.node.host import HostMemory
-from jupyter_affinode.node.limits import Accounts
-from jupyter_affinode.node.lot_memory import LotFailed, make_lot
-from jupyter_affinode.node.lots import AGAIN_AFTER_S, LotStock, lot_size
-from jupyter_affinode.node.peers import Peer, ProcessWatch
-from jupyter_affinode.node.settings import GIB, Settings
-from jupyter_affinode.node.wire import CommandKind
+from jupyter_affinode.node.identity.access import OwnUserAccess
+from jupyter_affinode.node.identity.rate_limits import Accounts
+from jupyter_affinode.node.link.connection import SEND_QUEUE, Connection
+from jupyter_affinode.node.model.settings import GIB, Settings
+from jupyter_affinode.node.protocol.wire import CommandKind
+from jupyter_affinode.node.state.lots import AGAIN_AFTER_S, LotStock, lot_size
+from jupyter_affinode.node.system import lot_memory
+from jupyter_affinode.node.system.host_memory import HostMemory
+from jupyter_affinode.node.system.lot_memory import LotFailed, make_lot
+from jupyter_affinode.node.system.peers import Peer, ProcessWatch
 
 IDLE = {"park_when": "idle", "idle_timeout_s": 0.3}
 LOTS = Settings(lot_bytes=64 * MIB, host_reserve_bytes=0)
@@ -85,7 +85,7 @@ def test_a_revoked_lot_is_empty_for_good_whoever_still_has_its_descriptor():
 def test_who_goes_on_using_a_revoked_lot_gets_a_signal_and_no_memory():
     code = """
     import mmap, os
-    from jupyter_affinode.node.lot_memory import make_lot
+    from jupyter_affinode.node.system.lot_memory import make_lot
     lot = make_lot(32 << 20, lambda size: True)
     view = mmap.mmap(lot.descriptor, lot.bytes)
     lot.revoke()
@@ -470,7 +470,7 @@ def test_descriptors_reach_a_slow_reader_in_order_and_none_is_lost_or_left_open(
                 await asyncio.sleep(0.001)
 
     def connection_ending():
-        from jupyter_affinode.node.connection import Ending
+        from jupyter_affinode.node.link.connection import Ending
 
         return Ending.OURS
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jupyter_affinode.node.metering import (
+from jupyter_affinode.node.ledger.usage import (
     ACTIVITY_LASTS_S,
     DAY_S,
     GAP_MAX_S,

@@ -13,12 +13,12 @@ from fake_shim import BUSY, MIB
 from prometheus_client.parser import text_string_to_metric_families
 from test_api import raw
 
-from jupyter_affinode.node.host import HostMemory
-from jupyter_affinode.node.metering import ByteSeconds, Seen
-from jupyter_affinode.node.metrics import GPUS_MAX, OTHER, USERS_MAX, Metrics
-from jupyter_affinode.node.metrics_server import CONNECTIONS_MAX, serve_metrics
-from jupyter_affinode.node.settings import Settings
-from jupyter_affinode.node.state import NodeState
+from jupyter_affinode.node.ledger.usage import ByteSeconds, Seen
+from jupyter_affinode.node.metrics.collectors import GPUS_MAX, OTHER, USERS_MAX, Metrics
+from jupyter_affinode.node.metrics.server import CONNECTIONS_MAX, serve_metrics
+from jupyter_affinode.node.model.settings import Settings
+from jupyter_affinode.node.state.registry import NodeState
+from jupyter_affinode.node.system.host_memory import HostMemory
 
 NODE = {
     "gpus": [],

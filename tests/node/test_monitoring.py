@@ -17,9 +17,10 @@ from test_metrics import scraped
 
 from jupyter_affinode.cli import main
 from jupyter_affinode.monitoring import FILES, text
-from jupyter_affinode.node.history_options import HistoryOptions
-from jupyter_affinode.node.nvml import NvmlGpu, NvmlSample
-from jupyter_affinode.node.wire import gpu_uuid
+from jupyter_affinode.node.metrics.history_options import HistoryOptions
+from jupyter_affinode.node.model.gpu import NvmlGpu
+from jupyter_affinode.node.protocol.wire import gpu_uuid
+from jupyter_affinode.node.system.nvml import NvmlSample
 
 NAME = re.compile(r"\baffinode_[a-z_]+")
 SELECTOR = re.compile(r"\b(affinode_[a-z_]+)\{([^}]*)\}")

@@ -10,12 +10,12 @@ import pytest
 from fake_shim import LOST, MIB, PARKED
 from test_nvml import FakeNvml as OneGpu
 
-from jupyter_affinode.client import ControllerClient
-from jupyter_affinode.node import notices
-from jupyter_affinode.node.actions import Cause
-from jupyter_affinode.node.notices import Notice, Notices
-from jupyter_affinode.node.observer import MoveEnded, RoomAnswered
-from jupyter_affinode.node.records import KernelRecord
+from jupyter_affinode.client.api import ControllerClient
+from jupyter_affinode.node.execution import notices
+from jupyter_affinode.node.execution.notices import Notice, Notices
+from jupyter_affinode.node.model.actions import Cause
+from jupyter_affinode.node.state.observer import MoveEnded, RoomAnswered
+from jupyter_affinode.node.state.records import KernelRecord
 
 
 class Listening:

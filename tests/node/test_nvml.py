@@ -17,9 +17,10 @@ import pytest
 from fake_shim import GPU, MIB, PARK, PARKED, RESIDENT, RESUME, ROOM_ANSWER
 
 from jupyter_affinode.node import controller
-from jupyter_affinode.node import nvml as nvml_module
-from jupyter_affinode.node.nvml import NvmlGpu, NvmlMissing, NvmlReader, NvmlSample
-from jupyter_affinode.node.wire import gpu_uuid
+from jupyter_affinode.node.model.gpu import NvmlGpu
+from jupyter_affinode.node.protocol.wire import gpu_uuid
+from jupyter_affinode.node.system import nvml as nvml_module
+from jupyter_affinode.node.system.nvml import NvmlMissing, NvmlReader, NvmlSample
 
 UUID = gpu_uuid(GPU)
 

@@ -14,7 +14,8 @@ from fake_shim import GPU, MIB, FakePage
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jupyter_affinode.node.page import USED_BYTES, Depth, Page, PageError, State, parse_page
+from jupyter_affinode.node.protocol.page import USED_BYTES, Depth, PageError, State, parse_page
+from jupyter_affinode.node.system.mapped_page import Page
 
 
 @pytest.fixture

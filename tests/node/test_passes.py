@@ -5,7 +5,7 @@ from __future__ import annotations
 from fake_shim import MIB, PARK
 from thread_controller import ThreadController
 
-from jupyter_affinode.node import handover
+from jupyter_affinode.node.leadership import handover
 
 
 def test_kernels_are_served_although_looking_around_fails(machine, shim, wait_until, monkeypatch):

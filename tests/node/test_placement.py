@@ -9,8 +9,10 @@ from fake_shim import GPU, MIB
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jupyter_affinode.node.nvml import NvmlGpu, NvmlSample
-from jupyter_affinode.node.placement import (
+from jupyter_affinode.node.model.gpu import NvmlGpu
+from jupyter_affinode.node.model.settings import GIB, Settings
+from jupyter_affinode.node.model.snapshot import Gpu, Host, Kernel, Node, Residency
+from jupyter_affinode.node.policy.placement import (
     OTHERS_NEWCOMERS_MAX,
     PLACED_LASTS_S,
     UNSEEN_LASTS_S,
@@ -18,9 +20,8 @@ from jupyter_affinode.node.placement import (
     newcomers_by_gpu,
     place,
 )
-from jupyter_affinode.node.settings import GIB, Settings
-from jupyter_affinode.node.snapshot import Gpu, Host, Kernel, Node, Residency
-from jupyter_affinode.node.wire import gpu_uuid
+from jupyter_affinode.node.protocol.wire import gpu_uuid
+from jupyter_affinode.node.system.nvml import NvmlSample
 
 NOW = 10_000.0
 

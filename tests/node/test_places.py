@@ -8,7 +8,7 @@ import pytest
 from fake_shim import MIB, NO_GPU_ROOM, QUEUED, STATE, FakeShim, notify
 from thread_controller import ThreadController
 
-from jupyter_affinode.node.access import EveryUserAccess, OwnUserAccess
+from jupyter_affinode.node.identity.access import EveryUserAccess, OwnUserAccess
 
 
 @pytest.mark.parametrize("access", [EveryUserAccess, OwnUserAccess])

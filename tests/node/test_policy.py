@@ -6,25 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from jupyter_affinode.node.actions import DenyRoom, GrantRoom, Park, RefusePark, Resume
-from jupyter_affinode.node.eligibility import eligible_at
-from jupyter_affinode.node.gpus import GpuTable
-from jupyter_affinode.node.nvml import NvmlGpu, NvmlSample
-from jupyter_affinode.node.page import PageGpu
-from jupyter_affinode.node.picture import most_bytes
-from jupyter_affinode.node.policy import decide
-from jupyter_affinode.node.records import KernelRecord
-from jupyter_affinode.node.settings import GIB, MIB, Settings
-from jupyter_affinode.node.snapshot import (
-    Gpu,
-    Host,
-    Kernel,
-    Node,
-    Reservation,
-    Residency,
-    RoomRequest,
-)
-from jupyter_affinode.node.waiting import waiters
+from jupyter_affinode.node.model.actions import DenyRoom, GrantRoom, Park, RefusePark, Resume
+from jupyter_affinode.node.model.gpu import NvmlGpu
+from jupyter_affinode.node.model.settings import GIB, MIB, Settings
+from jupyter_affinode.node.model.snapshot import Gpu, Host, Kernel, Node, Reservation, Residency, RoomRequest
+from jupyter_affinode.node.policy.decide import decide
+from jupyter_affinode.node.policy.eligibility import eligible_at
+from jupyter_affinode.node.policy.queue import waiters
+from jupyter_affinode.node.protocol.page import PageGpu
+from jupyter_affinode.node.state.gpus import GpuTable
+from jupyter_affinode.node.state.records import KernelRecord
+from jupyter_affinode.node.state.snapshot_builder import most_bytes
+from jupyter_affinode.node.system.nvml import NvmlSample
 
 A, B = "GPU-a", "GPU-b"
 NOW = 10_000.0

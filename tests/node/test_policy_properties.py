@@ -8,11 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from world import GPU, SimulatedKernel, World
 
-from jupyter_affinode.node.actions import DenyRoom, GiveLots, GrantRoom, Park, Resume, Trim
-from jupyter_affinode.node.eligibility import eligible_at
-from jupyter_affinode.node.policy import decide
-from jupyter_affinode.node.settings import MIB, Settings
-from jupyter_affinode.node.snapshot import (
+from jupyter_affinode.node.model.actions import DenyRoom, GiveLots, GrantRoom, Park, Resume, Trim
+from jupyter_affinode.node.model.settings import MIB, Settings
+from jupyter_affinode.node.model.snapshot import (
     Gpu,
     Host,
     HostUse,
@@ -22,7 +20,9 @@ from jupyter_affinode.node.snapshot import (
     Residency,
     RoomRequest,
 )
-from jupyter_affinode.node.waiting import waiters, waits_since
+from jupyter_affinode.node.policy.decide import decide
+from jupyter_affinode.node.policy.eligibility import eligible_at
+from jupyter_affinode.node.policy.queue import waiters, waits_since
 
 NOW = 5000.0
 TOTAL = 1000 * MIB

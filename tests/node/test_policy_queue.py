@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_policy import NEEDED, NOW, A, asks, node, parked, parks, resident
 
-from jupyter_affinode.node.actions import Cause, DenyRoom, EndKernel, GrantRoom, Park, Resume
-from jupyter_affinode.node.backfill import GRAIN_BYTES, delays
-from jupyter_affinode.node.outlook import outlooks
-from jupyter_affinode.node.policy import decide
-from jupyter_affinode.node.rules import RuleError, is_named, names, numbers, rule_for, sizes
-from jupyter_affinode.node.settings import GIB, MIB, SettingsRefused
-from jupyter_affinode.node.snapshot import Host, HostUse, Reservation, RoomRequest
-from jupyter_affinode.node.waiting import overtaking_s, waiters
+from jupyter_affinode.node.model.actions import Cause, DenyRoom, EndKernel, GrantRoom, Park, Resume
+from jupyter_affinode.node.model.rules import RuleError, is_named, names, numbers, rule_for, sizes
+from jupyter_affinode.node.model.settings import GIB, MIB, SettingsRefused
+from jupyter_affinode.node.model.snapshot import Host, HostUse, Reservation, RoomRequest
+from jupyter_affinode.node.policy.backfill import GRAIN_BYTES, delays
+from jupyter_affinode.node.policy.decide import decide
+from jupyter_affinode.node.policy.queue import overtaking_s, waiters
+from jupyter_affinode.node.policy.wait_estimates import outlooks
 
 FILL = NEEDED.changed(backfill=True)
 SLICES = NEEDED.changed(when_full="time_slice", quantum_s=60.0)

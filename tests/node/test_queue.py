@@ -10,7 +10,7 @@ from fake_shim import (
     ROOM_ANSWER,
 )
 
-from jupyter_affinode.node import rooms
+from jupyter_affinode.node.execution import allocations as rooms
 
 
 def test_calls_wait_first_come_first_served_and_hear_their_place(node, shim, wait_until):

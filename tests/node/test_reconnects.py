@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 from fake_shim import MIB, WANT, notify
 
-from jupyter_affinode.node import clients, link, peers
+from jupyter_affinode.node.api import clients
+from jupyter_affinode.node.link import listener as link
+from jupyter_affinode.node.system import peers
 
 
 @pytest.fixture

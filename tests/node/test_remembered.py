@@ -13,9 +13,10 @@ import pytest
 from fake_shim import MIB, NO_GPU_ROOM
 from thread_controller import ThreadController
 
-from jupyter_affinode.node import servers, state
-from jupyter_affinode.node.records import KernelRecord
-from jupyter_affinode.node.remembered import FILE_NAME, Remembered
+from jupyter_affinode.node.state import registry as state
+from jupyter_affinode.node.state import servers
+from jupyter_affinode.node.state.persistence import FILE_NAME, Remembered
+from jupyter_affinode.node.state.records import KernelRecord
 
 LOG = logging.getLogger("remembered")
 DAY_S = 86400.0

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 from model_node import Clock, Machine
 
-from jupyter_affinode.node import moves, together
-from jupyter_affinode.node.back_off import JITTER, back_off_s, jittered_back_off_s
-from jupyter_affinode.node.page import State
-from jupyter_affinode.node.settings import GIB, Settings
+from jupyter_affinode.node.execution import group_commit as together
+from jupyter_affinode.node.execution import moves
+from jupyter_affinode.node.model.backoff import JITTER, back_off_s, jittered_back_off_s
+from jupyter_affinode.node.model.settings import GIB, Settings
+from jupyter_affinode.node.protocol.page import State
 
 PERIOD_S, USE_S, TICK_S, PASS_S = 10.0, 0.1, 0.05, 0.25
 PAGE_LATE_S = 0.1  # a shim looks at its own counters ten times a second

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_affinode import client, environment
+from jupyter_affinode import environment
+from jupyter_affinode.client import api as client
 from jupyter_affinode.environment import FolderRefused, SimulationRefused
 
 STORY = Path(__file__).with_name("folders_story.py")
@@ -37,7 +38,7 @@ def test_a_controller_is_started_once_and_answers(own):
 
 def test_it_survives_who_started_it_and_takes_nothing_of_a_kernel_with_it(own, monkeypatch):
     program = (
-        "import jupyter_affinode.client as client, os;"
+        "import jupyter_affinode.client.api as client, os;"
         "client.ensure_controller(extra_args=['--park-when=idle'], timeout_s=20);"
         "os.kill(os.getpid(), 9)"
     )
@@ -236,7 +237,7 @@ def test_the_machines_controller_refuses_context_depth(machine):
 ONE_OF_MANY = """
 import os, sys, threading
 from pathlib import Path
-from jupyter_affinode.client import ensure_controller
+from jupyter_affinode.client.api import ensure_controller
 threads = [threading.Thread(target=ensure_controller, kwargs={"timeout_s": 30}) for _ in range(4)]
 sys.stdin.readline()
 for thread in threads:

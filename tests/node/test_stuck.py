@@ -16,14 +16,15 @@ from fake_shim import DYING, FAILED, GPU, LOST, MIB, NO_GPU_ROOM, RESIDENT, RESU
 from people import Person, command_of, needs_root, open_to_everyone
 
 import jupyter_affinode
-from jupyter_affinode.node import clean_up, neighbours
-from jupyter_affinode.node.access import EveryUserAccess
-from jupyter_affinode.node.nvml import NvmlGpu
-from jupyter_affinode.node.page import PageData, PageFlag, PageGpu, State
-from jupyter_affinode.node.records import KernelRecord, Process
-from jupyter_affinode.node.settings import Settings
-from jupyter_affinode.node.stuck import stuck
-from jupyter_affinode.node.wire import Hello, HelloFlag, gpu_uuid
+from jupyter_affinode.node.execution import cleanup as clean_up
+from jupyter_affinode.node.identity.access import EveryUserAccess
+from jupyter_affinode.node.model.gpu import NvmlGpu
+from jupyter_affinode.node.model.settings import Settings
+from jupyter_affinode.node.protocol.page import PageData, PageFlag, PageGpu, State
+from jupyter_affinode.node.protocol.wire import Hello, HelloFlag, gpu_uuid
+from jupyter_affinode.node.state import gpu_processes as neighbours
+from jupyter_affinode.node.state.records import KernelRecord, Process
+from jupyter_affinode.node.state.stuck import stuck
 
 UUID = gpu_uuid(GPU)
 NOW = 10_000.0
@@ -194,7 +195,9 @@ def test_who_does_not_listen_is_killed(node, machine, started, wait_until, monke
         lambda: "State:\tT" in status.read_text()
     )  # of signals that wait together, SIGTERM comes first
     # Nobody would call it stuck for that: the verdict is given here.
-    monkeypatch.setattr("jupyter_affinode.node.state.stuck", lambda *_: clean_up.Stuck("lost", "a test"))
+    monkeypatch.setattr(
+        "jupyter_affinode.node.state.registry.stuck", lambda *_: clean_up.Stuck("lost", "a test")
+    )
     assert machine.ask("POST", "/kernels/k/end", {"process": number})[0] == 200
     assert made.wait(timeout=10) == -signal.SIGKILL
 
@@ -287,7 +290,9 @@ def test_the_command_line_lists_what_is_stuck_and_ends_it(node, machine, started
     refused = machine.affinode("clean", "k", "--process", str(number))
     assert refused.returncode == 1
     assert "not stuck" in refused.stderr
-    monkeypatch.setattr("jupyter_affinode.node.state.stuck", lambda *_: clean_up.Stuck("lost", "a test"))
+    monkeypatch.setattr(
+        "jupyter_affinode.node.state.registry.stuck", lambda *_: clean_up.Stuck("lost", "a test")
+    )
     assert f"process {number} (pid {made.pid}, fake): a test" in machine.affinode("clean").stdout
     assert "`jupyter affinode clean k` ends it" in machine.affinode("status").stdout
     assert "ended: a test" in machine.affinode("clean", "k").stdout

@@ -9,10 +9,10 @@ from fake_shim import MIB
 from people import Person, needs_root, open_to_everyone
 from thread_controller import ThreadController
 
-from jupyter_affinode.node import subordinate_ids
-from jupyter_affinode.node.access import EveryUserAccess
-from jupyter_affinode.node.limits import MANY_USERS
-from jupyter_affinode.node.subordinate_ids import SubordinateIds
+from jupyter_affinode.node.identity.access import EveryUserAccess
+from jupyter_affinode.node.identity.rate_limits import MANY_USERS
+from jupyter_affinode.node.system import subuid as subordinate_ids
+from jupyter_affinode.node.system.subuid import SubordinateIds
 
 MALLORY, BOB, FIRST = 61001, 61002, 700_000
 FILE = f"""

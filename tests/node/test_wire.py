@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from jupyter_affinode.node import page, wire
+from jupyter_affinode.node.protocol import page, wire
 
 PROTOCOL = Path(__file__).resolve().parents[2] / "shim" / "src"
 SIZES = {

@@ -10,11 +10,12 @@ from background import in_background, result_of
 from fake_shim import GPU, MIB, NOTHING, QUEUED, REFUSED, RESUME, request
 from model_node import QUIET, Clock, Machine
 
-from jupyter_affinode.node import state
-from jupyter_affinode.node.nvml import NvmlGpu, NvmlSample
-from jupyter_affinode.node.records import KERNEL_ENDED
-from jupyter_affinode.node.wire import gpu_uuid
-from jupyter_affinode.node.wishes import Wishes
+from jupyter_affinode.node.execution.user_requests import Wishes
+from jupyter_affinode.node.model.gpu import NvmlGpu
+from jupyter_affinode.node.protocol.wire import gpu_uuid
+from jupyter_affinode.node.state import registry as state
+from jupyter_affinode.node.state.records import KERNEL_ENDED
+from jupyter_affinode.node.system.nvml import NvmlSample
 
 
 class FullGpu:

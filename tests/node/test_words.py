@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from jupyter_affinode.node.settings import GIB, MIB
-from jupyter_affinode.node.snapshot import Residency
-from jupyter_affinode.node.words import bytes_in_words, duration_in_words, ordinal, residency_in_words
+from jupyter_affinode.node.model.settings import GIB, MIB
+from jupyter_affinode.node.model.snapshot import Residency
+from jupyter_affinode.node.views.text import residency_in_words
+from jupyter_affinode.units import bytes_in_words, duration_in_words, ordinal
 
 
 @pytest.mark.parametrize(

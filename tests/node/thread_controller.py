@@ -8,13 +8,13 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from jupyter_affinode.node.access import Access
-from jupyter_affinode.node.api import serve
+from jupyter_affinode.node.api.server import serve
 from jupyter_affinode.node.controller import Controller
-from jupyter_affinode.node.election import Election
-from jupyter_affinode.node.history_options import HistoryOptions
-from jupyter_affinode.node.nvml import NvmlMissing, NvmlSample
-from jupyter_affinode.node.settings import GIB, Settings
+from jupyter_affinode.node.identity.access import Access
+from jupyter_affinode.node.leadership.election import Election
+from jupyter_affinode.node.metrics.history_options import HistoryOptions
+from jupyter_affinode.node.model.settings import GIB, Settings
+from jupyter_affinode.node.system.nvml import NvmlMissing, NvmlSample
 
 
 class NoNvml:

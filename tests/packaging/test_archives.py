@@ -56,14 +56,14 @@ def test_the_wheel_carries_every_part(wheel: Path) -> None:
     (data,) = {name.split("/")[0] for name in names if ".data/" in name}
     wanted = {
         "hub_spawner/__init__.py",
-        "jupyter_affinode/events/kernel_residency.yaml",
-        "jupyter_affinode/events/node.yaml",
-        "jupyter_affinode/kernel_startup.py",
+        "jupyter_affinode/server/schemas/kernel_residency.yaml",
+        "jupyter_affinode/server/schemas/node.yaml",
+        "jupyter_affinode/kernel/startup.py",
         "jupyter_affinode/lib/affinode-gpu-memory",
         "jupyter_affinode/lib/libaffinode-sim-cuda.so",
         "jupyter_affinode/lib/libaffinode-sim-nvml.so",
         "jupyter_affinode/lib/libaffinode.so",
-        "jupyter_affinode/node/openapi.json",
+        "jupyter_affinode/node/api/openapi.json",
         f"{data}/data/{LAB_EXTENSION}/install.json",
         f"{data}/data/{LAB_EXTENSION}/package.json",
         f"{data}/data/{LAB_EXTENSION}/static/style.js",
@@ -89,7 +89,7 @@ def test_the_sdist_carries_the_sources_and_the_built_extension(sdist: Path) -> N
         "package.json",
         "shim/Makefile",
         "shim/gpu_memory/main.c",
-        "shim/src/entry_points.h",
+        "shim/src/driver/entry_points.h",
         "shim/sim/sim.mk",
         "yarn.lock",
     } <= names

@@ -14,7 +14,7 @@ import pytest
 
 from jupyter_affinode.cli import main
 from jupyter_affinode.planner.machine import GIB, Speeds, speeds_from_bench
-from jupyter_affinode.planner.ways import student_t
+from jupyter_affinode.planner.strategies import student_t
 
 SMALL = ["plan", "--people", "4", "--days", "1", "--quiet"]
 WAYS = {"affinode", "sharing", "culling", "reservation"}

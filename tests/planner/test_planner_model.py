@@ -11,13 +11,13 @@ import pytest
 from small_plans import PLAIN, random_sessions, replay, session
 
 import jupyter_affinode.planner.replay as replay_module
-from jupyter_affinode.node.settings import Settings
+from jupyter_affinode.node.model.settings import Settings
 from jupyter_affinode.planner.baselines import Culled, Culling, Reservation, Sharing
-from jupyter_affinode.planner.cells import Cell, ImpossiblePlan, Session, active_share
+from jupyter_affinode.planner.event_queue import Shared, Timeline
 from jupyter_affinode.planner.machine import GIB, Machine, Speeds
-from jupyter_affinode.planner.people import ModelBroken
 from jupyter_affinode.planner.replay import Replay
-from jupyter_affinode.planner.timeline import Shared, Timeline
+from jupyter_affinode.planner.sessions import Cell, ImpossiblePlan, Session, active_share
+from jupyter_affinode.planner.simulation import ModelBroken
 from jupyter_affinode.planner.workload import Spread, Workload
 
 SMALL = Machine(gpus=2, gpu_bytes=40 * GIB, host_bytes=150 * GIB, context_bytes=GIB // 2)

@@ -13,8 +13,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from jupyter_affinode.bench.plan import GIB, MIB, DoesNotFit, Room, make_plan, whole_chunks
 from jupyter_affinode.bench.report import ratios
+from jupyter_affinode.bench.sizes import GIB, MIB, DoesNotFit, Room, make_plan, whole_chunks
 
 SECONDS = {"type": "number", "exclusiveMinimum": 0}
 BYTES = {"type": "integer", "minimum": 0}
@@ -197,7 +197,7 @@ def alive(pid: int) -> bool:
 
 DAMAGE = """
 import ctypes
-from jupyter_affinode.bench.content import Content
+from jupyter_affinode.bench.test_pattern import Content
 from jupyter_affinode.bench.driver import Driver
 driver = Driver()
 content = Content(driver, 32 << 20, 20 << 20)

@@ -14,7 +14,7 @@ from datetime import datetime
 import pytest
 from gpu_cells import SETUP
 
-from jupyter_affinode import kernel_caches
+from jupyter_affinode.kernel import cache_release as kernel_caches
 
 MIB = 2**20
 STAND_IN = """

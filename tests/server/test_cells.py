@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from jupyter_affinode.cells import REMEMBERED_CLOSED, OpenCells
+from jupyter_affinode.server.cells import REMEMBERED_CLOSED, OpenCells
 
 
 def test_a_cell_is_open_from_busy_to_idle():

@@ -14,9 +14,9 @@ from gpu_cells import SETUP
 from live_server import exists
 
 from jupyter_affinode.cli.kernel_argument import NoSuchKernel, find_kernel, short_id
+from jupyter_affinode.cli.output import kernel_table
 from jupyter_affinode.cli.run import kernel_id_of
-from jupyter_affinode.cli.table import kernel_table
-from jupyter_affinode.doctor import next_server_default
+from jupyter_affinode.doctor.checks import next_server_default
 
 GIB = 2**30
 ID = "01234567-89ab-cdef-0123-456789abcdef"
@@ -248,7 +248,7 @@ def test_wrapping_twice_or_over_something_else_is_refused(machine, kernelspec):
 def test_simulate_gives_a_machine_of_its_own_that_ends_with_the_command(native, machine):
     inside = f"""{SETUP}
 import asyncio, os
-from jupyter_affinode.client import ControllerClient, ensure_controller
+from jupyter_affinode.client.api import ControllerClient, ensure_controller
 Block(8).free()
 ask = lambda: asyncio.run(ControllerClient(ensure_controller()).node())
 while not (node := ask())["gpus"]:  # NVML has not been looked at yet

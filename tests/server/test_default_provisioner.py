@@ -12,7 +12,7 @@ import pytest
 from jupyter_client.provisioning import KernelProvisionerFactory
 from traitlets.config import Config, Configurable
 
-from jupyter_affinode.default_provisioner import LOCAL, OURS, claim_default
+from jupyter_affinode.provisioning.default import LOCAL, OURS, claim_default
 
 
 def claim(config: dict | None = None, **options: bool):

@@ -6,8 +6,8 @@ import resource
 
 import pytest
 
-from jupyter_affinode import doctor_host
-from jupyter_affinode.doctor_host import host_checks
+from jupyter_affinode.doctor import host_checks as doctor_host
+from jupyter_affinode.doctor.host_checks import host_checks
 
 GIB = 2**30
 PAGES = "kernel/mm/transparent_hugepage"

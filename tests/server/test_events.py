@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from jupyter_events import EventLogger
 
-from jupyter_affinode.node_watch import NodeWatch
-from jupyter_affinode.residency_events import (
+from jupyter_affinode.server.controller_watch import NodeWatch
+from jupyter_affinode.server.events import (
     KERNEL_RESIDENCY,
     NODE,
     NOTICE,

@@ -8,9 +8,10 @@ import logging
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
 
-from jupyter_affinode import client, provisioner
-from jupyter_affinode.kernel_ends import KernelEnds
-from jupyter_affinode.kernelspec_metadata import wishes_of
+from jupyter_affinode.client import api as client
+from jupyter_affinode.provisioning import provisioner
+from jupyter_affinode.provisioning.kernelspec import wishes_of
+from jupyter_affinode.server.evictions import KernelEnds
 
 
 class CountingManager(AsyncMappingKernelManager):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_affinode.kernel_magics import parse_duration, size_text
-from jupyter_affinode.launch_environment import KERNEL_STARTUP
+from jupyter_affinode.kernel.magics import parse_duration, size_text
+from jupyter_affinode.provisioning.preload import KERNEL_STARTUP
 
 NAMES = "print(sorted(n for n in dir() if not n.startswith('_') or 'affinode' in n))"
 LOCAL = {"kernel_provisioner": {"provisioner_name": "local-provisioner"}}

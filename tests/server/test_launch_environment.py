@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_affinode import environment
-from jupyter_affinode import launch_environment as launch
+from jupyter_affinode.provisioning import preload as launch
 
 ARGV = [sys.executable, "-m", "ipykernel_launcher"]
 

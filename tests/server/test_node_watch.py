@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jupyter_affinode.node_watch import pause_s
+from jupyter_affinode.server.controller_watch import pause_s
 
 
 def test_a_controller_is_never_started_again_at_once_and_ever_later_if_it_fails_at_its_start():

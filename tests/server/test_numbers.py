@@ -11,14 +11,14 @@ from traitlets import TraitError
 from traitlets.config import Config
 
 from jupyter_affinode import cli
-from jupyter_affinode.kernel_magics import parse_duration
+from jupyter_affinode.kernel.magics import parse_duration
 from jupyter_affinode.node.app import NodeController
-from jupyter_affinode.node.settings import RULES, Settings, SettingsRefused
-from jupyter_affinode.option_numbers import number, whole
+from jupyter_affinode.node.model.settings import RULES, Settings, SettingsRefused
 from jupyter_affinode.planner import workload
-from jupyter_affinode.planner.cells import ImpossiblePlan
+from jupyter_affinode.planner.sessions import ImpossiblePlan
 from jupyter_affinode.planner.trace import TraceError, read_trace
 from jupyter_affinode.planner.workload import LONGEST_S, Spread, Workload
+from jupyter_affinode.units import number, whole
 
 ABSURD = ["nan", "inf", "-inf", "1e300", "9" * 400, "9" * 5000, "-1e9", "", "many"]
 

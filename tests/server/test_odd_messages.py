@@ -9,7 +9,7 @@ import pytest
 import zmq
 from jupyter_client.session import DELIM, Session
 
-from jupyter_affinode.tracker import ExecutionTracker
+from jupyter_affinode.server.execution_tracker import ExecutionTracker
 
 LOG = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpu_cells import SETUP
 from live_server import JupyterServer
 
-from jupyter_affinode.provisioner import VISIBLE, AffinodeProvisioner
+from jupyter_affinode.provisioning.provisioner import VISIBLE, AffinodeProvisioner
 
 DEVICES = f"import os; print(os.environ.get({VISIBLE!r}, 'none'))"
 

@@ -14,7 +14,8 @@ import pytest
 from jupyter_client.manager import start_new_kernel
 from live_server import exists
 
-from jupyter_affinode import environment, launch_environment
+from jupyter_affinode import environment
+from jupyter_affinode.provisioning import preload as launch_environment
 
 PROVISIONERS = ["local-provisioner", "affinode-provisioner"]
 

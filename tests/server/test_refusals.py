@@ -10,11 +10,11 @@ import threading
 
 import pytest
 
-from jupyter_affinode import doctor
 from jupyter_affinode.cli import main
-from jupyter_affinode.client import ControllerClient, ControllerRefused
+from jupyter_affinode.client.api import ControllerClient, ControllerRefused
+from jupyter_affinode.doctor import checks as doctor
 from jupyter_affinode.environment import SOCKET
-from jupyter_affinode.node_watch import UNKNOWN, NodeWatch
+from jupyter_affinode.server.controller_watch import UNKNOWN, NodeWatch
 
 WHY = "its grant has expired"
 

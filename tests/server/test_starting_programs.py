@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_affinode import launch_environment, provisioner
+from jupyter_affinode.provisioning import preload as launch_environment
+from jupyter_affinode.provisioning import provisioner
 
 ONCE = """
 import gc, os, sys, threading, time

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import zmq
 
-from jupyter_affinode import tracker as tracker_module
-from jupyter_affinode.tracker import ExecutionTracker
+from jupyter_affinode.server import execution_tracker as tracker_module
+from jupyter_affinode.server.execution_tracker import ExecutionTracker
 
 LOG = logging.getLogger(__name__)
 

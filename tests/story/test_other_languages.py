@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 PROGRAM = Path(__file__).parents[1] / "shim" / "processes" / "small.c"
+HANDLE = '-DHANDLE=dlopen("libcuda.so.1", RTLD_NOW)'
 CC = os.environ.get("CC", "cc")
 
 
@@ -20,7 +21,7 @@ def test_a_c_program_of_a_bash_kernel_is_tracked_and_parked_the_same_way(stage, 
     program = s.machine.folder / "small"
     driver = s.machine.folder / "libcuda.so.1"
     driver.symlink_to(native / "libaffinode-sim-cuda.so")
-    found_by = ["-DBY_DLSYM", "-ldl"] if how == "dlsym" else [f"-L{driver.parent}", "-l:libcuda.so.1"]
+    found_by = [HANDLE, "-ldl"] if how == "dlsym" else [f"-L{driver.parent}", "-l:libcuda.so.1"]
     subprocess.run([CC, "-O1", "-w", "-o", str(program), str(PROGRAM), *found_by], check=True, timeout=60)
     folder = Path(s.machine.environment["JUPYTER_DATA_DIR"]) / "kernels" / "bash"
     folder.mkdir(parents=True)

@@ -1,5 +1,5 @@
 /* Contexts come and go, primary and own, resident and parked: memory goes with its own context and with no other.  */
-#include "devices.h"
+#include "gpu/devices.h"
 #include "harness.h"
 
 #define BYTES MiB(4)

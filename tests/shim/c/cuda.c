@@ -5,9 +5,9 @@
 
 #include "harness.h"
 #ifdef SHIM_LINKED
-#include "driver.h"
-#include "nvml_gate.h"
-#include "resolve.h"
+#include "driver/real_driver.h"
+#include "context_depth/nvml_gate.h"
+#include "driver/symbol_lookup.h"
 #endif
 
 struct cuda cu;

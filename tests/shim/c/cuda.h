@@ -6,7 +6,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 
-#include "cuda_types.h"
+#include "driver/cuda_types.h"
 
 typedef struct CUmod_st *CUmodule;
 typedef struct CUfunc_st *CUfunction;

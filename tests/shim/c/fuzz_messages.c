@@ -4,11 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "checkpoint.h"
-#include "elsewhere.h"
-#include "link.h"
-#include "link_socket.h"
-#include "page.h"
+#include "context_depth/checkpoint.h"
+#include "context_depth/migrate.h"
+#include "link/link.h"
+#include "link/messages.h"
+#include "link/status_page.h"
 #include "shim.h"
 
 /* What the parser's file needs of the others for its hello.  */

@@ -8,7 +8,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#include "ipc.h"
+#include "ipc/ipc.h"
 
 /* Where a child finds them.  */
 #define DOWN 100

@@ -4,7 +4,7 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 
-#include "gate.h"
+#include "gate/gate.h"
 #include "harness.h"
 
 #define THREADS 40 /* more than have a slot already */

@@ -65,7 +65,7 @@ $(TEST_BUILD)/plain/%: $(TEST_BUILD)/plain/%.o $(TEST_SUPPORT:%=$(TEST_BUILD)/pl
 	$(CXX) -o $@ $^ -pthread -ldl
 
 # Sanitizers have cleanups of their own in every function, which need the compiler's own unwinding.
-TEST_SHIM := $(filter-out exports unwind,$(patsubst src/%.c,%,$(wildcard src/*.c)))
+TEST_SHIM := $(filter-out driver/linked_symbols gate/unwind,$(patsubst src/%.c,%,$(wildcard src/*.c src/*/*.c)))
 
 define SANITIZED
 $(TEST_BUILD)/$(1)/shim/%.o: src/%.c
@@ -79,7 +79,7 @@ $(TEST_BUILD)/$(1)/%.o: $(TEST_FOLDER)/%.cc
 	$$(CXX) $$(TEST_CXXFLAGS) -DSHIM_LINKED $$(SANITIZE_$(1)) -c -o $$@ $$<
 $(TEST_BUILD)/$(1)/libshim.a: $(TEST_SHIM:%=$(TEST_BUILD)/$(1)/shim/%.o)
 	rm -f $$@
-	$$(AR) rcs $$@ $$^
+	$$(AR) qcs $$@ $$^
 $(TEST_BUILD)/$(1)/%: $(TEST_BUILD)/$(1)/%.o $(TEST_SUPPORT:%=$(TEST_BUILD)/$(1)/%.o) $(TEST_BUILD)/$(1)/libshim.a
 	$$(CXX) $$(SANITIZE_$(1)) -Wl,--export-dynamic-symbol='nvml*' -o $$@ $$^ -pthread -ldl
 endef
@@ -101,9 +101,9 @@ TEST_FILES := $(TEST_LIB)/libcuda.so.1 $(TEST_LIB)/libnvidia-ml.so.1 $(TEST_LIBR
 
 CLANG ?= clang
 FUZZ_S ?= 5
-$(TEST_BUILD)/fuzz_messages: $(TEST_FOLDER)/fuzz_messages.c src/link_socket.c src/grant.c src/environment.c src/discovery.c src/log.c
+$(TEST_BUILD)/fuzz_messages: $(TEST_FOLDER)/fuzz_messages.c src/link/messages.c src/link/grant.c src/base/environment.c src/link/discovery.c src/base/log.c
 	@mkdir -p $(@D)
-	$(CLANG) -std=gnu11 -O1 -g -fsanitize=fuzzer,address,undefined -Isrc -o $@ $^
+	$(CLANG) -std=gnu11 -O1 -g -fsanitize=fuzzer,address,undefined -iquote src -o $@ $^
 fuzz: $(TEST_BUILD)/fuzz_messages
 	@mkdir -p $(TEST_BUILD)/corpus
 	$< -max_total_time=$(FUZZ_S) -max_len=512 -artifact_prefix=$(TEST_BUILD)/ $(TEST_BUILD)/corpus
@@ -126,4 +126,4 @@ test: test-programs
 		echo "$(flavour) $$program"; \
 		$(RUN_$(flavour)) $(abspath $(TEST_BUILD))/$(flavour)/$$program; done;)
 
--include $(wildcard $(TEST_BUILD)/*/*.d $(TEST_BUILD)/*/shim/*.d)
+-include $(wildcard $(TEST_BUILD)/*/*.d $(TEST_BUILD)/*/shim/*.d $(TEST_BUILD)/*/shim/*/*.d)

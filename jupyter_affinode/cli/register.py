@@ -1,0 +1,28 @@
+"""`python -m jupyter_affinode.cli.register KERNEL_ID NAME`: what `run` leaves behind to happen in its own
+time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable, ensure_controller
+
+
+async def introduce(kernel_id: str, name: str) -> None:
+    """Describe a kernel to the controller, unless someone who knows better already did."""
+    client = ControllerClient(ensure_controller())
+    try:
+        known = await client.kernel(kernel_id)
+    except ControllerRefused:
+        known = {}
+    if not known.get("name"):
+        await client.register(kernel_id, name=name)
+
+
+if __name__ == "__main__":
+    try:
+        asyncio.run(introduce(*sys.argv[1:3]))
+    except (ControllerUnavailable, ControllerRefused) as error:
+        sys.exit(str(error))

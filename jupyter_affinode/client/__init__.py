@@ -1,0 +1,1 @@
+"""The clients of the controller: its API, and signing of grants."""

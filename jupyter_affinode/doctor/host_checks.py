@@ -1,0 +1,109 @@
+"""What of this machine decides how fast GPU memory goes to host memory and back: the doctor's host checks."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..kernel.magics import size_text
+from .check import Check
+
+SYS = Path("/sys")
+NVIDIA = "0x10de"
+DISPLAY_CLASS = "0x03"  # PCI class of GPUs, with and without a display
+HUGE_PAGE_BYTES = 2 * 2**20
+
+
+def host_checks(lot_bytes: int = 0, sys_folder: Path = SYS) -> Iterator[Check]:
+    """Huge pages, locked memory, NUMA. `lot_bytes` as the controller's setting."""
+    yield _transparent_huge_pages(sys_folder)
+    yield _lots(lot_bytes, sys_folder)
+    yield _locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])
+    yield _numa(sys_folder)
+
+
+def _transparent_huge_pages(sys_folder: Path) -> Check:
+    """What kernels copy into is their own memory, advised to be of huge pages."""
+    path = sys_folder / "kernel/mm/transparent_hugepage/enabled"
+    chosen = _chosen(path)
+    if chosen in ("always", "madvise"):
+        return Check("huge pages", "ok", f"transparent huge pages: {chosen}")
+    advice = f"Parks and resumes are slower without them: echo madvise > {path}"
+    return Check("huge pages", "warn", "transparent huge pages are off", advice)
+
+
+def _lots(lot_bytes: int, sys_folder: Path) -> Check:
+    """What the controller hands out is shared memory, which has settings of its own."""
+    free = _number(sys_folder / "kernel/mm/hugepages/hugepages-2048kB/free_hugepages") * HUGE_PAGE_BYTES
+    shared_path = sys_folder / "kernel/mm/transparent_hugepage/shmem_enabled"
+    shared = _chosen(shared_path)
+    pages = f"{size_text(free)} of huge pages set aside and free, shared memory's huge pages: {shared or 'unknown'}"
+    if not lot_bytes:
+        return Check("lots", "ok", f"off (NodeController.lot_bytes); {pages}")
+    text = f"{size_text(lot_bytes)}; {pages}"
+    if shared in ("always", "within_size", "advise", "force") or free >= lot_bytes:
+        return Check("lots", "ok", text)
+    advice = (
+        f"Memory of small pages takes about twice as long to be registered with the GPU: echo advise > {shared_path},"
+        f" or set huge pages aside: sysctl vm.nr_hugepages={-(-lot_bytes // HUGE_PAGE_BYTES)}"
+    )
+    return Check("lots", "warn", text, advice)
+
+
+def _locked_memory(limit: int) -> Check:
+    """The driver itself does not ask for it, but a sandbox may."""
+    if limit == resource.RLIM_INFINITY:
+        return Check("locked memory", "ok", "no limit (RLIMIT_MEMLOCK)")
+    text = (
+        f"at most {size_text(limit)} (RLIMIT_MEMLOCK); NVIDIA's driver registers host memory beyond it."
+        " Where that is refused, copies go through a small buffer and are slower"
+    )
+    return Check("locked memory", "ok", text)
+
+
+def _numa(sys_folder: Path) -> Check:
+    """Copies to another node's memory cross the processors' interconnect."""
+    nodes = len(list((sys_folder / "devices/system/node").glob("node[0-9]*")))
+    if nodes <= 1:
+        return Check("numa", "ok", "one node: all host memory is near every GPU")
+    places = sorted(_gpu_nodes(sys_folder).items())
+    known = ", ".join(f"{address} at node {node}" for address, node in places if node >= 0)
+    if places and all(node >= 0 for _, node in places):
+        return Check("numa", "ok", f"{nodes} nodes; GPUs: {known}")
+    unknown = [address for address, node in places if node < 0]
+    which = f"of {', '.join(unknown)} the node is not known" if unknown else "no GPU is seen on the PCI bus"
+    advice = (
+        "If parks are slow, start the server near its GPU: numactl --cpunodebind=N --membind=N jupyter lab"
+        " (nvidia-smi topo -m says which)."
+    )
+    return Check("numa", "ok", f"{nodes} nodes; {which}", advice)
+
+
+def _gpu_nodes(sys_folder: Path) -> dict[str, int]:
+    """The NUMA node of each NVIDIA GPU by its PCI address; -1 where the firmware does not say."""
+    nodes = {}
+    for device in (sys_folder / "bus/pci/devices").glob("*"):
+        if _text(device / "vendor") == NVIDIA and _text(device / "class").startswith(DISPLAY_CLASS):
+            nodes[device.name] = _number(device / "numa_node", absent=-1)
+    return nodes
+
+
+def _chosen(path: Path) -> str | None:
+    """The word in brackets of a setting such as `always [madvise] never`."""
+    words = [word[1:-1] for word in _text(path).split() if word.startswith("[")]
+    return words[0] if words else None
+
+
+def _number(path: Path, absent: int = 0) -> int:
+    try:
+        return int(_text(path))
+    except ValueError:
+        return absent
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,371 @@
+"""The `%gpu_…` magics, inside a kernel of any environment: standard library only, Python 3.8 or later.
+
+They talk to the shim that is preloaded into this process, by ctypes, and the shim to the node controller.
+Loaded by `kernel/startup.py` in kernels that our provisioner or `jupyter affinode run` started, and by
+`%load_ext jupyter_affinode` everywhere else. Each magic prints one plain line; none ends in a traceback
+because there is no shim, no controller or no GPU.
+"""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import ctypes
+import errno
+import importlib.util
+import os
+import re
+import struct
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+
+_PARK, _RESUME, _HOLD, _RELEASE, _STATUS = 1, 2, 3, 4, 5  # enum affinode_request_kind
+_OK, _NOTHING = 0, 6  # enum affinode_status
+_TEXT_SIZE = 192
+_PAGE_SIZE = 4096
+_PAGE_MAGIC = 0x47504641
+_GPUS_OFFSET, _GPU_SIZE = 256, 96  # struct affinode_page
+
+_STATES = {
+    0: "No GPU in use",
+    1: "On the GPU",
+    2: "Freeing the GPU…",
+    3: "GPU freed, contents safe in RAM",
+    4: "Waiting for GPU",
+    5: "Getting the GPU back…",
+    6: "GPU state lost",
+}
+_FIXED = (
+    "in small blocks",
+    "managed memory",
+    "mapped by the application itself",
+    "in stream-ordered pools",
+    "CUDA arrays",
+    "shared with another process",
+    "on a device without virtual memory management",
+    "for another reason",
+)
+_UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_LONGEST_S = 10**9  # whoever says more means "as long as may be"; in nanoseconds it fits into 64 bits
+
+
+class ShimAbsent(Exception):
+    """This process runs without the shim; the message says why and is meant for the person."""
+
+
+class Shim:
+    """The preloaded library of this process."""
+
+    def __init__(self) -> None:
+        path = os.environ.get("AFFINODE_LIBRARY")
+        if not path:
+            raise ShimAbsent("this kernel was started without jupyter-affinode, so its GPU is not managed")
+        if os.environ.get("AFFINODE_DISABLE") == "1":
+            raise ShimAbsent("jupyter-affinode is switched off here (AFFINODE_DISABLE=1)")
+        try:
+            library = ctypes.CDLL(path, mode=os.RTLD_NOW | getattr(os, "RTLD_NOLOAD", 0))
+            library.affinode_request.argtypes = [
+                ctypes.c_int,
+                ctypes.c_uint64,
+                ctypes.c_uint64,
+                ctypes.c_char_p,
+                ctypes.c_size_t,
+            ]
+            library.affinode_page_copy.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+            library.affinode_dying.restype = None
+            library.affinode_cell_began.restype = None
+        except (OSError, AttributeError) as error:
+            raise ShimAbsent(
+                f"the library of jupyter-affinode is not loaded in this kernel ({error})"
+            ) from None
+        self.library = library
+
+    def request(
+        self,
+        kind: int,
+        argument_ns: int = 0,
+        timeout_s: float = 65.0,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> tuple[int, str]:
+        """Ask the controller; (enum affinode_status, its words), or a negative errno and "".
+
+        The call into the shim waits on a thread of its own, so that an interrupt reaches the person's thread
+        at once; the answer is then nobody's and is dropped. `meanwhile` is called again and again until then.
+        """
+        text = ctypes.create_string_buffer(_TEXT_SIZE)
+        answer: list[int] = []
+
+        def ask() -> None:
+            answer.append(
+                self.library.affinode_request(
+                    kind, argument_ns, int(timeout_s * 1e9), text, ctypes.sizeof(text)
+                )
+            )
+
+        thread = threading.Thread(target=ask, name="affinode-request", daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(0.1)
+            meanwhile()
+        return answer[0] if answer else -errno.EIO, text.value.decode("utf-8", "replace")
+
+    def page(self) -> tuple[int, int, int, dict[str, int]] | None:
+        """(state, resident bytes, parked bytes, bytes that cannot move by reason); None when there is no
+        page.
+        """
+        raw = ctypes.create_string_buffer(_PAGE_SIZE)
+        size = self.library.affinode_page_copy(raw, _PAGE_SIZE)
+        if size < _GPUS_OFFSET or struct.unpack_from("=I", raw, 0)[0] != _PAGE_MAGIC:
+            return None
+        (state,) = struct.unpack_from("=I", raw, 16)
+        (gpus,) = struct.unpack_from("=I", raw, 68)
+        resident = parked = 0
+        fixed: dict[str, int] = {}
+        for index in range(gpus):
+            offset = _GPUS_OFFSET + index * _GPU_SIZE
+            if offset + _GPU_SIZE > size:
+                break
+            here = struct.unpack_from("=10Q", raw, offset + 16)
+            resident, parked = resident + here[0], parked + here[1]
+            for reason, words in enumerate(_FIXED):
+                if here[2 + reason]:
+                    fixed[words] = fixed.get(words, 0) + here[2 + reason]
+        return state, resident, parked, fixed
+
+    def cell_began(self, *_: object) -> None:
+        """A new cell: an interrupt of the one before must not reach it."""
+        self.library.affinode_cell_began()
+
+    def dying(self) -> None:
+        """Calls that wait for the GPU give up from now on: this process is about to end."""
+        self.library.affinode_dying()
+
+
+def size_text(count: int) -> str:
+    """Bytes in the words of the panel: "12 GiB", "1.5 GiB", "300 MiB"."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= scale:
+            value = count / scale
+            return f"{value:.0f} {unit}" if value >= 10 or value == int(value) else f"{value:.1f} {unit}"
+    return f"{count} bytes"
+
+
+def parse_duration(text: str) -> int | None:
+    """Seconds of "1h", "30m", "90s", "1h30m"; None for the default (nothing given); ValueError otherwise."""
+    text = text.strip().lower()
+    if not text:
+        return None
+    parts = re.findall(r"(\d+)\s*([dhms])", text)
+    if not parts or re.sub(r"\d+\s*[dhms]|\s+", "", text):
+        raise ValueError(text)
+    return min(sum(int(count) * _UNITS[unit] for count, unit in parts), _LONGEST_S)
+
+
+def _failure(status: int, text: str) -> str:
+    """Why a request was not served, in words for the person."""
+    if text:
+        return text
+    if status >= 0:
+        return f"the controller refused (status {status})"
+    words = {
+        errno.ENOTCONN: "no controller is running on this machine, so nothing is managed at the moment",
+        errno.ETIMEDOUT: "the controller did not answer in time",
+        errno.ENODEV: "this kernel has not used the GPU yet",
+    }
+    return words.get(-status, os.strerror(-status))
+
+
+class GpuMagics:
+    """The five magics of one IPython shell."""
+
+    def __init__(self, shell) -> None:  # type: ignore[no-untyped-def]
+        self._shell = shell
+        self.drop_caches: Callable[[], None] = lambda: None  # serves the controller's wish inside our magic
+
+    def register(self) -> None:
+        """Make the magics known to the shell."""
+        for name, kind in (
+            ("gpu_park", "line_cell"),
+            ("gpu_hold", "line"),
+            ("gpu_release", "line"),
+            ("gpu_status", "line"),
+        ):
+            self._shell.register_magic_function(getattr(self, name), kind, name)
+
+    def gpu_park(self, line: str, cell: str | None = None) -> object:
+        """Give the GPU back now; it comes back by itself at the next use of CUDA.
+
+        `%gpu_park` alone, or `%%gpu_park` above a cell that does not need the GPU: the cell runs with the GPU
+        given back, whether or not that succeeded.
+        """
+        self._ask(_PARK, done="GPU freed", refused="Not freed")
+        return None if cell is None else self._run_body(cell)
+
+    def gpu_hold(self, line: str) -> None:
+        """Keep the GPU for a while even if idle: `%gpu_hold`, `%gpu_hold 30m`, `%gpu_hold 1h30m`."""
+        try:
+            duration_s = parse_duration(line)
+        except ValueError:
+            print("Not kept: say for how long as in %gpu_hold 90s, 30m, 1h or 1h30m.")
+            return
+        if duration_s == 0:
+            print("Not kept: 0 seconds is no time; %gpu_release ends a hold.")
+            return
+        self._ask(_HOLD, (duration_s or 0) * 10**9, done="GPU kept", refused="Not kept")
+
+    def gpu_release(self, line: str) -> None:
+        """End a hold: the GPU may be given back again when this kernel is idle."""
+        self._ask(_RELEASE, done="GPU no longer kept", refused="Not released")
+
+    def gpu_status(self, line: str) -> None:
+        """Where this kernel's GPU memory is, and what of it cannot be moved."""
+        try:
+            shim = Shim()
+        except ShimAbsent as absent:
+            print(f"GPU: {absent}.")
+            return
+        status, text = shim.request(_STATUS, timeout_s=5)
+        page = shim.page()
+        words = text if status == _OK and text else self._own_words(status, page)
+        fixed = page[3] if page else {}
+        if fixed:
+            stays = ", ".join(f"{size_text(count)} {why}" for why, count in sorted(fixed.items()))
+            words += "; stays on the GPU: " + stays
+        print(words)
+
+    @staticmethod
+    def _own_words(status: int, page: tuple[int, int, int, dict[str, int]] | None) -> str:
+        """What this process knows by itself, when the controller gives no words."""
+        if page is None:
+            return "No GPU in use"
+        state, resident, parked, _ = page
+        words = _STATES.get(state, f"State {state}")
+        if resident or parked:
+            words += f": {size_text(resident)} on the GPU, {size_text(parked)} in RAM"
+        return words if status == _OK else "{} ({})".format(words, _failure(status, ""))
+
+    def _ask(self, kind: int, argument_ns: int = 0, *, done: str, refused: str) -> None:
+        """Send one request and print its one line."""
+        try:
+            status, text = Shim().request(kind, argument_ns, meanwhile=self.drop_caches)
+        except ShimAbsent as absent:
+            print(f"{refused}: {absent}.")
+            return
+        if status == _OK:
+            print(text or done + ".")
+        elif status == _NOTHING:
+            print(text or "Nothing to do: this kernel has nothing on the GPU that could be moved.")
+        else:
+            print("{}: {}".format(refused, _failure(status, text).rstrip(".")) + ".")
+
+    def _run_body(self, cell: str) -> object:
+        """Run a cell's text in the person's namespace; the value of a last expression is the magic's
+        value.
+        """
+        shell = self._shell
+        source = shell.transform_cell(cell)
+        name = shell.compile.cache(source)
+        tree = shell.transform_ast(shell.compile.ast_parse(source, filename=name))
+        last = None
+        if tree.body and isinstance(tree.body[-1], ast.Expr) and not cell.rstrip().endswith(";"):
+            last = ast.Expression(tree.body.pop().value)
+        exec(shell.compile(tree, name, "exec"), shell.user_ns)
+        return None if last is None else eval(shell.compile(last, name, "eval"), shell.user_ns)
+
+
+def load_ipython_extension(shell) -> GpuMagics:  # type: ignore[no-untyped-def]
+    """Register the magics; called by `%load_ext jupyter_affinode` and at the start of a kernel."""
+    magics = GpuMagics(shell)
+    magics.register()
+    return magics
+
+
+def start_in_kernel(namespace: dict[str, object]) -> None:
+    """What PYTHONSTARTUP is for here; called once by kernel/startup.py, never raises.
+
+    Restores PYTHONSTARTUP for the process's children, registers the magics and the farewell to the shim when
+    this is IPython, and runs the file that PYTHONSTARTUP named before, as IPython or Python would have.
+    """
+    chained = os.environ.pop("AFFINODE_STARTUP_CHAIN", None)
+    if chained:
+        os.environ["PYTHONSTARTUP"] = chained
+    else:
+        os.environ.pop("PYTHONSTARTUP", None)
+    shell = _ipython()
+    if shell is not None:
+        _keep_shim_informed(shell, load_ipython_extension(shell))
+    if chained:
+        _run_startup_file(chained, namespace, shell)
+
+
+def _ipython():  # type: ignore[no-untyped-def]
+    """The IPython shell of this process, or None in a plain Python."""
+    if "IPython" not in sys.modules:
+        return None
+    return sys.modules["IPython"].get_ipython()
+
+
+def _keep_shim_informed(shell, magics: GpuMagics) -> None:  # type: ignore[no-untyped-def]
+    """Tell the shim where a cell begins, and at exit that no destructor is to wait for the GPU any more.
+
+    Exit handlers run last-in-first-out and libraries register theirs in cells: ours moves to the front after
+    every cell.
+    """
+    try:
+        shim = Shim()
+    except ShimAbsent:
+        return
+    dying = shim.dying
+
+    def move_to_front(*_: object) -> None:
+        atexit.unregister(dying)
+        atexit.register(dying)
+
+    _serve_cache_drops(shim, shell, magics)
+    atexit.register(dying)
+    shell.events.register("pre_run_cell", shim.cell_began)
+    shell.events.register("post_run_cell", move_to_front)
+
+
+def _serve_cache_drops(shim: Shim, shell, magics: GpuMagics) -> None:  # type: ignore[no-untyped-def]
+    """Have frameworks drop their caches when the controller wishes it: cache_release.py, the file beside this."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "cache_release.py")
+    try:
+        spec = importlib.util.spec_from_file_location("_affinode_kernel_caches", path)
+        module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+        spec.loader.exec_module(module)  # type: ignore[union-attr]
+        dropper = module.CacheDropper(shim.library, shell)
+    except (OSError, SyntaxError, AttributeError) as error:
+        print(f"affinode: caches will not be dropped before a park: {error}", file=sys.stderr)
+    else:
+        dropper.start()
+        magics.drop_caches = dropper.serve_in_magic
+
+
+def _run_startup_file(path: str, namespace: dict[str, object], shell) -> None:  # type: ignore[no-untyped-def]
+    """Run the person's own startup file; its errors are shown and do not stop the kernel's start."""
+    path = os.path.expanduser(path)
+    if not os.path.isfile(path):
+        return
+    before = namespace.get("__file__", _run_startup_file)
+    namespace["__file__"] = path
+    try:
+        if shell is not None and path.endswith((".ipy", ".ipynb")):
+            shell.safe_execfile_ipy(path)
+        elif shell is not None:
+            shell.safe_execfile(path, namespace, raise_exceptions=True)
+        else:
+            with open(path, "rb") as file:
+                exec(compile(file.read(), path, "exec"), namespace)
+    except Exception:
+        if shell is not None:
+            shell.showtraceback()
+        else:
+            traceback.print_exc()
+    finally:
+        if before is _run_startup_file:
+            namespace.pop("__file__", None)
+        else:
+            namespace["__file__"] = before

@@ -1,0 +1,245 @@
+"""What every handler of the API shares: JSON in, JSON out, errors in words."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from tornado.iostream import StreamClosedError
+from tornado.web import HTTPError, RequestHandler
+
+from ...printable import TEXT_MAX, is_printable
+from ..controller import Controller
+from ..identity.access import NotAllowed
+from ..identity.identity import Identity
+from ..identity.rate_limits import BYTES_A_REQUEST, Account
+from ..state.records import KernelRecord
+from ..views.visibility import kernel_view
+from .clients import Clients, TooMuch
+
+KERNELS_MAX = 4096
+PIECE_BYTES = 32 * 1024  # of a long answer; the next is made when the client has taken it
+UNREAD_S = 30.0  # a client that does not read for so long is dropped
+REFUSED_AFTER_S = 1.0  # a client that asks too often, or has no good grant, waits so long for the refusal
+
+Json = dict[str, Any]
+
+
+class ApiError(Exception):
+    """A request that is not served; becomes the JSON error."""
+
+    def __init__(self, status: int, slug: str, message: str):
+        super().__init__(message)
+        self.status, self.slug, self.message = status, slug, message
+
+
+class Handler(RequestHandler):
+    """JSON in, JSON out."""
+
+    controller: Controller
+    identity: Identity  # from prepare() on
+    account: Account | None = None  # from prepare() on
+    gone: asyncio.Future[None]  # done when the client hangs up
+    _counted = False
+
+    def initialize(self) -> None:
+        """Called by tornado."""
+        self.controller = self.settings["controller"]
+        self.gone = asyncio.get_running_loop().create_future()
+
+    async def prepare(self) -> None:  # type: ignore[override]  # tornado awaits it
+        """Learn who asks. A request under way keeps the controller; called by tornado."""
+        self._counted = True
+        self.controller.api_requests_open += 1
+        self.controller.needed_at = self.now()
+        try:
+            self._introduce()
+        except ApiError:
+            await asyncio.wait({self.gone}, timeout=REFUSED_AFTER_S)
+            raise
+        if not all(len(word) <= TEXT_MAX and is_printable(word) for word in self.path_args):
+            raise ApiError(400, "bad-request", f"a kernel's id is {TEXT_MAX} printable characters at most")
+
+    def _introduce(self) -> None:
+        stream = getattr(self.request.connection, "stream", None)
+        if stream is None or stream.closed():
+            # It has hung up, and this request was left in the buffer.
+            self.gone.set_result(None)
+            raise ApiError(401, "gone", "the connection is closed")
+        clients: Clients = self.settings["clients"]
+        scheme, _, grant = self.request.headers.get("Authorization", "").partition(" ")
+        try:
+            bearer = grant.strip() if scheme.lower() == "bearer" else None
+            self.identity = clients.introduce(stream, bearer)
+        except NotAllowed as refused:
+            raise ApiError(401, refused.slug, str(refused)) from None
+        except TooMuch as refused:
+            raise ApiError(429, "too-many-requests", str(refused)) from None
+        self.account = self.controller.accounts.of(self.identity.payer)
+
+    def on_finish(self) -> None:
+        """Called by tornado, also when the client hung up."""
+        if self._counted:
+            self._counted = False
+            self.controller.api_requests_open -= 1
+
+    def on_connection_close(self) -> None:
+        """The client hung up in the middle; called by tornado."""
+        if not self.gone.done():
+            self.gone.set_result(None)
+        self.on_finish()
+
+    def finish(self, chunk: str | bytes | Json | None = None) -> asyncio.Future[None]:
+        """Answer. The answer counts by its length, and a client that does not read it is dropped."""
+        if isinstance(chunk, dict):
+            self.set_header("Content-Type", "application/json; charset=UTF-8")
+            chunk = json.dumps(chunk)
+        self._charge(len(chunk or ""))
+        sent = super().finish(chunk)
+        if not sent.done():
+            late = asyncio.get_running_loop().call_later(UNREAD_S, self.drop_unread)
+            sent.add_done_callback(lambda _: late.cancel())
+        return sent
+
+    async def send(self, piece: bytes) -> bool:
+        """Send a part of the answer and wait until the client has taken it; False if it has hung up or was dropped."""
+        if self.gone.done():
+            return False
+        try:
+            self.write(piece)
+            await asyncio.wait_for(self.flush(), UNREAD_S)
+        except StreamClosedError:
+            return False
+        except asyncio.TimeoutError:
+            self.drop_unread()
+            return False
+        return True
+
+    async def send_kernels(self, begin: str, kernels: Iterable[Json], end: str) -> bool:
+        """Send a list of kernels between two texts, piece by piece; False as of `send`.
+
+        So neither many kernels nor a client that reads slowly take memory, and other users' requests come between.
+        """
+        assert self.account is not None
+        remaining, piece, separator = iter(kernels), begin, ""
+        while piece:
+            if not await self.send(piece.encode()):
+                return False
+            async with self.account.turn:
+                piece = ""
+                for kernel in remaining:
+                    piece += separator + json.dumps(kernel)
+                    separator = ", "
+                    if len(piece) >= PIECE_BYTES:
+                        break
+                await asyncio.sleep(0)
+            self._charge(len(piece))
+        return await self.send(end.encode())
+
+    def seen_kernels(self) -> Iterator[Json]:
+        """Yield the kernels that the user may see, each as it is when its turn comes."""
+        for kernel in self.controller.each_kernel_json(self.identity):
+            yield kernel_view(self.identity, kernel, self.controller.owner_of(kernel["id"]))
+
+    def drop_unread(self) -> None:
+        """End the connection of a client that does not read."""
+        self.settings["drops"].drop("an API client", f"it has not read its answer within {UNREAD_S:g} s")
+        stream = getattr(self.request.connection, "stream", None)
+        if stream is not None:
+            stream.close()
+
+    def _charge(self, size: int) -> None:
+        """Count an answer as so many requests as making it takes; administrators' have everyone's kernels in them."""
+        if self.account is not None and not self.identity.is_admin:
+            self.account.requests.spend(size / BYTES_A_REQUEST)
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        """Every error is JSON; called by tornado."""
+        error = kwargs.get("exc_info", (None, None, None))[1]
+        if isinstance(error, ApiError):
+            self.set_status(error.status)
+            self.finish({"error": error.slug, "message": error.message})
+            return
+        if not isinstance(error, HTTPError):
+            self.finish({"error": "internal", "message": "the controller failed; its log has the error"})
+            return
+        slug = {404: "not-found", 405: "not-allowed"}.get(status_code, "bad-request")
+        self.finish({"error": slug, "message": self._reason})
+
+    def log_exception(self, kind: Any, value: Any, traceback: Any) -> None:
+        """Only surprises are logged, and that a client hung up is none; called by tornado."""
+        if not isinstance(value, ApiError | HTTPError | StreamClosedError):
+            self.controller.log.error("a request failed", exc_info=(kind, value, traceback))
+
+    def body(self, **allowed: tuple[type, ...]) -> dict[str, Any]:
+        """The request's JSON object, each member of one of its allowed types; {} without a body."""
+        try:
+            body = json.loads(self.request.body or b"{}")
+        except (ValueError, RecursionError):
+            raise ApiError(400, "bad-request", "the body is not JSON") from None
+        if not isinstance(body, dict):
+            raise ApiError(400, "bad-request", "the body must be a JSON object")
+        for name, value in body.items():
+            if name not in allowed:
+                known = ", ".join(allowed) or "none"
+                raise ApiError(400, "bad-request", f"{name!r} is not known here; known are: {known}")
+            good = isinstance(value, allowed[name]) and (bool in allowed[name] or not isinstance(value, bool))
+            if not good or (isinstance(value, str) and not self.takes(value)):
+                raise ApiError(400, "bad-request", f"{name!r} has a value of the wrong type or size")
+        return body
+
+    def takes(self, text: str) -> bool:
+        """Return whether a text may be in the body: logs and terminals show it, and each answer has it."""
+        return len(text) <= TEXT_MAX and is_printable(text)
+
+    def kernel(self, kernel_id: str) -> KernelRecord:
+        """A known kernel, or 404."""
+        kernels = self.controller.state.kernels
+        kernel = kernels.get(self.identity.scoped(kernel_id))
+        if kernel is None and self.identity.is_admin:
+            kernel = kernels.get(kernel_id)  # another's, with the owner's name before it
+        if kernel is None:
+            raise ApiError(404, "unknown-kernel", f"there is no kernel {kernel_id}")
+        self.controller.look_at(kernel, self.now())
+        return kernel
+
+    def made_known(self, kernel_id: str) -> KernelRecord:
+        """A kernel that a server speaks of, known from now on if it was not."""
+        state = self.controller.state
+        if self.identity.is_admin and kernel_id in state.kernels:
+            return state.kernels[kernel_id]
+        scoped = self.identity.scoped(kernel_id)
+        if scoped not in state.kernels:
+            most = self.controller.access.limits.kernels
+            if state.count_of(self.identity.payer) >= most:
+                raise ApiError(
+                    429, "too-many-kernels", f"this controller knows {most} kernels of yours already"
+                )
+            if len(state.kernels) >= KERNELS_MAX:
+                raise ApiError(
+                    429, "too-many-kernels", f"this controller knows {KERNELS_MAX} kernels already"
+                )
+        kernel = state.kernel(scoped, self.now())
+        self.identity.mark(kernel)
+        return kernel
+
+    def kernel_json(self, kernel: KernelRecord) -> Json:
+        """A kernel as who asks may see it."""
+        return kernel_view(self.identity, self.controller.kernel_json(kernel), kernel.owner)
+
+    def for_admins(self, what: str) -> None:
+        """403 unless an administrator asks, who alone may change `what`."""
+        if not self.identity.is_admin:
+            raise ApiError(403, "forbidden", f"only administrators may change {what}")
+
+    def now(self) -> float:
+        """The moment, for the state."""
+        return time.monotonic()
+
+    def speaker(self) -> int:
+        """The pid of the client."""
+        clients: Clients = self.settings["clients"]
+        return clients.pid_of(getattr(self.request.connection, "stream", None))

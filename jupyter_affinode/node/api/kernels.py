@@ -1,0 +1,224 @@
+"""The API's handlers of one kernel: what servers say of it, and what people ask for."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from ..execution.cleanup import CannotEnd
+from ..state.holds import HoldRefused
+from ..state.process_groups import ProcessGroup
+from ..state.records import KernelRecord, Outcome
+from ..system.peers import pid_namespace_of
+from .handler import ApiError, Handler
+
+MOVE_WAIT_S = 60.0
+LONGEST_S = 1e9  # of a hold, before `hold_max_s` has its say
+FIRST_LOOK_S = 1.0  # how long a controller that has just started is given to see the GPUs
+
+
+class KernelHandler(Handler):
+    """One kernel: what servers say of it."""
+
+    def get(self, kernel_id: str) -> None:
+        """GET /kernels/{id}"""
+        self.finish(self.kernel_json(self.kernel(kernel_id)))
+
+    def put(self, kernel_id: str) -> None:
+        """PUT /kernels/{id}: describe it."""
+        text = (str, type(None))
+        description = self.body(
+            name=text,
+            path=text,
+            language=text,
+            server=text,
+            priority=(int, type(None)),
+            may_park=(bool, type(None)),
+        )
+        kernel = self.made_known(kernel_id)
+        kernel.describe(**description)
+        if (
+            description.get("server") is not None
+        ):  # else whoever speaks (`run`) may end before the kernel does
+            self.controller.servers.speaks_for(self.speaker(), kernel, self.identity)
+        self.controller.poke()
+        self.finish(self.kernel_json(kernel))
+
+    def delete(self, kernel_id: str) -> None:
+        """DELETE /kernels/{id}: it was shut down. Processes that are left keep it until they end."""
+        kernel = self.kernel(kernel_id)
+        kernel.description = kernel.described_by = kernel.described_from = (
+            None  # else it lasts as long as its server
+        )
+        kernel.is_tracked = kernel.cell_open = False
+        self.controller.wishes.ended(kernel)
+        if not kernel.processes:
+            del self.controller.state.kernels[kernel.id]
+        self.controller.poke()
+        self.set_status(204)
+
+
+class MoveHandler(Handler):
+    """Park and resume, waited for."""
+
+    async def finish_with(self, kernel: KernelRecord, done: asyncio.Future[Outcome], wait: bool) -> None:
+        """Answer when it is done, refused, or has lasted a minute."""
+        if not wait and not done.done():
+            self.set_status(202)
+            return await self.finish_kernel(kernel)
+        ends: set[asyncio.Future[Any]] = {done, self.gone}
+        await asyncio.wait(ends, timeout=MOVE_WAIT_S, return_when=asyncio.FIRST_COMPLETED)
+        if not done.done():
+            self.set_status(202)
+            return await self.finish_kernel(kernel)
+        outcome = done.result()
+        if outcome.slug:
+            raise ApiError(409, outcome.slug, outcome.text)
+        await self.finish_kernel(kernel)
+
+    async def finish_kernel(self, kernel: KernelRecord) -> None:
+        """Answer with the kernel."""
+        await self.finish(self.kernel_json(kernel))
+
+
+class ParkHandler(MoveHandler):
+    """Free a kernel's GPU."""
+
+    async def post(self, kernel_id: str) -> None:
+        """POST /kernels/{id}/park"""
+        wait = self.body(wait=(bool,)).get("wait", True)
+        kernel = self.kernel(kernel_id)
+        await self.finish_with(kernel, self.controller.wishes.park(kernel), wait)
+
+
+class ResumeHandler(MoveHandler):
+    """Bring a kernel back."""
+
+    async def post(self, kernel_id: str) -> None:
+        """POST /kernels/{id}/resume"""
+        wait = self.body(wait=(bool,)).get("wait", True)
+        kernel = self.kernel(kernel_id)
+        await self.finish_with(kernel, self.controller.wishes.resume(kernel), wait)
+
+
+class PlaceHandler(Handler):
+    """Which GPU a kernel that is about to start should use."""
+
+    async def post(self, kernel_id: str) -> None:
+        """POST /kernels/{id}/place"""
+        self.body()
+        until = self.now() + FIRST_LOOK_S
+        while not self.controller.has_looked_at_gpus and self.now() < until:  # it has just started
+            await asyncio.sleep(0.02)
+        kernel = self.made_known(kernel_id)
+        gpus = self.controller.place(kernel)
+        self.controller.servers.speaks_for(self.speaker(), kernel, self.identity)
+        await self.finish({"visible_devices": [gpu.visible_as or gpu.uuid for gpu in gpus]})
+
+
+class EndHandler(Handler):
+    """End a process that is stuck."""
+
+    def post(self, kernel_id: str) -> None:
+        """POST /kernels/{id}/end"""
+        number = self.body(process=(int,)).get("process")
+        if number is None:
+            raise ApiError(400, "bad-request", "'process' is missing")
+        kernel = self.kernel(kernel_id)
+        process = kernel.processes.get(number)
+        if process is None:
+            raise ApiError(404, "unknown-process", f"the kernel has no process {number}")
+        state = self.controller.state
+        try:
+            self.controller.clean_up.end(kernel, process, state.stuck(process, self.now()))
+        except CannotEnd as error:
+            raise ApiError(409, error.slug, str(error)) from None
+        self.finish(self.kernel_json(kernel))
+
+
+class HoldHandler(Handler):
+    """Keep a kernel on the GPU."""
+
+    def post(self, kernel_id: str) -> None:
+        """POST /kernels/{id}/hold"""
+        duration = self.body(duration_s=(int, float, type(None))).get("duration_s")
+        if duration is not None and not duration > 0:  # NaN neither
+            raise ApiError(400, "bad-request", "duration_s must be a positive number of seconds")
+        kernel = self.kernel(kernel_id)
+        try:
+            self.controller.wishes.hold(kernel, duration and min(duration, LONGEST_S))
+        except HoldRefused as refused:
+            raise ApiError(409, "hold-quota", str(refused)) from None
+        self.finish(self.kernel_json(kernel))
+
+
+class ReleaseHandler(Handler):
+    """End a hold."""
+
+    def post(self, kernel_id: str) -> None:
+        """POST /kernels/{id}/release"""
+        self.body()
+        kernel = self.kernel(kernel_id)
+        self.controller.wishes.release(kernel)
+        self.finish(self.kernel_json(kernel))
+
+
+class CellHandler(Handler):
+    """What the execution tracker sees."""
+
+    def post(self, kernel_id: str) -> None:
+        """POST /kernels/{id}/cell"""
+        body = self.body(open=(bool,), cell_id=(str, type(None)))
+        if "open" not in body:
+            raise ApiError(400, "bad-request", "'open' is missing")
+        kernel = self.made_known(kernel_id)
+        cell_id = body.get("cell_id")
+        if not body["open"] or cell_id != kernel.cell_id:
+            self.controller.wishes.end_cancel(kernel)
+        if body["open"] and not (kernel.cell_open and cell_id == kernel.cell_id):
+            kernel.cell_since = self.now()
+        kernel.is_tracked, kernel.cell_open = True, body["open"]
+        kernel.cell_id = cell_id if body["open"] else None
+        self.controller.servers.speaks_for(self.speaker(), kernel, self.identity)
+        self.controller.poke()
+        self.set_status(204)
+
+
+class SignalHandler(Handler):
+    """What concerns the processes that a signal to the kernel reaches."""
+
+    def process_group(self) -> ProcessGroup | None:
+        """The group that was signalled, if the server says which."""
+        number = self.body(process_group=(int, type(None))).get("process_group")
+        return None if number is None else ProcessGroup(number, pid_namespace_of(self.speaker()))
+
+
+class CancelHandler(SignalHandler):
+    """An interrupt."""
+
+    def post(self, kernel_id: str) -> None:
+        """POST /kernels/{id}/cancel"""
+        group = self.process_group()
+        self.controller.wishes.cancel(self.kernel(kernel_id), group)
+        self.set_status(204)
+
+
+class DyingHandler(SignalHandler):
+    """A shutdown is about to begin."""
+
+    def post(self, kernel_id: str) -> None:
+        """POST /kernels/{id}/dying"""
+        group = self.process_group()
+        self.controller.wishes.dying(self.kernel(kernel_id), group)
+        self.set_status(204)
+
+
+class FocusHandler(Handler):
+    """The person turns to a kernel, or types in its notebook."""
+
+    def post(self, kernel_id: str) -> None:
+        """POST /kernels/{id}/focus"""
+        self.body()
+        self.kernel(kernel_id).focus_at = self.now()
+        self.controller.poke()
+        self.set_status(204)

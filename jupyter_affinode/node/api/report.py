@@ -1,0 +1,79 @@
+"""The API's reports from the ledger, read on a thread so that a slow disk keeps nobody waiting but who asked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import threading
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from ..ledger.report import Question, ReportRefused, report
+from .handler import ApiError, Handler
+
+READERS_MAX = 4  # at a time; of each person one, where there are several
+PARAMETERS = ("since", "until", "by", "user")
+
+
+class ReportHandler(Handler):
+    """GPU memory held, used and given back; parks, waits and refusals."""
+
+    _readers: ClassVar[list[str]] = []  # who
+
+    async def get(self) -> None:
+        """GET /report"""
+        ledger = self.controller.history.ledger
+        if ledger is None:
+            raise ApiError(409, "no-ledger", "this controller keeps no history")
+        asked = {name: self.get_query_argument(name, None) for name in PARAMETERS}
+        unknown = self.request.query_arguments.keys() - set(PARAMETERS)
+        if unknown:
+            raise ApiError(400, "bad-request", f"{sorted(unknown)[0]!r} is not known here")
+        try:
+            question = Question.of(_today(), **asked, only=self.only())
+        except ReportRefused as refused:
+            raise ApiError(400, "bad-request", str(refused)) from None
+        who, readers = self.identity.payer or "", ReportHandler._readers
+        is_reading = bool(who) and who in readers
+        if is_reading or len(readers) >= READERS_MAX:
+            whose = "you are" if is_reading else "others are"
+            raise ApiError(429, "too-many-requests", f"{whose} reading a report; try again in a moment")
+        readers.append(who)
+        try:
+            answer = await in_a_thread(lambda: report(ledger.path, question))
+        except ReportRefused as refused:
+            raise ApiError(409, "no-ledger", str(refused)) from None
+        finally:
+            readers.remove(who)
+        await self.finish(answer)
+
+    def only(self) -> str | None:
+        """The identity whose figures alone who asks may see; None: everybody's."""
+        return None if self.identity.is_admin else self.identity.owner
+
+
+def in_a_thread(work: Callable[[], Any]) -> asyncio.Future[Any]:
+    """Have something done by a daemon thread: one that hangs does not keep the process from ending."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Any] = loop.create_future()
+
+    def tell(result: Any, error: BaseException | None) -> None:
+        if not done.cancelled():
+            done.set_result(result) if error is None else done.set_exception(error)
+
+    def run() -> None:
+        result, failed = None, None
+        try:
+            result = work()
+        except Exception as error:  # it is raised where the result is awaited
+            failed = error
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(tell, result, failed)
+
+    threading.Thread(target=run, name="affinode-report", daemon=True).start()
+    return done
+
+
+def _today() -> datetime.date:
+    return datetime.datetime.now(datetime.timezone.utc).date()

@@ -1,0 +1,264 @@
+"""The HTTP API on the controller's Unix socket; `openapi.json` is its description, held to it by a test."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+from tornado.http1connection import HTTP1ServerConnection
+from tornado.httpserver import HTTPServer
+from tornado.iostream import IOStream
+from tornado.netutil import add_accept_handler
+from tornado.web import Application, RequestHandler
+
+from ..controller import Controller
+from ..model.settings import SettingsRefused
+from ..system.peer_socket import ListeningSocket, PeerSocket
+from ..system.peers import DropLog
+from ..views.visibility import settings_view
+from .clients import Clients
+from .handler import ApiError, Handler
+from .kernels import (
+    CancelHandler,
+    CellHandler,
+    DyingHandler,
+    EndHandler,
+    FocusHandler,
+    HoldHandler,
+    KernelHandler,
+    ParkHandler,
+    PlaceHandler,
+    ReleaseHandler,
+    ResumeHandler,
+)
+from .report import ReportHandler
+
+BODY_BYTES_MAX = 64 * 1024  # the rules of all settings at their longest, in ASCII
+RULES_MAX = 4096  # characters of a setting
+HEADER_BYTES_MAX = 16 * 1024
+IDLE_S = 60.0
+BACKLOG = 512  # what one user may send at once; short, since a flood of connections stands before all others
+PING_S = 5.0
+KERNEL_ID = r"[^/\s]+"
+
+
+class ApiServer(HTTPServer):
+    """Serves who may enter, a bounded number of connections of each."""
+
+    controller: Controller
+    drops: DropLog
+    clients: Clients
+
+    def listen_at(self, listening: socket.socket) -> None:
+        """Serve the connections to a socket until `stop`."""
+        self._listening = listening
+        self._stop_accepting = add_accept_handler(listening, self._take)
+
+    def stop(self) -> None:
+        """Accept no more connections."""
+        if self._listening.fileno() >= 0:
+            self._stop_accepting()
+            self._listening.close()
+        super().stop()
+
+    def _take(self, connected: socket.socket, address: Any) -> None:
+        """Refuse a flood of connections with as little work as can be, since others wait behind it."""
+        assert isinstance(connected, PeerSocket)
+        if self.clients.may_connect(connected.peer_place):
+            self.handle_stream(IOStream(connected), address)
+        else:
+            self.drops.drop("an API client", "its user connects more often than one user may")
+            connected.close()
+
+    def handle_stream(self, stream: IOStream, address: Any) -> None:
+        """Look who it is before a byte is read; called by tornado for each connection."""
+        why = self.clients.enter(stream)
+        if why is not None:
+            self.drops.drop("an API client", why)
+            stream.close()
+        else:
+            super().handle_stream(stream, address)
+
+    def on_close(self, server_conn: object) -> None:
+        """A connection ended; called by tornado."""
+        super().on_close(server_conn)
+        assert isinstance(server_conn, HTTP1ServerConnection)
+        self.clients.leave(server_conn.stream)
+
+
+def serve(controller: Controller) -> ApiServer:
+    """Bind the API socket; the caller holds the lock that makes removing an old socket right."""
+    clients, drops = Clients(controller.access, controller.accounts), DropLog(controller.log)
+    server = ApiServer(
+        Application(
+            ROUTES, controller=controller, clients=clients, drops=drops, log_function=lambda handler: None
+        ),
+        max_body_size=BODY_BYTES_MAX,
+        max_header_size=HEADER_BYTES_MAX,
+        idle_connection_timeout=IDLE_S,
+        body_timeout=IDLE_S,
+    )
+    server.controller, server.clients, server.drops = controller, clients, drops
+    path: Path = controller.socket
+    path.unlink(missing_ok=True)
+    listening = ListeningSocket(socket.SOCK_STREAM, controller.closing, takes_descriptors=False)
+    listening.bind(str(path))
+    os.chmod(path, controller.access.socket_mode)
+    listening.listen(BACKLOG)
+    server.listen_at(listening)
+    return server
+
+
+class NodeHandler(Handler):
+    """The machine."""
+
+    def get(self) -> None:
+        """GET /node"""
+        self.finish(self.controller.node_json(self.identity))
+
+
+class KernelsHandler(Handler):
+    """All kernels."""
+
+    async def get(self) -> None:
+        """GET /kernels"""
+        self.set_header("Content-Type", "application/json; charset=UTF-8")
+        if await self.send_kernels('{"kernels": [', self.seen_kernels(), "]}"):
+            await self.finish()
+
+
+class PolicyHandler(Handler):
+    """The settings."""
+
+    def get(self) -> None:
+        """GET /policy"""
+        self.finish(settings_view(self.identity, self.controller.state.settings.as_dict()))
+
+    def patch(self) -> None:
+        """PATCH /policy"""
+        self.for_admins("the settings of this machine's controller")
+        names = self.controller.state.settings.as_dict()
+        changes = self.body(**dict.fromkeys(names, (str, int, float, bool, type(None))))
+        said_at, times = self._said_at(), self.controller.setting_times
+        newest = times.newest(changes, said_at)
+        try:
+            self.finish(self.controller.change_settings(**newest).as_dict())
+            times.take(newest, said_at)
+        except SettingsRefused as refused:
+            raise ApiError(400, "bad-setting", str(refused)) from None
+
+    def takes(self, text: str) -> bool:
+        """As `Handler.takes`; rules about many users are long, and may have several lines."""
+        return len(text) <= RULES_MAX
+
+    def _said_at(self) -> float:
+        """Since when the settings are configured so, in monotonic seconds; now, unless the request says."""
+        text, now = self.get_query_argument("configured_at", None), self.now()
+        try:
+            moment = now if text is None else float(text)
+        except ValueError:
+            moment = math.nan
+        if math.isnan(moment):
+            raise ApiError(400, "bad-request", "configured_at must be a moment in monotonic seconds")
+        return min(moment, now)
+
+
+class EventsHandler(Handler):
+    """The stream of changes."""
+
+    async def get(self) -> None:
+        """GET /events"""
+        account = self.account
+        assert account is not None
+        if account.streams >= self.controller.access.limits.streams:
+            raise ApiError(
+                429, "too-many-streams", f"you have {account.streams} streams of events open already"
+            )
+        if not account.new_streams.take():
+            raise ApiError(429, "too-many-streams", "you open streams of events too often")
+        account.streams += 1
+        self.set_header("Content-Type", "application/x-ndjson")
+        subscriber = self.controller.events.subscribe(self.identity)
+        try:
+            while not self.identity.is_revoked:
+                lines = await subscriber.lines(PING_S)
+                if not await (self._send_snapshot() if lines is None else self.send(lines)):
+                    return
+        except asyncio.CancelledError:
+            return  # the controller ends
+        finally:
+            account.streams -= 1
+            self.controller.events.unsubscribe(subscriber)
+
+    async def _send_snapshot(self) -> bool:
+        """Send everything that there is, as one event."""
+        node = json.dumps(self.controller.node_json(self.identity))
+        begin = f'{{"event": "snapshot", "node": {node}, "kernels": ['
+        return await self.send_kernels(begin, self.seen_kernels(), "]}\n")
+
+
+class MetricsHandler(Handler):
+    """Prometheus."""
+
+    def get(self) -> None:
+        """GET /metrics"""
+        if self.controller.metrics.with_users and not self.identity.is_admin:
+            raise ApiError(403, "forbidden", "metrics by user are for administrators here")
+        self.set_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+        self.finish(self.controller.metrics.text())
+
+
+class UnknownHandler(Handler):
+    """Everything else."""
+
+    async def prepare(self) -> None:  # type: ignore[override]  # tornado awaits it
+        """Called by tornado."""
+        await super().prepare()
+        raise ApiError(404, "not-found", f"there is nothing at {self.request.path}")
+
+
+_PREFIX = "/api/v1"
+_KERNEL = rf"{_PREFIX}/kernels/({KERNEL_ID})"
+ROUTES: list[tuple[str, type[Handler]]] = [
+    (rf"{_PREFIX}/node", NodeHandler),
+    (rf"{_PREFIX}/kernels", KernelsHandler),
+    (_KERNEL, KernelHandler),
+    (rf"{_KERNEL}/park", ParkHandler),
+    (rf"{_KERNEL}/resume", ResumeHandler),
+    (rf"{_KERNEL}/hold", HoldHandler),
+    (rf"{_KERNEL}/release", ReleaseHandler),
+    (rf"{_KERNEL}/end", EndHandler),
+    (rf"{_KERNEL}/place", PlaceHandler),
+    (rf"{_KERNEL}/cell", CellHandler),
+    (rf"{_KERNEL}/cancel", CancelHandler),
+    (rf"{_KERNEL}/dying", DyingHandler),
+    (rf"{_KERNEL}/focus", FocusHandler),
+    (rf"{_PREFIX}/policy", PolicyHandler),
+    (rf"{_PREFIX}/events", EventsHandler),
+    (rf"{_PREFIX}/report", ReportHandler),
+    (rf"{_PREFIX}/metrics", MetricsHandler),
+    (r"/metrics", MetricsHandler),
+    (r".*", UnknownHandler),
+]
+
+
+def openapi_paths() -> dict[str, set[str]]:
+    """The served paths as OpenAPI writes them, each with its methods; for the test of the description."""
+    paths: dict[str, set[str]] = {}
+    for pattern, handler in ROUTES:
+        if handler is UnknownHandler:
+            continue
+        path = pattern.replace(f"({KERNEL_ID})", "{kernel_id}")
+        methods = [name for name in ("get", "put", "post", "patch", "delete") if _defines(handler, name)]
+        paths[re.sub(r"\\", "", path)] = set(methods)
+    return paths
+
+
+def _defines(handler: type[Handler], method: str) -> bool:
+    return getattr(handler, method) is not getattr(RequestHandler, method)

@@ -1,0 +1,1 @@
+"""The controller's traits and command-line options."""

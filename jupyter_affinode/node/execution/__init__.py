@@ -1,0 +1,1 @@
+"""Carrying out what was decided: moves, allocations, lots, evictions, requests of users."""

@@ -1,0 +1,124 @@
+"""Allocations that met a full GPU and wait for room: what shims say of them, and what they are answered."""
+
+from __future__ import annotations
+
+import logging
+
+from ...units import bytes_in_words
+from ..model.actions import Cause
+from ..model.backoff import back_off_s
+from ..protocol.wire import CommandKind, Notify, NotifyKind
+from ..state.observer import Observer, RoomAnswered
+from ..state.records import KernelRecord, Process, Room
+from ..state.registry import NodeState
+
+ROOMS_MAX = 256  # a shim asks for 64 at once
+ROOMS_OF_A_USER_MAX = 1024  # each is looked at in every pass
+
+
+class Rooms:
+    """Takes the shims' requests for room and carries out what was decided on them."""
+
+    def __init__(self, state: NodeState, log: logging.Logger, observer: Observer):
+        """`observer` hears of every answer."""
+        self._state = state
+        self._log = log
+        self._observer = observer
+
+    def take_notify(self, process: Process, message: Notify, now: float) -> bool:
+        """A shim asks for room, or no longer; whether a new look at the GPUs' figures is worth it."""
+        if message.kind is NotifyKind.ROOM:
+            self._take_room(process, message, now)
+        elif message.kind is NotifyKind.ROOM_END:
+            ended = process.rooms.get(message.number)
+            if ended is not None and ended.granted_at is None:
+                del process.rooms[message.number]
+            self._state.reservations.finish_grant((process.key, message.number), now, failed=False)
+        return message.kind in (NotifyKind.ROOM, NotifyKind.ROOM_END)
+
+    def answer(
+        self,
+        kernel: KernelRecord,
+        key: tuple[int, int],
+        now: float,
+        *,
+        reason: str | None,
+        cause: Cause = Cause.OTHER,
+    ) -> None:
+        """Let an allocation be tried again, or fail with `reason`."""
+        process, number = kernel.processes[key[0]], key[1]
+        room = process.rooms[number]
+        granted = reason is None
+        size = bytes_in_words(room.bytes)
+        if granted:
+            room.granted_at = now
+            self._state.reservations.grant(kernel.id, room.gpu, room.bytes, key, now)
+            self._log.info("grant %s to %s", size, kernel.id)
+        else:
+            del process.rooms[number]
+            self._log.info("deny %s to %s: %s", size, kernel.id, reason)
+        waited = now - room.since
+        self._observer.room_answered(kernel, RoomAnswered(granted, room.gpu, room.bytes, waited, cause))
+        if process.connection is not None:
+            process.connection.command(
+                CommandKind.ROOM, request=number, argument=int(granted), reason=reason or ""
+            )
+
+    def _take_room(self, process: Process, message: Notify, now: float) -> None:
+        """An allocation met a full GPU."""
+        kernel = self._state.kernels[process.kernel_id]
+        self._state.look_at(kernel, now)
+        if message.gpu_uuid not in self._state.gpus.uuids:
+            self._state.refresh(now)  # its first memory there, perhaps
+        known = message.gpu_uuid in self._state.gpus.uuids
+        is_full = len(process.rooms) >= ROOMS_MAX or self._count_of(kernel.payer) >= ROOMS_OF_A_USER_MAX
+        if (not known or is_full) and process.connection is not None:
+            self._log.info("deny room to %s: %s", kernel.id, "too many requests" if known else "unknown GPU")
+            process.connection.command(CommandKind.ROOM, request=message.number, argument=0)
+            return
+        room = Room(message.gpu_uuid, message.bytes, now)
+        granted = [number for number, old in process.rooms.items() if old.granted_at is not None]
+        failed_again = _remember(process, kernel, message.number, room)
+        if failed_again:
+            self._log.info("%s: an allocation failed although it was granted room", kernel.id)
+            for number in granted:
+                self._state.reservations.finish_grant((process.key, number), now, failed=True)
+        self._state.gpus.take_failure(message.gpu_uuid, message.bytes, again=failed_again)
+        self._log.info("%s waits for %s of room", kernel.id, bytes_in_words(message.bytes))
+
+    def _count_of(self, payer: str | None) -> int:
+        """Return how many allocations of one user wait for room."""
+        kernels = (kernel for kernel in self._state.kernels.values() if kernel.payer == payer)
+        return sum(len(process.rooms) for kernel in kernels for process in kernel.processes.values())
+
+
+def _remember(process: Process, kernel: KernelRecord, number: int, room: Room) -> bool:
+    """Remember an allocation that waits for room; True if it was granted room before and failed all the same.
+
+    Such a one keeps its place. A shim numbers each try anew, so it is known by its size and its moment.
+    """
+    failed = None
+    for old_number, old in list(process.rooms.items()):
+        if old.granted_at is None or old.gpu != room.gpu:
+            continue
+        grown = _resident_on(process, old.gpu) > old.resident_before
+        if old.bytes == room.bytes and not grown and room.since - old.granted_at < 2.0:
+            failed = old
+        del process.rooms[old_number]
+    room.resident_before = _resident_on(process, room.gpu)
+    process.rooms[number] = room
+    if failed is None:
+        kernel.failed_grants = 0
+        return False
+    if not kernel.failed_grants:
+        kernel.first_failed_grant = failed.granted_at or room.since
+    kernel.failed_grants += 1
+    kernel.reclaim_after = room.since + back_off_s(kernel.failed_grants)
+    room.since = failed.since
+    return True
+
+
+def _resident_on(process: Process, gpu: str) -> int:
+    return sum(
+        entry.resident_bytes + sum(entry.fixed_bytes) for entry in process.data.gpus if entry.uuid == gpu
+    )

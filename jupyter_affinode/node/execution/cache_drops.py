@@ -1,0 +1,75 @@
+"""What frameworks only cache on the GPU is dropped before a park, where the setting says so.
+
+PyTorch and CuPy keep freed memory for later allocations. A park would move it like any other. Asked for is
+that they give it back, on the kernel's main thread between cells; a kernel that does not answer soon is parked
+as it is. Dropping makes CUDA calls: the shim does not count them as use of the GPU.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from ...units import duration_in_words
+from ..protocol.wire import CommandKind, Reply, Status
+from ..state.records import CacheDrop, KernelRecord, Process
+from ..state.registry import NodeState
+
+BEGINS_WITHIN_S = 1.0
+LASTS_S = 2.0  # PyTorch frees a thousand blocks in some 50 ms
+
+
+class CacheDrops:
+    """Asks, and waits no longer than a bounded moment; the policy parks in its next pass."""
+
+    def __init__(self, state: NodeState, log: logging.Logger, on_change: Callable[[], None]):
+        self._state = state
+        self._log = log
+        self._on_change = on_change
+
+    def begin(self, kernel: KernelRecord, reason: str) -> None:
+        """Ask every process of the kernel that has someone who can."""
+        drop = kernel.cache_drop = CacheDrop(time.monotonic())
+        for process in kernel.connected():
+            if process.drops_caches and process.connection is not None:
+                drop.pending[process.key] = process.connection.command(
+                    CommandKind.DROP_CACHES, reason=reason, lasts_s=BEGINS_WITHIN_S
+                )
+        self._end_if_done(kernel)
+
+    def take_reply(self, process: Process, reply: Reply) -> None:
+        """A process answered; only the answer to the last wish counts."""
+        kernel = self._state.kernels[process.kernel_id]
+        drop = kernel.cache_drop
+        if drop is None or drop.pending.get(process.key) != reply.epoch:
+            return
+        if reply.status not in (Status.OK, Status.NOTHING):
+            self._log.info("process %d dropped no caches: %s", process.pid, reply.status.name.lower())
+        del drop.pending[process.key]
+        self._end_if_done(kernel)
+
+    def look(self, now: float) -> None:
+        """Wait no longer for processes that are gone, or take too long."""
+        for kernel in self._state.kernels.values():
+            drop = kernel.cache_drop
+            if drop is None:
+                continue
+            connected = {process.key for process in kernel.connected()}
+            for key in list(drop.pending):
+                if key not in connected or now - drop.began > LASTS_S:
+                    del drop.pending[key]
+            self._end_if_done(kernel)
+
+    def _end_if_done(self, kernel: KernelRecord) -> None:
+        drop = kernel.cache_drop
+        if drop is None or drop.pending:
+            return
+        kernel.cache_drop = None
+        self._state.refresh(time.monotonic())
+        kernel.caches_dropped_at = max(
+            (process.last_activity for process in kernel.processes.values()), default=None
+        )
+        took = duration_in_words(time.monotonic() - drop.began)
+        self._log.info("%s was asked to drop caches before it is parked: %s", kernel.id, took)
+        self._on_change()

@@ -1,0 +1,87 @@
+"""Ends one process that its owner says to end, and that one for certain.
+
+A process is known by the descriptor (pidfd) that was opened when its shim said HELLO, never by its number. That
+the number was still its own then follows from its link, which was up afterwards: a process that has ended has none.
+Its user and when it began are looked at besides. SIGTERM first; SIGKILL if it is still there after some seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import signal
+import time
+
+from ..protocol.wire import CommandKind
+from ..state.records import KernelRecord, Process
+from ..state.stuck import Stuck
+from ..system.process_start import started_at
+
+KILL_AFTER_S = 5.0
+
+
+class CannotEnd(Exception):
+    """It is not ended; `slug` is for programs, the message for people."""
+
+    def __init__(self, slug: str, message: str):
+        super().__init__(message)
+        self.slug = slug
+
+
+class CleanUp:
+    """Ends stuck processes."""
+
+    def __init__(self, log: logging.Logger):
+        self._log = log
+
+    def end(self, kernel: KernelRecord, process: Process, verdict: Stuck | None) -> None:
+        """Have a process end; raises CannotEnd for one that is not stuck, or that cannot be told for certain."""
+        if verdict is None:
+            raise CannotEnd("not-stuck", "the process is not stuck; shut its kernel down to end it")
+        watch = process.watch
+        if watch is None or not (process.connection is not None or process.is_stopped):
+            raise CannotEnd(
+                "out-of-reach", "the process cannot be told for certain from here (it may be in a container)"
+            )
+        if not _is_who_connected(process):
+            raise CannotEnd("out-of-reach", "the process is not the one that connected any more")
+        try:
+            watch.send(0)  # may we?
+            self._log.warning(
+                "process %d of %s is ended as its owner asked: %s", process.pid, kernel.id, verdict.text
+            )
+            process.said_dying = True
+            if process.connection is not None:  # else its exit handlers might wait for the GPU
+                process.connection.command(CommandKind.DYING)
+            watch.send(signal.SIGTERM)
+        except ProcessLookupError:
+            return
+        except PermissionError:
+            raise CannotEnd("out-of-reach", "this controller may not end the process") from None
+        asyncio.get_running_loop().call_later(KILL_AFTER_S, self._kill, kernel, process)
+
+    def _kill(self, kernel: KernelRecord, process: Process) -> None:
+        if kernel.processes.get(process.key) is process and process.watch is not None:
+            self._log.warning("process %d of %s did not end: it is killed", process.pid, kernel.id)
+            try:
+                process.watch.send(signal.SIGKILL)
+            except (ProcessLookupError, PermissionError) as error:
+                self._log.warning("process %d: %s", process.pid, error)
+
+
+def _is_who_connected(process: Process) -> bool:
+    """Whether the process behind the descriptor began before its shim connected, and is of the same user.
+
+    Where a number was given to another between the connection and our opening the descriptor, it began later.
+    """
+    if process.peer_uid is None:
+        return False
+    try:
+        if os.stat(f"/proc/{process.pid}").st_uid != process.peer_uid:
+            return False
+    except OSError:
+        return False
+    asleep = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
+    return started_at(process.pid, default=math.inf) <= process.connected_at + asleep

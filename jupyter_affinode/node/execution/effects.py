@@ -1,0 +1,97 @@
+"""Carries out what the policy says."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+from ...units import bytes_in_words
+from ..model.actions import (
+    Action,
+    DenyRoom,
+    DropCaches,
+    EndKernel,
+    GiveLots,
+    GrantRoom,
+    Park,
+    RefusePark,
+    Resume,
+    Trim,
+)
+from ..protocol.wire import Status
+from ..state.host_usage import give_lots, trim
+from ..state.observer import Observers
+from ..state.ownership import standing
+from ..state.records import KernelRecord
+from ..state.registry import NodeState
+from .evictions import ask_for_end
+from .notices import Notice
+from .parts import Parts
+
+
+class Effects:
+    """What each action sets going; all of it ends later, and is heard of by the controller's parts."""
+
+    def __init__(
+        self,
+        state: NodeState,
+        log: logging.Logger,
+        observers: Observers,
+        tell_notice: Callable[[Notice], None],
+        parts: Parts,
+    ):
+        self._state = state
+        self._log = log
+        self._observers = observers
+        self._tell_notice = tell_notice
+        self._parts = parts
+
+    def carry_out(self, action: Action, now: float) -> None:
+        """Begin with one action, decided at `now` (monotonic seconds) on a kernel that is still known."""
+        kernel = self._state.kernels[action.kernel_id]
+        if isinstance(action, Park):
+            self._park(kernel, action)
+        elif isinstance(action, GiveLots):
+            give_lots(kernel, action.lot_bytes, self._parts.lots)
+        elif isinstance(action, DropCaches):
+            self._parts.cache_drops.begin(kernel, action.reason)
+        elif isinstance(action, Trim):
+            trim(kernel, action.keep_bytes, action.reason, now)
+            keeps = bytes_in_words(action.keep_bytes)
+            self._log.info("%s gives back host memory down to %s: %s", kernel.id, keeps, action.reason)
+        elif isinstance(action, Resume):
+            self._take_turn(kernel, action.reserved_bytes, now)
+            self._parts.moves.resume(kernel, action.reserved_bytes, action.reason, action.cause, action.gpu)
+        elif isinstance(action, RefusePark):
+            status = Status.NO_HOST_ROOM if action.slug == "no-host-memory" else Status.REFUSED
+            self._parts.moves.refuse_park(kernel, status, action.slug, action.reason)
+        elif isinstance(action, EndKernel):
+            self._end(kernel, action, now)
+        elif isinstance(action, GrantRoom):
+            self._take_turn(kernel, [action.gpu], now)
+            self._parts.rooms.answer(kernel, action.key, now, reason=None)
+        elif isinstance(action, DenyRoom):
+            self._parts.rooms.answer(kernel, action.key, now, reason=action.reason, cause=action.cause)
+
+    def _take_turn(self, kernel: KernelRecord, gpus: Iterable[str], now: float) -> None:
+        priority = standing(kernel, self._state.settings).priority
+        self._state.turns.take(kernel.payer or "", priority, gpus, now)
+
+    def _park(self, kernel: KernelRecord, action: Park) -> None:
+        if action.lot_bytes:
+            give_lots(kernel, action.lot_bytes, self._parts.lots)
+        self._parts.moves.park(
+            kernel,
+            action.reason,
+            action.budget_bytes,
+            to_context=action.to_context,
+            preempts=action.preempts,
+            cause=action.cause,
+            for_kernel=action.for_kernel,
+        )
+
+    def _end(self, kernel: KernelRecord, action: EndKernel, now: float) -> None:
+        ask_for_end(kernel, action.reason, action.for_kernel, now, self._log)
+        words = f"is being shut down: {action.reason}."
+        self._tell_notice(Notice("ended", "warning", words, kernel.id))
+        self._observers.kernel_ending(kernel, action.cause)

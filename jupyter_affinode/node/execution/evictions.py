@@ -1,0 +1,65 @@
+"""Kernels that are to be shut down for others (`when_full="terminate_newest"`), by their own Jupyter servers.
+
+The controller ends nobody: it says in the kernel's JSON that the end is asked and why, and the server that
+described the kernel carries it out and tells the person. That is a state and no message, so that nothing is lost
+when a server reconnects; and it is over as soon as nobody waits for it any more, since what a person computed is not
+lost for nobody. A server that does not do it is not asked again for a while.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from ..model.snapshot import Residency
+from ..state.records import KernelRecord
+
+SERVER_TAKES_S = 60.0  # a shutdown that is not clean lasts 10 s in Jupyter Server
+NOT_AGAIN_S = 300.0
+ALL_ARE_BACK_S = 10.0  # after a controller's start: who waits, and the server, may come back after the kernel
+
+
+def ask_for_end(
+    kernel: KernelRecord, reason: str, for_kernel: str | None, now: float, log: logging.Logger
+) -> None:
+    """Have the kernel's server shut it down, for another that waits."""
+    kernel.end_asked, kernel.end_asked_at, kernel.end_for = reason, now, for_kernel
+    kernel.end_is_recalled = False
+    log.warning("the server of %s is asked to shut it down: %s", kernel.id, reason)
+
+
+def look_for_unended(
+    kernels: Mapping[str, KernelRecord], now: float, log: logging.Logger, on_change: Callable[[], None]
+) -> None:
+    """Take back what nobody needs any more, and give up on servers that have not done it."""
+    for kernel in kernels.values():
+        if kernel.end_asked is None:
+            continue
+        if not kernel.processes:
+            kernel.end_asked = None  # it is done; the same kernel may be started again
+        elif kernel.end_is_recalled and now - kernel.end_asked_at < ALL_ARE_BACK_S:
+            continue
+        elif kernel.end_for is not None and not _waits(kernels.get(kernel.end_for)):
+            log.info("%s goes on: nobody waits for its end any more", kernel.id)
+            kernel.end_asked = None
+            on_change()
+        elif not (kernel.described_by or kernel.described_from) or now - kernel.end_asked_at > SERVER_TAKES_S:
+            log.warning("%s was not shut down by its server: it goes on", kernel.id)
+            kernel.end_asked, kernel.end_retry_at = None, now + NOT_AGAIN_S
+            on_change()
+
+
+def end_shown(kernel: KernelRecord, kernels: Mapping[str, KernelRecord]) -> str | None:
+    """What its server is told: why it is to end. One that an earlier controller asked for only once who waited for it
+    is back, since it may have given up meanwhile.
+    """
+    is_sure = not kernel.end_is_recalled or kernel.end_for is None or _waits(kernels.get(kernel.end_for))
+    return kernel.end_asked if is_sure else None
+
+
+def _waits(kernel: KernelRecord | None) -> bool:
+    """Whether a kernel still waits for room on a GPU."""
+    if kernel is None or kernel.residency is Residency.RESUMING:
+        return False
+    rooms = (room for process in kernel.connected() for room in process.rooms.values())
+    return kernel.wants_since is not None or any(room.granted_at is None for room in rooms)

@@ -1,0 +1,89 @@
+"""A move of several processes in two steps, so that all of them move or none ("Prepared moves" in
+shim/src/protocol.h).
+
+`Moves` sends PARK or RESUME with MoveFlag.PREPARE and gathers the replies; here is decided between COMMIT and
+ABORT. What is prepared has given nothing up, so until everybody is prepared each way back costs nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from ..protocol.page import Depth, State
+from ..protocol.wire import CommandKind, HelloFlag, Status
+from ..state.records import KernelRecord, Move, Phase, Process
+
+CAME_BACK = (Status.REVOKED, "the kernel used the GPU while it was being freed")
+ASKED_BACK = (Status.REVOKED, "the GPU was asked back while it was being freed")
+NEWCOMER = (Status.BUSY, "another process of the kernel began to use the GPU")
+ENDED = (Status.BUSY, "one of the kernel's processes ended while the GPU was being freed")
+SILENT = (Status.STALE, "one of the kernel's processes did not react in time (is it stopped?)")
+
+
+def can_prepare(targets: Sequence[Process]) -> bool:
+    """Whether a move of these takes two steps.
+
+    One process alone needs no agreement, and old shims know none. Who comes back from context depth holds its
+    GPU's lock from before its context is restored until it is resident: peers on that GPU cannot prepare
+    beside it.
+    """
+    return len(targets) > 1 and all(
+        process.hello.flags & HelloFlag.PREPARES and process.data.depth is not Depth.CONTEXT
+        for process in targets
+    )
+
+
+def advance(kernel: KernelRecord, move: Move) -> None:
+    """Decide, as soon as it can be decided: abort at the first obstacle, commit once all are prepared.
+
+    Called on each reply, on each change of the kernel's processes and before COMMIT; pages should be fresh.
+    """
+    if move.phase is not Phase.PREPARING:
+        return
+    failure = _obstacle(kernel, move)
+    if failure is not None:
+        move.failure = failure
+        _decide(kernel, move, Phase.ABORTING, CommandKind.ABORT, failure[1])
+    elif move.pending.keys() == move.prepared:
+        _decide(kernel, move, Phase.COMMITTING, CommandKind.COMMIT, move.reason)
+
+
+def abort(kernel: KernelRecord, move: Move, failure: tuple[Status, str]) -> None:
+    """Abort a move that is not decided yet, for a reason that no reply and no page tells."""
+    if move.phase is Phase.PREPARING:
+        move.failure = failure
+        _decide(kernel, move, Phase.ABORTING, CommandKind.ABORT, failure[1])
+
+
+def _decide(kernel: KernelRecord, move: Move, phase: Phase, command: CommandKind, reason: str) -> None:
+    """Tell everybody whose last word is not said. Who was given up may have begun: it is told too."""
+    move.phase, move.decided_at = phase, time.monotonic()
+    for key, epoch in move.epochs.items():
+        process = kernel.processes.get(key)
+        if process is not None and process.connection is not None and key not in move.replies:
+            process.connection.command(command, request=epoch, reason=reason)
+
+
+def _obstacle(kernel: KernelRecord, move: Move) -> tuple[Status, str] | None:
+    """Why not everybody can move; None as long as all may."""
+    for reply in move.replies.values():
+        if reply.status not in (Status.OK, Status.NOTHING):
+            return reply.status, reply.text
+    if not move.parks:
+        return None  # whoever is gone needs no room now, and the others need not wait for it
+    if move.gone:
+        return SILENT if move.gone & kernel.processes.keys() else ENDED
+    if kernel.resume_asked:
+        return ASKED_BACK
+    for key, process in kernel.processes.items():
+        if key not in move.epochs:
+            if process.connected_at >= move.began or _holds_memory(process):
+                return NEWCOMER
+        elif process.data.want:
+            return CAME_BACK
+    return None
+
+
+def _holds_memory(process: Process) -> bool:
+    return process.data.state is State.RESIDENT and process.resident_bytes > 0

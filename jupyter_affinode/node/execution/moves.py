@@ -1,0 +1,383 @@
+"""Parks and resumes under way: all processes of a kernel together, or none.
+
+The policy decides, `Moves` tells the shims, gathers their replies and keeps what failed from being tried in
+a loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from ...units import bytes_in_words, duration_in_words
+from ..model.actions import Cause
+from ..model.backoff import back_off_s, jittered_back_off_s
+from ..model.snapshot import Node, Residency
+from ..protocol.page import Depth, State
+from ..protocol.wire import CommandKind, MoveFlag, Reply, Status
+from ..state.context_depth import kernel_depth
+from ..state.host_usage import budget_argument, forget_trim, learn_from_park, refused_for_memory
+from ..state.observer import Observer
+from ..state.records import KERNEL_ENDED, KernelRecord, Move, Outcome, Phase, Process
+from ..state.registry import NodeState
+from . import group_commit as together
+from .failed_parks import FailedParks
+from .outcomes import (
+    PARK_BEGINS_WITHIN_S,
+    PLAIN,
+    RESUME_BEGINS_WITHIN_S,
+    SLUGS,
+    failure,
+    in_words,
+    is_lost,
+    summary,
+)
+from .unused_room import UnusedRoom
+
+ASK_AGAIN_S = 0.1
+
+
+class Moves:
+    """Carries out parks and resumes; one at a time for each kernel."""
+
+    def __init__(
+        self,
+        state: NodeState,
+        log: logging.Logger,
+        on_change: Callable[[], None],
+        observer: Observer,
+    ):
+        """`observer` hears of all that ended."""
+        self._state = state
+        self._log = log
+        self._on_change = on_change
+        self._observer = observer
+        self._failed_parks = FailedParks(state, log)
+        self._unused_room = UnusedRoom(state, log)
+
+    def park(
+        self,
+        kernel: KernelRecord,
+        reason: str,
+        budget_bytes: int | None = None,
+        *,
+        to_context: bool = False,
+        preempts: bool = False,
+        cause: Cause = Cause.OTHER,
+        for_kernel: str | None = None,
+    ) -> None:
+        """Tell every resident process to park, and how much host memory they may take together.
+
+        `to_context`: the CUDA context too; `preempts`: although it is at work; both for one process alone.
+        `for_kernel`: who waits for the memory.
+        """
+        now = time.monotonic()
+        kernel.host.budget_bytes = budget_bytes
+        asked = kernel.park_asked is not None
+        kernel.move = Move(True, reason, now, asked=asked, to_context=to_context, cause=cause)
+        kernel.move.for_kernel = for_kernel
+        kernel.move.preempts = preempts
+        kernel.reason = reason
+        self._failed_parks.park_begins(kernel, kernel.move)
+        targets = [process for process in kernel.connected() if process.data.state is State.RESIDENT]
+        size = sum(process.resident_bytes for process in targets)
+        self._log.info("park %s (%s): %s", kernel.id, bytes_in_words(size), reason)
+        self._command(kernel, kernel.move, targets, CommandKind.PARK, PARK_BEGINS_WITHIN_S)
+
+    def resume(
+        self,
+        kernel: KernelRecord,
+        needs: Mapping[str, int],
+        reason: str,
+        cause: Cause = Cause.OTHER,
+        gpu: str | None = None,
+    ) -> None:
+        """Reserve the kernel's room and tell every parked process to resume.
+
+        `gpu`: on that one, on which the room is, and not where it was; for one process alone.
+        """
+        targets = [process for process in kernel.connected() if process.is_parked]
+        is_asked = cause is Cause.CELL and kernel.resume_asked
+        self._resume(kernel, targets, needs, reason, Cause.ASKED if is_asked else cause, gpu)
+
+    def take_reply(self, process: Process, reply: Reply) -> None:
+        """A shim answered; one to anything but the command under way is ignored."""
+        kernel = self._state.kernels[process.kernel_id]
+        move = kernel.move
+        if move is None or move.pending.get(process.key) != reply.epoch:
+            return
+        if reply.command is not (CommandKind.PARK if move.parks else CommandKind.RESUME):
+            return
+        if reply.status is not Status.PREPARED:
+            del move.pending[process.key]
+            move.prepared.discard(process.key)
+            move.replies[process.key] = reply
+        elif move.phase is Phase.PREPARING:
+            move.prepared.add(process.key)
+        self._go_on(kernel, move)
+
+    def process_came(self, process: Process) -> None:
+        """A process said HELLO: a park of its kernel that is not decided yet would leave it out."""
+        kernel = self._state.kernels[process.kernel_id]
+        if kernel.move is not None:
+            self._go_on(kernel, kernel.move)
+
+    def process_wants(self, process: Process) -> None:
+        """A call waits: at the gate of a prepared park it is let through, and nobody parks."""
+        kernel = self._state.kernels[process.kernel_id]
+        move = kernel.move
+        if move is not None and move.parks and process.key in move.epochs:
+            together.abort(kernel, move, together.CAME_BACK)
+
+    def process_gone(self, process: Process, kernel: KernelRecord) -> None:
+        """A process ended or fell silent: nobody waits for its reply."""
+        move = kernel.move
+        if move is not None and move.pending.pop(process.key, None) is not None:
+            move.prepared.discard(process.key)
+            move.gone.add(process.key)
+            self._go_on(kernel, move)
+
+    def look_for_lost_replies(self, now: float) -> None:
+        """End what nobody will answer any more."""
+        for kernel in list(self._state.kernels.values()):
+            move = kernel.move
+            if move is None:
+                continue
+            for key in list(move.pending):
+                if is_lost(move, kernel.processes.get(key), now):
+                    del move.pending[key]
+                    move.prepared.discard(key)
+                    move.gone.add(key)
+            self._go_on(kernel, move)
+
+    def look_at_promises(self, node: Node, now: float) -> None:
+        """Count the parks that last too long and the room that is not taken; `node` is what was decided on last."""
+        self._failed_parks.look(node, now)
+        self._unused_room.look(now)
+
+    def refuse_park(
+        self,
+        kernel: KernelRecord,
+        status: Status,
+        slug: str,
+        reason: str,
+        *,
+        was_tried: bool = False,
+        found_less: bool = False,
+    ) -> None:
+        """A park cannot be: remember why, tell who asked, and leave the kernel alone for a while; for want of host
+        memory, until there is more of it.
+
+        One that was tried and asked for is decided on again first: what it lacks is known better now.
+        `found_less`: its processes found less host memory than there is by all that we know.
+        """
+        now = time.monotonic()
+        may_pass = status is Status.BUSY or (status is Status.NO_HOST_ROOM and was_tried)
+        if may_pass and kernel.park_asked is not None and now < kernel.park_asked_until:
+            kernel.ask_again_at = now + ASK_AGAIN_S
+            self._on_change()
+            return
+        kernel.refusal, kernel.reason = reason, None
+        if status is Status.NO_HOST_ROOM:
+            pause = refused_for_memory(kernel, now, self._state.host_left(kernel) if found_less else None)
+            when = "there is more of it"
+        else:
+            kernel.refusals += 1
+            pause = jittered_back_off_s(kernel.refusals, kernel.id)
+            when = f"{pause:.1f} s have passed"
+        if status is not Status.NO_HOST_ROOM or found_less:
+            kernel.retry_at, kernel.retry_pause_s = now + pause, pause
+        self._log.info("%s stays on the GPU: %s; not tried again before %s", kernel.id, reason, when)
+        self._observer.park_refused(kernel, slug, was_tried)
+        self.end_park_wish(kernel, Outcome(status, slug, reason))
+
+    def end_park_wish(self, kernel: KernelRecord, outcome: Outcome) -> None:
+        """Tell whoever asked for a park. Whatever came of it, a kernel without processes has ended."""
+        kernel.park_asked = None
+        done, kernel.park_done = kernel.park_done, None
+        if done is not None:
+            done.set_result(outcome if kernel.processes else KERNEL_ENDED)
+
+    def end_resume_wish(self, kernel: KernelRecord, outcome: Outcome) -> None:
+        """Tell whoever asked for a resume, as above."""
+        kernel.resume_asked = False
+        done, kernel.resume_done = kernel.resume_done, None
+        if done is not None:
+            done.set_result(outcome if kernel.processes else KERNEL_ENDED)
+
+    def _command(
+        self,
+        kernel: KernelRecord,
+        move: Move,
+        targets: list[Process],
+        kind: CommandKind,
+        lasts_s: float,
+    ) -> None:
+        in_two_steps = together.can_prepare(targets)
+        move.phase = Phase.PREPARING if in_two_steps else Phase.DIRECT
+        flags = MoveFlag.PREPARE if in_two_steps else MoveFlag(0)
+        if move.to_context and len(targets) == 1:
+            flags |= MoveFlag.CONTEXT
+        if move.preempts and len(targets) == 1:
+            flags |= MoveFlag.PREEMPT
+        if move.gpu is not None:
+            flags |= MoveFlag.ELSEWHERE
+        for process in targets:
+            if process.connection is not None:
+                budget = budget_argument(kernel, process, targets) if move.parks else 0
+                epoch = process.connection.command(
+                    kind, argument=budget | int(flags), reason=move.gpu or move.reason, lasts_s=lasts_s
+                )
+                move.epochs[process.key] = move.pending[process.key] = epoch
+        self._go_on(kernel, move)
+
+    def _resume(
+        self,
+        kernel: KernelRecord,
+        targets: list[Process],
+        needs: Mapping[str, int],
+        reason: str,
+        cause: Cause,
+        gpu: str | None = None,
+    ) -> None:
+        now = time.monotonic()
+        kernel.move = Move(False, reason, now, asked=kernel.resume_asked, cause=cause)
+        if gpu is not None:
+            kernel.move.gpu, kernel.move.from_gpu = gpu, kernel.main_gpu()
+        kernel.move.from_context = kernel_depth(kernel) is Depth.CONTEXT
+        kernel.move.waited_s = None if kernel.wants_since is None else max(now - kernel.wants_since, 0.0)
+        self._state.reservations.reserve_resume(kernel.id, needs, now, self._state.shown_bytes)
+        self._log.info("resume %s (%s): %s", kernel.id, bytes_in_words(sum(needs.values())), reason)
+        self._command(kernel, kernel.move, targets, CommandKind.RESUME, RESUME_BEGINS_WITHIN_S)
+
+    def _go_on(self, kernel: KernelRecord, move: Move) -> None:
+        """Decide on a move in two steps if that is due; finish what has ended everywhere."""
+        if move.phase is Phase.PREPARING:
+            self._state.refresh(time.monotonic())
+            together.advance(kernel, move)
+        if not move.pending and kernel.move is move:
+            self._finish(kernel, move)
+
+    def _finish(self, kernel: KernelRecord, move: Move) -> None:
+        kernel.move = None
+        now = kernel.moved_at = time.monotonic()
+        kernel.move_lasted_s = now - move.began
+        forget_trim(kernel)
+        self._state.refresh(now)
+        failed = failure(move, kernel)
+        if failed is None:
+            self._look_where_it_is(kernel, move)
+        self._observer.move_ended(kernel, summary(kernel, move, failed, now))
+        if move.parks:
+            self._parked(kernel, move)
+        else:
+            self._resumed(kernel, move, now)
+        self._on_change()
+
+    def _look_where_it_is(self, kernel: KernelRecord, move: Move) -> None:
+        """Where somebody who was resumed elsewhere is by its page: people are told that, and not what was wished."""
+        found = kernel.main_gpu()
+        if move.gpu is None or found in ("", move.gpu):
+            return
+        self._log.warning("%s came back on %s, not on %s", kernel.id, found, move.gpu)
+        if found == move.from_gpu:
+            move.gpu = move.from_gpu = None
+        else:
+            move.gpu = found
+
+    def _parked(self, kernel: KernelRecord, move: Move) -> None:
+        failed = failure(move, kernel)
+        done = [reply for reply in move.replies.values() if reply.status is Status.OK]
+        if failed is None and not done and not move.gone & kernel.processes.keys():
+            failed = (Status.NOTHING, in_words(move, Status.NOTHING))
+        self._failed_parks.park_ended(kernel, move, failed)
+        found_less = learn_from_park(kernel, move.replies)
+        if failed is None:
+            kernel.refusal, kernel.refusals, kernel.retry_pause_s = None, 0, 0.0
+            kernel.host.refusals, kernel.host.retry_at = 0, 0.0
+            kernel.context_refusal = next(
+                (reply.text for reply in done if move.to_context and reply.text), None
+            )
+            if kernel_depth(kernel) is Depth.CONTEXT:
+                context = sum(process.data.context_bytes for process in kernel.processes.values())
+                self._state.gpus.take_leaving(kernel.main_gpu(), context, time.monotonic())
+            kernel.held_until = None if move.asked else kernel.held_until
+            moved = sum(reply.bytes for reply in done)
+            took = max((reply.duration_s for reply in done), default=0.0)
+            self._log.info("parked %s: %s in %s", kernel.id, bytes_in_words(moved), duration_in_words(took))
+            self.end_park_wish(kernel, Outcome(Status.OK, "", f"{bytes_in_words(moved)} freed"))
+            return
+        status, text = failed
+        self._bring_back(kernel, move, text)
+        self.refuse_park(kernel, status, SLUGS[status], text, was_tried=True, found_less=found_less)
+
+    def _bring_back(self, kernel: KernelRecord, move: Move, why: str) -> None:
+        """Undo a park in those processes that carried it out although others did not."""
+        parked = [
+            process for process in kernel.connected() if process.key in move.epochs and process.is_parked
+        ]
+        needs: dict[str, int] = {}
+        for process in parked:
+            for gpu in process.data.gpus:
+                needs[gpu.uuid] = needs.get(gpu.uuid, 0) + gpu.parked_bytes
+        if parked:
+            reason = f"the kernel's other processes could not be parked: {why}"
+            self._resume(kernel, parked, needs, reason, Cause.UNDONE)
+
+    def _resumed(self, kernel: KernelRecord, move: Move, now: float) -> None:
+        failed = failure(move, kernel)
+        if kernel.residency is not Residency.RESUMING:  # else it still takes what it was given
+            reserved = self._state.reservations.finish_resume(kernel.id, now)
+            if failed is not None and kernel.processes:
+                self._unused_room.resume_failed(kernel, reserved, now)
+        _count_failed_resumes(kernel, move)
+        if failed is None:
+            kernel.resume_failures, kernel.resume_retry_at = 0, 0.0
+            kernel.elsewhere_failures, kernel.moved_from = 0, move.from_gpu
+            kernel.elsewhere_retry.clear()
+            kernel.reason = None
+            moved = sum(reply.bytes for reply in move.replies.values())
+            took = now - move.began
+            self._log.info("resumed %s: %s in %s", kernel.id, bytes_in_words(moved), duration_in_words(took))
+            self.end_resume_wish(kernel, Outcome(Status.OK, "", "the GPU is back"))
+            return
+        status, text = failed
+        if move.gpu is not None:
+            self._stays_off(kernel, move.gpu, text, now)
+            if status is not Status.FAILED:
+                return
+        kernel.resume_failures += 1
+        pause = back_off_s(kernel.resume_failures)
+        kernel.resume_retry_at = now + pause
+        kernel.reason = text
+        self._log.warning("%s stays parked: %s; tried again in %.1f s", kernel.id, text, pause)
+        if status is Status.NO_GPU_ROOM:
+            for uuid, gpu in kernel.by_gpu().items():
+                if gpu.parked_bytes:
+                    self._state.gpus.take_failure(uuid, gpu.parked_bytes)
+        elif kernel.resume_done is not None:
+            self.end_resume_wish(kernel, Outcome(status, SLUGS[status], text))
+
+    def _stays_off(self, kernel: KernelRecord, gpu: str, text: str, now: float) -> None:
+        """It could not come back on another GPU, and is parked as before: at home it may be served at once."""
+        kernel.elsewhere_failures += 1
+        pause = back_off_s(kernel.elsewhere_failures)
+        kernel.elsewhere_retry[gpu] = now + pause
+        kernel.reason = text
+        self._log.warning(
+            "%s does not come back on %s: %s; tried again in %.1f s", kernel.id, gpu, text, pause
+        )
+
+
+def _count_failed_resumes(kernel: KernelRecord, move: Move) -> None:
+    """Remember who could not be brought back for a reason that will not pass by itself."""
+    for key, reply in move.replies.items():
+        process = kernel.processes.get(key)
+        if process is None:
+            continue
+        if reply.status is Status.FAILED:
+            process.failed_resumes += 1
+            process.failed_resume_text = reply.text or PLAIN[Status.FAILED]
+        elif reply.status is Status.OK:
+            process.failed_resumes = 0

@@ -1,0 +1,144 @@
+"""What people are told of what the controller does to their kernels, in plain words and not too often.
+
+A notice is for who may see its kernel, or for everyone where it is about the machine. Nobody is named: other people
+are "another user". Nothing is kept: who does not listen then reads the state of the kernel instead.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...units import bytes_in_words
+from ..model.actions import Cause
+from ..model.snapshot import Waiter
+from ..state.observer import MoveEnded, RoomAnswered
+from ..state.records import KernelRecord
+from ..state.registry import NodeState
+
+SAME_AGAIN_S = 300.0  # the same kind of notice about one kernel
+MACHINE_AGAIN_S = 900.0
+REMEMBERED = 4096
+LOOKS_APART_S = 1.0
+
+
+@dataclass(frozen=True)
+class Notice:
+    """One thing to tell."""
+
+    kind: str  # for programs: "made-room", "moved", "memory-low", "host-memory-low", "refused", "no-room", "stuck", …
+    level: str  # "info" or "warning"
+    text: str  # of a kernel: what comes after its name
+    kernel_id: str | None = None  # None: about the machine
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"kind": self.kind, "level": self.level, "text": self.text, "kernel_id": self.kernel_id}
+
+
+class Notices:
+    """An observer that makes notices of what it hears."""
+
+    def __init__(self, state: NodeState, tell: Callable[[Notice], None]):
+        self._state = state
+        self._tell_listeners = tell
+        self._looked_at = 0.0
+        self._told: dict[tuple[str, str], float] = {}  # when, by kind and kernel or GPU
+
+    def move_ended(self, kernel: KernelRecord, ended: MoveEnded) -> None:
+        """Told: that its memory had to go for others, that it came back elsewhere, and that it could not."""
+        if ended.parks and ended.outcome == "ok":
+            why = self._why_parked(kernel, ended)
+            if why is not None:
+                size = bytes_in_words(ended.bytes)
+                text = f"freed the GPU {why}. Its {size} are safe in RAM and come back at the next use."
+                self._tell(Notice("made-room", "info", text, kernel.id))
+        elif not ended.parks and ended.outcome == "ok" and ended.to_gpu is not None:
+            now, before = self._gpu(ended.to_gpu), self._gpu(ended.from_gpu or "")
+            text = f"came back on {now}, since {before} was full. Its tensors are as they were."
+            self._tell(Notice("moved", "info", text, kernel.id))
+        elif not ended.parks and ended.outcome == "failed":
+            text = "could not get its GPU memory back yet; it is still safe in RAM, and is tried again."
+            self._tell(Notice("resume-failed", "warning", text, kernel.id))
+
+    def park_refused(self, kernel: KernelRecord, slug: str, was_tried: bool) -> None:
+        """Told: why it stays although others wait. Being at work is no news."""
+        if slug in ("busy", "nothing-to-move", "too-late"):
+            return
+        if kernel.park_asked is not None:
+            return  # who asked for it is answered
+        text = f"stays on the GPU: {kernel.refusal}."
+        self._tell(Notice("refused", "info", text, kernel.id))
+
+    def room_answered(self, kernel: KernelRecord, answered: RoomAnswered) -> None:
+        """Told: that an allocation fails, and that waiting would not help."""
+        if not answered.granted:
+            size = bytes_in_words(answered.bytes)
+            text = f"asked for {size} more GPU memory, which cannot become free: it runs out of memory there."
+            self._tell(Notice("no-room", "warning", text, kernel.id))
+
+    def kernel_ending(self, kernel: KernelRecord, cause: Cause) -> None:
+        """See observer.Observer; the kernel's own server tells of it."""
+
+    def looked(self, now: float, queue: Sequence[Waiter]) -> None:
+        """Told: that memory runs low, and who is stuck. The place in the queue is part of the kernel's state."""
+        if now - self._looked_at < LOOKS_APART_S:
+            return
+        self._looked_at = now
+        for uuid, gpu in self._state.gpus.snapshot(now).items():
+            if gpu.is_reclaiming and gpu.total_bytes is not None:
+                free, total = bytes_in_words(gpu.free_bytes), bytes_in_words(gpu.total_bytes)
+                text = f"GPU memory is low: {free} of {total} are free. Idle notebooks make room."
+                self._tell(Notice("memory-low", "info", text), uuid, again_s=MACHINE_AGAIN_S)
+        host, settings = self._state.host, self._state.settings
+        any_process = next(self._state.processes(), None) is not None
+        if any_process and host.available_bytes < settings.host_reserve(host.total_bytes):
+            free = bytes_in_words(host.available_bytes)
+            text = f"The machine's RAM is low: {free} are left. Idle notebooks may have to stay on the GPU."
+            self._tell(Notice("host-memory-low", "warning", text), "", again_s=MACHINE_AGAIN_S)
+        for kernel in self._state.kernels.values():
+            self._look_for_stuck(kernel, now)
+
+    def _look_for_stuck(self, kernel: KernelRecord, now: float) -> None:
+        for process in kernel.processes.values():
+            verdict = self._state.stuck(process, now)
+            was_told, process.is_told_stuck = process.is_told_stuck, verdict is not None
+            if verdict is not None and not was_told:
+                text = f"has a process that is stuck (pid {process.pid}): {verdict.text}. You can end it."
+                self._tell(Notice("stuck", "warning", text, kernel.id), again_s=0.0)
+
+    def _why_parked(self, kernel: KernelRecord, ended: MoveEnded) -> str | None:
+        """Why its memory went, if it is not what its own person asked for or set."""
+        if ended.cause is Cause.ROOM:
+            return f"to make room for {self._who(kernel, ended.for_kernel)}"
+        if ended.cause is Cause.TIME_SLICE:
+            return f"to take turns with {self._who(kernel, ended.for_kernel)}"
+        if ended.cause is Cause.LOW_MEMORY:
+            return "because GPU memory is low"
+        if ended.cause is Cause.LIMIT:
+            return "because of the limit on your GPU memory"
+        return None
+
+    def _gpu(self, uuid: str) -> str:
+        """A GPU by its number, for people."""
+        gpu = self._state.gpus.measured.get(uuid)
+        return "another GPU" if gpu is None else f"GPU {gpu.index}"
+
+    def _who(self, kernel: KernelRecord, other_id: str | None) -> str:
+        other = self._state.kernels.get(other_id) if other_id is not None else None
+        if other is None:
+            return "another notebook"
+        return "another user" if other.owner != kernel.owner else "another notebook of yours"
+
+    def _tell(self, notice: Notice, about: str | None = None, *, again_s: float = SAME_AGAIN_S) -> None:
+        """Tell it, unless much the same was told a moment ago."""
+        now = time.monotonic()
+        key = notice.kind, about if about is not None else notice.kernel_id or ""
+        if now - self._told.get(key, -again_s) < again_s:
+            return
+        if len(self._told) >= REMEMBERED:
+            del self._told[min(self._told, key=self._told.__getitem__)]
+        self._told[key] = now
+        self._tell_listeners(notice)

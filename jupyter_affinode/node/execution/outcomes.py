@@ -1,0 +1,95 @@
+"""How a move ended, from the shims' replies and their pages."""
+
+from __future__ import annotations
+
+from ..protocol.page import Depth, State
+from ..protocol.wire import Status
+from ..state.context_depth import kernel_depth
+from ..state.observer import MoveEnded
+from ..state.records import KernelRecord, Move, Phase, Process
+
+PARK_BEGINS_WITHIN_S = 2.0
+RESUME_BEGINS_WITHIN_S = 5.0
+REPLY_LOST_AFTER_S = 3.0  # after the last moment to begin, if the page shows that it was not begun
+MOVE_LASTS_S = 600.0  # one that was begun; a slow host touches fresh memory at 6 GiB/s
+ABORT_LASTS_S = 10.0  # a shim stops between two pieces of its copies
+
+SLUGS = {
+    Status.BUSY: "busy",
+    Status.REVOKED: "busy",
+    Status.NO_GPU_ROOM: "no-gpu-room",
+    Status.NO_HOST_ROOM: "no-host-memory",
+    Status.STALE: "too-late",
+    Status.NOTHING: "nothing-to-move",
+    Status.FAILED: "failed",
+    Status.REFUSED: "refused",
+}
+PLAIN = {
+    Status.BUSY: "the GPU is at work for this kernel",
+    Status.REVOKED: "the kernel used the GPU while it was being freed",
+    Status.NO_GPU_ROOM: "the GPU is full",
+    Status.NO_HOST_ROOM: "host memory is short",
+    Status.STALE: "the kernel did not react in time (is it stopped?)",
+    Status.NOTHING: "there is no GPU memory that can be moved",
+    Status.FAILED: "the driver refused",
+    Status.REFUSED: "refused",
+}
+
+
+def failure(move: Move, kernel: KernelRecord) -> tuple[Status, str] | None:
+    """What kept the move from being done in every process that still lives; None if nothing did."""
+    if move.failure is not None:
+        status, said = move.failure
+        return status, said or PLAIN[status]
+    for reply in move.replies.values():
+        if reply.status not in (Status.OK, Status.NOTHING):
+            return reply.status, in_words(move, reply.status)
+    if not (move.parks or move.epochs) and any(process.is_parked for process in kernel.processes.values()):
+        return Status.STALE, PLAIN[Status.STALE]  # nobody could be told
+    gone = [kernel.processes[key] for key in move.gone & kernel.processes.keys()]
+    if not all(_is_where_it_should_be(move, process) for process in gone):
+        return Status.STALE, PLAIN[Status.STALE]
+    return None
+
+
+def summary(kernel: KernelRecord, move: Move, failed: tuple[Status, str] | None, now: float) -> MoveEnded:
+    """A move that is over, for the observer; the pages are fresh."""
+    done = [reply for reply in move.replies.values() if reply.status is Status.OK]
+    is_context = kernel_depth(kernel) is Depth.CONTEXT if move.parks else move.from_context
+    return MoveEnded(
+        parks=move.parks,
+        outcome="ok" if failed is None else SLUGS[failed[0]],
+        cause=move.cause,
+        depth="context" if is_context else "memory",
+        bytes=sum(reply.bytes for reply in done),
+        duration_s=now - move.began,
+        waited_s=move.waited_s,
+        for_kernel=move.for_kernel,
+        from_gpu=move.from_gpu,
+        to_gpu=move.gpu,
+    )
+
+
+def in_words(move: Move, status: Status) -> str:
+    """What the shims said, in plain words."""
+    said = next((reply.text for reply in move.replies.values() if reply.status is status and reply.text), "")
+    return said or PLAIN[status]
+
+
+def is_lost(move: Move, process: Process | None, now: float) -> bool:
+    """Whether a process's last word will not come, or is not worth waiting for."""
+    since = move.began if move.decided_at is None else move.decided_at
+    if process is None or now - since > MOVE_LASTS_S:
+        return True
+    if move.phase is Phase.ABORTING:
+        return now - since > ABORT_LASTS_S
+    if process.data.epoch == move.pending[process.key]:
+        done = move.phase is not Phase.PREPARING and _is_where_it_should_be(move, process)
+        return done and now - max(since, process.data.state_since) > REPLY_LOST_AFTER_S
+    begins_within = PARK_BEGINS_WITHIN_S if move.parks else RESUME_BEGINS_WITHIN_S
+    return now - move.began > begins_within + REPLY_LOST_AFTER_S
+
+
+def _is_where_it_should_be(move: Move, process: Process) -> bool:
+    """Whether the page says that the move was carried out."""
+    return process.is_parked if move.parks else process.data.state is State.RESIDENT

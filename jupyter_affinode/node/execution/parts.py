@@ -1,0 +1,22 @@
+"""The parts of a controller that carry on what was begun."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..state.lots import LotStock
+from .allocations import Rooms
+from .cache_drops import CacheDrops
+from .moves import Moves
+from .user_requests import Wishes
+
+
+@dataclass(frozen=True)
+class Parts:
+    """`Effects` sets them going, `Shims` brings them what the shims say to it."""
+
+    moves: Moves
+    cache_drops: CacheDrops
+    wishes: Wishes
+    rooms: Rooms
+    lots: LotStock

@@ -1,0 +1,210 @@
+"""What people ask for: park now, resume now, hold, release; by the API and by magics in the kernel."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from ...units import duration_in_words
+from ..model.settings import Settings
+from ..model.snapshot import Residency
+from ..protocol.page import State
+from ..protocol.wire import CommandKind, Request, RequestKind, Status
+from ..state.holds import HoldRefused, check_hold
+from ..state.process_groups import ProcessGroup, reached
+from ..state.records import KERNEL_ENDED, KernelRecord, Outcome, Process
+from ..state.registry import NodeState
+from .moves import Moves
+
+BUSY_PATIENCE_S = 2.0  # work that the kernel had just submitted is given that long to end
+CANCEL_LASTS_S = 5.0
+UNTRACKED_CANCEL_LASTS_S = 1.0  # nobody will say that the cell ended
+OPEN_REQUESTS_MAX = 8
+ASKED_AGAIN_S = (
+    0.5  # who asks once more while a resume waits to be tried again has it tried sooner, not at once
+)
+
+LOST = Outcome(Status.REFUSED, "lost", "the kernel's GPU state is lost")
+
+Done = asyncio.Future[Outcome]
+
+
+class Wishes:
+    """Takes wishes; the next decision sees them."""
+
+    def __init__(self, state: NodeState, moves: Moves, log: logging.Logger, on_change: Callable[[], None]):
+        self._state = state
+        self._moves = moves
+        self._log = log
+        self._on_change = on_change
+
+    def park(self, kernel: KernelRecord) -> Done:
+        """Free the kernel's GPU now, open cell or not; ends a hold and a wish to have it back. The future tells how it
+        went; who asks again meanwhile gets the same, so it is never to be cancelled.
+
+        Who is parked and waits in the queue for a call of its own stays there, and that is said: only an interrupt
+        takes a call back.
+        """
+        was_wanted = kernel.resume_asked
+        self._moves.end_resume_wish(
+            kernel, Outcome(Status.REFUSED, "park-asked", "a park was asked for since")
+        )
+        if kernel.residency in (Residency.PARKED, Residency.QUEUED) and kernel.move is None:
+            done = _at_once(_parked_already(kernel, was_wanted=was_wanted))
+        elif not kernel.processes or kernel.residency is Residency.NONE:
+            done = _at_once(Outcome(Status.NOTHING, "nothing-to-move", "the kernel does not use the GPU"))
+        elif kernel.residency is Residency.LOST:
+            done = _at_once(LOST)
+        else:
+            now = time.monotonic()
+            kernel.park_asked = "the person asked for it"
+            kernel.park_asked_until, kernel.ask_again_at = now + BUSY_PATIENCE_S, now
+            done = kernel.park_done = kernel.park_done or asyncio.get_running_loop().create_future()
+        self._on_change()
+        return done
+
+    def resume(self, kernel: KernelRecord) -> Done:
+        """Get the kernel's GPU back as soon as there is room; it waits in the queue. The future as above."""
+        if kernel.residency in (Residency.NONE, Residency.RESIDENT) and not any(
+            process.is_parked for process in kernel.processes.values()
+        ):
+            return _at_once(Outcome(Status.NOTHING, "", "already on the GPU"))
+        if kernel.residency is Residency.LOST:
+            return _at_once(LOST)
+        now = time.monotonic()
+        kernel.resume_retry_at = min(
+            kernel.resume_retry_at, now + ASKED_AGAIN_S if kernel.resume_asked else now
+        )
+        kernel.resume_asked = True
+        done = kernel.resume_done = kernel.resume_done or asyncio.get_running_loop().create_future()
+        self._on_change()
+        return done
+
+    def hold(self, kernel: KernelRecord, duration_s: float | None) -> str:
+        """Keep the kernel on the GPU for a while; returns it in words. Raises HoldRefused."""
+        settings: Settings = self._state.settings
+        lasts, now = min(duration_s or settings.hold_default_s, settings.hold_max_s), time.monotonic()
+        check_hold(kernel, self._state.kernels.values(), settings, now)
+        kernel.held_until = now + lasts
+        self._log.info("hold %s for %s", kernel.id, duration_in_words(lasts))
+        self._on_change()
+        is_cut = duration_s is not None and duration_s > lasts
+        limit = ", the longest time that is allowed here" if is_cut else ""
+        return f"the GPU is kept for {duration_in_words(lasts)}{limit}"
+
+    def release(self, kernel: KernelRecord) -> str:
+        """End a hold."""
+        was_held, kernel.held_until = kernel.held_until is not None, None
+        self._on_change()
+        if kernel.kept is not None:
+            return f"a file of the node controller's keeps the GPU: {kernel.kept.reason}"
+        return "the GPU is no longer kept" if was_held else "the GPU was not kept"
+
+    def cancel(self, kernel: KernelRecord, group: ProcessGroup | None = None) -> None:
+        """The user interrupted: waiting calls in the processes that the signal reaches fail, until the cell ends or for
+        5 s.
+        """
+        lasts = CANCEL_LASTS_S if kernel.cell_open else UNTRACKED_CANCEL_LASTS_S
+        if kernel.is_tracked and not kernel.cell_open:
+            lasts = 0.0  # who waits fails, and the next cell may wait again
+        kernel.is_cancelling = True
+        self._log.info("cancel %s: what waits for the GPU fails", kernel.id)
+        for process in reached(kernel.connected(), group):
+            if process.connection is not None:
+                process.connection.command(CommandKind.CANCEL, argument=int(lasts * 1e9))
+        self._moves.end_resume_wish(kernel, Outcome(Status.REFUSED, "cancelled", "interrupted"))
+        self._on_change()
+
+    def end_cancel(self, kernel: KernelRecord) -> None:
+        """The interrupted cell ended: calls may wait again."""
+        if kernel.is_cancelling:
+            kernel.is_cancelling = False
+            for process in kernel.connected():
+                if process.connection is not None:
+                    process.connection.command(CommandKind.CANCEL_END)
+
+    def dying(self, kernel: KernelRecord, group: ProcessGroup | None = None) -> None:
+        """The processes that signals reach are about to be ended: they must not wait for the GPU any more."""
+        self._log.info("%s is being shut down", kernel.id)
+        for process in reached(kernel.connected(), group):
+            process.said_dying = True
+            if process.connection is not None:
+                process.connection.command(CommandKind.DYING)
+        self._on_change()
+
+    def take_request(self, process: Process, request: Request, text: Callable[[KernelRecord], str]) -> None:
+        """A magic asks; its RESULT is sent when it is done. `text` gives the kernel's state in words."""
+        kernel = self._state.kernels[process.kernel_id]
+        if process.open_requests >= OPEN_REQUESTS_MAX:
+            return _answer(process, request, Status.REFUSED, "too many requests at once")
+        if request.kind is RequestKind.PARK:
+            self._answer_when_done(process, request, self.park(kernel))
+        elif request.kind is RequestKind.RESUME:
+            self._answer_when_done(process, request, self.resume(kernel))
+        elif request.kind is RequestKind.HOLD:
+            try:
+                _answer(process, request, Status.OK, self.hold(kernel, request.argument / 1e9 or None))
+            except HoldRefused as refused:
+                _answer(process, request, Status.REFUSED, str(refused))
+        elif request.kind is RequestKind.RELEASE:
+            _answer(process, request, Status.OK, self.release(kernel))
+        else:
+            _answer(process, request, Status.OK, text(kernel))
+
+    def ended(self, kernel: KernelRecord) -> None:
+        """The kernel was shut down: whoever still waits for its move is told so."""
+        for end in (self._moves.end_park_wish, self._moves.end_resume_wish):
+            end(kernel, KERNEL_ENDED)
+
+    def look_for_fulfilled(self, kernel: KernelRecord) -> None:
+        """End wishes that came true in another way: a shim resumed by itself, a process with memory ended; and those
+        that cannot come true any more.
+        """
+        if kernel.resume_done is not None and kernel.residency in (Residency.RESIDENT, Residency.NONE):
+            parked = any(process.data.state is State.PARKED for process in kernel.processes.values())
+            if not parked and kernel.move is None:
+                self._moves.end_resume_wish(kernel, Outcome(Status.OK, "", "the GPU is back"))
+        is_over = kernel.move is None and kernel.residency is not Residency.RESIDENT
+        if kernel.park_done is not None and is_over:
+            outcome = Outcome(Status.NOTHING, "nothing-to-move", "the kernel uses no GPU now")
+            if kernel.residency in (Residency.PARKED, Residency.QUEUED):
+                outcome = _parked_already(kernel, was_wanted=False)
+            self._moves.end_park_wish(kernel, outcome)
+
+    def _answer_when_done(self, process: Process, request: Request, done: Done) -> None:
+        process.open_requests += 1
+
+        def answer(future: Done) -> None:
+            process.open_requests -= 1
+            if not future.cancelled():
+                outcome = future.result()
+                _answer(process, request, outcome.status, outcome.text)
+
+        done.add_done_callback(answer)
+
+
+def _parked_already(kernel: KernelRecord, *, was_wanted: bool) -> Outcome:
+    """What a park is to who is parked, or partly so; `was_wanted`: until now a wish asked for the GPU."""
+    if not any(process.data.state is State.QUEUED for process in kernel.connected()):
+        withdrawn = "; it waited in the queue by a wish alone, which is withdrawn" if was_wanted else ""
+        return Outcome(Status.NOTHING, "", f"already parked{withdrawn}")
+    has_memory = any(process.resident_bytes for process in kernel.processes.values())
+    text = (
+        f"{'a part of it' if has_memory else 'it'} is parked already, and a call of its own waits in the queue"
+        " for the GPU: interrupt the kernel to end that"
+    )
+    withdrawn = "; the wish to have the GPU back is withdrawn" if was_wanted else ""
+    return Outcome(Status.REFUSED, "waits-for-gpu", text + withdrawn)
+
+
+def _at_once(outcome: Outcome) -> Done:
+    done: Done = asyncio.get_running_loop().create_future()
+    done.set_result(outcome)
+    return done
+
+
+def _answer(process: Process, request: Request, status: Status, text: str) -> None:
+    if process.connection is not None:
+        process.connection.result(request.number, status, text)

@@ -1,0 +1,161 @@
+"""Who may enter: the controller's own user alone, or every user of the machine as whoever they are."""
+
+from __future__ import annotations
+
+import grp
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from ..model.rules import GRANTED
+from ..system.peers import Peer, groups_of, is_beside_us
+from ..system.subuid import SubordinateIds
+from ..system.user_names import name_of
+from .grants import GrantExpired, GrantRefused, GrantVerifier
+from .identity import OWN_USER, Identity, of_granted_user, of_unix_user
+from .rate_limits import MANY_USERS, ONE_USER, Limits
+
+WasLetIn = Callable[[str], bool]
+
+
+def never(owner: str) -> bool:
+    """Nobody was let in before."""
+    return False
+
+
+class NoSuchGroup(ValueError):
+    """The group of administrators is not known here."""
+
+
+class NotAllowed(Exception):
+    """Somebody may not enter, or not do this; `slug` is for programs, the message for people."""
+
+    def __init__(self, slug: str, message: str):
+        super().__init__(message)
+        self.slug = slug
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """Who connected, as it was at that moment."""
+
+    peer: Peer
+    is_admin: bool = False  # by user id or group; a grant takes its place
+
+
+class Access(Protocol):
+    """Decides who a connection is."""
+
+    limits: Limits
+    is_shared: bool  # whether there are other people here
+    socket_mode: int
+
+    def visit(self, connected: socket.socket, peer: Peer) -> Visitor:
+        """Look at who connected, before a byte is read. Raises NotAllowed."""
+
+    def identify(self, visitor: Visitor, grant: str | None, *, was_let_in: WasLetIn = never) -> Identity:
+        """Who it is, once it has said what it has to say for itself. Raises NotAllowed.
+
+        `was_let_in(owner)`: whether it is a process that an earlier grant of that owner's let in.
+        """
+
+
+class OwnUserAccess:
+    """One user's controller: that user and root, nobody else, and both may do everything."""
+
+    limits = ONE_USER
+    is_shared = False
+    socket_mode = 0o600
+
+    def visit(self, connected: socket.socket, peer: Peer) -> Visitor:
+        """As `Access.visit`."""
+        if not peer.is_own_user:
+            raise NotAllowed("forbidden", f"it belongs to user {peer.uid}")
+        return Visitor(peer, is_admin=True)
+
+    def identify(self, visitor: Visitor, grant: str | None, *, was_let_in: WasLetIn = never) -> Identity:
+        """As `Access.identify`; grants mean nothing here."""
+        return OWN_USER
+
+
+class EveryUserAccess:
+    """The machine's controller: each user for themselves.
+
+    A good grant says who it is. Without one it is the Unix user, unless grants are required (where containers
+    share user ids). A bad grant is refused, never passed over. One that has expired is good for a process that
+    was let in before, so that neither a pause nor the controller's end strands what it has parked. Root and the
+    admin group's members are admins if they are outside of containers: a user id or group inside one is what its
+    image says.
+    """
+
+    is_shared = True
+    socket_mode = 0o666
+
+    def __init__(
+        self,
+        *,
+        admin_group: str = "",
+        grants: GrantVerifier | None = None,
+        require_grants: bool = False,
+        limits: Limits = MANY_USERS,
+        subordinate_ids: SubordinateIds | None = None,
+    ):
+        """Raises NoSuchGroup; a number is taken as it is."""
+        self._subordinate_ids = subordinate_ids or SubordinateIds()
+        self.limits = limits
+        self._admin_gid = _gid(admin_group) if admin_group else None
+        self._grants = grants
+        self._require_grants = require_grants
+
+    def visit(self, connected: socket.socket, peer: Peer) -> Visitor:
+        """As `Access.visit`; everyone may knock."""
+        may_be = peer.uid == 0 or (
+            self._admin_gid is not None and self._admin_gid in groups_of(connected, peer)
+        )
+        return Visitor(peer, is_admin=may_be and is_beside_us(connected, peer))
+
+    def identify(self, visitor: Visitor, grant: str | None, *, was_let_in: WasLetIn = never) -> Identity:
+        """As `Access.identify`."""
+        uid = visitor.peer.uid
+        if grant and self._grants is not None:
+            grants = self._grants
+            try:
+                claims = grants.verify(grant, uid)
+            except GrantExpired as expired:
+                if not was_let_in(of_granted_user(expired.claims.user)):
+                    raise NotAllowed("bad-grant", str(expired)) from None
+                claims = expired.claims
+            except GrantRefused as refused:
+                raise NotAllowed("bad-grant", str(refused)) from None
+            return Identity(
+                of_granted_user(claims.user),
+                GRANTED + claims.user,
+                server=claims.server,
+                priority=claims.priority,
+                caps=claims.caps,
+                groups=tuple(GRANTED + group for group in claims.groups),
+                granted_at=claims.issued_at,
+                key_is_known=partial(grants.still_has, claims.kid, claims.key),
+            )
+        if self._require_grants and not visitor.is_admin:
+            raise NotAllowed(
+                "grant-required", "this machine's controller asks for a grant, and there is none"
+            )
+        person = self._subordinate_ids.person_of(uid)
+        return Identity(
+            of_unix_user(uid),
+            name_of(person),
+            is_admin=visitor.is_admin,
+            counts_for=None if person == uid else of_unix_user(person),
+        )
+
+
+def _gid(group: str) -> int:
+    if group.isdigit():
+        return int(group)
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise NoSuchGroup(f"there is no group {group!r} for admin_group") from None

@@ -1,0 +1,227 @@
+"""Grants: short-lived signed statements of who somebody is, for where a user id says nothing.
+
+A grant is a JSON Web Token (RFC 7519) signed with Ed25519 (RFC 8037), made by
+`jupyter_affinode.client.grant_signing` on the Hub's side. Here are only public keys, found by the token's `kid`
+(RFC 7515): the file `<kid>.pem` or any key of a `*.json` file, a JSON Web Key Set (RFC 7517), in one folder. To
+change keys, put the new one beside the old,
+sign with the new, and remove the old when its last grant has expired; the folder is looked at again by itself. What
+a removed key has signed is good no longer, for connections that are open, too.
+
+Expiry says until when a grant lets new processes and requests in. It ends no connection, and a process that was let in
+connects again with what it has: see `access.EveryUserAccess`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import stat
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ALGORITHM = "EdDSA"
+LEEWAY_S = 30.0  # two machines' clocks may differ by this
+LOOK_AGAIN_S = 1.0
+KEY_FILE_BYTES_MAX = 1 << 20
+NAME_MAX = 255
+PRIORITY_MAX = 1000
+CAPS_MAX = 16
+GROUPS_MAX = 256
+CAP_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
+
+
+class GrantRefused(Exception):
+    """A grant that is not one, not for us, or not any more; the message says which."""
+
+
+class GrantExpired(GrantRefused):
+    """A grant that was good, and says `claims`."""
+
+    def __init__(self, claims: Claims):
+        super().__init__("its grant has expired; shims and servers read a newer one from AFFINODE_GRANT_FILE")
+        self.claims = claims
+
+
+class GrantsUnavailable(Exception):
+    """Grants cannot be checked here; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What a good grant says."""
+
+    user: str
+    server: str | None
+    priority: int
+    caps: Mapping[str, float]
+    groups: tuple[str, ...]
+    issued_at: float  # seconds since the epoch
+    key: bytes  # the public one that it is signed with …
+    kid: str  # … and its name
+
+
+class GrantVerifier:
+    """Checks grants with the keys of one folder."""
+
+    def __init__(self, folder: Path, audiences: Sequence[str]):
+        """`audiences` are this controller's names; a grant must be for one. Raises GrantsUnavailable."""
+        try:
+            import jwt
+        except ImportError:
+            raise GrantsUnavailable("grants need PyJWT: pip install 'jupyter-affinode[grants]'") from None
+        if not audiences:
+            raise GrantsUnavailable("grants need a name of this controller that they are for")
+        self._jwt = jwt
+        self._folder = folder
+        self._audiences = list(audiences)
+        self._keys: dict[str, Any] = {}
+        self._seen: object = None
+        self._looked_at = -math.inf
+        self._look()
+        if not self._keys:
+            raise GrantsUnavailable(f"there is no public key in {folder}")
+
+    def verify(self, grant: str, uid: int) -> Claims:
+        """What a grant says, presented by a process of user id `uid`. Raises GrantExpired and GrantRefused."""
+        try:
+            return self._verify(grant, uid)
+        except self._jwt.ExpiredSignatureError:
+            raise GrantExpired(self._verify(grant, uid, verify_exp=False)) from None
+
+    def _verify(self, grant: str, uid: int, **options: bool) -> Claims:
+        """What it says. Raises GrantRefused, and PyJWT's error of a grant that has expired."""
+        jwt = self._jwt
+        try:
+            header = jwt.get_unverified_header(grant)
+        except (jwt.PyJWTError, ValueError, TypeError):
+            raise GrantRefused("its grant is no signed token") from None
+        if header.get("alg") != ALGORITHM:
+            raise GrantRefused(f"its grant is not signed with {ALGORITHM}")
+        key = self._key(header.get("kid"))
+        try:
+            claims = jwt.decode(
+                grant,
+                key,
+                algorithms=[ALGORITHM],
+                audience=self._audiences,
+                leeway=LEEWAY_S,
+                options={"require": ["exp", "iat", "aud", "sub"], **options},
+            )
+        except jwt.ExpiredSignatureError:
+            raise
+        except jwt.InvalidAudienceError:
+            raise GrantRefused("its grant is for another controller") from None
+        except jwt.ImmatureSignatureError:
+            raise GrantRefused("its grant is not valid yet") from None
+        except (jwt.PyJWTError, ValueError, TypeError, OverflowError) as error:
+            raise GrantRefused(f"its grant is not valid: {error}") from None
+        return _claims(claims, uid, _bytes_of(key), header["kid"])
+
+    def still_has(self, kid: str, key: bytes) -> bool:
+        """Whether grants of that key are good: who took one back wants no more of what it signed, at once."""
+        self._look_again()
+        known = self._keys.get(kid)
+        return known is not None and _bytes_of(known) == key
+
+    def _look_again(self) -> None:
+        if time.monotonic() - self._looked_at >= LOOK_AGAIN_S:
+            self._look()
+
+    def _key(self, kid: object) -> Any:
+        if not isinstance(kid, str):
+            raise GrantRefused("its grant does not name its key")
+        self._look_again()
+        key = self._keys.get(kid)
+        if key is None:
+            raise GrantRefused(f"its grant is signed with a key that is not known here, {kid[:64]!r}")
+        return key
+
+    def _look(self) -> None:
+        """Read the folder again if anything in it changed."""
+        self._looked_at = time.monotonic()
+        try:
+            files = sorted(path for path in self._folder.iterdir() if path.suffix in (".pem", ".json"))
+            seen = [(path, *_identity(path)) for path in files]
+            if seen == self._seen:
+                return
+            _refuse_writable(self._folder)
+            keys: dict[str, Any] = {}
+            for path in files:
+                keys.update(self._read(path))
+        except Exception as error:  # the libraries raise anything over a file that is no key
+            if self._seen is None:
+                raise GrantsUnavailable(f"the keys in {self._folder} cannot be read: {error}") from None
+            return  # half written, perhaps: the old ones are good until the folder can be read again
+        self._keys, self._seen = keys, seen
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        _refuse_writable(path)
+        text = path.read_bytes()[:KEY_FILE_BYTES_MAX]
+        if path.suffix == ".json":
+            keys = self._jwt.PyJWKSet.from_json(text.decode()).keys
+            found = {key.key_id: key.key for key in keys if key.key_id}
+        else:
+            from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+            found = {path.stem: load_pem_public_key(text)}
+        return {kid: key for kid, key in found.items() if _is_public_ed25519(key)}
+
+
+def _claims(claims: Mapping[str, Any], uid: int, key: bytes, kid: str) -> Claims:
+    """The claims in our types. Raises GrantRefused if one is not what it should be."""
+    user, server = claims["sub"], claims.get("server")
+    priority, caps, groups = claims.get("priority", 0), claims.get("caps", {}), claims.get("groups", [])
+    if claims.get("uid") is not None and claims["uid"] != uid:
+        raise GrantRefused(f"its grant is for a process of another user id than {uid}")
+    for what, text in (("user", user), ("server", server or "")):
+        if text and not _is_name(text):
+            raise GrantRefused(f"the {what} in its grant is no name")
+    if not user:
+        raise GrantRefused("its grant names no user")
+    if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > PRIORITY_MAX:
+        raise GrantRefused(f"the priority in its grant is no whole number up to {PRIORITY_MAX}")
+    if not isinstance(caps, dict) or len(caps) > CAPS_MAX or not all(map(_is_cap, caps.items())):
+        raise GrantRefused("the caps in its grant are no limits by name")
+    if not isinstance(groups, list) or len(groups) > GROUPS_MAX or not all(map(_is_name, groups)):
+        raise GrantRefused(f"the groups in its grant are no list of at most {GROUPS_MAX} names")
+    return Claims(user, server or None, priority, dict(caps), tuple(groups), float(claims["iat"]), key, kid)
+
+
+def _is_name(text: object) -> bool:
+    return isinstance(text, str) and 0 < len(text) <= NAME_MAX and text.isprintable()
+
+
+def _is_cap(cap: tuple[str, object]) -> bool:
+    name, value = cap
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return CAP_NAME.fullmatch(name) is not None and 0 <= value < 1 << 62
+
+
+def _bytes_of(key: Any) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    raw: bytes = key.public_bytes(Encoding.Raw, PublicFormat.Raw)
+    return raw
+
+
+def _is_public_ed25519(key: object) -> bool:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    return isinstance(key, Ed25519PublicKey)
+
+
+def _identity(path: Path) -> tuple[int, int, int]:
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _refuse_writable(path: Path) -> None:
+    """Who can change a key can be anybody."""
+    status = path.stat()
+    if status.st_uid not in (0, os.getuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ValueError(f"others than root can write to {path}")

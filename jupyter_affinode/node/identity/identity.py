@@ -1,0 +1,84 @@
+"""Who speaks, and whose kernels they may see and move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+if TYPE_CHECKING:
+    from ..state.records import KernelRecord
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A person, as a connection proved it to be.
+
+    `owner` goes before the ids of a person's kernels, so that nobody can name, guess or take another's. It is
+    None on a controller that serves one user: everyone who may enter is that user.
+    """
+
+    owner: str | None
+    name: str | None = None  # for people, and for rules that name users (rules.py)
+    is_admin: bool = False
+    server: str | None = None
+    priority: int = 0
+    caps: Mapping[str, float] = field(default_factory=dict)
+    groups: tuple[str, ...] = ()  # of the grant, as rules name them
+    granted_at: float | None = (
+        None  # when the grant was signed, in seconds since the epoch; None: there is none
+    )
+    counts_for: str | None = None  # whose limits it takes of; None: the owner's own
+    key_is_known: Callable[[], bool] | None = field(
+        default=None, compare=False
+    )  # the one that signed the grant
+
+    @property
+    def is_revoked(self) -> bool:
+        """Whether the key that signed its grant was removed. Expiry ends nothing that is open."""
+        return self.key_is_known is not None and not self.key_is_known()
+
+    @property
+    def payer(self) -> str | None:
+        """Whose limits all that it has counts in."""
+        return self.owner if self.counts_for is None else self.counts_for
+
+    @property
+    def place(self) -> str:
+        """The person, and which of their servers, where a process cannot be told from others by its pid."""
+        return f"{self.owner or ''}/{self.server or ''}"
+
+    def scoped(self, kernel_id: str) -> str:
+        """The id under which this controller knows the person's kernel `kernel_id`."""
+        return kernel_id if self.owner is None else f"{self.owner}/{kernel_id}"
+
+    def sees(self, owner: str | None) -> bool:
+        """Whether the person may see and move that owner's kernels."""
+        return self.is_admin or owner == self.owner
+
+    def shown_id(self, kernel_id: str, owner: str | None) -> str:
+        """A kernel's id as the person knows it: their own without their name, others' (for admins) whole."""
+        if self.owner is None or owner != self.owner:
+            return kernel_id
+        return kernel_id[len(self.owner) + 1 :]
+
+    def mark(self, kernel: KernelRecord) -> None:
+        """Write down whose kernel it is, and what the newest grant says of it."""
+        kernel.owner, kernel.owner_name, kernel.payer = self.owner, self.name, self.payer
+        if self.granted_at is not None and self.granted_at >= kernel.granted_at:
+            kernel.granted_at, kernel.priority = self.granted_at, self.priority
+            kernel.caps, kernel.groups = self.caps, self.groups
+
+
+def of_unix_user(uid: int) -> str:
+    """The owner of what a Unix user has."""
+    return f"uid-{uid}"
+
+
+def of_granted_user(name: str) -> str:
+    """The owner of what a user named by grants has; never the same as a Unix user's."""
+    return f"user-{quote(name, safe='@')}"
+
+
+OWN_USER = Identity(None, is_admin=True)  # where one user's controller serves that user and root

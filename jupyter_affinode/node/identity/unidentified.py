@@ -1,0 +1,35 @@
+"""Connections that have not said yet whose they are: how many there may be, and which one makes room for another."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TypeVar
+
+from ..system.peers import Place
+from .rate_limits import Limits
+
+T = TypeVar("T")
+
+
+def one_too_many(strangers: Mapping[T, Place], newcomer: Place, limits: Limits) -> T | None:
+    """Which of the `strangers` (oldest first) is to go before one from `newcomer` may come; None while there is room.
+
+    Of too many in one place the oldest, which had the longest time to say something.
+    """
+    neighbours = [stranger for stranger, place in strangers.items() if place == newcomer]
+    if len(neighbours) >= limits.strangers:
+        return neighbours[0]
+    return the_fullest(strangers) if len(strangers) >= limits.strangers_everyone else None
+
+
+def the_fullest(strangers: Mapping[T, Place]) -> T | None:
+    """The oldest of the user who has the most, in that user's fullest place: whoever makes places by the dozen
+    (cgroups, namespaces of their own) drives out nobody but themselves.
+    """
+    left = list(strangers.items())
+    for parts in range(1, len(Place._fields) + 1):
+        counts = Counter(place[:parts] for _, place in left)
+        fullest = counts.most_common(1)[0][0] if counts else ()
+        left = [each for each in left if each[1][:parts] == fullest]
+    return left[0][0] if left else None

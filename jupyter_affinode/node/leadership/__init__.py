@@ -1,0 +1,1 @@
+"""Which controller serves a machine's GPUs: election and handover."""

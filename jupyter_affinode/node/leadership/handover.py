@@ -1,0 +1,139 @@
+"""One authority over each GPU while users' own controllers give way to the machine's.
+
+A user's controller at the usual place ends as soon as the machine's answers; its shims and clients then find
+that one by themselves, as after any end of a controller. One at another place, which they would not leave,
+is refused the GPUs that the machine's serves. The machine's decides nothing before the users' locks on the
+GPUs are free. A lock can be held by anybody who likes to: who does not let go in time is not waited for, and
+what their kernels have on the GPU then counts as a stranger's.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import math
+import os
+import re
+import stat
+import threading
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+from ... import environment
+
+ASK_EVERY_S = 0.5
+ANSWERS_WITHIN_S = 0.02  # else it is looked for the next time
+PATIENCE_S = 60.0  # with users' controllers that do not give way
+USERS_FOLDERS = environment.TEMPORARY  # where `election.Election` puts the locks of users' controllers
+FOLDER_NAME = re.compile(r"affinode-(\d+)")
+
+
+def machine_answers() -> bool:
+    """Whether the machine's own controller, run by root or by us, listens now."""
+    return environment.listens(environment.NODE_SOCKET)
+
+
+def gives_way(own_socket: Path) -> bool:
+    """Whether a user's controller must end: the machine's answers, and ours is where nobody looks then."""
+    is_usual = own_socket.name == environment.SOCKET_NAME and own_socket.parent in environment.user_folders()
+    return is_usual and machine_answers()
+
+
+def serves_gpu(uuid: str) -> bool:
+    """Whether the machine's controller serves a GPU now."""
+    return environment.NODE_SOCKET.with_name(f"serves-{uuid}.lock").exists() and machine_answers()
+
+
+def users_who_serve(uuids: Collection[str]) -> list[str]:
+    """The users' controllers that serve one of these GPUs now, in words."""
+    locks = [folder / f"serves-{uuid}.lock" for folder in _users_folders() for uuid in uuids]
+    return [holder for lock in locks if (holder := _holder(lock)) is not None]
+
+
+class Standby:
+    """The time in which the machine's controller knows shims already and decides nothing."""
+
+    def __init__(self, log: logging.Logger):
+        self.is_over = False
+        self._log = log
+        self._began = time.monotonic()
+        self._asked_at = -math.inf
+        self._asking: threading.Thread | None = None
+        self._holders: list[str] | None = None  # None: not known yet
+        self._told: list[str] = []
+
+    def look(self, now: float, uuids: Collection[str] | None) -> bool:
+        """Whether it is over; asks the locks now and then, and never again once it is.
+
+        `uuids` are the GPUs that NVML sees; None as long as it has not answered.
+        """
+        if self.is_over or now - self._asked_at < ASK_EVERY_S:
+            return self.is_over
+        self._asked_at = now
+        if uuids is None and now - self._began < PATIENCE_S:
+            return False
+        self._ask(uuids or ())
+        holders = self._holders
+        if holders is None:
+            holders = ["their files do not answer"]
+        if not holders:
+            self.is_over = True
+        elif now - self._began >= PATIENCE_S:
+            self.is_over = True
+            self._log.error("not given way: %s; what their kernels have is a stranger's", "; ".join(holders))
+        elif holders != self._told:
+            self._told = holders
+            self._log.info("waits for users' controllers to give way: %s", "; ".join(holders))
+        return self.is_over
+
+    def _ask(self, uuids: Collection[str]) -> None:
+        """Ask on a thread: a user's folder may be a file system of that user's, which need not answer."""
+        if self._asking is None or not self._asking.is_alive():
+            self._asking = threading.Thread(target=self._find_holders, args=(uuids,), daemon=True)
+            self._asking.start()
+            self._asking.join(ANSWERS_WITHIN_S)
+
+    def _find_holders(self, uuids: Collection[str]) -> None:
+        self._holders = users_who_serve(uuids)
+
+
+def _users_folders() -> list[Path]:
+    """One a user, so that nobody can make us look at more; none where the folder above cannot be read."""
+    folders: list[Path] = []
+    try:
+        entries = list(os.scandir(USERS_FOLDERS))
+    except OSError:
+        return folders
+    for entry in entries:
+        named = FOLDER_NAME.fullmatch(entry.name)
+        if named is None:
+            continue
+        try:  # it may be gone by now, or a file system of its user's that answers nobody else
+            status = entry.stat(follow_symlinks=False)
+        except OSError:
+            continue
+        if stat.S_ISDIR(status.st_mode) and status.st_uid == int(named[1]):
+            folders.append(Path(entry.path))
+    return folders
+
+
+def _holder(lock: Path) -> str | None:
+    """The holder of a lock in words; None if it is free, or not a regular file, as locks of controllers are."""
+    try:
+        descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return None
+        except BlockingIOError:
+            said = os.read(descriptor, 256).decode(errors="replace").split("\n")[0]
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return f"{lock.parent.name}, {said if said.isprintable() else 'unnamed'}"

@@ -1,0 +1,1 @@
+"""History: moves, waits and usage in an SQLite database."""

@@ -1,0 +1,293 @@
+"""What happens, as it is remembered: an observer of the controller that measures, counts and writes the ledger."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Any, Protocol
+
+from ..model.actions import Cause
+from ..model.snapshot import Waiter
+from ..protocol.wire import LARGEST_BYTES
+from ..state.observer import MoveEnded, RoomAnswered
+from ..state.ownership import own_name, owner_of
+from ..state.records import KernelRecord
+from ..state.registry import NodeState
+from .store import EventRow, KernelRow
+from .usage import ByteSeconds, Meter, Seen
+from .waits import WaitEnded, WaitWatch
+from .writer import Ledger
+
+LOOK_EVERY_S = 1.0
+KERNELS_WRITTEN_EVERY_S = 60.0  # as exact is the end of a kernel whose end no controller saw
+RECONNECTED_AFTER_S = 60.0  # by then every shim that lives has found a new controller
+
+
+class EventKind(str, Enum):
+    """What a row of the ledger's `events` is about."""
+
+    PARK = "park"
+    RESUME = "resume"
+    REFUSAL = "refusal"  # a park that was not tried; one that failed is a PARK with its outcome
+    ROOM = "room"  # an allocation that met a full GPU: outcome "granted" or "denied"
+    WAIT = "wait"  # outcome: waits.OUTCOMES
+    END = "end"  # its server was asked to shut it down for another
+
+
+class Figures(Protocol):
+    """Takes what was measured, for the metrics."""
+
+    def waited(self, ended: WaitEnded) -> None:
+        """A wait ended."""
+
+    def metered(self, seen: Seen, gpu: str, sums: ByteSeconds) -> None:
+        """What a kernel held of a GPU since the last look."""
+
+    def seen(self, kernels: Sequence[Seen], now: float) -> None:
+        """Every kernel that uses CUDA, as it is now."""
+
+
+class History:
+    """The observer. Without a ledger it only measures."""
+
+    def __init__(
+        self,
+        state: NodeState,
+        figures: Figures,
+        ledger: Ledger | None = None,
+        *,
+        with_names: bool = False,
+        wall: Callable[[], float] = time.time,
+    ):
+        """`with_names`: the notebook's name, path and server are written too."""
+        self.ledger = ledger
+        self._state = state
+        self._figures = figures
+        self._with_names = with_names
+        self._wall = wall
+        self._meter = Meter()
+        self._waits = WaitWatch()
+        self._began: dict[str, KernelRow] = {}
+        self._users: dict[str, str] = {}
+        self._looked_at = 0.0
+        self._kernels_written_at = 0.0
+        self._started_at: float | None = None
+
+    # ---- Observer
+
+    def move_ended(self, kernel: KernelRecord, ended: MoveEnded) -> None:
+        """See observer.Observer."""
+        self._write(
+            EventKind.PARK if ended.parks else EventKind.RESUME,
+            kernel,
+            cause=ended.cause.value,
+            outcome=ended.outcome,
+            gpu=ended.to_gpu or "",
+            depth=ended.depth,
+            bytes=ended.bytes,
+            duration_s=ended.duration_s,
+            waited_s=ended.waited_s,
+            from_gpu=ended.from_gpu or "",
+        )
+
+    def park_refused(self, kernel: KernelRecord, slug: str, was_tried: bool) -> None:
+        """See observer.Observer."""
+        if not was_tried:
+            self._write(EventKind.REFUSAL, kernel, outcome=slug)
+
+    def room_answered(self, kernel: KernelRecord, answered: RoomAnswered) -> None:
+        """See observer.Observer."""
+        if not answered.granted:
+            self._waits.denied(kernel.id)
+        self._write(
+            EventKind.ROOM,
+            kernel,
+            gpu=answered.gpu,
+            cause="" if answered.granted else answered.cause.value,
+            outcome="granted" if answered.granted else "denied",
+            bytes=answered.bytes,
+            waited_s=answered.waited_s,
+        )
+
+    def looked(self, now: float, queue: Sequence[Waiter]) -> None:
+        """See observer.Observer."""
+        for ended in self._waits.look(now, queue, self._state.kernels):
+            self._figures.waited(ended)
+            self._write_wait(ended)
+        if now - self._looked_at >= LOOK_EVERY_S:
+            self._looked_at = now
+            self._measure(now)
+
+    def kernel_ending(self, kernel: KernelRecord, cause: Cause) -> None:
+        """See observer.Observer."""
+        self._write(EventKind.END, kernel, cause=cause.value, outcome="asked")
+
+    def as_json(self) -> dict[str, Any]:
+        """Whether history is kept, for the API."""
+        problem = None if self.ledger is None else self.ledger.problem
+        return {"kept": self.ledger is not None, "problem": problem}
+
+    def close(self) -> None:
+        """The controller ends; the kernels live on."""
+        if self.ledger is not None:
+            self.measure_now()
+            self.ledger.close(self._wall())
+
+    def measure_now(self) -> None:
+        """Look, whenever the last look was."""
+        self._measure(time.monotonic())
+
+    # ---- measuring
+
+    def _measure(self, now: float) -> None:
+        wall = self._wall()
+        seen = [self._seen(kernel) for kernel in self._state.kernels.values() if kernel.processes]
+        for kernel, gpu, sums in self._meter.look(now, wall, seen):
+            self._figures.metered(kernel, gpu, sums)
+        self._figures.seen(seen, now)
+        self._users = {
+            plain(kernel_id): self._user(kernel) for kernel_id, kernel in self._state.kernels.items()
+        }
+        usage = self._meter.take()
+        if self.ledger is not None:
+            self.ledger.usage(usage)
+            self._write_kernels(self.ledger, seen, now, wall)
+            self.ledger.look(now, wall)
+
+    def _seen(self, kernel: KernelRecord) -> Seen:
+        gpus = self._gpus(kernel)
+        processes = kernel.processes.values()
+        return Seen(
+            plain(kernel.id),
+            self._user(kernel),
+            plain(owner_name(kernel)),
+            _last_activity(kernel),
+            any(process.data.calls_in_flight or process.data.captures for process in processes),
+            {uuid: held for uuid, (held, _) in gpus.items()},
+            {uuid: parked for uuid, (_, parked) in gpus.items()},
+        )
+
+    def _gpus(self, kernel: KernelRecord) -> dict[str, tuple[int, int]]:
+        """Bytes held and parked by GPU. One that NVML does not know is "", and nobody has more than a GPU has: pages
+        may say anything, and reports are everybody's.
+        """
+        sizes = self._state.gpus.sizes
+        largest = max((sizes or {}).values(), default=LARGEST_BYTES)
+        sums: dict[str, tuple[int, int]] = {}
+        for process in kernel.processes.values():
+            for gpu in process.data.gpus:
+                uuid = gpu.uuid if sizes is None or gpu.uuid in sizes else ""
+                most = (sizes or {}).get(uuid, largest)
+                held, parked = sums.get(uuid, (0, 0))
+                held = min(held + gpu.resident_bytes + sum(gpu.fixed_bytes), most)
+                sums[uuid] = held, parked + min(gpu.parked_bytes, most)
+        return sums
+
+    # ---- writing
+
+    def _write_kernels(self, ledger: Ledger, seen: Sequence[Seen], now: float, wall: float) -> None:
+        """Kernels that came and went; now and then all, so that it is known until when they lived."""
+        if self._started_at is None:
+            self._started_at = now
+        if now - self._started_at >= RECONNECTED_AFTER_S and self._started_at > 0:
+            self._started_at = -1.0  # once
+            ledger.only_these_live([kernel.kernel_id for kernel in seen])
+        is_due = now - self._kernels_written_at >= KERNELS_WRITTEN_EVERY_S
+        if is_due:
+            self._kernels_written_at = now
+        living = {kernel.kernel_id for kernel in seen}
+        for kernel in self._state.kernels.values():
+            kernel_id = plain(kernel.id)
+            if kernel_id in living and (is_due or kernel_id not in self._began):
+                row = self._began[kernel_id] = self._row(kernel, wall)
+                ledger.kernel(row)
+        for kernel_id in self._began.keys() - living:
+            row = self._began.pop(kernel_id)
+            ledger.kernel(KernelRow(**{**vars(row), "seen": wall, "ended": wall}))
+
+    def _row(self, kernel: KernelRecord, wall: float) -> KernelRow:
+        kernel_id = plain(kernel.id)
+        known = self._began.get(kernel_id)
+        simulated = any(process.is_simulated for process in kernel.processes.values())
+        said = kernel.description if self._with_names else None
+        return KernelRow(
+            kernel_id,
+            self._user(kernel),
+            wall if known is None else known.began,
+            wall,
+            None,
+            simulated,
+            plain(said.name) if said and said.name else None,
+            plain(said.path) if said and said.path else None,
+            plain(said.server) if said and said.server else None,
+        )
+
+    def _write_wait(self, ended: WaitEnded) -> None:
+        if self.ledger is not None:
+            kernel_id = plain(ended.kernel_id)
+            self.ledger.event(
+                EventRow(
+                    self._wall(),
+                    EventKind.WAIT.value,
+                    kernel_id,
+                    self._users.get(kernel_id, ""),
+                    ended.gpu,
+                    outcome=ended.outcome,
+                    bytes=ended.bytes,
+                    waited_s=ended.waited_s,
+                )
+            )
+
+    def _write(
+        self,
+        kind: EventKind,
+        kernel: KernelRecord,
+        *,
+        outcome: str,
+        gpu: str = "",
+        cause: str = "",
+        depth: str = "",
+        bytes: int = 0,
+        duration_s: float | None = None,
+        waited_s: float | None = None,
+        from_gpu: str = "",
+    ) -> None:
+        if self.ledger is None:
+            return
+        row = EventRow(
+            self._wall(),
+            kind.value,
+            plain(kernel.id),
+            self._user(kernel),
+            gpu or kernel.main_gpu(),
+            cause,
+            outcome,
+            depth,
+            bytes,
+            duration_s,
+            waited_s,
+            from_gpu,
+        )
+        self.ledger.event(row)
+
+    def _user(self, kernel: KernelRecord) -> str:
+        """Whose kernel it is; remembered for the waits that end because it is gone."""
+        user = self._users[plain(kernel.id)] = plain(owner_of(kernel))
+        if self.ledger is not None:
+            self.ledger.user(user, plain(owner_name(kernel)))
+        return user
+
+
+def owner_name(kernel: KernelRecord) -> str:
+    """The same for people."""
+    return (kernel.owner_name or kernel.owner) if kernel.owner else own_name()
+
+
+def plain(text: str) -> str:
+    """Text that every file takes: JSON may carry halves of surrogate pairs."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _last_activity(kernel: KernelRecord) -> float:
+    return max((process.last_activity for process in kernel.processes.values()), default=0.0)

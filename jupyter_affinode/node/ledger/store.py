@@ -1,0 +1,263 @@
+"""The ledger's file: opening it wherever it lies, writing batches, forgetting what is old. Blocks.
+
+Used by the ledger's one thread. Every batch is one transaction with a number, so that one that may have been
+written before it failed is not written twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, field
+from pathlib import Path
+
+from ...environment import make_folder
+from .schema import migrate
+from .usage import DAY_S, Usage
+
+BUSY_S = 2.0  # how long another program may keep the file locked before a batch is tried again later
+NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "fuse.", "9p")
+RUNS_KEPT = 100
+PURGED_SHARE = 0.1  # of the events, when the file is too large
+_USERS_SOMEWHERE = " UNION ".join(f"SELECT user FROM {table}" for table in ("events", "kernels", "usage"))
+
+
+@dataclass(frozen=True)
+class EventRow:
+    """Something that happened; columns of the table `events`."""
+
+    at: float
+    kind: str
+    kernel_id: str
+    user: str
+    gpu: str = ""
+    cause: str = ""
+    outcome: str = "ok"
+    depth: str = ""
+    bytes: int = 0
+    duration_s: float | None = None
+    waited_s: float | None = None
+    from_gpu: str = ""
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """A kernel as it is now; columns of the table `kernels`."""
+
+    kernel_id: str
+    user: str
+    began: float
+    seen: float
+    ended: float | None
+    simulated: bool
+    name: str | None = None
+    path: str | None = None
+    server: str | None = None
+
+
+@dataclass
+class Batch:
+    """What is written in one transaction."""
+
+    number: int
+    at: float  # the wall clock
+    events: list[EventRow] = field(default_factory=list)
+    kernels: dict[str, KernelRow] = field(default_factory=dict)
+    usage: Usage = field(default_factory=Usage)
+    users: dict[str, str] = field(default_factory=dict)  # names
+    ends_others: bool = False  # kernels that are not in `living` ended when they were last seen
+    living: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Retention:
+    """What is kept: nothing older than `days`, and no more than about `bytes` in the file."""
+
+    days: float = 400.0
+    bytes: int = 256 << 20
+
+
+class LedgerStore:
+    """The open file."""
+
+    def __init__(self, path: Path, run: str):
+        """Open or make it. Raises OSError, sqlite3.Error and LedgerTooNew.
+
+        `run` names the controller's process; its batches are numbered from 1.
+        """
+        make_folder(path.parent)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        self._run = run
+        self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        try:
+            self._db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            # A write-ahead log needs memory that all readers share: there is none over a network.
+            self._db.execute(f"PRAGMA journal_mode = {'DELETE' if on_network(path) else 'WAL'}")
+            self._db.execute("PRAGMA synchronous = NORMAL")
+            self._db.execute(f"PRAGMA journal_size_limit = {4 << 20}")
+            migrate(self._db)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close it."""
+        with contextlib.suppress(sqlite3.Error):
+            self._db.close()
+
+    def write(self, batch: Batch) -> None:
+        """Write a batch, or nothing of it. One whose number was written is skipped. Raises sqlite3.Error."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            if self._last_batch() < batch.number:
+                self._insert(batch)
+            self._db.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                self._db.execute("ROLLBACK")
+            raise
+
+    def purge(self, keep: Retention, now: float) -> None:
+        """Forget what is too old, then the oldest events until the file is small enough. Raises sqlite3.Error."""
+        oldest = now - keep.days * DAY_S
+        for statement in (
+            "DELETE FROM events WHERE at < ?",
+            "DELETE FROM kernels WHERE seen < ?",
+        ):
+            self._db.execute(statement, (oldest,))
+        for table in ("usage", "measured"):
+            self._db.execute(f"DELETE FROM {table} WHERE day < ?", (oldest // DAY_S,))
+        self._db.execute(f"DELETE FROM users WHERE user NOT IN ({_USERS_SOMEWHERE})")
+        self._db.execute(
+            "DELETE FROM runs WHERE run NOT IN (SELECT run FROM runs ORDER BY at DESC LIMIT ?)", (RUNS_KEPT,)
+        )
+        while self.size_bytes > keep.bytes and self._purge_oldest():
+            pass
+        self._db.execute("PRAGMA incremental_vacuum").fetchall()
+
+    @property
+    def size_bytes(self) -> int:
+        """What the file holds, without pages that are free again."""
+        pages, free, size = (
+            int(self._db.execute(f"PRAGMA {name}").fetchone()[0])
+            for name in ("page_count", "freelist_count", "page_size")
+        )
+        return (pages - free) * size
+
+    def _last_batch(self) -> int:
+        found = self._db.execute("SELECT batch FROM runs WHERE run = ?", (self._run,)).fetchone()
+        return int(found[0]) if found else 0
+
+    def _insert(self, batch: Batch) -> None:
+        self._db.execute(
+            "INSERT INTO runs VALUES (?1, ?2, ?3) ON CONFLICT (run) DO UPDATE SET batch = ?2, at = ?3",
+            (self._run, batch.number, batch.at),
+        )
+        self._db.executemany(
+            "INSERT INTO events (at, kind, kernel_id, user, gpu, cause, outcome, depth, bytes, duration_s, waited_s,"
+            " from_gpu) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [astuple(event) for event in batch.events],
+        )
+        self._db.executemany(
+            "INSERT INTO kernels VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (kernel_id) DO UPDATE SET"
+            " user = excluded.user, seen = excluded.seen, ended = excluded.ended, name = excluded.name,"
+            " path = excluded.path, server = excluded.server",
+            [astuple(kernel) for kernel in batch.kernels.values()],
+        )
+        self._db.executemany(
+            "INSERT INTO users VALUES (?1, ?2) ON CONFLICT (user) DO UPDATE SET name = ?2",
+            list(batch.users.items()),
+        )
+        self._add_usage(batch.usage)
+        if batch.ends_others:
+            self._end_others(batch.living)
+
+    def _add_usage(self, usage: Usage) -> None:
+        self._db.executemany(
+            "INSERT INTO usage VALUES (?1, ?2, ?3, ?4, ?5, ?6) ON CONFLICT (day, user, gpu) DO UPDATE SET"
+            " held_byte_s = held_byte_s + ?4, used_byte_s = used_byte_s + ?5,"
+            " given_back_byte_s = given_back_byte_s + ?6",
+            [(*astuple(key), sums.held, sums.used, sums.given_back) for key, sums in usage.by_key.items()],
+        )
+        self._db.executemany(
+            "INSERT INTO measured VALUES (?1, ?2) ON CONFLICT (day) DO UPDATE SET seconds = seconds + ?2",
+            list(usage.measured_s.items()),
+        )
+
+    def _end_others(self, living: Sequence[str]) -> None:
+        """Kernels whose end no controller saw ended at some time after they were last seen; that is the best known."""
+        alive = set(living)
+        open_ended = self._db.execute("SELECT kernel_id FROM kernels WHERE ended IS NULL").fetchall()
+        gone = [(kernel_id,) for (kernel_id,) in open_ended if kernel_id not in alive]
+        self._db.executemany("UPDATE kernels SET ended = seen WHERE kernel_id = ?", gone)
+
+    def _purge_oldest(self) -> bool:
+        """Forget a share of the events, the oldest of who has most of them: nobody makes others' be forgotten. Else of
+        kernels, the oldest. False: there is nothing left.
+        """
+        most = self._db.execute(
+            "SELECT user, sum(count(*)) OVER () FROM events GROUP BY user ORDER BY count(*) DESC LIMIT 1"
+        ).fetchone()
+        if most is not None:
+            self._db.execute(
+                "DELETE FROM events WHERE id IN (SELECT id FROM events WHERE user = ? ORDER BY at LIMIT ?)",
+                (most[0], max(int(most[1] * PURGED_SHARE), 1)),
+            )
+            return True
+        (count,) = self._db.execute("SELECT count(*) FROM kernels").fetchone()
+        self._db.execute(
+            "DELETE FROM kernels WHERE kernel_id IN (SELECT kernel_id FROM kernels ORDER BY seen LIMIT ?)",
+            (max(int(count * PURGED_SHARE), 1),),
+        )
+        return bool(count)
+
+
+def on_network(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
+    """Whether a file lies on a file system that several machines share; False if that cannot be told."""
+    try:
+        lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
+        device = os.stat(path.parent).st_dev
+    except OSError:
+        return False
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        if before.split()[2:3] == [wanted]:
+            return after.split()[0].startswith(NETWORK_FILE_SYSTEMS) if after.split() else False
+    return False
+
+
+def set_aside(path: Path) -> Path:
+    """Give a file that is no ledger (any more) another name, with its log; returns it. Raises OSError.
+
+    One is kept: an older one gives way.
+    """
+    aside = path.with_name(f"{path.name}.corrupt")
+    path.replace(aside)
+    for suffix in ("-wal", "-shm"):
+        with contextlib.suppress(FileNotFoundError):
+            path.with_name(path.name + suffix).unlink()
+    return aside
+
+
+def is_corrupt(error: sqlite3.Error) -> bool:
+    """Whether an error means that the file itself is bad, not that it cannot be reached just now."""
+    return isinstance(error, sqlite3.DatabaseError) and any(
+        words in str(error) for words in ("malformed", "not a database", "file is encrypted")
+    )
+
+
+def open_for_reading(path: Path) -> sqlite3.Connection:
+    """A connection that changes nothing. Raises sqlite3.Error and FileNotFoundError."""
+    if not path.exists():
+        raise FileNotFoundError(f"there is no ledger at {path}")
+    connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+    try:
+        connection.execute("PRAGMA query_only = ON")
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except BaseException:
+        connection.close()
+        raise
+    return connection

@@ -1,0 +1,388 @@
+"""One shim's connection: what it may send, how fast, and how long it may be silent.
+
+Nothing here waits for a peer: reads take a bounded batch, writes go to a bounded queue, and who does not
+keep to that is dropped with one log line.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from ..identity.access import Access, NotAllowed, Visitor
+from ..identity.identity import Identity
+from ..identity.rate_limits import Account, Accounts, TokenBucket
+from ..protocol import wire
+from ..protocol.page import PageError
+from ..protocol.wire import HelloFlag, WireError
+from ..system.mapped_page import Page
+from ..system.peer_socket import PeerSocket
+from ..system.peers import ProcessWatch, pidfd_of
+
+HELLO_PATIENCE_S = 5.0
+HEARTBEATS_MISSED = 3
+MESSAGES_AT_ONCE = 32  # then other connections get their turn
+MESSAGES_PER_S = 500.0  # more is read later, so a flood waits in the peer's own socket
+MESSAGES_BURST = 1000.0
+DEAR = 9  # messages that a question or a piece of news counts for besides, since they take so much longer
+SEND_QUEUE = 256
+GRANT_CHARACTERS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.")
+
+
+class Ending(Enum):
+    """Why a connection ended."""
+
+    CLOSED = "closed"  # the peer hung up
+    SILENT = "silent"  # no heartbeat: the process is stopped, or stuck
+    DROPPED = "dropped"  # it broke a rule
+    REVOKED = "revoked"  # the key of its grant was removed
+    OURS = "ours"  # we closed it
+
+
+class LinkListener(Protocol):
+    """Who learns of connections; called on the event loop, one at a time."""
+
+    def knows(self, owner: str, page: Page) -> bool:
+        """Whether the page is that of a process of the owner's that was let in before."""
+
+    def shim_connected(self, connection: Connection, hello: wire.Hello, page: Page) -> None:
+        """A shim said HELLO with a good page."""
+
+    def shim_said(self, connection: Connection, message: wire.Message) -> None:
+        """A message after HELLO, no heartbeat."""
+
+    def shim_gone(self, connection: Connection, ending: Ending) -> None:
+        """The connection of a shim that had said HELLO ended."""
+
+
+@dataclass
+class Introduction:
+    """A HELLO whose grant has not come whole yet."""
+
+    hello: wire.Hello
+    page: int  # its descriptor
+    grant: bytearray = field(default_factory=bytearray)
+
+
+class Connection:
+    """A shim's connection; its identity is this object, never a pid."""
+
+    identity: Identity  # once it is greeted
+
+    def __init__(
+        self,
+        peer_socket: PeerSocket,
+        visitor: Visitor,
+        listener: LinkListener,
+        *,
+        access: Access,
+        accounts: Accounts,
+        heartbeat_s: float,
+        controller_version: str,
+        on_end: Callable[[Connection, Ending, str], None],
+    ):
+        self.peer = visitor.peer
+        self.greeted = False
+        self.open = True
+        self._visitor = visitor
+        self._access = access
+        self._accounts = accounts
+        self._account: Account | None = None  # of who it is, once greeted
+        self._introduction: Introduction | None = None
+        self._socket = peer_socket
+        self._listener = listener
+        self._heartbeat_s = heartbeat_s
+        self._controller_version = controller_version
+        self._on_end = on_end
+        self._version = wire.PROTOCOL_VERSION
+        self._epoch = 0
+        self._began = self._heard = time.monotonic()
+        self._messages = TokenBucket(MESSAGES_PER_S, MESSAGES_BURST)
+        self._paused = False
+        self._unsent: deque[tuple[bytes, int | None]] = deque()  # a message, a descriptor of our own
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(peer_socket, self._readable)
+
+    def look(self) -> None:
+        """Read what has come already: who introduces themselves at once is no stranger for a moment."""
+        self._readable()
+
+    def __repr__(self) -> str:
+        return f"process {self.peer.pid}"
+
+    def watch(self, on_end: Callable[[], None]) -> ProcessWatch:
+        """Have the end of the process that connected told. Raises OSError if it cannot be seen."""
+        return ProcessWatch(pidfd_of(self._socket, self.peer), on_end)
+
+    def command(
+        self,
+        kind: wire.CommandKind,
+        *,
+        request: int = 0,
+        argument: int = 0,
+        reason: str = "",
+        lasts_s: float | None = None,
+        descriptor: int | None = None,
+    ) -> int:
+        """Send a command that may be begun within `lasts_s`; its epoch, which the REPLY will carry.
+
+        `descriptor` goes along; it stays the caller's.
+        """
+        self._epoch += 1
+        deadline_ns = 0 if lasts_s is None else time.monotonic_ns() + int(lasts_s * 1e9)
+        self._send(
+            wire.pack_command(
+                self._version,
+                self._epoch,
+                kind,
+                request=request,
+                deadline_ns=deadline_ns,
+                argument=argument,
+                reason=reason,
+            ),
+            descriptor,
+        )
+        return self._epoch
+
+    def notice(self, place: int, waiting: int, text: str) -> None:
+        """Tell the shim where its kernel stands."""
+        self._send(wire.pack_notice(self._version, place, waiting, text))
+
+    def result(self, number: int, status: wire.Status, text: str) -> None:
+        """Answer a REQUEST."""
+        self._send(wire.pack_result(self._version, number, status, text))
+
+    def beat(self, now: float, *, lenient: bool) -> None:
+        """Send a heartbeat and look whether the peer still sends its own; called once every heartbeat period.
+
+        `lenient` if this controller itself was stopped or slow, so that silence proves nothing.
+        """
+        if lenient:
+            self._heard = now
+        if not self.greeted:
+            if now - self._began > HELLO_PATIENCE_S:
+                self.end(Ending.DROPPED, f"no HELLO within {HELLO_PATIENCE_S:g} s")
+            return
+        if now - self._heard > HEARTBEATS_MISSED * self._heartbeat_s and not self._paused:
+            self.end(Ending.SILENT, f"silent for {now - self._heard:.1f} s")
+            return
+        if self.identity.is_revoked:  # it comes back at once, with another grant if it has one
+            self.end(Ending.REVOKED, "the key of its grant is not known here any more")
+            return
+        self._send(wire.pack_heartbeat(self._version))
+
+    def end(self, ending: Ending, why: str) -> None:
+        """Close the connection; the listener hears of it if the shim had said HELLO."""
+        if not self.open:
+            return
+        self.open = False
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        while self._unsent:
+            _close(self._unsent.popleft()[1])
+        if self._introduction is not None:
+            self._close([self._introduction.page])
+        if self._account is not None:
+            self._account.links -= 1
+        self._on_end(self, ending, why)
+        self._socket.close()
+        if self.greeted:
+            self._listener.shim_gone(self, ending)
+
+    def _readable(self) -> None:
+        for _ in range(MESSAGES_AT_ONCE):
+            if not self.open or not self._take_token():
+                return
+            try:
+                received = self._receive()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                return self.end(Ending.CLOSED, os.strerror(error.errno or 0))
+            except WireError as error:
+                return self.end(Ending.DROPPED, str(error))
+            if received is None:
+                return self.end(Ending.CLOSED, "hung up")
+            data, descriptors = received
+            try:
+                if self._take(data, descriptors):
+                    return  # a heartbeat is rarely followed by anything; if it is, the loop calls again
+            except (WireError, PageError) as error:
+                return self.end(Ending.DROPPED, str(error))
+            finally:
+                self._close(descriptors)
+
+    def _close(self, descriptors: list[int]) -> None:
+        """Close what the peer sent."""
+        self._socket.closing.close(self._socket.peer_place, descriptors)
+
+    def _take_token(self) -> bool:
+        """Whether another message may be read now; if not, reading goes on a little later."""
+        if self._messages.take() and (self._account is None or self._account.messages.take()):
+            return True
+        self._paused = True
+        self._loop.remove_reader(self._socket)
+        self._loop.call_later(0.1, self._read_again)
+        return False
+
+    def _read_again(self) -> None:
+        if self.open:
+            self._paused = False
+            self._heard = time.monotonic()
+            self._loop.add_reader(self._socket, self._readable)
+
+    def _receive(self) -> tuple[bytes, list[int]] | None:
+        """One packet and its descriptors; None at the end of the connection."""
+        data, descriptors, flags = self._socket.receive(wire.LARGEST_MESSAGE)
+        if not data and not flags & socket.MSG_TRUNC:
+            self._close(descriptors)
+            return None
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            self._close(descriptors)
+            what = "message" if flags & socket.MSG_TRUNC else "number of descriptors"
+            raise WireError(f"a {what} too large to be one of ours")
+        return data, descriptors
+
+    def _take(self, data: bytes, descriptors: list[int]) -> bool:
+        """Take a message; whether it was but a heartbeat."""
+        message = wire.parse(data)
+        self._heard = time.monotonic()
+        if isinstance(message, wire.Hello):
+            self._take_hello(message, descriptors)
+            return False
+        if descriptors:
+            raise WireError("descriptors with a message that is no HELLO")
+        if isinstance(message, wire.GrantPiece):
+            self._take_piece(message)
+            return False
+        if not self.greeted:
+            raise WireError(
+                "another message before HELLO" if self._introduction is None else "no whole grant"
+            )
+        if isinstance(message, wire.Heartbeat):
+            return True
+        if isinstance(message, wire.Request | wire.Notify) and self._account is not None:
+            self._account.messages.spend(DEAR)
+        if message is not None:
+            self._listener.shim_said(self, message)
+        return False
+
+    def _take_hello(self, hello: wire.Hello, descriptors: list[int]) -> None:
+        if self.greeted or self._introduction is not None:
+            raise WireError("a second HELLO")
+        if len(descriptors) != 1:
+            raise WireError(f"a HELLO with {len(descriptors)} descriptors, not 1")
+        if hello.min_version > wire.PROTOCOL_VERSION or hello.max_version < wire.PROTOCOL_MIN_VERSION:
+            raise WireError(
+                f"a shim {hello.shim_version} of protocol versions {hello.min_version} to"
+                f" {hello.max_version}; this controller knows {wire.PROTOCOL_MIN_VERSION} to"
+                f" {wire.PROTOCOL_VERSION}"
+            )
+        self._socket.refuse_descriptors()  # there is no use for others
+        if hello.flags & HelloFlag.GRANT:
+            self._introduction = Introduction(hello, descriptors.pop())
+            return
+        self._greet(hello, descriptors[0], None)
+
+    def _take_piece(self, message: wire.GrantPiece) -> None:
+        """A piece of the grant that HELLO announced."""
+        introduction = self._introduction
+        if introduction is None:
+            raise WireError("a grant that no HELLO announced")
+        grant = introduction.grant
+        if message.offset != len(grant) or not GRANT_CHARACTERS.issuperset(message.piece):
+            raise WireError("a grant in disorder")
+        grant += message.piece
+        if len(grant) < message.size:
+            return
+        self._introduction = None
+        try:
+            self._greet(introduction.hello, introduction.page, grant.decode())
+        finally:
+            self._close([introduction.page])
+
+    def _greet(self, hello: wire.Hello, page_descriptor: int, grant: str | None) -> None:
+        """Let a process in, or refuse it."""
+        page = Page(page_descriptor)
+        try:
+            self._admit(hello, page, grant)
+        except WireError:
+            page.close()
+            raise
+        self._send(wire.pack_welcome(self._version, int(self._heartbeat_s * 1000), self._controller_version))
+        if self.open:
+            self._listener.shim_connected(self, hello, page)
+        else:
+            page.close()
+
+    def _admit(self, hello: wire.Hello, page: Page, grant: str | None) -> None:
+        """Learn whose process it is. Raises WireError if it may not enter."""
+        try:
+            identity = self._access.identify(
+                self._visitor, grant, was_let_in=lambda owner: self._listener.knows(owner, page)
+            )
+        except NotAllowed as refused:
+            raise WireError(str(refused)) from None
+        account = self._accounts.of(identity.payer)
+        if account.links >= self._accounts.limits.links:
+            raise WireError(f"{identity.name or 'its user'} has {account.links} processes connected already")
+        if not account.hellos.take():
+            raise WireError(f"{identity.name or 'its user'} connects too often")
+        self._version = min(hello.max_version, wire.PROTOCOL_VERSION)
+        account.links += 1
+        self.identity, self._account, self.greeted = identity, account, True
+
+    def _send(self, data: bytes, descriptor: int | None = None) -> None:
+        if not self.open:
+            return
+        if self._unsent:
+            return self._queue(data, descriptor)
+        try:
+            self._write(data, descriptor)
+        except (BlockingIOError, InterruptedError):
+            self._queue(data, descriptor)
+            self._loop.add_writer(self._socket, self._writable)
+        except OSError as error:
+            self._end_soon(Ending.CLOSED, os.strerror(error.errno or 0))
+
+    def _write(self, data: bytes, descriptor: int | None) -> None:
+        rights = array.array("i", [] if descriptor is None else [descriptor])
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if rights else []
+        self._socket.sendmsg([data], ancillary, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+    def _queue(self, data: bytes, descriptor: int | None) -> None:
+        if len(self._unsent) >= SEND_QUEUE:
+            return self._end_soon(Ending.DROPPED, f"it has not read its last {SEND_QUEUE} messages")
+        try:  # a copy: its number may be another file's by the time it is sent
+            kept = None if descriptor is None else os.dup(descriptor)
+        except OSError as error:
+            return self._end_soon(Ending.DROPPED, os.strerror(error.errno or 0))
+        self._unsent.append((data, kept))
+
+    def _writable(self) -> None:
+        while self._unsent:
+            try:
+                self._write(*self._unsent[0])
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                return self.end(Ending.CLOSED, os.strerror(error.errno or 0))
+            _close(self._unsent.popleft()[1])
+        self._loop.remove_writer(self._socket)
+
+    def _end_soon(self, ending: Ending, why: str) -> None:
+        """End outside the caller's own work, who may be going through the connections."""
+        self._loop.call_soon(self.end, ending, why)
+
+
+def _close(descriptor: int | None) -> None:
+    if descriptor is not None:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""Frozen values that flow through the controller: settings, snapshot, actions."""

@@ -1,0 +1,1 @@
+"""The decision: pure functions over a snapshot."""

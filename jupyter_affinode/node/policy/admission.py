@@ -1,0 +1,196 @@
+"""Serving the queue: who gets room now, and who holds up whom; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...units import bytes_in_words, duration_in_words
+from ..model.actions import Cause, DenyRoom, GrantRoom
+from ..model.snapshot import Kernel, RoomRequest, Waiter
+from .backfill import delays_nobody
+from .migration import Found, Lines, look_elsewhere
+from .queue import in_turn, lines_of
+from .reclaim import reclaim
+from .scheduling_pass import Plan
+
+DENY_AFTER_S = 0.5  # the least that an allocation waits before "it can never fit" is believed
+LAST_RESERVES = 0  # the margin when nobody is left who could yield
+
+
+def serve_queue(plan: Plan) -> None:
+    """Give room to whose turn it is first (waiting.py); nobody overtakes who waits for the same GPU, unless that delays
+    nobody (backfill.py).
+
+    Who could never be served as things are, or has just failed, does not hold up the others; nor does somebody for
+    whom nobody can yield for want of host memory (reclaiming.py). Nor does who
+    waits for their own user's or group's limit: what it needs of that limit is put aside, and the GPU goes on.
+    Some may be served on another GPU than their own (elsewhere.py).
+    """
+    lines = Lines()
+    heads, backfill = lines.heads, plan.settings.backfill
+    for place, waiter in in_turn(plan.queue, plan.turns, plan.now, plan.settings):
+        kernel = waiter.kernel
+        if not plan.is_free(kernel) or kernel.served_after > plan.now:
+            continue
+        if heads and _first_ahead(waiter, heads) is not None:
+            if backfill and _may_go_first(plan, waiter, heads):
+                _give(plan, waiter, plan.limits.needs(waiter))
+            elif not (kernel.elsewhere and _goes_elsewhere(plan, waiter, lines)):
+                _stand(plan, heads, waiter)
+        elif is_hopeless(plan, waiter):
+            if waiter.room is not None:
+                _deny_when_sure(plan, waiter, waiter.room)
+            else:
+                _goes_elsewhere(plan, waiter, lines)
+        elif waiter.room is None and kernel.resume_retry_at > plan.now:
+            pass
+        else:
+            needs = plan.limits.needs(waiter)
+            if not _serve(plan, waiter, needs, place, lines):
+                is_passed = kernel.id in plan.barred or _lacks_limit_alone(plan, needs)
+                _stand(plan, None if is_passed else heads, waiter)
+
+
+def _first_ahead(waiter: Waiter, heads: Mapping[str, Waiter]) -> Waiter | None:
+    """Who waits first for one of its GPUs, if anybody ahead of it does."""
+    for uuid, need in waiter.needs.items():
+        if need and uuid in heads:
+            return heads[uuid]
+    return None
+
+
+def is_hopeless(plan: Plan, waiter: Waiter) -> bool:
+    """Whether it would not fit even if every kernel that can be moved yielded."""
+    is_resume = waiter.room is None
+    if not is_resume and (waiter.kernel.hopeless or plan.limits.exceeded(waiter) is not None):
+        return True
+    for uuid, need in waiter.needs.items():
+        unused = plan.unused.get(uuid)
+        if unused is None or need <= unused:
+            continue
+        may_guess = is_resume and not plan.node.gpus[uuid].is_measured
+        if not may_guess and need > _most(plan, waiter.kernel, uuid):
+            return True
+    return False
+
+
+def _most(plan: Plan, kernel: Kernel, uuid: str) -> int:
+    """What a kernel could have of a GPU if every other one yielded that can."""
+    own = kernel.frees_bytes.get(uuid, 0) if kernel.is_parkable and not kernel.is_opted_out else 0
+    own += plan.reserved.get((kernel.id, uuid), 0)
+    return plan.unused[uuid] + plan.candidates.yieldable(uuid) - own
+
+
+def _lacks_limit_alone(plan: Plan, needs: Mapping[str, int]) -> bool:
+    """Whether nothing but its own user's or group's limit is in a waiter's way."""
+    if not plan.limits:
+        return False
+    short = plan.shortage(needs)
+    return bool(short) and len(plan.limits.among(short)) == len(short)
+
+
+def _stand(plan: Plan, heads: dict[str, Waiter] | None, waiter: Waiter) -> None:
+    """A waiter that is not served holds up those behind it on its GPUs (in `heads`) and in its limits."""
+    if heads is not None:
+        for uuid, need in waiter.needs.items():
+            if need and uuid not in heads:
+                heads[uuid] = waiter
+    plan.limits.put_aside(waiter, plan.room)
+
+
+def _may_go_first(plan: Plan, waiter: Waiter, heads: Mapping[str, Waiter]) -> bool:
+    """Whether a waiter can be served now although others wait ahead of it."""
+    is_room = plan.fits(waiter.needs, plan.settings.margin_bytes)  # mostly there is none
+    if not is_room or not plan.fits(plan.limits.counts(waiter), 0) or _is_too_fresh(plan, waiter):
+        return False
+    if is_hopeless(plan, waiter) or (waiter.room is None and waiter.kernel.resume_retry_at > plan.now):
+        return False
+    ahead = {uuid: heads[uuid] for uuid, need in waiter.needs.items() if need and uuid in heads}
+    return delays_nobody(plan, waiter.needs, ahead)
+
+
+def _goes_elsewhere(plan: Plan, waiter: Waiter, lines: Lines) -> bool:
+    """Whether somebody who has no turn at home is resumed on another GPU."""
+    if waiter.kernel.resume_retry_at > plan.now:
+        return False
+    return look_elsewhere(plan, waiter, lines, is_first=False) is Found.ROOM
+
+
+def _serve(plan: Plan, waiter: Waiter, needs: Mapping[str, int], place: int, lines: Lines) -> bool:
+    """Serve a waiter if there is room; else make others yield for it. False: it waits on."""
+    if _is_too_fresh(plan, waiter):
+        return False
+    if not plan.fits(needs, plan.settings.margin_bytes):
+        found = look_elsewhere(plan, waiter, lines, is_first=True)
+        if found is not Found.NOTHING:
+            return found is Found.ROOM
+        short = plan.shortage(needs)
+        if short and waiter.kernel.reclaim_after <= plan.now:
+            own = plan.limits.among(short)  # others need not yield before these have room
+            reclaim(plan, own or short, waiter, place)
+        if any(plan.incoming.get(resource) for resource in needs):
+            return False
+        if not plan.fits(needs, LAST_RESERVES) and not _may_try_blindly(plan, waiter, needs):
+            return False
+    _give(plan, waiter, needs)
+    return True
+
+
+def _give(plan: Plan, waiter: Waiter, needs: Mapping[str, int]) -> None:
+    """Grant a waiter what it needs."""
+    kernel, room = waiter.kernel, waiter.room
+    if room is not None:
+        plan.act(GrantRoom(kernel.id, room.key, room.gpu, room.bytes))
+        plan.take_room(needs)
+        plan.turns.update(lines_of(kernel, [room.gpu]))
+    else:
+        waited = duration_in_words(plan.now - waiter.since)
+        plan.resume(kernel, needs, f"it waited {waited}", Cause.CELL)
+
+
+def _is_too_fresh(plan: Plan, waiter: Waiter) -> bool:
+    """Whether an allocation has just failed: only a figure that is newer can say that there is room."""
+    return waiter.room is not None and not _is_known_since(plan, waiter.room.gpu, waiter.since)
+
+
+def _is_known_since(plan: Plan, uuid: str, moment: float) -> bool:
+    """Whether there is a figure of the GPU from `moment` or later; none of one that nobody names any more."""
+    gpu = plan.node.gpus.get(uuid)
+    return gpu is not None and gpu.sampled_at >= moment
+
+
+def _may_try_blindly(plan: Plan, waiter: Waiter, needs: Mapping[str, int]) -> bool:
+    """Without NVML nobody knows of room that others gave back; a resume that fails costs only its pause."""
+    if waiter.room is not None or any(gpu.is_measured for gpu in map(plan.node.gpus.get, needs) if gpu):
+        return False
+    return all(plan.room[key] >= needs[key] for key in plan.limits.of(waiter.kernel.id))
+
+
+def _may_come_back(plan: Plan, kernel: Kernel, room: RoomRequest) -> bool:
+    """Whether kernels that are not heard of at the moment hold what is missing: they may yield when they are
+    back.
+    """
+    if not plan.node.is_complete:
+        return True
+    away = plan.out_of_reach.get(room.gpu, 0)
+    if not kernel.is_parkable and kernel.is_out_of_reach:
+        away -= kernel.resident_bytes.get(room.gpu, 0)
+    return away > 0 and room.bytes <= _most(plan, kernel, room.gpu) + away
+
+
+def _deny_when_sure(plan: Plan, waiter: Waiter, room: RoomRequest) -> None:
+    """Let the program see its out-of-memory, once the figures that say so are newer than its request."""
+    is_fresh = _is_known_since(plan, room.gpu, waiter.since)
+    if not waiter.kernel.hopeless and not (is_fresh and plan.now - waiter.since >= DENY_AFTER_S):
+        return
+    exceeded = plan.limits.exceeded(waiter)
+    if exceeded is None and not waiter.kernel.hopeless and _may_come_back(plan, waiter.kernel, room):
+        return
+    if exceeded is not None:
+        name, cap = exceeded
+        why = f"with {bytes_in_words(room.bytes)} more this kernel alone exceeds the limit of {name}"
+        plan.act(DenyRoom(waiter.kernel.id, room.key, f"{why}, {bytes_in_words(cap)}", Cause.LIMIT))
+        return
+    why = f"{bytes_in_words(room.bytes)} cannot become free on this GPU, whoever yields"
+    cause = Cause.FAILED_AGAIN if waiter.kernel.hopeless else Cause.TOO_LARGE
+    plan.act(DenyRoom(waiter.kernel.id, room.key, why, cause))

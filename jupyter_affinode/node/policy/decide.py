@@ -1,0 +1,85 @@
+"""The controller's heart: what to do now. Pure: no I/O, no clock, no randomness.
+
+The same function runs in the controller, in the planner and, with a virtual clock, in the property tests.
+`plan.py` is one pass and what it leaves, `waiting.py` the queue's order, `serving.py` who gets room,
+`reclaiming.py` and `full.py` who makes room, `prefetch.py` which kernels come back before they are used.
+"""
+
+from __future__ import annotations
+
+from ..model.actions import Action, Cause, RefusePark
+from ..model.settings import Settings
+from ..model.snapshot import Node, Residency
+from . import eviction_cost as victims
+from .admission import serve_queue
+from .eligibility import eligible_at
+from .prefetch import prefetch
+from .queue import waits_since
+from .reclaim import keep_limits, park_idle, reclaim_watermark
+from .scheduling_pass import Plan
+
+LOTS_AHEAD_S = 10.0  # registering 32 GiB with a GPU takes about a second
+
+
+def decide(now: float, node: Node, settings: Settings) -> list[Action]:
+    """Return what to do now, most urgent first. Never two actions for one kernel.
+
+    `now` is monotonic seconds. Nothing is decided before the node has settled: kernels that have not been
+    heard of yet may hold the memory that a grant would give away.
+    """
+    if not node.is_settled:
+        return []
+    plan = Plan(now, node, settings)
+    park_asked(plan)
+    serve_queue(plan)
+    reclaim_watermark(plan)
+    keep_limits(plan)
+    park_idle(plan)
+    mend_splits(plan)
+    prefetch(plan)
+    give_lots(plan)
+    plan.relieve()  # under the host's reserve, what is kept only for speed goes first
+    plan.say_refusals()
+    return plan.actions
+
+
+def park_asked(plan: Plan) -> None:
+    """Park what people asked for, open cell or not."""
+    asked = [(kernel, wish) for kernel in plan.node.kernels if (wish := kernel.park_asked) is not None]
+    for kernel, wish in asked:
+        if kernel.residency is not Residency.RESIDENT or not plan.is_free(kernel):
+            continue
+        if kernel.is_parkable:
+            plan.park(kernel, wish, Cause.ASKED)
+        else:
+            plan.act(RefusePark(kernel.id, "not-parkable", "nothing of this kernel can be moved"))
+
+
+def mend_splits(plan: Plan) -> None:
+    """Bring back the parked part of a kernel whose other processes are on the GPU, where there is room for it.
+
+    Kernels are moved whole, so this is what a controller that was killed in between left, or a process that
+    began in a parked kernel. Nobody yields or waits for it: who needs the parked part calls, and queues.
+    """
+    if plan.queue:
+        return
+    for kernel in plan.node.kernels:
+        if not kernel.is_split or kernel.is_dying or not plan.is_free(kernel):
+            continue
+        if kernel.resume_retry_at <= plan.now and plan.fits(kernel.resume_bytes, plan.settings.margin_bytes):
+            reason = "its other processes are on the GPU"
+            plan.resume(kernel, kernel.resume_bytes, reason, Cause.SPLIT)
+
+
+def give_lots(plan: Plan) -> None:
+    """Hand lots ahead of time to whoever may be parked soon and has none, the likeliest first."""
+    if not plan.node.host.lot_bytes:
+        return
+    soon = []
+    for kernel in plan.node.kernels:
+        if plan.is_free(kernel) and not kernel.host.lot_bytes:
+            moment = eligible_at(kernel, plan.settings, waits_since=waits_since(plan.queue))
+            if moment is not None and moment <= plan.now + LOTS_AHEAD_S:
+                soon.append(kernel)
+    for kernel in victims.in_order(plan.now, soon, plan.node):
+        plan.give_lots(kernel)

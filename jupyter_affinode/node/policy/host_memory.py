@@ -1,0 +1,200 @@
+"""Host memory in one pass of the policy: what a park may take, and whether it can be had; pure.
+
+**Places.** The machine is one place that memory is taken from, and every cgroup with a limit above a kernel is
+another: what a park takes must be in all of its kernel's places.
+
+What a park takes is not known before it is tried: chunks of zeros take nothing, and what a kernel keeps from
+its last park is there already. So a frugal shim gets a budget, stops at it, and says what it would have
+taken; only a shim that knows no budget must fit with all it has.
+
+**Progress.** What resident kernels keep for their next parks is given back before anybody goes without
+(`keepers.py`). So a park is possible as long as what it takes is in what is free and what others keep. It waits
+for what was asked back, and meanwhile that is nobody else's: who comes later in the pass cannot take it away.
+
+**The margin.** A park takes seconds, and its budget was reckoned before it: what other programs take meanwhile
+would come out of the reserve if budgets went up to it. So they end a thirty-second part of it earlier. (Ten
+kernels of 20 GiB on a machine of 126 GiB were 20 MiB below a reserve of 12.6 GiB in one of 1,660 looks without it.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from ...units import bytes_in_words
+from ..model.settings import MIB, Settings
+from ..model.snapshot import Host, Kernel
+
+LEAST_BYTES = 256 * MIB  # with less than this a park of unknown need is not tried, and less is not trimmed
+SLACK_BYTES = 64 * MIB  # shims take memory by slabs, so a park may take somewhat more than it moves
+CGROUP_RESERVE = 10  # a cgroup keeps that part of its limit free, or the reserve if that is less
+CUSHION = 32  # that part of a reserve parks leave alone beside it, and have asked back beside what they lack
+MACHINE = ""  # the place that is no cgroup
+
+Shortage = dict[str, int]  # by place, what is missing there; {}: nothing is
+
+
+def with_margin(reserve_bytes: int) -> int:
+    """What parks, and whoever makes ready for them, leave free of a place with that reserve."""
+    return reserve_bytes + reserve_bytes // CUSHION
+
+
+class Needs(NamedTuple):
+    """What a park takes of host memory beside what its kernel keeps there already."""
+
+    lot_bytes: int  # of the lots; the rest anew
+    least_bytes: int  # with less it cannot end well, or is not worth a try
+    probable_bytes: int  # by all that is known: by its last one, or all that the kernel has
+    image_bytes: int  # of these, what no budget limits: the driver's own copy of what is left on the GPU
+
+
+class HostRoom:
+    """What the decisions of this pass leave of host memory."""
+
+    def __init__(self, host: Host, settings: Settings):
+        self._host = host
+        self.reserve_bytes = settings.host_reserve(host.total_bytes)
+        self._left = {MACHINE: host.available_bytes - with_margin(self.reserve_bytes)}
+        for cgroup, headroom in host.headroom_bytes.items():
+            self._left[cgroup] = headroom - with_margin(self._cgroup_reserve(cgroup))
+        self._lots = host.lot_bytes
+        self._needs: dict[str, Needs] = {}  # by kernel, while there are no lots
+        self._places: dict[tuple[str, ...], list[str]] = {}  # by cgroups: kernels share theirs
+        self._passing: list[
+            tuple[Kernel, int]
+        ] = []  # who is on the move, and what others may have after that
+
+    def places(self, kernel: Kernel) -> Sequence[str]:
+        """Where a park of the kernel takes memory, the machine last."""
+        places = self._places.get(kernel.cgroups)
+        if places is None:
+            places = [*(cgroup for cgroup in kernel.cgroups if cgroup in self._left), MACHINE]
+            self._places[kernel.cgroups] = places
+        return places
+
+    def expect(self, kernel: Kernel, budget_bytes: int | None, lot_bytes: int = 0) -> int:
+        """The kernel is being parked, or will be, with that budget: it may take it all. How much that is."""
+        self.take_lots(lot_bytes)
+        takes = max(kernel.movable_bytes - kernel.host.kept_bytes - lot_bytes, 0)
+        if budget_bytes is not None:
+            takes = min(takes, budget_bytes)
+        self.take(kernel, takes + kernel.image_bytes)
+        return takes + kernel.image_bytes
+
+    def is_passing(self, kernel: Kernel, size: int) -> None:
+        """The kernel is on the move with so much, which makes room for somebody, or can be given back afterwards."""
+        self._passing.append((kernel, size))
+
+    def take(self, kernel: Kernel, size: int) -> None:
+        """It is the kernel's from now on, be it there or still to be given back by others."""
+        for place in self.places(kernel):
+            self._left[place] -= size
+
+    def budget(self, kernel: Kernel) -> int:
+        """What a park of the kernel may take anew beside what the driver takes."""
+        return max(self._left_for(kernel) - kernel.image_bytes, 0)
+
+    def take_lots(self, size: int) -> None:
+        """They are handed to somebody."""
+        self._lots -= size
+
+    def suffices(self, kernels: Iterable[Kernel], beside_bytes: int = 0) -> bool:
+        """Whether there is room for all that they have, whatever parks take of it, and `beside_bytes` more: mostly
+        there is, and nothing else need be reckoned.
+        """
+        left = self._left[MACHINE] - beside_bytes
+        for kernel in kernels:
+            most = kernel.movable_bytes + SLACK_BYTES + kernel.image_bytes
+            left = min(left, self._left_for(kernel)) - most
+        return left >= 0
+
+    def lots_for(self, kernel: Kernel) -> int:
+        """What of the lots a park of the kernel can use."""
+        return self.needs(kernel).lot_bytes if self._lots else 0
+
+    def needs(self, kernel: Kernel) -> Needs:
+        """What a park of the kernel takes anew, and of the lots."""
+        if self._lots:  # fewer with everybody who gets some
+            return self._reckon(kernel)
+        needs = self._needs.get(kernel.id)
+        if needs is None:
+            needs = self._needs[kernel.id] = self._reckon(kernel)
+        return needs
+
+    def _reckon(self, kernel: Kernel) -> Needs:
+        use, movable, image = kernel.host, kernel.movable_bytes, kernel.image_bytes
+        probable, short = movable, 0
+        if use.is_frugal and use.park_takes_bytes is not None:
+            probable = min(movable, use.park_takes_bytes)
+        if use.park_short_bytes:
+            short = min(
+                use.park_short_bytes, movable + SLACK_BYTES
+            )  # less by now if it has freed memory since
+            probable = max(probable, short)
+        least = max(short, min(probable, LEAST_BYTES)) if use.is_frugal else movable
+        has = max(use.kept_bytes - use.trimming_bytes, 0)
+        lots = 0
+        if self._lots and use.is_frugal:
+            has_soon = max(has, use.lot_bytes)  # what came a moment ago is not kept yet
+            wants = probable if use.lots_most_bytes is None else min(probable, use.lots_most_bytes)
+            lots = min(max(wants - has_soon, 0), self._lots)
+        has += lots
+        return Needs(lots, max(least - has, 0) + image, max(probable - has, 0) + image, image)
+
+    def may_be_tried(self, kernel: Kernel, needs: Needs) -> bool:
+        """Whether there is as much as could do for a park of the kernel."""
+        return needs.least_bytes <= max(self._left_for(kernel), 0)
+
+    def _left_for(self, kernel: Kernel) -> int:
+        """What is left where that is least."""
+        return min([self._left[place] for place in self.places(kernel)])
+
+    def refusal(self, kernel: Kernel, needs: Needs) -> str:
+        """Why a park of the kernel cannot be, in words."""
+        sure = kernel.host.park_takes_bytes is not None or not kernel.host.is_frugal
+        anew = bytes_in_words(needs.probable_bytes if sure else needs.least_bytes)
+        place = min(self.places(kernel), key=lambda each: self._left[each])
+        left = bytes_in_words(max(self._left[place], 0))
+        if place == MACHINE:
+            reserve = bytes_in_words(with_margin(self.reserve_bytes))
+            return f"parking needs {anew} of host memory and {left} are free beyond the reserve of {reserve}"
+        return f"parking needs {anew} of host memory and the kernel's own limit (cgroup) leaves {left}"
+
+    def shortage(self, wanted: Mapping[str, int], coming: Mapping[str, int]) -> Shortage:
+        """What is missing of what is wanted (by place) even when what is `coming` is there; {}: nothing."""
+        short = {}
+        for place, size in wanted.items():
+            lacks = size - self._left[place]
+            if size > 0 and lacks > 0:
+                lacks -= coming.get(place, 0)
+                if lacks > 0:
+                    short[place] = lacks
+        return short
+
+    def without_passing(self, short: Shortage) -> Shortage:
+        """What of it is still short when those that are on the move have arrived and gave back what they can."""
+        left = dict(short)
+        for kernel, size in self._passing:
+            for place in self.places(kernel):
+                if place in left:
+                    left[place] -= size
+        return {place: size for place, size in left.items() if size > 0}
+
+    def with_cushion(self, short: Shortage) -> Shortage:
+        """What is asked back for a park that lacks so much."""
+        reserves = {
+            place: self._cgroup_reserve(place) if place != MACHINE else self.reserve_bytes for place in short
+        }
+        return {place: size + reserves[place] // CUSHION for place, size in short.items()}
+
+    def pressure(self, coming: Mapping[str, int]) -> Shortage:
+        """What the machine and each cgroup lack for their reserves, whatever is decided."""
+        lacks = {MACHINE: self.reserve_bytes - self._host.available_bytes}
+        for cgroup, headroom in self._host.headroom_bytes.items():
+            lacks[cgroup] = self._cgroup_reserve(cgroup) - headroom
+        return {
+            place: size - coming.get(place, 0) for place, size in lacks.items() if size > coming.get(place, 0)
+        }
+
+    def _cgroup_reserve(self, cgroup: str) -> int:
+        return min(self._host.limit_bytes.get(cgroup, 0) // CGROUP_RESERVE, self.reserve_bytes)

@@ -1,0 +1,119 @@
+"""Which GPU a new kernel gets: the one with the most room once those who may be parked have been; pure.
+
+What a program may see is put in an order, since the first is what nearly all programs use. Only GPUs of one kind
+are put together: a program that spreads over them must find them alike. A part of a GPU (MIG) stands alone, as CUDA
+shows a program no more than one.
+
+Anybody can say that they start kernels, and what their processes have. So of one person no more counts for others
+than NVML bears out, of what is parked no more than a GPU has, and of kernels that have not used their GPU yet only
+a few, for a short while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from ..model.gpu import NvmlGpu
+from ..model.settings import Settings
+from ..model.snapshot import Kernel, Node, Residency
+from .eligibility import eligible_at
+
+MAY_GO = 0.5  # what may be parked, or is, comes back and takes turns: it counts as half
+PLACED_LASTS_S = 600.0  # a kernel that was placed and has not used the GPU by then probably never will
+UNSEEN_LASTS_S = 120.0  # … and somebody else's of which no process is known, for other people's kernels
+OTHERS_NEWCOMERS_MAX = 4  # of each other person
+UNKNOWN_PART = 16  # of a GPU: what a kernel is taken to need where no other tells
+
+
+class Newcomer(NamedTuple):
+    """A kernel that was told to use a GPU and has not used it yet; `payer` is whose it is."""
+
+    gpu: str
+    since: float
+    payer: str | None
+    is_alive: bool  # a process of it is known
+
+
+def newcomers_by_gpu(newcomers: Iterable[Newcomer], payer: str | None, now: float) -> dict[str, int]:
+    """How many count on each GPU for a kernel of `payer`: all of their own, and a few of each other person."""
+    found: dict[str, int] = {}
+    of_others: dict[str | None, int] = {}
+    for each in sorted(newcomers, key=lambda newcomer: -newcomer.since):
+        if each.payer != payer:
+            of_others[each.payer] = of_others.get(each.payer, 0) + 1
+            is_unseen = not each.is_alive and now - each.since > UNSEEN_LASTS_S
+            if is_unseen or of_others[each.payer] > OTHERS_NEWCOMERS_MAX:
+                continue
+        if now - each.since <= PLACED_LASTS_S:
+            found[each.gpu] = found.get(each.gpu, 0) + 1
+    return found
+
+
+def place(
+    now: float,
+    node: Node,
+    gpus: Sequence[NvmlGpu],
+    newcomers: Mapping[str, int],
+    settings: Settings,
+) -> list[NvmlGpu]:
+    """The GPUs for a new kernel to see, the one that it should use first; none if there is no GPU.
+
+    `newcomers`: how many kernels were placed on each GPU and have not used it yet.
+    """
+    usable = [gpu for gpu in gpus if not gpu.is_mig or gpu.visible_as.startswith("MIG-")]
+    if not usable:
+        return []
+    rooms = {gpu.uuid: _room(now, node, gpu, newcomers.get(gpu.uuid, 0), settings) for gpu in usable}
+    ranked = sorted(usable, key=lambda gpu: (-rooms[gpu.uuid], gpu.index, gpu.uuid))
+    best = ranked[0]
+    return [best, *(gpu for gpu in ranked[1:] if are_alike(best, gpu))]
+
+
+def are_alike(one: NvmlGpu, other: NvmlGpu) -> bool:
+    """Whether they are whole GPUs of one chip and size."""
+    return (
+        not one.is_mig and not other.is_mig and (one.name, one.total_bytes) == (other.name, other.total_bytes)
+    )
+
+
+def _room(now: float, node: Node, gpu: NvmlGpu, newcomers: int, settings: Settings) -> float:
+    """What is left of a GPU for one more, in bytes; less than nothing where many take turns already."""
+    stays = goes = managed = 0
+    parked: dict[str, int] = {}  # by user
+    for kernel in node.kernels:
+        resident = kernel.resident_bytes.get(gpu.uuid, 0)
+        fixed = kernel.fixed_bytes.get(gpu.uuid, 0)
+        managed += resident + fixed
+        stays += fixed
+        if _may_go(now, kernel, settings):
+            goes += resident
+        else:
+            stays += resident
+        parked[kernel.user] = parked.get(kernel.user, 0) + kernel.parked_bytes.get(gpu.uuid, 0)
+    seen = node.gpus.get(gpu.uuid)
+    believed = gpu.used_bytes + (0 if seen is None else seen.uncertain_bytes)  # NVML's figure may be older
+    if managed > believed:  # some page lies
+        stays, goes = (size * believed // managed for size in (stays, goes))
+    goes += (
+        sum(parked.values())
+        if len(parked) < 2
+        else sum(min(each, gpu.total_bytes) for each in parked.values())
+    )
+    others = max(gpu.used_bytes - managed, 0)
+    expected = newcomers * _typical(node.kernels, gpu)
+    return gpu.total_bytes - others - stays - MAY_GO * goes - expected
+
+
+def _may_go(now: float, kernel: Kernel, settings: Settings) -> bool:
+    """Whether somebody who waited would get the kernel's memory now, or soon: it is being parked."""
+    if kernel.residency is Residency.PARKING:
+        return True
+    moment = eligible_at(kernel, settings, waits_since=now)
+    return moment is not None and moment <= now
+
+
+def _typical(kernels: Iterable[Kernel], gpu: NvmlGpu) -> int:
+    """What one more will take: as much as the others here do on average."""
+    sizes = [min(kernel.footprint_bytes, gpu.total_bytes) for kernel in kernels if kernel.footprint_bytes]
+    return sum(sizes) // len(sizes) if sizes else gpu.total_bytes // UNKNOWN_PART

@@ -1,0 +1,124 @@
+"""The GPU is full and nobody on it is idle: what the setting `when_full` says; pure.
+
+`wait` does nothing. `time_slice` preempts those that have had the GPU longest, each after `quantum_s` at the
+least, and only for somebody who waits: their next call of CUDA waits until they have their turn again.
+`terminate_newest` has the youngest kernel's own server shut it down, for an older one: by the kernel's id, which that
+server knows, never by a process. Kernels without a server that follows the controller's events, and those of which
+nobody knows when they began (in another pid namespace, since before the controller's start), are left alone. Neither
+touches who is held or opted out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ...units import bytes_in_words, duration_in_words
+from ..model.actions import Cause, EndKernel
+from ..model.snapshot import Kernel, Residency, Waiter
+from .scheduling_pass import HostMemory, Plan
+
+
+def make_room_when_full(plan: Plan, missing: Mapping[str, int], head: Waiter) -> HostMemory | None:
+    """Make busy kernels yield for the head of a line, or nobody if that would not suffice. What of host memory is in
+    the way, if anything is.
+    """
+    if plan.settings.when_full == "wait" or plan.limits.among(missing):
+        return None
+    margin = plan.settings.margin_bytes  # a courtesy: nobody is interrupted for that alone
+    lacks = {resource: size - margin for resource, size in missing.items() if size > margin}
+    if not lacks:
+        return None
+    if plan.settings.when_full == "time_slice":
+        return _preempt(plan, lacks, head)
+    if plan.settings.when_full == "terminate_newest":
+        _end_newest(plan, lacks, head)
+    return None
+
+
+def preemptible_at(kernel: Kernel, quantum_s: float) -> float | None:
+    """The moment from which the kernel may be preempted for somebody; None if time alone will not do.
+
+    Never a kernel of several processes or GPUs: a part of it that ran on alone could wait for the rest.
+    """
+    if kernel.residency is not Residency.RESIDENT or not kernel.is_parkable or not kernel.movable_bytes:
+        return None
+    if (
+        kernel.is_moving
+        or kernel.is_dying
+        or kernel.is_ending
+        or kernel.is_opted_out
+        or not kernel.may_be_preempted
+    ):
+        return None
+    if kernel.rooms:
+        return None  # it waits itself: before the head, or behind it and yields anyway
+    return max(kernel.resident_since + quantum_s, kernel.retry_at, kernel.held_until or 0.0)
+
+
+def _preempt(plan: Plan, lacks: Mapping[str, int], head: Waiter) -> HostMemory | None:
+    quantum_s = plan.settings.quantum_s
+    began_by, over = plan.now - quantum_s, []
+    for kernel in plan.candidates.resident_on(lacks):
+        if kernel.resident_since > began_by or kernel is head.kernel:
+            continue
+        moment = preemptible_at(kernel, quantum_s)
+        if moment is not None and moment <= plan.now and plan.is_free(kernel):
+            over.append(kernel)
+    over.sort(key=lambda kernel: (kernel.behind_until > plan.now, kernel.resident_since, kernel.id))
+    chosen = _sufficient(over, lacks)
+    if not chosen:
+        return None
+    found = plan.host_memory_for(chosen)
+    if found in (HostMemory.PASSING, HostMemory.SHORT):
+        return found
+    reason = f"its turn of {duration_in_words(quantum_s)} is over and others wait"
+    for kernel in chosen:
+        plan.park(kernel, reason, Cause.TIME_SLICE, for_kernel=head.kernel.id, preempts=True)
+    return None
+
+
+def _end_newest(plan: Plan, lacks: Mapping[str, int], head: Waiter) -> None:
+    if plan.now - head.since < plan.settings.end_after_s:
+        return
+    here = plan.candidates.resident_on(lacks)
+    if any(kernel.is_ending for kernel in here):
+        return  # one after the other: meanwhile somebody may have become idle
+    younger = [
+        kernel
+        for kernel in here
+        if kernel.can_be_ended
+        and kernel.started_at > head.kernel.started_at
+        and not kernel.is_opted_out
+        and not kernel.is_dying
+        and (kernel.held_until is None or kernel.held_until <= plan.now)
+        and kernel is not head.kernel
+        and plan.is_free(kernel)
+    ]
+    younger.sort(key=lambda kernel: (-kernel.started_at, kernel.id))
+    for kernel in _sufficient(younger, lacks, with_fixed=True)[:1]:
+        waited = duration_in_words(plan.now - head.since)
+        size = bytes_in_words(sum(head.needs.values()))
+        reason = f"the GPU is full and this is its newest kernel: an older one has waited {waited} for {size}"
+        plan.act(EndKernel(kernel.id, reason, Cause.FULL, head.kernel.id))
+        plan.expect_end(kernel)
+
+
+def _sufficient(
+    kernels: Sequence[Kernel], lacks: Mapping[str, int], *, with_fixed: bool = False
+) -> list[Kernel]:
+    """The first of the kernels that suffice together; none if all of them do not."""
+    left = dict(lacks)
+    chosen = []
+    for kernel in kernels:
+        gives = kernel.frees_bytes if with_fixed else kernel.believed_bytes
+        if any(gives.get(uuid) for uuid in left):
+            chosen.append(kernel)
+            for uuid, size in list(left.items()):
+                size -= gives.get(uuid, 0) + (kernel.fixed_bytes.get(uuid, 0) if with_fixed else 0)
+                if size > 0:
+                    left[uuid] = size
+                else:
+                    del left[uuid]
+            if not left:
+                return chosen
+    return []

@@ -1,0 +1,135 @@
+"""Making room: who yields for whom; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from ...units import bytes_in_words, duration_in_words
+from ..model.actions import Cause
+from ..model.snapshot import Kernel, Waiter
+from .candidates import may_yield
+from .preemption import make_room_when_full
+from .scheduling_pass import HostMemory, Plan
+from .victim_selection import is_nothing, subtract, who_yields
+
+
+def reclaim(plan: Plan, short: Mapping[str, int], head: Waiter, place: int) -> None:
+    """Park enough for the head of a line, which is at `place` in the queue: who is idle, then who waits behind
+    it with memory of its own, then whoever the setting `when_full` names.
+
+    Parks what there is of the first two even if it is not enough: whoever comes back queues behind the head, so
+    it is served in the end. Those behind are blocked, parking them loses nothing, and two that each hold half
+    can go on.
+
+    But never when host memory would not do for all of it: then the head could not be served, and would hold up
+    those that were parked for it. Where it will do once those on the move have arrived, nobody else is parked until
+    then. Where it will not do even so, the head holds up nobody: somebody who comes back gives back host memory.
+    """
+    missing = dict(short)
+
+    def who() -> Iterator[Kernel]:
+        yield from plan.candidates.eligible_on(missing)
+        yield from plan.candidates.blocked_behind(place, missing)
+        yield from _barred_on(plan, missing, head)
+
+    found = _park_until(plan, missing, lambda: _behind_last(plan, who()), _park_for(plan, head))
+    if not is_nothing(missing):
+        found = make_room_when_full(plan, missing, head) or found
+    if found is HostMemory.PASSING:
+        plan.await_host_memory()
+    elif found is HostMemory.SHORT:
+        plan.barred.add(head.kernel.id)
+
+
+def make_way(plan: Plan, missing: Mapping[str, int], chosen: Iterable[Kernel], head: Waiter) -> bool:
+    """Park those that were chosen for the head of a line; whether that was decided of any of them."""
+    park = _park_for(plan, head)
+    parked = [kernel for kernel in chosen if plan.is_free(kernel) and park(kernel)]
+    return bool(parked)
+
+
+def reclaim_watermark(plan: Plan) -> None:
+    """Park who is eligible while a GPU that fell under its low watermark has not reached the high one."""
+
+    def park(kernel: Kernel) -> bool:
+        return plan.park(kernel, "GPU memory is low", Cause.LOW_MEMORY)
+
+    for uuid, gpu in plan.node.gpus.items():
+        if gpu.is_reclaiming and gpu.total_bytes is not None:
+            target = int(plan.settings.high_watermark * gpu.total_bytes)
+            _reclaim_all(plan, uuid, target - plan.room[uuid] - plan.incoming[uuid], park)
+
+
+def keep_limits(plan: Plan) -> None:
+    """Park who is eligible of a user or group that has grown beyond its limit."""
+    for limit in plan.limits.caps:
+
+        def park(kernel: Kernel, limit: str = limit) -> bool:
+            return plan.park(kernel, f"the limit of {limit} is exceeded", Cause.LIMIT)
+
+        _reclaim_all(plan, limit, -plan.room[limit] - plan.incoming.get(limit, 0), park)
+
+
+def park_idle(plan: Plan) -> None:
+    """With park_when="idle", park whoever is eligible."""
+    if plan.settings.park_when == "idle":
+        for kernel in plan.candidates.eligible():
+            if plan.is_free(kernel):  # it may have been asked to give back host memory meanwhile
+                idle = duration_in_words(plan.now - kernel.last_activity)
+                plan.park(kernel, f"idle {idle}", Cause.IDLE)
+
+
+def _behind_last(plan: Plan, kernels: Iterable[Kernel]) -> Iterator[Kernel]:
+    """The same, but last whoever is behind for parks that came to nothing (failed_parks.py)."""
+    behind = []
+    for kernel in kernels:
+        if kernel.behind_until > plan.now:
+            behind.append(kernel)
+        else:
+            yield kernel
+    yield from behind
+
+
+def _park_for(plan: Plan, head: Waiter) -> Callable[[Kernel], bool]:
+    """How somebody is parked for the head of a line."""
+
+    def park(kernel: Kernel) -> bool:
+        reason = f"room for {bytes_in_words(sum(head.needs.values()))}"
+        return plan.park(kernel, reason, Cause.ROOM, for_kernel=head.kernel.id)
+
+    return park
+
+
+def _reclaim_all(plan: Plan, resource: str, size: int, park: Callable[[Kernel], bool]) -> None:
+    """Park who is eligible until `size` bytes of a resource will be free, or as far as host memory will do."""
+    if size > 0:
+        missing = {resource: size}
+        _park_until(plan, missing, lambda: plan.candidates.eligible_on(missing), park, in_part=True)
+
+
+def _park_until(
+    plan: Plan,
+    missing: dict[str, int],
+    who: Callable[[], Iterable[Kernel]],
+    park: Callable[[Kernel], bool],
+    *,
+    in_part: bool = False,
+) -> HostMemory:
+    """Park candidates until nothing is missing any more; `park` says whether one will be. What keeps others from it.
+
+    Each park leaves less of host memory, so that those who were to go with it may have to be chosen anew.
+    """
+    while True:
+        chosen, found = who_yields(plan, who(), missing, in_part=in_part)
+        parked = [kernel for kernel in chosen if plan.is_free(kernel) and park(kernel)]
+        for kernel in parked:
+            subtract(missing, plan.limits.frees(kernel))
+        if len(parked) == len(chosen) or not parked:
+            return found
+
+
+def _barred_on(plan: Plan, resources: Mapping[str, int], head: Waiter) -> Iterator[Kernel]:
+    """Who waits with memory of its own in a place before the head's, but cannot be served."""
+    for kernel in plan.candidates.resident_on(resources) if plan.barred else ():
+        if kernel.id in plan.barred and kernel is not head.kernel and may_yield(kernel, plan.now):
+            yield kernel

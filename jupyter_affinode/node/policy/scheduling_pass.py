@@ -1,0 +1,343 @@
+"""One pass of the policy: what it has decided so far, and what room that leaves; pure.
+
+Resources are GPUs, by UUID, and the limits of users and groups (memory_limits.py). Everything that looks at all
+kernels does so once a pass: a machine may have a thousand of them, and hundreds in its queue.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from functools import cached_property
+
+from ..model.actions import Action, Cause, DropCaches, GiveLots, Park, RefusePark, Resume
+from ..model.settings import Settings
+from ..model.snapshot import Kernel, Line, Node, Residency
+from .candidates import Candidates
+from .eviction_cost import is_late
+from .host_memory import MACHINE, HostRoom, Needs, Shortage
+from .queue import lines_of, waiters
+from .quotas import Limits
+from .retained_copies import Keepers
+
+ON_THE_MOVE = (Residency.PARKING, Residency.RESUMING)
+
+
+class HostMemory(Enum):
+    """Whether there is host memory to park somebody, or several together."""
+
+    THERE = "there"  # or others keep what is missing, and give it back first
+    DOUBTFUL = "doubtful"  # probably not; but what a park takes is known only when it was tried
+    PASSING = "passing"  # who is on the move has it: when they have arrived there will be
+    SHORT = "short"
+
+
+class Plan:
+    """What this pass has decided so far, and what room that leaves."""
+
+    def __init__(self, now: float, node: Node, settings: Settings):
+        self.now = now
+        self.node = node
+        self.settings = settings
+        self.actions: list[Action] = []
+        self.queue = waiters(node, settings)
+        self.turns: Counter[Line] = Counter()  # how often this pass served each user
+        self.limits = Limits(node, settings)
+        self.room = {uuid: gpu.free_bytes for uuid, gpu in node.gpus.items()}
+        for reservation in node.reservations:
+            self.room[reservation.gpu] = self.room.get(reservation.gpu, 0) - reservation.bytes
+        self.room.update(self.limits.room)
+        self.incoming = dict.fromkeys(self.room, 0)  # will be free when what is under way is done
+        self.candidates = Candidates(now, node, settings, self.queue, self.limits, self.is_free)
+        self._host = HostRoom(node.host, settings)
+        self._taken: set[str] = set()
+        self._refused: dict[str, str] = {}  # by kernel, why it cannot be parked in this pass
+        self._is_host_awaited = False
+        self.barred: set[str] = (
+            set()
+        )  # kernels that wait for the GPU, and for host memory that nobody can give
+        under_way = [
+            kernel
+            for kernel in node.kernels
+            if kernel.is_moving or kernel.is_ending or kernel.residency in ON_THE_MOVE
+        ]
+        for kernel in under_way:
+            if self._is_parking(kernel):
+                self._look_at_park(kernel)
+            elif kernel.residency is Residency.RESUMING and not is_late(now, kernel, node.speeds):
+                self._host.is_passing(kernel, sum(kernel.resume_bytes.values()))
+            elif kernel.is_ending:
+                self.expect_end(kernel)
+
+    def _is_parking(self, kernel: Kernel) -> bool:
+        """Whether what it has on the GPU is on its way to the host, or about to be."""
+        if (
+            kernel.residency is Residency.QUEUED
+        ):  # a part of it waits; who is about to come back has its room reserved
+            return kernel.is_moving and kernel.movable_bytes > 0 and kernel.id not in self._has_reserved
+        return kernel.residency is Residency.PARKING or (
+            kernel.is_moving and kernel.residency is Residency.RESIDENT
+        )
+
+    @cached_property
+    def _has_reserved(self) -> frozenset[str]:
+        return frozenset(reserved.kernel_id for reserved in self.node.reservations)
+
+    def _look_at_park(self, kernel: Kernel) -> None:
+        """One that is under way."""
+        if is_late(self.now, kernel, self.node.speeds):
+            if (
+                kernel.behind_until <= self.now
+            ):  # else what it may take is a promise that keeps others on the GPU
+                self._host.expect(kernel, kernel.host.budget_bytes)
+        else:
+            size = self._expect(kernel, kernel.host.budget_bytes)
+            # The driver may have taken its part already; to count it twice here only means to look again later.
+            self._host.is_passing(kernel, size + kernel.host.kept_bytes + kernel.image_bytes)
+
+    def is_free(self, kernel: Kernel) -> bool:
+        """Whether nothing is under way or decided for the kernel."""
+        return not (kernel.is_moving or kernel.is_ending or kernel.id in self._taken)
+
+    def act(self, action: Action) -> None:
+        """Decide on an action."""
+        self._taken.add(action.kernel_id)
+        self.actions.append(action)
+        if "_keepers" in self.__dict__:
+            self._keepers.drop(action.kernel_id)
+
+    def resume(
+        self,
+        kernel: Kernel,
+        needs: Mapping[str, int],
+        reason: str,
+        cause: Cause,
+        *,
+        elsewhere: Mapping[str, int] | None = None,
+    ) -> None:
+        """Decide to bring a kernel back, which takes `needs`. `elsewhere`: what that is of one other GPU, if it is
+        to go there.
+        """
+        gpu = next(iter(elsewhere)) if elsewhere else None
+        self.act(Resume(kernel.id, elsewhere or kernel.resume_bytes, reason, cause, gpu))
+        self._host.is_passing(kernel, sum(kernel.resume_bytes.values()))
+        self.take_room(needs)
+        self.turns.update(lines_of(kernel, elsewhere or kernel.resume_bytes))
+
+    # ---- room
+
+    def fits(self, needs: Mapping[str, int], margin: int) -> bool:
+        """Whether there is room for `needs` now, and on the GPUs `margin` beside it."""
+        room, limits = self.room, self.limits.caps
+        for resource, need in needs.items():
+            if need and room.get(resource, 0) < (need if resource in limits else need + margin):
+                return False
+        return True
+
+    def shortage(self, needs: Mapping[str, int]) -> dict[str, int]:
+        """What is missing for `needs` by resource even when everything under way is done."""
+        short = {}
+        for resource, need in needs.items():
+            margin = 0 if resource in self.limits.caps else self.settings.margin_bytes
+            missing = need + margin - self.room.get(resource, 0) - self.incoming.get(resource, 0)
+            if need and missing > 0:
+                short[resource] = missing
+        return short
+
+    def take_room(self, needs: Mapping[str, int]) -> None:
+        """Use up room."""
+        room = self.room
+        for resource, need in needs.items():
+            room[resource] = room.get(resource, 0) - need
+
+    def expect_end(self, kernel: Kernel) -> None:
+        """All that a kernel has on GPUs will be free."""
+        for part in (self.limits.frees(kernel), kernel.fixed_bytes):
+            for resource, size in part.items():
+                self.incoming[resource] = self.incoming.get(resource, 0) + size
+
+    # ---- who could yield
+
+    @cached_property
+    def unused(self) -> Mapping[str, int]:
+        """What of each GPU nobody has, or perhaps not any more."""
+        return {uuid: gpu.free_bytes + gpu.uncertain_bytes for uuid, gpu in self.node.gpus.items()}
+
+    @cached_property
+    def out_of_reach(self) -> dict[str, int]:
+        """What kernels have on each GPU that cannot be told to yield at the moment: stopped, or without a link."""
+        total: dict[str, int] = {}
+        for kernel in self.node.kernels:
+            if kernel.is_out_of_reach and not kernel.is_parkable:
+                for uuid, size in kernel.resident_bytes.items():
+                    total[uuid] = total.get(uuid, 0) + size
+        return total
+
+    @cached_property
+    def reserved(self) -> dict[tuple[str, str], int]:
+        """What is reserved by kernel and GPU."""
+        total: dict[tuple[str, str], int] = {}
+        for reserved in self.node.reservations:
+            place = reserved.kernel_id, reserved.gpu
+            total[place] = total.get(place, 0) + reserved.bytes
+        return total
+
+    # ---- parking, and the host's memory
+
+    def park(
+        self,
+        kernel: Kernel,
+        reason: str,
+        cause: Cause,
+        *,
+        for_kernel: str | None = None,
+        preempts: bool = False,
+    ) -> bool:
+        """Decide to park a kernel if host memory allows, by way of what its frameworks drop. False if not. True too if
+        others were asked to give back for it what they keep: it is parked in a later pass, when they have.
+        """
+        is_between_cells = not kernel.cell_open or kernel.park_asked is not None  # %gpu_park is a cell itself
+        if self.settings.drop_caches_before_park and kernel.can_drop_caches and is_between_cells:
+            self.act(DropCaches(kernel.id, reason))
+            return True
+        if self._is_host_awaited or not self._host.suffices([kernel]):
+            found, needs = self.host_memory_for([kernel]), self._host.needs(kernel)
+            if found in (HostMemory.PASSING, HostMemory.SHORT):
+                if kernel.park_asked is not None:  # whoever asked is told at once
+                    self._refused.setdefault(kernel.id, self._host.refusal(kernel, needs))
+                return False
+            if found is HostMemory.THERE and self._host.shortage(self._wanted([kernel]), {}):
+                self._await(kernel, needs)
+                return True
+        budget, lots = self._host.budget(kernel), self._host.lots_for(kernel)
+        to_context = kernel.may_leave and not preempts
+        self.act(Park(kernel.id, reason, budget, lots, to_context, preempts, cause, for_kernel))
+        size = self._expect(kernel, budget if kernel.host.is_frugal else None, lots)
+        self._host.is_passing(kernel, size + kernel.host.kept_bytes)
+        return True
+
+    def host_memory_for(self, kernels: Sequence[Kernel], beside_bytes: int = 0) -> HostMemory:
+        """Whether they could be parked, all of them, and `beside_bytes` more taken on the machine."""
+        if self._is_host_awaited and not all(kernel.park_asked for kernel in kernels):
+            return HostMemory.PASSING
+        if self._host.suffices(kernels, beside_bytes):
+            return HostMemory.THERE
+        wanted = self._wanted(kernels)
+        wanted[MACHINE] = wanted.get(MACHINE, 0) + beside_bytes
+        short = self._shortage(wanted)
+        short = self._keepers.left(short, kernels) if short else short
+        if not short:
+            return HostMemory.THERE
+        if not self._host.without_passing(short):
+            return HostMemory.PASSING
+        if len(kernels) == 1 and self._may_try(kernels[0]):
+            return HostMemory.DOUBTFUL
+        most = max(kernels, key=self.takes_of_host)
+        self._refused.setdefault(most.id, self._host.refusal(most, self._host.needs(most)))
+        return HostMemory.SHORT
+
+    def takes_of_host(self, kernel: Kernel) -> int:
+        """What parking a kernel probably takes anew, in bytes."""
+        return self._host.needs(kernel).probable_bytes
+
+    def await_host_memory(self) -> None:
+        """Park nobody any more in this pass: somebody waits for memory that those have who are on the move."""
+        self._is_host_awaited = True
+
+    def host_lacks_room_for(self, kernels: Sequence[Kernel]) -> bool:
+        """Whether they cannot be parked for want of host memory, whoever gives back what they keep."""
+        return self._lacks_probably(kernels) and not any(
+            not _is_known(kernel)
+            and self._lacks_probably([kernel])
+            and self._host.may_be_tried(kernel, self._host.needs(kernel))
+            for kernel in kernels
+        )
+
+    def _lacks_probably(self, kernels: Sequence[Kernel]) -> bool:
+        if self._host.suffices(kernels):
+            return False
+        short = self._shortage(self._wanted(kernels))
+        return bool(short) and bool(self._keepers.left(short, kernels))
+
+    def _shortage(self, wanted: Mapping[str, int]) -> Shortage:
+        """What is missing of it, by place, even when what was asked back is there."""
+        short = self._host.shortage(wanted, {})
+        return self._host.shortage(wanted, self._keepers.coming) if short else short
+
+    def refusals(self) -> dict[str, str]:
+        """Who cannot be parked for want of host memory, and why, as far as anybody was looked at."""
+        return dict(self._refused)
+
+    def forget_refusals(self, but: Mapping[str, str]) -> None:
+        """They did not matter: others yielded instead, or will in a moment."""
+        self._refused = dict(but)
+
+    def say_refusals(self) -> None:
+        """Tell those that should have been parked why they are not."""
+        for kernel in self.node.kernels if self._refused else ():
+            reason = self._refused.get(kernel.id)
+            is_time = kernel.park_asked is not None or kernel.host.retry_at <= self.now
+            if reason is not None and is_time and self.is_free(kernel):
+                self.act(RefusePark(kernel.id, "no-host-memory", reason))
+
+    def _wanted(self, kernels: Iterable[Kernel]) -> dict[str, int]:
+        """What parking them probably takes anew, by place."""
+        wanted: dict[str, int] = {}
+        for kernel in kernels:
+            size = self._host.needs(kernel).probable_bytes
+            for place in self._host.places(kernel):
+                wanted[place] = wanted.get(place, 0) + size
+        return wanted
+
+    def _may_try(self, kernel: Kernel) -> bool:
+        """Whether a park is worth a try that may find too little host memory: nobody knows what it takes."""
+        is_known, is_late = kernel.host.park_takes_bytes is not None, kernel.host.retry_at <= self.now
+        if kernel.park_asked is None and (is_known or not is_late):
+            return False
+        return kernel.host.is_frugal and self._host.may_be_tried(kernel, self._host.needs(kernel))
+
+    def _await(self, kernel: Kernel, needs: Needs) -> None:
+        """Ask others for what a park lacks. What there is and what comes of it is the kernel's: it is looked at again
+        in a later pass, and until then nobody else is parked with it.
+        """
+        short = self._shortage(self._wanted([kernel]))
+        self._keepers.drop(kernel.id)
+        for action in self._keepers.trims(self._host.with_cushion(short), "room to park another kernel"):
+            self.act(action)
+        self._host.take(kernel, needs.probable_bytes)
+        self._host.is_passing(kernel, needs.probable_bytes + kernel.host.kept_bytes)
+        self._taken.add(kernel.id)
+
+    def give_lots(self, kernel: Kernel) -> None:
+        """Decide to hand a kernel what of the lots its park can use."""
+        size = self._host.lots_for(kernel)
+        if size:
+            self._host.take_lots(size)
+            self.act(GiveLots(kernel.id, size))
+
+    def relieve(self) -> None:
+        """Have kept host memory given back where the machine or a cgroup is under its reserve."""
+        if not self._host.pressure({}):
+            return
+        for action in self._keepers.trims(self._host.pressure(self._keepers.coming), "host memory is short"):
+            self.act(action)
+
+    @cached_property
+    def _keepers(self) -> Keepers:
+        return Keepers(self.node.kernels, self.now, self._host, self.is_free)
+
+    def _expect(self, kernel: Kernel, budget: int | None, lots: int = 0) -> int:
+        """A kernel's memory is on its way from the GPU to the host; how much of the host's that takes."""
+        for resource, size in self.limits.frees(kernel).items():
+            self.incoming[resource] = self.incoming.get(resource, 0) + size
+        return self._host.expect(kernel, budget, lots)
+
+
+def _is_known(kernel: Kernel) -> bool:
+    """Whether what a park of the kernel takes is known from an earlier one, or it takes all there is."""
+    return (
+        not kernel.host.is_frugal
+        or kernel.host.park_takes_bytes is not None
+        or bool(kernel.host.park_short_bytes)
+    )

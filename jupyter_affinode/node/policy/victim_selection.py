@@ -1,0 +1,136 @@
+"""Who of those that could yield does: enough of them, and no more than host memory will do for; pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+
+from ..model.snapshot import Kernel
+from .scheduling_pass import HostMemory, Plan
+
+CHOICES_OF = 7  # 127 choices
+
+
+def who_yields(
+    plan: Plan, candidates: Iterable[Kernel], missing: Mapping[str, int], *, in_part: bool = False
+) -> tuple[list[Kernel], HostMemory]:
+    """Of candidates in order of worth, whom to park for what is missing, and what keeps others from it.
+
+    Those whose host memory is doubtful go only where the others are not enough, and before them: what they take is
+    known afterwards. Where all are not enough yet, what there is goes if host memory will do for the rest too, or in
+    any case with `in_part`.
+    """
+    candidates = iter(candidates)
+    first = next(candidates, None)
+    if first is None:
+        return [], HostMemory.THERE
+    refused = plan.refusals()
+    chosen, found = _choose(plan, itertools.chain((first,), candidates), missing, in_part=in_part)
+    if found is not HostMemory.SHORT:
+        plan.forget_refusals(but=refused)
+    return chosen, found
+
+
+def _choose(
+    plan: Plan, candidates: Iterable[Kernel], missing: Mapping[str, int], *, in_part: bool
+) -> tuple[list[Kernel], HostMemory]:
+    sure: list[Kernel] = []
+    doubtful: list[Kernel] = []
+    barred = HostMemory.THERE
+
+    def fitting() -> Iterator[Kernel]:
+        nonlocal barred
+        for kernel in candidates:
+            found = plan.host_memory_for([kernel])
+            if found is HostMemory.THERE:
+                sure.append(kernel)
+                yield kernel
+            elif found is HostMemory.DOUBTFUL:
+                doubtful.append(kernel)
+            elif barred is not HostMemory.PASSING and helps(plan, kernel, missing):
+                barred = found
+
+    looked_at = fitting()
+    chosen = enough(plan, looked_at, missing)
+    left = what_is_left(plan, chosen, missing)
+    if in_part or not left:
+        if in_part or len(chosen) < 2:
+            return chosen, barred if left else HostMemory.THERE
+        found = plan.host_memory_for(chosen)
+        if found is HostMemory.THERE:
+            return chosen, found
+        chosen = _others_together(plan, [*sure, *looked_at], missing) or enough(plan, doubtful, missing)
+        return chosen, HostMemory.THERE if chosen else found
+    tries = enough(plan, doubtful, left)
+    if tries:
+        return tries, HostMemory.THERE
+    if barred is HostMemory.THERE and chosen:
+        rest = sum(size for resource, size in left.items() if resource not in plan.limits.caps)
+        barred = plan.host_memory_for(chosen, rest)
+        if barred is HostMemory.THERE:
+            return chosen, barred
+    return [], barred
+
+
+def enough(plan: Plan, candidates: Iterable[Kernel], missing: Mapping[str, int]) -> list[Kernel]:
+    """Of candidates in order of worth, those that suffice, without any that the others make needless."""
+    left = {resource: size for resource, size in missing.items() if size > 0}
+    chosen: list[Kernel] = []
+    for kernel in candidates:
+        if is_nothing(left):
+            break
+        if helps(plan, kernel, left):
+            chosen.append(kernel)
+            subtract(left, plan.limits.frees(kernel))
+    if len(chosen) < 2:
+        return chosen
+    needed: list[Kernel] = []
+    for kernel in reversed(chosen):
+        frees = plan.limits.frees(kernel)
+        if all(size + frees.get(resource, 0) <= 0 for resource, size in left.items()):
+            for resource in left:
+                left[resource] += frees.get(resource, 0)
+        else:
+            needed.append(kernel)
+    return needed[::-1]
+
+
+def what_is_left(plan: Plan, chosen: Iterable[Kernel], missing: Mapping[str, int]) -> dict[str, int]:
+    """What is still missing when they have been parked; {}: nothing."""
+    left = dict(missing)
+    for kernel in chosen:
+        subtract(left, plan.limits.frees(kernel))
+    return {resource: size for resource, size in left.items() if size > 0}
+
+
+def helps(plan: Plan, kernel: Kernel, missing: Mapping[str, int]) -> bool:
+    """Whether parking a kernel frees any of what is missing."""
+    frees = plan.limits.frees(kernel)
+    return any(size > 0 and frees.get(resource) for resource, size in missing.items())
+
+
+def is_nothing(missing: Mapping[str, int]) -> bool:
+    """Whether nothing is missing."""
+    return max(missing.values(), default=0) <= 0
+
+
+def subtract(missing: dict[str, int], frees: Mapping[str, int]) -> None:
+    """Reckon with what will be free."""
+    for resource in missing:
+        missing[resource] -= frees.get(resource, 0)
+
+
+def _others_together(plan: Plan, sure: list[Kernel], missing: Mapping[str, int]) -> list[Kernel]:
+    """Several that host memory will do for together, which it does not for the best of them; [] if there are none.
+
+    Those that take least of it first, and then every choice, of so many of them that this is soon done.
+    """
+    thrifty = sorted({kernel.id: kernel for kernel in sure}.values(), key=plan.takes_of_host)
+    few = thrifty[:CHOICES_OF]
+    choices = itertools.chain.from_iterable(
+        itertools.combinations(few, count) for count in range(1, len(few) + 1)
+    )
+    for choice in itertools.chain([enough(plan, thrifty, missing)], choices):
+        if not what_is_left(plan, choice, missing) and plan.host_memory_for(choice) is HostMemory.THERE:
+            return list(choice)
+    return []

@@ -1,0 +1,1 @@
+"""The wire format of the link, and the page that a process shares."""

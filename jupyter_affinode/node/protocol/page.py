@@ -1,0 +1,227 @@
+"""The page: what a shim publishes about its process in a sealed memfd, parsed without trust.
+
+Layout: `struct affinode_page` of shim/src/protocol.h. The shim writes, we only map it to read.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .wire import LARGEST_BYTES, gpu_uuid
+
+PAGE_MAGIC = 0x47504641
+PAGE_VERSION = 1
+PAGE_SIZE = 4096
+MAX_GPUS = 8
+
+HEAD = struct.Struct("=IHHiIIIQQQQIIII")  # magic … gpu_count
+TAIL = struct.Struct("=Q8Q6Q5QI4xQQ")  # room_bytes … context_bytes
+CALL_CLASSES = 8
+GPU = struct.Struct("=16sQQ8Q")
+SEQUENCE = struct.Struct("=Q")
+SEQUENCE_OFFSET = 24
+STEADY = (
+    slice(0, 24),
+    slice(32, 48),
+    slice(56, None),
+)  # all but `sequence` and `heartbeat_ns`, which always change
+USED_BYTES = HEAD.size + TAIL.size + MAX_GPUS * GPU.size
+
+
+class _Head(NamedTuple):
+    """What HEAD has."""
+
+    magic: int
+    version: int
+    size_of_gpu: int
+    pid: int
+    flags: int
+    state: int
+    want: int
+    sequence: int
+    state_since_ns: int
+    last_activity_ns: int
+    heartbeat_ns: int
+    calls_in_flight: int
+    captures: int
+    epoch: int
+    gpu_count: int
+
+
+class _Tail(NamedTuple):
+    """What TAIL has behind the counts of calls by class."""
+
+    parks: int
+    resumes: int
+    park_ns: int
+    park_bytes: int
+    resume_ns: int
+    resume_bytes: int
+    copy_bytes: int
+    kept_bytes: int
+    copied_bytes: int
+    zero_bytes: int
+    mended_chunks: int
+    depth: int
+    lot_bytes: int
+    context_bytes: int
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """All that are bytes."""
+        moved = self.park_bytes, self.resume_bytes, self.copied_bytes, self.zero_bytes
+        return *moved, self.copy_bytes, self.kept_bytes, self.lot_bytes, self.context_bytes
+
+
+class PageError(Exception):
+    """The page cannot be what it should be; the message says why, for one log line."""
+
+
+class State(enum.IntEnum):
+    """`enum affinode_state`: where a process's GPU state is."""
+
+    NONE = 0
+    RESIDENT = 1
+    PARKING = 2
+    PARKED = 3
+    QUEUED = 4
+    RESUMING = 5
+    LOST = 6
+
+
+class Fixed(enum.IntEnum):
+    """`enum affinode_fixed`: why bytes stay on the GPU when the rest is parked."""
+
+    SMALL = 0
+    MANAGED = 1
+    MAPPED = 2
+    POOL = 3
+    ARRAY = 4
+    SHARED = 5
+    UNBACKED = 6
+    DEVICE = 7
+
+
+class Depth(enum.IntEnum):
+    """`enum affinode_depth`: how deep a process is parked."""
+
+    NONE = 0
+    MEMORY = 1  # device memory; the context stays
+    CONTEXT = 2  # everything
+
+
+class PageFlag(enum.IntFlag):
+    """`enum affinode_page_flags`."""
+
+    SIMULATED = 1
+    UNPARKABLE = 2
+    DYING = 4
+    CANCELLING = 8
+    DROPS_CACHES = 16
+
+
+@dataclass(frozen=True)
+class PageGpu:
+    """A process's memory on one GPU."""
+
+    uuid: str
+    resident_bytes: int  # movable, on the GPU now
+    parked_bytes: int
+    fixed_bytes: tuple[int, ...]  # by Fixed
+
+
+@dataclass(frozen=True)
+class PageData:
+    """One consistent look at a page; times are CLOCK_MONOTONIC seconds, never in the future."""
+
+    state: State
+    state_since: float
+    last_activity: float  # 0 if there was none yet
+    flags: PageFlag
+    want: int  # calls waiting at the closed gate
+    calls_in_flight: int
+    captures: int
+    epoch: int  # of the last command that was begun
+    room_bytes: int
+    parks: int
+    resumes: int
+    last_park: tuple[int, float] | None  # bytes, seconds
+    last_resume: tuple[int, float] | None
+    gpus: tuple[PageGpu, ...]
+    copy_bytes: int = 0  # host memory that holds parked contents
+    kept_bytes: int = 0  # host memory kept for the next park; TRIM gives it back
+    last_park_copied_bytes: int = 0  # of the last park's bytes; the rest had not changed since the one before
+    last_park_zero_bytes: int = 0
+    mended_chunks: int = 0  # chunks that were wrong after a resume's first copy, and right after another
+    depth: Depth = Depth.NONE
+    lot_bytes: int = 0  # of all lots that it has mapped
+    context_bytes: int = 0  # at context depth: what it needs to come back, beside its parked bytes
+    calls: tuple[int, ...] = ()  # how many there were of each class, enum affinode_class
+
+
+def parse_page(raw: bytes, now: float) -> PageData:
+    """Parse and check the bytes of a page; raises PageError and nothing else."""
+    if len(raw) < USED_BYTES:
+        raise PageError(f"a page of {len(raw)} bytes")
+    head = _Head._make(HEAD.unpack_from(raw))
+    _check_head(head)
+    room_bytes, *rest = TAIL.unpack_from(raw, HEAD.size)
+    tail = _Tail._make(rest[CALL_CLASSES:])
+    for size in (room_bytes, *tail.sizes):
+        _plausible(size)
+    if tail.depth not in Depth.__members__.values():
+        raise PageError(f"a page with depth {tail.depth}")
+    gpus = tuple(_gpu(raw, index) for index in range(head.gpu_count))
+    if len({gpu.uuid for gpu in gpus}) != len(gpus):
+        raise PageError("a page that names a GPU twice")
+    return PageData(
+        state=State(head.state),
+        state_since=min(head.state_since_ns / 1e9, now),
+        last_activity=min(head.last_activity_ns / 1e9, now),
+        flags=PageFlag(head.flags & 0x1F),
+        want=head.want,
+        calls_in_flight=head.calls_in_flight,
+        captures=head.captures,
+        epoch=head.epoch,
+        room_bytes=room_bytes,
+        parks=tail.parks,
+        resumes=tail.resumes,
+        last_park=(tail.park_bytes, tail.park_ns / 1e9) if tail.parks else None,
+        last_resume=(tail.resume_bytes, tail.resume_ns / 1e9) if tail.resumes else None,
+        gpus=gpus,
+        copy_bytes=tail.copy_bytes,
+        kept_bytes=tail.kept_bytes,
+        last_park_copied_bytes=tail.copied_bytes,
+        last_park_zero_bytes=tail.zero_bytes,
+        lot_bytes=tail.lot_bytes,
+        mended_chunks=tail.mended_chunks,
+        depth=Depth(tail.depth),
+        context_bytes=tail.context_bytes,
+        calls=tuple(rest[:CALL_CLASSES]),
+    )
+
+
+def _check_head(head: _Head) -> None:
+    if head.magic != PAGE_MAGIC or head.version != PAGE_VERSION or head.size_of_gpu != GPU.size:
+        raise PageError(
+            f"a page with magic {head.magic:#x}, version {head.version}, {head.size_of_gpu} bytes a GPU"
+        )
+    if head.state not in State.__members__.values():
+        raise PageError(f"a page with state {head.state}")
+    if head.gpu_count > MAX_GPUS:
+        raise PageError(f"a page with {head.gpu_count} GPUs")
+
+
+def _gpu(raw: bytes, index: int) -> PageGpu:
+    raw_uuid, resident, parked, *fixed = GPU.unpack_from(raw, HEAD.size + TAIL.size + index * GPU.size)
+    for size in (resident, parked, *fixed):
+        _plausible(size)
+    return PageGpu(gpu_uuid(raw_uuid), resident, parked, tuple(fixed))
+
+
+def _plausible(size: int) -> None:
+    if size > LARGEST_BYTES:
+        raise PageError(f"a page with a size of {size} bytes")

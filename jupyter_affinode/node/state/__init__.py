@@ -1,0 +1,1 @@
+"""What the controller knows: kernels, processes, GPUs, host memory."""

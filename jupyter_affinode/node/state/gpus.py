@@ -1,0 +1,134 @@
+"""The GPUs: NVML's figures where there are any, else an estimate of what is free from what failed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..model.gpu import NvmlGpu
+from ..model.settings import Settings
+from ..model.snapshot import Gpu
+from ..system.nvml import NvmlSample
+
+PAGES_LATE_S = 0.3  # a shim samples its page every 100 ms, and we look at it every 250 ms
+DOUBT_S = 1.0  # what no longer adds up was taken by a stranger, or is told of in a moment
+UNKNOWN_FREE = 1 << 50  # without NVML everything fits until something fails
+
+
+@dataclass
+class _Estimate:
+    free_bytes: int = UNKNOWN_FREE
+    managed_bytes: int = 0
+    # when it changed, and how much
+    changes: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=256))
+    is_reclaiming: bool = False
+    # what was free and ours together, the largest of the last moments first
+    sums: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def note_sum(self, now: float, size: int) -> None:
+        """What is free and ours together, by the figures of now."""
+        while self.sums and self.sums[-1][1] <= size:
+            self.sums.pop()
+        self.sums.append((now, size))
+        while self.sums[0][0] < now - DOUBT_S:
+            self.sums.popleft()
+
+    def missing(self) -> int:
+        """How much of what was free or ours a moment ago is neither now: NVML may show an allocation before its
+        page does.
+        """
+        return self.sums[0][1] - self.sums[-1][1] if self.sums else 0
+
+    def changed_since(self, moment: float) -> int:
+        """How much our memory changed since `moment`, or shortly before: pages may tell late."""
+        return sum(size for when, size in self.changes if when >= moment - PAGES_LATE_S)
+
+
+class GpuTable:
+    """What is known of each GPU; the state's."""
+
+    def __init__(self) -> None:
+        self.sample: NvmlSample | None = None
+        self._known: dict[str, _Estimate] = {}
+
+    @property
+    def measured(self) -> dict[str, NvmlGpu]:
+        """NVML's figures by UUID; empty without NVML."""
+        return {gpu.uuid: gpu for gpu in self.sample.gpus} if self.sample is not None else {}
+
+    @property
+    def sizes(self) -> dict[str, int] | None:
+        """How large each GPU is, in bytes by UUID; None without NVML."""
+        return None if self.sample is None else {gpu.uuid: gpu.total_bytes for gpu in self.sample.gpus}
+
+    @property
+    def uuids(self) -> list[str]:
+        """Every GPU that NVML or a shim named, NVML's order first."""
+        return list(dict.fromkeys([*self.measured, *self._known]))
+
+    def managed_bytes(self, uuid: str) -> int:
+        """What our kernels have on a GPU, by their pages."""
+        known = self._known.get(uuid)
+        return known.managed_bytes if known is not None else 0
+
+    def changed_bytes(self, uuid: str) -> int:
+        """How much our kernels' memory on a GPU changed since, or just before, NVML's last look."""
+        known = self._known.get(uuid)
+        return 0 if known is None or self.sample is None else known.changed_since(self.sample.began)
+
+    def take(self, sample: NvmlSample | None, settings: Settings) -> None:
+        """New figures; None: NVML is missing."""
+        self.sample = sample
+        for gpu in self.measured.values():
+            known = self._known.setdefault(gpu.uuid, _Estimate())
+            if gpu.free_bytes < settings.low_watermark * gpu.total_bytes:
+                known.is_reclaiming = True
+            elif gpu.free_bytes >= settings.high_watermark * gpu.total_bytes:
+                known.is_reclaiming = False
+
+    def take_pages(self, managed: Mapping[str, int], now: float) -> None:
+        """What our kernels have on each GPU now."""
+        for uuid in managed.keys() | self._known.keys():
+            known = self._known.setdefault(uuid, _Estimate())
+            grown = managed.get(uuid, 0) - known.managed_bytes
+            if grown:
+                known.managed_bytes += grown
+                known.changes.append((now, abs(grown)))
+                if known.free_bytes != UNKNOWN_FREE:
+                    known.free_bytes = max(known.free_bytes - grown, 0)
+        for uuid, nvml in self.measured.items():
+            known = self._known[uuid]
+            known.note_sum(now, nvml.free_bytes + known.managed_bytes)
+        for uuid in self._known.keys() - managed.keys() - self.measured.keys():
+            del self._known[uuid]  # no NVML and no kernel on it any more
+
+    def take_failure(self, uuid: str, size: int, *, again: bool = False) -> None:
+        """`size` bytes did not fit; `again`: although there should have been room."""
+        known = self._known.setdefault(uuid, _Estimate())
+        known.free_bytes = min(known.free_bytes, 0 if again else max(size - 1, 0))
+
+    def take_leaving(self, uuid: str, size: int, now: float) -> None:
+        """A context of `size` bytes has left a GPU: figures that are older than that do not show it."""
+        if size and uuid in self._known:
+            self._known[uuid].changes.append((now, size))
+
+    def snapshot(self, now: float) -> dict[str, Gpu]:
+        """For the policy."""
+        measured = self.measured
+        gpus = {}
+        for uuid in self.uuids:
+            known = self._known.get(uuid, _Estimate())
+            nvml = measured.get(uuid)
+            if nvml is None or self.sample is None:
+                gpus[uuid] = Gpu(uuid, known.free_bytes, None, now, known.changed_since(now))
+            else:
+                gpus[uuid] = Gpu(
+                    uuid,
+                    nvml.free_bytes,
+                    nvml.total_bytes,
+                    self.sample.began,
+                    max(known.changed_since(self.sample.began), known.missing()),
+                    known.is_reclaiming,
+                )
+        return gpus

@@ -1,0 +1,49 @@
+"""How much a user may keep from being parked at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...units import bytes_in_words
+from ..model.settings import Settings
+from .records import KernelRecord
+
+
+class HoldRefused(Exception):
+    """The user holds as much as they may already; the message says how much that is."""
+
+
+def check_hold(kernel: KernelRecord, kernels: Iterable[KernelRecord], settings: Settings, now: float) -> None:
+    """Raise HoldRefused if its owner may not hold this kernel beside `kernels` (everybody's).
+
+    One that is held already may have its end put off: that takes no more of the quota. So can nobody get more
+    by asking twice, and a kernel that grows while it is held stays held until its end.
+    """
+    if settings.hold_kernels_max is None and settings.hold_bytes_max is None:
+        return
+    others = [
+        each
+        for each in kernels
+        if each is not kernel
+        and each.payer == kernel.payer
+        and each.held_until is not None
+        and each.held_until > now
+    ]
+    is_held = kernel.held_until is not None and kernel.held_until > now
+    most = settings.hold_kernels_max
+    if most is not None and not is_held and len(others) >= most:
+        held = "1 kernel" if len(others) == 1 else f"{len(others)} kernels"
+        raise HoldRefused(f"you keep the GPU for {held} already, and may for {most}")
+    if settings.hold_bytes_max is not None and not is_held:
+        size = sum(_bytes(each) for each in [kernel, *others])
+        if size > settings.hold_bytes_max:
+            raise HoldRefused(
+                f"you would keep {bytes_in_words(size)} of GPU memory, and may keep"
+                f" {bytes_in_words(settings.hold_bytes_max)}"
+            )
+
+
+def _bytes(kernel: KernelRecord) -> int:
+    return sum(
+        gpu.resident_bytes + gpu.parked_bytes + sum(gpu.fixed_bytes) for gpu in kernel.by_gpu().values()
+    )

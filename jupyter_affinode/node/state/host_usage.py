@@ -1,0 +1,179 @@
+"""Host memory of one kernel, between its pages and the policy: budgets, trims, and what failed parks teach."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from ..model.backoff import back_off_s
+from ..model.settings import MIB
+from ..model.snapshot import HostUse
+from ..policy.host_memory import LEAST_BYTES
+from ..protocol.page import State
+from ..protocol.wire import MOVE_BUDGET_SHIFT, CommandKind, HelloFlag, Reply, Status
+from .lots import LotStock
+from .records import KernelRecord, Process
+
+TRIM_TAKES_S = 2.0  # memory that was to be given back is counted on for that long
+TRIM_AGAIN_S = 10.0  # then the same process is asked for more than it was asked for
+TRIM_UNHEARD_S = 60.0  # who did not give back what it was asked for is not reckoned with for that long
+SLAB_BYTES = 32 * MIB  # what shims take host memory by
+
+
+def host_use(kernel: KernelRecord, last_activity: float, lots_held: Mapping[int, int], now: float) -> HostUse:
+    """For the snapshot. `lots_held`: how much in lots each process was given, by its key."""
+    kept = sum(process.data.kept_bytes for process in kernel.processes.values())
+    asked = now - kernel.host.trim_at
+    promised = max(kept - kernel.host.trim_keep_bytes, 0)
+    givable = sum(process.data.kept_bytes for process in _who_trims(kernel))
+    if asked < TRIM_AGAIN_S:
+        givable = min(givable, kernel.host.trim_keep_bytes)
+    if TRIM_TAKES_S <= asked < TRIM_UNHEARD_S and promised > SLAB_BYTES:
+        givable = 0  # others would wait for what a page says alone
+    if kernel.move is not None:
+        givable = 0
+    takes = [_takes(process) for process in _holders(kernel)]
+    return HostUse(
+        is_frugal=bool(kernel.processes) and all(_is_frugal(process) for process in _holders(kernel)),
+        kept_bytes=kept,
+        trimmable_bytes=givable,
+        trimming_bytes=promised if asked < TRIM_TAKES_S else 0,
+        kept_since=kernel.residency_since,
+        lot_bytes=sum(
+            max(lots_held.get(process.key, 0), process.data.lot_bytes)
+            for process in kernel.processes.values()
+        ),
+        lots_most_bytes=_lots_most(kernel),
+        park_takes_bytes=sum(filter(None, takes)) if None not in takes else None,
+        park_short_bytes=sum(kernel.host.short.values())
+        if last_activity <= kernel.host.short_activity
+        else 0,
+        budget_bytes=kernel.host.budget_bytes if kernel.move is not None else None,
+        retry_at=kernel.host.retry_at,
+    )
+
+
+def budget_argument(kernel: KernelRecord, process: Process, targets: Sequence[Process]) -> int:
+    """The budget in the argument of PARK: the process's part of the kernel's, by what it may need."""
+    if kernel.host.budget_bytes is None or not _is_frugal(process):
+        return 0
+    needs = {target.key: _may_take_anew(kernel, target) for target in targets}
+    share = int(kernel.host.budget_bytes * (needs[process.key] / sum(needs.values())))
+    kernel.host.shares[process.key] = share
+    return (
+        max(share // MIB, 1) << MOVE_BUDGET_SHIFT
+    )  # 0 would be no limit; in a MiB there is room for nothing
+
+
+def give_lots(kernel: KernelRecord, size: int, stock: LotStock) -> None:
+    """Hand lots of `size` bytes to the processes that are about to be told to park."""
+    targets = [process for process in _who_trims(kernel) if has_gpu_memory(process)]
+    needs = {process.key: _may_take_anew(kernel, process) for process in targets}
+    for process in targets:
+        share = math.ceil(size * (needs[process.key] / sum(needs.values())))
+        connection = process.connection
+        if connection is None:
+            continue
+        for number, lot in stock.give(process.key, share, connection.watch):
+            connection.command(CommandKind.LOT, request=number, argument=lot.bytes, descriptor=lot.descriptor)
+
+
+def learn_from_park(kernel: KernelRecord, replies: Mapping[int, Reply]) -> bool:
+    """Remember what a park would have taken, so that it is not tried again before there is more.
+
+    Whether some process found less host memory than it was allowed to take: then there is less than we know of.
+    """
+    record, found_less = kernel.host, False
+    record.short.clear()
+    for key, reply in replies.items():
+        if reply.status is Status.NO_HOST_ROOM and key in kernel.processes:
+            process = kernel.processes[key]
+            least = process.data.kept_bytes + record.shares.get(key, 0) + SLAB_BYTES
+            # Memory is taken by whole slabs, of which one may be of no use: what just fits would not.
+            slabs = -(-reply.bytes // SLAB_BYTES) + 1
+            record.short[key] = slabs * SLAB_BYTES if reply.bytes else least
+            found_less = found_less or not reply.bytes or record.short[key] <= least
+    record.short_activity = max((process.last_activity for process in kernel.processes.values()), default=0.0)
+    record.shares.clear()
+    return found_less
+
+
+def refused_for_memory(kernel: KernelRecord, now: float, found_less_than: int | None) -> float:
+    """A park was refused for want of host memory. For how many seconds nothing is said of that, or tried that is
+    unlikely; one that will do is tried as soon as there is memory for it. `found_less_than`: so many bytes were there
+    by all that we know, and its processes found less.
+    """
+    kernel.host.refusals += 1
+    kernel.host.left_bytes = found_less_than
+    pause = back_off_s(kernel.host.refusals)
+    kernel.host.retry_at = now + pause
+    return pause
+
+
+def look_for_more(kernel: KernelRecord, left_bytes: int) -> None:
+    """Whether there is more host memory than when its processes found too little: then it may be parked at once."""
+    then = kernel.host.left_bytes
+    if then is not None and left_bytes >= then + LEAST_BYTES:
+        kernel.host.left_bytes, kernel.retry_at = None, 0.0
+
+
+def forget_trim(kernel: KernelRecord) -> None:
+    """It was moved: what it was asked to give back before says nothing of what it keeps now."""
+    kernel.host.trim_at, kernel.host.trim_keep_bytes = -math.inf, 0
+
+
+def trim(kernel: KernelRecord, keep_bytes: int, reason: str, now: float) -> None:
+    """Tell the kernel's processes to keep no more than `keep_bytes` together, the one that keeps most first."""
+    kept = sum(process.data.kept_bytes for process in kernel.processes.values())
+    is_behind = kept > kernel.host.trim_keep_bytes + SLAB_BYTES and now - kernel.host.trim_at < TRIM_UNHEARD_S
+    if not is_behind:  # else its time runs on: it has not given back yet what it was asked for before
+        kernel.host.trim_at = now
+    kernel.host.trim_keep_bytes = keep_bytes
+    too_much = kept - keep_bytes
+    for process in sorted(_who_trims(kernel), key=lambda process: -process.data.kept_bytes):
+        gives = min(too_much, process.data.kept_bytes)
+        if gives > 0 and process.connection is not None:
+            keeps = process.data.kept_bytes - gives
+            process.connection.command(CommandKind.TRIM, argument=keeps, reason=reason)
+            too_much -= gives
+
+
+def has_gpu_memory(process: Process) -> bool:
+    """Whether it has movable memory on a GPU, by its page and by NVML where that was looked at."""
+    return bool(process.resident_bytes) and process.borne_out_bytes != 0
+
+
+def _lots_most(kernel: KernelRecord) -> int | None:
+    shown = [process.borne_out_bytes for process in _holders(kernel)]
+    return None if None in shown else sum(filter(None, shown))
+
+
+def _is_frugal(process: Process) -> bool:
+    return bool(process.hello.flags & HelloFlag.TRIMS)
+
+
+def _who_trims(kernel: KernelRecord) -> list[Process]:
+    return [
+        process
+        for process in kernel.connected()
+        if _is_frugal(process) and process.data.state is State.RESIDENT
+    ]
+
+
+def _holders(kernel: KernelRecord) -> list[Process]:
+    return [process for process in kernel.processes.values() if process.resident_bytes]
+
+
+def _may_take_anew(kernel: KernelRecord, process: Process) -> int:
+    """What a park of the process probably takes beside what it keeps; at least a byte."""
+    takes = kernel.host.short.get(process.key) or _takes(process) or process.resident_bytes
+    return max(takes - process.data.kept_bytes, 1)
+
+
+def _takes(process: Process) -> int | None:
+    """What parking a process takes, by its last park; what came since may all be taken. None: unknown."""
+    if process.data.last_park is None:
+        return None
+    last_bytes, _ = process.data.last_park
+    took = max(last_bytes - process.data.last_park_zero_bytes, 0)
+    return min(took + max(process.resident_bytes - last_bytes, 0), process.resident_bytes)

@@ -1,0 +1,257 @@
+"""What people said of their kernels and only the controller knows, kept in a file beside its socket for the next one.
+
+Where memory is, how long somebody has waited and what a cell does, shims and servers tell a new controller. That a
+person keeps the GPU, waits for it by a wish alone, or is losing a kernel to somebody else, nobody would: a controller
+that is killed must not end a hold, or have a second kernel shut down for what the first one's end will free. Nor would
+what a kernelspec says be told anew of a kernel that no server describes. And a process that a grant let in must
+be let in again when that grant has expired: its page is remembered with its owner.
+
+The file is written when one of these changes. It is of one start of the machine, since its times are those of the
+monotonic clock, and nothing in it is believed to last longer than the settings allow. A file that is missing, damaged
+or cannot be written costs what is in it and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import math
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ... import environment
+from ..model.rules import PRIORITY_MAX, PRIORITY_MIN
+from .records import KernelRecord
+
+FILE_NAME = "remembered.json"
+BYTES_MAX = 32 << 20  # more than all kernels that a controller knows, each with the longest id
+TEXT_MAX = 4096
+WRITE_AGAIN_S = 10.0  # after a failure
+ENDS_KNOWN_S = (
+    120.0  # how long an end, a wish or a page waits for its kernel to be back; a hold, until it ends
+)
+Inode = tuple[int, int]  # of a page: device and number
+
+
+@dataclass(frozen=True)
+class Said:
+    """Of one kernel. Times are monotonic seconds."""
+
+    held_until: float | None = None
+    resume_since: float | None = None  # its person asked for the GPU, and waits since
+    end_asked: str | None = None
+    end_for: str | None = None
+    may_park: bool | None = None  # of its kernelspec, if no server tells it anew
+    priority: int | None = None
+
+    def and_then(self, kernel: KernelRecord) -> Said:
+        """With what the controller knows now; what only an earlier one did stays until the kernel is back."""
+        said = replace(self, held_until=kernel.held_until)
+        told = kernel.description
+        if told is not None and told.server is None:
+            said = replace(said, may_park=told.may_park, priority=_class(told.priority))
+        if kernel.resume_asked:
+            said = replace(said, resume_since=kernel.wants_since)
+        if kernel.end_asked is not None:
+            said = replace(said, end_asked=kernel.end_asked, end_for=kernel.end_for)
+        return said
+
+    @classmethod
+    def read(cls, said: object, now: float, hold_max_s: float) -> Said:
+        """From the file, as far as it makes sense; what is over is left out."""
+        if not isinstance(said, dict):
+            return NOTHING
+        held_until = _moment(said.get("held_until"))
+        if held_until is not None:
+            held_until = min(held_until, now + hold_max_s) if held_until > now else None
+        resume_since = _past(said.get("resume_since"), now)
+        reason, end_for = said.get("end_asked"), said.get("end_for")
+        may_park, priority = said.get("may_park"), said.get("priority")
+        return cls(
+            held_until,
+            resume_since,
+            reason[:TEXT_MAX] if isinstance(reason, str) else None,
+            end_for if isinstance(end_for, str) else None,
+            may_park if isinstance(may_park, bool) else None,
+            _class(priority) if isinstance(priority, int) and not isinstance(priority, bool) else None,
+        )
+
+
+NOTHING = Said()
+
+
+class Remembered:
+    """Keeps the file. `recall` gives each kernel what an earlier controller knew, once."""
+
+    def __init__(self, path: Path, log: logging.Logger):
+        self._path = path
+        self._log = log
+        self._earlier: dict[str, Said] = {}  # of kernels that are not back yet
+        self._written: Mapping[str, Said] = {}
+        self._pages: dict[str, str] = {}  # of an earlier controller's processes with grants: the owner
+        self._pages_written: Mapping[str, str] = {}
+        self._read_at = 0.0
+        self._write_at = 0.0  # not before
+        self._boot = environment.boot_id()
+
+    def read(self, now: float, hold_max_s: float) -> None:
+        """Read what an earlier controller left; `now` is monotonic."""
+        self._read_at = now
+        try:
+            kept = _load(self._path)
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, RecursionError) as error:
+            self._log.warning("holds of earlier are not known any more: %s: %s", self._path, error)
+            return
+        kernels, pages = kept.get("kernels"), kept.get("pages", {})
+        if not isinstance(kernels, dict) or not isinstance(pages, dict):
+            return
+        if not self._boot or kept.get("boot") != self._boot:
+            return
+        self._pages = {str(page): str(owner) for page, owner in pages.items()}
+        self._pages_written = dict(self._pages)
+        found = {kernel_id: Said.read(said, now, hold_max_s) for kernel_id, said in kernels.items()}
+        self._earlier = {kernel_id: said for kernel_id, said in found.items() if said != NOTHING}
+        self._written = dict(self._earlier)
+        if self._earlier:
+            self._log.info(
+                "%d kernels are held or waited for since an earlier controller", len(self._earlier)
+            )
+
+    def knows(self, owner: str, inode: Inode) -> bool:
+        """Whether a page is that of a process of the owner's that an earlier controller let in."""
+        return self._pages.get(_page_name(inode)) == owner
+
+    def recall(self, kernel: KernelRecord, now: float) -> None:
+        """Give a kernel what was known of it: its hold as soon as it is known, all else when its first process is."""
+        said = self._earlier.pop(kernel.id, NOTHING)
+        if said.held_until is not None:
+            kernel.held_until = said.held_until
+        if not kernel.processes:
+            rest = replace(said, held_until=None)
+            if rest != NOTHING:
+                self._earlier[kernel.id] = rest
+            return
+        if (said.may_park, said.priority) != (None, None) and kernel.description is None:
+            kernel.describe(may_park=said.may_park, priority=said.priority)
+        if said.resume_since is not None:
+            kernel.resume_asked, kernel.wants_since = True, said.resume_since
+            kernel.resume_done = asyncio.get_running_loop().create_future()  # who asked is not there any more
+        # One that was restarted meanwhile has nothing that its end would free.
+        uses_gpu = any(process.uses_gpu for process in kernel.processes.values())
+        if said.end_asked is not None and uses_gpu:
+            kernel.end_asked, kernel.end_for = said.end_asked, said.end_for
+            kernel.end_asked_at, kernel.end_is_recalled = now, True
+
+    def look(self, kernels: Iterable[KernelRecord], now: float) -> None:
+        """Write what has changed; called after each pass."""
+        kernels = list(kernels)
+        if self._earlier or self._pages:
+            self._forget_old(now)
+        pages = {**self._pages, **_pages_of(kernels)}
+        told = dict(self._earlier)
+        for kernel in kernels:
+            if kernel.id in told or _says_anything(kernel):
+                said = told.get(kernel.id, NOTHING).and_then(kernel)
+                if said != NOTHING:
+                    told[kernel.id] = said
+        if (told == self._written and pages == self._pages_written) or now < self._write_at:
+            return
+        said_of = {kernel_id: asdict(said) for kernel_id, said in told.items()}
+        try:
+            _save(self._path, {"boot": self._boot, "kernels": said_of, "pages": pages})
+        except OSError as error:
+            self._write_at = now + WRITE_AGAIN_S
+            self._log.warning(
+                "holds would not outlive this controller: %s cannot be written: %s", self._path, error
+            )
+        else:
+            self._written, self._pages_written = told, pages
+
+    def _forget_old(self, now: float) -> None:
+        """Kernels that do not come back: all but a hold is over soon, and that when it ends. Pages as kernels."""
+        is_late = now - self._read_at > ENDS_KNOWN_S
+        if is_late:
+            self._pages.clear()
+        for kernel_id, said in list(self._earlier.items()):
+            if said.held_until is not None and said.held_until > now:
+                self._earlier[kernel_id] = Said(said.held_until) if is_late else said
+            elif is_late:
+                del self._earlier[kernel_id]
+
+
+def _pages_of(kernels: Iterable[KernelRecord]) -> dict[str, str]:
+    """The pages of the processes that grants let in, each with its owner."""
+    return {
+        _page_name(process.page.inode): kernel.owner
+        for kernel in kernels
+        if kernel.owner is not None and kernel.granted_at
+        for process in kernel.processes.values()
+    }
+
+
+def _page_name(inode: Inode) -> str:
+    return "{}:{}".format(*inode)
+
+
+def _says_anything(kernel: KernelRecord) -> bool:
+    """Whether there is anything to be remembered; of nearly all, after each pass, there is not."""
+    if kernel.held_until is not None or kernel.resume_asked or kernel.end_asked is not None:
+        return True
+    return kernel.description is not None and kernel.description.server is None
+
+
+def _load(path: Path) -> dict[str, Any]:
+    """The file's JSON. Raises OSError and ValueError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            raise ValueError("others may have written it")
+        kept = json.loads(file.read(BYTES_MAX))
+    if not isinstance(kept, dict):
+        raise ValueError("it is no JSON object")
+    return kept
+
+
+def _save(path: Path, kept: Mapping[str, Any]) -> None:
+    """Put it there in one step: who reads it finds the old one or the new. Raises OSError."""
+    fresh = path.with_name(f".{path.name}.new")
+    with contextlib.suppress(FileNotFoundError):
+        fresh.unlink()  # of a controller that was killed; there is one at a time, by the election's lock
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with os.fdopen(os.open(fresh, flags, 0o600), "w", encoding="utf-8") as file:
+            json.dump(kept, file)
+        fresh.rename(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            fresh.unlink()
+        raise
+
+
+def _class(priority: int | None) -> int | None:
+    """As the policy takes it: thousands of digits are nothing to keep."""
+    return None if priority is None else min(max(priority, PRIORITY_MIN), PRIORITY_MAX)
+
+
+def _moment(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        moment = float(value)
+    except OverflowError:
+        return None
+    return moment if math.isfinite(moment) else None
+
+
+def _past(value: object, now: float) -> float | None:
+    moment = _moment(value)
+    return None if moment is None else min(moment, now)

@@ -1,0 +1,357 @@
+"""What the controller remembers of each process and kernel; a cache of what pages, shims and servers say.
+
+Kept by `state.NodeState` alone; everything else gets frozen snapshots or JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from ..link.connection import Connection
+from ..model.actions import Cause
+from ..model.snapshot import Residency
+from ..protocol.page import PageData, PageError, PageFlag, PageGpu, State
+from ..protocol.wire import Hello, HelloFlag, Reply, Status
+from ..system.mapped_page import Page
+from ..system.peers import ProcessWatch
+from .hold_files import Keep
+from .host_record import HostRecord
+
+
+@dataclass
+class Room:
+    """An allocation of a process that asked for room."""
+
+    gpu: str
+    bytes: int
+    since: float
+    granted_at: float | None = None
+    resident_before: int = 0  # what the process had on the GPU when it was granted
+
+
+@dataclass
+class Process:
+    """One process with a shim. `connection` is None while it is silent or has just hung up."""
+
+    key: int  # our own number; never a pid
+    kernel_id: str
+    hello: Hello
+    page: Page
+    data: PageData
+    connection: Connection | None
+    pid: int
+    watch: ProcessWatch | None = None
+    rooms: dict[int, Room] = field(default_factory=dict)
+    silent_since: float | None = None
+    is_stopped: bool = False  # silent, as opposed to having hung up
+    said_dying: bool = False
+    connected_at: float = 0.0
+    started_at: float = 0.0  # seconds since the machine's start, where that is known
+    told: tuple[int, int, str] | None = None  # the last NOTICE
+    open_requests: int = 0
+    seen_busy_at: float = 0.0  # when NVML last saw it compute
+    queued_after: float = 0.0  # it began to wait after this, whatever its page says
+    # what says that it is stuck (stuck.py)
+    peer_uid: int | None = None  # whose it was when it connected
+    parent: int | None = None  # when it connected; None: not known, or it had none of its own
+    orphaned_at: float | None = None  # when another parent was seen first
+    calls_changed_at: float = 0.0  # when it was last seen to begin a call
+    failed_resumes: int = 0  # one after the other, for another reason than room
+    failed_resume_text: str = ""
+    is_told_stuck: bool = False  # its owner was told
+    borne_out_bytes: int | None = None  # of its resident memory, as NVML shows it; None: nobody looked
+    visible: tuple[str, ...] | None = ()  # the GPUs that it was started to see (other_gpus.py); None: all
+
+    @property
+    def is_parkable(self) -> bool:
+        """Whether it can be told to park and has something to move with."""
+        unparkable = self.hello.flags & HelloFlag.UNPARKABLE or self.data.flags & PageFlag.UNPARKABLE
+        return self.connection is not None and not unparkable
+
+    @property
+    def drops_caches(self) -> bool:
+        """Whether its frameworks can be asked to drop their caches."""
+        return bool(self.data.flags & PageFlag.DROPS_CACHES) and self.data.state is State.RESIDENT
+
+    @property
+    def is_dying(self) -> bool:
+        """Whether it is about to end."""
+        return self.said_dying or bool(self.data.flags & PageFlag.DYING)
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether its driver is the simulated one."""
+        return bool(self.hello.flags & HelloFlag.SIMULATED or self.data.flags & PageFlag.SIMULATED)
+
+    @property
+    def resident_bytes(self) -> int:
+        """What parking it would free."""
+        return sum(gpu.resident_bytes for gpu in self.data.gpus)
+
+    @property
+    def last_activity(self) -> float:
+        """When it was last seen to use the GPU."""
+        called = self.data.last_activity or self.data.state_since or self.connected_at
+        return max(called, self.seen_busy_at)
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether its memory is in the host's."""
+        return self.data.state in (State.PARKED, State.QUEUED)
+
+    @property
+    def uses_gpu(self) -> bool:
+        """Whether it has memory of a GPU, there or parked."""
+        return any(gpu.resident_bytes or gpu.parked_bytes or any(gpu.fixed_bytes) for gpu in self.data.gpus)
+
+
+BadPages = list[tuple[Process, PageError]]
+
+
+def read_pages(processes: Iterable[Process], now: float) -> BadPages:
+    """Read pages; the processes whose page is nonsense, for the caller to drop."""
+    bad = []
+    for process in processes:
+        try:
+            data = process.page.read()
+        except PageError as error:
+            bad.append((process, error))
+            continue
+        if data.calls != process.data.calls:
+            process.calls_changed_at = now
+        process.data = data
+    return bad
+
+
+class Phase(Enum):
+    """How far a move is. DIRECT has one step: every process's reply is its end."""
+
+    DIRECT = "direct"
+    PREPARING = "preparing"
+    COMMITTING = "committing"
+    ABORTING = "aborting"
+
+
+@dataclass
+class Move:
+    """A park or resume of a kernel that is under way in its processes."""
+
+    parks: bool
+    reason: str
+    began: float
+    asked: bool
+    phase: Phase = Phase.DIRECT
+    epochs: dict[int, int] = field(default_factory=dict)  # who was told: process key, epoch of the command
+    pending: dict[int, int] = field(default_factory=dict)  # of these, whose last word is awaited
+    to_context: bool = False  # PARK: the CUDA context too
+    preempts: bool = False  # PARK: although it is at work
+    prepared: set[int] = field(default_factory=set)  # of these, who waits for COMMIT or ABORT
+    replies: dict[int, Reply] = field(default_factory=dict)  # the last words
+    gone: set[int] = field(default_factory=set)
+    failure: tuple[Status, str] | None = None  # why it was aborted
+    decided_at: float | None = None
+    for_kernel: str | None = None  # PARK: who waits for its memory
+    claims: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # PARK: see failed_parks.py
+    is_late: bool = False  # PARK: it lasts so long that this counted as a failure (failed_parks.py)
+    is_given_up: bool = (
+        False  # RESUME: nothing came of it for so long that its room is others' (reservations.py)
+    )
+    cause: Cause = Cause.OTHER
+    from_context: bool = False  # RESUME: its CUDA context had gone too
+    gpu: str | None = None  # RESUME: the other GPU that it is to come back on
+    from_gpu: str | None = None  # … and the one that it left
+    waited_s: float | None = None  # RESUME: in the queue, when it began
+
+
+@dataclass
+class CacheDrop:
+    """The frameworks of a kernel were asked to drop their caches."""
+
+    began: float
+    pending: dict[int, int] = field(default_factory=dict)  # process key: epoch of the command
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a wish of the person ended."""
+
+    status: Status
+    slug: str  # "" if it was done
+    text: str
+
+
+# Of a wish whose kernel has no process any more, or was shut down.
+KERNEL_ENDED = Outcome(Status.REFUSED, "kernel-ended", "the kernel has ended")
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a server says of a kernel; None for what nobody said."""
+
+    name: str | None = None
+    path: str | None = None
+    language: str | None = None
+    server: str | None = None
+    priority: int | None = None  # of its kernelspec: lowers its class
+    may_park: bool | None = None  # of its kernelspec; False: only by its person's own wish
+
+
+@dataclass
+class KernelRecord:
+    """One kernel."""
+
+    id: str  # unique here; on a controller of all users it begins with the owner's
+    owner: str | None = None  # whose it is, on a controller of all users; None: the controller's own user's
+    owner_name: str | None = None  # for people, and for rules that name users (rules.py)
+    payer: str | None = None  # whose limits it counts in: the owner's, or of whom the owner is a part
+    granted_at: float = 0.0  # when the newest of its grants was signed, in seconds since the epoch
+    priority: int = 0  # of that grant; higher goes first
+    caps: Mapping[str, float] = field(default_factory=dict)  # … the owner's limits, by name
+    groups: tuple[str, ...] = ()  # … and the owner's groups, as rules name them
+    processes: dict[int, Process] = field(default_factory=dict)
+    description: Description | None = None
+    described_by: int | None = None  # pid of the server that did
+    described_from: str | None = None  # … or its place (identity.py), where its pid cannot be seen
+    is_heard: bool = False  # … and somebody in that place follows the events
+    is_tracked: bool = False  # an execution tracker says when cells are open
+    cell_open: bool = False
+    cell_since: float | None = None  # when the open cell began
+    cell_id: str | None = None
+    held_until: float | None = None
+    kept: Keep | None = None  # a file holds it (keep.py)
+    placed: tuple[str, float] | None = None  # the GPU that it was told to use, and when
+    focus_at: float | None = None
+    is_cancelling: bool = False
+    peer_ended: tuple[int, float] | None = (
+        None  # the last process that ended beside others with GPU memory; when
+    )
+    move: Move | None = None
+    moved_at: float = 0.0  # when the last one ended …
+    move_lasted_s: float | None = None  # … and how long after it began; None: there was none
+    # the person's wishes
+    park_asked: str | None = None
+    park_asked_until: float = 0.0  # "busy" is tried again until then
+    ask_again_at: float = 0.0
+    park_done: asyncio.Future[Outcome] | None = None  # one for everyone who asked
+    resume_asked: bool = False
+    resume_done: asyncio.Future[Outcome] | None = None
+    end_asked: str | None = None  # its server is to shut it down, and why
+    end_asked_at: float = 0.0
+    end_for: str | None = None  # … and who waits for it
+    end_is_recalled: bool = False  # an earlier controller asked for it
+    end_retry_at: float = 0.0  # not asked again before: the server did not do it
+    # failures
+    refusal: str | None = None
+    refusals: int = 0
+    context_refusal: str | None = None  # what the shim said when it was parked last: why its context stayed
+    retry_at: float = 0.0
+    retry_pause_s: float = 0.0  # between the last refusal and then
+    resume_failures: int = 0
+    resume_retry_at: float = 0.0
+    elsewhere_failures: int = 0  # resumes on other GPUs, one after the other
+    elsewhere_retry: dict[str, float] = field(default_factory=dict)  # by GPU: not tried there before
+    failed_grants: int = 0
+    first_failed_grant: float = 0.0
+    reclaim_after: float = 0.0
+    # what is shown
+    wants_since: float | None = None
+    residency: Residency = Residency.NONE
+    residency_since: float = 0.0
+    resident_since: float = 0.0  # without a park in between; one that was revoked does not count
+    reason: str | None = None
+    moved_from: str | None = None  # the GPU that it had left, if it came back on another one last
+    parks_of_the_gone: int = 0
+    resumes_of_the_gone: int = 0
+    empty_since: float | None = None
+    has_had_processes: bool = False
+    cgroups: tuple[str, ...] = ()  # paths of the limits above its processes
+    cache_drop: CacheDrop | None = None  # under way
+    caches_dropped_at: float | None = None  # when it had last used the GPU, at the last one
+    host: HostRecord = field(default_factory=HostRecord)
+
+    @property
+    def has_server(self) -> bool:
+        """Whether the server that described it lives, as far as that can be seen."""
+        return self.described_by is not None or self.is_heard
+
+    @property
+    def hold_ends(self) -> float | None:
+        """Until when it is held, by whoever asked for longest; None: it is not."""
+        ends = [self.held_until] if self.held_until is not None else []
+        ends += [self.kept.until] if self.kept is not None else []
+        return max(ends, default=None)
+
+    @property
+    def parks(self) -> int:
+        """How often a process of the kernel was parked."""
+        return self.parks_of_the_gone + sum(process.data.parks for process in self.processes.values())
+
+    @property
+    def resumes(self) -> int:
+        """How often a process of the kernel was resumed."""
+        return self.resumes_of_the_gone + sum(process.data.resumes for process in self.processes.values())
+
+    def describe(self, **description: Any) -> None:
+        """Remember what a server says; only what is named changes."""
+        self.description = replace(self.description or Description(), **description)
+
+    def connected(self) -> list[Process]:
+        """The processes that can be told something."""
+        return [process for process in self.processes.values() if process.connection is not None]
+
+    def by_gpu(self) -> dict[str, PageGpu]:
+        """The kernel's memory on each GPU, its processes' added up."""
+        sums: dict[str, PageGpu] = {}
+        for process in self.processes.values():
+            for gpu in process.data.gpus:
+                sums[gpu.uuid] = _added(sums.get(gpu.uuid), gpu)
+        return sums
+
+    def main_gpu(self) -> str:
+        """The GPU on which it has, or had, most; "" for none."""
+        gpus = self.by_gpu()
+        return max(
+            gpus,
+            key=lambda uuid: (
+                gpus[uuid].resident_bytes + gpus[uuid].parked_bytes + sum(gpus[uuid].fixed_bytes)
+            ),
+            default="",
+        )
+
+    def residency_now(self) -> Residency:
+        """The processes' states as one: what is lost or in transition shows first, then who waits."""
+        states = {process.data.state for process in self.processes.values()}
+        for state, residency in FIRST_SHOWN.items():
+            if state in states:
+                return residency
+        holds_memory = any(
+            process.data.state is State.RESIDENT and process.resident_bytes
+            for process in self.processes.values()
+        )
+        if State.PARKED in states and (self.resume_asked or not holds_memory):
+            return Residency.QUEUED if self.resume_asked else Residency.PARKED
+        return Residency.RESIDENT if State.RESIDENT in states else Residency.NONE
+
+
+FIRST_SHOWN: Mapping[State, Residency] = {
+    State.LOST: Residency.LOST,
+    State.RESUMING: Residency.RESUMING,
+    State.PARKING: Residency.PARKING,
+    State.QUEUED: Residency.QUEUED,
+}
+
+
+def _added(first: PageGpu | None, second: PageGpu) -> PageGpu:
+    if first is None:
+        return second
+    fixed = tuple(a + b for a, b in zip(first.fixed_bytes, second.fixed_bytes, strict=True))
+    return PageGpu(
+        first.uuid,
+        first.resident_bytes + second.resident_bytes,
+        first.parked_bytes + second.parked_bytes,
+        fixed,
+    )

@@ -1,0 +1,421 @@
+"""The controller's table of kernels and processes, rebuilt from hellos and pages."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ..link.connection import Connection
+from ..model.gpu import NvmlGpu
+from ..model.settings import Settings
+from ..model.snapshot import Host, Kernel, Node, Reservation, Residency
+from ..model.user_back_off import UserBackOff
+from ..policy.placement import PLACED_LASTS_S, Newcomer, newcomers_by_gpu, place
+from ..policy.queue import Turns
+from ..protocol.page import State
+from ..protocol.wire import Hello, HelloFlag
+from ..system.host_memory import CgroupMemory, HostMemory, Known, cgroup_limits
+from ..system.mapped_page import Page
+from ..system.nvml import NvmlSample
+from ..system.peers import parent_of
+from ..system.process_start import started_at
+from .context_depth import context_objection, kernel_needs
+from .gpu_processes import busy, by_gpu
+from .gpus import GpuTable
+from .hold_files import EVERYBODY, Keep, file_name
+from .host_usage import look_for_more
+from .measured_bytes import look, shown_bytes
+from .migration_targets import may_be_going_to, open_gpus, read_visible
+from .persistence import Remembered
+from .records import BadPages, KernelRecord, Process, read_pages
+from .reservations import ReservationBook, ShownBytes
+from .snapshot_builder import kernel_picture
+from .stuck import Stuck, stuck
+from .transfer_speeds import MoveSpeeds
+
+HUNG_UP_FORGOTTEN_S = 10.0  # a live process that closed its link and does not come back runs without a shim
+UNSEEN_FORGOTTEN_S = 600.0  # a silent one whose end we cannot see; what it has on the GPU is "unmanaged" then
+PARENTS_EVERY_S = 5.0
+PAGES_TELL_WITHIN_S = 1.0  # … of a move that has ended
+OUR_OWN_WORK_S = 3.0  # NVML's samples are up to a second old, and a move computes digests
+
+
+class NodeState:
+    """Kernels by id, GPUs, reservations."""
+
+    def __init__(self, settings: Settings, host: HostMemory):
+        self.settings = settings
+        self.host = host
+        self.limits: dict[str, CgroupMemory] = {}  # by path; as old as `host`
+        self.lots_ready_bytes = 0  # what the controller's lots can give
+        self.lots_held: dict[int, int] = {}  # … and gave, by process
+        self.kernels: dict[str, KernelRecord] = {}
+        self.gpus = GpuTable()
+        self.reservations = ReservationBook()
+        self.speeds = MoveSpeeds()
+        self.failed_parks = UserBackOff(60.0, 3600.0)  # whose kernels are parked last
+        self.unused_room = UserBackOff(1.0, 60.0)  # whose kernels are given none for a while
+        self.turns = Turns()
+        self.keeps: dict[str, Keep] = {}
+        self._parents_seen_at = 0.0
+        self.remembered: Remembered | None = None  # what people said while an earlier controller served
+        # Where there are other people, a page is not believed how long its process has waited, but for those that
+        # waited already when this controller began.
+        self.pages_say_since_until = math.inf
+        self._keys = itertools.count(1)
+        self._by_connection: dict[Connection, Process] = {}
+
+    def processes(self) -> Iterator[Process]:
+        """Every process."""
+        for kernel in self.kernels.values():
+            yield from kernel.processes.values()
+
+    def process_of(self, connection: Connection) -> Process | None:
+        """Whose connection it is."""
+        return self._by_connection.get(connection)
+
+    def disconnect(self, process: Process) -> None:
+        """Its connection is over."""
+        if process.connection is not None:
+            self._by_connection.pop(process.connection, None)
+            process.connection = None
+
+    def count_of(self, payer: str | None) -> int:
+        """How many kernels of one person are known."""
+        return sum(kernel.payer == payer for kernel in self.kernels.values())
+
+    def kernel(self, kernel_id: str, now: float) -> KernelRecord:
+        """A kernel by id, made known if it is not."""
+        kernel = self.kernels.get(kernel_id)
+        if kernel is None:
+            kernel = self.kernels[kernel_id] = KernelRecord(kernel_id, residency_since=now, empty_since=now)
+            if self.remembered is not None:
+                self.remembered.recall(kernel, now)
+        return kernel
+
+    def add_process(self, connection: Connection, hello: Hello, page: Page, now: float) -> Process:
+        """Add the process of a shim that said HELLO, in place of what is known of it from earlier connections."""
+        key = next(self._keys)
+        identity, pid = connection.identity, connection.peer.pid
+        kernel_id = identity.scoped(hello.kernel_id or f"process-{pid}-{key}")
+        was_asked = False
+        for old in self.earlier(connection, page):
+            if not hello.kernel_id:
+                kernel_id = old.kernel_id
+            was_asked = was_asked or self.kernels[old.kernel_id].resume_asked
+            self.remove_process(old, now, lives=True)
+        process = Process(
+            key, kernel_id, hello, page, page.last, connection, connection.peer.pid, connected_at=now
+        )
+        process.peer_uid, process.calls_changed_at = connection.peer.uid, now
+        parent = parent_of(pid) if pid > 0 else None
+        process.parent = parent if parent is not None and parent > 1 else None
+        is_new = page.last.state is State.NONE  # else it may have begun at any time before
+        process.started_at = started_at(connection.peer.pid, now if is_new else math.nan)
+        self._look_what_it_sees(process)
+        kernel = self.kernel(kernel_id, now)
+        identity.mark(kernel)
+        kernel.processes[key] = process
+        if self.remembered is not None:
+            self.remembered.recall(kernel, now)
+        if now > self.pages_say_since_until:
+            process.queued_after = now
+        self._by_connection[connection] = process
+        kernel.empty_since = None
+        kernel.has_had_processes = True
+        kernel.resume_asked = kernel.resume_asked or (was_asked and kernel.resume_done is not None)
+        return process
+
+    def earlier(self, connection: Connection, page: Page) -> list[Process]:
+        """What is known of the process behind a new connection: its page is the same file, or its pid is that of a
+        process that hung up or was silent. Pids of other pid namespaces are 0 and say nothing.
+        """
+        owner, pid = connection.identity.owner, connection.peer.pid
+        return [
+            old
+            for old in self.processes()
+            if self.kernels[old.kernel_id].owner == owner
+            and (old.page.inode == page.inode or (0 < pid == old.pid and old.connection is None))
+        ]
+
+    def knows(self, owner: str, page: Page) -> bool:
+        """Whether the page is that of a known process of the owner's, or of one that an earlier controller knew."""
+        known = {
+            self.kernels[old.kernel_id].owner for old in self.processes() if old.page.inode == page.inode
+        }
+        return owner in known or (self.remembered is not None and self.remembered.knows(owner, page.inode))
+
+    def take_settings(self, settings: Settings) -> None:
+        """Go by new settings."""
+        self.settings = settings
+        for process in self.processes():
+            self._look_what_it_sees(process)
+
+    def remove_process(self, process: Process, now: float, *, lives: bool = False) -> None:
+        """A process ended, or is none of ours any more (`lives`); the caller tells whoever waits for its reply."""
+        process.page.close()
+        if process.watch is not None:
+            process.watch.close()
+        if process.connection is not None:
+            self._by_connection.pop(process.connection, None)
+        kernel = self.kernels[process.kernel_id]
+        del kernel.processes[process.key]
+        if not lives:  # else it comes back with these counts, perhaps
+            kernel.parks_of_the_gone += process.data.parks
+            kernel.resumes_of_the_gone += process.data.resumes
+            if kernel.processes and process.uses_gpu:
+                kernel.peer_ended = process.pid, now
+        self.reservations.forget_process(process.key)
+        if not kernel.processes:
+            kernel.empty_since = now
+            kernel.wants_since = None
+            kernel.resume_asked = False
+            self.reservations.forget_kernel(kernel.id)
+
+    def read_pages(self, now: float) -> tuple[bool, BadPages]:
+        """Read every page: whether any says something new, and those that are nonsense."""
+        before = [process.data for process in self.processes()]
+        bad = read_pages(self.processes(), now)
+        is_new = any(process.data is not data for process, data in zip(self.processes(), before, strict=True))
+        return is_new, bad
+
+    def look_at(self, kernel: KernelRecord, now: float) -> tuple[Kernel | None, BadPages]:
+        """One kernel as it is now, None without processes; and its processes whose page is nonsense."""
+        bad = read_pages(kernel.processes.values(), now)
+        self._refresh_kernel(kernel, now)
+        return self._kernel(kernel, self._open_gpus(), now) if kernel.processes else None, bad
+
+    def refresh(self, now: float) -> BadPages:
+        """Read every page; the processes whose page is nonsense, for the caller to drop."""
+        bad = read_pages(self.processes(), now)
+        self.speeds.look(self.processes(), self.gpus.sizes, lambda process: self._last_move_s(process, now))
+        managed: dict[str, int] = {}
+        for kernel in self.kernels.values():
+            self._refresh_kernel(kernel, now)
+            for gpu in kernel.by_gpu().values():
+                size = gpu.resident_bytes + sum(gpu.fixed_bytes)
+                managed[gpu.uuid] = managed.get(gpu.uuid, 0) + size
+        self.gpus.take_pages(managed, now)
+        sampled_at = self.gpus.sample.began if self.gpus.sample is not None else now
+        self.reservations.sweep(now, sampled_at)
+        return bad
+
+    def shown_bytes(self, kernel_id: str, uuid: str) -> ShownBytes | None:
+        """What NVML shows of a kernel on a GPU (reservations.py)."""
+        gpu = self.gpus.measured.get(uuid)
+        if gpu is None:
+            return None
+        is_clear = not self.gpus.changed_bytes(uuid)  # else pages and figures are of different moments
+        return shown_bytes(self.kernels[kernel_id], gpu, self.gpus.managed_bytes(uuid), is_clear=is_clear)
+
+    def take_sample(self, sample: NvmlSample | None) -> None:
+        """NVML's new figures; who was seen to compute is in use, whatever it calls. None: there is no NVML."""
+        self.gpus.take(sample, self.settings)
+        if sample is None:
+            return
+        self.reservations.bear_out(sample.began, self.shown_bytes)
+        known = by_gpu(self.processes())
+        for gpu in sample.gpus:
+            for process in busy(gpu, known.get(gpu.uuid, ())):
+                kernel = self.kernels[process.kernel_id]
+                if kernel.move is None and sample.began - kernel.moved_at > OUR_OWN_WORK_S:
+                    process.seen_busy_at = sample.began
+
+    def place(self, kernel: KernelRecord, node: Node, now: float) -> list[NvmlGpu]:
+        """The GPUs that a kernel which is about to start should see, the best first; none without NVML."""
+        kernel.placed = None
+        newcomers = []
+        for other in self.kernels.values():
+            if other.placed is not None:
+                gpu, since = other.placed
+                if (
+                    any(process.uses_gpu for process in other.processes.values())
+                    or now - since > PLACED_LASTS_S
+                ):
+                    other.placed = None
+                else:
+                    newcomers.append(Newcomer(gpu, since, other.payer, bool(other.processes)))
+        expected = newcomers_by_gpu(newcomers, kernel.payer, now)
+        gpus = place(now, node, list(self.gpus.measured.values()), expected, self.settings)
+        if gpus:
+            kernel.placed = gpus[0].uuid, now
+        return gpus
+
+    def look_at_parents(self, now: float) -> None:
+        """See whose parents have ended: such processes have another one now. Looked at every few seconds."""
+        if now - self._parents_seen_at < PARENTS_EVERY_S:
+            return
+        self._parents_seen_at = now
+        for process in self.processes():
+            if process.parent is not None and process.orphaned_at is None:
+                parent = parent_of(process.pid)
+                if parent is not None and parent != process.parent:
+                    process.orphaned_at = now
+
+    def stuck(self, process: Process, now: float) -> Stuck | None:
+        """Why a process can make no progress any more; None: it can."""
+        kernel = self.kernels[process.kernel_id]
+        measured = self.gpus.measured if process.is_parked else {}
+        return stuck(process, kernel, measured, self.settings, now)
+
+    def context_objection(self, kernel: KernelRecord) -> str | None:
+        """Why its CUDA context stays on the GPU when it is parked; None if it may go."""
+        return context_objection(kernel, self.processes(), self.gpus, self.settings)
+
+    def stale_processes(self, now: float) -> list[Process]:
+        """Processes that hung up and did not come back. Stopped ones keep what they have until they end, or,
+        where their end cannot be seen, for a while.
+        """
+        return [
+            process
+            for process in self.processes()
+            if process.silent_since is not None and now - process.silent_since > _remembered_s(process)
+        ]
+
+    def lots_mapped(self) -> dict[int, int]:
+        """How many bytes in lots each process says it has, by its key."""
+        return {process.key: process.data.lot_bytes for process in self.processes()}
+
+    def read_limits(self) -> None:
+        """Read the memory limits above all kernels, before a decision. A figure that is not read anew is forgotten:
+        those that share a cgroup must not go by what was left when one of them was looked at last.
+        """
+        known: Known = {}
+        self.limits = {}
+        for kernel in self.kernels.values():
+            found = _limits(kernel, known)
+            kernel.cgroups = tuple(found)
+            self.limits.update(found)
+        for kernel in self.kernels.values():
+            if kernel.host.left_bytes is not None:
+                look_for_more(kernel, self.host_left(kernel))
+
+    def host_left(self, kernel: KernelRecord) -> int:
+        """What a park of the kernel could take of host memory at the most, the reserve included."""
+        inside = [self.limits[path].headroom_bytes for path in kernel.cgroups if path in self.limits]
+        return min([self.host.available_bytes, *inside])
+
+    def snapshot(self, now: float, *, is_settled: bool, is_complete: bool = True) -> Node:
+        """The picture to decide on."""
+        look(self.kernels.values(), self.gpus.measured if self.settings.lot_bytes else {})
+        speeds, are_open = self.speeds.by_gpu(), self._open_gpus()
+        kernels = tuple(
+            self._kernel(kernel, are_open, now) for kernel in self.kernels.values() if kernel.processes
+        )
+        if not is_complete:
+            kernels = tuple(self._undescribed(seen, now) for seen in kernels)
+        headroom = {path: limit.headroom_bytes for path, limit in self.limits.items()}
+        limits = {path: limit.limit_bytes for path, limit in self.limits.items()}
+        reservations = [
+            Reservation(entry.kernel_id, entry.gpu, entry.bytes, entry.is_taken(now))
+            for entry in self.reservations.entries
+        ]
+        return Node(
+            self.gpus.snapshot(now),
+            kernels,
+            Host(self.host.available_bytes, headroom, self.host.total_bytes, limits, self.lots_ready_bytes),
+            tuple(reservations),
+            is_settled,
+            is_complete,
+            speeds,
+            self.turns.seen(),
+        )
+
+    def _needs_of_earlier_resume(self, kernel: KernelRecord) -> dict[str, int]:
+        """What a resume that began under an earlier controller may take, by GPU: it is its own all the same. One that
+        finds no room after all gives back what it had, and asks for it.
+        """
+        needs = dict(kernel_needs(kernel))
+        needs.update(dict.fromkeys(may_be_going_to(kernel, self.gpus), sum(needs.values())))
+        sizes = self.gpus.sizes or {}
+        return {gpu: min(size, sizes.get(gpu, size)) for gpu, size in needs.items()}
+
+    def _last_move_s(self, process: Process, now: float) -> float | None:
+        """How long the move of its kernel has taken until now, or that has just ended; None: there is none."""
+        kernel = self.kernels[process.kernel_id]
+        if kernel.move is not None:
+            return now - kernel.move.began
+        return kernel.move_lasted_s if now - kernel.moved_at < PAGES_TELL_WITHIN_S else None
+
+    def _look_what_it_sees(self, process: Process) -> None:
+        """Read which GPUs it was started to see, where it could go to others: it may be a stranger's process."""
+        if (
+            self.settings.depth == "context"
+            and process.connection is not None
+            and process.hello.flags & HelloFlag.ELSEWHERE
+        ):
+            process.visible = read_visible(process.pid)
+
+    def _refresh_kernel(self, kernel: KernelRecord, now: float) -> None:
+        residency = kernel.residency_now()
+        waiting = []
+        for process in kernel.connected():
+            if process.data.state is State.QUEUED:
+                waiting.append(process)
+            elif now > self.pages_say_since_until:
+                process.queued_after = now
+        if waiting or kernel.resume_asked:
+            if kernel.wants_since is None:
+                moments = (max(process.data.state_since, process.queued_after) for process in waiting)
+                kernel.wants_since = min(moments, default=now)
+        elif residency is not Residency.RESUMING and kernel.move is None:
+            kernel.wants_since = None  # while it is on its way it keeps its place, in case that fails
+        if residency is Residency.QUEUED and not waiting and not kernel.resume_asked:
+            residency = Residency.PARKED  # its only waiter is stopped, or has hung up
+        if residency is not kernel.residency:
+            if kernel.residency is Residency.RESUMING and kernel.move is None:
+                self.reservations.finish_resume(kernel.id, now)  # of one that was not waited for any more
+            if residency is Residency.RESUMING and kernel.move is None and now <= self.pages_say_since_until:
+                needs = self._needs_of_earlier_resume(kernel)
+                self.reservations.reserve_resume(kernel.id, needs, now, self.shown_bytes)
+            if residency is Residency.RESIDENT and kernel.residency is not Residency.PARKING:
+                kernel.resident_since = now
+            kernel.residency, kernel.residency_since = residency, now
+        if kernel.held_until is not None and kernel.held_until <= now:
+            kernel.held_until = None
+        kernel.kept = self.keeps.get(file_name(kernel.id)) or self.keeps.get(EVERYBODY)
+
+    def _undescribed(self, seen: Kernel, now: float) -> Kernel:
+        """One that no server has spoken for stays, while servers may not have found us yet: what they would say of its
+        cell, and that it opted out, matters.
+        """
+        if self.kernels[seen.id].description is not None:
+            return seen
+        return replace(seen, retry_at=max(seen.retry_at, now + self.settings.settle_s))
+
+    def _open_gpus(self) -> frozenset[str]:
+        return open_gpus(self.processes(), self.gpus, self.settings)
+
+    def _kernel(self, kernel: KernelRecord, are_open: frozenset[str], now: float) -> Kernel:
+        may_leave = self.context_objection(kernel) is None
+        seen = kernel_picture(
+            kernel,
+            self.settings,
+            self.gpus,
+            self.lots_held,
+            may_leave=may_leave,
+            are_open=are_open,
+            behind_until=self.failed_parks.until(kernel.payer),
+            served_after=self.unused_room.until(kernel.payer),
+            now=now,
+        )
+        is_earlier = now <= self.pages_say_since_until  # may be a move that an earlier controller began
+        if seen.residency is Residency.PARKING and kernel.move is None and not is_earlier:
+            # no command told it to park, or gave it host memory for that
+            return replace(seen, moves_since=-math.inf, host=replace(seen.host, budget_bytes=0))
+        return seen
+
+
+def _remembered_s(process: Process) -> float:
+    """How long a process without a connection is remembered."""
+    if process.is_stopped:
+        return math.inf if process.watch is not None else UNSEEN_FORGOTTEN_S
+    return HUNG_UP_FORGOTTEN_S if process.watch is not None else -1.0
+
+
+def _limits(kernel: KernelRecord, known: Known) -> dict[str, CgroupMemory]:
+    """The limits over the kernel's processes, by path; pids that we cannot see have none."""
+    pids = [process.pid for process in kernel.processes.values() if process.pid > 0]
+    return {limit.path: limit for pid in pids for limit in cgroup_limits(pid, known=known)}

@@ -1,0 +1,77 @@
+"""The servers that describe kernels and their cells: when one ends, what only it knew is forgotten."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Container
+
+from ..identity.identity import OWN_USER, Identity
+from ..system.peers import ProcessWatch
+from .records import KernelRecord
+from .registry import NodeState
+
+
+class ServerWatch:
+    """Watches the processes that speak for kernels over the API."""
+
+    def __init__(self, state: NodeState, log: logging.Logger, on_change: Callable[[], None]):
+        self._state = state
+        self._log = log
+        self._on_change = on_change
+        self._watches: dict[int, ProcessWatch] = {}
+
+    def speaks_for(self, pid: int, kernel: KernelRecord, speaker: Identity = OWN_USER) -> None:
+        """The process `pid`, of that person, described the kernel or its cells. A pid of 0 is one of another pid
+        namespace that cannot be seen from here: such a server lives as long as somebody in its place follows the
+        events, as every server does.
+        """
+        if pid == os.getpid():
+            return
+        if pid <= 0:
+            kernel.described_from = speaker.place
+            return
+        kernel.described_by, kernel.described_from = pid, None
+        self._watch(pid)
+
+    def look(self, places: Container[str] = ()) -> None:
+        """Watch those that speak for a kernel and could not be watched, and nobody else: each costs a descriptor.
+        `places`: from where events are followed.
+        """
+        for kernel in self._state.kernels.values():
+            kernel.is_heard = kernel.described_from is not None and kernel.described_from in places
+        said_by = (kernel.described_by for kernel in self._state.kernels.values())
+        speaking = {pid for pid in said_by if pid is not None}
+        for pid in self._watches.keys() - speaking:
+            self._watches.pop(pid).close()
+        for pid in speaking:
+            self._watch(pid)
+
+    def close(self) -> None:
+        """Stop watching."""
+        for watch in self._watches.values():
+            watch.close()
+
+    def _watch(self, pid: int) -> None:
+        if pid in self._watches:
+            return
+        try:
+            self._watches[pid] = ProcessWatch(os.pidfd_open(pid), lambda: self._ended(pid))
+        except ProcessLookupError:  # it spoke and ended: nobody else would ever say so
+            self._ended(pid)
+        except OSError as error:  # out of descriptors; tried again at the next look
+            self._log.debug("process %d cannot be watched: %s", pid, error)
+
+    def _ended(self, pid: int) -> None:
+        self._watches.pop(pid, None)
+        for kernel in list(self._state.kernels.values()):
+            if kernel.described_by != pid:
+                continue
+            kernel.described_by = None
+            kernel.is_tracked = kernel.cell_open = False
+            kernel.cell_id = None
+            if not kernel.processes:
+                kernel.description = None  # forgotten soon, unless another server describes it
+                kernel.empty_since = time.monotonic()
+        self._on_change()

@@ -1,0 +1,220 @@
+"""One kernel as the policy sees it, from its record and its processes' pages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ..model.settings import Settings
+from ..model.snapshot import Kernel, Residency, RoomRequest
+from ..protocol.page import Fixed, PageGpu, State
+from ..protocol.wire import HelloFlag
+from .context_depth import kernel_needs, leaves_with_context
+from .expected_use import expected_until
+from .gpus import GpuTable
+from .host_usage import host_use
+from .migration_targets import other_gpus
+from .ownership import standing
+from .records import KernelRecord
+from .transfer_speeds import park_copies, resume_copies
+
+Fields = dict[str, Any]  # some of a `Kernel`'s, by name
+
+HOPELESS_GRANTS = 5  # an allocation that failed so often although there was room …
+HOPELESS_AFTER_S = 3.0  # … for so long, will fail again
+
+
+def kernel_picture(
+    kernel: KernelRecord,
+    settings: Settings,
+    gpus: GpuTable,
+    lots_held: Mapping[int, int],
+    *,
+    may_leave: bool,
+    are_open: frozenset[str],
+    behind_until: float,
+    served_after: float,
+    now: float,
+) -> Kernel:
+    """A kernel that has processes. `lots_held`: bytes by process; `may_leave`: its CUDA context; `are_open`: the GPUs
+    that a kernel of another one may come to; `behind_until`: others are asked first; `served_after`: it gets no
+    room before; `now` in monotonic seconds.
+    """
+    last_activity = max(process.last_activity for process in kernel.processes.values())
+    goes_alone = kernel.move is not None and not kernel.move.to_context
+    return Kernel(
+        id=kernel.id,
+        residency=kernel.residency,
+        may_leave=may_leave,
+        leaves_bytes=leaves_with_context(kernel, gpus) if may_leave and not goes_alone else {},
+        elsewhere=other_gpus(kernel, are_open, gpus, now),
+        cgroups=kernel.cgroups,
+        host=host_use(kernel, last_activity, lots_held, now),
+        behind_until=behind_until,
+        served_after=served_after,
+        **_memory(kernel, gpus),
+        **_use(kernel, last_activity),
+        **_state(kernel, now),
+        **_wishes(kernel, now),
+        **_standing(kernel, settings),
+    )
+
+
+def _memory(kernel: KernelRecord, gpus: GpuTable) -> Fields:
+    """What it has where, by GPU, and what moving that copies."""
+    uses, processes = kernel.by_gpu(), kernel.processes.values()
+    beside = {uuid: size - uses[uuid].parked_bytes for uuid, size in kernel_needs(kernel).items()}
+    return {
+        "resident_bytes": _resident_bytes(uses, gpus),
+        "parked_bytes": {uuid: gpu.parked_bytes for uuid, gpu in uses.items()},
+        "context_bytes": beside if any(beside.values()) else {},
+        "most_bytes": most_bytes(kernel, uses, gpus),
+        "fixed_bytes": {uuid: sum(gpu.fixed_bytes) for uuid, gpu in uses.items()},
+        "park_copies_bytes": sum(park_copies(process) for process in processes),
+        "resume_copies_bytes": sum(resume_copies(process) for process in processes),
+    }
+
+
+def _use(kernel: KernelRecord, last_activity: float) -> Fields:
+    """Who uses the GPU, and since when."""
+    processes = kernel.processes.values()
+    return {
+        "last_activity": last_activity,
+        "calls_in_flight": sum(process.data.calls_in_flight for process in processes),
+        "captures": sum(process.data.captures for process in processes),
+        "cell_open": kernel.cell_open,
+        "can_drop_caches": _can_drop_caches(kernel, last_activity),
+        "may_be_preempted": _may_be_preempted(kernel),
+        "resident_since": kernel.resident_since,
+        "started_at": _started_at(kernel),
+    }
+
+
+def _state(kernel: KernelRecord, now: float) -> Fields:
+    """What can be done with it, and what is under way."""
+    processes, residency = kernel.processes.values(), kernel.residency
+    holders = [process for process in processes if process.resident_bytes]
+    is_split = residency is Residency.RESIDENT and any(process.is_parked for process in kernel.connected())
+    is_under_way = kernel.move is not None or kernel.cache_drop is not None
+    return {
+        "is_parkable": all(process.is_parkable for process in holders),
+        "is_out_of_reach": any(process.connection is None for process in holders),
+        "is_dying": all(process.is_dying for process in processes),
+        "is_split": is_split,
+        "is_moving": is_under_way or residency in (Residency.PARKING, Residency.RESUMING),
+        "moves_since": _moves_since(kernel),
+        "can_be_ended": _can_be_ended(kernel, now),
+        "is_ending": kernel.end_asked is not None,
+    }
+
+
+def _wishes(kernel: KernelRecord, now: float) -> Fields:
+    """What it and its person ask for, and what was refused a moment ago."""
+    return {
+        "wants_since": kernel.wants_since,
+        "rooms": _rooms(kernel),
+        "park_asked": kernel.park_asked if kernel.ask_again_at <= now else None,
+        "held_until": kernel.hold_ends,
+        "retry_at": kernel.retry_at,
+        "retry_pause_s": kernel.retry_pause_s,
+        "resume_retry_at": kernel.resume_retry_at,
+        "reclaim_after": kernel.reclaim_after,
+        "hopeless": _is_hopeless(kernel, now),
+        "expected_until": expected_until(kernel),
+    }
+
+
+def _standing(kernel: KernelRecord, settings: Settings) -> Fields:
+    """Whose it is, and what that entitles it to."""
+    whose = standing(kernel, settings)
+    return {
+        "user": whose.user,
+        "payer": kernel.payer or "",
+        "groups": whose.groups,
+        "limit_bytes": whose.limit_bytes,
+        "priority": whose.priority,
+        "is_opted_out": whose.is_opted_out,
+    }
+
+
+def _resident_bytes(uses: Mapping[str, PageGpu], gpus: GpuTable) -> dict[str, int]:
+    """What it has on each GPU; no more than there is, since parking it would want as much of the host's memory."""
+    sizes = gpus.sizes
+    if not sizes:
+        return {uuid: gpu.resident_bytes for uuid, gpu in uses.items()}
+    largest = max(sizes.values())
+    return {uuid: min(gpu.resident_bytes, sizes.get(uuid, largest)) for uuid, gpu in uses.items()}
+
+
+def most_bytes(kernel: KernelRecord, uses: Mapping[str, PageGpu], gpus: GpuTable) -> dict[str, int]:
+    """All that NVML sees in use, on the GPUs where the kernel's pages claim more; nobody stays for the sake of that."""
+    sample = gpus.sample
+    if (
+        sample is None or sample.began <= kernel.moved_at
+    ):  # older figures than its last move are right otherwise
+        return {}
+    return {
+        gpu.uuid: gpu.used_bytes
+        for gpu in sample.gpus
+        if gpu.uuid in uses and uses[gpu.uuid].resident_bytes > gpu.used_bytes
+    }
+
+
+def _moves_since(kernel: KernelRecord) -> float | None:
+    """When the move that is under way began; one that is none of ours, when we first heard of its processes: nobody
+    waits for what comes of a resume that only a page tells of.
+    """
+    if kernel.move is not None:
+        return -math.inf if kernel.move.is_given_up else kernel.move.began
+    if kernel.residency is Residency.RESUMING:
+        return -math.inf
+    if kernel.residency is not Residency.PARKING:
+        return None
+    return max(process.connected_at for process in kernel.processes.values())
+
+
+def _rooms(kernel: KernelRecord) -> tuple[RoomRequest, ...]:
+    """The allocations that wait for room."""
+    return tuple(
+        RoomRequest((process.key, number), room.gpu, room.bytes, room.since)
+        for process in kernel.connected()
+        for number, room in process.rooms.items()
+        if room.granted_at is None
+    )
+
+
+def _is_hopeless(kernel: KernelRecord, now: float) -> bool:
+    """Whether its allocations fail again and again although there is room."""
+    return kernel.failed_grants >= HOPELESS_GRANTS and now - kernel.first_failed_grant >= HOPELESS_AFTER_S
+
+
+def _may_be_preempted(kernel: KernelRecord) -> bool:
+    """Whether nobody else waits for what it does: one process on one GPU that shares no memory.
+
+    That leaves out NCCL between GPUs of this machine, which takes several of either or shared memory.
+    """
+    using = [process for process in kernel.processes.values() if process.data.state is not State.NONE]
+    if len(using) != 1 or not using[0].hello.flags & HelloFlag.PREEMPTS:
+        return False
+    gpus = kernel.by_gpu().values()
+    used = [gpu for gpu in gpus if gpu.resident_bytes or gpu.parked_bytes or any(gpu.fixed_bytes)]
+    return len(used) <= 1 and not any(gpu.fixed_bytes[Fixed.SHARED] for gpu in used)
+
+
+def _started_at(kernel: KernelRecord) -> float:
+    """When its oldest process began; NaN if that is not known of one of them: then it is neither younger nor older."""
+    moments = [process.started_at for process in kernel.processes.values()]
+    return math.nan if any(map(math.isnan, moments)) else min(moments)
+
+
+def _can_be_ended(kernel: KernelRecord, now: float) -> bool:
+    """Whether a living server of its own can shut it down."""
+    told = kernel.description
+    has_server = kernel.has_server and told is not None and told.server is not None
+    return has_server and kernel.end_retry_at <= now
+
+
+def _can_drop_caches(kernel: KernelRecord, last_activity: float) -> bool:
+    asked = kernel.caches_dropped_at is not None and last_activity <= kernel.caches_dropped_at
+    return not asked and any(process.drops_caches for process in kernel.connected())

@@ -1,0 +1,106 @@
+"""Which of our processes can make no progress any more, and why; a person may end them, nobody else does.
+
+Only what is certain enough to be told to its owner is said, and never of a process that computes: it has been
+idle, or in one and the same call, for `cell_idle_timeout_s`, or the driver itself gave it up. One that is stopped may
+go on, but holds its memory until then: it is said, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...units import bytes_in_words
+from ..model.gpu import NvmlGpu
+from ..model.settings import Settings
+from ..protocol.page import State
+from ..system.peers import is_stopped
+from .records import KernelRecord, Process
+
+FAILED_RESUMES = 3  # with pauses that double between them
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """Why a process is stuck: a word for programs, and words for its owner."""
+
+    slug: str
+    text: str
+
+
+def stuck(
+    process: Process,
+    kernel: KernelRecord,
+    measured: Mapping[str, NvmlGpu],
+    settings: Settings,
+    now: float,
+) -> Stuck | None:
+    """The verdict on a process; None: there is hope, or nothing is wrong."""
+    if process.is_dying:
+        return None
+    return (
+        _lost(process, kernel)
+        or _cannot_resume(process, measured)
+        or _peer_gone(process, kernel, settings, now)
+        or _parent_gone(process, kernel, settings, now)
+        or _stopped(process)
+    )
+
+
+def _lost(process: Process, kernel: KernelRecord) -> Stuck | None:
+    if process.data.state is not State.LOST:
+        return None
+    return Stuck("lost", f"its GPU state is lost ({kernel.reason or 'the driver gave it up'})")
+
+
+def _cannot_resume(process: Process, measured: Mapping[str, NvmlGpu]) -> Stuck | None:
+    """Parked for good: the way back failed again and again, or the GPU is not there, or has become too small."""
+    if not process.is_parked:
+        return None
+    if process.failed_resumes >= FAILED_RESUMES:
+        return Stuck("resume-failed", f"its GPU memory cannot be brought back: {process.failed_resume_text}")
+    if not measured:
+        return None
+    for gpu in process.data.gpus:
+        known = measured.get(gpu.uuid)
+        if gpu.parked_bytes and known is None:
+            return Stuck("gpu-gone", "the GPU that its memory belongs to is not there any more")
+        if known is not None and gpu.parked_bytes > known.total_bytes:
+            size, total = bytes_in_words(gpu.parked_bytes), bytes_in_words(known.total_bytes)
+            return Stuck("gpu-too-small", f"its {size} cannot fit on the GPU, which has {total}")
+    return None
+
+
+def _peer_gone(process: Process, kernel: KernelRecord, settings: Settings, now: float) -> Stuck | None:
+    """In one call since another process of the kernel, which used the GPU too, has ended."""
+    ended = kernel.peer_ended
+    if ended is None or not process.data.calls_in_flight:
+        return None
+    pid, when = ended
+    since = max(when, process.calls_changed_at)
+    if process.calls_changed_at > when or now - since < settings.cell_idle_timeout_s:
+        return None
+    return Stuck("peer-gone", f"one CUDA call has not come back since process {pid} of the same kernel ended")
+
+
+def _parent_gone(process: Process, kernel: KernelRecord, settings: Settings, now: float) -> Stuck | None:
+    """Whoever started it has ended, no server speaks for its kernel, and it has not used the GPU since."""
+    if process.orphaned_at is None or kernel.described_by is not None:
+        return None
+    if process.data.calls_in_flight or process.data.captures:
+        return None
+    if now - max(process.orphaned_at, process.last_activity) < settings.cell_idle_timeout_s:
+        return None
+    return Stuck("parent-gone", "the process that started it has ended, and it does nothing with the GPU")
+
+
+def _stopped(process: Process) -> Stuck | None:
+    """Stopped by a signal or a debugger, with memory that others may need. A process that is only slow is not."""
+    if process.connection is not None or not process.is_stopped or not is_stopped(process.pid):
+        return None
+    gpu = process.resident_bytes + sum(sum(gpu.fixed_bytes) for gpu in process.data.gpus)
+    host = max(process.data.copy_bytes + process.data.kept_bytes, process.data.lot_bytes)
+    held = [
+        f"{bytes_in_words(size)} of {what} memory" for size, what in ((gpu, "GPU"), (host, "host")) if size
+    ]
+    return Stuck("stopped", f"it is stopped and holds {' and '.join(held)}") if held else None

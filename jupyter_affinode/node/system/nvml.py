@@ -1,0 +1,251 @@
+"""What NVML says about the GPUs, read on a thread of its own so that a slow driver never stops the
+controller.
+
+Uses pynvml (the package nvidia-ml-py). On the simulated GPU the same code reads the simulated NVML.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pynvml
+
+from ..model.gpu import NvmlGpu
+
+# A GPU that says so has fallen off the bus or needs a reset; the machine's others go on.
+DEAD = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED, pynvml.NVML_ERROR_UNKNOWN)
+RETRY_S = 30.0  # how long until NVML is looked for again where it was missing
+SLOW_S = 5.0
+
+
+@dataclass(frozen=True)
+class NvmlSample:
+    """One look at all GPUs."""
+
+    began: float  # monotonic seconds
+    driver_version: str
+    gpus: tuple[NvmlGpu, ...]
+    dead: tuple[int, ...] = ()  # the numbers of GPUs that do not answer any more
+
+
+class NvmlMissing(Exception):
+    """There is no NVML here, or it does not work; the message says why."""
+
+
+class Nvml:
+    """NVML, initialised at the first look and again after any failure."""
+
+    def __init__(self) -> None:
+        self._ready = False
+        self._utilization_seen: dict[str, int] = {}  # the driver's time of the newest sample, by GPU
+
+    def read(self) -> NvmlSample:
+        """Look at all GPUs once. Raises NvmlMissing. Blocks."""
+        began = time.monotonic()
+        try:
+            if not self._ready:
+                pynvml.nvmlInit()
+                self._ready = True
+            count = pynvml.nvmlDeviceGetCount()
+            gpus, dead = self._all_gpus(count)
+            return NvmlSample(began, _text(pynvml.nvmlSystemGetDriverVersion()), gpus, dead)
+        except pynvml.NVMLError as error:
+            self.close()
+            raise NvmlMissing(str(error)) from None
+
+    def _all_gpus(self, count: int) -> tuple[tuple[NvmlGpu, ...], tuple[int, ...]]:
+        """Those that answer, and the numbers of those that are dead. Raises NVMLError."""
+        gpus: list[NvmlGpu] = []
+        dead: list[int] = []
+        for index in range(count):
+            try:
+                gpus += self._gpus(index)
+            except pynvml.NVMLError as error:
+                if error.value not in DEAD or count == 1:
+                    raise
+                dead.append(index)
+                if len(dead) == count:
+                    raise
+        return tuple(gpus), tuple(dead)
+
+    def _gpus(self, index: int) -> list[NvmlGpu]:
+        """A GPU, or its parts where it is used in parts."""
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        parts = _parts(handle)
+        if parts:
+            return [_gpu(part, index, None, is_mig=True) for part in parts]
+        uuid = _text(pynvml.nvmlDeviceGetUUID(handle))
+        is_first_look = uuid not in self._utilization_seen
+        busy, seen = _busy_since(handle, self._utilization_seen.get(uuid, 0))
+        self._utilization_seen[uuid] = seen
+        return [_gpu(handle, index, None if is_first_look else busy, is_mig=parts is not None)]
+
+    def close(self) -> None:
+        """Let go of NVML."""
+        if self._ready:
+            self._ready = False
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlShutdown()
+
+
+def _gpu(handle: Any, index: int, busy: frozenset[int] | None, *, is_mig: bool) -> NvmlGpu:
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    try:
+        utilization = int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+    except pynvml.NVMLError:  # MIG and some virtual GPUs have no such figure
+        utilization = None
+    visible, name = _text(pynvml.nvmlDeviceGetUUID(handle)), _text(pynvml.nvmlDeviceGetName(handle))
+    used_by = _used_by(handle)
+    return NvmlGpu(
+        # The driver API gives a part's 16 bytes as it gives a GPU's; only NVML tells them apart by name.
+        "GPU-" + visible.removeprefix("MIG-") if visible.startswith("MIG-") else visible,
+        index,
+        name,
+        int(memory.total),
+        int(memory.used),
+        int(memory.free),
+        utilization,
+        pids=None if used_by is None else frozenset(used_by),
+        used_by=used_by or {},
+        busy_pids=busy,
+        is_mig=is_mig,
+        visible_as=visible,
+    )
+
+
+def _parts(handle: Any) -> list[Any] | None:
+    """The MIG devices of a GPU that is used in parts; None: it is used whole."""
+    try:
+        current, _pending = pynvml.nvmlDeviceGetMigMode(handle)
+        if not current:
+            return None
+        count = pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)
+    except pynvml.NVMLError:  # there is no MIG on this GPU
+        return None
+    parts = []
+    for index in range(count):
+        with contextlib.suppress(pynvml.NVMLError):  # numbers may be free
+            parts.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
+    return parts
+
+
+def _used_by(handle: Any) -> dict[int, int | None] | None:
+    """Whoever has a context on a GPU, by the pids that NVML sees, and what each uses. Graphics count too."""
+    try:
+        processes = list(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    except pynvml.NVMLError:
+        return None
+    with contextlib.suppress(pynvml.NVMLError):  # where there can be none
+        processes += pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle)
+    return {
+        int(process.pid): None if process.usedGpuMemory is None else int(process.usedGpuMemory)
+        for process in processes
+    }
+
+
+def _busy_since(handle: Any, seen: int) -> tuple[frozenset[int] | None, int]:
+    """The processes that computed after the driver's time `seen`, and its time now. None: NVML does not say."""
+    try:
+        samples = pynvml.nvmlDeviceGetProcessUtilization(handle, seen)
+    except pynvml.NVMLError as error:
+        # No error, or "not found": there is no newer sample.
+        known = error.value in (pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND)
+        return (frozenset() if known else None), seen
+    newest = max((int(sample.timeStamp) for sample in samples), default=seen)
+    busy = frozenset(int(sample.pid) for sample in samples if sample.smUtil and int(sample.timeStamp) > seen)
+    return busy, max(newest, seen)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+class NvmlReader:
+    """Looks when asked, one look at a time; `on_sample` gets each sample (or None) on the event loop.
+
+    The thread is a daemon: one that hangs in the driver keeps neither the loop nor the process's end.
+    """
+
+    def __init__(
+        self,
+        on_sample: Callable[[NvmlSample | None], None],
+        log: logging.Logger,
+        read: Callable[[], NvmlSample],
+    ):
+        self._on_sample = on_sample
+        self._log = log
+        self._read = read
+        self._loop = asyncio.get_running_loop()
+        self._orders: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True: look; False: end
+        self._is_looking = self._look_again = self._is_closed = False
+        self._missing_until = 0.0
+        self._missing: str | None = None
+        self._dead: tuple[int, ...] = ()
+        threading.Thread(target=self._work, name="affinode-nvml", daemon=True).start()
+
+    def look(self) -> None:
+        """Have a sample taken that begins after now."""
+        if self._is_looking:
+            self._look_again = True
+        elif time.monotonic() >= self._missing_until:
+            self._is_looking = True
+            self._orders.put(True)
+
+    def close(self) -> None:
+        """Take no more samples."""
+        self._is_closed = True
+        self._orders.put(False)
+
+    def _work(self) -> None:
+        """The thread: look, hand over, wait for the next order."""
+        while self._orders.get():
+            result: NvmlSample | NvmlMissing
+            try:
+                result = self._read()
+            except NvmlMissing as missing:
+                result = missing
+            except Exception as error:  # the thread must live: what failed once is tried again
+                self._log.exception("looking at the GPUs failed")
+                result = NvmlMissing(f"{type(error).__name__}: {error}")
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                self._loop.call_soon_threadsafe(self._looked, result)
+
+    def _looked(self, result: NvmlSample | NvmlMissing) -> None:
+        if self._is_closed:
+            return
+        self._is_looking = False
+        if isinstance(result, NvmlMissing):
+            self._missing_until = time.monotonic() + RETRY_S
+            if self._missing != str(result):
+                self._log.warning("no NVML (%s): room is estimated from what succeeds and fails", result)
+            self._missing = str(result)
+            self._on_sample(None)
+            return
+        if self._missing is not None:
+            self._log.info("NVML is there: driver %s", result.driver_version)
+            self._missing = None
+        if result.dead != self._dead:
+            self._tell_dead(result.dead)
+        took = time.monotonic() - result.began
+        if took > SLOW_S:
+            self._log.warning("NVML took %.1f s", took)
+        self._on_sample(result)
+        if self._look_again:
+            self._look_again = False
+            self.look()
+
+    def _tell_dead(self, dead: tuple[int, ...]) -> None:
+        self._dead = dead
+        if dead:
+            which = ", ".join(map(str, dead))
+            self._log.error("GPU %s does not answer NVML any more: is it lost? nvidia-smi says more", which)
+        else:
+            self._log.info("all GPUs answer NVML again")

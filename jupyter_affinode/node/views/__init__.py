@@ -1,0 +1,1 @@
+"""What a user is shown: JSON, texts, streams of events."""

@@ -1,0 +1,318 @@
+"""The JSON of the API: a kernel and the node as `openapi.json` describes them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from ..execution.evictions import end_shown
+from ..model.gpu import NvmlGpu
+from ..model.snapshot import Kernel, Residency
+from ..policy.eligibility import eligible_at
+from ..policy.wait_estimates import Outlook
+from ..protocol.page import Depth, Fixed, PageGpu
+from ..state.context_depth import kernel_depth
+from ..state.gpu_processes import Neighbour, by_gpu, contexts_bytes, neighbours
+from ..state.lots import LotStock
+from ..state.records import KernelRecord, Process
+from ..state.registry import NodeState
+from .text import FIXED_WORDS, residency_in_words
+
+# Figures that change all the time by themselves: no event is worth them.
+VOLATILE = frozenset({"residency_age_s", "idle_s", "eligible_in_s", "held_for_s", "waiting_s", "estimate_s"})
+VOLATILE_NODE = frozenset({"controller", "host"})
+
+
+def kernel_json(
+    state: NodeState,
+    kernel: KernelRecord,
+    seen: Kernel | None,
+    outlook: Outlook | None,
+    now: float,
+    *,
+    waits_since: float | None,
+) -> dict[str, Any]:
+    """One kernel. `seen` is it in the last snapshot, None without processes; `outlook` is there while it waits."""
+    place = None if outlook is None else outlook.place
+    is_moving = kernel.residency in (Residency.PARKING, Residency.RESUMING)
+    residency = Residency.QUEUED if place is not None and not is_moving else kernel.residency
+    held = None if kernel.hold_ends is None else max(kernel.hold_ends - now, 0.0)
+    simulated = any(process.is_simulated for process in kernel.processes.values())
+    depth = kernel_depth(kernel)
+    memory = _memory_json(kernel)
+    end_asked = end_shown(kernel, state.kernels)
+    return {
+        "id": kernel.id,
+        "user": kernel.owner_name,
+        "priority": kernel.priority if seen is None else seen.priority,
+        **_names_json(kernel),
+        "residency": residency.value,
+        "text": residency_in_words(
+            residency,
+            resident_bytes=memory["footprint_bytes"] - memory["parked_bytes"],
+            parked_bytes=memory["parked_bytes"],
+            place=place,
+            held_for_s=held,
+            reason=kernel.reason,
+            is_simulated=simulated,
+            is_off_gpu=depth is Depth.CONTEXT,
+        ),
+        "reason": end_asked or kernel.reason,
+        "residency_age_s": round(now - kernel.residency_since, 3),
+        "depth": depth.name.lower(),
+        "depth_refusal": _depth_refusal(state, kernel, depth),
+        **memory,
+        "cell_open": kernel.cell_open,
+        # By the cell as it is told here: by an older one it would be wrong by minutes until the next pass.
+        **_idle_json(state, seen and replace(seen, cell_open=kernel.cell_open), now, waits_since),
+        "held_for_s": None if held is None else round(held, 3),
+        "kept_by": kernel.kept and kernel.kept.reason,
+        **_wait_json(outlook, now),
+        "end_asked": end_asked,
+        "gpus": [_use_json(state, gpu) for gpu in kernel.by_gpu().values()],
+        "processes": [_process_json(state, process, now) for process in kernel.processes.values()],
+        "simulated": simulated,
+        "tracked": bool(kernel.connected()),
+        **_moves_json(kernel),
+    }
+
+
+def _memory_json(kernel: KernelRecord) -> dict[str, Any]:
+    """What it has on GPUs and on the host."""
+    gpus = list(kernel.by_gpu().values())
+    resident = sum(gpu.resident_bytes for gpu in gpus)
+    parked = sum(gpu.parked_bytes for gpu in gpus)
+    return {
+        "resident_bytes": resident,
+        "parked_bytes": parked,
+        "footprint_bytes": resident + parked + sum(sum(gpu.fixed_bytes) for gpu in gpus),
+        "fixed": _fixed_json(gpus),
+        "copy_bytes": sum(process.data.copy_bytes for process in kernel.processes.values()),
+        "kept_bytes": sum(process.data.kept_bytes for process in kernel.processes.values()),
+    }
+
+
+def _moves_json(kernel: KernelRecord) -> dict[str, Any]:
+    """What became of its parks and resumes."""
+    return {
+        "last_park": _last_move(kernel, "last_park"),
+        "last_resume": _last_move(kernel, "last_resume"),
+        "parks": kernel.parks,
+        "resumes": kernel.resumes,
+        "moved_from": kernel.moved_from,
+        "refusal": kernel.refusal,
+    }
+
+
+def _names_json(kernel: KernelRecord) -> dict[str, Any]:
+    """What it is called and where it belongs, as its server says; else its first process's command."""
+    said = kernel.description
+    commands = [process.hello.command for process in kernel.processes.values()]
+    return {
+        "name": (said and said.name) or (commands[0] if commands else None),
+        "path": said and said.path,
+        "language": said and said.language,
+        "server": said and said.server,
+    }
+
+
+def _idle_json(
+    state: NodeState, seen: Kernel | None, now: float, waits_since: float | None
+) -> dict[str, Any]:
+    """For how long it has been idle, and when that is long enough to be parked."""
+    if seen is None:
+        return {"idle_s": None, "eligible": False, "eligible_in_s": None}
+    moment = eligible_at(seen, state.settings, waits_since=waits_since, speeds=state.speeds.by_gpu())
+    return {
+        "idle_s": round(max(now - seen.last_activity, 0.0), 3),
+        "eligible": moment is not None and moment <= now,
+        "eligible_in_s": None if moment is None else round(max(moment - now, 0.0), 3),
+    }
+
+
+def _wait_json(outlook: Outlook | None, now: float) -> dict[str, Any]:
+    """Its place in the queue, and what it is told there."""
+    if outlook is None:
+        return {"place": None, "waiting_s": None, "wait_reason": None, "estimate_s": None}
+    return {
+        "place": outlook.place,
+        "waiting_s": round(max(now - outlook.since, 0.0), 3),
+        "wait_reason": outlook.reason,
+        "estimate_s": None if outlook.estimate_s is None else round(outlook.estimate_s, 1),
+    }
+
+
+def node_json(
+    state: NodeState,
+    queue: Iterable[str],
+    lots: LotStock,
+    *,
+    version: str,
+    socket: str,
+    uptime_s: float,
+    history: dict[str, Any],
+) -> dict[str, Any]:
+    """The machine; `queue`: the kernels that wait, in turn."""
+    measured = state.gpus.measured
+    kernels = [kernel.by_gpu().values() for kernel in state.kernels.values()]
+    parked = sum(gpu.parked_bytes for gpus in kernels for gpu in gpus)
+    limits = [limit.headroom_bytes for limit in state.limits.values()]
+    simulated = any(gpu.is_simulated for gpu in measured.values()) or any(
+        process.is_simulated for process in state.processes()
+    )
+    return {
+        "controller": {
+            "pid": os.getpid(),
+            "version": version,
+            "uptime_s": round(uptime_s, 3),
+            "socket": socket,
+        },
+        "simulated": simulated,
+        "nvml": state.gpus.sample is not None,
+        "driver_version": state.gpus.sample.driver_version if state.gpus.sample is not None else None,
+        "history": history,
+        "gpus": _gpus_json(state, simulated),
+        "host": {
+            "total_bytes": state.host.total_bytes,
+            "available_bytes": state.host.available_bytes,
+            "reserve_bytes": state.settings.host_reserve(state.host.total_bytes),
+            "parked_bytes": parked,
+            "copy_bytes": sum(process.data.copy_bytes for process in state.processes()),
+            "kept_bytes": sum(process.data.kept_bytes for process in state.processes()),
+            "lots": {
+                "limit_bytes": state.settings.lot_bytes,
+                "ready_bytes": lots.ready_bytes,
+                "given_bytes": lots.given_bytes + lots.elsewhere_bytes(state.lots_mapped()),
+            },
+            "cgroup_headroom_bytes": min(limits) if limits else None,
+        },
+        "settings": state.settings.as_dict(),
+        "queue": list(queue),
+        "others": None,  # `views.node_view` knows who asks
+    }
+
+
+def without_volatile(kernel: dict[str, Any]) -> dict[str, Any]:
+    """What of a kernel is worth an event when it changes."""
+    lasting = {name: value for name, value in kernel.items() if name not in VOLATILE}
+    lasting["is_held"] = kernel["held_for_s"] is not None
+    if lasting["is_held"]:
+        del lasting["text"]  # says how long it is still held; all else in it is in the figures too
+    return lasting
+
+
+def node_without_volatile(node: dict[str, Any]) -> dict[str, Any]:
+    """What of the node is worth an event when it changes."""
+    return {name: value for name, value in node.items() if name not in VOLATILE_NODE}
+
+
+def _depth_refusal(state: NodeState, kernel: KernelRecord, depth: Depth) -> str | None:
+    """Why its CUDA context is, or would be, left on the GPU although the setting says otherwise."""
+    if state.settings.depth != "context" or depth is Depth.CONTEXT or not kernel.processes:
+        return None
+    return state.context_objection(kernel) or kernel.context_refusal
+
+
+def _gpus_json(state: NodeState, simulated: bool) -> list[dict[str, Any]]:
+    processes = list(state.processes())
+    measured, known = state.gpus.measured, by_gpu(processes)
+    return [
+        _gpu_json(state, measured[uuid], known.get(uuid, ()), processes)
+        if uuid in measured
+        else _unmeasured_gpu_json(state, uuid, index, simulated)
+        for index, uuid in enumerate(state.gpus.uuids)
+    ]
+
+
+def _unmeasured_gpu_json(state: NodeState, uuid: str, place: int, simulated: bool) -> dict[str, Any]:
+    """Without NVML: what the shims say, and nothing that is not known."""
+    managed = state.gpus.managed_bytes(uuid)
+    return {
+        "uuid": uuid,
+        "index": place,
+        "name": "Simulated GPU" if simulated else "GPU (no NVML)",
+        "mig": False,
+        "total_bytes": None,
+        "used_bytes": managed,
+        "free_bytes": None,
+        "managed_bytes": managed,
+        "context_bytes": None,
+        "unmanaged_bytes": None,
+        "unmanaged": None,
+        "speed": _speed_json(state, uuid),
+        "utilization_percent": None,
+    }
+
+
+def _gpu_json(
+    state: NodeState, gpu: NvmlGpu, known: Sequence[Process], processes: Sequence[Process]
+) -> dict[str, Any]:
+    managed = state.gpus.managed_bytes(gpu.uuid)
+    contexts = contexts_bytes(gpu, known, processes)
+    others = neighbours(gpu, known, {process.pid for process in processes})
+    return {
+        "uuid": gpu.uuid,
+        "index": gpu.index,
+        "name": gpu.name,
+        "mig": gpu.is_mig,
+        "total_bytes": gpu.total_bytes,
+        "used_bytes": gpu.used_bytes,
+        "free_bytes": gpu.free_bytes,
+        "managed_bytes": managed,
+        "context_bytes": contexts,
+        "unmanaged_bytes": max(gpu.used_bytes - managed - (contexts or 0), 0),
+        "unmanaged": None if others is None else [_neighbour_json(other) for other in others],
+        "speed": _speed_json(state, gpu.uuid),
+        "utilization_percent": gpu.utilization_percent,
+    }
+
+
+def _speed_json(state: NodeState, uuid: str) -> dict[str, float] | None:
+    speed = state.speeds.by_gpu().get(uuid)
+    return None if speed is None else {name: float(f"{value:.3g}") for name, value in asdict(speed).items()}
+
+
+def _neighbour_json(other: Neighbour) -> dict[str, Any]:
+    return {"pid": other.pid, "command": other.command, "bytes": other.bytes}
+
+
+def _use_json(state: NodeState, gpu: PageGpu) -> dict[str, Any]:
+    known = state.gpus.measured.get(gpu.uuid)
+    return {
+        "uuid": gpu.uuid,
+        "index": None if known is None else known.index,
+        "resident_bytes": gpu.resident_bytes,
+        "parked_bytes": gpu.parked_bytes,
+        "fixed_bytes": sum(gpu.fixed_bytes),
+    }
+
+
+def _process_json(state: NodeState, process: Process, now: float) -> dict[str, Any]:
+    verdict = state.stuck(process, now)
+    return {
+        "number": process.key,
+        "pid": process.pid,
+        "residency": Residency[process.data.state.name].value,
+        "command": process.hello.command,
+        "parkable": process.is_parkable,
+        "mended_chunks": process.data.mended_chunks,
+        "stuck": None if verdict is None else {"reason": verdict.slug, "text": verdict.text},
+    }
+
+
+def _fixed_json(gpus: list[PageGpu]) -> list[dict[str, Any]]:
+    sums = [(kind, sum(gpu.fixed_bytes[kind] for gpu in gpus)) for kind in Fixed]
+    return [
+        {"reason": kind.name.lower(), "bytes": size, "text": FIXED_WORDS[kind]} for kind, size in sums if size
+    ]
+
+
+def _last_move(kernel: KernelRecord, which: str) -> dict[str, Any] | None:
+    """Size and duration of the last park or resume; the processes' moves ran side by side."""
+    moves = [getattr(process.data, which) for process in kernel.processes.values()]
+    known = [move for move in moves if move is not None]
+    if not known:
+        return None
+    return {"bytes": sum(size for size, _ in known), "duration_s": max(took for _, took in known)}

@@ -1,0 +1,67 @@
+"""Plain words for people: sizes, times, places, and what a kernel's residency means to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...units import bytes_in_words, duration_in_words, ordinal
+from ..model.snapshot import Residency
+from ..protocol.page import Fixed
+
+FIXED_WORDS = {
+    Fixed.SMALL: "small allocations under 2 MiB",
+    Fixed.MANAGED: "managed (unified) memory",
+    Fixed.MAPPED: "memory that the program maps itself",
+    Fixed.POOL: "stream-ordered memory pools",
+    Fixed.ARRAY: "CUDA arrays and textures",
+    Fixed.SHARED: "memory shared with another process",
+    Fixed.UNBACKED: "memory on a device without virtual memory management",
+    Fixed.DEVICE: "memory that a network card or disk may write to (RDMA, GPUDirect Storage)",
+}
+
+
+def outlook_in_words(reason: str, estimate_s: float | None) -> str:
+    """Why somebody waits, and for how much longer if that can be said: `… ; probably 3 min more`."""
+    return reason if estimate_s is None else f"{reason}; probably {duration_in_words(estimate_s)} more"
+
+
+def status_in_words(kernel: Mapping[str, Any]) -> str:
+    """A kernel's JSON as one line for its person."""
+    if kernel["wait_reason"] is None:
+        return str(kernel["text"])
+    return f"{kernel['text']} ({outlook_in_words(kernel['wait_reason'], kernel['estimate_s'])})"
+
+
+def residency_in_words(
+    residency: Residency,
+    *,
+    resident_bytes: int,
+    parked_bytes: int,
+    place: int | None,
+    held_for_s: float | None,
+    reason: str | None,
+    is_simulated: bool,
+    is_off_gpu: bool = False,
+) -> str:
+    """One line about a kernel. `resident_bytes` includes what cannot move; `place` counts from 1.
+
+    `is_off_gpu`: parked at context depth.
+    """
+    freed = "GPU freed completely" if is_off_gpu else "GPU freed"
+    if residency is Residency.LOST:
+        text = f"GPU state lost: {reason or 'the shim gave no reason'}"
+    elif place is not None and residency in (Residency.RESIDENT, Residency.PARKED, Residency.QUEUED):
+        text = f"Waiting for GPU: {ordinal(place)}"
+    else:
+        text = {
+            Residency.NONE: "No GPU in use",
+            Residency.RESIDENT: f"On the GPU: {bytes_in_words(resident_bytes)}",
+            Residency.PARKING: "Freeing the GPU…",
+            Residency.PARKED: f"{freed}, {bytes_in_words(parked_bytes)} safe in RAM",
+            Residency.QUEUED: "Waiting for GPU",
+            Residency.RESUMING: "Getting the GPU back…",
+        }[residency]
+    if held_for_s is not None and residency is not Residency.LOST:
+        text += f", kept for {duration_in_words(held_for_s)}"
+    return text + (" (simulated)" if is_simulated and residency is not Residency.NONE else "")

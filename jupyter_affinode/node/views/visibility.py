@@ -1,0 +1,82 @@
+"""What a person sees of the machine: their own kernels, and of everyone else's only sums."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ..identity.identity import Identity
+from ..state.records import KernelRecord
+
+ANOTHER_USER = "another user"
+ABOUT_PEOPLE = ("user_limits", "group_limits", "user_priorities", "group_priorities", "opt_out")
+
+Json = dict[str, Any]
+
+
+def kernel_view(identity: Identity, kernel: Json, owner: str | None) -> Json:
+    """A kernel that the person sees, with the id that they know it by."""
+    return {**kernel, "id": identity.shown_id(kernel["id"], owner)}
+
+
+def node_view(identity: Identity, node: Json, kernels: dict[str, KernelRecord]) -> Json:
+    """The machine; in its queue the others have no names, and their memory is one sum."""
+    if identity.owner is None:
+        return node
+    queue = [_in_queue(identity, kernels.get(kernel_id)) for kernel_id in node["queue"]]
+    gpus = node["gpus"]
+    if not identity.is_admin:  # what is not ours is root's to name
+        gpus = [
+            {**gpu, "unmanaged": _nameless(gpu["unmanaged"])}
+            for gpu in _not_made_up(identity, gpus, kernels.values())
+        ]
+    return {
+        **node,
+        "gpus": gpus,
+        "queue": queue,
+        "settings": settings_view(identity, node["settings"]),
+        "others": others(identity, kernels.values(), node["queue"]),
+    }
+
+
+def settings_view(identity: Identity, settings: Json) -> Json:
+    """The settings; rules about people by name are for administrators."""
+    if identity.is_admin:
+        return settings
+    return {**settings, **dict.fromkeys(ABOUT_PEOPLE, "")}
+
+
+def others(identity: Identity, kernels: Iterable[KernelRecord], queue: list[str]) -> Json:
+    """Everyone else's kernels as sums."""
+    theirs = [kernel for kernel in kernels if kernel.owner != identity.owner and kernel.processes]
+    memory = [gpu for kernel in theirs for gpu in kernel.by_gpu().values()]
+    waiting = set(queue)
+    return {
+        "kernels": len(theirs),
+        "resident_bytes": sum(gpu.resident_bytes + sum(gpu.fixed_bytes) for gpu in memory),
+        "parked_bytes": sum(gpu.parked_bytes for gpu in memory),
+        "waiting": sum(kernel.id in waiting for kernel in theirs),
+    }
+
+
+def _not_made_up(identity: Identity, gpus: list[Json], kernels: Iterable[KernelRecord]) -> list[Json]:
+    """The GPUs that NVML knows, and those that the person's own kernels name: others' pages may name any.
+
+    All of them where there is no NVML to know better.
+    """
+    if all(gpu["total_bytes"] is None for gpu in gpus):
+        return gpus
+    own = {uuid for kernel in kernels if kernel.owner == identity.owner for uuid in kernel.by_gpu()}
+    return [gpu for gpu in gpus if gpu["total_bytes"] is not None or gpu["uuid"] in own]
+
+
+def _nameless(processes: list[Json] | None) -> list[Json] | None:
+    if processes is None:
+        return None
+    return [{"pid": None, "command": None, "bytes": process["bytes"]} for process in processes]
+
+
+def _in_queue(identity: Identity, kernel: KernelRecord | None) -> str:
+    if kernel is None or not identity.sees(kernel.owner):
+        return ANOTHER_USER
+    return identity.shown_id(kernel.id, kernel.owner)

@@ -1,0 +1,217 @@
+"""People at their notebooks under a virtual clock: they think, run a cell, wait, think again.
+
+What a cell has to wait for is the business of a subclass: one for each way of sharing.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+from functools import partial
+
+from .event_queue import Shared, Timeline
+from .machine import Machine
+from .results import EVERY_CELLS, OpenSessions, Outcome, Progress
+from .sessions import Cell, Session, by_person
+
+STUCK_AFTER = 1_000_000  # events of one moment: a policy that goes back and forth in no time
+
+
+class ModelBroken(RuntimeError):
+    """The replay has come into a state that cannot be: its model or the policy is wrong."""
+
+
+class TooSlow(Exception):
+    """More cells than the plan allows have waited longer than it allows: the rest need not be replayed."""
+
+
+class Guest:
+    """One session while it is open. `gpu` is its GPU's number once it has one."""
+
+    def __init__(self, session: Session, later: list[Session], number: int):
+        self.session = session
+        self.later = later  # the same person's
+        self.number = number
+        self.next_cell = 0
+        self.gpu: int | None = None
+        self.wanted_at: float | None = None  # its cell waits for its memory since
+        self.waited_s = 0.0  # the cell that computes, all its waits together
+        self.granted_at = 0.0
+        self.is_computing = False
+        self.cell_is_open = False
+
+    @property
+    def cell(self) -> Cell:
+        """The cell that waits or runs, or else the next one."""
+        return self.session.cells[self.next_cell]
+
+
+class Host:
+    """What happens to guests; by default nobody minds."""
+
+    def settle(self) -> None:
+        """Everything of this moment has happened."""
+
+    def begins(self, guest: Guest) -> None:
+        """A session begins."""
+
+    def idle(self, guest: Guest) -> None:
+        """Its cell has ended, or goes on without the GPU."""
+
+    def ends(self, guest: Guest) -> None:
+        """It is shut down: what it holds is free."""
+
+
+class People(Host, ABC):
+    """Replays sessions; `run` returns what was seen."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        sessions: Sequence[Session],
+        outcome: Outcome,
+        on_progress: Progress | None = None,
+    ):
+        self.machine = machine
+        self.outcome = outcome
+        self.timeline = Timeline()
+        self.open: dict[int, Guest] = {}
+        self.give_up: tuple[float, int] | None = None  # a wait in seconds, and how many cells may wait longer
+        self._on_progress = on_progress
+        self._ended_cells = 0
+        self._all_cells = sum(len(session.cells) for session in sessions)
+        self._counted = OpenSessions(outcome)
+        self._numbers = 0
+        self._compute: dict[Hashable, Shared] = {}
+        for queue in by_person(sessions):
+            self.timeline.at(queue[0].start_s, partial(self._arrive, queue))
+
+    @property
+    def now(self) -> float:
+        """Virtual seconds."""
+        return self.timeline.now
+
+    def run(self) -> Outcome:
+        """Until every session has ended. Raises ModelBroken, TooSlow, and whatever `on_progress` raises."""
+        at_once, moment = 0, -1.0
+        while self.timeline.advance():
+            at_once = at_once + 1 if self.now == moment else 0
+            moment = self.now
+            if at_once > STUCK_AFTER:
+                raise ModelBroken(f"at {self.now:.3f} s nothing comes to an end any more")
+            self.settle()
+        if self.open or self._ended_cells != self._all_cells:
+            stuck = next((guest.session.id for guest in self.open.values()), "none")
+            raise ModelBroken(
+                f"{self._all_cells - self._ended_cells} cells of {self._all_cells} never came to an end; the"
+                f" first session with one: {stuck}"
+            )
+        used = sum(shared.busy_s for shared in self._compute.values())
+        whole = self.outcome.open_s * self.machine.gpus
+        self.outcome.gpu_busy = used / whole if whole else 0.0
+        return self.outcome
+
+    # ---- for subclasses, beside what a `Host` may do
+
+    @abstractmethod
+    def wants(self, guest: Guest) -> None:
+        """Its next cell calls CUDA: let it `compute`, now or later."""
+
+    # ---- what they call
+
+    def compute(self, guest: Guest) -> None:
+        """Its memory is there: the cell computes."""
+        if guest.wanted_at is None:
+            raise ModelBroken(f"{guest.session.id} computes and nothing asked it to")
+        guest.waited_s = 0.0
+        self.outcome.alone_s += guest.cell.gpu_s
+        self.go_on(guest, guest.cell.gpu_s / self.speed(guest))
+
+    def go_on(self, guest: Guest, left_s: float) -> None:
+        """Compute what is left of a cell."""
+        if guest.wanted_at is not None:
+            guest.waited_s += self.now - guest.wanted_at
+            guest.wanted_at = None
+        guest.is_computing, guest.granted_at = True, self.now
+        self._compute_of(guest).begin(guest.number, left_s, partial(self._computed, guest))
+
+    def interrupt(self, guest: Guest) -> float:
+        """Take the GPU from a computing cell, which waits from now on; what is left of it, in seconds."""
+        guest.is_computing, guest.wanted_at = False, self.now
+        self.outcome.computed_s += self.now - guest.granted_at
+        return self._compute_of(guest).stop(guest.number)
+
+    def fail(self, guest: Guest, how: str) -> None:
+        """The cell that waits or computes comes to a bad end."""
+        if guest.is_computing:
+            self.interrupt(guest)
+        guest.wanted_at = None
+        self.outcome.counts[f"cells {how}"] += 1
+        self._cell_ended(guest)
+
+    def speed(self, guest: Guest) -> float:
+        """How fast it computes alone; less than 1 on a slice of a GPU."""
+        return 1.0
+
+    def computes_on(self, guest: Guest) -> Hashable:
+        """What it shares the speed of with others."""
+        if guest.gpu is None:
+            raise ModelBroken(f"{guest.session.id} computes and has no GPU")
+        return guest.gpu
+
+    # ---- the people
+
+    def _compute_of(self, guest: Guest) -> Shared:
+        key = self.computes_on(guest)
+        if key not in self._compute:
+            self._compute[key] = Shared(self.timeline, self.machine.compute_share * self.speed(guest))
+        return self._compute[key]
+
+    def _arrive(self, queue: list[Session]) -> None:
+        guest = Guest(queue[0], queue[1:], self._numbers)
+        self._numbers += 1
+        self.open[guest.number] = guest
+        self._counted.begin(self.now)
+        self.begins(guest)
+        self._think(guest)
+
+    def _think(self, guest: Guest) -> None:
+        if guest.next_cell < len(guest.session.cells):
+            self.timeline.after(guest.cell.think_s, partial(self._want, guest))
+        else:
+            self.timeline.after(guest.session.end_think_s, partial(self._leave, guest))
+
+    def _want(self, guest: Guest) -> None:
+        guest.wanted_at = self.now
+        guest.cell_is_open = True
+        self.wants(guest)
+
+    def _computed(self, guest: Guest) -> None:
+        guest.is_computing = False
+        self.outcome.waits_s.append(guest.waited_s)
+        if self.give_up is not None and guest.waited_s > self.give_up[0]:
+            self.give_up = (self.give_up[0], self.give_up[1] - 1)
+            if self.give_up[1] < 0:
+                raise TooSlow
+        self.outcome.computed_s += self.now - guest.granted_at
+        if guest.cell.cpu_s:
+            self.idle(guest)
+            self.timeline.after(guest.cell.cpu_s, partial(self._cell_ended, guest))
+        else:
+            self._cell_ended(guest)
+
+    def _cell_ended(self, guest: Guest) -> None:
+        guest.cell_is_open = False
+        guest.next_cell += 1
+        self._ended_cells += 1
+        if self._on_progress is not None and self._ended_cells % EVERY_CELLS == 0:
+            self._on_progress(self._ended_cells, self._all_cells)
+        self.idle(guest)
+        self._think(guest)
+
+    def _leave(self, guest: Guest) -> None:
+        self.ends(guest)
+        del self.open[guest.number]
+        self._counted.end(self.now)
+        if guest.later:
+            self.timeline.at(guest.later[0].start_s, partial(self._arrive, guest.later))

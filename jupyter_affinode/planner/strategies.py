@@ -1,0 +1,184 @@
+"""One plan: the same sessions under every way of sharing, and what they would take without us."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean, stdev
+from typing import Any
+
+from ..node.model.settings import Settings
+from .baselines import Culled, Culling, Reservation, Sharing
+from .machine import Machine, Speeds
+from .results import HOUR_S, Outcome, Progress
+from .sessions import ImpossiblePlan, Session, active_share
+from .simulation import People
+from .workload import Workload
+
+WAYS = ("affinode", "sharing", "culling", "reservation")
+Report = Callable[[str, int, int], None]  # way, cells done, cells in all
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that an answer depends on."""
+
+    machine: Machine = field(default_factory=Machine)
+    speeds: Speeds = field(default_factory=Speeds)
+    settings: Settings = field(default_factory=Settings)
+    workload: Workload | None = None
+    trace: tuple[Session, ...] = ()
+    culling: Culling = field(default_factory=Culling)
+    slices: int = 1
+    changed: float = 1.0
+    ways: tuple[str, ...] = WAYS
+
+    def sessions(self) -> list[Session]:
+        """What is replayed. Raises ImpossiblePlan."""
+        if self.workload is not None:
+            return self.workload.sessions(self.machine.gpu_bytes)
+        return [session for session in self.trace if session.cells]
+
+    def with_people(self, people: int) -> Plan:
+        """The same for more or fewer people; of a trace, its first people, or its people several times over."""
+        if self.workload is not None:
+            return replace(self, workload=self.workload.with_people(people))
+        return replace(self, trace=tuple(_some_people(self.trace, people)))
+
+    def replay(
+        self,
+        way: str,
+        sessions: Sequence[Session],
+        on_progress: Progress | None = None,
+        give_up: tuple[float, int] | None = None,
+    ) -> Outcome:
+        """One way of sharing. `give_up`: as `People.give_up`. Raises ImpossiblePlan, and as `People.run`."""
+        people = self._people(way, sessions, self.machine, on_progress)
+        people.give_up = give_up
+        return people.run()
+
+    def without_waits(self, way: str, sessions: Sequence[Session]) -> Outcome:
+        """A way in which nobody yields, on as many GPUs as it takes so that nobody waits."""
+        people = len({session.person for session in sessions})
+        return self._people(way, sessions, replace(self.machine, gpus=people), None).run()
+
+    def _people(
+        self, way: str, sessions: Sequence[Session], machine: Machine, on_progress: Progress | None
+    ) -> People:
+        if way == "affinode":
+            from .replay import (
+                Replay,  # brings the controller's libraries: no other command should wait for them
+            )
+
+            return Replay(
+                machine,
+                self.speeds,
+                self.settings,
+                sessions,
+                changed=self.changed,
+                rebuild_s=self.culling.rebuild_s,
+                on_progress=on_progress,
+            )
+        if way == "sharing":
+            return Sharing(machine, sessions, on_progress)
+        if way == "culling":
+            return Culled(machine, sessions, self.culling, self.slices, on_progress)
+        return Reservation(machine, sessions, self.slices, on_progress)
+
+    def check(self, sessions: Sequence[Session]) -> None:
+        """Raises ImpossiblePlan before anything is replayed."""
+        self.machine.check(self.settings, sessions)
+        self.culling.check()
+        if not set(self.ways) <= set(WAYS):
+            raise ImpossiblePlan(f"there are the ways {', '.join(WAYS)}")
+
+
+def answer(plan: Plan, report: Report) -> dict[str, Any]:
+    """Replay every way; the figures, ready for JSON. Raises as `Plan.replay`."""
+    sessions = plan.sessions()
+    plan.check(sessions)
+    outcomes = {}
+    for way in plan.ways:
+        outcomes[way] = plan.replay(way, sessions, _reporter(report, way))
+    people = len({session.person for session in sessions})
+    return {
+        "people": people,
+        "people_per_gpu": people / plan.machine.gpus,
+        "sessions": len(sessions),
+        "cells": sum(len(session.cells) for session in sessions),
+        "active_share": active_share(sessions),
+        "ways": {way: outcome.as_dict() for way, outcome in outcomes.items()},
+        "without_waits": saved(plan, sessions, outcomes),
+    }
+
+
+def over_seeds(plan: Plan, seeds: int, first: dict[str, Any], report: Report) -> dict[str, Any]:
+    """The same workload with `seeds` seeds, of which `first` is the first's answer: by way, each one's p95 in seconds
+    and their mean with its 95 % confidence interval (Student's t). Raises as `Plan.replay`.
+    """
+    if plan.workload is None:
+        raise ImpossiblePlan("a trace is replayed the same each time: more seeds are for made workloads")
+    found: dict[str, Any] = {}
+    for way in plan.ways:
+        waits = [first["ways"][way]["wait_s"]["p95"]]
+        for number in range(1, seeds):
+            other = replace(plan, workload=replace(plan.workload, seed=plan.workload.seed + number))
+            waits.append(other.replay(way, other.sessions(), _reporter(report, way)).waits()["p95"])
+        half = student_t(seeds - 1) * stdev(waits) / math.sqrt(seeds)
+        found[way] = {"p95_wait_s": waits, "mean": fmean(waits), "half_width": half}
+    return found
+
+
+def student_t(freedom: int) -> float:
+    """The 97.5th percentile of Student's t, to 1 %.
+
+    The first ones exactly; beyond, Cornish and Fisher's expansion in 1/freedom (Abramowitz and Stegun, 26.7.5).
+    """
+    exact = (12.706, 4.303, 3.182, 2.776)
+    if freedom <= len(exact):
+        return exact[freedom - 1]
+    z = 1.959964
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+
+
+def saved(plan: Plan, sessions: Sequence[Session], outcomes: dict[str, Outcome]) -> dict[str, Any]:
+    """By way the GPUs with which nobody waits, their GPU-hours, and how many of these our machine spares.
+
+    Each GPU counts for as long as any session is open, ours too. Of a GPU that is shared by memory any part may be
+    used (no packing is lost), which is the best for that way.
+    """
+    ours = outcomes.get("affinode")
+    hours = plan.machine.gpus * ours.open_s / HOUR_S if ours is not None else None
+    found: dict[str, Any] = {}
+    for way in outcomes:
+        if way == "affinode":
+            found[way] = {"gpus": plan.machine.gpus, "gpu_hours": hours}
+            continue
+        free = plan.without_waits(way, sessions)
+        gpus = math.ceil(free.gpus_most)
+        theirs = gpus * free.open_s / HOUR_S
+        spared = theirs - hours if hours is not None else None
+        found[way] = {
+            "gpus": gpus,
+            "gpu_hours": theirs,
+            "gpu_hours_held": free.held_s / HOUR_S,
+            "gpu_hours_saved": spared,
+        }
+    return found
+
+
+def _reporter(report: Report, way: str) -> Progress:
+    return lambda done, of: report(way, done, of)
+
+
+def _some_people(trace: Sequence[Session], people: int) -> list[Session]:
+    persons = list(dict.fromkeys(session.person for session in trace))
+    chosen: list[Session] = []
+    for number in range(people):
+        again, person = divmod(number, len(persons))
+        for session in trace:
+            if session.person == persons[person]:
+                suffix = f"+{again}" if again else ""
+                chosen.append(replace(session, id=session.id + suffix, person=session.person + suffix))
+    return chosen

@@ -1,0 +1,1 @@
+"""The kernel provisioner: starting kernels with the shim preloaded."""

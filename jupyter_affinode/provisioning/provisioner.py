@@ -1,0 +1,203 @@
+"""The kernel provisioner: local kernels whose GPU is managed, and which otherwise behave as local kernels
+do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import signal
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from jupyter_client.provisioning import LocalProvisioner
+
+from ..threads import on_own_thread
+from .kernelspec import wishes_of
+from .preload import Unmanaged, manage
+
+if TYPE_CHECKING:  # see post_launch
+    from ..client.api import ControllerClient
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+PREPARE_TIMEOUT_S = (
+    25.0  # the most that preloading the shim may add to a start; its two trials have 10 s each
+)
+PLACE_TIMEOUT_S = 3.0  # the most that asking where to go may add to a start
+
+
+class AffinodeProvisioner(LocalProvisioner):
+    """Start, signal and end a kernel as the local provisioner does, with the shim preloaded.
+
+    Chosen by the server extension as the default, or by a kernelspec's `metadata.kernel_provisioner`. Works
+    wherever jupyter_client does, with or without a Jupyter server. Nothing here may keep a kernel from
+    starting, being interrupted or ending: without a controller all is as with the local provisioner.
+    """
+
+    # Set by the server extension: what `jupyter affinode status` calls this server; None outside a server.
+    server_label: ClassVar[str | None] = None
+    # Set by the server extension: "context" if its kernels may give up their CUDA context too.
+    depth: ClassVar[str | None] = None
+    # Set by the server extension: whether new kernels are told which GPU to use.
+    places: ClassVar[bool] = False
+
+    managed = False  # whether the shim is in the kernel that runs now
+    _said_dying = False
+    _is_forgotten = False  # the controller was told that the kernel is gone
+
+    async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
+        """Preload the shim.
+
+        Called by `KernelManager.pre_start_kernel()` at each start and restart; after `super()`, since that
+        applies the kernelspec's own `env`.
+        """
+        kwargs = await super().pre_launch(**kwargs)
+        self._said_dying = self._is_forgotten = False
+        self.managed = False
+        env = dict(kwargs["env"])  # a preparation that fails, or goes on after its time-out, changes nothing
+        language = (self.kernel_spec.language or "").lower()
+        prepare = partial(
+            manage,
+            env,
+            self.kernel_id,
+            kwargs["cmd"],
+            python=language.startswith("python"),
+            server=self.server_label is not None,
+            depth=self.depth,
+        )
+        try:
+            await on_own_thread(prepare, timeout_s=PREPARE_TIMEOUT_S)
+            await self._place(env)
+        except Unmanaged as reason:
+            self._log_unmanaged(str(reason))
+        except asyncio.TimeoutError:
+            self._log_unmanaged(f"its preparation took more than {PREPARE_TIMEOUT_S:g} s")
+        except Exception:  # the kernel starts all the same, as it would without this package
+            self.log.exception("The GPU of kernel %s is not managed: its preparation failed.", self.kernel_id)
+        else:
+            kwargs["env"] = env
+            self.managed = True
+        return kwargs
+
+    async def post_launch(self, **kwargs: Any) -> None:
+        """Introduce the kernel to the controller, on a thread, so that the start does not wait for it.
+
+        Called by `KernelManager.post_start_kernel()`, often inside a loop that stops right afterwards.
+        """
+        await super().post_launch(**kwargs)
+        if self.managed:
+            # It takes as long to import as all else that we do here, which no kernel should wait for. Not on a thread:
+            # a process forked meanwhile would wait for its import for ever.
+            importlib.import_module("..client.api", __package__)
+            threading.Thread(target=self._introduce, name="affinode-introduce", daemon=True).start()
+
+    async def send_signal(self, signum: int) -> None:
+        """Send a signal; SIGINT also ends what the kernel's processes wait for at the GPU.
+
+        Called for interrupts (of kernels with `interrupt_mode` "signal") and at the start of a shutdown.
+        """
+        await super().send_signal(signum)
+        if signum == signal.SIGINT and self.process:
+            if getattr(self.parent, "shutting_down", False):
+                self._say_dying()
+            else:
+                # Not before the caller goes on: it may ask whether a kernel that was just started survived.
+                asyncio.get_running_loop().call_soon(
+                    self._tell, lambda client: client.tell_cancel(self.kernel_id, self.pgid)
+                )
+
+    async def shutdown_requested(self, restart: bool = False) -> None:
+        """Waiting calls give up for good: the kernel could not answer the shutdown request otherwise.
+
+        Called by `KernelManager.request_shutdown()`.
+        """
+        await super().shutdown_requested(restart=restart)
+        self._say_dying()
+
+    async def terminate(self, restart: bool = False) -> None:
+        """Send SIGTERM, when the kernel did not end by itself. Called by
+        `KernelManager.finish_shutdown()`.
+        """
+        self._say_dying()
+        await super().terminate(restart=restart)
+
+    async def cleanup(self, restart: bool = False) -> None:
+        """Let the controller forget the kernel, unless it is about to start again.
+
+        Called by `KernelManager.cleanup_resources()`.
+        """
+        await super().cleanup(restart=restart)
+        if not restart:
+            self._is_forgotten = True
+            self._forget()
+
+    def _forget(self) -> None:
+        self._tell(lambda client: client.tell_forget(self.kernel_id))
+
+    def _say_dying(self) -> None:
+        if not self._said_dying:
+            self._said_dying = True
+            self._tell(lambda client: client.tell_dying(self.kernel_id, self.pgid))
+
+    def _tell(self, message: Callable[[ControllerClient], None]) -> None:
+        """Tell the controller something about the kernel, if there is one; waits for nothing.
+
+        A task would outlive the loop of a program without one of its own, and a wait would let a kernel that was just
+        started die of an interrupt before `interrupt_kernel` returns.
+        """
+        if not self.managed:
+            return
+        from ..client.api import ControllerClient, ControllerUnavailable
+
+        try:
+            message(ControllerClient())
+        except ControllerUnavailable as error:
+            self.log.debug("Kernel %s: the controller was not told: %s", self.kernel_id, error)
+
+    def _log_unmanaged(self, reason: str) -> None:
+        self.log.warning("The GPU of kernel %s is not managed: %s.", self.kernel_id, reason)
+
+    async def _place(self, env: dict[str, str]) -> None:
+        """Let the kernel see the GPU with the most room first, unless somebody has chosen already."""
+        if not self.places or VISIBLE in env:
+            return
+        from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable, ensure_controller
+
+        def ask() -> list[str]:
+            client = ControllerClient(ensure_controller())
+            return asyncio.run(client.place(self.kernel_id))
+
+        try:
+            devices = await on_own_thread(ask, timeout_s=PLACE_TIMEOUT_S)
+        except (ControllerUnavailable, ControllerRefused, asyncio.TimeoutError, OSError) as error:
+            self.log.info("Kernel %s is not placed on a GPU: %r", self.kernel_id, error)
+            return
+        if devices:
+            env[VISIBLE] = ",".join(devices)
+            self.log.info("Kernel %s is placed on %s.", self.kernel_id, devices[0])
+
+    def _introduce(self) -> None:
+        """Start the controller if none answers, and describe the kernel to it; the body of a thread."""
+        from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable, ensure_controller
+
+        spec = self.kernel_spec
+        try:
+            client = ControllerClient(ensure_controller())
+            description = client.register(
+                self.kernel_id,
+                name=spec.display_name,
+                language=spec.language,
+                server=self.server_label,
+                **wishes_of(spec),
+            )
+            asyncio.run(description)
+            if (
+                self._is_forgotten
+            ):  # the kernel ended first, and the controller heard that too early or not at all
+                self._forget()
+        except (ControllerUnavailable, ControllerRefused, OSError) as error:
+            self.log.warning(
+                "Kernel %s runs without a controller, its GPU stays its own: %s", self.kernel_id, error
+            )

@@ -1,0 +1,75 @@
+"""Keeps cullers from ending kernels that wait for the GPU or compute on it: both count as activity."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from jupyter_server.services.kernels.kernelmanager import MappingKernelManager
+
+from ..client.api import ControllerRefused, ControllerUnavailable
+from .controller_watch import Kernel, NodeWatch
+
+WAITING = ("queued", "resuming")
+SETTING = "jupyter_affinode_last_activity"
+MARK_S = 5.0
+ASK_S = 10.0  # how often the controller is asked when kernels used the GPU, while one of ours is on it
+
+
+class GpuActivity:
+    """Marks, every few seconds, the server and those of its kernels as active that use the GPU or wait for it.
+
+    A kernel was active when it last used the GPU: a cell that computes for hours may say nothing meanwhile. One that
+    waits is active now, even when no cell is open (a background thread waits) or an end of a cell was seen too early.
+    So a parked kernel ages as any idle kernel does.
+    """
+
+    def __init__(self, manager: MappingKernelManager, watch: NodeWatch, settings: dict[str, Any]):
+        self._manager = manager
+        self._watch = watch
+        self._settings = settings
+        self._asked_at = -math.inf
+
+    async def mark(self) -> None:
+        """Record the activity since the last mark; called every `MARK_S` seconds."""
+        if not self._watch.available:
+            return
+        now = datetime.now(timezone.utc)
+        used = await self._last_uses()
+        for kernel_id, kernel in list(self._watch.kernels.items()):
+            if kernel_id not in self._manager:
+                continue
+            if kernel["residency"] in WAITING:
+                self._was_active(kernel_id, now)
+            elif kernel_id in used:
+                self._was_active(kernel_id, now - timedelta(seconds=used[kernel_id]))
+
+    async def _last_uses(self) -> dict[str, float]:
+        """Return by kernel how many seconds ago it used the GPU; the watch is not told of figures that tick."""
+        now = asyncio.get_running_loop().time()
+        known = self._watch.kernels.items()
+        on_gpu = any(kernel["residency"] == "resident" and id in self._manager for id, kernel in known)
+        if not on_gpu or now - self._asked_at < ASK_S:
+            return {}
+        self._asked_at = now
+        try:
+            kernels: list[Kernel] = await self._watch.client.kernels()
+        except (ControllerUnavailable, ControllerRefused):  # the watch sees it too
+            return {}
+        return {
+            kernel["id"]: kernel["idle_s"]
+            for kernel in kernels
+            if kernel["residency"] != "none" and kernel["idle_s"] is not None
+        }
+
+    def _was_active(self, kernel_id: str, moment: datetime) -> None:
+        """Raise what the server's own culler reads of a kernel, and what a Hub's reads of the server."""
+        kernel: Any = self._manager.get_kernel(kernel_id)
+        if getattr(kernel, "last_activity", None) is not None:
+            kernel.last_activity = max(kernel.last_activity, moment)
+        before = self._settings.get(
+            SETTING
+        )  # Jupyter Server takes the newest of all settings with such a name
+        self._settings[SETTING] = moment if before is None else max(before, moment)

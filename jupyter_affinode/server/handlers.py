@@ -1,0 +1,193 @@
+"""The REST API of the server extension, `<base_url>affinode/api`: what the panel and the chip ask.
+
+Reading and moving a kernel's GPU state is authorised as reading and writing kernels is. GETs are polled and
+so never count as activity: an open panel must not keep an idle server alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from typing import TYPE_CHECKING, Any, cast
+
+from jupyter_server.auth.decorator import authorized
+from jupyter_server.base.handlers import APIHandler
+from jupyter_server.extension.handler import ExtensionHandlerMixin
+from tornado import web
+
+from .._version import __version__
+from ..client.api import ControllerRefused, ControllerUnavailable
+from ..doctor.checks import report
+from .controller_watch import Kernel
+
+if TYPE_CHECKING:
+    from .extension import AffinodeExtension
+
+LONGEST_S = 1e12  # of a hold; the controller has its own, shorter limit
+ACTIONS = "park|resume|hold|release|focus|end"
+
+
+class AffinodeHandler(ExtensionHandlerMixin, APIHandler):
+    """What the handlers share: the extension's parts and the form of errors, {"error", "message"}."""
+
+    auth_resource = "kernels"
+
+    @property
+    def extension(self) -> AffinodeExtension:
+        """The running extension."""
+        return cast("AffinodeExtension", self.extensionapp)
+
+    def refuse(self, status: int, slug: str, message: str) -> None:
+        """Answer with an error that a person can act on."""
+        self.set_status(status)
+        self.finish(json.dumps({"error": slug, "message": message}))
+
+    def describe(self, kernel: Kernel) -> Kernel:
+        """A kernel as the browser gets it: another server's kernels without what names them."""
+        own = self.extension.kernels.owns(kernel["id"])
+        paths = self.extension.kernels.paths.get(kernel["id"], []) if own else []
+        shown = {**kernel, "own": own, "paths": paths}
+        if own:
+            shown["path"] = paths[0] if paths else kernel.get("path")
+        else:
+            shown.update(name=None, path=None)
+            shown["processes"] = [{**process, "command": None} for process in kernel.get("processes", [])]
+        return shown
+
+
+class StatusHandler(AffinodeHandler):
+    """GET status: the node and all its kernels, asked of the controller now.
+
+    The controller's stream, which the watch follows, does not tell figures that change by themselves: idle
+    and waiting times, free host memory.
+    """
+
+    _track_activity = False
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Answers 200 also without a controller; `available` and `message` say so then."""
+        watch = self.extension.watch
+        node, kernels = watch.node, list(watch.kernels.values())
+        if watch.available:
+            await self.extension.kernels.refresh_paths()
+            with contextlib.suppress(ControllerUnavailable, ControllerRefused):  # the watch will see it too
+                node, kernels = await asyncio.gather(watch.client.node(), watch.client.kernels())
+        answer = {
+            "version": __version__,
+            "available": watch.available,
+            "message": watch.message,
+            "node": node if watch.available else None,
+            "kernels": [self.describe(kernel) for kernel in kernels] if watch.available else [],
+        }
+        self.finish(json.dumps(answer))
+
+
+class KernelHandler(AffinodeHandler):
+    """GET kernels/<id>: one kernel, asked of the controller now."""
+
+    _track_activity = False
+
+    @web.authenticated
+    @authorized
+    async def get(self, kernel_id: str) -> None:
+        """404 where the controller does not know it, 503 without a controller."""
+        try:
+            self.finish(json.dumps(self.describe(await self.extension.watch.client.kernel(kernel_id))))
+        except ControllerUnavailable as error:
+            self.refuse(503, "no-controller", str(error))
+        except ControllerRefused as error:
+            self.refuse(error.status, error.slug, error.message)
+
+
+class KernelActionHandler(AffinodeHandler):
+    """POST kernels/<id>/park|resume|hold|release|focus|end: act on one of this server's own kernels.
+
+    `end` ends a process of it that is stuck; also of a kernel that no server has any more.
+    """
+
+    @web.authenticated
+    @authorized
+    async def post(self, kernel_id: str, action: str) -> None:
+        """The kernel afterwards; 4xx with the reason when it is refused. park waits until it is done."""
+        arguments = self._arguments(action)
+        if arguments is None:
+            return
+        if not self.extension.kernels.owns(kernel_id) and not self._is_orphan(kernel_id, action):
+            self.refuse(
+                404, "not-here", "This server has no such kernel; act on it from the server it belongs to."
+            )
+            return
+        try:
+            client = self.extension.watch.client
+            kernel = await getattr(client, action)(kernel_id, **arguments)
+            if action == "focus":
+                kernel = await client.kernel(kernel_id)
+            self.finish(json.dumps(self.describe(kernel)))
+        except ControllerUnavailable as error:
+            self.refuse(503, "no-controller", str(error))
+        except ControllerRefused as error:
+            self.refuse(error.status, error.slug, error.message)
+
+    def _is_orphan(self, kernel_id: str, action: str) -> bool:
+        """Whether it is about a process whose server is gone: somebody has to be able to end it."""
+        kernel = self.extension.watch.kernels.get(kernel_id, {"processes": []})
+        reasons = [(process.get("stuck") or {}).get("reason") for process in kernel["processes"]]
+        return action == "end" and "parent-gone" in reasons
+
+    def _arguments(self, action: str) -> dict[str, Any] | None:
+        """The arguments in the body; None after an error was answered."""
+        try:
+            body = json.loads(self.request.body or b"{}")
+        except (ValueError, RecursionError):
+            body = None
+        if not isinstance(body, dict):
+            self.refuse(400, "bad-request", "The body must be a JSON object; {} will do.")
+            return None
+        known = {"hold": {"duration_s"}, "end": {"process"}}.get(action, set())
+        unknown = sorted(body.keys() - known)
+        if unknown:
+            self.refuse(400, "bad-request", f"{action} does not take {', '.join(unknown)}.")
+            return None
+        if action == "end":
+            number = body.get("process")
+            if not isinstance(number, int) or isinstance(number, bool):
+                self.refuse(
+                    400, "bad-request", "process must be the number of one of the kernel's processes."
+                )
+                return None
+            return {"process": number}
+        duration_s = body.get("duration_s")
+        if duration_s is None:
+            return {}
+        number = isinstance(duration_s, (int, float)) and not isinstance(duration_s, bool)
+        if not number or not 0 < duration_s < LONGEST_S:
+            self.refuse(400, "bad-request", "duration_s must be a number of seconds above 0, or null.")
+            return None
+        return {"duration_s": float(duration_s)}
+
+
+class DoctorHandler(AffinodeHandler):
+    """GET doctor: what works here and why not, as `jupyter affinode doctor --json` says it."""
+
+    _track_activity = False
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Runs the checks anew, off the event loop; takes a second or two."""
+        server = self.extension.default_provisioner
+        checks = await asyncio.get_running_loop().run_in_executor(None, lambda: report(server))
+        self.finish(json.dumps(checks))
+
+
+KERNEL_ID = r"(?P<kernel_id>[^/]{1,64})"
+
+HANDLERS = [
+    (r"/affinode/api/status", StatusHandler),
+    (rf"/affinode/api/kernels/{KERNEL_ID}", KernelHandler),
+    (rf"/affinode/api/kernels/{KERNEL_ID}/(?P<action>{ACTIONS})", KernelActionHandler),
+    (r"/affinode/api/doctor", DoctorHandler),
+]

@@ -1,0 +1,269 @@
+"""This server's kernels: a tracker for each, their notebooks' paths, and what the controller is told of
+them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from jupyter_core.utils import ensure_async
+from jupyter_server.services.kernels.kernelmanager import MappingKernelManager
+from jupyter_server.services.sessions.sessionmanager import SessionManager
+
+from ..client.api import ControllerRefused, ControllerUnavailable
+from ..provisioning.kernelspec import wishes_of
+from .controller_watch import Kernel, NodeWatch, Notice, cancelled
+from .execution_tracker import ExecutionTracker
+
+KERNEL_ACTIONS = "https://events.jupyter.org/jupyter_server/kernel_actions/v1"
+RECONCILE_S = 2.0
+INTERRUPT_ONCE_S = 1.0
+
+
+class KernelMessages:
+    """What the controller is still to be told of one kernel, in order; only the newest cell state matters.
+
+    Nothing is kept for a controller that is not there: a new one is told everything.
+    """
+
+    def __init__(self, kernel_id: str, watch: NodeWatch, log: logging.Logger):
+        self.kernel_id = kernel_id
+        self.description: dict[str, Any] = {}
+        self._cell: tuple[bool, str | None] = (False, None)
+        self._watch = watch
+        self._log = log
+        self._pending: list[tuple[str, Any]] = []
+        self._task: asyncio.Task[None] | None = None
+        self._last_cancel = float("-inf")
+
+    def cell(self, is_open: bool, cell_id: str | None) -> None:
+        """A cell opened or closed. A close before an open is kept: it ends a running interrupt."""
+        self._cell = (is_open, cell_id)
+        cells = [(kind, value) for kind, value in self._pending if kind == "cell"][-1:]
+        others = [(kind, value) for kind, value in self._pending if kind != "cell"]
+        self._pending = others + cells
+        self._queue("cell", self._cell)
+
+    def interrupted(self, process_group: int | None) -> None:
+        """The kernel was interrupted, other than by a signal through our provisioner; told once a second."""
+        now = asyncio.get_running_loop().time()
+        if now - self._last_cancel >= INTERRUPT_ONCE_S:
+            self._last_cancel = now
+            self._queue("cancel", process_group)
+
+    def describe(self, **description: Any) -> None:
+        """Name, path, language and server; told when different."""
+        if description != self.description:
+            self.description = description
+            self._queue("describe", None)
+
+    def tell_everything(self) -> None:
+        """A controller that knows nothing answers now."""
+        self._pending.clear()
+        self._queue("describe", None)
+        self._queue("cell", self._cell)
+
+    def end(self, *, gone: bool) -> None:
+        """Nothing more will be told; when the kernel is gone, the controller may forget it."""
+        self._pending.clear()
+        if gone:
+            self._queue("forget", None)
+        elif self._task is not None:
+            self._task.cancel()
+
+    def _queue(self, kind: str, value: Any) -> None:
+        if not self._watch.available:
+            return
+        self._pending.append((kind, value))
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._send(), name="affinode-kernel-messages")
+
+    async def _send(self) -> None:
+        while self._pending:
+            kind, value = self._pending.pop(0)
+            try:
+                client = self._watch.client
+                if kind == "cell":
+                    await client.cell(self.kernel_id, value[0], cell_id=value[1])
+                elif kind == "cancel":
+                    await client.cancel(self.kernel_id, value)
+                elif kind == "forget":
+                    await client.forget(self.kernel_id)
+                else:
+                    await client.register(self.kernel_id, **self.description)
+            except ControllerUnavailable:
+                self._pending.clear()
+            except (
+                ControllerRefused
+            ) as refused:  # unknown there: a kernel without the shim, or not yet registered
+                self._log.debug("Kernel %s, %s: %s", self.kernel_id, kind, refused)
+
+
+class ServerKernels:
+    """Follows every kernel of the server, whatever starts, restarts, interrupts or ends it; a
+    `NodeListener`.
+    """
+
+    def __init__(
+        self,
+        manager: MappingKernelManager,
+        sessions: SessionManager,
+        watch: NodeWatch,
+        *,
+        server_label: str,
+        log: logging.Logger,
+    ):
+        self.paths: dict[str, list[str]] = {}
+        self._manager = manager
+        self._sessions = sessions
+        self._watch = watch
+        self._server_label = server_label
+        self._log = log
+        self._trackers: dict[str, ExecutionTracker] = {}
+        self._messages: dict[str, KernelMessages] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def owns(self, kernel_id: str) -> bool:
+        """Whether the kernel is this server's."""
+        return kernel_id in self._manager
+
+    def start(self) -> None:
+        """Begin to follow; called with the event loop running."""
+        self._task = asyncio.get_running_loop().create_task(self._keep_up(), name="affinode-server-kernels")
+
+    async def stop(self) -> None:
+        """Stop following all kernels."""
+        if self._task is not None:
+            await cancelled(self._task)
+        for kernel_id in list(self._messages):
+            self._forget(kernel_id)
+
+    def open_cell(self, kernel_id: str) -> str | None:
+        """The message id of the kernel's open cell; None when none is open."""
+        tracker = self._trackers.get(kernel_id)
+        return None if tracker is None else tracker.cells.current
+
+    async def on_kernel_action(self, logger: Any, schema_id: str, data: dict[str, Any]) -> None:
+        """The listener for the server's `kernel_actions` events."""
+        kernel_id = data.get("kernel_id")
+        if not kernel_id or data.get("status") != "success":
+            return
+        if data["action"] == "shutdown":
+            self._forget(kernel_id, gone=True)
+        elif data["action"] == "restart" and kernel_id in self._trackers:
+            self._trackers[kernel_id].restarted()
+        elif data["action"] == "interrupt" and kernel_id in self._messages and not self._signalled(kernel_id):
+            self._messages[kernel_id].interrupted(self._process_group(kernel_id))
+        elif data["action"] == "start":
+            self._follow(kernel_id)
+
+    async def refresh_paths(self) -> None:
+        """Ask the session manager which notebooks each kernel belongs to; they get renamed and moved."""
+        paths: dict[str, list[str]] = {}
+        sessions: list[dict[str, Any]] = await ensure_async(self._sessions.list_sessions())
+        for session in sessions:
+            kernel = session.get("kernel") or {}
+            if kernel.get("id") and session.get("path"):
+                paths.setdefault(kernel["id"], []).append(session["path"])
+        self.paths = paths
+        for kernel_id, messages in self._messages.items():
+            self._describe(kernel_id, messages)
+
+    def controller_found(self) -> None:
+        """Called by the watch: a new controller is told of every kernel."""
+        for messages in self._messages.values():
+            messages.tell_everything()
+
+    def controller_lost(self) -> None:
+        """Called by the watch."""
+
+    def kernel_changed(self, previous: Kernel | None, kernel: Kernel) -> None:
+        """Called by the watch: a kernel that it did not know when we described it is described again."""
+        if previous is None and kernel["id"] in self._messages:
+            self._messages[kernel["id"]].tell_everything()
+        self._look_for_lost_ends(kernel)
+
+    def noticed(self, notice: Notice) -> None:
+        """Called by the watch; `residency_events` tells people."""
+
+    def kernel_removed(self, kernel_id: str) -> None:
+        """Called by the watch."""
+
+    async def _keep_up(self) -> None:
+        while True:
+            try:
+                current = set(self._manager.list_kernel_ids())
+                for kernel_id in current - self._trackers.keys():
+                    self._follow(kernel_id)
+                for kernel_id in self._messages.keys() - current:
+                    self._forget(kernel_id, gone=True)
+                for tracker in self._trackers.values():
+                    tracker.keep_following()
+                await self.refresh_paths()
+                for kernel in list(self._watch.kernels.values()):
+                    self._look_for_lost_ends(kernel)
+            except Exception:  # the next round may work; without it kernels would silently not be followed
+                self._log.exception("Following the server's kernels failed")
+            await asyncio.sleep(RECONCILE_S)
+
+    def _look_for_lost_ends(self, kernel: Kernel) -> None:
+        tracker = self._trackers.get(kernel["id"])
+        if tracker is not None:
+            tracker.gpu_idle(kernel.get("idle_s"))
+
+    def _follow(self, kernel_id: str) -> None:
+        if kernel_id in self._trackers or kernel_id not in self._manager:
+            return
+        manager = self._manager.get_kernel(kernel_id)
+        if not getattr(manager, "shell_port", 0) or not manager.has_kernel:
+            return  # still starting, or a gateway's: it has no channels on this machine
+        messages = self._messages.setdefault(kernel_id, KernelMessages(kernel_id, self._watch, self._log))
+        tracker = ExecutionTracker(
+            manager,
+            on_cells=messages.cell,
+            on_interrupt=lambda: messages.interrupted(self._process_group(kernel_id)),
+            log=self._log,
+        )
+        tracker.start()
+        self._trackers[kernel_id] = tracker
+        self._describe(kernel_id, messages)
+
+    def _describe(self, kernel_id: str, messages: KernelMessages) -> None:
+        spec = self._manager.get_kernel(kernel_id).kernel_spec if kernel_id in self._manager else None
+        if spec is not None:
+            path = next(iter(self.paths.get(kernel_id, [])), None)
+            messages.describe(
+                name=spec.display_name,
+                language=spec.language,
+                path=path,
+                server=self._server_label,
+                **wishes_of(spec),
+            )
+
+    def _signalled(self, kernel_id: str) -> bool:
+        """Whether an interrupt of this kernel went through our provisioner, which told the controller
+        itself.
+        """
+        manager = self._manager.get_kernel(kernel_id)
+        spec = manager.kernel_spec
+        return bool(
+            getattr(manager.provisioner, "managed", False) and spec and spec.interrupt_mode == "signal"
+        )
+
+    def _process_group(self, kernel_id: str) -> int | None:
+        """The group that a signal to the kernel goes to; None if its provisioner has none."""
+        if kernel_id not in self._manager:
+            return None
+        group = getattr(self._manager.get_kernel(kernel_id).provisioner, "pgid", None)
+        return group if isinstance(group, int) else None
+
+    def _forget(self, kernel_id: str, *, gone: bool = False) -> None:
+        tracker = self._trackers.pop(kernel_id, None)
+        if tracker is not None:
+            tracker.close()
+        messages = self._messages.pop(kernel_id, None)
+        if messages is not None:
+            messages.end(gone=gone)
+        self.paths.pop(kernel_id, None)

@@ -1,0 +1,39 @@
+"""The Prometheus metric of this server, served with the server's own on `/metrics`.
+
+Defined at module level in prometheus_client's default registry, as Jupyter Server does. Everything about kernels and
+GPUs is on the controller's own `/metrics`: told here, too, it would be counted twice.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import Gauge
+
+from .controller_watch import Kernel, NodeWatch, Notice
+
+CONTROLLER_AVAILABLE = Gauge(
+    "affinode_controller_available", "Whether the node's GPU controller answers this server (1) or not"
+)
+
+
+class MetricsListener:
+    """Keeps the metric true; a `NodeListener`."""
+
+    def __init__(self, watch: NodeWatch):
+        CONTROLLER_AVAILABLE.set(watch.available)
+
+    def controller_found(self) -> None:
+        """Called by the watch."""
+        CONTROLLER_AVAILABLE.set(1)
+
+    def controller_lost(self) -> None:
+        """Called by the watch."""
+        CONTROLLER_AVAILABLE.set(0)
+
+    def kernel_changed(self, previous: Kernel | None, kernel: Kernel) -> None:
+        """Called by the watch; the controller's own metrics tell it."""
+
+    def kernel_removed(self, kernel_id: str) -> None:
+        """Called by the watch; the controller's own metrics tell it."""
+
+    def noticed(self, notice: Notice) -> None:
+        """Called by the watch; not counted."""

@@ -1,0 +1,297 @@
+/* Three things:
+ * - Whoever takes much of a device's memory shares the GPU's lock meanwhile, so that a process that holds it finds the room
+ *   that it has seen (gpu_lock.h).
+ * - Whoever shares GPU memory with other processes or APIs is never parked at context depth.
+ * - Calls that make, change or destroy contexts change what threads have current behind the shadows' back.  */
+#include "context_depth/allocation_guard.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <string.h>
+
+#include "gpu/backed.h"
+#include "context_depth/internal.h"
+#include "gpu/contexts.h"
+#include "driver/real_driver.h"
+#include "context_depth/gpu_lock.h"
+#include "hooks/hook.h"
+#include "context_depth/shadow.h"
+#include "driver/call_signatures.h"
+#include "shim.h"
+
+#define INT_POOL 64
+#define WIDE_POOL 16
+/* A context comes back in a fifth of a second, its memory in one.  */
+#define SHARE_NS (10 * S_NS)
+/* Left free by those who pass a lock that its holder does not let go of, being stopped: a context needs no more, beside what
+ * is spared for it (internal.h).  */
+#define LEFT_FOR_HOLDER (2 * GIB)
+
+enum {
+	TAKES = 1u << 0,         /* memory of the current device, as many bytes as the second argument says */
+	TAKES_HANDLE = 1u << 1,  /* the same, of the device that the third argument describes */
+	TAKES_CONTEXT = 1u << 2, /* memory of any device */
+	SHARES = 1u << 3,
+	CONTEXTS = 1u << 4,
+	TAKES_SOME = 1u << 5,    /* memory of the current device, nobody knows how much */
+	ADDS_NODES = 1u << 6,    /* to a graph, of those that take memory when the graph is launched, or maybe */
+	LAUNCHES = 1u << 7,      /* TAKES_SOME, if there may be such a graph */
+};
+
+struct rule {
+	const char *name; /* whatever version suffix it has */
+	unsigned what;
+};
+
+static const struct rule rules[] = {
+	{"cuMemCreate", TAKES_HANDLE},
+	{"cuMemAlloc", TAKES},
+	{"cuMemAllocManaged", TAKES},
+	{"cuMemAllocAsync", TAKES},
+	{"cuMemAllocFromPoolAsync", TAKES},
+	{"cuMemAllocPitch", TAKES_SOME},
+	{"cuArrayCreate", TAKES_SOME},
+	{"cuArray3DCreate", TAKES_SOME},
+	{"cuMipmappedArrayCreate", TAKES_SOME},
+	{"cuCtxSetLimit", TAKES_SOME}, /* stacks for all threads of the GPU */
+	{"cuGraphInstantiate", TAKES_SOME},
+	{"cuGraphInstantiateWithFlags", TAKES_SOME},
+	{"cuGraphInstantiateWithParams", TAKES_SOME},
+	{"cuGraphAddMemAllocNode", ADDS_NODES},
+	{"cuGraphAddNode", ADDS_NODES}, /* of any kind */
+	{"cuGraphUpload", LAUNCHES},
+	{"cuGraphLaunch", LAUNCHES},
+	{"cuCtxCreate", TAKES_CONTEXT | CONTEXTS},
+	{"cuDevicePrimaryCtxRetain", TAKES_CONTEXT},
+	{"cuCtxDestroy", CONTEXTS},
+	{"cuCtxAttach", CONTEXTS},
+	{"cuCtxDetach", CONTEXTS},
+	{"cuDevicePrimaryCtxReset", CONTEXTS},
+	{"cuDevicePrimaryCtxRelease", CONTEXTS},
+	{"cuGreenCtxCreate", TAKES_CONTEXT | CONTEXTS},
+	{"cuGreenCtxDestroy", CONTEXTS},
+	{"cuGLCtxCreate", TAKES_CONTEXT | SHARES | CONTEXTS},
+	{"cuVDPAUCtxCreate", TAKES_CONTEXT | SHARES | CONTEXTS},
+	{"cuIpcGetMemHandle", SHARES},
+	{"cuIpcOpenMemHandle", SHARES},
+	{"cuIpcGetEventHandle", SHARES},
+	{"cuIpcOpenEventHandle", SHARES},
+	{"cuMemExportToShareableHandle", SHARES},
+	{"cuMemImportFromShareableHandle", SHARES},
+	{"cuMemPoolExportToShareableHandle", SHARES},
+	{"cuMemPoolImportFromShareableHandle", SHARES},
+	{"cuMemGetHandleForAddressRange", SHARES},
+	{"cuImportExternalMemory", SHARES},
+	{"cuImportExternalSemaphore", SHARES},
+	{"cuMulticastCreate", SHARES},
+	{"cuGraphicsEGLRegisterImage", SHARES},
+	{"cuGraphicsGLRegisterBuffer", SHARES},
+	{"cuGraphicsGLRegisterImage", SHARES},
+	{"cuGraphicsVDPAURegisterOutputSurface", SHARES},
+	{"cuGraphicsVDPAURegisterVideoSurface", SHARES},
+	{"cuGLRegisterBufferObject", SHARES},
+	{"cuEGLStreamConsumerConnect", SHARES},
+	{"cuEGLStreamProducerConnect", SHARES},
+};
+
+struct target {
+	void *real;
+	unsigned what;
+};
+
+static struct target int_targets[INT_POOL], wide_targets[WIDE_POOL];
+static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic bool graphs_take_memory; /* some may */
+
+/* The devices whose locks were shared, as bits; false: one could not be had.  */
+static bool share_all(uint64_t *shared)
+{
+	bool had = true;
+
+	*shared = 0;
+	for (int i = 0; i < device_count_known() && i < 64; i++) {
+		int result = gpu_share(device_at(i)->uuid, SHARE_NS);
+
+		if (result == 0)
+			*shared |= 1ull << i;
+		had = had && result != -EBUSY;
+	}
+	return had;
+}
+
+static void unshare_all(uint64_t shared)
+{
+	for (int i = 0; i < 64; i++)
+		if (shared & (1ull << i))
+			gpu_unshare(device_at(i)->uuid);
+}
+
+/* The device whose memory is taken; NULL: unknown, or none of a device.  */
+static struct device *device_meant(unsigned what, const CUmemAllocationProp *prop)
+{
+	struct context *context;
+
+	if (what & TAKES_HANDLE)
+		return prop && prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? device_known(prop->location.id)
+										  : NULL;
+	context = context_current();
+	return context ? context->device : NULL;
+}
+
+/* What is allocated while a stream is captured becomes a node of the graph.  */
+static void note_graphs(unsigned what)
+{
+	if ((what & ADDS_NODES) || ((what & TAKES) && captures_open()))
+		atomic_store(&graphs_take_memory, true);
+}
+
+static bool takes_much(unsigned what, uint64_t bytes)
+{
+	if (what & (TAKES | TAKES_HANDLE))
+		return bytes >= BACKED_FROM_BYTES;
+	if (what & LAUNCHES)
+		return atomic_load_explicit(&graphs_take_memory, memory_order_relaxed);
+	return what & (TAKES_CONTEXT | TAKES_SOME);
+}
+
+/* Of the device meant, or of all that may be.  */
+static bool share_for(unsigned what, uint64_t bytes, const CUmemAllocationProp *prop, uint64_t *shared)
+{
+	struct device *device;
+	int result;
+
+	*shared = 0;
+	if (!takes_much(what, bytes) || !shim_is_on() || !gpu_locks_are_used())
+		return true;
+	if (what & TAKES_CONTEXT)
+		return share_all(shared);
+	device = device_meant(what, prop);
+	result = device ? gpu_share(device->uuid, SHARE_NS) : -ENOENT;
+	if (result == 0)
+		*shared = 1ull << device_index(device);
+	return result != -EBUSY;
+}
+
+static void note(unsigned what, bool done)
+{
+	if ((what & SHARES) && done)
+		checkpoint_refuse("it shares GPU memory with other processes or devices");
+	if (what & CONTEXTS)
+		shadows_forget_contexts();
+}
+
+/* Past the lock, as far as is known. Whoever holds it looks again before it counts on the room that it has seen, but cannot
+ * while it restores: for that there must be memory left all the same.  */
+static bool leaves_enough(unsigned what, uint64_t bytes)
+{
+	size_t free_bytes, total;
+
+	return !(what & (TAKES | TAKES_HANDLE)) || driver.cuMemGetInfo(&free_bytes, &total) != CUDA_SUCCESS ||
+	       (free_bytes >= LEFT_FOR_HOLDER && free_bytes - LEFT_FOR_HOLDER >= bytes);
+}
+
+static W call_int(const struct target *target, INT_PARAMETERS)
+{
+	WITHOUT_CANCELLATION();
+	uint64_t shared;
+	W result;
+
+	note_graphs(target->what);
+	if (!share_for(target->what, a1, (const CUmemAllocationProp *)a2, &shared) && !leaves_enough(target->what, a1)) {
+		unshare_all(shared);
+		return CUDA_ERROR_OUT_OF_MEMORY; /* which asks for room, and is tried again */
+	}
+	result = ((int_fn)target->real)(INT_ARGUMENTS);
+	unshare_all(shared);
+	note(target->what, (CUresult)result == CUDA_SUCCESS);
+	return result;
+}
+
+static W call_wide(const struct target *target, WIDE_PARAMETERS)
+{
+	W result = ((wide_fn)target->real)(WIDE_ARGUMENTS);
+
+	note(target->what, (CUresult)result == CUDA_SUCCESS);
+	return result;
+}
+
+REPEAT_16(INT_THUNK, 0x0) REPEAT_16(INT_THUNK, 0x1) REPEAT_16(INT_THUNK, 0x2) REPEAT_16(INT_THUNK, 0x3)
+REPEAT_16(WIDE_THUNK, 0x0)
+
+#define INT_NAME(n) int_thunk_##n,
+#define WIDE_NAME(n) wide_thunk_##n,
+static const int_fn int_thunks[INT_POOL] = {REPEAT_16(INT_NAME, 0x0) REPEAT_16(INT_NAME, 0x1)
+						    REPEAT_16(INT_NAME, 0x2) REPEAT_16(INT_NAME, 0x3)};
+static const wide_fn wide_thunks[WIDE_POOL] = {REPEAT_16(WIDE_NAME, 0x0)};
+
+static unsigned rule_for(const char *name)
+{
+	for (size_t i = 0; i < sizeof(rules) / sizeof(rules[0]); i++) {
+		size_t n = strlen(rules[i].name);
+
+		/* "_v2", "_ptsz" or nothing: no other name begins with one of these and an underscore */
+		if (strncmp(name, rules[i].name, n) == 0 && (name[n] == 0 || name[n] == '_'))
+			return rules[i].what;
+	}
+	return 0;
+}
+
+static int bind_target(struct target *targets, int count, void *real, unsigned what)
+{
+	int bound = -1;
+
+	pthread_mutex_lock(&pool_lock);
+	for (int i = 0; i < count && bound < 0; i++) {
+		if (!targets[i].real) {
+			targets[i].what = what;
+			__atomic_store_n(&targets[i].real, real, __ATOMIC_RELEASE);
+		}
+		if (targets[i].real == real)
+			bound = i;
+	}
+	pthread_mutex_unlock(&pool_lock);
+	return bound;
+}
+
+void *around_for(const char *name, bool wide, void *real)
+{
+	unsigned what = rule_for(name);
+	void *thunk = real;
+	int i;
+
+	if (!checkpoint_is_asked())
+		what &= ~(unsigned)(SHARES | CONTEXTS);
+	if (!what)
+		return real;
+	i = wide ? bind_target(wide_targets, WIDE_POOL, real, what) : bind_target(int_targets, INT_POOL, real, what);
+	if (i < 0)
+		checkpoint_refuse("more driver entry points than there are wrappers");
+	else if (wide)
+		memcpy(&thunk, &wide_thunks[i], sizeof(thunk));
+	else
+		memcpy(&thunk, &int_thunks[i], sizeof(thunk));
+	return thunk;
+}
+
+/* A driver that lacks an entry point has nothing to be wrapped.  */
+#define WRAP_OWN(name)                                                      \
+	do {                                                                \
+		void *real, *wrapped;                                       \
+		memcpy(&real, &driver.name, sizeof(real));                  \
+		wrapped = real ? around_for(#name, false, real) : NULL;     \
+		memcpy(&driver.name, &wrapped, sizeof(wrapped));            \
+	} while (0)
+
+void around_own_calls(void)
+{
+	WRAP_OWN(cuMemCreate);
+	WRAP_OWN(cuMemExportToShareableHandle);
+	WRAP_OWN(cuMemImportFromShareableHandle);
+}
+
+void around_reset_in_child(void)
+{
+	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+
+	memcpy(&pool_lock, &fresh, sizeof(fresh));
+}

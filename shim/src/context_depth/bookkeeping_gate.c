@@ -1,0 +1,268 @@
+#include "context_depth/bookkeeping_gate.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "context_depth/checkpoint.h"
+#include "base/monotonic_futex.h"
+#include "context_depth/deferred_calls.h"
+#include "gate/gate.h"
+#include "driver/symbol_lookup.h"
+#include "context_depth/shadow.h"
+#include "driver/call_signatures.h"
+#include "shim.h"
+#include "gate/thread_slots.h"
+
+#define DRAIN_POLL_NS 20000ull
+
+static _Atomic uint32_t closed;
+
+bool books_are_closed(void)
+{
+	return atomic_load(&closed);
+}
+
+bool books_enter(struct books_pass *pass)
+{
+	struct slot *slot = slot_own();
+
+	pass->slot = slot;
+	if (!slot) {
+		shim_give_up_parking("no memory for a thread's slot");
+		return !books_are_closed();
+	}
+	/* Sequentially consistent, as is the look at the word after it: the closer sees one or we see the other.  */
+	if (atomic_fetch_add(&slot->books, 1) == 0 && books_are_closed()) {
+		atomic_fetch_sub(&slot->books, 1);
+		pass->slot = NULL;
+		return false;
+	}
+	shadows_catch_up();
+	return true;
+}
+
+void books_leave(struct books_pass *pass)
+{
+	if (pass->slot)
+		atomic_fetch_sub(&pass->slot->books, 1);
+}
+
+CUresult books_wait(void)
+{
+	return gate_wait(AFFINODE_CLASS_HOST, false);
+}
+
+CUresult books_wait_or_give_up(void)
+{
+	return gate_wait(AFFINODE_CLASS_HOST, true);
+}
+
+static bool anyone_inside(void)
+{
+	for (struct slot *slot = slots_first(); slot; slot = slot->next)
+		if (atomic_load(&slot->used) && atomic_load(&slot->books))
+			return true;
+	return false;
+}
+
+int books_close(uint64_t drain_ns)
+{
+	uint64_t until = clock_ns() + drain_ns;
+
+	atomic_store(&closed, 1);
+	while (anyone_inside()) {
+		if (clock_ns() > until) {
+			books_open();
+			return -EBUSY;
+		}
+		clock_sleep_ns(DRAIN_POLL_NS);
+	}
+	return 0;
+}
+
+void books_open(void)
+{
+	atomic_store(&closed, 0);
+	gate_wake_waiters();
+}
+
+/* What a call gets while the process is off the GPU.  */
+enum meanwhile { WAITS, IS_PUT_OFF, IS_DONE, MAKES_EVENT, ASKS_FOR_END };
+
+struct target {
+	void *next; /* the driver's pointer, or a hook */
+	enum meanwhile meanwhile;
+};
+
+#define INT_POOL LARGE_POOL
+#define WIDE_POOL 16
+static struct target int_targets[INT_POOL], wide_targets[WIDE_POOL];
+static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
+static bool is_copy; /* forked while the driver held its parent */
+
+/* The process is about to end while it is off the GPU. Nothing of its runs there, and what it gives back goes with it.
+ * PyTorch makes events for what it frees, in destructors, where an error ends it by SIGABRT (seen on an H200).  */
+static bool ends_with_process(const struct target *target, W a0)
+{
+	if (is_copy || !atomic_load(&gate.dying) || target->meanwhile == WAITS)
+		return false;
+	if (shim_state() == AFFINODE_STATE_LOST) /* that one goes on, and is to hear of it at once */
+		return false;
+	if (target->meanwhile == MAKES_EVENT && a0)
+		*(CUevent *)a0 = NULL;
+	return true;
+}
+
+static bool put_off(const struct target *target, W a0, W a1, W a2)
+{
+	CUcontext context = NULL;
+
+	return target->meanwhile == IS_PUT_OFF && !atomic_load(&gate.dying) && shadows_current(&context) &&
+	       deferred_add(target->next, context, a0, a1, a2);
+}
+
+static W call_int(const struct target *target, INT_PARAMETERS)
+{
+	struct books_pass pass;
+	CUresult refused;
+	W result;
+
+	while (!books_enter(&pass)) {
+		if (target->meanwhile == IS_DONE || put_off(target, a0, a1, a2) || ends_with_process(target, a0))
+			return CUDA_SUCCESS;
+		refused = books_wait();
+		if (refused != CUDA_SUCCESS) /* or told, while it waited, that the process ends */
+			return ends_with_process(target, a0) ? CUDA_SUCCESS : (W)refused;
+	}
+	result = ((int_fn)target->next)(INT_ARGUMENTS);
+	books_leave(&pass);
+	return result;
+}
+
+static W call_wide(const struct target *target, WIDE_PARAMETERS)
+{
+	struct books_pass pass;
+	CUresult refused;
+	W result;
+
+	while (!books_enter(&pass)) {
+		refused = books_wait();
+		if (refused != CUDA_SUCCESS)
+			return (W)refused;
+	}
+	result = ((wide_fn)target->next)(WIDE_ARGUMENTS);
+	books_leave(&pass);
+	return result;
+}
+
+REPEAT_LARGE_POOL(INT_THUNK) REPEAT_16(WIDE_THUNK, 0x0)
+
+#define INT_NAME(n) int_thunk_##n,
+#define WIDE_NAME(n) wide_thunk_##n,
+static const int_fn int_thunks[INT_POOL] = {REPEAT_LARGE_POOL(INT_NAME)};
+static const wide_fn wide_thunks[WIDE_POOL] = {REPEAT_16(WIDE_NAME, 0x0)};
+
+static int bind_target(struct target *targets, int count, void *next, enum meanwhile meanwhile)
+{
+	for (int i = 0; i < count; i++) {
+		if (targets[i].next == next && targets[i].meanwhile == meanwhile)
+			return i;
+		if (!targets[i].next) {
+			targets[i].meanwhile = meanwhile;
+			__atomic_store_n(&targets[i].next, next, __ATOMIC_RELEASE);
+			return i;
+		}
+	}
+	return -1;
+}
+
+static void *thunk(void *next, bool wide, enum meanwhile meanwhile)
+{
+	void *thunk = next;
+	int i;
+
+	pthread_mutex_lock(&pool_lock);
+	if (wide)
+		i = bind_target(wide_targets, WIDE_POOL, next, WAITS);
+	else
+		i = bind_target(int_targets, INT_POOL, next, meanwhile);
+	pthread_mutex_unlock(&pool_lock);
+	if (i < 0)
+		checkpoint_refuse("more driver entry points than there are wrappers");
+	else if (wide)
+		memcpy(&thunk, &wide_thunks[i], sizeof(thunk));
+	else
+		memcpy(&thunk, &int_thunks[i], sizeof(thunk));
+	return thunk;
+}
+
+/* Whether `name` is one of the list, with any version suffix or none.  */
+static bool is_one_of(const char *name, const char *const *list)
+{
+	for (; *list; list++) {
+		size_t n = strlen(*list);
+
+		if (strncmp(name, *list, n) == 0 && (name[n] == 0 || name[n] == '_'))
+			return true;
+	}
+	return false;
+}
+
+/* Calls that act on a process by its id, among them those that end the driver's hold on this one.  */
+static const char *const never_held[] = {"cuCheckpointProcessLock", "cuCheckpointProcessCheckpoint",
+					 "cuCheckpointProcessRestore", "cuCheckpointProcessUnlock",
+					 "cuCheckpointProcessGetState", "cuCheckpointProcessGetRestoreThreadId", NULL};
+
+/* Of the gated classes, those whose hooks may call the driver past the gate.  */
+static const char *const past_the_gate[] = {"cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxReset", "cuCtxDestroy",
+					    "cuCtxDetach", "cuPointerSetAttribute", NULL};
+
+/* They pass the first gate while parked, where all work was drained.  */
+static const char *const synchronises[] = {"cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize", NULL};
+
+static const char *const ask_for_end[] = {"cuStreamQuery", "cuEventQuery", "cuStreamWaitEvent", NULL};
+
+static enum meanwhile meanwhile_of(const char *name)
+{
+	if (deferred_may_be(name))
+		return IS_PUT_OFF;
+	if (is_one_of(name, ask_for_end))
+		return ASKS_FOR_END;
+	return strcmp(name, "cuEventCreate") == 0 ? MAKES_EVENT : WAITS;
+}
+
+void *books_below(const char *name, int version, int class_, bool wide, void *real)
+{
+	void *shadow;
+
+	if (is_one_of(name, never_held))
+		return real;
+	if (is_one_of(name, synchronises))
+		return thunk(real, wide, IS_DONE);
+	if (class_ != AFFINODE_CLASS_HOST && class_ != AFFINODE_CLASS_QUERY && class_ != AFFINODE_CLASS_FREE &&
+	    class_ != AFFINODE_CLASS_SYNC && !is_one_of(name, past_the_gate))
+		return real;
+	shadow = shadow_for(name, version, real);
+	return shadow ? shadow : thunk(real, wide, meanwhile_of(name));
+}
+
+/* They take the mover's lock, or ask the driver themselves, before they come to what is below.  */
+static const char *const held_above[] = {"cuMemRelease", "cuMemUnmap", "cuCtxDestroy", "cuCtxDisablePeerAccess",
+					 "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxReset",
+					 "cuDevicePrimaryCtxRelease", "cuCtxAttach", "cuCtxDetach",
+					 "cuCtxFromGreenCtx", "cuGreenCtxDestroy", NULL};
+
+void *books_above(const char *name, void *hook)
+{
+	return is_one_of(name, held_above) ? thunk(hook, false, WAITS) : hook;
+}
+
+void books_reset_in_child(void)
+{
+	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+
+	memcpy(&pool_lock, &fresh, sizeof(fresh));
+	is_copy = books_are_closed();
+}

@@ -1,0 +1,89 @@
+#include "context_depth/deferred_calls.h"
+
+#include <pthread.h>
+#include <string.h>
+
+#include "driver/real_driver.h"
+#include "base/log.h"
+
+#define MAX_CALLS 4096
+
+struct call {
+	void *real;
+	CUcontext context;
+	W arguments[3];
+};
+
+static pthread_mutex_t calls_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct call calls[MAX_CALLS];
+static unsigned count;
+static bool accepting; /* the process is off the GPU */
+
+/* cuMemHostUnregister and what unmaps are not here: their caller gives the memory away next, and the driver would come back
+ * to pages that are gone. Nor is what counts (primary contexts, handles): its hooks do more than free.  */
+static const char *const names[] = {
+	"cuArrayDestroy", "cuEventDestroy", "cuEventRecord", "cuEventRecordWithFlags", "cuGraphDestroy",
+	"cuGraphExecDestroy", "cuLibraryUnload", "cuLinkDestroy", "cuMemFree", "cuMemFreeAsync", "cuMemFreeHost",
+	"cuMemPoolDestroy", "cuMemPoolTrimTo", "cuMipmappedArrayDestroy", "cuModuleUnload", "cuStreamDestroy",
+	"cuSurfObjectDestroy", "cuTexObjectDestroy",
+};
+
+bool deferred_may_be(const char *name)
+{
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+		size_t n = strlen(names[i]);
+
+		if (strncmp(name, names[i], n) == 0 && (name[n] == 0 || name[n] == '_'))
+			return true;
+	}
+	return false;
+}
+
+bool deferred_add(void *real, CUcontext context, W a0, W a1, W a2)
+{
+	bool room;
+
+	pthread_mutex_lock(&calls_lock);
+	room = accepting && count < MAX_CALLS;
+	if (room)
+		calls[count++] = (struct call){real, context, {a0, a1, a2}};
+	pthread_mutex_unlock(&calls_lock);
+	return room;
+}
+
+void deferred_begin(void)
+{
+	pthread_mutex_lock(&calls_lock);
+	accepting = true;
+	pthread_mutex_unlock(&calls_lock);
+}
+
+void deferred_make(void)
+{
+	unsigned failed = 0;
+
+	pthread_mutex_lock(&calls_lock);
+	for (unsigned i = 0; i < count; i++) {
+		const struct call *call = &calls[i];
+
+		driver.cuCtxSetCurrent(call->context);
+		failed += ((CUresult(*)(W, W, W))call->real)(call->arguments[0], call->arguments[1],
+							     call->arguments[2]) != CUDA_SUCCESS;
+	}
+	if (count) {
+		driver.cuCtxSetCurrent(NULL);
+		log_line("%u calls made that were put off, %u failed", count, failed);
+	}
+	count = 0;
+	accepting = false;
+	pthread_mutex_unlock(&calls_lock);
+}
+
+void deferred_reset_in_child(void)
+{
+	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+
+	memcpy(&calls_lock, &fresh, sizeof(fresh));
+	count = 0;
+	accepting = false;
+}

@@ -1,0 +1,181 @@
+/* The driver holds every call of a process that is off the GPU, those of its own destructors too, and a call that never
+ * comes back would keep the process for ever. What is reached through our wrappers is answered at once (the process is
+ * dying); this is for what is not.  */
+#define _GNU_SOURCE
+#include "context_depth/exit_while_out.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "context_depth/bookkeeping_gate.h"
+#include "context_depth/checkpoint.h"
+#include "base/monotonic_futex.h"
+#include "base/log.h"
+#include "mover/mover.h"
+
+#define SEIZE_NS (2 * S_NS)
+#define LOOK_EVERY_NS (100 * MS_NS)
+#define STUCK_LOOKS 20 /* two seconds without a step: the driver does not come back */
+#define PLACE_LOOKS 50 /* nor from where it was found each time for five, although signals interrupt it there */
+#define FLUSH_NS S_NS
+
+static int exit_status;
+static pid_t exiting_thread;
+
+/* How often the exiting thread has slept and been interrupted: any step it makes changes it. 0: it cannot be read.  */
+static unsigned long long steps_made(void)
+{
+	unsigned long long total = 0, n;
+	char path[64], line[128];
+	FILE *status;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/status", (int)exiting_thread);
+	status = fopen(path, "re");
+	while (status && fgets(line, sizeof(line), status))
+		if (sscanf(line, "voluntary_ctxt_switches: %llu", &n) == 1 ||
+		    sscanf(line, "nonvoluntary_ctxt_switches: %llu", &n) == 1)
+			total += n + 1;
+	if (status)
+		fclose(status);
+	return total;
+}
+
+/* A thread that runs makes steps without sleeping.  */
+static bool is_asleep(void)
+{
+	char path[64], text[512], state = 'R';
+	const char *end;
+	FILE *stat;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", (int)exiting_thread);
+	stat = fopen(path, "re");
+	if (!stat)
+		return true;
+	if (fgets(text, sizeof(text), stat) && (end = strrchr(text, ')')) != NULL && end[1] == ' ')
+		state = end[2];
+	fclose(stat);
+	return state == 'S' || state == 'D';
+}
+
+/* Where it waits in the kernel; zeros: nowhere that a driver holds a call.  */
+struct place {
+	unsigned long long what, stack, code;
+};
+
+/* Not reading or writing: whoever writes a long file at its end is found at one place, too.  */
+static bool is_a_wait(long call)
+{
+#ifdef SYS_poll
+	if (call == SYS_poll)
+		return true;
+#endif
+	return call == SYS_futex || call == SYS_ppoll || call == SYS_ioctl || call == SYS_restart_syscall;
+}
+
+static struct place place_now(void)
+{
+	struct place place = {0, 0, 0};
+	char path[64], text[256];
+	long number;
+	FILE *call;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/syscall", (int)exiting_thread);
+	call = fopen(path, "re");
+	if (!call)
+		return place;
+	if (!fgets(text, sizeof(text), call) ||
+	    sscanf(text, "%ld %llx %*x %*x %*x %*x %*x %llx %llx", &number, &place.what, &place.stack, &place.code) != 4 ||
+	    !is_a_wait(number))
+		place = (struct place){0, 0, 0};
+	fclose(call);
+	return place;
+}
+
+/* How often it was found waiting there since it was found waiting elsewhere. Found running, it may be on its way in again,
+ * after a signal.  */
+static unsigned looks_in_place(void)
+{
+	static struct place before;
+	static unsigned looks;
+	struct place now = place_now();
+
+	if (!is_asleep())
+		return looks;
+	looks = now.code && memcmp(&now, &before, sizeof(now)) == 0 ? looks + 1 : 0;
+	before = now;
+	return looks;
+}
+
+static void *leave(void *unused)
+{
+	(void)unused;
+	clock_sleep_ns(FLUSH_NS);
+	_exit(exit_status);
+	return NULL;
+}
+
+static void start(void *(*body)(void *))
+{
+	sigset_t all, before;
+	pthread_t thread;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	if (pthread_create(&thread, NULL, body, NULL) != 0) {
+		fflush(NULL); /* what exit would still have done */
+		_exit(exit_status);
+	}
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+/* The driver may be at its checkpoint still: it takes seconds for what stays in its own hands.  */
+static bool is_held(void)
+{
+	return checkpoint_is_out() || books_are_closed();
+}
+
+/* What exit would still have done is flushed, by whoever gets through with it.  */
+static void *watch(void *unused)
+{
+	unsigned long long before = 0;
+	unsigned stuck = 0;
+
+	(void)unused;
+	while (stuck < STUCK_LOOKS && (!is_held() || looks_in_place() < PLACE_LOOKS)) {
+		unsigned long long now = steps_made();
+
+		stuck = is_held() && now == before && is_asleep() ? stuck + 1 : 0;
+		before = now;
+		clock_sleep_ns(LOOK_EVERY_NS);
+	}
+	log_line("exit does not come back from the driver: leaving with status %d", exit_status);
+	start(leave);
+	fflush(NULL);
+	_exit(exit_status);
+	return NULL;
+}
+
+void leaving_begin(int status)
+{
+	static _Atomic bool begun;
+	char why[AFFINODE_TEXT_SIZE];
+	bool back = false;
+
+	if (!is_held() || atomic_exchange(&begun, true))
+		return;
+	if (mover_seize(SEIZE_NS)) {
+		back = checkpoint_in(NULL, why, sizeof(why)) == AFFINODE_OK;
+		checkpoint_has_room();
+		mover_let_go();
+	}
+	if (back)
+		return;
+	exit_status = status;
+	exiting_thread = (pid_t)syscall(SYS_gettid);
+	start(watch);
+}

@@ -1,0 +1,47 @@
+/* The GPUs' locks: a file a GPU in the folder of the sockets, held by flock(2) by whoever needs room that stays free.
+ *
+ * Exclusively: a process that resumes without a controller, so that two of them take turns; and one that brings a CUDA
+ * context back, from the look at the free memory until it has what it needs, because the driver's Restore loses a process
+ * that meets a full GPU.
+ * Shared: our processes while they take memory from the driver, large allocations and contexts alone. The files exist
+ * only where somebody may ever hold one exclusively; where none is, an allocation costs a look at a cached answer, and
+ * where one is, a few system calls beside the driver's tens of microseconds.  */
+#ifndef AFFINODE_GPU_LOCK_H
+#define AFFINODE_GPU_LOCK_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "gpu/devices.h"
+
+/* All of this process's GPUs exclusively, or none; never blocks; true if they are held already. Where no lock file can be
+ * had it succeeds: taking memory is all or nothing at memory depth, so the lock only keeps two from failing in turn.  */
+bool gpu_lock_all(void);
+
+/* That GPU's alone, exclusively, whatever was held before, and only where its file is there for others to heed; never
+ * blocks. True without a file, too: gpu_lock_is_held says.  */
+bool gpu_lock_other(const uint8_t gpu[16]);
+
+void gpu_unlock_all(void);
+
+/* Whether this GPU's lock really is held by one of the above.  */
+bool gpu_lock_is_held(const uint8_t gpu[16]);
+
+/* Make the lock files, so that other processes begin to heed them; false: not for every GPU of this process.  */
+bool gpu_locks_make(void);
+
+/* The one of any GPU.  */
+bool gpu_lock_make(const uint8_t gpu[16]);
+
+/* Whether any of this process's GPUs has a lock file, as of a second ago: without one there is nothing to share.  */
+bool gpu_locks_are_used(void);
+
+/* Share a GPU's lock, waiting `ns` at most: 0, to be given back by gpu_unshare; -ENOENT: nobody needs it, nothing to give
+ * back; -EBUSY: somebody else's for longer than that, or a process's that is stopped, for as long as it is so, or that was
+ * waited for in vain before. A GPU is named by its UUID.  */
+int gpu_share(const uint8_t gpu[16], uint64_t ns);
+void gpu_unshare(const uint8_t gpu[16]);
+
+void gpu_locks_reset_in_child(void);
+
+#endif

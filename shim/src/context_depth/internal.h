@@ -1,0 +1,56 @@
+/* What checkpoint.c, leave_gpu.c and return_to_gpu.c have in common; the mover's, but for checkpoint_start.  */
+#ifndef AFFINODE_CHECKPOINTING_H
+#define AFFINODE_CHECKPOINTING_H
+
+#include "context_depth/checkpoint.h"
+#include "base/monotonic_futex.h"
+#include "gpu/contexts.h"
+
+#define GIB (1ull << 30)
+/* Free beyond what the context needs: what others of ours that hold no lock (small allocations, code) may take meanwhile.  */
+#define SPARE_BYTES GIB
+/* A context takes about 0.6 GiB of an H200.  */
+#define CONTEXT_BYTES GIB
+
+/* CUprocessState */
+enum { PROCESS_RUNNING = 0, PROCESS_LOCKED = 1, PROCESS_CHECKPOINTED = 2, PROCESS_FAILED = 3 };
+
+/* As cuda.h of CUDA 12.8 declares it; the other calls' structs are all reserved there and may be NULL.  */
+struct checkpoint_lock_arguments {
+	unsigned int timeout_ms, reserved0;
+	uint64_t reserved1[7];
+};
+
+struct checkpoint_api {
+	CUresult (*lock)(int, struct checkpoint_lock_arguments *);
+	CUresult (*checkpoint)(int, void *);
+	CUresult (*restore)(int, void *);
+	CUresult (*unlock)(int, void *);
+	CUresult (*state)(int, int *);
+};
+extern struct checkpoint_api checkpoint_api;
+
+struct checkpoint_left {
+	struct device *device;  /* the GPU that the context was taken off */
+	uint64_t context_bytes; /* what it needs to come back */
+};
+extern struct checkpoint_left checkpoint_left;
+
+void checkpoint_set_out(bool out);
+
+/* Why it stays on the GPU for good; NULL: no reason yet. */
+const char *checkpoint_refusal(void);
+
+/* How long ago the process began, in nanoseconds.  */
+uint64_t checkpoint_age_ns(void);
+
+/* PROCESS_RUNNING, …; -1: the driver does not say.  */
+int checkpoint_state(void);
+
+/* Lock all of the process's GPUs, or another one alone (its UUID), waiting `ns` at most.  */
+bool checkpoint_lock_gpus(const uint8_t *to, uint64_t ns);
+
+/* The one device and context in use; NULL, or *why not. While the driver answers.  */
+struct device *checkpoint_only_device(const char **why);
+
+#endif

@@ -1,0 +1,221 @@
+/* Taking the context off the GPU.  */
+#include <dirent.h>
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "context_depth/bookkeeping_gate.h"
+#include "context_depth/internal.h"
+#include "context_depth/deferred_calls.h"
+#include "driver/real_driver.h"
+#include "base/environment.h"
+#include "gate/gate.h"
+#include "context_depth/gpu_lock.h"
+#include "context_depth/nvml_probe.h"
+#include "host/memory_limits.h"
+#include "base/log.h"
+#include "gpu/managed_memory.h"
+#include "context_depth/nvml_gate.h"
+#include "link/status_page.h"
+#include "context_depth/shadow.h"
+#include "host/slabs.h"
+#include "gpu/unmovable_bytes.h"
+
+#define DRAIN_NS (100 * MS_NS)
+#define LOCK_TIMEOUT_MS 1000u
+/* To go away, a caller may be waiting for us.  */
+#define LOCK_TO_GO_NS (100 * MS_NS)
+/* NVML has to wake a GPU that nobody uses any more.  */
+#define LOOK_TO_GO_NS (2 * S_NS)
+/* The others' belief that nobody needs the GPU's lock must have passed (gpu_lock.c).  */
+#define YOUNG_NS (3 * S_NS)
+#define MPS_ENABLED 133 /* CU_DEVICE_ATTRIBUTE_MPS_ENABLED */
+
+/* Communicators of several ranks have a thread that names itself so. Who cannot look, for want of a descriptor, does not know.  */
+static bool uses_nccl(void)
+{
+	DIR *tasks = opendir("/proc/self/task");
+	struct dirent *task;
+	bool found = !tasks;
+
+	while (tasks && !found && (task = readdir(tasks)) != NULL) {
+		char path[300], name[32] = "";
+		FILE *comm;
+
+		snprintf(path, sizeof(path), "/proc/self/task/%s/comm", task->d_name);
+		comm = task->d_name[0] == '.' ? NULL : fopen(path, "re");
+		if (!comm) { /* or the thread has ended */
+			found = task->d_name[0] != '.' && (errno == EMFILE || errno == ENFILE || errno == ENOMEM);
+			continue;
+		}
+		if (fgets(name, sizeof(name), comm))
+			found = strncmp(name, "NCCL", 4) == 0;
+		fclose(comm);
+	}
+	if (tasks)
+		closedir(tasks);
+	return found;
+}
+
+static bool is_under_mps(const struct device *device)
+{
+	int mps = 0;
+
+	return environment_noted("CUDA_MPS_PIPE_DIRECTORY") ||
+	       (driver.cuDeviceGetAttribute(&mps, MPS_ENABLED, device->ordinal) == CUDA_SUCCESS && mps);
+}
+
+/* What forbids it now, while the driver still answers; NULL: nothing.  */
+static const char *objection(struct device **device)
+{
+	const char *why = checkpoint_refusal();
+
+	if (!checkpoint_is_asked())
+		return "context depth was not asked for (AFFINODE_DEPTH)";
+	if (why)
+		return why;
+	if (checkpoint_age_ns() < YOUNG_NS)
+		return "the process has just begun";
+	*device = checkpoint_only_device(&why);
+	if (why)
+		return why;
+	if (!*device)
+		return "no CUDA context is known";
+	if (uses_nccl())
+		return "the process uses NCCL";
+	why = nvml_objection();
+	if (why)
+		return why;
+	if (is_under_mps(*device))
+		return "the GPU is shared through MPS";
+	if (managed_bytes() || tally_bytes(device_index(*device), AFFINODE_FIXED_MANAGED))
+		return "the process uses managed memory";
+	return NULL;
+}
+
+const char *checkpoint_objection(void)
+{
+	struct device *device = NULL;
+
+	return objection(&device);
+}
+
+/* What the driver will need again, at least the memory that only it can move. Too much keeps the process off the GPU for
+ * as long as others use it; too little may lose it. `after` NULL: nobody knows.
+ *
+ * None of ours takes memory meanwhile, so the difference is this process's, unless others end or free theirs meanwhile: no
+ * more than what NVML says is its own, where it does, and as much again as a context takes.  */
+static uint64_t bytes_to_come_back(const struct gpu_memory *before, const struct gpu_memory *after)
+{
+	uint64_t own = before->own_bytes, most = (own ? own : before->used_bytes) + CONTEXT_BYTES;
+	uint64_t bytes = most, least = 0;
+
+	for (int reason = 0; reason < AFFINODE_FIXED_REASONS; reason++)
+		least += tally_bytes(device_index(checkpoint_left.device), reason);
+	if (after)
+		bytes = before->used_bytes > after->used_bytes ? before->used_bytes - after->used_bytes : 0;
+	if (!bytes && !own)
+		least += CONTEXT_BYTES;
+	if (bytes > most)
+		bytes = most;
+	if (bytes < own)
+		bytes = own;
+	return bytes > least ? bytes : least;
+}
+
+/* The driver's Lock and Checkpoint; NULL, or why not: then the process runs as before.  */
+static const char *hold(void)
+{
+	struct checkpoint_lock_arguments arguments = {.timeout_ms = LOCK_TIMEOUT_MS};
+	CUresult result = checkpoint_api.lock(getpid(), &arguments);
+
+	if (result != CUDA_SUCCESS) {
+		log_line("cuCheckpointProcessLock: %d", result);
+		if (checkpoint_state() == PROCESS_LOCKED)
+			checkpoint_api.unlock(getpid(), NULL);
+		return result == CUDA_ERROR_NOT_READY ? "a CUDA call does not come back"
+						      : "the driver did not let the process be locked";
+	}
+	result = checkpoint_api.checkpoint(getpid(), NULL);
+	if (result == CUDA_SUCCESS)
+		return NULL;
+	log_line("cuCheckpointProcessCheckpoint: %d, state %d", result, checkpoint_state());
+	if (checkpoint_state() == PROCESS_CHECKPOINTED)
+		return NULL;
+	if (checkpoint_api.unlock(getpid(), NULL) != CUDA_SUCCESS && checkpoint_state() != PROCESS_RUNNING)
+		return NULL; /* still held: checkpoint_in goes on from whatever state it finds */
+	if (result == CUDA_ERROR_NOT_SUPPORTED) {
+		checkpoint_refuse("the driver does not checkpoint what the process uses (managed memory, IPC, …)");
+		return checkpoint_refusal();
+	}
+	return "the driver could not checkpoint the process";
+}
+
+/* Host memory that the driver takes for what is still on the GPU: it fills a buffer of that size.  */
+static uint64_t image_bytes(const struct device *device, const struct gpu_memory *before)
+{
+	uint64_t bytes = CONTEXT_BYTES;
+
+	for (int reason = 0; reason < AFFINODE_FIXED_REASONS; reason++)
+		bytes += tally_bytes(device_index(device), reason);
+	return before->own_bytes ? before->own_bytes : bytes;
+}
+
+static bool somebody_waits(void)
+{
+	return gate_calls_waiting() || atomic_load(&gate.dying);
+}
+
+enum affinode_status checkpoint_out(char *why, size_t size)
+{
+	struct device *device = NULL;
+	struct gpu_memory before, after;
+	const char *in_the_way = objection(&device);
+	bool unknown;
+
+	snprintf(why, size, "%s", "");
+	if (!in_the_way)
+		slabs_unregister(somebody_waits);
+	if (!in_the_way && !checkpoint_lock_gpus(device->uuid, LOCK_TO_GO_NS))
+		in_the_way = "another kernel is resuming";
+	if (!in_the_way && !gpu_lock_is_held(device->uuid))
+		in_the_way = "no lock can be had for the GPU";
+	if (!in_the_way)
+		in_the_way = gpu_memory_look(device->uuid, LOOK_TO_GO_NS, &before);
+	if (!in_the_way && before.divided)
+		in_the_way = "the GPU is divided (MIG)";
+	if (!in_the_way && before.total_bytes < CONTEXT_BYTES + SPARE_BYTES)
+		in_the_way = "the GPU is too small to be sure of the way back";
+	if (!in_the_way && host_memory_left() < image_bytes(device, &before) + host_memory_reserve())
+		in_the_way = "host memory is short";
+	if (!in_the_way && somebody_waits())
+		in_the_way = "a CUDA call waits";
+	if (!in_the_way && (!shadows_take() || books_close(DRAIN_NS) != 0))
+		in_the_way = "a CUDA call is in progress";
+	if (!in_the_way) {
+		deferred_begin();
+		in_the_way = hold();
+		if (in_the_way) {
+			deferred_make();
+			books_open();
+		}
+	}
+	if (in_the_way) {
+		gpu_unlock_all();
+		snprintf(why, size, "%s", in_the_way);
+		log_line("the CUDA context stays on the GPU: %s", in_the_way);
+		return AFFINODE_REFUSED;
+	}
+	checkpoint_left.device = device;
+	unknown = gpu_memory_look(device->uuid, LOOK_TO_GO_NS, &after) != NULL;
+	checkpoint_left.context_bytes = bytes_to_come_back(&before, unknown ? NULL : &after);
+	checkpoint_set_out(true);
+	page_set_context_bytes(checkpoint_left.context_bytes);
+	page_set_depth(AFFINODE_DEPTH_CONTEXT);
+	gpu_unlock_all();
+	log_line("off the GPU; to come back it needs %llu bytes", (unsigned long long)checkpoint_left.context_bytes);
+	return AFFINODE_OK;
+}

@@ -1,0 +1,120 @@
+#include "context_depth/nvml_gate.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "context_depth/bookkeeping_gate.h"
+#include "context_depth/checkpoint.h"
+#include "base/monotonic_futex.h"
+#include "shim.h"
+
+#define INT_POOL LARGE_POOL /* NVML of CUDA 13 has about 400 */
+#define REFUSED 999 /* NVML_ERROR_UNKNOWN */
+/* Who asks every few seconds would be brought back each time: longer than monitors pause.  */
+#define LATELY_NS (10 * S_NS)
+
+static void *int_targets[INT_POOL];
+static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic uint64_t asked_ns;
+static _Atomic bool comes_by; /* somebody's calls do */
+
+static W call_gated(void *real, INT_PARAMETERS)
+{
+	struct books_pass pass;
+	W result;
+
+	while (!books_enter(&pass))
+		if (books_wait_or_give_up() != CUDA_SUCCESS)
+			return REFUSED;
+	result = ((int_fn)real)(INT_ARGUMENTS);
+	atomic_store(&asked_ns, clock_ns());
+	books_leave(&pass);
+	return result;
+}
+
+static W call_int(void *const *target, INT_PARAMETERS)
+{
+	return call_gated(*target, INT_ARGUMENTS);
+}
+
+W nvml_call(void *real, INT_PARAMETERS)
+{
+	if (!checkpoint_is_asked() || shim_is_disabled())
+		return ((int_fn)real)(INT_ARGUMENTS);
+	atomic_store(&comes_by, true);
+	return call_gated(real, INT_ARGUMENTS);
+}
+
+REPEAT_LARGE_POOL(INT_THUNK)
+
+#define INT_NAME(n) int_thunk_##n,
+static const int_fn int_thunks[INT_POOL] = {REPEAT_LARGE_POOL(INT_NAME)};
+
+/* nvmlErrorString asks nobody, and returns text.  */
+bool nvml_is_name(const char *name)
+{
+	return name && strncmp(name, "nvml", 4) == 0 && name[4] >= 'A' && name[4] <= 'Z' &&
+	       strcmp(name, "nvmlErrorString") != 0;
+}
+
+static int bind_target(void *real)
+{
+	int bound = -1;
+
+	pthread_mutex_lock(&pool_lock);
+	for (int i = 0; i < INT_POOL && bound < 0; i++) {
+		if (!int_targets[i])
+			__atomic_store_n(&int_targets[i], real, __ATOMIC_RELEASE);
+		if (int_targets[i] == real)
+			bound = i;
+	}
+	pthread_mutex_unlock(&pool_lock);
+	return bound;
+}
+
+void *nvml_wrap(void *real)
+{
+	void *thunk = real;
+	int i = bind_target(real);
+
+	atomic_store(&comes_by, true);
+	if (i < 0)
+		checkpoint_refuse("more entry points of NVML than there are wrappers");
+	else
+		memcpy(&thunk, &int_thunks[i], sizeof(thunk));
+	return thunk;
+}
+
+/* By the list of mappings, since the loader's lock may be held for as long as somebody imports.  */
+static bool is_loaded(void)
+{
+	FILE *maps = fopen("/proc/self/maps", "re");
+	char line[512];
+	bool found = !maps; /* nobody can tell */
+
+	while (maps && !found && fgets(line, sizeof(line), maps))
+		found = strstr(line, "libnvidia-ml.so") != NULL;
+	if (maps)
+		fclose(maps);
+	return found;
+}
+
+const char *nvml_objection(void)
+{
+	uint64_t asked = atomic_load(&asked_ns);
+
+	if (asked && clock_ns() - asked < LATELY_NS)
+		return "the process watches the GPU through NVML";
+	if (!atomic_load(&comes_by) && is_loaded())
+		return "NVML is loaded, and nobody was seen to call it: its calls may come past the shim";
+	return NULL;
+}
+
+void nvml_reset_in_child(void)
+{
+	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+
+	memcpy(&pool_lock, &fresh, sizeof(fresh));
+}

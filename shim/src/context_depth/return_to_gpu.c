@@ -1,0 +1,204 @@
+/* Bringing the context back, where it was or on another GPU.  */
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "gpu/backed.h"
+#include "context_depth/bookkeeping_gate.h"
+#include "context_depth/internal.h"
+#include "context_depth/deferred_calls.h"
+#include "context_depth/migrate.h"
+#include "gate/gate.h"
+#include "context_depth/gpu_lock.h"
+#include "context_depth/nvml_probe.h"
+#include "base/log.h"
+#include "link/status_page.h"
+#include "shim.h"
+
+/* One waits for another's resume.  */
+#define LOCK_TO_COME_BACK_NS (5 * S_NS)
+#define LOOK_TO_COME_BACK_NS (5 * S_NS)
+/* What was seen of the GPU is believed for so long: others take no notice of the lock of a process that stands still
+ * (gpu_lock.c), and a process does not know that it did.  */
+#define BELIEVED_NS S_NS
+#define LOOKS 5
+
+static uint64_t parked_bytes(const struct device *device)
+{
+	struct block_bytes bytes[AFFINODE_MAX_GPUS];
+	uint64_t shared[AFFINODE_MAX_GPUS], mapped[AFFINODE_MAX_GPUS], generation = 0;
+	int gpu = device_index(device);
+
+	if (gpu >= (int)AFFINODE_MAX_GPUS || !blocks_sum(bytes, shared, mapped, &generation))
+		return 0;
+	return bytes[gpu].parked;
+}
+
+/* What must be free: for Restore more than it needs, and for the memory that follows, which may use what was spared, since it
+ * is all or nothing and loses nothing.  */
+static uint64_t bytes_needed(void)
+{
+	uint64_t context = checkpoint_left.context_bytes, all = context + parked_bytes(checkpoint_left.device);
+	uint64_t sure = (context > CONTEXT_BYTES ? context : CONTEXT_BYTES) + SPARE_BYTES;
+
+	return all > sure ? all : sure;
+}
+
+/* On the GPU `to`, or where it was (NULL).  */
+static enum affinode_status look_for_room(const uint8_t *to, char *why, size_t size)
+{
+	const uint8_t *gpu = to ? to : checkpoint_left.device->uuid;
+	const char *unknown = "no lock can be had for the GPU";
+	struct gpu_memory memory;
+
+	if (gpu_lock_is_held(gpu))
+		unknown = to ? elsewhere_look(checkpoint_left.device, to, LOOK_TO_COME_BACK_NS, &memory)
+			     : gpu_memory_look(gpu, LOOK_TO_COME_BACK_NS, &memory);
+	if (unknown && to) {
+		snprintf(why, size, "%s", unknown);
+		return AFFINODE_REFUSED;
+	}
+	if (unknown) {
+		snprintf(why, size, "nobody knows how much of the GPU is free: %s", unknown);
+		return AFFINODE_NO_GPU_ROOM;
+	}
+	if (memory.free_bytes >= bytes_needed())
+		return AFFINODE_OK;
+	snprintf(why, size, "the GPU is full: %.1f GiB are free, %.1f are needed", (double)memory.free_bytes / GIB,
+		 (double)bytes_needed() / GIB);
+	return AFFINODE_NO_GPU_ROOM;
+}
+
+static enum affinode_status lost(char *why, size_t size)
+{
+	snprintf(why, size, "the driver lost the process's GPU state while bringing it back");
+	log_line("%s", why);
+	tell_person("%s. Restart the kernel.", why);
+	shim_give_up_parking("the driver lost the process");
+	shim_move_state(shim_state(), AFFINODE_STATE_LOST);
+	gate_set_dying(); /* or every call would wait for ever */
+	return AFFINODE_FAILED;
+}
+
+/* A look that has just been made.  */
+static enum affinode_status look_just_now(const uint8_t *to, char *why, size_t size)
+{
+	for (int i = 0; i < LOOKS; i++) {
+		uint64_t begin = clock_ns();
+		enum affinode_status status = look_for_room(to, why, size);
+
+		if (status != AFFINODE_OK || clock_ns() - begin < BELIEVED_NS)
+			return status;
+	}
+	snprintf(why, size, "the look at the GPU's memory takes too long");
+	return to ? AFFINODE_REFUSED : AFFINODE_NO_GPU_ROOM;
+}
+
+/* The driver's Restore where there is room for it. Anything but AFFINODE_OK: it is held as before, or lost.  */
+static enum affinode_status restore(const uint8_t *to, char *why, size_t size)
+{
+	uint64_t begin = clock_ns(), looked;
+	enum affinode_status status = look_just_now(to, why, size);
+	CUresult result;
+	int state;
+
+	if (status != AFFINODE_OK)
+		return status;
+	looked = clock_ns();
+	result = checkpoint_api.restore(getpid(), to ? elsewhere_arguments(checkpoint_left.device, to) : NULL);
+	log_line("context: looked for room in %.1f ms, restored in %.1f ms: %d", (double)(looked - begin) / 1e6,
+		 (double)(clock_ns() - looked) / 1e6, result);
+	if (result == CUDA_ERROR_OUT_OF_MEMORY)
+		return lost(why, size);
+	state = checkpoint_state();
+	if (to && (result == CUDA_SUCCESS || state == PROCESS_LOCKED))
+		elsewhere_restored(checkpoint_left.device, to);
+	if (result == CUDA_SUCCESS || state == PROCESS_LOCKED || state == PROCESS_RUNNING)
+		return AFFINODE_OK;
+	if (state == PROCESS_FAILED)
+		return lost(why, size);
+	snprintf(why, size, "the driver could not bring the CUDA context back%s (error %d, state %d)",
+		 to ? " on that GPU" : "", result, state);
+	log_line("%s", why);
+	return to && state == PROCESS_CHECKPOINTED ? AFFINODE_REFUSED : AFFINODE_FAILED;
+}
+
+/* The driver's Restore and Unlock, from whatever state an attempt before this one left.  */
+static enum affinode_status let_go(const uint8_t *to, char *why, size_t size)
+{
+	int state = checkpoint_state();
+	CUresult result = CUDA_SUCCESS;
+	uint64_t begin;
+
+	if (state == PROCESS_FAILED)
+		return lost(why, size);
+	if (to && state != PROCESS_CHECKPOINTED) {
+		snprintf(why, size, "the driver has brought the context back where it was already");
+		return AFFINODE_REFUSED;
+	}
+	if (state == PROCESS_CHECKPOINTED || state < 0) {
+		enum affinode_status status = restore(to, why, size);
+
+		if (status != AFFINODE_OK)
+			return status;
+		state = checkpoint_state();
+	}
+	begin = clock_ns();
+	if (state == PROCESS_LOCKED)
+		result = checkpoint_api.unlock(getpid(), NULL);
+	state = checkpoint_state();
+	log_line("context: unlocked in %.1f ms", (double)(clock_ns() - begin) / 1e6);
+	if (state == PROCESS_RUNNING) {
+		elsewhere_confirm(checkpoint_left.device);
+		return AFFINODE_OK;
+	}
+	snprintf(why, size, "the driver could not bring the CUDA context back (error %d, state %d)", result, state);
+	log_line("%s", why);
+	return state == PROCESS_FAILED ? lost(why, size) : AFFINODE_FAILED;
+}
+
+/* The driver holds nothing: whether the process uses that GPU alone.  */
+static bool is_on(const uint8_t *gpu)
+{
+	const char *why = NULL;
+	const struct device *device = checkpoint_only_device(&why);
+
+	return device && !why && memcmp(device->uuid, gpu, 16) == 0;
+}
+
+/* That GPU's lock alone: others come back on theirs meanwhile. Where somebody has removed its file, all of them, made anew.  */
+static bool lock_to_come_back(const uint8_t *gpu)
+{
+	return checkpoint_lock_gpus(gpu, LOCK_TO_COME_BACK_NS) &&
+	       (gpu_lock_is_held(gpu) || checkpoint_lock_gpus(NULL, LOCK_TO_COME_BACK_NS));
+}
+
+enum affinode_status checkpoint_in(const uint8_t *to, char *why, size_t size)
+{
+	enum affinode_status status;
+
+	snprintf(why, size, "%s", "");
+	if (!checkpoint_is_out()) {
+		if (!to || is_on(to))
+			return AFFINODE_OK;
+		snprintf(why, size, "its CUDA context is still on its GPU: only what is parked at context depth moves");
+		return AFFINODE_REFUSED;
+	}
+	if (to && memcmp(checkpoint_left.device->uuid, to, 16) == 0)
+		to = NULL;
+	if (!lock_to_come_back(to ? to : checkpoint_left.device->uuid)) {
+		snprintf(why, size, "another kernel is resuming");
+		return AFFINODE_NO_GPU_ROOM;
+	}
+	status = let_go(to, why, size);
+	if (status != AFFINODE_OK) {
+		gpu_unlock_all();
+		return status;
+	}
+	deferred_make();
+	checkpoint_set_out(false);
+	page_set_depth(AFFINODE_DEPTH_MEMORY);
+	page_set_context_bytes(0);
+	books_open();
+	return AFFINODE_OK;
+}

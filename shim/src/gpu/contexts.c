@@ -1,0 +1,424 @@
+#include "gpu/contexts.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "mover/digest.h"
+#include "driver/real_driver.h"
+#include "base/log.h"
+#include "shim.h"
+#include "host/slabs.h"
+#include "host/bounce_ring.h"
+#include "mover/copies.h"
+
+#define MAX_CAPTURES 256
+#define WITNESS_BYTES 4096
+
+struct stream {
+	CUstream handle;
+	struct context *context;
+};
+
+struct capture {
+	CUstream stream;
+	pid_t tid; /* of a per-thread stream's thread, else 0 */
+	const struct context *context; /* it ends with that */
+};
+
+/* Guards everything below. The mover holds it while it asks the driver about streams: a stream or context is taken out
+ * before the driver destroys it, and a capture is counted before the driver begins it, so none of them can happen
+ * under the probe. No one holds it across a driver call that may block.  */
+static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t ready_lock = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic(struct context *) contexts;
+static struct stream *streams;
+static size_t streams_count, streams_size;
+static struct capture captures[MAX_CAPTURES];
+static _Atomic unsigned captures_count;
+
+struct context *contexts_first(void)
+{
+	return atomic_load(&contexts);
+}
+
+struct context *context_to_copy_in(const struct device *device)
+{
+	struct context *context = contexts_first();
+
+	while (context && !(context->device == device && context->handle && context->ready))
+		context = context->next;
+	return context;
+}
+
+static struct context *context_find(CUcontext handle)
+{
+	struct context *context = contexts_first();
+
+	while (context && context->handle != handle)
+		context = context->next;
+	return context;
+}
+
+struct context *context_known(CUcontext handle)
+{
+	return handle ? context_find(handle) : NULL;
+}
+
+bool context_is_known(CUcontext handle)
+{
+	return context_find(handle) != NULL;
+}
+
+/* The context of that handle, made known if it was not; NULL: no memory.  */
+static struct context *context_add(CUcontext handle, struct device *device, struct context *home, const void *green)
+{
+	struct context *context, *fresh = calloc(1, sizeof(*fresh));
+
+	if (!fresh)
+		return NULL;
+	fresh->handle = handle;
+	fresh->device = device;
+	fresh->home = home ? home : fresh;
+	fresh->green = green;
+	pthread_mutex_lock(&contexts_lock);
+	context = context_find(handle);
+	if (context) {
+		free(fresh);
+	} else {
+		context = fresh;
+		context->next = contexts_first();
+		atomic_store(&contexts, context);
+	}
+	pthread_mutex_unlock(&contexts_lock);
+	return context;
+}
+
+struct context *context_current_own(void)
+{
+	struct context *context;
+	struct device *device;
+	CUcontext handle = NULL;
+	CUdevice ordinal;
+
+	if (!shim_is_on() || driver.cuCtxGetCurrent(&handle) != CUDA_SUCCESS || !handle)
+		return NULL;
+	context = context_find(handle);
+	if (context)
+		return context;
+	if (driver.cuCtxGetDevice(&ordinal) != CUDA_SUCCESS)
+		return NULL;
+	device = device_known(ordinal);
+	return device ? context_add(handle, device, NULL, NULL) : NULL;
+}
+
+struct context *context_current(void)
+{
+	struct context *context = context_current_own();
+
+	return context ? context->home : NULL;
+}
+
+void context_note_green(CUcontext handle, const void *green, struct device *device, CUcontext primary)
+{
+	struct context *home = context_add(primary, device, NULL, NULL);
+
+	if (!home || !context_add(handle, device, home, green))
+		shim_give_up_parking("no memory to remember a green context");
+}
+
+struct context *context_of_green(const void *green)
+{
+	struct context *context = contexts_first();
+
+	while (context && !(context->handle && context->green == green))
+		context = context->next;
+	return context;
+}
+
+/* Walk the copy path once with the witness, on the application's thread: whatever the driver loads lazily for a copy
+ * is loaded here, where the dynamic linker's lock cannot be held by somebody who waits for us.  */
+static bool walk_copy_path(struct context *context)
+{
+	static const unsigned char zeros[WITNESS_BYTES];
+	unsigned char back[WITNESS_BYTES];
+
+	return driver.cuMemcpyHtoDAsync(context->witness, zeros, sizeof(zeros), context->stream) == CUDA_SUCCESS &&
+	       driver.cuMemsetD32Async(context->witness, 0, sizeof(zeros) / 4, context->stream) == CUDA_SUCCESS &&
+	       driver.cuEventRecord(context->events[0], context->stream) == CUDA_SUCCESS &&
+	       driver.cuEventSynchronize(context->events[0]) == CUDA_SUCCESS &&
+	       driver.cuMemcpyDtoHAsync(back, context->witness, sizeof(back), context->stream) == CUDA_SUCCESS &&
+	       driver.cuStreamSynchronize(context->stream) == CUDA_SUCCESS;
+}
+
+static void make_ready(struct context *context)
+{
+	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	CUdeviceptr witness;
+	CUcontext popped;
+	CUstream stream;
+
+	if (driver.cuCtxPushCurrent(context->handle) != CUDA_SUCCESS) /* a green one is current where the primary one is meant */
+		return;
+	/* Relaxed: another thread's capture in global mode must not be broken by this thread's housekeeping.  */
+	if (driver.cuThreadExchangeStreamCaptureMode(&mode) != CUDA_SUCCESS) {
+		driver.cuCtxPopCurrent(&popped);
+		return;
+	}
+	if (!context->stream && driver.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS)
+		context->stream = stream;
+	if (!context->witness && driver.cuMemAlloc(&witness, WITNESS_BYTES) == CUDA_SUCCESS)
+		context->witness = witness;
+	if (context->stream && context->witness && transfers_make_ready(context)) {
+		digest_make_ready(context);
+		context->ready = walk_copy_path(context);
+	}
+	driver.cuThreadExchangeStreamCaptureMode(&mode);
+	driver.cuCtxPopCurrent(&popped);
+}
+
+/* By one thread at a time, and nobody waits for it: a context that is not ready is only not parked yet.  */
+void context_make_ready(struct context *context)
+{
+	if (context->ready || captures_open() || pthread_mutex_trylock(&ready_lock) != 0)
+		return;
+	if (!context->ready)
+		make_ready(context);
+	pthread_mutex_unlock(&ready_lock);
+}
+
+/* A context that is destroyed in the midst of a capture has no end of it.  */
+static void captures_forget(const struct context *context)
+{
+	unsigned kept = 0, count = atomic_load(&captures_count);
+
+	for (unsigned i = 0; i < count; i++)
+		if (captures[i].context != context)
+			captures[kept++] = captures[i];
+	atomic_store(&captures_count, kept);
+}
+
+/* With the lock held.  */
+static void forget(struct context *context)
+{
+	size_t kept = 0;
+
+	for (size_t i = 0; i < streams_count; i++)
+		if (streams[i].context != context)
+			streams[kept++] = streams[i];
+	streams_count = kept;
+	captures_forget(context);
+	/* The description stays in the list (others may be reading it), emptied: a primary context that is
+	 * retained again may come back under the same handle.  */
+	context->stream = NULL;
+	context->witness = 0;
+	memset(context->events, 0, sizeof(context->events));
+	context->next_event = 0;
+	digest_forget(context);
+	staging_forget(context);
+	context->ready = false;
+	context->handle = NULL;
+}
+
+void context_forget(CUcontext handle)
+{
+	struct context *context;
+
+	pthread_mutex_lock(&contexts_lock);
+	context = context_find(handle);
+	if (context) {
+		/* Green contexts end with their primary one; without it they have registered nothing.  */
+		for (struct context *green = contexts_first(); green; green = green->next)
+			if (green != context && green->home == context && green->handle)
+				forget(green);
+		if (context->home == context)
+			slabs_forget_registrations();
+		forget(context);
+	}
+	pthread_mutex_unlock(&contexts_lock);
+}
+
+void stream_note(CUstream handle, struct context *context)
+{
+	if (!context)
+		return;
+	pthread_mutex_lock(&contexts_lock);
+	if (streams_count == streams_size) {
+		size_t size = streams_size ? 2 * streams_size : 64;
+		struct stream *more = realloc(streams, size * sizeof(*more));
+
+		if (more) {
+			streams = more;
+			streams_size = size;
+		}
+	}
+	if (streams_count < streams_size)
+		streams[streams_count++] = (struct stream){handle, context};
+	else
+		shim_give_up_parking("no memory to remember a stream");
+	pthread_mutex_unlock(&contexts_lock);
+}
+
+static bool is_per_thread(CUstream stream)
+{
+	return stream == NULL || stream == CU_STREAM_PER_THREAD;
+}
+
+/* -1: not capturing as far as we know.  */
+static int capture_find(CUstream stream)
+{
+	pid_t tid = is_per_thread(stream) ? (pid_t)syscall(SYS_gettid) : 0;
+
+	/* A thread's own stream has two names.  */
+	for (unsigned i = 0; i < captures_count && i < MAX_CAPTURES; i++)
+		if (captures[i].tid == tid && (tid || captures[i].stream == stream))
+			return (int)i;
+	return -1;
+}
+
+void capture_opening(CUstream stream)
+{
+	const struct context *context = context_current_own();
+
+	pthread_mutex_lock(&contexts_lock);
+	for (size_t i = 0; i < streams_count; i++)
+		if (streams[i].handle == stream)
+			context = streams[i].context;
+	if (captures_count < MAX_CAPTURES)
+		captures[captures_count] = (struct capture){
+			stream, is_per_thread(stream) ? (pid_t)syscall(SYS_gettid) : 0, context};
+	else
+		shim_give_up_parking("too many stream captures at once");
+	if (captures_count < MAX_CAPTURES)
+		captures_count++;
+	pthread_mutex_unlock(&contexts_lock);
+}
+
+static void capture_remove(CUstream stream)
+{
+	int i = capture_find(stream);
+
+	if (i >= 0) {
+		captures_count--;
+		captures[i] = captures[captures_count];
+	}
+}
+
+void capture_closed(CUstream stream)
+{
+	pthread_mutex_lock(&contexts_lock);
+	capture_remove(stream);
+	pthread_mutex_unlock(&contexts_lock);
+}
+
+void stream_forget(CUstream handle)
+{
+	pthread_mutex_lock(&contexts_lock);
+	for (size_t i = 0; i < streams_count; i++)
+		if (streams[i].handle == handle) {
+			streams[i] = streams[--streams_count];
+			break;
+		}
+	if (!is_per_thread(handle))
+		capture_remove(handle);
+	pthread_mutex_unlock(&contexts_lock);
+}
+
+unsigned captures_open(void)
+{
+	return atomic_load(&captures_count);
+}
+
+static const char *stream_busy(CUstream stream)
+{
+	CUresult result = driver.cuStreamQuery(stream);
+
+	if (result == CUDA_SUCCESS)
+		return NULL;
+	return result == CUDA_ERROR_NOT_READY ? "the GPU is still computing" : "the CUDA context reports an error";
+}
+
+static const char *context_busy(struct context *context)
+{
+	const char *busy;
+
+	if (!context->handle)
+		return NULL;
+	if (driver.cuCtxSetCurrent(context->handle) != CUDA_SUCCESS)
+		return "a CUDA context cannot be used";
+	busy = stream_busy(CU_STREAM_LEGACY);
+	for (size_t i = 0; i < streams_count && !busy; i++)
+		if (streams[i].context == context)
+			busy = stream_busy(streams[i].handle);
+	return busy;
+}
+
+const char *gpu_busy(void)
+{
+	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	const char *busy = NULL;
+
+	if (!contexts_keep()) /* whether a release is the last one is known when the context is gone */
+		return "a CUDA context is being ended";
+	pthread_mutex_lock(&contexts_lock);
+	driver.cuThreadExchangeStreamCaptureMode(&mode);
+	if (captures_count)
+		busy = "a CUDA graph is being captured";
+	for (struct context *context = contexts_first(); context && !busy; context = context->next)
+		busy = context_busy(context);
+	driver.cuCtxSetCurrent(NULL);
+	pthread_mutex_unlock(&contexts_lock);
+	contexts_let_end();
+	return busy;
+}
+
+static CUresult context_error(const struct context *context)
+{
+	CUresult result;
+
+	if (!context->handle)
+		return CUDA_SUCCESS;
+	result = driver.cuCtxSetCurrent(context->handle);
+	return result == CUDA_SUCCESS ? driver.cuStreamQuery(CU_STREAM_LEGACY) : result;
+}
+
+CUresult contexts_error(bool (*lasts)(CUresult))
+{
+	CUresult error = CUDA_SUCCESS;
+
+	if (!contexts_keep())
+		return CUDA_SUCCESS;
+	pthread_mutex_lock(&contexts_lock);
+	for (struct context *context = contexts_first(); context && !captures_count && !lasts(error); context = context->next)
+		error = context_error(context);
+	driver.cuCtxSetCurrent(NULL);
+	pthread_mutex_unlock(&contexts_lock);
+	contexts_let_end();
+	return lasts(error) ? error : CUDA_SUCCESS;
+}
+
+bool gpu_synchronise(void)
+{
+	bool done = true;
+
+	for (struct context *context = contexts_first(); context && done; context = context->next)
+		done = !context->handle || (driver.cuCtxSetCurrent(context->handle) == CUDA_SUCCESS &&
+					    driver.cuCtxSynchronize() == CUDA_SUCCESS);
+	driver.cuCtxSetCurrent(NULL);
+	return done;
+}
+
+void contexts_reset_in_child(void)
+{
+	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+
+	memcpy(&contexts_lock, &fresh, sizeof(fresh));
+	memcpy(&ready_lock, &fresh, sizeof(fresh));
+	atomic_store(&contexts, NULL);
+	streams_count = 0;
+	captures_count = 0;
+	context_endings_reset_in_child();
+}

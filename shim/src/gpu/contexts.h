@@ -1,0 +1,89 @@
+/* What the shim knows of devices, contexts and streams: enough to see that the GPU is idle and to copy memory.  */
+#ifndef AFFINODE_CONTEXTS_H
+#define AFFINODE_CONTEXTS_H
+
+#include <stdbool.h>
+
+#include "driver/cuda_types.h"
+#include "gpu/devices.h"
+#include "protocol.h"
+
+#define TRANSFERS_UNDER_WAY 8
+
+struct context {
+	_Atomic(CUcontext) handle;
+	struct device *device;
+	struct context *home;         /* of a green context: the primary one, which has its memory; else itself */
+	const void *green;            /* whose context it is; NULL: no green one's */
+	_Atomic unsigned attached;    /* by cuCtxAttach, and not detached yet */
+	_Atomic(CUstream) stream;     /* the mover's */
+	_Atomic(struct digester *) digester; /* NULL: no digests here */
+	CUevent events[TRANSFERS_UNDER_WAY];
+	unsigned next_event;
+	struct ring *ring;            /* the mover's, for copies that need staging; NULL: none yet */
+	_Atomic(CUdeviceptr) witness; /* a small cuMemAlloc block, whose attributes backed blocks answer with */
+	_Atomic bool ready;           /* stream and witness exist, and the copy path has been walked once */
+	struct context *next;
+};
+
+/* Where memory of the calling thread's current context lives, made known; NULL if there is none. It is that context, or a green
+ * one's primary context. Never called by our own threads.  */
+struct context *context_current(void);
+
+/* The current context itself.  */
+struct context *context_current_own(void);
+
+/* A green context's own, which shares the memory of its device's primary context, is known from now on.  */
+void context_note_green(CUcontext handle, const void *green, struct device *device, CUcontext primary);
+struct context *context_of_green(const void *green);
+
+/* Make the mover's stream and the witness, and copy a little both ways, so that nothing is left for the driver to load
+ * when the mover comes; put off while a stream capture is open.  */
+void context_make_ready(struct context *context);
+
+/* The context of that handle; NULL: not known. Asks the driver nothing.  */
+struct context *context_known(CUcontext handle);
+
+struct context *contexts_first(void);
+bool context_is_known(CUcontext handle);
+
+/* A context of that device that the mover can copy in; NULL: none.  */
+struct context *context_to_copy_in(const struct device *device);
+void context_forget(CUcontext handle);
+
+/* Around whatever ends a context, from before the driver is asked until it is forgotten.  */
+void contexts_ending(void);
+void contexts_ended(void);
+/* Around retaining, releasing and resetting a primary context: whether a release was the last one is only known afterwards,
+ * and what is dropped then must not be the next one's, which has the same handle.  */
+void primary_contexts_lock(void);
+void primary_contexts_unlock(void);
+/* For the mover where calls go on: false: a context is being ended now. True: none ends until contexts_let_end, which is not
+ * to be long, since who would end one waits for it.  */
+bool contexts_keep(void);
+void contexts_let_end(void);
+
+/* Streams of a context, for the idle probe.  */
+void stream_note(CUstream stream, struct context *context);
+void stream_forget(CUstream stream);
+
+/* Captures: counted before the driver's call begins, so that the probe never touches the driver during one.  */
+void capture_opening(CUstream stream);
+void capture_closed(CUstream stream);
+unsigned captures_open(void);
+
+/* NULL if no work runs or waits on any stream of any context, and none is being ended; else why not, in words. Never blocks.
+ * Called by the mover alone.  */
+const char *gpu_busy(void);
+
+/* The first error of a context that `lasts`; CUDA_SUCCESS: none, or a stream capture is open, which the question itself would
+ * invalidate, or a context is being ended. Never blocks. Called by the mover alone, with relaxed capture rules.  */
+CUresult contexts_error(bool (*lasts)(CUresult));
+
+/* Wait for every context's work, per-thread default streams included; false on error.  */
+bool gpu_synchronise(void);
+
+void contexts_reset_in_child(void);
+void context_endings_reset_in_child(void);
+
+#endif

@@ -1,0 +1,230 @@
+/* Hooks on allocation and free: large blocks are backed, so that their memory can move; the rest is counted.  */
+#include <stdlib.h>
+#include <sys/types.h>
+
+#include "link/requests.h"
+#include "gpu/backed.h"
+#include "gpu/contexts.h"
+#include "driver/real_driver.h"
+#include "hooks/hook.h"
+#include "base/log.h"
+#include "gpu/managed_memory.h"
+#include "gpu/app_mappings.h"
+#include "mover/mover.h"
+#include "hooks/retry_when_full.h"
+#include "shim.h"
+#include "gpu/unmovable_bytes.h"
+
+/* cuMemAllocPitch's row alignment, as the driver chooses it for every element size (seen on an H200).  */
+#define PITCH_BYTES 512
+
+static const struct context *current_context(void)
+{
+	return shim_is_on() ? context_current() : NULL;
+}
+
+/* Inside the gate, after what waits to be freed: it may be the memory that is asked for. But the mover may be reading those
+ * blocks while it copies; it frees them when it is done, which is soon, since it sees us wait.  */
+static CUresult enter_to_allocate(struct gate_pass *pass)
+{
+	CUresult result = gate_enter(pass, AFFINODE_CLASS_ALLOC);
+
+	while (result == CUDA_SUCCESS && blocks_wait_to_be_freed() && mover_is_copying()) {
+		gate_leave(pass);
+		mover_wait_for_copies();
+		result = gate_enter(pass, AFFINODE_CLASS_ALLOC);
+	}
+	/* Copying cannot begin while we are inside. A capture would be broken by the synchronise, without which work that
+	 * still runs may use the memory; it is freed at the capture's end.  */
+	if (result == CUDA_SUCCESS && !mover_is_copying() && !captures_open())
+		blocks_reap(true);
+	return result;
+}
+
+/* One try, inside the gate.  */
+static CUresult allocate(void *real, CUdeviceptr *address, size_t size)
+{
+	GATE_PASS(pass);
+	CUresult result = enter_to_allocate(&pass);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (address && size >= BACKED_FROM_BYTES && shim_is_on()) {
+		result = block_allocate(size, address);
+		if (result == CUDA_SUCCESS || result == CUDA_ERROR_OUT_OF_MEMORY)
+			return result;
+	}
+	result = ((CUresult(*)(CUdeviceptr *, size_t))real)(address, size);
+	if (result == CUDA_SUCCESS && address)
+		tally_add(TALLY_POINTER, *address,
+			  size >= BACKED_FROM_BYTES ? AFFINODE_FIXED_UNBACKED : AFFINODE_FIXED_SMALL, current_context(),
+			  size);
+	return result;
+}
+
+CUresult after_out_of_memory(uint64_t bytes, struct room_wait *wait)
+{
+	const struct context *context = current_context();
+	const struct device *device = context ? context->device : NULL;
+
+	/* What no GPU of this kind has is not waited for.  */
+	if (!device || (device->total_bytes && bytes > device->total_bytes))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	return ask_for_room(device, bytes, wait);
+}
+
+static CUresult on_cuMemAlloc(void *real, CUdeviceptr *address, size_t size)
+{
+	WITH_ROOM(size, allocate(real, address, size))
+}
+HOOK(cuMemAlloc, (CUdeviceptr * address, size_t size), address, size)
+
+static CUresult allocate_pitch(void *real, CUdeviceptr *address, size_t *pitch, size_t width, size_t height,
+			       unsigned int element_size)
+{
+	GATE_PASS(pass);
+	CUresult result = enter_to_allocate(&pass);
+	size_t row = (width + PITCH_BYTES - 1) / PITCH_BYTES * PITCH_BYTES;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (address && pitch && width && row >= width && height <= SIZE_MAX / row &&
+	    row * height >= BACKED_FROM_BYTES && shim_is_on() &&
+	    (element_size == 4 || element_size == 8 || element_size == 16)) {
+		result = block_allocate(row * height, address);
+		if (result == CUDA_SUCCESS)
+			*pitch = row;
+		if (result == CUDA_SUCCESS || result == CUDA_ERROR_OUT_OF_MEMORY)
+			return result;
+	}
+	result = ((CUresult(*)(CUdeviceptr *, size_t *, size_t, size_t, unsigned int))real)(address, pitch, width,
+											    height, element_size);
+	if (result == CUDA_SUCCESS && address && pitch)
+		tally_add(TALLY_POINTER, *address, AFFINODE_FIXED_SMALL, current_context(), *pitch * height);
+	return result;
+}
+
+static CUresult on_cuMemAllocPitch(void *real, CUdeviceptr *address, size_t *pitch, size_t width, size_t height,
+				   unsigned int element_size)
+{
+	WITH_ROOM(width * height, allocate_pitch(real, address, pitch, width, height, element_size))
+}
+HOOK(cuMemAllocPitch,
+     (CUdeviceptr * address, size_t *pitch, size_t width, size_t height, unsigned int element_size), address, pitch,
+     width, height, element_size)
+
+static CUresult on_cuMemFree(void *real, CUdeviceptr address)
+{
+	if (address && block_free(address))
+		return CUDA_SUCCESS;
+	/* Forgotten first: once the driver has it back, another thread may be given the same address.  */
+	tally_remove(TALLY_POINTER, address);
+	managed_forget(address);
+	return ((CUresult(*)(CUdeviceptr))real)(address);
+}
+HOOK(cuMemFree, (CUdeviceptr address), address)
+
+static CUresult allocate_managed(void *real, CUdeviceptr *address, size_t size, unsigned int flags)
+{
+	GATE_PASS(pass);
+	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = ((CUresult(*)(CUdeviceptr *, size_t, unsigned int))real)(address, size, flags);
+	if (result == CUDA_SUCCESS && address) {
+		const struct context *context = current_context();
+
+		tally_add(TALLY_POINTER, *address, AFFINODE_FIXED_MANAGED, context, size);
+		if (context)
+			managed_note(*address, size, context->device);
+	}
+	return result;
+}
+
+static CUresult on_cuMemAllocManaged(void *real, CUdeviceptr *address, size_t size, unsigned int flags)
+{
+	WITH_ROOM(size, allocate_managed(real, address, size, flags))
+}
+HOOK(cuMemAllocManaged, (CUdeviceptr * address, size_t size, unsigned int flags), address, size, flags)
+
+/* Bytes an element of a CUarray_format takes; block-compressed and multi-plane formats are counted as one.  */
+static size_t format_bytes(int format)
+{
+	switch (format) {
+	case 0x02: /* UNSIGNED_INT16 */
+	case 0x09: /* SIGNED_INT16 */
+	case 0x10: /* HALF */
+		return 2;
+	case 0x03: /* UNSIGNED_INT32 */
+	case 0x0a: /* SIGNED_INT32 */
+	case 0x20: /* FLOAT */
+		return 4;
+	default:
+		return 1;
+	}
+}
+
+static uint64_t at_least_one(size_t n)
+{
+	return n ? n : 1;
+}
+
+static CUresult on_cuArrayCreate(void *real, CUarray *array, const CUDA_ARRAY_DESCRIPTOR *d)
+{
+	GATE_PASS(pass);
+	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = ((CUresult(*)(CUarray *, const CUDA_ARRAY_DESCRIPTOR *))real)(array, d);
+	if (result == CUDA_SUCCESS && array && d)
+		tally_add(TALLY_ARRAY, (uintptr_t)*array, AFFINODE_FIXED_ARRAY, current_context(),
+			  at_least_one(d->Width) * at_least_one(d->Height) * d->NumChannels * format_bytes(d->Format));
+	return result;
+}
+HOOK(cuArrayCreate, (CUarray * array, const CUDA_ARRAY_DESCRIPTOR *d), array, d)
+
+static CUresult on_cuArray3DCreate(void *real, CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *d)
+{
+	GATE_PASS(pass);
+	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = ((CUresult(*)(CUarray *, const CUDA_ARRAY3D_DESCRIPTOR *))real)(array, d);
+	if (result == CUDA_SUCCESS && array && d)
+		tally_add(TALLY_ARRAY, (uintptr_t)*array, AFFINODE_FIXED_ARRAY, current_context(),
+			  at_least_one(d->Width) * at_least_one(d->Height) * at_least_one(d->Depth) * d->NumChannels *
+				  format_bytes(d->Format));
+	return result;
+}
+HOOK(cuArray3DCreate, (CUarray * array, const CUDA_ARRAY3D_DESCRIPTOR *d), array, d)
+
+static CUresult on_cuArrayDestroy(void *real, CUarray array)
+{
+	tally_remove(TALLY_ARRAY, (uintptr_t)array);
+	return ((CUresult(*)(CUarray))real)(array);
+}
+HOOK(cuArrayDestroy, (CUarray array), array)
+
+/* Another device (a network card) will reach the memory where it is: it must stay there.  */
+static CUresult on_cuMemGetHandleForAddressRange(void *real, void *handle, CUdeviceptr address, size_t size, int type,
+						 unsigned long long flags)
+{
+	GATE_PASS(pass);
+	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = ((CUresult(*)(void *, CUdeviceptr, size_t, int, unsigned long long))real)(handle, address, size, type,
+											   flags);
+	if (result == CUDA_SUCCESS) {
+		blocks_keep_on_gpu(address, size);
+		mappings_keep_on_gpu(address, size);
+	}
+	return result;
+}
+HOOK(cuMemGetHandleForAddressRange,
+     (void *handle, CUdeviceptr address, size_t size, int type, unsigned long long flags), handle, address, size, type,
+     flags)

@@ -1,0 +1,423 @@
+/* Hooks on contexts: what goes with one, and room for a new one.  */
+#include <stdatomic.h>
+
+#include "link/requests.h"
+#include "gpu/backed.h"
+#include "gpu/contexts.h"
+#include "driver/real_driver.h"
+#include "hooks/hook.h"
+#include "mover/mover.h"
+#include "gpu/peer_access.h"
+#include "shim.h"
+#include "gpu/unmovable_bytes.h"
+
+/* What a new context may take: twice what one took of an H200 (620 MiB of 141 GiB), and GPUs of other sizes in
+ * proportion, since it grows with their processors.  */
+#define CONTEXT_OF_TOTAL 128
+#define LEAST_CONTEXT_BYTES (2u << 20)
+
+/* What belonged to a context goes with it.  */
+static void drop_context(CUcontext handle)
+{
+	const struct context *known = context_known(handle);
+
+	if (handle) {
+		blocks_drop_context(handle);
+		peers_drop_context(handle);
+		if (known)
+			tally_drop_context(known);
+		context_forget(handle);
+	}
+}
+
+/* The primary context of `ordinal` as far as it was seen; NULL: never.  */
+static CUcontext primary_of(CUdevice ordinal)
+{
+	struct device *device = shim_is_on() ? device_known(ordinal) : NULL;
+
+	return device ? device->primary : NULL;
+}
+
+static bool primary_lives(CUdevice ordinal)
+{
+	unsigned int flags;
+	int active = 0;
+
+	return driver.cuDevicePrimaryCtxGetState(ordinal, &flags, &active) == CUDA_SUCCESS && active;
+}
+
+/* Another context may have its handle next.  */
+static void forget_ended_primary(CUdevice ordinal)
+{
+	if (primary_of(ordinal) && !primary_lives(ordinal))
+		device_known(ordinal)->primary = NULL;
+}
+
+static bool is_primary(CUcontext handle)
+{
+	for (int i = 0; i < device_count_known(); i++)
+		if (device_at(i)->primary == handle)
+			return true;
+	return false;
+}
+
+static bool is_green(CUcontext handle)
+{
+	const struct context *context = context_known(handle);
+
+	return context && context->green;
+}
+
+/* It runs at exit, where waiting for a GPU would hang; only a move under way is waited for. Neither a primary context nor a
+ * green one is ended this way, and the driver says so.  */
+static CUresult on_cuCtxDestroy(void *real, CUcontext handle)
+{
+	GATE_PASS(pass);
+	bool held = mover_hold(&pass);
+	CUresult result;
+
+	contexts_ending();
+	if (!is_primary(handle) && !is_green(handle))
+		drop_context(handle);
+	result = ((CUresult(*)(CUcontext))real)(handle);
+	contexts_ended();
+	if (held)
+		mover_let_go();
+	return result;
+}
+HOOK(cuCtxDestroy, (CUcontext handle), handle)
+
+static CUresult on_cuCtxAttach(void *real, CUcontext *context, unsigned int flags)
+{
+	CUresult result = ((CUresult(*)(CUcontext *, unsigned int))real)(context, flags);
+	struct context *own = result == CUDA_SUCCESS ? context_current_own() : NULL;
+
+	if (own)
+		atomic_fetch_add(&own->attached, 1);
+	return result;
+}
+HOOK(cuCtxAttach, (CUcontext * context, unsigned int flags), context, flags)
+
+/* As often as it was attached, and once more for its creation: then it is destroyed.  */
+static void detached(CUcontext handle)
+{
+	struct context *context = context_known(handle);
+	unsigned attached = context ? atomic_load(&context->attached) : 0;
+
+	while (attached && !atomic_compare_exchange_weak(&context->attached, &attached, attached - 1))
+		;
+	if (!attached && !is_primary(handle) && !is_green(handle))
+		drop_context(handle);
+}
+
+static CUresult on_cuCtxDetach(void *real, CUcontext handle)
+{
+	GATE_PASS(pass);
+	bool held = mover_hold(&pass);
+	CUresult result;
+
+	contexts_ending();
+	result = ((CUresult(*)(CUcontext))real)(handle);
+	if (result == CUDA_SUCCESS)
+		detached(handle);
+	contexts_ended();
+	if (held)
+		mover_let_go();
+	return result;
+}
+HOOK(cuCtxDetach, (CUcontext handle), handle)
+
+static CUresult on_cuDevicePrimaryCtxReset(void *real, CUdevice ordinal)
+{
+	GATE_PASS(pass);
+	bool held = mover_hold(&pass);
+	CUresult result;
+
+	contexts_ending();
+	primary_contexts_lock();
+	drop_context(primary_of(ordinal));
+	result = ((CUresult(*)(CUdevice))real)(ordinal);
+	forget_ended_primary(ordinal);
+	primary_contexts_unlock();
+	contexts_ended();
+	if (held)
+		mover_let_go();
+	return result;
+}
+HOOK(cuDevicePrimaryCtxReset, (CUdevice ordinal), ordinal)
+
+/* Where the primary context lives it is only counted, which every library with its own runtime does; where it does not,
+ * it takes 0.6 GiB of the device and waits its turn.  */
+static CUresult retain_primary(void *real, CUcontext *context, CUdevice ordinal)
+{
+	GATE_PASS(pass);
+	struct device *device;
+	CUresult result;
+
+	primary_contexts_lock();
+	if (!shim_is_on() || !primary_lives(ordinal)) {
+		primary_contexts_unlock();
+		result = gate_enter(&pass, AFFINODE_CLASS_MODULE);
+		if (result != CUDA_SUCCESS)
+			return result;
+		primary_contexts_lock();
+	}
+	result = ((CUresult(*)(CUcontext *, CUdevice))real)(context, ordinal);
+	device = result == CUDA_SUCCESS && context && shim_is_on() ? device_known(ordinal) : NULL;
+	if (device)
+		device->primary = *context;
+	primary_contexts_unlock();
+	return result;
+}
+
+/* A context's creation met a full GPU. A program that begins there waits for room like any other; one that is interrupted
+ * meanwhile sees the driver's own answer: nobody expects another one from a context's creation. CUDA_SUCCESS: try again.  */
+static CUresult after_full_gpu(CUdevice ordinal, struct room_wait *wait)
+{
+	struct device *device = shim_is_on() ? device_known(ordinal) : NULL;
+	uint64_t bytes;
+	CUresult result;
+
+	if (!device)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	bytes = device->total_bytes / CONTEXT_OF_TOTAL;
+	if (bytes < LEAST_CONTEXT_BYTES)
+		bytes = LEAST_CONTEXT_BYTES;
+	result = ask_for_room(device, bytes, wait);
+	return result == CUDA_ERROR_DEVICE_UNAVAILABLE ? CUDA_ERROR_OUT_OF_MEMORY : result;
+}
+
+#define WITH_ROOM_FOR_CONTEXT(ordinal, attempt_once)                                                                \
+	for (struct room_wait wait = {0};;) {                                                                       \
+		CUresult result = (attempt_once);                                                                   \
+		if (result == CUDA_ERROR_OUT_OF_MEMORY)                                                             \
+			result = after_full_gpu((ordinal), &wait);                                                  \
+		else                                                                                                \
+			return result;                                                                              \
+		if (result != CUDA_SUCCESS)                                                                         \
+			return result;                                                                              \
+	}
+
+static CUresult on_cuDevicePrimaryCtxRetain(void *real, CUcontext *context, CUdevice ordinal)
+{
+	WITH_ROOM_FOR_CONTEXT(ordinal, retain_primary(real, context, ordinal))
+}
+HOOK(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice ordinal), context, ordinal)
+
+/* Current now, and made known: work may run in it, on memory of others, before anything is allocated there.  */
+static CUresult note_created(CUresult result)
+{
+	if (result == CUDA_SUCCESS && shim_is_on())
+		context_current();
+	return result;
+}
+
+/* Each form takes the flags, and what came before them later, at another place.  */
+static CUresult create(void *real, CUcontext *context, unsigned int flags, CUdevice ordinal)
+{
+	GATE_PASS(pass);
+	CUresult result = gate_enter(&pass, AFFINODE_CLASS_MODULE);
+
+	return result != CUDA_SUCCESS ? result
+				      : note_created(((CUresult(*)(CUcontext *, unsigned int, CUdevice))real)(
+						context, flags, ordinal));
+}
+
+static CUresult on_cuCtxCreate_v2(void *real, CUcontext *context, unsigned int flags, CUdevice ordinal)
+{
+	WITH_ROOM_FOR_CONTEXT(ordinal, create(real, context, flags, ordinal))
+}
+HOOK(cuCtxCreate_v2, (CUcontext * context, unsigned int flags, CUdevice ordinal), context, flags, ordinal)
+
+static CUresult create_with_affinity(void *real, CUcontext *context, void *affinity, int count, unsigned int flags,
+				     CUdevice ordinal)
+{
+	GATE_PASS(pass);
+	CUresult result = gate_enter(&pass, AFFINODE_CLASS_MODULE);
+
+	return result != CUDA_SUCCESS ? result
+				      : note_created(((CUresult(*)(CUcontext *, void *, int, unsigned int, CUdevice))real)(
+						context, affinity, count, flags, ordinal));
+}
+
+static CUresult on_cuCtxCreate_v3(void *real, CUcontext *context, void *affinity, int count, unsigned int flags,
+				  CUdevice ordinal)
+{
+	WITH_ROOM_FOR_CONTEXT(ordinal, create_with_affinity(real, context, affinity, count, flags, ordinal))
+}
+HOOK(cuCtxCreate_v3, (CUcontext * context, void *affinity, int count, unsigned int flags, CUdevice ordinal), context,
+     affinity, count, flags, ordinal)
+
+static CUresult create_with_parameters(void *real, CUcontext *context, void *parameters, unsigned int flags,
+				       CUdevice ordinal)
+{
+	GATE_PASS(pass);
+	CUresult result = gate_enter(&pass, AFFINODE_CLASS_MODULE);
+
+	return result != CUDA_SUCCESS ? result
+				      : note_created(((CUresult(*)(CUcontext *, void *, unsigned int, CUdevice))real)(
+						context, parameters, flags, ordinal));
+}
+
+static CUresult on_cuCtxCreate_v4(void *real, CUcontext *context, void *parameters, unsigned int flags, CUdevice ordinal)
+{
+	WITH_ROOM_FOR_CONTEXT(ordinal, create_with_parameters(real, context, parameters, flags, ordinal))
+}
+HOOK(cuCtxCreate_v4, (CUcontext * context, void *parameters, unsigned int flags, CUdevice ordinal), context, parameters,
+     flags, ordinal)
+
+/* The last release destroys the context; before that it only counts down.  */
+static void primary_released(CUdevice ordinal, CUcontext handle)
+{
+	unsigned int flags;
+	int active = 1;
+
+	if (driver.cuDevicePrimaryCtxGetState(ordinal, &flags, &active) != CUDA_SUCCESS || active)
+		return;
+	drop_context(handle);
+	forget_ended_primary(ordinal);
+}
+
+static CUresult on_cuDevicePrimaryCtxRelease(void *real, CUdevice ordinal)
+{
+	GATE_PASS(pass);
+	bool held = mover_hold(&pass);
+	CUcontext handle;
+	CUresult result;
+
+	contexts_ending();
+	primary_contexts_lock();
+	handle = primary_of(ordinal);
+	result = ((CUresult(*)(CUdevice))real)(ordinal);
+	if (result == CUDA_SUCCESS && handle)
+		primary_released(ordinal, handle);
+	primary_contexts_unlock();
+	contexts_ended();
+	if (held)
+		mover_let_go();
+	return result;
+}
+HOOK(cuDevicePrimaryCtxRelease, (CUdevice ordinal), ordinal)
+
+/* A green context keeps its device's primary context, which has the memory that is made in either. The primary one's handle is
+ * asked for by retaining it once more for a moment.  */
+static void note_green(CUcontext handle, const void *green)
+{
+	CUcontext primary = NULL, popped;
+	struct device *device = NULL;
+	CUdevice ordinal;
+
+	if (!shim_is_on() || context_is_known(handle) || !driver.cuDevicePrimaryCtxRetain ||
+	    !driver.cuDevicePrimaryCtxRelease || driver.cuCtxPushCurrent(handle) != CUDA_SUCCESS)
+		return;
+	if (driver.cuCtxGetDevice(&ordinal) == CUDA_SUCCESS)
+		device = device_known(ordinal);
+	driver.cuCtxPopCurrent(&popped);
+	if (!device)
+		return;
+	primary_contexts_lock();
+	if (driver.cuDevicePrimaryCtxRetain(&primary, ordinal) == CUDA_SUCCESS) {
+		driver.cuDevicePrimaryCtxRelease(ordinal);
+		device->primary = primary;
+		context_note_green(handle, green, device, primary);
+	}
+	primary_contexts_unlock();
+}
+
+static CUresult create_green(void *real, void **green, void *resources, CUdevice ordinal, unsigned int flags)
+{
+	GATE_PASS(pass);
+	CUresult result = gate_enter(&pass, AFFINODE_CLASS_MODULE);
+	CUcontext handle;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = ((CUresult(*)(void **, void *, CUdevice, unsigned int))real)(green, resources, ordinal, flags);
+	if (result == CUDA_SUCCESS && shim_is_on() && driver.cuCtxFromGreenCtx &&
+	    driver.cuCtxFromGreenCtx(&handle, *green) == CUDA_SUCCESS)
+		note_green(handle, *green);
+	return result;
+}
+
+static CUresult on_cuGreenCtxCreate(void *real, void **green, void *resources, CUdevice ordinal, unsigned int flags)
+{
+	WITH_ROOM_FOR_CONTEXT(ordinal, create_green(real, green, resources, ordinal, flags))
+}
+HOOK(cuGreenCtxCreate, (void **green, void *resources, CUdevice ordinal, unsigned int flags), green, resources, ordinal,
+     flags)
+
+static CUresult on_cuCtxFromGreenCtx(void *real, CUcontext *context, void *green)
+{
+	CUresult result = ((CUresult(*)(CUcontext *, void *))real)(context, green);
+
+	if (result == CUDA_SUCCESS)
+		note_green(*context, green);
+	return result;
+}
+HOOK(cuCtxFromGreenCtx, (CUcontext * context, void *green), context, green)
+
+/* What was made in it stays, unless it was the last to use the primary context.  */
+static CUresult on_cuGreenCtxDestroy(void *real, void *green)
+{
+	GATE_PASS(pass);
+	bool held = mover_hold(&pass);
+	struct context *context, *home = NULL;
+	CUresult result;
+
+	contexts_ending();
+	primary_contexts_lock();
+	result = ((CUresult(*)(void *))real)(green);
+	while (result == CUDA_SUCCESS && (context = context_of_green(green)) != NULL) {
+		home = context->home;
+		context_forget(context->handle);
+	}
+	if (home && home->handle)
+		primary_released(home->device->ordinal, home->handle);
+	primary_contexts_unlock();
+	contexts_ended();
+	if (held)
+		mover_let_go();
+	return result;
+}
+HOOK(cuGreenCtxDestroy, (void *green), green)
+
+/* The current context's device may now reach the peer context's memory: backed blocks must be told one by one.  */
+static CUresult on_cuCtxEnablePeerAccess(void *real, CUcontext peer, unsigned int flags)
+{
+	GATE_PASS(pass);
+	CUresult result = gate_enter(&pass, AFFINODE_CLASS_MODULE);
+	struct context *here;
+	CUcontext popped;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = ((CUresult(*)(CUcontext, unsigned int))real)(peer, flags);
+	if (result != CUDA_SUCCESS || !shim_is_on())
+		return result;
+	here = context_current();
+	if (here && driver.cuCtxPushCurrent(peer) == CUDA_SUCCESS) {
+		struct context *there = context_current();
+
+		driver.cuCtxPopCurrent(&popped);
+		if (there)
+			peers_enabled(here, there);
+	}
+	return result;
+}
+HOOK(cuCtxEnablePeerAccess, (CUcontext peer, unsigned int flags), peer, flags)
+
+/* Only takes mappings away, so it waits for no GPU.  */
+static CUresult on_cuCtxDisablePeerAccess(void *real, CUcontext peer)
+{
+	GATE_PASS(pass);
+	bool held = mover_hold(&pass);
+	CUresult result = ((CUresult(*)(CUcontext))real)(peer);
+	CUcontext here = NULL;
+
+	if (result == CUDA_SUCCESS && shim_is_on() && driver.cuCtxGetCurrent(&here) == CUDA_SUCCESS)
+		peers_disabled(here, peer);
+	if (held)
+		mover_let_go();
+	return result;
+}
+HOOK(cuCtxDisablePeerAccess, (CUcontext peer), peer)

@@ -1,0 +1,90 @@
+/* Hooks on stream-ordered allocation and its pools: counted, and trimmed when the rest is parked.  */
+#include "gpu/backed.h"
+#include "gpu/contexts.h"
+#include "hooks/hook.h"
+#include "gpu/managed_memory.h"
+#include "gpu/pool_trim.h"
+#include "hooks/retry_when_full.h"
+#include "shim.h"
+#include "gpu/unmovable_bytes.h"
+
+static CUresult note_allocation(CUresult result, const CUdeviceptr *address, size_t size)
+{
+	struct context *context;
+
+	if (result != CUDA_SUCCESS || !address || !shim_is_on())
+		return result;
+	context = context_current();
+	tally_add(TALLY_POINTER, *address, AFFINODE_FIXED_POOL, context, size);
+	if (context)
+		pools_note_device(context->device);
+	return result;
+}
+
+static CUresult allocate_async(void *real, CUdeviceptr *address, size_t size, CUstream stream)
+{
+	GATE_PASS(pass);
+	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = ((CUresult(*)(CUdeviceptr *, size_t, CUstream))real)(address, size, stream);
+	return note_allocation(result, address, size);
+}
+
+static CUresult on_cuMemAllocAsync(void *real, CUdeviceptr *address, size_t size, CUstream stream)
+{
+	WITH_ROOM(size, allocate_async(real, address, size, stream))
+}
+HOOK(cuMemAllocAsync, (CUdeviceptr * address, size_t size, CUstream stream), address, size, stream)
+
+static CUresult allocate_from_pool(void *real, CUdeviceptr *address, size_t size, void *pool, CUstream stream)
+{
+	GATE_PASS(pass);
+	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = ((CUresult(*)(CUdeviceptr *, size_t, void *, CUstream))real)(address, size, pool, stream);
+	return note_allocation(result, address, size);
+}
+
+static CUresult on_cuMemAllocFromPoolAsync(void *real, CUdeviceptr *address, size_t size, void *pool, CUstream stream)
+{
+	WITH_ROOM(size, allocate_from_pool(real, address, size, pool, stream))
+}
+HOOK(cuMemAllocFromPoolAsync, (CUdeviceptr * address, size_t size, void *pool, CUstream stream), address, size, pool,
+     stream)
+
+/* Allowed on cuMemAlloc's memory too, in the order of `stream`; waiting for the whole context is a stronger order.  */
+static CUresult on_cuMemFreeAsync(void *real, CUdeviceptr address, CUstream stream)
+{
+	if (address && block_free(address))
+		return CUDA_SUCCESS;
+	tally_remove(TALLY_POINTER, address);
+	managed_forget(address);
+	return ((CUresult(*)(CUdeviceptr, CUstream))real)(address, stream);
+}
+HOOK(cuMemFreeAsync, (CUdeviceptr address, CUstream stream), address, stream)
+
+static CUresult on_cuMemPoolCreate(void *real, CUmemoryPool *pool, const void *properties)
+{
+	GATE_PASS(pass);
+	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = ((CUresult(*)(CUmemoryPool *, const void *))real)(pool, properties);
+	if (result == CUDA_SUCCESS && pool && shim_is_on())
+		pool_note(*pool);
+	return result;
+}
+HOOK(cuMemPoolCreate, (CUmemoryPool * pool, const void *properties), pool, properties)
+
+/* Forgotten before it is destroyed: a trim under way is waited for, and the next does not know it.  */
+static CUresult on_cuMemPoolDestroy(void *real, CUmemoryPool pool)
+{
+	pool_forget(pool);
+	return ((CUresult(*)(CUmemoryPool))real)(pool);
+}
+HOOK(cuMemPoolDestroy, (CUmemoryPool pool), pool)

@@ -1,0 +1,23 @@
+/* Try again, once there is room, what failed for lack of memory.  */
+#ifndef AFFINODE_ROOM_H
+#define AFFINODE_ROOM_H
+
+#include "link/requests.h"
+#include "gpu/contexts.h"
+
+/* Out of memory is asked about, outside the gate, before anyone sees it: CUDA_SUCCESS, try again.  */
+CUresult after_out_of_memory(uint64_t bytes, struct room_wait *wait);
+
+/* A hook's whole body: runs `attempt_once` (an expression) until it succeeds, fails otherwise than for memory, or no
+ * room will be made.  */
+#define WITH_ROOM(bytes, attempt_once)                                                                              \
+	for (struct room_wait wait = {0};;) {                                                                       \
+		CUresult result = (attempt_once);                                                                   \
+		if (result != CUDA_ERROR_OUT_OF_MEMORY)                                                             \
+			return result;                                                                              \
+		result = after_out_of_memory((bytes), &wait);                                                       \
+		if (result != CUDA_SUCCESS)                                                                         \
+			return result;                                                                              \
+	}
+
+#endif

@@ -1,0 +1,44 @@
+#include "host/host_copy.h"
+
+#include <stdlib.h>
+
+struct copy *copy_new(size_t bytes)
+{
+	size_t count = (bytes + CHUNK_BYTES - 1) / CHUNK_BYTES;
+	struct copy *copy = calloc(1, sizeof(*copy) + count * sizeof(copy->chunks[0]));
+
+	if (copy) {
+		copy->bytes = bytes;
+		copy->count = count;
+	}
+	return copy;
+}
+
+void chunk_drop(struct chunk *chunk)
+{
+	if (chunk_has_slot(chunk))
+		slot_give(&chunk->slot);
+	chunk->kind = CHUNK_NONE;
+	chunk->digested = false;
+}
+
+void copy_drop(struct copy *copy)
+{
+	for (size_t i = 0; copy && i < copy->count; i++)
+		chunk_drop(&copy->chunks[i]);
+	free(copy);
+}
+
+void copy_take(struct copy **copy, struct copy **list, uint64_t *bytes)
+{
+	uint64_t slots = 0;
+
+	for (size_t i = 0; *copy && i < (*copy)->count; i++)
+		slots += chunk_has_slot(&(*copy)->chunks[i]);
+	if (slots == 0)
+		return;
+	(*copy)->next = *list;
+	*list = *copy;
+	*copy = NULL;
+	*bytes += slots * CHUNK_BYTES;
+}

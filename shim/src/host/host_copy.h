@@ -1,0 +1,59 @@
+/* The host copy of one block, chunk by chunk. It outlives the resume: what has not changed by the next park is not copied
+ * again.  */
+#ifndef AFFINODE_COPIES_H
+#define AFFINODE_COPIES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "host/chunk.h"
+#include "host/slabs.h"
+
+enum chunk_kind {
+	CHUNK_NONE,  /* no copy */
+	CHUNK_STALE, /* a slot, whose contents are of no use */
+	CHUNK_ZERO,  /* nothing but zeros: no slot */
+	CHUNK_HELD,  /* the contents are in the slot */
+};
+
+struct chunk {
+	struct digest digest; /* of what is held, if `digested` */
+	struct host_slot slot;     /* of STALE and HELD */
+	uint8_t kind;
+	bool digested;
+};
+
+struct copy {
+	size_t bytes;
+	size_t count;
+	struct copy *next; /* for lists of copies that are taken from their blocks */
+	struct chunk chunks[];
+};
+
+/* An empty copy of `bytes`; NULL: no memory.  */
+struct copy *copy_new(size_t bytes);
+
+/* Bytes of the chunk at `index`: CHUNK_BYTES, but for a last one of a block that is no multiple.  */
+static inline size_t chunk_size(const struct copy *copy, size_t index)
+{
+	size_t left = copy->bytes - index * CHUNK_BYTES;
+
+	return left < CHUNK_BYTES ? left : CHUNK_BYTES;
+}
+
+static inline bool chunk_has_slot(const struct chunk *chunk)
+{
+	return chunk->kind == CHUNK_STALE || chunk->kind == CHUNK_HELD;
+}
+
+/* Give the chunk's slot back, if it has one: the kind is NONE afterwards.  */
+void chunk_drop(struct chunk *chunk);
+
+/* Give everything back; NULL is allowed. By any thread.  */
+void copy_drop(struct copy *copy);
+
+
+/* Move a copy that holds slots to the list, and count what they take.  */
+void copy_take(struct copy **copy, struct copy **list, uint64_t *bytes);
+
+#endif

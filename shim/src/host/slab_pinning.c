@@ -1,0 +1,64 @@
+/* Slabs and the driver: registered there, the GPU copies from and to them at the speed of its link.  */
+#include <stdatomic.h>
+
+#include "gpu/contexts.h"
+#include "driver/real_driver.h"
+#include "host/slabs_internal.h"
+
+static _Atomic bool registrations_are_old;
+
+void slab_register(struct slab *slab, CUcontext context)
+{
+	CUresult result = driver.cuMemHostRegister(slab->base, SLAB_BYTES, CU_MEMHOSTREGISTER_PORTABLE);
+
+	if (result == CUDA_SUCCESS || result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
+		slab->registered = context;
+	else
+		slab->unpinned = true;
+}
+
+void slabs_look_at_registrations(void)
+{
+	if (!atomic_exchange(&registrations_are_old, false))
+		return;
+	/* The mover alone changes the list. A context of another device may live on, and one that was reset may have come
+	 * back under the same handle without the registration: registering again tells, and mends it.  */
+	for (struct slab *slab = slabs_first(); slab; slab = slab->next) {
+		CUcontext context = slab->registered;
+
+		slab->registered = NULL;
+		slab->unpinned = false;
+		if (context && context_is_known(context) && driver.cuCtxSetCurrent(context) == CUDA_SUCCESS)
+			slab_register(slab, context);
+	}
+}
+
+/* Memory that the driver still holds must not go: a copy may be on its way to it. Where a context is gone its
+ * registrations are.  */
+bool slab_unregister(struct slab *slab)
+{
+	CUresult result;
+
+	if (!slab->registered || !context_is_known(slab->registered)) {
+		slab->registered = NULL;
+		return true;
+	}
+	result = driver.cuCtxSetCurrent(slab->registered);
+	if (result == CUDA_SUCCESS)
+		result = driver.cuMemHostUnregister(slab->base);
+	if (result == CUDA_SUCCESS || result == CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED)
+		slab->registered = NULL;
+	return !slab->registered;
+}
+
+void slabs_unregister(bool (*stop)(void))
+{
+	for (struct slab *slab = slabs_first(); slab && !stop(); slab = slab->next)
+		slab->unpinned = slab_unregister(slab);
+	driver.cuCtxSetCurrent(NULL);
+}
+
+void slabs_forget_registrations(void)
+{
+	atomic_store(&registrations_are_old, true);
+}

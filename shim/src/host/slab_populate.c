@@ -1,0 +1,256 @@
+/* An order of slabs carried out: taken of lots or mapped, touched and registered by several threads.  */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "driver/real_driver.h"
+#include "host/memory_limits.h"
+#include "host/lent_memory.h"
+#include "host/slabs_internal.h"
+
+#define MAX_THREADS 8
+#define PAGE_BYTES 4096
+/* With what the driver keeps beside what is registered: eight bytes a page, seen with an H200, and as much again.  */
+#define SLAB_TAKES (SLAB_BYTES + SLAB_BYTES / 256)
+#define SLABS_A_LOOK 32
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+/* The order under way.  */
+static struct {
+	const struct slab_order *order;
+	unsigned char *base; /* of the private slabs to be made */
+	size_t lot_slabs, count;
+	_Atomic size_t next; /* to be made next: lots' first */
+	_Atomic int error;
+	uint64_t allowed; /* slabs, before memory is looked at again */
+	struct slab **made; /* by index */
+	void (*work)(void); /* of each thread */
+	unsigned threads;
+} making;
+
+/* Guards `making.allowed`.  */
+static pthread_mutex_t looking_lock = PTHREAD_MUTEX_INITIALIZER;
+
+CUcontext slabs_registered_in(void)
+{
+	return making.order->context;
+}
+
+/* Address space for `size` bytes, on a huge page's boundary; NULL: none left.  */
+static unsigned char *map_aligned(size_t size)
+{
+	unsigned char *base = mmap(NULL, size + CHUNK_BYTES, PROT_READ | PROT_WRITE,
+				   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	size_t before;
+
+	if (base == MAP_FAILED)
+		return NULL;
+	before = (CHUNK_BYTES - (uintptr_t)base % CHUNK_BYTES) % CHUNK_BYTES;
+	if (before)
+		munmap(base, before);
+	munmap(base + before + size, CHUNK_BYTES - before);
+	base += before;
+	/* Before it is touched: a fork that had to copy page tables of pinned gigabytes took 19 s.  */
+	madvise(base, size, MADV_DONTFORK);
+	madvise(base, size, MADV_DONTDUMP);
+	madvise(base, size, MADV_HUGEPAGE);
+	return base;
+}
+
+static int touch(unsigned char *base)
+{
+	if (madvise(base, SLAB_BYTES, MADV_POPULATE_WRITE) == 0)
+		return 0;
+	if (errno == ENOMEM || errno == EHWPOISON)
+		return -ENOMEM;
+	/* Before Linux 5.14.  */
+	for (size_t i = 0; i < SLAB_BYTES; i += PAGE_BYTES)
+		((volatile unsigned char *)base)[i] = 0;
+	return 0;
+}
+
+/* Whether one more may be taken. A look costs more than touching a slab where many threads look at once, so that one look
+ * allows several, less where memory is short.  */
+static int room_for_one(void)
+{
+	uint64_t left, reserve = host_memory_reserve();
+	int error = 0;
+
+	pthread_mutex_lock(&looking_lock);
+	if (making.allowed == 0) {
+		left = host_memory_left();
+		left = left < reserve ? 0 : (left - reserve) / 8 / SLAB_BYTES;
+		making.allowed = left < SLABS_A_LOOK ? left : SLABS_A_LOOK;
+	}
+	if (making.allowed)
+		making.allowed--;
+	else
+		error = -ENOMEM;
+	pthread_mutex_unlock(&looking_lock);
+	return error;
+}
+
+/* A slab of the order, whole; NULL and *error: it was not to be.  */
+static struct slab *make_slab(size_t index, int *error)
+{
+	bool is_lot = index < making.lot_slabs;
+	struct slab *slab = calloc(1, sizeof(*slab));
+
+	*error = !slab ? -ENOMEM : making.order->stop() ? -EAGAIN : is_lot ? 0 : room_for_one();
+	if (!*error) {
+		slab->source = is_lot ? SLAB_LOT : SLAB_PRIVATE;
+		slab->unpinned = !making.order->context;
+		slab->base = is_lot ? lots_take() : making.base + (index - making.lot_slabs) * SLAB_BYTES;
+		*error = is_lot ? (slab->base ? 0 : -ENOMEM) : touch(slab->base);
+	}
+	if (*error) {
+		if (!is_lot)
+			munmap(making.base + (index - making.lot_slabs) * SLAB_BYTES, SLAB_BYTES);
+		free(slab);
+		return NULL;
+	}
+	return slab;
+}
+
+/* Slabs in turn, until all are made or one cannot be.  */
+static void make_slabs(void)
+{
+	size_t index;
+
+	while (!atomic_load(&making.error) && (index = atomic_fetch_add(&making.next, 1)) < making.count) {
+		int error;
+		struct slab *slab = make_slab(index, &error);
+
+		if (slab) {
+			making.made[index] = slab;
+			slab_add(slab);
+		} else {
+			atomic_store(&making.error, error);
+		}
+	}
+}
+
+static void register_slabs(void)
+{
+	size_t index;
+
+	while (!atomic_load(&making.error) && (index = atomic_fetch_add(&making.next, 1)) < making.count) {
+		if (making.order->stop())
+			atomic_store(&making.error, -EAGAIN);
+		else
+			slab_register(making.made[index], making.order->context);
+	}
+}
+
+static void *worker_main(void *unused)
+{
+	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+
+	(void)unused;
+	/* A capture elsewhere must not be broken by what is registered here.  */
+	driver.cuThreadExchangeStreamCaptureMode(&mode);
+	driver.cuCtxSetCurrent(making.order->context);
+	making.work();
+	driver.cuCtxSetCurrent(NULL);
+	return NULL;
+}
+
+/* No more threads than half the CPUs, nor than there are slabs to make; this one is one of them.  */
+static void with_threads(void (*work)(void))
+{
+	pthread_t threads[MAX_THREADS];
+	unsigned n = host_cpus() / 2, started = 0;
+
+	n = n < 1 ? 1 : n > MAX_THREADS ? MAX_THREADS : n;
+	making.threads = n > making.count ? (unsigned)making.count : n;
+	making.work = work;
+	atomic_store(&making.next, 0);
+	while (started + 1 < making.threads && pthread_create(&threads[started], NULL, worker_main, NULL) == 0)
+		started++;
+	worker_main(NULL);
+	while (started > 0)
+		pthread_join(threads[--started], NULL);
+}
+
+/* Give address space back that nobody came to.  */
+static void unmap_unmade(size_t private_slabs)
+{
+	size_t begun = atomic_load(&making.next);
+
+	begun = begun < making.lot_slabs ? 0 : begun - making.lot_slabs;
+	if (begun < private_slabs)
+		munmap(making.base + begun * SLAB_BYTES, (private_slabs - begun) * SLAB_BYTES);
+}
+
+int slabs_make(const struct slab_order *order)
+{
+	size_t have = slabs_rewind(), missing, private_slabs;
+
+	slabs_look_at_registrations();
+	making.order = order;
+	if (order->slots <= have)
+		return 0;
+	missing = (order->slots - have + SLOTS_IN_SLAB - 1) / SLOTS_IN_SLAB;
+	making.lot_slabs = lots_available();
+	making.lot_slabs = making.lot_slabs < missing ? making.lot_slabs : missing;
+	private_slabs = missing - making.lot_slabs;
+	if (private_slabs > order->budget / (order->context ? SLAB_TAKES : SLAB_BYTES))
+		return -ENOMEM;
+	making.base = private_slabs ? map_aligned(private_slabs * SLAB_BYTES) : NULL;
+	if (private_slabs && !making.base)
+		return -ENOMEM;
+	host_memory_prefer(making.base, private_slabs * SLAB_BYTES, order->node);
+	making.count = missing;
+	making.allowed = 0;
+	making.made = calloc(missing, sizeof(struct slab *));
+	atomic_store(&making.error, making.made ? 0 : -ENOMEM);
+	/* All touched before any is registered: the two at once hinder each other.  */
+	with_threads(make_slabs);
+	if (private_slabs)
+		unmap_unmade(private_slabs);
+	if (order->context)
+		with_threads(register_slabs);
+	free(making.made);
+	slabs_rewind();
+	return atomic_load(&making.error);
+}
+
+static bool never_stop(void)
+{
+	return false;
+}
+
+bool slabs_prepare_lot(CUcontext context)
+{
+	struct slab_order order = {.context = context, .stop = never_stop};
+	struct slab *slab;
+	int error;
+
+	if (lots_available() == 0)
+		return false;
+	making.order = &order;
+	making.lot_slabs = making.count = 1;
+	driver.cuCtxSetCurrent(context);
+	slab = make_slab(0, &error);
+	if (slab) {
+		if (context)
+			slab_register(slab, context);
+		slab_add(slab);
+	}
+	driver.cuCtxSetCurrent(NULL);
+	return slab != NULL;
+}
+
+void slab_making_reset_in_child(void)
+{
+	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+
+	memcpy(&looking_lock, &fresh, sizeof(fresh));
+}

@@ -1,0 +1,176 @@
+#include "host/slabs.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "context_depth/checkpoint.h"
+#include "gpu/contexts.h"
+#include "base/log.h"
+#include "host/lent_memory.h"
+#include "host/slabs_internal.h"
+
+#define ALL_USED ((1u << SLOTS_IN_SLAB) - 1)
+
+/* Guards the list and the used slots: frees give slots back from any thread.  */
+static pthread_mutex_t slabs_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct slab *slabs, *cursor;
+static _Atomic size_t bytes_in_slabs, bytes_in_slots;
+
+size_t slabs_bytes(void)
+{
+	return atomic_load(&bytes_in_slabs);
+}
+
+size_t slots_bytes(void)
+{
+	return atomic_load(&bytes_in_slots);
+}
+
+struct slab *slabs_first(void)
+{
+	return slabs;
+}
+
+static void into_list(struct slab *slab)
+{
+	pthread_mutex_lock(&slabs_lock);
+	slab->next = slabs;
+	slabs = slab;
+	pthread_mutex_unlock(&slabs_lock);
+}
+
+void slab_add(struct slab *slab)
+{
+	atomic_fetch_add(&bytes_in_slabs, SLAB_BYTES);
+	into_list(slab);
+}
+
+size_t slabs_rewind(void)
+{
+	size_t n = 0;
+
+	pthread_mutex_lock(&slabs_lock);
+	cursor = slabs;
+	for (struct slab *slab = slabs; slab; slab = slab->next)
+		n += SLOTS_IN_SLAB - (size_t)__builtin_popcount(slab->used);
+	pthread_mutex_unlock(&slabs_lock);
+	return n;
+}
+
+/* From the cursor's slab, or from one after it that has a free slot; 0: none.  */
+static size_t take_from_cursor(size_t want, struct host_slot *first)
+{
+	unsigned run = 0;
+
+	pthread_mutex_lock(&slabs_lock);
+	while (cursor && cursor->used == ALL_USED)
+		cursor = cursor->next;
+	if (cursor) {
+		first->slab = cursor;
+		first->index = (unsigned)__builtin_ctz(~cursor->used);
+		while (run < want && first->index + run < SLOTS_IN_SLAB &&
+		       !(cursor->used & 1u << (first->index + run)))
+			cursor->used |= 1u << (first->index + run++);
+	}
+	pthread_mutex_unlock(&slabs_lock);
+	atomic_fetch_add(&bytes_in_slots, run * CHUNK_BYTES);
+	return run;
+}
+
+size_t slots_take(size_t want, struct host_slot *first)
+{
+	size_t run = take_from_cursor(want, first);
+
+	if (run && slabs_registered_in() && !first->slab->registered && !first->slab->unpinned)
+		slab_register(first->slab, slabs_registered_in());
+	return run;
+}
+
+void slot_give(const struct host_slot *slot)
+{
+	pthread_mutex_lock(&slabs_lock);
+	slot->slab->used &= ~(1u << slot->index);
+	pthread_mutex_unlock(&slabs_lock);
+	atomic_fetch_sub(&bytes_in_slots, CHUNK_BYTES);
+}
+
+/* False: not while a context is being ended.  */
+static bool release(struct slab *slab)
+{
+	bool kept = contexts_keep(), gone = kept && slab_unregister(slab);
+
+	if (kept)
+		contexts_let_end();
+	if (!gone) {
+		if (kept)
+			log_line("cuMemHostUnregister failed: a slab stays");
+		into_list(slab);
+		return kept;
+	}
+	if (slab->source == SLAB_LOT)
+		lots_give(slab->base);
+	else
+		munmap(slab->base, SLAB_BYTES);
+	atomic_fetch_sub(&bytes_in_slabs, SLAB_BYTES);
+	free(slab);
+	return true;
+}
+
+bool slabs_any_unused(void)
+{
+	bool any = false;
+
+	pthread_mutex_lock(&slabs_lock);
+	for (struct slab *slab = slabs; slab && !any; slab = slab->next)
+		any = slab->used == 0;
+	pthread_mutex_unlock(&slabs_lock);
+	return any;
+}
+
+bool slabs_release_unused(void)
+{
+	struct slab **at = &slabs, *unused = NULL;
+	bool all = true, out = checkpoint_is_out();
+
+	if (!out && contexts_keep()) {
+		slabs_look_at_registrations();
+		contexts_let_end();
+	}
+	pthread_mutex_lock(&slabs_lock);
+	while (*at) {
+		struct slab *slab = *at;
+
+		if (slab->used || (out && slab->registered)) {
+			at = &slab->next;
+		} else {
+			*at = slab->next;
+			slab->next = unused;
+			unused = slab;
+		}
+	}
+	cursor = NULL;
+	pthread_mutex_unlock(&slabs_lock);
+	while (unused) {
+		struct slab *slab = unused;
+
+		unused = slab->next;
+		all = release(slab) && all;
+	}
+	lots_end_empty();
+	return all;
+}
+
+void slabs_reset_in_child(void)
+{
+	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+
+	/* The memory is not in the child's address space: MADV_DONTFORK.  */
+	memcpy(&slabs_lock, &fresh, sizeof(fresh));
+	slabs = cursor = NULL;
+	atomic_store(&bytes_in_slabs, 0);
+	atomic_store(&bytes_in_slots, 0);
+	slab_making_reset_in_child();
+}

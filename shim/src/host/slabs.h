@@ -1,0 +1,80 @@
+/* Host memory for copies of device memory: slabs of huge pages, cut into slots of one chunk, registered with the driver so
+ * that the GPU copies at the speed of its link. Of the mover's thread alone, but for what says otherwise.  */
+#ifndef AFFINODE_SLABS_H
+#define AFFINODE_SLABS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "host/chunk.h"
+#include "driver/cuda_types.h"
+
+#define SLOTS_IN_SLAB 16
+#define SLAB_BYTES (SLOTS_IN_SLAB * CHUNK_BYTES)
+
+/* Where a slab's memory comes from: mapped by this process for itself, or a part of a lot, shared memory that the
+ * controller touched beforehand and handed over as a descriptor.  */
+enum slab_source { SLAB_PRIVATE, SLAB_LOT };
+
+struct slab {
+	unsigned char *base;
+	enum slab_source source;
+	uint32_t used;        /* a bit for each slot */
+	CUcontext registered; /* the context it was registered in; NULL: copies go the slow way */
+	bool unpinned;        /* not to be registered: the driver would not, or the context is to leave the GPU */
+	struct slab *next;
+};
+
+struct host_slot {
+	struct slab *slab;
+	unsigned index;
+};
+
+static inline unsigned char *slot_memory(const struct host_slot *slot)
+{
+	return slot->slab->base + slot->index * CHUNK_BYTES;
+}
+
+struct slab_order {
+	size_t slots;       /* wanted in all, those that are free already included */
+	uint64_t budget;    /* new bytes allowed beside lots; UINT64_MAX: any */
+	int node;           /* NUMA node to prefer; -1: any */
+	CUcontext context;  /* to register in; NULL: what is new stays unregistered */
+	bool (*stop)(void); /* asked between slabs, by any thread */
+};
+
+/* Make slabs until there are enough free slots: of lots first, then of private memory, touched and registered by several
+ * threads. 0, -EAGAIN: `stop` said so, or -ENOMEM: host memory is short; what was made by then stays.
+ *
+ * Not beside the copies: registering waits for copies under way (seen on an H200: 32 GiB took 5.5 s that way, and 1.7 s
+ * one after the other).  */
+int slabs_make(const struct slab_order *order);
+
+/* The next free slots, side by side in one slab, `want` at most: how many, 0: none is left.  */
+size_t slots_take(size_t want, struct host_slot *first);
+
+/* Make a slab of a lot ready ahead of its use, registered in `context` unless that is NULL; false: there is nothing to do.  */
+bool slabs_prepare_lot(CUcontext context);
+
+/* Give registrations up, and let nobody make them again: contents and slots stay. Between slabs `stop` is asked.  */
+void slabs_unregister(bool (*stop)(void));
+
+void slot_give(const struct host_slot *slot);
+
+/* Whether any slab is without a used slot.  */
+bool slabs_any_unused(void);
+
+/* Give slabs without any used slot back to the system; false: not all, since a context is being ended. Off the GPU too, but
+ * for what is registered with the driver still, which would come back to pages that are gone.  */
+bool slabs_release_unused(void);
+
+/* Bytes in all slabs, and in used slots. Callable by any thread.  */
+size_t slabs_bytes(void);
+size_t slots_bytes(void);
+
+/* A context is gone, and perhaps registrations with it. By any thread.  */
+void slabs_forget_registrations(void);
+
+void slabs_reset_in_child(void);
+
+#endif

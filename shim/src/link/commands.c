@@ -1,0 +1,143 @@
+/* What the controller says, and what is done about it.  */
+#include <stdio.h>
+#include <string.h>
+
+#include "link/requests.h"
+#include "link/drop_caches.h"
+#include "base/monotonic_futex.h"
+#include "gpu/devices.h"
+#include "gate/gate.h"
+#include "link/link.h"
+#include "link/internal.h"
+#include "base/log.h"
+#include "host/lent_memory.h"
+#include "mover/mover.h"
+#include "link/status_page.h"
+#include "shim.h"
+
+static void refuse(const struct affinode_command *command, enum affinode_status status, const char *text)
+{
+	struct moved moved = {.move = {.command = command->command, .epoch = command->header.epoch}, .status = status};
+
+	snprintf(moved.text, sizeof(moved.text), "%s", text);
+	link_reply(&moved);
+}
+
+/* Where a resume elsewhere is to go; NULL, or why nowhere.  */
+static const char *take_target(const struct affinode_command *command, struct move *move)
+{
+	char uuid[AFFINODE_TEXT_SIZE];
+
+	memcpy(uuid, command->reason, sizeof(uuid));
+	uuid[sizeof(uuid) - 1] = '\0';
+	move->elsewhere = true;
+	if (!gpu_uuid_read(uuid, move->to_gpu))
+		return "that is no GPU's UUID";
+	return move->prepare ? "processes that move together stay on their GPUs" : NULL;
+}
+
+static void take_move(const struct affinode_command *command)
+{
+	struct move move = {.command = command->command, .epoch = command->header.epoch,
+			    .deadline_ns = command->deadline_ns,
+			    .prepare = command->argument & AFFINODE_MOVE_PREPARE,
+			    .to_context = command->argument & AFFINODE_MOVE_CONTEXT,
+			    .preempts = command->command == AFFINODE_COMMAND_PARK &&
+					command->argument & AFFINODE_MOVE_PREEMPT,
+			    .budget = command->argument >> AFFINODE_MOVE_BUDGET_SHIFT << 20};
+
+	if (command->command == AFFINODE_COMMAND_RESUME && command->argument & AFFINODE_MOVE_ELSEWHERE) {
+		const char *why = take_target(command, &move);
+
+		if (why)
+			return refuse(command, AFFINODE_REFUSED, why);
+	}
+	if (command->deadline_ns && clock_ns() > command->deadline_ns)
+		return refuse(command, AFFINODE_STALE, "the command came too late");
+	page_set_epoch(command->header.epoch);
+	if (mover_submit(&move) != 0)
+		return refuse(command, AFFINODE_BUSY, "another move is under way");
+	link_.move = move;
+	link_.owes_reply = true;
+}
+
+/* A command is taken once: its number must rise, so that a message that was read late or twice does nothing.  */
+static void on_command(const struct affinode_command *command, int *descriptor)
+{
+	if ((int32_t)(command->header.epoch - link_.epoch) <= 0) {
+		log_line("command %u after %u: dropped", command->header.epoch, link_.epoch);
+		return;
+	}
+	link_.epoch = command->header.epoch;
+	switch (command->command) {
+	case AFFINODE_COMMAND_PARK:
+	case AFFINODE_COMMAND_RESUME:
+		take_move(command);
+		break;
+	case AFFINODE_COMMAND_CANCEL:
+		gate_cancel(command->argument);
+		asks_wake_all();
+		break;
+	case AFFINODE_COMMAND_CANCEL_END:
+		gate_cancel_end();
+		break;
+	case AFFINODE_COMMAND_DYING:
+		shim_set_dying();
+		break;
+	case AFFINODE_COMMAND_ROOM:
+		asks_answer_room(command->request, command->argument == 1);
+		break;
+	case AFFINODE_COMMAND_DROP_CACHES:
+		if (!caches_ask(command))
+			refuse(command, AFFINODE_NOTHING, "nobody drops caches here");
+		break;
+	case AFFINODE_COMMAND_COMMIT:
+	case AFFINODE_COMMAND_ABORT:
+		mover_decide(command->request, command->command == AFFINODE_COMMAND_COMMIT);
+		break;
+	case AFFINODE_COMMAND_TRIM:
+		mover_trim(command->argument);
+		break;
+	case AFFINODE_COMMAND_LOT:
+		if (*descriptor >= 0)
+			lots_add(*descriptor, command->argument, command->request);
+		*descriptor = -1;
+		mover_look();
+		break;
+	default:
+		log_line("unknown command %u: ignored", command->command);
+	}
+}
+
+static void on_welcome(const struct affinode_welcome *welcome)
+{
+	link_.welcomed = true;
+	link_.connect_pause_ns = CONNECT_FIRST_NS;
+	link_.heartbeat_ns = welcome->heartbeat_ms * MS_NS;
+	if (link_.heartbeat_ns < 100 * MS_NS || link_.heartbeat_ns > 60 * S_NS)
+		link_.heartbeat_ns = 2 * S_NS;
+	link_.told_state = AFFINODE_STATE_NONE;
+	link_.told_want = false;
+	link_.alone_at_ns = 0;
+	asks_begin_again();
+	lots_forget_numbers();
+	link_set_connected(true);
+	log_line("link up: controller %.32s", welcome->controller_version);
+}
+
+void link_take_message(const union link_message *message, int *descriptor)
+{
+	link_.heard_ns = clock_ns();
+	switch (message->header.type) {
+	case AFFINODE_WELCOME:
+		return on_welcome(&message->welcome);
+	case AFFINODE_COMMAND:
+		return on_command(&message->command, descriptor);
+	case AFFINODE_NOTICE:
+		return link_words_set(&message->notice);
+	case AFFINODE_RESULT:
+		return asks_answer_request(message->header.epoch, message->result.status, message->result.text);
+	default:
+		return; /* heartbeats, and messages of later versions */
+	}
+}

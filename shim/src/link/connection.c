@@ -1,0 +1,142 @@
+/* The connection to the controller: looked for again and again, kept alive both ways, left when it is silent.  */
+#include <errno.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "link/requests.h"
+#include "link/drop_caches.h"
+#include "base/monotonic_futex.h"
+#include "link/grant.h"
+#include "link/link.h"
+#include "link/internal.h"
+#include "base/log.h"
+
+#define CONNECT_LAST_NS (2 * S_NS)
+
+struct link_state link_ = {.socket = -1};
+
+static _Atomic bool connected;
+
+bool link_is_connected(void)
+{
+	return atomic_load(&connected);
+}
+
+void link_set_connected(bool now)
+{
+	atomic_store(&connected, now);
+}
+
+static void wait_longer(void)
+{
+	link_.connect_pause_ns *= 2;
+	if (link_.connect_pause_ns > CONNECT_LAST_NS)
+		link_.connect_pause_ns = CONNECT_LAST_NS;
+}
+
+static void disconnect(const char *why)
+{
+	if (link_.socket < 0)
+		return;
+	log_line("link closed: %s", why);
+	close(link_.socket);
+	link_.socket = -1;
+	if (!link_.welcomed)
+		wait_longer(); /* it will hardly be welcome in a moment: its grant has expired, … */
+	link_.welcomed = link_.owes_hello = false;
+	link_.owes_reply = false; /* the next controller's numbers are others */
+	mover_link_lost();
+	atomic_store(&connected, false);
+	asks_fail_requests();
+	caches_forget();
+	link_.connect_at_ns = clock_ns() + link_.connect_pause_ns;
+}
+
+void link_send(void *message, enum affinode_message type, uint32_t size, uint32_t epoch)
+{
+	struct affinode_header *header = message;
+
+	*header = (struct affinode_header){AFFINODE_LINK_MAGIC, AFFINODE_PROTOCOL_VERSION, (uint16_t)type, size, epoch};
+	if (link_.socket < 0)
+		return;
+	if (send(link_.socket, message, size, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)size)
+		link_.said_ns = clock_ns();
+	else
+		disconnect("the controller does not read");
+}
+
+void link_notify(uint32_t kind)
+{
+	struct affinode_notify message = {.kind = kind};
+
+	link_send(&message, AFFINODE_NOTIFY, sizeof(message), 0);
+}
+
+void link_reply(const struct moved *moved)
+{
+	struct affinode_reply message = {.command = moved->move.command, .status = moved->status,
+					 .bytes = moved->bytes, .duration_ns = moved->duration_ns};
+
+	memcpy(message.text, moved->text, sizeof(message.text));
+	link_send(&message, AFFINODE_REPLY, sizeof(message), moved->move.epoch);
+}
+
+void link_receive(void)
+{
+	union link_message message;
+	int descriptor;
+
+	for (int i = 0; i < 64 && link_.socket >= 0; i++) {
+		int got = link_socket_receive(link_.socket, &message, &descriptor);
+
+		if (got == -EAGAIN)
+			return;
+		if (got < 0)
+			return disconnect(got == -EPROTO ? "a malformed message" : "closed by the controller");
+		link_take_message(&message, &descriptor);
+		if (descriptor >= 0)
+			close(descriptor);
+	}
+}
+
+void link_try_connect(uint64_t now)
+{
+	if (link_.socket >= 0 || now < link_.connect_at_ns)
+		return;
+	link_.socket = link_socket_connect();
+	if (link_.socket < 0) {
+		link_.connect_at_ns = now + link_.connect_pause_ns;
+		wait_longer();
+		return;
+	}
+	link_.epoch = 0;
+	link_.heard_ns = link_.said_ns = now;
+	link_.heartbeat_ns = 2 * S_NS;
+	link_.owes_hello = true;
+	grant_begin();
+}
+
+void link_say_hello(uint64_t now)
+{
+	if (link_.socket < 0 || !link_.owes_hello || !grant_is_ready())
+		return;
+	link_.owes_hello = false;
+	link_.heard_ns = now; /* its time to answer begins now */
+	if (link_socket_hello(link_.socket) != 0)
+		disconnect("hello could not be sent");
+}
+
+void link_keep_alive(uint64_t now)
+{
+	struct affinode_heartbeat beat = {0};
+
+	if (link_.socket < 0)
+		return;
+	/* Sums, not differences: what was said in this turn was said after `now`.  */
+	if (now > link_.heard_ns + 3 * link_.heartbeat_ns)
+		return disconnect("the controller is silent");
+	if (link_.welcomed && now >= link_.said_ns + link_.heartbeat_ns)
+		link_send(&beat, AFFINODE_HEARTBEAT, sizeof(beat), 0);
+}

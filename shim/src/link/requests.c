@@ -1,0 +1,315 @@
+#include "link/requests.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/monotonic_futex.h"
+#include "gate/gate.h"
+#include "gate/sigint.h"
+#include "link/link.h"
+#include "base/log.h"
+#include "link/status_page.h"
+#include "shim.h"
+
+#define MAX_ASKS 64
+#define LOOK_AGAIN_NS (200 * MS_NS)
+#define LOOK_LATE_NS (5 * S_NS) /* a longer pause between two looks is none of the machine's load */
+/* Without a controller nobody yields, but others may end or free something: the allocation is tried again every second. One
+ * that was killed is started anew within seconds, and one that is stuck may come to itself; after ALONE_ALL_S without one,
+ * over all attempts, it is out of memory. Only time in which we looked counts: where the process or the whole machine was
+ * stopped meanwhile (a frozen container, a migrated one), the link is lost, too, and the controller is there all the same.  */
+#define ALONE_NS S_NS
+#define ALONE_ALL_S 30
+#define SAY_ALONE_AFTER_NS (3 * S_NS / 2)
+/* Room was promised and gone again this often: give the program its answer.  */
+#define MAX_ATTEMPTS 100
+
+enum { ASK_FREE = 0, ASK_UNSENT, ASK_SENT, ASK_ENDED, ASK_ANSWERED };
+
+struct ask {
+	int stage;
+	bool is_room;
+	uint32_t number;
+	uint32_t kind;
+	uint64_t argument; /* bytes of a room, argument of a request */
+	uint8_t gpu_uuid[16];
+	int status;
+	char text[AFFINODE_TEXT_SIZE];
+};
+
+static pthread_mutex_t asks_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct ask asks[MAX_ASKS];
+static uint32_t next_number = 1;
+static _Atomic uint32_t answers; /* futex: changes when any ask is answered */
+
+static struct ask *ask_begin(bool is_room, uint32_t kind, uint64_t argument, const struct device *device)
+{
+	struct ask *ask = NULL;
+
+	pthread_mutex_lock(&asks_lock);
+	for (int i = 0; i < MAX_ASKS && !ask; i++)
+		if (asks[i].stage == ASK_FREE)
+			ask = &asks[i];
+	if (ask) {
+		memset(ask, 0, sizeof(*ask));
+		ask->stage = ASK_UNSENT;
+		ask->is_room = is_room;
+		ask->number = next_number++;
+		ask->kind = kind;
+		ask->argument = argument;
+		if (device)
+			memcpy(ask->gpu_uuid, device->uuid, sizeof(ask->gpu_uuid));
+	}
+	pthread_mutex_unlock(&asks_lock);
+	if (ask)
+		link_wake();
+	return ask;
+}
+
+/* A room that was asked for and is not needed any more is told so; everything else is simply forgotten, and that too where
+ * nobody is there to be told: the next controller knows of none (asks_begin_again), and places are few.  */
+static void ask_end(struct ask *ask)
+{
+	pthread_mutex_lock(&asks_lock);
+	ask->stage = ask->is_room && ask->stage != ASK_UNSENT && link_is_connected() ? ASK_ENDED : ASK_FREE;
+	pthread_mutex_unlock(&asks_lock);
+	link_wake();
+}
+
+static bool ask_is_answered(struct ask *ask)
+{
+	bool answered;
+
+	pthread_mutex_lock(&asks_lock);
+	answered = ask->stage == ASK_ANSWERED;
+	pthread_mutex_unlock(&asks_lock);
+	return answered;
+}
+
+/* How an attempt stands: it goes on, is tried again, or there is none.  */
+enum standing { GOES_ON, AGAIN, NO_ROOM };
+
+/* Nobody answers: `since` when this attempt began to be alone.  */
+static enum standing stand_alone(struct room_wait *wait, uint64_t since)
+{
+	if (!wait->said_alone && wait->alone_ns >= SAY_ALONE_AFTER_NS) {
+		wait->said = wait->said_alone = true;
+		tell_person("waiting for GPU memory: no controller answers. Out of memory if none comes free in %d s. "
+			    "Interrupt the kernel to give up.", ALONE_ALL_S);
+	}
+	if (wait->alone_ns >= ALONE_ALL_S * S_NS) {
+		tell_person("no GPU memory came free in %d s, and no controller answers: out of memory.", ALONE_ALL_S);
+		return NO_ROOM;
+	}
+	return clock_ns() - since >= ALONE_NS ? AGAIN : GOES_ON;
+}
+
+/* One attempt, until it is answered, cancelled, or alone for too long.  */
+static CUresult wait_for_answer(struct ask *ask, struct room_wait *wait, uint32_t cancels)
+{
+	uint64_t looked = clock_ns(), alone_since = 0;
+	CUresult result;
+
+	for (;;) {
+		uint32_t seen = atomic_load(&answers);
+		enum standing standing = GOES_ON;
+		uint64_t now = clock_ns();
+
+		result = gate_verdict(AFFINODE_CLASS_ALLOC, cancels);
+		if (result != CUDA_SUCCESS)
+			break;
+		if (ask_is_answered(ask)) {
+			result = ask->status ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+			break;
+		}
+		if (link_is_connected() && alone_since) {
+			alone_since = 0;
+			interrupts_leave();
+		} else if (!link_is_connected()) {
+			if (alone_since) {
+				wait->alone_ns += now - looked < LOOK_LATE_NS ? now - looked : LOOK_LATE_NS;
+				interrupts_look();
+			} else {
+				alone_since = now;
+				interrupts_watch();
+			}
+			standing = stand_alone(wait, alone_since);
+		}
+		looked = now;
+		if (standing != GOES_ON) {
+			result = standing == AGAIN ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+			break;
+		}
+		futex_wait(&answers, seen, LOOK_AGAIN_NS);
+		gate_say_waiting(wait->since_ns, &wait->said);
+	}
+	if (alone_since)
+		interrupts_leave();
+	return result;
+}
+
+CUresult ask_for_room(const struct device *device, uint64_t bytes, struct room_wait *wait)
+{
+	uint32_t cancels = atomic_load(&gate.cancels);
+	CUresult result;
+	struct ask *ask;
+
+	if (!wait->since_ns)
+		wait->since_ns = clock_ns();
+	if (wait->attempts++ >= MAX_ATTEMPTS || !shim_is_on())
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	ask = ask_begin(true, 0, bytes, device);
+	if (!ask)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	result = wait_for_answer(ask, wait, cancels);
+	ask_end(ask);
+	return result;
+}
+
+int ask_controller(uint32_t kind, uint64_t argument, uint64_t timeout_ns, char *text, size_t size)
+{
+	uint64_t until = clock_ns() + timeout_ns;
+	struct ask *ask;
+	int status;
+
+	if (!link_is_connected())
+		return -ENOTCONN;
+	ask = ask_begin(false, kind, argument, NULL);
+	if (!ask)
+		return -EBUSY;
+	while (!ask_is_answered(ask) && clock_ns() < until) {
+		uint32_t seen = atomic_load(&answers);
+
+		if (!ask_is_answered(ask))
+			futex_wait(&answers, seen, LOOK_AGAIN_NS);
+	}
+	pthread_mutex_lock(&asks_lock);
+	status = ask->stage == ASK_ANSWERED ? ask->status : -ETIMEDOUT;
+	if (text && size)
+		snprintf(text, size, "%s", ask->text);
+	pthread_mutex_unlock(&asks_lock);
+	ask_end(ask);
+	return status;
+}
+
+static void notify_for(const struct ask *ask, uint32_t kind, struct affinode_notify *notify)
+{
+	memset(notify, 0, sizeof(*notify));
+	notify->header.epoch = ask->number;
+	notify->kind = kind;
+	notify->bytes = ask->argument;
+	memcpy(notify->gpu_uuid, ask->gpu_uuid, sizeof(notify->gpu_uuid));
+}
+
+bool asks_next_message(struct ask_message *message)
+{
+	bool found = false;
+
+	pthread_mutex_lock(&asks_lock);
+	for (int i = 0; i < MAX_ASKS && !found; i++) {
+		struct ask *ask = &asks[i];
+
+		found = ask->stage == ASK_UNSENT || ask->stage == ASK_ENDED;
+		if (!found)
+			continue;
+		message->is_room = ask->is_room;
+		if (ask->is_room) {
+			notify_for(ask, ask->stage == ASK_UNSENT ? AFFINODE_NOTIFY_ROOM : AFFINODE_NOTIFY_ROOM_END,
+				   &message->notify);
+		} else {
+			memset(&message->request, 0, sizeof(message->request));
+			message->request.header.epoch = ask->number;
+			message->request.kind = ask->kind;
+			message->request.argument = ask->argument;
+		}
+		ask->stage = ask->stage == ASK_UNSENT ? ASK_SENT : ASK_FREE;
+	}
+	pthread_mutex_unlock(&asks_lock);
+	return found;
+}
+
+void asks_begin_again(void)
+{
+	pthread_mutex_lock(&asks_lock);
+	for (int i = 0; i < MAX_ASKS; i++) {
+		if (asks[i].stage == ASK_SENT)
+			asks[i].stage = ASK_UNSENT;
+		else if (asks[i].stage == ASK_ENDED)
+			asks[i].stage = ASK_FREE;
+	}
+	pthread_mutex_unlock(&asks_lock);
+}
+
+static void wake_askers(void)
+{
+	atomic_fetch_add(&answers, 1);
+	futex_wake_all(&answers);
+}
+
+static void answer(bool is_room, uint32_t number, int status, const char *text)
+{
+	pthread_mutex_lock(&asks_lock);
+	for (int i = 0; i < MAX_ASKS; i++) {
+		struct ask *ask = &asks[i];
+
+		if (ask->is_room != is_room || ask->number != number ||
+		    (ask->stage != ASK_SENT && ask->stage != ASK_UNSENT))
+			continue;
+		ask->status = status;
+		snprintf(ask->text, sizeof(ask->text), "%s", text);
+		ask->stage = ASK_ANSWERED;
+	}
+	pthread_mutex_unlock(&asks_lock);
+	wake_askers();
+}
+
+void asks_answer_room(uint32_t number, bool granted)
+{
+	answer(true, number, granted, "");
+}
+
+void asks_answer_request(uint32_t number, int status, const char *text)
+{
+	answer(false, number, status, text);
+}
+
+void asks_fail_requests(void)
+{
+	pthread_mutex_lock(&asks_lock);
+	for (int i = 0; i < MAX_ASKS; i++) {
+		if (asks[i].is_room || (asks[i].stage != ASK_SENT && asks[i].stage != ASK_UNSENT))
+			continue;
+		asks[i].status = -ENOTCONN;
+		asks[i].stage = ASK_ANSWERED;
+	}
+	pthread_mutex_unlock(&asks_lock);
+	wake_askers();
+}
+
+uint64_t asks_room_bytes(void)
+{
+	uint64_t bytes = 0;
+
+	pthread_mutex_lock(&asks_lock);
+	for (int i = 0; i < MAX_ASKS; i++)
+		if (asks[i].is_room && (asks[i].stage == ASK_UNSENT || asks[i].stage == ASK_SENT))
+			bytes += asks[i].argument;
+	pthread_mutex_unlock(&asks_lock);
+	return bytes;
+}
+
+void asks_wake_all(void)
+{
+	wake_askers();
+}
+
+void asks_reset_in_child(void)
+{
+	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+
+	memcpy(&asks_lock, &fresh, sizeof(fresh));
+	memset(asks, 0, sizeof(asks));
+}

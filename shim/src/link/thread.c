@@ -1,0 +1,237 @@
+#define _GNU_SOURCE
+#include "link/link.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "link/requests.h"
+#include "link/drop_caches.h"
+#include "base/monotonic_futex.h"
+#include "gate/gate.h"
+#include "link/internal.h"
+#include "base/log.h"
+#include "host/lent_memory.h"
+#include "mover/mover.h"
+#include "link/status_page.h"
+#include "shim.h"
+
+#define SAMPLE_RESIDENT_NS (100 * MS_NS)
+#define SAMPLE_PARKED_NS S_NS
+/* A call waits and no controller is there: this long is left for one to come back.  */
+#define ALONE_AFTER_NS (2 * S_NS)
+#define ALONE_AGAIN_NS S_NS
+
+static _Atomic int wake_fd = -1;
+
+void link_wake(void)
+{
+	int fd = atomic_load(&wake_fd);
+	uint64_t one = 1;
+
+	if (fd >= 0) {
+		int error = errno;
+		ssize_t written = write(fd, &one, sizeof(one));
+
+		(void)written;
+		errno = error;
+	}
+}
+
+/* Parked with a call waiting is "queued"; the difference is kept here, as calls come and give up.  */
+static void settle_queued(void)
+{
+	if (gate_calls_waiting() > 0)
+		shim_move_state(AFFINODE_STATE_PARKED, AFFINODE_STATE_QUEUED);
+	else
+		shim_move_state(AFFINODE_STATE_QUEUED, AFFINODE_STATE_PARKED);
+}
+
+static void tell_changes(void)
+{
+	struct ask_message message;
+	enum affinode_state state = shim_state();
+	bool want = state == AFFINODE_STATE_QUEUED || mover_prepared_is_wanted();
+	uint32_t lot;
+
+	if (!link_.welcomed)
+		return;
+	if (state != link_.told_state)
+		link_notify(AFFINODE_NOTIFY_STATE);
+	if (want != link_.told_want)
+		link_notify(want ? AFFINODE_NOTIFY_WANT : AFFINODE_NOTIFY_UNWANT);
+	link_.told_state = state;
+	link_.told_want = want;
+	while (link_.socket >= 0 && lots_next_ended(&lot)) {
+		struct affinode_notify ended = {.kind = AFFINODE_NOTIFY_LOT_END};
+
+		link_send(&ended, AFFINODE_NOTIFY, sizeof(ended), lot);
+	}
+	while (link_.socket >= 0 && asks_next_message(&message)) {
+		if (message.is_room)
+			link_send(&message.notify, AFFINODE_NOTIFY, sizeof(message.notify),
+				  message.notify.header.epoch);
+		else
+			link_send(&message.request, AFFINODE_REQUEST, sizeof(message.request),
+				  message.request.header.epoch);
+	}
+}
+
+/* With no controller, a call that waits is served by ourselves, as soon as there is room, again and again.  */
+static void resume_alone(uint64_t now)
+{
+	struct move move = {.command = AFFINODE_COMMAND_RESUME, .alone = true};
+
+	if (link_.welcomed || shim_state() != AFFINODE_STATE_QUEUED) {
+		link_.alone_at_ns = 0;
+		return;
+	}
+	if (!link_.alone_at_ns) {
+		link_.alone_at_ns = now + ALONE_AFTER_NS;
+		return;
+	}
+	if (now < link_.alone_at_ns)
+		return;
+	log_line("no controller: resuming alone");
+	mover_submit(&move);
+	link_.alone_at_ns = now + ALONE_AGAIN_NS;
+}
+
+static void sample(uint64_t now)
+{
+	enum affinode_state state = shim_state();
+	bool resident = state == AFFINODE_STATE_RESIDENT;
+
+	if (now < link_.sample_at_ns && resident)
+		return;
+	gate_forget_dead_threads(); /* or the process would seem busy, and never be parked */
+	page_sample();
+	/* What a park has taken of host memory by now is seen in the machine's figures at once, and must be in the page too.  */
+	resident = resident || state == AFFINODE_STATE_PARKING;
+	link_.sample_at_ns = now + (resident ? SAMPLE_RESIDENT_NS : SAMPLE_PARKED_NS);
+}
+
+static void watch_mover(uint64_t now)
+{
+	uint64_t deadline = mover_wait_deadline_ns();
+	struct moved moved, refused = {.move = link_.move};
+	const char *why;
+
+	/* A move that the mover has not begun is none of what it waits for.  */
+	if (deadline && now >= deadline && mover_revoke_wait(&refused.status, &why) && link_.owes_reply &&
+	    !mover_has_next()) {
+		snprintf(refused.text, sizeof(refused.text), "%s", why);
+		link_.owes_reply = false;
+		link_reply(&refused);
+	}
+	if (!mover_take_outcome(&moved))
+		return;
+	if (moved.status == AFFINODE_PREPARED) {
+		if (link_.owes_reply)
+			link_reply(&moved);
+		return;
+	}
+	settle_queued();
+	page_sample(); /* before the answer: who reads it reads the page next */
+	link_.sample_at_ns = now + SAMPLE_RESIDENT_NS; /* not the long pause of a parked process */
+	if (link_.owes_reply)
+		link_reply(&moved);
+	link_.owes_reply = false;
+}
+
+static void answer_caches(void)
+{
+	struct moved dropped = {.move = {.command = AFFINODE_COMMAND_DROP_CACHES}};
+	int status;
+
+	if (!caches_take_answer(&dropped.move.epoch, &status))
+		return;
+	dropped.status = (enum affinode_status)status;
+	link_reply(&dropped);
+}
+
+static void earlier(uint64_t *at, uint64_t than)
+{
+	if (than && than < *at)
+		*at = than;
+}
+
+static int poll_timeout_ms(uint64_t now)
+{
+	uint64_t at = now + S_NS;
+
+	earlier(&at, link_.sample_at_ns);
+	earlier(&at, link_.alone_at_ns);
+	earlier(&at, mover_wait_deadline_ns());
+	if (link_.socket < 0)
+		earlier(&at, link_.connect_at_ns);
+	return at <= now ? 1 : (int)((at - now) / MS_NS) + 1;
+}
+
+static void *link_main(void *unused)
+{
+	uint64_t drained;
+
+	(void)unused;
+	link_.connect_pause_ns = CONNECT_FIRST_NS;
+	for (;;) {
+		uint64_t now = clock_ns();
+		struct pollfd fds[2] = {{.fd = atomic_load(&wake_fd), .events = POLLIN},
+					{.fd = link_.socket, .events = POLLIN}};
+
+		watch_mover(now);
+		answer_caches();
+		settle_queued();
+		link_try_connect(now);
+		link_say_hello(now);
+		tell_changes();
+		link_keep_alive(now);
+		resume_alone(now);
+		sample(now);
+		fds[1].fd = link_.socket;
+		poll(fds, 2, poll_timeout_ms(clock_ns()));
+		if (fds[0].revents & POLLIN) {
+			ssize_t n = read(fds[0].fd, &drained, sizeof(drained));
+			(void)n;
+		}
+		if (link_.socket >= 0 && fds[1].revents)
+			link_receive();
+	}
+	return NULL;
+}
+
+int link_start(void)
+{
+	sigset_t all, before;
+	pthread_t thread;
+	int error, fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+
+	if (fd < 0)
+		return -errno;
+	atomic_store(&wake_fd, fd);
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	error = pthread_create(&thread, NULL, link_main, NULL);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	return -error;
+}
+
+void link_reset_in_child(void)
+{
+	int fd = atomic_exchange(&wake_fd, -1);
+
+	if (fd >= 0)
+		close(fd);
+	if (link_.socket >= 0)
+		close(link_.socket);
+	memset(&link_, 0, sizeof(link_));
+	link_.socket = -1;
+	link_set_connected(false);
+	link_words_reset_in_child();
+}

@@ -1,0 +1,76 @@
+#include "mover/copies.h"
+
+#include "base/monotonic_futex.h"
+#include "driver/real_driver.h"
+#include "host/bounce_ring.h"
+
+/* Eight stretches of 32 MiB are 5 ms at 50 GiB/s: that long a revoked park goes on.  */
+_Static_assert(TRANSFERS_UNDER_WAY * SLAB_BYTES <= 256ull << 20, "a revoked park would go on for too long");
+
+bool transfers_make_ready(struct context *context)
+{
+	for (int i = 0; i < TRANSFERS_UNDER_WAY; i++)
+		if (!context->events[i] && driver.cuEventCreate(&context->events[i],
+								CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING) !=
+						   CUDA_SUCCESS)
+			return false;
+	return true;
+}
+
+/* A free event of the ring: its last copy is done.  */
+static CUresult next_event(struct context *context, CUevent *event)
+{
+	unsigned i = context->next_event;
+
+	context->next_event = (i + 1) % TRANSFERS_UNDER_WAY;
+	*event = context->events[i];
+	return driver.cuEventSynchronize(*event);
+}
+
+CUresult transfer_begin(const struct stretch *stretch, bool out)
+{
+	struct context *context = stretch->context;
+	CUstream stream;
+	CUresult result;
+	CUevent event;
+	void *host;
+
+	if (stretch->bytes == 0)
+		return CUDA_SUCCESS;
+	host = slot_memory(&stretch->host);
+	stream = context->stream;
+	if (!context->handle || driver.cuCtxSetCurrent(context->handle) != CUDA_SUCCESS)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!stretch->host.slab->registered && staging_is_possible(context))
+		return staging_copy(stretch, out);
+	result = next_event(context, &event);
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (out)
+		result = driver.cuMemcpyDtoHAsync(host, stretch->device, stretch->bytes, stream);
+	else
+		result = driver.cuMemcpyHtoDAsync(stretch->device, host, stretch->bytes, stream);
+	return result == CUDA_SUCCESS ? driver.cuEventRecord(event, stream) : result;
+}
+
+CUresult transfer_zeros(struct context *context, CUdeviceptr device, size_t bytes)
+{
+	if (!context->handle || driver.cuCtxSetCurrent(context->handle) != CUDA_SUCCESS)
+		return CUDA_ERROR_INVALID_VALUE;
+	return driver.cuMemsetD32Async(device, 0, bytes / 4, context->stream);
+}
+
+CUresult transfers_finish(struct context *context)
+{
+	/* First, for its threads may still give the stream something to do.  */
+	CUresult staged = staging_finish(context), result;
+
+	if (!context->handle)
+		return CUDA_ERROR_INVALID_VALUE;
+	driver.cuCtxSetCurrent(context->handle);
+	result = driver.cuStreamSynchronize(context->stream);
+	/* Whatever they said: memory must not go while a copy may still be under way.  */
+	while (result != CUDA_SUCCESS && driver.cuStreamQuery(context->stream) == CUDA_ERROR_NOT_READY)
+		clock_sleep_ns(MS_NS);
+	return staged != CUDA_SUCCESS ? staged : result;
+}

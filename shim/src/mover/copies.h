@@ -1,0 +1,31 @@
+/* Copies between a block's device memory and its host copy, asynchronous and bounded.  */
+#ifndef AFFINODE_TRANSFERS_H
+#define AFFINODE_TRANSFERS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "gpu/contexts.h"
+#include "host/host_copy.h"
+
+/* A stretch of chunks that lie side by side on the GPU and in one slab.  */
+struct stretch {
+	struct context *context;
+	CUdeviceptr device;
+	struct host_slot host;
+	size_t bytes;
+};
+
+/* Events for a context's ring, made with the rest of it. False: the driver refused.  */
+bool transfers_make_ready(struct context *context);
+
+/* Begin a copy; waits until no more than a few are under way in that context. An empty stretch is nothing.  */
+CUresult transfer_begin(const struct stretch *stretch, bool out);
+
+/* Begin to fill device memory with zeros.  */
+CUresult transfer_zeros(struct context *context, CUdeviceptr device, size_t bytes);
+
+/* Wait for everything begun in that context.  */
+CUresult transfers_finish(struct context *context);
+
+#endif

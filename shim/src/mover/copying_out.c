@@ -1,0 +1,167 @@
+#include "mover/copying_out.h"
+
+#include <string.h>
+
+#include "mover/copies.h"
+
+static bool is_unchanged(const struct item *item)
+{
+	const struct chunk *chunk = item_chunk(item);
+
+	return item->digestible && chunk->kind == CHUNK_HELD && chunk->digested &&
+	       memcmp(&chunk->digest, &item->now.digest, sizeof(chunk->digest)) == 0;
+}
+
+static bool is_zero(const struct item *item)
+{
+	return item->digestible && item->now.zero;
+}
+
+/* It was copied, and is what it was before that.  */
+static bool is_copied(const struct item *item)
+{
+	return item->copied && (!item->digestible || memcmp(&item->before, &item->now.digest, sizeof(item->before)) == 0);
+}
+
+static bool needs_copy(const struct item *item)
+{
+	return !is_zero(item) && !is_unchanged(item) && !is_copied(item);
+}
+
+bool host_has_all(const struct survey *survey)
+{
+	for (size_t i = 0; i < survey->item_count; i++)
+		if (needs_copy(&survey->items[i]))
+			return false;
+	return true;
+}
+
+/* Slots for this item and those after it that lie side by side and lack one too.  */
+static CUresult give_slots(struct item *item, const struct item *end)
+{
+	size_t want = 1;
+	struct host_slot slot;
+	size_t got;
+
+	while (item + want < end && item_follows(item + want - 1, item + want) && needs_copy(item + want) &&
+	       !chunk_has_slot(item_chunk(item + want)))
+		want++;
+	got = slots_take(want, &slot);
+	if (got == 0)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	for (size_t i = 0; i < got; i++, slot.index++) {
+		struct chunk *chunk = item_chunk(item + i);
+
+		chunk->slot = slot;
+		chunk->kind = CHUNK_STALE;
+	}
+	return CUDA_SUCCESS;
+}
+
+static bool extends(const struct stretch *stretch, const struct item *item)
+{
+	const struct host_slot *slot = &item_chunk(item)->slot;
+
+	return stretch->bytes && item->now.address == stretch->device + stretch->bytes &&
+	       slot->slab == stretch->host.slab && slot->index * CHUNK_BYTES == stretch->host.index * CHUNK_BYTES +
+										  stretch->bytes;
+}
+
+/* Begin the lane's next copy. *done: nothing is left in it.  */
+static CUresult copy_out_next(struct survey *survey, struct lane *lane, uint64_t *copied, bool *done)
+{
+	struct stretch stretch = {.context = lane->context};
+	struct item *item, *end = survey->items + lane->end;
+	CUresult result;
+
+	for (; lane->at < lane->end; lane->at++) {
+		item = &survey->items[lane->at];
+		if (!needs_copy(item)) {
+			if (stretch.bytes)
+				break;
+			continue;
+		}
+		if (!chunk_has_slot(item_chunk(item))) {
+			if (stretch.bytes)
+				break;
+			result = give_slots(item, end);
+			if (result != CUDA_SUCCESS)
+				return result;
+		}
+		if (stretch.bytes && !extends(&stretch, item))
+			break;
+		if (!stretch.bytes) {
+			stretch.device = item->now.address;
+			stretch.host = item_chunk(item)->slot;
+		}
+		item_chunk(item)->kind = CHUNK_STALE; /* until it is known to be what the GPU holds */
+		item->before = item->now.digest;
+		item->copied = true;
+		stretch.bytes += item_bytes(item);
+	}
+	*done = lane->at == lane->end;
+	*copied += stretch.bytes;
+	return transfer_begin(&stretch, true);
+}
+
+CUresult copy_all_out(struct survey *survey, bool (*stop)(void), uint64_t *copied)
+{
+	CUresult result = CUDA_SUCCESS, finished;
+	size_t open = survey->lane_count;
+
+	while (open && result == CUDA_SUCCESS) {
+		open = 0;
+		for (size_t i = 0; i < survey->lane_count && result == CUDA_SUCCESS; i++) {
+			bool done = survey->lanes[i].at == survey->lanes[i].end;
+
+			if (!done && stop())
+				result = CUDA_ERROR_NOT_READY;
+			else if (!done)
+				result = copy_out_next(survey, &survey->lanes[i], copied, &done);
+			open += !done;
+		}
+	}
+	finished = survey_finish_transfers(survey);
+	return result == CUDA_SUCCESS ? finished : result;
+}
+
+struct slab_order slabs_for_copies(const struct survey *survey, uint64_t *in_all)
+{
+	struct slab_order order = {.node = -1};
+
+	*in_all = 0;
+	for (size_t i = 0; i < survey->item_count; i++) {
+		const struct item *item = &survey->items[i];
+
+		*in_all += is_zero(item) ? 0 : CHUNK_BYTES;
+		order.slots += needs_copy(item) && !chunk_has_slot(item_chunk(item));
+	}
+	if (survey->lane_count) {
+		order.context = survey->lanes[0].context->handle;
+		order.node = survey->lanes[0].context->device->numa_node;
+	}
+	return order;
+}
+
+uint64_t settle_copies(struct survey *survey)
+{
+	uint64_t zeros = 0;
+
+	for (size_t i = 0; i < survey->item_count; i++) {
+		struct item *item = &survey->items[i];
+		struct chunk *chunk = item_chunk(item);
+
+		if (needs_copy(item))
+			continue;
+		if (is_zero(item)) {
+			chunk_drop(chunk);
+			chunk->kind = CHUNK_ZERO;
+			zeros += CHUNK_BYTES;
+		} else {
+			chunk->kind = CHUNK_HELD;
+		}
+		chunk->digest = item->now.digest;
+		chunk->digested = item->digestible;
+	}
+	return zeros;
+}

@@ -1,0 +1,208 @@
+/* The mover and the application's calls keep out of each other's way: waits for the GPU that are given up in time, calls
+ * that step aside while memory is read, and calls that keep the mover from working.  */
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "gpu/backed.h"
+#include "context_depth/checkpoint.h"
+#include "base/monotonic_futex.h"
+#include "gpu/contexts.h"
+#include "diagnostics.h"
+#include "gate/gate.h"
+#include "link/link.h"
+#include "mover/queue.h"
+#include "mover/internal.h"
+
+#define DRAIN_NS (100 * MS_NS)
+#define HOLD_POLL_NS (200 * 1000ull)
+
+static _Atomic bool copying;
+static _Atomic unsigned steps_aside;
+static _Atomic unsigned holders; /* frees that wait for the mover at a closed gate */
+
+/* The bounded wait for the GPU at a closed gate. ARMED by the mover; whoever swaps it out of ARMED decides.  */
+enum { WAIT_NONE, WAIT_ARMED, WAIT_REVOKED };
+static _Atomic int bounded_wait;
+static _Atomic uint64_t bounded_wait_ns;
+static _Atomic unsigned waiting_before; /* calls that waited when it began */
+
+uint64_t mover_wait_deadline_ns(void)
+{
+	if (atomic_load(&bounded_wait) != WAIT_ARMED)
+		return 0;
+	/* Reading depends on nothing that waits: it has the time that it takes, until it keeps a call waiting.  */
+	if (mover_is_copying() && gate_calls_waiting() <= atomic_load(&waiting_before) && !mover_has_holders())
+		atomic_store(&bounded_wait_ns, clock_ns() + DRAIN_NS);
+	return atomic_load(&bounded_wait_ns);
+}
+
+bool mover_revoke_wait(enum affinode_status *status, const char **why)
+{
+	int armed = WAIT_ARMED;
+	bool reads = mover_is_copying();
+
+	if (!atomic_compare_exchange_strong(&bounded_wait, &armed, WAIT_REVOKED))
+		return false;
+	gate_open();
+	*status = reads ? AFFINODE_REVOKED : AFFINODE_BUSY;
+	*why = reads ? MOVER_CALL_CAME : MOVER_GPU_COMPUTES;
+	return true;
+}
+
+void mover_set_copying(bool now)
+{
+	atomic_store(&copying, now);
+}
+
+bool mover_is_copying(void)
+{
+	return atomic_load(&copying);
+}
+
+unsigned mover_steps_aside(void)
+{
+	return atomic_load(&steps_aside);
+}
+
+void mover_wait_for_copies(void)
+{
+	atomic_fetch_add(&steps_aside, 1);
+	while (mover_is_copying())
+		clock_sleep_ns(HOLD_POLL_NS);
+}
+
+/* At the closed gate: whatever the GPU waits for may be waiting there too, so beyond DRAIN_NS the link thread opens it.
+ * False: it did.  */
+static bool bounded(void (*work)(void *), void *data)
+{
+	int armed = WAIT_ARMED;
+
+	atomic_store(&waiting_before, gate_calls_waiting());
+	atomic_store(&bounded_wait_ns, clock_ns() + DRAIN_NS);
+	atomic_store(&bounded_wait, WAIT_ARMED);
+	link_wake();
+	work(data);
+	if (atomic_compare_exchange_strong(&bounded_wait, &armed, WAIT_NONE))
+		return true;
+	atomic_store(&bounded_wait, WAIT_NONE);
+	return false;
+}
+
+static void synchronise(void *done)
+{
+	*(bool *)done = gpu_synchronise();
+}
+
+/* Streams were seen idle, so this is nearly always at once; it covers the per-thread default streams, which no other thread
+ * can ask about.  */
+bool mover_synchronise_bounded(void)
+{
+	bool done = false;
+
+	if (!bounded(synchronise, &done))
+		return false;
+	if (!done)
+		gate_open();
+	return done;
+}
+
+bool mover_read_bounded(void (*read)(void *), void *data)
+{
+	bool in_time;
+
+	mover_set_copying(true); /* the gate may be open before the end */
+	in_time = bounded(read, data);
+	mover_set_copying(false);
+	return in_time;
+}
+
+bool mover_has_holders(void)
+{
+	return atomic_load(&holders) > 0;
+}
+
+/* Inside the gate, with nothing being copied; false: the gate is closed.  */
+static bool enter_for_free(struct gate_pass *pass)
+{
+	while (gate_try_enter(pass, AFFINODE_CLASS_FREE)) {
+		if (!mover_is_copying())
+			return true;
+		gate_leave(pass);
+		mover_wait_for_copies();
+	}
+	return false;
+}
+
+static bool try_to_hold(void)
+{
+	if (pthread_mutex_trylock(&mover_work_lock) != 0)
+		return false;
+	if (!checkpoint_is_out())
+		return true;
+	pthread_mutex_unlock(&mover_work_lock); /* the driver would not come back, nor the mover for us */
+	return false;
+}
+
+/* Not a plain lock: the mover may be waiting for work on the GPU that ends only after the calling thread's next step, and
+ * then the link thread opens the gate.  */
+bool mover_hold(struct gate_pass *pass)
+{
+	bool entered;
+
+	if (enter_for_free(pass))
+		return false;
+	atomic_fetch_add(&holders, 1);
+	while (!(entered = enter_for_free(pass)) && !try_to_hold())
+		clock_sleep_ns(HOLD_POLL_NS);
+	atomic_fetch_sub(&holders, 1);
+	return !entered;
+}
+
+void mover_let_go(void)
+{
+	pthread_mutex_unlock(&mover_work_lock);
+}
+
+void mover_reap(void)
+{
+	if (pthread_mutex_trylock(&mover_work_lock) != 0)
+		return; /* it reaps when it is done */
+	if (!checkpoint_is_out())
+		blocks_reap(!gate_is_closed());
+	pthread_mutex_unlock(&mover_work_lock);
+}
+
+bool mover_seize(uint64_t ns)
+{
+	uint64_t until = clock_ns() + ns;
+
+	while (pthread_mutex_trylock(&mover_work_lock) != 0) {
+		if (clock_ns() > until)
+			return false;
+		clock_sleep_ns(MS_NS);
+	}
+	return true;
+}
+
+void mover_quiesce(uint64_t ns)
+{
+	if (mover_seize(ns))
+		mover_let_go();
+}
+
+int describe_holds(char *text, size_t size, int at)
+{
+	static const char *const waits[] = {"none", "armed", "given up"};
+
+	DESCRIBE("mover: %scopying, %u stepped aside, %u frees wait for it, its bounded wait: %s\n",
+		 mover_is_copying() ? "" : "not ", atomic_load(&steps_aside), atomic_load(&holders),
+		 waits[atomic_load(&bounded_wait)]);
+	return at;
+}
+
+void mover_holds_reset_in_child(void)
+{
+	atomic_store(&copying, false);
+	atomic_store(&holders, 0);
+	atomic_store(&bounded_wait, WAIT_NONE);
+}

@@ -1,0 +1,126 @@
+#include "mover/move_plan.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "driver/real_driver.h"
+#include "mover/copies.h"
+
+static int by_context_and_address(const void *a, const void *b)
+{
+	const struct block *one = *(struct block *const *)a, *other = *(struct block *const *)b;
+
+	if (one->context != other->context)
+		return one->context < other->context ? -1 : 1;
+	return one->address < other->address ? -1 : one->address > other->address;
+}
+
+static size_t keep_those(struct block **blocks, size_t count, bool resident)
+{
+	size_t kept = 0;
+
+	for (size_t i = 0; i < count; i++)
+		if ((blocks[i]->resident && !blocks[i]->hollow) == resident)
+			blocks[kept++] = blocks[i];
+	return kept;
+}
+
+static bool ensure_copies(struct survey *survey)
+{
+	for (size_t i = 0; i < survey->block_count; i++) {
+		struct block *block = survey->blocks[i];
+
+		if (!block->copy)
+			block->copy = copy_new(block->mapped);
+		if (!block->copy)
+			return false;
+		survey->item_count += block->copy->count;
+		survey->lane_count += i == 0 || survey->blocks[i - 1]->context != block->context;
+	}
+	return true;
+}
+
+static void fill(struct survey *survey)
+{
+	struct item *item = survey->items;
+	struct lane *lane = survey->lanes;
+
+	for (size_t i = 0; i < survey->block_count; i++) {
+		struct block *block = survey->blocks[i];
+
+		if (i == 0 || survey->blocks[i - 1]->context != block->context) {
+			lane += i > 0;
+			lane->context = block->context;
+			lane->begin = lane->at = (size_t)(item - survey->items);
+		}
+		for (size_t chunk = 0; chunk < block->copy->count; chunk++, item++) {
+			item->block = block;
+			item->block_number = i;
+			item->index = chunk;
+			item->now.address = block->address + chunk * CHUNK_BYTES;
+			item->digestible = block->context->digester && item_bytes(item) == CHUNK_BYTES;
+		}
+		lane->end = (size_t)(item - survey->items);
+	}
+}
+
+bool survey_begin(struct survey *survey, bool resident)
+{
+	size_t count;
+
+	memset(survey, 0, sizeof(*survey));
+	survey->blocks = blocks_list(&count);
+	if (!survey->blocks)
+		return false;
+	survey->block_count = keep_those(survey->blocks, count, resident);
+	qsort(survey->blocks, survey->block_count, sizeof(struct block *), by_context_and_address);
+	if (!ensure_copies(survey))
+		return false;
+	survey->items = calloc(survey->item_count + 1, sizeof(*survey->items));
+	survey->lanes = calloc(survey->lane_count + 1, sizeof(*survey->lanes));
+	if (!survey->items || !survey->lanes)
+		return false;
+	fill(survey);
+	return true;
+}
+
+void survey_end(struct survey *survey)
+{
+	free(survey->blocks);
+	free(survey->items);
+	free(survey->lanes);
+	memset(survey, 0, sizeof(*survey));
+}
+
+CUresult survey_digest(struct survey *survey)
+{
+	struct digested **list = malloc((survey->item_count + 1) * sizeof(*list));
+	CUresult result = CUDA_SUCCESS;
+
+	if (!list)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	for (size_t i = 0; i < survey->lane_count && result == CUDA_SUCCESS; i++) {
+		const struct lane *lane = &survey->lanes[i];
+		size_t n = 0;
+
+		for (size_t at = lane->begin; at < lane->end; at++)
+			if (survey->items[at].digestible)
+				list[n++] = &survey->items[at].now;
+		if (n)
+			result = digest_compute(lane->context, list, n);
+	}
+	free(list);
+	return result;
+}
+
+CUresult survey_finish_transfers(struct survey *survey)
+{
+	CUresult result = CUDA_SUCCESS;
+
+	for (size_t i = 0; i < survey->lane_count; i++) {
+		CUresult lane = transfers_finish(survey->lanes[i].context);
+
+		result = result == CUDA_SUCCESS ? lane : result;
+	}
+	return result;
+}

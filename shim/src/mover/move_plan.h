@@ -1,0 +1,64 @@
+/* What a move is about: the chunks of all blocks that it moves, by context, and what is in them now.  */
+#ifndef AFFINODE_SURVEY_H
+#define AFFINODE_SURVEY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "gpu/backed.h"
+#include "host/host_copy.h"
+#include "mover/digest.h"
+
+struct item {
+	struct digested now;
+	struct block *block;
+	size_t block_number; /* in the survey */
+	size_t index;        /* of the chunk in its block */
+	struct digest before; /* when it was copied, if `copied` */
+	bool digestible, copied;
+};
+
+/* The items of one context: the link to its GPU is used beside those of others.  */
+struct lane {
+	struct context *context;
+	size_t begin, end; /* items */
+	size_t at;         /* next to be looked at */
+};
+
+struct survey {
+	struct block **blocks; /* sorted by context and address */
+	size_t block_count;
+	struct item *items;
+	size_t item_count;
+	struct lane *lanes;
+	size_t lane_count;
+};
+
+/* Of the blocks that can move and are resident, or are not. The caller keeps them from being freed until survey_end.
+ * False: no memory.  */
+bool survey_begin(struct survey *survey, bool resident);
+void survey_end(struct survey *survey);
+
+/* Digest every item that can be; the others stay `digestible` false.  */
+CUresult survey_digest(struct survey *survey);
+
+static inline struct chunk *item_chunk(const struct item *item)
+{
+	return &item->block->copy->chunks[item->index];
+}
+
+static inline size_t item_bytes(const struct item *item)
+{
+	return chunk_size(item->block->copy, item->index);
+}
+
+/* The item follows the one before it in the array in the same block.  */
+static inline bool item_follows(const struct item *before, const struct item *item)
+{
+	return item->block == before->block && item->index == before->index + 1;
+}
+
+/* Every transfer begun in any lane is done, well or not.  */
+CUresult survey_finish_transfers(struct survey *survey);
+
+#endif

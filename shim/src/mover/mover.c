@@ -1,0 +1,340 @@
+#include "mover/mover.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "gpu/backed.h"
+#include "gpu/context_errors.h"
+#include "context_depth/checkpoint.h"
+#include "base/monotonic_futex.h"
+#include "diagnostics.h"
+#include "driver/real_driver.h"
+#include "gate/gate.h"
+#include "host/retained_memory.h"
+#include "link/link.h"
+#include "base/log.h"
+#include "host/lent_memory.h"
+#include "gpu/app_mappings.h"
+#include "mover/queue.h"
+#include "mover/internal.h"
+#include "link/status_page.h"
+#include "shim.h"
+#include "host/slabs.h"
+#include "host/bounce_ring.h"
+
+/* How often kept memory is looked at for others' need of it.  */
+#define KEPT_POLL_NS S_NS
+/* Between looks whether the GPU is idle, to end what was freed during a park: the first, and the longest.  */
+#define LEFT_FIRST_NS (20 * MS_NS)
+#define LEFT_LAST_NS S_NS
+
+pthread_mutex_t mover_work_lock = PTHREAD_MUTEX_INITIALIZER;
+struct mover_queue mover_queue = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+
+static _Atomic uint64_t trim_to = UINT64_MAX;
+static _Atomic bool lot_came;
+static bool woken; /* while it was at work; guarded by the queue's lock */
+
+void outcome_is(struct moved *moved, enum affinode_status status, const char *text)
+{
+	moved->status = status;
+	snprintf(moved->text, sizeof(moved->text), "%s", text);
+}
+
+void mover_wait_for_change(uint64_t ns)
+{
+	uint64_t until_ns = clock_ns() + ns;
+	struct timespec until = {(time_t)(until_ns / S_NS), (long)(until_ns % S_NS)};
+
+	pthread_cond_timedwait(&mover_queue.changed, &mover_queue.lock, &until);
+}
+
+void mover_trim(uint64_t bytes)
+{
+	atomic_store(&trim_to, bytes);
+	pthread_mutex_lock(&mover_queue.lock);
+	pthread_cond_signal(&mover_queue.changed);
+	pthread_mutex_unlock(&mover_queue.lock);
+}
+
+void mover_look(void)
+{
+	atomic_store(&lot_came, true);
+	pthread_mutex_lock(&mover_queue.lock);
+	pthread_cond_signal(&mover_queue.changed);
+	pthread_mutex_unlock(&mover_queue.lock);
+}
+
+/* A context was being ended; unless something was wished meanwhile.  */
+static void trim_again(uint64_t keep)
+{
+	uint64_t nothing = UINT64_MAX;
+
+	atomic_compare_exchange_strong(&trim_to, &nothing, keep);
+}
+
+static void trim_if_wished(void)
+{
+	uint64_t keep = atomic_exchange(&trim_to, UINT64_MAX);
+	bool done;
+
+	if (keep == UINT64_MAX && shim_state() == AFFINODE_STATE_RESIDENT && kept_memory_is_needed())
+		keep = 0;
+	/* Off the GPU nothing can be given back: all of it is contents, and the driver would not come back.  */
+	if (keep == UINT64_MAX || kept_bytes() <= keep || checkpoint_is_out())
+		return;
+	pthread_mutex_lock(&mover_work_lock); /* exit waits for it */
+	done = kept_trim(keep);
+	pthread_mutex_unlock(&mover_work_lock);
+	if (!done) {
+		trim_again(keep);
+		clock_sleep_ns(MS_NS);
+	}
+}
+
+bool mover_has_next(void)
+{
+	return atomic_load(&mover_queue.waits);
+}
+
+void mover_wake(void)
+{
+	pthread_mutex_lock(&mover_queue.lock);
+	woken = true;
+	pthread_cond_signal(&mover_queue.changed);
+	pthread_mutex_unlock(&mover_queue.lock);
+}
+
+/* Nobody needs it again: what is kept for the next park is kept of a resident process.  */
+static void give_back_what_was_freed(void)
+{
+	bool any;
+
+	if (!shim_is_parked())
+		return;
+	pthread_mutex_lock(&mover_work_lock);
+	any = kept_give_back_freed();
+	pthread_mutex_unlock(&mover_work_lock);
+	if (any)
+		link_wake(); /* the page, and lots that have ended */
+}
+
+static void prepare_lots_if_any_came(void)
+{
+	if (!atomic_exchange(&lot_came, false))
+		return;
+	pthread_mutex_lock(&mover_work_lock);
+	kept_prepare_lots(mover_has_next);
+	pthread_mutex_unlock(&mover_work_lock);
+}
+
+static void end_what_is_left(uint64_t *pause_ns)
+{
+	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+
+	if (!blocks_wait_to_be_freed() || checkpoint_is_out())
+		return;
+	pthread_mutex_lock(&mover_work_lock);
+	driver.cuThreadExchangeStreamCaptureMode(&mode);
+	*pause_ns = free_what_is_left() ? LEFT_FIRST_NS : *pause_ns * 2;
+	driver.cuThreadExchangeStreamCaptureMode(&mode);
+	pthread_mutex_unlock(&mover_work_lock);
+	if (*pause_ns > LEFT_LAST_NS)
+		*pause_ns = LEFT_LAST_NS;
+}
+
+/* A move that failed because a context did will fail again and again. Whoever waits for its end gets the context's error,
+ * as any call in it would.  */
+static void look_for_broken_context(struct moved *moved)
+{
+	bool parked = shim_is_parked();
+	CUresult error;
+
+	if (moved->status == AFFINODE_OK)
+		gate_set_broken(CUDA_SUCCESS);
+	if ((moved->status != AFFINODE_BUSY && moved->status != AFFINODE_FAILED) || checkpoint_is_out())
+		return;
+	error = broken_look();
+	if (error == CUDA_SUCCESS)
+		return;
+	moved->status = AFFINODE_FAILED;
+	broken_text(moved->text, sizeof(moved->text));
+	if (parked)
+		gate_set_broken(error);
+}
+
+static void carry_out(struct moved *moved)
+{
+	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	uint64_t begin = clock_ns();
+	bool parks = moved->move.command == AFFINODE_COMMAND_PARK;
+
+	if (moved->move.deadline_ns && begin > moved->move.deadline_ns) {
+		outcome_is(moved, AFFINODE_STALE, "the command came too late");
+		return;
+	}
+	pthread_mutex_lock(&mover_work_lock);
+	if (!checkpoint_is_out())
+		driver.cuThreadExchangeStreamCaptureMode(&mode);
+	mappings_choose_contexts();
+	if (parks)
+		park(moved);
+	else
+		resume(moved);
+	if (moved->status == AFFINODE_NO_HOST_ROOM && !kept_trim(0))
+		trim_again(0);
+	look_for_broken_context(moved);
+	if (!checkpoint_is_out())
+		driver.cuThreadExchangeStreamCaptureMode(&mode);
+	pthread_mutex_unlock(&mover_work_lock);
+	moved->duration_ns = clock_ns() - begin;
+	if (moved->status == AFFINODE_OK)
+		page_note_move(parks, moved->bytes, moved->duration_ns, moved->copied, moved->zeros);
+	log_line("%s: status %d, %llu bytes (%llu copied, %llu zeros) in %.1f ms %s", parks ? "park" : "resume",
+		 moved->status, (unsigned long long)moved->bytes, (unsigned long long)moved->copied,
+		 (unsigned long long)moved->zeros, (double)moved->duration_ns / 1e6, moved->text);
+}
+
+static void *mover_main(void *unused)
+{
+	uint64_t left_ns = LEFT_FIRST_NS;
+	struct moved moved;
+
+	(void)unused;
+	for (;;) {
+		pthread_mutex_lock(&mover_queue.lock);
+		while (!mover_queue.waits && atomic_load(&trim_to) == UINT64_MAX && !atomic_load(&lot_came) && !woken) {
+			bool left = blocks_wait_to_be_freed() && shim_state() == AFFINODE_STATE_RESIDENT;
+
+			if (kept_bytes() == 0 && !left) {
+				pthread_cond_wait(&mover_queue.changed, &mover_queue.lock);
+				continue;
+			}
+			mover_wait_for_change(left ? left_ns : KEPT_POLL_NS);
+			if (!mover_queue.waits)
+				break;
+		}
+		memset(&moved, 0, sizeof(moved));
+		moved.move = mover_queue.next;
+		if (!mover_queue.waits) {
+			woken = false;
+			pthread_mutex_unlock(&mover_queue.lock);
+			end_what_is_left(&left_ns);
+			give_back_what_was_freed();
+			trim_if_wished();
+			prepare_lots_if_any_came();
+			continue;
+		}
+		mover_queue.waits = false;
+		pthread_mutex_unlock(&mover_queue.lock);
+		carry_out(&moved);
+		pthread_mutex_lock(&mover_queue.lock);
+		mover_queue.runs = false;
+		mover_queue.outcome = moved;
+		mover_queue.outcome_waits = true;
+		pthread_mutex_unlock(&mover_queue.lock);
+		link_wake();
+	}
+	return NULL;
+}
+
+int mover_start(void)
+{
+	pthread_condattr_t by_monotonic;
+	sigset_t all, before;
+	pthread_t thread;
+	int error;
+
+	/* Somebody may set the time of day back by hours while a call waits for us.  */
+	pthread_condattr_init(&by_monotonic);
+	pthread_condattr_setclock(&by_monotonic, CLOCK_MONOTONIC);
+	pthread_cond_init(&mover_queue.changed, &by_monotonic);
+	pthread_condattr_destroy(&by_monotonic);
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	error = pthread_create(&thread, NULL, mover_main, NULL);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	return -error;
+}
+
+int mover_submit(const struct move *move)
+{
+	int error = 0;
+
+	pthread_mutex_lock(&mover_queue.lock);
+	if (mover_queue.runs || mover_queue.outcome_waits) {
+		error = -EBUSY;
+	} else {
+		mover_queue.next = *move;
+		atomic_store(&mover_queue.decision, UNDECIDED);
+		atomic_store(&mover_queue.waits, true);
+		mover_queue.runs = true;
+		pthread_cond_signal(&mover_queue.changed);
+	}
+	pthread_mutex_unlock(&mover_queue.lock);
+	return error;
+}
+
+bool mover_take_outcome(struct moved *moved)
+{
+	bool taken;
+
+	pthread_mutex_lock(&mover_queue.lock);
+	taken = mover_queue.outcome_waits;
+	if (taken)
+		*moved = mover_queue.outcome;
+	mover_queue.outcome_waits = false;
+	pthread_mutex_unlock(&mover_queue.lock);
+	return taken;
+}
+
+/* As glibc keeps it: the thread that holds the lock.  */
+static int holder(const pthread_mutex_t *lock)
+{
+	return *(volatile const int *)&lock->__data.__owner;
+}
+
+int describe_mover(char *text, size_t size, int at)
+{
+	bool known = false;
+
+	for (int tries = 0; tries < 100 && !known; tries++) {
+		known = pthread_mutex_trylock(&mover_queue.lock) == 0;
+		if (!known)
+			clock_sleep_ns(MS_NS);
+	}
+	DESCRIBE("mover: its work is held by thread %d, its queue by thread %d\n", holder(&mover_work_lock),
+		 known ? 0 : holder(&mover_queue.lock));
+	if (known) {
+		DESCRIBE("mover: last move %s, number %u%s%s%s%s%s, decision %d\n",
+			 mover_queue.next.command == AFFINODE_COMMAND_PARK ? "park" : "resume", mover_queue.next.epoch,
+			 mover_queue.next.alone ? ", alone" : "", mover_queue.waits ? ", not taken up" : "",
+			 mover_queue.runs ? ", under way" : "", mover_queue.is_prepared ? ", prepared" : "",
+			 mover_queue.outcome_waits ? ", its outcome not taken" : "", atomic_load(&mover_queue.decision));
+		pthread_mutex_unlock(&mover_queue.lock);
+	}
+	return describe_holds(text, size, at);
+}
+
+void mover_reset_in_child(void)
+{
+	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+	pthread_cond_t fresh_cond = PTHREAD_COND_INITIALIZER;
+
+	memcpy(&mover_work_lock, &fresh, sizeof(fresh));
+	memcpy(&mover_queue.lock, &fresh, sizeof(fresh));
+	memcpy(&mover_queue.changed, &fresh_cond, sizeof(fresh_cond));
+	atomic_store(&mover_queue.waits, false);
+	mover_queue.runs = mover_queue.outcome_waits = false;
+	mover_queue.is_prepared = woken = false;
+	atomic_store(&trim_to, UINT64_MAX);
+	slabs_reset_in_child();
+	staging_reset_in_child();
+	lots_reset_in_child();
+	mover_holds_reset_in_child();
+}

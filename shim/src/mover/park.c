@@ -1,0 +1,311 @@
+/* Parking. Memory is released only when the host has all of it and nothing has changed since; until then the way back is
+ * to open the gate.
+ *
+ * The gate is closed with the GPU idle behind it, the calls made so far are noted, and all memory is digested. Where the
+ * host has it all from the last park, it is released there and then. Else the gate opens again, and what the host lacks
+ * is copied beside the application. Any call of the application's ends that at once, without having waited. The gate is
+ * closed a second time: no call since the first closing proves that the application has changed nothing, and a second
+ * digest that devices and calls past the shim have not.
+ *
+ * One that preempts (AFFINODE_MOVE_PREEMPT) closes the gate once, with work under way, and keeps it closed: nobody ends it,
+ * and who comes waits until the process has its turn again.  */
+#include <errno.h>
+#include <stdio.h>
+
+#include "context_depth/checkpoint.h"
+#include "base/monotonic_futex.h"
+#include "gpu/contexts.h"
+#include "mover/copying_out.h"
+#include "gpu/device_writes.h"
+#include "driver/real_driver.h"
+#include "gate/gate.h"
+#include "host/memory_limits.h"
+#include "base/log.h"
+#include "gpu/managed_memory.h"
+#include "mover/internal.h"
+#include "link/status_page.h"
+#include "gpu/pool_trim.h"
+#include "shim.h"
+#include "host/slabs.h"
+#include "mover/move_plan.h"
+
+#define DRAIN_NS (100 * MS_NS)
+/* A preemption waits that long for the calls under way while it keeps nobody waiting, and then for the GPU's work.  */
+#define NEXT_CALL_NS (2 * S_NS)
+#define REST_NS (2 * S_NS)
+#define REST_POLL_NS MS_NS
+
+static unsigned waiting_at_start;
+static uint64_t calls_at_start;
+static _Atomic bool preempting; /* who comes waits and ends nothing */
+
+/* Frees change nothing: what is freed meanwhile goes when the mover is done. Those that cannot be put off step aside.  */
+static uint64_t calls_made(void)
+{
+	uint64_t calls[AFFINODE_CLASSES], sum = mover_steps_aside();
+
+	gate_sum_calls(calls);
+	for (int i = AFFINODE_CLASS_LAUNCH; i < AFFINODE_CLASSES; i++)
+		sum += calls[i];
+	return sum;
+}
+
+static bool somebody_came(void)
+{
+	if (atomic_load(&gate.dying) || mover_is_aborted() || shim_is_unparkable())
+		return true;
+	return !atomic_load(&preempting) &&
+	       (gate_calls_waiting() > waiting_at_start || calls_made() != calls_at_start);
+}
+
+/* Close the gate with the GPU idle behind it; NULL, or what was in the way, with the gate open again.  */
+static const char *close_gate_on_idle_gpu(void)
+{
+	const char *why = gpu_busy();
+
+	if (why)
+		return why;
+	if (gate_close(DRAIN_NS) != 0)
+		return "a CUDA call is in progress";
+	mover_set_copying(false); /* a call that steps aside may be what the GPU waits for */
+	/* A capture or a launch may have begun between the look and the closing.  */
+	why = gpu_busy();
+	if (why) {
+		gate_open();
+		return why;
+	}
+	return mover_synchronise_bounded() ? NULL : MOVER_GPU_COMPUTES;
+}
+
+/* Close the gate although the application is at work: at its next call, and when what was submitted is done. Both are
+ * waited for within bounds, since either may be waiting for a call that the gate now keeps.  */
+static const char *close_gate_on_working_gpu(void)
+{
+	const char *why = captures_open() ? "a CUDA graph is being captured" : NULL;
+	uint64_t until;
+
+	if (why)
+		return why;
+	if (gate_close_at_next_call(NEXT_CALL_NS, DRAIN_NS) != 0)
+		return "a CUDA call is in progress";
+	until = clock_ns() + REST_NS;
+	while ((why = gpu_busy()) && clock_ns() < until && !captures_open() && !somebody_came())
+		clock_sleep_ns(REST_POLL_NS);
+	if (why) {
+		gate_open();
+		return why;
+	}
+	return mover_synchronise_bounded() ? NULL : MOVER_GPU_COMPUTES;
+}
+
+static bool all_contexts_ready(void)
+{
+	for (struct context *context = contexts_first(); context; context = context->next)
+		if (context->handle && !context->ready && blocks_are_in(context))
+			return false;
+	return true;
+}
+
+struct look {
+	struct survey *survey;
+	CUresult result;
+};
+
+static void look_at_memory(void *data)
+{
+	struct look *look = data;
+
+	look->result = survey_digest(look->survey);
+}
+
+/* See what is in the memory behind the closed gate. One that preempts has all the time that it takes.  */
+static bool digest_behind_gate(struct moved *moved, struct survey *survey)
+{
+	struct look look = {.survey = survey};
+	uint64_t begin = clock_ns();
+	bool in_time = true;
+
+	if (moved->move.preempts)
+		look_at_memory(&look);
+	else
+		in_time = mover_read_bounded(look_at_memory, &look);
+	log_line("park: digested behind the gate in %.1f ms", (double)(clock_ns() - begin) / 1e6);
+	if (look.result != CUDA_SUCCESS)
+		outcome_is(moved, AFFINODE_FAILED, "the driver could not read the GPU's memory");
+	else if (!in_time)
+		outcome_is(moved, AFFINODE_REVOKED, MOVER_CALL_CAME);
+	return in_time && look.result == CUDA_SUCCESS;
+}
+
+/* With the gate open: copy what the host does not have yet.  */
+static bool copy_beside_application(struct moved *moved, struct survey *survey)
+{
+	uint64_t in_all, begin = clock_ns();
+	struct slab_order order = slabs_for_copies(survey, &in_all);
+	CUresult result;
+	int made;
+
+	order.budget = moved->move.budget ? moved->move.budget : UINT64_MAX;
+	order.stop = somebody_came;
+	/* The driver would pin again at the way back whatever is pinned, at 45 GiB/s, before the first byte is copied.  */
+	if (moved->leaves)
+		order.context = NULL;
+	made = slabs_make(&order);
+	log_line("park: host memory made ready in %.1f ms", (double)(clock_ns() - begin) / 1e6);
+	if (made == 0)
+		result = copy_all_out(survey, somebody_came, &moved->copied);
+	else
+		result = made == -EAGAIN ? CUDA_ERROR_NOT_READY : CUDA_ERROR_OUT_OF_MEMORY;
+	if (result == CUDA_SUCCESS)
+		return true;
+	if (result == CUDA_ERROR_NOT_READY) {
+		outcome_is(moved, AFFINODE_REVOKED, MOVER_CALL_CAME);
+	} else if (result == CUDA_ERROR_OUT_OF_MEMORY) {
+		outcome_is(moved, AFFINODE_NO_HOST_ROOM, "host memory is short");
+		moved->bytes = in_all;
+	} else {
+		outcome_is(moved, AFFINODE_FAILED, "the driver could not copy the GPU's memory out");
+	}
+	return false;
+}
+
+static void release_all(struct moved *moved, struct survey *survey)
+{
+	for (size_t i = 0; i < survey->block_count; i++) {
+		struct block *block = survey->blocks[i];
+
+		if (!block->context->handle || driver.cuCtxSetCurrent(block->context->handle) != CUDA_SUCCESS)
+			continue;
+		/* Else its memory stays, and is filled again at the resume: the program may see only some of it.  */
+		block_set_hollow(block, block_unmap(block) != CUDA_SUCCESS);
+		moved->bytes += block->hollow ? 0 : block->size;
+	}
+}
+
+/* The host gets what it lacks, and the gate is closed again.  */
+static bool complete_copies(struct moved *moved, struct survey *survey)
+{
+	const char *why = NULL;
+
+	if (!moved->move.preempts) {
+		mover_set_copying(true);
+		gate_open();
+	}
+	if (!copy_beside_application(moved, survey))
+		return false;
+	if (!moved->move.preempts)
+		why = close_gate_on_idle_gpu();
+	if (why)
+		outcome_is(moved, AFFINODE_BUSY, why);
+	return !why;
+}
+
+/* Behind the closed gate: what is digested last is what counts.  */
+static bool prepare_to_release(struct moved *moved, struct survey *survey)
+{
+	const char *why;
+	bool is_last = true;
+
+	if (!digest_behind_gate(moved, survey))
+		return false;
+	if (!host_has_all(survey)) {
+		if (!complete_copies(moved, survey))
+			return false;
+		is_last = false;
+	}
+	if (!somebody_came() && managed_prefetch_out(somebody_came))
+		is_last = false;
+	if (somebody_came())
+		return true; /* the caller looks again */
+	if (!is_last && !digest_behind_gate(moved, survey))
+		return false;
+	moved->zeros = settle_copies(survey);
+	why = host_has_all(survey) ? device_writes_reason(true) : "GPU memory was written to without a CUDA call";
+	if (why)
+		outcome_is(moved, AFFINODE_BUSY, why);
+	return !why;
+}
+
+/* With the gate closed. True: parked.  */
+static bool give_up_memory(struct moved *moved, struct survey *survey)
+{
+	if (!prepare_to_release(moved, survey))
+		return false;
+	if (somebody_came() || (moved->move.prepare && !mover_wait_for_commit(moved))) {
+		if (moved->status == AFFINODE_OK)
+			outcome_is(moved, AFFINODE_REVOKED, MOVER_CALL_CAME);
+		return false;
+	}
+	release_all(moved, survey);
+	return true;
+}
+
+static void park_with(struct moved *moved, struct survey *survey)
+{
+	bool parked;
+
+	shim_move_state(AFFINODE_STATE_RESIDENT, AFFINODE_STATE_PARKING);
+	moved->leaves = moved->move.to_context && !checkpoint_objection();
+	parked = give_up_memory(moved, survey);
+	survey_end(survey);
+	mover_set_copying(false);
+	driver.cuCtxSetCurrent(NULL);
+	if (!parked) { /* what was freed meanwhile may still be used by work that runs: free_what_is_left */
+		gate_open();
+		shim_move_state(AFFINODE_STATE_PARKING, AFFINODE_STATE_RESIDENT);
+		return;
+	}
+	blocks_reap(false);
+	pools_trim();
+	slabs_release_unused();
+	driver.cuCtxSetCurrent(NULL);
+	blocks_changed();
+	page_set_depth(AFFINODE_DEPTH_MEMORY);
+	shim_move_state(AFFINODE_STATE_PARKING, AFFINODE_STATE_PARKED);
+	if (moved->move.to_context)
+		checkpoint_out(moved->text, sizeof(moved->text)); /* else at memory depth, and the text says why */
+}
+
+bool free_what_is_left(void)
+{
+	if (!blocks_wait_to_be_freed())
+		return true;
+	if (shim_state() != AFFINODE_STATE_RESIDENT || atomic_load(&gate.dying) || close_gate_on_idle_gpu())
+		return false;
+	blocks_reap(false);
+	driver.cuCtxSetCurrent(NULL);
+	gate_open();
+	return true;
+}
+
+void park(struct moved *moved)
+{
+	struct survey survey;
+	const char *why;
+
+	if (shim_state() != AFFINODE_STATE_RESIDENT)
+		return outcome_is(moved, AFFINODE_NOTHING, "already parked");
+	if (blocks_resident_bytes() == 0)
+		return outcome_is(moved, AFFINODE_NOTHING, "no GPU memory that can be moved");
+	if (shim_is_unparkable())
+		return outcome_is(moved, AFFINODE_FAILED, "this process cannot be parked");
+	why = device_writes_reason(true);
+	if (why)
+		return outcome_is(moved, AFFINODE_NOTHING, why);
+	if (!all_contexts_ready())
+		return outcome_is(moved, AFFINODE_BUSY, "a CUDA context is not ready to be copied from");
+	waiting_at_start = gate_calls_waiting();
+	atomic_store(&preempting, moved->move.preempts);
+	shim_register_exit(); /* before: an exit that begins while the gate is closed must not wait at it */
+	why = moved->move.preempts ? close_gate_on_working_gpu() : close_gate_on_idle_gpu();
+	if (why)
+		return outcome_is(moved, AFFINODE_BUSY, why);
+	calls_at_start = calls_made();
+	blocks_reap(false);
+	if (survey_begin(&survey, true))
+		return park_with(moved, &survey);
+	survey_end(&survey);
+	driver.cuCtxSetCurrent(NULL);
+	gate_open();
+	outcome_is(moved, AFFINODE_NO_HOST_ROOM, "host memory is short");
+}

@@ -1,0 +1,284 @@
+/* Resuming, at the closed gate. All or nothing: physical memory is created, mapped, filled and verified against the digests
+ * taken at park, and the gate opens when all of that is done for everything. Until then the host copy is the truth, and
+ * whatever fails gives all the memory back.  */
+#include <stdlib.h>
+#include <string.h>
+
+#include "context_depth/checkpoint.h"
+#include "base/monotonic_futex.h"
+#include "driver/real_driver.h"
+#include "gate/gate.h"
+#include "context_depth/gpu_lock.h"
+#include "base/log.h"
+#include "mover/internal.h"
+#include "link/status_page.h"
+#include "shim.h"
+#include "mover/move_plan.h"
+#include "mover/copies.h"
+
+/* How often a chunk that came back wrong is copied again before the resume is given up.  */
+#define MENDINGS 3
+
+/* How far it has come; blocks in the survey's order.  */
+struct arrival {
+	struct survey survey;
+	size_t created, mapped;
+};
+
+static CUresult use_context_of(const struct block *block)
+{
+	return block->context->handle ? driver.cuCtxSetCurrent(block->context->handle) : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* Physical memory for the next block.  */
+static CUresult create_next(struct arrival *arrival)
+{
+	struct block *block = arrival->survey.blocks[arrival->created];
+	CUresult result = use_context_of(block);
+
+	if (result == CUDA_SUCCESS && !block->hollow)
+		result = block_create(block);
+	if (result == CUDA_SUCCESS)
+		arrival->created++;
+	return result;
+}
+
+static CUresult map_next(struct arrival *arrival)
+{
+	struct block *block = arrival->survey.blocks[arrival->mapped];
+	CUresult result = arrival->created > arrival->mapped ? use_context_of(block) : create_next(arrival);
+
+	if (result == CUDA_SUCCESS)
+		result = block_map(block);
+	if (result != CUDA_SUCCESS)
+		return result;
+	block_set_resident(block, true);
+	arrival->mapped++;
+	return CUDA_SUCCESS;
+}
+
+/* Create and map blocks in order, up to and with this one, as far as it is not done yet.  */
+static CUresult map_up_to(struct arrival *arrival, size_t last)
+{
+	while (arrival->mapped <= last) {
+		CUresult result = map_next(arrival);
+
+		if (result != CUDA_SUCCESS)
+			return result;
+	}
+	return CUDA_SUCCESS;
+}
+
+/* A prepared resume has all its room before it waits for its peers.  */
+static CUresult create_and_map_all(struct arrival *arrival)
+{
+	while (arrival->created < arrival->survey.block_count) {
+		CUresult result = create_next(arrival);
+
+		if (result != CUDA_SUCCESS)
+			return result;
+	}
+	return arrival->survey.block_count ? map_up_to(arrival, arrival->survey.block_count - 1) : CUDA_SUCCESS;
+}
+
+/* A look before anything is created, so that a resume that cannot succeed takes nothing from others, not for a moment.  */
+static CUresult look_for_room(const struct survey *survey)
+{
+	for (size_t i = 0; i < survey->lane_count; i++) {
+		const struct lane *lane = &survey->lanes[i];
+		size_t needed = 0, free_bytes, total;
+
+		for (size_t at = lane->begin; at < lane->end; at++)
+			needed += survey->items[at].block->hollow ? 0 : item_bytes(&survey->items[at]);
+		if (lane->context->handle && driver.cuCtxSetCurrent(lane->context->handle) == CUDA_SUCCESS &&
+		    driver.cuMemGetInfo(&free_bytes, &total) == CUDA_SUCCESS && free_bytes < needed)
+			return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	return CUDA_SUCCESS;
+}
+
+/* Undo what was done: the host copies are untouched.  */
+static void give_back(struct arrival *arrival)
+{
+	survey_finish_transfers(&arrival->survey);
+	for (size_t i = 0; i < arrival->created; i++) {
+		struct block *block = arrival->survey.blocks[i];
+
+		use_context_of(block);
+		block_set_hollow(block, block_unmap(block) != CUDA_SUCCESS);
+		if (block->hollow)
+			block_set_resident(block, true);
+	}
+}
+
+static bool continues(const struct stretch *stretch, const struct item *item)
+{
+	const struct host_slot *slot = &item_chunk(item)->slot;
+
+	return item->now.address == stretch->device + stretch->bytes && slot->slab == stretch->host.slab &&
+	       slot->index * CHUNK_BYTES == stretch->host.index * CHUNK_BYTES + stretch->bytes;
+}
+
+/* Begin to fill the chunks from the lane's place on: one stretch of one kind in one block.  */
+static CUresult fill_next(struct arrival *arrival, struct lane *lane)
+{
+	struct item *item = &arrival->survey.items[lane->at], *end = &arrival->survey.items[lane->end];
+	const struct item *first = item;
+	struct stretch stretch = {.context = lane->context, .device = item->now.address};
+	bool zeros = item_chunk(item)->kind == CHUNK_ZERO;
+	CUresult result = map_up_to(arrival, item->block_number);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	stretch.host = item_chunk(item)->slot;
+	while (item < end && item->block == first->block && (item_chunk(item)->kind == CHUNK_ZERO) == zeros &&
+	       (zeros || item == first || continues(&stretch, item))) {
+		stretch.bytes += item_bytes(item);
+		item++;
+	}
+	lane->at = (size_t)(item - arrival->survey.items);
+	return zeros ? transfer_zeros(lane->context, stretch.device, stretch.bytes) : transfer_begin(&stretch, false);
+}
+
+/* Lanes in turn, so that every GPU's link is at work. Blocks are created and mapped just before they are filled:
+ * that goes on beside the copies of those before them.  */
+static CUresult fill_all(struct arrival *arrival)
+{
+	struct survey *survey = &arrival->survey;
+	CUresult result = CUDA_SUCCESS, finished;
+	size_t open = survey->lane_count;
+
+	while (open && result == CUDA_SUCCESS) {
+		open = 0;
+		for (size_t i = 0; i < survey->lane_count && result == CUDA_SUCCESS; i++) {
+			if (survey->lanes[i].at < survey->lanes[i].end)
+				result = fill_next(arrival, &survey->lanes[i]);
+			open += survey->lanes[i].at < survey->lanes[i].end;
+		}
+	}
+	finished = survey_finish_transfers(survey);
+	return result == CUDA_SUCCESS ? finished : result;
+}
+
+static bool is_right(const struct item *item)
+{
+	const struct chunk *chunk = item_chunk(item);
+
+	if (!chunk->digested || !item->digestible)
+		return true;
+	if (chunk->kind == CHUNK_ZERO)
+		return item->now.zero;
+	return memcmp(&item->now.digest, &chunk->digest, sizeof(chunk->digest)) == 0;
+}
+
+static CUresult fill_again(const struct item *item)
+{
+	struct stretch stretch = {.context = item->block->context, .device = item->now.address,
+				  .host = item_chunk(item)->slot, .bytes = item_bytes(item)};
+
+	if (item_chunk(item)->kind == CHUNK_ZERO)
+		return transfer_zeros(stretch.context, stretch.device, stretch.bytes);
+	return transfer_begin(&stretch, false);
+}
+
+/* Look at every byte; what is wrong is copied again. *wrong: chunks that stay wrong.  */
+static CUresult verify(struct survey *survey, size_t *wrong)
+{
+	CUresult result = survey_digest(survey);
+
+	for (int attempt = 0; result == CUDA_SUCCESS; attempt++) {
+		*wrong = 0;
+		for (size_t i = 0; i < survey->item_count && result == CUDA_SUCCESS; i++) {
+			if (is_right(&survey->items[i]))
+				continue;
+			++*wrong;
+			if (attempt < MENDINGS)
+				result = fill_again(&survey->items[i]);
+		}
+		if (result != CUDA_SUCCESS || *wrong == 0 || attempt == MENDINGS)
+			break;
+		log_line("%zu chunks came back wrong: copied again", *wrong);
+		page_count_mended(*wrong);
+		result = survey_finish_transfers(survey);
+		if (result == CUDA_SUCCESS)
+			result = survey_digest(survey);
+	}
+	return result;
+}
+
+static CUresult bring_back(struct moved *moved, struct arrival *arrival, size_t *wrong)
+{
+	uint64_t begin = clock_ns(), filled;
+	CUresult result = look_for_room(&arrival->survey);
+
+	if (result == CUDA_SUCCESS && moved->move.prepare) {
+		result = create_and_map_all(arrival);
+		if (result == CUDA_SUCCESS && !mover_wait_for_commit(moved))
+			return CUDA_ERROR_NOT_READY;
+	}
+	if (result == CUDA_SUCCESS)
+		result = fill_all(arrival);
+	filled = clock_ns();
+	if (result == CUDA_SUCCESS)
+		result = verify(&arrival->survey, wrong);
+	log_line("resume: filled in %.1f ms, verified in %.1f ms", (double)(filled - begin) / 1e6,
+		 (double)(clock_ns() - filled) / 1e6);
+	return result;
+}
+
+static void resume_blocks(struct moved *moved, struct arrival *arrival)
+{
+	size_t wrong = 0;
+	CUresult result = bring_back(moved, arrival, &wrong);
+
+	if (result == CUDA_SUCCESS && wrong == 0) {
+		for (size_t i = 0; i < arrival->survey.block_count; i++) {
+			block_set_hollow(arrival->survey.blocks[i], false);
+			moved->bytes += arrival->survey.blocks[i]->size;
+		}
+		return outcome_is(moved, AFFINODE_OK, "");
+	}
+	log_line("resume: CUDA error %d with %zu of %zu blocks created, %zu mapped", result, arrival->created,
+		 arrival->survey.block_count, arrival->mapped);
+	give_back(arrival);
+	if (result == CUDA_ERROR_OUT_OF_MEMORY)
+		outcome_is(moved, AFFINODE_NO_GPU_ROOM, "the GPU is full");
+	else if (result == CUDA_SUCCESS)
+		outcome_is(moved, AFFINODE_FAILED, "memory came back wrong again and again; it is kept in host memory");
+	else if (moved->status == AFFINODE_OK) /* else it was taken back, and says so; a driver may say NOT_READY, too */
+		outcome_is(moved, AFFINODE_FAILED, "the driver could not bring the memory back; it is kept");
+}
+
+void resume(struct moved *moved)
+{
+	struct arrival arrival = {.created = 0};
+	enum affinode_status back;
+
+	if (!shim_move_state(AFFINODE_STATE_PARKED, AFFINODE_STATE_RESUMING) &&
+	    !shim_move_state(AFFINODE_STATE_QUEUED, AFFINODE_STATE_RESUMING))
+		return outcome_is(moved, AFFINODE_NOTHING, "not parked");
+	back = checkpoint_in(moved->move.elsewhere ? moved->move.to_gpu : NULL, moved->text, sizeof(moved->text));
+	if (back != AFFINODE_OK) {
+		moved->status = back;
+		shim_move_state(AFFINODE_STATE_RESUMING, AFFINODE_STATE_PARKED);
+		return;
+	}
+	if (!survey_begin(&arrival.survey, false))
+		outcome_is(moved, AFFINODE_FAILED, "host memory is short");
+	else if (moved->move.alone && !gpu_lock_all())
+		outcome_is(moved, AFFINODE_NO_GPU_ROOM, "another kernel is resuming");
+	else
+		resume_blocks(moved, &arrival);
+	gpu_unlock_all(); /* checkpoint_in's, too */
+	survey_end(&arrival.survey);
+	blocks_reap(false);
+	driver.cuCtxSetCurrent(NULL);
+	if (moved->status != AFFINODE_OK) {
+		shim_move_state(AFFINODE_STATE_RESUMING, AFFINODE_STATE_PARKED);
+		return;
+	}
+	blocks_changed();
+	page_set_depth(AFFINODE_DEPTH_NONE);
+	shim_move_state(AFFINODE_STATE_RESUMING, AFFINODE_STATE_RESIDENT);
+	gate_open();
+}
