@@ -6,7 +6,7 @@ OLDEST := build/oldest
 BIN := $(CURDIR)/$(VENV)/bin
 WORKERS ?= 2
 # Many tests wait for something most of the time.
-TEST_WORKERS ?= 4
+TEST_WORKERS ?= 5
 
 export PATH := $(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

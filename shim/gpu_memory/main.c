@@ -4,7 +4,7 @@
  *
  * the first three and OF_PID in bytes; how many processes have a context on it (0: not known); what PID has of it (0: not
  * told apart, as in containers); 1 if the GPU is divided (MIG), else 0. On failure a word on standard error and an exit
- * status of gpu_memory_exit.h.
+ * status of context_depth/nvml_probe_exit.h.
  *
  * affinode-gpu-memory all PID: such a line for each GPU that NVML can name, TOTAL 0 where it has no figures, and after it
  *
@@ -205,7 +205,7 @@ int main(int argc, char **argv)
 }
 
 /* The C library's start was re-versioned in 2.34, and the compiler's own start code asks for the newest: through --wrap it
- * comes here, and goes on to the one that every version has. The shim exports a dlsym, so glibc_floor.h leaves that alone.  */
+ * comes here, and goes on to the one that every version has. The shim exports a dlsym, so base/glibc_symbol_versions.h leaves that alone.  */
 #if defined(__x86_64__)
 #define OLDEST "GLIBC_2.2.5"
 #elif defined(__aarch64__)

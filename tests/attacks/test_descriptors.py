@@ -10,7 +10,9 @@ from people import needs_root
 from scene import HONEST, Scene
 
 
-@pytest.fixture(params=[False, True], ids=["this-linux", "old-linux"])
+@pytest.fixture(
+    params=[pytest.param(False, id="this-linux"), pytest.param(True, id="old-linux", marks=pytest.mark.long)]
+)
 def any_scene(gpu_machine, request):
     """A scene on this Linux, and as on one that cannot refuse descriptors."""
     needs_root()

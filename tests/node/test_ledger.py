@@ -399,7 +399,7 @@ def test_a_clock_that_is_set_far_ahead_makes_no_history_old(folder, impatient, m
 FULL_DISK = """
 import asyncio, logging, resource, signal, sys
 from pathlib import Path
-from jupyter_affinode.node import ledger as module
+from jupyter_affinode.node.ledger import writer as module
 from jupyter_affinode.node.ledger.store import EventRow
 module.FLUSH_EVENTS_EVERY_S = module.FLUSH_EVERY_S = module.RETRY_FIRST_S = module.RETRY_LAST_S = 0.01
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

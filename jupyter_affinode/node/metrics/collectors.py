@@ -121,7 +121,7 @@ class Metrics:
             self.wait_seconds.labels(outcome)
 
     def _make_memory(self) -> None:
-        """Memory times time (metering.py)."""
+        """Memory times time (ledger/usage.py)."""
         self.byte_seconds = self._counter(
             "gpu_memory_byte_seconds",
             "GPU memory of kernels times time: used, idle (held without being used), given_back (parked).",

@@ -153,7 +153,7 @@ class Kernel:
     payer: str = ""  # the user whose turns it takes; "" on a user's own controller, where there are no others
     groups: tuple[str, ...] = ()  # of that user
     limit_bytes: int | None = None  # GPU memory that its user's grant allows them in all; None: no such cap
-    priority: int = 0  # its class: higher ones go first, see waiting.py
+    priority: int = 0  # its class: higher ones go first, see policy/queue.py
     is_opted_out: bool = False  # never parked but by its person's own wish
     may_be_preempted: bool = True  # one process on one GPU that shares no memory, with a shim that knows how
     resident_since: float = 0.0  # since when it has had the GPU without a park in between
@@ -237,7 +237,9 @@ class Node:
     is_settled: bool = True  # long enough after the start that shims have said HELLO
     is_complete: bool = True  # … even those that were just waiting before they would try again
     speeds: Mapping[str, Speed] = field(default_factory=dict)  # by GPU, as measured here
-    turns: Mapping[Line, float] = field(default_factory=dict)  # when each user was last served (waiting.py)
+    turns: Mapping[Line, float] = field(
+        default_factory=dict
+    )  # when each user was last served (policy/queue.py)
 
 
 Line = tuple[str, int, str]  # a user (`Kernel.payer`), a priority class and a GPU
@@ -253,4 +255,4 @@ class Waiter(NamedTuple):
     since: float
     needs: Mapping[str, int]  # bytes by GPU
     room: RoomRequest | None = None  # None: a resume
-    order: float = 0.0  # its place in the queue: waiting.py
+    order: float = 0.0  # its place in the queue: policy/queue.py

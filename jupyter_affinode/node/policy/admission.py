@@ -18,11 +18,11 @@ LAST_RESERVES = 0  # the margin when nobody is left who could yield
 
 
 def serve_queue(plan: Plan) -> None:
-    """Give room to whose turn it is first (waiting.py); nobody overtakes who waits for the same GPU, unless that delays
+    """Give room to whose turn it is first (queue.py); nobody overtakes who waits for the same GPU, unless that delays
     nobody (backfill.py).
 
     Who could never be served as things are, or has just failed, does not hold up the others; nor does somebody for
-    whom nobody can yield for want of host memory (reclaiming.py). Nor does who
+    whom nobody can yield for want of host memory (policy/reclaim.py). Nor does who
     waits for their own user's or group's limit: what it needs of that limit is put aside, and the GPU goes on.
     Some may be served on another GPU than their own (elsewhere.py).
     """

@@ -23,7 +23,7 @@ Blocked = tuple[int, int, Kernel]  # the last and the first of its places in the
 
 
 class Candidates:
-    """The node's kernels by resource: GPUs, by UUID, and limits (memory_limits.py)."""
+    """The node's kernels by resource: GPUs, by UUID, and limits (policy/quotas.py)."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Candidates:
         self._yieldable: dict[str, int] = {}  # by GPU
 
     def eligible(self) -> list[Kernel]:
-        """Who may be parked now, the best first (victims.py)."""
+        """Who may be parked now, the best first (policy/eviction_cost.py)."""
         kernels = filter(self._is_free, self._eligible_of(self._node.kernels))
         return victims.in_order(self._now, kernels, self._node)
 

@@ -1,8 +1,8 @@
 """The controller's heart: what to do now. Pure: no I/O, no clock, no randomness.
 
 The same function runs in the controller, in the planner and, with a virtual clock, in the property tests.
-`plan.py` is one pass and what it leaves, `waiting.py` the queue's order, `serving.py` who gets room,
-`reclaiming.py` and `full.py` who makes room, `prefetch.py` which kernels come back before they are used.
+`plan.py` is one pass and what it leaves, `policy/queue.py` the queue's order, `policy/admission.py` who gets room,
+`reclaim.py` and `preemption.py` who makes room, `prefetch.py` which kernels come back before they are used.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def eligible_at(
     held, large enough, movable, nothing under way. If anyone waits (`waits_since`: from when on, who waits
     longest), an open cell counts for a minute only: the kernel may hold what the waiter waits for. And who is
     between cells then need not be idle for as long as that somebody would park for nobody: for some seconds, and
-    until a round trip pays off (victims.py); somebody's waiting pays for it, too, or kernels with short pauses
+    until a round trip pays off (eviction_cost.py); somebody's waiting pays for it, too, or kernels with short pauses
     would keep everybody else out for ever where moves are slow.
     Who is about to use the GPU stays, if nobody waits.
     """
@@ -68,9 +68,9 @@ def _patience_s(kernel: Kernel, settings: Settings, waits_since: float, speeds: 
     """For how long it must have been idle while somebody waits.
 
     At first until `queue_idle_timeout_s` is over, or its round trip pays off if that is later. But the rent that a
-    round trip is weighed against (victims.py) is paid by whoever waits: once that is two round trips, or a third of
-    `queue_idle_timeout_s`, it is enough that the kernel has been idle for one round trip. Else those who think for
-    less than the time-out would keep the GPU for as long as they come back, and everybody else out. Where
+    round trip is weighed against (eviction_cost.py) is paid by whoever waits: once that is two round trips, or a
+    third of `queue_idle_timeout_s`, it is enough that the kernel has been idle for one round trip. Else kernels with
+    pauses shorter than the time-out would keep the GPU for as long as they are used, and all others out. Where
     a park came to nothing, and once somebody has waited for twice that time, a pause of `LEAST_PAUSE_S` is enough:
     else a kernel whose pauses are hardly longer than a park, or shorter than a round trip, would keep the GPU, too.
 

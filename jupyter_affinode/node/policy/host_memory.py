@@ -8,7 +8,7 @@ its last park is there already. So a frugal shim gets a budget, stops at it, and
 taken; only a shim that knows no budget must fit with all it has.
 
 **Progress.** What resident kernels keep for their next parks is given back before anybody goes without
-(`keepers.py`). So a park is possible as long as what it takes is in what is free and what others keep. It waits
+(`retained_copies.py`). So a park is possible as long as what it takes is in what is free and what others keep. It waits
 for what was asked back, and meanwhile that is nobody else's: who comes later in the pass cannot take it away.
 
 **The margin.** A park takes seconds, and its budget was reckoned before it: what other programs take meanwhile

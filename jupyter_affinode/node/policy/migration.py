@@ -8,7 +8,7 @@ idle kernels yield where that is the least trouble, there or at home; at home, w
 for it. Once kernels yield there for somebody from elsewhere, that one heads its line, in the place that its turn gives
 it, and keeps its place at home. Of those from elsewhere none passes another: a GPU that one of them could not be given
 is not given to the next. Only who waits for a GPU of their own is not held up by somebody from elsewhere for whom
-there is no room: they have their own line. So the bound of waiting.py holds in every line.
+there is no room: they have their own line. So the bound of policy/queue.py holds in every line.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _with_room_to_come(
 
 
 def _cheapest(plan: Plan, kernel: Kernel, missing: Mapping[str, int]) -> tuple[list[Kernel], float | None]:
-    """The idle kernels that would yield, and how much trouble (victims.py) that is; None: they are not enough."""
+    """The idle kernels that would yield, and how much trouble (eviction_cost.py) that is; None: they are not enough."""
     idle = (each for each in plan.candidates.eligible_on(missing) if each is not kernel)
     chosen, _ = who_yields(plan, idle, missing)
     if what_is_left(plan, chosen, missing):

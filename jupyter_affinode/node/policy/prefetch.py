@@ -13,7 +13,7 @@ def prefetch(plan: Plan) -> None:
     No kernel waits; every GPU keeps more than its low watermark and is not being reclaimed up to the high one; no
     quota is exceeded. So no kernel is parked for it, neither now nor by a later pass. With park_when="idle" free
     memory is meant for other programs, and the kernel would be parked again. A kernel whose CUDA context is parked,
-    too, stays: the driver's restore is not tried for a cell that may not use the GPU (depth.py).
+    too, stays: the driver's restore is not tried for a cell that may not use the GPU (state/context_depth.py).
     """
     if plan.queue or plan.settings.park_when != "needed":
         return

@@ -1,4 +1,4 @@
-"""Who keeps host memory for a next park and can give it back; pure. By place, as in host_room.py."""
+"""Who keeps host memory for a next park and can give it back; pure. By place, as in policy/host_memory.py."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """One pass of the policy: what it has decided so far, and what room that leaves; pure.
 
-Resources are GPUs, by UUID, and the limits of users and groups (memory_limits.py). Everything that looks at all
+Resources are GPUs, by UUID, and the limits of users and groups (policy/quotas.py). Everything that looks at all
 kernels does so once a pass: a machine may have a thousand of them, and hundreds in its queue.
 """
 

@@ -1,7 +1,7 @@
 """On which other GPUs a parked kernel could come back: what is known of it, of them, and of who chose.
 
 Only a process that took its CUDA context along can: the driver restores it on any GPU of the same chip. As at its own
-GPU (depth.py), nobody may be there who could take the room unseen. The shim looks at all of it again.
+GPU (state/context_depth.py), nobody may be there who could take the room unseen. The shim looks at all of it again.
 """
 
 from __future__ import annotations

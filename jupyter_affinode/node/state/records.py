@@ -64,7 +64,9 @@ class Process:
     failed_resume_text: str = ""
     is_told_stuck: bool = False  # its owner was told
     borne_out_bytes: int | None = None  # of its resident memory, as NVML shows it; None: nobody looked
-    visible: tuple[str, ...] | None = ()  # the GPUs that it was started to see (other_gpus.py); None: all
+    visible: (
+        tuple[str, ...] | None
+    ) = ()  # the GPUs that it was started to see (state/migration_targets.py); None: all
 
     @property
     def is_parkable(self) -> bool:
@@ -222,7 +224,7 @@ class KernelRecord:
     cell_since: float | None = None  # when the open cell began
     cell_id: str | None = None
     held_until: float | None = None
-    kept: Keep | None = None  # a file holds it (keep.py)
+    kept: Keep | None = None  # a file holds it (state/hold_files.py)
     placed: tuple[str, float] | None = None  # the GPU that it was told to use, and when
     focus_at: float | None = None
     is_cancelling: bool = False

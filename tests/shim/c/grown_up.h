@@ -1,4 +1,4 @@
-/* For a program that is to be parked at context depth without being three seconds old first (checkpoint_out.c): for it CUDA
+/* For a program that is to be parked at context depth without being three seconds old first (context_depth/leave_gpu.c): for it CUDA
  * begins long ago. The three seconds are for other processes, so it is to be alone on its GPU. Included once.  */
 #ifndef TEST_GROWN_UP_H
 #define TEST_GROWN_UP_H
