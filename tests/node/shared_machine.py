@@ -126,7 +126,9 @@ class SharedMachine:
     waits: dict[str, float] = field(default_factory=dict)  # the longest, by kernel
     served: list[tuple[float, Waiter]] = field(default_factory=list)
     turns: Turns = field(default_factory=Turns)
-    passed_by: dict[str, set[tuple[str, str]]] = field(default_factory=dict)  # by waiter: user and GPU
+    passed_by: dict[str, set[tuple[str, frozenset[str]]]] = field(
+        default_factory=dict
+    )  # by waiter: user, GPUs
     reserved: dict[str, Reservation] = field(default_factory=dict)  # of allocations, by kernel
     number: int = 0
 
@@ -237,7 +239,9 @@ class SharedMachine:
                     assert waiter.since - other.since <= overtaking_s(self.settings), "overtaken too late"
 
     def _check_turns(self, queue: Sequence[Waiter], served: Set[str], left: Sequence[Waiter]) -> None:
-        """The oldest waiter of a user, class and GPU is passed by each other user of the class once at most."""
+        """The oldest waiter of a user, class and GPU is passed by each other user of the class once at most, by that
+        user's kernels of each set of GPUs.
+        """
         first: dict[tuple[str, int, str], Waiter] = {}
         for waiter in sorted(queue, key=lambda each: each.since):
             for uuid in waiter.needs:
@@ -258,9 +262,10 @@ class SharedMachine:
                     self.passed_by.pop(other.kernel.id, None)
                     continue
                 passed = self.passed_by.setdefault(other.kernel.id, set())
-                for uuid in line if waiter.kernel.payer and other.kernel.payer else ():
-                    assert (waiter.kernel.payer, uuid) not in passed, "a user was served twice before another"
-                    passed.add((waiter.kernel.payer, uuid))
+                if waiter.kernel.payer and other.kernel.payer:
+                    turn = (waiter.kernel.payer, frozenset(waiter.needs))
+                    assert turn not in passed, "a user was served twice before another"
+                    passed.add(turn)
 
     def _check_limits(self, actions: Sequence[Action]) -> None:
         limit = self.settings.user_limits

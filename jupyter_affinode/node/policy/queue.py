@@ -9,8 +9,10 @@ order needs no clock: it is that of `since - priority * ageing_s`. It changes on
 **Bound.** The oldest waiter of a user and class on a GPU keeps its place until it is served. Classes reach from
 PRIORITY_MIN to PRIORITY_MAX (rules.py), so whatever the classes, no waiter goes before it that came, or whose user was
 served, more than `overtaking_s(settings)` after it came, or after its user was served if that is later. Of its own
-class each other user goes before it once at most. So a waiter with k older ones of its own user and class before it
-sees each other user of the class served k + 1 times at most, and those of higher classes as long as they may overtake.
+class each other user goes before it once at most, counted for each set of GPUs that its kernels wait for: being
+served on one GPU is no turn for a kernel that needs two. So a waiter with k older ones of its own user and class
+before it sees each other user of the class served k + 1 times at most for each such set, and those of higher classes
+as long as they may overtake.
 Kernels that cannot be served as things are, or failed a moment ago, are passed by and may lose their user's turn.
 
 How long a turn takes is for the GPU's users to say: with `when_full="wait"` until they are idle for their time-out, or
