@@ -9,6 +9,7 @@ import os
 import socket as sockets
 import stat
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
@@ -19,6 +20,7 @@ from .. import environment
 
 START_LOCK_NAME = "starting.lock"
 TRY_EVERY_S = 0.02
+ANSWER_WITHIN_S = 10.0  # then the connection of a message is closed unanswered
 
 
 class ControllerUnavailable(Exception):
@@ -93,22 +95,38 @@ def authorization() -> dict[str, str]:
 
 
 def send_only(path: Path, method: str, target: str, body: dict[str, Any] | None = None) -> None:
-    """Send one request and hang up: the answer is not awaited, and nothing here blocks or outlives the call.
+    """Send one request: the answer is not awaited, and the call does not block.
 
     For callers whose event loop stops right afterwards, or must not be kept. A controller that is stopped reads the
     request when it goes on. Raises ControllerUnavailable if it could not be sent.
     """
     refuse_strangers(path)
     headers = {"Connection": "close", "Content-Type": "application/json", **authorization()}
-    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM | sockets.SOCK_NONBLOCK) as connected:
-        request = HTTPConnection("localhost")
-        request.sock = connected
-        try:
-            connected.connect(str(path))
-            refuse_peer(connected, path)
-            request.request(method, f"/api/v1{target}", json.dumps(body or {}), headers)
-        except OSError as error:
-            raise ControllerUnavailable(f"no controller answers at {path}: {why(error)}") from None
+    connected = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM | sockets.SOCK_NONBLOCK)
+    request = HTTPConnection("localhost")
+    request.sock = connected
+    try:
+        connected.connect(str(path))
+        refuse_peer(connected, path)
+        request.request(method, f"/api/v1{target}", json.dumps(body or {}), headers)
+    except (OSError, ControllerUnavailable) as error:
+        connected.close()
+        if isinstance(error, ControllerUnavailable):
+            raise
+        raise ControllerUnavailable(f"no controller answers at {path}: {why(error)}") from None
+    # The controller drops what it has not read yet of a client that hung up.
+    try:
+        threading.Thread(target=_hang_up, args=(connected,), name="affinode-answer", daemon=True).start()
+    except RuntimeError:  # no more threads, or the interpreter ends
+        connected.close()
+
+
+def _hang_up(connected: sockets.socket) -> None:
+    """Close a connection once the controller has answered; the body of a thread."""
+    with connected, contextlib.suppress(OSError):
+        connected.settimeout(ANSWER_WITHIN_S)
+        while connected.recv(4096):
+            pass
 
 
 def why(error: BaseException) -> str:
