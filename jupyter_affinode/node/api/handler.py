@@ -16,8 +16,11 @@ from ..controller import Controller
 from ..identity.access import NotAllowed
 from ..identity.identity import Identity
 from ..identity.rate_limits import BYTES_A_REQUEST, Account
+from ..ledger.recorder import plain
+from ..state.ownership import owner_of
 from ..state.records import KernelRecord
 from ..views.visibility import kernel_view
+from .audit import audit_row
 from .clients import Clients, TooMuch
 
 KERNELS_MAX = 4096
@@ -43,7 +46,9 @@ class Handler(RequestHandler):
     identity: Identity  # from prepare() on
     account: Account | None = None  # from prepare() on
     gone: asyncio.Future[None]  # done when the client hangs up
+    subject: KernelRecord | None = None  # the kernel that the request is about
     _counted = False
+    _outcome = "unanswered"
 
     def initialize(self) -> None:
         """Called by tornado."""
@@ -85,6 +90,31 @@ class Handler(RequestHandler):
         if self._counted:
             self._counted = False
             self.controller.api_requests_open -= 1
+            self._audit()
+
+    def acts_for_others(self) -> bool:
+        """Return whether the request changes what is not the client's own."""
+        is_change = self.request.method not in ("GET", "HEAD")
+        return is_change and self.subject is not None and self.subject.owner != self.identity.owner
+
+    def _audit(self) -> None:
+        """Remember what an administrator did."""
+        ledger, access = self.controller.history.ledger, self.controller.access
+        if ledger is None or not access.is_shared or not hasattr(self, "identity"):
+            return
+        if self.identity.is_admin and self.acts_for_others():
+            subject = self.subject
+            ledger.audit(
+                audit_row(
+                    time.time(),
+                    self.request,
+                    self.identity,
+                    self.speaker(),
+                    kernel_id="" if subject is None else plain(subject.id),
+                    user="" if subject is None else plain(owner_of(subject)),
+                    outcome=self._outcome,
+                )
+            )
 
     def on_connection_close(self) -> None:
         """The client hung up in the middle; called by tornado."""
@@ -94,6 +124,8 @@ class Handler(RequestHandler):
 
     def finish(self, chunk: str | bytes | Json | None = None) -> asyncio.Future[None]:
         """Answer. The answer counts by its length, and a client that does not read it is dropped."""
+        if self.get_status() < 400:
+            self._outcome = "ok"
         if isinstance(chunk, dict):
             self.set_header("Content-Type", "application/json; charset=UTF-8")
             chunk = json.dumps(chunk)
@@ -161,12 +193,15 @@ class Handler(RequestHandler):
         error = kwargs.get("exc_info", (None, None, None))[1]
         if isinstance(error, ApiError):
             self.set_status(error.status)
+            self._outcome = error.slug
             self.finish({"error": error.slug, "message": error.message})
             return
         if not isinstance(error, HTTPError):
+            self._outcome = "internal"
             self.finish({"error": "internal", "message": "the controller failed; its log has the error"})
             return
         slug = {404: "not-found", 405: "not-allowed"}.get(status_code, "bad-request")
+        self._outcome = slug
         self.finish({"error": slug, "message": self._reason})
 
     def log_exception(self, kind: Any, value: Any, traceback: Any) -> None:
@@ -204,13 +239,15 @@ class Handler(RequestHandler):
         if kernel is None:
             raise ApiError(404, "unknown-kernel", f"there is no kernel {kernel_id}")
         self.controller.look_at(kernel, self.now())
+        self.subject = kernel
         return kernel
 
     def made_known(self, kernel_id: str) -> KernelRecord:
         """A kernel that a server speaks of, known from now on if it was not."""
         state = self.controller.state
         if self.identity.is_admin and kernel_id in state.kernels:
-            return state.kernels[kernel_id]
+            self.subject = state.kernels[kernel_id]
+            return self.subject
         scoped = self.identity.scoped(kernel_id)
         if scoped not in state.kernels:
             most = self.controller.access.limits.kernels
@@ -230,10 +267,10 @@ class Handler(RequestHandler):
         """A kernel as who asks may see it."""
         return kernel_view(self.identity, self.controller.kernel_json(kernel), kernel.owner)
 
-    def for_admins(self, what: str) -> None:
-        """403 unless an administrator asks, who alone may change `what`."""
+    def for_admins(self, what: str, verb: str = "change") -> None:
+        """403 unless an administrator asks: no other user may change (or `verb`) `what`."""
         if not self.identity.is_admin:
-            raise ApiError(403, "forbidden", f"only administrators may change {what}")
+            raise ApiError(403, "forbidden", f"only administrators may {verb} {what}")
 
     def now(self) -> float:
         """The moment, for the state."""

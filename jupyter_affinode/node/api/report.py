@@ -9,10 +9,11 @@ import threading
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from ..ledger.report import Question, ReportRefused, report
+from ..ledger.report import Question, ReportRefused, audit_rows, report
 from .handler import ApiError, Handler
 
 READERS_MAX = 4  # at a time; of each person one, where there are several
+AUDIT_ROWS, AUDIT_ROWS_MAX = 100, 1000
 PARAMETERS = ("since", "until", "by", "user")
 
 
@@ -51,6 +52,26 @@ class ReportHandler(Handler):
     def only(self) -> str | None:
         """The identity whose figures alone who asks may see; None: everybody's."""
         return None if self.identity.is_admin else self.identity.owner
+
+
+class AuditHandler(Handler):
+    """What administrators did to other users' kernels and to the settings."""
+
+    async def get(self) -> None:
+        """GET /audit"""
+        self.for_admins("what administrators did", verb="see")
+        ledger = self.controller.history.ledger
+        if ledger is None:
+            raise ApiError(409, "no-ledger", "this controller keeps no history")
+        text = self.get_query_argument("limit", str(AUDIT_ROWS))
+        if not (text.isascii() and text.isdecimal() and len(text) <= 4 and 1 <= int(text) <= AUDIT_ROWS_MAX):
+            raise ApiError(400, "bad-request", f"limit is a number from 1 to {AUDIT_ROWS_MAX}")
+        limit = int(text)
+        try:
+            rows = await in_a_thread(lambda: audit_rows(ledger.path, limit))
+        except ReportRefused as refused:
+            raise ApiError(409, "no-ledger", str(refused)) from None
+        await self.finish({"audit": rows})
 
 
 def in_a_thread(work: Callable[[], Any]) -> asyncio.Future[Any]:

@@ -37,7 +37,7 @@ from .kernels import (
     ReleaseHandler,
     ResumeHandler,
 )
-from .report import ReportHandler
+from .report import AuditHandler, ReportHandler
 
 BODY_BYTES_MAX = 64 * 1024  # the rules of all settings at their longest, in ASCII
 RULES_MAX = 4096  # characters of a setting
@@ -153,6 +153,10 @@ class PolicyHandler(Handler):
         except SettingsRefused as refused:
             raise ApiError(400, "bad-setting", str(refused)) from None
 
+    def acts_for_others(self) -> bool:
+        """As `Handler.acts_for_others`: the settings are everyone's."""
+        return self.request.method == "PATCH"
+
     def takes(self, text: str) -> bool:
         """As `Handler.takes`; rules about many users are long, and may have several lines."""
         return len(text) <= RULES_MAX
@@ -242,6 +246,7 @@ ROUTES: list[tuple[str, type[Handler]]] = [
     (rf"{_PREFIX}/policy", PolicyHandler),
     (rf"{_PREFIX}/events", EventsHandler),
     (rf"{_PREFIX}/report", ReportHandler),
+    (rf"{_PREFIX}/audit", AuditHandler),
     (rf"{_PREFIX}/metrics", MetricsHandler),
     (r"/metrics", MetricsHandler),
     (r".*", UnknownHandler),

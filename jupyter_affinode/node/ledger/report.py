@@ -5,10 +5,11 @@ Used by the API (on a thread) and by `jupyter affinode report` where no controll
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import math
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,27 @@ class Question:
 
 def report(path: Path, question: Question) -> dict[str, Any]:
     """The answer, as JSON. Raises ReportRefused."""
+    with _reading(path) as connection:
+        return _Answer(connection, question).as_json()
+
+
+def audit_rows(path: Path, limit: int) -> list[dict[str, Any]]:
+    """Return what administrators did, the newest first, as JSON. Raises ReportRefused."""
+    with _reading(path) as connection:
+        if user_version(connection) < len(MIGRATIONS):
+            return []  # the controller that has the table has not written yet
+        names = ("at", "actor", "place", "program", "action", "kernel_id", "user", "detail", "outcome")
+        found = connection.execute(
+            "SELECT at, actor, place, program, action, kernel_id, coalesce(name, audit.user), detail, outcome"
+            " FROM audit LEFT JOIN users ON users.user = audit.user ORDER BY id DESC LIMIT ?",
+            (limit,),
+        )
+        return [dict(zip(names, row, strict=True)) for row in found]
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open a ledger as it is at one moment. Raises ReportRefused."""
     try:
         connection = open_for_reading(path)
     except FileNotFoundError:
@@ -82,7 +104,7 @@ def report(path: Path, question: Question) -> dict[str, Any]:
         if user_version(connection) < 1:
             raise ReportRefused(f"{path} is empty so far")
         connection.execute("BEGIN")  # one picture of all tables
-        return _Answer(connection, question).as_json()
+        yield connection
     except sqlite3.Error as error:
         raise ReportRefused(f"the ledger cannot be read: {error}") from None
     finally:

@@ -83,7 +83,23 @@ DROP TABLE pauses; -- nothing is predicted from history any more
 DROP TABLE cells;
 """
 
-MIGRATIONS = (FIRST, CAME_FROM, NO_PAUSES)
+AUDIT = """
+CREATE TABLE audit (            -- what administrators did to other users' kernels and to the settings
+    id INTEGER PRIMARY KEY,
+    at REAL NOT NULL,
+    actor TEXT NOT NULL,        -- the administrator, as the program that connected says: 'hub:ana', else its own user
+    place TEXT NOT NULL,        -- the address that this program gave for the administrator; '' if none
+    program TEXT NOT NULL,      -- what the kernel of the system says of the program: user and pid
+    action TEXT NOT NULL,       -- the last word of the request's path: 'park', 'policy', ...
+    kernel_id TEXT NOT NULL,    -- '' if it was about no kernel
+    user TEXT NOT NULL,         -- whose kernel it was
+    detail TEXT NOT NULL,       -- the request's body
+    outcome TEXT NOT NULL       -- 'ok', a slug, or 'unanswered': the program hung up
+);
+CREATE INDEX audit_at ON audit (at);
+"""
+
+MIGRATIONS = (FIRST, CAME_FROM, NO_PAUSES, AUDIT)
 
 
 class LedgerTooNew(Exception):

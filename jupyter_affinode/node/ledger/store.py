@@ -21,7 +21,9 @@ BUSY_S = 2.0  # how long another program may keep the file locked before a batch
 NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "fuse.", "9p")
 RUNS_KEPT = 100
 PURGED_SHARE = 0.1  # of the events, when the file is too large
-_USERS_SOMEWHERE = " UNION ".join(f"SELECT user FROM {table}" for table in ("events", "kernels", "usage"))
+_USERS_SOMEWHERE = " UNION ".join(
+    f"SELECT user FROM {table}" for table in ("events", "kernels", "usage", "audit")
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,21 @@ class EventRow:
     duration_s: float | None = None
     waited_s: float | None = None
     from_gpu: str = ""
+
+
+@dataclass(frozen=True)
+class AuditRow:
+    """Something that an administrator did; columns of the table `audit`."""
+
+    at: float
+    actor: str
+    place: str
+    program: str
+    action: str
+    kernel_id: str
+    user: str
+    detail: str
+    outcome: str
 
 
 @dataclass(frozen=True)
@@ -67,6 +84,7 @@ class Batch:
     kernels: dict[str, KernelRow] = field(default_factory=dict)
     usage: Usage = field(default_factory=Usage)
     users: dict[str, str] = field(default_factory=dict)  # names
+    audit: list[AuditRow] = field(default_factory=list)
     ends_others: bool = False  # kernels that are not in `living` ended when they were last seen
     living: Sequence[str] = ()
 
@@ -124,6 +142,7 @@ class LedgerStore:
         oldest = now - keep.days * DAY_S
         for statement in (
             "DELETE FROM events WHERE at < ?",
+            "DELETE FROM audit WHERE at < ?",
             "DELETE FROM kernels WHERE seen < ?",
         ):
             self._db.execute(statement, (oldest,))
@@ -169,6 +188,11 @@ class LedgerStore:
         self._db.executemany(
             "INSERT INTO users VALUES (?1, ?2) ON CONFLICT (user) DO UPDATE SET name = ?2",
             list(batch.users.items()),
+        )
+        self._db.executemany(
+            "INSERT INTO audit (at, actor, place, program, action, kernel_id, user, detail, outcome)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [astuple(row) for row in batch.audit],
         )
         self._add_usage(batch.usage)
         if batch.ends_others:

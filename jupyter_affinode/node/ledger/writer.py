@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from .schema import LedgerTooNew
-from .store import Batch, EventRow, KernelRow, LedgerStore, Retention, is_corrupt, set_aside
+from .store import AuditRow, Batch, EventRow, KernelRow, LedgerStore, Retention, is_corrupt, set_aside
 from .usage import Usage
 
 FLUSH_EVENTS_EVERY_S = 2.0  # what a controller that is killed loses at most of what happened …
@@ -64,6 +64,13 @@ class Ledger:
         if len(events) > EVENTS_MAX:
             self.dropped += len(events) - EVENTS_MAX // 2
             del events[: len(events) - EVENTS_MAX // 2]
+
+    def audit(self, row: AuditRow) -> None:
+        """Take what an administrator did; the oldest are dropped when too many wait to be written."""
+        self._filling.audit.append(row)
+        if len(self._filling.audit) > EVENTS_MAX:
+            self.dropped += 1
+            del self._filling.audit[0]
 
     def kernel(self, row: KernelRow) -> None:
         """A kernel began, lives or ended; the last word counts."""
@@ -259,13 +266,13 @@ def _empty() -> Batch:
 
 def _is_empty(batch: Batch) -> bool:
     measured: Any = batch.usage.measured_s or batch.usage.by_key
-    return not (batch.events or batch.kernels or measured or batch.ends_others)
+    return not (batch.events or batch.audit or batch.kernels or measured or batch.ends_others)
 
 
 def _patience(batch: Batch) -> float:
     """How long a batch may be filled; 0: no longer."""
     if len(batch.events) >= EVENTS_SOON:
         return 0.0
-    if batch.events or batch.kernels:
+    if batch.events or batch.audit or batch.kernels:
         return FLUSH_EVENTS_EVERY_S
     return FLUSH_EVERY_S if batch.usage.by_key else FLUSH_QUIET_EVERY_S
