@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "node"))
+sys.path.insert(0, str(HERE.parent / "node" / "support"))
 sys.path.insert(0, str(HERE))
 
 from live_machine import Machine  # noqa: E402

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import quantiles
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "node")]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "node" / "support")]
 
 from live_machine import new_machine  # noqa: E402
 from scene import PROGRAMS, Answer, Scene  # noqa: E402

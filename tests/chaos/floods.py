@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "node"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "node" / "support"))
 
 import fake_shim as wire
 

@@ -22,7 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+sys.path[:0] = [str(Path(__file__).parent / "support"), str(Path(__file__).parents[1])]
 
 import fake_shim  # noqa: E402
 from fake_shim import MIB, FakePage, hello, message, send  # noqa: E402

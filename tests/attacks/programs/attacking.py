@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[2] / "node"), str(Path(__file__).parents[2])]
+sys.path[:0] = [str(Path(__file__).parents[2] / "node" / "support"), str(Path(__file__).parents[2])]
 
 FOLDER = Path(sys.argv[1])
 API, LINK = FOLDER / "node.sock", FOLDER / "link.sock"

@@ -1,0 +1,330 @@
+"""A kernel that comes back on another GPU: what its shim is told, what is reserved meanwhile, and what people hear."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from contextlib import closing
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from deep_shim import CONTEXT_FLAG, DeepShim
+from fake_shim import GPU, MIB, OK, PARKED, REFUSED, RESIDENT, RESUME, RESUMING, reply
+from listening import Listening
+
+from jupyter_affinode.node import controller
+from jupyter_affinode.node.metrics.history_options import HistoryOptions
+from jupyter_affinode.node.model.gpu import NvmlGpu
+from jupyter_affinode.node.model.settings import GIB, Settings
+from jupyter_affinode.node.protocol.page import Depth, PageGpu, State
+from jupyter_affinode.node.protocol.wire import HelloFlag, gpu_uuid
+from jupyter_affinode.node.state import registry as state
+from jupyter_affinode.node.state.gpus import GpuTable
+from jupyter_affinode.node.state.migration_targets import (
+    ENVIRON_MAX,
+    may_be_going_to,
+    open_gpus,
+    other_gpus,
+    read_visible,
+)
+from jupyter_affinode.node.state.records import KernelRecord
+from jupyter_affinode.node.system.nvml import NvmlSample
+
+ELSEWHERE_FLAG, ELSEWHERE_MOVE = 128, 8  # of HELLO; of RESUME
+OTHER = bytes(range(16, 32))
+HOME_UUID, OTHER_UUID = gpu_uuid(GPU), gpu_uuid(OTHER)
+TOTAL = 16 * GIB
+DEEP_NODE = {"depth": "context", "low_watermark": 0.0}
+
+
+class TwoGpus:
+    """Two alike GPUs of 16 GiB; a test says what is free."""
+
+    def __init__(self):
+        self.free = {HOME_UUID: 16 * GIB, OTHER_UUID: 16 * GIB}
+
+    def read(self):
+        gpus = tuple(
+            NvmlGpu(uuid, index, "A GPU", TOTAL, TOTAL - free, free, 0, frozenset({os.getpid()}))
+            for index, (uuid, free) in enumerate(self.free.items())
+        )
+        return NvmlSample(time.monotonic(), "580.1", gpus)
+
+
+class Mover(DeepShim):
+    """Goes where it is told, or answers `elsewhere_status`."""
+
+    elsewhere_status = OK
+    goes = True  # else it comes back at home, whatever it was told
+
+    def _move(self, command, status, *, to):
+        if command.kind == RESUME and command.argument & ELSEWHERE_MOVE:
+            if self.elsewhere_status != OK:
+                self.send(reply(RESUME, command.epoch, self.elsewhere_status, 0, "it does not go there"))
+                return
+            assert command.reason == OTHER_UUID
+            resident, parked, fixed = self.page.memory.pop(GPU)
+            self.page.memory[OTHER if self.goes else GPU] = [resident + parked, 0, fixed]
+            self.page.host[5], self.page.context_bytes = 0, 0
+            self.page.resumes += 1
+            self.become(RESIDENT)
+            self.send(reply(RESUME, command.epoch, OK, parked))
+            return
+        super()._move(command, status, to=to)
+
+
+@pytest.fixture
+def nvml(monkeypatch):
+    monkeypatch.setattr(controller, "NVML_EVERY_S", 0.1)  # what a test changes is seen at once
+    return TwoGpus()
+
+
+@pytest.fixture
+def mover(machine):
+    """`mover("k", resident=…)`: a process that may come back elsewhere."""
+    made = []
+
+    def connect(*arguments, flags=CONTEXT_FLAG | ELSEWHERE_FLAG, **options):
+        made.append(Mover(machine.socket.parent, *arguments, flags=flags, **options))
+        return made[-1]
+
+    yield connect
+    for each in made:
+        each.close()
+
+
+def park(machine, kernel_id, wait_until):
+    """Take it off the GPU, context and all."""
+    wait_until(lambda: (machine.kernel(kernel_id) or {}).get("resident_bytes"))
+    assert machine.ask("POST", f"/kernels/{kernel_id}/park", {})[0] == 200
+    assert machine.kernel(kernel_id)["depth"] == "context"
+
+
+def parked_with_home_full(machine, nvml, mover, wait_until):
+    shim = mover("k", resident=300 * MIB)
+    park(machine, "k", wait_until)
+    nvml.free[HOME_UUID] = GIB
+    wait_until(lambda: machine.node()["gpus"][0]["free_bytes"] == GIB)
+    return shim
+
+
+def test_it_comes_back_on_the_other_gpu_and_everybody_is_told(
+    tmp_path,
+    node,
+    nvml,
+    mover,
+    wait_until,
+):
+    ledger = tmp_path / "ledger" / "l.sqlite"
+    machine = node(nvml=nvml, history=HistoryOptions(ledger=ledger), **DEEP_NODE)
+    heard = Listening(machine.socket)
+    shim = parked_with_home_full(machine, nvml, mover, wait_until)
+    shim.touch()
+    wait_until(lambda: machine.kernel("k")["residency"] == "resident")
+    (command,) = shim.heard.of(RESUME)
+    assert command.argument & ELSEWHERE_MOVE and command.reason == OTHER_UUID
+    described = machine.kernel("k")
+    assert described["moved_from"] == HOME_UUID
+    assert [(gpu["uuid"], gpu["index"]) for gpu in described["gpus"]] == [(OTHER_UUID, 1)]
+    (notice,) = wait_until(lambda: heard.of("moved"))
+    assert notice["text"].startswith("came back on GPU 1, since GPU 0 was full.")
+
+    def written():
+        try:
+            with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as opened:
+                return opened.execute("SELECT gpu, from_gpu FROM events WHERE kind = 'resume'").fetchall()
+        except sqlite3.OperationalError:
+            return None  # it is being made
+
+    wait_until(lambda: written() == [(OTHER_UUID, HOME_UUID)], timeout=30)
+    heard.close()
+
+
+def test_what_it_refuses_is_not_asked_again_at_once_and_home_is_as_before(node, nvml, mover, wait_until):
+    machine = node(nvml=nvml, **DEEP_NODE)
+    shim = parked_with_home_full(machine, nvml, mover, wait_until)
+    shim.elsewhere_status = REFUSED
+    shim.touch()
+    wait_until(lambda: len(shim.heard.of(RESUME)) >= 2, timeout=20)
+    asked = [command.deadline_ns for command in shim.heard.of(RESUME)]
+    assert asked[1] - asked[0] >= 0.5e9
+    assert machine.kernel("k")["place"] == 1 and machine.kernel("k")["moved_from"] is None
+    nvml.free[HOME_UUID] = 16 * GIB
+    wait_until(lambda: machine.kernel("k")["residency"] == "resident", timeout=20)
+    assert not shim.heard.commands[-1].argument & ELSEWHERE_MOVE
+    assert machine.kernel("k")["gpus"][0]["uuid"] == HOME_UUID
+
+
+def test_who_came_back_at_home_all_the_same_has_not_moved(node, nvml, mover, wait_until):
+    """The command says one thing, the page another: it is the page that knows."""
+    machine = node(nvml=nvml, **DEEP_NODE)
+    heard = Listening(machine.socket)
+    shim = parked_with_home_full(machine, nvml, mover, wait_until)
+    shim.goes = False
+    shim.touch()
+    wait_until(lambda: f"k came back on {HOME_UUID}, not on {OTHER_UUID}" in machine.controller_log())
+    wait_until(lambda: machine.kernel("k")["residency"] == "resident")
+    assert machine.kernel("k")["moved_from"] is None
+    assert not heard.of("moved")
+    heard.close()
+
+
+def test_what_is_on_its_way_counts_on_the_gpu_where_it_will_be(node, nvml, mover, wait_until):
+    machine = node(nvml=nvml, **DEEP_NODE)
+    nvml.free[OTHER_UUID] = 5 * GIB
+    first = parked_with_home_full(machine, nvml, mover, wait_until)
+    first.on_command = lambda command: None  # it takes its time
+    second = mover("l", resident=300 * MIB)
+    park(machine, "l", wait_until)
+    first.touch()
+    wait_until(lambda: first.heard.of(RESUME))
+    nvml.free[OTHER_UUID] = 4 * GIB  # the first has a part of its room by now
+    wait_until(lambda: machine.node()["gpus"][1]["free_bytes"] == 4 * GIB)
+    second.touch()
+    wait_until(lambda: machine.kernel("l")["place"])
+    until = time.monotonic() + 0.5
+    while time.monotonic() < until:
+        assert not second.heard.of(RESUME)
+        time.sleep(0.05)
+
+
+def test_a_controller_that_finds_it_on_its_way_reserves_wherever_it_may_be_going(
+    node, nvml, mover, wait_until
+):
+    """Its page does not say where; so nobody else is given that room, at home or there."""
+    nvml.free = {HOME_UUID: 4 * GIB, OTHER_UUID: 4 * GIB}
+    machine = node(nvml=nvml, **DEEP_NODE)
+    going = mover("going", parked=300 * MIB)
+    going.page.host[5], going.page.context_bytes = 2, 3 * GIB
+    going.become(RESUMING)
+    wait_until(lambda: machine.kernel("going")["residency"] == "resuming")
+    waits = mover("waits", parked=300 * MIB)
+    waits.page.host[5], waits.page.context_bytes = 2, 600 * MIB
+    waits.become(PARKED)
+    wait_until(lambda: (machine.kernel("waits") or {}).get("depth") == "context")
+    waits.touch()
+    wait_until(lambda: machine.kernel("waits")["place"])
+    until = time.monotonic() + 0.5
+    while time.monotonic() < until:
+        assert not waits.heard.of(RESUME)
+        time.sleep(0.05)
+    going.page.host[5], going.page.context_bytes = 0, 0
+    going.become(RESIDENT)
+    wait_until(lambda: waits.heard.of(RESUME))
+
+
+# ---- who may, and where
+
+
+SOME = object()
+
+
+def table(**changes):
+    """Two GPUs, of which the second is changed."""
+    home = NvmlGpu("GPU-home", 0, "H200", TOTAL, 0, TOTAL, 0, frozenset({7}))
+    other = replace(home, uuid="GPU-other", index=1, pids=frozenset({7, 8}), **changes)
+    gpus = GpuTable()
+    gpus.take(NvmlSample(1.0, "580", (home, other)), Settings())
+    return gpus
+
+
+def process(
+    *,
+    visible=None,
+    depth=Depth.CONTEXT,
+    flags=HelloFlag.ELSEWHERE,
+    gpus=1,
+    state=State.QUEUED,
+    connection=SOME,
+):
+    memory = tuple(PageGpu(uuid, 0, GIB, (0,) * 8) for uuid in ("GPU-home", "GPU-more")[:gpus])
+    data = SimpleNamespace(state=state, depth=depth, gpus=memory)
+    hello = SimpleNamespace(flags=flags)
+    return SimpleNamespace(data=data, hello=hello, connection=connection, visible=visible, pid=7)
+
+
+def kernel(*processes, wants=1.0, **fields):
+    made = KernelRecord("k", wants_since=wants, **fields)
+    made.processes.update(enumerate(processes))
+    return made
+
+
+DEEP = Settings(depth="context")
+OURS = [SimpleNamespace(pid=7), SimpleNamespace(pid=8)]
+
+
+@pytest.mark.parametrize(
+    ("of", "gpu", "policy", "found"),
+    [
+        (kernel(process()), {}, DEEP, True),
+        (kernel(process(), process(state=State.NONE)), {}, DEEP, True),
+        (kernel(process(visible=("1", "0"))), {}, DEEP, True),
+        (kernel(process(visible=("GPU-oth",))), {}, DEEP, True),
+        (kernel(process(), elsewhere_retry={"GPU-other": 9.0}), {}, DEEP, True),
+        (kernel(process(), elsewhere_retry={"GPU-other": 11.0}), {}, DEEP, False),
+        (kernel(process(visible=("0",))), {}, DEEP, False),
+        (kernel(process(visible=("",))), {}, DEEP, False),
+        (kernel(process(visible=("GPU-",))), {}, DEEP, False),
+        (kernel(process(), wants=None), {}, DEEP, False),
+        (kernel(process(depth=Depth.MEMORY)), {}, DEEP, False),
+        (kernel(process(flags=HelloFlag.CONTEXT)), {}, DEEP, False),
+        (kernel(process(gpus=2)), {}, DEEP, False),
+        (kernel(process(), process()), {}, DEEP, False),
+        (kernel(process(connection=None)), {}, DEEP, False),
+        (kernel(), {}, DEEP, False),
+        (kernel(process()), {"name": "H100"}, DEEP, False),
+        (kernel(process()), {"total_bytes": TOTAL - 1}, DEEP, False),
+        (kernel(process()), {"is_mig": True}, DEEP, False),
+        (kernel(process()), {"pids": None}, DEEP, False),
+        (kernel(process()), {"pids": frozenset({8, 9})}, DEEP, False),
+        (kernel(process()), {}, Settings(), False),
+        (kernel(process()), {}, DEEP.changed(resume_elsewhere=False), False),
+    ],
+)
+def test_who_may_come_back_elsewhere(of, gpu, policy, found):
+    pids = gpu.pop("pids", frozenset({7, 8}))
+    gpus = table(**gpu)
+    known = gpus.measured["GPU-other"]
+    gpus.sample = replace(gpus.sample, gpus=(gpus.measured["GPU-home"], replace(known, pids=pids)))
+    assert other_gpus(of, open_gpus(OURS, gpus, policy), gpus, 10.0) == (("GPU-other",) if found else ())
+
+
+def test_who_is_stopped_on_its_way_keeps_the_room_where_it_may_be_going():
+    """Nobody says any more where that is; it goes on when it is continued."""
+    stopped = kernel(process(state=State.RESUMING, connection=None))
+    assert may_be_going_to(stopped, table()) == ["GPU-other"]
+
+
+def test_what_a_process_was_started_to_see(tmp_path):
+    (tmp_path / "12").mkdir()
+    file = tmp_path / "12" / "environ"
+    for written, seen in (
+        (b"A=1\0CUDA_VISIBLE_DEVICES=1, GPU-5\0B=2\0", ("1", "GPU-5")),
+        (b"CUDA_VISIBLE_DEVICES=\0", ("",)),
+        (b"NOT_CUDA_VISIBLE_DEVICES=1\0", None),
+        (b"", None),
+        (b"CUDA_VISIBLE_DEVICES=1\0".ljust(ENVIRON_MAX, b"\0"), ("1",)),
+        (b"CUDA_VISIBLE_DEVICES=1\0".ljust(ENVIRON_MAX + 1, b"\0"), ()),
+    ):
+        file.write_bytes(written)
+        assert read_visible(12, tmp_path) == seen
+    assert read_visible(13, tmp_path) == (), "what cannot be read allows nothing"
+
+
+def test_what_processes_see_is_read_only_where_they_could_go_elsewhere(
+    node, nvml, mover, wait_until, monkeypatch
+):
+    """On a machine of many people, for one, nothing of a stranger's process is read for this."""
+    read = []
+    monkeypatch.setattr(state, "read_visible", lambda pid: read.append(pid))
+    machine = node(nvml=nvml, low_watermark=0.0)
+    mover("k", resident=300 * MIB)
+    wait_until(lambda: machine.kernel("k"))
+    assert not read
+    assert machine.ask("PATCH", "/policy", {"depth": "context"})[0] == 200
+    assert read == [os.getpid()], "it was there before"
+    mover("l", resident=300 * MIB)
+    wait_until(lambda: machine.kernel("l"))
+    assert len(read) == 2

@@ -1,0 +1,126 @@
+"""A machine's controller appears while a user's own one serves two kernels; run by test_handover.py.
+
+Runs in a mount namespace of its own, in which /run is empty, and in a pid namespace, with which everything ends. Prints
+"done" when all is as it should be.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[2])]
+
+from gpu_cells import SETUP  # noqa: E402
+from live_machine import UnixConnection  # noqa: E402
+
+OWN = Path(os.environ.get("AFFINODE_FOLDER", "/")) / "node.sock"
+MACHINES = Path("/run/affinode/node.sock")
+PROGRAM = f"""{SETUP}
+import sys
+block = Block(64, seed=7)
+wanted = block.checksum()
+print("ready", flush=True)
+for line in sys.stdin:
+    print("same" if block.checksum() == wanted else "other", flush=True)
+"""
+
+
+def ask(socket: Path, method: str, path: str) -> object:
+    """The JSON of one answer; None if nobody answers."""
+    connection = UnixConnection(socket, timeout=60)
+    try:
+        connection.request(method, f"/api/v1{path}", "{}" if method == "POST" else None)
+        return json.loads(connection.getresponse().read() or b"null")
+    except OSError:
+        return None
+    finally:
+        connection.close()
+
+
+def wait_for(what: str, condition) -> object:
+    """The condition's first true value."""
+    deadline = time.monotonic() + 60
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise SystemExit(f"never: {what}")
+        time.sleep(0.05)
+    return value
+
+
+def residencies(socket: Path, owner: str = "") -> dict[str, str]:
+    """Where the kernels are, as a controller says."""
+    answer = ask(socket, "GET", "/kernels")
+    kernels = answer["kernels"] if isinstance(answer, dict) else []
+    return {kernel["id"].removeprefix(owner): kernel["residency"] for kernel in kernels if kernel["tracked"]}
+
+
+def start_kernel(kernel_id: str) -> subprocess.Popen[str]:
+    """A program that uses the GPU."""
+    command = [sys.executable, "-m", "jupyter_affinode.cli", "run", "--", sys.executable, "-c", PROGRAM]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, env={**os.environ, "AFFINODE_KERNEL_ID": kernel_id}, **pipes)
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def contents(process: subprocess.Popen[str]) -> str:
+    """Whether its memory is as it was."""
+    process.stdin.write("\n")
+    process.stdin.flush()
+    return process.stdout.readline().strip()
+
+
+def start_machines() -> subprocess.Popen[bytes]:
+    """The machine's controller."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "jupyter_affinode.node", "--system", "--settle=0.2", "--ledger=none"]
+    )
+
+
+def main() -> None:
+    """The story."""
+    kernels = {name: start_kernel(name) for name in ("parked", "resident")}
+    both = {"parked": "resident", "resident": "resident"}
+    wait_for("the user's controller knows both", lambda: residencies(OWN) == both)
+    ask(OWN, "POST", "/kernels/parked/park")
+    before = {"parked": "parked", "resident": "resident"}
+    assert residencies(OWN) == before, residencies(OWN)
+    users = ask(OWN, "GET", "/node")["controller"]["pid"]
+    locks = list(Path("/tmp").glob(f"affinode-{os.getuid()}/serves-*.lock"))
+    machines = start_machines()
+    wait_for("the user's controller ends", lambda: not OWN.exists())
+    wait_for("the machine's knows both as they were", lambda: residencies(MACHINES) == before)
+    assert ask(MACHINES, "GET", "/node")["controller"]["pid"] == machines.pid != users
+    ours = {path.name for path in MACHINES.parent.glob("serves-*.lock")}
+    assert ours, "the machine's controller holds no GPU"
+    assert ours <= {path.name for path in locks}, "it serves the user's GPU"
+    assert contents(kernels["parked"]) == "same"
+    wait_for("it was brought back", lambda: residencies(MACHINES)["parked"] == "resident")
+    ask(MACHINES, "POST", "/kernels/resident/park")
+    machines.send_signal(signal.SIGKILL)
+    machines.wait()
+    machines = start_machines()
+    wait_for("it is back", lambda: residencies(MACHINES) == {"parked": "resident", "resident": "parked"})
+    refused = subprocess.run(
+        [sys.executable, "-m", "jupyter_affinode.node", "--settle=0.1", f"--socket={OWN.parent.parent}/own/node.sock"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert refused.returncode == 3 and "machine's own controller" in refused.stderr, refused
+    assert contents(kernels["resident"]) == "same"
+    for process in kernels.values():
+        process.stdin.close()
+        assert process.wait(timeout=60) == 0
+    machines.terminate()
+    machines.wait(timeout=60)
+    assert not MACHINES.exists()
+    print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main()

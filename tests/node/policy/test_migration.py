@@ -1,0 +1,258 @@
+"""Who left its GPU altogether may come back on another one: when, where, and before or after whom."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from snapshots import NEEDED, NOW, A, B, asks, busy, node, parked, parks, resident
+
+from jupyter_affinode.node.model.actions import GrantRoom, Park, Resume
+from jupyter_affinode.node.model.settings import GIB, MIB
+from jupyter_affinode.node.model.snapshot import Gpu, Reservation, Residency, RoomRequest
+from jupyter_affinode.node.policy.decide import decide
+from jupyter_affinode.node.policy.queue import waiters
+from jupyter_affinode.node.policy.wait_estimates import outlooks
+
+C = "GPU-c"
+MARGIN = NEEDED.margin_bytes
+LOW = int(NEEDED.low_watermark * 16 * GIB)
+
+
+def deep(name, size=4 * GIB, *, waits=5, to=(B,), gpu=A, **fields):
+    """A kernel that took its context along, and waits."""
+    return parked(name, size, waits=waits, gpu=gpu, context_bytes={gpu: GIB}, elsewhere=to, **fields)
+
+
+def gpus(**free):
+    """Their free GiB, by letter."""
+    return {
+        uuid: Gpu(uuid, int(free[letter] * GIB), 16 * GIB, NOW - 0.01)
+        for letter, uuid in (("a", A), ("b", B), ("c", C))
+        if letter in free
+    }
+
+
+def decided(*kernels, policy=NEEDED, **machine):
+    return decide(NOW, node(*kernels, **machine), policy)
+
+
+def test_with_room_at_home_it_comes_back_there():
+    (action,) = decided(deep("k"), gpus=gpus(a=8, b=16))
+    assert action == Resume("k", {A: 5 * GIB}, action.reason)
+
+
+def test_where_its_own_gpu_is_full_it_comes_back_on_another_with_all_it_needs_reserved_there():
+    (action,) = decided(deep("k"), busy("busy"), gpus=gpus(a=1, b=16))
+    assert action == Resume("k", {B: 5 * GIB}, "it waited 5 s, and its own GPU is full", gpu=B)
+
+
+def test_who_may_not_waits_at_home():
+    assert decided(deep("k", to=()), busy("busy"), gpus=gpus(a=1, b=16)) == []
+
+
+def test_nobody_comes_from_elsewhere_to_make_a_gpu_run_low():
+    enough = 5 * GIB + MARGIN + LOW
+    full = gpus(a=1)
+    assert decided(deep("k"), busy("x"), gpus={**full, B: Gpu(B, enough - 1, 16 * GIB, NOW)}) == []
+    (action,) = decided(deep("k"), busy("x"), gpus={**full, B: Gpu(B, enough, 16 * GIB, NOW)})
+    assert action.gpu == B
+
+
+def test_what_is_reserved_there_is_not_given_twice():
+    promised = (Reservation("other", B, 11 * GIB),)
+    assert decided(deep("k"), busy("x"), gpus=gpus(a=1, b=16), reservations=promised) == []
+    both = decided(deep("k"), deep("l", 10 * GIB, waits=4), busy("x"), gpus=gpus(a=1, b=16))
+    assert [action.kernel_id for action in both] == ["k"]
+
+
+def test_of_several_the_one_with_most_room():
+    (action,) = decided(deep("k", to=(B, C)), busy("x"), gpus=gpus(a=1, b=8, c=9))
+    assert action.gpu == C
+
+
+def test_who_waits_there_already_goes_first():
+    def crowd(native_waits):
+        native = asks(busy("native", GIB, gpu=B), 10 * GIB, waits=native_waits, gpu=B)
+        return [deep("k"), native, busy("x"), busy("y", 7 * GIB, gpu=B)]
+
+    assert decided(*crowd(9), gpus=gpus(a=1, b=8)) == []
+    (action,) = decided(*crowd(1), gpus=gpus(a=1, b=8))
+    assert action.gpu == B
+
+
+def test_who_waits_for_their_own_gpu_is_not_held_up_by_somebody_from_elsewhere_for_whom_there_is_no_room():
+    native = asks(busy("native", 2 * GIB, gpu=B), 2 * GIB, waits=1, gpu=B)
+    (action,) = decided(deep("k", 8 * GIB), native, busy("x"), gpus=gpus(a=1, b=4))
+    assert isinstance(action, GrantRoom)
+
+
+def test_of_those_from_elsewhere_none_passes_another():
+    large, small = deep("large", 12 * GIB, waits=9), deep("small", GIB, waits=1)
+    assert decided(large, small, busy("x", gpu=B), busy("y"), gpus=gpus(a=0, b=8)) == []
+    (action,) = decided(small, busy("x", gpu=B), busy("y"), gpus=gpus(a=0, b=8))
+    assert action.gpu == B
+
+
+def test_backfill_leaves_somebody_from_elsewhere_what_it_needs_above_the_low_watermark():
+    going = replace(resident("going", 5 * GIB, gpu=B), residency=Residency.PARKING, is_moving=True)
+    native = asks(busy("native", GIB, gpu=B), GIB, waits=1, gpu=B)
+
+    def granted(policy):
+        return decided(deep("k"), busy("x"), going, native, policy=policy, gpus=gpus(a=0, b=1.5))
+
+    assert isinstance(granted(NEEDED.changed(backfill=True, low_watermark=0.0))[0], GrantRoom)
+    assert granted(NEEDED.changed(backfill=True)) == []
+
+
+def test_backfill_beside_somebody_who_waits_at_home_for_an_allocation_on_the_other_gpu_too():
+    request = RoomRequest((1, 1), B, 9 * GIB, NOW - 5)
+    native = asks(busy("native", GIB, gpu=B), GIB, waits=1, gpu=B)
+    fill = NEEDED.changed(backfill=True)
+    crowd = [replace(deep("k"), rooms=(request,)), busy("x"), busy("y", 9 * GIB, gpu=B), native]
+    (action,) = decided(*crowd, policy=fill, gpus=gpus(a=1, b=6))
+    assert isinstance(action, GrantRoom) and action.kernel_id == "native"
+
+
+def test_who_could_never_come_back_on_a_gpu_closes_it_to_nobody():
+    large, small = deep("large", 16 * GIB, waits=9), deep("small", GIB, waits=1)
+    (action,) = decided(large, small, busy("x"), gpus=gpus(a=0, b=8))
+    assert (action.kernel_id, action.gpu) == ("small", B)
+
+
+def test_where_everybody_at_home_is_busy_the_idle_elsewhere_yield_once():
+    idle = resident("idle", 6 * GIB, gpu=B)
+    (action,) = decided(deep("k"), busy("x"), idle, gpus=gpus(a=1, b=1))
+    assert isinstance(action, Park) and (action.kernel_id, action.for_kernel) == ("idle", "k")
+    going = replace(idle, residency=Residency.PARKING, is_moving=True)
+    other = resident("other", 6 * GIB, gpu=B)
+    assert decided(deep("k"), busy("x"), going, other, gpus=gpus(a=1, b=1)) == [], "its room is on its way"
+    native = asks(busy("native", GIB, gpu=B), GIB // 2, waits=1, gpu=B)
+    assert decided(deep("k"), busy("x"), going, native, gpus=gpus(a=1, b=1)) == [], "and nobody else's"
+
+
+def test_who_yields_is_chosen_by_what_it_costs():
+    here, there = resident("here", 6 * GIB), resident("there", 12 * GIB, gpu=B)
+    assert parks(decided(deep("k"), here, there, gpus=gpus(a=1, b=1))) == ["here"]
+    here, there = resident("here", 12 * GIB), resident("there", 6 * GIB, gpu=B)
+    assert parks(decided(deep("k"), here, there, gpus=gpus(a=1, b=1))) == ["there"]
+    there = resident("there", 12 * GIB, gpu=B)
+    assert parks(decided(deep("k"), here, there, gpus=gpus(a=1, b=1))) == ["here"], "home, where it is equal"
+    there = resident("there", 6 * GIB, idle=20, gpu=B)
+    assert parks(decided(deep("k"), here, there, gpus=gpus(a=1, b=1))) == ["here"], (
+        "who thinks will be back soon"
+    )
+
+
+def test_with_room_on_its_way_at_home_nobody_yields_elsewhere():
+    going = replace(resident("going", 8 * GIB), residency=Residency.PARKING, is_moving=True)
+    idle = resident("idle", GIB * 6, gpu=B)
+    assert decided(deep("k"), going, idle, gpus=gpus(a=0, b=1)) == []
+
+
+def test_who_is_second_at_home_may_be_first_elsewhere():
+    first, second = deep("first", 4 * GIB, waits=9, to=()), deep("second", 4 * GIB, waits=1)
+    (action,) = decided(first, second, busy("x"), gpus=gpus(a=1, b=16))
+    assert (action.kernel_id, action.gpu) == ("second", B)
+
+
+def test_who_can_never_come_back_at_home_goes_where_it_can():
+    """Programs that nobody can move have taken its own GPU."""
+    (action,) = decided(deep("k", 10 * GIB), gpus=gpus(a=2, b=16))
+    assert action.gpu == B
+
+
+def test_a_limit_of_its_user_is_no_reason_to_go_elsewhere():
+    policy = NEEDED.changed(user_limits="ann=6GiB")
+    mine = resident("mine", 4 * GIB, user="ann", gpu=B)
+    actions = decided(deep("k", user="ann"), mine, busy("x"), policy=policy, gpus=gpus(a=1, b=10))
+    assert parks(actions) == ["mine"] and len(actions) == 1
+
+
+def test_what_it_waits_for_in_an_allocation_is_asked_for_at_home():
+    assert decided(asks(deep("k"), GIB, waits=5), busy("x"), gpus=gpus(a=1, b=16)) == []
+
+
+def test_after_a_failure_at_home_it_is_not_tried_elsewhere_at_once():
+    assert decided(deep("k", resume_retry_at=NOW + 1), busy("x"), gpus=gpus(a=1, b=16)) == []
+
+
+def test_the_estimate_is_that_of_the_gpu_that_is_free_first():
+    soon = resident("soon", 6 * GIB, idle=10, gpu=B)  # it yields after 15 s, or when "k" has waited for 5
+    crowd = node(deep("k", waits=0), busy("x"), soon, gpus=gpus(a=1, b=1))
+    estimate = outlooks(NOW, crowd, NEEDED)["k"].estimate_s
+    assert estimate is not None and estimate >= 5
+    alone = node(deep("k", to=()), busy("x"), soon, gpus=gpus(a=1, b=1))
+    assert outlooks(NOW, alone, NEEDED)["k"].estimate_s is None
+
+
+# ---- whatever the queue
+
+SIZE = st.integers(1, 12).map(lambda number: number * GIB)
+GPU = st.sampled_from([A, B, C])
+
+
+@st.composite
+def crowds(draw):
+    """Three GPUs, kernels on them, and a queue in which some may go elsewhere."""
+    kernels, free = [], dict.fromkeys((A, B, C), 16 * GIB)
+    for number in range(draw(st.integers(0, 5))):
+        uuid, size = draw(GPU), draw(SIZE)
+        if size <= free[uuid]:
+            free[uuid] -= size
+            idle = draw(st.sampled_from([0, 1000]))
+            on = resident(f"on-{number}", size, idle=idle, gpu=uuid, calls_in_flight=int(not idle))
+            kernels.append(on)
+    for number in range(draw(st.integers(1, 6))):
+        uuid, waits = draw(GPU), draw(st.integers(1, 300))
+        others = tuple(each for each in (A, B, C) if each != uuid and draw(st.booleans()))
+        priority = draw(st.integers(-1, 1))
+        kernels.append(deep(f"off-{number}", draw(SIZE), waits=waits, to=others, gpu=uuid, priority=priority))
+    reserved = ()
+    if draw(st.booleans()):
+        uuid = draw(GPU)
+        reserved = (Reservation("gone", uuid, draw(st.integers(0, free[uuid] // MIB)) * MIB),)
+    measured = {uuid: Gpu(uuid, size, 16 * GIB, NOW - 0.01) for uuid, size in free.items()}
+    return node(*kernels, gpus=measured, reservations=reserved)
+
+
+@given(crowds(), st.sampled_from(["wait", "time_slice"]), st.booleans())
+@settings(deadline=None, max_examples=100)
+def test_no_gpu_is_given_twice_and_nobody_is_passed_in_its_own_line(crowd, when_full, backfill):
+    policy = NEEDED.changed(when_full=when_full, backfill=backfill)
+    actions = decide(NOW, crowd, policy)
+    assert len({action.kernel_id for action in actions}) == len(actions)
+    room = {uuid: gpu.free_bytes for uuid, gpu in crowd.gpus.items()}
+    for reservation in crowd.reservations:
+        room[reservation.gpu] -= reservation.bytes
+    resumed = {action.kernel_id: action for action in actions if isinstance(action, Resume)}
+    for action in resumed.values():
+        ((uuid, size),) = [entry for entry in action.reserved_bytes.items() if entry[1]]
+        room[uuid] -= size
+        kernel = next(each for each in crowd.kernels if each.id == action.kernel_id)
+        assert size == sum(kernel.resume_bytes.values())
+        assert action.gpu in (None, *kernel.elsewhere) and uuid == (action.gpu or uuid)
+        assert (action.gpu is None) == bool(kernel.parked_bytes.get(uuid))
+    assert min(room.values()) >= 0, "over-committed"
+    if backfill:
+        return
+    passed = {}  # by GPU: who waits for it there and was not served
+    for waiter in waiters(crowd, policy):
+        (home,) = waiter.needs
+        action = resumed.get(waiter.kernel.id)
+        if action is None:
+            is_possible = waiter.needs[home] <= 16 * GIB - sum(
+                reservation.bytes for reservation in crowd.reservations if reservation.gpu == home
+            )
+            if is_possible:
+                passed.setdefault(home, waiter.kernel.id)
+        elif action.gpu is not None:
+            assert action.gpu not in passed, f"{waiter.kernel.id} passed {passed[action.gpu]}"
+
+
+@pytest.mark.parametrize("gpu", [A, B])
+def test_a_kernel_at_context_depth_is_not_brought_back_before_it_is_used(gpu):
+    kernel = replace(deep("k"), residency=Residency.PARKED, wants_since=None, expected_until=NOW + 60)
+    assert decided(kernel, gpus={**gpus(a=1, b=1), gpu: Gpu(gpu, 16 * GIB, 16 * GIB, NOW)}) == []

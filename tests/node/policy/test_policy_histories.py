@@ -1,0 +1,246 @@
+"""What holds in every history of a shared machine; the virtual clock makes hours of it a moment.
+
+AFFINODE_HISTORIES=5000 tries that many of each kind instead of a few: `AFFINODE_HISTORIES=5000 pytest
+tests/node/policy/test_policy_histories.py`. Each failure prints the history that breaks it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from shared_machine import MOVE_S, STEP_S, Notebook, SharedMachine, parked
+
+from jupyter_affinode.node.model.actions import EndKernel, GrantRoom, Park
+from jupyter_affinode.node.model.settings import MIB, Settings
+from jupyter_affinode.node.model.snapshot import Residency
+from jupyter_affinode.node.policy.queue import overtaking_s
+
+HISTORIES = int(os.environ.get("AFFINODE_HISTORIES", "25"))
+TOTAL = 100 * MIB
+BASE = Settings(
+    idle_timeout_s=3.0,
+    cell_idle_timeout_s=5.0,
+    queue_cell_idle_timeout_s=4.0,
+    min_footprint_bytes=MIB,
+    margin_bytes=MIB,
+    low_watermark=0.0,
+    high_watermark=0.0,
+    host_reserve_bytes=0,
+    quantum_s=5.0,
+    end_after_s=10.0,
+    ageing_s=4.0,
+)
+SECONDS = st.integers(0, 24).map(lambda each: each / 2)
+CELLS = st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=4)
+FEW = settings(
+    max_examples=HISTORIES,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.generate],  # a story that was made smaller is another story
+    print_blob=True,
+)
+
+
+@st.composite
+def notebooks(draw, *, groups=True, least=1, most=8):
+    """Kernels that each fit alone (with the margin), on one of two GPUs; some on both."""
+    made = []
+    for number in range(draw(st.integers(least, most))):
+        size = draw(st.integers(2, 99)) * MIB
+        uuids = draw(st.sampled_from([["A"], ["A"], ["B"], ["A", "B"]] if groups else [["A"]]))
+        notebook = Notebook(
+            f"k{number}",
+            dict.fromkeys(uuids, size),
+            draw(CELLS),
+            user=draw(st.sampled_from(["ann", "bob"])),
+            priority=draw(st.sampled_from([0, 0, 1, -1, 5, -5])),
+            one_long_call=draw(st.booleans()),
+        )
+        made.append(parked(notebook) if len(uuids) > 1 or draw(st.booleans()) else notebook)
+    return made
+
+
+def machine_of(made, policy, seed=None):
+    """A machine with these people; `seed`: with holds, wishes, refusals and deaths."""
+    return SharedMachine(
+        {"A": TOTAL, "B": TOTAL}, made, policy, None if seed is None else random.Random(seed)
+    )
+
+
+def longest(made, policy):
+    """A generous bound on a whole history: everything one after the other, each turn with all its waiting."""
+    work = sum(pause + compute for notebook in made for pause, compute in notebook.cells)
+    turns = sum(2 + len(notebook.cells) for notebook in made)
+    slices = sum(compute for notebook in made for _, compute in notebook.cells) / policy.quantum_s
+    overhead = 2 * MOVE_S + policy.idle_timeout_s + policy.cell_idle_timeout_s + 4 * STEP_S
+    return work + (turns + slices) * (len(made) + 1) * overhead + policy.end_after_s + 100
+
+
+def run(machine, *, more_s=0.0):
+    """To the end; AssertionError if somebody has not had all their cells in time."""
+    end = machine.now + longest(machine.notebooks, machine.settings) + more_s
+    while not machine.is_done:
+        machine.step()
+        assert machine.now < end, [(each.id, each.residency, each.at) for each in machine.notebooks]
+    return machine
+
+
+POLICIES = st.sampled_from(
+    [
+        BASE,
+        BASE.changed(park_when="idle"),
+        BASE.changed(ageing_s=0.0),
+        BASE.changed(backfill=True),
+        BASE.changed(when_full="time_slice"),
+        BASE.changed(when_full="time_slice", backfill=True),
+    ]
+)
+
+
+@given(notebooks(), POLICIES)
+@FEW
+def test_everybody_gets_the_gpu_in_the_end_and_nobody_out_of_memory(made, policy):
+    machine = run(machine_of(made, policy))
+    assert not any(notebook.denied for notebook in made)
+    assert not any(isinstance(action, EndKernel) for _, action in machine.actions)
+
+
+@given(notebooks(), POLICIES | st.just(BASE.changed(when_full="terminate_newest")), st.integers(0, 1 << 32))
+@FEW
+def test_holds_wishes_refusals_deaths_and_jumping_clocks_break_nothing(made, policy, seed):
+    run(machine_of(made, policy, seed), more_s=4000.0)
+
+
+@given(notebooks(), st.integers(99, 200), st.integers(0, 1 << 32), st.sampled_from(["wait", "time_slice"]))
+@FEW
+def test_limits_of_users_are_kept_and_everybody_gets_the_gpu_in_the_end(made, limit, seed, when_full):
+    policy = BASE.changed(user_limits=f"*={2 * limit * MIB}", when_full=when_full)
+    for notebook in made:
+        assert sum(notebook.sizes.values()) <= 2 * limit * MIB
+    run(machine_of(made, policy, seed), more_s=4000.0)
+
+
+@given(notebooks(groups=False, least=2), st.sampled_from([0.0, 2.0, 4.0]), st.booleans())
+@FEW
+def test_with_time_slices_nobody_waits_longer_than_the_bound(made, ageing_s, backfill):
+    """While others may overtake, and then a quantum and two moves for each that is still before it.
+
+    Each waiter needs at most everybody else to go, one after the other, each after its quantum.
+    """
+    policy = BASE.changed(when_full="time_slice", ageing_s=ageing_s, backfill=backfill)
+    machine = run(machine_of(made, policy))
+    turn_s = policy.quantum_s + 2 * MOVE_S + 4 * STEP_S
+    bound = overtaking_s(policy) + (2 * len(made) + 1) * turn_s
+    assert max(machine.waits.values(), default=0.0) <= bound
+
+
+@given(notebooks(groups=False, least=3), st.sampled_from([2.0, 4.0]))
+@FEW
+def test_who_comes_much_later_is_never_served_before(made, ageing_s):
+    """What `_check_order` looks for at each step, here over the whole history and by moments alone."""
+    policy = BASE.changed(ageing_s=ageing_s)
+    machine = run(machine_of(made, policy))
+    for place, (_, first) in enumerate(machine.served):
+        for _, later in machine.served[place + 1 :]:
+            if later.needs.keys() & first.needs.keys():
+                assert first.since - later.since <= overtaking_s(policy)
+
+
+def rivals(most=8, **fields):
+    """One user's many kernels and another's one, each as large as the GPU, that compute again and again."""
+    made = [
+        Notebook(f"ann-{number}", {"A": 80 * MIB}, [(6.0, 4.0)] * 12, payer="ann") for number in range(most)
+    ]
+    return [*made, Notebook("bob-0", {"A": 80 * MIB}, [(2.0, 2.0)] * 12, payer="bob", **fields)]
+
+
+def test_a_user_with_many_kernels_keeps_another_with_one_waiting_for_one_turn():
+    """Of compute, idle time and two moves: not for the turns of all eight."""
+    machine = machine_of(rivals(), BASE)
+    while machine.notebooks[-1].at < 12:
+        machine.step()
+    turn_s = 4.0 + BASE.idle_timeout_s + 2 * MOVE_S + 4 * STEP_S
+    assert machine.waits["bob-0"] <= 2 * turn_s
+    run(machine)
+
+
+def test_on_a_controller_of_ones_own_the_order_is_first_come_first_served():
+    made = rivals()
+    for notebook in made:
+        notebook.payer = ""
+    machine = run(machine_of(made, BASE))
+    for place, (_, first) in enumerate(machine.served):
+        assert all(first.since <= later.since for _, later in machine.served[place + 1 :])
+
+
+@given(notebooks(), POLICIES, st.data(), st.none() | st.integers(0, 1 << 32))
+@FEW
+def test_users_take_turns_and_everybody_gets_the_gpu_in_the_end(made, policy, data, seed):
+    """`_check_turns` looks at each step for the bound on being passed by."""
+    for notebook in made:
+        notebook.payer = data.draw(st.sampled_from(["ann", "bob", "eve"]))
+    run(machine_of(made, policy, seed), more_s=4000.0)
+
+
+@given(notebooks(groups=False, least=2), st.integers(0, 1 << 32))
+@FEW
+def test_a_preempted_kernel_goes_on_where_it_was(made, seed):
+    """Every cell computes as long as it should, in however many turns."""
+    machine = run(machine_of(made, BASE.changed(when_full="time_slice"), seed), more_s=4000.0)
+    for notebook in made:
+        if not notebook.is_over:
+            assert notebook.at == len(notebook.cells) and notebook.computes_s <= 0
+    sliced = [action for _, action in machine.actions if isinstance(action, Park) and action.preempts]
+    assert all(action.for_kernel is not None for action in sliced)
+
+
+def test_two_long_cells_take_turns_with_time_slices_and_one_waits_for_the_other_without():
+    def both():
+        return [Notebook(f"k{number}", {"A": 80 * MIB}, [(0.0, 60.0)]) for number in range(2)]
+
+    sliced = run(machine_of(both(), BASE.changed(when_full="time_slice")))
+    turns = [action.kernel_id for _, action in sliced.actions if isinstance(action, Park)]
+    assert turns[:4] == ["k0", "k1", "k0", "k1"]
+    waited = run(machine_of(both(), BASE))
+    assert len([action for _, action in waited.actions if isinstance(action, Park)]) == 1
+    assert max(waited.waits.values(), default=0) == 0  # it waited for its first allocation
+    (granted,) = [moment for moment, action in waited.actions if isinstance(action, GrantRoom)]
+    assert granted >= 1060
+
+
+def test_nobody_is_preempted_for_nobody():
+    alone = run(
+        machine_of([Notebook("k", {"A": 80 * MIB}, [(0.0, 60.0)])], BASE.changed(when_full="time_slice"))
+    )
+    assert alone.actions == []
+
+
+def test_the_newest_is_ended_for_an_older_and_never_the_other_way_round():
+    policy = BASE.changed(when_full="terminate_newest")
+    old = parked(Notebook("old", {"A": 80 * MIB}, [(5.0, 10.0)]))
+    young = Notebook("young", {"A": 80 * MIB}, [(0.0, 500.0)])
+    machine = run(machine_of([old, young], policy))
+    (ended,) = [action for _, action in machine.actions if isinstance(action, EndKernel)]
+    assert (ended.kernel_id, ended.for_kernel) == ("young", "old")
+    old = Notebook("old", {"A": 80 * MIB}, [(0.0, 100.0)])
+    young = parked(Notebook("young", {"A": 80 * MIB}, [(5.0, 10.0)]))
+    machine = run(machine_of([old, young], policy))
+    assert not any(isinstance(action, EndKernel) for _, action in machine.actions)
+    assert machine.waits["young"] > 90
+
+
+@pytest.mark.parametrize("when_full", ["wait", "time_slice", "terminate_newest"])
+def test_who_holds_is_left_alone_whatever_is_done_when_the_gpu_is_full(when_full):
+    policy = BASE.changed(when_full=when_full)
+    waits = parked(Notebook("waits", {"A": 80 * MIB}, [(0.0, 5.0)]))
+    holds = Notebook(
+        "holds", {"A": 80 * MIB}, [(0.0, 100.0)], held_until=1050.0, residency=Residency.RESIDENT
+    )
+    machine = machine_of([waits, holds], policy)
+    while machine.now < 1050:
+        machine.step()
+    assert not machine.actions

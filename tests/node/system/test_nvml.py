@@ -1,0 +1,276 @@
+"""NVML: its figures decide, it never blocks, and there is a life without it. Also on the simulated one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import fake_shim
+import pynvml
+import pytest
+from fake_nvml import UUID, FakeNvml
+from fake_shim import MIB, PARK, PARKED, RESIDENT, RESUME, ROOM_ANSWER
+
+from jupyter_affinode.node import controller
+from jupyter_affinode.node.system import nvml as nvml_module
+from jupyter_affinode.node.system.nvml import NvmlMissing, NvmlReader, NvmlSample
+
+
+@pytest.fixture
+def nvml():
+    made = FakeNvml(free=500)
+    yield made
+    made.gate.set()
+
+
+def test_the_gpu_is_described_with_what_is_not_ours(node, shim, nvml, wait_until):
+    machine = node(nvml=nvml)
+    shim("k", resident=300 * MIB)
+    wait_until(lambda: (machine.node()["gpus"] or [{}])[0].get("managed_bytes"))
+    described = machine.node()
+    assert described["nvml"] is True
+    assert described["driver_version"] == "580.1"
+    assert described["gpus"] == [
+        {
+            "uuid": UUID,
+            "index": 0,
+            "name": "A GPU",
+            "mig": False,
+            "total_bytes": 1000 * MIB,
+            "used_bytes": 500 * MIB,
+            "free_bytes": 500 * MIB,
+            "managed_bytes": 300 * MIB,
+            "context_bytes": None,
+            "unmanaged_bytes": 200 * MIB,
+            "unmanaged": None,
+            "speed": None,
+            "utilization_percent": 37,
+        }
+    ]
+
+
+def test_without_nvml_that_is_said_and_the_shims_figures_are_used(node, shim, wait_until):
+    machine = node()
+    shim("k", resident=300 * MIB)
+    wait_until(lambda: machine.node()["gpus"])
+    described = machine.node()
+    assert described["nvml"] is False
+    assert described["gpus"][0]["total_bytes"] is None
+    assert described["gpus"][0]["used_bytes"] == 300 * MIB
+    assert "no NVML (no NVML in this test)" in machine.controller_log()
+
+
+def test_a_resume_waits_for_room_that_nvml_sees(node, shim, nvml, wait_until):
+    machine = node(nvml=nvml)
+    nvml.free = 100
+    kernel = shim("k", parked=300 * MIB)
+    shim("busy", resident=600 * MIB)
+    wait_until(lambda: "busy" in machine.kernels())
+    kernel.touch()
+    wait_until(lambda: machine.node()["queue"] == ["k"])
+    assert kernel.heard.of(RESUME) == []
+    nvml.free = 400
+    wait_until(lambda: kernel.state == RESIDENT, timeout=5)
+
+
+def test_room_that_was_given_is_not_given_again_before_nvml_shows_it(node, shim, nvml, wait_until):
+    """Two resumes of 300 MiB into 500 MiB: the second must wait although NVML still says 500."""
+    machine = node(nvml=nvml)
+    kernels = [shim(f"k{number}", parked=300 * MIB) for number in range(2)]
+    wait_until(lambda: len(machine.kernels()) == 2)
+    nvml.free = 500
+    kernels[0].on_command = lambda command: None  # it takes its time
+    kernels[0].touch()
+    wait_until(lambda: kernels[0].heard.of(RESUME))
+    kernels[1].touch()
+    wait_until(lambda: machine.node()["queue"] == ["k0", "k1"] or machine.node()["queue"] == ["k1"])
+    beats = kernels[1].heard.heartbeats
+    wait_until(lambda: kernels[1].heard.heartbeats > beats + 1)
+    assert kernels[1].heard.of(RESUME) == []
+
+
+def test_a_low_gpu_is_relieved_without_anyone_waiting(node, shim, nvml, wait_until):
+    node(nvml=nvml, idle_timeout_s=0.2)
+    kernel = shim("k", resident=300 * MIB)
+    wait_until(lambda: kernel.heard.welcome)
+    assert kernel.heard.of(PARK) == []
+    nvml.free = 40
+    wait_until(lambda: kernel.state == PARKED, timeout=5)
+    assert kernel.heard.of(PARK)[0].reason == "GPU memory is low"
+
+
+def test_an_allocation_that_can_never_fit_is_denied_soon(node, shim, nvml, wait_until):
+    node(nvml=nvml)
+    nvml.free = 100
+    shim("other", resident=300 * MIB)
+    asker = shim("asker", resident=300 * MIB)
+    asker.allocate(600 * MIB, number=1)
+    wait_until(lambda: asker.heard.of(ROOM_ANSWER), timeout=4)
+    assert asker.heard.of(ROOM_ANSWER)[0].argument == 0
+    assert "cannot become free" in asker.heard.of(ROOM_ANSWER)[0].reason
+
+
+def test_a_driver_that_hangs_stops_nothing_else(node, shim, nvml, wait_until, monkeypatch):
+    monkeypatch.setattr(controller, "NVML_HANGS_AFTER_S", 1.5)
+    machine = node(nvml=nvml)
+    shim("k", resident=300 * MIB)
+    wait_until(lambda: "k" in machine.kernels() and machine.node()["nvml"])
+    nvml.gate.clear()
+    for _ in range(3):
+        assert machine.ask("POST", "/kernels/k/park", {})[0] == 200
+        began = fake_shim.time.monotonic()
+        assert machine.ask("GET", "/node")[0] == 200
+        assert fake_shim.time.monotonic() - began < 1
+        assert machine.ask("POST", "/kernels/k/resume", {})[0] == 200
+    assert machine.node()["nvml"] is False
+    nvml.gate.set()
+    wait_until(lambda: machine.node()["nvml"], message="it is believed again when it answers")
+
+
+def test_nvml_that_breaks_later_is_noticed(node, shim, nvml, wait_until):
+    machine = node(nvml=nvml)
+    shim("k", resident=300 * MIB)
+    wait_until(lambda: machine.node()["nvml"])
+    nvml.broken = True
+    wait_until(lambda: not machine.node()["nvml"], timeout=5)
+    assert "Driver Not Loaded" in machine.controller_log()
+
+
+def test_an_error_that_nobody_foresaw_does_not_end_the_looks(monkeypatch):
+    monkeypatch.setattr(nvml_module, "RETRY_S", 0.0)
+    answers = [ValueError("a figure that is no number"), NvmlSample(0.0, "1", ())]
+    taken = []
+
+    def read():
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def body():
+        reader = NvmlReader(taken.append, logging.getLogger("test"), read)
+        for number in (1, 2):
+            reader.look()
+            deadline = time.monotonic() + 20
+            while len(taken) < number:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.01)
+        reader.close()
+
+    asyncio.run(body())
+    assert taken == [None, NvmlSample(0.0, "1", ())]
+
+
+class Pynvml:
+    """Three GPUs; `errors` by number."""
+
+    def __init__(self, errors):
+        self.errors = errors
+
+    def __getattr__(self, name):
+        return getattr(pynvml, name)
+
+    def nvmlInit(self):
+        """It is there."""
+
+    nvmlShutdown = nvmlInit
+
+    def nvmlSystemGetDriverVersion(self):
+        return "580.1"
+
+    def nvmlDeviceGetCount(self):
+        return 3
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        if index in self.errors:
+            raise pynvml.NVMLError(self.errors[index])
+        return index
+
+    def nvmlDeviceGetUUID(self, handle):
+        return f"GPU-{handle}"
+
+    def nvmlDeviceGetName(self, handle):
+        return "A GPU"
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        return SimpleNamespace(total=10, used=4, free=6)
+
+    def _none(self, *_):
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    nvmlDeviceGetMigMode = nvmlDeviceGetProcessUtilization = nvmlDeviceGetUtilizationRates = _none
+    nvmlDeviceGetComputeRunningProcesses = nvmlDeviceGetGraphicsRunningProcesses = _none
+
+
+LOST, UNKNOWN = pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("errors", "seen", "dead"),
+    [
+        ({}, ["GPU-0", "GPU-1", "GPU-2"], ()),
+        ({1: LOST}, ["GPU-0", "GPU-2"], (1,)),
+        ({0: UNKNOWN, 2: pynvml.NVML_ERROR_RESET_REQUIRED}, ["GPU-1"], (0, 2)),
+        ({0: LOST, 1: LOST, 2: LOST}, None, None),
+        ({1: pynvml.NVML_ERROR_TIMEOUT}, None, None),
+    ],
+)
+def test_a_gpu_that_is_lost_takes_the_others_figures_from_nobody(monkeypatch, errors, seen, dead):
+    monkeypatch.setattr(nvml_module, "pynvml", Pynvml(errors))
+    reader = nvml_module.Nvml()
+    if seen is None:
+        with pytest.raises(NvmlMissing):
+            reader.read()
+    else:
+        sample = reader.read()
+        assert ([gpu.uuid for gpu in sample.gpus], sample.dead) == (seen, dead)
+
+
+def test_a_gpu_that_is_lost_is_named_once(nvml, caplog):
+    with caplog.at_level(logging.INFO):
+        asyncio.run(_look_at([(), (1,), (1,), ()]))
+    told = [record.message for record in caplog.records if "answer NVML" in record.message]
+    assert len(told) == 2 and told[0].startswith("GPU 1 does not answer")
+
+
+async def _look_at(looks):
+    reader = NvmlReader(lambda sample: None, logging.getLogger("test"), lambda: None)
+    for dead in looks:
+        reader._looked(NvmlSample(time.monotonic(), "580.1", (), dead))
+    reader.close()
+
+
+def test_a_controller_leaves_a_gpu_that_another_serves(gpu_machine, wait_until):
+    """Another socket, the same (simulated) GPU."""
+    first = gpu_machine.start_controller()
+    wait_until(lambda: gpu_machine.node()["nvml"])
+    second = gpu_machine.start(
+        sys.executable,
+        "-m",
+        "jupyter_affinode.node",
+        f"--socket={gpu_machine.folder / 'second' / 'node.sock'}",
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert second.wait(timeout=20) == 3
+    said = second.stderr.read()
+    second.stderr.close()
+    assert f"process {first.pid}" in said
+    assert "must not share a GPU" in said
+    assert gpu_machine.controller_pid() == first.pid
+
+
+def test_the_simulated_gpu_is_read_by_pynvml_and_called_simulated(gpu_machine, wait_until):
+    gpu_machine.simulate(memory="768MiB", gpus=2)
+    gpu_machine.start_controller()
+    wait_until(lambda: len(gpu_machine.node()["gpus"]) == 2)
+    described = gpu_machine.node()
+    assert described["simulated"] is True
+    assert described["nvml"] is True
+    assert [gpu["total_bytes"] for gpu in described["gpus"]] == [768 * MIB] * 2
+    assert all("Simulated" in gpu["name"] for gpu in described["gpus"]), json.dumps(described["gpus"])
