@@ -34,7 +34,6 @@ from .policy.decide import decide
 from .policy.queue import waiters, waits_since
 from .policy.wait_estimates import Outlook, outlooks
 from .shims import Looks, Shims
-from .state.hold_files import read_keeps
 from .state.lots import LotStock
 from .state.observer import Observers
 from .state.persistence import FILE_NAME, Remembered
@@ -62,7 +61,6 @@ EMPTY_KERNEL_LASTS_S = 10.0  # a kernel that no living server describes, after i
 UNSERVED_KERNEL_LASTS_S = 600.0  # one that has not used CUDA yet, described by a program that has ended
 SHIMS_ARE_BACK_S = 30.0  # all shims have found a new controller by then
 LINK_NAME = "link.sock"
-KEEP_FOLDER = "keep"
 
 
 class Controller:
@@ -260,8 +258,6 @@ class Controller:
             self._looked_at = now
             self._nvml.look()
             self.state.look_at_parents(now)
-            keeps = self.socket.with_name(KEEP_FOLDER)
-            self.state.keeps = read_keeps(keeps, self.state.settings.hold_max_s)
         sample = self.state.gpus.sample
         if sample is not None and now - sample.began > NVML_HANGS_AFTER_S:
             self.log.warning("NVML has not answered for %.0f s: room is estimated", now - sample.began)
@@ -397,7 +393,7 @@ class Controller:
         waiting = len(self._outlooks)
         for kernel_json in shown:
             kernel = self.state.kernels[kernel_json["id"]]
-            place, text, ends = kernel_json["place"] or 0, kernel_json["text"], kernel.hold_ends
+            place, text, ends = kernel_json["place"] or 0, kernel_json["text"], kernel.held_until
             told = (place, waiting, text if ends is None else f"held until {ends:.0f}")
             for process in kernel.connected():
                 if process.told != told and process.connection is not None:

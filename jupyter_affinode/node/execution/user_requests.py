@@ -98,8 +98,6 @@ class Wishes:
         """End a hold."""
         was_held, kernel.held_until = kernel.held_until is not None, None
         self._on_change()
-        if kernel.kept is not None:
-            return f"a file of the node controller's keeps the GPU: {kernel.kept.reason}"
         return "the GPU is no longer kept" if was_held else "the GPU was not kept"
 
     def cancel(self, kernel: KernelRecord, group: ProcessGroup | None = None) -> None:

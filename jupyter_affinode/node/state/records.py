@@ -18,7 +18,6 @@ from ..protocol.page import PageData, PageError, PageFlag, PageGpu, State
 from ..protocol.wire import Hello, HelloFlag, Reply, Status
 from ..system.mapped_page import Page
 from ..system.peers import ProcessWatch
-from .hold_files import Keep
 from .host_record import HostRecord
 
 
@@ -224,7 +223,6 @@ class KernelRecord:
     cell_since: float | None = None  # when the open cell began
     cell_id: str | None = None
     held_until: float | None = None
-    kept: Keep | None = None  # a file holds it (state/hold_files.py)
     placed: tuple[str, float] | None = None  # the GPU that it was told to use, and when
     focus_at: float | None = None
     is_cancelling: bool = False
@@ -279,13 +277,6 @@ class KernelRecord:
     def has_server(self) -> bool:
         """Whether the server that described it lives, as far as that can be seen."""
         return self.described_by is not None or self.is_heard
-
-    @property
-    def hold_ends(self) -> float | None:
-        """Until when it is held, by whoever asked for longest; None: it is not."""
-        ends = [self.held_until] if self.held_until is not None else []
-        ends += [self.kept.until] if self.kept is not None else []
-        return max(ends, default=None)
 
     @property
     def parks(self) -> int:

@@ -24,7 +24,6 @@ from ..system.process_start import started_at
 from .context_depth import context_objection, kernel_needs
 from .gpu_processes import busy, by_gpu
 from .gpus import GpuTable
-from .hold_files import EVERYBODY, Keep, file_name
 from .host_usage import look_for_more
 from .measured_bytes import look, shown_bytes
 from .migration_targets import may_be_going_to, open_gpus, read_visible
@@ -58,7 +57,6 @@ class NodeState:
         self.failed_parks = UserBackOff(60.0, 3600.0)  # whose kernels are parked last
         self.unused_room = UserBackOff(1.0, 60.0)  # whose kernels are given none for a while
         self.turns = Turns()
-        self.keeps: dict[str, Keep] = {}
         self._parents_seen_at = 0.0
         self.remembered: Remembered | None = None  # what people said while an earlier controller served
         # Where there are other people, a page is not believed how long its process has waited, but for those that
@@ -375,7 +373,6 @@ class NodeState:
             kernel.residency, kernel.residency_since = residency, now
         if kernel.held_until is not None and kernel.held_until <= now:
             kernel.held_until = None
-        kernel.kept = self.keeps.get(file_name(kernel.id)) or self.keeps.get(EVERYBODY)
 
     def _undescribed(self, seen: Kernel, now: float) -> Kernel:
         """One that no server has spoken for stays, while servers may not have found us yet: what they would say of its

@@ -115,7 +115,7 @@ def _wishes(kernel: KernelRecord, now: float) -> Fields:
         "wants_since": kernel.wants_since,
         "rooms": _rooms(kernel),
         "park_asked": kernel.park_asked if kernel.ask_again_at <= now else None,
-        "held_until": kernel.hold_ends,
+        "held_until": kernel.held_until,
         "retry_at": kernel.retry_at,
         "retry_pause_s": kernel.retry_pause_s,
         "resume_retry_at": kernel.resume_retry_at,

@@ -38,7 +38,7 @@ def kernel_json(
     place = None if outlook is None else outlook.place
     is_moving = kernel.residency in (Residency.PARKING, Residency.RESUMING)
     residency = Residency.QUEUED if place is not None and not is_moving else kernel.residency
-    held = None if kernel.hold_ends is None else max(kernel.hold_ends - now, 0.0)
+    held = None if kernel.held_until is None else max(kernel.held_until - now, 0.0)
     simulated = any(process.is_simulated for process in kernel.processes.values())
     depth = kernel_depth(kernel)
     memory = _memory_json(kernel)
@@ -68,7 +68,6 @@ def kernel_json(
         # By the cell as it is told here: by an older one it would be wrong by minutes until the next pass.
         **_idle_json(state, seen and replace(seen, cell_open=kernel.cell_open), now, waits_since),
         "held_for_s": None if held is None else round(held, 3),
-        "kept_by": kernel.kept and kernel.kept.reason,
         **_wait_json(outlook, now),
         "end_asked": end_asked,
         "gpus": [_use_json(state, gpu) for gpu in kernel.by_gpu().values()],

@@ -1,4 +1,4 @@
-"""What counts as use: NVML's word where it can be joined, files that keep a kernel, and how long is long enough."""
+"""What counts as use: NVML's word where it can be joined, and how long is long enough."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import fake_shim
 import pytest
-from fake_shim import GPU, MIB, PARK, PARKED
+from fake_shim import GPU, MIB, PARKED
 
 from jupyter_affinode.node.model.gpu import NvmlGpu
 from jupyter_affinode.node.model.settings import GIB, Settings
@@ -17,7 +17,6 @@ from jupyter_affinode.node.policy.eligibility import LEAST_PAUSE_S, eligible_at,
 from jupyter_affinode.node.protocol.page import Depth, PageGpu, State
 from jupyter_affinode.node.protocol.wire import gpu_uuid
 from jupyter_affinode.node.state import gpu_processes as neighbours
-from jupyter_affinode.node.state.hold_files import read_keeps
 from jupyter_affinode.node.system.nvml import NvmlSample
 
 UUID = gpu_uuid(GPU)
@@ -113,62 +112,6 @@ def test_somebody_who_waits_need_not_wait_for_the_whole_idle_timeout(node, shim,
     assert machine.kernel("thinker")["eligible"] is False
     waiter.allocate(800 * MIB, number=1)
     wait_until(lambda: thinker.state == PARKED)
-
-
-# ---- files that keep
-
-
-@pytest.fixture
-def folder(tmp_path):
-    made = tmp_path / "keep"
-    made.mkdir()
-    return made
-
-
-def test_a_file_keeps_its_kernel_until_the_longest_hold_is_over(folder):
-    (folder / "k").write_text("nightly training\nmore words")
-    (folder / "all").touch()
-    keeps = read_keeps(folder, 100)
-    assert set(keeps) == {"k", "all"}
-    assert keeps["k"].reason == "nightly training"
-    assert keeps["all"].reason == "a file says so"
-    assert 0 < keeps["k"].until - time.monotonic() <= 100
-    os.utime(folder / "k", (0, time.time() - 101))
-    assert set(read_keeps(folder, 100)) == {"all"}
-
-
-def test_a_files_time_in_the_future_does_not_keep_for_longer(folder):
-    (folder / "k").touch()
-    os.utime(folder / "k", (0, time.time() + 1e6))
-    assert read_keeps(folder, 100)["k"].until <= time.monotonic() + 100
-
-
-def test_what_is_no_file_of_ours_keeps_nobody(folder, tmp_path):
-    (tmp_path / "elsewhere").touch()
-    (folder / "link").symlink_to(tmp_path / "elsewhere")
-    (folder / "folder").mkdir()
-    os.mkfifo(folder / "pipe")
-    (folder / "bad").write_bytes(b"\xff\x1b[31m\0red")
-    assert set(read_keeps(folder, 100)) == {"bad"}
-    assert "\x1b" not in read_keeps(folder, 100)["bad"].reason
-    assert read_keeps(tmp_path / "missing", 100) == {}
-
-
-def test_a_kept_kernel_stays_and_goes_when_the_file_does(machine, node, shim, wait_until):
-    keep = machine.socket.parent / "keep"
-    keep.mkdir(parents=True)
-    (keep / "k").write_text("a demonstration")
-    node(park_when="idle", idle_timeout_s=0.2)
-    kernel = shim("k", resident=300 * MIB)
-    wait_until(lambda: (machine.kernel("k") or {}).get("idle_s", 0) > 0.5)
-    described = machine.kernel("k")
-    assert described["kept_by"] == "a demonstration"
-    assert 0 < described["held_for_s"] <= 86400
-    assert "kept for" in described["text"]
-    assert machine.ask("POST", "/kernels/k/release", {})[1]["held_for_s"] is not None
-    assert kernel.heard.of(PARK) == []
-    (keep / "k").unlink()
-    wait_until(lambda: kernel.state == PARKED)
 
 
 # ---- NVML's word
