@@ -1,11 +1,10 @@
 import { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
-import { Throttler } from '@lumino/polling';
 import { AffinodeError } from './api';
 import { IAffinode } from './tokens';
 
-/** A person who types announces the same again and again. */
-const TYPING_PAUSE_MS = 5000;
+/** The controller expects the use of a kernel for so long after it was announced. */
+const EXPECTED_MS = 30_000;
 
 /** Tells the controller which notebook's kernel is about to be used, so that it may come back early. */
 export const focusPlugin: JupyterFrontEndPlugin<void> = {
@@ -21,7 +20,15 @@ export const focusPlugin: JupyterFrontEndPlugin<void> = {
         }
       });
     };
-    const typing = new Throttler(announce, TYPING_PAUSE_MS);
+    /** When the use of a kernel was announced that has been parked ever since. */
+    const announced = new Map<string, number>();
+    affinode.changed.connect(() => {
+      for (const id of announced.keys()) {
+        if (affinode.kernel(id)?.residency !== 'parked') {
+          announced.delete(id);
+        }
+      }
+    });
 
     notebooks.currentChanged.connect((_, panel) => {
       const id = kernelId(panel);
@@ -30,12 +37,17 @@ export const focusPlugin: JupyterFrontEndPlugin<void> = {
       }
     });
 
-    /** Of a kernel that has its GPU memory there is nothing to announce. */
+    /** A kernel that has its GPU memory needs no announcement, one that stays parked none at each key. */
     const announceParked = (): void => {
       const id = kernelId(notebooks.currentWidget);
       const kernel = id === undefined ? undefined : affinode.kernel(id);
-      if (kernel?.own && kernel.residency === 'parked') {
-        void typing.invoke(kernel.id);
+      if (!kernel?.own || kernel.residency !== 'parked') {
+        return;
+      }
+      const last = announced.get(kernel.id);
+      if (last === undefined || performance.now() - last > EXPECTED_MS) {
+        announced.set(kernel.id, performance.now());
+        announce(kernel.id);
       }
     };
     window.addEventListener('focus', announceParked);

@@ -109,7 +109,10 @@ export class AffinodeModel implements IAffinode, IDisposable {
       this._changed.emit();
     }
     try {
-      this._take(await this._api.act(id, action, body));
+      const kernel = await this._api.act(id, action, body);
+      if (shown) {
+        this._take(kernel); // a hint's answer is from before its effect, which events may have told already
+      }
     } finally {
       if (shown) {
         this._pending.delete(id);

@@ -6,7 +6,7 @@ import re
 
 import lab_cells
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 MODEL = "jupyter-affinode", "model"
 
@@ -65,21 +65,38 @@ def test_the_chip_frees_the_gpu_and_gets_it_back_at_a_click(page):
 def test_typing_in_a_notebook_brings_its_gpu_back_and_asks_once(page):
     notebook = page.open_notebook("typing.ipynb", lab_cells.allocate(100), lab_cells.CPU)
     notebook.run_cell(0)
-    chip = notebook.chip()
+    chip, keyboard = notebook.chip(), page.page.keyboard
     expect(chip).to_have_text("GPU 100 MiB")
     hints: list[str] = []
     page.page.on("request", lambda request: "/focus" in request.url and hints.append(request.method))
-    chip.click()
-    expect(chip).to_have_text("GPU freed")
-    assert hints == []
-    notebook.activate().locator(".jp-CodeCell").nth(1).locator(".cm-content").click()
-    page.page.keyboard.type("# next")
+    held: list[Route] = []  # so that the kernel stays parked meanwhile
+    page.page.route("**/focus*", lambda route: held.append(route))
+
+    def free_and_type() -> None:
+        chip.click()
+        expect(chip).to_have_text("GPU freed")
+        notebook.activate().locator(".jp-CodeCell").nth(1).locator(".cm-content").click()
+        with page.page.expect_request("**/focus*"):
+            keyboard.type("#")
+        keyboard.type(" next")
+
+    def all_hints() -> list[str]:
+        page.page.evaluate("() => fetch('/api/status')")  # is heard of after whatever came before it
+        return hints
+
+    free_and_type()
+    assert all_hints() == ["POST"]
+    held.pop().continue_()
     expect(chip).to_have_text("GPU 100 MiB")
-    page.page.keyboard.type("!")
-    page.page.evaluate("() => fetch('/api/status')")  # is heard of after whatever came before it
-    assert hints == ["POST"]
+    keyboard.type("!")
+    assert all_hints() == ["POST"], "of a kernel that has its memory there is nothing to announce"
     kernel = page.server.machine.kernel(notebook.kernel_id())
     assert (kernel["parks"], kernel["resumes"], kernel["cell_open"]) == (1, 1, False)
+
+    free_and_type()  # parked after the announcement, it is announced anew
+    assert all_hints() == ["POST", "POST"]
+    held.pop().continue_()
+    expect(chip).to_have_text("GPU 100 MiB")
 
 
 def test_the_panel_keeps_and_releases_frees_and_brings_back(page):
