@@ -10,7 +10,7 @@ is shim/src/base/environment.h. A shim takes them as they are at its program's f
 | AFFINODE_GRANT | spawner → shim, clients | the signed text that says whose the processes are |
 | AFFINODE_GRANT_FILE | spawner → shim, clients | a file with it, read anew for each connection; goes before the other |
 | AFFINODE_KERNEL_ID | provisioner, `run` → shim, magics | the Jupyter kernel this process tree is of |
-| AFFINODE_LIBRARY | provisioner → magics | absolute path of libaffinode.so, as in LD_PRELOAD |
+| AFFINODE_LIBRARY | spawner → provisioner; provisioner → magics | absolute path of libaffinode.so, as in LD_PRELOAD |
 | AFFINODE_SERVER | provisioner → magics | "1" if a Jupyter server with our extension started the kernel |
 | AFFINODE_STARTUP_CHAIN | provisioner → startup file | the PYTHONSTARTUP that was there before ours |
 | AFFINODE_DEPTH | a person, provisioner → shim | "context": may give up the CUDA context too; else memory alone |
@@ -237,10 +237,17 @@ def library_folder() -> Path:
     return Path(__file__).resolve().parent / "lib"
 
 
-def shim_path() -> Path | None:
-    """The shim, to be preloaded into kernels; None where it was not built."""
-    path = library_folder() / SHIM_NAME
-    return path if path.is_file() else None
+def shim_path(environ: Mapping[str, str] | None = None) -> Path | None:
+    """Return the shim, to be preloaded into kernels; None where it was not built.
+
+    It is the one that a spawner brought, the version of the node's controller, or else this installation's.
+    """
+    environ = os.environ if environ is None else environ
+    brought = Path(environ.get(LIBRARY, ""))
+    for path in (brought, library_folder() / SHIM_NAME):
+        if path.is_absolute() and path.is_file():
+            return path
+    return None
 
 
 def sim_paths() -> dict[str, Path] | None:

@@ -177,3 +177,13 @@ def test_a_refused_simulation_leaves_the_kernel_alone(shim, monkeypatch):
     with pytest.raises(launch.Unmanaged, match="a real driver"):
         managed(env)
     assert "LD_PRELOAD" not in env
+
+
+def test_the_shim_that_a_spawner_brought_is_preloaded_while_it_is_there(shim, here, monkeypatch):
+    """The init container of a pod copies that of the node's controller, and may have failed to."""
+    brought = here.folder / "libaffinode.so"
+    shutil.copy(shim, brought)
+    monkeypatch.setenv("AFFINODE_LIBRARY", str(brought))
+    assert managed({"PATH": os.environ["PATH"]})["LD_PRELOAD"] == str(brought)
+    brought.unlink()
+    assert managed({"PATH": os.environ["PATH"]})["LD_PRELOAD"] == str(shim)
