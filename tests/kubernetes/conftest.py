@@ -1,0 +1,64 @@
+"""Pods of a real KubeSpawner without a cluster, and the schemas of Kubernetes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import kubernetes_validate
+import pytest
+from jupyterhub.objects import Hub, Server
+from kubernetes_asyncio.client import ApiClient
+from kubespawner import KubeSpawner
+from traitlets.config import Config
+
+# The oldest that Zero to JupyterHub takes, the first with the DRA API's v1, the newest whose schemas are here.
+KUBERNETES = ("1.32", "1.34", "1.37")
+
+
+@pytest.fixture
+def pod_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """`pod_of(config, profile="gpu")`: the pod that is made for ana, as JSON."""
+
+    # It would read credentials for a cluster, of which nothing is asked here.
+    monkeypatch.setattr("kubespawner.spawner.load_config", lambda **_: None)
+
+    async def made(config: Config, profile: str | None, spawner_class: type[Any]) -> dict[str, Any]:
+        user = SimpleNamespace(
+            name="ana", escaped_name="ana", id=1, url="/user/ana/", groups=[], settings={}, server=Server()
+        )
+        hub = Hub(ip="hub", port=8081, connect_ip="hub")
+        spawner = spawner_class(
+            hub=hub, user=user, config=config, _mock=True, api_token="token", oauth_client_id="ana"
+        )
+        spawner.user_options = {"profile": profile} if profile else {}
+        await spawner.load_user_options()
+        pod = await spawner.get_pod_manifest()
+        async with ApiClient() as client:
+            plain: dict[str, Any] = client.sanitize_for_serialization(pod)
+        return plain
+
+    def pod_of(
+        config: Config, profile: str | None = None, spawner_class: type[Any] = KubeSpawner
+    ) -> dict[str, Any]:
+        return asyncio.run(made(config, profile, spawner_class))
+
+    return pod_of
+
+
+class Accepted:
+    """Shows that the schema of a resource in one release of Kubernetes allows it, and knows every name in it."""
+
+    def __init__(self, release: str):
+        self.release = release
+
+    def __call__(self, resource: dict[str, Any]) -> None:
+        kubernetes_validate.validate(resource, self.release, strict=True)
+
+
+@pytest.fixture(params=KUBERNETES)
+def accepted(request: pytest.FixtureRequest) -> Accepted:
+    """`accepted(resource)`, for each of the releases."""
+    return Accepted(request.param)

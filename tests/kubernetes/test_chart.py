@@ -1,0 +1,209 @@
+"""The chart of the nodes' controller: what Helm makes of it, what Kubernetes accepts, and what its pods may not do."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from traitlets.config import Config
+
+from jupyter_affinode.node.app import NodeController
+
+if platform.machine() != "x86_64":
+    pytest.skip("Helm as a Python package is made for x86-64 alone", allow_module_level=True)
+import helm_python as helm
+
+CHART = Path(__file__).resolve().parents[2] / "hub_spawner" / "chart"
+KEY = "-----BEGIN PUBLIC KEY-----\nMCowBQYDK2VwAyEA\n-----END PUBLIC KEY-----\n"
+LEAST = {"image": {"repository": "registry.example.org/jupyter-affinode"}}
+MOST = {
+    **LEAST,
+    "parkedMemoryGiB": 64,
+    "grants": {"publicKeys": {"hub-1.pem": KEY}},
+    "settings": {"idle_timeout_s": 600, "when_full": "time_slice", "min_footprint_bytes": 17179869184},
+    "metrics": {
+        "enabled": True,
+        "allowedFrom": [{"namespaceSelector": {"matchLabels": {"name": "metrics"}}}],
+    },
+    "dra": {"enabled": True, "namespaces": ["users", "others"]},
+    "gpu": {"access": "claim"},
+    "podAnnotations": {"a": "b"},
+    "podLabels": {"c": "d"},
+    "priorityClassName": "system-node-critical",
+    "nodeSelector": {"nvidia.com/gpu.present": "true"},
+    "resources": {"cpu": {"limit": "2"}},
+}
+ALL_VALUES = {"least": LEAST, "most": MOST, "no NVML": {**LEAST, "gpu": {"access": "none"}}}
+
+
+@pytest.fixture(scope="module")
+def chart() -> Iterator[helm.Chart]:
+    with helm.Chart.load(CHART) as loaded:
+        yield loaded
+
+
+def rendered(chart: helm.Chart, values: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the resources that an installation makes."""
+    files = chart.render(values, name="gpus", namespace="jhub")
+    texts = [text for name, text in files.items() if not name.endswith(".txt")]
+    return [resource for text in texts for resource in yaml.safe_load_all(text) if resource]
+
+
+def of_kind(resources: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [resource for resource in resources if resource["kind"] == kind]
+
+
+def pod(chart: helm.Chart, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the spec of the controller's pods."""
+    (daemons,) = of_kind(rendered(chart, values), "DaemonSet")
+    found: dict[str, Any] = daemons["spec"]["template"]["spec"]
+    return found
+
+
+def controller(chart: helm.Chart, values: dict[str, Any]) -> dict[str, Any]:
+    (found,) = pod(chart, values)["containers"]
+    return found
+
+
+@pytest.mark.parametrize("values", ALL_VALUES.values(), ids=ALL_VALUES)
+def test_helm_finds_nothing_to_say(values):
+    result = helm.lint(CHART, values=values, strict=True)
+    messages = [message for message in result["messages"] if "icon is recommended" not in str(message)]
+    assert messages == []
+
+
+@pytest.mark.parametrize("values", ALL_VALUES.values(), ids=ALL_VALUES)
+def test_kubernetes_accepts_what_is_made(chart, values, accepted):
+    resources = rendered(chart, values)
+    kinds = {resource["kind"] for resource in resources}
+    assert {"DaemonSet", "ServiceAccount", "ConfigMap", "NetworkPolicy"} <= kinds
+    for resource in resources:
+        if resource["apiVersion"] != "resource.k8s.io/v1" or accepted.release != "1.32":  # it came with 1.34
+            accepted(resource)
+
+
+@pytest.mark.parametrize("values", ALL_VALUES.values(), ids=ALL_VALUES)
+def test_the_controllers_pod_has_no_rights_on_its_node(chart, values):
+    spec, container = pod(chart, values), controller(chart, values)
+    assert not {"hostPID", "hostNetwork", "hostIPC", "shareProcessNamespace"} & spec.keys()
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "privileged": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    hosts = [volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume]
+    assert hosts == ["/run/affinode", "/var/lib/affinode"]
+    assert container["resources"]["requests"]["memory"] == container["resources"]["limits"]["memory"]
+
+
+def test_no_network_reaches_the_controller_but_that_of_the_metrics(chart):
+    (closed,) = of_kind(rendered(chart, LEAST), "NetworkPolicy")
+    assert closed["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    assert closed["spec"]["ingress"] == closed["spec"]["egress"] == []
+    assert "ports" not in controller(chart, LEAST)
+    assert not [each for each in controller(chart, LEAST)["args"] if "metrics" in each]
+    (open_to_some,) = of_kind(rendered(chart, MOST), "NetworkPolicy")
+    assert open_to_some["spec"]["egress"] == []
+    assert open_to_some["spec"]["ingress"] == [
+        {"ports": [{"port": "metrics", "protocol": "TCP"}], "from": MOST["metrics"]["allowedFrom"]}
+    ]
+    selected = open_to_some["spec"]["podSelector"]["matchLabels"]
+    (daemons,) = of_kind(rendered(chart, MOST), "DaemonSet")
+    assert selected.items() <= daemons["spec"]["template"]["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize("values", ALL_VALUES.values(), ids=ALL_VALUES)
+def test_the_controller_understands_its_arguments_and_settings(chart, values, tmp_path, monkeypatch):
+    """The program itself reads the rendered file and command line, and knows every name in them."""
+    (settings, *_) = of_kind(rendered(chart, values), "ConfigMap")
+    (tmp_path / "jupyter_affinode_config.py").write_text(settings["data"]["jupyter_affinode_config.py"])
+    monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(tmp_path))
+    app = NodeController()
+    app.initialize(controller(chart, values)["args"])
+    assert app.config.NodeController.keys() <= set(app.trait_names())
+    assert (app.system, app.socket) == (True, "/run/affinode/node.sock")
+    for name, value in values.get("settings", {}).items():
+        assert getattr(app, name) == value
+    assert app.lot_bytes == values.get("parkedMemoryGiB", 0) << 30
+    assert app.require_grants is ("grants" in values)
+    assert app.grant_audiences == ["affinode:cluster"] or "grants" not in values
+    assert app.metrics_port == (9713 if "metrics" in values else 0)
+
+
+def test_a_setting_is_a_value_and_never_code(chart):
+    text = '\'"""); raise SystemExit(3) #\n\\'
+    (settings, *_) = of_kind(rendered(chart, {**LEAST, "settings": {"admin_group": text}}), "ConfigMap")
+    found = Config()
+    exec(settings["data"]["jupyter_affinode_config.py"], {"get_config": lambda: found})
+    assert found.NodeController.admin_group == text
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({}, "/image/repository"),
+        ({**LEAST, "parkedMemoryGiB": "64Gi"}, "/parkedMemoryGiB"),
+        ({**LEAST, "parkedMemory": 64}, "parkedMemory"),
+        ({**LEAST, "gpu": {"access": "privileged"}}, "/gpu/access"),
+        ({**LEAST, "grants": {"publicKeys": {"hub-1.pem": KEY.replace("PUBLIC", "PRIVATE")}}}, "hub-1.pem"),
+        ({**LEAST, "settings": {"lot_bytes": 1}}, "lot_bytes"),
+        ({**LEAST, "metrics": {"port": 80}}, "/metrics/port"),
+        ({**LEAST, "hostPaths": {"socket": "run"}}, "/hostPaths/socket"),
+    ],
+)
+def test_values_that_mean_nothing_are_refused_by_name(chart, values, said):
+    with pytest.raises(helm.HelmValuesError, match=said):
+        chart.render(values, name="gpus", namespace="jhub")
+
+
+def test_every_value_has_a_place_in_the_schema_and_every_place_a_value():
+    """Of `global`, Helm's own, and the limit of the processor there is no default."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+
+    def differing(schema: dict[str, Any], value: Any, path: str) -> Iterator[str]:
+        if schema.get("additionalProperties", True) is not False:
+            return
+        yield from (f"{path}/{name}" for name in schema["properties"].keys() ^ value.keys())
+        for name in schema["properties"].keys() & value.keys():
+            yield from differing(schema["properties"][name], value[name], f"{path}/{name}")
+
+    assert set(differing(schema, values, "")) == {"/global", "/resources/cpu/limit"}
+
+
+def test_a_pod_that_shares_a_gpu_by_dra_names_the_template_that_the_chart_makes(chart, pod_of, accepted):
+    templates = of_kind(rendered(chart, MOST), "ResourceClaimTemplate")
+    shared = [each for each in templates if each["metadata"]["name"] == "jupyter-affinode-gpu"]
+    assert {each["metadata"]["namespace"] for each in shared} == {"users", "others"}
+    (request,) = shared[0]["spec"]["spec"]["devices"]["requests"]
+    assert request["exactly"]["capacity"] == {"requests": {"shares": "1"}}
+    assert "adminAccess" not in request["exactly"], "users' pods are not administrators'"
+    config = Config()
+    values = yaml.safe_load((CHART / "examples" / "z2jh-dra.yaml").read_text())
+    config.KubeSpawner.profile_list = values["singleuser"]["profileList"]
+    made = pod_of(config, "gpu")
+    assert made["spec"]["resourceClaims"] == [
+        {"name": "gpu", "resourceClaimTemplateName": shared[0]["metadata"]["name"]}
+    ]
+    (notebook,) = made["spec"]["containers"]
+    assert notebook["resources"]["claims"] == [{"name": "gpu"}]
+    accepted(made)
+
+
+def test_the_controllers_own_claim_takes_no_gpu_from_users(chart):
+    (own,) = [
+        each
+        for each in of_kind(rendered(chart, MOST), "ResourceClaimTemplate")
+        if each["metadata"]["name"] == pod(chart, MOST)["resourceClaims"][0]["resourceClaimTemplateName"]
+    ]
+    (request,) = own["spec"]["spec"]["devices"]["requests"]
+    assert request["exactly"]["adminAccess"] is True and request["exactly"]["allocationMode"] == "All"
+    assert "NVIDIA_VISIBLE_DEVICES" not in str(controller(chart, MOST)["env"])
