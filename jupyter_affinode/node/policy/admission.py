@@ -8,7 +8,7 @@ from ...units import bytes_in_words, duration_in_words
 from ..model.actions import Cause, DenyRoom, GrantRoom
 from ..model.snapshot import Kernel, RoomRequest, Waiter
 from .backfill import delays_nobody
-from .migration import Found, Lines, look_elsewhere
+from .migration import migrate
 from .queue import in_turn, lines_of
 from .reclaim import reclaim
 from .scheduling_pass import Plan
@@ -24,10 +24,10 @@ def serve_queue(plan: Plan) -> None:
     Who could never be served as things are, or has just failed, does not hold up the others; nor does somebody for
     whom nobody can yield for want of host memory (policy/reclaim.py). Nor does who
     waits for their own user's or group's limit: what it needs of that limit is put aside, and the GPU goes on.
-    Some may be served on another GPU than their own (elsewhere.py).
+    Some may be served on another GPU than their own (migration.py).
     """
-    lines = Lines()
-    heads, backfill = lines.heads, plan.settings.backfill
+    heads: dict[str, Waiter] = {}  # by GPU: who waits for it first, in vain
+    backfill = plan.settings.backfill
     for place, waiter in in_turn(plan.queue, plan.turns, plan.now, plan.settings):
         kernel = waiter.kernel
         if not plan.is_free(kernel) or kernel.served_after > plan.now:
@@ -35,18 +35,18 @@ def serve_queue(plan: Plan) -> None:
         if heads and _first_ahead(waiter, heads) is not None:
             if backfill and _may_go_first(plan, waiter, heads):
                 _give(plan, waiter, plan.limits.needs(waiter))
-            elif not (kernel.elsewhere and _goes_elsewhere(plan, waiter, lines)):
+            elif not migrate(plan, waiter, heads.keys()):
                 _stand(plan, heads, waiter)
         elif is_hopeless(plan, waiter):
             if waiter.room is not None:
                 _deny_when_sure(plan, waiter, waiter.room)
             else:
-                _goes_elsewhere(plan, waiter, lines)
+                migrate(plan, waiter, heads.keys())
         elif waiter.room is None and kernel.resume_retry_at > plan.now:
             pass
         else:
             needs = plan.limits.needs(waiter)
-            if not _serve(plan, waiter, needs, place, lines):
+            if not _serve(plan, waiter, needs, place, heads):
                 is_passed = kernel.id in plan.barred or _lacks_limit_alone(plan, needs)
                 _stand(plan, None if is_passed else heads, waiter)
 
@@ -109,21 +109,15 @@ def _may_go_first(plan: Plan, waiter: Waiter, heads: Mapping[str, Waiter]) -> bo
     return delays_nobody(plan, waiter.needs, ahead)
 
 
-def _goes_elsewhere(plan: Plan, waiter: Waiter, lines: Lines) -> bool:
-    """Whether somebody who has no turn at home is resumed on another GPU."""
-    if waiter.kernel.resume_retry_at > plan.now:
-        return False
-    return look_elsewhere(plan, waiter, lines, is_first=False) is Found.ROOM
-
-
-def _serve(plan: Plan, waiter: Waiter, needs: Mapping[str, int], place: int, lines: Lines) -> bool:
+def _serve(
+    plan: Plan, waiter: Waiter, needs: Mapping[str, int], place: int, heads: Mapping[str, Waiter]
+) -> bool:
     """Serve a waiter if there is room; else make others yield for it. False: it waits on."""
     if _is_too_fresh(plan, waiter):
         return False
     if not plan.fits(needs, plan.settings.margin_bytes):
-        found = look_elsewhere(plan, waiter, lines, is_first=True)
-        if found is not Found.NOTHING:
-            return found is Found.ROOM
+        if migrate(plan, waiter, heads.keys()):
+            return True
         short = plan.shortage(needs)
         if short and waiter.kernel.reclaim_after <= plan.now:
             own = plan.limits.among(short)  # others need not yield before these have room

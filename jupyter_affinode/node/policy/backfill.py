@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 
 from ..model.settings import MIB
 from ..model.snapshot import Waiter
-from .migration import beside
 from .scheduling_pass import Plan
 
 MOST_GRAINS = 1 << 22  # 8 TiB
@@ -23,8 +22,7 @@ GRAIN_BYTES = 2 * MIB  # kernels' memory comes in such pieces (shim/src/gpu/back
 def delays_nobody(plan: Plan, needs: Mapping[str, int], ahead: Mapping[str, Waiter]) -> bool:
     """Whether nobody in `ahead` (by GPU, the first that waits for it) waits longer if `needs` are given."""
     for uuid, head in ahead.items():
-        margin = beside(plan, uuid) if uuid in head.kernel.elsewhere else plan.settings.margin_bytes
-        lacks = head.needs[uuid] + margin - plan.room[uuid]
+        lacks = head.needs[uuid] + plan.settings.margin_bytes - plan.room[uuid]
         if delays(lacks, needs[uuid], _yields(plan, uuid, head)):
             return False
     return True

@@ -41,13 +41,6 @@ def reclaim(plan: Plan, short: Mapping[str, int], head: Waiter, place: int) -> N
         plan.barred.add(head.kernel.id)
 
 
-def make_way(plan: Plan, missing: Mapping[str, int], chosen: Iterable[Kernel], head: Waiter) -> bool:
-    """Park those that were chosen for the head of a line; whether that was decided of any of them."""
-    park = _park_for(plan, head)
-    parked = [kernel for kernel in chosen if plan.is_free(kernel) and park(kernel)]
-    return bool(parked)
-
-
 def reclaim_watermark(plan: Plan) -> None:
     """Park who is eligible while a GPU that fell under its low watermark has not reached the high one."""
 

@@ -17,7 +17,7 @@ from ..model.snapshot import Kernel, Node, Residency, Waiter
 from .admission import is_hopeless
 from .eligibility import LEAST_PAUSE_S, eligible_at
 from .eviction_cost import park_s, resume_s
-from .migration import elsewhere
+from .migration import may_migrate
 from .preemption import preemptible_at
 from .queue import in_turn, lines_of, waits_since
 from .scheduling_pass import Plan
@@ -68,7 +68,7 @@ class _View:
             return "it is being brought back", plan.now + resume_s(kernel, plan.node.speeds)
         if kernel.is_ending:
             return "it is being shut down", None
-        if is_hopeless(plan, waiter) and not elsewhere(waiter):
+        if is_hopeless(plan, waiter) and not may_migrate(waiter):
             return self._hopeless_reason(waiter), None
         if kernel.served_after > plan.now:
             return "room that was reserved for your kernels was not taken, they are served again soon", None
@@ -80,10 +80,6 @@ class _View:
         if limits:
             return f"the limit of {limits[0]} is used by their other kernels", None
         latest, obstacles = self._gpus(waiter, ahead)
-        if waiter.room is None:
-            for there in elsewhere(waiter):
-                moment, _ = self._gpus(there, ahead)
-                latest = min((each for each in (latest, moment) if each is not None), default=None)
         if latest is not None and waiter.room is None:
             latest += resume_s(kernel, plan.node.speeds)
         reason = obstacles[0] if obstacles else "it is its turn"

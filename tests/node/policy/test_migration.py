@@ -9,12 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from snapshots import NEEDED, NOW, A, B, asks, busy, node, parked, parks, resident
 
-from jupyter_affinode.node.model.actions import GrantRoom, Park, Resume
+from jupyter_affinode.node.model.actions import GrantRoom, Resume
 from jupyter_affinode.node.model.settings import GIB, MIB
 from jupyter_affinode.node.model.snapshot import Gpu, Reservation, Residency, RoomRequest
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.queue import waiters
-from jupyter_affinode.node.policy.wait_estimates import outlooks
 
 C = "GPU-c"
 MARGIN = NEEDED.margin_bytes
@@ -89,24 +88,6 @@ def test_who_waits_for_their_own_gpu_is_not_held_up_by_somebody_from_elsewhere_f
     assert isinstance(action, GrantRoom)
 
 
-def test_of_those_from_elsewhere_none_passes_another():
-    large, small = deep("large", 12 * GIB, waits=9), deep("small", GIB, waits=1)
-    assert decided(large, small, busy("x", gpu=B), busy("y"), gpus=gpus(a=0, b=8)) == []
-    (action,) = decided(small, busy("x", gpu=B), busy("y"), gpus=gpus(a=0, b=8))
-    assert action.gpu == B
-
-
-def test_backfill_leaves_somebody_from_elsewhere_what_it_needs_above_the_low_watermark():
-    going = replace(resident("going", 5 * GIB, gpu=B), residency=Residency.PARKING, is_moving=True)
-    native = asks(busy("native", GIB, gpu=B), GIB, waits=1, gpu=B)
-
-    def granted(policy):
-        return decided(deep("k"), busy("x"), going, native, policy=policy, gpus=gpus(a=0, b=1.5))
-
-    assert isinstance(granted(NEEDED.changed(backfill=True, low_watermark=0.0))[0], GrantRoom)
-    assert granted(NEEDED.changed(backfill=True)) == []
-
-
 def test_backfill_beside_somebody_who_waits_at_home_for_an_allocation_on_the_other_gpu_too():
     request = RoomRequest((1, 1), B, 9 * GIB, NOW - 5)
     native = asks(busy("native", GIB, gpu=B), GIB, waits=1, gpu=B)
@@ -122,34 +103,11 @@ def test_who_could_never_come_back_on_a_gpu_closes_it_to_nobody():
     assert (action.kernel_id, action.gpu) == ("small", B)
 
 
-def test_where_everybody_at_home_is_busy_the_idle_elsewhere_yield_once():
-    idle = resident("idle", 6 * GIB, gpu=B)
-    (action,) = decided(deep("k"), busy("x"), idle, gpus=gpus(a=1, b=1))
-    assert isinstance(action, Park) and (action.kernel_id, action.for_kernel) == ("idle", "k")
-    going = replace(idle, residency=Residency.PARKING, is_moving=True)
-    other = resident("other", 6 * GIB, gpu=B)
-    assert decided(deep("k"), busy("x"), going, other, gpus=gpus(a=1, b=1)) == [], "its room is on its way"
-    native = asks(busy("native", GIB, gpu=B), GIB // 2, waits=1, gpu=B)
-    assert decided(deep("k"), busy("x"), going, native, gpus=gpus(a=1, b=1)) == [], "and nobody else's"
-
-
-def test_who_yields_is_chosen_by_what_it_costs():
-    here, there = resident("here", 6 * GIB), resident("there", 12 * GIB, gpu=B)
-    assert parks(decided(deep("k"), here, there, gpus=gpus(a=1, b=1))) == ["here"]
-    here, there = resident("here", 12 * GIB), resident("there", 6 * GIB, gpu=B)
-    assert parks(decided(deep("k"), here, there, gpus=gpus(a=1, b=1))) == ["there"]
-    there = resident("there", 12 * GIB, gpu=B)
-    assert parks(decided(deep("k"), here, there, gpus=gpus(a=1, b=1))) == ["here"], "home, where it is equal"
-    there = resident("there", 6 * GIB, idle=20, gpu=B)
-    assert parks(decided(deep("k"), here, there, gpus=gpus(a=1, b=1))) == ["here"], (
-        "who thinks will be back soon"
-    )
-
-
-def test_with_room_on_its_way_at_home_nobody_yields_elsewhere():
-    going = replace(resident("going", 8 * GIB), residency=Residency.PARKING, is_moving=True)
-    idle = resident("idle", GIB * 6, gpu=B)
-    assert decided(deep("k"), going, idle, gpus=gpus(a=0, b=1)) == []
+def test_kernels_yield_for_a_waiter_at_home_alone():
+    idle_there = resident("there", 6 * GIB, gpu=B)
+    assert decided(deep("k"), busy("x"), idle_there, gpus=gpus(a=1, b=1)) == []
+    here = resident("here", 12 * GIB)
+    assert parks(decided(deep("k"), here, idle_there, gpus=gpus(a=1, b=1))) == ["here"]
 
 
 def test_who_is_second_at_home_may_be_first_elsewhere():
@@ -177,15 +135,6 @@ def test_what_it_waits_for_in_an_allocation_is_asked_for_at_home():
 
 def test_after_a_failure_at_home_it_is_not_tried_elsewhere_at_once():
     assert decided(deep("k", resume_retry_at=NOW + 1), busy("x"), gpus=gpus(a=1, b=16)) == []
-
-
-def test_the_estimate_is_that_of_the_gpu_that_is_free_first():
-    soon = resident("soon", 6 * GIB, idle=10, gpu=B)  # it yields after 15 s, or when "k" has waited for 5
-    crowd = node(deep("k", waits=0), busy("x"), soon, gpus=gpus(a=1, b=1))
-    estimate = outlooks(NOW, crowd, NEEDED)["k"].estimate_s
-    assert estimate is not None and estimate >= 5
-    alone = node(deep("k", to=()), busy("x"), soon, gpus=gpus(a=1, b=1))
-    assert outlooks(NOW, alone, NEEDED)["k"].estimate_s is None
 
 
 # ---- whatever the queue

@@ -290,7 +290,8 @@ class ShortMachine:
             for gpu in self.gpus if waiter.goes_elsewhere else (waiter.gpu,):
                 lacks = waiter.size + self.contexts * waiter.goes_elsewhere - self.free(gpu)
                 there = [each for each in here if each.gpu == gpu]
-                for count in range(len(there) + 1):
+                most = len(there) if gpu == waiter.gpu else 0  # kernels yield for a waiter at home alone
+                for count in range(most + 1):
                     for parked in itertools.combinations(there, count):
                         frees = sum(each.size + self.contexts * each.goes_elsewhere for each in parked)
                         if frees >= lacks and self._host_does(parked):
