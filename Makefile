@@ -12,6 +12,8 @@ export PATH := $(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Node.js from PyPI then trusts whom pip trusts.
 export NODE_USE_SYSTEM_CA ?= 1
+# Tests start hundreds of Python processes: what an image forbids would have each of them compile the sources again.
+unexport PYTHONDONTWRITEBYTECODE
 
 NATIVE := shim/Makefile $(shell find shim/src shim/sim -type f)
 LAB := package.json yarn.lock tsconfig.json $(shell find labextension/src labextension/style labextension/schema -type f)

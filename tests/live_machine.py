@@ -91,7 +91,7 @@ class Machine:
             **options,
         )
 
-    def start_controller(self, *arguments: str, timeout: float = 15) -> subprocess.Popen[Any]:
+    def start_controller(self, *arguments: str, timeout: float = 60) -> subprocess.Popen[Any]:
         """Start the controller (`--park-when=idle`, …) and wait until it answers."""
         log = (self.folder / "controller.log").open("ab")
         process = self.start(
@@ -170,7 +170,7 @@ class Machine:
         for process in self.processes:
             if process.poll() is None:
                 process.kill()
-            process.wait(timeout=10)
+            process.wait(timeout=60)
             for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()

@@ -119,7 +119,7 @@ def measure(shims: int, streams: int, seconds: float) -> float:
             return used / took
         finally:
             controller.send_signal(signal.SIGTERM)
-            controller.wait(timeout=30)
+            controller.wait(timeout=60)
 
 
 def main() -> None:

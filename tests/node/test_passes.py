@@ -18,7 +18,7 @@ def test_kernels_are_served_although_looking_around_fails(machine, shim, wait_un
     controller = ThreadController(machine.socket, park_when="idle", idle_timeout_s=2.0)
     try:
         idle = shim("k", resident=100 * MIB)
-        wait_until(lambda: idle.heard.of(PARK), timeout=30)
+        wait_until(lambda: idle.heard.of(PARK))
     finally:
         controller.stop()
     assert "nobody foresaw this" in machine.controller_log()

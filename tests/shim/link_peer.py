@@ -120,7 +120,7 @@ class LinkPeer:
                 self.send(0x40, b"")
             timeout_s = 0.0
 
-    def reply_to(self, epoch: int, timeout_s: float = 30.0, *, last: bool = False) -> Reply:
+    def reply_to(self, epoch: int, timeout_s: float = 60.0, *, last: bool = False) -> Reply:
         """The first reply to a command, or the `last`, which ends a prepared move."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -148,7 +148,7 @@ class LinkPeer:
         self.command(decision, request=epoch)
         return self.reply_to(epoch, last=True)
 
-    def wait(self, condition, timeout_s: float = 10.0) -> Page:  # type: ignore[no-untyped-def]
+    def wait(self, condition, timeout_s: float = 60.0) -> Page:  # type: ignore[no-untyped-def]
         """Read the page until `condition(page)`; that page."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -206,7 +206,7 @@ class LinkListener:
         self.listener.bind(str(folder / "link.sock"))
         self.listener.listen(16)
 
-    def accept(self, timeout_s: float = 20.0, *, welcome: bool = True) -> LinkPeer:
+    def accept(self, timeout_s: float = 60.0, *, welcome: bool = True) -> LinkPeer:
         self.listener.settimeout(timeout_s)
         connection, _ = self.listener.accept()
         connection.setblocking(True)

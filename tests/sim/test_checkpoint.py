@@ -160,8 +160,8 @@ say("still lost")
     parked.stdin.write("\n")
     parked.stdin.flush()
     assert parked.stdout.readline() == "lost\n"
-    other.communicate("\n", timeout=10)
-    assert parked.communicate("\n", timeout=10) == ("still lost\n", "")
+    other.communicate("\n", timeout=60)
+    assert parked.communicate("\n", timeout=60) == ("still lost\n", "")
 
 
 def test_another_process_of_the_same_user_can_be_checkpointed(gpu):
@@ -200,7 +200,7 @@ ok(cuda.cuCheckpointProcessUnlock(target, None))
 """,
         str(target.pid),
     )
-    assert target.communicate(timeout=10) == ("5\n", "")
+    assert target.communicate(timeout=60) == ("5\n", "")
 
 
 def test_a_process_that_is_killed_while_checkpointed_leaves_nothing(gpu):

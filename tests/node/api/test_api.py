@@ -368,8 +368,8 @@ def test_a_stream_ends_with_the_controller(machine):
     follower.start()
     assert began.wait(10)
     process.terminate()
-    process.wait(timeout=10)
-    follower.join(timeout=20)
+    process.wait(timeout=60)
+    follower.join(timeout=60)
     assert ended.is_set()
     assert " E " not in machine.controller_log()
 

@@ -51,7 +51,7 @@ def asks(shared):
     with contextlib.ExitStack() as open_ones:
 
         def connect(uid, machine):
-            connection = UnixConnection(machine.socket, timeout=30)
+            connection = UnixConnection(machine.socket, timeout=60)
             open_ones.callback(connection.close)
             with Person(machine, uid).being():
                 connection.connect()

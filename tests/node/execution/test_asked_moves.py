@@ -107,7 +107,7 @@ def test_a_held_kernel_stays_until_it_is_released(node, shim, residency, wait_un
     assert machine.kernel("k")["text"] == "On the GPU: 300 MiB, kept for 1 h"
     assert kernel.heard.of(PARK) == []
     machine.ask("POST", "/kernels/k/release", {})
-    wait_until(lambda: residency("k") == "parked", timeout=3)
+    wait_until(lambda: residency("k") == "parked")
 
 
 def test_the_owner_may_park_a_held_kernel_which_ends_the_hold(node, shim, wait_until):

@@ -46,7 +46,7 @@ def test_caches_are_dropped_once_and_then_the_kernel_is_parked(node, shim, resid
 def test_a_kernel_that_does_not_answer_is_parked_as_it_is(node, shim, residency, wait_until):
     node(**DROPPING)
     kernel = dropper(shim)
-    wait_until(lambda: residency("k") == "parked", timeout=6)
+    wait_until(lambda: residency("k") == "parked")
     (wish,) = kernel.heard.of(DROP_CACHES)
     assert 0 < wish.deadline_ns - fake_shim.time.monotonic_ns() + 6e9 < 7e9
 
@@ -74,4 +74,4 @@ def test_a_process_that_ends_while_it_drops_caches_holds_nobody_up(node, shim, r
     kernel, other = dropper(shim), shim("k", resident=200 * MIB)
     wait_until(lambda: kernel.heard.of(DROP_CACHES))
     kernel._socket.shutdown(fake_shim.socket.SHUT_RDWR)
-    wait_until(lambda: other.heard.of(PARK), timeout=15)
+    wait_until(lambda: other.heard.of(PARK))

@@ -226,7 +226,7 @@ def test_a_controller_killed_before_commit_leaves_all_on_the_gpu(machine, prepar
     machine.ask("POST", "/kernels/k/park", {"wait": False})
     wait_until(lambda: prepared.waiting and prepared.waiting.is_prepared and slow.waiting)
     process.kill()
-    process.wait(timeout=10)
+    process.wait(timeout=60)
     wait_until(lambda: prepared.state == slow.state == RESIDENT, message="each undoes its park by itself")
     machine.start_controller("--settle=0.2")
     slow.is_slow = False
@@ -246,7 +246,7 @@ def test_a_controller_killed_between_two_commits_is_mended_by_the_next(machine, 
     machine.ask("POST", "/kernels/k/park", {"wait": False})
     wait_until(lambda: reached.state == PARKED and missed.heard.of(COMMIT))
     process.kill()
-    process.wait(timeout=10)
+    process.wait(timeout=60)
     wait_until(lambda: missed.state == RESIDENT)
     assert reached.state == PARKED
     machine.start_controller("--settle=0.2")

@@ -138,7 +138,7 @@ def test_it_comes_back_on_the_other_gpu_and_everybody_is_told(
         except sqlite3.OperationalError:
             return None  # it is being made
 
-    wait_until(lambda: written() == [(OTHER_UUID, HOME_UUID)], timeout=30)
+    wait_until(lambda: written() == [(OTHER_UUID, HOME_UUID)])
     heard.close()
 
 
@@ -147,12 +147,12 @@ def test_what_it_refuses_is_not_asked_again_at_once_and_home_is_as_before(node, 
     shim = parked_with_home_full(machine, nvml, mover, wait_until)
     shim.elsewhere_status = REFUSED
     shim.touch()
-    wait_until(lambda: len(shim.heard.of(RESUME)) >= 2, timeout=20)
+    wait_until(lambda: len(shim.heard.of(RESUME)) >= 2)
     asked = [command.deadline_ns for command in shim.heard.of(RESUME)]
     assert asked[1] - asked[0] >= 0.5e9
     assert machine.kernel("k")["place"] == 1 and machine.kernel("k")["moved_from"] is None
     nvml.free[HOME_UUID] = 16 * GIB
-    wait_until(lambda: machine.kernel("k")["residency"] == "resident", timeout=20)
+    wait_until(lambda: machine.kernel("k")["residency"] == "resident")
     assert not shim.heard.commands[-1].argument & ELSEWHERE_MOVE
     assert machine.kernel("k")["gpus"][0]["uuid"] == HOME_UUID
 

@@ -38,13 +38,13 @@ IDLE = {"park_when": "idle", "idle_timeout_s": 0.5}
 def test_an_idle_kernel_is_parked_and_comes_back_at_its_next_call(node, shim, residency, wait_until):
     machine = node(**IDLE)
     kernel = shim("k", resident=300 * MIB)
-    wait_until(lambda: residency("k") == "parked", timeout=3)
+    wait_until(lambda: residency("k") == "parked")
     described = machine.kernel("k")
     assert described["parked_bytes"] == 300 * MIB
     assert described["text"] == "GPU freed, 300 MiB safe in RAM"
     assert described["parks"] == 1
     kernel.touch()
-    wait_until(lambda: residency("k") == "resident", timeout=3)
+    wait_until(lambda: residency("k") == "resident")
     assert machine.kernel("k")["resumes"] == 1
     (park,) = kernel.heard.of(PARK)[:1]
     assert park.deadline_ns > 0
@@ -69,7 +69,7 @@ def test_an_open_cell_keeps_a_kernel_and_its_end_frees_it(node, shim, residency,
     assert kernel.heard.of(PARK) == []
     assert machine.kernel("k")["cell_open"] is True
     machine.ask("POST", "/kernels/k/cell", {"open": False})
-    wait_until(lambda: residency("k") == "parked", timeout=3)
+    wait_until(lambda: residency("k") == "parked")
 
 
 @pytest.mark.parametrize("status", [BUSY, REVOKED, FAILED])
@@ -238,9 +238,9 @@ def test_a_controller_that_was_killed_knows_everything_when_it_is_back(node, mac
     machine.start(sys.executable, str(script), str(machine.socket.parent), "k")
     wait_until(lambda: "k" in machine.kernels())
     process.send_signal(signal.SIGKILL)
-    process.wait(timeout=10)
+    process.wait(timeout=60)
     machine.start_controller("--settle=0.2")
-    wait_until(lambda: (machine.kernel("k") or {}).get("resident_bytes") == 100 * MIB, timeout=5)
+    wait_until(lambda: (machine.kernel("k") or {}).get("resident_bytes") == 100 * MIB)
     late, early = shim("late", parked=MIB), shim("early", parked=MIB)
     for kernel in (late, early):
         kernel.resume_status = NO_GPU_ROOM

@@ -21,7 +21,7 @@ def test_a_park_that_found_no_host_memory_is_not_tried_again_before_there_is_mor
     machine = node(**IDLE)
     kernel = shim("k", resident=TIB, flags=TRIMS)
     kernel.park_status = NO_HOST_ROOM
-    wait_until(lambda: "1 TiB of host memory" in (machine.kernel("k")["refusal"] or ""), timeout=5)
+    wait_until(lambda: "1 TiB of host memory" in (machine.kernel("k")["refusal"] or ""))
     assert len(kernel.heard.of(PARK)) == 1
     kernel.touch()  # what it has now may be zeros for all that is known
     wait_until(lambda: len(kernel.heard.of(PARK)) == 2)

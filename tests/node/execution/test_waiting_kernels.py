@@ -114,7 +114,7 @@ def test_allocations_that_fail_with_room_evict_more_slowly_and_are_denied_in_the
         return False
 
     asker.allocate(450 * MIB, number=0)
-    wait_until(ask_again, timeout=30, message="it is denied in the end")
+    wait_until(ask_again, message="it is denied in the end")
     assert number <= 10
     assert any(victim.state == PARKED for victim in victims)
 

@@ -504,7 +504,7 @@ def test_what_a_removed_key_has_signed_is_good_no_longer(granting, verifier, wai
     for path in verifier.keys.folder.iterdir():
         if path.name != "hub-2.pem":
             path.unlink()
-    wait_until(lambda: shim.heard.ended, timeout=30)
+    wait_until(lambda: shim.heard.ended)
     assert "not known here any more" in granting.controller_log()
     assert bob.kernels()["k2"]["tracked"] and not stays.heard.ended
     shim.close()

@@ -103,7 +103,7 @@ def test_administrators_see_everyone_by_name_and_move_everyone(two, person):
 
 def test_a_stream_of_events_tells_each_their_own(two, wait_until):
     alice, bob = two
-    connection = UnixConnection(bob.machine.socket, timeout=30)
+    connection = UnixConnection(bob.machine.socket, timeout=60)
     with bob.being():
         connection.connect()
     connection.request("GET", "/api/v1/events")
@@ -191,10 +191,10 @@ def run_attack(machine, start_victim, start_attacker, ids):
     assert talk(victim, "POST /kernels/secret/resume {}")[1]["residency"] == "resident"
     assert attacker.poll() is None
     attacker.stdin.close()
-    attacker.wait(timeout=30)
+    attacker.wait(timeout=60)
     assert talk(victim, "heard") == [PARK, RESUME]
     victim.stdin.close()
-    victim.wait(timeout=30)
+    victim.wait(timeout=60)
 
 
 def test_two_unix_users_can_do_each_other_nothing(daemon):
@@ -254,7 +254,7 @@ def test_a_report_has_ones_own_figures_and_an_administrators_has_everybodys(two,
         status, answer = who.ask("GET", f"/report?by=user{query}")
         return {row["user"]: row["parks"] for row in answer["rows"]} if status == 200 else {}
 
-    wait_until(lambda: set(users(carol)) >= {str(ALICE), str(BOB)}, timeout=40)
+    wait_until(lambda: set(users(carol)) >= {str(ALICE), str(BOB)})
     assert users(alice) == {str(ALICE): 1}
     assert users(bob) == {str(BOB): 0}
     assert users(bob, f"&user={ALICE}") == users(bob, f"&user=uid-{ALICE}") == {}

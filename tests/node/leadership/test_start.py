@@ -120,7 +120,7 @@ def test_the_machines_controller_is_waited_for_while_it_starts_again(places):
     with ThreadPoolExecutor(1) as threads:
         path = threads.submit(client.ensure_controller, timeout_s=20)
         with start_again():
-            assert path.result(timeout=30) == environment.NODE_SOCKET
+            assert path.result(timeout=60) == environment.NODE_SOCKET
     assert not own_folder(places).exists()
 
 
@@ -228,7 +228,7 @@ def test_the_shim_is_not_preloaded_into_the_controller():
 def test_the_machines_controller_refuses_context_depth(machine):
     """A shim could take no lock on a GPU there that other users heed."""
     command = [sys.executable, "-m", "jupyter_affinode.node", "--system", "--depth=context"]
-    done = subprocess.run(command, env=machine.environment, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(command, env=machine.environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "depth must be memory with --system" in done.stderr
     assert not machine.socket.exists()

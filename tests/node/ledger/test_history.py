@@ -123,11 +123,11 @@ def test_memory_is_counted_where_it_is_and_a_later_controller_goes_on_counting(
     kernel = shim("k1", resident=GIB)
     kernel.page.calls_in_flight = 1
     kernel.page.write()
-    wait_until(lambda: held() and held()[0][1], timeout=30)
+    wait_until(lambda: held() and held()[0][1])
     kernel.page.calls_in_flight = 0
     kernel.page.write()
     assert machine.ask("POST", "/kernels/k1/park", {})[0] == 200
-    wait_until(lambda: held()[0][2], timeout=30)
+    wait_until(lambda: held()[0][2])
     first.stop()
     before, measured_before = held()[0], measured()
     assert 0 < before[1] <= before[0]
@@ -135,7 +135,7 @@ def test_memory_is_counted_where_it_is_and_a_later_controller_goes_on_counting(
     second = ThreadController(machine.socket, history=HistoryOptions(path))
     again = shim("k1", parked=GIB)
     assert again.state == PARKED
-    wait_until(lambda: held()[0][2] > before[2], timeout=30)
+    wait_until(lambda: held()[0][2] > before[2])
     second.stop()
     after = held()[0]
     assert after[:2] == before[:2]
@@ -153,7 +153,7 @@ def test_controllers_that_are_killed_count_nothing_twice(machine, shim, wait_unt
     for _ in range(2):
         controller = machine.start_controller("--settle=0.1")
         shim("k1", resident=GIB)
-        wait_until(lambda: held() > sums[-1], timeout=60)
+        wait_until(lambda: held() > sums[-1])
         controller.kill()
         controller.wait()
         sums.append(held())
@@ -171,7 +171,7 @@ def test_names_and_paths_of_notebooks_are_written_only_where_that_was_turned_on(
     description = {"name": "Python 3", "path": "secret/plan.ipynb", "server": "http://x"}
     assert machine.ask("PUT", "/kernels/k1", description)[0] == 200
     shim("k1", resident=300 * MIB)
-    wait_until(lambda: rows(path, "SELECT * FROM kernels"), timeout=30)
+    wait_until(lambda: rows(path, "SELECT * FROM kernels"))
     expected = ("Python 3", "secret/plan.ipynb", "http://x") if with_names else (None, None, None)
     assert rows(path, "SELECT name, path, server FROM kernels") == [expected]
     files = b"".join(file.read_bytes() for file in path.parent.iterdir())
@@ -188,7 +188,7 @@ def test_the_report_is_the_same_from_a_controller_and_from_its_file(machine, shi
     wait_until(lambda: "k1" in machine.kernels())
     assert machine.ask("POST", "/kernels/k1/park", {})[0] == 200
     kernel.touch()
-    wait_until(lambda: rows(path, "SELECT * FROM events WHERE kind = 'wait'"), timeout=30)
+    wait_until(lambda: rows(path, "SELECT * FROM events WHERE kind = 'wait'"))
     live = json.loads(report(machine, "--json"))
     running.stop()
     left = json.loads(report(machine, "--json"))
@@ -224,7 +224,7 @@ def test_a_ledger_that_cannot_be_written_is_told_and_keeps_nobody_from_moving(no
     path.parent.write_text("a file where a folder should be")
     machine = node(history=HistoryOptions(path))
     kernel = shim("k1", resident=300 * MIB)
-    wait_until(lambda: machine.ask("GET", "/node")[1]["history"]["problem"], timeout=30)
+    wait_until(lambda: machine.ask("GET", "/node")[1]["history"]["problem"])
     assert machine.ask("POST", "/kernels/k1/park", {})[0] == 200
     kernel.touch()
     wait_until(lambda: machine.kernel("k1")["residency"] == "resident")

@@ -259,7 +259,7 @@ def test_a_stopped_process_loses_its_place_but_keeps_its_memory(attacked, wait_u
     process = attacked.start(sys.executable, str(script), str(attacked.socket.parent), "stoppable")
     wait_until(lambda: (attacked.kernel("stoppable") or {}).get("tracked"))
     os.kill(process.pid, 19)
-    wait_until(lambda: not attacked.kernel("stoppable")["tracked"], timeout=10)
+    wait_until(lambda: not attacked.kernel("stoppable")["tracked"])
     stopped = attacked.kernel("stoppable")
     assert stopped["residency"] == "resident"
     assert stopped["resident_bytes"] == 100 * MIB

@@ -109,7 +109,7 @@ def test_memory_that_is_held_idle_and_given_back_is_shown_by_gpu(node, shim, wai
     idle.page.last_activity -= 60 * 10**9
     idle.page.write()
     shim("parked", parked=200 * MIB)
-    wait_until(lambda: "affinode_gpu_memory_byte_seconds_total" in scraped(machine), timeout=30)
+    wait_until(lambda: "affinode_gpu_memory_byte_seconds_total" in scraped(machine))
     found = scraped(machine)
     assert list(found["affinode_gpu_idle_held_bytes"].values()) == [300 * MIB]
     assert list(found["affinode_gpu_reclaimed_bytes"].values()) == [200 * MIB]
@@ -221,7 +221,7 @@ def test_the_program_serves_them_where_it_is_told(machine):
             return False  # somebody else took the port in between
         finally:
             controller.terminate()
-            controller.wait(timeout=30)
+            controller.wait(timeout=60)
 
     assert any(is_served() for _ in range(3))
     assert machine.socket.with_name("ledger.sqlite").exists()

@@ -65,7 +65,7 @@ def scrape(node, machine, shim, wait_until):
     wait_until(lambda: machine.kernel("k1")["residency"] == "resident")
     kernel.park_status = BUSY
     machine.ask("POST", "/kernels/k1/park", {})
-    wait_until(lambda: "affinode_gpu_memory_byte_seconds_total" in scraped(machine), timeout=30)
+    wait_until(lambda: "affinode_gpu_memory_byte_seconds_total" in scraped(machine))
     return scraped(machine)
 
 

@@ -87,7 +87,7 @@ def test_it_comes_back_only_where_the_driver_is_sure_to_find_room(node, nvml, de
         assert not shim.heard.of(RESUME)
         time.sleep(0.05)
     nvml.free = 2 * GIB
-    wait_until(lambda: shim.heard.of(RESUME), timeout=5)
+    wait_until(lambda: shim.heard.of(RESUME))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_anything_that_makes_the_way_back_unsure_leaves_the_context_there(
         shim.page.write()
     if obstacle == "second process":
         deep("k", resident=10 * MIB)
-    wait_until(is_parked(machine), timeout=5)
+    wait_until(is_parked(machine))
     assert not any(command.argument & CONTEXT_MOVE for command in shim.heard.of(PARK))
     described = machine.kernel("k")
     assert described["depth"] == "memory"
@@ -194,7 +194,7 @@ def test_what_it_frees_beside_its_memory_is_what_nvml_shows_beside_its_page(node
     nvml.idle, waits = deep("k", resident=300 * MIB), deep("l", resident=0)
     wait_until(lambda: machine.kernel("k") and machine.kernel("l"))
     waits.allocate(800 * MIB, number=1)
-    (answer,) = wait_until(lambda: waits.heard.of(ROOM_ANSWER), timeout=15)
+    (answer,) = wait_until(lambda: waits.heard.of(ROOM_ANSWER))
     assert answer.argument == 1, "300 MiB and 600 MiB of context suffice"
     assert len(nvml.idle.heard.of(PARK)) == 1
 

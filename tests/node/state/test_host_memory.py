@@ -253,8 +253,8 @@ def test_a_kernel_parked_into_lots_outlives_the_controller_that_gave_them(gpu_ma
     assert park(kernel)[0] == 200
     before = gpu_machine.controller_pid()
     os.kill(before, signal.SIGKILL)
-    wait_until(lambda: gpu_machine.controller_pid() not in (None, before), timeout=30)
-    wait_until(lambda: (gpu_machine.kernel(kernel.id) or {}).get("parked_bytes") == 200 * MIB, timeout=30)
+    wait_until(lambda: gpu_machine.controller_pid() not in (None, before))
+    wait_until(lambda: (gpu_machine.kernel(kernel.id) or {}).get("parked_bytes") == 200 * MIB)
     assert is_right(kernel)
     assert mapped_lots(kernel) >= 200 * MIB
     assert gpu_machine.node()["host"]["lots"]["given_bytes"] == 256 * MIB

@@ -16,6 +16,6 @@ def in_background(function: Callable[..., Any], *arguments: Any) -> threading.Th
 
 def result_of(thread: Any) -> Any:
     """Wait for its end; what it returned."""
-    thread.join(timeout=15)
+    thread.join(timeout=60)
     assert not thread.is_alive()
     return thread.result

@@ -288,7 +288,7 @@ class FakeShim:
     def close(self) -> None:
         """Hang up, for good."""
         self.hang_up()
-        self._thread.join(timeout=10)
+        self._thread.join(timeout=60)
         self._socket.close()
         self.page.close()
         for descriptor in self.heard.lots.values():

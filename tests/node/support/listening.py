@@ -23,7 +23,7 @@ class Listening:
 
     def close(self):
         self._loop.call_soon_threadsafe(self._task.cancel)
-        self._thread.join(timeout=10)
+        self._thread.join(timeout=60)
 
     async def _follow(self, socket):
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()

@@ -71,7 +71,7 @@ class Person:
 
     def ask(self, method: str, path: str, body: Any = None, grant: str | None = None) -> tuple[int, Any]:
         """One request to the API: (status, JSON or None)."""
-        connection = UnixConnection(self.machine.socket, timeout=20)
+        connection = UnixConnection(self.machine.socket, timeout=60)
         headers = {"Content-Type": "application/json"}
         if grant or self.grant:
             headers["Authorization"] = f"Bearer {grant or self.grant}"

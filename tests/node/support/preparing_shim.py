@@ -82,7 +82,7 @@ class PreparingShim(FakeShim):
 
     def reconnect(self) -> None:
         """Say HELLO again, as after the controller's death."""
-        self._thread.join(timeout=10)
+        self._thread.join(timeout=60)
         self._socket.close()
         self.heard.ended = False
         self._socket = connect(self.folder / "link.sock")

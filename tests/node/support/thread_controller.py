@@ -49,7 +49,7 @@ class ThreadController:
     def stop(self) -> None:
         """End it as SIGTERM would."""
         self._loop.call_soon_threadsafe(self._controller.finished.set)
-        self._thread.join(timeout=10)
+        self._thread.join(timeout=60)
         assert not self._thread.is_alive()
 
     async def _serve(self) -> None:

@@ -75,7 +75,7 @@ def test_a_resume_waits_for_room_that_nvml_sees(node, shim, nvml, wait_until):
     wait_until(lambda: machine.node()["queue"] == ["k"])
     assert kernel.heard.of(RESUME) == []
     nvml.free = 400
-    wait_until(lambda: kernel.state == RESIDENT, timeout=5)
+    wait_until(lambda: kernel.state == RESIDENT)
 
 
 def test_room_that_was_given_is_not_given_again_before_nvml_shows_it(node, shim, nvml, wait_until):
@@ -100,7 +100,7 @@ def test_a_low_gpu_is_relieved_without_anyone_waiting(node, shim, nvml, wait_unt
     wait_until(lambda: kernel.heard.welcome)
     assert kernel.heard.of(PARK) == []
     nvml.free = 40
-    wait_until(lambda: kernel.state == PARKED, timeout=5)
+    wait_until(lambda: kernel.state == PARKED)
     assert kernel.heard.of(PARK)[0].reason == "GPU memory is low"
 
 
@@ -110,7 +110,7 @@ def test_an_allocation_that_can_never_fit_is_denied_soon(node, shim, nvml, wait_
     shim("other", resident=300 * MIB)
     asker = shim("asker", resident=300 * MIB)
     asker.allocate(600 * MIB, number=1)
-    wait_until(lambda: asker.heard.of(ROOM_ANSWER), timeout=4)
+    wait_until(lambda: asker.heard.of(ROOM_ANSWER))
     assert asker.heard.of(ROOM_ANSWER)[0].argument == 0
     assert "cannot become free" in asker.heard.of(ROOM_ANSWER)[0].reason
 
@@ -137,7 +137,7 @@ def test_nvml_that_breaks_later_is_noticed(node, shim, nvml, wait_until):
     shim("k", resident=300 * MIB)
     wait_until(lambda: machine.node()["nvml"])
     nvml.broken = True
-    wait_until(lambda: not machine.node()["nvml"], timeout=5)
+    wait_until(lambda: not machine.node()["nvml"])
     assert "Driver Not Loaded" in machine.controller_log()
 
 
@@ -257,7 +257,7 @@ def test_a_controller_leaves_a_gpu_that_another_serves(gpu_machine, wait_until):
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert second.wait(timeout=20) == 3
+    assert second.wait(timeout=60) == 3
     said = second.stderr.read()
     second.stderr.close()
     assert f"process {first.pid}" in said
