@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Callable
 
 SHOWN = 40  # characters of what was given
 DIGITS_MAX = 25  # of a whole number; more are none that anybody means
+LARGEST = 1 << 60  # of any size, in bytes
+_UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*([KMGT]iB)?", re.IGNORECASE | re.ASCII)
 
 
 def number(least: float, most: float, *, above: bool = False) -> Callable[[str], float]:
@@ -54,6 +58,17 @@ def _refused(
 
 def _plain(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:g}"
+
+
+def size_in_bytes(text: str) -> int:
+    """Return the bytes of `40GiB`, `512 MiB` or `1048576`. Raises ValueError, with words that a person can act on."""
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text[:SHOWN]!r} is no size; write 40GiB, 512MiB or a number of bytes")
+    size = float(match[1]) * _UNITS[(match[2] or "").upper()]
+    if size > LARGEST:
+        raise ValueError(f"{text!r} is more than any GPU has; a size is at most {LARGEST} bytes")
+    return int(size)
 
 
 def bytes_in_words(size: int) -> str:

@@ -21,6 +21,7 @@ from . import (
     monitoring,
     plan,
     report,
+    room,
     run,
     simulate,
     status,
@@ -58,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     status.add(commands)
     actions.add(commands)
     clean.add(commands)
+    room.add(commands)
     report.add(commands)
     monitoring.add(commands)
     doctor.add(commands)

@@ -13,7 +13,7 @@ import os
 import socket as sockets
 import subprocess
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -195,13 +195,34 @@ class ControllerClient:
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         """Every change from now on, a full snapshot first; ends when the controller does."""
+        async for event in self._lines("GET", "/events"):
+            yield event
+
+    async def room(
+        self, size: int, *, user: str | None = None, priority: int | None = None, timeout_s: float = 10.0
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Have room made on a GPU for a kernel that is about to start: how that stands, each time that it changes.
+
+        The last line's `state` is "done" or "refused". Closing the iterator withdraws the request.
+        """
+        body: dict[str, Any] = {"bytes": size, "timeout_s": timeout_s}
+        body.update(
+            {} if user is None else {"user": user}, **({} if priority is None else {"priority": priority})
+        )
+        async for line in self._lines("POST", "/room", body):
+            yield line
+
+    async def _lines(
+        self, method: str, path: str, body: dict[str, Any] | None = None
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """One request whose answer is a stream of JSON objects, one a line."""
         stream = await self._connect()
         answer = _Answer()
-        connection, reading = await self._send(stream, answer, "GET", "/events", None)
+        connection, reading = await self._send(stream, answer, method, path, body)
         try:
             await _first(answer.started.wait(), reading, CONNECT_TIMEOUT_S)
             if not answer.status:
-                raise ControllerUnavailable(f"the controller at {self.socket} sends no events")
+                raise ControllerUnavailable(f"the controller at {self.socket} does not answer")
             if answer.status != 200:
                 raise _refusal(answer.status, await asyncio.wait_for(_whole(answer), CONNECT_TIMEOUT_S))
             pending = b""

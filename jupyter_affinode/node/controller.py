@@ -17,6 +17,7 @@ from .execution.evictions import look_for_unended
 from .execution.moves import Moves
 from .execution.notices import Notices
 from .execution.parts import Parts
+from .execution.room_requests import RoomRequests
 from .execution.user_requests import Wishes
 from .identity.access import Access, OwnUserAccess
 from .identity.identity import OWN_USER, Identity
@@ -39,6 +40,7 @@ from .state.observer import Observers
 from .state.persistence import FILE_NAME, Remembered
 from .state.records import KernelRecord
 from .state.registry import NodeState
+from .state.room_requests import RequestedRoom
 from .state.servers import ServerWatch
 from .system.closing import Closing
 from .system.host_memory import host_memory
@@ -111,7 +113,8 @@ class Controller:
         self.events = EventHub(self)
         self.observers.add(Notices(self.state, self.events.tell_notice))
         self.rooms = Rooms(self.state, log, self.observers)
-        parts = Parts(self.moves, self.cache_drops, self.wishes, self.rooms, self.lots)
+        self.room_requests = RoomRequests(self.state, log, self._moved)
+        parts = Parts(self.moves, self.cache_drops, self.wishes, self.rooms, self.lots, self.room_requests)
         self._effects = Effects(self.state, log, self.observers, self.events.tell_notice, parts)
         self._election = election
         self._heartbeat_s = heartbeat_s
@@ -237,10 +240,18 @@ class Controller:
         self.look(now)
         return self.state.place(kernel, self._snapshot, now)
 
+    def ask_for_room(
+        self, identity: Identity, size: int, priority: int | None, *, may_raise: bool
+    ) -> RequestedRoom:
+        """Have room made for a user's next kernel, reserving nothing. See `RoomRequests.ask`."""
+        now = time.monotonic()
+        self.look(now)
+        return self.room_requests.ask(identity, size, self._snapshot, now, priority, may_raise=may_raise)
+
     # ---- a pass
 
     def _tick(self) -> None:
-        busy = next(self.state.processes(), None) is not None
+        busy = next(self.state.processes(), None) is not None or bool(self.state.room_requests)
         self._tick_handle = self._loop.call_later(TICK_S if busy else TICK_ALONE_S, self._tick)
         now = time.monotonic()
         try:
@@ -287,7 +298,8 @@ class Controller:
             self._tidy(now)
             self._shown = self.kernels_json()
             self._tell_places(self._shown)
-            self.observers.looked(now, self._queue)
+            self.room_requests.tell(self._outlooks, now)
+            self.observers.looked(now, [each for each in self._queue if each.kernel.id in self.state.kernels])
             self.events.publish()
             if self.state.reservations.awaits_sample:
                 self._nvml.look()

@@ -38,6 +38,7 @@ from .kernels import (
     ResumeHandler,
 )
 from .report import AuditHandler, ReportHandler
+from .room import RoomHandler
 
 BODY_BYTES_MAX = 64 * 1024  # the rules of all settings at their longest, in ASCII
 RULES_MAX = 4096  # characters of a setting
@@ -243,6 +244,7 @@ ROUTES: list[tuple[str, type[Handler]]] = [
     (rf"{_KERNEL}/cancel", CancelHandler),
     (rf"{_KERNEL}/dying", DyingHandler),
     (rf"{_KERNEL}/focus", FocusHandler),
+    (rf"{_PREFIX}/room", RoomHandler),
     (rf"{_PREFIX}/policy", PolicyHandler),
     (rf"{_PREFIX}/events", EventsHandler),
     (rf"{_PREFIX}/report", ReportHandler),

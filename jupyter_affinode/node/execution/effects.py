@@ -24,6 +24,7 @@ from ..state.observer import Observers
 from ..state.ownership import standing
 from ..state.records import KernelRecord
 from ..state.registry import NodeState
+from ..state.room_requests import RequestedRoom
 from .evictions import ask_for_end
 from .notices import Notice
 from .parts import Parts
@@ -47,7 +48,10 @@ class Effects:
         self._parts = parts
 
     def carry_out(self, action: Action, now: float) -> None:
-        """Begin with one action, decided at `now` (monotonic seconds) on a kernel that is still known."""
+        """Begin with one action, decided at `now` (monotonic seconds) on what is still known."""
+        request = self._state.room_requests.get(action.kernel_id)
+        if request is not None:
+            return self._answer(request, action, now)
         kernel = self._state.kernels[action.kernel_id]
         if isinstance(action, Park):
             self._park(kernel, action)
@@ -73,6 +77,12 @@ class Effects:
         elif isinstance(action, DenyRoom):
             self._parts.rooms.answer(kernel, action.key, now, reason=action.reason, cause=action.cause)
 
+    def _answer(self, request: RequestedRoom, action: Action, now: float) -> None:
+        """Answer a request for room that no kernel has made yet."""
+        if isinstance(action, GrantRoom):
+            self._take_turn(request.record, [action.gpu], now)
+        self._parts.room_requests.carry_out(request, action)
+
     def _take_turn(self, kernel: KernelRecord, gpus: Iterable[str], now: float) -> None:
         priority = standing(kernel, self._state.settings).priority
         self._state.turns.take(kernel.payer or "", priority, gpus, now)
@@ -80,6 +90,7 @@ class Effects:
     def _park(self, kernel: KernelRecord, action: Park) -> None:
         if action.lot_bytes:
             give_lots(kernel, action.lot_bytes, self._parts.lots)
+        self._parts.room_requests.park_begins(kernel, action.for_kernel)
         self._parts.moves.park(
             kernel,
             action.reason,

@@ -8,6 +8,7 @@ from ..state.lots import LotStock
 from .allocations import Rooms
 from .cache_drops import CacheDrops
 from .moves import Moves
+from .room_requests import RoomRequests
 from .user_requests import Wishes
 
 
@@ -20,3 +21,4 @@ class Parts:
     wishes: Wishes
     rooms: Rooms
     lots: LotStock
+    room_requests: RoomRequests

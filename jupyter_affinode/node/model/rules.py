@@ -11,12 +11,12 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
+from ...units import LARGEST as LARGEST
+from ...units import size_in_bytes
+
 PRIORITY_MIN, PRIORITY_MAX = -5, 5
-LARGEST = 1 << 60  # of any size, in bytes
 EVERYBODY = "*"
 GRANTED = "hub:"  # before the names that grants say
-_UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
-_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*([KMGT]iB)?", re.IGNORECASE | re.ASCII)
 
 
 class RuleError(ValueError):
@@ -90,10 +90,7 @@ def _check_name(name: str) -> None:
 
 
 def _size(text: str) -> int:
-    match = _SIZE.fullmatch(text)
-    if match is None:
-        raise RuleError(f"{text[:40]!r} is no size; write 40GiB, 512MiB or a number of bytes")
-    size = float(match[1]) * _UNITS[(match[2] or "").upper()]
-    if size > LARGEST:
-        raise RuleError(f"{text!r} is more than any GPU has; a size is at most {LARGEST} bytes")
-    return int(size)
+    try:
+        return size_in_bytes(text)
+    except ValueError as error:
+        raise RuleError(str(error)) from None

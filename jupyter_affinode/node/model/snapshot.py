@@ -49,6 +49,7 @@ class RoomRequest:
     gpu: str
     bytes: int
     since: float
+    is_courtesy: bool = False  # before a kernel starts: idle kernels make room for it, those at work do not
 
 
 @dataclass(frozen=True, slots=True)

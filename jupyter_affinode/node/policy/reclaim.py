@@ -33,7 +33,8 @@ def reclaim(plan: Plan, short: Mapping[str, int], head: Waiter, place: int) -> N
         yield from _barred_on(plan, missing, head)
 
     found = _park_until(plan, missing, lambda: _behind_last(plan, who()), _park_for(plan, head))
-    if not is_nothing(missing):
+    is_courtesy = head.room is not None and head.room.is_courtesy
+    if not is_nothing(missing) and not is_courtesy:
         found = make_room_when_full(plan, missing, head) or found
     if found is HostMemory.PASSING:
         plan.await_host_memory()

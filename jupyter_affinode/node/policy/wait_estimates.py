@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from ...units import bytes_in_words
 from ..model.settings import Settings
@@ -58,6 +57,7 @@ class _View:
 
     def __init__(self, now: float, node: Node, settings: Settings):
         self.plan = Plan(now, node, settings)
+        self._found: dict[bool, Mapping[str, Sequence[tuple[float, int, Kernel]]]] = {}
 
     def look(self, waiter: Waiter, ahead: Mapping[str, int]) -> tuple[str, float | None]:
         """Why it waits and until when, if that can be said."""
@@ -109,7 +109,8 @@ class _View:
             return plan.now + self._slowest_move(uuid), "memory is being freed for it"
         yielding: list[Kernel] = []
         everything, is_host_full = lacks, False
-        for moment, size, kernel in self._yields.get(uuid, ()):
+        slices = plan.settings.when_full == "time_slice" and not (waiter.room and waiter.room.is_courtesy)
+        for moment, size, kernel in self._yields(slices).get(uuid, ()):
             if kernel is waiter.kernel:
                 continue
             if plan.host_lacks_room_for([*yielding, kernel]):
@@ -124,7 +125,7 @@ class _View:
                 if self._is_held(kernel) and kernel.held_until == moment:
                     whose = "another of your kernels" if _is_own(kernel, waiter) else "another user's kernel"
                     return at, f"{whose} holds the GPU"
-                return at, FULL_IN_TURNS if plan.settings.when_full == "time_slice" else FULL
+                return at, FULL_IN_TURNS if slices else FULL
         if is_host_full:
             return None, "the GPU is full, and host memory too, so nobody can be parked until memory is freed"
         return None, "the GPU is full, and its kernels are busy" + self._or_held(uuid, waiter)
@@ -171,11 +172,16 @@ class _View:
         )
         return any(kernel.is_opted_out or not kernel.is_parkable for kernel in others)
 
-    @cached_property
-    def _yields(self) -> Mapping[str, Sequence[tuple[float, int, Kernel]]]:
-        """By GPU: when each kernel may be parked at the earliest if nothing changes, and what that frees."""
+    def _yields(self, slices: bool) -> Mapping[str, Sequence[tuple[float, int, Kernel]]]:
+        """By GPU: when each kernel may be parked at the earliest if nothing changes, and what that frees; `slices`:
+        kernels at work may, too.
+        """
+        if slices not in self._found:
+            self._found[slices] = self._find_yields(slices)
+        return self._found[slices]
+
+    def _find_yields(self, slices: bool) -> Mapping[str, Sequence[tuple[float, int, Kernel]]]:
         plan, settings = self.plan, self.plan.settings
-        slices = settings.when_full == "time_slice"
         since = waits_since(plan.queue)
         found: dict[str, list[tuple[float, int, Kernel]]] = {}
         for kernel in plan.node.kernels:

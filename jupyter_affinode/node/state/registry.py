@@ -30,6 +30,7 @@ from .migration_targets import may_be_going_to, open_gpus, read_visible
 from .persistence import Remembered
 from .records import BadPages, KernelRecord, Process, read_pages
 from .reservations import ReservationBook, ShownBytes
+from .room_requests import RequestedRoom
 from .snapshot_builder import kernel_picture
 from .stuck import Stuck, stuck
 from .transfer_speeds import MoveSpeeds
@@ -51,6 +52,7 @@ class NodeState:
         self.lots_ready_bytes = 0  # what the controller's lots can give
         self.lots_held: dict[int, int] = {}  # … and gave, by process
         self.kernels: dict[str, KernelRecord] = {}
+        self.room_requests: dict[str, RequestedRoom] = {}  # by id
         self.gpus = GpuTable()
         self.reservations = ReservationBook()
         self.speeds = MoveSpeeds()
@@ -310,9 +312,19 @@ class NodeState:
             Reservation(entry.kernel_id, entry.gpu, entry.bytes, entry.is_taken(now))
             for entry in self.reservations.entries
         ]
+        gpus = self.gpus.snapshot(now)
+        requests = tuple(
+            request.picture(
+                gpus,
+                reservations,
+                self.settings,
+                served_after=self.unused_room.until(request.record.payer),
+            )
+            for request in self.room_requests.values()
+        )
         return Node(
-            self.gpus.snapshot(now),
-            kernels,
+            gpus,
+            kernels + requests,
             Host(self.host.available_bytes, headroom, self.host.total_bytes, limits, self.lots_ready_bytes),
             tuple(reservations),
             is_settled,

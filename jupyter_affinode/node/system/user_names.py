@@ -98,4 +98,7 @@ def _group_name(gid: int) -> str | None:
 
 
 groups_of: Directory[str, tuple[str, ...]] = Directory(_groups_of, lambda user: (), GROUPS_LAST_S)
+uid_of: Directory[str, int | None] = Directory(
+    lambda name: pwd.getpwnam(name).pw_uid, lambda name: None, NAMES_LAST_S
+)
 name_of: Directory[int, str] = Directory(lambda uid: pwd.getpwuid(uid).pw_name, str, NAMES_LAST_S)

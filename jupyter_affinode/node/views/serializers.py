@@ -18,11 +18,13 @@ from ..state.gpu_processes import Neighbour, by_gpu, contexts_bytes, neighbours
 from ..state.lots import LotStock
 from ..state.records import KernelRecord, Process
 from ..state.registry import NodeState
+from ..state.room_requests import PREFIX
 from .text import FIXED_WORDS, residency_in_words
 
 # Figures that change all the time by themselves: no event is worth them.
 VOLATILE = frozenset({"residency_age_s", "idle_s", "eligible_in_s", "held_for_s", "waiting_s", "estimate_s"})
 VOLATILE_NODE = frozenset({"controller", "host"})
+STARTING = "a server that starts"  # in the queue: a request for room, which no kernel has made yet
 
 
 def kernel_json(
@@ -188,9 +190,15 @@ def node_json(
             "cgroup_headroom_bytes": min(limits) if limits else None,
         },
         "settings": state.settings.as_dict(),
-        "queue": list(queue),
+        "queue": _queue_json(state, queue),
         "others": None,  # `views.node_view` knows who asks
     }
+
+
+def _queue_json(state: NodeState, queue: Iterable[str]) -> list[str]:
+    """The queue's ids; a request for room has none that says anything, and one that has just ended is left out."""
+    waiting = [each for each in queue if each in state.room_requests or not each.startswith(PREFIX)]
+    return [STARTING if each in state.room_requests else each for each in waiting]
 
 
 def without_volatile(kernel: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..identity.identity import Identity
 from ..state.records import KernelRecord
+from .serializers import STARTING
 
 ANOTHER_USER = "another user"
 ABOUT_PEOPLE = ("user_limits", "group_limits", "user_priorities", "group_priorities", "opt_out")
@@ -23,7 +24,7 @@ def node_view(identity: Identity, node: Json, kernels: dict[str, KernelRecord]) 
     """The machine; in its queue the others have no names, and their memory is one sum."""
     if identity.owner is None:
         return node
-    queue = [_in_queue(identity, kernels.get(kernel_id)) for kernel_id in node["queue"]]
+    queue = [each if each == STARTING else _in_queue(identity, kernels.get(each)) for each in node["queue"]]
     gpus = node["gpus"]
     if not identity.is_admin:  # what is not ours is root's to name
         gpus = [

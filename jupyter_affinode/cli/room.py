@@ -1,0 +1,96 @@
+"""`jupyter affinode room SIZE`: make room on a GPU for what is about to start."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import sys
+from typing import Any
+
+from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable
+from ..units import number, ordinal, size_in_bytes, whole
+from .output import duration_text
+
+DESCRIPTION = """Park idle kernels until a GPU has room for SIZE, as for a kernel's first allocation, and say how that
+stands. Nothing is reserved: whoever allocates first has the room. Ctrl-C withdraws the request."""
+REFUSED, NOBODY = 1, 3
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "room", help="make room on a GPU for what is about to start", description=DESCRIPTION
+    )
+    parser.add_argument("size", metavar="SIZE", type=_size, help="20GiB, 512MiB, or a number of bytes")
+    parser.add_argument(
+        "--timeout",
+        type=number(0, 600),
+        default=10.0,
+        metavar="SECONDS",
+        help="wait so long at most (default: 10)",
+    )
+    parser.add_argument(
+        "--user", help="for that user of this machine, or hub:NAME of a grant; administrators alone"
+    )
+    parser.add_argument("--priority", type=whole(-5, 5), help="lowers the class; administrators may raise it")
+    parser.add_argument("--json", action="store_true", help="print each line as the controller sends it")
+    parser.set_defaults(command=room)
+
+
+def room(arguments: argparse.Namespace) -> int:
+    """Print the story. 0: there is room; 1: refused, or not within the time; 3: no controller runs."""
+    try:
+        return asyncio.run(_room(arguments))
+    except ControllerUnavailable as error:
+        words = f"No GPU controller is running, so nothing is managed ({error})."
+        return _failed(arguments, "no-controller", words, NOBODY)
+    except ControllerRefused as error:
+        return _failed(arguments, error.slug, error.message, REFUSED)
+
+
+async def _room(arguments: argparse.Namespace) -> int:
+    lines = ControllerClient().room(
+        arguments.size, user=arguments.user, priority=arguments.priority, timeout_s=arguments.timeout
+    )
+    said, line = "", None
+    async with contextlib.aclosing(lines):
+        async for line in lines:
+            text = json.dumps(line) if arguments.json else _text(line)
+            if text and text != said:
+                is_refusal = line["state"] == "refused" and not arguments.json
+                print(text, file=sys.stderr if is_refusal else sys.stdout, flush=True)
+            said = text
+    if line is None or line["state"] == "waiting":
+        raise ControllerUnavailable("the controller ended")
+    return 0 if line["state"] == "done" else REFUSED
+
+
+def _text(line: dict[str, Any]) -> str:
+    """Return a line for people; "" where there is nothing to say yet."""
+    text = str(line["text"])
+    if line["state"] == "waiting" and text:
+        if line["waiting"] > 1 and line["place"]:
+            text = f"{ordinal(line['place'])} of {line['waiting']} in line: {text}"
+        if line["estimate_s"] is not None:
+            text += f"; probably {duration_text(line['estimate_s'])} more"
+    return text[:1].upper() + text[1:]
+
+
+def _failed(arguments: argparse.Namespace, slug: str, message: str, status: int) -> int:
+    if arguments.json:
+        print(json.dumps({"error": slug, "message": message}))
+    else:
+        print(message, file=sys.stderr)
+    return status
+
+
+def _size(text: str) -> int:
+    try:
+        size = size_in_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if not size:
+        raise argparse.ArgumentTypeError("must be more than 0 bytes")
+    return size

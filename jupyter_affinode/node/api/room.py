@@ -1,0 +1,73 @@
+"""The API's handler of requests for room: `POST /room`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+from urllib.parse import quote
+
+from ..identity.identity import Identity, of_granted_user, of_unix_user
+from ..model.rules import GRANTED, LARGEST, PRIORITY_MAX, PRIORITY_MIN
+from ..state.room_requests import RequestedRoom
+from ..system.user_names import uid_of
+from .handler import ApiError, Handler
+
+WAIT_S = 10.0
+LONGEST_WAIT_S = 600.0  # so long a place in the queue may be kept without a kernel
+TOLD_EVERY_S = 5.0  # the line is said again, so that both ends notice when the other is gone
+
+
+class RoomHandler(Handler):
+    """Make room on a GPU for a kernel that is about to start."""
+
+    async def post(self) -> None:
+        """POST /room"""
+        number = (int, float)
+        body = self.body(bytes=(int,), user=(str, type(None)), priority=(int, type(None)), timeout_s=number)
+        size, timeout_s = body.get("bytes", 0), body.get("timeout_s", WAIT_S)
+        priority = body.get("priority")
+        if not 0 < size <= LARGEST:
+            raise ApiError(400, "bad-request", f"'bytes' must be a size from 1 to {LARGEST}")
+        if not 0 <= timeout_s <= LONGEST_WAIT_S:  # NaN neither
+            raise ApiError(400, "bad-request", f"'timeout_s' must be at most {LONGEST_WAIT_S:g}")
+        if priority is not None and not PRIORITY_MIN <= priority <= PRIORITY_MAX:
+            raise ApiError(400, "bad-request", f"'priority' must be from {PRIORITY_MIN} to {PRIORITY_MAX}")
+        identity = self._for_whom(body.get("user"))
+        request = self.controller.ask_for_room(identity, size, priority, may_raise=self.identity.is_admin)
+        self.set_header("Content-Type", "application/x-ndjson")
+        try:
+            await self._follow_until(request, time.monotonic() + timeout_s)
+        finally:
+            self.controller.room_requests.withdraw(request)
+
+    def _for_whom(self, user: str | None) -> Identity:
+        """Return whose request it is: administrators may name a user, others only themselves."""
+        own = self.identity
+        if user is None or own.owner is None or user in (own.name, own.owner):
+            return own
+        self.for_admins("who asks for room")
+        if user.startswith(GRANTED):
+            return Identity(of_granted_user(user.removeprefix(GRANTED)), user)
+        uid = int(user) if user.isdigit() else uid_of(user)
+        # A user that is made at the first spawn has no number yet.
+        return Identity(f"name-{quote(user, safe='')}" if uid is None else of_unix_user(uid), user)
+
+    async def _follow_until(self, request: RequestedRoom, deadline: float) -> None:
+        """Send how the request stands, each time that it changes, until it is answered."""
+        requests = self.controller.room_requests
+        while True:
+            request.news.clear()
+            line = requests.line(request)
+            if not await self.send(json.dumps(line).encode() + b"\n") or line["state"] != "waiting":
+                return
+            left_s = min(deadline - time.monotonic(), TOLD_EVERY_S)
+            news = asyncio.ensure_future(request.news.wait())
+            ends: set[asyncio.Future[Any]] = {news, self.gone}
+            await asyncio.wait(ends, timeout=max(left_s, 0), return_when=asyncio.FIRST_COMPLETED)
+            news.cancel()
+            if self.gone.done() or self.identity.is_revoked:
+                return
+            if time.monotonic() >= deadline:
+                requests.give_up(request)

@@ -1,0 +1,303 @@
+"""Room asked for before a kernel needs it: idle kernels make it, nothing is reserved, and it ends with its client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from fake_shim import GPU, MIB, PARK, PREPARES, RESIDENT
+from jsonschema import Draft202012Validator
+from live_machine import UnixConnection
+from people import Person, needs_root, open_to_everyone
+from thread_controller import ThreadController
+
+import jupyter_affinode.node
+from jupyter_affinode.client.api import ControllerClient
+from jupyter_affinode.node.identity.access import EveryUserAccess
+from jupyter_affinode.node.model.gpu import NvmlGpu
+from jupyter_affinode.node.protocol.wire import gpu_uuid
+from jupyter_affinode.node.system.nvml import NvmlSample
+
+DOCUMENT = json.loads((Path(jupyter_affinode.node.__file__).parent / "api" / "openapi.json").read_text())
+A, TOTAL = gpu_uuid(GPU), 1024 * MIB
+ALICE, BOB, CAROL = 61001, 61002, 61003
+SCHEMA = Draft202012Validator({"$ref": "#/components/schemas/Room", "components": DOCUMENT["components"]})
+
+
+class Gpus:
+    """NVML of one GPU, or of two of which the second is full of another program's memory; shims' memory counts."""
+
+    def __init__(self, count: int = 1):
+        self.shims: list = []
+        self.foreign = {A: 0, "GPU-foreign": TOTAL}
+        self.count = count
+
+    def read(self) -> NvmlSample:
+        """As pynvml says it."""
+        began, gpus = time.monotonic(), []
+        for index, uuid in enumerate(list(self.foreign)[: self.count]):
+            ours = sum(each.page.memory[GPU][0] for each in self.shims) if uuid == A else 0
+            used = min(ours + self.foreign[uuid], TOTAL)
+            gpus.append(NvmlGpu(uuid, index, "A GPU", TOTAL, used, TOTAL - used, 0, frozenset({os.getpid()})))
+        return NvmlSample(began, "580", tuple(gpus))
+
+
+class Asking:
+    """A request for room on a connection of its own; its lines as they come."""
+
+    def __init__(self, path, being=contextlib.nullcontext, **body):
+        self._connection = UnixConnection(path, timeout=60)
+        with being():
+            self._connection.connect()
+        headers = {"Content-Type": "application/json"}
+        self._connection.request("POST", "/api/v1/room", json.dumps(body), headers)
+        self.lines: list = []
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self):
+        with contextlib.suppress(OSError), self._connection.getresponse() as answer:
+            while line := answer.readline():
+                SCHEMA.validate(json.loads(line))
+                self.lines.append(json.loads(line))
+        self._connection.close()
+
+    def last(self):
+        """The last line, once there is no more."""
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        return self.lines[-1]
+
+    def hang_up(self):
+        """Close the connection."""
+        with contextlib.suppress(OSError, AttributeError):  # it may have ended
+            self._connection.sock.shutdown(socket.SHUT_RDWR)
+        self._thread.join(30)
+
+
+@pytest.fixture
+def gpus():
+    return Gpus()
+
+
+@pytest.fixture
+def ours(shim, gpus):
+    """`ours("k", resident=…)`: a process whose memory NVML shows."""
+
+    def make(*arguments, **options):
+        gpus.shims.append(shim(*arguments, **options))
+        return gpus.shims[-1]
+
+    return make
+
+
+@pytest.fixture
+def ask(machine):
+    """`ask(bytes=…)`: a request for room; all hang up at the end."""
+    asked = []
+
+    def make(**body):
+        asked.append(Asking(machine.socket, **body))
+        return asked[-1]
+
+    yield make
+    for each in asked:
+        each.hang_up()
+
+
+def test_idle_kernels_are_parked_and_nothing_is_reserved(node, gpus, ours, ask, wait_until):
+    machine = node(nvml=gpus, queue_idle_timeout_s=0.1)
+    idle = ours("idle", resident=900 * MIB)
+    wait_until(lambda: machine.kernel("idle"))
+    asked = ask(bytes=500 * MIB, timeout_s=60)
+    last = asked.last()
+    text = "there is room for 500 MiB, 1 idle kernel was parked"
+    assert (last["state"], last["text"], last["code"]) == ("done", text, "")
+    (command,) = idle.heard.of(PARK)
+    assert command.reason == "room for 500 MiB"
+    again = ask(bytes=900 * MIB, timeout_s=60)  # all that the first was told of is there for the next
+    assert again.last()["state"] == "done"
+    assert machine.node()["queue"] == []
+
+
+def test_while_kernels_are_parked_that_is_told(node, gpus, ours, ask, wait_until):
+    machine = node(nvml=gpus, queue_idle_timeout_s=0.1)
+    idle = ours("idle", resident=900 * MIB)
+    idle.answers = False
+    wait_until(lambda: machine.kernel("idle"))
+    asked = ask(bytes=500 * MIB, timeout_s=60)
+    told = "1 idle kernel is being parked to free 900 MiB"
+    wait_until(lambda: told in [line["text"] for line in asked.lines])
+    idle._carry_out(idle.heard.of(PARK)[0])
+    assert asked.last()["state"] == "done"
+
+
+def test_a_kernel_at_work_stays_and_the_request_ends_at_its_time(node, gpus, ours, ask, wait_until):
+    machine = node(nvml=gpus, when_full="time_slice", quantum_s=0.1)
+    busy = ours("busy", resident=900 * MIB, flags=PREPARES | 64)
+    busy.page.calls_in_flight = 1
+    busy.page.write()
+    wait_until(lambda: machine.kernel("busy"))
+    last = ask(bytes=500 * MIB, timeout_s=1.5).last()
+    assert (last["state"], last["code"]) == ("refused", "timeout")
+    assert last["text"].startswith("after 1.") and "its kernels are busy" in last["text"]
+    assert not busy.heard.of(PARK)
+    assert busy.state == RESIDENT
+    assert machine.node()["queue"] == []
+
+
+def test_hanging_up_withdraws_the_request(node, gpus, ours, ask, wait_until):
+    machine = node(nvml=gpus)
+    gpus.foreign[A] = TOTAL - 10 * MIB
+    ours("busy", resident=500 * MIB).page.calls_in_flight = 1
+    gpus.shims[0].page.write()
+    wait_until(lambda: machine.kernel("busy"))
+    asked = ask(bytes=400 * MIB, timeout_s=600)
+    wait_until(lambda: machine.node()["queue"] == ["a server that starts"])
+    asked.hang_up()
+    wait_until(lambda: machine.node()["queue"] == [])
+
+
+def test_what_can_never_fit_is_refused_at_once(node, gpus, ours, ask, wait_until):
+    machine = node(nvml=gpus)
+    ours("k", resident=100 * MIB)
+    wait_until(lambda: machine.kernel("k"))
+    last = ask(bytes=2 * TOTAL, timeout_s=600).last()
+    assert (last["state"], last["code"]) == ("refused", "too-large")
+    assert "cannot become free" in last["text"]
+
+
+def test_a_gpu_that_can_never_have_the_room_is_left_for_another(node, ours, gpus, ask, wait_until):
+    gpus.count, gpus.foreign = 2, {"GPU-foreign": TOTAL - 400 * MIB, A: 0}
+    machine = node(nvml=gpus, queue_idle_timeout_s=0.1)
+    busy = ours("busy", resident=900 * MIB)
+    busy.page.calls_in_flight = 1  # so that the other GPU is taken for the better one
+    busy.page.write()
+    wait_until(lambda: machine.kernel("busy"))
+    asked = ask(bytes=600 * MIB, timeout_s=60)
+    wait_until(lambda: any("busy" in line["text"] for line in asked.lines))
+    busy.page.calls_in_flight = 0
+    busy.page.write()
+    assert asked.last()["state"] == "done"
+    assert busy.heard.of(PARK)
+
+
+def test_without_any_gpu_it_is_refused(node, ask):
+    class NoGpus:
+        def read(self):
+            return NvmlSample(time.monotonic(), "580", ())
+
+    node(nvml=NoGpus())
+    assert ask(bytes=MIB).last()["code"] == "no-gpu"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{}, {"bytes": 0}, {"bytes": 1 << 61}, {"bytes": 1, "timeout_s": 601}, {"bytes": 1, "priority": 6}],
+)
+def test_what_is_no_request_is_answered_in_words(node, machine, body):
+    node()
+    status, answer = machine.ask("POST", "/room", body)
+    assert (status, answer["error"]) == (400, "bad-request")
+
+
+def test_the_client_yields_each_line_and_withdraws_when_it_is_closed(node, gpus, ours, wait_until):
+    machine = node(nvml=gpus)
+    ours("busy", resident=900 * MIB).page.calls_in_flight = 1
+    gpus.shims[0].page.write()
+    wait_until(lambda: machine.kernel("busy"))
+
+    async def story():
+        lines = ControllerClient(machine.socket).room(500 * MIB, timeout_s=600)
+        line = await anext(lines)
+        await lines.aclose()
+        return line
+
+    assert asyncio.run(story())["state"] == "waiting"
+    wait_until(lambda: machine.node()["queue"] == [])
+
+
+def test_the_command_prints_the_story_and_its_status_says_how_it_ended(node, gpus, ours, wait_until):
+    machine = node(nvml=gpus, queue_idle_timeout_s=0.1)
+    ours("idle", resident=900 * MIB)
+    wait_until(lambda: machine.kernel("idle"))
+    done = machine.affinode("room", "500MiB", "--timeout", "60")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == "There is room for 500 MiB, 1 idle kernel was parked"
+    refused = machine.affinode("room", "2GiB")
+    assert refused.returncode == 1
+    assert "cannot become free" in refused.stderr
+    assert machine.affinode("room", "20 pounds").returncode == 2
+
+
+def test_the_command_says_that_no_controller_runs(machine):
+    alone = machine.affinode("room", "1GiB")
+    assert alone.returncode == 3
+    assert "No GPU controller is running" in alone.stderr
+
+
+# ---- several users
+
+
+@pytest.fixture
+def shared(machine, gpus):
+    """The controller of all users, on a thread; `TOTAL` of its GPU is a busy kernel's of Carol's."""
+    needs_root()
+    open_to_everyone(machine)
+    controller = ThreadController(machine.socket, gpus, access=EveryUserAccess(), queue_idle_timeout_s=0.1)
+    carol = Person(machine, CAROL)
+    gpus.shims.append(carol.shim("busy", resident=TOTAL - 8 * MIB))
+    gpus.shims[0].page.calls_in_flight = 1
+    gpus.shims[0].page.write()
+    yield machine
+    carol.close()
+    controller.stop()
+    assert "Traceback" not in machine.controller_log()
+
+
+def test_a_second_request_of_a_user_replaces_the_first_and_nobody_elses(shared, wait_until):
+    alice, bob = Person(shared, ALICE), Person(shared, BOB)
+    first = Asking(shared.socket, alice.being, bytes=500 * MIB, timeout_s=600)
+    other = Asking(shared.socket, bob.being, bytes=500 * MIB, timeout_s=600)
+    wait_until(lambda: len(alice.ask("GET", "/node")[1]["queue"]) == 2)
+    second = Asking(shared.socket, alice.being, bytes=400 * MIB, timeout_s=600)
+    assert first.last()["code"] == "replaced"
+    wait_until(lambda: second.lines and second.lines[-1]["place"])
+    assert other.lines[-1]["state"] == second.lines[-1]["state"] == "waiting"
+    second.hang_up()
+    other.hang_up()
+
+
+def test_administrators_name_a_user_others_only_themselves(shared, wait_until):
+    alice, root = Person(shared, ALICE), Person(shared, 0)
+    own = Asking(shared.socket, alice.being, bytes=500 * MIB, user=str(ALICE), timeout_s=600)
+    wait_until(lambda: own.lines)
+    refused = alice.ask("POST", "/room", {"bytes": 1, "user": str(BOB)})
+    assert (refused[0], refused[1]["error"]) == (403, "forbidden")
+    names = [str(ALICE), str(BOB), "jupyter-not-made-yet", "hub:ana"]
+    asked = [Asking(shared.socket, bytes=500 * MIB, user=name, timeout_s=600) for name in names]
+    assert own.last()["code"] == "replaced"
+    wait_until(lambda: len(root.ask("GET", "/node")[1]["queue"]) == 4)
+    assert alice.ask("GET", "/node")[1]["queue"] == ["a server that starts"] * 4
+    for each in asked:
+        each.hang_up()
+    wait_until(lambda: root.ask("GET", "/node")[1]["queue"] == [])
+
+
+def test_an_administrator_raises_the_class_and_a_user_only_lowers_it(shared, wait_until):
+    alice, bob = Person(shared, ALICE), Person(shared, BOB)
+    first = Asking(shared.socket, bob.being, bytes=500 * MIB, timeout_s=600)
+    wait_until(lambda: first.lines and first.lines[-1]["place"] == 1)
+    raised = Asking(shared.socket, alice.being, bytes=500 * MIB, priority=5, timeout_s=600)
+    wait_until(lambda: raised.lines and raised.lines[-1]["place"] == 2)
+    by_root = Asking(shared.socket, bytes=500 * MIB, user=str(ALICE), priority=5, timeout_s=600)
+    wait_until(lambda: by_root.lines and by_root.lines[-1]["place"] == 1)
+    by_root.hang_up()
+    first.hang_up()
