@@ -5,7 +5,7 @@
         Take new prototypes from cuda.h and its companions into signatures.tsv, then write the table. Nothing
         is ever removed: programs built years ago still look old names up.
     entry_points.py
-        Write the table from signatures.tsv and classes.rules.
+        Write the table from signatures.tsv and entry_points.rules.
     entry_points.py --check [--headers DIR …]
         Write nothing; fail if the committed table is not what would be written, or if a header declares
         something that signatures.tsv lacks.
@@ -23,31 +23,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prototypes import Prototype, PrototypeError, base_name, read_prototypes
+from rules import RULES, TRAITS, HookRow, RuleBook, TableError, read_rules
 
 TOOLS = Path(__file__).resolve().parent
 SIGNATURES = TOOLS / "signatures.tsv"
-RULES = TOOLS / "classes.rules"
 PREAMBLE = TOOLS / "entry_points.preamble"
 TABLE = TOOLS.parent / "src" / "driver" / "entry_points.h"
 
-CLASSES = ("HOST", "QUERY", "FREE", "LAUNCH", "COPY", "ALLOC", "SYNC", "MODULE")
 MAX_INT_WORDS = 11  # of the INT thunks, shim/src/driver/call_thunks.c
 MAX_WIDE_WORDS = 24  # stack words that the WIDE thunks copy: enough if every argument were on the stack
 
-_CODE = re.compile(r"[csilpfd]|\{\d+\}")
-
-
-class TableError(Exception):
-    """The table cannot be made, or the committed one is wrong; the message says what to do."""
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One line of classes.rules."""
-
-    line: int
-    class_name: str
-    pattern: re.Pattern[str]
+_CODE = re.compile(r"[csilpfdaAhH]|\{\d+\}")
 
 
 @dataclass(frozen=True)
@@ -58,9 +44,11 @@ class EntryPoint:
     class_name: str
     shape: str
     words: int
+    traits: frozenset[str]
 
     def row(self) -> str:
-        return f"ENTRY({self.name}, {self.class_name}, {self.shape}, {self.words})"
+        said = (f"TRAIT_{trait.upper().replace('-', '_')}" for trait in TRAITS if trait in self.traits)
+        return f"ENTRY({self.name}, {self.class_name}, {self.shape}, {self.words}, {' | '.join(said) or 0})"
 
 
 def codes(signature: str) -> list[str]:
@@ -101,36 +89,7 @@ def write_known(known: dict[str, Prototype]) -> None:
     SIGNATURES.write_text("\n".join(lines) + "\n")
 
 
-def read_rules(path: Path = RULES) -> list[Rule]:
-    """Return the rules in order; TableError names the line that is not one."""
-    rules = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        text = line.partition("#")[0].strip()
-        if not text:
-            continue
-        class_name, _, pattern = text.partition(" ")
-        if class_name not in CLASSES:
-            raise TableError(f"{path.name}:{number}: no class {class_name}")
-        rules.append(Rule(number, class_name, re.compile(pattern.strip())))
-    return rules
-
-
-def classify(names: set[str], rules: list[Rule]) -> dict[str, str]:
-    """Return base name → class. TableError for a name without a rule, and for a rule that decides nothing."""
-    classes, used = {}, set()
-    for name in sorted(names):
-        rule = next((rule for rule in rules if rule.pattern.fullmatch(name)), None)
-        if rule is None:
-            raise TableError(f"{RULES.name}: no rule for {name}: does it wait at a closed gate?")
-        used.add(rule)
-        classes[name] = rule.class_name
-    idle = [f"{RULES.name}:{rule.line}: decides nothing" for rule in rules if rule not in used]
-    if idle:
-        raise TableError("\n".join(idle))
-    return classes
-
-
-def make_table(known: dict[str, Prototype], rules: list[Rule]) -> list[EntryPoint]:
+def make_table(known: dict[str, Prototype], rules: RuleBook) -> list[EntryPoint]:
     """Return every entry point in strcmp order.
 
     A base name stands for whichever version the driver picks for the caller, so its row is wide enough for
@@ -139,7 +98,6 @@ def make_table(known: dict[str, Prototype], rules: list[Rule]) -> list[EntryPoin
     versions: dict[str, list[str]] = {}
     for name, prototype in known.items():
         versions.setdefault(base_name(name), []).append(prototype.signature)
-    classes = classify(set(versions), rules)
     table = []
     for name in sorted(known.keys() | versions.keys()):
         signatures = versions.get(name) or [known[name].signature]
@@ -147,13 +105,21 @@ def make_table(known: dict[str, Prototype], rules: list[Rule]) -> list[EntryPoin
         words = max(word_count(signature) for signature in signatures)
         if words > MAX_WIDE_WORDS:
             raise TableError(f"{name} has {words} argument words, more than the WIDE thunks carry")
-        table.append(EntryPoint(name, classes[base_name(name)], shape, words))
+        base = base_name(name)
+        table.append(EntryPoint(name, rules.classes[base], shape, words, rules.traits[base]))
     return table
 
 
-def render(table: list[EntryPoint]) -> str:
-    """Return the text of entry_points.h."""
-    return PREAMBLE.read_text() + "\n" + "".join(f"{entry.row()}\n" for entry in table) + "\n#undef ENTRY\n"
+def render(table: list[EntryPoint], hooks: list[HookRow]) -> str:
+    """Return the text of entry_points.h: one section for each macro that an includer may define."""
+    sections = {"ENTRY": [entry.row() for entry in table]}
+    for row in hooks:
+        macro = f"{row.kind.upper()}_ROW"
+        sections.setdefault(macro, []).append(f'{macro}({row.function}, "{row.name}", {row.version})')
+    text = [
+        f"#ifdef {macro}\n{chr(10).join(rows)}\n#undef {macro}\n#endif\n" for macro, rows in sections.items()
+    ]
+    return "\n".join([PREAMBLE.read_text(), *text])
 
 
 def with_headers(known: dict[str, Prototype], folders: list[Path], compiler: str) -> dict[str, Prototype]:
@@ -191,7 +157,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         known = with_headers(read_known(), options.headers, options.compiler)
-        text = render(make_table(known, read_rules()))
+        rules = RuleBook(known, read_rules())
+        text = render(make_table(known, rules), rules.hooks)
         if options.check:
             check(known, text)
         else:

@@ -3,7 +3,8 @@
 A signature has one code per argument, in order: `c` `s` `i` `l` integers and enums of 1, 2, 4, 8 bytes, `p` a
 pointer, `f` float, `d` double, `{N}` a struct of N bytes passed by value. Every entry point returns a
 CUresult. Codes and not C types, because only width and kind decide in which registers and stack words an
-argument travels.
+argument travels. Two types are told apart all the same, because parking moves what they stand for: `a` is a
+CUdeviceptr and `h` a CUmemGenericAllocationHandle (both travel as `l`), `A` and `H` are pointers to one.
 
 Beside the signature stands since which driver version (cuGetProcAddress's `cudaVersion`) the name is what its
 base name means: cuMemAlloc_v2 since 3020, cuMemAlloc since 2000. The Typedefs headers tell.
@@ -44,6 +45,15 @@ STAND_INS = {
 # Structs passed by value whose members are all integers and pointers. Another one would have to be looked at:
 # members of floating type travel in other registers.
 INTEGER_STRUCTS = {"CUeglFrame", "CUmemLocation", "CUipcMemHandle", "CUipcEventHandle"}
+
+# Types that have a code of their own (see above).
+CODES = {
+    "pointer": "p",
+    "CUdeviceptr": "a",
+    "CUdeviceptr *": "A",
+    "CUmemGenericAllocationHandle": "h",
+    "CUmemGenericAllocationHandle *": "H",
+}
 
 _PROTOTYPE = re.compile(r"\bCUresult\s+(cu[A-Z]\w*)\s*\(([^;{}]*)\)\s*;")
 _TYPEDEF = re.compile(rf"\bPFN_(cu[A-Z]\w*?)_v(\d{{4,5}})({PER_THREAD_SUFFIX})?\s*\)")
@@ -127,11 +137,11 @@ def _read_signatures(folder: Path, compiler: str) -> dict[str, str]:
         for definitions in DEFINITIONS:
             text = _preprocess(headers, [compiler, *flags, *definitions])
             prototypes |= {(name, _argument_types(arguments)) for name, arguments in _PROTOTYPE.findall(text)}
-        types = {kind for _, arguments in prototypes for kind in arguments if kind != "pointer"}
+        types = {kind for _, arguments in prototypes for kind in arguments} - CODES.keys()
         codes = _type_codes(
             sorted(types), headers, [compiler, *flags, "-D__CUDA_API_VERSION_INTERNAL"], Path(scratch)
         )
-    codes["pointer"] = "p"
+    codes |= CODES
     signatures: dict[str, str] = {}
     for name, kinds in prototypes:
         signature = "".join(codes[kind] for kind in kinds)
@@ -161,16 +171,17 @@ def _preprocess(headers: list[str], command: list[str]) -> str:
 
 
 def _argument_types(arguments: str) -> tuple[str, ...]:
-    """Return the types of a prototype's arguments, all pointers and arrays as just "pointer"."""
+    """Return the types of a prototype's arguments, pointers and arrays as one of CODES."""
     arguments = " ".join(arguments.split())
     if arguments in ("", "void"):
         return ()
     types = []
     for argument in arguments.split(","):
+        words = [word for word in argument.replace("*", " * ").split() if word != "const"]
         if "*" in argument or "[" in argument:
-            types.append("pointer")
+            pointed = f"{words[0]} *"
+            types.append(pointed if pointed in CODES and argument.count("*") == 1 else "pointer")
             continue
-        words = [word for word in argument.split() if word != "const"]
         unnamed = len(words) == 1 or words[-1] in ("int", "char", "short", "long")
         types.append(" ".join(words if unnamed else words[:-1]))
     return tuple(types)

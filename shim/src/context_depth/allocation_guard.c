@@ -12,6 +12,7 @@
 #include "gpu/backed.h"
 #include "context_depth/internal.h"
 #include "gpu/contexts.h"
+#include "driver/entry_point.h"
 #include "driver/real_driver.h"
 #include "context_depth/gpu_lock.h"
 #include "hooks/hook.h"
@@ -27,72 +28,9 @@
  * is spared for it (internal.h).  */
 #define LEFT_FOR_HOLDER (2 * GIB)
 
-enum {
-	TAKES = 1u << 0,         /* memory of the current device, as many bytes as the second argument says */
-	TAKES_HANDLE = 1u << 1,  /* the same, of the device that the third argument describes */
-	TAKES_CONTEXT = 1u << 2, /* memory of any device */
-	SHARES = 1u << 3,
-	CONTEXTS = 1u << 4,
-	TAKES_SOME = 1u << 5,    /* memory of the current device, nobody knows how much */
-	ADDS_NODES = 1u << 6,    /* to a graph, of those that take memory when the graph is launched, or maybe */
-	LAUNCHES = 1u << 7,      /* TAKES_SOME, if there may be such a graph */
-};
-
-struct rule {
-	const char *name; /* whatever version suffix it has */
-	unsigned what;
-};
-
-static const struct rule rules[] = {
-	{"cuMemCreate", TAKES_HANDLE},
-	{"cuMemAlloc", TAKES},
-	{"cuMemAllocManaged", TAKES},
-	{"cuMemAllocAsync", TAKES},
-	{"cuMemAllocFromPoolAsync", TAKES},
-	{"cuMemAllocPitch", TAKES_SOME},
-	{"cuArrayCreate", TAKES_SOME},
-	{"cuArray3DCreate", TAKES_SOME},
-	{"cuMipmappedArrayCreate", TAKES_SOME},
-	{"cuCtxSetLimit", TAKES_SOME}, /* stacks for all threads of the GPU */
-	{"cuGraphInstantiate", TAKES_SOME},
-	{"cuGraphInstantiateWithFlags", TAKES_SOME},
-	{"cuGraphInstantiateWithParams", TAKES_SOME},
-	{"cuGraphAddMemAllocNode", ADDS_NODES},
-	{"cuGraphAddNode", ADDS_NODES}, /* of any kind */
-	{"cuGraphUpload", LAUNCHES},
-	{"cuGraphLaunch", LAUNCHES},
-	{"cuCtxCreate", TAKES_CONTEXT | CONTEXTS},
-	{"cuDevicePrimaryCtxRetain", TAKES_CONTEXT},
-	{"cuCtxDestroy", CONTEXTS},
-	{"cuCtxAttach", CONTEXTS},
-	{"cuCtxDetach", CONTEXTS},
-	{"cuDevicePrimaryCtxReset", CONTEXTS},
-	{"cuDevicePrimaryCtxRelease", CONTEXTS},
-	{"cuGreenCtxCreate", TAKES_CONTEXT | CONTEXTS},
-	{"cuGreenCtxDestroy", CONTEXTS},
-	{"cuGLCtxCreate", TAKES_CONTEXT | SHARES | CONTEXTS},
-	{"cuVDPAUCtxCreate", TAKES_CONTEXT | SHARES | CONTEXTS},
-	{"cuIpcGetMemHandle", SHARES},
-	{"cuIpcOpenMemHandle", SHARES},
-	{"cuIpcGetEventHandle", SHARES},
-	{"cuIpcOpenEventHandle", SHARES},
-	{"cuMemExportToShareableHandle", SHARES},
-	{"cuMemImportFromShareableHandle", SHARES},
-	{"cuMemPoolExportToShareableHandle", SHARES},
-	{"cuMemPoolImportFromShareableHandle", SHARES},
-	{"cuMemGetHandleForAddressRange", SHARES},
-	{"cuImportExternalMemory", SHARES},
-	{"cuImportExternalSemaphore", SHARES},
-	{"cuMulticastCreate", SHARES},
-	{"cuGraphicsEGLRegisterImage", SHARES},
-	{"cuGraphicsGLRegisterBuffer", SHARES},
-	{"cuGraphicsGLRegisterImage", SHARES},
-	{"cuGraphicsVDPAURegisterOutputSurface", SHARES},
-	{"cuGraphicsVDPAURegisterVideoSurface", SHARES},
-	{"cuGLRegisterBufferObject", SHARES},
-	{"cuEGLStreamConsumerConnect", SHARES},
-	{"cuEGLStreamProducerConnect", SHARES},
-};
+#define TAKES_TRAITS                                                                                              \
+	(TRAIT_TAKES_BYTES | TRAIT_TAKES_DESCRIBED | TRAIT_TAKES_SOME | TRAIT_ADDS_NODES | TRAIT_LAUNCHES_GRAPH |    \
+	 TRAIT_TAKES_CONTEXT)
 
 struct target {
 	void *real;
@@ -131,7 +69,7 @@ static struct device *device_meant(unsigned what, const CUmemAllocationProp *pro
 {
 	struct context *context;
 
-	if (what & TAKES_HANDLE)
+	if (what & TRAIT_TAKES_DESCRIBED)
 		return prop && prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? device_known(prop->location.id)
 										  : NULL;
 	context = context_current();
@@ -141,17 +79,17 @@ static struct device *device_meant(unsigned what, const CUmemAllocationProp *pro
 /* What is allocated while a stream is captured becomes a node of the graph.  */
 static void note_graphs(unsigned what)
 {
-	if ((what & ADDS_NODES) || ((what & TAKES) && captures_open()))
+	if ((what & TRAIT_ADDS_NODES) || ((what & TRAIT_TAKES_BYTES) && captures_open()))
 		atomic_store(&graphs_take_memory, true);
 }
 
 static bool takes_much(unsigned what, uint64_t bytes)
 {
-	if (what & (TAKES | TAKES_HANDLE))
+	if (what & (TRAIT_TAKES_BYTES | TRAIT_TAKES_DESCRIBED))
 		return bytes >= BACKED_FROM_BYTES;
-	if (what & LAUNCHES)
+	if (what & TRAIT_LAUNCHES_GRAPH)
 		return atomic_load_explicit(&graphs_take_memory, memory_order_relaxed);
-	return what & (TAKES_CONTEXT | TAKES_SOME);
+	return what & (TRAIT_TAKES_CONTEXT | TRAIT_TAKES_SOME);
 }
 
 /* Of the device meant, or of all that may be.  */
@@ -163,7 +101,7 @@ static bool share_for(unsigned what, uint64_t bytes, const CUmemAllocationProp *
 	*shared = 0;
 	if (!takes_much(what, bytes) || !shim_is_on() || !gpu_locks_are_used())
 		return true;
-	if (what & TAKES_CONTEXT)
+	if (what & TRAIT_TAKES_CONTEXT)
 		return share_all(shared);
 	device = device_meant(what, prop);
 	result = device ? gpu_share(device->uuid, SHARE_NS) : -ENOENT;
@@ -174,9 +112,9 @@ static bool share_for(unsigned what, uint64_t bytes, const CUmemAllocationProp *
 
 static void note(unsigned what, bool done)
 {
-	if ((what & SHARES) && done)
+	if ((what & TRAIT_SHARES) && done)
 		checkpoint_refuse("it shares GPU memory with other processes or devices");
-	if (what & CONTEXTS)
+	if (what & TRAIT_CHANGES_CONTEXTS)
 		shadows_forget_contexts();
 }
 
@@ -186,7 +124,8 @@ static bool leaves_enough(unsigned what, uint64_t bytes)
 {
 	size_t free_bytes, total;
 
-	return !(what & (TAKES | TAKES_HANDLE)) || driver.cuMemGetInfo(&free_bytes, &total) != CUDA_SUCCESS ||
+	return !(what & (TRAIT_TAKES_BYTES | TRAIT_TAKES_DESCRIBED)) ||
+	       driver.cuMemGetInfo(&free_bytes, &total) != CUDA_SUCCESS ||
 	       (free_bytes >= LEFT_FOR_HOLDER && free_bytes - LEFT_FOR_HOLDER >= bytes);
 }
 
@@ -224,18 +163,6 @@ static const int_fn int_thunks[INT_POOL] = {REPEAT_16(INT_NAME, 0x0) REPEAT_16(I
 						    REPEAT_16(INT_NAME, 0x2) REPEAT_16(INT_NAME, 0x3)};
 static const wide_fn wide_thunks[WIDE_POOL] = {REPEAT_16(WIDE_NAME, 0x0)};
 
-static unsigned rule_for(const char *name)
-{
-	for (size_t i = 0; i < sizeof(rules) / sizeof(rules[0]); i++) {
-		size_t n = strlen(rules[i].name);
-
-		/* "_v2", "_ptsz" or nothing: no other name begins with one of these and an underscore */
-		if (strncmp(name, rules[i].name, n) == 0 && (name[n] == 0 || name[n] == '_'))
-			return rules[i].what;
-	}
-	return 0;
-}
-
 static int bind_target(struct target *targets, int count, void *real, unsigned what)
 {
 	int bound = -1;
@@ -255,12 +182,12 @@ static int bind_target(struct target *targets, int count, void *real, unsigned w
 
 void *around_for(const char *name, bool wide, void *real)
 {
-	unsigned what = rule_for(name);
+	unsigned what = entry_point_traits(name) & (TAKES_TRAITS | TRAIT_SHARES | TRAIT_CHANGES_CONTEXTS);
 	void *thunk = real;
 	int i;
 
 	if (!checkpoint_is_asked())
-		what &= ~(unsigned)(SHARES | CONTEXTS);
+		what &= ~(unsigned)(TRAIT_SHARES | TRAIT_CHANGES_CONTEXTS);
 	if (!what)
 		return real;
 	i = wide ? bind_target(wide_targets, WIDE_POOL, real, what) : bind_target(int_targets, INT_POOL, real, what);

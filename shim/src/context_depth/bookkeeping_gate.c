@@ -9,7 +9,7 @@
 #include "base/monotonic_futex.h"
 #include "context_depth/deferred_calls.h"
 #include "gate/gate.h"
-#include "driver/symbol_lookup.h"
+#include "driver/entry_point.h"
 #include "context_depth/shadow.h"
 #include "driver/call_signatures.h"
 #include "shim.h"
@@ -198,65 +198,39 @@ static void *thunk(void *next, bool wide, enum meanwhile meanwhile)
 	return thunk;
 }
 
-/* Whether `name` is one of the list, with any version suffix or none.  */
-static bool is_one_of(const char *name, const char *const *list)
+static enum meanwhile meanwhile_of(unsigned traits)
 {
-	for (; *list; list++) {
-		size_t n = strlen(*list);
-
-		if (strncmp(name, *list, n) == 0 && (name[n] == 0 || name[n] == '_'))
-			return true;
-	}
-	return false;
-}
-
-/* Calls that act on a process by its id, among them those that end the driver's hold on this one.  */
-static const char *const never_held[] = {"cuCheckpointProcessLock", "cuCheckpointProcessCheckpoint",
-					 "cuCheckpointProcessRestore", "cuCheckpointProcessUnlock",
-					 "cuCheckpointProcessGetState", "cuCheckpointProcessGetRestoreThreadId", NULL};
-
-/* Of the gated classes, those whose hooks may call the driver past the gate.  */
-static const char *const past_the_gate[] = {"cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxReset", "cuCtxDestroy",
-					    "cuCtxDetach", "cuPointerSetAttribute", NULL};
-
-/* They pass the first gate while parked, where all work was drained.  */
-static const char *const synchronises[] = {"cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize", NULL};
-
-static const char *const ask_for_end[] = {"cuStreamQuery", "cuEventQuery", "cuStreamWaitEvent", NULL};
-
-static enum meanwhile meanwhile_of(const char *name)
-{
-	if (deferred_may_be(name))
+	if (traits & TRAIT_DEFERRABLE)
 		return IS_PUT_OFF;
-	if (is_one_of(name, ask_for_end))
+	if (traits & TRAIT_ASKS_FOR_END)
 		return ASKS_FOR_END;
-	return strcmp(name, "cuEventCreate") == 0 ? MAKES_EVENT : WAITS;
+	return traits & TRAIT_MAKES_EVENT ? MAKES_EVENT : WAITS;
 }
 
-void *books_below(const char *name, int version, int class_, bool wide, void *real)
+static bool comes_to_the_driver(const struct entry_point *entry)
+{
+	return entry->class_ == AFFINODE_CLASS_HOST || entry->class_ == AFFINODE_CLASS_QUERY ||
+	       entry->class_ == AFFINODE_CLASS_FREE || entry->class_ == AFFINODE_CLASS_SYNC ||
+	       (entry->traits & TRAIT_PAST_THE_GATE);
+}
+
+void *books_below(const struct entry_point *entry, int version, void *real)
 {
 	void *shadow;
 
-	if (is_one_of(name, never_held))
+	if (entry->traits & TRAIT_NEVER_HELD)
 		return real;
-	if (is_one_of(name, synchronises))
-		return thunk(real, wide, IS_DONE);
-	if (class_ != AFFINODE_CLASS_HOST && class_ != AFFINODE_CLASS_QUERY && class_ != AFFINODE_CLASS_FREE &&
-	    class_ != AFFINODE_CLASS_SYNC && !is_one_of(name, past_the_gate))
+	if (entry->traits & TRAIT_SYNCHRONISES)
+		return thunk(real, entry->wide, IS_DONE);
+	if (!comes_to_the_driver(entry))
 		return real;
-	shadow = shadow_for(name, version, real);
-	return shadow ? shadow : thunk(real, wide, meanwhile_of(name));
+	shadow = shadow_for(entry->name, version, real);
+	return shadow ? shadow : thunk(real, entry->wide, meanwhile_of(entry->traits));
 }
 
-/* They take the mover's lock, or ask the driver themselves, before they come to what is below.  */
-static const char *const held_above[] = {"cuMemRelease", "cuMemUnmap", "cuCtxDestroy", "cuCtxDisablePeerAccess",
-					 "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxReset",
-					 "cuDevicePrimaryCtxRelease", "cuCtxAttach", "cuCtxDetach",
-					 "cuCtxFromGreenCtx", "cuGreenCtxDestroy", NULL};
-
-void *books_above(const char *name, void *hook)
+void *books_above(const struct entry_point *entry, void *hook)
 {
-	return is_one_of(name, held_above) ? thunk(hook, false, WAITS) : hook;
+	return entry->traits & TRAIT_HELD_ABOVE ? thunk(hook, false, WAITS) : hook;
 }
 
 void books_reset_in_child(void)

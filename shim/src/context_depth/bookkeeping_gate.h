@@ -13,6 +13,7 @@
 #include "driver/cuda_types.h"
 #include "protocol.h"
 
+struct entry_point;
 struct slot;
 struct books_pass {
 	struct slot *slot;
@@ -34,11 +35,11 @@ bool books_are_closed(void);
 int books_close(uint64_t drain_ns);
 void books_open(void);
 
-/* What to put before the driver's `real`; `real` itself where nothing has to be. `class_` and `wide` as in the table.  */
-void *books_below(const char *name, int version, int class_, bool wide, void *real);
+/* What to put before the driver's `real`; `real` itself where nothing has to be. `version` as in wrap_entry_point.  */
+void *books_below(const struct entry_point *entry, int version, void *real);
 
 /* What to put before a hook that calls the driver where no gate holds the process on the GPU.  */
-void *books_above(const char *name, void *hook);
+void *books_above(const struct entry_point *entry, void *hook);
 
 void books_reset_in_child(void);
 

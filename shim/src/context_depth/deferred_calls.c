@@ -19,26 +19,6 @@ static struct call calls[MAX_CALLS];
 static unsigned count;
 static bool accepting; /* the process is off the GPU */
 
-/* cuMemHostUnregister and what unmaps are not here: their caller gives the memory away next, and the driver would come back
- * to pages that are gone. Nor is what counts (primary contexts, handles): its hooks do more than free.  */
-static const char *const names[] = {
-	"cuArrayDestroy", "cuEventDestroy", "cuEventRecord", "cuEventRecordWithFlags", "cuGraphDestroy",
-	"cuGraphExecDestroy", "cuLibraryUnload", "cuLinkDestroy", "cuMemFree", "cuMemFreeAsync", "cuMemFreeHost",
-	"cuMemPoolDestroy", "cuMemPoolTrimTo", "cuMipmappedArrayDestroy", "cuModuleUnload", "cuStreamDestroy",
-	"cuSurfObjectDestroy", "cuTexObjectDestroy",
-};
-
-bool deferred_may_be(const char *name)
-{
-	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-		size_t n = strlen(names[i]);
-
-		if (strncmp(name, names[i], n) == 0 && (name[n] == 0 || name[n] == '_'))
-			return true;
-	}
-	return false;
-}
-
 bool deferred_add(void *real, CUcontext context, W a0, W a1, W a2)
 {
 	bool room;

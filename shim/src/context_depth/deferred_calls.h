@@ -8,9 +8,6 @@
 #include "driver/cuda_types.h"
 #include "driver/call_signatures.h"
 
-/* Whether calls of this name (exact, or a base name) may be put off.  */
-bool deferred_may_be(const char *name);
-
 /* From now on calls may be put off.  */
 void deferred_begin(void);
 

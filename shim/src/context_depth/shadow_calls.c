@@ -301,77 +301,10 @@ static CUresult on_shadow_cuStreamGetCaptureInfo(void *real, CUstream stream, in
 HOOK(shadow_cuStreamGetCaptureInfo, (CUstream stream, int *status, void *a2, void *a3, void *a4, void *a5, void *a6),
      stream, status, a2, a3, a4, a5, a6)
 
-/* As HOOKS in hook.h: (hook, name, oldest version asked of cuGetProcAddress; 0: an exact name).  */
-#define SHADOWS(X)                                                                                                  \
-	X(cuCtxGetCurrent, "cuCtxGetCurrent", 0)                                                                    \
-	X(cuCtxGetCurrent, "cuCtxGetCurrent", 1)                                                                    \
-	X(cuCtxSetCurrent, "cuCtxSetCurrent", 0)                                                                    \
-	X(cuCtxSetCurrent, "cuCtxSetCurrent", 1)                                                                    \
-	X(cuCtxPushCurrent, "cuCtxPushCurrent", 0)                                                                  \
-	X(cuCtxPushCurrent, "cuCtxPushCurrent_v2", 0)                                                               \
-	X(cuCtxPushCurrent, "cuCtxPushCurrent", 1)                                                                  \
-	X(cuCtxPopCurrent, "cuCtxPopCurrent", 0)                                                                    \
-	X(cuCtxPopCurrent, "cuCtxPopCurrent_v2", 0)                                                                 \
-	X(cuCtxPopCurrent, "cuCtxPopCurrent", 1)                                                                    \
-	X(cuCtxGetDevice, "cuCtxGetDevice", 0)                                                                      \
-	X(cuCtxGetDevice_v2, "cuCtxGetDevice_v2", 0)                                                                \
-	X(cuCtxGetDevice_v2, "cuCtxGetDevice", 13000)                                                               \
-	X(cuCtxGetDevice, "cuCtxGetDevice", 1)                                                                      \
-	X(cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", 0)                                \
-	X(cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", 1)                                \
-	X(cuInit, "cuInit", 0)                                                                                      \
-	X(cuInit, "cuInit", 1)                                                                                      \
-	X(cuDriverGetVersion, "cuDriverGetVersion", 0)                                                              \
-	X(cuDriverGetVersion, "cuDriverGetVersion", 1)                                                              \
-	X(cuGetErrorName, "cuGetErrorName", 0)                                                                      \
-	X(cuGetErrorName, "cuGetErrorName", 1)                                                                      \
-	X(cuGetErrorString, "cuGetErrorString", 0)                                                                  \
-	X(cuGetErrorString, "cuGetErrorString", 1)                                                                  \
-	X(cuDeviceGetCount, "cuDeviceGetCount", 0)                                                                  \
-	X(cuDeviceGetCount, "cuDeviceGetCount", 1)                                                                  \
-	X(cuDeviceGet, "cuDeviceGet", 0)                                                                            \
-	X(cuDeviceGet, "cuDeviceGet", 1)                                                                            \
-	X(cuDeviceGetAttribute, "cuDeviceGetAttribute", 0)                                                          \
-	X(cuDeviceGetAttribute, "cuDeviceGetAttribute", 1)                                                          \
-	X(cuDeviceGetName, "cuDeviceGetName", 0)                                                                    \
-	X(cuDeviceGetName, "cuDeviceGetName", 1)                                                                    \
-	X(cuDeviceGetPCIBusId, "cuDeviceGetPCIBusId", 0)                                                            \
-	X(cuDeviceGetPCIBusId, "cuDeviceGetPCIBusId", 1)                                                            \
-	X(cuDeviceGetUuid, "cuDeviceGetUuid", 0)                                                                    \
-	X(cuDeviceGetUuid, "cuDeviceGetUuid_v2", 0)                                                                 \
-	X(cuDeviceGetUuid, "cuDeviceGetUuid", 1)                                                                    \
-	X(cuDeviceTotalMem, "cuDeviceTotalMem_v2", 0)                                                               \
-	X(cuDeviceTotalMem, "cuDeviceTotalMem", 3020)                                                               \
-	X(cuDevicePrimaryCtxGetState, "cuDevicePrimaryCtxGetState", 0)                                              \
-	X(cuDevicePrimaryCtxGetState, "cuDevicePrimaryCtxGetState", 1)                                              \
-	X(cuMemGetInfo, "cuMemGetInfo_v2", 0)                                                                       \
-	X(cuMemGetInfo, "cuMemGetInfo", 3020)                                                                       \
-	X(cuPointerGetAttribute, "cuPointerGetAttribute", 0)                                                        \
-	X(cuPointerGetAttribute, "cuPointerGetAttribute", 1)                                                        \
-	X(cuPointerGetAttributes, "cuPointerGetAttributes", 0)                                                      \
-	X(cuPointerGetAttributes, "cuPointerGetAttributes", 1)                                                      \
-	X(cuEventQuery, "cuEventQuery", 0)                                                                          \
-	X(cuEventQuery, "cuEventQuery", 1)                                                                          \
-	X(cuStreamQuery, "cuStreamQuery", 0)                                                                        \
-	X(cuStreamQuery, "cuStreamQuery_ptsz", 0)                                                                   \
-	X(cuStreamQuery, "cuStreamQuery", 1)                                                                        \
-	X(cuStreamWaitEvent, "cuStreamWaitEvent", 0)                                                                \
-	X(cuStreamWaitEvent, "cuStreamWaitEvent_ptsz", 0)                                                           \
-	X(cuStreamWaitEvent, "cuStreamWaitEvent", 1)                                                                \
-	X(cuStreamIsCapturing, "cuStreamIsCapturing", 0)                                                            \
-	X(cuStreamIsCapturing, "cuStreamIsCapturing_ptsz", 0)                                                       \
-	X(cuStreamIsCapturing, "cuStreamIsCapturing", 1)                                                            \
-	X(cuStreamGetCaptureInfo, "cuStreamGetCaptureInfo", 0)                                                      \
-	X(cuStreamGetCaptureInfo, "cuStreamGetCaptureInfo_ptsz", 0)                                                 \
-	X(cuStreamGetCaptureInfo, "cuStreamGetCaptureInfo_v2", 0)                                                   \
-	X(cuStreamGetCaptureInfo, "cuStreamGetCaptureInfo_v2_ptsz", 0)                                              \
-	X(cuStreamGetCaptureInfo, "cuStreamGetCaptureInfo_v3", 0)                                                   \
-	X(cuStreamGetCaptureInfo, "cuStreamGetCaptureInfo_v3_ptsz", 0)                                              \
-	X(cuStreamGetCaptureInfo, "cuStreamGetCaptureInfo", 1)
-
-#define SHADOW_NAME(which, name, version) {name, version, &hook_shadow_##which},
-static const struct hook_name shadow_names[] = {SHADOWS(SHADOW_NAME)};
-#undef SHADOW_NAME
+#define SHADOW_ROW(function, name, version) {name, version, &hook_shadow_##function},
+static const struct hook_name shadow_names[] = {
+#include "driver/entry_points.h"
+};
 
 /* A name with more copies of the driver behind it than a hook has places waits instead of being answered.  */
 void *shadow_for(const char *name, int version, void *real)

@@ -32,5 +32,5 @@ static void *linked_target(const char *name, void **cache)
 		static void *cache;                                                                                 \
 		return ((wide_fn)linked_target(#name, &cache))(WIDE_ARGUMENTS);                                     \
 	}
-#define ENTRY(name, CLASS, SHAPE, words) EXPORT_##SHAPE(name)
+#define ENTRY(name, CLASS, SHAPE, words, traits) EXPORT_##SHAPE(name)
 #include "driver/entry_points.h"

@@ -9,6 +9,7 @@
 #include "context_depth/bookkeeping_gate.h"
 #include "context_depth/checkpoint.h"
 #include "driver/cuda_types.h"
+#include "driver/entry_point.h"
 #include "driver/real_driver.h"
 #include "base/log.h"
 #include "context_depth/nvml_gate.h"
@@ -21,39 +22,6 @@ typedef void *(*dlsym_fn)(void *, const char *);
 __attribute__((visibility("hidden"))) dlsym_fn affinode_next_dlsym;
 __attribute__((visibility("hidden"))) uintptr_t affinode_answer_dlsym(void *handle, const char *name,
 								       const void *caller);
-
-enum shape { SHAPE_INT, SHAPE_WIDE };
-
-struct entry_point {
-	const char *name;
-	uint8_t class_;
-	uint8_t shape;
-};
-
-#define ENTRY(name, CLASS, SHAPE, words) {#name, AFFINODE_CLASS_##CLASS, SHAPE_##SHAPE},
-static const struct entry_point entry_points[] = {
-#include "driver/entry_points.h"
-};
-#undef ENTRY
-#define ENTRY_POINTS (sizeof(entry_points) / sizeof(entry_points[0]))
-
-static const struct entry_point *entry_point(const char *name)
-{
-	size_t low = 0, high = ENTRY_POINTS;
-
-	while (low < high) {
-		size_t middle = (low + high) / 2;
-		int order = strcmp(name, entry_points[middle].name);
-
-		if (order == 0)
-			return &entry_points[middle];
-		if (order < 0)
-			high = middle;
-		else
-			low = middle + 1;
-	}
-	return NULL;
-}
 
 /* We do not export dlvsym, so this finds the next dlsym without coming back to ours. The versions are those under
  * which libc has had it: x86-64 since 2.2.5 and, in libc proper, 2.34; aarch64 since 2.17.  */
@@ -188,7 +156,7 @@ static bool passes_the_gate(uint8_t class_)
 void *wrap_entry_point(const char *name, int version, void *real)
 {
 	const struct entry_point *entry = entry_point(name);
-	bool wide = !entry || entry->shape == SHAPE_WIDE;
+	bool wide = !entry || entry->wide;
 	void *wrapper;
 
 	if (shim_is_disabled())
@@ -196,15 +164,15 @@ void *wrap_entry_point(const char *name, int version, void *real)
 	shim_prepare();
 	real = around_for(name, wide, real);
 	if (entry && checkpoint_is_asked())
-		real = books_below(name, version, entry->class_, wide, real);
+		real = books_below(entry, version, real);
 	wrapper = hook_for(name, version, real);
 	if (wrapper)
-		return checkpoint_is_asked() ? books_above(name, wrapper) : wrapper;
+		return entry && checkpoint_is_asked() ? books_above(entry, wrapper) : wrapper;
 	if (entry && passes_the_gate(entry->class_))
 		return real;
 	/* A name that came after this table may take anything and do anything.  */
 	wrapper = thunk_for(real, entry ? entry->class_ : AFFINODE_CLASS_LAUNCH, wide,
-			    entry && entry->class_ == AFFINODE_CLASS_COPY && !strstr(name, "Async"));
+			    entry && (entry->traits & TRAIT_SETTLES));
 	if (!wrapper) {
 		shim_give_up_parking("more driver entry points than there are wrappers");
 		return real;

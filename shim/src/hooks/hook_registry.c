@@ -9,13 +9,13 @@
 #include "driver/symbol_lookup.h"
 #include "shim.h"
 
-#define DECLARE_HOOK(which, name, version) extern struct hook hook_##which;
-HOOKS(DECLARE_HOOK)
-#undef DECLARE_HOOK
+#define HOOK_ROW(function, name, version) extern struct hook hook_##function;
+#include "driver/entry_points.h"
 
-#define HOOK_NAME(which, name, version) {name, version, &hook_##which},
-static const struct hook_name hook_names[] = {HOOKS(HOOK_NAME)};
-#undef HOOK_NAME
+#define HOOK_ROW(function, name, version) {name, version, &hook_##function},
+static const struct hook_name hook_names[] = {
+#include "driver/entry_points.h"
+};
 
 static pthread_mutex_t hooks_lock = PTHREAD_MUTEX_INITIALIZER;
 

@@ -27,6 +27,8 @@ C_TYPES = {
     "{8}": "struct bytes_8",
     "{64}": "struct bytes_64",
 }
+# Device addresses and handles travel as other words do.
+PLAIN_CODES = str.maketrans("ahAH", "llpp")
 WAITING = {"LAUNCH", "COPY", "ALLOC", "SYNC", "MODULE"}
 
 # Names that no table knows, as a later driver will have: every kind of argument, as many as there is room for
@@ -48,6 +50,10 @@ class EntryPoint:
     later: bool
 
     @property
+    def signature(self) -> str:
+        return self.prototype.signature.translate(PLAIN_CODES)
+
+    @property
     def name(self) -> str:
         return self.prototype.name
 
@@ -57,7 +63,7 @@ class EntryPoint:
 
     @property
     def types(self) -> list[str]:
-        return [C_TYPES[code] for code in codes(self.prototype.signature)]
+        return [C_TYPES[code] for code in codes(self.signature)]
 
     def declaration(self, name: str) -> str:
         """Return the C declaration of a function with this entry point's arguments, a0 first."""
@@ -72,7 +78,7 @@ class EntryPoint:
 def entry_points() -> list[EntryPoint]:
     """Return the committed table's entry points with their arguments, then those that are in no table."""
     known = read_known()
-    rows = re.findall(r"^ENTRY\((\w+), (\w+), \w+, \d+\)$", TABLE.read_text(), re.MULTILINE)
+    rows = re.findall(r"^ENTRY\((\w+), (\w+), \w+, \d+, [^)]*\)$", TABLE.read_text(), re.MULTILINE)
     listed = [(known[name], class_name in WAITING, False) for name, class_name in rows]
     later = [(prototype, True, True) for prototype in LATER]
     return [EntryPoint(index, *entry) for index, entry in enumerate(listed + later)]
@@ -130,7 +136,7 @@ def driver_source(entries: list[EntryPoint]) -> str:
 def caller_source(entries: list[EntryPoint]) -> str:
     """Return caller_entry_points.c: a typed call of each function, and the table that caller.c walks."""
     rows = [
-        f'\t{{"{e.name}", "{base_name(e.name)}", "{e.prototype.signature}", {e.prototype.since}, '
+        f'\t{{"{e.name}", "{base_name(e.name)}", "{e.signature}", {e.prototype.since}, '
         f"{e.per_thread}, {int(e.waits)}, {'NULL' if e.later else f'(void *){e.name}'}, call_{e.index}}},"
         for e in entries
     ]
