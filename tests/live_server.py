@@ -48,6 +48,7 @@ class Execution:
     error: str | None  # the exception's name
     duration_s: float
     traceback: list[str] = field(default_factory=list)
+    displays: list[str] = field(default_factory=list)  # each text of an updatable display, in order
 
 
 class JupyterServer:
@@ -210,10 +211,18 @@ class JupyterKernel:
             if message["parent_header"].get("msg_id") == message_id and message["msg_type"] == "stream":
                 return message_id
 
+    def wait_for_display(self, message_id: str, timeout: float = 60) -> str:
+        """Wait until a submitted cell shows an updatable display; its text."""
+        deadline = time.monotonic() + timeout
+        while True:
+            message = self._message("iopub", deadline - time.monotonic())
+            if message["parent_header"].get("msg_id") == message_id and message["msg_type"] == "display_data":
+                return str(message["content"]["data"]["text/plain"])
+
     def wait(self, message_id: str, timeout: float = 60) -> Execution:
         """Wait for the reply and the idle of a submitted cell; AssertionError after `timeout` seconds."""
         began = time.monotonic()
-        text, stderr, error, traceback = [], [], None, []
+        text, stderr, error, traceback, displays = [], [], None, [], []
         while True:
             left = timeout - (time.monotonic() - began)
             message = self._message("iopub", left)
@@ -222,6 +231,8 @@ class JupyterKernel:
             kind, content = message["msg_type"], message["content"]
             if kind == "stream":
                 (text if content["name"] == "stdout" else stderr).append(content["text"])
+            elif content.get("transient", {}).get("display_id"):
+                displays.append(content["data"]["text/plain"])
             elif kind in ("execute_result", "display_data"):
                 text.append(content["data"].get("text/plain", ""))
             elif kind == "error":
@@ -233,7 +244,13 @@ class JupyterKernel:
             if reply["parent_header"].get("msg_id") == message_id:
                 duration = time.monotonic() - began
                 return Execution(
-                    reply["content"]["status"], "".join(text), "".join(stderr), error, duration, traceback
+                    reply["content"]["status"],
+                    "".join(text),
+                    "".join(stderr),
+                    error,
+                    duration,
+                    traceback,
+                    displays,
                 )
 
     def _message(self, channel: str, left: float) -> dict[str, Any]:

@@ -324,24 +324,39 @@ def _keep_shim_informed(shell, magics: GpuMagics) -> None:  # type: ignore[no-un
         atexit.register(dying)
 
     _serve_cache_drops(shim, shell, magics)
+    _show_waits(shim, shell)
     atexit.register(dying)
     shell.events.register("pre_run_cell", shim.cell_began)
     shell.events.register("post_run_cell", move_to_front)
 
 
 def _serve_cache_drops(shim: Shim, shell, magics: GpuMagics) -> None:  # type: ignore[no-untyped-def]
-    """Have frameworks drop their caches when the controller wishes it: cache_release.py, the file beside this."""
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "cache_release.py")
+    """Have frameworks drop their caches when the controller wishes it."""
     try:
-        spec = importlib.util.spec_from_file_location("_affinode_kernel_caches", path)
-        module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
-        spec.loader.exec_module(module)  # type: ignore[union-attr]
-        dropper = module.CacheDropper(shim.library, shell)
+        dropper = _load_beside("cache_release").CacheDropper(shim.library, shell)
     except (OSError, SyntaxError, AttributeError) as error:
         print(f"affinode: caches will not be dropped before a park: {error}", file=sys.stderr)
     else:
         dropper.start()
         magics.drop_caches = dropper.serve_in_magic
+
+
+def _show_waits(shim: Shim, shell) -> None:  # type: ignore[no-untyped-def]
+    """Show in a cell's output that it waits; where that cannot be, the shim writes a line to stderr."""
+    try:
+        display = _load_beside("waiting_display").WaitingDisplay(shim.library, shell)
+    except (OSError, SyntaxError, AttributeError):
+        return
+    shell.events.register("pre_run_cell", display.cell_began)
+
+
+def _load_beside(name: str):  # type: ignore[no-untyped-def]
+    """Load the module of that name from the folder of this file, which is on no path."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), name + ".py")
+    spec = importlib.util.spec_from_file_location("_affinode_kernel_" + name, path)
+    module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+    spec.loader.exec_module(module)  # type: ignore[union-attr]
+    return module
 
 
 def _run_startup_file(path: str, namespace: dict[str, object], shell) -> None:  # type: ignore[no-untyped-def]

@@ -19,6 +19,7 @@ EXPORT int affinode_status_text(char *text, size_t size);
 EXPORT int affinode_page_copy(void *buffer, size_t size);
 EXPORT void affinode_dying(void);
 EXPORT void affinode_cell_began(void);
+EXPORT uint32_t affinode_next_display(uint32_t seen, uint64_t timeout_ns, char *text, size_t size);
 EXPORT int affinode_describe(char *text, size_t size);
 
 int affinode_version(char *text, size_t size)
@@ -68,6 +69,11 @@ void affinode_dying(void)
 void affinode_cell_began(void)
 {
 	gate_cancel_end();
+}
+
+uint32_t affinode_next_display(uint32_t seen, uint64_t timeout_ns, char *text, size_t size)
+{
+	return text && size ? link_next_display(seen, timeout_ns, text, size) : seen;
 }
 
 /* Its state, the gates, the calls inside and who holds the mover, in lines: where does it hang?  */

@@ -15,7 +15,6 @@
 #include "gate/thread_slots.h"
 
 #define CANCEL_LIMIT_NS (5 * S_NS)
-#define SAY_WAITING_AFTER_NS (3 * S_NS)
 #define LOOK_AGAIN_NS S_NS
 #define DRAIN_POLL_NS 20000ull
 #define RECOVER_AFTER_NS (10 * MS_NS)
@@ -216,17 +215,6 @@ CUresult gate_verdict(enum affinode_class class_, uint32_t cancels_at_start)
 	return CUDA_SUCCESS;
 }
 
-void gate_say_waiting(uint64_t since_ns, bool *said)
-{
-	char place[AFFINODE_TEXT_SIZE];
-
-	if (*said || clock_ns() - since_ns < SAY_WAITING_AFTER_NS)
-		return;
-	*said = true;
-	link_place_text(place, sizeof(place));
-	tell_person("waiting for the GPU%s. Interrupt the kernel to give up.", place);
-}
-
 /* Which of the gates holds calls of that class.  */
 static bool is_held(enum affinode_class class_)
 {
@@ -240,7 +228,8 @@ static CUresult wait_at_gate(struct slot *slot, enum affinode_class class_, bool
 	uint32_t cancels = atomic_load(&gate.cancels);
 	uint64_t since = clock_ns();
 	CUresult result = CUDA_SUCCESS;
-	bool said = false, watches = false;
+	struct told_wait told = {false, false};
+	bool watches = false;
 
 	for (;;) {
 		uint32_t turn = atomic_load(&gate.turns);
@@ -259,8 +248,9 @@ static CUresult wait_at_gate(struct slot *slot, enum affinode_class class_, bool
 			interrupts_look();
 		}
 		futex_wait(&gate.turns, turn, LOOK_AGAIN_NS);
-		gate_say_waiting(since, &said);
+		link_tell_wait(since, &told);
 	}
+	link_end_told_wait(&told);
 	if (watches)
 		interrupts_leave();
 	atomic_store(&slot->waiting, 0);

@@ -140,7 +140,4 @@ unsigned gate_calls_at_work(uint64_t now);
 void gate_forget_dead_threads(void);
 void gate_sum_calls(uint64_t calls[AFFINODE_CLASSES]);
 
-/* Tell the person, once a wait, that a call has waited long: `since_ns` is when it began.  */
-void gate_say_waiting(uint64_t since_ns, bool *said);
-
 #endif

@@ -96,7 +96,7 @@ enum standing { GOES_ON, AGAIN, NO_ROOM };
 static enum standing stand_alone(struct room_wait *wait, uint64_t since)
 {
 	if (!wait->said_alone && wait->alone_ns >= SAY_ALONE_AFTER_NS) {
-		wait->said = wait->said_alone = true;
+		wait->told.printed = wait->said_alone = true;
 		tell_person("waiting for GPU memory: no controller answers. Out of memory if none comes free in %d s. "
 			    "Interrupt the kernel to give up.", ALONE_ALL_S);
 	}
@@ -144,8 +144,9 @@ static CUresult wait_for_answer(struct ask *ask, struct room_wait *wait, uint32_
 			break;
 		}
 		futex_wait(&answers, seen, LOOK_AGAIN_NS);
-		gate_say_waiting(wait->since_ns, &wait->said);
+		link_tell_wait(wait->since_ns, &wait->told);
 	}
+	link_end_told_wait(&wait->told);
 	if (alone_since)
 		interrupts_leave();
 	return result;

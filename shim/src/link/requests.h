@@ -9,6 +9,7 @@
 
 #include "gpu/contexts.h"
 #include "driver/cuda_types.h"
+#include "link/link.h"
 #include "protocol.h"
 
 /* One call's wait for room, over all its attempts; begins as zeros.  */
@@ -16,7 +17,8 @@ struct room_wait {
 	unsigned attempts;
 	uint64_t since_ns;
 	uint64_t alone_ns; /* of it, without a controller */
-	bool said, said_alone;
+	struct told_wait told;
+	bool said_alone;
 };
 
 /* An allocation met a full GPU: ask for room and wait, outside the gate. CUDA_SUCCESS: try again;
