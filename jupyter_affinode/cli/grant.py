@@ -10,7 +10,7 @@ from typing import Any
 
 from ..client.grant_signing import LIFETIME_S, CannotSign, make_keys, sign_grant, write_grant
 from ..node.identity.grants import PRIORITY_MAX
-from ..node.model.settings import LARGEST
+from ..settings.rules import LARGEST
 from ..units import number, whole
 
 UID_MAX = (1 << 32) - 2  # the last one means "nobody in particular" to the kernel

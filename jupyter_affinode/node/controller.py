@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ..settings.declaration import SettingsRefused
+from ..settings.policy import NOT_FOR_MANY_USERS, Settings, SettingTimes
 from .execution.allocations import Rooms
 from .execution.cache_drops import CacheDrops
 from .execution.cleanup import CleanUp
@@ -29,7 +31,6 @@ from .link.listener import Link
 from .metrics.collectors import Metrics
 from .metrics.history_options import HistoryOptions, make_history
 from .model.gpu import NvmlGpu
-from .model.settings import NOT_FOR_MANY_USERS, Settings, SettingsRefused, SettingTimes
 from .model.snapshot import Kernel, Node, Waiter
 from .policy.decide import decide
 from .policy.queue import waiters, waits_since

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from .._version import __version__
-from ..node.model.settings import Settings, SettingsRefused
+from ..settings.declaration import SettingsRefused
+from ..settings.policy import Settings
 from ..units import number, whole
 from .baselines import Culling
 from .chart import picture

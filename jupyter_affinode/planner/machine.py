@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..node.model.settings import Settings
+from ..settings.policy import Settings
 from ..units import bytes_in_words
 from .sessions import ImpossiblePlan, Session
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 from typing import Any
 
-from ..node.model.settings import Settings
+from ..settings.policy import Settings
 from .baselines import Culled, Culling, Reservation, Sharing
 from .machine import Machine, Speeds
 from .results import HOUR_S, Outcome, Progress

@@ -6,11 +6,13 @@ from typing import Any
 
 from jupyter_server.extension.application import ExtensionApp
 from tornado.ioloop import PeriodicCallback
-from traitlets import Bool, Enum, Float, Integer, Unicode
+from traitlets import Bool, Unicode
 
 from .._version import __version__
 from ..provisioning.default import OURS, DefaultProvisioner, claim_default
 from ..provisioning.provisioner import AffinodeProvisioner
+from ..settings.policy import Settings
+from ..settings.traits import traits_of, values_of
 from .activity import MARK_S, GpuActivity
 from .controller_watch import NodeWatch
 from .events import ResidencyEvents
@@ -19,29 +21,16 @@ from .handlers import HANDLERS
 from .kernels import KERNEL_ACTIONS, ServerKernels
 from .metrics import MetricsListener
 
-POLICY = (
-    "park_when",
-    "depth",
-    "idle_timeout_s",
-    "cell_idle_timeout_s",
-    "low_watermark",
-    "high_watermark",
-    "min_footprint_bytes",
-    "host_reserve_bytes",
-    "lot_bytes",
-    "drop_caches_before_park",
-    "hold_default_s",
-    "hold_max_s",
-    "when_full",
-    "quantum_s",
-)
 SHARED = (
-    " None leaves what the controller has. All servers of a person (or of the machine) share one: the server "
-    "that starts last decides. The machine's own controller has its administrators' settings, whatever is said here."
+    " None leaves what the controller has. All servers of a user share one controller: the server that starts last "
+    "decides. On a controller of all users of the machine this setting has no effect."
 )
 
 
-class AffinodeExtension(ExtensionApp):
+class AffinodeExtension(
+    traits_of(Settings, may_be_unset=True, note=SHARED),  # type: ignore[misc]  # made of the declarations
+    ExtensionApp,
+):
     """Gives idle kernels' GPUs back and gets them again; follows this server's kernels for the node's
     controller.
     """
@@ -57,87 +46,11 @@ class AffinodeExtension(ExtensionApp):
 
         Example: c.AffinodeExtension.enabled = False""",
     ).tag(config=True)
-    park_when = Enum(
-        ["needed", "idle"],
-        default_value=None,
-        allow_none=True,
-        help="""When an idle kernel's GPU memory is moved to host memory: "needed", when another kernel waits
-        for room or free GPU memory falls under the low watermark; "idle", as soon as it is idle for long, on
-        machines whose GPUs are also used by others or are to be switched off."""
-        + SHARED,
-    ).tag(config=True)
-    depth = Enum(
-        ["memory", "context"],
-        default_value=None,
-        allow_none=True,
-        help="""What a parked kernel leaves on the GPU: "memory", its CUDA context (about 0.6 GiB); "context",
-        nothing, where kernel and GPU allow it. Kernels that this server starts from then on are prepared for
-        it. Choose it where many kernels share a GPU and the contexts add up."""
-        + SHARED,
-    ).tag(config=True)
-    idle_timeout_s = Float(
-        None, allow_none=True, help="Seconds without CUDA after which a kernel may be parked." + SHARED
-    ).tag(config=True)
-    cell_idle_timeout_s = Float(
-        None,
-        allow_none=True,
-        help="The same while a cell is open: for cells that wait for a person or a network." + SHARED,
-    ).tag(config=True)
-    low_watermark = Float(
-        None,
-        allow_none=True,
-        help="Fraction of a GPU's memory; with less of it free, idle kernels yield." + SHARED,
-    ).tag(config=True)
-    high_watermark = Float(
-        None, allow_none=True, help="Fraction of a GPU's memory to have free again after that." + SHARED
-    ).tag(config=True)
-    min_footprint_bytes = Integer(
-        None, allow_none=True, help="Kernels with less GPU memory than this are left alone." + SHARED
-    ).tag(config=True)
-    host_reserve_bytes = Integer(
-        None,
-        allow_none=True,
-        help="Host memory that parking never takes; raise it where other programs need memory suddenly."
-        + SHARED,
-    ).tag(config=True)
-    lot_bytes = Integer(
-        None,
-        allow_none=True,
-        help="Host memory that is touched in advance, so that first parks are fast; taken while nobody parks too."
-        + SHARED,
-    ).tag(config=True)
-    drop_caches_before_park = Bool(
-        None,
-        allow_none=True,
-        help="Whether PyTorch and CuPy are asked to drop what they only cache before an idle kernel is parked."
-        + SHARED,
-    ).tag(config=True)
-    hold_default_s = Float(
-        None, allow_none=True, help="How long %gpu_hold without a duration keeps the GPU." + SHARED
-    ).tag(config=True)
-    hold_max_s = Float(
-        None, allow_none=True, help="The longest that anyone may keep an idle GPU." + SHARED
-    ).tag(config=True)
     place_kernels = Bool(
         False,
         help="""Whether new kernels are told which GPU to use, on machines with several: the one with the most room
         once idle kernels are parked comes first in CUDA_VISIBLE_DEVICES, others of the same kind after it. A
         CUDA_VISIBLE_DEVICES of the server or of a kernelspec stays as it is.""",
-    ).tag(config=True)
-    when_full = Enum(
-        ["wait", "time_slice", "terminate_newest"],
-        default_value=None,
-        allow_none=True,
-        help="""What happens when someone waits and every kernel on the GPU is busy: "wait"; "time_slice", who has
-        had it longest gives it up at its next call, after `quantum_s`, and takes turns; "terminate_newest",
-        the youngest kernel is shut down for an older one, with all its variables. Choose the last only where
-        people expect it."""
-        + SHARED,
-    ).tag(config=True)
-    quantum_s = Float(
-        None,
-        allow_none=True,
-        help="Seconds that a kernel has the GPU at least when turns are taken." + SHARED,
     ).tag(config=True)
     server_label = Unicode(
         help="""What `jupyter affinode status` calls this server; by default its address.
@@ -159,7 +72,7 @@ class AffinodeExtension(ExtensionApp):
             self.default_provisioner.reason,
             "" if self.default_provisioner.is_ours else f" Only kernelspecs that name {OURS} are managed.",
         )
-        policy = {name: value for name in POLICY if (value := getattr(self, name)) is not None}
+        policy = {name: value for name, value in values_of(self, Settings).items() if value is not None}
         label = self.server_label or self.serverapp.connection_url
         manager = self.serverapp.kernel_manager
         self.watch = NodeWatch(policy=policy, log=self.log)
@@ -175,7 +88,7 @@ class AffinodeExtension(ExtensionApp):
         for listener in (self.kernels, self._events, MetricsListener(self.watch), ends):
             self.watch.listen(listener)
         AffinodeProvisioner.server_label = label
-        AffinodeProvisioner.depth = self.depth
+        AffinodeProvisioner.depth = policy.get("depth")
         AffinodeProvisioner.places = self.place_kernels
         if not self.enabled:
             self.watch.message = (

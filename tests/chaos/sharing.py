@@ -34,9 +34,9 @@ RESTORE_MIB = 2 << 10  # what must be free so that a context can be restored for
 END_WITHIN_S = 120.0
 CONTROLLER = (
     "--idle-timeout=0.2",
-    f"--margin={MARGIN_MIB << 20}",
-    f"--min-footprint={2 << 20}",
-    "--host-reserve=0",
+    f"--margin-bytes={MARGIN_MIB << 20}",
+    f"--min-footprint-bytes={2 << 20}",
+    "--host-reserve-bytes=0",
 )
 
 
@@ -143,8 +143,8 @@ def start_bounded(machine: Machine, host_mib: int, controller: list[str]) -> Non
         sys.executable,
         program,
         str(host_mib),
-        *(option for option in controller if not option.startswith("--host-reserve")),
-        f"--host-reserve={(host_mib << 20) // 10}",
+        *(option for option in controller if not option.startswith("--host-reserve-bytes")),
+        f"--host-reserve-bytes={(host_mib << 20) // 10}",
         env=controller_environment(machine.environment),
         stdout=log,
         stderr=log,

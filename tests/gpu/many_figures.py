@@ -19,9 +19,9 @@ import pynvml
 from many_people import Person
 
 from jupyter_affinode.client.api import ControllerClient
-from jupyter_affinode.node.model.settings import Settings
 from jupyter_affinode.node.policy.host_memory import CGROUP_RESERVE
 from jupyter_affinode.node.system.host_memory import cgroup_memory, host_memory
+from jupyter_affinode.settings.policy import Settings
 
 GIB = 1 << 30
 SAMPLE_EVERY_S = 0.2

@@ -36,8 +36,8 @@ from many_programs import PROGRAMS
 from many_watch import Watch, end_all, grow_memory, tell_log
 
 from jupyter_affinode.client.api import ensure_controller
-from jupyter_affinode.node.model.settings import Settings
 from jupyter_affinode.provisioning.provisioner import AffinodeProvisioner
+from jupyter_affinode.settings.policy import Settings
 
 GIB = 1 << 30
 STARTS_WITHIN_S = 60.0  # beside --time; what starting takes longer than START_S is taken off the turns

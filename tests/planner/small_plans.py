@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
-from jupyter_affinode.node.model.settings import Settings
 from jupyter_affinode.planner.machine import GIB, Machine, Speeds
 from jupyter_affinode.planner.replay import Replay
 from jupyter_affinode.planner.sessions import Cell, Session
+from jupyter_affinode.settings.policy import Settings
 
 PLAIN = Settings(
     idle_timeout_s=0.0,

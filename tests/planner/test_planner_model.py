@@ -11,7 +11,6 @@ import pytest
 from small_plans import PLAIN, random_sessions, replay, session
 
 import jupyter_affinode.planner.replay as replay_module
-from jupyter_affinode.node.model.settings import Settings
 from jupyter_affinode.planner.baselines import Culled, Culling, Reservation, Sharing
 from jupyter_affinode.planner.event_queue import Shared, Timeline
 from jupyter_affinode.planner.machine import GIB, Machine, Speeds
@@ -19,6 +18,7 @@ from jupyter_affinode.planner.replay import Replay
 from jupyter_affinode.planner.sessions import Cell, ImpossiblePlan, Session, active_share
 from jupyter_affinode.planner.simulation import ModelBroken
 from jupyter_affinode.planner.workload import Spread, Workload
+from jupyter_affinode.settings.policy import Settings
 
 SMALL = Machine(gpus=2, gpu_bytes=40 * GIB, host_bytes=150 * GIB, context_bytes=GIB // 2)
 SECONDS = Speeds(2 * GIB, 8 * GIB, 80 * GIB, 8 * GIB, 0.01, 0.5, 0.5, "slow")

@@ -141,7 +141,7 @@ def test_many_kernels_take_turns(scripts_machine, tmp_path):
         "--think=0.2:0.6",
         "--yields=0.1",
         "--end=60",
-        "--controller=--host-reserve=0",
+        "--controller=--host-reserve-bytes=0",
         "--json",
         str(tmp_path / "f.json"),
         simulate=True,
@@ -190,7 +190,7 @@ def test_idle_and_parked_by_whoever_serves(scripts_machine):
     arguments = [str(folder), "--minutes=0.05", "--program=driver", "--controller", str(served)]
     assert script(scripts_machine, "jax_idle", "start", *arguments).returncode == 0
     node = [sys.executable, "-m", "jupyter_affinode.cli", "node", f"--socket={served / 'node.sock'}"]
-    with subprocess.Popen([*node, "--host-reserve=0"], env=scripts_machine.environment) as controller:
+    with subprocess.Popen([*node, "--host-reserve-bytes=0"], env=scripts_machine.environment) as controller:
         done = script(scripts_machine, "jax_idle", "collect", str(folder))
         controller.terminate()
     assert done.returncode == 0, done.stdout + done.stderr

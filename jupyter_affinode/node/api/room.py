@@ -8,8 +8,8 @@ import time
 from typing import Any
 from urllib.parse import quote
 
+from ...settings.rules import GRANTED, LARGEST, PRIORITY_MAX, PRIORITY_MIN
 from ..identity.identity import Identity, of_granted_user, of_unix_user
-from ..model.rules import GRANTED, LARGEST, PRIORITY_MAX, PRIORITY_MIN
 from ..state.room_requests import RequestedRoom
 from ..system.user_names import uid_of
 from .handler import ApiError, Handler

@@ -17,8 +17,8 @@ from tornado.iostream import IOStream
 from tornado.netutil import add_accept_handler
 from tornado.web import Application, RequestHandler
 
+from ...settings.declaration import SettingsRefused
 from ..controller import Controller
-from ..model.settings import SettingsRefused
 from ..system.peer_socket import ListeningSocket, PeerSocket
 from ..system.peers import DropLog
 from ..views.visibility import settings_view

@@ -15,8 +15,8 @@ from __future__ import annotations
 import logging
 import time
 
+from ...settings.policy import GIB
 from ...units import duration_in_words
-from ..model.settings import GIB
 from ..model.snapshot import Node
 from ..policy.eviction_cost import is_late
 from ..protocol.wire import Status

@@ -7,8 +7,8 @@ import logging
 import time
 from collections.abc import Callable
 
+from ...settings.policy import Settings
 from ...units import duration_in_words
-from ..model.settings import Settings
 from ..model.snapshot import Residency
 from ..protocol.page import State
 from ..protocol.wire import CommandKind, Request, RequestKind, Status

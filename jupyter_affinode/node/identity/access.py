@@ -7,13 +7,15 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Protocol
 
-from ..model.rules import GRANTED
+from ...settings.controller import ControllerSettings
+from ...settings.rules import GRANTED
 from ..system.peers import Peer, groups_of, is_beside_us
 from ..system.subuid import SubordinateIds
 from ..system.user_names import name_of
-from .grants import GrantExpired, GrantRefused, GrantVerifier
+from .grants import GrantExpired, GrantRefused, GrantsUnavailable, GrantVerifier
 from .identity import OWN_USER, Identity, of_granted_user, of_unix_user
 from .rate_limits import MANY_USERS, ONE_USER, Limits
 
@@ -150,6 +152,20 @@ class EveryUserAccess:
             is_admin=visitor.is_admin,
             counts_for=None if person == uid else of_unix_user(person),
         )
+
+
+def access_for(settings: ControllerSettings) -> Access:
+    """Return who may connect to a controller with these settings. Raises GrantsUnavailable and NoSuchGroup."""
+    if not settings.system:
+        return OwnUserAccess()
+    grants = None
+    if settings.grant_keys:
+        grants = GrantVerifier(Path(settings.grant_keys), settings.grant_audiences)
+    if settings.require_grants and grants is None:
+        raise GrantsUnavailable("require_grants needs grant_keys, the folder with the keys to check them")
+    return EveryUserAccess(
+        admin_group=settings.admin_group, grants=grants, require_grants=settings.require_grants
+    )
 
 
 def _gid(group: str) -> int:

@@ -14,6 +14,7 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
 from ...environment import make_folder
+from ...settings.controller import ControllerSettings
 from .schema import migrate
 from .usage import DAY_S, Usage
 
@@ -93,8 +94,8 @@ class Batch:
 class Retention:
     """What is kept: nothing older than `days`, and no more than about `bytes` in the file."""
 
-    days: float = 400.0
-    bytes: int = 256 << 20
+    days: float = ControllerSettings.ledger_days
+    bytes: int = ControllerSettings.ledger_bytes
 
 
 class LedgerStore:

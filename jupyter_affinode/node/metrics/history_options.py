@@ -1,4 +1,4 @@
-"""What an administrator may set about history and figures; made from the application's traits."""
+"""What an administrator may set about history and figures; made of the controller's settings."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ... import environment
+from ...settings.controller import ControllerSettings
 from ..ledger.recorder import History
 from ..ledger.store import Retention
 from ..ledger.writer import Ledger
 from ..state.registry import NodeState
 from .collectors import Metrics
+
+NO_LEDGER = "none"
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,19 @@ class HistoryOptions:
     metrics_users: bool = False  # metrics by user
     metrics_ip: str = ""
     metrics_port: int = 0  # 0: no metrics over TCP
+
+    @classmethod
+    def of(cls, settings: ControllerSettings, socket: Path) -> HistoryOptions:
+        """Return the options of the controller that serves `socket`."""
+        path = Path(settings.ledger).absolute() if settings.ledger else environment.ledger_path(socket)
+        return cls(
+            ledger=None if settings.ledger == NO_LEDGER else path,
+            retention=Retention(settings.ledger_days, settings.ledger_bytes),
+            with_names=settings.ledger_names,
+            metrics_users=settings.metrics_users,
+            metrics_ip=settings.metrics_ip,
+            metrics_port=settings.metrics_port,
+        )
 
 
 def make_history(state: NodeState, metrics: Metrics, options: HistoryOptions, log: logging.Logger) -> History:

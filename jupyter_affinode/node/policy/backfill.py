@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ..model.settings import MIB
+from ...settings.policy import MIB
 from ..model.snapshot import Waiter
 from .scheduling_pass import Plan
 

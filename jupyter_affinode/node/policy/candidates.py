@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import cached_property
 from operator import itemgetter
 
-from ..model.settings import Settings
+from ...settings.policy import Settings
 from ..model.snapshot import Kernel, Node, Residency, Waiter
 from . import eviction_cost as victims
 from .eligibility import eligible_at, least_idle_s

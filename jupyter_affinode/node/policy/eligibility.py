@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..model.settings import Settings
+from ...settings.policy import Settings
 from ..model.snapshot import Kernel, Residency, Speed
 from .eviction_cost import break_even_s
 

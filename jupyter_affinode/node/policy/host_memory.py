@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from ...settings.policy import MIB, Settings
 from ...units import bytes_in_words
-from ..model.settings import MIB, Settings
 from ..model.snapshot import Host, Kernel
 
 LEAST_BYTES = 256 * MIB  # with less than this a park of unknown need is not tried, and less is not trimmed

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from ...settings.policy import Settings
 from ..model.gpu import NvmlGpu
-from ..model.settings import Settings
 from ..model.snapshot import Kernel, Node, Residency
 from .eligibility import eligible_at
 

@@ -28,8 +28,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Protocol
 
-from ..model.rules import PRIORITY_MAX, PRIORITY_MIN
-from ..model.settings import Settings
+from ...settings.policy import Settings
+from ...settings.rules import PRIORITY_MAX, PRIORITY_MIN
 from ..model.snapshot import Kernel, Line, Node, Residency, Waiter
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..model.rules import rule_for, sizes
-from ..model.settings import Settings
+from ...settings.policy import Settings
+from ...settings.rules import rule_for, sizes
 from ..model.snapshot import Kernel, Node, Waiter
 
 USER, GROUP = "user ", "group "  # before the name; no GPU is called so

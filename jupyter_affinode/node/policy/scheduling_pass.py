@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
 
+from ...settings.policy import Settings
 from ..model.actions import Action, Cause, DropCaches, GiveLots, Park, RefusePark, Resume
-from ..model.settings import Settings
 from ..model.snapshot import Kernel, Line, Node, Residency
 from .candidates import Candidates
 from .eviction_cost import is_late

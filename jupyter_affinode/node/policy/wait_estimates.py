@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ...settings.policy import Settings
 from ...units import bytes_in_words
-from ..model.settings import Settings
 from ..model.snapshot import Kernel, Node, Residency, Waiter
 from .admission import is_hopeless
 from .eligibility import LEAST_PAUSE_S, eligible_at

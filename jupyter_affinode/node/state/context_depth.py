@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..model.settings import GIB, Settings
+from ...settings.policy import GIB, Settings
 from ..protocol.page import Depth, PageGpu, State
 from ..protocol.wire import HelloFlag
 from .gpus import GpuTable

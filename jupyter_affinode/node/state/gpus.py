@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ...settings.policy import Settings
 from ..model.gpu import NvmlGpu
-from ..model.settings import Settings
 from ..model.snapshot import Gpu
 from ..system.nvml import NvmlSample
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ...settings.policy import Settings
 from ...units import bytes_in_words
-from ..model.settings import Settings
 from .records import KernelRecord
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from ...settings.policy import MIB
 from ..model.backoff import back_off_s
-from ..model.settings import MIB
 from ..model.snapshot import HostUse
 from ..policy.host_memory import LEAST_BYTES
 from ..protocol.page import State

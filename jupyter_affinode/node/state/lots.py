@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from ...settings.policy import GIB, MIB, Settings
 from ...units import bytes_in_words
-from ..model.settings import GIB, MIB, Settings
 from ..policy.host_memory import CGROUP_RESERVE, with_margin
 from ..system.host_memory import HostMemory, cgroup_memory, host_memory
 from ..system.lot_memory import STEP_BYTES, Lot, LotFailed, make_lot

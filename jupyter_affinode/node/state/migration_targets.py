@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from io import RawIOBase
 from pathlib import Path
 
+from ...settings.policy import Settings
 from ..model.gpu import NvmlGpu
-from ..model.settings import Settings
 from ..policy.placement import are_alike
 from ..protocol.page import Depth, State
 from ..protocol.wire import HelloFlag

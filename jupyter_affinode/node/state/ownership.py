@@ -7,9 +7,9 @@ import pwd
 from dataclasses import dataclass
 from functools import lru_cache
 
+from ...settings.policy import Settings
+from ...settings.rules import EVERYBODY, GRANTED, is_named, names, numbers, rule_for
 from ..identity.identity import of_unix_user
-from ..model.rules import EVERYBODY, GRANTED, is_named, names, numbers, rule_for
-from ..model.settings import Settings
 from ..system.user_names import groups_of, name_of
 from .records import Description, KernelRecord
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import environment
-from ..model.rules import PRIORITY_MAX, PRIORITY_MIN
+from ...settings.rules import PRIORITY_MAX, PRIORITY_MIN
 from .records import KernelRecord
 
 FILE_NAME = "remembered.json"

@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ...settings.policy import Settings
 from ..link.connection import Connection
 from ..model.gpu import NvmlGpu
-from ..model.settings import Settings
 from ..model.snapshot import Host, Kernel, Node, Reservation, Residency
 from ..model.user_back_off import UserBackOff
 from ..policy.placement import PLACED_LASTS_S, Newcomer, newcomers_by_gpu, place

@@ -10,7 +10,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..model.settings import Settings
+from ...settings.policy import Settings
 from ..model.snapshot import Gpu, Kernel, Reservation, Residency, RoomRequest
 from .ownership import standing
 from .records import KernelRecord

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..model.settings import Settings
+from ...settings.policy import Settings
 from ..model.snapshot import Kernel, Residency, RoomRequest
 from ..protocol.page import Fixed, PageGpu, State
 from ..protocol.wire import HelloFlag

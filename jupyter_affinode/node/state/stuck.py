@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ...settings.policy import Settings
 from ...units import bytes_in_words
 from ..model.gpu import NvmlGpu
-from ..model.settings import Settings
 from ..protocol.page import State
 from ..system.peers import is_stopped
 from .records import KernelRecord, Process

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..model.settings import MIB
+from ...settings.policy import MIB
 
 STEP_BYTES = 32 * MIB  # touched at once; sizes are multiples of it, as the shims' slabs are
 HUGE_PAGE_BYTES = 2 * MIB

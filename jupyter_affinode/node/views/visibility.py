@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from ...settings.policy import SETTINGS
 from ..identity.identity import Identity
 from ..state.records import KernelRecord
 from .serializers import STARTING
 
 ANOTHER_USER = "another user"
-ABOUT_PEOPLE = ("user_limits", "group_limits", "user_priorities", "group_priorities", "opt_out")
+ABOUT_USERS = [name for name, setting in SETTINGS.items() if setting.names_users]
 
 Json = dict[str, Any]
 
@@ -44,7 +45,7 @@ def settings_view(identity: Identity, settings: Json) -> Json:
     """The settings; rules about people by name are for administrators."""
     if identity.is_admin:
         return settings
-    return {**settings, **dict.fromkeys(ABOUT_PEOPLE, "")}
+    return {**settings, **dict.fromkeys(ABOUT_USERS, "")}
 
 
 def others(identity: Identity, kernels: Iterable[KernelRecord], queue: list[str]) -> Json:

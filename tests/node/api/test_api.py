@@ -20,7 +20,6 @@ from openapi_spec_validator import validate
 from jupyter_affinode.client.api import ControllerClient, ControllerRefused, ControllerUnavailable
 from jupyter_affinode.node.api.server import openapi_paths
 from jupyter_affinode.node.execution.notices import Notice
-from jupyter_affinode.node.model.settings import Settings
 from jupyter_affinode.node.views.event_stream import UNREAD_MAX, EventHub
 from jupyter_affinode.printable import TEXT_MAX, is_printable
 
@@ -57,11 +56,6 @@ def test_the_document_is_valid_openapi():
 def test_every_handler_is_described_and_every_description_has_a_handler():
     described = {path: METHODS & item.keys() for path, item in DOCUMENT["paths"].items()}
     assert described == openapi_paths()
-
-
-def test_the_settings_are_those_of_the_policy():
-    described = DOCUMENT["components"]["schemas"]["Settings"]["properties"]
-    assert described.keys() == Settings().as_dict().keys()
 
 
 def test_a_text_is_described_as_it_is_taken():

@@ -9,12 +9,12 @@ from said_pages import NOW, SETTINGS, TOTAL, A, Heart
 
 from jupyter_affinode.node.execution.failed_parks import EXCUSE
 from jupyter_affinode.node.model.actions import Park
-from jupyter_affinode.node.model.settings import GIB
 from jupyter_affinode.node.model.snapshot import Gpu, Host, HostUse, Kernel, Node, Residency
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.eviction_cost import is_late
 from jupyter_affinode.node.protocol.page import State
 from jupyter_affinode.node.protocol.wire import CommandKind, Status
+from jupyter_affinode.settings.policy import GIB
 
 LIARS = 30
 FIRST_S = 60.0

@@ -28,11 +28,11 @@ from fake_shim import (
 from jupyter_affinode.node import controller
 from jupyter_affinode.node.execution import evictions as endings
 from jupyter_affinode.node.model.gpu import NvmlGpu
-from jupyter_affinode.node.model.settings import GIB
 from jupyter_affinode.node.protocol.wire import gpu_uuid
 from jupyter_affinode.node.state import registry as state
 from jupyter_affinode.node.state import servers
 from jupyter_affinode.node.system.nvml import NvmlSample
+from jupyter_affinode.settings.policy import GIB
 
 PREEMPTS, PREEMPT = 64, 4  # of HELLO, of PARK
 

@@ -17,7 +17,6 @@ from listening import Listening
 from jupyter_affinode.node import controller
 from jupyter_affinode.node.metrics.history_options import HistoryOptions
 from jupyter_affinode.node.model.gpu import NvmlGpu
-from jupyter_affinode.node.model.settings import GIB, Settings
 from jupyter_affinode.node.protocol.page import Depth, PageGpu, State
 from jupyter_affinode.node.protocol.wire import HelloFlag, gpu_uuid
 from jupyter_affinode.node.state import registry as state
@@ -31,6 +30,7 @@ from jupyter_affinode.node.state.migration_targets import (
 )
 from jupyter_affinode.node.state.records import KernelRecord
 from jupyter_affinode.node.system.nvml import NvmlSample
+from jupyter_affinode.settings.policy import GIB, Settings
 
 ELSEWHERE_FLAG, ELSEWHERE_MOVE = 128, 8  # of HELLO; of RESUME
 OTHER = bytes(range(16, 32))

@@ -10,8 +10,8 @@ from model_node import Clock, Machine
 from jupyter_affinode.node.execution import group_commit as together
 from jupyter_affinode.node.execution import moves
 from jupyter_affinode.node.model.backoff import JITTER, back_off_s, jittered_back_off_s
-from jupyter_affinode.node.model.settings import GIB, Settings
 from jupyter_affinode.node.protocol.page import State
+from jupyter_affinode.settings.policy import GIB, Settings
 
 PERIOD_S, USE_S, TICK_S, PASS_S = 10.0, 0.1, 0.05, 0.25
 PAGE_LATE_S = 0.1  # a shim looks at its own counters ten times a second

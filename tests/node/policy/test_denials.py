@@ -8,10 +8,10 @@ from snapshots import NEEDED, NOW, A, asks, node, resident
 
 from jupyter_affinode.node.model.actions import DenyRoom
 from jupyter_affinode.node.model.gpu import NvmlGpu
-from jupyter_affinode.node.model.settings import GIB, Settings
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.state.gpus import DOUBT_S, GpuTable
 from jupyter_affinode.node.system.nvml import NvmlSample
+from jupyter_affinode.settings.policy import GIB, Settings
 
 
 def denials(kernel, *others, **fields):

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from snapshots import NEEDED, NOW, A, B, asks, busy, node, parked, parks, resident
 
 from jupyter_affinode.node.model.actions import GrantRoom, Resume
-from jupyter_affinode.node.model.settings import GIB, MIB
 from jupyter_affinode.node.model.snapshot import Gpu, Reservation, Residency, RoomRequest
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.queue import waiters
+from jupyter_affinode.settings.policy import GIB, MIB
 
 C = "GPU-c"
 MARGIN = NEEDED.margin_bytes

@@ -11,8 +11,8 @@ from model_node import SETTINGS, Clock, Machine
 
 from jupyter_affinode.node.execution import group_commit as together
 from jupyter_affinode.node.execution import moves
-from jupyter_affinode.node.model.settings import GIB
 from jupyter_affinode.node.protocol.page import Depth, State
+from jupyter_affinode.settings.policy import GIB
 
 TOTALS = {"GPU-0": 12 * GIB, "GPU-1": 12 * GIB}
 EXAMPLES = int(os.environ.get("AFFINODE_HISTORIES", "8"))

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jupyter_affinode.node.model.gpu import NvmlGpu
-from jupyter_affinode.node.model.settings import GIB, Settings
 from jupyter_affinode.node.model.snapshot import Gpu, Host, Kernel, Node, Residency
 from jupyter_affinode.node.policy.placement import (
     OTHERS_NEWCOMERS_MAX,
@@ -22,6 +21,7 @@ from jupyter_affinode.node.policy.placement import (
 )
 from jupyter_affinode.node.protocol.wire import gpu_uuid
 from jupyter_affinode.node.system.nvml import NvmlSample
+from jupyter_affinode.settings.policy import GIB, Settings
 
 NOW = 10_000.0
 

@@ -9,7 +9,6 @@ from snapshots import IDLE, NEEDED, NOW, A, B, asks, node, parked, parks, reside
 
 from jupyter_affinode.node.model.actions import DenyRoom, GrantRoom, Park, RefusePark, Resume
 from jupyter_affinode.node.model.gpu import NvmlGpu
-from jupyter_affinode.node.model.settings import GIB, MIB
 from jupyter_affinode.node.model.snapshot import Gpu, Host, Reservation, Residency, RoomRequest
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.eligibility import eligible_at
@@ -19,6 +18,7 @@ from jupyter_affinode.node.state.gpus import GpuTable
 from jupyter_affinode.node.state.records import KernelRecord
 from jupyter_affinode.node.state.snapshot_builder import most_bytes
 from jupyter_affinode.node.system.nvml import NvmlSample
+from jupyter_affinode.settings.policy import GIB, MIB
 
 # ---- eligibility
 

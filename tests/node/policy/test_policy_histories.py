@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from shared_machine import MOVE_S, STEP_S, Notebook, SharedMachine, parked
 
 from jupyter_affinode.node.model.actions import EndKernel, GrantRoom, Park
-from jupyter_affinode.node.model.settings import MIB, Settings
 from jupyter_affinode.node.model.snapshot import Residency
 from jupyter_affinode.node.policy.queue import overtaking_s
+from jupyter_affinode.settings.policy import MIB, Settings
 
 HISTORIES = int(os.environ.get("AFFINODE_HISTORIES", "25"))
 TOTAL = 100 * MIB

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jupyter_affinode.node.model.actions import DropCaches, GiveLots, Park, RefusePark, Trim
-from jupyter_affinode.node.model.settings import GIB, MIB, Settings
 from jupyter_affinode.node.model.snapshot import Gpu, Host, HostUse, Kernel, Node, Residency
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.host_memory import CUSHION, with_margin
+from jupyter_affinode.settings.policy import GIB, MIB, Settings
 
 GPU = "GPU-a"
 NOW = 10_000.0

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from world import GPU, SimulatedKernel, World
 
 from jupyter_affinode.node.model.actions import DenyRoom, GiveLots, GrantRoom, Park, Resume, Trim
-from jupyter_affinode.node.model.settings import MIB, Settings
 from jupyter_affinode.node.model.snapshot import (
     Gpu,
     Host,
@@ -23,6 +22,7 @@ from jupyter_affinode.node.model.snapshot import (
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.eligibility import eligible_at
 from jupyter_affinode.node.policy.queue import waiters, waits_since
+from jupyter_affinode.settings.policy import MIB, Settings
 
 NOW = 5000.0
 TOTAL = 1000 * MIB

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from snapshots import NEEDED, NOW, A, asks, busy, node, parked, parks, resident
 
 from jupyter_affinode.node.model.actions import Cause, DenyRoom, EndKernel, GrantRoom, Park, Resume
-from jupyter_affinode.node.model.rules import RuleError, is_named, names, numbers, rule_for, sizes
-from jupyter_affinode.node.model.settings import GIB, MIB, SettingsRefused
 from jupyter_affinode.node.model.snapshot import Host, HostUse, Reservation, RoomRequest
 from jupyter_affinode.node.policy.backfill import GRAIN_BYTES, delays
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.queue import overtaking_s, waiters
 from jupyter_affinode.node.policy.wait_estimates import outlooks
+from jupyter_affinode.settings.declaration import SettingsRefused
+from jupyter_affinode.settings.policy import GIB, MIB
+from jupyter_affinode.settings.rules import RuleError, is_named, names, numbers, rule_for, sizes
 
 FILL = NEEDED.changed(backfill=True)
 SLICES = NEEDED.changed(when_full="time_slice", quantum_s=60.0)

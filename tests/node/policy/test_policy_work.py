@@ -10,9 +10,9 @@ import sys
 import pytest
 from crowd import NOW, SETTINGS, crowded_node
 
-from jupyter_affinode.node.model.settings import GIB
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.wait_estimates import outlooks
+from jupyter_affinode.settings.policy import GIB
 
 
 def work_of(function, *arguments):

@@ -15,11 +15,11 @@ from test_policy_properties import NOW, QUICK
 
 from jupyter_affinode.node.model.actions import Cause, Park, Resume
 from jupyter_affinode.node.model.gpu import NvmlGpu
-from jupyter_affinode.node.model.settings import Settings
 from jupyter_affinode.node.model.snapshot import Gpu, Host, Kernel, Node, Residency, RoomRequest
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.eligibility import eligible_at
 from jupyter_affinode.node.system.nvml import NvmlSample
+from jupyter_affinode.settings.policy import Settings
 
 GIB = 1 << 30
 UUID = f"GPU-{uuid.UUID(bytes=GPU_BYTES)}"

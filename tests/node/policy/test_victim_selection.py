@@ -11,12 +11,12 @@ from fake_shim import GPU, MIB, PARKED, RESIDENT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jupyter_affinode.node.model.settings import GIB
 from jupyter_affinode.node.model.snapshot import Host, HostUse, Kernel, Node, Residency, Speed
 from jupyter_affinode.node.policy import eviction_cost as victims
 from jupyter_affinode.node.protocol.page import PageData, PageFlag, PageGpu, State
 from jupyter_affinode.node.protocol.wire import gpu_uuid
 from jupyter_affinode.node.state.transfer_speeds import Line, MoveSpeeds, park_copies, resume_copies
+from jupyter_affinode.settings.policy import GIB
 
 A, B = "GPU-a", "GPU-b"
 NOW = 10_000.0

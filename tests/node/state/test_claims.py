@@ -16,7 +16,6 @@ from jupyter_affinode.node.identity.identity import Identity
 from jupyter_affinode.node.ledger.recorder import History
 from jupyter_affinode.node.model.actions import GiveLots, Park
 from jupyter_affinode.node.model.gpu import NvmlGpu
-from jupyter_affinode.node.model.settings import GIB, Settings
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.protocol.page import PageGpu, State
 from jupyter_affinode.node.protocol.wire import LARGEST_BYTES, HelloFlag, gpu_uuid
@@ -28,6 +27,7 @@ from jupyter_affinode.node.system.host_memory import HostMemory
 from jupyter_affinode.node.system.nvml import NvmlSample
 from jupyter_affinode.node.views.serializers import node_json
 from jupyter_affinode.node.views.visibility import node_view
+from jupyter_affinode.settings.policy import GIB, Settings
 
 GPU, TOTAL = gpu_uuid(bytes(16)), 80 * GIB
 SHIMS_BACK_AT = 1030.0

@@ -7,10 +7,10 @@ import os
 import pytest
 from said_pages import Says, comes
 
-from jupyter_affinode.node.model.settings import GIB, Settings
 from jupyter_affinode.node.protocol.page import State
 from jupyter_affinode.node.state.registry import NodeState
 from jupyter_affinode.node.system.host_memory import HostMemory
+from jupyter_affinode.settings.policy import GIB, Settings
 
 PID = os.getpid()
 

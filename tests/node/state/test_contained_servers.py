@@ -13,10 +13,10 @@ from live_machine import UnixConnection
 from jupyter_affinode.node.api import clients
 from jupyter_affinode.node.link import listener as link
 from jupyter_affinode.node.model.actions import EndKernel
-from jupyter_affinode.node.model.settings import GIB, Settings
 from jupyter_affinode.node.model.snapshot import Gpu, Host, Kernel, Node, Residency
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.system import peers
+from jupyter_affinode.settings.policy import GIB, Settings
 
 NOW = 10_000.0
 

@@ -15,10 +15,10 @@ from snapshots import IDLE, NEEDED, NOW, A, node, parked, resident
 
 from jupyter_affinode.node.model.actions import Park, Resume
 from jupyter_affinode.node.model.gpu import NvmlGpu
-from jupyter_affinode.node.model.settings import GIB
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.state.context_depth import _gpu_objection
 from jupyter_affinode.node.system.nvml import NvmlSample
+from jupyter_affinode.settings.policy import GIB
 
 DEEP = {"park_when": "idle", "idle_timeout_s": 0.3, "depth": "context"}
 

@@ -9,12 +9,12 @@ from model_node import Clock, Machine
 
 from jupyter_affinode.node.execution import group_commit as together
 from jupyter_affinode.node.execution import moves
-from jupyter_affinode.node.model.settings import GIB, MIB
 from jupyter_affinode.node.protocol.page import State
 from jupyter_affinode.node.protocol.wire import CommandKind, HelloFlag, Reply, Status
 from jupyter_affinode.node.state import registry as state
 from jupyter_affinode.node.state.host_usage import host_use, learn_from_park, trim
 from jupyter_affinode.node.system.host_memory import CgroupMemory, HostMemory
+from jupyter_affinode.settings.policy import GIB, MIB
 
 GPU = "GPU-a"
 

@@ -243,7 +243,7 @@ def test_lots_of_a_kernel_that_ends_come_back(kernel_with, lots, wait_until):
 
 
 def test_a_kernel_parked_into_lots_outlives_the_controller_that_gave_them(gpu_machine, server, wait_until):
-    gpu_machine.start_controller("--settle=0.2", f"--lots={256 * MIB}", "--host-reserve=0")
+    gpu_machine.start_controller("--settle=0.2", f"--lot-bytes={256 * MIB}", "--host-reserve-bytes=0")
     wait_until(lambda: gpu_machine.node()["host"]["lots"]["ready_bytes"] == 256 * MIB)
     server.start()
     kernel = server.start_kernel()

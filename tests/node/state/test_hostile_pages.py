@@ -25,7 +25,6 @@ from jupyter_affinode.node.execution.user_requests import Wishes
 from jupyter_affinode.node.identity.identity import OWN_USER, Identity
 from jupyter_affinode.node.model.actions import Resume
 from jupyter_affinode.node.model.gpu import NvmlGpu
-from jupyter_affinode.node.model.settings import GIB, MIB, Settings
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.queue import waits_since
 from jupyter_affinode.node.policy.wait_estimates import outlooks
@@ -45,6 +44,7 @@ from jupyter_affinode.node.state.registry import NodeState
 from jupyter_affinode.node.system.host_memory import CgroupMemory, HostMemory
 from jupyter_affinode.node.system.nvml import NvmlSample
 from jupyter_affinode.node.views import serializers as describe
+from jupyter_affinode.settings.policy import GIB, MIB, Settings
 
 SECONDS = float(os.environ.get("AFFINODE_HOSTILE_S", "2"))
 STEPS = 60

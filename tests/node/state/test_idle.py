@@ -11,13 +11,13 @@ import pytest
 from fake_shim import GPU, MIB, PARKED
 
 from jupyter_affinode.node.model.gpu import NvmlGpu
-from jupyter_affinode.node.model.settings import GIB, Settings
 from jupyter_affinode.node.model.snapshot import Kernel, Residency, Speed
 from jupyter_affinode.node.policy.eligibility import LEAST_PAUSE_S, eligible_at, least_idle_s
 from jupyter_affinode.node.protocol.page import Depth, PageGpu, State
 from jupyter_affinode.node.protocol.wire import gpu_uuid
 from jupyter_affinode.node.state import gpu_processes as neighbours
 from jupyter_affinode.node.system.nvml import NvmlSample
+from jupyter_affinode.settings.policy import GIB, Settings
 
 UUID = gpu_uuid(GPU)
 OWN = os.getpid()

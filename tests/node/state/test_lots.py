@@ -21,13 +21,13 @@ from fake_shim import LOT, LOT_END, MIB, PARK, TRIM, TRIMS, notify
 from jupyter_affinode.node.identity.access import OwnUserAccess
 from jupyter_affinode.node.identity.rate_limits import Accounts
 from jupyter_affinode.node.link.connection import SEND_QUEUE, Connection
-from jupyter_affinode.node.model.settings import GIB, Settings
 from jupyter_affinode.node.protocol.wire import CommandKind
 from jupyter_affinode.node.state.lots import AGAIN_AFTER_S, LotStock, lot_size
 from jupyter_affinode.node.system import lot_memory
 from jupyter_affinode.node.system.host_memory import HostMemory
 from jupyter_affinode.node.system.lot_memory import LotFailed, make_lot
 from jupyter_affinode.node.system.peers import Peer, ProcessWatch
+from jupyter_affinode.settings.policy import GIB, Settings
 
 IDLE = {"park_when": "idle", "idle_timeout_s": 0.3}
 LOTS = Settings(lot_bytes=64 * MIB, host_reserve_bytes=0)

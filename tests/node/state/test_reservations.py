@@ -7,11 +7,11 @@ import logging
 import pytest
 from said_pages import NOW, TOTAL, A, Heart
 
-from jupyter_affinode.node.model.settings import GIB, MIB
 from jupyter_affinode.node.model.user_back_off import UserBackOff
 from jupyter_affinode.node.protocol.page import State
 from jupyter_affinode.node.protocol.wire import CommandKind, Status
 from jupyter_affinode.node.state.reservations import NOTHING_COMES_S, UNSEEN_LASTS_S
+from jupyter_affinode.settings.policy import GIB, MIB
 
 MOVE_S = 0.5  # an honest resume on an empty GPU
 

@@ -12,11 +12,11 @@ import time
 from fake_shim import MIB
 
 from jupyter_affinode.node import controller
-from jupyter_affinode.node.model.settings import Settings
 from jupyter_affinode.node.state import registry as state
 from jupyter_affinode.node.state.registry import NodeState
 from jupyter_affinode.node.state.servers import ServerWatch
 from jupyter_affinode.node.system.host_memory import host_memory
+from jupyter_affinode.settings.policy import Settings
 
 SPEAKS = """
 import sys

@@ -19,12 +19,12 @@ import jupyter_affinode
 from jupyter_affinode.node.execution import cleanup as clean_up
 from jupyter_affinode.node.identity.access import EveryUserAccess
 from jupyter_affinode.node.model.gpu import NvmlGpu
-from jupyter_affinode.node.model.settings import Settings
 from jupyter_affinode.node.protocol.page import PageData, PageFlag, PageGpu, State
 from jupyter_affinode.node.protocol.wire import Hello, HelloFlag, gpu_uuid
 from jupyter_affinode.node.state import gpu_processes as neighbours
 from jupyter_affinode.node.state.records import KernelRecord, Process
 from jupyter_affinode.node.state.stuck import stuck
+from jupyter_affinode.settings.policy import Settings
 
 UUID = gpu_uuid(GPU)
 NOW = 10_000.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from jupyter_affinode.node.model.settings import GIB, MIB, Settings
 from jupyter_affinode.node.model.snapshot import (
     Gpu,
     Host,
@@ -16,6 +15,7 @@ from jupyter_affinode.node.model.snapshot import (
     Residency,
     RoomRequest,
 )
+from jupyter_affinode.settings.policy import GIB, MIB, Settings
 
 NOW = 100_000.0
 SETTINGS = Settings(host_reserve_bytes=0)

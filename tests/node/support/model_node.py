@@ -18,7 +18,6 @@ from jupyter_affinode.node.execution.moves import Moves
 from jupyter_affinode.node.identity.identity import OWN_USER
 from jupyter_affinode.node.model.actions import Park, RefusePark, Resume
 from jupyter_affinode.node.model.gpu import NvmlGpu
-from jupyter_affinode.node.model.settings import GIB, Settings
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.protocol.page import Depth, PageData, PageFlag, PageGpu, State
 from jupyter_affinode.node.protocol.wire import CommandKind, Hello, HelloFlag, MoveFlag, Reply, Status
@@ -28,6 +27,7 @@ from jupyter_affinode.node.state.records import Process
 from jupyter_affinode.node.state.registry import NodeState
 from jupyter_affinode.node.system.host_memory import HostMemory
 from jupyter_affinode.node.system.nvml import NvmlSample
+from jupyter_affinode.settings.policy import GIB, Settings
 
 STEP_S = 0.25
 CONTEXT = GIB // 2  # of a deep process

@@ -15,7 +15,6 @@ from jupyter_affinode.node.execution.moves import Moves
 from jupyter_affinode.node.identity.identity import Identity
 from jupyter_affinode.node.model.actions import Cause, GrantRoom, Park, Resume
 from jupyter_affinode.node.model.gpu import NvmlGpu
-from jupyter_affinode.node.model.settings import GIB, Settings
 from jupyter_affinode.node.model.snapshot import Host, Node
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.protocol.page import PageData, PageFlag, PageGpu, State
@@ -26,6 +25,7 @@ from jupyter_affinode.node.state.records import Process
 from jupyter_affinode.node.state.registry import NodeState
 from jupyter_affinode.node.system.host_memory import HostMemory
 from jupyter_affinode.node.system.nvml import NvmlSample
+from jupyter_affinode.settings.policy import GIB, Settings
 
 NOW = 10_000.0
 A = gpu_uuid(bytes(16))

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 
 from jupyter_affinode.node.model.actions import Action, Cause, DenyRoom, EndKernel, GrantRoom, Park, Resume
 from jupyter_affinode.node.model.backoff import back_off_s
-from jupyter_affinode.node.model.settings import Settings
 from jupyter_affinode.node.model.snapshot import (
     Gpu,
     Host,
@@ -25,6 +24,7 @@ from jupyter_affinode.node.model.snapshot import (
 )
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.queue import Turns, overtaking_s, waiters
+from jupyter_affinode.settings.policy import Settings
 
 STEP_S = 0.5
 MOVE_S = 1.0

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from jupyter_affinode.node.model.actions import Action, Cause, Park, RefusePark, Resume, Trim
 from jupyter_affinode.node.model.backoff import back_off_s
-from jupyter_affinode.node.model.settings import GIB, Settings
 from jupyter_affinode.node.model.snapshot import Gpu, Host, HostUse, Kernel, Node, Reservation, Residency
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.host_memory import CGROUP_RESERVE, CUSHION
+from jupyter_affinode.settings.policy import GIB, Settings
 
 STEP_S = 0.25
 PARK_S, RESUME_S, TRIM_S = 1.5, 1.0, 0.75

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jupyter_affinode.node.model.actions import Park
-from jupyter_affinode.node.model.settings import GIB, Settings
 from jupyter_affinode.node.model.snapshot import Gpu, Host, Kernel, Node, Residency, RoomRequest
+from jupyter_affinode.settings.policy import GIB, Settings
 
 A, B = "GPU-a", "GPU-b"
 NOW = 10_000.0

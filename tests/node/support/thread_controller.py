@@ -13,8 +13,8 @@ from jupyter_affinode.node.controller import Controller
 from jupyter_affinode.node.identity.access import Access
 from jupyter_affinode.node.leadership.election import Election
 from jupyter_affinode.node.metrics.history_options import HistoryOptions
-from jupyter_affinode.node.model.settings import GIB, Settings
 from jupyter_affinode.node.system.nvml import NvmlMissing, NvmlSample
+from jupyter_affinode.settings.policy import GIB, Settings
 
 
 class NoNvml:

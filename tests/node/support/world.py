@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from jupyter_affinode.node.model.actions import Action, DenyRoom, GrantRoom, Park, RefusePark, Resume
-from jupyter_affinode.node.model.settings import Settings
 from jupyter_affinode.node.model.snapshot import Gpu, Host, Kernel, Node, Reservation, Residency, RoomRequest
 from jupyter_affinode.node.policy.decide import decide
+from jupyter_affinode.settings.policy import Settings
 
 GPU = "GPU-0"
 STEP_S = 0.25

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from jupyter_affinode.node.model.settings import GIB, MIB, default_host_reserve
 from jupyter_affinode.node.system import host_memory as host
+from jupyter_affinode.settings.policy import GIB, MIB, default_host_reserve
 
 
 @pytest.fixture

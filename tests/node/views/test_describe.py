@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from jupyter_affinode.node.model.settings import GIB, Settings
 from jupyter_affinode.node.model.snapshot import Kernel, Residency
 from jupyter_affinode.node.state.registry import NodeState
 from jupyter_affinode.node.system.host_memory import HostMemory
 from jupyter_affinode.node.views.serializers import kernel_json
+from jupyter_affinode.settings.policy import GIB, Settings
 
 NOW = 1000.0
 

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
-from ...units import LARGEST as LARGEST
-from ...units import size_in_bytes
+from ..units import LARGEST as LARGEST
+from ..units import size_in_bytes
 
 PRIORITY_MIN, PRIORITY_MAX = -5, 5
 EVERYBODY = "*"

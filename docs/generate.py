@@ -1,0 +1,146 @@
+"""Write the files that are made of declarations: the API's schema of the settings, and `docs/settings.md`.
+
+`python docs/generate.py` writes them, `--check` only says which are stale. Add a setting by adding a field in
+`jupyter_affinode/settings/`, then run this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from jupyter_affinode.settings.controller import ControllerSettings
+from jupyter_affinode.settings.declaration import LONGEST_S, Setting, settings_of
+from jupyter_affinode.settings.policy import SETTINGS, Settings
+from jupyter_affinode.settings.rules import LARGEST
+from jupyter_affinode.settings.traits import help_of
+from jupyter_affinode.units import bytes_in_words
+
+ROOT = Path(__file__).parent.parent
+OPENAPI = ROOT / "jupyter_affinode" / "node" / "api" / "openapi.json"
+SETTINGS_PAGE = ROOT / "docs" / "settings.md"
+COLUMNS = 120
+RULES_MAX = 4096  # characters of a text of rules
+WIDE = ((0, LARGEST), (0, LONGEST_S))  # bounds that no setting meets
+SCHEMA_TYPES = {"bool": "boolean", "int": "integer", "float": "number", "str": "string"}
+
+
+def openapi() -> str:
+    """Return the API's description with the settings in it; all else in it is written by hand."""
+    document = json.loads(OPENAPI.read_text())
+    properties = {name: setting_schema(setting) for name, setting in SETTINGS.items()}
+    schemas = document["components"]["schemas"]
+    schemas["SettingsChange"] = {"type": "object", "properties": properties, "additionalProperties": False}
+    schemas["Settings"] = {
+        "description": "All settings.",
+        "allOf": [{"$ref": "#/components/schemas/SettingsChange"}],
+        "required": [*SETTINGS],
+    }
+    return as_json(document) + "\n"
+
+
+def setting_schema(setting: Setting) -> dict[str, Any]:
+    """Return the JSON Schema of a setting."""
+    schema: dict[str, Any] = {}
+    if setting.choices:
+        schema["enum"] = [*setting.choices]
+    else:
+        kind = SCHEMA_TYPES[setting.kind]
+        schema["type"] = [kind, "null"] if setting.allows_none else kind
+    if setting.kind in ("int", "float"):
+        schema |= {"minimum": setting.least, "maximum": setting.most}
+    elif setting.read is not None:
+        schema["maxLength"] = RULES_MAX
+    return {**schema, "default": setting.default, "description": help_of(setting)}
+
+
+def as_json(value: Any, indent: int = 0, before: int = 0) -> str:
+    """Return JSON in which what fits on a line, or is an object of texts and numbers, is on one line.
+
+    `before`: how long the line is already.
+    """
+    line = json.dumps(value)
+    if indent + before + len(line) < COLUMNS or not isinstance(value, dict | list) or not value:
+        return line
+    if isinstance(value, dict) and not any(isinstance(each, dict) for each in value.values()):
+        return line
+    inner = " " * (indent + 2)
+    if isinstance(value, dict):
+        keys = [json.dumps(key) + ": " for key in value]
+        parts = [
+            key + as_json(each, indent + 2, len(key)) for key, each in zip(keys, value.values(), strict=True)
+        ]
+        opening, closing = "{", "}"
+    else:
+        parts = [as_json(each, indent + 2) for each in value]
+        opening, closing = "[", "]"
+    return f"{opening}\n{inner}" + f",\n{inner}".join(parts) + f"\n{' ' * indent}{closing}"
+
+
+def settings_page() -> str:
+    """Return the page that lists all settings, by subject."""
+    lines = [
+        "# Settings",
+        "",
+        "Everything has a default. Write `c.NodeController.NAME = VALUE` into `jupyter_affinode_config.py`, or",
+        "`--OPTION=VALUE` behind `jupyter affinode node`. The settings of the policy can also be given to a Jupyter",
+        "server, as `c.AffinodeExtension.NAME` in `jupyter_server_config.py`, which tells them to its user's own",
+        "controller; and changed while a controller runs, with `PATCH /api/v1/policy`. A controller of all users takes",
+        "them from its administrators alone.",
+        "",
+        "This page is made of the declarations in `jupyter_affinode/settings/` by `docs/generate.py`.",
+    ]
+    for title, declared in (("Policy", Settings), ("Fixed when the controller starts", ControllerSettings)):
+        lines += ["", f"## {title}"]
+        section = ""
+        for setting in settings_of(declared):
+            if setting.section != section:
+                section = setting.section
+                lines += ["", f"### {section}", "", "| name | option | default | |", "|---|---|---|---|"]
+            lines.append(_row(setting))
+    return "\n".join(lines) + "\n"
+
+
+def _row(setting: Setting) -> str:
+    bounds = ""
+    if setting.kind in ("int", "float") and (setting.least, setting.most) not in WIDE:
+        bounds = f" From {setting.least:g} to {setting.most:g}."
+    elif setting.choices:
+        bounds = " One of " + ", ".join(f'`"{choice}"`' for choice in setting.choices) + "."
+    default = setting.shown_default or f"`{setting.default!r}`".replace("'", '"').replace(".0`", "`")
+    if setting.unit == "bytes" and setting.default:
+        default = bytes_in_words(setting.default)
+    unit = f" In {setting.unit}." if setting.unit else ""
+    text = (setting.help + unit + bounds).replace("|", "\\|")
+    return f"| `{setting.name}` | `--{setting.option}` | {default} | {text} |"
+
+
+GENERATED = {OPENAPI: openapi, SETTINGS_PAGE: settings_page}
+
+
+def stale() -> Iterable[Path]:
+    """Yield the files that are not what the declarations say."""
+    for path, make in GENERATED.items():
+        if not path.exists() or path.read_text() != make():
+            yield path
+
+
+def main() -> int:
+    """Write the files, or say which are stale."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is stale")
+    only_check = parser.parse_args().check
+    found = [*stale()]
+    for path in found:
+        print(f"{path.relative_to(ROOT)} {'is stale: run docs/generate.py' if only_check else 'written'}")
+        if not only_check:
+            path.write_text(GENERATED[path]())
+    return 1 if found and only_check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

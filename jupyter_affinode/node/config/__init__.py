@@ -1,1 +1,0 @@
-"""The controller's traits and command-line options."""

@@ -1,0 +1,264 @@
+"""The settings of the policy. PATCH /policy changes them while the controller runs; servers may configure them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from .declaration import Setting, SettingsRefused, setting, settings_of
+from .rules import names, numbers, sizes
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+_RULES = """ Written "alice=VALUE, hub:bob=VALUE, *=VALUE": alice is a user (or group) of this machine, hub:bob one that
+    a grant names, as JupyterHub's are; * is every user (or group) that is not named."""
+
+# Restoring a context needs a lock on its GPU that no other user can hold for ever, and all kernels there to heed it.
+NOT_FOR_MANY_USERS = (
+    "depth must be memory with --system: a CUDA context leaves a GPU only where all kernels are one user's"
+)
+
+
+@dataclass(frozen=True)
+class _Idle:
+    """When idle kernels are parked"""
+
+    park_when: str = setting(
+        "needed",
+        """When eligible kernels are parked: "needed", when a kernel waits for room or free GPU memory falls under the
+        low watermark; "idle", as soon as they are eligible. Choose "idle" where programs outside Jupyter share the
+        GPU, or where idle machines are scaled down.""",
+        choices=("needed", "idle"),
+    )
+    depth: str = setting(
+        "memory",
+        """What a parked kernel leaves on the GPU: "memory", its CUDA context (about 0.6 GiB); "context", nothing.
+        A context leaves only kernels that were started with AFFINODE_DEPTH=context (the extension's setting of this
+        name sees to that) and are one process on one GPU, while every process on that GPU is managed: the driver
+        loses a process that finds no room when it resumes. Needs CUDA 12.8's driver. Choose "context" where many
+        kernels share a GPU and the contexts add up.""",
+        choices=("memory", "context"),
+    )
+    idle_timeout_s: float = setting(
+        300.0, "Time after its last use of the GPU from which a kernel without a running cell may be parked."
+    )
+    cell_idle_timeout_s: float = setting(
+        600.0,
+        """The same for a kernel whose cell runs on without using the GPU: for cells that wait for a person or a
+        network.""",
+    )
+    queue_idle_timeout_s: float = setting(
+        15.0,
+        """The same while another kernel waits for the GPU, or as long as parking and resuming the idle kernel takes,
+        if that is more. Once a kernel has waited for a third of this time, or for twice that round trip, being idle
+        for a round trip (a second at least) is enough, so that users with short pauses keep no GPU from others.""",
+    )
+    queue_cell_idle_timeout_s: float = setting(
+        60.0,
+        """The same for a kernel whose cell runs on while another kernel waits for the GPU: the cell may hold what that
+        kernel waits for.""",
+    )
+    low_watermark: float = setting(
+        0.05,
+        """Free fraction of a GPU's memory under which eligible kernels are parked though no kernel waits. 0: park only
+        for kernels that wait.""",
+        most=1,
+    )
+    high_watermark: float = setting(0.15, "Free fraction up to which they are parked then.", most=1)
+    min_footprint_bytes: int = setting(
+        64 * MIB, "Kernels with less movable GPU memory than this are never parked."
+    )
+    drop_caches_before_park: bool = setting(
+        False,
+        """Ask PyTorch and CuPy in an idle IPython kernel to drop what they only cache on the GPU before it is parked,
+        so that less is moved and held in host memory. Off by default: it runs their code in a user's process unasked,
+        their statistics change, and the next cells allocate from the driver again (some milliseconds a GiB).""",
+    )
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """GPU memory and host memory"""
+
+    margin_bytes: int = setting(
+        64 * MIB,
+        """GPU memory left free beside what is granted, for what drivers and libraries take unseen. Raise it if the log
+        shows grants that fail.""",
+    )
+    host_reserve_bytes: int | None = setting(
+        None,
+        """Host memory that parking leaves for other programs; raise it where they need memory suddenly. Below it,
+        resident kernels give back the host copies that they retain for their next park.""",
+        shown_default="a tenth of the machine's memory, at least 2 GiB, at most a quarter",
+    )
+    lot_bytes: int = setting(
+        0,
+        """Host memory that the controller touches in advance, in the background, and hands to kernels that are parked.
+        First parks are several times faster with it, and in Kubernetes parked bytes are then charged to the
+        controller's container, not to the user's. The memory is taken even while no kernel is parked (never of the
+        reserve), so give it what the machine can spare. 0: none. Huge pages are used where enough of them are set
+        aside (vm.nr_hugepages).""",
+    )
+
+
+@dataclass(frozen=True)
+class _Queue:
+    """When every GPU is busy"""
+
+    when_full: str = setting(
+        "wait",
+        """What happens when a kernel waits and every kernel on the GPU is busy. "wait": it waits until one is idle.
+        "time_slice": the kernel that has had the GPU longest gives it up after `quantum_s`, at its next CUDA call, and
+        waits in turn; choose it where cells compute for hours. Kernels of several processes or GPUs are never
+        preempted. "terminate_newest": the youngest kernel is shut down for an older one by its own Jupyter server,
+        which tells its user; all its variables are lost. Choose that only where users expect it.""",
+        choices=("wait", "time_slice", "terminate_newest"),
+    )
+    quantum_s: float = setting(
+        120.0,
+        """time_slice: time that a kernel keeps the GPU at least while others wait. Raise it where moving takes long: a
+        kernel of 80 GiB needs some three seconds to be parked and resumed.""",
+        least=0.1,  # else the controller would do nothing but move kernels
+    )
+    end_after_s: float = setting(
+        120.0, "terminate_newest: time that a kernel must have waited before another one is shut down for it."
+    )
+    resume_elsewhere: bool = setting(
+        True,
+        """Let a kernel that was parked with `depth="context"`, and whose GPU is full when it is needed again, resume on
+        another GPU of the same kind. Only where the CUDA_VISIBLE_DEVICES that its process began with allows it. Turn it
+        off where it matters on which GPU a kernel is.""",
+    )
+    backfill: bool = setting(
+        False,
+        """Let a kernel further back in the queue resume first where room is left that cannot help those ahead of it.
+        Raises use of the GPU where kernels differ much in size.""",
+    )
+    ageing_s: float = setting(
+        60.0,
+        """Time of waiting that is worth one priority class: with classes from -5 to 5 no kernel is overtaken by one
+        that comes more than ten times that later. 0: classes make no difference.""",
+    )
+
+
+@dataclass(frozen=True)
+class _Users:
+    """What each user may have"""
+
+    user_priorities: str = setting(
+        "",
+        "Priority classes of users, from -5 to 5; 0 if not named." + _RULES,
+        read=numbers,
+        names_users=True,
+    )
+    group_priorities: str = setting(
+        "",
+        "The same for groups; the highest of a user's groups counts, unless the user is named." + _RULES,
+        read=numbers,
+        names_users=True,
+    )
+    user_limits: str = setting(
+        "",
+        """Quotas: how much GPU memory the kernels of one user may have on all GPUs together. Beyond it their idle
+        kernels are parked and their others wait. Example: "alice=80GiB, *=40GiB"."""
+        + _RULES,
+        read=sizes,
+        names_users=True,
+    )
+    group_limits: str = setting(
+        "", "The same for all users of a group together." + _RULES, read=sizes, names_users=True
+    )
+    hold_default_s: float = setting(3600.0, "How long a kernel is held if the request names no time.")
+    hold_max_s: float = setting(86400.0, "How long a kernel can be held at most.")
+    hold_kernels_max: int | None = setting(
+        None,
+        """How many kernels one user may hold at a time. Set it where users hold GPUs "just in case". Default: any
+        number, each for `hold_max_s`.""",
+        shown_default="any number",
+    )
+    hold_bytes_max: int | None = setting(
+        None,
+        "How much GPU memory one user may hold at a time, all held kernels together.",
+        shown_default="any",
+    )
+    opt_out: str = setting(
+        "",
+        """Users whose kernels are parked only on their own request: "alice, @staff, hub:bob, @hub:ml", where @ marks
+        groups and hub: users and groups that a grant names; or * for all.""",
+        read=names,
+        names_users=True,
+    )
+    kernelspec_opt_out: bool = setting(
+        True,
+        """Whether a kernelspec may say the same of its kernels, by `"metadata": {"affinode": {"park": false}}`. By
+        default not with --system: users write kernelspecs of their own, and holds have quotas.""",
+        shown_default="True; with --system False",
+    )
+
+
+@dataclass(frozen=True)
+class _Life:
+    """The controller's own life"""
+
+    settle_s: float = setting(
+        1.0,
+        "Time after the start before anything is decided, so that every kernel is known by then.",
+        most=3600,
+    )
+    keep_alive_s: float = setting(60.0, "Time without any kernel or client after which the controller ends.")
+
+
+# Of several base classes the fields of the last come first.
+@dataclass(frozen=True)
+class Settings(_Life, _Users, _Queue, _Memory, _Idle):
+    """All settings of the policy."""
+
+    def changed(self, **changes: Any) -> Settings:
+        """Return these settings with some changed. Raises SettingsRefused if they make no sense."""
+        for name, value in changes.items():
+            if name not in SETTINGS:
+                raise SettingsRefused(f"there is no setting {name!r}; there are {', '.join(SETTINGS)}")
+            SETTINGS[name].check(value)
+        settings = replace(self, **changes)
+        if settings.low_watermark > settings.high_watermark:
+            raise SettingsRefused("low_watermark must not be above high_watermark")
+        if settings.hold_default_s > settings.hold_max_s:
+            raise SettingsRefused("hold_default_s must not be above hold_max_s")
+        return settings
+
+    def host_reserve(self, total_bytes: int) -> int:
+        """Return what parking leaves of a machine that has `total_bytes` now."""
+        if self.host_reserve_bytes is None:
+            return default_host_reserve(total_bytes)
+        return self.host_reserve_bytes
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+SETTINGS: Mapping[str, Setting] = {each.name: each for each in settings_of(Settings)}
+
+
+def default_host_reserve(total_bytes: int) -> int:
+    """Return what parking leaves free for everything else: 10 %, at least 2 GiB, at most a quarter."""
+    return min(max(2 * GIB, total_bytes // 10), total_bytes // 4)
+
+
+class SettingTimes:
+    """When each setting was configured. Several servers of one user tell a new controller theirs in any order: the one
+    that started last decides.
+    """
+
+    def __init__(self) -> None:
+        self._said_at: dict[str, float] = {}
+
+    def newest(self, changes: Mapping[str, Any], said_at: float) -> dict[str, Any]:
+        """Return those of the changes that no later one has settled."""
+        return {name: value for name, value in changes.items() if said_at >= self._said_at.get(name, said_at)}
+
+    def take(self, names: Iterable[str], said_at: float) -> None:
+        """Note that these settings are taken."""
+        self._said_at.update(dict.fromkeys(names, said_at))
