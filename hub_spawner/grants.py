@@ -1,4 +1,4 @@
-"""Gives each server that the Hub spawns a grant, so that its machine's controller knows whose it is."""
+"""Gives each server that the Hub spawns a grant, so that its machine's controller knows which user it belongs to."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def grant_hook(
     (AFFINODE_GRANT_FILE).
 
     Where no grant can be made, a missing key say, the Hub's log has the error and the server starts without: its GPU is
-    its own then. A hook that raised would keep everybody's servers from starting.
+    its own then. A hook that raised would keep all servers from starting.
 
     In jupyterhub_config.py:
 
