@@ -259,7 +259,8 @@ class Replay(People):
         self._books.touch(sharer)
         sharer.residency, sharer.left_gpu = Residency.PARKED, leaves
         sharer.has_parked, sharer.park_budget, sharer.park_short = True, None, 0
-        sharer.refusals, sharer.retry_at, sharer.retry_pause_s, sharer.host_retry_at = 0, 0.0, 0.0, 0.0
+        sharer.park_backoff.succeed()
+        sharer.host_backoff.succeed()
         self.outcome.counts["parks"] += 1
         self.outcome.moved_bytes += sharer.held
         if sharer.preempted_s is not None:  # its next call
@@ -276,7 +277,8 @@ class Replay(People):
 
     def _refused(self, sharer: Sharer, why: str) -> None:
         self.outcome.counts[f"parks refused: {why}"] += 1
-        sharer.back_off(self.now, is_host_short=why == "no-host-memory")
+        backoff = sharer.host_backoff if why == "no-host-memory" else sharer.park_backoff
+        backoff.fail(self.now)
 
     def _trim(self, sharer: Sharer, action: actions.Trim) -> None:
         sharer.kept = min(sharer.kept, action.keep_bytes)
@@ -304,7 +306,8 @@ class Replay(People):
         self._books.touch(sharer)
         sharer.residency, sharer.left_gpu = Residency.RESIDENT, False
         sharer.kept, sharer.kept_since = max(sharer.kept, sharer.held), self.now
-        sharer.wants_since, sharer.resume_failures = None, 0
+        sharer.wants_since = None
+        sharer.resume_backoff.succeed()
         sharer.resident_since = sharer.last_activity = self.now
         self.outcome.counts["resumes"] += 1
         self.outcome.moved_bytes += sharer.held

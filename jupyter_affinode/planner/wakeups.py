@@ -47,8 +47,8 @@ class Wakes:
             since = sharer.room.since if sharer.room is not None else sharer.wants_since
             if since is not None:
                 moments += [since + wait for wait in patience if since + wait > now]
-            if sharer.resume_retry_at > now:
-                moments.append(sharer.resume_retry_at)
+            if sharer.resume_backoff.retry_at > now:
+                moments.append(sharer.resume_backoff.retry_at)
         if self._settings.when_full != "wait":
             for sharer in self._books.computing.values():
                 for base in (sharer.resident_since, sharer.computes_since or 0.0):
