@@ -28,6 +28,7 @@ help:
 	@echo 'make test-all        every test, the long ones too'
 	@echo 'make lint            the quick checks of the sources'
 	@echo 'make native          the shim and the simulated GPU, into jupyter_affinode/lib'
+	@echo 'make docs            the documentation, in build/docs'
 	@echo 'make dist            an sdist and a wheel in dist/'
 	@echo 'make clean           remove what was built; .venv stays'
 
@@ -88,6 +89,10 @@ lint-lab: $(VENV)/.test
 native: $(VENV)/bin/python
 	$(MAKE) --jobs=$(WORKERS) -C shim install DESTDIR=$(CURDIR)/jupyter_affinode/lib
 
+docs: $(VENV)/bin/python
+	pip install --quiet --requirement docs/requirements.txt
+	sphinx-build --quiet --fail-on-warning --keep-going docs build/docs
+
 dist: $(VENV)/.test
 	rm -rf dist
 	python -m build
@@ -113,4 +118,4 @@ $(VENV)/.test: $(VENV)/bin/python $(BUILD) $(LAB)
 	pip install --quiet --editable '.[test]'
 	@touch $@ $(VENV)/.demo
 
-.PHONY: help demo demo-headless test test-all before-tests c-tests test-lab test-oldest lint lint-python lint-lab native dist clean
+.PHONY: help demo demo-headless test test-all before-tests c-tests test-lab test-oldest lint lint-python lint-lab native docs dist clean
