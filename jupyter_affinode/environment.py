@@ -9,6 +9,7 @@ is shim/src/base/environment.h. A shim takes them as they are at its program's f
 | AFFINODE_FOLDER | provisioner, `run` → shim, clients | the folder of the user's own controller |
 | AFFINODE_GRANT | spawner → shim, clients | the signed text that says which user the processes belong to |
 | AFFINODE_GRANT_FILE | spawner → shim, clients | a file with it, read anew for each connection; goes before the other |
+| AFFINODE_GRANT_URL | spawner → server | where the server has its grant renewed |
 | AFFINODE_KERNEL_ID | provisioner, `run` → shim, magics | the Jupyter kernel this process tree is of |
 | AFFINODE_LIBRARY | spawner → provisioner; provisioner → magics | absolute path of libaffinode.so, as in LD_PRELOAD |
 | AFFINODE_SERVER | provisioner → magics | "1" if a Jupyter server with our extension started the kernel |
@@ -43,6 +44,7 @@ SOCKET = "AFFINODE_SOCKET"
 FOLDER = "AFFINODE_FOLDER"
 GRANT = "AFFINODE_GRANT"
 GRANT_FILE = "AFFINODE_GRANT_FILE"
+GRANT_URL = "AFFINODE_GRANT_URL"
 KERNEL_ID = "AFFINODE_KERNEL_ID"
 LIBRARY = "AFFINODE_LIBRARY"
 SERVER = "AFFINODE_SERVER"

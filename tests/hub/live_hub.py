@@ -1,0 +1,204 @@
+"""A real JupyterHub with its proxy, in processes of its own, asked by its REST API."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from live_machine import Machine
+
+HERE = Path(__file__).parent
+REPOSITORY = HERE.parent.parent
+TOKEN = "tester-token"
+VERSIONS = {"6": None, "5": REPOSITORY / "build" / "hub-5.5"}
+
+
+@functools.lru_cache
+def user_python() -> str:
+    """Return an interpreter that every user of the machine may start; ours may lie in a folder that is closed to them.
+
+    With ours it shares the version, and by PYTHONPATH the packages. Skips where there is none.
+    """
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    for python in (sys.executable, f"/usr/bin/{version}", f"/usr/local/bin/{version}"):
+        tried = subprocess.run(
+            [
+                "setpriv",
+                "--reuid=61011",
+                "--regid=61011",
+                "--clear-groups",
+                "sh",
+                "-c",
+                f"exec {python} -c 1",
+            ],
+            capture_output=True,
+        )
+        if tried.returncode == 0:
+            return python
+    pytest.skip("no Python here that another user may start")
+
+
+def proxy_command() -> list[str]:
+    """Return how to start configurable-http-proxy; skips where it is not."""
+    local = REPOSITORY / "node_modules" / ".bin" / "configurable-http-proxy"
+    found = str(local) if local.exists() else shutil.which("configurable-http-proxy")
+    if found is None:
+        pytest.skip("configurable-http-proxy is not here")
+    return [found]
+
+
+class Hub:
+    """`jupyterhub` with `hub_config.py`; `version` is "6", or "5" from `build/hub-5.5`."""
+
+    def __init__(self, machine: Machine, version: str = "6", **wanted: Any):
+        if os.getuid() != 0:
+            pytest.skip("a Hub of several users takes root")
+        self.machine, self.folder = machine, machine.folder
+        folder = VERSIONS[version]
+        if folder is not None and not folder.exists():
+            pytest.skip(f"{folder} is not there: make {folder.relative_to(REPOSITORY)}")
+        packages = [*([str(folder)] if folder else []), str(REPOSITORY), sysconfig.get_path("purelib")]
+        self.environment = {**machine.environment, "PYTHONPATH": ":".join(packages), **_node_path()}
+        self.port, hub_port, proxy_port = (_free_port() for _ in range(3))
+        self.wanted = {
+            "folder": str(self.folder),
+            "port": self.port,
+            "hub_port": hub_port,
+            "proxy_port": proxy_port,
+            "proxy": proxy_command(),
+            "cmd": [user_python(), str(HERE / "quick_server.py")],
+            **wanted,
+        }
+        self.log_path = self.folder / "hub.log"
+        self.process: subprocess.Popen[Any] | None = None
+
+    def start(self, timeout: float = 90) -> Hub:
+        """Start it and wait until it answers."""
+        self.environment["HUB_TEST"] = json.dumps(self.wanted)
+        with self.log_path.open("ab") as log:
+            self.process = self.machine.start(
+                sys.executable,
+                "-m",
+                "jupyterhub",
+                f"--config={HERE / 'hub_config.py'}",
+                env=self.environment,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        deadline = time.monotonic() + timeout
+        while True:
+            with contextlib.suppress(OSError, ValueError, AssertionError):
+                if self.ask("GET", "/users")[0] == 200:
+                    return self
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError(f"the Hub did not come up:\n{self.log()}")
+            time.sleep(0.1)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """End it; its exit status."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        return self.process.wait(timeout=60)
+
+    def log(self) -> str:
+        """What it wrote."""
+        return self.log_path.read_text(errors="replace")
+
+    def hooks(self) -> list[str]:
+        """What the site's hooks noted, in order."""
+        path = self.folder / "hooks"
+        return path.read_text().split("\n")[:-1] if path.exists() else []
+
+    def ask(
+        self, method: str, path: str, body: Any = None, *, token: str = TOKEN, api: bool = True
+    ) -> tuple[int, Any]:
+        """One request: (status, JSON or text)."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        try:
+            headers = {"Authorization": f"token {token}"}
+            sent = None if body is None else json.dumps(body)
+            connection.request(method, f"/hub/api{path}" if api else path, sent, headers)
+            answer = connection.getresponse()
+            text = answer.read().decode()
+            try:
+                return answer.status, json.loads(text) if text else None
+            except ValueError:
+                return answer.status, text
+        finally:
+            connection.close()
+
+    def add(self, *users: str) -> None:
+        """Make users known."""
+        for user in users:
+            self.ask("POST", f"/users/{user}")
+
+    def spawn(self, user: str, name: str = "", **options: Any) -> tuple[int, Any]:
+        """Ask for a server; 202: on its way, 201: there."""
+        where = f"/users/{user}/servers/{name}" if name else f"/users/{user}/server"
+        return self.ask("POST", where, options or None)
+
+    def server(self, user: str) -> dict[str, Any]:
+        """A user's server as the Hub knows it; {} for none."""
+        servers = self.ask("GET", f"/users/{user}")[1]["servers"]
+        return servers.get("", {})
+
+    def follow(self, user: str) -> Page:
+        """A browser tab on the page of a spawn."""
+        return Page(self, user)
+
+
+class Page:
+    """One viewer of a spawn's progress; its messages as they come."""
+
+    def __init__(self, hub: Hub, user: str):
+        self.messages: list[str] = []
+        self.events: list[dict[str, Any]] = []
+        self._connection = http.client.HTTPConnection("127.0.0.1", hub.port, timeout=180)
+        self._connection.request(
+            "GET", f"/hub/api/users/{user}/server/progress", headers={"Authorization": f"token {TOKEN}"}
+        )
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            answer = self._connection.getresponse()
+            while line := answer.readline():
+                if line.startswith(b"data:"):
+                    event = json.loads(line[5:])
+                    self.messages.append(event["message"])
+                    self.events.append(event)
+        self._connection.close()
+
+    def whole(self) -> list[str]:
+        """All messages, once the spawn is over."""
+        self._thread.join(120)
+        assert not self._thread.is_alive()
+        return self.messages
+
+
+def _node_path() -> dict[str, str]:
+    """Return a PATH with Node.js and the Hub's programs in it."""
+    return {"PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
