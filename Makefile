@@ -3,6 +3,7 @@
 
 VENV ?= .venv
 OLDEST := build/oldest
+HUB_5 := build/hub-5.5
 BIN := $(CURDIR)/$(VENV)/bin
 WORKERS ?= 2
 # Many tests wait for something most of the time.
@@ -52,10 +53,14 @@ test-all: before-tests
 	@$(MAKE) --no-print-directory --jobs=$(WORKERS) --output-sync lint test-lab
 	TEST_STRIDE=1 $(PYTEST)
 
-before-tests: native
+before-tests: native $(HUB_5)
 	@binder/need.sh browser >&2 || echo 'Tests in a browser will be skipped.' >&2
 	@binder/need.sh aarch64 >/dev/null || echo 'Tests on aarch64 will be skipped.' >&2
 	@binder/need.sh cxx >/dev/null
+
+# An earlier JupyterHub for tests/hub; it shares the dependencies of the newest.
+$(HUB_5): | $(VENV)/bin/python
+	pip install --quiet --no-deps --target $@ jupyterhub==5.5.4
 
 # What pip does takes one core, so that the C tests are compiled beside it.
 c-tests:
