@@ -13,7 +13,7 @@ import os
 import socket as sockets
 import subprocess
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,9 +66,7 @@ class ControllerRefused(Exception):
 def refusal_advice(slug: str) -> str:
     """What a person can do about a refusal, by its `slug`; "" where that says so itself."""
     if slug in ("bad-grant", "grant-required"):
-        return (
-            "The Hub that started this server gives it its grant: stop the server there and start it again."
-        )
+        return "Grants come from whoever started this server, a JupyterHub say: stop it there and start it again."
     return ""
 
 
@@ -94,12 +92,14 @@ class _Answer(HTTPMessageDelegate):
 class ControllerClient:
     """One controller's API; every method is one request on a connection of its own.
 
-    All raise ControllerUnavailable if no controller answers and ControllerRefused if it refuses.
+    All raise ControllerUnavailable if nobody answers and ControllerRefused if the controller will not.
     `socket` is the API socket, by default the one that `environment.socket_path` finds.
     """
 
-    def __init__(self, socket: Path | None = None):
+    def __init__(self, socket: Path | None = None, headers: Mapping[str, str] | None = None):
+        """`headers` go with every request: a program that acts for a person names it there (`node/api/audit.py`)."""
         self.socket = socket_or_default(socket)
+        self._headers = dict(headers or {})
         self._streams: set[IOStream] = set()
 
     async def node(self) -> dict[str, Any]:
@@ -191,9 +191,13 @@ class ControllerClient:
         return await self._json("PATCH", f"/policy{moment}", settings)
 
     async def report(self, **question: str | None) -> dict[str, Any]:
-        """Return how much each user used the GPUs: `since`, `until` (days), `by` ("day", "user", "gpu"), `user`."""
+        """Who used the GPUs how much: `since`, `until` (days), `by` ("day", "user", "gpu"), `user`."""
         asked = {name: value for name, value in question.items() if value is not None}
         return await self._json("GET", f"/report?{urlencode(asked)}")
+
+    async def audit(self, limit: int = 100) -> list[dict[str, Any]]:
+        """Return what administrators did, the newest first; for administrators."""
+        return list((await self._json("GET", f"/audit?limit={limit}"))["audit"])
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         """Every change from now on, a full snapshot first; ends when the controller does."""
@@ -306,7 +310,7 @@ class ControllerClient:
         )
         if body is not None:
             headers["Content-Type"] = "application/json"
-        headers.update(authorization())
+        headers.update(authorization() | self._headers)
         parameters = HTTP1ConnectionParameters(no_keep_alive=True, max_body_size=1 << 62)
         connection = HTTP1Connection(stream, True, parameters)
 
@@ -334,7 +338,7 @@ def ensure_controller(
     """Start a controller unless one answers; the path of its API socket.
 
     Blocks up to `timeout_s`, and some seconds more while the machine's controller may be starting again. `extra_args`
-    are for a controller that is started, `--park-when=idle`. It survives this process, and ends by itself when nothing
+    are for a controller that is started, `--park-when=idle`. It survives this process, and ends by itself when nobody
     needs it. Raises ControllerUnavailable.
     """
     path = socket_or_default(socket)

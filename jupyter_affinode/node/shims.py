@@ -1,4 +1,4 @@
-"""Hears shims: which came, what they say, which are gone."""
+"""Hears shims: who came, what they say, who is gone."""
 
 from __future__ import annotations
 

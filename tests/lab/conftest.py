@@ -4,31 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 from lab_page import LabPage
+from live_browser import chromium
 from live_machine import Machine, new_machine
 from live_server import JupyterServer
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BUILT = REPOSITORY / "jupyter_affinode" / "labextension"
 SOURCES = ("labextension/src", "labextension/style", "labextension/schema", "package.json")
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
-FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
-
-
 VIEWPORT = {"width": 1280, "height": 800}
 FAILED = pytest.StashKey[bool]()
 
@@ -57,13 +45,8 @@ def labextension() -> Path:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """The system's Chromium; per module, as no test of this process can use asyncio while Playwright runs."""
-    found = next(filter(None, map(shutil.which, CHROMIUM)), None)
-    if found is None:
-        pytest.skip("NO CHROMIUM: THE PANEL AND THE CHIP ARE NOT TESTED (apt install chromium)")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=FLAGS)
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(autouse=True)

@@ -1,1 +1,1 @@
-"""Which user a peer is, what it may see, and how much of the controller it may use."""
+"""Who a peer is, what it may see, and how much of the controller it may use."""

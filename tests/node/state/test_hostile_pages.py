@@ -21,7 +21,6 @@ from jupyter_affinode.node.execution.effects import Effects
 from jupyter_affinode.node.execution.moves import Moves
 from jupyter_affinode.node.execution.notices import Notices
 from jupyter_affinode.node.execution.parts import Parts
-from jupyter_affinode.node.execution.room_requests import RoomRequests
 from jupyter_affinode.node.execution.user_requests import Wishes
 from jupyter_affinode.node.identity.identity import OWN_USER, Identity
 from jupyter_affinode.node.model.actions import Resume
@@ -103,8 +102,7 @@ class Play:
         self.rooms = Rooms(self.state, QUIET, observers)
         wishes = Wishes(self.state, self.moves, QUIET, lambda: None)
         lots = SimpleNamespace(give=lambda kernel, size: [])
-        requests = RoomRequests(self.state, QUIET, lambda: None)
-        parts = Parts(self.moves, self.drops, wishes, self.rooms, lots, requests)
+        parts = Parts(self.moves, self.drops, wishes, self.rooms, lots)
         self.effects = Effects(self.state, QUIET, observers, lambda notice: None, parts)
 
     def size(self):

@@ -6,9 +6,9 @@ import json
 import os
 
 import pytest
+from api_answers import checked
 from live_machine import UnixConnection
 from people import Person, needs_root, open_to_everyone
-from test_api import checked
 from thread_controller import ThreadController
 
 from jupyter_affinode.node.identity.access import EveryUserAccess

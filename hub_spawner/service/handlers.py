@@ -1,0 +1,321 @@
+"""The service's pages and actions. Only the Hub's administrators see other users; every act is theirs in the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from http.client import responses
+from typing import TYPE_CHECKING, Any
+
+from jupyterhub.services.auth import HubOAuthCallbackHandler, HubOAuthenticated
+from tornado.web import HTTPError, RequestHandler, authenticated
+
+from jupyter_affinode.client.api import ControllerClient, ControllerRefused, ControllerUnavailable
+
+from ..free_room import free_room
+from ..nodes import ANSWER_WITHIN_S, NodePicture, client_of, look
+from . import figures
+from .grants import GrantNotGiven, grant_for
+
+if TYPE_CHECKING:
+    from .app import AffinodeService
+
+SECURITY = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; form-action 'self';"
+    " frame-ancestors 'none'; base-uri 'none'",
+    "Referrer-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+ADMINS_ONLY = "This page is for the Hub's administrators."
+MESSAGE = "affinode-message"
+REFRESH_S = 10
+AUDIT_SHOWN = 20
+HOLD_S = 3600.0
+LARGEST_NUMBER = 18  # digits of a size
+
+Action = Callable[[ControllerClient, str], Coroutine[Any, Any, Any]]
+ACTIONS: dict[str, Action] = {
+    "park": lambda client, kernel_id: client.park(kernel_id, wait=False),
+    "resume": lambda client, kernel_id: client.resume(kernel_id, wait=False),
+    "hold": lambda client, kernel_id: client.hold(kernel_id, HOLD_S),
+    "release": lambda client, kernel_id: client.release(kernel_id),
+}
+LABELS = {"park": "Park", "resume": "Resume", "hold": "Keep 1 h", "release": "Release"}
+DONE = {
+    "park": "is asked to give its GPU back",
+    "resume": "is asked to come back to the GPU",
+    "hold": "keeps its GPU for an hour",
+    "release": "does not keep its GPU any more",
+}
+
+
+class ServiceHandler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]  # no types
+    """What all handlers share: the service's settings, headers, errors as pages."""
+
+    @property
+    def service(self) -> AffinodeService:
+        """The application."""
+        made: AffinodeService = self.settings["service"]
+        return made
+
+    def set_default_headers(self) -> None:
+        """Called by tornado."""
+        for name, value in SECURITY.items():
+            self.set_header(name, value)
+
+    async def prepare(self) -> None:
+        """Ask the Hub who this is without stopping everyone else meanwhile; called by tornado."""
+        await self.hub_auth.get_user(self, sync=False)
+
+    def address(self) -> str:
+        """Return the addresses that the request came by, as the proxies before us say."""
+        return self.request.headers.get("X-Forwarded-For") or self.request.remote_ip or ""
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        """Called by tornado."""
+        error = kwargs.get("exc_info", (None, None, None))[1]
+        said = error.log_message if isinstance(error, HTTPError) else None
+        if status_code == 403:
+            is_forged = "xsrf" in (said or "").lower()
+            said = "The form was too old: load the page again." if is_forged else ADMINS_ONLY
+        self.render("error.html", status=status_code, reason=responses.get(status_code, ""), said=said or "")
+
+
+class AdminHandler(ServiceHandler):
+    """For the Hub's administrators alone, whatever scopes a site has given to others."""
+
+    async def prepare(self) -> None:
+        """Called by tornado; a stranger is sent to log in by `authenticated`."""
+        await super().prepare()
+        user = self.current_user
+        if user is not None and not user.get("admin"):
+            raise HTTPError(403)
+
+    def client(self, node: str) -> ControllerClient:
+        """Return a client for a node, which names the administrator to the controller."""
+        sockets = self.service.nodes
+        if node not in sockets:
+            raise HTTPError(404, f"there is no node {node[:64]!r} here")
+        person = {"X-Forwarded-User": f"hub:{self.current_user['name']}", "X-Forwarded-For": self.address()}
+        return client_of(sockets[node], {name: _header(value) for name, value in person.items()})
+
+    def leave_message(self, text: str) -> None:
+        """Show a text on the next page."""
+        self.set_secure_cookie(
+            MESSAGE,
+            text[:1000],
+            path=self.hub_auth.base_url,
+            httponly=True,
+            samesite="Strict",
+            expires_days=None,
+        )
+
+    def take_message(self) -> str:
+        """Return the text that was left for this page, once."""
+        left = self.get_secure_cookie(MESSAGE)
+        if left is None:
+            return ""
+        self.clear_cookie(MESSAGE, path=self.hub_auth.base_url)
+        return left.decode("utf-8", "replace")
+
+    async def attempt(self, act: Callable[[], Coroutine[Any, Any, Any]], done: str) -> None:
+        """Do something at a controller, and tell on the next page how that went."""
+        try:
+            await asyncio.wait_for(act(), ANSWER_WITHIN_S)
+            self.leave_message(done)
+        except ControllerRefused as refused:
+            self.leave_message(f"Refused: {refused}.")
+        except ControllerUnavailable as error:
+            self.leave_message(f"Not done: {error}.")
+        except asyncio.TimeoutError:
+            self.leave_message("The controller has not answered yet: look whether it was done.")
+        self.redirect(self.hub_auth.base_url, status=303)
+
+
+class OverviewHandler(AdminHandler):
+    """All machines on one page."""
+
+    @authenticated
+    async def get(self) -> None:
+        """GET /"""
+        pictures = await look(self.service.nodes)
+        reports, audits = await asyncio.gather(
+            asyncio.gather(
+                *(self._asked(each, lambda client: client.report(by="user")) for each in pictures)
+            ),
+            asyncio.gather(
+                *(self._asked(each, lambda client: client.audit(AUDIT_SHOWN)) for each in pictures)
+            ),
+        )
+        refreshes = self.get_query_argument("refresh", "") == "1"
+        if refreshes:
+            self.set_header("Refresh", str(REFRESH_S))
+        self.render(
+            "overview.html",
+            figures=figures,
+            labels=LABELS,
+            machines=list(zip(pictures, reports, audits, strict=True)),
+            message=self.take_message(),
+            now=time.strftime("%H:%M:%S", time.gmtime()),
+            refreshes=refreshes,
+            refresh_s=REFRESH_S,
+        )
+
+    async def _asked(
+        self, picture: NodePicture, ask: Callable[[ControllerClient], Coroutine[Any, Any, Any]]
+    ) -> tuple[Any, str]:
+        """Return the answer of a controller that is there, or why there is none."""
+        if picture.node is None:
+            return None, ""
+        try:
+            return await asyncio.wait_for(ask(self.client(picture.name)), ANSWER_WITHIN_S), ""
+        except asyncio.TimeoutError:
+            return None, "the controller did not answer in time"
+        except (ControllerRefused, ControllerUnavailable) as error:
+            return None, str(error)
+
+
+class KernelHandler(AdminHandler):
+    """Park, resume, hold or release a kernel."""
+
+    @authenticated
+    async def post(self) -> None:
+        """POST /kernel"""
+        node, kernel_id = self.get_body_argument("node"), self.get_body_argument("kernel")
+        name, action = self.get_body_argument("name", kernel_id), self.get_body_argument("action")
+        if action not in ACTIONS:
+            raise HTTPError(400, f"there is no action {action[:64]!r}")
+        client = self.client(node)
+        await self.attempt(lambda: ACTIONS[action](client, kernel_id), f"{name} {DONE[action]}.")
+
+
+class PolicyHandler(AdminHandler):
+    """The settings of one machine's controller."""
+
+    @authenticated
+    async def get(self) -> None:
+        """GET /policy"""
+        node = self.get_query_argument("node")
+        try:
+            settings = await asyncio.wait_for(self.client(node).policy(), ANSWER_WITHIN_S)
+        except (ControllerRefused, ControllerUnavailable, asyncio.TimeoutError) as error:
+            raise HTTPError(502, str(error) or "the controller did not answer in time") from None
+        self.render("policy.html", node=node, settings=figures.settings_form(settings))
+
+    @authenticated
+    async def post(self) -> None:
+        """POST /policy: the settings that the form changes."""
+        node = self.get_body_argument("node")
+        client = self.client(node)
+        form = {name: self.get_body_argument(name) for name in self.request.body_arguments}
+
+        async def change() -> None:
+            before = {
+                name.removeprefix("was-"): text for name, text in form.items() if name.startswith("was-")
+            }
+            # What another administrator changed since the form was shown stays as it is.
+            asked = {name: form[name] for name in before if form.get(name, before[name]) != before[name]}
+            changes = figures.changed_settings(await client.policy(), asked)
+            if changes:
+                await client.set_policy(**changes)
+
+        try:
+            await self.attempt(change, f"The policy of {node} is set.")
+        except ValueError as refused:
+            self.leave_message(f"Refused: {refused}.")
+            self.redirect(self.hub_auth.base_url, status=303)
+
+
+class TokenHandler(ServiceHandler):
+    """For programs that show a token of the Hub's; cookies mean nothing here, so neither do forged forms."""
+
+    async def prepare(self) -> None:
+        """Do nothing: `hub_user` asks."""
+
+    def check_xsrf_cookie(self) -> None:
+        """Called by tornado: a token is in no browser's cookies."""
+
+    async def hub_user(self, *, fresh: bool = False) -> dict[str, Any]:
+        """Return the Hub's model of the user or service whose token it is, or 401."""
+        token = self.hub_auth.get_token(self, in_cookie=False)
+        if token:
+            model: dict[str, Any] | None = await self.hub_auth.user_for_token(
+                token, use_cache=not fresh, sync=False
+            )
+            if model is not None:
+                return model
+        raise HTTPError(401, "this needs a token of the Hub's, in the header Authorization")
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        """Called by tornado."""
+        error = kwargs.get("exc_info", (None, None, None))[1]
+        said = error.log_message if isinstance(error, HTTPError) else None
+        self.finish({"status": status_code, "message": said or responses.get(status_code, "")})
+
+
+class RoomHandler(TokenHandler):
+    """Free room in totals, for every user of the Hub."""
+
+    async def get(self) -> None:
+        """GET /room?bytes=…"""
+        await self.hub_user()
+        text = self.get_query_argument("bytes", "0")
+        if not (text.isascii() and text.isdecimal() and len(text) <= LARGEST_NUMBER):
+            raise HTTPError(400, "bytes must be a number")
+        room, size = free_room(await look(self.service.nodes)), int(text)
+        self.finish(
+            {
+                "text": room.text(size),
+                "gpus": len(room.rooms),
+                "with_room": room.count(size),
+                "waiting": room.waiting,
+            }
+        )
+
+
+class GrantHandler(TokenHandler):
+    """A new grant for a server that shows its own token."""
+
+    async def post(self) -> None:
+        """POST /grant"""
+        service = self.service
+        if not service.grant_key:
+            raise HTTPError(404, "this Hub's service signs no grants")
+        model = await self.hub_user(fresh=True)
+        try:
+            grant = grant_for(model, service.grant_key, service.grant_audience, service.grant_lifetime_s)
+        except GrantNotGiven as refused:
+            raise HTTPError(403, str(refused)) from None
+        except OSError as error:
+            service.log.error("no grant can be signed: %s", error)
+            raise HTTPError(503, "the key that signs grants cannot be read") from None
+        self.finish({"grant": grant, "lifetime_s": service.grant_lifetime_s})
+
+
+class UnknownHandler(AdminHandler):
+    """Everything else."""
+
+    @authenticated
+    async def get(self) -> None:
+        """GET anything."""
+        raise HTTPError(404)
+
+
+def handlers(prefix: str) -> list[tuple[Any, ...]]:
+    """Return the routes under the service's prefix, which ends with a slash."""
+    return [
+        (prefix, OverviewHandler),
+        (f"{prefix}kernel", KernelHandler),
+        (f"{prefix}policy", PolicyHandler),
+        (f"{prefix}room", RoomHandler),
+        (f"{prefix}grant", GrantHandler),
+        (f"{prefix}oauth_callback", HubOAuthCallbackHandler),
+        (f"{prefix}.*", UnknownHandler),
+    ]
+
+
+def _header(text: str) -> str:
+    """Return a text as it may stand in a header."""
+    return "".join(char if " " <= char <= "~" else "?" for char in text)

@@ -1,0 +1,54 @@
+"""Adds the service to a Hub's configuration."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from traitlets.config import LazyConfigValue
+
+NAME = "affinode"
+URL = "http://127.0.0.1:10109"
+
+
+def add_service(
+    c: Any,
+    *,
+    url: str = URL,
+    nodes: Mapping[str, str] | None = None,
+    grant_key: str = "",
+    grant_audience: Sequence[str] = (),
+    arguments: Sequence[str] = (),
+) -> None:
+    """Add the page about GPUs at `/services/affinode/` to the configuration `c`, once.
+
+    `url` is where the service listens for the Hub's proxy, `nodes` the sockets of the machines' controllers by name
+    (default: this machine's). `grant_key` and `grant_audience` are the spawner's; with them servers' grants are renewed
+    here, and servers are told where, unless `c.GpuPolicy.grant_url` says so already. `arguments` are for the service's
+    command line. The service needs no scope: each request shows a token of its user.
+    """
+    services = c.JupyterHub.services
+    is_lazy = isinstance(services, LazyConfigValue)
+    known = services.to_dict().get("extend", []) if is_lazy else services
+    if any(service.get("name") == NAME for service in known):
+        return
+    command = [sys.executable, "-m", "hub_spawner.service"]
+    command += [f"--node={name}={socket}" for name, socket in (nodes or {}).items()]
+    if grant_key:
+        command.append(f"--grant-key={grant_key}")
+        command += [f"--grant-audience={audience}" for audience in grant_audience]
+    service = {
+        "name": NAME,
+        "url": url,
+        "command": [*command, *arguments],
+        "oauth_no_confirm": True,  # the page reads nothing of its user but the name
+        "display": True,
+    }
+    if grant_key and "grant_url" not in c.GpuPolicy:
+        base = c.JupyterHub.base_url if isinstance(c.JupyterHub.base_url, str) else "/"
+        c.GpuPolicy.grant_url = f"{url}{base.rstrip('/')}/services/{NAME}/grant"
+    if is_lazy:
+        services.append(service)
+    else:
+        c.JupyterHub.services = [*services, service]

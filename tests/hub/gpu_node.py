@@ -1,0 +1,80 @@
+"""A machine's controller for all users, with kernels of three of them, for what is shown of it on the Hub's side."""
+
+from __future__ import annotations
+
+import time
+
+from fake_shim import GPU, PARKED
+from live_machine import Machine
+from people import Person, open_to_everyone
+from thread_controller import ThreadController
+
+from jupyter_affinode.node.identity.access import EveryUserAccess
+from jupyter_affinode.node.ledger import writer
+from jupyter_affinode.node.metrics.history_options import HistoryOptions
+from jupyter_affinode.node.model.gpu import NvmlGpu
+from jupyter_affinode.node.protocol.wire import gpu_uuid
+from jupyter_affinode.node.system.nvml import NvmlSample
+
+GIB = 1 << 30
+ANA, BOB, CARLA = 61001, 61002, 61003
+UUIDS = (gpu_uuid(GPU), gpu_uuid(bytes(range(16, 32))))
+
+
+class TwoGpus:
+    """NVML of a machine with two GPUs of 80 GiB, whose first is nearly full."""
+
+    used = (74 * GIB, 2 * GIB)
+
+    def read(self) -> NvmlSample:
+        """As `NvmlReader.read`."""
+        gpus = [
+            NvmlGpu(uuid, index, "NVIDIA A100-SXM4-80GB", 80 * GIB, used, 80 * GIB - used, 37)
+            for index, (uuid, used) in enumerate(zip(UUIDS, self.used, strict=True))
+        ]
+        return NvmlSample(time.monotonic(), "580.1", tuple(gpus))
+
+
+class GpuNode:
+    """ana has 40 GiB on the first GPU, bob 30 GiB; carla's 20 GiB are parked and she waits. Ends with `close()`."""
+
+    def __init__(self, machine: Machine, **settings: object):
+        open_to_everyone(machine)
+        self.machine = machine
+        writer.FLUSH_EVENTS_EVERY_S = writer.FLUSH_EVERY_S = 0.0
+        self.controller = ThreadController(
+            machine.socket,
+            TwoGpus(),
+            HistoryOptions(machine.folder / "history" / "ledger.sqlite"),
+            EveryUserAccess(),
+            **settings,
+        )
+        self.ana, self.bob, self.carla = (Person(machine, uid) for uid in (ANA, BOB, CARLA))
+        self.shims = {
+            "analysis": self.ana.shim("analysis", resident=40 * GIB),
+            "scratch": self.ana.shim("scratch", resident=GIB // 8),  # one that this machine's memory can take
+            "training": self.bob.shim("training", resident=30 * GIB),
+            "notes": self.carla.shim("notes", parked=20 * GIB, state=PARKED),
+        }
+        for person, name, server in (
+            (self.ana, "analysis", "ana/"),
+            (self.ana, "scratch", "ana/"),
+            (self.bob, "training", "bob/gpu"),
+            (self.carla, "notes", "carla/"),
+        ):
+            self.describe(person, name, server)
+
+    def describe(self, person: Person, name: str, server: str) -> None:
+        """Describe a kernel as its server does."""
+        body = {"name": "Python 3", "path": f"work/{name}.ipynb", "server": server}
+        assert person.ask("PUT", f"/kernels/{name}", body)[0] == 200
+
+    def kernel(self, uid: int, name: str) -> dict[str, object]:
+        """A kernel as root sees it."""
+        return self.machine.kernels()[f"uid-{uid}/{name}"]
+
+    def close(self) -> None:
+        """End everything."""
+        for person in (self.ana, self.bob, self.carla):
+            person.close()
+        self.controller.stop()

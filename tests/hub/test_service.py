@@ -1,0 +1,206 @@
+"""The Hub's page about GPUs, behind a real Hub: administrators see and move all kernels, other users nothing."""
+
+from __future__ import annotations
+
+import html
+import re
+
+import pytest
+import requests
+from gpu_node import ANA, GIB, GpuNode
+from live_hub import NAVIGATE, LiveHub, xsrf
+from live_machine import new_machine
+from people import needs_root
+
+from jupyter_affinode.client.grant_signing import make_keys
+from jupyter_affinode.node.identity.grants import GrantVerifier
+
+CONFIG = """
+from hub_spawner.service.registration import add_service
+c.JupyterHub.load_roles.append(  # bob may open the service, and is no administrator
+    {{"name": "visitors", "users": ["bob"], "scopes": ["access:services!service=affinode"]}}
+)
+c.Authenticator.allowed_users = {{"bob"}}
+for twice in range(2):
+    add_service(
+        c, url="http://127.0.0.1:SERVICE_PORT", nodes={{"gpu1": {socket!r}, "gpu2": "/nowhere/node.sock"}},
+        grant_key={key!r}, grant_audience=["tests"],
+    )
+"""
+
+
+@pytest.fixture(scope="module")
+def node():
+    """A machine with two GPUs and three users."""
+    needs_root()
+    with new_machine() as machine:
+        made = GpuNode(machine)
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def hub(node, tmp_path_factory):
+    """A Hub with the service."""
+    folder = tmp_path_factory.mktemp("hub")
+    private, public = make_keys()
+    (folder / "hub-1.key").write_bytes(private)
+    (folder / "keys").mkdir()
+    (folder / "keys" / "hub-1.pem").write_bytes(public)
+    made = LiveHub(folder, CONFIG.format(socket=str(node.machine.socket), key=str(folder / "hub-1.key")))
+    yield made.start().wait_for_service()
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def admin(hub):
+    """An administrator's browser."""
+    return hub.log_in("admin")
+
+
+def page(hub, session, path="", **query):
+    """A page of the service as a browser opens it."""
+    return session.get(f"{hub.url}/services/affinode/{path}", params=query, headers=NAVIGATE, timeout=30)
+
+
+def act(hub, session, path, **form):
+    """Open the page and send a form of it; the page that follows."""
+    form.setdefault("_xsrf", xsrf(page(hub, session)))
+    return session.post(f"{hub.url}/services/affinode/{path}", data=form, headers=NAVIGATE, timeout=30)
+
+
+def text_of(answer):
+    """A page's words."""
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", answer.text)).split())
+
+
+def test_an_administrator_sees_all_machines_users_and_kernels(hub, admin):
+    answer = page(hub, admin)
+    assert answer.status_code == 200, answer.text
+    words = text_of(answer)
+    for expected in (
+        "gpu1",
+        "GPU 0, NVIDIA A100-SXM4-80GB",
+        "6 GiB of 80 GiB free",
+        "work/analysis.ipynb ana/",
+        "On the GPU: 40 GiB",
+        "GPU freed, 20 GiB safe in RAM",
+        "gpu2 No answer: no controller answers at /nowhere/node.sock",
+    ):
+        assert expected in words
+    assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
+    assert "<script" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("user", "path"), [("ana", ""), ("bob", ""), ("bob", "policy?node=gpu1"), ("bob", "none")]
+)
+def test_other_users_get_403(hub, user, path):
+    answer = page(hub, hub.log_in(user), path)
+    assert answer.status_code == 403
+    assert "analysis" not in answer.text
+
+
+def test_who_has_not_logged_in_is_sent_to_the_hub(hub):
+    answer = page(hub, requests.Session())
+    assert "/hub/login" in answer.url
+
+
+def test_an_administrator_holds_a_kernel_and_the_ledger_remembers_who(hub, node, admin, wait_until):
+    answer = act(
+        hub, admin, "kernel", node="gpu1", kernel=f"uid-{ANA}/analysis", name="analysis", action="hold"
+    )
+    assert answer.status_code == 200
+    assert "analysis keeps its GPU for an hour." in text_of(answer)
+    assert node.kernel(ANA, "analysis")["held_for_s"] > 3500
+    assert "analysis keeps" not in text_of(page(hub, admin))  # it is said once
+    wait_until(lambda: "hold" in text_of(page(hub, admin)).partition("What administrators did")[2])
+    row = node.machine.ask("GET", "/audit")[1]["audit"][0]
+    assert (row["actor"], row["action"], row["outcome"]) == ("hub:admin", "hold", "ok")
+    assert row["place"].endswith("127.0.0.1")
+    assert (
+        act(hub, admin, "kernel", node="gpu1", kernel=f"uid-{ANA}/analysis", action="release").status_code
+        == 200
+    )
+    assert node.kernel(ANA, "analysis")["held_for_s"] is None
+
+
+def test_a_kernel_is_parked_and_resumed_from_the_page(hub, node, admin, wait_until):
+    which = {"node": "gpu1", "kernel": f"uid-{ANA}/scratch"}
+    assert "is asked to give its GPU back" in text_of(act(hub, admin, "kernel", **which, action="park"))
+    wait_until(lambda: node.kernel(ANA, "scratch")["residency"] == "parked")
+    act(hub, admin, "kernel", **which, action="resume")
+    wait_until(lambda: node.kernel(ANA, "scratch")["residency"] == "resident")
+
+
+def test_what_a_controller_refuses_is_said_with_its_reason(hub, admin):
+    answer = act(hub, admin, "kernel", node="gpu1", kernel="uid-1/none", action="park")
+    assert "Refused: there is no kernel uid-1/none." in text_of(answer)
+    assert act(hub, admin, "kernel", node="gpu2", kernel="x", action="park").ok
+    assert "Not done: no controller answers" in text_of(
+        act(hub, admin, "kernel", node="gpu2", kernel="x", action="park")
+    )
+    assert act(hub, admin, "kernel", node="gpu1", kernel="x", action="destroy").status_code == 400
+
+
+def test_a_form_without_the_pages_token_changes_nothing(hub, node, admin):
+    answer = act(
+        hub, admin, "kernel", node="gpu1", kernel=f"uid-{ANA}/analysis", action="hold", _xsrf="made-up"
+    )
+    assert answer.status_code == 403
+    assert node.kernel(ANA, "analysis")["held_for_s"] is None
+
+
+def test_the_policy_is_changed_where_the_form_was_and_no_further(hub, node, admin):
+    shown = page(hub, admin, "policy", node="gpu1")
+    assert shown.status_code == 200
+    form = dict(re.findall(r'name="was-([a-z_]+)" value="([^"]*)"', shown.text))
+    assert form["park_when"] == "needed" and form["user_limits"] == ""
+    node.machine.ask("PATCH", "/policy", {"hold_max_s": 7200.0})  # another administrator meanwhile
+    fields = form | {f"was-{name}": value for name, value in form.items()}
+    answer = act(
+        hub, admin, "policy", node="gpu1", **fields | {"idle_timeout_s": "90", "user_limits": "*=60GiB"}
+    )
+    assert "The policy of gpu1 is set." in text_of(answer)
+    policy = node.machine.ask("GET", "/policy")[1]
+    assert (policy["idle_timeout_s"], policy["user_limits"], policy["hold_max_s"]) == (90, "*=60GiB", 7200)
+    assert policy["backfill"] is (form["backfill"] == "true")
+    bad = act(hub, admin, "policy", node="gpu1", **fields | {"low_watermark": "plenty"})
+    assert "Refused: low_watermark: 'plenty' is no number." in text_of(bad)
+
+
+def test_free_room_is_told_to_every_user_in_totals(hub, node):
+    hub.make_user("ana")
+    token = hub.api("POST", "/users/ana/tokens", json={}).json()["token"]
+    url = f"{hub.url}/services/affinode/room"
+    answer = requests.get(
+        url, params={"bytes": 20 * GIB}, headers={"Authorization": f"token {token}"}, timeout=30
+    )
+    assert answer.json() == {
+        "text": "GPU: 1 of 2 with room for 20 GiB",
+        "gpus": 2,
+        "with_room": 1,
+        "waiting": 0,
+    }
+    assert requests.get(url, timeout=30).status_code == 401
+    assert requests.get(url, headers={"Authorization": "token none"}, timeout=30).status_code == 401
+
+
+def test_a_server_gets_a_new_grant_for_its_own_token_and_nothing_else_does(hub):
+    def ask(token):
+        headers = {"Authorization": f"token {token}"} if token else {}
+        return requests.post(f"{hub.url}/services/affinode/grant", headers=headers, timeout=30)
+
+    hub.make_user("ana")
+    assert hub.api("POST", "/groups/ml").ok
+    assert hub.api("POST", "/groups/ml/users", json={"users": ["ana"]}).ok
+    tokens = "/users/ana/tokens"
+    own = hub.api("POST", tokens, json={"scopes": ["access:servers!server=ana/gpu"]}).json()["token"]
+    answer = ask(own)
+    assert answer.status_code == 200, answer.text
+    claims = GrantVerifier(hub.folder / "keys", ["tests"]).verify(answer.json()["grant"], 0)
+    assert (claims.user, claims.server, claims.groups) == ("ana", "gpu", ("ml",))
+    assert answer.json()["lifetime_s"] == 3600
+    another = hub.api("POST", tokens, json={"scopes": ["read:users!user=ana"]}).json()["token"]
+    assert (ask(another).status_code, ask(None).status_code, ask("x").status_code) == (403, 401, 401)
+    assert ask(hub.token).status_code == 403  # a service's
