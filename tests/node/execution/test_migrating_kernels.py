@@ -199,7 +199,7 @@ def test_a_controller_that_finds_it_on_its_way_reserves_wherever_it_may_be_going
     going = mover("going", parked=300 * MIB)
     going.page.host[5], going.page.context_bytes = 2, 3 * GIB
     going.become(RESUMING)
-    wait_until(lambda: machine.kernel("going")["residency"] == "resuming")
+    wait_until(lambda: (machine.kernel("going") or {}).get("residency") == "resuming")
     waits = mover("waits", parked=300 * MIB)
     waits.page.host[5], waits.page.context_bytes = 2, 600 * MIB
     waits.become(PARKED)
