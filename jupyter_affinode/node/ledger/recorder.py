@@ -20,8 +20,7 @@ from .waits import WaitEnded, WaitWatch
 from .writer import Ledger
 
 LOOK_EVERY_S = 1.0
-KERNELS_WRITTEN_EVERY_S = 60.0  # as exact is the end of a kernel whose end no controller saw
-RECONNECTED_AFTER_S = 60.0  # by then every shim that lives has found a new controller
+KERNELS_WRITTEN_EVERY_S = 60.0  # as exact is what is known of a kernel whose end no controller saw
 
 
 class EventKind(str, Enum):
@@ -72,7 +71,6 @@ class History:
         self._users: dict[str, str] = {}
         self._looked_at = 0.0
         self._kernels_written_at = 0.0
-        self._started_at: float | None = None
 
     # ---- Observer
 
@@ -188,11 +186,6 @@ class History:
 
     def _write_kernels(self, ledger: Ledger, seen: Sequence[Seen], now: float, wall: float) -> None:
         """Kernels that came and went; now and then all, so that it is known until when they lived."""
-        if self._started_at is None:
-            self._started_at = now
-        if now - self._started_at >= RECONNECTED_AFTER_S and self._started_at > 0:
-            self._started_at = -1.0  # once
-            ledger.only_these_live([kernel.kernel_id for kernel in seen])
         is_due = now - self._kernels_written_at >= KERNELS_WRITTEN_EVERY_S
         if is_due:
             self._kernels_written_at = now

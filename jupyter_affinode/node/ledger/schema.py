@@ -99,7 +99,11 @@ CREATE TABLE audit (            -- what administrators did to other users' kerne
 CREATE INDEX audit_at ON audit (at);
 """
 
-MIGRATIONS = (FIRST, CAME_FROM, NO_PAUSES, AUDIT)
+NO_RUNS = """
+DROP TABLE runs; -- no batch is written again
+"""
+
+MIGRATIONS = (FIRST, CAME_FROM, NO_PAUSES, AUDIT, NO_RUNS)
 
 
 class LedgerTooNew(Exception):

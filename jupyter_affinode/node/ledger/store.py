@@ -1,7 +1,6 @@
 """The ledger's file: opening it wherever it lies, writing batches, forgetting what is old. Blocks.
 
-Used by the ledger's one thread. Every batch is one transaction with a number, so that one that may have been
-written before it failed is not written twice.
+Used by the ledger's one thread. Every batch is one transaction.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
@@ -18,9 +16,8 @@ from ...settings.controller import ControllerSettings
 from .schema import migrate
 from .usage import DAY_S, Usage
 
-BUSY_S = 2.0  # how long another program may keep the file locked before a batch is tried again later
+BUSY_S = 30.0  # how long another program may keep the file locked before a batch is dropped
 NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "fuse.", "9p")
-RUNS_KEPT = 100
 PURGED_SHARE = 0.1  # of the events, when the file is too large
 _USERS_SOMEWHERE = " UNION ".join(
     f"SELECT user FROM {table}" for table in ("events", "kernels", "usage", "audit")
@@ -79,15 +76,18 @@ class KernelRow:
 class Batch:
     """What is written in one transaction."""
 
-    number: int
-    at: float  # the wall clock
+    at: float = 0.0  # the wall clock
     events: list[EventRow] = field(default_factory=list)
     kernels: dict[str, KernelRow] = field(default_factory=dict)
     usage: Usage = field(default_factory=Usage)
     users: dict[str, str] = field(default_factory=dict)  # names
     audit: list[AuditRow] = field(default_factory=list)
-    ends_others: bool = False  # kernels that are not in `living` ended when they were last seen
-    living: Sequence[str] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to write."""
+        measured = self.usage.measured_s or self.usage.by_key
+        return not (self.events or self.audit or self.kernels or measured)
 
 
 @dataclass(frozen=True)
@@ -101,14 +101,10 @@ class Retention:
 class LedgerStore:
     """The open file."""
 
-    def __init__(self, path: Path, run: str):
-        """Open or make it. Raises OSError, sqlite3.Error and LedgerTooNew.
-
-        `run` names the controller's process; its batches are numbered from 1.
-        """
+    def __init__(self, path: Path):
+        """Open or make it. Raises OSError, sqlite3.Error and LedgerTooNew."""
         make_folder(path.parent)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-        self._run = run
         self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:
             self._db.execute("PRAGMA auto_vacuum = INCREMENTAL")
@@ -127,11 +123,10 @@ class LedgerStore:
             self._db.close()
 
     def write(self, batch: Batch) -> None:
-        """Write a batch, or nothing of it. One whose number was written is skipped. Raises sqlite3.Error."""
+        """Write a batch, or nothing of it. Raises sqlite3.Error."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
-            if self._last_batch() < batch.number:
-                self._insert(batch)
+            self._insert(batch)
             self._db.execute("COMMIT")
         except BaseException:
             with contextlib.suppress(sqlite3.Error):
@@ -150,9 +145,6 @@ class LedgerStore:
         for table in ("usage", "measured"):
             self._db.execute(f"DELETE FROM {table} WHERE day < ?", (oldest // DAY_S,))
         self._db.execute(f"DELETE FROM users WHERE user NOT IN ({_USERS_SOMEWHERE})")
-        self._db.execute(
-            "DELETE FROM runs WHERE run NOT IN (SELECT run FROM runs ORDER BY at DESC LIMIT ?)", (RUNS_KEPT,)
-        )
         while self.size_bytes > keep.bytes and self._purge_oldest():
             pass
         self._db.execute("PRAGMA incremental_vacuum").fetchall()
@@ -166,15 +158,7 @@ class LedgerStore:
         )
         return (pages - free) * size
 
-    def _last_batch(self) -> int:
-        found = self._db.execute("SELECT batch FROM runs WHERE run = ?", (self._run,)).fetchone()
-        return int(found[0]) if found else 0
-
     def _insert(self, batch: Batch) -> None:
-        self._db.execute(
-            "INSERT INTO runs VALUES (?1, ?2, ?3) ON CONFLICT (run) DO UPDATE SET batch = ?2, at = ?3",
-            (self._run, batch.number, batch.at),
-        )
         self._db.executemany(
             "INSERT INTO events (at, kind, kernel_id, user, gpu, cause, outcome, depth, bytes, duration_s, waited_s,"
             " from_gpu) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -196,8 +180,6 @@ class LedgerStore:
             [astuple(row) for row in batch.audit],
         )
         self._add_usage(batch.usage)
-        if batch.ends_others:
-            self._end_others(batch.living)
 
     def _add_usage(self, usage: Usage) -> None:
         self._db.executemany(
@@ -210,13 +192,6 @@ class LedgerStore:
             "INSERT INTO measured VALUES (?1, ?2) ON CONFLICT (day) DO UPDATE SET seconds = seconds + ?2",
             list(usage.measured_s.items()),
         )
-
-    def _end_others(self, living: Sequence[str]) -> None:
-        """Kernels whose end no controller saw ended at some time after they were last seen; that is the best known."""
-        alive = set(living)
-        open_ended = self._db.execute("SELECT kernel_id FROM kernels WHERE ended IS NULL").fetchall()
-        gone = [(kernel_id,) for (kernel_id,) in open_ended if kernel_id not in alive]
-        self._db.executemany("UPDATE kernels SET ended = seen WHERE kernel_id = ?", gone)
 
     def _purge_oldest(self) -> bool:
         """Forget a share of the events, the oldest of who has most of them: nobody makes others' be forgotten. Else of
@@ -267,7 +242,7 @@ def set_aside(path: Path) -> Path:
     return aside
 
 
-def is_corrupt(error: sqlite3.Error) -> bool:
+def is_corrupt(error: Exception) -> bool:
     """Whether an error means that the file itself is bad, not that it cannot be reached just now."""
     return isinstance(error, sqlite3.DatabaseError) and any(
         words in str(error) for words in ("malformed", "not a database", "file is encrypted")

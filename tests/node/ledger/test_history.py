@@ -159,7 +159,6 @@ def test_controllers_that_are_killed_count_nothing_twice(machine, shim, wait_unt
         sums.append(held())
     assert sums[-1] <= (time.monotonic() - began) * GIB
     assert rows(path, "SELECT count(*) FROM kernels") == [(1,)]
-    assert rows(path, "SELECT count(*) FROM runs") == [(2,)]
     assert rows(path, "PRAGMA integrity_check") == [("ok",)]
 
 
@@ -209,8 +208,8 @@ def test_the_report_is_the_same_from_a_controller_and_from_its_file(machine, shi
 def test_where_none_runs_an_administrator_is_told_what_the_machines_controller_left(
     path, monkeypatch, capsys
 ):
-    store = LedgerStore(path, "run")
-    store.write(Batch(1, 0.0, users={"uid-7": "alice"}))
+    store = LedgerStore(path)
+    store.write(Batch(0.0, users={"uid-7": "alice"}))
     store.close()
     monkeypatch.setattr(environment, "NODE_LEDGER", path)
     monkeypatch.setattr(environment, "NODE_SOCKET", path.with_name("none.sock"))

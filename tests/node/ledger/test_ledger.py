@@ -1,4 +1,4 @@
-"""The ledger: nothing is counted twice, and nothing that happens to its file is felt by anybody else."""
+"""The ledger: each batch is written whole or dropped, and what happens to its file stops nothing else."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import textwrap
+import threading
+import time
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -52,33 +54,25 @@ def folder(tmp_path):
 # ---- the file
 
 
-def test_a_batch_that_is_written_again_counts_once(folder):
-    store = LedgerStore(folder / "l", "run")
-    batch = Batch(
-        1,
-        NOW,
-        [event()],
-        {"k": KernelRow("k", "alice", NOW, NOW, None, False)},
-        usage(),
-    )
-    store.write(batch)
-    store.write(batch)
-    LedgerStore(folder / "l", "run").write(batch)
-    store.write(Batch(2, NOW, [event()], usage=usage()))
+def test_the_sums_of_batches_add_up(folder):
+    store = LedgerStore(folder / "l")
+    store.write(Batch(NOW, [event()], {"k": KernelRow("k", "alice", NOW, NOW, None, False)}, usage()))
+    store.close()
+    store = LedgerStore(folder / "l")
+    store.write(Batch(NOW, [event()], usage=usage()))
     store.close()
     assert rows(folder / "l", "SELECT count(*) FROM events") == [(2,)]
-    assert rows(folder / "l", "SELECT held_byte_s, used_byte_s, given_back_byte_s FROM usage") == [
-        (2.0, 1.0, 0.5)
-    ]
+    sums = rows(folder / "l", "SELECT held_byte_s, used_byte_s, given_back_byte_s FROM usage")
+    assert sums == [(2.0, 1.0, 0.5)]
     assert rows(folder / "l", "SELECT seconds FROM measured") == [(2.0,)]
 
 
 def test_a_batch_that_cannot_be_written_whole_is_not_written_at_all(folder):
-    store = LedgerStore(folder / "l", "run")
+    store = LedgerStore(folder / "l")
     with pytest.raises(sqlite3.Error):
-        store.write(Batch(1, NOW, [event(), EventRow(NOW, None, "k", "alice")], usage=usage()))
+        store.write(Batch(NOW, [event(), EventRow(NOW, None, "k", "alice")], usage=usage()))
     assert rows(folder / "l", "SELECT count(*) FROM events") == [(0,)]
-    store.write(Batch(1, NOW, [event()], usage=usage()))
+    store.write(Batch(NOW, [event()], usage=usage()))
     assert rows(folder / "l", "SELECT held_byte_s FROM usage") == [(1.0,)]
     store.close()
 
@@ -88,10 +82,10 @@ import sys
 from pathlib import Path
 from jupyter_affinode.node.ledger.store import Batch, EventRow, LedgerStore
 from jupyter_affinode.node.ledger.usage import ByteSeconds, Usage, UsageKey
-store = LedgerStore(Path(sys.argv[1]), sys.argv[2])
+store = LedgerStore(Path(sys.argv[1]))
 for number in range(1, 1000000):
     usage = Usage({UsageKey(20000, "alice", "G"): ByteSeconds(1.0)}, {20000: 1.0})
-    store.write(Batch(number, 20000.5 * 86400, [EventRow(1.0, "park", "k", "alice")], usage=usage))
+    store.write(Batch(20000.5 * 86400, [EventRow(1.0, "park", "k", "alice")], usage=usage))
     print(number, flush=True)
 """
 
@@ -122,14 +116,14 @@ def test_a_writer_that_is_killed_leaves_all_that_it_had_said_and_one_batch_more_
 
 
 def test_what_is_too_old_is_forgotten(folder):
-    store = LedgerStore(folder / "l", "run")
+    store = LedgerStore(folder / "l")
     old, new = NOW - 11 * DAY_S, NOW - 9 * DAY_S
     both = Usage()
     both.add(usage(day=int(old // DAY_S)))
     both.add(usage(day=int(new // DAY_S)))
     kernels = {name: KernelRow(name, "u", at, at, at, False) for name, at in (("old", old), ("new", new))}
     users = {"alice": "Alice", "u": "Ursula", "left": "Somebody who left"}
-    store.write(Batch(1, NOW, [event(old), event(new)], kernels, both, users=users))
+    store.write(Batch(NOW, [event(old), event(new)], kernels, both, users=users))
     store.purge(Retention(days=10), NOW)
     assert dict(rows(folder / "l", "SELECT * FROM users")) == {"alice": "Alice", "u": "Ursula"}
     assert rows(folder / "l", "SELECT at FROM events") == [(new,)]
@@ -140,8 +134,8 @@ def test_what_is_too_old_is_forgotten(folder):
 
 
 def test_a_file_that_is_too_large_loses_its_oldest_events_and_keeps_its_sums(folder):
-    store = LedgerStore(folder / "l", "run")
-    store.write(Batch(1, NOW, [event(NOW + number) for number in range(20_000)], usage=usage()))
+    store = LedgerStore(folder / "l")
+    store.write(Batch(NOW, [event(NOW + number) for number in range(20_000)], usage=usage()))
     before = store.size_bytes
     store.purge(Retention(bytes=before // 2), NOW)
     assert store.size_bytes <= before // 2
@@ -152,25 +146,13 @@ def test_a_file_that_is_too_large_loses_its_oldest_events_and_keeps_its_sums(fol
 
 
 def test_nobody_makes_others_events_be_forgotten(folder):
-    store = LedgerStore(folder / "l", "run")
+    store = LedgerStore(folder / "l")
     many = [replace(event(), user="mallory", at=NOW + number) for number in range(20_000)]
-    store.write(Batch(1, NOW, [event(NOW - DAY_S), *many]))
+    store.write(Batch(NOW, [event(NOW - DAY_S), *many]))
     store.purge(Retention(bytes=store.size_bytes // 3), NOW)
     store.close()
     counts = dict(rows(folder / "l", "SELECT user, count(*) FROM events GROUP BY user"))
     assert counts["alice"] == 1 and 0 < counts["mallory"] < 10_000
-
-
-def test_kernels_whose_end_nobody_saw_ended_when_they_were_last_seen(folder):
-    store = LedgerStore(folder / "l", "run")
-    kernels = {name: KernelRow(name, "u", NOW, NOW + 5, None, False) for name in ("lives", "gone")}
-    store.write(Batch(1, NOW, kernels=kernels))
-    store.write(Batch(2, NOW, ends_others=True, living=["lives"]))
-    store.close()
-    assert rows(folder / "l", "SELECT kernel_id, ended FROM kernels ORDER BY 1") == [
-        ("gone", NOW + 5),
-        ("lives", None),
-    ]
 
 
 def test_each_migration_of_an_older_file_keeps_what_is_in_it(folder):
@@ -183,8 +165,8 @@ def test_each_migration_of_an_older_file_keeps_what_is_in_it(folder):
             connection.execute(f"PRAGMA user_version = {version}")
             if version:
                 connection.execute("INSERT INTO measured VALUES (20000, 7.0)")
-        store = LedgerStore(path, "run")
-        store.write(Batch(1, NOW, usage=usage()))
+        store = LedgerStore(path)
+        store.write(Batch(NOW, usage=usage()))
         store.close()
         assert rows(path, "SELECT seconds FROM measured") == [(8.0 if version else 1.0,)]
         with closing(sqlite3.connect(path)) as connection:
@@ -197,17 +179,17 @@ def test_a_file_of_a_newer_version_is_left_alone(folder):
         connection.execute("CREATE TABLE theirs (a)")
     before = (folder / "l").read_bytes()
     with pytest.raises(LedgerTooNew):
-        LedgerStore(folder / "l", "run")
+        LedgerStore(folder / "l")
     assert (folder / "l").stat().st_size == len(before)
     assert rows(folder / "l", "SELECT name FROM sqlite_master") == [("theirs",)]
 
 
 def test_others_cannot_read_it_and_a_link_is_not_followed(folder):
-    LedgerStore(folder / "l", "run").close()
+    LedgerStore(folder / "l").close()
     assert (folder / "l").stat().st_mode & 0o777 == 0o600
     (folder / "link").symlink_to(folder / "l")
     with pytest.raises(OSError):
-        LedgerStore(folder / "link", "run")
+        LedgerStore(folder / "link")
 
 
 def test_a_network_file_system_is_recognised(folder):
@@ -226,13 +208,7 @@ def test_a_network_file_system_is_recognised(folder):
 @pytest.fixture
 def impatient(monkeypatch):
     """Everything at once, so that tests need not wait."""
-    for name in (
-        "FLUSH_EVENTS_EVERY_S",
-        "FLUSH_EVERY_S",
-        "FLUSH_QUIET_EVERY_S",
-        "RETRY_FIRST_S",
-        "RETRY_LAST_S",
-    ):
+    for name in ("FLUSH_EVENTS_EVERY_S", "FLUSH_EVERY_S", "FLUSH_QUIET_EVERY_S"):
         monkeypatch.setattr(ledger_module, name, 0.01)
     monkeypatch.setattr(ledger_store, "BUSY_S", 0.05)
     monkeypatch.setattr(ledger_module, "CLOSE_WAIT_S", 30.0)
@@ -284,32 +260,31 @@ def test_what_happened_is_written_also_at_the_end(folder, impatient):
     assert rows(folder / "l", "SELECT held_byte_s FROM usage") == [(2.0,)]
 
 
-def test_a_locked_file_is_written_later_and_once(folder, impatient):
-    LedgerStore(folder / "l", "other").close()
+def test_what_cannot_be_written_to_a_locked_file_is_dropped_and_what_comes_later_is_written(
+    folder, impatient
+):
+    LedgerStore(folder / "l").close()
     blocker = sqlite3.connect(folder / "l", isolation_level=None)
     blocker.execute("BEGIN EXCLUSIVE")
 
     async def tell(ledger):
-        for _ in range(3):
-            ledger.event(event())
-            ledger.usage(usage())
+        ledger.event(event(kind="dropped"))
         await until(lambda: ledger.problem, ledger)
         assert "locked" in ledger.problem
-        ledger.event(event())
         blocker.execute("ROLLBACK")
+        ledger.event(event())
         await until(lambda: ledger.problem is None, ledger)
 
     said = story(folder / "l", tell)
     blocker.close()
-    assert len(said) == 2 and "no history" in said[0] and "written again" in said[1]
-    assert rows(folder / "l", "SELECT count(*) FROM events") == [(4,)]
-    assert rows(folder / "l", "SELECT held_byte_s FROM usage") == [(3.0,)]
+    assert len(said) == 2 and "history is dropped" in said[0] and "written again" in said[1]
+    assert rows(folder / "l", "SELECT kind FROM events") == [("park",)]
 
 
 @pytest.mark.parametrize("damage", ["text", "zeros inside", "cut"])
 def test_a_damaged_file_is_set_aside_and_a_new_one_begins(folder, impatient, damage):
-    store = LedgerStore(folder / "l", "other")
-    store.write(Batch(1, NOW, [event() for _ in range(5000)]))
+    store = LedgerStore(folder / "l")
+    store.write(Batch(NOW, [event() for _ in range(5000)]))
     store.close()
     size = (folder / "l").stat().st_size
     with (folder / "l").open("r+b") as file:
@@ -322,15 +297,14 @@ def test_a_damaged_file_is_set_aside_and_a_new_one_begins(folder, impatient, dam
             file.truncate(size // 2)
 
     async def tell(ledger):
-        ledger.event(event())
-        ledger.usage(usage())
+        ledger.event(event(kind="dropped"))
         await until(lambda: (folder / "l.corrupt").exists(), ledger)
         ledger.event(event())
+        await until(lambda: ledger.problem is None, ledger)
 
     said = story(folder / "l", tell)
     assert any("damaged" in line for line in said)
-    assert rows(folder / "l", "SELECT count(*) FROM events") == [(2,)]
-    assert rows(folder / "l", "SELECT held_byte_s FROM usage") == [(1.0,)]
+    assert rows(folder / "l", "SELECT kind FROM events") == [("park",)]
 
 
 def test_where_it_cannot_be_made_that_is_said_once_and_tried_again(folder, impatient):
@@ -344,33 +318,41 @@ def test_where_it_cannot_be_made_that_is_said_once_and_tried_again(folder, impat
             ledger.look(asyncio.get_running_loop().time(), NOW)
             await asyncio.sleep(0.002)
         (folder / "sub").unlink()
+        ledger.event(event(kind="resume"))
         await until(lambda: ledger.problem is None, ledger)
 
     said = story(folder / "sub" / "l", tell)
-    assert ["no history" in line for line in said] == [True, False]
-    assert rows(folder / "sub" / "l", "SELECT count(*) FROM events") == [(51,)]
+    assert ["history is dropped" in line for line in said] == [True, False]
+    assert ("resume",) in rows(folder / "sub" / "l", "SELECT kind FROM events")
 
 
-def test_while_nothing_can_be_written_what_waits_is_bounded(folder, impatient, monkeypatch):
+def test_what_waits_for_a_thread_that_hangs_is_bounded(folder, impatient, monkeypatch):
     monkeypatch.setattr(ledger_module, "EVENTS_MAX", 100)
     monkeypatch.setattr(ledger_module, "KERNELS_MAX", 10)
-    (folder / "sub").write_text("")
+    hangs, goes_on, write = threading.Event(), threading.Event(), LedgerStore.write
+
+    def hang(store, batch):
+        hangs.set()
+        assert goes_on.wait(60)
+        write(store, batch)
+
+    monkeypatch.setattr(LedgerStore, "write", hang)
 
     async def tell(ledger):
-        ledger.event(event())
-        await until(lambda: ledger.problem, ledger)
+        ledger.event(event(kind="first"))
+        await until(hangs.is_set, ledger)
         for number in range(1000):
             ledger.event(event(NOW + number))
             ledger.kernel(KernelRow(f"k{number}", "u", NOW, NOW, None, False))
             ledger.user(f"u{number}", "u")
-        (folder / "sub").unlink()
-        await until(lambda: ledger.problem is None, ledger)
-        assert 900 <= ledger.dropped < 1000
+            ledger.look(asyncio.get_running_loop().time() + number, NOW)
+        goes_on.set()
 
-    story(folder / "sub" / "l", tell)
-    ((newest, count),) = rows(folder / "sub" / "l", "SELECT max(at), count(*) FROM events")
-    assert newest == NOW + 999 and count <= 101
-    assert rows(folder / "sub" / "l", "SELECT count(*) FROM kernels") == [(10,)]
+    story(folder / "l", tell)
+    ((newest, count),) = rows(folder / "l", "SELECT max(at), count(*) FROM events")
+    assert newest == NOW + 999 and count <= 202, "the hanging batch, one more, and what came last"
+    ((kernels,),) = rows(folder / "l", "SELECT count(*) FROM kernels")
+    assert kernels <= 20
 
 
 def test_a_batch_that_no_file_would_take_is_dropped_and_the_next_is_written(folder, impatient):
@@ -384,16 +366,24 @@ def test_a_batch_that_no_file_would_take_is_dropped_and_the_next_is_written(fold
     assert rows(folder / "l", "SELECT kernel_id FROM events") == [("k",)]
 
 
+def is_in(path, at):
+    """Whether an event of that moment was written."""
+    return (at,) in rows(path, "SELECT at FROM events")
+
+
 def test_a_clock_that_is_set_far_ahead_makes_no_history_old(folder, impatient, monkeypatch):
     monkeypatch.setattr(ledger_module, "PURGE_EVERY_S", 0.0)
 
+    now = time.time()
+    LedgerStore(folder / "l").close()
+
     async def tell(ledger):
-        for wall in (NOW, NOW + 10_000 * DAY_S):
+        for wall in (now, now + 10_000 * DAY_S):
             ledger.event(event(wall))
-            await until(lambda: not ledger._filling.events and ledger._in_hand is None, ledger, wall)
+            await until(partial(is_in, folder / "l", wall), ledger, wall)
 
     story(folder / "l", tell, retention=Retention(days=2))
-    assert rows(folder / "l", "SELECT at FROM events") == [(NOW,), (NOW + 10_000 * DAY_S,)]
+    assert rows(folder / "l", "SELECT at FROM events") == [(now,), (now + 10_000 * DAY_S,)]
 
 
 FULL_DISK = """
@@ -401,49 +391,38 @@ import asyncio, logging, resource, signal, sys
 from pathlib import Path
 from jupyter_affinode.node.ledger import writer as module
 from jupyter_affinode.node.ledger.store import EventRow
-module.FLUSH_EVENTS_EVERY_S = module.FLUSH_EVERY_S = module.RETRY_FIRST_S = module.RETRY_LAST_S = 0.01
+module.FLUSH_EVENTS_EVERY_S = module.FLUSH_EVERY_S = 0.01
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
-async def until(condition, ledger):
+async def until(condition, ledger, kind):
     loop = asyncio.get_running_loop()
     while not condition():
+        for _ in range(100):
+            ledger.event(EventRow(1.0, kind, "k", "alice"))
         ledger.look(loop.time(), 1.0)
         await asyncio.sleep(0.005)
-
-def is_written(ledger):
-    return not ledger._filling.events and ledger._in_hand is None
 
 async def main():
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     resource.setrlimit(resource.RLIMIT_FSIZE, (256 * 1024, hard))
     ledger = module.Ledger(Path(sys.argv[1]), logging.getLogger())
-    written = 0
-    while ledger.problem is None:
-        for _ in range(1000):
-            ledger.event(EventRow(1.0, "park", "k", "alice"))
-            written += 1
-        await until(lambda: is_written(ledger) or ledger.problem, ledger)
+    await until(lambda: ledger.problem, ledger, "before")
     print(ledger.problem)
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-    await until(lambda: is_written(ledger), ledger)
-    assert ledger.problem is None
+    await until(lambda: ledger.problem is None, ledger, "after")
     ledger.close(1.0)
-    print(written)
 
 asyncio.run(main())
 """
 
 
-def test_a_full_disk_stops_history_alone_and_nothing_is_written_twice_after_it(folder):
+def test_a_full_disk_stops_history_alone_and_what_comes_after_it_is_written(folder):
     """The limit on a file's size stands in for the disk's."""
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(FULL_DISK), str(folder / "l")],
-        capture_output=True,
-        text=True,
-        timeout=100,
+        [sys.executable, "-c", FULL_DISK, str(folder / "l")], capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stderr
-    problem, written = done.stdout.splitlines()
-    assert problem and int(written) >= 1000
-    assert rows(folder / "l", "SELECT count(*) FROM events") == [(int(written),)]
+    assert done.stdout.strip()
+    counts = dict(rows(folder / "l", "SELECT kind, count(*) FROM events GROUP BY kind"))
+    assert counts["after"] >= 100
     assert rows(folder / "l", "PRAGMA integrity_check") == [("ok",)]

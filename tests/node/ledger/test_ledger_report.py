@@ -40,8 +40,8 @@ def ledger(tmp_path):
         EventRow(midnight, "room", "k", "uid-2", "G", "", "denied"),
         *(EventRow(midnight, "wait", "k", "uid-2", "G", waited_s=float(n)) for n in range(1, 101)),
     ]
-    store = LedgerStore(tmp_path / "l", "run")
-    store.write(Batch(1, midnight, events, usage=usage, users={"uid-1": "alice", "uid-2": "bob"}))
+    store = LedgerStore(tmp_path / "l")
+    store.write(Batch(midnight, events, usage=usage, users={"uid-1": "alice", "uid-2": "bob"}))
     store.close()
     return tmp_path / "l"
 
@@ -108,8 +108,8 @@ def test_one_user_of_all(ledger):
 
 
 def test_two_of_one_name_are_told_apart(ledger):
-    store = LedgerStore(ledger, "another run")
-    store.write(Batch(1, 20000.0 * DAY_S, users={"uid-2": "alice"}))
+    store = LedgerStore(ledger)
+    store.write(Batch(20000.0 * DAY_S, users={"uid-2": "alice"}))
     store.close()
     answer = report(ledger, Question.of(TODAY))
     assert [row["user"] for row in answer["rows"]] == ["alice (uid-1)", "alice (uid-2)"]
@@ -125,9 +125,9 @@ def test_a_table_and_csv_have_every_row(ledger):
 
 
 def test_little_is_not_nothing(ledger):
-    store = LedgerStore(ledger, "another run")
+    store = LedgerStore(ledger)
     usage = Usage({UsageKey(20000, "uid-3", "G"): ByteSeconds(1.0, 0.0, 0.0)})
-    store.write(Batch(1, 20000.0 * DAY_S, usage=usage, users={"uid-3": "carol"}))
+    store.write(Batch(20000.0 * DAY_S, usage=usage, users={"uid-3": "carol"}))
     store.close()
     (line,) = [
         line for line in report_text(report(ledger, Question.of(TODAY))).splitlines() if "carol" in line
@@ -137,7 +137,7 @@ def test_little_is_not_nothing(ledger):
 
 def test_nothing_happened_is_a_report_too(tmp_path):
     tmp_path.chmod(0o700)
-    LedgerStore(tmp_path / "l", "run").close()
+    LedgerStore(tmp_path / "l").close()
     answer = report(tmp_path / "l", Question.of(TODAY))
     assert answer["rows"] == [] and answer["total"]["held_gib_hours"] == 0
     assert "Measured for 0.0 h" in report_text(answer)
