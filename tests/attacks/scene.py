@@ -157,6 +157,15 @@ class Scene:
         finally:
             attacker.end()
 
+    def park(self, kernel_id: str) -> None:
+        """Have the honest user's kernel parked. A kernel whose work has not ended within some seconds is refused."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            status, told = self.honest.ask("POST", f"/kernels/{kernel_id}/park", {})
+            if status == 200 and told["residency"] == "parked":
+                return
+            assert status in (202, 409) and time.monotonic() < deadline, told
+
     def memory_bytes(self) -> int:
         """The most resident memory that the controller ever had."""
         status = Path(f"/proc/{self.controller_pid}/status").read_text()

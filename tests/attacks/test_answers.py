@@ -11,4 +11,4 @@ import pytest
 def test_a_bystander_is_served_whatever_another_user_does_with_answers(scene, name):
     with scene.attack(name) as said:
         assert set(said.get("statuses", [200])) == {200}, "the attack has not all its kernels"
-        scene.bystander.wait_for(60)
+        scene.bystander.wait_for(20)

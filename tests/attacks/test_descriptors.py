@@ -26,7 +26,7 @@ def any_scene(gpu_machine, request):
 def test_a_bystander_is_answered_while_descriptors_linger(any_scene, attack, wait_until):
     before = any_scene.descriptors()
     with any_scene.attack(attack):
-        any_scene.bystander.wait_for(40)
+        any_scene.bystander.wait_for(20)
     wait_until(lambda: any_scene.descriptors() <= before + 2, message="no descriptor is left behind")
 
 
@@ -47,7 +47,6 @@ def test_a_users_kernel_parks_and_resumes_while_descriptors_linger_on_its_own_so
     assert names
     with any_scene.attack("lingering_on_ipc", *names):
         for _ in range(2):
-            parked = any_scene.honest.ask("POST", "/kernels/thesis/park", {})
-            assert parked[1].get("residency") == "parked", parked
+            any_scene.park("thesis")
             used = program.ask("use")
             assert (used["wrong"], used["error"]) == (0, None)

@@ -25,7 +25,9 @@ def main() -> None:
     is_begun = False
     while goes_on(0.02):
         for name in sys.argv[2:]:
-            with contextlib.suppress(PermissionError, BlockingIOError):  # it takes no descriptors, or is full
+            with contextlib.suppress(
+                OSError
+            ):  # it takes no descriptors, is full, or too many are on their way
                 give(lingering, name)
         if not is_begun:
             is_begun = True
