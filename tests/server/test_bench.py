@@ -127,6 +127,7 @@ def test_a_whole_run_on_the_simulated_gpu(bench_machine):
     assert done.stderr.count("\n") >= 8  # progress
 
 
+@pytest.mark.long
 def test_context_depth_is_measured_beside_memory_depth(bench_machine):
     bench_machine.simulate(memory="4GiB")
     json_file = bench_machine.work / "bench.json"
@@ -157,7 +158,7 @@ def test_without_a_gpu_it_says_so(machine):
     assert done.returncode == 1 and "no CUDA driver" in done.stderr and "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_signal_leaves_nothing_running(bench_machine, wait_until, number):
     bench = bench_machine.start(
         sys.executable,
@@ -211,6 +212,7 @@ print(found)
 """
 
 
+@pytest.mark.long
 def test_a_wrong_byte_is_seen(bench_machine):
     done = bench_machine.affinode("simulate", "--", sys.executable, "-c", DAMAGE)
     assert done.stdout.strip() == "[0, 0, 2, 2, 4, 0, 2]" or done.stdout.strip() == "[0, 0, 2, 2, 2, 0, 2]", (

@@ -13,6 +13,7 @@ import pytest
 from gpu_cells import SETUP
 from live_server import exists
 
+from jupyter_affinode.cli import main
 from jupyter_affinode.cli.kernel_argument import NoSuchKernel, find_kernel, short_id
 from jupyter_affinode.cli.output import kernel_table
 from jupyter_affinode.cli.run import kernel_id_of
@@ -37,58 +38,76 @@ def kernel(kernel_id: str, **fields):
     }
 
 
+@pytest.fixture
+def command(here, capsys, monkeypatch):
+    """`command("status", …)`: `jupyter affinode status …` on the test's machine, without a process of its own."""
+
+    def run(*arguments, **variables):
+        with monkeypatch.context() as changed:
+            for name, value in variables.items():
+                changed.setenv(name, value)
+            try:
+                status = main(arguments)
+            except SystemExit as end:
+                status = end.code
+        written = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, status, written.out, written.err)
+
+    return run
+
+
 def test_ids_are_shown_short_and_told_apart():
     assert short_id(ID) == "01234567"
     assert short_id(f"uid-61001/{ID}") == "uid-61001/01234567"
     assert short_id("process-4242-1") == "process-4242-1"
 
 
-def test_status_without_a_controller_says_so_and_starts_none(machine):
-    done = machine.affinode("status")
+def test_status_without_a_controller_says_so_and_starts_none(machine, command):
+    done = command("status")
     assert done.returncode == 0 and "No GPU controller is running" in done.stdout
-    answer = json.loads(machine.affinode("status", "--json").stdout)
+    answer = json.loads(command("status", "--json").stdout)
     assert answer["available"] is False and answer["kernels"] == [] and answer["message"]
     assert machine.node() is None
 
 
 @pytest.mark.parametrize("action", ["park", "resume", "hold", "release"])
-def test_actions_without_a_controller_fail_in_one_line(machine, action):
-    done = machine.affinode(action, "abc")
+def test_actions_without_a_controller_fail_in_one_line(action, command):
+    done = command(action, "abc")
     assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1
-    refused = machine.affinode(action, "abc", "--json")
+    refused = command(action, "abc", "--json")
     assert refused.returncode == 1 and json.loads(refused.stdout)["error"] == "no-controller"
 
 
-def test_wrong_use_is_2(machine):
-    assert machine.affinode("steal").returncode == 2
-    assert machine.affinode().returncode == 2
-    assert machine.affinode("run", "--").returncode == 2
-    process = machine.affinode("clean", "--process", "3")
+def test_wrong_use_is_2(command):
+    assert command("steal").returncode == 2
+    assert command().returncode == 2
+    assert command("run", "--").returncode == 2
+    process = command("clean", "--process", "3")
     assert process.returncode == 2 and "--process needs a KERNEL" in process.stderr
-    parts = machine.affinode("bench", "--parts", "foo")
+    parts = command("bench", "--parts", "foo")
     assert parts.returncode == 2 and "there is no part 'foo'" in parts.stderr and "ceiling" in parts.stderr
 
 
-def test_a_report_without_history_says_so(machine):
-    done = machine.affinode("report")
+def test_a_report_without_history_says_so(command):
+    done = command("report")
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert "there is no history yet" in done.stderr and "cannot be read" not in done.stderr
 
 
-def test_status_and_actions_with_a_controller(controller):
-    assert "No kernels." in controller.affinode("status").stdout
+def test_status_and_actions_with_a_controller(controller, command):
+    assert "No kernels." in command("status").stdout
     controller.ask("PUT", f"/kernels/{ID}", {"name": "Python 3", "path": "work/model.ipynb"})
-    listed = controller.affinode("status")
+    listed = command("status")
     assert "work/model.ipynb" in listed.stdout and "No GPU in use" in listed.stdout
-    assert json.loads(controller.affinode("status", "--json").stdout)["kernels"][0]["id"] == ID
-    refused = controller.affinode("park", "model.ipynb")
+    assert json.loads(command("status", "--json").stdout)["kernels"][0]["id"] == ID
+    refused = command("park", "model.ipynb")
     assert refused.returncode == 1 and refused.stderr.strip()
-    unknown = controller.affinode("park", "nothing", "--json")
+    unknown = command("park", "nothing", "--json")
     assert unknown.returncode == 1 and json.loads(unknown.stdout)["error"] == "unknown-kernel"
-    held = controller.affinode("hold", ID[:4], "30m", "--json")
+    held = command("hold", ID[:4], "30m", "--json")
     assert held.returncode == 0 and 1700 < json.loads(held.stdout)["held_for_s"] <= 1800
-    assert controller.affinode("hold", ID, "soon").returncode == 1
-    released = controller.affinode("release", ID, "--json")
+    assert command("hold", ID, "soon").returncode == 1
+    released = command("release", ID, "--json")
     assert json.loads(released.stdout)["held_for_s"] is None
 
 
@@ -98,17 +117,16 @@ def test_a_terminal_without_a_names_characters_shows_their_codes(controller):
     assert done.returncode == 0 and "th\\xe8se.ipynb" in done.stdout
 
 
-def test_a_hold_that_is_cut_short_says_so(controller):
+def test_a_hold_that_is_cut_short_says_so(controller, command):
     controller.ask("PUT", f"/kernels/{ID}", {"name": "Python 3"})
-    assert controller.affinode("hold", ID, "23h").stdout.count("\n") == 1
-    said = controller.affinode("hold", ID, "48h").stdout.splitlines()
+    assert command("hold", ID, "23h").stdout.count("\n") == 1
+    said = command("hold", ID, "48h").stdout.splitlines()
     assert said[1:] == ["48 h is more than this machine allows: the kernel is held for 24 h."]
 
 
-def test_inside_a_kernel_the_kernel_need_not_be_named(controller):
+def test_inside_a_kernel_the_kernel_need_not_be_named(controller, command):
     controller.ask("PUT", f"/kernels/{ID}", {"name": "Python 3"})
-    inside = {**controller.environment, "AFFINODE_KERNEL_ID": ID}
-    held = controller.affinode("hold", "--json", env=inside)
+    held = command("hold", "--json", AFFINODE_KERNEL_ID=ID)
     assert held.returncode == 0 and json.loads(held.stdout)["id"] == ID
 
 
@@ -220,8 +238,8 @@ def test_a_wrapped_kernelspec_is_managed_by_any_front_end(shared_server, new_ker
     assert kernel.wait(message_id, timeout=5).error == "KeyboardInterrupt"
 
 
-def test_a_wrapped_kernelspec_starts_its_kernel_when_our_package_or_its_python_is_gone(machine):
-    assert machine.affinode("kernelspec", "wrap", "python3").returncode == 0
+def test_a_wrapped_kernelspec_starts_its_kernel_when_our_package_or_its_python_is_gone(machine, command):
+    assert command("kernelspec", "wrap", "python3").returncode == 0
     path = Path(machine.environment["JUPYTER_DATA_DIR"], "kernels", "python3-affinode", "kernel.json")
     argv = json.loads(path.read_text())["argv"]
     words = [*argv[: argv.index("--") + 1], "sh", "-c", 'echo "$LD_PRELOAD:$1 $2"', "sh", "two words", "--"]
@@ -232,16 +250,16 @@ def test_a_wrapped_kernelspec_starts_its_kernel_when_our_package_or_its_python_i
         assert f"not managed: there is no {without[gone]} any more" in done.stderr
 
 
-def test_wrapping_twice_or_over_something_else_is_refused(machine, kernelspec):
+def test_wrapping_twice_or_over_something_else_is_refused(kernelspec, command):
     kernelspec("mine")
     kernelspec("remote", metadata={"kernel_provisioner": {"provisioner_name": "far-provisioner"}})
-    assert machine.affinode("kernelspec", "wrap", "python3").returncode == 0
-    assert machine.affinode("kernelspec", "wrap", "python3").returncode == 0, "again is an update"
+    assert command("kernelspec", "wrap", "python3").returncode == 0
+    assert command("kernelspec", "wrap", "python3").returncode == 0, "again is an update"
     for words in (["python3-affinode"], ["python3", "--name", "mine"], ["remote"], ["nothing"]):
-        refused = machine.affinode("kernelspec", "wrap", *words)
+        refused = command("kernelspec", "wrap", *words)
         assert refused.returncode == 1 and refused.stderr.count("\n") == 1, words
-    assert machine.affinode("kernelspec", "wrap", "python3", "--remove").returncode == 0
-    kept = machine.affinode("kernelspec", "wrap", "x", "--name", "mine", "--remove")
+    assert command("kernelspec", "wrap", "python3", "--remove").returncode == 0
+    kept = command("kernelspec", "wrap", "x", "--name", "mine", "--remove")
     assert kept.returncode == 1 and "not made by" in kept.stderr
 
 
@@ -296,8 +314,8 @@ def test_doctor_knows_whose_provisioner_a_new_kernel_gets(here, factory, monkeyp
     assert "JUPYTER_DEFAULT_PROVISIONER_NAME" in next_server_default().reason
 
 
-def test_doctor_with_a_controller_in_words(native, controller):
-    said = controller.affinode("doctor").stdout.splitlines()
+def test_doctor_with_a_controller_in_words(native, controller, command):
+    said = command("doctor").stdout.splitlines()
     assert any(
         line.startswith("ok    controller: ") and f"pid {controller.controller_pid()}," in line
         for line in said
@@ -305,7 +323,7 @@ def test_doctor_with_a_controller_in_words(native, controller):
     assert all(line[:6] in ("ok    ", "warn  ", "FAIL  ", "      ") for line in said)
 
 
-def test_the_version_is_the_packages(machine):
-    assert machine.affinode("--version").stdout.strip() == "0.1.0"
+def test_the_version_is_the_packages(command):
+    assert command("--version").stdout.strip() == "0.1.0"
     package = Path(__file__).parents[2] / "package.json"
     assert json.loads(package.read_text())["version"] == "0.1.0"

@@ -79,6 +79,7 @@ def test_doctor_imports_nothing_from_the_current_folder(native, planted):
     assert {check["name"]: check["level"] for check in checks}["shim"] == "ok"
 
 
+@pytest.mark.long
 def test_the_bench_imports_nothing_from_the_current_folder(native, planted):
     planted.simulate()
     done = run(planted, SCRIPT, "bench", "--sizes=0.0625", "--repeats=1", "--parts=wake", "--time=60")

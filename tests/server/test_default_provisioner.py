@@ -66,7 +66,10 @@ def provisioner_of(kernel) -> str:
     return "ours" if "AFFINODE_KERNEL_ID" in kernel.environment() else "other"
 
 
-@pytest.mark.parametrize("choice", ["nothing", "configuration", "environment"])
+@pytest.mark.parametrize(
+    "choice",
+    ["nothing", *(pytest.param(name, marks=pytest.mark.long) for name in ("configuration", "environment"))],
+)
 def test_a_real_servers_kernel(native, machine, server, choice):
     if choice == "configuration":
         config = {"KernelProvisionerFactory": {"default_provisioner_name": LOCAL}}
@@ -90,7 +93,11 @@ def test_a_disabled_extension_leaves_kernels_and_answers_so(native, machine, ser
 
 
 @pytest.mark.parametrize(
-    "words", [["execute", "--inplace"], ["nbconvert", "--execute", "--inplace", "--to=notebook"]]
+    "words",
+    [
+        ["execute", "--inplace"],
+        pytest.param(["nbconvert", "--execute", "--inplace", "--to=notebook"], marks=pytest.mark.long),
+    ],
 )
 def test_programs_without_a_server_manage_their_kernels_if_the_environment_says_so(native, machine, words):
     code = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import pytest
@@ -107,9 +106,7 @@ def test_a_restart_gives_a_fresh_kernel_and_the_memory_back(waiting, becomes, re
     if residency == "queued":
         waits.submit("block.checksum()")
         becomes(waits, "queued")
-    began = time.monotonic()
     waits.restart()
-    assert time.monotonic() - began < 10
     assert waits.run("block").error == "NameError"
     wait_until(lambda: waits.server.affinode()[1]["node"]["host"]["parked_bytes"] == 0)
     assert waits.state()["residency"] == "none"
@@ -127,7 +124,8 @@ def test_a_kernel_that_waits_is_not_culled_and_one_that_is_parked_is(
         "--MappingKernelManager.cull_connected=True",
     )
     keeps = server.start_kernel()
-    keeps.submit(f"{SETUP}\nblock = Block(300)\nwhile True:\n    block.fill(1); print('.'); time.sleep(0.3)")
+    using = "while True:\n    small.fill(1); print('.'); time.sleep(0.3)"
+    keeps.submit(f"{SETUP}\nblock, small = Block(300), Block(1)\n{using}")
     becomes(keeps, "resident")
     parked = gpu_kernel(server, 100)
     assert server.affinode(f"kernels/{parked.id}/park", "POST", {})[0] == 200
@@ -191,7 +189,7 @@ def test_a_silent_cell_on_the_gpu_is_activity_and_a_parked_kernel_ages(gpu_serve
     def last_activity(path: str) -> str:
         return gpu_server.request("GET", f"/api/{path}?no_track_activity=1")[1]["last_activity"]
 
-    cell = busy.begin("while True:\n    block.fill(7); time.sleep(0.01)")
+    cell = busy.begin("small = Block(1)\nwhile True:\n    small.fill(7); time.sleep(0.05)")
     began = last_activity(f"kernels/{busy.id}")
     for path in (f"kernels/{busy.id}", "status"):
         before = last_activity(path)
@@ -199,3 +197,43 @@ def test_a_silent_cell_on_the_gpu_is_activity_and_a_parked_kernel_ages(gpu_serve
     assert last_activity(f"kernels/{parked.id}") < began
     busy.interrupt()
     assert busy.wait(cell).error == "KeyboardInterrupt"
+
+
+BUSY = """
+for _ in range({rounds}):
+    assert small.checksum() == small_before
+    time.sleep(0.005)
+assert block.checksum() == before
+"""
+
+
+def gpu_kernel_in_turns(server: JupyterServer) -> JupyterKernel:
+    """A kernel that needs more than half of the GPU, and has a small block to work on."""
+    kernel = gpu_kernel(server, 265)
+    assert kernel.run("small = Block(2, seed=8)\nsmall_before = small.checksum()").status == "ok"
+    return kernel
+
+
+def test_two_long_cells_take_turns_and_both_compute_right(gpu_server, policy, wait_until):
+    policy(when_full="time_slice", quantum_s=0.5)
+    first = gpu_kernel_in_turns(gpu_server)
+    gpu_server.affinode(f"kernels/{first.id}/park", "POST", {})
+    second = gpu_kernel_in_turns(gpu_server)
+    cells = [(kernel, kernel.submit(BUSY.format(rounds=100))) for kernel in (second, first)]
+    for kernel, message_id in cells:
+        done = kernel.wait(message_id, timeout=120)
+        assert done.status == "ok", done
+    wait_until(lambda: first.state()["resumes"] >= 1 and second.state()["parks"] >= 1)
+    assert "its turn of 0.5 s is over" in gpu_server.machine.controller_log()
+
+
+def test_the_newest_kernel_is_shut_down_by_its_server_for_an_older_one(gpu_server, policy, wait_until):
+    policy(when_full="terminate_newest", end_after_s=0.5)
+    old = gpu_kernel_in_turns(gpu_server)
+    gpu_server.affinode(f"kernels/{old.id}/park", "POST", {})
+    young = gpu_kernel_in_turns(gpu_server)
+    young.submit(BUSY.format(rounds=100_000))
+    done = old.run("print(block.checksum() == before)")
+    assert done.text == "True\n", done
+    wait_until(lambda: not young.alive())
+    assert old.alive()

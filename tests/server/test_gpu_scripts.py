@@ -51,6 +51,7 @@ def scripts_machine(gpu_machine):
     return gpu_machine
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", ["random_cycles", "side_by_side", "two_gpus", "ipc", "run", "numba_suite", "against_memory_saver"]
 )
@@ -60,6 +61,7 @@ def test_without_a_gpu_they_refuse_kindly(machine, name):
     assert done.stderr.startswith("this needs")
 
 
+@pytest.mark.long
 def test_random_cycles(scripts_machine):
     file = scripts_machine.work / "found.json"
     done = script(
@@ -87,30 +89,35 @@ def test_a_loss_that_differs_is_named():
     assert "MISSING" in random_cycles.compare(program(), program())
 
 
+@pytest.mark.long
 def test_memory_shared_between_processes(scripts_machine):
     done = script(scripts_machine, "ipc", "--program=driver", "--rounds=2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "stay as shared" in done.stdout and "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_what_a_parks_digests_take(scripts_machine):
     done = script(scripts_machine, "digest", "--gib=0.25", "--rounds=1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "| unchanged | 1 |" in done.stdout and done.stdout.count("changed | 2 |") == 2
 
 
+@pytest.mark.long
 def test_green_contexts(scripts_machine):
     done = script(scripts_machine, "green_contexts")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "| contents after a park | - | right, right" in done.stdout
 
 
+@pytest.mark.long
 def test_two_gpus(scripts_machine):
     done = script(scripts_machine, "two_gpus", "--cases=peer_driver,rank_driver", "--rounds=4")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("4/4") == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_suite_under_the_shim_and_without(scripts_machine, strict):
     package = scripts_machine.work / "asuite"
@@ -129,6 +136,7 @@ def test_a_suite_under_the_shim_and_without(scripts_machine, strict):
     assert int(found["rows"][1][6]) > 0  # parks
 
 
+@pytest.mark.long
 def test_many_kernels_take_turns(scripts_machine, tmp_path):
     scripts_machine.environment.update(AFFINODE_SIM_MEMORY="256MiB", AFFINODE_SIM_CONTEXT="16MiB")
     done = script(
@@ -165,6 +173,7 @@ def test_the_checksum_of_many_kernels_is_that_of_every_word():
         assert summed(wrong) != many_programs.checksum(pieces, words, start)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("depth", ["memory", "context"])
 def test_idle_and_parked_in_the_background(scripts_machine, depth):
     scripts_machine.simulate(memory="4GiB", gpus=1)
@@ -184,6 +193,7 @@ def test_idle_and_parked_in_the_background(scripts_machine, depth):
     assert "equal" in done.stdout and "SIMULATED" in done.stdout and f"| {depth} |" in done.stdout
 
 
+@pytest.mark.long
 def test_idle_and_parked_by_whoever_serves(scripts_machine):
     folder, served = scripts_machine.work / "idle", scripts_machine.work / "served"
     served.mkdir(mode=0o700)
@@ -196,6 +206,7 @@ def test_idle_and_parked_by_whoever_serves(scripts_machine):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_context_depth(scripts_machine, tmp_path):
     scripts_machine.simulate(memory="4GiB", gpus=1)
     done = script(
@@ -206,6 +217,7 @@ def test_context_depth(scripts_machine, tmp_path):
     assert len(found["resume, context"]) == 3 and not found["problem"] and not found["woken by books"]
 
 
+@pytest.mark.long
 def test_resumed_on_another_gpu(scripts_machine, tmp_path):
     scripts_machine.simulate(memory="4GiB", gpus=2)
     file = tmp_path / "f.json"
@@ -217,12 +229,14 @@ def test_resumed_on_another_gpu(scripts_machine, tmp_path):
     assert found["notes"][0].endswith("the driver says its UUID, its place on the bus, errors [0, 0]")
 
 
+@pytest.mark.long
 def test_pinned_memory_beside_the_drivers_checkpoint(scripts_machine):
     done = script(scripts_machine, "checkpoint_pinned", "--gib=0.1", "--cycles=1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "| one piece |" in done.stdout and "SIMULATED" in done.stdout
 
 
+@pytest.mark.long
 def test_a_simulated_run_is_no_result(scripts_machine):
     folder = scripts_machine.work / "found"
     folder.mkdir()
