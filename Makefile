@@ -3,6 +3,7 @@
 
 VENV ?= .venv
 OLDEST := build/oldest
+HUB_5 := build/hub-5.5
 BIN := $(CURDIR)/$(VENV)/bin
 WORKERS ?= 2
 # Many tests wait for something most of the time.
@@ -28,6 +29,7 @@ help:
 	@echo 'make test-all        every test, the long ones too'
 	@echo 'make lint            the quick checks of the sources'
 	@echo 'make native          the shim and the simulated GPU, into jupyter_affinode/lib'
+	@echo 'make docs            the documentation, in build/docs'
 	@echo 'make dist            an sdist and a wheel in dist/'
 	@echo 'make clean           remove what was built; .venv stays'
 
@@ -51,10 +53,14 @@ test-all: before-tests
 	@$(MAKE) --no-print-directory --jobs=$(WORKERS) --output-sync lint test-lab
 	TEST_STRIDE=1 $(PYTEST)
 
-before-tests: native
+before-tests: native $(HUB_5)
 	@binder/need.sh browser >&2 || echo 'Tests in a browser will be skipped.' >&2
 	@binder/need.sh aarch64 >/dev/null || echo 'Tests on aarch64 will be skipped.' >&2
 	@binder/need.sh cxx >/dev/null
+
+# An earlier JupyterHub for tests/hub; it shares the dependencies of the newest.
+$(HUB_5): | $(VENV)/bin/python
+	pip install --quiet --no-deps --target $@ jupyterhub==5.5.4
 
 # What pip does takes one core, so that the C tests are compiled beside it.
 c-tests:
@@ -88,6 +94,10 @@ lint-lab: $(VENV)/.test
 native: $(VENV)/bin/python
 	$(MAKE) --jobs=$(WORKERS) -C shim install DESTDIR=$(CURDIR)/jupyter_affinode/lib
 
+docs: $(VENV)/bin/python
+	pip install --quiet --requirement docs/requirements.txt
+	sphinx-build --quiet --fail-on-warning --keep-going docs build/docs
+
 dist: $(VENV)/.test
 	rm -rf dist
 	python -m build
@@ -113,4 +123,4 @@ $(VENV)/.test: $(VENV)/bin/python $(BUILD) $(LAB)
 	pip install --quiet --editable '.[test]'
 	@touch $@ $(VENV)/.demo
 
-.PHONY: help demo demo-headless test test-all before-tests c-tests test-lab test-oldest lint lint-python lint-lab native dist clean
+.PHONY: help demo demo-headless test test-all before-tests c-tests test-lab test-oldest lint lint-python lint-lab native docs dist clean

@@ -1,4 +1,4 @@
-"""Gives each server that the Hub spawns a grant, so that its machine's controller knows whose it is."""
+"""Gives each server that the Hub spawns a grant, so that its machine's controller knows which user it belongs to."""
 
 from __future__ import annotations
 
@@ -15,6 +15,60 @@ DAY_S = 86400.0
 def hub_groups(spawner: Any) -> list[str]:
     """Return the names of the groups that the Hub has for the server's user."""
     return [group.name for group in spawner.user.groups]
+
+
+def sign(
+    key: Path,
+    audience: str | Sequence[str],
+    *,
+    user: str,
+    server: str = "",
+    groups: Sequence[str] = (),
+    priority: int = 0,
+    caps: Mapping[str, float] | None = None,
+    lifetime_s: float = DAY_S,
+) -> str:
+    """Return a grant for a server of the Hub's user. Raises CannotSign and OSError.
+
+    `key` is the file of the private key, read each time, so that it can be changed; its name without `.key` is the
+    key's name on the nodes. `audience` is the site's name for its controllers.
+    """
+    return sign_grant(
+        key.read_bytes(),
+        key.stem,
+        user=user,
+        audience=audience,
+        lifetime_s=lifetime_s,
+        server=server or None,
+        priority=priority,
+        caps=dict(caps or {}),
+        groups=groups,
+    )
+
+
+def renew(
+    key: Path,
+    audience: str | Sequence[str],
+    *,
+    user: str,
+    server: str = "",
+    groups: Sequence[str] = (),
+    priority: int = 0,
+    caps: Mapping[str, float] | None = None,
+    lifetime_s: float = DAY_S,
+) -> dict[str, Any]:
+    """Return the answer to a server that asks for a newer grant: `{"grant": …, "lifetime_s": …}`. Raises as `sign`."""
+    grant = sign(
+        key,
+        audience,
+        user=user,
+        server=server,
+        groups=groups,
+        priority=priority,
+        caps=caps,
+        lifetime_s=lifetime_s,
+    )
+    return {"grant": grant, "lifetime_s": lifetime_s}
 
 
 def grant_hook(
@@ -36,7 +90,7 @@ def grant_hook(
     (AFFINODE_GRANT_FILE).
 
     Where no grant can be made, a missing key say, the Hub's log has the error and the server starts without: its GPU is
-    its own then. A hook that raised would keep everybody's servers from starting.
+    its own then. A hook that raised would keep all servers from starting.
 
     In jupyterhub_config.py:
 
@@ -44,23 +98,22 @@ def grant_hook(
         c.Spawner.pre_spawn_hook = grant_hook(Path("/etc/affinode/hub-1.key"), "affinode:cluster")
     """
 
-    def sign(spawner: Any) -> str:
-        return sign_grant(
-            key.read_bytes(),
-            key.stem,
+    def signed(spawner: Any) -> str:
+        return sign(
+            key,
+            audience,
             user=spawner.user.name,
-            audience=audience,
-            lifetime_s=lifetime_s,
-            server=spawner.name or None,
+            server=spawner.name,
+            groups=groups(spawner),
             priority=priority(spawner),
             caps=caps(spawner),
-            groups=groups(spawner),
+            lifetime_s=lifetime_s,
         )
 
     def hook(spawner: Any) -> None:
         environment = {name: value for name, value in spawner.environment.items() if name != GRANT}
         try:
-            environment[GRANT] = sign(spawner)
+            environment[GRANT] = signed(spawner)
         except Exception:  # whatever the site's own functions raise, too
             spawner.log.exception("%s gets no grant, and starts without GPU management", spawner.user.name)
         spawner.environment = environment

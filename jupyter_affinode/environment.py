@@ -7,8 +7,9 @@ is shim/src/base/environment.h. A shim takes them as they are at its program's f
 |---|---|---|
 | AFFINODE_SOCKET | admin, provisioner → all | the controller's API socket; `link.sock` lies beside it |
 | AFFINODE_FOLDER | provisioner, `run` → shim, clients | the folder of the user's own controller |
-| AFFINODE_GRANT | spawner → shim, clients | the signed text that says whose the processes are |
+| AFFINODE_GRANT | spawner → shim, clients | the signed text that says which user the processes belong to |
 | AFFINODE_GRANT_FILE | spawner → shim, clients | a file with it, read anew for each connection; goes before the other |
+| AFFINODE_GRANT_URL | spawner → server | where the server has its grant renewed |
 | AFFINODE_KERNEL_ID | provisioner, `run` → shim, magics | the Jupyter kernel this process tree is of |
 | AFFINODE_LIBRARY | spawner → provisioner; provisioner → magics | absolute path of libaffinode.so, as in LD_PRELOAD |
 | AFFINODE_SERVER | provisioner → magics | "1" if a Jupyter server with our extension started the kernel |
@@ -43,6 +44,7 @@ SOCKET = "AFFINODE_SOCKET"
 FOLDER = "AFFINODE_FOLDER"
 GRANT = "AFFINODE_GRANT"
 GRANT_FILE = "AFFINODE_GRANT_FILE"
+GRANT_URL = "AFFINODE_GRANT_URL"
 KERNEL_ID = "AFFINODE_KERNEL_ID"
 LIBRARY = "AFFINODE_LIBRARY"
 SERVER = "AFFINODE_SERVER"
@@ -73,7 +75,7 @@ DRIVER_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # Linux; Windows' G
 
 
 class FolderRefused(OSError):
-    """A folder for our sockets belongs to someone else, or others may write to it; the message says which."""
+    """A folder for our sockets belongs to another user, or others may write to it; the message says which."""
 
 
 class SimulationRefused(RuntimeError):
@@ -180,7 +182,7 @@ def boot_id() -> str:
 def ledger_path(socket: Path, environ: Mapping[str, str] | None = None) -> Path:
     """Where the controller that serves `socket` keeps its history, unless it is told otherwise.
 
-    A simulated machine's lies beside its socket, as does that of a socket that somebody chose: it is another
+    A simulated machine's lies beside its socket, as does that of a socket that was named: it is another
     machine to them. Else it outlives the machine's restart; it has the host's name in it, since home folders
     are shared by machines. Makes nothing.
     """
@@ -208,7 +210,7 @@ def make_folder(folder: Path) -> None:
 
 
 def verify_owned(folder: Path, *, private: bool = False) -> None:
-    """FolderRefused unless it is a folder of ours that nobody else may write to (or, private, enter)."""
+    """FolderRefused unless it is a folder of this user that no other user may write to (or, private, enter)."""
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
         raise FolderRefused(f"{folder} is not a folder; remove it, or set {SOCKET} to another place")
@@ -317,7 +319,7 @@ def controller_environment(environ: Mapping[str, str] | None = None) -> dict[str
 
 
 def _link(link: Path, target: Path) -> None:
-    """Make or renew a symbolic link in one step, whoever else does so at the same moment."""
+    """Make or renew a symbolic link in one step, also if another process does so at the same moment."""
     if link.is_symlink() and Path(os.readlink(link)) == target:
         return
     with tempfile.TemporaryDirectory(dir=link.parent) as folder:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 
 SHOWN = 40  # characters of what was given
-DIGITS_MAX = 25  # of a whole number; more are none that anybody means
+DIGITS_MAX = 25  # of a whole number; more digits are no size that is meant
 LARGEST = 1 << 60  # of any size, in bytes
 _UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*([KMGT]iB)?", re.IGNORECASE | re.ASCII)

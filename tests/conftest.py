@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -49,7 +48,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _make(*arguments: str) -> None:
     """Run `make -C shim`; several pytest processes build once."""
-    with (Path(tempfile.gettempdir()) / "affinode-native-build.lock").open("w") as lock:
+    build = REPOSITORY / "shim" / "build"
+    build.mkdir(exist_ok=True)
+    with (build / "tests.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         made = subprocess.run(
             ["make", "-j2", "-C", REPOSITORY / "shim", *arguments],

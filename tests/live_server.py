@@ -37,6 +37,10 @@ sys.argv[:] = sys.argv[1:]
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
 
+# A cell that runs until it is interrupted. One long sleep may miss the signal: between Python's last look for
+# signals and the system call, it interrupts nothing.
+ENDLESS = "import time\nwhile True:\n    time.sleep(0.05)"
+
 
 @dataclass
 class Execution:
@@ -203,7 +207,10 @@ class JupyterKernel:
         return self.client.execute(code, allow_stdin=False)
 
     def begin(self, code: str, timeout: float = 60) -> str:
-        """Send a cell and wait until its code runs (only then an interrupt reaches it); its message id."""
+        """Send a cell and wait until its code runs (only then an interrupt reaches it); its message id.
+
+        An interrupt reaches code that looks for signals again and again, as `ENDLESS`.
+        """
         message_id = self.submit(f"print('begun', flush=True)\n{code}")
         deadline = time.monotonic() + timeout
         while True:

@@ -1,7 +1,7 @@
 """A process of the bench that uses the GPU: `python -m jupyter_affinode.bench.child`.
 
 Reads one JSON object a line, `{"do": NAME, …}`, and answers each with one: the results, or `{"error": TEXT}`.
-Ends with its input, and dies with whoever started it.
+Ends with its input, and dies with the process that started it.
 """
 
 from __future__ import annotations

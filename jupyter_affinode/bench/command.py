@@ -260,7 +260,7 @@ def _machine(gpu: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_warm(size: int) -> None:
-    """Raises DoesNotFit: to touch more memory than the machine has would end somebody."""
+    """Raises DoesNotFit: to touch more memory than the machine has would end a process."""
     total = host_memory().total_bytes
     if size > total:
         raise DoesNotFit(f"--warm-host {size / GIB:g} is more than the machine has, {total / GIB:.4g} GiB")

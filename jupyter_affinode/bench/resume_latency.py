@@ -73,7 +73,7 @@ def _controller(folder: Path) -> Iterator[ControllerClient]:
 
 
 def _ask(request: Callable[..., Any], *arguments: Any) -> Any:
-    """The answer; None while nobody answers."""
+    """The answer; None while no controller answers."""
     try:
         return asyncio.run(request(*arguments))
     except ControllerUnavailable:

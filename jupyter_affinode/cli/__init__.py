@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(parsed.command(parsed))
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # `… | head`: whoever read has read enough
+    except BrokenPipeError:  # `… | head`: the reader has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 

@@ -13,7 +13,7 @@ from ..node.identity.grants import PRIORITY_MAX
 from ..settings.rules import LARGEST
 from ..units import number, whole
 
-UID_MAX = (1 << 32) - 2  # the last one means "nobody in particular" to the kernel
+UID_MAX = (1 << 32) - 2  # the last one means "no user" to the kernel
 LIFETIME_MAX_S = 10 * 365 * 86400.0
 DESCRIPTION = """Grants tell a machine's controller whose a process is, where containers share user ids. `grant
 keys FOLDER NAME` makes FOLDER/NAME.key, which stays with the signer, and FOLDER/NAME.pem, which goes to the nodes
@@ -24,7 +24,7 @@ AFFINODE_GRANT_FILE, which can be renewed while the person works."""
 def add(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
-        "grant", help="sign who somebody is, for containers", description=DESCRIPTION
+        "grant", help="sign which user a server belongs to, for containers", description=DESCRIPTION
     )
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     keys = verbs.add_parser("keys", help="make a pair of keys")

@@ -11,7 +11,7 @@ from ..client.api import ControllerClient, ControllerRefused, ControllerUnavaila
 
 
 async def introduce(kernel_id: str, name: str) -> None:
-    """Describe a kernel to the controller, unless someone who knows better already did."""
+    """Describe a kernel to the controller, unless a server has described it already."""
     client = ControllerClient(ensure_controller())
     try:
         known = await client.kernel(kernel_id)

@@ -1,4 +1,4 @@
-"""`jupyter affinode report`: who held, used and gave back GPU memory, and who waited."""
+"""`jupyter affinode report`: GPU memory held, used and given back by user, and waits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ HEADINGS = {
 
 def add(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser("report", help="show who used the GPUs how much", description=DESCRIPTION)
+    parser = commands.add_parser(
+        "report", help="show how much each user used the GPUs", description=DESCRIPTION
+    )
     parser.add_argument(
         "--since", metavar="DAY", help="first day, 2026-01-31, or so many days, 7d (default: 30d)"
     )
@@ -83,7 +85,7 @@ def _answer(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _left_ledger() -> Path:
-    """Where the last controller's history is: the machine's, for who may read that and named no other socket."""
+    """Where the last controller's history is: the machine's, if the user may read it and named no other socket."""
     if not os.environ.get(environment.SOCKET) and os.access(environment.NODE_LEDGER, os.R_OK):
         return environment.NODE_LEDGER
     return environment.ledger_path(environment.socket_path())

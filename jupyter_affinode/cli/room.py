@@ -14,7 +14,7 @@ from ..units import number, ordinal, size_in_bytes, whole
 from .output import duration_text
 
 DESCRIPTION = """Park idle kernels until a GPU has room for SIZE, as for a kernel's first allocation, and say how that
-stands. Nothing is reserved: whoever allocates first has the room. Ctrl-C withdraws the request."""
+stands. Nothing is reserved: the first kernel that allocates has the room. Ctrl-C withdraws the request."""
 REFUSED, NOBODY = 1, 3
 
 

@@ -65,7 +65,7 @@ def kernel_id_of(words: Sequence[str], env: Mapping[str, str]) -> str:
 
 
 def _introduce(kernel_id: str, words: Sequence[str]) -> None:
-    """Start the controller and describe the kernel, in a process that is nobody's child.
+    """Start the controller and describe the kernel, in a process that is no child of this one.
 
     The command must not wait for it, and must not find a child that it never started.
     """

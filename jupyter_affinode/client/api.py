@@ -66,7 +66,9 @@ class ControllerRefused(Exception):
 def refusal_advice(slug: str) -> str:
     """What a person can do about a refusal, by its `slug`; "" where that says so itself."""
     if slug in ("bad-grant", "grant-required"):
-        return "Grants come from whoever started this server, a JupyterHub say: stop it there and start it again."
+        return (
+            "The Hub that started this server gives it its grant: stop the server there and start it again."
+        )
     return ""
 
 
@@ -92,7 +94,7 @@ class _Answer(HTTPMessageDelegate):
 class ControllerClient:
     """One controller's API; every method is one request on a connection of its own.
 
-    All raise ControllerUnavailable if nobody answers and ControllerRefused if the controller will not.
+    All raise ControllerUnavailable if no controller answers and ControllerRefused if it refuses.
     `socket` is the API socket, by default the one that `environment.socket_path` finds.
     """
 
@@ -191,7 +193,7 @@ class ControllerClient:
         return await self._json("PATCH", f"/policy{moment}", settings)
 
     async def report(self, **question: str | None) -> dict[str, Any]:
-        """Who used the GPUs how much: `since`, `until` (days), `by` ("day", "user", "gpu"), `user`."""
+        """Return how much each user used the GPUs: `since`, `until` (days), `by` ("day", "user", "gpu"), `user`."""
         asked = {name: value for name, value in question.items() if value is not None}
         return await self._json("GET", f"/report?{urlencode(asked)}")
 
@@ -338,7 +340,7 @@ def ensure_controller(
     """Start a controller unless one answers; the path of its API socket.
 
     Blocks up to `timeout_s`, and some seconds more while the machine's controller may be starting again. `extra_args`
-    are for a controller that is started, `--park-when=idle`. It survives this process, and ends by itself when nobody
+    are for a controller that is started, `--park-when=idle`. It survives this process, and ends by itself when nothing
     needs it. Raises ControllerUnavailable.
     """
     path = socket_or_default(socket)

@@ -1,4 +1,4 @@
-"""Signs grants: short-lived statements of who somebody is, for machines on which a user id says nothing.
+"""Signs grants: short-lived statements of a process's user, for machines on which a user id says nothing.
 
 Used on the Hub's side (`jupyter affinode grant`, a spawner's hook); the node's side, which checks them and has
 only public keys, is `node/identity/grants.py`, where the claims are described. Needs the extra `grants`.
@@ -37,14 +37,14 @@ def sign_grant(
     groups: Sequence[str] = (),
     uid: int | None = None,
 ) -> str:
-    """A grant that says: whoever shows this is `user`.
+    """Return a grant that says: the process that shows this belongs to `user`.
 
     `key` is an Ed25519 private key (PEM), `kid` its name on the nodes. `audience` are the names of the controllers
     that it is for (`NodeController.grant_audiences`). `server` names one of the person's servers. Higher
     `priority` goes first in the queue; `caps` are limits by name, for the node's policy
     (`gpu_bytes`: GPU memory on all GPUs together). Rules know the `groups` as `hub:NAME`. With `uid` it is good for
-    processes of that user id alone. Whoever has it can use it until it expires, so let it live about as long as
-    it takes to renew it. Raises CannotSign.
+    processes of that user id alone. Any process that has it can use it until it expires, so let it live about as
+    long as it takes to renew it. Raises CannotSign.
     """
     jwt = _jwt()
     now = int(time.time())
@@ -93,10 +93,10 @@ def make_keys() -> tuple[bytes, bytes]:
 
 
 def write_grant(path: Path, grant: str) -> None:
-    """Put a grant where AFFINODE_GRANT_FILE names it, in one step: who reads sees the old one or the new.
+    """Put a grant where AFFINODE_GRANT_FILE names it, in one step: a reader sees the old one or the new.
 
     Only its owner may read it; one that replaces a file is that file's owner's. Nothing that lies in the folder is
-    followed or written to, whoever put it there. Raises OSError, and leaves the old one as it was.
+    followed or written to. Raises OSError, and leaves the old one as it was.
     """
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     fresh = f".{path.name[:200]}.{secrets.token_hex(16)}"
@@ -119,7 +119,7 @@ def write_grant(path: Path, grant: str) -> None:
 
 
 def _keep_owner(descriptor: int, replaces: str, folder: int) -> None:
-    """Give a file to the owner of the one that it replaces; what is no file, a link say, is nobody's."""
+    """Give a file to the owner of the one that it replaces; what is no regular file has no owner that counts."""
     with contextlib.suppress(FileNotFoundError):
         old = os.stat(replaces, dir_fd=folder, follow_symlinks=False)
         if stat.S_ISREG(old.st_mode) and (old.st_uid, old.st_gid) != (os.geteuid(), os.getegid()):

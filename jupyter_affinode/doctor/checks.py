@@ -190,7 +190,7 @@ def _controller(node: dict[str, Any] | str | ControllerRefused) -> Iterator[Chec
     if controller["version"] == __version__:
         yield Check("controller", "ok", text)
     else:
-        advice = f"This package is version {__version__}. It will be replaced once nobody uses it any more."
+        advice = f"This package is version {__version__}. It is replaced once no kernel uses it any more."
         yield Check("controller", "warn", text, advice)
     available = node["host"]["available_bytes"]
     headroom = node["host"].get("cgroup_headroom_bytes")

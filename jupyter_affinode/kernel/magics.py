@@ -48,7 +48,7 @@ _FIXED = (
     "for another reason",
 )
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-_LONGEST_S = 10**9  # whoever says more means "as long as may be"; in nanoseconds it fits into 64 bits
+_LONGEST_S = 10**9  # longer means "as long as allowed"; in nanoseconds it fits into 64 bits
 
 
 class ShimAbsent(Exception):
@@ -92,7 +92,7 @@ class Shim:
         """Ask the controller; (enum affinode_status, its words), or a negative errno and "".
 
         The call into the shim waits on a thread of its own, so that an interrupt reaches the person's thread
-        at once; the answer is then nobody's and is dropped. `meanwhile` is called again and again until then.
+        at once; the answer is then dropped. `meanwhile` is called again and again until then.
         """
         text = ctypes.create_string_buffer(_TEXT_SIZE)
         answer: list[int] = []

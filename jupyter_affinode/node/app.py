@@ -66,7 +66,7 @@ class NodeController(
     description = """Watch the kernels that use this machine's GPUs, park the idle, resume them on use.
 
     Started by itself when a kernel needs it, and ended by itself when none does. One serves each socket; a
-    second one says who serves and ends with status 0.
+    second one says which controller serves and ends with status 0.
     """
     examples = """
     jupyter affinode node                                    # this user's controller, in the foreground
@@ -103,10 +103,10 @@ class NodeController(
         return logging.INFO
 
     def migrate_config(self) -> None:
-        """Nothing: IPython never had settings of ours, and a disk that is full keeps nobody from starting."""
+        """Nothing: IPython never had settings of ours, and a full disk keeps no controller from starting."""
 
     def load_config_file(self, suppress_errors: bool = True) -> None:  # type: ignore[override]  # as JupyterApp
-        """Everybody's controller does not start with a part of its settings: who may enter is among them."""
+        """Refuse to start on an invalid configuration: it says which users may enter."""
         if not self.system:
             return super().load_config_file(suppress_errors)
         self.raise_config_file_errors = True
@@ -123,7 +123,7 @@ class NodeController(
             self.exit(1)
 
     def start(self) -> None:
-        """Serve until nobody needs it; called by `launch_instance`."""
+        """Serve until no kernel needs it; called by `launch_instance`."""
         super().start()
         try:
             own = ControllerSettings(**values_of(self, ControllerSettings))
@@ -223,7 +223,7 @@ def _told_to_end(controller: Controller, name: str) -> None:
 
 
 def _node_log(path: Path, level: Any) -> logging.Logger:
-    """The log: the file, and stderr unless that is the same file or nobody's."""
+    """The log: the file, and stderr unless that is the same file or closed."""
     log = logging.getLogger("affinode.node")
     log.setLevel(level)
     log.propagate = False

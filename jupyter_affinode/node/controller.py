@@ -50,13 +50,13 @@ from .views import serializers as describe
 from .views.event_stream import EventHub
 from .views.visibility import node_view
 
-TICK_S = 0.25  # with kernels: pages are looked at this often even if nobody says anything
+TICK_S = 0.25  # with kernels: pages are looked at this often even if no message comes
 TICK_ALONE_S = 1.0
 QUIET_PASSES = 50  # while nothing happens, a pass is made when this many times its duration has gone by …
 QUIET_S = 5.0  # … or after this
 BUSY_PASSES = 4  # the same while all that happens is that kernels compute
 PASSES_APART_S = 0.005  # the least between two decisions, so that a talkative shim cannot keep us busy
-COMPLETE_AFTER_SETTLING = 4  # times that, nobody sees out-of-memory for what may just not be known yet
+COMPLETE_AFTER_SETTLING = 4  # times that, out-of-memory is not answered for what may just not be known yet
 NVML_EVERY_S = 1.0
 NVML_ALONE_EVERY_S = 5.0
 NVML_HANGS_AFTER_S = 15.0  # figures older than this are not believed any more
@@ -69,7 +69,7 @@ LINK_NAME = "link.sock"
 class Controller:
     """The node controller, from `start` to `close`, on one event loop.
 
-    `finished` is set when nobody needs it any more, or when it must not serve; `exit_status` says which.
+    `finished` is set when no kernel needs it any more, or when it must not serve; `exit_status` says which.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Controller:
         history: HistoryOptions | None = None,
         heartbeat_s: float = 1.0,
     ):
-        """`access` says who may enter: by default our own user alone."""
+        """`access` says which users may enter: by default the controller's own alone."""
         self.access = access or OwnUserAccess()
         self.accounts = Accounts(self.access.limits)
         self.socket = socket
@@ -128,7 +128,7 @@ class Controller:
         self._seen: dict[str, Kernel] = {}  # its kernels
         self._queue: list[Waiter] = []
         self._outlooks: dict[str, Outlook] = {}
-        self._waits_since: float | None = None  # of these, who waits longest
+        self._waits_since: float | None = None  # when the longest wait among these began
         self._link: Link | None = None
         self._loop = asyncio.get_running_loop()
         self._tick_handle: asyncio.TimerHandle | None = None
@@ -214,7 +214,7 @@ class Controller:
         return describe.kernel_json(self.state, kernel, seen, outlook, now, waits_since=self._waits_since)
 
     def node_json(self, identity: Identity = OWN_USER) -> dict[str, Any]:
-        """The machine, for the API, as somebody may see it."""
+        """Return the machine for the API, as a user may see it."""
         whole = describe.node_json(
             self.state,
             self._outlooks,
@@ -265,7 +265,7 @@ class Controller:
             self._pass()
 
     def _look_around(self, now: float, apart_s: float) -> None:
-        """See now and then what no shim tells of, and whether anybody needs this controller."""
+        """See now and then what no shim tells of, and whether any kernel needs this controller."""
         if now - self._looked_at >= apart_s:
             self._looked_at = now
             self._nvml.look()
@@ -278,7 +278,7 @@ class Controller:
 
     def _is_quiet(self, now: float) -> bool:
         """Whether nothing worth a pass has happened since the last, which was not long ago for what it takes."""
-        apart = BUSY_PASSES if self._outlooks else QUIET_PASSES  # who waits is not kept waiting
+        apart = BUSY_PASSES if self._outlooks else QUIET_PASSES  # waiters are served promptly
         if self._poked or now - self._passed_at >= min(apart * self._pass_lasts, QUIET_S):
             return False
         is_new, bad = self.state.read_pages(now)
@@ -330,7 +330,7 @@ class Controller:
             self.state.host = host_memory()
             self.state.read_limits()
         self.state.lots_ready_bytes, self.state.lots_held = self.lots.ready_bytes, self.lots.held()
-        self.moves.look_at_promises(self._snapshot, now)  # before somebody else is chosen
+        self.moves.look_at_promises(self._snapshot, now)  # before another kernel is chosen
         is_complete = now - self.began >= self.state.settings.settle_s * COMPLETE_AFTER_SETTLING
         self._snapshot = self.state.snapshot(now, is_settled=self._is_settled(now), is_complete=is_complete)
         self._seen = {kernel.id: kernel for kernel in self._snapshot.kernels}
@@ -384,7 +384,7 @@ class Controller:
             self.poke()
 
     def _tidy(self, now: float) -> None:
-        """End what nobody will answer, forget what is gone."""
+        """End requests that no shim will answer; forget what is gone."""
         self.moves.look_for_lost_replies(now)
         self.cache_drops.look(now)
         look_for_unended(self.state.kernels, now, self.log, self.poke)
@@ -418,7 +418,7 @@ class Controller:
         if needed or next(self.state.processes(), None) is not None:
             self.needed_at = now
         elif now - self.needed_at > self.state.settings.keep_alive_s and not self.access.is_shared:
-            self.log.info("nobody has needed this controller for %.0f s: it ends", now - self.needed_at)
+            self.log.info("no kernel has needed this controller for %.0f s: it ends", now - self.needed_at)
             self.finished.set()
         if not self.access.is_shared and handover.gives_way(self.socket):
             self.log.info("this machine has a controller of its own now: this one ends, its kernels go there")

@@ -1,4 +1,4 @@
-"""Hears shims: who came, what they say, who is gone."""
+"""Hears shims: which came, what they say, which are gone."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What sites do today, replayed with the same sessions: nobody yields, so one waits for another's end.
+"""What sites do today, replayed with the same sessions: no kernel is parked, so a session waits for another's end.
 
 - reservation: a GPU, or a slice of one, is a person's from the session's start to its end.
 - culling: the same, but a kernel that is idle for too long is killed; the next cell builds its state again.
-- sharing: kernels share GPUs by memory, which stays theirs to the end; who does not fit waits.
+- sharing: kernels share GPUs by memory, which stays theirs to the end; a session that does not fit waits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Culling:
 
 
 class _InTurn(People):
-    """Who asks first is served first; each GPU has so many bytes (or slices), and nobody yields."""
+    """Serve sessions in the order in which they ask; each GPU has so many bytes (or slices)."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class _InTurn(People):
         self._serve()
 
     def give_back(self, guest: Guest) -> None:
-        """Its part is free; who stood in line does so no more."""
+        """Its part is free; a session that waited does so no more."""
         self._line = [(other, size) for other, size in self._line if other is not guest]
         if guest.number in self._has:
             gpu, size, since = self._has.pop(guest.number)
@@ -198,7 +198,7 @@ class Sharing(_InTurn):
     """By memory, without yielding: a session holds its peak from its first cell to its end."""
 
     def __init__(self, machine: Machine, sessions: Sequence[Session], on_progress: Progress | None = None):
-        outcome = Outcome("sharing", "shared by memory, nobody yields")
+        outcome = Outcome("sharing", "shared by memory, no parking")
         super().__init__(machine, sessions, outcome, machine.gpu_bytes, on_progress)
 
     def wants(self, guest: Guest) -> None:

@@ -71,14 +71,14 @@ def _answer(answer: dict[str, Any]) -> list[Chart]:
     return [
         (f"What 95 % of cells wait at most ({people})", waits),
         ("What all cells wait together", waited),
-        ("GPU-hours; without us, of as many GPUs as it takes so that nobody waits", hours),
+        ("GPU-hours; without us, of as many GPUs as it takes for no waits", hours),
     ]
 
 
 def _label(way: str) -> str:
     return {
         "affinode": "jupyter-affinode",
-        "sharing": "shared by memory, nobody yields",
+        "sharing": "shared by memory, no parking",
         "culling": "idle kernels killed",
         "reservation": "reserved for each session",
     }[way]

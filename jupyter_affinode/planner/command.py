@@ -191,7 +191,10 @@ def _add_answer(parser: argparse.ArgumentParser) -> None:
         help="find the most people whose cells' p95 wait is at most S",
     )
     out.add_argument(
-        "--slowdown", metavar="X", type=number(1, 1e6), help="… and who compute at most X times as long"
+        "--slowdown",
+        metavar="X",
+        type=number(1, 1e6),
+        help="… and whose cells compute at most X times as long",
     )
     out.add_argument(
         "--seeds",

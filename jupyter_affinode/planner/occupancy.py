@@ -26,7 +26,7 @@ class Books:
         self.reserved: dict[int, Reservation] = {}
         self.waiting: dict[int, Sharer] = {}
         self.computing: dict[int, Sharer] = {}
-        self.renewed: list[int] = []  # whose snapshots are new since somebody emptied this list
+        self.renewed: list[int] = []  # whose snapshots are new since this list was emptied
         self._parts: dict[int, tuple[int, int, int, int]] = {}  # GPU, held there, reserved there, on the host
         self._changed: dict[int, Sharer] = {}
 
@@ -35,7 +35,7 @@ class Books:
         self._changed[sharer.guest.number] = sharer
 
     def room(self, gpu: int) -> int:
-        """What is free on a GPU and nobody's."""
+        """Return what is free on a GPU and not reserved."""
         self._add_up()
         return self.unreserved[gpu]
 

@@ -2,7 +2,7 @@
 
 What is exact here and late or estimated on a real machine: NVML's figures, and when a shim's answer arrives.
 A pass is made after every event, and at the moments at which time alone can change a decision; as these are the
-policy's own business, also every few seconds while anybody waits.
+policy's own business, also every few seconds while a kernel waits.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Replay(People):
         on_progress: Progress | None = None,
     ):
         """`rebuild_s`: what a person needs to build a kernel's state again when the policy ended it.
-        `every_event`: decide even where nobody waits and nothing runs low.
+        `every_event`: decide even where no kernel waits and nothing runs low.
         """
         if settings.lot_bytes or settings.drop_caches_before_park:
             raise ImpossiblePlan("lot_bytes and drop_caches_before_park are not modelled: leave them off")
@@ -61,7 +61,9 @@ class Replay(People):
         self._speeds, self._settings, self._changed, self._rebuild_s = speeds, settings, changed, rebuild_s
         self._every_event = every_event
         self._uuids = [f"GPU-{number:02d}" for number in range(machine.gpus)]
-        self._placed: dict[int, tuple[int, float]] = {}  # who has not used its GPU yet, and since when
+        self._placed: dict[
+            int, tuple[int, float]
+        ] = {}  # kernels that have not used their GPU yet, and since when
         self._books = Books(machine)
         self._sharers: dict[int, Sharer] = {}
         self._by_id: dict[str, Sharer] = {}
@@ -160,7 +162,7 @@ class Replay(People):
         return Node(gpus, seen, host, reserved, speeds=self._known_speeds)
 
     def _has_nothing_to_decide(self, node: Node) -> bool:
-        """Whether nobody waits and nothing runs low; a test holds this against deciding all the same."""
+        """Whether no kernel waits and nothing runs low; a test holds this against deciding all the same."""
         return not (
             self._every_event
             or self._books.waiting
@@ -257,7 +259,8 @@ class Replay(People):
         self._books.touch(sharer)
         sharer.residency, sharer.left_gpu = Residency.PARKED, leaves
         sharer.has_parked, sharer.park_budget, sharer.park_short = True, None, 0
-        sharer.refusals, sharer.retry_at, sharer.retry_pause_s, sharer.host_retry_at = 0, 0.0, 0.0, 0.0
+        sharer.park_backoff.succeed()
+        sharer.host_backoff.succeed()
         self.outcome.counts["parks"] += 1
         self.outcome.moved_bytes += sharer.held
         if sharer.preempted_s is not None:  # its next call
@@ -274,7 +277,8 @@ class Replay(People):
 
     def _refused(self, sharer: Sharer, why: str) -> None:
         self.outcome.counts[f"parks refused: {why}"] += 1
-        sharer.back_off(self.now, is_host_short=why == "no-host-memory")
+        backoff = sharer.host_backoff if why == "no-host-memory" else sharer.park_backoff
+        backoff.fail(self.now)
 
     def _trim(self, sharer: Sharer, action: actions.Trim) -> None:
         sharer.kept = min(sharer.kept, action.keep_bytes)
@@ -302,7 +306,8 @@ class Replay(People):
         self._books.touch(sharer)
         sharer.residency, sharer.left_gpu = Residency.RESIDENT, False
         sharer.kept, sharer.kept_since = max(sharer.kept, sharer.held), self.now
-        sharer.wants_since, sharer.resume_failures = None, 0
+        sharer.wants_since = None
+        sharer.resume_backoff.succeed()
         sharer.resident_since = sharer.last_activity = self.now
         self.outcome.counts["resumes"] += 1
         self.outcome.moved_bytes += sharer.held

@@ -107,7 +107,7 @@ def _answer(answer: Answer) -> list[str]:
         "",
         "WAIT: a cell's, from its first CUDA call until its memory is there; WAITED: all cells together. SLOWER:"
         " computing beside others.",
-        "GPUS: of the others as many as it takes so that nobody waits; GPU-HOURS: all of these while anybody is"
+        "GPUS: of the others as many as it takes for no waits; GPU-HOURS: all of these while a session is"
         " there; SAVED: by ours.",
     ]
     return lines
@@ -135,7 +135,7 @@ def _moves(ours: Answer) -> str:
     text = (
         f"{counts.get('parks', 0)} parks, {counts.get('resumes', 0)} resumes,"
         f" {bytes_in_words(ours['moved_bytes'])} moved; at most {bytes_in_words(ours['host_most_bytes'])} of host"
-        f" memory; GPUs compute {ours['gpu_busy']:.0%} of the time while anybody is there"
+        f" memory; GPUs compute {ours['gpu_busy']:.0%} of the time while a session is open"
     )
     if refused:
         text += "\nparks refused: " + ", ".join(f"{why} {count} times" for why, count in refused.items())
@@ -165,7 +165,7 @@ def _search(search: Answer) -> list[str]:
 
 
 def _caution(search: Answer) -> list[str]:
-    """A bound on 95 % of the cells says nothing of the others; where nobody yields these wait for hours."""
+    """A bound on 95 % of the cells says nothing of the others; without parking these wait for hours."""
     for way, found in search["ways"].items():
         outcome = found["outcome"]
         if outcome is not None and outcome["wait_s"]["p99"] > max(100 * search["p95_wait_s"], 600.0):

@@ -32,7 +32,7 @@ class Outcome:
     )  # of each cell that ended well: for its memory
     alone_s: float = 0.0  # what all cells would compute with a GPU of their own
     computed_s: float = 0.0  # … and took beside others
-    held_s: float = 0.0  # where nobody yields: GPU-seconds that nobody else could have
+    held_s: float = 0.0  # without parking: GPU-seconds that no other session could have
     gpus_most: float = 0.0  # … and how many whole GPUs that was at most
     open_s: float = 0.0  # while at least one session was open
     ended_s: float = 0.0  # when the last session had ended
@@ -94,7 +94,7 @@ class Outcome:
 
 
 class OpenSessions:
-    """Counts who is there; part of a replay."""
+    """Counts open sessions; part of a replay."""
 
     def __init__(self, outcome: Outcome):
         self._outcome = outcome

@@ -89,7 +89,7 @@ class _Tried:
         plan = self._plan.with_people(people)
         sessions = plan.sessions()
         if not any(session.cells for session in sessions):
-            self.kept[people] = True  # nobody needed the GPU
+            self.kept[people] = True  # no session needed the GPU
             self.outcomes[people] = Outcome(self._way, self._way)
             return True
         plan.check(sessions)

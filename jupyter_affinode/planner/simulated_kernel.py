@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..node.model.backoff import back_off_s, jittered_back_off_s
+from ..node.model.backoff import Backoff
 from ..node.model.snapshot import HostUse, Kernel, Residency, RoomRequest
 from .machine import RESUME_SPARE_BYTES
 from .simulation import Guest
@@ -53,11 +53,9 @@ class Sharer:
         self.computes_since: float | None = None
         self.started_at = 0.0
         self.resident_since = 0.0
-        self.refusals = 0
-        self.retry_at = self.retry_pause_s = 0.0
-        self.host_retry_at = 0.0
-        self.resume_failures = 0
-        self.resume_retry_at = 0.0
+        self.park_backoff = Backoff(self.id)
+        self.host_backoff = Backoff()
+        self.resume_backoff = Backoff()
 
     @property
     def on_gpu(self) -> int:
@@ -79,15 +77,6 @@ class Sharer:
     def way_back(self) -> dict[str, int]:
         """What coming back takes beside its memory."""
         return {self.gpu: self.context_bytes + RESUME_SPARE_BYTES} if self.left_gpu else {}
-
-    def back_off(self, now: float, *, is_host_short: bool) -> None:
-        """A park was refused: not again for a while, each time longer; for want of host memory, until there is more."""
-        self.refusals += 1
-        if is_host_short:
-            self.host_retry_at = now + back_off_s(self.refusals)
-        else:
-            self.retry_pause_s = jittered_back_off_s(self.refusals, self.id)
-            self.retry_at = now + self.retry_pause_s
 
     def _elsewhere(self) -> tuple[str, ...]:
         if not self.left_gpu or self.wants_since is None:
@@ -115,9 +104,9 @@ class Sharer:
             is_moving=is_moving,
             wants_since=self.wants_since,
             rooms=() if self.room is None else (self.room,),
-            retry_at=self.retry_at,
-            retry_pause_s=self.retry_pause_s,
-            resume_retry_at=self.resume_retry_at,
+            retry_at=self.park_backoff.retry_at,
+            retry_pause_s=self.park_backoff.pause_s,
+            resume_retry_at=self.resume_backoff.retry_at,
             host=HostUse(
                 is_frugal=True,
                 kept_bytes=0 if is_away else self.kept,
@@ -126,7 +115,7 @@ class Sharer:
                 park_takes_bytes=self.held if self.has_parked else None,
                 park_short_bytes=self.park_short,
                 budget_bytes=self.park_budget if is_moving else None,
-                retry_at=self.host_retry_at,
+                retry_at=self.host_backoff.retry_at,
             ),
             user=self.guest.session.person,
             priority=self.priority,

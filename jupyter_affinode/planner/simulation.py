@@ -47,7 +47,7 @@ class Guest:
 
 
 class Host:
-    """What happens to guests; by default nobody minds."""
+    """What happens to sessions; by default nothing."""
 
     def settle(self) -> None:
         """Everything of this moment has happened."""

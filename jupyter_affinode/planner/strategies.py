@@ -59,7 +59,7 @@ class Plan:
         return people.run()
 
     def without_waits(self, way: str, sessions: Sequence[Session]) -> Outcome:
-        """A way in which nobody yields, on as many GPUs as it takes so that nobody waits."""
+        """A way without parking, on as many GPUs as it takes for no waits."""
         people = len({session.person for session in sessions})
         return self._people(way, sessions, replace(self.machine, gpus=people), None).run()
 
@@ -143,7 +143,7 @@ def student_t(freedom: int) -> float:
 
 
 def saved(plan: Plan, sessions: Sequence[Session], outcomes: dict[str, Outcome]) -> dict[str, Any]:
-    """By way the GPUs with which nobody waits, their GPU-hours, and how many of these our machine spares.
+    """By way the GPUs with which no session waits, their GPU-hours, and how many of these our machine spares.
 
     Each GPU counts for as long as any session is open, ours too. Of a GPU that is shared by memory any part may be
     used (no packing is lost), which is the best for that way.

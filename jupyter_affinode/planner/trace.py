@@ -7,7 +7,7 @@
 | `gpu_s` | needed | how long it computed, waits for the GPU left out |
 | `bytes` | needed | the GPU memory that its kernel held from then on |
 | `cpu_s` | 0 | how long it ran on without the GPU |
-| `person` | the session | who did not begin the next session before this one had ended |
+| `person` | the session | the person, who did not begin the next session before this one had ended |
 | `session_start_s`, `session_end_s` | first and last cell | when the kernel was started and shut down |
 
 What is replayed are think times: from the end of one cell to the start of the next (0 where they overlap, as with

@@ -12,7 +12,7 @@ from .event_queue import Timeline
 from .occupancy import Books
 from .simulation import ModelBroken
 
-PASSES_APART_S = 30.0  # at most, while anybody waits: the controller's own are 0.25 s apart
+PASSES_APART_S = 30.0  # at most, while a kernel waits: the controller's own are 0.25 s apart
 RETRIES_APART_S = 5.0
 ALONE_MAX = 1000  # passes while nothing else is to come: by then every time-out of the policy is over
 DENIED_AFTER_S = (
@@ -47,8 +47,8 @@ class Wakes:
             since = sharer.room.since if sharer.room is not None else sharer.wants_since
             if since is not None:
                 moments += [since + wait for wait in patience if since + wait > now]
-            if sharer.resume_retry_at > now:
-                moments.append(sharer.resume_retry_at)
+            if sharer.resume_backoff.retry_at > now:
+                moments.append(sharer.resume_backoff.retry_at)
         if self._settings.when_full != "wait":
             for sharer in self._books.computing.values():
                 for base in (sharer.resident_since, sharer.computes_since or 0.0):
@@ -79,7 +79,7 @@ class Wakes:
         return self._eligible_at
 
     def _waits_since(self) -> float | None:
-        """From when on, who waits longest; None: nobody waits."""
+        """When the longest wait began; None: no kernel waits."""
         now = self._timeline.now
         moments = (
             sharer.room.since if sharer.room is not None else sharer.wants_since

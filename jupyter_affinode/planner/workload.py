@@ -33,7 +33,7 @@ HOUR_S = 3600.0
 Z75 = 0.674489750196082  # the standard normal distribution's 75th percentile
 LARGEST = 0.9  # of a GPU's memory: larger footprints than fit are cut there
 CELLS_MAX = 100_000  # of one session; more is a mistake in the parameters
-ALL_CELLS_MAX = 1_000_000  # of all sessions together; more are not replayed while somebody waits
+ALL_CELLS_MAX = 1_000_000  # of all sessions together; more are not replayed in reasonable time
 LONGEST_S = 30 * DAY_S  # of a cell or a session, whatever the distribution's tail says
 BREAKS_MAX = 1000  # before one cell, on average
 

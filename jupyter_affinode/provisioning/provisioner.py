@@ -160,7 +160,7 @@ class AffinodeProvisioner(LocalProvisioner):
         self.log.warning("The GPU of kernel %s is not managed: %s.", self.kernel_id, reason)
 
     async def _place(self, env: dict[str, str]) -> None:
-        """Let the kernel see the GPU with the most room first, unless somebody has chosen already."""
+        """Let the kernel see the GPU with the most room first, unless a GPU was chosen already."""
         if not self.places or VISIBLE in env:
             return
         from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable, ensure_controller

@@ -72,7 +72,7 @@ class NodeWatch:
         self._task = asyncio.get_running_loop().create_task(self._follow(), name="affinode-node-watch")
 
     async def stop(self) -> None:
-        """Stop following; the controller ends by itself when nobody needs it."""
+        """Stop following; the controller ends by itself when no kernel needs it."""
         if self._task is not None:
             await cancelled(self._task)
             self._task = None

@@ -132,7 +132,7 @@ class KernelActionHandler(AffinodeHandler):
             self.refuse(error.status, error.slug, error.message)
 
     def _is_orphan(self, kernel_id: str, action: str) -> bool:
-        """Whether it is about a process whose server is gone: somebody has to be able to end it."""
+        """Whether it is about a process whose server is gone: its user must be able to end it."""
         kernel = self.extension.watch.kernels.get(kernel_id, {"processes": []})
         reasons = [(process.get("stuck") or {}).get("reason") for process in kernel["processes"]]
         return action == "end" and "parent-gone" in reasons

@@ -1,4 +1,4 @@
-"""The controller's settings that are fixed when it starts: who may connect, history, metrics."""
+"""The controller's settings that are fixed when it starts: which users may connect, history, metrics."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Settings that differ by user or group, as text: `alice=80GiB, hub:bob=20GiB, *=40GiB`.
 
 `alice` is a user of this machine, `hub:alice` one that a grant names: they may be two people. The same goes for groups
-in the settings for groups: `staff` is one of this machine, `hub:staff` one that grants name. `*` stands for everybody
-who is not named. In a list of users, `@staff` and `@hub:staff` are groups.
+in the settings for groups: `staff` is one of this machine, `hub:staff` one that grants name. `*` stands for all users
+that are not named. In a list of users, `@staff` and `@hub:staff` are groups.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def rule_for(rules: Mapping[str, int], name: str) -> int | None:
 
 
 def is_named(listed: frozenset[str], user: str, groups: Iterable[str]) -> bool:
-    """Whether a list names the user, one of their groups, or everybody."""
+    """Whether a list names the user, one of their groups, or all users."""
     return EVERYBODY in listed or user in listed or any(f"@{group}" in listed for group in groups)
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-SUPPORT = str(Path(__file__).resolve().parents[1] / "node" / "support")
-if SUPPORT not in sys.path:  # fake_shim and people
-    sys.path.append(SUPPORT)
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent.parent / "node" / "support"))
 
 
 @pytest.fixture(autouse=True)

@@ -1,172 +1,204 @@
-"""A real JupyterHub in its own process, with configurable-http-proxy, and people who log in to it."""
+"""A real JupyterHub with its proxy, in processes of its own, asked by its REST API."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import http.client
+import json
 import os
-import re
-import secrets
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import sysconfig
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
+from live_machine import Machine
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-START_S = 60
-CONFIG = """
-c = get_config()  # noqa: F821
-c.JupyterHub.bind_url = "http://127.0.0.1:{port}"
-c.JupyterHub.hub_port = {hub_port}
-c.ConfigurableHTTPProxy.api_url = "http://127.0.0.1:{proxy_port}"
-c.ConfigurableHTTPProxy.command = [{proxy!r}]
-c.JupyterHub.db_url = "sqlite:///hub.sqlite"
-c.JupyterHub.authenticator_class = "dummy"
-c.Authenticator.allow_all = True
-c.Authenticator.admin_users = {{"admin"}}
-c.JupyterHub.spawner_class = "simple"
-c.JupyterHub.services = [{{"name": "tests", "api_token": {token!r}, "admin": False}}]
-c.JupyterHub.load_roles = [
-    {{
-        "name": "tests",
-        "services": ["tests"],
-        "scopes": ["admin:users", "admin:servers", "admin:groups", "access:servers", "tokens"],
-    }}
-]
-"""
+HERE = Path(__file__).parent
+REPOSITORY = HERE.parent.parent
+TOKEN = "tester-token"
+VERSIONS = {"6": None, "5": REPOSITORY / "build" / "hub-5.5"}
 
 
-def proxy_command() -> str:
-    """Return the path of configurable-http-proxy; skips where it is not."""
-    own = REPOSITORY / "node_modules" / ".bin" / "configurable-http-proxy"
-    found = str(own) if own.exists() else shutil.which("configurable-http-proxy")
-    if found is None:
-        pytest.skip("NO configurable-http-proxy: NOTHING WITH A REAL HUB IS TESTED (npm install)")
-    return found
+@functools.lru_cache
+def user_python() -> str:
+    """Return an interpreter that every user of the machine may start; ours may lie in a folder that is closed to them.
 
-
-def free_port() -> int:
-    """Return a port that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-class LiveHub:
-    """`jupyterhub` with a configuration in a folder; `python` is the interpreter that has it."""
-
-    def __init__(self, folder: Path, config: str, *, python: str = sys.executable, **environment: str):
-        self.folder = folder
-        self.python = python
-        self.token = secrets.token_hex(16)
-        self.port, self.hub_port, self.proxy_port, self.service_port = (free_port() for _ in range(4))
-        self.log_path = folder / "hub.log"
-        self.process: subprocess.Popen[bytes] | None = None
-        outside = ("AFFINODE_", "JUPYTERHUB_", "JUPYTER_")
-        self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(outside)},
-            "PYTHONPATH": str(REPOSITORY),
-            **environment,
-        }
-        standard = CONFIG.format(
-            port=self.port,
-            hub_port=self.hub_port,
-            proxy_port=self.proxy_port,
-            proxy=proxy_command(),
-            token=self.token,
+    With ours it shares the version, and by PYTHONPATH the packages. Skips where there is none.
+    """
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    for python in (sys.executable, f"/usr/bin/{version}", f"/usr/local/bin/{version}"):
+        tried = subprocess.run(
+            [
+                "setpriv",
+                "--reuid=61011",
+                "--regid=61011",
+                "--clear-groups",
+                "sh",
+                "-c",
+                f"exec {python} -c 1",
+            ],
+            capture_output=True,
         )
-        own = config.replace("SERVICE_PORT", str(self.service_port))
-        (folder / "jupyterhub_config.py").write_text(f"{standard}\n{own}")
+        if tried.returncode == 0:
+            return python
+    pytest.skip("no Python here that another user may start")
 
-    @property
-    def url(self) -> str:
-        """What a browser is led to, without a slash at its end."""
-        return f"http://127.0.0.1:{self.port}"
 
-    def start(self) -> LiveHub:
-        """Start it and wait until the proxy leads to it."""
+def proxy_command() -> list[str]:
+    """Return how to start configurable-http-proxy; skips where it is not."""
+    local = REPOSITORY / "node_modules" / ".bin" / "configurable-http-proxy"
+    found = str(local) if local.exists() else shutil.which("configurable-http-proxy")
+    if found is None:
+        pytest.skip("configurable-http-proxy is not here")
+    return [found]
+
+
+class Hub:
+    """`jupyterhub` with `hub_config.py`; `version` is "6", or "5" from `build/hub-5.5`."""
+
+    def __init__(self, machine: Machine, version: str = "6", **wanted: Any):
+        if os.getuid() != 0:
+            pytest.skip("a Hub of several users takes root")
+        self.machine, self.folder = machine, machine.folder
+        folder = VERSIONS[version]
+        if folder is not None and not folder.exists():
+            pytest.skip(f"{folder} is not there: make {folder.relative_to(REPOSITORY)}")
+        packages = [*([str(folder)] if folder else []), str(REPOSITORY), sysconfig.get_path("purelib")]
+        self.environment = {**machine.environment, "PYTHONPATH": ":".join(packages), **_node_path()}
+        self.port, hub_port, proxy_port = (_free_port() for _ in range(3))
+        self.wanted = {
+            "folder": str(self.folder),
+            "port": self.port,
+            "hub_port": hub_port,
+            "proxy_port": proxy_port,
+            "proxy": proxy_command(),
+            "cmd": [user_python(), str(HERE / "quick_server.py")],
+            **wanted,
+        }
+        self.log_path = self.folder / "hub.log"
+        self.process: subprocess.Popen[Any] | None = None
+
+    def start(self, timeout: float = 90) -> Hub:
+        """Start it and wait until it answers."""
+        self.environment["HUB_TEST"] = json.dumps(self.wanted)
         with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                [self.python, "-m", "jupyterhub", "--config", "jupyterhub_config.py"],
-                cwd=self.folder,
+            self.process = self.machine.start(
+                sys.executable,
+                "-m",
+                "jupyterhub",
+                f"--config={HERE / 'hub_config.py'}",
                 env=self.environment,
+                cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,
             )
-        deadline = time.monotonic() + START_S
-        while not self._answers("/hub/api/", 200):
-            self._must_live(deadline)
-        return self
+        deadline = time.monotonic() + timeout
+        while True:
+            with contextlib.suppress(OSError, ValueError, AssertionError):
+                if self.ask("GET", "/users")[0] == 200:
+                    return self
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError(f"the Hub did not come up:\n{self.log()}")
+            time.sleep(0.1)
 
-    def wait_for_service(self, name: str = "affinode") -> LiveHub:
-        """Wait until a service answers."""
-        deadline = time.monotonic() + START_S
-        while not self._answers(f"/services/{name}/room", 401):
-            self._must_live(deadline)
-        return self
-
-    def stop(self) -> None:
-        """End it as its service manager does, with all that it started."""
-        if self.process is None:
-            return
-        self.process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(timeout=30)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(timeout=10)
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """End it; its exit status."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        return self.process.wait(timeout=60)
 
     def log(self) -> str:
-        """What it and its services wrote."""
+        """What it wrote."""
         return self.log_path.read_text(errors="replace")
 
-    def api(self, method: str, path: str, token: str | None = None, **options: Any) -> requests.Response:
-        """One request to the Hub's API, with the tests' token unless another is named."""
-        headers = {"Authorization": f"token {token or self.token}"}
-        return requests.request(method, f"{self.url}/hub/api{path}", headers=headers, timeout=60, **options)
+    def hooks(self) -> list[str]:
+        """What the site's hooks noted, in order."""
+        path = self.folder / "hooks"
+        return path.read_text().split("\n")[:-1] if path.exists() else []
 
-    def make_user(self, name: str) -> None:
-        """Make a user known to the Hub."""
-        answer = self.api("POST", f"/users/{name}")
-        assert answer.status_code in (201, 409), answer.text
-
-    def log_in(self, name: str) -> requests.Session:
-        """Return a browser's session of a user who has logged in, and has no server."""
-        session = requests.Session()
-        page = session.get(f"{self.url}/hub/login?next=/hub/home", timeout=30, headers=NAVIGATE)
-        form = {"username": name, "password": "x", "_xsrf": xsrf(page)}
-        answer = session.post(page.url, data=form, timeout=30, headers=NAVIGATE)
-        assert answer.ok and "/hub/login" not in answer.url, answer.text
-        return session
-
-    def _answers(self, path: str, status: int) -> bool:
-        """Return whether the proxy leads there."""
+    def ask(
+        self, method: str, path: str, body: Any = None, *, token: str = TOKEN, api: bool = True
+    ) -> tuple[int, Any]:
+        """One request: (status, JSON or text)."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         try:
-            return requests.get(self.url + path, timeout=5).status_code == status
-        except requests.RequestException:
-            return False
+            headers = {"Authorization": f"token {token}"}
+            sent = None if body is None else json.dumps(body)
+            connection.request(method, f"/hub/api{path}" if api else path, sent, headers)
+            answer = connection.getresponse()
+            text = answer.read().decode()
+            try:
+                return answer.status, json.loads(text) if text else None
+            except ValueError:
+                return answer.status, text
+        finally:
+            connection.close()
 
-    def _must_live(self, deadline: float) -> None:
-        assert self.process is not None
-        if self.process.poll() is not None or time.monotonic() > deadline:
-            raise AssertionError(f"the Hub did not come up:\n{self.log()[-6000:]}")
-        time.sleep(0.05)
+    def add(self, *users: str) -> None:
+        """Make users known."""
+        for user in users:
+            self.ask("POST", f"/users/{user}")
+
+    def spawn(self, user: str, name: str = "", **options: Any) -> tuple[int, Any]:
+        """Ask for a server; 202: on its way, 201: there."""
+        where = f"/users/{user}/servers/{name}" if name else f"/users/{user}/server"
+        return self.ask("POST", where, options or None)
+
+    def server(self, user: str) -> dict[str, Any]:
+        """A user's server as the Hub knows it; {} for none."""
+        servers = self.ask("GET", f"/users/{user}")[1]["servers"]
+        return servers.get("", {})
+
+    def follow(self, user: str) -> Page:
+        """A browser tab on the page of a spawn."""
+        return Page(self, user)
 
 
-# As browsers send for a page that is opened and a form that is sent from it.
-NAVIGATE = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Site": "same-origin"}
+class Page:
+    """One viewer of a spawn's progress; its messages as they come."""
+
+    def __init__(self, hub: Hub, user: str):
+        self.messages: list[str] = []
+        self.events: list[dict[str, Any]] = []
+        self._connection = http.client.HTTPConnection("127.0.0.1", hub.port, timeout=180)
+        self._connection.request(
+            "GET", f"/hub/api/users/{user}/server/progress", headers={"Authorization": f"token {TOKEN}"}
+        )
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            answer = self._connection.getresponse()
+            while line := answer.readline():
+                if line.startswith(b"data:"):
+                    event = json.loads(line[5:])
+                    self.messages.append(event["message"])
+                    self.events.append(event)
+        self._connection.close()
+
+    def whole(self) -> list[str]:
+        """All messages, once the spawn is over."""
+        self._thread.join(120)
+        assert not self._thread.is_alive()
+        return self.messages
 
 
-def xsrf(page: requests.Response) -> str:
-    """Return the token that the forms of a page carry."""
-    found = re.search(r'name="_xsrf"\s+value="([^"]*)"', page.text)
-    assert found is not None, page.text[:2000]
-    return found[1]
+def _node_path() -> dict[str, str]:
+    """Return a PATH with Node.js and the Hub's programs in it."""
+    return {"PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

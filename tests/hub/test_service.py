@@ -8,8 +8,8 @@ import re
 import pytest
 import requests
 from gpu_node import ANA, GIB, GpuNode
-from live_hub import NAVIGATE, LiveHub, xsrf
 from live_machine import new_machine
+from page_hub import NAVIGATE, LiveHub, xsrf
 from people import needs_root
 
 from jupyter_affinode.client.grant_signing import make_keys

@@ -9,8 +9,8 @@ import pytest
 from fake_shim import QUEUED, WANT, notify
 from gpu_node import BOB, GpuNode
 from live_browser import chromium
-from live_hub import LiveHub
 from live_machine import new_machine
+from page_hub import LiveHub
 from people import needs_root
 from playwright.sync_api import expect
 from test_service import CONFIG

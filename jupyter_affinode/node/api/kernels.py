@@ -37,9 +37,7 @@ class KernelHandler(Handler):
         )
         kernel = self.made_known(kernel_id)
         kernel.describe(**description)
-        if (
-            description.get("server") is not None
-        ):  # else whoever speaks (`run`) may end before the kernel does
+        if description.get("server") is not None:  # else the client (`run`) may end before the kernel does
             self.controller.servers.speaks_for(self.speaker(), kernel, self.identity)
         self.controller.poke()
         self.finish(self.kernel_json(kernel))

@@ -1,4 +1,4 @@
-"""The API's reports from the ledger, read on a thread so that a slow disk keeps nobody waiting but who asked."""
+"""The API's reports from the ledger, read on a thread so that a slow disk delays only the client that asked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PARAMETERS = ("since", "until", "by", "user")
 class ReportHandler(Handler):
     """GPU memory held, used and given back; parks, waits and refusals."""
 
-    _readers: ClassVar[list[str]] = []  # who
+    _readers: ClassVar[list[str]] = []  # users
 
     async def get(self) -> None:
         """GET /report"""
@@ -50,7 +50,7 @@ class ReportHandler(Handler):
         await self.finish(answer)
 
     def only(self) -> str | None:
-        """The identity whose figures alone who asks may see; None: everybody's."""
+        """Return the identity whose figures the client may see; None: all."""
         return None if self.identity.is_admin else self.identity.owner
 
 

@@ -50,7 +50,7 @@ KERNEL_ID = r"[^/\s]+"
 
 
 class ApiServer(HTTPServer):
-    """Serves who may enter, a bounded number of connections of each."""
+    """Serves the users that may enter, a bounded number of connections of each."""
 
     controller: Controller
     drops: DropLog
@@ -78,7 +78,7 @@ class ApiServer(HTTPServer):
             connected.close()
 
     def handle_stream(self, stream: IOStream, address: Any) -> None:
-        """Look who it is before a byte is read; called by tornado for each connection."""
+        """Identify the peer before a byte is read; called by tornado for each connection."""
         why = self.clients.enter(stream)
         if why is not None:
             self.drops.drop("an API client", why)
@@ -155,7 +155,7 @@ class PolicyHandler(Handler):
             raise ApiError(400, "bad-setting", str(refused)) from None
 
     def acts_for_others(self) -> bool:
-        """As `Handler.acts_for_others`: the settings are everyone's."""
+        """As `Handler.acts_for_others`: the settings are for all users."""
         return self.request.method == "PATCH"
 
     def takes(self, text: str) -> bool:

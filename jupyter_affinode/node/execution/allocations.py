@@ -6,7 +6,6 @@ import logging
 
 from ...units import bytes_in_words
 from ..model.actions import Cause
-from ..model.backoff import back_off_s
 from ..protocol.wire import CommandKind, Notify, NotifyKind
 from ..state.observer import Observer, RoomAnswered
 from ..state.records import KernelRecord, Process, Room
@@ -108,12 +107,9 @@ def _remember(process: Process, kernel: KernelRecord, number: int, room: Room) -
     room.resident_before = _resident_on(process, room.gpu)
     process.rooms[number] = room
     if failed is None:
-        kernel.failed_grants = 0
+        kernel.room_backoff.succeed()
         return False
-    if not kernel.failed_grants:
-        kernel.first_failed_grant = failed.granted_at or room.since
-    kernel.failed_grants += 1
-    kernel.reclaim_after = room.since + back_off_s(kernel.failed_grants)
+    kernel.room_backoff.fail(room.since)
     room.since = failed.since
     return True
 

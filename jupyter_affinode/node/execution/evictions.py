@@ -45,7 +45,8 @@ def look_for_unended(
             on_change()
         elif not (kernel.described_by or kernel.described_from) or now - kernel.end_asked_at > SERVER_TAKES_S:
             log.warning("%s was not shut down by its server: it goes on", kernel.id)
-            kernel.end_asked, kernel.end_retry_at = None, now + NOT_AGAIN_S
+            kernel.end_asked = None
+            kernel.end_backoff.wait(now, NOT_AGAIN_S)
             on_change()
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from ...units import bytes_in_words, duration_in_words
 from ..model.actions import Cause
-from ..model.backoff import back_off_s, jittered_back_off_s
+from ..model.backoff import Backoff
 from ..model.snapshot import Node, Residency
 from ..protocol.page import Depth, State
 from ..protocol.wire import CommandKind, MoveFlag, Reply, Status
@@ -183,11 +183,10 @@ class Moves:
             pause = refused_for_memory(kernel, now, self._state.host_left(kernel) if found_less else None)
             when = "there is more of it"
         else:
-            kernel.refusals += 1
-            pause = jittered_back_off_s(kernel.refusals, kernel.id)
+            pause = kernel.park_backoff.fail(now)
             when = f"{pause:.1f} s have passed"
-        if status is not Status.NO_HOST_ROOM or found_less:
-            kernel.retry_at, kernel.retry_pause_s = now + pause, pause
+        if found_less:
+            kernel.park_backoff.wait(now, pause)
         self._log.info("%s stays on the GPU: %s; not tried again before %s", kernel.id, reason, when)
         self._observer.park_refused(kernel, slug, was_tried)
         self.end_park_wish(kernel, Outcome(status, slug, reason))
@@ -294,8 +293,9 @@ class Moves:
         self._failed_parks.park_ended(kernel, move, failed)
         found_less = learn_from_park(kernel, move.replies)
         if failed is None:
-            kernel.refusal, kernel.refusals, kernel.retry_pause_s = None, 0, 0.0
-            kernel.host.refusals, kernel.host.retry_at = 0, 0.0
+            kernel.refusal = None
+            kernel.park_backoff.succeed()
+            kernel.host.backoff.succeed()
             kernel.context_refusal = next(
                 (reply.text for reply in done if move.to_context and reply.text), None
             )
@@ -333,9 +333,9 @@ class Moves:
                 self._unused_room.resume_failed(kernel, reserved, now)
         _count_failed_resumes(kernel, move)
         if failed is None:
-            kernel.resume_failures, kernel.resume_retry_at = 0, 0.0
-            kernel.elsewhere_failures, kernel.moved_from = 0, move.from_gpu
-            kernel.elsewhere_retry.clear()
+            kernel.resume_backoff.succeed()
+            kernel.migration_backoff.clear()
+            kernel.moved_from = move.from_gpu
             kernel.reason = None
             moved = sum(reply.bytes for reply in move.replies.values())
             took = now - move.began
@@ -347,9 +347,7 @@ class Moves:
             self._stays_off(kernel, move.gpu, text, now)
             if status is not Status.FAILED:
                 return
-        kernel.resume_failures += 1
-        pause = back_off_s(kernel.resume_failures)
-        kernel.resume_retry_at = now + pause
+        pause = kernel.resume_backoff.fail(now)
         kernel.reason = text
         self._log.warning("%s stays parked: %s; tried again in %.1f s", kernel.id, text, pause)
         if status is Status.NO_GPU_ROOM:
@@ -361,9 +359,7 @@ class Moves:
 
     def _stays_off(self, kernel: KernelRecord, gpu: str, text: str, now: float) -> None:
         """It could not come back on another GPU, and is parked as before: at home it may be served at once."""
-        kernel.elsewhere_failures += 1
-        pause = back_off_s(kernel.elsewhere_failures)
-        kernel.elsewhere_retry[gpu] = now + pause
+        pause = kernel.migration_backoff.setdefault(gpu, Backoff()).fail(now)
         kernel.reason = text
         self._log.warning(
             "%s does not come back on %s: %s; tried again in %.1f s", kernel.id, gpu, text, pause

@@ -74,9 +74,8 @@ class Wishes:
         if kernel.residency is Residency.LOST:
             return _at_once(LOST)
         now = time.monotonic()
-        kernel.resume_retry_at = min(
-            kernel.resume_retry_at, now + ASKED_AGAIN_S if kernel.resume_asked else now
-        )
+        failed, soonest = kernel.resume_backoff, now + ASKED_AGAIN_S if kernel.resume_asked else now
+        failed.retry_at = min(failed.retry_at, soonest)
         kernel.resume_asked = True
         done = kernel.resume_done = kernel.resume_done or asyncio.get_running_loop().create_future()
         self._on_change()

@@ -1,1 +1,1 @@
-"""Who a peer is, what it may see, and how much of the controller it may use."""
+"""Which user a peer is, what it may see, and how much of the controller it may use."""

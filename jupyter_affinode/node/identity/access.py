@@ -1,4 +1,4 @@
-"""Who may enter: the controller's own user alone, or every user of the machine as whoever they are."""
+"""Which users may enter: the controller's own alone, or every user of the machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WasLetIn = Callable[[str], bool]
 
 
 def never(owner: str) -> bool:
-    """Nobody was let in before."""
+    """Return that no user was let in before."""
     return False
 
 
@@ -32,7 +32,7 @@ class NoSuchGroup(ValueError):
 
 
 class NotAllowed(Exception):
-    """Somebody may not enter, or not do this; `slug` is for programs, the message for people."""
+    """A peer may not enter, or not do this; `slug` is for programs, the message for people."""
 
     def __init__(self, slug: str, message: str):
         super().__init__(message)
@@ -41,31 +41,31 @@ class NotAllowed(Exception):
 
 @dataclass(frozen=True)
 class Visitor:
-    """Who connected, as it was at that moment."""
+    """The peer, as it was when it connected."""
 
     peer: Peer
     is_admin: bool = False  # by user id or group; a grant takes its place
 
 
 class Access(Protocol):
-    """Decides who a connection is."""
+    """Decides which user a connection belongs to."""
 
     limits: Limits
     is_shared: bool  # whether there are other people here
     socket_mode: int
 
     def visit(self, connected: socket.socket, peer: Peer) -> Visitor:
-        """Look at who connected, before a byte is read. Raises NotAllowed."""
+        """Look at the peer before a byte is read. Raises NotAllowed."""
 
     def identify(self, visitor: Visitor, grant: str | None, *, was_let_in: WasLetIn = never) -> Identity:
-        """Who it is, once it has said what it has to say for itself. Raises NotAllowed.
+        """Return its identity, once it has shown what it has to show. Raises NotAllowed.
 
         `was_let_in(owner)`: whether it is a process that an earlier grant of that owner's let in.
         """
 
 
 class OwnUserAccess:
-    """One user's controller: that user and root, nobody else, and both may do everything."""
+    """One user's controller: that user and root alone may enter, and both may do everything."""
 
     limits = ONE_USER
     is_shared = False
@@ -85,7 +85,7 @@ class OwnUserAccess:
 class EveryUserAccess:
     """The machine's controller: each user for themselves.
 
-    A good grant says who it is. Without one it is the Unix user, unless grants are required (where containers
+    A valid grant names the user. Without one it is the Unix user, unless grants are required (where containers
     share user ids). A bad grant is refused, never passed over. One that has expired is good for a process that
     was let in before, so that neither a pause nor the controller's end strands what it has parked. Root and the
     admin group's members are admins if they are outside of containers: a user id or group inside one is what its
@@ -112,7 +112,7 @@ class EveryUserAccess:
         self._require_grants = require_grants
 
     def visit(self, connected: socket.socket, peer: Peer) -> Visitor:
-        """As `Access.visit`; everyone may knock."""
+        """As `Access.visit`; every peer may connect."""
         may_be = peer.uid == 0 or (
             self._admin_gid is not None and self._admin_gid in groups_of(connected, peer)
         )
@@ -155,7 +155,7 @@ class EveryUserAccess:
 
 
 def access_for(settings: ControllerSettings) -> Access:
-    """Return who may connect to a controller with these settings. Raises GrantsUnavailable and NoSuchGroup."""
+    """Return which users may connect to a controller with these settings. Raises GrantsUnavailable and NoSuchGroup."""
     if not settings.system:
         return OwnUserAccess()
     grants = None

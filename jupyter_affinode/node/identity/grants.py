@@ -1,4 +1,4 @@
-"""Grants: short-lived signed statements of who somebody is, for where a user id says nothing.
+"""Grants: short-lived signed statements of a process's user, for machines where a user id says nothing.
 
 A grant is a JSON Web Token (RFC 7519) signed with Ed25519 (RFC 8037), made by
 `jupyter_affinode.client.grant_signing` on the Hub's side. Here are only public keys, found by the token's `kid`
@@ -122,7 +122,7 @@ class GrantVerifier:
         return _claims(claims, uid, _bytes_of(key), header["kid"])
 
     def still_has(self, kid: str, key: bytes) -> bool:
-        """Whether grants of that key are good: who took one back wants no more of what it signed, at once."""
+        """Whether grants of that key are good: a removed key ends all that it signed, at once."""
         self._look_again()
         known = self._keys.get(kid)
         return known is not None and _bytes_of(known) == key
@@ -221,7 +221,7 @@ def _identity(path: Path) -> tuple[int, int, int]:
 
 
 def _refuse_writable(path: Path) -> None:
-    """Who can change a key can be anybody."""
+    """A user who can change a key can be any user."""
     status = path.stat()
     if status.st_uid not in (0, os.getuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ValueError(f"others than root can write to {path}")

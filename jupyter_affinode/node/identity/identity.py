@@ -1,4 +1,4 @@
-"""Who speaks, and whose kernels they may see and move."""
+"""Which user speaks, and which kernels that user may see and move."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class Identity:
     """A person, as a connection proved it to be.
 
-    `owner` goes before the ids of a person's kernels, so that nobody can name, guess or take another's. It is
-    None on a controller that serves one user: everyone who may enter is that user.
+    `owner` goes before the ids of a person's kernels, so that no user can name, guess or take another's. It is
+    None on a controller that serves one user: all peers are that user.
     """
 
     owner: str | None

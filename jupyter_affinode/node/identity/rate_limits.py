@@ -1,4 +1,4 @@
-"""What one person may take of the controller itself, so that nobody can take it from the others."""
+"""What one user may take of the controller itself, so that none can take it from the others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ class Limits:
     streams_per_s: float  # new ones
     links_everyone: int
     clients_everyone: int
-    strangers: int = 16  # connections from one place (a user in a container) that have not said who they are
+    strangers: int = (
+        16  # connections from one place (a user in a container) that have not identified themselves
+    )
     strangers_everyone: int = 256
 
 
@@ -96,7 +98,7 @@ class Accounts:
     def __init__(self, limits: Limits):
         self.limits = limits
         self.places = 2 * (limits.links_everyone + limits.clients_everyone)
-        self._accounts: OrderedDict[str | None, Account] = OrderedDict()  # who was here last, last
+        self._accounts: OrderedDict[str | None, Account] = OrderedDict()  # the most recent user last
 
     def of(self, owner: str | None) -> Account:
         """A person's, made if it is not there."""
@@ -120,7 +122,7 @@ class Accounts:
                 self._accounts[owner] = account
 
     def tidy(self, now: float) -> None:
-        """Forget who has nothing open; called now and then, or names from grants would pile up."""
+        """Forget users that have nothing open; called now and then, or names from grants would pile up."""
         for owner, account in list(self._accounts.items()):
             if account.is_idle and now - account.used_at > FULL_AGAIN_S:
                 del self._accounts[owner]

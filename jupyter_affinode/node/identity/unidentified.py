@@ -24,8 +24,8 @@ def one_too_many(strangers: Mapping[T, Place], newcomer: Place, limits: Limits) 
 
 
 def the_fullest(strangers: Mapping[T, Place]) -> T | None:
-    """The oldest of the user who has the most, in that user's fullest place: whoever makes places by the dozen
-    (cgroups, namespaces of their own) drives out nobody but themselves.
+    """The oldest of the user who has the most, in that user's fullest place: a user who makes places by the dozen
+    (cgroups, namespaces of their own) drives out only their own.
     """
     left = list(strangers.items())
     for parts in range(1, len(Place._fields) + 1):

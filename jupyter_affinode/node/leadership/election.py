@@ -1,4 +1,4 @@
-"""Who serves: one controller for a socket, and one for each GPU, by locks held for life.
+"""Which controller serves: one for a socket, and one for each GPU, by locks held for life.
 
 A lock is held by an open file, so it ends with its process however that ends. The files of GPUs go with the
 controller, or, if that was killed, at the next one's start: each simulated machine has GPUs of its own.
@@ -22,7 +22,7 @@ TRY_EVERY_S = 0.005
 
 
 class AlreadyServed(Exception):
-    """Another controller serves this socket; `holder` says who."""
+    """Another controller serves this socket; `holder` says which."""
 
     def __init__(self, path: Path):
         self.holder = _holder(path)
@@ -30,7 +30,7 @@ class AlreadyServed(Exception):
 
 
 class GpuServed(Exception):
-    """Another controller, of another socket, serves this GPU; the message says who."""
+    """Another controller, of another socket, serves this GPU; the message says which."""
 
 
 class Election:
@@ -76,7 +76,7 @@ class Election:
             if time.monotonic() > until:
                 return False
             time.sleep(TRY_EVERY_S)
-        with contextlib.suppress(OSError):  # who it is, for people: a full disk is no reason not to serve
+        with contextlib.suppress(OSError):  # which it is, for people: a full disk is no reason not to serve
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"process {os.getpid()} ({self._socket})\n".encode())
         self._files[path] = descriptor

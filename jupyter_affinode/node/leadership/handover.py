@@ -3,7 +3,7 @@
 A user's controller at the usual place ends as soon as the machine's answers; its shims and clients then find
 that one by themselves, as after any end of a controller. One at another place, which they would not leave,
 is refused the GPUs that the machine's serves. The machine's decides nothing before the users' locks on the
-GPUs are free. A lock can be held by anybody who likes to: who does not let go in time is not waited for, and
+GPUs are free. Any user can hold a lock: one who does not let go in time is not waited for, and
 what their kernels have on the GPU then counts as a stranger's.
 """
 
@@ -35,7 +35,7 @@ def machine_answers() -> bool:
 
 
 def gives_way(own_socket: Path) -> bool:
-    """Whether a user's controller must end: the machine's answers, and ours is where nobody looks then."""
+    """Whether a user's controller must end: the machine's answers, and no client looks for ours then."""
     is_usual = own_socket.name == environment.SOCKET_NAME and own_socket.parent in environment.user_folders()
     return is_usual and machine_answers()
 
@@ -99,7 +99,7 @@ class Standby:
 
 
 def _users_folders() -> list[Path]:
-    """One a user, so that nobody can make us look at more; none where the folder above cannot be read."""
+    """One a user, so that no user can make us look at more; none where the folder above cannot be read."""
     folders: list[Path] = []
     try:
         entries = list(os.scandir(USERS_FOLDERS))
@@ -109,7 +109,7 @@ def _users_folders() -> list[Path]:
         named = FOLDER_NAME.fullmatch(entry.name)
         if named is None:
             continue
-        try:  # it may be gone by now, or a file system of its user's that answers nobody else
+        try:  # it may be gone by now, or a file system of its user's that answers no other user
             status = entry.stat(follow_symlinks=False)
         except OSError:
             continue

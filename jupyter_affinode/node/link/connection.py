@@ -48,7 +48,7 @@ class Ending(Enum):
 
 
 class LinkListener(Protocol):
-    """Who learns of connections; called on the event loop, one at a time."""
+    """What learns of connections; called on the event loop, one at a time."""
 
     def knows(self, owner: str, page: Page) -> bool:
         """Whether the page is that of a process of the owner's that was let in before."""
@@ -95,7 +95,7 @@ class Connection:
         self._visitor = visitor
         self._access = access
         self._accounts = accounts
-        self._account: Account | None = None  # of who it is, once greeted
+        self._account: Account | None = None  # of its user, once greeted
         self._introduction: Introduction | None = None
         self._socket = peer_socket
         self._listener = listener
@@ -112,7 +112,7 @@ class Connection:
         self._loop.add_reader(peer_socket, self._readable)
 
     def look(self) -> None:
-        """Read what has come already: who introduces themselves at once is no stranger for a moment."""
+        """Read what has come already: a shim that says HELLO at once is never counted as unidentified."""
         self._readable()
 
     def __repr__(self) -> str:
@@ -379,7 +379,7 @@ class Connection:
         self._loop.remove_writer(self._socket)
 
     def _end_soon(self, ending: Ending, why: str) -> None:
-        """End outside the caller's own work, who may be going through the connections."""
+        """End outside the caller's own work, since the caller may be iterating over the connections."""
         self._loop.call_soon(self.end, ending, why)
 
 

@@ -40,7 +40,7 @@ class Link:
         self.drops = DropLog(log)
         self._listener = listener
         self._access, self._accounts = access, accounts
-        self._strangers: dict[Connection, Place] = {}  # who has not said HELLO yet, oldest first
+        self._strangers: dict[Connection, Place] = {}  # those that have not said HELLO yet, oldest first
         self._version = version
         self._log = log
         self._heartbeat_s = heartbeat_s

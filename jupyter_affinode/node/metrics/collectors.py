@@ -100,7 +100,7 @@ class Metrics:
         )
 
     def _make_waits(self) -> None:
-        """Who waited, and how that ended."""
+        """Waits, and how each ended."""
         self.endings = self._counter(
             "kernel_endings", "Kernels whose server was asked to shut them down for others.", ["cause"]
         )

@@ -1,6 +1,6 @@
 """The metrics over TCP, for a Prometheus elsewhere: this one page, and never the API.
 
-Off by default. Whoever reaches the port may read the page, so it says nothing of users unless the administrator
+Off by default. Any program may read the page, so it says nothing of users unless the administrator
 turned that on, and what it costs is bounded: one collection a second however many ask.
 """
 

@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from hashlib import blake2s
 
-BACK_OFF_FIRST_S, BACK_OFF_LAST_S = 0.5, 30.0
+FIRST_S, LAST_S = 0.5, 30.0
 DOUBLINGS_MAX = 30  # far beyond the last; after a night of refusals there are more than a float can double
 JITTER = 0.25  # of a pause at most: tries of several kernels, and uses of a regular one, do not stay in step
 
 
-def back_off_s(failures: int) -> float:
-    """How long something is left alone that has failed so many times in a row, however many these are."""
-    doublings = min(failures - 1, DOUBLINGS_MAX)
-    return min(BACK_OFF_FIRST_S * 2**doublings, BACK_OFF_LAST_S)
+@dataclass
+class Backoff:
+    """How often something has failed in a row, and until when it is not tried again. Times are monotonic seconds.
 
+    `name` makes each pause up to JITTER longer, by another part for each name and each failure.
+    """
 
-def jittered_back_off_s(failures: int, name: str) -> float:
-    """The same and a part of it more, which is another for each name and each failure."""
-    digest = blake2s(f"{name} {failures}".encode(errors="replace"), digest_size=4).digest()
-    return back_off_s(failures) * (1.0 + JITTER * int.from_bytes(digest, "big") / (1 << 32))
+    name: str = ""
+    failures: int = 0
+    since: float = 0.0  # when the first of them failed
+    pause_s: float = 0.0  # after the last of them
+    retry_at: float = 0.0
+
+    def fail(self, now: float) -> float:
+        """Count a failure; return for how many seconds it is not tried again: twice as long each time."""
+        self.since = self.since if self.failures else now
+        self.failures += 1
+        pause_s = min(FIRST_S * 2 ** min(self.failures - 1, DOUBLINGS_MAX), LAST_S)
+        if self.name:
+            key = f"{self.name} {self.failures}".encode(errors="replace")
+            pause_s *= 1.0 + JITTER * int.from_bytes(blake2s(key, digest_size=4).digest(), "big") / (1 << 32)
+        self.wait(now, pause_s)
+        return pause_s
+
+    def wait(self, now: float, pause_s: float) -> None:
+        """Try it not again for so long, without counting a failure."""
+        self.pause_s, self.retry_at = pause_s, now + pause_s
+
+    def succeed(self) -> None:
+        """Forget the failures."""
+        self.failures, self.pause_s, self.retry_at = 0, 0.0, 0.0

@@ -125,7 +125,7 @@ class HelloFlag(enum.IntFlag):
     PREPARES = 4  # knows MoveFlag.PREPARE, COMMIT and ABORT
     TRIMS = 8  # knows TRIM and LOT
     CONTEXT = 16  # may be parked at context depth
-    GRANT = 32  # pieces of a grant follow, and say who this is
+    GRANT = 32  # pieces of a grant follow, and name the user
     PREEMPTS = 64  # knows MoveFlag.PREEMPT
     ELSEWHERE = 128  # knows MoveFlag.ELSEWHERE
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from ..model.backoff import Backoff
+
 
 @dataclass
 class HostRecord:
@@ -18,6 +20,6 @@ class HostRecord:
     short_activity: float = 0.0  # when the kernel had last used the GPU then
     trim_at: float = -math.inf  # when it was last asked to give back what it keeps
     trim_keep_bytes: int = 0  # … down to this
-    refusals: int = 0  # parks refused or failed for want of host memory, since the last that went well …
-    retry_at: float = 0.0  # … and until when nothing is said of it, or tried that is unlikely
+    # Parks refused for want of host memory: nothing is said of it before, or tried that is unlikely.
+    backoff: Backoff = field(default_factory=Backoff)
     left_bytes: int | None = None  # what there was when a park failed that should have had enough

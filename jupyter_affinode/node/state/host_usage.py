@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 
 from ...settings.policy import MIB
-from ..model.backoff import back_off_s
 from ..model.snapshot import HostUse
 from ..policy.host_memory import LEAST_BYTES
 from ..protocol.page import State
@@ -49,7 +48,7 @@ def host_use(kernel: KernelRecord, last_activity: float, lots_held: Mapping[int,
         if last_activity <= kernel.host.short_activity
         else 0,
         budget_bytes=kernel.host.budget_bytes if kernel.move is not None else None,
-        retry_at=kernel.host.retry_at,
+        retry_at=kernel.host.backoff.retry_at,
     )
 
 
@@ -103,18 +102,15 @@ def refused_for_memory(kernel: KernelRecord, now: float, found_less_than: int | 
     unlikely; one that will do is tried as soon as there is memory for it. `found_less_than`: so many bytes were there
     by all that we know, and its processes found less.
     """
-    kernel.host.refusals += 1
     kernel.host.left_bytes = found_less_than
-    pause = back_off_s(kernel.host.refusals)
-    kernel.host.retry_at = now + pause
-    return pause
+    return kernel.host.backoff.fail(now)
 
 
 def look_for_more(kernel: KernelRecord, left_bytes: int) -> None:
     """Whether there is more host memory than when its processes found too little: then it may be parked at once."""
     then = kernel.host.left_bytes
     if then is not None and left_bytes >= then + LEAST_BYTES:
-        kernel.host.left_bytes, kernel.retry_at = None, 0.0
+        kernel.host.left_bytes, kernel.park_backoff.retry_at = None, 0.0
 
 
 def forget_trim(kernel: KernelRecord) -> None:

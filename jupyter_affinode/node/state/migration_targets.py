@@ -40,7 +40,7 @@ def other_gpus(kernel: KernelRecord, are_open: frozenset[str], gpus: GpuTable, n
     return tuple(
         gpu.uuid
         for gpu in _alike(process, gpus)
-        if gpu.uuid in are_open and kernel.elsewhere_retry.get(gpu.uuid, 0.0) <= now and _sees(process, gpu)
+        if gpu.uuid in are_open and not _failed_lately(kernel, gpu.uuid, now) and _sees(process, gpu)
     )
 
 
@@ -97,6 +97,12 @@ def _alike(process: Process, gpus: GpuTable) -> list[NvmlGpu]:
     if home is None:
         return []
     return [gpu for gpu in measured.values() if gpu.uuid != home.uuid and are_alike(home, gpu)]
+
+
+def _failed_lately(kernel: KernelRecord, gpu: str, now: float) -> bool:
+    """Return whether the kernel could not come back on a GPU a moment ago."""
+    failed = kernel.migration_backoff.get(gpu)
+    return failed is not None and failed.retry_at > now
 
 
 def _sees(process: Process, gpu: NvmlGpu) -> bool:

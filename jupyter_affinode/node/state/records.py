@@ -13,6 +13,7 @@ from typing import Any
 
 from ..link.connection import Connection
 from ..model.actions import Cause
+from ..model.backoff import Backoff
 from ..model.snapshot import Residency
 from ..protocol.page import PageData, PageError, PageFlag, PageGpu, State
 from ..protocol.wire import Hello, HelloFlag, Reply, Status
@@ -243,20 +244,14 @@ class KernelRecord:
     end_asked_at: float = 0.0
     end_for: str | None = None  # … and who waits for it
     end_is_recalled: bool = False  # an earlier controller asked for it
-    end_retry_at: float = 0.0  # not asked again before: the server did not do it
+    end_backoff: Backoff = field(default_factory=Backoff)  # the server did not do it
     # failures
     refusal: str | None = None
-    refusals: int = 0
     context_refusal: str | None = None  # what the shim said when it was parked last: why its context stayed
-    retry_at: float = 0.0
-    retry_pause_s: float = 0.0  # between the last refusal and then
-    resume_failures: int = 0
-    resume_retry_at: float = 0.0
-    elsewhere_failures: int = 0  # resumes on other GPUs, one after the other
-    elsewhere_retry: dict[str, float] = field(default_factory=dict)  # by GPU: not tried there before
-    failed_grants: int = 0
-    first_failed_grant: float = 0.0
-    reclaim_after: float = 0.0
+    park_backoff: Backoff = field(default_factory=Backoff)
+    resume_backoff: Backoff = field(default_factory=Backoff)
+    migration_backoff: dict[str, Backoff] = field(default_factory=dict)  # by GPU
+    room_backoff: Backoff = field(default_factory=Backoff)  # allocations that failed with room granted
     # what is shown
     wants_since: float | None = None
     residency: Residency = Residency.NONE

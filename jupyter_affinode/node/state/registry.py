@@ -91,6 +91,7 @@ class NodeState:
         kernel = self.kernels.get(kernel_id)
         if kernel is None:
             kernel = self.kernels[kernel_id] = KernelRecord(kernel_id, residency_since=now, empty_since=now)
+            kernel.park_backoff.name = kernel_id  # tries of kernels that failed together spread
             if self.remembered is not None:
                 self.remembered.recall(kernel, now)
         return kernel

@@ -116,10 +116,10 @@ def _wishes(kernel: KernelRecord, now: float) -> Fields:
         "rooms": _rooms(kernel),
         "park_asked": kernel.park_asked if kernel.ask_again_at <= now else None,
         "held_until": kernel.held_until,
-        "retry_at": kernel.retry_at,
-        "retry_pause_s": kernel.retry_pause_s,
-        "resume_retry_at": kernel.resume_retry_at,
-        "reclaim_after": kernel.reclaim_after,
+        "retry_at": kernel.park_backoff.retry_at,
+        "retry_pause_s": kernel.park_backoff.pause_s,
+        "resume_retry_at": kernel.resume_backoff.retry_at,
+        "reclaim_after": kernel.room_backoff.retry_at,
         "hopeless": _is_hopeless(kernel, now),
         "expected_until": expected_until(kernel),
     }
@@ -186,7 +186,8 @@ def _rooms(kernel: KernelRecord) -> tuple[RoomRequest, ...]:
 
 def _is_hopeless(kernel: KernelRecord, now: float) -> bool:
     """Whether its allocations fail again and again although there is room."""
-    return kernel.failed_grants >= HOPELESS_GRANTS and now - kernel.first_failed_grant >= HOPELESS_AFTER_S
+    failed = kernel.room_backoff
+    return failed.failures >= HOPELESS_GRANTS and now - failed.since >= HOPELESS_AFTER_S
 
 
 def _may_be_preempted(kernel: KernelRecord) -> bool:
@@ -212,7 +213,7 @@ def _can_be_ended(kernel: KernelRecord, now: float) -> bool:
     """Whether a living server of its own can shut it down."""
     told = kernel.description
     has_server = kernel.has_server and told is not None and told.server is not None
-    return has_server and kernel.end_retry_at <= now
+    return has_server and kernel.end_backoff.retry_at <= now
 
 
 def _can_drop_caches(kernel: KernelRecord, last_activity: float) -> bool:

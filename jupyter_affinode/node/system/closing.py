@@ -1,4 +1,4 @@
-"""Closes what came from peers on threads, so that a close that blocks holds up nobody but its sender.
+"""Closes what came from peers on threads, so that a close that blocks delays only its sender.
 
 A last close can block for as long as the sender of the descriptor likes: a TCP socket lingers over unsent data, a Unix
 socket has such a one in its queue, a file system in user space does not answer FLUSH. The first two end at a signal;

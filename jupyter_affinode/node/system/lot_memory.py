@@ -44,7 +44,7 @@ class Lot:
     is_huge: bool  # of pages set aside by the administrator: other programs cannot use them anyway
 
     def revoke(self) -> None:
-        """Free the pages, whoever still has the descriptor; a process that touches a mapping of it gets SIGBUS.
+        """Free the pages for good; a process that touches a mapping of them gets SIGBUS.
 
         Only for a lot that no process has mapped: never handed out, given back, or its process has ended.
         """
@@ -63,13 +63,13 @@ def make_lot(size: int, may_take: Callable[[int], bool]) -> Lot:
     `may_take(bytes)` is asked before each step of ordinary memory. Raises LotFailed, with nothing taken.
     """
     if free_huge_bytes() >= size:
-        with contextlib.suppress(LotFailed):  # somebody else was faster, or a cgroup forbids them
+        with contextlib.suppress(LotFailed):  # another process was faster, or a cgroup forbids them
             return _make(size, is_huge=True, may_take=lambda _: True)
     return _make(size, is_huge=False, may_take=may_take)
 
 
 def free_huge_bytes(folder: Path = HUGE_PAGES) -> int:
-    """Huge pages of 2 MiB that nobody has or was promised."""
+    """Return the huge pages of 2 MiB that are neither used nor promised."""
     try:
         free, promised = (int((folder / name).read_text()) for name in ("free_hugepages", "resv_hugepages"))
     except (OSError, ValueError):
@@ -121,7 +121,7 @@ def _touch_step(descriptor: int, address: int, offset: int, size: int) -> None:
     number = ctypes.get_errno()
     if number != errno.EINVAL:
         raise OSError(number, os.strerror(number))
-    # Before Linux 5.14. Allocating alone would leave the zeroing to whoever touches the pages first.
+    # Before Linux 5.14. Allocating alone would leave the zeroing to the process that touches the pages first.
     os.posix_fallocate(descriptor, offset, size)
     for at in range(offset, offset + size, len(ZEROS)):
         try:

@@ -138,7 +138,7 @@ def _parts(handle: Any) -> list[Any] | None:
 
 
 def _used_by(handle: Any) -> dict[int, int | None] | None:
-    """Whoever has a context on a GPU, by the pids that NVML sees, and what each uses. Graphics count too."""
+    """Return the processes with a context on a GPU, by NVML's pids, and what each uses. Graphics count too."""
     try:
         processes = list(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
     except pynvml.NVMLError:

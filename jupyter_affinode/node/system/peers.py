@@ -1,4 +1,4 @@
-"""Who is at the other end of a Unix socket, whether that process lives, and a log line for who is dropped."""
+"""Which process is at the other end of a Unix socket, whether it lives, and a log line if it is dropped."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Whose the user ids of user namespaces are: those that subuid(5) gives each person beside their own.
 
-The processes in somebody's rootless containers have such ids, thousands of them. They see and move their own kernels
+The processes in a user's rootless containers have such ids, thousands of them. They see and move their own kernels
 alone, as any user; but what they take of the controller and of the GPUs is that person's, who could otherwise have
 thousands of times what one may have.
 """
@@ -31,7 +31,7 @@ class SubordinateIds:
         self._looked_at = -math.inf
 
     def person_of(self, uid: int) -> int:
-        """The user id of whoever has `uid` in a range of theirs; else `uid` itself."""
+        """Return the user id that has `uid` in one of its ranges; else `uid` itself."""
         now = time.monotonic()
         if now - self._looked_at >= LOOK_AGAIN_S:
             self._looked_at = now
@@ -56,7 +56,7 @@ class SubordinateIds:
 
 
 def _range(line: str) -> Range | None:
-    """`alice:100000:65536`, or with her user id; None for a line that is no range, or nobody's."""
+    """`alice:100000:65536`, or with her user id; None for a line that is no range, or of an unknown user."""
     who, _, rest = line.strip().partition(":")
     first, _, count = rest.partition(":")
     if not (who and _is_number(first) and _is_number(count)):

@@ -1,6 +1,6 @@
 """Names of users and groups, which a directory server may have to be asked for: on a thread, and never waited for long.
 
-A server that does not answer takes a lookup many seconds, and everybody's kernels would stand still for them.
+A server that does not answer takes a lookup many seconds, and all kernels would stand still for them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-WAIT_S = 0.2  # for the first answer about somebody, while the directory is not known to be slow
+WAIT_S = 0.2  # for the first answer about a user, while the directory is not known to be slow
 REMEMBERED = 4096
 GROUPS_LAST_S = 300.0  # a user's groups are looked up again after that
 NAMES_LAST_S = 3600.0
@@ -72,7 +72,7 @@ class Directory(Generic[Key, Value]):
                 value = self._find(key)
             except (
                 Exception
-            ):  # a server that is down knows nobody either: what was known is good until the next lookup
+            ):  # a server that is down knows no user either: what was known is good until the next lookup
                 with self._lock:
                     known = self._found.get(key)
                 value = self._unknown(key) if known is None else known[0]

@@ -1,4 +1,4 @@
-"""The stream of changes: who listens, and what each has yet to be told.
+"""The stream of changes: its listeners, and what each has yet to be told.
 
 A listener that does not read is not waited for: its unread events are replaced by one fresh snapshot.
 """
@@ -31,7 +31,7 @@ class Source(Protocol):
         """Every kernel."""
 
     def node_json(self, identity: Identity = OWN_USER) -> Json:
-        """The machine, as somebody may see it."""
+        """Return the machine, as a user may see it."""
 
     def owner_of(self, kernel_id: str) -> str | None:
         """Whose a known kernel is."""
@@ -163,7 +163,7 @@ class EventHub:
 
     @staticmethod
     def _tell(subscribers: Iterable[Subscriber], event: Callable[[Identity], Json]) -> None:
-        """Tell an event, which is written down once for all who see the same."""
+        """Tell an event, which is serialised once for all listeners that see the same."""
         lines: dict[tuple[str | None, bool], bytes] = {}
         for subscriber in subscribers:
             identity = subscriber.identity

@@ -191,7 +191,7 @@ def node_json(
         },
         "settings": state.settings.as_dict(),
         "queue": _queue_json(state, queue),
-        "others": None,  # `views.node_view` knows who asks
+        "others": None,  # `views.node_view` knows the client
     }
 
 

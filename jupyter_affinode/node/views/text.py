@@ -22,7 +22,7 @@ FIXED_WORDS = {
 
 
 def outlook_in_words(reason: str, estimate_s: float | None) -> str:
-    """Why somebody waits, and for how much longer if that can be said: `… ; probably 3 min more`."""
+    """Return why a kernel waits, and for how much longer if that can be said: `… ; probably 3 min more`."""
     return reason if estimate_s is None else f"{reason}; probably {duration_in_words(estimate_s)} more"
 
 

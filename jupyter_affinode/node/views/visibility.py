@@ -1,4 +1,4 @@
-"""What a person sees of the machine: their own kernels, and of everyone else's only sums."""
+"""What a person sees of the machine: their own kernels, and of all others only sums."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def settings_view(identity: Identity, settings: Json) -> Json:
 
 
 def others(identity: Identity, kernels: Iterable[KernelRecord], queue: list[str]) -> Json:
-    """Everyone else's kernels as sums."""
+    """All other users' kernels as sums."""
     theirs = [kernel for kernel in kernels if kernel.owner != identity.owner and kernel.processes]
     memory = [gpu for kernel in theirs for gpu in kernel.by_gpu().values()]
     waiting = set(queue)

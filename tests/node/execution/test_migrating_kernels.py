@@ -16,6 +16,7 @@ from listening import Listening
 
 from jupyter_affinode.node import controller
 from jupyter_affinode.node.metrics.history_options import HistoryOptions
+from jupyter_affinode.node.model.backoff import Backoff
 from jupyter_affinode.node.model.gpu import NvmlGpu
 from jupyter_affinode.node.protocol.page import Depth, PageGpu, State
 from jupyter_affinode.node.protocol.wire import HelloFlag, gpu_uuid
@@ -262,8 +263,8 @@ OURS = [SimpleNamespace(pid=7), SimpleNamespace(pid=8)]
         (kernel(process(), process(state=State.NONE)), {}, DEEP, True),
         (kernel(process(visible=("1", "0"))), {}, DEEP, True),
         (kernel(process(visible=("GPU-oth",))), {}, DEEP, True),
-        (kernel(process(), elsewhere_retry={"GPU-other": 9.0}), {}, DEEP, True),
-        (kernel(process(), elsewhere_retry={"GPU-other": 11.0}), {}, DEEP, False),
+        (kernel(process(), migration_backoff={"GPU-other": Backoff(retry_at=9.0)}), {}, DEEP, True),
+        (kernel(process(), migration_backoff={"GPU-other": Backoff(retry_at=11.0)}), {}, DEEP, False),
         (kernel(process(visible=("0",))), {}, DEEP, False),
         (kernel(process(visible=("",))), {}, DEEP, False),
         (kernel(process(visible=("GPU-",))), {}, DEEP, False),

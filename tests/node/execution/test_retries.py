@@ -9,7 +9,7 @@ from model_node import Clock, Machine
 
 from jupyter_affinode.node.execution import group_commit as together
 from jupyter_affinode.node.execution import moves
-from jupyter_affinode.node.model.backoff import JITTER, back_off_s, jittered_back_off_s
+from jupyter_affinode.node.model.backoff import JITTER, Backoff
 from jupyter_affinode.node.protocol.page import State
 from jupyter_affinode.settings.policy import GIB, Settings
 
@@ -102,7 +102,8 @@ def test_a_kernel_that_uses_the_gpu_for_a_moment_every_ten_seconds_is_parked_for
 
 
 def test_tries_of_kernels_that_failed_together_spread():
-    pauses = [jittered_back_off_s(3, f"kernel-{number}") for number in range(20)]
-    assert all(back_off_s(3) <= pause <= (1 + JITTER) * back_off_s(3) for pause in pauses)
-    assert max(pauses) - min(pauses) > JITTER / 2 * back_off_s(3)
-    assert pauses == [jittered_back_off_s(3, f"kernel-{number}") for number in range(20)]
+    usual = Backoff(failures=2).fail(1.0)
+    pauses = [Backoff(f"kernel-{number}", failures=2).fail(1.0) for number in range(20)]
+    assert all(usual <= pause <= (1 + JITTER) * usual for pause in pauses)
+    assert max(pauses) - min(pauses) > JITTER / 2 * usual
+    assert pauses == [Backoff(f"kernel-{number}", failures=2).fail(1.0) for number in range(20)]

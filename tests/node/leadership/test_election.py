@@ -55,7 +55,7 @@ def test_sigterm_ends_it_cleanly(machine):
 def test_it_ends_when_nobody_needs_it(machine):
     process = machine.start_controller("--keep-alive=0.5")
     assert process.wait(timeout=60) == 0
-    assert "nobody has needed this controller" in machine.controller_log()
+    assert "no kernel has needed this controller" in machine.controller_log()
 
 
 def test_it_ends_when_its_files_are_removed_and_another_can_serve(machine):

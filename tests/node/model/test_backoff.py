@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
-
-from jupyter_affinode.node.model.backoff import back_off_s
+from jupyter_affinode.node.model.backoff import Backoff
 
 
-@pytest.mark.parametrize(("failures", "pause_s"), [(1, 0.5), (2, 1.0), (6, 16.0), (7, 30.0), (8, 30.0)])
-def test_it_doubles_up_to_half_a_minute(failures, pause_s):
-    assert back_off_s(failures) == pause_s
+def test_pauses_double_up_to_half_a_minute_and_begin_anew_after_a_success():
+    backoff, now = Backoff(), 100.0
+    assert [backoff.fail(now + step) for step in range(8)] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    assert (backoff.since, backoff.retry_at) == (now, now + 7 + 30.0)
+    backoff.succeed()
+    assert backoff.retry_at == 0.0
+    assert backoff.fail(200.0) == 0.5 and backoff.since == 200.0
 
 
 def test_a_night_of_refusals_is_no_overflow():
     """A park that is refused every 30 s for nine hours has failed more often than a float can double."""
-    assert back_off_s(2000) == 30.0
+    assert Backoff(failures=2000).fail(1.0) == 30.0

@@ -21,6 +21,7 @@ from jupyter_affinode.node.execution.effects import Effects
 from jupyter_affinode.node.execution.moves import Moves
 from jupyter_affinode.node.execution.notices import Notices
 from jupyter_affinode.node.execution.parts import Parts
+from jupyter_affinode.node.execution.room_requests import RoomRequests
 from jupyter_affinode.node.execution.user_requests import Wishes
 from jupyter_affinode.node.identity.identity import OWN_USER, Identity
 from jupyter_affinode.node.model.actions import Resume
@@ -102,7 +103,8 @@ class Play:
         self.rooms = Rooms(self.state, QUIET, observers)
         wishes = Wishes(self.state, self.moves, QUIET, lambda: None)
         lots = SimpleNamespace(give=lambda kernel, size: [])
-        parts = Parts(self.moves, self.drops, wishes, self.rooms, lots)
+        requests = RoomRequests(self.state, QUIET, lambda: None)
+        parts = Parts(self.moves, self.drops, wishes, self.rooms, lots, requests)
         self.effects = Effects(self.state, QUIET, observers, lambda notice: None, parts)
 
     def size(self):

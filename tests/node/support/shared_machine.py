@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from jupyter_affinode.node.model.actions import Action, Cause, DenyRoom, EndKernel, GrantRoom, Park, Resume
-from jupyter_affinode.node.model.backoff import back_off_s
+from jupyter_affinode.node.model.backoff import Backoff
 from jupyter_affinode.node.model.snapshot import (
     Gpu,
     Host,
@@ -58,8 +58,7 @@ class Notebook:
     resident_since: float = 0.0
     held_until: float | None = None
     park_asked: str | None = None
-    retry_at: float = 0.0
-    refusals: int = 0
+    backoff: Backoff = field(default_factory=Backoff)
     behind_until: float = 0.0
     denied: bool = False
     is_over: bool = False
@@ -99,8 +98,8 @@ class Notebook:
             wants_since=self.wants_since,
             rooms=(self.room,) if self.room is not None and not self.granted else (),
             park_asked=self.park_asked,
-            retry_at=self.retry_at,
-            retry_pause_s=back_off_s(self.refusals) if self.refusals else 0.0,
+            retry_at=self.backoff.retry_at,
+            retry_pause_s=self.backoff.pause_s,
             behind_until=self.behind_until,
             user=self.user,
             payer=self.payer,
@@ -316,7 +315,8 @@ class SharedMachine:
         if notebook.moving_until is not None and self.now >= notebook.moving_until:
             notebook.moving_until = None
             if notebook.residency is Residency.PARKING:
-                notebook.residency, notebook.preempted, notebook.refusals = Residency.PARKED, False, 0
+                notebook.residency, notebook.preempted = Residency.PARKED, False
+                notebook.backoff.succeed()
             else:
                 self._is_resident(notebook)
         if notebook.held_until is not None and notebook.held_until <= self.now:
@@ -371,8 +371,7 @@ class SharedMachine:
 
     def _revoke(self, notebook: Notebook) -> None:
         notebook.residency, notebook.moving_until = Residency.RESIDENT, None
-        notebook.refusals += 1
-        notebook.retry_at = self.now + back_off_s(notebook.refusals)
+        notebook.backoff.fail(self.now)
 
     def _forget(self, notebook: Notebook) -> None:
         notebook.is_over, notebook.residency, notebook.moving_until = True, Residency.NONE, None

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from jupyter_affinode.node.model.actions import Action, Cause, Park, RefusePark, Resume, Trim
-from jupyter_affinode.node.model.backoff import back_off_s
+from jupyter_affinode.node.model.backoff import Backoff
 from jupyter_affinode.node.model.snapshot import Gpu, Host, HostUse, Kernel, Node, Reservation, Residency
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.host_memory import CGROUP_RESERVE, CUSHION
@@ -51,8 +51,7 @@ class Sharer:
     wants_since: float | None = None
     last_activity: float = 0.0
     thinks_until: float = 0.0
-    host_refusals: int = 0
-    host_retry_at: float = 0.0
+    host_backoff: Backoff = field(default_factory=Backoff)
     cells: int = 0
     waited_s: float = 0.0  # the longest
     image: int = 0  # the driver's copy of its context on the host, if that leaves too
@@ -175,7 +174,7 @@ class ShortMachine:
                 park_takes_bytes=each.size * GIB if each.known else None,
                 park_short_bytes=each.short * GIB,
                 budget_bytes=each.budget,
-                retry_at=each.host_retry_at,
+                retry_at=each.host_backoff.retry_at,
             ),
         )
 
@@ -226,7 +225,7 @@ class ShortMachine:
             self._has_cell(each)
             return
         each.residency, each.kept, each.budget, each.known = Residency.PARKED, 0, None, True
-        each.host_refusals, each.host_retry_at = 0, 0.0
+        each.host_backoff.succeed()
         self._count("parks")
 
     def _apply(self, action: Action) -> None:
@@ -263,8 +262,7 @@ class ShortMachine:
 
     def _refuse(self, each: Sharer, how: str) -> None:
         self._count(f"parks {how} for host memory")
-        each.host_refusals += 1
-        each.host_retry_at = self.now + back_off_s(each.host_refusals)
+        each.host_backoff.fail(self.now)
 
     def _count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1

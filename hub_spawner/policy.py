@@ -1,0 +1,281 @@
+"""What a spawn does about GPU memory: the mixin that `enable` puts before the site's spawner class."""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import AsyncIterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from traitlets import Bool, CaselessStrEnum, Float, Integer, List, TraitError, Unicode, validate
+from traitlets.config import Configurable
+
+from jupyter_affinode import environment
+from jupyter_affinode.units import ordinal, size_in_bytes
+
+from . import grants
+from .room import Answer, ask_for_room, controller_socket
+from .story import Event, Story
+
+XLA_PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
+SIMULATION = (environment.SIM_DIR, environment.SIM_MEMORY, environment.SIM_GPUS, environment.SIM_COPY_RATE)
+
+_Configurable: Any = Configurable  # what else is there comes with the spawner that it is mixed into
+
+
+class GpuPolicy(_Configurable):  # type: ignore[misc]
+    """Makes room on the GPU before a server starts, tells its user how that stands, and says whose the server is.
+
+    It reserves nothing, and keeps no server from starting unless `on_gpu_full` says so. Derived from `Configurable`,
+    since JupyterHub demands `start`, `stop` and `poll` of each class that derives from `Spawner`.
+    """
+
+    gpu_memory = Unicode(
+        "",
+        help="""How much GPU memory a server probably needs, as `"20GiB"`. Idle kernels of all users are parked until
+        that much is free on one GPU; then the server starts. Empty: nothing is asked for. Set it per group or profile:
+
+            c.JupyterHub.load_groups = {"vision": {"users": ["ana"], "properties": {}}}
+            c.Spawner.group_overrides = {"vision": {"groups": {"vision"}, "spawner_override": {"gpu_memory": "20GiB"}}}
+        """,
+    ).tag(config=True)
+    gpu_priority = Integer(
+        0,
+        min=-5,
+        max=5,
+        help="""The class in which the request, and with grants the server's kernels, wait; higher goes first.""",
+    ).tag(config=True)
+    gpu_wait_s = Float(
+        10.0,
+        min=0.0,
+        max=600.0,
+        help="""How many seconds a server waits for room at the most. The spawn page tells its user why. Each
+        server that waits takes one of `c.JupyterHub.concurrent_spawn_limit`.""",
+    ).tag(config=True)
+    on_gpu_full = CaselessStrEnum(
+        ["start", "refuse"],
+        default_value="start",
+        help="""What happens after `gpu_wait_s`: `"start"`, and the first cell that uses the GPU waits, or
+        `"refuse"`, and the user is told to try again later. Where no controller answers servers start all the same.""",
+    ).tag(config=True)
+    gpu_socket = Unicode(
+        "",
+        help="""The API socket of the machine's controller, where it is not /run/affinode/node.sock. Servers get it as
+        AFFINODE_SOCKET.""",
+    ).tag(config=True)
+    unix_name = Unicode(
+        "{username}",
+        help="""The Unix user that a Hub's user's server runs as, for example `"jupyter-{username}"`. The user need not
+        exist yet. Where grants are signed they say who it is.""",
+    ).tag(config=True)
+    xla_preallocate = Bool(
+        False,
+        help="""Whether JAX may take three quarters of the GPU at its start. Servers with `gpu_memory` get
+        XLA_PYTHON_CLIENT_PREALLOCATE=false unless this is set, or their environment says otherwise.""",
+    ).tag(config=True)
+    grant_key = Unicode(
+        "",
+        help="""The file of the private key that signs who a server's user is (`jupyter affinode grant keys`). Needed
+        where a Unix user does not say that: in containers that share one. Empty: no grants.""",
+    ).tag(config=True)
+    grant_audience = List(
+        Unicode(), ["affinode:cluster"], help="The names of the controllers that grants are for."
+    ).tag(config=True)
+    grant_lifetime_s = Float(
+        86400.0,
+        min=60.0,
+        help="""For how long a grant lets new kernels in; kernels that it let in stay. With `grant_url` an hour is
+        enough, since servers renew theirs.""",
+    ).tag(config=True)
+    grant_url = Unicode(
+        "",
+        help="""Where servers have their grant renewed: the address of the Hub's service as servers reach it, with
+        `/services/affinode/grant` at its end. Empty: a grant is good for `grant_lifetime_s` alone.""",
+    ).tag(config=True)
+
+    gpu_asks_from_hub = True  # False: something beside the server asks, an init container say
+
+    @validate("gpu_memory")
+    def _check_gpu_memory(self, proposal: Any) -> str:
+        text = str(proposal["value"]).strip()
+        try:
+            if text:
+                size_in_bytes(text)
+        except ValueError as error:
+            raise TraitError(f"gpu_memory: {error}") from None
+        return text
+
+    @cached_property
+    def _story(self) -> Story:
+        return Story()
+
+    @property
+    def gpu_story(self) -> list[Event]:
+        """What the spawn page was told so far."""
+        return self._story.events
+
+    def gpu_tell(self, text: str) -> None:
+        """Tell the spawn page, each tab of it."""
+        self._story.tell(text)
+
+    def gpu_bytes(self) -> int:
+        """Return how many bytes are to be asked for; 0: none."""
+        return size_in_bytes(self.gpu_memory) if self.gpu_memory else 0
+
+    @property
+    def gpu_user(self) -> str:
+        """The server's user, as the machine's controller knows its kernels."""
+        name = str(self.user.name)
+        return f"hub:{name}" if self.grant_key else self.unix_name.format(username=name)
+
+    # ---- called by the Hub
+
+    async def run_pre_spawn_hook(self) -> None:
+        """Run the site's own hook, with its errors, and make room then."""
+        self._story.begin()
+        done = super().run_pre_spawn_hook()
+        if done is not None:
+            from jupyterhub.utils import maybe_future
+
+            await maybe_future(done)
+        if self.gpu_asks_from_hub and self.gpu_memory:
+            await self.gpu_make_room()
+
+    def start(self) -> Any:
+        """Start the server as the spawner does."""
+        self._story.end()
+        return super().start()
+
+    async def progress(self) -> AsyncIterator[Event]:
+        """Tell the story of the room, and what the spawner tells once the server starts."""
+        async for event in self._story.follow():
+            yield event
+        async for event in super().progress():
+            yield event
+
+    def get_env(self) -> dict[str, str]:
+        """Add what tells kernels whose they are and where the controller is; what the site set stays."""
+        env: dict[str, str] = super().get_env()
+        for name, value in self.gpu_environment().items():
+            env.setdefault(name, value)
+        return env
+
+    # ---- the policy
+
+    async def gpu_make_room(self) -> None:
+        """Ask for room and tell how that stands. Raises the refusal where `on_gpu_full` wants it, and nothing else."""
+        socket, size = controller_socket(self.gpu_socket), self.gpu_bytes()
+        try:
+            answer = await ask_for_room(
+                socket,
+                size,
+                user=self.gpu_user,
+                priority=self.gpu_priority,
+                timeout_s=self.gpu_wait_s,
+                tell=self._tell_line,
+            )
+        except Exception:  # whatever is wrong with it, the user's server is worth more
+            self.log.exception("asking for GPU room for %s failed; the server starts", self.user.name)
+            return
+        if answer.state == "unanswered":
+            self.log.warning(
+                "no GPU room was asked for: %s; the server of %s starts", answer.text, self.user.name
+            )
+        elif answer.state == "done":
+            self.gpu_tell(_sentence(answer.text))
+        elif answer.code in ("timeout", "too-large", "limit") and self._refuses():
+            self._refuse(answer)
+        else:
+            place = f", {ordinal(answer.place)} in line" if answer.place else ""
+            self.gpu_tell(f"{_sentence(answer.text)}. Your server starts; its first GPU cell waits{place}")
+
+    def gpu_grant(self) -> str | None:
+        """Return a fresh grant for the server; None where none is signed, or none can be (the log has the error)."""
+        if not self.grant_key:
+            return None
+        try:
+            return grants.sign(
+                Path(self.grant_key),
+                self.grant_audience,
+                user=str(self.user.name),
+                server=str(self.name),
+                groups=grants.hub_groups(self),
+                priority=self.gpu_priority,
+                lifetime_s=self.grant_lifetime_s,
+            )
+        except Exception:  # a missing key must not keep everybody's servers from starting
+            self.log.exception("%s gets no grant, and starts without GPU management", self.user.name)
+            return None
+
+    def gpu_environment(self) -> dict[str, str]:
+        """Return what a server's environment gets."""
+        env: dict[str, str] = {}
+        grant = self.gpu_grant()
+        if grant is not None:
+            env[environment.GRANT] = grant
+            if self.grant_url:
+                env[environment.GRANT_URL] = self.grant_url
+        if self.gpu_memory and not self.xla_preallocate:
+            env[XLA_PREALLOCATE] = "false"
+        if self.gpu_socket:
+            env[environment.SOCKET] = self.gpu_socket
+        if environment.simulation_asked():
+            env.update(_simulation())
+        return env
+
+    def _tell_line(self, line: dict[str, Any]) -> None:
+        if line["text"]:
+            place = f" ({ordinal(line['place'])} of {line['waiting']} in line)" if line["waiting"] > 1 else ""
+            self.gpu_tell(f"{_sentence(line['text'])}{place}")
+
+    def _refuses(self) -> bool:
+        """Whether a refusal is wanted, and does not end the Hub."""
+        if self.on_gpu_full != "refuse":
+            return False
+        if self.consecutive_failure_limit and not _has_spawn_exception():
+            self.log.warning(
+                "on_gpu_full='refuse' is not heeded: this JupyterHub counts refusals as failures, and ends after %d",
+                self.consecutive_failure_limit,
+            )
+            return False
+        return True
+
+    def _refuse(self, answer: Answer) -> None:
+        """Raise the refusal, in words that the page and the API show."""
+        text = f"No GPU has room for {self.gpu_memory} at the moment: {answer.text}. Try again later."
+        self.log.info("the server of %s is refused: %s", self.user.name, answer.text)
+        raise _refusal(text)
+
+
+def _refusal(text: str) -> Exception:
+    """Return the error that ends a spawn: JupyterHub 6 does not count it towards `consecutive_failure_limit`."""
+    error: Any
+    if _has_spawn_exception():
+        from jupyterhub.spawner import SpawnException
+
+        error = SpawnException(text, reason="gpu_full", status_code=503)
+    else:
+        from tornado.web import HTTPError
+
+        error = HTTPError(503, "%s", text)
+    # JupyterHub 6.1 shows nothing else on the page of a spawn that failed after its first second.
+    error.jupyterhub_message, error.jupyterhub_html_message = text, f"<p>{html.escape(text)}</p>"
+    return error  # type: ignore[no-any-return]
+
+
+def _has_spawn_exception() -> bool:
+    from jupyterhub import spawner
+
+    return hasattr(spawner, "SpawnException")
+
+
+def _simulation() -> dict[str, str]:
+    """Return what kernels of a simulated machine need, which the Hub does not hand on by itself."""
+    names = (environment.SIM, environment.SOCKET, "LD_LIBRARY_PATH", *SIMULATION)
+    return {name: os.environ[name] for name in names if os.environ.get(name)}
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,196 @@
+"""What a spawn does about GPU memory, on real Hubs with the real controller; the GPU is told of by the test."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import pytest
+from fake_shim import GPU, MIB, PARK
+from live_hub import Hub
+from live_machine import new_machine
+from people import Person, open_to_everyone
+from thread_controller import ThreadController
+
+from jupyter_affinode.node.identity.access import EveryUserAccess
+from jupyter_affinode.node.model.gpu import NvmlGpu
+from jupyter_affinode.node.protocol.wire import gpu_uuid
+from jupyter_affinode.node.system.nvml import NvmlSample
+
+A, TOTAL, ANA = gpu_uuid(GPU), 1024 * MIB, 61011
+
+
+class Gpu:
+    """NVML of one GPU with the memory of the shims."""
+
+    def __init__(self):
+        self.shims = []
+
+    def read(self):
+        """As pynvml says it."""
+        began = time.monotonic()
+        used = sum(each.page.memory[GPU][0] for each in self.shims)
+        gpu = NvmlGpu(A, 0, "A GPU", TOTAL, used, TOTAL - used, 0, frozenset({os.getpid()}))
+        return NvmlSample(began, "580", (gpu,))
+
+
+class Site:
+    """A Hub, the machine's controller, and a kernel of Carol's that has nearly the whole GPU."""
+
+    def __init__(self, machine, version, **spawner):
+        open_to_everyone(machine)
+        self.machine, self.gpu = machine, Gpu()
+        self.controller = None
+        self.start_controller()
+        self.carol = Person(machine, 61019)
+        self.kernel = self.carol.shim("carols", resident=TOTAL - 8 * MIB)
+        self.gpu.shims.append(self.kernel)
+        self.busy(True)
+        settings = {"gpu_memory": "500MiB", "gpu_wait_s": 60, **spawner}
+        self.hub = Hub(machine, version, spawner=settings, subclass_hook=True).start()
+
+    def start_controller(self):
+        """Have the machine's controller answer."""
+        self.controller = ThreadController(
+            self.machine.socket, self.gpu, access=EveryUserAccess(), queue_idle_timeout_s=0.1
+        )
+
+    def stop_controller(self):
+        """Have none."""
+        self.controller.stop()
+        self.controller = None
+
+    def busy(self, is_busy):
+        """Have Carol's kernel compute, or not; it is back on the GPU."""
+        self.kernel.page.memory[GPU][:2] = [TOTAL - 8 * MIB, 0]
+        self.kernel.page.calls_in_flight = int(is_busy)
+        self.kernel.become(1)
+
+    def queue(self):
+        """What waits for the GPU."""
+        node = self.machine.node()
+        return [] if node is None else node["queue"]
+
+    def close(self):
+        """End all of it."""
+        self.hub.stop()
+        self.carol.close()
+        if self.controller is not None:
+            self.controller.stop()
+
+
+def make_site(version, **spawner):
+    with new_machine() as machine:
+        site = Site(machine, version, **spawner)
+        yield site
+        site.close()
+
+
+@pytest.fixture(scope="module", params=["6", pytest.param("5", marks=pytest.mark.long)])
+def site(request):
+    yield from make_site(request.param)
+
+
+@pytest.fixture
+def user(site, request):
+    """A user of the Hub's, whose server is gone afterwards."""
+    name = f"u{abs(hash(request.node.name)) % 10**8}"
+    site.hub.add(name)
+    site.busy(True)
+    yield name
+    site.hub.ask("DELETE", f"/users/{name}/server")
+
+
+def test_each_viewer_of_a_spawn_page_is_told_the_whole_story(site, user, wait_until):
+    assert site.hub.spawn(user)[0] == 202
+    first = site.hub.follow(user)
+    wait_until(lambda: any("busy" in message for message in first.messages), timeout=60)
+    second = site.hub.follow(user)
+    wait_until(lambda: any("busy" in message for message in second.messages), timeout=60)
+    site.busy(False)
+    assert first.whole() == second.whole()
+    assert "There is room for 500 MiB, 1 idle kernel was parked" in first.messages
+    assert first.events[-1].get("ready") is True, (first.events[-1], site.hub.log())
+    assert (
+        site.hub.hooks()[-1] == f"sub {user}"
+    )  # the admin's hook on the subclass goes before that on the base
+
+
+def test_a_servers_environment_keeps_jax_from_taking_everything(site, user, wait_until):
+    site.busy(False)
+    site.hub.spawn(user)
+    wait_until(lambda: site.hub.server(user).get("ready"), timeout=60)
+    status, environment = site.hub.ask("GET", f"/user/{user}/api", api=False)
+    assert (status, environment["XLA_PYTHON_CLIENT_PREALLOCATE"]) == (200, "false")
+
+
+def test_stopping_a_server_that_waits_withdraws_its_request(site, user, wait_until):
+    site.hub.spawn(user)
+    wait_until(lambda: site.queue() == ["a server that starts"], timeout=60)
+    assert site.hub.ask("DELETE", f"/users/{user}/server")[0] in (202, 204)
+    wait_until(lambda: site.queue() == [], timeout=60)
+    wait_until(lambda: not site.hub.server(user), timeout=60)
+    wait_until(lambda: f"stopped {user}" in site.hub.hooks(), timeout=60)
+    assert not site.kernel.heard.of(PARK) or site.kernel.state == 1
+
+
+def test_without_a_controller_servers_start_as_ever_and_the_log_has_a_line(site, user, wait_until):
+    site.stop_controller()
+    try:
+        site.hub.spawn(user)
+        wait_until(lambda: site.hub.server(user).get("ready"), timeout=60)
+    finally:
+        site.start_controller()
+        site.kernel = site.carol.shim("carols", resident=TOTAL - 8 * MIB)
+        site.gpu.shims[:] = [site.kernel]
+    lines = [line for line in site.hub.log().splitlines() if "no GPU room was asked for" in line]
+    assert len([line for line in lines if f"the server of {user} starts" in line]) == 1
+
+
+def test_an_admins_own_error_ends_the_spawn_as_before(site, wait_until):
+    site.hub.add("unlucky")
+    site.hub.spawn("unlucky")
+    page = site.hub.follow("unlucky")
+    wait_until(lambda: site.hub.server("unlucky") == {}, timeout=60)
+    page.whole()
+    assert "the admin's own error" in site.hub.log()
+    assert site.queue() == []
+
+
+def test_a_killed_hub_leaves_no_request_and_starts_again(site, user, wait_until):
+    site.hub.spawn(user)
+    wait_until(lambda: site.queue() == ["a server that starts"], timeout=60)
+    site.hub.stop(signal.SIGKILL)
+    wait_until(lambda: site.queue() == [], timeout=60)
+    site.hub.start()
+    assert site.hub.server(user) == {}
+    site.busy(False)
+    site.hub.spawn(user)
+    wait_until(lambda: site.hub.server(user).get("ready"), timeout=60)
+
+
+def test_three_refusals_in_a_row_do_not_end_the_hub(wait_until):
+    for site in make_site("6", gpu_wait_s=0.3, on_gpu_full="refuse", consecutive_failure_limit=3):
+        for name in ("one", "two", "three", "four"):
+            site.hub.add(name)
+            site.hub.spawn(name)
+            page = site.hub.follow(name)
+            told = page.whole()
+            assert "No GPU has room for 500MiB at the moment" in told[-1], told
+            assert page.events[-1]["failed"] is True
+            assert "its kernels are busy" in page.events[-1]["html_message"]
+        assert site.hub.process.poll() is None
+        assert site.hub.ask("GET", "/users")[0] == 200
+        assert "Traceback" not in site.hub.log()
+
+
+@pytest.mark.long
+def test_jupyterhub_5_starts_servers_rather_than_counting_refusals(wait_until):
+    for site in make_site("5", gpu_wait_s=0.3, on_gpu_full="start", consecutive_failure_limit=3):
+        site.hub.add("one")
+        site.hub.spawn("one")
+        told = site.hub.follow("one").whole()
+        assert any("Your server starts; its first GPU cell waits" in message for message in told), told
+        assert json.dumps(told)
