@@ -273,7 +273,7 @@ def _has_spawn_exception() -> bool:
 
 def _simulation() -> dict[str, str]:
     """Return what kernels of a simulated machine need, which the Hub does not hand on by itself."""
-    names = (environment.SIM, environment.SOCKET, "LD_LIBRARY_PATH", *SIMULATION)
+    names = (environment.SIM, environment.SOCKET, *SIMULATION)
     return {name: os.environ[name] for name in names if os.environ.get(name)}
 
 

@@ -14,23 +14,33 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 from .. import environment
 from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable
+from ..python_command import module_command
 
 DESCRIPTION = """Run COMMAND with the simulated GPU (AFFINODE_SIM=1), for example jupyter lab. Unless
 AFFINODE_SIM_DIR names one, COMMAND gets a simulated machine of its own, with its own controller; both end
-with it. Refused where there is a real driver. No figure from it is GPU performance."""
+with it. With --all-users, as root, that machine and its controller are all users', as for a JupyterHub that starts
+each server as its Unix user. Refused where there is a real driver. No figure from it is GPU performance."""
 
 ENDS_WITHIN_S = 10.0
+STARTS_WITHIN_S = 30.0
+MACHINE = "machine"  # the simulated driver's file, shared by all processes on the machine
 
 
 def add(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "simulate", help="run a program with a simulated GPU", description=DESCRIPTION
+    )
+    parser.add_argument(
+        "--all-users",
+        action="store_true",
+        help="a machine for all users, with the controller of all users; as root",
     )
     parser.add_argument("words", metavar="-- COMMAND", nargs=argparse.REMAINDER)
     parser.set_defaults(command=simulate, parser=parser)
@@ -50,16 +60,52 @@ def simulate(arguments: argparse.Namespace) -> int:
     env[environment.SIM] = "1"
     folders = [str(libraries), *filter(None, env.get("LD_LIBRARY_PATH", "").split(":"))]
     env["LD_LIBRARY_PATH"] = ":".join(dict.fromkeys(folders))
-    if env.get(environment.SIM_DIR):
+    if env.get(environment.SIM_DIR) and not arguments.all_users:
         return _run(words, env)
+    if arguments.all_users and os.getuid() != 0:
+        print("jupyter affinode simulate: --all-users takes root.", file=sys.stderr)
+        return 1
     folder = Path(tempfile.mkdtemp(prefix="affinode-sim-", dir="/tmp"))
     env[environment.SIM_DIR] = str(folder)
     env[environment.SOCKET] = str(folder / environment.SOCKET_NAME)
     try:
+        if arguments.all_users:
+            _open_to_all_users(folder)
+            _start_controller(folder / environment.SOCKET_NAME, env)
         return _run(words, env)
+    except ControllerUnavailable as error:
+        print(f"jupyter affinode simulate: {error}", file=sys.stderr)
+        return 1
     finally:
         _end_controller(folder / environment.SOCKET_NAME)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _open_to_all_users(folder: Path) -> None:
+    """Let each user's processes use the machine. Any of them can break it, as none can a real driver's."""
+    folder.chmod(0o755)
+    machine = folder / MACHINE
+    machine.touch()
+    machine.chmod(0o666)
+
+
+def _start_controller(socket: Path, env: dict[str, str]) -> None:
+    """Start the controller of all users and wait until it answers. Raises ControllerUnavailable."""
+    with socket.with_name("node.log").open("ab") as log:
+        started = subprocess.Popen(
+            module_command("jupyter_affinode.node", "--system"),
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C is for COMMAND; the controller ends after it
+        )
+    deadline = time.monotonic() + STARTS_WITHIN_S
+    while not environment.listens(socket):
+        if started.poll() is not None or time.monotonic() > deadline:
+            words = socket.with_name("node.log").read_text(errors="replace").strip()
+            raise ControllerUnavailable(f"the controller did not come up: {words[-500:]}")
+        time.sleep(0.05)
 
 
 def _run(words: list[str], env: dict[str, str]) -> int:

@@ -15,6 +15,7 @@ import sys
 import sysconfig
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +65,12 @@ def proxy_command() -> list[str]:
 class Hub:
     """`jupyterhub` with `hub_config.py`; `version` is "6", or "5" from `build/hub-5.5`."""
 
-    def __init__(self, machine: Machine, version: str = "6", **wanted: Any):
+    def __init__(self, machine: Machine, version: str = "6", prefix: Sequence[str] = (), **wanted: Any):
+        """`prefix`: arguments of Python that run another program, `wanted`: see `hub_config.py`."""
         if os.getuid() != 0:
             pytest.skip("a Hub of several users takes root")
         self.machine, self.folder = machine, machine.folder
+        self._command = [sys.executable, *prefix, *([sys.executable] if prefix else []), "-m", "jupyterhub"]
         folder = VERSIONS[version]
         if folder is not None and not folder.exists():
             pytest.skip(f"{folder} is not there: make {folder.relative_to(REPOSITORY)}")
@@ -91,9 +94,7 @@ class Hub:
         self.environment["HUB_TEST"] = json.dumps(self.wanted)
         with self.log_path.open("ab") as log:
             self.process = self.machine.start(
-                sys.executable,
-                "-m",
-                "jupyterhub",
+                *self._command,
                 f"--config={HERE / 'hub_config.py'}",
                 env=self.environment,
                 cwd=self.folder,

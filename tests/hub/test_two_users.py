@@ -1,0 +1,109 @@
+"""Two Unix users of a Hub on one simulated GPU, with real servers, kernels and the machine's controller."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from gpu_cells import SETUP
+from live_hub import TOKEN, Hub, user_python
+from live_machine import new_machine
+from live_server import JupyterServer
+from people import Person, open_to_everyone
+
+ANA, BOB = 61011, 61012
+SERVER = ["-m", "jupyterhub.singleuser", "--ServerApp.jpserver_extensions=jupyter_affinode=True"]
+
+
+class UserServer(JupyterServer):
+    """A server that a Hub started for one of its users."""
+
+    def __init__(self, hub, user):
+        home = hub.folder / "home" / user
+        runtime = str(home / ".local" / "share" / "jupyter" / "runtime")
+        machine = SimpleNamespace(environment={"JUPYTER_RUNTIME_DIR": runtime}, folder=home)
+        super().__init__(machine)
+        self.hub, self.user, self.token, self.port = hub, user, TOKEN, hub.port
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}/user/{self.user}"
+
+    def log(self):
+        return self.hub.log()
+
+
+@pytest.fixture(
+    scope="module", params=["6", pytest.param("5", marks=pytest.mark.long)], ids=["hub-6", "hub-5.5"]
+)
+def hub(native, request):
+    with new_machine() as machine:
+        open_to_everyone(machine)
+        machine.simulate(memory="1GiB")
+        made = Hub(
+            machine,
+            request.param,
+            prefix=["-m", "jupyter_affinode.cli", "simulate", "--all-users", "--"],
+            cmd=[user_python(), *SERVER],
+            environment={"JUPYTERHUB_SINGLEUSER_APP": "jupyter_server.serverapp.ServerApp"},
+            spawner={"gpu_memory": "600MiB", "gpu_wait_s": 60},
+        ).start()
+        (socket,) = {line.split()[1] for line in made.hooks() if line.startswith("socket ")}
+        machine.socket = Path(socket)
+        made.add("ana", "bob")
+        yield made
+        for user in ("ana", "bob"):
+            made.ask("DELETE", f"/users/{user}/server")
+        made.stop()
+    for uid in (ANA, BOB):
+        shutil.rmtree(f"/tmp/affinode-{uid}", ignore_errors=True)
+
+
+def test_an_idle_kernel_is_parked_for_another_users_server_and_comes_back(hub, wait_until):
+    machine = hub.machine
+    assert (
+        machine.ask("PATCH", "/policy", {"queue_idle_timeout_s": 0.5, "host_reserve_bytes": 1 << 28})[0]
+        == 200
+    )
+    hub.spawn("ana")
+    assert "There is room for 600 MiB (simulated GPU)" in hub.follow("ana").whole()
+    ana = UserServer(hub, "ana")
+    kernel = ana.start_kernel()
+    assert kernel.run(SETUP).status == "ok"
+    filled = kernel.run("import os; block = Block(600, seed=7); print(block.checksum(), os.getuid())")
+    checksum, uid = filled.text.split()
+    assert int(uid) == ANA
+
+    hub.spawn("bob")
+    told = hub.follow("bob").whole()
+    assert any("1 idle kernel was parked (simulated GPU)" in message for message in told), told
+    bob = UserServer(hub, "bob")
+    theirs = bob.start_kernel()
+    assert theirs.run(SETUP).status == "ok"
+    assert theirs.run("block = Block(600, seed=9)").status == "ok"
+    assert machine.kernel(f"uid-{ANA}%2F{kernel.id}")["residency"] == "parked"
+
+    # Ana's next call brings her memory back; Bob's is parked for it, since he is idle.
+    back = kernel.run("print(block.checksum())", timeout=120)
+    assert back.text.split() == [checksum]
+    assert machine.kernel(f"uid-{BOB}%2F{theirs.id}")["residency"] == "parked"
+
+    # Neither sees the other's kernel, by the socket or by a server; an administrator sees both.
+    for own, other, uid in ((kernel, theirs, ANA), (theirs, kernel, BOB)):
+        person = Person(machine, uid)
+        assert set(person.kernels()) == {own.id}
+        for name in (other.id, f"uid-{BOB if uid == ANA else ANA}%2F{other.id}"):
+            assert person.ask("GET", f"/kernels/{name}")[0] == 404
+    assert set(machine.kernels()) == {f"uid-{ANA}/{kernel.id}", f"uid-{BOB}/{theirs.id}"}
+    for server, own in ((ana, kernel), (bob, theirs)):
+        status, seen = server.affinode()
+        assert status == 200
+        assert [each["id"] for each in seen["kernels"]] == [own.id]
+        assert seen["node"]["simulated"] is True
+    token = hub.ask("POST", "/users/ana/tokens", {})[1]["token"]
+    assert hub.ask("GET", "/user/bob/affinode/api/status", token=token, api=False)[0] == 403
+    assert hub.ask("GET", "/user/ana/affinode/api/status", token=token, api=False)[0] == 200
+    assert os.stat(machine.socket.parent / "machine").st_mode & 0o777 == 0o666
