@@ -46,31 +46,6 @@ def sign(
     )
 
 
-def renew(
-    key: Path,
-    audience: str | Sequence[str],
-    *,
-    user: str,
-    server: str = "",
-    groups: Sequence[str] = (),
-    priority: int = 0,
-    caps: Mapping[str, float] | None = None,
-    lifetime_s: float = DAY_S,
-) -> dict[str, Any]:
-    """Return the answer to a server that asks for a newer grant: `{"grant": …, "lifetime_s": …}`. Raises as `sign`."""
-    grant = sign(
-        key,
-        audience,
-        user=user,
-        server=server,
-        groups=groups,
-        priority=priority,
-        caps=caps,
-        lifetime_s=lifetime_s,
-    )
-    return {"grant": grant, "lifetime_s": lifetime_s}
-
-
 def grant_hook(
     key: Path,
     audience: str | Sequence[str],

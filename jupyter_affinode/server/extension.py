@@ -17,6 +17,7 @@ from .activity import MARK_S, GpuActivity
 from .controller_watch import NodeWatch
 from .events import ResidencyEvents
 from .evictions import KernelEnds
+from .grant_renewal import GrantRenewal
 from .handlers import HANDLERS
 from .kernels import KERNEL_ACTIONS, ServerKernels
 from .metrics import MetricsListener
@@ -75,6 +76,7 @@ class AffinodeExtension(
         policy = {name: value for name, value in values_of(self, Settings).items() if value is not None}
         label = self.server_label or self.serverapp.connection_url
         manager = self.serverapp.kernel_manager
+        self._grant = GrantRenewal(self.serverapp.runtime_dir, self.log)  # before anything shows the grant
         self.watch = NodeWatch(policy=policy, log=self.log)
         self.kernels = ServerKernels(
             manager, self.serverapp.session_manager, self.watch, server_label=label, log=self.log
@@ -105,6 +107,7 @@ class AffinodeExtension(
             return
         serverapp.event_logger.add_listener(schema_id=KERNEL_ACTIONS, listener=self.kernels.on_kernel_action)
         self._follows = True
+        self._grant.start()
         self.watch.start()
         self.kernels.start()
         self._activity_callback.start()
@@ -117,5 +120,6 @@ class AffinodeExtension(
         AffinodeProvisioner.places = False
         if self._follows:
             self._activity_callback.stop()
+            await self._grant.stop()
             await self.kernels.stop()
             await self.watch.stop()

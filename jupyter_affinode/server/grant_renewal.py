@@ -1,0 +1,129 @@
+"""Keeps the server's grant good: asks the Hub's service for a newer one before it expires.
+
+A JupyterHub's spawner gives a server its grant in the environment (AFFINODE_GRANT) and says where a newer one is to be
+had (AFFINODE_GRANT_URL). The server puts it into a file of its own and tells its kernels of that (AFFINODE_GRANT_FILE),
+which shims and clients read for each connection. Without the address nothing is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import time
+from logging import Logger
+from pathlib import Path
+from typing import Any
+
+from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest
+
+from .. import environment
+from ..client.grant_signing import write_grant
+
+API_TOKEN = "JUPYTERHUB_API_TOKEN"  # the server's own: the Hub knows by it whose server asks
+REQUEST_TIMEOUT_S = 20.0
+PART = 0.5  # of a grant's lifetime, after which the next is fetched
+RETRY_S = (1.0, 60.0)  # at first, and at most
+SHORTEST_S = 1.0
+
+
+class GrantRenewal:
+    """One server's grant, from the extension's start to its stop."""
+
+    def __init__(self, runtime_folder: str, log: Logger):
+        """Put the grant of the environment into a file, where there is an address to renew it at."""
+        self._log = log
+        self._url = os.environ.get(environment.GRANT_URL, "")
+        self._task: asyncio.Task[None] | None = None
+        self._own: Path | None = None
+        grant = environment.grant()
+        if not self._url or not os.environ.get(API_TOKEN) or grant is None:
+            self._url = ""
+        elif not os.environ.get(environment.GRANT_FILE):
+            path = Path(runtime_folder) / f"affinode-grant-{os.getpid()}"
+            try:
+                write_grant(path, grant)
+            except OSError as error:
+                self._log.warning("The grant is not renewed: %s cannot be written: %s", path, error)
+                self._url = ""
+                return
+            self._own = path
+            os.environ[environment.GRANT_FILE] = str(path)
+
+    def start(self) -> None:
+        """Begin to renew it; called when the server's loop runs."""
+        if self._url:
+            self._task = asyncio.ensure_future(self._renew())
+
+    async def stop(self) -> None:
+        """Renew it no more; the file goes, and the grant of the environment is what is left."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        if self._own is not None:
+            os.environ.pop(environment.GRANT_FILE, None)
+            with contextlib.suppress(OSError):
+                self._own.unlink()
+
+    async def _renew(self) -> None:
+        """Fetch the next grant whenever half of the last one's lifetime is over, until cancelled."""
+        left_s = _left_s(environment.grant() or "")
+        while True:
+            await asyncio.sleep(max(left_s * PART, SHORTEST_S))
+            left_s = await self._fetched()
+
+    async def _fetched(self) -> float:
+        """Fetch a grant, again and again until one comes; for how long it is good, in seconds."""
+        pause_s, most_s = RETRY_S
+        is_said = False
+        while True:
+            try:
+                answer = await self._ask()
+                write_grant(Path(os.environ[environment.GRANT_FILE]), answer["grant"])
+                if is_said:
+                    self._log.info("The grant was renewed.")
+                return float(answer["lifetime_s"])
+            except (OSError, HTTPClientError, ValueError, KeyError, TypeError) as error:
+                if not is_said:
+                    self._log.warning(
+                        "The grant could not be renewed at %s, trying again: %s", self._url, error
+                    )
+                    is_said = True
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, most_s)
+
+    async def _ask(self) -> dict[str, Any]:
+        """One request to the Hub's service. Raises what `_fetched` tries again for."""
+        request = HTTPRequest(
+            self._url,
+            method="POST",
+            body="",
+            headers={"Authorization": f"token {os.environ.get(API_TOKEN, '')}"},
+            request_timeout=REQUEST_TIMEOUT_S,
+        )
+        answer = json.loads((await AsyncHTTPClient().fetch(request)).body)
+        if not isinstance(answer["grant"], str) or _claims(answer["grant"]) is None:
+            raise ValueError("the answer holds no grant")
+        return dict(answer)
+
+
+def _left_s(grant: str) -> float:
+    """Return for how many seconds more a grant is good, by this machine's clock; 0 of one that is none."""
+    claims = _claims(grant)
+    try:
+        return max(float(claims["exp"]) - time.time(), 0.0) if claims else 0.0
+    except (KeyError, TypeError, ValueError):
+        return 0.0
+
+
+def _claims(grant: str) -> dict[str, Any] | None:
+    """Return what a grant says, unverified: only its controllers can tell whether it is good."""
+    parts = grant.split(".")
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+    except (IndexError, ValueError):
+        return None
+    return claims if isinstance(claims, dict) else None
