@@ -39,21 +39,21 @@ demo: $(VENV)/.demo
 demo-headless: $(VENV)/.demo
 	python binder/demo_headless.py
 
-PYTEST = pytest --reruns=1 -rR --durations=20 --numprocesses=$(TEST_WORKERS) --dist=loadscope --no-loadscope-reorder \
+PYTEST = pytest --durations=20 --numprocesses=$(TEST_WORKERS) --dist=loadscope --no-loadscope-reorder \
 	$$(python binder/has_gpu.py || echo --ignore=tests/gpu)
 
 test: before-tests
-	@$(MAKE) --no-print-directory --jobs=$(WORKERS) $(VENV)/.test c-tests
-	@$(MAKE) --no-print-directory --jobs=$(WORKERS) --output-sync lint test-lab
+	@$(MAKE) --no-print-directory --jobs=$(WORKERS) $(VENV)/.test c-tests $(HUB_5)
+	@$(MAKE) --no-print-directory --jobs=$(WORKERS) --output-sync lint test-lab tests-bytecode
 	$(PYTEST) -m 'not long'
 
 # Every C program under every sanitizer, all steps of a move, and what else is marked long.
 test-all: before-tests
-	@$(MAKE) --no-print-directory --jobs=$(WORKERS) $(VENV)/.test
+	@$(MAKE) --no-print-directory --jobs=$(WORKERS) $(VENV)/.test $(HUB_5)
 	@$(MAKE) --no-print-directory --jobs=$(WORKERS) --output-sync lint test-lab
 	TEST_STRIDE=1 $(PYTEST)
 
-before-tests: native $(HUB_5)
+before-tests: native
 	@binder/need.sh browser >&2 || echo 'Tests in a browser will be skipped.' >&2
 	@binder/need.sh aarch64 >/dev/null || echo 'Tests on aarch64 will be skipped.' >&2
 	@binder/need.sh cxx >/dev/null
@@ -62,9 +62,13 @@ before-tests: native $(HUB_5)
 $(HUB_5): | $(VENV)/bin/python
 	pip install --quiet --no-deps --target $@ jupyterhub==5.5.4
 
-# What pip does takes one core, so that the C tests are compiled beside it.
+# What pip does takes less than one core, and the C tests mostly wait: they are made and run beside it.
 c-tests:
-	$(MAKE) --silent -C shim test-programs-quick
+	@MAKEFLAGS= $(MAKE) --silent --keep-going --jobs=3 -C shim test-quick
+
+# Written once, rather than by each of pytest's workers at the same time.
+tests-bytecode: $(VENV)/.test
+	@pytest --collect-only --quiet --quiet >/dev/null
 
 # The server's half and the story with the oldest releases that pyproject.toml promises, on the oldest Python here.
 # pytest-jupyter is installed apart: it asks for a newer ipykernel, which its fixtures do without.
@@ -74,8 +78,8 @@ test-oldest: $(VENV)/.test native
 	HATCH_JUPYTER_BUILDER_SKIP_NPM=1 $(OLDEST)/bin/pip install --quiet --requirement tests/oldest.txt --editable .
 	$(OLDEST)/bin/pip install --quiet --no-deps pytest-jupyter==0.8.0
 	$(OLDEST)/bin/python --version
-	PATH="$(CURDIR)/$(OLDEST)/bin:$$PATH" $(OLDEST)/bin/python -m pytest --reruns=1 -rR --numprocesses=$(WORKERS) \
-		--dist=loadscope --override-ini=filterwarnings=default --override-ini=addopts=-ra tests/server tests/story
+	PATH="$(CURDIR)/$(OLDEST)/bin:$$PATH" $(OLDEST)/bin/python -m pytest --numprocesses=$(WORKERS) --dist=loadscope \
+		--override-ini=filterwarnings=default --override-ini=addopts=-ra tests/server tests/story
 
 test-lab: $(VENV)/.test
 	jlpm test
@@ -118,9 +122,10 @@ $(VENV)/.demo: $(VENV)/bin/python $(BUILD) $(LAB) $(NATIVE) $(PYTHON_SOURCES)
 	@touch $@ && rm -f $(VENV)/.test
 
 # Editable: tests see the sources as they are, `make native` renews the libraries. Good enough for the demo too.
+# Python compiles the modules that it imports, a tenth of those that are installed.
 $(VENV)/.test: $(VENV)/bin/python $(BUILD) $(LAB)
 	@echo 'Building jupyter-affinode and installing it with what its tests need into $(VENV): a minute or two.'
-	pip install --quiet --editable '.[test]'
+	pip install --quiet --no-compile --editable '.[test]'
 	@touch $@ $(VENV)/.demo
 
-.PHONY: help demo demo-headless test test-all before-tests c-tests test-lab test-oldest lint lint-python lint-lab native docs dist clean
+.PHONY: help demo demo-headless test test-all before-tests c-tests tests-bytecode test-lab test-oldest lint lint-python lint-lab native docs dist clean

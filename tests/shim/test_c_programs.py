@@ -1,7 +1,7 @@
 """The C tests (tests/shim/c), each program plain under the preloaded shim, and under the sanitizers.
 
-They spend their time waiting, so a few run at once; `make -C shim test` runs them one by one. A failure names its
-seed: run it again with TEST_SEED.
+They spend their time waiting, so a few run at once. `make test` has run the quick ones before it runs pytest (`make -C
+shim test-quick`). A failure names its seed: run it again with TEST_SEED.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import fcntl
 import shutil
 import subprocess
 import tempfile
-import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -32,7 +31,6 @@ def make(*arguments: str, timeout: float = TIMEOUT_S) -> Completed:
 
 
 CASES = make("test-list").stdout.split()  # flavour/program
-QUICK = set(make("test-list-quick").stdout.split())
 
 
 @pytest.fixture(scope="session")
@@ -65,17 +63,10 @@ def _run(case: str) -> Completed:
     return make("test-run", f"PROGRAM={program}", f"FLAVOUR={flavour}")
 
 
-@pytest.mark.filterwarnings("default::UserWarning")
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[] if case in QUICK else pytest.mark.long) for case in CASES]
-)
-def test_c_program(request: pytest.FixtureRequest, runs: dict[str, Future[Completed]], case: str) -> None:
-    if getattr(request.node, "execution_count", 1) > 1:  # tried once more (--reruns), and named
-        ran = _run(case)
-    else:
-        ran = runs[case].result()
-        if ran.returncode != 0:  # a second try that passes hides what the first one said
-            warnings.warn(f"{case}: {ran.stdout[-4000:]}", stacklevel=1)
+@pytest.mark.long
+@pytest.mark.parametrize("case", CASES)
+def test_c_program(runs: dict[str, Future[Completed]], case: str) -> None:
+    ran = runs[case].result()
     assert ran.returncode == 0, ran.stdout
     assert "WARNING: ThreadSanitizer" not in ran.stdout, ran.stdout
 

@@ -1,5 +1,6 @@
 # The shim's C tests, included by shim/Makefile: one program a behaviour, each in three flavours.
-#   make test                                 all of them
+#   make test                                 all of them; with --jobs=3 they wait beside each other
+#   make test-quick                           those that the repository's `make test` runs
 #   make test-run PROGRAM=cancel FLAVOUR=thread   one; flavours: plain, address, thread
 #   make test TEST_STRIDE=1 TEST_ROUNDS=10        at length: every step of a move, ten times as many rounds
 #   make fuzz FUZZ_S=60                           the message parser, by clang's fuzzer
@@ -108,22 +109,23 @@ fuzz: $(TEST_BUILD)/fuzz_messages
 	@mkdir -p $(TEST_BUILD)/corpus
 	$< -max_total_time=$(FUZZ_S) -max_len=512 -artifact_prefix=$(TEST_BUILD)/ $(TEST_BUILD)/corpus
 
-.PHONY: test test-list test-list-quick test-programs test-programs-quick test-run fuzz
+.PHONY: test test-quick test-list test-programs test-run fuzz
 test-list:
 	@echo $(TEST_CASES)
-test-list-quick:
-	@echo $(TEST_QUICK)
 
 .SECONDARY:
 test-programs: $(SHIM) $(TEST_FILES) $(TEST_SELECTED:%=$(TEST_BUILD)/%)
-test-programs-quick: $(SHIM) $(TEST_FILES) $(TEST_QUICK:%=$(TEST_BUILD)/%)
 
 test-run: $(SHIM) $(TEST_FILES) $(TEST_BUILD)/$(FLAVOUR)/$(PROGRAM)
 	@$(RUN_$(FLAVOUR)) $(abspath $(TEST_BUILD))/$(FLAVOUR)/$(PROGRAM)
 
-test: test-programs
-	@set -e; $(foreach flavour,$(TEST_FLAVOURS),for program in $(TEST_PROGRAMS); do \
-		echo "$(flavour) $$program"; \
-		$(RUN_$(flavour)) $(abspath $(TEST_BUILD))/$(flavour)/$$program; done;)
+# What a program says is shown if it fails. It ends by itself when its deadline has passed; a timeout is for what hangs.
+TEST_RUNS := $(TEST_CASES:%=run/%)
+$(TEST_RUNS): run/%: $(SHIM) $(TEST_FILES) $(TEST_BUILD)/%
+	@$(RUN_$(*D)) timeout --kill-after=10 200 $(abspath $(TEST_BUILD))/$* >$(TEST_BUILD)/$*.log 2>&1 || \
+		{ cat $(TEST_BUILD)/$*.log; echo "$* failed"; exit 1; }
+
+test: $(TEST_RUNS)
+test-quick: $(TEST_QUICK:%=run/%)
 
 -include $(wildcard $(TEST_BUILD)/*/*.d $(TEST_BUILD)/*/shim/*.d $(TEST_BUILD)/*/shim/*/*.d)
