@@ -61,11 +61,12 @@ static void resumes(void)
 	contents_are_as_written();
 }
 
-/* Between what is read first and what is released: while it is copied, or when the gate is closed again.  */
-static void is_not_lost(const char *name, unsigned nth, uint64_t how)
+/* Between what is read first and what is released: while it is copied, or when the gate is closed again. Whether the next
+ * park had one chunk less to copy.  */
+static bool is_not_lost_once(const char *name, unsigned nth, uint64_t how)
 {
+	bool met, kept;
 	int status;
-	bool met;
 
 	for (unsigned i = 0; i < 2; i++) /* something to be copied */
 		CUDA(MemsetD32(block + i * MiB(2), expected[i] += CHUNKS, MiB(2) / 4));
@@ -73,10 +74,20 @@ static void is_not_lost(const char *name, unsigned nth, uint64_t how)
 	CHECK(met);
 	CHECK_EQUAL(status, AFFINODE_BUSY);
 	resumes();
-	/* What did not change need not be copied again, and the next park goes through.  */
 	controller_park();
-	CHECK_EQUAL(page_read().last_park_copied_bytes, MiB(2));
+	kept = page_read().last_park_copied_bytes == MiB(2);
 	resumes();
+	return kept;
+}
+
+/* What did not change need not be copied again: unless the park was given up before it had copied anything, since a call on
+ * a loaded machine took it too long.  */
+static void is_not_lost(const char *name, unsigned nth, uint64_t how)
+{
+	unsigned tries = 10;
+
+	while (!is_not_lost_once(name, nth, how))
+		CHECK(--tries);
 }
 
 /* There is nothing to be copied: wherever the write comes, it is there.  */
