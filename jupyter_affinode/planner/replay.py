@@ -50,10 +50,8 @@ class Replay(People):
         """
         if settings.lot_bytes or settings.drop_caches_before_park:
             raise ImpossiblePlan("lot_bytes and drop_caches_before_park are not modelled: leave them off")
-        if settings.group_limits or settings.group_priorities:
-            raise ImpossiblePlan(
-                "the planner knows no groups: use user_limits and user_priorities with persons' names"
-            )
+        if "@" in settings.quotas + settings.priorities:
+            raise ImpossiblePlan("the planner knows no groups: use quotas and priorities with users' names")
         if not 0 <= changed <= 1:
             raise ImpossiblePlan(f"the part of memory that changes is between 0 and 1, not {changed}")
         machine.check(settings, sessions)
@@ -200,10 +198,10 @@ class Replay(People):
             self.machine.context_bytes,
             leaves=leaves,
             changes=self._changed,
-            gpus=self._uuids if self._settings.resume_elsewhere else (),
+            gpus=self._uuids if self._settings.allow_migration else (),
         )
         person, settings = guest.session.person, self._settings
-        sharer.priority = int(rule_for(numbers(settings.user_priorities), person) or 0)
+        sharer.priority = int(rule_for(numbers(settings.priorities), person) or 0)
         sharer.is_opted_out = is_named(names(settings.opt_out), person, ())
         sharer.started_at = sharer.last_activity = sharer.resident_since = self.now
         self._sharers[guest.number] = self._by_id[sharer.id] = sharer

@@ -102,4 +102,4 @@ class Wakes:
         """After how long a wait or a turn something may be done about it."""
         if self._settings.when_full == "wait":
             return (DENIED_AFTER_S,)
-        return (DENIED_AFTER_S, self._settings.quantum_s, self._settings.end_after_s)
+        return (DENIED_AFTER_S, self._settings.time_slice_s)

@@ -6,7 +6,7 @@ from typing import Any
 
 from jupyter_server.extension.application import ExtensionApp
 from tornado.ioloop import PeriodicCallback
-from traitlets import Bool, Unicode
+from traitlets import Bool
 
 from .._version import __version__
 from ..provisioning.default import OURS, DefaultProvisioner, claim_default
@@ -53,12 +53,6 @@ class AffinodeExtension(
         once idle kernels are parked comes first in CUDA_VISIBLE_DEVICES, others of the same kind after it. A
         CUDA_VISIBLE_DEVICES of the server or of a kernelspec stays as it is.""",
     ).tag(config=True)
-    server_label = Unicode(
-        help="""What `jupyter affinode status` calls this server; by default its address.
-
-        Example: c.AffinodeExtension.server_label = "alice's lab" """,
-    ).tag(config=True)
-
     _follows = False  # whether kernels and controller are followed
     default_provisioner = DefaultProvisioner("local-provisioner", "the extension has not been loaded")
 
@@ -74,7 +68,7 @@ class AffinodeExtension(
             "" if self.default_provisioner.is_ours else f" Only kernelspecs that name {OURS} are managed.",
         )
         policy = {name: value for name, value in values_of(self, Settings).items() if value is not None}
-        label = self.server_label or self.serverapp.connection_url
+        label = self.serverapp.connection_url
         manager = self.serverapp.kernel_manager
         self._grant = GrantRenewal(self.serverapp.runtime_dir, self.log)  # before anything shows the grant
         self.watch = NodeWatch(policy=policy, log=self.log)

@@ -59,12 +59,6 @@ class _History:
         "Days after which history is forgotten. Lower it where law or works council asks for that.",
         most=36_500,
     )
-    ledger_bytes: int = setting(
-        256 << 20,
-        "Size of the ledger's file above which its oldest events are forgotten before their time.",
-        least=1 << 20,
-        most=1 << 50,
-    )
     ledger_names: bool = setting(
         False,
         """Write notebooks' names, paths and servers to the ledger, too. Off by default: they can say what a user works

@@ -11,9 +11,12 @@ from .rules import names, numbers, sizes
 
 MIB = 1 << 20
 GIB = 1 << 30
+HIGH_OVER_LOW = 3  # what the high watermark is of the low one
+CELL_PATIENCE = 4  # a running cell without GPU use keeps the GPU so many times as long as no cell
 
-_RULES = """ Written "alice=VALUE, hub:bob=VALUE, *=VALUE": alice is a user (or group) of this machine, hub:bob one that
-    a grant names, as JupyterHub's are; * is every user (or group) that is not named."""
+_RULES = """ Written "alice=VALUE, @staff=VALUE, *=VALUE": alice is a user of this machine, hub:bob one that a grant
+    names, as JupyterHub's are; @ marks groups (@staff, @hub:ml); * is every user that is not
+    named, @* every such group."""
 
 # Restoring a context needs a lock on its GPU that no other user can hold for ever, and all kernels there to heed it.
 NOT_FOR_MANY_USERS = (
@@ -49,26 +52,18 @@ class _Idle:
         """The same for a kernel whose cell runs on without using the GPU: for cells that wait for a person or a
         network.""",
     )
-    queue_idle_timeout_s: float = setting(
+    contended_idle_timeout_s: float = setting(
         15.0,
         """The same while another kernel waits for the GPU, or as long as parking and resuming the idle kernel takes,
         if that is more. Once a kernel has waited for a third of this time, or for twice that round trip, being idle
-        for a round trip (a second at least) is enough, so that users with short pauses keep no GPU from others.""",
-    )
-    queue_cell_idle_timeout_s: float = setting(
-        60.0,
-        """The same for a kernel whose cell runs on while another kernel waits for the GPU: the cell may hold what that
-        kernel waits for.""",
+        for a round trip (a second at least) is enough, so that users with short pauses keep no GPU from others. A
+        kernel whose cell runs on without using the GPU has four times as long.""",
     )
     low_watermark: float = setting(
         0.05,
-        """Free fraction of a GPU's memory under which eligible kernels are parked though no kernel waits. 0: park only
-        for kernels that wait.""",
+        """Free fraction of a GPU's memory below which eligible kernels are parked though no kernel waits, until three
+        times as much is free. 0: park only for kernels that wait.""",
         most=1,
-    )
-    high_watermark: float = setting(0.15, "Free fraction up to which they are parked then.", most=1)
-    min_footprint_bytes: int = setting(
-        64 * MIB, "Kernels with less movable GPU memory than this are never parked."
     )
     drop_caches_before_park: bool = setting(
         False,
@@ -110,22 +105,20 @@ class _Queue:
     when_full: str = setting(
         "wait",
         """What happens when a kernel waits and every kernel on the GPU is busy. "wait": it waits until one is idle.
-        "time_slice": the kernel that has had the GPU longest gives it up after `quantum_s`, at its next CUDA call, and
-        waits in turn; choose it where cells compute for hours. Kernels of several processes or GPUs are never
+        "time_slice": the kernel that has had the GPU longest gives it up after `time_slice_s`, at its next CUDA call,
+        and waits in turn; choose it where cells compute for hours. Kernels of several processes or GPUs are never
         preempted. "terminate_newest": the youngest kernel is shut down for an older one by its own Jupyter server,
         which tells its user; all its variables are lost. Choose that only where users expect it.""",
         choices=("wait", "time_slice", "terminate_newest"),
     )
-    quantum_s: float = setting(
+    time_slice_s: float = setting(
         120.0,
-        """time_slice: time that a kernel keeps the GPU at least while others wait. Raise it where moving takes long: a
-        kernel of 80 GiB needs some three seconds to be parked and resumed.""",
+        """time_slice: how long a kernel keeps the GPU at least while others wait. Raise it where moving takes long: a
+        kernel of 80 GiB needs some three seconds to be parked and resumed. terminate_newest: how long a kernel must
+        have waited before another one is shut down for it.""",
         least=0.1,  # else the controller would do nothing but move kernels
     )
-    end_after_s: float = setting(
-        120.0, "terminate_newest: time that a kernel must have waited before another one is shut down for it."
-    )
-    resume_elsewhere: bool = setting(
+    allow_migration: bool = setting(
         True,
         """Let a kernel that was parked with `depth="context"`, and whose GPU is full when it is needed again, resume on
         another GPU of the same kind. Only where the CUDA_VISIBLE_DEVICES that its process began with allows it. Turn it
@@ -147,37 +140,23 @@ class _Queue:
 class _Users:
     """What each user may have"""
 
-    user_priorities: str = setting(
+    priorities: str = setting(
         "",
-        "Priority classes of users, from -5 to 5; 0 if not named." + _RULES,
+        """Priority classes, from -5 to 5; higher ones resume first. A user who is not named has the highest class of
+        their groups, else the one of *, else 0."""
+        + _RULES,
         read=numbers,
         names_users=True,
     )
-    group_priorities: str = setting(
+    quotas: str = setting(
         "",
-        "The same for groups; the highest of a user's groups counts, unless the user is named." + _RULES,
-        read=numbers,
-        names_users=True,
-    )
-    user_limits: str = setting(
-        "",
-        """Quotas: how much GPU memory the kernels of one user may have on all GPUs together. Beyond it their idle
-        kernels are parked and their others wait. Example: "alice=80GiB, *=40GiB"."""
+        """How much GPU memory the kernels of one user, or of all users of a group together, may have on all GPUs.
+        Beyond it their idle kernels are parked and their others wait. Example: "alice=80GiB, *=40GiB, @staff=1TiB"."""
         + _RULES,
         read=sizes,
         names_users=True,
     )
-    group_limits: str = setting(
-        "", "The same for all users of a group together." + _RULES, read=sizes, names_users=True
-    )
-    hold_default_s: float = setting(3600.0, "How long a kernel is held if the request names no time.")
     hold_max_s: float = setting(86400.0, "How long a kernel can be held at most.")
-    hold_kernels_max: int | None = setting(
-        None,
-        """How many kernels one user may hold at a time. Set it where users hold GPUs "just in case". Default: any
-        number, each for `hold_max_s`.""",
-        shown_default="any number",
-    )
     hold_bytes_max: int | None = setting(
         None,
         "How much GPU memory one user may hold at a time, all held kernels together.",
@@ -221,12 +200,19 @@ class Settings(_Life, _Users, _Queue, _Memory, _Idle):
             if name not in SETTINGS:
                 raise SettingsRefused(f"there is no setting {name!r}; there are {', '.join(SETTINGS)}")
             SETTINGS[name].check(value)
-        settings = replace(self, **changes)
-        if settings.low_watermark > settings.high_watermark:
-            raise SettingsRefused("low_watermark must not be above high_watermark")
-        if settings.hold_default_s > settings.hold_max_s:
-            raise SettingsRefused("hold_default_s must not be above hold_max_s")
-        return settings
+        return replace(self, **changes)
+
+    @property
+    def high_watermark(self) -> float:
+        """Return the free fraction of a GPU's memory up to which kernels are parked once it fell below the low one."""
+        return min(HIGH_OVER_LOW * self.low_watermark, 1.0)
+
+    @property
+    def contended_cell_idle_timeout_s(self) -> float:
+        """Return the idle timeout of a kernel with a running cell while another kernel waits: the cell may hold what
+        that kernel waits for.
+        """
+        return min(self.cell_idle_timeout_s, CELL_PATIENCE * self.contended_idle_timeout_s)
 
     def host_reserve(self, total_bytes: int) -> int:
         """Return what parking leaves of a machine that has `total_bytes` now."""

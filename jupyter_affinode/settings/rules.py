@@ -1,8 +1,7 @@
-"""Settings that differ by user or group, as text: `alice=80GiB, hub:bob=20GiB, *=40GiB`.
+"""Settings that differ by user or group, as text: `alice=80GiB, hub:bob=20GiB, @staff=1TiB, *=40GiB`.
 
-`alice` is a user of this machine, `hub:alice` one that a grant names: they may be two people. The same goes for groups
-in the settings for groups: `staff` is one of this machine, `hub:staff` one that grants name. `*` stands for all users
-that are not named. In a list of users, `@staff` and `@hub:staff` are groups.
+`alice` is a user of this machine, `hub:alice` one that a grant names: they may be two people. `@staff` is a group of
+this machine, `@hub:staff` one that grants name. `*` is every user that is not named, `@*` every such group.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from ..units import size_in_bytes
 
 PRIORITY_MIN, PRIORITY_MAX = -5, 5
 EVERYBODY = "*"
+EVERY_GROUP = "@*"
 GRANTED = "hub:"  # before the names that grants say
 
 
@@ -52,8 +52,8 @@ def names(text: str) -> frozenset[str]:
 
 
 def rule_for(rules: Mapping[str, int], name: str) -> int | None:
-    """What the rules say of one name; None if nothing."""
-    return rules.get(name, rules.get(EVERYBODY))
+    """Return what the rules say of a user, or of a group (`@staff`); None if nothing."""
+    return rules.get(name, rules.get(EVERY_GROUP if name.startswith("@") else EVERYBODY))
 
 
 def is_named(listed: frozenset[str], user: str, groups: Iterable[str]) -> bool:
@@ -67,11 +67,9 @@ def _pairs(text: str) -> list[tuple[str, str]]:
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if not (name and equals and value):
             raise RuleError(f"{part!r} is not of the form name=value")
-        if name.startswith("@"):
-            raise RuleError(f"{name!r} is a group: write {name[1:]} in group_limits or group_priorities")
         if any(name == known for known, _ in pairs):
             raise RuleError(f"{name!r} is named twice")
-        _check_name(name)
+        _check_name(name.removeprefix("@"))
         pairs.append((name, value))
     return pairs
 

@@ -31,7 +31,7 @@ def quick_scene(gpu_machine):
     needs_root()
     gpu_machine.simulate(memory="512MiB")
     gpu_machine.environment["AFFINODE_SIM_CONTEXT"] = "16MiB"
-    made = Scene(gpu_machine, "--NodeController.queue_idle_timeout_s=0.3")
+    made = Scene(gpu_machine, "--NodeController.contended_idle_timeout_s=0.3")
     yield made
     made.check()
     made.close()

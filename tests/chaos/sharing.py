@@ -35,7 +35,6 @@ END_WITHIN_S = 120.0
 CONTROLLER = (
     "--idle-timeout=0.2",
     f"--margin-bytes={MARGIN_MIB << 20}",
-    f"--min-footprint-bytes={2 << 20}",
     "--host-reserve-bytes=0",
 )
 
@@ -100,7 +99,7 @@ def share(
     if gpus > 1:
         mebibytes += RESTORE_MIB
         controller += ["--depth=context", "--low-watermark=0"]
-        controller += ["--park-when=idle"] if host_mib is None else ["--queue-idle-timeout=0.2"]
+        controller += ["--park-when=idle"] if host_mib is None else ["--contended-idle-timeout=0.2"]
         machine.environment["AFFINODE_DEPTH"] = "context"
     machine.simulate(memory=f"{mebibytes}MiB", gpus=gpus)
     machine.environment["AFFINODE_SIM_CONTEXT"] = f"{CONTEXT_MIB}MiB"

@@ -88,7 +88,7 @@ def main() -> int:
     given = options(__doc__, time_s=60).parse_args()
     where = machine(modules=["cuda"])
     kernel_id, command = str(uuid.uuid4()), [sys.executable, __file__, "program"]
-    with Controlled("--min-footprint-bytes=0") as controlled:
+    with Controlled() as controlled:
         without = answer(controlled.start(command, None)).split("; ")
         managed = controlled.start(command, kernel_id)
         with_shim = answer(managed).split("; ")

@@ -62,7 +62,7 @@ def main() -> int:
     where = machine()
     size = int(arguments.gib * (1 << 30))
     rows: list[tuple[str, str, str]] = []
-    with Controlled("--idle-timeout=3600", "--queue-idle-timeout=3600") as controlled:
+    with Controlled("--idle-timeout=3600", "--contended-idle-timeout=3600") as controlled:
         program = controlled.start([sys.executable, "-c", PROGRAM, str(size), str(PTX)], "idle")
         _answered(program)
         until(lambda: (controlled.kernel("idle") or {}).get("resident_bytes", 0) >= size)

@@ -54,7 +54,7 @@ def main() -> int:
     deadline = time.monotonic() + given.time
     kernel_id = str(uuid.uuid4())
     rows, passed = [], True
-    with Controlled("--min-footprint-bytes=0") as controlled:
+    with Controlled() as controlled:
         program = controlled.start([sys.executable, str(PROGRAM), given.program], kernel_id)
         answer = ask(program, "")
         rows.append(["start", answer, ""])

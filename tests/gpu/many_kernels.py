@@ -92,7 +92,7 @@ def start_controller(folder: Path, ledger: Path, given: argparse.Namespace, metr
     os.environ["JUPYTER_DEFAULT_PROVISIONER_NAME"] = "affinode-provisioner"
     AffinodeProvisioner.depth = given.depth
     settings = [
-        f"--queue-idle-timeout={given.yields}",
+        f"--contended-idle-timeout={given.yields}",
         f"--depth={given.depth}",
         f"--metrics-port={metrics_port}",
         f"--ledger={ledger}",

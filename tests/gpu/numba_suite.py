@@ -246,7 +246,7 @@ def main() -> int:
     if given.modules:
         wanted = [name for name in wanted if name.rpartition(".")[2] in given.modules.split(",")]
     say(f"{len(wanted)} modules, {given.at_once} processes at a time")
-    with Controlled("--min-footprint-bytes=0") as controlled:
+    with Controlled() as controlled:
         suite = Suite(controlled, given.suite, deadline - given.time / 4, deadline, given.every)
         suite.go(grouped(wanted, given.group), given.at_once)
         by_group: dict[Group, dict[bool, Run]] = {}

@@ -160,7 +160,7 @@ def main() -> int:
     where = machine(modules=sorted({MODULES[name] for name in names}))
     deadline = time.monotonic() + given.time
     say(f"seed {given.seed}; {', '.join(names)}")
-    with Controlled("--min-footprint-bytes=0") as controlled:
+    with Controlled() as controlled:
         managed = [
             start(controlled, name, given.seed + i, given.pause, managed=True) for i, name in enumerate(names)
         ]

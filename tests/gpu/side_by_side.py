@@ -57,7 +57,7 @@ def main() -> int:
     say(f"seed {given.seed}; {', '.join(names)}")
     kernel_id = str(uuid.uuid4())
     parked, met, park_s, parked_bytes = 0, 0, [], []
-    with Controlled("--min-footprint-bytes=0") as controlled:
+    with Controlled() as controlled:
         stderr = controlled.folder / "stderr"
         with stderr.open("w") as file:
             program = controlled.start([sys.executable, str(PROGRAM), *names], kernel_id, stderr=file)

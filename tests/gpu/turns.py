@@ -52,7 +52,7 @@ def main() -> int:
     parser.add_argument("--quantum", type=float, default=5.0, help="seconds of a turn (5)")
     arguments = parser.parse_args()
     where, size = machine(), int(arguments.gib * (1 << 30))
-    with Controlled("--when-full=time_slice", f"--quantum={arguments.quantum}") as controlled:
+    with Controlled("--when-full=time_slice", f"--time-slice={arguments.quantum}") as controlled:
         programs = []
         for number in range(arguments.programs):
             command = [sys.executable, "-c", PROGRAM, str(size), str(number)]

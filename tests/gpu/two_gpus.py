@@ -132,7 +132,7 @@ def main() -> int:
     where = machine(2, modules=["torch"] if {"peer_pytorch", "nccl"} & set(cases) else [])
     deadline = time.monotonic() + given.time
     found = []
-    with Controlled("--min-footprint-bytes=0") as controlled:
+    with Controlled() as controlled:
         for which in cases:
             say(NAMES[which])
             found.append(run(controlled, which, given.rounds, deadline))

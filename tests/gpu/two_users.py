@@ -161,7 +161,14 @@ class Daemon:
     def start(self) -> None:
         """Start it, and wait until it answers. Raises RuntimeError."""
         env = environment.controller_environment() | {environment.SOCKET: str(self.socket)}
-        command = [sys.executable, "-m", "jupyter_affinode.cli", "node", "--system", "--queue-idle-timeout=1"]
+        command = [
+            sys.executable,
+            "-m",
+            "jupyter_affinode.cli",
+            "node",
+            "--system",
+            "--contended-idle-timeout=1",
+        ]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*command, "--low-watermark=0", "--settle=0.1"], env=env, stdout=log, stderr=log, cwd="/"

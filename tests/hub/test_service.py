@@ -155,15 +155,13 @@ def test_the_policy_is_changed_where_the_form_was_and_no_further(hub, node, admi
     shown = page(hub, admin, "policy", node="gpu1")
     assert shown.status_code == 200
     form = dict(re.findall(r'name="was-([a-z_]+)" value="([^"]*)"', shown.text))
-    assert form["park_when"] == "needed" and form["user_limits"] == ""
+    assert form["park_when"] == "needed" and form["quotas"] == ""
     node.machine.ask("PATCH", "/policy", {"hold_max_s": 7200.0})  # another administrator meanwhile
     fields = form | {f"was-{name}": value for name, value in form.items()}
-    answer = act(
-        hub, admin, "policy", node="gpu1", **fields | {"idle_timeout_s": "90", "user_limits": "*=60GiB"}
-    )
+    answer = act(hub, admin, "policy", node="gpu1", **fields | {"idle_timeout_s": "90", "quotas": "*=60GiB"})
     assert "The policy of gpu1 is set." in text_of(answer)
     policy = node.machine.ask("GET", "/policy")[1]
-    assert (policy["idle_timeout_s"], policy["user_limits"], policy["hold_max_s"]) == (90, "*=60GiB", 7200)
+    assert (policy["idle_timeout_s"], policy["quotas"], policy["hold_max_s"]) == (90, "*=60GiB", 7200)
     assert policy["backfill"] is (form["backfill"] == "true")
     bad = act(hub, admin, "policy", node="gpu1", **fields | {"low_watermark": "plenty"})
     assert "Refused: low_watermark: 'plenty' is no number." in text_of(bad)

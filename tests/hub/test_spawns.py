@@ -54,7 +54,7 @@ class Site:
     def start_controller(self):
         """Have the machine's controller answer."""
         self.controller = ThreadController(
-            self.machine.socket, self.gpu, access=EveryUserAccess(), queue_idle_timeout_s=0.1
+            self.machine.socket, self.gpu, access=EveryUserAccess(), contended_idle_timeout_s=0.1
         )
 
     def stop_controller(self):

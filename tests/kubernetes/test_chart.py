@@ -25,7 +25,7 @@ MOST = {
     **LEAST,
     "parkedMemoryGiB": 64,
     "grants": {"publicKeys": {"hub-1.pem": KEY}},
-    "settings": {"idle_timeout_s": 600, "when_full": "time_slice", "min_footprint_bytes": 17179869184},
+    "settings": {"idle_timeout_s": 600, "when_full": "time_slice", "hold_bytes_max": 17179869184},
     "metrics": {
         "enabled": True,
         "allowedFrom": [{"namespaceSelector": {"matchLabels": {"name": "metrics"}}}],

@@ -11,11 +11,9 @@ from jupyter_affinode.settings.policy import Settings
 
 PLAIN = Settings(
     idle_timeout_s=0.0,
-    queue_idle_timeout_s=0.0,
+    contended_idle_timeout_s=0.0,
     low_watermark=0.0,
-    high_watermark=0.0,
     margin_bytes=0,
-    min_footprint_bytes=1,
     host_reserve_bytes=0,
 )
 

@@ -114,7 +114,7 @@ def test_a_written_trace_can_be_replayed(tmp_path, capsys):
         (["--set", "idle_timeout=5"], "there is no setting 'idle_timeout'"),
         (["--set", "idle_timeout_s"], "NAME=VALUE"),
         (["--set", "lot_bytes=1"], "not modelled"),
-        (["--set", "group_limits=staff=1GiB"], "knows no groups"),
+        (["--set", "quotas=@staff=1GiB"], "knows no groups"),
         (["--trace", "/nowhere/trace.csv"], "/nowhere/trace.csv"),
         (["--busy-share", "0.99"], "is the most"),
         (["--slices", "100"], "fewer slices"),

@@ -22,15 +22,15 @@ from jupyter_affinode.settings.policy import Settings
 
 SMALL = Machine(gpus=2, gpu_bytes=40 * GIB, host_bytes=150 * GIB, context_bytes=GIB // 2)
 SECONDS = Speeds(2 * GIB, 8 * GIB, 80 * GIB, 8 * GIB, 0.01, 0.5, 0.5, "slow")
-QUICK = Settings(idle_timeout_s=30.0, min_footprint_bytes=1)
+QUICK = Settings(idle_timeout_s=30.0)
 WAYS = {
     "wait": QUICK,
     "idle": replace(QUICK, park_when="idle"),
-    "time_slice": replace(QUICK, when_full="time_slice", quantum_s=10.0),
-    "terminate_newest": replace(QUICK, when_full="terminate_newest", end_after_s=20.0),
+    "time_slice": replace(QUICK, when_full="time_slice", time_slice_s=10.0),
+    "terminate_newest": replace(QUICK, when_full="terminate_newest", time_slice_s=20.0),
     "context": replace(QUICK, depth="context"),
     "backfill": replace(QUICK, backfill=True),
-    "limits": replace(QUICK, user_limits="*=35GiB", opt_out="3"),
+    "limits": replace(QUICK, quotas="*=35GiB", opt_out="3"),
 }
 
 
@@ -218,7 +218,7 @@ def test_who_took_its_context_along_comes_back_where_there_is_room():
     ]
     waits = []
     for anywhere in (True, False):
-        settings = replace(PLAIN, depth="context", resume_elsewhere=anywhere)
+        settings = replace(PLAIN, depth="context", allow_migration=anywhere)
         outcome = replay(sessions, settings=settings, gpus=2, gpu_bytes=100 * GIB, context_bytes=GIB).run()
         waits.append(outcome.waits()["max"])
         assert outcome.counts["resumes on another GPU"] == int(anywhere)
@@ -240,7 +240,7 @@ def test_who_has_a_higher_class_waits_less():
     sessions += [session(name, [(start, 10, 100)]) for name, start in (("a", 10), ("b", 11), ("c", 12))]
     plain = [(name, wait) for name, wait in zip("fabc", replay(sessions).run().waits_s, strict=True)]
     assert plain == [("f", 0), ("a", 90), ("b", 99), ("c", 108)]
-    ahead = replay(sessions, settings=replace(PLAIN, user_priorities="c=2")).run().waits_s
+    ahead = replay(sessions, settings=replace(PLAIN, priorities="c=2")).run().waits_s
     assert list(ahead) == [0, 88, 100, 109]
 
 

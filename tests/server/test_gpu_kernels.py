@@ -215,7 +215,7 @@ def gpu_kernel_in_turns(server: JupyterServer) -> JupyterKernel:
 
 
 def test_two_long_cells_take_turns_and_both_compute_right(gpu_server, policy, wait_until):
-    policy(when_full="time_slice", quantum_s=0.5)
+    policy(when_full="time_slice", time_slice_s=0.5)
     first = gpu_kernel_in_turns(gpu_server)
     gpu_server.affinode(f"kernels/{first.id}/park", "POST", {})
     second = gpu_kernel_in_turns(gpu_server)
@@ -228,7 +228,7 @@ def test_two_long_cells_take_turns_and_both_compute_right(gpu_server, policy, wa
 
 
 def test_the_newest_kernel_is_shut_down_by_its_server_for_an_older_one(gpu_server, policy, wait_until):
-    policy(when_full="terminate_newest", end_after_s=0.5)
+    policy(when_full="terminate_newest", time_slice_s=0.5)
     old = gpu_kernel_in_turns(gpu_server)
     gpu_server.affinode(f"kernels/{old.id}/park", "POST", {})
     young = gpu_kernel_in_turns(gpu_server)

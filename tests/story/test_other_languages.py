@@ -17,7 +17,7 @@ CC = os.environ.get("CC", "cc")
 
 @pytest.mark.parametrize("how", ["linked", "dlsym"])
 def test_a_c_program_of_a_bash_kernel_is_tracked_and_parked_the_same_way(stage, native, how):
-    s = stage(min_footprint_bytes=1 << 20)
+    s = stage()
     program = s.machine.folder / "small"
     driver = s.machine.folder / "libcuda.so.1"
     driver.symlink_to(native / "libaffinode-sim-cuda.so")

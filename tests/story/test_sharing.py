@@ -76,7 +76,7 @@ def test_a_queued_kernel_that_holds_a_lock_and_the_resident_cell_that_waits_for_
     """Neither would ever end if an open cell could not be parked while it does not use the GPU."""
     s = stage(memory="256MiB", idle_timeout_s=0.3)
     holder, waiter = s.kernel(), s.kernel()  # who starts the controller, too
-    status, policy = s.machine.ask("PATCH", "/policy", {"queue_cell_idle_timeout_s": 1.0})
+    status, policy = s.machine.ask("PATCH", "/policy", {"contended_idle_timeout_s": 0.25})
     assert status == 200, policy
     s.ok(holder, "gpu.allocate('a', 140)")
     s.ok(holder, "import fcntl; lock = open('lock', 'w'); fcntl.flock(lock, fcntl.LOCK_EX)")

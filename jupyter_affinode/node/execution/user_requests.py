@@ -22,6 +22,7 @@ BUSY_PATIENCE_S = 2.0  # work that the kernel had just submitted is given that l
 CANCEL_LASTS_S = 5.0
 UNTRACKED_CANCEL_LASTS_S = 1.0  # nobody will say that the cell ended
 OPEN_REQUESTS_MAX = 8
+HOLD_DEFAULT_S = 3600.0  # where a request names no time
 ASKED_AGAIN_S = (
     0.5  # who asks once more while a resume waits to be tried again has it tried sooner, not at once
 )
@@ -84,7 +85,7 @@ class Wishes:
     def hold(self, kernel: KernelRecord, duration_s: float | None) -> str:
         """Keep the kernel on the GPU for a while; returns it in words. Raises HoldRefused."""
         settings: Settings = self._state.settings
-        lasts, now = min(duration_s or settings.hold_default_s, settings.hold_max_s), time.monotonic()
+        lasts, now = min(duration_s or HOLD_DEFAULT_S, settings.hold_max_s), time.monotonic()
         check_hold(kernel, self._state.kernels.values(), settings, now)
         kernel.held_until = now + lasts
         self._log.info("hold %s for %s", kernel.id, duration_in_words(lasts))

@@ -95,7 +95,7 @@ class Retention:
     """What is kept: nothing older than `days`, and no more than about `bytes` in the file."""
 
     days: float = ControllerSettings.ledger_days
-    bytes: int = ControllerSettings.ledger_bytes
+    bytes: int = 256 << 20
 
 
 class LedgerStore:

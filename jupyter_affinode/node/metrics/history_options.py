@@ -34,7 +34,7 @@ class HistoryOptions:
         path = Path(settings.ledger).absolute() if settings.ledger else environment.ledger_path(socket)
         return cls(
             ledger=None if settings.ledger == NO_LEDGER else path,
-            retention=Retention(settings.ledger_days, settings.ledger_bytes),
+            retention=Retention(settings.ledger_days),
             with_names=settings.ledger_names,
             metrics_users=settings.metrics_users,
             metrics_ip=settings.metrics_ip,

@@ -15,7 +15,7 @@ class Cause(str, Enum):
     ROOM = "room"  # park: someone waits for the memory
     LOW_MEMORY = "low-memory"  # park: under the low watermark
     IDLE = "idle"  # park: with park_when="idle"
-    TIME_SLICE = "time-slice"  # park: its quantum is over and others wait
+    TIME_SLICE = "time-slice"  # park: its time slice is over and others wait
     LIMIT = "limit"  # park: its user or group has more on the GPUs than they may; deny: they would
     FULL = "full"  # end: the GPU is full of busy kernels and this is the newest
     CELL = "cell"  # resume: a call waited

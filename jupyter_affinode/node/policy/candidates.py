@@ -189,7 +189,7 @@ class Candidates:
         """
         if kernel.residency is not Residency.QUEUED:
             return kernel.residency is Residency.RESIDENT
-        return self._now - kernel.last_activity >= self._settings.queue_idle_timeout_s
+        return self._now - kernel.last_activity >= self._settings.contended_idle_timeout_s
 
     @cached_property
     def _reserved(self) -> Mapping[str, int]:

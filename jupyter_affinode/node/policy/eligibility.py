@@ -9,7 +9,7 @@ from ..model.snapshot import Kernel, Residency, Speed
 from .eviction_cost import break_even_s
 
 LEAST_PAUSE_S = 1.0  # shorter ones are not taken for thinking, whoever waits
-WAITED_PARTS = 3  # of queue_idle_timeout_s: who has waited for that part has paid for a round trip
+WAITED_PARTS = 3  # of contended_idle_timeout_s: who has waited for that part has paid for a round trip
 NO_SPEEDS: Mapping[str, Speed] = {}
 
 
@@ -38,13 +38,12 @@ def eligible_at(
     ):
         return None
     size = kernel.movable_bytes
-    if not size or size < settings.min_footprint_bytes:
+    if not size:
         return None
     timeout = settings.idle_timeout_s
     if kernel.cell_open:
-        timeout = settings.cell_idle_timeout_s
-        if waits_since is not None:
-            timeout = min(timeout, settings.queue_cell_idle_timeout_s)
+        contended = waits_since is not None
+        timeout = settings.contended_cell_idle_timeout_s if contended else settings.cell_idle_timeout_s
     elif waits_since is not None:
         timeout = min(timeout, _patience_s(kernel, settings, waits_since, speeds))
     expected = 0.0 if waits_since is not None else kernel.expected_until
@@ -67,10 +66,10 @@ def _retry_at(kernel: Kernel) -> float:
 def _patience_s(kernel: Kernel, settings: Settings, waits_since: float, speeds: Mapping[str, Speed]) -> float:
     """For how long it must have been idle while somebody waits.
 
-    At first until `queue_idle_timeout_s` is over, or its round trip pays off if that is later. But the rent that a
+    At first until `contended_idle_timeout_s` is over, or its round trip pays off if that is later. But the rent that a
     round trip is weighed against (eviction_cost.py) is paid by whoever waits: once that is two round trips, or a
-    third of `queue_idle_timeout_s`, it is enough that the kernel has been idle for one round trip. Else kernels with
-    pauses shorter than the time-out would keep the GPU for as long as they are used, and all others out. Where
+    third of `contended_idle_timeout_s`, it is enough that the kernel has been idle for one round trip. Else kernels
+    with pauses shorter than the time-out would keep the GPU for as long as they are used, and all others out. Where
     a park came to nothing, and once somebody has waited for twice that time, a pause of `LEAST_PAUSE_S` is enough:
     else a kernel whose pauses are hardly longer than a park, or shorter than a round trip, would keep the GPU, too.
 
@@ -88,7 +87,7 @@ def _patience_s(kernel: Kernel, settings: Settings, waits_since: float, speeds: 
     longer in 19. Another order of victims (by how long pauses last, learnt; the shortest idle first) changed no p95
     by more than chance: where it matters hardly anybody is left to choose from.
     """
-    usual_s = settings.queue_idle_timeout_s
+    usual_s = settings.contended_idle_timeout_s
     round_trip_s = break_even_s(kernel, speeds)
     own_s = max(usual_s, round_trip_s)
     paid_at = waits_since + min(own_s, max(usual_s / WAITED_PARTS, 2 * round_trip_s))
@@ -103,7 +102,7 @@ def least_idle_s(settings: Settings, *, waits_since: float | None, now: float) -
     """Who has used the GPU within this is not eligible, whatever else is true of them."""
     least = min(settings.idle_timeout_s, settings.cell_idle_timeout_s)
     if waits_since is not None:
-        least = min(least, settings.queue_idle_timeout_s, settings.queue_cell_idle_timeout_s)
-        if now - waits_since >= settings.queue_idle_timeout_s / WAITED_PARTS:
+        least = min(least, settings.contended_idle_timeout_s)
+        if now - waits_since >= settings.contended_idle_timeout_s / WAITED_PARTS:
             least = min(least, LEAST_PAUSE_S)
     return least

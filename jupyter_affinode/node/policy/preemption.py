@@ -1,6 +1,6 @@
 """The GPU is full and nobody on it is idle: what the setting `when_full` says; pure.
 
-`wait` does nothing. `time_slice` preempts those that have had the GPU longest, each after `quantum_s` at the
+`wait` does nothing. `time_slice` preempts those that have had the GPU longest, each after `time_slice_s` at the
 least, and only for somebody who waits: their next call of CUDA waits until they have their turn again.
 `terminate_newest` has the youngest kernel's own server shut it down, for an older one: by the kernel's id, which that
 server knows, never by a process. Kernels without a server that follows the controller's events, and those of which
@@ -35,7 +35,7 @@ def make_room_when_full(plan: Plan, missing: Mapping[str, int], head: Waiter) ->
     return None
 
 
-def preemptible_at(kernel: Kernel, quantum_s: float) -> float | None:
+def preemptible_at(kernel: Kernel, time_slice_s: float) -> float | None:
     """The moment from which the kernel may be preempted for somebody; None if time alone will not do.
 
     Never a kernel of several processes or GPUs: a part of it that ran on alone could wait for the rest.
@@ -52,16 +52,16 @@ def preemptible_at(kernel: Kernel, quantum_s: float) -> float | None:
         return None
     if kernel.rooms:
         return None  # it waits itself: before the head, or behind it and yields anyway
-    return max(kernel.resident_since + quantum_s, kernel.retry_at, kernel.held_until or 0.0)
+    return max(kernel.resident_since + time_slice_s, kernel.retry_at, kernel.held_until or 0.0)
 
 
 def _preempt(plan: Plan, lacks: Mapping[str, int], head: Waiter) -> HostMemory | None:
-    quantum_s = plan.settings.quantum_s
-    began_by, over = plan.now - quantum_s, []
+    time_slice_s = plan.settings.time_slice_s
+    began_by, over = plan.now - time_slice_s, []
     for kernel in plan.candidates.resident_on(lacks):
         if kernel.resident_since > began_by or kernel is head.kernel:
             continue
-        moment = preemptible_at(kernel, quantum_s)
+        moment = preemptible_at(kernel, time_slice_s)
         if moment is not None and moment <= plan.now and plan.is_free(kernel):
             over.append(kernel)
     over.sort(key=lambda kernel: (kernel.behind_until > plan.now, kernel.resident_since, kernel.id))
@@ -71,14 +71,14 @@ def _preempt(plan: Plan, lacks: Mapping[str, int], head: Waiter) -> HostMemory |
     found = plan.host_memory_for(chosen)
     if found in (HostMemory.PASSING, HostMemory.SHORT):
         return found
-    reason = f"its turn of {duration_in_words(quantum_s)} is over and others wait"
+    reason = f"its turn of {duration_in_words(time_slice_s)} is over and others wait"
     for kernel in chosen:
         plan.park(kernel, reason, Cause.TIME_SLICE, for_kernel=head.kernel.id, preempts=True)
     return None
 
 
 def _end_newest(plan: Plan, lacks: Mapping[str, int], head: Waiter) -> None:
-    if plan.now - head.since < plan.settings.end_after_s:
+    if plan.now - head.since < plan.settings.time_slice_s:
         return
     here = plan.candidates.resident_on(lacks)
     if any(kernel.is_ending for kernel in here):

@@ -16,8 +16,8 @@ as long as they may overtake.
 Kernels that cannot be served as things are, or failed a moment ago, are passed by and may lose their user's turn.
 
 How long a turn takes is for the GPU's users to say: with `when_full="wait"` until they are idle for their time-out, or
-their hold has ended; with "time_slice" no more than a quantum and two moves each, where they can be preempted and are
-not held.
+their hold has ended; with "time_slice" no more than a time slice and two moves each, where they can be preempted and
+are not held.
 """
 
 from __future__ import annotations

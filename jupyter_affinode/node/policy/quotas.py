@@ -39,9 +39,9 @@ class Limits:
         self._accounts: dict[str, _Account] = {}  # by kernel, of those that count in any
         self._used: dict[str, int] = {}  # by kernel, of the same
         self._frees: dict[str, Mapping[str, int]] = {}  # by kernel, of those that were asked about
-        users, groups = sizes(settings.user_limits), sizes(settings.group_limits)
-        if users or groups or any(kernel.limit_bytes is not None for kernel in node.kernels):
-            self._look(node, users, groups)
+        rules = sizes(settings.quotas)
+        if rules or any(kernel.limit_bytes is not None for kernel in node.kernels):
+            self._look(node, rules)
 
     def __bool__(self) -> bool:
         return bool(self.caps)
@@ -95,14 +95,14 @@ class Limits:
                     return key, self.caps[key]
         return None
 
-    def _look(self, node: Node, users: Mapping[str, int], groups: Mapping[str, int]) -> None:
+    def _look(self, node: Node, rules: Mapping[str, int]) -> None:
         """See who has how much."""
         accounts: dict[Whose, _Account] = {}
         for kernel in node.kernels:
             whose = kernel.user, kernel.groups, kernel.limit_bytes
             account = accounts.get(whose)
             if account is None:
-                account = accounts[whose] = self._account_of(whose, users, groups)
+                account = accounts[whose] = self._account_of(whose, rules)
             if account.keys:
                 used = sum(kernel.resident_bytes.values()) + sum(kernel.fixed_bytes.values())
                 account.used_bytes += used
@@ -118,11 +118,11 @@ class Limits:
             for key in account.keys:
                 self.room[key] -= account.used_bytes
 
-    def _account_of(self, whose: Whose, users: Mapping[str, int], groups: Mapping[str, int]) -> _Account:
+    def _account_of(self, whose: Whose, rules: Mapping[str, int]) -> _Account:
         """The limits that kernels of somebody count in, noted with their sizes."""
         user, their_groups, granted = whose
-        named = [(USER + user, rule_for(users, user)), (USER + user, granted)]
-        named += [(GROUP + group, rule_for(groups, group)) for group in their_groups]
+        named = [(USER + user, rule_for(rules, user)), (USER + user, granted)]
+        named += [(GROUP + group, rule_for(rules, f"@{group}")) for group in their_groups]
         caps: dict[str, int] = {}
         for key, cap in named:
             if cap is not None:

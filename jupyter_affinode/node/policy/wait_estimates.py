@@ -144,7 +144,7 @@ class _View:
         """Whether a kernel used the GPU so lately that nothing says when it will stop: an open cell may only be
         loading what it computes next.
         """
-        pause_s = self.plan.settings.queue_idle_timeout_s if kernel.cell_open else LEAST_PAUSE_S
+        pause_s = self.plan.settings.contended_idle_timeout_s if kernel.cell_open else LEAST_PAUSE_S
         return self.plan.now - kernel.last_activity < pause_s
 
     def _slowest_move(self, uuid: str) -> float:
@@ -189,7 +189,7 @@ class _View:
             if not self._is_at_work(kernel):
                 moment = eligible_at(kernel, settings, waits_since=since, speeds=plan.node.speeds)
             if slices:
-                turn_ends = preemptible_at(kernel, settings.quantum_s)
+                turn_ends = preemptible_at(kernel, settings.time_slice_s)
                 moments = [each for each in (moment, turn_ends) if each is not None]
                 moment = min(moments, default=None)
             if moment is not None:

@@ -19,7 +19,8 @@ def check_hold(kernel: KernelRecord, kernels: Iterable[KernelRecord], settings: 
     One that is held already may have its end put off: that takes no more of the quota. So can nobody get more
     by asking twice, and a kernel that grows while it is held stays held until its end.
     """
-    if settings.hold_kernels_max is None and settings.hold_bytes_max is None:
+    is_held = kernel.held_until is not None and kernel.held_until > now
+    if settings.hold_bytes_max is None or is_held:
         return
     others = [
         each
@@ -29,18 +30,12 @@ def check_hold(kernel: KernelRecord, kernels: Iterable[KernelRecord], settings: 
         and each.held_until is not None
         and each.held_until > now
     ]
-    is_held = kernel.held_until is not None and kernel.held_until > now
-    most = settings.hold_kernels_max
-    if most is not None and not is_held and len(others) >= most:
-        held = "1 kernel" if len(others) == 1 else f"{len(others)} kernels"
-        raise HoldRefused(f"you keep the GPU for {held} already, and may for {most}")
-    if settings.hold_bytes_max is not None and not is_held:
-        size = sum(_bytes(each) for each in [kernel, *others])
-        if size > settings.hold_bytes_max:
-            raise HoldRefused(
-                f"you would keep {bytes_in_words(size)} of GPU memory, and may keep"
-                f" {bytes_in_words(settings.hold_bytes_max)}"
-            )
+    size = sum(_bytes(each) for each in [kernel, *others])
+    if size > settings.hold_bytes_max:
+        raise HoldRefused(
+            f"you would keep {bytes_in_words(size)} of GPU memory, and may keep"
+            f" {bytes_in_words(settings.hold_bytes_max)}"
+        )
 
 
 def _bytes(kernel: KernelRecord) -> int:

@@ -24,7 +24,7 @@ ENVIRON_MAX = 256 << 10  # a process can say, by prctl, that its environment is 
 
 def open_gpus(ours: Iterable[Process], gpus: GpuTable, settings: Settings) -> frozenset[str]:
     """The GPUs that somebody may come to from elsewhere: only ours are there. `ours`: all processes with a shim."""
-    if not settings.resume_elsewhere or settings.depth != "context":
+    if not settings.allow_migration or settings.depth != "context":
         return frozenset()
     pids = {each.pid for each in ours}
     return frozenset(gpu.uuid for gpu in gpus.measured.values() if gpu.pids is not None and gpu.pids <= pids)

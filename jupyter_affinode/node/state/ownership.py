@@ -65,15 +65,15 @@ def own_name() -> str:
 
 
 def _priority(kernel: KernelRecord, user: str, groups: tuple[str, ...], settings: Settings) -> int:
-    by_user, by_group = numbers(settings.user_priorities), numbers(settings.group_priorities)
-    if user in by_user:
-        return by_user[user]
+    rules = numbers(settings.priorities)
+    if user in rules:
+        return rules[user]
     if kernel.priority:
         return kernel.priority
-    of_groups = [known for group in groups if (known := rule_for(by_group, group)) is not None]
-    return max(of_groups) if of_groups else by_user.get(EVERYBODY, 0)
+    of_groups = [known for group in groups if (known := rule_for(rules, f"@{group}")) is not None]
+    return max(of_groups) if of_groups else rules.get(EVERYBODY, 0)
 
 
 def _asks_for_groups(settings: Settings) -> bool:
     """Whether any rule is about groups: looking them up may take a directory server's time."""
-    return bool(settings.group_priorities or settings.group_limits or "@" in settings.opt_out)
+    return "@" in settings.priorities + settings.quotas + settings.opt_out

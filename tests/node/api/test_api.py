@@ -95,7 +95,7 @@ def test_every_request_answers_as_described(api):
         ("POST", "/kernels/k2/hold", {}, 404),
     ]:
         assert api(method, path, body)[0] == expected, (method, path)
-    assert api("PATCH", "/policy", {"hold_kernels_max": 0})[0] == 200
+    assert api("PATCH", "/policy", {"hold_bytes_max": 0})[0] == 200
     status, answer = api("POST", "/kernels/k1/hold", {})
     assert (status, answer["error"]) == (409, "hold-quota"), answer
     assert api("PUT", "/kernels/k1", {"priority": -2, "may_park": False})[0] == 200
@@ -128,17 +128,17 @@ def test_every_request_answers_as_described(api):
         ("PATCH", "/policy", {"park_when": "never"}),
         ("PATCH", "/policy", {"idle_timeout_s": -1}),
         ("PATCH", "/policy", {"idle_timeout_s": "5"}),
-        ("PATCH", "/policy", {"low_watermark": 0.9}),
-        ("PATCH", "/policy", {"min_footprint_bytes": 1.5}),
+        ("PATCH", "/policy", {"low_watermark": 1.5}),
+        ("PATCH", "/policy", {"margin_bytes": 1.5}),
         ("PATCH", "/policy", {"unknown": 1}),
         ("PATCH", "/policy", {"lot_bytes": None}),
         ("PATCH", "/policy", {"drop_caches_before_park": 1}),
         ("PATCH", "/policy", {"idle_timeout_s": True}),
         ("PATCH", "/policy", {"when_full": "panic"}),
-        ("PATCH", "/policy", {"quantum_s": 0}),
-        ("PATCH", "/policy", {"user_limits": "alice=much"}),
-        ("PATCH", "/policy", {"user_limits": 5}),
-        ("PATCH", "/policy", {"group_priorities": "staff=6"}),
+        ("PATCH", "/policy", {"time_slice_s": 0}),
+        ("PATCH", "/policy", {"quotas": "alice=much"}),
+        ("PATCH", "/policy", {"quotas": 5}),
+        ("PATCH", "/policy", {"priorities": "@staff=6"}),
         ("PATCH", "/policy", {"opt_out": "alice=1"}),
     ],
 )
@@ -174,7 +174,7 @@ def test_the_longest_words_that_a_kernel_may_have_are_taken(api):
 
 def test_a_setting_may_be_a_long_list_of_rules(api):
     rules = ",\n".join(f"user{number}=1GiB" for number in range(200))
-    assert api("PATCH", "/policy", {"user_limits": rules})[1]["user_limits"] == rules
+    assert api("PATCH", "/policy", {"quotas": rules})[1]["quotas"] == rules
 
 
 def test_the_client_makes_what_it_tells_fit(api):
@@ -379,6 +379,6 @@ def test_a_request_that_is_cancelled_leaves_no_connection_behind(api):
 
 def test_a_setting_of_several_lines_is_one_line_of_the_log(machine):
     machine.start_controller()
-    assert machine.ask("PATCH", "/policy", {"user_limits": "alice=1GiB,\n2026-01-01 I forged=1GiB"})[0] == 200
+    assert machine.ask("PATCH", "/policy", {"quotas": "alice=1GiB,\n2026-01-01 I forged=1GiB"})[0] == 200
     assert "I forged=1GiB" in machine.controller_log()
     assert not any(line.startswith("2026-01-01 I forged") for line in machine.controller_log().splitlines())

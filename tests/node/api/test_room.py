@@ -113,7 +113,7 @@ def ask(machine):
 
 
 def test_idle_kernels_are_parked_and_nothing_is_reserved(node, gpus, ours, ask, wait_until):
-    machine = node(nvml=gpus, queue_idle_timeout_s=0.1)
+    machine = node(nvml=gpus, contended_idle_timeout_s=0.1)
     idle = ours("idle", resident=900 * MIB)
     wait_until(lambda: machine.kernel("idle"))
     asked = ask(bytes=500 * MIB, timeout_s=60)
@@ -128,7 +128,7 @@ def test_idle_kernels_are_parked_and_nothing_is_reserved(node, gpus, ours, ask, 
 
 
 def test_while_kernels_are_parked_that_is_told(node, gpus, ours, ask, wait_until):
-    machine = node(nvml=gpus, queue_idle_timeout_s=0.1)
+    machine = node(nvml=gpus, contended_idle_timeout_s=0.1)
     idle = ours("idle", resident=900 * MIB)
     idle.answers = False
     wait_until(lambda: machine.kernel("idle"))
@@ -140,7 +140,7 @@ def test_while_kernels_are_parked_that_is_told(node, gpus, ours, ask, wait_until
 
 
 def test_a_kernel_at_work_stays_and_the_request_ends_at_its_time(node, gpus, ours, ask, wait_until):
-    machine = node(nvml=gpus, when_full="time_slice", quantum_s=0.1)
+    machine = node(nvml=gpus, when_full="time_slice", time_slice_s=0.1)
     busy = ours("busy", resident=900 * MIB, flags=PREPARES | 64)
     busy.page.calls_in_flight = 1
     busy.page.write()
@@ -176,7 +176,7 @@ def test_what_can_never_fit_is_refused_at_once(node, gpus, ours, ask, wait_until
 
 def test_a_gpu_that_can_never_have_the_room_is_left_for_another(node, ours, gpus, ask, wait_until):
     gpus.count, gpus.foreign = 2, {"GPU-foreign": TOTAL - 400 * MIB, A: 0}
-    machine = node(nvml=gpus, queue_idle_timeout_s=0.1)
+    machine = node(nvml=gpus, contended_idle_timeout_s=0.1)
     busy = ours("busy", resident=900 * MIB)
     busy.page.calls_in_flight = 1  # so that the other GPU is taken for the better one
     busy.page.write()
@@ -225,7 +225,7 @@ def test_the_client_yields_each_line_and_withdraws_when_it_is_closed(node, gpus,
 
 
 def test_the_command_prints_the_story_and_its_status_says_how_it_ended(node, gpus, ours, wait_until):
-    machine = node(nvml=gpus, queue_idle_timeout_s=0.1)
+    machine = node(nvml=gpus, contended_idle_timeout_s=0.1)
     ours("idle", resident=900 * MIB)
     wait_until(lambda: machine.kernel("idle"))
     done = machine.affinode("room", "500MiB", "--timeout", "60")
@@ -251,7 +251,9 @@ def shared(machine, gpus):
     """The controller of all users, on a thread; `TOTAL` of its GPU is a busy kernel's of Carol's."""
     needs_root()
     open_to_everyone(machine)
-    controller = ThreadController(machine.socket, gpus, access=EveryUserAccess(), queue_idle_timeout_s=0.1)
+    controller = ThreadController(
+        machine.socket, gpus, access=EveryUserAccess(), contended_idle_timeout_s=0.1
+    )
     carol = Person(machine, CAROL)
     gpus.shims.append(carol.shim("busy", resident=TOTAL - 8 * MIB))
     gpus.shims[0].page.calls_in_flight = 1

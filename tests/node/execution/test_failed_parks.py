@@ -51,7 +51,7 @@ def test_who_is_behind_is_parked_after_all_others():
 
 
 def test_turns_end_last_for_who_is_behind():
-    settings = replace(SETTINGS, when_full="time_slice", quantum_s=10)
+    settings = replace(SETTINGS, when_full="time_slice", time_slice_s=10)
     at_work = {"idle": 0, "calls_in_flight": 1}
     old = resident("old", **at_work, resident_since=NOW - 500, **BEHIND)
     new = resident("new", **at_work, resident_since=NOW - 50)

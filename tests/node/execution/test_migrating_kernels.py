@@ -281,7 +281,7 @@ OURS = [SimpleNamespace(pid=7), SimpleNamespace(pid=8)]
         (kernel(process()), {"pids": None}, DEEP, False),
         (kernel(process()), {"pids": frozenset({8, 9})}, DEEP, False),
         (kernel(process()), {}, Settings(), False),
-        (kernel(process()), {}, DEEP.changed(resume_elsewhere=False), False),
+        (kernel(process()), {}, DEEP.changed(allow_migration=False), False),
     ],
 )
 def test_who_may_come_back_elsewhere(of, gpu, policy, found):

@@ -31,7 +31,7 @@ def listening(machine):
 
 
 def test_who_made_room_is_told_for_whom_and_that_nothing_is_lost(node, shim, listening, wait_until):
-    machine = node(idle_timeout_s=0.2, min_footprint_bytes=MIB)
+    machine = node(idle_timeout_s=0.2)
     heard = listening()
     idle, waiter = shim("idle", resident=900 * MIB), shim("waiter")
     wait_until(lambda: (machine.kernel("idle") or {}).get("eligible"))

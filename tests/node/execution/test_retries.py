@@ -15,7 +15,7 @@ from jupyter_affinode.settings.policy import GIB, Settings
 
 PERIOD_S, USE_S, TICK_S, PASS_S = 10.0, 0.1, 0.05, 0.25
 PAGE_LATE_S = 0.1  # a shim looks at its own counters ten times a second
-NEEDED = Settings(min_footprint_bytes=1, margin_bytes=0, host_reserve_bytes=0)
+NEEDED = Settings(margin_bytes=0, host_reserve_bytes=0)
 SLOW = GIB // 2  # a round trip of 60 of these is thought to take 8 s, until moves were measured
 
 

@@ -383,10 +383,10 @@ def test_a_unix_user_and_a_hub_user_of_one_name_share_no_rule(machine, verifier,
     needs_root()
     open_to_everyone(machine)
     machine.start_controller(
-        "--system", "--settle=0.1", "--park-when=idle", "--idle-timeout=0.1", "--min-footprint-bytes=0",
+        "--system", "--settle=0.1", "--park-when=idle", "--idle-timeout=0.1",
         f"--grant-keys={verifier.keys.folder}", f"--NodeController.grant_audiences={US}",
-        "--user-priorities=root=3, hub:ann=4", "--group-priorities=root=1, hub:ml=-2, hub:big=2",
-        "--opt-out=root, @hub:kept", "--group-limits=hub:ml=5MiB",
+        "--priorities=root=3, hub:ann=4, @root=1, @hub:ml=-2, @hub:big=2",
+        "--opt-out=root, @hub:kept", "--quotas=@hub:ml=5MiB",
     )  # fmt: skip
     people = {
         "root": someone(machine),

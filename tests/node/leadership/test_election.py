@@ -80,9 +80,9 @@ def test_where_no_file_can_be_written_it_serves_all_the_same(machine, shim, wait
 
 
 def test_bad_settings_are_refused_at_the_start(machine):
-    process = machine.start(*CONTROLLER, "--low-watermark=0.9", stderr=subprocess.PIPE, text=True)
+    process = machine.start(*CONTROLLER, "--low-watermark=1.5", stderr=subprocess.PIPE, text=True)
     assert process.wait(timeout=60) == 1
-    assert "low_watermark must not be above" in process.stderr.read()
+    assert "low_watermark must be a number from 0 to 1" in process.stderr.read()
     process.stderr.close()
 
 

@@ -56,7 +56,7 @@ def test_it_survives_who_started_it_and_takes_nothing_of_a_kernel_with_it(own, m
 
 def test_one_that_cannot_start_says_why(own):
     with pytest.raises(client.ControllerUnavailable, match="low_watermark"):
-        client.ensure_controller(extra_args=["--low-watermark=0.9"], timeout_s=20)
+        client.ensure_controller(extra_args=["--low-watermark=1.5"], timeout_s=20)
 
 
 def test_a_path_too_long_for_a_socket_says_so(own, monkeypatch):

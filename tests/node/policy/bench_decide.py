@@ -23,7 +23,7 @@ from jupyter_affinode.node.model.snapshot import Node
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.system.garbage_collector import spare_passes
 
-LIMITS = {"user_limits": "*=120GiB", "group_limits": "*=4TiB"}
+LIMITS = {"quotas": "*=120GiB, @*=4TiB"}
 EVERYTHING = {"backfill": True, "when_full": "time_slice", **LIMITS}
 
 

@@ -123,7 +123,7 @@ def test_who_can_never_come_back_at_home_goes_where_it_can():
 
 
 def test_a_limit_of_its_user_is_no_reason_to_go_elsewhere():
-    policy = NEEDED.changed(user_limits="ann=6GiB")
+    policy = NEEDED.changed(quotas="ann=6GiB")
     mine = resident("mine", 4 * GIB, user="ann", gpu=B)
     actions = decided(deep("k", user="ann"), mine, busy("x"), policy=policy, gpus=gpus(a=1, b=10))
     assert parks(actions) == ["mine"] and len(actions) == 1

@@ -35,7 +35,6 @@ from jupyter_affinode.settings.policy import GIB, MIB
         {"is_dying": True},
         {"is_moving": True},
         {"retry_at": NOW + 1},
-        {"resident_bytes": {A: 63 * MIB}},
         {"resident_bytes": {A: 0}, "fixed_bytes": {A: GIB}},
         {"residency": Residency.PARKING},
         {"residency": Residency.NONE},

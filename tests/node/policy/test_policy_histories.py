@@ -24,14 +24,10 @@ TOTAL = 100 * MIB
 BASE = Settings(
     idle_timeout_s=3.0,
     cell_idle_timeout_s=5.0,
-    queue_cell_idle_timeout_s=4.0,
-    min_footprint_bytes=MIB,
     margin_bytes=MIB,
     low_watermark=0.0,
-    high_watermark=0.0,
     host_reserve_bytes=0,
-    quantum_s=5.0,
-    end_after_s=10.0,
+    time_slice_s=5.0,
     ageing_s=4.0,
 )
 SECONDS = st.integers(0, 24).map(lambda each: each / 2)
@@ -75,9 +71,9 @@ def longest(made, policy):
     """A generous bound on a whole history: everything one after the other, each turn with all its waiting."""
     work = sum(pause + compute for notebook in made for pause, compute in notebook.cells)
     turns = sum(2 + len(notebook.cells) for notebook in made)
-    slices = sum(compute for notebook in made for _, compute in notebook.cells) / policy.quantum_s
+    slices = sum(compute for notebook in made for _, compute in notebook.cells) / policy.time_slice_s
     overhead = 2 * MOVE_S + policy.idle_timeout_s + policy.cell_idle_timeout_s + 4 * STEP_S
-    return work + (turns + slices) * (len(made) + 1) * overhead + policy.end_after_s + 100
+    return work + (turns + slices) * (len(made) + 1) * overhead + policy.time_slice_s + 100
 
 
 def run(machine, *, more_s=0.0):
@@ -118,7 +114,7 @@ def test_holds_wishes_refusals_deaths_and_jumping_clocks_break_nothing(made, pol
 @given(notebooks(), st.integers(99, 200), st.integers(0, 1 << 32), st.sampled_from(["wait", "time_slice"]))
 @FEW
 def test_limits_of_users_are_kept_and_everybody_gets_the_gpu_in_the_end(made, limit, seed, when_full):
-    policy = BASE.changed(user_limits=f"*={2 * limit * MIB}", when_full=when_full)
+    policy = BASE.changed(quotas=f"*={2 * limit * MIB}", when_full=when_full)
     for notebook in made:
         assert sum(notebook.sizes.values()) <= 2 * limit * MIB
     run(machine_of(made, policy, seed), more_s=4000.0)
@@ -133,7 +129,7 @@ def test_with_time_slices_nobody_waits_longer_than_the_bound(made, ageing_s, bac
     """
     policy = BASE.changed(when_full="time_slice", ageing_s=ageing_s, backfill=backfill)
     machine = run(machine_of(made, policy))
-    turn_s = policy.quantum_s + 2 * MOVE_S + 4 * STEP_S
+    turn_s = policy.time_slice_s + 2 * MOVE_S + 4 * STEP_S
     bound = overtaking_s(policy) + (2 * len(made) + 1) * turn_s
     assert max(machine.waits.values(), default=0.0) <= bound
 

@@ -31,8 +31,6 @@ MOMENTS = st.floats(0, NOW, allow_nan=False)
 QUICK = Settings(
     idle_timeout_s=2.0,
     cell_idle_timeout_s=4.0,
-    queue_cell_idle_timeout_s=3.0,
-    min_footprint_bytes=MIB,
     margin_bytes=2 * MIB,
     host_reserve_bytes=0,
 )

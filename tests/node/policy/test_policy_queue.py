@@ -21,8 +21,8 @@ from jupyter_affinode.settings.policy import GIB, MIB
 from jupyter_affinode.settings.rules import RuleError, is_named, names, numbers, rule_for, sizes
 
 FILL = NEEDED.changed(backfill=True)
-SLICES = NEEDED.changed(when_full="time_slice", quantum_s=60.0)
-NEWEST = NEEDED.changed(when_full="terminate_newest", end_after_s=60.0)
+SLICES = NEEDED.changed(when_full="time_slice", time_slice_s=60.0)
+NEWEST = NEEDED.changed(when_full="terminate_newest", time_slice_s=60.0)
 
 
 def order(*kernels, settings=NEEDED):
@@ -193,7 +193,7 @@ def of(kernel, user, *groups):
     return replace(kernel, user=user, groups=groups)
 
 
-LIMITED = NEEDED.changed(user_limits="ann=10GiB")
+LIMITED = NEEDED.changed(quotas="ann=10GiB")
 
 
 def test_beyond_a_users_limit_their_own_idle_kernels_yield_and_nobody_elses():
@@ -243,7 +243,7 @@ def test_a_grants_cap_is_a_limit_too_and_the_lower_one_counts():
     assert len(decide(NOW, node(*kernels, **machine), NEEDED)) == 1
     capped = [replace(kernel, limit_bytes=10 * GIB) for kernel in kernels]
     assert decide(NOW, node(*capped, **machine), NEEDED) == []
-    assert decide(NOW, node(*capped, **machine), NEEDED.changed(user_limits="ann=40GiB")) == []
+    assert decide(NOW, node(*capped, **machine), NEEDED.changed(quotas="ann=40GiB")) == []
     roomy = [replace(kernel, limit_bytes=40 * GIB) for kernel in kernels]
     assert decide(NOW, node(*roomy, **machine), LIMITED) == []
 
@@ -251,7 +251,7 @@ def test_a_grants_cap_is_a_limit_too_and_the_lower_one_counts():
 @pytest.mark.parametrize("change", [{}, {"hopeless": True}, {"user": "ann"}, {"wants_since": NOW - 9}])
 def test_an_allocation_on_a_gpu_that_nobody_names_any_more_keeps_nobody_from_being_served(change):
     """A page named it while the allocation was asked for, and then no longer."""
-    policy = NEEDED.changed(user_limits="ann=1GiB")
+    policy = NEEDED.changed(quotas="ann=1GiB")
     gone = replace(asks(resident("gone"), 2 * GIB, waits=9, gpu="GPU-gone"), **change)
     actions = decide(NOW, node(gone, parked("other", waits=5), free=8 * GIB), policy)
     assert [action.kernel_id for action in actions if isinstance(action, Resume)] == ["other"]
@@ -259,7 +259,7 @@ def test_an_allocation_on_a_gpu_that_nobody_names_any_more_keeps_nobody_from_bei
 
 
 def test_groups_share_their_limit():
-    policy = NEEDED.changed(group_limits="students=10GiB")
+    policy = NEEDED.changed(quotas="@students=10GiB")
     kernels = [
         of(busy("one", 6 * GIB), "ann", "students"),
         of(parked("two", 6 * GIB, waits=1), "bob", "students"),
@@ -339,7 +339,7 @@ def test_nobody_knows_how_long_somebody_computes():
 
 
 def test_an_estimate_follows_from_who_becomes_eligible_when():
-    policy = NEEDED.changed(queue_idle_timeout_s=300.0)
+    policy = NEEDED.changed(contended_idle_timeout_s=300.0)
     soon, late = resident("soon", 6 * GIB, idle=290), resident("late", 9 * GIB, idle=240)
     first, second = parked("first", 4 * GIB, waits=9), parked("second", 8 * GIB, waits=5)
     found = told(soon, late, first, second, settings=policy, free=0)
@@ -448,15 +448,14 @@ def test_a_rule_names_a_user_of_the_machine_or_of_the_hub_and_never_both():
         ("user:ann=5", "hub:ann"),
         ("hub:=5", "hub:alice"),
         (":ann=5", "hub:ann"),
-        ("@staff=5", "group_limits"),
         ("hub:@staff=5", "@hub:staff"),
         ("ann=5, ann=7", "twice"),
     ],
 )
 def test_a_name_that_could_mean_several_is_refused_in_words(text, says):
     with pytest.raises(SettingsRefused, match=says):
-        NEEDED.changed(user_limits=text)
-    if "twice" not in says and "group" not in says:
+        NEEDED.changed(quotas=text)
+    if "twice" not in says:
         with pytest.raises(SettingsRefused, match=says):
             NEEDED.changed(opt_out=text.partition("=")[0])
 
@@ -467,8 +466,8 @@ def test_a_name_that_could_mean_several_is_refused_in_words(text, says):
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(RuleError):
         sizes(text)
-    with pytest.raises(SettingsRefused, match="user_limits"):
-        NEEDED.changed(user_limits=text)
+    with pytest.raises(SettingsRefused, match="quotas"):
+        NEEDED.changed(quotas=text)
 
 
 @pytest.mark.parametrize("value", [10**400, 1 << 61, float("inf"), float("nan"), -1, True, "5"])

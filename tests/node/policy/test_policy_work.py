@@ -45,7 +45,7 @@ CASES = {
     "slices": {"when_full": "time_slice"},
     "end": {"when_full": "terminate_newest"},
     "backfill": {"backfill": True},
-    "limits": {"user_limits": "*=120GiB", "group_limits": "*=4TiB"},
+    "limits": {"quotas": "*=120GiB, @*=4TiB"},
     "short of host memory": {"park_when": "idle", "host_reserve_bytes": (1 << 44) - 8 * GIB},
 }
 

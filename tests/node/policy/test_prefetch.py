@@ -80,12 +80,12 @@ def test_a_kernel_is_not_resumed_early_beyond_its_users_quota():
     other = Kernel(
         "o", Residency.RESIDENT, {"A": 8 * GIB}, last_activity=NOW, user="alice", calls_in_flight=1
     )
-    assert decide(NOW, machine(expected, other), Settings(user_limits="alice=16GiB")) == []
-    assert decide(NOW, machine(expected, other), Settings(user_limits="alice=32GiB"))
+    assert decide(NOW, machine(expected, other), Settings(quotas="alice=16GiB")) == []
+    assert decide(NOW, machine(expected, other), Settings(quotas="alice=32GiB"))
 
 
 def test_an_expected_kernel_stays_unless_another_waits():
-    policy = Settings(idle_timeout_s=10.0, queue_idle_timeout_s=10.0)
+    policy = Settings(idle_timeout_s=10.0, contended_idle_timeout_s=10.0)
     kernel = Kernel("k", Residency.RESIDENT, {"A": 10 * GIB}, last_activity=NOW - 20, expected_until=NOW + 30)
     assert eligible_at(kernel, policy, waits_since=None) == NOW + 30
     assert eligible_at(kernel, policy, waits_since=NOW) <= NOW
@@ -118,13 +118,12 @@ def quiet_machines(draw):
                 expected_until=draw(st.sampled_from([0.0, NOW + 5])) if is_parked else 0.0,
             )
         )
-    low, high = draw(st.sampled_from([(0, 0), (50, 150), (300, 600)]))
+    low = draw(st.sampled_from([0, 50, 300]))
     policy = QUICK.changed(
         low_watermark=low / 1000,
-        high_watermark=high / 1000,
-        user_limits=draw(st.sampled_from(["", "*=300MiB"])),
+        quotas=draw(st.sampled_from(["", "*=300MiB"])),
     )
-    free = draw(st.integers(0, 1000))
+    free, high = draw(st.integers(0, 1000)), 1000 * policy.high_watermark
     is_reclaiming = free < low or (free < high and draw(st.booleans()))
     node = machine(*kernels, free=free * MIB, total=1000 * MIB, is_reclaiming=is_reclaiming)
     return node, policy

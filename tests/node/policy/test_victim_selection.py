@@ -285,7 +285,7 @@ def test_what_a_park_would_copy_is_told_by_the_last_one():
 
 def test_of_two_idle_kernels_the_one_that_was_cheap_to_park_before_yields_first(node, shim, wait_until):
     """Through the controller: what pages say of earlier moves decides."""
-    machine = node(idle_timeout_s=0.2, min_footprint_bytes=MIB)
+    machine = node(idle_timeout_s=0.2)
     dear, cheap = shim("dear", resident=900 * MIB), shim("cheap", resident=900 * MIB)
     for each, copied in ((dear, 900 * MIB), (cheap, 0)):
         each.page.parks, each.page.last_park = 1, 900 * MIB

@@ -27,7 +27,7 @@ def contained(node, machine, shim, wait_until, monkeypatch):
     real = peers.peer_of
     for module in (link, clients):
         monkeypatch.setattr(module, "peer_of", lambda connected: replace(real(connected), pid=0))
-    node(when_full="terminate_newest", end_after_s=0.2)
+    node(when_full="terminate_newest", time_slice_s=0.2)
 
     def start(**at_hello):
         asker = shim("asker", state=NONE)

@@ -190,7 +190,7 @@ class Frees(Nvml):
 
 def test_what_it_frees_beside_its_memory_is_what_nvml_shows_beside_its_page(node, deep, wait_until):
     nvml = Frees()
-    machine = node(nvml=nvml, depth="context", min_footprint_bytes=1, queue_idle_timeout_s=0.1)
+    machine = node(nvml=nvml, depth="context", contended_idle_timeout_s=0.1)
     nvml.idle, waits = deep("k", resident=300 * MIB), deep("l", resident=0)
     wait_until(lambda: machine.kernel("k") and machine.kernel("l"))
     waits.allocate(800 * MIB, number=1)

@@ -114,15 +114,14 @@ class Play:
         pick = self.dice.choice
         return Settings().changed(
             depth=pick(["context", "memory"]),
-            resume_elsewhere=pick([True, True, False]),
+            allow_migration=pick([True, True, False]),
             backfill=pick([True, False]),
             when_full=pick(["wait", "time_slice", "terminate_newest"]),
             park_when=pick(["needed", "idle"]),
             idle_timeout_s=pick([0.5, 60.0]),
             drop_caches_before_park=pick([True, False, False]),
-            user_limits=pick(["", "alice=4GiB", "*=20GiB"]),
-            quantum_s=1.0,
-            end_after_s=1.0,
+            quotas=pick(["", "alice=4GiB", "*=20GiB"]),
+            time_slice_s=1.0,
         )
 
     def page(self):

@@ -73,7 +73,7 @@ def test_who_has_waited_for_some_seconds_gets_the_room_of_who_thinks_for_less():
     slower = {"A": Speed(0, 20e9, 0, 20e9)}
     moment = eligible_at(idle(0), settings, waits_since=999.0, speeds=slower)
     assert moment == 1004, "two round trips, or a third of the time-out"
-    settings = Settings(queue_idle_timeout_s=60.0)
+    settings = Settings(contended_idle_timeout_s=60.0)
     assert eligible_at(idle(0), settings, waits_since=1000.0, speeds=fast) == 1020
 
 
@@ -106,7 +106,7 @@ def test_nobody_is_parked_later_because_somebody_waits():
 
 def test_somebody_who_waits_need_not_wait_for_the_whole_idle_timeout(node, shim, wait_until):
     """A person thinks between two cells; somebody waits; the next of five minutes is not waited for."""
-    machine = node(idle_timeout_s=300, queue_idle_timeout_s=0.3, min_footprint_bytes=MIB)
+    machine = node(idle_timeout_s=300, contended_idle_timeout_s=0.3)
     thinker, waiter = shim("thinker", resident=900 * MIB), shim("waiter")
     wait_until(lambda: (machine.kernel("thinker") or {}).get("resident_bytes"))
     assert machine.kernel("thinker")["eligible"] is False

@@ -81,7 +81,7 @@ def test_no_second_kernel_is_ended_because_the_controller_forgot_the_first(
     births = itertools.count(1000)
     monkeypatch.setattr(state, "started_at", lambda pid, default: float(next(births)))
     monkeypatch.setattr(servers, "os", SimpleNamespace(getpid=lambda: 0, pidfd_open=os.pidfd_open))
-    settings = {"when_full": "terminate_newest", "end_after_s": 0.1}
+    settings = {"when_full": "terminate_newest", "time_slice_s": 0.1}
 
     def everybody():
         asker = shim("asker", resident=100 * MIB)

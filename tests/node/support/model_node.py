@@ -31,7 +31,7 @@ from jupyter_affinode.settings.policy import GIB, Settings
 
 STEP_S = 0.25
 CONTEXT = GIB // 2  # of a deep process
-SETTINGS = Settings(idle_timeout_s=2.0, min_footprint_bytes=1, margin_bytes=0, host_reserve_bytes=0)
+SETTINGS = Settings(idle_timeout_s=2.0, margin_bytes=0, host_reserve_bytes=0)
 QUIET = logging.Logger("model", level=logging.CRITICAL)
 
 

@@ -204,7 +204,9 @@ class SharedMachine:
             assert asked or queue or action.cause is Cause.LIMIT, "parked without need"
         if action.preempts:
             assert queue and kernel.may_be_preempted
-            assert self.now - kernel.resident_since >= self.settings.quantum_s, "before its quantum was over"
+            assert self.now - kernel.resident_since >= self.settings.time_slice_s, (
+                "before its quantum was over"
+            )
 
     def _check_end(self, action: EndKernel, kernel: Kernel, node: Node) -> None:
         head = next(each for each in node.kernels if each.id == action.for_kernel)
@@ -226,7 +228,7 @@ class SharedMachine:
                 self.served.append((self.now, waiter))
             elif not (kernel.is_moving or kernel.is_ending or kernel.id in parked_now):
                 left.append(waiter)
-        if self.settings.backfill or self.settings.user_limits:
+        if self.settings.backfill or self.settings.quotas:
             return  # who waits for their own limit is passed by, and so is who is not delayed
         self._check_turns(queue, served, left)
         for waiter in queue:
@@ -267,7 +269,7 @@ class SharedMachine:
                     passed.add(turn)
 
     def _check_limits(self, actions: Sequence[Action]) -> None:
-        limit = self.settings.user_limits
+        limit = self.settings.quotas
         if not limit:
             return
         most = int(limit.partition("=")[2])
@@ -350,7 +352,7 @@ class SharedMachine:
             del self.reserved[notebook.id]
             notebook.room, notebook.granted = None, False
             self._is_resident(notebook)
-        elif more or (fits and notebook.room is None and not self.settings.user_limits):
+        elif more or (fits and notebook.room is None and not self.settings.quotas):
             assert not more, "kernels of several GPUs begin parked"
             self._is_resident(notebook)
         elif notebook.room is None:

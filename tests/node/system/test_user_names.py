@@ -102,7 +102,7 @@ def test_who_was_known_stays_known_while_the_server_is_down():
 
 def test_rules_know_a_user_once_the_directory_has_answered():
     kernel = KernelRecord("uid-0/k", owner="uid-0", owner_name="0")
-    rules = Settings().changed(user_priorities="root=3")
+    rules = Settings().changed(priorities="root=3")
     until(lambda: standing(kernel, rules).priority == 3)
     kernel = KernelRecord("user-0/k", owner="user-0", owner_name="hub:0")
     assert standing(kernel, rules).priority == 0, "that one is whom a grant names"
