@@ -196,7 +196,7 @@ class Controller:
 
         Each is as it is when its turn comes. Kernels may come and go meanwhile.
         """
-        for kernel in [each for each in self.state.kernels.values() if identity.sees(each.owner)]:
+        for kernel in [each for each in self.state.kernels.values() if identity.sees(each.account.owner)]:
             if self.state.kernels.get(kernel.id) is kernel:
                 yield self._json(kernel, self._seen.get(kernel.id), time.monotonic())
 
@@ -233,7 +233,7 @@ class Controller:
 
     def owner_of(self, kernel_id: str) -> str | None:
         """Whose a known kernel is."""
-        return self.state.kernels[kernel_id].owner
+        return self.state.kernels[kernel_id].account.owner
 
     def place(self, kernel: KernelRecord) -> list[NvmlGpu]:
         """The GPUs that a kernel which is about to start should see, the best first."""
@@ -395,10 +395,10 @@ class Controller:
             self._shims.forget(process, lives=process.watch is not None)  # its end would have been seen
         for kernel in list(self.state.kernels.values()):
             self.wishes.look_for_fulfilled(kernel)
-            is_over = kernel.description is None or kernel.has_had_processes
+            is_over = kernel.server.description is None or kernel.past.has_had_processes
             lasts = EMPTY_KERNEL_LASTS_S if is_over else UNSERVED_KERNEL_LASTS_S
-            is_old = kernel.empty_since is not None and now - kernel.empty_since > lasts
-            if is_old and kernel.described_by is None:
+            is_old = kernel.past.empty_since is not None and now - kernel.past.empty_since > lasts
+            if is_old and kernel.server.pid is None:
                 del self.state.kernels[kernel.id]
 
     def _tell_places(self, shown: list[dict[str, Any]]) -> None:

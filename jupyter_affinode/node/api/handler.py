@@ -95,7 +95,7 @@ class Handler(RequestHandler):
     def acts_for_others(self) -> bool:
         """Return whether the request changes what is not the client's own."""
         is_change = self.request.method not in ("GET", "HEAD")
-        return is_change and self.subject is not None and self.subject.owner != self.identity.owner
+        return is_change and self.subject is not None and self.subject.account.owner != self.identity.owner
 
     def _audit(self) -> None:
         """Remember what an administrator did."""
@@ -265,7 +265,7 @@ class Handler(RequestHandler):
 
     def kernel_json(self, kernel: KernelRecord) -> Json:
         """Return a kernel as the client may see it."""
-        return kernel_view(self.identity, self.controller.kernel_json(kernel), kernel.owner)
+        return kernel_view(self.identity, self.controller.kernel_json(kernel), kernel.account.owner)
 
     def for_admins(self, what: str, verb: str = "change") -> None:
         """403 unless an administrator asks: no other user may change (or `verb`) `what`."""

@@ -45,10 +45,10 @@ class KernelHandler(Handler):
     def delete(self, kernel_id: str) -> None:
         """DELETE /kernels/{id}: it was shut down. Processes that are left keep it until they end."""
         kernel = self.kernel(kernel_id)
-        kernel.description = kernel.described_by = kernel.described_from = (
+        kernel.server.description = kernel.server.pid = kernel.server.place = (
             None  # else it lasts as long as its server
         )
-        kernel.is_tracked = kernel.cell_open = False
+        kernel.cell.is_tracked = kernel.cell.is_open = False
         self.controller.wishes.ended(kernel)
         if not kernel.processes:
             del self.controller.state.kernels[kernel.id]
@@ -171,12 +171,12 @@ class CellHandler(Handler):
             raise ApiError(400, "bad-request", "'open' is missing")
         kernel = self.made_known(kernel_id)
         cell_id = body.get("cell_id")
-        if not body["open"] or cell_id != kernel.cell_id:
+        if not body["open"] or cell_id != kernel.cell.id:
             self.controller.wishes.end_cancel(kernel)
-        if body["open"] and not (kernel.cell_open and cell_id == kernel.cell_id):
-            kernel.cell_since = self.now()
-        kernel.is_tracked, kernel.cell_open = True, body["open"]
-        kernel.cell_id = cell_id if body["open"] else None
+        if body["open"] and not (kernel.cell.is_open and cell_id == kernel.cell.id):
+            kernel.cell.since = self.now()
+        kernel.cell.is_tracked, kernel.cell.is_open = True, body["open"]
+        kernel.cell.id = cell_id if body["open"] else None
         self.controller.servers.speaks_for(self.speaker(), kernel, self.identity)
         self.controller.poke()
         self.set_status(204)

@@ -70,7 +70,9 @@ class Rooms:
         if message.gpu_uuid not in self._state.gpus.uuids:
             self._state.refresh(now)  # its first memory there, perhaps
         known = message.gpu_uuid in self._state.gpus.uuids
-        is_full = len(process.rooms) >= ROOMS_MAX or self._count_of(kernel.payer) >= ROOMS_OF_A_USER_MAX
+        is_full = (
+            len(process.rooms) >= ROOMS_MAX or self._count_of(kernel.account.payer) >= ROOMS_OF_A_USER_MAX
+        )
         if (not known or is_full) and process.connection is not None:
             self._log.info("deny room to %s: %s", kernel.id, "too many requests" if known else "unknown GPU")
             process.connection.command(CommandKind.ROOM, request=message.number, argument=0)
@@ -87,7 +89,7 @@ class Rooms:
 
     def _count_of(self, payer: str | None) -> int:
         """Return how many allocations of one user wait for room."""
-        kernels = (kernel for kernel in self._state.kernels.values() if kernel.payer == payer)
+        kernels = (kernel for kernel in self._state.kernels.values() if kernel.account.payer == payer)
         return sum(len(process.rooms) for kernel in kernels for process in kernel.processes.values())
 
 
@@ -107,9 +109,9 @@ def _remember(process: Process, kernel: KernelRecord, number: int, room: Room) -
     room.resident_before = _resident_on(process, room.gpu)
     process.rooms[number] = room
     if failed is None:
-        kernel.room_backoff.succeed()
+        kernel.failures.room.succeed()
         return False
-    kernel.room_backoff.fail(room.since)
+    kernel.failures.room.fail(room.since)
     room.since = failed.since
     return True
 

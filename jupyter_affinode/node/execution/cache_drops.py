@@ -30,7 +30,7 @@ class CacheDrops:
 
     def begin(self, kernel: KernelRecord, reason: str) -> None:
         """Ask every process of the kernel that has someone who can."""
-        drop = kernel.cache_drop = CacheDrop(time.monotonic())
+        drop = kernel.caches.drop = CacheDrop(time.monotonic())
         for process in kernel.connected():
             if process.drops_caches and process.connection is not None:
                 drop.pending[process.key] = process.connection.command(
@@ -41,7 +41,7 @@ class CacheDrops:
     def take_reply(self, process: Process, reply: Reply) -> None:
         """A process answered; only the answer to the last wish counts."""
         kernel = self._state.kernels[process.kernel_id]
-        drop = kernel.cache_drop
+        drop = kernel.caches.drop
         if drop is None or drop.pending.get(process.key) != reply.epoch:
             return
         if reply.status not in (Status.OK, Status.NOTHING):
@@ -52,7 +52,7 @@ class CacheDrops:
     def look(self, now: float) -> None:
         """Wait no longer for processes that are gone, or take too long."""
         for kernel in self._state.kernels.values():
-            drop = kernel.cache_drop
+            drop = kernel.caches.drop
             if drop is None:
                 continue
             connected = {process.key for process in kernel.connected()}
@@ -62,12 +62,12 @@ class CacheDrops:
             self._end_if_done(kernel)
 
     def _end_if_done(self, kernel: KernelRecord) -> None:
-        drop = kernel.cache_drop
+        drop = kernel.caches.drop
         if drop is None or drop.pending:
             return
-        kernel.cache_drop = None
+        kernel.caches.drop = None
         self._state.refresh(time.monotonic())
-        kernel.caches_dropped_at = max(
+        kernel.caches.dropped_at = max(
             (process.last_activity for process in kernel.processes.values()), default=None
         )
         took = duration_in_words(time.monotonic() - drop.began)

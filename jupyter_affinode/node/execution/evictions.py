@@ -23,8 +23,8 @@ def ask_for_end(
     kernel: KernelRecord, reason: str, for_kernel: str | None, now: float, log: logging.Logger
 ) -> None:
     """Have the kernel's server shut it down, for another that waits."""
-    kernel.end_asked, kernel.end_asked_at, kernel.end_for = reason, now, for_kernel
-    kernel.end_is_recalled = False
+    kernel.ending.reason, kernel.ending.asked_at, kernel.ending.for_kernel = reason, now, for_kernel
+    kernel.ending.is_recalled = False
     log.warning("the server of %s is asked to shut it down: %s", kernel.id, reason)
 
 
@@ -33,20 +33,20 @@ def look_for_unended(
 ) -> None:
     """Take back what nobody needs any more, and give up on servers that have not done it."""
     for kernel in kernels.values():
-        if kernel.end_asked is None:
+        if kernel.ending.reason is None:
             continue
         if not kernel.processes:
-            kernel.end_asked = None  # it is done; the same kernel may be started again
-        elif kernel.end_is_recalled and now - kernel.end_asked_at < ALL_ARE_BACK_S:
+            kernel.ending.reason = None  # it is done; the same kernel may be started again
+        elif kernel.ending.is_recalled and now - kernel.ending.asked_at < ALL_ARE_BACK_S:
             continue
-        elif kernel.end_for is not None and not _waits(kernels.get(kernel.end_for)):
+        elif kernel.ending.for_kernel is not None and not _waits(kernels.get(kernel.ending.for_kernel)):
             log.info("%s goes on: nobody waits for its end any more", kernel.id)
-            kernel.end_asked = None
+            kernel.ending.reason = None
             on_change()
-        elif not (kernel.described_by or kernel.described_from) or now - kernel.end_asked_at > SERVER_TAKES_S:
+        elif not (kernel.server.pid or kernel.server.place) or now - kernel.ending.asked_at > SERVER_TAKES_S:
             log.warning("%s was not shut down by its server: it goes on", kernel.id)
-            kernel.end_asked = None
-            kernel.end_backoff.wait(now, NOT_AGAIN_S)
+            kernel.ending.reason = None
+            kernel.ending.backoff.wait(now, NOT_AGAIN_S)
             on_change()
 
 
@@ -54,8 +54,12 @@ def end_shown(kernel: KernelRecord, kernels: Mapping[str, KernelRecord]) -> str 
     """What its server is told: why it is to end. One that an earlier controller asked for only once who waited for it
     is back, since it may have given up meanwhile.
     """
-    is_sure = not kernel.end_is_recalled or kernel.end_for is None or _waits(kernels.get(kernel.end_for))
-    return kernel.end_asked if is_sure else None
+    is_sure = (
+        not kernel.ending.is_recalled
+        or kernel.ending.for_kernel is None
+        or _waits(kernels.get(kernel.ending.for_kernel))
+    )
+    return kernel.ending.reason if is_sure else None
 
 
 def _waits(kernel: KernelRecord | None) -> bool:

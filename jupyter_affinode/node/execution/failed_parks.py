@@ -45,7 +45,7 @@ class FailedParks:
 
     def park_begins(self, kernel: KernelRecord, move: Move) -> None:
         """Note by GPU what the kernel says it has, and what is nobody's of that which is in use."""
-        if move.for_kernel is None or kernel.payer is None:
+        if move.for_kernel is None or kernel.account.payer is None:
             return
         sizes = {uuid: gpu.resident_bytes for uuid, gpu in kernel.by_gpu().items()}
         move.claims = {
@@ -80,7 +80,7 @@ class FailedParks:
         elif move.claims:
             self._parked.append((kernel, move, now))
         else:
-            self._state.failed_parks.succeeded(kernel.payer, EXCUSE)
+            self._state.failed_parks.succeeded(kernel.account.payer, EXCUSE)
 
     def _look_for_hollow(self) -> None:
         """Whether what was parked has become free, by the first figure that can say so."""
@@ -93,7 +93,7 @@ class FailedParks:
             if sample is not None and self._is_hollow(move):
                 self._count(kernel, move, "its memory is not free", sample.began)
             else:
-                self._state.failed_parks.succeeded(kernel.payer, EXCUSE)
+                self._state.failed_parks.succeeded(kernel.account.payer, EXCUSE)
 
     def _is_hollow(self, move: Move) -> bool:
         """Whether what is nobody's has grown by what was to become free, on any GPU, beside what others were given.
@@ -112,8 +112,8 @@ class FailedParks:
         return gpus.measured[uuid].used_bytes - gpus.managed_bytes(uuid)
 
     def _count(self, kernel: KernelRecord, move: Move, why: str, now: float, weight: float = 1.0) -> None:
-        if self._state.failed_parks.failed(kernel.payer, move.began, now, weight):
-            lasts = duration_in_words(self._state.failed_parks.until(kernel.payer) - now)
+        if self._state.failed_parks.failed(kernel.account.payer, move.began, now, weight):
+            lasts = duration_in_words(self._state.failed_parks.until(kernel.account.payer) - now)
             self._log.warning(
                 "a park of %s for a waiter came to nothing (%s): for %s other users' kernels are asked first",
                 kernel.id,

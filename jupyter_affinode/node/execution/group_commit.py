@@ -74,7 +74,7 @@ def _obstacle(kernel: KernelRecord, move: Move) -> tuple[Status, str] | None:
         return None  # whoever is gone needs no room now, and the others need not wait for it
     if move.gone:
         return SILENT if move.gone & kernel.processes.keys() else ENDED
-    if kernel.resume_asked:
+    if kernel.asked.resume:
         return ASKED_BACK
     for key, process in kernel.processes.items():
         if key not in move.epochs:

@@ -74,7 +74,7 @@ class Moves:
         """
         now = time.monotonic()
         kernel.host.budget_bytes = budget_bytes
-        asked = kernel.park_asked is not None
+        asked = kernel.asked.park is not None
         kernel.move = Move(True, reason, now, asked=asked, to_context=to_context, cause=cause)
         kernel.move.for_kernel = for_kernel
         kernel.move.preempts = preempts
@@ -98,7 +98,7 @@ class Moves:
         `gpu`: on that one, on which the room is, and not where it was; for one process alone.
         """
         targets = [process for process in kernel.connected() if process.is_parked]
-        is_asked = cause is Cause.CELL and kernel.resume_asked
+        is_asked = cause is Cause.CELL and kernel.asked.resume
         self._resume(kernel, targets, needs, reason, Cause.ASKED if is_asked else cause, gpu)
 
     def take_reply(self, process: Process, reply: Reply) -> None:
@@ -174,34 +174,34 @@ class Moves:
         """
         now = time.monotonic()
         may_pass = status is Status.BUSY or (status is Status.NO_HOST_ROOM and was_tried)
-        if may_pass and kernel.park_asked is not None and now < kernel.park_asked_until:
-            kernel.ask_again_at = now + ASK_AGAIN_S
+        if may_pass and kernel.asked.park is not None and now < kernel.asked.park_until:
+            kernel.asked.park_again_at = now + ASK_AGAIN_S
             self._on_change()
             return
-        kernel.refusal, kernel.reason = reason, None
+        kernel.failures.refusal, kernel.reason = reason, None
         if status is Status.NO_HOST_ROOM:
             pause = refused_for_memory(kernel, now, self._state.host_left(kernel) if found_less else None)
             when = "there is more of it"
         else:
-            pause = kernel.park_backoff.fail(now)
+            pause = kernel.failures.park.fail(now)
             when = f"{pause:.1f} s have passed"
         if found_less:
-            kernel.park_backoff.wait(now, pause)
+            kernel.failures.park.wait(now, pause)
         self._log.info("%s stays on the GPU: %s; not tried again before %s", kernel.id, reason, when)
         self._observer.park_refused(kernel, slug, was_tried)
         self.end_park_wish(kernel, Outcome(status, slug, reason))
 
     def end_park_wish(self, kernel: KernelRecord, outcome: Outcome) -> None:
         """Tell whoever asked for a park. Whatever came of it, a kernel without processes has ended."""
-        kernel.park_asked = None
-        done, kernel.park_done = kernel.park_done, None
+        kernel.asked.park = None
+        done, kernel.asked.park_done = kernel.asked.park_done, None
         if done is not None:
             done.set_result(outcome if kernel.processes else KERNEL_ENDED)
 
     def end_resume_wish(self, kernel: KernelRecord, outcome: Outcome) -> None:
         """Tell whoever asked for a resume, as above."""
-        kernel.resume_asked = False
-        done, kernel.resume_done = kernel.resume_done, None
+        kernel.asked.resume = False
+        done, kernel.asked.resume_done = kernel.asked.resume_done, None
         if done is not None:
             done.set_result(outcome if kernel.processes else KERNEL_ENDED)
 
@@ -241,7 +241,7 @@ class Moves:
         gpu: str | None = None,
     ) -> None:
         now = time.monotonic()
-        kernel.move = Move(False, reason, now, asked=kernel.resume_asked, cause=cause)
+        kernel.move = Move(False, reason, now, asked=kernel.asked.resume, cause=cause)
         if gpu is not None:
             kernel.move.gpu, kernel.move.from_gpu = gpu, kernel.main_gpu()
         kernel.move.from_context = kernel_depth(kernel) is Depth.CONTEXT
@@ -260,8 +260,8 @@ class Moves:
 
     def _finish(self, kernel: KernelRecord, move: Move) -> None:
         kernel.move = None
-        now = kernel.moved_at = time.monotonic()
-        kernel.move_lasted_s = now - move.began
+        now = kernel.last_move.ended_at = time.monotonic()
+        kernel.last_move.lasted_s = now - move.began
         forget_trim(kernel)
         self._state.refresh(now)
         failed = failure(move, kernel)
@@ -293,10 +293,10 @@ class Moves:
         self._failed_parks.park_ended(kernel, move, failed)
         found_less = learn_from_park(kernel, move.replies)
         if failed is None:
-            kernel.refusal = None
-            kernel.park_backoff.succeed()
+            kernel.failures.refusal = None
+            kernel.failures.park.succeed()
             kernel.host.backoff.succeed()
-            kernel.context_refusal = next(
+            kernel.failures.context_refusal = next(
                 (reply.text for reply in done if move.to_context and reply.text), None
             )
             if kernel_depth(kernel) is Depth.CONTEXT:
@@ -333,9 +333,9 @@ class Moves:
                 self._unused_room.resume_failed(kernel, reserved, now)
         _count_failed_resumes(kernel, move)
         if failed is None:
-            kernel.resume_backoff.succeed()
-            kernel.migration_backoff.clear()
-            kernel.moved_from = move.from_gpu
+            kernel.failures.resume.succeed()
+            kernel.failures.migration.clear()
+            kernel.last_move.from_gpu = move.from_gpu
             kernel.reason = None
             moved = sum(reply.bytes for reply in move.replies.values())
             took = now - move.began
@@ -347,19 +347,19 @@ class Moves:
             self._stays_off(kernel, move.gpu, text, now)
             if status is not Status.FAILED:
                 return
-        pause = kernel.resume_backoff.fail(now)
+        pause = kernel.failures.resume.fail(now)
         kernel.reason = text
         self._log.warning("%s stays parked: %s; tried again in %.1f s", kernel.id, text, pause)
         if status is Status.NO_GPU_ROOM:
             for uuid, gpu in kernel.by_gpu().items():
                 if gpu.parked_bytes:
                     self._state.gpus.take_failure(uuid, gpu.parked_bytes)
-        elif kernel.resume_done is not None:
+        elif kernel.asked.resume_done is not None:
             self.end_resume_wish(kernel, Outcome(status, SLUGS[status], text))
 
     def _stays_off(self, kernel: KernelRecord, gpu: str, text: str, now: float) -> None:
         """It could not come back on another GPU, and is parked as before: at home it may be served at once."""
-        pause = kernel.migration_backoff.setdefault(gpu, Backoff()).fail(now)
+        pause = kernel.failures.migration.setdefault(gpu, Backoff()).fail(now)
         kernel.reason = text
         self._log.warning(
             "%s does not come back on %s: %s; tried again in %.1f s", kernel.id, gpu, text, pause

@@ -67,9 +67,9 @@ class Notices:
         """Told: why it stays although others wait. Being at work is no news."""
         if slug in ("busy", "nothing-to-move", "too-late"):
             return
-        if kernel.park_asked is not None:
+        if kernel.asked.park is not None:
             return  # who asked for it is answered
-        text = f"stays on the GPU: {kernel.refusal}."
+        text = f"stays on the GPU: {kernel.failures.refusal}."
         self._tell(Notice("refused", "info", text, kernel.id))
 
     def room_answered(self, kernel: KernelRecord, answered: RoomAnswered) -> None:
@@ -130,7 +130,7 @@ class Notices:
         other = self._state.kernels.get(other_id) if other_id is not None else None
         if other is None:
             return "another notebook"
-        return "another user" if other.owner != kernel.owner else "another notebook of yours"
+        return "another user" if other.account.owner != kernel.account.owner else "another notebook of yours"
 
     def _tell(self, notice: Notice, about: str | None = None, *, again_s: float = SAME_AGAIN_S) -> None:
         """Tell it, unless much the same was told a moment ago."""

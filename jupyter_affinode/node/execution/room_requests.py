@@ -47,11 +47,11 @@ class RoomRequests:
         record = KernelRecord(f"{PREFIX}{number}")
         identity.mark(record)
         if priority is not None and may_raise:
-            record.priority = priority
+            record.account.priority = priority
         elif priority is not None:
             record.describe(priority=priority)
         for other in list(self._state.room_requests.values()):
-            if other.record.payer == record.payer:
+            if other.record.account.payer == record.account.payer:
                 self._end(other, "refused", "another request of the same user took its place", "replaced")
         best = [gpu.uuid for gpu in self._state.place(record, node, now)]
         gpus = list(dict.fromkeys([*best, *self._state.gpus.uuids]))
@@ -149,7 +149,7 @@ class RoomRequests:
 
     @staticmethod
     def _user(request: RequestedRoom) -> str:
-        return request.record.owner_name or request.record.owner or "the user"
+        return request.record.account.name or request.record.account.owner or "the user"
 
 
 def _lasting(line: Mapping[str, Any]) -> tuple[Any, ...]:

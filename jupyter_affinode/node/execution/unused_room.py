@@ -43,9 +43,9 @@ class UnusedRoom:
             self._count(kernel, reserved[0], now)
 
     def _count(self, kernel: KernelRecord, entry: Reserved, now: float) -> None:
-        if self._state.unused_room.failed(kernel.payer, entry.began, now):
+        if self._state.unused_room.failed(kernel.account.payer, entry.began, now):
             self._log.warning(
                 "%s did not take the GPU memory that was reserved for it: its user's kernels are given none for %s",
                 kernel.id,
-                duration_in_words(self._state.unused_room.until(kernel.payer) - now),
+                duration_in_words(self._state.unused_room.until(kernel.account.payer) - now),
             )

@@ -48,7 +48,7 @@ class Wishes:
         Who is parked and waits in the queue for a call of its own stays there, and that is said: only an interrupt
         takes a call back.
         """
-        was_wanted = kernel.resume_asked
+        was_wanted = kernel.asked.resume
         self._moves.end_resume_wish(
             kernel, Outcome(Status.REFUSED, "park-asked", "a park was asked for since")
         )
@@ -60,9 +60,11 @@ class Wishes:
             done = _at_once(LOST)
         else:
             now = time.monotonic()
-            kernel.park_asked = "the person asked for it"
-            kernel.park_asked_until, kernel.ask_again_at = now + BUSY_PATIENCE_S, now
-            done = kernel.park_done = kernel.park_done or asyncio.get_running_loop().create_future()
+            kernel.asked.park = "the person asked for it"
+            kernel.asked.park_until, kernel.asked.park_again_at = now + BUSY_PATIENCE_S, now
+            done = kernel.asked.park_done = (
+                kernel.asked.park_done or asyncio.get_running_loop().create_future()
+            )
         self._on_change()
         return done
 
@@ -75,10 +77,12 @@ class Wishes:
         if kernel.residency is Residency.LOST:
             return _at_once(LOST)
         now = time.monotonic()
-        failed, soonest = kernel.resume_backoff, now + ASKED_AGAIN_S if kernel.resume_asked else now
+        failed, soonest = kernel.failures.resume, now + ASKED_AGAIN_S if kernel.asked.resume else now
         failed.retry_at = min(failed.retry_at, soonest)
-        kernel.resume_asked = True
-        done = kernel.resume_done = kernel.resume_done or asyncio.get_running_loop().create_future()
+        kernel.asked.resume = True
+        done = kernel.asked.resume_done = (
+            kernel.asked.resume_done or asyncio.get_running_loop().create_future()
+        )
         self._on_change()
         return done
 
@@ -104,8 +108,8 @@ class Wishes:
         """The user interrupted: waiting calls in the processes that the signal reaches fail, until the cell ends or for
         5 s.
         """
-        lasts = CANCEL_LASTS_S if kernel.cell_open else UNTRACKED_CANCEL_LASTS_S
-        if kernel.is_tracked and not kernel.cell_open:
+        lasts = CANCEL_LASTS_S if kernel.cell.is_open else UNTRACKED_CANCEL_LASTS_S
+        if kernel.cell.is_tracked and not kernel.cell.is_open:
             lasts = 0.0  # who waits fails, and the next cell may wait again
         kernel.is_cancelling = True
         self._log.info("cancel %s: what waits for the GPU fails", kernel.id)
@@ -160,12 +164,12 @@ class Wishes:
         """End wishes that came true in another way: a shim resumed by itself, a process with memory ended; and those
         that cannot come true any more.
         """
-        if kernel.resume_done is not None and kernel.residency in (Residency.RESIDENT, Residency.NONE):
+        if kernel.asked.resume_done is not None and kernel.residency in (Residency.RESIDENT, Residency.NONE):
             parked = any(process.data.state is State.PARKED for process in kernel.processes.values())
             if not parked and kernel.move is None:
                 self._moves.end_resume_wish(kernel, Outcome(Status.OK, "", "the GPU is back"))
         is_over = kernel.move is None and kernel.residency is not Residency.RESIDENT
-        if kernel.park_done is not None and is_over:
+        if kernel.asked.park_done is not None and is_over:
             outcome = Outcome(Status.NOTHING, "nothing-to-move", "the kernel uses no GPU now")
             if kernel.residency in (Residency.PARKED, Residency.QUEUED):
                 outcome = _parked_already(kernel, was_wanted=False)

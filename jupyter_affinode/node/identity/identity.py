@@ -65,10 +65,11 @@ class Identity:
 
     def mark(self, kernel: KernelRecord) -> None:
         """Write down whose kernel it is, and what the newest grant says of it."""
-        kernel.owner, kernel.owner_name, kernel.payer = self.owner, self.name, self.payer
-        if self.granted_at is not None and self.granted_at >= kernel.granted_at:
-            kernel.granted_at, kernel.priority = self.granted_at, self.priority
-            kernel.caps, kernel.groups = self.caps, self.groups
+        account = kernel.account
+        account.owner, account.name, account.payer = self.owner, self.name, self.payer
+        if self.granted_at is not None and self.granted_at >= account.granted_at:
+            account.granted_at, account.priority = self.granted_at, self.priority
+            account.caps, account.groups = self.caps, self.groups
 
 
 def of_unix_user(uid: int) -> str:

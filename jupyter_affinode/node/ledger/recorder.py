@@ -203,7 +203,7 @@ class History:
         kernel_id = plain(kernel.id)
         known = self._began.get(kernel_id)
         simulated = any(process.is_simulated for process in kernel.processes.values())
-        said = kernel.description if self._with_names else None
+        said = kernel.server.description if self._with_names else None
         return KernelRow(
             kernel_id,
             self._user(kernel),
@@ -274,7 +274,7 @@ class History:
 
 def owner_name(kernel: KernelRecord) -> str:
     """The same for people."""
-    return (kernel.owner_name or kernel.owner) if kernel.owner else own_name()
+    return (kernel.account.name or kernel.account.owner) if kernel.account.owner else own_name()
 
 
 def plain(text: str) -> str:

@@ -19,8 +19,8 @@ def expected_until(kernel: KernelRecord) -> float:
     if kernel.residency not in HOME:
         return 0.0
     moments = []
-    if kernel.cell_open and kernel.cell_since is not None:
-        moments.append((kernel.cell_since, CELL_EXPECTED_S))
+    if kernel.cell.is_open and kernel.cell.since is not None:
+        moments.append((kernel.cell.since, CELL_EXPECTED_S))
     if kernel.focus_at is not None:
         moments.append((kernel.focus_at, FOCUS_EXPECTED_S))
     is_parked = kernel.residency is Residency.PARKED

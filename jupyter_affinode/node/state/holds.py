@@ -26,7 +26,7 @@ def check_hold(kernel: KernelRecord, kernels: Iterable[KernelRecord], settings: 
         each
         for each in kernels
         if each is not kernel
-        and each.payer == kernel.payer
+        and each.account.payer == kernel.account.payer
         and each.held_until is not None
         and each.held_until > now
     ]

@@ -110,7 +110,7 @@ def look_for_more(kernel: KernelRecord, left_bytes: int) -> None:
     """Whether there is more host memory than when its processes found too little: then it may be parked at once."""
     then = kernel.host.left_bytes
     if then is not None and left_bytes >= then + LEAST_BYTES:
-        kernel.host.left_bytes, kernel.park_backoff.retry_at = None, 0.0
+        kernel.host.left_bytes, kernel.failures.park.retry_at = None, 0.0
 
 
 def forget_trim(kernel: KernelRecord) -> None:

@@ -101,7 +101,7 @@ def _alike(process: Process, gpus: GpuTable) -> list[NvmlGpu]:
 
 def _failed_lately(kernel: KernelRecord, gpu: str, now: float) -> bool:
     """Return whether the kernel could not come back on a GPU a moment ago."""
-    failed = kernel.migration_backoff.get(gpu)
+    failed = kernel.failures.migration.get(gpu)
     return failed is not None and failed.retry_at > now
 
 

@@ -33,26 +33,26 @@ def standing(kernel: KernelRecord, settings: Settings) -> Standing:
     The settings go before a grant where they name the user. A kernelspec is its user's own to write: it may
     lower the class, and opt out of parking where `kernelspec_opt_out` allows that.
     """
-    user = kernel.owner_name if kernel.owner is not None else own_name()
+    user = kernel.account.name if kernel.account.owner is not None else own_name()
     user = user or ""
-    if user.isdigit() and kernel.owner is not None:
+    if user.isdigit() and kernel.account.owner is not None:
         user = name_of(int(user))  # the directory had not answered yet when it connected
-    groups = kernel.groups  # of the grant: its user is none of this machine's
+    groups = kernel.account.groups  # of the grant: its user is none of this machine's
     if not user.startswith(GRANTED):
         groups = groups_of(user) if _asks_for_groups(settings) else ()
-    told = kernel.description or Description()
+    told = kernel.server.description or Description()
     priority = _priority(kernel, user, groups, settings)
     if told.priority is not None:
         priority = min(priority, told.priority)
     is_opted_out = is_named(names(settings.opt_out), user, groups)
     is_opted_out = is_opted_out or (settings.kernelspec_opt_out and told.may_park is False)
-    cap = kernel.caps.get(GPU_BYTES)
+    cap = kernel.account.caps.get(GPU_BYTES)
     return Standing(user, groups, priority, is_opted_out, None if cap is None else int(cap))
 
 
 def owner_of(kernel: KernelRecord) -> str:
     """Who a kernel belongs to; on one user's own controller all are that user's. See identity.py."""
-    return kernel.owner or of_unix_user(os.getuid())
+    return kernel.account.owner or of_unix_user(os.getuid())
 
 
 @lru_cache(maxsize=1)
@@ -68,8 +68,8 @@ def _priority(kernel: KernelRecord, user: str, groups: tuple[str, ...], settings
     rules = numbers(settings.priorities)
     if user in rules:
         return rules[user]
-    if kernel.priority:
-        return kernel.priority
+    if kernel.account.priority:
+        return kernel.account.priority
     of_groups = [known for group in groups if (known := rule_for(rules, f"@{group}")) is not None]
     return max(of_groups) if of_groups else rules.get(EVERYBODY, 0)
 

@@ -53,13 +53,13 @@ class Said:
     def and_then(self, kernel: KernelRecord) -> Said:
         """With what the controller knows now; what only an earlier one did stays until the kernel is back."""
         said = replace(self, held_until=kernel.held_until)
-        told = kernel.description
+        told = kernel.server.description
         if told is not None and told.server is None:
             said = replace(said, may_park=told.may_park, priority=_class(told.priority))
-        if kernel.resume_asked:
+        if kernel.asked.resume:
             said = replace(said, resume_since=kernel.wants_since)
-        if kernel.end_asked is not None:
-            said = replace(said, end_asked=kernel.end_asked, end_for=kernel.end_for)
+        if kernel.ending.reason is not None:
+            said = replace(said, end_asked=kernel.ending.reason, end_for=kernel.ending.for_kernel)
         return said
 
     @classmethod
@@ -139,16 +139,18 @@ class Remembered:
             if rest != NOTHING:
                 self._earlier[kernel.id] = rest
             return
-        if (said.may_park, said.priority) != (None, None) and kernel.description is None:
+        if (said.may_park, said.priority) != (None, None) and kernel.server.description is None:
             kernel.describe(may_park=said.may_park, priority=said.priority)
         if said.resume_since is not None:
-            kernel.resume_asked, kernel.wants_since = True, said.resume_since
-            kernel.resume_done = asyncio.get_running_loop().create_future()  # who asked is not there any more
+            kernel.asked.resume, kernel.wants_since = True, said.resume_since
+            kernel.asked.resume_done = (
+                asyncio.get_running_loop().create_future()
+            )  # who asked is not there any more
         # One that was restarted meanwhile has nothing that its end would free.
         uses_gpu = any(process.uses_gpu for process in kernel.processes.values())
         if said.end_asked is not None and uses_gpu:
-            kernel.end_asked, kernel.end_for = said.end_asked, said.end_for
-            kernel.end_asked_at, kernel.end_is_recalled = now, True
+            kernel.ending.reason, kernel.ending.for_kernel = said.end_asked, said.end_for
+            kernel.ending.asked_at, kernel.ending.is_recalled = now, True
 
     def look(self, kernels: Iterable[KernelRecord], now: float) -> None:
         """Write what has changed; called after each pass."""
@@ -190,9 +192,9 @@ class Remembered:
 def _pages_of(kernels: Iterable[KernelRecord]) -> dict[str, str]:
     """The pages of the processes that grants let in, each with its owner."""
     return {
-        _page_name(process.page.inode): kernel.owner
+        _page_name(process.page.inode): kernel.account.owner
         for kernel in kernels
-        if kernel.owner is not None and kernel.granted_at
+        if kernel.account.owner is not None and kernel.account.granted_at
         for process in kernel.processes.values()
     }
 
@@ -203,9 +205,9 @@ def _page_name(inode: Inode) -> str:
 
 def _says_anything(kernel: KernelRecord) -> bool:
     """Whether there is anything to be remembered; of nearly all, after each pass, there is not."""
-    if kernel.held_until is not None or kernel.resume_asked or kernel.end_asked is not None:
+    if kernel.held_until is not None or kernel.asked.resume or kernel.ending.reason is not None:
         return True
-    return kernel.description is not None and kernel.description.server is None
+    return kernel.server.description is not None and kernel.server.description.server is None
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -203,89 +203,148 @@ class Description:
 
 
 @dataclass
-class KernelRecord:
-    """One kernel."""
+class Account:
+    """Whose a kernel is, and what that entitles it to; from its connection and its grants."""
 
-    id: str  # unique here; on a controller of all users it begins with the owner's
-    owner: str | None = None  # whose it is, on a controller of all users; None: the controller's own user's
-    owner_name: str | None = None  # for people, and for rules that name users (rules.py)
+    owner: str | None = None  # on a controller of all users; None: the controller's own user
+    name: str | None = None  # the owner's for people, and for rules that name users (rules.py)
     payer: str | None = None  # whose limits it counts in: the owner's, or of whom the owner is a part
     granted_at: float = 0.0  # when the newest of its grants was signed, in seconds since the epoch
     priority: int = 0  # of that grant; higher goes first
     caps: Mapping[str, float] = field(default_factory=dict)  # … the owner's limits, by name
     groups: tuple[str, ...] = ()  # … and the owner's groups, as rules name them
-    processes: dict[int, Process] = field(default_factory=dict)
+
+
+@dataclass
+class ServerSide:
+    """What the kernel's Jupyter server says of it, and whether that server lives."""
+
     description: Description | None = None
-    described_by: int | None = None  # pid of the server that did
-    described_from: str | None = None  # … or its place (identity.py), where its pid cannot be seen
-    is_heard: bool = False  # … and somebody in that place follows the events
-    is_tracked: bool = False  # an execution tracker says when cells are open
-    cell_open: bool = False
-    cell_since: float | None = None  # when the open cell began
-    cell_id: str | None = None
-    held_until: float | None = None
-    placed: tuple[str, float] | None = None  # the GPU that it was told to use, and when
-    focus_at: float | None = None
-    is_cancelling: bool = False
-    peer_ended: tuple[int, float] | None = (
-        None  # the last process that ended beside others with GPU memory; when
-    )
-    move: Move | None = None
-    moved_at: float = 0.0  # when the last one ended …
-    move_lasted_s: float | None = None  # … and how long after it began; None: there was none
-    # the person's wishes
-    park_asked: str | None = None
-    park_asked_until: float = 0.0  # "busy" is tried again until then
-    ask_again_at: float = 0.0
+    pid: int | None = None  # of the server that described it
+    place: str | None = None  # … or its place (identity.py), where its pid cannot be seen
+    is_heard: bool = False  # … and a client in that place follows the events
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the server that described it lives, as far as that can be seen."""
+        return self.pid is not None or self.is_heard
+
+
+@dataclass
+class Cell:
+    """What the execution tracker says of the kernel's cells."""
+
+    is_tracked: bool = False  # there is a tracker that says when cells are open
+    is_open: bool = False
+    since: float | None = None  # when the open cell began
+    id: str | None = None
+
+
+@dataclass
+class Asked:
+    """The user's wishes for now."""
+
+    park: str | None = None  # why, in words
+    park_until: float = 0.0  # "busy" is tried again until then
+    park_again_at: float = 0.0
     park_done: asyncio.Future[Outcome] | None = None  # one for everyone who asked
-    resume_asked: bool = False
+    resume: bool = False
     resume_done: asyncio.Future[Outcome] | None = None
-    end_asked: str | None = None  # its server is to shut it down, and why
-    end_asked_at: float = 0.0
-    end_for: str | None = None  # … and who waits for it
-    end_is_recalled: bool = False  # an earlier controller asked for it
-    end_backoff: Backoff = field(default_factory=Backoff)  # the server did not do it
-    # failures
-    refusal: str | None = None
+
+
+@dataclass
+class Ending:
+    """Its server is to shut it down for another kernel."""
+
+    reason: str | None = None  # None: it is not
+    asked_at: float = 0.0
+    for_kernel: str | None = None  # the waiter
+    is_recalled: bool = False  # an earlier controller asked for it
+    backoff: Backoff = field(default_factory=Backoff)  # the server did not do it
+
+
+@dataclass
+class Failures:
+    """What went wrong with its moves, and until when that is not tried again."""
+
+    refusal: str | None = None  # why it was not parked last
     context_refusal: str | None = None  # what the shim said when it was parked last: why its context stayed
-    park_backoff: Backoff = field(default_factory=Backoff)
-    resume_backoff: Backoff = field(default_factory=Backoff)
-    migration_backoff: dict[str, Backoff] = field(default_factory=dict)  # by GPU
-    room_backoff: Backoff = field(default_factory=Backoff)  # allocations that failed with room granted
+    park: Backoff = field(default_factory=Backoff)
+    resume: Backoff = field(default_factory=Backoff)
+    migration: dict[str, Backoff] = field(default_factory=dict)  # by GPU
+    room: Backoff = field(default_factory=Backoff)  # allocations that failed with room granted
+
+
+@dataclass
+class LastMove:
+    """The last park or resume that ended."""
+
+    ended_at: float = 0.0
+    lasted_s: float | None = None  # None: there was none
+    from_gpu: str | None = None  # the GPU that it had left, if it came back on another one
+
+
+@dataclass
+class Past:
+    """What is left of its processes that ended."""
+
+    parks: int = 0
+    resumes: int = 0
+    has_had_processes: bool = False
+    empty_since: float | None = None  # it has no process
+    peer_ended: tuple[int, float] | None = None  # the last that ended beside others with GPU memory; when
+
+
+@dataclass
+class Caches:
+    """What its frameworks only cache on the GPU."""
+
+    drop: CacheDrop | None = None  # under way
+    dropped_at: float | None = None  # when it had last used the GPU, at the last one
+
+
+@dataclass
+class KernelRecord:
+    """One kernel."""
+
+    id: str  # unique here; on a controller of all users it begins with the owner's
+    account: Account = field(default_factory=Account)
+    processes: dict[int, Process] = field(default_factory=dict)
+    server: ServerSide = field(default_factory=ServerSide)
+    cell: Cell = field(default_factory=Cell)
+    asked: Asked = field(default_factory=Asked)
+    ending: Ending = field(default_factory=Ending)
+    held_until: float | None = None
+    focus_at: float | None = None  # when its notebook was last turned to
+    is_cancelling: bool = False
+    placed: tuple[str, float] | None = None  # the GPU that it was told to use, and when
+    move: Move | None = None
+    last_move: LastMove = field(default_factory=LastMove)
+    failures: Failures = field(default_factory=Failures)
+    past: Past = field(default_factory=Past)
+    caches: Caches = field(default_factory=Caches)
+    host: HostRecord = field(default_factory=HostRecord)
+    cgroups: tuple[str, ...] = ()  # paths of the limits above its processes
     # what is shown
     wants_since: float | None = None
     residency: Residency = Residency.NONE
     residency_since: float = 0.0
     resident_since: float = 0.0  # without a park in between; one that was revoked does not count
     reason: str | None = None
-    moved_from: str | None = None  # the GPU that it had left, if it came back on another one last
-    parks_of_the_gone: int = 0
-    resumes_of_the_gone: int = 0
-    empty_since: float | None = None
-    has_had_processes: bool = False
-    cgroups: tuple[str, ...] = ()  # paths of the limits above its processes
-    cache_drop: CacheDrop | None = None  # under way
-    caches_dropped_at: float | None = None  # when it had last used the GPU, at the last one
-    host: HostRecord = field(default_factory=HostRecord)
-
-    @property
-    def has_server(self) -> bool:
-        """Whether the server that described it lives, as far as that can be seen."""
-        return self.described_by is not None or self.is_heard
 
     @property
     def parks(self) -> int:
         """How often a process of the kernel was parked."""
-        return self.parks_of_the_gone + sum(process.data.parks for process in self.processes.values())
+        return self.past.parks + sum(process.data.parks for process in self.processes.values())
 
     @property
     def resumes(self) -> int:
         """How often a process of the kernel was resumed."""
-        return self.resumes_of_the_gone + sum(process.data.resumes for process in self.processes.values())
+        return self.past.resumes + sum(process.data.resumes for process in self.processes.values())
 
     def describe(self, **description: Any) -> None:
         """Remember what a server says; only what is named changes."""
-        self.description = replace(self.description or Description(), **description)
+        self.server.description = replace(self.server.description or Description(), **description)
 
     def connected(self) -> list[Process]:
         """The processes that can be told something."""
@@ -320,8 +379,8 @@ class KernelRecord:
             process.data.state is State.RESIDENT and process.resident_bytes
             for process in self.processes.values()
         )
-        if State.PARKED in states and (self.resume_asked or not holds_memory):
-            return Residency.QUEUED if self.resume_asked else Residency.PARKED
+        if State.PARKED in states and (self.asked.resume or not holds_memory):
+            return Residency.QUEUED if self.asked.resume else Residency.PARKED
         return Residency.RESIDENT if State.RESIDENT in states else Residency.NONE
 
 

@@ -84,14 +84,15 @@ class NodeState:
 
     def count_of(self, payer: str | None) -> int:
         """How many kernels of one person are known."""
-        return sum(kernel.payer == payer for kernel in self.kernels.values())
+        return sum(kernel.account.payer == payer for kernel in self.kernels.values())
 
     def kernel(self, kernel_id: str, now: float) -> KernelRecord:
         """A kernel by id, made known if it is not."""
         kernel = self.kernels.get(kernel_id)
         if kernel is None:
-            kernel = self.kernels[kernel_id] = KernelRecord(kernel_id, residency_since=now, empty_since=now)
-            kernel.park_backoff.name = kernel_id  # tries of kernels that failed together spread
+            kernel = self.kernels[kernel_id] = KernelRecord(kernel_id, residency_since=now)
+            kernel.past.empty_since = now
+            kernel.failures.park.name = kernel_id  # tries of kernels that failed together spread
             if self.remembered is not None:
                 self.remembered.recall(kernel, now)
         return kernel
@@ -105,7 +106,7 @@ class NodeState:
         for old in self.earlier(connection, page):
             if not hello.kernel_id:
                 kernel_id = old.kernel_id
-            was_asked = was_asked or self.kernels[old.kernel_id].resume_asked
+            was_asked = was_asked or self.kernels[old.kernel_id].asked.resume
             self.remove_process(old, now, lives=True)
         process = Process(
             key, kernel_id, hello, page, page.last, connection, connection.peer.pid, connected_at=now
@@ -124,9 +125,9 @@ class NodeState:
         if now > self.pages_say_since_until:
             process.queued_after = now
         self._by_connection[connection] = process
-        kernel.empty_since = None
-        kernel.has_had_processes = True
-        kernel.resume_asked = kernel.resume_asked or (was_asked and kernel.resume_done is not None)
+        kernel.past.empty_since = None
+        kernel.past.has_had_processes = True
+        kernel.asked.resume = kernel.asked.resume or (was_asked and kernel.asked.resume_done is not None)
         return process
 
     def earlier(self, connection: Connection, page: Page) -> list[Process]:
@@ -137,14 +138,16 @@ class NodeState:
         return [
             old
             for old in self.processes()
-            if self.kernels[old.kernel_id].owner == owner
+            if self.kernels[old.kernel_id].account.owner == owner
             and (old.page.inode == page.inode or (0 < pid == old.pid and old.connection is None))
         ]
 
     def knows(self, owner: str, page: Page) -> bool:
         """Whether the page is that of a known process of the owner's, or of one that an earlier controller knew."""
         known = {
-            self.kernels[old.kernel_id].owner for old in self.processes() if old.page.inode == page.inode
+            self.kernels[old.kernel_id].account.owner
+            for old in self.processes()
+            if old.page.inode == page.inode
         }
         return owner in known or (self.remembered is not None and self.remembered.knows(owner, page.inode))
 
@@ -164,15 +167,15 @@ class NodeState:
         kernel = self.kernels[process.kernel_id]
         del kernel.processes[process.key]
         if not lives:  # else it comes back with these counts, perhaps
-            kernel.parks_of_the_gone += process.data.parks
-            kernel.resumes_of_the_gone += process.data.resumes
+            kernel.past.parks += process.data.parks
+            kernel.past.resumes += process.data.resumes
             if kernel.processes and process.uses_gpu:
-                kernel.peer_ended = process.pid, now
+                kernel.past.peer_ended = process.pid, now
         self.reservations.forget_process(process.key)
         if not kernel.processes:
-            kernel.empty_since = now
+            kernel.past.empty_since = now
             kernel.wants_since = None
-            kernel.resume_asked = False
+            kernel.asked.resume = False
             self.reservations.forget_kernel(kernel.id)
 
     def read_pages(self, now: float) -> tuple[bool, BadPages]:
@@ -221,7 +224,7 @@ class NodeState:
         for gpu in sample.gpus:
             for process in busy(gpu, known.get(gpu.uuid, ())):
                 kernel = self.kernels[process.kernel_id]
-                if kernel.move is None and sample.began - kernel.moved_at > OUR_OWN_WORK_S:
+                if kernel.move is None and sample.began - kernel.last_move.ended_at > OUR_OWN_WORK_S:
                     process.seen_busy_at = sample.began
 
     def place(self, kernel: KernelRecord, node: Node, now: float) -> list[NvmlGpu]:
@@ -237,8 +240,8 @@ class NodeState:
                 ):
                     other.placed = None
                 else:
-                    newcomers.append(Newcomer(gpu, since, other.payer, bool(other.processes)))
-        expected = newcomers_by_gpu(newcomers, kernel.payer, now)
+                    newcomers.append(Newcomer(gpu, since, other.account.payer, bool(other.processes)))
+        expected = newcomers_by_gpu(newcomers, kernel.account.payer, now)
         gpus = place(now, node, list(self.gpus.measured.values()), expected, self.settings)
         if gpus:
             kernel.placed = gpus[0].uuid, now
@@ -319,7 +322,7 @@ class NodeState:
                 gpus,
                 reservations,
                 self.settings,
-                served_after=self.unused_room.until(request.record.payer),
+                served_after=self.unused_room.until(request.record.account.payer),
             )
             for request in self.room_requests.values()
         )
@@ -348,7 +351,7 @@ class NodeState:
         kernel = self.kernels[process.kernel_id]
         if kernel.move is not None:
             return now - kernel.move.began
-        return kernel.move_lasted_s if now - kernel.moved_at < PAGES_TELL_WITHIN_S else None
+        return kernel.last_move.lasted_s if now - kernel.last_move.ended_at < PAGES_TELL_WITHIN_S else None
 
     def _look_what_it_sees(self, process: Process) -> None:
         """Read which GPUs it was started to see, where it could go to others: it may be a stranger's process."""
@@ -367,13 +370,13 @@ class NodeState:
                 waiting.append(process)
             elif now > self.pages_say_since_until:
                 process.queued_after = now
-        if waiting or kernel.resume_asked:
+        if waiting or kernel.asked.resume:
             if kernel.wants_since is None:
                 moments = (max(process.data.state_since, process.queued_after) for process in waiting)
                 kernel.wants_since = min(moments, default=now)
         elif residency is not Residency.RESUMING and kernel.move is None:
             kernel.wants_since = None  # while it is on its way it keeps its place, in case that fails
-        if residency is Residency.QUEUED and not waiting and not kernel.resume_asked:
+        if residency is Residency.QUEUED and not waiting and not kernel.asked.resume:
             residency = Residency.PARKED  # its only waiter is stopped, or has hung up
         if residency is not kernel.residency:
             if kernel.residency is Residency.RESUMING and kernel.move is None:
@@ -391,7 +394,7 @@ class NodeState:
         """One that no server has spoken for stays, while servers may not have found us yet: what they would say of its
         cell, and that it opted out, matters.
         """
-        if self.kernels[seen.id].description is not None:
+        if self.kernels[seen.id].server.description is not None:
             return seen
         return replace(seen, retry_at=max(seen.retry_at, now + self.settings.settle_s))
 
@@ -407,8 +410,8 @@ class NodeState:
             self.lots_held,
             may_leave=may_leave,
             are_open=are_open,
-            behind_until=self.failed_parks.until(kernel.payer),
-            served_after=self.unused_room.until(kernel.payer),
+            behind_until=self.failed_parks.until(kernel.account.payer),
+            served_after=self.unused_room.until(kernel.account.payer),
             now=now,
         )
         is_earlier = now <= self.pages_say_since_until  # may be a move that an earlier controller began

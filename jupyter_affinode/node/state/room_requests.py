@@ -67,7 +67,7 @@ class RequestedRoom:
             Residency.NONE,
             rooms=(RoomRequest((-self.number, 0), self.gpu, self.bytes, self.since, is_courtesy=True),),
             user=whose.user,
-            payer=self.record.payer or "",
+            payer=self.record.account.payer or "",
             groups=whose.groups,
             limit_bytes=whose.limit_bytes,
             priority=whose.priority,

@@ -30,9 +30,9 @@ class ServerWatch:
         if pid == os.getpid():
             return
         if pid <= 0:
-            kernel.described_from = speaker.place
+            kernel.server.place = speaker.place
             return
-        kernel.described_by, kernel.described_from = pid, None
+        kernel.server.pid, kernel.server.place = pid, None
         self._watch(pid)
 
     def look(self, places: Container[str] = ()) -> None:
@@ -40,8 +40,8 @@ class ServerWatch:
         `places`: from where events are followed.
         """
         for kernel in self._state.kernels.values():
-            kernel.is_heard = kernel.described_from is not None and kernel.described_from in places
-        said_by = (kernel.described_by for kernel in self._state.kernels.values())
+            kernel.server.is_heard = kernel.server.place is not None and kernel.server.place in places
+        said_by = (kernel.server.pid for kernel in self._state.kernels.values())
         speaking = {pid for pid in said_by if pid is not None}
         for pid in self._watches.keys() - speaking:
             self._watches.pop(pid).close()
@@ -66,12 +66,12 @@ class ServerWatch:
     def _ended(self, pid: int) -> None:
         self._watches.pop(pid, None)
         for kernel in list(self._state.kernels.values()):
-            if kernel.described_by != pid:
+            if kernel.server.pid != pid:
                 continue
-            kernel.described_by = None
-            kernel.is_tracked = kernel.cell_open = False
-            kernel.cell_id = None
+            kernel.server.pid = None
+            kernel.cell.is_tracked = kernel.cell.is_open = False
+            kernel.cell.id = None
             if not kernel.processes:
-                kernel.description = None  # forgotten soon, unless another server describes it
-                kernel.empty_since = time.monotonic()
+                kernel.server.description = None  # forgotten soon, unless another server describes it
+                kernel.past.empty_since = time.monotonic()
         self._on_change()

@@ -83,7 +83,7 @@ def _use(kernel: KernelRecord, last_activity: float) -> Fields:
         "last_activity": last_activity,
         "calls_in_flight": sum(process.data.calls_in_flight for process in processes),
         "captures": sum(process.data.captures for process in processes),
-        "cell_open": kernel.cell_open,
+        "cell_open": kernel.cell.is_open,
         "can_drop_caches": _can_drop_caches(kernel, last_activity),
         "may_be_preempted": _may_be_preempted(kernel),
         "resident_since": kernel.resident_since,
@@ -96,7 +96,7 @@ def _state(kernel: KernelRecord, now: float) -> Fields:
     processes, residency = kernel.processes.values(), kernel.residency
     holders = [process for process in processes if process.resident_bytes]
     is_split = residency is Residency.RESIDENT and any(process.is_parked for process in kernel.connected())
-    is_under_way = kernel.move is not None or kernel.cache_drop is not None
+    is_under_way = kernel.move is not None or kernel.caches.drop is not None
     return {
         "is_parkable": all(process.is_parkable for process in holders),
         "is_out_of_reach": any(process.connection is None for process in holders),
@@ -105,7 +105,7 @@ def _state(kernel: KernelRecord, now: float) -> Fields:
         "is_moving": is_under_way or residency in (Residency.PARKING, Residency.RESUMING),
         "moves_since": _moves_since(kernel),
         "can_be_ended": _can_be_ended(kernel, now),
-        "is_ending": kernel.end_asked is not None,
+        "is_ending": kernel.ending.reason is not None,
     }
 
 
@@ -114,12 +114,12 @@ def _wishes(kernel: KernelRecord, now: float) -> Fields:
     return {
         "wants_since": kernel.wants_since,
         "rooms": _rooms(kernel),
-        "park_asked": kernel.park_asked if kernel.ask_again_at <= now else None,
+        "park_asked": kernel.asked.park if kernel.asked.park_again_at <= now else None,
         "held_until": kernel.held_until,
-        "retry_at": kernel.park_backoff.retry_at,
-        "retry_pause_s": kernel.park_backoff.pause_s,
-        "resume_retry_at": kernel.resume_backoff.retry_at,
-        "reclaim_after": kernel.room_backoff.retry_at,
+        "retry_at": kernel.failures.park.retry_at,
+        "retry_pause_s": kernel.failures.park.pause_s,
+        "resume_retry_at": kernel.failures.resume.retry_at,
+        "reclaim_after": kernel.failures.room.retry_at,
         "hopeless": _is_hopeless(kernel, now),
         "expected_until": expected_until(kernel),
     }
@@ -130,7 +130,7 @@ def _standing(kernel: KernelRecord, settings: Settings) -> Fields:
     whose = standing(kernel, settings)
     return {
         "user": whose.user,
-        "payer": kernel.payer or "",
+        "payer": kernel.account.payer or "",
         "groups": whose.groups,
         "limit_bytes": whose.limit_bytes,
         "priority": whose.priority,
@@ -151,7 +151,7 @@ def most_bytes(kernel: KernelRecord, uses: Mapping[str, PageGpu], gpus: GpuTable
     """All that NVML sees in use, on the GPUs where the kernel's pages claim more; nobody stays for the sake of that."""
     sample = gpus.sample
     if (
-        sample is None or sample.began <= kernel.moved_at
+        sample is None or sample.began <= kernel.last_move.ended_at
     ):  # older figures than its last move are right otherwise
         return {}
     return {
@@ -186,7 +186,7 @@ def _rooms(kernel: KernelRecord) -> tuple[RoomRequest, ...]:
 
 def _is_hopeless(kernel: KernelRecord, now: float) -> bool:
     """Whether its allocations fail again and again although there is room."""
-    failed = kernel.room_backoff
+    failed = kernel.failures.room
     return failed.failures >= HOPELESS_GRANTS and now - failed.since >= HOPELESS_AFTER_S
 
 
@@ -211,11 +211,11 @@ def _started_at(kernel: KernelRecord) -> float:
 
 def _can_be_ended(kernel: KernelRecord, now: float) -> bool:
     """Whether a living server of its own can shut it down."""
-    told = kernel.description
-    has_server = kernel.has_server and told is not None and told.server is not None
-    return has_server and kernel.end_backoff.retry_at <= now
+    told = kernel.server.description
+    has_server = kernel.server.is_there and told is not None and told.server is not None
+    return has_server and kernel.ending.backoff.retry_at <= now
 
 
 def _can_drop_caches(kernel: KernelRecord, last_activity: float) -> bool:
-    asked = kernel.caches_dropped_at is not None and last_activity <= kernel.caches_dropped_at
+    asked = kernel.caches.dropped_at is not None and last_activity <= kernel.caches.dropped_at
     return not asked and any(process.drops_caches for process in kernel.connected())

@@ -73,7 +73,7 @@ def _cannot_resume(process: Process, measured: Mapping[str, NvmlGpu]) -> Stuck |
 
 def _peer_gone(process: Process, kernel: KernelRecord, settings: Settings, now: float) -> Stuck | None:
     """In one call since another process of the kernel, which used the GPU too, has ended."""
-    ended = kernel.peer_ended
+    ended = kernel.past.peer_ended
     if ended is None or not process.data.calls_in_flight:
         return None
     pid, when = ended
@@ -85,7 +85,7 @@ def _peer_gone(process: Process, kernel: KernelRecord, settings: Settings, now: 
 
 def _parent_gone(process: Process, kernel: KernelRecord, settings: Settings, now: float) -> Stuck | None:
     """Whoever started it has ended, no server speaks for its kernel, and it has not used the GPU since."""
-    if process.orphaned_at is None or kernel.described_by is not None:
+    if process.orphaned_at is None or kernel.server.pid is not None:
         return None
     if process.data.calls_in_flight or process.data.captures:
         return None

@@ -47,8 +47,8 @@ def kernel_json(
     end_asked = end_shown(kernel, state.kernels)
     return {
         "id": kernel.id,
-        "user": kernel.owner_name,
-        "priority": kernel.priority if seen is None else seen.priority,
+        "user": kernel.account.name,
+        "priority": kernel.account.priority if seen is None else seen.priority,
         **_names_json(kernel),
         "residency": residency.value,
         "text": residency_in_words(
@@ -66,9 +66,9 @@ def kernel_json(
         "depth": depth.name.lower(),
         "depth_refusal": _depth_refusal(state, kernel, depth),
         **memory,
-        "cell_open": kernel.cell_open,
+        "cell_open": kernel.cell.is_open,
         # By the cell as it is told here: by an older one it would be wrong by minutes until the next pass.
-        **_idle_json(state, seen and replace(seen, cell_open=kernel.cell_open), now, waits_since),
+        **_idle_json(state, seen and replace(seen, cell_open=kernel.cell.is_open), now, waits_since),
         "held_for_s": None if held is None else round(held, 3),
         **_wait_json(outlook, now),
         "end_asked": end_asked,
@@ -102,14 +102,14 @@ def _moves_json(kernel: KernelRecord) -> dict[str, Any]:
         "last_resume": _last_move(kernel, "last_resume"),
         "parks": kernel.parks,
         "resumes": kernel.resumes,
-        "moved_from": kernel.moved_from,
-        "refusal": kernel.refusal,
+        "moved_from": kernel.last_move.from_gpu,
+        "refusal": kernel.failures.refusal,
     }
 
 
 def _names_json(kernel: KernelRecord) -> dict[str, Any]:
     """What it is called and where it belongs, as its server says; else its first process's command."""
-    said = kernel.description
+    said = kernel.server.description
     commands = [process.hello.command for process in kernel.processes.values()]
     return {
         "name": (said and said.name) or (commands[0] if commands else None),
@@ -219,7 +219,7 @@ def _depth_refusal(state: NodeState, kernel: KernelRecord, depth: Depth) -> str 
     """Why its CUDA context is, or would be, left on the GPU although the setting says otherwise."""
     if state.settings.depth != "context" or depth is Depth.CONTEXT or not kernel.processes:
         return None
-    return state.context_objection(kernel) or kernel.context_refusal
+    return state.context_objection(kernel) or kernel.failures.context_refusal
 
 
 def _gpus_json(state: NodeState, simulated: bool) -> list[dict[str, Any]]:

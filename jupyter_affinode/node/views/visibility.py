@@ -50,7 +50,7 @@ def settings_view(identity: Identity, settings: Json) -> Json:
 
 def others(identity: Identity, kernels: Iterable[KernelRecord], queue: list[str]) -> Json:
     """All other users' kernels as sums."""
-    theirs = [kernel for kernel in kernels if kernel.owner != identity.owner and kernel.processes]
+    theirs = [kernel for kernel in kernels if kernel.account.owner != identity.owner and kernel.processes]
     memory = [gpu for kernel in theirs for gpu in kernel.by_gpu().values()]
     waiting = set(queue)
     return {
@@ -68,7 +68,7 @@ def _not_made_up(identity: Identity, gpus: list[Json], kernels: Iterable[KernelR
     """
     if all(gpu["total_bytes"] is None for gpu in gpus):
         return gpus
-    own = {uuid for kernel in kernels if kernel.owner == identity.owner for uuid in kernel.by_gpu()}
+    own = {uuid for kernel in kernels if kernel.account.owner == identity.owner for uuid in kernel.by_gpu()}
     return [gpu for gpu in gpus if gpu["total_bytes"] is not None or gpu["uuid"] in own]
 
 
@@ -79,6 +79,6 @@ def _nameless(processes: list[Json] | None) -> list[Json] | None:
 
 
 def _in_queue(identity: Identity, kernel: KernelRecord | None) -> str:
-    if kernel is None or not identity.sees(kernel.owner):
+    if kernel is None or not identity.sees(kernel.account.owner):
         return ANOTHER_USER
-    return identity.shown_id(kernel.id, kernel.owner)
+    return identity.shown_id(kernel.id, kernel.account.owner)

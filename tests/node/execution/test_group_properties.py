@@ -66,7 +66,7 @@ class Story:
                     what
                 ]()
         elif isinstance(which, str):
-            machine.state.kernels[which].park_asked = "asked"
+            machine.state.kernels[which].asked.park = "asked"
         elif what == "time":
             machine.pass_time()
         elif what == "kill":
@@ -143,7 +143,7 @@ def test_half_a_park_is_undone_at_once_with_room_for_the_sum(virtual_time):
     machine = Machine(virtual_time, {"GPU-0": 80})
     group = [machine.start("k0", {"GPU-0": 20}) for _ in range(3)]
     machine.pass_time()
-    machine.state.kernels["k0"].park_asked = "asked"
+    machine.state.kernels["k0"].asked.park = "asked"
     machine.pass_time()
     for shim in group:
         shim.hear()

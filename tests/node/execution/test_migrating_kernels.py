@@ -29,7 +29,7 @@ from jupyter_affinode.node.state.migration_targets import (
     other_gpus,
     read_visible,
 )
-from jupyter_affinode.node.state.records import KernelRecord
+from jupyter_affinode.node.state.records import Failures, KernelRecord
 from jupyter_affinode.node.system.nvml import NvmlSample
 from jupyter_affinode.settings.policy import GIB, Settings
 
@@ -263,8 +263,18 @@ OURS = [SimpleNamespace(pid=7), SimpleNamespace(pid=8)]
         (kernel(process(), process(state=State.NONE)), {}, DEEP, True),
         (kernel(process(visible=("1", "0"))), {}, DEEP, True),
         (kernel(process(visible=("GPU-oth",))), {}, DEEP, True),
-        (kernel(process(), migration_backoff={"GPU-other": Backoff(retry_at=9.0)}), {}, DEEP, True),
-        (kernel(process(), migration_backoff={"GPU-other": Backoff(retry_at=11.0)}), {}, DEEP, False),
+        (
+            kernel(process(), failures=Failures(migration={"GPU-other": Backoff(retry_at=9.0)})),
+            {},
+            DEEP,
+            True,
+        ),
+        (
+            kernel(process(), failures=Failures(migration={"GPU-other": Backoff(retry_at=11.0)})),
+            {},
+            DEEP,
+            False,
+        ),
         (kernel(process(visible=("0",))), {}, DEEP, False),
         (kernel(process(visible=("",))), {}, DEEP, False),
         (kernel(process(visible=("GPU-",))), {}, DEEP, False),

@@ -13,7 +13,7 @@ from jupyter_affinode.node.execution import notices
 from jupyter_affinode.node.execution.notices import Notice, Notices
 from jupyter_affinode.node.model.actions import Cause
 from jupyter_affinode.node.state.observer import MoveEnded, RoomAnswered
-from jupyter_affinode.node.state.records import KernelRecord
+from jupyter_affinode.node.state.records import Account, KernelRecord
 
 
 @pytest.fixture
@@ -91,8 +91,8 @@ def told(monkeypatch):
     """(observer, what it told, the state's kernels, a clock)"""
     clock = SimpleNamespace(now=1000.0)
     monkeypatch.setattr(notices.time, "monotonic", lambda: clock.now)
-    kernels = {"k": KernelRecord("k", owner="a"), "mine": KernelRecord("mine", owner="a")}
-    kernels["theirs"] = KernelRecord("theirs", owner="b")
+    kernels = {"k": KernelRecord("k", Account("a")), "mine": KernelRecord("mine", Account("a"))}
+    kernels["theirs"] = KernelRecord("theirs", Account("b"))
     got: list[Notice] = []
     return Notices(SimpleNamespace(kernels=kernels), got.append), got, kernels, clock
 
@@ -120,7 +120,7 @@ def test_what_the_person_asked_for_or_set_is_no_news(told):
         observer.move_ended(kernels["k"], parked_for(cause=cause))
     observer.move_ended(kernels["k"], parked_for("theirs", outcome="busy"))
     observer.park_refused(kernels["k"], "busy", True)
-    kernels["k"].park_asked = "the person asked for it"
+    kernels["k"].asked.park = "the person asked for it"
     observer.park_refused(kernels["k"], "no-host-memory", False)
     observer.room_answered(kernels["k"], RoomAnswered(True, "GPU-a", 1 << 30, 0.1))
     assert got == []

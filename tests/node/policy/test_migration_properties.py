@@ -37,7 +37,7 @@ def begun(clock, data):
         machine.start(f"k{number}", {gpu: size * GIB}, deep=True)
         if data.draw(st.booleans()):
             machine.pass_time()
-            machine.state.kernels[f"k{number}"].park_asked = "asked"
+            machine.state.kernels[f"k{number}"].asked.park = "asked"
             run(machine)
     return machine
 
@@ -55,7 +55,7 @@ def step(machine, data, *, kills):
     elif what == "kill":
         machine.kill_controller(lambda many: data.draw(st.integers(0, many), label="arrive"))
     elif what == "park":
-        machine.state.kernels[shim.kernel_id].park_asked = "asked"
+        machine.state.kernels[shim.kernel_id].asked.park = "asked"
     elif what == "busy":
         shim.is_busy = not shim.is_busy
     elif what == "stays":
@@ -98,7 +98,7 @@ def test_a_kernel_whose_gpu_is_full_of_busy_ones_goes_to_the_other_and_its_home_
     machine = Machine(virtual_time, TOTALS, DEEP)
     first = machine.start("k0", {"GPU-0": 6 * GIB}, deep=True)
     machine.pass_time()
-    machine.state.kernels["k0"].park_asked = "asked"
+    machine.state.kernels["k0"].asked.park = "asked"
     run(machine)
     assert (first.state, first.depth) == (State.PARKED, Depth.CONTEXT)
     second = machine.start("k1", {"GPU-0": 10 * GIB}, deep=True)
@@ -108,7 +108,7 @@ def test_a_kernel_whose_gpu_is_full_of_busy_ones_goes_to_the_other_and_its_home_
         second.call()  # it computes all the time
         run(machine)
     assert first.state is State.RESIDENT and first.sizes == {"GPU-1": 6 * GIB}
-    assert machine.state.kernels["k0"].moved_from == "GPU-0" and machine.moved_elsewhere == 1
+    assert machine.state.kernels["k0"].last_move.from_gpu == "GPU-0" and machine.moved_elsewhere == 1
     assert machine.free("GPU-0") < 2 * GIB
 
 

@@ -15,7 +15,7 @@ from jupyter_affinode.node.policy.eligibility import eligible_at
 from jupyter_affinode.node.policy.queue import waiters
 from jupyter_affinode.node.protocol.page import PageGpu
 from jupyter_affinode.node.state.gpus import GpuTable
-from jupyter_affinode.node.state.records import KernelRecord
+from jupyter_affinode.node.state.records import KernelRecord, LastMove
 from jupyter_affinode.node.state.snapshot_builder import most_bytes
 from jupyter_affinode.node.system.nvml import NvmlSample
 from jupyter_affinode.settings.policy import GIB, MIB
@@ -82,7 +82,7 @@ def test_a_park_that_never_ends_is_not_waited_for_by_all(since, found):
 
 def test_more_than_nvml_sees_in_use_is_not_believed_once_it_has_looked_again():
     gpu = NvmlGpu(A, 0, "A GPU", 16 * GIB, 5 * GIB, 11 * GIB, 0)
-    gpus, kernel = GpuTable(), KernelRecord("k", moved_at=NOW)
+    gpus, kernel = GpuTable(), KernelRecord("k", last_move=LastMove(NOW))
     uses = {A: PageGpu(A, 6 * GIB, 0, (0,) * 8)}
     assert most_bytes(kernel, uses, gpus) == {}, "there is no NVML"
     for looked_at, found in ((NOW - 1, {}), (NOW + 1, {A: 5 * GIB})):

@@ -161,10 +161,10 @@ def test_one_whose_process_found_less_than_we_know_of_waits_for_more(clock, limi
     for _ in range(10):
         refuse(machine, record, found_less=True)
     machine.state.read_limits()
-    assert record.park_backoff.retry_at > clock.now + 20
+    assert record.failures.park.retry_at > clock.now + 20
     machine.state.host = HostMemory(64 * GIB, 8 * GIB + 300 * MIB)
     machine.state.read_limits()
-    assert record.park_backoff.retry_at <= clock.now
+    assert record.failures.park.retry_at <= clock.now
 
 
 @pytest.mark.parametrize(

@@ -207,10 +207,10 @@ class Play:
         elif what == "ends":
             self.end(process)
         elif what == "wish":
-            kernel.park_asked, kernel.park_asked_until = dice.choice([None, "asked"]), now + 10
-            kernel.resume_asked = dice.random() < 0.5
+            kernel.asked.park, kernel.asked.park_until = dice.choice([None, "asked"]), now + 10
+            kernel.asked.resume = dice.random() < 0.5
         elif what == "cell":
-            kernel.cell_open = dice.random() < 0.5
+            kernel.cell.is_open = dice.random() < 0.5
         elif is_there:
             self.says(process, what)
 

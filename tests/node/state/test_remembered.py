@@ -16,7 +16,7 @@ from thread_controller import ThreadController
 from jupyter_affinode.node.state import registry as state
 from jupyter_affinode.node.state import servers
 from jupyter_affinode.node.state.persistence import FILE_NAME, Remembered
-from jupyter_affinode.node.state.records import KernelRecord
+from jupyter_affinode.node.state.records import Ending, KernelRecord
 
 LOG = logging.getLogger("remembered")
 DAY_S = 86400.0
@@ -114,12 +114,12 @@ def test_no_second_kernel_is_ended_because_the_controller_forgot_the_first(
 @pytest.mark.parametrize(("uses_gpu", "end"), [(True, "for another"), (False, None)])
 def test_a_kernel_that_was_restarted_meanwhile_is_not_ended_for_what_it_had(tmp_path, uses_gpu, end):
     path = tmp_path / FILE_NAME
-    Remembered(path, LOG).look([KernelRecord("k", end_asked="for another", end_for="older")], 0.0)
+    Remembered(path, LOG).look([KernelRecord("k", ending=Ending("for another", for_kernel="older"))], 0.0)
     remembered = Remembered(path, LOG)
     remembered.read(100.0, DAY_S)
     kernel = KernelRecord("k", processes={1: SimpleNamespace(uses_gpu=uses_gpu)})
     remembered.recall(kernel, 101.0)
-    assert kernel.end_asked == end
+    assert kernel.ending.reason == end
 
 
 def kept(machine):

@@ -71,12 +71,12 @@ def test_when_a_server_ends_its_kernels_are_described_by_nobody():
         process = server()
         kernel = state.kernel("k", time.monotonic())
         kernel.describe(name="a notebook")
-        kernel.cell_open = True
+        kernel.cell.is_open = True
         watch.speaks_for(process.pid, kernel)
-        assert kernel.described_by == process.pid
+        assert kernel.server.pid == process.pid
         end(process)
-        await until(lambda: kernel.described_by is None)
-        assert kernel.description is None and not kernel.cell_open
+        await until(lambda: kernel.server.pid is None)
+        assert kernel.server.description is None and not kernel.cell.is_open
 
     with_watch(body)
 
@@ -112,9 +112,9 @@ def test_a_server_that_has_ended_before_its_word_is_heard_keeps_no_kernel_alive(
         end(process)
         kernel = state.kernel("k", time.monotonic())
         kernel.describe(name="a notebook")
-        kernel.cell_open = True
+        kernel.cell.is_open = True
         watch.speaks_for(process.pid, kernel)
-        assert kernel.described_by is None and kernel.description is None and not kernel.cell_open
+        assert kernel.server.pid is None and kernel.server.description is None and not kernel.cell.is_open
 
     with_watch(body)
 
@@ -130,10 +130,10 @@ def test_a_server_that_could_not_be_watched_at_once_is_watched_later(monkeypatch
             patch.setattr(os, "pidfd_open", no_descriptors)
             watch.speaks_for(process.pid, kernel)
             watch.look()
-        assert kernel.described_by == process.pid
+        assert kernel.server.pid == process.pid
         watch.look()
         end(process)
-        await until(lambda: kernel.described_by is None)
+        await until(lambda: kernel.server.pid is None)
 
     with_watch(body)
 

@@ -22,7 +22,7 @@ from jupyter_affinode.node.model.gpu import NvmlGpu
 from jupyter_affinode.node.protocol.page import PageData, PageFlag, PageGpu, State
 from jupyter_affinode.node.protocol.wire import Hello, HelloFlag, gpu_uuid
 from jupyter_affinode.node.state import gpu_processes as neighbours
-from jupyter_affinode.node.state.records import KernelRecord, Process
+from jupyter_affinode.node.state.records import KernelRecord, Past, Process, ServerSide
 from jupyter_affinode.node.state.stuck import stuck
 from jupyter_affinode.settings.policy import Settings
 
@@ -81,18 +81,18 @@ def test_who_cannot_be_brought_back_is_stuck():
 
 
 def test_a_call_that_began_before_a_peer_ended_and_has_not_come_back_is_stuck():
-    kernel = KernelRecord("k", peer_ended=(7, NOW - 700))
+    kernel = KernelRecord("k", past=Past(peer_ended=(7, NOW - 700)))
     hangs = process(in_flight=1, calls_changed_at=NOW - 800)
     assert slug(hangs, kernel) == "peer-gone"
     assert slug(process(in_flight=1, calls_changed_at=NOW - 10), kernel) is None
     assert slug(process(in_flight=0, calls_changed_at=NOW - 800), kernel) is None
-    assert slug(hangs, KernelRecord("k", peer_ended=(7, NOW - 500))) is None
+    assert slug(hangs, KernelRecord("k", past=Past(peer_ended=(7, NOW - 500)))) is None
 
 
 def test_an_orphan_is_stuck_only_if_nobody_speaks_for_it_and_it_does_nothing():
     orphan = {"orphaned_at": NOW - 700}
     assert slug(process(**orphan)) == "parent-gone"
-    assert slug(process(**orphan), KernelRecord("k", described_by=5)) is None
+    assert slug(process(**orphan), KernelRecord("k", server=ServerSide(pid=5))) is None
     assert slug(process(**orphan, idle=10)) is None
     assert slug(process(**orphan, in_flight=1)) is None
     assert slug(process(orphaned_at=NOW - 10)) is None

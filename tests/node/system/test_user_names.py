@@ -9,7 +9,7 @@ import time
 import pytest
 
 from jupyter_affinode.node.state.ownership import standing
-from jupyter_affinode.node.state.records import KernelRecord
+from jupyter_affinode.node.state.records import Account, KernelRecord
 from jupyter_affinode.node.system import user_names as directory
 from jupyter_affinode.node.system.user_names import Directory, groups_of, name_of
 from jupyter_affinode.settings.policy import Settings
@@ -101,10 +101,10 @@ def test_who_was_known_stays_known_while_the_server_is_down():
 
 
 def test_rules_know_a_user_once_the_directory_has_answered():
-    kernel = KernelRecord("uid-0/k", owner="uid-0", owner_name="0")
+    kernel = KernelRecord("uid-0/k", Account("uid-0", "0"))
     rules = Settings().changed(priorities="root=3")
     until(lambda: standing(kernel, rules).priority == 3)
-    kernel = KernelRecord("user-0/k", owner="user-0", owner_name="hub:0")
+    kernel = KernelRecord("user-0/k", Account("user-0", "hub:0"))
     assert standing(kernel, rules).priority == 0, "that one is whom a grant names"
 
 
