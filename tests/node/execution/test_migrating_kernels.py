@@ -21,6 +21,7 @@ from jupyter_affinode.node.model.gpu import NvmlGpu
 from jupyter_affinode.node.protocol.page import Depth, PageGpu, State
 from jupyter_affinode.node.protocol.wire import HelloFlag, gpu_uuid
 from jupyter_affinode.node.state import registry as state
+from jupyter_affinode.node.state import reservations
 from jupyter_affinode.node.state.gpus import GpuTable
 from jupyter_affinode.node.state.migration_targets import (
     ENVIRON_MAX,
@@ -192,9 +193,10 @@ def test_what_is_on_its_way_counts_on_the_gpu_where_it_will_be(node, nvml, mover
 
 
 def test_a_controller_that_finds_it_on_its_way_reserves_wherever_it_may_be_going(
-    node, nvml, mover, wait_until
+    node, nvml, mover, wait_until, monkeypatch
 ):
     """Its page does not say where; so nobody else is given that room, at home or there."""
+    monkeypatch.setattr(reservations, "NOTHING_COMES_S", 600.0)  # the waiter may be slow to connect
     nvml.free = {HOME_UUID: 4 * GIB, OTHER_UUID: 4 * GIB}
     machine = node(nvml=nvml, **DEEP_NODE)
     going = mover("going", parked=300 * MIB)
