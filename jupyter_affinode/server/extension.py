@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from jupyter_server.extension.application import ExtensionApp
@@ -68,7 +69,7 @@ class AffinodeExtension(
             "" if self.default_provisioner.is_ours else f" Only kernelspecs that name {OURS} are managed.",
         )
         policy = {name: value for name, value in values_of(self, Settings).items() if value is not None}
-        label = self.serverapp.connection_url
+        label = _hubs_name() or self.serverapp.connection_url
         manager = self.serverapp.kernel_manager
         self._grant = GrantRenewal(self.serverapp.runtime_dir, self.log)  # before anything shows the grant
         self.watch = NodeWatch(policy=policy, log=self.log)
@@ -117,3 +118,9 @@ class AffinodeExtension(
             await self._grant.stop()
             await self.kernels.stop()
             await self.watch.stop()
+
+
+def _hubs_name() -> str:
+    """Return what a JupyterHub calls this server, "alice/" or "alice/NAME"; "" where none started it."""
+    user = os.environ.get("JUPYTERHUB_USER", "")
+    return user and f"{user}/{os.environ.get('JUPYTERHUB_SERVER_NAME', '')}"

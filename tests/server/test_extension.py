@@ -292,12 +292,13 @@ def test_two_servers_of_one_person_share_the_controller(native, machine, server,
 
     other = JupyterServer(machine)
     server.start()
+    machine.environment |= {"JUPYTERHUB_USER": "ana", "JUPYTERHUB_SERVER_NAME": "gpu"}
     other.start()
     try:
         mine, theirs = server.start_kernel(), other.start_kernel()
         wait_until(lambda: {mine.id, theirs.id} <= set(machine.kernels()), timeout=15)
         labels = {kernel["server"] for kernel in machine.kernels().values()}
-        assert len(labels) == 2
+        assert len(labels) == 2 and "ana/gpu" in labels
         wait_until(lambda: len(server.affinode()[1]["kernels"]) == 2)
         assert {k["id"]: k["own"] for k in server.affinode()[1]["kernels"]} == {
             mine.id: True,
