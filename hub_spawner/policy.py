@@ -16,6 +16,7 @@ from jupyter_affinode import environment
 from jupyter_affinode.units import ordinal, size_in_bytes
 
 from . import grants
+from .free_room import as_html, free_room_line
 from .room import Answer, ask_for_room, controller_socket
 from .story import Event, Story
 
@@ -161,6 +162,14 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
         for name, value in self.gpu_environment().items():
             env.setdefault(name, value)
         return env
+
+    async def get_options_form(self) -> Any:
+        """Put a line about free room before the form on which a user chooses a server, where there is one."""
+        form = await super().get_options_form()
+        if not form:
+            return form
+        socket = str(controller_socket(self.gpu_socket))
+        return as_html(await free_room_line({"": socket}, self.gpu_bytes())) + form
 
     # ---- the policy
 

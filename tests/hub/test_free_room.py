@@ -1,0 +1,116 @@
+"""The line about free room, where a user chooses a server; without a controller the page is as it was."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from gpu_node import GIB, GpuNode
+from jupyterhub.spawner import SimpleLocalProcessSpawner
+from kubernetes_asyncio.config import kube_config
+from kubespawner import KubeSpawner
+from live_machine import new_machine
+from people import needs_root
+from traitlets.config import Config
+
+from hub_spawner.enabling import derived
+from hub_spawner.free_room import FreeRoom, free_room
+from hub_spawner.nodes import NodePicture
+
+
+@pytest.fixture(scope="module")
+def node():
+    """A machine with two GPUs and three users."""
+    needs_root()
+    with new_machine() as machine:
+        made = GpuNode(machine, idle_timeout_s=0.1)
+        yield made
+        made.close()
+
+
+def form_of(spawner_class, socket, **spawner):
+    """The form that a user gets to see."""
+    config = Config()
+    config.GpuPolicy.gpu_socket = str(socket)
+    for name, value in spawner.items():
+        config.Spawner[name] = value
+
+    async def get():
+        mock = {"_mock": True} if spawner_class is KubeSpawner else {}
+        return await derived(spawner_class)(config=config, **mock).get_options_form()
+
+    return asyncio.run(get())
+
+
+def test_a_plain_form_has_the_line_before_it(node):
+    form = form_of(
+        SimpleLocalProcessSpawner, node.machine.socket, gpu_memory="20GiB", options_form="<select></select>"
+    )
+    assert form.startswith('<p class="affinode-free-room">GPU: ')
+    assert form.splitlines()[0].endswith(" of 2 with room for 20 GiB</p>")
+    assert form.endswith("<select></select>")
+
+
+def test_a_profile_page_of_kubespawner_has_it_too(node, monkeypatch, tmp_path):
+    config = tmp_path / "kubeconfig"
+    config.write_text(
+        "{apiVersion: v1, kind: Config, current-context: x, contexts: [{name: x, context: {cluster: x, user: x}}],"
+        " clusters: [{name: x, cluster: {server: 'http://127.0.0.1:1'}}], users: [{name: x, user: {}}]}"
+    )
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(config))
+    profiles = [{"display_name": "Small"}, {"display_name": "Large", "kubespawner_override": {}}]
+    form = form_of(KubeSpawner, node.machine.socket, profile_list=profiles)
+    assert form.startswith('<p class="affinode-free-room">GPU: room for 78 GiB on one of 2</p>')
+    assert "Large" in form
+
+
+@pytest.mark.parametrize("socket", ["/nowhere/node.sock", ""])
+def test_without_a_controller_the_form_is_as_it_was(socket):
+    assert (
+        form_of(SimpleLocalProcessSpawner, socket or "/", options_form="<select></select>")
+        == "<select></select>"
+    )
+
+
+def test_where_there_is_nothing_to_choose_nothing_is_shown(node):
+    assert form_of(SimpleLocalProcessSpawner, node.machine.socket, gpu_memory="20GiB") == ""
+
+
+def kernel(gpu, size, *, residency="resident", eligible=True):
+    """A kernel's JSON as far as room is concerned."""
+    uses = [{"uuid": gpu, "resident_bytes": size}]
+    return {"residency": residency, "eligible": eligible, "gpus": uses}
+
+
+def picture(free, kernels, *, available=1000):
+    """A machine: free bytes by GPU."""
+    gpus = [{"uuid": uuid, "free_bytes": size} for uuid, size in free.items()]
+    host = {"available_bytes": available, "reserve_bytes": 100}
+    return NodePicture("n", {"gpus": gpus, "host": host, "queue": ["a", "b"], "simulated": False}, kernels)
+
+
+def test_what_idle_kernels_would_give_back_counts_as_far_as_host_memory_goes():
+    kernels = [
+        kernel("A", 300),
+        kernel("A", 500, eligible=False),  # computes, or is held
+        kernel("B", 2000),
+        kernel("B", 400, residency="parked"),
+    ]
+    machines = [
+        picture({"A": 10, "B": 20, "C": None}, kernels),
+        NodePicture("gone", problem="it does not answer"),
+    ]
+    assert free_room(machines) == FreeRoom((920, 310), 2, False)
+
+
+@pytest.mark.parametrize(
+    ("room", "size", "line"),
+    [
+        (FreeRoom((30 * GIB, 8 * GIB, 0), 2, False), 20 * GIB, "GPU: 1 of 3 with room for 20 GiB; 2 waiting"),
+        (FreeRoom((30 * GIB,), 0, True), 20 * GIB, "GPU: 1 of 1 with room for 20 GiB (simulated)"),
+        (FreeRoom((30 * GIB, 8 * GIB), 1, False), 0, "GPU: room for 30 GiB on one of 2; 1 waiting"),
+        (FreeRoom((), 5, False), 20 * GIB, ""),
+    ],
+)
+def test_the_line(room, size, line):
+    assert room.text(size) == line
