@@ -54,6 +54,7 @@ class AffinodeExtension(
         once idle kernels are parked comes first in CUDA_VISIBLE_DEVICES, others of the same kind after it. A
         CUDA_VISIBLE_DEVICES of the server or of a kernelspec stays as it is.""",
     ).tag(config=True)
+
     _follows = False  # whether kernels and controller are followed
     default_provisioner = DefaultProvisioner("local-provisioner", "the extension has not been loaded")
 

@@ -22,7 +22,7 @@ def node():
     """carla has a second server, whose kernel waits for the GPU."""
     needs_root()
     with new_machine() as machine:
-        made = GpuNode(machine, park_when="needed", idle_timeout_s=1e6, queue_idle_timeout_s=1e6)
+        made = GpuNode(machine, park_when="needed", idle_timeout_s=1e6, contended_idle_timeout_s=1e6)
         waiting = made.carla.shim("waiting", parked=90 << 30, state=QUEUED)
         made.describe(made.carla, "waiting", "carla/waiting")
         waiting.send(notify(WANT))
