@@ -69,7 +69,7 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
     unix_name = Unicode(
         "{username}",
         help="""The Unix user that a Hub's user's server runs as, for example `"jupyter-{username}"`. The user need not
-        exist yet. Where grants are signed they say who it is.""",
+        exist yet. Where grants are signed they name the user.""",
     ).tag(config=True)
     xla_preallocate = Bool(
         False,
@@ -78,7 +78,7 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
     ).tag(config=True)
     grant_key = Unicode(
         "",
-        help="""The file of the private key that signs who a server's user is (`jupyter affinode grant keys`). Needed
+        help="""The file of the private key that signs a server's user (`jupyter affinode grant keys`). Needed
         where a Unix user does not say that: in containers that share one. Empty: no grants.""",
     ).tag(config=True)
     grant_audience = List(
@@ -214,7 +214,7 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
                 priority=self.gpu_priority,
                 lifetime_s=self.grant_lifetime_s,
             )
-        except Exception:  # a missing key must not keep everybody's servers from starting
+        except Exception:  # a missing key must not keep servers from starting
             self.log.exception("%s gets no grant, and starts without GPU management", self.user.name)
             return None
 

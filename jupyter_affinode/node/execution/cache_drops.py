@@ -29,7 +29,7 @@ class CacheDrops:
         self._on_change = on_change
 
     def begin(self, kernel: KernelRecord, reason: str) -> None:
-        """Ask every process of the kernel that has someone who can."""
+        """Ask every process of the kernel that serves such requests."""
         drop = kernel.caches.drop = CacheDrop(time.monotonic())
         for process in kernel.connected():
             if process.drops_caches and process.connection is not None:

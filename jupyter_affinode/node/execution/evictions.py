@@ -1,9 +1,9 @@
 """Kernels that are to be shut down for others (`when_full="terminate_newest"`), by their own Jupyter servers.
 
-The controller ends nobody: it says in the kernel's JSON that the end is asked and why, and the server that
+The controller ends no process: it says in the kernel's JSON that the end is asked and why, and the server that
 described the kernel carries it out and tells the person. That is a state and no message, so that nothing is lost
-when a server reconnects; and it is over as soon as nobody waits for it any more, since what a person computed is not
-lost for nobody. A server that does not do it is not asked again for a while.
+when a server reconnects; and it is over as soon as no kernel waits for it any more, since a user's results are not
+lost for nothing. A server that does not do it is not asked again for a while.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..state.records import KernelRecord
 
 SERVER_TAKES_S = 60.0  # a shutdown that is not clean lasts 10 s in Jupyter Server
 NOT_AGAIN_S = 300.0
-ALL_ARE_BACK_S = 10.0  # after a controller's start: who waits, and the server, may come back after the kernel
+ALL_ARE_BACK_S = 10.0  # after a controller's start: the waiter and the server may reconnect after the kernel
 
 
 def ask_for_end(
@@ -31,7 +31,7 @@ def ask_for_end(
 def look_for_unended(
     kernels: Mapping[str, KernelRecord], now: float, log: logging.Logger, on_change: Callable[[], None]
 ) -> None:
-    """Take back what nobody needs any more, and give up on servers that have not done it."""
+    """Take back what no waiter needs any more, and give up on servers that have not done it."""
     for kernel in kernels.values():
         if kernel.ending.reason is None:
             continue
@@ -40,7 +40,7 @@ def look_for_unended(
         elif kernel.ending.is_recalled and now - kernel.ending.asked_at < ALL_ARE_BACK_S:
             continue
         elif kernel.ending.for_kernel is not None and not _waits(kernels.get(kernel.ending.for_kernel)):
-            log.info("%s goes on: nobody waits for its end any more", kernel.id)
+            log.info("%s goes on: no kernel waits for its end any more", kernel.id)
             kernel.ending.reason = None
             on_change()
         elif not (kernel.server.pid or kernel.server.place) or now - kernel.ending.asked_at > SERVER_TAKES_S:

@@ -1,6 +1,6 @@
 """Sees which parks came to nothing while a waiter waited for them, and says so in the log.
 
-A victim is chosen by what pages say, and anybody can write a page. So each failure puts all kernels of its user behind
+A victim is chosen by what pages say, and any user can write a page. So each failure puts all kernels of its user behind
 other users', for a minute at first (user_back_off.py). A failure is a park that was refused, was not answered, lasts
 far longer than it should (`victims.is_late`), whatever comes of it, or after which NVML shows as much in use as before.
 That a kernel is at work again, has nothing to move or finds no host memory is an honest answer: given soon it counts
@@ -44,7 +44,7 @@ class FailedParks:
         self._parked: list[tuple[KernelRecord, Move, float]] = []  # by their own word, and when
 
     def park_begins(self, kernel: KernelRecord, move: Move) -> None:
-        """Note by GPU what the kernel says it has, and what is nobody's of that which is in use."""
+        """Note by GPU what the kernel says it has, and how much of what is in use belongs to no kernel."""
         if move.for_kernel is None or kernel.account.payer is None:
             return
         sizes = {uuid: gpu.resident_bytes for uuid, gpu in kernel.by_gpu().items()}
@@ -96,7 +96,8 @@ class FailedParks:
                 self._state.failed_parks.succeeded(kernel.account.payer, EXCUSE)
 
     def _is_hollow(self, move: Move) -> bool:
-        """Whether what is nobody's has grown by what was to become free, on any GPU, beside what others were given.
+        """Whether what belongs to no kernel has grown by what was to become free, less what others were given.
+
         A program without a shim that took as much in the same second is taken for it: little comes of that.
         """
         for uuid in move.claims.keys() & self._state.gpus.measured.keys():

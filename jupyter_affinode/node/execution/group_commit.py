@@ -2,7 +2,7 @@
 shim/src/protocol.h).
 
 `Moves` sends PARK or RESUME with MoveFlag.PREPARE and gathers the replies; here is decided between COMMIT and
-ABORT. What is prepared has given nothing up, so until everybody is prepared each way back costs nothing.
+ABORT. What is prepared has given nothing up, so until all are prepared each way back costs nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SILENT = (Status.STALE, "one of the kernel's processes did not react in time (is
 def can_prepare(targets: Sequence[Process]) -> bool:
     """Whether a move of these takes two steps.
 
-    One process alone needs no agreement, and old shims know none. Who comes back from context depth holds its
+    One process alone needs no agreement, and old shims know none. A process that resumes from context depth holds its
     GPU's lock from before its context is restored until it is resident: peers on that GPU cannot prepare
     beside it.
     """
@@ -57,7 +57,7 @@ def abort(kernel: KernelRecord, move: Move, failure: tuple[Status, str]) -> None
 
 
 def _decide(kernel: KernelRecord, move: Move, phase: Phase, command: CommandKind, reason: str) -> None:
-    """Tell everybody whose last word is not said. Who was given up may have begun: it is told too."""
+    """Tell each process that has no last answer. One that was given up may have begun: it is told, too."""
     move.phase, move.decided_at = phase, time.monotonic()
     for key, epoch in move.epochs.items():
         process = kernel.processes.get(key)
@@ -66,12 +66,12 @@ def _decide(kernel: KernelRecord, move: Move, phase: Phase, command: CommandKind
 
 
 def _obstacle(kernel: KernelRecord, move: Move) -> tuple[Status, str] | None:
-    """Why not everybody can move; None as long as all may."""
+    """Return why not all can move; None as long as all may."""
     for reply in move.replies.values():
         if reply.status not in (Status.OK, Status.NOTHING):
             return reply.status, reply.text
     if not move.parks:
-        return None  # whoever is gone needs no room now, and the others need not wait for it
+        return None  # a process that is gone needs no room now, and the others need not wait for it
     if move.gone:
         return SILENT if move.gone & kernel.processes.keys() else ENDED
     if kernel.asked.resume:

@@ -70,7 +70,7 @@ class Moves:
         """Tell every resident process to park, and how much host memory they may take together.
 
         `to_context`: the CUDA context too; `preempts`: although it is at work; both for one process alone.
-        `for_kernel`: who waits for the memory.
+        `for_kernel`: the kernel that waits for the memory.
         """
         now = time.monotonic()
         kernel.host.budget_bytes = budget_bytes
@@ -124,14 +124,14 @@ class Moves:
             self._go_on(kernel, kernel.move)
 
     def process_wants(self, process: Process) -> None:
-        """A call waits: at the gate of a prepared park it is let through, and nobody parks."""
+        """A call waits: at the gate of a prepared park it is let through, and no process parks."""
         kernel = self._state.kernels[process.kernel_id]
         move = kernel.move
         if move is not None and move.parks and process.key in move.epochs:
             together.abort(kernel, move, together.CAME_BACK)
 
     def process_gone(self, process: Process, kernel: KernelRecord) -> None:
-        """A process ended or fell silent: nobody waits for its reply."""
+        """A process ended or fell silent: its reply is not waited for."""
         move = kernel.move
         if move is not None and move.pending.pop(process.key, None) is not None:
             move.prepared.discard(process.key)
@@ -139,7 +139,7 @@ class Moves:
             self._go_on(kernel, move)
 
     def look_for_lost_replies(self, now: float) -> None:
-        """End what nobody will answer any more."""
+        """End moves that no shim will answer any more."""
         for kernel in list(self._state.kernels.values()):
             move = kernel.move
             if move is None:
@@ -166,8 +166,9 @@ class Moves:
         was_tried: bool = False,
         found_less: bool = False,
     ) -> None:
-        """A park cannot be: remember why, tell who asked, and leave the kernel alone for a while; for want of host
-        memory, until there is more of it.
+        """A park cannot be: remember why, tell the client that asked, and leave the kernel alone for a while.
+
+        For want of host memory, until there is more of it.
 
         One that was tried and asked for is decided on again first: what it lacks is known better now.
         `found_less`: its processes found less host memory than there is by all that we know.
@@ -192,14 +193,14 @@ class Moves:
         self.end_park_wish(kernel, Outcome(status, slug, reason))
 
     def end_park_wish(self, kernel: KernelRecord, outcome: Outcome) -> None:
-        """Tell whoever asked for a park. Whatever came of it, a kernel without processes has ended."""
+        """Tell the client that asked for a park. Whatever came of it, a kernel without processes has ended."""
         kernel.asked.park = None
         done, kernel.asked.park_done = kernel.asked.park_done, None
         if done is not None:
             done.set_result(outcome if kernel.processes else KERNEL_ENDED)
 
     def end_resume_wish(self, kernel: KernelRecord, outcome: Outcome) -> None:
-        """Tell whoever asked for a resume, as above."""
+        """Tell the client that asked for a resume, as above."""
         kernel.asked.resume = False
         done, kernel.asked.resume_done = kernel.asked.resume_done, None
         if done is not None:
@@ -275,7 +276,7 @@ class Moves:
         self._on_change()
 
     def _look_where_it_is(self, kernel: KernelRecord, move: Move) -> None:
-        """Where somebody who was resumed elsewhere is by its page: people are told that, and not what was wished."""
+        """Return where a migrated kernel is by its page: users are told that, and not what was wished."""
         found = kernel.main_gpu()
         if move.gpu is None or found in ("", move.gpu):
             return
@@ -367,7 +368,7 @@ class Moves:
 
 
 def _count_failed_resumes(kernel: KernelRecord, move: Move) -> None:
-    """Remember who could not be brought back for a reason that will not pass by itself."""
+    """Remember kernels that could not be resumed for a reason that will not pass by itself."""
     for key, reply in move.replies.items():
         process = kernel.processes.get(key)
         if process is None:

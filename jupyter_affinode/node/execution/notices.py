@@ -1,7 +1,7 @@
 """What people are told of what the controller does to their kernels, in plain words and not too often.
 
-A notice is for who may see its kernel, or for everyone where it is about the machine. Nobody is named: other people
-are "another user". Nothing is kept: who does not listen then reads the state of the kernel instead.
+A notice is for users who may see its kernel, or for all where it is about the machine. No user is named: others
+are "another user". Nothing is kept: a client that does not listen then reads the kernel's state instead.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Notices:
         if slug in ("busy", "nothing-to-move", "too-late"):
             return
         if kernel.asked.park is not None:
-            return  # who asked for it is answered
+            return  # the client that asked is answered
         text = f"stays on the GPU: {kernel.failures.refusal}."
         self._tell(Notice("refused", "info", text, kernel.id))
 
@@ -83,7 +83,7 @@ class Notices:
         """See observer.Observer; the kernel's own server tells of it."""
 
     def looked(self, now: float, queue: Sequence[Waiter]) -> None:
-        """Told: that memory runs low, and who is stuck. The place in the queue is part of the kernel's state."""
+        """Tell that memory runs low, and which processes are stuck. The place in the queue is in the kernel's state."""
         if now - self._looked_at < LOOKS_APART_S:
             return
         self._looked_at = now

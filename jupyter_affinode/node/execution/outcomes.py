@@ -45,7 +45,7 @@ def failure(move: Move, kernel: KernelRecord) -> tuple[Status, str] | None:
         if reply.status not in (Status.OK, Status.NOTHING):
             return reply.status, in_words(move, reply.status)
     if not (move.parks or move.epochs) and any(process.is_parked for process in kernel.processes.values()):
-        return Status.STALE, PLAIN[Status.STALE]  # nobody could be told
+        return Status.STALE, PLAIN[Status.STALE]  # no process could be told
     gone = [kernel.processes[key] for key in move.gone & kernel.processes.keys()]
     if not all(_is_where_it_should_be(move, process) for process in gone):
         return Status.STALE, PLAIN[Status.STALE]

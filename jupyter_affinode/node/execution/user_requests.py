@@ -20,11 +20,11 @@ from .moves import Moves
 
 BUSY_PATIENCE_S = 2.0  # work that the kernel had just submitted is given that long to end
 CANCEL_LASTS_S = 5.0
-UNTRACKED_CANCEL_LASTS_S = 1.0  # nobody will say that the cell ended
+UNTRACKED_CANCEL_LASTS_S = 1.0  # no server will say that the cell ended
 OPEN_REQUESTS_MAX = 8
 HOLD_DEFAULT_S = 3600.0  # where a request names no time
 ASKED_AGAIN_S = (
-    0.5  # who asks once more while a resume waits to be tried again has it tried sooner, not at once
+    0.5  # a second request while a resume waits to be tried again has it tried sooner, not at once
 )
 
 LOST = Outcome(Status.REFUSED, "lost", "the kernel's GPU state is lost")
@@ -43,10 +43,10 @@ class Wishes:
 
     def park(self, kernel: KernelRecord) -> Done:
         """Free the kernel's GPU now, open cell or not; ends a hold and a wish to have it back. The future tells how it
-        went; who asks again meanwhile gets the same, so it is never to be cancelled.
+        went; a second request meanwhile gets the same, so it is never to be cancelled.
 
-        Who is parked and waits in the queue for a call of its own stays there, and that is said: only an interrupt
-        takes a call back.
+        A kernel that is parked and waits in the queue for a call of its own stays there, and that is said: only an
+        interrupt takes a call back.
         """
         was_wanted = kernel.asked.resume
         self._moves.end_resume_wish(
@@ -110,7 +110,7 @@ class Wishes:
         """
         lasts = CANCEL_LASTS_S if kernel.cell.is_open else UNTRACKED_CANCEL_LASTS_S
         if kernel.cell.is_tracked and not kernel.cell.is_open:
-            lasts = 0.0  # who waits fails, and the next cell may wait again
+            lasts = 0.0  # the waiting call fails, and the next cell may wait again
         kernel.is_cancelling = True
         self._log.info("cancel %s: what waits for the GPU fails", kernel.id)
         for process in reached(kernel.connected(), group):
@@ -156,7 +156,7 @@ class Wishes:
             _answer(process, request, Status.OK, text(kernel))
 
     def ended(self, kernel: KernelRecord) -> None:
-        """The kernel was shut down: whoever still waits for its move is told so."""
+        """The kernel was shut down: clients that still wait for its move are told so."""
         for end in (self._moves.end_park_wish, self._moves.end_resume_wish):
             end(kernel, KERNEL_ENDED)
 
@@ -188,7 +188,7 @@ class Wishes:
 
 
 def _parked_already(kernel: KernelRecord, *, was_wanted: bool) -> Outcome:
-    """What a park is to who is parked, or partly so; `was_wanted`: until now a wish asked for the GPU."""
+    """Return what a park is to a parked kernel, or a partly parked one; `was_wanted`: a wish asked for the GPU."""
     if not any(process.data.state is State.QUEUED for process in kernel.connected()):
         withdrawn = "; it waited in the queue by a wish alone, which is withdrawn" if was_wanted else ""
         return Outcome(Status.NOTHING, "", f"already parked{withdrawn}")

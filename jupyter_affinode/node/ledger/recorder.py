@@ -167,8 +167,8 @@ class History:
         )
 
     def _gpus(self, kernel: KernelRecord) -> dict[str, tuple[int, int]]:
-        """Bytes held and parked by GPU. One that NVML does not know is "", and nobody has more than a GPU has: pages
-        may say anything, and reports are everybody's.
+        """Bytes held and parked by GPU. One that NVML does not know is "", and no kernel has more than a GPU has: pages
+        may say anything, and reports are for all users.
         """
         sizes = self._state.gpus.sizes
         largest = max((sizes or {}).values(), default=LARGEST_BYTES)

@@ -1,4 +1,4 @@
-"""Reports from the ledger: who held, used and gave back how much, and who waited. Reads, and blocks.
+"""Reports from the ledger: GPU memory held, used and given back, and waits. Reads, and blocks.
 
 Used by the API (on a thread) and by `jupyter affinode report` where no controller runs.
 """
@@ -37,7 +37,7 @@ class Question:
     until: datetime.date
     by: str = "user"  # one of GROUPS
     user: str | None = None  # this one alone, by name or identity
-    only: str | None = None  # what who asks may see: this identity's. None: everything
+    only: str | None = None  # what the client may see: this identity's. None: everything
 
     @classmethod
     def of(
@@ -248,7 +248,7 @@ COLUMNS = (*_COUNTS, "waits", "waited_s", "waited_p50_s", "waited_p95_s", "waite
 
 
 def _waited(lengths: Sequence[float]) -> dict[str, Any]:
-    """How long a group waited; nobody waited: no percentiles."""
+    """Return how long a group waited; without waits no percentiles."""
     ordered = sorted(lengths)
     return {
         "waits": len(ordered),

@@ -21,7 +21,7 @@ CREATE TABLE kernels (          -- every kernel that used CUDA
     server TEXT
 ) WITHOUT ROWID;
 CREATE TABLE users (
-    user TEXT PRIMARY KEY,      -- identity.py: who it is, the same name never meaning two
+    user TEXT PRIMARY KEY,      -- identity.py: the user; no two have the same name
     name TEXT NOT NULL          -- for people
 ) WITHOUT ROWID;
 CREATE TABLE events (

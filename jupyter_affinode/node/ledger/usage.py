@@ -7,7 +7,7 @@ For one kernel on one GPU, over a stretch of time:
 *used*        the part of held while the kernel was at work: a CUDA call was in flight, a graph was being captured,
               or the last activity that its shim saw was less than ACTIVITY_LASTS_S ago. A GPU that works long at
               something launched before, without any call, is counted only while a call waits for it.
-*idle-held*   held less used: memory that nobody else could have, and that did nothing.
+*idle-held*   held less used: memory that no other kernel could have, and that did nothing.
 *given back*  the bytes that were parked in host memory, times how long: what others could have of the GPU
               meanwhile.
 
@@ -15,7 +15,7 @@ Durations are differences of the monotonic clock, so that setting the machine's 
 never. The day is the UTC day of the wall clock at the time; a stretch over midnight is split there. The pages
 are looked at about once a second, and what one look found is taken to last until the next: a kernel that comes,
 goes or moves in between is wrong by a second at most. A pause of more than GAP_MAX_S between two looks (the
-controller was stopped) counts for nobody and is left out of the measured seconds.
+controller was stopped) counts for no user and is left out of the measured seconds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Seen:
     """A kernel at one look. Times are monotonic seconds."""
 
     kernel_id: str
-    user: str  # who it is; no two people have the same
+    user: str  # no two users have the same
     user_name: str  # for people
     last_activity: float
     is_calling: bool  # a call is in flight, or a capture open
@@ -101,7 +101,7 @@ class Meter:
     def look(self, now: float, wall: float, kernels: Iterable[Seen]) -> list[tuple[Seen, str, ByteSeconds]]:
         """Count the time since the last look; `wall` is the wall clock's seconds at `now`.
 
-        Returns what was counted by kernel and GPU, for whoever sums it up otherwise.
+        Returns what was counted by kernel and GPU, for callers that sum it up otherwise.
         """
         began, self._looked_at = self._looked_at, now
         before, self._seen = self._seen, {kernel.kernel_id: kernel for kernel in kernels}

@@ -1,4 +1,4 @@
-"""Who waited for the GPU, how long, and how it ended: found by comparing the queue with what it was."""
+"""Waits for the GPU, how long each was, and how it ended: found by comparing the queue with what it was."""
 
 from __future__ import annotations
 

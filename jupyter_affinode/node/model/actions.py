@@ -12,7 +12,7 @@ class Cause(str, Enum):
 
     OTHER = "other"
     ASKED = "asked"  # the person, or a program for them
-    ROOM = "room"  # park: someone waits for the memory
+    ROOM = "room"  # park: a kernel waits for the memory
     LOW_MEMORY = "low-memory"  # park: under the low watermark
     IDLE = "idle"  # park: with park_when="idle"
     TIME_SLICE = "time-slice"  # park: its time slice is over and others wait
@@ -22,7 +22,7 @@ class Cause(str, Enum):
     SPLIT = "split"  # resume: its other processes are on the GPU
     UNDONE = "undone"  # resume: its other processes could not be parked
     PREFETCH = "prefetch"  # resume: the person is about to use it
-    TOO_LARGE = "too-large"  # deny: it cannot fit, whoever yields
+    TOO_LARGE = "too-large"  # deny: it cannot fit, whatever is parked
     FAILED_AGAIN = "failed-again"  # deny: it failed again and again although there was room
 
 
@@ -37,7 +37,7 @@ class Park:
     to_context: bool = False  # the CUDA context too
     preempts: bool = False  # it is busy: its next call waits until it has its turn again
     cause: Cause = field(default=Cause.OTHER, compare=False)
-    for_kernel: str | None = field(default=None, compare=False)  # who waits for its memory
+    for_kernel: str | None = field(default=None, compare=False)  # the kernel that waits for its memory
 
 
 @dataclass(frozen=True)

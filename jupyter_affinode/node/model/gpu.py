@@ -21,7 +21,9 @@ class NvmlGpu:
     used_by: Mapping[int, int | None] = field(
         default_factory=dict
     )  # by pid; None: NVML does not say how much
-    busy_pids: frozenset[int] | None = None  # who was seen to compute since the last look; None: not known
+    busy_pids: frozenset[int] | None = (
+        None  # those that NVML saw computing since the last look; None: not known
+    )
     is_mig: bool = False  # a part of a GPU (MIG), or a whole one that is to be used in parts
     visible_as: str = ""  # in CUDA_VISIBLE_DEVICES; "": by its UUID
 

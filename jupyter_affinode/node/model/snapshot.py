@@ -1,6 +1,6 @@
 """What the policy sees: a frozen picture of the node at one moment.
 
-Made by `state.NodeState.snapshot` on every pass, by the property tests and by whoever replays a decision.
+Made by `state.NodeState.snapshot` on every pass, by the property tests and by the planner.
 Times are monotonic seconds, sizes bytes.
 """
 
@@ -143,14 +143,14 @@ class Kernel:
         0.0  # it is given no room before: its user's kernels did not take what was reserved for them
     )
     reclaim_after: float = (
-        0.0  # nobody yields for its allocations before: they failed although there was room
+        0.0  # until then no kernel is parked for its allocations: they failed although there was room
     )
     hopeless: bool = False  # allocations failed again and again although there was room
     cgroups: tuple[
         str, ...
     ] = ()  # whose headroom parking it uses: its own and those above it that have a limit
     can_drop_caches: bool = False  # its frameworks were not asked since it last used the GPU
-    user: str = ""  # whose it is; "" where nobody said
+    user: str = ""  # its owner; "" if not known
     payer: str = ""  # the user whose turns it takes; "" on a user's own controller, where there are no others
     groups: tuple[str, ...] = ()  # of that user
     limit_bytes: int | None = None  # GPU memory that its user's grant allows them in all; None: no such cap
@@ -214,7 +214,7 @@ class Host:
     headroom_bytes: Mapping[str, int] = field(default_factory=dict)  # by cgroup, where there is a limit
     total_bytes: int = 0  # may grow while the machine runs
     limit_bytes: Mapping[str, int] = field(default_factory=dict)  # by cgroup
-    lot_bytes: int = 0  # touched memory of the controller's that can be handed to who is parked
+    lot_bytes: int = 0  # touched memory of the controller's that can be lent to a kernel that is parked
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """For how long a user's kernels come last, or wait, after moves of theirs kept others waiting for nothing.
 
-Anybody can write a page that claims GPU memory and never gives it back, or asks for memory and never takes it, and one
+Any user can write a page that claims GPU memory and never gives it back, or asks for memory and never takes it, and one
 user may have hundreds of processes. Tried one after the other, each would keep others waiting anew. So a failure
 counts against all kernels of its user: for a while at first, twice as long after each further one. Once that is over,
 failures are forgotten one by one.
