@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jupyter_affinode.client.grant_signing import sign_grant
+from ..grants import sign
 
 
 class GrantNotGiven(Exception):
@@ -18,15 +18,10 @@ def grant_for(model: Mapping[str, Any], key: str, audience: Sequence[str], lifet
 
     Raises GrantNotGiven, and OSError where the key cannot be read.
     """
-    file = Path(key)
-    return sign_grant(
-        file.read_bytes(),
-        file.stem,
-        user=model["name"],
-        audience=list(audience),
-        lifetime_s=lifetime_s,
-        server=server_of(model) or None,
-        groups=list(model.get("groups", ())),
+    server = server_of(model)
+    groups = list(model.get("groups", ()))
+    return sign(
+        Path(key), list(audience), user=model["name"], server=server, groups=groups, lifetime_s=lifetime_s
     )
 
 
