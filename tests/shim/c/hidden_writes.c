@@ -72,16 +72,16 @@ static bool is_not_lost_once(const char *name, unsigned nth, uint64_t how)
 		CUDA(MemsetD32(block + i * MiB(2), expected[i] += CHUNKS, MiB(2) / 4));
 	status = park_with_write_at(name, nth, how, &met);
 	CHECK(met);
-	CHECK_EQUAL(status, AFFINODE_BUSY);
+	CHECK(status == AFFINODE_BUSY || status == AFFINODE_OK);
 	resumes();
 	controller_park();
-	kept = page_read().last_park_copied_bytes == MiB(2);
+	kept = status == AFFINODE_BUSY && page_read().last_park_copied_bytes == MiB(2);
 	resumes();
 	return kept;
 }
 
-/* What did not change need not be copied again: unless the park was given up before it had copied anything, since a call on
- * a loaded machine took it too long.  */
+/* The park comes to nothing, and what did not change need not be copied again: unless a call on a loaded machine took so
+ * long that the park was given up before it had copied anything, or had begun again after the write.  */
 static void is_not_lost(const char *name, unsigned nth, uint64_t how)
 {
 	unsigned tries = 10;
