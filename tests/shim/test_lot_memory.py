@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from link_peer import LOT, NO_HOST_ROOM, OK, PARK, TRIM, LinkPeer
+from memory_cgroup import memory_cgroup
 from shim_machine import HERE, Machine, Running
 
 MIB = 1 << 20
@@ -75,6 +76,29 @@ def test_without_a_lot_a_park_stops_at_its_budget_and_says_what_it_takes(worker:
     assert (reply.status, reply.bytes) == (NO_HOST_ROOM, 8 * MIB)
     assert (worker.peer.page().parked_bytes, worker.peer.page().resident_bytes) == (0, 8 * MIB)
     assert worker.ask("check") is True
+
+
+def test_a_lot_is_kept_in_a_pod_that_is_short_of_memory_since_it_is_none_of_the_pods(
+    gpu: Machine, memory: int
+) -> None:
+    """Its memory limit is that of what the pod's processes took themselves."""
+    with (
+        memory_cgroup("pod", 256 * MIB) as pod,
+        Running(gpu, *pod.command(sys.executable, HERE / "worker.py")) as worker,
+    ):
+        assert json.loads(worker.answer()) == "ready"
+        give(worker.peer, memory)
+        worker.peer.wait(lambda _: kept_bytes(worker.peer) == 32 * MIB)
+        another = os.memfd_create("another")
+        os.ftruncate(another, 32 * MIB)
+        # Before the mover makes it ready, it looks at what memory is left.
+        give(worker.peer, another, number=6)
+        worker.peer.wait(lambda _: kept_bytes(worker.peer) == 64 * MIB or has_ended(worker.peer))
+        assert not has_ended(worker.peer)
+        reply = worker.peer.reply_to(worker.peer.command(PARK, argument=ONE_MIB_BUDGET))
+        assert reply.status == OK and (holds_contents(memory) or holds_contents(another))
+        os.close(another)
+        assert worker.ask("check") is True
 
 
 def test_an_empty_lot_is_told_of_and_may_then_be_cut(worker: Running, memory: int) -> None:

@@ -40,7 +40,7 @@ static ssize_t read_file(const char *path, char *text, size_t size)
 	return n;
 }
 
-static uint64_t memory_available(void)
+uint64_t machine_memory_left(void)
 {
 	unsigned long long kib;
 	char text[1024], *line;
@@ -156,7 +156,7 @@ static uint64_t cgroup_headroom(void)
 
 uint64_t host_memory_left(void)
 {
-	uint64_t machine = memory_available(), groups = cgroup_headroom();
+	uint64_t machine = machine_memory_left(), groups = cgroup_headroom();
 
 	return groups < machine ? groups : machine;
 }

@@ -8,6 +8,9 @@
  * neither is known.  */
 uint64_t host_memory_left(void);
 
+/* The machine's alone.  */
+uint64_t machine_memory_left(void);
+
 /* What must be left when memory for copies has been taken; below that, memory that is only kept is given back.  */
 uint64_t host_memory_reserve(void);
 

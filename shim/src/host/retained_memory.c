@@ -75,7 +75,10 @@ bool kept_give_back_freed(void)
 
 bool kept_memory_is_needed(void)
 {
-	return kept_bytes() > slots_bytes() / 2 && host_memory_left() < KEEP_WHILE_LEFT;
+	/* Lots are not charged to this process's control groups: given back, they would leave it no more.  */
+	uint64_t own = kept_bytes() - slabs_lot_bytes(), left = own ? host_memory_left() : machine_memory_left();
+
+	return kept_bytes() > slots_bytes() / 2 && left < KEEP_WHILE_LEFT;
 }
 
 /* Whoever would end the context meanwhile steps aside.  */

@@ -17,11 +17,16 @@
 /* Guards the list and the used slots: frees give slots back from any thread.  */
 static pthread_mutex_t slabs_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct slab *slabs, *cursor;
-static _Atomic size_t bytes_in_slabs, bytes_in_slots;
+static _Atomic size_t bytes_in_slabs, bytes_in_lots, bytes_in_slots; /* of slabs, those in lots */
 
 size_t slabs_bytes(void)
 {
 	return atomic_load(&bytes_in_slabs);
+}
+
+size_t slabs_lot_bytes(void)
+{
+	return atomic_load(&bytes_in_lots);
 }
 
 size_t slots_bytes(void)
@@ -45,6 +50,8 @@ static void into_list(struct slab *slab)
 void slab_add(struct slab *slab)
 {
 	atomic_fetch_add(&bytes_in_slabs, SLAB_BYTES);
+	if (slab->source == SLAB_LOT)
+		atomic_fetch_add(&bytes_in_lots, SLAB_BYTES);
 	into_list(slab);
 }
 
@@ -110,10 +117,12 @@ static bool release(struct slab *slab)
 		into_list(slab);
 		return kept;
 	}
-	if (slab->source == SLAB_LOT)
+	if (slab->source == SLAB_LOT) {
+		atomic_fetch_sub(&bytes_in_lots, SLAB_BYTES);
 		lots_give(slab->base);
-	else
+	} else {
 		munmap(slab->base, SLAB_BYTES);
+	}
 	atomic_fetch_sub(&bytes_in_slabs, SLAB_BYTES);
 	free(slab);
 	return true;
@@ -171,6 +180,7 @@ void slabs_reset_in_child(void)
 	memcpy(&slabs_lock, &fresh, sizeof(fresh));
 	slabs = cursor = NULL;
 	atomic_store(&bytes_in_slabs, 0);
+	atomic_store(&bytes_in_lots, 0);
 	atomic_store(&bytes_in_slots, 0);
 	slab_making_reset_in_child();
 }

@@ -68,8 +68,9 @@ bool slabs_any_unused(void);
  * for what is registered with the driver still, which would come back to pages that are gone.  */
 bool slabs_release_unused(void);
 
-/* Bytes in all slabs, and in used slots. Callable by any thread.  */
+/* Bytes in all slabs, in those of lots, and in used slots. Callable by any thread.  */
 size_t slabs_bytes(void);
+size_t slabs_lot_bytes(void);
 size_t slots_bytes(void);
 
 /* A context is gone, and perhaps registrations with it. By any thread.  */
