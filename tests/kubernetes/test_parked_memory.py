@@ -1,0 +1,128 @@
+"""Parked memory and the memory limits of pods: lots are charged to the controller's pod, which has room for them.
+
+Cgroups stand for pods. The simulated GPU's memory is memory of the kernel's process, which a real one's is not. So
+the kernel enters its cgroup when it has filled the GPU, and leaves it before the GPU is filled again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from gpu_cells import SETUP
+from live_machine import Machine
+from memory_cgroup import Cgroup, memory_cgroup
+
+MIB, GIB = 1 << 20, 1 << 30
+PROGRAM = f"""{SETUP}
+import sys
+block = Block(int(sys.argv[1]), seed=7)
+wanted = block.checksum()
+print("ready", flush=True)
+for line in sys.stdin:
+    print("same" if block.checksum() == wanted else "other", flush=True)
+"""
+
+
+@pytest.fixture
+def cgroup() -> Iterator[Callable[[str, int], Cgroup]]:
+    """`cgroup("pod", bytes)`."""
+    with contextlib.ExitStack() as stack:
+        yield lambda name, limit_bytes: stack.enter_context(memory_cgroup(name, limit_bytes))
+
+
+@pytest.fixture
+def start(gpu_machine: Machine, wait_until) -> Callable[..., None]:
+    """`start(lots_gib, cgroup)`: the controller with its lots touched, in a cgroup."""
+
+    def start_controller(lots_gib: int, inside: Cgroup | None) -> None:
+        log = (gpu_machine.folder / "controller.log").open("ab")
+        arguments = ["--settle=0.1", "--idle-timeout=10000", f"--NodeController.lot_bytes={lots_gib * GIB}"]
+        command = [sys.executable, "-m", "jupyter_affinode.node", *arguments]
+        command = command if inside is None else inside.command(*command)
+        gpu_machine.start(*command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        log.close()
+        wait_until(gpu_machine.node, timeout=60)
+        lots = lots_gib * GIB
+        wait_until(lambda: gpu_machine.node()["host"]["lots"]["ready_bytes"] == lots, timeout=60)
+
+    return start_controller
+
+
+def kernel(machine: Machine, mib: int) -> subprocess.Popen[str]:
+    """A kernel with so much on the GPU."""
+    process = machine.start(
+        sys.executable, "-m", "jupyter_affinode.cli", "run", "--", sys.executable, "-c", PROGRAM, str(mib),
+        env={**machine.environment, "AFFINODE_KERNEL_ID": "k"},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def contents(process: subprocess.Popen[str]) -> str:
+    process.stdin.write("\n")
+    process.stdin.flush()
+    return process.stdout.readline().strip()
+
+
+def controllers_limit(lots_gib: int) -> int:
+    """The memory that the chart gives a controller with such lots."""
+    helm = pytest.importorskip("helm_python", reason="Helm as a Python package is made for x86-64 alone")
+    import yaml
+
+    with helm.Chart.load(Path(__file__).resolve().parents[2] / "hub_spawner" / "chart") as chart:
+        files = chart.render({"image": {"repository": "a/b"}, "parkedMemoryGiB": lots_gib})
+    (daemons,) = [yaml.safe_load(text) for name, text in files.items() if name.endswith("daemonset.yaml")]
+    limit = daemons["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["memory"]
+    return int(limit.removesuffix("Mi")) * MIB
+
+
+@pytest.mark.parametrize(
+    ("pod_mib", "parked_mib", "lots_gib"),
+    [(256, 1024, 2), pytest.param(2048, 8192, 8, marks=pytest.mark.long)],
+)
+def test_a_kernel_parks_four_times_what_its_pod_may_use(
+    gpu_machine, cgroup, start, wait_until, pod_mib, parked_mib, lots_gib
+):
+    with open("/proc/meminfo") as file:
+        available = next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable"))
+    if available < (parked_mib << 20) + (lots_gib + 3) * GIB:
+        pytest.skip("this machine has too little memory for both the simulated GPU and the lots")
+    gpu_machine.simulate(memory=f"{parked_mib + 512}MiB")
+    daemon, pod = cgroup("daemon", controllers_limit(lots_gib)), cgroup("pod", pod_mib * MIB)
+    start(lots_gib, daemon)
+    assert daemon.used_bytes() > lots_gib * GIB
+    with kernel(gpu_machine, parked_mib) as process:
+        pod.enter(process.pid)
+        status, said = gpu_machine.ask("POST", "/kernels/k/park", {})
+        assert status == 200, said
+        assert said["parked_bytes"] >= parked_mib * MIB
+        assert pod.used_bytes() < pod_mib * MIB / 2
+        assert gpu_machine.node()["host"]["lots"]["given_bytes"] >= parked_mib * MIB
+        pod.leave(process.pid)
+        assert contents(process) == "same"
+        process.stdin.close()
+        assert process.wait(timeout=60) == 0
+    # What is parked no more is the node's again.
+    wait_until(lambda: gpu_machine.node()["host"]["lots"]["ready_bytes"] == lots_gib * GIB, timeout=60)
+
+
+def test_without_lots_a_pod_that_has_no_room_keeps_its_gpu_and_lives(gpu_machine, cgroup, start):
+    gpu_machine.simulate(memory="1536MiB")
+    pod = cgroup("pod", 256 * MIB)
+    start(0, None)
+    with kernel(gpu_machine, 1024) as process:
+        pod.enter(process.pid)
+        status, said = gpu_machine.ask("POST", "/kernels/k/park", {})
+        assert status == 409, said
+        assert "the kernel's own limit (cgroup) leaves" in said["message"]
+        assert gpu_machine.kernel("k")["residency"] == "resident"
+        pod.leave(process.pid)
+        assert contents(process) == "same"
+        process.stdin.close()
+        assert process.wait(timeout=60) == 0
