@@ -9,6 +9,7 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -19,6 +20,9 @@
 static pthread_mutex_t attach_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct sim_machine *mapped;
 static struct sim_process *self;
+/* The machine's file, in which each process locks the byte of its record's number: that it lives is seen so from other pid
+ * namespaces, too. -1: not open. */
+static int locks = -1;
 
 uint64_t monotonic_ns(void)
 {
@@ -55,6 +59,40 @@ uint64_t process_start_time(int32_t pid)
 	if ((state == 'Z' || state == 'X') && threads <= 1)
 		return 0;
 	return start;
+}
+
+static uint32_t pid_namespace(void)
+{
+	struct stat status;
+
+	/* Not stat(): glibc 2.33 re-versioned it.  */
+	return syscall(SYS_newfstatat, AT_FDCWD, "/proc/self/ns/pid", &status, 0) == 0 ? (uint32_t)status.st_ino : 0;
+}
+
+static void open_locks(void)
+{
+	char folder[448], path[512];
+
+	if (locks < 0 && settings_folder(folder, sizeof(folder)) == 0 &&
+	    snprintf(path, sizeof(path), "%s/machine", folder) < (int)sizeof(path))
+		locks = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+}
+
+/* The system call itself: glibc 2.28 re-versioned fcntl().  */
+static bool lock_record(const struct sim_process *process, int command, struct flock *lock)
+{
+	*lock = (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = process - mapped->processes, .l_len = 1};
+	open_locks();
+	return locks >= 0 && syscall(SYS_fcntl, locks, command, lock) == 0;
+}
+
+static bool lives(const struct sim_process *process)
+{
+	struct flock lock;
+
+	if (process->namespace == pid_namespace())
+		return process_start_time(process->pid) == process->start_time;
+	return !lock_record(process, F_OFD_GETLK, &lock) || lock.l_type != F_UNLCK;
 }
 
 static void make_uuid(uint8_t uuid[16], const char *folder, unsigned gpu)
@@ -167,9 +205,17 @@ struct sim_machine *machine(void)
 	return mapped;
 }
 
+static void close_locks(void)
+{
+	if (locks >= 0)
+		close(locks);
+	locks = -1;
+}
+
 void machine_forget(void)
 {
 	self = NULL;
+	close_locks(); /* the parent's, who goes on holding it */
 }
 
 void machine_lock(void)
@@ -188,7 +234,7 @@ void machine_reap(void)
 	for (unsigned i = 0; i < SIM_MAX_PROCESSES; i++) {
 		struct sim_process *process = &mapped->processes[i];
 
-		if (process->pid && process_start_time(process->pid) != process->start_time)
+		if (process->pid && !lives(process))
 			process->pid = 0;
 	}
 }
@@ -198,7 +244,7 @@ struct sim_process *machine_find(int32_t pid)
 	for (unsigned i = 0; i < SIM_MAX_PROCESSES; i++) {
 		struct sim_process *process = &mapped->processes[i];
 
-		if (process->pid == pid && process_start_time(pid) == process->start_time)
+		if (process->pid == pid && process->namespace == pid_namespace() && lives(process))
 			return process;
 	}
 	return NULL;
@@ -215,6 +261,7 @@ static struct sim_process *free_record(void)
 struct sim_process *machine_join(void)
 {
 	struct sim_process *record;
+	struct flock lock;
 
 	if (self)
 		return self;
@@ -226,6 +273,8 @@ struct sim_process *machine_join(void)
 		if (record) {
 			memset(record, 0, sizeof(*record));
 			record->start_time = process_start_time(getpid());
+			record->namespace = pid_namespace();
+			lock_record(record, F_OFD_SETLK, &lock);
 			record->pid = getpid();
 			self = record;
 		}
@@ -244,8 +293,10 @@ void machine_leave(void)
 	if (!self)
 		return;
 	machine_lock();
-	if (self->pid == getpid())
+	if (self->pid == getpid()) {
 		self->pid = 0;
+		close_locks();
+	}
 	machine_unlock();
 }
 

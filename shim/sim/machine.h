@@ -46,8 +46,8 @@ struct sim_checkpoint {
 };
 
 struct sim_process {
-	int32_t pid; /* 0: free */
-	uint32_t reserved;
+	int32_t pid;        /* 0: free */
+	uint32_t namespace; /* in which that is its number */
 	uint64_t start_time;
 	uint64_t used_bytes[SIM_MAX_GPUS];
 	uint32_t contexts[SIM_MAX_GPUS];
