@@ -14,16 +14,38 @@ from kubernetes_asyncio.client import ApiClient
 from kubespawner import KubeSpawner
 from traitlets.config import Config
 
+from hub_spawner.enabling import derived
+
 # The oldest that Zero to JupyterHub takes, the first with the DRA API's v1, the newest whose schemas are here.
 KUBERNETES = ("1.32", "1.34", "1.37")
 
 
+SharingSpawner = derived(KubeSpawner)  # as `hub_spawner.enable` has it
+
+
+class PodIsMade(Exception):
+    """The pod that would be sent to the cluster."""
+
+
 @pytest.fixture
 def pod_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
-    """`pod_of(config, profile="gpu")`: the pod that is made for ana, as JSON."""
+    """`pod_of(config, profile="gpu")`: the pod that KubeSpawner would send to the cluster for ana, as JSON.
 
-    # It would read credentials for a cluster, of which nothing is asked here.
+    `plain`: of KubeSpawner itself.
+    """
+
+    async def send(self: KubeSpawner, pod: Any, *_: Any) -> None:
+        raise PodIsMade(pod)
+
+    # The first would read credentials for a cluster, the others ask one.
     monkeypatch.setattr("kubespawner.spawner.load_config", lambda **_: None)
+    monkeypatch.setattr(KubeSpawner, "_make_create_pod_request", send)
+
+    async def watch(self: KubeSpawner, *_: Any, **__: Any) -> None:
+        """Watch no cluster."""
+
+    for name in ("_start_watching_pods", "_start_watching_events"):
+        monkeypatch.setattr(KubeSpawner, name, watch)
 
     async def made(config: Config, profile: str | None, spawner_class: type[Any]) -> dict[str, Any]:
         user = SimpleNamespace(
@@ -34,16 +56,14 @@ def pod_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
             hub=hub, user=user, config=config, _mock=True, api_token="token", oauth_client_id="ana"
         )
         spawner.user_options = {"profile": profile} if profile else {}
-        await spawner.load_user_options()
-        pod = await spawner.get_pod_manifest()
+        with pytest.raises(PodIsMade) as sent:
+            await spawner._start()
         async with ApiClient() as client:
-            plain: dict[str, Any] = client.sanitize_for_serialization(pod)
+            plain: dict[str, Any] = client.sanitize_for_serialization(sent.value.args[0])
         return plain
 
-    def pod_of(
-        config: Config, profile: str | None = None, spawner_class: type[Any] = KubeSpawner
-    ) -> dict[str, Any]:
-        return asyncio.run(made(config, profile, spawner_class))
+    def pod_of(config: Config, profile: str | None = None, plain: bool = False) -> dict[str, Any]:
+        return asyncio.run(made(config, profile, KubeSpawner if plain else SharingSpawner))
 
     return pod_of
 

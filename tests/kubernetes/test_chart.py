@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from rendered_chart import CHART, controller, helm, of_kind, pod, rendered, settings_file
 from traitlets.config import Config
 
 from jupyter_affinode.node.app import NodeController
 
-if platform.machine() != "x86_64":
-    pytest.skip("Helm as a Python package is made for x86-64 alone", allow_module_level=True)
-import helm_python as helm
-
-CHART = Path(__file__).resolve().parents[2] / "hub_spawner" / "chart"
 KEY = "-----BEGIN PUBLIC KEY-----\nMCowBQYDK2VwAyEA\n-----END PUBLIC KEY-----\n"
 LEAST = {"image": {"repository": "registry.example.org/jupyter-affinode"}}
 MOST = {
@@ -41,35 +35,6 @@ MOST = {
 ALL_VALUES = {"least": LEAST, "most": MOST, "no NVML": {**LEAST, "gpu": {"access": "none"}}}
 
 
-@pytest.fixture(scope="module")
-def chart() -> Iterator[helm.Chart]:
-    with helm.Chart.load(CHART) as loaded:
-        yield loaded
-
-
-def rendered(chart: helm.Chart, values: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the resources that an installation makes."""
-    files = chart.render(values, name="gpus", namespace="jhub")
-    texts = [text for name, text in files.items() if not name.endswith(".txt")]
-    return [resource for text in texts for resource in yaml.safe_load_all(text) if resource]
-
-
-def of_kind(resources: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    return [resource for resource in resources if resource["kind"] == kind]
-
-
-def pod(chart: helm.Chart, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the spec of the controller's pods."""
-    (daemons,) = of_kind(rendered(chart, values), "DaemonSet")
-    found: dict[str, Any] = daemons["spec"]["template"]["spec"]
-    return found
-
-
-def controller(chart: helm.Chart, values: dict[str, Any]) -> dict[str, Any]:
-    (found,) = pod(chart, values)["containers"]
-    return found
-
-
 @pytest.mark.parametrize("values", ALL_VALUES.values(), ids=ALL_VALUES)
 def test_helm_finds_nothing_to_say(values):
     result = helm.lint(CHART, values=values, strict=True)
@@ -78,8 +43,8 @@ def test_helm_finds_nothing_to_say(values):
 
 
 @pytest.mark.parametrize("values", ALL_VALUES.values(), ids=ALL_VALUES)
-def test_kubernetes_accepts_what_is_made(chart, values, accepted):
-    resources = rendered(chart, values)
+def test_kubernetes_accepts_what_is_made(values, accepted):
+    resources = rendered(values)
     kinds = {resource["kind"] for resource in resources}
     assert {"DaemonSet", "ServiceAccount", "ConfigMap", "NetworkPolicy"} <= kinds
     for resource in resources:
@@ -88,8 +53,8 @@ def test_kubernetes_accepts_what_is_made(chart, values, accepted):
 
 
 @pytest.mark.parametrize("values", ALL_VALUES.values(), ids=ALL_VALUES)
-def test_the_controllers_pod_has_no_rights_on_its_node(chart, values):
-    spec, container = pod(chart, values), controller(chart, values)
+def test_the_controllers_pod_has_no_rights_on_its_node(values):
+    spec, container = pod(values), controller(values)
     assert not {"hostPID", "hostNetwork", "hostIPC", "shareProcessNamespace"} & spec.keys()
     assert spec["automountServiceAccountToken"] is False
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -104,30 +69,29 @@ def test_the_controllers_pod_has_no_rights_on_its_node(chart, values):
     assert container["resources"]["requests"]["memory"] == container["resources"]["limits"]["memory"]
 
 
-def test_no_network_reaches_the_controller_but_that_of_the_metrics(chart):
-    (closed,) = of_kind(rendered(chart, LEAST), "NetworkPolicy")
+def test_no_network_reaches_the_controller_but_that_of_the_metrics():
+    (closed,) = of_kind(rendered(LEAST), "NetworkPolicy")
     assert closed["spec"]["policyTypes"] == ["Ingress", "Egress"]
     assert closed["spec"]["ingress"] == closed["spec"]["egress"] == []
-    assert "ports" not in controller(chart, LEAST)
-    assert not [each for each in controller(chart, LEAST)["args"] if "metrics" in each]
-    (open_to_some,) = of_kind(rendered(chart, MOST), "NetworkPolicy")
+    assert "ports" not in controller(LEAST)
+    assert not [each for each in controller(LEAST)["args"] if "metrics" in each]
+    (open_to_some,) = of_kind(rendered(MOST), "NetworkPolicy")
     assert open_to_some["spec"]["egress"] == []
     assert open_to_some["spec"]["ingress"] == [
         {"ports": [{"port": "metrics", "protocol": "TCP"}], "from": MOST["metrics"]["allowedFrom"]}
     ]
     selected = open_to_some["spec"]["podSelector"]["matchLabels"]
-    (daemons,) = of_kind(rendered(chart, MOST), "DaemonSet")
+    (daemons,) = of_kind(rendered(MOST), "DaemonSet")
     assert selected.items() <= daemons["spec"]["template"]["metadata"]["labels"].items()
 
 
 @pytest.mark.parametrize("values", ALL_VALUES.values(), ids=ALL_VALUES)
-def test_the_controller_understands_its_arguments_and_settings(chart, values, tmp_path, monkeypatch):
+def test_the_controller_understands_its_arguments_and_settings(values, tmp_path, monkeypatch):
     """The program itself reads the rendered file and command line, and knows every name in them."""
-    (settings, *_) = of_kind(rendered(chart, values), "ConfigMap")
-    (tmp_path / "jupyter_affinode_config.py").write_text(settings["data"]["jupyter_affinode_config.py"])
+    (tmp_path / "jupyter_affinode_config.py").write_text(settings_file(values))
     monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(tmp_path))
     app = NodeController()
-    app.initialize(controller(chart, values)["args"])
+    app.initialize(controller(values)["args"])
     assert app.config.NodeController.keys() <= set(app.trait_names())
     assert (app.system, app.socket) == (True, "/run/affinode/node.sock")
     for name, value in values.get("settings", {}).items():
@@ -138,11 +102,10 @@ def test_the_controller_understands_its_arguments_and_settings(chart, values, tm
     assert app.metrics_port == (9713 if "metrics" in values else 0)
 
 
-def test_a_setting_is_a_value_and_never_code(chart):
+def test_a_setting_is_a_value_and_never_code():
     text = '\'"""); raise SystemExit(3) #\n\\'
-    (settings, *_) = of_kind(rendered(chart, {**LEAST, "settings": {"admin_group": text}}), "ConfigMap")
     found = Config()
-    exec(settings["data"]["jupyter_affinode_config.py"], {"get_config": lambda: found})
+    exec(settings_file({**LEAST, "settings": {"admin_group": text}}), {"get_config": lambda: found})
     assert found.NodeController.admin_group == text
 
 
@@ -159,9 +122,9 @@ def test_a_setting_is_a_value_and_never_code(chart):
         ({**LEAST, "hostPaths": {"socket": "run"}}, "/hostPaths/socket"),
     ],
 )
-def test_values_that_mean_nothing_are_refused_by_name(chart, values, said):
+def test_values_that_mean_nothing_are_refused_by_name(values, said):
     with pytest.raises(helm.HelmValuesError, match=said):
-        chart.render(values, name="gpus", namespace="jhub")
+        rendered(values)
 
 
 def test_every_value_has_a_place_in_the_schema_and_every_place_a_value():
@@ -179,8 +142,8 @@ def test_every_value_has_a_place_in_the_schema_and_every_place_a_value():
     assert set(differing(schema, values, "")) == {"/global", "/resources/cpu/limit"}
 
 
-def test_a_pod_that_shares_a_gpu_by_dra_names_the_template_that_the_chart_makes(chart, pod_of, accepted):
-    templates = of_kind(rendered(chart, MOST), "ResourceClaimTemplate")
+def test_a_pod_that_shares_a_gpu_by_dra_names_the_template_that_the_chart_makes(pod_of, accepted):
+    templates = of_kind(rendered(MOST), "ResourceClaimTemplate")
     shared = [each for each in templates if each["metadata"]["name"] == "jupyter-affinode-gpu"]
     assert {each["metadata"]["namespace"] for each in shared} == {"users", "others"}
     (request,) = shared[0]["spec"]["spec"]["devices"]["requests"]
@@ -198,12 +161,12 @@ def test_a_pod_that_shares_a_gpu_by_dra_names_the_template_that_the_chart_makes(
     accepted(made)
 
 
-def test_the_controllers_own_claim_takes_no_gpu_from_users(chart):
+def test_the_controllers_own_claim_takes_no_gpu_from_users():
     (own,) = [
         each
-        for each in of_kind(rendered(chart, MOST), "ResourceClaimTemplate")
-        if each["metadata"]["name"] == pod(chart, MOST)["resourceClaims"][0]["resourceClaimTemplateName"]
+        for each in of_kind(rendered(MOST), "ResourceClaimTemplate")
+        if each["metadata"]["name"] == pod(MOST)["resourceClaims"][0]["resourceClaimTemplateName"]
     ]
     (request,) = own["spec"]["spec"]["devices"]["requests"]
     assert request["exactly"]["adminAccess"] is True and request["exactly"]["allocationMode"] == "All"
-    assert "NVIDIA_VISIBLE_DEVICES" not in str(controller(chart, MOST)["env"])
+    assert "NVIDIA_VISIBLE_DEVICES" not in str(controller(MOST)["env"])
