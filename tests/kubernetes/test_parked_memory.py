@@ -10,12 +10,12 @@ import contextlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from gpu_cells import SETUP
 from live_machine import Machine
 from memory_cgroup import Cgroup, memory_cgroup
+from rendered_chart import controller
 
 MIB, GIB = 1 << 20, 1 << 30
 PROGRAM = f"""{SETUP}
@@ -72,19 +72,14 @@ def contents(process: subprocess.Popen[str]) -> str:
 
 def controllers_limit(lots_gib: int) -> int:
     """The memory that the chart gives a controller with such lots."""
-    helm = pytest.importorskip("helm_python", reason="Helm as a Python package is made for x86-64 alone")
-    import yaml
-
-    with helm.Chart.load(Path(__file__).resolve().parents[2] / "hub_spawner" / "chart") as chart:
-        files = chart.render({"image": {"repository": "a/b"}, "parkedMemoryGiB": lots_gib})
-    (daemons,) = [yaml.safe_load(text) for name, text in files.items() if name.endswith("daemonset.yaml")]
-    limit = daemons["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["memory"]
+    values = {"image": {"repository": "a/b"}, "parkedMemoryGiB": lots_gib}
+    limit = controller(values)["resources"]["limits"]["memory"]
     return int(limit.removesuffix("Mi")) * MIB
 
 
 @pytest.mark.parametrize(
     ("pod_mib", "parked_mib", "lots_gib"),
-    [(256, 1024, 2), pytest.param(2048, 8192, 8, marks=pytest.mark.long)],
+    [(256, 1024, 2), pytest.param(2048, 8192, 8, marks=[pytest.mark.long, pytest.mark.timeout(900)])],
 )
 def test_a_kernel_parks_four_times_what_its_pod_may_use(
     gpu_machine, cgroup, start, wait_until, pod_mib, parked_mib, lots_gib

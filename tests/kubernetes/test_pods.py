@@ -11,8 +11,11 @@ from collections.abc import Iterator
 import pytest
 from gpu_cells import SETUP
 from live_machine import Machine
+from pods import NAMESPACES, Cluster, Node, Pod
+from rendered_chart import controller, settings_file
 
-NAMESPACES = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+from hub_spawner import kubernetes
+
 HOLD = f"""{SETUP}
 import sys
 try:
@@ -73,3 +76,76 @@ def test_processes_of_other_pid_namespaces_keep_their_memory_of_the_simulated_gp
         assert answer == "has it"
         assert said() == "CUDA_ERROR_OUT_OF_MEMORY"
     wait_until(lambda: said() == "has it", timeout=60)
+
+
+CHART_VALUES = {
+    "image": {"repository": "a/b"},
+    "parkedMemoryGiB": 1,
+    "grants": {"publicKeys": {"hub-1.pem": "-----BEGIN PUBLIC KEY-----\n"}},
+    "settings": {"idle_timeout_s": 0.5, "queue_idle_timeout_s": 0.5, "settle_s": 0.1},
+}
+
+
+def prepare(pod: Pod, size: int) -> subprocess.CompletedProcess[str]:
+    """Run the init container's script as it stands in the manifest."""
+    script = kubernetes.PREPARE.format(
+        folder="/opt/affinode", shim="libaffinode.so", size=size, wait_s=20, limit_s=40
+    )
+    return pod.run("/bin/sh", "-c", script)
+
+
+@pytest.mark.long
+def test_the_users_of_two_nodes_share_gpus_from_pods_with_one_user_id(
+    machine, native, namespaces, wait_until
+):
+    machine.folder.chmod(0o755)
+    cluster = Cluster(machine)
+    nodes = [Node(cluster, name) for name in ("node-1", "node-2")]
+    daemons = [
+        node.start_controller(controller(CHART_VALUES)["args"], settings_file(CHART_VALUES)) for node in nodes
+    ]
+    ana, ben, elsewhere = Pod(nodes[0], "ana"), Pod(nodes[0], "ben"), Pod(nodes[1], "ana")
+    for node, daemon in zip(nodes, daemons, strict=True):
+        wait_until((node.folder / "run" / "node.sock").exists, timeout=60, message=node.log())
+        assert daemon.poll() is None, node.log()
+
+    prepared = prepare(ana, 1 << 20)
+    assert (prepared.returncode, prepared.stderr) == (0, ""), prepared
+    assert "room" in prepared.stdout and "not used" not in prepared.stdout
+    hers = ana.start_kernel()
+    assert hers.preloaded == "/opt/affinode/libaffinode.so"
+    assert hers.cell("700") == "has it"
+    assert ana.kernels() == {"k": "resident"}
+    assert ben.kernels() == elsewhere.kernels() == {}
+
+    prepared = prepare(ben, 600 << 20)  # her kernel is idle, so there is room when his pod has asked
+    assert prepared.returncode == 0, prepared
+    assert ana.kernels() == {"k": "parked"}, nodes[0].log()
+    assert ana.ask("/node")["host"]["lots"]["given_bytes"] >= 700 << 20, "parked in the controller's memory"
+    his = ben.start_kernel()
+    assert his.cell("700") == "has it"
+    assert ben.kernels() == {"k": "resident"}
+    assert hers.cell("look") == "same"
+    assert ben.kernels() == {"k": "parked"}
+    assert his.cell("look") == "same"
+
+    assert ben.ask("/kernels", grant=False)["error"] == "grant-required"
+    assert elsewhere.kernels() == {}
+    for each in (hers, his):
+        each.close()
+    wait_until(lambda: ana.kernels() == ben.kernels() == {}, timeout=60)
+    for node in nodes:
+        assert "Traceback" not in node.log(), node.log()
+
+
+@pytest.mark.parametrize("missing", ["controller", "place for the shim", "everything of ours"])
+def test_the_init_container_ends_well_whatever_is_missing(machine, native, namespaces, missing):
+    machine.folder.chmod(0o755)
+    pod = Pod(Node(Cluster(machine), "node"), "ana")
+    shim = machine.folder / "node" / "ana" / "libaffinode.so"
+    if missing == "place for the shim":
+        shim.parent.chmod(0o555)
+    if missing == "everything of ours":
+        pod.environ["PATH"] = "/usr/sbin:/usr/bin:/sbin:/bin"
+    assert prepare(pod, 1 << 20).returncode == 0
+    assert shim.exists() is (missing == "controller")
