@@ -1,7 +1,7 @@
-"""Write the files that are made of declarations: the API's schema of the settings, and `docs/settings.md`.
+"""Write the files that are made of declarations: schemas of the API, the Lab's types, and `docs/settings.md`.
 
 `python docs/generate.py` writes them, `--check` only says which are stale. Add a setting by adding a field in
-`jupyter_affinode/settings/`, then run this.
+`jupyter_affinode/settings/`, a reason by adding a member in `jupyter_affinode/node/model/reasons.py`; then run this.
 """
 
 from __future__ import annotations
@@ -9,10 +9,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from jupyter_affinode.node.model.reasons import NoticeKind, Reason, Refusal, StuckReason
+from jupyter_affinode.node.model.snapshot import Residency
+from jupyter_affinode.node.protocol.page import Fixed
 from jupyter_affinode.settings.controller import ControllerSettings
 from jupyter_affinode.settings.declaration import LONGEST_S, Setting, settings_of
 from jupyter_affinode.settings.policy import SETTINGS, Settings
@@ -23,7 +26,19 @@ from jupyter_affinode.units import bytes_in_words
 ROOT = Path(__file__).parent.parent
 OPENAPI = ROOT / "jupyter_affinode" / "node" / "api" / "openapi.json"
 SETTINGS_PAGE = ROOT / "docs" / "settings.md"
+LAB_TYPES = ROOT / "labextension" / "src" / "reasons.ts"
 COLUMNS = 120
+LAB_COLUMNS = 100
+WORDS: dict[str, tuple[str, Sequence[str]]] = {  # by the name of their type: what they are, and the words
+    "Residency": (
+        "Where a kernel's GPU state is; `queued` waits for room.",
+        [each.value for each in Residency],
+    ),
+    "UnmovableReason": ("Why bytes stay on the GPU.", [each.name.lower() for each in Fixed]),
+    "StuckReason": ("Why a process can make no progress any more.", [*StuckReason]),
+    "NoticeKind": ("What a notice is about.", [*NoticeKind]),
+    "Refusal": ("Why a request is refused, for programs.", [*Refusal]),
+}
 RULES_MAX = 4096  # characters of a text of rules
 WIDE = ((0, LARGEST), (0, LONGEST_S))  # bounds that no setting meets
 SCHEMA_TYPES = {"bool": "boolean", "int": "integer", "float": "number", "str": "string"}
@@ -40,6 +55,9 @@ def openapi() -> str:
         "allOf": [{"$ref": "#/components/schemas/SettingsChange"}],
         "required": [*SETTINGS],
     }
+    for name, (what, words) in WORDS.items():
+        meanings = [f"{word}: {word.meaning}" for word in words if isinstance(word, Reason)]
+        schemas[name] = {"enum": [str(word) for word in words], "description": " ".join([what, *meanings])}
     return as_json(document) + "\n"
 
 
@@ -119,7 +137,22 @@ def _row(setting: Setting) -> str:
     return f"| `{setting.name}` | `--{setting.option}` | {default} | {text} |"
 
 
-GENERATED = {OPENAPI: openapi, SETTINGS_PAGE: settings_page}
+def lab_types() -> str:
+    """Return the types of words that the Lab's code takes from the API."""
+    parts = ["// Made of the controller's declarations by docs/generate.py."]
+    for name, (what, words) in WORDS.items():
+        if name == "Refusal":  # the server extension refuses for reasons of its own, too
+            continue
+        union = " | ".join(f"'{word}'" for word in words)
+        lines = f"export type {name} = {union};", f"export type {name} =\n  {union};"
+        every = f"export type {name} =" + "".join(f"\n  | '{word}'" for word in words) + ";"
+        fits = (text for text in lines if max(map(len, text.split("\n"))) <= LAB_COLUMNS)
+        line = next(fits, every)  # as Prettier has it
+        parts.append(f"/** {what} */\n{line}")
+    return "\n\n".join(parts) + "\n"
+
+
+GENERATED = {OPENAPI: openapi, LAB_TYPES: lab_types, SETTINGS_PAGE: settings_page}
 
 
 def stale() -> Iterable[Path]:

@@ -4,12 +4,13 @@
  * Sizes are bytes, times are seconds. The server's own words (`text`, `message`, `reason`) are English.
  */
 
-/** Where a kernel's GPU state is; `queued` wants the GPU and waits for room. */
-export type Residency = 'none' | 'resident' | 'parking' | 'parked' | 'queued' | 'resuming' | 'lost';
+import { NoticeKind, Residency, StuckReason, UnmovableReason } from './reasons';
+
+export { Residency };
 
 /** Bytes that stay on the GPU when the rest of a kernel is moved. */
 export interface IFixedBytes {
-  reason: string;
+  reason: UnmovableReason;
   bytes: number;
   text: string;
 }
@@ -29,7 +30,7 @@ export interface IProcess {
   residency: Residency;
   command: string | null;
   /** Why it can make no progress any more; its owner may end it. */
-  stuck: { reason: string; text: string } | null;
+  stuck: { reason: StuckReason; text: string } | null;
 }
 
 /** One kernel; another server's has no name and no path. */
@@ -148,7 +149,7 @@ export const NOTICE_EVENT = 'https://schema.jupyter.org/jupyter_affinode/notice/
 /** The data of a notice; of a kernel, `text` is what comes after its name. */
 export interface INoticeEvent {
   kernel_id: string | null;
-  kind: string;
+  kind: NoticeKind;
   level: 'info' | 'warning';
   text: string;
 }

@@ -3,6 +3,7 @@ import { test } from 'node:test';
 import { canHold, canPark, canRelease, canResume, endable } from '../src/actions';
 import { Hues } from '../src/hues';
 import { gpuName, gpuSegments, parkedSegments, whichGpu } from '../src/memory';
+import { StuckReason } from '../src/reasons';
 import { IGpu, IKernelOnGpu, INode } from '../src/status';
 import { kernel, trans } from './examples';
 
@@ -128,7 +129,7 @@ test('without NVML only what the kernels have is shown', () => {
 });
 
 test('a stuck process may be ended by its owner, and by anyone here if nobody has it any more', () => {
-  const process = (number: number, reason: string | null) => ({
+  const process = (number: number, reason: StuckReason | null) => ({
     number,
     pid: 100 + number,
     residency: 'resident' as const,

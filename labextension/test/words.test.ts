@@ -80,7 +80,7 @@ test('a kernel is called by its notebook, and others are only told apart', () =>
 });
 
 test('the chip counts what stays on the GPU too', () => {
-  const fixed = [{ reason: 'managed', bytes: GIB / 2, text: 'managed memory' }];
+  const fixed = [{ reason: 'managed' as const, bytes: GIB / 2, text: 'managed memory' }];
   const resident = kernel({ residency: 'resident', resident_bytes: GIB, fixed });
   assert.strictEqual(chipLabel(resident, trans), 'GPU 1.5 GiB');
   assert.strictEqual(chipLabel(kernel({ residency: 'parked' }), trans), 'GPU freed');

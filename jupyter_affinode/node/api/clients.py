@@ -11,6 +11,7 @@ from ..identity.access import Access, NotAllowed, Visitor
 from ..identity.identity import Identity
 from ..identity.rate_limits import BURST_S, Account, Accounts, TokenBucket
 from ..identity.unidentified import one_too_many, the_fullest
+from ..model.reasons import Refusal
 from ..system.peer_socket import PeerSocket
 from ..system.peers import Place, peer_of
 
@@ -76,7 +77,7 @@ class Clients:
         """Return the user that asks, at the beginning of each request. Raises NotAllowed and TooMuch."""
         client = self._clients.get(stream)
         if client is None:
-            raise NotAllowed("gone", "the connection is closed")
+            raise NotAllowed(Refusal.GONE, "the connection is closed")
         identity = self._access.identify(client.visitor, grant)
         account = self._accounts.of(identity.payer)
         if not account.requests.take():

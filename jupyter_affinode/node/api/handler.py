@@ -17,6 +17,7 @@ from ..identity.access import NotAllowed
 from ..identity.identity import Identity
 from ..identity.rate_limits import BYTES_A_REQUEST, Account
 from ..ledger.recorder import plain
+from ..model.reasons import Refusal
 from ..state.ownership import owner_of
 from ..state.records import KernelRecord
 from ..views.visibility import kernel_view
@@ -34,7 +35,7 @@ Json = dict[str, Any]
 class ApiError(Exception):
     """A request that is not served; becomes the JSON error."""
 
-    def __init__(self, status: int, slug: str, message: str):
+    def __init__(self, status: int, slug: Refusal, message: str):
         super().__init__(message)
         self.status, self.slug, self.message = status, slug, message
 
@@ -66,14 +67,16 @@ class Handler(RequestHandler):
             await asyncio.wait({self.gone}, timeout=REFUSED_AFTER_S)
             raise
         if not all(len(word) <= TEXT_MAX and is_printable(word) for word in self.path_args):
-            raise ApiError(400, "bad-request", f"a kernel's id is {TEXT_MAX} printable characters at most")
+            raise ApiError(
+                400, Refusal.BAD_REQUEST, f"a kernel's id is {TEXT_MAX} printable characters at most"
+            )
 
     def _introduce(self) -> None:
         stream = getattr(self.request.connection, "stream", None)
         if stream is None or stream.closed():
             # It has hung up, and this request was left in the buffer.
             self.gone.set_result(None)
-            raise ApiError(401, "gone", "the connection is closed")
+            raise ApiError(401, Refusal.GONE, "the connection is closed")
         clients: Clients = self.settings["clients"]
         scheme, _, grant = self.request.headers.get("Authorization", "").partition(" ")
         try:
@@ -82,7 +85,7 @@ class Handler(RequestHandler):
         except NotAllowed as refused:
             raise ApiError(401, refused.slug, str(refused)) from None
         except TooMuch as refused:
-            raise ApiError(429, "too-many-requests", str(refused)) from None
+            raise ApiError(429, Refusal.TOO_MANY_REQUESTS, str(refused)) from None
         self.account = self.controller.accounts.of(self.identity.payer)
 
     def on_finish(self) -> None:
@@ -198,9 +201,11 @@ class Handler(RequestHandler):
             return
         if not isinstance(error, HTTPError):
             self._outcome = "internal"
-            self.finish({"error": "internal", "message": "the controller failed; its log has the error"})
+            self.finish(
+                {"error": Refusal.INTERNAL, "message": "the controller failed; its log has the error"}
+            )
             return
-        slug = {404: "not-found", 405: "not-allowed"}.get(status_code, "bad-request")
+        slug = {404: Refusal.NOT_FOUND, 405: Refusal.NOT_ALLOWED}.get(status_code, Refusal.BAD_REQUEST)
         self._outcome = slug
         self.finish({"error": slug, "message": self._reason})
 
@@ -214,16 +219,16 @@ class Handler(RequestHandler):
         try:
             body = json.loads(self.request.body or b"{}")
         except (ValueError, RecursionError):
-            raise ApiError(400, "bad-request", "the body is not JSON") from None
+            raise ApiError(400, Refusal.BAD_REQUEST, "the body is not JSON") from None
         if not isinstance(body, dict):
-            raise ApiError(400, "bad-request", "the body must be a JSON object")
+            raise ApiError(400, Refusal.BAD_REQUEST, "the body must be a JSON object")
         for name, value in body.items():
             if name not in allowed:
                 known = ", ".join(allowed) or "none"
-                raise ApiError(400, "bad-request", f"{name!r} is not known here; known are: {known}")
+                raise ApiError(400, Refusal.BAD_REQUEST, f"{name!r} is not known here; known are: {known}")
             good = isinstance(value, allowed[name]) and (bool in allowed[name] or not isinstance(value, bool))
             if not good or (isinstance(value, str) and not self.takes(value)):
-                raise ApiError(400, "bad-request", f"{name!r} has a value of the wrong type or size")
+                raise ApiError(400, Refusal.BAD_REQUEST, f"{name!r} has a value of the wrong type or size")
         return body
 
     def takes(self, text: str) -> bool:
@@ -237,7 +242,7 @@ class Handler(RequestHandler):
         if kernel is None and self.identity.is_admin:
             kernel = kernels.get(kernel_id)  # another's, with the owner's name before it
         if kernel is None:
-            raise ApiError(404, "unknown-kernel", f"there is no kernel {kernel_id}")
+            raise ApiError(404, Refusal.UNKNOWN_KERNEL, f"there is no kernel {kernel_id}")
         self.controller.look_at(kernel, self.now())
         self.subject = kernel
         return kernel
@@ -253,11 +258,11 @@ class Handler(RequestHandler):
             most = self.controller.access.limits.kernels
             if state.count_of(self.identity.payer) >= most:
                 raise ApiError(
-                    429, "too-many-kernels", f"this controller knows {most} kernels of yours already"
+                    429, Refusal.TOO_MANY_KERNELS, f"this controller knows {most} kernels of yours already"
                 )
             if len(state.kernels) >= KERNELS_MAX:
                 raise ApiError(
-                    429, "too-many-kernels", f"this controller knows {KERNELS_MAX} kernels already"
+                    429, Refusal.TOO_MANY_KERNELS, f"this controller knows {KERNELS_MAX} kernels already"
                 )
         kernel = state.kernel(scoped, self.now())
         self.identity.mark(kernel)
@@ -270,7 +275,7 @@ class Handler(RequestHandler):
     def for_admins(self, what: str, verb: str = "change") -> None:
         """403 unless an administrator asks: no other user may change (or `verb`) `what`."""
         if not self.identity.is_admin:
-            raise ApiError(403, "forbidden", f"only administrators may {verb} {what}")
+            raise ApiError(403, Refusal.FORBIDDEN, f"only administrators may {verb} {what}")
 
     def now(self) -> float:
         """The moment, for the state."""

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from ..execution.cleanup import CannotEnd
+from ..model.reasons import Refusal
 from ..state.holds import HoldRefused
 from ..state.process_groups import ProcessGroup
 from ..state.records import KernelRecord, Outcome
@@ -121,11 +122,11 @@ class EndHandler(Handler):
         """POST /kernels/{id}/end"""
         number = self.body(process=(int,)).get("process")
         if number is None:
-            raise ApiError(400, "bad-request", "'process' is missing")
+            raise ApiError(400, Refusal.BAD_REQUEST, "'process' is missing")
         kernel = self.kernel(kernel_id)
         process = kernel.processes.get(number)
         if process is None:
-            raise ApiError(404, "unknown-process", f"the kernel has no process {number}")
+            raise ApiError(404, Refusal.UNKNOWN_PROCESS, f"the kernel has no process {number}")
         state = self.controller.state
         try:
             self.controller.clean_up.end(kernel, process, state.stuck(process, self.now()))
@@ -141,12 +142,12 @@ class HoldHandler(Handler):
         """POST /kernels/{id}/hold"""
         duration = self.body(duration_s=(int, float, type(None))).get("duration_s")
         if duration is not None and not duration > 0:  # NaN neither
-            raise ApiError(400, "bad-request", "duration_s must be a positive number of seconds")
+            raise ApiError(400, Refusal.BAD_REQUEST, "duration_s must be a positive number of seconds")
         kernel = self.kernel(kernel_id)
         try:
             self.controller.wishes.hold(kernel, duration and min(duration, LONGEST_S))
         except HoldRefused as refused:
-            raise ApiError(409, "hold-quota", str(refused)) from None
+            raise ApiError(409, Refusal.HOLD_QUOTA, str(refused)) from None
         self.finish(self.kernel_json(kernel))
 
 
@@ -168,7 +169,7 @@ class CellHandler(Handler):
         """POST /kernels/{id}/cell"""
         body = self.body(open=(bool,), cell_id=(str, type(None)))
         if "open" not in body:
-            raise ApiError(400, "bad-request", "'open' is missing")
+            raise ApiError(400, Refusal.BAD_REQUEST, "'open' is missing")
         kernel = self.made_known(kernel_id)
         cell_id = body.get("cell_id")
         if not body["open"] or cell_id != kernel.cell.id:

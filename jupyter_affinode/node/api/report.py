@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from ..ledger.report import Question, ReportRefused, audit_rows, report
+from ..model.reasons import Refusal
 from .handler import ApiError, Handler
 
 READERS_MAX = 4  # at a time; of each person one, where there are several
@@ -26,25 +27,25 @@ class ReportHandler(Handler):
         """GET /report"""
         ledger = self.controller.history.ledger
         if ledger is None:
-            raise ApiError(409, "no-ledger", "this controller keeps no history")
+            raise ApiError(409, Refusal.NO_LEDGER, "this controller keeps no history")
         asked = {name: self.get_query_argument(name, None) for name in PARAMETERS}
         unknown = self.request.query_arguments.keys() - set(PARAMETERS)
         if unknown:
-            raise ApiError(400, "bad-request", f"{sorted(unknown)[0]!r} is not known here")
+            raise ApiError(400, Refusal.BAD_REQUEST, f"{sorted(unknown)[0]!r} is not known here")
         try:
             question = Question.of(_today(), **asked, only=self.only())
         except ReportRefused as refused:
-            raise ApiError(400, "bad-request", str(refused)) from None
+            raise ApiError(400, Refusal.BAD_REQUEST, str(refused)) from None
         who, readers = self.identity.payer or "", ReportHandler._readers
         is_reading = bool(who) and who in readers
         if is_reading or len(readers) >= READERS_MAX:
             whose = "you are" if is_reading else "others are"
-            raise ApiError(429, "too-many-requests", f"{whose} reading a report; try again in a moment")
+            raise ApiError(429, Refusal.TOO_MANY_REQUESTS, f"{whose} reading a report; try again in a moment")
         readers.append(who)
         try:
             answer = await in_a_thread(lambda: report(ledger.path, question))
         except ReportRefused as refused:
-            raise ApiError(409, "no-ledger", str(refused)) from None
+            raise ApiError(409, Refusal.NO_LEDGER, str(refused)) from None
         finally:
             readers.remove(who)
         await self.finish(answer)
@@ -62,15 +63,15 @@ class AuditHandler(Handler):
         self.for_admins("what administrators did", verb="see")
         ledger = self.controller.history.ledger
         if ledger is None:
-            raise ApiError(409, "no-ledger", "this controller keeps no history")
+            raise ApiError(409, Refusal.NO_LEDGER, "this controller keeps no history")
         text = self.get_query_argument("limit", str(AUDIT_ROWS))
         if not (text.isascii() and text.isdecimal() and len(text) <= 4 and 1 <= int(text) <= AUDIT_ROWS_MAX):
-            raise ApiError(400, "bad-request", f"limit is a number from 1 to {AUDIT_ROWS_MAX}")
+            raise ApiError(400, Refusal.BAD_REQUEST, f"limit is a number from 1 to {AUDIT_ROWS_MAX}")
         limit = int(text)
         try:
             rows = await in_a_thread(lambda: audit_rows(ledger.path, limit))
         except ReportRefused as refused:
-            raise ApiError(409, "no-ledger", str(refused)) from None
+            raise ApiError(409, Refusal.NO_LEDGER, str(refused)) from None
         await self.finish({"audit": rows})
 
 

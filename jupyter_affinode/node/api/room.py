@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from ...settings.rules import GRANTED, LARGEST, PRIORITY_MAX, PRIORITY_MIN
 from ..identity.identity import Identity, of_granted_user, of_unix_user
+from ..model.reasons import Refusal
 from ..state.room_requests import RequestedRoom
 from ..system.user_names import uid_of
 from .handler import ApiError, Handler
@@ -29,11 +30,13 @@ class RoomHandler(Handler):
         size, timeout_s = body.get("bytes", 0), body.get("timeout_s", WAIT_S)
         priority = body.get("priority")
         if not 0 < size <= LARGEST:
-            raise ApiError(400, "bad-request", f"'bytes' must be a size from 1 to {LARGEST}")
+            raise ApiError(400, Refusal.BAD_REQUEST, f"'bytes' must be a size from 1 to {LARGEST}")
         if not 0 <= timeout_s <= LONGEST_WAIT_S:  # NaN neither
-            raise ApiError(400, "bad-request", f"'timeout_s' must be at most {LONGEST_WAIT_S:g}")
+            raise ApiError(400, Refusal.BAD_REQUEST, f"'timeout_s' must be at most {LONGEST_WAIT_S:g}")
         if priority is not None and not PRIORITY_MIN <= priority <= PRIORITY_MAX:
-            raise ApiError(400, "bad-request", f"'priority' must be from {PRIORITY_MIN} to {PRIORITY_MAX}")
+            raise ApiError(
+                400, Refusal.BAD_REQUEST, f"'priority' must be from {PRIORITY_MIN} to {PRIORITY_MAX}"
+            )
         identity = self._for_whom(body.get("user"))
         request = self.controller.ask_for_room(identity, size, priority, may_raise=self.identity.is_admin)
         self.set_header("Content-Type", "application/x-ndjson")

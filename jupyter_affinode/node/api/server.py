@@ -19,6 +19,7 @@ from tornado.web import Application, RequestHandler
 
 from ...settings.declaration import SettingsRefused
 from ..controller import Controller
+from ..model.reasons import Refusal
 from ..system.peer_socket import ListeningSocket, PeerSocket
 from ..system.peers import DropLog
 from ..views.visibility import settings_view
@@ -152,7 +153,7 @@ class PolicyHandler(Handler):
             self.finish(self.controller.change_settings(**newest).as_dict())
             times.take(newest, said_at)
         except SettingsRefused as refused:
-            raise ApiError(400, "bad-setting", str(refused)) from None
+            raise ApiError(400, Refusal.BAD_SETTING, str(refused)) from None
 
     def acts_for_others(self) -> bool:
         """As `Handler.acts_for_others`: the settings are for all users."""
@@ -170,7 +171,7 @@ class PolicyHandler(Handler):
         except ValueError:
             moment = math.nan
         if math.isnan(moment):
-            raise ApiError(400, "bad-request", "configured_at must be a moment in monotonic seconds")
+            raise ApiError(400, Refusal.BAD_REQUEST, "configured_at must be a moment in monotonic seconds")
         return min(moment, now)
 
 
@@ -183,10 +184,10 @@ class EventsHandler(Handler):
         assert account is not None
         if account.streams >= self.controller.access.limits.streams:
             raise ApiError(
-                429, "too-many-streams", f"you have {account.streams} streams of events open already"
+                429, Refusal.TOO_MANY_STREAMS, f"you have {account.streams} streams of events open already"
             )
         if not account.new_streams.take():
-            raise ApiError(429, "too-many-streams", "you open streams of events too often")
+            raise ApiError(429, Refusal.TOO_MANY_STREAMS, "you open streams of events too often")
         account.streams += 1
         self.set_header("Content-Type", "application/x-ndjson")
         subscriber = self.controller.events.subscribe(self.identity)
@@ -214,7 +215,7 @@ class MetricsHandler(Handler):
     def get(self) -> None:
         """GET /metrics"""
         if self.controller.metrics.with_users and not self.identity.is_admin:
-            raise ApiError(403, "forbidden", "metrics by user are for administrators here")
+            raise ApiError(403, Refusal.FORBIDDEN, "metrics by user are for administrators here")
         self.set_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
         self.finish(self.controller.metrics.text())
 
@@ -225,7 +226,7 @@ class UnknownHandler(Handler):
     async def prepare(self) -> None:  # type: ignore[override]  # tornado awaits it
         """Called by tornado."""
         await super().prepare()
-        raise ApiError(404, "not-found", f"there is nothing at {self.request.path}")
+        raise ApiError(404, Refusal.NOT_FOUND, f"there is nothing at {self.request.path}")
 
 
 _PREFIX = "/api/v1"

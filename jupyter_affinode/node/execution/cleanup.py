@@ -14,6 +14,7 @@ import os
 import signal
 import time
 
+from ..model.reasons import Refusal
 from ..protocol.wire import CommandKind
 from ..state.records import KernelRecord, Process
 from ..state.stuck import Stuck
@@ -25,7 +26,7 @@ KILL_AFTER_S = 5.0
 class CannotEnd(Exception):
     """It is not ended; `slug` is for programs, the message for people."""
 
-    def __init__(self, slug: str, message: str):
+    def __init__(self, slug: Refusal, message: str):
         super().__init__(message)
         self.slug = slug
 
@@ -39,14 +40,15 @@ class CleanUp:
     def end(self, kernel: KernelRecord, process: Process, verdict: Stuck | None) -> None:
         """Have a process end; raises CannotEnd for one that is not stuck, or that cannot be told for certain."""
         if verdict is None:
-            raise CannotEnd("not-stuck", "the process is not stuck; shut its kernel down to end it")
+            raise CannotEnd(Refusal.NOT_STUCK, "the process is not stuck; shut its kernel down to end it")
         watch = process.watch
         if watch is None or not (process.connection is not None or process.is_stopped):
             raise CannotEnd(
-                "out-of-reach", "the process cannot be told for certain from here (it may be in a container)"
+                Refusal.OUT_OF_REACH,
+                "the process cannot be told for certain from here (it may be in a container)",
             )
         if not _is_who_connected(process):
-            raise CannotEnd("out-of-reach", "the process is not the one that connected any more")
+            raise CannotEnd(Refusal.OUT_OF_REACH, "the process is not the one that connected any more")
         try:
             watch.send(0)  # may we?
             self._log.warning(
@@ -59,7 +61,7 @@ class CleanUp:
         except ProcessLookupError:
             return
         except PermissionError:
-            raise CannotEnd("out-of-reach", "this controller may not end the process") from None
+            raise CannotEnd(Refusal.OUT_OF_REACH, "this controller may not end the process") from None
         asyncio.get_running_loop().call_later(KILL_AFTER_S, self._kill, kernel, process)
 
     def _kill(self, kernel: KernelRecord, process: Process) -> None:

@@ -18,6 +18,7 @@ from ..model.actions import (
     Resume,
     Trim,
 )
+from ..model.reasons import NoticeKind, Refusal
 from ..protocol.wire import Status
 from ..state.host_usage import give_lots, trim
 from ..state.observer import Observers
@@ -67,7 +68,7 @@ class Effects:
             self._take_turn(kernel, action.reserved_bytes, now)
             self._parts.moves.resume(kernel, action.reserved_bytes, action.reason, action.cause, action.gpu)
         elif isinstance(action, RefusePark):
-            status = Status.NO_HOST_ROOM if action.slug == "no-host-memory" else Status.REFUSED
+            status = Status.NO_HOST_ROOM if action.slug == Refusal.NO_HOST_MEMORY else Status.REFUSED
             self._parts.moves.refuse_park(kernel, status, action.slug, action.reason)
         elif isinstance(action, EndKernel):
             self._end(kernel, action, now)
@@ -104,5 +105,5 @@ class Effects:
     def _end(self, kernel: KernelRecord, action: EndKernel, now: float) -> None:
         ask_for_end(kernel, action.reason, action.for_kernel, now, self._log)
         words = f"is being shut down: {action.reason}."
-        self._tell_notice(Notice("ended", "warning", words, kernel.id))
+        self._tell_notice(Notice(NoticeKind.ENDED, "warning", words, kernel.id))
         self._observers.kernel_ending(kernel, action.cause)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from ...units import bytes_in_words, duration_in_words
 from ..model.actions import Cause
 from ..model.backoff import Backoff
+from ..model.reasons import Refusal
 from ..model.snapshot import Node, Residency
 from ..protocol.page import Depth, State
 from ..protocol.wire import CommandKind, MoveFlag, Reply, Status
@@ -160,7 +161,7 @@ class Moves:
         self,
         kernel: KernelRecord,
         status: Status,
-        slug: str,
+        slug: Refusal,
         reason: str,
         *,
         was_tried: bool = False,
@@ -307,7 +308,7 @@ class Moves:
             moved = sum(reply.bytes for reply in done)
             took = max((reply.duration_s for reply in done), default=0.0)
             self._log.info("parked %s: %s in %s", kernel.id, bytes_in_words(moved), duration_in_words(took))
-            self.end_park_wish(kernel, Outcome(Status.OK, "", f"{bytes_in_words(moved)} freed"))
+            self.end_park_wish(kernel, Outcome(Status.OK, None, f"{bytes_in_words(moved)} freed"))
             return
         status, text = failed
         self._bring_back(kernel, move, text)
@@ -341,7 +342,7 @@ class Moves:
             moved = sum(reply.bytes for reply in move.replies.values())
             took = now - move.began
             self._log.info("resumed %s: %s in %s", kernel.id, bytes_in_words(moved), duration_in_words(took))
-            self.end_resume_wish(kernel, Outcome(Status.OK, "", "the GPU is back"))
+            self.end_resume_wish(kernel, Outcome(Status.OK, None, "the GPU is back"))
             return
         status, text = failed
         if move.gpu is not None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ...units import bytes_in_words
 from ..model.actions import Cause
+from ..model.reasons import EVERYDAY_REFUSALS, NoticeKind, Refusal
 from ..model.snapshot import Waiter
 from ..state.observer import MoveEnded, RoomAnswered
 from ..state.records import KernelRecord
@@ -28,7 +29,7 @@ LOOKS_APART_S = 1.0
 class Notice:
     """One thing to tell."""
 
-    kind: str  # for programs: "made-room", "moved", "memory-low", "host-memory-low", "refused", "no-room", "stuck", …
+    kind: NoticeKind
     level: str  # "info" or "warning"
     text: str  # of a kernel: what comes after its name
     kernel_id: str | None = None  # None: about the machine
@@ -54,30 +55,30 @@ class Notices:
             if why is not None:
                 size = bytes_in_words(ended.bytes)
                 text = f"freed the GPU {why}. Its {size} are safe in RAM and come back at the next use."
-                self._tell(Notice("made-room", "info", text, kernel.id))
+                self._tell(Notice(NoticeKind.MADE_ROOM, "info", text, kernel.id))
         elif not ended.parks and ended.outcome == "ok" and ended.to_gpu is not None:
             now, before = self._gpu(ended.to_gpu), self._gpu(ended.from_gpu or "")
             text = f"came back on {now}, since {before} was full. Its tensors are as they were."
-            self._tell(Notice("moved", "info", text, kernel.id))
+            self._tell(Notice(NoticeKind.MOVED, "info", text, kernel.id))
         elif not ended.parks and ended.outcome == "failed":
             text = "could not get its GPU memory back yet; it is still safe in RAM, and is tried again."
-            self._tell(Notice("resume-failed", "warning", text, kernel.id))
+            self._tell(Notice(NoticeKind.RESUME_FAILED, "warning", text, kernel.id))
 
-    def park_refused(self, kernel: KernelRecord, slug: str, was_tried: bool) -> None:
+    def park_refused(self, kernel: KernelRecord, slug: Refusal, was_tried: bool) -> None:
         """Told: why it stays although others wait. Being at work is no news."""
-        if slug in ("busy", "nothing-to-move", "too-late"):
+        if slug in EVERYDAY_REFUSALS:
             return
         if kernel.asked.park is not None:
             return  # the client that asked is answered
         text = f"stays on the GPU: {kernel.failures.refusal}."
-        self._tell(Notice("refused", "info", text, kernel.id))
+        self._tell(Notice(NoticeKind.REFUSED, "info", text, kernel.id))
 
     def room_answered(self, kernel: KernelRecord, answered: RoomAnswered) -> None:
         """Told: that an allocation fails, and that waiting would not help."""
         if not answered.granted:
             size = bytes_in_words(answered.bytes)
             text = f"asked for {size} more GPU memory, which cannot become free: it runs out of memory there."
-            self._tell(Notice("no-room", "warning", text, kernel.id))
+            self._tell(Notice(NoticeKind.NO_ROOM, "warning", text, kernel.id))
 
     def kernel_ending(self, kernel: KernelRecord, cause: Cause) -> None:
         """See observer.Observer; the kernel's own server tells of it."""
@@ -91,13 +92,13 @@ class Notices:
             if gpu.is_reclaiming and gpu.total_bytes is not None:
                 free, total = bytes_in_words(gpu.free_bytes), bytes_in_words(gpu.total_bytes)
                 text = f"GPU memory is low: {free} of {total} are free. Idle notebooks make room."
-                self._tell(Notice("memory-low", "info", text), uuid, again_s=MACHINE_AGAIN_S)
+                self._tell(Notice(NoticeKind.MEMORY_LOW, "info", text), uuid, again_s=MACHINE_AGAIN_S)
         host, settings = self._state.host, self._state.settings
         any_process = next(self._state.processes(), None) is not None
         if any_process and host.available_bytes < settings.host_reserve(host.total_bytes):
             free = bytes_in_words(host.available_bytes)
             text = f"The machine's RAM is low: {free} are left. Idle notebooks may have to stay on the GPU."
-            self._tell(Notice("host-memory-low", "warning", text), "", again_s=MACHINE_AGAIN_S)
+            self._tell(Notice(NoticeKind.HOST_MEMORY_LOW, "warning", text), "", again_s=MACHINE_AGAIN_S)
         for kernel in self._state.kernels.values():
             self._look_for_stuck(kernel, now)
 
@@ -107,7 +108,7 @@ class Notices:
             was_told, process.is_told_stuck = process.is_told_stuck, verdict is not None
             if verdict is not None and not was_told:
                 text = f"has a process that is stuck (pid {process.pid}): {verdict.text}. You can end it."
-                self._tell(Notice("stuck", "warning", text, kernel.id), again_s=0.0)
+                self._tell(Notice(NoticeKind.STUCK, "warning", text, kernel.id), again_s=0.0)
 
     def _why_parked(self, kernel: KernelRecord, ended: MoveEnded) -> str | None:
         """Why its memory went, if it is not what its own person asked for or set."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..model.reasons import Refusal
 from ..protocol.page import Depth, State
 from ..protocol.wire import Status
 from ..state.context_depth import kernel_depth
@@ -15,14 +16,14 @@ MOVE_LASTS_S = 600.0  # one that was begun; a slow host touches fresh memory at 
 ABORT_LASTS_S = 10.0  # a shim stops between two pieces of its copies
 
 SLUGS = {
-    Status.BUSY: "busy",
-    Status.REVOKED: "busy",
-    Status.NO_GPU_ROOM: "no-gpu-room",
-    Status.NO_HOST_ROOM: "no-host-memory",
-    Status.STALE: "too-late",
-    Status.NOTHING: "nothing-to-move",
-    Status.FAILED: "failed",
-    Status.REFUSED: "refused",
+    Status.BUSY: Refusal.BUSY,
+    Status.REVOKED: Refusal.BUSY,
+    Status.NO_GPU_ROOM: Refusal.NO_GPU_ROOM,
+    Status.NO_HOST_ROOM: Refusal.NO_HOST_MEMORY,
+    Status.STALE: Refusal.TOO_LATE,
+    Status.NOTHING: Refusal.NOTHING_TO_MOVE,
+    Status.FAILED: Refusal.FAILED,
+    Status.REFUSED: Refusal.REFUSED,
 }
 PLAIN = {
     Status.BUSY: "the GPU is at work for this kernel",
@@ -32,7 +33,7 @@ PLAIN = {
     Status.STALE: "the kernel did not react in time (is it stopped?)",
     Status.NOTHING: "there is no GPU memory that can be moved",
     Status.FAILED: "the driver refused",
-    Status.REFUSED: "refused",
+    Status.REFUSED: Refusal.REFUSED,
 }
 
 

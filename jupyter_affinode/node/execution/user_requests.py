@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from ...settings.policy import Settings
 from ...units import duration_in_words
+from ..model.reasons import Refusal
 from ..model.snapshot import Residency
 from ..protocol.page import State
 from ..protocol.wire import CommandKind, Request, RequestKind, Status
@@ -27,7 +28,7 @@ ASKED_AGAIN_S = (
     0.5  # a second request while a resume waits to be tried again has it tried sooner, not at once
 )
 
-LOST = Outcome(Status.REFUSED, "lost", "the kernel's GPU state is lost")
+LOST = Outcome(Status.REFUSED, Refusal.LOST, "the kernel's GPU state is lost")
 
 Done = asyncio.Future[Outcome]
 
@@ -50,12 +51,14 @@ class Wishes:
         """
         was_wanted = kernel.asked.resume
         self._moves.end_resume_wish(
-            kernel, Outcome(Status.REFUSED, "park-asked", "a park was asked for since")
+            kernel, Outcome(Status.REFUSED, Refusal.PARK_ASKED, "a park was asked for since")
         )
         if kernel.residency in (Residency.PARKED, Residency.QUEUED) and kernel.move is None:
             done = _at_once(_parked_already(kernel, was_wanted=was_wanted))
         elif not kernel.processes or kernel.residency is Residency.NONE:
-            done = _at_once(Outcome(Status.NOTHING, "nothing-to-move", "the kernel does not use the GPU"))
+            done = _at_once(
+                Outcome(Status.NOTHING, Refusal.NOTHING_TO_MOVE, "the kernel does not use the GPU")
+            )
         elif kernel.residency is Residency.LOST:
             done = _at_once(LOST)
         else:
@@ -73,7 +76,7 @@ class Wishes:
         if kernel.residency in (Residency.NONE, Residency.RESIDENT) and not any(
             process.is_parked for process in kernel.processes.values()
         ):
-            return _at_once(Outcome(Status.NOTHING, "", "already on the GPU"))
+            return _at_once(Outcome(Status.NOTHING, None, "already on the GPU"))
         if kernel.residency is Residency.LOST:
             return _at_once(LOST)
         now = time.monotonic()
@@ -116,7 +119,7 @@ class Wishes:
         for process in reached(kernel.connected(), group):
             if process.connection is not None:
                 process.connection.command(CommandKind.CANCEL, argument=int(lasts * 1e9))
-        self._moves.end_resume_wish(kernel, Outcome(Status.REFUSED, "cancelled", "interrupted"))
+        self._moves.end_resume_wish(kernel, Outcome(Status.REFUSED, Refusal.CANCELLED, "interrupted"))
         self._on_change()
 
     def end_cancel(self, kernel: KernelRecord) -> None:
@@ -167,10 +170,10 @@ class Wishes:
         if kernel.asked.resume_done is not None and kernel.residency in (Residency.RESIDENT, Residency.NONE):
             parked = any(process.data.state is State.PARKED for process in kernel.processes.values())
             if not parked and kernel.move is None:
-                self._moves.end_resume_wish(kernel, Outcome(Status.OK, "", "the GPU is back"))
+                self._moves.end_resume_wish(kernel, Outcome(Status.OK, None, "the GPU is back"))
         is_over = kernel.move is None and kernel.residency is not Residency.RESIDENT
         if kernel.asked.park_done is not None and is_over:
-            outcome = Outcome(Status.NOTHING, "nothing-to-move", "the kernel uses no GPU now")
+            outcome = Outcome(Status.NOTHING, Refusal.NOTHING_TO_MOVE, "the kernel uses no GPU now")
             if kernel.residency in (Residency.PARKED, Residency.QUEUED):
                 outcome = _parked_already(kernel, was_wanted=False)
             self._moves.end_park_wish(kernel, outcome)
@@ -191,14 +194,14 @@ def _parked_already(kernel: KernelRecord, *, was_wanted: bool) -> Outcome:
     """Return what a park is to a parked kernel, or a partly parked one; `was_wanted`: a wish asked for the GPU."""
     if not any(process.data.state is State.QUEUED for process in kernel.connected()):
         withdrawn = "; it waited in the queue by a wish alone, which is withdrawn" if was_wanted else ""
-        return Outcome(Status.NOTHING, "", f"already parked{withdrawn}")
+        return Outcome(Status.NOTHING, None, f"already parked{withdrawn}")
     has_memory = any(process.resident_bytes for process in kernel.processes.values())
     text = (
         f"{'a part of it' if has_memory else 'it'} is parked already, and a call of its own waits in the queue"
         " for the GPU: interrupt the kernel to end that"
     )
     withdrawn = "; the wish to have the GPU back is withdrawn" if was_wanted else ""
-    return Outcome(Status.REFUSED, "waits-for-gpu", text + withdrawn)
+    return Outcome(Status.REFUSED, Refusal.WAITS_FOR_GPU, text + withdrawn)
 
 
 def _at_once(outcome: Outcome) -> Done:

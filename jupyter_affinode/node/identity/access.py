@@ -12,6 +12,7 @@ from typing import Protocol
 
 from ...settings.controller import ControllerSettings
 from ...settings.rules import GRANTED
+from ..model.reasons import Refusal
 from ..system.peers import Peer, groups_of, is_beside_us
 from ..system.subuid import SubordinateIds
 from ..system.user_names import name_of
@@ -34,7 +35,7 @@ class NoSuchGroup(ValueError):
 class NotAllowed(Exception):
     """A peer may not enter, or not do this; `slug` is for programs, the message for people."""
 
-    def __init__(self, slug: str, message: str):
+    def __init__(self, slug: Refusal, message: str):
         super().__init__(message)
         self.slug = slug
 
@@ -74,7 +75,7 @@ class OwnUserAccess:
     def visit(self, connected: socket.socket, peer: Peer) -> Visitor:
         """As `Access.visit`."""
         if not peer.is_own_user:
-            raise NotAllowed("forbidden", f"it belongs to user {peer.uid}")
+            raise NotAllowed(Refusal.FORBIDDEN, f"it belongs to user {peer.uid}")
         return Visitor(peer, is_admin=True)
 
     def identify(self, visitor: Visitor, grant: str | None, *, was_let_in: WasLetIn = never) -> Identity:
@@ -127,10 +128,10 @@ class EveryUserAccess:
                 claims = grants.verify(grant, uid)
             except GrantExpired as expired:
                 if not was_let_in(of_granted_user(expired.claims.user)):
-                    raise NotAllowed("bad-grant", str(expired)) from None
+                    raise NotAllowed(Refusal.BAD_GRANT, str(expired)) from None
                 claims = expired.claims
             except GrantRefused as refused:
-                raise NotAllowed("bad-grant", str(refused)) from None
+                raise NotAllowed(Refusal.BAD_GRANT, str(refused)) from None
             return Identity(
                 of_granted_user(claims.user),
                 GRANTED + claims.user,
@@ -143,7 +144,7 @@ class EveryUserAccess:
             )
         if self._require_grants and not visitor.is_admin:
             raise NotAllowed(
-                "grant-required", "this machine's controller asks for a grant, and there is none"
+                Refusal.GRANT_REQUIRED, "this machine's controller asks for a grant, and there is none"
             )
         person = self._subordinate_ids.person_of(uid)
         return Identity(

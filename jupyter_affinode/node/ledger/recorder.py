@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from ..model.actions import Cause
+from ..model.reasons import Refusal
 from ..model.snapshot import Waiter
 from ..protocol.wire import LARGEST_BYTES
 from ..state.observer import MoveEnded, RoomAnswered
@@ -89,7 +90,7 @@ class History:
             from_gpu=ended.from_gpu or "",
         )
 
-    def park_refused(self, kernel: KernelRecord, slug: str, was_tried: bool) -> None:
+    def park_refused(self, kernel: KernelRecord, slug: Refusal, was_tried: bool) -> None:
         """See observer.Observer."""
         if not was_tried:
             self._write(EventKind.REFUSAL, kernel, outcome=slug)

@@ -18,6 +18,7 @@ from ..ledger.usage import ByteSeconds, Seen
 from ..ledger.waits import OUTCOMES, WaitEnded
 from ..ledger.writer import Ledger
 from ..model.actions import Cause
+from ..model.reasons import PARK_REFUSALS, Refusal
 from ..model.snapshot import Residency, Waiter
 from ..state.observer import MoveEnded, RoomAnswered
 from ..state.records import KernelRecord
@@ -28,7 +29,6 @@ WAIT_BUCKETS_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 180.0, 600.0, 1800.0, 36
 GPU_FIGURES = ("total", "used", "free", "managed", "unmanaged")
 GPUS_MAX = 64
 USERS_MAX = 500
-REFUSALS = ("no-host-memory", "not-parkable", "busy", "failed", "too-late")  # those worth an alert or a look
 OTHER = "other"  # what is one too many
 
 
@@ -96,7 +96,7 @@ class Metrics:
             "park_refusals",
             "Times that a kernel which should have been parked stayed.",
             ["reason"],
-            REFUSALS,
+            PARK_REFUSALS,
         )
 
     def _make_waits(self) -> None:
@@ -164,7 +164,7 @@ class Metrics:
         if ended.to_gpu is not None:
             self.elsewhere.labels(ended.outcome).inc()
 
-    def park_refused(self, kernel: KernelRecord, slug: str, was_tried: bool) -> None:
+    def park_refused(self, kernel: KernelRecord, slug: Refusal, was_tried: bool) -> None:
         """See observer.Observer."""
         self.refusals.labels(slug).inc()
 

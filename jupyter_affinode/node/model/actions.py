@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from .reasons import Refusal
+
 
 class Cause(str, Enum):
     """Why something was decided, for programs; the words for people are the reason's."""
@@ -45,7 +47,7 @@ class RefusePark:
     """A kernel that should be parked cannot be: it stays, and the reason is told."""
 
     kernel_id: str
-    slug: str  # "no-host-memory", "not-parkable"
+    slug: Refusal
     reason: str
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from ...settings.policy import Settings
 from ..model.actions import Action, Cause, RefusePark
+from ..model.reasons import Refusal
 from ..model.snapshot import Node, Residency
 from . import eviction_cost as victims
 from .admission import serve_queue
@@ -52,7 +53,7 @@ def park_asked(plan: Plan) -> None:
         if kernel.is_parkable:
             plan.park(kernel, wish, Cause.ASKED)
         else:
-            plan.act(RefusePark(kernel.id, "not-parkable", "nothing of this kernel can be moved"))
+            plan.act(RefusePark(kernel.id, Refusal.NOT_PARKABLE, "nothing of this kernel can be moved"))
 
 
 def mend_splits(plan: Plan) -> None:

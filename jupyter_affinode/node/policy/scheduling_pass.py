@@ -13,6 +13,7 @@ from functools import cached_property
 
 from ...settings.policy import Settings
 from ..model.actions import Action, Cause, DropCaches, GiveLots, Park, RefusePark, Resume
+from ..model.reasons import Refusal
 from ..model.snapshot import Kernel, Line, Node, Residency
 from .candidates import Candidates
 from .eviction_cost import is_late
@@ -279,7 +280,7 @@ class Plan:
             reason = self._refused.get(kernel.id)
             is_time = kernel.park_asked is not None or kernel.host.retry_at <= self.now
             if reason is not None and is_time and self.is_free(kernel):
-                self.act(RefusePark(kernel.id, "no-host-memory", reason))
+                self.act(RefusePark(kernel.id, Refusal.NO_HOST_MEMORY, reason))
 
     def _wanted(self, kernels: Iterable[Kernel]) -> dict[str, int]:
         """What parking them probably takes anew, by place."""

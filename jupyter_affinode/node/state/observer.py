@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..model.actions import Cause
+from ..model.reasons import Refusal
 from ..model.snapshot import Waiter
 from .records import KernelRecord
 
@@ -48,7 +49,7 @@ class Observer(Protocol):
     def move_ended(self, kernel: KernelRecord, ended: MoveEnded) -> None:
         """A park or resume ended, or failed."""
 
-    def park_refused(self, kernel: KernelRecord, slug: str, was_tried: bool) -> None:
+    def park_refused(self, kernel: KernelRecord, slug: Refusal, was_tried: bool) -> None:
         """A kernel that should have been parked stays: the policy's refusal, or a park that failed (it was
         tried, and `move_ended` told of it already).
         """
@@ -78,7 +79,7 @@ class Observers:
         """See Observer."""
         self._tell(lambda observer: observer.move_ended(kernel, ended))
 
-    def park_refused(self, kernel: KernelRecord, slug: str, was_tried: bool) -> None:
+    def park_refused(self, kernel: KernelRecord, slug: Refusal, was_tried: bool) -> None:
         """See Observer."""
         self._tell(lambda observer: observer.park_refused(kernel, slug, was_tried))
 

@@ -14,6 +14,7 @@ from typing import Any
 from ..link.connection import Connection
 from ..model.actions import Cause
 from ..model.backoff import Backoff
+from ..model.reasons import Refusal
 from ..model.snapshot import Residency
 from ..protocol.page import PageData, PageError, PageFlag, PageGpu, State
 from ..protocol.wire import Hello, HelloFlag, Reply, Status
@@ -182,12 +183,12 @@ class Outcome:
     """How a wish of the person ended."""
 
     status: Status
-    slug: str  # "" if it was done
+    slug: Refusal | None  # None if it was done
     text: str
 
 
 # Of a wish whose kernel has no process any more, or was shut down.
-KERNEL_ENDED = Outcome(Status.REFUSED, "kernel-ended", "the kernel has ended")
+KERNEL_ENDED = Outcome(Status.REFUSED, Refusal.KERNEL_ENDED, "the kernel has ended")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ...settings.policy import Settings
 from ...units import bytes_in_words
 from ..model.gpu import NvmlGpu
+from ..model.reasons import StuckReason
 from ..protocol.page import State
 from ..system.peers import is_stopped
 from .records import KernelRecord, Process
@@ -24,7 +25,7 @@ FAILED_RESUMES = 3  # with pauses that double between them
 class Stuck:
     """Why a process is stuck: a word for programs, and words for its owner."""
 
-    slug: str
+    slug: StuckReason
     text: str
 
 
@@ -50,7 +51,7 @@ def stuck(
 def _lost(process: Process, kernel: KernelRecord) -> Stuck | None:
     if process.data.state is not State.LOST:
         return None
-    return Stuck("lost", f"its GPU state is lost ({kernel.reason or 'the driver gave it up'})")
+    return Stuck(StuckReason.LOST, f"its GPU state is lost ({kernel.reason or 'the driver gave it up'})")
 
 
 def _cannot_resume(process: Process, measured: Mapping[str, NvmlGpu]) -> Stuck | None:
@@ -58,16 +59,18 @@ def _cannot_resume(process: Process, measured: Mapping[str, NvmlGpu]) -> Stuck |
     if not process.is_parked:
         return None
     if process.failed_resumes >= FAILED_RESUMES:
-        return Stuck("resume-failed", f"its GPU memory cannot be brought back: {process.failed_resume_text}")
+        return Stuck(
+            StuckReason.RESUME_FAILED, f"its GPU memory cannot be brought back: {process.failed_resume_text}"
+        )
     if not measured:
         return None
     for gpu in process.data.gpus:
         known = measured.get(gpu.uuid)
         if gpu.parked_bytes and known is None:
-            return Stuck("gpu-gone", "the GPU that its memory belongs to is not there any more")
+            return Stuck(StuckReason.GPU_GONE, "the GPU that its memory belongs to is not there any more")
         if known is not None and gpu.parked_bytes > known.total_bytes:
             size, total = bytes_in_words(gpu.parked_bytes), bytes_in_words(known.total_bytes)
-            return Stuck("gpu-too-small", f"its {size} cannot fit on the GPU, which has {total}")
+            return Stuck(StuckReason.GPU_TOO_SMALL, f"its {size} cannot fit on the GPU, which has {total}")
     return None
 
 
@@ -80,7 +83,9 @@ def _peer_gone(process: Process, kernel: KernelRecord, settings: Settings, now: 
     since = max(when, process.calls_changed_at)
     if process.calls_changed_at > when or now - since < settings.cell_idle_timeout_s:
         return None
-    return Stuck("peer-gone", f"one CUDA call has not come back since process {pid} of the same kernel ended")
+    return Stuck(
+        StuckReason.PEER_GONE, f"one CUDA call has not come back since process {pid} of the same kernel ended"
+    )
 
 
 def _parent_gone(process: Process, kernel: KernelRecord, settings: Settings, now: float) -> Stuck | None:
@@ -91,7 +96,9 @@ def _parent_gone(process: Process, kernel: KernelRecord, settings: Settings, now
         return None
     if now - max(process.orphaned_at, process.last_activity) < settings.cell_idle_timeout_s:
         return None
-    return Stuck("parent-gone", "the process that started it has ended, and it does nothing with the GPU")
+    return Stuck(
+        StuckReason.PARENT_GONE, "the process that started it has ended, and it does nothing with the GPU"
+    )
 
 
 def _stopped(process: Process) -> Stuck | None:
@@ -103,4 +110,4 @@ def _stopped(process: Process) -> Stuck | None:
     held = [
         f"{bytes_in_words(size)} of {what} memory" for size, what in ((gpu, "GPU"), (host, "host")) if size
     ]
-    return Stuck("stopped", f"it is stopped and holds {' and '.join(held)}") if held else None
+    return Stuck(StuckReason.STOPPED, f"it is stopped and holds {' and '.join(held)}") if held else None

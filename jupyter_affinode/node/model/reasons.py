@@ -1,0 +1,107 @@
+"""Every reason that the API, the metrics, the ledger and the Lab name by a short word, declared once.
+
+`docs/generate.py` puts them into `openapi.json` and the Lab's `reasons.ts`. Adding one takes a member here and its use.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Reason(str, Enum):
+    """A short word for programs, with what it means."""
+
+    meaning: str
+
+    def __new__(cls, word: str, meaning: str) -> Reason:
+        """Make a member that is its word."""
+        made = str.__new__(cls, word)
+        made._value_ = word
+        made.meaning = meaning
+        return made
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+class Refusal(Reason):
+    """Why a request is refused, or a move is not made."""
+
+    # Of the request itself
+    BAD_REQUEST = "bad-request", "The request is not what the API describes."
+    BAD_SETTING = "bad-setting", "A setting is unknown or cannot have that value."
+    NOT_FOUND = "not-found", "There is nothing at this path."
+    NOT_ALLOWED = "not-allowed", "The path does not have this method."
+    GONE = "gone", "The connection is closed."
+    INTERNAL = "internal", "The controller failed; its log has the error."
+    # Of who asks
+    BAD_GRANT = "bad-grant", "The grant is not good."
+    GRANT_REQUIRED = "grant-required", "A grant is needed and there is none."
+    FORBIDDEN = "forbidden", "Only administrators may do this."
+    TOO_MANY_REQUESTS = "too-many-requests", "The user asks more often than one user may."
+    TOO_MANY_STREAMS = "too-many-streams", "The user has as many streams open as one user may."
+    TOO_MANY_KERNELS = "too-many-kernels", "The controller knows as many kernels as it may."
+    HOLD_QUOTA = "hold-quota", "The user holds as much GPU memory as one user may."
+    # Of what is asked for
+    UNKNOWN_KERNEL = "unknown-kernel", "There is no such kernel."
+    UNKNOWN_PROCESS = "unknown-process", "The kernel has no such process."
+    NOT_STUCK = "not-stuck", "The process is not stuck."
+    OUT_OF_REACH = (
+        "out-of-reach",
+        "The process cannot be told for certain, or is not the controller's to end.",
+    )
+    NO_LEDGER = "no-ledger", "There is no history that could be read."
+    # Of a move
+    BUSY = "busy", "The GPU is at work for the kernel."
+    NOTHING_TO_MOVE = "nothing-to-move", "The kernel has no GPU memory that could be moved."
+    NOT_PARKABLE = "not-parkable", "Nothing of the kernel can be moved."
+    NO_HOST_MEMORY = "no-host-memory", "Host memory is short."
+    NO_GPU_ROOM = "no-gpu-room", "The GPU is full."
+    TOO_LATE = "too-late", "The kernel did not react in time."
+    FAILED = "failed", "The driver refused."
+    REFUSED = "refused", "The kernel refused."
+    LOST = "lost", "The kernel's GPU state is lost."
+    KERNEL_ENDED = "kernel-ended", "The kernel has ended."
+    PARK_ASKED = "park-asked", "A park was asked for since."
+    CANCELLED = "cancelled", "The kernel was interrupted."
+    WAITS_FOR_GPU = "waits-for-gpu", "A CUDA call of the kernel waits for the GPU."
+
+
+# Why a kernel stays that should have been parked: those worth an alert or a look; the rest is everyday.
+PARK_REFUSALS = (
+    Refusal.NO_HOST_MEMORY,
+    Refusal.NOT_PARKABLE,
+    Refusal.BUSY,
+    Refusal.FAILED,
+    Refusal.TOO_LATE,
+)
+EVERYDAY_REFUSALS = (Refusal.BUSY, Refusal.NOTHING_TO_MOVE, Refusal.TOO_LATE)
+
+
+class NoticeKind(Reason):
+    """What a notice is about."""
+
+    MADE_ROOM = (
+        "made-room",
+        "A kernel's memory went to the host for another kernel, or because memory was low.",
+    )
+    MOVED = "moved", "A kernel resumed on another GPU."
+    REFUSED = "refused", "A kernel stays on the GPU although others wait."
+    NO_ROOM = "no-room", "An allocation fails, and waiting would not help."
+    RESUME_FAILED = "resume-failed", "A kernel's memory could not be brought back yet."
+    STUCK = "stuck", "A process makes no progress and may be ended."
+    ENDED = "ended", "A kernel's server shuts it down for a kernel that waits."
+    MEMORY_LOW = "memory-low", "A GPU's memory is low."
+    HOST_MEMORY_LOW = "host-memory-low", "The machine's memory is low."
+
+
+class StuckReason(Reason):
+    """Why a process can make no progress any more."""
+
+    LOST = "lost", "Its GPU state is lost."
+    RESUME_FAILED = "resume-failed", "Its memory could not be brought back, again and again."
+    GPU_GONE = "gpu-gone", "The GPU that its memory belongs to is gone."
+    GPU_TOO_SMALL = "gpu-too-small", "Its memory cannot fit on the GPU any more."
+    PEER_GONE = "peer-gone", "A CUDA call waits for a process of the kernel that is gone."
+    PARENT_GONE = "parent-gone", "The process that started it has ended, and it does nothing."
+    STOPPED = "stopped", "It is stopped and holds memory."
