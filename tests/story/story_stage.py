@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from live_machine import Machine
 from live_server import JupyterKernel, JupyterServer
 from story_cells import SETUP
+
+MIB = 1 << 20
+# A quarter of the default margin beside a small GPU: filling, checking and digesting memory is what costs time here.
+SMALL: dict[str, Any] = {"memory": "64MiB", "context": "2MiB", "margin_bytes": 16 * MIB}
+# Half of it passes before the server signals a kernel that does not end by itself.
+PATIENT = "--KernelManager.shutdown_wait_time=80"
+# A kernel that a signal ends does not come to it.
+LEAVES = "import atexit, pathlib; atexit.register(pathlib.Path('left').touch)"
 
 
 class Stage:
@@ -16,6 +26,24 @@ class Stage:
     def __init__(self, machine: Machine, server: JupyterServer):
         self.machine = machine
         self.server = server
+        self._policy: dict[str, Any] | None = None
+
+    @classmethod
+    def set(
+        cls,
+        machine: Machine,
+        memory: str = "1GiB",
+        context: str = "8MiB",
+        copy_rate: str | None = None,
+        gpus: int = 1,
+        arguments: tuple[str, ...] = (),
+        **traits: Any,
+    ) -> Stage:
+        """Start a server with these traits and other arguments on a machine with simulated GPUs."""
+        machine.simulate(memory, gpus, copy_rate)
+        machine.environment["AFFINODE_SIM_CONTEXT"] = context
+        ours = [f"--AffinodeExtension.{name}={value}" for name, value in traits.items()]
+        return cls(machine, JupyterServer(machine).start(*ours, *arguments))
 
     def kernel(self, path: str | None = None, name: str = "python3") -> JupyterKernel:
         """A kernel that has `gpu` of gpu_cells.py."""
@@ -36,23 +64,54 @@ class Stage:
     def residency(self, kernel: JupyterKernel) -> str:
         return str(self.seen(kernel).get("residency", "unknown"))
 
-    def wait(self, kernel: JupyterKernel, residency: str, timeout: float = 10) -> float:
-        """Wait until the kernel is in a residency; seconds it took."""
-        began = time.monotonic()
-        while self.residency(kernel) != residency:
-            if time.monotonic() - began > timeout:
-                raise AssertionError(
-                    f"not {residency} after {timeout} s: {self.seen(kernel)}\n{self.machine.controller_log()}"
-                )
+    def until(self, condition: Callable[[], Any], timeout: float = 60) -> None:
+        """Wait for a condition."""
+        deadline = time.monotonic() + timeout
+        while not condition():
+            if time.monotonic() > deadline:
+                node, log = self.machine.node(), self.machine.controller_log()
+                raise AssertionError(f"not in {timeout} s: {self.machine.kernels()} on {node}\n{log}")
             time.sleep(0.02)
-        return time.monotonic() - began
+
+    def wait(self, kernel: JupyterKernel, residency: str) -> None:
+        """Wait until the kernel is in a residency."""
+        self.until(lambda: self.residency(kernel) == residency)
 
     def park(self, kernel: JupyterKernel) -> None:
-        """Park now, by the command line's own request."""
-        for _ in range(20):
-            status, answer = self.machine.ask("POST", f"/kernels/{kernel.id}/park", {})
-            if status == 200:
-                return
-            assert answer["error"] == "busy", answer
-            time.sleep(0.05)
-        raise AssertionError(answer)
+        """Park now, by the command line's own request; right after a cell the kernel may be busy for a moment."""
+        self.until(lambda: self.machine.ask("POST", f"/kernels/{kernel.id}/park", {})[0] == 200)
+
+    def policy(self, **settings: Any) -> None:
+        """Change the controller's settings until `clear_up`."""
+        self.until(self.machine.node)
+        before = self.machine.ask("GET", "/policy")[1]
+        self._policy = self._policy or before
+        status, answer = self.machine.ask("PATCH", "/policy", settings)
+        assert status == 200, answer
+
+    def clear_up(self) -> None:
+        """Shut the kernels down, and leave folder and settings as they were."""
+        for kernel in self.server.kernels:
+            kernel.close()
+            self.server.request("DELETE", kernel.path)
+        self.server.kernels.clear()
+        for left in self.machine.work.iterdir():
+            if left.is_file():
+                left.unlink()
+        if self._policy is not None:
+            self.machine.ask("PATCH", "/policy", self._policy)
+            self._policy = None
+        self.until(lambda: not self.machine.kernels())
+
+
+def end(s: Stage, kernel: JupyterKernel, action: str) -> None:
+    """Restart or shut down a kernel of a patient server that ran `LEAVES`; it ends by itself, with its exit hooks."""
+    left = Path(s.machine.work, "left")
+    left.unlink(missing_ok=True)
+    if action == "restart":
+        status, answer = s.server.request("POST", f"{kernel.path}/restart")
+        assert status == 200, answer
+    else:
+        status, answer = s.server.request("DELETE", kernel.path)
+        assert status == 204, answer
+    assert left.exists(), "it was ended by a signal"

@@ -6,6 +6,7 @@ import time
 
 import pytest
 from story_cells import SETUP
+from story_stage import LEAVES, PATIENT, SMALL, end
 
 MAIN = "gpu.add('a', 1)"
 WORKER = """
@@ -31,14 +32,10 @@ print("returned", code)
 """
 
 
-# Half of it passes before the server signals a kernel that does not go by itself.
-PATIENT = "--KernelManager.shutdown_wait_time=80"
-# Who is ended by a signal does not come to it.
-LEAVES = "import atexit, pathlib; atexit.register(pathlib.Path('left').touch)"
 JOB = f"""{SETUP}
 import pathlib
 try:
-    gpu.allocate('job', 100, 7)
+    gpu.allocate('job', 25, 7)
     said = str(gpu.check('job'))
 except RuntimeError as error:
     said = str(error)
@@ -50,11 +47,11 @@ pathlib.Path('new').rename('said')
 @pytest.fixture
 def crowded(stage):
     """(stage, a parked kernel that cannot come back because a held one has the GPU); the server is patient."""
-    s = stage(memory="256MiB", idle_timeout_s=0.3, arguments=(PATIENT,))
+    s = stage(**SMALL, idle_timeout_s=0.3, arguments=(PATIENT,))
     waiter, holder = s.kernel(), s.kernel()
-    s.ok(waiter, "gpu.allocate('a', 122)")
+    s.ok(waiter, "gpu.allocate('a', 30)")
     s.park(waiter)
-    s.ok(holder, "gpu.allocate('a', 122)")
+    s.ok(holder, "gpu.allocate('a', 30)")
     s.machine.ask("POST", f"/kernels/{holder.id}/hold", {"duration_s": 600})
     return s, waiter, holder
 
@@ -91,24 +88,12 @@ def test_signals_that_are_not_interrupts_cancel_nothing(crowded):
     cell = waiter.submit(f"gpu.add('a', 1); {stop}; print(gpu.check('a'), child.poll())")
     s.wait(waiter, "queued")
     began = time.monotonic()
-    while time.monotonic() - began < 1.5:
+    while time.monotonic() - began < 1.5:  # some 30 signals
         assert s.residency(waiter) == "queued"
         time.sleep(0.05)
     s.machine.ask("POST", f"/kernels/{holder.id}/release", {})
     done = waiter.wait(cell, 60)
     assert done.status == "ok" and done.text.startswith("True"), done
-
-
-def end(s, kernel, action) -> None:
-    """Restart or shut down; the kernel goes by itself, with its exit hooks, before the server would signal it."""
-    if action == "restart":
-        status, answer = s.server.request("POST", f"{kernel.path}/restart")
-        assert status == 200, answer
-    else:
-        status, answer = s.server.request("DELETE", kernel.path)
-        assert status == 204, answer
-    assert (s.machine.work / "left").exists(), "it was ended by a signal"
-    assert f"resumed {kernel.id}" not in s.machine.controller_log()
 
 
 @pytest.mark.parametrize("action", ["restart", "shutdown"])
@@ -118,6 +103,7 @@ def test_a_waiting_kernel_is_restarted_and_shut_down_without_the_gpu_that_it_wai
     waiter.submit(MAIN)
     s.wait(waiter, "queued")
     end(s, waiter, action)
+    assert f"resumed {waiter.id}" not in s.machine.controller_log()
     assert (s.residency(holder), s.seen(holder)["parks"]) == ("resident", 0)
     if action == "restart":
         waiter.wait_for_ready()
@@ -144,8 +130,9 @@ def test_a_job_in_a_session_of_its_own_outlives_interrupt_and_restart_of_its_not
 
 
 def test_a_parked_kernel_is_shut_down_without_the_gpu(stage):
-    s = stage(arguments=(PATIENT,))
+    s = stage(**SMALL, idle_timeout_s=0.3, arguments=(PATIENT,))
     kernel = s.kernel()
-    s.ok(kernel, f"gpu.allocate('a', 80)\n{LEAVES}")
+    s.ok(kernel, f"gpu.allocate('a', 20)\n{LEAVES}")
     s.park(kernel)
     end(s, kernel, "shutdown")
+    assert f"resumed {kernel.id}" not in s.machine.controller_log()

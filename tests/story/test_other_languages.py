@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from story_stage import SMALL
 
 PROGRAM = Path(__file__).parents[1] / "shim" / "processes" / "small.c"
 HANDLE = '-DHANDLE=dlopen("libcuda.so.1", RTLD_NOW)'
@@ -17,14 +18,15 @@ CC = os.environ.get("CC", "cc")
 
 @pytest.mark.parametrize("how", ["linked", "dlsym"])
 def test_a_c_program_of_a_bash_kernel_is_tracked_and_parked_the_same_way(stage, native, how):
-    s = stage()
+    s = stage(**SMALL)
     program = s.machine.folder / "small"
     driver = s.machine.folder / "libcuda.so.1"
+    driver.unlink(missing_ok=True)
     driver.symlink_to(native / "libaffinode-sim-cuda.so")
     found_by = [HANDLE, "-ldl"] if how == "dlsym" else [f"-L{driver.parent}", "-l:libcuda.so.1"]
     subprocess.run([CC, "-O1", "-w", "-o", str(program), str(PROGRAM), *found_by], check=True, timeout=60)
     folder = Path(s.machine.environment["JUPYTER_DATA_DIR"]) / "kernels" / "bash"
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     argv = [sys.executable, "-m", "bash_kernel", "-f", "{connection_file}"]
     (folder / "kernel.json").write_text(
         json.dumps({"argv": argv, "display_name": "Bash", "language": "bash"})

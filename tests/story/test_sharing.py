@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from story_stage import SMALL
+
 
 def test_three_kernels_worth_two_and_a_half_gpus_all_finish(stage):
-    s = stage(memory="256MiB", idle_timeout_s=0.3)
+    s = stage(**SMALL, idle_timeout_s=0.3)
     kernels = [s.kernel(f"n{i}.ipynb") for i in range(3)]
     cells = [
         [
             kernel.submit(code)
             for code in (
-                f"gpu.allocate('a', 180, seed={i + 1})",
+                f"gpu.allocate('a', 40, seed={i + 1})",
                 "gpu.add('a', 1); assert gpu.check('a')",
                 "gpu.add('a', 2); assert gpu.check('a')",
             )
@@ -26,10 +28,10 @@ def test_three_kernels_worth_two_and_a_half_gpus_all_finish(stage):
 
 
 def test_whoever_waited_first_is_served_first(stage):
-    s = stage(memory="256MiB", idle_timeout_s=0.3)
+    s = stage(**SMALL, idle_timeout_s=0.3)
     busy, first, second = (s.kernel(f"{name}.ipynb") for name in ("busy", "first", "second"))
     for kernel in (first, second, busy):
-        s.ok(kernel, "gpu.allocate('a', 180)")
+        s.ok(kernel, "gpu.allocate('a', 40)")
     s.wait(first, "parked"), s.wait(second, "parked")
     # The resident one computes, so nobody can be served until it ends.
     s.machine.ask("POST", f"/kernels/{busy.id}/hold", {"duration_s": 60})
@@ -48,39 +50,39 @@ def test_whoever_waited_first_is_served_first(stage):
 
 
 def test_a_long_wait_is_shown_in_the_cell_and_leaves_nothing_there(stage):
-    s = stage(memory="256MiB", idle_timeout_s=0.3)
+    s = stage(**SMALL, idle_timeout_s=0.3)
     holder, waiter = s.kernel(), s.kernel()
-    s.ok(holder, "gpu.allocate('a', 150)")
+    s.ok(holder, "gpu.allocate('a', 37)")
     s.machine.ask("POST", f"/kernels/{holder.id}/hold", {"duration_s": 60})
-    cell = waiter.submit("gpu.allocate('a', 150); gpu.check('a')")
+    before = len(s.server.log())
+    cell = waiter.submit("gpu.allocate('a', 37); gpu.check('a')")
     shown = waiter.wait_for_display(cell)
     assert shown == "Waiting for the GPU (1st in line). Interrupt the kernel to stop waiting."
     s.machine.ask("POST", f"/kernels/{holder.id}/release", {})
     done = waiter.wait(cell)
     assert done.text == "True", done
     assert done.displays == [""]
-    assert "waiting for the GPU" not in done.stderr + s.server.log()
+    assert "waiting for the GPU" not in done.stderr + s.server.log()[before:]
 
 
 def test_a_request_that_can_never_fit_sees_its_own_out_of_memory(stage):
-    s = stage(memory="256MiB")
+    s = stage(**SMALL, idle_timeout_s=0.3)
     kernel = s.kernel()
     done = kernel.run("gpu.allocate('a', 2000)", 30)
     assert done.status == "error" and "OUT_OF_MEMORY" in "".join(done.traceback), done
-    assert s.ok(kernel, "gpu.allocate('a', 50); gpu.check('a')") == "True"
+    assert s.ok(kernel, "gpu.allocate('a', 12); gpu.check('a')") == "True"
 
 
 def test_a_queued_kernel_that_holds_a_lock_and_the_resident_cell_that_waits_for_it_both_finish(
     stage, wait_until
 ):
     """Neither would ever end if an open cell could not be parked while it does not use the GPU."""
-    s = stage(memory="256MiB", idle_timeout_s=0.3)
+    s = stage(**SMALL, idle_timeout_s=0.3)
     holder, waiter = s.kernel(), s.kernel()  # who starts the controller, too
-    status, policy = s.machine.ask("PATCH", "/policy", {"contended_idle_timeout_s": 0.25})
-    assert status == 200, policy
-    s.ok(holder, "gpu.allocate('a', 140)")
+    s.policy(contended_idle_timeout_s=0.25)
+    s.ok(holder, "gpu.allocate('a', 35)")
     s.ok(holder, "import fcntl; lock = open('lock', 'w'); fcntl.flock(lock, fcntl.LOCK_EX)")
-    s.ok(waiter, "gpu.allocate('a', 140)")  # the holder yields
+    s.ok(waiter, "gpu.allocate('a', 35)")  # the holder yields
     s.wait(holder, "parked")
     resident = waiter.begin(
         "import fcntl\ngpu.add('a', 1)\nlock = open('lock', 'w')\nfcntl.flock(lock, fcntl.LOCK_EX)\n"
