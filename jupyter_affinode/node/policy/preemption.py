@@ -69,7 +69,7 @@ def _preempt(plan: Plan, lacks: Mapping[str, int], head: Waiter) -> HostMemory |
     if not chosen:
         return None
     found = plan.host_memory_for(chosen)
-    if found in (HostMemory.PASSING, HostMemory.SHORT):
+    if found is not HostMemory.ENOUGH:
         return found
     reason = f"its turn of {duration_in_words(time_slice_s)} is over and others wait"
     for kernel in chosen:

@@ -36,7 +36,7 @@ def reclaim(plan: Plan, short: Mapping[str, int], head: Waiter, place: int) -> N
     is_courtesy = head.room is not None and head.room.is_courtesy
     if not is_nothing(missing) and not is_courtesy:
         found = make_room_when_full(plan, missing, head) or found
-    if found is HostMemory.PASSING:
+    if found is HostMemory.LATER:
         plan.await_host_memory()
     elif found is HostMemory.SHORT:
         plan.barred.add(head.kernel.id)

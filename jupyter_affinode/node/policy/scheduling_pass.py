@@ -26,11 +26,10 @@ ON_THE_MOVE = (Residency.PARKING, Residency.RESUMING)
 
 
 class HostMemory(Enum):
-    """Whether there is host memory to park somebody, or several together."""
+    """Whether there is host memory to park a kernel, or several together."""
 
-    THERE = "there"  # or others keep what is missing, and give it back first
-    DOUBTFUL = "doubtful"  # probably not; but what a park takes is known only when it was tried
-    PASSING = "passing"  # who is on the move has it: when they have arrived there will be
+    ENOUGH = "enough"  # or others give back what is missing first, or a park is worth a try
+    LATER = "later"  # when the kernels that are on the move have arrived
     SHORT = "short"
 
 
@@ -203,12 +202,12 @@ class Plan:
             self.act(DropCaches(kernel.id, reason))
             return True
         if self._is_host_awaited or not self._host.suffices([kernel]):
-            found, needs = self.host_memory_for([kernel]), self._host.needs(kernel)
-            if found in (HostMemory.PASSING, HostMemory.SHORT):
+            needs = self._host.needs(kernel)
+            if self.host_memory_for([kernel]) is not HostMemory.ENOUGH:
                 if kernel.park_asked is not None:  # whoever asked is told at once
                     self._refused.setdefault(kernel.id, self._host.refusal(kernel, needs))
                 return False
-            if found is HostMemory.THERE and self._host.shortage(self._wanted([kernel]), {}):
+            if self._host.shortage(self._wanted([kernel]), {}) and not self.shortfall([kernel]):
                 self._await(kernel, needs)
                 return True
         budget, lots = self._host.budget(kernel), self._host.lots_for(kernel)
@@ -221,22 +220,31 @@ class Plan:
     def host_memory_for(self, kernels: Sequence[Kernel], beside_bytes: int = 0) -> HostMemory:
         """Whether they could be parked, all of them, and `beside_bytes` more taken on the machine."""
         if self._is_host_awaited and not all(kernel.park_asked for kernel in kernels):
-            return HostMemory.PASSING
-        if self._host.suffices(kernels, beside_bytes):
-            return HostMemory.THERE
-        wanted = self._wanted(kernels)
-        wanted[MACHINE] = wanted.get(MACHINE, 0) + beside_bytes
-        short = self._shortage(wanted)
-        short = self._keepers.left(short, kernels) if short else short
+            return HostMemory.LATER
+        short = self.shortfall(kernels, beside_bytes)
         if not short:
-            return HostMemory.THERE
+            return HostMemory.ENOUGH
         if not self._host.without_passing(short):
-            return HostMemory.PASSING
+            return HostMemory.LATER
         if len(kernels) == 1 and self._may_try(kernels[0]):
-            return HostMemory.DOUBTFUL
+            return HostMemory.ENOUGH
         most = max(kernels, key=self.takes_of_host)
         self._refused.setdefault(most.id, self._host.refusal(most, self._host.needs(most)))
         return HostMemory.SHORT
+
+    def shortfall(
+        self, kernels: Sequence[Kernel], beside_bytes: int = 0, *, given_back: bool = True
+    ) -> Shortage:
+        """Return what parking them all probably lacks of host memory, by place, when what was asked back is there; with
+        `given_back`, when all others have given back what they keep, too. {}: nothing.
+        """
+        if self._host.suffices(kernels, beside_bytes):
+            return {}
+        wanted = self._wanted(kernels)
+        wanted[MACHINE] = wanted.get(MACHINE, 0) + beside_bytes
+        short = self._host.shortage(wanted, {})
+        short = self._host.shortage(wanted, self._keepers.coming) if short else short
+        return self._keepers.left(short, kernels) if short and given_back else short
 
     def takes_of_host(self, kernel: Kernel) -> int:
         """What parking a kernel probably takes anew, in bytes."""
@@ -248,23 +256,12 @@ class Plan:
 
     def host_lacks_room_for(self, kernels: Sequence[Kernel]) -> bool:
         """Whether they cannot be parked for want of host memory, whoever gives back what they keep."""
-        return self._lacks_probably(kernels) and not any(
+        return bool(self.shortfall(kernels)) and not any(
             not _is_known(kernel)
-            and self._lacks_probably([kernel])
+            and self.shortfall([kernel])
             and self._host.may_be_tried(kernel, self._host.needs(kernel))
             for kernel in kernels
         )
-
-    def _lacks_probably(self, kernels: Sequence[Kernel]) -> bool:
-        if self._host.suffices(kernels):
-            return False
-        short = self._shortage(self._wanted(kernels))
-        return bool(short) and bool(self._keepers.left(short, kernels))
-
-    def _shortage(self, wanted: Mapping[str, int]) -> Shortage:
-        """What is missing of it, by place, even when what was asked back is there."""
-        short = self._host.shortage(wanted, {})
-        return self._host.shortage(wanted, self._keepers.coming) if short else short
 
     def refusals(self) -> dict[str, str]:
         """Who cannot be parked for want of host memory, and why, as far as anybody was looked at."""
@@ -302,7 +299,7 @@ class Plan:
         """Ask others for what a park lacks. What there is and what comes of it is the kernel's: it is looked at again
         in a later pass, and until then nobody else is parked with it.
         """
-        short = self._shortage(self._wanted([kernel]))
+        short = self.shortfall([kernel], given_back=False)
         self._keepers.drop(kernel.id)
         for action in self._keepers.trims(self._host.with_cushion(short), "room to park another kernel"):
             self.act(action)

@@ -23,7 +23,7 @@ def who_yields(
     candidates = iter(candidates)
     first = next(candidates, None)
     if first is None:
-        return [], HostMemory.THERE
+        return [], HostMemory.ENOUGH
     refused = plan.refusals()
     chosen, found = _choose(plan, itertools.chain((first,), candidates), missing, in_part=in_part)
     if found is not HostMemory.SHORT:
@@ -36,18 +36,18 @@ def _choose(
 ) -> tuple[list[Kernel], HostMemory]:
     sure: list[Kernel] = []
     doubtful: list[Kernel] = []
-    barred = HostMemory.THERE
+    barred = HostMemory.ENOUGH
 
     def fitting() -> Iterator[Kernel]:
         nonlocal barred
         for kernel in candidates:
             found = plan.host_memory_for([kernel])
-            if found is HostMemory.THERE:
+            if found is HostMemory.ENOUGH and plan.shortfall([kernel]):
+                doubtful.append(kernel)
+            elif found is HostMemory.ENOUGH:
                 sure.append(kernel)
                 yield kernel
-            elif found is HostMemory.DOUBTFUL:
-                doubtful.append(kernel)
-            elif barred is not HostMemory.PASSING and helps(plan, kernel, missing):
+            elif barred is not HostMemory.LATER and helps(plan, kernel, missing):
                 barred = found
 
     looked_at = fitting()
@@ -55,19 +55,19 @@ def _choose(
     left = what_is_left(plan, chosen, missing)
     if in_part or not left:
         if in_part or len(chosen) < 2:
-            return chosen, barred if left else HostMemory.THERE
+            return chosen, barred if left else HostMemory.ENOUGH
         found = plan.host_memory_for(chosen)
-        if found is HostMemory.THERE:
+        if found is HostMemory.ENOUGH:
             return chosen, found
         chosen = _others_together(plan, [*sure, *looked_at], missing) or enough(plan, doubtful, missing)
-        return chosen, HostMemory.THERE if chosen else found
+        return chosen, HostMemory.ENOUGH if chosen else found
     tries = enough(plan, doubtful, left)
     if tries:
-        return tries, HostMemory.THERE
-    if barred is HostMemory.THERE and chosen:
+        return tries, HostMemory.ENOUGH
+    if barred is HostMemory.ENOUGH and chosen:
         rest = sum(size for resource, size in left.items() if resource not in plan.limits.caps)
         barred = plan.host_memory_for(chosen, rest)
-        if barred is HostMemory.THERE:
+        if barred is HostMemory.ENOUGH and not plan.shortfall(chosen, rest):
             return chosen, barred
     return [], barred
 
@@ -131,6 +131,6 @@ def _others_together(plan: Plan, sure: list[Kernel], missing: Mapping[str, int])
         itertools.combinations(few, count) for count in range(1, len(few) + 1)
     )
     for choice in itertools.chain([enough(plan, thrifty, missing)], choices):
-        if not what_is_left(plan, choice, missing) and plan.host_memory_for(choice) is HostMemory.THERE:
+        if not what_is_left(plan, choice, missing) and plan.host_memory_for(choice) is HostMemory.ENOUGH:
             return list(choice)
     return []
