@@ -30,7 +30,7 @@ SIGNATURES = TOOLS / "signatures.tsv"
 PREAMBLE = TOOLS / "entry_points.preamble"
 TABLE = TOOLS.parent / "src" / "driver" / "entry_points.h"
 
-MAX_INT_WORDS = 11  # of the INT thunks, shim/src/driver/call_thunks.c
+MAX_INT_WORDS = 11  # of the INT thunks, shim/src/hooks/call_thunks.c
 MAX_WIDE_WORDS = 24  # stack words that the WIDE thunks copy: enough if every argument were on the stack
 
 _CODE = re.compile(r"[csilpfdaAhH]|\{\d+\}")

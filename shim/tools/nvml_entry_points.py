@@ -19,11 +19,11 @@ TABLE = Path(__file__).resolve().parents[1] / "src" / "context_depth" / "nvml_en
 COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 PROTOTYPE = re.compile(r"\bnvmlReturn_t\s+DECLDIR\s+(nvml\w+)\s*\(([^)]*)\)\s*;")
 ROW = re.compile(r"^ENTRY\((\w+)\)$", re.MULTILINE)
-MAX_WORDS = 11  # what shapes.h carries as INT
+MAX_WORDS = 11  # what call_signatures.h carries as INT
 
 PREAMBLE = """\
-/* NVML's functions, all that return an nvmlReturn_t: the names that nvml_exports.c stands before. Integers and pointers
- * alone, {words} at most (shapes.h: INT).
+/* NVML's functions, all that return an nvmlReturn_t: the names that nvml_linked_symbols.c stands before. Integers and
+ * pointers alone, {words} at most (call_signatures.h: INT).
  *
  * Written by shim/tools/nvml_entry_points.py from what nvml.h declares (CUDA 12.9 and 13.5 so far). Define
  * ENTRY(name) before including; it is undefined at the end.  */

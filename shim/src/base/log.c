@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "base/monotonic_futex.h"
 #include "base/environment.h"
+#include "base/monotonic_futex.h"
 
 static int log_fd = -1;
 

@@ -3,22 +3,22 @@
  *   that it has seen (gpu_lock.h).
  * - Whoever shares GPU memory with other processes or APIs is never parked at context depth.
  * - Calls that make, change or destroy contexts change what threads have current behind the shadows' back.  */
-#include "context_depth/allocation_guard.h"
+#include "context_depth/context_depth.h"
 
 #include <errno.h>
 #include <pthread.h>
 #include <string.h>
 
-#include "gpu/backed.h"
 #include "context_depth/internal.h"
-#include "gpu/contexts.h"
-#include "driver/entry_point.h"
-#include "driver/real_driver.h"
-#include "context_depth/gpu_lock.h"
-#include "hooks/hook.h"
 #include "context_depth/shadow.h"
 #include "driver/call_signatures.h"
-#include "shim.h"
+#include "driver/entry_point.h"
+#include "driver/hook.h"
+#include "driver/real_driver.h"
+#include "gpu/contexts.h"
+#include "gpu/gpu_lock.h"
+#include "memory/backed.h"
+#include "state/shim_state.h"
 
 #define INT_POOL 64
 #define WIDE_POOL 16
@@ -209,7 +209,7 @@ void *around_for(const char *name, bool wide, void *real)
 		memcpy(&driver.name, &wrapped, sizeof(wrapped));            \
 	} while (0)
 
-void around_own_calls(void)
+void context_depth_wrap_own_calls(void)
 {
 	WRAP_OWN(cuMemCreate);
 	WRAP_OWN(cuMemExportToShareableHandle);

@@ -5,24 +5,18 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "context_depth/checkpoint.h"
 #include "base/monotonic_futex.h"
+#include "context_depth/checkpoint.h"
+#include "context_depth/context_depth.h"
 #include "context_depth/deferred_calls.h"
-#include "gate/gate.h"
-#include "driver/entry_point.h"
 #include "context_depth/shadow.h"
 #include "driver/call_signatures.h"
-#include "shim.h"
+#include "driver/entry_point.h"
+#include "gate/gate.h"
 #include "gate/thread_slots.h"
+#include "state/shim_state.h"
 
 #define DRAIN_POLL_NS 20000ull
-
-static _Atomic uint32_t closed;
-
-bool books_are_closed(void)
-{
-	return atomic_load(&closed);
-}
 
 bool books_enter(struct books_pass *pass)
 {
@@ -71,7 +65,7 @@ int books_close(uint64_t drain_ns)
 {
 	uint64_t until = clock_ns() + drain_ns;
 
-	atomic_store(&closed, 1);
+	atomic_store(&books_closed, 1);
 	while (anyone_inside()) {
 		if (clock_ns() > until) {
 			books_open();
@@ -84,7 +78,7 @@ int books_close(uint64_t drain_ns)
 
 void books_open(void)
 {
-	atomic_store(&closed, 0);
+	atomic_store(&books_closed, 0);
 	gate_wake_waiters();
 }
 

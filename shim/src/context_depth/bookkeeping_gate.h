@@ -11,9 +11,9 @@
 #include <stdint.h>
 
 #include "driver/cuda_types.h"
+#include "gate/second_gate.h"
 #include "protocol.h"
 
-struct entry_point;
 struct slot;
 struct books_pass {
 	struct slot *slot;
@@ -29,17 +29,10 @@ CUresult books_wait(void);
 
 /* The same for a call that an interrupt may end with an error.  */
 CUresult books_wait_or_give_up(void);
-bool books_are_closed(void);
 
 /* Close and wait until nobody is inside, `drain_ns` at most: 0, or -EBUSY and open again.  */
 int books_close(uint64_t drain_ns);
 void books_open(void);
-
-/* What to put before the driver's `real`; `real` itself where nothing has to be. `version` as in wrap_entry_point.  */
-void *books_below(const struct entry_point *entry, int version, void *real);
-
-/* What to put before a hook that calls the driver where no gate holds the process on the GPU.  */
-void *books_above(const struct entry_point *entry, void *hook);
 
 void books_reset_in_child(void);
 

@@ -1,4 +1,4 @@
-#include "context_depth/internal.h"
+#include "context_depth/context_depth.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -6,72 +6,31 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/environment.h"
+#include "base/log.h"
 #include "context_depth/bookkeeping_gate.h"
 #include "context_depth/deferred_calls.h"
-#include "driver/real_driver.h"
+#include "context_depth/internal.h"
 #include "context_depth/migrate.h"
-#include "base/environment.h"
-#include "gate/gate.h"
-#include "context_depth/gpu_lock.h"
-#include "context_depth/nvml_probe.h"
-#include "base/log.h"
 #include "context_depth/nvml_gate.h"
+#include "context_depth/nvml_probe.h"
 #include "context_depth/shadow.h"
+#include "driver/real_driver.h"
+#include "gate/gate.h"
+#include "gpu/gpu_lock.h"
+#include "mover/mover.h"
 
 #define GPU_LOCK_POLL_NS (5 * MS_NS)
 
 struct checkpoint_api checkpoint_api;
 struct checkpoint_left checkpoint_left;
 
-static _Atomic int asked = -1;
-static _Atomic bool is_out, is_started;
-static _Atomic(const char *) refusal;
+static _Atomic bool is_started;
 static uint64_t started_ns;
-
-bool checkpoint_is_asked(void)
-{
-	int known = atomic_load_explicit(&asked, memory_order_relaxed);
-
-	if (known < 0) {
-		const char *value = environment_now(AFFINODE_ENV_DEPTH);
-
-		known = value && strcmp(value, "context") == 0;
-		atomic_store(&asked, known);
-	}
-	return known;
-}
-
-bool checkpoint_is_possible(void)
-{
-	return checkpoint_is_asked() && atomic_load(&is_started) && !atomic_load(&refusal);
-}
-
-bool checkpoint_is_out(void)
-{
-	return atomic_load(&is_out);
-}
-
-void checkpoint_set_out(bool out)
-{
-	atomic_store(&is_out, out);
-}
-
-const char *checkpoint_refusal(void)
-{
-	return atomic_load(&refusal);
-}
 
 uint64_t checkpoint_age_ns(void)
 {
 	return atomic_load(&is_started) ? clock_ns() - started_ns : 0;
-}
-
-void checkpoint_refuse(const char *why)
-{
-	const char *none = NULL;
-
-	if (checkpoint_is_asked() && atomic_compare_exchange_strong(&refusal, &none, why))
-		log_line("the CUDA context stays on the GPU: %s", why);
 }
 
 static bool find_api(void)
@@ -85,10 +44,13 @@ static bool find_api(void)
 	       checkpoint_api.state;
 }
 
-void checkpoint_start(void)
+void context_depth_start(void)
 {
+	static const struct depth_moves moves = {checkpoint_objection, checkpoint_out, checkpoint_in};
 	const char *why = NULL;
 
+	mover_set_depth(&moves);
+	shadows_tell = shadows_tell_driver;
 	if (!checkpoint_is_asked())
 		return;
 	if (!find_api())
@@ -104,6 +66,7 @@ void checkpoint_start(void)
 		checkpoint_refuse(why);
 	started_ns = clock_ns();
 	atomic_store(&is_started, true);
+	checkpoint_set_started();
 }
 
 int checkpoint_state(void)
@@ -150,14 +113,10 @@ struct device *checkpoint_only_device(const char **why)
 	return device;
 }
 
-void checkpoint_has_room(void)
-{
-	gpu_unlock_all();
-}
-
 /* Its copy of the driver's state may be the held one: calls must not come to it.  */
-void checkpoint_reset_in_child(void)
+void context_depth_reset_in_child(void)
 {
+	around_reset_in_child();
 	deferred_reset_in_child();
 	shadows_reset_in_child();
 	books_reset_in_child();

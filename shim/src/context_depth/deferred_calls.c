@@ -3,8 +3,8 @@
 #include <pthread.h>
 #include <string.h>
 
-#include "driver/real_driver.h"
 #include "base/log.h"
+#include "driver/real_driver.h"
 
 #define MAX_CALLS 4096
 

@@ -5,8 +5,8 @@
 
 #include <stdbool.h>
 
-#include "driver/cuda_types.h"
 #include "driver/call_signatures.h"
+#include "driver/cuda_types.h"
 
 /* From now on calls may be put off.  */
 void deferred_begin(void);

@@ -2,7 +2,7 @@
  * comes back would keep the process for ever. What is reached through our wrappers is answered at once (the process is
  * dying); this is for what is not.  */
 #define _GNU_SOURCE
-#include "context_depth/exit_while_out.h"
+#include "context_depth/context_depth.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -12,10 +12,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/log.h"
+#include "base/monotonic_futex.h"
 #include "context_depth/bookkeeping_gate.h"
 #include "context_depth/checkpoint.h"
-#include "base/monotonic_futex.h"
-#include "base/log.h"
+#include "gpu/gpu_lock.h"
 #include "mover/mover.h"
 
 #define SEIZE_NS (2 * S_NS)
@@ -170,7 +171,7 @@ void leaving_begin(int status)
 		return;
 	if (mover_seize(SEIZE_NS)) {
 		back = checkpoint_in(NULL, why, sizeof(why)) == AFFINODE_OK;
-		checkpoint_has_room();
+		gpu_unlock_all();
 		mover_let_go();
 	}
 	if (back)

@@ -2,8 +2,8 @@
 #ifndef AFFINODE_CHECKPOINTING_H
 #define AFFINODE_CHECKPOINTING_H
 
-#include "context_depth/checkpoint.h"
 #include "base/monotonic_futex.h"
+#include "context_depth/checkpoint.h"
 #include "gpu/contexts.h"
 
 #define GIB (1ull << 30)
@@ -36,13 +36,11 @@ struct checkpoint_left {
 };
 extern struct checkpoint_left checkpoint_left;
 
-void checkpoint_set_out(bool out);
-
-/* Why it stays on the GPU for good; NULL: no reason yet. */
-const char *checkpoint_refusal(void);
-
 /* How long ago the process began, in nanoseconds.  */
 uint64_t checkpoint_age_ns(void);
+
+/* allocation_guard.c  */
+void around_reset_in_child(void);
 
 /* PROCESS_RUNNING, …; -1: the driver does not say.  */
 int checkpoint_state(void);

@@ -7,22 +7,22 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "context_depth/bookkeeping_gate.h"
-#include "context_depth/internal.h"
-#include "context_depth/deferred_calls.h"
-#include "driver/real_driver.h"
 #include "base/environment.h"
-#include "gate/gate.h"
-#include "context_depth/gpu_lock.h"
-#include "context_depth/nvml_probe.h"
-#include "host/memory_limits.h"
 #include "base/log.h"
-#include "gpu/managed_memory.h"
+#include "context_depth/bookkeeping_gate.h"
+#include "context_depth/deferred_calls.h"
+#include "context_depth/internal.h"
 #include "context_depth/nvml_gate.h"
-#include "link/status_page.h"
+#include "context_depth/nvml_probe.h"
 #include "context_depth/shadow.h"
+#include "driver/real_driver.h"
+#include "gate/gate.h"
+#include "gpu/gpu_lock.h"
+#include "host/memory_limits.h"
 #include "host/slabs.h"
-#include "gpu/unmovable_bytes.h"
+#include "memory/managed_memory.h"
+#include "memory/unmovable_bytes.h"
+#include "state/status_page.h"
 
 #define DRAIN_NS (100 * MS_NS)
 #define LOCK_TIMEOUT_MS 1000u

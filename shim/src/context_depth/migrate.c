@@ -3,13 +3,14 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "gpu/backed.h"
-#include "base/monotonic_futex.h"
-#include "gpu/contexts.h"
-#include "driver/real_driver.h"
-#include "context_depth/gpu_lock.h"
 #include "base/log.h"
+#include "base/monotonic_futex.h"
 #include "context_depth/shadow.h"
+#include "driver/real_driver.h"
+#include "gpu/contexts.h"
+#include "gpu/gpu_lock.h"
+#include "memory/backed.h"
+#include "state/depth.h"
 
 #define FIRST_LOOK_NS (5 * S_NS)
 #define CONFIRM_NS (2 * S_NS)
@@ -26,8 +27,6 @@ struct restore_arguments {
 	uint64_t zeros[6];
 };
 _Static_assert(sizeof(struct restore_arguments) == 64, "CUcheckpointRestoreArgs");
-
-static _Atomic bool possible;
 
 /* Of the last look: the mover's, and before there is one the application's thread's.  */
 static struct gpu_listed gpus[GPUS_LISTED];
@@ -77,12 +76,7 @@ void elsewhere_start(void)
 			if (&gpus[i] != own && !unlike(own, &gpus[i]) && gpu_lock_make(gpus[i].uuid))
 				found = true;
 	}
-	atomic_store(&possible, found);
-}
-
-bool elsewhere_is_possible(void)
-{
-	return atomic_load(&possible);
+	elsewhere_set_possible(found);
 }
 
 /* Memory of this process, or access to it, belongs to more than this one of its devices.  */
@@ -167,7 +161,7 @@ void elsewhere_confirm(struct device *device)
 	if (driver.cuDeviceGetUuid(now, device->ordinal) != CUDA_SUCCESS ||
 	    memcmp(now, device->uuid, sizeof(now)) == 0 || !find(now))
 		return;
-	atomic_store(&possible, false);
+	elsewhere_set_possible(false);
 	if (is_seen_on(device->uuid)) {
 		log_line("the driver names another GPU than the one that NVML sees the process on");
 		return;

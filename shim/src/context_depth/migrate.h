@@ -9,15 +9,12 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "gpu/devices.h"
 #include "context_depth/nvml_probe.h"
+#include "gpu/devices.h"
 
 /* Learn which GPUs there are, and let others begin to heed their locks. On the application's thread, at its start, with
  * gpu_memory_start done.  */
 void elsewhere_start(void);
-
-/* Whether there is another GPU of the same kind that this process may come back on, as of its start; if not, false.  */
-bool elsewhere_is_possible(void);
 
 /* Look at all GPUs anew: NULL, and *memory is what is free on the one with the UUID `to`; or why the process cannot go there
  * from `from`. By the mover.  */

@@ -1,5 +1,5 @@
-/* NVML's functions, all that return an nvmlReturn_t: the names that nvml_linked_symbols.c stands before. Integers and pointers
- * alone, 6 at most (call_signatures.h: INT).
+/* NVML's functions, all that return an nvmlReturn_t: the names that nvml_linked_symbols.c stands before. Integers and
+ * pointers alone, 6 at most (call_signatures.h: INT).
  *
  * Written by shim/tools/nvml_entry_points.py from what nvml.h declares (CUDA 12.9 and 13.5 so far). Define
  * ENTRY(name) before including; it is undefined at the end.  */

@@ -5,10 +5,12 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "context_depth/bookkeeping_gate.h"
-#include "context_depth/checkpoint.h"
 #include "base/monotonic_futex.h"
-#include "shim.h"
+#include "context_depth/bookkeeping_gate.h"
+#include "context_depth/context_depth.h"
+#include "driver/symbol_finder.h"
+#include "state/depth.h"
+#include "state/shim_state.h"
 
 #define INT_POOL LARGE_POOL /* NVML of CUDA 13 has about 400 */
 #define REFUSED 999 /* NVML_ERROR_UNKNOWN */
@@ -52,8 +54,8 @@ REPEAT_LARGE_POOL(INT_THUNK)
 #define INT_NAME(n) int_thunk_##n,
 static const int_fn int_thunks[INT_POOL] = {REPEAT_LARGE_POOL(INT_NAME)};
 
-/* nvmlErrorString asks nobody, and returns text.  */
-bool nvml_is_name(const char *name)
+/* One of NVML's functions that may wait; nvmlErrorString asks nobody, and returns text.  */
+static bool nvml_is_name(const char *name)
 {
 	return name && strncmp(name, "nvml", 4) == 0 && name[4] >= 'A' && name[4] <= 'Z' &&
 	       strcmp(name, "nvmlErrorString") != 0;
@@ -74,7 +76,8 @@ static int bind_target(void *real)
 	return bound;
 }
 
-void *nvml_wrap(void *real)
+/* What to hand out for one: a wrapper, or `real` where there are no more of them, and then never context depth.  */
+static void *nvml_wrap(void *real)
 {
 	void *thunk = real;
 	int i = bind_target(real);
@@ -85,6 +88,22 @@ void *nvml_wrap(void *real)
 	else
 		memcpy(&thunk, &int_thunks[i], sizeof(thunk));
 	return thunk;
+}
+
+/* A question whether NVML is there must not be answered with what we export in its stead.  */
+bool nvml_answer(void *handle, const char *name, uintptr_t *answer)
+{
+	void *found, *real;
+
+	if (!nvml_is_name(name))
+		return false;
+	found = resolve_next(handle, name);
+	real = resolve_real(&nvml_library, handle, name);
+	if (real && checkpoint_is_asked() && !shim_is_disabled())
+		*answer = (uintptr_t)nvml_wrap(real);
+	else
+		*answer = !found || !is_in_this_library(found) ? 0 : real ? (uintptr_t)real : 1;
+	return true;
 }
 
 /* By the list of mappings, since the loader's lock may be held for as long as somebody imports.  */

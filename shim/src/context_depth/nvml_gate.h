@@ -11,11 +11,7 @@
 
 #include "driver/call_signatures.h"
 
-/* One of NVML's functions that may wait; `name` may be NULL.  */
-bool nvml_is_name(const char *name);
-
-/* What to hand out for it: a wrapper, or `real` where there are no more of them, and then never context depth.  */
-void *nvml_wrap(void *real);
+extern struct library nvml_library; /* nvml_linked_symbols.c */
 
 /* What is linked to NVML calls that.  */
 W nvml_call(void *real, INT_PARAMETERS);

@@ -6,7 +6,7 @@
 #include <stddef.h>
 
 #include "context_depth/nvml_gate.h"
-#include "driver/symbol_lookup.h"
+#include "driver/symbol_finder.h"
 
 #define LIBRARY_NOT_FOUND 12  /* NVML_ERROR_LIBRARY_NOT_FOUND */
 #define FUNCTION_NOT_FOUND 13 /* NVML_ERROR_FUNCTION_NOT_FOUND */

@@ -9,10 +9,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/monotonic_futex.h"
-#include "context_depth/nvml_probe_exit.h"
 #include "base/log.h"
+#include "base/monotonic_futex.h"
 #include "context_depth/hidden_child.h"
+#include "context_depth/nvml_probe_exit.h"
 
 #define PROGRAM "affinode-gpu-memory"
 #define SOMETHING_ELSE PROGRAM " said something else"

@@ -3,17 +3,17 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "gpu/backed.h"
-#include "context_depth/bookkeeping_gate.h"
-#include "context_depth/internal.h"
-#include "context_depth/deferred_calls.h"
-#include "context_depth/migrate.h"
-#include "gate/gate.h"
-#include "context_depth/gpu_lock.h"
-#include "context_depth/nvml_probe.h"
 #include "base/log.h"
-#include "link/status_page.h"
-#include "shim.h"
+#include "context_depth/bookkeeping_gate.h"
+#include "context_depth/deferred_calls.h"
+#include "context_depth/internal.h"
+#include "context_depth/migrate.h"
+#include "context_depth/nvml_probe.h"
+#include "gate/gate.h"
+#include "gpu/gpu_lock.h"
+#include "memory/backed.h"
+#include "state/shim_state.h"
+#include "state/status_page.h"
 
 /* One waits for another's resume.  */
 #define LOCK_TO_COME_BACK_NS (5 * S_NS)

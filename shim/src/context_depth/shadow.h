@@ -6,6 +6,7 @@
 #include <stdbool.h>
 
 #include "driver/cuda_types.h"
+#include "gate/second_gate.h"
 
 /* An answer that a shadow does not have.  */
 #define SHADOW_NONE (-1)
@@ -38,14 +39,8 @@ CUresult shadows_push(CUcontext context);
 CUresult shadows_pop(CUcontext *context);
 CUresult shadows_exchange_mode(int *mode);
 
-/* Tell it, if anything is to be told; inside a gate.  */
-extern __thread bool shadows_behind __attribute__((tls_model("initial-exec")));
+/* Tell it what the calling thread owes it (second_gate.h).  */
 void shadows_tell_driver(void);
-static inline void shadows_catch_up(void)
-{
-	if (__builtin_expect(shadows_behind, 0))
-		shadows_tell_driver();
-}
 
 /* Something else than the four calls above changed what is current somewhere.  */
 void shadows_forget_contexts(void);

@@ -2,9 +2,9 @@
 #include "context_depth/shadow.h"
 
 #include "context_depth/bookkeeping_gate.h"
+#include "driver/hook.h"
 #include "gpu/contexts.h"
-#include "hooks/hook.h"
-#include "shim.h"
+#include "state/shim_state.h"
 
 /* A wrapper's whole body: the driver while it can be asked, else the shadow, else wait for the driver.  */
 #define ASK(driver_call, shadow)                                                                                    \

@@ -3,11 +3,11 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "gpu/contexts.h"
-#include "driver/real_driver.h"
 #include "base/log.h"
 #include "context_depth/shadow.h"
+#include "driver/real_driver.h"
 #include "gate/thread_slots.h"
+#include "gpu/contexts.h"
 
 #define STACK_DEPTH 8
 #define MAX_CHANGES 8
@@ -29,7 +29,6 @@ struct thread_shadow {
 };
 
 static __thread struct thread_shadow mine __attribute__((tls_model("initial-exec")));
-__thread bool shadows_behind __attribute__((tls_model("initial-exec")));
 static _Atomic uint32_t generation;
 
 void shadows_forget_contexts(void)

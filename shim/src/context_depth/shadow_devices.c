@@ -4,10 +4,10 @@
 #include <string.h>
 
 #include "base/monotonic_futex.h"
-#include "gpu/contexts.h"
-#include "driver/real_driver.h"
 #include "context_depth/nvml_probe.h"
 #include "context_depth/shadow.h"
+#include "driver/real_driver.h"
+#include "gpu/contexts.h"
 
 /* A person waits for the answer, and without it the call wakes the process.  */
 #define LOOK_NS (2 * S_NS)

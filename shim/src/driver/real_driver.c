@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "driver/symbol_lookup.h"
+#include "driver/symbol_finder.h"
 
 struct driver driver;
 

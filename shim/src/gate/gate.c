@@ -5,14 +5,13 @@
 #include <linux/membarrier.h>
 #include <string.h>
 
-#include "context_depth/bookkeeping_gate.h"
-#include "base/monotonic_futex.h"
-#include "gate/sigint.h"
-#include "link/link.h"
 #include "base/log.h"
-#include "context_depth/shadow.h"
-#include "shim.h"
+#include "base/monotonic_futex.h"
+#include "gate/second_gate.h"
+#include "gate/sigint.h"
 #include "gate/thread_slots.h"
+#include "state/controller.h"
+#include "state/shim_state.h"
 
 #define CANCEL_LIMIT_NS (5 * S_NS)
 #define LOOK_AGAIN_NS S_NS
@@ -21,6 +20,10 @@
 #define LOOKS_APART_NS (50 * MS_NS) /* pages are sampled every 100 ms, and now and then in between */
 
 struct gate gate;
+
+_Atomic uint32_t books_closed;
+__thread bool shadows_behind __attribute__((tls_model("initial-exec")));
+void (*shadows_tell)(void);
 
 static int membarrier(int command)
 {

@@ -8,11 +8,10 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "link/requests.h"
-#include "base/monotonic_futex.h"
-#include "gate/gate.h"
 #include "base/log.h"
+#include "base/monotonic_futex.h"
 #include "driver/call_signatures.h"
+#include "gate/gate.h"
 
 /* Calls that come next, on the way out of what was interrupted, are not to wait either.  */
 #define CANCEL_NS S_NS
@@ -22,6 +21,7 @@
 
 static pthread_mutex_t watchers_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic unsigned watchers;
+static void (*wake_others)(void);
 
 /* A handler of the program's that ours was put over, each with a function of ours for itself alone, for ever: whoever comes
  * over ours may keep that function as the one to call next, at any time, also when nobody watches any more. With one
@@ -55,13 +55,18 @@ static bool enter(unsigned layer, uintptr_t frame, struct entry *before)
 	return before->depth < MAX_DEPTH;
 }
 
+void interrupts_wake_also(void (*wake)(void))
+{
+	wake_others = wake;
+}
+
 static void cancel_if_watched(void)
 {
 	int error = errno;
 
 	if (atomic_load(&watchers)) {
 		gate_cancel(CANCEL_NS);
-		asks_wake_all();
+		wake_others();
 	}
 	errno = error;
 }

@@ -12,6 +12,9 @@ void interrupts_leave(void);
 /* In between, now and then: the program may have set another handler.  */
 void interrupts_look(void);
 
+/* What wakes those who wait elsewhere; async-signal-safe. At the start.  */
+void interrupts_wake_also(void (*wake)(void));
+
 void interrupts_reset_in_child(void);
 
 #endif

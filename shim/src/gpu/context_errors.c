@@ -3,11 +3,11 @@
 #include <stdatomic.h>
 #include <stdio.h>
 
-#include "gpu/contexts.h"
+#include "base/log.h"
 #include "driver/real_driver.h"
 #include "gate/gate.h"
-#include "base/log.h"
-#include "link/status_page.h"
+#include "gpu/contexts.h"
+#include "state/status_page.h"
 
 /* As cuda.h says of them: "leaves the process in an inconsistent state and any further CUDA work will return the same error",
  * or the context "cannot be used".  */

@@ -7,13 +7,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "mover/digest.h"
-#include "driver/real_driver.h"
 #include "base/log.h"
-#include "shim.h"
-#include "host/slabs.h"
-#include "host/bounce_ring.h"
-#include "mover/copies.h"
+#include "driver/real_driver.h"
+#include "state/shim_state.h"
 
 #define MAX_CAPTURES 256
 #define WITNESS_BYTES 4096
@@ -139,6 +135,28 @@ struct context *context_of_green(const void *green)
 	return context;
 }
 
+static bool ready_for_none(struct context *context)
+{
+	(void)context;
+	return true;
+}
+
+static void told_to_none(struct context *context)
+{
+	(void)context;
+}
+
+static void none_has_memory(void)
+{
+}
+
+static const struct context_users no_users = {ready_for_none, told_to_none, none_has_memory}, *users = &no_users;
+
+void contexts_set_users(const struct context_users *now)
+{
+	users = now;
+}
+
 /* Walk the copy path once with the witness, on the application's thread: whatever the driver loads lazily for a copy
  * is loaded here, where the dynamic linker's lock cannot be held by somebody who waits for us.  */
 static bool walk_copy_path(struct context *context)
@@ -172,10 +190,8 @@ static void make_ready(struct context *context)
 		context->stream = stream;
 	if (!context->witness && driver.cuMemAlloc(&witness, WITNESS_BYTES) == CUDA_SUCCESS)
 		context->witness = witness;
-	if (context->stream && context->witness && transfers_make_ready(context)) {
-		digest_make_ready(context);
+	if (context->stream && context->witness && users->make_ready(context))
 		context->ready = walk_copy_path(context);
-	}
 	driver.cuThreadExchangeStreamCaptureMode(&mode);
 	driver.cuCtxPopCurrent(&popped);
 }
@@ -217,8 +233,7 @@ static void forget(struct context *context)
 	context->witness = 0;
 	memset(context->events, 0, sizeof(context->events));
 	context->next_event = 0;
-	digest_forget(context);
-	staging_forget(context);
+	users->forget(context);
 	context->ready = false;
 	context->handle = NULL;
 }
@@ -235,7 +250,7 @@ void context_forget(CUcontext handle)
 			if (green != context && green->home == context && green->handle)
 				forget(green);
 		if (context->home == context)
-			slabs_forget_registrations();
+			users->forget_host_memory();
 		forget(context);
 	}
 	pthread_mutex_unlock(&contexts_lock);

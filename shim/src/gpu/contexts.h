@@ -37,6 +37,14 @@ struct context *context_current_own(void);
 void context_note_green(CUcontext handle, const void *green, struct device *device, CUcontext primary);
 struct context *context_of_green(const void *green);
 
+/* The parts of the shim that keep something in each context.  */
+struct context_users {
+	bool (*make_ready)(struct context *context); /* false: the driver refused; the context is current */
+	void (*forget)(struct context *context);     /* the driver took it along */
+	void (*forget_host_memory)(void);            /* so with what was registered in it */
+};
+void contexts_set_users(const struct context_users *now);
+
 /* Make the mover's stream and the witness, and copy a little both ways, so that nothing is left for the driver to load
  * when the mover comes; put off while a stream capture is open.  */
 void context_make_ready(struct context *context);

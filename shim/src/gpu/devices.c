@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "driver/real_driver.h"
-#include "shim.h"
+#include "state/shim_state.h"
 
 #define MAX_DEVICES 64
 #define MAX_UUIDS 256

@@ -2,18 +2,19 @@
 #include <stdlib.h>
 #include <sys/types.h>
 
-#include "link/requests.h"
-#include "gpu/backed.h"
-#include "gpu/contexts.h"
-#include "driver/real_driver.h"
-#include "hooks/hook.h"
 #include "base/log.h"
-#include "gpu/managed_memory.h"
-#include "gpu/app_mappings.h"
-#include "mover/mover.h"
+#include "driver/hook.h"
+#include "driver/real_driver.h"
+#include "gate/gate.h"
+#include "gpu/contexts.h"
 #include "hooks/retry_when_full.h"
-#include "shim.h"
-#include "gpu/unmovable_bytes.h"
+#include "link/requests.h"
+#include "memory/app_mappings.h"
+#include "memory/backed.h"
+#include "memory/managed_memory.h"
+#include "memory/unmovable_bytes.h"
+#include "mover/mover.h"
+#include "state/shim_state.h"
 
 /* cuMemAllocPitch's row alignment, as the driver chooses it for every element size (seen on an H200).  */
 #define PITCH_BYTES 512

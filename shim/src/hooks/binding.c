@@ -1,8 +1,9 @@
 /* Hooks on binding memory to objects by which others write to it, on this GPU or another: multicast objects, logical endpoints.
  * The physical memory is bound, so it has to stay from then on.  */
-#include "gpu/backed.h"
-#include "hooks/hook.h"
-#include "gpu/app_mappings.h"
+#include "driver/hook.h"
+#include "gate/gate.h"
+#include "memory/app_mappings.h"
+#include "memory/backed.h"
 
 /* What is bound by its address.  */
 static CUresult keep(CUresult result, CUdeviceptr address, size_t size)

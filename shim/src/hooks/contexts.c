@@ -1,15 +1,16 @@
 /* Hooks on contexts: what goes with one, and room for a new one.  */
 #include <stdatomic.h>
 
-#include "link/requests.h"
-#include "gpu/backed.h"
-#include "gpu/contexts.h"
+#include "driver/hook.h"
 #include "driver/real_driver.h"
-#include "hooks/hook.h"
+#include "gate/gate.h"
+#include "gpu/contexts.h"
+#include "link/requests.h"
+#include "memory/backed.h"
+#include "memory/peer_access.h"
+#include "memory/unmovable_bytes.h"
 #include "mover/mover.h"
-#include "gpu/peer_access.h"
-#include "shim.h"
-#include "gpu/unmovable_bytes.h"
+#include "state/shim_state.h"
 
 /* What a new context may take: twice what one took of an H200 (620 MiB of 141 GiB), and GPUs of other sizes in
  * proportion, since it grows with their processors.  */

@@ -1,11 +1,12 @@
 /* Hooks on legacy IPC of memory. Backed memory goes by handles of our own; the driver's are left to the driver.  */
 #include <unistd.h>
 
-#include "gpu/backed.h"
-#include "hooks/hook.h"
-#include "ipc/ipc.h"
 #include "base/log.h"
-#include "shim.h"
+#include "driver/hook.h"
+#include "gate/gate.h"
+#include "ipc/ipc.h"
+#include "memory/backed.h"
+#include "state/shim_state.h"
 
 static void tell_why_not(void)
 {

@@ -1,12 +1,13 @@
 /* Hooks on stream-ordered allocation and its pools: counted, and trimmed when the rest is parked.  */
-#include "gpu/backed.h"
+#include "driver/hook.h"
+#include "gate/gate.h"
 #include "gpu/contexts.h"
-#include "hooks/hook.h"
-#include "gpu/managed_memory.h"
-#include "gpu/pool_trim.h"
 #include "hooks/retry_when_full.h"
-#include "shim.h"
-#include "gpu/unmovable_bytes.h"
+#include "memory/backed.h"
+#include "memory/managed_memory.h"
+#include "memory/pool_trim.h"
+#include "memory/unmovable_bytes.h"
+#include "state/shim_state.h"
 
 static CUresult note_allocation(CUresult result, const CUdeviceptr *address, size_t size)
 {

@@ -3,11 +3,12 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "gpu/backed.h"
+#include "driver/hook.h"
 #include "driver/real_driver.h"
-#include "hooks/hook.h"
-#include "gpu/app_mappings.h"
-#include "shim.h"
+#include "gate/gate.h"
+#include "memory/app_mappings.h"
+#include "memory/backed.h"
+#include "state/shim_state.h"
 
 typedef CUresult (*get_attribute_fn)(void *, int, CUdeviceptr);
 

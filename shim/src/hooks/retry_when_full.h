@@ -2,8 +2,8 @@
 #ifndef AFFINODE_ROOM_H
 #define AFFINODE_ROOM_H
 
-#include "link/requests.h"
 #include "gpu/contexts.h"
+#include "link/requests.h"
 
 /* Out of memory is asked about, outside the gate, before anyone sees it: CUDA_SUCCESS, try again.  */
 CUresult after_out_of_memory(uint64_t bytes, struct room_wait *wait);

@@ -1,7 +1,8 @@
 /* Hooks on streams and captures: the shim must know them to see that the GPU is idle.  */
+#include "driver/hook.h"
+#include "gate/gate.h"
 #include "gpu/contexts.h"
-#include "hooks/hook.h"
-#include "shim.h"
+#include "state/shim_state.h"
 
 #define CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD 908
 

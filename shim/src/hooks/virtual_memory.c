@@ -1,11 +1,12 @@
 /* Hooks on virtual memory management: the application's own handles and mappings, behind handles of ours.  */
-#include "gpu/backed.h"
+#include "driver/hook.h"
 #include "driver/real_driver.h"
-#include "hooks/hook.h"
-#include "gpu/app_mappings.h"
-#include "mover/mover.h"
+#include "gate/gate.h"
 #include "hooks/retry_when_full.h"
-#include "shim.h"
+#include "memory/app_mappings.h"
+#include "memory/backed.h"
+#include "mover/mover.h"
+#include "state/shim_state.h"
 
 static CUresult create_handle(void *real, CUmemGenericAllocationHandle *handle, size_t size,
 			      const CUmemAllocationProp *prop, unsigned long long flags)

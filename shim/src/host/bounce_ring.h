@@ -8,7 +8,7 @@
 #include <stdbool.h>
 
 #include "gpu/contexts.h"
-#include "mover/copies.h"
+#include "host/host_copy.h"
 
 /* The context has a ring, from now on at least; false: the driver refuses that too. The context is current.  */
 bool staging_is_possible(struct context *context);

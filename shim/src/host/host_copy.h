@@ -56,4 +56,12 @@ void copy_drop(struct copy *copy);
 /* Move a copy that holds slots to the list, and count what they take.  */
 void copy_take(struct copy **copy, struct copy **list, uint64_t *bytes);
 
+/* A stretch of chunks that lie side by side on the GPU and in one slab.  */
+struct stretch {
+	struct context *context;
+	CUdeviceptr device;
+	struct host_slot host;
+	size_t bytes;
+};
+
 #endif

@@ -1,8 +1,8 @@
 /* Slabs and the driver: registered there, the GPU copies from and to them at the speed of its link.  */
 #include <stdatomic.h>
 
-#include "gpu/contexts.h"
 #include "driver/real_driver.h"
+#include "gpu/contexts.h"
 #include "host/slabs_internal.h"
 
 static _Atomic bool registrations_are_old;

@@ -8,8 +8,8 @@
 #include <sys/mman.h>
 
 #include "driver/real_driver.h"
-#include "host/memory_limits.h"
 #include "host/lent_memory.h"
+#include "host/memory_limits.h"
 #include "host/slabs_internal.h"
 
 #define MAX_THREADS 8

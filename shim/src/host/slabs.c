@@ -6,11 +6,11 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "context_depth/checkpoint.h"
-#include "gpu/contexts.h"
 #include "base/log.h"
+#include "gpu/contexts.h"
 #include "host/lent_memory.h"
 #include "host/slabs_internal.h"
+#include "state/depth.h"
 
 #define ALL_USED ((1u << SLOTS_IN_SLAB) - 1)
 

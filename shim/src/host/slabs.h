@@ -6,8 +6,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "host/chunk.h"
 #include "driver/cuda_types.h"
+#include "host/chunk.h"
 
 #define SLOTS_IN_SLAB 16
 #define SLAB_BYTES (SLOTS_IN_SLAB * CHUNK_BYTES)

@@ -2,8 +2,8 @@
 #ifndef AFFINODE_IPC_EXPORTS_H
 #define AFFINODE_IPC_EXPORTS_H
 
-#include "gpu/backed.h"
 #include "ipc/ipc.h"
+#include "memory/backed.h"
 
 /* The handle of an exported block; false: it is not exported yet.  */
 bool exports_find(CUdeviceptr block, struct ipc_handle *handle);

@@ -6,13 +6,13 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "gpu/backed.h"
-#include "context_depth/checkpoint.h"
-#include "gpu/contexts.h"
+#include "base/log.h"
 #include "driver/real_driver.h"
+#include "gpu/contexts.h"
 #include "ipc/export.h"
 #include "ipc/socket.h"
-#include "base/log.h"
+#include "memory/backed.h"
+#include "state/depth.h"
 
 #define SHARES "it shares GPU memory with other processes or devices"
 

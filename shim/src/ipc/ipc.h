@@ -6,8 +6,8 @@
 
 #include <stdbool.h>
 
-#include "gpu/backed.h"
 #include "driver/cuda_types.h"
+#include "memory/backed.h"
 
 #define IPC_HANDLE_VERSION 1
 

@@ -2,18 +2,19 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "link/requests.h"
-#include "link/drop_caches.h"
-#include "base/monotonic_futex.h"
-#include "gpu/devices.h"
-#include "gate/gate.h"
-#include "link/link.h"
-#include "link/internal.h"
 #include "base/log.h"
+#include "base/monotonic_futex.h"
+#include "gate/gate.h"
+#include "gpu/devices.h"
 #include "host/lent_memory.h"
+#include "link/drop_caches.h"
+#include "link/internal.h"
+#include "link/link.h"
+#include "link/requests.h"
 #include "mover/mover.h"
-#include "link/status_page.h"
-#include "shim.h"
+#include "state/controller.h"
+#include "state/shim_state.h"
+#include "state/status_page.h"
 
 static void refuse(const struct affinode_command *command, enum affinode_status status, const char *text)
 {
@@ -107,6 +108,13 @@ static void on_command(const struct affinode_command *command, int *descriptor)
 	default:
 		log_line("unknown command %u: ignored", command->command);
 	}
+}
+
+void shim_set_dying(void)
+{
+	page_set_flags(AFFINODE_PAGE_DYING, 0); /* before those who wake up look at it */
+	gate_set_dying();
+	asks_wake_all();
 }
 
 static void on_welcome(const struct affinode_welcome *welcome)

@@ -5,29 +5,17 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "link/requests.h"
-#include "link/drop_caches.h"
-#include "base/monotonic_futex.h"
-#include "link/grant.h"
-#include "link/link.h"
-#include "link/internal.h"
 #include "base/log.h"
+#include "base/monotonic_futex.h"
+#include "link/drop_caches.h"
+#include "link/grant.h"
+#include "link/internal.h"
+#include "link/requests.h"
+#include "state/controller.h"
 
 #define CONNECT_LAST_NS (2 * S_NS)
 
 struct link_state link_ = {.socket = -1};
-
-static _Atomic bool connected;
-
-bool link_is_connected(void)
-{
-	return atomic_load(&connected);
-}
-
-void link_set_connected(bool now)
-{
-	atomic_store(&connected, now);
-}
 
 static void wait_longer(void)
 {
@@ -48,7 +36,7 @@ static void disconnect(const char *why)
 	link_.welcomed = link_.owes_hello = false;
 	link_.owes_reply = false; /* the next controller's numbers are others */
 	mover_link_lost();
-	atomic_store(&connected, false);
+	link_set_connected(false);
 	asks_fail_requests();
 	caches_forget();
 	link_.connect_at_ns = clock_ns() + link_.connect_pause_ns;

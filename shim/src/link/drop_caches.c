@@ -7,9 +7,9 @@
 #include <unistd.h>
 
 #include "base/monotonic_futex.h"
-#include "link/link.h"
-#include "link/status_page.h"
-#include "shim.h"
+#include "state/controller.h"
+#include "state/shim_state.h"
+#include "state/status_page.h"
 
 /* Whoever began and never ended would hide the process's use of the GPU: after this nobody is believed any more.  */
 #define DROPPING_LASTS_NS (5 * S_NS)

@@ -10,10 +10,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "base/monotonic_futex.h"
 #include "base/environment.h"
-#include "link/link.h"
 #include "base/log.h"
+#include "base/monotonic_futex.h"
+#include "state/controller.h"
 
 #define BLANKS " \t\r\n"
 /* Less than the controller waits for a HELLO (5 s).  */

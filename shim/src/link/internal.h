@@ -1,4 +1,4 @@
-/* Between the files of the link: thread.c (its thread), connection.c, commands.c, notice.c.  */
+/* Between the files of the link: thread.c (its thread), connection.c and commands.c  */
 #ifndef AFFINODE_LINKING_H
 #define AFFINODE_LINKING_H
 
@@ -33,16 +33,11 @@ void link_try_connect(uint64_t now);
 void link_say_hello(uint64_t now);
 void link_keep_alive(uint64_t now);
 void link_receive(void);
-void link_set_connected(bool now);
 void link_send(void *message, enum affinode_message type, uint32_t size, uint32_t epoch);
 void link_notify(uint32_t kind);
 void link_reply(const struct moved *moved);
 
 /* What the controller says. A descriptor that is kept is set to -1.  */
 void link_take_message(const union link_message *message, int *descriptor);
-
-/* What it says to the person.  */
-void link_words_set(const struct affinode_notice *notice);
-void link_words_reset_in_child(void);
 
 #endif

@@ -6,34 +6,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "gpu/contexts.h"
 #include "driver/cuda_types.h"
+#include "gpu/contexts.h"
 
 /* Start the thread; 0 or a negative errno.  */
 int link_start(void);
 
-/* Something changed: look. Async-signal-safe, never blocks.  */
-void link_wake(void);
-
-/* The controller's last words for the user.  */
-void link_notice_text(char *text, size_t size);
-
-/* What a call's wait has told the user so far; begins as zeros.  */
-struct told_wait {
-	bool printed;   /* a line on stderr, which stays in the notebook's output */
-	bool displayed; /* shown by the kernel's waiting display, until the wait ends */
-};
-
-/* Tell the user, once a wait, that a call has waited long: `since_ns` is when it began.  */
-void link_tell_wait(uint64_t since_ns, struct told_wait *told);
-void link_end_told_wait(struct told_wait *told);
-
-/* For the kernel's waiting display, a thread of its Python's: sleep until what there is to show is not that of version
- * `seen` any more, `timeout_ns` at most. Returns the version, and in `text` what to show; "" if no call waits. Once this has
- * been called, waits are shown by it and not on stderr.  */
-uint32_t link_next_display(uint32_t seen, uint64_t timeout_ns, char *text, size_t size);
-
-bool link_is_connected(void);
+/* The process is about to end: whoever waits gets CUDA_ERROR_DEINITIALIZED.  */
+void shim_set_dying(void);
 
 void link_reset_in_child(void);
 

@@ -9,14 +9,13 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "context_depth/checkpoint.h"
-#include "link/discovery.h"
-#include "context_depth/migrate.h"
+#include "base/discovery.h"
 #include "base/environment.h"
-#include "link/grant.h"
 #include "base/log.h"
-#include "link/status_page.h"
-#include "shim.h"
+#include "link/grant.h"
+#include "state/depth.h"
+#include "state/shim_state.h"
+#include "state/status_page.h"
 
 static int address(unsigned place, struct sockaddr_un *un)
 {

@@ -6,13 +6,13 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "base/monotonic_futex.h"
 #include "gate/gate.h"
 #include "gate/sigint.h"
-#include "link/link.h"
-#include "base/log.h"
-#include "link/status_page.h"
-#include "shim.h"
+#include "state/controller.h"
+#include "state/shim_state.h"
+#include "state/status_page.h"
 
 #define MAX_ASKS 64
 #define LOOK_AGAIN_NS (200 * MS_NS)

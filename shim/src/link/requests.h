@@ -7,10 +7,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "gpu/contexts.h"
 #include "driver/cuda_types.h"
-#include "link/link.h"
+#include "gpu/contexts.h"
 #include "protocol.h"
+#include "state/controller.h"
 
 /* One call's wait for room, over all its attempts; begins as zeros.  */
 struct room_wait {

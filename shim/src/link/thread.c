@@ -1,5 +1,6 @@
 #define _GNU_SOURCE
 #include "link/link.h"
+#include "state/controller.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -11,38 +12,22 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "link/requests.h"
-#include "link/drop_caches.h"
+#include "base/log.h"
 #include "base/monotonic_futex.h"
 #include "gate/gate.h"
-#include "link/internal.h"
-#include "base/log.h"
 #include "host/lent_memory.h"
+#include "link/drop_caches.h"
+#include "link/internal.h"
+#include "link/requests.h"
 #include "mover/mover.h"
-#include "link/status_page.h"
-#include "shim.h"
+#include "state/shim_state.h"
+#include "state/status_page.h"
 
 #define SAMPLE_RESIDENT_NS (100 * MS_NS)
 #define SAMPLE_PARKED_NS S_NS
 /* A call waits and no controller is there: this long is left for one to come back.  */
 #define ALONE_AFTER_NS (2 * S_NS)
 #define ALONE_AGAIN_NS S_NS
-
-static _Atomic int wake_fd = -1;
-
-void link_wake(void)
-{
-	int fd = atomic_load(&wake_fd);
-	uint64_t one = 1;
-
-	if (fd >= 0) {
-		int error = errno;
-		ssize_t written = write(fd, &one, sizeof(one));
-
-		(void)written;
-		errno = error;
-	}
-}
 
 /* Parked with a call waiting is "queued"; the difference is kept here, as calls come and give up.  */
 static void settle_queued(void)
@@ -182,7 +167,7 @@ static void *link_main(void *unused)
 	link_.connect_pause_ns = CONNECT_FIRST_NS;
 	for (;;) {
 		uint64_t now = clock_ns();
-		struct pollfd fds[2] = {{.fd = atomic_load(&wake_fd), .events = POLLIN},
+		struct pollfd fds[2] = {{.fd = atomic_load(&link_wake_fd), .events = POLLIN},
 					{.fd = link_.socket, .events = POLLIN}};
 
 		watch_mover(now);
@@ -214,7 +199,7 @@ int link_start(void)
 
 	if (fd < 0)
 		return -errno;
-	atomic_store(&wake_fd, fd);
+	atomic_store(&link_wake_fd, fd);
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	error = pthread_create(&thread, NULL, link_main, NULL);
@@ -224,7 +209,7 @@ int link_start(void)
 
 void link_reset_in_child(void)
 {
-	int fd = atomic_exchange(&wake_fd, -1);
+	int fd = atomic_exchange(&link_wake_fd, -1);
 
 	if (fd >= 0)
 		close(fd);

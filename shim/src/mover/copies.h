@@ -8,14 +8,6 @@
 #include "gpu/contexts.h"
 #include "host/host_copy.h"
 
-/* A stretch of chunks that lie side by side on the GPU and in one slab.  */
-struct stretch {
-	struct context *context;
-	CUdeviceptr device;
-	struct host_slot host;
-	size_t bytes;
-};
-
 /* Events for a context's ring, made with the rest of it. False: the driver refused.  */
 bool transfers_make_ready(struct context *context);
 

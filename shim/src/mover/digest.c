@@ -9,9 +9,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "mover/digest_ptx.h"
-#include "driver/real_driver.h"
 #include "base/log.h"
+#include "driver/real_driver.h"
+#include "mover/digest_ptx.h"
 
 #define PASSES 4
 #define CHUNK_WORDS (CHUNK_BYTES / 4)

@@ -8,8 +8,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "host/chunk.h"
 #include "gpu/contexts.h"
+#include "host/chunk.h"
 
 struct digested {
 	CUdeviceptr address; /* of a whole chunk */

@@ -3,15 +3,15 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "gpu/backed.h"
-#include "context_depth/checkpoint.h"
+#include "base/describe.h"
 #include "base/monotonic_futex.h"
-#include "gpu/contexts.h"
-#include "diagnostics.h"
 #include "gate/gate.h"
-#include "link/link.h"
-#include "mover/queue.h"
+#include "gpu/contexts.h"
+#include "memory/backed.h"
 #include "mover/internal.h"
+#include "mover/queue.h"
+#include "state/controller.h"
+#include "state/depth.h"
 
 #define DRAIN_NS (100 * MS_NS)
 #define HOLD_POLL_NS (200 * 1000ull)

@@ -4,6 +4,9 @@
 
 #include "mover/mover.h"
 
+/* Never NULL.  */
+extern const struct depth_moves *depth_moves;
+
 void park(struct moved *moved);
 void resume(struct moved *moved);
 

@@ -5,8 +5,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "gpu/backed.h"
 #include "host/host_copy.h"
+#include "memory/backed.h"
 #include "mover/digest.h"
 
 struct item {

@@ -8,24 +8,24 @@
 #include <string.h>
 #include <time.h>
 
-#include "gpu/backed.h"
-#include "gpu/context_errors.h"
-#include "context_depth/checkpoint.h"
+#include "base/describe.h"
+#include "base/log.h"
 #include "base/monotonic_futex.h"
-#include "diagnostics.h"
 #include "driver/real_driver.h"
 #include "gate/gate.h"
-#include "host/retained_memory.h"
-#include "link/link.h"
-#include "base/log.h"
-#include "host/lent_memory.h"
-#include "gpu/app_mappings.h"
-#include "mover/queue.h"
-#include "mover/internal.h"
-#include "link/status_page.h"
-#include "shim.h"
-#include "host/slabs.h"
+#include "gpu/context_errors.h"
 #include "host/bounce_ring.h"
+#include "host/lent_memory.h"
+#include "host/slabs.h"
+#include "memory/app_mappings.h"
+#include "memory/backed.h"
+#include "mover/internal.h"
+#include "mover/queue.h"
+#include "mover/retained_memory.h"
+#include "state/controller.h"
+#include "state/depth.h"
+#include "state/shim_state.h"
+#include "state/status_page.h"
 
 /* How often kept memory is looked at for others' need of it.  */
 #define KEPT_POLL_NS S_NS
@@ -241,6 +241,31 @@ static void *mover_main(void *unused)
 		link_wake();
 	}
 	return NULL;
+}
+
+static const char *no_objection(void)
+{
+	return NULL;
+}
+
+static enum affinode_status not_out(char *why, size_t size)
+{
+	snprintf(why, size, "this shim was built without context depth");
+	return AFFINODE_REFUSED;
+}
+
+static enum affinode_status not_in(const uint8_t *to, char *why, size_t size)
+{
+	snprintf(why, size, "%s", to ? "this shim was built without context depth, and only that goes to another GPU" : "");
+	return to ? AFFINODE_REFUSED : AFFINODE_OK;
+}
+
+static const struct depth_moves memory_depth_alone = {no_objection, not_out, not_in};
+const struct depth_moves *depth_moves = &memory_depth_alone;
+
+void mover_set_depth(const struct depth_moves *moves)
+{
+	depth_moves = moves;
 }
 
 int mover_start(void)

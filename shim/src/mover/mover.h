@@ -3,6 +3,7 @@
 #define AFFINODE_MOVER_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "gate/gate.h"
@@ -32,6 +33,20 @@ struct moved {
 	bool leaves; /* the context is to leave the GPU too, and nothing stands in the way yet */
 	char text[AFFINODE_TEXT_SIZE];
 };
+
+/* What context depth does for the mover; all of it by the mover.  */
+struct depth_moves {
+	/* While the driver answers: what stands in the way of it; NULL: nothing yet.  */
+	const char *(*objection)(void);
+	/* Parked and with the gate closed: take the context off the GPU. On failure the process is where it was, at memory depth,
+	 * and `why` says what was in the way.  */
+	enum affinode_status (*out)(char *why, size_t size);
+	/* Before it takes memory for a resume; AFFINODE_OK also if there is nothing to do. `to`: the UUID of the GPU to come back on,
+	 * NULL: where it was. AFFINODE_NO_GPU_ROOM, AFFINODE_REFUSED: the process is parked as before. After AFFINODE_OK the GPU's
+	 * lock is held until gpu_unlock_all.  */
+	enum affinode_status (*in)(const uint8_t *to, char *why, size_t size);
+};
+void mover_set_depth(const struct depth_moves *moves);
 
 /* Start the thread; 0 or a negative errno.  */
 int mover_start(void);
@@ -90,6 +105,9 @@ bool mover_seize(uint64_t ns);
 
 /* Wait until the mover has let go, `ns` at most; it stops between pieces once the process is dying.  */
 void mover_quiesce(uint64_t ns);
+
+/* What it is doing (describe.h).  */
+int describe_mover(char *text, size_t size, int at);
 
 void mover_reset_in_child(void);
 

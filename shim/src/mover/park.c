@@ -12,22 +12,22 @@
 #include <errno.h>
 #include <stdio.h>
 
-#include "context_depth/checkpoint.h"
+#include "base/log.h"
 #include "base/monotonic_futex.h"
-#include "gpu/contexts.h"
-#include "mover/copying_out.h"
-#include "gpu/device_writes.h"
 #include "driver/real_driver.h"
 #include "gate/gate.h"
+#include "gpu/contexts.h"
 #include "host/memory_limits.h"
-#include "base/log.h"
-#include "gpu/managed_memory.h"
-#include "mover/internal.h"
-#include "link/status_page.h"
-#include "gpu/pool_trim.h"
-#include "shim.h"
 #include "host/slabs.h"
+#include "memory/device_writes.h"
+#include "memory/managed_memory.h"
+#include "memory/pool_trim.h"
+#include "mover/copying_out.h"
+#include "mover/internal.h"
 #include "mover/move_plan.h"
+#include "state/depth.h"
+#include "state/shim_state.h"
+#include "state/status_page.h"
 
 #define DRAIN_NS (100 * MS_NS)
 /* A preemption waits that long for the calls under way while it keeps nobody waiting, and then for the GPU's work.  */
@@ -245,7 +245,7 @@ static void park_with(struct moved *moved, struct survey *survey)
 	bool parked;
 
 	shim_move_state(AFFINODE_STATE_RESIDENT, AFFINODE_STATE_PARKING);
-	moved->leaves = moved->move.to_context && !checkpoint_objection();
+	moved->leaves = moved->move.to_context && !depth_moves->objection();
 	parked = give_up_memory(moved, survey);
 	survey_end(survey);
 	mover_set_copying(false);
@@ -263,7 +263,7 @@ static void park_with(struct moved *moved, struct survey *survey)
 	page_set_depth(AFFINODE_DEPTH_MEMORY);
 	shim_move_state(AFFINODE_STATE_PARKING, AFFINODE_STATE_PARKED);
 	if (moved->move.to_context)
-		checkpoint_out(moved->text, sizeof(moved->text)); /* else at memory depth, and the text says why */
+		depth_moves->out(moved->text, sizeof(moved->text)); /* else at memory depth, and the text says why */
 }
 
 bool free_what_is_left(void)

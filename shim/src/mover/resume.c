@@ -4,17 +4,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "context_depth/checkpoint.h"
+#include "base/log.h"
 #include "base/monotonic_futex.h"
 #include "driver/real_driver.h"
 #include "gate/gate.h"
-#include "context_depth/gpu_lock.h"
-#include "base/log.h"
-#include "mover/internal.h"
-#include "link/status_page.h"
-#include "shim.h"
-#include "mover/move_plan.h"
+#include "gpu/gpu_lock.h"
 #include "mover/copies.h"
+#include "mover/internal.h"
+#include "mover/move_plan.h"
+#include "state/depth.h"
+#include "state/shim_state.h"
+#include "state/status_page.h"
 
 /* How often a chunk that came back wrong is copied again before the resume is given up.  */
 #define MENDINGS 3
@@ -257,7 +257,7 @@ void resume(struct moved *moved)
 	if (!shim_move_state(AFFINODE_STATE_PARKED, AFFINODE_STATE_RESUMING) &&
 	    !shim_move_state(AFFINODE_STATE_QUEUED, AFFINODE_STATE_RESUMING))
 		return outcome_is(moved, AFFINODE_NOTHING, "not parked");
-	back = checkpoint_in(moved->move.elsewhere ? moved->move.to_gpu : NULL, moved->text, sizeof(moved->text));
+	back = depth_moves->in(moved->move.elsewhere ? moved->move.to_gpu : NULL, moved->text, sizeof(moved->text));
 	if (back != AFFINODE_OK) {
 		moved->status = back;
 		shim_move_state(AFFINODE_STATE_RESUMING, AFFINODE_STATE_PARKED);
@@ -269,7 +269,7 @@ void resume(struct moved *moved)
 		outcome_is(moved, AFFINODE_NO_GPU_ROOM, "another kernel is resuming");
 	else
 		resume_blocks(moved, &arrival);
-	gpu_unlock_all(); /* checkpoint_in's, too */
+	gpu_unlock_all(); /* that of depth_moves->in, too */
 	survey_end(&arrival.survey);
 	blocks_reap(false);
 	driver.cuCtxSetCurrent(NULL);

@@ -4,9 +4,9 @@
 
 #include "base/monotonic_futex.h"
 #include "gate/gate.h"
-#include "link/link.h"
-#include "mover/queue.h"
 #include "mover/internal.h"
+#include "mover/queue.h"
+#include "state/controller.h"
 
 /* How often a prepared move looks for callers.  */
 #define PREPARED_POLL_NS (5 * MS_NS)

@@ -4,12 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "context_depth/checkpoint.h"
-#include "context_depth/migrate.h"
-#include "link/link.h"
 #include "link/messages.h"
-#include "link/status_page.h"
-#include "shim.h"
+#include "state/controller.h"
+#include "state/depth.h"
+#include "state/shim_state.h"
+#include "state/status_page.h"
 
 /* What the parser's file needs of the others for its hello.  */
 void link_wake(void)

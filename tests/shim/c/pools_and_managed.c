@@ -121,8 +121,8 @@ static void the_current_pool_ends(void)
 }
 
 #ifdef SHIM_LINKED
-#include "gpu/managed_memory.h"
-#include "gpu/pool_trim.h"
+#include "memory/managed_memory.h"
+#include "memory/pool_trim.h"
 
 static _Atomic bool stop_making_pools;
 static unsigned pieces_left;

@@ -66,7 +66,7 @@ $(TEST_BUILD)/plain/%: $(TEST_BUILD)/plain/%.o $(TEST_SUPPORT:%=$(TEST_BUILD)/pl
 	$(CXX) -o $@ $^ -pthread -ldl
 
 # Sanitizers have cleanups of their own in every function, which need the compiler's own unwinding.
-TEST_SHIM := $(filter-out driver/linked_symbols gate/unwind,$(patsubst src/%.c,%,$(wildcard src/*.c src/*/*.c)))
+TEST_SHIM := $(filter-out lookup/linked_symbols gate/unwind,$(patsubst src/%.c,%,$(filter %.c,$(SHIM_SOURCES))))
 
 define SANITIZED
 $(TEST_BUILD)/$(1)/shim/%.o: src/%.c
@@ -102,7 +102,7 @@ TEST_FILES := $(TEST_LIB)/libcuda.so.1 $(TEST_LIB)/libnvidia-ml.so.1 $(TEST_LIBR
 
 CLANG ?= clang
 FUZZ_S ?= 5
-$(TEST_BUILD)/fuzz_messages: $(TEST_FOLDER)/fuzz_messages.c src/link/messages.c src/link/grant.c src/base/environment.c src/link/discovery.c src/base/log.c
+$(TEST_BUILD)/fuzz_messages: $(TEST_FOLDER)/fuzz_messages.c src/link/messages.c src/link/grant.c src/base/environment.c src/base/discovery.c src/base/log.c
 	@mkdir -p $(@D)
 	$(CLANG) -std=gnu11 -O1 -g -fsanitize=fuzzer,address,undefined -iquote src -o $@ $^
 fuzz: $(TEST_BUILD)/fuzz_messages

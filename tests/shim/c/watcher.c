@@ -19,7 +19,7 @@
 
 #include "harness.h"
 #ifdef SHIM_LINKED
-#include "diagnostics.h"
+#include "process/diagnostics.h"
 #endif
 
 #ifdef __SANITIZE_THREAD__

@@ -1,0 +1,84 @@
+#define _GNU_SOURCE
+#include "base/discovery.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/environment.h"
+
+#define NODE_FOLDER "/run/affinode"
+
+#define PLACES 3
+
+/* The folder of AFFINODE_SOCKET's file.  */
+static int folder_of(char *folder, size_t size, const char *socket)
+{
+	const char *slash = strrchr(socket, '/');
+
+	if (socket[0] != '/' || !slash || (size_t)(slash - socket) >= size)
+		return -EINVAL;
+	memcpy(folder, socket, (size_t)(slash - socket));
+	folder[slash - socket] = 0;
+	return 0;
+}
+
+/* A folder that another user made, or may write to, will not do.  */
+static int check_private(const char *folder)
+{
+	struct stat st;
+
+	/* The system call itself: glibc's lstat has no version as old as our floor.  */
+	if (syscall(SYS_newfstatat, AT_FDCWD, folder, &st, AT_SYMLINK_NOFOLLOW) != 0)
+		return -errno;
+	return S_ISDIR(st.st_mode) && st.st_uid == geteuid() && !(st.st_mode & 077) ? 0 : -EPERM;
+}
+
+/* What the provisioner found, which may be elsewhere where /tmp was not to be had.  */
+static int named_folder(char *folder, size_t size)
+{
+	const char *named = environment_noted(AFFINODE_ENV_FOLDER);
+
+	if (!named || named[0] != '/')
+		return -ENOENT;
+	if (strlen(named) >= size)
+		return -ENAMETOOLONG;
+	strcpy(folder, named);
+	return check_private(folder);
+}
+
+static int usual_folder(char *folder, size_t size)
+{
+	int n = snprintf(folder, size, "/tmp/affinode-%u", (unsigned)geteuid());
+
+	return n > 0 && (size_t)n < size ? check_private(folder) : -ENAMETOOLONG;
+}
+
+int discovery_folder(unsigned place, char *folder, size_t size)
+{
+	const char *socket = environment_noted(AFFINODE_ENV_SOCKET);
+
+	if (socket && socket[0])
+		return place == 0 ? folder_of(folder, size, socket) : -ERANGE;
+	if (place >= PLACES || size < sizeof(NODE_FOLDER))
+		return -ERANGE;
+	if (place == 1)
+		return named_folder(folder, size);
+	if (place == 2)
+		return usual_folder(folder, size);
+	memcpy(folder, NODE_FOLDER, sizeof(NODE_FOLDER));
+	return 0;
+}
+
+int discovery_lock_folder(char *folder, size_t size)
+{
+	const char *socket = environment_noted(AFFINODE_ENV_SOCKET);
+
+	if (socket && socket[0])
+		return folder_of(folder, size, socket);
+	return named_folder(folder, size) == 0 ? 0 : usual_folder(folder, size);
+}

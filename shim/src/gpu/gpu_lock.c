@@ -1,0 +1,347 @@
+#include "gpu/gpu_lock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/discovery.h"
+#include "base/monotonic_futex.h"
+#include "gpu/lock_holder.h"
+
+#define MAX_LOCKS 64
+/* How long "there is no lock file" is believed. checkpoint.c parks nothing until its file is older than that.  */
+#define LOOK_EVERY_NS S_NS
+#define SHARE_POLL_NS (2 * MS_NS)
+/* Between looks at whoever holds the lock, and how long it is seen stopped before nobody waits for it any more. Longer than
+ * return_to_gpu.c believes what it has seen of the GPU: one that goes on again looks again.  */
+#define HOLDER_POLL_NS (50 * MS_NS)
+#define STOPPED_NS (2 * S_NS)
+
+/* A GPU's, whatever number it has here; one that was used once stays.  */
+struct lock {
+	uint8_t uuid[16];
+	int exclusive; /* descriptors plus one; 0: not open */
+	int shared;    /* of its own, so that the two kinds of holding do not convert each other */
+	unsigned sharers;
+	_Atomic uint64_t look_at_ns; /* no file before this; 0 once there is one */
+	struct holder passed_by;     /* who was waited for in vain, as it was then */
+	bool is_passed_by;
+};
+
+static pthread_mutex_t lock_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct lock locks[MAX_LOCKS];
+static _Atomic int locks_known;
+static bool all_held;
+
+static struct lock *lock_find(const uint8_t gpu[16])
+{
+	for (int i = 0; i < atomic_load_explicit(&locks_known, memory_order_acquire); i++)
+		if (memcmp(locks[i].uuid, gpu, sizeof(locks[i].uuid)) == 0)
+			return &locks[i];
+	return NULL;
+}
+
+/* With the lock held; NULL: too many.  */
+static struct lock *lock_of(const uint8_t gpu[16])
+{
+	struct lock *lock = lock_find(gpu);
+	int next = atomic_load(&locks_known);
+
+	if (lock || next == MAX_LOCKS)
+		return lock;
+	lock = &locks[next];
+	memcpy(lock->uuid, gpu, sizeof(lock->uuid));
+	atomic_store_explicit(&locks_known, next + 1, memory_order_release);
+	return lock;
+}
+
+/* The folder may be cleaned up at any time: others then lock another file of that name. The system call: fstat is a symbol of
+ * newer libraries.  */
+static bool is_removed(int fd)
+{
+	struct stat file;
+
+	return syscall(SYS_fstat, fd, &file) == 0 && file.st_nlink == 0;
+}
+
+/* No descriptor, say: the file may well be there, and locked.  */
+static bool is_passing(int error)
+{
+	return error == EMFILE || error == ENFILE || error == ENOMEM || error == EINTR;
+}
+
+/* A folder that is root's has files made by the controller; flock needs no more than an open descriptor.  */
+static int lock_file(const uint8_t gpu[16], bool make)
+{
+	char folder[4096], path[4400];
+	int fd, n;
+
+	if (discovery_lock_folder(folder, sizeof(folder)) != 0) {
+		errno = ENOENT;
+		return -1;
+	}
+	n = snprintf(path, sizeof(path), "%s/gpu-", folder);
+	for (int i = 0; i < 16 && n < (int)sizeof(path) - 8; i++)
+		n += snprintf(path + n, sizeof(path) - (size_t)n, "%02x", gpu[i]);
+	snprintf(path + n, sizeof(path) - (size_t)n, ".lock");
+	fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+	if (fd < 0 && make && errno == ENOENT)
+		fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+	/* Who has no descriptor left for a look that needs none must not wait for a file that is not there.  */
+	if (fd < 0 && is_passing(errno))
+		errno = access(path, F_OK) == 0 ? EMFILE : ENOENT;
+	return fd;
+}
+
+static void unlock_all(void)
+{
+	for (int i = 0; i < MAX_LOCKS; i++) {
+		if (!locks[i].exclusive)
+			continue;
+		/* Let go for every copy of the descriptor: a child that was forked meanwhile has one.  */
+		flock(locks[i].exclusive - 1, LOCK_UN);
+		close(locks[i].exclusive - 1);
+		locks[i].exclusive = 0;
+	}
+	all_held = false;
+}
+
+/* False: somebody else has it. Where no lock file can be had, that is no reason to wait.  */
+static bool lock_one(const uint8_t gpu[16], bool make)
+{
+	struct lock *lock = lock_of(gpu);
+	int fd = lock && !lock->exclusive ? lock_file(gpu, make) : -1;
+
+	if (fd < 0)
+		return true;
+	if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+		bool somebody_has_it = errno == EWOULDBLOCK;
+
+		close(fd); /* a file system without locks is as none */
+		return !somebody_has_it;
+	}
+	if (is_removed(fd)) { /* since it was opened: once more */
+		close(fd);
+		return false;
+	}
+	lock->exclusive = fd + 1;
+	return true;
+}
+
+bool gpu_lock_all(void)
+{
+	bool held = true;
+
+	pthread_mutex_lock(&lock_lock);
+	for (int i = 0; i < device_count_known() && held && !all_held; i++)
+		held = lock_one(device_at(i)->uuid, true);
+	if (held)
+		all_held = true;
+	else
+		unlock_all();
+	pthread_mutex_unlock(&lock_lock);
+	return held;
+}
+
+bool gpu_lock_other(const uint8_t gpu[16])
+{
+	bool held;
+
+	pthread_mutex_lock(&lock_lock);
+	unlock_all();
+	held = lock_one(gpu, false);
+	pthread_mutex_unlock(&lock_lock);
+	return held;
+}
+
+void gpu_unlock_all(void)
+{
+	pthread_mutex_lock(&lock_lock);
+	unlock_all();
+	pthread_mutex_unlock(&lock_lock);
+}
+
+bool gpu_lock_is_held(const uint8_t gpu[16])
+{
+	struct lock *lock;
+	bool held;
+
+	pthread_mutex_lock(&lock_lock);
+	lock = lock_find(gpu);
+	held = lock && lock->exclusive != 0 && !is_removed(lock->exclusive - 1);
+	pthread_mutex_unlock(&lock_lock);
+	return held;
+}
+
+bool gpu_lock_make(const uint8_t gpu[16])
+{
+	int fd = lock_file(gpu, true);
+
+	if (fd >= 0)
+		close(fd);
+	return fd >= 0;
+}
+
+bool gpu_locks_make(void)
+{
+	bool made = true;
+
+	for (int i = 0; i < device_count_known(); i++)
+		made = gpu_lock_make(device_at(i)->uuid) && made;
+	return made;
+}
+
+/* The file, opened if it is there, with the lock held: 0, -ENOENT, or -EBUSY: nobody can tell now.  */
+static int open_shared(struct lock *lock)
+{
+	int fd, error;
+
+	if (lock->shared && !lock->sharers && is_removed(lock->shared - 1)) {
+		close(lock->shared - 1);
+		lock->shared = 0;
+	}
+	fd = lock->shared ? lock->shared - 1 : lock_file(lock->uuid, false);
+	error = fd >= 0 ? 0 : is_passing(errno) ? -EBUSY : -ENOENT;
+	lock->shared = fd + 1;
+	atomic_store(&lock->look_at_ns, error == -ENOENT ? clock_ns() + LOOK_EVERY_NS : 0);
+	return error;
+}
+
+/* One try, with the lock held: 0, -ENOENT, -EBUSY.  */
+static int share_once(struct lock *lock)
+{
+	int error;
+
+	if (!lock)
+		return -ENOENT;
+	if (lock->exclusive)
+		return -ENOENT; /* held by our own mover, with the gate closed */
+	error = open_shared(lock);
+	if (error)
+		return error;
+	if (!lock->sharers && flock(lock->shared - 1, LOCK_SH | LOCK_NB) != 0)
+		return errno == EWOULDBLOCK || errno == EINTR ? -EBUSY : -ENOENT;
+	lock->sharers++;
+	return 0;
+}
+
+/* For somebody else's lock.  */
+struct wait {
+	uint64_t begin_ns, most_ns;
+	struct holder holder; /* as it was seen last */
+	uint64_t since_ns;    /* that it is so */
+	uint64_t look_at_ns;  /* next */
+};
+
+static bool are_alike(struct holder one, struct holder other)
+{
+	return one.pid == other.pid && one.stopped == other.stopped;
+}
+
+/* Whether a look found, not long ago, that there is no file.  */
+static bool is_known_unused(const struct lock *lock, uint64_t now)
+{
+	return lock && now < atomic_load_explicit(&lock->look_at_ns, memory_order_relaxed);
+}
+
+bool gpu_locks_are_used(void)
+{
+	uint64_t now = clock_ns();
+	bool used = false;
+
+	for (int i = 0; i < device_count_known() && !used; i++) {
+		const uint8_t *gpu = device_at(i)->uuid;
+		struct lock *lock = lock_find(gpu);
+
+		if (is_known_unused(lock, now))
+			continue;
+		pthread_mutex_lock(&lock_lock);
+		lock = lock_of(gpu);
+		used = lock && open_shared(lock) != -ENOENT;
+		pthread_mutex_unlock(&lock_lock);
+	}
+	return used;
+}
+
+/* The lock is held: whether to wait for it no longer. With the lock's lock held.  */
+static bool is_waited_for_in_vain(struct lock *lock, struct wait *wait, uint64_t now)
+{
+	struct holder holder;
+
+	if (!lock->shared)
+		return now - wait->begin_ns > wait->most_ns; /* no descriptor for a look */
+	if (now < wait->look_at_ns)
+		return false;
+	holder = holder_of(lock->shared - 1);
+	if (!are_alike(holder, wait->holder)) {
+		wait->holder = holder;
+		wait->since_ns = now;
+	}
+	wait->look_at_ns = now + HOLDER_POLL_NS;
+	if (!(lock->is_passed_by && are_alike(holder, lock->passed_by)) &&
+	    now - wait->since_ns <= (holder.stopped ? STOPPED_NS : wait->most_ns) && now - wait->begin_ns <= wait->most_ns)
+		return false;
+	lock->is_passed_by = true;
+	lock->passed_by = holder;
+	return true;
+}
+
+int gpu_share(const uint8_t gpu[16], uint64_t ns)
+{
+	uint64_t begin = clock_ns();
+	struct wait wait = {.begin_ns = begin, .since_ns = begin, .most_ns = ns};
+
+	if (is_known_unused(lock_find(gpu), begin))
+		return -ENOENT;
+	for (;;) {
+		struct lock *lock;
+		bool in_vain;
+		int result;
+
+		pthread_mutex_lock(&lock_lock);
+		lock = lock_of(gpu);
+		result = share_once(lock);
+		in_vain = result == -EBUSY && is_waited_for_in_vain(lock, &wait, clock_ns());
+		if (result == 0)
+			lock->is_passed_by = false;
+		pthread_mutex_unlock(&lock_lock);
+		if (result != -EBUSY || in_vain)
+			return result;
+		clock_sleep_ns(SHARE_POLL_NS);
+	}
+}
+
+void gpu_unshare(const uint8_t gpu[16])
+{
+	struct lock *lock;
+
+	pthread_mutex_lock(&lock_lock);
+	lock = lock_find(gpu);
+	if (lock && lock->sharers && --lock->sharers == 0)
+		flock(lock->shared - 1, LOCK_UN);
+	pthread_mutex_unlock(&lock_lock);
+}
+
+/* Closing a copy lets nothing of the parent's go.  */
+void gpu_locks_reset_in_child(void)
+{
+	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+
+	memcpy(&lock_lock, &fresh, sizeof(fresh));
+	for (int i = 0; i < MAX_LOCKS; i++) {
+		if (locks[i].exclusive)
+			close(locks[i].exclusive - 1);
+		if (locks[i].shared)
+			close(locks[i].shared - 1);
+	}
+	memset(locks, 0, sizeof(locks));
+	atomic_store(&locks_known, 0);
+	all_held = false;
+}

@@ -1,0 +1,13 @@
+#ifndef AFFINODE_CALL_THUNKS_H
+#define AFFINODE_CALL_THUNKS_H
+
+#include <stdbool.h>
+
+/* A gated thunk for `real`, `settles`: for a copy or fill whose name does not say that it is asynchronous; NULL
+ * when the pool is used up.  */
+void *thunk_for(void *real, int class_, bool wide, bool settles);
+
+/* Another thread of the parent may have been looking up an entry point.  */
+void thunks_reset_in_child(void);
+
+#endif

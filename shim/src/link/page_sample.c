@@ -1,0 +1,103 @@
+#include "link/page_sample.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+#include "base/monotonic_futex.h"
+#include "gate/gate.h"
+#include "gpu/contexts.h"
+#include "host/lent_memory.h"
+#include "host/slabs.h"
+#include "link/drop_caches.h"
+#include "link/requests.h"
+#include "memory/backed.h"
+#include "memory/device_writes.h"
+#include "memory/managed_memory.h"
+#include "memory/unmovable_bytes.h"
+#include "mover/retained_memory.h"
+#include "state/status_page.h"
+
+/* Launches, copies, allocations and modules are activity; books, polls and frees are not. A synchronise is while it waits
+ * for work: a progress bar or a poller that finds none is as idle as if it had not asked.  */
+static bool count_calls(struct affinode_page *page, uint64_t now)
+{
+	uint64_t calls[AFFINODE_CLASSES];
+	bool active = gate_calls_at_work(now) > 0;
+
+	gate_sum_calls(calls);
+	for (int i = AFFINODE_CLASS_LAUNCH; i < AFFINODE_CLASSES; i++)
+		active = active || (i != AFFINODE_CLASS_SYNC && calls[i] != page->calls[i]);
+	memcpy(page->calls, calls, sizeof(calls));
+	return active;
+}
+
+static uint64_t managed_left(int gpu)
+{
+	uint64_t all = tally_bytes(gpu, AFFINODE_FIXED_MANAGED), out = managed_bytes_out(gpu);
+
+	return all > out ? all - out : 0;
+}
+
+static void count_bytes(struct affinode_page *page)
+{
+	static struct block_bytes bytes[AFFINODE_MAX_GPUS];
+	static uint64_t shared[AFFINODE_MAX_GPUS], mapped[AFFINODE_MAX_GPUS], generation;
+	const uint8_t *uuids[AFFINODE_MAX_GPUS];
+	int gpus = device_count_known() < (int)AFFINODE_MAX_GPUS ? device_count_known() : (int)AFFINODE_MAX_GPUS;
+	bool off_gpu = page->depth == AFFINODE_DEPTH_CONTEXT; /* then nothing stays */
+
+	blocks_sum(bytes, shared, mapped, &generation);
+	devices_uuids(uuids, gpus);
+	page->gpu_count = (uint32_t)gpus;
+	for (int i = 0; i < gpus; i++) {
+		memcpy(page->gpus[i].uuid, uuids[i], sizeof(page->gpus[i].uuid));
+		page->gpus[i].resident_bytes = bytes[i].resident;
+		page->gpus[i].parked_bytes = bytes[i].parked;
+		for (int reason = 0; reason < AFFINODE_FIXED_REASONS; reason++)
+			page->gpus[i].fixed_bytes[reason] = off_gpu ? 0 : tally_bytes(i, reason);
+		if (off_gpu)
+			continue;
+		page->gpus[i].fixed_bytes[AFFINODE_FIXED_MANAGED] = managed_left(i);
+		page->gpus[i].fixed_bytes[AFFINODE_FIXED_SHARED] += shared[i];
+		page->gpus[i].fixed_bytes[AFFINODE_FIXED_MAPPED] += mapped[i];
+		if (device_writes_reason(false)) {
+			page->gpus[i].fixed_bytes[AFFINODE_FIXED_DEVICE] = page->gpus[i].resident_bytes;
+			page->gpus[i].resident_bytes = 0;
+		}
+	}
+}
+
+/* While the contents are on the GPU, whatever the host holds of them is only kept.  */
+static void count_host_memory(struct affinode_page *page)
+{
+	bool resident = page->state == AFFINODE_STATE_RESIDENT || page->state == AFFINODE_STATE_PARKING;
+	uint64_t kept = kept_bytes(), slots = slots_bytes();
+
+	page->copy_bytes = resident ? 0 : slots;
+	page->kept_bytes = resident ? kept : kept > slots ? kept - slots : 0;
+	page->lot_bytes = lots_bytes();
+}
+
+void page_take_sample(void)
+{
+	struct affinode_page *page;
+	unsigned inside = gate_calls_inside();
+	bool dropping = caches_are_dropping(); /* not the person's doing: the process stays as idle as it was */
+	uint64_t now = clock_ns();
+
+	page = page_begin();
+	page->calls_in_flight = inside;
+	page->want = gate_calls_waiting();
+	page->captures = captures_open();
+	page->heartbeat_ns = now;
+	page->room_bytes = asks_room_bytes();
+	if (now < atomic_load(&gate.cancel_until_ns))
+		page->flags |= AFFINODE_PAGE_CANCELLING;
+	else
+		page->flags &= ~(uint32_t)AFFINODE_PAGE_CANCELLING;
+	if (count_calls(page, now) && !dropping)
+		page->last_activity_ns = now;
+	count_bytes(page);
+	count_host_memory(page);
+	page_end();
+}

@@ -1,0 +1,160 @@
+/* What the mover does with the application's own mappings, all of them: see app_mappings.h.  */
+#include "base/log.h"
+#include "driver/real_driver.h"
+#include "host/host_copy.h"
+#include "memory/app_mapping_table.h"
+
+static bool can_move(const struct mapping *mapping)
+{
+	return !mapping->block.shared && mapping->block.context->handle && mapping->block.address;
+}
+
+static CUresult map_alias(const struct mapping *mapping, struct alias *alias)
+{
+	CUresult result = alias->in_place
+				  ? CUDA_SUCCESS
+				  : driver.cuMemMap(alias->address, alias->size, 0, mapping->block.handle, 0);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	alias->in_place = true;
+	return alias->access_count
+		       ? driver.cuMemSetAccess(alias->address, alias->size, alias->access, alias->access_count)
+		       : CUDA_SUCCESS;
+}
+
+CUresult mapping_map(struct mapping *mapping)
+{
+	for (struct alias *alias = mapping->aliases; alias; alias = alias->next) {
+		CUresult result = map_alias(mapping, alias);
+
+		if (result != CUDA_SUCCESS)
+			return result;
+	}
+	return CUDA_SUCCESS;
+}
+
+CUresult alias_unmap(struct alias *alias)
+{
+	CUresult result = alias->in_place ? driver.cuMemUnmap(alias->address, alias->size) : CUDA_SUCCESS;
+
+	alias->in_place = alias->in_place && result != CUDA_SUCCESS;
+	return result;
+}
+
+CUresult mapping_unmap_all(struct mapping *mapping)
+{
+	CUresult result = CUDA_SUCCESS;
+
+	for (struct alias *alias = mapping->aliases; alias && result == CUDA_SUCCESS; alias = alias->next)
+		result = alias_unmap(alias);
+	return result;
+}
+
+void mappings_choose_contexts(void)
+{
+	pthread_mutex_lock(&mappings_lock);
+	for (struct mapping *mapping = mappings_first(); mapping; mapping = mapping->next) {
+		struct context *context = mapping->block.context;
+
+		if (!context->handle)
+			context = context_to_copy_in(context->device);
+		if (context)
+			mapping->block.context = context;
+	}
+	pthread_mutex_unlock(&mappings_lock);
+}
+
+void mapping_set_resident(struct mapping *mapping, bool resident)
+{
+	pthread_mutex_lock(&mappings_lock);
+	mapping->block.resident = resident;
+	pthread_mutex_unlock(&mappings_lock);
+}
+
+void mapping_set_hollow(struct mapping *mapping, bool hollow)
+{
+	pthread_mutex_lock(&mappings_lock);
+	mapping->block.hollow = hollow;
+	pthread_mutex_unlock(&mappings_lock);
+}
+
+size_t mappings_count(void)
+{
+	size_t count;
+
+	pthread_mutex_lock(&mappings_lock);
+	count = mappings_known();
+	pthread_mutex_unlock(&mappings_lock);
+	return count;
+}
+
+size_t mappings_list(struct block **list, size_t room)
+{
+	size_t count = 0;
+
+	pthread_mutex_lock(&mappings_lock);
+	for (struct mapping *mapping = mappings_first(); mapping && count < room; mapping = mapping->next)
+		if (can_move(mapping) || !mapping->block.resident || mapping->block.hollow)
+			list[count++] = &mapping->block;
+	pthread_mutex_unlock(&mappings_lock);
+	return count;
+}
+
+void mappings_take_kept_copies(struct copy **list, uint64_t *taken, uint64_t bytes)
+{
+	pthread_mutex_lock(&mappings_lock);
+	for (struct mapping *mapping = mappings_first(); mapping && *taken < bytes; mapping = mapping->next)
+		if (mapping->block.resident && !mapping->block.hollow)
+			copy_take(&mapping->block.copy, list, taken);
+	pthread_mutex_unlock(&mappings_lock);
+}
+
+bool mappings_are_in(const struct context *context)
+{
+	bool any = false;
+
+	pthread_mutex_lock(&mappings_lock);
+	for (struct mapping *mapping = mappings_first(); mapping && !any; mapping = mapping->next)
+		any = mapping->block.context == context && can_move(mapping);
+	pthread_mutex_unlock(&mappings_lock);
+	return any;
+}
+
+size_t mappings_resident_bytes(void)
+{
+	size_t bytes = 0;
+
+	pthread_mutex_lock(&mappings_lock);
+	for (struct mapping *mapping = mappings_first(); mapping; mapping = mapping->next)
+		if (mapping->block.resident && can_move(mapping))
+			bytes += mapping->block.mapped;
+	pthread_mutex_unlock(&mappings_lock);
+	return bytes;
+}
+
+void mappings_sum(struct block_bytes bytes[AFFINODE_MAX_GPUS], uint64_t shared[AFFINODE_MAX_GPUS],
+		  uint64_t fixed[AFFINODE_MAX_GPUS])
+{
+	pthread_mutex_lock(&mappings_lock);
+	for (struct mapping *mapping = mappings_first(); mapping; mapping = mapping->next) {
+		int gpu = device_index(mapping->block.context->device);
+
+		if (gpu >= (int)AFFINODE_MAX_GPUS)
+			continue;
+		if (!mapping->block.resident)
+			bytes[gpu].parked += mapping->block.mapped;
+		else if (can_move(mapping))
+			bytes[gpu].resident += mapping->block.mapped;
+		else if (mapping->block.shared)
+			shared[gpu] += mapping->block.mapped;
+		else
+			fixed[gpu] += mapping->block.mapped;
+	}
+	pthread_mutex_unlock(&mappings_lock);
+}
+
+void mappings_reset_in_child(void)
+{
+	table_reset_in_child();
+}

@@ -1,0 +1,130 @@
+/* Backed allocations: device memory whose address stays while its physical memory comes and goes.  */
+#ifndef AFFINODE_BLOCKS_H
+#define AFFINODE_BLOCKS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "driver/cuda_types.h"
+#include "gpu/contexts.h"
+
+struct copy;
+
+struct block {
+	CUdeviceptr address;
+	size_t size;   /* as asked for, bytes */
+	size_t mapped; /* rounded up to the device's granularity */
+	struct context *context;
+	/* The physical memory, in parts of `part_bytes` but for a shorter last one: `handle` if there is only one, else
+	 * `handles`, kept as long as the block; `parts_mapped` of them are mapped.  */
+	CUmemGenericAllocationHandle handle, *handles;
+	unsigned parts, parts_mapped;
+	size_t part_bytes;
+	bool resident;       /* handle is valid and mapped */
+	bool hollow;         /* has physical memory, but the contents are in the copy: it could not be unmapped */
+	bool shared;         /* another device or process knows the physical memory: stays where it is */
+	bool imported;       /* another process's, mapped here by legacy IPC; shared too */
+	bool sync_memops, sync_memops_off; /* CU_POINTER_ATTRIBUTE_SYNC_MEMOPS was set, or cleared; else it reads as set */
+	struct copy *copy;   /* its contents in host memory: of a parked block all, of a resident one what the last park left */
+	uint64_t id;         /* CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID, unique in the process; of a block of ours the buffer's too */
+	uint64_t buffer_id;  /* CU_POINTER_ATTRIBUTE_BUFFER_ID: in what is found, as the next one */
+	bool decompresses;   /* the decompression engine may be given it */
+	struct block *next_doomed;
+	struct mapping *mapping; /* an application's own cuMemCreate allocation (app_mappings.h); NULL: backed by us */
+};
+
+/* As many descriptors as one message carries, and some to spare (SCM_MAX_FD is 253).  */
+#define BLOCK_PARTS_MAX 240
+
+#define BACKED_FROM_BYTES (2ull << 20)
+
+/* Those who read blocks, and who know the memory behind a shared one.  */
+struct block_users {
+	bool (*is_copying)(void); /* the application's memory is being read with the gate open */
+	void (*reap)(void);       /* free doomed blocks if the mover is not at work */
+	void (*wake)(void);       /* something was left for it to free */
+	void (*shared_block_ends)(CUdeviceptr address); /* nobody else can open it from now on */
+};
+void blocks_set_users(const struct block_users *now);
+
+/* Reserve, create, map. CUDA_ERROR_NOT_SUPPORTED: leave it to the driver. Inside the gate.  */
+CUresult block_allocate(size_t size, CUdeviceptr *address);
+
+/* Free the block that begins at `address` as cuMemFree would: wait for the GPU's work, then give the memory back; false:
+ * not ours. At a closed gate, and while a capture is open, it is put on the doomed list instead and freed by whoever
+ * may.  */
+bool block_free(CUdeviceptr address);
+
+/* Map another process's memory of legacy IPC in the current context; its handles are the block's from then on. And its
+ * end, as block_free: false: there is no such block.  */
+CUresult block_import(const CUmemGenericAllocationHandle *handles, unsigned parts, size_t size, size_t mapped,
+		      CUdeviceptr *address);
+bool block_end_import(CUdeviceptr address);
+
+/* The handles behind the block that contains `address`, which stays on the GPU from now on; its description in *found.
+ * How many, 0: not ours, or another process's.  */
+unsigned block_share(CUdeviceptr address, struct block *found, CUmemGenericAllocationHandle handles[BLOCK_PARTS_MAX]);
+
+/* An id that no memory of this process has had.  */
+uint64_t block_new_id(void);
+
+/* How a block of `mapped` bytes is cut: at most BLOCK_PARTS_MAX parts, all of *part_bytes but for a shorter last one.  */
+unsigned block_cut(size_t mapped, size_t granularity, size_t *part_bytes);
+
+/* Free what is doomed. The caller is inside the gate, or is the mover.  */
+void blocks_reap(bool synchronise);
+
+/* The host memory of what is doomed, whose end has to wait for the driver. By whoever keeps the mover from working.  */
+void blocks_give_up_doomed_copies(void);
+
+/* Whether any were freed that are not ended yet.  */
+bool blocks_wait_to_be_freed(void);
+
+/* The description of the block that contains `address`: its place, size, context and ids; false: not ours.  */
+bool block_find(CUdeviceptr address, struct block *found);
+
+/* All blocks that can move, the application's own mappings too, for the mover; an array of pointers to be freed with free(), NULL: no memory. Blocks in
+ * it stay allocated while the mover's lock is held.  */
+struct block **blocks_list(size_t *count);
+size_t blocks_resident_bytes(void);
+/* Whether any that can move belongs to that context, which is what it is copied in.  */
+bool blocks_are_in(const struct context *context);
+
+/* Physical memory for a reserved block, and back.  */
+CUresult block_create(struct block *block);
+/* Map what is not mapped yet. On failure some of it may be: block_unmap.  */
+CUresult block_map(struct block *block);
+/* Unmap what is mapped, then release. On failure it keeps its physical memory; some addresses may have lost it.  */
+CUresult block_unmap(struct block *block);
+void block_set_resident(struct block *block, bool resident);
+void block_set_hollow(struct block *block, bool hollow);
+
+/* From now on the blocks in this range stay where they are.  */
+void blocks_keep_on_gpu(CUdeviceptr address, size_t size);
+
+/* Which devices (bits) may reach all blocks of another, from now on.  */
+void blocks_set_peers(struct device *owner, uint32_t peers);
+
+/* CU_POINTER_ATTRIBUTE_SYNC_MEMOPS of the block that contains `address`; false: not ours. Set, the block stays on the GPU:
+ * it is set for memory that a network card will reach. And whether any block has it.  */
+bool block_set_sync_memops(CUdeviceptr address, bool set);
+bool blocks_have_sync_memops(void);
+
+/* The context is gone or about to go: free its blocks without waiting.  */
+void blocks_drop_context(CUcontext handle);
+
+/* Bytes by device, for the page, `shared` and `mapped` (the application's own) those that cannot move;
+ * false: nothing changed since `*generation`.  */
+struct block_bytes {
+	uint64_t resident, parked;
+};
+bool blocks_sum(struct block_bytes bytes[AFFINODE_MAX_GPUS], uint64_t shared[AFFINODE_MAX_GPUS],
+		uint64_t mapped[AFFINODE_MAX_GPUS], uint64_t *generation);
+void blocks_changed(void);
+
+/* Take host copies that are only kept from resident blocks, linked by `next`, until their slots are `bytes` or more.  */
+struct copy *blocks_take_kept_copies(uint64_t bytes);
+
+void blocks_reset_in_child(void);
+
+#endif

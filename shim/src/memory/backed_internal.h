@@ -1,0 +1,44 @@
+/* Between backed_table.c (the table), backed_physical.c (what is behind a block) and backed_lifecycle.c (a block's life).  */
+#ifndef AFFINODE_BLOCK_TABLE_H
+#define AFFINODE_BLOCK_TABLE_H
+
+#include <pthread.h>
+
+#include "memory/backed.h"
+
+/* Guards the table, and what of a block others than the mover look at.  */
+extern pthread_mutex_t blocks_lock;
+
+/* False: no memory.  */
+bool blocks_insert(struct block *block);
+
+/* With the lock held: take the block that begins there, imported or not, out of the table; NULL: none.  */
+struct block *blocks_take(CUdeviceptr address, bool imported);
+
+/* With the lock held: take all blocks of a context out, linked by `next_doomed`.  */
+struct block *blocks_take_context(CUcontext handle);
+
+/* A mapping's block, and a small one, have one part.  */
+static inline unsigned block_parts(const struct block *block)
+{
+	return block->handles ? block->parts : 1;
+}
+
+static inline CUmemGenericAllocationHandle *block_handles(struct block *block)
+{
+	return block->handles ? block->handles : &block->handle;
+}
+
+/* Accessible to its own device, and to those that enabled peer access to it, as cuMemAlloc's memory is.  */
+CUresult block_set_access(struct block *block);
+/* Accessible no longer to these devices (bits).  */
+void block_take_access(struct block *block, uint32_t devices);
+
+void block_forget_sync_memops(const struct block *block);
+
+/* Unmap what is mapped of it, all at once; what fails can be tried again.  */
+CUresult block_unmap_parts(struct block *block);
+
+void block_frees_reset_in_child(void);
+
+#endif

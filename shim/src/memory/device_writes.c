@@ -1,0 +1,62 @@
+#include "memory/device_writes.h"
+
+#include <dirent.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/monotonic_futex.h"
+
+#define LOOK_EVERY_NS (2 * S_NS)
+
+static const struct {
+	const char *path, *reason;
+} devices[] = {
+	{"/dev/infiniband/uverbs", "a network card may write to the GPU memory (/dev/infiniband/uverbs is open)"},
+	{"/dev/nvidia-fs", "GPUDirect Storage may write to the GPU memory (/dev/nvidia-fs is open)"},
+	{"/dev/gdrdrv", "GDRCopy may write to the GPU memory (/dev/gdrdrv is open)"},
+};
+
+static _Atomic(const char *) known;
+static _Atomic uint64_t look_at_ns;
+
+static const char *reason_for(const char *path)
+{
+	for (size_t i = 0; i < sizeof(devices) / sizeof(devices[0]); i++)
+		if (strncmp(path, devices[i].path, strlen(devices[i].path)) == 0)
+			return devices[i].reason;
+	return NULL;
+}
+
+static void look(void)
+{
+	DIR *folder = opendir("/proc/self/fd");
+	const char *found = NULL;
+	struct dirent *entry;
+
+	if (!folder)
+		return; /* no descriptor is left for the look: what was known counts */
+	while (!found && (entry = readdir(folder)) != NULL) {
+		char path[256];
+		ssize_t n = readlinkat(dirfd(folder), entry->d_name, path, sizeof(path) - 1);
+
+		if (n > 0) {
+			path[n] = 0;
+			found = reason_for(path);
+		}
+	}
+	closedir(folder);
+	atomic_store(&known, found);
+}
+
+const char *device_writes_reason(bool now)
+{
+	uint64_t at = clock_ns();
+
+	if (now || at >= atomic_load(&look_at_ns)) {
+		atomic_store(&look_at_ns, at + LOOK_EVERY_NS);
+		look();
+	}
+	return atomic_load(&known);
+}

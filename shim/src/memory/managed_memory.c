@@ -1,0 +1,216 @@
+#include "memory/managed_memory.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "driver/real_driver.h"
+#include "state/shim_state.h"
+
+#define PIECE_BYTES (256ull << 20)
+#define MAX_DEVICES 64
+
+struct managed {
+	CUdeviceptr address;
+	size_t size;
+	int device;  /* index */
+	size_t sent; /* to the host, by the last park */
+};
+
+static pthread_mutex_t managed_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct managed *ranges; /* sorted by address */
+static size_t ranges_count, ranges_size;
+static _Atomic uint64_t total, out[MAX_DEVICES];
+
+/* Index of the first range that begins at or after `address`.  */
+static size_t lower_bound(CUdeviceptr address)
+{
+	size_t low = 0, high = ranges_count;
+
+	while (low < high) {
+		size_t middle = (low + high) / 2;
+
+		if (ranges[middle].address < address)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return low;
+}
+
+/* Only what went as a whole is told of: the rest may well have come back.  */
+static void count_out(const struct managed *range, bool leaves)
+{
+	if (range->sent != range->size || range->device >= MAX_DEVICES)
+		return;
+	if (leaves)
+		atomic_fetch_sub(&out[range->device], range->size);
+	else
+		atomic_fetch_add(&out[range->device], range->size);
+}
+
+static bool make_room(void)
+{
+	size_t size = ranges_size ? 2 * ranges_size : 64;
+	struct managed *more;
+
+	if (ranges_count < ranges_size)
+		return true;
+	more = realloc(ranges, size * sizeof(*more));
+	if (!more)
+		return false;
+	ranges = more;
+	ranges_size = size;
+	return true;
+}
+
+/* With the lock held.  */
+static void forget(CUdeviceptr address)
+{
+	size_t at = lower_bound(address);
+
+	if (at == ranges_count || ranges[at].address != address)
+		return;
+	count_out(&ranges[at], true);
+	atomic_fetch_sub(&total, ranges[at].size);
+	memmove(ranges + at, ranges + at + 1, (ranges_count - at - 1) * sizeof(*ranges));
+	ranges_count--;
+}
+
+void managed_note(CUdeviceptr address, size_t size, const struct device *device)
+{
+	size_t at;
+
+	pthread_mutex_lock(&managed_lock);
+	forget(address); /* it went with its context, unseen */
+	if (make_room()) { /* else it is never sent out, and nothing worse */
+		at = lower_bound(address);
+		memmove(ranges + at + 1, ranges + at, (ranges_count - at) * sizeof(*ranges));
+		ranges[at] = (struct managed){.address = address, .size = size, .device = device_index(device)};
+		ranges_count++;
+		atomic_fetch_add(&total, size);
+	}
+	pthread_mutex_unlock(&managed_lock);
+}
+
+void managed_forget(CUdeviceptr address)
+{
+	if (atomic_load_explicit(&total, memory_order_relaxed) == 0)
+		return;
+	pthread_mutex_lock(&managed_lock);
+	forget(address);
+	pthread_mutex_unlock(&managed_lock);
+}
+
+uint64_t managed_bytes(void)
+{
+	return atomic_load(&total);
+}
+
+uint64_t managed_bytes_out(int device)
+{
+	return shim_is_parked() && device < MAX_DEVICES ? atomic_load(&out[device]) : 0;
+}
+
+static CUresult prefetch(CUdeviceptr address, size_t size, CUstream stream)
+{
+	const CUmemLocation host = {CU_MEM_LOCATION_TYPE_HOST, 0};
+
+	if (driver.cuMemPrefetchAsync)
+		return driver.cuMemPrefetchAsync(address, size, CU_DEVICE_CPU, stream);
+	if (driver.cuMemPrefetchAsync_v2)
+		return driver.cuMemPrefetchAsync_v2(address, size, host, 0, stream);
+	return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+/* Pages of a device that cannot share them with the host at any time move on their own terms.  */
+static struct context *context_to_send_from(int device)
+{
+	struct context *context = context_to_copy_in(device_at(device));
+	int shares = 0;
+
+	if (!context || driver.cuDeviceGetAttribute(&shares, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS,
+						    context->device->ordinal) != CUDA_SUCCESS)
+		return NULL;
+	return shares && driver.cuCtxSetCurrent(context->handle) == CUDA_SUCCESS ? context : NULL;
+}
+
+/* Begin the next piece at or after *at, no more than one allocation; 0 bytes: none is left. The lock is held only while
+ * the driver takes the order, so that a free is not given away under it, and does not wait for the wire either.  */
+static size_t send_next(CUdeviceptr *at, struct context **context, CUresult *result)
+{
+	struct managed *range = NULL;
+	size_t bytes = 0, index;
+
+	pthread_mutex_lock(&managed_lock);
+	index = lower_bound(*at + 1);
+	if (index > 0 && *at - ranges[index - 1].address < ranges[index - 1].size)
+		range = &ranges[index - 1];
+	else if (index < ranges_count)
+		range = &ranges[index];
+	if (range) {
+		if (*at < range->address)
+			*at = range->address;
+		bytes = range->size - (*at - range->address);
+		if (bytes > PIECE_BYTES)
+			bytes = PIECE_BYTES;
+		*context = context_to_send_from(range->device);
+		*result = *context ? prefetch(*at, bytes, (*context)->stream) : CUDA_ERROR_NOT_SUPPORTED;
+	}
+	pthread_mutex_unlock(&managed_lock);
+	return bytes;
+}
+
+static void note_sent(CUdeviceptr at, size_t bytes)
+{
+	size_t index;
+
+	pthread_mutex_lock(&managed_lock);
+	index = lower_bound(at + 1);
+	if (index > 0 && at - ranges[index - 1].address < ranges[index - 1].size) { /* not freed meanwhile */
+		ranges[index - 1].sent += bytes;
+		count_out(&ranges[index - 1], false);
+	}
+	pthread_mutex_unlock(&managed_lock);
+}
+
+static void forget_what_was_sent(void)
+{
+	pthread_mutex_lock(&managed_lock);
+	for (size_t i = 0; i < ranges_count; i++) {
+		count_out(&ranges[i], true);
+		ranges[i].sent = 0;
+	}
+	pthread_mutex_unlock(&managed_lock);
+}
+
+uint64_t managed_prefetch_out(bool (*stop)(void))
+{
+	struct context *context = NULL;
+	CUresult result = CUDA_SUCCESS;
+	CUdeviceptr at = 0;
+	uint64_t sent = 0;
+	size_t bytes;
+
+	forget_what_was_sent();
+	while (!(stop && stop()) && (bytes = send_next(&at, &context, &result)) > 0) {
+		if (result == CUDA_SUCCESS && driver.cuStreamSynchronize(context->stream) == CUDA_SUCCESS) {
+			note_sent(at, bytes);
+			sent += bytes;
+		}
+		at += bytes;
+	}
+	driver.cuCtxSetCurrent(NULL);
+	return sent;
+}
+
+void managed_reset_in_child(void)
+{
+	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+
+	memcpy(&managed_lock, &fresh, sizeof(fresh));
+	ranges_count = 0;
+	atomic_store(&total, 0);
+	memset(out, 0, sizeof(out));
+}

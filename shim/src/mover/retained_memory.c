@@ -1,0 +1,106 @@
+#include "mover/retained_memory.h"
+
+#include "base/log.h"
+#include "base/monotonic_futex.h"
+#include "driver/real_driver.h"
+#include "gate/gate.h"
+#include "gpu/contexts.h"
+#include "host/bounce_ring.h"
+#include "host/host_copy.h"
+#include "host/lent_memory.h"
+#include "host/memory_limits.h"
+#include "host/slabs.h"
+#include "memory/backed.h"
+#include "mover/internal.h"
+#include "mover/mover.h"
+#include "state/depth.h"
+#include "state/shim_state.h"
+
+/* Kept memory goes when less than this is left beside it.  */
+#define KEEP_WHILE_LEFT (4 * host_memory_reserve())
+
+uint64_t kept_bytes(void)
+{
+	return slabs_bytes() + staging_bytes();
+}
+
+bool kept_trim(uint64_t keep)
+{
+	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	uint64_t before = kept_bytes(), have;
+	struct copy *list;
+	bool done = true;
+
+	driver.cuThreadExchangeStreamCaptureMode(&mode);
+	if (before > keep)
+		done = staging_trim(); /* the least to make anew */
+	driver.cuThreadExchangeStreamCaptureMode(&mode);
+	have = kept_bytes();
+	list = have > keep ? blocks_take_kept_copies(have - keep) : NULL;
+	while (list) {
+		struct copy *copy = list;
+
+		list = copy->next;
+		copy_drop(copy);
+	}
+	driver.cuThreadExchangeStreamCaptureMode(&mode);
+	done = slabs_release_unused() && done;
+	driver.cuThreadExchangeStreamCaptureMode(&mode);
+	driver.cuCtxSetCurrent(NULL);
+	if (done)
+		log_line("trimmed: %llu of %llu bytes of host memory kept", (unsigned long long)kept_bytes(),
+			 (unsigned long long)before);
+	return done;
+}
+
+bool kept_give_back_freed(void)
+{
+	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	size_t before = slabs_bytes();
+	bool out = checkpoint_is_out(); /* the driver would not come back */
+
+	if (out)
+		blocks_give_up_doomed_copies();
+	if (!slabs_any_unused())
+		return false;
+	if (!out)
+		driver.cuThreadExchangeStreamCaptureMode(&mode);
+	slabs_release_unused();
+	if (!out) {
+		driver.cuThreadExchangeStreamCaptureMode(&mode);
+		driver.cuCtxSetCurrent(NULL);
+	}
+	return slabs_bytes() != before;
+}
+
+bool kept_memory_is_needed(void)
+{
+	/* Lots are not charged to this process's control groups: given back, they would leave it no more.  */
+	uint64_t own = kept_bytes() - slabs_lot_bytes(), left = own ? host_memory_left() : machine_memory_left();
+
+	return kept_bytes() > slots_bytes() / 2 && left < KEEP_WHILE_LEFT;
+}
+
+/* Whoever would end the context meanwhile steps aside.  */
+void kept_prepare_lots(bool (*stop)(void))
+{
+	struct context *context = contexts_first();
+	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	unsigned aside;
+
+	while (context && !(context->handle && context->ready))
+		context = context->next;
+	if (!context || shim_state() != AFFINODE_STATE_RESIDENT || !lots_available())
+		return;
+	if (gate_close(MS_NS) == 0) {
+		aside = mover_steps_aside();
+		mover_set_copying(true);
+		gate_open();
+		driver.cuThreadExchangeStreamCaptureMode(&mode);
+		while (!stop() && mover_steps_aside() == aside)
+			if (!slabs_prepare_lot(checkpoint_is_possible() ? NULL : context->handle))
+				break;
+		driver.cuThreadExchangeStreamCaptureMode(&mode);
+		mover_set_copying(false);
+	}
+}

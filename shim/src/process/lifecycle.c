@@ -1,0 +1,167 @@
+#include "process/lifecycle.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "base/environment.h"
+#include "base/log.h"
+#include "base/monotonic_futex.h"
+#include "context_depth/context_depth.h"
+#include "driver/hook.h"
+#include "driver/real_driver.h"
+#include "gate/gate.h"
+#include "gate/sigint.h"
+#include "gpu/context_errors.h"
+#include "gpu/contexts.h"
+#include "gpu/gpu_lock.h"
+#include "hooks/call_thunks.h"
+#include "host/bounce_ring.h"
+#include "host/slabs.h"
+#include "ipc/ipc.h"
+#include "link/drop_caches.h"
+#include "link/grant.h"
+#include "link/link.h"
+#include "link/page_sample.h"
+#include "link/requests.h"
+#include "memory/app_mappings.h"
+#include "memory/backed.h"
+#include "memory/managed_memory.h"
+#include "memory/peer_access.h"
+#include "memory/pool_trim.h"
+#include "memory/unmovable_bytes.h"
+#include "mover/copies.h"
+#include "mover/digest.h"
+#include "mover/mover.h"
+#include "state/controller.h"
+#include "state/shim_state.h"
+#include "state/status_page.h"
+
+/* How long exit waits for a move under way to stop at its next piece.  */
+#define QUIESCE_NS (2 * S_NS)
+
+enum { LIFE_OFF, LIFE_STARTING, LIFE_ON, LIFE_INERT };
+
+static _Atomic int life;
+
+/* Once for every park. A move that did not end in that time is waited for no more by those that follow.  */
+static void at_exit(int status, void *unused)
+{
+	static uint64_t until;
+	uint64_t now = clock_ns();
+
+	(void)unused;
+	if (!shim_is_on())
+		return;
+	shim_set_dying();
+	if (!until)
+		until = now + QUIESCE_NS;
+	mover_quiesce(now < until ? until - now : 0);
+	leaving_begin(status);
+}
+
+static void in_child(void)
+{
+	int was = atomic_load(&life);
+
+	/* CUDA does not work in a child of a process that called cuInit: let its calls fail by themselves.  */
+	atomic_store(&life, was == LIFE_OFF ? LIFE_OFF : LIFE_INERT);
+	shim_set_on(false);
+	shim_begin_state(AFFINODE_STATE_NONE);
+	hooks_reset_in_child();
+	thunks_reset_in_child();
+	gate_reset_in_child();
+	page_reset_in_child();
+	caches_reset_in_child();
+	link_reset_in_child();
+	grant_reset_in_child();
+	asks_reset_in_child();
+	interrupts_reset_in_child();
+	mover_reset_in_child();
+	blocks_reset_in_child();
+	mappings_reset_in_child();
+	contexts_reset_in_child();
+	broken_reset_in_child();
+	devices_reset_in_child();
+	tally_reset_in_child();
+	pools_reset_in_child();
+	managed_reset_in_child();
+	gpu_locks_reset_in_child();
+	context_depth_reset_in_child();
+	ipc_reset_in_child();
+	peers_reset_in_child();
+}
+
+static void register_fork(void)
+{
+	pthread_atfork(NULL, NULL, in_child);
+}
+
+void shim_prepare(void)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+	pthread_once(&once, register_fork);
+}
+
+static bool make_context_ready(struct context *context)
+{
+	if (!transfers_make_ready(context))
+		return false;
+	digest_make_ready(context);
+	return true;
+}
+
+static void forget_context(struct context *context)
+{
+	digest_forget(context);
+	staging_forget(context);
+}
+
+/* Folders call those below them alone; what they need of one above is given to them here.  */
+static void connect_folders(void)
+{
+	static const struct context_users of_contexts = {make_context_ready, forget_context, slabs_forget_registrations};
+	static const struct block_users of_blocks = {mover_is_copying, mover_reap, mover_wake, ipc_block_ends};
+
+	contexts_set_users(&of_contexts);
+	blocks_set_users(&of_blocks);
+	page_set_sampler(page_take_sample);
+	interrupts_wake_also(asks_wake_all);
+	shim_set_exit_handler(at_exit);
+}
+
+/* The threads come up with the first successful cuInit, on the thread that called it: everything that needs the
+ * dynamic linker happens here.  */
+void shim_start(void)
+{
+	int off = LIFE_OFF, count = 0;
+
+	if (shim_is_disabled() || !atomic_compare_exchange_strong(&life, &off, LIFE_STARTING))
+		return;
+	environment_note();
+	log_open();
+	connect_folders();
+	if (!driver_resolve()) {
+		log_line("this driver lacks what is needed to move memory");
+		atomic_store(&life, LIFE_INERT);
+		return;
+	}
+	context_depth_wrap_own_calls();
+	gate_start();
+	if (page_create() != 0)
+		shim_give_up_parking("no page");
+	driver.cuDeviceGetCount(&count);
+	for (int i = 0; i < count; i++)
+		device_known(i);
+	shim_begin_state(AFFINODE_STATE_RESIDENT);
+	page_set_state(AFFINODE_STATE_RESIDENT);
+	atomic_store(&life, LIFE_ON);
+	shim_set_on(true);
+	context_depth_start();
+	if (mover_start() != 0)
+		shim_give_up_parking("no thread for the mover");
+	if (link_start() != 0)
+		shim_give_up_parking("no thread for the link");
+	shim_register_exit();
+}

@@ -1,0 +1,149 @@
+#include "state/controller.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/monotonic_futex.h"
+
+#define TELL_WAIT_AFTER_NS (3 * S_NS)
+
+_Atomic int link_wake_fd = -1;
+static _Atomic bool connected;
+
+void link_wake(void)
+{
+	int fd = atomic_load(&link_wake_fd);
+	uint64_t one = 1;
+
+	if (fd >= 0) {
+		int error = errno;
+		ssize_t written = write(fd, &one, sizeof(one));
+
+		(void)written;
+		errno = error;
+	}
+}
+
+bool link_is_connected(void)
+{
+	return atomic_load(&connected);
+}
+
+void link_set_connected(bool now)
+{
+	atomic_store(&connected, now);
+}
+
+/* What the controller last said to the person, read by the threads that wait.  */
+static pthread_mutex_t words_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct affinode_notice notice;
+static unsigned displayed_waits; /* under words_lock, as the next */
+static bool is_displayed;
+static _Atomic uint32_t display_version;
+
+/* With words_lock held.  */
+static void display_changes(void)
+{
+	atomic_fetch_add(&display_version, 1);
+	futex_wake_all(&display_version);
+}
+
+void link_words_set(const struct affinode_notice *said)
+{
+	pthread_mutex_lock(&words_lock);
+	if (displayed_waits && notice.place != said->place)
+		display_changes();
+	notice = *said;
+	notice.text[sizeof(notice.text) - 1] = 0;
+	pthread_mutex_unlock(&words_lock);
+}
+
+void link_notice_text(char *text, size_t size)
+{
+	pthread_mutex_lock(&words_lock);
+	snprintf(text, size, "%s", notice.text);
+	pthread_mutex_unlock(&words_lock);
+}
+
+static const char *ordinal_ending(uint32_t n)
+{
+	if (n % 100 >= 11 && n % 100 <= 13)
+		return "th";
+	return n % 10 == 1 ? "st" : n % 10 == 2 ? "nd" : n % 10 == 3 ? "rd" : "th";
+}
+
+/* With words_lock held.  */
+static void place_text(char *text, size_t size)
+{
+	text[0] = 0;
+	if (notice.place && link_is_connected())
+		snprintf(text, size, " (%u%s in line)", notice.place, ordinal_ending(notice.place));
+}
+
+void link_tell_wait(uint64_t since_ns, struct told_wait *told)
+{
+	char place[64];
+
+	if (told->printed || told->displayed || clock_ns() - since_ns < TELL_WAIT_AFTER_NS)
+		return;
+	pthread_mutex_lock(&words_lock);
+	place_text(place, sizeof(place));
+	told->displayed = is_displayed;
+	if (is_displayed && !displayed_waits++)
+		display_changes();
+	pthread_mutex_unlock(&words_lock);
+	if (told->displayed)
+		return;
+	told->printed = true;
+	tell_person("waiting for the GPU%s. Interrupt the kernel to give up.", place);
+}
+
+void link_end_told_wait(struct told_wait *told)
+{
+	if (!told->displayed)
+		return;
+	told->displayed = false;
+	pthread_mutex_lock(&words_lock);
+	if (displayed_waits && !--displayed_waits)
+		display_changes();
+	pthread_mutex_unlock(&words_lock);
+}
+
+uint32_t link_next_display(uint32_t seen, uint64_t timeout_ns, char *text, size_t size)
+{
+	uint64_t since = clock_ns(), waited = 0;
+	char place[64];
+	uint32_t version;
+
+	pthread_mutex_lock(&words_lock);
+	is_displayed = true;
+	pthread_mutex_unlock(&words_lock);
+	while (atomic_load(&display_version) == seen && waited < timeout_ns) {
+		futex_wait(&display_version, seen, timeout_ns - waited);
+		waited = clock_ns() - since;
+	}
+	pthread_mutex_lock(&words_lock);
+	version = atomic_load(&display_version);
+	place_text(place, sizeof(place));
+	text[0] = 0;
+	if (displayed_waits)
+		snprintf(text, size, "Waiting for the GPU%s. Interrupt the kernel to stop waiting.", place);
+	pthread_mutex_unlock(&words_lock);
+	return version;
+}
+
+void link_words_reset_in_child(void)
+{
+	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+
+	memcpy(&words_lock, &fresh, sizeof(fresh));
+	memset(&notice, 0, sizeof(notice));
+	displayed_waits = 0;
+	is_displayed = false; /* the thread that shows it is the parent's */
+}

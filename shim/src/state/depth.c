@@ -1,0 +1,68 @@
+#include "state/depth.h"
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "base/environment.h"
+#include "base/log.h"
+
+static _Atomic int asked = -1;
+static _Atomic bool is_out, is_started, can_go_elsewhere;
+static _Atomic(const char *) refusal;
+
+bool checkpoint_is_asked(void)
+{
+	int known = atomic_load_explicit(&asked, memory_order_relaxed);
+
+	if (known < 0) {
+		const char *value = environment_now(AFFINODE_ENV_DEPTH);
+
+		known = value && strcmp(value, "context") == 0;
+		atomic_store(&asked, known);
+	}
+	return known;
+}
+
+bool checkpoint_is_possible(void)
+{
+	return checkpoint_is_asked() && atomic_load(&is_started) && !atomic_load(&refusal);
+}
+
+void checkpoint_set_started(void)
+{
+	atomic_store(&is_started, true);
+}
+
+bool checkpoint_is_out(void)
+{
+	return atomic_load(&is_out);
+}
+
+void checkpoint_set_out(bool out)
+{
+	atomic_store(&is_out, out);
+}
+
+const char *checkpoint_refusal(void)
+{
+	return atomic_load(&refusal);
+}
+
+void checkpoint_refuse(const char *why)
+{
+	const char *none = NULL;
+
+	if (checkpoint_is_asked() && atomic_compare_exchange_strong(&refusal, &none, why))
+		log_line("the CUDA context stays on the GPU: %s", why);
+}
+
+bool elsewhere_is_possible(void)
+{
+	return atomic_load(&can_go_elsewhere);
+}
+
+void elsewhere_set_possible(bool now)
+{
+	atomic_store(&can_go_elsewhere, now);
+}

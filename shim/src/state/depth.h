@@ -1,0 +1,29 @@
+/* Context depth, as far as all parts of the shim have to know of it: whether this process may be parked that deep, and whether it
+ * is. What is done about it stands in context_depth/.  */
+#ifndef AFFINODE_DEPTH_H
+#define AFFINODE_DEPTH_H
+
+#include <stdbool.h>
+
+/* AFFINODE_DEPTH=context: decided at the first look, before any wrapper is handed out.  */
+bool checkpoint_is_asked(void);
+
+/* Whether this process may be parked that deep, as far as is known now.  */
+bool checkpoint_is_possible(void);
+void checkpoint_set_started(void);
+
+/* The driver holds the process: no call of the driver comes back, ours neither.  */
+bool checkpoint_is_out(void);
+void checkpoint_set_out(bool out);
+
+/* Something was done that the driver's checkpoint does not bear, or the shim cannot see through: never, from now on.  */
+void checkpoint_refuse(const char *why);
+
+/* Why it stays on the GPU for good; NULL: no reason yet. */
+const char *checkpoint_refusal(void);
+
+/* Whether there is another GPU of the same kind that this process may come back on, as of its start; if not, false.  */
+bool elsewhere_is_possible(void);
+void elsewhere_set_possible(bool now);
+
+#endif

@@ -1,0 +1,99 @@
+#include "state/shim_state.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "base/environment.h"
+#include "base/log.h"
+#include "state/controller.h"
+#include "state/status_page.h"
+
+static _Atomic bool on;
+static _Atomic uint32_t state;
+static _Atomic int unparkable, simulated, disabled = -1;
+static void (*exit_handler)(int, void *);
+
+bool shim_is_disabled(void)
+{
+	int known = atomic_load_explicit(&disabled, memory_order_relaxed);
+
+	if (known < 0) {
+		const char *value = environment_now(AFFINODE_ENV_DISABLE);
+
+		known = value && value[0] && !(value[0] == '0' && !value[1]);
+		atomic_store(&disabled, known);
+	}
+	return known;
+}
+
+bool shim_is_on(void)
+{
+	return atomic_load_explicit(&on, memory_order_acquire);
+}
+
+void shim_set_on(bool now)
+{
+	atomic_store(&on, now);
+}
+
+enum affinode_state shim_state(void)
+{
+	return atomic_load(&state);
+}
+
+bool shim_is_parked(void)
+{
+	uint32_t now = atomic_load(&state);
+
+	return now == AFFINODE_STATE_PARKED || now == AFFINODE_STATE_QUEUED;
+}
+
+bool shim_move_state(enum affinode_state from, enum affinode_state to)
+{
+	uint32_t expected = from;
+
+	if (!atomic_compare_exchange_strong(&state, &expected, to))
+		return false;
+	page_set_state(to);
+	link_wake();
+	return true;
+}
+
+void shim_begin_state(enum affinode_state now)
+{
+	atomic_store(&state, now);
+}
+
+void shim_give_up_parking(const char *why)
+{
+	if (atomic_exchange(&unparkable, 1))
+		return;
+	page_set_flags(AFFINODE_PAGE_UNPARKABLE, 0);
+	log_line("never to be parked: %s", why);
+}
+
+bool shim_is_unparkable(void)
+{
+	return atomic_load(&unparkable);
+}
+
+bool shim_is_simulated(void)
+{
+	return atomic_load(&simulated);
+}
+
+void shim_set_simulated(void)
+{
+	atomic_store(&simulated, 1);
+	page_set_flags(AFFINODE_PAGE_SIMULATED, 0);
+}
+
+void shim_set_exit_handler(void (*handler)(int status, void *unused))
+{
+	exit_handler = handler;
+}
+
+void shim_register_exit(void)
+{
+	on_exit(exit_handler, NULL);
+}

@@ -1,0 +1,38 @@
+/* What state the shim is in: off or on, where its process's memory is, whether it may be parked. The page shows it.  */
+#ifndef AFFINODE_SHIM_STATE_H
+#define AFFINODE_SHIM_STATE_H
+
+#include <stdbool.h>
+
+#include "protocol.h"
+
+#define AFFINODE_SHIM_VERSION "0.1.0"
+
+/* AFFINODE_DISABLE is set: hand out the driver's own pointers and do nothing.  */
+bool shim_is_disabled(void);
+
+/* Running: cuInit succeeded in this process (not in its parent) and the threads are up.  */
+bool shim_is_on(void);
+void shim_set_on(bool now);
+
+enum affinode_state shim_state(void);
+bool shim_is_parked(void); /* parked or queued */
+
+/* Move to `to` if the state is `from`; tells page and link. False: it was another.  */
+bool shim_move_state(enum affinode_state from, enum affinode_state to);
+
+/* At the start, and in the child of a fork; tells nobody.  */
+void shim_begin_state(enum affinode_state now);
+
+/* Something made moving unsafe for good: run on, never park.  */
+void shim_give_up_parking(const char *why);
+bool shim_is_unparkable(void);
+bool shim_is_simulated(void);
+void shim_set_simulated(void);
+
+/* Have `handler` called at exit, before the exit handlers that are registered by now. Exit handlers run last in, first out;
+ * one registered at each park runs before those of libraries loaded since the last one, which may call CUDA.  */
+void shim_register_exit(void);
+void shim_set_exit_handler(void (*handler)(int status, void *unused));
+
+#endif
