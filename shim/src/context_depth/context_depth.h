@@ -10,10 +10,7 @@
 #include <stdint.h>
 
 #include "driver/entry_point.h"
-
-#ifndef AFFINODE_CONTEXT_DEPTH
-#define AFFINODE_CONTEXT_DEPTH 1
-#endif
+#include "state/depth.h"
 
 #if AFFINODE_CONTEXT_DEPTH
 

@@ -142,6 +142,7 @@ void shim_start(void)
 	environment_note();
 	log_open();
 	connect_folders();
+	depth_say_if_left_out();
 	if (!driver_resolve()) {
 		log_line("this driver lacks what is needed to move memory");
 		atomic_store(&life, LIFE_INERT);

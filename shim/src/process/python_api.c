@@ -8,6 +8,7 @@
 #include "link/requests.h"
 #include "process/diagnostics.h"
 #include "state/controller.h"
+#include "state/depth.h"
 #include "state/shim_state.h"
 #include "state/status_page.h"
 
@@ -15,6 +16,7 @@
 
 EXPORT int affinode_version(char *text, size_t size);
 EXPORT int affinode_state(void);
+EXPORT int affinode_has_context_depth(void);
 EXPORT int affinode_request(int kind, uint64_t argument_ns, uint64_t timeout_ns, char *text, size_t size);
 EXPORT int affinode_status_text(char *text, size_t size);
 EXPORT int affinode_page_copy(void *buffer, size_t size);
@@ -29,6 +31,12 @@ int affinode_version(char *text, size_t size)
 		return -EINVAL;
 	snprintf(text, size, "%s", AFFINODE_SHIM_VERSION);
 	return 0;
+}
+
+/* Whether it was built in; asked for it may be or not.  */
+int affinode_has_context_depth(void)
+{
+	return AFFINODE_CONTEXT_DEPTH;
 }
 
 int affinode_state(void)

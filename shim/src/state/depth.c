@@ -18,10 +18,20 @@ bool checkpoint_is_asked(void)
 	if (known < 0) {
 		const char *value = environment_now(AFFINODE_ENV_DEPTH);
 
-		known = value && strcmp(value, "context") == 0;
+		known = AFFINODE_CONTEXT_DEPTH && value && strcmp(value, "context") == 0;
 		atomic_store(&asked, known);
 	}
 	return known;
+}
+
+void depth_say_if_left_out(void)
+{
+	const char *value = environment_now(AFFINODE_ENV_DEPTH);
+
+	if (!AFFINODE_CONTEXT_DEPTH && value && strcmp(value, "context") == 0)
+		tell_person("AFFINODE_DEPTH=context: this libaffinode.so was built without context depth, so the CUDA context stays "
+			    "on the GPU when the kernel is parked. Install one that was built with `make CONTEXT_DEPTH=1`, or unset "
+			    "AFFINODE_DEPTH.");
 }
 
 bool checkpoint_is_possible(void)

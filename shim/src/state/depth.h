@@ -5,8 +5,16 @@
 
 #include <stdbool.h>
 
+/* 0: built without (make CONTEXT_DEPTH=0).  */
+#ifndef AFFINODE_CONTEXT_DEPTH
+#define AFFINODE_CONTEXT_DEPTH 1
+#endif
+
 /* AFFINODE_DEPTH=context: decided at the first look, before any wrapper is handed out.  */
 bool checkpoint_is_asked(void);
+
+/* At the start: tell the person if it is asked for and was not built in.  */
+void depth_say_if_left_out(void);
 
 /* Whether this process may be parked that deep, as far as is known now.  */
 bool checkpoint_is_possible(void);

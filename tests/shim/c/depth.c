@@ -2,6 +2,7 @@
 
 #include "board.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -16,8 +17,33 @@
 #define FROM 3
 #define TO 4
 
+/* As the library says.  */
+static bool shim_has_context_depth(void)
+{
+#ifdef SHIM_LINKED
+	extern int affinode_has_context_depth(void);
+
+	return affinode_has_context_depth();
+#else
+	int (*ask)(void);
+
+	*(void **)&ask = dlsym(RTLD_DEFAULT, "affinode_has_context_depth");
+	CHECK(ask != NULL);
+	return ask();
+#endif
+}
+
+void depth_is_needed(void)
+{
+	if (shim_has_context_depth())
+		return;
+	printf("skipped: this shim was built without context depth\n");
+	exit(0);
+}
+
 void depth_ask(void)
 {
+	depth_is_needed();
 	setenv("AFFINODE_DEPTH", "context", 1);
 }
 

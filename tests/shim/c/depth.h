@@ -4,7 +4,10 @@
 
 #include "harness.h"
 
-/* Ask for context depth and more; after test_begin, before cuda_start.  */
+/* Where the shim was built without context depth the program ends here, and says so.  */
+void depth_is_needed(void);
+
+/* Ask for context depth, which is needed then; after test_begin, before cuda_start.  */
 void depth_ask(void);
 
 /* The process's GPU, as the page says and NVML writes it.  */

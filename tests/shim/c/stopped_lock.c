@@ -74,6 +74,7 @@ int main(int argc, char **argv)
 	pid_t pid;
 
 	test_begin(argc, argv, 40);
+	depth_is_needed();
 	if (test_role) {
 		holder();
 		return 0;

@@ -30,7 +30,7 @@ TEST_CASES := $(foreach flavour,$(TEST_FLAVOURS),$(TEST_PROGRAMS:%=$(flavour)/%)
 SANITIZE_address := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 SANITIZE_thread := -fsanitize=thread
 TEST_CFLAGS := -std=gnu11 -O1 -g1 -fexceptions -fno-strict-aliasing -iquote src -iquote $(TEST_FOLDER) \
-	-Wall -Wextra -MMD -MP
+	-DAFFINODE_CONTEXT_DEPTH=$(CONTEXT_DEPTH) -Wall -Wextra -MMD -MP
 TEST_CXXFLAGS := $(filter-out -std=gnu11,$(TEST_CFLAGS)) -std=gnu++17
 
 # Loaded by name, as a program on a machine with a driver would.
@@ -98,7 +98,7 @@ RUN_thread := $(TEST_RUN) TSAN_OPTIONS=halt_on_error=1:atexit_sleep_ms=0:ignore_
 # The programs that are built, FLAVOUR/PROGRAM.
 TEST_SELECTED ?= $(TEST_CASES)
 TEST_FILES := $(TEST_LIB)/libcuda.so.1 $(TEST_LIB)/libnvidia-ml.so.1 $(TEST_LIBRARIES:%_driver=$(TEST_LIB)/lib%.so) \
-	$(TEST_LIB)/lib$(TEST_WATCHER).so $(TEST_FLAVOURS:%=$(TEST_BUILD)/%/affinode-gpu-memory)
+	$(TEST_LIB)/lib$(TEST_WATCHER).so $(if $(GPU_MEMORY),$(TEST_FLAVOURS:%=$(TEST_BUILD)/%/affinode-gpu-memory))
 
 CLANG ?= clang
 FUZZ_S ?= 5
