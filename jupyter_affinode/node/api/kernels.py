@@ -6,9 +6,8 @@ import asyncio
 from typing import Any
 
 from ..execution.cleanup import CannotEnd
+from ..execution.user_requests import HoldRefused, ProcessGroup
 from ..model.reasons import Refusal
-from ..state.holds import HoldRefused
-from ..state.process_groups import ProcessGroup
 from ..state.records import KernelRecord, Outcome
 from ..system.peers import pid_namespace_of
 from .handler import ApiError, Handler

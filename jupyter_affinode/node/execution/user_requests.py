@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from ...settings.policy import Settings
-from ...units import duration_in_words
+from ...units import bytes_in_words, duration_in_words
 from ..model.reasons import Refusal
 from ..model.snapshot import Residency
 from ..protocol.page import State
 from ..protocol.wire import CommandKind, Request, RequestKind, Status
-from ..state.holds import HoldRefused, check_hold
-from ..state.process_groups import ProcessGroup, reached
 from ..state.records import KERNEL_ENDED, KernelRecord, Outcome, Process
 from ..state.registry import NodeState
+from ..system.peers import pid_namespace_of
 from .moves import Moves
 
 BUSY_PATIENCE_S = 2.0  # work that the kernel had just submitted is given that long to end
@@ -213,3 +213,69 @@ def _at_once(outcome: Outcome) -> Done:
 def _answer(process: Process, request: Request, status: Status, text: str) -> None:
     if process.connection is not None:
         process.connection.result(request.number, status, text)
+
+
+# ---- how much a user may hold
+
+
+class HoldRefused(Exception):
+    """The user holds as much as they may already; the message says how much that is."""
+
+
+def check_hold(kernel: KernelRecord, kernels: Iterable[KernelRecord], settings: Settings, now: float) -> None:
+    """Raise HoldRefused if its owner may not hold this kernel beside `kernels` (everybody's).
+
+    One that is held already may have its end put off: that takes no more of the quota. So can nobody get more
+    by asking twice, and a kernel that grows while it is held stays held until its end.
+    """
+    is_held = kernel.held_until is not None and kernel.held_until > now
+    if settings.hold_bytes_max is None or is_held:
+        return
+    others = [
+        each
+        for each in kernels
+        if each is not kernel
+        and each.account.payer == kernel.account.payer
+        and each.held_until is not None
+        and each.held_until > now
+    ]
+    size = sum(_bytes(each) for each in [kernel, *others])
+    if size > settings.hold_bytes_max:
+        raise HoldRefused(
+            f"you would keep {bytes_in_words(size)} of GPU memory, and may keep"
+            f" {bytes_in_words(settings.hold_bytes_max)}"
+        )
+
+
+def _bytes(kernel: KernelRecord) -> int:
+    return sum(
+        gpu.resident_bytes + gpu.parked_bytes + sum(gpu.fixed_bytes) for gpu in kernel.by_gpu().values()
+    )
+
+
+# ---- which processes a signal to a kernel reaches
+#
+# Interrupts and ends of a kernel concern the process group that it was started in. A job in a session of its own goes
+# on, and what is said of a kernel that was restarted since does not reach the new processes: they have another group.
+
+
+@dataclass(frozen=True)
+class ProcessGroup:
+    """A process group by its number, as the server sees it that started the kernel in it."""
+
+    number: int
+    namespace: str  # of the server's process ids; "" if that cannot be seen
+
+
+def reached(processes: Iterable[Process], group: ProcessGroup | None) -> list[Process]:
+    """Return the processes that a signal to `group` reaches, as far as that can be known; None reaches all.
+
+    Where numbers cannot be compared, a signal may be handed on: a program that runs a kernel in a container does so.
+    """
+    return [process for process in processes if group is None or _is_reached(process, group)]
+
+
+def _is_reached(process: Process, group: ProcessGroup) -> bool:
+    if process.hello.process_group in (0, group.number):
+        return True
+    return pid_namespace_of(process.pid) != group.namespace

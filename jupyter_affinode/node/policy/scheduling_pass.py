@@ -17,10 +17,9 @@ from ..model.reasons import Refusal
 from ..model.snapshot import Kernel, Line, Node, Residency
 from .candidates import Candidates
 from .eviction_cost import is_late
-from .host_memory import MACHINE, HostRoom, Needs, Shortage
+from .host_memory import MACHINE, HostRoom, Keepers, Needs, Shortage
 from .queue import lines_of, waiters
 from .quotas import Limits
-from .retained_copies import Keepers
 
 ON_THE_MOVE = (Residency.PARKING, Residency.RESUMING)
 

@@ -7,14 +7,16 @@ are other numbers, or none: then it is only known how much is not ours, and noth
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...printable import printable
 from ..model.gpu import NvmlGpu
 from ..protocol.page import Depth
-from .records import Process
+from .ownership import owner_of
+from .records import KernelRecord, Process
+from .reservations import ShownBytes
 
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of linux/proc_ns.h
 
@@ -115,3 +117,68 @@ def sees_all_pids() -> bool:
         return os.stat("/proc/self/ns/pid").st_ino == INITIAL_PID_NAMESPACE
     except OSError:
         return False
+
+
+# ---- how much of what our processes say they have is borne out by NVML
+#
+# A page is its process's own word. Lots (lots.py) are handed over for good, so they go by what NVML shows of a process
+# where it names processes by the pids that we know. Elsewhere, in containers, NVML's sum for a GPU must do for all that
+# is claimed on it: of the users whose claims together are more than that, those who claim least are believed.
+
+Claim = tuple[str, Process, int]  # an owner, a process of theirs, and the bytes that its page says
+
+
+def look(kernels: Iterable[KernelRecord], measured: Mapping[str, NvmlGpu]) -> None:
+    """Note for each process how much of its movable GPU memory is borne out; `measured`: GPUs by UUID, none where
+    there is no NVML or nobody wants to know.
+    """
+    claims: dict[str, list[Claim]] = {}
+    for kernel in kernels:
+        for process in kernel.processes.values():
+            process.borne_out_bytes = 0 if measured else None
+            for gpu in process.data.gpus if measured else ():
+                if gpu.resident_bytes:
+                    claims.setdefault(gpu.uuid, []).append((owner_of(kernel), process, gpu.resident_bytes))
+    for uuid in claims.keys() & measured.keys():
+        known = measured[uuid]
+        if known.pids is not None and sees_all_pids():
+            _believe_by_pid(known, claims[uuid])
+        else:
+            _believe_by_sum(known, claims[uuid])
+
+
+def shown_bytes(kernel: KernelRecord, gpu: NvmlGpu, managed_bytes: int, *, is_clear: bool) -> ShownBytes:
+    """What NVML shows of a kernel on a GPU; `managed_bytes`: what all pages say is there."""
+    if gpu.pids is not None and sees_all_pids():
+        used = [gpu.used_by.get(process.pid, 0) for process in kernel.processes.values()]
+        if None not in used:
+            return ShownBytes(sum(filter(None, used)))
+    own = kernel.by_gpu().get(gpu.uuid)
+    own_bytes = 0 if own is None else own.resident_bytes + sum(own.fixed_bytes)
+    return ShownBytes(gpu.used_bytes, managed_bytes - own_bytes, is_clear)
+
+
+def _believe_by_pid(gpu: NvmlGpu, claims: Iterable[Claim]) -> None:
+    for _, process, size in claims:
+        if process.pid in (gpu.pids or ()):
+            used = gpu.used_by.get(process.pid)  # None: NVML does not say how much
+            _believe(process, size if used is None else min(size, used))
+
+
+def _believe_by_sum(gpu: NvmlGpu, claims: Iterable[Claim]) -> None:
+    of_owner: dict[str, list[Claim]] = {}
+    for claim in claims:
+        of_owner.setdefault(claim[0], []).append(claim)
+    left = gpu.used_bytes
+    for theirs in sorted(of_owner.values(), key=_size_of):
+        for _, process, size in sorted(theirs, key=lambda claim: (claim[2], claim[1].key)):
+            _believe(process, min(size, left))
+            left -= min(size, left)
+
+
+def _size_of(claims: Iterable[Claim]) -> int:
+    return sum(size for _, _, size in claims)
+
+
+def _believe(process: Process, size: int) -> None:
+    process.borne_out_bytes = (process.borne_out_bytes or 0) + size

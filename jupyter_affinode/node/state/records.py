@@ -6,6 +6,7 @@ Kept by `state.NodeState` alone; everything else gets frozen snapshots or JSON.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -20,7 +21,6 @@ from ..protocol.page import PageData, PageError, PageFlag, PageGpu, State
 from ..protocol.wire import Hello, HelloFlag, Reply, Status
 from ..system.mapped_page import Page
 from ..system.peers import ProcessWatch
-from .host_record import HostRecord
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Process:
     borne_out_bytes: int | None = None  # of its resident memory, as NVML shows it; None: nobody looked
     visible: (
         tuple[str, ...] | None
-    ) = ()  # the GPUs that it was started to see (state/migration_targets.py); None: all
+    ) = ()  # the GPUs that it was started to see (state/context_depth.py); None: all
 
     @property
     def is_parkable(self) -> bool:
@@ -302,6 +302,23 @@ class Caches:
 
     drop: CacheDrop | None = None  # under way
     dropped_at: float | None = None  # when it had last used the GPU, at the last one
+
+
+@dataclass
+class HostRecord:
+    """Part of a `KernelRecord`; written by `host_care` and `Moves`. Times are monotonic seconds."""
+
+    budget_bytes: int | None = None  # of the park under way; None: no limit
+    shares: dict[int, int] = field(default_factory=dict)  # of the budget, by process
+    short: dict[int, int] = field(
+        default_factory=dict
+    )  # a park was tried and takes at least this, by process
+    short_activity: float = 0.0  # when the kernel had last used the GPU then
+    trim_at: float = -math.inf  # when it was last asked to give back what it keeps
+    trim_keep_bytes: int = 0  # … down to this
+    # Parks refused for want of host memory: nothing is said of it before, or tried that is unlikely.
+    backoff: Backoff = field(default_factory=Backoff)
+    left_bytes: int | None = None  # what there was when a park failed that should have had enough
 
 
 @dataclass

@@ -21,12 +21,10 @@ from ..system.mapped_page import Page
 from ..system.nvml import NvmlSample
 from ..system.peers import parent_of
 from ..system.process_start import started_at
-from .context_depth import context_objection, kernel_needs
-from .gpu_processes import busy, by_gpu
+from .context_depth import context_objection, kernel_needs, may_be_going_to, open_gpus, read_visible
+from .gpu_processes import busy, by_gpu, look, shown_bytes
 from .gpus import GpuTable
 from .host_usage import look_for_more
-from .measured_bytes import look, shown_bytes
-from .migration_targets import may_be_going_to, open_gpus, read_visible
 from .persistence import Remembered
 from .records import BadPages, KernelRecord, Process, read_pages
 from .reservations import ReservationBook, ShownBytes

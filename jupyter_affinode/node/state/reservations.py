@@ -1,7 +1,7 @@
 """Room that was granted and that NVML's figure does not surely show yet.
 
 A reservation is a promise that others wait for, and a process can say that it is resuming for as long as it likes. So
-a resume's reservation lasts while NVML shows ever more memory of it (measured_bytes.py), and ends within seconds where
+a resume's reservation lasts while NVML shows ever more memory of it (gpu_processes.py), and ends within seconds where
 nothing comes. What was taken by then NVML counts as used. A kernel that is merely slow goes on, and what it takes later
 is taken like any other program's memory: of two kernels that meet on a GPU the later one is told by its driver that the
 GPU is full, stays parked with all its contents, and is tried again. Without NVML nothing can be borne out: a

@@ -10,11 +10,9 @@ from ...settings.policy import Settings
 from ..model.snapshot import Kernel, Residency, RoomRequest
 from ..protocol.page import Fixed, PageGpu, State
 from ..protocol.wire import HelloFlag
-from .context_depth import kernel_needs, leaves_with_context
-from .expected_use import expected_until
+from .context_depth import kernel_needs, leaves_with_context, other_gpus
 from .gpus import GpuTable
 from .host_usage import host_use
-from .migration_targets import other_gpus
 from .ownership import standing
 from .records import KernelRecord
 from .transfer_speeds import park_copies, resume_copies
@@ -219,3 +217,30 @@ def _can_be_ended(kernel: KernelRecord, now: float) -> bool:
 def _can_drop_caches(kernel: KernelRecord, last_activity: float) -> bool:
     asked = kernel.caches.dropped_at is not None and last_activity <= kernel.caches.dropped_at
     return not asked and any(process.drops_caches for process in kernel.connected())
+
+
+# ---- when it is expected to use the GPU next
+
+CELL_EXPECTED_S = 60.0  # after a cell began; imports and data come first
+FOCUS_EXPECTED_S = 30.0  # after the person turned to the notebook, or typed in it
+HOME = (Residency.PARKED, Residency.RESUMING, Residency.RESIDENT)
+
+
+def expected_until(kernel: KernelRecord) -> float:
+    """Return until when the kernel's next use of the GPU is expected; 0 if it is not.
+
+    A cell that began, or a person who turned to the notebook, announces it once: a kernel that was parked after
+    that, by the person or because it did not use the GPU, is not brought back for it.
+    """
+    if kernel.residency not in HOME:
+        return 0.0
+    moments = []
+    if kernel.cell.is_open and kernel.cell.since is not None:
+        moments.append((kernel.cell.since, CELL_EXPECTED_S))
+    if kernel.focus_at is not None:
+        moments.append((kernel.focus_at, FOCUS_EXPECTED_S))
+    is_parked = kernel.residency is Residency.PARKED
+    return max(
+        (since + lasts for since, lasts in moments if not is_parked or kernel.residency_since <= since),
+        default=0.0,
+    )

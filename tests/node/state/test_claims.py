@@ -19,7 +19,7 @@ from jupyter_affinode.node.model.gpu import NvmlGpu
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.protocol.page import PageGpu, State
 from jupyter_affinode.node.protocol.wire import LARGEST_BYTES, HelloFlag, gpu_uuid
-from jupyter_affinode.node.state import measured_bytes as borne_out
+from jupyter_affinode.node.state import gpu_processes as borne_out
 from jupyter_affinode.node.state.host_usage import has_gpu_memory
 from jupyter_affinode.node.state.registry import NodeState
 from jupyter_affinode.node.state.reservations import NOTHING_COMES_S

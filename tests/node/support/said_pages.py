@@ -19,7 +19,7 @@ from jupyter_affinode.node.model.snapshot import Host, Node
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.protocol.page import PageData, PageFlag, PageGpu, State
 from jupyter_affinode.node.protocol.wire import CommandKind, HelloFlag, Reply, Status, gpu_uuid
-from jupyter_affinode.node.state import measured_bytes as borne_out
+from jupyter_affinode.node.state import gpu_processes as borne_out
 from jupyter_affinode.node.state.observer import Observers
 from jupyter_affinode.node.state.records import Process
 from jupyter_affinode.node.state.registry import NodeState
