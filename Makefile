@@ -4,6 +4,7 @@
 VENV ?= .venv
 OLDEST := build/oldest
 HUB_5 := build/hub-5.5
+CULLER_1 := build/culler-1.4
 BIN := $(CURDIR)/$(VENV)/bin
 WORKERS ?= 2
 # Many tests wait for something most of the time.
@@ -49,7 +50,7 @@ test: before-tests
 
 # Every C program under every sanitizer, all steps of a move, and what else is marked long.
 test-all: before-tests
-	@$(MAKE) --no-print-directory --jobs=$(WORKERS) $(VENV)/.test $(HUB_5)
+	@$(MAKE) --no-print-directory --jobs=$(WORKERS) $(VENV)/.test $(HUB_5) $(CULLER_1)
 	@$(MAKE) --no-print-directory --jobs=$(WORKERS) --output-sync lint test-lab
 	TEST_STRIDE=1 $(PYTEST)
 
@@ -61,6 +62,9 @@ before-tests: native
 # An earlier JupyterHub for tests/hub; it shares the dependencies of the newest.
 $(HUB_5): | $(VENV)/bin/python
 	pip install --quiet --no-deps --target $@ jupyterhub==5.5.4
+
+$(CULLER_1): | $(VENV)/bin/python
+	pip install --quiet --no-deps --target $@ jupyterhub-idle-culler==1.4.0
 
 # What pip does takes less than one core, and the C tests mostly wait: they are made and run beside it.
 c-tests:

@@ -1,0 +1,75 @@
+"""What a user sees in a browser of a spawn that waits for the GPU, and of one that is refused."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from live_browser import chromium
+from playwright.sync_api import expect
+from test_spawns import make_site
+
+pytestmark = pytest.mark.long
+WAIT_MS = 60_000
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """The system's Chromium."""
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture(params=["light", "dark"])
+def open_page(request, browser):
+    """`open_page(site, user)`: a user's browser that spawns their server."""
+    context = browser.new_context(viewport={"width": 900, "height": 600}, color_scheme=request.param)
+
+    def start(site, user):
+        page = context.new_page()
+        page.set_default_timeout(WAIT_MS)
+        page.goto(f"http://127.0.0.1:{site.hub.port}/hub/login?next=/hub/spawn")
+        page.get_by_label("Username").fill(user)
+        page.get_by_label("Password").fill("x")
+        page.get_by_role("button", name="Sign in").click()
+        return page
+
+    yield start
+    context.close()
+
+
+@pytest.fixture(scope="module", params=["6", "5"])
+def patient(request):
+    """A site whose spawns wait."""
+    yield from make_site(request.param)
+
+
+@pytest.fixture(scope="module", params=["6", "5"])
+def strict(request):
+    """A site that refuses spawns after three seconds."""
+    yield from make_site(request.param, on_gpu_full="refuse", gpu_wait_s=3, consecutive_failure_limit=0)
+
+
+def picture(page, name):
+    """Save a picture, if anyone wants it."""
+    if "AFFINODE_SCREENSHOTS" in os.environ:
+        page.screenshot(path=Path(os.environ["AFFINODE_SCREENSHOTS"]) / f"{name}.png")
+
+
+def test_the_spawn_page_tells_why_it_waits_and_goes_on(patient, open_page, request):
+    patient.busy(True)
+    page = open_page(patient, "ana")
+    expect(page.locator("#progress-message")).to_contain_text("its kernels are busy", timeout=WAIT_MS)
+    page.get_by_text("Event log").click()
+    picture(page, f"spawn-{request.node.callspec.id}")
+    patient.busy(False)
+    page.wait_for_url("**/user/ana/**", timeout=WAIT_MS)
+    patient.hub.ask("DELETE", "/users/ana/server")
+
+
+def test_a_refused_spawn_says_so_in_our_words(strict, open_page, request):
+    strict.busy(True)
+    page = open_page(strict, "bob")
+    expect(page.get_by_text("No GPU has room for 500MiB at the moment").first).to_be_visible(timeout=WAIT_MS)
+    picture(page, f"refused-{request.node.callspec.id}")
