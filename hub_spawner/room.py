@@ -6,15 +6,22 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from jupyter_affinode import environment
 from jupyter_affinode.client.api import ControllerClient, ControllerRefused, ControllerUnavailable
 
+AT_ONCE = 8  # connections that have shown nothing yet: of more the controller drops the oldest, as of a flood
+CANCELLED_AGAIN_S = 0.1
 GRACE_S = 5.0  # how much later than its own time-out the controller's last word may come
+
+
+T = TypeVar("T")
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -45,15 +52,17 @@ async def ask_for_room(
 
     Cancelling it withdraws the request at once, as does the end of the Hub's process.
     """
+    turns = _turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(AT_ONCE))
     lines = ControllerClient(socket).room(size, user=user, priority=priority or None, timeout_s=timeout_s)
     deadline = time.monotonic() + timeout_s + GRACE_S
     line: dict[str, Any] = {}
     try:
         async with contextlib.aclosing(lines):
-            while line.get("state", "waiting") == "waiting":
-                line = await asyncio.wait_for(anext(lines), max(deadline - time.monotonic(), 0.0))
-                if line["state"] == "waiting":
-                    tell(line)
+            async with turns:
+                line = await _until(deadline, anext(lines))
+            while line["state"] == "waiting":
+                tell(line)
+                line = await _until(deadline, anext(lines))
     except (ControllerUnavailable, ControllerRefused) as error:
         return Answer("unanswered", str(error))
     except StopAsyncIteration:
@@ -61,3 +70,21 @@ async def ask_for_room(
     except asyncio.TimeoutError:  # the Hub would report it as its own start_timeout
         return Answer("unanswered", f"the controller at {socket} does not answer")
     return Answer(line["state"], line["text"], line["code"], line["place"])
+
+
+async def _until(deadline: float, awaitable: Awaitable[T]) -> T:
+    """Return what comes of it by the deadline. Raises asyncio.TimeoutError, and CancelledError at once.
+
+    Before Python 3.12 `asyncio.wait_for` may lose a cancellation that comes together with the result; the Hub gives a
+    spawn one second to end.
+    """
+    task = asyncio.ensure_future(awaitable)
+    try:
+        await asyncio.wait({task}, timeout=max(deadline - time.monotonic(), 0.0))
+        if task.done():
+            return task.result()
+    finally:
+        while not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=CANCELLED_AGAIN_S)
+    raise asyncio.TimeoutError

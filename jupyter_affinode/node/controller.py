@@ -380,7 +380,8 @@ class Controller:
         before = self.state.gpus.sample
         self.state.take_sample(sample)
         known, seen = (None if look is None else look.gpus for look in (before, sample))
-        if is_first or known != seen or self.state.reservations.entries:
+        awaits_it = self.state.reservations.entries or self.state.room_requests
+        if is_first or known != seen or awaits_it:
             self.poke()
 
     def _tidy(self, now: float) -> None:

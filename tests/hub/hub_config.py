@@ -95,6 +95,16 @@ async def hook_of_subclass(spawner):
 if WANTED.get("subclass_hook"):
     c.UnixUserSpawner.pre_spawn_hook = hook_of_subclass
 c.Spawner.post_stop_hook = lambda spawner: note(f"stopped {spawner.user.name}")
+c.Spawner.group_overrides = {
+    "vision": {
+        "groups": {"vision"},
+        "spawner_override": {
+            "gpu_memory": "100MiB",
+            "grant_key": os.path.join(WANTED["folder"], "hub-1.key"),
+            "grant_url": "http://hub/services/affinode/grant",
+        },
+    }
+}
 c.Spawner.environment = WANTED.get("environment", {})
 note(f"socket {os.environ['AFFINODE_SOCKET']}")
 for name, value in WANTED.get("spawner", {}).items():

@@ -7,13 +7,15 @@ import os
 import signal
 import time
 
+import jwt
 import pytest
-from fake_shim import GPU, MIB, PARK
+from fake_shim import GPU, MIB
 from live_hub import Hub
 from live_machine import new_machine
 from people import Person, open_to_everyone
 from thread_controller import ThreadController
 
+from jupyter_affinode.client.grant_signing import make_keys
 from jupyter_affinode.node.identity.access import EveryUserAccess
 from jupyter_affinode.node.model.gpu import NvmlGpu
 from jupyter_affinode.node.protocol.wire import gpu_uuid
@@ -126,14 +128,29 @@ def test_a_servers_environment_keeps_jax_from_taking_everything(site, user, wait
     assert (status, environment["XLA_PYTHON_CLIENT_PREALLOCATE"]) == (200, "false")
 
 
+def test_a_groups_servers_get_their_own_size_and_a_grant_with_the_hubs_groups(site, user, wait_until):
+    secret, _ = make_keys()
+    (site.machine.folder / "hub-1.key").write_bytes(secret)
+    site.hub.ask("POST", "/groups/vision")
+    assert site.hub.ask("POST", "/groups/vision/users", {"users": [user]})[0] == 200
+    site.busy(False)
+    site.hub.spawn(user)
+    assert any("room for 100 MiB" in message for message in site.hub.follow(user).whole())
+    environment = site.hub.ask("GET", f"/user/{user}/api", api=False)[1]
+    claims = jwt.decode(environment["AFFINODE_GRANT"], options={"verify_signature": False})
+    assert (claims["sub"], claims["groups"], claims["aud"]) == (user, ["vision"], ["affinode:cluster"])
+    assert environment["AFFINODE_GRANT_URL"] == "http://hub/services/affinode/grant"
+    assert f"hub:{user} asks for room for 100 MiB" in site.machine.controller_log()
+
+
 def test_stopping_a_server_that_waits_withdraws_its_request(site, user, wait_until):
     site.hub.spawn(user)
     wait_until(lambda: site.queue() == ["a server that starts"], timeout=60)
-    assert site.hub.ask("DELETE", f"/users/{user}/server")[0] in (202, 204)
+    status, answer = site.hub.ask("DELETE", f"/users/{user}/server")
+    assert status in (202, 204), answer
     wait_until(lambda: site.queue() == [], timeout=60)
     wait_until(lambda: not site.hub.server(user), timeout=60)
     wait_until(lambda: f"stopped {user}" in site.hub.hooks(), timeout=60)
-    assert not site.kernel.heard.of(PARK) or site.kernel.state == 1
 
 
 def test_without_a_controller_servers_start_as_ever_and_the_log_has_a_line(site, user, wait_until):
