@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -170,3 +171,11 @@ def test_the_controllers_own_claim_takes_no_gpu_from_users():
     (request,) = own["spec"]["spec"]["devices"]["requests"]
     assert request["exactly"]["adminAccess"] is True and request["exactly"]["allocationMode"] == "All"
     assert "NVIDIA_VISIBLE_DEVICES" not in str(controller(MOST)["env"])
+
+
+def test_the_probe_ends_well_while_the_controller_answers(machine):
+    *python, script = controller(LEAST)["livenessProbe"]["exec"]["command"]
+    probe = [*python, script.replace("/run/affinode/node.sock", str(machine.socket))]
+    assert subprocess.run(probe, capture_output=True, check=False).returncode != 0
+    machine.start_controller()
+    assert subprocess.run(probe, capture_output=True, check=False).returncode == 0

@@ -79,7 +79,7 @@ def controllers_limit(lots_gib: int) -> int:
 
 @pytest.mark.parametrize(
     ("pod_mib", "parked_mib", "lots_gib"),
-    [(256, 1024, 2), pytest.param(2048, 8192, 8, marks=[pytest.mark.long, pytest.mark.timeout(900)])],
+    [(128, 512, 1), pytest.param(2048, 8192, 8, marks=[pytest.mark.long, pytest.mark.timeout(900)])],
 )
 def test_a_kernel_parks_four_times_what_its_pod_may_use(
     gpu_machine, cgroup, start, wait_until, pod_mib, parked_mib, lots_gib
@@ -108,10 +108,10 @@ def test_a_kernel_parks_four_times_what_its_pod_may_use(
 
 
 def test_without_lots_a_pod_that_has_no_room_keeps_its_gpu_and_lives(gpu_machine, cgroup, start):
-    gpu_machine.simulate(memory="1536MiB")
-    pod = cgroup("pod", 256 * MIB)
+    gpu_machine.simulate(memory="1GiB")
+    pod = cgroup("pod", 128 * MIB)
     start(0, None)
-    with kernel(gpu_machine, 1024) as process:
+    with kernel(gpu_machine, 512) as process:
         pod.enter(process.pid)
         status, said = gpu_machine.ask("POST", "/kernels/k/park", {})
         assert status == 409, said
