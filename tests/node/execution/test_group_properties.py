@@ -102,7 +102,7 @@ def check_at_rest(machine: Machine) -> None:
 
 @given(st.data())
 @settings(
-    max_examples=150,
+    max_examples=60,
     deadline=None,
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.generate],
@@ -123,7 +123,7 @@ def test_in_any_order_the_processes_of_a_kernel_move_as_often_as_each_other(virt
 
 @given(st.data())
 @settings(
-    max_examples=250,
+    max_examples=100,
     deadline=None,
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.generate],

@@ -136,7 +136,7 @@ LOOKS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(LOOKS)
 def test_whatever_happens_sums_are_those_of_the_looks_and_use_is_within_what_was_held(looks):
     meter, now, wall = Meter(), 0.0, NOON

@@ -129,7 +129,7 @@ RESERVES = st.sampled_from([0, 300 * MIB, None])
 
 
 @given(nodes(), POLICIES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_never_two_actions_for_one_kernel_and_none_for_one_under_way(node, policy):
     actions = decide(NOW, node, policy)
     ids = [action.kernel_id for action in actions]
@@ -139,7 +139,7 @@ def test_never_two_actions_for_one_kernel_and_none_for_one_under_way(node, polic
 
 
 @given(nodes(), POLICIES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_what_is_given_is_there(node, policy):
     """All that one pass gives fits into what is free and not reserved."""
     given_bytes = 0
@@ -153,7 +153,7 @@ def test_what_is_given_is_there(node, policy):
 
 
 @given(nodes())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_nobody_is_parked_without_need(node):
     """With the default, a park has been asked for, or someone waits, or memory is low."""
     parked = {action.kernel_id for action in decide(NOW, node, QUICK) if isinstance(action, Park)}
@@ -163,7 +163,7 @@ def test_nobody_is_parked_without_need(node):
 
 
 @given(nodes(), POLICIES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_only_eligible_or_blocked_kernels_are_parked_unasked(node, policy):
     for action in decide(NOW, node, policy):
         if isinstance(action, Park):
@@ -178,7 +178,7 @@ def test_only_eligible_or_blocked_kernels_are_parked_unasked(node, policy):
 
 
 @given(nodes(), POLICIES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_the_queue_is_served_first_come_first(node, policy):
     """Everyone before who is served is served too, under way, held back by a failure, or never fits."""
     places = {  # a kernel has one for each of its allocations
@@ -215,7 +215,7 @@ def test_the_queue_is_served_first_come_first(node, policy):
 
 
 @given(nodes(), POLICIES, RESERVES)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_parks_of_one_pass_take_no_host_memory_that_is_reserved_or_taken(node, policy, reserve):
     """What they may take anew together, all that is under way beside them, and the reserve fit."""
     policy = policy.changed(host_reserve_bytes=reserve)
@@ -234,7 +234,7 @@ def test_parks_of_one_pass_take_no_host_memory_that_is_reserved_or_taken(node, p
 
 
 @given(nodes(), POLICIES, RESERVES)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_nobody_gives_back_what_it_keeps_without_need(node, policy, reserve):
     """The machine or a cgroup is under its reserve, or someone who may be parked does not fit beside it."""
     policy = policy.changed(host_reserve_bytes=reserve)
@@ -255,7 +255,7 @@ def test_nobody_gives_back_what_it_keeps_without_need(node, policy, reserve):
 
 
 @given(nodes())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_with_host_memory_for_everyone_nobody_gives_anything_back(node):
     roomy = replace(node, host=Host(1 << 50, total_bytes=1 << 51))
     assert not any(isinstance(action, Trim) for action in decide(NOW, roomy, QUICK))

@@ -169,7 +169,7 @@ GRAINS = st.lists(st.integers(0, 12), max_size=6)
 
 
 @given(st.integers(-5, 40), st.integers(0, 12), GRAINS)
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 def test_nobody_is_called_undelayed_who_is_delayed(lacks, size, yields):
     """Against all sets, tried one by one. Sizes of whole grains lose nothing to rounding."""
     sums = {sum(chosen) for many in range(len(yields) + 1) for chosen in itertools.combinations(yields, many)}
@@ -179,7 +179,7 @@ def test_nobody_is_called_undelayed_who_is_delayed(lacks, size, yields):
 
 
 @given(st.integers(1, 60 * MIB), st.integers(1, 30 * MIB), st.lists(st.integers(0, 40 * MIB), max_size=6))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 def test_rounding_errs_on_the_side_of_the_one_ahead(lacks, size, yields):
     sums = {sum(chosen) for many in range(len(yields) + 1) for chosen in itertools.combinations(yields, many)}
     if any(lacks <= each < lacks + size for each in sums):

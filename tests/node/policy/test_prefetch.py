@@ -130,7 +130,7 @@ def quiet_machines(draw):
 
 
 @given(quiet_machines())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_no_kernel_is_ever_parked_because_of_prefetch(quiet_machine):
     """Neither by the pass that decides on it, nor by the next one, when it has come back and nothing else changed."""
     node, policy = quiet_machine
