@@ -4,7 +4,7 @@ CFLAGS ?= -O2 -g
 
 # Compiled as position-independent code of C11 with GNU extensions; nothing but libc and libpthread.
 SIM_CFLAGS = -std=gnu11 $(CFLAGS) -fPIC -fvisibility=hidden -D_GNU_SOURCE \
-	-Wall -Wextra -Wstrict-prototypes -include sim/sim_floor.h -Isim
+	-Wall -Wextra -Wstrict-prototypes -include sim/sim_floor.h -iquote sim
 # -Bsymbolic: our own calls stay ours, whatever a preloaded library exports under the same names. nodelete: executors run
 # our code. No SONAME: neither the loader nor ldconfig takes these files for the driver unless somebody made a link of that
 # name, and a program linked through such a link asks for the link's name (-l:libcuda.so.1), as it would of the driver.
@@ -13,9 +13,9 @@ SIM_LDFLAGS = -shared -Wl,-Bsymbolic -Wl,-z,defs -Wl,-z,now -Wl,-z,relro -Wl,-z,
 # By file name, as the shim's: older glibc needs it named, newer has no such library to find with -l.
 SIM_LIBS = -l:libpthread.so.0
 
-SIM_SHARED = machine settings activity
-SIM_NVML = nvml nvml_processes $(SIM_SHARED)
-SIM_CUDA = $(filter-out $(SIM_NVML),$(patsubst sim/%.c,%,$(wildcard sim/*.c))) $(SIM_SHARED)
+SIM_SHARED = machine/machine machine/settings machine/activity
+SIM_NVML = nvml/nvml nvml/nvml_processes $(SIM_SHARED)
+SIM_CUDA = $(filter-out $(SIM_NVML),$(patsubst sim/%.c,%,$(wildcard sim/*/*.c))) $(SIM_SHARED)
 SIM_CUDA_OBJECTS = $(SIM_CUDA:%=$(BUILD)/sim/%.o)
 SIM_NVML_OBJECTS = $(SIM_NVML:%=$(BUILD)/sim/%.o)
 SIM_LIBRARIES = $(BUILD)/libaffinode-sim-cuda.so $(BUILD)/libaffinode-sim-nvml.so
@@ -28,7 +28,7 @@ $(BUILD)/sim/%.o: sim/%.c sim/sim.mk
 	$(CC) $(SIM_CFLAGS) -MMD -MP -c $< -o $@
 
 # Tests digest gigabytes.
-$(BUILD)/sim/digest.o: SIM_CFLAGS += -O3
+$(BUILD)/sim/kernel/digest.o: SIM_CFLAGS += -O3
 
 $(BUILD)/libaffinode-sim-cuda.so: $(SIM_CUDA_OBJECTS)
 	$(CC) $(SIM_LDFLAGS) $(LDFLAGS) -o $@ $^ $(SIM_LIBS)

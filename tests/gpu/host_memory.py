@@ -2,8 +2,8 @@
 
 `python tests/gpu/host_memory.py`. Needs cuda-bindings and a driver, real or simulated; run it without the shim.
 Registering, unregistering and freeing, plain and beside a stream capture, and copies that lie in two registrations.
-Exits with 1 where an answer is another one than the simulator's: then shim/sim/hostmem.c or capture_rules.c is to be
-set right.
+Exits with 1 where an answer is another one than the simulator's: then shim/sim/memory/hostmem.c or
+shim/sim/graph/capture_rules.c is to be set right.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class Gpus:
 
 
 class Board:
-    """shim/sim/fault_board.h, for the processes that are started with its name in their environment."""
+    """shim/sim/machine/fault_board.h, for the processes that are started with its name in their environment."""
 
     def __init__(self, path: Path) -> None:
         path.write_bytes(bytes(4096))

@@ -9,7 +9,7 @@ typedef CUDA_MEMSET_NODE_PARAMS_v1 MemsetNode;
 typedef CUDA_HOST_NODE_PARAMS_v1 HostNode;
 typedef CUgraphExecUpdateResultInfo_v1 UpdateResult;
 #else
-#include "sim_cuda.h"
+#include "driver/sim_cuda.h"
 typedef CUDA_KERNEL_NODE_PARAMS KernelNode;
 typedef CUDA_MEMSET_NODE_PARAMS MemsetNode;
 typedef CUDA_HOST_NODE_PARAMS HostNode;

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "sim_cuda.h"
+#include "driver/sim_cuda.h"
 
 #define THREADS 4
 #define ROUNDS 40

@@ -12,7 +12,7 @@ TEXT_AT = 24 + 512
 
 
 class Board:
-    """`struct sim_fault_board` (shim/sim/fault_board.h) for the programs of a machine."""
+    """`struct sim_fault_board` (shim/sim/machine/fault_board.h) for the programs of a machine."""
 
     def __init__(self, gpu, folder: Path) -> None:
         path = folder / "board"

@@ -34,10 +34,10 @@ def test_structs_are_laid_out_as_in_the_real_header(tmp_path):
 
 
 def test_every_exported_function_can_be_resolved_by_name(native):
-    """entries.h and the exported symbols are the same set; the per-thread variants stand beside their base."""
+    """driver/entries.h and the exported symbols are the same set; the per-thread variants stand beside their base."""
     listed = set()
     for _, _, symbol, per_thread in re.findall(
-        r"^ENTRY\((\w+), (\d+), (\w+), (\w+)\)$", (SIM / "entries.h").read_text(), re.M
+        r"^ENTRY\((\w+), (\d+), (\w+), (\w+)\)$", (SIM / "driver" / "entries.h").read_text(), re.M
     ):
         listed |= {symbol, per_thread}
     symbols = subprocess.run(
@@ -57,7 +57,7 @@ def test_many_threads_under_the_thread_sanitizer(machine, tmp_path):
     if not Path(asked.stdout.strip()).is_absolute():  # gcc answers with the bare name when it has none
         pytest.skip("gcc has no libtsan here")
     program = tmp_path / "stress"
-    sources = [str(source) for source in sorted(SIM.glob("*.c")) if not source.name.startswith("nvml")]
+    sources = [str(source) for source in sorted(SIM.glob("*/*.c")) if source.parent.name != "nvml"]
     flags = ["-g", "-O0", "-fsanitize=thread", "-std=gnu11", "-D_GNU_SOURCE", f"-I{SIM}", "-pthread"]
     build = ["gcc", *flags, str(HERE / "stress.c"), *sources, "-o", str(program)]
     subprocess.run(build, check=True, timeout=120)

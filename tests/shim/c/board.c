@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "../sim/fault_board.h"
+#include "../sim/machine/fault_board.h"
 #include "harness.h"
 
 static struct sim_fault_board *board;

@@ -1,4 +1,4 @@
-/* Faults of the simulated driver, armed while the program runs (shim/sim/faults.h says what there is).  */
+/* Faults of the simulated driver, armed while the program runs (shim/sim/machine/faults.h says what there is).  */
 #ifndef TEST_BOARD_H
 #define TEST_BOARD_H
 

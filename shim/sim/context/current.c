@@ -1,0 +1,233 @@
+/* The stack of contexts of each thread, and what is asked of the current one.  */
+#include "context/context.h"
+#include "driver/api.h"
+#include "driver/device.h"
+#include "graph/capture.h"
+#include "memory/pool.h"
+#include "stream/stream.h"
+
+#define STACK_DEPTH 64
+
+static __thread CUcontext stack[STACK_DEPTH];
+static __thread unsigned depth;
+
+CUresult context_current_alive(CUcontext *context)
+{
+	CUcontext top = depth ? stack[depth - 1] : NULL;
+
+	if (!top)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	if (!context_is(top) || !top->active)
+		return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+	*context = top;
+	return CUDA_SUCCESS;
+}
+
+CUresult context_current(CUcontext *context)
+{
+	CUresult result = context_current_alive(context);
+
+	return result == CUDA_SUCCESS ? __atomic_load_n(&(*context)->sticky, __ATOMIC_ACQUIRE) : result;
+}
+
+void current_push(CUcontext context)
+{
+	if (depth < STACK_DEPTH)
+		stack[depth++] = context;
+}
+
+void current_forget(CUcontext context)
+{
+	if (depth && stack[depth - 1] == context)
+		depth--;
+}
+
+SIM_API CUresult cuCtxGetCurrent(CUcontext *context)
+{
+	ENTER("cuCtxGetCurrent");
+	if (!context)
+		return CUDA_ERROR_INVALID_VALUE;
+	*context = depth ? stack[depth - 1] : NULL;
+	return CUDA_SUCCESS;
+}
+
+SIM_API CUresult cuCtxSetCurrent(CUcontext context)
+{
+	ENTER("cuCtxSetCurrent");
+	if (context && !context_is(context))
+		return CUDA_ERROR_INVALID_CONTEXT;
+	if (!context)
+		depth -= depth ? 1 : 0;
+	else if (depth)
+		stack[depth - 1] = context;
+	else
+		current_push(context);
+	return CUDA_SUCCESS;
+}
+
+SIM_API CUresult cuCtxPushCurrent_v2(CUcontext context)
+{
+	ENTER("cuCtxPushCurrent");
+	if (!context_is(context))
+		return CUDA_ERROR_INVALID_CONTEXT;
+	if (depth == STACK_DEPTH)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	current_push(context);
+	return CUDA_SUCCESS;
+}
+
+SIM_API CUresult cuCtxPopCurrent_v2(CUcontext *context)
+{
+	ENTER("cuCtxPopCurrent");
+	if (!depth)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	depth--;
+	if (context)
+		*context = stack[depth];
+	return CUDA_SUCCESS;
+}
+
+SIM_API CUresult cuCtxGetDevice(CUdevice *device)
+{
+	CUcontext context;
+
+	ENTER("cuCtxGetDevice");
+	if (!device)
+		return CUDA_ERROR_INVALID_VALUE;
+	context = depth ? stack[depth - 1] : NULL;
+	if (!context)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	if (!context_is(context))
+		return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+	*device = context->device;
+	return CUDA_SUCCESS;
+}
+
+SIM_API CUresult cuCtxGetFlags(unsigned int *flags)
+{
+	CUcontext context;
+	CUresult result;
+
+	ENTER("cuCtxGetFlags");
+	result = flags ? context_current_alive(&context) : CUDA_ERROR_INVALID_VALUE;
+	if (result == CUDA_SUCCESS)
+		*flags = context->flags;
+	return result;
+}
+
+SIM_API CUresult cuCtxGetId(CUcontext context, unsigned long long *id)
+{
+	CUresult result = CUDA_SUCCESS;
+
+	ENTER("cuCtxGetId");
+	if (!context)
+		result = context_current_alive(&context);
+	else if (!context_is(context))
+		result = CUDA_ERROR_INVALID_CONTEXT;
+	if (result == CUDA_SUCCESS && !id)
+		result = CUDA_ERROR_INVALID_VALUE;
+	if (result == CUDA_SUCCESS)
+		*id = context->id;
+	return result;
+}
+
+SIM_API CUresult cuCtxGetApiVersion(CUcontext context, unsigned int *version)
+{
+	CUresult result = CUDA_SUCCESS;
+
+	ENTER("cuCtxGetApiVersion");
+	if (!context)
+		result = context_current_alive(&context);
+	else if (!context_is(context))
+		result = CUDA_ERROR_INVALID_CONTEXT;
+	if (result == CUDA_SUCCESS && version)
+		*version = 3020;
+	return result;
+}
+
+SIM_API CUresult cuCtxSynchronize(void)
+{
+	CUresult result;
+
+	ENTER_CONTEXT("cuCtxSynchronize", context);
+	result = capture_forbids_context(context);
+	if (result != CUDA_SUCCESS)
+		return result;
+	streams_finish(context);
+	pools_synchronised();
+	return context->sticky;
+}
+
+SIM_API CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
+{
+	ENTER_CONTEXT("cuCtxGetStreamPriorityRange", context);
+	if (least)
+		*least = 0;
+	if (greatest)
+		*greatest = -5;
+	return CUDA_SUCCESS;
+}
+
+SIM_API CUresult cuCtxGetLimit(size_t *value, int limit)
+{
+	ENTER_CONTEXT("cuCtxGetLimit", context);
+	if (!value)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (limit < 0 || limit > 6)
+		return CUDA_ERROR_UNSUPPORTED_LIMIT;
+	*value = context->limits[limit];
+	return CUDA_SUCCESS;
+}
+
+SIM_API CUresult cuCtxSetLimit(int limit, size_t value)
+{
+	ENTER_CONTEXT("cuCtxSetLimit", context);
+	if (limit < 0 || limit > 6)
+		return CUDA_ERROR_UNSUPPORTED_LIMIT;
+	context->limits[limit] = value;
+	return CUDA_SUCCESS;
+}
+
+SIM_API CUresult cuCtxGetCacheConfig(int *config)
+{
+	ENTER_CONTEXT("cuCtxGetCacheConfig", context);
+	if (!config)
+		return CUDA_ERROR_INVALID_VALUE;
+	*config = context->cache_config;
+	return CUDA_SUCCESS;
+}
+
+SIM_API CUresult cuCtxSetCacheConfig(int config)
+{
+	ENTER_CONTEXT("cuCtxSetCacheConfig", context);
+	if (config < 0 || config > 3)
+		return CUDA_ERROR_INVALID_VALUE;
+	context->cache_config = config;
+	return CUDA_SUCCESS;
+}
+
+SIM_API CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags)
+{
+	ENTER_CONTEXT("cuCtxEnablePeerAccess", context);
+	if (flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!context_is(peer) || !peer->active)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	if (peer->device == context->device)
+		return CUDA_ERROR_INVALID_DEVICE;
+	if (context->peers & (1u << peer->device))
+		return CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
+	context->peers |= 1u << peer->device;
+	return CUDA_SUCCESS;
+}
+
+SIM_API CUresult cuCtxDisablePeerAccess(CUcontext peer)
+{
+	ENTER_CONTEXT("cuCtxDisablePeerAccess", context);
+	if (!context_is(peer))
+		return CUDA_ERROR_INVALID_CONTEXT;
+	if (!(context->peers & (1u << peer->device)))
+		return CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
+	context->peers &= ~(1u << peer->device);
+	return CUDA_SUCCESS;
+}

@@ -1,0 +1,247 @@
+/* Carrying out copies and fills, a piece at a time: the table of ranges is held for each piece, so that memory may be
+ * unmapped under a running copy and the copy finds out, as a GPU would.  */
+#include "copy/copy.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "graph/capture.h"
+#include "machine/activity.h"
+
+#define PIECE (4ull << 20)
+#define STAGED_LARGEST (1u << 20) /* a pageable source up to here is read at once; seen on an H200 with 1 MiB */
+
+/* Whether a copy may touch it: as for a kernel, but other GPUs' plain memory needs no peer access.  */
+static bool reachable(CUcontext context, uint64_t address, uint64_t size, bool write)
+{
+	uint64_t end = address + size;
+
+	if (end < address)
+		return false;
+	while (address < end) {
+		struct range *range = ranges_find(&memory_ranges, address);
+
+		if (!range)
+			return false;
+		if (range->kind == RANGE_MAPPED && !ranges_accessible(context, address, 1, write))
+			return false;
+		address = range->start + range->size;
+	}
+	return true;
+}
+
+static bool on_device(const struct side *side)
+{
+	struct range *range = ranges_find(&memory_ranges, side->address);
+
+	return range && range->kind != RANGE_HOST && range->kind != RANGE_REGISTERED;
+}
+
+CUresult side_locate(struct side *side, enum side_kind kind, uint64_t extent)
+{
+	CUresult result = CUDA_SUCCESS;
+	struct range *range;
+
+	ranges_read();
+	range = ranges_find(&memory_ranges, side->address);
+	side->table = kind == SIDE_DEVICE || range != NULL;
+	if (kind != SIDE_DEVICE && range && (range->kind == RANGE_HOST || range->kind == RANGE_REGISTERED))
+		side->table = range->start + range->size >= side->address + extent; /* else it is partly pageable */
+	if (side->table && !reachable(side->context, side->address, extent, false))
+		result = CUDA_ERROR_INVALID_VALUE;
+	if (kind != SIDE_DEVICE && !range && ranges_find(&reserved_ranges, side->address))
+		result = CUDA_ERROR_INVALID_VALUE;
+	ranges_done();
+	return result;
+}
+
+bool side_straddles(uint64_t address, uint64_t extent)
+{
+	uint64_t end = address + extent;
+	struct range *range;
+	bool pinned;
+
+	ranges_read();
+	range = ranges_from(&memory_ranges, address);
+	pinned = range && (range->kind == RANGE_HOST || range->kind == RANGE_REGISTERED) && range->start < end;
+	pinned = pinned && (range->start > address || range->start + range->size < end);
+	ranges_done();
+	return pinned;
+}
+
+uint64_t side_extent(const struct side *side, const struct copy *shape)
+{
+	return (shape->depth - 1) * side->slice + (shape->height - 1) * side->pitch + shape->width;
+}
+
+static CUresult copy_row(const struct copy *copy, uint64_t to, uint64_t from, unsigned gpu, int direction)
+{
+	for (uint64_t done = 0; done < copy->width;) {
+		uint64_t piece = copy->width - done < PIECE ? copy->width - done : PIECE;
+		bool valid;
+
+		ranges_read();
+		valid = (!copy->to.table || reachable(copy->to.context, to + done, piece, true)) &&
+			(!copy->from.table || reachable(copy->from.context, from + done, piece, false));
+		if (valid)
+			memmove((void *)(to + done), (const void *)(from + done), piece);
+		ranges_done();
+		if (!valid)
+			return CUDA_ERROR_ILLEGAL_ADDRESS;
+		if (direction >= 0)
+			activity_throttle(gpu, (enum sim_direction)direction, piece);
+		done += piece;
+	}
+	return CUDA_SUCCESS;
+}
+
+/* One wrong bit in the middle of the first row.  */
+static CUresult corrupt(const struct side *to, uint64_t width)
+{
+	uint64_t at = to->address + width / 2;
+	bool valid;
+
+	ranges_read();
+	valid = !to->table || reachable(to->context, at, 1, true);
+	if (valid)
+		*(uint8_t *)at ^= 0x10;
+	ranges_done();
+	return valid ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_ADDRESS;
+}
+
+static CUresult run_copy(struct operation *operation, CUstream stream)
+{
+	struct copy *copy = (struct copy *)operation;
+	uint64_t from = copy->staged ? (uint64_t)copy->staged : copy->from.address;
+	unsigned gpu = stream->context->gpu;
+	CUresult result = CUDA_SUCCESS;
+	bool to_device, from_device;
+	int direction;
+
+	ranges_read();
+	to_device = copy->to.table && on_device(&copy->to);
+	from_device = !copy->staged && copy->from.table && on_device(&copy->from);
+	ranges_done();
+	direction = to_device == from_device ? -1 : to_device ? SIM_TO_DEVICE : SIM_TO_HOST;
+	activity_begin(gpu, SIM_COPIES);
+	for (uint64_t z = 0; z < copy->depth && result == CUDA_SUCCESS; z++)
+		for (uint64_t y = 0; y < copy->height && result == CUDA_SUCCESS; y++)
+			result = copy_row(copy, copy->to.address + z * copy->to.slice + y * copy->to.pitch,
+					  from + z * copy->from.slice + y * copy->from.pitch, gpu, direction);
+	if (result == CUDA_SUCCESS && operation->fault == FAULT_CORRUPT)
+		result = corrupt(&copy->to, copy->width);
+	activity_end(gpu, SIM_COPIES);
+	return result;
+}
+
+static void drop_copy(struct operation *operation)
+{
+	free(((struct copy *)operation)->staged);
+}
+
+struct operation *copy_operation_new(const struct copy *shape)
+{
+	struct copy *copy = operation_new(sizeof(*copy), CU_GRAPH_NODE_TYPE_MEMCPY, run_copy);
+
+	if (!copy)
+		return NULL;
+	copy->to = shape->to;
+	copy->from = shape->from;
+	copy->width = shape->width;
+	copy->height = shape->height;
+	copy->depth = shape->depth;
+	copy->operation.drop = drop_copy;
+	copy->operation.bytes = shape->width * shape->height * shape->depth;
+	return &copy->operation;
+}
+
+/* A small pageable source is read now; its owner may change it as soon as we return.  */
+static bool stage(struct copy *copy)
+{
+	if (copy->from.table || copy->height != 1 || copy->depth != 1 || copy->width > STAGED_LARGEST)
+		return false;
+	copy->staged = malloc(copy->width);
+	if (copy->staged) {
+		memcpy(copy->staged, (const void *)copy->from.address, copy->width);
+		copy->from.table = false;
+	}
+	return copy->staged != NULL;
+}
+
+CUresult copy_submit(CUstream stream, const struct copy *shape, bool wait)
+{
+	struct operation *operation;
+	bool pageable = !shape->to.table || !shape->from.table;
+
+	if (!shape->width || !shape->height || !shape->depth)
+		return CUDA_SUCCESS;
+	operation = copy_operation_new(shape);
+	if (!operation)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	if (!wait && pageable && !capture_active(stream))
+		wait = !shape->to.table || !stage((struct copy *)operation);
+	if (wait && shape->to.table && shape->from.table) {
+		bool between_devices;
+
+		ranges_read(); /* a copy inside the GPU is not waited for */
+		between_devices = on_device(&shape->to) && on_device(&shape->from);
+		ranges_done();
+		wait = !between_devices;
+	}
+	return wait ? stream_submit_and_wait(stream, operation) : stream_submit(stream, operation, NULL);
+}
+
+static void fill_row(uint64_t address, uint64_t count, unsigned value, unsigned size)
+{
+	if (size == 1)
+		memset((void *)address, (int)(value & 0xff), count);
+	else if (size == 2)
+		for (uint64_t i = 0; i < count; i++)
+			((uint16_t *)address)[i] = (uint16_t)value;
+	else
+		for (uint64_t i = 0; i < count; i++)
+			((uint32_t *)address)[i] = value;
+}
+
+static CUresult run_fill(struct operation *operation, CUstream stream)
+{
+	struct fill *fill = (struct fill *)operation;
+	const CUDA_MEMSET_NODE_PARAMS *what = &fill->what;
+	uint64_t per_piece = PIECE / what->elementSize;
+
+	(void)stream;
+	for (uint64_t y = 0; y < what->height; y++)
+		for (uint64_t done = 0; done < what->width;) {
+			uint64_t count = what->width - done < per_piece ? what->width - done : per_piece;
+			uint64_t at = what->dst + y * what->pitch + done * what->elementSize;
+			bool valid;
+
+			ranges_read();
+			valid = ranges_accessible(fill->context, at, count * what->elementSize, true);
+			if (valid)
+				fill_row(at, count, what->value, what->elementSize);
+			ranges_done();
+			if (!valid)
+				return CUDA_ERROR_ILLEGAL_ADDRESS;
+			done += count;
+		}
+	if (operation->fault == FAULT_CORRUPT) {
+		struct side to = {.address = what->dst, .context = fill->context, .table = true};
+
+		return corrupt(&to, what->width * what->elementSize);
+	}
+	return CUDA_SUCCESS;
+}
+
+struct operation *fill_operation_new(CUcontext context, const CUDA_MEMSET_NODE_PARAMS *what)
+{
+	struct fill *fill = operation_new(sizeof(*fill), CU_GRAPH_NODE_TYPE_MEMSET, run_fill);
+
+	if (!fill)
+		return NULL;
+	fill->what = *what;
+	fill->operation.bytes = what->width * what->elementSize * what->height;
+	fill->context = context;
+	fill->operation.kernels = true; /* the driver fills with a kernel of its own */
+	return &fill->operation;
+}

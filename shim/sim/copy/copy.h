@@ -1,0 +1,49 @@
+/* Copies and fills as operations.  */
+#ifndef SIM_COPY_H
+#define SIM_COPY_H
+
+#include "memory/ranges.h"
+#include "stream/stream.h"
+
+struct side {
+	uint64_t address;
+	uint64_t pitch;  /* from row to row */
+	uint64_t slice;  /* from plane to plane */
+	CUcontext context; /* whose GPU must reach it */
+	bool table;      /* it must be in the table of ranges: anything but plain host memory */
+};
+
+struct copy {
+	struct operation operation;
+	struct side to, from;
+	uint64_t width, height, depth; /* bytes, rows, planes */
+	void *staged;
+};
+
+struct fill {
+	struct operation operation;
+	CUDA_MEMSET_NODE_PARAMS what;
+	CUcontext context;
+};
+
+enum side_kind { SIDE_HOST, SIDE_DEVICE, SIDE_ANY };
+
+/* Say where a side lies; CUDA_ERROR_INVALID_VALUE when [address, address + extent) is not memory of that kind.  */
+CUresult side_locate(struct side *side, enum side_kind kind, uint64_t extent);
+/* Whether [address, address + extent) lies partly in pinned host memory, or in two registrations of it: asynchronous
+ * copies refuse that (seen on an H200; "Memory regions requested must be either entirely registered with CUDA …", CUDA
+ * Driver API, cuMemcpyDtoHAsync).  */
+bool side_straddles(uint64_t address, uint64_t extent);
+/* Bytes from a side's first to its last byte.  */
+uint64_t side_extent(const struct side *side, const struct copy *shape);
+
+/* Submit a copy whose sides were located. `wait`: until it is done. Pageable memory is read before this returns, and
+ * written, as the driver does it.  */
+CUresult copy_submit(CUstream stream, const struct copy *shape, bool wait);
+/* An operation for a graph.  */
+struct operation *copy_operation_new(const struct copy *shape);
+struct operation *fill_operation_new(CUcontext context, const CUDA_MEMSET_NODE_PARAMS *what);
+/* CUDA_MEMCPY3D (and, for a peer copy, its contexts) into a located shape.  */
+CUresult copy_from_3d(CUcontext context, const CUDA_MEMCPY3D *given, bool peer, struct copy *shape);
+
+#endif

@@ -1,0 +1,25 @@
+/* The rest of the _ptsz entry points: the same calls, with the thread's own default stream.  */
+#include "driver/api.h"
+#include "driver/streams_default.h"
+#include "stream/stream.h"
+
+#define SAME(name, parameters, arguments)                      \
+	CUresult name parameters;                              \
+	SIM_API CUresult name##_ptsz parameters;               \
+	SIM_API CUresult name##_ptsz parameters                \
+	{                                                      \
+		return name arguments;                         \
+	}
+
+SAME(cuStreamGetPriority, (CUstream stream, int *value), (PER_THREAD(stream), value))
+SAME(cuStreamGetFlags, (CUstream stream, unsigned int *value), (PER_THREAD(stream), value))
+SAME(cuStreamGetId, (CUstream stream, unsigned long long *value), (PER_THREAD(stream), value))
+SAME(cuStreamGetCtx, (CUstream stream, CUcontext *value), (PER_THREAD(stream), value))
+SAME(cuStreamGetDevice, (CUstream stream, CUdevice *value), (PER_THREAD(stream), value))
+SAME(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned int flags), (PER_THREAD(stream), event, flags))
+SAME(cuStreamAttachMemAsync, (CUstream stream, CUdeviceptr address, size_t size, unsigned int flags),
+     (PER_THREAD(stream), address, size, flags))
+SAME(cuStreamQuery, (CUstream stream), (PER_THREAD(stream)))
+SAME(cuStreamSynchronize, (CUstream stream), (PER_THREAD(stream)))
+SAME(cuEventRecord, (CUevent event, CUstream stream), (event, PER_THREAD(stream)))
+SAME(cuEventRecordWithFlags, (CUevent event, CUstream stream, unsigned int flags), (event, PER_THREAD(stream), flags))

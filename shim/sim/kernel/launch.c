@@ -1,0 +1,171 @@
+/* Launching kernels and host functions; what is asked about a function is in function.c.  */
+#include <string.h>
+
+#include "driver/api.h"
+#include "driver/streams_default.h"
+#include "graph/capture.h"
+#include "kernel/module.h"
+#include "stream/host_function.h"
+
+#define LAUNCH_PARAM_END ((void *)0)
+#define LAUNCH_PARAM_BUFFER_POINTER ((void *)1)
+#define LAUNCH_PARAM_BUFFER_SIZE ((void *)2)
+
+static CUresult run_launch(struct operation *operation, CUstream stream)
+{
+	struct launch *launch = (struct launch *)operation;
+
+	return launch->kernel->run(stream, launch->parameters);
+}
+
+/* The packed form: parameters at their natural alignment in one buffer.  */
+static CUresult read_packed(struct launch *launch, void **extra)
+{
+	const char *buffer = NULL;
+	size_t size = 0, at = 0;
+
+	for (; *extra != LAUNCH_PARAM_END; extra += 2) {
+		if (extra[0] == LAUNCH_PARAM_BUFFER_POINTER)
+			buffer = extra[1];
+		else if (extra[0] == LAUNCH_PARAM_BUFFER_SIZE)
+			size = *(size_t *)extra[1];
+		else
+			return CUDA_ERROR_INVALID_VALUE;
+	}
+	for (unsigned i = 0; i < launch->kernel->parameter_count; i++) {
+		unsigned bytes = launch->kernel->parameter_bytes[i];
+
+		at = (at + bytes - 1) / bytes * bytes;
+		if (!buffer || at + bytes > size)
+			return CUDA_ERROR_INVALID_VALUE;
+		memcpy(&launch->parameters[i], buffer + at, bytes);
+		at += bytes;
+	}
+	return CUDA_SUCCESS;
+}
+
+static CUresult read_parameters(struct launch *launch, void **parameters, void **extra)
+{
+	if (!parameters && extra)
+		return read_packed(launch, extra);
+	if (!parameters || extra)
+		return CUDA_ERROR_INVALID_VALUE; /* every kernel here has parameters; both forms at once are refused */
+	for (unsigned i = 0; i < launch->kernel->parameter_count; i++) {
+		if (!parameters[i])
+			return CUDA_ERROR_INVALID_VALUE;
+		memcpy(&launch->parameters[i], parameters[i], launch->kernel->parameter_bytes[i]);
+	}
+	return CUDA_SUCCESS;
+}
+
+static bool shape_valid(const CUDA_KERNEL_NODE_PARAMS *shape)
+{
+	uint64_t threads = (uint64_t)shape->blockDimX * shape->blockDimY * shape->blockDimZ;
+
+	return shape->gridDimX && shape->gridDimY && shape->gridDimZ && threads && threads <= 1024 &&
+	       shape->gridDimX <= 0x7fffffffu && shape->gridDimY <= 65535 && shape->gridDimZ <= 65535 &&
+	       shape->blockDimZ <= 64 && shape->sharedMemBytes <= 232448;
+}
+
+CUresult launch_new(const CUDA_KERNEL_NODE_PARAMS *given, struct operation **made)
+{
+	CUfunction function = given->func ? given->func : given->kern;
+	struct launch *launch;
+	CUresult result;
+
+	if (!object_is(function, OBJECT_FUNCTION))
+		return CUDA_ERROR_INVALID_HANDLE;
+	if (!shape_valid(given))
+		return CUDA_ERROR_INVALID_VALUE;
+	launch = operation_new(sizeof(*launch), CU_GRAPH_NODE_TYPE_KERNEL, run_launch);
+	if (!launch)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	launch->operation.kernels = true;
+	launch->function = function;
+	launch->kernel = function->kernel;
+	launch->shape = *given;
+	result = read_parameters(launch, given->kernelParams, given->extra);
+	if (result != CUDA_SUCCESS) {
+		operation_release(&launch->operation);
+		return result;
+	}
+	for (unsigned i = 0; i < KERNEL_PARAMETERS; i++)
+		launch->parameter_addresses[i] = &launch->parameters[i];
+	*made = &launch->operation;
+	return CUDA_SUCCESS;
+}
+
+static CUresult launch(const char *called, const CUDA_KERNEL_NODE_PARAMS *given, CUstream handle)
+{
+	struct operation *operation;
+	CUstream stream;
+
+	ENTER_CONTEXT(called, context);
+	refused_ = stream_of(context, handle, &stream);
+	if (refused_ == CUDA_SUCCESS)
+		refused_ = launch_new(given, &operation);
+	return refused_ == CUDA_SUCCESS ? stream_submit(stream, operation, NULL) : refused_;
+}
+
+#define LAUNCH_PARAMETERS                                                                                             \
+	CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,     \
+		unsigned int block_y, unsigned int block_z, unsigned int shared, CUstream stream, void **parameters
+#define LAUNCH_SHAPE(extra)                                                                                           \
+	{function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, parameters, extra, NULL, NULL}
+
+SIM_API CUresult cuLaunchKernel(LAUNCH_PARAMETERS, void **extra)
+{
+	CUDA_KERNEL_NODE_PARAMS given = LAUNCH_SHAPE(extra);
+
+	return launch("cuLaunchKernel", &given, stream);
+}
+
+SIM_API CUresult cuLaunchKernel_ptsz(LAUNCH_PARAMETERS, void **extra)
+{
+	CUDA_KERNEL_NODE_PARAMS given = LAUNCH_SHAPE(extra);
+
+	return launch("cuLaunchKernel", &given, PER_THREAD(stream));
+}
+
+SIM_API CUresult cuLaunchCooperativeKernel(LAUNCH_PARAMETERS)
+{
+	CUDA_KERNEL_NODE_PARAMS given = LAUNCH_SHAPE(NULL);
+
+	return launch("cuLaunchCooperativeKernel", &given, stream);
+}
+
+SIM_API CUresult cuLaunchCooperativeKernel_ptsz(LAUNCH_PARAMETERS)
+{
+	CUDA_KERNEL_NODE_PARAMS given = LAUNCH_SHAPE(NULL);
+
+	return launch("cuLaunchCooperativeKernel", &given, PER_THREAD(stream));
+}
+
+static CUresult launch_ex(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra,
+			  bool per_thread)
+{
+	CUDA_KERNEL_NODE_PARAMS given = {.func = function, .kernelParams = parameters, .extra = extra};
+	CUstream stream;
+
+	if (!config)
+		return CUDA_ERROR_INVALID_VALUE;
+	given.gridDimX = config->gridDimX;
+	given.gridDimY = config->gridDimY;
+	given.gridDimZ = config->gridDimZ;
+	given.blockDimX = config->blockDimX;
+	given.blockDimY = config->blockDimY;
+	given.blockDimZ = config->blockDimZ;
+	given.sharedMemBytes = config->sharedMemBytes;
+	stream = per_thread ? PER_THREAD(config->hStream) : config->hStream;
+	return launch("cuLaunchKernelEx", &given, stream);
+}
+
+SIM_API CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra)
+{
+	return launch_ex(config, function, parameters, extra, false);
+}
+
+SIM_API CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra)
+{
+	return launch_ex(config, function, parameters, extra, true);
+}

@@ -1,0 +1,51 @@
+/* Modules, functions, and the kernels that are built in.  */
+#ifndef SIM_MODULE_H
+#define SIM_MODULE_H
+
+#include "stream/stream.h"
+
+#define KERNEL_PARAMETERS 4
+
+/* One built-in kernel: its parameters are 4 or 8 bytes each, widened to 64 bits.  */
+struct kernel {
+	const char *name;
+	unsigned parameter_count;
+	unsigned parameter_bytes[KERNEL_PARAMETERS];
+	CUresult (*run)(CUstream stream, const uint64_t *parameters);
+};
+
+/* The built-in kernel of that name, or NULL.  */
+const struct kernel *kernel_named(const char *name);
+CUresult digest_kernel(CUstream stream, const uint64_t *parameters);
+
+struct CUfunc_st {
+	struct object object;
+	CUfunction next; /* of its module */
+	CUmodule module;
+	const struct kernel *kernel;
+	int dynamic_shared_bytes;
+	int carveout;
+};
+
+struct CUmod_st {
+	struct object object;
+	CUmodule next; /* of all */
+	CUcontext context; /* NULL: a library */
+	uint64_t context_id;
+	CUfunction functions; /* the entries of the text that are built in, in its order */
+};
+
+struct launch {
+	struct operation operation;
+	CUfunction function;
+	const struct kernel *kernel;
+	CUDA_KERNEL_NODE_PARAMS shape; /* its pointers are not used */
+	uint64_t parameters[KERNEL_PARAMETERS];
+	void *parameter_addresses[KERNEL_PARAMETERS]; /* of the above, for cuGraphKernelNodeGetParams */
+};
+
+/* An operation that launches; reads the parameters now.  */
+CUresult launch_new(const CUDA_KERNEL_NODE_PARAMS *given, struct operation **made);
+void modules_release_context(CUcontext context);
+
+#endif

@@ -1,0 +1,34 @@
+/* The inside of a memory pool, for pool.c (giving and taking) and pool_attributes.c (asking and setting).  */
+#ifndef SIM_POOL_STATE_H
+#define SIM_POOL_STATE_H
+
+#include "memory/memory.h"
+#include "memory/pool.h"
+
+struct pool_block {
+	struct pool_block *next;
+	uint64_t start, cost, offset;
+};
+
+struct CUmemPoolHandle_st {
+	struct object object;
+	CUmemoryPool next; /* of all */
+	CUdevice device;
+	bool is_default, destroyed;
+	uint64_t threshold;
+	uint64_t reserved, reserved_high; /* what it holds of the GPU */
+	uint64_t used, used_high;         /* of that, given out */
+	int flags[4];                     /* the reuse attributes, by their number */
+	uint8_t access[SIM_MAX_GPUS];
+	struct pool_block *idle;
+};
+
+CUmemoryPool pool_new(CUdevice device);
+CUmemoryPool pool_default(CUdevice device);
+CUmemoryPool pool_current(CUdevice device);
+void pool_make_current(CUdevice device, CUmemoryPool pool);
+/* The two below with the tables held for writing.  */
+void pool_trim(CUmemoryPool pool, uint64_t keep);
+void pool_forget(CUmemoryPool pool);
+
+#endif

@@ -1,0 +1,29 @@
+/* Handles of physical memory, for vmm.c, vmm_share.c and whoever asks about a mapping.  */
+#ifndef SIM_VMM_H
+#define SIM_VMM_H
+
+#include "driver/objects.h"
+#include "memory/ranges.h"
+
+/* Owner of a RANGE_MAPPED; changes under the ranges' write lock.  */
+struct memory_handle {
+	struct object object;
+	unsigned references; /* of the program */
+	unsigned mappings;
+	uint64_t size, offset;
+	uint64_t id; /* CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID of what is mapped of it; 0: not mapped yet */
+	int fd; /* own file of a shareable handle; -1: in the process's file */
+	bool imported; /* another process pays for it */
+	CUmemAllocationProp properties;
+};
+
+/* The handle, if it is one.  */
+struct memory_handle *vmm_handle(CUmemGenericAllocationHandle handle);
+/* Give it back if neither the program nor a mapping has it. Held for writing, as in all of these.  */
+void vmm_drop_if_unused(struct memory_handle *handle);
+
+/* multicast.c: the memory bound to a multicast object, NULL: none, or it is no such object; and its end, false: it is none.  */
+struct memory_handle *multicast_bound(CUmemGenericAllocationHandle handle);
+bool multicast_release(CUmemGenericAllocationHandle handle);
+
+#endif

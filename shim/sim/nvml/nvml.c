@@ -1,0 +1,389 @@
+/* The simulated NVML: the machine's GPUs and their memory. Who uses them is in nvml_processes.c. What a simulation cannot
+ * measure (temperature, power, clocks, …) is NVML_ERROR_NOT_SUPPORTED, never an invented number.  */
+#include "nvml/nvml.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "machine/machine.h"
+
+#define DEVICE_NAME "Simulated GPU"
+#define DRIVER_VERSION "580.0.simulated"
+#define NVML_VERSION "13.580.0.simulated"
+#define CUDA_VERSION 13000
+#define LOOK_NS 1000000 /* whether the process is still checkpointed */
+#define MEMORY_V2 (sizeof(nvmlMemory_v2_t) | (2u << 24))
+
+/* A handle is the address of its entry here.  */
+static struct nvmlDevice_st {
+	char place;
+} devices[SIM_MAX_GPUS];
+static unsigned users;
+
+static bool is_checkpointed(void)
+{
+	int32_t pid = (int32_t)getpid();
+
+	for (unsigned i = 0; i < SIM_MAX_PROCESSES; i++) {
+		const struct sim_process *process = &machine()->processes[i];
+
+		if (__atomic_load_n(&process->pid, __ATOMIC_ACQUIRE) == pid &&
+		    __atomic_load_n(&process->checkpoint.state, __ATOMIC_ACQUIRE) == CHECKPOINTED &&
+		    process_start_time(pid) == process->start_time)
+			return true;
+	}
+	return false;
+}
+
+/* As on an H200 with driver 580.159.04: in a process that was checkpointed no call of NVML comes back.  */
+static void wait_while_checkpointed(void)
+{
+	struct timespec pause = {0, LOOK_NS};
+
+	while (is_checkpointed())
+		nanosleep(&pause, NULL);
+}
+
+NVML_API nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
+{
+	(void)flags;
+	if (machine_attach())
+		return NVML_ERROR_DRIVER_NOT_LOADED;
+	wait_while_checkpointed();
+	__atomic_add_fetch(&users, 1, __ATOMIC_ACQ_REL);
+	return NVML_SUCCESS;
+}
+
+NVML_API nvmlReturn_t nvmlInit_v2(void)
+{
+	return nvmlInitWithFlags(0);
+}
+
+NVML_API nvmlReturn_t nvmlInit(void)
+{
+	return nvmlInitWithFlags(0);
+}
+
+NVML_API nvmlReturn_t nvmlShutdown(void)
+{
+	unsigned now = __atomic_load_n(&users, __ATOMIC_ACQUIRE);
+
+	do {
+		if (!now)
+			return NVML_ERROR_UNINITIALIZED;
+	} while (!__atomic_compare_exchange_n(&users, &now, now - 1, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE));
+	return NVML_SUCCESS;
+}
+
+static nvmlReturn_t initialised(void)
+{
+	if (__atomic_load_n(&users, __ATOMIC_ACQUIRE))
+		wait_while_checkpointed();
+	return __atomic_load_n(&users, __ATOMIC_ACQUIRE) ? NVML_SUCCESS : NVML_ERROR_UNINITIALIZED;
+}
+
+nvmlReturn_t nvml_gpu(nvmlDevice_t device, unsigned *gpu)
+{
+	if (initialised() != NVML_SUCCESS)
+		return NVML_ERROR_UNINITIALIZED;
+	if (device < devices || device >= devices + machine()->gpu_count)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*gpu = (unsigned)(device - devices);
+	return NVML_SUCCESS;
+}
+
+static nvmlReturn_t put_text(char *out, unsigned size, const char *text)
+{
+	if (!out)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (strlen(text) >= size)
+		return NVML_ERROR_INSUFFICIENT_SIZE;
+	strcpy(out, text);
+	return NVML_SUCCESS;
+}
+
+static void uuid_text(unsigned gpu, char text[41])
+{
+	const uint8_t *uuid = machine()->gpus[gpu].uuid;
+	char *at = text + sprintf(text, "GPU-");
+
+	for (unsigned i = 0; i < 16; i++)
+		at += sprintf(at, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", uuid[i]);
+}
+
+NVML_API const char *nvmlErrorString(nvmlReturn_t result)
+{
+	switch (result) {
+	case NVML_SUCCESS:
+		return "Success";
+	case NVML_ERROR_UNINITIALIZED:
+		return "Uninitialized";
+	case NVML_ERROR_INVALID_ARGUMENT:
+		return "Invalid Argument";
+	case NVML_ERROR_NOT_SUPPORTED:
+		return "Not Supported";
+	case NVML_ERROR_NOT_FOUND:
+		return "Not Found";
+	case NVML_ERROR_INSUFFICIENT_SIZE:
+		return "Insufficient Size";
+	case NVML_ERROR_DRIVER_NOT_LOADED:
+		return "Driver Not Loaded";
+	case NVML_ERROR_FUNCTION_NOT_FOUND:
+		return "Function Not Found";
+	case NVML_ERROR_ARGUMENT_VERSION_MISMATCH:
+		return "Argument Version Mismatch";
+	default:
+		return "Unknown Error";
+	}
+}
+
+NVML_API nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int size)
+{
+	return initialised() ? NVML_ERROR_UNINITIALIZED : put_text(version, size, DRIVER_VERSION);
+}
+
+NVML_API nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int size)
+{
+	return initialised() ? NVML_ERROR_UNINITIALIZED : put_text(version, size, NVML_VERSION);
+}
+
+NVML_API nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version)
+{
+	if (!version)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*version = CUDA_VERSION;
+	return NVML_SUCCESS;
+}
+
+NVML_API nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version)
+{
+	return nvmlSystemGetCudaDriverVersion(version);
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
+{
+	if (initialised() != NVML_SUCCESS)
+		return NVML_ERROR_UNINITIALIZED;
+	if (!count)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*count = machine()->gpu_count;
+	return NVML_SUCCESS;
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetCount(unsigned int *count)
+{
+	return nvmlDeviceGetCount_v2(count);
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
+{
+	if (initialised() != NVML_SUCCESS)
+		return NVML_ERROR_UNINITIALIZED;
+	if (!device || index >= machine()->gpu_count)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*device = &devices[index];
+	return NVML_SUCCESS;
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_t *device)
+{
+	return nvmlDeviceGetHandleByIndex_v2(index, device);
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
+{
+	char text[41];
+
+	if (initialised() != NVML_SUCCESS)
+		return NVML_ERROR_UNINITIALIZED;
+	if (!uuid || !device)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	for (unsigned gpu = 0; gpu < machine()->gpu_count; gpu++) {
+		uuid_text(gpu, text);
+		if (!strcasecmp(uuid, text)) {
+			*device = &devices[gpu];
+			return NVML_SUCCESS;
+		}
+	}
+	return NVML_ERROR_NOT_FOUND;
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *text, nvmlDevice_t *device)
+{
+	unsigned domain, bus, slot;
+
+	if (initialised() != NVML_SUCCESS)
+		return NVML_ERROR_UNINITIALIZED;
+	if (!text || !device || sscanf(text, "%x:%x:%x", &domain, &bus, &slot) != 3)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (domain || slot || !bus || bus > machine()->gpu_count)
+		return NVML_ERROR_NOT_FOUND;
+	*device = &devices[bus - 1];
+	return NVML_SUCCESS;
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetHandleByPciBusId(const char *text, nvmlDevice_t *device)
+{
+	return nvmlDeviceGetHandleByPciBusId_v2(text, device);
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int size)
+{
+	unsigned gpu;
+	nvmlReturn_t result = nvml_gpu(device, &gpu);
+
+	return result == NVML_SUCCESS ? put_text(name, size, DEVICE_NAME) : result;
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int size)
+{
+	unsigned gpu;
+	char text[41];
+	nvmlReturn_t result = nvml_gpu(device, &gpu);
+
+	if (result != NVML_SUCCESS)
+		return result;
+	uuid_text(gpu, text);
+	return put_text(uuid, size, text);
+}
+
+static nvmlReturn_t get_number(nvmlDevice_t device, unsigned int *number)
+{
+	return number ? nvml_gpu(device, number) : NVML_ERROR_INVALID_ARGUMENT;
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
+{
+	return get_number(device, index);
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *minor)
+{
+	return get_number(device, minor);
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *info)
+{
+	unsigned gpu;
+	nvmlReturn_t result = nvml_gpu(device, &gpu);
+
+	if (result != NVML_SUCCESS)
+		return result;
+	if (!info)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	memset(info, 0, sizeof(*info));
+	info->bus = gpu + 1;
+	snprintf(info->busIdLegacy, sizeof(info->busIdLegacy), "0000:%02X:00.0", (gpu + 1) & 0xff);
+	snprintf(info->busId, sizeof(info->busId), "00000000:%02X:00.0", (gpu + 1) & 0xff);
+	return NVML_SUCCESS;
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor)
+{
+	unsigned gpu;
+	nvmlReturn_t result = nvml_gpu(device, &gpu);
+
+	if (result == NVML_SUCCESS && (!major || !minor))
+		result = NVML_ERROR_INVALID_ARGUMENT;
+	if (result == NVML_SUCCESS) {
+		*major = 9;
+		*minor = 0;
+	}
+	return result;
+}
+
+/* While a file named by AFFINODE_SIM_NVML_HOLD is there, an answer that was found is not given: ".held" is put behind the
+ * file's name, and that file's removal ends it.  */
+static void hold_answer(void)
+{
+	const char *path = getenv("AFFINODE_SIM_NVML_HOLD");
+	char held[256];
+
+	if (!path || snprintf(held, sizeof(held), "%s.held", path) >= (int)sizeof(held) || rename(path, held) != 0)
+		return;
+	while (access(held, F_OK) == 0)
+		usleep(1000);
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
+{
+	unsigned gpu;
+	nvmlReturn_t result = nvml_gpu(device, &gpu);
+
+	if (result != NVML_SUCCESS)
+		return result;
+	if (!memory)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	memory->used = machine_used(gpu);
+	memory->total = machine()->gpus[gpu].total_bytes;
+	memory->free = memory->used < memory->total ? memory->total - memory->used : 0;
+	hold_answer();
+	return NVML_SUCCESS;
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
+{
+	nvmlMemory_t plain;
+	nvmlReturn_t result;
+
+	if (!memory)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (memory->version != MEMORY_V2)
+		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+	result = nvmlDeviceGetMemoryInfo(device, &plain);
+	if (result == NVML_SUCCESS) {
+		memory->total = plain.total;
+		memory->free = plain.free;
+		memory->used = plain.used;
+		memory->reserved = 0;
+	}
+	return result;
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, unsigned int *mode)
+{
+	nvmlReturn_t result = get_number(device, mode);
+
+	if (result == NVML_SUCCESS)
+		*mode = 0; /* any number of contexts */
+	return result;
+}
+
+/* Known, and without an answer here.  */
+#define NOT_SUPPORTED(name)                                                     \
+	NVML_API nvmlReturn_t name(nvmlDevice_t device, ...);                   \
+	NVML_API nvmlReturn_t name(nvmlDevice_t device, ...)                    \
+	{                                                                       \
+		unsigned gpu;                                                   \
+		nvmlReturn_t result = nvml_gpu(device, &gpu);                   \
+                                                                                \
+		return result == NVML_SUCCESS ? NVML_ERROR_NOT_SUPPORTED : result; \
+	}
+
+NOT_SUPPORTED(nvmlDeviceGetMigMode)
+NOT_SUPPORTED(nvmlDeviceGetMigDeviceHandleByIndex)
+NOT_SUPPORTED(nvmlDeviceGetMaxMigDeviceCount)
+NOT_SUPPORTED(nvmlDeviceGetTemperature)
+NOT_SUPPORTED(nvmlDeviceGetTemperatureV)
+NOT_SUPPORTED(nvmlDeviceGetTemperatureThreshold)
+NOT_SUPPORTED(nvmlDeviceGetPowerUsage)
+NOT_SUPPORTED(nvmlDeviceGetPowerManagementLimit)
+NOT_SUPPORTED(nvmlDeviceGetEnforcedPowerLimit)
+NOT_SUPPORTED(nvmlDeviceGetTotalEnergyConsumption)
+NOT_SUPPORTED(nvmlDeviceGetFanSpeed)
+NOT_SUPPORTED(nvmlDeviceGetFanSpeed_v2)
+NOT_SUPPORTED(nvmlDeviceGetClock)
+NOT_SUPPORTED(nvmlDeviceGetClockInfo)
+NOT_SUPPORTED(nvmlDeviceGetMaxClockInfo)
+NOT_SUPPORTED(nvmlDeviceGetPerformanceState)
+NOT_SUPPORTED(nvmlDeviceGetPersistenceMode)
+NOT_SUPPORTED(nvmlDeviceGetEccMode)
+NOT_SUPPORTED(nvmlDeviceGetSerial)
+NOT_SUPPORTED(nvmlDeviceGetBAR1MemoryInfo)
+NOT_SUPPORTED(nvmlDeviceGetPcieThroughput)
+NOT_SUPPORTED(nvmlDeviceGetEncoderUtilization)
+NOT_SUPPORTED(nvmlDeviceGetDecoderUtilization)

@@ -1,0 +1,20 @@
+/* Events: the fence of the work they were last recorded behind.  */
+#ifndef SIM_EVENT_H
+#define SIM_EVENT_H
+
+#include "stream/stream.h"
+
+struct CUevent_st {
+	struct object object;
+	CUcontext context;
+	unsigned flags;
+	struct fence *fence;     /* NULL: never recorded, or recorded in a capture */
+	struct capture *capture; /* that it was last recorded in; NULL: none */
+	CUgraphNode *tips;       /* of the stream in that capture when it was recorded */
+	unsigned tip_count;
+};
+
+/* cuStreamWaitEvent, capturing or not.  */
+CUresult event_wait_in(CUstream stream, CUevent event);
+
+#endif
