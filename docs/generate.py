@@ -17,7 +17,7 @@ from jupyter_affinode.node.model.reasons import NoticeKind, Reason, Refusal, Stu
 from jupyter_affinode.node.model.snapshot import Residency
 from jupyter_affinode.node.protocol.page import Fixed
 from jupyter_affinode.settings.controller import ControllerSettings
-from jupyter_affinode.settings.declaration import LONGEST_S, Setting, settings_of
+from jupyter_affinode.settings.declaration import LONGEST_S, RULES_MAX, Setting, settings_of
 from jupyter_affinode.settings.policy import SETTINGS, Settings
 from jupyter_affinode.settings.rules import LARGEST
 from jupyter_affinode.settings.traits import help_of
@@ -39,7 +39,6 @@ WORDS: dict[str, tuple[str, Sequence[str]]] = {  # by the name of their type: wh
     "NoticeKind": ("What a notice is about.", [*NoticeKind]),
     "Refusal": ("Why a request is refused, for programs.", [*Refusal]),
 }
-RULES_MAX = 4096  # characters of a text of rules
 WIDE = ((0, LARGEST), (0, LONGEST_S))  # bounds that no setting meets
 SCHEMA_TYPES = {"bool": "boolean", "int": "integer", "float": "number", "str": "string"}
 

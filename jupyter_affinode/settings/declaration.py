@@ -8,6 +8,7 @@ from typing import Any
 
 from .rules import LARGEST, RuleError
 
+RULES_MAX = 16_384  # characters of a text of rules
 LONGEST_S = 1e9  # a time-out of 30 years never ends
 UNITS = {"s": "seconds", "bytes": "bytes", "days": "days"}  # by a word of the name
 
@@ -71,6 +72,8 @@ class Setting:
     def _check_text(self, value: Any) -> None:
         if not isinstance(value, str):
             raise SettingsRefused(f"{self.name} must be text, not {value!r}")
+        if len(value) > RULES_MAX:
+            raise SettingsRefused(f"{self.name} must be at most {RULES_MAX} characters long")
         if self.read is not None:
             try:
                 self.read(value)

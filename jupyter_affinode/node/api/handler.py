@@ -23,6 +23,8 @@ from ..state.records import KernelRecord
 from ..views.visibility import kernel_view
 from .audit import audit_row
 from .clients import Clients, TooMuch
+from .errors import ApiError
+from .request_check import body_of
 
 KERNELS_MAX = 4096
 PIECE_BYTES = 32 * 1024  # of a long answer; the next is made when the client has taken it
@@ -30,14 +32,6 @@ UNREAD_S = 30.0  # a client that does not read for so long is dropped
 REFUSED_AFTER_S = 1.0  # a client that asks too often, or has no good grant, waits so long for the refusal
 
 Json = dict[str, Any]
-
-
-class ApiError(Exception):
-    """A request that is not served; becomes the JSON error."""
-
-    def __init__(self, status: int, slug: Refusal, message: str):
-        super().__init__(message)
-        self.status, self.slug, self.message = status, slug, message
 
 
 class Handler(RequestHandler):
@@ -214,26 +208,9 @@ class Handler(RequestHandler):
         if not isinstance(value, ApiError | HTTPError | StreamClosedError):
             self.controller.log.error("a request failed", exc_info=(kind, value, traceback))
 
-    def body(self, **allowed: tuple[type, ...]) -> dict[str, Any]:
-        """The request's JSON object, each member of one of its allowed types; {} without a body."""
-        try:
-            body = json.loads(self.request.body or b"{}")
-        except (ValueError, RecursionError):
-            raise ApiError(400, Refusal.BAD_REQUEST, "the body is not JSON") from None
-        if not isinstance(body, dict):
-            raise ApiError(400, Refusal.BAD_REQUEST, "the body must be a JSON object")
-        for name, value in body.items():
-            if name not in allowed:
-                known = ", ".join(allowed) or "none"
-                raise ApiError(400, Refusal.BAD_REQUEST, f"{name!r} is not known here; known are: {known}")
-            good = isinstance(value, allowed[name]) and (bool in allowed[name] or not isinstance(value, bool))
-            if not good or (isinstance(value, str) and not self.takes(value)):
-                raise ApiError(400, Refusal.BAD_REQUEST, f"{name!r} has a value of the wrong type or size")
-        return body
-
-    def takes(self, text: str) -> bool:
-        """Return whether a text may be in the body: logs and terminals show it, and each answer has it."""
-        return len(text) <= TEXT_MAX and is_printable(text)
+    def body(self) -> dict[str, Any]:
+        """Return the request's JSON object, {} without a body. Raises ApiError unless it is as the API describes it."""
+        return body_of(self.request.method or "", self.request.path, self.request.body)
 
     def kernel(self, kernel_id: str) -> KernelRecord:
         """A known kernel, or 404."""

@@ -10,7 +10,8 @@ from ..execution.user_requests import HoldRefused, ProcessGroup
 from ..model.reasons import Refusal
 from ..state.records import KernelRecord, Outcome
 from ..system.peers import pid_namespace_of
-from .handler import ApiError, Handler
+from .errors import ApiError
+from .handler import Handler
 
 MOVE_WAIT_S = 60.0
 LONGEST_S = 1e9  # of a hold, before `hold_max_s` has its say
@@ -26,15 +27,7 @@ class KernelHandler(Handler):
 
     def put(self, kernel_id: str) -> None:
         """PUT /kernels/{id}: describe it."""
-        text = (str, type(None))
-        description = self.body(
-            name=text,
-            path=text,
-            language=text,
-            server=text,
-            priority=(int, type(None)),
-            may_park=(bool, type(None)),
-        )
+        description = self.body()
         kernel = self.made_known(kernel_id)
         kernel.describe(**description)
         if description.get("server") is not None:  # else the client (`run`) may end before the kernel does
@@ -84,7 +77,7 @@ class ParkHandler(MoveHandler):
 
     async def post(self, kernel_id: str) -> None:
         """POST /kernels/{id}/park"""
-        wait = self.body(wait=(bool,)).get("wait", True)
+        wait = self.body()["wait"]
         kernel = self.kernel(kernel_id)
         await self.finish_with(kernel, self.controller.wishes.park(kernel), wait)
 
@@ -94,7 +87,7 @@ class ResumeHandler(MoveHandler):
 
     async def post(self, kernel_id: str) -> None:
         """POST /kernels/{id}/resume"""
-        wait = self.body(wait=(bool,)).get("wait", True)
+        wait = self.body()["wait"]
         kernel = self.kernel(kernel_id)
         await self.finish_with(kernel, self.controller.wishes.resume(kernel), wait)
 
@@ -119,9 +112,7 @@ class EndHandler(Handler):
 
     def post(self, kernel_id: str) -> None:
         """POST /kernels/{id}/end"""
-        number = self.body(process=(int,)).get("process")
-        if number is None:
-            raise ApiError(400, Refusal.BAD_REQUEST, "'process' is missing")
+        number = self.body()["process"]
         kernel = self.kernel(kernel_id)
         process = kernel.processes.get(number)
         if process is None:
@@ -139,9 +130,7 @@ class HoldHandler(Handler):
 
     def post(self, kernel_id: str) -> None:
         """POST /kernels/{id}/hold"""
-        duration = self.body(duration_s=(int, float, type(None))).get("duration_s")
-        if duration is not None and not duration > 0:  # NaN neither
-            raise ApiError(400, Refusal.BAD_REQUEST, "duration_s must be a positive number of seconds")
+        duration = self.body().get("duration_s")
         kernel = self.kernel(kernel_id)
         try:
             self.controller.wishes.hold(kernel, duration and min(duration, LONGEST_S))
@@ -166,9 +155,7 @@ class CellHandler(Handler):
 
     def post(self, kernel_id: str) -> None:
         """POST /kernels/{id}/cell"""
-        body = self.body(open=(bool,), cell_id=(str, type(None)))
-        if "open" not in body:
-            raise ApiError(400, Refusal.BAD_REQUEST, "'open' is missing")
+        body = self.body()
         kernel = self.made_known(kernel_id)
         cell_id = body.get("cell_id")
         if not body["open"] or cell_id != kernel.cell.id:
@@ -187,7 +174,7 @@ class SignalHandler(Handler):
 
     def process_group(self) -> ProcessGroup | None:
         """The group that was signalled, if the server says which."""
-        number = self.body(process_group=(int, type(None))).get("process_group")
+        number = self.body().get("process_group")
         return None if number is None else ProcessGroup(number, pid_namespace_of(self.speaker()))
 
 

@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 
 from ..ledger.report import Question, ReportRefused, audit_rows, report
 from ..model.reasons import Refusal
-from .handler import ApiError, Handler
+from .errors import ApiError
+from .handler import Handler
 
 READERS_MAX = 4  # at a time; of each person one, where there are several
 AUDIT_ROWS, AUDIT_ROWS_MAX = 100, 1000

@@ -24,7 +24,8 @@ from ..system.peer_socket import ListeningSocket, PeerSocket
 from ..system.peers import DropLog
 from ..views.visibility import settings_view
 from .clients import Clients
-from .handler import ApiError, Handler
+from .errors import ApiError
+from .handler import Handler
 from .kernels import (
     CancelHandler,
     CellHandler,
@@ -39,10 +40,10 @@ from .kernels import (
     ResumeHandler,
 )
 from .report import AuditHandler, ReportHandler
+from .request_check import json_object, request_checks
 from .room import RoomHandler
 
 BODY_BYTES_MAX = 64 * 1024  # the rules of all settings at their longest, in ASCII
-RULES_MAX = 4096  # characters of a setting
 HEADER_BYTES_MAX = 16 * 1024
 IDLE_S = 60.0
 BACKLOG = 512  # what one user may send at once; short, since a flood of connections stands before all others
@@ -96,6 +97,7 @@ class ApiServer(HTTPServer):
 
 def serve(controller: Controller) -> ApiServer:
     """Bind the API socket; the caller holds the lock that makes removing an old socket right."""
+    request_checks()  # made now, so that no request waits for it
     clients, drops = Clients(controller.access, controller.accounts), DropLog(controller.log)
     server = ApiServer(
         Application(
@@ -145,8 +147,7 @@ class PolicyHandler(Handler):
     def patch(self) -> None:
         """PATCH /policy"""
         self.for_admins("the settings of this machine's controller")
-        names = self.controller.state.settings.as_dict()
-        changes = self.body(**dict.fromkeys(names, (str, int, float, bool, type(None))))
+        changes = json_object(self.request.body)
         said_at, times = self._said_at(), self.controller.setting_times
         newest = times.newest(changes, said_at)
         try:
@@ -158,10 +159,6 @@ class PolicyHandler(Handler):
     def acts_for_others(self) -> bool:
         """As `Handler.acts_for_others`: the settings are for all users."""
         return self.request.method == "PATCH"
-
-    def takes(self, text: str) -> bool:
-        """As `Handler.takes`; rules about many users are long, and may have several lines."""
-        return len(text) <= RULES_MAX
 
     def _said_at(self) -> float:
         """Since when the settings are configured so, in monotonic seconds; now, unless the request says."""
