@@ -85,16 +85,22 @@ def lab(server: JupyterServer, labextension: Path) -> Callable[..., JupyterServe
 
 
 @pytest.fixture(scope="module")
-def shared_page(native: Path, browser: Browser, labextension: Path, screenshots: Path) -> Iterator[LabPage]:
+def shared_page(
+    native: Path,
+    browser: Browser,
+    labextension: Path,
+    screenshots: Path,
+    wait_until: Callable[..., object],
+) -> Iterator[LabPage]:
     """A person at a JupyterLab for a module's tests that clear up after themselves (`page`)."""
     with new_machine() as machine:
         machine.simulate(memory="256MiB")
         machine.environment["AFFINODE_SIM_CONTEXT"] = "8MiB"
-        machine.start_controller("--park-when=needed", "--idle-timeout=1")
         server = JupyterServer(machine)
-        start_lab(server, labextension)
+        start_lab(server, labextension, "--AffinodeExtension.idle_timeout_s=1")
         page = LabPage(browser.new_context(viewport=VIEWPORT).new_page(), server, screenshots)
         page.load()
+        wait_until(machine.node, timeout=60)
         yield page
         page.page.context.close()
         server.stop()
@@ -111,6 +117,20 @@ def page(request: pytest.FixtureRequest, shared_page: LabPage) -> Iterator[LabPa
         print(f"what the page looked like: {shared_page.picture(f'failed-{request.node.name}')}")
     shared_page.clear_up()
     assert not shared_page.errors, f"uncaught in the page: {shared_page.errors}"
+
+
+@pytest.fixture
+def policy(page: LabPage) -> Iterator[Callable[..., None]]:
+    """`policy(park_when="idle", …)`: change the controller's settings for this test."""
+    machine = page.server.machine
+    before = machine.ask("GET", "/policy")[1]
+
+    def change(**settings: object) -> None:
+        status, answer = machine.ask("PATCH", "/policy", settings)
+        assert status == 200, answer
+
+    yield change
+    change(**before)
 
 
 @pytest.fixture
@@ -160,9 +180,3 @@ def settings(machine: Machine, package: str, plugin: str, **values: object) -> N
     path = config / "lab" / "user-settings" / package / f"{plugin}.jupyterlab-settings"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(values))
-
-
-@pytest.fixture
-def set_up(machine: Machine) -> Callable[..., None]:
-    """`set_up("jupyter-affinode", "model", refreshInterval=1)`: a person's settings, before Lab starts."""
-    return lambda package, plugin, **values: settings(machine, package, plugin, **values)

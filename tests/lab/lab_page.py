@@ -39,6 +39,18 @@ class LabPage:
             [name, arguments],
         )
 
+    def set(self, plugin: str, setting: str, value: object) -> None:
+        """Change a setting of a JupyterLab plugin as the person does."""
+        self.page.evaluate(
+            """async ([plugin, setting, value]) => {
+                const app = window.jupyterapp;
+                const tokens = [...app.pluginRegistry._services.keys()];
+                const registry = tokens.find(token => token.name.endsWith(':ISettingRegistry'));
+                await (await app.resolveOptionalService(registry)).set(plugin, setting, value);
+            }""",
+            [plugin, setting, value],
+        )
+
     # Notebooks
 
     def open_notebook(self, path: str, *cells: str) -> Notebook:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import lab_cells
 import pytest
+from live_server import JupyterServer
 from playwright.sync_api import expect
 
 import jupyter_affinode
@@ -18,6 +19,7 @@ import jupyter_affinode
 ASKS = re.compile(r"/affinode/api/status(\?|$)")
 
 
+@pytest.mark.long
 def test_without_the_server_part_the_panel_says_how_to_get_it(machine, lab, open_lab):
     lab("--ServerApp.jpserver_extensions", "jupyter_affinode=False")
     page = open_lab()
@@ -37,29 +39,23 @@ def test_a_machine_without_a_gpu_is_told_how_to_try_it(native, machine, lab, ope
     expect(page.panel).to_contain_text("jupyter affinode simulate -- jupyter lab")
 
 
-def test_a_lost_controller_is_told_and_the_panel_comes_back_with_the_next_one(gpu_machine, lab, open_lab):
-    controller = gpu_machine.start_controller()
-    lab()
-    page = open_lab()
-    notebook = page.open_notebook("training.ipynb", lab_cells.allocate(256))
+def test_a_lost_controller_is_told_and_the_panel_comes_back_with_the_next_one(page):
+    notebook = page.open_notebook("training.ipynb", lab_cells.allocate(150))
     notebook.run_cell(0)
     page.show_panel()
-    expect(page.state_of("training.ipynb")).to_have_text("On the GPU: 256 MiB")
-    folder = gpu_machine.socket.parent
+    expect(page.state_of("training.ipynb")).to_have_text("On the GPU: 150 MiB")
+    machine = page.server.machine
+    folder = machine.socket.parent
     folder.chmod(0o777)  # no controller starts where others could take its place
-    os.kill(controller.pid, signal.SIGKILL)
-    controller.wait()
+    os.kill(machine.controller_pid(), signal.SIGKILL)
     expect(page.panel.get_by_role("alert")).to_contain_text("GPU controller unavailable")
     expect(page.panel.get_by_role("alert")).to_contain_text("jupyter affinode doctor")
     folder.chmod(0o700)
-    expect(page.state_of("training.ipynb")).to_have_text("On the GPU: 256 MiB")
+    expect(page.state_of("training.ipynb")).to_have_text("On the GPU: 150 MiB")
     expect(page.panel.get_by_role("alert")).to_have_count(0)
 
 
-def test_a_kernel_of_another_server_is_shown_without_its_name(gpu_machine, lab, open_lab, other_server):
-    gpu_machine.start_controller()
-    lab()
-    page = open_lab()
+def test_a_kernel_of_another_server_is_shown_without_its_name(page, other_server):
     page.show_panel()
     other = other_server.start_kernel(path="secret.ipynb")
     assert other.run(lab_cells.allocate(128)).error is None
@@ -70,15 +66,13 @@ def test_a_kernel_of_another_server_is_shown_without_its_name(gpu_machine, lab, 
     expect(page.panel).to_contain_text("Other kernels")
 
 
-def test_a_hidden_panel_asks_nothing_and_still_the_chip_follows(gpu_machine, lab, open_lab):
-    gpu_machine.start_controller()
-    lab()
-    page = open_lab(clock=True)
-    notebook = page.open_notebook("training.ipynb", lab_cells.allocate(256))
+def test_a_hidden_panel_asks_nothing_and_still_the_chip_follows(page, open_lab):
+    page = open_lab(clock=True, at=page.server)
+    notebook = page.open_notebook("hidden.ipynb", lab_cells.allocate(150))
     notebook.run_cell(0)
-    expect(notebook.chip()).to_have_text("GPU 256 MiB")
+    expect(notebook.chip()).to_have_text("GPU 150 MiB")
     page.show_panel()
-    expect(page.state_of("training.ipynb")).to_have_text("On the GPU: 256 MiB")
+    expect(page.state_of("hidden.ipynb")).to_have_text("On the GPU: 150 MiB")
     for _ in range(3):
         with page.page.expect_request(ASKS):
             page.page.clock.run_for(5_500)
@@ -130,11 +124,9 @@ def test_the_palette_has_the_commands(page):
 
 
 @pytest.fixture
-def other_server(machine):
+def other_server(page):
     """A second server of the same person on the same machine."""
-    from live_server import JupyterServer
-
-    made = JupyterServer(machine).start()
+    made = JupyterServer(page.server.machine).start()
     yield made
     made.stop()
 
@@ -144,21 +136,18 @@ import ctypes, sys
 cuda = ctypes.CDLL(sys.argv[1])
 context, block = ctypes.c_void_p(), ctypes.c_uint64()
 cuda.cuInit(0), cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0), cuda.cuCtxSetCurrent(context)
-print(cuda.cuMemAlloc_v2(ctypes.byref(block), ctypes.c_size_t(200 << 20)), flush=True)
+print(cuda.cuMemAlloc_v2(ctypes.byref(block), ctypes.c_size_t(100 << 20)), flush=True)
 sys.stdin.read()
 """
 
 
-def test_who_is_not_managed_and_what_is_stuck_are_named_and_the_latter_can_be_ended(
-    gpu_machine, lab, open_lab
-):
+def test_who_is_not_managed_and_what_is_stuck_are_named_and_the_latter_can_be_ended(page):
     """Nothing here gets stuck by itself: the page is told so, and the controller refuses to end what is healthy."""
     driver = Path(jupyter_affinode.__file__).parent / "lib" / "libaffinode-sim-cuda.so"
     command = (sys.executable, "-c", STRANGER, str(driver))
-    stranger = gpu_machine.start(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    machine = page.server.machine
+    stranger = machine.start(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert stranger.stdout.readline() == "0\n"
-    lab()
-    page = open_lab()
 
     def stuck(route):
         answer = route.fetch()
@@ -172,11 +161,9 @@ def test_who_is_not_managed_and_what_is_stuck_are_named_and_the_latter_can_be_en
     notebook = page.open_notebook("stuck.ipynb", lab_cells.allocate(64))
     page.show_panel()
     notebook.run_cell(0)
-    pid = gpu_machine.kernel(notebook.kernel_id())["processes"][0]["pid"]
+    pid = machine.kernel(notebook.kernel_id())["processes"][0]["pid"]
     expect(page.row("stuck.ipynb")).to_contain_text(f"Stuck (pid {pid}): a reason")
-    if (
-        gpu_machine.node()["gpus"][0]["unmanaged"] is not None
-    ):  # None in a container, where pids prove nothing
+    if machine.node()["gpus"][0]["unmanaged"] is not None:  # None in a container, where pids prove nothing
         expect(page.panel).to_contain_text(f"(pid {stranger.pid}): 2")
     page.row("stuck.ipynb").get_by_role("button", name=f"End process {pid}").click()
     dialog = page.page.get_by_role("dialog")
@@ -184,4 +171,3 @@ def test_who_is_not_managed_and_what_is_stuck_are_named_and_the_latter_can_be_en
     dialog.get_by_role("button", name="End process").click()
     expect(page.notices().filter(has_text="stuck.ipynb: the process is not stuck")).to_be_visible()
     stranger.communicate("")
-    page.page.unroute_all(behavior="ignoreErrors")  # the panel goes on asking

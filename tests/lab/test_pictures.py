@@ -6,6 +6,7 @@ import os
 import re
 
 import lab_cells
+import pytest
 from playwright.sync_api import expect
 
 # Larger where somebody wants the pictures.
@@ -13,6 +14,7 @@ UNIT = 4 if "AFFINODE_SCREENSHOTS" in os.environ else 1
 TABLE, VOCABULARY, VECTORS, WEIGHTS = (UNIT * mib for mib in (176, 76, 224, 250))
 
 
+@pytest.mark.long
 def test_a_full_panel_in_both_themes(gpu_machine, lab, open_lab):
     gpu_machine.simulate(memory=f"{UNIT * 512}MiB")
     gpu_machine.environment["AFFINODE_SIM_CONTEXT"] = f"{UNIT * 16}MiB"
