@@ -1,10 +1,9 @@
 """Sees which parks came to nothing while a waiter waited for them, and says so in the log.
 
 A victim is chosen by what pages say, and any user can write a page. So each failure puts all kernels of its user behind
-other users', for a minute at first (user_back_off.py). A failure is a park that was refused, was not answered, lasts
-far longer than it should (`victims.is_late`), whatever comes of it, or after which NVML shows as much in use as before.
-That a kernel is at work again, has nothing to move or finds no host memory is an honest answer: given soon it counts
-for little, and a park that was done makes up for it.
+other users', for ten seconds at first (user_back_off.py). A failure is a park that was refused for whatever reason, was
+not answered, lasts far longer than it should (`eviction_cost.is_late`), whatever comes of it, or after which NVML shows
+as much in use as before. That a kernel is at work again is an honest answer, and the pause is short enough for it.
 
 To be behind is no gain but that of being parked later, which a kernel that refuses parks has anyway. And a user that
 makes other users' parks fail only has its own kernels asked first.
@@ -23,10 +22,6 @@ from ..protocol.wire import Status
 from ..state.records import KernelRecord, Move
 from ..state.registry import NodeState
 
-# Why an honest process is not parked.
-EXCUSES = (Status.BUSY, Status.REVOKED, Status.NO_HOST_ROOM, Status.NOTHING)
-EXCUSE = 1 / 8  # of a failure; more of one the longer the answer takes …
-ANSWER_S = 10.0  # … up to this
 PREEMPTS_WITHIN_S = (
     4.0  # an honest process at work waits for its next call and for the GPU (shim/src/mover/park.c)
 )
@@ -74,13 +69,9 @@ class FailedParks:
             return
         now = time.monotonic()
         if failed is not None:
-            status, text = failed
-            weight = max(EXCUSE, min((now - move.began) / ANSWER_S, 1.0)) if status in EXCUSES else 1.0
-            self._count(kernel, move, text, now, weight)
+            self._count(kernel, move, failed[1], now)
         elif move.claims:
             self._parked.append((kernel, move, now))
-        else:
-            self._state.failed_parks.succeeded(kernel.account.payer, EXCUSE)
 
     def _look_for_hollow(self) -> None:
         """Whether what was parked has become free, by the first figure that can say so."""
@@ -92,8 +83,6 @@ class FailedParks:
             self._parked.remove(each)
             if sample is not None and self._is_hollow(move):
                 self._count(kernel, move, "its memory is not free", sample.began)
-            else:
-                self._state.failed_parks.succeeded(kernel.account.payer, EXCUSE)
 
     def _is_hollow(self, move: Move) -> bool:
         """Whether what belongs to no kernel has grown by what was to become free, less what others were given.
@@ -112,8 +101,8 @@ class FailedParks:
         gpus = self._state.gpus
         return gpus.measured[uuid].used_bytes - gpus.managed_bytes(uuid)
 
-    def _count(self, kernel: KernelRecord, move: Move, why: str, now: float, weight: float = 1.0) -> None:
-        if self._state.failed_parks.failed(kernel.account.payer, move.began, now, weight):
+    def _count(self, kernel: KernelRecord, move: Move, why: str, now: float) -> None:
+        if self._state.failed_parks.failed(kernel.account.payer, move.began, now):
             lasts = duration_in_words(self._state.failed_parks.until(kernel.account.payer) - now)
             self._log.warning(
                 "a park of %s for a waiter came to nothing (%s): for %s other users' kernels are asked first",

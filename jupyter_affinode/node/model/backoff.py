@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from hashlib import blake2s
 
-FIRST_S, LAST_S = 0.5, 30.0
 DOUBLINGS_MAX = 30  # far beyond the last; after a night of refusals there are more than a float can double
 JITTER = 0.25  # of a pause at most: tries of several kernels, and uses of a regular one, do not stay in step
 
@@ -18,6 +17,8 @@ class Backoff:
     """
 
     name: str = ""
+    first_s: float = 0.5
+    last_s: float = 30.0
     failures: int = 0
     since: float = 0.0  # when the first of them failed
     pause_s: float = 0.0  # after the last of them
@@ -27,7 +28,7 @@ class Backoff:
         """Count a failure; return for how many seconds it is not tried again: twice as long each time."""
         self.since = self.since if self.failures else now
         self.failures += 1
-        pause_s = min(FIRST_S * 2 ** min(self.failures - 1, DOUBLINGS_MAX), LAST_S)
+        pause_s = min(self.first_s * 2 ** min(self.failures - 1, DOUBLINGS_MAX), self.last_s)
         if self.name:
             key = f"{self.name} {self.failures}".encode(errors="replace")
             pause_s *= 1.0 + JITTER * int.from_bytes(blake2s(key, digest_size=4).digest(), "big") / (1 << 32)

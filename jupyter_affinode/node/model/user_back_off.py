@@ -1,25 +1,16 @@
 """For how long a user's kernels come last, or wait, after moves of theirs kept others waiting for nothing.
 
-Any user can write a page that claims GPU memory and never gives it back, or asks for memory and never takes it, and one
-user may have hundreds of processes. Tried one after the other, each would keep others waiting anew. So a failure
-counts against all kernels of its user: for a while at first, twice as long after each further one. Once that is over,
-failures are forgotten one by one.
+A page can claim GPU memory that its process never gives back, or a process asks for memory and never takes it, and one
+user may have hundreds of processes. Tried one after the other, each would keep others waiting anew. So a failure counts
+against all kernels of its user, and each further one for twice as long, until none has failed for ten times the last
+pause. A success in between takes nothing back, or one real kernel would pay for a crowd of others.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from .backoff import Backoff
 
-DOUBLINGS_MAX = 30
-FORGOTTEN_AFTER = 10  # times the first pause, for each failure
-
-
-@dataclass
-class _User:
-    failures: float = 0.0
-    at: float = 0.0  # of the last one
-    until: float = 0.0
-    faded_at: float = 0.0
+FORGOTTEN_AFTER = 10  # times the last pause
 
 
 class UserBackOff:
@@ -29,41 +20,26 @@ class UserBackOff:
 
     def __init__(self, first_s: float, last_s: float):
         self._first_s, self._last_s = first_s, last_s
-        self._users: dict[str, _User] = {}
+        self._users: dict[str, Backoff] = {}
 
     def until(self, payer: str | None) -> float:
-        """The end of the user's pause; 0: there was none."""
-        user = None if payer is None else self._users.get(payer)
-        return 0.0 if user is None else user.until
+        """Return the end of the user's pause; 0: there was none."""
+        failed = None if payer is None else self._users.get(payer)
+        return 0.0 if failed is None else failed.retry_at
 
-    def failed(self, payer: str | None, began: float, now: float, weight: float = 1.0) -> bool:
-        """Count a failure of a move that began then; whether the user has a new pause by it. One that began before the
-        last failure does not count: several at a time may have failed for one cause.
+    def failed(self, payer: str | None, began: float, now: float) -> bool:
+        """Count a failure of a move that began then; return whether it counts. One that began before the last failure
+        does not: several at a time may have failed for one cause.
         """
         if payer is None:
             return False
-        self._forget(now)
-        user = self._users.setdefault(payer, _User())
-        if began < user.at:
+        self._users = {user: each for user, each in self._users.items() if now <= _forgotten_at(each)}
+        failed = self._users.setdefault(payer, Backoff(first_s=self._first_s, last_s=self._last_s))
+        if failed.failures and began < failed.retry_at - failed.pause_s:
             return False
-        user.failures, user.at = user.failures + weight, now
-        if user.failures < 1.0:
-            return False
-        doublings = min(user.failures - 1.0, DOUBLINGS_MAX)
-        user.until = now + min(self._first_s * 2**doublings, self._last_s)
+        failed.fail(now)
         return True
 
-    def succeeded(self, payer: str | None, weight: float) -> None:
-        """Take back so much of a failure."""
-        user = None if payer is None else self._users.get(payer)
-        if user is not None:
-            user.failures = max(user.failures - weight, 0.0)
 
-    def _forget(self, now: float) -> None:
-        for payer, user in list(self._users.items()):
-            since = max(user.until, user.at, user.faded_at)
-            if now > since:
-                user.failures -= (now - since) / (FORGOTTEN_AFTER * self._first_s)
-                user.faded_at = now
-            if user.failures <= 0.0:
-                del self._users[payer]
+def _forgotten_at(failed: Backoff) -> float:
+    return failed.retry_at + FORGOTTEN_AFTER * failed.pause_s

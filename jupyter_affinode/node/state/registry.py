@@ -54,7 +54,7 @@ class NodeState:
         self.gpus = GpuTable()
         self.reservations = ReservationBook()
         self.speeds = MoveSpeeds()
-        self.failed_parks = UserBackOff(60.0, 3600.0)  # whose kernels are parked last
+        self.failed_parks = UserBackOff(10.0, 3600.0)  # whose kernels are parked last
         self.unused_room = UserBackOff(1.0, 60.0)  # whose kernels are given none for a while
         self.turns = Turns()
         self._parents_seen_at = 0.0

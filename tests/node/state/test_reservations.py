@@ -232,25 +232,15 @@ def test_moves_that_were_under_way_together_fail_once():
     assert back_off.until("uid-1") == NOW + 20 + 60
 
 
-def test_failures_are_forgotten_slowly_once_the_pause_is_over():
-    back_off = UserBackOff(60.0, 3600.0)
-    for step in range(3):
-        back_off.failed("uid-1", NOW + step, NOW + step)
-    over = back_off.until("uid-1")
-    assert over - (NOW + 2) == 240.0
-    later = over + 2 * 600.0
-    back_off.failed("uid-1", later, later)
-    assert back_off.until("uid-1") - later == pytest.approx(120.0)
-
-
-def test_parts_of_failures_add_up_and_are_made_good():
-    back_off = UserBackOff(60.0, 3600.0)
-    counted = [back_off.failed("uid-1", NOW + step, NOW + step, 1 / 8) for step in range(9)]
-    assert counted.index(True) in (7, 8)  # they fade a little meanwhile
-    for step in range(100):
-        assert not back_off.failed("uid-2", NOW + step, NOW + step, 1 / 8)
-        back_off.succeeded("uid-2", 1 / 8)
-    assert back_off.until("uid-2") == 0.0
+def test_failures_are_forgotten_once_none_has_happened_for_ten_times_the_pause():
+    back_off, now = UserBackOff(60.0, 3600.0), NOW
+    for pause_s in (60.0, 120.0, 240.0):
+        assert back_off.failed("uid-1", now, now)
+        assert back_off.until("uid-1") - now == pause_s
+        now += 11 * pause_s  # ten times after its end
+    now += 1.0
+    assert back_off.failed("uid-1", now, now)
+    assert back_off.until("uid-1") - now == 60.0
 
 
 def test_on_a_users_own_controller_nothing_counts():
