@@ -10,13 +10,16 @@
 
 TEST_FOLDER := ../tests/shim/c
 TEST_BUILD := $(BUILD)/test
-TEST_SUPPORT := harness controller watcher cuda board contents depth ipc_process
-TEST_FUZZ := fuzz_messages
+# Folders as in ../src, and what the programs have in common. A program is known by its name alone.
+TEST_SOURCES := $(wildcard $(TEST_FOLDER)/*/*.c $(TEST_FOLDER)/*/*.cc)
+TEST_COMMON := $(TEST_FOLDER)/support
+TEST_FUZZ := $(TEST_FOLDER)/link/fuzz_messages.c
 TEST_LIBRARIES := calling_driver failing_driver
 TEST_WATCHER := linked_to_nvml
-TEST_PROGRAMS := $(sort $(filter-out $(TEST_SUPPORT) $(TEST_LIBRARIES) $(TEST_WATCHER) $(TEST_FUZZ),\
-	$(patsubst $(TEST_FOLDER)/%.c,%,$(wildcard $(TEST_FOLDER)/*.c)) \
-	$(patsubst $(TEST_FOLDER)/%.cc,%,$(wildcard $(TEST_FOLDER)/*.cc))))
+TEST_SUPPORT := $(filter-out $(TEST_LIBRARIES) $(TEST_WATCHER),$(basename $(notdir $(wildcard $(TEST_COMMON)/*.c))))
+TEST_PROGRAMS := $(sort $(basename $(notdir $(filter-out $(TEST_COMMON)/% $(TEST_FUZZ),$(TEST_SOURCES)))))
+vpath %.c $(sort $(dir $(TEST_SOURCES)))
+vpath %.cc $(sort $(dir $(TEST_SOURCES)))
 TEST_FLAVOURS := plain address thread
 # What the repository's `make test` runs: each program plain, and under a sanitizer those that it has found defects with
 # or that work with many threads, untrusted bytes or freed memory. `make test-all` and `make test` here run every one.
@@ -29,7 +32,7 @@ TEST_CASES := $(foreach flavour,$(TEST_FLAVOURS),$(TEST_PROGRAMS:%=$(flavour)/%)
 
 SANITIZE_address := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 SANITIZE_thread := -fsanitize=thread
-TEST_CFLAGS := -std=gnu11 -O1 -g1 -fexceptions -fno-strict-aliasing -iquote src -iquote $(TEST_FOLDER) \
+TEST_CFLAGS := -std=gnu11 -O1 -g1 -fexceptions -fno-strict-aliasing -iquote src -iquote $(TEST_COMMON) \
 	-DAFFINODE_CONTEXT_DEPTH=$(CONTEXT_DEPTH) -Wall -Wextra -MMD -MP
 TEST_CXXFLAGS := $(filter-out -std=gnu11,$(TEST_CFLAGS)) -std=gnu++17
 
@@ -49,17 +52,17 @@ $(TEST_BUILD)/%/affinode-gpu-memory: $(BUILD)/affinode-gpu-memory
 	@mkdir -p $(@D)
 	ln -sf $(abspath $<) $@
 
-$(TEST_LIB)/lib%.so: $(TEST_FOLDER)/%_driver.c
+$(TEST_LIB)/lib%.so: $(TEST_COMMON)/%_driver.c
 	@mkdir -p $(@D)
 	$(CC) -O1 -g -fPIC -fexceptions -shared -D_GNU_SOURCE -Wall -Wextra -o $@ $< -ldl
 
-$(TEST_LIB)/lib$(TEST_WATCHER).so: $(TEST_FOLDER)/$(TEST_WATCHER).c $(TEST_LIB)/libnvidia-ml.so.1
+$(TEST_LIB)/lib$(TEST_WATCHER).so: $(TEST_COMMON)/$(TEST_WATCHER).c $(TEST_LIB)/libnvidia-ml.so.1
 	$(CC) -O1 -g -fPIC -shared -Wall -Wextra -o $@ $< -L$(TEST_LIB) -Wl,--no-as-needed -l:libnvidia-ml.so.1
 
-$(TEST_BUILD)/plain/%.o: $(TEST_FOLDER)/%.c
+$(TEST_BUILD)/plain/%.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(TEST_CFLAGS) -D_GNU_SOURCE -c -o $@ $<
-$(TEST_BUILD)/plain/%.o: $(TEST_FOLDER)/%.cc
+$(TEST_BUILD)/plain/%.o: %.cc
 	@mkdir -p $(@D)
 	$(CXX) $(TEST_CXXFLAGS) -c -o $@ $<
 $(TEST_BUILD)/plain/%: $(TEST_BUILD)/plain/%.o $(TEST_SUPPORT:%=$(TEST_BUILD)/plain/%.o)
@@ -72,10 +75,10 @@ define SANITIZED
 $(TEST_BUILD)/$(1)/shim/%.o: src/%.c
 	@mkdir -p $$(@D)
 	$$(CC) $$(TEST_CFLAGS) -DSMALL_POOLS $$(SANITIZE_$(1)) -c -o $$@ $$<
-$(TEST_BUILD)/$(1)/%.o: $(TEST_FOLDER)/%.c
+$(TEST_BUILD)/$(1)/%.o: %.c
 	@mkdir -p $$(@D)
 	$$(CC) $$(TEST_CFLAGS) -D_GNU_SOURCE -DSHIM_LINKED $$(SANITIZE_$(1)) -c -o $$@ $$<
-$(TEST_BUILD)/$(1)/%.o: $(TEST_FOLDER)/%.cc
+$(TEST_BUILD)/$(1)/%.o: %.cc
 	@mkdir -p $$(@D)
 	$$(CXX) $$(TEST_CXXFLAGS) -DSHIM_LINKED $$(SANITIZE_$(1)) -c -o $$@ $$<
 $(TEST_BUILD)/$(1)/libshim.a: $(TEST_SHIM:%=$(TEST_BUILD)/$(1)/shim/%.o)
@@ -102,7 +105,7 @@ TEST_FILES := $(TEST_LIB)/libcuda.so.1 $(TEST_LIB)/libnvidia-ml.so.1 $(TEST_LIBR
 
 CLANG ?= clang
 FUZZ_S ?= 5
-$(TEST_BUILD)/fuzz_messages: $(TEST_FOLDER)/fuzz_messages.c src/link/messages.c src/link/grant.c src/base/environment.c src/base/discovery.c src/base/log.c
+$(TEST_BUILD)/fuzz_messages: $(TEST_FUZZ) src/link/messages.c src/link/grant.c src/base/environment.c src/base/discovery.c src/base/log.c
 	@mkdir -p $(@D)
 	$(CLANG) -std=gnu11 -O1 -g -fsanitize=fuzzer,address,undefined -iquote src -o $@ $^
 fuzz: $(TEST_BUILD)/fuzz_messages
@@ -128,4 +131,6 @@ $(TEST_RUNS): run/%: $(SHIM) $(TEST_FILES) $(TEST_BUILD)/%
 test: $(TEST_RUNS)
 test-quick: $(TEST_QUICK:%=run/%)
 
+# What an earlier build depended on may have moved since.
+$(TEST_FOLDER)/%.c $(TEST_FOLDER)/%.cc $(TEST_FOLDER)/%.h: ;
 -include $(wildcard $(TEST_BUILD)/*/*.d $(TEST_BUILD)/*/shim/*.d $(TEST_BUILD)/*/shim/*/*.d)
