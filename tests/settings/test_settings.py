@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from traitlets import TraitError
 from traitlets.config import Config
 
 from jupyter_affinode.node.app import NodeController
+from jupyter_affinode.planner.command import add_options, make_plan
 from jupyter_affinode.server.extension import AffinodeExtension
 from jupyter_affinode.settings.controller import ControllerSettings
 from jupyter_affinode.settings.declaration import SettingsRefused, settings_of
@@ -59,6 +61,14 @@ def test_a_setting_of_the_policy_is_a_trait_of_the_extension_and_in_the_api(name
 def test_a_setting_is_on_the_page(name):
     lines = (REPOSITORY / "docs" / "settings.md").read_text().splitlines()
     assert len([line for line in lines if line.startswith(f"| `{name}` | `--{ALL[name].option}` |")]) == 1
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_planner_takes_a_setting_of_the_policy(name):
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    options = parser.parse_args(["--set", f"{name}={json.dumps(SETTINGS[name].default)}"])
+    assert make_plan(options).settings == Settings()
 
 
 def test_no_two_settings_have_the_same_option():
