@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from jupyter_affinode.client.api import ControllerClient, ControllerRefused, ControllerUnavailable
+
+from .room import controller_socket
 
 ANSWER_WITHIN_S = 3.0
 
@@ -30,11 +31,8 @@ class NodePicture:
 
 
 def client_of(socket: str, headers: Mapping[str, str] | None = None) -> ControllerClient:
-    """Return a client for the controller at `socket`; "" is the place where clients of this machine look.
-
-    Raises ControllerUnavailable.
-    """
-    return ControllerClient(Path(socket) if socket else None, headers)
+    """Return a client for the controller at `socket`; "" is this machine's."""
+    return ControllerClient(controller_socket(socket), headers)
 
 
 async def look(nodes: Mapping[str, str], timeout_s: float = ANSWER_WITHIN_S) -> list[NodePicture]:

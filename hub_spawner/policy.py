@@ -168,8 +168,7 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
         form = await super().get_options_form()
         if not form:
             return form
-        socket = str(controller_socket(self.gpu_socket))
-        return as_html(await free_room_line({"": socket}, self.gpu_bytes())) + form
+        return as_html(await free_room_line({"": self.gpu_socket}, self.gpu_bytes())) + form
 
     # ---- the policy
 

@@ -19,6 +19,7 @@ from tornado.web import Application as WebApplication
 from traitlets import Dict, Float, List, Unicode, default
 from traitlets.config import Application
 
+from ..room import controller_socket
 from .handlers import handlers
 
 FOLDER = Path(__file__).resolve().parent
@@ -59,7 +60,7 @@ class AffinodeService(Application):
 
     @default("nodes")
     def _this_machine(self) -> dict[str, str]:
-        return {socket.gethostname(): ""}
+        return {socket.gethostname(): str(controller_socket(""))}
 
     @default("log_level")
     def _usual_log_level(self) -> int:

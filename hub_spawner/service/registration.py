@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from traitlets.config import LazyConfigValue
+
+from ..room import controller_socket
 
 NAME = "affinode"
 URL = "http://127.0.0.1:10109"
@@ -34,7 +37,9 @@ def add_service(
     if any(service.get("name") == NAME for service in known):
         return
     command = [sys.executable, "-m", "hub_spawner.service"]
-    command += [f"--node={name}={socket}" for name, socket in (nodes or {}).items()]
+    # The Hub hands its environment on to no service: where a machine is simulated, the socket is in that.
+    machines = nodes or {socket.gethostname(): str(controller_socket(""))}
+    command += [f"--node={name}={path}" for name, path in machines.items()]
     if grant_key:
         command.append(f"--grant-key={grant_key}")
         command += [f"--grant-audience={audience}" for audience in grant_audience]

@@ -11,7 +11,9 @@ from gpu_node import ANA, GIB, GpuNode
 from live_machine import new_machine
 from page_hub import NAVIGATE, LiveHub, xsrf
 from people import needs_root
+from traitlets.config import Config
 
+from hub_spawner.service.registration import add_service
 from jupyter_affinode.client.grant_signing import make_keys
 from jupyter_affinode.node.identity.grants import GrantVerifier
 
@@ -202,3 +204,22 @@ def test_a_server_gets_a_new_grant_for_its_own_token_and_nothing_else_does(hub):
     another = hub.api("POST", tokens, json={"scopes": ["read:users!user=ana"]}).json()["token"]
     assert (ask(another).status_code, ask(None).status_code, ask("x").status_code) == (403, 401, 401)
     assert ask(hub.token).status_code == 403  # a service's
+
+
+def test_the_service_asks_the_controller_that_the_hub_asks(monkeypatch):
+    monkeypatch.setenv("AFFINODE_SOCKET", "/run/simulated/node.sock")
+    c = Config()
+    add_service(c)
+    add_service(c)
+    (service,) = c.JupyterHub.services.to_dict()["extend"]
+    assert service["command"][-1].endswith("=/run/simulated/node.sock")
+    assert "grant_url" not in c.GpuPolicy
+
+
+def test_servers_are_told_where_their_grants_are_renewed(monkeypatch):
+    c = Config()
+    c.JupyterHub.base_url = "/hubs/one/"
+    c.JupyterHub.services = [{"name": "another"}]
+    add_service(c, grant_key="/etc/affinode/hub-1.key", grant_audience=["affinode:cluster"])
+    assert c.GpuPolicy.grant_url == "http://127.0.0.1:10109/hubs/one/services/affinode/grant"
+    assert [service["name"] for service in c.JupyterHub.services] == ["another", "affinode"]
