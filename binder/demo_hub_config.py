@@ -1,0 +1,34 @@
+"""The demo's jupyterhub_config.py; `demo_hub.py` says the places by DEMO_HUB_…."""
+
+import os
+
+import hub_spawner
+
+FOLDER = os.environ["DEMO_HUB_FOLDER"]
+PORT = os.environ["DEMO_HUB_PORT"]
+
+c = get_config()  # noqa: F821
+c.JupyterHub.bind_url = f"http://127.0.0.1:{PORT}/"
+c.JupyterHub.hub_bind_url = f"http://127.0.0.1:{os.environ['DEMO_HUB_API_PORT']}/hub/"
+c.ConfigurableHTTPProxy.api_url = f"http://127.0.0.1:{os.environ['DEMO_HUB_PROXY_PORT']}"
+c.ConfigurableHTTPProxy.command = [os.environ["DEMO_HUB_PROXY"]]
+c.ConfigurableHTTPProxy.pid_file = f"{FOLDER}/proxy.pid"
+c.JupyterHub.db_url = f"sqlite:///{FOLDER}/hub.sqlite"
+c.JupyterHub.cookie_secret_file = f"{FOLDER}/cookie_secret"
+c.JupyterHub.authenticator_class = "dummy"
+c.Authenticator.allowed_users = {"ana", "bob"}
+c.JupyterHub.services = [{"name": "story", "api_token": os.environ["DEMO_HUB_TOKEN"]}]
+c.JupyterHub.load_roles = [
+    {"name": "story", "services": ["story"], "scopes": ["admin:users", "admin:servers", "access:servers"]}
+]
+# Both users' servers run as the Unix user who started the demo: grants say whose each kernel is.
+c.JupyterHub.spawner_class = "simple"
+c.SimpleLocalProcessSpawner.home_dir_template = f"{FOLDER}/home/{{username}}"
+c.Spawner.args = ["--allow-root"] if os.getuid() == 0 else []
+c.Spawner.start_timeout = c.Spawner.http_timeout = 120
+c.Spawner.grant_key = f"{FOLDER}/hub-1.key"
+c.Spawner.grant_audience = ["affinode:demo"]
+c.Spawner.gpu_socket = os.environ["AFFINODE_SOCKET"]
+c.Spawner.gpu_memory = os.environ["DEMO_HUB_GPU_MEMORY"]
+c.Spawner.gpu_wait_s = 60
+hub_spawner.enable(c)
