@@ -78,7 +78,7 @@ class Machine:
         return process
 
     def affinode(
-        self, *arguments: str, timeout: float = 60, **options: Any
+        self, *arguments: str, timeout: float = 100, **options: Any
     ) -> subprocess.CompletedProcess[str]:
         """Run `jupyter affinode …` on this machine."""
         return subprocess.run(

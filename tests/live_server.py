@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import signal
@@ -72,12 +73,10 @@ class JupyterServer:
         return f"http://127.0.0.1:{self.port}"
 
     def start(
-        self, *arguments: str, application: str = "jupyter_server", timeout: float = 30
+        self, *arguments: str, application: str = "jupyter_server", timeout: float = 90
     ) -> JupyterServer:
         """Start it and wait until it answers."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         with self.log_path.open("ab") as log:
             self.process = self.machine.start(
                 sys.executable,
@@ -114,11 +113,11 @@ class JupyterServer:
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(timeout=20)
+                self.process.wait(timeout=60)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait(timeout=10)
-                raise AssertionError(f"the server did not stop within 20 s:\n{self.log()[-4000:]}") from None
+                raise AssertionError(f"the server did not stop within 60 s:\n{self.log()[-4000:]}") from None
 
     def kill(self) -> None:
         """SIGKILL it; its kernels live on."""
@@ -203,8 +202,8 @@ class JupyterKernel:
         return self.wait(self.submit(code), timeout)
 
     def submit(self, code: str) -> str:
-        """Send a cell; its message id, for `wait`."""
-        return self.client.execute(code, allow_stdin=False)
+        """Send a cell; its message id, for `wait`. ipykernel is not to abort what is sent right after its error."""
+        return self.client.execute(code, allow_stdin=False, stop_on_error=False)
 
     def begin(self, code: str, timeout: float = 60) -> str:
         """Send a cell and wait until its code runs (only then an interrupt reaches it); its message id.
@@ -305,6 +304,15 @@ class JupyterKernel:
     def alive(self) -> bool:
         """Whether the server still has it."""
         return self.server.request("GET", self.path)[0] == 200
+
+
+def free_port() -> int:
+    """A port for a server that listens a second later: none that the system gives to kernels and connections."""
+    while True:
+        port = 10_000 + secrets.randbelow(20_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _decoded(raw: bytes) -> Any:

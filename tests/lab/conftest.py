@@ -74,7 +74,6 @@ def start_lab(server: JupyterServer, labextension: Path, *arguments: str) -> Jup
         "--LabApp.extension_manager=readonly",
         *arguments,
         application="jupyterlab",
-        timeout=60,
     )
 
 
@@ -100,7 +99,7 @@ def shared_page(
         start_lab(server, labextension, "--AffinodeExtension.idle_timeout_s=1")
         page = LabPage(browser.new_context(viewport=VIEWPORT).new_page(), server, screenshots)
         page.load()
-        wait_until(machine.node, timeout=60)
+        wait_until(machine.node)
         yield page
         page.page.context.close()
         server.stop()

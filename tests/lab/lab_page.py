@@ -10,7 +10,7 @@ import nbformat
 from live_server import JupyterServer
 from playwright.sync_api import Error, Locator, Page, expect
 
-SLOW_MS = 30_000
+SLOW_MS = 60_000
 expect.set_options(timeout=SLOW_MS)
 NUMBER_OR_NONE = re.compile(r"^\[[ \d]+\]:$")
 
@@ -192,7 +192,7 @@ class Notebook:
         self.lab.page.keyboard.press("Control+Enter")
         return cell
 
-    def run_cell(self, index: int, timeout_s: float = 30) -> str:
+    def run_cell(self, index: int, timeout_s: float = 60) -> str:
         """Run a cell and wait for its end; what it wrote."""
         cell = self.activate().locator(".jp-CodeCell").nth(index)
         expect(cell.locator(".jp-InputPrompt")).to_have_text(NUMBER_OR_NONE)
@@ -201,7 +201,7 @@ class Notebook:
         self.wait_for_cell(index, before, timeout_s)
         return self.output(index)
 
-    def wait_for_cell(self, index: int, before: str = "", timeout_s: float = 30) -> None:
+    def wait_for_cell(self, index: int, before: str = "", timeout_s: float = 60) -> None:
         """Wait until a cell has a number that it did not have before."""
         self.lab.page.wait_for_function(
             """([prompt, before]) => /^\\[\\d+\\]:$/.test(prompt.innerText) && prompt.innerText !== before""",

@@ -39,7 +39,7 @@ def run(machine, *command, **variables):
 def test_run_imports_nothing_from_the_current_folder(native, planted, wait_until):
     done = run(planted, SCRIPT, "run", "--", "true", AFFINODE_KERNEL_ID="k")
     assert (done.returncode, done.stderr) == (0, "")
-    wait_until(lambda: planted.kernel("k"), timeout=20)
+    wait_until(lambda: planted.kernel("k"))
 
 
 def test_run_introduces_a_kernel_at_a_socket_that_is_named_from_the_current_folder(
@@ -48,13 +48,13 @@ def test_run_introduces_a_kernel_at_a_socket_that_is_named_from_the_current_fold
     relative = os.path.relpath(planted.socket, planted.work)
     done = run(planted, SCRIPT, "run", "--", "true", AFFINODE_KERNEL_ID="k", AFFINODE_SOCKET=relative)
     assert (done.returncode, done.stderr) == (0, "")
-    wait_until(lambda: planted.kernel("k"), timeout=20)
+    wait_until(lambda: planted.kernel("k"))
 
 
 def test_a_controller_of_a_simulated_gpu_imports_nothing_from_the_current_folder(native, planted, wait_until):
     planted.simulate()
     planted.start(str(SCRIPT), "node")
-    wait_until(lambda: (planted.node() or {}).get("gpus"), timeout=20)
+    wait_until(lambda: (planted.node() or {}).get("gpus"))
     assert planted.node()["simulated"]
 
 

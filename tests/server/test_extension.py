@@ -29,7 +29,7 @@ c.ServerApp.authorizer_class = AsTheFileSays
 @pytest.fixture
 def followed(shared_server, new_kernel, wait_until):
     """A server whose extension follows a controller; its kernels end with the test."""
-    wait_until(lambda: shared_server.affinode()[1]["available"], timeout=15)
+    wait_until(lambda: shared_server.affinode()[1]["available"])
     return shared_server
 
 
@@ -40,7 +40,7 @@ def own(server, kernel) -> dict | None:
 
 def test_the_status_has_node_and_own_kernels_with_their_paths(followed, wait_until):
     kernel = followed.start_kernel(path="plan.ipynb")
-    shown = wait_until(lambda: own(followed, kernel), timeout=15)
+    shown = wait_until(lambda: own(followed, kernel))
     status = followed.affinode()[1]
     assert status["version"] == "0.1.0" and status["message"] is None
     assert status["node"]["controller"]["pid"] == followed.machine.controller_pid()
@@ -51,17 +51,17 @@ def test_the_status_has_node_and_own_kernels_with_their_paths(followed, wait_unt
 def test_a_renamed_notebooks_new_path_reaches_the_controller(followed, wait_until):
     kernel = followed.start_kernel(path="plan.ipynb")
     machine = followed.machine
-    wait_until(lambda: (machine.kernel(kernel.id) or {}).get("path") == "plan.ipynb", timeout=15)
+    wait_until(lambda: (machine.kernel(kernel.id) or {}).get("path") == "plan.ipynb")
     sessions = followed.request("GET", "/api/sessions")[1]
     session = next(one for one in sessions if one["kernel"]["id"] == kernel.id)
     followed.request("PATCH", f"/api/sessions/{session['id']}", {"path": "final plan.ipynb"})
-    wait_until(lambda: machine.kernel(kernel.id)["path"] == "final plan.ipynb", timeout=15)
+    wait_until(lambda: machine.kernel(kernel.id)["path"] == "final plan.ipynb")
     assert own(followed, kernel)["paths"] == ["final plan.ipynb"]
 
 
 def test_the_controller_knows_of_open_cells(followed, wait_until):
     machine, kernel = followed.machine, followed.start_kernel()
-    wait_until(lambda: machine.kernel(kernel.id), timeout=15)
+    wait_until(lambda: machine.kernel(kernel.id))
     message_id = kernel.begin(ENDLESS)
     wait_until(lambda: machine.kernel(kernel.id)["cell_open"])
     kernel.interrupt()
@@ -71,20 +71,20 @@ def test_the_controller_knows_of_open_cells(followed, wait_until):
 
 def test_a_new_controller_is_told_of_open_cells_and_names(followed, wait_until):
     machine, kernel = followed.machine, followed.start_kernel(path="plan.ipynb")
-    wait_until(lambda: machine.kernel(kernel.id), timeout=15)
+    wait_until(lambda: machine.kernel(kernel.id))
     kernel.submit(ENDLESS)
     wait_until(lambda: machine.kernel(kernel.id)["cell_open"])
     first = machine.controller_pid()
     os.kill(first, signal.SIGKILL)
-    wait_until(lambda: machine.controller_pid() not in (None, first), timeout=30)
-    wait_until(lambda: (machine.kernel(kernel.id) or {}).get("cell_open"), timeout=30)
+    wait_until(lambda: machine.controller_pid() not in (None, first))
+    wait_until(lambda: (machine.kernel(kernel.id) or {}).get("cell_open"))
     wait_until(lambda: machine.kernel(kernel.id)["path"] == "plan.ipynb")
     assert "Lost the GPU controller" in followed.log()
 
 
 def test_a_restart_and_a_shutdown_are_followed(followed, wait_until):
     machine, kernel = followed.machine, followed.start_kernel()
-    wait_until(lambda: machine.kernel(kernel.id), timeout=15)
+    wait_until(lambda: machine.kernel(kernel.id))
     kernel.submit(ENDLESS)
     wait_until(lambda: machine.kernel(kernel.id)["cell_open"])
     kernel.restart()
@@ -111,7 +111,7 @@ def test_a_kernel_of_another_provisioner_is_followed_without_harm(followed, kern
 
 def test_hold_and_release_through_the_server(followed, wait_until):
     kernel = followed.start_kernel()
-    wait_until(lambda: own(followed, kernel), timeout=15)
+    wait_until(lambda: own(followed, kernel))
     status, held = followed.affinode(f"kernels/{kernel.id}/hold", "POST", {"duration_s": 60})
     assert status == 200 and 55 < held["held_for_s"] <= 60 and held["own"] is True
     status, released = followed.affinode(f"kernels/{kernel.id}/release", "POST", {})
@@ -162,7 +162,7 @@ def test_reading_and_moving_need_the_right_to_read_and_write_kernels(native, mac
     (folder / "allowed.json").write_text("[]")
     server.start()
     kernel = server.start_kernel()
-    wait_until(lambda: (machine.kernel(kernel.id) or {}).get("name"), timeout=15)
+    wait_until(lambda: (machine.kernel(kernel.id) or {}).get("name"))
     for allowed, reading, moving in (
         ([], 403, 403),
         ([("read", "kernels")], 200, 403),
@@ -213,9 +213,9 @@ def test_configured_policy_reaches_every_controller(native, server, machine, wai
         node = machine.node()
         return () if node is None else (node["settings"]["park_when"], node["settings"]["idle_timeout_s"])
 
-    wait_until(lambda: policy() == ("idle", 7), timeout=15)
+    wait_until(lambda: policy() == ("idle", 7))
     os.kill(machine.controller_pid(), signal.SIGKILL)
-    wait_until(lambda: policy() == ("idle", 7), timeout=10)
+    wait_until(lambda: policy() == ("idle", 7))
 
 
 def test_of_two_servers_the_one_that_started_last_says_how_whatever_their_order(
@@ -223,7 +223,7 @@ def test_of_two_servers_the_one_that_started_last_says_how_whatever_their_order(
 ):
     """After the controller's end both tell the next one, in any order; what only one configures is its own."""
     server.start("--AffinodeExtension.idle_timeout_s=11", "--AffinodeExtension.cell_idle_timeout_s=600")
-    wait_until(lambda: "Following the GPU controller" in server.log(), timeout=15)
+    wait_until(lambda: "Following the GPU controller" in server.log())
     other = other_server("--AffinodeExtension.idle_timeout_s=22")
     expected = {"idle_timeout_s": 22, "cell_idle_timeout_s": 600}
 
@@ -231,10 +231,10 @@ def test_of_two_servers_the_one_that_started_last_says_how_whatever_their_order(
         node = machine.node()
         return {} if node is None else {name: node["settings"][name] for name in expected}
 
-    wait_until(lambda: policy() == expected, timeout=15)
+    wait_until(lambda: policy() == expected)
     os.kill(machine.controller_pid(), signal.SIGKILL)
     for each in (server, other):
-        wait_until(lambda each=each: each.log().count("Following the GPU controller") == 2, timeout=30)
+        wait_until(lambda each=each: each.log().count("Following the GPU controller") == 2)
     assert policy() == expected
     answers = [
         machine.ask("PATCH", f"/policy?configured_at={moment}", {"idle_timeout_s": value})
@@ -284,7 +284,7 @@ def test_a_kernel_started_before_the_controller_answers_is_found(native, server,
     assert server.affinode(f"kernels/{kernel.id}/park", "POST", {})[0] == 503
     kernel.submit(ENDLESS)
     machine.socket.parent.chmod(0o700)
-    wait_until(lambda: (machine.kernel(kernel.id) or {}).get("cell_open"), timeout=15)
+    wait_until(lambda: (machine.kernel(kernel.id) or {}).get("cell_open"))
 
 
 def test_two_servers_of_one_person_share_the_controller(native, machine, server, wait_until):
@@ -296,7 +296,7 @@ def test_two_servers_of_one_person_share_the_controller(native, machine, server,
     other.start()
     try:
         mine, theirs = server.start_kernel(), other.start_kernel()
-        wait_until(lambda: {mine.id, theirs.id} <= set(machine.kernels()), timeout=15)
+        wait_until(lambda: {mine.id, theirs.id} <= set(machine.kernels()))
         labels = {kernel["server"] for kernel in machine.kernels().values()}
         assert len(labels) == 2 and "ana/gpu" in labels
         wait_until(lambda: len(server.affinode()[1]["kernels"]) == 2)

@@ -13,7 +13,7 @@ from live_server import JupyterKernel, JupyterServer
 def becomes(wait_until) -> Callable[..., dict]:
     """`becomes(kernel, "parked")`: wait for a residency; the kernel's state then."""
 
-    def wait(kernel: JupyterKernel, residency: str, timeout: float = 15) -> dict:
+    def wait(kernel: JupyterKernel, residency: str, timeout: float = 60) -> dict:
         def state() -> dict | None:
             status, answer = kernel.server.affinode(f"kernels/{kernel.id}")
             return answer if status == 200 and answer["residency"] == residency else None
@@ -65,7 +65,7 @@ def test_the_command_line_parks_and_resumes_a_kernel_by_its_notebook(gpu_server,
     kernel = gpu_kernel(gpu_server, path="plan.ipynb")
     machine = gpu_server.machine
     # A session is looked for once the kernel runs, so its path comes a moment after the kernel.
-    wait_until(lambda: (machine.kernel(kernel.id) or {}).get("path") == "plan.ipynb", 10)
+    wait_until(lambda: (machine.kernel(kernel.id) or {}).get("path") == "plan.ipynb")
     parked = machine.affinode("park", "plan.ipynb")
     assert parked.returncode == 0 and "RAM" in parked.stdout, parked
     becomes(kernel, "parked")
@@ -132,8 +132,8 @@ def test_a_kernel_that_waits_is_not_culled_and_one_that_is_parked_is(
     waits = server.start_kernel()
     waits.submit(f"{SETUP}\nblock = Block(300)")
     becomes(waits, "queued")
-    wait_until(lambda: not parked.alive(), timeout=60)
-    wait_until(lambda: waits.state()["waiting_s"] > 14, timeout=60)
+    wait_until(lambda: not parked.alive())
+    wait_until(lambda: waits.state()["waiting_s"] > 14)
     assert waits.alive() and waits.state()["residency"] == "queued"
 
 
@@ -159,7 +159,7 @@ def test_events_tell_the_story(eager_gpu_server, becomes):
         socket.close()
 
     loop = IOLoop(make_current=False)
-    loop.run_sync(story, timeout=30)
+    loop.run_sync(story, timeout=60)
     loop.close(all_fds=True)
     ours = [event for event in seen if "residency" in event]
     assert [event["residency"] for event in ours][:1] == ["resident"] and ours[-1][
@@ -193,7 +193,7 @@ def test_a_silent_cell_on_the_gpu_is_activity_and_a_parked_kernel_ages(gpu_serve
     began = last_activity(f"kernels/{busy.id}")
     for path in (f"kernels/{busy.id}", "status"):
         before = last_activity(path)
-        wait_until(lambda path=path, before=before: last_activity(path) > before, timeout=30)
+        wait_until(lambda path=path, before=before: last_activity(path) > before)
     assert last_activity(f"kernels/{parked.id}") < began
     busy.interrupt()
     assert busy.wait(cell).error == "KeyboardInterrupt"

@@ -63,21 +63,21 @@ def test_a_grant_is_renewed_before_it_expires_and_survives_a_service_that_fails(
     server = JupyterServer(machine).start()
     (path,) = Path(machine.environment["JUPYTER_RUNTIME_DIR"]).glob("affinode-grant-*")
     assert path.stat().st_mode & 0o777 == 0o600
-    wait_until(lambda: path.read_text().strip() in service.signed[1:], timeout=60)
+    wait_until(lambda: path.read_text().strip() in service.signed[1:])
     assert set(service.shown) == {f"token {TOKEN}"}
     kernel = server.start_kernel()
     assert kernel.run("import os; print(os.environ['AFFINODE_GRANT_FILE'])").text.strip() == str(path)
 
     service.fails_with = b'{"grant": "no grant at all", "lifetime_s": 9}'
     asked = len(service.shown)
-    wait_until(lambda: len(service.shown) >= asked + 2, timeout=60)
+    wait_until(lambda: len(service.shown) >= asked + 2)
     assert path.read_text().strip() == service.signed[-1]
     service.fails_with = b""
     signed = len(service.signed)
     wait_until(
         lambda: len(service.signed) > signed and path.read_text().strip() in service.signed[signed:], 60
     )
-    wait_until(lambda: "The grant was renewed." in server.log(), timeout=60)
+    wait_until(lambda: "The grant was renewed." in server.log())
     assert server.log().count("The grant could not be renewed") == 1
     server.stop()
     assert not path.exists()

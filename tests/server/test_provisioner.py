@@ -180,7 +180,7 @@ class TestWithAController:
         self, native, here, kernel_manager, ready_client, wait_until
     ):
         manager = await kernel_manager()
-        wait_until(lambda: (here.kernel(manager.kernel_id) or {}).get("name"), timeout=15)
+        wait_until(lambda: (here.kernel(manager.kernel_id) or {}).get("name"))
         kernel = here.kernel(manager.kernel_id)
         assert kernel["name"] == "Python 3 (ipykernel)" and kernel["language"] == "python"
         assert kernel["residency"] == "none"
@@ -195,7 +195,7 @@ class TestWithAController:
         """The controller is started only now: it hears of the kernel after the kernel's end."""
         manager = await kernel_manager()
         await manager.shutdown_kernel(now=True)
-        wait_until(lambda: here.node() is not None, timeout=30)
+        wait_until(lambda: here.node() is not None)
         wait_until(lambda: "affinode-introduce" not in [each.name for each in threading.enumerate()])
         wait_until(lambda: here.kernel(manager.kernel_id) is None)
 
@@ -205,7 +205,7 @@ class TestWithAController:
         controller = here.start_controller()
         manager = await kernel_manager()
         client = await ready_client(manager)
-        wait_until(lambda: here.kernel(manager.kernel_id), timeout=15)
+        wait_until(lambda: here.kernel(manager.kernel_id))
         message_id = await begin(client, WAITING)
         controller.send_signal(signal.SIGSTOP)
         try:
@@ -237,7 +237,7 @@ def test_a_kernel_that_dies_is_started_again_and_managed(native, machine, server
     kernel = server.start_kernel()
     pid = kernel.pid
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: "restarting kernel" in server.log(), timeout=20)
+    wait_until(lambda: "restarting kernel" in server.log())
     kernel.wait_for_ready()
     assert kernel.pid != pid
     assert kernel.environment()["AFFINODE_KERNEL_ID"] == kernel.id
@@ -246,9 +246,9 @@ def test_a_kernel_that_dies_is_started_again_and_managed(native, machine, server
 def test_a_kernel_outlives_the_controller(native, machine, server, wait_until):
     server.start()
     kernel = server.start_kernel()
-    wait_until(lambda: machine.kernel(kernel.id), timeout=15)
+    wait_until(lambda: machine.kernel(kernel.id))
     first = machine.controller_pid()
     os.kill(first, signal.SIGKILL)
-    wait_until(lambda: machine.controller_pid() not in (None, first), timeout=5)
+    wait_until(lambda: machine.controller_pid() not in (None, first))
     wait_until(lambda: (machine.kernel(kernel.id) or {}).get("name") == "Python 3 (ipykernel)")
     assert kernel.run("print(1)").text == "1\n"

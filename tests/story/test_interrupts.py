@@ -117,7 +117,7 @@ def test_a_job_in_a_session_of_its_own_outlives_interrupt_and_restart_of_its_not
         waiter,
         f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {JOB!r}], start_new_session=True)",
     )
-    wait_until(lambda: s.seen(waiter)["residency"] == "queued", timeout=30)
+    wait_until(lambda: s.seen(waiter)["residency"] == "queued")
     interrupt(s, waiter)
     wait_until(lambda: f"cancel {waiter.id}" in s.machine.controller_log())
     status, answer = s.server.request("POST", f"{waiter.path}/restart")
@@ -125,7 +125,7 @@ def test_a_job_in_a_session_of_its_own_outlives_interrupt_and_restart_of_its_not
     wait_until(lambda: f"{waiter.id} is being shut down" in s.machine.controller_log())
     s.machine.ask("POST", f"/kernels/{holder.id}/release", {})
     said = s.machine.work / "said"
-    wait_until(said.exists, timeout=30)
+    wait_until(said.exists)
     assert said.read_text() == "True"
 
 
