@@ -82,7 +82,7 @@ CHART_VALUES = {
     "image": {"repository": "a/b"},
     "parkedMemoryGiB": 1,
     "grants": {"publicKeys": {"hub-1.pem": "-----BEGIN PUBLIC KEY-----\n"}},
-    "settings": {"idle_timeout_s": 0.5, "queue_idle_timeout_s": 0.5, "settle_s": 0.1},
+    "settings": {"idle_timeout_s": 0.5, "contended_idle_timeout_s": 0.5, "settle_s": 0.1},
 }
 
 
