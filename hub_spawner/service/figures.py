@@ -142,7 +142,7 @@ def usage_rows(report: Json) -> list[tuple[str, ...]]:
 
 
 def audit_rows(rows: Iterable[Json]) -> list[tuple[str, str, str, str, str, str]]:
-    """Return (when, who, from where, what, about what, outcome) of what administrators did."""
+    """Return (moment, administrator, address, action, object, outcome) of what administrators did."""
     return [
         (
             time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(row["at"])),

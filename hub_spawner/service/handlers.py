@@ -66,7 +66,7 @@ class ServiceHandler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]  
             self.set_header(name, value)
 
     async def prepare(self) -> None:
-        """Ask the Hub who this is without stopping everyone else meanwhile; called by tornado."""
+        """Ask the Hub about the user without blocking other requests; called by tornado."""
         await self.hub_auth.get_user(self, sync=False)
 
     def address(self) -> str:
