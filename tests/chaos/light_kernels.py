@@ -249,7 +249,7 @@ class LightMachine:
 def compile_light_kernel(folder: Path) -> Path:
     """The program, without the shim: that is preloaded."""
     shim = REPOSITORY / "shim" / "src"
-    support = REPOSITORY / "tests" / "shim" / "c"
+    support = REPOSITORY / "tests" / "shim" / "c" / "support"
     made = folder / "light_kernel"
     sources = [
         HERE / "light_kernel.c",
