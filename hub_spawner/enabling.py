@@ -39,17 +39,11 @@ def derived(spawner: type) -> type:
         return spawner
     mixin = GpuPolicy
     if hasattr(spawner, "get_pod_manifest"):
-        mixin = _kubernetes_policy()
+        from .kubernetes import KubernetesGpuPolicy
+
+        mixin = KubernetesGpuPolicy
     name = f"Gpu{spawner.__name__}"
     return type(name, (mixin, spawner), {"__module__": __name__, "__doc__": spawner.__doc__})
-
-
-def _kubernetes_policy() -> type[GpuPolicy]:
-    try:
-        policy: type[GpuPolicy] = importlib.import_module("hub_spawner.kubernetes").KubernetesGpuPolicy
-    except ModuleNotFoundError:
-        return GpuPolicy
-    return policy
 
 
 def _spawner_class(configured: Any) -> type:

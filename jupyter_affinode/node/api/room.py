@@ -29,6 +29,8 @@ class RoomHandler(Handler):
         self.set_header("Content-Type", "application/x-ndjson")
         try:
             await self._follow_until(request, time.monotonic() + timeout_s)
+        except asyncio.CancelledError:
+            return  # the controller ends
         finally:
             self.controller.room_requests.withdraw(request)
 
