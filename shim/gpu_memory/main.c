@@ -2,16 +2,17 @@
  *
  *     TOTAL FREE USED PROCESSES OF_PID DIVIDED
  *
- * the first three and OF_PID in bytes; how many processes have a context on it (0: not known); what PID has of it (0: not
- * told apart, as in containers); 1 if the GPU is divided (MIG), else 0. On failure a word on standard error and an exit
- * status of context_depth/nvml_probe_exit.h.
+ * the first three and OF_PID in bytes; how many processes have a context on it (0: not known); what PID has of it (0:
+ * not told apart, as in containers); 1 if the GPU is divided (MIG), else 0. On failure a word on standard error and an
+ * exit status of context_depth/nvml_probe_exit.h.
  *
- * affinode-gpu-memory all PID: such a line for each GPU that NVML can name, TOTAL 0 where it has no figures, and after it
+ * affinode-gpu-memory all PID: such a line for each GPU that NVML can name, TOTAL 0 where it has no figures, and after
+ * it
  *
  *     SHARED UUID PCI NAME
  *
- * 1 if any number of processes may use the GPU at once (its compute mode is the default), else 0; its place on the PCI bus as
- * sysfs names it; and what kind of GPU it is, with its spaces.
+ * 1 if any number of processes may use the GPU at once (its compute mode is the default), else 0; its place on the PCI
+ * bus as sysfs names it; and what kind of GPU it is, with its spaces.
  *
  * A program of its own, because a process that the driver has checkpointed never comes back from a call of NVML.  */
 #include <dlfcn.h>
@@ -127,7 +128,7 @@ static bool is_shared(nvml_device device)
 static bool look(nvml_device device, unsigned int pid, struct figures *figures)
 {
 	memset(figures, 0, sizeof(*figures));
-	/* before the bytes: whoever comes in between is counted in these */
+	/* before the bytes: what comes in between is counted in these */
 	figures->processes = users(device, pid, &figures->own);
 	figures->divided = is_divided(device);
 	return nvml.memory(device, &figures->bytes) == 0;
@@ -204,8 +205,9 @@ int main(int argc, char **argv)
 	_exit(begun); /* NVML's ends take longer than its answers */
 }
 
-/* The C library's start was re-versioned in 2.34, and the compiler's own start code asks for the newest: through --wrap it
- * comes here, and goes on to the one that every version has. The shim exports a dlsym, so base/glibc_symbol_versions.h leaves that alone.  */
+/* The C library's start was re-versioned in 2.34, and the compiler's own start code asks for the newest: through
+ * --wrap it comes here, and goes on to the one that every version has. The shim exports a dlsym, so
+ * base/glibc_symbol_versions.h leaves that alone.  */
 #if defined(__x86_64__)
 #define OLDEST "GLIBC_2.2.5"
 #elif defined(__aarch64__)

@@ -6,7 +6,7 @@ CFLAGS ?= -O2 -g
 SIM_CFLAGS = -std=gnu11 $(CFLAGS) -fPIC -fvisibility=hidden -D_GNU_SOURCE \
 	-Wall -Wextra -Wstrict-prototypes -include sim/sim_floor.h -iquote sim
 # -Bsymbolic: our own calls stay ours, whatever a preloaded library exports under the same names. nodelete: executors run
-# our code. No SONAME: neither the loader nor ldconfig takes these files for the driver unless somebody made a link of that
+# our code. No SONAME: neither the loader nor ldconfig takes these files for the driver unless there is a link of that
 # name, and a program linked through such a link asks for the link's name (-l:libcuda.so.1), as it would of the driver.
 SIM_LDFLAGS = -shared -Wl,-Bsymbolic -Wl,-z,defs -Wl,-z,now -Wl,-z,relro -Wl,-z,nodelete -Wl,--no-as-needed
 

@@ -64,8 +64,8 @@ enum affinode_hello_flags {
 	AFFINODE_HELLO_UNPARKABLE = 1u << 1, /* nothing can be moved here: virtual memory management is missing, … */
 	AFFINODE_HELLO_PREPARES = 1u << 2,   /* knows MOVE_PREPARE, COMMIT and ABORT */
 	AFFINODE_HELLO_TRIMS = 1u << 3,      /* knows TRIM, LOT and a park's budget */
-	AFFINODE_HELLO_CONTEXT = 1u << 4,    /* may be parked at context depth too (the person's or admin's wish) */
-	AFFINODE_HELLO_GRANT = 1u << 5,      /* a GRANT follows, and says who this is */
+	AFFINODE_HELLO_CONTEXT = 1u << 4,    /* may be parked at context depth too (the user's or the admin's wish) */
+	AFFINODE_HELLO_GRANT = 1u << 5,      /* a GRANT follows, and names the user */
 	AFFINODE_HELLO_PREEMPTS = 1u << 6,   /* knows MOVE_PREEMPT */
 	AFFINODE_HELLO_ELSEWHERE = 1u << 7,  /* knows MOVE_ELSEWHERE, and can carry it out as far as is known */
 };
@@ -75,15 +75,15 @@ struct affinode_hello {
 	int32_t pid; /* as the shim sees it; informative, never trusted */
 	uint32_t flags;
 	uint16_t min_version, max_version;
-	/* As the shim sees it: the processes of a kernel that its signals reach are told of interrupts and of its end, others
-	 * are not. 0: not known (an earlier shim, or a group of an outer pid namespace). */
+	/* As the shim sees it: the processes of a kernel that its signals reach are told of interrupts and of its
+	 * end, others are not. 0: not known (an earlier shim, or a group of an outer pid namespace).  */
 	uint32_t process_group;
 	char kernel_id[AFFINODE_KERNEL_ID_SIZE]; /* AFFINODE_KERNEL_ID, NUL-terminated; "" if unknown */
 	char command[64];                        /* comm of the process */
 	char shim_version[32];
 };
 
-/* Who the process is of, where the user id says nothing (between containers): a signed text of `size` bytes, passed on
+/* The process's user, where the user id says nothing (between containers): a signed text of `size` bytes, passed on
  * as it is in the environment. Sent right after HELLO, in pieces, in order; the WELCOME waits for the last. The shim
  * reads it anew for each connection. It may have expired if the page is that of a process that was let in before.  */
 #define AFFINODE_GRANT_SIZE 4096u
@@ -121,16 +121,17 @@ enum affinode_command_kind {
 	AFFINODE_COMMAND_ROOM = 6,         /* argument: 1 try again, 0 there will be no room; epoch of `request` below */
 	AFFINODE_COMMAND_COMMIT = 7,       /* carry out the prepared move whose epoch is `request` */
 	AFFINODE_COMMAND_ABORT = 8,        /* undo it */
-	/* Give back host memory that is kept for the next park, down to `argument` bytes; NOTIFY STATE when it is done. */
+	/* Give back host memory that is kept for the next park, down to `argument` bytes; NOTIFY STATE when it is
+	 * done.  */
 	AFFINODE_COMMAND_TRIM = 9,
-	/* A lot: `argument` bytes (a multiple of 32 MiB) of touched, zeroed host memory for copies, in the one memfd that
-	 * comes with the message. `request` is its number, good on this connection only: after another WELCOME the lot is
-	 * still the shim's to use, and nothing is told of its end. Map it shared, MADV_DONTFORK, and close the
-	 * descriptor. Pages are huge where fstat's st_blksize says so. Give back what a park left empty.
-	 * A lot that was sent is the shim's: the controller must not truncate it, nor make holes in it, before NOTIFY_LOT_END
-	 * of its number on the same connection or the end of the process, since a cut under a mapping is a SIGBUS in the
-	 * kernel, and its contents may be all that is left of the GPU's memory. Silence, a lost link, another WELCOME and the
-	 * end of the controller are no reason. */
+	/* A lot: `argument` bytes (a multiple of 32 MiB) of touched, zeroed host memory for copies, in the one
+	 * memfd that comes with the message. `request` is its number, good on this connection only: after another
+	 * WELCOME the lot is still the shim's to use, and nothing is told of its end. Map it shared, MADV_DONTFORK,
+	 * and close the descriptor. Pages are huge where fstat's st_blksize says so. Give back what a park left
+	 * empty. A lot that was sent is the shim's: the controller must not truncate it, nor make holes in it,
+	 * before NOTIFY_LOT_END of its number on the same connection or the end of the process, since a cut under a
+	 * mapping is a SIGBUS in the kernel, and its contents may be all that is left of the GPU's memory. Silence,
+	 * a lost link, another WELCOME and the end of the controller are no reason.  */
 	AFFINODE_COMMAND_LOT = 10,
 	/* Ask the frameworks in this process to drop what they only cache on the GPU, unless a cell runs. Answered. */
 	AFFINODE_COMMAND_DROP_CACHES = 11,
@@ -141,14 +142,14 @@ enum affinode_move_flags {
 	AFFINODE_MOVE_PREPARE = 1u << 0, /* in two steps, see below */
 	AFFINODE_MOVE_CONTEXT = 1u << 1, /* PARK: at context depth */
 	/* PARK, alone or with a budget: although the process is at work. The next calls wait, what was submitted is
-	 * finished, and nobody is let through before the process has had its turn again. BUSY if work or calls
+	 * finished, and no call is let through before the process has had its turn again. BUSY if work or calls
 	 * under way do not end within seconds, or a capture is open: then everything goes on as before. */
 	AFFINODE_MOVE_PREEMPT = 1u << 2,
-	/* RESUME, of a process parked at context depth that uses one GPU: on the GPU whose UUID, as NVML prints it, is
-	 * the command's `reason`; never together with MOVE_PREPARE. The page says where it is from then on. REFUSED:
-	 * nothing was done, and a RESUME without the flag goes to the GPU that the page names. So it is after NO_GPU_ROOM, but
-	 * for one case that the page shows too: a stranger took the memory that was seen to be free when the context had
-	 * arrived. Then the process is parked at memory depth on the new GPU. */
+	/* RESUME, of a process parked at context depth that uses one GPU: on the GPU whose UUID, as NVML prints it,
+	 * is the command's `reason`; never together with MOVE_PREPARE. The page says where it is from then on.
+	 * REFUSED: nothing was done, and a RESUME without the flag goes to the GPU that the page names. So it is
+	 * after NO_GPU_ROOM, but for one case that the page shows too: a stranger took the memory that was seen to
+	 * be free when the context had arrived. Then the process is parked at memory depth on the new GPU.  */
 	AFFINODE_MOVE_ELSEWHERE = 1u << 3,
 };
 
@@ -159,13 +160,13 @@ enum affinode_move_flags {
 
 /* Prepared moves: the processes of one kernel move together.
  *
- * PARK or RESUME with MOVE_PREPARE is answered twice with the same epoch: by PREPARED when nothing can keep the move from
- * being done and nothing is given up yet, then by how it ended. If it cannot be prepared, the one reply says why. While a
- * move waits, `state` is PARKING or RESUMING.
+ * PARK or RESUME with MOVE_PREPARE is answered twice with the same epoch: by PREPARED when nothing can keep the move
+ * from being done and nothing is given up yet, then by how it ended. If it cannot be prepared, the one reply says why.
+ * While a move waits, `state` is PARKING or RESUMING.
  *
- * PREPARED, of a park: everything is copied out, the gate is closed, and nothing has changed since; to unmap and release
- * is left. Of a resume: all the room that it needs on the GPU is its own (everything is created and mapped); to copy in,
- * verify and open is left, so that a process need not wait for its peers' copies.
+ * PREPARED, of a park: everything is copied out, the gate is closed, and nothing has changed since; to unmap and
+ * release is left. Of a resume: all the room that it needs on the GPU is its own (everything is created and mapped); to
+ * copy in, verify and open is left, so that a process need not wait for its peers' copies.
  *
  * COMMIT (`request`: the move's epoch) carries it out. ABORT undoes it, reply REVOKED: resident, or parked, as before.
  * ABORT may come before PREPARED too, even before the move is begun: the move then ends as soon as it can, the way any
@@ -173,13 +174,13 @@ enum affinode_move_flags {
  * ignored. Neither is answered itself, has a deadline, or changes the page's `epoch`.
  *
  * If neither comes:
- * - A prepared park waits as long as the link is up: while nobody calls, a closed gate costs nobody anything, and a peer
- *   may have tens of GiB to copy. A call that waits at the gate (or a free that cannot be put off) is told by NOTIFY_WANT
- *   at once, and the controller aborts. AFFINODE_PREPARED_CALL_MS after such a call came, or at once when the process is
- *   dying or the link is lost, the park is undone (REVOKED).
- * - A prepared resume is carried out (OK) after AFFINODE_PREPARED_MS, or at once when the link is lost.
- * What was received before the link was lost counts. Peers may then disagree; the controller, or the next one, brings
- * back those that are parked.  */
+ * - A prepared park waits as long as the link is up: while no call comes, a closed gate costs nothing, and a peer may
+ *   have tens of GiB to copy. A call that waits at the gate (or a free that cannot be put off) is told by NOTIFY_WANT
+ *   at once, and the controller aborts. AFFINODE_PREPARED_CALL_MS after such a call came, or at once when the process
+ *   is dying or the link is lost, the park is undone (REVOKED).
+ * - A prepared resume is carried out (OK) after AFFINODE_PREPARED_MS, or at once when the link is lost. What was
+ *   received before the link was lost counts. Peers may then disagree; the controller, or the next one, brings back
+ *   those that are parked.  */
 #define AFFINODE_PREPARED_MS 10000u
 #define AFFINODE_PREPARED_CALL_MS 100u
 
@@ -225,7 +226,7 @@ enum affinode_request_kind {
 	AFFINODE_REQUEST_STATUS = 5, /* the RESULT's text is the kernel's state in plain words */
 };
 
-/* What the person asks from inside the kernel (magics); answered by RESULT when it is done or refused. */
+/* What the user asks from inside the kernel (magics); answered by RESULT when it is done or refused. */
 struct affinode_request {
 	struct affinode_header header; /* epoch: the request's number */
 	uint32_t kind;
@@ -240,7 +241,7 @@ struct affinode_welcome {
 	char controller_version[32];
 };
 
-/* For the person: where the kernel stands; sent when it changes. */
+/* For the user: where the kernel stands; sent when it changes. */
 struct affinode_notice {
 	struct affinode_header header;
 	uint32_t place;   /* in the queue, from 1; 0: not queued */
@@ -302,7 +303,7 @@ enum affinode_page_flags {
 	AFFINODE_PAGE_UNPARKABLE = 1u << 1,
 	AFFINODE_PAGE_DYING = 1u << 2,
 	AFFINODE_PAGE_CANCELLING = 1u << 3, /* waiting calls fail at the moment */
-	AFFINODE_PAGE_DROPS_CACHES = 1u << 4, /* someone in the process serves DROP_CACHES */
+	AFFINODE_PAGE_DROPS_CACHES = 1u << 4, /* the process serves DROP_CACHES */
 };
 
 struct affinode_page {

@@ -10,7 +10,7 @@
         Write nothing; fail if the committed table is not what would be written, or if a header declares
         something that signatures.tsv lacks.
 
-For the developer who meets a new CUDA version, and (`--check` without headers) for the tests. Needs nothing
+For the developer that meets a new CUDA version, and (`--check` without headers) for the tests. Needs nothing
 but Python; `--headers` also needs a C compiler.
 """
 

@@ -14,7 +14,7 @@ struct CUctx_st {
 	unsigned gpu; /* of the machine */
 	bool primary;
 	CUcontext home; /* of a green context: the primary one, which owns its memory and code; NULL: it is its own */
-	bool active; /* false: a primary context nobody retains, or a destroyed one */
+	bool active; /* false: a primary context that is not retained, or a destroyed one */
 	unsigned references;
 	unsigned attached; /* cuCtxAttach */
 	unsigned flags;

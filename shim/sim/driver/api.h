@@ -22,7 +22,7 @@ CUresult api_allowed(const char *name);
 unsigned api_calls_in_flight(void);
 /* After this every call says CUDA_ERROR_DEINITIALIZED.  */
 void api_deinitialise(void);
-/* Set while the executor runs a person's callback: such a thread may not call the driver.  */
+/* Set while the executor runs the application's callback: such a thread may not call the driver.  */
 void api_in_callback(bool inside);
 
 /* The first line of every exported function that needs cuInit: counts the call, waits while the process is locked, keeps

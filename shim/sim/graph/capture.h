@@ -20,7 +20,7 @@ CUresult capture_forbids(CUstream stream);
 CUresult capture_forbids_waiting(CUstream stream);
 CUresult capture_forbids_event(CUevent event);
 CUresult capture_forbids_context(CUcontext context);
-/* A call that is not safe while anybody captures, as cuThreadExchangeStreamCaptureMode says.  */
+/* A call that is not safe during a capture, as cuThreadExchangeStreamCaptureMode says.  */
 CUresult capture_unsafe(void);
 /* The stream is being destroyed.  */
 void capture_abandon(CUstream stream);

@@ -1,4 +1,5 @@
-/* cuModule*, cuLibrary* and cuKernel*: PTX text is searched for `.entry NAME`; names that are built in become functions.  */
+/* cuModule*, cuLibrary* and cuKernel*: PTX text is searched for `.entry NAME`; names that are built in become
+ * functions.  */
 #include "kernel/module.h"
 
 #include <pthread.h>
@@ -20,7 +21,7 @@ static CUresult add_function(CUmodule module, const char *name, CUfunction **end
 	CUfunction function;
 
 	if (!kernel)
-		return CUDA_SUCCESS; /* not an error until someone asks for it */
+		return CUDA_SUCCESS; /* not an error until it is asked for */
 	function = object_new(OBJECT_FUNCTION, sizeof(*function));
 	if (!function)
 		return CUDA_ERROR_OUT_OF_MEMORY;

@@ -99,7 +99,7 @@ static void move_context(CUcontext context, void *destination)
 	context->gpu = ((const uint8_t *)destination)[context->gpu];
 }
 
-/* The process's devices are other GPUs from now on. Its calls are held, so nobody looks.  */
+/* The process's devices are other GPUs from now on. Its calls are held, so none looks.  */
 static void move_to(struct sim_process *process, const uint8_t destination[SIM_MAX_GPUS])
 {
 	uint32_t contexts[SIM_MAX_GPUS];
@@ -169,7 +169,7 @@ CUresult checkpoint_perform(struct sim_process *process, enum checkpoint_operati
 	}
 }
 
-/* Whoever asked may die meanwhile: the operation is finished all the same.  */
+/* The process that asked may die meanwhile: the operation is finished all the same.  */
 static void *serve(void *argument)
 {
 	struct sim_process *self = argument;

@@ -9,7 +9,7 @@
  *   FAIL                        the call succeeds; what it submitted fails when it runs, and its context with it; only
  *                               calls that submit work are counted
  *   TAKE=bytes                  a process that is not simulated takes that much more of every GPU, or all that is free;
- *                               TAKE=0: it ends. Nobody's memory is taken away
+ *                               TAKE=0: it ends. No process's memory is taken away
  *   HOLD                        the call waits until the board changes
  *   STAY                        a restore succeeds, and takes no notice of the GPUs that it was to go to; cuda-python's
  *                               tests (cuda_core/tests/test_checkpoint.py) allow for drivers that do so

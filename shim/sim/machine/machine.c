@@ -20,8 +20,8 @@
 static pthread_mutex_t attach_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct sim_machine *mapped;
 static struct sim_process *self;
-/* The machine's file, in which each process locks the byte of its record's number: that it lives is seen so from other pid
- * namespaces, too. -1: not open. */
+/* The machine's file, in which each process locks the byte of its record's number: that it lives is seen so from
+ * other pid namespaces, too. -1: not open.  */
 static int locks = -1;
 
 uint64_t monotonic_ns(void)
@@ -136,7 +136,7 @@ static void initialise(struct sim_machine *made, const char *folder)
 	__atomic_store_n(&made->magic, MACHINE_MAGIC, __ATOMIC_RELEASE);
 }
 
-/* A machine that nobody uses takes the settings of whoever comes next: tests change its size between runs.  */
+/* A machine that no process uses takes the settings of the next process: tests change its size between runs.  */
 static void reconfigure_if_idle(struct sim_machine *made, const char *folder)
 {
 	machine_lock();

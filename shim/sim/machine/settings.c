@@ -75,7 +75,8 @@ static int default_folder(char *folder, size_t size)
 	error = make_folder(folder);
 	if (error)
 		return error;
-	/* In a folder that anyone may write, another person could have been first. Not lstat(): glibc 2.33 re-versioned it.  */
+	/* In a folder that any user may write to, another could have been first. Not lstat(): glibc 2.33
+	 * re-versioned it.  */
 	if (syscall(SYS_newfstatat, AT_FDCWD, folder, &status, AT_SYMLINK_NOFOLLOW) < 0 ||
 	    !S_ISDIR(status.st_mode) || status.st_uid != getuid())
 		return -EACCES;

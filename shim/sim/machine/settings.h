@@ -21,7 +21,7 @@ struct sim_settings {
 };
 
 const struct sim_settings *settings(void);
-/* "1536MiB" → bytes; what cannot be read is the default, for a wrong variable must not break a person's kernel.  */
+/* "1536MiB" → bytes; what cannot be read is the default, for a wrong variable must not break a user's kernel.  */
 uint64_t settings_bytes(const char *text, uint64_t otherwise);
 /* The folder of the shared file, made if it is missing (0700); 0 or a negative errno.  */
 int settings_folder(char *folder, size_t size);

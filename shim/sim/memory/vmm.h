@@ -1,4 +1,4 @@
-/* Handles of physical memory, for vmm.c, vmm_share.c and whoever asks about a mapping.  */
+/* Handles of physical memory, for vmm.c, vmm_share.c and questions about a mapping.  */
 #ifndef SIM_VMM_H
 #define SIM_VMM_H
 
@@ -22,7 +22,8 @@ struct memory_handle *vmm_handle(CUmemGenericAllocationHandle handle);
 /* Give it back if neither the program nor a mapping has it. Held for writing, as in all of these.  */
 void vmm_drop_if_unused(struct memory_handle *handle);
 
-/* multicast.c: the memory bound to a multicast object, NULL: none, or it is no such object; and its end, false: it is none.  */
+/* multicast.c: the memory bound to a multicast object, NULL: none, or it is no such object; and its end, false: it
+ * is none.  */
 struct memory_handle *multicast_bound(CUmemGenericAllocationHandle handle);
 bool multicast_release(CUmemGenericAllocationHandle handle);
 

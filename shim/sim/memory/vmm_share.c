@@ -7,7 +7,7 @@
 #include "memory/memfile.h"
 #include "memory/vmm.h"
 
-/* Whether `size` bytes, mapped where nobody else is, could be written over to the file.  */
+/* Whether `size` bytes, mapped where nothing else is, could be written over to the file.  */
 static bool write_all(int fd, const char *from, uint64_t size)
 {
 	for (uint64_t done = 0; done < size;) {
@@ -35,8 +35,8 @@ static int copy_to_own_file(const struct memory_handle *handle)
 	return fd;
 }
 
-/* The first export moves the memory out of the process's common file, under whatever maps it; nobody touches it while the
- * tables are held for writing.  */
+/* The first export moves the memory out of the process's common file, under whatever maps it; no thread touches it
+ * while the tables are held for writing.  */
 static bool give_own_file(struct memory_handle *handle)
 {
 	struct range *range;

@@ -1,5 +1,6 @@
-/* The simulated NVML: the machine's GPUs and their memory. Who uses them is in nvml_processes.c. What a simulation cannot
- * measure (temperature, power, clocks, …) is NVML_ERROR_NOT_SUPPORTED, never an invented number.  */
+/* The simulated NVML: the machine's GPUs and their memory. The processes that use them are in nvml_processes.c.
+ * What a simulation cannot measure (temperature, power, clocks, …) is NVML_ERROR_NOT_SUPPORTED, never an invented
+ * number.  */
 #include "nvml/nvml.h"
 
 #include <stdio.h>
@@ -296,8 +297,8 @@ NVML_API nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, in
 	return result;
 }
 
-/* While a file named by AFFINODE_SIM_NVML_HOLD is there, an answer that was found is not given: ".held" is put behind the
- * file's name, and that file's removal ends it.  */
+/* While a file named by AFFINODE_SIM_NVML_HOLD is there, an answer that was found is not given: ".held" is put
+ * behind the file's name, and that file's removal ends it.  */
 static void hold_answer(void)
 {
 	const char *path = getenv("AFFINODE_SIM_NVML_HOLD");

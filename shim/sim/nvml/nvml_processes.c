@@ -1,4 +1,4 @@
-/* Who uses a simulated GPU, how much of it, and how busily.  */
+/* The processes that use a simulated GPU, how much of it, and how busily.  */
 #include "machine/activity.h"
 #include "machine/machine.h"
 #include "nvml/nvml.h"
@@ -76,7 +76,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t devic
 	return nvmlDeviceGetComputeRunningProcesses_v2(device, room, out);
 }
 
-/* Nobody draws on a simulated GPU, and there is no MPS.  */
+/* No process draws on a simulated GPU, and there is no MPS.  */
 #define NOBODY(name)                                                                       \
 	NVML_API nvmlReturn_t name(nvmlDevice_t device, unsigned int *room, void *out);    \
 	NVML_API nvmlReturn_t name(nvmlDevice_t device, unsigned int *room, void *out)     \

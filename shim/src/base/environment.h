@@ -11,14 +11,16 @@
 #define AFFINODE_ENV_LOG "AFFINODE_LOG"
 #define AFFINODE_ENV_SOCKET "AFFINODE_SOCKET"
 
-/* As it is now; NULL in a program that runs with more rights than its caller's, which must not use them as the caller says.  */
+/* As it is now; NULL in a program that runs with more rights than its caller's, which must not use them as the
+ * caller says.  */
 const char *environment_now(const char *name);
 
-/* Note what threads of ours, and whoever asks later, need of the environment: getenv is not safe beside a setenv of the
+/* Note what threads of ours, and later questions, need of the environment: getenv is not safe beside a setenv of the
  * program's. On the thread that starts the shim, before there are others.  */
 void environment_note(void);
 
-/* As environment_now had it then; NULL: it was not set, or is none of those that are noted. A program's later changes are not seen.  */
+/* As environment_now had it then; NULL: it was not set, or is none of those that are noted. A program's later
+ * changes are not seen.  */
 const char *environment_noted(const char *name);
 
 #endif

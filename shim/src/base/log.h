@@ -5,7 +5,7 @@
 void log_open(void);
 void log_line(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* One line to the person's stderr; for what they must know and can act on.  */
+/* One line to the user's stderr; for what they must know and can act on.  */
 void tell_person(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 #endif

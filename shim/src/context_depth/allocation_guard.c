@@ -1,7 +1,7 @@
 /* Three things:
- * - Whoever takes much of a device's memory shares the GPU's lock meanwhile, so that a process that holds it finds the room
- *   that it has seen (gpu_lock.h).
- * - Whoever shares GPU memory with other processes or APIs is never parked at context depth.
+ * - A process that takes much of a device's memory shares the GPU's lock meanwhile, so that a process that holds it
+ *   finds the room that it has seen (gpu_lock.h).
+ * - A process that shares GPU memory with other processes or APIs is never parked at context depth.
  * - Calls that make, change or destroy contexts change what threads have current behind the shadows' back.  */
 #include "context_depth/context_depth.h"
 
@@ -24,8 +24,8 @@
 #define WIDE_POOL 16
 /* A context comes back in a fifth of a second, its memory in one.  */
 #define SHARE_NS (10 * S_NS)
-/* Left free by those who pass a lock that its holder does not let go of, being stopped: a context needs no more, beside what
- * is spared for it (internal.h).  */
+/* Left free by processes that pass a lock that its holder does not let go of, being stopped: a context needs no
+ * more, beside what is spared for it (internal.h).  */
 #define LEFT_FOR_HOLDER (2 * GIB)
 
 #define TAKES_TRAITS                                                                                              \
@@ -118,7 +118,7 @@ static void note(unsigned what, bool done)
 		shadows_forget_contexts();
 }
 
-/* Past the lock, as far as is known. Whoever holds it looks again before it counts on the room that it has seen, but cannot
+/* Past the lock, as far as is known. The holder looks again before it counts on the room that it has seen, but cannot
  * while it restores: for that there must be memory left all the same.  */
 static bool leaves_enough(unsigned what, uint64_t bytes)
 {

@@ -1,9 +1,9 @@
-/* The second gate, for calls that never wait at memory depth: books on the host, polls, frees. At context depth the driver
- * itself would hold them, unseen and uncancellable, so they are stopped before it: answered from shadows (shadow.h), put
- * off (deferred_calls.h), or kept waiting as calls that want the GPU.
+/* The second gate, for calls that never wait at memory depth: books on the host, polls, frees. At context depth the
+ * driver itself would hold them, unseen and uncancellable, so they are stopped before it: answered from shadows
+ * (shadow.h), put off (deferred_calls.h), or kept waiting as calls that want the GPU.
  *
- * Only where context depth is asked for; elsewhere no wrapper of this kind is handed out. Unlike the first gate it is
- * passed with a full fence: it is not on the way of launches.  */
+ * Only where context depth is asked for; elsewhere no wrapper of this kind is handed out. Unlike the first gate it
+ * is passed with a full fence: it is not on the way of launches.  */
 #ifndef AFFINODE_BOOKS_H
 #define AFFINODE_BOOKS_H
 
@@ -30,7 +30,7 @@ CUresult books_wait(void);
 /* The same for a call that an interrupt may end with an error.  */
 CUresult books_wait_or_give_up(void);
 
-/* Close and wait until nobody is inside, `drain_ns` at most: 0, or -EBUSY and open again.  */
+/* Close and wait until no thread is inside, `drain_ns` at most: 0, or -EBUSY and open again.  */
 int books_close(uint64_t drain_ns);
 void books_open(void);
 

@@ -1,5 +1,5 @@
-/* Calls that may be made later: what gives something back, and what marks a point in a stream that has no work. While the
- * driver holds the process they are noted, said to have succeeded, and made, in order, when it is back.  */
+/* Calls that may be made later: what gives something back, and what marks a point in a stream that has no work.
+ * While the driver holds the process they are noted, said to have succeeded, and made, in order, when it is back.  */
 #ifndef AFFINODE_DEFERRED_H
 #define AFFINODE_DEFERRED_H
 
@@ -14,7 +14,7 @@ void deferred_begin(void);
 /* Note a call to be made with `context` current; false: there is no more place, or the process is back already.  */
 bool deferred_add(void *real, CUcontext context, W a0, W a1, W a2);
 
-/* Make them all, and take no more; by the mover, before anybody else comes to the driver.  */
+/* Make them all, and take no more; by the mover, before any other call reaches the driver.  */
 void deferred_make(void);
 
 void deferred_reset_in_child(void);

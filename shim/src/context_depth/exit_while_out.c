@@ -68,7 +68,7 @@ struct place {
 	unsigned long long what, stack, code;
 };
 
-/* Not reading or writing: whoever writes a long file at its end is found at one place, too.  */
+/* Not reading or writing: a process that writes a long file at its end is found at one place, too.  */
 static bool is_a_wait(long call)
 {
 #ifdef SYS_poll
@@ -97,8 +97,8 @@ static struct place place_now(void)
 	return place;
 }
 
-/* How often it was found waiting there since it was found waiting elsewhere. Found running, it may be on its way in again,
- * after a signal.  */
+/* How often it was found waiting there since it was found waiting elsewhere. Found running, it may be on its way in
+ * again, after a signal.  */
 static unsigned looks_in_place(void)
 {
 	static struct place before;
@@ -140,7 +140,7 @@ static bool is_held(void)
 	return checkpoint_is_out() || books_are_closed();
 }
 
-/* What exit would still have done is flushed, by whoever gets through with it.  */
+/* What exit would still have done is flushed, by the thread that gets through with it.  */
 static void *watch(void *unused)
 {
 	unsigned long long before = 0;

@@ -19,7 +19,7 @@
 #define STACK_BYTES ((size_t)64 << 10)
 #define GUARD_BYTES ((size_t)64 << 10) /* a page, whatever its size here */
 /* syscall(3) reads its last argument from its caller's stack, whether there is one or not. A crash there would end the
- * application too: before Linux 5.16 one with a core dump ends everybody who shares the memory.  */
+ * application too: before Linux 5.16 one with a core dump ends every process that shares the memory.  */
 #define ABOVE_BYTES 128
 #define KERNEL_SIGSET_BYTES 8
 #define SIGNALS 64
@@ -29,8 +29,8 @@
 #define LAST_WAIT_NS S_NS   /* for a killed one; longer means that the kernel holds it */
 #define MOST_DESCRIPTORS 65536u
 
-/* In the two processes nothing of a sanitizer's must run: they have no thread of its making. Nor of anyone who interposes
- * libc's calls: so these are the kernel's own, none of which is re-entered or asks for memory.  */
+/* In the two processes nothing of a sanitizer's must run: they have no thread of its making. Nor of a library that
+ * interposes libc's calls: so these are the kernel's own, none of which is re-entered or asks for memory.  */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define APART __attribute__((no_sanitize("address", "thread", "undefined")))
 #else
@@ -74,8 +74,8 @@ int spawn_start(void)
 	return stack_between && stack_program ? 0 : -ENOMEM;
 }
 
-/* clone(2) with a stack of its own, for vfork's kind of child; `body` never returns. Not glibc's: before 2.25 it wrote over the
- * calling thread's idea of who it is.  */
+/* clone(2) with a stack of its own, for vfork's kind of child; `body` never returns. Not glibc's: before 2.25 it
+ * wrote over the calling thread's idea of who it is.  */
 APART static long clone_on(char *stack, unsigned long flags, void (*body)(struct run *), struct run *run)
 {
 	void **top = (void **)stack;
@@ -195,7 +195,8 @@ APART static void close_all(void)
 		syscall(SYS_close, number);
 }
 
-/* Becomes the program. All signals stay blocked: one for the application's process group (Ctrl-C) must not end a look.  */
+/* Becomes the program. All signals stay blocked: one for the application's process group (Ctrl-C) must not end a
+ * look.  */
 APART static void become(struct run *run)
 {
 	syscall(SYS_prctl, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);

@@ -28,13 +28,14 @@
 #define LOCK_TIMEOUT_MS 1000u
 /* To go away, a caller may be waiting for us.  */
 #define LOCK_TO_GO_NS (100 * MS_NS)
-/* NVML has to wake a GPU that nobody uses any more.  */
+/* NVML has to wake a GPU that no process uses any more.  */
 #define LOOK_TO_GO_NS (2 * S_NS)
-/* The others' belief that nobody needs the GPU's lock must have passed (gpu_lock.c).  */
+/* The others' belief that no process needs the GPU's lock must have passed (gpu_lock.c).  */
 #define YOUNG_NS (3 * S_NS)
 #define MPS_ENABLED 133 /* CU_DEVICE_ATTRIBUTE_MPS_ENABLED */
 
-/* Communicators of several ranks have a thread that names itself so. Who cannot look, for want of a descriptor, does not know.  */
+/* Communicators of several ranks have a thread that names itself so. A process that cannot look, for want of a
+ * descriptor, does not know.  */
 static bool uses_nccl(void)
 {
 	DIR *tasks = opendir("/proc/self/task");
@@ -103,11 +104,11 @@ const char *checkpoint_objection(void)
 	return objection(&device);
 }
 
-/* What the driver will need again, at least the memory that only it can move. Too much keeps the process off the GPU for
- * as long as others use it; too little may lose it. `after` NULL: nobody knows.
+/* What the driver will need again, at least the memory that only it can move. Too much keeps the process off the GPU
+ * for as long as others use it; too little may lose it. `after` NULL: not known.
  *
- * None of ours takes memory meanwhile, so the difference is this process's, unless others end or free theirs meanwhile: no
- * more than what NVML says is its own, where it does, and as much again as a context takes.  */
+ * None of ours takes memory meanwhile, so the difference is this process's, unless others end or free theirs
+ * meanwhile: no more than what NVML says is its own, where it does, and as much again as a context takes.  */
 static uint64_t bytes_to_come_back(const struct gpu_memory *before, const struct gpu_memory *after)
 {
 	uint64_t own = before->own_bytes, most = (own ? own : before->used_bytes) + CONTEXT_BYTES;

@@ -42,7 +42,7 @@ static const struct gpu_listed *find(const uint8_t uuid[16])
 	return NULL;
 }
 
-/* Why nobody can go from one to the other, whoever it is.  */
+/* Why no process can go from one to the other.  */
 static const char *unlike(const struct gpu_listed *from, const struct gpu_listed *to)
 {
 	if (strcmp(from->name, to->name) != 0)

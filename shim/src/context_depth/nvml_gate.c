@@ -14,13 +14,13 @@
 
 #define INT_POOL LARGE_POOL /* NVML of CUDA 13 has about 400 */
 #define REFUSED 999 /* NVML_ERROR_UNKNOWN */
-/* Who asks every few seconds would be brought back each time: longer than monitors pause.  */
+/* A process that asks every few seconds would be brought back each time: longer than monitors pause.  */
 #define LATELY_NS (10 * S_NS)
 
 static void *int_targets[INT_POOL];
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic uint64_t asked_ns;
-static _Atomic bool comes_by; /* somebody's calls do */
+static _Atomic bool comes_by; /* some calls do */
 
 static W call_gated(void *real, INT_PARAMETERS)
 {
@@ -54,7 +54,7 @@ REPEAT_LARGE_POOL(INT_THUNK)
 #define INT_NAME(n) int_thunk_##n,
 static const int_fn int_thunks[INT_POOL] = {REPEAT_LARGE_POOL(INT_NAME)};
 
-/* One of NVML's functions that may wait; nvmlErrorString asks nobody, and returns text.  */
+/* One of NVML's functions that may wait; nvmlErrorString asks no GPU, and returns text.  */
 static bool nvml_is_name(const char *name)
 {
 	return name && strncmp(name, "nvml", 4) == 0 && name[4] >= 'A' && name[4] <= 'Z' &&
@@ -106,12 +106,12 @@ bool nvml_answer(void *handle, const char *name, uintptr_t *answer)
 	return true;
 }
 
-/* By the list of mappings, since the loader's lock may be held for as long as somebody imports.  */
+/* By the list of mappings, since the loader's lock may be held for as long as an import takes.  */
 static bool is_loaded(void)
 {
 	FILE *maps = fopen("/proc/self/maps", "re");
 	char line[512];
-	bool found = !maps; /* nobody can tell */
+	bool found = !maps; /* it cannot be told */
 
 	while (maps && !found && fgets(line, sizeof(line), maps))
 		found = strstr(line, "libnvidia-ml.so") != NULL;

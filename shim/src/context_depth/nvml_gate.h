@@ -1,9 +1,9 @@
-/* NVML in a process that may leave the GPU. While the driver holds a process no call of NVML comes back in it either (seen on
- * an H200 with driver 580.159.04: nvmlInit waits for a mutex), unseen and uncancellable, and PyTorch asks NVML how many
- * GPUs there are. So such calls are stopped before it, and want the GPU as any other call does.
+/* NVML in a process that may leave the GPU. While the driver holds a process no call of NVML comes back in it either
+ * (seen on an H200 with driver 580.159.04: nvmlInit waits for a mutex), unseen and uncancellable, and PyTorch asks NVML
+ * how many GPUs there are. So such calls are stopped before it, and want the GPU as any other call does.
  *
- * Both what is looked up by dlsym and what is linked (nvml_linked_symbols.c). A process that has NVML loaded, and in which neither
- * was seen yet, stays at memory depth: a library that was loaded with RTLD_DEEPBIND calls past us.  */
+ * Both what is looked up by dlsym and what is linked (nvml_linked_symbols.c). A process that has NVML loaded, and
+ * in which neither was seen yet, stays at memory depth: a library that was loaded with RTLD_DEEPBIND calls past us.  */
 #ifndef AFFINODE_NVML_GATE_H
 #define AFFINODE_NVML_GATE_H
 
@@ -16,7 +16,7 @@ extern struct library nvml_library; /* nvml_linked_symbols.c */
 /* What is linked to NVML calls that.  */
 W nvml_call(void *real, INT_PARAMETERS);
 
-/* Why the process should not leave the GPU now: somebody watches it, or calls would come past us; NULL: nothing.  */
+/* Why the process should not leave the GPU now: it is being watched, or calls would come past us; NULL: nothing.  */
 const char *nvml_objection(void);
 
 void nvml_reset_in_child(void);

@@ -18,7 +18,7 @@
 #define SOMETHING_ELSE PROGRAM " said something else"
 #define OURS "AFFINODE_"
 #define SIMULATORS "AFFINODE_SIM"
-/* A GPU that nobody uses may have to be woken for the first one.  */
+/* A GPU that no process uses may have to be woken for the first one.  */
 #define FIRST_LOOK_NS (5 * S_NS)
 #define LINE_TEXT 256
 #define ALL_TEXT (GPUS_LISTED * 256)

@@ -34,8 +34,8 @@ static uint64_t parked_bytes(const struct device *device)
 	return bytes[gpu].parked;
 }
 
-/* What must be free: for Restore more than it needs, and for the memory that follows, which may use what was spared, since it
- * is all or nothing and loses nothing.  */
+/* What must be free: for Restore more than it needs, and for the memory that follows, which may use what was
+ * spared, since it is all or nothing and loses nothing.  */
 static uint64_t bytes_needed(void)
 {
 	uint64_t context = checkpoint_left.context_bytes, all = context + parked_bytes(checkpoint_left.device);
@@ -166,7 +166,7 @@ static bool is_on(const uint8_t *gpu)
 	return device && !why && memcmp(device->uuid, gpu, 16) == 0;
 }
 
-/* That GPU's lock alone: others come back on theirs meanwhile. Where somebody has removed its file, all of them, made anew.  */
+/* That GPU's lock alone: others come back on theirs meanwhile. Where its file was removed, all of them, made anew.  */
 static bool lock_to_come_back(const uint8_t *gpu)
 {
 	return checkpoint_lock_gpus(gpu, LOCK_TO_COME_BACK_NS) &&

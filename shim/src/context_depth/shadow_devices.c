@@ -9,9 +9,9 @@
 #include "driver/real_driver.h"
 #include "gpu/contexts.h"
 
-/* A person waits for the answer, and without it the call wakes the process.  */
+/* The user waits for the answer, and without it the call wakes the process.  */
 #define LOOK_NS (2 * S_NS)
-/* Somebody else has the answers for as long as it takes to copy them.  */
+/* Another thread has the answers for as long as it takes to copy them.  */
 #define TURN_NS (500 * MS_NS)
 #define TURN_POLL_NS 20000ull
 #define MAX_DEVICES 16
@@ -55,8 +55,8 @@ struct taken {
 	unsigned witness_count;
 };
 
-/* A call that found the process off the GPU may look only after it came back and left again, so readers and the mover take
- * turns, none for long: a thread that was unwound while it read would keep the others for good.  */
+/* A call that found the process off the GPU may look only after it came back and left again, so readers and the
+ * mover take turns, none for long: a thread that was unwound while it read would keep the others for good.  */
 static pthread_mutex_t taken_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct taken taken;
 static struct device_shadow devices[MAX_DEVICES]; /* guarded by it too: the process may come back on another GPU */

@@ -9,7 +9,7 @@
 enum {
 	TRAIT_TAKES_BYTES = 1u << 0,      /* memory of the current device, as many bytes as the second argument says */
 	TRAIT_TAKES_DESCRIBED = 1u << 1,  /* the same, of the device that the third argument describes */
-	TRAIT_TAKES_SOME = 1u << 2,       /* memory of the current device, nobody knows how much */
+	TRAIT_TAKES_SOME = 1u << 2,       /* memory of the current device, of unknown size */
 	TRAIT_ADDS_NODES = 1u << 3,       /* to a graph, of those that take memory when the graph is launched, or maybe */
 	TRAIT_LAUNCHES_GRAPH = 1u << 4,   /* takes some, if there may be such a graph */
 	TRAIT_TAKES_CONTEXT = 1u << 5,    /* memory of any device */

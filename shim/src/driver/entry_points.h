@@ -1,66 +1,67 @@
 /* The CUDA driver's entry points: the one list that dlsym, cuGetProcAddress and the exported symbols are answered from.
  *
- * Written by shim/tools/entry_points.py from signatures.tsv (what cuda.h declares) and entry_points.rules (what we decided);
- * change those, not this. Define ENTRY(name, class, shape, words, traits), HOOK_ROW(function, name, version) or SHADOW_ROW
- * before including; they are undefined at the end. Entries are in strcmp order. Their names are exact symbols; a name
- * without suffix also answers for the base name that cuGetProcAddress is asked, and is then wide enough for every version
- * the driver may pick.
+ * Written by shim/tools/entry_points.py from signatures.tsv (what cuda.h declares) and entry_points.rules (what we
+ * decided); change those, not this. Define ENTRY(name, class, shape, words, traits), HOOK_ROW(function, name, version)
+ * or SHADOW_ROW before including; they are undefined at the end. Entries are in strcmp order. Their names are exact
+ * symbols; a name without suffix also answers for the base name that cuGetProcAddress is asked, and is then wide enough
+ * for every version the driver may pick.
  *
- * class   at a closed gate   what
- * HOST    passes             books on the host and nothing else: no device memory read, written or checked, no work queued
- * QUERY   passes             is it done yet? Polled, so not activity either
- * FREE    passes             gives something back; never cancelled
- * LAUNCH  waits              work on a stream, or a device address that must be mapped
- * COPY    waits              copies and fills
- * ALLOC   waits              takes or maps memory of a device, pins memory of the host, shares or binds memory
- * SYNC    waits              until work is done
- * MODULE  waits              loads code or data, makes contexts; never cancelled
- * LAUNCH, COPY, ALLOC and SYNC may be cancelled: a waiting call then returns an error to a caller who can bear one.
+ * class   at a closed gate   what HOST    passes             books on the host and nothing else: no device memory read,
+ * written or checked, no work queued QUERY   passes             is it done yet? Polled, so not activity either FREE
+ * passes             gives something back; never cancelled LAUNCH  waits              work on a stream, or a device
+ * address that must be mapped COPY    waits              copies and fills ALLOC   waits              takes or maps
+ * memory of a device, pins memory of the host, shares or binds memory SYNC    waits              until work is done
+ * MODULE  waits              loads code or data, makes contexts; never cancelled LAUNCH, COPY, ALLOC and SYNC may be
+ * cancelled: a waiting call then returns an error to a caller that can bear one.
  *
- * shape   INT: integers and pointers, 11 words at most. WIDE: floats, structs by value, or more words.
- * words   eight-byte argument words, those of by-value structs included.
- * traits  entry_point.h
- * version of a hook's name: 0, an exact symbol; else a base name that cuGetProcAddress is asked for, in this version or a
+ * shape   INT: integers and pointers, 11 words at most. WIDE: floats, structs by value, or more words. words
+ * eight-byte argument words, those of by-value structs included. traits  entry_point.h version of a hook's name: 0, an
+ * exact symbol; else a base name that cuGetProcAddress is asked for, in this version or a
  *         newer one. Of several rows for a base name the newest comes first.
  *
  * Decisions that are not obvious ("seen": on an H200, driver 580.159.04, with an address unmapped as parking does):
- * - cuFuncGet*, cuKernelGet*, cuModuleGetFunction, cuLibraryGetKernel, cuOccupancy*, cuGraphAddKernelNode are HOST although
- *   lazy loading may put code on the device, and cuKernelGetFunction the whole module with its data (seen): they touch
- *   nothing that was parked, JAX was seen to need them while parked, and a MODULE wait could not be interrupted.
- * - cuModuleGetGlobal, cuLibraryGet{Global,Managed,Module} are MODULE: they are asked for an address, which is used next.
+ * - cuFuncGet*, cuKernelGet*, cuModuleGetFunction, cuLibraryGetKernel, cuOccupancy*, cuGraphAddKernelNode are HOST
+ *   although lazy loading may put code on the device, and cuKernelGetFunction the whole module with its data (seen):
+ *   they touch nothing that was parked, JAX was seen to need them while parked, and a MODULE wait could not be
+ *   interrupted.
+ * - cuModuleGetGlobal, cuLibraryGet{Global,Managed,Module} are MODULE: they are asked for an address, which is used
+ *   next.
  * - cuFuncLoad is MODULE: it asks for the load itself.
  * - cuCtxSetLimit is MODULE, alone among cuCtxSet*: a stack of 64 KiB a thread took 16 GiB at once (seen).
  * - cuDevicePrimaryCtxRetain is MODULE: it may create a context of 0.6 GiB. Where one exists it only counts.
- * - cuCtxDestroy, cuCtxDetach and cuDevicePrimaryCtxReset are MODULE: they take memory along that the mover may be moving.
- *   cuDevicePrimaryCtxRelease is FREE: it counts down, at exit above all, where waiting for a GPU would be a hang; the
- *   hook sees to the last one. cuCtxDisablePeerAccess is FREE: it only takes mappings away.
- * - cuStreamCreate* is ALLOC: 0.55 MiB of the device each (seen). cuEventCreate is HOST: 10,000 took nothing (seen), and
- *   profilers and caches create them anywhere.
+ * - cuCtxDestroy, cuCtxDetach and cuDevicePrimaryCtxReset are MODULE: they take memory along that the mover may be
+ *   moving. cuDevicePrimaryCtxRelease is FREE: it counts down, at exit above all, where waiting for a GPU would be a
+ *   hang; the hook sees to the last one. cuCtxDisablePeerAccess is FREE: it only takes mappings away.
+ * - cuStreamCreate* is ALLOC: 0.55 MiB of the device each (seen). cuEventCreate is HOST: 10,000 took nothing (seen),
+ *   and profilers and caches create them anywhere.
  * - cuEventElapsedTime is HOST: it reads time stamps that finished events left in host memory.
  * - cuEventRecord and cuStreamWaitEvent are HOST: they touch no memory, and PyTorch's allocators record an event when a
  *   tensor that another stream or a pinned copy used dies: in a destructor, where waiting would resume the kernel for a
  *   `del` and an error ends the process (seen on an H200).
  * - cuStreamBeginCapture* is LAUNCH: a capture that began while parked would be open when the mover copies.
  *   cuStreamEndCapture* is HOST: no gate closes over a capture, and failing to end one loses the stream.
- * - Memcpy and memset nodes are LAUNCH: the driver refuses an address that is not mapped (seen). So are memory operations,
- *   and cuGraphAddNode, which adds any kind; the other nodes are HOST; changes to an instantiated graph are LAUNCH, because it
- *   may live on the device. cuGraphInstantiate* is MODULE: it takes device memory for the whole graph.
+ * - Memcpy and memset nodes are LAUNCH: the driver refuses an address that is not mapped (seen). So are memory
+ *   operations, and cuGraphAddNode, which adds any kind; the other nodes are HOST; changes to an instantiated graph are
+ *   LAUNCH, because it may live on the device. cuGraphInstantiate* is MODULE: it takes device memory for the whole
+ *   graph.
  * - cuGraphAddMemAllocNode is ALLOC: it answers with an address. cuGraphAddMemFreeNode only notes one: HOST.
  * - cuPointerSetAttribute, cuMemRetainAllocationHandle, cuIpcGetMemHandle and the exports are ALLOC: each acts on an
- *   allocation that must be there (seen), while cuPointerGet* and cuMemGetAddressRange are answered from our table: HOST.
- * - cuTexRefSetAddress*, cuTexObjectCreate and their like are ALLOC: they take a slot on the device for memory they bind.
- *   cuTensorMapEncode* is HOST: it packs numbers and checks no address (seen).
+ *   allocation that must be there (seen), while cuPointerGet* and cuMemGetAddressRange are answered from our table:
+ *   HOST.
+ * - cuTexRefSetAddress*, cuTexObjectCreate and their like are ALLOC: they take a slot on the device for memory they
+ *   bind. cuTensorMapEncode* is HOST: it packs numbers and checks no address (seen).
  * - cuMemAddressReserve is HOST: it takes addresses, no memory. cuMemAdvise is ALLOC: it can map managed memory.
  * - cuMemHostAlloc, cuMemHostRegister are ALLOC, cuMemHostGet* HOST: pinned host memory is never moved, but mapping it
  *   into a device is the device's work.
  * - cuMemcpy of host to host is COPY as well: the addresses are unified, so only the driver knows which side is which.
  * - cuGraphicsMapResources is LAUNCH, cuGraphicsUnmapResources FREE: giving back must not fail.
- * - cuCheckpointProcess* is HOST: it acts on a process by pid, and waiting at the gate of one's own could wait for itself.
+ * - cuCheckpointProcess* is HOST: it acts on a process by pid, and waiting at the gate of one's own could wait for
+ *   itself.
  * - cuLink* is HOST (cuLinkDestroy FREE): the linker compiles on the host, for seconds sometimes.
- * - cuGetExportTable is HOST: it answers with private tables that nobody can wrap by name.
+ * - cuGetExportTable is HOST: it answers with private tables that cannot be wrapped by name.
  *
- * Every name that driver 580.159.04 exports is here but cuEGLApiInit and cuMemGetAttribute(_v2), which no header declares: like
- * all names unknown they pass through a WIDE wrapper of class LAUNCH.  */
+ * Every name that driver 580.159.04 exports is here but cuEGLApiInit and cuMemGetAttribute(_v2), which no header
+ * declares: like all names unknown they pass through a WIDE wrapper of class LAUNCH.  */
 
 #ifdef ENTRY
 ENTRY(cuArray3DCreate, ALLOC, INT, 2, TRAIT_TAKES_SOME)

@@ -22,11 +22,12 @@ struct hook_name {
 	struct hook *hook;
 };
 
-/* The hook of a list for this name, as hook_for (hook_names.h); and its instance with `real` behind it, NULL: all are taken.  */
+/* The hook of a list for this name, as hook_for (hook_names.h); and its instance with `real` behind it, NULL: all
+ * are taken.  */
 struct hook *hook_named(const struct hook_name *names, size_t count, const char *name, int version);
 void *hook_instance(struct hook *hook, void *real);
 
-/* A thread that is being cancelled ends after the hook: a hook holds locks, and nobody would give them back.  */
+/* A thread that is being cancelled ends after the hook: a hook holds locks that would never be released.  */
 static inline int cancellation_off(void)
 {
 	int before = PTHREAD_CANCEL_ENABLE;

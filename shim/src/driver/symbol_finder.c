@@ -74,7 +74,7 @@ bool resolve_is_scope(const void *handle)
 	return handle == RTLD_DEFAULT || handle == RTLD_NEXT;
 }
 
-/* The next in line first, so that others who stand before the library are not passed by.  */
+/* The next in line first, so that others before the library are not passed by.  */
 void *resolve_real(struct library *library, void *handle, const char *name)
 {
 	void *real = handle == RTLD_NEXT ? NULL : resolve_next(handle, name), *loaded;

@@ -132,7 +132,7 @@ static int order_all_threads(void)
 	return -EBUSY;
 }
 
-/* `patience_ns` for those inside; from when somebody is kept waiting, `drain_ns`.  */
+/* `patience_ns` for those inside; from when a call is kept waiting, `drain_ns`.  */
 static int close_gate(uint64_t patience_ns, uint64_t drain_ns)
 {
 	uint64_t begin = clock_ns(), kept_since = 0;
@@ -224,7 +224,8 @@ static bool is_held(enum affinode_class class_)
 	return class_ == AFFINODE_CLASS_HOST ? books_are_closed() : gate_is_closed();
 }
 
-/* Sleep until the gate opens: CUDA_SUCCESS, or what the call is to return instead. Who gives up may be cancelled.  */
+/* Sleep until the gate opens: CUDA_SUCCESS, or what the call is to return instead. A call that gives up may be
+ * cancelled.  */
 static CUresult wait_at_gate(struct slot *slot, enum affinode_class class_, bool gives_up)
 {
 	enum affinode_class judged = gives_up && !may_be_cancelled(class_) ? AFFINODE_CLASS_SYNC : class_;
@@ -292,8 +293,8 @@ static bool enter_nested(struct slot *slot, struct gate_pass *pass)
 	return false;
 }
 
-/* No memory for a slot: the process is never parked again rather than that the call is refused. A park under way sees that
- * before it gives anything up, and one that is done is waited for.  */
+/* No memory for a slot: the process is never parked again rather than that the call is refused. A park under way
+ * sees that before it gives anything up, and one that is done is waited for.  */
 static bool is_open_without_slot(void)
 {
 	shim_give_up_parking("no memory for a thread's slot");

@@ -1,6 +1,6 @@
 /* The gate: every driver call that needs the GPU passes it, and waits at it while the process is parked.
  *
- * The way in costs a store and a load on a thread's own slot; the one who closes the gate pays for the ordering with
+ * The way in costs a store and a load on a thread's own slot; the thread that closes the gate pays for the ordering with
  * membarrier(2). A call that finds the gate closed leaves its slot before it sleeps, so a closed gate drains.  */
 #ifndef AFFINODE_GATE_H
 #define AFFINODE_GATE_H
@@ -51,7 +51,7 @@ struct gate {
 	_Atomic uint32_t cancels;        /* counts cancel commands, so that a waiter notices one that came and went */
 	_Atomic uint64_t cancel_until_ns;
 	_Atomic uint32_t dying;
-	_Atomic uint32_t broken; /* a CUresult: its context has failed while parked, and who waits gets that */
+	_Atomic uint32_t broken; /* a CUresult: its context has failed while parked, and waiting calls get that */
 } __attribute__((aligned(64)));
 
 extern struct gate gate;
@@ -106,8 +106,8 @@ void gate_reset_in_child(void);
 /* Close and wait until no call is inside, `drain_ns` at most: 0, or -EBUSY with the gate open again. A call that comes
  * to the closed gate before it is drained makes it give up at once.  */
 int gate_close(uint64_t drain_ns);
-/* The same for whoever comes or is inside: waits `patience_ns` for those inside while nobody else is kept waiting, and
- * `drain_ns` from the moment that somebody is, who may be what those inside wait for.  */
+/* The same for new calls and those inside: waits `patience_ns` for those inside while no other is kept waiting, and
+ * `drain_ns` from the moment that one is, which may be what those inside wait for.  */
 int gate_close_at_next_call(uint64_t patience_ns, uint64_t drain_ns);
 void gate_open(void);
 bool gate_is_closed(void);
@@ -121,8 +121,8 @@ void gate_set_dying(void);
  * CUDA_SUCCESS: there is.  */
 void gate_set_broken(CUresult error);
 
-/* Wait as a call of that class that wants the GPU: CUDA_SUCCESS, or what it is to return instead. `gives_up`: an interrupt ends
- * the wait, whatever the class.  */
+/* Wait as a call of that class that wants the GPU: CUDA_SUCCESS, or what it is to return instead. `gives_up`: an
+ * interrupt ends the wait, whatever the class.  */
 CUresult gate_wait(enum affinode_class class_, bool gives_up);
 void gate_wake_waiters(void);
 
@@ -133,8 +133,9 @@ CUresult gate_verdict(enum affinode_class class_, uint32_t cancels_at_start);
 /* Mark the calling thread as one that wants the GPU while it sleeps elsewhere.  */
 unsigned gate_calls_waiting(void);
 unsigned gate_calls_inside(void);
-/* How many calls inside are a sign of use. A synchronise is one when the last look saw the same one: whoever waits as long
- * as that waits for work, and one that comes back at once, as a poller's does, found none. One caller at a time.  */
+/* How many calls inside are a sign of use. A synchronise is one when the last look saw the same one: a call that
+ * waits as long as that waits for work, and one that comes back at once, as a poller's does, found none. One caller
+ * at a time.  */
 unsigned gate_calls_at_work(uint64_t now);
 /* Threads that ended inside a call, by a bare SYS_exit, are not inside any more.  */
 void gate_forget_dead_threads(void);

@@ -23,12 +23,12 @@ static pthread_mutex_t watchers_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic unsigned watchers;
 static void (*wake_others)(void);
 
-/* A handler of the program's that ours was put over, each with a function of ours for itself alone, for ever: whoever comes
- * over ours may keep that function as the one to call next, at any time, also when nobody watches any more. With one
- * function for all, theirs would call ours and ours, which was put over theirs since, would call theirs, and so on. To
- * leave by a guard when ours is entered anew would end that, but also the chain, before it reaches the handler that was
- * there first (Python's); and an interrupt that comes while another is handled, in this thread or the next, would look
- * the same and be lost.  */
+/* A handler of the program's that ours was put over, each with a function of ours for itself alone, for ever: a
+ * handler put over ours may keep that function as the one to call next, at any time, also when no wait watches any
+ * more. With one function for all, theirs would call ours and ours, which was put over theirs since, would call
+ * theirs, and so on. To leave by a guard when ours is entered anew would end that, but also the chain, before it
+ * reaches the handler that was there first (Python's); and an interrupt that comes while another is handled, in
+ * this thread or the next, would look the same and be lost.  */
 struct layer {
 	_Atomic(uintptr_t) handler; /* 0: not used yet */
 	bool takes_info;
@@ -71,7 +71,7 @@ static void cancel_if_watched(void)
 	errno = error;
 }
 
-/* Ours is called as the program's would be: who chains without information passes none on.  */
+/* Ours is called as the program's would be: a handler that chains without information passes none on.  */
 static void call_plain(unsigned layer, int signal)
 {
 	struct entry before;
@@ -122,8 +122,8 @@ static uintptr_t handler_of(const struct sigaction *action)
 	return action->sa_flags & SA_SIGINFO ? (uintptr_t)action->sa_sigaction : (uintptr_t)action->sa_handler;
 }
 
-/* One that would end the process, or is ignored, is not; nor a handler of one use, which the kernel would take off before
- * it runs.  */
+/* One that would end the process, or is ignored, is not; nor a handler of one use, which the kernel would take off
+ * before it runs.  */
 static bool is_handled(const struct sigaction *action)
 {
 	return !(action->sa_flags & (int)SA_RESETHAND) &&
@@ -156,8 +156,8 @@ static int layer_over(const struct sigaction *action)
 	return i;
 }
 
-/* The program may set another handler at any moment, between our look and our change, too: what was there at the change is
- * what counts.  */
+/* The program may set another handler at any moment, between our look and our change, too: what was there at the
+ * change is what counts.  */
 static void put_over(void)
 {
 	struct sigaction now, ours, was;

@@ -1,11 +1,11 @@
-/* Interrupting a wait when nobody is there who could tell of it. With a controller an interrupt is its command (CANCEL), sent
+/* Interrupting a wait when no controller can tell of it. With a controller an interrupt is its command (CANCEL), sent
  * beside the signal; without one, the signal itself has to do.  */
 #ifndef AFFINODE_INTERRUPTS_H
 #define AFFINODE_INTERRUPTS_H
 
-/* While anyone watches, a SIGINT that the program handles cancels what waits, as CANCEL does, and is handled by the program
- * as ever. One that would end the process, or is ignored, is left alone. As often as interrupts_leave. Handlers that the
- * program puts over ours may keep it and call it, then and later.  */
+/* While anyone watches, a SIGINT that the program handles cancels what waits, as CANCEL does, and is handled by the
+ * program as ever. One that would end the process, or is ignored, is left alone. As often as interrupts_leave.
+ * Handlers that the program puts over ours may keep it and call it, then and later.  */
 void interrupts_watch(void);
 void interrupts_leave(void);
 

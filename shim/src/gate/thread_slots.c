@@ -1,4 +1,4 @@
-/* Slots: who is inside a driver call. Recycled, never freed: the closer reads them at any time.  */
+/* Slots: which threads are inside a driver call. Recycled, never freed: the closer reads them at any time.  */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -13,7 +13,7 @@
 
 #define SLOTS_A_PAGE 32
 
-/* Nobody's own: those for whom there is no memory show in it that they wait.  */
+/* No thread's own: threads without memory for a slot show in it that they wait.  */
 static struct slot shared_slot = {.used = 1};
 static _Atomic(struct slot *) slots = &shared_slot;
 static pthread_key_t slot_key;
@@ -136,8 +136,8 @@ void slots_reset_in_child(void)
 	}
 }
 
-/* True if the slot's thread ended without giving it back, by a bare SYS_exit; the slot is free then. A thread that ends in
- * an orderly way takes its id out first, so the exchange cannot hit the slot's next owner.  */
+/* True if the slot's thread ended without giving it back, by a bare SYS_exit; the slot is free then. A thread that
+ * ends in an orderly way takes its id out first, so the exchange cannot hit the slot's next owner.  */
 static bool slot_reclaim(struct slot *slot)
 {
 	pid_t tid = atomic_load(&slot->tid);

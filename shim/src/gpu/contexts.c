@@ -158,7 +158,7 @@ void contexts_set_users(const struct context_users *now)
 }
 
 /* Walk the copy path once with the witness, on the application's thread: whatever the driver loads lazily for a copy
- * is loaded here, where the dynamic linker's lock cannot be held by somebody who waits for us.  */
+ * is loaded here, where the dynamic linker's lock cannot be held by a thread that waits for us.  */
 static bool walk_copy_path(struct context *context)
 {
 	static const unsigned char zeros[WITNESS_BYTES];
@@ -196,7 +196,7 @@ static void make_ready(struct context *context)
 	driver.cuCtxPopCurrent(&popped);
 }
 
-/* By one thread at a time, and nobody waits for it: a context that is not ready is only not parked yet.  */
+/* By one thread at a time, and none waits for it: a context that is not ready is only not parked yet.  */
 void context_make_ready(struct context *context)
 {
 	if (context->ready || captures_open() || pthread_mutex_trylock(&ready_lock) != 0)

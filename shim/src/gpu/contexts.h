@@ -26,8 +26,8 @@ struct context {
 	struct context *next;
 };
 
-/* Where memory of the calling thread's current context lives, made known; NULL if there is none. It is that context, or a green
- * one's primary context. Never called by our own threads.  */
+/* Where memory of the calling thread's current context lives, made known; NULL if there is none. It is that
+ * context, or a green one's primary context. Never called by our own threads.  */
 struct context *context_current(void);
 
 /* The current context itself.  */
@@ -62,12 +62,12 @@ void context_forget(CUcontext handle);
 /* Around whatever ends a context, from before the driver is asked until it is forgotten.  */
 void contexts_ending(void);
 void contexts_ended(void);
-/* Around retaining, releasing and resetting a primary context: whether a release was the last one is only known afterwards,
- * and what is dropped then must not be the next one's, which has the same handle.  */
+/* Around retaining, releasing and resetting a primary context: whether a release was the last one is only known
+ * afterwards, and what is dropped then must not be the next one's, which has the same handle.  */
 void primary_contexts_lock(void);
 void primary_contexts_unlock(void);
-/* For the mover where calls go on: false: a context is being ended now. True: none ends until contexts_let_end, which is not
- * to be long, since who would end one waits for it.  */
+/* For the mover where calls go on: false: a context is being ended now. True: none ends until contexts_let_end,
+ * which is not to be long, since a thread that would end one waits for it.  */
 bool contexts_keep(void);
 void contexts_let_end(void);
 
@@ -80,12 +80,13 @@ void capture_opening(CUstream stream);
 void capture_closed(CUstream stream);
 unsigned captures_open(void);
 
-/* NULL if no work runs or waits on any stream of any context, and none is being ended; else why not, in words. Never blocks.
- * Called by the mover alone.  */
+/* NULL if no work runs or waits on any stream of any context, and none is being ended; else why not, in words.
+ * Never blocks. Called by the mover alone.  */
 const char *gpu_busy(void);
 
-/* The first error of a context that `lasts`; CUDA_SUCCESS: none, or a stream capture is open, which the question itself would
- * invalidate, or a context is being ended. Never blocks. Called by the mover alone, with relaxed capture rules.  */
+/* The first error of a context that `lasts`; CUDA_SUCCESS: none, or a stream capture is open, which the question
+ * itself would invalidate, or a context is being ended. Never blocks. Called by the mover alone, with relaxed
+ * capture rules.  */
 CUresult contexts_error(bool (*lasts)(CUresult));
 
 /* Wait for every context's work, per-thread default streams included; false on error.  */

@@ -19,7 +19,7 @@ static pthread_mutex_t devices_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct device devices[MAX_DEVICES];
 static _Atomic int devices_known;
 
-/* Never changed once they are in, nor taken out: whoever read a device's UUID may go on looking at it.  */
+/* Never changed once they are in, nor taken out: a thread that read a device's UUID may go on using it.  */
 static uint8_t uuids[MAX_UUIDS][16];
 static unsigned uuids_known;
 static const uint8_t uuid_unknown[16];

@@ -19,7 +19,7 @@
 /* How long "there is no lock file" is believed. checkpoint.c parks nothing until its file is older than that.  */
 #define LOOK_EVERY_NS S_NS
 #define SHARE_POLL_NS (2 * MS_NS)
-/* Between looks at whoever holds the lock, and how long it is seen stopped before nobody waits for it any more. Longer than
+/* Between looks at the lock's holder, and how long it is seen stopped before it is not waited for any more. Longer than
  * return_to_gpu.c believes what it has seen of the GPU: one that goes on again looks again.  */
 #define HOLDER_POLL_NS (50 * MS_NS)
 #define STOPPED_NS (2 * S_NS)
@@ -31,7 +31,7 @@ struct lock {
 	int shared;    /* of its own, so that the two kinds of holding do not convert each other */
 	unsigned sharers;
 	_Atomic uint64_t look_at_ns; /* no file before this; 0 once there is one */
-	struct holder passed_by;     /* who was waited for in vain, as it was then */
+	struct holder passed_by;     /* the holder that was waited for in vain, as it was then */
 	bool is_passed_by;
 };
 
@@ -62,8 +62,8 @@ static struct lock *lock_of(const uint8_t gpu[16])
 	return lock;
 }
 
-/* The folder may be cleaned up at any time: others then lock another file of that name. The system call: fstat is a symbol of
- * newer libraries.  */
+/* The folder may be cleaned up at any time: others then lock another file of that name. The system call: fstat is a
+ * symbol of newer libraries.  */
 static bool is_removed(int fd)
 {
 	struct stat file;
@@ -94,7 +94,7 @@ static int lock_file(const uint8_t gpu[16], bool make)
 	fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
 	if (fd < 0 && make && errno == ENOENT)
 		fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-	/* Who has no descriptor left for a look that needs none must not wait for a file that is not there.  */
+	/* A process with no descriptor left for a look that needs none must not wait for a file that is not there.  */
 	if (fd < 0 && is_passing(errno))
 		errno = access(path, F_OK) == 0 ? EMFILE : ENOENT;
 	return fd;
@@ -113,7 +113,7 @@ static void unlock_all(void)
 	all_held = false;
 }
 
-/* False: somebody else has it. Where no lock file can be had, that is no reason to wait.  */
+/* False: another process has it. Where no lock file can be had, that is no reason to wait.  */
 static bool lock_one(const uint8_t gpu[16], bool make)
 {
 	struct lock *lock = lock_of(gpu);
@@ -198,7 +198,7 @@ bool gpu_locks_make(void)
 	return made;
 }
 
-/* The file, opened if it is there, with the lock held: 0, -ENOENT, or -EBUSY: nobody can tell now.  */
+/* The file, opened if it is there, with the lock held: 0, -ENOENT, or -EBUSY: it cannot be told now.  */
 static int open_shared(struct lock *lock)
 {
 	int fd, error;
@@ -232,7 +232,7 @@ static int share_once(struct lock *lock)
 	return 0;
 }
 
-/* For somebody else's lock.  */
+/* For another process's lock.  */
 struct wait {
 	uint64_t begin_ns, most_ns;
 	struct holder holder; /* as it was seen last */

@@ -1,11 +1,12 @@
-/* The GPUs' locks: a file a GPU in the folder of the sockets, held by flock(2) by whoever needs room that stays free.
+/* The GPUs' locks: a file a GPU in the folder of the sockets, held by flock(2) by a process that needs room that stays
+ * free.
  *
- * Exclusively: a process that resumes without a controller, so that two of them take turns; and one that brings a CUDA
- * context back, from the look at the free memory until it has what it needs, because the driver's Restore loses a process
- * that meets a full GPU.
- * Shared: our processes while they take memory from the driver, large allocations and contexts alone. The files exist
- * only where somebody may ever hold one exclusively; where none is, an allocation costs a look at a cached answer, and
- * where one is, a few system calls beside the driver's tens of microseconds.  */
+ * Exclusively: a process that resumes without a controller, so that two of them take turns; and one that brings a
+ * CUDA context back, from the look at the free memory until it has what it needs, because the driver's Restore
+ * loses a process that meets a full GPU. Shared: our processes while they take memory from the driver, large
+ * allocations and contexts alone. The files exist only where a process may ever hold one exclusively; where none
+ * is, an allocation costs a look at a cached answer, and where one is, a few system calls beside the driver's tens
+ * of microseconds.  */
 #ifndef AFFINODE_GPU_LOCK_H
 #define AFFINODE_GPU_LOCK_H
 
@@ -14,8 +15,9 @@
 
 #include "gpu/devices.h"
 
-/* All of this process's GPUs exclusively, or none; never blocks; true if they are held already. Where no lock file can be
- * had it succeeds: taking memory is all or nothing at memory depth, so the lock only keeps two from failing in turn.  */
+/* All of this process's GPUs exclusively, or none; never blocks; true if they are held already. Where no lock file
+ * can be had it succeeds: taking memory is all or nothing at memory depth, so the lock only keeps two from failing
+ * in turn.  */
 bool gpu_lock_all(void);
 
 /* That GPU's alone, exclusively, whatever was held before, and only where its file is there for others to heed; never
@@ -36,9 +38,9 @@ bool gpu_lock_make(const uint8_t gpu[16]);
 /* Whether any of this process's GPUs has a lock file, as of a second ago: without one there is nothing to share.  */
 bool gpu_locks_are_used(void);
 
-/* Share a GPU's lock, waiting `ns` at most: 0, to be given back by gpu_unshare; -ENOENT: nobody needs it, nothing to give
- * back; -EBUSY: somebody else's for longer than that, or a process's that is stopped, for as long as it is so, or that was
- * waited for in vain before. A GPU is named by its UUID.  */
+/* Share a GPU's lock, waiting `ns` at most: 0, to be given back by gpu_unshare; -ENOENT: not needed, nothing to
+ * give back; -EBUSY: another process's for longer than that, or a process's that is stopped, for as long as it is
+ * so, or that was waited for in vain before. A GPU is named by its UUID.  */
 int gpu_share(const uint8_t gpu[16], uint64_t ns);
 void gpu_unshare(const uint8_t gpu[16]);
 

@@ -69,8 +69,8 @@ static bool is_green(CUcontext handle)
 	return context && context->green;
 }
 
-/* It runs at exit, where waiting for a GPU would hang; only a move under way is waited for. Neither a primary context nor a
- * green one is ended this way, and the driver says so.  */
+/* It runs at exit, where waiting for a GPU would hang; only a move under way is waited for. Neither a primary
+ * context nor a green one is ended this way, and the driver says so.  */
 static CUresult on_cuCtxDestroy(void *real, CUcontext handle)
 {
 	GATE_PASS(pass);
@@ -171,8 +171,9 @@ static CUresult retain_primary(void *real, CUcontext *context, CUdevice ordinal)
 	return result;
 }
 
-/* A context's creation met a full GPU. A program that begins there waits for room like any other; one that is interrupted
- * meanwhile sees the driver's own answer: nobody expects another one from a context's creation. CUDA_SUCCESS: try again.  */
+/* A context's creation met a full GPU. A program that begins there waits for room like any other; one that is
+ * interrupted meanwhile sees the driver's own answer: no caller expects another one from a context's creation.
+ * CUDA_SUCCESS: try again.  */
 static CUresult after_full_gpu(CUdevice ordinal, struct room_wait *wait)
 {
 	struct device *device = shim_is_on() ? device_known(ordinal) : NULL;
@@ -300,8 +301,8 @@ static CUresult on_cuDevicePrimaryCtxRelease(void *real, CUdevice ordinal)
 }
 HOOK(cuDevicePrimaryCtxRelease, (CUdevice ordinal), ordinal)
 
-/* A green context keeps its device's primary context, which has the memory that is made in either. The primary one's handle is
- * asked for by retaining it once more for a moment.  */
+/* A green context keeps its device's primary context, which has the memory that is made in either. The primary
+ * one's handle is asked for by retaining it once more for a moment.  */
 static void note_green(CUcontext handle, const void *green)
 {
 	CUcontext primary = NULL, popped;

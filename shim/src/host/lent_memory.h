@@ -1,5 +1,5 @@
 /* Lots: host memory for copies that the controller touched beforehand, charged to the node, and handed over as
- * descriptors. Whoever hands one over may take it back by truncating it when this process is gone.  */
+ * descriptors. The controller that lends one may take it back by truncating it when this process is gone.  */
 #ifndef AFFINODE_LOTS_H
 #define AFFINODE_LOTS_H
 

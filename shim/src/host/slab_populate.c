@@ -76,8 +76,8 @@ static int touch(unsigned char *base)
 	return 0;
 }
 
-/* Whether one more may be taken. A look costs more than touching a slab where many threads look at once, so that one look
- * allows several, less where memory is short.  */
+/* Whether one more may be taken. A look costs more than touching a slab where many threads look at once, so that
+ * one look allows several, less where memory is short.  */
 static int room_for_one(void)
 {
 	uint64_t left, reserve = host_memory_reserve();
@@ -179,7 +179,7 @@ static void with_threads(void (*work)(void))
 		pthread_join(threads[--started], NULL);
 }
 
-/* Give address space back that nobody came to.  */
+/* Give address space back that was not used.  */
 static void unmap_unmade(size_t private_slabs)
 {
 	size_t begun = atomic_load(&making.next);

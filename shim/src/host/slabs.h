@@ -1,5 +1,5 @@
-/* Host memory for copies of device memory: slabs of huge pages, cut into slots of one chunk, registered with the driver so
- * that the GPU copies at the speed of its link. Of the mover's thread alone, but for what says otherwise.  */
+/* Host memory for copies of device memory: slabs of huge pages, cut into slots of one chunk, registered with the
+ * driver so that the GPU copies at the speed of its link. Of the mover's thread alone, but for what says otherwise.  */
 #ifndef AFFINODE_SLABS_H
 #define AFFINODE_SLABS_H
 
@@ -53,10 +53,11 @@ int slabs_make(const struct slab_order *order);
 /* The next free slots, side by side in one slab, `want` at most: how many, 0: none is left.  */
 size_t slots_take(size_t want, struct host_slot *first);
 
-/* Make a slab of a lot ready ahead of its use, registered in `context` unless that is NULL; false: there is nothing to do.  */
+/* Make a slab of a lot ready ahead of its use, registered in `context` unless that is NULL; false: there is nothing
+ * to do.  */
 bool slabs_prepare_lot(CUcontext context);
 
-/* Give registrations up, and let nobody make them again: contents and slots stay. Between slabs `stop` is asked.  */
+/* Give registrations up, and let no thread make them again: contents and slots stay. Between slabs `stop` is asked.  */
 void slabs_unregister(bool (*stop)(void));
 
 void slot_give(const struct host_slot *slot);
@@ -64,8 +65,8 @@ void slot_give(const struct host_slot *slot);
 /* Whether any slab is without a used slot.  */
 bool slabs_any_unused(void);
 
-/* Give slabs without any used slot back to the system; false: not all, since a context is being ended. Off the GPU too, but
- * for what is registered with the driver still, which would come back to pages that are gone.  */
+/* Give slabs without any used slot back to the system; false: not all, since a context is being ended. Off the GPU
+ * too, but for what is registered with the driver still, which would come back to pages that are gone.  */
 bool slabs_release_unused(void);
 
 /* Bytes in all slabs, in those of lots, and in used slots. Callable by any thread.  */

@@ -8,7 +8,7 @@
 /* Put a slab that was made into the list. By any thread.  */
 void slab_add(struct slab *slab);
 
-/* The list's first. The mover alone changes the list while nobody makes slabs.  */
+/* The list's first. The mover alone changes the list while no thread makes slabs.  */
 struct slab *slabs_first(void);
 
 /* Begin to give out slots from the list's start; how many are free.  */

@@ -16,7 +16,7 @@ struct ipc_handle {
 	uint64_t magic;
 	uint32_t version;
 	uint8_t process[16]; /* the exporting process: at random, and in its socket's name */
-	uint8_t token[16];   /* the allocation: whoever of the same user has it may have the memory */
+	uint8_t token[16];   /* the allocation: any process of the same user that has it may have the memory */
 	uint8_t zeros[20];   /* for later versions */
 };
 
@@ -41,7 +41,7 @@ CUresult ipc_open(const CUipcMemHandle *handle, const struct ipc_memory *memory,
 /* False: not opened here by ipc_open. Never waits for the GPU when that is with others.  */
 bool ipc_close(CUdeviceptr address);
 
-/* The block that begins there goes: nobody else can open it from now on.  */
+/* The block that begins there goes: no other process can open it from now on.  */
 void ipc_block_ends(CUdeviceptr address);
 
 void ipc_reset_in_child(void);

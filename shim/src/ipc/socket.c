@@ -34,8 +34,8 @@ static socklen_t name_of(const uint8_t process[16], struct sockaddr_un *un)
 	return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
 }
 
-/* Anyone in the network namespace may send here, and to close a stranger's descriptor may block: so the kernel is to refuse
- * them where they are not expected. Before Linux 6.16 it does not know how.  */
+/* Anyone in the network namespace may send here, and to close a stranger's descriptor may block: so the kernel is
+ * to refuse them where they are not expected. Before Linux 6.16 it does not know how.  */
 static void pass_descriptors(int fd, int on)
 {
 	int error = setsockopt(fd, SOL_SOCKET, SO_PASSRIGHTS, &on, sizeof(on));
@@ -222,7 +222,7 @@ int ipc_socket_ask(const uint8_t process[16], const struct ipc_request *request,
 	*count = 0;
 	if (fd < 0)
 		return fd;
-	/* Connected, it hears nobody else. The kernel chooses a name to answer to, since SO_PASSCRED is set.  */
+	/* Connected, it hears no other. The kernel chooses a name to answer to, since SO_PASSCRED is set.  */
 	if (connect(fd, (struct sockaddr *)&un, size) != 0)
 		error = -errno;
 	pass_descriptors(fd, 1);

@@ -1,5 +1,5 @@
 /* How a descriptor goes from the process that exports memory to the one that opens it: one datagram each way, between
- * abstract Unix sockets, with the kernel's word for who sent it.  */
+ * abstract Unix sockets, with the kernel's word for which process sent it.  */
 #ifndef AFFINODE_IPC_SOCKET_H
 #define AFFINODE_IPC_SOCKET_H
 
@@ -37,7 +37,8 @@ int ipc_socket_listen(const uint8_t process[16]);
 /* One request of our own user; -EAGAIN: no more. Whatever else comes is dropped.  */
 int ipc_socket_take(int fd, struct ipc_request *request, struct ipc_sender *sender);
 
-/* Without waiting, with `count` descriptors, IPC_DESCRIPTORS_MAX at most. Who does not read its answer does not get it.  */
+/* Without waiting, with `count` descriptors, IPC_DESCRIPTORS_MAX at most. A process that does not read its answer
+ * does not get it.  */
 void ipc_socket_answer(int fd, const struct ipc_sender *to, const struct ipc_reply *reply, const int *fds,
 		       unsigned count);
 

@@ -11,14 +11,14 @@
 #include "state/shim_state.h"
 #include "state/status_page.h"
 
-/* Whoever began and never ended would hide the process's use of the GPU: after this nobody is believed any more.  */
+/* A drop that began and never ended would hide the process's use of the GPU: after this it is not believed any more.  */
 #define DROPPING_LASTS_NS (5 * S_NS)
 
 #define EXPORT __attribute__((visibility("default")))
 
 static pthread_mutex_t caches_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
-	int fd; /* -1: nobody serves wishes */
+	int fd; /* -1: wishes are not served */
 	bool is_wished, is_begun, is_answered;
 	uint32_t epoch;
 	uint64_t deadline_ns;
@@ -69,7 +69,7 @@ EXPORT int affinode_caches_begin(void)
 	uint64_t wishes;
 	bool begun;
 
-	page_sample(); /* what the person's calls were so far is theirs */
+	page_sample(); /* what the user's calls were so far is theirs */
 	pthread_mutex_lock(&caches_lock);
 	if (caches.fd >= 0) {
 		ssize_t n = read(caches.fd, &wishes, sizeof(wishes));

@@ -8,7 +8,7 @@
 
 #include "protocol.h"
 
-/* The controller's wish (DROP_CACHES). False: nobody serves it here.  */
+/* The controller's wish (DROP_CACHES). False: it is not served here.  */
 bool caches_ask(const struct affinode_command *command);
 
 /* The answer to it, once; false: there is none yet.  */
@@ -17,7 +17,7 @@ bool caches_take_answer(uint32_t *epoch, int *status);
 /* The controller is gone, and its wish with it.  */
 void caches_forget(void);
 
-/* Whether the calls of this moment are those that drop caches, which nobody takes for use of the GPU.  */
+/* Whether the calls of this moment are those that drop caches, which are not taken for use of the GPU.  */
 bool caches_are_dropping(void);
 
 /* By ctypes. A descriptor that becomes readable when there is a wish; negative errno. It stays ours.  */

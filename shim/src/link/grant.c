@@ -48,8 +48,8 @@ static size_t trim(char *text, size_t size)
 	return size - begin;
 }
 
-/* The one reading under way, or done. The reader has it until `done`, everybody else after that; of the link thread alone
- * is the rest.  */
+/* The one reading under way, or done. The reader has it until `done`, every other thread after that; of the link
+ * thread alone is the rest.  */
 static struct {
 	_Atomic bool done;
 	ssize_t size; /* or a negative errno */

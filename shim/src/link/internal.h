@@ -19,7 +19,7 @@ struct link_state {
 	uint64_t heard_ns, said_ns, heartbeat_ns;
 	uint64_t connect_at_ns, connect_pause_ns;
 	uint64_t sample_at_ns;
-	uint64_t alone_at_ns; /* 0: nobody waits, or a controller is there */
+	uint64_t alone_at_ns; /* 0: no call waits, or a controller is there */
 	uint32_t epoch;       /* the last command taken */
 	struct move move;     /* the last one handed to the mover */
 	bool owes_reply;      /* for that one, to this controller */
@@ -28,7 +28,7 @@ struct link_state {
 };
 extern struct link_state link_;
 
-/* The connection: made and kept, messages in and out. Sending to nobody does nothing.  */
+/* The connection: made and kept, messages in and out. Without a connection sending does nothing.  */
 void link_try_connect(uint64_t now);
 void link_say_hello(uint64_t now);
 void link_keep_alive(uint64_t now);

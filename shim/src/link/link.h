@@ -12,7 +12,7 @@
 /* Start the thread; 0 or a negative errno.  */
 int link_start(void);
 
-/* The process is about to end: whoever waits gets CUDA_ERROR_DEINITIALIZED.  */
+/* The process is about to end: waiting calls get CUDA_ERROR_DEINITIALIZED.  */
 void shim_set_dying(void);
 
 void link_reset_in_child(void);

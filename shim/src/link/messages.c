@@ -30,7 +30,7 @@ static int address(unsigned place, struct sockaddr_un *un)
 	return n > 0 && (size_t)n < sizeof(un->sun_path) ? 0 : -ENAMETOOLONG;
 }
 
-/* Who listens decides over our memory: ourselves or root, nobody else.  */
+/* The listener decides over our memory: only ourselves or root.  */
 static int check_peer(int fd)
 {
 	struct ucred peer;
@@ -58,8 +58,8 @@ static int connect_to(unsigned place)
 	return error;
 }
 
-/* The first controller that listens, even one with a full backlog (EAGAIN): a socket of the machine's controller that was
- * left behind keeps no process from its user's.  */
+/* The first controller that listens, even one with a full backlog (EAGAIN): a socket of the machine's controller
+ * that was left behind keeps no process from its user's.  */
 int link_socket_connect(void)
 {
 	int got = -ENOENT;

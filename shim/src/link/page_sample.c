@@ -17,8 +17,8 @@
 #include "mover/retained_memory.h"
 #include "state/status_page.h"
 
-/* Launches, copies, allocations and modules are activity; books, polls and frees are not. A synchronise is while it waits
- * for work: a progress bar or a poller that finds none is as idle as if it had not asked.  */
+/* Launches, copies, allocations and modules are activity; books, polls and frees are not. A synchronise is while it
+ * waits for work: a progress bar or a poller that finds none is as idle as if it had not asked.  */
 static bool count_calls(struct affinode_page *page, uint64_t now)
 {
 	uint64_t calls[AFFINODE_CLASSES];
@@ -82,7 +82,7 @@ void page_take_sample(void)
 {
 	struct affinode_page *page;
 	unsigned inside = gate_calls_inside();
-	bool dropping = caches_are_dropping(); /* not the person's doing: the process stays as idle as it was */
+	bool dropping = caches_are_dropping(); /* not the user's doing: the process stays as idle as it was */
 	uint64_t now = clock_ns();
 
 	page = page_begin();

@@ -17,10 +17,11 @@
 #define MAX_ASKS 64
 #define LOOK_AGAIN_NS (200 * MS_NS)
 #define LOOK_LATE_NS (5 * S_NS) /* a longer pause between two looks is none of the machine's load */
-/* Without a controller nobody yields, but others may end or free something: the allocation is tried again every second. One
- * that was killed is started anew within seconds, and one that is stuck may come to itself; after ALONE_ALL_S without one,
- * over all attempts, it is out of memory. Only time in which we looked counts: where the process or the whole machine was
- * stopped meanwhile (a frozen container, a migrated one), the link is lost, too, and the controller is there all the same.  */
+/* Without a controller no kernel is parked, but others may end or free something: the allocation is tried again
+ * every second. One that was killed is started anew within seconds, and one that is stuck may come to itself; after
+ * ALONE_ALL_S without one, over all attempts, it is out of memory. Only time in which we looked counts: where the
+ * process or the whole machine was stopped meanwhile (a frozen container, a migrated one), the link is lost, too,
+ * and the controller is there all the same.  */
 #define ALONE_NS S_NS
 #define ALONE_ALL_S 30
 #define SAY_ALONE_AFTER_NS (3 * S_NS / 2)
@@ -69,8 +70,9 @@ static struct ask *ask_begin(bool is_room, uint32_t kind, uint64_t argument, con
 	return ask;
 }
 
-/* A room that was asked for and is not needed any more is told so; everything else is simply forgotten, and that too where
- * nobody is there to be told: the next controller knows of none (asks_begin_again), and places are few.  */
+/* A room that was asked for and is not needed any more is told so; everything else is simply forgotten, and that
+ * too where no controller is there to be told: the next controller knows of none (asks_begin_again), and places are
+ * few.  */
 static void ask_end(struct ask *ask)
 {
 	pthread_mutex_lock(&asks_lock);
@@ -92,7 +94,7 @@ static bool ask_is_answered(struct ask *ask)
 /* How an attempt stands: it goes on, is tried again, or there is none.  */
 enum standing { GOES_ON, AGAIN, NO_ROOM };
 
-/* Nobody answers: `since` when this attempt began to be alone.  */
+/* No controller answers: `since` when this attempt began to be alone.  */
 static enum standing stand_alone(struct room_wait *wait, uint64_t since)
 {
 	if (!wait->said_alone && wait->alone_ns >= SAY_ALONE_AFTER_NS) {

@@ -1,5 +1,5 @@
 /* Questions that application threads put to the controller through the link thread, and wait for: room for an
- * allocation, and what the person asks by a magic.  */
+ * allocation, and what the user asks by a magic.  */
 #ifndef AFFINODE_ASKS_H
 #define AFFINODE_ASKS_H
 

@@ -97,7 +97,8 @@ static void sample(uint64_t now)
 		return;
 	gate_forget_dead_threads(); /* or the process would seem busy, and never be parked */
 	page_sample();
-	/* What a park has taken of host memory by now is seen in the machine's figures at once, and must be in the page too.  */
+	/* What a park has taken of host memory by now is seen in the machine's figures at once, and must be in the
+	 * page too.  */
 	resident = resident || state == AFFINODE_STATE_PARKING;
 	link_.sample_at_ns = now + (resident ? SAMPLE_RESIDENT_NS : SAMPLE_PARKED_NS);
 }
@@ -123,7 +124,7 @@ static void watch_mover(uint64_t now)
 		return;
 	}
 	settle_queued();
-	page_sample(); /* before the answer: who reads it reads the page next */
+	page_sample(); /* before the answer: its reader reads the page next */
 	link_.sample_at_ns = now + SAMPLE_RESIDENT_NS; /* not the long pause of a parked process */
 	if (link_.owes_reply)
 		link_reply(&moved);

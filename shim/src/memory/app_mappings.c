@@ -187,7 +187,7 @@ static bool only_ours(const struct mapping *mapping)
 	return !alias;
 }
 
-/* Nobody can reach it any more: let the physical memory and the copy go. With the lock held.  */
+/* Nothing can reach it any more: let the physical memory and the copy go. With the lock held.  */
 static CUresult end(struct mapping *mapping)
 {
 	CUresult result = CUDA_SUCCESS;

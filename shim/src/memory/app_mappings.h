@@ -1,7 +1,8 @@
 /* Memory that the application creates and maps itself (cuMemCreate, cuMemMap): PyTorch's expandable segments, JAX.
  *
- * The application gets a handle of ours, which stays its own while the driver's handle behind it goes at park and another
- * comes at resume. What was exported or bound to a multicast object cannot be replaced and stays on the GPU.  */
+ * The application gets a handle of ours, which stays its own while the driver's handle behind it goes at park and
+ * another comes at resume. What was exported or bound to a multicast object cannot be replaced and stays on the
+ * GPU.  */
 #ifndef AFFINODE_MAPPINGS_H
 #define AFFINODE_MAPPINGS_H
 
@@ -11,7 +12,7 @@
 #include "driver/cuda_types.h"
 #include "memory/backed.h"
 
-/* One place where an application mapped an allocation of its own, and who may reach it there.  */
+/* One place where an application mapped an allocation of its own, and which devices may reach it there.  */
 struct alias {
 	CUdeviceptr address;
 	size_t size;

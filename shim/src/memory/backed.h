@@ -68,13 +68,15 @@ unsigned block_share(CUdeviceptr address, struct block *found, CUmemGenericAlloc
 /* An id that no memory of this process has had.  */
 uint64_t block_new_id(void);
 
-/* How a block of `mapped` bytes is cut: at most BLOCK_PARTS_MAX parts, all of *part_bytes but for a shorter last one.  */
+/* How a block of `mapped` bytes is cut: at most BLOCK_PARTS_MAX parts, all of *part_bytes but for a shorter last
+ * one.  */
 unsigned block_cut(size_t mapped, size_t granularity, size_t *part_bytes);
 
 /* Free what is doomed. The caller is inside the gate, or is the mover.  */
 void blocks_reap(bool synchronise);
 
-/* The host memory of what is doomed, whose end has to wait for the driver. By whoever keeps the mover from working.  */
+/* The host memory of what is doomed, whose end has to wait for the driver. By the thread that keeps the mover from
+ * working.  */
 void blocks_give_up_doomed_copies(void);
 
 /* Whether any were freed that are not ended yet.  */
@@ -83,8 +85,8 @@ bool blocks_wait_to_be_freed(void);
 /* The description of the block that contains `address`: its place, size, context and ids; false: not ours.  */
 bool block_find(CUdeviceptr address, struct block *found);
 
-/* All blocks that can move, the application's own mappings too, for the mover; an array of pointers to be freed with free(), NULL: no memory. Blocks in
- * it stay allocated while the mover's lock is held.  */
+/* All blocks that can move, the application's own mappings too, for the mover; an array of pointers to be freed
+ * with free(), NULL: no memory. Blocks in it stay allocated while the mover's lock is held.  */
 struct block **blocks_list(size_t *count);
 size_t blocks_resident_bytes(void);
 /* Whether any that can move belongs to that context, which is what it is copied in.  */
@@ -105,8 +107,8 @@ void blocks_keep_on_gpu(CUdeviceptr address, size_t size);
 /* Which devices (bits) may reach all blocks of another, from now on.  */
 void blocks_set_peers(struct device *owner, uint32_t peers);
 
-/* CU_POINTER_ATTRIBUTE_SYNC_MEMOPS of the block that contains `address`; false: not ours. Set, the block stays on the GPU:
- * it is set for memory that a network card will reach. And whether any block has it.  */
+/* CU_POINTER_ATTRIBUTE_SYNC_MEMOPS of the block that contains `address`; false: not ours. Set, the block stays on
+ * the GPU: it is set for memory that a network card will reach. And whether any block has it.  */
 bool block_set_sync_memops(CUdeviceptr address, bool set);
 bool blocks_have_sync_memops(void);
 

@@ -147,7 +147,7 @@ CUresult block_import(const CUmemGenericAllocationHandle *handles, unsigned part
 	return CUDA_SUCCESS;
 }
 
-/* The end of a block that nobody uses any more.  */
+/* The end of a block that is not used any more.  */
 static void block_destroy(struct block *block)
 {
 	if (block->shared) {

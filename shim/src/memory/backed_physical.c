@@ -1,4 +1,4 @@
-/* The physical memory of blocks: how it comes, goes, and who may reach it.  */
+/* The physical memory of blocks: how it comes, goes, and which devices may reach it.  */
 #include <stdlib.h>
 
 #include "base/log.h"
@@ -6,11 +6,12 @@
 #include "memory/app_mappings.h"
 #include "memory/backed_internal.h"
 
-/* Whether legacy IPC of backed memory is offered: it has to be decided before anybody asks.  */
+/* Whether legacy IPC of backed memory is offered: it has to be decided before the first question.  */
 #define EXPORTABLE_BLOCKS true
 
-/* Of handles larger than this the driver goes on cleaning the memory while it is already being filled: the first copy into
- * 32 GiB took 692 ms in handles of 1 GiB, 656 ms in such of 40 MiB and 621 ms in such of 32 MiB (H200, driver 580).  */
+/* Of handles larger than this the driver goes on cleaning the memory while it is already being filled: the first
+ * copy into 32 GiB took 692 ms in handles of 1 GiB, 656 ms in such of 40 MiB and 621 ms in such of 32 MiB (H200,
+ * driver 580).  */
 #define PART_BYTES (32ull << 20)
 
 unsigned block_cut(size_t mapped, size_t granularity, size_t *part_bytes)

@@ -177,7 +177,7 @@ bool blocks_are_in(const struct context *context)
 	return any || mappings_are_in(context);
 }
 
-/* Under the lock of those who count: the page is written while the mover works.  */
+/* Under the counters' lock: the page is written while the mover works.  */
 void block_set_resident(struct block *block, bool resident)
 {
 	if (block->mapping)

@@ -1,5 +1,5 @@
-/* Managed memory moves by itself: the driver brings a page to whoever touches it. When the rest is parked it is sent to
- * the host, and comes back page by page as it is used.  */
+/* Managed memory moves by itself: the driver brings a page to the processor that touches it. When the rest is
+ * parked it is sent to the host, and comes back page by page as it is used.  */
 #ifndef AFFINODE_MANAGED_H
 #define AFFINODE_MANAGED_H
 

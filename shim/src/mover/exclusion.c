@@ -20,7 +20,7 @@ static _Atomic bool copying;
 static _Atomic unsigned steps_aside;
 static _Atomic unsigned holders; /* frees that wait for the mover at a closed gate */
 
-/* The bounded wait for the GPU at a closed gate. ARMED by the mover; whoever swaps it out of ARMED decides.  */
+/* The bounded wait for the GPU at a closed gate. ARMED by the mover; the thread that swaps it out of ARMED decides.  */
 enum { WAIT_NONE, WAIT_ARMED, WAIT_REVOKED };
 static _Atomic int bounded_wait;
 static _Atomic uint64_t bounded_wait_ns;
@@ -93,8 +93,8 @@ static void synchronise(void *done)
 	*(bool *)done = gpu_synchronise();
 }
 
-/* Streams were seen idle, so this is nearly always at once; it covers the per-thread default streams, which no other thread
- * can ask about.  */
+/* Streams were seen idle, so this is nearly always at once; it covers the per-thread default streams, which no
+ * other thread can ask about.  */
 bool mover_synchronise_bounded(void)
 {
 	bool done = false;
@@ -143,8 +143,8 @@ static bool try_to_hold(void)
 	return false;
 }
 
-/* Not a plain lock: the mover may be waiting for work on the GPU that ends only after the calling thread's next step, and
- * then the link thread opens the gate.  */
+/* Not a plain lock: the mover may be waiting for work on the GPU that ends only after the calling thread's next
+ * step, and then the link thread opens the gate.  */
 bool mover_hold(struct gate_pass *pass)
 {
 	bool entered;

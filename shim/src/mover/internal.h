@@ -10,8 +10,8 @@ extern const struct depth_moves *depth_moves;
 void park(struct moved *moved);
 void resume(struct moved *moved);
 
-/* End, on an idle GPU, what was freed while a park that came to nothing was reading it. The program does so itself at its
- * next free or allocation, but there may be none. False: not now.  */
+/* End, on an idle GPU, what was freed while a park that came to nothing was reading it. The program does so itself
+ * at its next free or allocation, but there may be none. False: not now.  */
 bool free_what_is_left(void);
 
 /* Reasons that more than one of them gives.  */
@@ -26,8 +26,8 @@ bool mover_is_aborted(void);
 /* Tell that the move is prepared, and wait at the closed gate for what becomes of it; true: carry it out.  */
 bool mover_wait_for_commit(struct moved *moved);
 
-/* While it is set the gate is open and the mover reads the application's memory: whoever would take memory away waits.
- * Set and cleared at a closed gate, or when nothing is touched any more.  */
+/* While it is set the gate is open and the mover reads the application's memory: a thread that would take memory
+ * away waits. Set and cleared at a closed gate, or when nothing is touched any more.  */
 void mover_set_copying(bool copying);
 
 /* Wait for every context's work at the closed gate, a short while at most; false: it is open again.  */

@@ -110,7 +110,7 @@ void mover_wake(void)
 	pthread_mutex_unlock(&mover_queue.lock);
 }
 
-/* Nobody needs it again: what is kept for the next park is kept of a resident process.  */
+/* It is not needed again: what is kept for the next park is kept of a resident process.  */
 static void give_back_what_was_freed(void)
 {
 	bool any;
@@ -148,8 +148,8 @@ static void end_what_is_left(uint64_t *pause_ns)
 		*pause_ns = LEFT_LAST_NS;
 }
 
-/* A move that failed because a context did will fail again and again. Whoever waits for its end gets the context's error,
- * as any call in it would.  */
+/* A move that failed because a context did will fail again and again. A call that waits for its end gets the
+ * context's error, as any call in it would.  */
 static void look_for_broken_context(struct moved *moved)
 {
 	bool parked = shim_is_parked();
@@ -275,7 +275,7 @@ int mover_start(void)
 	pthread_t thread;
 	int error;
 
-	/* Somebody may set the time of day back by hours while a call waits for us.  */
+	/* The time of day may be set back by hours while a call waits for us.  */
 	pthread_condattr_init(&by_monotonic);
 	pthread_condattr_setclock(&by_monotonic, CLOCK_MONOTONIC);
 	pthread_cond_init(&mover_queue.changed, &by_monotonic);

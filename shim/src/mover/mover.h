@@ -38,12 +38,12 @@ struct moved {
 struct depth_moves {
 	/* While the driver answers: what stands in the way of it; NULL: nothing yet.  */
 	const char *(*objection)(void);
-	/* Parked and with the gate closed: take the context off the GPU. On failure the process is where it was, at memory depth,
-	 * and `why` says what was in the way.  */
+	/* Parked and with the gate closed: take the context off the GPU. On failure the process is where it was, at
+	 * memory depth, and `why` says what was in the way.  */
 	enum affinode_status (*out)(char *why, size_t size);
-	/* Before it takes memory for a resume; AFFINODE_OK also if there is nothing to do. `to`: the UUID of the GPU to come back on,
-	 * NULL: where it was. AFFINODE_NO_GPU_ROOM, AFFINODE_REFUSED: the process is parked as before. After AFFINODE_OK the GPU's
-	 * lock is held until gpu_unlock_all.  */
+	/* Before it takes memory for a resume; AFFINODE_OK also if there is nothing to do. `to`: the UUID of the
+	 * GPU to come back on, NULL: where it was. AFFINODE_NO_GPU_ROOM, AFFINODE_REFUSED: the process is parked as
+	 * before. After AFFINODE_OK the GPU's lock is held until gpu_unlock_all.  */
 	enum affinode_status (*in)(const uint8_t *to, char *why, size_t size);
 };
 void mover_set_depth(const struct depth_moves *moves);
@@ -58,7 +58,7 @@ int mover_submit(const struct move *move);
  * prepared yet can only be undone, and ends as soon as it can.  */
 void mover_decide(uint32_t epoch, bool commit);
 
-/* Nobody is there to decide any more: a prepared park is undone, a prepared resume carried out.  */
+/* There is no controller to decide any more: a prepared park is undone, a prepared resume carried out.  */
 void mover_link_lost(void);
 
 /* A call waits at the gate that a prepared park has closed.  */
@@ -91,8 +91,8 @@ void mover_reap(void);
 /* The mover reads the application's memory with the gate open.  */
 bool mover_is_copying(void);
 
-/* Whoever would take memory away meanwhile, or access to it, and cannot put that off steps aside: leaves the gate, waits
- * with this, and comes again. The park ends soon, on account of it.  */
+/* A thread that would take memory away meanwhile, or access to it, and cannot put that off steps aside: leaves the
+ * gate, waits with this, and comes again. The park ends soon, on account of it.  */
 void mover_wait_for_copies(void);
 
 /* Come inside the gate for a free or, while it is closed, keep the mover from working: true, let it go afterwards. What

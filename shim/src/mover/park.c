@@ -1,14 +1,14 @@
-/* Parking. Memory is released only when the host has all of it and nothing has changed since; until then the way back is
- * to open the gate.
+/* Parking. Memory is released only when the host has all of it and nothing has changed since; until then the way back
+ * is to open the gate.
  *
- * The gate is closed with the GPU idle behind it, the calls made so far are noted, and all memory is digested. Where the
- * host has it all from the last park, it is released there and then. Else the gate opens again, and what the host lacks
- * is copied beside the application. Any call of the application's ends that at once, without having waited. The gate is
- * closed a second time: no call since the first closing proves that the application has changed nothing, and a second
- * digest that devices and calls past the shim have not.
+ * The gate is closed with the GPU idle behind it, the calls made so far are noted, and all memory is digested. Where
+ * the host has it all from the last park, it is released there and then. Else the gate opens again, and what the host
+ * lacks is copied beside the application. Any call of the application's ends that at once, without having waited. The
+ * gate is closed a second time: no call since the first closing proves that the application has changed nothing, and a
+ * second digest that devices and calls past the shim have not.
  *
- * One that preempts (AFFINODE_MOVE_PREEMPT) closes the gate once, with work under way, and keeps it closed: nobody ends it,
- * and who comes waits until the process has its turn again.  */
+ * One that preempts (AFFINODE_MOVE_PREEMPT) closes the gate once, with work under way, and keeps it closed: no call
+ * ends it, and new calls wait until the process has its turn again.  */
 #include <errno.h>
 #include <stdio.h>
 
@@ -30,16 +30,17 @@
 #include "state/status_page.h"
 
 #define DRAIN_NS (100 * MS_NS)
-/* A preemption waits that long for the calls under way while it keeps nobody waiting, and then for the GPU's work.  */
+/* A preemption waits that long for the calls under way while it keeps no call waiting, and then for the GPU's work.  */
 #define NEXT_CALL_NS (2 * S_NS)
 #define REST_NS (2 * S_NS)
 #define REST_POLL_NS MS_NS
 
 static unsigned waiting_at_start;
 static uint64_t calls_at_start;
-static _Atomic bool preempting; /* who comes waits and ends nothing */
+static _Atomic bool preempting; /* new calls wait and end nothing */
 
-/* Frees change nothing: what is freed meanwhile goes when the mover is done. Those that cannot be put off step aside.  */
+/* Frees change nothing: what is freed meanwhile goes when the mover is done. Those that cannot be put off step
+ * aside.  */
 static uint64_t calls_made(void)
 {
 	uint64_t calls[AFFINODE_CLASSES], sum = mover_steps_aside();
@@ -147,7 +148,8 @@ static bool copy_beside_application(struct moved *moved, struct survey *survey)
 
 	order.budget = moved->move.budget ? moved->move.budget : UINT64_MAX;
 	order.stop = somebody_came;
-	/* The driver would pin again at the way back whatever is pinned, at 45 GiB/s, before the first byte is copied.  */
+	/* The driver would pin again at the way back whatever is pinned, at 45 GiB/s, before the first byte is
+	 * copied.  */
 	if (moved->leaves)
 		order.context = NULL;
 	made = slabs_make(&order);

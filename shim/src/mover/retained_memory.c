@@ -81,7 +81,7 @@ bool kept_memory_is_needed(void)
 	return kept_bytes() > slots_bytes() / 2 && left < KEEP_WHILE_LEFT;
 }
 
-/* Whoever would end the context meanwhile steps aside.  */
+/* A thread that would end the context meanwhile steps aside.  */
 void kept_prepare_lots(bool (*stop)(void))
 {
 	struct context *context = contexts_first();

@@ -1,4 +1,4 @@
-/* What the shim is doing, as text: for whoever looks for the place where a process hangs.  */
+/* What the shim is doing, as text: to find the place where a process hangs.  */
 #ifndef AFFINODE_DIAGNOSTICS_H
 #define AFFINODE_DIAGNOSTICS_H
 

@@ -85,7 +85,7 @@ uint32_t affinode_next_display(uint32_t seen, uint64_t timeout_ns, char *text, s
 	return text && size ? link_next_display(seen, timeout_ns, text, size) : seen;
 }
 
-/* Its state, the gates, the calls inside and who holds the mover, in lines: where does it hang?  */
+/* Its state, the gates, the calls inside and the thread that holds the mover, in lines: where does it hang?  */
 int affinode_describe(char *text, size_t size)
 {
 	return text && size ? describe(text, size) : -EINVAL;

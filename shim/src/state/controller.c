@@ -40,7 +40,7 @@ void link_set_connected(bool now)
 	atomic_store(&connected, now);
 }
 
-/* What the controller last said to the person, read by the threads that wait.  */
+/* What the controller last said to the user, read by the threads that wait.  */
 static pthread_mutex_t words_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct affinode_notice notice;
 static unsigned displayed_waits; /* under words_lock, as the next */

@@ -149,7 +149,7 @@ void page_note_move(bool park, uint64_t bytes, uint64_t duration_ns, uint64_t co
 		page->last_park_zero_bytes = zeros;
 	} else {
 		page->resumes++;
-		page->last_activity_ns = clock_ns(); /* somebody came for it, and is about to use it */
+		page->last_activity_ns = clock_ns(); /* a call wants it, and is about to use it */
 		page->last_resume_bytes = bytes;
 		page->last_resume_ns = duration_ns;
 	}
