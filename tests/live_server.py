@@ -88,6 +88,8 @@ class JupyterServer:
                 "--ServerApp.ip=127.0.0.1",
                 f"--ServerApp.port={self.port}",
                 "--ServerApp.port_retries=0",
+                # Of ports that are looked for before a kernel binds them, somebody else may get one.
+                "--KernelManager.transport=ipc",
                 f"--IdentityProvider.token={self.token}",
                 f"--ServerApp.root_dir={self.machine.work}",
                 *([f"--ServerApp.jpserver_extensions={UNUSED}"] if application == "jupyter_server" else []),

@@ -164,7 +164,7 @@ def test_who_is_not_managed_and_what_is_stuck_are_named_and_the_latter_can_be_en
     pid = machine.kernel(notebook.kernel_id())["processes"][0]["pid"]
     expect(page.row("stuck.ipynb")).to_contain_text(f"Stuck (pid {pid}): a reason")
     if machine.node()["gpus"][0]["unmanaged"] is not None:  # None in a container, where pids prove nothing
-        expect(page.panel).to_contain_text(f"(pid {stranger.pid}): 2")
+        expect(page.panel).to_contain_text(f"(pid {stranger.pid}): 108 MiB")
     page.row("stuck.ipynb").get_by_role("button", name=f"End process {pid}").click()
     dialog = page.page.get_by_role("dialog")
     expect(dialog).to_contain_text("what it has in GPU memory is lost")

@@ -76,7 +76,9 @@ def kernel_manager(
     ) -> AsyncKernelManager:
         factory.clear_instance()
         monkeypatch.setenv("JUPYTER_DEFAULT_PROVISIONER_NAME", provisioner)
-        manager = AsyncKernelManager(kernel_name=kernel_name)
+        file = Path(here.environment["JUPYTER_RUNTIME_DIR"], f"kernel-{len(made)}.json")
+        # Not by ports, as in live_server.
+        manager = AsyncKernelManager(kernel_name=kernel_name, transport="ipc", connection_file=str(file))
         made.append(manager)
         await manager.start_kernel()
         return manager
