@@ -1,4 +1,4 @@
-"""Serving the queue: who gets room now, and who holds up whom; pure."""
+"""Admission: which waiters get room now, and which of them block others; pure."""
 
 from __future__ import annotations
 
@@ -7,26 +7,25 @@ from collections.abc import Mapping
 from ...units import bytes_in_words, duration_in_words
 from ..model.actions import Cause, DenyRoom, GrantRoom
 from ..model.snapshot import Kernel, RoomRequest, Waiter
-from .backfill import delays_nobody
+from .backfill import delays_none
 from .migration import migrate
 from .queue import in_turn, lines_of
 from .reclaim import reclaim
 from .scheduling_pass import Plan
 
 DENY_AFTER_S = 0.5  # the least that an allocation waits before "it can never fit" is believed
-LAST_RESERVES = 0  # the margin when nobody is left who could yield
+LAST_RESERVES = 0  # the margin when no kernel is left that could be parked
 
 
 def serve_queue(plan: Plan) -> None:
-    """Give room to whose turn it is first (queue.py); nobody overtakes who waits for the same GPU, unless that delays
-    nobody (backfill.py).
+    """Give room to waiters in the queue's order (queue.py).
 
-    Who could never be served as things are, or has just failed, does not hold up the others; nor does somebody for
-    whom nobody can yield for want of host memory (policy/reclaim.py). Nor does who
-    waits for their own user's or group's limit: what it needs of that limit is put aside, and the GPU goes on.
-    Some may be served on another GPU than their own (migration.py).
+    No waiter overtakes another of the same GPU, unless that delays none (backfill.py). A waiter does not block others
+    if it could never be served as things are, has just failed, or if no kernel can be parked for it for want of host
+    memory (reclaim.py). A waiter for its own user's or group's quota does not either: what it needs of the quota is
+    put aside, and the GPU goes on. Some may be served on another GPU than their own (migration.py).
     """
-    heads: dict[str, Waiter] = {}  # by GPU: who waits for it first, in vain
+    heads: dict[str, Waiter] = {}  # by GPU: the first that waits for it in vain
     backfill = plan.settings.backfill
     for place, waiter in in_turn(plan.queue, plan.turns, plan.now, plan.settings):
         kernel = waiter.kernel
@@ -52,7 +51,7 @@ def serve_queue(plan: Plan) -> None:
 
 
 def _first_ahead(waiter: Waiter, heads: Mapping[str, Waiter]) -> Waiter | None:
-    """Who waits first for one of its GPUs, if anybody ahead of it does."""
+    """Return the first waiter for one of its GPUs, if one is ahead of it."""
     for uuid, need in waiter.needs.items():
         if need and uuid in heads:
             return heads[uuid]
@@ -106,7 +105,7 @@ def _may_go_first(plan: Plan, waiter: Waiter, heads: Mapping[str, Waiter]) -> bo
     if is_hopeless(plan, waiter) or (waiter.room is None and waiter.kernel.resume_retry_at > plan.now):
         return False
     ahead = {uuid: heads[uuid] for uuid, need in waiter.needs.items() if need and uuid in heads}
-    return delays_nobody(plan, waiter.needs, ahead)
+    return delays_none(plan, waiter.needs, ahead)
 
 
 def _serve(
@@ -148,13 +147,13 @@ def _is_too_fresh(plan: Plan, waiter: Waiter) -> bool:
 
 
 def _is_known_since(plan: Plan, uuid: str, moment: float) -> bool:
-    """Whether there is a figure of the GPU from `moment` or later; none of one that nobody names any more."""
+    """Whether there is a figure of the GPU from `moment` or later; none of one that is not named any more."""
     gpu = plan.node.gpus.get(uuid)
     return gpu is not None and gpu.sampled_at >= moment
 
 
 def _may_try_blindly(plan: Plan, waiter: Waiter, needs: Mapping[str, int]) -> bool:
-    """Without NVML nobody knows of room that others gave back; a resume that fails costs only its pause."""
+    """Without NVML room that others gave back is not known; a resume that fails costs only its pause."""
     if waiter.room is not None or any(gpu.is_measured for gpu in map(plan.node.gpus.get, needs) if gpu):
         return False
     return all(plan.room[key] >= needs[key] for key in plan.limits.of(waiter.kernel.id))
@@ -185,6 +184,6 @@ def _deny_when_sure(plan: Plan, waiter: Waiter, room: RoomRequest) -> None:
         why = f"with {bytes_in_words(room.bytes)} more this kernel alone exceeds the limit of {name}"
         plan.act(DenyRoom(waiter.kernel.id, room.key, f"{why}, {bytes_in_words(cap)}", Cause.LIMIT))
         return
-    why = f"{bytes_in_words(room.bytes)} cannot become free on this GPU, whoever yields"
+    why = f"{bytes_in_words(room.bytes)} cannot become free on this GPU, whatever is parked"
     cause = Cause.FAILED_AGAIN if waiter.kernel.hopeless else Cause.TOO_LARGE
     plan.act(DenyRoom(waiter.kernel.id, room.key, why, cause))

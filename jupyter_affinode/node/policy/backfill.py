@@ -1,9 +1,9 @@
-"""Backfill: when somebody may be served before those that wait ahead; pure.
+"""Backfill: when a waiter may be served before those ahead of it; pure.
 
 A batch scheduler backfills by the run times that jobs declare (EASY: Lifka, "The ANL/IBM SP scheduling system",
-JSSPP 1995). Notebooks declare none. So nothing is assumed of who yields when: a waiter goes first only if every
-set of the GPU's kernels whose yielding would make room for who is ahead still does so beside it. That is a
-question of sizes alone. It holds as long as kernels yield as a whole; one that frees a part of its memory may yet
+JSSPP 1995). Notebooks declare none. So it is not assumed when a kernel is parked: a waiter goes first only if every
+set of the GPU's kernels whose parking would make room for those ahead still does so beside it. That is a
+question of sizes alone. It holds as long as kernels are parked as a whole; one that frees a part of its memory may yet
 be a little too small a help.
 """
 
@@ -19,8 +19,8 @@ MOST_GRAINS = 1 << 22  # 8 TiB
 GRAIN_BYTES = 2 * MIB  # kernels' memory comes in such pieces (shim/src/memory/backed_table.c)
 
 
-def delays_nobody(plan: Plan, needs: Mapping[str, int], ahead: Mapping[str, Waiter]) -> bool:
-    """Whether nobody in `ahead` (by GPU, the first that waits for it) waits longer if `needs` are given."""
+def delays_none(plan: Plan, needs: Mapping[str, int], ahead: Mapping[str, Waiter]) -> bool:
+    """Whether no waiter in `ahead` (by GPU, the first that waits for it) waits longer if `needs` are given."""
     for uuid, head in ahead.items():
         lacks = head.needs[uuid] + plan.settings.margin_bytes - plan.room[uuid]
         if delays(lacks, needs[uuid], _yields(plan, uuid, head)):
@@ -42,7 +42,7 @@ def delays(lacks: int, size: int, yields: Iterable[int]) -> bool:
     if highest < lowest:
         return False
     if highest > MOST_GRAINS:
-        return True  # no GPU is so large; nobody goes before somebody who asks for that
+        return True  # no GPU is so large; no waiter goes before one that asks for that
     sums, asked = 1, (1 << (highest + 1)) - 1
     for grain in grains:
         if grain <= highest:  # sums beyond it do not matter, and what a kernel says it has may be anything

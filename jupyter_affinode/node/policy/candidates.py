@@ -1,7 +1,7 @@
-"""Who could yield, by what they have memory in; pure.
+"""Kernels that could be parked, by what they have memory in; pure.
 
 A machine may have a thousand kernels and hundreds that wait, so all are looked at once a pass at the most: each list
-is made and sorted when it is first asked for. Who is chosen from it is dropped from its front, so that the next
+is made and sorted when it is first asked for. A kernel chosen from it is dropped from its front, so that the next
 look does not begin with those that are taken already.
 """
 
@@ -48,7 +48,7 @@ class Candidates:
         self._yieldable: dict[str, int] = {}  # by GPU
 
     def eligible(self) -> list[Kernel]:
-        """Who may be parked now, the best first (policy/eviction_cost.py)."""
+        """Return the kernels that may be parked now, the best first (policy/eviction_cost.py)."""
         kernels = filter(self._is_free, self._eligible_of(self._node.kernels))
         return victims.in_order(self._now, kernels, self._node)
 
@@ -63,9 +63,9 @@ class Candidates:
         return filter(self._is_free, reversed(ordered))
 
     def blocked_behind(self, place: int, resources: Collection[str]) -> Iterator[Kernel]:
-        """Who waits behind that place in the queue for room and has memory in one of the resources, the latest first.
+        """Yield the waiters behind that place in the queue that have memory in one of the resources, the latest first.
 
-        Only those that could yield: not the held, nor who computes.
+        Only those that could be parked: neither held nor computing.
         """
         ordered = self._blocked_on(resources)
         while ordered and not self._is_free(ordered[-1][2]):
@@ -81,7 +81,7 @@ class Candidates:
         return self._holding(gpus)
 
     def yieldable(self, uuid: str) -> int:
-        """What would become free on a GPU if everybody yielded who can, all that is reserved there included."""
+        """Return what would become free on a GPU if all were parked that can be, with all that is reserved there."""
         size = self._yieldable.get(uuid)
         if size is None:
             size = self._reserved.get(uuid, 0)
@@ -183,7 +183,7 @@ class Candidates:
         return index
 
     def _may_be_blocked(self, kernel: Kernel) -> bool:
-        """Whether who waits can go no further with what it has on the GPU.
+        """Whether the waiter can go no further with what it has on the GPU.
 
         One that waits to come back may have another process there, begun since; that one goes on unless it is idle.
         """
@@ -193,7 +193,7 @@ class Candidates:
 
     @cached_property
     def _reserved(self) -> Mapping[str, int]:
-        """By GPU: somebody's already, or about to be, who may yield it again."""
+        """By GPU: what kernels have, or are about to have, and may give up again."""
         total: dict[str, int] = {}
         for reserved in self._node.reservations:
             total[reserved.gpu] = total.get(reserved.gpu, 0) + reserved.bytes
@@ -206,7 +206,7 @@ def _has_memory(kernel: Kernel) -> bool:
 
 
 def may_yield(kernel: Kernel, now: float) -> bool:
-    """Whether who waits for room could be parked meanwhile: neither held nor at work nor opted out."""
+    """Whether a waiter for room could be parked meanwhile: neither held nor at work nor opted out."""
     is_held = kernel.held_until is not None and kernel.held_until > now
     is_busy = kernel.calls_in_flight or kernel.captures or kernel.retry_at > now
     return not (is_held or is_busy or kernel.is_opted_out) and kernel.is_parkable

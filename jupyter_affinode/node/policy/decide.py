@@ -1,8 +1,8 @@
 """The controller's heart: what to do now. Pure: no I/O, no clock, no randomness.
 
 The same function runs in the controller, in the planner and, with a virtual clock, in the property tests.
-`plan.py` is one pass and what it leaves, `policy/queue.py` the queue's order, `policy/admission.py` who gets room,
-`reclaim.py` and `preemption.py` who makes room, `prefetch.py` which kernels come back before they are used.
+`scheduling_pass.py` is one pass and what it leaves, `queue.py` the order, `admission.py` which waiter gets room,
+`reclaim.py` and `preemption.py` which kernels make room, `prefetch.py` which kernels come back before they are used.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def mend_splits(plan: Plan) -> None:
     """Bring back the parked part of a kernel whose other processes are on the GPU, where there is room for it.
 
     Kernels are moved whole, so this is what a controller that was killed in between left, or a process that
-    began in a parked kernel. Nobody yields or waits for it: who needs the parked part calls, and queues.
+    began in a parked kernel. No kernel is parked and none waits for it: a process that needs the
+    parked part calls, and queues.
     """
     if plan.queue:
         return
@@ -73,7 +74,7 @@ def mend_splits(plan: Plan) -> None:
 
 
 def give_lots(plan: Plan) -> None:
-    """Hand lots ahead of time to whoever may be parked soon and has none, the likeliest first."""
+    """Hand lots ahead of time to kernels that may be parked soon and have none, the likeliest first."""
     if not plan.node.host.lot_bytes:
         return
     soon = []

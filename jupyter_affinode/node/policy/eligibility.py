@@ -8,8 +8,10 @@ from ...settings.policy import Settings
 from ..model.snapshot import Kernel, Residency, Speed
 from .eviction_cost import break_even_s
 
-LEAST_PAUSE_S = 1.0  # shorter ones are not taken for thinking, whoever waits
-WAITED_PARTS = 3  # of contended_idle_timeout_s: who has waited for that part has paid for a round trip
+LEAST_PAUSE_S = 1.0  # shorter ones are not taken for thinking, however long others wait
+WAITED_PARTS = (
+    3  # of contended_idle_timeout_s: a waiter that has waited for that part has paid for a round trip
+)
 NO_SPEEDS: Mapping[str, Speed] = {}
 
 
@@ -19,12 +21,11 @@ def eligible_at(
     """The moment from which the kernel may be parked if nothing changes; None if time alone will not do.
 
     No open cell (or one that has not touched CUDA for long), no call in flight, idle for long enough, not
-    held, large enough, movable, nothing under way. If anyone waits (`waits_since`: from when on, who waits
-    longest), an open cell counts for a minute only: the kernel may hold what the waiter waits for. And who is
-    between cells then need not be idle for as long as that somebody would park for nobody: for some seconds, and
-    until a round trip pays off (eviction_cost.py); somebody's waiting pays for it, too, or kernels with short pauses
-    would keep everybody else out for ever where moves are slow.
-    Who is about to use the GPU stays, if nobody waits.
+    held, large enough, movable, nothing under way. If a kernel waits (`waits_since`: when the longest
+    wait began), an open cell counts for a minute only: the kernel may hold what the waiter waits for. A kernel
+    between cells then need not be idle for as long as when none waits: for some seconds, and until a round trip
+    pays off (eviction_cost.py). A wait pays for it, too, or kernels with short pauses would keep all others out for
+    ever where moves are slow. A kernel that is about to use the GPU stays if none waits.
     """
     if kernel.calls_in_flight or kernel.rooms or kernel.captures:
         return None  # most of those that could be
@@ -64,13 +65,13 @@ def _retry_at(kernel: Kernel) -> float:
 
 
 def _patience_s(kernel: Kernel, settings: Settings, waits_since: float, speeds: Mapping[str, Speed]) -> float:
-    """For how long it must have been idle while somebody waits.
+    """Return for how long it must have been idle while another kernel waits.
 
     At first until `contended_idle_timeout_s` is over, or its round trip pays off if that is later. But the rent that a
-    round trip is weighed against (eviction_cost.py) is paid by whoever waits: once that is two round trips, or a
+    round trip is weighed against (eviction_cost.py) is paid by the waiter: once that is two round trips, or a
     third of `contended_idle_timeout_s`, it is enough that the kernel has been idle for one round trip. Else kernels
     with pauses shorter than the time-out would keep the GPU for as long as they are used, and all others out. Where
-    a park came to nothing, and once somebody has waited for twice that time, a pause of `LEAST_PAUSE_S` is enough:
+    a park came to nothing, and once a kernel has waited for twice that time, a pause of `LEAST_PAUSE_S` is enough:
     else a kernel whose pauses are hardly longer than a park, or shorter than a round trip, would keep the GPU, too.
 
     With the planner, an H200, 20 GiB each: `jupyter affinode plan --ways affinode --days 1 --seed 11 --seeds 10
@@ -82,10 +83,10 @@ def _patience_s(kernel: Kernel, settings: Settings, waits_since: float, speeds: 
     | `--people 20 --think 5,7 --busy-share 0.28 --host-memory 600` | 9.3 s | 1,898 s became 18.9 s |
     | `--people 10 --think 15,25 --busy-share 0.1` | 15.2 s became 5.9 s | 30.4 s became 8.1 s |
 
-    Where the table names one p95, it was 0 before: who was kept out had no cells. With the published think times
-    (14 to 30 people, footprints of 8 to 60 GiB, 40 seeds each) the mean wait was shorter in 145 of 200 replays and
+    Where the table names one p95, it was 0 before: kernels that were kept out had no cells. With the published think
+    times (14 to 30 people, footprints of 8 to 60 GiB, 40 seeds each) the mean wait was shorter in 145 of 200 replays,
     longer in 19. Another order of victims (by how long pauses last, learnt; the shortest idle first) changed no p95
-    by more than chance: where it matters hardly anybody is left to choose from.
+    by more than chance: where it matters hardly any kernel is left to choose from.
     """
     usual_s = settings.contended_idle_timeout_s
     round_trip_s = break_even_s(kernel, speeds)
@@ -99,7 +100,7 @@ def _patience_s(kernel: Kernel, settings: Settings, waits_since: float, speeds: 
 
 
 def least_idle_s(settings: Settings, *, waits_since: float | None, now: float) -> float:
-    """Who has used the GPU within this is not eligible, whatever else is true of them."""
+    """Return the time within which a use of the GPU makes a kernel not eligible, whatever else is true of it."""
     least = min(settings.idle_timeout_s, settings.cell_idle_timeout_s)
     if waits_since is not None:
         least = min(least, settings.contended_idle_timeout_s)

@@ -1,14 +1,15 @@
 """Whom to park: what it costs, what it brings, and when it has paid off; pure.
 
-**When: renting or buying.** Leaving an idle kernel on the GPU while someone waits for its memory costs one
+**When: renting or buying.** Leaving an idle kernel on the GPU while a kernel waits for its memory costs one
 second of waiting a second (the rent). Parking it costs its round trip once: the waiter waits for the park, and
-its owner for the resume (the price). Nobody knows when the owner comes back. This is the ski-rental problem: who
-rents until the rent paid equals the price, and then buys, never pays more than twice what he would have paid
-knowing the future, and no deterministic rule guarantees less (Karlin, Manasse, Rudolph and Sleator, "Competitive
-snoopy caching", Algorithmica 3, 1988, 79-119; the same reasoning with money for seconds gave the five-minute rule
-of Gray and Putzolu, SIGMOD 1987, 395-398). `break_even_s` is that moment, from what this machine's own moves took.
+its owner for the resume (the price). When the owner comes back is not known. This is the ski-rental problem: a skier
+that rents until the rent paid equals the price, and then buys, never pays more than twice the least that was
+possible knowing the future, and no deterministic rule guarantees less (Karlin, Manasse, Rudolph and Sleator,
+"Competitive snoopy caching", Algorithmica 3, 1988, 79-119; the same reasoning with money for seconds gave the
+five-minute rule of Gray and Putzolu, SIGMOD 1987, 395-398). `break_even_s` is that moment, from what this machine's
+own moves took.
 
-**Whom: bytes given back for each second of waiting caused.** Of several who have been idle long enough, the
+**Whom: bytes given back for each second of waiting caused.** Of several that have been idle long enough, the
 best is the one that frees the most bytes for the longest time for the least waiting, as web caches weigh cost
 against size (GreedyDual-Size: Cao and Irani, "Cost-aware WWW proxy caching algorithms", USITS 1997). How long it
 will stay idle is not known either; pauses of people are so uneven that the best simple guess is "as long as it
@@ -57,13 +58,13 @@ def worth(now: float, kernel: Kernel, node: Node, gpus: Collection[str] | None =
 def trouble(now: float, kernel: Kernel, node: Node) -> float:
     """Seconds of waiting that parking it probably causes for each second for which its memory is given back."""
     idle_s = max(now - kernel.last_activity, LEAST_IDLE_S)
-    lasts_s = idle_s * (1.0 - NEEDED_SOON / 2.0)  # who returns within that time does so half-way
+    lasts_s = idle_s * (1.0 - NEEDED_SOON / 2.0)  # a user who returns within that time does so half-way
     costs_s = park_s(kernel, node.speeds) + NEEDED_SOON * resume_s(kernel, node.speeds)
     return max(costs_s, LEAST_COST_S) / lasts_s
 
 
 def break_even_s(kernel: Kernel, speeds: Speeds) -> float:
-    """For how long a kernel must have been idle for a round trip to pay off while someone waits."""
+    """For how long a kernel must have been idle for a round trip to pay off while another waits."""
     return park_s(kernel, speeds) + resume_s(kernel, speeds)
 
 

@@ -7,9 +7,9 @@ What a park takes is not known before it is tried: chunks of zeros take nothing,
 its last park is there already. So a frugal shim gets a budget, stops at it, and says what it would have
 taken; only a shim that knows no budget must fit with all it has.
 
-**Progress.** What resident kernels keep for their next parks is given back before anybody goes without
+**Progress.** What resident kernels keep for their next parks is given back before a park is refused
 (`Keepers`). So a park is possible as long as what it takes is in what is free and what others keep. It waits
-for what was asked back, and meanwhile that is nobody else's: who comes later in the pass cannot take it away.
+for what was asked back, and meanwhile no other has it: a later park of the pass cannot take it away.
 
 **The margin.** A park takes seconds, and its budget was reckoned before it: what other programs take meanwhile
 would come out of the reserve if budgets went up to it. So they end a thirty-second part of it earlier. (Ten
@@ -36,7 +36,7 @@ Shortage = dict[str, int]  # by place, what is missing there; {}: nothing is
 
 
 def with_margin(reserve_bytes: int) -> int:
-    """What parks, and whoever makes ready for them, leave free of a place with that reserve."""
+    """Return what parks and preparations for them leave free of a place with that reserve."""
     return reserve_bytes + reserve_bytes // CUSHION
 
 
@@ -63,7 +63,7 @@ class HostRoom:
         self._places: dict[tuple[str, ...], list[str]] = {}  # by cgroups: kernels share theirs
         self._passing: list[
             tuple[Kernel, int]
-        ] = []  # who is on the move, and what others may have after that
+        ] = []  # kernels on the move, and what others may have after that
 
     def places(self, kernel: Kernel) -> Sequence[str]:
         """Where a park of the kernel takes memory, the machine last."""
@@ -83,7 +83,7 @@ class HostRoom:
         return takes + kernel.image_bytes
 
     def is_passing(self, kernel: Kernel, size: int) -> None:
-        """The kernel is on the move with so much, which makes room for somebody, or can be given back afterwards."""
+        """The kernel is on the move with so much, which makes room for a waiter, or can be given back afterwards."""
         self._passing.append((kernel, size))
 
     def take(self, kernel: Kernel, size: int) -> None:
@@ -96,7 +96,7 @@ class HostRoom:
         return max(self._left_for(kernel) - kernel.image_bytes, 0)
 
     def take_lots(self, size: int) -> None:
-        """They are handed to somebody."""
+        """They are handed to a kernel."""
         self._lots -= size
 
     def suffices(self, kernels: Iterable[Kernel], beside_bytes: int = 0) -> bool:
@@ -115,7 +115,7 @@ class HostRoom:
 
     def needs(self, kernel: Kernel) -> Needs:
         """What a park of the kernel takes anew, and of the lots."""
-        if self._lots:  # fewer with everybody who gets some
+        if self._lots:  # fewer with each kernel that gets some
             return self._reckon(kernel)
         needs = self._needs.get(kernel.id)
         if needs is None:
@@ -207,13 +207,13 @@ class HostRoom:
 class Keepers:
     """Those that keep most for longest first; sorted once for a pass: a thousand kernels may look in one.
 
-    And only when somebody is to give: mostly there is enough.
+    And only when a kernel is to give: mostly there is enough.
     """
 
     def __init__(
         self, kernels: Iterable[Kernel], now: float, room: HostRoom, is_free: Callable[[Kernel], bool]
     ):
-        """`is_free` says who may be asked."""
+        """`is_free` says which kernels may be asked."""
         self._room = room
         self.coming: dict[str, int] = {}  # by place, what was asked back and is not there yet
         self._gives: dict[str, int] = {}  # … and what could be asked back
@@ -245,9 +245,9 @@ class Keepers:
         return {place: size for place, size in left.items() if size > 0}
 
     def trims(self, short: Shortage, reason: str) -> list[Trim]:
-        """Who gives back how much, for what is short, as far as it can be had.
+        """Return which kernels give back how much, for what is short, as far as it can be had.
 
-        Whoever gives is out of it for the rest of the pass, and what comes of it is in `coming`.
+        A kernel that gives is out of it for the rest of the pass, and what comes of it is in `coming`.
         """
         if short and not self._is_sorted:
             self._sort()

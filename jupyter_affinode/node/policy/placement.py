@@ -1,10 +1,10 @@
-"""Which GPU a new kernel gets: the one with the most room once those who may be parked have been; pure.
+"""Which GPU a new kernel gets: the one with the most room once those that may be parked have been; pure.
 
 What a program may see is put in an order, since the first is what nearly all programs use. Only GPUs of one kind
 are put together: a program that spreads over them must find them alike. A part of a GPU (MIG) stands alone, as CUDA
 shows a program no more than one.
 
-Anybody can say that they start kernels, and what their processes have. So of one person no more counts for others
+Any user can claim to start kernels, and what their processes have. So of one user no more counts for others
 than NVML bears out, of what is parked no more than a GPU has, and of kernels that have not used their GPU yet only
 a few, for a short while.
 """
@@ -21,7 +21,7 @@ from .eligibility import eligible_at
 
 MAY_GO = 0.5  # what may be parked, or is, comes back and takes turns: it counts as half
 PLACED_LASTS_S = 600.0  # a kernel that was placed and has not used the GPU by then probably never will
-UNSEEN_LASTS_S = 120.0  # … and somebody else's of which no process is known, for other people's kernels
+UNSEEN_LASTS_S = 120.0  # … and another user's of which no process is known, for other users' kernels
 OTHERS_NEWCOMERS_MAX = 4  # of each other person
 UNKNOWN_PART = 16  # of a GPU: what a kernel is taken to need where no other tells
 
@@ -106,7 +106,7 @@ def _room(now: float, node: Node, gpu: NvmlGpu, newcomers: int, settings: Settin
 
 
 def _may_go(now: float, kernel: Kernel, settings: Settings) -> bool:
-    """Whether somebody who waited would get the kernel's memory now, or soon: it is being parked."""
+    """Whether a waiter would get the kernel's memory now, or soon: it is being parked."""
     if kernel.residency is Residency.PARKING:
         return True
     moment = eligible_at(kernel, settings, waits_since=now)

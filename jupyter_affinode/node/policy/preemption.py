@@ -1,11 +1,11 @@
-"""The GPU is full and nobody on it is idle: what the setting `when_full` says; pure.
+"""The GPU is full and no kernel on it is idle: what the setting `when_full` says; pure.
 
 `wait` does nothing. `time_slice` preempts those that have had the GPU longest, each after `time_slice_s` at the
-least, and only for somebody who waits: their next call of CUDA waits until they have their turn again.
+least, and only for a waiter: their next call of CUDA waits until they have their turn again.
 `terminate_newest` has the youngest kernel's own server shut it down, for an older one: by the kernel's id, which that
 server knows, never by a process. Kernels without a server that follows the controller's events, and those of which
-nobody knows when they began (in another pid namespace, since before the controller's start), are left alone. Neither
-touches who is held or opted out.
+it is not known when they began (in another pid namespace, since before the controller's start), are left alone. Neither
+touches kernels that are held or opted out.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from .scheduling_pass import HostMemory, Plan
 
 
 def make_room_when_full(plan: Plan, missing: Mapping[str, int], head: Waiter) -> HostMemory | None:
-    """Make busy kernels yield for the head of a line, or nobody if that would not suffice. What of host memory is in
-    the way, if anything is.
+    """Preempt busy kernels for the head of a line, or none if that would not suffice.
+
+    Return what of host memory is in the way, if anything is.
     """
     if plan.settings.when_full == "wait" or plan.limits.among(missing):
         return None
-    margin = plan.settings.margin_bytes  # a courtesy: nobody is interrupted for that alone
+    margin = plan.settings.margin_bytes  # a courtesy: no kernel is interrupted for that alone
     lacks = {resource: size - margin for resource, size in missing.items() if size > margin}
     if not lacks:
         return None
@@ -36,7 +37,7 @@ def make_room_when_full(plan: Plan, missing: Mapping[str, int], head: Waiter) ->
 
 
 def preemptible_at(kernel: Kernel, time_slice_s: float) -> float | None:
-    """The moment from which the kernel may be preempted for somebody; None if time alone will not do.
+    """Return the moment from which the kernel may be preempted; None if time alone will not do.
 
     Never a kernel of several processes or GPUs: a part of it that ran on alone could wait for the rest.
     """
@@ -82,7 +83,7 @@ def _end_newest(plan: Plan, lacks: Mapping[str, int], head: Waiter) -> None:
         return
     here = plan.candidates.resident_on(lacks)
     if any(kernel.is_ending for kernel in here):
-        return  # one after the other: meanwhile somebody may have become idle
+        return  # one after the other: meanwhile a kernel may have become idle
     younger = [
         kernel
         for kernel in here

@@ -1,4 +1,4 @@
-"""Bringing kernels back before they are used, into room that nobody wants."""
+"""Bringing kernels back before they are used, into room that no kernel waits for."""
 
 from __future__ import annotations
 

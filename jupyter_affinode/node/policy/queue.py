@@ -34,7 +34,7 @@ from ..model.snapshot import Kernel, Line, Node, Residency, Waiter
 
 
 class HasSince(Protocol):
-    """Who waits, or what is told to them."""
+    """Waiters, or what is told to them."""
 
     @property
     def since(self) -> float:
@@ -53,7 +53,7 @@ class Turns:
         self._served: dict[Line, float] = {}
 
     def take(self, payer: str, priority: int, gpus: Iterable[str], now: float) -> None:
-        """A waiter of the user was given room; "" is nobody's turn."""
+        """A waiter of the user was given room; "" is no user's turn."""
         for uuid in gpus if payer else ():
             self._served[payer, priority, uuid] = now
 
@@ -113,7 +113,7 @@ def in_turn(
     for place, waiter in enumerate(queue):
         while later and later[0][0] < waiter.order:
             yield from _next(later, had)
-        if had and (turns := _had(waiter, had)):  # mostly there is no room for anybody
+        if had and (turns := _had(waiter, had)):  # mostly there is no room for any
             order = now - head_starts[waiter.kernel.priority]
             heapq.heappush(later, (order, turns, place, waiter))
         else:
@@ -123,12 +123,12 @@ def in_turn(
 
 
 def waits_since(queue: Iterable[HasSince]) -> float | None:
-    """From when on, who waits longest; None: nobody waits."""
+    """Return when the longest wait began; None: no kernel waits."""
     return min([waiter.since for waiter in queue], default=None)
 
 
 def overtaking_s(settings: Settings) -> float:
-    """Who comes that much later, and whose user is served that much later, never goes before a waiter in a line."""
+    """A kernel that comes that much later, and whose user is served that much later, never goes before a waiter."""
     return (PRIORITY_MAX - PRIORITY_MIN) * settings.ageing_s
 
 

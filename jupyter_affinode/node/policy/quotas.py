@@ -1,7 +1,7 @@
 """Limits per user and group on GPU memory, as resources beside the GPUs; pure.
 
-A limit is a resource of its own: who waits needs room in it as on a GPU, what is parked gives it back, and who
-waits for it alone holds up nobody but those that share it. A kernel that has grown beyond a limit by
+A limit is a resource of its own: a waiter needs room in it as on a GPU, what is parked gives it back, and one that
+waits for it alone blocks only those that share it. A kernel that has grown beyond a limit by
 itself (allocations that meet no full GPU are not asked about) may still come back when it is the only one.
 """
 
@@ -88,7 +88,7 @@ class Limits:
         return frees
 
     def exceeded(self, waiter: Waiter) -> tuple[str, int] | None:
-        """The limit (its name and size) that an allocation can never have room in, whoever yields."""
+        """The limit (its name and size) that an allocation can never have room in, whatever is parked."""
         if waiter.room is not None:
             for key in self.of(waiter.kernel.id):
                 if self._used[waiter.kernel.id] + waiter.room.bytes > self.caps[key]:
@@ -96,7 +96,7 @@ class Limits:
         return None
 
     def _look(self, node: Node, rules: Mapping[str, int]) -> None:
-        """See who has how much."""
+        """Note how much each kernel has."""
         accounts: dict[Whose, _Account] = {}
         for kernel in node.kernels:
             whose = kernel.user, kernel.groups, kernel.limit_bytes
@@ -119,7 +119,7 @@ class Limits:
                 self.room[key] -= account.used_bytes
 
     def _account_of(self, whose: Whose, rules: Mapping[str, int]) -> _Account:
-        """The limits that kernels of somebody count in, noted with their sizes."""
+        """The limits that a user's kernels count in, noted with their sizes."""
         user, their_groups, granted = whose
         named = [(USER + user, rule_for(rules, user)), (USER + user, granted)]
         named += [(GROUP + group, rule_for(rules, f"@{group}")) for group in their_groups]

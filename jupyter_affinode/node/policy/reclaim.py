@@ -1,4 +1,4 @@
-"""Making room: who yields for whom; pure."""
+"""Reclaim: which kernels are parked for a waiter; pure."""
 
 from __future__ import annotations
 
@@ -10,29 +10,28 @@ from ..model.snapshot import Kernel, Waiter
 from .candidates import may_yield
 from .preemption import make_room_when_full
 from .scheduling_pass import HostMemory, Plan
-from .victim_selection import is_nothing, subtract, who_yields
+from .victim_selection import is_nothing, select_victims, subtract
 
 
 def reclaim(plan: Plan, short: Mapping[str, int], head: Waiter, place: int) -> None:
-    """Park enough for the head of a line, which is at `place` in the queue: who is idle, then who waits behind
-    it with memory of its own, then whoever the setting `when_full` names.
+    """Park enough for the head of a line, which is at `place` in the queue.
 
-    Parks what there is of the first two even if it is not enough: whoever comes back queues behind the head, so
-    it is served in the end. Those behind are blocked, parking them loses nothing, and two that each hold half
-    can go on.
+    First idle kernels, then waiters behind it with memory of their own, then those that the setting `when_full`
+    names. Parks idle and blocked kernels even if that frees too little: they requeue behind the head, so it is served
+    in the end. Parking blocked kernels loses nothing, and two that each hold half can go on.
 
     But never when host memory would not do for all of it: then the head could not be served, and would hold up
-    those that were parked for it. Where it will do once those on the move have arrived, nobody else is parked until
-    then. Where it will not do even so, the head holds up nobody: somebody who comes back gives back host memory.
+    those that were parked for it. Where it will do once moves under way have ended, no other kernel is parked until
+    then. Where it will not do even so, the head blocks no other: a kernel that resumes gives back host memory.
     """
     missing = dict(short)
 
-    def who() -> Iterator[Kernel]:
+    def candidates() -> Iterator[Kernel]:
         yield from plan.candidates.eligible_on(missing)
         yield from plan.candidates.blocked_behind(place, missing)
         yield from _barred_on(plan, missing, head)
 
-    found = _park_until(plan, missing, lambda: _behind_last(plan, who()), _park_for(plan, head))
+    found = _park_until(plan, missing, lambda: _behind_last(plan, candidates()), _park_for(plan, head))
     is_courtesy = head.room is not None and head.room.is_courtesy
     if not is_nothing(missing) and not is_courtesy:
         found = make_room_when_full(plan, missing, head) or found
@@ -43,7 +42,7 @@ def reclaim(plan: Plan, short: Mapping[str, int], head: Waiter, place: int) -> N
 
 
 def reclaim_watermark(plan: Plan) -> None:
-    """Park who is eligible while a GPU that fell under its low watermark has not reached the high one."""
+    """Park eligible kernels while a GPU that fell under its low watermark has not reached the high one."""
 
     def park(kernel: Kernel) -> bool:
         return plan.park(kernel, "GPU memory is low", Cause.LOW_MEMORY)
@@ -55,7 +54,7 @@ def reclaim_watermark(plan: Plan) -> None:
 
 
 def keep_limits(plan: Plan) -> None:
-    """Park who is eligible of a user or group that has grown beyond its limit."""
+    """Park eligible kernels of a user or group that has grown beyond its limit."""
     for limit in plan.limits.caps:
 
         def park(kernel: Kernel, limit: str = limit) -> bool:
@@ -65,7 +64,7 @@ def keep_limits(plan: Plan) -> None:
 
 
 def park_idle(plan: Plan) -> None:
-    """With park_when="idle", park whoever is eligible."""
+    """With park_when="idle", park all eligible kernels."""
     if plan.settings.park_when == "idle":
         for kernel in plan.candidates.eligible():
             if plan.is_free(kernel):  # it may have been asked to give back host memory meanwhile
@@ -74,7 +73,7 @@ def park_idle(plan: Plan) -> None:
 
 
 def _behind_last(plan: Plan, kernels: Iterable[Kernel]) -> Iterator[Kernel]:
-    """The same, but last whoever is behind for parks that came to nothing (failed_parks.py)."""
+    """Yield the same, but last those that are behind for parks that failed (failed_parks.py)."""
     behind = []
     for kernel in kernels:
         if kernel.behind_until > plan.now:
@@ -85,7 +84,7 @@ def _behind_last(plan: Plan, kernels: Iterable[Kernel]) -> Iterator[Kernel]:
 
 
 def _park_for(plan: Plan, head: Waiter) -> Callable[[Kernel], bool]:
-    """How somebody is parked for the head of a line."""
+    """Return how a kernel is parked for the head of a line."""
 
     def park(kernel: Kernel) -> bool:
         reason = f"room for {bytes_in_words(sum(head.needs.values()))}"
@@ -95,7 +94,7 @@ def _park_for(plan: Plan, head: Waiter) -> Callable[[Kernel], bool]:
 
 
 def _reclaim_all(plan: Plan, resource: str, size: int, park: Callable[[Kernel], bool]) -> None:
-    """Park who is eligible until `size` bytes of a resource will be free, or as far as host memory will do."""
+    """Park eligible kernels until `size` bytes of a resource will be free, or as far as host memory will do."""
     if size > 0:
         missing = {resource: size}
         _park_until(plan, missing, lambda: plan.candidates.eligible_on(missing), park, in_part=True)
@@ -104,17 +103,17 @@ def _reclaim_all(plan: Plan, resource: str, size: int, park: Callable[[Kernel], 
 def _park_until(
     plan: Plan,
     missing: dict[str, int],
-    who: Callable[[], Iterable[Kernel]],
+    candidates: Callable[[], Iterable[Kernel]],
     park: Callable[[Kernel], bool],
     *,
     in_part: bool = False,
 ) -> HostMemory:
     """Park candidates until nothing is missing any more; `park` says whether one will be. What keeps others from it.
 
-    Each park leaves less of host memory, so that those who were to go with it may have to be chosen anew.
+    Each park leaves less of host memory, so that the others may have to be chosen anew.
     """
     while True:
-        chosen, found = who_yields(plan, who(), missing, in_part=in_part)
+        chosen, found = select_victims(plan, candidates(), missing, in_part=in_part)
         parked = [kernel for kernel in chosen if plan.is_free(kernel) and park(kernel)]
         for kernel in parked:
             subtract(missing, plan.limits.frees(kernel))
@@ -123,7 +122,7 @@ def _park_until(
 
 
 def _barred_on(plan: Plan, resources: Mapping[str, int], head: Waiter) -> Iterator[Kernel]:
-    """Who waits with memory of its own in a place before the head's, but cannot be served."""
+    """Yield waiters with memory of their own before the head that cannot be served."""
     for kernel in plan.candidates.resident_on(resources) if plan.barred else ():
         if kernel.id in plan.barred and kernel is not head.kernel and may_yield(kernel, plan.now):
             yield kernel

@@ -53,9 +53,7 @@ class Plan:
         self._taken: set[str] = set()
         self._refused: dict[str, str] = {}  # by kernel, why it cannot be parked in this pass
         self._is_host_awaited = False
-        self.barred: set[str] = (
-            set()
-        )  # kernels that wait for the GPU, and for host memory that nobody can give
+        self.barred: set[str] = set()  # kernels that wait for the GPU, and for host memory that none can give
         under_way = [
             kernel
             for kernel in node.kernels
@@ -73,7 +71,7 @@ class Plan:
         """Whether what it has on the GPU is on its way to the host, or about to be."""
         if (
             kernel.residency is Residency.QUEUED
-        ):  # a part of it waits; who is about to come back has its room reserved
+        ):  # a part of it waits; a kernel that is about to resume has its room reserved
             return kernel.is_moving and kernel.movable_bytes > 0 and kernel.id not in self._has_reserved
         return kernel.residency is Residency.PARKING or (
             kernel.is_moving and kernel.residency is Residency.RESIDENT
@@ -156,11 +154,11 @@ class Plan:
             for resource, size in part.items():
                 self.incoming[resource] = self.incoming.get(resource, 0) + size
 
-    # ---- who could yield
+    # ---- which kernels could be parked
 
     @cached_property
     def unused(self) -> Mapping[str, int]:
-        """What of each GPU nobody has, or perhaps not any more."""
+        """Return what of each GPU no kernel has, or perhaps not any more."""
         return {uuid: gpu.free_bytes + gpu.uncertain_bytes for uuid, gpu in self.node.gpus.items()}
 
     @cached_property
@@ -203,7 +201,7 @@ class Plan:
         if self._is_host_awaited or not self._host.suffices([kernel]):
             needs = self._host.needs(kernel)
             if self.host_memory_for([kernel]) is not HostMemory.ENOUGH:
-                if kernel.park_asked is not None:  # whoever asked is told at once
+                if kernel.park_asked is not None:  # the client that asked is told at once
                     self._refused.setdefault(kernel.id, self._host.refusal(kernel, needs))
                 return False
             if self._host.shortage(self._wanted([kernel]), {}) and not self.shortfall([kernel]):
@@ -250,11 +248,11 @@ class Plan:
         return self._host.needs(kernel).probable_bytes
 
     def await_host_memory(self) -> None:
-        """Park nobody any more in this pass: somebody waits for memory that those have who are on the move."""
+        """Park no more kernels in this pass: a waiter needs memory of moves under way."""
         self._is_host_awaited = True
 
     def host_lacks_room_for(self, kernels: Sequence[Kernel]) -> bool:
-        """Whether they cannot be parked for want of host memory, whoever gives back what they keep."""
+        """Whether they cannot be parked for want of host memory, whatever retained copies are given back."""
         return bool(self.shortfall(kernels)) and not any(
             not _is_known(kernel)
             and self.shortfall([kernel])
@@ -263,7 +261,7 @@ class Plan:
         )
 
     def refusals(self) -> dict[str, str]:
-        """Who cannot be parked for want of host memory, and why, as far as anybody was looked at."""
+        """Return which kernels cannot be parked for want of host memory, and why, as far as they were looked at."""
         return dict(self._refused)
 
     def forget_refusals(self, but: Mapping[str, str]) -> None:
@@ -288,7 +286,7 @@ class Plan:
         return wanted
 
     def _may_try(self, kernel: Kernel) -> bool:
-        """Whether a park is worth a try that may find too little host memory: nobody knows what it takes."""
+        """Whether a park is worth a try that may find too little host memory: what it takes is not known."""
         is_known, is_late = kernel.host.park_takes_bytes is not None, kernel.host.retry_at <= self.now
         if kernel.park_asked is None and (is_known or not is_late):
             return False
@@ -296,7 +294,7 @@ class Plan:
 
     def _await(self, kernel: Kernel, needs: Needs) -> None:
         """Ask others for what a park lacks. What there is and what comes of it is the kernel's: it is looked at again
-        in a later pass, and until then nobody else is parked with it.
+        in a later pass, and until then no other is parked with it.
         """
         short = self.shortfall([kernel], given_back=False)
         self._keepers.drop(kernel.id)

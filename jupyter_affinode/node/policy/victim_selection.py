@@ -1,4 +1,4 @@
-"""Who of those that could yield does: enough of them, and no more than host memory will do for; pure."""
+"""Victim selection: enough of those that could be parked, and no more than host memory allows; pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .scheduling_pass import HostMemory, Plan
 CHOICES_OF = 7  # 127 choices
 
 
-def who_yields(
+def select_victims(
     plan: Plan, candidates: Iterable[Kernel], missing: Mapping[str, int], *, in_part: bool = False
 ) -> tuple[list[Kernel], HostMemory]:
     """Of candidates in order of worth, whom to park for what is missing, and what keeps others from it.

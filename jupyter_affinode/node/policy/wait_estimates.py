@@ -41,7 +41,7 @@ def outlooks(now: float, node: Node, settings: Settings) -> dict[str, Outlook]:
     view = _View(now, node, settings)
     found: dict[str, Outlook] = {}
     ahead: dict[str, int] = {}  # by GPU: what those before need
-    had = view.plan.turns  # everyone is taken to be served in turn
+    had = view.plan.turns  # all are taken to be served in turn
     for _, waiter in in_turn(view.plan.queue, had, now, settings):
         if waiter.kernel.id not in found:
             reason, moment = view.look(waiter, ahead)
@@ -54,7 +54,7 @@ def outlooks(now: float, node: Node, settings: Settings) -> dict[str, Outlook]:
 
 
 class _View:
-    """Who yields when, by GPU, looked up once."""
+    """Which kernels may be parked when, by GPU, looked up once."""
 
     def __init__(self, now: float, node: Node, settings: Settings):
         self.plan = Plan(now, node, settings)
@@ -128,7 +128,10 @@ class _View:
                     return at, f"{whose} holds the GPU"
                 return at, FULL_IN_TURNS if slices else FULL
         if is_host_full:
-            return None, "the GPU is full, and host memory too, so nobody can be parked until memory is freed"
+            return (
+                None,
+                "the GPU is full, and host memory too, so no kernel can be parked until memory is freed",
+            )
         return None, "the GPU is full, and its kernels are busy" + self._or_held(uuid, waiter)
 
     def _or_held(self, uuid: str, waiter: Waiter) -> str:
@@ -164,7 +167,7 @@ class _View:
             if self._stay(waiter)
             else "programs outside share the GPU"
         )
-        return f"it needs {size}, more than can become free whoever yields: {rest}"
+        return f"it needs {size}, more than can become free whatever is parked: {rest}"
 
     def _stay(self, waiter: Waiter) -> bool:
         """Whether kernels that opted out, or cannot be parked, have memory where it waits."""

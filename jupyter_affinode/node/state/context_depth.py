@@ -1,7 +1,7 @@
 """Context depth: when a kernel may leave the GPU altogether, and what it needs to come back.
 
 At memory depth a parked process leaves its CUDA context on the GPU, about 0.6 GiB. The driver's own checkpoint
-takes that too, but its Restore loses a process that meets a full GPU. So it is used only where everybody who
+takes that too, but its Restore loses a process that meets a full GPU. So it is used only where every process that
 could take the room is known and asks for it, and its way back is counted larger than it probably is.
 """
 
@@ -114,7 +114,7 @@ ENVIRON_MAX = 256 << 10  # a process can say, by prctl, that its environment is 
 
 
 def open_gpus(ours: Iterable[Process], gpus: GpuTable, settings: Settings) -> frozenset[str]:
-    """The GPUs that somebody may come to from elsewhere: only ours are there. `ours`: all processes with a shim."""
+    """The GPUs that a kernel may migrate to: only ours are there. `ours`: all processes with a shim."""
     if not settings.allow_migration or settings.depth != "context":
         return frozenset()
     pids = {each.pid for each in ours}
@@ -197,7 +197,7 @@ def _failed_lately(kernel: KernelRecord, gpu: str, now: float) -> bool:
 
 
 def _sees(process: Process, gpu: NvmlGpu) -> bool:
-    """Whether nobody has chosen, for this process, that it does not use the GPU."""
+    """Whether this process was not told to leave the GPU alone."""
     if process.visible is None:
         return True
     return any(

@@ -1,4 +1,4 @@
-"""Who else is on the GPUs: processes without a shim, and whether NVML's pids can be told from ours at all.
+"""What else is on the GPUs: processes without a shim, and whether NVML's pids can be told from ours at all.
 
 NVML names processes by the pids that the driver sees. Where a controller or its kernels live in a container those
 are other numbers, or none: then it is only known how much is not ours, and nothing is concluded from a pid.
@@ -123,14 +123,14 @@ def sees_all_pids() -> bool:
 #
 # A page is its process's own word. Lots (lots.py) are handed over for good, so they go by what NVML shows of a process
 # where it names processes by the pids that we know. Elsewhere, in containers, NVML's sum for a GPU must do for all that
-# is claimed on it: of the users whose claims together are more than that, those who claim least are believed.
+# is claimed on it: of the users whose claims together are more than that, those that claim least are believed.
 
 Claim = tuple[str, Process, int]  # an owner, a process of theirs, and the bytes that its page says
 
 
 def look(kernels: Iterable[KernelRecord], measured: Mapping[str, NvmlGpu]) -> None:
     """Note for each process how much of its movable GPU memory is borne out; `measured`: GPUs by UUID, none where
-    there is no NVML or nobody wants to know.
+    there is no NVML or it is not wanted.
     """
     claims: dict[str, list[Claim]] = {}
     for kernel in kernels:

@@ -15,7 +15,7 @@ from .records import KernelRecord, Process
 
 TRIM_TAKES_S = 2.0  # memory that was to be given back is counted on for that long
 TRIM_AGAIN_S = 10.0  # then the same process is asked for more than it was asked for
-TRIM_UNHEARD_S = 60.0  # who did not give back what it was asked for is not reckoned with for that long
+TRIM_UNHEARD_S = 60.0  # a kernel that did not give back what it was asked for is not asked for that long
 SLAB_BYTES = 32 * MIB  # what shims take host memory by
 
 

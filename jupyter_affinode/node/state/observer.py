@@ -1,4 +1,4 @@
-"""What the controller tells of its doings to whoever keeps history or figures; nothing here decides anything.
+"""What the controller tells of its doings to what keeps history or figures; nothing here decides anything.
 
 An observer is called on the controller's loop and must neither block nor raise.
 """
@@ -27,7 +27,7 @@ class MoveEnded:
     bytes: int  # moved
     duration_s: float  # from the command to the last process's answer
     waited_s: float | None  # resume: how long it had stood in the queue when it began
-    for_kernel: str | None = None  # park: who waited for its memory
+    for_kernel: str | None = None  # park: the kernel that waited for its memory
     from_gpu: str | None = None  # resume: the GPU that it had left, if it was to come back on another one
     to_gpu: str | None = None  # … and that one
 
@@ -61,7 +61,7 @@ class Observer(Protocol):
         """A kernel's server was asked to shut it down."""
 
     def looked(self, now: float, queue: Sequence[Waiter]) -> None:
-        """A pass is over: pages were read, decisions carried out; `queue` is who waits now."""
+        """A pass is over: pages were read, decisions carried out; `queue` has the waiters."""
 
 
 class Observers:

@@ -51,7 +51,7 @@ def standing(kernel: KernelRecord, settings: Settings) -> Standing:
 
 
 def owner_of(kernel: KernelRecord) -> str:
-    """Who a kernel belongs to; on one user's own controller all are that user's. See identity.py."""
+    """Which user a kernel belongs to; on one user's own controller all are that user's. See identity.py."""
     return kernel.account.owner or of_unix_user(os.getuid())
 
 

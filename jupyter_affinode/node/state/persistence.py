@@ -1,7 +1,7 @@
 """What people said of their kernels and only the controller knows, kept in a file beside its socket for the next one.
 
-Where memory is, how long somebody has waited and what a cell does, shims and servers tell a new controller. That a
-person keeps the GPU, waits for it by a wish alone, or is losing a kernel to somebody else, nobody would: a controller
+Where memory is, how long a kernel has waited and what a cell does, shims and servers tell a new controller. That a
+user keeps the GPU, waits for it by a wish alone, or is losing a kernel to another, none would: a controller
 that is killed must not end a hold, or have a second kernel shut down for what the first one's end will free. Nor would
 what a kernelspec says be told anew of a kernel that no server describes. And a process that a grant let in must
 be let in again when that grant has expired: its page is remembered with its owner.
@@ -145,7 +145,7 @@ class Remembered:
             kernel.asked.resume, kernel.wants_since = True, said.resume_since
             kernel.asked.resume_done = (
                 asyncio.get_running_loop().create_future()
-            )  # who asked is not there any more
+            )  # the client that asked is not there any more
         # One that was restarted meanwhile has nothing that its end would free.
         uses_gpu = any(process.uses_gpu for process in kernel.processes.values())
         if said.end_asked is not None and uses_gpu:
@@ -224,7 +224,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _save(path: Path, kept: Mapping[str, Any]) -> None:
-    """Put it there in one step: who reads it finds the old one or the new. Raises OSError."""
+    """Put it there in one step: a reader finds the old one or the new. Raises OSError."""
     fresh = path.with_name(f".{path.name}.new")
     with contextlib.suppress(FileNotFoundError):
         fresh.unlink()  # of a controller that was killed; there is one at a time, by the election's lock

@@ -64,7 +64,7 @@ class Process:
     failed_resumes: int = 0  # one after the other, for another reason than room
     failed_resume_text: str = ""
     is_told_stuck: bool = False  # its owner was told
-    borne_out_bytes: int | None = None  # of its resident memory, as NVML shows it; None: nobody looked
+    borne_out_bytes: int | None = None  # of its resident memory, as NVML shows it; None: not looked at
     visible: (
         tuple[str, ...] | None
     ) = ()  # the GPUs that it was started to see (state/context_depth.py); None: all
@@ -148,16 +148,18 @@ class Move:
     began: float
     asked: bool
     phase: Phase = Phase.DIRECT
-    epochs: dict[int, int] = field(default_factory=dict)  # who was told: process key, epoch of the command
+    epochs: dict[int, int] = field(
+        default_factory=dict
+    )  # those that were told: process key, epoch of the command
     pending: dict[int, int] = field(default_factory=dict)  # of these, whose last word is awaited
     to_context: bool = False  # PARK: the CUDA context too
     preempts: bool = False  # PARK: although it is at work
-    prepared: set[int] = field(default_factory=set)  # of these, who waits for COMMIT or ABORT
+    prepared: set[int] = field(default_factory=set)  # of these, those that wait for COMMIT or ABORT
     replies: dict[int, Reply] = field(default_factory=dict)  # the last words
     gone: set[int] = field(default_factory=set)
     failure: tuple[Status, str] | None = None  # why it was aborted
     decided_at: float | None = None
-    for_kernel: str | None = None  # PARK: who waits for its memory
+    for_kernel: str | None = None  # PARK: the kernel that waits for its memory
     claims: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # PARK: see failed_parks.py
     is_late: bool = False  # PARK: it lasts so long that this counted as a failure (failed_parks.py)
     is_given_up: bool = (
@@ -193,7 +195,7 @@ KERNEL_ENDED = Outcome(Status.REFUSED, Refusal.KERNEL_ENDED, "the kernel has end
 
 @dataclass(frozen=True)
 class Description:
-    """What a server says of a kernel; None for what nobody said."""
+    """What a server says of a kernel; None for what was not said."""
 
     name: str | None = None
     path: str | None = None
@@ -248,7 +250,7 @@ class Asked:
     park: str | None = None  # why, in words
     park_until: float = 0.0  # "busy" is tried again until then
     park_again_at: float = 0.0
-    park_done: asyncio.Future[Outcome] | None = None  # one for everyone who asked
+    park_done: asyncio.Future[Outcome] | None = None  # one for all clients that asked
     resume: bool = False
     resume_done: asyncio.Future[Outcome] | None = None
 
@@ -388,7 +390,7 @@ class KernelRecord:
         )
 
     def residency_now(self) -> Residency:
-        """The processes' states as one: what is lost or in transition shows first, then who waits."""
+        """The processes' states as one: what is lost or in transition shows first, then what waits."""
         states = {process.data.state for process in self.processes.values()}
         for state, residency in FIRST_SHOWN.items():
             if state in states:

@@ -156,7 +156,7 @@ class NodeState:
             self._look_what_it_sees(process)
 
     def remove_process(self, process: Process, now: float, *, lives: bool = False) -> None:
-        """A process ended, or is none of ours any more (`lives`); the caller tells whoever waits for its reply."""
+        """A process ended, or is none of ours any more (`lives`); the caller tells what waits for its reply."""
         process.page.close()
         if process.watch is not None:
             process.watch.close()
@@ -213,7 +213,7 @@ class NodeState:
         return shown_bytes(self.kernels[kernel_id], gpu, self.gpus.managed_bytes(uuid), is_clear=is_clear)
 
     def take_sample(self, sample: NvmlSample | None) -> None:
-        """NVML's new figures; who was seen to compute is in use, whatever it calls. None: there is no NVML."""
+        """Take NVML's new figures; a process seen computing is in use, whatever it calls. None: there is no NVML."""
         self.gpus.take(sample, self.settings)
         if sample is None:
             return

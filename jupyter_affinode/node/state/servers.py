@@ -24,7 +24,7 @@ class ServerWatch:
 
     def speaks_for(self, pid: int, kernel: KernelRecord, speaker: Identity = OWN_USER) -> None:
         """The process `pid`, of that person, described the kernel or its cells. A pid of 0 is one of another pid
-        namespace that cannot be seen from here: such a server lives as long as somebody in its place follows the
+        namespace that cannot be seen from here: such a server lives as long as a client in its place follows the
         events, as every server does.
         """
         if pid == os.getpid():
@@ -36,7 +36,7 @@ class ServerWatch:
         self._watch(pid)
 
     def look(self, places: Container[str] = ()) -> None:
-        """Watch those that speak for a kernel and could not be watched, and nobody else: each costs a descriptor.
+        """Watch those that speak for a kernel and could not be watched, and no others: each costs a descriptor.
         `places`: from where events are followed.
         """
         for kernel in self._state.kernels.values():
@@ -58,7 +58,7 @@ class ServerWatch:
             return
         try:
             self._watches[pid] = ProcessWatch(os.pidfd_open(pid), lambda: self._ended(pid))
-        except ProcessLookupError:  # it spoke and ended: nobody else would ever say so
+        except ProcessLookupError:  # it spoke and ended: nothing else would ever say so
             self._ended(pid)
         except OSError as error:  # out of descriptors; tried again at the next look
             self._log.debug("process %d cannot be watched: %s", pid, error)

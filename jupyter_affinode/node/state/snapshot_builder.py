@@ -75,7 +75,7 @@ def _memory(kernel: KernelRecord, gpus: GpuTable) -> Fields:
 
 
 def _use(kernel: KernelRecord, last_activity: float) -> Fields:
-    """Who uses the GPU, and since when."""
+    """Return which kernels use the GPU, and since when."""
     processes = kernel.processes.values()
     return {
         "last_activity": last_activity,
@@ -146,7 +146,7 @@ def _resident_bytes(uses: Mapping[str, PageGpu], gpus: GpuTable) -> dict[str, in
 
 
 def most_bytes(kernel: KernelRecord, uses: Mapping[str, PageGpu], gpus: GpuTable) -> dict[str, int]:
-    """All that NVML sees in use, on the GPUs where the kernel's pages claim more; nobody stays for the sake of that."""
+    """All that NVML sees in use, on the GPUs where the kernel's pages claim more; no kernel stays for that."""
     sample = gpus.sample
     if (
         sample is None or sample.began <= kernel.last_move.ended_at
@@ -189,7 +189,7 @@ def _is_hopeless(kernel: KernelRecord, now: float) -> bool:
 
 
 def _may_be_preempted(kernel: KernelRecord) -> bool:
-    """Whether nobody else waits for what it does: one process on one GPU that shares no memory.
+    """Whether no other process waits for what it does: one process on one GPU that shares no memory.
 
     That leaves out NCCL between GPUs of this machine, which takes several of either or shared memory.
     """
@@ -229,7 +229,7 @@ HOME = (Residency.PARKED, Residency.RESUMING, Residency.RESIDENT)
 def expected_until(kernel: KernelRecord) -> float:
     """Return until when the kernel's next use of the GPU is expected; 0 if it is not.
 
-    A cell that began, or a person who turned to the notebook, announces it once: a kernel that was parked after
+    A cell that began, or a user who turned to the notebook, announces it once: a kernel that was parked after
     that, by the person or because it did not use the GPU, is not brought back for it.
     """
     if kernel.residency not in HOME:

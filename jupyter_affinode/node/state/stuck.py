@@ -1,4 +1,4 @@
-"""Which of our processes can make no progress any more, and why; a person may end them, nobody else does.
+"""Which of our processes can make no progress any more, and why; only a user may end them.
 
 Only what is certain enough to be told to its owner is said, and never of a process that computes: it has been
 idle, or in one and the same call, for `cell_idle_timeout_s`, or the driver itself gave it up. One that is stopped may
@@ -89,7 +89,7 @@ def _peer_gone(process: Process, kernel: KernelRecord, settings: Settings, now: 
 
 
 def _parent_gone(process: Process, kernel: KernelRecord, settings: Settings, now: float) -> Stuck | None:
-    """Whoever started it has ended, no server speaks for its kernel, and it has not used the GPU since."""
+    """The process that started it has ended, no server speaks for its kernel, and it has not used the GPU since."""
     if process.orphaned_at is None or kernel.server.pid is not None:
         return None
     if process.data.calls_in_flight or process.data.captures:

@@ -394,7 +394,7 @@ def test_with_time_slices_the_end_of_a_turn_is_an_estimate():
 def test_other_reasons_to_wait_are_told_too():
     kernels = [of(busy("own", 6 * GIB), "ann"), of(parked("k", 6 * GIB, waits=9), "ann")]
     assert "limit of user ann" in told(*kernels, settings=LIMITED, free=20 * GIB, total=32 * GIB)["k"].reason
-    assert "whoever yields" in told(parked("huge", 15 * GIB, waits=9), free=2 * GIB)["huge"].reason
+    assert "whatever is parked" in told(parked("huge", 15 * GIB, waits=9), free=2 * GIB)["huge"].reason
     stays = resident("stays", 14 * GIB, is_opted_out=True)
     behind = told(parked("k", 8 * GIB, waits=9), stays, free=2 * GIB)["k"].reason
     assert "kernels that are not parked" in behind and "outside" not in behind
