@@ -28,6 +28,7 @@ mount --bind "$1/gpu" /run/gpu
 mount --bind "$2" /run/pod
 {more}
 mount -t tmpfs tmp /tmp
+{opened}
 shift 2
 cd /tmp
 exec "$@"
@@ -65,20 +66,20 @@ print(link.getresponse().read().decode())
 """
 
 
-def closed_folders() -> str:
+def opened_folders() -> tuple[str, str]:
     """Return commands that open the way to the interpreter and to this project, in the namespace alone.
 
-    They may lie in the home folder of root, where a pod's user may not go.
+    They may lie in the home folder of root, where a pod's user may not go, or in /tmp. The first commands come before
+    /tmp is hidden, the others after.
     """
     needed = list(dict.fromkeys([Path(sys.base_prefix), Path(sys.prefix), REPOSITORY]))
     closed = {_closed_above(path) for path in needed} - {None}
-    before, after = [], []
+    before, after = [], [f"mount -t tmpfs -o mode=755 opened {folder}" for folder in sorted(map(str, closed))]
     for number, path in enumerate(needed):
-        if _closed_above(path) is not None:
+        if _closed_above(path) is not None or path.is_relative_to("/tmp"):
             before.append(f"mkdir /run/python/{number}; mount --bind {path} /run/python/{number}")
             after.append(f"mkdir -p {path}; mount --bind /run/python/{number} {path}")
-    opened = [f"mount -t tmpfs -o mode=755 opened {folder}" for folder in sorted(map(str, closed))]
-    return "\n".join([*before, *opened, *after])
+    return "\n".join(before), "\n".join(after)
 
 
 def _closed_above(path: Path) -> Path | None:
@@ -116,10 +117,11 @@ class Node:
         (self.folder / pod).mkdir(exist_ok=True)
         simulated = {"AFFINODE_SIM": "1", "AFFINODE_SIM_DIR": "/run/gpu", "AFFINODE_SIM_MEMORY": "1GiB"}
         path = f"{PYTHON.parent}:/usr/sbin:/usr/bin:/sbin:/bin"
+        before, after = opened_folders()
         script = [
             "sh",
             "-c",
-            MOUNTS.format(more=f"{closed_folders()}\n{more}"),
+            MOUNTS.format(more=f"{before}\n{more}", opened=after),
             "sh",
             str(self.folder),
             str(self.folder / pod),

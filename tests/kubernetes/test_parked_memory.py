@@ -93,6 +93,8 @@ def test_a_kernel_parks_four_times_what_its_pod_may_use(
     start(lots_gib, daemon)
     assert daemon.used_bytes() > lots_gib * GIB
     with kernel(gpu_machine, parked_mib) as process:
+        # No kernel gets more lots than the GPU memory that NVML shows.
+        wait_until(lambda: gpu_machine.node()["gpus"][0]["used_bytes"] >= parked_mib * MIB)
         pod.enter(process.pid)
         status, said = gpu_machine.ask("POST", "/kernels/k/park", {})
         assert status == 200, said

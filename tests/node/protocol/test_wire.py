@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from jupyter_affinode.node.protocol import page, wire
 
-PROTOCOL = Path(__file__).resolve().parents[2] / "shim" / "src"
+PROTOCOL = Path(__file__).resolve().parents[3] / "shim" / "src"
 SIZES = {
     "affinode_header": wire.HEADER.size,
     "affinode_hello": wire.HEADER.size + wire.HELLO.size,
