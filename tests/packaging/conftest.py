@@ -34,6 +34,14 @@ def _build(what: str, source: Path, to: Path, environment: dict[str, str]) -> Pa
     return archive
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what builds archives as long: each takes as long as an installation."""
+    for item in items:
+        if {"sdist", "wheel", "installation"}.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.long)
+
+
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that all workers of this run share."""
