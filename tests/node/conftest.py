@@ -30,6 +30,7 @@ def node(machine: Machine) -> Iterator[Callable[..., Machine]]:
     for controller in running:
         controller.stop()
     log = machine.controller_log()
+    print(log)  # pytest shows it for a test that failed
     assert "a pass failed" not in log, log
     assert "Traceback" not in log, log
 
