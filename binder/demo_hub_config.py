@@ -21,7 +21,7 @@ c.JupyterHub.services = [{"name": "story", "api_token": os.environ["DEMO_HUB_TOK
 c.JupyterHub.load_roles = [
     {"name": "story", "services": ["story"], "scopes": ["admin:users", "admin:servers", "access:servers"]}
 ]
-# Both users' servers run as the Unix user who started the demo: grants say whose each kernel is.
+# Both users' servers run as the Unix user that started the demo: grants name each kernel's user.
 c.JupyterHub.spawner_class = "simple"
 c.SimpleLocalProcessSpawner.home_dir_template = f"{FOLDER}/home/{{username}}"
 c.Spawner.args = ["--allow-root"] if os.getuid() == 0 else []
