@@ -1,8 +1,8 @@
 """What management adds to the start of a program's kernel, with and without it, in turn.
 
-`python tests/server/bench_start.py --rounds 15`, on an idle machine. Each kernel is the first of a program of its own,
-as those of nbconvert are, and a controller runs. Printed are medians and what they differ by: seconds until the kernel
-is launched and until its first reply, and the program's processor time until the launch.
+`python tests/server/provisioning/bench_start.py --rounds 15`, on an idle machine. Each kernel is the first of a
+program of its own, as those of nbconvert are, and a controller runs. Printed are medians and their differences:
+seconds until the kernel is launched and until its first reply, and the program's processor time until the launch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from jupyter_client.manager import AsyncKernelManager
 from live_machine import new_machine

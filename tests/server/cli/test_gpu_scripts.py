@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-GPU = Path(__file__).resolve().parents[1] / "gpu"
+GPU = Path(__file__).resolve().parents[2] / "gpu"
 sys.path.insert(0, str(GPU))
 
 import many_programs  # noqa: E402

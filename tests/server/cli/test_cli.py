@@ -325,5 +325,5 @@ def test_doctor_with_a_controller_in_words(native, controller, command):
 
 def test_the_version_is_the_packages(command):
     assert command("--version").stdout.strip() == "0.1.0"
-    package = Path(__file__).parents[2] / "package.json"
+    package = Path(__file__).parents[3] / "package.json"
     assert json.loads(package.read_text())["version"] == "0.1.0"
