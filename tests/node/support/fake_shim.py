@@ -221,6 +221,7 @@ class FakeShim:
         if state is not None:
             self.page.state = state
         self.page.write()
+        self.states: list[int] = []  # that it became, one after the other; some last for milliseconds
         self.park_status = self.resume_status = OK
         self.beats = self.answers = True
         self.on_command: Callable[[Command], None] | None = None
@@ -248,6 +249,7 @@ class FakeShim:
         """Change state, and say so."""
         with self._lock:
             self.page.state, self.page.state_since = state, time.monotonic_ns()
+            self.states.append(state)
             self.page.write()
         self.send(notify(STATE))
 
