@@ -47,6 +47,11 @@ def say(line: str) -> None:
     print(f"[{time.monotonic() - _STARTED:7.1f} s] {line}", file=sys.stderr, flush=True)
 
 
+def again(script: str, *arguments: str) -> list[str]:
+    """Return the command that starts a script of this folder, given by its file, in another process."""
+    return [sys.executable, str(Path(__file__).resolve().parent), Path(script).stem, *arguments]
+
+
 def machine(gpus: int = 1, *, modules: Sequence[str] = ()) -> dict[str, Any]:
     """What runs here; ends the program kindly unless there are so many GPUs and all the Python modules."""
     env = environment.controller_environment()
@@ -299,7 +304,7 @@ def finish(
     """Print the table, write the JSON; the exit status."""
     found = {
         "script": script,
-        "command": " ".join(["python", f"tests/gpu/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "command": " ".join(["python tests/gpu", Path(sys.argv[0]).stem, *sys.argv[1:]]),
         "machine": dict(where),
         "seconds": round(time.monotonic() - _STARTED, 1),
         "passed": passed,

@@ -1,6 +1,6 @@
 """One RESULTS.md from what the bench and the scripts of this folder wrote.
 
-`python tests/gpu/results.py DIR > tests/gpu/RESULTS.md` takes every .json file in DIR, of `jupyter affinode bench
+`python tests/gpu results DIR > tests/gpu/RESULTS.md` takes every .json file in DIR, of `jupyter affinode bench
 --json` and of the scripts' `--json`, and holds the figures against what this project promises. A simulated run is
 refused: its figures are none. Of DIR/notes.md the page ends with a copy: what no script wrote down.
 """
@@ -135,7 +135,7 @@ def document(found: list[tuple[str, Found]], notes: str) -> str:
     """The whole of RESULTS.md."""
     lines = ["# Seen on a real GPU", ""]
     lines += [
-        "Written by `python tests/gpu/results.py` from what the commands below it printed; every figure is measured,",
+        "Written by `python tests/gpu results` from what the commands below it printed; every figure is measured,",
         "ratios are within one run. The contents of memory are checked after every resume in all of them.",
         "",
     ]

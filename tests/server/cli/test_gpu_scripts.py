@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 GPU = Path(__file__).resolve().parents[2] / "gpu"
-sys.path.insert(0, str(GPU))
+sys.path += map(str, [GPU, GPU / "frameworks", GPU / "sharing"])
 
 import many_programs  # noqa: E402
 import random_cycles  # noqa: E402
@@ -36,7 +36,7 @@ def script(machine, name, *arguments, timeout=100, env=None, simulate=False):
     environment = {**machine.environment, **(env or {})}
     through = ["-m", "jupyter_affinode.cli", "simulate", "--", sys.executable] if simulate else []
     return subprocess.run(
-        [sys.executable, *through, str(GPU / f"{name}.py"), *arguments],
+        [sys.executable, *through, str(GPU), name, *arguments],
         env=environment,
         cwd=machine.work,
         capture_output=True,

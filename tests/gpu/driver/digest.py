@@ -1,4 +1,4 @@
-"""What a park's digests behind the closed gate take: `python tests/gpu/digest.py [--gib 8 40]`.
+"""What a park's digests behind the closed gate take: `python tests/gpu digest [--gib 8 40]`.
 
 A park digests all memory with the gate closed: once where nothing has changed since the last park, else once more
 behind the copies, so that a write that no wrapper saw is not lost. For so long a call of the application may wait.

@@ -1,4 +1,4 @@
-"""The whole story on a real GPU: `python tests/gpu/run.py [--cycles 20] [--json FILE]`.
+"""The whole story on a real GPU: `python tests/gpu run [--cycles 20] [--json FILE]`.
 
 Needs jupyter-affinode installed, ipykernel, PyTorch, CuPy and JAX, and an NVIDIA GPU with 12 GiB free. A real ipykernel
 is started by the provisioner, with a real controller. A cycle parks the kernel, runs a cell without CUDA (it must stay

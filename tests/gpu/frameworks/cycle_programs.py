@@ -146,7 +146,7 @@ def numba() -> Step:
 
 def driver() -> Step:
     """The driver API alone, for the simulated GPU, which knows few kernels."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     from gpu_cells import SETUP
 
     cells: dict[str, object] = {}

@@ -82,7 +82,7 @@ def nccl(rank: int, port: int) -> Answers:
 
 def peer_driver(_rank: int, _port: int) -> Answers:
     """The driver API alone: cuMemcpyPeer between two devices, and mapped peer access."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     from cuda.bindings import driver as cuda
     from gpu_cells import KERNELS
 

@@ -1,4 +1,4 @@
-"""What pinned host memory costs the driver's checkpoint and its way back: `python tests/gpu/checkpoint_pinned.py`.
+"""What pinned host memory costs the driver's checkpoint and its way back: `python tests/gpu checkpoint_pinned`.
 
 Context depth leaves the host copies registered while the driver takes the context off the GPU and brings it back.
 This measures, in one fresh process a line and without the shim, Checkpoint and Restore beside `--gib` of registered
@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 from typing import Any
 
-from controlled import finish, machine, options
+from controlled import again, finish, machine, options
 
 from jupyter_affinode.bench.driver import HOST_REGISTER_DEFAULT, Driver
 from jupyter_affinode.bench.host_memory import HugePages, touch
@@ -105,7 +105,7 @@ def run_one(gib: float, piece_mib: int, gives_up: bool, threads: int, cycles: in
 
 
 def in_a_process(*arguments: str) -> dict[str, list[float]]:
-    command = [sys.executable, __file__, "--one", *arguments]
+    command = again(__file__, "--one", *arguments)
     env = {name: value for name, value in controller_environment().items() if name != "LD_PRELOAD"}
     ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
     if ran.returncode:

@@ -1,6 +1,6 @@
 """Two GPUs: a process with peer copies, and two ranks with NCCL, parked and resumed as one kernel.
 
-`python tests/gpu/two_gpus.py` on a machine with two GPUs. In every second round one of the two is given a second of GPU
+`python tests/gpu two_gpus` on a machine with two GPUs. In every second round one of the two is given a second of GPU
 work just before the park is asked for: the park must then wait or be refused, and never leave one of the two parked
 alone. Right after each resume both use the peer (a copy, an all-reduce) and look at their contents. Variables that the
 machine sets for NCCL are left as they are. On the simulated GPU (`--cases peer_driver,rank_driver`) without NCCL.

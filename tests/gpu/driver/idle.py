@@ -1,4 +1,4 @@
-"""What counts as use on this GPU, who else is seen on it, and what its moves cost: `python tests/gpu/idle.py`.
+"""What counts as use on this GPU, who else is seen on it, and what its moves cost: `python tests/gpu idle`.
 
 Needs nothing but jupyter-affinode and an NVIDIA GPU. A program of the driver API holds memory (`--gib`) and in
 turn does nothing, polls as a progress bar does, and leaves a long kernel running without any call; the controller's
@@ -19,7 +19,7 @@ from typing import Any
 
 from controlled import Controlled, finish, machine, options, say
 
-PTX = Path(__file__).resolve().parents[2] / "shim" / "sim" / "kernels.ptx"
+PTX = Path(__file__).resolve().parents[3] / "shim" / "sim" / "kernels.ptx"
 QUIET_S = 4.0
 SPIN_S = 6.0
 SETTLE_S = 3.0  # NVML tells of the work at the start a second late

@@ -1,6 +1,6 @@
 """numba-cuda's own tests under the shim with a park every second, and without, and what differs.
 
-`python tests/gpu/numba_suite.py --time 240`. The modules of `numba.cuda.tests` run in pytest processes, a few in each,
+`python tests/gpu numba_suite --time 240`. The modules of `numba.cuda.tests` run in pytest processes, a few in each,
 once each way, many processes at a time; what is not begun when the time is over is named. What differs is run twice
 more each way, since some of the tests do not come out the same every time by themselves.
 """

@@ -1,4 +1,4 @@
-"""Many kernels on few GPUs take turns, as notebooks do: `python tests/gpu/many_kernels.py [--json FILE]`.
+"""Many kernels on few GPUs take turns, as notebooks do: `python tests/gpu many_kernels [--json FILE]`.
 
 Needs jupyter-affinode installed, ipykernel, PyTorch (with `--program driver` none of it but NumPy), and an NVIDIA GPU.
 `--kernels` real ipykernels of `--gib` each, more together than their GPU has, are started by our provisioner; a person

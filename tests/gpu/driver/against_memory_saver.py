@@ -1,6 +1,6 @@
 """torch_memory_saver with CPU backup and jupyter-affinode, the same PyTorch tensors, in one run.
 
-`python tests/gpu/against_memory_saver.py --gib 32`. Both hold random data in tensors of 1 GiB and check a sum over all
+`python tests/gpu against_memory_saver --gib 32`. Both hold random data in tensors of 1 GiB and check a sum over all
 of it after each resume. torch_memory_saver is measured as it comes and, since it can, retaining its backup between
 pauses.
 Needs the package torch_memory_saver (0.0.10 was tried) and PyTorch.

@@ -1,6 +1,6 @@
 """Random parks and resumes of five programs that compute all at once on one GPU, against twins that are never parked.
 
-`python tests/gpu/random_cycles.py --cycles 500`. Every program pauses at random moments, every park comes at a random
+`python tests/gpu random_cycles --cycles 500`. Every program pauses at random moments, every park comes at a random
 moment; one that meets a call is revoked and does not count. In the end each step's loss must be, bit for bit, the
 twin's, and no piece of memory may have needed a second copy. `--programs "driver API"` runs on the simulated GPU too.
 """

@@ -1,6 +1,6 @@
 """JAX idle and parked for a quarter of an hour: alive and right afterwards.
 
-`python tests/gpu/jax_idle.py start FOLDER [--minutes 15]` returns at once; the work goes on in a session of its own
+`python tests/gpu jax_idle start FOLDER [--minutes 15]` returns at once; the work goes on in a session of its own
 and writes to FOLDER. `… status FOLDER` says how far it is; `… collect FOLDER` waits for the end and tells. `--program
 driver` stands in for JAX on the simulated GPU. `--controller F` leaves the commands to the controllers that serve at
 F/node.sock, one after another perhaps: it may idle beside what `many_kernels.py --folder F` measures.
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from controlled import AtController, finish, machine, options
+from controlled import AtController, again, finish, machine, options
 from jax_work import JAX_WORK
 from linked import LinkedProgram
 
@@ -164,7 +164,7 @@ def start(given: argparse.Namespace) -> int:
     given.folder.mkdir(parents=True, exist_ok=True)
     (given.folder / "result.json").unlink(missing_ok=True)
     with (given.folder / "log").open("w") as log:
-        command = [sys.executable, __file__, "work", str(given.folder)]
+        command = again(__file__, "work", str(given.folder))
         command += ["--minutes", str(given.minutes), "--program", given.program, "--depth", given.depth]
         command += ["--controller", str(given.controller)] if given.controller else []
         child = subprocess.Popen(

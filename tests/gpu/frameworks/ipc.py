@@ -1,6 +1,6 @@
 """torch.multiprocessing with CUDA tensors between two processes of one kernel, under the shim.
 
-`python tests/gpu/ipc.py`. A parent sends tensors small and large; the child sees the parent's contents, writes, and the
+`python tests/gpu ipc`. A parent sends tensors small and large; the child sees the parent's contents, writes, and the
 parent sees that. Then a park is asked for (whatever is shared may stay on the GPU, and must be named), and both look
 again; at last the parent frees, and its own memory parks. `--program driver` does the same with cuIpc* on the simulated
 GPU.

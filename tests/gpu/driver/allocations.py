@@ -1,4 +1,4 @@
-"""What the shim costs a program that allocates without a caching allocator: `python tests/gpu/allocations.py`.
+"""What the shim costs a program that allocates without a caching allocator: `python tests/gpu allocations`.
 
 Compiles allocations.c and runs it in turn with the shim and without, in fresh processes; prints medians and their
 ratio, then what the calls cost that a backed block is made of. Exits with 1 if a pair of 2 to 20 MiB costs more than

@@ -1,4 +1,4 @@
-"""Two Unix users at the machine's own controller: `python tests/gpu/two_users.py`, as root, on an unused machine.
+"""Two Unix users at the machine's own controller: `python tests/gpu two_users`, as root, on an unused machine.
 
 Needs jupyter-affinode and a Python that every user may run, and an NVIDIA GPU. `jupyter affinode node --system`
 serves; each user has a program of `--gib` on the same GPU, too much for both. They work in turns for `--rounds`,

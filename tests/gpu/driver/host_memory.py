@@ -1,6 +1,6 @@
 """What the driver says of pinned host memory, held against what the simulated one says.
 
-`python tests/gpu/host_memory.py`. Needs cuda-bindings and a driver, real or simulated; run it without the shim.
+`python tests/gpu host_memory`. Needs cuda-bindings and a driver, real or simulated; run it without the shim.
 Registering, unregistering and freeing, plain and beside a stream capture, and copies that lie in two registrations.
 Exits with 1 where an answer is another one than the simulator's: then shim/sim/memory/hostmem.c or
 shim/sim/graph/capture_rules.c is to be set right.

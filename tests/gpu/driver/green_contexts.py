@@ -1,4 +1,4 @@
-"""What becomes of memory that was made in a green context: `python tests/gpu/green_contexts.py`.
+"""What becomes of memory that was made in a green context: `python tests/gpu green_contexts`.
 
 The same program with the shim and without asks the driver whether a green context's own context has one handle, whether
 memory made there outlives it, and what calls in a destroyed one return. With the shim it is parked after that, and
@@ -14,7 +14,7 @@ import sys
 import uuid
 from typing import Any
 
-from controlled import Controlled, finish, machine, options, say
+from controlled import Controlled, again, finish, machine, options, say
 
 WORDS = 4 << 20
 VALUE = 0x5EED1234
@@ -87,7 +87,7 @@ def answer(running: subprocess.Popen[str]) -> str:
 def main() -> int:
     given = options(__doc__, time_s=60).parse_args()
     where = machine(modules=["cuda"])
-    kernel_id, command = str(uuid.uuid4()), [sys.executable, __file__, "program"]
+    kernel_id, command = str(uuid.uuid4()), again(__file__, "program")
     with Controlled() as controlled:
         without = answer(controlled.start(command, None)).split("; ")
         managed = controlled.start(command, kernel_id)

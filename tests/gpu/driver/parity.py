@@ -1,4 +1,4 @@
-"""Whether backed memory can be told from the driver's: `python tests/gpu/parity.py`.
+"""Whether backed memory can be told from the driver's: `python tests/gpu parity`.
 
 Compiles parity.c, runs it with the shim and without, and prints every answer that differs. Exits with 1 if one does.
 The simulator's answers are compared the same way by tests/shim/test_parity.py.

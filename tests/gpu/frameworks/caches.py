@@ -1,4 +1,4 @@
-"""Frameworks drop what they only cache before an idle kernel is parked: `python tests/gpu/caches.py [--json FILE]`.
+"""Frameworks drop what they only cache before an idle kernel is parked: `python tests/gpu caches [--json FILE]`.
 
 Needs jupyter-affinode installed, ipykernel, PyTorch, CuPy, and an NVIDIA GPU with 6 GiB free. A real ipykernel holds
 1 GiB of random numbers and 4 GiB that its framework has freed and caches. It falls idle and is parked by the policy,

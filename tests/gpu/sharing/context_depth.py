@@ -1,4 +1,4 @@
-"""Frameworks whose CUDA context leaves the GPU too: `python tests/gpu/context_depth.py [--json FILE]`.
+"""Frameworks whose CUDA context leaves the GPU too: `python tests/gpu context_depth [--json FILE]`.
 
 `--programs torch,jax` chooses. Needs jupyter-affinode installed, and an NVIDIA GPU that nobody else uses,
 with a driver of CUDA 12.8; PyTorch, CuPy or JAX for their programs. Each program computes, and is parked at

@@ -134,8 +134,9 @@ def grow_memory(needed_bytes: int) -> None:
     )
     code = "import sys; from many_watch import touch; touch(int(sys.argv[1]))"
     command = [sys.executable, "-c", code, str(shows)]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with contextlib.suppress(subprocess.TimeoutExpired):
-        subprocess.run(command, cwd=Path(__file__).parent, timeout=GROWS_WITHIN_S)
+        subprocess.run(command, env=env, timeout=GROWS_WITHIN_S)
     after = host_memory()
     say(f"now it shows {_gib(after.total_bytes)} GiB, {_gib(after.available_bytes)} available")
 

@@ -1,4 +1,4 @@
-"""Triton, PyTorch, PyCUDA and CuPy in one process, parked again and again: `python tests/gpu/side_by_side.py`.
+"""Triton, PyTorch, PyCUDA and CuPy in one process, parked again and again: `python tests/gpu side_by_side`.
 
 Modules linked to the driver, the CUDA runtime and lookups by name, all loaded with RTLD_LOCAL, as Python does. Parks
 come in turn while nothing runs, and at a random moment of a step, which may revoke them; after each the program brings

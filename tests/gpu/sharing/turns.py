@@ -1,4 +1,4 @@
-"""Programs that never pause take turns on one GPU: `python tests/gpu/turns.py`, with `when_full="time_slice"`.
+"""Programs that never pause take turns on one GPU: `python tests/gpu turns`, with `when_full="time_slice"`.
 
 Needs nothing but jupyter-affinode and an NVIDIA GPU. Each of `--programs` holds `--gib`, too much for two of them,
 and works on it without a pause: asynchronous fills and copies inside its memory, then a wait for them, and a look at

@@ -1,4 +1,4 @@
-"""Parking and resuming where the driver refuses to register host memory: `python tests/gpu/staging.py [--gib 8]`.
+"""Parking and resuming where the driver refuses to register host memory: `python tests/gpu staging [--gib 8]`.
 
 Not even RLIMIT_MEMLOCK of 64 KiB makes a driver refuse (seen on an H200), so the shim is compiled here in three ways,
 with calls that answer with an error in the place of the driver's: as it is; without cuMemHostRegister, so that copies
@@ -24,7 +24,7 @@ from jupyter_affinode.bench.child_process import BenchProcess
 from jupyter_affinode.bench.shim_peer import Listener
 
 GIB = 1 << 30
-SHIM = Path(__file__).resolve().parents[2] / "shim"
+SHIM = Path(__file__).resolve().parents[3] / "shim"
 BLOCK_BYTES = 256 << 20
 # The parameter lists keep the declarations in driver.h as they are; what is called instead refuses NULL.
 WITHOUT_REGISTER = "-DcuMemHostRegister(base,size,flags)=cuDeviceGetCount(NULL)"

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 # Their kernels are real ones, and the simulated GPU knows their names.
-KERNELS = Path(__file__).resolve().parents[2] / "shim" / "sim" / "kernels.ptx"
+KERNELS = Path(__file__).resolve().parents[3] / "shim" / "sim" / "kernels.ptx"
 COUNT = 4 << 20  # words of each library: 16 MiB
 
 

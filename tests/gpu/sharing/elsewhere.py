@@ -1,4 +1,4 @@
-"""A process comes back on another GPU: `python tests/gpu/elsewhere.py [--programs torch,driver] [--json FILE]`.
+"""A process comes back on another GPU: `python tests/gpu elsewhere [--programs torch,driver] [--json FILE]`.
 
 Needs jupyter-affinode installed, two NVIDIA GPUs of one kind that nobody else uses, and a driver of CUDA
 13.0; PyTorch for its program. Each program runs twice: where it sees all GPUs, and where it sees the first
