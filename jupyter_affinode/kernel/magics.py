@@ -29,12 +29,12 @@ _PAGE_MAGIC = 0x47504641
 _GPUS_OFFSET, _GPU_SIZE = 256, 96  # struct affinode_page
 
 _STATES = {
-    0: "No GPU in use",
+    0: "No GPU used",
     1: "On the GPU",
-    2: "Freeing the GPU…",
-    3: "GPU freed, contents safe in RAM",
-    4: "Waiting for GPU",
-    5: "Getting the GPU back…",
+    2: "Freeing",
+    3: "GPU freed",
+    4: "Waiting",
+    5: "Getting it back",
     6: "GPU state lost",
 }
 _FIXED = (
@@ -195,32 +195,32 @@ class GpuMagics:
             self._shell.register_magic_function(getattr(self, name), kind, name)
 
     def gpu_park(self, line: str, cell: str | None = None) -> object:
-        """Give the GPU back now; it comes back by itself at the next use of CUDA.
+        """Free the GPU now; the next use of CUDA gets it back.
 
         `%gpu_park` alone, or `%%gpu_park` above a cell that does not need the GPU: the cell runs with the GPU
-        given back, whether or not that succeeded.
+        freed, or as it was if freeing was refused.
         """
         self._ask(_PARK, done="GPU freed", refused="Not freed")
         return None if cell is None else self._run_body(cell)
 
     def gpu_hold(self, line: str) -> None:
-        """Keep the GPU for a while even if idle: `%gpu_hold`, `%gpu_hold 30m`, `%gpu_hold 1h30m`."""
+        """Keep the GPU for a while although idle: `%gpu_hold`, `%gpu_hold 30m`, `%gpu_hold 1h30m`."""
         try:
             duration_s = parse_duration(line)
         except ValueError:
             print("Not kept: say for how long as in %gpu_hold 90s, 30m, 1h or 1h30m.")
             return
         if duration_s == 0:
-            print("Not kept: 0 seconds is no time; %gpu_release ends a hold.")
+            print("Not kept: 0 seconds is no time; %gpu_release stops keeping the GPU.")
             return
         self._ask(_HOLD, (duration_s or 0) * 10**9, done="GPU kept", refused="Not kept")
 
     def gpu_release(self, line: str) -> None:
-        """End a hold: the GPU may be given back again when this kernel is idle."""
-        self._ask(_RELEASE, done="GPU no longer kept", refused="Not released")
+        """Stop keeping the GPU: it may be freed again when this kernel is idle."""
+        self._ask(_RELEASE, done="GPU no longer kept", refused="Still kept")
 
     def gpu_status(self, line: str) -> None:
-        """Where this kernel's GPU memory is, and what of it cannot be moved."""
+        """Show where this kernel's GPU memory is, and what of it cannot be moved."""
         try:
             shim = Shim()
         except ShimAbsent as absent:
@@ -239,7 +239,7 @@ class GpuMagics:
     def _own_words(status: int, page: tuple[int, int, int, dict[str, int]] | None) -> str:
         """What this process knows by itself, when the controller gives no words."""
         if page is None:
-            return "No GPU in use"
+            return "No GPU used"
         state, resident, parked, _ = page
         words = _STATES.get(state, f"State {state}")
         if resident or parked:

@@ -46,7 +46,7 @@ def test_a_full_panel_in_both_themes(gpu_machine, lab, open_lab):
         re.compile(f"On the GPU: {VOCABULARY} MiB, kept for")
     )
     expect(page.state_of("diffusion.ipynb")).to_have_text(re.compile(f"On the GPU: {WEIGHTS} MiB"))
-    expect(page.state_of("embeddings.ipynb")).to_have_text("Waiting for GPU: 1st")
+    expect(page.state_of("embeddings.ipynb")).to_have_text("Waiting: 1st")
     expect(page.row("embeddings.ipynb")).to_contain_text(re.compile(r"waiting \d+ s · .*[a-z]{4}"))  # and why
     expect(page.notices().filter(has_text="embeddings.ipynb waits")).to_be_visible()
     for theme in ("light", "dark"):

@@ -15,7 +15,7 @@ def test_an_idle_notebook_is_seen_to_give_its_gpu_back_and_get_it_again(page, po
     )
     page.show_panel()
     expect(page.panel).to_contain_text("Simulated GPU")
-    expect(page.state_of("training.ipynb")).to_have_text("No GPU in use")
+    expect(page.state_of("training.ipynb")).to_have_text("No GPU used")
 
     assert notebook.run_cell(0) == "allocated"
     expect(page.state_of("training.ipynb")).to_have_text("GPU freed, 100 MiB safe in RAM")
@@ -36,7 +36,7 @@ def test_the_chip_frees_the_gpu_and_gets_it_back_at_a_click(page):
     notebook = page.open_notebook("chip.ipynb", lab_cells.allocate(100), lab_cells.READ)
     chip = notebook.chip()
     expect(chip).to_have_attribute("aria-disabled", "true")
-    expect(chip).to_have_accessible_name("No GPU in use")
+    expect(chip).to_have_accessible_name("No GPU used")
 
     notebook.run_cell(0)
     expect(chip).to_have_text("GPU 100 MiB")
@@ -114,9 +114,9 @@ def test_who_waits_sees_the_place_and_is_told_when_it_is_over(page):
     first.run_cell(0)
     first.start_cell(1)
     second.start_cell(0)
-    expect(page.state_of("second.ipynb")).to_have_text("Waiting for GPU: 1st")
+    expect(page.state_of("second.ipynb")).to_have_text("Waiting: 1st")
     third.start_cell(0)
-    expect(page.state_of("third.ipynb")).to_have_text("Waiting for GPU: 2nd")
+    expect(page.state_of("third.ipynb")).to_have_text("Waiting: 2nd")
     expect(third.chip()).to_have_text("Waiting 2nd")
     expect(third.chip()).to_have_attribute("aria-disabled", "true")
     expect(page.row("third.ipynb")).to_contain_text(re.compile(r"waiting \d+ s"))

@@ -52,15 +52,15 @@ def residency_in_words(
     if residency is Residency.LOST:
         text = f"GPU state lost: {reason or 'the shim gave no reason'}"
     elif place is not None and residency in (Residency.RESIDENT, Residency.PARKED, Residency.QUEUED):
-        text = f"Waiting for GPU: {ordinal(place)}"
+        text = f"Waiting: {ordinal(place)}"
     else:
         text = {
-            Residency.NONE: "No GPU in use",
+            Residency.NONE: "No GPU used",
             Residency.RESIDENT: f"On the GPU: {bytes_in_words(resident_bytes)}",
-            Residency.PARKING: "Freeing the GPU…",
+            Residency.PARKING: "Freeing",
             Residency.PARKED: f"{freed}, {bytes_in_words(parked_bytes)} safe in RAM",
-            Residency.QUEUED: "Waiting for GPU",
-            Residency.RESUMING: "Getting the GPU back…",
+            Residency.QUEUED: "Waiting",
+            Residency.RESUMING: "Getting it back",
         }[residency]
     if held_for_s is not None and residency is not Residency.LOST:
         text += f", kept for {duration_in_words(held_for_s)}"

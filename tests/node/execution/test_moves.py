@@ -131,7 +131,7 @@ def test_a_resume_that_finds_the_gpu_full_is_tried_again_and_keeps_its_place(nod
     wait_until(lambda: len(kernel.heard.of(RESUME)) >= 2)
     described = machine.kernel("k")
     assert (described["residency"], described["place"]) == ("queued", 1)
-    assert described["text"] == "Waiting for GPU: 1st"
+    assert described["text"] == "Waiting: 1st"
     kernel.resume_status = OK
     wait_until(lambda: kernel.state == RESIDENT)
 

@@ -43,15 +43,15 @@ def test_places():
 @pytest.mark.parametrize(
     ("residency", "change", "words"),
     [
-        (Residency.NONE, {}, "No GPU in use"),
+        (Residency.NONE, {}, "No GPU used"),
         (Residency.RESIDENT, {}, "On the GPU: 12 GiB"),
         (Residency.RESIDENT, {"is_simulated": True}, "On the GPU: 12 GiB (simulated)"),
         (Residency.RESIDENT, {"held_for_s": 3600}, "On the GPU: 12 GiB, kept for 1 h"),
-        (Residency.RESIDENT, {"place": 2}, "Waiting for GPU: 2nd"),
-        (Residency.PARKING, {}, "Freeing the GPU…"),
+        (Residency.RESIDENT, {"place": 2}, "Waiting: 2nd"),
+        (Residency.PARKING, {}, "Freeing"),
         (Residency.PARKED, {}, "GPU freed, 5 GiB safe in RAM"),
-        (Residency.QUEUED, {"place": 2}, "Waiting for GPU: 2nd"),
-        (Residency.RESUMING, {}, "Getting the GPU back…"),
+        (Residency.QUEUED, {"place": 2}, "Waiting: 2nd"),
+        (Residency.RESUMING, {}, "Getting it back"),
         (Residency.LOST, {"reason": "the driver refused"}, "GPU state lost: the driver refused"),
     ],
 )

@@ -25,7 +25,7 @@ SHOW = "import os, json; print(json.dumps(dict(os.environ, pid=os.getpid())))"
 
 
 def kernel(kernel_id: str, **fields):
-    shown = {"id": kernel_id, "name": "Python 3", "path": None, "text": "No GPU in use", "cell_open": False}
+    shown = {"id": kernel_id, "name": "Python 3", "path": None, "text": "No GPU used", "cell_open": False}
     return {
         **shown,
         "resident_bytes": 0,
@@ -98,7 +98,7 @@ def test_status_and_actions_with_a_controller(controller, command):
     assert "No kernels." in command("status").stdout
     controller.ask("PUT", f"/kernels/{ID}", {"name": "Python 3", "path": "work/model.ipynb"})
     listed = command("status")
-    assert "work/model.ipynb" in listed.stdout and "No GPU in use" in listed.stdout
+    assert "work/model.ipynb" in listed.stdout and "No GPU used" in listed.stdout
     assert json.loads(command("status", "--json").stdout)["kernels"][0]["id"] == ID
     refused = command("park", "model.ipynb")
     assert refused.returncode == 1 and refused.stderr.strip()
@@ -230,7 +230,7 @@ def test_a_wrapped_kernelspec_is_managed_by_any_front_end(shared_server, new_ker
     kernel = new_kernel("python3-affinode")
     environ = kernel.environment()
     assert environ["AFFINODE_KERNEL_ID"] == kernel.id and environ["LD_PRELOAD"].endswith("libaffinode.so")
-    assert "No GPU in use" in kernel.run("%gpu_status").text
+    assert "No GPU used" in kernel.run("%gpu_status").text
     wait_until(lambda: machine.kernel(kernel.id))
     message_id = kernel.begin(ENDLESS)
     wait_until(lambda: machine.kernel(kernel.id)["cell_open"])

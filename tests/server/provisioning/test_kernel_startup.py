@@ -81,7 +81,7 @@ def test_an_error_in_an_ipython_kernels_old_startup_is_survived(
     kernelspec("broken", shared_server.machine, env={"PYTHONSTARTUP": str(old)})
     kernel = new_kernel("broken")
     assert kernel.run("print(before)").text == "1\n"
-    assert "No GPU in use" in kernel.run("%gpu_status").text
+    assert "No GPU used" in kernel.run("%gpu_status").text
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_a_kernel_of_another_environment_has_the_magics(
     kernelspec("foreign", shared_server.machine, argv=argv, env={"PYTHONPATH": ""})
     kernel = new_kernel("foreign")
     assert kernel.run("import jupyter_affinode").error == "ModuleNotFoundError"
-    assert "No GPU in use" in kernel.run("%gpu_status").text
+    assert "No GPU used" in kernel.run("%gpu_status").text
     assert kernel.environment()["LD_PRELOAD"].endswith("libaffinode.so")
 
 
