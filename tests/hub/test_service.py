@@ -103,12 +103,12 @@ def test_other_users_get_403(hub, user, path):
     assert "analysis" not in answer.text
 
 
-def test_who_has_not_logged_in_is_sent_to_the_hub(hub):
+def test_a_user_without_a_login_is_sent_to_the_hub(hub):
     answer = page(hub, requests.Session())
     assert "/hub/login" in answer.url
 
 
-def test_an_administrator_holds_a_kernel_and_the_ledger_remembers_who(hub, node, admin, wait_until):
+def test_the_ledger_names_the_administrator_who_holds_a_kernel(hub, node, admin, wait_until):
     answer = act(
         hub, admin, "kernel", node="gpu1", kernel=f"uid-{ANA}/analysis", name="analysis", action="hold"
     )

@@ -105,7 +105,7 @@ def test_the_panel_keeps_and_releases_frees_and_brings_back(page):
     expect(page.state_of("kept.ipynb")).to_have_text("On the GPU: 100 MiB")
 
 
-def test_who_waits_sees_the_place_and_is_told_when_it_is_over(page):
+def test_a_waiting_cell_shows_its_place_and_when_the_wait_is_over(page):
     done = page.server.machine.work / "done"
     first = page.open_notebook("first.ipynb", lab_cells.allocate(150), lab_cells.compute_until(str(done)))
     second = page.open_notebook("second.ipynb", lab_cells.allocate(124))

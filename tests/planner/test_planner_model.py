@@ -78,7 +78,7 @@ def test_an_unknown_action_is_an_error_that_names_it(monkeypatch):
         replay(sessions, gpu_bytes=40 * GIB).run()
 
 
-def test_a_policy_that_lets_somebody_starve_is_noticed(monkeypatch):
+def test_a_policy_that_starves_a_kernel_is_noticed(monkeypatch):
     monkeypatch.setattr(replay_module, "decide", lambda *_: [])
     sessions = [session("a", [(0, 10, 30)], end_think_s=500), session("b", [(1, 10, 30)])]
     with pytest.raises(ModelBroken, match="000001-b wait, and the policy does nothing"):
@@ -156,7 +156,7 @@ def test_a_later_park_and_one_of_memory_that_did_not_change_are_faster():
     assert SECONDS.park_s(16 * GIB, 16 * GIB, 0.0, context=True) == pytest.approx(0.7)
 
 
-def test_whoever_comes_back_during_a_park_does_not_wait():
+def test_a_kernel_called_during_its_park_does_not_wait():
     sessions = [session("a", [(0, 10, 30), (52, 10, 30)]), session("b", [(60, 10, 30)])]
     outcome = replay(sessions, speeds=SECONDS, gpu_bytes=40 * GIB).run()
     waits = list(outcome.waits_s)
@@ -209,7 +209,7 @@ def test_context_depth_leaves_room_that_memory_depth_takes():
     assert flat.counts["cells out of memory"] == 1
 
 
-def test_who_took_its_context_along_comes_back_where_there_is_room():
+def test_a_kernel_parked_at_context_depth_resumes_where_there_is_room():
     """At 110 s its own GPU is used for 140 s more, and the other one is free."""
     sessions = [
         session("away", [(0, 10, 80), (100, 10, 80)]),
@@ -234,7 +234,7 @@ def test_the_context_that_leaves_makes_room_too_so_one_yields_for_one_of_its_siz
         assert outcome.counts["parks"] == parks
 
 
-def test_who_has_a_higher_class_waits_less():
+def test_a_user_of_a_higher_class_waits_less():
     """Three want the whole GPU at once while a fourth computes; the last to come is the first in its class."""
     sessions = [session("first", [(0, 100, 100)])]
     sessions += [session(name, [(start, 10, 100)]) for name, start in (("a", 10), ("b", 11), ("c", 12))]
@@ -274,7 +274,7 @@ def test_culling_frees_the_gpu_and_loses_the_state():
     assert kind.losses == 0 and kind.held_s > outcome.held_s
 
 
-def test_sharing_without_yielding_keeps_who_does_not_fit_waiting():
+def test_sharing_without_parking_keeps_a_kernel_that_does_not_fit_waiting():
     sessions = [session("a", [(0, 10, 60)], end_think_s=990), session("b", [(100, 10, 60)])]
     outcome = Sharing(Machine(gpu_bytes=100 * GIB, context_bytes=GIB), sessions).run()
     assert list(outcome.waits_s) == [0, 900]

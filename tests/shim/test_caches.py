@@ -45,7 +45,7 @@ def sampled(peer: LinkPeer) -> None:
         peer.wait(lambda _, before=before: heartbeat_ns(peer) > before)  # type: ignore[misc]
 
 
-def test_where_nobody_serves_it_the_answer_comes_at_once(worker: Running) -> None:
+def test_without_a_handler_the_answer_comes_at_once(worker: Running) -> None:
     assert not worker.peer.page().flags & DROPS_CACHES
     assert worker.peer.reply_to(worker.peer.command(DROP_CACHES)).status == NOTHING
 

@@ -130,7 +130,7 @@ def test_a_lot_that_is_smaller_than_it_says_is_not_used(worker: Running, size: i
     assert len(descriptors_of(worker)) == before
 
 
-def test_descriptors_that_nobody_asked_for_are_closed(worker: Running, memory: int) -> None:
+def test_descriptors_that_were_not_asked_for_are_closed(worker: Running, memory: int) -> None:
     before = len(descriptors_of(worker))
     worker.peer.command(TRIM, argument=1 << 40, descriptors=[memory])
     give(worker.peer, memory, memory, number=6)

@@ -222,7 +222,7 @@ def test_without_its_link_a_prepared_resume_is_carried_out(gpu, start):
     assert running.ask("check") is True
 
 
-def test_a_prepared_resume_is_carried_out_in_the_end_though_nobody_decides(start):
+def test_a_prepared_resume_is_carried_out_in_the_end_without_a_decision(start):
     running = start()
     parked(running)
     epoch = running.peer.prepare(RESUME)

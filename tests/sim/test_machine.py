@@ -130,7 +130,7 @@ def test_after_fork_only_a_child_of_an_untouched_parent_can_use_the_gpu(gpu):
     """)
 
 
-def test_a_machine_that_nobody_uses_takes_new_settings(gpu):
+def test_an_unused_machine_takes_new_settings(gpu):
     assert gpu.run("context(); say(ok(cuda.cuMemGetInfo())[1] // MIB)") == ["1024"]
     gpu.set(memory="512MiB", gpus="2")
     assert gpu.run("context(); say(ok(cuda.cuMemGetInfo())[1] // MIB, ok(cuda.cuDeviceGetCount()))") == [

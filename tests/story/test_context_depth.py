@@ -120,7 +120,7 @@ def test_beside_a_stranger_the_context_stays_and_the_reason_is_told(stage):
     assert s.ok(kernel, "gpu.add('a', 1); gpu.check('a')") == "True"
 
 
-def test_with_its_gpu_full_of_somebody_busy_it_comes_back_on_the_other_one(stage):
+def test_with_its_gpu_full_of_busy_kernels_it_resumes_on_the_other_one(stage):
     """Its own GPU lacks the room that the driver must find to be sure."""
     s = stage(**{**DEEP, "memory": "3GiB"}, gpus=2)
     kernel, other = s.kernel(), s.kernel()

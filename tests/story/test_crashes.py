@@ -108,7 +108,7 @@ def doomed(crashing) -> Iterator[JupyterServer]:
     "residency",
     ["queued", "resuming", *(pytest.param(name, marks=long) for name in ("resident", "parking", "parked"))],
 )
-def test_a_killed_server_takes_its_kernel_along_and_nobody_elses(crashing, doomed, residency):
+def test_a_killed_server_takes_only_its_own_kernels_along(crashing, doomed, residency):
     """As without us: ipykernel ends with its parent, at every residency, and what it held is free for others."""
     s = crashing
     theirs = s.kernel()

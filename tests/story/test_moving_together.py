@@ -121,7 +121,7 @@ def test_while_one_process_computes_none_is_parked_and_then_all_are_together(gro
     g.check()
 
 
-def test_a_person_who_uses_the_ready_one_while_the_other_still_copies_does_not_wait(group):
+def test_a_call_to_the_ready_process_while_the_other_still_copies_does_not_wait(group):
     """The child's 128 MiB take 8 s at the throttled rate; the kernel itself is ready long before."""
     g = group(child_mib=128, copy_rate="16MiB")
     status, _ = g.stage.machine.ask("POST", f"/kernels/{g.kernel.id}/park", {"wait": False})
@@ -133,7 +133,7 @@ def test_a_person_who_uses_the_ready_one_while_the_other_still_copies_does_not_w
     assert g.tell("gpu.check('b')") == "True"
 
 
-def test_a_child_that_is_killed_while_both_are_parked_holds_nobody_up(group):
+def test_a_child_that_is_killed_while_both_are_parked_does_not_hold_up_its_parent(group):
     g = group()
     g.stage.park(g.kernel)
     g.stage.ok(g.kernel, "child.kill(); child.wait()")

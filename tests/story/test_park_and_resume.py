@@ -52,7 +52,7 @@ def test_del_while_parked_neither_resumes_nor_hangs_and_gives_host_memory_back(s
     assert s.ok(kernel, "gpu.check('b')") == "True"
 
 
-def test_by_default_nobody_is_parked_without_need(stage):
+def test_by_default_no_kernel_is_parked_without_need(stage):
     s = stage(**SMALL)
     s.policy(idle_timeout_s=0.5)
     kernel = s.kernel()

@@ -27,7 +27,7 @@ def test_three_kernels_worth_two_and_a_half_gpus_all_finish(stage):
         assert s.ok(kernel, "gpu.check('a')", 60) == "True"
 
 
-def test_whoever_waited_first_is_served_first(stage):
+def test_the_first_waiter_is_served_first(stage):
     s = stage(**SMALL, idle_timeout_s=0.3)
     busy, first, second = (s.kernel(f"{name}.ipynb") for name in ("busy", "first", "second"))
     for kernel in (first, second, busy):

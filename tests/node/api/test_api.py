@@ -205,7 +205,7 @@ def test_an_unknown_path_is_json_too(api):
     assert api.machine.ask("DELETE", "/node")[0] == 405
 
 
-def test_a_client_that_never_finishes_its_request_keeps_nobody_waiting(api):
+def test_a_client_that_never_finishes_its_request_delays_no_other(api):
     slow = []
     for _ in range(50):
         client = socket.socket(socket.AF_UNIX)
@@ -336,7 +336,7 @@ def test_a_listener_that_does_not_read_gets_a_snapshot_instead_of_everything():
     run(story())
 
 
-def test_a_listener_that_does_not_read_holds_nobody_up(api):
+def test_a_listener_that_does_not_read_delays_no_other(api):
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(api.machine.socket))
         client.sendall(b"GET /api/v1/events HTTP/1.1\r\nHost: x\r\n\r\n")

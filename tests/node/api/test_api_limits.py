@@ -106,7 +106,7 @@ def test_a_long_answer_counts_as_several_requests(shared, asks, length, status):
     assert ask("GET", "/kernels/k")[0] == status
 
 
-def test_administrators_are_not_charged_for_everybodys_kernels(shared, asks):
+def test_administrators_are_not_charged_for_other_users_kernels(shared, asks):
     machine = shared(requests_per_s=5)
     root, texts = asks(0, machine), dict.fromkeys(("name", "path"), "x" * 256)
     for number in range(20):

@@ -64,7 +64,7 @@ def test_an_administrators_acts_are_remembered_with_the_person_behind_the_progra
     assert (policy["outcome"], refused["outcome"]) == ("ok", "bad-setting")
 
 
-def test_other_users_are_not_believed_whom_they_act_for_and_see_no_audit(machine_of_all, wait_until):
+def test_only_administrators_may_act_for_another_user_or_see_the_audit(machine_of_all, wait_until):
     machine, alice = machine_of_all
     wait_until(lambda: "k1" in alice.kernels())
     assert alice.ask("POST", "/kernels/k1/hold", {"duration_s": 60})[0] == 200

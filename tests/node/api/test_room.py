@@ -264,7 +264,7 @@ def shared(machine, gpus):
     assert "Traceback" not in machine.controller_log()
 
 
-def test_a_second_request_of_a_user_replaces_the_first_and_nobody_elses(shared, wait_until):
+def test_a_second_request_replaces_the_same_users_first_alone(shared, wait_until):
     alice, bob = Person(shared, ALICE), Person(shared, BOB)
     first = Asking(shared.socket, alice.being, bytes=500 * MIB, timeout_s=600)
     other = Asking(shared.socket, bob.being, bytes=500 * MIB, timeout_s=600)

@@ -33,7 +33,7 @@ def test_park_and_resume_by_the_api(node, shim, wait_until):
     assert machine.ask("POST", "/kernels/k/resume", {})[0] == 200
 
 
-def test_a_resume_of_who_cannot_be_told_is_not_called_done(node, shim, wait_until):
+def test_a_resume_of_a_disconnected_kernel_is_not_called_done(node, shim, wait_until):
     machine = node()
     shim("k", parked=300 * MIB).hang_up()
     wait_until(lambda: (machine.kernel("k") or {"tracked": True})["tracked"] is False)
@@ -76,7 +76,7 @@ def test_a_park_that_is_not_waited_for_answers_at_once(node, shim, residency, wa
     assert machine.kernel("k")["text"] == "Freeing"
 
 
-def test_whoever_asks_again_and_again_piles_nothing_up(node, shim, wait_until):
+def test_repeated_requests_do_not_pile_up(node, shim, wait_until):
     """A kernel that waits for a full GPU is asked back over and over; who waits for the answer still gets it."""
     machine = node()
     kernel = shim("k", parked=300 * MIB)

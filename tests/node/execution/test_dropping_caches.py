@@ -62,14 +62,16 @@ def test_a_kernel_whose_person_comes_back_meanwhile_is_not_parked(node, shim, wa
     assert fake_shim.time.monotonic() - touched > 1.4
 
 
-def test_where_nobody_drops_caches_nobody_is_asked(node, shim, residency, wait_until):
+def test_kernels_that_cannot_drop_caches_are_not_asked(node, shim, residency, wait_until):
     node(**DROPPING)
     kernel = shim("k", resident=300 * MIB)
     wait_until(lambda: residency("k") == "parked")
     assert kernel.heard.of(DROP_CACHES) == []
 
 
-def test_a_process_that_ends_while_it_drops_caches_holds_nobody_up(node, shim, residency, wait_until):
+def test_a_process_that_ends_while_it_drops_caches_does_not_hold_up_its_kernels_park(
+    node, shim, residency, wait_until
+):
     node(**DROPPING)
     kernel, other = dropper(shim), shim("k", resident=200 * MIB)
     wait_until(lambda: kernel.heard.of(DROP_CACHES))

@@ -38,7 +38,7 @@ def parked_for(kernels, settings=SETTINGS, host=64 * GIB):
 BEHIND = {"behind_until": NOW + 1}
 
 
-def test_who_is_behind_is_parked_after_all_others():
+def test_a_user_with_failed_parks_is_parked_after_all_others():
     """However good a victim, and though the other has not been idle for as long, or waits itself."""
     waiter = queued("waiter", 4 * GIB, waits=60)
     liar, honest = resident("liar", idle=9000, **BEHIND), resident("honest", idle=60)
@@ -49,7 +49,7 @@ def test_who_is_behind_is_parked_after_all_others():
     assert parked_for([waiter, liar]) == ["liar"], "there is nobody else"
 
 
-def test_turns_end_last_for_who_is_behind():
+def test_a_user_with_failed_parks_is_preempted_last():
     settings = replace(SETTINGS, when_full="time_slice", time_slice_s=10)
     at_work = {"idle": 0, "calls_in_flight": 1}
     old = resident("old", **at_work, resident_since=NOW - 500, **BEHIND)
@@ -58,7 +58,7 @@ def test_turns_end_last_for_who_is_behind():
 
 
 @pytest.mark.parametrize(("since", "parked"), [(30.0, []), (31.0, ["honest"])])
-def test_somebody_else_is_asked_too_when_a_park_lasts_too_long(since, parked):
+def test_another_kernel_is_parked_too_when_a_park_lasts_too_long(since, parked):
     """40 GiB at 8 GB/s are 5.4 s: not for three times that and 5 s more is the second asked."""
     limit_s = 3 * (0.05 + 40 * GIB / 8e9) + 5
     moving = resident("moving", 40 * GIB, is_moving=True, moves_since=NOW - since * limit_s / 30.5)
@@ -171,7 +171,7 @@ def test_one_users_crowd_keeps_a_waiter_waiting_once(answer, within_s, monkeypat
     assert len(crowd.asked) == before, "no process of the crowd is asked beside it"
 
 
-def test_an_honest_user_whose_kernel_was_stopped_is_asked_again_when_there_is_no_other(monkeypatch):
+def test_a_user_with_failed_parks_is_parked_again_when_there_is_no_other(monkeypatch):
     crowd = Crowd(says_nothing, monkeypatch, liars=1)
     crowd.state.remove_process(crowd.process("uid-1/honest"), NOW)
     for _ in range(60):

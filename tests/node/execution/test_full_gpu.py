@@ -106,7 +106,7 @@ class OneGpu:
         return NvmlSample(time.monotonic(), "580.1", (gpu,))
 
 
-def test_who_waits_to_come_back_makes_room_with_what_another_process_of_it_has(
+def test_a_kernel_that_waits_to_resume_parks_its_own_other_process_for_room(
     node, shim, wait_until, monkeypatch
 ):
     """Else two such kernels would wait for each other for ever."""
@@ -165,7 +165,7 @@ def asked(node, shim, births, wait_until):
     return machine, asker
 
 
-def test_nobody_is_ended_for_somebody_who_has_given_up(asked, wait_until):
+def test_no_kernel_is_ended_for_a_waiter_that_has_given_up(asked, wait_until):
     """Its server may hear of it late, when it connects again; what the person computed is not lost for nobody."""
     machine, asker = asked
     asker.send(notify(ROOM_END, number=1))

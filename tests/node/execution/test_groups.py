@@ -46,7 +46,7 @@ def park(machine):
 # ---- parking
 
 
-def test_nobody_gives_up_anything_before_all_are_prepared(pair, wait_until):
+def test_no_process_gives_up_memory_before_all_are_prepared(pair, wait_until):
     machine, quick, slow = pair(resident=300 * MIB)
     slow.is_slow = True
     asked = park(machine)
@@ -75,7 +75,7 @@ def test_one_that_cannot_park_keeps_all_on_the_gpu(pair, wait_until, status):
     assert willing.state == unwilling.state == PARKED
 
 
-def test_a_process_with_nothing_to_move_keeps_nobody_from_parking(pair):
+def test_a_process_with_nothing_to_move_does_not_keep_its_kernel_from_parking(pair):
     machine, holder, empty = pair(resident=300 * MIB, other={})
     empty.park_status = NOTHING
     assert result_of(park(machine))[0] == 200
@@ -83,7 +83,7 @@ def test_a_process_with_nothing_to_move_keeps_nobody_from_parking(pair):
     assert empty.heard.of(COMMIT) == []
 
 
-def test_a_person_who_comes_back_while_a_peer_still_copies_is_let_through_at_once(pair, wait_until):
+def test_a_call_while_a_peer_still_copies_is_let_through_at_once(pair, wait_until):
     machine, prepared, slow = pair(resident=300 * MIB)
     slow.is_slow = True
     asked = park(machine)
@@ -180,7 +180,7 @@ def test_all_open_when_all_have_room(pair, wait_until):
     assert [command.argument for command in first.heard.of(RESUME)] == [PREPARE]
 
 
-def test_where_one_has_no_room_nobody_opens(pair, wait_until):
+def test_where_one_process_has_no_room_no_gate_opens(pair, wait_until):
     machine, caller, crowded = pair(parked=300 * MIB)
     crowded.resume_status = NO_GPU_ROOM
     caller.touch()
@@ -192,7 +192,7 @@ def test_where_one_has_no_room_nobody_opens(pair, wait_until):
     wait_until(lambda: caller.state == crowded.state == RESIDENT)
 
 
-def test_a_resume_does_not_wait_for_who_has_hung_up(pair, wait_until):
+def test_a_resume_does_not_wait_for_a_process_that_has_hung_up(pair, wait_until):
     _, caller, hung = pair(parked=300 * MIB)
     hung.is_slow = True
     caller.touch()
@@ -201,7 +201,9 @@ def test_a_resume_does_not_wait_for_who_has_hung_up(pair, wait_until):
     wait_until(lambda: caller.state == RESIDENT)
 
 
-def test_who_comes_back_from_context_depth_does_not_make_its_peers_wait_for_the_gpus_lock(pair, wait_until):
+def test_a_process_that_resumes_from_context_depth_does_not_make_its_peers_wait_for_the_gpus_lock(
+    pair, wait_until
+):
     _, deep, peer = pair(parked=300 * MIB)
     deep.page.host[5] = 2  # AFFINODE_DEPTH_CONTEXT
     deep.page.write()
@@ -256,7 +258,9 @@ def test_a_controller_killed_between_two_commits_is_mended_by_the_next(machine, 
     assert missed.state == RESIDENT
 
 
-def test_a_controller_killed_between_prepared_resumes_leaves_nobody_waiting(machine, preparing, wait_until):
+def test_a_controller_killed_between_prepared_resumes_leaves_no_process_waiting(
+    machine, preparing, wait_until
+):
     process = machine.start_controller("--settle=0.2")
     caller, slow = preparing("k", parked=300 * MIB), preparing("k", parked=300 * MIB)
     slow.is_slow = True

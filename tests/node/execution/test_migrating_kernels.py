@@ -112,7 +112,7 @@ def parked_with_home_full(machine, nvml, mover, wait_until):
     return shim
 
 
-def test_it_comes_back_on_the_other_gpu_and_everybody_is_told(
+def test_a_migration_is_shown_told_and_recorded(
     tmp_path,
     node,
     nvml,
@@ -159,7 +159,7 @@ def test_what_it_refuses_is_not_asked_again_at_once_and_home_is_as_before(node, 
     assert machine.kernel("k")["gpus"][0]["uuid"] == HOME_UUID
 
 
-def test_who_came_back_at_home_all_the_same_has_not_moved(node, nvml, mover, wait_until):
+def test_a_resume_at_home_after_all_counts_as_no_migration(node, nvml, mover, wait_until):
     """The command says one thing, the page another: it is the page that knows."""
     machine = node(nvml=nvml, **DEEP_NODE)
     heard = Listening(machine.socket)
@@ -296,7 +296,7 @@ OURS = [SimpleNamespace(pid=7), SimpleNamespace(pid=8)]
         (kernel(process()), {}, DEEP.changed(allow_migration=False), False),
     ],
 )
-def test_who_may_come_back_elsewhere(of, gpu, policy, found):
+def test_which_kernels_may_migrate(of, gpu, policy, found):
     pids = gpu.pop("pids", frozenset({7, 8}))
     gpus = table(**gpu)
     known = gpus.measured["GPU-other"]
@@ -304,7 +304,7 @@ def test_who_may_come_back_elsewhere(of, gpu, policy, found):
     assert other_gpus(of, open_gpus(OURS, gpus, policy), gpus, 10.0) == (("GPU-other",) if found else ())
 
 
-def test_who_is_stopped_on_its_way_keeps_the_room_where_it_may_be_going():
+def test_a_process_stopped_during_a_migration_keeps_its_room_on_the_target_gpu():
     """Nobody says any more where that is; it goes on when it is continued."""
     stopped = kernel(process(state=State.RESUMING, connection=None))
     assert may_be_going_to(stopped, table()) == ["GPU-other"]

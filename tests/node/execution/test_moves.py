@@ -51,7 +51,7 @@ def test_an_idle_kernel_is_parked_and_comes_back_at_its_next_call(node, shim, re
     assert park.reason.startswith("idle")
 
 
-def test_by_default_an_idle_kernel_stays_while_nobody_waits(node, shim, residency, wait_until):
+def test_by_default_an_idle_kernel_stays_while_no_kernel_waits(node, shim, residency, wait_until):
     machine = node(idle_timeout_s=0.2)
     shim("k", resident=300 * MIB)
     wait_until(lambda: (machine.kernel("k") or {}).get("eligible"), message="it is eligible")
@@ -105,7 +105,9 @@ def test_all_processes_of_a_kernel_park_together_or_not_at_all(node, shim, resid
     wait_until(lambda: willing.state == unwilling.state == RESIDENT, message="they resume together")
 
 
-def test_a_process_with_nothing_to_move_keeps_nobody_from_parking(node, shim, residency, wait_until):
+def test_a_process_with_nothing_to_move_does_not_keep_its_kernel_from_parking(
+    node, shim, residency, wait_until
+):
     machine = node()
     shim("k", resident=300 * MIB)
     empty = shim("k")
@@ -218,7 +220,9 @@ def test_a_dying_kernel_is_told_and_neither_waits_nor_moves(node, shim, wait_unt
     wait_until(lambda: machine.node()["queue"] == [])
 
 
-def test_a_process_that_ends_in_the_middle_of_a_park_holds_nobody_up(node, machine, shim, wait_until):
+def test_a_process_that_ends_in_the_middle_of_a_park_does_not_hold_up_the_next(
+    node, machine, shim, wait_until
+):
     node()
     script = Path(__file__).parents[1] / "support" / "stoppable_process.py"
     process = machine.start(sys.executable, str(script), str(machine.socket.parent), "k")

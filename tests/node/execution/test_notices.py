@@ -30,7 +30,9 @@ def listening(machine):
         each.close()
 
 
-def test_who_made_room_is_told_for_whom_and_that_nothing_is_lost(node, shim, listening, wait_until):
+def test_a_parked_kernels_notice_names_the_waiter_and_says_that_nothing_is_lost(
+    node, shim, listening, wait_until
+):
     machine = node(idle_timeout_s=0.2)
     heard = listening()
     idle, waiter = shim("idle", resident=900 * MIB), shim("waiter")
@@ -72,7 +74,7 @@ def test_a_refusal_names_its_reason(node, shim, listening, wait_until):
     assert "host memory" in notice["text"] or "RAM" in notice["text"]
 
 
-def test_who_is_stuck_is_told(node, shim, listening, wait_until):
+def test_a_stuck_kernels_user_is_told(node, shim, listening, wait_until):
     machine = node()
     heard = listening()
     kernel = shim("k", resident=MIB)

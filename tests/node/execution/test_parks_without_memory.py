@@ -27,7 +27,7 @@ def test_a_park_that_found_no_host_memory_is_not_tried_again_before_there_is_mor
     wait_until(lambda: len(kernel.heard.of(PARK)) == 2)
 
 
-def test_who_asked_for_a_park_hears_how_much_host_memory_is_missing(node, shim, wait_until):
+def test_a_refused_park_request_says_how_much_host_memory_is_missing(node, shim, wait_until):
     machine = node()
     kernel = shim("k", resident=TIB, flags=TRIMS)
     kernel.park_status = NO_HOST_ROOM

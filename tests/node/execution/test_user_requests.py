@@ -35,7 +35,7 @@ def parked(node, machine, shim, wait_until):
     return kernel
 
 
-def test_a_park_of_who_waits_by_a_wish_alone_withdraws_the_wish(parked, machine, residency, wait_until):
+def test_a_park_request_withdraws_a_waiting_resume_request(parked, machine, residency, wait_until):
     asked = in_background(machine.ask, "POST", "/kernels/k/resume", {})
     wait_until(lambda: residency("k") == "queued")
     status, kernel = machine.ask("POST", "/kernels/k/park", {})
@@ -67,7 +67,9 @@ def test_a_magic_is_told_that_the_wish_is_withdrawn(parked, machine, residency, 
     assert parked.heard.results == [(1, NOTHING, words)]
 
 
-def test_a_park_of_who_waits_for_a_call_says_that_it_waits_on(parked, machine, residency, wait_until):
+def test_a_park_request_for_a_kernel_with_a_waiting_call_says_that_it_waits_on(
+    parked, machine, residency, wait_until
+):
     parked.touch()
     wait_until(lambda: residency("k") == "queued")
     words = "it is parked already, and a call of its own waits in the queue for the GPU: interrupt the kernel to end"
@@ -82,7 +84,9 @@ def test_a_park_of_who_waits_for_a_call_says_that_it_waits_on(parked, machine, r
     assert machine.kernel("k")["place"] == 1
 
 
-def test_a_park_of_who_waits_with_a_part_on_the_gpu_says_so(parked, machine, shim, residency, wait_until):
+def test_a_park_request_for_a_waiting_kernel_with_a_part_on_the_gpu_says_so(
+    parked, machine, shim, residency, wait_until
+):
     shim("k", resident=100 * MIB)
     parked.become(QUEUED)
     wait_until(lambda: residency("k") == "queued")
@@ -91,7 +95,7 @@ def test_a_park_of_who_waits_with_a_part_on_the_gpu_says_so(parked, machine, shi
     assert answer["message"].startswith("a part of it is parked already")
 
 
-def test_who_waits_for_a_deleted_kernel_is_told_at_once(parked, machine, residency, wait_until):
+def test_a_request_for_a_deleted_kernel_is_answered_at_once(parked, machine, residency, wait_until):
     asked = in_background(machine.ask, "POST", "/kernels/k/resume", {})
     wait_until(lambda: residency("k") == "queued")
     assert machine.ask("DELETE", "/kernels/k")[0] == 204
@@ -99,7 +103,7 @@ def test_who_waits_for_a_deleted_kernel_is_told_at_once(parked, machine, residen
     assert result_of(asked) == ended
 
 
-def test_who_waits_for_a_resume_is_told_when_the_processes_are_gone(
+def test_a_resume_request_is_answered_when_the_processes_are_gone(
     node, machine, shim, residency, wait_until, monkeypatch
 ):
     monkeypatch.setattr(state, "HUNG_UP_FORGOTTEN_S", 0.1)
@@ -112,7 +116,7 @@ def test_who_waits_for_a_resume_is_told_when_the_processes_are_gone(
     assert result_of(asked) == (409, {"error": "kernel-ended", "message": "the kernel has ended"})
 
 
-def test_who_waits_for_a_park_is_told_when_the_process_ends():
+def test_a_park_request_is_answered_when_the_process_ends():
     async def story():
         clock = Clock()
         clock.now = time.monotonic()  # the wishes' own

@@ -30,7 +30,7 @@ def test_calls_wait_first_come_first_served_and_hear_their_place(node, shim, wai
         assert text == f"Waiting: {['1st', '2nd', '3rd'][number]}"
 
 
-def test_who_gives_up_loses_its_place(node, shim, wait_until):
+def test_a_waiter_that_gives_up_loses_its_place(node, shim, wait_until):
     machine = node()
     kernel = shim("k", parked=300 * MIB)
     kernel.resume_status = NO_GPU_ROOM
@@ -56,7 +56,7 @@ def test_an_allocation_makes_an_idle_kernel_yield_and_is_tried_again(node, shim,
     assert machine.node()["queue"] == []
 
 
-def test_an_allocation_with_nobody_to_yield_is_denied(node, shim, wait_until):
+def test_an_allocation_without_a_possible_victim_is_denied(node, shim, wait_until):
     node()
     asker = shim("asker", resident=900 * MIB)
     asker.allocate(400 * MIB, number=1)
@@ -64,7 +64,7 @@ def test_an_allocation_with_nobody_to_yield_is_denied(node, shim, wait_until):
     assert asker.heard.of(ROOM_ANSWER)[0].argument == 0
 
 
-def test_an_allocation_waits_while_who_could_yield_is_busy_and_counts_as_queued(node, shim, wait_until):
+def test_an_allocation_waits_for_a_busy_kernel_and_counts_as_queued(node, shim, wait_until):
     machine = node()
     shim("busy", resident=900 * MIB)
     asker = shim("asker", resident=100 * MIB)
@@ -119,7 +119,7 @@ def test_allocations_that_fail_with_room_evict_more_slowly_and_are_denied_in_the
     assert any(victim.state == PARKED for victim in victims)
 
 
-def test_an_allocation_on_a_gpu_that_nobody_knows_is_denied(node, shim, wait_until):
+def test_an_allocation_on_an_unknown_gpu_is_denied(node, shim, wait_until):
     machine = node()
     asker = shim("asker", resident=100 * MIB)
     asker.send(fake_shim.notify(fake_shim.ROOM, MIB, number=3, gpu=b"\xee" * 16))

@@ -81,7 +81,7 @@ def raw(private, kid="k1", algorithm="EdDSA", **claims):
     return jwt.encode(whole, private, algorithm=algorithm, headers={"kid": kid})
 
 
-def test_a_good_grant_says_who_it_is(verifier):
+def test_a_good_grant_names_its_user(verifier):
     claims = verifier.verify(
         verifier.sign(server="gpu", priority=3, caps={"gpu_bytes": 5 << 30}, audience=["x", US]), UID
     )
@@ -153,7 +153,7 @@ def test_everything_else_is_refused_with_the_reason(verifier):
             verifier.verify(grant, UID)
 
 
-def test_a_grant_for_a_user_id_is_nobody_elses(verifier):
+def test_a_grant_for_a_user_id_is_refused_to_other_user_ids(verifier):
     assert verifier.verify(verifier.sign(uid=UID), UID).user == "alice"
     with pytest.raises(GrantRefused, match="another user id"):
         verifier.verify(verifier.sign(uid=UID), 1001)
@@ -431,7 +431,7 @@ def reaches(shim, residency, wait_until):
     wait_until(lambda: shim.state == residency)
 
 
-def test_who_was_let_in_is_served_after_the_grant_has_expired(granting, verifier, wait_until):
+def test_a_connection_outlives_the_grant_that_opened_it(granting, verifier, wait_until):
     """Also after a pause and after the controller's end: a parked kernel must not wait for a grant."""
     grant, ends = expiring(verifier.private, caps={"gpu_bytes": 1 << 30})
     alice = someone(granting, grant)
@@ -457,7 +457,7 @@ def test_who_was_let_in_is_served_after_the_grant_has_expired(granting, verifier
     alice.close()
 
 
-def test_an_expired_grant_lets_nobody_else_in(granting, verifier, wait_until):
+def test_an_expired_grant_opens_no_further_connection(granting, verifier, wait_until):
     grant, ends = expiring(verifier.private)
     mallory, _ = expiring(verifier.private, sub="mallory")
     alice = someone(granting, grant)

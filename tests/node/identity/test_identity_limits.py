@@ -9,7 +9,7 @@ from jupyter_affinode.node.system.peers import Place
 ALICE, MALLORY, CONTAINERS = 61001, 61002, 1000
 
 
-def test_whoever_comes_from_ever_new_places_drives_out_only_themselves():
+def test_a_user_from_ever_new_places_displaces_only_their_own():
     strangers = {"alice": Place(ALICE, "/user", "pid:1")}
     for number in range(MANY_USERS.strangers_everyone * 2):
         place = Place(MALLORY, f"/user/{number}", f"pid:{number}")

@@ -43,7 +43,7 @@ def file(tmp_path):
         (MALLORY, MALLORY),
     ],
 )  # fmt: skip
-def test_whose_an_id_is(file, uid, person):
+def test_a_subordinate_id_belongs_to_its_user(file, uid, person):
     assert SubordinateIds(file).person_of(uid) == person
 
 
@@ -60,7 +60,7 @@ def test_a_file_that_comes_changes_or_goes_is_noticed(tmp_path, monkeypatch):
     assert ids.person_of(FIRST) == BOB, "it is being written, perhaps"
 
 
-def test_who_has_many_ids_takes_no_more_than_one_may(machine, file, wait_until):
+def test_a_user_with_many_ids_takes_no_more_than_one_id_may(machine, file, wait_until):
     needs_root()
     open_to_everyone(machine)
     limits = replace(MANY_USERS, links=2, kernels=2, links_everyone=4)

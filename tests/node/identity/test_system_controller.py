@@ -88,7 +88,7 @@ def test_of_others_a_person_sees_sums_and_nothing_else(two, wait_until):
     assert alice.ask("GET", "/node")[1]["queue"] == ["k1"]
 
 
-def test_administrators_see_everyone_by_name_and_move_everyone(two, person):
+def test_administrators_see_and_move_every_users_kernels_by_name(two, person):
     everyone = {f"uid-{ALICE}/k1", f"uid-{BOB}/k1"}
     for admin in (person(0), person(CAROL, STAFF)):
         assert everyone == set(admin.kernels())
@@ -121,7 +121,7 @@ def test_a_stream_of_events_tells_each_their_own(two, wait_until):
     assert not any(word in line for line in seen for word in ("secret", "thesis", str(ALICE)))
 
 
-def test_one_persons_kernels_are_limited_and_nobody_elses(two):
+def test_the_limit_on_one_users_kernels_leaves_other_users_alone(two):
     alice, bob = two
     statuses = [bob.ask("PUT", f"/kernels/k{number}", {})[0] for number in range(300)]
     assert statuses[:200] == [200] * 200
@@ -129,7 +129,7 @@ def test_one_persons_kernels_are_limited_and_nobody_elses(two):
     assert alice.ask("PUT", "/kernels/new", {})[0] == 200
 
 
-def test_it_is_killed_and_started_again_at_any_moment_and_nobody_is_lost(daemon, two, wait_until):
+def test_no_kernel_is_lost_when_it_is_killed_and_started_again_at_any_moment(daemon, two, wait_until):
     alice, bob = two
     alice.ask("POST", "/kernels/k1/park", {})
     for _ in range(3):
@@ -245,7 +245,7 @@ def test_two_containers_of_one_user_id_can_do_each_other_nothing(machine, tmp_pa
     assert "Traceback" not in machine.controller_log(), machine.controller_log()
 
 
-def test_a_report_has_ones_own_figures_and_an_administrators_has_everybodys(two, person, wait_until):
+def test_a_report_has_ones_own_figures_and_an_administrators_has_all_users(two, person, wait_until):
     alice, bob = two
     assert alice.ask("POST", "/kernels/k1/park", {})[0] == 200
     carol = person(CAROL, STAFF)
@@ -261,7 +261,7 @@ def test_a_report_has_ones_own_figures_and_an_administrators_has_everybodys(two,
     assert users(carol)[str(ALICE)] == 1
 
 
-def test_who_reads_reports_all_the_time_keeps_nobody_from_theirs(machine, monkeypatch, wait_until):
+def test_a_user_who_reads_reports_all_the_time_keeps_no_other_from_theirs(machine, monkeypatch, wait_until):
     needs_root()
     open_to_everyone(machine)
     goes_on, began = threading.Event(), []

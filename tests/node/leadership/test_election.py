@@ -17,7 +17,7 @@ from jupyter_affinode.node.leadership.election import AlreadyServed, Election, G
 CONTROLLER = (sys.executable, "-m", "jupyter_affinode.node", "--settle=0.1")
 
 
-def test_of_two_started_at_once_one_serves_and_the_other_says_who(machine, wait_until):
+def test_of_two_started_at_once_one_serves_and_the_other_names_it(machine, wait_until):
     pair = [
         machine.start(*CONTROLLER, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
         for _ in range(2)
@@ -52,7 +52,7 @@ def test_sigterm_ends_it_cleanly(machine):
     assert "SIGTERM" in machine.controller_log()
 
 
-def test_it_ends_when_nobody_needs_it(machine):
+def test_it_ends_when_it_is_no_longer_needed(machine):
     process = machine.start_controller("--keep-alive=0.5")
     assert process.wait(timeout=60) == 0
     assert "no kernel has needed this controller" in machine.controller_log()
@@ -94,7 +94,7 @@ def test_bad_settings_are_refused_at_the_start(machine):
         None,
     ],
 )
-def test_everybodys_controller_does_not_start_with_a_part_of_its_settings(machine, words):
+def test_a_system_controller_refuses_to_start_on_an_invalid_configuration(machine, words):
     """It would let everybody in as whoever they say."""
     config = machine.folder / "settings.py"
     if words is not None:
@@ -176,7 +176,7 @@ def test_the_locks_of_controllers_that_were_killed_go_with_the_next_start(tmp_pa
         process.stdout.close()
 
 
-def test_a_look_at_a_gpus_lock_refuses_nobody_that_gpu(tmp_path):
+def test_a_look_at_a_gpus_lock_refuses_that_gpu_to_no_controller(tmp_path):
     """The machine's controller looks whether a user's serves, by taking the lock for a moment."""
     (tmp_path / "gpus").mkdir(mode=0o700)
     with (tmp_path / "gpus" / "serves-GPU-1.lock").open("w") as looking:

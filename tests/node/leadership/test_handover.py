@@ -45,7 +45,7 @@ def test_kernels_move_over_to_the_machines_controller_as_they_are(gpu_machine):
     assert told.stdout.strip().endswith("done"), f"{told.stdout}\n{told.stderr}"
 
 
-def test_who_holds_a_users_lock_is_waited_for_but_not_for_ever(tmp_path, monkeypatch, caplog):
+def test_the_holder_of_a_users_lock_is_waited_for_but_not_for_ever(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(handover, "USERS_FOLDERS", tmp_path)
     folder = tmp_path / f"affinode-{os.getuid()}"
     folder.mkdir()
@@ -131,14 +131,14 @@ def test_a_users_folder_that_never_answers_is_waited_for_but_stops_nothing(monke
     goes_on.set()
 
 
-def test_where_users_locks_cannot_be_seen_nobody_is_waited_for(tmp_path, monkeypatch):
+def test_where_users_locks_cannot_be_seen_no_controller_is_waited_for(tmp_path, monkeypatch):
     """As where the unit was given a /tmp that is not there; else nothing would ever be decided."""
     monkeypatch.setattr(handover, "USERS_FOLDERS", tmp_path / "nowhere")
     assert users_who_serve(["GPU-1"]) == []
     assert Standby(logging.getLogger("test")).look(1.0, ["GPU-1"])
 
 
-def test_nobody_but_an_administrator_starts_the_machines_controller(tmp_path, monkeypatch):
+def test_only_an_administrator_starts_the_machines_controller(tmp_path, monkeypatch):
 
     path = tmp_path / "node.sock"
     monkeypatch.setattr(environment, "NODE_SOCKET", path)

@@ -36,7 +36,7 @@ def test_a_controller_is_started_once_and_answers(own):
     assert own.node() is not None
 
 
-def test_it_survives_who_started_it_and_takes_nothing_of_a_kernel_with_it(own, monkeypatch):
+def test_it_survives_the_process_that_started_it_and_keeps_nothing_of_a_kernel(own, monkeypatch):
     program = (
         "import jupyter_affinode.client.api as client, os;"
         "client.ensure_controller(extra_args=['--park-when=idle'], timeout_s=20);"

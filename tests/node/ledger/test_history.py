@@ -219,7 +219,7 @@ def test_where_none_runs_an_administrator_is_told_what_the_machines_controller_l
     assert "Measured for 0.0 h" in capsys.readouterr().out
 
 
-def test_a_ledger_that_cannot_be_written_is_told_and_keeps_nobody_from_moving(node, shim, path, wait_until):
+def test_a_ledger_that_cannot_be_written_is_told_and_stops_no_move(node, shim, path, wait_until):
     path.parent.write_text("a file where a folder should be")
     machine = node(history=HistoryOptions(path))
     kernel = shim("k1", resident=300 * MIB)

@@ -145,7 +145,7 @@ def test_a_file_that_is_too_large_loses_its_oldest_events_and_keeps_its_sums(fol
     assert rows(folder / "l", "SELECT held_byte_s FROM usage") == [(1.0,)]
 
 
-def test_nobody_makes_others_events_be_forgotten(folder):
+def test_a_users_events_do_not_displace_other_users_events(folder):
     store = LedgerStore(folder / "l")
     many = [replace(event(), user="mallory", at=NOW + number) for number in range(20_000)]
     store.write(Batch(NOW, [event(NOW - DAY_S), *many]))

@@ -93,7 +93,7 @@ def test_both_days_of_a_period_are_in_it(ledger):
 
 
 @pytest.mark.parametrize("user", [None, "bob", "uid-2", "alice", "uid-1", "nobody", "' OR 1=1 --"])
-def test_who_may_see_their_own_figures_alone_sees_no_others(ledger, user):
+def test_a_user_sees_their_own_figures_alone(ledger, user):
     answer = report(ledger, Question.of(TODAY, user=user, only="uid-1"))
     assert {row["user"] for row in answer["rows"]} <= {"alice"}
     assert answer["total"]["held_gib_hours"] == (3.0 if user in (None, "alice", "uid-1") else 0.0)

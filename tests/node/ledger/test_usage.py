@@ -96,7 +96,7 @@ def test_setting_the_clock_changes_the_day_but_no_duration():
     assert {key.day for key in usage.by_key} == {19995, 20009}
 
 
-def test_while_nobody_looked_nothing_is_counted():
+def test_time_without_looks_is_not_counted():
     meter = Meter()
     meter.look(0.0, NOON, [seen(held=10)])
     meter.look(GAP_MAX_S + 1, NOON + GAP_MAX_S + 1, [seen(held=10)])

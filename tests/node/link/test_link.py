@@ -134,13 +134,13 @@ def test_a_page_that_turns_to_nonsense_costs_the_process_its_connection(attacked
     assert "state 99" in attacked.controller_log()
 
 
-def test_who_never_says_hello_is_dropped(attacked):
+def test_a_connection_without_hello_is_dropped(attacked):
     with link(attacked) as quiet:
         assert is_hung_up(quiet)
     assert "no HELLO" in attacked.controller_log()
 
 
-def test_who_does_not_read_is_dropped_and_nobody_waits_for_it(attacked):
+def test_a_shim_that_does_not_read_is_dropped_and_delays_no_other(attacked):
     page = FakePage()
     with link(attacked) as deaf:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
@@ -155,7 +155,7 @@ def test_who_does_not_read_is_dropped_and_nobody_waits_for_it(attacked):
     assert "has not read" in attacked.controller_log()
 
 
-def test_a_flood_is_read_slowly_and_serves_everyone_else(attacked):
+def test_a_flood_is_read_slowly_while_other_shims_are_served(attacked):
     page = FakePage()
     with link(attacked) as loud:
         send(loud, hello("loud"), page.descriptor)

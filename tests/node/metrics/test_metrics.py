@@ -186,7 +186,7 @@ def test_over_tcp_there_are_metrics_and_nothing_else(served):
     assert ask(served, "POST", "/metrics")[0] == 405
 
 
-def test_who_connects_and_says_nothing_keeps_no_place_for_ever(served):
+def test_a_silent_connection_keeps_no_place_for_ever(served):
     silent = [socket.create_connection(("127.0.0.1", served)) for _ in range(CONNECTIONS_MAX + 8)]
     for each in silent:
         each.close()

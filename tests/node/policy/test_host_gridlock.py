@@ -91,7 +91,7 @@ def test_where_there_is_a_way_it_is_taken_and_where_there_is_none_that_is_said()
             assert unknown or any("host memory" in reason for reason in reasons), (seed, reasons)
 
 
-def test_as_long_as_there_is_a_way_somebody_is_served_and_it_ends_well():
+def test_waiters_are_served_until_there_is_no_way_to_serve_any():
     """From wherever it begins, until there is nobody left who waits, or no way to serve anybody."""
     for seed, machine in seeds():
         for _ in range(600):
@@ -140,7 +140,7 @@ def test_twenty_kernels_of_twenty_gib_on_two_gpus_all_get_their_turns(others):
     assert machine.counts.get("parks failed for host memory", 0) < 10, machine.counts
 
 
-def test_what_is_freed_by_somebody_else_is_used_at_once():
+def test_host_memory_freed_by_other_programs_is_used_at_once():
     machine = twenty(others=46)
     for _ in range(int(60 / STEP_S)):
         machine.step()
@@ -174,7 +174,7 @@ def queued(name, size):
     return Sharer(name, size, "GPU-0", residency=Residency.QUEUED)
 
 
-def test_what_somebody_on_the_way_back_will_keep_is_waited_for_and_is_no_refusal():
+def test_the_retained_copy_of_a_resuming_kernel_is_waited_for_without_a_refusal():
     comes = queued("comes", 15)
     machine = machine_with(Sharer("idle", 20, "GPU-0"), comes, queued("waits", 20), host=40)
     comes.residency, comes.moving_until, comes.wants_since = Residency.RESUMING, machine.now + 1, None
@@ -185,7 +185,7 @@ def test_what_somebody_on_the_way_back_will_keep_is_waited_for_and_is_no_refusal
     assert [(type(action), action.kernel_id) for action in decided(machine)] == [(Trim, "comes")]
 
 
-def test_who_lacks_host_memory_holds_up_nobody_for_whom_there_is_room():
+def test_a_waiter_without_host_memory_does_not_hold_up_one_that_fits():
     """It is only by somebody's coming back that there is more."""
     machine = machine_with(
         Sharer("idle", 30, "GPU-0"),
@@ -198,7 +198,7 @@ def test_who_lacks_host_memory_holds_up_nobody_for_whom_there_is_room():
     assert next((type(action), action.kernel_id) for action in decided(machine)) == (Resume, "small")
 
 
-def test_nobody_is_parked_for_whom_host_memory_would_not_do_for_all_it_takes():
+def test_no_victim_is_parked_unless_host_memory_holds_all_that_are_needed():
     """Two must yield and there is room for one: it would have come back behind somebody who is never served."""
     kernels = Sharer("a", 20, "GPU-0"), Sharer("b", 20, "GPU-0"), queued("large", 35)
     assert not any(isinstance(action, Park) for action in decided(machine_with(*kernels, host=35 + 25)))

@@ -48,11 +48,11 @@ def test_where_its_own_gpu_is_full_it_comes_back_on_another_with_all_it_needs_re
     assert action == Resume("k", {B: 5 * GIB}, "it waited 5 s, and its own GPU is full", gpu=B)
 
 
-def test_who_may_not_waits_at_home():
+def test_a_kernel_that_may_not_migrate_waits_at_home():
     assert decided(deep("k", to=()), busy("busy"), gpus=gpus(a=1, b=16)) == []
 
 
-def test_nobody_comes_from_elsewhere_to_make_a_gpu_run_low():
+def test_no_kernel_migrates_to_make_a_gpu_run_low():
     enough = 5 * GIB + MARGIN + LOW
     full = gpus(a=1)
     assert decided(deep("k"), busy("x"), gpus={**full, B: Gpu(B, enough - 1, 16 * GIB, NOW)}) == []
@@ -72,7 +72,7 @@ def test_of_several_the_one_with_most_room():
     assert action.gpu == C
 
 
-def test_who_waits_there_already_goes_first():
+def test_a_gpus_own_waiter_goes_before_a_migration():
     def crowd(native_waits):
         native = asks(busy("native", GIB, gpu=B), 10 * GIB, waits=native_waits, gpu=B)
         return [deep("k"), native, busy("x"), busy("y", 7 * GIB, gpu=B)]
@@ -82,13 +82,13 @@ def test_who_waits_there_already_goes_first():
     assert action.gpu == B
 
 
-def test_who_waits_for_their_own_gpu_is_not_held_up_by_somebody_from_elsewhere_for_whom_there_is_no_room():
+def test_a_migration_without_room_does_not_hold_up_a_gpus_own_waiter():
     native = asks(busy("native", 2 * GIB, gpu=B), 2 * GIB, waits=1, gpu=B)
     (action,) = decided(deep("k", 8 * GIB), native, busy("x"), gpus=gpus(a=1, b=4))
     assert isinstance(action, GrantRoom)
 
 
-def test_backfill_beside_somebody_who_waits_at_home_for_an_allocation_on_the_other_gpu_too():
+def test_backfill_beside_a_waiter_that_also_waits_for_an_allocation_on_the_other_gpu():
     request = RoomRequest((1, 1), B, 9 * GIB, NOW - 5)
     native = asks(busy("native", GIB, gpu=B), GIB, waits=1, gpu=B)
     fill = NEEDED.changed(backfill=True)
@@ -97,7 +97,7 @@ def test_backfill_beside_somebody_who_waits_at_home_for_an_allocation_on_the_oth
     assert isinstance(action, GrantRoom) and action.kernel_id == "native"
 
 
-def test_who_could_never_come_back_on_a_gpu_closes_it_to_nobody():
+def test_a_kernel_that_never_fits_a_gpu_does_not_close_it_to_others():
     large, small = deep("large", 16 * GIB, waits=9), deep("small", GIB, waits=1)
     (action,) = decided(large, small, busy("x"), gpus=gpus(a=0, b=8))
     assert (action.kernel_id, action.gpu) == ("small", B)
@@ -110,13 +110,13 @@ def test_kernels_yield_for_a_waiter_at_home_alone():
     assert parks(decided(deep("k"), here, idle_there, gpus=gpus(a=1, b=1))) == ["here"]
 
 
-def test_who_is_second_at_home_may_be_first_elsewhere():
+def test_a_kernel_second_at_home_may_be_first_on_another_gpu():
     first, second = deep("first", 4 * GIB, waits=9, to=()), deep("second", 4 * GIB, waits=1)
     (action,) = decided(first, second, busy("x"), gpus=gpus(a=1, b=16))
     assert (action.kernel_id, action.gpu) == ("second", B)
 
 
-def test_who_can_never_come_back_at_home_goes_where_it_can():
+def test_a_kernel_that_never_fits_at_home_migrates():
     """Programs that nobody can move have taken its own GPU."""
     (action,) = decided(deep("k", 10 * GIB), gpus=gpus(a=2, b=16))
     assert action.gpu == B
@@ -169,7 +169,7 @@ def crowds(draw):
 
 @given(crowds(), st.sampled_from(["wait", "time_slice"]), st.booleans())
 @settings(deadline=None, max_examples=100)
-def test_no_gpu_is_given_twice_and_nobody_is_passed_in_its_own_line(crowd, when_full, backfill):
+def test_no_gpu_is_given_twice_and_no_waiter_is_passed_in_its_own_queue(crowd, when_full, backfill):
     policy = NEEDED.changed(when_full=when_full, backfill=backfill)
     actions = decide(NOW, crowd, policy)
     assert len({action.kernel_id for action in actions}) == len(actions)

@@ -55,7 +55,7 @@ def test_the_emptiest_gpu_comes_first_and_others_of_its_kind_after_it():
     assert chosen([]) == []
 
 
-def test_who_may_be_parked_takes_half_the_room_of_who_is_busy():
+def test_an_idle_kernel_counts_half_of_a_busy_one():
     gpus = [gpu("a", used=40), gpu("b", used=30)]
     busy, idle = kernel("busy", "b", 30), kernel("idle", "a", 40, idle=1000)
     assert chosen(gpus, idle, busy) == ["a", "b"]  # 80 - 20 beside 80 - 30
@@ -126,7 +126,7 @@ def test_of_another_persons_new_kernels_only_a_few_count_and_not_for_long():
     assert newcomers_by_gpu(crowd, "mallory", NOW) == {"a": 250}, "their own are theirs to spread"
 
 
-def test_people_who_start_a_kernel_each_are_spread_while_they_start():
+def test_kernels_that_start_together_are_spread():
     people = [each for name in "bcdef" for each in newcomers(name, "a" if name < "e" else "b")]
     assert newcomers_by_gpu(people, "alice", NOW) == {"a": 3, "b": 2}
     slow = newcomers("bob", "a", since=NOW - 300, alive=True)
@@ -136,7 +136,7 @@ def test_people_who_start_a_kernel_each_are_spread_while_they_start():
     assert newcomers_by_gpu(slow, "alice", NOW + PLACED_LASTS_S) == {}
 
 
-def test_what_pages_claim_beyond_what_nvml_sees_steers_nobody():
+def test_claims_of_pages_beyond_nvmls_figures_steer_no_placement():
     gpus = [gpu("a", used=10), gpu("b", used=40)]
     liar = kernel("liar", "a", 80)
     assert chosen(gpus, liar, kernel("honest", "b", 40)) == ["a", "b"]
@@ -199,6 +199,6 @@ def test_the_controller_spreads_new_kernels(node, machine, shim, wait_until):
     assert placed("n3") == ["GPU-second", first]
 
 
-def test_without_nvml_nobody_is_placed(node, machine):
+def test_without_nvml_no_kernel_is_placed(node, machine):
     node()
     assert machine.ask("POST", "/kernels/n/place", {}) == (200, {"visible_devices": []})

@@ -63,7 +63,7 @@ def test_a_hold_ends():
 # ---- who claims what it has not
 
 
-def test_who_claims_more_than_the_gpu_has_in_use_keeps_nobody_else_there():
+def test_a_kernel_that_claims_more_than_the_gpu_has_in_use_keeps_no_other_there():
     asker = asks(resident("asker", GIB, idle=0), 6 * GIB, waits=1)
     liar = resident("liar", 40 * GIB, park_copies_bytes=0)
     crowd = [asker, liar, resident("honest", 8 * GIB)]
@@ -94,7 +94,7 @@ def test_more_than_nvml_sees_in_use_is_not_believed_once_it_has_looked_again():
 # ---- when
 
 
-def test_by_default_nobody_is_parked_for_nobody():
+def test_by_default_no_kernel_is_parked_without_a_waiter():
     assert decide(NOW, node(resident("k"), free=8 * GIB), NEEDED) == []
 
 
@@ -122,7 +122,7 @@ def test_a_call_in_a_parked_kernel_resumes_it_when_there_is_room():
     assert action == Resume("k", {A: 4 * GIB}, "it waited 0.5 s")
 
 
-def test_a_parked_kernel_that_nobody_touches_stays_parked():
+def test_a_parked_kernel_without_a_call_stays_parked():
     assert decide(NOW, node(parked("k"), free=16 * GIB), NEEDED) == []
 
 
@@ -131,13 +131,13 @@ def test_room_that_is_reserved_is_not_given_twice():
     assert decide(NOW, node(parked("k", waits=1), free=5 * GIB, reservations=reserved), NEEDED) == []
 
 
-def test_two_who_fit_only_one_at_a_time_resume_one_at_a_time_first_come_first():
+def test_two_kernels_that_fit_only_one_at_a_time_resume_in_order():
     actions = decide(NOW, node(parked("late", waits=1), parked("early", waits=2), free=6 * GIB), NEEDED)
     assert [type(action) for action in actions] == [Resume]
     assert actions[0].kernel_id == "early"
 
 
-def test_nobody_overtakes_the_head_of_the_queue_on_its_gpu_but_another_gpus_queue_is_its_own():
+def test_the_head_of_a_gpus_queue_is_not_overtaken_and_each_gpu_has_its_own():
     big, small = parked("big", 8 * GIB, waits=9), parked("small", 1 * GIB, waits=1)
     busy = resident("busy", 14 * GIB, idle=0)
     elsewhere = parked("elsewhere", 1 * GIB, waits=1, gpu=B)
@@ -145,7 +145,7 @@ def test_nobody_overtakes_the_head_of_the_queue_on_its_gpu_but_another_gpus_queu
     assert [action.kernel_id for action in actions] == ["elsewhere"]
 
 
-def test_the_last_bytes_are_given_when_nobody_is_left_who_could_yield():
+def test_the_last_bytes_are_given_when_no_victim_is_left():
     """The margin is a courtesy, not a wall: with nobody to yield the kernel must still come back."""
     assert len(decide(NOW, node(parked("k", 16 * GIB, waits=1), free=16 * GIB), NEEDED)) == 1
 
@@ -169,7 +169,7 @@ def test_for_a_waiter_just_enough_idle_kernels_yield_the_longest_idle_first():
     assert parks(actions) == ["idle-3", "idle-2"]  # the second for the margin
 
 
-def test_nobody_is_parked_who_turns_out_to_be_needless():
+def test_a_victim_that_turns_out_to_be_needless_is_not_parked():
     kernels = [resident("small", 1 * GIB, idle=9000), resident("large", 8 * GIB, idle=1000)]
     actions = decide(NOW, node(parked("k", 7 * GIB, waits=1), *kernels, free=0), NEEDED)
     assert parks(actions) == ["large"]
@@ -184,13 +184,13 @@ def test_busy_kernels_do_not_yield_and_the_waiter_waits():
     assert decide(NOW, node(parked("k", waits=1), resident("busy", 15 * GIB, idle=0), free=GIB), NEEDED) == []
 
 
-def test_while_someone_waits_an_open_cell_yields_after_a_minute():
+def test_an_open_cell_becomes_eligible_after_a_minute_while_a_kernel_waits():
     cell = resident("cell", 15 * GIB, idle=61, cell_open=True)
     assert parks(decide(NOW, node(parked("k", waits=1), cell), NEEDED)) == ["cell"]
     assert decide(NOW, node(cell), IDLE) == []
 
 
-def test_who_is_held_does_not_yield():
+def test_a_held_kernel_is_not_parked():
     held = resident("held", 15 * GIB, held_until=NOW + 100)
     assert decide(NOW, node(parked("k", waits=1), held), NEEDED) == []
 
@@ -237,7 +237,7 @@ def test_an_allocation_that_can_never_fit_is_denied_so_that_the_program_sees_its
     assert "8 GiB" in action.reason
 
 
-def test_nobody_is_parked_for_an_allocation_that_can_never_fit():
+def test_no_kernel_is_parked_for_an_allocation_that_can_never_fit():
     kernel = asks(resident("k", 12 * GIB, idle=0), 8 * GIB, waits=0.1)
     assert decide(NOW, node(kernel, resident("idle", 2 * GIB), free=2 * GIB), NEEDED) == []
 
@@ -254,7 +254,7 @@ def test_an_allocation_waits_for_busy_kernels_that_may_yield_later():
     assert decide(NOW, node(kernel, resident("busy", 12 * GIB, idle=0), free=0), NEEDED) == []
 
 
-def test_an_allocation_that_keeps_failing_with_room_evicts_nobody_for_a_while_and_is_denied_in_the_end():
+def test_an_allocation_that_keeps_failing_with_room_evicts_no_kernel_for_a_while_and_is_denied_in_the_end():
     kernel = asks(resident("k", idle=0, reclaim_after=NOW + 1), 4 * GIB, waits=1)
     assert decide(NOW, node(kernel, resident("idle", 8 * GIB), free=0), NEEDED) == []
     hopeless = replace(kernel, hopeless=True)
@@ -283,7 +283,7 @@ def test_a_kernel_that_cannot_move_is_refused_with_a_reason():
     assert isinstance(action, RefusePark)
 
 
-def test_without_host_memory_nobody_is_parked_and_the_reason_says_how_much_is_missing():
+def test_without_host_memory_no_kernel_is_parked_and_the_reason_says_how_much_is_missing():
     (action,) = decide(NOW, node(resident("k", 4 * GIB), host=Host(4 * GIB)), IDLE)
     assert isinstance(action, RefusePark)
     assert (action.slug, "4 GiB" in action.reason, "3 GiB" in action.reason) == ("no-host-memory", True, True)
@@ -327,7 +327,7 @@ def test_a_kernel_on_two_gpus_resumes_when_there_is_room_on_both_and_not_before(
     assert action.reserved_bytes == {A: 4 * GIB, B: 4 * GIB}
 
 
-def test_who_waits_for_two_gpus_is_not_overtaken_on_either():
+def test_a_waiter_for_two_gpus_is_not_overtaken_on_either():
     both = on_both(parked("first", waits=5.0), 4 * GIB)
     second = parked("second", 1 * GIB, waits=1.0, gpu=B)
     crowd = resident("crowd", 12 * GIB, idle=0.0)
@@ -351,7 +351,7 @@ def test_the_parked_part_of_a_kernel_is_left_alone_while(change):
     assert decide(NOW, node(split("k", **change), free=3 * GIB), NEEDED) == []
 
 
-def test_for_the_parked_part_of_a_kernel_nobody_yields_or_waits():
+def test_the_parked_part_of_a_split_kernel_evicts_and_delays_no_other():
     idle = resident("idle")
     assert decide(NOW, node(split("k"), idle, free=1 * GIB), NEEDED) == []
     waiter = parked("waiter", 9 * GIB, waits=1.0)

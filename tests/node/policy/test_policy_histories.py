@@ -99,7 +99,7 @@ POLICIES = st.sampled_from(
 
 @given(notebooks(), POLICIES)
 @FEW
-def test_everybody_gets_the_gpu_in_the_end_and_nobody_out_of_memory(made, policy):
+def test_every_kernel_gets_the_gpu_in_the_end_and_none_out_of_memory(made, policy):
     machine = run(machine_of(made, policy))
     assert not any(notebook.denied for notebook in made)
     assert not any(isinstance(action, EndKernel) for _, action in machine.actions)
@@ -113,7 +113,7 @@ def test_holds_wishes_refusals_deaths_and_jumping_clocks_break_nothing(made, pol
 
 @given(notebooks(), st.integers(99, 200), st.integers(0, 1 << 32), st.sampled_from(["wait", "time_slice"]))
 @FEW
-def test_limits_of_users_are_kept_and_everybody_gets_the_gpu_in_the_end(made, limit, seed, when_full):
+def test_quotas_are_kept_and_every_kernel_gets_the_gpu_in_the_end(made, limit, seed, when_full):
     policy = BASE.changed(quotas=f"*={2 * limit * MIB}", when_full=when_full)
     for notebook in made:
         assert sum(notebook.sizes.values()) <= 2 * limit * MIB
@@ -122,7 +122,7 @@ def test_limits_of_users_are_kept_and_everybody_gets_the_gpu_in_the_end(made, li
 
 @given(notebooks(groups=False, least=2), st.sampled_from([0.0, 2.0, 4.0]), st.booleans())
 @FEW
-def test_with_time_slices_nobody_waits_longer_than_the_bound(made, ageing_s, backfill):
+def test_with_time_slices_no_kernel_waits_longer_than_the_bound(made, ageing_s, backfill):
     """While others may overtake, and then a quantum and two moves for each that is still before it.
 
     Each waiter needs at most everybody else to go, one after the other, each after its quantum.
@@ -136,7 +136,7 @@ def test_with_time_slices_nobody_waits_longer_than_the_bound(made, ageing_s, bac
 
 @given(notebooks(groups=False, least=3), st.sampled_from([2.0, 4.0]))
 @FEW
-def test_who_comes_much_later_is_never_served_before(made, ageing_s):
+def test_a_much_later_waiter_is_never_served_first(made, ageing_s):
     """What `_check_order` looks for at each step, here over the whole history and by moments alone."""
     policy = BASE.changed(ageing_s=ageing_s)
     machine = run(machine_of(made, policy))
@@ -175,7 +175,7 @@ def test_on_a_controller_of_ones_own_the_order_is_first_come_first_served():
 
 @given(notebooks(), POLICIES, st.data(), st.none() | st.integers(0, 1 << 32))
 @FEW
-def test_users_take_turns_and_everybody_gets_the_gpu_in_the_end(made, policy, data, seed):
+def test_users_take_turns_and_every_kernel_gets_the_gpu_in_the_end(made, policy, data, seed):
     """`_check_turns` looks at each step for the bound on being passed by."""
     for notebook in made:
         notebook.payer = data.draw(st.sampled_from(["ann", "bob", "eve"]))
@@ -208,7 +208,7 @@ def test_two_long_cells_take_turns_with_time_slices_and_one_waits_for_the_other_
     assert granted >= 1060
 
 
-def test_nobody_is_preempted_for_nobody():
+def test_no_kernel_is_preempted_without_a_waiter():
     alone = run(
         machine_of([Notebook("k", {"A": 80 * MIB}, [(0.0, 60.0)])], BASE.changed(when_full="time_slice"))
     )
@@ -230,7 +230,7 @@ def test_the_newest_is_ended_for_an_older_and_never_the_other_way_round():
 
 
 @pytest.mark.parametrize("when_full", ["wait", "time_slice", "terminate_newest"])
-def test_who_holds_is_left_alone_whatever_is_done_when_the_gpu_is_full(when_full):
+def test_a_held_kernel_is_left_alone_whatever_is_done_when_the_gpu_is_full(when_full):
     policy = BASE.changed(when_full=when_full)
     waits = parked(Notebook("waits", {"A": 80 * MIB}, [(0.0, 5.0)]))
     holds = Notebook(

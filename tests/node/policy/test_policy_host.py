@@ -48,7 +48,7 @@ def test_a_park_of_unknown_need_is_tried_with_what_there_is():
     assert actions == [Park("k", "idle 17 min", 2 * GIB)]
 
 
-def test_one_whose_shim_knows_no_budget_must_fit_with_all_it_has():
+def test_a_kernel_with_a_shim_without_budgets_must_fit_with_all_it_has():
     (action,) = decide(NOW, node(resident("k", 4 * GIB, use=HostUse()), available=3 * GIB), IDLE)
     assert isinstance(action, RefusePark)
 
@@ -105,18 +105,18 @@ def test_while_that_is_under_way_the_park_waits_for_it():
     assert decide(NOW, node(*kernels, available=3 * GIB), IDLE) == []
 
 
-def test_nobody_gives_back_what_would_not_suffice():
+def test_no_retained_copy_is_trimmed_where_that_would_not_suffice():
     kernels = (resident("k", 32 * GIB), resident("keeper", idle=1, use=keeps(8 * GIB)))
     assert decide(NOW, node(*kernels, available=3 * GIB), IDLE) == [Park("k", "idle 17 min", 2 * GIB)]
 
 
-def test_nobody_gives_back_anything_for_a_park_that_took_little_the_last_time():
+def test_no_retained_copy_is_trimmed_for_a_park_that_took_little_the_last_time():
     zeros = keeps(0, takes=100 * MIB)
     kernels = (resident("k", 32 * GIB, use=zeros), resident("keeper", idle=1, use=keeps(8 * GIB)))
     assert decide(NOW, node(*kernels, available=3 * GIB), IDLE) == [Park("k", "idle 17 min", 2 * GIB)]
 
 
-def test_who_keeps_most_for_longest_gives_back_first():
+def test_the_largest_and_oldest_retained_copy_is_trimmed_first():
     kernels = (
         resident("new", idle=1, use=keeps(8 * GIB, since=10)),
         resident("old", idle=1, use=keeps(4 * GIB, since=1000)),
@@ -201,7 +201,7 @@ def test_lots_are_not_given_twice_in_one_pass():
     assert [action.lot_bytes for action in actions] == [4 * GIB, 2 * GIB]
 
 
-def test_who_may_be_parked_soon_gets_lots_ahead_of_time_once():
+def test_a_kernel_soon_to_be_eligible_gets_lots_ahead_of_time_once():
     idle = (resident("soon", idle=295), resident("later", idle=200), resident("now", idle=400))
     actions = decide(NOW, node(*idle, available=32 * GIB, lot_bytes=6 * GIB), NEEDED)
     assert actions == [GiveLots("now", 4 * GIB), GiveLots("soon", 2 * GIB)]
@@ -209,7 +209,7 @@ def test_who_may_be_parked_soon_gets_lots_ahead_of_time_once():
     assert decide(NOW, node(has_some, available=32 * GIB, lot_bytes=6 * GIB), NEEDED) == []
 
 
-def test_who_keeps_enough_or_knows_no_lots_gets_none():
+def test_a_kernel_with_enough_retained_or_without_lots_gets_none():
     kernels = (resident("keeps", use=keeps(4 * GIB)), resident("old", use=HostUse()))
     assert decide(NOW, node(*kernels, available=32 * GIB, lot_bytes=6 * GIB), NEEDED) == []
 

@@ -154,7 +154,7 @@ def test_what_is_given_is_there(node, policy):
 
 @given(nodes())
 @settings(max_examples=60, deadline=None)
-def test_nobody_is_parked_without_need(node):
+def test_no_kernel_is_parked_without_need(node):
     """With the default, a park has been asked for, or someone waits, or memory is low."""
     parked = {action.kernel_id for action in decide(NOW, node, QUICK) if isinstance(action, Park)}
     asked = {kernel.id for kernel in node.kernels if kernel.park_asked}
@@ -235,7 +235,7 @@ def test_parks_of_one_pass_take_no_host_memory_that_is_reserved_or_taken(node, p
 
 @given(nodes(), POLICIES, RESERVES)
 @settings(max_examples=80, deadline=None)
-def test_nobody_gives_back_what_it_keeps_without_need(node, policy, reserve):
+def test_no_retained_copy_is_trimmed_without_need(node, policy, reserve):
     """The machine or a cgroup is under its reserve, or someone who may be parked does not fit beside it."""
     policy = policy.changed(host_reserve_bytes=reserve)
     actions = decide(NOW, node, policy)
@@ -256,7 +256,7 @@ def test_nobody_gives_back_what_it_keeps_without_need(node, policy, reserve):
 
 @given(nodes())
 @settings(max_examples=50, deadline=None)
-def test_with_host_memory_for_everyone_nobody_gives_anything_back(node):
+def test_with_host_memory_for_all_no_retained_copy_is_trimmed(node):
     roomy = replace(node, host=Host(1 << 50, total_bytes=1 << 51))
     assert not any(isinstance(action, Trim) for action in decide(NOW, roomy, QUICK))
 
@@ -270,7 +270,7 @@ def test_with_host_memory_for_everyone_nobody_gives_anything_back(node):
     POLICIES,
 )
 @settings(max_examples=30, deadline=None)
-def test_everyone_finishes_nobody_starves_and_nobody_sees_out_of_memory(scripts, policy):
+def test_every_kernel_finishes_in_time_without_out_of_memory(scripts, policy):
     """Kernels that each fit alone, together far more than the GPU: all finish, in a bounded time."""
     made = [
         SimulatedKernel(f"k{number}", _at_most([size * MIB for size in sizes]), works)
@@ -295,7 +295,7 @@ def _at_most(sizes):
     return kept
 
 
-def test_an_allocation_larger_than_the_gpu_is_denied_and_evicts_nobody():
+def test_an_allocation_larger_than_the_gpu_is_denied_and_evicts_no_kernel():
     idle = SimulatedKernel("idle", [600 * MIB], 0.25)
     greedy = SimulatedKernel("greedy", [100 * MIB, 2000 * MIB], 0.25)
     world = World(TOTAL, [idle, greedy], QUICK)

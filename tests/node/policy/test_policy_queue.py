@@ -32,7 +32,7 @@ def order(*kernels, settings=NEEDED):
 # ---- classes and ageing
 
 
-def test_a_higher_class_goes_first_and_within_a_class_who_came_first():
+def test_a_higher_class_goes_first_and_within_a_class_the_earliest_waiter():
     kernels = [parked("a", waits=9), parked("b", waits=30, priority=1), parked("c", waits=5, priority=1)]
     assert order(*kernels) == ["b", "c", "a"]
 
@@ -46,9 +46,7 @@ def test_waiting_is_worth_a_class_for_each_ageing_s():
 
 @given(st.integers(-2000, 2000), st.integers(-2000, 2000), st.floats(0, 5000), st.floats(0, 500))
 @settings(deadline=None)
-def test_whatever_the_classes_nobody_is_overtaken_by_who_comes_later_than_the_bound(
-    one, other, later, ageing
-):
+def test_no_class_overtakes_a_waiter_by_more_than_the_bound(one, other, later, ageing):
     policy = NEEDED.changed(ageing_s=ageing)
     first, second = (
         parked("first", waits=6000, priority=one),
@@ -74,7 +72,7 @@ def served_at(moment, payer, priority=0, gpu=A):
     return {(payer, priority, gpu): moment}
 
 
-def test_a_user_who_was_served_goes_behind_those_who_waited_by_then():
+def test_a_served_user_goes_behind_users_who_waited_by_then():
     ann = [parked(f"ann{number}", waits=90 - number, payer="ann") for number in range(3)]
     bob, eve = parked("bob", waits=9, payer="bob"), parked("eve", waits=30, payer="eve")
     everybody = node(*ann, bob, eve)
@@ -149,7 +147,7 @@ def test_two_that_wait_and_each_have_a_process_on_the_gpu_are_both_served():
 @pytest.mark.parametrize(
     "busy", [{"idle": 1.0}, {"calls_in_flight": 1}, {"held_until": NOW + 1}, {"is_opted_out": True}]
 )
-def test_who_waits_keeps_its_process_that_is_at_work_on_the_gpu(busy):
+def test_a_waiter_keeps_its_process_that_is_at_work_on_the_gpu(busy):
     waits = parked("first", 6 * GIB, waits=20)
     second = waits_beside("second", 6 * GIB, 4 * GIB, waits=10, **busy)
     assert parks(decide(NOW, node(waits, second, free=4 * GIB), NEEDED)) == []
@@ -170,7 +168,7 @@ GRAINS = st.lists(st.integers(0, 12), max_size=6)
 
 @given(st.integers(-5, 40), st.integers(0, 12), GRAINS)
 @settings(deadline=None, max_examples=100)
-def test_nobody_is_called_undelayed_who_is_delayed(lacks, size, yields):
+def test_no_delayed_waiter_is_called_undelayed(lacks, size, yields):
     """Against all sets, tried one by one. Sizes of whole grains lose nothing to rounding."""
     sums = {sum(chosen) for many in range(len(yields) + 1) for chosen in itertools.combinations(yields, many)}
     truth = any(lacks <= each < lacks + size for each in sums)
@@ -196,13 +194,13 @@ def of(kernel, user, *groups):
 LIMITED = NEEDED.changed(quotas="ann=10GiB")
 
 
-def test_beyond_a_users_limit_their_own_idle_kernels_yield_and_nobody_elses():
+def test_beyond_a_users_quota_only_their_own_idle_kernels_are_parked():
     waiter = of(parked("waiter", 6 * GIB, waits=1), "ann")
     kernels = [of(resident("own", 6 * GIB), "ann"), of(resident("other", 6 * GIB, idle=9000), "bob"), waiter]
     assert parks(decide(NOW, node(*kernels, free=4 * GIB, total=32 * GIB), LIMITED)) == ["own"]
 
 
-def test_who_waits_for_their_own_limit_holds_up_nobody_else():
+def test_a_waiter_over_its_own_quota_holds_up_no_other_user():
     blocked = of(parked("blocked", 6 * GIB, waits=9), "ann")
     kernels = [of(busy("own", 6 * GIB), "ann"), blocked, of(parked("other", 6 * GIB, waits=1), "bob")]
     actions = decide(NOW, node(*kernels, free=8 * GIB, total=32 * GIB), LIMITED)
@@ -231,7 +229,7 @@ def test_an_allocation_that_exceeds_the_limit_by_itself_is_denied_with_the_limit
     assert "user ann" in action.reason and "10 GiB" in action.reason
 
 
-def test_a_user_who_has_grown_beyond_the_limit_loses_idle_kernels_though_nobody_waits():
+def test_a_user_grown_beyond_the_quota_has_idle_kernels_parked_without_a_waiter():
     kernels = [of(resident("old", 6 * GIB, idle=9000), "ann"), of(busy("new", 6 * GIB), "ann")]
     (action,) = decide(NOW, node(*kernels, free=20 * GIB, total=32 * GIB), LIMITED)
     assert (type(action), action.kernel_id, action.cause) == (Park, "old", Cause.LIMIT)
@@ -249,7 +247,7 @@ def test_a_grants_cap_is_a_limit_too_and_the_lower_one_counts():
 
 
 @pytest.mark.parametrize("change", [{}, {"hopeless": True}, {"user": "ann"}, {"wants_since": NOW - 9}])
-def test_an_allocation_on_a_gpu_that_nobody_names_any_more_keeps_nobody_from_being_served(change):
+def test_an_allocation_on_a_gpu_that_is_gone_keeps_no_waiter_from_being_served(change):
     """A page named it while the allocation was asked for, and then no longer."""
     policy = NEEDED.changed(quotas="ann=1GiB")
     gone = replace(asks(resident("gone"), 2 * GIB, waits=9, gpu="GPU-gone"), **change)
@@ -269,7 +267,7 @@ def test_groups_share_their_limit():
     assert len(decide(NOW, node(*kernels, free=20 * GIB, total=32 * GIB), policy)) == 1
 
 
-def test_who_is_opted_out_never_yields_but_by_their_own_wish():
+def test_an_opted_out_kernel_is_parked_only_on_request():
     out = resident("out", 14 * GIB, idle=9000, is_opted_out=True, resident_since=NOW - 9000)
     waiter = parked("waiter", 8 * GIB, waits=100)
     for policy in (NEEDED.changed(park_when="idle"), SLICES, NEWEST):
@@ -280,7 +278,7 @@ def test_who_is_opted_out_never_yields_but_by_their_own_wish():
 # ---- a full GPU
 
 
-def test_turns_end_for_who_has_had_the_gpu_longest_and_no_more_of_them_than_needed():
+def test_the_longest_resident_kernels_are_preempted_and_no_more_than_needed():
     kernels = [busy(f"k{age}", 5 * GIB, resident_since=NOW - age) for age in (70, 90, 80)]
     waiter = parked("waiter", 4 * GIB, waits=1)
     (action,) = decide(NOW, node(*kernels, waiter, free=0), SLICES)
@@ -301,12 +299,12 @@ def test_turns_end_for_who_has_had_the_gpu_longest_and_no_more_of_them_than_need
         {"retry_at": NOW + 1},
     ],
 )
-def test_nobody_is_preempted_who(change):
+def test_which_kernels_are_never_preempted(change):
     kernel = replace(busy("k", 14 * GIB, resident_since=NOW - 900), **change)
     assert parks(decide(NOW, node(kernel, parked("waiter", 4 * GIB, waits=1), free=1 * GIB), SLICES)) == []
 
 
-def test_nobody_is_preempted_where_that_would_not_suffice():
+def test_no_kernel_is_preempted_where_that_would_not_suffice():
     kernels = [busy("over", 4 * GIB, resident_since=NOW - 90), busy("not", 9 * GIB, resident_since=NOW - 5)]
     assert decide(NOW, node(*kernels, parked("waiter", 8 * GIB, waits=1), free=1 * GIB), SLICES) == []
 
@@ -332,13 +330,13 @@ def told(*kernels, settings=NEEDED, **fields):
     return outlooks(NOW, node(*kernels, **fields), settings)
 
 
-def test_nobody_knows_how_long_somebody_computes():
+def test_no_estimate_is_given_for_a_kernel_that_computes():
     outlook = told(parked("k", waits=3), busy("busy", 15 * GIB), free=1 * GIB)["k"]
     assert (outlook.place, outlook.since, outlook.estimate_s) == (1, NOW - 3, None)
     assert "busy" in outlook.reason
 
 
-def test_an_estimate_follows_from_who_becomes_eligible_when():
+def test_an_estimate_follows_from_when_kernels_become_eligible():
     policy = NEEDED.changed(contended_idle_timeout_s=300.0)
     soon, late = resident("soon", 6 * GIB, idle=290), resident("late", 9 * GIB, idle=240)
     first, second = parked("first", 4 * GIB, waits=9), parked("second", 8 * GIB, waits=5)
@@ -361,7 +359,7 @@ def test_an_estimate_does_not_assume_that_a_busy_kernel_stops_now():
         assert told(waiter, idle, free=1 * GIB)["waiter"].estimate_s is not None
 
 
-def test_a_waiter_is_told_that_a_hold_is_in_its_way_and_whose():
+def test_a_waiter_is_told_which_users_hold_is_in_its_way():
     waiter = parked("waiter", 8 * GIB, waits=60, payer="uid-1")
     holds = resident("k", 15 * GIB, idle=900, held_until=NOW + 600, payer="uid-1")
     outlook = told(waiter, holds, free=1 * GIB)["waiter"]
@@ -374,7 +372,7 @@ def test_a_waiter_is_told_that_a_hold_is_in_its_way_and_whose():
     assert "hold" not in told(waiter, over, free=1 * GIB)["waiter"].reason
 
 
-def test_who_would_yield_but_cannot_be_parked_is_no_hope():
+def test_an_estimate_does_not_count_on_a_kernel_that_cannot_be_parked():
     kernels = resident("idle", 9 * GIB, idle=900), parked("k", 8 * GIB, waits=3)
     full, enough = Host(3 * GIB, total_bytes=16 * GIB), Host(12 * GIB, total_bytes=16 * GIB)
     outlook = told(*kernels, free=0, host=full)["k"]
@@ -411,7 +409,7 @@ def test_other_reasons_to_wait_are_told_too():
     st.integers(0, 16),
 )
 @settings(deadline=None)
-def test_everybody_who_waits_has_a_place_and_a_reason(made, free):
+def test_every_waiter_has_a_place_and_a_reason(made, free):
     kernels = [
         parked(f"k{number}", size * GIB, waits=age) if waits else resident(f"k{number}", size * GIB, idle=age)
         for number, (size, waits, age) in enumerate(made)
@@ -426,7 +424,7 @@ def test_everybody_who_waits_has_a_place_and_a_reason(made, free):
 # ---- rules
 
 
-def test_rules_name_users_and_everybody_else():
+def test_rules_name_users_and_all_others():
     assert sizes("ann=80GiB, bob=512 MiB,*=1.5GiB") == {"ann": 80 * GIB, "bob": 512 * MIB, "*": 3 * GIB // 2}
     assert numbers("ann=+2, *=-5") == {"ann": 2, "*": -5}
     assert rule_for(sizes("ann=5, *=7"), "eve") == 7 and rule_for(sizes("ann=5"), "eve") is None

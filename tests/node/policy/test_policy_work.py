@@ -60,7 +60,7 @@ def test_twice_the_kernels_on_twice_the_gpus_are_about_twice_the_work(name, full
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_also_where_everybody_waits_and_each_looks_for_somebody_to_yield(name):
+def test_work_is_bounded_where_every_kernel_waits_and_looks_for_victims(name):
     settings = SETTINGS.changed(**CASES[name])
     small, large = (crowded_node(500 * n, 32 * n, 500 * n, full=False) for n in (1, 2))
     assert work_of(decide, NOW, large, settings) < 2.5 * work_of(decide, NOW, small, settings)

@@ -103,7 +103,7 @@ def test_a_round_trip_pays_off_after_as_long_as_it_takes():
 
 
 @given(st.lists(st.floats(0.01, 1000), min_size=1, max_size=50), st.floats(0.1, 100))
-def test_who_parks_at_the_break_even_never_pays_more_than_twice_what_a_prophet_does(pauses, price):
+def test_parking_at_the_break_even_never_costs_more_than_twice_the_optimum(pauses, price):
     """The bound that eviction_cost.py states, on any history of pauses: rent until it equals the price, then buy."""
     paid = sum(pause if pause <= price else price + price for pause in pauses)
     prophet = sum(min(pause, price) for pause in pauses)

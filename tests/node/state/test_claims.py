@@ -67,7 +67,7 @@ def test_a_resume_that_no_command_began_is_believed_while_it_may_be_an_earlier_c
     assert reserved(kernels, now + 2 + NOTHING_COMES_S) == 0
 
 
-def test_gpus_that_nobody_knows_are_shown_to_nobody_else(kernels):
+def test_unknown_gpus_are_shown_only_to_the_user_who_named_them(kernels):
     """A page may name eight, a person may have hundreds of pages, and everybody's panel would list them."""
     made_up = gpu_uuid(bytes([7] * 16))
     page = Says(State.RESIDENT)
@@ -96,7 +96,7 @@ def test_other_peoples_programs_are_named_to_administrators_alone():
     assert seen(Identity("uid-1")) == [{"pid": None, "command": None, "bytes": 7}]
 
 
-def test_a_report_believes_nobody_more_than_a_gpu_has(kernels):
+def test_a_report_counts_for_no_kernel_more_than_a_gpu_has(kernels):
     """Its totals are everybody's."""
     made_up = gpu_uuid(bytes([7] * 16))
     page = Says(State.RESIDENT)
@@ -110,7 +110,7 @@ def test_a_report_believes_nobody_more_than_a_gpu_has(kernels):
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
-def test_who_says_that_it_is_being_parked_keeps_nobody_elses_park_waiting(kernels, is_shared):
+def test_a_page_that_claims_to_be_parking_delays_no_other_park(kernels, is_shared):
     """Nobody told it to: neither its GPU memory nor room for it on the host is waited for."""
     kernels.pages_say_since_until = SHIMS_BACK_AT if is_shared else math.inf
     liar = Says(State.PARKING)
@@ -132,7 +132,7 @@ def test_who_says_that_it_is_being_parked_keeps_nobody_elses_park_waiting(kernel
         assert parked == (["uid-1/honest"] if is_shared else [])
 
 
-def test_nobody_is_taken_to_have_more_on_a_gpu_than_there_is(kernels):
+def test_no_kernel_is_taken_to_have_more_on_a_gpu_than_there_is(kernels):
     """Parking it would take as much host memory."""
     page = Says(State.RESIDENT)
     page.say(gpus=(PageGpu(GPU, 1 << 50, 0, (0,) * 8), PageGpu("GPU-unknown", 1 << 50, 0, (0,) * 8)))
@@ -167,7 +167,7 @@ def lots_given(kernels, pids, used):
 
 
 @pytest.mark.parametrize("sees_all", [True, False])
-def test_lots_go_to_nobody_who_has_no_gpu_memory(lots, monkeypatch, sees_all):
+def test_a_kernel_without_gpu_memory_gets_no_lots(lots, monkeypatch, sees_all):
     """By its own pid where NVML's are ours; else by the sum of what is claimed, the largest claims last."""
     monkeypatch.setattr(borne_out, "sees_all_pids", lambda: sees_all)
     says_it_has(lots, "uid-1", 40 * GIB, pid=10_000_001)
@@ -200,7 +200,7 @@ def test_of_a_kernels_processes_only_those_with_gpu_memory_get_lots(lots):
     assert has_gpu_memory(liar), "without NVML nobody knows better"
 
 
-def test_nobody_is_parked_before_their_server_can_have_said_what_matters(kernels):
+def test_no_kernel_is_parked_before_its_server_can_have_spoken_for_it(kernels):
     """That a cell is open, or that they opted out, a new controller hears from the server alone."""
     kernels.take_settings(Settings(park_when="idle"))
     page = Says(State.RESIDENT)

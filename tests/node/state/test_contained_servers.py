@@ -84,6 +84,6 @@ def ends(head_started, other_started):
     return [action.kernel_id for action in actions if isinstance(action, EndKernel)]
 
 
-def test_who_began_nobody_knows_when_is_neither_younger_nor_older():
+def test_a_kernel_of_unknown_age_is_neither_younger_nor_older():
     assert ends(1.0, 2.0) == ["busy"]
     assert ends(1.0, math.nan) == ends(math.nan, 2.0) == ends(math.nan, math.nan) == ends(2.0, 1.0) == []

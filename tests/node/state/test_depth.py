@@ -160,7 +160,7 @@ def test_room_for_the_context_is_reserved_too():
     assert action == Resume("k", {A: 5 * GIB}, action.reason)
 
 
-def test_only_who_may_leave_is_told_to():
+def test_only_a_kernel_that_may_take_its_context_along_is_told_to():
     kernel = resident("k")
     (stays,) = decide(NOW, node(kernel), IDLE)
     (leaves,) = decide(NOW, node(replace(kernel, may_leave=True)), IDLE)

@@ -48,7 +48,7 @@ def machine_of(clock, *names):
     return machine
 
 
-def test_a_cgroups_figure_is_the_one_of_now_whoever_was_looked_at_last(clock, limits):
+def test_a_cgroups_figure_is_current_whichever_process_was_read_last(clock, limits):
     """It was that of a kernel parked long ago, and nobody else could be parked any more."""
     machine = machine_of(clock, "works", "parked")
     for shim in machine.shims:
@@ -111,7 +111,7 @@ def test_what_was_asked_back_before_a_move_says_nothing_of_what_is_kept_after_it
     assert (use.trimmable_bytes, use.trimming_bytes) == (4 * GIB, 0)
 
 
-def test_who_does_not_give_back_what_it_was_asked_for_is_waited_for_two_seconds_and_then_not_for_a_minute(
+def test_a_trim_that_is_not_answered_is_waited_for_two_seconds_and_then_not_for_a_minute(
     clock,
 ):
     """Its page may say anything; others would wait for it alone."""
@@ -129,7 +129,7 @@ def test_who_does_not_give_back_what_it_was_asked_for_is_waited_for_two_seconds_
     assert host_use(record, 0.0, {}, clock.now + 3).trimmable_bytes == 960 * GIB
 
 
-def test_nobody_waits_for_what_a_page_alone_says_is_coming_back(clock):
+def test_no_waiter_waits_for_what_a_page_alone_claims_to_give_back(clock):
     machine = machine_of(clock, "k")
     (process,) = machine.state.kernels["k"].processes.values()
     machine.shims[0].state = State.RESUMING
@@ -154,7 +154,7 @@ def test_a_park_refused_for_host_memory_is_possible_as_soon_as_there_is_enough(c
     assert seen.host.retry_at > clock.now + 20  # nothing is said again, and nothing unlikely tried
 
 
-def test_one_whose_process_found_less_than_we_know_of_waits_for_more(clock, limits):
+def test_a_kernel_with_a_process_that_found_less_host_memory_waits_for_more(clock, limits):
     machine = machine_of(clock, "k")
     record = machine.state.kernels["k"]
     machine.state.host = HostMemory(64 * GIB, 8 * GIB)

@@ -217,7 +217,7 @@ def test_a_park_goes_into_lots_and_they_are_cut_only_when_they_are_empty(
     assert is_right(kernel)
 
 
-def test_who_may_be_parked_soon_has_its_lots_ready_before(kernel_with, lots, policy, wait_until):
+def test_a_kernel_soon_to_be_eligible_has_its_lots_ready_before(kernel_with, lots, policy, wait_until):
     kernel = kernel_with("Block(200, seed=9)")
     policy(idle_timeout_s=2)
     wait_until(lambda: lots()["given_bytes"] == 256 * MIB)

@@ -53,7 +53,7 @@ def idle(seconds, **fields):
     return Kernel("k", Residency.RESIDENT, {"A": 20 * GIB}, last_activity=1000.0 - seconds, **fields)
 
 
-def test_while_somebody_waits_a_pause_need_only_be_worth_a_round_trip():
+def test_while_a_kernel_waits_a_pause_need_only_be_worth_a_round_trip():
     settings, kernel = Settings(), idle(0)
     fast, slow = {"A": Speed(0.1, 50e9, 0.1, 50e9)}, {"A": Speed(1, 1e9, 1, 1e9)}
     assert eligible_at(kernel, settings, waits_since=None, speeds=fast) == 1300
@@ -62,7 +62,7 @@ def test_while_somebody_waits_a_pause_need_only_be_worth_a_round_trip():
     assert moment == pytest.approx(1000 + 2 + 2 * 20 * GIB / 1e9)
 
 
-def test_who_has_waited_for_some_seconds_gets_the_room_of_who_thinks_for_less():
+def test_a_waiter_of_some_seconds_gets_the_room_of_a_kernel_idle_for_less():
     """Else people with short pauses would keep the GPU for as long as they work."""
     settings, fast = Settings(), {"A": Speed(0.1, 50e9, 0.1, 50e9)}
     round_trip_s = 0.2 + 2 * 20 * GIB / 50e9
@@ -77,7 +77,7 @@ def test_who_has_waited_for_some_seconds_gets_the_room_of_who_thinks_for_less():
     assert eligible_at(idle(0), settings, waits_since=1000.0, speeds=fast) == 1020
 
 
-def test_nobody_with_short_pauses_is_left_out_before_they_are_looked_at():
+def test_kernels_with_short_pauses_are_not_left_out_before_they_are_looked_at():
     """The quick look at who could be eligible agrees with the exact one."""
     settings, instant = Settings(), {"A": Speed(0, 1e12, 0, 1e12)}
     found = 0
@@ -90,7 +90,7 @@ def test_nobody_with_short_pauses_is_left_out_before_they_are_looked_at():
     assert found == 10
 
 
-def test_what_somebody_has_waited_already_pays_for_the_round_trip_too():
+def test_the_time_already_waited_pays_for_the_round_trip_too():
     settings, kernel, slow = Settings(), idle(0), {"A": Speed(1, 1e9, 1, 1e9)}
     pays_off_s = 2 + 2 * 20 * GIB / 1e9
     assert eligible_at(kernel, settings, waits_since=980.0, speeds=slow) == pytest.approx(980 + pays_off_s)
@@ -98,13 +98,13 @@ def test_what_somebody_has_waited_already_pays_for_the_round_trip_too():
     assert eligible_at(kernel, settings, waits_since=900.0, speeds=slow) == 1000 + LEAST_PAUSE_S
 
 
-def test_nobody_is_parked_later_because_somebody_waits():
+def test_no_kernel_is_parked_later_because_another_waits():
     kernel = idle(0, park_copies_bytes=20 * GIB)
     settings = Settings(idle_timeout_s=2.0)
     assert eligible_at(kernel, settings, waits_since=1000.0, speeds={"A": Speed(50, 1e6, 50, 1e6)}) == 1002
 
 
-def test_somebody_who_waits_need_not_wait_for_the_whole_idle_timeout(node, shim, wait_until):
+def test_a_waiter_need_not_wait_for_the_whole_idle_timeout(node, shim, wait_until):
     """A person thinks between two cells; somebody waits; the next of five minutes is not waited for."""
     machine = node(idle_timeout_s=300, contended_idle_timeout_s=0.3)
     thinker, waiter = shim("thinker", resident=900 * MIB), shim("waiter")

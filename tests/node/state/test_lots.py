@@ -57,7 +57,7 @@ def allocated(descriptor):
 # ---- one lot
 
 
-def test_a_lot_is_touched_zeroed_and_cannot_be_grown_or_sealed_by_who_gets_it():
+def test_a_lot_is_touched_zeroed_and_cannot_be_grown_or_sealed_by_its_borrower():
     lot = make_lot(64 * MIB, lambda size: True)
     assert (lot.bytes, allocated(lot.descriptor)) == (64 * MIB, 64 * MIB)
     with mmap.mmap(lot.descriptor, lot.bytes) as view:
@@ -71,7 +71,7 @@ def test_a_lot_is_touched_zeroed_and_cannot_be_grown_or_sealed_by_who_gets_it():
     lot.revoke()
 
 
-def test_a_revoked_lot_is_empty_for_good_whoever_still_has_its_descriptor():
+def test_a_revoked_lot_is_empty_for_every_process_that_still_has_its_descriptor():
     lot = make_lot(32 * MIB, lambda size: True)
     copy = os.dup(lot.descriptor)
     os.pwrite(copy, b"contents", 0)
@@ -82,7 +82,7 @@ def test_a_revoked_lot_is_empty_for_good_whoever_still_has_its_descriptor():
     os.close(copy)
 
 
-def test_who_goes_on_using_a_revoked_lot_gets_a_signal_and_no_memory():
+def test_a_process_that_uses_a_revoked_lot_gets_a_signal_and_no_memory():
     code = """
     import mmap, os
     from jupyter_affinode.node.system.lot_memory import make_lot
@@ -121,7 +121,7 @@ def test_before_linux_5_14_the_pages_are_written_instead(monkeypatch):
     lot.revoke()
 
 
-def test_free_huge_pages_are_those_that_nobody_was_promised(tmp_path):
+def test_free_huge_pages_are_those_not_promised_yet(tmp_path):
     (tmp_path / "free_hugepages").write_text("100\n")
     (tmp_path / "resv_hugepages").write_text("60\n")
     assert FREE_HUGE_BYTES(tmp_path) == 80 * MIB

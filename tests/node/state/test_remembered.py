@@ -182,7 +182,7 @@ def test_a_file_that_cannot_be_believed_is_not(file, damage):
     assert held_until(file, 100.0) is None
 
 
-def test_what_others_say_makes_nobodys_hold_too_much_to_be_read(file):
+def test_long_descriptions_of_other_kernels_do_not_hide_a_hold(file):
     """Ids and priorities as long as the API takes them, of as many kernels as it takes."""
     crowd = [KernelRecord("\U0001f600" * 252 + str(number)) for number in range(4096)]
     for kernel in crowd:

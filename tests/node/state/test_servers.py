@@ -66,7 +66,7 @@ async def until(condition, timeout_s=20.0):
         await asyncio.sleep(0.01)
 
 
-def test_when_a_server_ends_its_kernels_are_described_by_nobody():
+def test_when_a_server_ends_its_kernels_lose_their_description():
     async def body(state, watch):
         process = server()
         kernel = state.kernel("k", time.monotonic())
@@ -138,7 +138,7 @@ def test_a_server_that_could_not_be_watched_at_once_is_watched_later(monkeypatch
     with_watch(body)
 
 
-def test_who_speaks_for_no_kernel_any_more_takes_no_descriptor():
+def test_a_server_without_kernels_takes_no_descriptor():
     async def body(state, watch):
         kernel = state.kernel("k", time.monotonic())
         processes = [server() for _ in range(3)]

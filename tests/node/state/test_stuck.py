@@ -63,12 +63,12 @@ def test_a_process_that_waits_computes_or_only_pauses_is_not_stuck():
     assert slug(process(State.NONE)) is None
 
 
-def test_who_lost_its_state_is_stuck_unless_it_is_about_to_end():
+def test_a_kernel_that_lost_its_state_is_stuck_unless_it_is_about_to_end():
     assert slug(process(State.LOST)) == "lost"
     assert slug(process(State.LOST, said_dying=True)) is None
 
 
-def test_who_cannot_be_brought_back_is_stuck():
+def test_a_kernel_that_cannot_resume_is_stuck():
     waiting = process(State.PARKED, resident=0, parked=2 * MIB)
     assert slug(waiting, measured=gpu(2 * MIB)) is None
     assert slug(waiting, measured=gpu(MIB)) == "gpu-too-small"
@@ -89,7 +89,7 @@ def test_a_call_that_began_before_a_peer_ended_and_has_not_come_back_is_stuck():
     assert slug(hangs, KernelRecord("k", past=Past(peer_ended=(7, NOW - 500)))) is None
 
 
-def test_an_orphan_is_stuck_only_if_nobody_speaks_for_it_and_it_does_nothing():
+def test_an_orphan_is_stuck_only_if_no_server_speaks_for_it_and_it_does_nothing():
     orphan = {"orphaned_at": NOW - 700}
     assert slug(process(**orphan)) == "parent-gone"
     assert slug(process(**orphan), KernelRecord("k", server=ServerSide(pid=5))) is None
@@ -124,7 +124,7 @@ def test_a_healthy_process_is_never_ended(node, machine, started):
     assert made.poll() is None
 
 
-def test_whoever_lost_its_state_is_named_and_its_owner_can_end_it(node, shim, wait_until, monkeypatch):
+def test_a_kernel_that_lost_its_state_is_named_and_its_owner_can_end_it(node, shim, wait_until, monkeypatch):
     """The fake shim lives in this process: what would be sent is kept from it."""
     machine = node()
     sent = []
@@ -156,7 +156,7 @@ def test_a_resume_that_fails_again_and_again_is_told_and_one_without_room_is_not
     wait_until(lambda: machine.kernel("broken")["processes"][0]["stuck"] is None)
 
 
-def test_an_orphan_is_ended_and_nobody_else(node, machine, started, wait_until):
+def test_an_orphan_is_ended_and_no_other_kernel(node, machine, started, wait_until):
     """A worker whose parent has ended: the real thing, two processes of it, ended by its owner."""
     node(cell_idle_timeout_s=0.2)
     bystander, _ = started("bystander")
@@ -184,7 +184,7 @@ def test_an_orphan_is_ended_and_nobody_else(node, machine, started, wait_until):
     assert machine.kernel("bystander")["processes"]
 
 
-def test_who_does_not_listen_is_killed(node, machine, started, wait_until, monkeypatch):
+def test_a_process_that_ignores_the_request_to_end_is_killed(node, machine, started, wait_until, monkeypatch):
     """A stopped process hears no SIGTERM."""
     monkeypatch.setattr(clean_up, "KILL_AFTER_S", 0.2)
     node(cell_idle_timeout_s=0.1)

@@ -93,7 +93,7 @@ def test_room_that_was_given_is_not_given_again_before_nvml_shows_it(node, shim,
     assert kernels[1].heard.of(RESUME) == []
 
 
-def test_a_low_gpu_is_relieved_without_anyone_waiting(node, shim, nvml, wait_until):
+def test_a_low_gpu_is_relieved_without_a_waiter(node, shim, nvml, wait_until):
     node(nvml=nvml, idle_timeout_s=0.2)
     kernel = shim("k", resident=300 * MIB)
     wait_until(lambda: kernel.heard.welcome)
@@ -138,7 +138,7 @@ def test_nvml_that_breaks_later_is_noticed(node, shim, nvml, wait_until):
     assert "Driver Not Loaded" in machine.controller_log()
 
 
-def test_an_error_that_nobody_foresaw_does_not_end_the_looks(monkeypatch):
+def test_an_unforeseen_error_does_not_end_the_looks(monkeypatch):
     monkeypatch.setattr(nvml_module, "RETRY_S", 0.0)
     answers = [ValueError("a figure that is no number"), NvmlSample(0.0, "1", ())]
     taken = []
@@ -217,7 +217,7 @@ LOST, UNKNOWN = pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_UNKNOWN
         ({1: pynvml.NVML_ERROR_TIMEOUT}, None, None),
     ],
 )
-def test_a_gpu_that_is_lost_takes_the_others_figures_from_nobody(monkeypatch, errors, seen, dead):
+def test_a_lost_gpu_does_not_hide_the_other_gpus_figures(monkeypatch, errors, seen, dead):
     monkeypatch.setattr(nvml_module, "pynvml", Pynvml(errors))
     reader = nvml_module.Nvml()
     if seen is None:

@@ -44,14 +44,14 @@ def until(condition):
         time.sleep(0.01)
 
 
-def test_who_is_known_is_not_asked_for_again_before_it_is_old(server):
+def test_a_known_name_is_not_looked_up_again_before_it_is_old(server):
     look = Directory(server.find, str.upper, lasts_s=3600.0)
     until(lambda: look("ann") == "ann 1")
     assert [look("ann") for _ in range(3)] == ["ann 1"] * 3
     assert server.asked == ["ann"]
 
 
-def test_what_was_known_is_said_while_nobody_answers(server):
+def test_known_names_are_used_while_the_name_service_is_silent(server):
     look = Directory(server.find, str.upper, lasts_s=0.0)
     until(lambda: look("ann").startswith("ann"))
     server.answers.clear()
@@ -61,7 +61,7 @@ def test_what_was_known_is_said_while_nobody_answers(server):
     until(lambda: look("ann") != before)
 
 
-def test_strangers_are_waited_for_once_while_nobody_answers(server, monkeypatch):
+def test_an_unknown_name_is_waited_for_once_while_the_name_service_is_silent(server, monkeypatch):
     monkeypatch.setattr(directory, "WAIT_S", 0.05)
     server.answers.clear()
     look = Directory(server.find, str.upper, lasts_s=3600.0)
@@ -86,7 +86,7 @@ def test_what_cannot_be_found_is_unknown_and_the_next_lookup_works(server):
     until(lambda: look("nobody") == "NOBODY" and look("bob").startswith("bob "))
 
 
-def test_who_was_known_stays_known_while_the_server_is_down():
+def test_known_names_stay_known_while_the_name_service_is_down():
     """Else limits, classes and who opted out would be forgotten for as long."""
     answers = iter([("staff",)])
     asked = []

@@ -301,7 +301,7 @@ def test_doctor_names_every_part(native, machine):
     assert all(check["advice"] for check in checks.values() if check["level"] != "ok")
 
 
-def test_doctor_knows_whose_provisioner_a_new_kernel_gets(here, factory, monkeypatch):
+def test_doctor_knows_which_provisioner_a_new_kernel_gets(here, factory, monkeypatch):
     assert next_server_default().is_ours
     config = Path(here.environment["JUPYTER_CONFIG_DIR"], "jupyter_server_config.py")
     config.write_text("c.KernelProvisionerFactory.default_provisioner_name = 'site-provisioner'\n")

@@ -194,7 +194,7 @@ def test_idle_and_parked_in_the_background(scripts_machine, depth):
 
 
 @pytest.mark.long
-def test_idle_and_parked_by_whoever_serves(scripts_machine):
+def test_idle_and_parked_by_a_controller_in_a_given_folder(scripts_machine):
     folder, served = scripts_machine.work / "idle", scripts_machine.work / "served"
     served.mkdir(mode=0o700)
     arguments = [str(folder), "--minutes=0.05", "--program=driver", "--controller", str(served)]

@@ -139,7 +139,7 @@ def test_the_controllers_other_numbers_have_bounds(name, values):
             NodeController(config=Config(NodeController={name: value}))
 
 
-def test_a_hold_for_longer_than_anybody_lives_is_as_long_as_may_be():
+def test_a_hold_for_longer_than_a_life_is_cut_to_the_maximum():
     assert parse_duration(f"{'9' * 30}d") == 10**9
     with pytest.raises(ValueError):
         parse_duration(f"{'9' * 5000}h")

@@ -28,7 +28,7 @@ def test_each_kernel_gets_the_gpu_with_the_most_room(gpu_machine, wait_until):
         server.stop()
 
 
-async def test_who_has_chosen_is_not_asked(monkeypatch):
+async def test_a_kernel_with_a_chosen_gpu_is_not_placed(monkeypatch):
     monkeypatch.setattr(AffinodeProvisioner, "places", True)
     env = {VISIBLE: "3"}
     await AffinodeProvisioner()._place(env)
