@@ -1,5 +1,5 @@
-"""Backed memory answers every question as the driver's own does (on the simulated driver; tests/gpu/parity.py asks a
-real one).
+"""Backed memory answers every question as the driver's own does (on the simulated driver; `python tests/gpu parity`
+asks a real one).
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
+GPU = Path(__file__).resolve().parents[1] / "gpu"
+sys.path += map(str, [GPU, GPU / "driver"])
 
-import parity
+import parity  # noqa: E402
 
 
 def test_backed_memory_cannot_be_told_from_the_drivers(native: Path, tmp_path: Path) -> None:
