@@ -145,9 +145,9 @@ export class Notices {
       kernel.place === null
         ? this._trans.__('%1 waits for the GPU. Interrupt the kernel to give up.', name)
         : this._trans.__(
-            '%1 waits for the GPU: %2 in line. Interrupt the kernel to give up.',
+            '%1 waits for the GPU: %2. Interrupt the kernel to give up.',
             name,
-            place(kernel.place)
+            place(kernel.place, this._trans)
           )
     );
   }

@@ -10,6 +10,7 @@ import {
   place,
   sameRelease,
   span,
+  stateText,
   title,
   unmanaged
 } from '../src/words';
@@ -56,7 +57,7 @@ test('times are rounded to what a person cares about', () => {
 });
 
 test('places are ordinals', () => {
-  const said = [1, 2, 3, 4, 10, 11, 12, 13, 21, 101, 111].map(place).join(' ');
+  const said = [1, 2, 3, 4, 10, 11, 12, 13, 21, 101, 111].map(each => place(each, trans)).join(' ');
   assert.strictEqual(said, '1st 2nd 3rd 4th 10th 11th 12th 13th 21st 101st 111th');
 });
 
@@ -79,30 +80,52 @@ test('a kernel is called by its notebook, and others are only told apart', () =>
   );
 });
 
-test('the chip counts what stays on the GPU too', () => {
+test('a state says its size or place, and where parked memory is', () => {
   const fixed = [{ reason: 'managed' as const, bytes: GIB / 2, text: 'managed memory' }];
   const resident = kernel({ residency: 'resident', resident_bytes: GIB, fixed });
-  assert.strictEqual(chipLabel(resident, trans), 'GPU 1.5 GiB');
-  assert.strictEqual(chipLabel(kernel({ residency: 'parked' }), trans), 'GPU freed');
-  assert.strictEqual(chipLabel(kernel({ residency: 'queued', place: 2 }), trans), 'Waiting 2nd');
-  assert.strictEqual(chipLabel(kernel({ residency: 'none' }), trans), '');
+  const parked = kernel({ residency: 'parked', parked_bytes: 12 * GIB });
+  const said = [
+    kernel(),
+    resident,
+    kernel({ residency: 'parking' }),
+    parked,
+    { ...parked, disk_bytes: 4 * GIB },
+    { ...parked, disk_bytes: 12 * GIB },
+    kernel({ residency: 'queued' }),
+    kernel({ residency: 'queued', place: 2 }),
+    kernel({ residency: 'resuming' }),
+    kernel({ residency: 'lost' })
+  ].map(each => stateText(each, trans));
+  assert.deepStrictEqual(said, [
+    'No GPU used',
+    'On the GPU: 1.5 GiB',
+    'Freeing',
+    'GPU freed, 12 GiB safe in RAM',
+    'GPU freed, 12 GiB safe, 4 GiB of it on disk',
+    'GPU freed, 12 GiB safe on disk',
+    'Waiting',
+    'Waiting: 2nd',
+    'Getting it back',
+    'GPU state lost'
+  ]);
+  assert.strictEqual(chipLabel(resident, trans), 'On the GPU: 1.5 GiB');
+  assert.strictEqual(chipLabel(parked, trans), 'GPU freed');
+  assert.strictEqual(chipLabel(kernel({ residency: 'queued', place: 2 }), trans), 'Waiting');
+  assert.strictEqual(chipLabel(kernel(), trans), '');
 });
 
 test('details say how long, and what happens next', () => {
   const idle = { residency: 'resident', idle_s: 240, eligible_in_s: 60 } as const;
   assert.deepStrictEqual(details(kernel(idle), trans), ['idle 4 min', 'may be freed in 1 min']);
-  assert.deepStrictEqual(details(kernel({ ...idle, held_for_s: 9 }), trans), ['idle 4 min']);
+  assert.deepStrictEqual(details(kernel({ ...idle, held_for_s: 9 }), trans), [
+    'kept for 9 s',
+    'idle 4 min'
+  ]);
   assert.deepStrictEqual(details(kernel({ ...idle, cell_open: true }), trans), [
     'a cell is running'
   ]);
   assert.deepStrictEqual(details(kernel({ residency: 'queued', waiting_s: 12 }), trans), [
     'waiting 12 s'
-  ]);
-  const queued = { residency: 'queued', waiting_s: 12, wait_reason: 'the GPU is full' } as const;
-  assert.deepStrictEqual(details(kernel({ ...queued, estimate_s: 180 }), trans), [
-    'waiting 12 s',
-    'probably 3 min more',
-    'the GPU is full'
   ]);
 });
 
@@ -112,10 +135,9 @@ test('details say what RAM a kernel takes or keeps, where that is news', () => {
   assert.deepStrictEqual(details(kernel({ ...parked, copy_bytes: 3 * GIB }), trans), [
     'takes 3 GiB of RAM, the rest is zeros'
   ]);
-  assert.deepStrictEqual(
-    details(kernel({ residency: 'resident', kept_bytes: 4 * GIB, held_for_s: 9 }), trans),
-    ['4 GiB of RAM kept for the next time']
-  );
+  assert.deepStrictEqual(details(kernel({ residency: 'resident', kept_bytes: 4 * GIB }), trans), [
+    '4 GiB of RAM kept for the next time'
+  ]);
 });
 
 test('development builds of one release belong together', () => {
@@ -124,7 +146,7 @@ test('development builds of one release belong together', () => {
   assert.ok(!sameRelease('0.1.0', '0.1.1'));
 });
 
-test('who is on the GPU unmanaged is named where that is known', () => {
+test('a process that is not managed is named where it is known', () => {
   const say = (pid: number | null, command: string | null, size: number | null) =>
     unmanaged({ pid, command, bytes: size }, trans);
   assert.strictEqual(say(12, 'train', 3 * GIB), 'train (pid 12): 3 GiB');

@@ -70,7 +70,7 @@ def test_a_hidden_panel_asks_nothing_and_still_the_chip_follows(page, open_lab):
     page = open_lab(clock=True, at=page.server)
     notebook = page.open_notebook("hidden.ipynb", lab_cells.allocate(150))
     notebook.run_cell(0)
-    expect(notebook.chip()).to_have_text("GPU 150 MiB")
+    expect(notebook.chip()).to_have_text("On the GPU: 150 MiB")
     page.show_panel()
     expect(page.state_of("hidden.ipynb")).to_have_text("On the GPU: 150 MiB")
     for _ in range(3):
@@ -111,10 +111,10 @@ def test_everything_in_a_row_can_be_reached_and_used_by_keyboard(page):
 def test_the_palette_has_the_commands(page):
     notebook = page.open_notebook("called.ipynb", lab_cells.allocate(100))
     notebook.run_cell(0)
-    expect(notebook.chip()).to_have_text("GPU 100 MiB")
+    expect(notebook.chip()).to_have_text("On the GPU: 100 MiB")
     commands = {
         "Free the GPU of This Notebook": "GPU freed",
-        "Get the GPU Back for This Notebook": "GPU 100 MiB",
+        "Get the GPU Back for This Notebook": "On the GPU: 100 MiB",
     }
     for label, shown in commands.items():
         page.page.keyboard.press("Control+Shift+C")

@@ -1,0 +1,93 @@
+/** Sizes, times, places and names. */
+
+import { IKernel } from '../status';
+
+/** The part of a TranslationBundle that words need. */
+export interface IWords {
+  __(text: string, ...values: unknown[]): string;
+  _n(one: string, many: string, count: number, ...values: unknown[]): string;
+}
+
+const UNITS = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
+const LONGEST_NOTICE = 140; // JupyterLab cuts longer notifications
+
+/** Bytes with a binary unit, rounded as the server's words are: "512 MiB", "1.5 GiB", "139 GiB". */
+export function bytes(count: number): string {
+  let unit = 0;
+  let value = Math.max(0, count);
+  while (value >= 1024 && unit < UNITS.length - 1) {
+    value /= 1024;
+    unit += 1;
+  }
+  const digits = unit === 0 || value >= 10 ? 0 : 1;
+  return `${Number(value.toFixed(digits))} ${UNITS[unit]}`;
+}
+
+/** A part and its whole, the unit once where it is the same: "3.7 of 4 GiB", "512 MiB of 4 GiB". */
+export function bytesOf(part: number, whole: number, trans: IWords): string {
+  const [one, all] = [bytes(part), bytes(whole)];
+  const [number, unit] = one.split(' ');
+  return trans.__('%1 of %2', all.endsWith(` ${unit}`) ? number : one, all);
+}
+
+/** A span of time, rounded to what a person cares about: "12 s", "4 min", "1 h", "1 h 30 min", "2 d". */
+export function span(seconds: number, trans: IWords): string {
+  const total = Math.max(0, Math.round(seconds));
+  if (total < 60) {
+    return trans.__('%1 s', total);
+  }
+  const minutes = Math.round(total / 60);
+  if (minutes < 60) {
+    return trans.__('%1 min', minutes);
+  }
+  if (minutes < 48 * 60) {
+    const [hours, rest] = [Math.floor(minutes / 60), minutes % 60];
+    return rest ? trans.__('%1 h %2 min', hours, rest) : trans.__('%1 h', hours);
+  }
+  return trans.__('%1 d', Math.round(minutes / 60 / 24));
+}
+
+/** A short time to the tenth of a second, a longer one as `span` says it: "0.4 s", "12 s". */
+export function seconds(count: number, trans: IWords): string {
+  return count < 10 ? trans.__('%1 s', Number(count.toFixed(1))) : span(count, trans);
+}
+
+/** A place in the line: "1st", "2nd", "11th". */
+export function place(number: number, trans: IWords): string {
+  const isTeen = number % 100 >= 11 && number % 100 <= 13;
+  switch (isTeen ? 0 : number % 10) {
+    case 1:
+      return trans.__('%1st', number);
+    case 2:
+      return trans.__('%1nd', number);
+    case 3:
+      return trans.__('%1rd', number);
+    default:
+      return trans.__('%1th', number);
+  }
+}
+
+/** The last part of a path. */
+export function basename(path: string): string {
+  return path.slice(path.lastIndexOf('/') + 1);
+}
+
+/** Shorten a notice to what JupyterLab shows. */
+export function notice(text: string): string {
+  return text.length <= LONGEST_NOTICE ? text : `${text.slice(0, LONGEST_NOTICE - 1)}…`;
+}
+
+/** What a kernel is called in the panel: its notebook, else its name; others are only told apart from one's own. */
+export function title(kernel: IKernel, trans: IWords): string {
+  if (!kernel.own) {
+    return kernel.server ? trans.__('Another server') : trans.__('Outside this server');
+  }
+  const path = kernel.path ?? kernel.paths[0];
+  return path ? basename(path) : (kernel.name ?? trans.__('Kernel without a notebook'));
+}
+
+/** Whether two versions are of one release, whatever their build or development endings. */
+export function sameRelease(one: string, other: string): boolean {
+  const release = (version: string) => /^\d+\.\d+\.\d+/.exec(version)?.[0] ?? version;
+  return release(one) === release(other);
+}

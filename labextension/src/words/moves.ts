@@ -1,0 +1,59 @@
+/** Moves of GPU memory: how far, how long, how fast. */
+
+import { bytes, bytesOf, IWords, seconds, span } from './figures';
+
+/** A move that is under way. */
+export interface IMoveWords {
+  kind: 'park' | 'resume';
+  bytes: number;
+  done_bytes: number | null;
+}
+
+/** A move that is over. */
+export interface ILastMoveWords {
+  bytes: number;
+  duration_s: number;
+  ago_s: number;
+}
+
+/** How far a move is, 0 to 1; null where it cannot be said. */
+export function progress(move: IMoveWords | null | undefined): number | null {
+  return move && move.done_bytes !== null && move.bytes > 0
+    ? Math.min(1, Math.max(0, move.done_bytes / move.bytes))
+    : null;
+}
+
+/** "Freeing: 3 of 12 GiB", "Getting it back: 12 GiB". */
+export function moveText(move: IMoveWords, trans: IWords): string {
+  const size =
+    move.done_bytes === null ? bytes(move.bytes) : bytesOf(move.done_bytes, move.bytes, trans);
+  return move.kind === 'park'
+    ? trans.__('Freeing: %1', size)
+    : trans.__('Getting it back: %1', size);
+}
+
+/** "Freed 12 GiB in 0.4 s (30 GiB/s), 3 min ago". */
+export function lastMoveText(kind: 'park' | 'resume', move: ILastMoveWords, trans: IWords): string {
+  const size = bytes(move.bytes);
+  const took = seconds(move.duration_s, trans);
+  const ago = span(move.ago_s, trans);
+  if (move.duration_s <= 0) {
+    return kind === 'park'
+      ? trans.__('Freed %1, %2 ago', size, ago)
+      : trans.__('Got %1 back, %2 ago', size, ago);
+  }
+  const speed = trans.__('%1/s', bytes(move.bytes / move.duration_s));
+  return kind === 'park'
+    ? trans.__('Freed %1 in %2 (%3), %4 ago', size, took, speed, ago)
+    : trans.__('Got %1 back in %2 (%3), %4 ago', size, took, speed, ago);
+}
+
+/** "back in about 0.4 s"; null where no speed is known yet. */
+export function resumeEstimateText(
+  estimate_s: number | null | undefined,
+  trans: IWords
+): string | null {
+  return estimate_s === null || estimate_s === undefined
+    ? null
+    : trans.__('back in about %1', seconds(estimate_s, trans));
+}

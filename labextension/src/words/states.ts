@@ -1,0 +1,125 @@
+/** Where a kernel's GPU memory is, in the words that everything uses. */
+
+import { IKernel, Residency } from '../status';
+import { bytes, IWords, place, span } from './figures';
+
+const SMALL = 64 * 1024 ** 2; // host memory is taken in slabs: less is not worth a word
+
+/** Bytes of a kernel that are on disk; a server of an earlier version does not say. */
+type Spilled = { disk_bytes?: number | null };
+
+/** All bytes that a kernel has on GPUs, also those that cannot move. */
+export function onGpu(kernel: IKernel): number {
+  return kernel.fixed.reduce((sum, fixed) => sum + fixed.bytes, kernel.resident_bytes);
+}
+
+/** A state's name: "On the GPU", "GPU freed", "Waiting". */
+export function stateName(residency: Residency, trans: IWords): string {
+  switch (residency) {
+    case 'none':
+      return trans.__('No GPU used');
+    case 'resident':
+      return trans.__('On the GPU');
+    case 'parking':
+      return trans.__('Freeing');
+    case 'parked':
+      return trans.__('GPU freed');
+    case 'queued':
+      return trans.__('Waiting');
+    case 'resuming':
+      return trans.__('Getting it back');
+    case 'lost':
+      return trans.__('GPU state lost');
+    default:
+      return trans.__('On the GPU or freed'); // of a newer server
+  }
+}
+
+/** A state with its size or place: "On the GPU: 12 GiB", "GPU freed, 12 GiB safe in RAM", "Waiting: 2nd". */
+export function stateText(kernel: IKernel & Spilled, trans: IWords): string {
+  const state = stateName(kernel.residency, trans);
+  switch (kernel.residency) {
+    case 'resident':
+      return trans.__('%1: %2', state, bytes(onGpu(kernel)));
+    case 'parked':
+      return trans.__('%1, %2', state, safeText(kernel, trans));
+    case 'queued':
+      return kernel.place ? trans.__('%1: %2', state, place(kernel.place, trans)) : state;
+    default:
+      return state;
+  }
+}
+
+/** Where parked memory is: "12 GiB safe in RAM", "12 GiB safe on disk", "12 GiB safe, 4 GiB of it on disk". */
+function safeText(kernel: IKernel & Spilled, trans: IWords): string {
+  const all = bytes(kernel.parked_bytes);
+  const disk = kernel.disk_bytes ?? 0;
+  if (disk <= 0) {
+    return trans.__('%1 safe in RAM', all);
+  }
+  return disk >= kernel.parked_bytes
+    ? trans.__('%1 safe on disk', all)
+    : trans.__('%1 safe, %2 of it on disk', all, bytes(disk));
+}
+
+/** For how long a kernel is kept: "kept for 1 h"; null where it is not. */
+export function keptText(kernel: IKernel, trans: IWords): string | null {
+  return kernel.held_for_s === null
+    ? null
+    : trans.__('kept for %1', span(kernel.held_for_s, trans));
+}
+
+/** The chip's few words; empty where no GPU is used. */
+export function chipLabel(kernel: IKernel, trans: IWords): string {
+  switch (kernel.residency) {
+    case 'none':
+      return '';
+    case 'resident':
+      return stateText(kernel, trans);
+    default:
+      return stateName(kernel.residency, trans);
+  }
+}
+
+/** What is worth knowing beside the state and the wait: how long idle, kept or waiting, and what happens next. */
+export function details(kernel: IKernel, trans: IWords): string[] {
+  const lines: string[] = [];
+  const kept = keptText(kernel, trans);
+  if (kept !== null) {
+    lines.push(kept);
+  }
+  if (kernel.residency === 'queued' && kernel.waiting_s !== null) {
+    lines.push(trans.__('waiting %1', span(kernel.waiting_s, trans)));
+  }
+  if (kernel.residency === 'resident' || kernel.residency === 'parked') {
+    if (kernel.cell_open) {
+      lines.push(trans.__('a cell is running'));
+    } else if (kernel.idle_s !== null) {
+      lines.push(trans.__('idle %1', span(kernel.idle_s, trans)));
+    }
+  }
+  if (kernel.residency === 'resident' && kernel.held_for_s === null) {
+    if (kernel.eligible) {
+      lines.push(trans.__('may be freed when others need room'));
+    } else if (kernel.eligible_in_s !== null && !kernel.cell_open) {
+      lines.push(trans.__('may be freed in %1', span(kernel.eligible_in_s, trans)));
+    }
+  }
+  const ram = hostMemory(kernel, trans);
+  return ram ? [...lines, ram] : lines;
+}
+
+/** What a kernel has in RAM, where its size on the GPU does not say it already. */
+function hostMemory(kernel: IKernel & Spilled, trans: IWords): string | null {
+  const { copy_bytes, kept_bytes, parked_bytes } = kernel;
+  if (
+    kernel.residency === 'parked' &&
+    copy_bytes < parked_bytes - (kernel.disk_bytes ?? 0) - SMALL
+  ) {
+    return trans.__('takes %1 of RAM, the rest is zeros', bytes(copy_bytes));
+  }
+  if (kernel.residency === 'resident' && kept_bytes > SMALL) {
+    return trans.__('%1 of RAM kept for the next time', bytes(kept_bytes));
+  }
+  return null;
+}

@@ -1,0 +1,134 @@
+/** What a waiting kernel waits for, which kernel is in the way, and for how much longer. */
+
+import { bytes, IWords, span } from './figures';
+
+/** A kernel, or memory outside, that is in the way of a waiting kernel. */
+export interface IBlockerWords {
+  kernel_id: string | null;
+  own: boolean;
+  why: string;
+  free_in_s: number | null;
+}
+
+/** The wait of a kernel, as codes. */
+export interface IWaitWords {
+  code: string;
+  args?: { bytes?: number | null; limit?: string | null } | null;
+  blockers?: IBlockerWords[] | null;
+}
+
+/** A kernel's wait with its estimate, an upper bound. */
+export interface IWaitingKernel {
+  place: number | null;
+  estimate_s: number | null;
+  wait?: IWaitWords | null;
+}
+
+/** The name of one's own kernel by its id; null where it is not known. */
+export type NameOf = (kernelId: string) => string | null;
+
+/** What is in the way, as a subject: "train.ipynb", "another user’s notebook", "a program outside Jupyter". */
+export function blockerName(blocker: IBlockerWords, nameOf: NameOf, trans: IWords): string {
+  const name = blocker.own && blocker.kernel_id !== null ? nameOf(blocker.kernel_id) : null;
+  if (name !== null) {
+    return name;
+  }
+  if (blocker.why === 'outside') {
+    return trans.__('a program outside Jupyter');
+  }
+  return blocker.own ? trans.__('another notebook of yours') : trans.__('another user’s notebook');
+}
+
+/** Why a kernel keeps its memory: "train.ipynb is computing", "notes.ipynb is idle and may be freed in 12 s". */
+export function blockerText(blocker: IBlockerWords, nameOf: NameOf, trans: IWords): string {
+  const name = blockerName(blocker, nameOf, trans);
+  const soon = blocker.free_in_s;
+  switch (blocker.why) {
+    case 'computing':
+      return trans.__('%1 is computing', name);
+    case 'held':
+      return soon === null
+        ? trans.__('%1 is kept on the GPU', name)
+        : trans.__('%1 is kept on the GPU for %2', name, span(soon, trans));
+    case 'idle':
+      return soon === null || soon <= 0
+        ? trans.__('%1 is idle', name)
+        : trans.__('%1 is idle and is freed within %2', name, span(soon, trans));
+    case 'opted-out':
+      return trans.__('%1 is never freed', name);
+    case 'moving':
+      return trans.__('%1 is being moved', name);
+    case 'outside':
+      return trans.__('%1 uses the GPU', name);
+    default:
+      return trans.__('%1 has the GPU', name);
+  }
+}
+
+/** Why a kernel waits, a whole sentence without a full stop; the first blocker by name where there is one. */
+export function waitText(
+  wait: IWaitWords | null | undefined,
+  nameOf: NameOf,
+  trans: IWords
+): string {
+  const blocker = wait?.blockers?.[0];
+  switch (wait?.code) {
+    case 'turn':
+      return trans.__('It is next');
+    case 'computing':
+    case 'held':
+    case 'full':
+      return blocker
+        ? sentence(blockerText(blocker, nameOf, trans))
+        : wait.code === 'computing'
+          ? trans.__('The GPU is full, and its kernels are computing')
+          : trans.__('The GPU is full');
+    case 'host-memory':
+      return trans.__('The GPU is full, and so is the machine’s RAM: nothing can be freed');
+    case 'moving':
+      return trans.__('Memory is being freed for it');
+    case 'limit':
+      return trans.__('Your other kernels use all GPU memory that you may have');
+    case 'too-large':
+      return typeof wait.args?.bytes === 'number'
+        ? trans.__('It needs %1, more than can become free', bytes(wait.args.bytes))
+        : trans.__('It needs more than can become free');
+    case 'starting':
+      return trans.__('The GPU controller has just started');
+    case 'retry':
+      return trans.__('Bringing it back failed a moment ago; it is tried again');
+    case 'others-first':
+      return trans.__('Other kernels wait before it');
+    case 'outside':
+      return trans.__('Programs outside Jupyter use the GPU');
+    default:
+      return trans.__('The GPU is full');
+  }
+}
+
+/** For how much longer: "at most 3 min", "cannot be said: train.ipynb is computing". */
+export function estimateText(kernel: IWaitingKernel, nameOf: NameOf, trans: IWords): string {
+  if (kernel.estimate_s !== null) {
+    return trans.__('at most %1', span(Math.max(1, kernel.estimate_s), trans));
+  }
+  const computing = kernel.wait?.blockers?.find(each => each.why === 'computing');
+  return computing
+    ? trans.__('how long cannot be said: %1', blockerText(computing, nameOf, trans))
+    : trans.__('how long cannot be said');
+}
+
+/** The whole wait in one or two sentences, for a banner or a tooltip. */
+export function waitSentence(kernel: IWaitingKernel, nameOf: NameOf, trans: IWords): string {
+  const why = waitText(kernel.wait, nameOf, trans);
+  const bound = kernel.estimate_s;
+  if (bound !== null) {
+    return trans.__('%1. At most %2.', why, span(Math.max(1, bound), trans));
+  }
+  return trans.__('%1. How long cannot be said.', why);
+}
+
+/** A sentence's first letter is a capital, except where it is a file's name. */
+function sentence(text: string): string {
+  const first = text.split(' ')[0];
+  return first.includes('.') ? text : text.charAt(0).toUpperCase() + text.slice(1);
+}

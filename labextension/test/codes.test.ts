@@ -1,0 +1,154 @@
+import * as assert from 'node:assert';
+import { test } from 'node:test';
+import {
+  blockerText,
+  controllerText,
+  depthRefusalText,
+  errorText,
+  estimateText,
+  INoticeArgs,
+  lastMoveText,
+  moveText,
+  noticeText,
+  progress,
+  reasonText,
+  refusalText,
+  resumeEstimateText,
+  stuckText,
+  unmovableText,
+  waitSentence,
+  waitText
+} from '../src/words';
+import { trans } from './examples';
+
+const GIB = 1024 ** 3;
+const nameOf = (id: string) => (id === 'a' ? 'train.ipynb' : null);
+const blocker = (why: string, free_in_s: number | null = null, own = true) => ({
+  kernel_id: own ? 'a' : null,
+  own,
+  why,
+  free_in_s
+});
+
+test('no code of a newer server is shown, and none is without words', () => {
+  const code = 'a-new-code';
+  const said = [
+    reasonText(code, null, trans),
+    refusalText(code, null, trans),
+    depthRefusalText(code, trans),
+    errorText({ slug: code, status: 418 }, trans),
+    stuckText(code, trans),
+    unmovableText(code, trans),
+    controllerText(code, trans),
+    waitText({ code }, nameOf, trans),
+    blockerText(blocker(code), nameOf, trans),
+    noticeText(code, null, 'a.ipynb', trans),
+    noticeText(code, null, null, trans)
+  ];
+  for (const words of said) {
+    assert.ok(words && !words.includes(code), String(words));
+  }
+});
+
+test('nothing is said where there is no code', () => {
+  for (const none of [null, undefined, '']) {
+    assert.strictEqual(reasonText(none, null, trans), null);
+    assert.strictEqual(refusalText(none, null, trans), null);
+    assert.strictEqual(depthRefusalText(none, trans), null);
+  }
+  assert.strictEqual(resumeEstimateText(null, trans), null);
+});
+
+test('a reason names for which notebook memory was freed, never another user', () => {
+  assert.strictEqual(
+    reasonText('room', { for: 'own' }, trans),
+    'it made room for another notebook of yours'
+  );
+  assert.strictEqual(
+    reasonText('room', { for: 'other' }, trans),
+    'it made room for another user’s notebook'
+  );
+});
+
+test('a wait names the notebook that is in the way', () => {
+  const said = (code: string, ...blockers: object[]) =>
+    waitText({ code, blockers: blockers as never }, nameOf, trans);
+  assert.strictEqual(said('computing', blocker('computing')), 'train.ipynb is computing');
+  assert.strictEqual(said('held', blocker('held', 90)), 'train.ipynb is kept on the GPU for 2 min');
+  assert.strictEqual(
+    said('full', blocker('idle', 12)),
+    'train.ipynb is idle and is freed within 12 s'
+  );
+  assert.strictEqual(
+    said('computing', blocker('computing', null, false)),
+    'Another user’s notebook is computing'
+  );
+  assert.strictEqual(
+    said('full', blocker('outside', null, false)),
+    'A program outside Jupyter uses the GPU'
+  );
+  assert.strictEqual(said('full'), 'The GPU is full');
+  assert.strictEqual(waitText(null, nameOf, trans), 'The GPU is full');
+});
+
+test('an estimate is an upper bound, or it is said why there is none', () => {
+  const wait = { code: 'computing', blockers: [blocker('computing')] };
+  const said = (estimate_s: number | null) =>
+    estimateText({ place: 1, estimate_s, wait }, nameOf, trans);
+  assert.strictEqual(said(180), 'at most 3 min');
+  assert.strictEqual(said(null), 'how long cannot be said: train.ipynb is computing');
+  assert.strictEqual(
+    waitSentence({ place: 1, estimate_s: null, wait }, nameOf, trans),
+    'train.ipynb is computing. How long cannot be said.'
+  );
+});
+
+test('a move says how far it is, and afterwards how long it took', () => {
+  const move = { kind: 'park' as const, bytes: 12 * GIB, done_bytes: 3 * GIB };
+  assert.strictEqual(moveText(move, trans), 'Freeing: 3 of 12 GiB');
+  assert.strictEqual(
+    moveText({ kind: 'resume', bytes: 12 * GIB, done_bytes: null }, trans),
+    'Getting it back: 12 GiB'
+  );
+  assert.strictEqual(progress(move), 0.25);
+  assert.strictEqual(progress({ ...move, done_bytes: null }), null);
+  assert.strictEqual(progress(null), null);
+  const last = { bytes: 12 * GIB, duration_s: 0.4, ago_s: 180 };
+  assert.strictEqual(
+    lastMoveText('park', last, trans),
+    'Freed 12 GiB in 0.4 s (30 GiB/s), 3 min ago'
+  );
+  assert.strictEqual(resumeEstimateText(0.42, trans), 'back in about 0.4 s');
+});
+
+test('notices are whole sentences with and without their figures', () => {
+  const said = (kind: string, args: INoticeArgs | null, name: string | null = 'a.ipynb') =>
+    noticeText(kind, args, name, trans);
+  assert.strictEqual(
+    said('made-room', { bytes: 12 * GIB, for: 'own' }),
+    'a.ipynb made room for another notebook of yours; its 12 GiB are safe in RAM.'
+  );
+  assert.strictEqual(
+    said('made-room', null),
+    'a.ipynb made room for another notebook; its memory is safe in RAM.'
+  );
+  assert.strictEqual(
+    said('refused', { reason: 'no-host-memory' }),
+    'a.ipynb stays on the GPU: the machine’s RAM is short.'
+  );
+  assert.strictEqual(
+    said('stuck', { pid: 12, reason: 'lost' }),
+    'a.ipynb has a process that is stuck (pid 12): its GPU state is lost.'
+  );
+  assert.strictEqual(
+    said('memory-low', { free_bytes: GIB, total_bytes: 80 * GIB }, null),
+    'GPU memory is low: 1 GiB of 80 GiB are free.'
+  );
+});
+
+test('a server that refuses says that one may look but not act', () => {
+  assert.strictEqual(
+    errorText({ slug: 'http', status: 403 }, trans),
+    'you may look but not change anything here'
+  );
+});
