@@ -9,6 +9,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from .._version import __version__
 from . import (
@@ -49,10 +50,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose errors are one line, without pages of usage; commands get parsers of this class, too."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong and where help is, and exit with status 2."""
+        self.exit(2, f"{self.prog}: {message}. Help: {self.prog} --help\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="jupyter affinode",
-        description="Give idle kernels' GPUs back, and get them again with every tensor where it was.",
+        description="Free the GPU of idle kernels, and get it back with every tensor where it was.",
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -65,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add(commands)
     bench.add(commands)
     plan.add(commands)
-    commands.add_parser("node", help="run the node's GPU controller (it is started by itself when needed)")
+    commands.add_parser("node", help="run the controller (the first managed kernel starts it, too)")
     systemd_unit.add(commands)
     grant.add(commands)
     run.add(commands)

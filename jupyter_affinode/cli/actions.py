@@ -15,10 +15,10 @@ from .kernel_argument import NoSuchKernel, add_kernel_argument, find_kernel, sho
 from .output import duration_text
 
 HELP = {
-    "park": "free a kernel's GPU now; its contents go to RAM and come back at the next use of CUDA",
+    "park": "free a kernel's GPU now; the next use of CUDA gets it back",
     "resume": "get a kernel's GPU back now",
-    "hold": "keep a kernel on the GPU for a while even if idle",
-    "release": "end a hold",
+    "hold": "keep a kernel on the GPU for a while although idle",
+    "release": "stop keeping a kernel on the GPU",
 }
 
 

@@ -38,6 +38,7 @@ def find_kernel(kernels: Sequence[dict[str, Any]], text: str | None) -> dict[str
         lambda kernel: os.path.basename(kernel.get("path") or "") == text,
         lambda kernel: kernel.get("name") == text,
         lambda kernel: kernel["id"].startswith(text),
+        lambda kernel: own_id(kernel["id"]).startswith(text),  # of another user's kernel, for administrators
     )
     for way in ways:
         found = [kernel for kernel in kernels if way(kernel)]
@@ -52,8 +53,14 @@ def short_id(kernel_id: str) -> str:
     """An id as people read and type it: of Jupyter's (a UUID) the beginning, with whose it is where that is said
     ("uid-1000/3f2a9c41"); others, as of processes without a kernel, are short already.
     """
-    owner, slash, own = kernel_id.rpartition("/")
+    owner, slash, _ = kernel_id.rpartition("/")
+    own = own_id(kernel_id)
     return f"{owner}{slash}{own[:8] if UUID.fullmatch(own) else own}"
+
+
+def own_id(kernel_id: str) -> str:
+    """Return an id without the user before it ("uid-1000/…"), which administrators see."""
+    return kernel_id.rpartition("/")[2]
 
 
 def _choices(kernels: Sequence[dict[str, Any]]) -> str:

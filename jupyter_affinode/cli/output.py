@@ -2,31 +2,69 @@
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from ..kernel.magics import size_text
-from .kernel_argument import short_id
+from ..units import ordinal
+from .kernel_argument import own_id, short_id
 
 PARTS = ("resident", "parked", "fixed")
+STATES = {
+    "none": "No GPU used",
+    "resident": "On the GPU",
+    "parking": "Freeing",
+    "parked": "GPU freed",
+    "queued": "Waiting",
+    "resuming": "Getting it back",
+    "lost": "GPU state lost",
+}
+NOTEBOOK_LEAST = 16  # columns for a notebook's path, however narrow the terminal is
+WIDEST = 110  # columns of a line that is read
+UNLIMITED = 10_000  # columns where the output is no terminal
 SMALL_BYTES = 64 << 20  # host memory is taken in slabs: less is not worth a word
 
 
 def kernel_table(kernels: Sequence[dict[str, Any]]) -> str:
-    """One line a kernel: id, what it is, state, memory, idle time; what stays on the GPU on a line below
-    it.
+    """Return a line for each kernel, and notes below it: what waits, why, and what stays on the GPU.
+
+    Administrators, who see other users' kernels, have a column of users. Paths are cut to the terminal's width.
     """
-    header = ("KERNEL", "NOTEBOOK", "STATE", "GPU", "ON GPU", "IN RAM", "IDLE")
-    rows = [(_row(kernel), _notes(kernel)) for kernel in sorted(kernels, key=lambda one: str(one["id"]))]
+    many = are_many_users(kernels)
+    ordered = sorted(kernels, key=lambda one: (str(one.get("user")), str(one["id"])))
+    header = _columns(many, "KERNEL", "USER", "NOTEBOOK", "STATE", "GPU", "ON GPU", "IN RAM", "IDLE")
+    rows = [(_row(kernel, many), _notes(kernel)) for kernel in ordered]
     widths = [
         max(len(line[column]) for line in [header, *(row for row, _ in rows)])
         for column in range(len(header))
     ]
+    paths = header.index("NOTEBOOK")
+    surplus = sum(widths) + 2 * (len(widths) - 1) - shutil.get_terminal_size((UNLIMITED, 0)).columns
+    widths[paths] = min(widths[paths], max(widths[paths] - surplus, NOTEBOOK_LEAST))
     lines = [_line(header, widths)]
     for row, notes in rows:
-        lines.append(_line(row, widths))
-        lines.extend(f"  {note}" for note in notes)
+        path = row[paths]
+        if len(path) > widths[paths]:  # its end is the notebook's name
+            path = "…" + path[-(widths[paths] - 1) :]
+        lines.append(_line((*row[:paths], path, *row[paths + 1 :]), widths))
+        lines.extend(folded(note, first="  ", rest="    ") for note in notes)
     return "\n".join(lines)
+
+
+def folded(text: str, *, first: str = "", rest: str | None = None) -> str:
+    """Return a text in lines as wide as the terminal, the first after `first`, the others after `rest` or as far in."""
+    rest = " " * len(first) if rest is None else rest
+    width = min(shutil.get_terminal_size((WIDEST, 0)).columns, WIDEST)
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def duration_text(seconds: float) -> str:
@@ -46,25 +84,39 @@ def outlook_text(kernel: dict[str, Any]) -> str:
 
 def host_memory_text(kernel: dict[str, Any]) -> str:
     """What a kernel has in host memory, where its size on the GPU does not say it already; else ""."""
-    copies, kept, parked = kernel["copy_bytes"], kernel["kept_bytes"], kernel["parked_bytes"]
+    copies, kept = kernel["copy_bytes"], kernel["kept_bytes"]
+    parked = kernel["parked_bytes"] - kernel.get("disk_bytes", 0)
     if parked and copies < parked - SMALL_BYTES:
         return f"takes {size_text(copies)} of RAM: the rest is zeros"
     if kept > SMALL_BYTES:
-        return f"{size_text(kept)} of RAM kept for the next time"
+        return f"{size_text(kept)} of RAM hold a copy for the next time"
     return ""
 
 
-def _row(kernel: dict[str, Any]) -> tuple[str, ...]:
+def are_many_users(kernels: Sequence[dict[str, Any]]) -> bool:
+    """Return whether other users' kernels are among them, as administrators see them."""
+    return any("/" in kernel["id"] for kernel in kernels)
+
+
+def _columns(many: bool, kernel: str, user: str, *others: str) -> tuple[str, ...]:
+    return (kernel, user, *others) if many else (kernel, *others)
+
+
+def _row(kernel: dict[str, Any], many: bool) -> tuple[str, ...]:
     fixed = sum(entry["bytes"] for entry in kernel.get("fixed") or [])
     resident = kernel["resident_bytes"] + fixed
     idle_s = kernel.get("idle_s")
-    return (
-        short_id(kernel["id"]),
+    state = STATES.get(kernel["residency"], kernel["residency"])
+    in_ram = kernel["parked_bytes"] - kernel.get("disk_bytes", 0)
+    return _columns(
+        many,
+        short_id(own_id(kernel["id"]) if many else kernel["id"]),
+        kernel.get("user") or "-",
         kernel.get("path") or kernel.get("name") or "-",
-        kernel["text"],
+        f"{state}: {ordinal(kernel['place'])}" if kernel.get("place") else state,
         _gpus_text(kernel),
         size_text(resident) if resident else "-",
-        size_text(kernel["parked_bytes"]) if kernel["parked_bytes"] else "-",
+        size_text(in_ram) if in_ram > 0 else "-",
         "cell runs" if kernel.get("cell_open") else "-" if idle_s is None else duration_text(idle_s),
     )
 
@@ -76,10 +128,17 @@ def _gpus_text(kernel: dict[str, Any]) -> str:
 
 
 def _notes(kernel: dict[str, Any]) -> list[str]:
-    notes = [
+    notes = []
+    if kernel["residency"] == "lost":
+        notes.append(f"restart the kernel: {kernel.get('reason') or 'the shim gave no reason'}")
+    if kernel.get("held_for_s") is not None:
+        notes.append(f"kept on the GPU for {duration_text(kernel['held_for_s'])}")
+    notes += [
         f"{size_text(entry['bytes'])} stays on the GPU: {entry['text']}"
         for entry in kernel.get("fixed") or []
     ]
+    if kernel.get("disk_bytes"):
+        notes.append(f"{size_text(kernel['disk_bytes'])} of it on disk")
     if host_text := host_memory_text(kernel):
         notes.append(host_text)
     if kernel.get("depth_refusal") and kernel["depth"] == "memory":
@@ -95,7 +154,7 @@ def _notes(kernel: dict[str, Any]) -> list[str]:
     if kernel.get("end_asked"):
         notes.append(f"is being shut down: {kernel['end_asked']}")
     if kernel.get("refusal"):
-        notes.append(f"not parked: {kernel['refusal']}")
+        notes.append(f"not freed: {kernel['refusal']}")
     return notes
 
 

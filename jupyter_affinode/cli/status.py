@@ -10,7 +10,7 @@ from typing import Any
 
 from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable, refusal_advice
 from ..kernel.magics import size_text
-from .output import kernel_table
+from .output import are_many_users, folded, kernel_table
 
 
 def add(commands: Any) -> None:
@@ -45,6 +45,8 @@ def status(arguments: argparse.Namespace) -> int:
         print(f"No GPU controller is running, so nothing is managed ({message}).")
     else:
         print(_node_text(node))
+        if not are_many_users(kernels) and (others := _others_text(node.get("others"))):
+            print(others)
         print(kernel_table(kernels) if kernels else "No kernels.")
     return int(is_refused)
 
@@ -73,17 +75,31 @@ def _neighbour_text(other: dict[str, Any]) -> str:
 
 def _node_text(node: dict[str, Any]) -> str:
     """One line a GPU, and one for the host's memory."""
-    lines = []
+    lines = [] if node["gpus"] else ["No GPU is known here."]
     for gpu in node["gpus"]:
         lines.append(_gpu_text(gpu, simulated=node["simulated"]))
         lines.extend(f"  not managed: {_neighbour_text(other)}" for other in gpu["unmanaged"] or [])
     host = node["host"]
-    lines.append(
-        f"Host memory: {size_text(host['available_bytes'])} available, "
-        f"{size_text(host['copy_bytes'])} hold what is parked"
-    )
+    memory = f"Host memory: {size_text(host['available_bytes'])} available"
+    if host["copy_bytes"]:
+        memory += f", {size_text(host['copy_bytes'])} hold freed GPU memory"
     if host["kept_bytes"]:
-        lines[-1] += f", {size_text(host['kept_bytes'])} kept for the next time"
+        memory += f", {size_text(host['kept_bytes'])} hold copies for the next time"
+    lines.append(memory)
     if node["history"]["problem"]:
         lines.append(f"No history is written: {node['history']['problem']}")
-    return "\n".join(lines)
+    return "\n".join(folded(line, rest="    ") for line in lines)
+
+
+def _others_text(others: dict[str, Any] | None) -> str:
+    """Return what other users' kernels have, as sums; "" while there are none."""
+    if not others or not others["kernels"]:
+        return ""
+    count = others["kernels"]
+    parts = [f"Other users: {count} kernel{'' if count == 1 else 's'}"]
+    parts.append(f"{size_text(others['resident_bytes'])} on the GPU")
+    if others["parked_bytes"]:
+        parts.append(f"{size_text(others['parked_bytes'])} freed")
+    if others["waiting"]:
+        parts.append(f"{others['waiting']} waiting")
+    return folded(", ".join(parts), rest="    ")

@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
 class Check:
-    """One finding; `level` is ok, warn (something is worse than it could be) or fail (kernels are not
-    managed).
+    """One finding.
+
+    `level` is ok, warn (something is worse than it could be) or fail (kernels are not managed). `details` are paths and
+    figures for a closer look. `is_detail`: all of it is, as long as nothing is wrong.
     """
 
     name: str
     level: str
     text: str
     advice: str | None = None
+    details: str | None = None
+    is_detail: bool = False
+
+    @property
+    def group(self) -> str:
+        """Where a reader looks for it: works, needs-you or details."""
+        if self.level != "ok":
+            return "needs-you"
+        return "details" if self.is_detail else "works"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it for programs."""
+        return {
+            "name": self.name,
+            "level": self.level,
+            "group": self.group,
+            "text": self.text,
+            "advice": self.advice,
+            "details": self.details,
+        }

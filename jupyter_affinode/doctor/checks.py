@@ -13,7 +13,6 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from .host_checks import host_checks
 
 CHILD_TIMEOUT_S = 60.0
 LAB_EXTENSION = "jupyter-affinode"
+NO_DRIVER = "there is no NVIDIA driver here, so no GPU to manage"
 
 SHIM_CHILD = """
 import ctypes
@@ -73,7 +73,7 @@ except pynvml.NVMLError as error:
 
 
 def report(server: DefaultProvisioner | None = None) -> dict[str, Any]:
-    """All checks, as JSON: {"version", "ok", "checks": [{"name", "level", "text", "advice"}]}.
+    """All checks, as JSON: {"version", "ok", "checks": [{"name", "level", "group", "text", "advice", "details"}]}.
 
     `server` is the default provisioner of the running server, where one asks; otherwise what the next server
     would choose. Takes a second or two; call it outside an event loop's thread.
@@ -82,7 +82,7 @@ def report(server: DefaultProvisioner | None = None) -> dict[str, Any]:
     return {
         "version": __version__,
         "ok": all(check.level != "fail" for check in checks),
-        "checks": [asdict(check) for check in checks],
+        "checks": [check.as_json() for check in checks],
     }
 
 
@@ -90,8 +90,9 @@ def examine(server: DefaultProvisioner | None = None) -> Iterator[Check]:
     """The checks in the order in which things depend on each other."""
     yield _platform()
     yield _shim()
-    yield from _driver()
-    yield _nvml()
+    driver = [*_driver()]
+    yield from driver
+    yield _nvml(is_driver_absent=driver[0].text == NO_DRIVER)
     node = _node()
     yield from _controller(node)
     yield _provisioner(server)
@@ -122,7 +123,9 @@ def _shim() -> Check:
     if version != __version__:
         text = f"{library} is version {version}, this package is {__version__}"
         return Check("shim", "warn", text, "Reinstall jupyter-affinode, or rebuild: make -C shim.")
-    return Check("shim", "ok", f"{library}, version {version}, loads into {sys.executable}")
+    return Check(
+        "shim", "ok", f"version {version} loads into this Python", details=f"{library}, {sys.executable}"
+    )
 
 
 def _driver() -> Iterator[Check]:
@@ -135,8 +138,8 @@ def _driver() -> Iterator[Check]:
         yield Check("driver", "fail", f"looking for the CUDA driver failed: {error}", "Try nvidia-smi.")
         return
     if "absent" in found:
-        advice = "Without a GPU there is nothing to manage. Try it: jupyter affinode simulate -- jupyter lab"
-        yield Check("driver", "warn", f"no CUDA driver here ({found['absent']})", advice)
+        advice = "To try it: jupyter affinode simulate -- jupyter lab"
+        yield Check("driver", "warn", NO_DRIVER, advice, found["absent"])
         return
     kind = "simulated driver" if found["simulated"] else "CUDA driver"
     if found["init"] != 0:
@@ -152,17 +155,17 @@ def _driver() -> Iterator[Check]:
         yield Check("gpu", "fail", "the driver has no GPU", "Look at CUDA_VISIBLE_DEVICES.")
 
 
-def _nvml() -> Check:
-    without = (
-        "Without NVML other people's GPU memory cannot be seen; ours is counted by the kernels themselves."
-    )
+def _nvml(*, is_driver_absent: bool) -> Check:
+    without = "Without NVML the memory of programs that are not managed cannot be seen."
     try:
         found = json.loads(_child(NVML_CHILD, **_simulated()))
     except (ChildFailed, ValueError, environment.SimulationRefused) as error:
         return Check("nvml", "warn", f"NVML cannot be asked: {error}", without)
     if "absent" in found:
-        return Check("nvml", "warn", f"no NVML here: {found['absent']}", without)
-    return Check("nvml", "ok", f"driver {found['version']}, {found['gpus']} GPU(s)")
+        level = "ok" if is_driver_absent else "warn"  # it comes with the driver, which is named already
+        return Check("nvml", level, f"no NVML here: {found['absent']}", without, is_detail=True)
+    count = found["gpus"]
+    return Check("nvml", "ok", f"driver {found['version']}, {count} GPU{'' if count == 1 else 's'}")
 
 
 def _node() -> dict[str, Any] | str | ControllerRefused:
@@ -182,16 +185,16 @@ def _controller(node: dict[str, Any] | str | ControllerRefused) -> Iterator[Chec
         yield _host_memory(_available_bytes(), 0)
         return
     if isinstance(node, str):
-        yield Check("controller", "ok", f"none runs ({node}); the first managed kernel starts it")
+        yield Check("controller", "ok", "none runs yet; the first managed kernel starts one", details=node)
         yield _host_memory(_available_bytes(), 0)
         return
     controller = node["controller"]
-    text = f"version {controller['version']}, pid {controller['pid']}, {controller['socket']}"
+    text, place = f"version {controller['version']} runs", f"pid {controller['pid']}, {controller['socket']}"
     if controller["version"] == __version__:
-        yield Check("controller", "ok", text)
+        yield Check("controller", "ok", text, details=place)
     else:
         advice = f"This package is version {__version__}. It is replaced once no kernel uses it any more."
-        yield Check("controller", "warn", text, advice)
+        yield Check("controller", "warn", text, advice, place)
     available = node["host"]["available_bytes"]
     headroom = node["host"].get("cgroup_headroom_bytes")
     yield _host_memory(
@@ -200,9 +203,9 @@ def _controller(node: dict[str, Any] | str | ControllerRefused) -> Iterator[Chec
 
 
 def _host_memory(available: int, reserve: int) -> Check:
-    text = f"{size_text(available)} available to park into"
+    text = f"{size_text(available)} available"
     if reserve:
-        text += f", {size_text(reserve)} of it kept free"
+        text += f", of which parking leaves {size_text(reserve)} free"
     if available - reserve >= 2**30:
         return Check("host memory", "ok", text)
     return Check("host memory", "warn", text, "Parking needs as much host memory as it frees on the GPU.")
@@ -215,7 +218,9 @@ def _provisioner(server: DefaultProvisioner | None) -> Check:
         )
     default = server or next_server_default()
     if default.is_ours:
-        return Check("provisioner", "ok", f"{OURS} starts new kernels: {default.reason}")
+        return Check(
+            "provisioner", "ok", "new kernels are managed", details=f"{OURS} starts them: {default.reason}"
+        )
     advice = f"Change that, or name {OURS} in kernelspecs that are to be managed (kernel_provisioner)."
     return Check("provisioner", "warn", f"{default.name} starts new kernels: {default.reason}", advice)
 
@@ -244,9 +249,11 @@ def _lab_extension() -> Check:
         if package.is_file():
             version = json.loads(package.read_text()).get("version")
             if version == __version__:
-                return Check("lab extension", "ok", f"version {version} in {folder}")
-            text = f"version {version} in {folder}, this package is {__version__}"
-            return Check("lab extension", "warn", text, "Reinstall jupyter-affinode and reload the page.")
+                return Check("lab extension", "ok", f"version {version}", details=folder)
+            text = f"version {version}, this package is {__version__}"
+            return Check(
+                "lab extension", "warn", text, "Reinstall jupyter-affinode and reload the page.", folder
+            )
     advice = "Only the panel is missing; reinstall jupyter-affinode to get it."
     return Check("lab extension", "warn", "not installed here", advice)
 

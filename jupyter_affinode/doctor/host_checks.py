@@ -28,7 +28,7 @@ def _transparent_huge_pages(sys_folder: Path) -> Check:
     path = sys_folder / "kernel/mm/transparent_hugepage/enabled"
     chosen = _chosen(path)
     if chosen in ("always", "madvise"):
-        return Check("huge pages", "ok", f"transparent huge pages: {chosen}")
+        return Check("huge pages", "ok", f"transparent huge pages: {chosen}", is_detail=True)
     advice = f"Parks and resumes are slower without them: echo madvise > {path}"
     return Check("huge pages", "warn", "transparent huge pages are off", advice)
 
@@ -40,10 +40,10 @@ def _lots(lot_bytes: int, sys_folder: Path) -> Check:
     shared = _chosen(shared_path)
     pages = f"{size_text(free)} of huge pages set aside and free, shared memory's huge pages: {shared or 'unknown'}"
     if not lot_bytes:
-        return Check("lots", "ok", f"off (NodeController.lot_bytes); {pages}")
+        return Check("lots", "ok", f"off (NodeController.lot_bytes); {pages}", is_detail=True)
     text = f"{size_text(lot_bytes)}; {pages}"
     if shared in ("always", "within_size", "advise", "force") or free >= lot_bytes:
-        return Check("lots", "ok", text)
+        return Check("lots", "ok", text, is_detail=True)
     advice = (
         f"Memory of small pages takes about twice as long to be registered with the GPU: echo advise > {shared_path},"
         f" or set huge pages aside: sysctl vm.nr_hugepages={-(-lot_bytes // HUGE_PAGE_BYTES)}"
@@ -54,30 +54,30 @@ def _lots(lot_bytes: int, sys_folder: Path) -> Check:
 def _locked_memory(limit: int) -> Check:
     """The driver itself does not ask for it, but a sandbox may."""
     if limit == resource.RLIM_INFINITY:
-        return Check("locked memory", "ok", "no limit (RLIMIT_MEMLOCK)")
+        return Check("locked memory", "ok", "no limit (RLIMIT_MEMLOCK)", is_detail=True)
     text = (
         f"at most {size_text(limit)} (RLIMIT_MEMLOCK); NVIDIA's driver registers host memory beyond it."
         " Where that is refused, copies go through a small buffer and are slower"
     )
-    return Check("locked memory", "ok", text)
+    return Check("locked memory", "ok", text, is_detail=True)
 
 
 def _numa(sys_folder: Path) -> Check:
     """Copies to another node's memory cross the processors' interconnect."""
     nodes = len(list((sys_folder / "devices/system/node").glob("node[0-9]*")))
     if nodes <= 1:
-        return Check("numa", "ok", "one node: all host memory is near every GPU")
+        return Check("numa", "ok", "one node: all host memory is near every GPU", is_detail=True)
     places = sorted(_gpu_nodes(sys_folder).items())
     known = ", ".join(f"{address} at node {node}" for address, node in places if node >= 0)
     if places and all(node >= 0 for _, node in places):
-        return Check("numa", "ok", f"{nodes} nodes; GPUs: {known}")
+        return Check("numa", "ok", f"{nodes} nodes; GPUs: {known}", is_detail=True)
     unknown = [address for address, node in places if node < 0]
     which = f"of {', '.join(unknown)} the node is not known" if unknown else "no GPU is seen on the PCI bus"
     advice = (
         "If parks are slow, start the server near its GPU: numactl --cpunodebind=N --membind=N jupyter lab"
         " (nvidia-smi topo -m says which)."
     )
-    return Check("numa", "ok", f"{nodes} nodes; {which}", advice)
+    return Check("numa", "ok", f"{nodes} nodes; {which}", advice, is_detail=True)
 
 
 def _gpu_nodes(sys_folder: Path) -> dict[str, int]:

@@ -12,10 +12,11 @@ import socket
 import sys
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from jupyter_core.application import JupyterApp
 from traitlets import default
+from traitlets.config.loader import KVArgParseConfigLoader
 
 from .. import environment
 from .._version import __version__
@@ -48,6 +49,18 @@ class PrintableFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Called by logging."""
         return printable(super().formatMessage(record))
+
+
+class CommandLine(KVArgParseConfigLoader):
+    """Reads the options; what is wrong with them is said in one line, without pages of usage."""
+
+    def _create_parser(self) -> None:
+        super()._create_parser()
+        self.parser.error = self._refuse  # type: ignore[method-assign]
+
+    def _refuse(self, message: str) -> NoReturn:
+        print(f"jupyter affinode node: {message}. Help: jupyter affinode node --help", file=sys.stderr)
+        sys.exit(2)
 
 
 class NodeController(
@@ -101,6 +114,9 @@ class NodeController(
     @default("log_level")
     def _default_log_level(self) -> int:
         return logging.INFO
+
+    def _create_loader(self, argv: Any, aliases: Any, flags: Any, classes: Any) -> KVArgParseConfigLoader:
+        return CommandLine(argv, aliases, flags, classes=classes, log=self.log, subcommands=self.subcommands)
 
     def migrate_config(self) -> None:
         """Nothing: IPython never had settings of ours, and a full disk keeps no controller from starting."""

@@ -14,9 +14,11 @@ from gpu_cells import SETUP
 from live_server import ENDLESS, exists
 
 from jupyter_affinode.cli import main
+from jupyter_affinode.cli.doctor import doctor_text
 from jupyter_affinode.cli.kernel_argument import NoSuchKernel, find_kernel, short_id
 from jupyter_affinode.cli.output import kernel_table
 from jupyter_affinode.cli.run import kernel_id_of
+from jupyter_affinode.doctor.check import Check
 from jupyter_affinode.doctor.checks import next_server_default
 
 GIB = 2**30
@@ -25,9 +27,12 @@ SHOW = "import os, json; print(json.dumps(dict(os.environ, pid=os.getpid())))"
 
 
 def kernel(kernel_id: str, **fields):
-    shown = {"id": kernel_id, "name": "Python 3", "path": None, "text": "No GPU used", "cell_open": False}
     return {
-        **shown,
+        "id": kernel_id,
+        "name": "Python 3",
+        "path": None,
+        "residency": "none",
+        "cell_open": False,
         "resident_bytes": 0,
         "parked_bytes": 0,
         "copy_bytes": 0,
@@ -79,9 +84,18 @@ def test_actions_without_a_controller_fail_in_one_line(action, command):
 
 
 def test_wrong_use_is_2(command):
-    assert command("steal").returncode == 2
-    assert command().returncode == 2
-    assert command("run", "--").returncode == 2
+    for words in (
+        ["steal"],
+        [],
+        ["run", "--"],
+        ["park", "--soon"],
+        ["plan", "--gpus", "x"],
+        ["node", "--bogus"],
+    ):
+        wrong = command(*words)
+        assert wrong.returncode == 2 and wrong.stdout == ""
+        assert wrong.stderr.count("\n") == 1 and "usage:" not in wrong.stderr, wrong.stderr
+        assert wrong.stderr.startswith("jupyter affinode") and "--help" in wrong.stderr
     process = command("clean", "--process", "3")
     assert process.returncode == 2 and "--process needs a KERNEL" in process.stderr
     parts = command("bench", "--parts", "foo")
@@ -95,7 +109,8 @@ def test_a_report_without_history_says_so(command):
 
 
 def test_status_and_actions_with_a_controller(controller, command):
-    assert "No kernels." in command("status").stdout
+    empty = command("status").stdout
+    assert "No GPU is known here." in empty and "No kernels." in empty
     controller.ask("PUT", f"/kernels/{ID}", {"name": "Python 3", "path": "work/model.ipynb"})
     listed = command("status")
     assert "work/model.ipynb" in listed.stdout and "No GPU used" in listed.stdout
@@ -147,15 +162,30 @@ def test_a_kernel_is_found_by_id_path_name_or_beginning():
 
 def test_the_table_names_what_stays_on_the_gpu_and_why_nothing_was_parked():
     fixed = [{"reason": "managed", "bytes": 2**30, "text": "managed memory"}]
-    shown = kernel("aab1", path="a.ipynb", text="GPU freed, 12 GiB safe in RAM")
-    shown = {**shown, "parked_bytes": 12 * GIB, "copy_bytes": 12 * GIB}
+    shown = kernel("aab1", path="a.ipynb", residency="parked", parked_bytes=12 * GIB, copy_bytes=12 * GIB)
     text = kernel_table(
         [kernel("b", idle_s=400.0), {**shown, "fixed": fixed, "refusal": "host memory is short"}]
     )
     lines = text.splitlines()
-    assert lines[1].split("  ")[0] == "aab1" and "12 GiB safe in RAM" in lines[1]
-    assert lines[2:4] == ["  1 GiB stays on the GPU: managed memory", "  not parked: host memory is short"]
+    assert lines[1].split("  ")[0] == "aab1" and "GPU freed" in lines[1] and "12 GiB" in lines[1]
+    assert lines[2:4] == ["  1 GiB stays on the GPU: managed memory", "  not freed: host memory is short"]
     assert lines[4].endswith("7 min")
+
+
+def test_administrators_see_whose_a_kernel_is_within_80_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    path = "projects/vision/experiments/train-resnet-final.ipynb"
+    own = kernel(ID, user="root", path=path, residency="resident", resident_bytes=12 * GIB, cell_open=True)
+    other = kernel(
+        f"uid-1001/1{ID[1:]}", user="bob", residency="queued", place=2, wait_reason="the GPU is full"
+    )
+    lines = kernel_table([own, other]).splitlines()
+    assert lines[0].split()[:3] == ["KERNEL", "USER", "NOTEBOOK"]
+    assert lines[1].split()[:2] == ["11234567", "bob"] and "Waiting: 2nd" in lines[1]
+    assert lines[3].split()[:2] == ["01234567", "root"] and "final.ipynb  On the GPU" in lines[3]
+    assert max(map(len, lines)) <= 80
+    assert "USER" not in kernel_table([own]).splitlines()[0]
+    assert find_kernel([own, other], "11234567") is other
 
 
 def test_the_table_says_on_which_gpu_a_kernel_has_its_memory():
@@ -176,12 +206,12 @@ def test_the_table_says_on_which_gpu_a_kernel_has_its_memory():
 
 
 def test_the_table_says_what_host_memory_a_kernel_takes_or_keeps():
-    zeros = kernel("zeros", parked_bytes=64 * GIB, copy_bytes=3 * GIB, text="GPU freed, 64 GiB safe in RAM")
+    zeros = kernel("zeros", parked_bytes=64 * GIB, copy_bytes=3 * GIB)
     plain = kernel("plain", parked_bytes=GIB, copy_bytes=GIB)
     keeps = kernel("resident", resident_bytes=4 * GIB, kept_bytes=4 * GIB)
     lines = kernel_table([plain, keeps, zeros]).splitlines()
     assert [line for line in lines if line.startswith("  ")] == [
-        "  4 GiB of RAM kept for the next time",
+        "  4 GiB of RAM hold a copy for the next time",
         "  takes 3 GiB of RAM: the rest is zeros",
     ]
 
@@ -314,13 +344,25 @@ def test_doctor_knows_which_provisioner_a_new_kernel_gets(here, factory, monkeyp
     assert "JUPYTER_DEFAULT_PROVISIONER_NAME" in next_server_default().reason
 
 
-def test_doctor_with_a_controller_in_words(native, controller, command):
-    said = command("doctor").stdout.splitlines()
-    assert any(
-        line.startswith("ok    controller: ") and f"pid {controller.controller_pid()}," in line
-        for line in said
-    )
-    assert all(line[:6] in ("ok    ", "warn  ", "FAIL  ", "      ") for line in said)
+def test_doctor_says_what_works_what_needs_you_and_the_details(native, controller, command):
+    said = command("doctor", COLUMNS="80").stdout
+    works, needs_you, details = said.split("\n\n")
+    assert works.startswith("Works\n") and needs_you.startswith("Needs you\n")
+    assert details.startswith("Details\n")
+    assert "  controller     version 0.1.0 runs" in works and "numa" not in works
+    assert "numa" in details and f"pid {controller.controller_pid()}," in details
+    assert all(len(line) <= 80 or "/" in line for line in said.splitlines())
+
+
+def test_what_keeps_kernels_from_being_managed_needs_you():
+    findings = [
+        Check("shim", "fail", "it does not load", "Reinstall it.", "/lib/libaffinode.so"),
+        Check("numa", "ok", "one node", is_detail=True),
+    ]
+    works, needs_you, details = doctor_text([finding.as_json() for finding in findings]).split("\n\n")
+    assert works == "Works\n  nothing"
+    assert needs_you == "Needs you\n  shim  it does not load\n        Reinstall it."
+    assert details == "Details\n  shim  /lib/libaffinode.so\n  numa  one node"
 
 
 def test_the_version_is_the_packages(command):
