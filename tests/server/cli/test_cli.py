@@ -90,7 +90,6 @@ def test_wrong_use_is_2(command):
         ["run", "--"],
         ["park", "--soon"],
         ["plan", "--gpus", "x"],
-        ["node", "--bogus"],
     ):
         wrong = command(*words)
         assert wrong.returncode == 2 and wrong.stdout == ""
@@ -100,6 +99,12 @@ def test_wrong_use_is_2(command):
     assert process.returncode == 2 and "--process needs a KERNEL" in process.stderr
     parts = command("bench", "--parts", "foo")
     assert parts.returncode == 2 and "there is no part 'foo'" in parts.stderr and "ceiling" in parts.stderr
+
+
+def test_wrong_options_of_the_controller_are_one_line_too(machine):
+    wrong = machine.affinode("node", "--bogus")
+    assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1
+    assert wrong.stderr.startswith("jupyter affinode node: argument --bogus")
 
 
 def test_a_report_without_history_says_so(command):
