@@ -2,6 +2,9 @@
 
 import { IKernel, IProcess } from './status';
 
+/** What may become possible or impossible for a kernel. */
+export type Possible = 'park' | 'resume' | 'hold' | 'release' | 'cancel-wait' | 'restart' | 'end';
+
 /** Whether there is something to move off the GPU; asking for it ends a hold. */
 export function canPark(kernel: IKernel): boolean {
   return kernel.own && kernel.residency === 'resident' && kernel.resident_bytes > 0;
@@ -26,5 +29,35 @@ export function canRelease(kernel: IKernel): boolean {
 export function endable(kernel: IKernel): IProcess[] {
   return kernel.processes.filter(
     process => process.stuck && (kernel.own || process.stuck.reason === 'parent-gone')
+  );
+}
+
+/** Whether there is a wait to give up. */
+export function canCancelWait(kernel: IKernel): boolean {
+  return kernel.own && kernel.residency === 'queued';
+}
+
+/** Whether only a restart helps. */
+export function canRestart(kernel: IKernel): boolean {
+  return kernel.own && kernel.residency === 'lost';
+}
+
+const RULES: Record<Possible, (kernel: IKernel) => boolean> = {
+  park: canPark,
+  resume: canResume,
+  hold: canHold,
+  release: canRelease,
+  'cancel-wait': canCancelWait,
+  restart: canRestart,
+  end: kernel => endable(kernel).length > 0
+};
+
+/** For each action, the kernels for which it is possible, as one string to compare. */
+export function possibilities(kernels: IKernel[]): Map<Possible, string> {
+  return new Map(
+    (Object.keys(RULES) as Possible[]).map(action => {
+      const ids = kernels.filter(kernel => RULES[action](kernel)).map(kernel => kernel.id);
+      return [action, ids.sort().join(' ')];
+    })
   );
 }

@@ -1,6 +1,6 @@
 import { URLExt } from '@jupyterlab/coreutils';
 import { ServerConnection } from '@jupyterlab/services';
-import { Action, IActionBody, IKernel, IStatus } from './status';
+import { Action, IActionBody, IActivity, IKernel, IPolicy, IStatus } from './status';
 
 /** A request that the server refused; `message` says what happened and what to do, for people. */
 export class AffinodeError extends Error {
@@ -27,6 +27,16 @@ export class AffinodeApi {
   /** POST an action on a kernel; the kernel afterwards. */
   act(kernelId: string, action: Action, body: IActionBody): Promise<IKernel> {
     return this._request<IKernel>('POST', ['kernels', encodeURIComponent(kernelId), action], body);
+  }
+
+  /** PATCH policy: when idle kernels are freed. */
+  changePolicy(change: Partial<IPolicy>): Promise<unknown> {
+    return this._request<unknown>('PATCH', ['policy'], change);
+  }
+
+  /** GET a kernel's CUDA activity; the shim counts while it is asked for. */
+  activity(kernelId: string): Promise<IActivity> {
+    return this._request<IActivity>('GET', ['kernels', encodeURIComponent(kernelId), 'activity']);
   }
 
   private async _request<T>(method: string, path: string[], body?: object): Promise<T> {

@@ -4,17 +4,17 @@ import { ISettingRegistry } from '@jupyterlab/settingregistry';
 export interface ISettings {
   /** Seconds between two looks while the panel is visible. */
   refreshInterval: number;
-  /** Whether to tell who waits for the GPU, has it again, or made room, and what was refused. */
+  /** Whether to tell which notebook waits for the GPU, has it again, or made room, and what was refused. */
   showNotifications: boolean;
   /** Whether the panel lists the kernels of other servers and people. */
   showOtherKernels: boolean;
-  /** Minutes that "Keep GPU" asks for. */
+  /** Minutes that "Keep" asks for. */
   holdMinutes: number;
 }
 
 /** What holds without a settings registry. */
 export const DEFAULT_SETTINGS: ISettings = {
-  refreshInterval: 5,
+  refreshInterval: 6,
   showNotifications: true,
   showOtherKernels: true,
   holdMinutes: 60

@@ -1,7 +1,9 @@
 /**
- * What the server's `affinode/api/status` says, and the events that say when to ask again.
+ * What the server's `affinode/api/status` says, and the events that say what changed since.
  *
- * Sizes are bytes, times are seconds. The server's own words (`text`, `message`, `reason`) are English.
+ * Sizes are bytes, times are seconds. The server's own words (`text`, `message`, `reason`) are English and for the command
+ * line; the Lab makes its sentences of codes and arguments. `merge.ts` completes what a server of an earlier version does
+ * not send: a field that is missing is null.
  */
 
 import { NoticeKind, Residency, StuckReason, UnmovableReason } from './reasons';
@@ -31,6 +33,42 @@ export interface IProcess {
   command: string | null;
   /** Why it can make no progress any more; its owner may end it. */
   stuck: { reason: StuckReason; text: string } | null;
+}
+
+/** Figures and words that a code's sentence needs; none of them must be there. */
+export interface ICodeArgs {
+  for?: 'own' | 'other' | null;
+  [name: string]: unknown;
+}
+
+/** Memory on its way; `done_bytes` is null where the shim cannot say. */
+export interface IMove {
+  kind: 'park' | 'resume';
+  bytes: number;
+  done_bytes: number | null;
+  age_s: number;
+}
+
+/** The last park or resume that ended. */
+export interface ILastMove {
+  bytes: number;
+  duration_s: number;
+  ago_s: number;
+}
+
+/** A kernel, or a program outside, that is in the way of a waiting kernel; another user's kernel has no id. */
+export interface IBlocker {
+  kernel_id: string | null;
+  own: boolean;
+  why: 'computing' | 'held' | 'idle' | 'opted-out' | 'moving' | 'outside';
+  free_in_s: number | null;
+}
+
+/** What a waiting kernel waits for; the most important blocker first. */
+export interface IWait {
+  code: string;
+  args: { bytes?: number | null; limit?: string | null };
+  blockers: IBlocker[];
 }
 
 /** One kernel; another server's has no name and no path. */
@@ -73,6 +111,26 @@ export interface IKernel {
   estimate_s: number | null;
   simulated: boolean;
   tracked: boolean;
+  /** CUDA calls so far that passed the gate, of all processes; two looks make a rate. */
+  calls: number | null;
+  /** Only while memory moves. */
+  move: IMove | null;
+  last_park: ILastMove | null;
+  last_resume: ILastMove | null;
+  /** How long bringing it back takes when there is room. */
+  resume_estimate_s: number | null;
+  /** Why its residency changed last. */
+  reason_code: string | null;
+  reason_args: ICodeArgs;
+  /** Why it could not be parked. */
+  refusal_code: string | null;
+  refusal_args: ICodeArgs;
+  /** Why its CUDA context stays. */
+  depth_refusal_code: string | null;
+  /** Only while it waits. */
+  wait: IWait | null;
+  /** Parked bytes that are on disk. */
+  disk_bytes: number;
 }
 
 /** A process on a GPU that is not managed; another user's has no name. */
@@ -97,6 +155,8 @@ export interface IGpu {
   /** The largest first; null where processes cannot be told apart, as in containers. */
   unmanaged: IUnmanaged[] | null;
   utilization_percent: number | null;
+  /** Percent of the last minute, one each 2 s, the oldest first; null where NVML did not say. */
+  utilization_history: (number | null)[];
 }
 
 /** The machine's main memory, as the controller sees it. */
@@ -117,6 +177,30 @@ export interface INode {
   gpus: IGpu[];
   host: IHostMemory;
   queue: string[];
+  policy: IPolicy | null;
+  today: IToday | null;
+  controller: { system: boolean } | null;
+}
+
+/** When idle kernels are parked, and whether this user may change that. */
+export interface IPolicy {
+  may_change: boolean;
+  park_when: string;
+  idle_timeout_s: number;
+  contended_idle_timeout_s: number | null;
+}
+
+/** What this user's kernels gave back since midnight. */
+export interface IToday {
+  freed_gpu_s: number;
+  parks: number;
+}
+
+/** CUDA calls of one kernel since a look at them began; `entry_points` is null where the shim cannot say. */
+export interface IActivity {
+  calls: { [callClass: string]: number };
+  entry_points: { name: string; calls: number }[] | null;
+  age_s: number;
 }
 
 /** The answer of GET status. */
@@ -124,6 +208,8 @@ export interface IStatus {
   version: string;
   available: boolean;
   message: string | null;
+  /** Why there is no controller. */
+  code: string | null;
   node: INode | null;
   kernels: IKernel[];
 }
@@ -152,9 +238,19 @@ export interface INoticeEvent {
   kind: NoticeKind;
   level: 'info' | 'warning';
   text: string;
+  args?: { [name: string]: unknown } | null;
 }
 
-/** The data of a residency event; enough to show the change before the next status is there. */
+/** The data of the controller's event. */
+export interface INodeEvent {
+  available: boolean;
+  code?: 'starting' | 'refused' | 'unreachable' | 'ended' | null;
+}
+
+/**
+ * The data of a residency event. `kernel` is the whole kernel as in status, without its names and its processes' commands;
+ * a server of an earlier version sends the figures alone.
+ */
 export interface IResidencyEvent {
   kernel_id: string;
   residency: Residency;
@@ -166,4 +262,5 @@ export interface IResidencyEvent {
   place: number | null;
   held_for_s: number | null;
   simulated: boolean;
+  kernel?: Partial<IKernel> | null;
 }

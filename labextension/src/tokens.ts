@@ -1,8 +1,10 @@
 import { Token } from '@lumino/coreutils';
 import { IDisposable } from '@lumino/disposable';
 import { ISignal } from '@lumino/signaling';
+import { Possible } from './actions';
+import { IRate } from './rates';
 import { ISettings } from './settings';
-import { Action, IActionBody, IKernel, INoticeEvent, IStatus } from './status';
+import { Action, IActionBody, IActivity, IKernel, INoticeEvent, IPolicy, IStatus } from './status';
 
 /** The ids of the commands; each acts on `kernelId`, or on the current notebook's kernel. */
 export namespace CommandIDs {
@@ -10,6 +12,8 @@ export namespace CommandIDs {
   export const resume = 'affinode:resume';
   export const hold = 'affinode:hold';
   export const release = 'affinode:release';
+  export const cancelWait = 'affinode:cancel-wait';
+  export const restart = 'affinode:restart';
   export const endProcess = 'affinode:end-process';
   export const openPanel = 'affinode:open-panel';
 }
@@ -26,12 +30,28 @@ export namespace CommandIDs {
 export interface IProblem {
   kind: 'missing' | 'refused' | 'unreachable' | 'controller' | 'version';
   message: string;
+  /** Why there is no controller, where the server says. */
+  code?: string | null;
+}
+
+/** What changed; an event or an answer that says nothing new still moves the clocks, with no kernel named. */
+export interface IChange {
+  /** The kernels that came, went or changed in anything but clocks and counters. */
+  kernels: ReadonlySet<string>;
+  /** Whether status, machine or problem changed, not kernels alone. */
+  machine: boolean;
 }
 
 /** The one place in the page that knows the GPU state; every view asks it and listens to `changed`. */
 export interface IAffinode {
-  /** The last status; null before the first answer, and while the server gives none. */
+  /** The last status; null before the first answer, and where the server has none to give. */
   readonly status: IStatus | null;
+
+  /** Whether the last try failed, so that `status` is from before; no action is possible then. */
+  readonly stale: boolean;
+
+  /** When the status was last true, as `Date.now()` gives it; null before the first answer. */
+  readonly updated: number | null;
 
   /** What is wrong; null when all is well. */
   readonly problem: IProblem | null;
@@ -39,14 +59,23 @@ export interface IAffinode {
   /** The person's settings. */
   readonly settings: ISettings;
 
-  /** Emitted after `status`, `problem`, `settings` or a pending action changed. */
-  readonly changed: ISignal<IAffinode, void>;
+  /** Emitted after `status`, `problem`, `settings` or a pending action changed, once for all that came together. */
+  readonly changed: ISignal<IAffinode, IChange>;
+
+  /** Emitted with the actions that became possible or impossible for some kernel: only their commands need a look. */
+  readonly actionsChanged: ISignal<IAffinode, ReadonlySet<Possible>>;
 
   /** Emitted when the controller has something to tell people, once. */
   readonly noticed: ISignal<IAffinode, INoticeEvent>;
 
   /** A kernel by its Jupyter id. */
   kernel(id: string): IKernel | undefined;
+
+  /** Seconds since the figures of a kernel were true: what its clocks have run on since. */
+  age(id: string): number;
+
+  /** CUDA calls per second of the last minute, the oldest first, one for each look; empty before the second look. */
+  rates(id: string): IRate[];
 
   /** A small number that stays with a kernel for as long as the page lives, for its colour. */
   hue(id: string): number;
@@ -59,6 +88,18 @@ export interface IAffinode {
 
   /** Act on a kernel; rejects with an `AffinodeError` whose message is for people. */
   act(id: string, action: Action, body?: IActionBody): Promise<void>;
+
+  /** Interrupt a kernel through Jupyter, which ends its wait. */
+  interrupt(id: string): Promise<void>;
+
+  /** Restart a kernel through Jupyter. */
+  restart(id: string): Promise<void>;
+
+  /** Change when idle kernels are freed, where `policy.may_change`. */
+  changePolicy(change: Partial<IPolicy>): Promise<void>;
+
+  /** A kernel's CUDA calls; they are counted while this is asked for. */
+  activity(id: string): Promise<IActivity>;
 
   /** Keep the status fresh until the returned object is disposed; for views with figures that tick. */
   watch(): IDisposable;

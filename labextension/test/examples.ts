@@ -1,4 +1,5 @@
-import { IKernel } from '../src/status';
+import { IGpu, IKernel, INode, IStatus } from '../src/status';
+import { VERSION } from '../src/version';
 import { IWords } from '../src/words';
 
 /** English, as JupyterLab's null translator gives it. */
@@ -42,6 +43,65 @@ export function kernel(changes: Partial<IKernel> = {}): IKernel {
     estimate_s: null,
     simulated: false,
     tracked: true,
+    calls: null,
+    move: null,
+    last_park: null,
+    last_resume: null,
+    resume_estimate_s: null,
+    reason_code: null,
+    reason_args: {},
+    refusal_code: null,
+    refusal_args: {},
+    depth_refusal_code: null,
+    wait: null,
+    disk_bytes: 0,
     ...changes
   };
+}
+
+/** An empty GPU of 80 GiB, with some changes. */
+export function gpu(changes: Partial<IGpu> = {}): IGpu {
+  return {
+    uuid: 'GPU-1',
+    index: 0,
+    name: 'NVIDIA H100',
+    total_bytes: 80 * 2 ** 30,
+    used_bytes: 0,
+    free_bytes: 80 * 2 ** 30,
+    managed_bytes: 0,
+    context_bytes: null,
+    unmanaged_bytes: 0,
+    unmanaged: [],
+    utilization_percent: 0,
+    utilization_history: [],
+    ...changes
+  };
+}
+
+/** A machine, with some changes. */
+export function node(changes: Partial<INode> = {}): INode {
+  return {
+    simulated: false,
+    nvml: true,
+    gpus: [gpu()],
+    host: {
+      total_bytes: 512 * 2 ** 30,
+      available_bytes: 400 * 2 ** 30,
+      reserve_bytes: 0,
+      parked_bytes: 0,
+      copy_bytes: 0,
+      kept_bytes: 0,
+      cgroup_headroom_bytes: null
+    },
+    queue: [],
+    policy: null,
+    today: null,
+    controller: null,
+    ...changes
+  };
+}
+
+/** A status of these kernels. */
+export function status(kernels: IKernel[], machine: INode | null = node()): IStatus {
+  return { version: VERSION, available: true, message: null, code: null, node: machine, kernels };
 }

@@ -18,7 +18,8 @@ const gpu: IGpu = {
   context_bytes: null,
   unmanaged_bytes: 100,
   unmanaged: null,
-  utilization_percent: null
+  utilization_percent: null,
+  utilization_history: []
 };
 
 const share = (resident_bytes: number, fixed_bytes = 0) => ({

@@ -75,7 +75,7 @@ def test_a_hidden_panel_asks_nothing_and_still_the_chip_follows(page, open_lab):
     expect(page.state_of("hidden.ipynb")).to_have_text("On the GPU: 150 MiB")
     for _ in range(3):
         with page.page.expect_request(ASKS):
-            page.page.clock.run_for(5_500)
+            page.page.clock.run_for(6_500)
     page.hide_panel()
     page.page.clock.run_for(2_000)  # what was under way
     asked: list[str] = []

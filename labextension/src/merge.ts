@@ -1,0 +1,193 @@
+/** How an answer or an event becomes the status that views show. Pure. */
+
+import { IGpu, IKernel, ILastMove, INode, IResidencyEvent, IStatus } from './status';
+
+/** What a server of an earlier version does not say of a kernel. */
+const UNKNOWN: Partial<IKernel> = {
+  calls: null,
+  move: null,
+  last_park: null,
+  last_resume: null,
+  resume_estimate_s: null,
+  reason_code: null,
+  reason_args: {},
+  refusal_code: null,
+  refusal_args: {},
+  depth_refusal_code: null,
+  wait: null,
+  disk_bytes: 0
+};
+
+/** Clocks and counters: they change by themselves, and no view but a ticking one shows them. */
+const CLOCKS: ReadonlySet<string> = new Set([
+  'idle_s',
+  'eligible_in_s',
+  'held_for_s',
+  'waiting_s',
+  'estimate_s',
+  'residency_age_s',
+  'age_s',
+  'ago_s',
+  'free_in_s',
+  'calls'
+]);
+
+/** An answer with every field that views read, whatever the server's version. */
+export function complete(answer: IStatus): IStatus {
+  return {
+    ...answer,
+    code: answer.code ?? null,
+    kernels: answer.kernels.map(completeKernel),
+    node: answer.node && completeNode(answer.node)
+  };
+}
+
+/** A kernel with every field that views read. */
+export function completeKernel(kernel: IKernel): IKernel {
+  const made = { ...UNKNOWN, ...dropUndefined(kernel) } as IKernel;
+  made.last_park = lastMove(made.last_park);
+  made.last_resume = lastMove(made.last_resume);
+  made.reason_args ??= {};
+  made.refusal_args ??= {};
+  made.disk_bytes ??= 0;
+  if (made.wait) {
+    made.wait = { ...made.wait, args: made.wait.args ?? {}, blockers: made.wait.blockers ?? [] };
+  }
+  return made;
+}
+
+function completeNode(node: INode): INode {
+  return {
+    ...node,
+    policy: node.policy ?? null,
+    today: node.today ?? null,
+    controller: node.controller ?? null,
+    gpus: node.gpus.map(gpu => ({ ...gpu, utilization_history: gpu.utilization_history ?? [] }))
+  };
+}
+
+/** A move that ended, if the server says all of it. */
+function lastMove(move: Partial<ILastMove> | null | undefined): ILastMove | null {
+  return typeof move?.bytes === 'number' &&
+    typeof move.duration_s === 'number' &&
+    typeof move.ago_s === 'number'
+    ? (move as ILastMove)
+    : null;
+}
+
+/** What an event says of its kernel; names stay as they are known. */
+export function told(event: IResidencyEvent): Partial<IKernel> {
+  if (event.kernel) {
+    return dropUndefined(event.kernel);
+  }
+  const { residency, text, reason, resident_bytes, parked_bytes, place, held_for_s } = event;
+  return {
+    residency,
+    text,
+    reason,
+    resident_bytes,
+    parked_bytes,
+    copy_bytes: parked_bytes, // until the next status says what zeros have saved
+    kept_bytes: 0,
+    place,
+    held_for_s
+  };
+}
+
+/**
+ * The status after a kernel changed. The GPUs and the host's memory follow by what the kernel took or gave, so that the bars
+ * agree with the rows until the next look measures them. The same status where the kernel is not known.
+ */
+export function merge(status: IStatus, id: string, change: Partial<IKernel>): IStatus {
+  const before = status.kernels.find(kernel => kernel.id === id);
+  if (!before) {
+    return status;
+  }
+  const { name, path, paths, server, language, own } = before;
+  const processes = (change.processes ?? before.processes).map(process => ({
+    ...process,
+    command:
+      process.command ??
+      before.processes.find(one => one.number === process.number)?.command ??
+      null
+  }));
+  const names = { id, name, path, paths, server, language, own };
+  const after = completeKernel({ ...before, ...change, ...names, processes });
+  const kernels = status.kernels.map(kernel => (kernel.id === id ? after : kernel));
+  return { ...status, kernels, node: status.node && shifted(status.node, before, after) };
+}
+
+/** The machine after one kernel changed. */
+function shifted(node: INode, before: IKernel, after: IKernel): INode {
+  const copy = after.copy_bytes - before.copy_bytes;
+  const { host } = node;
+  return {
+    ...node,
+    gpus: node.gpus.map(gpu => moved(gpu, share(after, gpu) - share(before, gpu))),
+    host: {
+      ...host,
+      copy_bytes: Math.max(0, host.copy_bytes + copy),
+      parked_bytes: Math.max(0, host.parked_bytes + after.parked_bytes - before.parked_bytes),
+      available_bytes: between(host.available_bytes - copy, host.total_bytes)
+    }
+  };
+}
+
+function moved(gpu: IGpu, bytes: number): IGpu {
+  if (bytes === 0) {
+    return gpu;
+  }
+  const total = gpu.total_bytes ?? Infinity;
+  return {
+    ...gpu,
+    managed_bytes: between(gpu.managed_bytes + bytes, total),
+    used_bytes: between(gpu.used_bytes + bytes, total),
+    free_bytes: gpu.free_bytes === null ? null : between(gpu.free_bytes - bytes, total)
+  };
+}
+
+function between(value: number, most: number): number {
+  return Math.min(most, Math.max(0, value));
+}
+
+function share(kernel: IKernel, gpu: IGpu): number {
+  const found = kernel.gpus.find(one => one.uuid === gpu.uuid);
+  return found ? found.resident_bytes + found.fixed_bytes : 0;
+}
+
+/** Whether two values differ in anything but clocks and counters. */
+export function differs(one: unknown, other: unknown): boolean {
+  if (one === other) {
+    return false;
+  }
+  if (typeof one !== 'object' || typeof other !== 'object' || one === null || other === null) {
+    return true;
+  }
+  const [a, b] = [one as Record<string, unknown>, other as Record<string, unknown>];
+  const keys = new Set([...Object.keys(a), ...Object.keys(b)]);
+  for (const key of keys) {
+    if (CLOCKS.has(key) ? (a[key] === null) !== (b[key] === null) : differs(a[key], b[key])) {
+      return true;
+    }
+  }
+  return false;
+}
+
+/** The ids of the kernels that came, went or differ in anything but clocks. */
+export function changedKernels(before: IKernel[], after: IKernel[]): Set<string> {
+  const old = new Map(before.map(kernel => [kernel.id, kernel]));
+  const changed = new Set<string>();
+  for (const kernel of after) {
+    if (differs(old.get(kernel.id), kernel)) {
+      changed.add(kernel.id);
+    }
+    old.delete(kernel.id);
+  }
+  old.forEach((_, id) => changed.add(id));
+  return changed;
+}
+
+/** Without keys whose value is undefined, which would hide what is known. */
+function dropUndefined<T extends object>(value: T): T {
+  return Object.fromEntries(Object.entries(value).filter(([, each]) => each !== undefined)) as T;
+}

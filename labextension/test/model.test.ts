@@ -1,0 +1,262 @@
+import { ServerConnection } from '@jupyterlab/services';
+import { Signal, Stream } from '@lumino/signaling';
+import * as assert from 'node:assert';
+import { createServer, Server } from 'node:http';
+import { AddressInfo } from 'node:net';
+import { after, before, beforeEach, test } from 'node:test';
+import { Possible } from '../src/actions';
+import { AffinodeModel } from '../src/model';
+import { IStatus, NODE_EVENT, NOTICE_EVENT, RESIDENCY_EVENT } from '../src/status';
+import { IChange } from '../src/tokens';
+import { gpu, kernel, node, status, trans } from './examples';
+
+const GIB = 2 ** 30;
+
+/** A server that answers what the test recorded, or nothing at all. */
+let server: Server;
+let answer: { code: number; body: unknown } | 'none';
+let asked: string[] = [];
+
+/** What JupyterLab gives to the model. */
+const owner = {};
+type Services = ConstructorParameters<typeof AffinodeModel>[0];
+let events: Stream<object, never>;
+let runningChanged: Signal<object, never>;
+let sessions: { id: string; path: string }[];
+let model: AffinodeModel;
+let changes: IChange[];
+let actions: Possible[][];
+
+before(async () => {
+  server = createServer((request, response) => {
+    asked.push(`${request.method} ${request.url?.split('?')[0]}`);
+    if (answer === 'none') {
+      request.socket.destroy();
+    } else {
+      response.writeHead(answer.code, { 'Content-Type': 'application/json' });
+      response.end(JSON.stringify(answer.body));
+    }
+  });
+  await new Promise<void>(done => server.listen(0, '127.0.0.1', done));
+});
+
+after(() => {
+  server.close();
+  server.closeAllConnections();
+});
+
+beforeEach(() => {
+  model?.dispose();
+  const { port } = server.address() as AddressInfo;
+  events = new Stream(owner);
+  runningChanged = new Signal(owner);
+  sessions = [];
+  asked = [];
+  model = new AffinodeModel(
+    {
+      serverSettings: ServerConnection.makeSettings({ baseUrl: `http://127.0.0.1:${port}/` }),
+      events: { stream: events },
+      sessions: {
+        runningChanged,
+        running: () => sessions.map(({ id, path }) => ({ path, kernel: { id } })).values()
+      }
+    } as unknown as Services,
+    trans,
+    Object.assign(new EventTarget(), { hidden: false }) as unknown as Document
+  );
+  changes = [];
+  actions = [];
+  model.changed.connect((_, change) => changes.push(change));
+  model.actionsChanged.connect((_, changed) => actions.push([...changed].sort()));
+});
+
+after(() => model.dispose());
+
+const share = (resident_bytes: number) => ({
+  uuid: 'GPU-1',
+  resident_bytes,
+  parked_bytes: 0,
+  fixed_bytes: 0
+});
+const resident = kernel({
+  id: 'a',
+  residency: 'resident',
+  resident_bytes: 12 * GIB,
+  gpus: [share(12 * GIB)],
+  processes: [{ number: 1, pid: 7, residency: 'resident', command: 'train.py', stuck: null }]
+});
+const machine = node({
+  gpus: [gpu({ used_bytes: 20 * GIB, free_bytes: 60 * GIB, managed_bytes: 12 * GIB })]
+});
+
+async function load(recorded: IStatus): Promise<void> {
+  answer = { code: 200, body: recorded };
+  await model.refresh();
+  await settled();
+  changes.length = actions.length = asked.length = 0;
+}
+
+/** Signals are emitted at the end of a turn. */
+function settled(): Promise<void> {
+  return new Promise(done => setImmediate(done));
+}
+
+function emit(schema_id: string, data: object): Promise<void> {
+  events.emit({ schema_id, ...data } as never);
+  return settled();
+}
+
+/** Wait for a request that is made after a pause. */
+async function requested(): Promise<string[]> {
+  while (asked.length === 0) {
+    await new Promise(done => setTimeout(done, 5));
+  }
+  await model.refresh();
+  return asked;
+}
+
+test('an event with the whole kernel changes the rows and the bars, and asks for nothing', async () => {
+  await load(status([resident, kernel({ id: 'b' })], machine));
+  const parked = { ...share(0), parked_bytes: 12 * GIB };
+  await emit(RESIDENCY_EVENT, {
+    kernel_id: 'a',
+    kernel: {
+      ...resident,
+      name: undefined,
+      path: undefined,
+      paths: undefined,
+      server: undefined,
+      residency: 'parked',
+      resident_bytes: 0,
+      parked_bytes: 12 * GIB,
+      copy_bytes: 10 * GIB,
+      gpus: [parked],
+      reason_code: 'room',
+      reason_args: { for: 'own' },
+      processes: [{ number: 1, pid: 7, residency: 'parked', stuck: null }]
+    }
+  });
+  const seen = model.kernel('a');
+  assert.deepStrictEqual(
+    [seen?.residency, seen?.path, seen?.reason_args.for, seen?.processes[0].command],
+    ['parked', 'a.ipynb', 'own', 'train.py']
+  );
+  const [bar] = model.status?.node?.gpus ?? [];
+  assert.deepStrictEqual(
+    [bar.used_bytes, bar.free_bytes, bar.managed_bytes],
+    [8 * GIB, 72 * GIB, 0]
+  );
+  assert.strictEqual(model.status?.node?.host.copy_bytes, 10 * GIB);
+  assert.deepStrictEqual(asked, []);
+  assert.deepStrictEqual(
+    changes.map(change => [...change.kernels]),
+    [['a']]
+  );
+  assert.deepStrictEqual(actions, [['hold', 'park', 'resume']]);
+});
+
+test('an event that moves only clocks makes no signal', async () => {
+  await load(status([{ ...resident, idle_s: 4, calls: 10 }], machine));
+  await emit(RESIDENCY_EVENT, { kernel_id: 'a', kernel: { ...resident, idle_s: 5, calls: 30 } });
+  assert.strictEqual(model.kernel('a')?.idle_s, 5);
+  assert.deepStrictEqual([changes, actions, asked], [[], [], []]);
+});
+
+test('of a kernel that is not known yet, and of an earlier server, the status is asked for', async () => {
+  await load(status([resident], machine));
+  await emit(RESIDENCY_EVENT, { kernel_id: 'new', kernel: kernel({ id: 'new' }) });
+  assert.strictEqual((await requested())[0], 'GET /affinode/api/status');
+  asked.length = 0;
+  await emit(RESIDENCY_EVENT, { kernel_id: 'a', residency: 'parked', resident_bytes: 0 });
+  assert.strictEqual(model.kernel('a')?.residency, 'parked');
+  assert.strictEqual((await requested())[0], 'GET /affinode/api/status');
+});
+
+test('a finished cell, and a notice, ask for nothing; a kernel that comes does', async () => {
+  sessions = [{ id: 'a', path: 'a.ipynb' }];
+  await load(status([resident], machine));
+  runningChanged.emit(undefined as never);
+  await requested();
+  asked.length = 0;
+  const notices: unknown[] = [];
+  model.noticed.connect((_, notice) => notices.push(notice.kind));
+  sessions = [...sessions]; // as after each cell
+  runningChanged.emit(undefined as never);
+  await emit(NOTICE_EVENT, { kernel_id: 'a', kind: 'made-room', level: 'info', text: '' });
+  assert.deepStrictEqual(notices, ['made-room']);
+  const { _soon } = model as unknown as { _soon: unknown };
+  assert.deepStrictEqual([asked, _soon], [[], undefined]);
+  sessions.push({ id: 'b', path: 'b.ipynb' });
+  runningChanged.emit(undefined as never);
+  assert.strictEqual((await requested())[0], 'GET /affinode/api/status');
+});
+
+test('a server that does not answer leaves the last status, marked as old', async () => {
+  await load(status([resident], machine));
+  const updated = model.updated;
+  answer = 'none';
+  await model.refresh();
+  await settled();
+  assert.deepStrictEqual([model.stale, model.problem?.kind], [true, 'unreachable']);
+  assert.strictEqual(model.kernel('a')?.residency, 'resident');
+  assert.strictEqual(model.updated, updated);
+  assert.deepStrictEqual(actions, [['hold', 'park']]); // nothing can be asked for meanwhile
+  answer = { code: 200, body: status([resident], machine) };
+  asked.length = 0;
+  await requested(); // tried again by itself, though no view watches
+  await settled();
+  assert.deepStrictEqual([model.stale, model.problem], [false, null]);
+});
+
+test('a controller that ended leaves the last status, and a server that refuses leaves none', async () => {
+  await load(status([resident], machine));
+  answer = {
+    code: 200,
+    body: { ...status([], null), available: false, code: 'ended' }
+  };
+  await emit(NODE_EVENT, { available: false, code: 'ended' });
+  await requested();
+  assert.deepStrictEqual([model.stale, model.problem?.code], [true, 'ended']);
+  assert.strictEqual(model.status?.kernels.length, 1);
+  assert.strictEqual(model.status?.available, false);
+  answer = { code: 403, body: { message: 'Forbidden' } };
+  await model.refresh();
+  assert.deepStrictEqual([model.status, model.problem?.kind], [null, 'refused']);
+});
+
+test('an answer of an earlier version is completed', async () => {
+  const unsaid = [
+    'calls',
+    'move',
+    'wait',
+    'reason_args',
+    'disk_bytes',
+    'policy',
+    'utilization_history'
+  ];
+  const old = JSON.parse(
+    JSON.stringify(status([resident], machine), (key, value) =>
+      unsaid.includes(key) ? undefined : value
+    )
+  );
+  old.kernels[0].last_park = { bytes: 3, duration_s: 1 };
+  await load(old);
+  const seen = model.kernel('a');
+  assert.deepStrictEqual(
+    [seen?.calls, seen?.move, seen?.wait, seen?.reason_args, seen?.disk_bytes, seen?.last_park],
+    [null, null, null, {}, 0, null]
+  );
+  assert.strictEqual(model.status?.node?.policy, null);
+  assert.deepStrictEqual(model.status?.node?.gpus[0].utilization_history, []);
+});
+
+test('rates are made of two looks, and of a restarted counter', async () => {
+  await load(status([{ ...resident, calls: 100 }], machine));
+  assert.deepStrictEqual(model.rates('a'), []);
+  await load(status([{ ...resident, calls: 300 }], machine));
+  const [first] = model.rates('a');
+  assert.ok(Math.abs(first.perSecond * (first.to - first.from) - 200) < 1e-6);
+  await load(status([{ ...resident, calls: 50 }], machine));
+  const second = model.rates('a')[1];
+  assert.ok(Math.abs(second.perSecond * (second.to - second.from) - 50) < 1e-6);
+});
