@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import os
 import re
 import socket
-from pathlib import Path
 from typing import Any
 
 from tornado.http1connection import HTTP1ServerConnection
@@ -109,12 +107,8 @@ def serve(controller: Controller) -> ApiServer:
         body_timeout=IDLE_S,
     )
     server.controller, server.clients, server.drops = controller, clients, drops
-    path: Path = controller.socket
-    path.unlink(missing_ok=True)
     listening = ListeningSocket(socket.SOCK_STREAM, controller.closing, takes_descriptors=False)
-    listening.bind(str(path))
-    os.chmod(path, controller.access.socket_mode)
-    listening.listen(BACKLOG)
+    listening.listen_at(controller.socket, controller.access.socket_mode, BACKLOG)
     server.listen_at(listening)
     return server
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 import time
 from pathlib import Path
@@ -45,11 +44,8 @@ class Link:
         self._log = log
         self._heartbeat_s = heartbeat_s
         self._loop = asyncio.get_running_loop()
-        path.unlink(missing_ok=True)
         self._socket = ListeningSocket(socket.SOCK_SEQPACKET, closing, takes_descriptors=True)
-        self._socket.bind(str(path))
-        os.chmod(path, access.socket_mode)
-        self._socket.listen(BACKLOG)
+        self._socket.listen_at(path, access.socket_mode, BACKLOG)
         self._loop.add_reader(self._socket, self._accept)
         self._beaten = time.monotonic()
         self._beat_handle = self._loop.call_later(heartbeat_s, self._beat)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import contextlib
 import socket
+from pathlib import Path
 from typing import Any
 
 from .closing import SCM_MAX_FD, Closing
@@ -61,6 +62,15 @@ class ListeningSocket(socket.socket):
         self._closing = closing
         self._in_a_row = 0
         self._refuses = not takes_descriptors and refuse_descriptors(self)  # connections inherit it
+
+    def listen_at(self, path: Path, mode: int, backlog: int) -> None:
+        """Listen in the place of an old socket: at no moment is there none, or one that refuses."""
+        new = path.with_name(f"{path.name[:-1]}~")  # as long as the path, which may just fit
+        new.unlink(missing_ok=True)
+        self.bind(str(new))
+        new.chmod(mode)
+        self.listen(backlog)
+        new.replace(path)
 
     def accept(self) -> tuple[PeerSocket, Any]:
         """As of any socket, but after some in a row there is none for once, so that the loop turns."""

@@ -37,21 +37,13 @@ from jupyter_affinode.settings.policy import GIB
 PREEMPTS, PREEMPT = 64, 4  # of HELLO, of PARK
 
 
-def busy_shim(shim, *arguments, **options):
-    """A process with a call under way."""
-    made = shim(*arguments, **options)
-    made.page.calls_in_flight = 1
-    made.page.write()
-    return made
-
-
 def argument_flags(command):
     return command.argument & 0xFF
 
 
 def test_with_time_slices_a_busy_kernel_makes_room_after_its_quantum_and_queues(node, shim, wait_until):
     machine = node(when_full="time_slice", time_slice_s=0.5)
-    busy = busy_shim(shim, "busy", resident=900 * MIB, flags=PREPARES | PREEMPTS)
+    busy = shim("busy", busy=True, resident=900 * MIB, flags=PREPARES | PREEMPTS)
     wait_until(lambda: machine.kernel("busy"))
     asker = shim("asker", resident=100 * MIB)
     asker.allocate(400 * MIB, number=1)
@@ -67,12 +59,12 @@ def test_with_time_slices_a_busy_kernel_makes_room_after_its_quantum_and_queues(
 
 def test_a_kernel_that_does_not_come_to_rest_is_asked_again_later(node, shim, wait_until):
     machine = node(when_full="time_slice", time_slice_s=0.1)
-    busy = busy_shim(shim, "busy", resident=900 * MIB, flags=PREEMPTS)
+    busy = shim("busy", busy=True, resident=900 * MIB, flags=PREEMPTS)
     busy.park_status = BUSY
     wait_until(lambda: machine.kernel("busy"))
     asker = shim("asker", resident=100 * MIB)
     asker.allocate(400 * MIB, number=1)
-    wait_until(lambda: len(busy.heard.of(PARK)) == 2)
+    wait_until(lambda: len(busy.heard.of(PARK)) >= 2)
     assert machine.kernel("asker")["residency"] == "queued"
     busy.park_status = OK
     wait_until(lambda: busy.state == PARKED)
@@ -81,14 +73,14 @@ def test_a_kernel_that_does_not_come_to_rest_is_asked_again_later(node, shim, wa
 def test_kernels_of_several_processes_and_old_shims_are_never_preempted(node, shim, wait_until):
     """The one that may be is younger, and is taken although the others had the GPU longer."""
     machine = node(when_full="time_slice", time_slice_s=0.2)
-    old = busy_shim(shim, "old", resident=300 * MIB)
-    group = [busy_shim(shim, "group", resident=200 * MIB, flags=PREPARES | PREEMPTS) for _ in range(2)]
+    old = shim("old", busy=True, resident=300 * MIB)
+    group = [shim("group", busy=True, resident=200 * MIB, flags=PREPARES | PREEMPTS) for _ in range(2)]
     wait_until(
         lambda: (
             machine.kernel("old") and len((machine.kernel("group") or {"processes": ()})["processes"]) == 2
         )
     )
-    single = busy_shim(shim, "single", resident=500 * MIB, flags=PREEMPTS)
+    single = shim("single", busy=True, resident=500 * MIB, flags=PREEMPTS)
     wait_until(lambda: machine.kernel("single"))
     asker = shim("asker", resident=100 * MIB)
     asker.allocate(400 * MIB, number=1)
@@ -140,9 +132,9 @@ def test_the_newest_kernels_server_is_asked_to_end_it_and_only_where_there_is_on
     machine = node(when_full="terminate_newest", time_slice_s=0.3)
     asker = shim("asker", resident=100 * MIB)
     wait_until(lambda: machine.kernel("asker"))
-    younger = busy_shim(shim, "younger", resident=450 * MIB)
+    younger = shim("younger", busy=True, resident=450 * MIB)
     wait_until(lambda: machine.kernel("younger"))
-    youngest = busy_shim(shim, "youngest", resident=500 * MIB)
+    youngest = shim("youngest", busy=True, resident=500 * MIB)
     machine.ask("PUT", "/kernels/younger", {"server": "bob's"})
     asker.allocate(400 * MIB, number=1)
     wait_until(lambda: machine.kernel("younger")["end_asked"])
@@ -158,7 +150,7 @@ def asked(node, shim, births, wait_until):
     machine = node(when_full="terminate_newest", time_slice_s=0.1)
     asker = shim("asker", resident=100 * MIB)
     wait_until(lambda: machine.kernel("asker"))
-    busy_shim(shim, "younger", resident=900 * MIB)
+    shim("younger", busy=True, resident=900 * MIB)
     machine.ask("PUT", "/kernels/younger", {"server": "bob's"})
     asker.allocate(400 * MIB, number=1)
     wait_until(lambda: machine.kernel("younger")["end_asked"])
@@ -183,7 +175,7 @@ def test_a_server_that_does_not_end_it_is_not_asked_again_at_once(asked, monkeyp
 
 def test_a_waiter_is_told_why_and_until_when_if_that_can_be_said(node, shim, wait_until):
     machine = node(idle_timeout_s=600, contended_idle_timeout_s=1500)
-    busy = busy_shim(shim, "busy", resident=900 * MIB)
+    busy = shim("busy", busy=True, resident=900 * MIB)
     asker = shim("asker", resident=100 * MIB)
     asker.allocate(400 * MIB, number=1)
     wait_until(lambda: "busy" in (machine.kernel("asker")["wait_reason"] or ""))

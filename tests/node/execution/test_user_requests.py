@@ -10,6 +10,7 @@ from background import in_background, result_of
 from fake_shim import GPU, MIB, NOTHING, QUEUED, REFUSED, RESUME, request
 from model_node import QUIET, Clock, Machine
 
+from jupyter_affinode.node.execution import user_requests
 from jupyter_affinode.node.execution.user_requests import Wishes
 from jupyter_affinode.node.model.gpu import NvmlGpu
 from jupyter_affinode.node.protocol.wire import gpu_uuid
@@ -116,10 +117,11 @@ def test_a_resume_request_is_answered_when_the_processes_are_gone(
     assert result_of(asked) == (409, {"error": "kernel-ended", "message": "the kernel has ended"})
 
 
-def test_a_park_request_is_answered_when_the_process_ends():
+def test_a_park_request_is_answered_when_the_process_ends(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(user_requests, "time", clock)
+
     async def story():
-        clock = Clock()
-        clock.now = time.monotonic()  # the wishes' own
         machine = Machine(clock, {"GPU-1": 1000 * MIB})
         process = machine.start("k", {"GPU-1": 300 * MIB})
         kernel = machine.state.kernels["k"]

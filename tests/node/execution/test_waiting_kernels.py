@@ -16,7 +16,7 @@ from jupyter_affinode.node.execution import allocations as rooms
 def test_calls_wait_first_come_first_served_and_hear_their_place(node, shim, wait_until):
     """Without NVML the room is learned: the first resume fails, so the GPU is known to be full."""
     machine = node()
-    shim("busy", resident=900 * MIB)
+    shim("busy", resident=900 * MIB, busy=True)
     waiting = [shim(f"k{number}", parked=300 * MIB) for number in range(3)]
     waiting[0].resume_status = waiting[1].resume_status = waiting[2].resume_status = NO_GPU_ROOM
     for kernel in waiting:
@@ -66,7 +66,7 @@ def test_an_allocation_without_a_possible_victim_is_denied(node, shim, wait_unti
 
 def test_an_allocation_waits_for_a_busy_kernel_and_counts_as_queued(node, shim, wait_until):
     machine = node()
-    shim("busy", resident=900 * MIB)
+    shim("busy", resident=900 * MIB, busy=True)
     asker = shim("asker", resident=100 * MIB)
     asker.allocate(400 * MIB, number=1)
     wait_until(lambda: machine.node()["queue"] == ["asker"])
@@ -81,7 +81,7 @@ def test_one_users_processes_have_a_bounded_number_of_allocations_waiting(
 ):
     monkeypatch.setattr(rooms, "ROOMS_OF_A_USER_MAX", 4)
     machine = node()
-    shim("busy", resident=900 * MIB)
+    shim("busy", resident=900 * MIB, busy=True)
     askers = [shim(f"k{number}", resident=MIB) for number in range(3)]
     for asker in askers:
         for number in (1, 2):

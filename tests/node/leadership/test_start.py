@@ -14,6 +14,7 @@ import pytest
 from jupyter_affinode import environment
 from jupyter_affinode.client import api as client
 from jupyter_affinode.environment import FolderRefused, SimulationRefused
+from jupyter_affinode.node.system.peer_socket import ListeningSocket
 
 STORY = Path(__file__).with_name("folders_story.py")
 
@@ -85,8 +86,10 @@ def listening(path):
     """A socket that is listened at; the caller closes it."""
     made = socket.socket(socket.AF_UNIX)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    made.bind(str(path))
+    new = path.with_name("new")
+    made.bind(str(new))
     made.listen(1)
+    new.replace(path)
     return made
 
 
@@ -112,16 +115,32 @@ def test_the_machines_controller_comes_before_ones_own_while_it_listens(places):
 
 def test_the_machines_controller_is_waited_for_while_it_starts_again(places):
     listening(environment.NODE_SOCKET).close()
-
-    def start_again():
-        environment.NODE_SOCKET.unlink()
-        return listening(environment.NODE_SOCKET)
-
     with ThreadPoolExecutor(1) as threads:
         path = threads.submit(client.ensure_controller, timeout_s=20)
-        with start_again():
+        with listening(environment.NODE_SOCKET):
             assert path.result(timeout=60) == environment.NODE_SOCKET
     assert not own_folder(places).exists()
+
+
+@pytest.mark.parametrize("controllers_own", [socket.SOCK_STREAM, socket.SOCK_SEQPACKET])
+def test_an_old_socket_is_there_until_the_new_one_listens(places, controllers_own):
+    """Else a client that waits for the machine's controller would take it for removed, and start another."""
+    listening(environment.NODE_SOCKET).close()
+    old, seen = environment.NODE_SOCKET.stat().st_ino, []
+
+    def inode():
+        return environment.NODE_SOCKET.stat().st_ino
+
+    class Watched(ListeningSocket):
+        def listen(self, backlog):
+            seen.append(inode())
+            super().listen(backlog)
+
+    with Watched(controllers_own, None, takes_descriptors=False) as made:
+        made.listen_at(environment.NODE_SOCKET, 0o600, 1)
+        assert seen == [old] and inode() != old
+        assert environment.NODE_SOCKET.stat().st_mode & 0o777 == 0o600
+        assert [path.name for path in environment.NODE_SOCKET.parent.iterdir()] == ["node.sock"]
 
 
 @pytest.mark.parametrize("taken", [0o755, 0o777, "file", "link"])

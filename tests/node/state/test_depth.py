@@ -20,7 +20,7 @@ from jupyter_affinode.node.state.context_depth import _gpu_objection
 from jupyter_affinode.node.system.nvml import NvmlSample
 from jupyter_affinode.settings.policy import GIB
 
-DEEP = {"park_when": "idle", "idle_timeout_s": 0.3, "depth": "context"}
+DEEP = {"idle_timeout_s": 0.3, "depth": "context"}
 
 
 class Nvml:
@@ -55,14 +55,23 @@ def deep(machine):
         each.close()
 
 
-def is_parked(machine):
-    return lambda: (machine.kernel("k") or {}).get("residency") == "parked"
+@pytest.fixture
+def park_k(machine, wait_until):
+    """`park_k(processes=1)`: once the controller knows them, kernel "k" is parked as idle ones are, this once."""
+
+    def park(processes=1):
+        wait_until(lambda: len((machine.kernel("k") or {"processes": ()})["processes"]) == processes)
+        machine.ask("PATCH", "/policy", {"park_when": "idle"})
+        wait_until(lambda: machine.kernel("k")["residency"] == "parked")
+        machine.ask("PATCH", "/policy", {"park_when": "needed"})
+
+    return park
 
 
-def test_a_kernel_alone_with_ours_leaves_the_gpu_and_people_are_told(node, nvml, deep, wait_until):
+def test_a_kernel_alone_with_ours_leaves_the_gpu_and_people_are_told(node, nvml, deep, park_k, wait_until):
     machine = node(nvml=nvml, **DEEP)
     shim = deep("k", resident=300 * MIB)
-    wait_until(is_parked(machine))
+    park_k()
     (command,) = shim.heard.of(PARK)
     assert command.argument & CONTEXT_MOVE
     described = machine.kernel("k")
@@ -74,10 +83,10 @@ def test_a_kernel_alone_with_ours_leaves_the_gpu_and_people_are_told(node, nvml,
     assert machine.kernel("k")["depth"] == "none"
 
 
-def test_it_comes_back_only_where_the_driver_is_sure_to_find_room(node, nvml, deep, wait_until):
+def test_it_comes_back_only_where_the_driver_is_sure_to_find_room(node, nvml, deep, park_k, wait_until):
     machine = node(nvml=nvml, **DEEP)
     shim = deep("k", resident=300 * MIB)
-    wait_until(is_parked(machine))
+    park_k()
     nvml.free = 2 * GIB - 1  # enough for its 300 MiB and its context, not for being sure
     wait_until(lambda: machine.node()["gpus"][0]["free_bytes"] == nvml.free)
     shim.touch()
@@ -103,7 +112,7 @@ def test_it_comes_back_only_where_the_driver_is_sure_to_find_room(node, nvml, de
     ],
 )
 def test_anything_that_makes_the_way_back_unsure_leaves_the_context_there(
-    node, nvml, deep, wait_until, obstacle, told
+    node, nvml, deep, park_k, obstacle, told
 ):
     if obstacle in ("stranger", "unknown", "container"):
         nvml.pids = {"stranger": {os.getpid(), 1}, "unknown": None, "container": {1}}[obstacle]
@@ -114,7 +123,7 @@ def test_anything_that_makes_the_way_back_unsure_leaves_the_context_there(
         shim.page.write()
     if obstacle == "second process":
         deep("k", resident=10 * MIB)
-    wait_until(is_parked(machine))
+    park_k(processes=2 if obstacle == "second process" else 1)
     assert not any(command.argument & CONTEXT_MOVE for command in shim.heard.of(PARK))
     described = machine.kernel("k")
     assert described["depth"] == "memory"
@@ -125,20 +134,19 @@ def test_anything_that_makes_the_way_back_unsure_leaves_the_context_there(
         assert told in described["depth_refusal"]
 
 
-def test_a_process_of_the_kernel_that_never_used_cuda_is_no_obstacle(machine, node, nvml, deep, wait_until):
-    machine = node(nvml=nvml, **DEEP)
-    idle = deep("k")
-    idle.become(NONE)
+def test_a_process_of_the_kernel_that_never_used_cuda_is_no_obstacle(node, nvml, deep, park_k):
+    node(nvml=nvml, **DEEP)
+    deep("k", state=NONE)
     shim = deep("k", resident=300 * MIB)
-    wait_until(is_parked(machine))
+    park_k(processes=2)
     assert shim.heard.of(PARK)[0].argument & CONTEXT_MOVE
 
 
-def test_what_the_shim_says_was_in_the_way_is_told(node, nvml, deep, wait_until):
+def test_what_the_shim_says_was_in_the_way_is_told(node, nvml, deep, park_k):
     machine = node(nvml=nvml, **DEEP)
     shim = deep("k", resident=300 * MIB)
     shim.stays = "the CUDA context stays on the GPU: the process uses NCCL"
-    wait_until(is_parked(machine))
+    park_k()
     assert shim.heard.of(PARK)[0].argument & CONTEXT_MOVE
     described = machine.kernel("k")
     assert (described["depth"], described["depth_refusal"]) == ("memory", shim.stays)

@@ -204,18 +204,20 @@ class FakeShim:
         *,
         resident: int = 0,
         parked: int = 0,
+        busy: bool = False,
         flags: int = 0,
         group: int = 0,
         grant: str | None = None,
         state: int | None = None,
         page: FakePage | None = None,
     ):
-        """`state`: of its page when it says HELLO; by default as its memory says. `page`: of the same process's
-        earlier connection, with what it says.
+        """`busy`: a call is under way. `state`: of its page when it says HELLO; by default as its memory says.
+        `page`: with what it says already, as that of a process's earlier connection does.
         """
         self.page = FakePage() if page is None else page
         if page is None:
             self.page.memory[GPU][:2] = [resident, parked]
+            self.page.calls_in_flight = int(busy)
             if parked:
                 self.page.state = PARKED
         if state is not None:
