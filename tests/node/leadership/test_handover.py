@@ -169,7 +169,10 @@ def test_a_service_manager_hears_that_the_controller_is_ready_and_that_its_loop_
         path = machine.folder / "notify"
         manager.bind(str(path))
         manager.settimeout(30)
-        machine.environment |= {"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": "100000"}
+        machine.environment |= {
+            "NOTIFY_SOCKET": str(path),
+            "WATCHDOG_USEC": "1000000",
+        }  # few enough for the line
         controller = machine.start_controller()
         assert [manager.recv(64) for _ in range(3)] == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1"]
         controller.terminate()
