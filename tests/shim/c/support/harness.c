@@ -135,8 +135,10 @@ bool thread_waits_or(pid_t thread, _Atomic bool *flag)
 {
 	unsigned looks = 0;
 
-	while (looks < 50 && !atomic_load(flag)) { /* it may sleep shortly for other reasons */
-		looks = is_asleep(thread) ? looks + 1 : 0;
+	/* It may sleep shortly for other reasons; and one that wakes to look again is rarely asleep twice in a row where
+	 * others want the processor.  */
+	while (looks < 50 && !atomic_load(flag)) {
+		looks += is_asleep(thread);
 		test_pause();
 	}
 	return atomic_load(flag);
