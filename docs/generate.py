@@ -13,7 +13,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jupyter_affinode.node.model.reasons import NoticeKind, Reason, Refusal, StuckReason
+from jupyter_affinode.node.model.reasons import (
+    BlockerReason,
+    Cause,
+    NoticeKind,
+    Reason,
+    Refusal,
+    StuckReason,
+    WaitReason,
+)
 from jupyter_affinode.node.model.snapshot import Residency
 from jupyter_affinode.node.protocol.page import Fixed
 from jupyter_affinode.settings.controller import ControllerSettings
@@ -36,6 +44,9 @@ WORDS: dict[str, tuple[str, Sequence[str]]] = {  # by the name of their type: wh
     ),
     "UnmovableReason": ("Why bytes stay on the GPU.", [each.name.lower() for each in Fixed]),
     "StuckReason": ("Why a process can make no progress any more.", [*StuckReason]),
+    "WaitReason": ("Why a kernel waits for the GPU.", [*WaitReason]),
+    "BlockerReason": ("Why the memory that a waiter needs is not free.", [*BlockerReason]),
+    "Cause": ("Why a kernel's residency changed last.", [*Cause]),
     "NoticeKind": ("What a notice is about.", [*NoticeKind]),
     "Refusal": ("Why a request is refused, for programs.", [*Refusal]),
 }
@@ -140,8 +151,6 @@ def lab_types() -> str:
     """Return the types of words that the Lab's code takes from the API."""
     parts = ["// Made of the controller's declarations by docs/generate.py."]
     for name, (what, words) in WORDS.items():
-        if name == "Refusal":  # the server extension refuses for reasons of its own, too
-            continue
         union = " | ".join(f"'{word}'" for word in words)
         lines = f"export type {name} = {union};", f"export type {name} =\n  {union};"
         every = f"export type {name} =" + "".join(f"\n  | '{word}'" for word in words) + ";"

@@ -223,6 +223,7 @@ class Controller:
             socket=str(self.socket),
             uptime_s=time.monotonic() - self.began,
             history=self.history.as_json(),
+            is_system=self.access.is_shared,
         )
         return node_view(identity, whole, self.state.kernels)
 

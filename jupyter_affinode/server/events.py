@@ -23,6 +23,37 @@ def schema_paths() -> Iterator[Path]:
     yield folder / "notice.yaml"
 
 
+NAMES = ("name", "path", "paths", "server", "user")  # every subscriber of the server's events gets them
+# What a person sees of a kernel but for sizes and what ticks; a controller of another version may lack some.
+SHOWN = (
+    "residency",
+    "depth",
+    "place",
+    "cell_open",
+    "reason",
+    "reason_code",
+    "reason_args",
+    "refusal",
+    "refusal_code",
+    "refusal_args",
+    "depth_refusal",
+    "depth_refusal_code",
+    "end_asked",
+    "tracked",
+    "priority",
+    "moved_from",
+)
+SIZES = ("resident_bytes", "parked_bytes", "footprint_bytes", "copy_bytes", "kept_bytes", "disk_bytes")
+SIZE_PART = 0.01  # of a size: a smaller change is not seen
+
+
+def without_names(kernel: Kernel) -> Kernel:
+    """A kernel for all subscribers of the server's events."""
+    told = {name: value for name, value in kernel.items() if name not in NAMES}
+    told["processes"] = [{**process, "command": None} for process in kernel.get("processes", [])]
+    return told
+
+
 def residency_data(previous: Kernel | None, kernel: Kernel) -> dict[str, Any]:
     """The event for a kernel's change; the schema names exactly these."""
     return {
@@ -36,6 +67,7 @@ def residency_data(previous: Kernel | None, kernel: Kernel) -> dict[str, Any]:
         "place": kernel.get("place"),
         "held_for_s": kernel.get("held_for_s"),
         "simulated": bool(kernel.get("simulated")),
+        "kernel": without_names({**kernel, "own": True}),
     }
 
 
@@ -43,18 +75,42 @@ def worth_telling(previous: Kernel | None, kernel: Kernel) -> bool:
     """Whether a person would see a difference; times alone are asked for, not told."""
     if previous is None:
         return bool(kernel["residency"] != "none" or kernel.get("held_for_s") is not None)
+    if previous["residency"] == kernel["residency"] == "none":
+        return (previous.get("held_for_s") is None) != (kernel.get("held_for_s") is None)
     return bool(
-        previous["residency"] != kernel["residency"]
-        or previous.get("place") != kernel.get("place")
+        any(previous.get(name) != kernel.get(name) for name in SHOWN)
+        or any(_is_resized(previous.get(name) or 0, kernel.get(name) or 0) for name in SIZES)
         or (previous.get("held_for_s") is None) != (kernel.get("held_for_s") is None)
         or _extended(previous.get("held_for_s"), kernel.get("held_for_s"))
-        or _without_hold(previous["text"]) != _without_hold(kernel["text"])
+        or _of_wait(previous) != _of_wait(kernel)
+        or _kind_of_move(previous) != _kind_of_move(kernel)
+        or _stuck(previous) != _stuck(kernel)
     )
 
 
-def _without_hold(text: str) -> str:
-    """The plain words without for how long the GPU is kept: state and size."""
-    return text.split(", kept for ")[0]
+def _is_resized(before: int, now: int) -> bool:
+    return abs(now - before) > SIZE_PART * max(before, now)
+
+
+def _kind_of_move(kernel: Kernel) -> str | None:
+    move = kernel.get("move")
+    return None if move is None else move["kind"]
+
+
+def _stuck(kernel: Kernel) -> list[Any]:
+    """Which processes make no progress, and why."""
+    return [
+        (each.get("number"), (each.get("stuck") or {}).get("reason")) for each in kernel.get("processes", [])
+    ]
+
+
+def _of_wait(kernel: Kernel) -> list[Any]:
+    """Why it waits, and for what, without the moments that tick."""
+    wait = kernel.get("wait")
+    if wait is None:
+        return [kernel.get("wait_reason")]
+    blockers = [(each["kernel_id"], each["own"], each["why"]) for each in wait["blockers"]]
+    return [wait["code"], wait["args"], blockers, kernel.get("estimate_s") is None]
 
 
 def _extended(previous_s: float | None, now_s: float | None) -> bool:

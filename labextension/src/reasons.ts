@@ -11,6 +11,43 @@ export type UnmovableReason =
 export type StuckReason =
   'lost' | 'resume-failed' | 'gpu-gone' | 'gpu-too-small' | 'peer-gone' | 'parent-gone' | 'stopped';
 
+/** Why a kernel waits for the GPU. */
+export type WaitReason =
+  | 'turn'
+  | 'full'
+  | 'computing'
+  | 'held'
+  | 'host-memory'
+  | 'moving'
+  | 'limit'
+  | 'too-large'
+  | 'starting'
+  | 'retry'
+  | 'others-first'
+  | 'outside'
+  | 'ending';
+
+/** Why the memory that a waiter needs is not free. */
+export type BlockerReason = 'computing' | 'held' | 'idle' | 'opted-out' | 'moving' | 'outside';
+
+/** Why a kernel's residency changed last. */
+export type Cause =
+  | 'other'
+  | 'asked'
+  | 'room'
+  | 'low-memory'
+  | 'idle'
+  | 'time-slice'
+  | 'limit'
+  | 'full'
+  | 'cell'
+  | 'split'
+  | 'undone'
+  | 'prefetch'
+  | 'failed'
+  | 'too-large'
+  | 'failed-again';
+
 /** What a notice is about. */
 export type NoticeKind =
   | 'made-room'
@@ -22,3 +59,37 @@ export type NoticeKind =
   | 'ended'
   | 'memory-low'
   | 'host-memory-low';
+
+/** Why a request is refused, for programs. */
+export type Refusal =
+  | 'bad-request'
+  | 'bad-setting'
+  | 'not-found'
+  | 'not-allowed'
+  | 'gone'
+  | 'internal'
+  | 'bad-grant'
+  | 'grant-required'
+  | 'forbidden'
+  | 'too-many-requests'
+  | 'too-many-streams'
+  | 'too-many-kernels'
+  | 'hold-quota'
+  | 'unknown-kernel'
+  | 'unknown-process'
+  | 'not-stuck'
+  | 'out-of-reach'
+  | 'no-ledger'
+  | 'busy'
+  | 'nothing-to-move'
+  | 'not-parkable'
+  | 'no-host-memory'
+  | 'no-gpu-room'
+  | 'too-late'
+  | 'failed'
+  | 'refused'
+  | 'lost'
+  | 'kernel-ended'
+  | 'park-asked'
+  | 'cancelled'
+  | 'waits-for-gpu';

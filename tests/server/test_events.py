@@ -30,7 +30,16 @@ KERNEL: dict[str, Any] = {
     "place": None,
     "held_for_s": None,
     "simulated": True,
+    "user": "alice",
+    "server": "alice/gpu",
+    "processes": [{"number": 1, "command": "secret-train", "stuck": None}],
+    "calls": 5,
+    "move": None,
+    "wait": None,
+    "last_park": None,
 }
+BLOCKER = {"kernel_id": "train", "own": True, "why": "held", "free_in_s": 60.0}
+WAIT = {"code": "held", "args": {"bytes": 2**30}, "blockers": [BLOCKER]}
 
 
 @pytest.fixture
@@ -67,7 +76,9 @@ async def test_each_state_is_a_valid_event_without_paths_or_names(emitted):
         previous = kernel
     got = await all_of()
     assert [data["residency"] for schema, data in got if schema == KERNEL_RESIDENCY] == states
-    assert "secret" not in str(got) and "Python 3" not in str(got)
+    assert [data["kernel"]["residency"] for _, data in got] == states
+    assert got[0][1]["kernel"]["calls"] == 5
+    assert not any(name in str(got) for name in ("secret", "Python 3", "alice"))
 
 
 async def test_other_servers_kernels_are_not_told(emitted):
@@ -106,16 +117,41 @@ def changed(**fields: Any) -> bool:
 
 def test_what_a_person_would_not_see_is_not_told():
     assert not changed()
-    assert not changed(resident_bytes=1, idle_s=3.0)
+    assert not changed(resident_bytes=KERNEL["resident_bytes"] + 2**20, idle_s=3.0, calls=6)
     assert not worth_telling({**KERNEL, "held_for_s": 100.0}, {**KERNEL, "held_for_s": 50.0})
     assert not worth_telling(None, {**KERNEL, "residency": "none"})
     kept = {**KERNEL, "held_for_s": 100.0, "text": "On the GPU: 12 GiB, kept for 2 min (simulated)"}
     assert not worth_telling(kept, {**kept, "text": "On the GPU: 12 GiB, kept for 90 s (simulated)"})
 
 
+def test_no_clock_alone_is_told():
+    moving = {**KERNEL, "move": {"kind": "park", "bytes": 9, "done_bytes": 1, "age_s": 1.0}}
+    assert not worth_telling(moving, {**moving, "move": {**moving["move"], "done_bytes": 5, "age_s": 2.0}})
+    parked = {**KERNEL, "last_park": {"bytes": 9, "duration_s": 1.0, "ago_s": 1.0}}
+    assert not worth_telling(parked, {**parked, "last_park": {**parked["last_park"], "ago_s": 2.0}})
+    waits = {**KERNEL, "wait": WAIT, "estimate_s": 60.0, "waiting_s": 1.0}
+    sooner = {**WAIT, "blockers": [{**BLOCKER, "free_in_s": 59.0}]}
+    assert not worth_telling(waits, {**waits, "wait": sooner, "estimate_s": 59.0, "waiting_s": 2.0})
+
+
 def test_what_a_person_would_see_is_told():
     assert changed(residency="parked") and changed(place=3) and changed(held_for_s=3600.0)
-    assert changed(text="On the GPU: 13 GiB")
+    assert changed(resident_bytes=13 * 2**30) and changed(cell_open=True) and changed(refusal_code="busy")
+    assert changed(move={"kind": "park", "bytes": 9, "done_bytes": None, "age_s": 0.0})
+    assert changed(wait=WAIT) and changed(processes=[{"number": 1, "stuck": {"reason": "lost"}}])
+    waits = {**KERNEL, "wait": WAIT, "estimate_s": 60.0}
+    assert worth_telling(waits, {**waits, "wait": {**WAIT, "blockers": []}})
+    assert worth_telling(waits, {**waits, "estimate_s": None})
+
+
+def test_a_controller_without_the_newer_fields_is_understood():
+    fields = ("calls", "move", "wait", "last_park", "processes")
+    old = {name: value for name, value in KERNEL.items() if name not in fields}
+    assert not worth_telling(old, dict(old)) and worth_telling(old, {**old, "wait_reason": "the GPU is full"})
+    assert residency_data(None, old)["kernel"]["processes"] == []
+
+
+def test_a_hold_that_is_renewed_and_a_new_kernel_are_told():
     assert worth_telling({**KERNEL, "held_for_s": 50.0}, {**KERNEL, "held_for_s": 3600.0})
     assert worth_telling({**KERNEL, "held_for_s": 50.0}, KERNEL)
     assert worth_telling(None, KERNEL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from ...units import bytes_in_words
-from ..model.actions import Cause
+from ..model.reasons import Cause
 from ..protocol.wire import CommandKind, Notify, NotifyKind
 from ..state.observer import Observer, RoomAnswered
 from ..state.records import KernelRecord, Process, Room

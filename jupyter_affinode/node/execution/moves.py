@@ -11,15 +11,15 @@ import time
 from collections.abc import Callable, Mapping
 
 from ...units import bytes_in_words, duration_in_words
-from ..model.actions import Cause
 from ..model.backoff import Backoff
-from ..model.reasons import Refusal
+from ..model.reasons import Cause, Refusal
 from ..model.snapshot import Node, Residency
 from ..protocol.page import Depth, State
 from ..protocol.wire import CommandKind, MoveFlag, Reply, Status
 from ..state.context_depth import kernel_depth
 from ..state.host_usage import budget_argument, forget_trim, learn_from_park, refused_for_memory
 from ..state.observer import Observer
+from ..state.ownership import whose
 from ..state.records import KERNEL_ENDED, KernelRecord, Move, Outcome, Phase, Process
 from ..state.registry import NodeState
 from . import group_commit as together
@@ -79,7 +79,7 @@ class Moves:
         kernel.move = Move(True, reason, now, asked=asked, to_context=to_context, cause=cause)
         kernel.move.for_kernel = for_kernel
         kernel.move.preempts = preempts
-        kernel.reason = reason
+        kernel.because(reason, cause, **self._for(kernel, for_kernel))
         self._failed_parks.park_begins(kernel, kernel.move)
         targets = [process for process in kernel.connected() if process.data.state is State.RESIDENT]
         size = sum(process.resident_bytes for process in targets)
@@ -180,7 +180,8 @@ class Moves:
             kernel.asked.park_again_at = now + ASK_AGAIN_S
             self._on_change()
             return
-        kernel.failures.refusal, kernel.reason = reason, None
+        kernel.failures.refusal, kernel.failures.refusal_code = reason, slug
+        kernel.because(None, None)
         if status is Status.NO_HOST_ROOM:
             pause = refused_for_memory(kernel, now, self._state.host_left(kernel) if found_less else None)
             when = "there is more of it"
@@ -206,6 +207,12 @@ class Moves:
         done, kernel.asked.resume_done = kernel.asked.resume_done, None
         if done is not None:
             done.set_result(outcome if kernel.processes else KERNEL_ENDED)
+
+    def _for(self, kernel: KernelRecord, other_id: str | None) -> dict[str, str]:
+        """Whose the kernel is that a park makes room for, as the parked kernel's user is told."""
+        request = self._state.room_requests.get(other_id or "")
+        other = self._state.kernels.get(other_id or "") if request is None else request.record
+        return {} if other is None else {"for": whose(kernel, other)}
 
     def _command(
         self,
@@ -295,7 +302,7 @@ class Moves:
         self._failed_parks.park_ended(kernel, move, failed)
         found_less = learn_from_park(kernel, move.replies)
         if failed is None:
-            kernel.failures.refusal = None
+            kernel.failures.refusal = kernel.failures.refusal_code = None
             kernel.failures.park.succeed()
             kernel.host.backoff.succeed()
             kernel.failures.context_refusal = next(
@@ -338,7 +345,7 @@ class Moves:
             kernel.failures.resume.succeed()
             kernel.failures.migration.clear()
             kernel.last_move.from_gpu = move.from_gpu
-            kernel.reason = None
+            kernel.because(None, move.cause)
             moved = sum(reply.bytes for reply in move.replies.values())
             took = now - move.began
             self._log.info("resumed %s: %s in %s", kernel.id, bytes_in_words(moved), duration_in_words(took))
@@ -350,7 +357,7 @@ class Moves:
             if status is not Status.FAILED:
                 return
         pause = kernel.failures.resume.fail(now)
-        kernel.reason = text
+        kernel.because(text, Cause.FAILED)
         self._log.warning("%s stays parked: %s; tried again in %.1f s", kernel.id, text, pause)
         if status is Status.NO_GPU_ROOM:
             for uuid, gpu in kernel.by_gpu().items():
@@ -362,7 +369,7 @@ class Moves:
     def _stays_off(self, kernel: KernelRecord, gpu: str, text: str, now: float) -> None:
         """It could not come back on another GPU, and is parked as before: at home it may be served at once."""
         pause = kernel.failures.migration.setdefault(gpu, Backoff()).fail(now)
-        kernel.reason = text
+        kernel.because(text, Cause.FAILED)
         self._log.warning(
             "%s does not come back on %s: %s; tried again in %.1f s", kernel.id, gpu, text, pause
         )

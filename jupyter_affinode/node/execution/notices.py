@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...units import bytes_in_words
-from ..model.actions import Cause
-from ..model.reasons import EVERYDAY_REFUSALS, NoticeKind, Refusal
+from ..model.reasons import EVERYDAY_REFUSALS, Cause, NoticeKind, Refusal
 from ..model.snapshot import Waiter
 from ..state.observer import MoveEnded, RoomAnswered
 from ..state.records import KernelRecord

@@ -10,7 +10,8 @@ from typing import Any
 
 from ...units import bytes_in_words, duration_in_words
 from ..identity.identity import Identity
-from ..model.actions import Action, Cause, DenyRoom, GrantRoom
+from ..model.actions import Action, DenyRoom, GrantRoom
+from ..model.reasons import Cause
 from ..model.snapshot import Node, Residency
 from ..policy.wait_estimates import ITS_TURN, Outlook
 from ..state.records import KernelRecord

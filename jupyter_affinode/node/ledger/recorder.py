@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, Protocol
 
-from ..model.actions import Cause
-from ..model.reasons import Refusal
+from ..model.reasons import Cause, Refusal
 from ..model.snapshot import Waiter
 from ..protocol.wire import LARGEST_BYTES
 from ..state.observer import MoveEnded, RoomAnswered

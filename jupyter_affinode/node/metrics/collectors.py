@@ -17,8 +17,7 @@ from prometheus_client.registry import Collector
 from ..ledger.usage import ByteSeconds, Seen
 from ..ledger.waits import OUTCOMES, WaitEnded
 from ..ledger.writer import Ledger
-from ..model.actions import Cause
-from ..model.reasons import PARK_REFUSALS, Refusal
+from ..model.reasons import PARK_REFUSALS, Cause, Refusal
 from ..model.snapshot import Residency, Waiter
 from ..state.observer import MoveEnded, RoomAnswered
 from ..state.records import KernelRecord

@@ -4,28 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 
-from .reasons import Refusal
-
-
-class Cause(str, Enum):
-    """Why something was decided, for programs; the words for people are the reason's."""
-
-    OTHER = "other"
-    ASKED = "asked"  # the person, or a program for them
-    ROOM = "room"  # park: a kernel waits for the memory
-    LOW_MEMORY = "low-memory"  # park: under the low watermark
-    IDLE = "idle"  # park: with park_when="idle"
-    TIME_SLICE = "time-slice"  # park: its time slice is over and others wait
-    LIMIT = "limit"  # park: its user or group has more on the GPUs than they may; deny: they would
-    FULL = "full"  # end: the GPU is full of busy kernels and this is the newest
-    CELL = "cell"  # resume: a call waited
-    SPLIT = "split"  # resume: its other processes are on the GPU
-    UNDONE = "undone"  # resume: its other processes could not be parked
-    PREFETCH = "prefetch"  # resume: the person is about to use it
-    TOO_LARGE = "too-large"  # deny: it cannot fit, whatever is parked
-    FAILED_AGAIN = "failed-again"  # deny: it failed again and again although there was room
+from .reasons import Cause, Refusal
 
 
 @dataclass(frozen=True)

@@ -105,3 +105,52 @@ class StuckReason(Reason):
     PEER_GONE = "peer-gone", "A CUDA call waits for a process of the kernel that is gone."
     PARENT_GONE = "parent-gone", "The process that started it has ended, and it does nothing."
     STOPPED = "stopped", "It is stopped and holds memory."
+
+
+class Cause(Reason):
+    """Why something was decided, or why a kernel's residency changed last."""
+
+    OTHER = "other", "None of the others."
+    ASKED = "asked", "The user, or a program for the user, asked for it."
+    ROOM = "room", "Park: another kernel waits for the memory."
+    LOW_MEMORY = "low-memory", "Park: the GPU is under its low watermark."
+    IDLE = "idle", "Park: the kernel was idle and the policy parks all idle kernels."
+    TIME_SLICE = "time-slice", "Park: its time slice is over and others wait."
+    LIMIT = "limit", "Park: its user or group has more on the GPUs than they may. Deny: it would have."
+    FULL = "full", "End: the GPU is full of busy kernels and this is the newest."
+    CELL = "cell", "Resume: a CUDA call waited."
+    SPLIT = "split", "Resume: the kernel's other processes are on the GPU."
+    UNDONE = "undone", "Resume: the kernel's other processes could not be parked."
+    PREFETCH = "prefetch", "Resume: the user is about to use the kernel, and there was room."
+    FAILED = "failed", "Its memory could not be brought back yet, and stays parked."
+    TOO_LARGE = "too-large", "Deny: the allocation cannot fit, whatever is parked."
+    FAILED_AGAIN = "failed-again", "Deny: the allocation failed again and again although there was room."
+
+
+class WaitReason(Reason):
+    """Why a kernel waits for the GPU."""
+
+    TURN = "turn", "There is room, and the kernel is served next."
+    FULL = "full", "The GPU is full until kernels on it have been idle for long enough."
+    COMPUTING = "computing", "The GPU is full, and kernels on it are at work."
+    HELD = "held", "A user keeps a kernel on the GPU whose memory it needs."
+    HOST_MEMORY = "host-memory", "Kernels could be parked, and host memory for them is short."
+    MOVING = "moving", "Memory is being freed for it, or it is being brought back."
+    LIMIT = "limit", "The limit of its user or group is used up."
+    TOO_LARGE = "too-large", "It needs more than can become free, whatever is parked."
+    STARTING = "starting", "The controller has just started and does not know every kernel yet."
+    RETRY = "retry", "It failed a moment ago and is tried again in a moment."
+    OTHERS_FIRST = "others-first", "Others wait before it."
+    OUTSIDE = "outside", "Programs that are not managed have the memory that it needs."
+    ENDING = "ending", "Its server shuts it down for another kernel."
+
+
+class BlockerReason(Reason):
+    """Why the memory that a waiter needs is not free."""
+
+    COMPUTING = "computing", "The kernel is at work."
+    HELD = "held", "Its user keeps it on the GPU."
+    IDLE = "idle", "It is idle, and may be parked when it has been for long enough."
+    OPTED_OUT = "opted-out", "It is never parked, or cannot be."
+    MOVING = "moving", "Its memory is on its way."
+    OUTSIDE = "outside", "Programs that are not managed."

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...units import bytes_in_words, duration_in_words
-from ..model.actions import Cause, DenyRoom, GrantRoom
+from ..model.actions import DenyRoom, GrantRoom
+from ..model.reasons import Cause
 from ..model.snapshot import Kernel, RoomRequest, Waiter
 from .backfill import delays_none
 from .migration import migrate

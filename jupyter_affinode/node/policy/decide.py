@@ -8,8 +8,8 @@ The same function runs in the controller, in the planner and, with a virtual clo
 from __future__ import annotations
 
 from ...settings.policy import Settings
-from ..model.actions import Action, Cause, RefusePark
-from ..model.reasons import Refusal
+from ..model.actions import Action, RefusePark
+from ..model.reasons import Cause, Refusal
 from ..model.snapshot import Node, Residency
 from . import eviction_cost as victims
 from .admission import serve_queue

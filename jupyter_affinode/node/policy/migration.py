@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ...units import duration_in_words
-from ..model.actions import Cause
+from ..model.reasons import Cause
 from ..model.snapshot import Waiter
 from .scheduling_pass import Plan
 

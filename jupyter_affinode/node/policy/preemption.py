@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ...units import bytes_in_words, duration_in_words
-from ..model.actions import Cause, EndKernel
+from ..model.actions import EndKernel
+from ..model.reasons import Cause
 from ..model.snapshot import Kernel, Residency, Waiter
 from .scheduling_pass import HostMemory, Plan
 

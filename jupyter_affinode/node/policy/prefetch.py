@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..model.actions import Cause
+from ..model.reasons import Cause
 from ..model.snapshot import Residency
 from .scheduling_pass import Plan
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ...units import bytes_in_words, duration_in_words
-from ..model.actions import Cause
+from ..model.reasons import Cause
 from ..model.snapshot import Kernel, Waiter
 from .candidates import may_yield
 from .preemption import make_room_when_full

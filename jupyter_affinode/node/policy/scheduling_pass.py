@@ -12,8 +12,8 @@ from enum import Enum
 from functools import cached_property
 
 from ...settings.policy import Settings
-from ..model.actions import Action, Cause, DropCaches, GiveLots, Park, RefusePark, Resume
-from ..model.reasons import Refusal
+from ..model.actions import Action, DropCaches, GiveLots, Park, RefusePark, Resume
+from ..model.reasons import Cause, Refusal
 from ..model.snapshot import Kernel, Line, Node, Residency
 from .candidates import Candidates
 from .eviction_cost import is_late

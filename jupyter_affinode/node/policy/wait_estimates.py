@@ -8,18 +8,31 @@ it too. Where that never adds up there is no estimate: nothing says for how long
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ...settings.policy import Settings
 from ...units import bytes_in_words
+from ..model.reasons import BlockerReason, WaitReason
 from ..model.snapshot import Kernel, Node, Residency, Waiter
 from .admission import is_hopeless
-from .eligibility import LEAST_PAUSE_S, eligible_at
+from .eligibility import eligible_at
 from .eviction_cost import park_s, resume_s
 from .migration import may_migrate
 from .preemption import preemptible_at
 from .queue import in_turn, lines_of, waits_since
+from .quotas import GROUP
 from .scheduling_pass import Plan
+from .wait_blockers import (
+    BLOCKERS_MAX,
+    Blocker,
+    Blockers,
+    in_order,
+    is_at_work,
+    is_held,
+)
+
+Yields = Mapping[str, Sequence[tuple[float, int, Kernel]]]  # by GPU: when, how much, which
 
 ITS_TURN = "it is its turn"
 FULL = "the GPU is full until others have been idle for long enough"
@@ -34,6 +47,18 @@ class Outlook:
     since: float
     reason: str  # in plain words; without figures that change by themselves
     estimate_s: float | None  # from now; None where none can be made
+    code: WaitReason = WaitReason.TURN  # the reason for programs
+    arguments: Mapping[str, int | str] = field(default_factory=dict)
+    blockers: tuple[Blocker, ...] = ()  # what is in the way, the most important first
+
+
+class Look(NamedTuple):
+    """Why a kernel waits, and until when if that can be said."""
+
+    code: WaitReason
+    reason: str
+    until: float | None = None
+    blockers: Sequence[Blocker] = ()
 
 
 def outlooks(now: float, node: Node, settings: Settings) -> dict[str, Outlook]:
@@ -44,9 +69,16 @@ def outlooks(now: float, node: Node, settings: Settings) -> dict[str, Outlook]:
     had = view.plan.turns  # all are taken to be served in turn
     for _, waiter in in_turn(view.plan.queue, had, now, settings):
         if waiter.kernel.id not in found:
-            reason, moment = view.look(waiter, ahead)
-            estimate_s = None if moment is None else max(moment - now, 0.0)
-            found[waiter.kernel.id] = Outlook(len(found) + 1, waiter.since, reason, estimate_s)
+            look = view.look(waiter, ahead)
+            found[waiter.kernel.id] = Outlook(
+                len(found) + 1,
+                waiter.since,
+                look.reason,
+                None if look.until is None else max(look.until - now, 0.0),
+                look.code,
+                view.arguments(waiter, look.code),
+                tuple(in_order(look.blockers)[:BLOCKERS_MAX]),
+            )
         for uuid, need in waiter.needs.items():
             ahead[uuid] = ahead.get(uuid, 0) + need
         had.update(lines_of(waiter.kernel, waiter.needs))
@@ -58,139 +90,153 @@ class _View:
 
     def __init__(self, now: float, node: Node, settings: Settings):
         self.plan = Plan(now, node, settings)
-        self._found: dict[bool, Mapping[str, Sequence[tuple[float, int, Kernel]]]] = {}
+        self._found: dict[bool, tuple[Yields, Blockers]] = {}
 
-    def look(self, waiter: Waiter, ahead: Mapping[str, int]) -> tuple[str, float | None]:
+    def look(self, waiter: Waiter, ahead: Mapping[str, int]) -> Look:
         """Why it waits and until when, if that can be said."""
         plan, kernel = self.plan, waiter.kernel
         if not plan.node.is_settled:
-            return "the GPU's controller has just started", None
+            return Look(WaitReason.STARTING, "the GPU's controller has just started")
         if kernel.residency is Residency.RESUMING:
-            return "it is being brought back", plan.now + resume_s(kernel, plan.node.speeds)
+            until = plan.now + resume_s(kernel, plan.node.speeds)
+            return Look(WaitReason.MOVING, "it is being brought back", until)
         if kernel.is_ending:
-            return "it is being shut down", None
+            return Look(WaitReason.ENDING, "it is being shut down")
         if is_hopeless(plan, waiter) and not may_migrate(waiter):
-            return self._hopeless_reason(waiter), None
+            return self._hopeless(waiter)
         if kernel.served_after > plan.now:
-            return "room that was reserved for your kernels was not taken, they are served again soon", None
+            words = "room that was reserved for your kernels was not taken, they are served again soon"
+            return Look(WaitReason.RETRY, words)
         if waiter.room is None and kernel.resume_retry_at > plan.now:
-            return "bringing it back failed a moment ago, it will be tried again", None
-        limits = [
-            key for key, short in plan.shortage(plan.limits.needs(waiter)).items() if key in plan.limits.caps
+            return Look(WaitReason.RETRY, "bringing it back failed a moment ago, it will be tried again")
+        limit = self._limit(waiter)
+        if limit is not None:
+            return Look(WaitReason.LIMIT, f"the limit of {limit} is used by their other kernels")
+        looks = [
+            self._gpu(uuid, need + ahead.get(uuid, 0), waiter) for uuid, need in waiter.needs.items() if need
         ]
-        if limits:
-            return f"the limit of {limits[0]} is used by their other kernels", None
-        latest, obstacles = self._gpus(waiter, ahead)
+        known = [each.until for each in looks if each.until is not None]
+        latest = max(known, default=plan.now) if len(known) == len(looks) else None
         if latest is not None and waiter.room is None:
             latest += resume_s(kernel, plan.node.speeds)
-        reason = obstacles[0] if obstacles else ITS_TURN
+        obstacle = next((each for each in looks if each.code is not WaitReason.TURN), None)
+        code, reason = (WaitReason.TURN, ITS_TURN) if obstacle is None else (obstacle.code, obstacle.reason)
         if any(ahead.get(uuid) for uuid, need in waiter.needs.items() if need):
-            reason = f"others wait before it, and {reason}" if obstacles else "others wait before it"
-        return reason, latest
+            code = WaitReason.OTHERS_FIRST
+            reason = f"others wait before it, and {reason}" if obstacle else "others wait before it"
+        return Look(code, reason, latest, [blocker for each in looks for blocker in each.blockers])
 
-    def _gpus(self, waiter: Waiter, ahead: Mapping[str, int]) -> tuple[float | None, list[str]]:
-        """When all GPUs of which it needs a part will have room, and what it waits for on each."""
-        moments, obstacles = [], []
-        for uuid, need in waiter.needs.items():
-            if need:
-                moment, obstacle = self._gpu(uuid, need + ahead.get(uuid, 0), waiter)
-                moments.append(moment)
-                obstacles += [obstacle] if obstacle else []
-        known = [moment for moment in moments if moment is not None]
-        return max(known, default=self.plan.now) if len(known) == len(moments) else None, obstacles
+    def arguments(self, waiter: Waiter, code: WaitReason) -> Mapping[str, int | str]:
+        """What a sentence about the wait needs: its size, and whose limit is used up."""
+        found: dict[str, int | str] = {"bytes": sum(waiter.needs.values())}
+        limit = None
+        if code is WaitReason.LIMIT:
+            exceeded = self.plan.limits.exceeded(waiter)
+            limit = self._limit(waiter) if exceeded is None else exceeded[0]
+        if limit is not None:
+            found["limit"] = "group" if limit.startswith(GROUP) else "user"
+            found |= {"group": limit[len(GROUP) :]} if limit.startswith(GROUP) else {}
+        return found
 
-    def _gpu(self, uuid: str, need: int, waiter: Waiter) -> tuple[float | None, str | None]:
+    def _limit(self, waiter: Waiter) -> str | None:
+        """The limit of its user or group in which there is no room for it, by its name."""
+        limits = self.plan.limits
+        short = self.plan.shortage(limits.needs(waiter)) if limits else {}
+        return next((key for key in short if key in limits.caps), None)
+
+    def _gpu(self, uuid: str, need: int, waiter: Waiter) -> Look:
         """When a GPU will have room for so much, and what it waits for there."""
         plan = self.plan
+        slices = plan.settings.when_full == "time_slice" and not (waiter.room and waiter.room.is_courtesy)
+        yields, blockers = self._yields(slices)
         lacks = need - plan.room.get(uuid, 0)
         if lacks <= 0:
-            return plan.now, None
+            return Look(WaitReason.TURN, ITS_TURN, plan.now)
         lacks -= plan.incoming.get(uuid, 0)
         if lacks <= 0:
-            return plan.now + self._slowest_move(uuid), "memory is being freed for it"
+            until = plan.now + self._slowest_move(uuid)
+            moving = [blockers.of(kernel) for kernel in self._moving(uuid)[:BLOCKERS_MAX]]
+            return Look(WaitReason.MOVING, "memory is being freed for it", until, moving)
         yielding: list[Kernel] = []
         everything, is_host_full = lacks, False
-        slices = plan.settings.when_full == "time_slice" and not (waiter.room and waiter.room.is_courtesy)
-        for moment, size, kernel in self._yields(slices).get(uuid, ()):
+        for moment, size, kernel in yields.get(uuid, ()):
             if kernel is waiter.kernel:
                 continue
             if plan.host_lacks_room_for([*yielding, kernel]):
                 is_host_full = True
                 if size < everything or plan.host_lacks_room_for([kernel]):
                     continue
-                lacks = size  # alone, then
+                lacks, yielding = size, []  # alone, then
             yielding.append(kernel)
             lacks -= size
             if lacks <= 0:
                 at = max(moment, plan.now) + park_s(kernel, plan.node.speeds)
-                if self._is_held(kernel) and kernel.held_until == moment:
+                needed = [blockers.of(each) for each in [kernel, *yielding[: BLOCKERS_MAX - 1]]]
+                if is_held(plan, kernel) and kernel.held_until == moment:
                     whose = "another of your kernels" if _is_own(kernel, waiter) else "another user's kernel"
-                    return at, f"{whose} holds the GPU"
-                return at, FULL_IN_TURNS if slices else FULL
+                    return Look(WaitReason.HELD, f"{whose} holds the GPU", at, needed)
+                return Look(WaitReason.FULL, FULL_IN_TURNS if slices else FULL, at, needed)
         if is_host_full:
-            return (
-                None,
-                "the GPU is full, and host memory too, so no kernel can be parked until memory is freed",
-            )
-        return None, "the GPU is full, and its kernels are busy" + self._or_held(uuid, waiter)
+            words = "the GPU is full, and host memory too, so no kernel can be parked until memory is freed"
+            return Look(WaitReason.HOST_MEMORY, words)
+        found = blockers.on(uuid, waiter)
+        words = "the GPU is full, and its kernels are busy" + self._or_held(uuid, waiter)
+        return Look(_code_of(found), words, None, found)
 
     def _or_held(self, uuid: str, waiter: Waiter) -> str:
         """What a reason adds about holds of kernels on a GPU."""
-        held = [kernel for kernel in self.plan.candidates.resident_on([uuid]) if self._is_held(kernel)]
+        held = [kernel for kernel in self.plan.candidates.resident_on([uuid]) if is_held(self.plan, kernel)]
         if not held:
             return ""
         return " or held by you" if all(_is_own(each, waiter) for each in held) else " or held by their users"
 
-    def _is_held(self, kernel: Kernel) -> bool:
-        return kernel.held_until is not None and kernel.held_until > self.plan.now
-
-    def _is_at_work(self, kernel: Kernel) -> bool:
-        """Whether a kernel used the GPU so lately that nothing says when it will stop: an open cell may only be
-        loading what it computes next.
-        """
-        pause_s = self.plan.settings.contended_idle_timeout_s if kernel.cell_open else LEAST_PAUSE_S
-        return self.plan.now - kernel.last_activity < pause_s
-
-    def _slowest_move(self, uuid: str) -> float:
-        moving = [
+    def _moving(self, uuid: str) -> list[Kernel]:
+        return [
             kernel for kernel in self.plan.candidates.resident_on([uuid]) if not self.plan.is_free(kernel)
         ]
-        return max((park_s(kernel, self.plan.node.speeds) for kernel in moving), default=0.0)
 
-    def _hopeless_reason(self, waiter: Waiter) -> str:
+    def _slowest_move(self, uuid: str) -> float:
+        return max((park_s(kernel, self.plan.node.speeds) for kernel in self._moving(uuid)), default=0.0)
+
+    def _hopeless(self, waiter: Waiter) -> Look:
         exceeded = self.plan.limits.exceeded(waiter)
         if exceeded is not None:
-            return f"with this it would exceed the limit of {exceeded[0]}"
+            return Look(WaitReason.LIMIT, f"with this it would exceed the limit of {exceeded[0]}")
         size = bytes_in_words(sum(waiter.needs.values()))
-        rest = (
-            "kernels that are not parked have the rest"
-            if self._stay(waiter)
-            else "programs outside share the GPU"
-        )
-        return f"it needs {size}, more than can become free whatever is parked: {rest}"
+        words = f"it needs {size}, more than can become free whatever is parked: "
+        stay = [kernel for kernel in self._others(waiter) if kernel.is_opted_out or not kernel.is_parkable]
+        _, blockers = self._yields(slices=False)
+        found = [blockers.of(kernel) for kernel in stay[:BLOCKERS_MAX]]
+        is_outside = any(blockers.outside_bytes(uuid) for uuid in waiter.needs)
+        if is_outside:
+            found.append(Blocker(None, BlockerReason.OUTSIDE))
+        if stay:
+            return Look(
+                WaitReason.TOO_LARGE, words + "kernels that are not parked have the rest", None, found
+            )
+        code = WaitReason.OUTSIDE if is_outside else WaitReason.TOO_LARGE
+        return Look(code, words + "programs outside share the GPU", None, found)
 
-    def _stay(self, waiter: Waiter) -> bool:
-        """Whether kernels that opted out, or cannot be parked, have memory where it waits."""
-        others = (
-            each for each in self.plan.candidates.resident_on(waiter.needs) if each is not waiter.kernel
-        )
-        return any(kernel.is_opted_out or not kernel.is_parkable for kernel in others)
+    def _others(self, waiter: Waiter) -> list[Kernel]:
+        return [each for each in self.plan.candidates.resident_on(waiter.needs) if each is not waiter.kernel]
 
-    def _yields(self, slices: bool) -> Mapping[str, Sequence[tuple[float, int, Kernel]]]:
+    def _yields(self, slices: bool) -> tuple[Yields, Blockers]:
         """By GPU: when each kernel may be parked at the earliest if nothing changes, and what that frees; `slices`:
-        kernels at work may, too.
+        kernels at work may, too. And what that makes of each as a blocker.
         """
         if slices not in self._found:
-            self._found[slices] = self._find_yields(slices)
+            yields = self._find_yields(slices)
+            moments = {kernel.id: moment for each in yields.values() for moment, _, kernel in each}
+            self._found[slices] = yields, Blockers(self.plan, moments)
         return self._found[slices]
 
-    def _find_yields(self, slices: bool) -> Mapping[str, Sequence[tuple[float, int, Kernel]]]:
+    def _find_yields(self, slices: bool) -> Yields:
         plan, settings = self.plan, self.plan.settings
         since = waits_since(plan.queue)
         found: dict[str, list[tuple[float, int, Kernel]]] = {}
         for kernel in plan.node.kernels:
             moment = None
-            if not self._is_at_work(kernel):
+            if not is_at_work(plan, kernel):
                 moment = eligible_at(kernel, settings, waits_since=since, speeds=plan.node.speeds)
             if slices:
                 turn_ends = preemptible_at(kernel, settings.time_slice_s)
@@ -203,6 +249,18 @@ class _View:
         for entries in found.values():
             entries.sort(key=lambda entry: (entry[0], entry[2].id))
         return found
+
+
+def _code_of(blockers: Sequence[Blocker]) -> WaitReason:
+    """The reason for a wait of which nothing says when it ends."""
+    found = {blocker.why for blocker in blockers}
+    if BlockerReason.COMPUTING in found or BlockerReason.IDLE in found or not found:
+        return WaitReason.COMPUTING
+    if BlockerReason.HELD in found:
+        return WaitReason.HELD
+    if BlockerReason.MOVING in found:
+        return WaitReason.MOVING
+    return WaitReason.OUTSIDE if BlockerReason.OUTSIDE in found else WaitReason.TOO_LARGE
 
 
 def _is_own(kernel: Kernel, waiter: Waiter) -> bool:

@@ -13,6 +13,9 @@ from ..system.nvml import NvmlSample
 
 PAGES_LATE_S = 0.3  # a shim samples its page every 100 ms, and we look at it every 250 ms
 DOUBT_S = 1.0  # what no longer adds up was taken by a stranger, or is told of in a moment
+HISTORY_EVERY_S = 2.0
+HISTORY_LOOKS = 30  # a minute
+FIGURE_STANDS_LOOKS = 4  # without kernels NVML is asked every 5 s
 UNKNOWN_FREE = 1 << 50  # without NVML everything fits until something fails
 
 
@@ -23,6 +26,7 @@ class _Estimate:
     # when it changed, and how much
     changes: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=256))
     is_reclaiming: bool = False
+    utilization: deque[int | None] = field(default_factory=lambda: deque(maxlen=HISTORY_LOOKS))
     # what was free and ours together, the largest of the last moments first
     sums: deque[tuple[float, int]] = field(default_factory=deque)
 
@@ -51,6 +55,7 @@ class GpuTable:
     def __init__(self) -> None:
         self.sample: NvmlSample | None = None
         self._known: dict[str, _Estimate] = {}
+        self._remembered_at: float | None = None  # the last entry of the histories of utilisation
 
     @property
     def measured(self) -> dict[str, NvmlGpu]:
@@ -72,6 +77,11 @@ class GpuTable:
         known = self._known.get(uuid)
         return known.managed_bytes if known is not None else 0
 
+    def utilization_history(self, uuid: str) -> list[int | None]:
+        """Percent of the last minute, one each `HISTORY_EVERY_S`, the oldest first; None: NVML did not say."""
+        known = self._known.get(uuid)
+        return [] if known is None else list(known.utilization)
+
     def changed_bytes(self, uuid: str) -> int:
         """How much our kernels' memory on a GPU changed since, or just before, NVML's last look."""
         known = self._known.get(uuid)
@@ -80,12 +90,29 @@ class GpuTable:
     def take(self, sample: NvmlSample | None, settings: Settings) -> None:
         """New figures; None: NVML is missing."""
         self.sample = sample
+        looks = 0 if sample is None else self._looks_due(sample.began)
         for gpu in self.measured.values():
             known = self._known.setdefault(gpu.uuid, _Estimate())
+            known.utilization.extend(self._looks(looks, gpu.utilization_percent))
             if gpu.free_bytes < settings.low_watermark * gpu.total_bytes:
                 known.is_reclaiming = True
             elif gpu.free_bytes >= settings.high_watermark * gpu.total_bytes:
                 known.is_reclaiming = False
+
+    def _looks_due(self, now: float) -> int:
+        """How many entries the histories lack: NVML's last figure stands where it is asked less often."""
+        if self._remembered_at is None:
+            self._remembered_at = now
+            return 1
+        looks = int((now - self._remembered_at) / HISTORY_EVERY_S)
+        self._remembered_at += looks * HISTORY_EVERY_S
+        return min(looks, HISTORY_LOOKS)
+
+    @staticmethod
+    def _looks(due: int, percent: int | None) -> list[int | None]:
+        """That many entries for the time until a new figure: none is known where NVML was not asked for long."""
+        unknown: list[int | None] = [None] * (due - 1 if due > FIGURE_STANDS_LOOKS else 0)
+        return unknown + [percent] * (due - len(unknown))
 
     def take_pages(self, managed: Mapping[str, int], now: float) -> None:
         """What our kernels have on each GPU now."""

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..model.actions import Cause
-from ..model.reasons import Refusal
+from ..model.reasons import Cause, Refusal
 from ..model.snapshot import Waiter
 from .records import KernelRecord
 

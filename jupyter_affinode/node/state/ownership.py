@@ -55,6 +55,11 @@ def owner_of(kernel: KernelRecord) -> str:
     return kernel.account.owner or of_unix_user(os.getuid())
 
 
+def whose(kernel: KernelRecord, other: KernelRecord) -> str:
+    """Return "own" if both are the same user's, else "other": all that a user is told of others."""
+    return "own" if other.account.owner == kernel.account.owner else "other"
+
+
 @lru_cache(maxsize=1)
 def own_name() -> str:
     """Whose controller this is, where it is one user's."""

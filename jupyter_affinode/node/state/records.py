@@ -13,9 +13,8 @@ from enum import Enum
 from typing import Any
 
 from ..link.connection import Connection
-from ..model.actions import Cause
 from ..model.backoff import Backoff
-from ..model.reasons import Refusal
+from ..model.reasons import Cause, Refusal
 from ..model.snapshot import Residency
 from ..protocol.page import PageData, PageError, PageFlag, PageGpu, State
 from ..protocol.wire import Hello, HelloFlag, Reply, Status
@@ -64,6 +63,8 @@ class Process:
     failed_resumes: int = 0  # one after the other, for another reason than room
     failed_resume_text: str = ""
     is_told_stuck: bool = False  # its owner was told
+    parked_at: float | None = None  # when it was last seen to have been parked, and brought back
+    resumed_at: float | None = None
     borne_out_bytes: int | None = None  # of its resident memory, as NVML shows it; None: not looked at
     visible: (
         tuple[str, ...] | None
@@ -126,6 +127,10 @@ def read_pages(processes: Iterable[Process], now: float) -> BadPages:
             continue
         if data.calls != process.data.calls:
             process.calls_changed_at = now
+        if data.parks != process.data.parks:
+            process.parked_at = now
+        if data.resumes != process.data.resumes:
+            process.resumed_at = now
         process.data = data
     return bad
 
@@ -271,6 +276,7 @@ class Failures:
     """What went wrong with its moves, and until when that is not tried again."""
 
     refusal: str | None = None  # why it was not parked last
+    refusal_code: Refusal | None = None  # the same for programs
     context_refusal: str | None = None  # what the shim said when it was parked last: why its context stayed
     park: Backoff = field(default_factory=Backoff)
     resume: Backoff = field(default_factory=Backoff)
@@ -293,6 +299,7 @@ class Past:
 
     parks: int = 0
     resumes: int = 0
+    calls: int = 0
     has_had_processes: bool = False
     empty_since: float | None = None  # it has no process
     peer_ended: tuple[int, float] | None = None  # the last that ended beside others with GPU memory; when
@@ -351,6 +358,17 @@ class KernelRecord:
     residency_since: float = 0.0
     resident_since: float = 0.0  # without a park in between; one that was revoked does not count
     reason: str | None = None
+    reason_code: Cause | None = None  # the same for programs; of a resume too
+    reason_args: dict[str, str] = field(default_factory=dict)
+
+    def because(self, words: str | None, code: Cause | None, **arguments: str) -> None:
+        """Remember why its residency changes: in words, where there is more to say than that it was used."""
+        self.reason, self.reason_code, self.reason_args = words, code, arguments
+
+    @property
+    def calls(self) -> int:
+        """How many CUDA calls passed the gates of its processes."""
+        return self.past.calls + sum(sum(process.data.calls) for process in self.processes.values())
 
     @property
     def parks(self) -> int:

@@ -110,6 +110,8 @@ class NodeState:
             key, kernel_id, hello, page, page.last, connection, connection.peer.pid, connected_at=now
         )
         process.peer_uid, process.calls_changed_at = connection.peer.uid, now
+        if page.last.state is State.PARKED:
+            process.parked_at = page.last.state_since
         parent = parent_of(pid) if pid > 0 else None
         process.parent = parent if parent is not None and parent > 1 else None
         is_new = page.last.state is State.NONE  # else it may have begun at any time before
@@ -167,6 +169,7 @@ class NodeState:
         if not lives:  # else it comes back with these counts, perhaps
             kernel.past.parks += process.data.parks
             kernel.past.resumes += process.data.resumes
+            kernel.past.calls += sum(process.data.calls)
             if kernel.processes and process.uses_gpu:
                 kernel.past.peer_ended = process.pid, now
         self.reservations.forget_process(process.key)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from ..execution.evictions import end_shown
 from ..model.gpu import NvmlGpu
+from ..model.reasons import Cause
 from ..model.snapshot import Kernel, Residency
 from ..policy.eligibility import eligible_at
 from ..policy.wait_estimates import Outlook
@@ -19,11 +20,30 @@ from ..state.lots import LotStock
 from ..state.records import KernelRecord, Process
 from ..state.registry import NodeState
 from ..state.room_requests import PREFIX
+from .moves import moves_json
 from .text import FIXED_WORDS, residency_in_words
+from .waits import wait_json
 
 # Figures that change all the time by themselves: no event is worth them.
-VOLATILE = frozenset({"residency_age_s", "idle_s", "eligible_in_s", "held_for_s", "waiting_s", "estimate_s"})
-VOLATILE_NODE = frozenset({"controller", "host"})
+VOLATILE = frozenset(
+    {
+        "residency_age_s",
+        "idle_s",
+        "eligible_in_s",
+        "held_for_s",
+        "waiting_s",
+        "estimate_s",
+        "calls",
+        "resume_estimate_s",
+    }
+)
+VOLATILE_PARTS = {  # the same, of an object or a list of objects in a kernel's JSON
+    "move": frozenset({"age_s", "done_bytes"}),
+    "last_park": frozenset({"ago_s"}),
+    "last_resume": frozenset({"ago_s"}),
+}
+VOLATILE_NODE = frozenset({"controller", "host", "today"})
+POLICY = ("park_when", "idle_timeout_s", "contended_idle_timeout_s")  # what a page says in a sentence
 STARTING = "a server that starts"  # in the queue: a request for room, which no kernel has made yet
 
 
@@ -62,21 +82,24 @@ def kernel_json(
             is_off_gpu=depth is Depth.CONTEXT,
         ),
         "reason": end_asked or kernel.reason,
+        "reason_code": Cause.FULL if end_asked else kernel.reason_code,
+        "reason_args": {} if end_asked else kernel.reason_args,
         "residency_age_s": round(now - kernel.residency_since, 3),
         "depth": depth.name.lower(),
         "depth_refusal": _depth_refusal(state, kernel, depth),
         **memory,
+        "calls": kernel.calls,
         "cell_open": kernel.cell.is_open,
         # By the cell as it is told here: by an older one it would be wrong by minutes until the next pass.
         **_idle_json(state, seen and replace(seen, cell_open=kernel.cell.is_open), now, waits_since),
         "held_for_s": None if held is None else round(held, 3),
-        **_wait_json(outlook, now),
+        **wait_json(kernel, outlook, state.kernels, now),
         "end_asked": end_asked,
         "gpus": [_use_json(state, gpu) for gpu in kernel.by_gpu().values()],
         "processes": [_process_json(state, process, now) for process in kernel.processes.values()],
         "simulated": simulated,
         "tracked": bool(kernel.connected()),
-        **_moves_json(kernel),
+        **moves_json(kernel, seen, state.speeds.by_gpu(), now),
     }
 
 
@@ -92,18 +115,6 @@ def _memory_json(kernel: KernelRecord) -> dict[str, Any]:
         "fixed": _fixed_json(gpus),
         "copy_bytes": sum(process.data.copy_bytes for process in kernel.processes.values()),
         "kept_bytes": sum(process.data.kept_bytes for process in kernel.processes.values()),
-    }
-
-
-def _moves_json(kernel: KernelRecord) -> dict[str, Any]:
-    """What became of its parks and resumes."""
-    return {
-        "last_park": _last_move(kernel, "last_park"),
-        "last_resume": _last_move(kernel, "last_resume"),
-        "parks": kernel.parks,
-        "resumes": kernel.resumes,
-        "moved_from": kernel.last_move.from_gpu,
-        "refusal": kernel.failures.refusal,
     }
 
 
@@ -133,18 +144,6 @@ def _idle_json(
     }
 
 
-def _wait_json(outlook: Outlook | None, now: float) -> dict[str, Any]:
-    """Its place in the queue, and what it is told there."""
-    if outlook is None:
-        return {"place": None, "waiting_s": None, "wait_reason": None, "estimate_s": None}
-    return {
-        "place": outlook.place,
-        "waiting_s": round(max(now - outlook.since, 0.0), 3),
-        "wait_reason": outlook.reason,
-        "estimate_s": None if outlook.estimate_s is None else round(outlook.estimate_s, 1),
-    }
-
-
 def node_json(
     state: NodeState,
     queue: Iterable[str],
@@ -154,8 +153,9 @@ def node_json(
     socket: str,
     uptime_s: float,
     history: dict[str, Any],
+    is_system: bool = False,
 ) -> dict[str, Any]:
-    """The machine; `queue`: the kernels that wait, in turn."""
+    """The machine; `queue`: the kernels that wait, in turn; `is_system`: this controller serves all users."""
     measured = state.gpus.measured
     kernels = [kernel.by_gpu().values() for kernel in state.kernels.values()]
     parked = sum(gpu.parked_bytes for gpus in kernels for gpu in gpus)
@@ -169,6 +169,7 @@ def node_json(
             "version": version,
             "uptime_s": round(uptime_s, 3),
             "socket": socket,
+            "system": is_system,
         },
         "simulated": simulated,
         "nvml": state.gpus.sample is not None,
@@ -190,6 +191,11 @@ def node_json(
             "cgroup_headroom_bytes": min(limits) if limits else None,
         },
         "settings": state.settings.as_dict(),
+        "policy": {
+            "may_change": not is_system,
+            **{name: getattr(state.settings, name) for name in POLICY},
+        },
+        "today": None,  # `Controller.node_json` knows the user
         "queue": _queue_json(state, queue),
         "others": None,  # `views.node_view` knows the client
     }
@@ -204,6 +210,11 @@ def _queue_json(state: NodeState, queue: Iterable[str]) -> list[str]:
 def without_volatile(kernel: dict[str, Any]) -> dict[str, Any]:
     """What of a kernel is worth an event when it changes."""
     lasting = {name: value for name, value in kernel.items() if name not in VOLATILE}
+    for name, ticking in VOLATILE_PARTS.items():
+        lasting[name] = _without(kernel[name], ticking)
+    if kernel["wait"] is not None:
+        blockers = [_without(blocker, {"free_in_s"}) for blocker in kernel["wait"]["blockers"]]
+        lasting["wait"] = {**kernel["wait"], "blockers": blockers, "ends": kernel["estimate_s"] is not None}
     lasting["is_held"] = kernel["held_for_s"] is not None
     if lasting["is_held"]:
         del lasting["text"]  # says how long it is still held; all else in it is in the figures too
@@ -212,7 +223,13 @@ def without_volatile(kernel: dict[str, Any]) -> dict[str, Any]:
 
 def node_without_volatile(node: dict[str, Any]) -> dict[str, Any]:
     """What of the node is worth an event when it changes."""
-    return {name: value for name, value in node.items() if name not in VOLATILE_NODE}
+    lasting = {name: value for name, value in node.items() if name not in VOLATILE_NODE}
+    lasting["gpus"] = [_without(gpu, {"utilization_history"}) for gpu in node["gpus"]]
+    return lasting
+
+
+def _without(part: dict[str, Any] | None, names: Collection[str]) -> dict[str, Any] | None:
+    return None if part is None else {name: value for name, value in part.items() if name not in names}
 
 
 def _depth_refusal(state: NodeState, kernel: KernelRecord, depth: Depth) -> str | None:
@@ -250,6 +267,7 @@ def _unmeasured_gpu_json(state: NodeState, uuid: str, place: int, simulated: boo
         "unmanaged": None,
         "speed": _speed_json(state, uuid),
         "utilization_percent": None,
+        "utilization_history": None,
     }
 
 
@@ -273,6 +291,7 @@ def _gpu_json(
         "unmanaged": None if others is None else [_neighbour_json(other) for other in others],
         "speed": _speed_json(state, gpu.uuid),
         "utilization_percent": gpu.utilization_percent,
+        "utilization_history": state.gpus.utilization_history(gpu.uuid),
     }
 
 
@@ -314,12 +333,3 @@ def _fixed_json(gpus: list[PageGpu]) -> list[dict[str, Any]]:
     return [
         {"reason": kind.name.lower(), "bytes": size, "text": FIXED_WORDS[kind]} for kind, size in sums if size
     ]
-
-
-def _last_move(kernel: KernelRecord, which: str) -> dict[str, Any] | None:
-    """Size and duration of the last park or resume; the processes' moves ran side by side."""
-    moves = [getattr(process.data, which) for process in kernel.processes.values()]
-    known = [move for move in moves if move is not None]
-    if not known:
-        return None
-    return {"bytes": sum(size for size, _ in known), "duration_s": max(took for _, took in known)}

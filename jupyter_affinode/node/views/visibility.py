@@ -18,7 +18,14 @@ Json = dict[str, Any]
 
 def kernel_view(identity: Identity, kernel: Json, owner: str | None) -> Json:
     """A kernel that the person sees, with the id that they know it by."""
-    return {**kernel, "id": identity.shown_id(kernel["id"], owner)}
+    shown = {**kernel, "id": identity.shown_id(kernel["id"], owner)}
+    if kernel["wait"] is not None and identity.owner is not None:
+        blockers = [
+            {**each, "kernel_id": identity.shown_id(each["kernel_id"], owner)} if each["own"] else each
+            for each in kernel["wait"]["blockers"]
+        ]
+        shown["wait"] = {**kernel["wait"], "blockers": blockers}
+    return shown
 
 
 def node_view(identity: Identity, node: Json, kernels: dict[str, KernelRecord]) -> Json:

@@ -307,7 +307,8 @@ def test_events_begin_with_a_snapshot_and_tell_every_change(api):
 
 def test_a_listener_that_does_not_read_gets_a_snapshot_instead_of_everything():
     async def story():
-        kernels = [{"id": "k", "held_for_s": None, "text": "", "name": 0}]
+        lacks = dict.fromkeys(("held_for_s", "move", "last_park", "last_resume", "wait"))
+        kernels = [{"id": "k", "text": "", "name": 0, **lacks}]
         hub = EventHub(
             SimpleNamespace(
                 node_json=lambda identity=None: {"gpus": []},

@@ -11,7 +11,7 @@ from listening import Listening
 
 from jupyter_affinode.node.execution import notices
 from jupyter_affinode.node.execution.notices import Notice, Notices
-from jupyter_affinode.node.model.actions import Cause
+from jupyter_affinode.node.model.reasons import Cause
 from jupyter_affinode.node.state.observer import MoveEnded, RoomAnswered
 from jupyter_affinode.node.state.records import Account, KernelRecord
 

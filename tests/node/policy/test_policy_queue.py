@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from snapshots import NEEDED, NOW, A, asks, busy, node, parked, parks, resident
 
-from jupyter_affinode.node.model.actions import Cause, DenyRoom, EndKernel, GrantRoom, Park, Resume
+from jupyter_affinode.node.model.actions import DenyRoom, EndKernel, GrantRoom, Park, Resume
+from jupyter_affinode.node.model.reasons import Cause
 from jupyter_affinode.node.model.snapshot import Host, HostUse, Reservation, RoomRequest
 from jupyter_affinode.node.policy.backfill import GRAIN_BYTES, delays
 from jupyter_affinode.node.policy.decide import decide

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_policy_properties import NOW, QUICK
 
-from jupyter_affinode.node.model.actions import Cause, Park, Resume
+from jupyter_affinode.node.model.actions import Park, Resume
 from jupyter_affinode.node.model.gpu import NvmlGpu
+from jupyter_affinode.node.model.reasons import Cause
 from jupyter_affinode.node.model.snapshot import Gpu, Host, Kernel, Node, Residency, RoomRequest
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.eligibility import eligible_at

@@ -13,8 +13,9 @@ from jupyter_affinode.node.execution import failed_parks, moves
 from jupyter_affinode.node.execution import group_commit as together
 from jupyter_affinode.node.execution.moves import Moves
 from jupyter_affinode.node.identity.identity import Identity
-from jupyter_affinode.node.model.actions import Cause, GrantRoom, Park, Resume
+from jupyter_affinode.node.model.actions import GrantRoom, Park, Resume
 from jupyter_affinode.node.model.gpu import NvmlGpu
+from jupyter_affinode.node.model.reasons import Cause
 from jupyter_affinode.node.model.snapshot import Host, Node
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.protocol.page import PageData, PageFlag, PageGpu, State

@@ -10,8 +10,9 @@ import random
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
-from jupyter_affinode.node.model.actions import Action, Cause, DenyRoom, EndKernel, GrantRoom, Park, Resume
+from jupyter_affinode.node.model.actions import Action, DenyRoom, EndKernel, GrantRoom, Park, Resume
 from jupyter_affinode.node.model.backoff import Backoff
+from jupyter_affinode.node.model.reasons import Cause
 from jupyter_affinode.node.model.snapshot import (
     Gpu,
     Host,

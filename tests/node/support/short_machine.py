@@ -11,8 +11,9 @@ import random
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from jupyter_affinode.node.model.actions import Action, Cause, Park, RefusePark, Resume, Trim
+from jupyter_affinode.node.model.actions import Action, Park, RefusePark, Resume, Trim
 from jupyter_affinode.node.model.backoff import Backoff
+from jupyter_affinode.node.model.reasons import Cause
 from jupyter_affinode.node.model.snapshot import Gpu, Host, HostUse, Kernel, Node, Reservation, Residency
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.host_memory import CGROUP_RESERVE, CUSHION

@@ -1,0 +1,134 @@
+"""Which kernels stand in a waiter's way on the GPUs that it waits for; pure.
+
+A kernel is named only while it has memory there that the waiter needs. Programs that are not managed are one blocker
+without an id.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from ...settings.policy import GIB
+from ..model.reasons import BlockerReason
+from ..model.snapshot import Kernel, Residency, Waiter
+from .eligibility import LEAST_PAUSE_S
+from .eviction_cost import park_s
+from .scheduling_pass import ON_THE_MOVE, Plan
+
+BLOCKERS_MAX = 5
+CONTEXT_BYTES = GIB  # the most that a kernel's CUDA context is taken to have, which no page tells
+# A waiter's user can do something about the first ones at once; the last will not yield.
+IMPORTANCE = (
+    BlockerReason.HELD,
+    BlockerReason.IDLE,
+    BlockerReason.COMPUTING,
+    BlockerReason.MOVING,
+    BlockerReason.OPTED_OUT,
+    BlockerReason.OUTSIDE,
+)
+
+
+@dataclass(frozen=True)
+class Blocker:
+    """One kernel, or all programs that are not managed."""
+
+    kernel_id: str | None  # None: programs that are not managed
+    why: BlockerReason
+    free_at: float | None = None  # when its memory will be free if nothing changes; None: that cannot be said
+
+
+class Blockers:
+    """What has memory on each GPU, and why it stays; each kernel is looked at once."""
+
+    def __init__(self, plan: Plan, yields: Mapping[str, float]):
+        """`yields`: by kernel, when it may be parked at the earliest if nothing changes."""
+        self._plan = plan
+        self._yields = yields
+        self._found: dict[str, Blocker] = {}
+        self._on: dict[str, list[Blocker]] = {}
+
+    def of(self, kernel: Kernel) -> Blocker:
+        """What keeps a kernel on its GPU."""
+        found = self._found.get(kernel.id)
+        if found is None:
+            found = self._found[kernel.id] = _blocker(self._plan, kernel, self._yields.get(kernel.id))
+        return found
+
+    def on(self, uuid: str, waiter: Waiter) -> list[Blocker]:
+        """What has memory on a GPU that a waiter lacks there, the most important first; no more than are shown."""
+        found = self._on.get(uuid)
+        if found is None:
+            kernels = [self.of(kernel) for kernel in self._plan.candidates.resident_on([uuid])]
+            outside = [Blocker(None, BlockerReason.OUTSIDE)] if self.outside_bytes(uuid) else []
+            found = self._on[uuid] = in_order([*kernels, *outside])[: BLOCKERS_MAX + 1]
+        return [each for each in found if each.kernel_id != waiter.kernel.id]
+
+    def outside_bytes(self, uuid: str) -> int:
+        """What programs that are not managed surely have of a GPU: all that is in use and no kernel's."""
+        gpu = self._plan.node.gpus.get(uuid)
+        if gpu is None or gpu.total_bytes is None:
+            return 0
+        managed = self._managed.get(uuid, 0) + gpu.uncertain_bytes
+        return max(gpu.total_bytes - gpu.free_bytes - managed, 0)
+
+    @cached_property
+    def _managed(self) -> Mapping[str, int]:
+        """The most that kernels may have of each GPU, with the contexts that stay."""
+        found: dict[str, int] = defaultdict(int)
+        for kernel in self._plan.node.kernels:
+            parts = [kernel.resident_bytes, kernel.fixed_bytes]
+            if kernel.residency in ON_THE_MOVE:
+                parts.append(kernel.parked_bytes)
+            for part in parts:
+                for uuid, size in part.items():
+                    found[uuid] += size
+            for uuid in kernel.resident_bytes.keys() | kernel.parked_bytes.keys():
+                found[uuid] += CONTEXT_BYTES
+        for reserved in self._plan.node.reservations:
+            found[reserved.gpu] += reserved.bytes
+        return found
+
+
+def in_order(blockers: Iterable[Blocker]) -> list[Blocker]:
+    """Each blocker once, the most important first."""
+    known = dict.fromkeys(blockers)
+    return sorted(
+        known, key=lambda each: (IMPORTANCE.index(each.why), each.free_at is None, each.free_at or 0.0)
+    )
+
+
+def _blocker(plan: Plan, kernel: Kernel, yields_at: float | None) -> Blocker:
+    """What keeps a kernel on its GPU, and until when if that can be said."""
+    free_at = None
+    if yields_at is not None:
+        free_at = max(yields_at, plan.now) + park_s(kernel, plan.node.speeds)
+    if not plan.is_free(kernel) or kernel.residency in ON_THE_MOVE:
+        goes = kernel.residency is not Residency.RESUMING
+        return Blocker(
+            kernel.id, BlockerReason.MOVING, plan.now + park_s(kernel, plan.node.speeds) if goes else None
+        )
+    if kernel.is_opted_out or not kernel.is_parkable:
+        return Blocker(kernel.id, BlockerReason.OPTED_OUT)
+    if is_held(plan, kernel) and (free_at is not None or not is_at_work(plan, kernel)):
+        return Blocker(kernel.id, BlockerReason.HELD, free_at)
+    if is_at_work(plan, kernel) or free_at is None:
+        return Blocker(kernel.id, BlockerReason.COMPUTING, free_at)
+    return Blocker(kernel.id, BlockerReason.IDLE, free_at)
+
+
+def is_held(plan: Plan, kernel: Kernel) -> bool:
+    """Whether its user keeps it on the GPU."""
+    return kernel.held_until is not None and kernel.held_until > plan.now
+
+
+def is_at_work(plan: Plan, kernel: Kernel) -> bool:
+    """Whether a kernel used the GPU so lately that nothing says when it will stop: an open cell may only be
+    loading what it computes next.
+    """
+    if kernel.calls_in_flight or kernel.captures:
+        return True
+    pause_s = plan.settings.contended_idle_timeout_s if kernel.cell_open else LEAST_PAUSE_S
+    return plan.now - kernel.last_activity < pause_s

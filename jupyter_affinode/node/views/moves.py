@@ -1,0 +1,70 @@
+"""The JSON of a kernel's parks and resumes: the one under way, the last ones, the next one back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..model.snapshot import Kernel, Residency, Speed
+from ..policy.eviction_cost import resume_s
+from ..state.records import KernelRecord
+
+Json = dict[str, Any]
+
+KINDS = {Residency.PARKING: "park", Residency.RESUMING: "resume"}
+
+
+def moves_json(
+    kernel: KernelRecord, seen: Kernel | None, speeds: Mapping[str, Speed], now: float
+) -> dict[str, Any]:
+    """What became of its parks and resumes. `seen` is it in the last snapshot, None without processes."""
+    code = kernel.failures.refusal_code
+    return {
+        "move": _move(kernel, now),
+        "last_park": _last_move(kernel, "last_park", "parked_at", now),
+        "last_resume": _last_move(kernel, "last_resume", "resumed_at", now),
+        "resume_estimate_s": _resume_estimate_s(kernel, seen, speeds),
+        "parks": kernel.parks,
+        "resumes": kernel.resumes,
+        "moved_from": kernel.last_move.from_gpu,
+        "refusal": kernel.failures.refusal,
+        "refusal_code": code,
+        "refusal_args": {},
+    }
+
+
+def _move(kernel: KernelRecord, now: float) -> Json | None:
+    """The park or resume under way."""
+    kind = KINDS.get(kernel.residency)
+    if kind is None:
+        return None
+    gpus = kernel.by_gpu().values()
+    return {
+        "kind": kind,
+        "bytes": sum(gpu.resident_bytes + gpu.parked_bytes for gpu in gpus),
+        "done_bytes": None,
+        "age_s": round(max(now - kernel.residency_since, 0.0), 3),
+    }
+
+
+def _last_move(kernel: KernelRecord, which: str, moment: str, now: float) -> Json | None:
+    """Size and duration of the last park or resume; the processes' moves ran side by side."""
+    processes = [each for each in kernel.processes.values() if getattr(each.data, which) is not None]
+    if not processes:
+        return None
+    moves = [getattr(process.data, which) for process in processes]
+    moments = [at for process in processes if (at := getattr(process, moment)) is not None]
+    return {
+        "bytes": sum(size for size, _ in moves),
+        "duration_s": max(took for _, took in moves),
+        "ago_s": round(max(now - max(moments), 0.0), 3) if moments else None,
+    }
+
+
+def _resume_estimate_s(
+    kernel: KernelRecord, seen: Kernel | None, speeds: Mapping[str, Speed]
+) -> float | None:
+    """How long it takes to bring it back once there is room, by the speeds that were measured."""
+    if seen is None or kernel.residency not in (Residency.PARKED, Residency.QUEUED):
+        return None
+    return round(resume_s(seen, speeds), 2)
