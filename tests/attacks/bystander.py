@@ -19,7 +19,7 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 from live_machine import UnixConnection  # noqa: E402
 
 PAUSE_S = 0.03  # one user may ask 50 times a second
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 REQUESTS = (
     ("GET", "/node", None),
     ("GET", "/kernels", None),
