@@ -1,9 +1,10 @@
 /** What can be asked of a kernel in its state. Pure; the server has the last word and gives its reason. */
 
-import { IKernel, IProcess } from './status';
+import { IBlocker, IKernel, IProcess } from './status';
+import { NamedAction } from './words/actions';
 
 /** What may become possible or impossible for a kernel. */
-export type Possible = 'park' | 'resume' | 'hold' | 'release' | 'cancel-wait' | 'restart' | 'end';
+export type Possible = Exclude<NamedAction, 'open'>;
 
 /** Whether there is something to move off the GPU; asking for it ends a hold. */
 export function canPark(kernel: IKernel): boolean {
@@ -25,15 +26,8 @@ export function canRelease(kernel: IKernel): boolean {
   return kernel.own && kernel.held_for_s !== null;
 }
 
-/** The processes that can make no progress, and that may be ended from here: one's own, and those nobody has any more. */
-export function endable(kernel: IKernel): IProcess[] {
-  return kernel.processes.filter(
-    process => process.stuck && (kernel.own || process.stuck.reason === 'parent-gone')
-  );
-}
-
-/** Whether there is a wait to give up. */
-export function canCancelWait(kernel: IKernel): boolean {
+/** Whether it waits for the GPU, so that an interrupt ends something. */
+export function canStopWaiting(kernel: IKernel): boolean {
   return kernel.own && kernel.residency === 'queued';
 }
 
@@ -42,12 +36,64 @@ export function canRestart(kernel: IKernel): boolean {
   return kernel.own && kernel.residency === 'lost';
 }
 
+/** The processes that can make no progress, and that may be ended from here: one's own, and those without a server. */
+export function endable(kernel: IKernel): IProcess[] {
+  return kernel.processes.filter(
+    process => process.stuck && (kernel.own || process.stuck.reason === 'parent-gone')
+  );
+}
+
+/** The actions to offer for a kernel, the most useful first. */
+export function offered(kernel: IKernel): NamedAction[] {
+  const possible: [NamedAction, boolean][] = [
+    ['restart', canRestart(kernel)],
+    ['cancel-wait', canStopWaiting(kernel)],
+    ['park', canPark(kernel)],
+    ['resume', canResume(kernel)],
+    ['release', canRelease(kernel)],
+    ['hold', canHold(kernel) && !canRelease(kernel)]
+  ];
+  return possible.filter(([, may]) => may).map(([action]) => action);
+}
+
+/** What resolves a wait: an action on one of the user's own kernels. */
+export interface IRemedy {
+  action: NamedAction;
+  kernel: IKernel;
+}
+
+/** What the user can do about the kernels that are in the way of a waiting one; at most one action for each. */
+export function remedies(
+  kernel: IKernel,
+  kernelById: (id: string) => IKernel | undefined
+): IRemedy[] {
+  const found: IRemedy[] = [];
+  for (const blocker of kernel.wait?.blockers ?? []) {
+    const other = blocker.kernel_id === null ? undefined : kernelById(blocker.kernel_id);
+    const action = other && remedy(blocker, other);
+    if (other?.own && action && other.id !== kernel.id) {
+      found.push({ action, kernel: other });
+    }
+  }
+  return found;
+}
+
+function remedy(blocker: IBlocker, other: IKernel): NamedAction | null {
+  if (blocker.why === 'held' && canRelease(other)) {
+    return 'release';
+  }
+  if (blocker.why === 'computing') {
+    return 'open'; // it is the user's to decide whether to interrupt it
+  }
+  return canPark(other) ? 'park' : null;
+}
+
 const RULES: Record<Possible, (kernel: IKernel) => boolean> = {
   park: canPark,
   resume: canResume,
   hold: canHold,
   release: canRelease,
-  'cancel-wait': canCancelWait,
+  'cancel-wait': canStopWaiting,
   restart: canRestart,
   end: kernel => endable(kernel).length > 0
 };

@@ -1,10 +1,13 @@
 import { JupyterFrontEndPlugin } from '@jupyterlab/application';
-import { chipPlugin } from './chip';
-import { commandsPlugin } from './commands';
-import { focusPlugin } from './focus';
-import { noticesPlugin } from './notices';
+import { bannerPlugin } from './notebook/banner';
+import { chipPlugin } from './notebook/chip';
+import { focusPlugin } from './notebook/focus';
+import { noticesPlugin } from './notices/plugin';
 import { panelPlugin } from './panel/plugin';
 import { modelPlugin } from './plugin';
+import { commandsPlugin } from './shell/commands';
+import { runningPlugin } from './shell/running';
+import { statusBarPlugin } from './shell/statusBar';
 
 export { AffinodeError } from './api';
 export * from './status';
@@ -13,10 +16,13 @@ export { CommandIDs, IAffinode, IProblem } from './tokens';
 const plugins: JupyterFrontEndPlugin<unknown>[] = [
   modelPlugin,
   panelPlugin,
-  chipPlugin,
   commandsPlugin,
+  chipPlugin,
+  bannerPlugin,
   noticesPlugin,
-  focusPlugin
+  focusPlugin,
+  statusBarPlugin,
+  runningPlugin
 ];
 
 export default plugins;

@@ -12,8 +12,9 @@ export namespace CommandIDs {
   export const resume = 'affinode:resume';
   export const hold = 'affinode:hold';
   export const release = 'affinode:release';
-  export const cancelWait = 'affinode:cancel-wait';
-  export const restart = 'affinode:restart';
+  export const stopWaiting = 'affinode:stop-waiting';
+  export const restartLost = 'affinode:restart-lost';
+  export const openKernel = 'affinode:open-kernel';
   export const endProcess = 'affinode:end-process';
   export const openPanel = 'affinode:open-panel';
 }

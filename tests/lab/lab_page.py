@@ -130,6 +130,10 @@ class LabPage:
         """The notices that are shown now."""
         return self.page.locator(".Toastify__toast")
 
+    def status_item(self) -> Locator:
+        """The GPU in JupyterLab's status bar."""
+        return self.page.locator(".jp-affinode-statusButton")
+
     def theme(self, name: str) -> None:
         """Switch to "JupyterLab Light" or "JupyterLab Dark"."""
         self.command("apputils:change-theme", theme=name)
@@ -183,6 +187,21 @@ class Notebook:
     def chip(self) -> Locator:
         """The button that shows the GPU state."""
         return self.activate().locator(".jp-affinode-chip")
+
+    def popover(self) -> Locator:
+        """What a click on the chip opens."""
+        return self.lab.page.get_by_role("dialog", name="GPU of this notebook")
+
+    def choose(self, action: str) -> None:
+        """Click a button of the chip's popover, and close it."""
+        self.chip().click()
+        self.popover().get_by_role("button", name=f"{action}: {self.name}").click()
+        self.lab.page.keyboard.press("Escape")
+        expect(self.popover()).to_have_count(0)
+
+    def banner(self) -> Locator:
+        """What stands above the notebook while it waits."""
+        return self._panel.locator(".jp-affinode-banner")
 
     def start_cell(self, index: int) -> Locator:
         """Run a cell as a person does, and wait only until it runs."""

@@ -32,22 +32,35 @@ def test_an_idle_notebook_is_seen_to_give_its_gpu_back_and_get_it_again(page, po
     assert (kernel["parks"], kernel["resumes"]) == (2, 1)
 
 
-def test_the_chip_frees_the_gpu_and_gets_it_back_at_a_click(page):
+def test_the_chip_frees_the_gpu_and_gets_it_back_in_its_popover(page):
     notebook = page.open_notebook("chip.ipynb", lab_cells.allocate(100), lab_cells.READ)
-    chip = notebook.chip()
-    expect(chip).to_have_attribute("aria-disabled", "true")
-    expect(chip).to_have_accessible_name("No GPU used")
+    chip, popover, keyboard = notebook.chip(), notebook.popover(), page.page.keyboard
+    expect(chip).to_have_accessible_name("GPU: No GPU used")
 
     notebook.run_cell(0)
     expect(chip).to_have_text("On the GPU: 100 MiB")
-    expect(chip).to_have_attribute("title", re.compile(r"On the GPU: 100 MiB.*Click to free the GPU", re.S))
     chip.click()
-    expect(chip).to_have_text("GPU freed")
-    expect(chip).to_have_attribute(
-        "title", re.compile(r"GPU freed, 100 MiB safe in RAM.*\(simulated\)", re.S)
+    expect(popover).to_contain_text("On the GPU: 100 MiB")
+    free, back = (
+        popover.get_by_role("button", name=f"{label}: chip.ipynb") for label in ("Free", "Get back")
     )
-    chip.click()
+    expect(free).to_be_focused()
+    keyboard.press("Enter")
+    expect(popover).to_contain_text("GPU freed, 100 MiB safe in RAM")
+    expect(chip).to_have_text("GPU freed")
+    keyboard.press("Escape")
+    expect(popover).to_have_count(0)
+    expect(chip).to_be_focused()
+    keyboard.press("Enter")
+    back.click()
     expect(chip).to_have_text("On the GPU: 100 MiB")
+    popover.get_by_role("button", name="Keep: chip.ipynb").click()
+    expect(chip).to_have_accessible_name("GPU: On the GPU: 100 MiB, kept for 1 h")
+    expect(chip.locator(".jp-affinode-pin")).to_be_visible()
+    popover.get_by_role("button", name="Stop keeping: chip.ipynb").click()
+    expect(chip.locator(".jp-affinode-pin")).to_have_count(0)
+    notebook.activate().locator(".jp-CodeCell").nth(1).click()
+    expect(popover).to_have_count(0)  # closed by a click elsewhere
     assert notebook.run_cell(1) == "7 7"
 
 
@@ -62,7 +75,7 @@ def test_typing_in_a_notebook_brings_its_gpu_back_and_asks_once(page):
     page.page.route("**/focus*", lambda route: held.append(route))
 
     def free_and_type() -> None:
-        chip.click()
+        notebook.choose("Free")
         expect(chip).to_have_text("GPU freed")
         notebook.activate().locator(".jp-CodeCell").nth(1).locator(".cm-content").click()
         with page.page.expect_request("**/focus*"):
@@ -105,7 +118,7 @@ def test_the_panel_keeps_and_releases_frees_and_brings_back(page):
     expect(page.state_of("kept.ipynb")).to_have_text("On the GPU: 100 MiB")
 
 
-def test_a_waiting_cell_shows_its_place_and_when_the_wait_is_over(page):
+def test_a_waiting_notebook_says_so_until_the_wait_is_over(page):
     done = page.server.machine.work / "done"
     first = page.open_notebook("first.ipynb", lab_cells.allocate(150), lab_cells.compute_until(str(done)))
     second = page.open_notebook("second.ipynb", lab_cells.allocate(124))
@@ -115,25 +128,47 @@ def test_a_waiting_cell_shows_its_place_and_when_the_wait_is_over(page):
     first.start_cell(1)
     second.start_cell(0)
     expect(page.state_of("second.ipynb")).to_have_text("Waiting: 1st")
+    expect(page.status_item()).to_have_text(re.compile(r"^GPU [\d.]+/256 MiB · 1 waiting$"))
     third.start_cell(0)
     expect(page.state_of("third.ipynb")).to_have_text("Waiting: 2nd")
     expect(third.chip()).to_have_text("Waiting")
-    expect(third.chip()).to_have_attribute("aria-disabled", "true")
-    expect(page.row("third.ipynb")).to_contain_text(re.compile(r"waiting \d+ s"))
-    expect(page.notices().filter(has_text="second.ipynb waits for the GPU: 1st.")).to_be_visible()
-    expect(page.notices().filter(has_text="third.ipynb waits for the GPU: 2nd.")).to_be_visible()
+    expect(third.banner()).to_contain_text("Waiting: 2nd")
+    expect(page.page.locator(".jp-affinode-waitingTab")).to_have_count(2)
 
     done.touch()
-    made_room = (
-        "first.ipynb freed the GPU to make room for another notebook of yours. Its 150 MiB are safe in RAM"
-    )
-    expect(page.notices().filter(has_text=made_room)).to_be_visible()
-    expect(page.notices().filter(has_text="second.ipynb has the GPU again.")).to_be_visible()
     second.wait_for_cell(0)
     third.wait_for_cell(0)
     assert [notebook.output(0) for notebook in (second, third)] == ["allocated", "allocated"]
     expect(page.state_of("third.ipynb")).to_have_text("On the GPU: 124 MiB")
-    expect(page.notices().filter(has_text="waits for the GPU")).to_have_count(0)
+    expect(third.banner()).to_be_hidden()
+    expect(page.page.locator(".jp-affinode-waitingTab")).to_have_count(0)
+    expect(page.status_item()).to_have_text(re.compile(r"^GPU [\d.]+/256 MiB$"))
+    expect(page.notices()).to_have_count(0)  # it was short, between notebooks of one user, and in view
+
+
+def test_a_wait_that_lasts_is_told_once_and_can_be_stopped_there(page, open_lab):
+    done = page.server.machine.work / "notice-done"
+    page = open_lab(clock=True, at=page.server)
+    first = page.open_notebook("holder.ipynb", lab_cells.allocate(150), lab_cells.compute_until(str(done)))
+    second = page.open_notebook("waiter.ipynb", lab_cells.allocate(124))
+    first.run_cell(0)
+    first.start_cell(1)
+    second.start_cell(0)
+    expect(second.chip()).to_have_text("Waiting")
+    first.activate()
+    page.page.clock.run_for(9_000)
+    expect(page.notices()).to_have_count(0)
+    page.page.clock.run_for(2_000)
+    expect(page.notices()).to_have_count(1)
+    expect(page.notices()).to_contain_text("waiter.ipynb waits for the GPU.")
+    page.notices().get_by_role("button", name="Stop waiting").click()
+    second.activate()
+    second.wait_for_cell(0)
+    assert "KeyboardInterrupt" in second.output(0)
+    expect(second.chip()).not_to_have_text("Waiting")
+    page.page.clock.run_for(2_000)
+    expect(page.notices()).to_have_count(0)
+    done.touch()
 
 
 def test_a_refusal_is_told_with_its_reason(page):
@@ -162,32 +197,3 @@ def test_memory_that_cannot_move_is_named(page):
     page.button("pooled.ipynb", "Free GPU").click()
     expect(page.state_of("pooled.ipynb")).to_have_text("GPU freed, 128 MiB safe in RAM")
     expect(page.row("pooled.ipynb")).to_contain_text("32 MiB cannot move: stream-ordered memory pools")
-
-
-HEAR_NOTICES = """() => {
-    window.heardNotices = [];
-    window.jupyterapp.serviceManager.events.stream.connect((_, event) => {
-        if (event.schema_id.includes('/notice/')) { window.heardNotices.push(event.text); }
-    });
-}"""
-
-
-def test_no_notices_where_the_person_wants_none(page):
-    page.page.evaluate(HEAR_NOTICES)
-    page.set("jupyter-affinode:model", "showNotifications", False)
-    done = page.server.machine.work / "unnoticed-done"
-    first = page.open_notebook("one.ipynb", lab_cells.allocate(150), lab_cells.compute_until(str(done)))
-    second = page.open_notebook("two.ipynb", lab_cells.allocate(124))
-    page.show_panel()
-    first.run_cell(0)
-    first.start_cell(1)
-    second.start_cell(0)
-    # The page tells of a wait after half of that.
-    expect(page.row("two.ipynb")).to_contain_text(re.compile(r"waiting ([3-9] s|\d\d+ s|\d+ min)"))
-    expect(page.notices()).to_have_count(0)
-    done.touch()
-    second.wait_for_cell(0)
-    page.page.wait_for_function("() => window.heardNotices.some(text => text.includes('to make room'))")
-    expect(page.state_of("two.ipynb")).to_have_text("On the GPU: 124 MiB")
-    expect(page.notices()).to_have_count(0)
-    page.set("jupyter-affinode:model", "showNotifications", True)

@@ -1,7 +1,7 @@
 import { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
-import { AffinodeError } from './api';
-import { IAffinode } from './tokens';
+import { AffinodeError } from '../api';
+import { IAffinode } from '../tokens';
 
 /** The controller expects the use of a kernel for so long after it was announced. */
 const EXPECTED_MS = 30_000;

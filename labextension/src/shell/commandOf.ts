@@ -1,0 +1,14 @@
+import { CommandIDs } from '../tokens';
+import { NamedAction } from '../words';
+
+/** The command of an action. */
+export const commandOf: Record<NamedAction, string> = {
+  park: CommandIDs.park,
+  resume: CommandIDs.resume,
+  hold: CommandIDs.hold,
+  release: CommandIDs.release,
+  'cancel-wait': CommandIDs.stopWaiting,
+  restart: CommandIDs.restartLost,
+  end: CommandIDs.endProcess,
+  open: CommandIDs.openKernel
+};

@@ -1,0 +1,98 @@
+import { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
+import { IStatusBar } from '@jupyterlab/statusbar';
+import { ITranslator, nullTranslator, TranslationBundle } from '@jupyterlab/translation';
+import { ReactWidget } from '@jupyterlab/ui-components';
+import { CommandRegistry } from '@lumino/commands';
+import * as React from 'react';
+import { UsedMemory } from '../usedMemory';
+import { gpuIcon } from '../icons';
+import { CommandIDs, IAffinode } from '../tokens';
+import { bytes, bytesOf } from '../words';
+
+/** "GPU 71/80 GiB · 1 waiting"; a click opens the panel. Nothing where there is no GPU. */
+class StatusItem extends ReactWidget {
+  constructor(
+    private readonly _affinode: IAffinode,
+    private readonly _commands: CommandRegistry,
+    private readonly _trans: TranslationBundle
+  ) {
+    super();
+    this.addClass('jp-affinode-statusItem');
+    _affinode.changed.connect(this._onChanged, this);
+  }
+
+  protected render(): JSX.Element | null {
+    const { _affinode: affinode, _trans: trans } = this;
+    const memory = this._memory.of(affinode.status);
+    if (memory === null) {
+      return null;
+    }
+    const { used, total, gpus } = memory;
+    const waiting = (affinode.status?.kernels ?? []).filter(
+      kernel => kernel.own && kernel.residency === 'queued'
+    ).length;
+    const parts = [
+      total === null
+        ? trans.__('GPU %1', bytes(used))
+        : trans.__('GPU %1', `${short(used, total)}/${bytes(total)}`)
+    ];
+    if (waiting > 0) {
+      parts.push(trans.__('%1 waiting', waiting));
+    }
+    const size = total === null ? bytes(used) : bytesOf(used, total, trans);
+    const full = [
+      trans._n('%1 GPU: %2 in use', '%1 GPUs: %2 in use', gpus, gpus, size),
+      waiting > 0
+        ? trans._n('%1 notebook of yours waits', '%1 notebooks of yours wait', waiting, waiting)
+        : ''
+    ].filter(text => text !== '');
+    return (
+      <button
+        type="button"
+        className={`jp-affinode-statusButton${waiting > 0 ? ' jp-mod-queued' : ''}`}
+        aria-label={trans.__('%1. Show the GPU panel', full.join(', '))}
+        title={trans.__('%1. Click to show the GPU panel.', full.join(', '))}
+        onClick={() => void this._commands.execute(CommandIDs.openPanel)}
+        onPointerEnter={() => void affinode.refresh()}
+      >
+        <gpuIcon.react tag="span" className="jp-affinode-statusIcon" aria-hidden="true" />
+        {parts.join(' · ')}
+      </button>
+    );
+  }
+
+  private _onChanged(): void {
+    this.update();
+  }
+
+  private readonly _memory = new UsedMemory();
+}
+
+/** A part in the unit of its whole: "71" of "80 GiB". */
+function short(part: number, whole: number): string {
+  const [one, all] = [bytes(part), bytes(whole)];
+  const [number, unit] = one.split(' ');
+  return all.endsWith(` ${unit}`) ? number : one;
+}
+
+/** Adds the item to JupyterLab's status bar, where there is one. */
+export const statusBarPlugin: JupyterFrontEndPlugin<void> = {
+  id: 'jupyter-affinode:status-bar',
+  description: 'GPU memory in use and how many notebooks wait, in the status bar.',
+  autoStart: true,
+  requires: [IAffinode],
+  optional: [IStatusBar, ITranslator],
+  activate: (
+    app: JupyterFrontEnd,
+    affinode: IAffinode,
+    statusBar: IStatusBar | null,
+    translator: ITranslator | null
+  ): void => {
+    const trans = (translator ?? nullTranslator).load('jupyter_affinode');
+    statusBar?.registerStatusItem(statusBarPlugin.id, {
+      item: new StatusItem(affinode, app.commands, trans),
+      align: 'left',
+      rank: 10
+    });
+  }
+};

@@ -1,0 +1,179 @@
+import * as assert from 'node:assert';
+import { beforeEach, mock, test } from 'node:test';
+import { IShownNotice, LASTS_MS, NoticeBoard } from '../src/notices/board';
+import { IKernel, INoticeEvent } from '../src/status';
+import { kernel, trans } from './examples';
+
+const GIB = 1024 ** 3;
+
+/** A page with a board; what it shows now, by id. */
+class Page {
+  kernels: IKernel[] | null = [];
+  isWanted = true;
+  inView: string[] = [];
+  readonly shown = new Map<string, IShownNotice>();
+  count = 0;
+
+  readonly board = new NoticeBoard(
+    {
+      kernels: () => this.kernels,
+      isWanted: () => this.isWanted,
+      isInView: id => this.inView.includes(id)
+    },
+    {
+      show: notice => {
+        const id = String((this.count += 1));
+        this.shown.set(id, notice);
+        return id;
+      },
+      update: (id, notice) => this.shown.has(id) && this.shown.set(id, notice),
+      dismiss: id => this.shown.delete(id)
+    },
+    trans
+  );
+
+  look(...kernels: IKernel[]): void {
+    this.kernels = kernels;
+    this.board.look();
+  }
+
+  tell(kind: string, args: object = {}, kernel_id: string | null = 'a'): void {
+    this.board.tell({ kernel_id, kind, level: 'info', text: 'no English', args } as INoticeEvent);
+  }
+
+  get messages(): string[] {
+    return [...this.shown.values()].map(notice => notice.message);
+  }
+}
+
+const resident = kernel({ residency: 'resident', resident_bytes: GIB });
+const parked = kernel({ residency: 'parked', parked_bytes: GIB });
+const queued = kernel({ residency: 'queued', place: 1 });
+
+beforeEach(() => {
+  mock.timers.reset();
+  mock.timers.enable({ apis: ['setTimeout', 'Date'] });
+});
+
+test('a wait is told when it has lasted, and becomes the good news', () => {
+  const page = new Page();
+  page.look(queued);
+  mock.timers.tick(LASTS_MS - 1);
+  assert.deepStrictEqual(page.messages, []);
+  mock.timers.tick(1);
+  page.look(queued);
+  assert.deepStrictEqual(page.messages, [
+    'a.ipynb waits for the GPU. The GPU is full. How long cannot be said.'
+  ]);
+  page.look(kernel({ residency: 'resuming' }));
+  page.look(resident);
+  assert.deepStrictEqual(page.messages, ['a.ipynb has the GPU.']);
+  assert.strictEqual(page.count, 1);
+});
+
+test('a wait that is short, in view, interrupted or not wanted is not told', () => {
+  const short = new Page();
+  short.look(queued);
+  mock.timers.tick(LASTS_MS - 1);
+  short.look(resident);
+  const inView = new Page();
+  inView.inView = ['a'];
+  inView.look(queued);
+  const unwanted = new Page();
+  unwanted.isWanted = false;
+  unwanted.look(queued);
+  mock.timers.tick(2 * LASTS_MS);
+  assert.deepStrictEqual([...short.messages, ...inView.messages, ...unwanted.messages], []);
+  inView.inView = []; // the user turned to another notebook
+  mock.timers.tick(LASTS_MS);
+  assert.strictEqual(inView.messages.length, 1);
+  inView.look(parked);
+  assert.deepStrictEqual(inView.messages, []);
+});
+
+test('a wait offers what resolves it', () => {
+  const page = new Page();
+  const held = kernel({ id: 'b', path: 'train.ipynb', residency: 'resident', held_for_s: 60 });
+  const blockers = [{ kernel_id: 'b', own: true, why: 'held' as const, free_in_s: 60 }];
+  page.look({ ...queued, wait: { code: 'held', args: {}, blockers } }, held);
+  mock.timers.tick(LASTS_MS);
+  const [shown] = page.shown.values();
+  assert.deepStrictEqual(
+    shown.actions.map(({ action, kernelId, label }) => [action, kernelId, label]),
+    [
+      ['release', 'b', 'Stop keeping train.ipynb'],
+      ['cancel-wait', 'a', 'Stop waiting']
+    ]
+  );
+  assert.ok(shown.message.includes('train.ipynb is kept on the GPU for 1 min'), shown.message);
+});
+
+test('memory that came back within ten seconds is no news, nor is room for a notebook of one’s own', () => {
+  const page = new Page();
+  page.look(parked);
+  page.tell('made-room', { for: 'other', bytes: GIB });
+  page.look(resident);
+  mock.timers.tick(LASTS_MS);
+  page.look(parked);
+  page.tell('made-room', { for: 'own', bytes: GIB });
+  mock.timers.tick(LASTS_MS);
+  assert.deepStrictEqual(page.messages, []);
+  page.tell('made-room', { for: 'other', bytes: GIB });
+  mock.timers.tick(LASTS_MS);
+  assert.deepStrictEqual(page.messages, [
+    'a.ipynb made room for another user’s notebook; its 1 GiB are safe in RAM.'
+  ]);
+});
+
+test('one exchange is one notice: freed, waiting and back take one another’s place', () => {
+  const page = new Page();
+  page.look(parked);
+  page.tell('made-room', { for: 'other' });
+  mock.timers.tick(LASTS_MS);
+  assert.strictEqual(page.shown.size, 1);
+  page.look(queued);
+  mock.timers.tick(LASTS_MS);
+  assert.strictEqual(page.shown.size, 1);
+  page.look(resident);
+  assert.deepStrictEqual(page.messages, ['a.ipynb has the GPU.']);
+});
+
+test('a lost state has a button, and goes with the restart', () => {
+  const page = new Page();
+  const lost = kernel({ residency: 'lost' });
+  page.look(lost);
+  assert.strictEqual(page.shown.size, 0); // it was so when the page was opened
+  page.look(resident);
+  page.look(lost);
+  const [shown] = page.shown.values();
+  assert.deepStrictEqual(
+    shown.actions.map(each => [each.action, each.label]),
+    [['restart', 'Restart']]
+  );
+  page.look(kernel());
+  assert.strictEqual(page.shown.size, 0);
+});
+
+test('low memory is told to users who have something on a GPU, and the same words only once', () => {
+  const page = new Page();
+  page.look(parked);
+  page.tell('host-memory-low', { free_bytes: GIB }, null);
+  mock.timers.tick(LASTS_MS);
+  assert.strictEqual(page.count, 0);
+  page.look(resident);
+  page.tell('host-memory-low', { free_bytes: GIB }, null);
+  page.tell('host-memory-low', { free_bytes: GIB }, null);
+  mock.timers.tick(LASTS_MS);
+  assert.strictEqual(page.count, 1);
+});
+
+test('while nothing is known nothing is taken back', () => {
+  const page = new Page();
+  page.look(queued);
+  mock.timers.tick(LASTS_MS);
+  page.kernels = null;
+  page.board.look();
+  assert.strictEqual(page.shown.size, 1);
+  page.look(); // the kernel is gone
+  assert.strictEqual(page.shown.size, 0);
+});
