@@ -21,8 +21,6 @@ def main() -> int:
                 sys.executable,
                 "-m",
                 "jupyterlab",
-                "--LabApp.default_url=/lab/tree/demo.ipynb",
-                "--LabApp.news_url=None",  # else it asks about news first
                 *place.server_options(IDLE_TIMEOUT_S),
                 *sys.argv[1:],
             ],

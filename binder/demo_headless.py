@@ -1,7 +1,8 @@
 """`make demo-headless`: the demo notebook without a browser, and each change of the kernel's GPU state.
 
 The notebook's cells say by their tags what must be true: `after-parking` (run it once the kernel is parked),
-`stays-parked` (it must not get the GPU back), `resumes` (it must). The exit status is 0 only if all was true.
+`stays-parked` (it must not get the GPU back), `resumes` (it must), `parks` (it frees the GPU). The exit status is 0
+only if all was true.
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ class Story:
             raise NotTrue(
                 f"a cell that does not touch CUDA left the kernel {after['residency']}: {after['text']}"
             )
+        if "parks" in tags:
+            await self._until(lambda kernel: kernel["residency"] == "parked", "parked")
         if "resumes" in tags:
             await self._until(lambda kernel: kernel["resumes"] > before["resumes"], "resumed")
 

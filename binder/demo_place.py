@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import lab_layout
+
 from jupyter_affinode import environment
 from jupyter_affinode.client.api import ControllerClient, ControllerRefused, ControllerUnavailable
 
@@ -67,6 +69,7 @@ def demo_place() -> Iterator[DemoPlace]:
     place = DemoPlace(folder, _environment(folder, simulated), simulated)
     place.work.mkdir()
     shutil.copy(NOTEBOOK, place.work)
+    lab_layout.write(folder / "jupyter_config_dir")
     try:
         yield place
     finally:
