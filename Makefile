@@ -106,8 +106,7 @@ lint-lab: $(VENV)/.test
 native: $(VENV)/bin/python
 	$(MAKE) --jobs=$(WORKERS) -C shim install DESTDIR=$(CURDIR)/jupyter_affinode/lib
 
-docs: $(VENV)/bin/python
-	pip install --quiet --requirement docs/requirements.txt
+docs: $(VENV)/.test
 	sphinx-build --quiet --fail-on-warning --keep-going docs build/docs
 
 dist: $(VENV)/.test

@@ -7,12 +7,17 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from traitlets import HasTraits
+
+from hub_spawner.kubernetes import KubernetesGpuPolicy
+from hub_spawner.policy import GpuPolicy
 from jupyter_affinode.node.model.reasons import (
     BlockerReason,
     Cause,
@@ -24,6 +29,7 @@ from jupyter_affinode.node.model.reasons import (
 )
 from jupyter_affinode.node.model.snapshot import Residency
 from jupyter_affinode.node.protocol.page import Fixed
+from jupyter_affinode.server.extension import AffinodeExtension
 from jupyter_affinode.settings.controller import ControllerSettings
 from jupyter_affinode.settings.declaration import LONGEST_S, RULES_MAX, Setting, settings_of
 from jupyter_affinode.settings.policy import SETTINGS, Settings
@@ -112,17 +118,25 @@ def as_json(value: Any, indent: int = 0, before: int = 0) -> str:
 def settings_page() -> str:
     """Return the page that lists all settings, by subject."""
     lines = [
-        "# Settings",
+        "# Every setting",
         "",
-        "Everything has a default. Write `c.NodeController.NAME = VALUE` into `jupyter_affinode_config.py`, or",
-        "`--OPTION=VALUE` behind `jupyter affinode node`. The settings of the policy can also be given to a Jupyter",
-        "server, as `c.AffinodeExtension.NAME` in `jupyter_server_config.py`, which tells them to its user's own",
-        "controller; and changed while a controller runs, with `PATCH /api/v1/policy`. A controller of all users takes",
-        "them from its administrators alone.",
+        "Everything has a default. This page is made of the declarations in the code by `docs/generate.py`.",
         "",
-        "This page is made of the declarations in `jupyter_affinode/settings/` by `docs/generate.py`.",
+        "| for | write | into |",
+        "|---|---|---|",
+        "| your own kernels | `c.AffinodeExtension.NAME = VALUE` | `jupyter_server_config.py` |",
+        "| all users of a machine | `c.NodeController.NAME = VALUE` | `/etc/affinode/jupyter_affinode_config.py` |",
+        "| a JupyterHub | `c.Spawner.NAME = VALUE` | `jupyterhub_config.py` |",
+        "",
+        "The first two share the settings of the policy. A Jupyter server tells them to its user's own controller; a",
+        "controller of all users takes them from its administrators alone, also while it runs. `jupyter affinode node`",
+        "has an option for each: `--OPTION=VALUE`. What JupyterLab's panel shows is set there, in *Settings → GPU*.",
     ]
-    for title, declared in (("Policy", Settings), ("Fixed when the controller starts", ControllerSettings)):
+    declarations = (
+        ("The policy", Settings),
+        ("The controller, fixed when it starts", ControllerSettings),
+    )
+    for title, declared in declarations:
         lines += ["", f"## {title}"]
         section = ""
         for setting in settings_of(declared):
@@ -130,7 +144,20 @@ def settings_page() -> str:
                 section = setting.section
                 lines += ["", f"### {section}", "", "| name | option | default | |", "|---|---|---|---|"]
             lines.append(_row(setting))
+    lines += ["", "## The Jupyter server alone", "", *_traits_table(AffinodeExtension, SETTINGS.keys())]
+    lines += ["", "## JupyterHub's spawner", "", *_traits_table(GpuPolicy)]
+    lines += ["", "## JupyterHub's spawner in Kubernetes", "", *_traits_table(KubernetesGpuPolicy)]
     return "\n".join(lines) + "\n"
+
+
+def _traits_table(declared: type[HasTraits], elsewhere: Iterable[str] = ()) -> Iterable[str]:
+    """Yield the settings that a class itself declares as traits, without examples of several lines."""
+    yield from ("| name | default | |", "|---|---|---|")
+    for name, trait in declared.class_own_traits(config=True).items():
+        if name not in elsewhere:
+            text = " ".join(inspect.cleandoc(trait.help).split("\n\n")[0].split())
+            default = repr(trait.default()).replace("'", '"')
+            yield f"| `{name}` | `{default}` | {text} |"
 
 
 def _row(setting: Setting) -> str:

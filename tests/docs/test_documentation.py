@@ -1,0 +1,204 @@
+"""The documentation builds without a warning, and what it tells readers to type is right."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import jupyterhub.app
+import pytest
+from jupyterhub.auth import Authenticator
+from jupyterhub.spawner import LocalProcessSpawner
+from jupyterhub_idle_culler import IdleCuller
+from traitlets import HasTraits
+from traitlets.config import Config
+
+from hub_spawner.kubernetes import KubernetesGpuPolicy
+from hub_spawner.policy import GpuPolicy
+from jupyter_affinode.cli import _parser
+from jupyter_affinode.node.app import NodeController
+from jupyter_affinode.server.extension import AffinodeExtension
+
+ROOT = Path(__file__).resolve().parents[2]
+TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "CHANGELOG.md")]
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *TOP]
+FENCE = re.compile(r"^( *)```(\w+)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"`([^`\n]+)`")
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+PLACEHOLDERS = {"SIZE": "1GiB", "…": ""}
+SECTIONS = {"jupyter affinode grant keys", "jupyter affinode kernelspec wrap"}  # spoken of, not typed
+CLASSES: dict[str, type[HasTraits]] = {
+    "AffinodeExtension": AffinodeExtension,
+    "NodeController": NodeController,
+    "GpuPolicy": GpuPolicy,
+    "JupyterHub": jupyterhub.app.JupyterHub,
+    "Authenticator": Authenticator,
+    "IdleCuller": IdleCuller,
+    "Spawner": type("SpawnerWithPolicy", (GpuPolicy, LocalProcessSpawner), {}),
+}
+
+
+def blocks(page: Path, language: str) -> Iterator[str]:
+    """Yield a page's code blocks of a language, without their indentation."""
+    for indent, found, text in FENCE.findall(page.read_text()):
+        if found == language:
+            yield "\n".join(line.removeprefix(indent) for line in text.splitlines())
+
+
+def commands(page: Path) -> Iterator[str]:
+    """Yield each `jupyter affinode …` that a page shows."""
+    text = page.read_text()
+    for block in blocks(page, "sh"):
+        for line in block.replace("\\\n", " ").splitlines():
+            if "jupyter affinode " in line:
+                yield line[line.index("jupyter affinode ") :]
+    for span in CODE.findall(FENCE.sub("", text)):
+        if span.startswith("jupyter affinode ") and span not in SECTIONS:
+            yield span
+    column = None
+    for line in text.splitlines():
+        cells = line.strip().strip("|").split("|")
+        if "in a terminal: `jupyter affinode" in line:
+            column = next(
+                number for number, cell in enumerate(cells) if "in a terminal: `jupyter affinode" in cell
+            )
+        elif not line.startswith("|"):
+            column = None
+        elif column is not None and (span := CODE.search(cells[column])):
+            yield f"jupyter affinode {span[1]}"
+
+
+def arguments_of(command: str) -> list[str]:
+    """Return a command's arguments up to what a shell would take."""
+    words = shlex.split(command, comments=True)[2:]
+    words = list(itertools.takewhile(lambda word: word not in (">", "|", "&&", ";"), words))
+    return [PLACEHOLDERS.get(word, word) for word in (word.strip("[]") for word in words)]
+
+
+COMMANDS = sorted({(page.name, command) for page in PAGES for command in commands(page)})
+
+
+@pytest.mark.parametrize("page, command", COMMANDS)
+def test_every_command_is_one(page, command, capsys):
+    arguments = [each for each in arguments_of(command) if each]
+    if not arguments:
+        return
+    try:
+        if arguments[0] == "node":
+            NodeController().parse_command_line(arguments[1:])
+        elif "|" in arguments[-1]:  # status | park | …
+            pytest.fail("write one command")
+        else:
+            _parser().parse_args(arguments)
+    except SystemExit as end:
+        assert not end.code, f"{page}: {command}: {capsys.readouterr().err}"
+
+
+def test_there_are_commands_to_look_at():
+    names = {arguments_of(command)[0] for _, command in COMMANDS}
+    assert {
+        "status",
+        "park",
+        "doctor",
+        "report",
+        "plan",
+        "monitoring",
+        "node",
+        "grant",
+        "systemd-unit",
+    } <= names
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_python_compiles_and_settings_load(page):
+    for block in blocks(page, "python"):
+        code = compile(block, page.name, "exec")
+        if not re.search(r"^c\.", block, re.MULTILINE):
+            continue
+        config = Config()
+        exec(code, {"c": config, "get_config": lambda config=config: config})
+        for name, values in config.items():
+            known = CLASSES.get(name)
+            for trait, value in values.items() if known else ():
+                assert known.class_traits(config=True).get(trait), f"{page.name}: there is no {name}.{trait}"
+                if known in (AffinodeExtension, NodeController, GpuPolicy):
+                    known(config=Config({name: {trait: value}}))
+
+
+SETTING = re.compile(r"[a-z]+(_[a-z]+)+")
+SETTINGS = {
+    name
+    for each in (AffinodeExtension, NodeController, GpuPolicy, KubernetesGpuPolicy)
+    for name in each.class_traits(config=True)
+}
+OTHERS = {
+    "jupyter_client",
+    "jupyter_server_config",
+    "jupyter_affinode",
+    "hub_spawner",
+    "default_provisioner_name",
+    "kernel_provisioner",
+    "add_service",
+    "max_age",
+    "options_form",
+    "group_overrides",
+    "pre_spawn_hook",
+    "modify_pod_hook",
+    "kubespawner_override",
+    "mem_limit",
+    "admin_users",
+    "cuda_malloc_async",
+    "isolate_devices",
+}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page.parent in (ROOT / "docs", ROOT / "docs" / "hub")],
+    ids=lambda page: page.stem,
+)
+def test_every_setting_that_is_named_exists(page):
+    for span in CODE.findall(FENCE.sub("", page.read_text())):
+        owner, dot, name = re.sub(r"(^c\.)|( = .*)", "", span).rpartition(".")
+        if owner in ("AffinodeExtension", "NodeController", "GpuPolicy") and name not in ("NAME", "…"):
+            assert name in SETTINGS, f"{page.name}: {span}"
+        elif not dot and SETTING.fullmatch(name):
+            assert name in SETTINGS | OTHERS or name.startswith("affinode_"), f"{page.name}: {span}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_to_files(page):
+    for link in LINK.findall(FENCE.sub("", page.read_text())):
+        if "://" not in link:
+            assert page.parent.joinpath(link).exists(), f"{page.name}: {link}"
+
+
+def test_no_page_tells_to_install_what_is_not_released():
+    written = [*PAGES, *(ROOT / "binder").glob("*")]
+    found = [
+        path.name
+        for path in written
+        if re.search(r"pip install (-\S+ )*jupyter[-_]affinode\b", path.read_text())
+    ]
+    assert found == []
+
+
+def test_it_builds_without_a_warning(tmp_path):
+    build = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "--quiet",
+        "--fail-on-warning",
+        "--keep-going",
+        ROOT / "docs",
+        tmp_path,
+    ]
+    done = subprocess.run(build, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "hub" / "index.html").exists()
