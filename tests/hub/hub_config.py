@@ -68,7 +68,7 @@ c.JupyterHub.cookie_secret = b"0" * 32
 c.JupyterHub.authenticator_class = "dummy"
 c.JupyterHub.cleanup_servers = True
 c.Authenticator.allow_all = True
-c.Authenticator.admin_users = {"root"}
+c.Authenticator.admin_users = {"root", "admin"}
 c.JupyterHub.services = [{"name": "tester", "api_token": "tester-token"}]
 c.JupyterHub.load_roles = [
     {
@@ -114,3 +114,13 @@ import hub_spawner  # noqa: E402
 
 hub_spawner.enable(c)
 hub_spawner.enable(c)  # a second time changes nothing
+
+if "service" in WANTED:
+    from hub_spawner.service.registration import add_service
+
+    # ben may open the service, and is no administrator
+    visitors = {"name": "visitors", "users": ["ben"], "scopes": ["access:services!service=affinode"]}
+    c.JupyterHub.load_roles.append(visitors)
+    c.Authenticator.allowed_users = {"ben"}
+    for _ in range(2):  # a second time changes nothing
+        add_service(c, url=WANTED["service_url"], **WANTED["service"])

@@ -1,4 +1,4 @@
-"""A real JupyterHub with its proxy, in processes of its own, asked by its REST API."""
+"""A real JupyterHub with its proxy, in processes of its own, asked by its REST API or as a browser does."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import http.client
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -21,12 +22,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 from live_machine import Machine
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parent.parent
 TOKEN = "tester-token"
 VERSIONS = {"6": None, "5": REPOSITORY / "build" / "hub-5.5"}
+# As browsers send for a page that is opened and a form that is sent from it.
+NAVIGATE = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Site": "same-origin"}
 
 
 @functools.lru_cache
@@ -77,12 +81,13 @@ class Hub:
             pytest.skip(f"{folder} is not there: make {folder.relative_to(REPOSITORY)}")
         packages = [*([str(folder)] if folder else []), str(REPOSITORY), sysconfig.get_path("purelib")]
         self.environment = {**machine.environment, "PYTHONPATH": ":".join(packages), **node_path()}
-        self.port, hub_port, proxy_port = (_free_port() for _ in range(3))
+        self.port, hub_port, proxy_port, service_port = (_free_port() for _ in range(4))
         self.wanted = {
             "folder": str(self.folder),
             "port": self.port,
             "hub_port": hub_port,
             "proxy_port": proxy_port,
+            "service_url": f"http://127.0.0.1:{service_port}",
             "proxy": proxy_command(),
             "cmd": [user_python(), str(HERE / "quick_server.py")],
             **wanted,
@@ -90,8 +95,13 @@ class Hub:
         self.log_path = self.folder / "hub.log"
         self.process: subprocess.Popen[Any] | None = None
 
+    @property
+    def url(self) -> str:
+        """What a browser is led to, without a slash at its end."""
+        return f"http://127.0.0.1:{self.port}"
+
     def start(self, timeout: float = 90) -> Hub:
-        """Start it and wait until it answers."""
+        """Start it and wait until it answers, and its service does where there is one."""
         self.environment["HUB_TEST"] = json.dumps(self.wanted)
         with self.log_path.open("ab") as log:
             self.process = self.machine.start(
@@ -106,11 +116,16 @@ class Hub:
         deadline = time.monotonic() + timeout
         while True:
             with contextlib.suppress(OSError, ValueError, AssertionError):
-                if self.ask("GET", "/users")[0] == 200:
+                if self.ask("GET", "/users")[0] == 200 and self._has_service():
                     return self
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise AssertionError(f"the Hub did not come up:\n{self.log()}")
             time.sleep(0.1)
+
+    def _has_service(self) -> bool:
+        """Whether the proxy leads to the service, which wants a token; True where the Hub has none."""
+        path = "/services/affinode/room"
+        return "service" not in self.wanted or self.ask("GET", path, token="none", api=False)[0] == 401
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """End it; its exit status."""
@@ -149,6 +164,15 @@ class Hub:
         """Make users known."""
         for user in users:
             self.ask("POST", f"/users/{user}")
+
+    def log_in(self, name: str) -> requests.Session:
+        """Return a browser's session of a user who has logged in, and has no server."""
+        session = requests.Session()
+        page = session.get(f"{self.url}/hub/login?next=/hub/home", timeout=30, headers=NAVIGATE)
+        form = {"username": name, "password": "x", "_xsrf": xsrf(page)}
+        answer = session.post(page.url, data=form, timeout=30, headers=NAVIGATE)
+        assert answer.ok and "/hub/login" not in answer.url, answer.text
+        return session
 
     def spawn(self, user: str, name: str = "", **options: Any) -> tuple[int, Any]:
         """Ask for a server; 202: on its way, 201: there."""
@@ -193,6 +217,13 @@ class Page:
         self._thread.join(120)
         assert not self._thread.is_alive()
         return self.messages
+
+
+def xsrf(page: requests.Response) -> str:
+    """Return the token that the forms of a page carry."""
+    found = re.search(r'name="_xsrf"\s+value="([^"]*)"', page.text)
+    assert found is not None, page.text[:2000]
+    return found[1]
 
 
 def node_path() -> dict[str, str]:

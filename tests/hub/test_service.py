@@ -8,8 +8,8 @@ import re
 import pytest
 import requests
 from gpu_node import ANA, GIB, GpuNode
+from live_hub import NAVIGATE, TOKEN, Hub, xsrf
 from live_machine import new_machine
-from page_hub import NAVIGATE, LiveHub, xsrf
 from people import needs_root
 from traitlets.config import Config
 
@@ -17,22 +17,14 @@ from hub_spawner.service.registration import add_service
 from jupyter_affinode.client.grant_signing import make_keys
 from jupyter_affinode.node.identity.grants import GrantVerifier
 
-CONFIG = """
-from hub_spawner.service.registration import add_service
-c.JupyterHub.load_roles.append(  # bob may open the service, and is no administrator
-    {{"name": "visitors", "users": ["bob"], "scopes": ["access:services!service=affinode"]}}
-)
-c.Authenticator.allowed_users = {{"bob"}}
-for twice in range(2):
-    add_service(
-        c, url="http://127.0.0.1:SERVICE_PORT", nodes={{"gpu1": {socket!r}, "gpu2": "/nowhere/node.sock"}},
-        grant_key={key!r}, grant_audience=["tests"],
-    )
-"""
+@pytest.fixture(scope="module", params=["6", pytest.param("5", marks=pytest.mark.long)])
+def version(request):
+    """JupyterHub's, each with a machine of its own."""
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def node():
+def node(version):
     """A machine with two GPUs and three users."""
     needs_root()
     with new_machine() as machine:
@@ -42,15 +34,17 @@ def node():
 
 
 @pytest.fixture(scope="module")
-def hub(node, tmp_path_factory):
+def hub(node, version):
     """A Hub with the service."""
-    folder = tmp_path_factory.mktemp("hub")
+    folder = node.machine.folder
     private, public = make_keys()
     (folder / "hub-1.key").write_bytes(private)
     (folder / "keys").mkdir()
     (folder / "keys" / "hub-1.pem").write_bytes(public)
-    made = LiveHub(folder, CONFIG.format(socket=str(node.machine.socket), key=str(folder / "hub-1.key")))
-    yield made.start().wait_for_service()
+    nodes = {"gpu1": str(node.machine.socket), "gpu2": "/nowhere/node.sock"}
+    service = {"nodes": nodes, "grant_key": str(folder / "hub-1.key"), "grant_audience": ["tests"]}
+    made = Hub(node.machine, version, service=service).start()
+    yield made
     made.stop()
 
 
@@ -95,7 +89,7 @@ def test_an_administrator_sees_all_machines_users_and_kernels(hub, admin):
 
 
 @pytest.mark.parametrize(
-    ("user", "path"), [("ana", ""), ("bob", ""), ("bob", "policy?node=gpu1"), ("bob", "none")]
+    ("user", "path"), [("ana", ""), ("ben", ""), ("ben", "policy?node=gpu1"), ("ben", "none")]
 )
 def test_other_users_get_403(hub, user, path):
     answer = page(hub, hub.log_in(user), path)
@@ -170,8 +164,8 @@ def test_the_policy_is_changed_where_the_form_was_and_no_further(hub, node, admi
 
 
 def test_free_room_is_told_to_every_user_in_totals(hub, node):
-    hub.make_user("ana")
-    token = hub.api("POST", "/users/ana/tokens", json={}).json()["token"]
+    hub.add("ana")
+    token = hub.ask("POST", "/users/ana/tokens", {})[1]["token"]
     url = f"{hub.url}/services/affinode/room"
     answer = requests.get(
         url, params={"bytes": 20 * GIB}, headers={"Authorization": f"token {token}"}, timeout=30
@@ -191,19 +185,22 @@ def test_a_server_gets_a_new_grant_for_its_own_token_and_nothing_else_does(hub):
         headers = {"Authorization": f"token {token}"} if token else {}
         return requests.post(f"{hub.url}/services/affinode/grant", headers=headers, timeout=30)
 
-    hub.make_user("ana")
-    assert hub.api("POST", "/groups/ml").ok
-    assert hub.api("POST", "/groups/ml/users", json={"users": ["ana"]}).ok
-    tokens = "/users/ana/tokens"
-    own = hub.api("POST", tokens, json={"scopes": ["access:servers!server=ana/gpu"]}).json()["token"]
+    hub.add("ana")
+    assert hub.ask("POST", "/groups/ml")[0] == 201
+    assert hub.ask("POST", "/groups/ml/users", {"users": ["ana"]})[0] == 200
+
+    def token(scope):
+        return hub.ask("POST", "/users/ana/tokens", {"scopes": [scope]})[1]["token"]
+
+    own = token("access:servers!server=ana/gpu")
     answer = ask(own)
     assert answer.status_code == 200, answer.text
     claims = GrantVerifier(hub.folder / "keys", ["tests"]).verify(answer.json()["grant"], 0)
     assert (claims.user, claims.server, claims.groups) == ("ana", "gpu", ("ml",))
     assert answer.json()["lifetime_s"] == 3600
-    another = hub.api("POST", tokens, json={"scopes": ["read:users!user=ana"]}).json()["token"]
+    another = token("read:users!user=ana")
     assert (ask(another).status_code, ask(None).status_code, ask("x").status_code) == (403, 401, 401)
-    assert ask(hub.token).status_code == 403  # a service's
+    assert ask(TOKEN).status_code == 403  # a service's
 
 
 def test_the_service_asks_the_controller_that_the_hub_asks(monkeypatch):

@@ -9,26 +9,25 @@ import pytest
 from fake_shim import QUEUED, WANT, notify
 from gpu_node import BOB, GpuNode
 from live_browser import chromium
+from live_hub import Hub
 from live_machine import new_machine
-from page_hub import LiveHub
 from people import needs_root
 from playwright.sync_api import expect
-from test_service import CONFIG
 
 pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory):
+def stage():
     """A Hub with the service, and a busy machine: (hub, node)."""
     needs_root()
     with new_machine() as machine:
         node = GpuNode(machine, idle_timeout_s=3600.0)
         node.shims["notes"].become(QUEUED)
         node.shims["notes"].send(notify(WANT))
-        folder = tmp_path_factory.mktemp("hub")
-        hub = LiveHub(folder, CONFIG.format(socket=str(machine.socket), key=""))
-        yield hub.start().wait_for_service(), node
+        nodes = {"gpu1": str(machine.socket), "gpu2": "/nowhere/node.sock"}
+        hub = Hub(machine, service={"nodes": nodes}).start()
+        yield hub, node
         hub.stop()
         node.close()
 
@@ -92,7 +91,7 @@ def test_a_click_keeps_a_kernel(open_page, stage):
 
 
 def test_another_user_sees_that_it_is_not_for_them(open_page):
-    page = open_page(user="bob")
+    page = open_page(user="ben")
     expect(page.get_by_role("heading")).to_have_text("403 Forbidden")
     expect(page.get_by_text("This page is for the Hub's administrators.")).to_be_visible()
     picture(page, "service-403")

@@ -1,0 +1,88 @@
+"""Grants through real parts: a Hub signs one, its service renews it for a real server, the controller asks for it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import jwt
+import pytest
+from gpu_cells import SETUP
+from live_hub import Hub, user_python
+from live_machine import new_machine
+from people import Person, open_to_everyone
+from test_two_users import ANA, SERVER, UserServer
+
+from jupyter_affinode.client.grant_signing import make_keys
+from jupyter_affinode.node.identity.grants import LEEWAY_S
+
+pytestmark = pytest.mark.long  # the first grant has to end
+
+LIFETIME_S = 60  # the shortest that the spawner takes
+
+
+@pytest.fixture(params=["6", "5"], ids=["hub-6", "hub-5.5"])
+def hub(native, request):
+    """A Hub whose servers must show grants, and have them renewed."""
+    with new_machine() as machine:
+        open_to_everyone(machine)
+        machine.simulate(memory="1GiB")
+        gpu = machine.folder / "gpu"
+        gpu.chmod(0o755)
+        (gpu / "machine").touch()
+        (gpu / "machine").chmod(0o666)
+        private, public = make_keys()
+        keys = machine.folder / "keys"
+        keys.mkdir()
+        (keys / "hub-1.pem").write_bytes(public)
+        key = machine.folder / "hub-1.key"
+        key.write_bytes(private)
+        machine.start_controller(
+            "--system", f"--grant-keys={keys}", "--NodeController.grant_audiences=tests", "--require-grants"
+        )
+        signing = {"grant_key": str(key), "grant_audience": ["tests"]}
+        made = Hub(
+            machine,
+            request.param,
+            cmd=[user_python(), *SERVER],
+            environment={"JUPYTERHUB_SINGLEUSER_APP": "jupyter_server.serverapp.ServerApp"},
+            spawner={"gpu_memory": "100MiB", "grant_lifetime_s": LIFETIME_S, **signing},
+            service={"arguments": [f"--AffinodeService.grant_lifetime_s={LIFETIME_S}"], **signing},
+        ).start()
+        made.add("ana")
+        yield made
+        made.ask("DELETE", "/users/ana/server")
+        made.stop()
+
+
+def test_a_server_is_served_after_its_first_grants_end_and_refused_once_the_key_is_removed(hub, wait_until):
+    hub.spawn("ana")
+    assert "There is room for 100 MiB (simulated GPU)" in hub.follow("ana").whole()
+    server = UserServer(hub, "ana")
+    kernel = server.start_kernel()
+    said = kernel.run("import os; print(os.environ['AFFINODE_GRANT'], os.environ['AFFINODE_GRANT_FILE'])")
+    first, path = said.text.split()
+    claims = jwt.decode(first, options={"verify_signature": False})
+    assert claims["sub"] == "ana" and claims["exp"] - claims["iat"] == LIFETIME_S
+    assert kernel.run(f"{SETUP}\nblock = Block(100, seed=7); checksum = block.checksum()").status == "ok"
+    first_ends = claims["exp"] + LEEWAY_S
+    wait_until(lambda: time.time() > first_ends, timeout=300)
+
+    # What the server was started with is worth nothing any more, and the server goes on being served.
+    person = Person(hub.machine, ANA, grant=first)
+    status, refused = person.ask("GET", "/kernels")
+    assert (status, refused["error"]) == (401, "bad-grant") and "has expired" in refused["message"]
+    newest = Path(path).read_text().strip()
+    assert set(Person(hub.machine, ANA, grant=newest).kernels()) == {kernel.id}
+    status, seen = server.affinode()
+    assert (status, seen["available"], [each["id"] for each in seen["kernels"]]) == (200, True, [kernel.id])
+    another = server.start_kernel()
+    assert another.run(f"{SETUP}\nblock = Block(100, seed=9)").status == "ok"
+    assert set(hub.machine.kernels()) == {f"user-ana/{kernel.id}", f"user-ana/{another.id}"}
+    assert server.affinode(f"kernels/{kernel.id}/park", "POST", {})[0] == 200
+    assert kernel.run("print(block.checksum() == checksum)").text.strip() == "True"
+
+    (hub.folder / "keys" / "hub-1.pem").unlink()
+    wait_until(lambda: not server.affinode()[1]["available"])
+    print(server.affinode()[1])
+    assert 0
