@@ -36,6 +36,7 @@ def sign_grant(
     caps: Mapping[str, float] | None = None,
     groups: Sequence[str] = (),
     uid: int | None = None,
+    is_administrator: bool = False,
 ) -> str:
     """Return a grant that says: the process that shows this belongs to `user`.
 
@@ -43,8 +44,9 @@ def sign_grant(
     that it is for (`NodeController.grant_audiences`). `server` names one of the person's servers. Higher
     `priority` goes first in the queue; `caps` are limits by name, for the node's policy
     (`gpu_bytes`: GPU memory on all GPUs together). Rules know the `groups` as `hub:NAME`. With `uid` it is good for
-    processes of that user id alone. Any process that has it can use it until it expires, so let it live about as
-    long as it takes to renew it. Raises CannotSign.
+    processes of that user id alone. With `is_administrator` it lets no process in: it is for one request over the
+    network (`NodeController.api_port`) that sees or moves all users' kernels. Any program that has a grant can use it
+    until it expires, so let it live about as long as it takes to renew it. Raises CannotSign.
     """
     jwt = _jwt()
     now = int(time.time())
@@ -60,6 +62,7 @@ def sign_grant(
         "caps": dict(caps or {}) or None,
         "groups": list(groups) or None,
         "uid": uid,
+        "admin": is_administrator or None,
     }
     claims.update({name: value for name, value in optional.items() if value is not None})
     try:

@@ -25,6 +25,7 @@ from ..settings.controller import ControllerSettings
 from ..settings.declaration import SettingsRefused
 from ..settings.policy import NOT_FOR_MANY_USERS, Settings
 from ..settings.traits import options_of, traits_of, values_of
+from .api.remote import serve_remote
 from .api.server import serve
 from .controller import LINK_NAME, Controller
 from .identity.access import Access, NoSuchGroup, access_for
@@ -171,7 +172,7 @@ class NodeController(
             self.exit(1)
         log = _node_log(path.with_name(LOG_NAME), self.log_level)
         try:
-            status = asyncio.run(_serve(path, settings, access, election, log, HistoryOptions.of(own, path)))
+            status = asyncio.run(_serve(path, own, settings, access, election, log))
         finally:
             logging.shutdown()
         self.exit(status)
@@ -191,19 +192,28 @@ def _prepare_for_all_users(path: Path) -> None:
 
 async def _serve(
     path: Path,
+    own: ControllerSettings,
     settings: Settings,
     access: Access,
     election: Election,
     log: logging.Logger,
-    history: HistoryOptions,
 ) -> int:
     """Run a controller until it is finished or told to end; its exit status."""
     controller = Controller(
-        path, settings, version=__version__, log=log, election=election, access=access, history=history
+        path,
+        settings,
+        version=__version__,
+        log=log,
+        election=election,
+        access=access,
+        history=HistoryOptions.of(own, path),
+        machine_name=own.machine_name,
     )
-    metrics_server = None
-    if history.metrics_port:
-        metrics_server = serve_metrics(controller.metrics, history.metrics_ip, history.metrics_port, log)
+    tcp_servers = []
+    if own.metrics_port:
+        tcp_servers.append(serve_metrics(controller.metrics, own.metrics_ip, own.metrics_port, log))
+    if own.api_port:
+        tcp_servers.append(serve_remote(controller, own.api_ip, own.api_port))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _told_to_end, controller, signal.Signals(number).name)
@@ -220,8 +230,8 @@ async def _serve(
     finally:
         manager.stopping()
         server.stop()
-        if metrics_server is not None:
-            metrics_server.stop()
+        for tcp_server in filter(None, tcp_servers):
+            tcp_server.stop()
         if controller.exit_status != 4:  # else they are not ours any more
             path.unlink(missing_ok=True)
             path.with_name(LINK_NAME).unlink(missing_ok=True)

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 from ..settings.declaration import SettingsRefused
@@ -84,8 +85,10 @@ class Controller:
         nvml: Nvml | None = None,
         history: HistoryOptions | None = None,
         heartbeat_s: float = 1.0,
+        machine_name: str = "",
     ):
         """`access` says which users may enter: by default the controller's own alone."""
+        self.machine_name = machine_name or gethostname()
         self.access = access or OwnUserAccess()
         self.accounts = Accounts(self.access.limits)
         self.socket = socket
@@ -219,6 +222,7 @@ class Controller:
             self.state,
             self._outlooks,
             self.lots,
+            name=self.machine_name,
             version=self.version,
             socket=str(self.socket),
             uptime_s=time.monotonic() - self.began,

@@ -40,6 +40,22 @@ class _Identity:
         """Refuse connections without a grant (but for administrators). Choose it where containers share user ids, so
         that a user id says nothing.""",
     )
+    api_ip: str = setting(
+        "127.0.0.1",
+        """Address at which administrators' part of the API is served over TCP if `api_port` is set; "" is every address
+        of the machine. It is not encrypted: let only the Hub's programs reach it.""",
+    )
+    api_port: int = setting(
+        0,
+        """TCP port of the API for the administrators' page of a Hub on another machine, by grants that its service
+        signs for each request; needs `grant_keys`. 0: the API is at the Unix socket alone.""",
+        most=65535,
+    )
+    machine_name: str = setting(
+        "",
+        "What the administrators' page calls this machine. Set it in containers, whose host names say nothing.",
+        shown_default="the host's name",
+    )
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,9 @@ def test_a_server_is_served_after_its_first_grants_end_and_refused_once_the_key_
     assert kernel.run("print(block.checksum() == checksum)").text.strip() == "True"
 
     (hub.folder / "keys" / "hub-1.pem").unlink()
-    wait_until(lambda: not server.affinode()[1]["available"])
-    print(server.affinode()[1])
-    assert 0
+    words = "its grant is signed with a key that is not known here, 'hub-1'"
+    wait_until(lambda: words in (server.affinode()[1]["message"] or ""))
+    status, seen = server.affinode()
+    assert (status, seen["available"], seen["kernels"]) == (200, False, [])
+    status, refused = server.affinode(f"kernels/{kernel.id}")
+    assert (status, refused["error"]) == (503, "no-controller") and words in refused["message"]

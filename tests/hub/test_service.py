@@ -17,6 +17,7 @@ from hub_spawner.service.registration import add_service
 from jupyter_affinode.client.grant_signing import make_keys
 from jupyter_affinode.node.identity.grants import GrantVerifier
 
+
 @pytest.fixture(scope="module", params=["6", pytest.param("5", marks=pytest.mark.long)])
 def version(request):
     """JupyterHub's, each with a machine of its own."""

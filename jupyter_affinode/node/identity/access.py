@@ -64,6 +64,9 @@ class Access(Protocol):
         `was_let_in(owner)`: whether it is a process that an earlier grant of that owner's let in.
         """
 
+    def identify_administrator(self, grant: str | None, audience: str) -> Identity:
+        """Return which administrator asks over the network, where a grant alone says so. Raises NotAllowed."""
+
 
 class OwnUserAccess:
     """One user's controller: that user and root alone may enter, and both may do everything."""
@@ -81,6 +84,10 @@ class OwnUserAccess:
     def identify(self, visitor: Visitor, grant: str | None, *, was_let_in: WasLetIn = never) -> Identity:
         """As `Access.identify`; grants mean nothing here."""
         return OWN_USER
+
+    def identify_administrator(self, grant: str | None, audience: str) -> Identity:
+        """As `Access.identify_administrator`: none is known here."""
+        raise NotAllowed(Refusal.FORBIDDEN, "this controller has no administrators")
 
 
 class EveryUserAccess:
@@ -154,16 +161,30 @@ class EveryUserAccess:
             counts_for=None if person == uid else of_unix_user(person),
         )
 
+    def identify_administrator(self, grant: str | None, audience: str) -> Identity:
+        """As `Access.identify_administrator`."""
+        if not grant or self._grants is None:
+            raise NotAllowed(Refusal.GRANT_REQUIRED, "this asks for a grant of an administrator")
+        try:
+            claims = self._grants.verify_administrator(grant, audience)
+        except GrantRefused as refused:
+            raise NotAllowed(Refusal.BAD_GRANT, str(refused)) from None
+        return Identity(of_granted_user(claims.user), GRANTED + claims.user, is_admin=True)
+
 
 def access_for(settings: ControllerSettings) -> Access:
     """Return which users may connect to a controller with these settings. Raises GrantsUnavailable and NoSuchGroup."""
     if not settings.system:
+        if settings.api_port:
+            raise GrantsUnavailable("api_port is for the controller of all users: --system")
         return OwnUserAccess()
     grants = None
     if settings.grant_keys:
         grants = GrantVerifier(Path(settings.grant_keys), settings.grant_audiences)
     if settings.require_grants and grants is None:
         raise GrantsUnavailable("require_grants needs grant_keys, the folder with the keys to check them")
+    if settings.api_port and grants is None:
+        raise GrantsUnavailable("api_port needs grant_keys, the folder with the keys to check administrators")
     return EveryUserAccess(
         admin_group=settings.admin_group, grants=grants, require_grants=settings.require_grants
     )

@@ -30,6 +30,9 @@ KEY_FILE_BYTES_MAX = 1 << 20
 NAME_MAX = 255
 PRIORITY_MAX = 1000
 CAPS_MAX = 16
+ADMINISTRATORS_S_MAX = (
+    120.0  # an administrator's grant crosses a network, so it is made anew for each request
+)
 GROUPS_MAX = 256
 CAP_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
@@ -62,6 +65,7 @@ class Claims:
     issued_at: float  # seconds since the epoch
     key: bytes  # the public one that it is signed with …
     kid: str  # … and its name
+    is_administrator: bool = False
 
 
 class GrantVerifier:
@@ -88,11 +92,32 @@ class GrantVerifier:
     def verify(self, grant: str, uid: int) -> Claims:
         """What a grant says, presented by a process of user id `uid`. Raises GrantExpired and GrantRefused."""
         try:
-            return self._verify(grant, uid)
+            claims = self._verify(grant, uid, self._audiences)
         except self._jwt.ExpiredSignatureError:
-            raise GrantExpired(self._verify(grant, uid, verify_exp=False)) from None
+            raise GrantExpired(self._verify(grant, uid, self._audiences, verify_exp=False)) from None
+        if claims.is_administrator:
+            raise GrantRefused("its grant is for an administrator's requests over the network alone")
+        return claims
 
-    def _verify(self, grant: str, uid: int, **options: bool) -> Claims:
+    def verify_administrator(self, grant: str, audience: str) -> Claims:
+        """What the grant of an administrator says that came with a request for `audience`. Raises GrantRefused."""
+        try:
+            claims = self._verify(grant, None, [audience], require_short=True)
+        except self._jwt.ExpiredSignatureError:
+            raise GrantRefused("its grant has expired") from None
+        if not claims.is_administrator:
+            raise GrantRefused("its grant is no administrator's")
+        return claims
+
+    def _verify(
+        self,
+        grant: str,
+        uid: int | None,
+        audiences: Sequence[str],
+        *,
+        require_short: bool = False,
+        **options: bool,
+    ) -> Claims:
         """What it says. Raises GrantRefused, and PyJWT's error of a grant that has expired."""
         jwt = self._jwt
         try:
@@ -107,7 +132,7 @@ class GrantVerifier:
                 grant,
                 key,
                 algorithms=[ALGORITHM],
-                audience=self._audiences,
+                audience=audiences,
                 leeway=LEEWAY_S,
                 options={"require": ["exp", "iat", "aud", "sub"], **options},
             )
@@ -119,6 +144,8 @@ class GrantVerifier:
             raise GrantRefused("its grant is not valid yet") from None
         except (jwt.PyJWTError, ValueError, TypeError, OverflowError) as error:
             raise GrantRefused(f"its grant is not valid: {error}") from None
+        if require_short and claims["exp"] - claims["iat"] > ADMINISTRATORS_S_MAX:
+            raise GrantRefused(f"its grant is good for more than {ADMINISTRATORS_S_MAX:g} s")
         return _claims(claims, uid, _bytes_of(key), header["kid"])
 
     def still_has(self, kid: str, key: bytes) -> bool:
@@ -171,7 +198,7 @@ class GrantVerifier:
         return {kid: key for kid, key in found.items() if _is_public_ed25519(key)}
 
 
-def _claims(claims: Mapping[str, Any], uid: int, key: bytes, kid: str) -> Claims:
+def _claims(claims: Mapping[str, Any], uid: int | None, key: bytes, kid: str) -> Claims:
     """The claims in our types. Raises GrantRefused if one is not what it should be."""
     user, server = claims["sub"], claims.get("server")
     priority, caps, groups = claims.get("priority", 0), claims.get("caps", {}), claims.get("groups", [])
@@ -188,7 +215,17 @@ def _claims(claims: Mapping[str, Any], uid: int, key: bytes, kid: str) -> Claims
         raise GrantRefused("the caps in its grant are no limits by name")
     if not isinstance(groups, list) or len(groups) > GROUPS_MAX or not all(map(_is_name, groups)):
         raise GrantRefused(f"the groups in its grant are no list of at most {GROUPS_MAX} names")
-    return Claims(user, server or None, priority, dict(caps), tuple(groups), float(claims["iat"]), key, kid)
+    return Claims(
+        user,
+        server or None,
+        priority,
+        dict(caps),
+        tuple(groups),
+        float(claims["iat"]),
+        key,
+        kid,
+        is_administrator=claims.get("admin") is True,
+    )
 
 
 def _is_name(text: object) -> bool:

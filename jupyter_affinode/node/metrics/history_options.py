@@ -25,8 +25,6 @@ class HistoryOptions:
     retention: Retention = field(default_factory=Retention)
     with_names: bool = False  # notebooks' names and paths are written too
     metrics_users: bool = False  # metrics by user
-    metrics_ip: str = ""
-    metrics_port: int = 0  # 0: no metrics over TCP
 
     @classmethod
     def of(cls, settings: ControllerSettings, socket: Path) -> HistoryOptions:
@@ -37,8 +35,6 @@ class HistoryOptions:
             retention=Retention(settings.ledger_days),
             with_names=settings.ledger_names,
             metrics_users=settings.metrics_users,
-            metrics_ip=settings.metrics_ip,
-            metrics_port=settings.metrics_port,
         )
 
 

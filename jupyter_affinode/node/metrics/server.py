@@ -7,31 +7,16 @@ turned that on, and what it costs is bounded: one collection a second however ma
 from __future__ import annotations
 
 import logging
-import socket
 import time
-from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from tornado.httpserver import HTTPServer
-from tornado.iostream import IOStream
 from tornado.web import Application, RequestHandler
 
+from ..system.tcp_server import serve_tcp
 from .collectors import Metrics
 
-CONNECTIONS_MAX = 32
-IDLE_S = 30.0
 FRESH_S = 1.0  # how long a collected page is served again
-
-
-class MetricsServer(HTTPServer):
-    """Serves a bounded number of connections."""
-
-    def handle_stream(self, stream: IOStream, address: Any) -> None:
-        """Called by tornado for each connection."""
-        if len(self._connections) >= CONNECTIONS_MAX:
-            stream.close()
-        else:
-            super().handle_stream(stream, address)
 
 
 class _Page(RequestHandler):
@@ -53,37 +38,19 @@ class _Nothing(RequestHandler):
         self.finish("only /metrics is here\n")
 
 
-def serve_metrics(metrics: Metrics, ip: str, port: int, log: logging.Logger) -> MetricsServer | None:
+def serve_metrics(metrics: Metrics, ip: str, port: int, log: logging.Logger) -> HTTPServer | None:
     """Listen; None, with a line in the log, where that is not possible: the controller goes on without."""
     page = _Fresh(metrics)
-    server = MetricsServer(
-        Application(
-            [(r"/metrics", _Page), (r".*", _Nothing)], page=page.text, log_function=lambda handler: None
-        ),
-        max_body_size=1024,
-        max_header_size=16 * 1024,
-        idle_connection_timeout=IDLE_S,
-        body_timeout=IDLE_S,
+    application = Application(
+        [(r"/metrics", _Page), (r".*", _Nothing)], page=page.text, log_function=lambda handler: None
     )
     try:
-        listening = _listen(ip, port)
+        server = serve_tcp(application, ip, port, body_bytes_max=1024)
     except OSError as error:
         log.error("no metrics over TCP: %s port %d cannot be bound: %s", ip or "*", port, error)
         return None
-    server.add_socket(listening)
-    log.info("metrics at %s port %d, /metrics", *listening.getsockname()[:2])
+    log.info("metrics at %s port %d, /metrics", ip or "*", port)
     return server
-
-
-def _listen(ip: str, port: int) -> socket.socket:
-    """A listening socket; "" is every address, of both families where that can be. Raises OSError."""
-    if not ip and socket.has_dualstack_ipv6():
-        listening = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    else:
-        family = socket.AF_INET6 if ":" in ip else socket.AF_INET
-        listening = socket.create_server((ip, port), family=family)
-    listening.setblocking(False)
-    return listening
 
 
 class _Fresh:

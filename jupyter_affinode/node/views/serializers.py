@@ -149,6 +149,7 @@ def node_json(
     queue: Iterable[str],
     lots: LotStock,
     *,
+    name: str,
     version: str,
     socket: str,
     uptime_s: float,
@@ -164,6 +165,7 @@ def node_json(
         process.is_simulated for process in state.processes()
     )
     return {
+        "name": name,
         "controller": {
             "pid": os.getpid(),
             "version": version,

@@ -15,9 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from jupyter_affinode.node.ledger.usage import ByteSeconds, Seen
 from jupyter_affinode.node.metrics.collectors import GPUS_MAX, OTHER, USERS_MAX, Metrics
-from jupyter_affinode.node.metrics.server import CONNECTIONS_MAX, serve_metrics
+from jupyter_affinode.node.metrics.server import serve_metrics
 from jupyter_affinode.node.state.registry import NodeState
 from jupyter_affinode.node.system.host_memory import HostMemory
+from jupyter_affinode.node.system.tcp_server import CONNECTIONS_MAX
 from jupyter_affinode.settings.policy import Settings
 
 NODE = {

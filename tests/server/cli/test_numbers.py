@@ -125,6 +125,7 @@ def test_quotas_are_sizes_that_there_are():
     [
         ("ledger_days", (math.nan, math.inf, -1.0, 1e300)),
         ("metrics_port", (-1, 65536)),
+        ("api_port", (-1, 65536)),
     ],
 )
 def test_the_controllers_other_numbers_have_bounds(name, values):
@@ -133,7 +134,7 @@ def test_the_controllers_other_numbers_have_bounds(name, values):
         trait for trait, its in NodeController.class_traits(config=True).items()
         if its.__class__.__name__ in ("Int", "Float", "Integer") and trait not in known
     }  # fmt: skip
-    assert numeric == {"ledger_days", "metrics_port", "log_level"} - ({"log_level"} - numeric)
+    assert numeric == {"ledger_days", "metrics_port", "api_port", "log_level"} - ({"log_level"} - numeric)
     for value in values:
         with pytest.raises(TraitError):
             NodeController(config=Config(NodeController={name: value}))

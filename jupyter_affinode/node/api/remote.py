@@ -1,0 +1,90 @@
+"""The part of the API that a Hub's service reaches over TCP, so that its page shows machines other than the Hub's.
+
+Off by default. Each request shows a grant that makes its bearer an administrator: signed with the Hub's key, for the
+very address that it is sent to, and good for a minute. No user's grant does that, and this one lets no process in.
+What is served is what the page needs; kernels and servers speak to the Unix sockets alone. Nothing is encrypted: the
+network has to be one that only the Hub's own programs reach, which the chart's network policy sees to.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+
+from tornado.httpserver import HTTPServer
+from tornado.iostream import IOStream
+from tornado.web import Application
+
+from ..controller import Controller
+from ..identity.access import Access, NotAllowed
+from ..identity.identity import Identity
+from ..identity.rate_limits import Accounts
+from ..model.reasons import Refusal
+from ..system.peers import DropLog
+from ..system.tcp_server import serve_tcp
+from .clients import TooMuch
+from .kernels import HoldHandler, ParkHandler, ReleaseHandler, ResumeHandler
+from .report import AuditHandler, ReportHandler
+from .request_check import request_checks
+from .server import BODY_BYTES_MAX, ROUTES, KernelsHandler, NodeHandler, PolicyHandler, UnknownHandler
+
+SERVED = (
+    NodeHandler,
+    KernelsHandler,
+    ParkHandler,
+    ResumeHandler,
+    HoldHandler,
+    ReleaseHandler,
+    PolicyHandler,
+    ReportHandler,
+    AuditHandler,
+    UnknownHandler,
+)
+
+
+class RemoteClients:
+    """Stands where `Clients` stands for the Unix socket: the grant alone says which administrator asks."""
+
+    def __init__(self, access: Access, accounts: Accounts):
+        self._access = access
+        self._accounts = accounts
+
+    def introduce(self, stream: IOStream, grant: str | None) -> Identity:
+        """As `Clients.introduce`. Raises NotAllowed and TooMuch."""
+        try:
+            ip, port = stream.socket.getsockname()[:2]
+        except OSError:
+            raise NotAllowed(Refusal.GONE, "the connection is closed") from None
+        identity = self._access.identify_administrator(grant, audience_at(ip, port))
+        if not self._accounts.of(identity.payer).requests.take():
+            raise TooMuch("you ask more often than one person may; wait a second")
+        return identity
+
+    def pid_of(self, stream: IOStream | None) -> int:
+        """As `Clients.pid_of`: processes elsewhere have no number here."""
+        return 0
+
+
+def audience_at(ip: str, port: int) -> str:
+    """Return what grants for the API at an address are for, as `hub_spawner.nodes` signs them."""
+    address = ipaddress.ip_address(ip.partition("%")[0])
+    mapped = getattr(address, "ipv4_mapped", None)
+    return f"affinode:{mapped or address}:{port}"
+
+
+def serve_remote(controller: Controller, ip: str, port: int) -> HTTPServer | None:
+    """Listen; None, with a line in the log, where that is not possible: the controller goes on without."""
+    request_checks()
+    application = Application(
+        [(path, handler) for path, handler in ROUTES if handler in SERVED],
+        controller=controller,
+        clients=RemoteClients(controller.access, controller.accounts),
+        drops=DropLog(controller.log),
+        log_function=lambda handler: None,
+    )
+    try:
+        server = serve_tcp(application, ip, port, body_bytes_max=BODY_BYTES_MAX)
+    except OSError as error:
+        controller.log.error("no API over TCP: %s port %d cannot be bound: %s", ip or "*", port, error)
+        return None
+    controller.log.info("the API for the Hub's administrators is at %s port %d", ip or "*", port)
+    return server
