@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from .nodes import look
+from .nodes import Nodes
 
 LOOK_AGAIN_S = 5.0  # the culler asks about all servers at once: one look does for them
 WAITING = ("queued", "resuming")
@@ -32,13 +32,16 @@ Arbiter = Callable[..., Awaitable[bool]]
 log = logging.getLogger(__name__)
 
 
-def arbiter(*, parked_limit_s: float | None = None, nodes: Mapping[str, str] | None = None) -> Arbiter:
+def arbiter(
+    *, parked_limit_s: float | None = None, nodes: Mapping[str, str] | None = None, grant_key: str = ""
+) -> Arbiter:
     """Return a rule for `IdleCuller.cull_arbiter_hook`.
 
     `parked_limit_s`: how long a server that does nothing is kept while it has a parked kernel; None: no longer than
-    any other. `nodes`: the sockets of the machines' controllers by name; by default this machine's.
+    any other. `nodes`: the machines' controllers by name, by default this machine's; `grant_key` signs requests to
+    those over the network. Both as `service.registration.add_service` takes them.
     """
-    looks = _Looks(nodes or {"this machine": ""})
+    looks = _Looks(Nodes(nodes or {"this machine": ""}, grant_key))
 
     async def rule(*, inactive: timedelta | None, inactive_limit: float, server: Json, **_: Any) -> bool:
         """Return whether the server is to be culled. Called by the culler for each server."""
@@ -83,7 +86,7 @@ def _kernels_of(server: Json, kernels: list[Json]) -> list[Json]:
 class _Looks:
     """Looks at all machines, at most once in some seconds."""
 
-    def __init__(self, nodes: Mapping[str, str]):
+    def __init__(self, nodes: Nodes):
         self._nodes = nodes
         self._looking: asyncio.Task[list[Json]] | None = None
         self._since = 0.0
@@ -99,7 +102,7 @@ class _Looks:
         return await asyncio.shield(self._looking)
 
     async def _look(self) -> list[Json]:
-        pictures = await look(self._nodes)
+        pictures = await self._nodes.look()
         for picture in pictures:
             if picture.problem:
                 log.warning("%s: %s; the culler's own rule holds there", picture.name, picture.problem)

@@ -6,13 +6,13 @@ For the page on which a user chooses a server. It tells totals only, nothing abo
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 
 from jupyter_affinode.units import bytes_in_words
 
-from .nodes import NodePicture, look
+from .nodes import NodePicture, Nodes
 
 ANSWER_WITHIN_S = 1.0  # the user's page waits for it
 
@@ -51,10 +51,10 @@ def free_room(pictures: Iterable[NodePicture]) -> FreeRoom:
     return FreeRoom(tuple(sorted(rooms, reverse=True)), waiting, any(node["simulated"] for node in nodes))
 
 
-async def free_room_line(nodes: Mapping[str, str], size: int) -> str:
-    """Return the line for `size` bytes on `nodes` (name: socket), "" if it cannot be told at once; never raises."""
+async def free_room_line(nodes: Nodes, size: int) -> str:
+    """Return the line for `size` bytes on all `nodes`, "" if it cannot be told at once; never raises."""
     try:
-        return free_room(await look(nodes, ANSWER_WITHIN_S)).text(size)
+        return free_room(await nodes.look(ANSWER_WITHIN_S)).text(size)
     except Exception:  # an answer of another version, say: the page is worth more than the line
         logging.getLogger(__name__).exception("free room cannot be told")
         return ""

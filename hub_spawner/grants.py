@@ -27,8 +27,11 @@ def sign(
     priority: int = 0,
     caps: Mapping[str, float] | None = None,
     lifetime_s: float = DAY_S,
+    is_administrator: bool = False,
 ) -> str:
-    """Return a grant for a server of the Hub's user. Raises CannotSign and OSError.
+    """Return a grant for a server of the Hub's user, or for one request of an administrator's.
+
+    Raises CannotSign and OSError.
 
     `key` is the file of the private key, read each time, so that it can be changed; its name without `.key` is the
     key's name on the nodes. `audience` is the site's name for its controllers.
@@ -43,6 +46,7 @@ def sign(
         priority=priority,
         caps=dict(caps or {}),
         groups=groups,
+        is_administrator=is_administrator,
     )
 
 

@@ -1,6 +1,6 @@
 """The GPU policy of servers that KubeSpawner starts: what a pod needs so that its node's controller manages its GPU.
 
-The Hub cannot reach a node's controller, which has a Unix socket and no port. So the pod asks it: an init
+The Hub does not know to which node a pod will go. So the pod asks its node's controller for room: an init
 container with the controller's image copies the shim into the pod, proves it, asks for room and always ends with
 status 0. Whatever is missing, the server starts.
 
@@ -30,6 +30,7 @@ from traitlets import Unicode
 
 from jupyter_affinode.environment import GRANT, GRANT_FILE, LIBRARY, NODE_SOCKET, SHIM_NAME, SOCKET
 
+from .nodes import Nodes
 from .policy import GpuPolicy
 
 SHIM_FOLDER = "/opt/affinode"
@@ -65,6 +66,20 @@ class KubernetesGpuPolicy(GpuPolicy):
         Example: `c.KubeSpawner.gpu_image = "registry.example.org/jupyter-affinode:0.1.0"`
         """,
     ).tag(config=True)
+    gpu_controllers = Unicode(
+        "",
+        help="""The address of the nodes' controllers, as the chart's `hubAccess` makes it: the page on which users
+        choose a server gets a line about free room. Needs `grant_key`. Empty: no line.
+
+        Example: `c.KubeSpawner.gpu_controllers = "http://affinode.affinode.svc:9714"`
+        """,
+    ).tag(config=True)
+
+    def gpu_nodes(self) -> Nodes:
+        """Return the nodes: by their address, or the Hub's own."""
+        if not self.gpu_controllers:
+            return super().gpu_nodes()
+        return Nodes({"nodes": self.gpu_controllers}, self.grant_key)
 
     async def get_pod_manifest(self) -> Any:
         """Return the base's pod, with what the GPU's management needs if `gpu_memory` is set.

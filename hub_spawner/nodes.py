@@ -1,4 +1,4 @@
-"""Looks at the controllers of several machines, through their sockets on this one.
+"""Looks at the controllers of several machines: at sockets on this one, and over the network.
 
 Used on the Hub's side by the service, the line about free room and the culling rule. A controller that does not
 answer in time is a finding and no error.
@@ -7,17 +7,39 @@ answer in time is a finding and no error.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from jupyter_affinode.client.api import ControllerClient, ControllerRefused, ControllerUnavailable
+from tornado.iostream import IOStream
 
+from jupyter_affinode.client.api import (
+    CONNECT_TIMEOUT_S,
+    ControllerClient,
+    ControllerRefused,
+    ControllerUnavailable,
+)
+from jupyter_affinode.client.controller_socket import why
+
+from . import grants
 from .room import controller_socket
 
 ANSWER_WITHIN_S = 3.0
+GRANT_S = 60.0  # how long the grant for one request is good
+ANYONE = "affinode"  # in the grants of requests that change nothing: no administrator made them
 
 Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One machine's controller: `name` is how forms and configuration call it, `place` a socket or an address."""
+
+    name: str
+    place: Path | tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -28,24 +50,111 @@ class NodePicture:
     node: Json | None = None
     kernels: list[Json] = field(default_factory=list)
     problem: str = ""
+    title: str = ""  # what people call it
 
 
-def client_of(socket: str, headers: Mapping[str, str] | None = None) -> ControllerClient:
-    """Return a client for the controller at `socket`; "" is this machine's."""
-    return ControllerClient(controller_socket(socket), headers)
+class Nodes:
+    """The machines of a site.
+
+    `places`: by name the socket of each controller on this machine ("" is this machine's own), or
+    `http://HOST:PORT`, where HOST stands for all the addresses that it has: a headless Service of Kubernetes has one
+    for each node. Requests over the network are signed with `key`, the file that signs the servers' grants.
+    """
+
+    def __init__(self, places: Mapping[str, str], key: str = ""):
+        self._places = dict(places)
+        self._key = Path(key) if key else None
+
+    async def look(self, timeout_s: float = ANSWER_WITHIN_S) -> list[NodePicture]:
+        """Return a picture of every machine, in the order of `places`; never raises."""
+        found = await asyncio.gather(*(self._found(name, timeout_s) for name in self._places))
+        nodes = [each for group in found for each in group]
+        return list(await asyncio.gather(*(self._look(node, timeout_s) for node in nodes)))
+
+    async def client(
+        self, name: str, user: str, headers: Mapping[str, str] | None = None
+    ) -> ControllerClient | None:
+        """Return a client that asks as an administrator for one machine; None where there is no such."""
+        for place in self._places:
+            if name == place or name.startswith(f"{place} "):
+                for node in await self._found(place, ANSWER_WITHIN_S):
+                    if isinstance(node, Node) and node.name == name:
+                        return self._client(node, user, headers)
+        return None
+
+    async def _found(self, name: str, timeout_s: float) -> list[Node | NodePicture]:
+        """Return the controllers that a name stands for, or why there are none."""
+        place = self._places[name]
+        if not place.startswith("http://"):
+            return [Node(name, controller_socket(place))]
+        try:
+            url = urlsplit(place)
+            loop = asyncio.get_running_loop()
+            known = loop.getaddrinfo(url.hostname, url.port or 80, type=socket.SOCK_STREAM)
+            addresses = sorted({entry[4][:2] for entry in await asyncio.wait_for(known, timeout_s)})
+        except asyncio.TimeoutError:
+            return [NodePicture(name, problem=f"{place} was not found within {timeout_s:g} s")]
+        except (OSError, ValueError) as error:
+            return [NodePicture(name, problem=f"{place} is not known: {why(error)}")]
+        return [Node(f"{name} {ip}", (str(ip), int(port))) for ip, port in addresses]
+
+    def _client(self, node: Node, user: str, headers: Mapping[str, str] | None = None) -> ControllerClient:
+        if isinstance(node.place, Path):
+            return ControllerClient(node.place, headers)
+        return NetworkClient(*node.place, key=self._key, user=user, headers=headers)
+
+    async def _look(self, node: Node | NodePicture, timeout_s: float) -> NodePicture:
+        if isinstance(node, NodePicture):
+            return node
+        name = node.name
+        try:
+            client = self._client(node, ANYONE)
+            machine, kernels = await asyncio.wait_for(
+                asyncio.gather(client.node(), client.kernels()), timeout_s
+            )
+        except asyncio.TimeoutError:
+            return NodePicture(name, problem=f"its controller did not answer within {timeout_s:g} s")
+        except (ControllerUnavailable, ControllerRefused) as error:
+            return NodePicture(name, problem=str(error))
+        title = name if isinstance(node.place, Path) else str(machine.get("name") or name)
+        return NodePicture(name, machine, kernels, title=title)
 
 
-async def look(nodes: Mapping[str, str], timeout_s: float = ANSWER_WITHIN_S) -> list[NodePicture]:
-    """Return a picture of every machine of `nodes` (name: socket), in that order; never raises."""
-    return list(await asyncio.gather(*(_look(name, socket, timeout_s) for name, socket in nodes.items())))
+class NetworkClient(ControllerClient):
+    """A controller's API over TCP, as `NodeController.api_port` serves it: each request has a grant of its own."""
 
+    def __init__(
+        self, ip: str, port: int, *, key: Path | None, user: str, headers: Mapping[str, str] | None = None
+    ):
+        """`user` is the administrator who asks; `key` the file of the private key that signs for that."""
+        super().__init__(Path(f"{ip}:{port}"), headers)
+        self._ip, self._port, self._key, self._user = ip, port, key, user
 
-async def _look(name: str, socket: str, timeout_s: float) -> NodePicture:
-    try:
-        client = client_of(socket)
-        node, kernels = await asyncio.wait_for(asyncio.gather(client.node(), client.kernels()), timeout_s)
-    except asyncio.TimeoutError:
-        return NodePicture(name, problem=f"its controller did not answer within {timeout_s:g} s")
-    except (ControllerUnavailable, ControllerRefused) as error:
-        return NodePicture(name, problem=str(error))
-    return NodePicture(name, node, kernels)
+    def _authorization(self) -> dict[str, str]:
+        """Sign a grant for this request. Raises ControllerUnavailable."""
+        if self._key is None:
+            raise ControllerUnavailable(f"no key signs requests to {self.socket}: set grant_key")
+        try:
+            grant = grants.sign(
+                self._key,
+                f"affinode:{self._ip}:{self._port}",
+                user=self._user,
+                lifetime_s=GRANT_S,
+                is_administrator=True,
+            )
+        except Exception as error:  # the libraries raise anything over a file that is no key
+            raise ControllerUnavailable(f"requests to {self.socket} cannot be signed: {error}") from None
+        return {"Authorization": f"Bearer {grant}"}
+
+    async def _connect(self) -> IOStream:
+        family = socket.AF_INET6 if ":" in self._ip else socket.AF_INET
+        stream = IOStream(socket.socket(family, socket.SOCK_STREAM))
+        self._streams.add(stream)
+        try:
+            await asyncio.wait_for(stream.connect((self._ip, self._port)), CONNECT_TIMEOUT_S)
+            return stream
+        except BaseException as error:
+            self._drop(stream)
+            if isinstance(error, OSError | asyncio.TimeoutError):
+                raise ControllerUnavailable(f"no controller answers at {self.socket}: {why(error)}") from None
+            raise

@@ -17,6 +17,7 @@ from jupyter_affinode.units import ordinal, size_in_bytes
 
 from . import grants
 from .free_room import as_html, free_room_line
+from .nodes import Nodes
 from .room import Answer, ask_for_room, controller_socket
 from .story import Event, Story
 
@@ -168,9 +169,13 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
         form = await super().get_options_form()
         if not form:
             return form
-        return as_html(await free_room_line({"": self.gpu_socket}, self.gpu_bytes())) + form
+        return as_html(await free_room_line(self.gpu_nodes(), self.gpu_bytes())) + form
 
     # ---- the policy
+
+    def gpu_nodes(self) -> Nodes:
+        """Return the machines on which servers may start."""
+        return Nodes({"": self.gpu_socket})
 
     async def gpu_make_room(self) -> None:
         """Ask for room and tell how that stands. Raises the refusal where `on_gpu_full` wants it, and nothing else."""

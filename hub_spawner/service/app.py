@@ -19,6 +19,7 @@ from tornado.web import Application as WebApplication
 from traitlets import Dict, Float, List, Unicode, default
 from traitlets.config import Application
 
+from ..nodes import Nodes
 from ..room import controller_socket
 from .handlers import handlers
 
@@ -37,6 +38,8 @@ class AffinodeService(Application):
         key_trait=Unicode(),
         help="""The machines whose controllers are shown: a name for people and the path of the controller's socket.
         By default this machine. The socket of another machine can be brought here, by `ssh -L` for example.
+        `http://HOST:PORT` are all controllers at the addresses of a host name that serve the API there
+        (`NodeController.api_port`), as a headless Service of Kubernetes has them; `grant_key` signs the requests.
 
         Example: c.AffinodeService.nodes = {"gpu1": "/run/affinode/node.sock", "gpu2": "/run/affinode/gpu2.sock"}""",
     ).tag(config=True)
@@ -48,11 +51,16 @@ class AffinodeService(Application):
         Unicode(), help="The site's names for its controllers, in the grants that are signed here."
     ).tag(config=True)
     grant_lifetime_s = Float(3600.0, help="For how many seconds a new grant is good.").tag(config=True)
+    ip = Unicode(
+        help="""Address to listen at, where it is not that of JUPYTERHUB_SERVICE_URL: "0.0.0.0" in a pod whose Service
+        has that name."""
+    ).tag(config=True)
     config_file = Unicode(help="A configuration file, in Python.").tag(config=True)
 
     aliases = {  # noqa: RUF012  # traitlets' own way
         "config": "AffinodeService.config_file",
         "node": "AffinodeService.nodes",
+        "ip": "AffinodeService.ip",
         "grant-key": "AffinodeService.grant_key",
         "grant-audience": "AffinodeService.grant_audience",
         "log-level": "Application.log_level",
@@ -65,6 +73,10 @@ class AffinodeService(Application):
     @default("log_level")
     def _usual_log_level(self) -> int:
         return 20
+
+    def machines(self) -> Nodes:
+        """Return the machines that are shown."""
+        return Nodes(self.nodes, self.grant_key)
 
     def initialize(self, argv: Any = None) -> None:
         """Read the command line and the configuration file. Called by `launch_instance`."""
@@ -82,7 +94,7 @@ class AffinodeService(Application):
         url = urlsplit(os.environ["JUPYTERHUB_SERVICE_URL"])
         auth = HubOAuth.instance(parent=self)
         server = HTTPServer(self.web_application(auth), ssl_options=_internal_ssl(auth))
-        server.listen(url.port or 80, url.hostname or "127.0.0.1")
+        server.listen(url.port or 80, self.ip or url.hostname or "127.0.0.1")
         self.log.info("The page about GPUs is at %s", auth.base_url)
         ended = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):

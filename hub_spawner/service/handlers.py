@@ -14,7 +14,7 @@ from tornado.web import HTTPError, RequestHandler, authenticated
 from jupyter_affinode.client.api import ControllerClient, ControllerRefused, ControllerUnavailable
 
 from ..free_room import free_room
-from ..nodes import ANSWER_WITHIN_S, NodePicture, client_of, look
+from ..nodes import ANSWER_WITHIN_S, NodePicture
 from . import figures
 from .grants import GrantNotGiven, grant_for
 
@@ -93,13 +93,15 @@ class AdminHandler(ServiceHandler):
         if user is not None and not user.get("admin"):
             raise HTTPError(403)
 
-    def client(self, node: str) -> ControllerClient:
+    async def client(self, node: str) -> ControllerClient:
         """Return a client for a node, which names the administrator to the controller."""
-        sockets = self.service.nodes
-        if node not in sockets:
+        name = self.current_user["name"]
+        person = {"X-Forwarded-User": f"hub:{name}", "X-Forwarded-For": self.address()}
+        headers = {name: _header(value) for name, value in person.items()}
+        client = await self.service.machines().client(node, name, headers)
+        if client is None:
             raise HTTPError(404, f"there is no node {node[:64]!r} here")
-        person = {"X-Forwarded-User": f"hub:{self.current_user['name']}", "X-Forwarded-For": self.address()}
-        return client_of(sockets[node], {name: _header(value) for name, value in person.items()})
+        return client
 
     def leave_message(self, text: str) -> None:
         """Show a text on the next page."""
@@ -140,7 +142,7 @@ class OverviewHandler(AdminHandler):
     @authenticated
     async def get(self) -> None:
         """GET /"""
-        pictures = await look(self.service.nodes)
+        pictures = await self.service.machines().look()
         reports, audits = await asyncio.gather(
             asyncio.gather(
                 *(self._asked(each, lambda client: client.report(by="user")) for each in pictures)
@@ -170,7 +172,8 @@ class OverviewHandler(AdminHandler):
         if picture.node is None:
             return None, ""
         try:
-            return await asyncio.wait_for(ask(self.client(picture.name)), ANSWER_WITHIN_S), ""
+            client = await self.client(picture.name)
+            return await asyncio.wait_for(ask(client), ANSWER_WITHIN_S), ""
         except asyncio.TimeoutError:
             return None, "the controller did not answer in time"
         except (ControllerRefused, ControllerUnavailable) as error:
@@ -187,7 +190,7 @@ class KernelHandler(AdminHandler):
         name, action = self.get_body_argument("name", kernel_id), self.get_body_argument("action")
         if action not in ACTIONS:
             raise HTTPError(400, f"there is no action {action[:64]!r}")
-        client = self.client(node)
+        client = await self.client(node)
         await self.attempt(lambda: ACTIONS[action](client, kernel_id), f"{name} {DONE[action]}.")
 
 
@@ -198,8 +201,9 @@ class PolicyHandler(AdminHandler):
     async def get(self) -> None:
         """GET /policy"""
         node = self.get_query_argument("node")
+        client = await self.client(node)
         try:
-            settings = await asyncio.wait_for(self.client(node).policy(), ANSWER_WITHIN_S)
+            settings = await asyncio.wait_for(client.policy(), ANSWER_WITHIN_S)
         except (ControllerRefused, ControllerUnavailable, asyncio.TimeoutError) as error:
             raise HTTPError(502, str(error) or "the controller did not answer in time") from None
         self.render("policy.html", node=node, settings=figures.settings_form(settings))
@@ -208,7 +212,7 @@ class PolicyHandler(AdminHandler):
     async def post(self) -> None:
         """POST /policy: the settings that the form changes."""
         node = self.get_body_argument("node")
-        client = self.client(node)
+        client = await self.client(node)
         form = {name: self.get_body_argument(name) for name in self.request.body_arguments}
 
         async def change() -> None:
@@ -264,7 +268,7 @@ class RoomHandler(TokenHandler):
         text = self.get_query_argument("bytes", "0")
         if not (text.isascii() and text.isdecimal() and len(text) <= LARGEST_NUMBER):
             raise HTTPError(400, "bytes must be a number")
-        room, size = free_room(await look(self.service.nodes)), int(text)
+        room, size = free_room(await self.service.machines().look()), int(text)
         self.finish(
             {
                 "text": room.text(size),

@@ -287,6 +287,10 @@ class ControllerClient:
         finally:
             self._drop(stream)
 
+    def _authorization(self) -> dict[str, str]:
+        """What shows whose the request is."""
+        return authorization()
+
     async def _connect(self) -> IOStream:
         refuse_strangers(self.socket)
         connected = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM | sockets.SOCK_NONBLOCK)
@@ -312,7 +316,7 @@ class ControllerClient:
         )
         if body is not None:
             headers["Content-Type"] = "application/json"
-        headers.update(authorization() | self._headers)
+        headers.update(self._authorization() | self._headers)
         parameters = HTTP1ConnectionParameters(no_keep_alive=True, max_body_size=1 << 62)
         connection = HTTP1Connection(stream, True, parameters)
 

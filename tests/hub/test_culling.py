@@ -81,20 +81,20 @@ def test_an_answer_that_makes_no_sense_leaves_the_cullers_own_rule(monkeypatch):
     async def nonsense(nodes):
         return 5
 
-    monkeypatch.setattr(culling, "look", nonsense)
+    monkeypatch.setattr(culling.Nodes, "look", nonsense)
     assert culled(arbiter(), "carla/", HOUR_S)
     assert not culled(arbiter(), "carla/", HOUR_S - 1)
 
 
 def test_all_servers_of_a_pass_share_one_look(node, monkeypatch):
     looks = []
-    real = culling.look
+    real = culling.Nodes.look
 
     async def counted(nodes):
         looks.append(nodes)
         return await real(nodes)
 
-    monkeypatch.setattr(culling, "look", counted)
+    monkeypatch.setattr(culling.Nodes, "look", counted)
     rule = arbiter(nodes={"here": str(node.machine.socket)})
 
     async def everyone():

@@ -25,6 +25,10 @@ MOST = {
         "enabled": True,
         "allowedFrom": [{"namespaceSelector": {"matchLabels": {"name": "metrics"}}}],
     },
+    "hubAccess": {
+        "enabled": True,
+        "allowedFrom": [{"podSelector": {"matchLabels": {"component": "hub"}}}],
+    },
     "dra": {"enabled": True, "namespaces": ["users", "others"]},
     "gpu": {"access": "claim"},
     "podAnnotations": {"a": "b"},
@@ -70,20 +74,39 @@ def test_the_controllers_pod_has_no_rights_on_its_node(values):
     assert container["resources"]["requests"]["memory"] == container["resources"]["limits"]["memory"]
 
 
-def test_no_network_reaches_the_controller_but_that_of_the_metrics():
+def test_no_network_reaches_the_controller_but_those_of_the_metrics_and_of_the_hub():
     (closed,) = of_kind(rendered(LEAST), "NetworkPolicy")
     assert closed["spec"]["policyTypes"] == ["Ingress", "Egress"]
     assert closed["spec"]["ingress"] == closed["spec"]["egress"] == []
     assert "ports" not in controller(LEAST)
-    assert not [each for each in controller(LEAST)["args"] if "metrics" in each]
+    assert not [each for each in controller(LEAST)["args"] if "metrics" in each or "--api" in each]
+    assert not of_kind(rendered(LEAST), "Service")
     (open_to_some,) = of_kind(rendered(MOST), "NetworkPolicy")
     assert open_to_some["spec"]["egress"] == []
     assert open_to_some["spec"]["ingress"] == [
-        {"ports": [{"port": "metrics", "protocol": "TCP"}], "from": MOST["metrics"]["allowedFrom"]}
+        {"ports": [{"port": "metrics", "protocol": "TCP"}], "from": MOST["metrics"]["allowedFrom"]},
+        {"ports": [{"port": "hub", "protocol": "TCP"}], "from": MOST["hubAccess"]["allowedFrom"]},
     ]
     selected = open_to_some["spec"]["podSelector"]["matchLabels"]
     (daemons,) = of_kind(rendered(MOST), "DaemonSet")
     assert selected.items() <= daemons["spec"]["template"]["metadata"]["labels"].items()
+
+
+def test_the_hubs_service_finds_each_nodes_controller_by_one_name():
+    (service,) = of_kind(rendered(MOST), "Service")
+    assert service["spec"]["clusterIP"] == "None", (
+        "a name for all addresses, and no address that stands for any"
+    )
+    (daemons,) = of_kind(rendered(MOST), "DaemonSet")
+    assert service["spec"]["selector"].items() <= daemons["spec"]["template"]["metadata"]["labels"].items()
+    (port,) = service["spec"]["ports"]
+    ports = {each["name"]: each["containerPort"] for each in controller(MOST)["ports"]}
+    assert ports[port["targetPort"]] == port["port"] == 9714
+    assert {"--api-ip=0.0.0.0", "--api-port=9714", "--machine-name=$(NODE_NAME)"} <= set(
+        controller(MOST)["args"]
+    )
+    (name,) = [each for each in controller(MOST)["env"] if each["name"] == "NODE_NAME"]
+    assert name["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
 
 
 @pytest.mark.parametrize("values", ALL_VALUES.values(), ids=ALL_VALUES)
@@ -101,6 +124,7 @@ def test_the_controller_understands_its_arguments_and_settings(values, tmp_path,
     assert app.require_grants is ("grants" in values)
     assert app.grant_audiences == ["affinode:cluster"] or "grants" not in values
     assert app.metrics_port == (9713 if "metrics" in values else 0)
+    assert app.api_port == (9714 if "hubAccess" in values else 0)
 
 
 def test_a_setting_is_a_value_and_never_code():
@@ -120,6 +144,9 @@ def test_a_setting_is_a_value_and_never_code():
         ({**LEAST, "grants": {"publicKeys": {"hub-1.pem": KEY.replace("PUBLIC", "PRIVATE")}}}, "hub-1.pem"),
         ({**LEAST, "settings": {"lot_bytes": 1}}, "lot_bytes"),
         ({**LEAST, "metrics": {"port": 80}}, "/metrics/port"),
+        ({**MOST, "hubAccess": {"enabled": True}}, "/hubAccess/allowedFrom"),
+        ({**MOST, "hubAccess": {"enabled": True, "allowedFrom": [{}]}}, "/hubAccess/allowedFrom"),
+        ({**MOST, "grants": {}}, "/grants/publicKeys"),
         ({**LEAST, "hostPaths": {"socket": "run"}}, "/hostPaths/socket"),
     ],
 )
