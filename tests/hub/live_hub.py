@@ -71,11 +71,11 @@ class Hub:
     """`jupyterhub` with `hub_config.py`; `version` is "6", or "5" from `build/hub-5.5`."""
 
     def __init__(self, machine: Machine, version: str = "6", prefix: Sequence[str] = (), **wanted: Any):
-        """`prefix`: arguments of Python that run another program, `wanted`: see `hub_config.py`."""
+        """`prefix`: a command line that runs another, `wanted`: see `hub_config.py`."""
         if os.getuid() != 0:
             pytest.skip("a Hub of several users takes root")
         self.machine, self.folder = machine, machine.folder
-        self._command = [sys.executable, *prefix, *([sys.executable] if prefix else []), "-m", "jupyterhub"]
+        self._command = [*prefix, sys.executable, "-m", "jupyterhub"]
         folder = VERSIONS[version]
         if folder is not None and not folder.exists():
             pytest.skip(f"{folder} is not there: make {folder.relative_to(REPOSITORY)}")

@@ -45,7 +45,7 @@ def hub(native, culler):
         machine.simulate(memory="1GiB")
         made = Hub(
             machine,
-            prefix=["-m", "jupyter_affinode.cli", "simulate", "--all-users", "--"],
+            prefix=[sys.executable, "-m", "jupyter_affinode.cli", "simulate", "--all-users", "--"],
             cmd=[user_python(), *SERVER],
             environment={
                 "JUPYTERHUB_SINGLEUSER_APP": "jupyter_server.serverapp.ServerApp",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -46,7 +47,7 @@ def hub(native, request):
         made = Hub(
             machine,
             request.param,
-            prefix=["-m", "jupyter_affinode.cli", "simulate", "--all-users", "--"],
+            prefix=[sys.executable, "-m", "jupyter_affinode.cli", "simulate", "--all-users", "--"],
             cmd=[user_python(), *SERVER],
             environment={"JUPYTERHUB_SINGLEUSER_APP": "jupyter_server.serverapp.ServerApp"},
             spawner={"gpu_memory": "600MiB", "gpu_wait_s": 60},

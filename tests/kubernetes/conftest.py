@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +17,8 @@ from kubespawner import KubeSpawner
 from traitlets.config import Config
 
 from hub_spawner.enabling import derived
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "hub"))  # live_hub
 
 # The oldest that Zero to JupyterHub takes, the first with the DRA API's v1, the newest whose schemas are here.
 KUBERNETES = ("1.32", "1.34", "1.37")

@@ -132,8 +132,13 @@ class Node:
             cwd="/", text=True, **options,
         )  # fmt: skip
 
-    def start_controller(self, arguments: Sequence[str], settings: str) -> subprocess.Popen[str]:
-        """Start the controller's pod as the chart describes it: the files of a ConfigMap are links."""
+    def start_controller(
+        self, arguments: Sequence[str], settings: str, ip: str = "127.0.0.1"
+    ) -> subprocess.Popen[str]:
+        """Start the controller's pod as the chart describes it: the files of a ConfigMap are links.
+
+        All containers here have one network: `ip` is the pod's address in it.
+        """
         pod = self.folder / "controller"
         for kind, name, content in (
             ("settings", "jupyter_affinode_config.py", settings.encode()),
@@ -144,7 +149,12 @@ class Node:
             (version / name).write_bytes(content)
             (pod / kind / "..data").symlink_to("..2026")
             (pod / kind / name).symlink_to(f"..data/{name}")
-        places = {"/etc/affinode-keys": "/run/pod/keys", "/var/lib/affinode": "/run/pod"}
+        places = {
+            "/etc/affinode-keys": "/run/pod/keys",
+            "/var/lib/affinode": "/run/pod",
+            "0.0.0.0": ip,
+            "$(NODE_NAME)": self.folder.name,
+        }
         moved = [_moved(each, places) for each in arguments]
         environ = {
             "JUPYTER_CONFIG_DIR": "/run/pod/settings",
