@@ -156,5 +156,6 @@ class NetworkClient(ControllerClient):
         except BaseException as error:
             self._drop(stream)
             if isinstance(error, OSError | asyncio.TimeoutError):
-                raise ControllerUnavailable(f"no controller answers at {self.socket}: {why(error)}") from None
+                cause = getattr(error, "real_error", None) or error  # of tornado's "Stream is closed"
+                raise ControllerUnavailable(f"no controller answers at {self.socket}: {why(cause)}") from None
             raise
