@@ -6,6 +6,8 @@ import importlib
 from importlib.metadata import entry_points
 from typing import Any
 
+from traitlets.config import Config
+
 from .policy import GpuPolicy
 
 OLDEST = (5, 0)
@@ -89,9 +91,15 @@ def _check_configuration(c: Any, spawner: type) -> None:
             "isolate_devices hides the GPU from servers: remove it, or allow the GPU's devices by"
             " unit_extra_properties = {'DevicePolicy': 'closed', 'DeviceAllow': 'char-nvidia* rw'}"
         )
+    refuses = _configured(c, spawner, "on_gpu_full") == "refuse"
+    if refuses and hasattr(spawner, "get_pod_manifest"):
+        raise NotEnabled(
+            "on_gpu_full = 'refuse' is not possible for pods: their node is not known before they start, and the"
+            " init container that asks it for room refuses nothing. Remove it; the first GPU cell waits"
+        )
     limit = _configured(c, spawner, "consecutive_failure_limit")
     is_counted = _counts_refusals()
-    if is_counted and limit and _configured(c, spawner, "on_gpu_full") == "refuse":
+    if is_counted and limit and refuses:
         raise NotEnabled(
             f"on_gpu_full = 'refuse' with consecutive_failure_limit = {limit} would end the Hub after {limit} refusals:"
             " this JupyterHub counts them as failures (6.0 does not). Set on_gpu_full = 'start', or the limit to 0"
@@ -102,6 +110,14 @@ def _counts_refusals() -> bool:
     from jupyterhub import spawner
 
     return not hasattr(spawner, "SpawnException")
+
+
+def is_configured(c: Any, trait: str) -> bool:
+    """Return whether a site has set a trait of the policy's, for whichever class.
+
+    What is said of `GpuPolicy` goes before what is said of the site's spawner class, as it stands before it.
+    """
+    return any(isinstance(section, Config) and trait in section for section in c.values())
 
 
 def _configured(c: Any, spawner: type, trait: str) -> Any:

@@ -89,6 +89,8 @@ class KubernetesGpuPolicy(GpuPolicy):
         """
         pod = await super().get_pod_manifest()
         size = self.gpu_bytes()
+        if size > 0 and self.on_gpu_full == "refuse":  # of a group or a profile: `enable` sees neither
+            self.log.warning("on_gpu_full='refuse' is not heeded for the pod of %s", self.user.name)
         if size > 0:
             try:
                 self._share_gpu(pod, size)

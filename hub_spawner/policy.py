@@ -60,7 +60,8 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
         ["start", "refuse"],
         default_value="start",
         help="""What happens after `gpu_wait_s`: `"start"`, and the first cell that uses the GPU waits, or
-        `"refuse"`, and the user is told to try again later. Where no controller answers servers start all the same.""",
+        `"refuse"`, and the user is told to try again later. Where no controller answers servers start all the same.
+        Pods are never refused: the node that they will go to is not known before.""",
     ).tag(config=True)
     gpu_socket = Unicode(
         "",

@@ -18,6 +18,7 @@ from pluggy import HookimplMarker
 import hub_spawner
 from jupyter_affinode.cli.systemd_unit import unit_text
 
+from .enabling import is_configured
 from .service.registration import add_service
 
 hookimpl = HookimplMarker("tljh")
@@ -35,7 +36,7 @@ def tljh_extra_user_pip_packages() -> list[str]:
 @hookimpl
 def tljh_custom_jupyterhub_config(c: Any) -> None:
     """Give TLJH's spawner the GPU policy, and the Hub the page about GPUs."""
-    if "unix_name" not in c.GpuPolicy:
+    if not is_configured(c, "unix_name"):
         c.GpuPolicy.unix_name = UNIX_NAME
     hub_spawner.enable(c)
     add_service(c)

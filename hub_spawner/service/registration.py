@@ -9,6 +9,7 @@ from typing import Any
 
 from traitlets.config import LazyConfigValue
 
+from ..enabling import is_configured
 from ..room import controller_socket
 
 NAME = "affinode"
@@ -26,10 +27,11 @@ def add_service(
 ) -> None:
     """Add the page about GPUs at `/services/affinode/` to the configuration `c`, once.
 
-    `url` is where the service listens for the Hub's proxy, `nodes` the sockets of the machines' controllers by name
-    (default: this machine's). `grant_key` and `grant_audience` are the spawner's; with them servers' grants are renewed
-    here, and servers are told where, unless `c.GpuPolicy.grant_url` says so already. `arguments` are for the service's
-    command line. The service needs no scope: each request shows a token of its user.
+    `url` is where the service listens for the Hub's proxy. `nodes` are the machines' controllers by name (default:
+    this machine's): a socket's path, or `http://HOST:PORT` for all that HOST stands for. `grant_key` and
+    `grant_audience` are the spawner's. The key signs requests over the network; with it servers' grants are renewed
+    here, and servers are told where, unless a `grant_url` is configured. `arguments` are for the service's command
+    line. The service needs no scope: each request shows a token of its user.
     """
     services = c.JupyterHub.services
     is_lazy = isinstance(services, LazyConfigValue)
@@ -50,7 +52,7 @@ def add_service(
         "oauth_no_confirm": True,  # the page reads nothing of its user but the name
         "display": True,
     }
-    if grant_key and "grant_url" not in c.GpuPolicy:
+    if grant_key and not is_configured(c, "grant_url"):
         base = c.JupyterHub.base_url if isinstance(c.JupyterHub.base_url, str) else "/"
         c.GpuPolicy.grant_url = f"{url}{base.rstrip('/')}/services/{NAME}/grant"
     if is_lazy:

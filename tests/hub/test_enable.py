@@ -8,6 +8,7 @@ import sys
 import pytest
 from jupyterhub import spawner as hub_spawners
 from jupyterhub.spawner import LocalProcessSpawner, SimpleLocalProcessSpawner
+from kubespawner import KubeSpawner
 from traitlets.config import Config
 
 import hub_spawner
@@ -86,6 +87,14 @@ def test_refusals_that_would_end_an_older_hub_are_refused_in_words(monkeypatch):
     with pytest.raises(NotEnabled, match="would end the Hub after 5 refusals"):
         hub_spawner.enable(Config(c))
     assert _refusal("no <room>").jupyterhub_html_message == "<p>no &lt;room&gt;</p>"
+
+
+def test_refusals_of_pods_are_refused_in_words():
+    c = Config()
+    c.JupyterHub.spawner_class = KubeSpawner
+    c.KubeSpawner.on_gpu_full = "refuse"
+    with pytest.raises(NotEnabled, match="not possible for pods"):
+        hub_spawner.enable(c)
 
 
 def test_a_hub_that_is_too_old_is_named(monkeypatch):

@@ -214,6 +214,15 @@ def test_the_service_asks_the_controller_that_the_hub_asks(monkeypatch):
     assert "grant_url" not in c.GpuPolicy
 
 
+@pytest.mark.parametrize("section", ["GpuPolicy", "KubeSpawner", "Spawner"])
+def test_where_grants_are_renewed_is_the_sites_to_say_for_whichever_class(section):
+    c = Config()
+    c[section].grant_url = "http://proxy-public/services/affinode/grant"
+    add_service(c, grant_key="/etc/affinode/hub-1.key", grant_audience=["affinode:cluster"])
+    told = [c[each].get("grant_url") for each in ("GpuPolicy", "KubeSpawner", "Spawner")]
+    assert [each for each in told if each] == ["http://proxy-public/services/affinode/grant"]
+
+
 def test_servers_are_told_where_their_grants_are_renewed(monkeypatch):
     c = Config()
     c.JupyterHub.base_url = "/hubs/one/"

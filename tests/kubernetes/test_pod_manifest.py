@@ -162,6 +162,14 @@ def test_a_socket_at_another_place_is_mounted_there_for_both_containers(pod_of):
         assert environment(each)["AFFINODE_SOCKET"] == "/run/gpus/node.sock"
 
 
+def test_a_profile_that_would_refuse_a_pod_is_named_in_the_log(pod_of, caplog):
+    profile = {"slug": "strict", "display_name": "Strict"}
+    override = {"gpu_memory": "20GiB", "on_gpu_full": "refuse"}
+    pod = pod_of(config(profile_list=[{**profile, "kubespawner_override": override}]), "strict")
+    assert pod["spec"]["initContainers"]
+    assert "on_gpu_full='refuse' is not heeded for the pod of ana" in caplog.text
+
+
 def test_a_pod_to_which_nothing_can_be_added_starts_as_it_is(pod_of, monkeypatch):
     def broken(*_: Any) -> None:
         raise RuntimeError("the site's own")
