@@ -5,6 +5,7 @@ VENV ?= .venv
 OLDEST := build/oldest
 HUB_5 := build/hub-5.5
 CULLER_1 := build/culler-1.4
+Z2JH := build/z2jh
 BIN := $(CURDIR)/$(VENV)/bin
 WORKERS ?= 2
 # Many tests wait for something most of the time.
@@ -55,6 +56,7 @@ test: before-tests
 # Every C program under every sanitizer, all steps of a move, and what else is marked long.
 test-all: before-tests
 	@$(MAKE) --no-print-directory --jobs=$(WORKERS) $(VENV)/.test $(HUB_5) $(CULLER_1)
+	@$(MAKE) --no-print-directory $(Z2JH) || echo "Tests with Zero to JupyterHub's chart will be skipped." >&2
 	@$(MAKE) --no-print-directory --jobs=$(WORKERS) --output-sync lint test-lab
 	TEST_STRIDE=1 $(PYTEST)
 
@@ -69,6 +71,10 @@ $(HUB_5): | $(VENV)/bin/python
 
 $(CULLER_1): | $(VENV)/bin/python
 	pip install --quiet --no-deps --target $@ jupyterhub-idle-culler==1.4.0
+
+# Zero to JupyterHub's chart, whose repository has the sources of it alone; tests that need it are skipped without it.
+$(Z2JH):
+	git clone --quiet --depth=1 https://github.com/jupyterhub/zero-to-jupyterhub-k8s $@
 
 # What pip does takes less than one core, and the C tests mostly wait: they are made and run beside it.
 c-tests:
