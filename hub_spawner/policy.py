@@ -13,7 +13,7 @@ from traitlets import Bool, CaselessStrEnum, Float, Integer, List, TraitError, U
 from traitlets.config import Configurable
 
 from jupyter_affinode import environment
-from jupyter_affinode.units import ordinal, size_in_bytes
+from jupyter_affinode.units import bytes_in_words, ordinal, size_in_bytes
 
 from . import grants
 from .free_room import as_html, free_room_line
@@ -258,7 +258,8 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
 
     def _refuse(self, answer: Answer) -> None:
         """Raise the refusal, in words that the page and the API show."""
-        text = f"No GPU has room for {self.gpu_memory} at the moment: {answer.text}. Try again later."
+        size = bytes_in_words(self.gpu_bytes())
+        text = f"No GPU has room for {size} at the moment: {answer.text}. Try again later."
         self.log.info("the server of %s is refused: %s", self.user.name, answer.text)
         raise _refusal(text)
 

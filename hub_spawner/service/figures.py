@@ -131,11 +131,11 @@ def usage_rows(report: Json) -> list[tuple[str, ...]]:
     rows = [*report["rows"], {**report["total"], "user": "all"}] if report["rows"] else []
     return [
         (
-            row["user"] or "-",
+            row["user"] or "",
             *(_hours(row[f"{name}_gib_hours"]) for name in ("held", "used", "idle", "given_back")),
             str(row["parks"]),
             str(row["waits"]),
-            "-" if row["waited_most_s"] is None else duration_in_words(row["waited_most_s"]),
+            "" if row["waited_most_s"] is None else duration_in_words(row["waited_most_s"]),
         )
         for row in rows
     ]
@@ -258,7 +258,7 @@ def _described_settings() -> Json:
 
 
 def _setting(name: str, value: Any, described: Json) -> Setting:
-    hint = str(described.get("description", "")).replace("null:", "empty:")
+    hint = str(described.get("description", "")).replace("null:", "empty:").replace("`", "")
     if name.endswith("_bytes") and isinstance(value, int):
         hint = f"{bytes_in_words(value)}. {hint}".strip()
     choices = described.get("enum", ())

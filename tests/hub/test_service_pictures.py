@@ -85,16 +85,19 @@ def test_a_click_keeps_a_kernel(open_page, stage):
     page = open_page()
     page.get_by_role("button", name="Keep 1 h: work/training.ipynb").click()
     expect(page.get_by_role("status")).to_have_text("work/training.ipynb keeps its GPU for an hour.")
+    page.get_by_text("What administrators did").click()
+    picture(page, "service-done")
     assert stage[1].kernel(BOB, "training")["held_for_s"]
     page.get_by_role("button", name="Release: work/training.ipynb").click()
     expect(page.get_by_role("button", name="Keep 1 h: work/training.ipynb")).to_be_visible()
 
 
-def test_another_user_sees_that_it_is_not_for_them(open_page):
-    page = open_page(user="ben")
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_another_user_sees_that_it_is_not_for_them(open_page, theme):
+    page = open_page(width=390, height=400, theme=theme, user="ben")
     expect(page.get_by_role("heading")).to_have_text("403 Forbidden")
     expect(page.get_by_text("This page is for the Hub's administrators.")).to_be_visible()
-    picture(page, "service-403")
+    picture(page, f"service-403-{theme}")
 
 
 # The lowest contrast (WCAG 2) of any text on the page with what is behind it.

@@ -12,6 +12,7 @@ from test_spawns import make_site
 
 pytestmark = pytest.mark.long
 WAIT_MS = 60_000
+WIDE, PHONE = {"width": 900, "height": 600}, {"width": 390, "height": 700}
 
 
 @pytest.fixture(scope="module")
@@ -24,10 +25,11 @@ def browser():
 @pytest.fixture(params=["light", "dark"])
 def open_page(request, browser):
     """`open_page(site, user)`: a user's browser that spawns their server."""
-    context = browser.new_context(viewport={"width": 900, "height": 600}, color_scheme=request.param)
+    context = browser.new_context(color_scheme=request.param)
 
     def start(site, user):
         page = context.new_page()
+        page.set_viewport_size(WIDE)
         page.set_default_timeout(WAIT_MS)
         page.goto(f"http://127.0.0.1:{site.hub.port}/hub/login?next=/hub/spawn")
         page.get_by_label("Username").fill(user)
@@ -52,9 +54,12 @@ def strict(request):
 
 
 def picture(page, name):
-    """Save a picture, if anyone wants it."""
-    if "AFFINODE_SCREENSHOTS" in os.environ:
-        page.screenshot(path=Path(os.environ["AFFINODE_SCREENSHOTS"]) / f"{name}.png")
+    """See that it fits a screen and a phone; save pictures, if anyone wants them."""
+    for kind, size in (("page", WIDE), ("phone", PHONE)):
+        page.set_viewport_size(size)
+        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+        if "AFFINODE_SCREENSHOTS" in os.environ:
+            page.screenshot(path=Path(os.environ["AFFINODE_SCREENSHOTS"]) / f"{name}-{kind}.png")
 
 
 def test_the_spawn_page_tells_why_it_waits_and_goes_on(patient, open_page, request):
@@ -71,5 +76,8 @@ def test_the_spawn_page_tells_why_it_waits_and_goes_on(patient, open_page, reque
 def test_a_refused_spawn_says_so_in_our_words(strict, open_page, request):
     strict.busy(True)
     page = open_page(strict, "bob")
-    expect(page.get_by_text("No GPU has room for 500MiB at the moment").first).to_be_visible(timeout=WAIT_MS)
+    expect(page.get_by_text("No GPU has room for 500 MiB at the moment").first).to_be_visible(timeout=WAIT_MS)
     picture(page, f"refused-{request.node.callspec.id}")
+    page.goto(f"{strict.hub.url}/hub/spawn-pending/bob")  # as a tab that is opened later
+    expect(page.get_by_text("No GPU has room for 500 MiB at the moment").first).to_be_visible(timeout=WAIT_MS)
+    picture(page, f"failed-{request.node.callspec.id}")

@@ -198,7 +198,7 @@ def test_three_refusals_in_a_row_do_not_end_the_hub(wait_until):
             site.hub.spawn(name)
             page = site.hub.follow(name)
             told = page.whole()
-            assert "No GPU has room for 500MiB at the moment" in told[-1], told
+            assert "No GPU has room for 500 MiB at the moment" in told[-1], told
             assert page.events[-1]["failed"] is True
             assert "its kernels are busy" in page.events[-1]["html_message"]
         assert site.hub.process.poll() is None
