@@ -66,3 +66,71 @@ def memory_cgroup(name: str, limit_bytes: int) -> Iterator[Cgroup]:
         yield made
     finally:
         made.remove()
+
+
+# As Linux 6.18 writes it for a pod; the lines that are read are in the middle of many others.
+MEMORY_STAT = """\
+anon 50331648
+file 12582912
+kernel 4194304
+kernel_stack 98304
+pagetables 262144
+sec_pagetables 0
+percpu 5280
+sock 0
+vmalloc 12288
+shmem 8388608
+zswap 0
+zswapped 0
+file_mapped 4194304
+file_dirty 0
+file_writeback 0
+swapcached 0
+anon_thp 33554432
+file_thp 0
+shmem_thp 0
+inactive_anon 58654720
+active_anon 65536
+inactive_file 2097152
+active_file 2097152
+unevictable 0
+slab_reclaimable 1048576
+slab_unreclaimable 524288
+slab 1572864
+workingset_refault_anon 0
+workingset_refault_file 0
+pgscan 0
+pgsteal 0
+pgfault 21004
+pgmajfault 3
+thp_fault_alloc 16
+"""
+
+
+class FilesOfV2:
+    """What cgroup v2 shows of a pod, as files in a folder: for machines whose memory controller belongs to v1.
+
+    `command(…)` runs a program that sees them in place of its machine's, in a mount namespace of its own, or in that of
+    a program that runs (`beside`).
+    """
+
+    def __init__(self, folder: Path, limit_bytes: int, used_bytes: int):
+        self.folder, self.pod = folder, folder / "pod"
+        self.pod.mkdir(parents=True)
+        (folder / "cgroup.controllers").write_text("cpuset cpu io memory hugetlb pids\n")
+        (folder / "unified").symlink_to(".")  # where a machine that has both mounts it
+        (folder / "of_process").write_text("0::/pod\n")
+        for name, text in (("high", "max"), ("current", str(used_bytes)), ("max", str(limit_bytes))):
+            (self.pod / f"memory.{name}").write_text(f"{text}\n")
+        (self.pod / "memory.stat").write_text(MEMORY_STAT)
+
+    def command(self, *command: str | os.PathLike[str], beside: int | None = None) -> list[str]:
+        """Return the command line."""
+        enter = ["unshare", "--mount"] if beside is None else ["nsenter", f"--mount=/proc/{beside}/ns/mnt"]
+        hide = 'mount --bind "$0" /sys/fs/cgroup && ' if beside is None else ""
+        script = f'{hide}mount --bind "$0/of_process" /proc/$$/cgroup && exec "$@"'
+        return [*enter, "sh", "-c", script, str(self.folder), *map(str, command)]
+
+    def lift(self) -> None:
+        """Have no limit any more."""
+        (self.pod / "memory.max").write_text("max\n")

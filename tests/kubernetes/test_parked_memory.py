@@ -7,14 +7,15 @@ the kernel enters its cgroup when it has filled the GPU, and leaves it before th
 from __future__ import annotations
 
 import contextlib
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from gpu_cells import SETUP
 from live_machine import Machine
-from memory_cgroup import Cgroup, memory_cgroup
+from memory_cgroup import Cgroup, FilesOfV2, memory_cgroup
 from rendered_chart import controller
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -36,27 +37,29 @@ def cgroup() -> Iterator[Callable[[str, int], Cgroup]]:
 
 
 @pytest.fixture
-def start(gpu_machine: Machine, wait_until) -> Callable[..., None]:
-    """`start(lots_gib, cgroup)`: the controller with its lots touched, in a cgroup."""
+def start(gpu_machine: Machine, wait_until) -> Callable[..., int]:
+    """`start(lots_gib, cgroup)`: the controller with its lots touched, in a cgroup; its pid."""
 
-    def start_controller(lots_gib: int, inside: Cgroup | None) -> None:
+    def start_controller(lots_gib: int, inside: Cgroup | FilesOfV2 | None) -> int:
         log = (gpu_machine.folder / "controller.log").open("ab")
         arguments = ["--settle=0.1", "--idle-timeout=10000", f"--NodeController.lot_bytes={lots_gib * GIB}"]
         command = [sys.executable, "-m", "jupyter_affinode.node", *arguments]
         command = command if inside is None else inside.command(*command)
-        gpu_machine.start(*command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        process = gpu_machine.start(*command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         log.close()
         wait_until(gpu_machine.node, timeout=60)
         lots = lots_gib * GIB
         wait_until(lambda: gpu_machine.node()["host"]["lots"]["ready_bytes"] == lots, timeout=60)
+        return process.pid
 
     return start_controller
 
 
-def kernel(machine: Machine, mib: int) -> subprocess.Popen[str]:
+def kernel(machine: Machine, mib: int, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
     """A kernel with so much on the GPU."""
     process = machine.start(
-        sys.executable, "-m", "jupyter_affinode.cli", "run", "--", sys.executable, "-c", PROGRAM, str(mib),
+        *prefix,
+        *(sys.executable, "-m", "jupyter_affinode.cli", "run", "--", sys.executable, "-c", PROGRAM, str(mib)),
         env={**machine.environment, "AFFINODE_KERNEL_ID": "k"},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -120,6 +123,36 @@ def test_without_lots_a_pod_that_has_no_room_keeps_its_gpu_and_lives(gpu_machine
         assert "the kernel's own limit (cgroup) leaves" in said["message"]
         assert gpu_machine.kernel("k")["residency"] == "resident"
         pod.leave(process.pid)
+        assert contents(process) == "same"
+        process.stdin.close()
+        assert process.wait(timeout=60) == 0
+
+
+@pytest.mark.parametrize("lots_gib", [0, 1])
+@pytest.mark.parametrize("seen_by", ["controller", "shim"])
+def test_the_limit_of_a_pod_in_cgroup_v2_is_heeded_and_lots_are_not_charged_to_it(
+    gpu_machine, start, seen_by, lots_gib
+):
+    """The files are of a pod of 128 MiB, and in the place of this machine's for the real programs that read them."""
+    probe = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False)
+    if shutil.which("nsenter") is None or probe.returncode != 0:
+        pytest.skip("no mount namespaces here")
+    gpu_machine.simulate(memory="1GiB")
+    pod = FilesOfV2(gpu_machine.folder / "cgroup", 128 * MIB, 64 * MIB)
+    beside = start(lots_gib, pod if seen_by == "controller" else None)
+    prefix = pod.command(beside=beside if seen_by == "controller" else None)
+    with kernel(gpu_machine, 512, prefix) as process:
+        status, said = gpu_machine.ask("POST", "/kernels/k/park", {})
+        if lots_gib:
+            assert status == 200 and said["parked_bytes"] >= 512 * MIB, said
+        else:
+            refused = {
+                "controller": "the kernel's own limit (cgroup) leaves 56 MiB",
+                "shim": "host memory is short",
+            }
+            assert status == 409 and refused[seen_by] in said["message"], said
+            pod.lift()
+            assert gpu_machine.ask("POST", "/kernels/k/park", {})[0] == 200
         assert contents(process) == "same"
         process.stdin.close()
         assert process.wait(timeout=60) == 0
