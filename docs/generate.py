@@ -21,6 +21,7 @@ from hub_spawner.policy import GpuPolicy
 from jupyter_affinode.node.model.reasons import (
     BlockerReason,
     Cause,
+    DepthRefusal,
     NoticeKind,
     Reason,
     Refusal,
@@ -52,6 +53,7 @@ WORDS: dict[str, tuple[str, Sequence[str]]] = {  # by the name of their type: wh
     "StuckReason": ("Why a process can make no progress any more.", [*StuckReason]),
     "WaitReason": ("Why a kernel waits for the GPU.", [*WaitReason]),
     "BlockerReason": ("Why the memory that a waiter needs is not free.", [*BlockerReason]),
+    "DepthRefusal": ("Why a kernel's CUDA context stays on the GPU when it is parked.", [*DepthRefusal]),
     "Cause": ("Why a kernel's residency changed last.", [*Cause]),
     "NoticeKind": ("What a notice is about.", [*NoticeKind]),
     "Refusal": ("Why a request is refused, for programs.", [*Refusal]),

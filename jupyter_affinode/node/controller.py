@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,10 +24,11 @@ from .execution.parts import Parts
 from .execution.room_requests import RoomRequests
 from .execution.user_requests import Wishes
 from .identity.access import Access, OwnUserAccess
-from .identity.identity import OWN_USER, Identity
+from .identity.identity import OWN_USER, Identity, of_unix_user
 from .identity.rate_limits import Accounts
 from .leadership import handover
 from .leadership.election import Election, GpuServed
+from .ledger.today import Today
 from .link.connection import Ending
 from .link.listener import Link
 from .metrics.collectors import Metrics
@@ -105,7 +107,8 @@ class Controller:
         options = history or HistoryOptions()
         self.metrics = Metrics(self.state, self.node_json, version=version, with_users=options.metrics_users)
         self.history = make_history(self.state, self.metrics, options, log)
-        self.observers = Observers(log, self.metrics, self.history)
+        self.today = Today(self.state)
+        self.observers = Observers(log, self.metrics, self.history, self.today)
         self.moves = Moves(self.state, log, self._moved, self.observers)
         self.cache_drops = CacheDrops(self.state, log, self.poke)
         self.wishes = Wishes(self.state, self.moves, log, self.poke)
@@ -135,6 +138,7 @@ class Controller:
         self._link: Link | None = None
         self._loop = asyncio.get_running_loop()
         self._tick_handle: asyncio.TimerHandle | None = None
+        self._restoring: asyncio.Task[None] | None = None
         self._poked = self._has_news = False
         self._passed_at = self._pass_lasts = self._looked_at_all = 0.0
         self._shown: list[dict[str, Any]] | None = None  # every kernel, while a pass goes on
@@ -154,12 +158,16 @@ class Controller:
             log=self.log,
             heartbeat_s=self._heartbeat_s,
         )
+        ledger = self.history.ledger
+        self._restoring = self._loop.create_task(self.today.restore(None if ledger is None else ledger.path))
         self._nvml.look()
         self._tick()
 
     def close(self) -> None:
         """Stop; every kernel lives on as it is."""
         self.history.close()
+        if self._restoring is not None:
+            self._restoring.cancel()
         if self._tick_handle is not None:
             self._tick_handle.cancel()
         if self._link is not None:
@@ -229,6 +237,7 @@ class Controller:
             history=self.history.as_json(),
             is_system=self.access.is_shared,
         )
+        whole["today"] = self.today.of(identity.owner or of_unix_user(os.getuid()), time.monotonic())
         return node_view(identity, whole, self.state.kernels)
 
     @property

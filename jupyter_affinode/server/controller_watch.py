@@ -26,6 +26,7 @@ Notice = dict[str, Any]
 SILENCE_S = 15.0  # the stream carries a ping every 5 s
 BACK_OFF_S = (0.2, 0.5, 1.0, 2.0)
 STEADY_S = 10.0  # a controller that was followed for that long did not fail at its start
+CODES = ("starting", "refused", "unreachable", "ended")
 UNKNOWN = "The GPU controller has not answered yet."
 
 
@@ -49,11 +50,12 @@ class NodeListener(Protocol):
 
 
 class NodeWatch:
-    """The controller's state as of now: `available`, `message`, `node`, `kernels` by id."""
+    """The controller's state as of now: `available`, `message` and its `code`, `node`, `kernels` by id."""
 
     def __init__(self, *, policy: dict[str, Any], log: logging.Logger):
         self.available = False
         self.message: str | None = UNKNOWN
+        self.code: str | None = "starting"  # the message for programs; one of CODES
         self.node: Node | None = None
         self.kernels: dict[str, Kernel] = {}
         self._policy = policy
@@ -97,18 +99,20 @@ class NodeWatch:
                     await self._follow_one(client)
                 finally:
                     await client.close()
-                reason = "The GPU controller ended; another is being started."
+                code, reason = "ended", "The GPU controller ended; another is being started."
             except ControllerRefused as refused:
                 advice = refusal_advice(refused.slug)
+                code = "refused"
                 reason = f"The GPU controller does not answer this server: {refused}. {advice}".rstrip()
             except (ControllerUnavailable, OSError, asyncio.TimeoutError) as error:
-                reason = str(error) or "The GPU controller does not answer."
+                code, reason = "unreachable", str(error) or "The GPU controller does not answer."
             except (
                 Exception
             ):  # the watch must outlive any surprise, or nothing would be managed until a restart
                 self._log.exception("Following the GPU controller failed")
+                code = "unreachable"
                 reason = "Following the GPU controller failed; the server's log has the error."
-            self._lost(reason)
+            self._lost(code, reason)
             lasted_s = asyncio.get_running_loop().time() - began
             failures = 0 if lasted_s >= STEADY_S else failures + 1
             await asyncio.sleep(pause_s(failures))
@@ -135,7 +139,8 @@ class NodeWatch:
         if self._policy:
             await self._configure(client, event["node"])
         before, self.kernels = self.kernels, {kernel["id"]: kernel for kernel in event["kernels"]}
-        self.node, self._client, self.available, self.message = event["node"], client, True, None
+        self.node, self._client, self.available = event["node"], client, True
+        self.message = self.code = None
         self._log.info("Following the GPU controller (pid %s).", event["node"]["controller"]["pid"])
         for listener in self._listeners:
             listener.controller_found()
@@ -174,8 +179,9 @@ class NodeWatch:
             for listener in self._listeners:
                 listener.noticed(event["notice"])
 
-    def _lost(self, reason: str) -> None:
-        was_available, self.available, self.message, self._client = self.available, False, reason, None
+    def _lost(self, code: str, reason: str) -> None:
+        was_available, self.available, self._client = self.available, False, None
+        self.code, self.message = code, reason
         self.node = None
         if was_available:
             self._log.warning("Lost the GPU controller: %s", reason)

@@ -152,6 +152,7 @@ class ResidencyEvents:
         kernel_id = notice["kernel_id"]
         if kernel_id is None or self._owns(kernel_id):
             data = {name: notice[name] for name in ("kernel_id", "kind", "level", "text")}
+            data["args"] = notice.get("args") or {}
             self._logger.emit(schema_id=NOTICE, data=data)
 
     def _emit_node(self) -> None:
@@ -160,5 +161,6 @@ class ResidencyEvents:
             "available": self._watch.available,
             "simulated": bool(node and node["simulated"]),
             "message": self._watch.message,
+            "code": self._watch.code,
         }
         self._logger.emit(schema_id=NODE, data=data)

@@ -89,6 +89,7 @@ class AffinodeExtension(
         AffinodeProvisioner.depth = policy.get("depth")
         AffinodeProvisioner.places = self.place_kernels
         if not self.enabled:
+            self.watch.code = None
             self.watch.message = (
                 "jupyter-affinode is switched off on this server (AffinodeExtension.enabled)."
             )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,11 +20,14 @@ from tornado import web
 from .._version import __version__
 from ..client.api import ControllerRefused, ControllerUnavailable
 from ..doctor.checks import report
+from ..settings.policy import SETTINGS
 from .controller_watch import Kernel
 
 if TYPE_CHECKING:
     from .extension import AffinodeExtension
 
+COMPRESSED_FROM = 1024  # bytes; less is one packet anyway
+COMPRESSION = 6
 LONGEST_S = 1e12  # of a hold; the controller has its own, shorter limit
 ACTIONS = "park|resume|hold|release|focus|end"
 
@@ -37,6 +41,26 @@ class AffinodeHandler(ExtensionHandlerMixin, APIHandler):
     def extension(self) -> AffinodeExtension:
         """The running extension."""
         return cast("AffinodeExtension", self.extensionapp)
+
+    def answer(self, value: Any) -> None:
+        """Answer with JSON, compressed where the browser takes that."""
+        body = json.dumps(value).encode()
+        self.set_header("Vary", "Accept-Encoding")
+        if len(body) >= COMPRESSED_FROM and "gzip" in self.request.headers.get("Accept-Encoding", ""):
+            body = gzip.compress(body, COMPRESSION)
+            self.set_header("Content-Encoding", "gzip")
+        self.finish(body)
+
+    def json_object(self) -> dict[str, Any] | None:
+        """The request's body; None after an error was answered."""
+        try:
+            body = json.loads(self.request.body or b"{}")
+        except (ValueError, RecursionError):
+            body = None
+        if isinstance(body, dict):
+            return body
+        self.refuse(400, "bad-request", "The body must be a JSON object; {} will do.")
+        return None
 
     def refuse(self, status: int, slug: str, message: str) -> None:
         """Answer with an error that a person can act on."""
@@ -79,10 +103,11 @@ class StatusHandler(AffinodeHandler):
             "version": __version__,
             "available": watch.available,
             "message": watch.message,
+            "code": watch.code,
             "node": node if watch.available else None,
             "kernels": [self.describe(kernel) for kernel in kernels] if watch.available else [],
         }
-        self.finish(json.dumps(answer))
+        self.answer(answer)
 
 
 class KernelHandler(AffinodeHandler):
@@ -95,7 +120,7 @@ class KernelHandler(AffinodeHandler):
     async def get(self, kernel_id: str) -> None:
         """404 where the controller does not know it, 503 without a controller."""
         try:
-            self.finish(json.dumps(self.describe(await self.extension.watch.client.kernel(kernel_id))))
+            self.answer(self.describe(await self.extension.watch.client.kernel(kernel_id)))
         except ControllerUnavailable as error:
             self.refuse(503, "no-controller", str(error))
         except ControllerRefused as error:
@@ -125,7 +150,7 @@ class KernelActionHandler(AffinodeHandler):
             kernel = await getattr(client, action)(kernel_id, **arguments)
             if action == "focus":
                 kernel = await client.kernel(kernel_id)
-            self.finish(json.dumps(self.describe(kernel)))
+            self.answer(self.describe(kernel))
         except ControllerUnavailable as error:
             self.refuse(503, "no-controller", str(error))
         except ControllerRefused as error:
@@ -139,12 +164,8 @@ class KernelActionHandler(AffinodeHandler):
 
     def _arguments(self, action: str) -> dict[str, Any] | None:
         """The arguments in the body; None after an error was answered."""
-        try:
-            body = json.loads(self.request.body or b"{}")
-        except (ValueError, RecursionError):
-            body = None
-        if not isinstance(body, dict):
-            self.refuse(400, "bad-request", "The body must be a JSON object; {} will do.")
+        body = self.json_object()
+        if body is None:
             return None
         known = {"hold": {"duration_s"}, "end": {"process"}}.get(action, set())
         unknown = sorted(body.keys() - known)
@@ -169,6 +190,33 @@ class KernelActionHandler(AffinodeHandler):
         return {"duration_s": float(duration_s)}
 
 
+class PolicyHandler(AffinodeHandler):
+    """PATCH policy: when idle kernels are parked, where that is the user's own to say."""
+
+    @web.authenticated
+    @authorized
+    async def patch(self) -> None:
+        """All settings afterwards. They last as long as the controller; a server's configuration is told to each."""
+        changes = self.json_object()
+        if changes is None:
+            return
+        unknown = sorted(changes.keys() - SETTINGS.keys())
+        if unknown:
+            self.refuse(400, "bad-setting", f"There is no setting {', '.join(unknown)}.")
+            return
+        try:
+            client, node = self.extension.watch.client, self.extension.watch.node or {}
+            if not node.get("policy", {}).get("may_change", node.get("others") is None):
+                words = "This machine's controller serves all its users: its administrators set the policy."
+                self.refuse(403, "forbidden", words)
+                return
+            self.answer(await client.set_policy(**changes))
+        except ControllerUnavailable as error:
+            self.refuse(503, "no-controller", str(error))
+        except ControllerRefused as error:
+            self.refuse(error.status, error.slug, error.message)
+
+
 class DoctorHandler(AffinodeHandler):
     """GET doctor: what works here and why not, as `jupyter affinode doctor --json` says it."""
 
@@ -180,7 +228,7 @@ class DoctorHandler(AffinodeHandler):
         """Runs the checks anew, off the event loop; takes a second or two."""
         server = self.extension.default_provisioner
         checks = await asyncio.get_running_loop().run_in_executor(None, lambda: report(server))
-        self.finish(json.dumps(checks))
+        self.answer(checks)
 
 
 KERNEL_ID = r"(?P<kernel_id>[^/]{1,64})"
@@ -189,5 +237,6 @@ HANDLERS = [
     (r"/affinode/api/status", StatusHandler),
     (rf"/affinode/api/kernels/{KERNEL_ID}", KernelHandler),
     (rf"/affinode/api/kernels/{KERNEL_ID}/(?P<action>{ACTIONS})", KernelActionHandler),
+    (r"/affinode/api/policy", PolicyHandler),
     (r"/affinode/api/doctor", DoctorHandler),
 ]

@@ -30,6 +30,10 @@ export type WaitReason =
 /** Why the memory that a waiter needs is not free. */
 export type BlockerReason = 'computing' | 'held' | 'idle' | 'opted-out' | 'moving' | 'outside';
 
+/** Why a kernel's CUDA context stays on the GPU when it is parked. */
+export type DepthRefusal =
+  'not-asked' | 'several-processes' | 'several-gpus' | 'not-seen' | 'stranger' | 'failed';
+
 /** Why a kernel's residency changed last. */
 export type Cause =
   | 'other'

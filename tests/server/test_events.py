@@ -91,23 +91,27 @@ async def test_notices_of_this_servers_kernels_and_of_the_machine_are_told(emitt
     events, _, all_of = emitted
     notice = {"kind": "made-room", "level": "info", "text": "freed the GPU to make room for another user."}
     events.noticed({**notice, "kernel_id": "other"})
-    events.noticed({**notice, "kernel_id": "k"})
+    events.noticed({**notice, "kernel_id": "k", "args": {"for": "other", "bytes": 5}})
     events.noticed({**notice, "kind": "memory-low", "kernel_id": None})
     told = [
         (data["kind"], data["kernel_id"], data["text"]) for schema, data in await all_of() if schema == NOTICE
+    ]
+    assert [data["args"] for schema, data in await all_of() if schema == NOTICE] == [
+        {"for": "other", "bytes": 5},
+        {},
     ]
     assert told == [("made-room", "k", notice["text"]), ("memory-low", None, notice["text"])]
 
 
 async def test_the_controllers_coming_and_going_is_told(emitted):
     events, watch, all_of = emitted
-    watch.available, watch.node, watch.message = True, {"simulated": True}, None
+    watch.available, watch.node, watch.message, watch.code = True, {"simulated": True}, None, None
     events.controller_found()
-    watch.available, watch.node, watch.message = False, None, "gone"
+    watch.available, watch.node, watch.message, watch.code = False, None, "gone", "ended"
     events.controller_lost()
     assert [data for schema, data in await all_of() if schema == NODE] == [
-        {"available": True, "simulated": True, "message": None},
-        {"available": False, "simulated": False, "message": "gone"},
+        {"available": True, "simulated": True, "message": None, "code": None},
+        {"available": False, "simulated": False, "message": "gone", "code": "ended"},
     ]
 
 

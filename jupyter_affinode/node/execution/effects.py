@@ -69,7 +69,7 @@ class Effects:
             self._parts.moves.resume(kernel, action.reserved_bytes, action.reason, action.cause, action.gpu)
         elif isinstance(action, RefusePark):
             status = Status.NO_HOST_ROOM if action.slug == Refusal.NO_HOST_MEMORY else Status.REFUSED
-            self._parts.moves.refuse_park(kernel, status, action.slug, action.reason)
+            self._parts.moves.refuse_park(kernel, status, action.slug, action.reason, figures=action.figures)
         elif isinstance(action, EndKernel):
             self._end(kernel, action, now)
         elif isinstance(action, GrantRoom):
@@ -105,5 +105,6 @@ class Effects:
     def _end(self, kernel: KernelRecord, action: EndKernel, now: float) -> None:
         ask_for_end(kernel, action.reason, action.for_kernel, now, self._log)
         words = f"is being shut down: {action.reason}."
-        self._tell_notice(Notice(NoticeKind.ENDED, "warning", words, kernel.id))
+        args = {"reason": action.cause, **self._parts.moves.for_whom(kernel, action.for_kernel)}
+        self._tell_notice(Notice(NoticeKind.ENDED, "warning", words, kernel.id, args))
         self._observers.kernel_ending(kernel, action.cause)

@@ -79,7 +79,7 @@ class Moves:
         kernel.move = Move(True, reason, now, asked=asked, to_context=to_context, cause=cause)
         kernel.move.for_kernel = for_kernel
         kernel.move.preempts = preempts
-        kernel.because(reason, cause, **self._for(kernel, for_kernel))
+        kernel.because(reason, cause, **self.for_whom(kernel, for_kernel))
         self._failed_parks.park_begins(kernel, kernel.move)
         targets = [process for process in kernel.connected() if process.data.state is State.RESIDENT]
         size = sum(process.resident_bytes for process in targets)
@@ -166,13 +166,14 @@ class Moves:
         *,
         was_tried: bool = False,
         found_less: bool = False,
+        figures: Mapping[str, int] | None = None,
     ) -> None:
         """A park cannot be: remember why, tell the client that asked, and leave the kernel alone for a while.
 
         For want of host memory, until there is more of it.
 
         One that was tried and asked for is decided on again first: what it lacks is known better now.
-        `found_less`: its processes found less host memory than there is by all that we know.
+        `found_less`: its processes found less host memory than there is by all that we know. `figures`: of the reason.
         """
         now = time.monotonic()
         may_pass = status is Status.BUSY or (status is Status.NO_HOST_ROOM and was_tried)
@@ -181,6 +182,7 @@ class Moves:
             self._on_change()
             return
         kernel.failures.refusal, kernel.failures.refusal_code = reason, slug
+        kernel.failures.refusal_args = figures or {}
         kernel.because(None, None)
         if status is Status.NO_HOST_ROOM:
             pause = refused_for_memory(kernel, now, self._state.host_left(kernel) if found_less else None)
@@ -193,6 +195,12 @@ class Moves:
         self._log.info("%s stays on the GPU: %s; not tried again before %s", kernel.id, reason, when)
         self._observer.park_refused(kernel, slug, was_tried)
         self.end_park_wish(kernel, Outcome(status, slug, reason))
+
+    def for_whom(self, kernel: KernelRecord, other_id: str | None) -> dict[str, str]:
+        """Whose the kernel is that this one makes room for, as its user is told; {} if that is not known."""
+        request = self._state.room_requests.get(other_id or "")
+        other = self._state.kernels.get(other_id or "") if request is None else request.record
+        return {} if other is None else {"for": whose(kernel, other)}
 
     def end_park_wish(self, kernel: KernelRecord, outcome: Outcome) -> None:
         """Tell the client that asked for a park. Whatever came of it, a kernel without processes has ended."""
@@ -207,12 +215,6 @@ class Moves:
         done, kernel.asked.resume_done = kernel.asked.resume_done, None
         if done is not None:
             done.set_result(outcome if kernel.processes else KERNEL_ENDED)
-
-    def _for(self, kernel: KernelRecord, other_id: str | None) -> dict[str, str]:
-        """Whose the kernel is that a park makes room for, as the parked kernel's user is told."""
-        request = self._state.room_requests.get(other_id or "")
-        other = self._state.kernels.get(other_id or "") if request is None else request.record
-        return {} if other is None else {"for": whose(kernel, other)}
 
     def _command(
         self,
@@ -319,7 +321,11 @@ class Moves:
             return
         status, text = failed
         self._bring_back(kernel, move, text)
-        self.refuse_park(kernel, status, SLUGS[status], text, was_tried=True, found_less=found_less)
+        short = [reply.bytes for reply in move.replies.values() if reply.status is Status.NO_HOST_ROOM]
+        figures = {"bytes": sum(short)} if any(short) else {}
+        self.refuse_park(
+            kernel, status, SLUGS[status], text, was_tried=True, found_less=found_less, figures=figures
+        )
 
     def _bring_back(self, kernel: KernelRecord, move: Move, why: str) -> None:
         """Undo a park in those processes that carried it out although others did not."""

@@ -7,14 +7,15 @@ are "another user". Nothing is kept: a client that does not listen then reads th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...units import bytes_in_words
 from ..model.reasons import EVERYDAY_REFUSALS, Cause, NoticeKind, Refusal
 from ..model.snapshot import Waiter
 from ..state.observer import MoveEnded, RoomAnswered
+from ..state.ownership import whose
 from ..state.records import KernelRecord
 from ..state.registry import NodeState
 
@@ -32,10 +33,17 @@ class Notice:
     level: str  # "info" or "warning"
     text: str  # of a kernel: what comes after its name
     kernel_id: str | None = None  # None: about the machine
+    args: Mapping[str, Any] = field(default_factory=dict)  # what a sentence about it needs, beside the text
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {"kind": self.kind, "level": self.level, "text": self.text, "kernel_id": self.kernel_id}
+        return {
+            "kind": self.kind,
+            "level": self.level,
+            "text": self.text,
+            "kernel_id": self.kernel_id,
+            "args": dict(self.args),
+        }
 
 
 class Notices:
@@ -54,14 +62,17 @@ class Notices:
             if why is not None:
                 size = bytes_in_words(ended.bytes)
                 text = f"freed the GPU {why}. Its {size} are safe in RAM and come back at the next use."
-                self._tell(Notice(NoticeKind.MADE_ROOM, "info", text, kernel.id))
+                args = {"bytes": ended.bytes, "reason": ended.cause, **self._for(kernel, ended.for_kernel)}
+                self._tell(Notice(NoticeKind.MADE_ROOM, "info", text, kernel.id, args))
         elif not ended.parks and ended.outcome == "ok" and ended.to_gpu is not None:
             now, before = self._gpu(ended.to_gpu), self._gpu(ended.from_gpu or "")
             text = f"came back on {now}, since {before} was full. Its tensors are as they were."
-            self._tell(Notice(NoticeKind.MOVED, "info", text, kernel.id))
+            args = {"gpu": self._index(ended.to_gpu), "from_gpu": self._index(ended.from_gpu)}
+            self._tell(Notice(NoticeKind.MOVED, "info", text, kernel.id, args))
         elif not ended.parks and ended.outcome == "failed":
             text = "could not get its GPU memory back yet; it is still safe in RAM, and is tried again."
-            self._tell(Notice(NoticeKind.RESUME_FAILED, "warning", text, kernel.id))
+            args = {"bytes": sum(gpu.parked_bytes for gpu in kernel.by_gpu().values())}
+            self._tell(Notice(NoticeKind.RESUME_FAILED, "warning", text, kernel.id, args))
 
     def park_refused(self, kernel: KernelRecord, slug: Refusal, was_tried: bool) -> None:
         """Told: why it stays although others wait. Being at work is no news."""
@@ -70,14 +81,16 @@ class Notices:
         if kernel.asked.park is not None:
             return  # the client that asked is answered
         text = f"stays on the GPU: {kernel.failures.refusal}."
-        self._tell(Notice(NoticeKind.REFUSED, "info", text, kernel.id))
+        args = {**kernel.failures.refusal_args, "reason": slug}
+        self._tell(Notice(NoticeKind.REFUSED, "info", text, kernel.id, args))
 
     def room_answered(self, kernel: KernelRecord, answered: RoomAnswered) -> None:
         """Told: that an allocation fails, and that waiting would not help."""
         if not answered.granted:
             size = bytes_in_words(answered.bytes)
             text = f"asked for {size} more GPU memory, which cannot become free: it runs out of memory there."
-            self._tell(Notice(NoticeKind.NO_ROOM, "warning", text, kernel.id))
+            args = {"bytes": answered.bytes, "gpu": self._index(answered.gpu), "reason": answered.cause}
+            self._tell(Notice(NoticeKind.NO_ROOM, "warning", text, kernel.id, args))
 
     def kernel_ending(self, kernel: KernelRecord, cause: Cause) -> None:
         """See observer.Observer; the kernel's own server tells of it."""
@@ -91,13 +104,21 @@ class Notices:
             if gpu.is_reclaiming and gpu.total_bytes is not None:
                 free, total = bytes_in_words(gpu.free_bytes), bytes_in_words(gpu.total_bytes)
                 text = f"GPU memory is low: {free} of {total} are free. Idle notebooks make room."
-                self._tell(Notice(NoticeKind.MEMORY_LOW, "info", text), uuid, again_s=MACHINE_AGAIN_S)
+                args = {
+                    "gpu": self._index(uuid),
+                    "free_bytes": gpu.free_bytes,
+                    "total_bytes": gpu.total_bytes,
+                }
+                notice = Notice(NoticeKind.MEMORY_LOW, "info", text, args=args)
+                self._tell(notice, uuid, again_s=MACHINE_AGAIN_S)
         host, settings = self._state.host, self._state.settings
         any_process = next(self._state.processes(), None) is not None
         if any_process and host.available_bytes < settings.host_reserve(host.total_bytes):
             free = bytes_in_words(host.available_bytes)
             text = f"The machine's RAM is low: {free} are left. Idle notebooks may have to stay on the GPU."
-            self._tell(Notice(NoticeKind.HOST_MEMORY_LOW, "warning", text), "", again_s=MACHINE_AGAIN_S)
+            args = {"free_bytes": host.available_bytes, "total_bytes": host.total_bytes}
+            notice = Notice(NoticeKind.HOST_MEMORY_LOW, "warning", text, args=args)
+            self._tell(notice, "", again_s=MACHINE_AGAIN_S)
         for kernel in self._state.kernels.values():
             self._look_for_stuck(kernel, now)
 
@@ -107,7 +128,8 @@ class Notices:
             was_told, process.is_told_stuck = process.is_told_stuck, verdict is not None
             if verdict is not None and not was_told:
                 text = f"has a process that is stuck (pid {process.pid}): {verdict.text}. You can end it."
-                self._tell(Notice(NoticeKind.STUCK, "warning", text, kernel.id), again_s=0.0)
+                args = {"pid": process.pid, "reason": verdict.slug}
+                self._tell(Notice(NoticeKind.STUCK, "warning", text, kernel.id, args), again_s=0.0)
 
     def _why_parked(self, kernel: KernelRecord, ended: MoveEnded) -> str | None:
         """Why its memory went, if it is not what its own person asked for or set."""
@@ -126,11 +148,19 @@ class Notices:
         gpu = self._state.gpus.measured.get(uuid)
         return "another GPU" if gpu is None else f"GPU {gpu.index}"
 
-    def _who(self, kernel: KernelRecord, other_id: str | None) -> str:
+    def _index(self, uuid: str | None) -> int | None:
+        """A GPU's number; None where NVML does not know it."""
+        gpu = self._state.gpus.measured.get(uuid or "")
+        return None if gpu is None else gpu.index
+
+    def _for(self, kernel: KernelRecord, other_id: str | None) -> dict[str, str]:
+        """Whose the kernel is that it made room for; {} if that is not known."""
         other = self._state.kernels.get(other_id) if other_id is not None else None
-        if other is None:
-            return "another notebook"
-        return "another user" if other.account.owner != kernel.account.owner else "another notebook of yours"
+        return {} if other is None else {"for": whose(kernel, other)}
+
+    def _who(self, kernel: KernelRecord, other_id: str | None) -> str:
+        words = {"own": "another notebook of yours", "other": "another user"}
+        return words.get(self._for(kernel, other_id).get("for", ""), "another notebook")
 
     def _tell(self, notice: Notice, about: str | None = None, *, again_s: float = SAME_AGAIN_S) -> None:
         """Tell it, unless much the same was told a moment ago."""

@@ -29,6 +29,7 @@ class RefusePark:
     kernel_id: str
     slug: Refusal
     reason: str
+    figures: Mapping[str, int] = field(default_factory=dict, hash=False, compare=False)  # of it, in bytes
 
 
 @dataclass(frozen=True)

@@ -145,6 +145,20 @@ class WaitReason(Reason):
     ENDING = "ending", "Its server shuts it down for another kernel."
 
 
+class DepthRefusal(Reason):
+    """Why a kernel's CUDA context stays on the GPU when it is parked."""
+
+    NOT_ASKED = (
+        "not-asked",
+        "Its process was started without AFFINODE_DEPTH=context, or its driver cannot do it.",
+    )
+    SEVERAL_PROCESSES = "several-processes", "Several of its processes use CUDA."
+    SEVERAL_GPUS = "several-gpus", "It uses several GPUs."
+    NOT_SEEN = "not-seen", "NVML does not tell which processes use the GPU, or does not show this one yet."
+    STRANGER = "stranger", "A process without a shim uses the GPU."
+    FAILED = "failed", "The shim or the driver refused."
+
+
 class BlockerReason(Reason):
     """Why the memory that a waiter needs is not free."""
 

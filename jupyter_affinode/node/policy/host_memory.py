@@ -23,7 +23,8 @@ from typing import NamedTuple
 
 from ...settings.policy import MIB, Settings
 from ...units import bytes_in_words
-from ..model.actions import Trim
+from ..model.actions import RefusePark, Trim
+from ..model.reasons import Refusal
 from ..model.snapshot import Host, Kernel
 
 LEAST_BYTES = 256 * MIB  # with less than this a park of unknown need is not tried, and less is not trimmed
@@ -150,16 +151,20 @@ class HostRoom:
         """What is left where that is least."""
         return min([self._left[place] for place in self.places(kernel)])
 
-    def refusal(self, kernel: Kernel, needs: Needs) -> str:
-        """Why a park of the kernel cannot be, in words."""
+    def refusal(self, kernel: Kernel, needs: Needs) -> RefusePark:
+        """Why a park of the kernel cannot be, in words and figures."""
         sure = kernel.host.park_takes_bytes is not None or not kernel.host.is_frugal
-        anew = bytes_in_words(needs.probable_bytes if sure else needs.least_bytes)
+        anew = needs.probable_bytes if sure else needs.least_bytes
         place = min(self.places(kernel), key=lambda each: self._left[each])
-        left = bytes_in_words(max(self._left[place], 0))
+        left = max(self._left[place], 0)
+        words = f"parking needs {bytes_in_words(anew)} of host memory and "
         if place == MACHINE:
             reserve = bytes_in_words(with_margin(self.reserve_bytes))
-            return f"parking needs {anew} of host memory and {left} are free beyond the reserve of {reserve}"
-        return f"parking needs {anew} of host memory and the kernel's own limit (cgroup) leaves {left}"
+            words += f"{bytes_in_words(left)} are free beyond the reserve of {reserve}"
+        else:
+            words += f"the kernel's own limit (cgroup) leaves {bytes_in_words(left)}"
+        figures = {"bytes": anew, "free_bytes": left}
+        return RefusePark(kernel.id, Refusal.NO_HOST_MEMORY, words, figures)
 
     def shortage(self, wanted: Mapping[str, int], coming: Mapping[str, int]) -> Shortage:
         """What is missing of what is wanted (by place) even when what is `coming` is there; {}: nothing."""

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from ...settings.policy import Settings
 from ..model.actions import Action, DropCaches, GiveLots, Park, RefusePark, Resume
-from ..model.reasons import Cause, Refusal
+from ..model.reasons import Cause
 from ..model.snapshot import Kernel, Line, Node, Residency
 from .candidates import Candidates
 from .eviction_cost import is_late
@@ -51,7 +51,7 @@ class Plan:
         self.candidates = Candidates(now, node, settings, self.queue, self.limits, self.is_free)
         self._host = HostRoom(node.host, settings)
         self._taken: set[str] = set()
-        self._refused: dict[str, str] = {}  # by kernel, why it cannot be parked in this pass
+        self._refused: dict[str, RefusePark] = {}  # by kernel, why it cannot be parked in this pass
         self._is_host_awaited = False
         self.barred: set[str] = set()  # kernels that wait for the GPU, and for host memory that none can give
         under_way = [
@@ -260,21 +260,21 @@ class Plan:
             for kernel in kernels
         )
 
-    def refusals(self) -> dict[str, str]:
+    def refusals(self) -> dict[str, RefusePark]:
         """Return which kernels cannot be parked for want of host memory, and why, as far as they were looked at."""
         return dict(self._refused)
 
-    def forget_refusals(self, but: Mapping[str, str]) -> None:
+    def forget_refusals(self, but: Mapping[str, RefusePark]) -> None:
         """They did not matter: others yielded instead, or will in a moment."""
         self._refused = dict(but)
 
     def say_refusals(self) -> None:
         """Tell those that should have been parked why they are not."""
         for kernel in self.node.kernels if self._refused else ():
-            reason = self._refused.get(kernel.id)
+            refusal = self._refused.get(kernel.id)
             is_time = kernel.park_asked is not None or kernel.host.retry_at <= self.now
-            if reason is not None and is_time and self.is_free(kernel):
-                self.act(RefusePark(kernel.id, Refusal.NO_HOST_MEMORY, reason))
+            if refusal is not None and is_time and self.is_free(kernel):
+                self.act(refusal)
 
     def _wanted(self, kernels: Iterable[Kernel]) -> dict[str, int]:
         """What parking them probably takes anew, by place."""

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from io import RawIOBase
 from pathlib import Path
+from typing import NamedTuple
 
 from ...settings.policy import GIB, Settings
 from ..model.gpu import NvmlGpu
+from ..model.reasons import DepthRefusal
 from ..policy.placement import are_alike
 from ..protocol.page import Depth, PageGpu, State
 from ..protocol.wire import HelloFlag
@@ -23,24 +25,32 @@ SPARE_BYTES = GIB  # as the shim has it (checkpoint.c): what Restore must find f
 CONTEXT_BYTES = GIB  # the least that a context is taken to need
 
 
+class Objection(NamedTuple):
+    """Why a CUDA context stays on the GPU."""
+
+    code: DepthRefusal | None  # None: it is not to leave
+    words: str
+
+
 def context_objection(
     kernel: KernelRecord, ours: Iterable[Process], gpus: GpuTable, settings: Settings
-) -> str | None:
+) -> Objection | None:
     """Why the kernel's CUDA context stays on the GPU when it is parked; None if it may go.
 
     `ours` are all processes with a shim, of every kernel.
     """
     if settings.depth != "context":
-        return 'the setting `depth` is "memory"'
+        return Objection(None, 'the setting `depth` is "memory"')
     processes = [process for process in kernel.processes.values() if process.data.state is not State.NONE]
     if len(processes) != 1:
-        return "several of the kernel's processes use CUDA"
+        return Objection(DepthRefusal.SEVERAL_PROCESSES, "several of the kernel's processes use CUDA")
     process = processes[0]
     if not process.hello.flags & HelloFlag.CONTEXT:
-        return "its process was not started with AFFINODE_DEPTH=context, or its driver cannot do it"
+        words = "its process was not started with AFFINODE_DEPTH=context, or its driver cannot do it"
+        return Objection(DepthRefusal.NOT_ASKED, words)
     used = [gpu for gpu in process.data.gpus if _bytes(gpu)]
     if len(used) != 1:
-        return "it uses several GPUs"
+        return Objection(DepthRefusal.SEVERAL_GPUS, "it uses several GPUs")
     return _gpu_objection(process, used[0].uuid, {each.pid for each in ours}, gpus)
 
 
@@ -86,17 +96,21 @@ def kernel_depth(kernel: KernelRecord) -> Depth:
     return max((process.data.depth for process in kernel.processes.values()), default=Depth.NONE)
 
 
-def _gpu_objection(process: Process, uuid: str, ours: set[int], gpus: GpuTable) -> str | None:
+def _gpu_objection(process: Process, uuid: str, ours: set[int], gpus: GpuTable) -> Objection | None:
     gpu = gpus.measured.get(uuid)
     if gpu is None or gpu.pids is None:
-        return "NVML does not say which processes use the GPU"
+        return Objection(DepthRefusal.NOT_SEEN, "NVML does not say which processes use the GPU")
     if process.pid not in gpu.pids:
         if any(ours & (other.pids or frozenset()) for other in gpus.measured.values()):
-            return "NVML does not show its process on the GPU yet"  # it came a moment ago
-        return "the processes on the GPU cannot be told apart here (NVML shows other pids, as in containers)"
+            words = "NVML does not show its process on the GPU yet"  # it came a moment ago
+        else:
+            words = (
+                "the processes on the GPU cannot be told apart here (NVML shows other pids, as in containers)"
+            )
+        return Objection(DepthRefusal.NOT_SEEN, words)
     strangers = sorted(gpu.pids - ours)
     if strangers:
-        return f"process {strangers[0]}, which has no shim, uses the GPU"
+        return Objection(DepthRefusal.STRANGER, f"process {strangers[0]}, which has no shim, uses the GPU")
     return None
 
 

@@ -277,6 +277,7 @@ class Failures:
 
     refusal: str | None = None  # why it was not parked last
     refusal_code: Refusal | None = None  # the same for programs
+    refusal_args: Mapping[str, int] = field(default_factory=dict)
     context_refusal: str | None = None  # what the shim said when it was parked last: why its context stayed
     park: Backoff = field(default_factory=Backoff)
     resume: Backoff = field(default_factory=Backoff)

@@ -21,7 +21,14 @@ from ..system.mapped_page import Page
 from ..system.nvml import NvmlSample
 from ..system.peers import parent_of
 from ..system.process_start import started_at
-from .context_depth import context_objection, kernel_needs, may_be_going_to, open_gpus, read_visible
+from .context_depth import (
+    Objection,
+    context_objection,
+    kernel_needs,
+    may_be_going_to,
+    open_gpus,
+    read_visible,
+)
 from .gpu_processes import busy, by_gpu, look, shown_bytes
 from .gpus import GpuTable
 from .host_usage import look_for_more
@@ -265,7 +272,7 @@ class NodeState:
         measured = self.gpus.measured if process.is_parked else {}
         return stuck(process, kernel, measured, self.settings, now)
 
-    def context_objection(self, kernel: KernelRecord) -> str | None:
+    def context_objection(self, kernel: KernelRecord) -> Objection | None:
         """Why its CUDA context stays on the GPU when it is parked; None if it may go."""
         return context_objection(kernel, self.processes(), self.gpus, self.settings)
 

@@ -18,7 +18,6 @@ def moves_json(
     kernel: KernelRecord, seen: Kernel | None, speeds: Mapping[str, Speed], now: float
 ) -> dict[str, Any]:
     """What became of its parks and resumes. `seen` is it in the last snapshot, None without processes."""
-    code = kernel.failures.refusal_code
     return {
         "move": _move(kernel, now),
         "last_park": _last_move(kernel, "last_park", "parked_at", now),
@@ -28,8 +27,8 @@ def moves_json(
         "resumes": kernel.resumes,
         "moved_from": kernel.last_move.from_gpu,
         "refusal": kernel.failures.refusal,
-        "refusal_code": code,
-        "refusal_args": {},
+        "refusal_code": kernel.failures.refusal_code,
+        "refusal_args": dict(kernel.failures.refusal_args) if kernel.failures.refusal else {},
     }
 
 

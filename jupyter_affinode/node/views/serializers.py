@@ -9,7 +9,7 @@ from typing import Any
 
 from ..execution.evictions import end_shown
 from ..model.gpu import NvmlGpu
-from ..model.reasons import Cause
+from ..model.reasons import Cause, DepthRefusal
 from ..model.snapshot import Kernel, Residency
 from ..policy.eligibility import eligible_at
 from ..policy.wait_estimates import Outlook
@@ -86,7 +86,7 @@ def kernel_json(
         "reason_args": {} if end_asked else kernel.reason_args,
         "residency_age_s": round(now - kernel.residency_since, 3),
         "depth": depth.name.lower(),
-        "depth_refusal": _depth_refusal(state, kernel, depth),
+        **_depth_refusal(state, kernel, depth),
         **memory,
         "calls": kernel.calls,
         "cell_open": kernel.cell.is_open,
@@ -234,11 +234,14 @@ def _without(part: dict[str, Any] | None, names: Collection[str]) -> dict[str, A
     return None if part is None else {name: value for name, value in part.items() if name not in names}
 
 
-def _depth_refusal(state: NodeState, kernel: KernelRecord, depth: Depth) -> str | None:
+def _depth_refusal(state: NodeState, kernel: KernelRecord, depth: Depth) -> dict[str, Any]:
     """Why its CUDA context is, or would be, left on the GPU although the setting says otherwise."""
-    if state.settings.depth != "context" or depth is Depth.CONTEXT or not kernel.processes:
-        return None
-    return state.context_objection(kernel) or kernel.failures.context_refusal
+    code = words = None
+    if state.settings.depth == "context" and depth is not Depth.CONTEXT and kernel.processes:
+        objection = state.context_objection(kernel)
+        words = kernel.failures.context_refusal if objection is None else objection.words
+        code = (words and DepthRefusal.FAILED) if objection is None else objection.code
+    return {"depth_refusal": words, "depth_refusal_code": code}
 
 
 def _gpus_json(state: NodeState, simulated: bool) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from listening import Listening
 from jupyter_affinode.node.execution import notices
 from jupyter_affinode.node.execution.notices import Notice, Notices
 from jupyter_affinode.node.model.reasons import Cause
+from jupyter_affinode.node.state.gpus import GpuTable
 from jupyter_affinode.node.state.observer import MoveEnded, RoomAnswered
 from jupyter_affinode.node.state.records import Account, KernelRecord
 
@@ -46,6 +47,7 @@ def test_a_parked_kernels_notice_names_the_waiter_and_says_that_nothing_is_lost(
         "freed the GPU to make room for another notebook of yours. Its 900 MiB are safe in RAM and come back at "
         "the next use."
     )
+    assert notice["args"] == {"bytes": 900 * MIB, "for": "own", "reason": "room"}
 
 
 def test_low_gpu_memory_is_told_once(node, shim, listening, wait_until):
@@ -61,17 +63,24 @@ def test_low_gpu_memory_is_told_once(node, shim, listening, wait_until):
         "level": "info",
         "text": "GPU memory is low: 40 MiB of 1000 MiB are free. Idle notebooks make room.",
         "kernel_id": None,
+        "args": {"gpu": 0, "free_bytes": 40 * MIB, "total_bytes": 1000 * MIB},
     }
 
 
 def test_a_refusal_names_its_reason(node, shim, listening, wait_until):
-    node(park_when="idle", idle_timeout_s=0.2, host_reserve_bytes=1 << 60)
+    machine = node(park_when="idle", idle_timeout_s=0.2, host_reserve_bytes=1 << 60)
     heard = listening()
     shim("k", resident=300 * MIB)
     (notice,) = wait_until(lambda: heard.of("refused"))
     assert notice["kernel_id"] == "k"
     assert notice["text"].startswith("stays on the GPU: ")
     assert "host memory" in notice["text"] or "RAM" in notice["text"]
+    assert notice["args"] == {"reason": "no-host-memory", "bytes": 300 * MIB, "free_bytes": 0}
+    kernel = machine.kernel("k")
+    assert (kernel["refusal_code"], kernel["refusal_args"]) == (
+        "no-host-memory",
+        {"bytes": 300 * MIB, "free_bytes": 0},
+    )
 
 
 def test_a_stuck_kernels_user_is_told(node, shim, listening, wait_until):
@@ -81,7 +90,7 @@ def test_a_stuck_kernels_user_is_told(node, shim, listening, wait_until):
     wait_until(lambda: machine.kernel("k"))
     kernel.become(LOST)
     (notice,) = wait_until(lambda: heard.of("stuck"))
-    assert "stuck" in notice["text"]
+    assert "stuck" in notice["text"] and notice["args"]["reason"] == "lost" and notice["args"]["pid"] > 0
     assert notice["level"] == "warning"
 
 
@@ -96,7 +105,8 @@ def told(monkeypatch):
     kernels = {"k": KernelRecord("k", Account("a")), "mine": KernelRecord("mine", Account("a"))}
     kernels["theirs"] = KernelRecord("theirs", Account("b"))
     got: list[Notice] = []
-    return Notices(SimpleNamespace(kernels=kernels), got.append), got, kernels, clock
+    state = SimpleNamespace(kernels=kernels, gpus=GpuTable())
+    return Notices(state, got.append), got, kernels, clock
 
 
 def parked_for(other=None, cause=Cause.ROOM, outcome="ok"):
@@ -105,14 +115,15 @@ def parked_for(other=None, cause=Cause.ROOM, outcome="ok"):
 
 def test_other_people_have_no_names(told):
     observer, got, kernels, clock = told
-    for other, words in (
-        ("theirs", "another user"),
-        ("mine", "another notebook of yours"),
-        (None, "another"),
+    for other, words, whose in (
+        ("theirs", "another user", {"for": "other"}),
+        ("mine", "another notebook of yours", {"for": "own"}),
+        (None, "another", {}),
     ):
         observer.move_ended(kernels["k"], parked_for(other))
         assert f"for {words}" in got[-1].text
-        assert "theirs" not in got[-1].text
+        assert got[-1].args == {"bytes": 12 << 30, "reason": "room", **whose}
+        assert "theirs" not in str(got[-1].as_dict())
         clock.now += notices.SAME_AGAIN_S
 
 

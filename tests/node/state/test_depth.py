@@ -220,4 +220,5 @@ def test_a_process_that_nvml_does_not_show_has_just_come_or_is_in_a_container(th
     gpus = SimpleNamespace(
         measured={"GPU-a": SimpleNamespace(pids=theirs), "GPU-b": SimpleNamespace(pids=elsewhere)}
     )
-    assert told in _gpu_objection(SimpleNamespace(pid=5), "GPU-a", {5, 7}, gpus)
+    objection = _gpu_objection(SimpleNamespace(pid=5), "GPU-a", {5, 7}, gpus)
+    assert objection is not None and objection.code == "not-seen" and told in objection.words

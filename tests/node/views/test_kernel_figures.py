@@ -7,12 +7,10 @@ import time
 from api_answers import checked
 from fake_shim import GPU, MIB, NO_HOST_ROOM, RESUMING
 
-from jupyter_affinode.node.execution.moves import SLUGS
 from jupyter_affinode.node.model.gpu import NvmlGpu
 from jupyter_affinode.node.model.reasons import BlockerReason, WaitReason
 from jupyter_affinode.node.policy.wait_blockers import Blocker
 from jupyter_affinode.node.policy.wait_estimates import Outlook
-from jupyter_affinode.node.protocol.wire import Status
 from jupyter_affinode.node.state.gpus import GpuTable
 from jupyter_affinode.node.state.registry import NodeState
 from jupyter_affinode.node.system.host_memory import HostMemory
@@ -54,7 +52,7 @@ def test_a_refusal_has_its_word(node, shim, wait_until):
     wait_until(lambda: "k" in machine.kernels())
     machine.ask("PATCH", "/policy", {"park_when": "idle", "idle_timeout_s": 0})
     told = wait_until(lambda: (found := machine.kernel("k"))["refusal_code"] and found)
-    assert told["refusal_code"] == SLUGS[Status.NO_HOST_ROOM] and told["reason_code"] is None
+    assert told["refusal_code"] == "no-host-memory" and told["refusal_args"] == {"bytes": 300 * MIB}
 
 
 def test_another_users_blocker_has_no_id():
