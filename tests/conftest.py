@@ -37,7 +37,7 @@ pytest_plugins = ["pytest_jupyter.jupyter_server"]
 T = TypeVar("T")
 AARCH64_COMPILER = "aarch64-linux-gnu-gcc"
 # The folders whose modules take longest: one that a worker begins last is one that the others wait for.
-FIRST = ("chaos", "attacks", "shim", "story", "lab", "server", "packaging")
+FIRST = ("upstream", "chaos", "attacks", "shim", "story", "lab", "server", "packaging")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,17 +2,27 @@
 
 One word a kernel, "shim" or "none", goes to the file that AFFINODE_KERNELS_SEEN names. A kernel that has ended before
 it could be looked at is left out.
+
+Each of pytest-xdist's workers gets a current folder of its own: kernels that are reached by IPC have their sockets
+there, under names that two workers would choose alike.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 from typing import Any
 
 from jupyter_client.provisioning import LocalProvisioner
 
 launch_kernel = LocalProvisioner.launch_kernel
+
+
+def pytest_sessionstart() -> None:
+    """Called in each process once the tests' folder is known."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        os.chdir(tempfile.mkdtemp(prefix="worker-", dir=os.environ["XDG_RUNTIME_DIR"]))
 
 
 def _maps(pid: int) -> str:

@@ -71,7 +71,8 @@ def run(source: Path, ours: bool, options: list[str], log: Path) -> Outcome:
             "AFFINODE_KERNELS_SEEN": str(seen),
             "XDG_RUNTIME_DIR": folder,
         }
-        env.pop(DEFAULT_PROVISIONER, None)
+        for name in [DEFAULT_PROVISIONER, *(name for name in env if name.startswith("PYTEST_"))]:
+            env.pop(name, None)  # those of pytest: of the test that runs this
         if ours:
             env[DEFAULT_PROVISIONER] = "affinode-provisioner"
         options = ["-p", "kernels_seen", f"--junitxml={report}", *options]
