@@ -109,7 +109,7 @@ def shared_gpu_server(native: Path, wait_until: Callable[..., Any]) -> Iterator[
         made.simulate(memory="512MiB")
         made.environment["AFFINODE_SIM_CONTEXT"] = "32MiB"
         server = JupyterServer(made).start("--AffinodeExtension.idle_timeout_s=1")
-        wait_until(lambda: server.affinode()[1]["available"], timeout=30)
+        wait_until(lambda: server.affinode()[1]["available"])
         yield server
         server.stop()
 

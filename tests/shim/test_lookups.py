@@ -52,7 +52,7 @@ def test_a_small_program_is_tracked_and_parked(gpu: Machine, how: str) -> None:
         assert peer.page().resumes == 3
         assert running.process.stdin
         running.process.stdin.close()
-        assert running.process.wait(20) == 0
+        assert running.process.wait(60) == 0
 
 
 def test_a_library_preloaded_after_the_shim_reaches_the_driver(gpu: Machine) -> None:

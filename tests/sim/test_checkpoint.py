@@ -218,7 +218,7 @@ sys.stdin.readline()
     assert target.stdout.readline() == "parked\n"
     target.send_signal(signal.SIGKILL)
     assert gpu.run("context(); say(free_bytes() // MIB)") == ["960"]
-    target.wait(10)
+    target.wait(60)
 
 
 def test_pids_that_cannot_be_checkpointed(gpu):

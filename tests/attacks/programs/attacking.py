@@ -35,7 +35,7 @@ def connect(path: Path) -> socket.socket:
     """A connection to one of the controller's sockets."""
     kind = socket.SOCK_SEQPACKET if path == LINK else socket.SOCK_STREAM
     connected = socket.socket(socket.AF_UNIX, kind)
-    connected.settimeout(20)
+    connected.settimeout(60)
     connected.connect(str(path))
     return connected
 

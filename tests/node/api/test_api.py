@@ -289,9 +289,9 @@ def test_events_begin_with_a_snapshot_and_tell_every_change(api):
         await client.park("k1")
         await client.forget("k9")
         while not any(event["event"] == "removed" for event in seen):
-            seen.append(await asyncio.wait_for(anext(events), 10))
+            seen.append(await asyncio.wait_for(anext(events), 60))
         while not any(event["event"] == "ping" for event in seen):
-            seen.append(await asyncio.wait_for(anext(events), 10))
+            seen.append(await asyncio.wait_for(anext(events), 60))
         await events.aclose()
         return seen
 
@@ -355,9 +355,9 @@ def test_a_stream_ends_with_the_controller(machine):
             began.set()
         ended.set()
 
-    follower = threading.Thread(target=lambda: run(asyncio.wait_for(follow(), 20)))
+    follower = threading.Thread(target=lambda: run(asyncio.wait_for(follow(), 60)))
     follower.start()
-    assert began.wait(10)
+    assert began.wait(60)
     process.terminate()
     process.wait(timeout=60)
     follower.join(timeout=60)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import socket
 import threading
 import time
@@ -71,7 +72,7 @@ class Asking:
 
     def last(self):
         """The last line, once there is no more."""
-        self._thread.join(30)
+        self._thread.join(60)
         assert not self._thread.is_alive()
         return self.lines[-1]
 
@@ -79,7 +80,7 @@ class Asking:
         """Close the connection."""
         with contextlib.suppress(OSError, AttributeError):  # it may have ended
             self._connection.sock.shutdown(socket.SHUT_RDWR)
-        self._thread.join(30)
+        self._thread.join(60)
 
 
 @pytest.fixture
@@ -135,7 +136,7 @@ def test_while_kernels_are_parked_that_is_told(node, gpus, ours, ask, wait_until
     asked = ask(bytes=500 * MIB, timeout_s=60)
     told = "1 idle kernel is being parked to free 900 MiB"
     wait_until(lambda: told in [line["text"] for line in asked.lines])
-    idle._carry_out(idle.heard.of(PARK)[0])
+    idle._carry_out(idle.heard.of(PARK)[-1])
     assert asked.last()["state"] == "done"
 
 
@@ -147,7 +148,7 @@ def test_a_kernel_at_work_stays_and_the_request_ends_at_its_time(node, gpus, our
     wait_until(lambda: machine.kernel("busy"))
     last = ask(bytes=500 * MIB, timeout_s=1.5).last()
     assert (last["state"], last["code"]) == ("refused", "timeout")
-    assert last["text"].startswith("after 1.") and "its kernels are busy" in last["text"]
+    assert re.match(r"after \d", last["text"]) and "its kernels are busy" in last["text"]
     assert not busy.heard.of(PARK)
     assert busy.state == RESIDENT
     assert machine.node()["queue"] == []

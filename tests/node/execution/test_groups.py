@@ -221,7 +221,7 @@ def kernels_state(machine):
 
 
 def test_a_controller_killed_before_commit_leaves_all_on_the_gpu(machine, preparing, wait_until):
-    process = machine.start_controller("--settle=0.2")
+    process = machine.start_controller("--settle=0.2", patient=True)
     prepared, slow = preparing("k", resident=300 * MIB), preparing("k", resident=300 * MIB)
     slow.is_slow = True
     wait_until(lambda: len((machine.kernel("k") or {"processes": []})["processes"]) == 2)
@@ -230,7 +230,7 @@ def test_a_controller_killed_before_commit_leaves_all_on_the_gpu(machine, prepar
     process.kill()
     process.wait(timeout=60)
     wait_until(lambda: prepared.state == slow.state == RESIDENT, message="each undoes its park by itself")
-    machine.start_controller("--settle=0.2")
+    machine.start_controller("--settle=0.2", patient=True)
     slow.is_slow = False
     for kernel in (prepared, slow):
         kernel.reconnect()
@@ -241,7 +241,7 @@ def test_a_controller_killed_before_commit_leaves_all_on_the_gpu(machine, prepar
 
 def test_a_controller_killed_between_two_commits_is_mended_by_the_next(machine, preparing, wait_until):
     """One had its COMMIT and parked, the other undid its park: the next controller brings the first one back."""
-    process = machine.start_controller("--settle=0.2")
+    process = machine.start_controller("--settle=0.2", patient=True)
     reached, missed = preparing("k", resident=300 * MIB), preparing("k", resident=300 * MIB)
     missed.hears_decisions = False
     wait_until(lambda: len((machine.kernel("k") or {"processes": []})["processes"]) == 2)
@@ -251,7 +251,7 @@ def test_a_controller_killed_between_two_commits_is_mended_by_the_next(machine, 
     process.wait(timeout=60)
     wait_until(lambda: missed.state == RESIDENT)
     assert reached.state == PARKED
-    machine.start_controller("--settle=0.2")
+    machine.start_controller("--settle=0.2", patient=True)
     for kernel in (reached, missed):
         kernel.reconnect()
     wait_until(lambda: reached.state == RESIDENT, message="a resume follows")
@@ -261,7 +261,7 @@ def test_a_controller_killed_between_two_commits_is_mended_by_the_next(machine, 
 def test_a_controller_killed_between_prepared_resumes_leaves_no_process_waiting(
     machine, preparing, wait_until
 ):
-    process = machine.start_controller("--settle=0.2")
+    process = machine.start_controller("--settle=0.2", patient=True)
     caller, slow = preparing("k", parked=300 * MIB), preparing("k", parked=300 * MIB)
     slow.is_slow = True
     wait_until(lambda: len((machine.kernel("k") or {"processes": []})["processes"]) == 2)

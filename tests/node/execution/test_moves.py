@@ -237,13 +237,13 @@ def test_a_process_that_ends_in_the_middle_of_a_park_does_not_hold_up_the_next(
 
 def test_a_controller_that_was_killed_knows_everything_when_it_is_back(node, machine, shim, wait_until):
     """Nothing is stored: residency and places come from the shims."""
-    process = machine.start_controller("--settle=0.2")
+    process = machine.start_controller("--settle=0.2", patient=True)
     script = Path(__file__).parents[1] / "support" / "stoppable_process.py"
     machine.start(sys.executable, str(script), str(machine.socket.parent), "k")
     wait_until(lambda: "k" in machine.kernels())
     process.send_signal(signal.SIGKILL)
     process.wait(timeout=60)
-    machine.start_controller("--settle=0.2")
+    machine.start_controller("--settle=0.2", patient=True)
     wait_until(lambda: (machine.kernel("k") or {}).get("resident_bytes") == 100 * MIB)
     late, early = shim("late", parked=MIB), shim("early", parked=MIB)
     for kernel in (late, early):
@@ -257,12 +257,11 @@ def test_a_controller_that_was_killed_knows_everything_when_it_is_back(node, mac
 
 
 def test_no_grant_before_the_settle_time_is_over(machine, shim, wait_until):
-    machine.start_controller("--settle=1.5")
-    began = fake_shim.time.monotonic()
+    machine.start_controller("--settle=1.5", patient=True)
     kernel = shim("k", parked=MIB)
     kernel.touch()
     wait_until(lambda: kernel.heard.of(RESUME))
-    assert fake_shim.time.monotonic() - began > 0.8
+    assert machine.node()["controller"]["uptime_s"] >= 1.5
 
 
 def test_a_kernel_that_resumed_by_itself_is_seen(node, shim, residency, wait_until):

@@ -32,7 +32,7 @@ def daemon(machine):
     """The machine's controller of all users; `STAFF` are its administrators."""
     needs_root()
     open_to_everyone(machine)
-    machine.start_controller("--system", "--settle=0.1", f"--admin-group={STAFF}")
+    machine.start_controller("--system", "--settle=0.1", f"--admin-group={STAFF}", patient=True)
     yield machine
     assert "Traceback" not in machine.controller_log(), machine.controller_log()
     assert "a pass failed" not in machine.controller_log()
@@ -135,7 +135,7 @@ def test_no_kernel_is_lost_when_it_is_killed_and_started_again_at_any_moment(dae
     for _ in range(3):
         os.kill(daemon.controller_pid(), signal.SIGKILL)
         wait_until(lambda: alice.shims[-1].heard.ended and bob.shims[-1].heard.ended)
-        daemon.start_controller("--system", "--settle=0.1")
+        daemon.start_controller("--system", "--settle=0.1", patient=True)
         states = alice.shims[-1], bob.shims[-1]
         alice.shim("k1", parked=300 * MIB)
         bob.shim("k1", resident=200 * MIB)
@@ -268,7 +268,7 @@ def test_a_user_who_reads_reports_all_the_time_keeps_no_other_from_theirs(machin
 
     def slow(path, question):
         began.append(question.only)
-        assert goes_on.wait(30)
+        assert goes_on.wait(60)
         return {}
 
     monkeypatch.setattr(api_report, "report", slow)

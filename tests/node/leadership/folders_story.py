@@ -60,7 +60,7 @@ def main() -> None:
     os.chown(USUAL, 12345, 12345)
 
     kernel = start_kernel()
-    own = ensure_controller(timeout_s=30)
+    own = ensure_controller(timeout_s=60)
     assert own.is_relative_to(HOME), own
     wait_for("the kernel is managed all the same", lambda: residency(own) == "resident")
     shutil.rmtree(SESSION)  # the user logs out
@@ -69,11 +69,11 @@ def main() -> None:
     assert contents(kernel) == "same"
 
     os.rmdir(USUAL)
-    assert ensure_controller(timeout_s=30) == own, "there would be two"
+    assert ensure_controller(timeout_s=60) == own, "there would be two"
     first = ask(own, "GET", "/node")["controller"]["pid"]
     os.kill(first, signal.SIGKILL)
     wait_for("it is gone", lambda: ask(own, "GET", "/node") is None)
-    second = ensure_controller(timeout_s=30)
+    second = ensure_controller(timeout_s=60)
     assert second.parent == USUAL, second
     wait_for("the kernel follows", lambda: residency(second) == "resident")
     assert contents(kernel) == "same"

@@ -168,7 +168,7 @@ def test_a_service_manager_hears_that_the_controller_is_ready_and_that_its_loop_
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         path = machine.folder / "notify"
         manager.bind(str(path))
-        manager.settimeout(30)
+        manager.settimeout(60)
         machine.environment |= {
             "NOTIFY_SOCKET": str(path),
             "WATCHDOG_USEC": "1000000",

@@ -32,7 +32,7 @@ def own(machine, monkeypatch):
 
 def test_a_controller_is_started_once_and_answers(own):
     with ThreadPoolExecutor(4) as threads:
-        paths = list(threads.map(lambda _: client.ensure_controller(timeout_s=20), range(4)))
+        paths = list(threads.map(lambda _: client.ensure_controller(timeout_s=60), range(4)))
     assert paths == [own.socket] * 4
     assert own.node() is not None
 
@@ -40,7 +40,7 @@ def test_a_controller_is_started_once_and_answers(own):
 def test_it_survives_the_process_that_started_it_and_keeps_nothing_of_a_kernel(own, monkeypatch):
     program = (
         "import jupyter_affinode.client.api as client, os;"
-        "client.ensure_controller(extra_args=['--park-when=idle'], timeout_s=20);"
+        "client.ensure_controller(extra_args=['--park-when=idle'], timeout_s=60);"
         "os.kill(os.getpid(), 9)"
     )
     env = {**own.environment, "AFFINODE_KERNEL_ID": "a-kernel", "AFFINODE_DISABLE": "1"}
@@ -57,14 +57,14 @@ def test_it_survives_the_process_that_started_it_and_keeps_nothing_of_a_kernel(o
 
 def test_one_that_cannot_start_says_why(own):
     with pytest.raises(client.ControllerUnavailable, match="low_watermark"):
-        client.ensure_controller(extra_args=["--low-watermark=1.5"], timeout_s=20)
+        client.ensure_controller(extra_args=["--low-watermark=1.5"], timeout_s=60)
 
 
 def test_a_path_too_long_for_a_socket_says_so(own, monkeypatch):
     folder = own.folder / ("d" * 100)
     monkeypatch.setenv("AFFINODE_SOCKET", str(folder / "node.sock"))
     with pytest.raises(client.ControllerUnavailable):
-        client.ensure_controller(timeout_s=20)
+        client.ensure_controller(timeout_s=60)
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_the_machines_controller_comes_before_ones_own_while_it_listens(places):
 def test_the_machines_controller_is_waited_for_while_it_starts_again(places):
     listening(environment.NODE_SOCKET).close()
     with ThreadPoolExecutor(1) as threads:
-        path = threads.submit(client.ensure_controller, timeout_s=20)
+        path = threads.submit(client.ensure_controller, timeout_s=60)
         with listening(environment.NODE_SOCKET):
             assert path.result(timeout=60) == environment.NODE_SOCKET
     assert not own_folder(places).exists()
@@ -257,7 +257,7 @@ ONE_OF_MANY = """
 import os, sys, threading
 from pathlib import Path
 from jupyter_affinode.client.api import ensure_controller
-threads = [threading.Thread(target=ensure_controller, kwargs={"timeout_s": 30}) for _ in range(4)]
+threads = [threading.Thread(target=ensure_controller, kwargs={"timeout_s": 60}) for _ in range(4)]
 sys.stdin.readline()
 for thread in threads:
     thread.start()

@@ -151,7 +151,7 @@ def test_controllers_that_are_killed_count_nothing_twice(machine, shim, wait_unt
         return (rows(path, "SELECT coalesce(sum(held_byte_s), 0) FROM usage") or [(0.0,)])[0][0]
 
     for _ in range(2):
-        controller = machine.start_controller("--settle=0.1")
+        controller = machine.start_controller("--settle=0.1", patient=True)
         shim("k1", resident=GIB)
         wait_until(lambda: held() > sums[-1])
         controller.kill()

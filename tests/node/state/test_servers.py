@@ -59,7 +59,7 @@ def descriptors():
     return len(os.listdir("/proc/self/fd"))
 
 
-async def until(condition, timeout_s=20.0):
+async def until(condition, timeout_s=60.0):
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline

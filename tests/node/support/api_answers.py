@@ -31,7 +31,7 @@ def checked(method, path, answer):
     return status, body
 
 
-def raw(machine, data, timeout=10.0):
+def raw(machine, data, timeout=60.0):
     """Send bytes to the API socket; what comes back."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(timeout)

@@ -33,7 +33,7 @@ class Api(http.client.HTTPConnection):
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(20)
+        self.sock.settimeout(60)
         self.sock.connect(str(FOLDER / "node.sock"))
 
 

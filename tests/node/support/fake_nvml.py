@@ -25,7 +25,7 @@ class FakeNvml:
 
     def read(self):
         began = fake_shim.time.monotonic()
-        assert self.gate.wait(30)
+        assert self.gate.wait(60)
         if self.broken:
             raise NvmlMissing("Driver Not Loaded")
         total = 1000 * MIB

@@ -90,7 +90,7 @@ def send(connected: socket.socket, data: bytes, *descriptors: int) -> None:
 def connect(path: Path) -> socket.socket:
     """Connect to `link.sock`."""
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connected.settimeout(10)
+    connected.settimeout(60)
     try:
         connected.connect(str(path))
     except OSError:

@@ -16,7 +16,7 @@ class Listening:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._follow(socket)))
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
 
     def of(self, kind):
         return [notice for notice in self.heard if notice["kind"] == kind]

@@ -44,7 +44,7 @@ class ThreadController:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="controller")
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
 
     def stop(self) -> None:
         """End it as SIGTERM would."""

@@ -42,7 +42,7 @@ def interrupts():
     signal.signal(closing.INTERRUPT, before)
 
 
-async def becomes(condition, timeout=30.0):
+async def becomes(condition, timeout=60.0):
     """Let the loop run until it holds."""
     deadline = time.monotonic() + timeout
     while not condition():

@@ -178,7 +178,7 @@ def test_a_signal_leaves_nothing_running(bench_machine, wait_until, number):
     wait_until(lambda: children(bench.pid))
     started = children(bench.pid)
     bench.send_signal(number)
-    assert bench.wait(timeout=20) in (130, 143)
+    assert bench.wait(timeout=60) in (130, 143)
     wait_until(lambda: not any(alive(pid) for pid in started))
     assert "Traceback" not in bench.stderr.read()
 

@@ -56,7 +56,7 @@ async def begin(client: Any, code: str) -> str:
     """Start a cell and wait for what it prints. What is sent right after its error is not aborted."""
     message_id = client.execute(code, stop_on_error=False)
     while True:
-        message = await client.get_iopub_msg(timeout=30)
+        message = await client.get_iopub_msg(timeout=60)
         if message["msg_type"] == "stream" and message["parent_header"]["msg_id"] == message_id:
             return message_id
 
