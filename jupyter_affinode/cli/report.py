@@ -1,4 +1,4 @@
-"""`jupyter affinode report`: GPU memory held, used and given back by user, and waits."""
+"""`jupyter affinode report`: GPU memory held, used and freed by user, and waits."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ..client.api import ControllerClient, ControllerRefused, ControllerUnavaila
 from ..node.ledger.report import GROUPS, Question, ReportRefused, csv_rows, report
 from .output import duration_text
 
-DESCRIPTION = """Report GPU memory held, used and given back, in GiB times hours, with parks, waits and refusals.
+DESCRIPTION = """Report GPU memory held, used and freed, in GiB times hours, with parks, waits and refusals.
 Days are UTC. "Held" is memory on the GPU; "used" the part of it while the kernel was at work; "idle" the rest;
-"given back" is what was parked while others could have the GPU. You see your own figures, administrators all."""
+"freed" is what was safe in RAM while others could have the GPU. You see your own figures, administrators all."""
 HEADINGS = {
     "held_gib_hours": "HELD",
     "used_gib_hours": "USED",
     "idle_gib_hours": "IDLE",
-    "given_back_gib_hours": "GIVEN BACK",
+    "given_back_gib_hours": "FREED",
     "parks": "PARKS",
     "resumes": "RESUMES",
     "refusals": "REFUSED",

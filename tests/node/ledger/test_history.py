@@ -202,7 +202,7 @@ def test_the_report_is_the_same_from_a_controller_and_from_its_file(machine, shi
     assert [(line["gpu"][:4], line["parks"]) for line in lines] == [("GPU-", "1")]
     assert main(["report", "--ledger", str(path), "--by", "day", "--since", "1d"]) == 0
     text = capsys.readouterr().out
-    assert "GIVEN BACK" in text and "Measured for" in text
+    assert "FREED" in text and "Measured for" in text
 
 
 def test_where_none_runs_an_administrator_is_told_what_the_machines_controller_left(
