@@ -6,6 +6,7 @@ Schemathesis makes the requests. AFFINODE_API_EXAMPLES makes them more than CI's
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import socket
@@ -24,6 +25,7 @@ from live_machine import Machine
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 from thread_controller import ThreadController
 
+from jupyter_affinode.node.api.server import BODY_BYTES_MAX, HEADER_BYTES_MAX
 from jupyter_affinode.node.identity.access import EveryUserAccess
 
 EXAMPLES = int(os.environ.get("AFFINODE_API_EXAMPLES", "5"))
@@ -87,6 +89,12 @@ def api(request):
         assert "Traceback" not in log and "a request failed" not in log, log
 
 
+def is_read(case) -> bool:
+    """Whether a request is short enough to reach the API; the HTTP server refuses longer ones without JSON."""
+    head = json.dumps([case.path_parameters, case.query, case.headers], default=str)
+    return len(json.dumps(case.body, default=str)) < BODY_BYTES_MAX and 2 * len(head) < HEADER_BYTES_MAX
+
+
 @pytest.mark.parametrize("mode", ["positive", "negative"])
 @pytest.mark.parametrize(("path", "method"), OPERATIONS)
 def test_any_request_is_answered_as_described(api, path, method, mode, wait_until):
@@ -106,6 +114,7 @@ def test_any_request_is_answered_as_described(api, path, method, mode, wait_unti
     )
     @hypothesis.given(case=strategy, known=hypothesis.strategies.sampled_from(["k0", "k1", "k2", None]))
     def answers(case, known):
+        hypothesis.assume(is_read(case))
         if known is not None and mode == "positive" and "kernel_id" in path:
             case.path_parameters["kernel_id"] = known
         case.call_and_validate(base_url=url, session=session, excluded_checks=excluded)
