@@ -60,6 +60,10 @@ class Machine:
     context_bytes: int = CONTEXT_BYTES  # each kernel that used CUDA, on its GPU
     compute_share: float = 1.0  # of a GPU's compute that one running cell could use
 
+    def gpu_sizes(self) -> dict[str, int]:
+        """Return each GPU's memory by its UUID."""
+        return {f"GPU-{number:02d}": self.gpu_bytes for number in range(self.gpus)}
+
     def check(self, settings: Settings, sessions: Sequence[Session]) -> None:
         """Raises ImpossiblePlan."""
         if self.gpus < 1:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from ..node.model.snapshot import Kernel, Reservation, Residency
 from .machine import Machine
-from .simulated_kernel import Sharer
+from .simulated_kernel import SimulatedKernel
 from .simulation import ModelBroken
 
 ACTIVITY_LATE_S = (
@@ -14,66 +15,77 @@ ACTIVITY_LATE_S = (
 )
 
 
+class Part(NamedTuple):
+    """What one kernel has: on each of its GPUs, reserved there, and on the host."""
+
+    gpus: tuple[str, ...]
+    held: int
+    reserved: int
+    on_host: int
+
+
 class Books:
     """Sums and snapshots of all kernels; `renew` looks at those that changed and checks every capacity."""
 
     def __init__(self, machine: Machine):
         self._machine = machine
-        self.free = [machine.gpu_bytes] * machine.gpus  # reserved room is not taken yet
-        self.unreserved = list(self.free)
+        self.free = machine.gpu_sizes()  # reserved room is not taken yet
+        self.unreserved = dict(self.free)
         self.host_bytes = machine.host_used_bytes
         self.seen: dict[int, Kernel] = {}
-        self.reserved: dict[int, Reservation] = {}
-        self.waiting: dict[int, Sharer] = {}
-        self.computing: dict[int, Sharer] = {}
+        self.reserved: dict[int, tuple[Reservation, ...]] = {}
+        self.waiting: dict[int, SimulatedKernel] = {}
+        self.computing: dict[int, SimulatedKernel] = {}
         self.renewed: list[int] = []  # whose snapshots are new since this list was emptied
-        self._parts: dict[int, tuple[int, int, int, int]] = {}  # GPU, held there, reserved there, on the host
-        self._changed: dict[int, Sharer] = {}
+        self._parts: dict[int, Part] = {}
+        self._changed: dict[int, SimulatedKernel] = {}
 
-    def touch(self, sharer: Sharer) -> None:
+    def touch(self, kernel: SimulatedKernel) -> None:
         """Something of it is different, or will be in a moment."""
-        self._changed[sharer.guest.number] = sharer
+        self._changed[kernel.guest.number] = kernel
 
-    def room(self, gpu: int) -> int:
-        """Return what is free on a GPU and not reserved."""
+    def room(self, gpus: Iterable[str]) -> int:
+        """Return what is free and not reserved on the fullest of the GPUs."""
         self._add_up()
-        return self.unreserved[gpu]
+        return min(self.unreserved[uuid] for uuid in gpus)
 
-    def renew(self, there: Mapping[int, Sharer], now: float) -> None:
+    def renew(self, there: Mapping[int, SimulatedKernel], now: float) -> None:
         """Bring everything up to date. Raises ModelBroken where something holds more than there is."""
         self._add_up()
-        for number, sharer in self._changed.items():
+        for number, kernel in self._changed.items():
             if number not in there:
                 self._forget(number)
                 continue
-            self.seen[number] = sharer.seen(now)
-            if sharer.residency is Residency.RESUMING:
-                self.reserved[number] = Reservation(sharer.id, sharer.gpu, self._parts[number][2])
+            self.seen[number] = kernel.seen(now)
+            if kernel.residency is Residency.RESUMING:
+                size = self._parts[number].reserved
+                self.reserved[number] = tuple(Reservation(kernel.id, uuid, size) for uuid in kernel.on)
             else:
                 self.reserved.pop(number, None)
-            if sharer.room is not None or sharer.wants_since is not None:
-                self.waiting[number] = sharer
+            if kernel.room is not None or kernel.wants_since is not None:
+                self.waiting[number] = kernel
             else:
                 self.waiting.pop(number, None)
-            if sharer.computes_since is not None:
-                self.computing[number] = sharer
+            if kernel.computes_since is not None:
+                self.computing[number] = kernel
             else:
                 self.computing.pop(number, None)
             self.renewed.append(number)
         self._changed.clear()
-        for number, sharer in self.computing.items():  # its last activity is now
+        for number, kernel in self.computing.items():  # its last activity is now
             if now - self.seen[number].last_activity > ACTIVITY_LATE_S:
-                self.seen[number] = sharer.seen(now)
-        if min(self.unreserved) < 0:
-            raise ModelBroken(f"at {now:.3f} s a GPU holds {-min(self.unreserved)} bytes more than it has")
+                self.seen[number] = kernel.seen(now)
+        least = min(self.unreserved.values())
+        if least < 0:
+            raise ModelBroken(f"at {now:.3f} s a GPU holds {-least} bytes more than it has")
         if self.host_bytes > self._machine.host_bytes:
             raise ModelBroken(f"at {now:.3f} s the host holds more than it has")
 
-    def forget(self, sharer: Sharer) -> None:
+    def forget(self, kernel: SimulatedKernel) -> None:
         """Its processes have ended."""
-        number = sharer.guest.number
+        number = kernel.guest.number
         self._changed.pop(number, None)
-        self._enter(number, (sharer.guest.gpu or 0, 0, 0, 0))
+        self._enter(number, Part((), 0, 0, 0))
         self._forget(number)
 
     def _forget(self, number: int) -> None:
@@ -81,13 +93,13 @@ class Books:
             table.pop(number, None)
 
     def _add_up(self) -> None:
-        for number, sharer in self._changed.items():
-            gpu, is_resuming = sharer.guest.gpu or 0, sharer.residency is Residency.RESUMING
-            here = 0 if is_resuming else sharer.on_gpu
-            back = sharer.held + sum(sharer.way_back().values()) if is_resuming else 0
-            self._enter(number, (gpu, here + sharer.context_on_gpu, back, sharer.on_host))
+        for number, kernel in self._changed.items():
+            is_resuming = kernel.residency is Residency.RESUMING
+            here = 0 if is_resuming else kernel.on_gpu
+            back = kernel.resume_bytes() if is_resuming else 0
+            self._enter(number, Part(kernel.on, here + kernel.context_on_gpu, back, kernel.on_host))
 
-    def _enter(self, number: int, part: tuple[int, int, int, int]) -> None:
+    def _enter(self, number: int, part: Part) -> None:
         before = self._parts.get(number)
         if before == part:
             return
@@ -96,8 +108,8 @@ class Books:
         self._post(part, 1)
         self._parts[number] = part
 
-    def _post(self, part: tuple[int, int, int, int], sign: int) -> None:
-        gpu, here, back, host = part
-        self.free[gpu] -= sign * here
-        self.unreserved[gpu] -= sign * (here + back)
-        self.host_bytes += sign * host
+    def _post(self, part: Part, sign: int) -> None:
+        for uuid in part.gpus:
+            self.free[uuid] -= sign * part.held
+            self.unreserved[uuid] -= sign * (part.held + part.reserved)
+        self.host_bytes += sign * part.on_host

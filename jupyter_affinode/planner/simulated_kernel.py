@@ -9,19 +9,21 @@ from ..node.model.snapshot import HostUse, Kernel, Residency, RoomRequest
 from .machine import RESUME_SPARE_BYTES
 from .simulation import Guest
 
+AWAY = (Residency.PARKED, Residency.QUEUED, Residency.RESUMING)
 
-class Sharer:
+
+class SimulatedKernel:
     """One guest's kernel; what `decide` is shown of it is made anew only when something changed.
 
-    Sizes in bytes; `held` is its movable memory wherever it is, `kept` host memory that it has from its last park.
-    `leaves`: parked, it takes its CUDA context along, and may come back on any of `gpus`; `changes`: what part of
-    its memory does between two parks.
+    Sizes in bytes; `held` is its movable memory on each of the GPUs `on`, wherever that memory is now, and `kept` the
+    host memory that it has from its last park. `leaves`: parked, it takes its CUDA context along, and may resume on
+    any of `gpus`; `changes`: what part of its memory does between two parks.
     """
 
     def __init__(
         self,
         guest: Guest,
-        gpu: str,
+        on: tuple[str, ...],
         context_bytes: int,
         *,
         leaves: bool,
@@ -30,11 +32,13 @@ class Sharer:
     ):
         self.guest = guest
         self.id = f"{guest.number:06d}-{guest.session.id}"
-        self.gpu = gpu
+        self.on = on
         self.context_bytes = context_bytes
         self.leaves = leaves
         self.gpus = gpus
         self.changes = changes
+        self.spare_bytes = RESUME_SPARE_BYTES
+        self.user = guest.session.person
         self.priority = 0  # by the settings for users; their names are the persons'
         self.is_opted_out = False
         self.has_context = False
@@ -43,11 +47,13 @@ class Sharer:
         self.held = 0
         self.kept = 0
         self.kept_since = 0.0
+        self.trimming = 0  # of that, what it was asked to give back
         self.has_parked = False
         self.park_budget: int | None = None
         self.park_short = 0
         self.room: RoomRequest | None = None
         self.wants_since: float | None = None
+        self.moves_since: float | None = None
         self.preempted_s: float | None = None  # what is left of a cell that was interrupted
         self.last_activity = 0.0
         self.computes_since: float | None = None
@@ -58,8 +64,13 @@ class Sharer:
         self.resume_backoff = Backoff()
 
     @property
+    def movable(self) -> int:
+        """Its movable memory of all GPUs."""
+        return self.held * len(self.on)
+
+    @property
     def on_gpu(self) -> int:
-        """What of its memory takes room on its GPU now; a resuming one has its room reserved."""
+        """What of its memory takes room on each of its GPUs now; a resuming one has its room reserved."""
         away = (Residency.NONE, Residency.PARKED, Residency.QUEUED)
         return 0 if self.residency in away else self.held
 
@@ -70,38 +81,46 @@ class Sharer:
 
     @property
     def on_host(self) -> int:
-        """What of host memory is its own: a copy, or what it keeps for the next."""
-        away = (Residency.PARKED, Residency.QUEUED, Residency.RESUMING)
-        return max(self.held, self.kept) if self.residency in away else self.kept
+        """What of host memory is its own: a copy, or what it keeps for the next; and its context's, if that left."""
+        image = self.context_bytes if self.left_gpu else 0
+        return (max(self.movable, self.kept) if self.residency in AWAY else self.kept) + image
 
-    def way_back(self) -> dict[str, int]:
-        """What coming back takes beside its memory."""
-        return {self.gpu: self.context_bytes + RESUME_SPARE_BYTES} if self.left_gpu else {}
+    def resume_bytes(self) -> int:
+        """What resuming takes on each of its GPUs."""
+        return self.held + self._context_back()
+
+    def _context_back(self) -> int:
+        return self.context_bytes + self.spare_bytes if self.left_gpu else 0
 
     def _elsewhere(self) -> tuple[str, ...]:
         if not self.left_gpu or self.wants_since is None:
             return ()
-        return tuple(uuid for uuid in self.gpus if uuid != self.gpu)
+        return tuple(uuid for uuid in self.gpus if uuid not in self.on)
+
+    def _each(self, size: int) -> dict[str, int]:
+        return dict.fromkeys(self.on, size)
 
     def seen(self, now: float) -> Kernel:
         """For the snapshot. While it computes its last activity is `now`."""
-        is_away = self.residency in (Residency.PARKED, Residency.QUEUED, Residency.RESUMING)
+        is_away = self.residency in AWAY
         is_moving = self.residency in (Residency.PARKING, Residency.RESUMING)
         computes = self.computes_since is not None
+        back = self._context_back()
         return Kernel(
             id=self.id,
             residency=self.residency if self.residency is not Residency.NONE else Residency.RESIDENT,
-            resident_bytes={self.gpu: 0 if is_away else self.held},
-            parked_bytes={self.gpu: self.held if is_away else 0},
-            context_bytes=self.way_back(),
+            resident_bytes=self._each(0 if is_away else self.held),
+            parked_bytes=self._each(self.held if is_away else 0),
+            context_bytes=self._each(back) if back else {},
             may_leave=self.leaves,
             elsewhere=self._elsewhere(),
-            leaves_bytes={self.gpu: self.context_on_gpu} if self.leaves else {},
-            fixed_bytes={self.gpu: 0 if self.leaves else self.context_on_gpu},
+            leaves_bytes=self._each(self.context_on_gpu) if self.leaves else {},
+            fixed_bytes=self._each(0 if self.leaves else self.context_on_gpu),
             last_activity=now if computes else self.last_activity,
             calls_in_flight=int(computes),
             cell_open=self.guest.cell_is_open,
             is_moving=is_moving,
+            moves_since=self.moves_since if is_moving else None,
             wants_since=self.wants_since,
             rooms=() if self.room is None else (self.room,),
             retry_at=self.park_backoff.retry_at,
@@ -110,19 +129,21 @@ class Sharer:
             host=HostUse(
                 is_frugal=True,
                 kept_bytes=0 if is_away else self.kept,
-                trimmable_bytes=self.kept if self.residency is Residency.RESIDENT else 0,
+                trimmable_bytes=self.kept - self.trimming if self.residency is Residency.RESIDENT else 0,
+                trimming_bytes=self.trimming,
                 kept_since=self.kept_since,
-                park_takes_bytes=self.held if self.has_parked else None,
+                park_takes_bytes=self.movable if self.has_parked else None,
                 park_short_bytes=self.park_short,
                 budget_bytes=self.park_budget if is_moving else None,
                 retry_at=self.host_backoff.retry_at,
             ),
-            user=self.guest.session.person,
+            user=self.user,
             priority=self.priority,
             is_opted_out=self.is_opted_out,
+            may_be_preempted=len(self.on) == 1,
             resident_since=self.resident_since,
             started_at=self.started_at,
             can_be_ended=True,
-            park_copies_bytes=int(self.held * self.changes) if self.has_parked else None,
-            resume_copies_bytes=self.held,
+            park_copies_bytes=int(self.movable * self.changes) if self.has_parked else None,
+            resume_copies_bytes=self.movable,
         )

@@ -43,15 +43,15 @@ class Wakes:
         moments = [now + PASSES_APART_S]
         moments += [moment for moment in self._eligible().values() if moment > now]
         patience = self._patience()
-        for sharer in waiting.values():
-            since = sharer.room.since if sharer.room is not None else sharer.wants_since
+        for kernel in waiting.values():
+            since = kernel.room.since if kernel.room is not None else kernel.wants_since
             if since is not None:
                 moments += [since + wait for wait in patience if since + wait > now]
-            if sharer.resume_backoff.retry_at > now:
-                moments.append(sharer.resume_backoff.retry_at)
+            if kernel.resume_backoff.retry_at > now:
+                moments.append(kernel.resume_backoff.retry_at)
         if self._settings.when_full != "wait":
-            for sharer in self._books.computing.values():
-                for base in (sharer.resident_since, sharer.computes_since or 0.0):
+            for kernel in self._books.computing.values():
+                for base in (kernel.resident_since, kernel.computes_since or 0.0):
                     moments += [base + wait for wait in patience if base + wait > now]
         moment = min(moments) + MOMENT_S
         if self._wake_at is None or self._wake_at <= self._timeline.now or moment < self._wake_at:
@@ -82,8 +82,8 @@ class Wakes:
         """When the longest wait began; None: no kernel waits."""
         now = self._timeline.now
         moments = (
-            sharer.room.since if sharer.room is not None else sharer.wants_since
-            for sharer in self._books.waiting.values()
+            kernel.room.since if kernel.room is not None else kernel.wants_since
+            for kernel in self._books.waiting.values()
         )
         return min((now if moment is None else moment for moment in moments), default=None)
 
@@ -93,7 +93,7 @@ class Wakes:
         is_alone = self._timeline.ahead == self._passes_ahead
         self._passes_alone = self._passes_alone + 1 if is_alone else 0
         if self._passes_alone > ALONE_MAX:
-            waiting = ", ".join(sharer.id for sharer in self._books.waiting.values())
+            waiting = ", ".join(kernel.id for kernel in self._books.waiting.values())
             raise ModelBroken(
                 f"at {self._timeline.now:.0f} s {waiting} wait, and the policy does nothing about it"
             )

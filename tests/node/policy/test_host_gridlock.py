@@ -1,4 +1,4 @@
-"""Nobody is kept from the GPU by host memory that could be had, and whoever is for want of it is told so.
+"""A kernel waits for host memory only where there is none to be had, and is told so.
 
 Random machines under a virtual clock; each failure prints its seed. AFFINODE_HISTORIES=5000 tries so many
 of each kind.
@@ -10,57 +10,57 @@ import os
 import random
 
 import pytest
-from short_machine import STEP_S, Sharer, ShortMachine
+from scenes import START
+from short_host import ShortHost, sharer, thinking
 
 from jupyter_affinode.node.model.actions import Park, Resume, Trim
 from jupyter_affinode.node.model.snapshot import Residency
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.wait_estimates import outlooks
+from jupyter_affinode.settings.policy import GIB
 
 HISTORIES = int(os.environ.get("AFFINODE_HISTORIES", "15"))
 LONG_AGO_S = 100.0
 
 
 def random_machine(draw):
-    """A few kernels, somewhere; host memory for some of them."""
+    """A few kernels, somewhere; host memory for some of them. None if that cannot be."""
     gpus = {f"GPU-{number}": draw.randint(8, 40) for number in range(draw.choice([1, 2, 2]))}
     limits = draw.choice(
         [{}, {"/all": draw.randint(10, 90)}, {"/all": draw.randint(10, 90), "/all/a": draw.randint(5, 60)}]
     )
-    goes_elsewhere, contexts = draw.random() < 0.6, draw.choice([0, 0, 1])
+    leaves, context = draw.random() < 0.6, draw.choice([0, 0, 1])
     sharers = []
     for number in range(draw.randint(2, 7)):
         gpu = draw.choice(list(gpus))
-        size = draw.randint(1, min(gpus.values()) - contexts)
+        size = draw.randint(1, min(gpus.values()) - context)
         inside = draw.choice([("/all",), ("/all/a", "/all")]) if "/all/a" in limits else tuple(limits)
-        sharers.append(Sharer(f"k{number}", size, gpu, inside, goes_elsewhere, known=draw.random() < 0.8))
-    machine = ShortMachine(
-        gpus, draw.randint(10, 120), sharers, limits, draw.choice([0, 2]), contexts, draw=draw
-    )
-    for each in sharers:
-        each.residency = Residency.PARKED
-    for each in draw.sample(sharers, len(sharers)):
-        if machine.free(each.gpu) >= each.size and draw.random() < 0.8:
-            each.residency = Residency.RESIDENT
-            each.kept = draw.choice([0, 0, each.size, draw.randint(0, each.size)])
+        sharers.append(sharer(f"k{number}", size, gpu, inside, leaves=leaves, residency=Residency.PARKED))
+    reserve = draw.choice([0, 2])
+    machine = ShortHost(gpus, draw.randint(10, 120), sharers, limits, reserve=reserve, context=context)
+    kernels = machine.kernels
+    for each in kernels:
+        each.has_parked = draw.random() < 0.8
+    for each in draw.sample(kernels, len(kernels)):
+        if machine.free(each.on[0]) >= each.resume_bytes() and draw.random() < 0.8:
+            machine.begin_as(each, Residency.RESIDENT)
+            each.kept = draw.choice([0, 0, each.held, draw.randint(0, each.held // GIB) * GIB])
+    if any(machine.free(gpu) < 0 for gpu in gpus) or any(machine.left(place) < 0 for place in ("", *limits)):
+        return None
     return machine
 
 
 def tried(seed):
-    """A random machine on which nothing goes on and somebody waits; None if that cannot be."""
+    """A random machine on which nothing goes on and a kernel waits; None if that cannot be."""
     draw = random.Random(seed)
     machine = random_machine(draw)
-    machine.think_s = 1e9, 1e9
-    if any(machine.free(gpu) < 0 for gpu in machine.gpus) or machine.left("") < 0:
+    if machine is None:
         return None
-    if any(machine.left(place) < 0 for place in machine.limits):
-        return None
-    for each in machine.sharers:
-        each.last_activity = machine.now - LONG_AGO_S
-        each.thinks_until = machine.now + 1e9
+    for each in machine.kernels:
+        each.last_activity = START - LONG_AGO_S
         if each.residency is Residency.PARKED and draw.random() < 0.7:
-            each.residency, each.wants_since = Residency.QUEUED, machine.now - draw.uniform(1, 60)
-    return machine if any(each.wants_since for each in machine.sharers) else None
+            each.residency, each.wants_since = Residency.QUEUED, START - draw.uniform(1, 60)
+    return machine if any(each.wants_since for each in machine.kernels) else None
 
 
 def seeds():
@@ -77,14 +77,14 @@ def seeds():
 
 def test_where_there_is_a_way_it_is_taken_and_where_there_is_none_that_is_said():
     for seed, machine in seeds():
-        ways = list(machine.orders())
+        ways = list(machine.ways())
         node = machine.snapshot()
         actions = decide(machine.now, node, machine.settings)
         if ways:
             assert any(isinstance(action, Park | Resume | Trim) for action in actions), (seed, ways)
             continue
-        machine.host, machine.limits = 1 << 20, {}
-        if list(machine.orders()):  # host memory alone is in the way
+        machine.host_bytes, machine.limits = 1 << 50, {}
+        if list(machine.ways()):  # host memory alone is in the way
             told = outlooks(machine.now, node, machine.settings)
             reasons = [outlook.reason for outlook in told.values()]
             unknown = any(isinstance(action, Park) for action in actions)
@@ -92,63 +92,59 @@ def test_where_there_is_a_way_it_is_taken_and_where_there_is_none_that_is_said()
 
 
 def test_waiters_are_served_until_there_is_no_way_to_serve_any():
-    """From wherever it begins, until there is nobody left who waits, or no way to serve anybody."""
+    """From wherever it begins, until no kernel waits, or there is no way to serve one."""
     for seed, machine in seeds():
         for _ in range(600):
             machine.step()
-            if machine.is_quiet and not list(machine.orders()):
+            if machine.is_quiet and not list(machine.ways()):
                 break
         else:
             raise AssertionError(
-                (seed, machine.counts, [(each.id, each.residency) for each in machine.sharers])
+                (seed, machine.outcome.counts, [(each.id, each.residency) for each in machine.kernels])
             )
 
 
-def twenty(**changes):
+def twenty(others):
     """Twenty kernels of 20 GiB on two GPUs of 140 beside 252 GiB of host memory, as many as fit on each at first."""
+    draw = random.Random(7)
     sharers = [
-        Sharer(f"k{number:02d}", 20, f"GPU-{int(number >= 12)}", ("/",), True, known=False)
+        sharer(
+            f"k{number:02d}",
+            20,
+            f"GPU-{int(number >= 12)}",
+            ("/",),
+            leaves=True,
+            residency=Residency.PARKED,
+            thinks=thinking(draw, 2.0, 10.0),
+        )
         for number in range(20)
     ]
-    machine = ShortMachine(
-        {"GPU-0": 140, "GPU-1": 140},
-        252,
-        sharers,
-        {"/": 252},
-        25,
-        1,
-        draw=random.Random(changes.pop("seed", 7)),
-        **changes,
-    )
-    for each in sharers:
-        each.residency = Residency.PARKED
-    for each in sharers:
-        if machine.free(each.gpu) >= each.size + 1:
-            each.residency = Residency.RESIDENT
+    gpus = {"GPU-0": 140, "GPU-1": 140}
+    machine = ShortHost(gpus, 252, sharers, {"/": 252}, reserve=25, context=1, others=others)
+    for each in machine.kernels:
+        if machine.free(each.on[0]) >= each.resume_bytes():
+            machine.begin_as(each, Residency.RESIDENT)
     return machine
 
 
 @pytest.mark.parametrize("others", [14, 37])
 def test_twenty_kernels_of_twenty_gib_on_two_gpus_all_get_their_turns(others):
     """`others`: what twenty processes have of host memory for themselves, and so much more that one swap just fits."""
-    machine = twenty(others=others)
-    for _ in range(int(240 / STEP_S)):
-        machine.step()
-    waiting = [machine.now - each.wants_since for each in machine.sharers if each.wants_since is not None]
-    assert min(each.cells for each in machine.sharers) >= 5, machine.counts
-    assert max(waiting + [each.waited_s for each in machine.sharers]) < 120, machine.counts
-    assert machine.counts.get("parks failed for host memory", 0) < 10, machine.counts
+    machine = twenty(others)
+    machine.pass_time(240)
+    waiting = [machine.now - each.wants_since for each in machine.kernels if each.wants_since is not None]
+    assert min(actor.guest.next_cell for actor in machine.actors.values()) >= 5, machine.outcome.counts
+    assert max([*waiting, *machine.waits.values()]) < 120, machine.outcome.counts
+    assert machine.failed_parks < 10, machine.outcome.counts
 
 
 def test_host_memory_freed_by_other_programs_is_used_at_once():
-    machine = twenty(others=46)
-    for _ in range(int(60 / STEP_S)):
-        machine.step()
-    before = machine.counts.get("resumes", 0)
-    machine.others = 14
-    for _ in range(int(8 / STEP_S)):
-        machine.step()
-    assert machine.counts["resumes"] > before + 1, machine.counts
+    machine = twenty(46)
+    machine.pass_time(60)
+    before = machine.outcome.counts["resumes"]
+    machine.others_bytes = 14 * GIB
+    machine.pass_time(8)
+    assert machine.outcome.counts["resumes"] > before + 1, machine.outcome.counts
 
 
 # ---- one statement a test
@@ -157,12 +153,12 @@ SIZES = {"GPU-0": 40}
 
 
 def machine_with(*sharers, host, **options):
-    """One GPU of 40 GiB; everybody has been idle, or has waited, for a minute."""
-    machine = ShortMachine(SIZES, host, list(sharers), **options)
-    for each in sharers:
-        each.last_activity, each.thinks_until = machine.now - 60, machine.now + 1e9
+    """One GPU of 40 GiB; every kernel has been idle, or has waited, for a minute."""
+    machine = ShortHost(SIZES, host, list(sharers), **options)
+    for each in machine.kernels:
+        each.last_activity, each.has_parked = START - 60, True
         if each.residency is Residency.QUEUED:
-            each.wants_since = machine.now - 60
+            each.wants_since = START - 60
     return machine
 
 
@@ -170,44 +166,39 @@ def decided(machine):
     return decide(machine.now, machine.snapshot(), machine.settings)
 
 
+def idle(name, size, **options):
+    return sharer(name, size, "GPU-0", **options)
+
+
 def queued(name, size):
-    return Sharer(name, size, "GPU-0", residency=Residency.QUEUED)
+    return sharer(name, size, "GPU-0", residency=Residency.QUEUED)
 
 
 def test_the_retained_copy_of_a_resuming_kernel_is_waited_for_without_a_refusal():
-    comes = queued("comes", 15)
-    machine = machine_with(Sharer("idle", 20, "GPU-0"), comes, queued("waits", 20), host=40)
-    comes.residency, comes.moving_until, comes.wants_since = Residency.RESUMING, machine.now + 1, None
-    comes.moves_since = machine.now
+    machine = machine_with(idle("idle", 20), queued("comes", 15), queued("waits", 20), host=40)
+    comes = machine.kernel("comes")
+    comes.residency, comes.wants_since, comes.moves_since = Residency.RESUMING, None, START
     assert decided(machine) == []
-    comes.moving_until = None
-    comes.residency, comes.kept = Residency.RESIDENT, 15
+    comes = machine.kernel("comes")
+    comes.residency, comes.kept = Residency.RESIDENT, 15 * GIB
     assert [(type(action), action.kernel_id) for action in decided(machine)] == [(Trim, "comes")]
 
 
 def test_a_waiter_without_host_memory_does_not_hold_up_one_that_fits():
-    """It is only by somebody's coming back that there is more."""
-    machine = machine_with(
-        Sharer("idle", 30, "GPU-0"),
-        queued("large", 38),
-        queued("small", 8),
-        host=38 + 8 + 10,
-        draw=random.Random(1),
-    )
-    assert not list(machine.orders()) or all(waiter.id == "small" for waiter, _, _ in machine.orders())
+    """It is only by another kernel's resume that there is more."""
+    machine = machine_with(idle("idle", 30), queued("large", 38), queued("small", 8), host=38 + 8 + 10)
+    assert {waiter for waiter, _, _ in machine.ways()} <= {"small"}
     assert next((type(action), action.kernel_id) for action in decided(machine)) == (Resume, "small")
 
 
 def test_no_victim_is_parked_unless_host_memory_holds_all_that_are_needed():
-    """Two must yield and there is room for one: it would have come back behind somebody who is never served."""
-    kernels = Sharer("a", 20, "GPU-0"), Sharer("b", 20, "GPU-0"), queued("large", 35)
+    """Two must be parked and there is room for one: it would queue behind a kernel that is never served."""
+    kernels = idle("a", 20), idle("b", 20), queued("large", 35)
     assert not any(isinstance(action, Park) for action in decided(machine_with(*kernels, host=35 + 25)))
     assert sum(isinstance(action, Park) for action in decided(machine_with(*kernels, host=35 + 45))) == 2
 
 
 def test_the_drivers_copy_of_a_context_is_counted():
-    kernels = Sharer("idle", 20, "GPU-0", goes_elsewhere=True), queued("waits", 20)
-    assert [type(action) for action in decided(machine_with(*kernels, host=41, contexts=1))] == [Park]
-    assert not any(
-        isinstance(action, Park) for action in decided(machine_with(*kernels, host=40, contexts=1))
-    )
+    kernels = idle("idle", 20, leaves=True), queued("waits", 20)
+    assert [type(action) for action in decided(machine_with(*kernels, host=41, context=1))] == [Park]
+    assert not any(isinstance(action, Park) for action in decided(machine_with(*kernels, host=40, context=1)))

@@ -12,7 +12,8 @@ import random
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from shared_machine import MOVE_S, STEP_S, Notebook, SharedMachine, parked
+from scenes import START
+from shared_gpus import MOVE_S, STEP_S, SharedGpus, notebook
 
 from jupyter_affinode.node.model.actions import EndKernel, GrantRoom, Park
 from jupyter_affinode.node.model.snapshot import Residency
@@ -48,40 +49,42 @@ def notebooks(draw, *, groups=True, least=1, most=8):
     for number in range(draw(st.integers(least, most))):
         size = draw(st.integers(2, 99)) * MIB
         uuids = draw(st.sampled_from([["A"], ["A"], ["B"], ["A", "B"]] if groups else [["A"]]))
-        notebook = Notebook(
+        begins_parked = len(uuids) > 1 or draw(st.booleans())
+        one = notebook(
             f"k{number}",
             dict.fromkeys(uuids, size),
             draw(CELLS),
             user=draw(st.sampled_from(["ann", "bob"])),
             priority=draw(st.sampled_from([0, 0, 1, -1, 5, -5])),
             one_long_call=draw(st.booleans()),
+            residency=Residency.PARKED if begins_parked else Residency.NONE,
         )
-        made.append(parked(notebook) if len(uuids) > 1 or draw(st.booleans()) else notebook)
+        made.append(one)
     return made
 
 
 def machine_of(made, policy, seed=None):
-    """A machine with these people; `seed`: with holds, wishes, refusals and deaths."""
-    return SharedMachine(
-        {"A": TOTAL, "B": TOTAL}, made, policy, None if seed is None else random.Random(seed)
-    )
+    """A scene with these kernels; `seed`: with holds, requests, refusals and deaths."""
+    return SharedGpus({"A": TOTAL, "B": TOTAL}, made, policy, None if seed is None else random.Random(seed))
 
 
 def longest(made, policy):
     """A generous bound on a whole history: everything one after the other, each turn with all its waiting."""
-    work = sum(pause + compute for notebook in made for pause, compute in notebook.cells)
-    turns = sum(2 + len(notebook.cells) for notebook in made)
-    slices = sum(compute for notebook in made for _, compute in notebook.cells) / policy.time_slice_s
+    work = sum(pause + compute for each in made for pause, compute, _ in each.cells)
+    turns = sum(2 + len(each.cells) for each in made)
+    slices = sum(compute for each in made for _, compute, _ in each.cells) / policy.time_slice_s
     overhead = 2 * MOVE_S + policy.idle_timeout_s + policy.cell_idle_timeout_s + 4 * STEP_S
     return work + (turns + slices) * (len(made) + 1) * overhead + policy.time_slice_s + 100
 
 
 def run(machine, *, more_s=0.0):
-    """To the end; AssertionError if somebody has not had all their cells in time."""
-    end = machine.now + longest(machine.notebooks, machine.settings) + more_s
+    """To the end; AssertionError if a kernel has not had all its cells in time."""
+    end = machine.now + longest(machine.actors.values(), machine.settings) + more_s
     while not machine.is_done:
         machine.step()
-        assert machine.now < end, [(each.id, each.residency, each.at) for each in machine.notebooks]
+        assert machine.now < end, [
+            (each.id, each.residency, each.guest.next_cell) for each in machine.kernels
+        ]
     return machine
 
 
@@ -101,13 +104,13 @@ POLICIES = st.sampled_from(
 @FEW
 def test_every_kernel_gets_the_gpu_in_the_end_and_none_out_of_memory(made, policy):
     machine = run(machine_of(made, policy))
-    assert not any(notebook.denied for notebook in made)
+    assert not machine.outcome.counts["cells out of memory"]
     assert not any(isinstance(action, EndKernel) for _, action in machine.actions)
 
 
 @given(notebooks(), POLICIES | st.just(BASE.changed(when_full="terminate_newest")), st.integers(0, 1 << 32))
 @FEW
-def test_holds_wishes_refusals_deaths_and_jumping_clocks_break_nothing(made, policy, seed):
+def test_holds_requests_refusals_deaths_and_pauses_of_the_controller_break_nothing(made, policy, seed):
     run(machine_of(made, policy, seed), more_s=4000.0)
 
 
@@ -115,8 +118,8 @@ def test_holds_wishes_refusals_deaths_and_jumping_clocks_break_nothing(made, pol
 @FEW
 def test_quotas_are_kept_and_every_kernel_gets_the_gpu_in_the_end(made, limit, seed, when_full):
     policy = BASE.changed(quotas=f"*={2 * limit * MIB}", when_full=when_full)
-    for notebook in made:
-        assert sum(notebook.sizes.values()) <= 2 * limit * MIB
+    for each in made:
+        assert each.peak_bytes * len(each.on) <= 2 * limit * MIB
     run(machine_of(made, policy, seed), more_s=4000.0)
 
 
@@ -149,15 +152,15 @@ def test_a_much_later_waiter_is_never_served_first(made, ageing_s):
 def rivals(most=8, **fields):
     """One user's many kernels and another's one, each as large as the GPU, that compute again and again."""
     made = [
-        Notebook(f"ann-{number}", {"A": 80 * MIB}, [(6.0, 4.0)] * 12, payer="ann") for number in range(most)
+        notebook(f"ann-{number}", {"A": 80 * MIB}, [(6.0, 4.0)] * 12, payer="ann") for number in range(most)
     ]
-    return [*made, Notebook("bob-0", {"A": 80 * MIB}, [(2.0, 2.0)] * 12, payer="bob", **fields)]
+    return [*made, notebook("bob-0", {"A": 80 * MIB}, [(6.0, 2.0)] * 12, payer="bob", **fields)]
 
 
 def test_a_user_with_many_kernels_keeps_another_with_one_waiting_for_one_turn():
     """Of compute, idle time and two moves: not for the turns of all eight."""
     machine = machine_of(rivals(), BASE)
-    while machine.notebooks[-1].at < 12:
+    while not machine.actors["bob-0"].is_done:
         machine.step()
     turn_s = 4.0 + BASE.idle_timeout_s + 2 * MOVE_S + 4 * STEP_S
     assert machine.waits["bob-0"] <= 2 * turn_s
@@ -166,8 +169,8 @@ def test_a_user_with_many_kernels_keeps_another_with_one_waiting_for_one_turn():
 
 def test_on_a_controller_of_ones_own_the_order_is_first_come_first_served():
     made = rivals()
-    for notebook in made:
-        notebook.payer = ""
+    for each in made:
+        each.seen["payer"] = ""
     machine = run(machine_of(made, BASE))
     for place, (_, first) in enumerate(machine.served):
         assert all(first.since <= later.since for _, later in machine.served[place + 1 :])
@@ -177,8 +180,8 @@ def test_on_a_controller_of_ones_own_the_order_is_first_come_first_served():
 @FEW
 def test_users_take_turns_and_every_kernel_gets_the_gpu_in_the_end(made, policy, data, seed):
     """`_check_turns` looks at each step for the bound on being passed by."""
-    for notebook in made:
-        notebook.payer = data.draw(st.sampled_from(["ann", "bob", "eve"]))
+    for each in made:
+        each.seen["payer"] = data.draw(st.sampled_from(["ann", "bob", "eve"]))
     run(machine_of(made, policy, seed), more_s=4000.0)
 
 
@@ -187,16 +190,16 @@ def test_users_take_turns_and_every_kernel_gets_the_gpu_in_the_end(made, policy,
 def test_a_preempted_kernel_goes_on_where_it_was(made, seed):
     """Every cell computes as long as it should, in however many turns."""
     machine = run(machine_of(made, BASE.changed(when_full="time_slice"), seed), more_s=4000.0)
-    for notebook in made:
-        if not notebook.is_over:
-            assert notebook.at == len(notebook.cells) and notebook.computes_s <= 0
+    for each in made:
+        if not each.is_over:
+            assert machine.computed_s[each.id] == pytest.approx(sum(compute for _, compute, _ in each.cells))
     sliced = [action for _, action in machine.actions if isinstance(action, Park) and action.preempts]
     assert all(action.for_kernel is not None for action in sliced)
 
 
 def test_two_long_cells_take_turns_with_time_slices_and_one_waits_for_the_other_without():
     def both():
-        return [Notebook(f"k{number}", {"A": 80 * MIB}, [(0.0, 60.0)]) for number in range(2)]
+        return [notebook(f"k{number}", {"A": 80 * MIB}, [(0.0, 60.0)]) for number in range(2)]
 
     sliced = run(machine_of(both(), BASE.changed(when_full="time_slice")))
     turns = [action.kernel_id for _, action in sliced.actions if isinstance(action, Park)]
@@ -205,25 +208,25 @@ def test_two_long_cells_take_turns_with_time_slices_and_one_waits_for_the_other_
     assert len([action for _, action in waited.actions if isinstance(action, Park)]) == 1
     assert max(waited.waits.values(), default=0) == 0  # it waited for its first allocation
     (granted,) = [moment for moment, action in waited.actions if isinstance(action, GrantRoom)]
-    assert granted >= 1060
+    assert granted >= START + 60
 
 
 def test_no_kernel_is_preempted_without_a_waiter():
     alone = run(
-        machine_of([Notebook("k", {"A": 80 * MIB}, [(0.0, 60.0)])], BASE.changed(when_full="time_slice"))
+        machine_of([notebook("k", {"A": 80 * MIB}, [(0.0, 60.0)])], BASE.changed(when_full="time_slice"))
     )
     assert alone.actions == []
 
 
 def test_the_newest_is_ended_for_an_older_and_never_the_other_way_round():
     policy = BASE.changed(when_full="terminate_newest")
-    old = parked(Notebook("old", {"A": 80 * MIB}, [(5.0, 10.0)]))
-    young = Notebook("young", {"A": 80 * MIB}, [(0.0, 500.0)])
+    old = notebook("old", {"A": 80 * MIB}, [(5.0, 10.0)], residency=Residency.PARKED)
+    young = notebook("young", {"A": 80 * MIB}, [(0.0, 500.0)])
     machine = run(machine_of([old, young], policy))
     (ended,) = [action for _, action in machine.actions if isinstance(action, EndKernel)]
     assert (ended.kernel_id, ended.for_kernel) == ("young", "old")
-    old = Notebook("old", {"A": 80 * MIB}, [(0.0, 100.0)])
-    young = parked(Notebook("young", {"A": 80 * MIB}, [(5.0, 10.0)]))
+    old = notebook("old", {"A": 80 * MIB}, [(0.0, 100.0)])
+    young = notebook("young", {"A": 80 * MIB}, [(5.0, 10.0)], residency=Residency.PARKED)
     machine = run(machine_of([old, young], policy))
     assert not any(isinstance(action, EndKernel) for _, action in machine.actions)
     assert machine.waits["young"] > 90
@@ -232,11 +235,10 @@ def test_the_newest_is_ended_for_an_older_and_never_the_other_way_round():
 @pytest.mark.parametrize("when_full", ["wait", "time_slice", "terminate_newest"])
 def test_a_held_kernel_is_left_alone_whatever_is_done_when_the_gpu_is_full(when_full):
     policy = BASE.changed(when_full=when_full)
-    waits = parked(Notebook("waits", {"A": 80 * MIB}, [(0.0, 5.0)]))
-    holds = Notebook(
-        "holds", {"A": 80 * MIB}, [(0.0, 100.0)], held_until=1050.0, residency=Residency.RESIDENT
+    waits = notebook("waits", {"A": 80 * MIB}, [(0.0, 5.0)], residency=Residency.PARKED)
+    holds = notebook(
+        "holds", {"A": 80 * MIB}, [(0.0, 100.0)], held_until=START + 50, residency=Residency.RESIDENT
     )
     machine = machine_of([waits, holds], policy)
-    while machine.now < 1050:
-        machine.step()
+    machine.pass_time(50 - STEP_S)
     assert not machine.actions

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from world import GPU, SimulatedKernel, World
+from late_figures import GPU, LateFigures, grower
+from scenes import START
 
 from jupyter_affinode.node.model.actions import DenyRoom, GiveLots, GrantRoom, Park, Resume, Trim
 from jupyter_affinode.node.model.snapshot import (
@@ -267,23 +268,23 @@ def test_with_host_memory_for_all_no_retained_copy_is_trimmed(node):
         min_size=1,
         max_size=6,
     ),
-    POLICIES,
+    st.sampled_from([QUICK, EAGER]),
 )
 @settings(max_examples=30, deadline=None)
 def test_every_kernel_finishes_in_time_without_out_of_memory(scripts, policy):
     """Kernels that each fit alone, together far more than the GPU: all finish, in a bounded time."""
     made = [
-        SimulatedKernel(f"k{number}", _at_most([size * MIB for size in sizes]), works)
+        grower(f"k{number}", _at_most([size * MIB for size in sizes]), works)
         for number, (sizes, works) in enumerate(scripts)
     ]
-    world = World(TOTAL, made, policy)
-    work = sum(len(kernel.wanted_bytes) * kernel.works_s for kernel in made)
-    turns = sum(len(kernel.wanted_bytes) + 1 for kernel in made)
-    bound = 20.0 + work + turns * len(made) * 2 * (2 * world.move_s + policy.idle_timeout_s + 2)
-    while any(kernel.done_at is None for kernel in made):
-        world.step()
-        assert world.now < 1000 + bound, [(kernel.id, kernel.residency, kernel.room) for kernel in made]
-    assert sum(kernel.denied for kernel in made) == 0
+    scene = LateFigures(TOTAL, made, policy)
+    work = sum(computes_s for kernel in made for _, computes_s, _ in kernel.cells)
+    turns = sum(len(kernel.cells) + 1 for kernel in made)
+    bound = 20.0 + work + turns * len(made) * 2 * (2 + policy.idle_timeout_s + 2)
+    while not scene.is_done:
+        scene.step()
+        assert scene.now < START + bound, [(each.id, each.residency, each.room) for each in scene.kernels]
+    assert not scene.outcome.counts["cells out of memory"]
 
 
 def _at_most(sizes):
@@ -296,11 +297,10 @@ def _at_most(sizes):
 
 
 def test_an_allocation_larger_than_the_gpu_is_denied_and_evicts_no_kernel():
-    idle = SimulatedKernel("idle", [600 * MIB], 0.25)
-    greedy = SimulatedKernel("greedy", [100 * MIB, 2000 * MIB], 0.25)
-    world = World(TOTAL, [idle, greedy], QUICK)
-    for _ in range(100):
-        world.step()
-    assert greedy.denied == 1
-    assert [action for _, action in world.actions if isinstance(action, Park)] == []
-    assert any(isinstance(action, DenyRoom) for _, action in world.actions)
+    idle = grower("idle", [600 * MIB], 0.25)
+    greedy = grower("greedy", [100 * MIB, 2000 * MIB], 0.25)
+    scene = LateFigures(TOTAL, [idle, greedy], QUICK)
+    scene.pass_time(25)
+    assert scene.outcome.counts["cells out of memory"] == 1
+    assert [action for _, action in scene.actions if isinstance(action, Park)] == []
+    assert any(isinstance(action, DenyRoom) for _, action in scene.actions)
