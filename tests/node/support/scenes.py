@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from jupyter_affinode.node.model.actions import Action
+from jupyter_affinode.node.model.actions import Action, EndKernel
 from jupyter_affinode.node.model.snapshot import Kernel, Node, Residency
 from jupyter_affinode.planner.event_queue import Shared
 from jupyter_affinode.planner.machine import Machine, Speeds
@@ -218,6 +218,10 @@ class Scene(Replay):
     def wants(self, guest: Guest) -> None:
         if not self.actors[guest.session.id].is_over:
             super().wants(guest)
+
+    def _end_kernel(self, kernel: SimulatedKernel, action: EndKernel) -> None:
+        super()._end_kernel(kernel, action)
+        self.kill(self.actors[kernel.id])
 
     def interrupt(self, guest: Guest) -> float:
         self.computed_s[guest.session.id] += self.now - guest.granted_at
