@@ -34,6 +34,8 @@ def test_the_gpu_is_described_with_what_is_not_ours(node, shim, nvml, wait_until
     described = machine.node()
     assert described["nvml"] is True
     assert described["driver_version"] == "580.1"
+    (gpu,) = described["gpus"]
+    assert set(gpu.pop("utilization_history")) == {37}
     assert described["gpus"] == [
         {
             "uuid": UUID,
