@@ -200,7 +200,8 @@ def test_a_silent_cell_on_the_gpu_is_activity_and_a_parked_kernel_ages(gpu_serve
 
 
 BUSY = """
-for _ in range({rounds}):
+import pathlib
+while not pathlib.Path({end!r}).exists():
     assert small.checksum() == small_before
     time.sleep(0.005)
 assert block.checksum() == before
@@ -219,11 +220,13 @@ def test_two_long_cells_take_turns_and_both_compute_right(gpu_server, policy, wa
     first = gpu_kernel_in_turns(gpu_server)
     gpu_server.affinode(f"kernels/{first.id}/park", "POST", {})
     second = gpu_kernel_in_turns(gpu_server)
-    cells = [(kernel, kernel.submit(BUSY.format(rounds=100))) for kernel in (second, first)]
+    end = gpu_server.machine.folder / "turns-end"
+    cells = [(kernel, kernel.submit(BUSY.format(end=str(end)))) for kernel in (second, first)]
+    wait_until(lambda: first.state()["resumes"] >= 1 and second.state()["resumes"] >= 1)
+    end.touch()
     for kernel, message_id in cells:
         done = kernel.wait(message_id, timeout=120)
         assert done.status == "ok", done
-    wait_until(lambda: first.state()["resumes"] >= 1 and second.state()["parks"] >= 1)
     assert "its turn of 0.5 s is over" in gpu_server.machine.controller_log()
 
 
@@ -232,7 +235,7 @@ def test_the_newest_kernel_is_shut_down_by_its_server_for_an_older_one(gpu_serve
     old = gpu_kernel_in_turns(gpu_server)
     gpu_server.affinode(f"kernels/{old.id}/park", "POST", {})
     young = gpu_kernel_in_turns(gpu_server)
-    young.submit(BUSY.format(rounds=100_000))
+    young.submit(BUSY.format(end="/never"))
     done = old.run("print(block.checksum() == before)")
     assert done.text == "True\n", done
     wait_until(lambda: not young.alive())
