@@ -15,13 +15,13 @@ from .._version import __version__
 from ..settings.declaration import SettingsRefused
 from ..settings.policy import Settings
 from ..units import number, whole
-from .baselines import Culling
 from .chart import picture
-from .machine import GIB, BenchUnusable, Machine, Speeds, speeds_from_bench
+from .model.baselines import Culling
+from .model.machine import GIB, BenchUnusable, Machine, Speeds, speeds_from_bench
+from .model.sessions import ImpossiblePlan
+from .model.simulation import ModelBroken
 from .report import plan_text
 from .search import Bound, most_people
-from .sessions import ImpossiblePlan
-from .simulation import ModelBroken
 from .strategies import WAYS, Plan, answer, over_seeds
 from .trace import TraceError, read_trace, write_trace
 from .workload import HOUR_S, Spread, Workload

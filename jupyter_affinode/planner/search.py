@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .results import Outcome
-from .sessions import ImpossiblePlan
-from .simulation import TooSlow
+from .model.results import Outcome
+from .model.sessions import ImpossiblePlan
+from .model.simulation import TooSlow
 from .strategies import Plan
 
 PART = 0.95  # of all cells wait no longer than the bound

@@ -9,11 +9,11 @@ from statistics import fmean, stdev
 from typing import Any
 
 from ..settings.policy import Settings
-from .baselines import Culled, Culling, Reservation, Sharing
-from .machine import Machine, Speeds
-from .results import HOUR_S, Outcome, Progress
-from .sessions import ImpossiblePlan, Session, active_share
-from .simulation import People
+from .model.baselines import Culled, Culling, Reservation, Sharing
+from .model.machine import Machine, Speeds
+from .model.results import HOUR_S, Outcome, Progress
+from .model.sessions import ImpossiblePlan, Session, active_share
+from .model.simulation import People
 from .workload import Workload
 
 WAYS = ("affinode", "sharing", "culling", "reservation")
@@ -67,7 +67,7 @@ class Plan:
         self, way: str, sessions: Sequence[Session], machine: Machine, on_progress: Progress | None
     ) -> People:
         if way == "affinode":
-            from .replay import (
+            from .model.replay import (
                 Replay,  # brings the controller's libraries: no other command should wait for them
             )
 

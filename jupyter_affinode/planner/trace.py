@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from .sessions import Cell, Session
+from .model.sessions import Cell, Session
 from .workload import LONGEST_S
 
 NEEDED = ("session", "start_s", "gpu_s", "bytes")

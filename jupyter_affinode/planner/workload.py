@@ -25,8 +25,8 @@ import math
 import random
 from dataclasses import dataclass, replace
 
-from .machine import GIB, MIB
-from .sessions import Cell, ImpossiblePlan, Session
+from .model.machine import GIB, MIB
+from .model.sessions import Cell, ImpossiblePlan, Session
 
 DAY_S = 86400.0
 HOUR_S = 3600.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from jupyter_affinode.planner.machine import GIB, Machine, Speeds
-from jupyter_affinode.planner.replay import Replay
-from jupyter_affinode.planner.sessions import Cell, Session
+from jupyter_affinode.planner.model.machine import GIB, Machine, Speeds
+from jupyter_affinode.planner.model.replay import Replay
+from jupyter_affinode.planner.model.sessions import Cell, Session
 from jupyter_affinode.settings.policy import Settings
 
 PLAIN = Settings(
@@ -16,6 +16,11 @@ PLAIN = Settings(
     margin_bytes=0,
     host_reserve_bytes=0,
 )
+
+ENDLESS = float("inf")
+FREE = Speeds(
+    ENDLESS, ENDLESS, ENDLESS, ENDLESS, 0.0, 0.0, 0.0, "moves cost nothing"
+)  # what remains is the wait
 
 
 def session(name, cells, *, person=None, start_s=0.0, end_think_s=0.0):
@@ -27,7 +32,7 @@ def session(name, cells, *, person=None, start_s=0.0, end_think_s=0.0):
 def replay(sessions, *, settings=PLAIN, speeds=None, **machine):
     """Replayed with moves that cost nothing, unless said otherwise."""
     machine = {"gpus": 1, "gpu_bytes": 100 * GIB, "host_bytes": 4096 * GIB, "context_bytes": 0, **machine}
-    return Replay(Machine(**machine), speeds or Speeds.free_of_cost(), settings, sessions)
+    return Replay(Machine(**machine), speeds or FREE, settings, sessions)
 
 
 def random_sessions(chance: random.Random, people: int, cells: int, most_gib: float):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_affinode.cli import main
-from jupyter_affinode.planner.machine import GIB, Speeds, speeds_from_bench
+from jupyter_affinode.planner.model.machine import GIB, Speeds, speeds_from_bench
 from jupyter_affinode.planner.strategies import student_t
 
 SMALL = ["plan", "--people", "4", "--days", "1", "--quiet"]

@@ -8,15 +8,15 @@ from dataclasses import replace
 from statistics import mean, stdev
 
 import pytest
-from small_plans import PLAIN, random_sessions, replay, session
+from small_plans import FREE, PLAIN, random_sessions, replay, session
 
-import jupyter_affinode.planner.replay as replay_module
-from jupyter_affinode.planner.baselines import Culled, Culling, Reservation, Sharing
-from jupyter_affinode.planner.event_queue import Shared, Timeline
-from jupyter_affinode.planner.machine import GIB, Machine, Speeds
-from jupyter_affinode.planner.replay import Replay
-from jupyter_affinode.planner.sessions import Cell, ImpossiblePlan, Session, active_share
-from jupyter_affinode.planner.simulation import ModelBroken
+import jupyter_affinode.planner.model.replay as replay_module
+from jupyter_affinode.planner.model.baselines import Culled, Culling, Reservation, Sharing
+from jupyter_affinode.planner.model.event_queue import Shared, Timeline
+from jupyter_affinode.planner.model.machine import GIB, Machine, Speeds
+from jupyter_affinode.planner.model.replay import Replay
+from jupyter_affinode.planner.model.sessions import Cell, ImpossiblePlan, Session, active_share
+from jupyter_affinode.planner.model.simulation import ModelBroken
 from jupyter_affinode.planner.workload import Spread, Workload
 from jupyter_affinode.settings.policy import Settings
 
@@ -202,7 +202,7 @@ def test_context_depth_leaves_room_that_memory_depth_takes():
     large = session("large", [(1000, 10, 89)])
     memory = replace(PLAIN, park_when="idle")
     context = replace(memory, depth="context")
-    speeds = replace(Speeds.free_of_cost(), context_park_s=1.0)
+    speeds = replace(FREE, context_park_s=1.0)
     deep = replay([*idle, large], settings=context, speeds=speeds, context_bytes=10 * GIB).run()
     assert not deep.counts["cells out of memory"] and max(deep.waits_s) < 60
     flat = replay([*idle, large], settings=memory, speeds=speeds, context_bytes=10 * GIB).run()

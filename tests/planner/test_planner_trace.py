@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from jupyter_affinode.planner.machine import GIB
+from jupyter_affinode.planner.model.machine import GIB
 from jupyter_affinode.planner.trace import NEEDED, OPTIONAL, TraceError, read_trace, write_trace
 from jupyter_affinode.planner.workload import Workload
 

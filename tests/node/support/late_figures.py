@@ -14,7 +14,7 @@ from scenes import Actor, Scene
 
 from jupyter_affinode.node.model.actions import GrantRoom, RefusePark, Resume
 from jupyter_affinode.node.model.snapshot import Gpu, Node, Reservation, Residency
-from jupyter_affinode.planner.simulated_kernel import SimulatedKernel
+from jupyter_affinode.planner.model.simulated_kernel import SimulatedKernel
 from jupyter_affinode.settings.policy import Settings
 
 GPU = "GPU-0"

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 
 from jupyter_affinode.node.model.actions import Action, EndKernel
 from jupyter_affinode.node.model.snapshot import Kernel, Node, Residency
-from jupyter_affinode.planner.event_queue import Shared
-from jupyter_affinode.planner.machine import Machine, Speeds
-from jupyter_affinode.planner.replay import Replay
-from jupyter_affinode.planner.sessions import Cell, Session
-from jupyter_affinode.planner.simulated_kernel import AWAY, SimulatedKernel
-from jupyter_affinode.planner.simulation import Guest
+from jupyter_affinode.planner.model.event_queue import Shared
+from jupyter_affinode.planner.model.machine import Machine, Speeds
+from jupyter_affinode.planner.model.replay import Replay
+from jupyter_affinode.planner.model.sessions import Cell, Session
+from jupyter_affinode.planner.model.simulated_kernel import AWAY, SimulatedKernel
+from jupyter_affinode.planner.model.simulation import Guest
 from jupyter_affinode.settings.policy import Settings
 
 START = 1000.0

@@ -24,7 +24,7 @@ from jupyter_affinode.node.model.reasons import Cause
 from jupyter_affinode.node.model.snapshot import Kernel, Node, Residency, Waiter
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.queue import Turns, overtaking_s, waiters
-from jupyter_affinode.planner.simulated_kernel import SimulatedKernel
+from jupyter_affinode.planner.model.simulated_kernel import SimulatedKernel
 from jupyter_affinode.settings.policy import Settings
 
 STEP_S = 0.5

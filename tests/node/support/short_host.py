@@ -16,7 +16,7 @@ from scenes import NEVER_S, Actor, SameMoves, Scene, SceneKernel
 from jupyter_affinode.node.model.actions import Park, Trim
 from jupyter_affinode.node.model.snapshot import Host, Residency
 from jupyter_affinode.node.policy.host_memory import CGROUP_RESERVE, CUSHION, with_margin
-from jupyter_affinode.planner.simulated_kernel import SimulatedKernel
+from jupyter_affinode.planner.model.simulated_kernel import SimulatedKernel
 from jupyter_affinode.settings.policy import GIB, Settings
 
 PARK_S, RESUME_S, TRIM_S = 1.5, 1.0, 0.75

@@ -13,7 +13,7 @@ from jupyter_affinode import cli
 from jupyter_affinode.kernel.magics import parse_duration
 from jupyter_affinode.node.app import NodeController
 from jupyter_affinode.planner import workload
-from jupyter_affinode.planner.sessions import ImpossiblePlan
+from jupyter_affinode.planner.model.sessions import ImpossiblePlan
 from jupyter_affinode.planner.trace import TraceError, read_trace
 from jupyter_affinode.planner.workload import LONGEST_S, Spread, Workload
 from jupyter_affinode.settings.declaration import SettingsRefused

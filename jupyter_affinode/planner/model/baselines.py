@@ -13,7 +13,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ..units import duration_in_words
+from ...units import duration_in_words
 from .machine import Machine
 from .results import Outcome, Progress
 from .sessions import ImpossiblePlan, Session

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..node.model.backoff import Backoff
-from ..node.model.snapshot import HostUse, Kernel, Residency, RoomRequest
+from ...node.model.backoff import Backoff
+from ...node.model.snapshot import HostUse, Kernel, Residency, RoomRequest
 from .machine import RESUME_SPARE_BYTES
 from .simulation import Guest
 

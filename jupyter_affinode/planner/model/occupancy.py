@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from ..node.model.snapshot import Kernel, Reservation, Residency
+from ...node.model.snapshot import Kernel, Reservation, Residency
 from .machine import Machine
 from .simulated_kernel import SimulatedKernel
 from .simulation import ModelBroken

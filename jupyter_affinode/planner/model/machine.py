@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..settings.policy import Settings
-from ..units import bytes_in_words
+from ...settings.policy import Settings
+from ...units import bytes_in_words
 from .sessions import ImpossiblePlan, Session
 
 MIB = 1 << 20
@@ -41,12 +41,6 @@ class Speeds:
     def resume_s(self, size: int, *, context: bool) -> float:
         """How long a resume of `size` bytes takes."""
         return self.wake_s + size / self.resume_bytes_per_s + (self.context_resume_s if context else 0.0)
-
-    @classmethod
-    def free_of_cost(cls) -> Speeds:
-        """Moves that take no time: what remains is the wait for others. To check the model with."""
-        endless = float("inf")
-        return cls(endless, endless, endless, endless, 0.0, 0.0, 0.0, "moves cost nothing")
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from ..node.model.snapshot import Speed
-from ..node.policy.eligibility import eligible_at
-from ..settings.policy import Settings
+from ...node.model.snapshot import Speed
+from ...node.policy.eligibility import eligible_at
+from ...settings.policy import Settings
 from .event_queue import Timeline
 from .occupancy import Books
 from .simulation import ModelBroken

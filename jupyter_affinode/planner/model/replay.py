@@ -12,13 +12,13 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from ..node.model import actions
-from ..node.model.gpu import NvmlGpu
-from ..node.model.snapshot import Gpu, Host, Node, Residency, RoomRequest, Speed
-from ..node.policy.decide import decide
-from ..node.policy.placement import PLACED_LASTS_S, place
-from ..settings.policy import Settings
-from ..settings.rules import is_named, names, numbers, rule_for
+from ...node.model import actions
+from ...node.model.gpu import NvmlGpu
+from ...node.model.snapshot import Gpu, Host, Node, Residency, RoomRequest, Speed
+from ...node.policy.decide import decide
+from ...node.policy.placement import PLACED_LASTS_S, place
+from ...settings.policy import Settings
+from ...settings.rules import is_named, names, numbers, rule_for
 from .event_queue import Shared
 from .machine import Machine, Speeds
 from .occupancy import Books
