@@ -1,4 +1,6 @@
 import * as assert from 'node:assert';
+import { readFileSync } from 'node:fs';
+import { resolve } from 'node:path';
 import { test } from 'node:test';
 import {
   blockerText,
@@ -47,6 +49,29 @@ test('no code of a newer server is shown, and none is without words', () => {
   ];
   for (const words of said) {
     assert.ok(words && !words.includes(code), String(words));
+  }
+});
+
+test('every code that the server declares has words of its own', () => {
+  const declared = readFileSync(resolve(process.cwd(), 'labextension/src/reasons.ts'), 'utf8');
+  const codes = (type: string) => {
+    const body = new RegExp(`type ${type} =([^;]*);`).exec(declared)?.[1] ?? '';
+    return [...body.matchAll(/'([^']+)'/g)].map(match => match[1]);
+  };
+  const say: [string, (code: string) => string | null, string[]][] = [
+    ['Cause', code => reasonText(code, null, trans), ['other']],
+    ['WaitReason', code => waitText({ code }, nameOf, trans), ['full', 'held']],
+    ['BlockerReason', code => blockerText(blocker(code), nameOf, trans), []],
+    ['StuckReason', code => stuckText(code, trans), []],
+    ['UnmovableReason', code => unmovableText(code, trans), []],
+    ['NoticeKind', code => noticeText(code, null, 'a.ipynb', trans), []]
+  ];
+  for (const [type, words, plain] of say) {
+    const found = codes(type);
+    assert.ok(found.length > 3, type);
+    const neutral = words('a-new-code');
+    const without = found.filter(code => words(code) === neutral && !plain.includes(code));
+    assert.deepStrictEqual(without, [], type);
   }
 });
 

@@ -133,6 +133,7 @@ def test_a_waiting_notebook_says_so_until_the_wait_is_over(page):
     expect(page.state_of("third.ipynb")).to_have_text("Waiting: 2nd")
     expect(third.chip()).to_have_text("Waiting")
     expect(third.banner()).to_contain_text("Waiting: 2nd")
+    expect(third.banner().get_by_role("button", name="Stop waiting")).to_be_in_viewport()
     expect(page.page.locator(".jp-affinode-waitingTab")).to_have_count(2)
 
     done.touch()

@@ -24,7 +24,7 @@ const TAB_CLASS = 'jp-affinode-waitingTab';
 export class Banner extends ReactWidget {
   constructor(private readonly _options: Banner.IOptions) {
     super();
-    this.addClass('jp-affinode-banner');
+    this.addClass('jp-affinode-bannerBox');
     this.node.setAttribute('role', 'status');
     this.hide();
     _options.affinode.changed.connect(this._onChanged, this);
@@ -34,6 +34,7 @@ export class Banner extends ReactWidget {
 
   override dispose(): void {
     window.clearTimeout(this._timer);
+    this._resizes.disconnect();
     super.dispose();
   }
 
@@ -44,10 +45,10 @@ export class Banner extends ReactWidget {
     }
     const StateIcon = residencyIcons[kernel.residency].react;
     return (
-      <>
+      <div className="jp-affinode-banner" ref={this._measure}>
         <StateIcon tag="span" className="jp-affinode-bannerIcon" aria-hidden="true" />
         {kernel.residency === 'lost' ? this._lost(kernel) : this._waits(kernel)}
-      </>
+      </div>
     );
   }
 
@@ -138,6 +139,19 @@ export class Banner extends ReactWidget {
     }
   }
 
+  /** Lumino gives a widget the height that its style demands: as much as the text and the buttons take. */
+  private _measure = (content: HTMLElement | null): void => {
+    this._resizes.disconnect();
+    if (content) {
+      this._resizes.observe(content);
+    }
+  };
+
+  private readonly _resizes = new ResizeObserver(entries => {
+    const height = Math.ceil((entries[0].target as HTMLElement).offsetHeight);
+    this.node.style.minHeight = `${height}px`;
+    this.parent?.fit();
+  });
   private _timer: number | undefined;
 }
 

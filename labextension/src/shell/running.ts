@@ -8,7 +8,7 @@ import { canPark, offered } from '../actions';
 import { residencyIcons } from '../icons';
 import { IKernel } from '../status';
 import { CommandIDs, IAffinode } from '../tokens';
-import { actionLabel, keptText, NamedAction, stateText, title } from '../words';
+import { actionLabel, keptText, NamedAction, stateName, stateText, title } from '../words';
 import { commandOf } from './commandOf';
 
 /** One kernel in the section. */
@@ -33,11 +33,16 @@ class Item implements IRunningSessions.IRunningItem {
 
   icon = (): LabIcon => residencyIcons[this.kernel.residency];
 
-  label = (): string =>
-    `${title(this.kernel, this._trans)} – ${stateText(this.kernel, this._trans)}`;
+  label = (): string => title(this.kernel, this._trans);
+
+  detail = (): string => stateName(this.kernel.residency, this._trans);
 
   labelTitle = (): string =>
-    [this.kernel.path ?? this.kernel.name, keptText(this.kernel, this._trans)]
+    [
+      this.kernel.path ?? this.kernel.name,
+      stateText(this.kernel, this._trans),
+      keptText(this.kernel, this._trans)
+    ]
       .filter(text => text)
       .join(', ');
 
@@ -96,7 +101,7 @@ class RunningGpu implements IRunningSessions.IManager {
   /** The section is made anew at each signal: only what it shows counts. */
   private _onChanged(): void {
     const shown = this.running()
-      .map(item => `${item.label()}${item.labelTitle()}${item.action}`)
+      .map(item => `${item.context} ${item.label()} ${item.labelTitle()} ${item.action}`)
       .join('\n');
     if (shown !== this._shown) {
       this._shown = shown;

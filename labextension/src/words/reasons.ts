@@ -47,12 +47,21 @@ export function reasonText(
       return trans.__('GPU memory was low');
     case 'limit':
       return trans.__('your limit of GPU memory was reached');
+    case 'prefetch':
     case 'focus':
-      return trans.__('you turned to the notebook');
+      return trans.__('you turned to the notebook, and there was room');
     case 'cell':
       return trans.__('a cell needed it');
     case 'failed':
       return trans.__('the last try failed');
+    case 'failed-again':
+      return trans.__('the last tries failed');
+    case 'full':
+      return trans.__('the GPU is full of busy kernels');
+    case 'split':
+      return trans.__('the rest of the kernel is on the GPU');
+    case 'too-large':
+      return trans.__('it cannot fit, whatever is freed');
     case 'undone':
       return trans.__('the rest of the kernel could not be moved');
     default:

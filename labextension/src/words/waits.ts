@@ -99,6 +99,8 @@ export function waitText(
       return trans.__('Bringing it back failed a moment ago; it is tried again');
     case 'others-first':
       return trans.__('Other kernels wait before it');
+    case 'ending':
+      return trans.__('It is being shut down for another kernel');
     case 'outside':
       return trans.__('Programs outside Jupyter use the GPU');
     default:

@@ -1,0 +1,126 @@
+"""A notebook that waits: which other one is in its way, and what resolves it, in banner and popover."""
+
+from __future__ import annotations
+
+import re
+
+import lab_cells
+import pytest
+from playwright.sync_api import expect
+
+
+def test_a_wait_names_the_notebook_in_its_way_and_offers_to_stop_keeping_it(page):
+    kept = page.open_notebook("kept.ipynb", lab_cells.allocate(150))
+    waiter = page.open_notebook("needs.ipynb", lab_cells.allocate(124))
+    kept.run_cell(0)
+    kept.choose("Keep")
+    waiter.start_cell(0)
+    expect(waiter.banner()).to_contain_text("kept.ipynb is kept on the GPU for 1 h")
+    expect(waiter.banner()).to_contain_text(re.compile("At most|How long cannot be said"))
+    waiter.chip().click()
+    expect(waiter.popover()).to_contain_text("kept.ipynb is kept on the GPU")
+    page.page.keyboard.press("Escape")
+    waiter.banner().get_by_role("button", name="Stop keeping kept.ipynb").click()
+    waiter.wait_for_cell(0)
+    assert waiter.output(0) == "allocated"
+    expect(waiter.banner()).to_be_hidden()
+    expect(kept.chip()).to_have_text("GPU freed")
+
+
+def test_a_wait_is_stopped_in_its_banner_and_leaves_nothing_behind(page):
+    done = page.server.machine.work / "stopped-done"
+    busy = page.open_notebook("busy-one.ipynb", lab_cells.allocate(150), lab_cells.compute_until(str(done)))
+    waiter = page.open_notebook("gives-up.ipynb", lab_cells.allocate(124), lab_cells.CPU)
+    busy.run_cell(0)
+    busy.start_cell(1)
+    waiter.start_cell(0)
+    expect(waiter.banner()).to_contain_text("busy-one.ipynb is computing")
+    expect(waiter.banner().get_by_role("button", name="Open busy-one.ipynb")).to_be_visible()
+    waiter.banner().get_by_role("button", name="Stop waiting").click()
+    waiter.wait_for_cell(0)
+    output = waiter.output(0)
+    assert "KeyboardInterrupt" in output
+    assert "waiting for the GPU" not in output.lower()
+    expect(waiter.banner()).to_be_hidden()
+    expect(page.page.locator(".jp-affinode-waitingTab")).to_have_count(0)
+    assert waiter.run_cell(1) == "499500"
+    done.touch()
+    busy.wait_for_cell(1)
+
+
+def test_a_reader_is_told_that_nothing_can_be_changed(page):
+    notebook = page.open_notebook("readonly.ipynb", lab_cells.allocate(64))
+    notebook.run_cell(0)
+    page.page.route("**/affinode/api/kernels/*/park*", lambda route: route.fulfill(status=403, json={}))
+    notebook.chip().click()
+    free = notebook.popover().get_by_role("button", name="Free: readonly.ipynb")
+    free.click()
+    expect(page.notices()).to_contain_text("readonly.ipynb: you may look but not change anything here")
+    expect(free).to_have_attribute("aria-disabled", "true")
+    expect(free).to_have_attribute("title", "You may look but not change anything here.")
+    page.load()  # it is asked anew
+
+
+def test_the_running_panel_frees_a_notebook(page):
+    notebook = page.open_notebook("listed.ipynb", lab_cells.allocate(64))
+    notebook.run_cell(0)
+    page.command("running:show-panel")
+    item = page.page.locator(".jp-affinode-running")
+    expect(item).to_contain_text(re.compile("listed.ipynb.*On the GPU"))
+    item.hover()
+    item.get_by_title("Free").click()
+    expect(item).to_contain_text(re.compile("listed.ipynb.*GPU freed"))
+
+
+def test_a_narrow_notebook_keeps_its_chip_as_an_icon(page, open_lab):
+    page = open_lab(width=700, height=700, at=page.server)
+    notebook = page.open_notebook("narrow.ipynb", lab_cells.allocate(64))
+    notebook.run_cell(0)
+    expect(notebook.chip()).to_be_visible()
+    expect(notebook.chip()).to_have_text("")
+    expect(notebook.chip()).to_have_accessible_name("GPU: On the GPU: 64 MiB")
+    notebook.choose("Free")
+    expect(notebook.chip()).to_have_accessible_name("GPU: GPU freed, 64 MiB safe in RAM")
+
+
+@pytest.mark.parametrize("menu", ["kernel", "context"])
+@pytest.mark.long
+def test_the_menus_have_what_is_possible(page, menu):
+    notebook = page.open_notebook(f"{menu}-menu.ipynb", lab_cells.allocate(64))
+    notebook.run_cell(0)
+    expect(notebook.chip()).to_have_text("On the GPU: 64 MiB")
+    if menu == "kernel":
+        page.page.get_by_role("menuitem", name="Kernel", exact=True).click()
+    else:
+        notebook.activate().locator(".jp-CodeCell .cm-content").first.click(button="right")
+    items = page.page.locator(".lm-Menu-item:visible")
+    expect(items.filter(has_text="Get the GPU Back")).to_have_count(0)
+    items.filter(has_text="Free the GPU of This Notebook").click()
+    expect(notebook.chip()).to_have_text("GPU freed")
+
+
+@pytest.mark.long
+def test_a_lost_state_is_restarted_from_banner_or_popover(page):
+    """No kernel here loses its state by itself: the page is told so."""
+    notebook = page.open_notebook("lost.ipynb", lab_cells.allocate(64), "print('alive')")
+
+    def lost(route):
+        answer = route.fetch()
+        status = answer.json()
+        for kernel in status["kernels"]:
+            kernel["residency"] = "lost"
+        route.fulfill(response=answer, json=status)
+
+    notebook.run_cell(0)
+    page.page.route("**/affinode/api/status*", lost)
+    notebook.chip().click()
+    expect(notebook.banner()).to_contain_text("GPU state lost")
+    popover = notebook.popover()
+    popover.get_by_role("button", name="Restart: lost.ipynb").click()
+    dialog = page.page.locator(".jp-Dialog")
+    expect(dialog).to_contain_text("Restart the kernel of lost.ipynb?")
+    page.page.unroute_all()
+    dialog.get_by_role("button", name="Restart").click()
+    expect(notebook.banner()).to_be_hidden()
+    notebook.wait_for_kernel()
+    assert notebook.run_cell(1) == "alive"
