@@ -51,15 +51,6 @@ def test_an_idle_kernel_is_parked_and_comes_back_at_its_next_call(node, shim, re
     assert park.reason.startswith("idle")
 
 
-def test_by_default_an_idle_kernel_stays_while_no_kernel_waits(node, shim, residency, wait_until):
-    machine = node(idle_timeout_s=0.2)
-    shim("k", resident=300 * MIB)
-    wait_until(lambda: (machine.kernel("k") or {}).get("eligible"), message="it is eligible")
-    assert machine.ask("POST", "/kernels/k/focus", {})[0] == 204
-    assert residency("k") == "resident"
-    assert machine.kernel("k")["parks"] == 0
-
-
 def test_an_open_cell_keeps_a_kernel_and_its_end_frees_it(node, shim, residency, wait_until):
     machine = node(**IDLE)
     machine.ask("PUT", "/kernels/k", {"name": "Python"})

@@ -175,11 +175,6 @@ uint32_t controller_command(uint32_t what, uint64_t argument)
 	return command(what, argument, 0, 0);
 }
 
-uint32_t controller_command_by(uint32_t what, uint64_t deadline_ns)
-{
-	return command(what, 0, 0, deadline_ns);
-}
-
 void controller_answer_room(uint32_t request, bool granted)
 {
 	command(AFFINODE_COMMAND_ROOM, granted, request, 0);

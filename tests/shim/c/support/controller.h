@@ -20,7 +20,6 @@ int controller_fd(void);
 struct affinode_hello controller_hello(void); /* of the shim that was accepted last */
 void controller_send(uint16_t type, void *message, uint32_t size, uint32_t epoch);
 uint32_t controller_command(uint32_t command, uint64_t argument);
-uint32_t controller_command_by(uint32_t command, uint64_t deadline_ns);
 void controller_answer_room(uint32_t request, bool granted);
 /* Resume on the GPU with that UUID, as NVML writes it; `more`: other move flags.  */
 uint32_t controller_resume_on(const char *gpu, uint64_t more);
