@@ -1,4 +1,4 @@
-"""Descriptors that an attacker passes hold up nobody, whatever their close does, and none is left behind."""
+"""Descriptors that an attacker passes delay no other user, whatever their close does, and none is left behind."""
 
 from __future__ import annotations
 

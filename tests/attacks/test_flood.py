@@ -1,4 +1,4 @@
-"""An attacker who fills the controller's sockets costs nobody else an answer."""
+"""An attacker who fills the controller's sockets costs no other user an answer."""
 
 from __future__ import annotations
 

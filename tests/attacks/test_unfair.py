@@ -1,4 +1,4 @@
-"""An attacker who takes more than a share of the GPU, or room without using it, keeps nobody else from it."""
+"""An attacker who takes more than a share of the GPU, or room without using it, keeps no other user from it."""
 
 from __future__ import annotations
 

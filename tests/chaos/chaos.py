@@ -73,7 +73,7 @@ class Account:
             lines.append(f"  {kind:28} {sum(states.values()):5}   at {where}")
         lines.append(
             f"{self.processes} kernels' processes ran {self.cells} cells and looked at"
-            f" {self.words_checked / 1e6:.0f} million words: none wrong; nobody lost, stuck or out of memory."
+            f" {self.words_checked / 1e6:.0f} million words: none wrong; no kernel lost, stuck or out of memory."
             f" After a fault everyone had run another cell within {self.longest_recovery_s:.1f} s."
         )
         return "\n".join(lines)
@@ -145,7 +145,7 @@ class Chaos:
         return pid if b"jupyter_affinode.node" in command else None
 
     def signal_controller(self, number: signal.Signals) -> int | None:
-        """To whoever serves; None if nobody does."""
+        """To the controller that serves; None if there is none."""
         pid = self.controller_pid()
         return pid if pid is not None and f.send(pid, number) else None
 
@@ -157,7 +157,7 @@ class Chaos:
         process = self.light.servers.pop(name)
         process.kill()
         process.wait()
-        self.light.look()  # whom it started at its last moment
+        self.light.look()  # the process that it started at its last moment
         for kernel in self.light.kernels.values():
             if kernel.id.rpartition("-")[0] == name:
                 kernel.may_die = True
@@ -224,7 +224,7 @@ class Chaos:
             heapq.heappop(self._due)[2]()
 
     def recover(self, after: str) -> None:
-        """Let everything be well again, and everyone run another cell: who does not is stuck."""
+        """Let everything be well again, and every kernel run another cell: one that does not is stuck."""
         while self._due:
             self.undo_due()
             time.sleep(0.01)

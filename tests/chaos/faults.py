@@ -1,7 +1,7 @@
 """What can go wrong on a machine, each as a function that makes it go wrong once.
 
 A fault has a kind, the residency at which it should hit, and numbers of its own, all drawn from the seed in
-advance; whom it hits is whoever is there.
+advance; it hits a kernel that is there.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class Clocks:
 
 
 def send(pid: int, number: signal.Signals) -> bool:
-    """Send a signal; False if nobody is there any more."""
+    """Send a signal; False if the process is gone."""
     with contextlib.suppress(ProcessLookupError):
         if pid > 0:
             os.kill(pid, number)

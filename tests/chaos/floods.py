@@ -59,7 +59,7 @@ def notices(folder: Path, source: random.Random, seconds: float) -> None:
 
 
 def wrong_versions(folder: Path, source: random.Random, seconds: float) -> None:
-    """Shims of versions that nobody knows, again and again."""
+    """Shims of unknown versions, again and again."""
     until = time.monotonic() + seconds
     with contextlib.closing(wire.FakePage()) as page:
         while time.monotonic() < until:

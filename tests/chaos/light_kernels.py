@@ -101,7 +101,7 @@ class LightKernel:
         self.board = Board(path)
         self.id, _, generation = path.name.rpartition(".")
         self.generation = int(generation)
-        self.may_die = False  # somebody killed it, or its server
+        self.may_die = False  # it was killed, or its server
         self._page: mmap.mmap | None = None
 
     def __repr__(self) -> str:
@@ -186,7 +186,7 @@ class LightMachine:
         log.close()
 
     def look(self) -> list[LightKernel]:
-        """Every process whose end nobody has caused, living or not; new ones are noticed."""
+        """Every process whose end no fault has caused, living or not; new ones are noticed."""
         for path in self._boards.iterdir():
             if not path.name.startswith(".") and path.name not in self.kernels:
                 self.kernels[path.name] = LightKernel(path)
@@ -197,7 +197,7 @@ class LightMachine:
         return [k for k in self.look() if k.board.seen.phase is not Phase.ENDED and k.lives]
 
     def problems(self) -> Iterator[str]:
-        """What must never be: a wrong word, a driver's error, out of memory, a death that nobody caused."""
+        """What must never be: a wrong word, a driver's error, out of memory, a death that no fault caused."""
         for kernel in self.look():
             lives = kernel.lives  # asked first: its last word may come in between
             seen = kernel.board.seen

@@ -139,7 +139,7 @@ class LightServer:
         return status.st_ino, status.st_ctime_ns
 
     def is_answered(self) -> bool:
-        """Whether somebody listens; looked at now and then, also while there is nothing to tell."""
+        """Whether a controller listens; looked at now and then, also while there is nothing to tell."""
         if time.monotonic() < self.look_at:
             return True
         self.look_at = time.monotonic() + LOOK_EVERY_S
@@ -150,7 +150,7 @@ class LightServer:
         return False
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> None:
-        """One request; who does not answer is looked for again."""
+        """One request; a controller that does not answer is looked for again."""
         connection = UnixConnection(self.socket, timeout=ASK_TIMEOUT_S)
         try:
             payload = None if body is None else json.dumps(body)

@@ -69,7 +69,7 @@ class Account:
             f" {self.elsewhere} of them on another GPU;"
             f" a cell took {self.mean_cell_s:.2f} s on average, {self.longest_cell_s:.1f} s at most;"
             f" parks that were refused: {self.refusals};"
-            f" {self.words_checked / 1e6:.0f} million words looked at, none wrong; nobody out of memory"
+            f" {self.words_checked / 1e6:.0f} million words looked at, none wrong; no kernel out of memory"
         )
 
 

@@ -31,7 +31,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture(scope="session")
 def labextension() -> Path:
-    """The built extension; fails where it is older than its sources, so that nobody tests yesterday's."""
+    """The built extension; fails where it is older than its sources, so that yesterday's is not tested."""
     manifest = BUILT / "package.json"
     if not manifest.exists():
         pytest.fail(f"{BUILT} is not built: run `jlpm install && jlpm build:prod`", pytrace=False)
@@ -108,7 +108,7 @@ def shared_page(
 @pytest.fixture
 def page(request: pytest.FixtureRequest, shared_page: LabPage) -> Iterator[LabPage]:
     """The module's page, on a machine of 256 MiB whose controller parks what is idle for a second, but only for
-    someone who needs room. Afterwards its notebooks are closed; give each a name of its own.
+    a kernel that needs room. Afterwards its notebooks are closed; give each a name of its own.
     """
     shared_page.errors.clear()
     yield shared_page

@@ -117,7 +117,7 @@ class LabPage:
         return self.row(name).get_by_role("button", name=f"{label}: {name}")
 
     def gpu_bar(self) -> Locator:
-        """The bar of the GPU's memory, as those hear it who do not see it."""
+        """The bar of the GPU's memory, as a screen reader says it."""
         return self.panel.get_by_role("img", name="GPU memory")
 
     def ram_bar(self) -> Locator:
@@ -170,7 +170,7 @@ class Notebook:
         return panel
 
     def wait_for_kernel(self) -> None:
-        """Wait until the page talks with the kernel; a cell that is run before is run by nobody."""
+        """Wait until the page talks with the kernel; a cell that is run before is lost."""
         self.lab.page.evaluate(
             """async path => {
                 for (const widget of window.jupyterapp.shell.widgets('main')) {

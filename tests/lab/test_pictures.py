@@ -9,7 +9,7 @@ import lab_cells
 import pytest
 from playwright.sync_api import expect
 
-# Larger where somebody wants the pictures.
+# Larger where the pictures are wanted.
 UNIT = 4 if "AFFINODE_SCREENSHOTS" in os.environ else 1
 TABLE, VOCABULARY, VECTORS, WEIGHTS = (UNIT * mib for mib in (176, 76, 224, 250))
 

@@ -128,7 +128,7 @@ def test_mean_waits_are_those_of_the_machine_repair_model(people):
             for number in range(people)
         ]
         waits = replay(sessions).run().waits_s
-        means.append(mean(waits[people * 5 : -people * 10]))  # it begins with nobody there, and ends so
+        means.append(mean(waits[people * 5 : -people * 10]))  # it begins with no kernel there, and ends so
     half_width = 4.437 * stdev(means) / math.sqrt(runs)  # Student's t, 11 degrees of freedom, 99.9 %
     expected = machine_repair_wait(people, think_s, run_s)
     assert abs(mean(means) - expected) < half_width, (

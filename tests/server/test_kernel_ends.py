@@ -60,12 +60,12 @@ def test_what_a_kernelspec_says_is_taken_only_where_it_makes_sense():
 
 
 def test_what_a_kernelspec_says_is_told_where_there_is_no_server_too(monkeypatch):
-    """As by papermill or jupyter console, whose kernels nobody else describes."""
+    """As by papermill or jupyter console, whose kernels no server describes."""
     told = {}
 
     class Client:
         def __init__(self, path):
-            """There is nobody to ask."""
+            """There is no client to ask."""
 
         async def register(self, kernel_id, **description):
             told[kernel_id] = description

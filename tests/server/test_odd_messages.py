@@ -1,4 +1,4 @@
-"""Kernels of any language: what is no proper message keeps nobody from following the next one."""
+"""Kernels of any language: an improper message does not keep the tracker from following the next one."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def test_a_foreign_process_takes_memory_between_two_calls(gpu):
         assert name(cuda.cuMemCreate(2 * MIB, properties(), 0)) == "OUT_OF_MEMORY"
         assert free_bytes() == 0, "all that was free"
         assert pynvml.nvmlDeviceGetMemoryInfo(device).free == 0
-        assert len(pynvml.nvmlDeviceGetComputeRunningProcesses(device)) == 1, "nobody that could be seen"
+        assert len(pynvml.nvmlDeviceGetComputeRunningProcesses(device)) == 1, "no further process that could be seen"
         ok(cuda.cuMemRelease(handle))
         assert free_bytes() == 960 * MIB, "it has ended"
         ok(cuda.cuMemCreate(900 * MIB, properties(), 0))

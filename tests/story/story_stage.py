@@ -58,7 +58,7 @@ class Stage:
         return done.text.strip()
 
     def seen(self, kernel: JupyterKernel) -> dict[str, Any]:
-        """The kernel as the controller sees it; {} when nobody does."""
+        """The kernel as the controller sees it; {} when there is none."""
         return self.machine.kernel(kernel.id) or {}
 
     def residency(self, kernel: JupyterKernel) -> str:

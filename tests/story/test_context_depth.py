@@ -71,7 +71,7 @@ assert cu.cuMemAlloc(int(free) - (256 << 20))[0] == 0
 print('full', flush=True)
 time.sleep(600)
 """
-# Without the shim, as a program that nobody manages; until it is killed.
+# Without the shim, as an unmanaged program; until it is killed.
 STRANGER = f"""
 import os, subprocess, sys
 unmanaged = {{name: value for name, value in os.environ.items() if name != 'LD_PRELOAD'}}

@@ -87,7 +87,7 @@ def test_without_any_controller_a_parked_kernel_comes_back_by_itself(own_stage):
     s.ok(kernel, "gpu.allocate('a', 25)")
     s.park(kernel)
     pid = s.machine.controller_pid()
-    os.kill(pid, signal.SIGSTOP)  # it holds its lock and answers nobody
+    os.kill(pid, signal.SIGSTOP)  # it holds its lock and does not answer
     try:
         assert s.ok(kernel, "gpu.check('a')") == "True"
     finally:

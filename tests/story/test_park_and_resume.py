@@ -1,4 +1,4 @@
-"""A kernel gives its GPU back while nobody computes, and gets it again with every byte where it was."""
+"""A kernel gives its GPU back while no cell computes, and gets it again with every byte where it was."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_flood_of_output_with_a_stalled_reader_does_not_keep_the_gpu(stage):
     s.policy(park_when="idle", idle_timeout_s=2)
     kernel = s.kernel()
     s.ok(kernel, "gpu.allocate('a', 24)")
-    # Nobody reads this client's channels while the outputs come.
+    # This client's channels are not read while the outputs come.
     kernel.client.execute(f"for i in range({FLOOD}): display({{'text/plain': 'x' * 2000}}, raw=True)")
     s.wait(kernel, "parked")
     reader, outputs = kernel.client.iopub_channel, 0

@@ -1,4 +1,4 @@
-"""More kernels than the GPU has room for: everyone is served, in order, and nobody sees out-of-memory."""
+"""More kernels than the GPU has room for: every kernel is served, in order, and none sees out-of-memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_first_waiter_is_served_first(stage):
     for kernel in (first, second, busy):
         s.ok(kernel, "gpu.allocate('a', 40)")
     s.wait(first, "parked"), s.wait(second, "parked")
-    # The resident one computes, so nobody can be served until it ends.
+    # The resident one computes, so no other can be served until it ends.
     s.machine.ask("POST", f"/kernels/{busy.id}/hold", {"duration_s": 60})
     one = first.submit("gpu.add('a', 1); gpu.check('a')")
     s.wait(first, "queued")
@@ -78,7 +78,7 @@ def test_a_queued_kernel_that_holds_a_lock_and_the_resident_cell_that_waits_for_
 ):
     """Neither would ever end if an open cell could not be parked while it does not use the GPU."""
     s = stage(**SMALL, idle_timeout_s=0.3)
-    holder, waiter = s.kernel(), s.kernel()  # who starts the controller, too
+    holder, waiter = s.kernel(), s.kernel()  # the first starts the controller, too
     s.policy(contended_idle_timeout_s=0.25)
     s.ok(holder, "gpu.allocate('a', 35)")
     s.ok(holder, "import fcntl; lock = open('lock', 'w'); fcntl.flock(lock, fcntl.LOCK_EX)")

@@ -82,7 +82,7 @@ def test_a_park_that_is_not_waited_for_answers_at_once(node, shim, residency, wa
 
 
 def test_repeated_requests_do_not_pile_up(node, shim, wait_until):
-    """A kernel that waits for a full GPU is asked back over and over; who waits for the answer still gets it."""
+    """A kernel that waits for a full GPU is asked back over and over; a waiting client still gets its answer."""
     machine = node()
     kernel = shim("k", parked=300 * MIB)
     kernel.resume_status = NO_GPU_ROOM

@@ -1,4 +1,4 @@
-"""A crowd of one person's processes that look like the best victims, and never give anything, keeps nobody waiting."""
+"""A crowd of one user's processes that look like the best victims, and never give anything, keeps no kernel waiting."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_user_with_failed_parks_is_parked_after_all_others():
     assert parked_for([waiter, replace(liar, behind_until=NOW), honest]) == ["liar"]
     blocked = queued("blocked", 4 * GIB, waits=30, has={A: 4 * GIB})
     assert parked_for([waiter, liar, blocked]) == ["blocked"]
-    assert parked_for([waiter, liar]) == ["liar"], "there is nobody else"
+    assert parked_for([waiter, liar]) == ["liar"], "there is no other"
 
 
 def test_a_user_with_failed_parks_is_preempted_last():
@@ -67,7 +67,7 @@ def test_another_kernel_is_parked_too_when_a_park_lasts_too_long(since, parked):
 
 
 def test_a_late_park_of_a_user_that_is_behind_keeps_no_host_memory_from_others():
-    """What it may take is a promise that would keep everybody else's memory on the GPU."""
+    """What it may take is a promise that would keep all others' memory on the GPU."""
     slow = resident("slow", 40 * GIB, is_moving=True)
     slow = replace(slow, residency=Residency.PARKING, host=HostUse(is_frugal=True, budget_bytes=60 * GIB))
     waiter, honest = queued("waiter", 4 * GIB, waits=60), resident("honest", 30 * GIB)

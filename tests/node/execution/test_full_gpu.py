@@ -123,7 +123,7 @@ def births(monkeypatch):
     monkeypatch.setattr(state, "started_at", lambda pid, default: float(next(moments)))
     monkeypatch.setattr(
         servers, "os", SimpleNamespace(getpid=lambda: 0, pidfd_open=os.pidfd_open)
-    )  # who describes a kernel is a server
+    )  # a process that describes a kernel is a server
 
 
 def test_the_newest_kernels_server_is_asked_to_end_it_and_only_where_there_is_one(
@@ -140,13 +140,13 @@ def test_the_newest_kernels_server_is_asked_to_end_it_and_only_where_there_is_on
     wait_until(lambda: machine.kernel("younger")["end_asked"])
     kernel = machine.kernel("younger")
     assert "newest kernel" in kernel["end_asked"] and kernel["reason"] == kernel["end_asked"]
-    assert machine.kernel("youngest")["end_asked"] is None  # nobody could tell its person
+    assert machine.kernel("youngest")["end_asked"] is None  # no server could tell its user
     assert not youngest.heard.of(PARK) and not younger.heard.of(PARK)
 
 
 @pytest.fixture
 def asked(node, shim, births, wait_until):
-    """(a machine, who asks for room on it): the server of the younger kernel there has been asked to end that."""
+    """(a machine, a process that asks for room on it): the younger kernel's server was asked to end that."""
     machine = node(when_full="terminate_newest", time_slice_s=0.1)
     asker = shim("asker", resident=100 * MIB)
     wait_until(lambda: machine.kernel("asker"))
@@ -158,7 +158,7 @@ def asked(node, shim, births, wait_until):
 
 
 def test_no_kernel_is_ended_for_a_waiter_that_has_given_up(asked, wait_until):
-    """Its server may hear of it late, when it connects again; what the person computed is not lost for nobody."""
+    """Its server may hear of it late, when it connects again; what the user computed is not lost for nothing."""
     machine, asker = asked
     asker.send(notify(ROOM_END, number=1))
     wait_until(lambda: machine.kernel("younger")["end_asked"] is None)

@@ -54,15 +54,15 @@ class Story:
     def _do(self, what: str, which: int | str | None) -> None:
         machine = self.machine
         if isinstance(which, int):
-            whom = machine.shims[which]
+            shim = machine.shims[which]
             if what == "busy":
-                whom.is_busy = not whom.is_busy
+                shim.is_busy = not shim.is_busy
             elif what == "end":
-                machine.end_process(whom)
+                machine.end_process(shim)
             elif what == "deliver":
-                machine.deliver(whom)
+                machine.deliver(shim)
             else:
-                {"hear": whom.hear, "go on": whom.go_on, "call": whom.call, "patience": whom.lose_patience}[
+                {"hear": shim.hear, "go on": shim.go_on, "call": shim.call, "patience": shim.lose_patience}[
                     what
                 ]()
         elif isinstance(which, str):
@@ -91,7 +91,7 @@ def check_at_rest(machine: Machine) -> None:
     assert not machine.state.reservations.entries
     for shim in machine.shims:
         assert shim.work is None
-        assert shim.state in (State.RESIDENT, State.PARKED), "nobody waits for ever"
+        assert shim.state in (State.RESIDENT, State.PARKED), "it waits for ever"
     for kernel in KERNELS:
         holders = [shim for shim in machine.shims if shim.kernel_id == kernel and shim.sizes]
         parked = [shim for shim in holders if shim.state is State.PARKED]
@@ -108,7 +108,7 @@ def check_at_rest(machine: Machine) -> None:
     phases=[Phase.explicit, Phase.generate],
 )
 def test_in_any_order_the_processes_of_a_kernel_move_as_often_as_each_other(virtual_time, data):
-    """With no process lost and nobody's patience over: each park and resume was everybody's, or nobody's."""
+    """With no process lost and no patience over: each park and resume was that of all processes, or of none."""
     machine = begun(virtual_time, data)
     story = Story(machine, data, disasters=False)
     for _ in range(data.draw(st.integers(0, 60))):

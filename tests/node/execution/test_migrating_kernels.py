@@ -195,7 +195,7 @@ def test_what_is_on_its_way_counts_on_the_gpu_where_it_will_be(node, nvml, mover
 def test_a_controller_that_finds_it_on_its_way_reserves_wherever_it_may_be_going(
     node, nvml, mover, wait_until, monkeypatch
 ):
-    """Its page does not say where; so nobody else is given that room, at home or there."""
+    """Its page does not say where; so no other kernel is given that room, at home or there."""
     monkeypatch.setattr(reservations, "NOTHING_COMES_S", 600.0)  # the waiter may be slow to connect
     nvml.free = {HOME_UUID: 4 * GIB, OTHER_UUID: 4 * GIB}
     machine = node(nvml=nvml, **DEEP_NODE)
@@ -218,7 +218,7 @@ def test_a_controller_that_finds_it_on_its_way_reserves_wherever_it_may_be_going
     wait_until(lambda: waits.heard.of(RESUME))
 
 
-# ---- who may, and where
+# ---- which kernels may, and where
 
 
 SOME = object()
@@ -305,7 +305,7 @@ def test_which_kernels_may_migrate(of, gpu, policy, found):
 
 
 def test_a_process_stopped_during_a_migration_keeps_its_room_on_the_target_gpu():
-    """Nobody says any more where that is; it goes on when it is continued."""
+    """Where that is is not said any more; it goes on when it is continued."""
     stopped = kernel(process(state=State.RESUMING, connection=None))
     assert may_be_going_to(stopped, table()) == ["GPU-other"]
 

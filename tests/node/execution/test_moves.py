@@ -1,4 +1,4 @@
-"""The controller and its shims, over the real sockets: who is parked and resumed, interrupted and ended."""
+"""The controller and its shims, over the real sockets: kernels are parked, resumed, interrupted and ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people are told: whom it concerns, in plain words, and not too often."""
+"""What users are told: those whom it concerns, in plain words, and not too often."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from jupyter_affinode.node.system.nvml import NvmlSample
 
 
 class FullGpu:
-    """NVML of a GPU that programs outside fill: who is parked waits, and no resume is tried."""
+    """NVML of a GPU that programs outside fill: a parked kernel waits, and no resume is tried."""
 
     def read(self):
         gpu = NvmlGpu(gpu_uuid(GPU), 0, "A GPU", 1000 * MIB, 1000 * MIB, 0, 0)

@@ -1,4 +1,4 @@
-"""Over the real sockets: who waits for the GPU, and who for room on it."""
+"""Over the real sockets: kernels that wait for the GPU, and allocations that wait for room on it."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ UID = 1000
 OF_NO_KIND = """-----BEGIN PUBLIC KEY-----
 MCowBQYDKwcIAyEAGb9ECWmEzf6FQbrBZ9w7lshQhqowtrbLDFw4rXAxZuE=
 -----END PUBLIC KEY-----
-"""  # a public key of a kind that nobody knows
+"""  # a public key of an unknown kind
 
 
 @pytest.fixture
@@ -232,7 +232,7 @@ def test_the_command_makes_keys_and_grants(tmp_path, capsys):
 
 
 def test_a_grant_is_written_past_whatever_lies_in_its_folder(tmp_path, monkeypatch):
-    """Links that somebody put there, under the file's name or the one that it is made under, lead nowhere."""
+    """Links that a user put there, under the file's name or the one that it is made under, lead nowhere."""
     victim, path = tmp_path / "victim", tmp_path / "grants" / "alice"
     victim.write_text("precious")
     path.parent.mkdir()
@@ -317,7 +317,7 @@ def test_a_grant_that_cannot_be_made_keeps_no_server_from_starting(tmp_path, cap
 
 @pytest.fixture
 def granting(machine, verifier):
-    """A controller of all users that asks for grants; whoever runs this test is no administrator there."""
+    """A controller of all users that asks for grants; the user of this test is no administrator there."""
     open_to_everyone(machine)
     machine.start_granting = lambda: machine.start_controller(
         "--system", "--settle=0.1", f"--grant-keys={verifier.keys.folder}", "--require-grants",
@@ -329,7 +329,7 @@ def granting(machine, verifier):
 
 
 def someone(machine, grant=None):
-    """A process of a user who is nobody in particular."""
+    """A process of an ordinary user."""
     return Person(machine, None, grant=grant)
 
 
@@ -485,7 +485,7 @@ def test_an_expired_grant_opens_no_further_connection(granting, verifier, wait_u
 
 
 def test_the_grant_that_was_signed_last_counts(granting, verifier, wait_until):
-    """Else who keeps an older one could go back to what it allowed."""
+    """Else a user with an older one could go back to what it allowed."""
     earlier = raw(verifier.private, iat=int(time.time()) - 100, priority=5)
     alice = someone(granting, verifier.sign(priority=-3))
     alice.shim("k1", resident=1 << 20)
@@ -498,7 +498,7 @@ def test_the_grant_that_was_signed_last_counts(granting, verifier, wait_until):
 
 
 def test_what_a_removed_key_has_signed_is_good_no_longer(granting, verifier, wait_until):
-    """Also for who is connected; who has a grant of another key goes on."""
+    """Also for connected users; a user with a grant of another key goes on."""
     other, public = make_keys()
     (verifier.keys.folder / "hub-2.pem").write_bytes(public)
     bob = someone(granting, sign_grant(other, "hub-2", user="bob", audience=US))

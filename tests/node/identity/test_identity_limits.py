@@ -1,4 +1,4 @@
-"""Nobody's connections or user ids, however many, take the places of others or the controller's memory."""
+"""A user's connections or user ids, however many, take neither other users' places nor the controller's memory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_person_of_many_user_ids_takes_a_bounded_number_of_accounts():
     for number in range(accounts.places * 2):
         accounts.of(f"uid-{100_000 + number}")
     assert len(accounts) == accounts.places
-    assert accounts.of("uid-61001") is alice, "who has something open is not forgotten"
-    assert accounts.of("uid-7") is not asked, "who asked longest ago and has nothing open is"
+    assert accounts.of("uid-61001") is alice, "a user with an open connection is not forgotten"
+    assert accounts.of("uid-7") is not asked, "the user who asked longest ago and has nothing open is"
     accounts.tidy(alice.used_at + 2 * FULL_AGAIN_S)
     assert len(accounts) == 1

@@ -1,4 +1,4 @@
-"""The machine's controller: several people on it, none of whom can do another anything."""
+"""The machine's controller: several users on it, none of which can harm another."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def daemon(machine):
 
 @pytest.fixture
 def person(daemon):
-    """`person(uid, *groups)`: somebody on the machine."""
+    """`person(uid, *groups)`: a user on the machine."""
     people: list[Person] = []
 
     def make(uid, *groups):

@@ -32,7 +32,7 @@ for line in sys.stdin:
 
 
 def ask(socket: Path, method: str, path: str) -> object:
-    """The JSON of one answer; None if nobody answers."""
+    """The JSON of one answer; None if no controller answers."""
     connection = UnixConnection(socket, timeout=60)
     try:
         connection.request(method, f"/api/v1{path}", "{}" if method == "POST" else None)

@@ -95,7 +95,7 @@ def test_bad_settings_are_refused_at_the_start(machine):
     ],
 )
 def test_a_system_controller_refuses_to_start_on_an_invalid_configuration(machine, words):
-    """It would let everybody in as whoever they say."""
+    """It would let every user in as any user they name."""
     config = machine.folder / "settings.py"
     if words is not None:
         config.write_text(words)

@@ -1,4 +1,4 @@
-"""Reports: whose figures, of which days, and nobody else's."""
+"""Reports: one user's figures, of which days, and no other user's."""
 
 from __future__ import annotations
 

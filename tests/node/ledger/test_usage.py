@@ -1,4 +1,4 @@
-"""Bytes times seconds: what was held, used and given back, by whom and on which day."""
+"""Bytes times seconds: what was held, used and given back, by which user and on which day."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_whatever_happens_sums_are_those_of_the_looks_and_use_is_within_what_was
     before = None
     for drawn_s, jump, kernels in looks:
         earlier, now, wall = now, now + drawn_s, wall + drawn_s + jump
-        length = now - earlier  # as whoever looks at clocks sees it: sums are rounded
+        length = now - earlier  # as a look at clocks sees it: sums are rounded
         meter.look(now, wall, kernels)
         if before is not None and length <= GAP_MAX_S:
             counted_s += length

@@ -1,4 +1,4 @@
-"""Whoever breaks the link's rules is dropped with one log line, and everyone else is served on."""
+"""A shim that breaks the link's rules is dropped with one log line, and all others are served on."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ def test_the_program_serves_them_where_it_is_told(machine):
             status, text = ask(port, "GET", "/metrics")
             return status == 200 and "affinode_ledger_available 1.0" in text
         except (OSError, http.client.HTTPException):
-            return False  # somebody else took the port in between
+            return False  # another program took the port in between
         finally:
             controller.terminate()
             controller.wait(timeout=60)

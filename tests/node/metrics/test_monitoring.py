@@ -106,7 +106,7 @@ def test_every_metric_of_ours_follows_the_conventions(scrape):
                 "answer",
                 "version",
                 "le",
-            }, f"{name} has a label that nobody thought about: {labels}"
+            }, f"{name} has an unknown label: {labels}"
 
 
 def test_the_rules_are_whole():

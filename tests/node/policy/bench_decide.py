@@ -40,7 +40,7 @@ class Case:
 
 MIXED, TIGHT = mixed_node, partial(mixed_node, tight=True)
 CASES = (
-    Case("quiet: nobody waits", 0),
+    Case("quiet: no kernel waits", 0),
     Case("quiet, park_when=idle", 0, settings={"park_when": "idle"}),
     Case("300 wait, every GPU is full of busy kernels", 300),
     Case("600 wait, every GPU is full of busy kernels", 600),

@@ -1,4 +1,4 @@
-"""Nobody sees out-of-memory for what is merely not known, or not within reach, at the moment."""
+"""No program sees out-of-memory for what is merely not known, or not within reach, at the moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who left its GPU altogether may come back on another one: when, where, and before or after whom."""
+"""A kernel parked at context depth may resume on another GPU: when, where, and before or after which waiter."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_kernel_second_at_home_may_be_first_on_another_gpu():
 
 
 def test_a_kernel_that_never_fits_at_home_migrates():
-    """Programs that nobody can move have taken its own GPU."""
+    """Programs that cannot be moved have taken its own GPU."""
     (action,) = decided(deep("k", 10 * GIB), gpus=gpus(a=2, b=16))
     assert action.gpu == B
 
@@ -187,7 +187,7 @@ def test_no_gpu_is_given_twice_and_no_waiter_is_passed_in_its_own_queue(crowd, w
     assert min(room.values()) >= 0, "over-committed"
     if backfill:
         return
-    passed = {}  # by GPU: who waits for it there and was not served
+    passed = {}  # by GPU: the kernels that wait for it there and were not served
     for waiter in waiters(crowd, policy):
         (home,) = waiter.needs
         action = resumed.get(waiter.kernel.id)

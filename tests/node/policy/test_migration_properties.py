@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order, no GPU is given twice to those who come back on another, and nobody is lost."""
+"""Whatever happens in whatever order, no migration is given a GPU's room twice, and no kernel is lost."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def check_at_rest(machine, sizes):
     assert all(kernel.move is None for kernel in machine.state.kernels.values())
     assert not machine.state.reservations.entries
     for shim, size in zip(machine.shims, sizes, strict=True):
-        assert shim.work is None and shim.state in (State.RESIDENT, State.PARKED), "nobody waits for ever"
+        assert shim.work is None and shim.state in (State.RESIDENT, State.PARKED), "it waits for ever"
         assert sum(shim.sizes.values()) == size
 
 
@@ -84,7 +84,7 @@ def check_at_rest(machine, sizes):
     phases=[Phase.explicit, Phase.generate],
 )
 def test_whatever_happens_no_gpu_is_given_twice(virtual_time, kills, data):
-    """Without an end of the controller between two messages, whoever is told to come back finds its room, too."""
+    """Without an end of the controller between two messages, every kernel told to resume finds its room, too."""
     machine = begun(virtual_time, data)
     sizes = [sum(shim.sizes.values()) for shim in machine.shims]
     for _ in range(data.draw(st.integers(0, 80), label="steps")):

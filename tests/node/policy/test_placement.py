@@ -147,7 +147,7 @@ def test_claims_of_pages_beyond_nvmls_figures_steer_no_placement():
 
 
 def test_what_nvml_cannot_show_yet_counts():
-    """A kernel that has just taken memory is in nobody's figure but its own page's."""
+    """A kernel that has just taken memory is in no figure but its own page's."""
     gpus = [gpu("a"), gpu("b")]
     seen = {"a": Gpu("a", 80 * GIB, 80 * GIB, NOW, uncertain_bytes=20 * GIB)}
     node = Node(seen, (kernel("new", "a", 20),), Host(0))

@@ -60,14 +60,14 @@ def test_a_hold_ends():
     assert parks(decide(NOW, node(held), IDLE)) == ["k"]
 
 
-# ---- who claims what it has not
+# ---- claims beyond what a kernel has
 
 
 def test_a_kernel_that_claims_more_than_the_gpu_has_in_use_keeps_no_other_there():
     asker = asks(resident("asker", GIB, idle=0), 6 * GIB, waits=1)
     liar = resident("liar", 40 * GIB, park_copies_bytes=0)
     crowd = [asker, liar, resident("honest", 8 * GIB)]
-    assert parks(decide(NOW, node(*crowd), NEEDED)) == ["liar"], "nobody knows better"
+    assert parks(decide(NOW, node(*crowd), NEEDED)) == ["liar"], "there is no better figure"
     crowd[1] = replace(liar, most_bytes={A: 4 * GIB})
     assert "honest" in parks(decide(NOW, node(*crowd), NEEDED))
 
@@ -146,7 +146,7 @@ def test_the_head_of_a_gpus_queue_is_not_overtaken_and_each_gpu_has_its_own():
 
 
 def test_the_last_bytes_are_given_when_no_victim_is_left():
-    """The margin is a courtesy, not a wall: with nobody to yield the kernel must still come back."""
+    """The margin is a courtesy, not a wall: without a victim the kernel must still resume."""
     assert len(decide(NOW, node(parked("k", 16 * GIB, waits=1), free=16 * GIB), NEEDED)) == 1
 
 
@@ -160,7 +160,7 @@ def test_a_kernel_that_cannot_fit_beside_what_is_not_ours_does_not_hold_up_the_o
     assert [a.kernel_id for a in decide(NOW, node(huge, other, free=2 * GIB), NEEDED)] == ["other"]
 
 
-# ---- who yields
+# ---- victims
 
 
 def test_for_a_waiter_just_enough_idle_kernels_yield_the_longest_idle_first():

@@ -128,7 +128,7 @@ def test_quotas_are_kept_and_every_kernel_gets_the_gpu_in_the_end(made, limit, s
 def test_with_time_slices_no_kernel_waits_longer_than_the_bound(made, ageing_s, backfill):
     """While others may overtake, and then a quantum and two moves for each that is still before it.
 
-    Each waiter needs at most everybody else to go, one after the other, each after its quantum.
+    Each waiter needs at most all others to be parked, one after the other, each after its time slice.
     """
     policy = BASE.changed(when_full="time_slice", ageing_s=ageing_s, backfill=backfill)
     machine = run(machine_of(made, policy))

@@ -181,7 +181,7 @@ def test_only_eligible_or_blocked_kernels_are_parked_unasked(node, policy):
 @given(nodes(), POLICIES)
 @settings(max_examples=60, deadline=None)
 def test_the_queue_is_served_first_come_first(node, policy):
-    """Everyone before who is served is served too, under way, held back by a failure, or never fits."""
+    """Every waiter before one that is served is served too, under way, held back by a failure, or never fits."""
     places = {  # a kernel has one for each of its allocations
         (action.kernel_id, action.key if isinstance(action, GrantRoom) else None)
         for action in decide(NOW, node, policy)
@@ -237,7 +237,7 @@ def test_parks_of_one_pass_take_no_host_memory_that_is_reserved_or_taken(node, p
 @given(nodes(), POLICIES, RESERVES)
 @settings(max_examples=80, deadline=None)
 def test_no_retained_copy_is_trimmed_without_need(node, policy, reserve):
-    """The machine or a cgroup is under its reserve, or someone who may be parked does not fit beside it."""
+    """The machine or a cgroup is under its reserve, or a kernel that may be parked does not fit beside it."""
     policy = policy.changed(host_reserve_bytes=reserve)
     actions = decide(NOW, node, policy)
     trims = {action.kernel_id: action for action in actions if isinstance(action, Trim)}

@@ -1,4 +1,4 @@
-"""Who goes first and who is passed by: classes, ageing, backfill, limits, opt-out; and what waiters are told."""
+"""The order of waiters: classes, ageing, backfill, limits, opt-out; and what waiters are told."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ def served_at(moment, payer, priority=0, gpu=A):
 def test_a_served_user_goes_behind_users_who_waited_by_then():
     ann = [parked(f"ann{number}", waits=90 - number, payer="ann") for number in range(3)]
     bob, eve = parked("bob", waits=9, payer="bob"), parked("eve", waits=30, payer="eve")
-    everybody = node(*ann, bob, eve)
-    turns = replace(everybody, turns=served_at(NOW - 10, "ann"))
-    assert [each.kernel.id for each in waiters(everybody, NEEDED)] == ["ann0", "ann1", "ann2", "eve", "bob"]
+    everything = node(*ann, bob, eve)
+    turns = replace(everything, turns=served_at(NOW - 10, "ann"))
+    assert [each.kernel.id for each in waiters(everything, NEEDED)] == ["ann0", "ann1", "ann2", "eve", "bob"]
     assert [each.kernel.id for each in waiters(turns, NEEDED)] == ["eve", "ann0", "ann1", "ann2", "bob"]
-    elsewhere = replace(everybody, turns=served_at(NOW - 10, "ann", gpu="GPU-other"))
-    other_class = replace(everybody, turns=served_at(NOW - 10, "ann", priority=1))
+    elsewhere = replace(everything, turns=served_at(NOW - 10, "ann", gpu="GPU-other"))
+    other_class = replace(everything, turns=served_at(NOW - 10, "ann", priority=1))
     for same in (elsewhere, other_class):
-        assert waiters(same, NEEDED) == waiters(everybody, NEEDED)
+        assert waiters(same, NEEDED) == waiters(everything, NEEDED)
 
 
 def test_users_also_take_turns_within_one_pass():

@@ -28,7 +28,7 @@ def work_of(function, *arguments):
         nonlocal count
         count += event == "c_call"
 
-    before = sys.gettrace()  # a debugger's, or that of who measures coverage
+    before = sys.gettrace()  # a debugger's, or that of a coverage tool
     sys.settrace(note_line)
     sys.setprofile(note_call)
     try:

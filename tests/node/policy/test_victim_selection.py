@@ -1,4 +1,4 @@
-"""Whom it is best to park, and when a park has paid off; and how fast this machine is seen to be."""
+"""Which kernel is best parked, when a park has paid off, and how fast this machine is seen to be."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def order(*kernels, gpus=None, **speeds):
     return [each.id for each in victims.in_order(NOW, kernels, node(**speeds), gpus)]
 
 
-# ---- whom
+# ---- which kernel
 
 
 def test_of_two_alike_the_one_that_has_been_idle_for_longer_goes():

@@ -1,4 +1,4 @@
-"""A process that says it is coming back keeps no room from others that nobody gave it, where there are other people."""
+"""A process that claims to be resuming keeps no room from other users that it was not given."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_resume_that_no_command_began_is_believed_while_it_may_be_an_earlier_c
 
 
 def test_unknown_gpus_are_shown_only_to_the_user_who_named_them(kernels):
-    """A page may name eight, a person may have hundreds of pages, and everybody's panel would list them."""
+    """A page may name eight, a user may have hundreds of pages, and every user's panel would list them."""
     made_up = gpu_uuid(bytes([7] * 16))
     page = Says(State.RESIDENT)
     page.say(gpus=(PageGpu(GPU, GIB, 0, (0,) * 8), PageGpu(made_up, GIB, 0, (0,) * 8)))
@@ -97,7 +97,7 @@ def test_other_peoples_programs_are_named_to_administrators_alone():
 
 
 def test_a_report_counts_for_no_kernel_more_than_a_gpu_has(kernels):
-    """Its totals are everybody's."""
+    """Its totals are of all users."""
     made_up = gpu_uuid(bytes([7] * 16))
     page = Says(State.RESIDENT)
     page.say(gpus=(PageGpu(GPU, 1 << 50, 1 << 50, (1 << 50,) * 8), PageGpu(made_up, 1 << 50, 0, (0,) * 8)))
@@ -106,12 +106,12 @@ def test_a_report_counts_for_no_kernel_more_than_a_gpu_has(kernels):
     history = History(kernels, SimpleNamespace())
     assert history._gpus(kernel) == {GPU: (TOTAL, TOTAL + 2 * GIB), "": (TOTAL, 0)}
     kernels.take_sample(None)
-    assert history._gpus(kernel)[made_up] == (LARGEST_BYTES, 0), "nobody knows better"
+    assert history._gpus(kernel)[made_up] == (LARGEST_BYTES, 0), "there is no better figure"
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
 def test_a_page_that_claims_to_be_parking_delays_no_other_park(kernels, is_shared):
-    """Nobody told it to: neither its GPU memory nor room for it on the host is waited for."""
+    """It was not told to: neither its GPU memory nor room for it on the host is waited for."""
     kernels.pages_say_since_until = SHIMS_BACK_AT if is_shared else math.inf
     liar = Says(State.PARKING)
     liar.say(gpus=(PageGpu(GPU, 1 << 50, 0, (0,) * 8),))
@@ -144,7 +144,7 @@ def test_no_kernel_is_taken_to_have_more_on_a_gpu_than_there_is(kernels):
 
 @pytest.fixture
 def lots(kernels):
-    """As many as anybody could want."""
+    """As many as any kernel could want."""
     kernels.settings = kernels.settings.changed(lot_bytes=64 * GIB, idle_timeout_s=5, park_when="idle")
     kernels.lots_ready_bytes = 64 * GIB
     return kernels
@@ -158,7 +158,7 @@ def says_it_has(kernels, owner, size, pid=0, kernel_id="k"):
 
 
 def lots_given(kernels, pids, used):
-    """Bytes of lots by kernel, in one decision; `pids`: whom NVML lists, with how much, None: it cannot."""
+    """Bytes of lots by kernel, in one decision; `pids`: what NVML lists, with bytes, None: it cannot."""
     gpu = NvmlGpu(GPU, 0, "A GPU", TOTAL, used, TOTAL - used, 0, frozenset(pids or ()), pids or {})
     kernels.take_sample(NvmlSample(9.0, "580", (gpu if pids is not None else replace(gpu, pids=None),)))
     kernels.refresh(10.0)
@@ -197,7 +197,7 @@ def test_of_a_kernels_processes_only_those_with_gpu_memory_get_lots(lots):
     assert not has_gpu_memory(liar)
     lots.take_sample(None)
     lots.snapshot(11.0, is_settled=True)
-    assert has_gpu_memory(liar), "without NVML nobody knows better"
+    assert has_gpu_memory(liar), "without NVML there is no better figure"
 
 
 def test_no_kernel_is_parked_before_its_server_can_have_spoken_for_it(kernels):

@@ -39,7 +39,7 @@ def test_what_it_did_before_counts_once(kernels):
 
 
 def test_its_peers_have_not_lost_it(kernels):
-    """Who is in a long call is stuck if a peer has ended, and may be killed for that."""
+    """A process in a long call is stuck if a peer has ended, and may be killed for that."""
     peer = comes(kernels, Says(State.PARKED, GIB), 1.0, PID + 1)
     process = comes(kernels, Says(State.PARKED, GIB), 1.0, PID)
     gone(kernels, process)

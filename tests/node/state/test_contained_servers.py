@@ -23,7 +23,7 @@ NOW = 10_000.0
 
 @pytest.fixture
 def contained(node, machine, shim, wait_until, monkeypatch):
-    """A kernel that waits, and a younger one, at work, which somebody's server described; nobody's pid is known."""
+    """A kernel that waits, and a younger one, at work, which a server described; no pid is known."""
     real = peers.peer_of
     for module in (link, clients):
         monkeypatch.setattr(module, "peer_of", lambda connected: replace(real(connected), pid=0))
@@ -59,7 +59,7 @@ def following(machine):
 
 
 def test_a_server_in_a_container_is_asked_while_it_follows_the_events(contained, machine, wait_until):
-    assert contained(state=NONE)["end_asked"] is None, "nobody would hear of it"
+    assert contained(state=NONE)["end_asked"] is None, "its user would not hear of it"
     with following(machine):
         wait_until(lambda: machine.kernel("younger")["end_asked"])
     assert machine.kernel("asker")["end_asked"] is None
@@ -75,7 +75,7 @@ def test_a_kernel_that_may_have_begun_before_is_not_ended(contained, machine, wa
 
 
 def ends(head_started, other_started):
-    """Whom the policy has ended for somebody who waits."""
+    """The kernel that the policy has ended for a waiter."""
     head = Kernel("head", Residency.QUEUED, {}, {"A": GIB}, wants_since=NOW - 500, started_at=head_started)
     busy = Kernel("busy", Residency.RESIDENT, {"A": 4 * GIB}, last_activity=NOW, calls_in_flight=1)
     busy = replace(busy, can_be_ended=True, started_at=other_started)

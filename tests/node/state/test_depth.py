@@ -1,4 +1,4 @@
-"""Context depth: who may leave the GPU altogether, what room it takes to come back, and what people are told."""
+"""Context depth: which kernels may leave the GPU altogether, what room a resume takes, and what users are told."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEEP = {"idle_timeout_s": 0.3, "depth": "context"}
 
 
 class Nvml:
-    """A GPU of 16 GiB; a test says what is free and who is on it (None: NVML does not know)."""
+    """A GPU of 16 GiB; a test says what is free and which processes are on it (None: NVML does not know)."""
 
     def __init__(self):
         self.free, self.pids, self.used_by = 16 * GIB, {os.getpid()}, {}

@@ -49,7 +49,7 @@ def machine_of(clock, *names):
 
 
 def test_a_cgroups_figure_is_current_whichever_process_was_read_last(clock, limits):
-    """It was that of a kernel parked long ago, and nobody else could be parked any more."""
+    """It was that of a kernel parked long ago, and no other could be parked any more."""
     machine = machine_of(clock, "works", "parked")
     for shim in machine.shims:
         limits[shim.pid] = {"/all": (2 * GIB, 64 * GIB)}
@@ -95,7 +95,7 @@ def kept(record, size):
 
 
 def test_what_was_asked_back_before_a_move_says_nothing_of_what_is_kept_after_it(clock):
-    """A kernel that came back within ten seconds kept twenty gigabytes that nobody could ask for."""
+    """A kernel that came back within ten seconds kept twenty gigabytes that could not be asked for."""
     machine = machine_of(clock, "k")
     record = machine.state.kernels["k"]
     kept(record, 4 * GIB)

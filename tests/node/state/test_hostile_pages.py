@@ -68,7 +68,7 @@ class Link:
         return len(self.told)
 
     def notice(self, *_):
-        """Nobody reads it."""
+        """It is not read."""
 
 
 class HostilePage:

@@ -78,7 +78,7 @@ def test_a_waiter_of_some_seconds_gets_the_room_of_a_kernel_idle_for_less():
 
 
 def test_kernels_with_short_pauses_are_not_left_out_before_they_are_looked_at():
-    """The quick look at who could be eligible agrees with the exact one."""
+    """The quick look at which kernels could be eligible agrees with the exact one."""
     settings, instant = Settings(), {"A": Speed(0, 1e12, 0, 1e12)}
     found = 0
     for waited_s in (0.0, 4.9, 5.0, 60.0):
@@ -105,7 +105,7 @@ def test_no_kernel_is_parked_later_because_another_waits():
 
 
 def test_a_waiter_need_not_wait_for_the_whole_idle_timeout(node, shim, wait_until):
-    """A person thinks between two cells; somebody waits; the next of five minutes is not waited for."""
+    """A user thinks between two cells; a kernel waits; the next of five minutes is not waited for."""
     machine = node(idle_timeout_s=300, contended_idle_timeout_s=0.3)
     thinker, waiter = shim("thinker", resident=900 * MIB), shim("waiter")
     wait_until(lambda: (machine.kernel("thinker") or {}).get("resident_bytes"))
@@ -157,7 +157,7 @@ def test_what_nvml_counts_for_ours_beyond_their_pages_is_their_contexts():
         return neighbours.contexts_bytes(gpu({100: 900 * MIB, 200: 650 * MIB}), known, processes)
 
     assert contexts(process(100), process(200, resident=0, parked=40)) == 1250 * MIB
-    assert contexts(process(100), process(200, resident=0)) == 1250 * MIB, "also who waits for a first memory"
+    assert contexts(process(100), process(200, resident=0)) == 1250 * MIB, "also one that waits for its first"
     assert contexts(process(100), process(300, resident=0, parked=70, depth=Depth.CONTEXT)) == 600 * MIB
 
 

@@ -40,7 +40,7 @@ FREE_HUGE_BYTES = lot_memory.free_huge_bytes
 
 @pytest.fixture(autouse=True)
 def ordinary_pages(monkeypatch):
-    """Whatever this machine has set aside: of huge pages nobody says how many are behind a file."""
+    """Whatever this machine has set aside: how many huge pages are behind a file is not shown."""
     monkeypatch.setattr(lot_memory, "free_huge_bytes", lambda: 0)
 
 
@@ -288,7 +288,7 @@ def test_a_process_that_connects_again_keeps_its_lots_and_they_count():
 
 
 def test_lots_count_until_their_process_has_ended_and_are_cut_then():
-    """One that hung up, or was silent, may hold somebody's tensors in it; and more than it says."""
+    """One that hung up, or was silent, may hold tensors in it; and more than it says."""
 
     async def body(stock):
         process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
@@ -421,7 +421,7 @@ def test_a_park_is_told_how_much_host_memory_it_may_take(node, shim, wait_until)
 
 
 class Listener:
-    """Nobody."""
+    """No process."""
 
     def __getattr__(self, name):
         return lambda *_: None

@@ -1,4 +1,4 @@
-"""Since when somebody waits is the controller's to know where there are other people, and not their page's to say."""
+"""Since when a kernel waits is what the controller saw where there are other users, not what a page says."""
 
 from __future__ import annotations
 

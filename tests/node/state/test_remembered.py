@@ -83,7 +83,7 @@ def test_no_second_kernel_is_ended_because_the_controller_forgot_the_first(
     monkeypatch.setattr(servers, "os", SimpleNamespace(getpid=lambda: 0, pidfd_open=os.pidfd_open))
     settings = {"when_full": "terminate_newest", "time_slice_s": 0.1}
 
-    def everybody():
+    def all_asked():
         asker = shim("asker", resident=100 * MIB)
         wait_until(lambda: machine.kernel("asker"))
         for name in ("older", "younger"):
@@ -95,7 +95,7 @@ def test_no_second_kernel_is_ended_because_the_controller_forgot_the_first(
         return asker
 
     controller = restartable(**settings)
-    asker = everybody()
+    asker = all_asked()
     machine.ask("PUT", "/kernels/younger", {"server": "bob's"})
     asker.allocate(400 * MIB, number=1)
     wait_until(lambda: machine.kernel("younger")["end_asked"])
@@ -103,8 +103,8 @@ def test_no_second_kernel_is_ended_because_the_controller_forgot_the_first(
     controller.stop()
 
     restartable(**settings)
-    asker = everybody()  # before the server of the younger is back
-    assert machine.kernel("younger")["end_asked"] is None, "who waited may have given up"
+    asker = all_asked()  # before the server of the younger is back
+    assert machine.kernel("younger")["end_asked"] is None, "the waiter may have given up"
     asker.allocate(400 * MIB, number=1)
     wait_until(lambda: (machine.kernel("asker")["waiting_s"] or 0) > 0.5)
     assert machine.kernel("younger")["end_asked"]

@@ -1,4 +1,4 @@
-"""Who speaks for kernels, and what is left when they end."""
+"""Which servers speak for kernels, and what is left when they end."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def test_a_process_that_ignores_the_request_to_end_is_killed(node, machine, star
     wait_until(
         lambda: "State:\tT" in status.read_text()
     )  # of signals that wait together, SIGTERM comes first
-    # Nobody would call it stuck for that: the verdict is given here.
+    # It is not stuck by that: the verdict is given here.
     monkeypatch.setattr(
         "jupyter_affinode.node.state.registry.stuck", lambda *_: clean_up.Stuck("lost", "a test")
     )

@@ -126,7 +126,7 @@ def mutate(seed: int) -> dict[str, object]:
 
 @contextlib.contextmanager
 def introduced(kernel_id: str, page: FakePage):
-    """A link that has said who it is, as far as it can."""
+    """A link that has named its user, as far as it can."""
     link = fake_shim.connect(FOLDER / "link.sock")
     try:
         send(link, hello(kernel_id, flags=FLAGS), page.descriptor)

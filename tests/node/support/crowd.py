@@ -26,7 +26,7 @@ TIGHT_BYTES = 60 * GIB  # of host memory, for hundreds of parks of some GiB
 def crowded_node(
     kernels: int, gpus: int, waiting: int, *, full: bool = True, seed: int = 1, total: int = 80 * GIB
 ) -> Node:
-    """Kernels spread over GPUs; `waiting` of them want the GPU; `full`: nobody on it is idle for long enough."""
+    """Kernels spread over GPUs; `waiting` of them want the GPU; `full`: no kernel on it is idle for long enough."""
     draw = random.Random(seed)
     uuids = [f"GPU-{number:03}" for number in range(gpus)]
     made = [_kernel(draw, number, uuids[number % gpus], number < waiting, full) for number in range(kernels)]

@@ -244,7 +244,7 @@ class Shim:
         elif work.kind is CommandKind.PARK and work.in_two_steps and not work.is_committed:
             self._end(Status.REVOKED)
         elif not work.is_prepared:
-            work.in_two_steps = False  # nobody is there to agree with
+            work.in_two_steps = False  # no controller is there to agree with
 
     def _begin(self, told: Told) -> None:
         parks = told.kind is CommandKind.PARK
@@ -416,7 +416,7 @@ class Machine:
         return free
 
     def _pids_on(self, uuid: str) -> frozenset[int] | None:
-        """Whom NVML lists, where it does."""
+        """The processes that NVML lists, where it does."""
         if self.settings.depth != "context":
             return None
         return frozenset(shim.pid for shim in self.shims if shim.takes.get(uuid))

@@ -24,7 +24,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def needs_root() -> None:
-    """Skip where this process cannot become somebody else."""
+    """Skip where this process cannot become another user."""
     if os.getuid() != 0 or platform.machine() not in CALLS:
         pytest.skip("these tests become other users, which takes root")
 
@@ -58,10 +58,10 @@ def _call(number: int, *arguments: Any) -> None:
 
 
 class Person:
-    """Somebody on the machine."""
+    """A user on the machine."""
 
     def __init__(self, machine: Machine, uid: int | None, *groups: int, grant: str | None = None):
-        """`uid` None: whoever we are."""
+        """`uid` None: the user of this test."""
         self.machine, self.uid, self.groups, self.grant = machine, uid, groups, grant
         self.shims: list[FakeShim] = []
 

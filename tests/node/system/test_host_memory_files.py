@@ -61,7 +61,7 @@ def test_the_tightest_limit_above_a_process_counts(system):
 
 @pytest.mark.parametrize("name", [b"\xff\xfe", "a\u2028b\x0bc".encode()])
 def test_a_cgroup_may_be_called_anything(system, tmp_path, name):
-    """Its owner names it: on a machine's controller a name must end nobody's pass, and be no other cgroup's."""
+    """Its owner names it: on a machine's controller a name must end no pass, and be no other cgroup's."""
     named = os.fsdecode(name)
     files = {f"{named}/memory.max": f"{2 * GIB}\n", f"{named}/memory.current": f"{GIB}\n"}
     proc = system(2, "/", files)

@@ -1,4 +1,4 @@
-"""A directory server that does not answer keeps nobody's kernels waiting."""
+"""A directory server that does not answer keeps no kernel waiting."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_what_cannot_be_found_is_unknown_and_the_next_lookup_works(server):
 
 
 def test_known_names_stay_known_while_the_name_service_is_down():
-    """Else limits, classes and who opted out would be forgotten for as long."""
+    """Else quotas, classes and opt-outs would be forgotten for as long."""
     answers = iter([("staff",)])
     asked = []
 
@@ -105,7 +105,7 @@ def test_rules_know_a_user_once_the_directory_has_answered():
     rules = Settings().changed(priorities="root=3")
     until(lambda: standing(kernel, rules).priority == 3)
     kernel = KernelRecord("user-0/k", Account("user-0", "hub:0"))
-    assert standing(kernel, rules).priority == 0, "that one is whom a grant names"
+    assert standing(kernel, rules).priority == 0, "that is the user whom a grant names"
 
 
 def test_this_machines_own_names():

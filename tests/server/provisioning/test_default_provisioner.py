@@ -1,4 +1,4 @@
-"""Who chooses the provisioner of kernels whose kernelspec names none."""
+"""Which provisioner kernels get whose kernelspec names none."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_a_kernel_finds_its_servers_controller_whatever_its_own_environment_says
     folder = here.folder / f"affinode-{os.getuid()}"
     assert env["AFFINODE_FOLDER"] == str(folder) and "AFFINODE_SOCKET" not in env
     assert folder.stat().st_mode & 0o777 == 0o700, (
-        "nobody else can take the name before the controller starts"
+        "no other user can take the name before the controller starts"
     )
 
 

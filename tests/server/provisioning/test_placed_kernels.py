@@ -1,4 +1,4 @@
-"""New kernels are told which GPU to use, where the site says so and nobody has chosen."""
+"""New kernels are told which GPU to use, where the site says so and the user has not chosen."""
 
 from __future__ import annotations
 
