@@ -6,6 +6,7 @@ without an id.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,14 +21,14 @@ from .scheduling_pass import ON_THE_MOVE, Plan
 
 BLOCKERS_MAX = 5
 CONTEXT_BYTES = GIB  # the most that a kernel's CUDA context is taken to have, which no page tells
-# A waiter's user can do something about the first ones at once; the last will not yield.
+# A waiter's user can do something about the first at once; the last are about to yield anyway.
 IMPORTANCE = (
     BlockerReason.HELD,
-    BlockerReason.IDLE,
     BlockerReason.COMPUTING,
-    BlockerReason.MOVING,
     BlockerReason.OPTED_OUT,
     BlockerReason.OUTSIDE,
+    BlockerReason.IDLE,
+    BlockerReason.MOVING,
 )
 
 
@@ -93,10 +94,11 @@ class Blockers:
 
 
 def in_order(blockers: Iterable[Blocker]) -> list[Blocker]:
-    """Each blocker once, the most important first."""
+    """Each blocker once, the most important first; of the same kind, the one that yields last."""
     known = dict.fromkeys(blockers)
     return sorted(
-        known, key=lambda each: (IMPORTANCE.index(each.why), each.free_at is None, each.free_at or 0.0)
+        known,
+        key=lambda each: (IMPORTANCE.index(each.why), -(math.inf if each.free_at is None else each.free_at)),
     )
 
 

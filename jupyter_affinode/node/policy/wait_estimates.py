@@ -1,8 +1,9 @@
 """What a waiter can be told: its place, why it waits, and when it will probably have the GPU; pure.
 
-**Estimates** rest on what is known: what is under way, which kernels become eligible when if they stay idle, when
-holds end, and with time slices when turns are over. For a waiter at place n on a GPU, the room must do for all before
-it too. Where that never adds up there is no estimate: nothing says for how long a kernel at work goes on.
+**Estimates** are upper bounds while nothing changes. They rest on what is known: what is under way, which kernels
+become eligible when if they stay idle, when holds end, and with time slices when turns are over. For a waiter at place
+n on a GPU, the room must do for all before it too, and kernels are parked for it when those have been served. Where
+that never adds up there is no estimate: nothing says for how long a kernel at work goes on.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .eligibility import eligible_at
 from .eviction_cost import park_s, resume_s
 from .migration import may_migrate
 from .preemption import preemptible_at
-from .queue import in_turn, lines_of, waits_since
+from .queue import in_turn, lines_of
 from .quotas import GROUP
 from .scheduling_pass import Plan
 from .wait_blockers import (
@@ -32,8 +33,12 @@ from .wait_blockers import (
     is_held,
 )
 
-Yields = Mapping[str, Sequence[tuple[float, int, Kernel]]]  # by GPU: when, how much, which
+Yield = tuple[float, int, Kernel]  # when, how much, which
+Yields = Mapping[str, Sequence[Yield]]  # by GPU
 
+PASSES_S = (
+    1.0  # what each step takes beside its moves: NVML's next figure, and the passes that see and decide
+)
 ITS_TURN = "it is its turn"
 FULL = "the GPU is full until others have been idle for long enough"
 FULL_IN_TURNS = "the GPU is full until others have had their turn, or have been idle for long enough"
@@ -90,7 +95,9 @@ class _View:
 
     def __init__(self, now: float, node: Node, settings: Settings):
         self.plan = Plan(now, node, settings)
-        self._found: dict[bool, tuple[Yields, Blockers]] = {}
+        self._found: dict[tuple[bool, bool], tuple[Yields, Blockers]] = {}
+        self._sinces = [waiter.since for waiter in self.plan.queue]
+        self._granted: dict[str, float] = {}  # by GPU: when those looked at have had what they need
 
     def look(self, waiter: Waiter, ahead: Mapping[str, int]) -> Look:
         """Why it waits and until when, if that can be said."""
@@ -115,16 +122,30 @@ class _View:
         looks = [
             self._gpu(uuid, need + ahead.get(uuid, 0), waiter) for uuid, need in waiter.needs.items() if need
         ]
-        known = [each.until for each in looks if each.until is not None]
-        latest = max(known, default=plan.now) if len(known) == len(looks) else None
+        latest = self._grant(waiter, looks)
         if latest is not None and waiter.room is None:
             latest += resume_s(kernel, plan.node.speeds)
         obstacle = next((each for each in looks if each.code is not WaitReason.TURN), None)
         code, reason = (WaitReason.TURN, ITS_TURN) if obstacle is None else (obstacle.code, obstacle.reason)
         if any(ahead.get(uuid) for uuid, need in waiter.needs.items() if need):
             code = WaitReason.OTHERS_FIRST
+            if (
+                latest is not None and kernel.movable_bytes
+            ):  # it may be parked for them, and come back for this
+                latest += park_s(kernel, plan.node.speeds) + resume_s(kernel, plan.node.speeds) + PASSES_S
             reason = f"others wait before it, and {reason}" if obstacle else "others wait before it"
         return Look(code, reason, latest, [blocker for each in looks for blocker in each.blockers])
+
+    def _grant(self, waiter: Waiter, looks: Sequence[Look]) -> float | None:
+        """When it will be given room on all its GPUs, if that can be said; those behind it are served afterwards."""
+        known = [each.until for each in looks if each.until is not None]
+        if len(known) < len(looks):
+            return None
+        granted = max(known, default=self.plan.now) + PASSES_S
+        for uuid, need in waiter.needs.items():
+            if need:
+                self._granted[uuid] = max(granted, self._granted.get(uuid, 0.0))
+        return granted
 
     def arguments(self, waiter: Waiter, code: WaitReason) -> Mapping[str, int | str]:
         """What a sentence about the wait needs: its size, and whose limit is used up."""
@@ -148,18 +169,21 @@ class _View:
         """When a GPU will have room for so much, and what it waits for there."""
         plan = self.plan
         slices = plan.settings.when_full == "time_slice" and not (waiter.room and waiter.room.is_courtesy)
-        yields, blockers = self._yields(slices)
+        yields, blockers = self._yields(slices, waiter)
+        begins = max(plan.now, self._granted.get(uuid, 0.0))
         lacks = need - plan.room.get(uuid, 0)
+        here = yields.get(uuid, ())
         if lacks <= 0:
-            return Look(WaitReason.TURN, ITS_TURN, plan.now)
+            return Look(WaitReason.TURN, ITS_TURN, self._with_margin(-lacks, begins, here))
+        arrives = plan.now + self._slowest_move(uuid)
         lacks -= plan.incoming.get(uuid, 0)
         if lacks <= 0:
-            until = plan.now + self._slowest_move(uuid)
+            until = self._with_margin(-lacks, max(begins, arrives), here)
             moving = [blockers.of(kernel) for kernel in self._moving(uuid)[:BLOCKERS_MAX]]
             return Look(WaitReason.MOVING, "memory is being freed for it", until, moving)
         yielding: list[Kernel] = []
         everything, is_host_full = lacks, False
-        for moment, size, kernel in yields.get(uuid, ()):
+        for moment, size, kernel in here:
             if kernel is waiter.kernel:
                 continue
             if plan.host_lacks_room_for([*yielding, kernel]):
@@ -170,7 +194,9 @@ class _View:
             yielding.append(kernel)
             lacks -= size
             if lacks <= 0:
-                at = max(moment, plan.now) + park_s(kernel, plan.node.speeds)
+                begins = max(moment, begins, waiter.kernel.reclaim_after)
+                at = max(begins + self._slowest_park_s(begins, here), arrives)
+                at = self._with_margin(-lacks, at, here)
                 needed = [blockers.of(each) for each in [kernel, *yielding[: BLOCKERS_MAX - 1]]]
                 if is_held(plan, kernel) and kernel.held_until == moment:
                     whose = "another of your kernels" if _is_own(kernel, waiter) else "another user's kernel"
@@ -182,6 +208,17 @@ class _View:
         found = blockers.on(uuid, waiter)
         words = "the GPU is full, and its kernels are busy" + self._or_held(uuid, waiter)
         return Look(_code_of(found), words, None, found)
+
+    def _with_margin(self, left: int, at: float, yields: Sequence[Yield]) -> float:
+        """Until when it waits that will have room, and `left` bytes beside it: idle kernels are parked for a margin."""
+        if left >= self.plan.settings.margin_bytes:
+            return at
+        return at + self._slowest_park_s(at, yields)
+
+    def _slowest_park_s(self, by: float, yields: Sequence[Yield]) -> float:
+        """How long parking takes of any kernel that may be chosen by then."""
+        speeds = self.plan.node.speeds
+        return max((park_s(kernel, speeds) for moment, _, kernel in yields if moment <= by), default=0.0)
 
     def _or_held(self, uuid: str, waiter: Waiter) -> str:
         """What a reason adds about holds of kernels on a GPU."""
@@ -205,7 +242,7 @@ class _View:
         size = bytes_in_words(sum(waiter.needs.values()))
         words = f"it needs {size}, more than can become free whatever is parked: "
         stay = [kernel for kernel in self._others(waiter) if kernel.is_opted_out or not kernel.is_parkable]
-        _, blockers = self._yields(slices=False)
+        _, blockers = self._yields(slices=False, waiter=waiter)
         found = [blockers.of(kernel) for kernel in stay[:BLOCKERS_MAX]]
         is_outside = any(blockers.outside_bytes(uuid) for uuid in waiter.needs)
         if is_outside:
@@ -220,19 +257,24 @@ class _View:
     def _others(self, waiter: Waiter) -> list[Kernel]:
         return [each for each in self.plan.candidates.resident_on(waiter.needs) if each is not waiter.kernel]
 
-    def _yields(self, slices: bool) -> tuple[Yields, Blockers]:
+    def _yields(self, slices: bool, waiter: Waiter) -> tuple[Yields, Blockers]:
         """By GPU: when each kernel may be parked at the earliest if nothing changes, and what that frees; `slices`:
         kernels at work may, too. And what that makes of each as a blocker.
-        """
-        if slices not in self._found:
-            yields = self._find_yields(slices)
-            moments = {kernel.id: moment for each in yields.values() for moment, _, kernel in each}
-            self._found[slices] = yields, Blockers(self.plan, moments)
-        return self._found[slices]
 
-    def _find_yields(self, slices: bool) -> Yields:
+        A kernel is parked the sooner the longer a waiter has waited. Those that came first may be served meanwhile:
+        for all others it is reckoned as if the last to come were alone.
+        """
+        is_first = waiter.since <= min(self._sinces)
+        key = slices, is_first
+        if key not in self._found:
+            since = min(self._sinces) if is_first else max(self._sinces)
+            yields = self._find_yields(slices, since)
+            moments = {kernel.id: moment for each in yields.values() for moment, _, kernel in each}
+            self._found[key] = yields, Blockers(self.plan, moments)
+        return self._found[key]
+
+    def _find_yields(self, slices: bool, since: float) -> Yields:
         plan, settings = self.plan, self.plan.settings
-        since = waits_since(plan.queue)
         found: dict[str, list[tuple[float, int, Kernel]]] = {}
         for kernel in plan.node.kernels:
             moment = None
