@@ -103,7 +103,8 @@ c.Spawner.group_overrides = {
             "grant_key": os.path.join(WANTED["folder"], "hub-1.key"),
             "grant_url": "http://hub/services/affinode/grant",
         },
-    }
+    },
+    "strict": {"groups": {"strict"}, "spawner_override": {"on_gpu_full": "refuse", "gpu_wait_s": 0.3}},
 }
 c.Spawner.environment = WANTED.get("environment", {})
 note(f"socket {os.environ['AFFINODE_SOCKET']}")

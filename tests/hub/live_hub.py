@@ -80,7 +80,8 @@ class Hub:
         if folder is not None and not folder.exists():
             pytest.skip(f"{folder} is not there: make {folder.relative_to(REPOSITORY)}")
         packages = [*([str(folder)] if folder else []), str(REPOSITORY), sysconfig.get_path("purelib")]
-        self.environment = {**machine.environment, "PYTHONPATH": ":".join(packages), **node_path()}
+        self.packages = ":".join(packages)
+        self.environment = {**machine.environment, "PYTHONPATH": self.packages, **node_path()}
         self.port, hub_port, proxy_port, service_port = (free_port() for _ in range(4))
         self.wanted = {
             "folder": str(self.folder),
@@ -164,6 +165,11 @@ class Hub:
         """Make users known."""
         for user in users:
             self.ask("POST", f"/users/{user}")
+
+    def join(self, group: str, user: str) -> None:
+        """Have a user be in a group, which is made if need be."""
+        self.ask("POST", f"/groups/{group}")
+        assert self.ask("POST", f"/groups/{group}/users", {"users": [user]})[0] == 200
 
     def log_in(self, name: str) -> requests.Session:
         """Return a browser's session of a user who has logged in, and has no server."""

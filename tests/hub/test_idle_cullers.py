@@ -38,13 +38,14 @@ def culler(request):
     return {"PYTHONPATH": str(EARLIER)}, 45, 1
 
 
-@pytest.fixture
-def hub(native, culler):
+@pytest.fixture(params=["6", "5"], ids=["hub-6", "hub-5.5"])
+def hub(native, culler, request):
     with new_machine() as machine:
         open_to_everyone(machine)
         machine.simulate(memory="1GiB")
         made = Hub(
             machine,
+            request.param,
             prefix=[sys.executable, "-m", "jupyter_affinode.cli", "simulate", "--all-users", "--"],
             cmd=[user_python(), *SERVER],
             environment={
@@ -97,7 +98,7 @@ def test_a_parked_forgotten_server_is_culled_and_those_that_need_the_gpu_are_not
                 **hub.environment,
                 "AFFINODE_SOCKET": str(machine.socket),
                 "JUPYTERHUB_API_TOKEN": TOKEN,
-                "PYTHONPATH": os.pathsep.join(filter(None, (environment.get("PYTHONPATH"), str(REPOSITORY)))),
+                "PYTHONPATH": os.pathsep.join(filter(None, (environment.get("PYTHONPATH"), hub.packages))),
             },
             stdout=log,
             stderr=log,

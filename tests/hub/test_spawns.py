@@ -134,8 +134,7 @@ def test_a_servers_environment_keeps_jax_from_taking_everything(site, user, wait
 def test_a_groups_servers_get_their_own_size_and_a_grant_with_the_hubs_groups(site, user, wait_until):
     secret, _ = make_keys()
     (site.machine.folder / "hub-1.key").write_bytes(secret)
-    site.hub.ask("POST", "/groups/vision")
-    assert site.hub.ask("POST", "/groups/vision/users", {"users": [user]})[0] == 200
+    site.hub.join("vision", user)
     site.busy(False)
     site.hub.spawn(user)
     assert any("room for 100 MiB" in message for message in site.hub.follow(user).whole())
@@ -144,6 +143,19 @@ def test_a_groups_servers_get_their_own_size_and_a_grant_with_the_hubs_groups(si
     assert (claims["sub"], claims["groups"], claims["aud"]) == (user, ["vision"], ["affinode:cluster"])
     assert environment["AFFINODE_GRANT_URL"] == "http://hub/services/affinode/grant"
     assert f"hub:{user} asks for room for 100 MiB" in site.machine.controller_log()
+
+
+def test_a_group_alone_may_be_refused(site, user, wait_until):
+    site.hub.join("strict", user)
+    site.hub.spawn(user)
+    page = site.hub.follow(user)
+    assert "No GPU has room for 500 MiB at the moment" in page.whole()[-1]
+    assert page.events[-1]["failed"] is True
+    site.hub.add("carla")  # who is in no such group waits
+    site.hub.spawn("carla")
+    wait_until(lambda: site.queue() == ["a server that starts"], timeout=60)
+    site.hub.ask("DELETE", "/users/carla/server")
+    wait_until(lambda: site.queue() == [], timeout=60)
 
 
 def test_stopping_a_server_that_waits_withdraws_its_request(site, user, wait_until):
@@ -208,8 +220,12 @@ def test_three_refusals_in_a_row_do_not_end_the_hub(wait_until):
 
 def test_jupyterhub_5_starts_servers_rather_than_counting_refusals(wait_until):
     with another_site("5", gpu_wait_s=0.3, on_gpu_full="start", consecutive_failure_limit=3) as site:
-        site.hub.add("one")
-        site.hub.spawn("one")
-        told = site.hub.follow("one").whole()
-        assert any("Your server starts; its first GPU cell waits" in message for message in told), told
-        wait_until(lambda: site.hub.server("one").get("ready"), timeout=60)
+        for user in ("one", "of-a-group-that-is-refused"):
+            site.hub.add(user)
+            if user != "one":
+                site.hub.join("strict", user)
+            site.hub.spawn(user)
+            told = site.hub.follow(user).whole()
+            assert any("Your server starts; its first GPU cell waits" in message for message in told), told
+            wait_until(lambda user=user: site.hub.server(user).get("ready"), timeout=60)
+        assert site.hub.log().count("on_gpu_full='refuse' is not heeded") == 1
