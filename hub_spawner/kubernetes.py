@@ -71,7 +71,7 @@ class KubernetesGpuPolicy(GpuPolicy):
         help="""The address of the nodes' controllers, as the chart's `hubAccess` makes it: the page on which users
         choose a server gets a line about free room. Needs `grant_key`. Empty: no line.
 
-        Example: `c.KubeSpawner.gpu_controllers = "http://affinode.affinode.svc:9714"`
+        Example: `c.KubeSpawner.gpu_controllers = "http://affinode-jupyter-affinode.affinode.svc:9714"`
         """,
     ).tag(config=True)
 

@@ -16,10 +16,12 @@ import helm_python as helm
 CHART = Path(__file__).resolve().parents[2] / "hub_spawner" / "chart"
 
 
-def rendered(values: dict[str, Any], chart: Path = CHART) -> list[dict[str, Any]]:
+def rendered(
+    values: dict[str, Any], chart: Path = CHART, name: str = "gpus", namespace: str = "jhub"
+) -> list[dict[str, Any]]:
     """Return the resources that an installation makes. Raises helm.HelmValuesError."""
     with helm.Chart.load(chart) as loaded:
-        files = loaded.render(values, name="gpus", namespace="jhub")
+        files = loaded.render(values, name=name, namespace=namespace)
     texts = [text for name, text in files.items() if not name.endswith(".txt")]
     return [resource for text in texts for resource in yaml.safe_load_all(text) if resource]
 

@@ -170,6 +170,15 @@ def test_every_value_has_a_place_in_the_schema_and_every_place_a_value():
     assert set(differing(schema, values, "")) == {"/global", "/resources/cpu/limit"}
 
 
+def test_the_hub_is_told_the_name_that_the_documented_installation_has():
+    """`helm upgrade --install affinode … --namespace affinode`"""
+    (service,) = of_kind(rendered(MOST, name="affinode", namespace="affinode"), "Service")
+    (port,) = service["spec"]["ports"]
+    url = f"http://{service['metadata']['name']}.{service['metadata']['namespace']}.svc:{port['port']}"
+    assert url == "http://affinode-jupyter-affinode.affinode.svc:9714"
+    assert url in (CHART / "examples" / "z2jh.yaml").read_text()
+
+
 def test_a_pod_that_shares_a_gpu_by_dra_names_the_template_that_the_chart_makes(pod_of, accepted):
     templates = of_kind(rendered(MOST), "ResourceClaimTemplate")
     shared = [each for each in templates if each["metadata"]["name"] == "jupyter-affinode-gpu"]
