@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <string.h>
 
+#include "base/per_process.h"
 #include "context_depth/internal.h"
 #include "context_depth/shadow.h"
 #include "driver/call_signatures.h"
@@ -38,7 +39,7 @@ struct target {
 };
 
 static struct target int_targets[INT_POOL], wide_targets[WIDE_POOL];
-static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
+static OF_PROCESS pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic bool graphs_take_memory; /* some may */
 
 /* The devices whose locks were shared, as bits; false: one could not be had.  */
@@ -214,11 +215,4 @@ void context_depth_wrap_own_calls(void)
 	WRAP_OWN(cuMemCreate);
 	WRAP_OWN(cuMemExportToShareableHandle);
 	WRAP_OWN(cuMemImportFromShareableHandle);
-}
-
-void around_reset_in_child(void)
-{
-	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-
-	memcpy(&pool_lock, &fresh, sizeof(fresh));
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/monotonic_futex.h"
+#include "base/per_process.h"
 #include "context_depth/checkpoint.h"
 #include "context_depth/context_depth.h"
 #include "context_depth/deferred_calls.h"
@@ -93,7 +94,7 @@ struct target {
 #define INT_POOL LARGE_POOL
 #define WIDE_POOL 16
 static struct target int_targets[INT_POOL], wide_targets[WIDE_POOL];
-static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
+static OF_PROCESS pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 static bool is_copy; /* forked while the driver held its parent */
 
 /* The process is about to end while it is off the GPU. Nothing of its runs there, and what it gives back goes with it.
@@ -227,10 +228,7 @@ void *books_above(const struct entry_point *entry, void *hook)
 	return entry->traits & TRAIT_HELD_ABOVE ? thunk(hook, false, WAITS) : hook;
 }
 
-void books_reset_in_child(void)
+void books_begin_again(void)
 {
-	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-
-	memcpy(&pool_lock, &fresh, sizeof(fresh));
 	is_copy = books_are_closed();
 }

@@ -34,6 +34,6 @@ CUresult books_wait_or_give_up(void);
 int books_close(uint64_t drain_ns);
 void books_open(void);
 
-void books_reset_in_child(void);
+void books_begin_again(void);
 
 #endif

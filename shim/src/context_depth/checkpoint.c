@@ -3,7 +3,6 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "base/environment.h"
@@ -114,13 +113,10 @@ struct device *checkpoint_only_device(const char **why)
 }
 
 /* Its copy of the driver's state may be the held one: calls must not come to it.  */
-void context_depth_reset_in_child(void)
+void context_depth_begin_again(void)
 {
-	around_reset_in_child();
-	deferred_reset_in_child();
-	shadows_reset_in_child();
-	books_reset_in_child();
-	nvml_reset_in_child();
+	shadows_begin_again();
+	books_begin_again();
 	if (books_are_closed()) {
 		atomic_fetch_or(&gate.word, GATE_CLOSED);
 		gate_set_dying();

@@ -37,7 +37,7 @@ bool nvml_answer(void *handle, const char *name, uintptr_t *answer);
  * any more.  */
 void leaving_begin(int status);
 
-void context_depth_reset_in_child(void);
+void context_depth_begin_again(void);
 
 #else
 
@@ -78,7 +78,7 @@ static inline void leaving_begin(int status)
 	(void)status;
 }
 
-static inline void context_depth_reset_in_child(void)
+static inline void context_depth_begin_again(void)
 {
 }
 

@@ -1,9 +1,9 @@
 #include "context_depth/deferred_calls.h"
 
 #include <pthread.h>
-#include <string.h>
 
 #include "base/log.h"
+#include "base/per_process.h"
 #include "driver/real_driver.h"
 
 #define MAX_CALLS 4096
@@ -14,10 +14,10 @@ struct call {
 	W arguments[3];
 };
 
-static pthread_mutex_t calls_lock = PTHREAD_MUTEX_INITIALIZER;
+static OF_PROCESS pthread_mutex_t calls_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct call calls[MAX_CALLS];
-static unsigned count;
-static bool accepting; /* the process is off the GPU */
+static OF_PROCESS unsigned count;
+static OF_PROCESS bool accepting; /* the process is off the GPU */
 
 bool deferred_add(void *real, CUcontext context, W a0, W a1, W a2)
 {
@@ -57,13 +57,4 @@ void deferred_make(void)
 	count = 0;
 	accepting = false;
 	pthread_mutex_unlock(&calls_lock);
-}
-
-void deferred_reset_in_child(void)
-{
-	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-
-	memcpy(&calls_lock, &fresh, sizeof(fresh));
-	count = 0;
-	accepting = false;
 }

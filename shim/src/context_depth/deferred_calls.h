@@ -17,6 +17,4 @@ bool deferred_add(void *real, CUcontext context, W a0, W a1, W a2);
 /* Make them all, and take no more; by the mover, before any other call reaches the driver.  */
 void deferred_make(void);
 
-void deferred_reset_in_child(void);
-
 #endif

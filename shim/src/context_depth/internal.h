@@ -39,9 +39,6 @@ extern struct checkpoint_left checkpoint_left;
 /* How long ago the process began, in nanoseconds.  */
 uint64_t checkpoint_age_ns(void);
 
-/* allocation_guard.c  */
-void around_reset_in_child(void);
-
 /* PROCESS_RUNNING, …; -1: the driver does not say.  */
 int checkpoint_state(void);
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/monotonic_futex.h"
+#include "base/per_process.h"
 #include "context_depth/bookkeeping_gate.h"
 #include "context_depth/context_depth.h"
 #include "driver/symbol_finder.h"
@@ -18,7 +19,7 @@
 #define LATELY_NS (10 * S_NS)
 
 static void *int_targets[INT_POOL];
-static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
+static OF_PROCESS pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic uint64_t asked_ns;
 static _Atomic bool comes_by; /* some calls do */
 
@@ -129,11 +130,4 @@ const char *nvml_objection(void)
 	if (!atomic_load(&comes_by) && is_loaded())
 		return "NVML is loaded, and nobody was seen to call it: its calls may come past the shim";
 	return NULL;
-}
-
-void nvml_reset_in_child(void)
-{
-	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-
-	memcpy(&pool_lock, &fresh, sizeof(fresh));
 }

@@ -19,6 +19,4 @@ W nvml_call(void *real, INT_PARAMETERS);
 /* Why the process should not leave the GPU now: it is being watched, or calls would come past us; NULL: nothing.  */
 const char *nvml_objection(void);
 
-void nvml_reset_in_child(void);
-
 #endif

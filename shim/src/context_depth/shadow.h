@@ -51,7 +51,6 @@ void shadow_devices_start(void);
 bool shadow_devices_take(void);
 /* What was noted at the start is true of other GPUs now: ask anew at the next shadow_devices_take. By the mover.  */
 void shadow_devices_moved(void);
-void shadow_devices_reset_in_child(void);
 CUresult shadow_device_count(int *count);
 CUresult shadow_device_get(CUdevice *device, int ordinal);
 CUresult shadow_device_attribute(int *value, int attribute, CUdevice device);
@@ -66,6 +65,6 @@ CUresult shadow_memory_info(size_t *free_bytes, size_t *total_bytes);
 /* One attribute of a context's witness, as cuPointerGetAttribute says it or, of `many`, cuPointerGetAttributes.  */
 CUresult shadow_pointer(void *data, int attribute, CUdeviceptr address, bool many);
 
-void shadows_reset_in_child(void);
+void shadows_begin_again(void);
 
 #endif

@@ -244,11 +244,10 @@ void shadows_tell_driver(void)
 }
 
 /* The child has this thread alone, and no CUDA.  */
-void shadows_reset_in_child(void)
+void shadows_begin_again(void)
 {
 	memset(&mine, 0, sizeof(mine));
 	if (shadows_behind)
 		slot_take_back();
 	shadows_behind = false;
-	shadow_devices_reset_in_child();
 }

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/monotonic_futex.h"
+#include "base/per_process.h"
 #include "context_depth/nvml_probe.h"
 #include "context_depth/shadow.h"
 #include "driver/real_driver.h"
@@ -57,7 +58,7 @@ struct taken {
 
 /* A call that found the process off the GPU may look only after it came back and left again, so readers and the
  * mover take turns, none for long: a thread that was unwound while it read would keep the others for good.  */
-static pthread_mutex_t taken_lock = PTHREAD_MUTEX_INITIALIZER;
+static OF_PROCESS pthread_mutex_t taken_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct taken taken;
 static struct device_shadow devices[MAX_DEVICES]; /* guarded by it too: the process may come back on another GPU */
 static bool devices_moved;                        /* of the mover alone */
@@ -193,13 +194,6 @@ bool shadow_devices_take(void)
 	devices_moved = false;
 	pthread_mutex_unlock(&taken_lock);
 	return true;
-}
-
-void shadow_devices_reset_in_child(void)
-{
-	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-
-	memcpy(&taken_lock, &fresh, sizeof(fresh));
 }
 
 static bool is_known(CUdevice ordinal)

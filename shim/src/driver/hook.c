@@ -3,7 +3,9 @@
 #include <pthread.h>
 #include <string.h>
 
-static pthread_mutex_t hooks_lock = PTHREAD_MUTEX_INITIALIZER;
+#include "base/per_process.h"
+
+static OF_PROCESS pthread_mutex_t hooks_lock = PTHREAD_MUTEX_INITIALIZER;
 
 void *hook_instance(struct hook *hook, void *real)
 {
@@ -31,11 +33,4 @@ struct hook *hook_named(const struct hook_name *names, size_t count, const char 
 			return known->hook;
 	}
 	return NULL;
-}
-
-void hooks_reset_in_child(void)
-{
-	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-
-	memcpy(&hooks_lock, &fresh, sizeof(fresh));
 }

@@ -63,7 +63,4 @@ static inline void cancellation_restore(const int *before)
 	HOOK_INSTANCE(name, 2, parameters, __VA_ARGS__)                                                             \
 	HOOK_INSTANCE(name, 3, parameters, __VA_ARGS__)
 
-/* Another thread of the parent may have been looking up an entry point.  */
-void hooks_reset_in_child(void);
-
 #endif

@@ -36,12 +36,13 @@ void gate_start(void)
 		atomic_fetch_or(&gate.word, GATE_FENCED);
 }
 
-void gate_reset_in_child(void)
+void gate_begin_again(void)
 {
-	slots_reset_in_child();
+	slots_begin_again();
 	atomic_store(&gate.word, atomic_load(&gate.word) & GATE_FENCED);
 	atomic_store(&gate.cancel_until_ns, 0);
 	atomic_store(&gate.dying, 0);
+	gate_set_broken(CUDA_SUCCESS);
 }
 
 bool gate_is_closed(void)

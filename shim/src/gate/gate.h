@@ -101,7 +101,7 @@ bool gate_try_enter(struct gate_pass *pass, enum affinode_class class_);
 
 /* Called once, at the first cuInit.  */
 void gate_start(void);
-void gate_reset_in_child(void);
+void gate_begin_again(void);
 
 /* Close and wait until no call is inside, `drain_ns` at most: 0, or -EBUSY with the gate open again. A call that comes
  * to the closed gate before it is drained makes it give up at once.  */

@@ -6,10 +6,10 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include <string.h>
 
 #include "base/log.h"
 #include "base/monotonic_futex.h"
+#include "base/per_process.h"
 #include "driver/call_signatures.h"
 #include "gate/gate.h"
 
@@ -19,7 +19,7 @@
 #define MAX_DEPTH 8
 #define TRIES 8
 
-static pthread_mutex_t watchers_lock = PTHREAD_MUTEX_INITIALIZER;
+static OF_PROCESS pthread_mutex_t watchers_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic unsigned watchers;
 static void (*wake_others)(void);
 
@@ -238,11 +238,8 @@ void interrupts_leave(void)
 }
 
 /* Layers stay: handlers that the program has put over them are the child's, too.  */
-void interrupts_reset_in_child(void)
+void interrupts_begin_again(void)
 {
-	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-
-	memcpy(&watchers_lock, &fresh, sizeof(fresh));
 	if (atomic_exchange(&watchers, 0))
 		take_away();
 }

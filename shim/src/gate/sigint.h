@@ -15,6 +15,6 @@ void interrupts_look(void);
 /* What wakes those who wait elsewhere; async-signal-safe. At the start.  */
 void interrupts_wake_also(void (*wake)(void));
 
-void interrupts_reset_in_child(void);
+void interrupts_begin_again(void);
 
 #endif

@@ -4,7 +4,6 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/mman.h>
 
 #include "base/monotonic_futex.h"
@@ -119,7 +118,7 @@ void slot_take_back(void)
 }
 
 /* The list stays (the memory is the child's own copy), but every thread but this one is gone.  */
-void slots_reset_in_child(void)
+void slots_begin_again(void)
 {
 	for (struct slot *slot = slots_first(); slot; slot = slot->next) {
 		atomic_store(&slot->inside, 0);

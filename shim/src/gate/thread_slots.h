@@ -26,6 +26,6 @@ void slots_recover(void);
 /* Free the slots of threads that are gone inside a call; at any time, with the gate open too.  */
 void slots_recover_dead(void);
 
-void slots_reset_in_child(void);
+void slots_begin_again(void);
 
 #endif

@@ -1,16 +1,16 @@
 /* Contexts that are being ended, and the mover, which must not ask the driver about one meanwhile.  */
 #include <pthread.h>
 #include <stdatomic.h>
-#include <string.h>
 
 #include "base/monotonic_futex.h"
+#include "base/per_process.h"
 #include "gpu/contexts.h"
 
 #define KEEP_POLL_NS (200 * 1000ull)
 #define KEPT -1
 
-static pthread_mutex_t primaries_lock = PTHREAD_MUTEX_INITIALIZER;
-static _Atomic int endings; /* under way, at once if they are; or KEPT */
+static OF_PROCESS pthread_mutex_t primaries_lock = PTHREAD_MUTEX_INITIALIZER;
+static OF_PROCESS _Atomic int endings; /* under way, at once if they are; or KEPT */
 
 void contexts_ending(void)
 {
@@ -47,13 +47,5 @@ bool contexts_keep(void)
 
 void contexts_let_end(void)
 {
-	atomic_store(&endings, 0);
-}
-
-void context_endings_reset_in_child(void)
-{
-	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-
-	memcpy(&primaries_lock, &fresh, sizeof(fresh));
 	atomic_store(&endings, 0);
 }

@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "base/log.h"
+#include "base/per_process.h"
 #include "driver/real_driver.h"
 #include "gate/gate.h"
 #include "gpu/contexts.h"
@@ -24,7 +25,7 @@ static const struct {
 	{721, "CUDA_ERROR_TENSOR_MEMORY_LEAK"},
 };
 
-static _Atomic int broken_error; /* CUDA_SUCCESS: none */
+static OF_PROCESS _Atomic int broken_error; /* CUDA_SUCCESS: none */
 
 static const char *name_of(int error)
 {
@@ -56,10 +57,4 @@ void broken_text(char *text, size_t size)
 
 	snprintf(text, size, "its CUDA context has failed with error %d (%s): nothing can be moved until the kernel is restarted",
 		 error, name_of(error) ? name_of(error) : "?");
-}
-
-void broken_reset_in_child(void)
-{
-	atomic_store(&broken_error, CUDA_SUCCESS);
-	gate_set_broken(CUDA_SUCCESS);
 }

@@ -16,6 +16,4 @@ CUresult broken_look(void);
 /* What happened, for the user.  */
 void broken_text(char *text, size_t size);
 
-void broken_reset_in_child(void);
-
 #endif

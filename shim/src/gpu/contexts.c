@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/per_process.h"
 #include "driver/real_driver.h"
 #include "state/shim_state.h"
 
@@ -28,13 +29,13 @@ struct capture {
 /* Guards everything below. The mover holds it while it asks the driver about streams: a stream or context is taken out
  * before the driver destroys it, and a capture is counted before the driver begins it, so none of them can happen
  * under the probe. No one holds it across a driver call that may block.  */
-static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_mutex_t ready_lock = PTHREAD_MUTEX_INITIALIZER;
-static _Atomic(struct context *) contexts;
-static struct stream *streams;
-static size_t streams_count, streams_size;
+static OF_PROCESS pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
+static OF_PROCESS pthread_mutex_t ready_lock = PTHREAD_MUTEX_INITIALIZER;
+static OF_PROCESS _Atomic(struct context *) contexts;
+static OF_PROCESS struct stream *streams;
+static OF_PROCESS size_t streams_count, streams_size;
 static struct capture captures[MAX_CAPTURES];
-static _Atomic unsigned captures_count;
+static OF_PROCESS _Atomic unsigned captures_count;
 
 struct context *contexts_first(void)
 {
@@ -424,16 +425,4 @@ bool gpu_synchronise(void)
 					    driver.cuCtxSynchronize() == CUDA_SUCCESS);
 	driver.cuCtxSetCurrent(NULL);
 	return done;
-}
-
-void contexts_reset_in_child(void)
-{
-	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-
-	memcpy(&contexts_lock, &fresh, sizeof(fresh));
-	memcpy(&ready_lock, &fresh, sizeof(fresh));
-	atomic_store(&contexts, NULL);
-	streams_count = 0;
-	captures_count = 0;
-	context_endings_reset_in_child();
 }

@@ -92,7 +92,4 @@ CUresult contexts_error(bool (*lasts)(CUresult));
 /* Wait for every context's work, per-thread default streams included; false on error.  */
 bool gpu_synchronise(void);
 
-void contexts_reset_in_child(void);
-void context_endings_reset_in_child(void);
-
 #endif

@@ -9,21 +9,22 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/per_process.h"
 #include "driver/real_driver.h"
 #include "state/shim_state.h"
 
 #define MAX_DEVICES 64
 #define MAX_UUIDS 256
 
-static pthread_mutex_t devices_lock = PTHREAD_MUTEX_INITIALIZER;
+static OF_PROCESS pthread_mutex_t devices_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct device devices[MAX_DEVICES];
-static _Atomic int devices_known;
+static OF_PROCESS _Atomic int devices_known;
 
 /* Never changed once they are in, nor taken out: a thread that read a device's UUID may go on using it.  */
 static uint8_t uuids[MAX_UUIDS][16];
 static unsigned uuids_known;
 static const uint8_t uuid_unknown[16];
-static _Atomic uint32_t renaming; /* odd while devices get other UUIDs */
+static OF_PROCESS _Atomic uint32_t renaming; /* odd while devices get other UUIDs */
 
 /* With the lock held.  */
 static const uint8_t *uuid_kept(const uint8_t uuid[16])
@@ -204,13 +205,4 @@ bool gpu_uuid_read(const char *text, uint8_t uuid[16])
 		text += 2;
 	}
 	return *text == '\0';
-}
-
-void devices_reset_in_child(void)
-{
-	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-
-	memcpy(&devices_lock, &fresh, sizeof(fresh));
-	atomic_store(&devices_known, 0);
-	atomic_store(&renaming, 0);
 }

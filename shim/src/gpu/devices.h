@@ -41,6 +41,4 @@ bool gpu_uuid_read(const char *text, uint8_t uuid[16]);
 /* Of the host memory nearest to the GPU at that place on the PCI bus, from sysfs; -1: unknown, or there is only one.  */
 int gpu_numa_node(const char *pci_id);
 
-void devices_reset_in_child(void);
-
 #endif

@@ -13,6 +13,7 @@
 
 #include "base/discovery.h"
 #include "base/monotonic_futex.h"
+#include "base/per_process.h"
 #include "gpu/lock_holder.h"
 
 #define MAX_LOCKS 64
@@ -35,10 +36,10 @@ struct lock {
 	bool is_passed_by;
 };
 
-static pthread_mutex_t lock_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct lock locks[MAX_LOCKS];
-static _Atomic int locks_known;
-static bool all_held;
+static OF_PROCESS pthread_mutex_t lock_lock = PTHREAD_MUTEX_INITIALIZER;
+static OF_PROCESS struct lock locks[MAX_LOCKS];
+static OF_PROCESS _Atomic int locks_known;
+static OF_PROCESS bool all_held;
 
 static struct lock *lock_find(const uint8_t gpu[16])
 {
@@ -330,18 +331,12 @@ void gpu_unshare(const uint8_t gpu[16])
 }
 
 /* Closing a copy lets nothing of the parent's go.  */
-void gpu_locks_reset_in_child(void)
+void gpu_locks_close_in_child(void)
 {
-	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-
-	memcpy(&lock_lock, &fresh, sizeof(fresh));
 	for (int i = 0; i < MAX_LOCKS; i++) {
 		if (locks[i].exclusive)
 			close(locks[i].exclusive - 1);
 		if (locks[i].shared)
 			close(locks[i].shared - 1);
 	}
-	memset(locks, 0, sizeof(locks));
-	atomic_store(&locks_known, 0);
-	all_held = false;
 }

@@ -44,6 +44,6 @@ bool gpu_locks_are_used(void);
 int gpu_share(const uint8_t gpu[16], uint64_t ns);
 void gpu_unshare(const uint8_t gpu[16]);
 
-void gpu_locks_reset_in_child(void);
+void gpu_locks_close_in_child(void);
 
 #endif

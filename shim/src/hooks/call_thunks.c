@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "driver/call_signatures.h"
+#include "base/per_process.h"
 #include "driver/real_driver.h"
 #include "gate/gate.h"
 #include "gpu/contexts.h"
@@ -77,7 +78,7 @@ REPEAT_WIDE(WIDE_THUNK)
 static const int_fn int_thunks[INT_THUNKS] = {REPEAT_INT(INT_NAME)};
 static const wide_fn wide_thunks[WIDE_THUNKS] = {REPEAT_WIDE(WIDE_NAME)};
 
-static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
+static OF_PROCESS pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* The index bound to (real, class_), bound now if it was not; -1 when all are taken.  */
 static int bind_target(struct target *targets, int count, void *real, int class_, bool settles)
@@ -112,11 +113,4 @@ void *thunk_for(void *real, int class_, bool wide, bool settles)
 	}
 	pthread_mutex_unlock(&pool_lock);
 	return thunk;
-}
-
-void thunks_reset_in_child(void)
-{
-	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-
-	memcpy(&pool_lock, &fresh, sizeof(fresh));
 }

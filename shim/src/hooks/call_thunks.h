@@ -7,7 +7,4 @@
  * when the pool is used up.  */
 void *thunk_for(void *real, int class_, bool wide, bool settles);
 
-/* Another thread of the parent may have been looking up an entry point.  */
-void thunks_reset_in_child(void);
-
 #endif

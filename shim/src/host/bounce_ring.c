@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/per_process.h"
 #include "driver/real_driver.h"
 #include "host/memory_limits.h"
 
@@ -43,16 +44,16 @@ struct ring {
 };
 
 /* Guards the queue, `busy` and the rings' errors.  */
-static pthread_mutex_t queue_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t piece_came = PTHREAD_COND_INITIALIZER;
-static pthread_cond_t piece_is_done = PTHREAD_COND_INITIALIZER;
-static struct piece *first, **end = &first;
+static OF_PROCESS pthread_mutex_t queue_lock = PTHREAD_MUTEX_INITIALIZER;
+static OF_PROCESS pthread_cond_t piece_came = PTHREAD_COND_INITIALIZER;
+static OF_PROCESS pthread_cond_t piece_is_done = PTHREAD_COND_INITIALIZER;
+static OF_PROCESS struct piece *first, *last; /* last: where there is a first */
 static bool ending;
 
-static _Atomic uint64_t pinned_bytes;
+static OF_PROCESS _Atomic uint64_t pinned_bytes;
 
 static pthread_t threads[MAX_THREADS];
-static unsigned thread_count, rings_in_use;
+static OF_PROCESS unsigned thread_count, rings_in_use;
 
 /* The thread's part of a piece. Out: once the GPU has brought it. In: before the GPU takes it.  */
 static CUresult carry(struct piece *piece)
@@ -105,8 +106,6 @@ static struct piece *next_piece(void)
 	piece = first;
 	if (piece)
 		first = piece->next;
-	if (!first)
-		end = &first;
 	pthread_mutex_unlock(&queue_lock);
 	return piece;
 }
@@ -173,8 +172,11 @@ static CUresult hand_over(struct piece *piece)
 	pthread_mutex_lock(&queue_lock);
 	piece->busy = true;
 	piece->next = NULL;
-	*end = piece;
-	end = &piece->next;
+	if (first)
+		last->next = piece;
+	else
+		first = piece;
+	last = piece;
 	pthread_cond_signal(&piece_came);
 	pthread_mutex_unlock(&queue_lock);
 	return CUDA_SUCCESS;
@@ -358,18 +360,4 @@ void staging_forget(struct context *context)
 		atomic_fetch_sub(&pinned_bytes, RING_BYTES);
 	free(context->ring);
 	context->ring = NULL;
-}
-
-void staging_reset_in_child(void)
-{
-	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-	pthread_cond_t fresh_cond = PTHREAD_COND_INITIALIZER;
-
-	memcpy(&queue_lock, &fresh, sizeof(fresh));
-	memcpy(&piece_came, &fresh_cond, sizeof(fresh_cond));
-	memcpy(&piece_is_done, &fresh_cond, sizeof(fresh_cond));
-	first = NULL;
-	end = &first;
-	thread_count = rings_in_use = 0;
-	atomic_store(&pinned_bytes, 0);
 }

@@ -30,6 +30,4 @@ bool staging_trim(void);
 /* The context is gone, and the driver took the pinned memory with it. By any thread, not beside a move.  */
 void staging_forget(struct context *context);
 
-void staging_reset_in_child(void);
-
 #endif

@@ -4,13 +4,13 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/per_process.h"
 #include "host/slabs.h"
 
 #define MAX_SLABS_IN_LOT 4096
@@ -24,11 +24,11 @@ struct lot {
 	unsigned char used[]; /* by slab */
 };
 
-static pthread_mutex_t lots_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct lot *lots;
+static OF_PROCESS pthread_mutex_t lots_lock = PTHREAD_MUTEX_INITIALIZER;
+static OF_PROCESS struct lot *lots;
 /* To be told; one that does not fit is not told of, and the controller learns of it when the process ends.  */
 static uint32_t ended[MAX_ENDED];
-static unsigned ended_count;
+static OF_PROCESS unsigned ended_count;
 
 static void note_ended(uint32_t number)
 {
@@ -172,13 +172,4 @@ void lots_end_empty(void)
 		free(lot);
 	}
 	pthread_mutex_unlock(&lots_lock);
-}
-
-void lots_reset_in_child(void)
-{
-	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-
-	memcpy(&lots_lock, &fresh, sizeof(fresh));
-	lots = NULL;
-	ended_count = 0;
 }

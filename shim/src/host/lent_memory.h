@@ -29,6 +29,4 @@ void lots_end_empty(void);
 /* Bytes of the lots held.  */
 uint64_t lots_bytes(void);
 
-void lots_reset_in_child(void);
-
 #endif

@@ -4,10 +4,10 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 
 #include "driver/real_driver.h"
+#include "base/per_process.h"
 #include "host/lent_memory.h"
 #include "host/memory_limits.h"
 #include "host/slabs_internal.h"
@@ -36,7 +36,7 @@ static struct {
 } making;
 
 /* Guards `making.allowed`.  */
-static pthread_mutex_t looking_lock = PTHREAD_MUTEX_INITIALIZER;
+static OF_PROCESS pthread_mutex_t looking_lock = PTHREAD_MUTEX_INITIALIZER;
 
 CUcontext slabs_registered_in(void)
 {
@@ -246,11 +246,4 @@ bool slabs_prepare_lot(CUcontext context)
 	}
 	driver.cuCtxSetCurrent(NULL);
 	return slab != NULL;
-}
-
-void slab_making_reset_in_child(void)
-{
-	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-
-	memcpy(&looking_lock, &fresh, sizeof(fresh));
 }

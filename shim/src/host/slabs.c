@@ -3,10 +3,10 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 
 #include "base/log.h"
+#include "base/per_process.h"
 #include "gpu/contexts.h"
 #include "host/lent_memory.h"
 #include "host/slabs_internal.h"
@@ -15,9 +15,9 @@
 #define ALL_USED ((1u << SLOTS_IN_SLAB) - 1)
 
 /* Guards the list and the used slots: frees give slots back from any thread.  */
-static pthread_mutex_t slabs_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct slab *slabs, *cursor;
-static _Atomic size_t bytes_in_slabs, bytes_in_lots, bytes_in_slots; /* of slabs, those in lots */
+static OF_PROCESS pthread_mutex_t slabs_lock = PTHREAD_MUTEX_INITIALIZER;
+static OF_PROCESS struct slab *slabs, *cursor;
+static OF_PROCESS _Atomic size_t bytes_in_slabs, bytes_in_lots, bytes_in_slots; /* of slabs, those in lots */
 
 size_t slabs_bytes(void)
 {
@@ -170,17 +170,4 @@ bool slabs_release_unused(void)
 	}
 	lots_end_empty();
 	return all;
-}
-
-void slabs_reset_in_child(void)
-{
-	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-
-	/* The memory is not in the child's address space: MADV_DONTFORK.  */
-	memcpy(&slabs_lock, &fresh, sizeof(fresh));
-	slabs = cursor = NULL;
-	atomic_store(&bytes_in_slabs, 0);
-	atomic_store(&bytes_in_lots, 0);
-	atomic_store(&bytes_in_slots, 0);
-	slab_making_reset_in_child();
 }

@@ -77,6 +77,4 @@ size_t slots_bytes(void);
 /* A context is gone, and perhaps registrations with it. By any thread.  */
 void slabs_forget_registrations(void);
 
-void slabs_reset_in_child(void);
-
 #endif

@@ -16,8 +16,6 @@ size_t slabs_rewind(void);
 
 /* Where the slabs of the last order are to be registered; NULL: nowhere.  */
 CUcontext slabs_registered_in(void);
-void slab_making_reset_in_child(void);
-
 /* With the driver, from that context, which is current; it may say no. By any thread.  */
 void slab_register(struct slab *slab, CUcontext context);
 

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/per_process.h"
 #include "ipc/socket.h"
 
 #define HANDLE_MAGIC 0x43504945444e4641ull /* "AFNDEIPC" */
@@ -23,9 +24,9 @@ struct export {
 };
 
 /* Also held while an answer is sent, so that a descriptor is not closed under it.  */
-static pthread_mutex_t exports_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct export *exports;
-static size_t exports_count, exports_size;
+static OF_PROCESS pthread_mutex_t exports_lock = PTHREAD_MUTEX_INITIALIZER;
+static OF_PROCESS struct export *exports;
+static OF_PROCESS size_t exports_count, exports_size;
 static uint8_t process_id[16];
 static _Atomic int server_fd = -1;
 
@@ -226,15 +227,12 @@ bool exports_made(const struct ipc_handle *handle)
 }
 
 /* The descriptors would keep the parent's memory on the GPU for as long as the child lives.  */
-void exports_reset_in_child(void)
+void exports_close_in_child(void)
 {
-	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
 	int fd = atomic_exchange(&server_fd, -1);
 
-	memcpy(&exports_lock, &fresh, sizeof(fresh));
 	if (fd >= 0)
 		close(fd);
 	for (size_t i = 0; i < exports_count; i++)
 		close_all(exports[i].fds, exports[i].count);
-	exports_count = 0;
 }

@@ -15,6 +15,6 @@ int exports_add(const struct block *block, const int *fds, unsigned count, struc
 /* Whether a handle was made by this very process.  */
 bool exports_made(const struct ipc_handle *handle);
 
-void exports_reset_in_child(void);
+void exports_close_in_child(void);
 
 #endif

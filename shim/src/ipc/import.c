@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/per_process.h"
 #include "driver/real_driver.h"
 #include "gpu/contexts.h"
 #include "ipc/export.h"
@@ -24,9 +25,9 @@ struct import {
 	unsigned references;
 };
 
-static pthread_mutex_t imports_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct import *imports;
-static size_t imports_count, imports_size;
+static OF_PROCESS pthread_mutex_t imports_lock = PTHREAD_MUTEX_INITIALIZER;
+static OF_PROCESS struct import *imports;
+static OF_PROCESS size_t imports_count, imports_size;
 
 /* The descriptors of all parts, or none.  */
 static CUresult export_parts(const CUmemGenericAllocationHandle *handles, unsigned parts, int *fds)
@@ -234,13 +235,4 @@ bool ipc_close(CUdeviceptr address)
 	}
 	pthread_mutex_unlock(&imports_lock);
 	return last ? block_end_import(address) : import != NULL;
-}
-
-void ipc_reset_in_child(void)
-{
-	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-
-	memcpy(&imports_lock, &fresh, sizeof(fresh));
-	imports_count = 0;
-	exports_reset_in_child();
 }

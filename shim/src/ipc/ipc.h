@@ -44,6 +44,4 @@ bool ipc_close(CUdeviceptr address);
 /* The block that begins there goes: no other process can open it from now on.  */
 void ipc_block_ends(CUdeviceptr address);
 
-void ipc_reset_in_child(void);
-
 #endif

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/monotonic_futex.h"
+#include "base/per_process.h"
 #include "state/controller.h"
 #include "state/shim_state.h"
 #include "state/status_page.h"
@@ -16,7 +17,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-static pthread_mutex_t caches_lock = PTHREAD_MUTEX_INITIALIZER;
+static OF_PROCESS pthread_mutex_t caches_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
 	int fd; /* -1: wishes are not served */
 	bool is_wished, is_begun, is_answered;
@@ -139,11 +140,8 @@ bool caches_are_dropping(void)
 }
 
 /* The descriptor is left to the language that has it in its event loop.  */
-void caches_reset_in_child(void)
+void caches_begin_again(void)
 {
-	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-
-	memcpy(&caches_lock, &fresh, sizeof(fresh));
 	memset(&caches, 0, sizeof(caches));
 	caches.fd = -1;
 }

@@ -26,6 +26,6 @@ int affinode_caches_fd(void);
 int affinode_caches_begin(void);
 void affinode_caches_end(int status);
 
-void caches_reset_in_child(void);
+void caches_begin_again(void);
 
 #endif

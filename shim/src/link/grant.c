@@ -13,6 +13,7 @@
 #include "base/environment.h"
 #include "base/log.h"
 #include "base/monotonic_futex.h"
+#include "base/per_process.h"
 #include "state/controller.h"
 
 #define BLANKS " \t\r\n"
@@ -50,12 +51,12 @@ static size_t trim(char *text, size_t size)
 
 /* The one reading under way, or done. The reader has it until `done`, every other thread after that; of the link
  * thread alone is the rest.  */
-static struct {
+static OF_PROCESS struct {
 	_Atomic bool done;
 	ssize_t size; /* or a negative errno */
 	char text[AFFINODE_GRANT_SIZE + 1];
 } reading;
-static bool is_begun, is_given_up;
+static OF_PROCESS bool is_begun, is_given_up;
 static uint64_t begun_ns;
 
 static void *read_grant(void *file)
@@ -125,13 +126,6 @@ size_t grant_take(char text[AFFINODE_GRANT_SIZE])
 	size = strlen(grant);
 	memcpy(text, grant, size);
 	return trim(text, size);
-}
-
-/* The reader, if there was one, is the parent's.  */
-void grant_reset_in_child(void)
-{
-	is_begun = is_given_up = false;
-	atomic_store(&reading.done, false);
 }
 
 int grant_send(int fd, const char *text, size_t size)

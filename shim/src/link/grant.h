@@ -16,8 +16,6 @@ bool grant_is_ready(void);
  * file cannot be read in time.  */
 size_t grant_take(char text[AFFINODE_GRANT_SIZE]);
 
-void grant_reset_in_child(void);
-
 /* Send it after HELLO; nothing if it is empty. 0 or a negative errno.  */
 int grant_send(int fd, const char *text, size_t size);
 

@@ -15,6 +15,6 @@ int link_start(void);
 /* The process is about to end: waiting calls get CUDA_ERROR_DEINITIALIZED.  */
 void shim_set_dying(void);
 
-void link_reset_in_child(void);
+void link_begin_again(void);
 
 #endif

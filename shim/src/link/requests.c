@@ -8,6 +8,7 @@
 
 #include "base/log.h"
 #include "base/monotonic_futex.h"
+#include "base/per_process.h"
 #include "gate/gate.h"
 #include "gate/sigint.h"
 #include "state/controller.h"
@@ -41,8 +42,8 @@ struct ask {
 	char text[AFFINODE_TEXT_SIZE];
 };
 
-static pthread_mutex_t asks_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct ask asks[MAX_ASKS];
+static OF_PROCESS pthread_mutex_t asks_lock = PTHREAD_MUTEX_INITIALIZER;
+static OF_PROCESS struct ask asks[MAX_ASKS];
 static uint32_t next_number = 1;
 static _Atomic uint32_t answers; /* futex: changes when any ask is answered */
 
@@ -307,12 +308,4 @@ uint64_t asks_room_bytes(void)
 void asks_wake_all(void)
 {
 	wake_askers();
-}
-
-void asks_reset_in_child(void)
-{
-	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-
-	memcpy(&asks_lock, &fresh, sizeof(fresh));
-	memset(asks, 0, sizeof(asks));
 }

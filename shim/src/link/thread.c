@@ -208,7 +208,7 @@ int link_start(void)
 	return -error;
 }
 
-void link_reset_in_child(void)
+void link_begin_again(void)
 {
 	int fd = atomic_exchange(&link_wake_fd, -1);
 
@@ -219,5 +219,4 @@ void link_reset_in_child(void)
 	memset(&link_, 0, sizeof(link_));
 	link_.socket = -1;
 	link_set_connected(false);
-	link_words_reset_in_child();
 }

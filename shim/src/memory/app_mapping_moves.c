@@ -153,8 +153,3 @@ void mappings_sum(struct block_bytes bytes[AFFINODE_MAX_GPUS], uint64_t shared[A
 	}
 	pthread_mutex_unlock(&mappings_lock);
 }
-
-void mappings_reset_in_child(void)
-{
-	table_reset_in_child();
-}

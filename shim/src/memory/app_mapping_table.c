@@ -3,21 +3,23 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/per_process.h"
+
 /* The driver's handles are small numbers or pointers; ours cannot be mistaken for either.  */
 #define HANDLE_BASE 0xaff1000000000000ull
 
-pthread_mutex_t mappings_lock = PTHREAD_MUTEX_INITIALIZER;
+OF_PROCESS pthread_mutex_t mappings_lock = PTHREAD_MUTEX_INITIALIZER;
 static CUmemGenericAllocationHandle next_handle = HANDLE_BASE + 1;
 
 /* Chained by handle. Handles are counted up, so their low bits spread them evenly. The first buckets need no memory, and
  * more are only made where there is some: adding never fails.  */
 static struct mapping *few_buckets[64], **buckets = few_buckets;
 static size_t bucket_count = 64, mapping_count;
-static struct mapping *mappings;
+static OF_PROCESS struct mapping *mappings;
 
 /* Sorted by address.  */
-static struct alias **aliases;
-static size_t alias_count, alias_size;
+static OF_PROCESS struct alias **aliases;
+static OF_PROCESS size_t alias_count, alias_size;
 
 struct mapping *mappings_first(void)
 {
@@ -184,15 +186,10 @@ struct alias *table_find_alias(CUdeviceptr address)
 	return table_first_alias(address, 1);
 }
 
-void table_reset_in_child(void)
+void mappings_begin_again(void)
 {
-	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-
-	memcpy(&mappings_lock, &fresh, sizeof(fresh));
-	mappings = NULL;
-	mapping_count = 0;
 	memset(few_buckets, 0, sizeof(few_buckets));
 	buckets = few_buckets;
 	bucket_count = sizeof(few_buckets) / sizeof(few_buckets[0]);
-	alias_count = 0;
+	mapping_count = 0;
 }

@@ -28,6 +28,4 @@ struct alias *table_first_alias(CUdeviceptr address, size_t size);
 /* The next one in that range: its address is not in it yet.  */
 struct alias *table_next_alias(const struct alias *alias, CUdeviceptr address, size_t size);
 
-void table_reset_in_child(void);
-
 #endif

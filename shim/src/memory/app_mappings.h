@@ -79,6 +79,6 @@ void mappings_sum(struct block_bytes bytes[AFFINODE_MAX_GPUS], uint64_t shared[A
 size_t mappings_resident_bytes(void);
 bool mappings_are_in(const struct context *context);
 
-void mappings_reset_in_child(void);
+void mappings_begin_again(void);
 
 #endif

@@ -127,6 +127,4 @@ void blocks_changed(void);
 /* Take host copies that are only kept from resident blocks, linked by `next`, until their slots are `bytes` or more.  */
 struct copy *blocks_take_kept_copies(uint64_t bytes);
 
-void blocks_reset_in_child(void);
-
 #endif

@@ -39,6 +39,4 @@ void block_forget_sync_memops(const struct block *block);
 /* Unmap what is mapped of it, all at once; what fails can be tried again.  */
 CUresult block_unmap_parts(struct block *block);
 
-void block_frees_reset_in_child(void);
-
 #endif

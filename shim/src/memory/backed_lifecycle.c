@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "base/per_process.h"
 #include "driver/real_driver.h"
 #include "gate/gate.h"
 #include "host/host_copy.h"
@@ -25,7 +26,7 @@ static void nobody_shares(CUdeviceptr address)
 }
 
 static const struct block_users no_users = {nobody_copies, nobody_frees, nobody_frees, nobody_shares}, *users = &no_users;
-static struct block *_Atomic doomed;
+static OF_PROCESS struct block *_Atomic doomed;
 /* High, so that it never meets an id the driver gave to its own memory.  */
 static _Atomic uint64_t next_id = 1ull << 40;
 
@@ -296,9 +297,4 @@ void blocks_drop_context(CUcontext handle)
 		block_destroy(block);
 	}
 	blocks_changed();
-}
-
-void block_frees_reset_in_child(void)
-{
-	doomed = NULL;
 }

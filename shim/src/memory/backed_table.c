@@ -5,16 +5,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/per_process.h"
 #include "host/host_copy.h"
 #include "memory/app_mappings.h"
 #include "memory/backed_internal.h"
 
 /* The table is sorted by address: pointer queries ask for any address inside a block.  */
-pthread_mutex_t blocks_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct block **blocks;
-static size_t blocks_count, blocks_size;
+OF_PROCESS pthread_mutex_t blocks_lock = PTHREAD_MUTEX_INITIALIZER;
+static OF_PROCESS struct block **blocks;
+static OF_PROCESS size_t blocks_count, blocks_size;
 static _Atomic uint64_t blocks_generation = 1;
-static _Atomic unsigned sync_memops; /* blocks that have it */
+static OF_PROCESS _Atomic unsigned sync_memops; /* blocks that have it */
 
 void blocks_changed(void)
 {
@@ -302,15 +303,4 @@ bool blocks_sum(struct block_bytes bytes[AFFINODE_MAX_GPUS], uint64_t shared[AFF
 	pthread_mutex_unlock(&blocks_lock);
 	mappings_sum(bytes, shared, mapped);
 	return true;
-}
-
-void blocks_reset_in_child(void)
-{
-	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-
-	memcpy(&blocks_lock, &fresh, sizeof(fresh));
-	blocks_count = 0;
-	sync_memops = 0;
-	block_frees_reset_in_child();
-	blocks_changed();
 }

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/per_process.h"
 #include "driver/real_driver.h"
 #include "state/shim_state.h"
 
@@ -18,10 +19,10 @@ struct managed {
 	size_t sent; /* to the host, by the last park */
 };
 
-static pthread_mutex_t managed_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct managed *ranges; /* sorted by address */
-static size_t ranges_count, ranges_size;
-static _Atomic uint64_t total, out[MAX_DEVICES];
+static OF_PROCESS pthread_mutex_t managed_lock = PTHREAD_MUTEX_INITIALIZER;
+static OF_PROCESS struct managed *ranges; /* sorted by address */
+static OF_PROCESS size_t ranges_count, ranges_size;
+static OF_PROCESS _Atomic uint64_t total, out[MAX_DEVICES];
 
 /* Index of the first range that begins at or after `address`.  */
 static size_t lower_bound(CUdeviceptr address)
@@ -203,14 +204,4 @@ uint64_t managed_prefetch_out(bool (*stop)(void))
 	}
 	driver.cuCtxSetCurrent(NULL);
 	return sent;
-}
-
-void managed_reset_in_child(void)
-{
-	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-
-	memcpy(&managed_lock, &fresh, sizeof(fresh));
-	ranges_count = 0;
-	atomic_store(&total, 0);
-	memset(out, 0, sizeof(out));
 }

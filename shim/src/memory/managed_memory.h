@@ -24,6 +24,4 @@ uint64_t managed_prefetch_out(bool (*stop)(void));
  * managed memory is, so all of it counts as on the GPU from the moment that it may be touched.  */
 uint64_t managed_bytes_out(int device);
 
-void managed_reset_in_child(void);
-
 #endif

@@ -2,17 +2,17 @@
 
 #include <pthread.h>
 #include <stdlib.h>
-#include <string.h>
 
+#include "base/per_process.h"
 #include "memory/backed.h"
 
 struct pair {
 	struct context *accessor, *owner;
 };
 
-static pthread_mutex_t peers_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct pair *pairs;
-static size_t pairs_count, pairs_size;
+static OF_PROCESS pthread_mutex_t peers_lock = PTHREAD_MUTEX_INITIALIZER;
+static OF_PROCESS struct pair *pairs;
+static OF_PROCESS size_t pairs_count, pairs_size;
 
 /* Memory belongs to a device, and so does access to it: one context that may reach it is enough. With the lock held.  */
 static void settle(struct device *owner)
@@ -83,12 +83,4 @@ void peers_drop_context(CUcontext handle)
 {
 	drop(handle, NULL);
 	drop(NULL, handle);
-}
-
-void peers_reset_in_child(void)
-{
-	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-
-	memcpy(&peers_lock, &fresh, sizeof(fresh));
-	pairs_count = 0;
 }

@@ -12,6 +12,4 @@ void peers_disabled(CUcontext accessor, CUcontext owner);
 /* The context goes, and what it was allowed, and allowed.  */
 void peers_drop_context(CUcontext handle);
 
-void peers_reset_in_child(void);
-
 #endif

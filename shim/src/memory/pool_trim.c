@@ -3,17 +3,17 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
 
+#include "base/per_process.h"
 #include "driver/real_driver.h"
 
 #define MAX_DEVICES 64
 
 /* Held while a pool is trimmed, so that the application cannot destroy it meanwhile.  */
-static pthread_mutex_t pools_lock = PTHREAD_MUTEX_INITIALIZER;
-static CUmemoryPool *pools; /* made by the application */
-static size_t pools_count, pools_size;
-static _Atomic bool device_has_used[MAX_DEVICES]; /* its default or current pool */
+static OF_PROCESS pthread_mutex_t pools_lock = PTHREAD_MUTEX_INITIALIZER;
+static OF_PROCESS CUmemoryPool *pools; /* made by the application */
+static OF_PROCESS size_t pools_count, pools_size;
+static OF_PROCESS _Atomic bool device_has_used[MAX_DEVICES]; /* its default or current pool */
 
 void pools_note_device(const struct device *device)
 {
@@ -131,13 +131,4 @@ uint64_t pools_trim(void)
 	driver.cuCtxSetCurrent(NULL);
 	driver.cuThreadExchangeStreamCaptureMode(&mode);
 	return bytes;
-}
-
-void pools_reset_in_child(void)
-{
-	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-
-	memcpy(&pools_lock, &fresh, sizeof(fresh));
-	pools_count = 0;
-	memset(device_has_used, 0, sizeof(device_has_used));
 }

@@ -13,6 +13,4 @@ void pool_forget(CUmemoryPool pool);
  * the rest parked: the pools fill again when they are used. A driver that cannot is no error.  */
 uint64_t pools_trim(void);
 
-void pools_reset_in_child(void);
-
 #endif

@@ -3,7 +3,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
+
+#include "base/per_process.h"
 
 /* Open addressing with linear probing; a removed entry is a tombstone until the table is rebuilt.  */
 struct item {
@@ -18,10 +19,10 @@ struct item {
 
 enum { FREE = 0, USED = 1, REMOVED = 2 };
 
-static pthread_mutex_t tally_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct item *items;
-static size_t items_size, items_filled; /* filled: used and removed */
-static _Atomic uint64_t sums[AFFINODE_MAX_GPUS][AFFINODE_FIXED_REASONS];
+static OF_PROCESS pthread_mutex_t tally_lock = PTHREAD_MUTEX_INITIALIZER;
+static OF_PROCESS struct item *items;
+static OF_PROCESS size_t items_size, items_filled; /* filled: used and removed */
+static OF_PROCESS _Atomic uint64_t sums[AFFINODE_MAX_GPUS][AFFINODE_FIXED_REASONS];
 
 static size_t item_slot(uint8_t kind, uint64_t key)
 {
@@ -112,14 +113,4 @@ void tally_remove(enum tally_key kind, uint64_t key)
 uint64_t tally_bytes(int device, enum affinode_fixed reason)
 {
 	return atomic_load_explicit(&sums[device][reason], memory_order_relaxed);
-}
-
-void tally_reset_in_child(void)
-{
-	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-
-	memcpy(&tally_lock, &fresh, sizeof(fresh));
-	items = NULL;
-	items_size = items_filled = 0;
-	memset(sums, 0, sizeof(sums));
 }

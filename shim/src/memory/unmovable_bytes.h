@@ -16,6 +16,4 @@ void tally_add(enum tally_key kind, uint64_t key, enum affinode_fixed reason, co
 void tally_drop_context(const struct context *context);
 void tally_remove(enum tally_key kind, uint64_t key);
 uint64_t tally_bytes(int device, enum affinode_fixed reason);
-void tally_reset_in_child(void);
-
 #endif

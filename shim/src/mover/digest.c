@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/per_process.h"
 #include "driver/real_driver.h"
 #include "mover/digest_ptx.h"
 
@@ -34,7 +35,7 @@ struct digester {
 	CUdeviceptr key, addresses, results;
 };
 
-static pthread_mutex_t key_lock = PTHREAD_MUTEX_INITIALIZER;
+static OF_PROCESS pthread_mutex_t key_lock = PTHREAD_MUTEX_INITIALIZER;
 static uint32_t *key_words;
 
 /* Of the mover's thread alone.  */
@@ -174,11 +175,4 @@ void digest_forget(struct context *context)
 {
 	/* Its memory went with the context.  */
 	free(atomic_exchange(&context->digester, NULL));
-}
-
-void digest_reset_in_child(void)
-{
-	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-
-	memcpy(&key_lock, &fresh, sizeof(fresh));
 }

@@ -26,6 +26,4 @@ bool digest_make_ready(struct context *context);
 CUresult digest_compute(struct context *context, struct digested **items, size_t count);
 
 void digest_forget(struct context *context);
-void digest_reset_in_child(void);
-
 #endif

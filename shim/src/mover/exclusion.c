@@ -5,6 +5,7 @@
 
 #include "base/describe.h"
 #include "base/monotonic_futex.h"
+#include "base/per_process.h"
 #include "gate/gate.h"
 #include "gpu/contexts.h"
 #include "memory/backed.h"
@@ -16,13 +17,13 @@
 #define DRAIN_NS (100 * MS_NS)
 #define HOLD_POLL_NS (200 * 1000ull)
 
-static _Atomic bool copying;
+static OF_PROCESS _Atomic bool copying;
 static _Atomic unsigned steps_aside;
-static _Atomic unsigned holders; /* frees that wait for the mover at a closed gate */
+static OF_PROCESS _Atomic unsigned holders; /* frees that wait for the mover at a closed gate */
 
 /* The bounded wait for the GPU at a closed gate. ARMED by the mover; the thread that swaps it out of ARMED decides.  */
 enum { WAIT_NONE, WAIT_ARMED, WAIT_REVOKED };
-static _Atomic int bounded_wait;
+static OF_PROCESS _Atomic int bounded_wait;
 static _Atomic uint64_t bounded_wait_ns;
 static _Atomic unsigned waiting_before; /* calls that waited when it began */
 
@@ -198,11 +199,4 @@ int describe_holds(char *text, size_t size, int at)
 		 mover_is_copying() ? "" : "not ", atomic_load(&steps_aside), atomic_load(&holders),
 		 waits[atomic_load(&bounded_wait)]);
 	return at;
-}
-
-void mover_holds_reset_in_child(void)
-{
-	atomic_store(&copying, false);
-	atomic_store(&holders, 0);
-	atomic_store(&bounded_wait, WAIT_NONE);
 }

@@ -11,6 +11,7 @@
 #include "base/describe.h"
 #include "base/log.h"
 #include "base/monotonic_futex.h"
+#include "base/per_process.h"
 #include "driver/real_driver.h"
 #include "gate/gate.h"
 #include "gpu/context_errors.h"
@@ -33,12 +34,12 @@
 #define LEFT_FIRST_NS (20 * MS_NS)
 #define LEFT_LAST_NS S_NS
 
-pthread_mutex_t mover_work_lock = PTHREAD_MUTEX_INITIALIZER;
-struct mover_queue mover_queue = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+OF_PROCESS pthread_mutex_t mover_work_lock = PTHREAD_MUTEX_INITIALIZER;
+OF_PROCESS struct mover_queue mover_queue = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 
 static _Atomic uint64_t trim_to = UINT64_MAX;
 static _Atomic bool lot_came;
-static bool woken; /* while it was at work; guarded by the queue's lock */
+static OF_PROCESS bool woken; /* while it was at work; guarded by the queue's lock */
 
 void outcome_is(struct moved *moved, enum affinode_status status, const char *text)
 {
@@ -346,20 +347,7 @@ int describe_mover(char *text, size_t size, int at)
 	return describe_holds(text, size, at);
 }
 
-void mover_reset_in_child(void)
+void mover_begin_again(void)
 {
-	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-	pthread_cond_t fresh_cond = PTHREAD_COND_INITIALIZER;
-
-	memcpy(&mover_work_lock, &fresh, sizeof(fresh));
-	memcpy(&mover_queue.lock, &fresh, sizeof(fresh));
-	memcpy(&mover_queue.changed, &fresh_cond, sizeof(fresh_cond));
-	atomic_store(&mover_queue.waits, false);
-	mover_queue.runs = mover_queue.outcome_waits = false;
-	mover_queue.is_prepared = woken = false;
 	atomic_store(&trim_to, UINT64_MAX);
-	slabs_reset_in_child();
-	staging_reset_in_child();
-	lots_reset_in_child();
-	mover_holds_reset_in_child();
 }

@@ -32,6 +32,4 @@ void mover_wait_for_change(uint64_t ns);
 /* Frees wait for the mover at a closed gate.  */
 bool mover_has_holders(void);
 int describe_holds(char *text, size_t size, int at);
-void mover_holds_reset_in_child(void);
-
 #endif

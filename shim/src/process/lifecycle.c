@@ -3,33 +3,27 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/environment.h"
 #include "base/log.h"
 #include "base/monotonic_futex.h"
 #include "context_depth/context_depth.h"
-#include "driver/hook.h"
 #include "driver/real_driver.h"
 #include "gate/gate.h"
 #include "gate/sigint.h"
-#include "gpu/context_errors.h"
 #include "gpu/contexts.h"
 #include "gpu/gpu_lock.h"
-#include "hooks/call_thunks.h"
 #include "host/bounce_ring.h"
 #include "host/slabs.h"
+#include "ipc/export.h"
 #include "ipc/ipc.h"
 #include "link/drop_caches.h"
-#include "link/grant.h"
 #include "link/link.h"
 #include "link/page_sample.h"
 #include "link/requests.h"
 #include "memory/app_mappings.h"
 #include "memory/backed.h"
-#include "memory/managed_memory.h"
-#include "memory/peer_access.h"
-#include "memory/pool_trim.h"
-#include "memory/unmovable_bytes.h"
 #include "mover/copies.h"
 #include "mover/digest.h"
 #include "mover/mover.h"
@@ -43,6 +37,10 @@
 enum { LIFE_OFF, LIFE_STARTING, LIFE_ON, LIFE_INERT };
 
 static _Atomic int life;
+
+/* What OF_PROCESS marks, as the linker says.  */
+extern char __start_affinode_process[] __attribute__((visibility("hidden")));
+extern char __stop_affinode_process[] __attribute__((visibility("hidden")));
 
 /* Once for every park. A move that did not end in that time is waited for no more by those that follow.  */
 static void at_exit(int status, void *unused)
@@ -68,28 +66,18 @@ static void in_child(void)
 	atomic_store(&life, was == LIFE_OFF ? LIFE_OFF : LIFE_INERT);
 	shim_set_on(false);
 	shim_begin_state(AFFINODE_STATE_NONE);
-	hooks_reset_in_child();
-	thunks_reset_in_child();
-	gate_reset_in_child();
-	page_reset_in_child();
-	caches_reset_in_child();
-	link_reset_in_child();
-	grant_reset_in_child();
-	asks_reset_in_child();
-	interrupts_reset_in_child();
-	mover_reset_in_child();
-	blocks_reset_in_child();
-	mappings_reset_in_child();
-	contexts_reset_in_child();
-	broken_reset_in_child();
-	devices_reset_in_child();
-	tally_reset_in_child();
-	pools_reset_in_child();
-	managed_reset_in_child();
-	gpu_locks_reset_in_child();
-	context_depth_reset_in_child();
-	ipc_reset_in_child();
-	peers_reset_in_child();
+	gpu_locks_close_in_child();
+	exports_close_in_child();
+	memset(__start_affinode_process, 0, (size_t)(__stop_affinode_process - __start_affinode_process));
+	gate_begin_again();
+	page_begin_again();
+	caches_begin_again();
+	link_begin_again();
+	interrupts_begin_again();
+	mover_begin_again();
+	mappings_begin_again();
+	blocks_changed();
+	context_depth_begin_again();
 }
 
 static void register_fork(void)

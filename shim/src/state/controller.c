@@ -5,11 +5,11 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "base/log.h"
 #include "base/monotonic_futex.h"
+#include "base/per_process.h"
 
 #define TELL_WAIT_AFTER_NS (3 * S_NS)
 
@@ -41,10 +41,10 @@ void link_set_connected(bool now)
 }
 
 /* What the controller last said to the user, read by the threads that wait.  */
-static pthread_mutex_t words_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct affinode_notice notice;
-static unsigned displayed_waits; /* under words_lock, as the next */
-static bool is_displayed;
+static OF_PROCESS pthread_mutex_t words_lock = PTHREAD_MUTEX_INITIALIZER;
+static OF_PROCESS struct affinode_notice notice;
+static OF_PROCESS unsigned displayed_waits; /* under words_lock, as the next */
+static OF_PROCESS bool is_displayed;
 static _Atomic uint32_t display_version;
 
 /* With words_lock held.  */
@@ -136,14 +136,4 @@ uint32_t link_next_display(uint32_t seen, uint64_t timeout_ns, char *text, size_
 		snprintf(text, size, "Waiting for the GPU%s. Interrupt the kernel to stop waiting.", place);
 	pthread_mutex_unlock(&words_lock);
 	return version;
-}
-
-void link_words_reset_in_child(void)
-{
-	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-
-	memcpy(&words_lock, &fresh, sizeof(fresh));
-	memset(&notice, 0, sizeof(notice));
-	displayed_waits = 0;
-	is_displayed = false; /* the thread that shows it is the parent's */
 }

@@ -38,6 +38,4 @@ uint32_t link_next_display(uint32_t seen, uint64_t timeout_ns, char *text, size_
 
 void link_words_set(const struct affinode_notice *notice);
 
-void link_words_reset_in_child(void);
-
 #endif

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/monotonic_futex.h"
+#include "base/per_process.h"
 
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
@@ -21,11 +22,11 @@
 #define MFD_ALLOW_SEALING 2u
 #endif
 
-static struct affinode_page private_page;
+static OF_PROCESS struct affinode_page private_page;
 static struct affinode_page *page = &private_page;
 static int page_fd = -1;
 static void (*sampler)(void);
-static pthread_mutex_t page_lock = PTHREAD_MUTEX_INITIALIZER;
+static OF_PROCESS pthread_mutex_t page_lock = PTHREAD_MUTEX_INITIALIZER;
 
 struct affinode_page *page_begin(void)
 {
@@ -182,14 +183,10 @@ size_t page_copy(void *buffer, size_t size)
 	return size;
 }
 
-void page_reset_in_child(void)
+void page_begin_again(void)
 {
-	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-
-	memcpy(&page_lock, &fresh, sizeof(fresh));
 	if (page_fd >= 0)
 		close(page_fd);
 	page_fd = -1;
-	memset(&private_page, 0, sizeof(private_page));
 	page = &private_page; /* the parent's is not in our address space: MADV_DONTFORK */
 }

@@ -35,6 +35,6 @@ uint64_t page_last_activity_ns(void);
 /* A consistent copy; bytes copied.  */
 size_t page_copy(void *buffer, size_t size);
 
-void page_reset_in_child(void);
+void page_begin_again(void);
 
 #endif

@@ -84,7 +84,7 @@ static bool is_not_lost_once(const char *name, unsigned nth, uint64_t how)
  * long that the park was given up before it had copied anything, or had begun again after the write.  */
 static void is_not_lost(const char *name, unsigned nth, uint64_t how)
 {
-	unsigned tries = 10;
+	unsigned tries = 100;
 
 	while (!is_not_lost_once(name, nth, how))
 		CHECK(--tries);
