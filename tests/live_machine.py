@@ -100,7 +100,7 @@ class Machine:
         )
 
     def start_controller(
-        self, *arguments: str, patient: bool = False, timeout: float = 60
+        self, *arguments: str, patient: bool = False, timeout: float = 240
     ) -> subprocess.Popen[Any]:
         """Start the controller (`--park-when=idle`, …) and wait until it answers. `patient`: see `PATIENT`."""
         log = (self.folder / "controller.log").open("ab")

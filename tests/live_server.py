@@ -73,7 +73,7 @@ class JupyterServer:
         return f"http://127.0.0.1:{self.port}"
 
     def start(
-        self, *arguments: str, application: str = "jupyter_server", timeout: float = 90
+        self, *arguments: str, application: str = "jupyter_server", timeout: float = 240
     ) -> JupyterServer:
         """Start it and wait until it answers."""
         self.port = free_port()

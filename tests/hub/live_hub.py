@@ -101,7 +101,7 @@ class Hub:
         """What a browser is led to, without a slash at its end."""
         return f"http://127.0.0.1:{self.port}"
 
-    def start(self, timeout: float = 90) -> Hub:
+    def start(self, timeout: float = 240) -> Hub:
         """Start it and wait until it answers, and its service does where there is one."""
         self.environment["HUB_TEST"] = json.dumps(self.wanted)
         with self.log_path.open("ab") as log:

@@ -18,6 +18,7 @@ from fake_shim import (
     request,
 )
 
+from jupyter_affinode.node.api import kernels
 from jupyter_affinode.node.execution import user_requests
 
 IDLE = {"park_when": "idle", "idle_timeout_s": 0.5}
@@ -81,8 +82,9 @@ def test_a_park_that_is_not_waited_for_answers_at_once(node, shim, residency, wa
     assert machine.kernel("k")["text"] == "Freeing"
 
 
-def test_repeated_requests_do_not_pile_up(node, shim, wait_until):
+def test_repeated_requests_do_not_pile_up(node, shim, wait_until, monkeypatch):
     """A kernel that waits for a full GPU is asked back over and over; a waiting client still gets its answer."""
+    monkeypatch.setattr(kernels, "MOVE_WAIT_S", 600.0)
     machine = node()
     kernel = shim("k", parked=300 * MIB)
     kernel.resume_status = NO_GPU_ROOM
