@@ -165,7 +165,7 @@ class Machine:
         return answer if status == 200 else None
 
     def kill_everything(self) -> None:
-        """Kill every process that lives in this machine's environment, whoever started it, and reap our
+        """Kill every process that lives in this machine's environment, whichever process started it, and reap our
         own.
         """
         mark = f"AFFINODE_SOCKET={self.socket}".encode()

@@ -29,7 +29,7 @@ UNUSED = {
     "notebook_shim": False,
     "jupyter_server_terminals": False,
 }
-# Checks of internationalised links in JSON schemas, which nobody has here, are two thirds of a server's start:
+# Checks of internationalised links in JSON schemas, which do not occur here, are two thirds of a server's start:
 # jsonschema does without the package where it is not installed.
 RUN = """
 import runpy, sys
@@ -88,7 +88,7 @@ class JupyterServer:
                 "--ServerApp.ip=127.0.0.1",
                 f"--ServerApp.port={self.port}",
                 "--ServerApp.port_retries=0",
-                # Of ports that are looked for before a kernel binds them, somebody else may get one.
+                # Of ports that are looked for before a kernel binds them, another program may get one.
                 "--KernelManager.transport=ipc",
                 f"--IdentityProvider.token={self.token}",
                 f"--ServerApp.root_dir={self.machine.work}",

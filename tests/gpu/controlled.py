@@ -209,7 +209,7 @@ class Controlled:
 
 
 class AtController:
-    """A program that answers lines with lines, managed by whoever serves in a folder; it ends with the context."""
+    """A program that answers lines with lines, managed by the controller in a folder; it ends with the context."""
 
     def __init__(self, folder: Path, command: Sequence[str], kernel_id: str, stderr: Any) -> None:
         self._socket, self._kernel_id = folder / environment.SOCKET_NAME, kernel_id
@@ -239,7 +239,7 @@ class AtController:
         return line
 
     def park(self, timeout_s: float = 60.0) -> dict[str, Any]:
-        """Park it, asking again while it is busy or nobody serves. Raises TimeoutError."""
+        """Park it, asking again while it is busy or no controller serves. Raises TimeoutError."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             with contextlib.suppress(ControllerRefused, ControllerUnavailable):
@@ -250,7 +250,7 @@ class AtController:
         raise TimeoutError(f"{self._kernel_id} is not parked after {timeout_s:.0f} s: {self.kernel()}")
 
     def kernel(self) -> dict[str, Any] | None:
-        """What the controller knows of it; None if nobody serves now, or does not know it yet."""
+        """What the controller knows of it; None if no controller serves now, or does not know it yet."""
         try:
             kernel: dict[str, Any] = asyncio.run(ControllerClient(self._socket).kernel(self._kernel_id))
         except (ControllerRefused, ControllerUnavailable):

@@ -47,7 +47,7 @@ class Machine:
 
 
 class Running:
-    """The process under test, its link, and a controller's manners: who wants the GPU gets it back."""
+    """The process under test, its link, and a controller's manners: a process that wants the GPU gets it back."""
 
     def __init__(self, machine: Machine, *command: str | Path) -> None:
         self.process = subprocess.Popen(

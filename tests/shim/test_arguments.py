@@ -95,7 +95,7 @@ def aarch64_rig(tmp_path_factory: pytest.TempPathFactory) -> Rig:
 
 
 def test_the_table_is_what_signatures_and_rules_give() -> None:
-    """Somebody changed the table by hand, or the rules without writing it again."""
+    """The table was changed by hand, or the rules without writing it again."""
     checked = run([sys.executable, SHIM / "tools" / "entry_points.py", "--check"])
     assert checked.returncode == 0, checked.stderr
 

@@ -1,4 +1,4 @@
-"""The wish to drop caches, between the controller and whoever serves it in the process: neither waits for the other."""
+"""The request to drop caches, between the controller and the handler in the process: neither waits for the other."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def has_open(running: Running, memory_file: str) -> bool:
 def test_a_park_goes_into_the_lot_and_the_resume_comes_out_of_it(worker: Running, memory: int) -> None:
     give(worker.peer, memory)
     worker.peer.wait(lambda _: lot_bytes(worker.peer) == 32 * MIB)
-    worker.peer.wait(lambda _: kept_bytes(worker.peer) == 32 * MIB)  # registered before anybody parks it
+    worker.peer.wait(lambda _: kept_bytes(worker.peer) == 32 * MIB)  # registered before it is parked
     reply = worker.peer.reply_to(worker.peer.command(PARK, argument=ONE_MIB_BUDGET))
     assert reply.status == OK
     assert holds_contents(memory)

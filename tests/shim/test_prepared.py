@@ -60,7 +60,7 @@ def test_a_prepared_park_has_given_nothing_up_until_commit(start):
     epoch = peer.prepare(PARK)
     page = peer.page()
     assert (page.state, page.resident_bytes, page.parks) == (PARKING, BOTH, 0)
-    peer.pump(0.5)  # longer than a call would wait, and nothing happens: nobody calls
+    peer.pump(0.5)  # longer than a call would wait, and nothing happens without a call
     assert peer.page().state == PARKING
     assert peer.decide(COMMIT, epoch).status == OK
     page = peer.page()

@@ -43,7 +43,7 @@ def measure(program: Path, figures: Figures, shim: Path | None = None, *argument
 
 
 def compare(program: Path, shim: Path, rounds: int) -> tuple[Figures, Figures]:
-    """(without, with) the shim; who goes first alternates."""
+    """(without, with) the shim; which goes first alternates."""
     figures: tuple[Figures, Figures] = ({}, {})
     for i in range(rounds):
         for with_shim in (False, True) if i % 2 == 0 else (True, False):

@@ -1,4 +1,4 @@
-"""What counts as use on this GPU, who else is seen on it, and what its moves cost: `python tests/gpu idle`.
+"""What counts as use on this GPU, which others are seen on it, and what its moves cost: `python tests/gpu idle`.
 
 Needs nothing but jupyter-affinode and an NVIDIA GPU. A program of the driver API holds memory (`--gib`) and in
 turn does nothing, polls as a progress bar does, and leaves a long kernel running without any call; the controller's

@@ -88,7 +88,7 @@ def work(folder: Path, minutes: float, program: str, depth: str) -> None:
 
 
 def work_at_controller(folder: Path, minutes: float, program: str, controller: Path) -> None:
-    """The same at memory depth, commanded by whoever serves there."""
+    """The same at memory depth, commanded by the controller there."""
     where = machine(modules=["jax"] if program == "jax" else [])
     found: dict[str, Any] = {"pid": os.getpid(), "machine": where, "program": program, "minutes": minutes}
     found.update(depth="memory", depth_reached="memory", done=False, problem="", refusal="")
@@ -136,7 +136,7 @@ def park(peer: ShimPeer, depth: str) -> Move:
 
 
 def look(peer: ShimPeer, linked: LinkedProgram, found: dict[str, Any]) -> None:
-    """It must live and stay parked: nobody asked it for anything."""
+    """It must live and stay parked: it was not asked for anything."""
     found["looks"] += 1
     if linked.process.poll() is not None:
         raise RuntimeError(f"the program died with status {linked.process.returncode} while it was parked")

@@ -1,10 +1,10 @@
 """Frameworks whose CUDA context leaves the GPU too: `python tests/gpu context_depth [--json FILE]`.
 
-`--programs torch,jax` chooses. Needs jupyter-affinode installed, and an NVIDIA GPU that nobody else uses,
+`--programs torch,jax` chooses. Needs jupyter-affinode installed, and an NVIDIA GPU that no other program uses,
 with a driver of CUDA 12.8; PyTorch, CuPy or JAX for their programs. Each program computes, and is parked at
 memory depth and at context depth in turn. At context depth NVML must not list it; questions that only keep
 books must be answered while it stays away (or wake it: the table says which); its next computation must be
-what it was. Then the GPU is filled by somebody else: it must stay parked, and be right once there is room.
+what it was. Then the GPU is filled by another program: it must stay parked, and be right once there is room.
 It must end in time while parked so, with room and without. How long the driver alone takes is measured
 beside ours by `jupyter affinode bench --depth context`. Exits with 1 if anything is not as it must be.
 """

@@ -1,12 +1,12 @@
 """A process comes back on another GPU: `python tests/gpu elsewhere [--programs torch,driver] [--json FILE]`.
 
-Needs jupyter-affinode installed, two NVIDIA GPUs of one kind that nobody else uses, and a driver of CUDA
+Needs jupyter-affinode installed, two NVIDIA GPUs of one kind that no other program uses, and a driver of CUDA
 13.0; PyTorch for its program. Each program runs twice: where it sees all GPUs, and where it sees the first
 alone. In each cycle it is parked at context depth and resumed where it was, then parked and resumed on the
 other GPU, parked (at both depths) and resumed there, and brought back. After each resume its results must
 be what they were before, those of kernels that it never used until then right, and NVML must show its memory
 on the one GPU that its page names, and none on the other. Then it is asked to go to a GPU that does not
-exist, and to the other one while somebody fills it: it must stay parked, and be right where it was. On the
+exist, and to the other one while another program fills it: it must stay parked, and be right where it was. On the
 other GPU it begins to use device 1, which must be the GPU that its page says. At last it is killed on the
 way, after which no memory may be left anywhere. What the driver says of the device after a move is told
 below the table, whatever it is. Exits with 1 if anything is not as it must be.
@@ -37,10 +37,10 @@ from jupyter_affinode.bench.shim_peer import Move, MoveFailed, ShimPeer
 from jupyter_affinode.node.protocol.page import Depth
 from jupyter_affinode.node.protocol.wire import HelloFlag
 
-NOBODY = "GPU-00000000-0000-0000-0000-000000000000"
+ABSENT = "GPU-00000000-0000-0000-0000-000000000000"
 KILLED_AFTER_S = (0.05, 0.3)
 GIVEN_BACK_WITHIN_S = 20.0
-# What a driver keeps of a GPU that nobody uses comes and goes; a context and contents are more.
+# What a driver keeps of an unused GPU comes and goes; a context and contents are more.
 NOISE_BYTES = 200 << 20
 WAYS = ("resume, same", "resume, other", "there: context", "there: memory", "resume, back")
 SERVE = """
@@ -220,7 +220,7 @@ def stays_where_it_was(linked: LinkedProgram, watched: Watched, found: Found, be
     """A GPU that is full, and one that is none."""
     peer = deep(linked, watched, found)
     with suppress(MoveFailed):
-        peer.resume(on_gpu=NOBODY)
+        peer.resume(on_gpu=ABSENT)
         raise Wrong("it was resumed on a GPU that is none")
     with WholeGpu(watched.other.uuid), suppress(MoveFailed):
         peer.resume(on_gpu=watched.other.uuid)

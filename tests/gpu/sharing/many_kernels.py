@@ -8,7 +8,7 @@ ledger and its metrics on. Meanwhile NVML and the host's memory are looked at ev
 
 With `--gpus 2 --depth context` most kernels begin on the first GPU (`--first`, a fraction); some must come back on the
 other one. Tells each person's waits, from sending a cell to its first work on the GPU, and every resume's duration, by
-the controller's ledger. Exits with 1 unless all kernels finish, everything is right, nobody is out of memory, and host
+the controller's ledger. Exits with 1 unless all kernels finish, everything is right, none is out of memory, and host
 memory was never below the reserve. Says every 10 s how it goes and what the controller sees of host memory. Takes
 `--time` and a minute and a half at most, and leaves no kernel behind.
 """
@@ -131,25 +131,25 @@ def people(given: argparse.Namespace) -> list[Person]:
     ]
 
 
-def take_turns(everybody: list[Person], given: argparse.Namespace) -> float:
+def take_turns(persons: list[Person], given: argparse.Namespace) -> float:
     """Until the time is over; how long they took turns."""
-    started, day = time.monotonic(), everybody[0].day
-    for person in everybody:
+    started, day = time.monotonic(), persons[0].day
+    for person in persons:
         person.start()
-    for person in everybody:
+    for person in persons:
         if not person.is_ready.wait(max(started + STARTS_WITHIN_S + given.time - time.monotonic(), 0)):
             person.error = "had no memory in time"
     begins = time.monotonic()
-    say(f"{sum(not person.error for person in everybody)} kernels have their memory")
+    say(f"{sum(not person.error for person in persons)} kernels have their memory")
     day.begins.set()
     late = max(begins - started - START_S, 0.0)
     until = begins + max(given.time - late, 0.0)
-    while time.monotonic() < until and any(not person.error for person in everybody):
+    while time.monotonic() < until and any(not person.error for person in persons):
         day.ends.wait(min(1.0, max(until - time.monotonic(), 0.0)))
     took = time.monotonic() - begins
     day.ends.set()
-    say("their time is over: everybody's last cell")
-    for person in everybody:
+    say("their time is over: the last cell of each")
+    for person in persons:
         person.join(until + given.end)
     return took
 
@@ -167,46 +167,46 @@ def metrics_say(port: int) -> dict[str, float]:
 
 def faults(
     given: argparse.Namespace,
-    everybody: list[Person],
+    persons: list[Person],
     sampler: Sampler,
     told: Told,
     counted: dict[str, float],
 ) -> list[str]:
     """What is not as it must be."""
-    found = [f"kernel {person.number}: {person.error}" for person in everybody if person.error]
-    found += [f"kernel {person.number} did not finish" for person in everybody if not person.has_finished]
-    wrong = sum(not cell.is_right for person in everybody for cell in person.cells)
+    found = [f"kernel {person.number}: {person.error}" for person in persons if person.error]
+    found += [f"kernel {person.number} did not finish" for person in persons if not person.has_finished]
+    wrong = sum(not cell.is_right for person in persons for cell in person.cells)
     if wrong:
         found.append(f"{wrong} cells answered wrongly")
-    if any(not person.cells for person in everybody):
-        found.append("not everybody was served")
+    if any(not person.cells for person in persons):
+        found.append("not every kernel was served")
     if sampler.least_beyond_reserve is None or sampler.least_beyond_reserve < 0:
         found.append(
             f"host memory was below its reserve in {sampler.samples_below} of {sampler.samples} looks"
         )
     resumes = sum(not move.parks for move in told.moves)
     if given.kernels * given.gib * GIB > sum(sampler.totals) and not resumes:
-        found.append("nobody was parked and resumed, though they do not fit together")
+        found.append("no kernel was parked and resumed, though they do not fit together")
     if not 0 < counted.get("resume", 0.0) <= resumes:
         found.append(f"the metrics counted {counted.get('resume', 0):.0f} resumes, the ledger {resumes}")
     if given.gpus > 1 and given.depth == "context" and not told.elsewhere():
-        found.append("nobody came back on another GPU")
+        found.append("no kernel resumed on another GPU")
     return found
 
 
 def verdict(
     given: argparse.Namespace,
     where: dict[str, Any],
-    everybody: list[Person],
+    persons: list[Person],
     sampler: Sampler,
     told: Told,
     counted: dict[str, float],
     notes: list[str],
 ) -> int:
     """Print the table; the exit status."""
-    wrong = faults(given, everybody, sampler, told, counted)
-    waits = [cell.wait_s for person in everybody for cell in person.cells]
-    work = [cell.work_s for person in everybody for cell in person.cells]
+    wrong = faults(given, persons, sampler, told, counted)
+    waits = [cell.wait_s for person in persons for cell in person.cells]
+    work = [cell.work_s for person in persons for cell in person.cells]
     durations = [move.duration_s for move in told.moves if not move.parks]
     least = sampler.least_beyond_reserve or 0
     figures = {
@@ -238,7 +238,7 @@ def verdict(
         *notes,
         *(f"NOT AS IT MUST BE: {fault}" for fault in wrong),
     ]
-    rows = [person_row(person, told, sampler.gpus) for person in everybody]
+    rows = [person_row(person, told, sampler.gpus) for person in persons]
     passed = not wrong
     return finish(
         "many kernels", where, given.json, headings=HEADINGS, rows=rows, passed=passed, notes=notes, **figures
@@ -256,30 +256,30 @@ def main() -> int:
     if not where["simulated"]:
         grow_memory(given.kernels * (int(given.gib * GIB) + HOST_OF_KERNEL))
     start_controller(folder, ledger, given, port)
-    everybody = people(given)
+    persons = people(given)
     log = folder / "node.log"
     try:
         settings = Settings().changed(**ask("policy"))
         ends_after_s = given.time + ENDS_WITHIN_S + max(given.end - END_S, 0.0)
-        with Watch(everybody, ends_after_s, log) as watch, Sampler(given.gpus, settings) as sampler:
-            took = take_turns(everybody, given)
+        with Watch(persons, ends_after_s, log) as watch, Sampler(given.gpus, settings) as sampler:
+            took = take_turns(persons, given)
             watch.tell()
             counted, notes = metrics_say(port), [f"took turns for {took:.0f} s, seed {given.seed}"]
             notes += [f"stayed at memory depth: {why}" for why in sorted(watch.shallow)]
-        if any(person.error for person in everybody):
+        if any(person.error for person in persons):
             tell_log(log)
     finally:
-        end_all(everybody)
+        end_all(persons)
         end_controller(folder / "node.sock")
     told = read_ledger(ledger)
-    names = {person.kernel.id: person.number for person in everybody if person.kernel is not None}
+    names = {person.kernel.id: person.number for person in persons if person.kernel is not None}
     print("\n".join(told.resume_lines(sampler.gpus, names)) + "\n")
     command = [sys.executable, "-m", "jupyter_affinode.cli", "report", "--ledger", str(ledger)]
     report = subprocess.run(command, capture_output=True, text=True)
     print(report.stdout + report.stderr)
     if report.returncode != 0:
-        everybody[0].error = everybody[0].error or "the report failed"
-    return verdict(given, where, everybody, sampler, told, counted, notes)
+        persons[0].error = persons[0].error or "the report failed"
+    return verdict(given, where, persons, sampler, told, counted, notes)
 
 
 if __name__ == "__main__":

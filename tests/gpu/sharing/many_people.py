@@ -44,7 +44,7 @@ class Day:
 
 @dataclass
 class Person:
-    """One kernel and who works in it, on a thread."""
+    """One kernel and its user, on a thread."""
 
     number: int
     gpu: int  # on which it starts
@@ -66,7 +66,7 @@ class Person:
         self._thread.start()
 
     def join(self, until: float) -> None:
-        """Wait for the end, until a moment; whoever has not finished by then is cut off."""
+        """Wait for the end, until a moment; a kernel that has not finished by then is cut off."""
         self._thread.join(max(until - time.monotonic(), 0.0))
         if self._thread.is_alive():
             self.error = self.error or f"did not finish in time; {self._said_of_it()}"[:400]
@@ -80,7 +80,7 @@ class Person:
             self.day.begins.wait()
             while not self.day.ends.wait(self._random.uniform(*self.day.think_s)):
                 self._run_a_cell(self.kernel)
-            self._run_a_cell(self.kernel)  # who ends parked has its contents looked at too
+            self._run_a_cell(self.kernel)  # a kernel that ends parked has its contents looked at too
             self.kernel.stop()
             self.has_finished = True
         except Exception as error:  # whatever it is, it is this person's, and told
@@ -139,6 +139,6 @@ class Person:
 
 
 def _tell(kernel: LiveKernel, is_open: bool) -> None:
-    """Say that a cell begins or has ended; a controller that does not answer now keeps nobody from working."""
+    """Say that a cell begins or has ended; a controller that does not answer now keeps no kernel from working."""
     with contextlib.suppress(ControllerUnavailable):
         ask("cell", kernel.id, is_open)

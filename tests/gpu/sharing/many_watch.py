@@ -35,10 +35,10 @@ SPARE_BYTES = 6 * GIB  # never take a machine's last
 class Watch(threading.Thread):
     """Says every 10 s how it goes, by the controller; and ends everything when it is over time."""
 
-    def __init__(self, everybody: Sequence[Person], ends_after_s: float, log: Path):
+    def __init__(self, persons: Sequence[Person], ends_after_s: float, log: Path):
         super().__init__(name="watch", daemon=True)
         self.shallow: set[str] = set()  # why kernels stayed at memory depth against the wish
-        self._everybody, self._log = everybody, log
+        self._people, self._log = persons, log
         self._deadline = time.monotonic() + ends_after_s
         self._ends = threading.Event()
 
@@ -60,7 +60,7 @@ class Watch(threading.Thread):
 
     def tell(self) -> None:
         """One line."""
-        cells = f"{sum(len(person.cells) for person in self._everybody)} cells"
+        cells = f"{sum(len(person.cells) for person in self._people)} cells"
         try:
             node, kernels = ask("node"), ask("kernels")
         except (ControllerUnavailable, ControllerRefused, OSError) as error:
@@ -75,7 +75,7 @@ class Watch(threading.Thread):
         faulthandler.dump_traceback(all_threads=True)
         self.tell()
         tell_log(self._log)
-        end_all(self._everybody)
+        end_all(self._people)
         with contextlib.suppress(Exception):
             os.kill(int(ask("node")["controller"]["pid"]), signal.SIGTERM)
         print("FAILED", flush=True)
@@ -83,7 +83,7 @@ class Watch(threading.Thread):
 
 
 def kernels_in_words(kernels: Sequence[Mapping[str, Any]]) -> str:
-    """How many are where, who has waited longest and for what, and what keeps others on the GPU."""
+    """How many are where, which has waited longest and for what, and what keeps others on the GPU."""
     where = collections.Counter(str(kernel["residency"]) for kernel in kernels)
     words = ", ".join(f"{count} {residency}" for residency, count in sorted(where.items())) or "no kernel"
     waiting = [kernel for kernel in kernels if kernel["waiting_s"] is not None]
@@ -112,16 +112,16 @@ def tell_log(log: Path) -> None:
         print(f"the controller's last words ({log}):", *lines, sep="\n", file=sys.stderr, flush=True)
 
 
-def end_all(everybody: Sequence[Person]) -> None:
+def end_all(persons: Sequence[Person]) -> None:
     """Kill what is left of the kernels; those that have ended are not touched."""
-    for person in everybody:
+    for person in persons:
         person.kill()
 
 
 def grow_memory(needed_bytes: int) -> None:
     """Touch so much of host memory once, and give it back, where the machine shows less than that.
 
-    Some virtual machines get their memory while they use it. What they do not show is not there for whoever reckons
+    Some virtual machines get their memory while they use it. What they do not show is not there where one reckons
     with MemTotal and MemAvailable, as the controller does.
     """
     before, limit = host_memory(), cgroup_memory(os.getpid())

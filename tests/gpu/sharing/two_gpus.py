@@ -82,7 +82,7 @@ def one_round(
     if delayed:
         ask(programs[-1], f"delay {DELAY_S}")
     kernel = controlled.park(kernel_id)
-    if kernel is None:  # the delay was longer than the controller's patience: nobody may be parked alone
+    if kernel is None:  # the delay was longer than the controller's patience: neither may be parked alone
         here = controlled.kernel(kernel_id)
         states = {process["residency"] for process in here["processes"]} if here else set()
         if states - {"resident", "parking", "resuming"}:

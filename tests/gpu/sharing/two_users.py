@@ -33,7 +33,7 @@ from jupyter_affinode.provisioning import preload as launch_environment
 ALICE, BOB = 61001, 61002
 GIB = 1 << 30
 COMES_WITHIN_S = 20.0
-PAUSE_S = 1.5  # longer than whoever thinks is left alone
+PAUSE_S = 1.5  # longer than a thinking user's kernel is left alone
 PROGRAM = """
 import ctypes, json, sys, time
 from jupyter_affinode.bench.driver import Driver
@@ -80,7 +80,7 @@ ATTACKS = [
 
 
 class User:
-    """Somebody on the machine, who has a program."""
+    """A user on the machine, with a program."""
 
     def __init__(self, uid: int, socket: Path):
         self.uid = uid
@@ -264,7 +264,7 @@ def main() -> int:
     ]
     wrong += [f"{user.wrong} wrong words of user {user.uid}" for user in (alice, bob) if user.wrong]
     if any(not parks for parks, _ in moves):
-        wrong.append("not everybody was parked")
+        wrong.append("not every program was parked")
     notes += [f"{len(ATTACKS) + 2} kinds of requests of one user for the other's kernel, and for the policy"]
     return finish(
         "two users",

@@ -10,7 +10,7 @@ struct callee {
 	const char *name, *base, *signature;
 	int since, per_thread;
 	int waits;    /* its class waits at a closed gate, so the shim must stand before it */
-	void *linked; /* what the linker bound the name to; NULL for one that nobody links to */
+	void *linked; /* what the linker bound the name to; NULL for one that is not linked to */
 	/* Calls `function` by the callee's prototype, arguments taken from `bytes` one after another.  */
 	unsigned int (*call)(void *function, const unsigned char *bytes);
 };

@@ -18,7 +18,7 @@ struct recording *recording_of(unsigned int index);
 void *recording_address(unsigned int index);
 void recording_let_init_succeed(int succeed);
 
-/* What the entry point of that index returns: no error code that anybody knows.  */
+/* What the entry point of that index returns: no known error code.  */
 #define RECORDING_ANSWER(index) (0x5000u + (index))
 
 /* By-value structs: what is in them does not matter, only that it is not of floating type.  */

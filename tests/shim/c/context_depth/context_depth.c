@@ -83,7 +83,7 @@ static void *keep_books(void *unused)
 	CHECK(value > 0);
 	CUDA(MemGetInfo(&free_bytes, &total));
 	CHECK_EQUAL(total, device_bytes);
-	CHECK_EQUAL(free_bytes, total); /* nobody is on the GPU */
+	CHECK_EQUAL(free_bytes, total); /* no process is on the GPU */
 	CUDA(PointerGetAttribute(&type, 2, block + 5)); /* MEMORY_TYPE: device */
 	CHECK_EQUAL(type, 2);
 	CUDA(PointerGetAttribute(&start, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, block + 5));
@@ -245,7 +245,7 @@ static void shared_memory(void)
 	refused("shares GPU memory");
 }
 
-/* Another process has the lock and needs its room: who allocates waits for it.  */
+/* Another process has the lock and needs its room: an allocation waits for it.  */
 static void *allocate(void *unused)
 {
 	CUdeviceptr at;

@@ -1,4 +1,4 @@
-/* Restore loses a process that meets a full GPU: it is never called there. Whoever took the memory, whether a controller says
+/* Restore loses a process that meets a full GPU: it is not called there. Whatever took the memory, whether a controller says
  * resume or the process comes back alone, it stays parked until there is room, and then nothing is missing. And a step of
  * the driver's that fails is taken again.  */
 #include "depth.h"
@@ -104,7 +104,7 @@ static void *allocate(void *unused)
 	return NULL;
 }
 
-/* The lock's file was removed, as folders are cleaned up, and is another's by now, who looks for room and restores.  */
+/* The lock's file was removed, as folders are cleaned up, and belongs to another process by now, which restores.  */
 static void a_removed_lock_is_noticed(void)
 {
 	pthread_t thread;

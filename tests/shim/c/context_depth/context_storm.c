@@ -9,7 +9,7 @@
 #define PAUSE_US 60000u
 
 static _Atomic bool stop;
-/* At the most; longer with each try for which somebody was at work, until the process goes, however slow the machine is.  */
+/* At the most; longer with each try for which a process was at work, until the process goes, however slow the machine is.  */
 static _Atomic unsigned pause_us = PAUSE_US;
 static CUresult (*pop)(CUcontext *), (*push)(CUcontext);
 static CUresult (*stream_get_flags)(CUstream, unsigned int *);

@@ -52,7 +52,7 @@ static int where(void)
 	return -1;
 }
 
-/* On this GPU, as everybody sees it.  */
+/* On this GPU, as every process sees it.  */
 static void is_on(int gpu)
 {
 	uint8_t uuid[16];
@@ -196,12 +196,12 @@ static void is_refused(struct affinode_reply reply, int status, const char *word
 /* What cannot be done leaves everything as it was.  */
 static void stays_where_it_was(void)
 {
-	const char *nobody = "GPU-00000000-0000-0000-0000-000000000000";
+	const char *absent = "GPU-00000000-0000-0000-0000-000000000000";
 
 	park_deep_surely();
 	is_refused(controller_reply(controller_resume_on("gpu 2", 0)), AFFINODE_REFUSED, "no GPU's UUID");
 	is_refused(controller_reply(controller_resume_on(uuids[2], AFFINODE_MOVE_PREPARE)), AFFINODE_REFUSED, "move together");
-	is_refused(controller_reply(controller_resume_on(nobody, 0)), AFFINODE_REFUSED, "no lock");
+	is_refused(controller_reply(controller_resume_on(absent, 0)), AFFINODE_REFUSED, "no lock");
 	board_arm("cuCheckpointProcessRestore:INVALID_VALUE:1");
 	is_refused(resume_on(2), AFFINODE_REFUSED, "on that GPU (error 1");
 	CHECK_EQUAL(board_disarm(), 1);
@@ -263,7 +263,7 @@ static bool fails_at(unsigned nth, const char *plus)
 	return met > 0;
 }
 
-/* A stranger takes all memory at any call but Restore itself, where nobody can help it: the room is there, or it stays, or it
+/* A foreign program takes all memory at any call but Restore itself, which it would end: the room is there, or it stays, or it
  * has arrived and its memory waits.  */
 static bool is_full_at(unsigned nth, unsigned restoring)
 {

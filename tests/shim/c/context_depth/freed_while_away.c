@@ -1,4 +1,4 @@
-/* What a program frees while its memory is parked is nobody's contents any more: the host memory under it goes back to the
+/* What a program frees while its memory is parked is no contents any more: the host memory under it goes back to the
  * system, and to the controller that lent it, at once and not with the resume, off the GPU too. The rest comes back right.  */
 #include "depth.h"
 #include "grown_up.h"

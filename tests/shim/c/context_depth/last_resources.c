@@ -1,5 +1,5 @@
 /* Descriptors, locks and host memory that are not to be had while context depth wants them: the process stays where it is,
- * says why, loses nothing, and goes on when they are there again; and nobody waits for a lock that does not exist.  */
+ * says why, loses nothing, and goes on when they are there again; and no process waits for a lock that does not exist.  */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -143,7 +143,7 @@ static void locks(void)
 	CHECK_EQUAL(page_read().depth, AFFINODE_DEPTH_CONTEXT);
 	fail_flock(LOCK_EX, 0, 0);
 	comes_back();
-	fail_flock(LOCK_SH, ENOLCK, 1); /* is as none, and nobody waits */
+	fail_flock(LOCK_SH, ENOLCK, 1); /* is as none, and no process waits */
 	allocate(NULL);
 	CHECK(atomic_load(&flock_errors) < 1);
 	fail_flock(LOCK_SH, EINTR, 3); /* is tried again */
@@ -151,7 +151,7 @@ static void locks(void)
 	CHECK(atomic_load(&flock_errors) < 0);
 }
 
-/* Somebody cleans up between the shim's open and its lock, which nobody else would have heeded.  */
+/* The file is cleaned up between the shim's open and its lock, which no other process would have heeded.  */
 static void a_lock_is_removed_as_it_is_taken(void)
 {
 	uint32_t resume;
@@ -199,7 +199,7 @@ static void take_all_descriptors(void)
 	CHECK(open("/proc/self/stat", O_RDONLY | O_CLOEXEC) < 0 && errno == EMFILE);
 }
 
-/* A process without context depth, in a place where nobody has it.  */
+/* A process without context depth, in a place where no process has it.  */
 static void without_locks(void)
 {
 	CUdeviceptr at;

@@ -1,5 +1,5 @@
-/* In a process that the driver holds no call of NVML comes back, so whoever asks NVML (PyTorch does, to count GPUs) wants the
- * GPU as any other caller, and can be told no, whether it looked the function up or is linked to it. Who asks every few
+/* In a process that the driver holds no call of NVML comes back, so a caller of NVML (PyTorch, to count GPUs) wants the
+ * GPU as any other caller, and can be told no, whether it looked the function up or is linked to it. A program that asks every few
  * seconds keeps the context on the GPU, and so does a library whose calls may come past us.  */
 #include <dlfcn.h>
 

@@ -69,7 +69,7 @@ static bool foreign_takes_room(unsigned nth)
 	return met > 0;
 }
 
-/* With room for no descriptor more nobody can be asked about the GPU.  */
+/* With room for no descriptor more NVML cannot be asked about the GPU.  */
 static void set_descriptors(rlim_t most)
 {
 	struct rlimit limit;
@@ -145,8 +145,8 @@ int main(int argc, char **argv)
 			       pluses[i], nth - 1);
 			CHECK(nth > 10);
 		}
-	/* At the call that restores the context nobody can help it: the driver loses the process. Hence the GPU's lock, and
-	 * the look at who else is there.  */
+	/* At the call that restores the context there is no help: the driver loses the process. Hence the GPU's lock, and
+	 * the look at other processes there.  */
 	restoring = restoring_call(resume_here);
 	for (nth = restoring == 1 ? 2 : 1; foreign_takes_room(nth); nth++)
 		nth += nth + 1 == restoring;

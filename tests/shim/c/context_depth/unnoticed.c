@@ -75,7 +75,7 @@ static void *look_often(void *unused)
 	CUDA(CtxSetCurrent(cuda_context));
 	for (int i = 0; i < LOOKS; i++) {
 		CUDA(MemGetInfo(&free_bytes, &total));
-		CHECK_EQUAL(free_bytes, total); /* nobody is on the GPU */
+		CHECK_EQUAL(free_bytes, total); /* no process is on the GPU */
 	}
 	CHECK_EQUAL(page_read().depth, AFFINODE_DEPTH_CONTEXT);
 	return NULL;
@@ -147,7 +147,7 @@ int main(int argc, char **argv)
 	CHECK_EQUAL(waitpid(-1, &status, WNOHANG | __WALL), -1);
 	CHECK_EQUAL(errno, ECHILD);
 
-	handle(SIGCHLD, SIG_IGN); /* children of ours would be nobody's: the looks find theirs */
+	handle(SIGCHLD, SIG_IGN); /* children of ours would have no parent: the looks find theirs */
 	cycle();
 	handle(SIGCHLD, SIG_DFL);
 	return 0;

@@ -1,6 +1,6 @@
 /* Programs that put a handler of SIGINT over the one they find, and call that one from theirs, while a call waits without a
  * controller, so that what they find is the shim's: each handler runs once, the first one too, and the wait ends. What they
- * kept stays good when nobody waits any more, and cancels nothing then.  */
+ * kept stays good when no call waits any more, and cancels nothing then.  */
 #include <signal.h>
 #include <sys/wait.h>
 
@@ -64,7 +64,7 @@ static void nothing(int number)
 	(void)number;
 }
 
-/* A call that waits, while nobody is there to interrupt it but the signal.  */
+/* A call that waits, with only the signal to interrupt it.  */
 static void begin_to_wait(void *top)
 {
 	read_a_word(&waiting, block);
@@ -79,7 +79,7 @@ static void set(void *handler, int flags, struct sigaction *found)
 	CHECK_EQUAL(sigaction(SIGINT, &action, found), 0);
 }
 
-/* Over what is there, and wait until the shim's is over it again: who waits looks now and then, and after any signal.  */
+/* Over what is there, and wait until the shim's is over it again: a waiting call looks now and then, and after any signal.  */
 static void put_over(void *handler, int flags, struct sigaction *found)
 {
 	set(handler, flags, found);

@@ -110,7 +110,7 @@ static __attribute__((unused)) void cancelled_inside(calling_fn call)
 	atomic_store(&stage, 0);
 	thread_start(&thread, sleeps, (void *)call);
 	UNTIL(atomic_load(&stage) == 1);
-	CHECK(controller_move(AFFINODE_COMMAND_PARK) != AFFINODE_OK); /* somebody is inside */
+	CHECK(controller_move(AFFINODE_COMMAND_PARK) != AFFINODE_OK); /* a thread is inside */
 	CHECK_EQUAL(pthread_cancel(thread), 0);
 	thread_join(thread);
 	parks();
@@ -170,7 +170,7 @@ int main(int argc, char **argv)
 		for (int n = 0; n < 5; n++)
 			cancelled_inside(calls[i]);
 #endif
-		/* First what nobody parks: an eligible process is one with nothing in flight.  */
+		/* First what is never parked: an eligible process is one with nothing in flight.  */
 		ended_inside(calls[i]);
 		PAGE_UNTIL(page.calls_in_flight == 0);
 		parks();

@@ -1,5 +1,5 @@
 /* There is no memory for a thread's slot: its call waits for the parked process like any other, and from then on the process
- * is not parked any more, since nobody can see who is inside.  */
+ * is not parked any more, since it cannot be seen which threads are inside.  */
 #include <errno.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>

@@ -102,7 +102,7 @@ int main(int argc, char **argv)
 	CHECK_EQUAL(launch_pattern(busy, block, MiB(4), 1), CUDA_SUCCESS);
 	PAGE_UNTIL(page.last_activity_ns > before);
 
-	/* A poller keeps nobody on the GPU.  */
+	/* A poller keeps no process on the GPU.  */
 	CUDA(StreamSynchronize(busy));
 	atomic_store(&done, true);
 	thread_join(poller);

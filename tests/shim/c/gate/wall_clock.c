@@ -1,4 +1,4 @@
-/* Nothing waits by the time of day, which may be set back by hours while somebody waits.  */
+/* Nothing waits by the time of day, which may be set back by hours while a call waits.  */
 #include <sys/syscall.h>
 #include <time.h>
 

@@ -114,7 +114,7 @@ static bool broken_at(uint32_t at, unsigned nth)
 	return met > 0;
 }
 
-/* By its own kernel, before anybody would park it.  */
+/* By its own kernel, before it would be parked.  */
 static void broken_by_itself(void)
 {
 	int talk;

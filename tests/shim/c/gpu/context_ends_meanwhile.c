@@ -25,7 +25,7 @@ static void *retain(void *unused)
 	return NULL;
 }
 
-/* Nobody will ever say that the capture has ended.  */
+/* It will never be said that the capture has ended.  */
 static void in_a_capture(bool per_thread)
 {
 	CUdeviceptr block;

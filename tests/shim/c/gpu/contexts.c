@@ -146,7 +146,7 @@ static void mapping_outlives_its_context(void)
 	CUDA(CtxDestroy(second));
 }
 
-/* One that has a stream and a little memory, but nothing that could move, is in nobody's way.  */
+/* One that has a stream and a little memory, but nothing that could move, is in no process's way.  */
 static void beside_one_without_blocks(void)
 {
 	CUcontext primary, other;

@@ -1,4 +1,4 @@
-/* Legacy IPC where others mean harm, come in crowds, or the driver fails: nobody gets what was not given to them, and nothing
+/* Legacy IPC where others mean harm, come in crowds, or the driver fails: no process gets what was not given to it, and nothing
  * is left over.  */
 #include "ipc_process.h"
 

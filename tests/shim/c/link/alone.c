@@ -111,7 +111,7 @@ int main(int argc, char **argv)
 	read_a_word(&thread, block);
 	UNTIL(resumes_without_room() >= 2);
 	CHECK_EQUAL(atomic_load(&word_read), -1);
-	/* Nobody can say CANCEL: the interrupt itself does.  */
+	/* There is no controller to say CANCEL: the interrupt itself does.  */
 	CHECK_EQUAL(kill(getpid(), SIGINT), 0);
 	thread_join(thread);
 	CHECK_EQUAL(atomic_load(&word_read), CUDA_ERROR_DEVICE_UNAVAILABLE);

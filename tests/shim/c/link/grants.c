@@ -35,7 +35,7 @@ static bool grant_is(const char *expected)
 	return grant.size == strlen(expected) && strcmp(grant.piece, expected) == 0;
 }
 
-/* Somebody reads the file, and nobody writes it: the reader hangs as on a disk that does not answer.  */
+/* The file is read and never written: the reader hangs as on a disk that does not answer.  */
 static void hang(void)
 {
 	CHECK_EQUAL(unlink(path), 0);
@@ -47,7 +47,7 @@ static void let_go(void)
 {
 	int fd = -1;
 
-	UNTIL((fd = open(path, O_WRONLY | O_NONBLOCK | O_CLOEXEC)) >= 0); /* somebody reads it */
+	UNTIL((fd = open(path, O_WRONLY | O_NONBLOCK | O_CLOEXEC)) >= 0); /* it is being read */
 	close(fd);
 }
 
@@ -86,7 +86,7 @@ int main(int argc, char **argv)
 	controller_accept_silently();
 	CHECK(grant_is("older"));
 	controller_welcome();
-	/* One reader hangs: no other is begun, and nobody waits for it again.  */
+	/* One reader hangs: no other is begun, and no thread waits for it again.  */
 	controller_drop();
 	controller_accept_silently();
 	CHECK(grant_is("older"));

@@ -1,4 +1,4 @@
-/* An allocation that meets a full GPU asks for room before anyone sees it: granted, denied, cancelled. With nobody there to
+/* An allocation that meets a full GPU asks for room before it fails: granted, denied, cancelled. With no controller to
  * ask it says so, can be interrupted, and ends in the time it said.  */
 #include <signal.h>
 #include <sys/syscall.h>
@@ -38,7 +38,7 @@ static void run_clock_faster(void)
 	atomic_store(&faster_from, true_ns(CLOCK_MONOTONIC));
 }
 
-/* What the person is told comes by here, and goes on to whoever reads of a failure.  */
+/* What the user is told comes by here, and goes on to the log of a failure.  */
 static struct {
 	pthread_mutex_t lock;
 	char text[1 << 14];
@@ -134,7 +134,7 @@ static void *allocate_one(void *index)
 	return NULL;
 }
 
-/* Each tries again every second while nobody is there, and has its answer when there is room.  */
+/* Each tries again every second while no controller is there, and has its answer when there is room.  */
 static void many_wait_without_a_controller(void)
 {
 	uint64_t begin;
@@ -189,7 +189,7 @@ int main(int argc, char **argv)
 	CHECK_EQUAL(atomic_load(&result), CUDA_ERROR_OUT_OF_MEMORY);
 	CHECK_EQUAL(controller_noticed(AFFINODE_NOTIFY_ROOM_END, NULL), number);
 
-	/* Granted, but somebody was faster: asked again; then there is room.  */
+	/* Granted, but another was faster: asked again; then there is room.  */
 	number = ask(&thread, MiB(4));
 	controller_answer_room(number, true);
 	uint32_t again = controller_noticed(AFFINODE_NOTIFY_ROOM, NULL);
@@ -226,7 +226,7 @@ int main(int argc, char **argv)
 	CHECK(holds_pattern(before, MiB(4), 11, 0));
 	fill();
 
-	/* Promised and gone again many times, then nobody is there: that is another wait. The person is told, and can give
+	/* Promised and gone again many times, then no controller: that is another wait. The user is told, and can give
 	 * up; the program's own handler is called and is back afterwards.  */
 	struct sigaction ours = {.sa_handler = on_interrupt, .sa_flags = SA_RESTART}, now;
 
@@ -267,7 +267,7 @@ int main(int argc, char **argv)
 	controller_accept();
 	controller_noticed(AFFINODE_NOTIFY_ROOM, NULL);
 	CHECK_EQUAL(atomic_load(&result), -1);
-	/* And nobody comes: it goes on waiting, and is tried again by itself when somebody frees memory.  */
+	/* And no controller comes: it goes on waiting, and is tried again by itself when memory is freed.  */
 	begin = test_now_ns();
 	controller_stop();
 	run_clock_faster();
@@ -277,7 +277,7 @@ int main(int argc, char **argv)
 	thread_join(thread);
 	CHECK_EQUAL(atomic_load(&result), CUDA_SUCCESS);
 #ifndef SHIM_LINKED /* it takes long, once will do */
-	/* Nobody does: out of memory, but not for ever.  */
+	/* None is freed: out of memory, but not for ever.  */
 	fill();
 	atomic_store(&result, -1);
 	thread_start(&thread, allocate, (void *)MiB(4));

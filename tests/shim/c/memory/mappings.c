@@ -42,7 +42,7 @@ static unsigned mapped_count(int allocation)
 	return n;
 }
 
-/* Nobody can reach it any more.  */
+/* It cannot be reached any more.  */
 static void settle(int i)
 {
 	if (allocations[i].references == 0 && mapped_count(i) == 0)

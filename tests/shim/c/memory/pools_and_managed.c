@@ -230,7 +230,7 @@ static void managed(void)
 	CHECK_EQUAL(managed_bytes(), MiB(12));
 	CHECK_EQUAL(send_out(NULL), MiB(12));
 
-	/* In pieces, so that somebody who comes does not wait for all of it.  */
+	/* In pieces, so that a call does not wait for all of it.  */
 	CUDA(MemAllocManaged(&large, MiB(600), 1));
 	CHECK_EQUAL(send_out(NULL), MiB(612));
 	pieces_left = 2;

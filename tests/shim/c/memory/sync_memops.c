@@ -53,7 +53,7 @@ int main(int argc, char **argv)
 	CUDA(MemHostAlloc((void **)&flag, sizeof(*flag), 0));
 	CUDA(MemAlloc(&flagged, BYTES));
 	CUDA(MemAlloc(&other, BYTES));
-	CHECK_EQUAL(asked(flagged), 1); /* as long as nobody cleared it */
+	CHECK_EQUAL(asked(flagged), 1); /* as long as it is not cleared */
 	fill_does_not_wait(flagged, false);
 	CHECK_EQUAL(set(flagged + 4096, 1), CUDA_SUCCESS);
 	CHECK_EQUAL(asked(flagged), 1);

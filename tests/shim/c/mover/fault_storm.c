@@ -20,7 +20,7 @@ static unsigned any(unsigned n)
 	return (unsigned)(test_random(&state) % n);
 }
 
-/* A fault, or none. Copies out of the GPU are not corrupted: that nobody could mend.  */
+/* A fault, or none. Copies out of the GPU are not corrupted: that could not be mended.  */
 static void arm(uint32_t command)
 {
 	unsigned kind = any(2 * sizeof(faults) / sizeof(*faults));

@@ -63,7 +63,7 @@ static void taken_in_the_midst_of_work(void)
 	contents_are_right();
 }
 
-/* Nobody calls: a preemption is a park like any other.  */
+/* Without a call: a preemption is a park like any other.  */
 static void taken_while_idle(void)
 {
 	preempt_surely();

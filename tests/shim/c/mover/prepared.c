@@ -1,5 +1,5 @@
 /* Moves in two steps. A prepared park has given nothing up and a prepared resume has all the room that it needs; COMMIT
- * carries a move out, ABORT undoes it at whatever call it is, and where nobody says either the process keeps, or gets,
+ * carries a move out, ABORT undoes it at whatever call it is, and where neither is said the process keeps, or gets,
  * what it had. With a failing driver too.  */
 #include "board.h"
 #include "contents.h"

@@ -1,5 +1,5 @@
 /* Memory that is not to be had. Host memory that cannot be pinned is used as it is; where there is none the process stays
- * resident and says so. A GPU that somebody else fills before a resume, or in the midst of it, leaves the process parked
+ * resident and says so. A GPU that another process fills before a resume, or in the midst of it, leaves the process parked
  * with all of its contents and nothing of it on the GPU.  */
 #include "board.h"
 #include "contents.h"

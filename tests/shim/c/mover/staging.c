@@ -1,5 +1,5 @@
 /* Host memory that the driver will not register: copies go by a ring of pinned pieces, and straight where that is refused
- * too. Everything comes back, scattered as it lies; who comes back in the midst of it is not kept waiting; the ring is
+ * too. Everything comes back, scattered as it lies; a call in the midst of it is not kept waiting; the ring is
  * made once in a context's life, and given up with it.  */
 #include "board.h"
 #include "contents.h"
@@ -9,7 +9,7 @@
 #include <sys/syscall.h>
 
 #define REFUSED "cuMemHostRegister:OPERATING_SYSTEM:1+"
-#define COUNTED(name) "," name ":TAKE=0:1+" /* nobody else took anything: it does no harm */
+#define COUNTED(name) "," name ":TAKE=0:1+" /* no other process took anything: it does no harm */
 #define PIECES 24 /* of the ring */
 #define PIECE MiB(4)
 #define RING (PIECES * PIECE)
@@ -196,7 +196,7 @@ static unsigned threads_now(void)
 	return n;
 }
 
-/* At any piece; nobody goes on for long, and no thread stays.  */
+/* At any piece; no call goes on for long, and no thread stays.  */
 static void revoked(unsigned nth)
 {
 	unsigned before = threads_now(), after;

@@ -86,7 +86,7 @@ static bool cycle(uint32_t at, enum meddling how, unsigned nth)
 	held = board_holds();
 	if (held) {
 		thread_start(&thread, meddle, (void *)(uintptr_t)how);
-		/* Until it is through or waits at the gate; a free may wait for the mover, which nobody can see.  */
+		/* Until it is through or waits at the gate; a free may wait for the mover, which cannot be seen.  */
 		begin = test_now_ns();
 		UNTIL(atomic_load(&done) || page_read().want || test_now_ns() - begin > LOOK_NS);
 	}

@@ -56,7 +56,7 @@ static bool cycle(uint32_t at, unsigned nth)
 	return left;
 }
 
-/* Nobody comes back: the contents are read all the same.  */
+/* No call comes: the contents are read all the same.  */
 static void alone(uint32_t at, unsigned nth)
 {
 	if (at == AFFINODE_COMMAND_RESUME)

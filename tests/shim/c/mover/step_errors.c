@@ -68,7 +68,7 @@ static void host_memory_is_known(void)
 		settled.registered = board_registered_bytes();
 	} else if (cycles % 4 == 0) {
 		CHECK(count_mappings() < settled.mappings + 64);
-		/* not one that nobody knows of, but for what is just being given back */
+		/* not an unknown one, but for what is just being given back */
 		UNTIL((controller_pump(), unsaid_bytes() < settled.unsaid + SLAB - SLAB / 4));
 		CHECK(board_registered_bytes() <= settled.registered + 2 * SLAB);
 	}

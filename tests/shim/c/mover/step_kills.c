@@ -12,7 +12,7 @@
 #define READY_FD 9
 #define DIED (-1)
 
-/* NVML is how anybody else sees the GPU.  */
+/* NVML is how any other process sees the GPU.  */
 struct memory {
 	unsigned long long total, free, used;
 };

@@ -57,7 +57,7 @@ static void for_good(const char *what, unsigned nth)
 	contents_are_right();
 }
 
-/* Wrong on its way out of the GPU: what was there is lost, but nobody computes with what is wrong. The last thing here,
+/* Wrong on its way out of the GPU: what was there is lost, but no program computes with what is wrong. The last thing here,
  * for there is no way back.  */
 static void out_of_the_gpu(void)
 {

@@ -1,4 +1,4 @@
-/* After DYING whoever waits, whatever for, gets DEINITIALIZED, and so do later calls at the closed gate; a process that
+/* After DYING a waiting call, whatever it waits for, gets DEINITIALIZED, and so do later calls at the closed gate; a process that
  * lives on after all can be resumed. With every call that the end of a process makes, nothing hangs.  */
 #include "harness.h"
 

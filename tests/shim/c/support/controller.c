@@ -66,7 +66,7 @@ static void take_hello(void)
 	CHECK_EQUAL(hello.header.type, AFFINODE_HELLO);
 	CHECK(CMSG_FIRSTHDR(&message) != NULL);
 	memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(fd));
-	/* in the old one's place: who reads it meanwhile, to say where it hangs, reads one of them */
+	/* in the old one's place: a thread that reads it meanwhile, to say where it hangs, reads one of them */
 	mapped = mmap((void *)page, AFFINODE_PAGE_SIZE, PROT_READ, MAP_SHARED | (page ? MAP_FIXED : 0), fd, 0);
 	CHECK(mapped != MAP_FAILED);
 	atomic_store(&page, mapped);

@@ -19,7 +19,7 @@
 /* Make the folder, the socket and the environment; call it first. After `deadline_s` the program fails.  */
 void test_begin(int argc, char **argv, unsigned deadline_s);
 extern uint64_t test_seed;
-extern char test_step[640]; /* what is being tried now, for whoever reads of a failure */
+extern char test_step[640]; /* what is being tried now, for the log of a failure */
 uint64_t test_random(uint64_t *state);
 uint64_t test_now_ns(void);
 /* How often to repeat what is different each time: a third of it under sanitizers, and TEST_ROUNDS times as often.  */

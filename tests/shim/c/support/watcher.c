@@ -1,4 +1,4 @@
-/* A thread that hangs cannot say where, so it is interrupted: by a signal that nobody blocks, whose handler notes the return
+/* A thread that hangs cannot say where, so it is interrupted: by a signal that no thread blocks, whose handler notes the return
  * addresses on its stack. Everything else is read from /proc. No debugger is needed; addr2line, which comes with the
  * compiler, turns addresses into lines.  */
 #include "watcher.h"
@@ -33,7 +33,7 @@
 #define ANSWER_MS 2000
 #define CHILD_MS 5000
 /* glibc keeps it to itself (SIGSETXID), so sigfillset and pthread_sigmask leave it out: threads that block all signals, as
- * the shim's do, take it too. The process is about to end: nobody else will use it.  */
+ * the shim's do, take it too. The process is about to end: no other will use it.  */
 #define INTERRUPT 33
 #define TELL (SIGRTMAX - 1) /* asks a process's watcher for its report; blocked in all its threads */
 
@@ -294,7 +294,7 @@ static void ask_children(void)
 	}
 }
 
-/* Nobody says when it is written.  */
+/* It is not said when it is written.  */
 static UNWATCHED void copy_step(char *text)
 {
 	const volatile char *from = test_step;

@@ -1,4 +1,4 @@
-/* Who ends a test that hangs, and says where every thread of it is.  */
+/* What ends a test that hangs, and says where every thread of it is.  */
 #ifndef TEST_WATCHER_H
 #define TEST_WATCHER_H
 
