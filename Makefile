@@ -55,6 +55,7 @@ test: before-tests
 
 # Every C program under every sanitizer, all steps of a move, and what else is marked long.
 test-all: before-tests
+	@binder/need.sh aarch64 >/dev/null || echo 'Tests on aarch64 will be skipped.' >&2
 	@$(MAKE) --no-print-directory --jobs=$(WORKERS) $(VENV)/.test $(HUB_5) $(CULLER_1)
 	@$(MAKE) --no-print-directory $(Z2JH) || echo "Tests with Zero to JupyterHub's chart will be skipped." >&2
 	@$(MAKE) --no-print-directory --jobs=$(WORKERS) --output-sync lint test-lab
@@ -62,7 +63,6 @@ test-all: before-tests
 
 before-tests: native
 	@binder/need.sh browser >&2 || echo 'Tests in a browser will be skipped.' >&2
-	@binder/need.sh aarch64 >/dev/null || echo 'Tests on aarch64 will be skipped.' >&2
 	@binder/need.sh cxx >/dev/null
 
 # An earlier JupyterHub for tests/hub; it shares the dependencies of the newest.

@@ -140,11 +140,11 @@ def server(machine: Machine) -> Iterator[JupyterServer]:
 
 @pytest.fixture(scope="session")
 def wait_until() -> Callable[..., T]:
-    """`wait_until(condition, timeout=60, message="")`: the condition's first true value; fails when there is
+    """`wait_until(condition, timeout=120, message="")`: the condition's first true value; fails when there is
     none.
     """
 
-    def wait(condition: Callable[[], T], timeout: float = 60, message: str = "") -> T:
+    def wait(condition: Callable[[], T], timeout: float = 120, message: str = "") -> T:
         deadline = time.monotonic() + timeout
         pause = 0.005
         while True:

@@ -178,7 +178,7 @@ class JupyterKernel:
         self.client.start_channels()
         self.wait_for_ready()
 
-    def wait_for_ready(self, timeout: float = 60) -> None:
+    def wait_for_ready(self, timeout: float = 120) -> None:
         """Wait until it answers; a heartbeat that is missed while it starts is no death."""
         deadline = time.monotonic() + timeout
         while True:
@@ -199,7 +199,7 @@ class JupyterKernel:
         """The pid of the kernel's process (Python kernels only)."""
         return int(self.run("import os; print(os.getpid())").text)
 
-    def run(self, code: str, timeout: float = 60) -> Execution:
+    def run(self, code: str, timeout: float = 120) -> Execution:
         """Execute a cell and wait for its end."""
         return self.wait(self.submit(code), timeout)
 
@@ -207,7 +207,7 @@ class JupyterKernel:
         """Send a cell; its message id, for `wait`. ipykernel is not to abort what is sent right after its error."""
         return self.client.execute(code, allow_stdin=False, stop_on_error=False)
 
-    def begin(self, code: str, timeout: float = 60) -> str:
+    def begin(self, code: str, timeout: float = 120) -> str:
         """Send a cell and wait until its code runs (only then an interrupt reaches it); its message id.
 
         An interrupt reaches code that looks for signals again and again, as `ENDLESS`.
@@ -219,7 +219,7 @@ class JupyterKernel:
             if message["parent_header"].get("msg_id") == message_id and message["msg_type"] == "stream":
                 return message_id
 
-    def wait_for_display(self, message_id: str, timeout: float = 60) -> str:
+    def wait_for_display(self, message_id: str, timeout: float = 120) -> str:
         """Wait until a submitted cell shows an updatable display; its text."""
         deadline = time.monotonic() + timeout
         while True:
@@ -227,7 +227,7 @@ class JupyterKernel:
             if message["parent_header"].get("msg_id") == message_id and message["msg_type"] == "display_data":
                 return str(message["content"]["data"]["text/plain"])
 
-    def wait(self, message_id: str, timeout: float = 60) -> Execution:
+    def wait(self, message_id: str, timeout: float = 120) -> Execution:
         """Wait for the reply and the idle of a submitted cell; AssertionError after `timeout` seconds."""
         began = time.monotonic()
         text, stderr, error, traceback, displays = [], [], None, [], []

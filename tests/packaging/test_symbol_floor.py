@@ -29,6 +29,7 @@ def test_the_check_sees_a_newer_symbol(tmp_path: Path) -> None:
     assert newest_glibc(library) > FLOOR
 
 
+@pytest.mark.long
 def test_the_aarch64_shim_asks_for_nothing_newer_than_the_floor(aarch64_shim: Path) -> None:
     for name in SHIM_FILES:
         made = aarch64_shim / name

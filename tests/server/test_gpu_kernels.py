@@ -191,9 +191,8 @@ def test_a_silent_cell_on_the_gpu_is_activity_and_a_parked_kernel_ages(gpu_serve
 
     cell = busy.begin("small = Block(1)\nwhile True:\n    small.fill(7); time.sleep(0.05)")
     began = last_activity(f"kernels/{busy.id}")
-    for path in (f"kernels/{busy.id}", "status"):
-        before = last_activity(path)
-        wait_until(lambda path=path, before=before: last_activity(path) > before)
+    before = {path: last_activity(path) for path in (f"kernels/{busy.id}", "status")}
+    wait_until(lambda: all(last_activity(path) > then for path, then in before.items()))
     assert last_activity(f"kernels/{parked.id}") < began
     busy.interrupt()
     assert busy.wait(cell).error == "KeyboardInterrupt"

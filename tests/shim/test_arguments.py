@@ -127,6 +127,7 @@ def test_every_argument_arrives_through_the_shim(rig: Rig, native: Path) -> None
     assert called.returncode == 0, called.stdout + called.stderr
 
 
+@pytest.mark.long
 def test_every_argument_arrives_on_aarch64_too(aarch64_rig: Rig, aarch64_shim: Path) -> None:
     """Other registers, other by-value structs; the emulator runs the real instructions."""
     called = aarch64_rig.call("shim", aarch64_shim / "libaffinode.so")

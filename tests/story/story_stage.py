@@ -51,7 +51,7 @@ class Stage:
         self.ok(kernel, SETUP)
         return kernel
 
-    def ok(self, kernel: JupyterKernel, code: str, timeout: float = 60) -> str:
+    def ok(self, kernel: JupyterKernel, code: str, timeout: float = 120) -> str:
         """Run a cell that must succeed; what it printed."""
         done = kernel.run(code, timeout)
         assert done.status == "ok", "\n".join(done.traceback)
@@ -64,7 +64,7 @@ class Stage:
     def residency(self, kernel: JupyterKernel) -> str:
         return str(self.seen(kernel).get("residency", "unknown"))
 
-    def until(self, condition: Callable[[], Any], timeout: float = 60) -> None:
+    def until(self, condition: Callable[[], Any], timeout: float = 120) -> None:
         """Wait for a condition."""
         deadline = time.monotonic() + timeout
         while not condition():
