@@ -64,6 +64,8 @@ test('every code that the server declares has words of its own', () => {
     ['BlockerReason', code => blockerText(blocker(code), nameOf, trans), []],
     ['StuckReason', code => stuckText(code, trans), []],
     ['UnmovableReason', code => unmovableText(code, trans), []],
+    ['Refusal', code => refusalText(code, null, trans), []],
+    ['DepthRefusal', code => depthRefusalText(code, trans), []],
     ['NoticeKind', code => noticeText(code, null, 'a.ipynb', trans), []]
   ];
   for (const [type, words, plain] of say) {

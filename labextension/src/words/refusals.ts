@@ -44,6 +44,20 @@ export function refusalText(
       return trans.__('you already keep as much GPU memory as one user may');
     case 'too-many-requests':
       return trans.__('too many requests in a short time; try again in a moment');
+    case 'refused':
+      return trans.__('the kernel refused');
+    case 'bad-request':
+    case 'bad-setting':
+    case 'not-found':
+    case 'not-allowed':
+      return trans.__('the server does not know this action; its version may differ');
+    case 'internal':
+      return trans.__('the GPU controller failed; its log has the error');
+    case 'too-many-streams':
+    case 'too-many-kernels':
+      return trans.__('the GPU controller knows as many kernels as it may');
+    case 'no-ledger':
+      return trans.__('there is no history');
     case 'forbidden':
     case 'bad-grant':
     case 'grant-required':
@@ -58,6 +72,7 @@ export function refusalText(
       return trans.__('the process is not stuck');
     case 'out-of-reach':
       return trans.__('the process cannot be ended from here');
+    case 'gone':
     case 'no-controller':
       return trans.__('the GPU controller does not answer');
     case 'unreachable':
@@ -80,6 +95,16 @@ export function depthRefusalText(code: string | null | undefined, trans: IWords)
     case undefined:
     case '':
       return null;
+    case 'not-asked':
+      return trans.__('the kernel was not started for it, or the GPU driver cannot do it');
+    case 'several-processes':
+      return trans.__('several of its processes use CUDA');
+    case 'several-gpus':
+      return trans.__('it uses several GPUs');
+    case 'not-seen':
+      return trans.__('it is not known which programs use the GPU');
+    case 'stranger':
+      return trans.__('a program that is not managed uses the GPU');
     case 'failed':
       return trans.__('the GPU driver refused');
     default:
