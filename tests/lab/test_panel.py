@@ -37,6 +37,8 @@ def test_a_machine_without_a_gpu_is_told_how_to_try_it(native, machine, lab, ope
     page.show_panel()
     expect(page.panel).to_contain_text("No GPU on this machine")
     expect(page.panel).to_contain_text("jupyter affinode simulate -- jupyter lab")
+    expect(page.open_notebook("no-gpu.ipynb", lab_cells.CPU).chip()).to_have_count(0)
+    expect(page.status_item()).to_have_count(0)
 
 
 def test_a_lost_controller_is_told_and_the_panel_comes_back_with_the_next_one(page):

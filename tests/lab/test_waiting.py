@@ -124,3 +124,19 @@ def test_a_lost_state_is_restarted_from_banner_or_popover(page):
     expect(notebook.banner()).to_be_hidden()
     notebook.wait_for_kernel()
     assert notebook.run_cell(1) == "alive"
+
+
+@pytest.mark.long
+def test_a_console_has_a_banner_too(page):
+    kept = page.open_notebook("kept-from-console.ipynb", lab_cells.allocate(150))
+    kept.run_cell(0)
+    kept.choose("Keep")
+    page.command("console:create", path="console-1", kernelPreference={"name": "python3"}, activate=True)
+    console = page.page.locator(".jp-ConsolePanel")
+    console.locator(".jp-CodeConsole-promptCell .cm-content").click()
+    page.page.keyboard.insert_text(lab_cells.allocate(124))
+    page.page.keyboard.press("Shift+Enter")
+    banner = console.locator(".jp-affinode-banner")
+    expect(banner).to_contain_text("kept-from-console.ipynb is kept on the GPU")
+    banner.get_by_role("button", name="Stop waiting").click()
+    expect(banner).to_be_hidden()
