@@ -14,6 +14,10 @@ from story_cells import SETUP
 MIB = 1 << 20
 # A quarter of the default margin beside a small GPU: filling, checking and digesting memory is what costs time here.
 SMALL: dict[str, Any] = {"memory": "64MiB", "context": "2MiB", "margin_bytes": 16 * MIB}
+# A cell: so many MiB that a park moves, written on the GPU, since a throttled rate is that of a cell's own copies, too.
+MORE = """
+more = ok(cu.cuMemAlloc({mib} << 20)); ok(cu.cuMemsetD8(more, 7, {mib} << 20)); ok(cu.cuCtxSynchronize())
+"""
 # Half of it passes before the server signals a kernel that does not end by itself.
 PATIENT = "--KernelManager.shutdown_wait_time=80"
 # A kernel that a signal ends does not come to it.

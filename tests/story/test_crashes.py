@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from live_server import JupyterServer
 from story_cells import SETUP
-from story_stage import SMALL, Stage
+from story_stage import MORE, SMALL, Stage
 
 long = pytest.mark.long
 
@@ -61,9 +61,9 @@ def test_after_a_controllers_death_the_next_one_knows_every_kernel(crashing, res
 
 @pytest.mark.parametrize("residency", ["parking", "resuming"])
 def test_a_controller_killed_in_the_middle_of_a_move_loses_nothing(stage, residency):
-    s = stage(**SMALL, copy_rate="12MiB")  # so that a move lasts two seconds
+    s = stage(**SMALL, copy_rate="5MiB")  # so that a move lasts five seconds
     kernel = s.kernel()
-    s.ok(kernel, "gpu.allocate('a', 25)")
+    s.ok(kernel, f"gpu.allocate('a', 2)\n{MORE.format(mib=23)}")
     cell = None
     if residency == "parking":
         status, _ = s.machine.ask("POST", f"/kernels/{kernel.id}/park", {"wait": False})
@@ -114,9 +114,9 @@ def test_a_killed_server_takes_only_its_own_kernels_along(crashing, doomed, resi
     theirs = s.kernel()
     is_moving = residency in ("parking", "resuming")
     if is_moving:
-        s.machine.environment["AFFINODE_SIM_COPY_RATE"] = "19MiB"  # a move lasts more than a second
+        s.machine.environment["AFFINODE_SIM_COPY_RATE"] = "6MiB"  # a move lasts five seconds
     kernel = Stage(s.machine, doomed.start()).kernel()
-    s.ok(kernel, "gpu.allocate('a', 30)")
+    s.ok(kernel, f"gpu.allocate('a', 2)\n{MORE.format(mib=28)}")
     if residency in ("parked", "queued", "resuming"):
         s.park(kernel)
     if residency == "queued":
