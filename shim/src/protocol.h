@@ -68,6 +68,7 @@ enum affinode_hello_flags {
 	AFFINODE_HELLO_GRANT = 1u << 5,      /* a GRANT follows, and names the user */
 	AFFINODE_HELLO_PREEMPTS = 1u << 6,   /* knows MOVE_PREEMPT */
 	AFFINODE_HELLO_ELSEWHERE = 1u << 7,  /* knows MOVE_ELSEWHERE, and can carry it out as far as is known */
+	AFFINODE_HELLO_SPILLS = 1u << 8,     /* knows SPILL */
 };
 
 struct affinode_hello {
@@ -135,6 +136,11 @@ enum affinode_command_kind {
 	AFFINODE_COMMAND_LOT = 10,
 	/* Ask the frameworks in this process to drop what they only cache on the GPU, unless a cell runs. Answered. */
 	AFFINODE_COMMAND_DROP_CACHES = 11,
+	/* Parked: write contents to a file below the folder that is the command's `reason`, and give their host memory back,
+	 * `argument` bytes at most. Ends early, REVOKED, when a call waits for the GPU or at ABORT; FAILED says in words what the
+	 * disk, or the folder, does not allow. What is not on the disk by then stays in host memory. Resident: forget what is
+	 * only kept on the disk for the next park. Answered, with the bytes that were written, or forgotten.  */
+	AFFINODE_COMMAND_SPILL = 12,
 };
 
 /* Flags in the low 8 bits of the `argument` of PARK and RESUME. */
@@ -187,10 +193,10 @@ enum affinode_move_flags {
 struct affinode_command {
 	struct affinode_header header;
 	uint32_t command;
-	uint32_t request;     /* ROOM: the request number it answers; COMMIT, ABORT: the epoch of the move */
+	uint32_t request;     /* ROOM: the request number it answers; COMMIT, ABORT: the epoch of the move (ABORT: or of the SPILL) */
 	uint64_t deadline_ns; /* not to be begun after this; 0: none */
 	uint64_t argument;
-	char reason[AFFINODE_TEXT_SIZE]; /* for the log; with MOVE_ELSEWHERE, the GPU's UUID */
+	char reason[AFFINODE_TEXT_SIZE]; /* for the log; with MOVE_ELSEWHERE, the GPU's UUID; with SPILL, the folder */
 };
 
 enum affinode_status {
@@ -206,7 +212,7 @@ enum affinode_status {
 	AFFINODE_PREPARED = 9,    /* not the end: the move waits for COMMIT or ABORT */
 };
 
-/* Answers a COMMAND (PARK and RESUME, once, or twice when prepared; DROP_CACHES; the others are not answered).
+/* Answers a COMMAND (PARK and RESUME, once, or twice when prepared; DROP_CACHES; SPILL; the others are not answered).
  * `bytes`: what was moved or dropped; with NO_HOST_ROOM, the host memory that the park would have taken in all, its
  * kept memory and lots included, as far as it is known (0: not at all). */
 struct affinode_reply {
@@ -337,6 +343,10 @@ struct affinode_page {
 				 * copy_bytes and kept_bytes like others */
 	uint64_t context_bytes; /* at context depth: what it needs to come back, beside its parked bytes */
 	struct affinode_page_gpu gpus[AFFINODE_MAX_GPUS];
+	/* Later fields; zeros of a shim that does not know them.  */
+	uint64_t disk_bytes;         /* contents on disk: parked ones, or of a resident process what is kept for its next park */
+	uint64_t disk_written_bytes; /* ever */
+	uint64_t last_resume_disk_bytes; /* that came from disk */
 };
 
 _Static_assert(sizeof(struct affinode_header) == 16, "header");

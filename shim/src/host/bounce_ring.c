@@ -7,7 +7,9 @@
 
 #include "base/per_process.h"
 #include "driver/real_driver.h"
+#include "gate/gate.h"
 #include "host/memory_limits.h"
+#include "host/spill_file.h"
 
 /* Each copy of the GPU's costs 3 µs beside its bytes, and a ring larger than this one no longer stays in the CPU's caches.
  * 32 GiB into an H200 by 8 threads: 660 to 730 ms by 24 pieces of 4 MiB, 690 to 710 by 32, 700 to 820 by 16 of 8 MiB, 900 by
@@ -15,7 +17,7 @@
 #define PIECE_BYTES (2 * CHUNK_BYTES)
 #define PIECES 24
 #define RING_BYTES ((size_t)PIECES * PIECE_BYTES)
-#define MAX_THREADS 8
+#define MAX_THREADS SPILL_THREADS
 
 /* Beside a stretch, what a revoked park goes on with: 2 ms.  */
 _Static_assert(PIECES * PIECE_BYTES <= 3 * SLAB_BYTES, "a revoked park would go on for too long");
@@ -23,6 +25,7 @@ _Static_assert(PIECES * PIECE_BYTES <= 3 * SLAB_BYTES, "a revoked park would go 
 struct piece {
 	struct ring *ring;
 	unsigned char *pinned, *host;
+	uint32_t place; /* in the spill file; 0: `host` it is */
 	CUdeviceptr device;
 	size_t bytes;
 	bool out;
@@ -55,6 +58,18 @@ static OF_PROCESS _Atomic uint64_t pinned_bytes;
 static pthread_t threads[MAX_THREADS];
 static OF_PROCESS unsigned thread_count, rings_in_use;
 
+/* To the pinned memory, from where it is.  */
+static CUresult bring(struct piece *piece)
+{
+	if (piece->place) {
+		if (atomic_load(&gate.dying)) /* no call waits for the disk any more */
+			return CUDA_ERROR_NOT_READY;
+		return spill_read(piece->place, piece->pinned, piece->bytes) ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
+	}
+	memcpy(piece->pinned, piece->host, piece->bytes);
+	return CUDA_SUCCESS;
+}
+
 /* The thread's part of a piece. Out: once the GPU has brought it. In: before the GPU takes it.  */
 static CUresult carry(struct piece *piece)
 {
@@ -70,7 +85,9 @@ static CUresult carry(struct piece *piece)
 	result = driver.cuEventSynchronize(piece->event);
 	if (result != CUDA_SUCCESS)
 		return result;
-	memcpy(piece->pinned, piece->host, piece->bytes);
+	result = bring(piece);
+	if (result != CUDA_SUCCESS)
+		return result;
 	result = driver.cuMemcpyHtoDAsync(piece->device, piece->pinned, piece->bytes, piece->ring->stream);
 	return result == CUDA_SUCCESS ? driver.cuEventRecord(piece->event, piece->ring->stream) : result;
 }
@@ -144,12 +161,13 @@ static void *thread_main(void *unused)
 	return NULL;
 }
 
-/* Half the CPUs at most. They have the mover's signal mask: all blocked. Where there can be none the mover does it.  */
+/* Half the CPUs at most, but for a disk, which the threads wait for. They have the mover's signal mask: all blocked. Where there can
+ * be none the mover does it.  */
 static void start_threads(void)
 {
 	unsigned n = host_cpus() / 2;
 
-	n = n < 1 ? 1 : n > MAX_THREADS ? MAX_THREADS : n;
+	n = spill_bytes() || n > MAX_THREADS ? MAX_THREADS : n < 1 ? 1 : n;
 	ending = false;
 	while (thread_count < n && pthread_create(&threads[thread_count], NULL, thread_main, NULL) == 0)
 		thread_count++;
@@ -297,7 +315,8 @@ CUresult staging_copy(const struct stretch *stretch, bool out)
 		result = error_of(ring);
 		if (result != CUDA_SUCCESS)
 			break;
-		piece->host = slot_memory(&stretch->host) + done;
+		piece->place = stretch->place ? stretch->place + (uint32_t)(done / CHUNK_BYTES) : 0;
+		piece->host = piece->place ? NULL : slot_memory(&stretch->host) + done;
 		piece->device = stretch->device + done;
 		piece->bytes = stretch->bytes - done < PIECE_BYTES ? stretch->bytes - done : PIECE_BYTES;
 		piece->out = out;

@@ -2,6 +2,8 @@
 
 #include <stdlib.h>
 
+#include "host/spill_file.h"
+
 struct copy *copy_new(size_t bytes)
 {
 	size_t count = (bytes + CHUNK_BYTES - 1) / CHUNK_BYTES;
@@ -18,8 +20,17 @@ void chunk_drop(struct chunk *chunk)
 {
 	if (chunk_has_slot(chunk))
 		slot_give(&chunk->slot);
+	if (chunk->kind == CHUNK_SPILLED)
+		spill_give(chunk->place);
 	chunk->kind = CHUNK_NONE;
 	chunk->digested = false;
+}
+
+void chunk_to_disk(struct chunk *chunk, uint32_t place)
+{
+	slot_give(&chunk->slot);
+	chunk->kind = CHUNK_SPILLED;
+	chunk->place = place;
 }
 
 void copy_drop(struct copy *copy)

@@ -14,11 +14,13 @@ enum chunk_kind {
 	CHUNK_STALE, /* a slot, whose contents are of no use */
 	CHUNK_ZERO,  /* nothing but zeros: no slot */
 	CHUNK_HELD,  /* the contents are in the slot */
+	CHUNK_SPILLED, /* the contents are at the place in the spill file: no slot */
 };
 
 struct chunk {
 	struct digest digest; /* of what is held, if `digested` */
 	struct host_slot slot;     /* of STALE and HELD */
+	uint32_t place;            /* of SPILLED */
 	uint8_t kind;
 	bool digested;
 };
@@ -46,8 +48,11 @@ static inline bool chunk_has_slot(const struct chunk *chunk)
 	return chunk->kind == CHUNK_STALE || chunk->kind == CHUNK_HELD;
 }
 
-/* Give the chunk's slot back, if it has one: the kind is NONE afterwards.  */
+/* Give the chunk's slot or place back, if it has one: the kind is NONE afterwards.  */
 void chunk_drop(struct chunk *chunk);
+
+/* What is HELD in its slot has been written to the place: it is SPILLED from now on.  */
+void chunk_to_disk(struct chunk *chunk, uint32_t place);
 
 /* Give everything back; NULL is allowed. By any thread.  */
 void copy_drop(struct copy *copy);
@@ -56,11 +61,12 @@ void copy_drop(struct copy *copy);
 /* Move a copy that holds slots to the list, and count what they take.  */
 void copy_take(struct copy **copy, struct copy **list, uint64_t *bytes);
 
-/* A stretch of chunks that lie side by side on the GPU and in one slab.  */
+/* A stretch of chunks that lie side by side on the GPU, and in one slab or in the spill file.  */
 struct stretch {
 	struct context *context;
 	CUdeviceptr device;
 	struct host_slot host;
+	uint32_t place; /* 0: in a slab */
 	size_t bytes;
 };
 

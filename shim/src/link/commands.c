@@ -37,6 +37,27 @@ static const char *take_target(const struct affinode_command *command, struct mo
 	return move->prepare ? "processes that move together stay on their GPUs" : NULL;
 }
 
+static void submit(const struct affinode_command *command, const struct move *move)
+{
+	if (command->deadline_ns && clock_ns() > command->deadline_ns)
+		return refuse(command, AFFINODE_STALE, "the command came too late");
+	page_set_epoch(command->header.epoch);
+	if (mover_submit(move) != 0)
+		return refuse(command, AFFINODE_BUSY, "another move is under way");
+	link_.move = *move;
+	link_.owes_reply = true;
+}
+
+static void take_spill(const struct affinode_command *command)
+{
+	struct move move = {.command = command->command, .epoch = command->header.epoch,
+			    .deadline_ns = command->deadline_ns, .budget = command->argument};
+
+	memcpy(move.folder, command->reason, sizeof(move.folder));
+	move.folder[sizeof(move.folder) - 1] = '\0';
+	submit(command, &move);
+}
+
 static void take_move(const struct affinode_command *command)
 {
 	struct move move = {.command = command->command, .epoch = command->header.epoch,
@@ -53,13 +74,7 @@ static void take_move(const struct affinode_command *command)
 		if (why)
 			return refuse(command, AFFINODE_REFUSED, why);
 	}
-	if (command->deadline_ns && clock_ns() > command->deadline_ns)
-		return refuse(command, AFFINODE_STALE, "the command came too late");
-	page_set_epoch(command->header.epoch);
-	if (mover_submit(&move) != 0)
-		return refuse(command, AFFINODE_BUSY, "another move is under way");
-	link_.move = move;
-	link_.owes_reply = true;
+	submit(command, &move);
 }
 
 /* A command is taken once: its number must rise, so that a message that was read late or twice does nothing.  */
@@ -74,6 +89,9 @@ static void on_command(const struct affinode_command *command, int *descriptor)
 	case AFFINODE_COMMAND_PARK:
 	case AFFINODE_COMMAND_RESUME:
 		take_move(command);
+		break;
+	case AFFINODE_COMMAND_SPILL:
+		take_spill(command);
 		break;
 	case AFFINODE_COMMAND_CANCEL:
 		gate_cancel(command->argument);

@@ -8,6 +8,7 @@
 #include "gpu/contexts.h"
 #include "host/lent_memory.h"
 #include "host/slabs.h"
+#include "host/spill_file.h"
 #include "link/drop_caches.h"
 #include "link/requests.h"
 #include "memory/backed.h"
@@ -76,6 +77,8 @@ static void count_host_memory(struct affinode_page *page)
 	page->copy_bytes = resident ? 0 : slots;
 	page->kept_bytes = resident ? kept : kept > slots ? kept - slots : 0;
 	page->lot_bytes = lots_bytes();
+	page->disk_bytes = spill_bytes();
+	page->disk_written_bytes = spill_written_bytes();
 }
 
 void page_take_sample(void)

@@ -1,8 +1,11 @@
 #include "mover/copies.h"
 
+#include <sys/mman.h>
+
 #include "base/monotonic_futex.h"
 #include "driver/real_driver.h"
 #include "host/bounce_ring.h"
+#include "host/spill_file.h"
 
 /* Eight stretches of 32 MiB are 5 ms at 50 GiB/s: that long a revoked park goes on.  */
 _Static_assert(TRANSFERS_UNDER_WAY * SLAB_BYTES <= 256ull << 20, "a revoked park would go on for too long");
@@ -27,6 +30,26 @@ static CUresult next_event(struct context *context, CUevent *event)
 	return driver.cuEventSynchronize(*event);
 }
 
+/* Without a ring: chunk by chunk, by memory that is not pinned.  */
+static CUresult read_in(const struct stretch *stretch)
+{
+	struct context *context = stretch->context;
+	void *chunk = mmap(NULL, CHUNK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CUresult result = chunk == MAP_FAILED ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
+
+	for (size_t done = 0; done < stretch->bytes && result == CUDA_SUCCESS; done += CHUNK_BYTES) {
+		if (spill_read(stretch->place + (uint32_t)(done / CHUNK_BYTES), chunk, CHUNK_BYTES) != 0)
+			result = CUDA_ERROR_OPERATING_SYSTEM;
+		else
+			result = driver.cuMemcpyHtoDAsync(stretch->device + done, chunk, CHUNK_BYTES, context->stream);
+		if (result == CUDA_SUCCESS)
+			result = driver.cuStreamSynchronize(context->stream);
+	}
+	if (chunk != MAP_FAILED)
+		munmap(chunk, CHUNK_BYTES);
+	return result;
+}
+
 CUresult transfer_begin(const struct stretch *stretch, bool out)
 {
 	struct context *context = stretch->context;
@@ -37,12 +60,14 @@ CUresult transfer_begin(const struct stretch *stretch, bool out)
 
 	if (stretch->bytes == 0)
 		return CUDA_SUCCESS;
-	host = slot_memory(&stretch->host);
 	stream = context->stream;
 	if (!context->handle || driver.cuCtxSetCurrent(context->handle) != CUDA_SUCCESS)
 		return CUDA_ERROR_INVALID_VALUE;
-	if (!stretch->host.slab->registered && staging_is_possible(context))
+	if ((stretch->place || !stretch->host.slab->registered) && staging_is_possible(context))
 		return staging_copy(stretch, out);
+	if (stretch->place)
+		return read_in(stretch);
+	host = slot_memory(&stretch->host);
 	result = next_event(context, &event);
 	if (result != CUDA_SUCCESS)
 		return result;

@@ -8,8 +8,13 @@ static bool is_unchanged(const struct item *item)
 {
 	const struct chunk *chunk = item_chunk(item);
 
-	return item->digestible && chunk->kind == CHUNK_HELD && chunk->digested &&
+	return item->digestible && (chunk->kind == CHUNK_HELD || chunk->kind == CHUNK_SPILLED) && chunk->digested &&
 	       memcmp(&chunk->digest, &item->now.digest, sizeof(chunk->digest)) == 0;
+}
+
+static bool is_on_disk(const struct item *item)
+{
+	return item_chunk(item)->kind == CHUNK_SPILLED && is_unchanged(item);
 }
 
 static bool is_zero(const struct item *item)
@@ -52,6 +57,7 @@ static CUresult give_slots(struct item *item, const struct item *end)
 	for (size_t i = 0; i < got; i++, slot.index++) {
 		struct chunk *chunk = item_chunk(item + i);
 
+		chunk_drop(chunk); /* what is on disk of it is old */
 		chunk->slot = slot;
 		chunk->kind = CHUNK_STALE;
 	}
@@ -133,7 +139,7 @@ struct slab_order slabs_for_copies(const struct survey *survey, uint64_t *in_all
 	for (size_t i = 0; i < survey->item_count; i++) {
 		const struct item *item = &survey->items[i];
 
-		*in_all += is_zero(item) ? 0 : CHUNK_BYTES;
+		*in_all += is_zero(item) || is_on_disk(item) ? 0 : CHUNK_BYTES;
 		order.slots += needs_copy(item) && !chunk_has_slot(item_chunk(item));
 	}
 	if (survey->lane_count) {
@@ -157,7 +163,7 @@ uint64_t settle_copies(struct survey *survey)
 			chunk_drop(chunk);
 			chunk->kind = CHUNK_ZERO;
 			zeros += CHUNK_BYTES;
-		} else {
+		} else if (chunk->kind != CHUNK_SPILLED) {
 			chunk->kind = CHUNK_HELD;
 		}
 		chunk->digest = item->now.digest;

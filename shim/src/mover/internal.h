@@ -10,6 +10,9 @@ extern const struct depth_moves *depth_moves;
 void park(struct moved *moved);
 void resume(struct moved *moved);
 
+/* Takes the work's lock itself, again and again.  */
+void spill(struct moved *moved);
+
 /* End, on an idle GPU, what was freed while a park that came to nothing was reading it. The program does so itself
  * at its next free or allocation, but there may be none. False: not now.  */
 bool free_what_is_left(void);

@@ -10,7 +10,7 @@
 #include "protocol.h"
 
 struct move {
-	enum affinode_command_kind command; /* PARK or RESUME */
+	enum affinode_command_kind command; /* PARK, RESUME or SPILL */
 	uint32_t epoch;
 	uint64_t deadline_ns; /* not to be begun after this; 0: none */
 	uint64_t flags;       /* enum affinode_move_flags */
@@ -20,7 +20,8 @@ struct move {
 	bool preempts;        /* PARK: although the application is at work */
 	bool elsewhere;       /* RESUME: on another GPU */
 	uint8_t to_gpu[16];   /* its UUID */
-	uint64_t budget;      /* PARK: bytes of host memory it may take beside what is kept; 0: no limit */
+	uint64_t budget;      /* PARK: bytes of host memory it may take beside what is kept; 0: no limit. SPILL: bytes to write */
+	char folder[AFFINODE_TEXT_SIZE]; /* SPILL: what the file is to be below */
 };
 
 /* What became of a move.  */
@@ -28,7 +29,7 @@ struct moved {
 	struct move move;
 	enum affinode_status status;
 	uint64_t bytes;
-	uint64_t copied, zeros; /* of a park: bytes that were copied, bytes that needed none */
+	uint64_t copied, zeros; /* of a park: bytes that were copied, bytes that needed none; of a resume: that were on disk, 0 */
 	uint64_t duration_ns;
 	bool leaves; /* the context is to leave the GPU too, and nothing stands in the way yet */
 	char text[AFFINODE_TEXT_SIZE];

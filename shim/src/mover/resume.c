@@ -111,10 +111,25 @@ static void give_back(struct arrival *arrival)
 	}
 }
 
+/* Where the item's contents are; `bytes` are to be filled in.  */
+static struct stretch stretch_at(const struct item *item)
+{
+	const struct chunk *chunk = item_chunk(item);
+	struct stretch stretch = {.context = item->block->context, .device = item->now.address};
+
+	if (chunk->kind == CHUNK_SPILLED)
+		stretch.place = chunk->place;
+	else
+		stretch.host = chunk->slot;
+	return stretch;
+}
+
 static bool continues(const struct stretch *stretch, const struct item *item)
 {
 	const struct host_slot *slot = &item_chunk(item)->slot;
 
+	if (stretch->place)
+		return item_chunk(item)->place == stretch->place + stretch->bytes / CHUNK_BYTES;
 	return item->now.address == stretch->device + stretch->bytes && slot->slab == stretch->host.slab &&
 	       slot->index * CHUNK_BYTES == stretch->host.index * CHUNK_BYTES + stretch->bytes;
 }
@@ -124,14 +139,14 @@ static CUresult fill_next(struct arrival *arrival, struct lane *lane)
 {
 	struct item *item = &arrival->survey.items[lane->at], *end = &arrival->survey.items[lane->end];
 	const struct item *first = item;
-	struct stretch stretch = {.context = lane->context, .device = item->now.address};
-	bool zeros = item_chunk(item)->kind == CHUNK_ZERO;
+	struct stretch stretch = stretch_at(item);
+	uint8_t kind = item_chunk(item)->kind;
+	bool zeros = kind == CHUNK_ZERO;
 	CUresult result = map_up_to(arrival, item->block_number);
 
 	if (result != CUDA_SUCCESS)
 		return result;
-	stretch.host = item_chunk(item)->slot;
-	while (item < end && item->block == first->block && (item_chunk(item)->kind == CHUNK_ZERO) == zeros &&
+	while (item < end && item->block == first->block && item_chunk(item)->kind == kind &&
 	       (zeros || item == first || continues(&stretch, item))) {
 		stretch.bytes += item_bytes(item);
 		item++;
@@ -173,25 +188,26 @@ static bool is_right(const struct item *item)
 
 static CUresult fill_again(const struct item *item)
 {
-	struct stretch stretch = {.context = item->block->context, .device = item->now.address,
-				  .host = item_chunk(item)->slot, .bytes = item_bytes(item)};
+	struct stretch stretch = stretch_at(item);
 
+	stretch.bytes = item_bytes(item);
 	if (item_chunk(item)->kind == CHUNK_ZERO)
 		return transfer_zeros(stretch.context, stretch.device, stretch.bytes);
 	return transfer_begin(&stretch, false);
 }
 
-/* Look at every byte; what is wrong is copied again. *wrong: chunks that stay wrong.  */
-static CUresult verify(struct survey *survey, size_t *wrong)
+/* Look at every byte; what is wrong is copied again. *wrong: chunks that stay wrong; *lost: of these, from disk.  */
+static CUresult verify(struct survey *survey, size_t *wrong, size_t *lost)
 {
 	CUresult result = survey_digest(survey);
 
 	for (int attempt = 0; result == CUDA_SUCCESS; attempt++) {
-		*wrong = 0;
+		*wrong = *lost = 0;
 		for (size_t i = 0; i < survey->item_count && result == CUDA_SUCCESS; i++) {
 			if (is_right(&survey->items[i]))
 				continue;
 			++*wrong;
+			*lost += item_chunk(&survey->items[i])->kind == CHUNK_SPILLED;
 			if (attempt < MENDINGS)
 				result = fill_again(&survey->items[i]);
 		}
@@ -206,21 +222,31 @@ static CUresult verify(struct survey *survey, size_t *wrong)
 	return result;
 }
 
-static CUresult bring_back(struct moved *moved, struct arrival *arrival, size_t *wrong)
+static uint64_t bytes_on_disk(const struct survey *survey)
+{
+	uint64_t bytes = 0;
+
+	for (size_t i = 0; i < survey->item_count; i++)
+		bytes += item_chunk(&survey->items[i])->kind == CHUNK_SPILLED ? CHUNK_BYTES : 0;
+	return bytes;
+}
+
+static CUresult bring_back(struct moved *moved, struct arrival *arrival, size_t *wrong, size_t *lost)
 {
 	uint64_t begin = clock_ns(), filled;
 	CUresult result = look_for_room(&arrival->survey);
 
-	if (result == CUDA_SUCCESS && moved->move.prepare) {
+	moved->copied = bytes_on_disk(&arrival->survey);
+	/* A disk is slow: the room that was reserved is seen to be taken at once.  */
+	if (result == CUDA_SUCCESS && (moved->move.prepare || moved->copied))
 		result = create_and_map_all(arrival);
-		if (result == CUDA_SUCCESS && !mover_wait_for_commit(moved))
-			return CUDA_ERROR_NOT_READY;
-	}
+	if (result == CUDA_SUCCESS && moved->move.prepare && !mover_wait_for_commit(moved))
+		return CUDA_ERROR_NOT_READY;
 	if (result == CUDA_SUCCESS)
 		result = fill_all(arrival);
 	filled = clock_ns();
 	if (result == CUDA_SUCCESS)
-		result = verify(&arrival->survey, wrong);
+		result = verify(&arrival->survey, wrong, lost);
 	log_line("resume: filled in %.1f ms, verified in %.1f ms", (double)(filled - begin) / 1e6,
 		 (double)(clock_ns() - filled) / 1e6);
 	return result;
@@ -228,8 +254,8 @@ static CUresult bring_back(struct moved *moved, struct arrival *arrival, size_t 
 
 static void resume_blocks(struct moved *moved, struct arrival *arrival)
 {
-	size_t wrong = 0;
-	CUresult result = bring_back(moved, arrival, &wrong);
+	size_t wrong = 0, lost = 0;
+	CUresult result = bring_back(moved, arrival, &wrong, &lost);
 
 	if (result == CUDA_SUCCESS && wrong == 0) {
 		for (size_t i = 0; i < arrival->survey.block_count; i++) {
@@ -243,6 +269,12 @@ static void resume_blocks(struct moved *moved, struct arrival *arrival)
 	give_back(arrival);
 	if (result == CUDA_ERROR_OUT_OF_MEMORY)
 		outcome_is(moved, AFFINODE_NO_GPU_ROOM, "the GPU is full");
+	else if (result == CUDA_SUCCESS && lost) {
+		/* Not what was written there: no try will bring it back, and calls are told so instead of waiting.  */
+		outcome_is(moved, AFFINODE_FAILED, "memory that was on disk came back wrong: it is lost");
+		gate_set_broken(CUDA_ERROR_ECC_UNCORRECTABLE);
+	} else if (result == CUDA_ERROR_OPERATING_SYSTEM && moved->copied)
+		outcome_is(moved, AFFINODE_FAILED, "the disk that the memory is on could not be read; it is tried again");
 	else if (result == CUDA_SUCCESS)
 		outcome_is(moved, AFFINODE_FAILED, "memory came back wrong again and again; it is kept in host memory");
 	else if (moved->status == AFFINODE_OK) /* else it was taken back, and says so; a driver may say NOT_READY, too */

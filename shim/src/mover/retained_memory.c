@@ -61,6 +61,8 @@ bool kept_give_back_freed(void)
 
 	if (out)
 		blocks_give_up_doomed_copies();
+	else
+		blocks_reap(false); /* what was freed while the mover was at work */
 	if (!slabs_any_unused())
 		return false;
 	if (!out)

@@ -64,8 +64,11 @@ bool mover_wait_for_commit(struct moved *moved)
 
 void mover_decide(uint32_t epoch, bool commit)
 {
+	bool either;
+
 	pthread_mutex_lock(&mover_queue.lock);
-	if (mover_queue.runs && mover_queue.next.prepare && mover_queue.next.epoch == epoch &&
+	either = mover_queue.next.prepare || mover_queue.next.command == AFFINODE_COMMAND_SPILL;
+	if (mover_queue.runs && either && mover_queue.next.epoch == epoch &&
 	    (mover_queue.is_prepared || !commit) && atomic_load(&mover_queue.decision) == UNDECIDED)
 		atomic_store(&mover_queue.decision, commit ? COMMIT : ABORT);
 	pthread_cond_signal(&mover_queue.changed);

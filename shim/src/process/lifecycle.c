@@ -16,6 +16,7 @@
 #include "gpu/gpu_lock.h"
 #include "host/bounce_ring.h"
 #include "host/slabs.h"
+#include "host/spill_file.h"
 #include "ipc/export.h"
 #include "ipc/ipc.h"
 #include "link/drop_caches.h"
@@ -68,6 +69,7 @@ static void in_child(void)
 	shim_begin_state(AFFINODE_STATE_NONE);
 	gpu_locks_close_in_child();
 	exports_close_in_child();
+	spill_close_in_child();
 	memset(__start_affinode_process, 0, (size_t)(__stop_affinode_process - __start_affinode_process));
 	gate_begin_again();
 	page_begin_again();

@@ -153,6 +153,7 @@ void page_note_move(bool park, uint64_t bytes, uint64_t duration_ns, uint64_t co
 		page->last_activity_ns = clock_ns(); /* a call wants it, and is about to use it */
 		page->last_resume_bytes = bytes;
 		page->last_resume_ns = duration_ns;
+		page->last_resume_disk_bytes = copied;
 	}
 	page_end();
 }

@@ -16,7 +16,7 @@ int page_open_read_only(void);
 
 void page_set_state(enum affinode_state state);
 void page_set_flags(uint32_t set, uint32_t clear);
-/* A move was done; of a park, `copied` bytes were copied and `zeros` needed no copy.  */
+/* A move was done; of a park, `copied` bytes were copied and `zeros` needed no copy; of a resume, `copied` came from disk.  */
 void page_note_move(bool park, uint64_t bytes, uint64_t duration_ns, uint64_t copied, uint64_t zeros);
 void page_set_depth(enum affinode_depth depth);
 void page_set_context_bytes(uint64_t bytes);

@@ -170,6 +170,15 @@ uint32_t controller_resume_on(const char *gpu, uint64_t more)
 	return epoch;
 }
 
+uint32_t controller_spill(uint64_t bytes, const char *folder)
+{
+	struct affinode_command message = {.command = AFFINODE_COMMAND_SPILL, .argument = bytes};
+
+	snprintf(message.reason, sizeof(message.reason), "%s", folder);
+	controller_send(AFFINODE_COMMAND, &message, sizeof(message), ++epoch);
+	return epoch;
+}
+
 uint32_t controller_command(uint32_t what, uint64_t argument)
 {
 	return command(what, argument, 0, 0);

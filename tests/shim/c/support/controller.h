@@ -21,6 +21,8 @@ struct affinode_hello controller_hello(void); /* of the shim that was accepted l
 void controller_send(uint16_t type, void *message, uint32_t size, uint32_t epoch);
 uint32_t controller_command(uint32_t command, uint64_t argument);
 void controller_answer_room(uint32_t request, bool granted);
+/* Write `bytes` at most of what is parked to disk, below the folder.  */
+uint32_t controller_spill(uint64_t bytes, const char *folder);
 /* Resume on the GPU with that UUID, as NVML writes it; `more`: other move flags.  */
 uint32_t controller_resume_on(const char *gpu, uint64_t more);
 struct affinode_reply controller_reply(uint32_t epoch);

@@ -1,0 +1,35 @@
+/* A file of this process's own on the local disk, for parked contents that are to leave host memory: places of one chunk each. It
+ * has no name, so that it ends with the process, and lies in a folder that only this user can enter.  */
+#ifndef AFFINODE_SPILL_FILE_H
+#define AFFINODE_SPILL_FILE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "host/chunk.h"
+
+/* Threads that read or write at a time: what a local disk needs to be at work all the time.  */
+#define SPILL_THREADS 8
+
+/* Have a file below `folder`; the one that is there already stays while anything is in it. 0, or a negative errno and `why` in
+ * words. By the mover alone.  */
+int spill_open(const char *folder, char *why, size_t size);
+
+/* A free place, the next one if it can be; 0: no memory. By the mover alone.  */
+uint32_t spill_take(void);
+
+/* Write a chunk to its place, or read `bytes` from there on; 0 or a negative errno. By any thread.  */
+int spill_write(uint32_t place, const void *from);
+int spill_read(uint32_t place, void *to, size_t bytes);
+
+/* The place is free again, and the disk has its space back. By any thread.  */
+void spill_give(uint32_t place);
+
+/* Bytes in places that are taken, and that were ever written. By any thread.  */
+uint64_t spill_bytes(void);
+uint64_t spill_written_bytes(void);
+
+/* In the child of a fork: the parent's file stays the parent's alone.  */
+void spill_close_in_child(void);
+
+#endif

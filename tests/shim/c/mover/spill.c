@@ -1,0 +1,326 @@
+/* Parked memory goes to disk and comes back: what the host had is free then, zeros and what has not changed are not written, and
+ * whatever the disk does, each chunk is in memory or on disk. What comes back wrong is never seen.  */
+#include "spilling.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include "contents.h"
+
+#define LARGE MiB(256)
+#define CHUNK ((uint64_t)MiB(2))
+
+static CUdeviceptr large;
+
+static void come_back(void)
+{
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	contents_are_right();
+}
+
+static void nothing_stays_in_memory(void)
+{
+	struct affinode_reply reply;
+
+	controller_park();
+	CHECK_EQUAL(page_read().disk_bytes, 0);
+	reply = spill_all();
+	CHECK_EQUAL(reply.status, AFFINODE_OK);
+	PAGE_UNTIL(page.kept_bytes == 0 && page.copy_bytes == 0);
+	CHECK_EQUAL(page_read().disk_bytes, reply.bytes);
+	CHECK_EQUAL(page_read().disk_written_bytes, reply.bytes);
+	CHECK_EQUAL(page_read().gpus[0].parked_bytes, contents_bytes());
+	CHECK(reply.bytes < contents_bytes()); /* zeros are nowhere */
+	CHECK_EQUAL(spill_names(), 0);
+	come_back();
+	CHECK_EQUAL(page_read().last_resume_disk_bytes, reply.bytes);
+	CHECK_EQUAL(page_read().state, AFFINODE_STATE_RESIDENT);
+}
+
+/* What the disk has of the last time is as good as a copy in memory.  */
+static void unchanged_is_not_written_again(void)
+{
+	uint64_t before = page_read().disk_written_bytes;
+
+	controller_park();
+	CHECK_EQUAL(page_read().last_park_copied_bytes, 0);
+	CHECK_EQUAL(page_read().copy_bytes, 0);
+	CHECK_EQUAL(spill_all().status, AFFINODE_NOTHING);
+	come_back();
+	CHECK_EQUAL(contents_change(CONTENTS_ONE_CHUNK), CUDA_SUCCESS);
+	CUDA(CtxSynchronize());
+	park_to_disk();
+	CHECK_EQUAL(page_read().disk_written_bytes, before + CHUNK);
+	come_back();
+}
+
+static void resident_forgets_what_is_kept(void)
+{
+	uint64_t kept = page_read().disk_bytes;
+
+	CHECK(kept > 0);
+	CHECK_EQUAL(controller_reply(controller_spill(0, spill_folder)).bytes, kept);
+	PAGE_UNTIL(page.disk_bytes == 0);
+	park_to_disk();
+	come_back();
+}
+
+/* No more than was allowed; the rest stays where it is.  */
+static void part(void)
+{
+	uint64_t in_memory;
+
+	controller_spill(0, spill_folder);
+	controller_park();
+	in_memory = page_read().copy_bytes;
+	CHECK_EQUAL(controller_reply(controller_spill(2 * CHUNK, spill_folder)).bytes, 2 * CHUNK);
+	CHECK_EQUAL(page_read().disk_bytes, 2 * CHUNK);
+	CHECK_EQUAL(page_read().copy_bytes, in_memory - 2 * CHUNK);
+	come_back();
+	controller_reply(controller_spill(0, spill_folder));
+}
+
+/* The disk is full after so much.  */
+static void full(void)
+{
+	struct rlimit unlimited = {RLIM_INFINITY, RLIM_INFINITY}, most = unlimited;
+	struct affinode_reply reply;
+	uint64_t in_memory;
+
+	for (unsigned chunks = 0;; chunks++) {
+		snprintf(test_step, sizeof(test_step), "room for %u chunks", chunks);
+		controller_park();
+		in_memory = page_read().copy_bytes;
+		most.rlim_cur = chunks * CHUNK + CHUNK / 2;
+		CHECK_EQUAL(setrlimit(RLIMIT_FSIZE, &most), 0);
+		reply = spill_all();
+		CHECK_EQUAL(setrlimit(RLIMIT_FSIZE, &unlimited), 0);
+		CHECK_EQUAL(page_read().copy_bytes + page_read().disk_bytes, in_memory);
+		CHECK_EQUAL(page_read().disk_bytes, reply.bytes);
+		come_back();
+		controller_reply(controller_spill(0, spill_folder));
+		if (reply.status == AFFINODE_OK)
+			break;
+		CHECK_EQUAL(reply.status, AFFINODE_FAILED);
+		CHECK(strstr(reply.text, "no room") != NULL);
+	}
+}
+
+static void *call(void *expected)
+{
+	CUDA(CtxSetCurrent(cuda_context));
+	CHECK_EQUAL(contents_change(CONTENTS_MAPPED), (long)expected);
+	return NULL;
+}
+
+/* A call waits while the disk cannot be read, and is served when it can be.  */
+static void unreadable(void)
+{
+	static unsigned char kept[64 << 20];
+	struct affinode_reply reply;
+	pthread_t thread;
+	ssize_t bytes;
+	int fd;
+
+	park_to_disk();
+	fd = spill_descriptor();
+	CHECK(fd >= 0);
+	CHECK_EQUAL(fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_DIRECT), 0);
+	bytes = pread(fd, kept, sizeof(kept), 0);
+	CHECK(bytes > 0 && (size_t)bytes < sizeof(kept));
+	CHECK_EQUAL(ftruncate(fd, 0), 0);
+	thread_start(&thread, call, (void *)CUDA_SUCCESS);
+	PAGE_UNTIL(page.want == 1);
+	for (int i = 0; i < 2; i++) {
+		reply = controller_reply(controller_command(AFFINODE_COMMAND_RESUME, 0));
+		CHECK_EQUAL(reply.status, AFFINODE_FAILED);
+		CHECK(strstr(reply.text, "disk") != NULL);
+		PAGE_UNTIL(page.state == AFFINODE_STATE_QUEUED && page.want == 1);
+	}
+	CHECK_EQUAL(pwrite(fd, kept, (size_t)bytes, 0), bytes);
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	thread_join(thread);
+	contents_are_right();
+}
+
+/* A program closes what it does not know, and opens files of its own by the same numbers.  */
+static void closed(void)
+{
+	struct stat status;
+	int fd, own;
+
+	park_to_disk();
+	fd = spill_descriptor();
+	CHECK(fd >= 0);
+	own = memfd_create("own", MFD_CLOEXEC);
+	CHECK_EQUAL(dup2(own, fd), fd);
+	CHECK_EQUAL(spill_all().status, AFFINODE_FAILED);
+	come_back();
+	CHECK_EQUAL(fstat(own, &status), 0);
+	CHECK_EQUAL(status.st_size, 0);
+	CHECK_EQUAL(contents_change(CONTENTS_ONE_CHUNK), CUDA_SUCCESS);
+	CUDA(CtxSynchronize());
+	controller_park();
+	CHECK_EQUAL(spill_all().status, AFFINODE_FAILED);
+	come_back();
+	CHECK_EQUAL(fstat(own, &status), 0);
+	CHECK_EQUAL(status.st_size, 0);
+	close(fd);
+	close(own);
+	controller_reply(controller_spill(0, spill_folder));
+	park_to_disk(); /* by another file */
+	come_back();
+}
+
+static void freed(void)
+{
+	uint64_t before;
+
+	park_to_disk();
+	before = page_read().disk_bytes;
+	contents_free(CONTENTS_ONE_CHUNK);
+	PAGE_UNTIL(page.disk_bytes == before - CHUNK);
+	come_back();
+	contents_allocate(CONTENTS_ONE_CHUNK);
+}
+
+/* It ends early for a call and at ABORT, and what is done by then is done.  */
+static void ended_early(bool by_call)
+{
+	uint64_t in_memory;
+	struct affinode_reply reply;
+	uint32_t epoch;
+	pthread_t thread;
+
+	snprintf(test_step, sizeof(test_step), by_call ? "a call" : "ABORT");
+	controller_reply(controller_spill(0, spill_folder));
+	CHECK_EQUAL(launch_pattern(NULL, large, LARGE, 3 + by_call), CUDA_SUCCESS);
+	CUDA(CtxSynchronize());
+	controller_park();
+	in_memory = page_read().copy_bytes;
+	if (by_call)
+		read_a_word(&thread, large);
+	if (by_call)
+		PAGE_UNTIL(page.want == 1);
+	epoch = controller_spill(ALL, spill_folder);
+	if (!by_call)
+		controller_decide(epoch, false);
+	reply = controller_reply(epoch);
+	CHECK(reply.status == AFFINODE_REVOKED || (!by_call && reply.status == AFFINODE_OK));
+	CHECK_EQUAL(page_read().copy_bytes + page_read().disk_bytes, in_memory);
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	if (by_call)
+		thread_join(thread);
+	CHECK(holds_pattern(large, LARGE, 3 + by_call, 0));
+	contents_are_right();
+}
+
+/* Freed while it goes on: the free does not wait, and the disk has the space back.  */
+static void freed_meanwhile(void)
+{
+	struct affinode_reply reply;
+	uint32_t epoch;
+
+	snprintf(test_step, sizeof(test_step), "freed meanwhile");
+	controller_reply(controller_spill(0, spill_folder));
+	controller_park();
+	epoch = controller_spill(ALL, spill_folder);
+	PAGE_UNTIL(page.disk_bytes > 0 || controller_replied(epoch));
+	CUDA(MemFree(large));
+	reply = controller_reply(epoch);
+	CHECK(reply.status == AFFINODE_OK);
+	PAGE_UNTIL(page.copy_bytes == 0 && page.disk_bytes < contents_bytes());
+	come_back();
+}
+
+static void refused(const char *folder, const char *why)
+{
+	struct affinode_reply reply;
+
+	snprintf(test_step, sizeof(test_step), "%s: %s", folder, why);
+	controller_park();
+	reply = controller_reply(controller_spill(ALL, folder));
+	CHECK_EQUAL(reply.status, AFFINODE_FAILED);
+	if (!strstr(reply.text, why))
+		test_fail(__FILE__, __LINE__, reply.text, reply.status);
+	CHECK_EQUAL(page_read().disk_bytes, 0);
+	come_back();
+}
+
+/* Only into a folder that nobody else has a say in.  */
+static void folders(void)
+{
+	char own[64], other[64];
+
+	controller_reply(controller_spill(0, spill_folder));
+	snprintf(own, sizeof(own), "%s/affinode-%u", spill_folder, (unsigned)geteuid());
+	snprintf(other, sizeof(other), "%s-link", spill_folder);
+	CHECK_EQUAL(symlink(spill_folder, other), 0);
+	refused(other, "symbolic link");
+	unlink(other);
+	refused(other, "cannot be opened");
+	refused("/dev/shm", "tmpfs");
+	CHECK_EQUAL(chmod(spill_folder, 0777), 0);
+	refused(spill_folder, "sticky");
+	CHECK_EQUAL(chmod(spill_folder, 01777), 0);
+	CHECK_EQUAL(chmod(own, 0750), 0);
+	refused(spill_folder, "can enter");
+	CHECK_EQUAL(rmdir(own), 0);
+	CHECK_EQUAL(symlink("/var/tmp", own), 0);
+	refused(spill_folder, "something else");
+	CHECK_EQUAL(unlink(own), 0);
+	park_to_disk();
+	come_back();
+}
+
+/* The last thing here: what the disk changed is lost, and each call is told so instead of waiting.  */
+static void changed_on_disk(void)
+{
+	static unsigned char page[4096];
+	struct affinode_reply reply;
+	pthread_t thread;
+	int fd;
+
+	test_step[0] = 0;
+	park_to_disk();
+	fd = spill_descriptor();
+	CHECK_EQUAL(fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_DIRECT), 0);
+	CHECK_EQUAL(pwrite(fd, page, sizeof(page), (off_t)CHUNK / 2), sizeof(page));
+	CHECK_EQUAL(fsync(fd), 0);
+	thread_start(&thread, call, (void *)CUDA_ERROR_ECC_UNCORRECTABLE);
+	PAGE_UNTIL(page.want == 1);
+	reply = controller_reply(controller_command(AFFINODE_COMMAND_RESUME, 0));
+	CHECK_EQUAL(reply.status, AFFINODE_FAILED);
+	CHECK(strstr(reply.text, "lost") != NULL);
+	thread_join(thread);
+	PAGE_UNTIL(page.state == AFFINODE_STATE_PARKED);
+	call((void *)CUDA_ERROR_ECC_UNCORRECTABLE);
+}
+
+int main(int argc, char **argv)
+{
+	test_begin(argc, argv, 100);
+	spilling_begin();
+	cuda_start();
+	controller_accept();
+	CHECK(controller_hello().flags & AFFINODE_HELLO_SPILLS);
+	contents_make();
+	nothing_stays_in_memory();
+	unchanged_is_not_written_again();
+	resident_forgets_what_is_kept();
+	part();
+	full();
+	unreadable();
+	closed();
+	freed();
+	CUDA(MemAlloc(&large, LARGE));
+	ended_early(true);
+	ended_early(false);
+	freed_meanwhile();
+	folders();
+	changed_on_disk();
+	return 0;
+}

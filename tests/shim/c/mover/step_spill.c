@@ -1,0 +1,183 @@
+/* A fault at every step of the way to disk and back: any one driver call fails, the process is killed, the controller is killed.
+ * Memory is in the host's, on disk or on the GPU, whole, and nothing is left on the disk of a process that has ended.  */
+#include <signal.h>
+#include <sys/statvfs.h>
+#include <sys/wait.h>
+
+#include "board.h"
+#include "contents.h"
+#include "spilling.h"
+
+#define READY_FD 9
+
+static const char *const steps[] = {"spill", "resume"};
+enum { SPILL, RESUME };
+
+static uint32_t begin(int at)
+{
+	return at == SPILL ? controller_spill(ALL, spill_folder) : controller_command(AFFINODE_COMMAND_RESUME, 0);
+}
+
+/* Parked, on disk if it is to resume. Every other time with a part in memory.  */
+static void make_ready(int at, unsigned nth)
+{
+	controller_reply(controller_spill(0, spill_folder)); /* everything is written anew */
+	controller_park();
+	if (at == RESUME)
+		controller_reply(controller_spill(nth % 2 ? ALL : MiB(6), spill_folder));
+}
+
+static void come_back(void)
+{
+	int status;
+
+	do
+		status = controller_move(AFFINODE_COMMAND_RESUME);
+	while (status == AFFINODE_BUSY); /* a move that an earlier controller began */
+	CHECK(status == AFFINODE_OK || status == AFFINODE_NOTHING);
+	contents_are_right();
+}
+
+static bool with_error(int at, unsigned nth, const char *what)
+{
+	struct affinode_reply reply;
+	unsigned met;
+
+	snprintf(test_step, sizeof(test_step), "%s, %s at call %u", steps[at], what, nth);
+	make_ready(at, nth);
+	board_arm("*:%s:%u", what, nth);
+	reply = controller_reply(begin(at));
+	met = board_disarm();
+	if (reply.status != AFFINODE_OK) {
+		CHECK(met > 0);
+		CHECK(reply.text[0] != 0);
+		CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
+	}
+	come_back();
+	return met > 0;
+}
+
+/* The controller goes while the process is held at that call.  */
+static bool without_controller(int at, unsigned nth)
+{
+	uint32_t epoch;
+	bool held;
+
+	snprintf(test_step, sizeof(test_step), "%s, controller killed at call %u", steps[at], nth);
+	make_ready(at, nth);
+	board_arm("*:HOLD:%u", nth);
+	epoch = begin(at);
+	UNTIL(board_holds() || (controller_pump() && controller_replied(epoch)));
+	held = board_holds();
+	if (held)
+		controller_stop();
+	board_disarm();
+	if (held) {
+		controller_listen_again();
+		controller_accept();
+	}
+	come_back();
+	return held;
+}
+
+static void be_moved(void)
+{
+	cuda_start();
+	contents_make();
+	CHECK_EQUAL(write(READY_FD, "r", 1), 1);
+	for (;;)
+		pause();
+}
+
+static pid_t start(void)
+{
+	int ends[2];
+	char ready;
+	pid_t pid;
+
+	CHECK_EQUAL(pipe(ends), 0);
+	CHECK_EQUAL(dup2(ends[1], READY_FD), READY_FD);
+	close(ends[1]);
+	pid = child_start("moved");
+	close(READY_FD);
+	controller_accept();
+	CHECK_EQUAL(read(ends[0], &ready, 1), 1);
+	close(ends[0]);
+	return pid;
+}
+
+/* Until the link closes, or the reply is there: whether it closed.  */
+static bool died(uint32_t epoch)
+{
+	while (controller_pump()) {
+		if (controller_replied(epoch))
+			return false;
+		test_pause();
+	}
+	return true;
+}
+
+static bool killed(int at, unsigned nth)
+{
+	pid_t pid = start();
+	bool was_killed;
+
+	snprintf(test_step, sizeof(test_step), "%s, killed at call %u", steps[at], nth);
+	make_ready(at, nth);
+	board_arm("*:KILL:%u", nth);
+	was_killed = died(begin(at));
+	if (!was_killed)
+		kill(pid, SIGKILL);
+	CHECK_EQUAL(child_wait(pid), 128 + SIGKILL);
+	board_disarm();
+	CHECK_EQUAL(spill_names(), 0);
+	return was_killed;
+}
+
+/* At a moment that no driver call marks, with files of its own.  */
+static void killed_while_writing(void)
+{
+	pid_t pid = start();
+	uint64_t random = test_seed, pause_ns = test_random(&random) % 30000000, begun;
+
+	make_ready(SPILL, 0);
+	begin(SPILL);
+	for (begun = test_now_ns(); test_now_ns() - begun < pause_ns;)
+		;
+	kill(pid, SIGKILL);
+	CHECK_EQUAL(child_wait(pid), 128 + SIGKILL);
+	CHECK_EQUAL(spill_names(), 0);
+}
+
+int main(int argc, char **argv)
+{
+	static const char *const errors[] = {"OUT_OF_MEMORY", "UNKNOWN", "OPERATING_SYSTEM"};
+	unsigned kills = 0;
+
+	test_begin(argc, argv, 140);
+	if (test_role)
+		be_moved();
+	spilling_begin();
+	board_make();
+	for (int at = SPILL; at <= RESUME; at++)
+		for (unsigned nth = board_first_step(); killed(at, nth); nth += 2 * board_stride())
+			kills++;
+	CHECK(kills > 0);
+	killed_while_writing();
+	cuda_start();
+	controller_accept();
+	contents_make();
+	for (int at = SPILL; at <= RESUME; at++) {
+		for (unsigned i = 0; i < sizeof(errors) / sizeof(*errors); i++) {
+			unsigned nth = board_first_step();
+
+			while (with_error(at, nth, errors[i]))
+				nth += board_stride();
+			printf("%s, %s: %u steps\n", steps[at], errors[i], nth - 1);
+			CHECK(at == SPILL || nth > 10);
+		}
+		for (unsigned nth = board_first_step(); without_controller(at, nth); nth += board_stride())
+			;
+	}
+	return 0;
+}
