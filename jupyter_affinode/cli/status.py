@@ -73,6 +73,18 @@ def _neighbour_text(other: dict[str, Any]) -> str:
     return who if other["bytes"] is None else f"{who}, {size_text(other['bytes'])}"
 
 
+def _spill_lines(spill: dict[str, Any] | None) -> list[str]:
+    """The disk that parked memory goes to."""
+    if spill is None:
+        return []
+    if spill["problem"]:
+        return [f"Disk: parked memory cannot go to {spill['dir']}: {spill['problem']}"]
+    return [
+        f"Disk: {size_text(spill['used_bytes'])} of {size_text(spill['limit_bytes'])} in use in {spill['dir']}, "
+        f"{size_text(spill['written_bytes'])} of {size_text(spill['daily_bytes'])} written in 24 hours"
+    ]
+
+
 def _node_text(node: dict[str, Any]) -> str:
     """One line a GPU, and one for the host's memory."""
     lines = [] if node["gpus"] else ["No GPU is known here."]
@@ -86,6 +98,7 @@ def _node_text(node: dict[str, Any]) -> str:
     if host["kept_bytes"]:
         memory += f", {size_text(host['kept_bytes'])} hold copies for the next time"
     lines.append(memory)
+    lines.extend(_spill_lines(node.get("spill")))
     if node["history"]["problem"]:
         lines.append(f"No history is written: {node['history']['problem']}")
     return "\n".join(folded(line, rest="    ") for line in lines)

@@ -22,6 +22,7 @@ from .execution.moves import Moves
 from .execution.notices import Notices
 from .execution.parts import Parts
 from .execution.room_requests import RoomRequests
+from .execution.spills import Spills
 from .execution.user_requests import Wishes
 from .identity.access import Access, OwnUserAccess
 from .identity.identity import OWN_USER, Identity, of_unix_user
@@ -111,6 +112,7 @@ class Controller:
         self.observers = Observers(log, self.metrics, self.history, self.today)
         self.moves = Moves(self.state, log, self._moved, self.observers)
         self.cache_drops = CacheDrops(self.state, log, self.poke)
+        self.spills = Spills(self.state, log, self.poke, self.observers)
         self.wishes = Wishes(self.state, self.moves, log, self.poke)
         self.servers = ServerWatch(self.state, log, self.poke)
         self.closing = Closing()
@@ -121,7 +123,15 @@ class Controller:
         self.observers.add(Notices(self.state, self.events.tell_notice))
         self.rooms = Rooms(self.state, log, self.observers)
         self.room_requests = RoomRequests(self.state, log, self._moved)
-        parts = Parts(self.moves, self.cache_drops, self.wishes, self.rooms, self.lots, self.room_requests)
+        parts = Parts(
+            self.moves,
+            self.cache_drops,
+            self.spills,
+            self.wishes,
+            self.rooms,
+            self.lots,
+            self.room_requests,
+        )
         self._effects = Effects(self.state, log, self.observers, self.events.tell_notice, parts)
         self._election = election
         self._heartbeat_s = heartbeat_s
@@ -147,7 +157,8 @@ class Controller:
 
     def start(self) -> None:
         """Listen for shims, and begin to decide once the settle time is over."""
-        self.remembered.read(time.monotonic(), self.state.settings.hold_max_s)
+        written = self.remembered.read(time.monotonic(), self.state.settings.hold_max_s)
+        self.state.disk.recall(written, time.monotonic())
         self._link = Link(
             self.socket.with_name(LINK_NAME),
             self._shims,
@@ -343,6 +354,7 @@ class Controller:
         if at_host and (self.state.settings.lot_bytes or any(self.state.processes())):
             self.state.host = host_memory()
             self.state.read_limits()
+            self.state.disk.look(self.state.settings, self.state.disk_used_bytes(), now, self.log)
         self.state.lots_ready_bytes, self.state.lots_held = self.lots.ready_bytes, self.lots.held()
         self.moves.look_at_promises(self._snapshot, now)  # before another kernel is chosen
         is_complete = now - self.began >= self.state.settings.settle_s * COMPLETE_AFTER_SETTLING
@@ -402,10 +414,11 @@ class Controller:
         """End requests that no shim will answer; forget what is gone."""
         self.moves.look_for_lost_replies(now)
         self.cache_drops.look(now)
+        self.spills.look(now)
         look_for_unended(self.state.kernels, now, self.log, self.poke)
         self.accounts.tidy(now)
         self.servers.look(self.events.places())
-        self.remembered.look(self.state.kernels.values(), now)
+        self.remembered.look(self.state.kernels.values(), now, self.state.disk.remembered)
         for process in self.state.stale_processes(now):
             self._shims.forget(process, lives=process.watch is not None)  # its end would have been seen
         for kernel in list(self.state.kernels.values()):

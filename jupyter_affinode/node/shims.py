@@ -89,6 +89,8 @@ class Shims:
             return
         if isinstance(message, Reply) and message.command is CommandKind.DROP_CACHES:
             self._parts.cache_drops.take_reply(process, message)
+        elif isinstance(message, Reply) and message.command is CommandKind.SPILL:
+            self._parts.spills.take_reply(process, message)
         elif isinstance(message, Reply):
             self._parts.moves.take_reply(process, message)
         elif isinstance(message, Request):

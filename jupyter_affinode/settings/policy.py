@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from .declaration import Setting, SettingsRefused, setting, settings_of
-from .rules import names, numbers, sizes
+from .rules import folder, names, numbers, sizes
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -95,6 +95,26 @@ class _Memory:
         controller's container, not to the user's. The memory is taken even while no kernel is parked (never of the
         reserve), so give it what the machine can spare. 0: none. Huge pages are used where enough of them are set
         aside (vm.nr_hugepages).""",
+    )
+    spill_dir: str = setting(
+        "",
+        """Folder on a local disk to which parked memory goes when host memory is short, the least recently used first,
+        so that parking is not refused for want of host memory. Each user's kernels make a folder of their own in it. It
+        must belong to root or to the user; if others may write in it, it must have the sticky bit (mode 1777). In
+        containers it must have the same path for the kernels and the controller. A kernel on disk returns at the speed
+        of the disk. Empty: none.""",
+        read=folder,
+    )
+    spill_limit_bytes: int | None = setting(
+        None,
+        """How much parked memory of all kernels together may be on disk. Each user with kernels may use an equal part
+        of it.""",
+        shown_default="half of what is free in spill_dir",
+    )
+    spill_daily_bytes: int = setting(
+        1024 * GIB,
+        """How much may be written to spill_dir in any 24 hours, since flash wears out. Lower it for disks that stand
+        less than a TiB a day.""",
     )
 
 

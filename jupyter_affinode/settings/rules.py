@@ -16,6 +16,7 @@ from ..units import size_in_bytes
 PRIORITY_MIN, PRIORITY_MAX = -5, 5
 EVERYBODY = "*"
 EVERY_GROUP = "@*"
+FOLDER_MAX = 160  # bytes of a path
 GRANTED = "hub:"  # before the names that grants say
 
 
@@ -49,6 +50,13 @@ def names(text: str) -> frozenset[str]:
             raise RuleError(f"{part!r} is no name; names are separated by commas, groups are written @group")
         _check_name(part.removeprefix("@"))
     return parts
+
+
+def folder(text: str) -> str:
+    """Return an absolute path that a command on the link can carry, or "". Raises RuleError."""
+    if text and (not text.startswith("/") or "\0" in text or len(text.encode()) > FOLDER_MAX):
+        raise RuleError(f"write an absolute path of at most {FOLDER_MAX} bytes, not {text[:40]!r}")
+    return text
 
 
 def rule_for(rules: Mapping[str, int], name: str) -> int | None:

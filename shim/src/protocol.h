@@ -137,7 +137,7 @@ enum affinode_command_kind {
 	/* Ask the frameworks in this process to drop what they only cache on the GPU, unless a cell runs. Answered. */
 	AFFINODE_COMMAND_DROP_CACHES = 11,
 	/* Parked: write contents to a file below the folder that is the command's `reason`, and give their host memory back,
-	 * `argument` bytes at most. Ends early, REVOKED, when a call waits for the GPU or at ABORT; FAILED says in words what the
+	 * `argument` bytes at most. Ends early, REVOKED, when another call waits for the GPU or at ABORT; FAILED says in words what the
 	 * disk, or the folder, does not allow. What is not on the disk by then stays in host memory. Resident: forget what is
 	 * only kept on the disk for the next park. Answered, with the bytes that were written, or forgotten.  */
 	AFFINODE_COMMAND_SPILL = 12,

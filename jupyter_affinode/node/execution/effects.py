@@ -16,6 +16,7 @@ from ..model.actions import (
     Park,
     RefusePark,
     Resume,
+    Spill,
     Trim,
 )
 from ..model.reasons import NoticeKind, Refusal
@@ -64,6 +65,8 @@ class Effects:
             trim(kernel, action.keep_bytes, action.reason, now)
             keeps = bytes_in_words(action.keep_bytes)
             self._log.info("%s gives back host memory down to %s: %s", kernel.id, keeps, action.reason)
+        elif isinstance(action, Spill):
+            self._parts.spills.begin(kernel, action)
         elif isinstance(action, Resume):
             self._take_turn(kernel, action.reserved_bytes, now)
             self._parts.moves.resume(kernel, action.reserved_bytes, action.reason, action.cause, action.gpu)

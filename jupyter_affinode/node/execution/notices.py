@@ -14,7 +14,7 @@ from typing import Any
 from ...units import bytes_in_words
 from ..model.reasons import EVERYDAY_REFUSALS, Cause, NoticeKind, Refusal
 from ..model.snapshot import Waiter
-from ..state.observer import MoveEnded, RoomAnswered
+from ..state.observer import MoveEnded, RoomAnswered, SpillEnded
 from ..state.ownership import whose
 from ..state.records import KernelRecord
 from ..state.registry import NodeState
@@ -91,6 +91,9 @@ class Notices:
             text = f"asked for {size} more GPU memory, which cannot become free: it runs out of memory there."
             args = {"bytes": answered.bytes, "gpu": self._index(answered.gpu), "reason": answered.cause}
             self._tell(Notice(NoticeKind.NO_ROOM, "warning", text, kernel.id, args))
+
+    def spill_ended(self, kernel: KernelRecord, ended: SpillEnded) -> None:
+        """See observer.Observer; where memory is, the kernel's state says."""
 
     def kernel_ending(self, kernel: KernelRecord, cause: Cause) -> None:
         """See observer.Observer; the kernel's own server tells of it."""

@@ -9,6 +9,7 @@ from .allocations import Rooms
 from .cache_drops import CacheDrops
 from .moves import Moves
 from .room_requests import RoomRequests
+from .spills import Spills
 from .user_requests import Wishes
 
 
@@ -18,6 +19,7 @@ class Parts:
 
     moves: Moves
     cache_drops: CacheDrops
+    spills: Spills
     wishes: Wishes
     rooms: Rooms
     lots: LotStock

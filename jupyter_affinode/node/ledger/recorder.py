@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from ..model.reasons import Cause, Refusal
 from ..model.snapshot import Waiter
 from ..protocol.wire import LARGEST_BYTES
-from ..state.observer import MoveEnded, RoomAnswered
+from ..state.observer import MoveEnded, RoomAnswered, SpillEnded
 from ..state.ownership import own_name, owner_of
 from ..state.records import KernelRecord
 from ..state.registry import NodeState
@@ -31,6 +31,7 @@ class EventKind(str, Enum):
     REFUSAL = "refusal"  # a park that was not tried; one that failed is a PARK with its outcome
     ROOM = "room"  # an allocation that met a full GPU: outcome "granted" or "denied"
     WAIT = "wait"  # outcome: waits.OUTCOMES
+    SPILL = "spill"  # parked memory was written to disk: outcome "ok" or "failed"
     END = "end"  # its server was asked to shut it down for another
 
 
@@ -93,6 +94,12 @@ class History:
         """See observer.Observer."""
         if not was_tried:
             self._write(EventKind.REFUSAL, kernel, outcome=slug)
+
+    def spill_ended(self, kernel: KernelRecord, ended: SpillEnded) -> None:
+        """See observer.Observer."""
+        self._write(
+            EventKind.SPILL, kernel, outcome=ended.outcome, bytes=ended.bytes, duration_s=ended.duration_s
+        )
 
     def room_answered(self, kernel: KernelRecord, answered: RoomAnswered) -> None:
         """See observer.Observer."""

@@ -18,7 +18,7 @@ from typing import Any
 from ...threads import on_own_thread
 from ..model.reasons import Cause, Refusal
 from ..model.snapshot import Residency, Waiter
-from ..state.observer import MoveEnded, RoomAnswered
+from ..state.observer import MoveEnded, RoomAnswered, SpillEnded
 from ..state.ownership import owner_of
 from ..state.records import KernelRecord
 from ..state.registry import NodeState
@@ -98,6 +98,9 @@ class Today:
         """See observer.Observer."""
 
     def room_answered(self, kernel: KernelRecord, answered: RoomAnswered) -> None:
+        """See observer.Observer."""
+
+    def spill_ended(self, kernel: KernelRecord, ended: SpillEnded) -> None:
         """See observer.Observer."""
 
     def kernel_ending(self, kernel: KernelRecord, cause: Cause) -> None:

@@ -19,7 +19,7 @@ from ..ledger.waits import OUTCOMES, WaitEnded
 from ..ledger.writer import Ledger
 from ..model.reasons import PARK_REFUSALS, Cause, Refusal
 from ..model.snapshot import Residency, Waiter
-from ..state.observer import MoveEnded, RoomAnswered
+from ..state.observer import MoveEnded, RoomAnswered, SpillEnded
 from ..state.records import KernelRecord
 from ..state.registry import NodeState
 
@@ -84,6 +84,15 @@ class Metrics:
         )
         self.moved_bytes = self._counter(
             "moved_bytes", "GPU memory that was parked and resumed.", ["move"], ["park", "resume"]
+        )
+        self.spills = self._counter(
+            "spills",
+            "Times that parked memory was written to disk, by how that ended.",
+            ["outcome"],
+            ["ok", "failed"],
+        )
+        self.spilled_bytes = Counter(
+            "affinode_spilled_bytes", "Parked memory that was written to disk.", registry=self.registry
         )
         self.elsewhere = self._counter(
             "resumes_elsewhere",
@@ -163,6 +172,11 @@ class Metrics:
         if ended.to_gpu is not None:
             self.elsewhere.labels(ended.outcome).inc()
 
+    def spill_ended(self, kernel: KernelRecord, ended: SpillEnded) -> None:
+        """See observer.Observer."""
+        self.spills.labels(ended.outcome).inc()
+        self.spilled_bytes.inc(ended.bytes)
+
     def park_refused(self, kernel: KernelRecord, slug: Refusal, was_tried: bool) -> None:
         """See observer.Observer."""
         self.refusals.labels(slug).inc()
@@ -234,6 +248,10 @@ class _NodeCollector(Collector):
         use.add_metric(["lots_ready"], host["lots"]["ready_bytes"])
         use.add_metric(["lots_given"], host["lots"]["given_bytes"])
         yield use
+        if node["spill"] is not None:
+            disk = node["spill"]
+            yield _one("affinode_disk_bytes", "GPU memory of kernels on the local disk.", disk["used_bytes"])
+            yield _one("affinode_disk_limit_bytes", "How much of it there may be.", disk["limit_bytes"])
         yield from self._queue()
         if self.ledger is not None:
             writes = self.ledger.problem is None

@@ -42,6 +42,17 @@ class Trim:
 
 
 @dataclass(frozen=True)
+class Spill:
+    """Have a parked kernel write so much of what it has in host memory to disk; a resident one (0 bytes) forget what is
+    only kept on disk for its next park.
+    """
+
+    kernel_id: str
+    bytes: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class GiveLots:
     """Hand lots to a kernel that is likely to be parked, so that it can have them ready for the GPU by then."""
 
@@ -98,4 +109,4 @@ class EndKernel:
     for_kernel: str | None = field(default=None, compare=False)
 
 
-Action = Park | RefusePark | Trim | GiveLots | DropCaches | Resume | GrantRoom | DenyRoom | EndKernel
+Action = Park | RefusePark | Trim | Spill | GiveLots | DropCaches | Resume | GrantRoom | DenyRoom | EndKernel

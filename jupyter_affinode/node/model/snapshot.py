@@ -71,6 +71,10 @@ class HostUse:
     retry_at: float = (
         0.0  # parks were refused for want of it: nothing is said, or tried that is unlikely, before
     )
+    spillable_bytes: int = 0  # parked contents in host memory that it can be told to write to disk
+    spilling_bytes: int = 0  # … was told to a moment ago, and has not yet
+    disk_bytes: int = 0  # on disk: parked contents, or what a resident kernel keeps there for its next park
+    disk_kept_bytes: int = 0  # … of that, what a resident kernel can be told to forget
 
 
 NO_HOST_USE = HostUse()
@@ -164,6 +168,7 @@ class Kernel:
     host: HostUse = field(default_factory=lambda: NO_HOST_USE)
     park_copies_bytes: int | None = None  # what a park has to copy, by its last one; None: unknown, all of it
     resume_copies_bytes: int | None = None  # … and what the way back has
+    disk_return_s: float = 0.0  # what reading back what it has on disk adds to the way back
     expected_until: float = 0.0  # its next use of the GPU is expected by then; 0: it is not
 
     @property
@@ -215,6 +220,10 @@ class Host:
     total_bytes: int = 0  # may grow while the machine runs
     limit_bytes: Mapping[str, int] = field(default_factory=dict)  # by cgroup
     lot_bytes: int = 0  # touched memory of the controller's that can be lent to a kernel that is parked
+    disk_limit_bytes: int = 0  # parked contents on disk, of all kernels together; 0: none may go there
+    disk_writable_bytes: int = (
+        0  # what may be written there now: by the disk's room, and by what was written today
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,7 @@ def resume_s(kernel: Kernel, speeds: Speeds) -> float:
             uuid: sizes.get(uuid, 0) + kernel.parked_bytes.get(uuid, 0)
             for uuid in sizes.keys() | kernel.parked_bytes.keys()
         }
-    return _slowest(sizes, kernel.resume_copies_bytes, speeds, Speed.resume_s)
+    return _slowest(sizes, kernel.resume_copies_bytes, speeds, Speed.resume_s) + kernel.disk_return_s
 
 
 def _slowest(

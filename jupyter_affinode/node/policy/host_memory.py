@@ -11,6 +11,8 @@ taken; only a shim that knows no budget must fit with all it has.
 (`Keepers`). So a park is possible as long as what it takes is in what is free and what others keep. It waits
 for what was asked back, and meanwhile no other has it: a later park of the pass cannot take it away.
 
+Where parked memory may go to disk (`disk.py`), that counts as what others give back, after all that is only kept.
+
 **The margin.** A park takes seconds, and its budget was reckoned before it: what other programs take meanwhile
 would come out of the reserve if budgets went up to it. So they end a thirty-second part of it earlier. (Ten
 kernels of 20 GiB on a machine of 126 GiB were 20 MiB below a reserve of 12.6 GiB in one of 1,660 looks without it.)
@@ -23,7 +25,7 @@ from typing import NamedTuple
 
 from ...settings.policy import MIB, Settings
 from ...units import bytes_in_words
-from ..model.actions import RefusePark, Trim
+from ..model.actions import RefusePark, Spill, Trim
 from ..model.reasons import Refusal
 from ..model.snapshot import Host, Kernel
 
@@ -206,38 +208,48 @@ class HostRoom:
         return min(self._host.limit_bytes.get(cgroup, 0) // CGROUP_RESERVE, self.reserve_bytes)
 
 
-# ---- what resident kernels keep for their next parks
+# ---- what resident kernels keep for their next parks, and what parked ones can have on disk
 
 
 class Keepers:
     """Those that keep most for longest first; sorted once for a pass: a thousand kernels may look in one.
 
-    And only when a kernel is to give: mostly there is enough.
+    And only when a kernel is to give: mostly there is enough. After them parked kernels whose contents can go to disk.
     """
 
     def __init__(
-        self, kernels: Iterable[Kernel], now: float, room: HostRoom, is_free: Callable[[Kernel], bool]
+        self,
+        kernels: Iterable[Kernel],
+        now: float,
+        room: HostRoom,
+        is_free: Callable[[Kernel], bool],
+        to_disk: Mapping[str, int] | None = None,
     ):
-        """`is_free` says which kernels may be asked."""
+        """`is_free` says which kernels may be asked; `to_disk`: what of parked ones may go there, in order."""
         self._room = room
         self.coming: dict[str, int] = {}  # by place, what was asked back and is not there yet
         self._gives: dict[str, int] = {}  # … and what could be asked back
         self._now = now
         self._ready: dict[str, Kernel] = {}
+        self._to_disk = dict(to_disk or {})
         self._is_sorted = False
         for each in kernels:
             use = each.host
-            if use.trimming_bytes:
-                self._count(self.coming, each, use.trimming_bytes)
-            if use.trimmable_bytes and is_free(each):
+            if use.trimming_bytes or use.spilling_bytes:
+                self._count(self.coming, each, use.trimming_bytes + use.spilling_bytes)
+            if (use.trimmable_bytes and is_free(each)) or each.id in self._to_disk:
                 self._ready[each.id] = each
-                self._count(self._gives, each, use.trimmable_bytes)
+                self._count(self._gives, each, self._most(each))
+
+    def _most(self, kernel: Kernel) -> int:
+        """What it can give. A parked kernel keeps nothing, and a resident one has nothing to spill."""
+        return self._to_disk.get(kernel.id) or kernel.host.trimmable_bytes
 
     def drop(self, kernel_id: str) -> None:
         """Nothing more can be had of that kernel: something was decided for it."""
         kernel = self._ready.pop(kernel_id, None)
         if kernel is not None:
-            self._count(self._gives, kernel, -kernel.host.trimmable_bytes)
+            self._count(self._gives, kernel, -self._most(kernel))
 
     def left(self, short: Shortage, kernels: Collection[Kernel]) -> Shortage:
         """What is still short when all others but `kernels` have given back what they keep."""
@@ -246,10 +258,10 @@ class Keepers:
             if kernel.id in self._ready:
                 for place in self._room.places(kernel):
                     if place in left:
-                        left[place] += kernel.host.trimmable_bytes
+                        left[place] += self._most(kernel)
         return {place: size for place, size in left.items() if size > 0}
 
-    def trims(self, short: Shortage, reason: str) -> list[Trim]:
+    def trims(self, short: Shortage, reason: str) -> list[Trim | Spill]:
         """Return which kernels give back how much, for what is short, as far as it can be had.
 
         A kernel that gives is out of it for the rest of the pass, and what comes of it is in `coming`.
@@ -265,26 +277,30 @@ class Keepers:
                 if place not in places:
                     continue
                 before = gives.get(each.id, 0)
-                after = min(max(before + left[place], LEAST_BYTES), each.host.trimmable_bytes)
+                after = min(max(before + left[place], LEAST_BYTES), self._most(each))
                 if after > before:
                     gives[each.id] = after
                     for inside in places:
                         if inside in left:
                             left[inside] -= after - before
-        chosen = []
+        chosen: list[Trim | Spill] = []
         for kernel_id, size in gives.items():
             each = self._ready[kernel_id]
             keeps = max(each.host.kept_bytes - each.host.trimming_bytes - size, 0)
-            chosen.append(Trim(kernel_id, keeps, reason))
+            spills = kernel_id in self._to_disk
+            if spills:  # the rest of it can follow
+                self._room.is_passing(each, self._most(each) - size)
+            chosen.append(Spill(kernel_id, size, reason) if spills else Trim(kernel_id, keeps, reason))
             self.drop(kernel_id)
             self._count(self.coming, each, size)
         return chosen
 
     def _sort(self) -> None:
         ready = sorted(
-            self._ready.values(),
+            (each for each in self._ready.values() if each.id not in self._to_disk),
             key=lambda each: (-each.host.trimmable_bytes * _age(each, self._now), each.id),
         )
+        ready += [self._ready[kernel_id] for kernel_id in self._to_disk if kernel_id in self._ready]
         self._ready, self._is_sorted = {each.id: each for each in ready}, True
 
     def _count(self, sums: dict[str, int], kernel: Kernel, size: int) -> None:

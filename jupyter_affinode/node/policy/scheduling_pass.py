@@ -16,6 +16,7 @@ from ..model.actions import Action, DropCaches, GiveLots, Park, RefusePark, Resu
 from ..model.reasons import Cause
 from ..model.snapshot import Kernel, Line, Node, Residency
 from .candidates import Candidates
+from .disk import DiskRoom
 from .eviction_cost import is_late
 from .host_memory import MACHINE, HostRoom, Keepers, Needs, Shortage
 from .queue import lines_of, waiters
@@ -66,6 +67,8 @@ class Plan:
                 self._host.is_passing(kernel, sum(kernel.resume_bytes.values()))
             elif kernel.is_ending:
                 self.expect_end(kernel)
+            elif kernel.host.spilling_bytes:
+                self._host.is_passing(kernel, self._disk.rest(kernel))
 
     def _is_parking(self, kernel: Kernel) -> bool:
         """Whether what it has on the GPU is on its way to the host, or about to be."""
@@ -241,7 +244,19 @@ class Plan:
         wanted[MACHINE] = wanted.get(MACHINE, 0) + beside_bytes
         short = self._host.shortage(wanted, {})
         short = self._host.shortage(wanted, self._keepers.coming) if short else short
-        return self._keepers.left(short, kernels) if short and given_back else short
+        if not short or not given_back:
+            return short
+        short = self._keepers.left(short, kernels)
+        if short and len(kernels) > 1 and self._can_follow(kernels):
+            return next(filter(None, (self.shortfall([each], beside_bytes) for each in kernels)), {})
+        return short
+
+    def _can_follow(self, kernels: Sequence[Kernel]) -> bool:
+        """Whether they can be parked one after the other, each when the one before has gone to disk."""
+        if not self.node.host.disk_limit_bytes:
+            return False
+        by_size = sorted(kernels, key=self.takes_of_host)
+        return self._disk.has_room_for(by_size[:-1], self.takes_of_host)
 
     def takes_of_host(self, kernel: Kernel) -> int:
         """What parking a kernel probably takes anew, in bytes."""
@@ -312,7 +327,13 @@ class Plan:
             self.act(GiveLots(kernel.id, size))
 
     def relieve(self) -> None:
-        """Have kept host memory given back where the machine or a cgroup is under its reserve."""
+        """Have kept host memory given back, and parked memory put on disk, where the machine or a cgroup is under its
+        reserve.
+        """
+        if self.node.host.disk_limit_bytes:
+            forgets = self._disk.forget_kept(self.is_free)
+            if forgets is not None:
+                self.act(forgets)
         if not self._host.pressure({}):
             return
         for action in self._keepers.trims(self._host.pressure(self._keepers.coming), "host memory is short"):
@@ -320,7 +341,22 @@ class Plan:
 
     @cached_property
     def _keepers(self) -> Keepers:
-        return Keepers(self.node.kernels, self.now, self._host, self.is_free)
+        to_disk = self._disk.takes(self.node.kernels, self.now, self.is_free, self._blocked_waiters())
+        return Keepers(self.node.kernels, self.now, self._host, self.is_free, to_disk)
+
+    def _blocked_waiters(self) -> list[Kernel]:
+        """Return the parked kernels that wait and have no room now, the last of the queue first."""
+        if not self.node.host.disk_limit_bytes:
+            return []
+        return [
+            waiter.kernel
+            for waiter in reversed(self.queue)
+            if waiter.room is None and not self.fits(waiter.needs, self.settings.margin_bytes)
+        ]
+
+    @cached_property
+    def _disk(self) -> DiskRoom:
+        return DiskRoom(self.node.kernels, self.node.host)
 
     def _expect(self, kernel: Kernel, budget: int | None, lots: int = 0) -> int:
         """A kernel's memory is on its way from the GPU to the host; how much of the host's that takes."""

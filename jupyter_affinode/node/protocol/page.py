@@ -21,6 +21,7 @@ HEAD = struct.Struct("=IHHiIIIQQQQIIII")  # magic … gpu_count
 TAIL = struct.Struct("=Q8Q6Q5QI4xQQ")  # room_bytes … context_bytes
 CALL_CLASSES = 8
 GPU = struct.Struct("=16sQQ8Q")
+LATER = struct.Struct("=QQQ")  # behind the GPUs: disk_bytes …
 SEQUENCE = struct.Struct("=Q")
 SEQUENCE_OFFSET = 24
 STEADY = (
@@ -28,7 +29,8 @@ STEADY = (
     slice(32, 48),
     slice(56, None),
 )  # all but `sequence` and `heartbeat_ns`, which always change
-USED_BYTES = HEAD.size + TAIL.size + MAX_GPUS * GPU.size
+LATER_OFFSET = HEAD.size + TAIL.size + MAX_GPUS * GPU.size
+USED_BYTES = LATER_OFFSET + LATER.size
 
 
 class _Head(NamedTuple):
@@ -160,6 +162,11 @@ class PageData:
     lot_bytes: int = 0  # of all lots that it has mapped
     context_bytes: int = 0  # at context depth: what it needs to come back, beside its parked bytes
     calls: tuple[int, ...] = ()  # how many there were of each class, enum affinode_class
+    disk_bytes: int = (
+        0  # contents on disk: parked ones, or what a resident process keeps there for its next park
+    )
+    disk_written_bytes: int = 0  # ever
+    last_resume_disk_bytes: int = 0  # that came from disk
 
 
 def parse_page(raw: bytes, now: float) -> PageData:
@@ -170,7 +177,8 @@ def parse_page(raw: bytes, now: float) -> PageData:
     _check_head(head)
     room_bytes, *rest = TAIL.unpack_from(raw, HEAD.size)
     tail = _Tail._make(rest[CALL_CLASSES:])
-    for size in (room_bytes, *tail.sizes):
+    later = LATER.unpack_from(raw, LATER_OFFSET)
+    for size in (room_bytes, *tail.sizes, *later):
         _plausible(size)
     if tail.depth not in Depth.__members__.values():
         raise PageError(f"a page with depth {tail.depth}")
@@ -201,6 +209,9 @@ def parse_page(raw: bytes, now: float) -> PageData:
         depth=Depth(tail.depth),
         context_bytes=tail.context_bytes,
         calls=tuple(rest[:CALL_CLASSES]),
+        disk_bytes=later[0],
+        disk_written_bytes=later[1],
+        last_resume_disk_bytes=later[2],
     )
 
 

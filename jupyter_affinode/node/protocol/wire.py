@@ -78,6 +78,7 @@ class CommandKind(enum.IntEnum):
     TRIM = 9
     LOT = 10
     DROP_CACHES = 11
+    SPILL = 12  # the folder is the command's text
 
 
 class MoveFlag(enum.IntFlag):
@@ -128,9 +129,10 @@ class HelloFlag(enum.IntFlag):
     GRANT = 32  # pieces of a grant follow, and name the user
     PREEMPTS = 64  # knows MoveFlag.PREEMPT
     ELSEWHERE = 128  # knows MoveFlag.ELSEWHERE
+    SPILLS = 256  # knows SPILL
 
 
-HELLO_FLAGS = HelloFlag(0xFF)
+HELLO_FLAGS = HelloFlag(0x1FF)
 
 BODIES = {  # what a controller may be sent
     MessageType.HELLO: HELLO,

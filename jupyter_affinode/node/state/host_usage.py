@@ -49,7 +49,52 @@ def host_use(kernel: KernelRecord, last_activity: float, lots_held: Mapping[int,
         else 0,
         budget_bytes=kernel.host.budget_bytes if kernel.move is not None else None,
         retry_at=kernel.host.backoff.retry_at,
+        disk_bytes=on_disk_bytes(kernel),
+        spilling_bytes=spilling_bytes(kernel),
+        **_may_spill(kernel, now),
     )
+
+
+def _may_spill(kernel: KernelRecord, now: float) -> dict[str, int]:
+    """What it can be told to write to disk, or to forget there."""
+    if now < kernel.host.spill_backoff.retry_at:
+        return {}
+    return {
+        "spillable_bytes": sum(process.data.copy_bytes for process in spillers(kernel)),
+        "disk_kept_bytes": sum(process.data.disk_bytes for process in keepers_on_disk(kernel)),
+    }
+
+
+def keepers_on_disk(kernel: KernelRecord) -> list[Process]:
+    """Return the resident processes that keep something on disk for their next park."""
+    resident = (each for each in kernel.connected() if each.data.state is State.RESIDENT)
+    return [process for process in resident if process.data.disk_bytes]
+
+
+def spillers(kernel: KernelRecord) -> list[Process]:
+    """Return the processes whose parked contents can be written to disk."""
+    return [
+        process
+        for process in kernel.connected()
+        if process.hello.flags & HelloFlag.SPILLS and process.is_parked
+    ]
+
+
+def on_disk_bytes(kernel: KernelRecord) -> int:
+    """What its processes have on disk by their pages; no more than their memory."""
+    return sum(min(process.data.disk_bytes, _memory_bytes(process)) for process in kernel.processes.values())
+
+
+def spilling_bytes(kernel: KernelRecord) -> int:
+    """What it was told to write to disk and has not yet; nothing of it is waited for once it has been told to end."""
+    spill = kernel.host.spill
+    if spill is None or spill.is_ended:
+        return 0
+    return max(spill.asked_bytes - max(on_disk_bytes(kernel) - spill.before_bytes, 0), 0)
+
+
+def _memory_bytes(process: Process) -> int:
+    return sum(gpu.resident_bytes + gpu.parked_bytes for gpu in process.data.gpus)
 
 
 def budget_argument(kernel: KernelRecord, process: Process, targets: Sequence[Process]) -> int:

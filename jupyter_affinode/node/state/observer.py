@@ -32,6 +32,15 @@ class MoveEnded:
 
 
 @dataclass(frozen=True)
+class SpillEnded:
+    """Parked memory of a kernel was written to disk, as far as it went."""
+
+    outcome: str  # "ok" or "failed"
+    bytes: int
+    duration_s: float
+
+
+@dataclass(frozen=True)
 class RoomAnswered:
     """An allocation that met a full GPU got its answer."""
 
@@ -52,6 +61,9 @@ class Observer(Protocol):
         """A kernel that should have been parked stays: the policy's refusal, or a park that failed (it was
         tried, and `move_ended` told of it already).
         """
+
+    def spill_ended(self, kernel: KernelRecord, ended: SpillEnded) -> None:
+        """Parked memory went to disk, or could not."""
 
     def room_answered(self, kernel: KernelRecord, answered: RoomAnswered) -> None:
         """An allocation was granted room, or denied it."""
@@ -81,6 +93,10 @@ class Observers:
     def park_refused(self, kernel: KernelRecord, slug: Refusal, was_tried: bool) -> None:
         """See Observer."""
         self._tell(lambda observer: observer.park_refused(kernel, slug, was_tried))
+
+    def spill_ended(self, kernel: KernelRecord, ended: SpillEnded) -> None:
+        """See Observer."""
+        self._tell(lambda observer: observer.spill_ended(kernel, ended))
 
     def room_answered(self, kernel: KernelRecord, answered: RoomAnswered) -> None:
         """See Observer."""

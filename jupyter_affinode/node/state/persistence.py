@@ -99,22 +99,23 @@ class Remembered:
         self._read_at = 0.0
         self._write_at = 0.0  # not before
         self._boot = environment.boot_id()
+        self._disk_written: Mapping[int, int] = {}
 
-    def read(self, now: float, hold_max_s: float) -> None:
-        """Read what an earlier controller left; `now` is monotonic."""
+    def read(self, now: float, hold_max_s: float) -> object:
+        """Read what an earlier controller left; `now` is monotonic. Return what it had written to disk (disk.py)."""
         self._read_at = now
         try:
             kept = _load(self._path)
         except FileNotFoundError:
-            return
+            return None
         except (OSError, ValueError, RecursionError) as error:
             self._log.warning("holds of earlier are not known any more: %s: %s", self._path, error)
-            return
+            return None
         kernels, pages = kept.get("kernels"), kept.get("pages", {})
         if not isinstance(kernels, dict) or not isinstance(pages, dict):
-            return
+            return None
         if not self._boot or kept.get("boot") != self._boot:
-            return
+            return None
         self._pages = {str(page): str(owner) for page, owner in pages.items()}
         self._pages_written = dict(self._pages)
         found = {kernel_id: Said.read(said, now, hold_max_s) for kernel_id, said in kernels.items()}
@@ -124,6 +125,7 @@ class Remembered:
             self._log.info(
                 "%d kernels are held or waited for since an earlier controller", len(self._earlier)
             )
+        return kept.get("disk_written")
 
     def knows(self, owner: str, inode: Inode) -> bool:
         """Whether a page is that of a process of the owner's that an earlier controller let in."""
@@ -152,8 +154,11 @@ class Remembered:
             kernel.ending.reason, kernel.ending.for_kernel = said.end_asked, said.end_for
             kernel.ending.asked_at, kernel.ending.is_recalled = now, True
 
-    def look(self, kernels: Iterable[KernelRecord], now: float) -> None:
-        """Write what has changed; called after each pass."""
+    def look(
+        self, kernels: Iterable[KernelRecord], now: float, disk_written: Mapping[int, int] | None = None
+    ) -> None:
+        """Write what has changed; called after each pass. `disk_written`: what was written to disk lately (disk.py)."""
+        disk_written = disk_written or {}
         kernels = list(kernels)
         if self._earlier or self._pages:
             self._forget_old(now)
@@ -164,18 +169,20 @@ class Remembered:
                 said = told.get(kernel.id, NOTHING).and_then(kernel)
                 if said != NOTHING:
                     told[kernel.id] = said
-        if (told == self._written and pages == self._pages_written) or now < self._write_at:
+        is_known = told == self._written and pages == self._pages_written
+        if (is_known and disk_written == self._disk_written) or now < self._write_at:
             return
+        disk = {"disk_written": disk_written} if disk_written else {}
         said_of = {kernel_id: asdict(said) for kernel_id, said in told.items()}
         try:
-            _save(self._path, {"boot": self._boot, "kernels": said_of, "pages": pages})
+            _save(self._path, {"boot": self._boot, "kernels": said_of, "pages": pages, **disk})
         except OSError as error:
             self._write_at = now + WRITE_AGAIN_S
             self._log.warning(
                 "holds would not outlive this controller: %s cannot be written: %s", self._path, error
             )
         else:
-            self._written, self._pages_written = told, pages
+            self._written, self._pages_written, self._disk_written = told, pages, disk_written
 
     def _forget_old(self, now: float) -> None:
         """Kernels that do not come back: all but a hold is over soon, and that when it ends. Pages as kernels."""

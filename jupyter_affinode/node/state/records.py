@@ -185,6 +185,22 @@ class CacheDrop:
     pending: dict[int, int] = field(default_factory=dict)  # process key: epoch of the command
 
 
+@dataclass
+class SpillRecord:
+    """Parked contents of a kernel are being written to disk."""
+
+    began: float
+    asked_bytes: int  # 0: what a resident kernel keeps there is forgotten
+    before_bytes: int  # what its processes had on disk
+    is_wanted: bool = False  # it waited for the GPU already
+    pending: dict[int, int] = field(default_factory=dict)  # process key: epoch of the command
+    written_bytes: int = 0  # by those that have answered
+    failure: str | None = None  # what the disk said
+    is_ended: bool = False  # they were told to end it
+    progress_bytes: int = 0  # the most that was seen to be on disk
+    progress_at: float = 0.0
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How a wish of the person ended."""
@@ -328,6 +344,9 @@ class HostRecord:
     trim_keep_bytes: int = 0  # … down to this
     # Parks refused for want of host memory: nothing is said of it before, or tried that is unlikely.
     backoff: Backoff = field(default_factory=Backoff)
+    spill: SpillRecord | None = None  # under way
+    spill_backoff: Backoff = field(default_factory=Backoff)  # it came to nothing
+    spill_failure: str | None = None  # what the disk, or the folder, did not allow last
     left_bytes: int | None = None  # what there was when a park failed that should have had enough
 
 

@@ -29,9 +29,10 @@ from .context_depth import (
     open_gpus,
     read_visible,
 )
+from .disk import Disk
 from .gpu_processes import busy, by_gpu, look, shown_bytes
 from .gpus import GpuTable
-from .host_usage import look_for_more
+from .host_usage import look_for_more, on_disk_bytes
 from .persistence import Remembered
 from .records import BadPages, KernelRecord, Process, read_pages
 from .reservations import ReservationBook, ShownBytes
@@ -61,6 +62,7 @@ class NodeState:
         self.gpus = GpuTable()
         self.reservations = ReservationBook()
         self.speeds = MoveSpeeds()
+        self.disk = Disk()  # that parked memory may go to
         self.failed_parks = UserBackOff(10.0, 3600.0)  # whose kernels are parked last
         self.unused_room = UserBackOff(1.0, 60.0)  # whose kernels are given none for a while
         self.turns = Turns()
@@ -202,7 +204,10 @@ class NodeState:
     def refresh(self, now: float) -> BadPages:
         """Read every page; the processes whose page is nonsense, for the caller to drop."""
         bad = read_pages(self.processes(), now)
-        self.speeds.look(self.processes(), self.gpus.sizes, lambda process: self._last_move_s(process, now))
+        for size, seconds in self.speeds.look(
+            self.processes(), self.gpus.sizes, lambda process: self._last_move_s(process, now)
+        ):
+            self.disk.take_read(size, seconds)
         managed: dict[str, int] = {}
         for kernel in self.kernels.values():
             self._refresh_kernel(kernel, now)
@@ -286,6 +291,15 @@ class NodeState:
             if process.silent_since is not None and now - process.silent_since > _remembered_s(process)
         ]
 
+    def spilling_bytes(self) -> int:
+        """What kernels were told to write to disk and have not answered for yet."""
+        spills = (kernel.host.spill for kernel in self.kernels.values())
+        return sum(spill.asked_bytes - spill.written_bytes for spill in spills if spill is not None)
+
+    def disk_used_bytes(self) -> int:
+        """What all kernels have on disk."""
+        return sum(on_disk_bytes(kernel) for kernel in self.kernels.values())
+
     def lots_mapped(self) -> dict[int, int]:
         """How many bytes in lots each process says it has, by its key."""
         return {process.key: process.data.lot_bytes for process in self.processes()}
@@ -337,7 +351,15 @@ class NodeState:
         return Node(
             gpus,
             kernels + requests,
-            Host(self.host.available_bytes, headroom, self.host.total_bytes, limits, self.lots_ready_bytes),
+            Host(
+                self.host.available_bytes,
+                headroom,
+                self.host.total_bytes,
+                limits,
+                self.lots_ready_bytes,
+                self.disk.limit_bytes,
+                self.disk.writable_bytes(now, self.spilling_bytes()),
+            ),
             tuple(reservations),
             is_settled,
             is_complete,
@@ -420,6 +442,7 @@ class NodeState:
             are_open=are_open,
             behind_until=self.failed_parks.until(kernel.account.payer),
             served_after=self.unused_room.until(kernel.account.payer),
+            disk_bytes_per_s=self.disk.read_bytes_per_s,
             now=now,
         )
         is_earlier = now <= self.pages_say_since_until  # may be a move that an earlier controller began

@@ -12,7 +12,7 @@ from ..protocol.page import Fixed, PageGpu, State
 from ..protocol.wire import HelloFlag
 from .context_depth import kernel_needs, leaves_with_context, other_gpus
 from .gpus import GpuTable
-from .host_usage import host_use
+from .host_usage import host_use, on_disk_bytes
 from .ownership import standing
 from .records import KernelRecord
 from .transfer_speeds import park_copies, resume_copies
@@ -33,11 +33,12 @@ def kernel_picture(
     are_open: frozenset[str],
     behind_until: float,
     served_after: float,
+    disk_bytes_per_s: float,
     now: float,
 ) -> Kernel:
     """A kernel that has processes. `lots_held`: bytes by process; `may_leave`: its CUDA context; `are_open`: the GPUs
     that a kernel of another one may come to; `behind_until`: others are asked first; `served_after`: it gets no
-    room before; `now` in monotonic seconds.
+    room before; `disk_bytes_per_s`: how fast the disk is read; `now` in monotonic seconds.
     """
     last_activity = max(process.last_activity for process in kernel.processes.values())
     goes_alone = kernel.move is not None and not kernel.move.to_context
@@ -51,12 +52,20 @@ def kernel_picture(
         host=host_use(kernel, last_activity, lots_held, now),
         behind_until=behind_until,
         served_after=served_after,
+        disk_return_s=disk_return_s(kernel, disk_bytes_per_s),
         **_memory(kernel, gpus),
         **_use(kernel, last_activity),
         **_state(kernel, now),
         **_wishes(kernel, now),
         **_standing(kernel, settings),
     )
+
+
+def disk_return_s(kernel: KernelRecord, bytes_per_s: float) -> float:
+    """How long reading back what is on disk takes of a parked kernel."""
+    if kernel.residency not in (Residency.PARKED, Residency.QUEUED, Residency.RESUMING):
+        return 0.0
+    return on_disk_bytes(kernel) / bytes_per_s
 
 
 def _memory(kernel: KernelRecord, gpus: GpuTable) -> Fields:
@@ -94,7 +103,7 @@ def _state(kernel: KernelRecord, now: float) -> Fields:
     processes, residency = kernel.processes.values(), kernel.residency
     holders = [process for process in processes if process.resident_bytes]
     is_split = residency is Residency.RESIDENT and any(process.is_parked for process in kernel.connected())
-    is_under_way = kernel.move is not None or kernel.caches.drop is not None
+    is_under_way = bool(kernel.move or kernel.caches.drop or kernel.host.spill)
     return {
         "is_parkable": all(process.is_parkable for process in holders),
         "is_out_of_reach": any(process.connection is None for process in holders),

@@ -117,14 +117,14 @@ class MoveSpeeds:
         processes: Iterable[Process],
         sizes: Mapping[str, int] | None,
         lasted_s: Callable[[Process], float | None],
-    ) -> None:
-        """Learn from what was moved since the last look.
+    ) -> list[tuple[int, float]]:
+        """Learn from what was moved since the last look; return what was read from disk, and in how many seconds.
 
         `sizes`: of the GPUs that NVML knows, in bytes; None: there is no NVML, and nothing is learnt. `lasted_s`: how
         long the last move of a process was under way by our clock, in seconds; None: we told it of none. Pages say
         what they like: no more than was on the GPU was copied, and it took no longer than we saw it take.
         """
-        seen = {}
+        seen, read = {}, []
         for process in processes:
             data = process.data
             parks, resumes, had = self._seen.get(process.key, (data.parks, data.resumes, 0))
@@ -133,6 +133,9 @@ class MoveSpeeds:
                 if longest_s is not None:
                     is_parked, is_resumed = data.parks > parks, data.resumes > resumes
                     self._learn(data, sizes, longest_s, had, parked=is_parked, resumed=is_resumed)
+                    if is_resumed and data.last_resume_disk_bytes and data.last_resume is not None:
+                        size = min(data.last_resume_disk_bytes, data.last_resume[0])
+                        read.append((size, min(data.last_resume[1], longest_s)))
             if data.state is State.RESIDENT:
                 had = max(data.kept_bytes, data.lot_bytes)
             seen[process.key] = (data.parks, data.resumes, had)
@@ -140,6 +143,7 @@ class MoveSpeeds:
         if sizes is not None and self._gpus.keys() - sizes.keys():
             self._gpus = {uuid: gpu for uuid, gpu in self._gpus.items() if uuid in sizes}
             self._speeds = {uuid: speed for uuid, speed in self._speeds.items() if uuid in sizes}
+        return read
 
     def by_gpu(self) -> Mapping[str, Speed]:
         """Of the GPUs that anything was moved from or to; asked for very often, so it is not made anew."""
@@ -164,7 +168,7 @@ class MoveSpeeds:
             copied = min(data.last_park_copied_bytes, most)
             fresh = max(copied - max(had, data.lot_bytes), 0)
             gpu.take_park(copied, fresh, min(data.last_park[1], longest_s))
-        if resumed and data.last_resume is not None:
+        if resumed and data.last_resume is not None and not data.last_resume_disk_bytes:
             size, seconds = data.last_resume
             gpu.resumes.take(min(max(size - data.last_park_zero_bytes, 0), most), min(seconds, longest_s))
         self._speeds = {**self._speeds, used[0]: gpu.speed()}

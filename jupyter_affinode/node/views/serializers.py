@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -12,10 +13,12 @@ from ..model.gpu import NvmlGpu
 from ..model.reasons import Cause, DepthRefusal
 from ..model.snapshot import Kernel, Residency
 from ..policy.eligibility import eligible_at
+from ..policy.eviction_cost import resume_s
 from ..policy.wait_estimates import Outlook
 from ..protocol.page import Depth, Fixed, PageGpu
 from ..state.context_depth import kernel_depth
 from ..state.gpu_processes import Neighbour, by_gpu, contexts_bytes, neighbours
+from ..state.host_usage import on_disk_bytes
 from ..state.lots import LotStock
 from ..state.records import KernelRecord, Process
 from ..state.registry import NodeState
@@ -42,7 +45,7 @@ VOLATILE_PARTS = {  # the same, of an object or a list of objects in a kernel's 
     "last_park": frozenset({"ago_s"}),
     "last_resume": frozenset({"ago_s"}),
 }
-VOLATILE_NODE = frozenset({"controller", "host", "today"})
+VOLATILE_NODE = frozenset({"controller", "host", "spill", "today"})
 POLICY = ("park_when", "idle_timeout_s", "contended_idle_timeout_s")  # what a page says in a sentence
 STARTING = "a server that starts"  # in the queue: a request for room, which no kernel has made yet
 
@@ -64,6 +67,7 @@ def kernel_json(
     simulated = any(process.is_simulated for process in kernel.processes.values())
     depth = kernel_depth(kernel)
     memory = _memory_json(kernel)
+    disk_bytes = on_disk_bytes(kernel) if seen is not None and seen.disk_return_s else 0
     end_asked = end_shown(kernel, state.kernels)
     return {
         "id": kernel.id,
@@ -80,6 +84,8 @@ def kernel_json(
             reason=kernel.reason,
             is_simulated=simulated,
             is_off_gpu=depth is Depth.CONTEXT,
+            disk_bytes=disk_bytes,
+            return_s=resume_s(seen, state.speeds.by_gpu()) if seen is not None and disk_bytes else None,
         ),
         "reason": end_asked or kernel.reason,
         "reason_code": Cause.FULL if end_asked else kernel.reason_code,
@@ -88,6 +94,7 @@ def kernel_json(
         "depth": depth.name.lower(),
         **_depth_refusal(state, kernel, depth),
         **memory,
+        "disk_bytes": disk_bytes,
         "calls": kernel.calls,
         "cell_open": kernel.cell.is_open,
         # By the cell as it is told here: by an older one it would be wrong by minutes until the next pass.
@@ -115,6 +122,20 @@ def _memory_json(kernel: KernelRecord) -> dict[str, Any]:
         "fixed": _fixed_json(gpus),
         "copy_bytes": sum(process.data.copy_bytes for process in kernel.processes.values()),
         "kept_bytes": sum(process.data.kept_bytes for process in kernel.processes.values()),
+    }
+
+
+def _spill_json(state: NodeState) -> dict[str, Any] | None:
+    """The disk; None while nothing may go there."""
+    if not state.settings.spill_dir:
+        return None
+    return {
+        "dir": state.settings.spill_dir,
+        "problem": state.disk.trouble,
+        "limit_bytes": state.disk.limit_bytes,
+        "used_bytes": state.disk_used_bytes(),
+        "daily_bytes": state.settings.spill_daily_bytes,
+        "written_bytes": state.disk.written_bytes(time.monotonic()),
     }
 
 
@@ -192,6 +213,7 @@ def node_json(
             },
             "cgroup_headroom_bytes": min(limits) if limits else None,
         },
+        "spill": _spill_json(state),
         "settings": state.settings.as_dict(),
         "policy": {
             "may_change": not is_system,

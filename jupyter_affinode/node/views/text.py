@@ -43,10 +43,12 @@ def residency_in_words(
     reason: str | None,
     is_simulated: bool,
     is_off_gpu: bool = False,
+    disk_bytes: int = 0,
+    return_s: float | None = None,
 ) -> str:
     """One line about a kernel. `resident_bytes` includes what cannot move; `place` counts from 1.
 
-    `is_off_gpu`: parked at context depth.
+    `is_off_gpu`: parked at context depth. `return_s`: how long the way back takes if `disk_bytes` of it are on disk.
     """
     freed = "GPU freed completely" if is_off_gpu else "GPU freed"
     if residency is Residency.LOST:
@@ -58,10 +60,17 @@ def residency_in_words(
             Residency.NONE: "No GPU used",
             Residency.RESIDENT: f"On the GPU: {bytes_in_words(resident_bytes)}",
             Residency.PARKING: "Freeing",
-            Residency.PARKED: f"{freed}, {bytes_in_words(parked_bytes)} safe in RAM",
+            Residency.PARKED: f"{freed}, {_where_parked(parked_bytes, disk_bytes, return_s)}",
             Residency.QUEUED: "Waiting",
             Residency.RESUMING: "Getting it back",
         }[residency]
     if held_for_s is not None and residency is not Residency.LOST:
         text += f", kept for {duration_in_words(held_for_s)}"
     return text + (" (simulated)" if is_simulated and residency is not Residency.NONE else "")
+
+
+def _where_parked(parked_bytes: int, disk_bytes: int, return_s: float | None) -> str:
+    if not disk_bytes:
+        return f"{bytes_in_words(parked_bytes)} safe in RAM"
+    returns = "" if return_s is None else f", about {duration_in_words(return_s)} to return"
+    return f"{bytes_in_words(parked_bytes)} safe, {bytes_in_words(disk_bytes)} of it on disk{returns}"

@@ -32,10 +32,14 @@ static struct {
 	_Atomic int error;
 } batch;
 
-/* The process is wanted back, or about to end.  */
+static unsigned waiting_at_start;
+
+/* The process is wanted back, or about to end. A controller that has a process spilled although a call waits knows of that one;
+ * without a controller it is to be resumed at once.  */
 static bool must_end(void)
 {
-	return gate_calls_waiting() > 0 || atomic_load(&gate.dying) || mover_is_aborted();
+	return gate_calls_waiting() > (link_is_connected() ? waiting_at_start : 0) || atomic_load(&gate.dying) ||
+	       mover_is_aborted();
 }
 
 static int by_slot(const void *a, const void *b)
@@ -170,6 +174,7 @@ void spill(struct moved *moved)
 		moved->bytes = forget_kept();
 		return outcome_is(moved, moved->bytes ? AFFINODE_OK : AFFINODE_NOTHING, "");
 	}
+	waiting_at_start = gate_calls_waiting();
 	error = spill_open(moved->move.folder, moved->text, sizeof(moved->text));
 	if (error) {
 		moved->status = AFFINODE_FAILED;

@@ -26,6 +26,7 @@ NODE = {
     "gpus": [],
     "nvml": False,
     "simulated": False,
+    "spill": None,
     "host": {
         "parked_bytes": 0,
         "available_bytes": 1,

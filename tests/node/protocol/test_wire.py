@@ -52,6 +52,8 @@ OFFSETS = {
     "affinode_page.lot_bytes": page.HEAD.size + 168,
     "affinode_page.context_bytes": page.HEAD.size + 176,
     "affinode_page.gpus": page.HEAD.size + page.TAIL.size,
+    "affinode_page.disk_bytes": page.LATER_OFFSET,
+    "affinode_page.last_resume_disk_bytes": page.LATER_OFFSET + 16,
 }
 CONSTANTS = {
     "AFFINODE_LINK_MAGIC": wire.LINK_MAGIC,

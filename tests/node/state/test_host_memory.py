@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from jupyter_affinode.node import controller as controller_module
 from jupyter_affinode.node.system.host_memory import HostMemory
 
 MIB = 2**20
+NO_SPILL = {"spill_dir": "", "spill_limit_bytes": None, "spill_daily_bytes": 1 << 40}
 USUAL = {"host_reserve_bytes": 0, "idle_timeout_s": 600}
 
 
@@ -80,7 +82,7 @@ def host(shared_host, wait_until):
         if kernel.alive():
             kernel.shutdown()
     shared_host.memory.bytes = Memory.bytes
-    shared_host.change(**USUAL, lot_bytes=0)
+    shared_host.change(**USUAL, **NO_SPILL, lot_bytes=0)
     wait_until(lambda: shared_host.lots() == {"limit_bytes": 0, "ready_bytes": 0, "given_bytes": 0})
 
 
@@ -102,6 +104,14 @@ def lots(host, wait_until):
     host.change(lot_bytes=256 * MIB)
     wait_until(lambda: host.lots()["ready_bytes"] == 256 * MIB)
     return host.lots
+
+
+@pytest.fixture
+def disk(host):
+    """A folder on a disk that parked memory goes to."""
+    with tempfile.TemporaryDirectory(prefix="aff-spill-", dir="/var/tmp") as folder:
+        host.change(spill_dir=folder)
+        yield Path(folder)
 
 
 @pytest.fixture
@@ -258,3 +268,48 @@ def test_a_kernel_parked_into_lots_outlives_the_controller_that_gave_them(gpu_ma
     assert is_right(kernel)
     assert mapped_lots(kernel) >= 200 * MIB
     assert gpu_machine.node()["host"]["lots"]["given_bytes"] == 256 * MIB
+
+
+def test_parked_memory_goes_to_disk_so_that_another_kernel_can_be_parked(kernel_with, memory, disk, host):
+    first, second = kernel_with("Block(300, seed=1)"), kernel_with("Block(300, seed=2)")
+    memory.bytes = 500 * MIB
+    assert park(first)[0] == 200
+    status, parked = park(second)
+    assert status == 200, parked
+    spilled = first.state()
+    assert spilled["disk_bytes"] >= 100 * MIB and spilled["copy_bytes"] <= 200 * MIB, spilled
+    assert re.search(r"300 MiB safe, [0-9]+ MiB of it on disk, about .* to return", spilled["text"]), spilled
+    assert spilled["resume_estimate_s"] > second.state()["resume_estimate_s"]
+    node = host.machine.node()
+    assert node["spill"]["used_bytes"] == spilled["disk_bytes"] == node["spill"]["written_bytes"], node[
+        "spill"
+    ]
+    assert [path.name for path in disk.iterdir()] == [f"affinode-{os.getuid()}"]
+    assert not list(next(disk.iterdir()).iterdir()), "files have no names"
+    shown = host.machine.affinode("status")
+    assert "MiB of it on disk" in shown.stdout and "Disk: " in shown.stdout, shown
+    assert is_right(first) and is_right(second)
+    assert first.state()["disk_bytes"] == 0
+
+
+def test_with_the_days_bytes_written_a_park_is_refused_as_without_a_disk(kernel_with, memory, disk, policy):
+    policy(spill_daily_bytes=0)
+    first, second = kernel_with("Block(300, seed=1)"), kernel_with("Block(300, seed=2)")
+    memory.bytes = 500 * MIB
+    assert park(first)[0] == 200
+    assert park(second)[0] == 409
+    policy(spill_daily_bytes=1 << 40)
+    assert park(second)[0] == 200
+    assert is_right(first) and is_right(second)
+
+
+def test_where_the_folder_is_no_good_a_park_is_refused_and_nothing_is_lost(
+    kernel_with, memory, policy, disk, host
+):
+    disk.chmod(0o777)  # others could replace this user's folder in it
+    first, second = kernel_with("Block(300, seed=1)"), kernel_with("Block(300, seed=2)")
+    memory.bytes = 500 * MIB
+    assert park(first)[0] == 200
+    assert park(second)[0] == 409
+    disk.chmod(0o700)
+    assert is_right(first) and is_right(second)

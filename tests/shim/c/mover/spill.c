@@ -201,20 +201,35 @@ static void ended_early(bool by_call)
 	CUDA(CtxSynchronize());
 	controller_park();
 	in_memory = page_read().copy_bytes;
+	epoch = controller_spill(ALL, spill_folder);
 	if (by_call)
 		read_a_word(&thread, large);
-	if (by_call)
-		PAGE_UNTIL(page.want == 1);
-	epoch = controller_spill(ALL, spill_folder);
-	if (!by_call)
+	else
 		controller_decide(epoch, false);
 	reply = controller_reply(epoch);
-	CHECK(reply.status == AFFINODE_REVOKED || (!by_call && reply.status == AFFINODE_OK));
+	CHECK(reply.status == AFFINODE_REVOKED || reply.status == AFFINODE_OK); /* or it was done already */
 	CHECK_EQUAL(page_read().copy_bytes + page_read().disk_bytes, in_memory);
 	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
 	if (by_call)
 		thread_join(thread);
 	CHECK(holds_pattern(large, LARGE, 3 + by_call, 0));
+	contents_are_right();
+}
+
+/* The controller knows that a call waits, and has others come first.  */
+static void although_a_call_waits(void)
+{
+	pthread_t thread;
+
+	snprintf(test_step, sizeof(test_step), "although a call waits");
+	controller_reply(controller_spill(0, spill_folder));
+	controller_park();
+	read_a_word(&thread, large);
+	PAGE_UNTIL(page.want == 1);
+	CHECK_EQUAL(spill_all().status, AFFINODE_OK);
+	PAGE_UNTIL(page.copy_bytes == 0 && page.state == AFFINODE_STATE_QUEUED);
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	thread_join(thread);
 	contents_are_right();
 }
 
@@ -319,6 +334,7 @@ int main(int argc, char **argv)
 	CUDA(MemAlloc(&large, LARGE));
 	ended_early(true);
 	ended_early(false);
+	although_a_call_waits();
 	freed_meanwhile();
 	folders();
 	changed_on_disk();
