@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 from model_node import Clock
 
-from jupyter_affinode.node.execution import cache_drops, moves, notices
+from jupyter_affinode.node.execution import cache_drops, moves, notices, spills
 from jupyter_affinode.node.execution import group_commit as together
 from jupyter_affinode.node.execution.allocations import Rooms
 from jupyter_affinode.node.execution.cache_drops import CacheDrops
@@ -22,6 +22,7 @@ from jupyter_affinode.node.execution.moves import Moves
 from jupyter_affinode.node.execution.notices import Notices
 from jupyter_affinode.node.execution.parts import Parts
 from jupyter_affinode.node.execution.room_requests import RoomRequests
+from jupyter_affinode.node.execution.spills import Spills
 from jupyter_affinode.node.execution.user_requests import Wishes
 from jupyter_affinode.node.identity.identity import OWN_USER, Identity
 from jupyter_affinode.node.model.actions import Resume
@@ -104,7 +105,8 @@ class Play:
         wishes = Wishes(self.state, self.moves, QUIET, lambda: None)
         lots = SimpleNamespace(give=lambda kernel, size: [])
         requests = RoomRequests(self.state, QUIET, lambda: None)
-        parts = Parts(self.moves, self.drops, wishes, self.rooms, lots, requests)
+        self.spills = Spills(self.state, QUIET, lambda: None, observers)
+        parts = Parts(self.moves, self.drops, self.spills, wishes, self.rooms, lots, requests)
         self.effects = Effects(self.state, QUIET, observers, lambda notice: None, parts)
 
     def size(self):
@@ -122,6 +124,9 @@ class Play:
             drop_caches_before_park=pick([True, False, False]),
             quotas=pick(["", "alice=4GiB", "*=20GiB"]),
             time_slice_s=1.0,
+            spill_dir=pick(["", "/", "/", "/not there"]),
+            spill_limit_bytes=pick([None, 0, GIB, 100 * GIB]),
+            spill_daily_bytes=pick([0, 50 * GIB, 1 << 50]),
         )
 
     def page(self):
@@ -155,6 +160,9 @@ class Play:
             lot_bytes=pick([0, size()]),
             context_bytes=size(),
             calls=(0,) * 8,
+            disk_bytes=size(),
+            disk_written_bytes=size(),
+            last_resume_disk_bytes=pick([0, size()]),
         )
 
     def sample(self):
@@ -181,7 +189,7 @@ class Play:
         self.pids.append(FIRST_PID + len(self.pids))
         identity = self.dice.choice([Identity("uid-1", "alice"), OWN_USER])
         hello = SimpleNamespace(
-            flags=HelloFlag(self.dice.choice([0xDF, self.dice.randrange(256)])),
+            flags=HelloFlag(self.dice.choice([0x1DF, self.dice.randrange(512)])),
             kernel_id=self.dice.choice(["k1", "k2", "k3", "k4", ""]),
             command="hostile",
             shim_version="1",
@@ -229,6 +237,9 @@ class Play:
             if kind in MOVES:
                 status = dice.choice(list(Status))
                 self.moves.take_reply(process, Reply(1, epoch, kind, status, self.size(), 1.8e10, "said"))
+            elif kind is CommandKind.SPILL:
+                status = dice.choice(list(Status))
+                self.spills.take_reply(process, Reply(1, epoch, kind, status, self.size(), 1.8e10, "said"))
             elif kind is CommandKind.DROP_CACHES:
                 self.drops.take_reply(process, Reply(1, epoch, kind, Status.OK, 0, 0.0, ""))
 
@@ -248,6 +259,7 @@ class Play:
             self.state.take_sample(self.sample())
         self.state.refresh(now)
         self.state.read_limits()
+        self.state.disk.look(self.state.settings, self.state.disk_used_bytes(), now, QUIET)
         node = self.state.snapshot(now, is_settled=True, is_complete=self.dice.random() < 0.7)
         actions = decide(now, node, self.state.settings)
         assert len({action.kernel_id for action in actions}) == len(actions), actions
@@ -261,6 +273,7 @@ class Play:
         self.show(now)
         self.moves.look_for_lost_replies(now)
         self.drops.look(now)
+        self.spills.look(now)
         for process in self.state.stale_processes(now):
             self.end(process)
 
@@ -290,7 +303,7 @@ def played(seed, clock, patch):
 
 def test_nothing_that_a_process_says_ends_a_pass(monkeypatch):
     clock = Clock()
-    for module in (moves, together, cache_drops, notices):
+    for module in (moves, together, cache_drops, notices, spills):
         monkeypatch.setattr(module, "time", clock)
     seed, ends = random.randrange(1 << 32), time.monotonic() + SECONDS
     while True:
