@@ -103,11 +103,18 @@ def shared_server(native: Path) -> Iterator[JupyterServer]:
 
 
 @pytest.fixture(scope="module")
-def shared_gpu_server(native: Path, wait_until: Callable[..., Any]) -> Iterator[JupyterServer]:
-    """The same on a machine with a simulated GPU of 512 MiB, where a kernel is idle after a second."""
+def shared_gpu_server(
+    native: Path, wait_until: Callable[..., Any], request: pytest.FixtureRequest
+) -> Iterator[JupyterServer]:
+    """The same on a machine with a simulated GPU of 512 MiB, where a kernel is idle after a second.
+
+    A module's `IS_PATIENT` is for its controller: see `live_machine.PATIENT`.
+    """
     with new_machine() as made:
         made.simulate(memory="512MiB")
         made.environment["AFFINODE_SIM_CONTEXT"] = "32MiB"
+        if getattr(request.module, "IS_PATIENT", False):
+            made.start_controller("--idle-timeout=1", patient=True)
         server = JupyterServer(made).start("--AffinodeExtension.idle_timeout_s=1")
         wait_until(lambda: server.affinode()[1]["available"])
         yield server

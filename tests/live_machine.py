@@ -17,9 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# A controller that takes no shim for stopped: those that live in the test's own process are silent while that is.
+# A controller that takes no shim for stopped, since those that live in the test's own process are silent while that is
+# stalled; and that waits for kernels to drop their caches though they were stalled for three seconds.
 PATIENT = """
+from jupyter_affinode.node.execution import cache_drops
 from jupyter_affinode.node.link import connection
+cache_drops.BEGINS_WITHIN_S, cache_drops.LASTS_S = 4.0, 5.0
 connection.HEARTBEATS_MISSED = 100
 from jupyter_affinode.node.app import main
 main()

@@ -17,6 +17,7 @@ from gpu_cells import SETUP
 from jupyter_affinode.kernel import cache_release as kernel_caches
 
 MIB = 2**20
+IS_PATIENT = True
 STAND_IN = """
 import sys, types
 served = []  # what each call saw: on the main thread?
