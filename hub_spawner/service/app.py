@@ -120,5 +120,7 @@ def _internal_ssl(auth: HubOAuth) -> ssl.SSLContext | None:
     """Return what to serve with where the Hub has internal TLS; None elsewhere."""
     if not auth.certfile:
         return None
-    context: ssl.SSLContext = make_ssl_context(auth.keyfile, auth.certfile, cafile=auth.client_ca)
+    context: ssl.SSLContext = make_ssl_context(
+        auth.keyfile, auth.certfile, cafile=auth.client_ca, purpose=ssl.Purpose.CLIENT_AUTH
+    )
     return context

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import re
+import ssl
+from types import SimpleNamespace
 
 import pytest
 import requests
+from certipy import Certipy
 from gpu_node import ANA, GIB, GpuNode
+from jupyterhub.utils import make_ssl_context
 from live_hub import NAVIGATE, TOKEN, Hub, xsrf
 from live_machine import new_machine
 from people import needs_root
+from tornado.httpclient import AsyncHTTPClient
+from tornado.httpserver import HTTPServer
+from tornado.netutil import bind_sockets
+from tornado.web import Application, RequestHandler
 from traitlets.config import Config
 
+from hub_spawner.service.app import _internal_ssl
 from hub_spawner.service.registration import add_service
 from jupyter_affinode.client.grant_signing import make_keys
 from jupyter_affinode.node.identity.grants import GrantVerifier
@@ -201,6 +211,32 @@ def test_a_server_gets_a_new_grant_for_its_own_token_and_nothing_else_does(hub):
     another = token("read:users!user=ana")
     assert (ask(another).status_code, ask(None).status_code, ask("x").status_code) == (403, 401, 401)
     assert ask(TOKEN).status_code == 403  # a service's
+
+
+def test_behind_a_hub_with_internal_tls_the_page_is_served_to_programs_of_the_hub(tmp_path):
+    """And the Hub's certificates are asked of them, too."""
+    certificates = Certipy(store_dir=str(tmp_path))
+    certificates.create_ca("internal")
+    names = ["DNS:localhost"]
+    own = certificates.create_signed_pair("services-affinode", "internal", alt_names=names)["files"]
+    proxy = certificates.create_signed_pair("proxy", "internal", alt_names=names)["files"]
+    auth = SimpleNamespace(keyfile=own["key"], certfile=own["cert"], client_ca=own["ca"])
+
+    async def asked(options):
+        server = HTTPServer(Application([("/", RequestHandler)]), ssl_options=_internal_ssl(auth))
+        server.add_sockets(sockets := bind_sockets(0, "127.0.0.1"))
+        url = f"https://localhost:{sockets[0].getsockname()[1]}/"
+        try:
+            return (await AsyncHTTPClient().fetch(url, raise_error=False, ssl_options=options)).code
+        finally:
+            server.stop()
+            await server.close_all_connections()
+
+    theirs = make_ssl_context(proxy["key"], proxy["cert"], cafile=proxy["ca"])
+    assert asyncio.run(asked(theirs)) == 405  # it has no GET, and was asked
+    without = ssl.create_default_context(cafile=proxy["ca"])
+    with pytest.raises(OSError):
+        asyncio.run(asked(without))
 
 
 def test_the_service_asks_the_controller_that_the_hub_asks(monkeypatch):
