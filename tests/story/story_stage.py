@@ -85,6 +85,12 @@ class Stage:
         """Park now, by the command line's own request; right after a cell the kernel may be busy for a moment."""
         self.until(lambda: self.machine.ask("POST", f"/kernels/{kernel.id}/park", {})[0] == 200)
 
+    def hold(self, kernel: JupyterKernel) -> None:
+        """Keep it on the GPU. Before it allocates: where little is free then, an idle kernel is parked at once."""
+        self.until(
+            lambda: self.machine.ask("POST", f"/kernels/{kernel.id}/hold", {"duration_s": 600})[0] == 200
+        )
+
     def policy(self, **settings: Any) -> None:
         """Change the controller's settings until `clear_up`."""
         self.until(self.machine.node)

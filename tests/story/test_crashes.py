@@ -43,8 +43,8 @@ def test_after_a_controllers_death_the_next_one_knows_every_kernel(crashing, res
     if residency in ("parked", "queued"):
         s.park(kernel)
     if residency == "queued":
+        s.hold(other)
         s.ok(other, "gpu.allocate('a', 30)")
-        s.machine.ask("POST", f"/kernels/{other.id}/hold", {"duration_s": 600})
         cell = kernel.submit("gpu.check('a')")
     s.wait(kernel, residency)
     kill_controller(s)
@@ -120,8 +120,8 @@ def test_a_killed_server_takes_only_its_own_kernels_along(crashing, doomed, resi
     if residency in ("parked", "queued", "resuming"):
         s.park(kernel)
     if residency == "queued":
+        s.hold(theirs)
         s.ok(theirs, "gpu.allocate('b', 30)")
-        s.machine.ask("POST", f"/kernels/{theirs.id}/hold", {"duration_s": 600})
     if residency == "parking":
         s.machine.ask("POST", f"/kernels/{kernel.id}/park", {"wait": False})
     if residency in ("queued", "resuming"):

@@ -51,8 +51,8 @@ def crowded(stage):
     waiter, holder = s.kernel(), s.kernel()
     s.ok(waiter, "gpu.allocate('a', 30)")
     s.park(waiter)
+    s.hold(holder)
     s.ok(holder, "gpu.allocate('a', 30)")
-    s.machine.ask("POST", f"/kernels/{holder.id}/hold", {"duration_s": 600})
     return s, waiter, holder
 
 

@@ -30,11 +30,11 @@ def test_three_kernels_worth_two_and_a_half_gpus_all_finish(stage):
 def test_the_first_waiter_is_served_first(stage):
     s = stage(**SMALL, idle_timeout_s=0.3)
     busy, first, second = (s.kernel(f"{name}.ipynb") for name in ("busy", "first", "second"))
+    # The resident one computes, so no other can be served until it ends.
+    s.hold(busy)
     for kernel in (first, second, busy):
         s.ok(kernel, "gpu.allocate('a', 40)")
     s.wait(first, "parked"), s.wait(second, "parked")
-    # The resident one computes, so no other can be served until it ends.
-    s.machine.ask("POST", f"/kernels/{busy.id}/hold", {"duration_s": 60})
     one = first.submit("gpu.add('a', 1); gpu.check('a')")
     s.wait(first, "queued")
     two = second.submit("gpu.add('a', 1); gpu.check('a')")
@@ -52,8 +52,8 @@ def test_the_first_waiter_is_served_first(stage):
 def test_a_long_wait_is_shown_in_the_cell_and_leaves_nothing_there(stage):
     s = stage(**SMALL, idle_timeout_s=0.3)
     holder, waiter = s.kernel(), s.kernel()
+    s.hold(holder)
     s.ok(holder, "gpu.allocate('a', 37)")
-    s.machine.ask("POST", f"/kernels/{holder.id}/hold", {"duration_s": 60})
     before = len(s.server.log())
     cell = waiter.submit("gpu.allocate('a', 37); gpu.check('a')")
     shown = waiter.wait_for_display(cell)

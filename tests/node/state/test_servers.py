@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import subprocess
@@ -56,6 +57,7 @@ def end(process):
 
 
 def descriptors():
+    gc.collect()  # what earlier tests left is closed now, and not meanwhile
     return len(os.listdir("/proc/self/fd"))
 
 
