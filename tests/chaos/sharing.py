@@ -55,6 +55,7 @@ class Account:
     elsewhere: int = 0  # of the resumes, on another GPU
     worth: int = 4
     refusals: str = "none"  # by reason
+    spills: int = 0  # that ended well
 
     @property
     def fairness(self) -> float:
@@ -88,11 +89,13 @@ def share(
     gpus: int = 1,
     worth: int | None = None,
     host_mib: int | None = None,
+    spill_dir: str = "",
 ) -> Account:
     """Let the kernels work for so long, then end them; AssertionError at the first thing that must not be.
 
     With several GPUs all begin on the first, contexts leave too, and they come back where there is room. `worth`: how
-    many fit on each; `host_mib`: how much host memory the controller sees for all that is parked and kept.
+    many fit on each; `host_mib`: how much host memory the controller sees for all that is
+    parked and kept; `spill_dir`: what does not fit there goes to that folder.
     """
     worth = worth or (4 if gpus == 1 else 2)
     mebibytes, controller = gpu_mib(kernels, worth, workload), list(CONTROLLER)
@@ -101,6 +104,8 @@ def share(
         controller += ["--depth=context", "--low-watermark=0"]
         controller += ["--park-when=idle"] if host_mib is None else ["--contended-idle-timeout=0.2"]
         machine.environment["AFFINODE_DEPTH"] = "context"
+    if spill_dir:
+        controller += [f"--spill-dir={spill_dir}"]
     machine.simulate(memory=f"{mebibytes}MiB", gpus=gpus)
     machine.environment["AFFINODE_SIM_CONTEXT"] = f"{CONTEXT_MIB}MiB"
     if host_mib is not None:
@@ -111,6 +116,8 @@ def share(
     light.wait(lambda: all(k.board.seen.cells for k in light.look()), END_WITHIN_S, "everyone's first cell")
     began = time.monotonic()
     light.wait(lambda: time.monotonic() - began > seconds, seconds + END_WITHIN_S, "the time to pass")
+    if spill_dir:
+        light.wait(lambda: spills(metrics(machine)) > 0, END_WITHIN_S, "the disk to be used")
     lasted = time.monotonic() - began
     cells = [kernel.board.seen.cells for kernel in light.look()]
     moves = machine.kernels().values()
@@ -131,6 +138,7 @@ def share(
         int(counters.get('affinode_resumes_elsewhere_total{outcome="ok"}', 0)),
         worth,
         refusals=refusals(counters) or "none",
+        spills=spills(counters),
     )
 
 
@@ -153,6 +161,11 @@ def start_bounded(machine: Machine, host_mib: int, controller: list[str]) -> Non
     while machine.node() is None:
         assert time.monotonic() < deadline, machine.controller_log()
         time.sleep(0.05)
+
+
+def spills(counters: dict[str, float]) -> int:
+    """How often parked memory went to disk."""
+    return int(counters.get('affinode_spills_total{outcome="ok"}', 0))
 
 
 def metrics(machine: Machine) -> dict[str, float]:
