@@ -1,6 +1,7 @@
 import * as assert from 'node:assert';
 import { test } from 'node:test';
 import {
+  aged,
   basename,
   bytes,
   bytesOf,
@@ -127,6 +128,13 @@ test('details say how long, and what happens next', () => {
   assert.deepStrictEqual(details(kernel({ residency: 'queued', waiting_s: 12 }), trans), [
     'waiting 12 s'
   ]);
+});
+
+test('clocks run on between two looks', () => {
+  const idle = kernel({ residency: 'resident', idle_s: 240, eligible_in_s: 60 });
+  assert.deepStrictEqual(details(aged(idle, 50), trans), ['idle 5 min', 'may be freed in 10 s']);
+  const queued = aged(kernel({ residency: 'queued', waiting_s: 3, estimate_s: 9 }), 20);
+  assert.deepStrictEqual([queued.waiting_s, queued.estimate_s, queued.idle_s], [23, 0, null]);
 });
 
 test('details say what RAM a kernel takes or keeps, where that is news', () => {

@@ -133,6 +133,7 @@ def test_a_console_has_a_banner_too(page):
     kept.choose("Keep")
     page.command("console:create", path="console-1", kernelPreference={"name": "python3"}, activate=True)
     console = page.page.locator(".jp-ConsolePanel")
+    expect(console).to_contain_text("IPython")  # what is run before the kernel is there, is dropped
     console.locator(".jp-CodeConsole-promptCell .cm-content").click()
     page.page.keyboard.insert_text(lab_cells.allocate(124))
     page.page.keyboard.press("Shift+Enter")

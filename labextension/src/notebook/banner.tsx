@@ -11,7 +11,7 @@ import { remedies } from '../actions';
 import { residencyIcons } from '../icons';
 import { IKernel } from '../status';
 import { IAffinode } from '../tokens';
-import { span, stateText, title, waitSentence } from '../words';
+import { aged, boundText, span, stateText, title, waitText } from '../words';
 import { ActionButton } from './KernelActions';
 
 /** A wait that is shorter moves nothing in the notebook. */
@@ -26,6 +26,7 @@ export class Banner extends ReactWidget {
     super();
     this.addClass('jp-affinode-bannerBox');
     this.node.setAttribute('role', 'status');
+    this.node.setAttribute('aria-atomic', 'false');
     this.hide();
     _options.affinode.changed.connect(this._onChanged, this);
     _options.commands.commandChanged.connect(this._onCommand, this);
@@ -34,6 +35,7 @@ export class Banner extends ReactWidget {
 
   override dispose(): void {
     window.clearTimeout(this._timer);
+    window.clearInterval(this._clock);
     this._resizes.disconnect();
     super.dispose();
   }
@@ -47,7 +49,9 @@ export class Banner extends ReactWidget {
     return (
       <div className="jp-affinode-banner" ref={this._measure}>
         <StateIcon tag="span" className="jp-affinode-bannerIcon" aria-hidden="true" />
-        {kernel.residency === 'lost' ? this._lost(kernel) : this._waits(kernel)}
+        {kernel.residency === 'lost'
+          ? this._lost(kernel)
+          : this._waits(aged(kernel, this._options.affinode.age(kernel.id)))}
       </div>
     );
   }
@@ -57,7 +61,7 @@ export class Banner extends ReactWidget {
     return (
       <>
         <span className="jp-affinode-bannerText">
-          <b>{stateText(kernel, trans)}</b>{' '}
+          <b>{stateText(kernel, trans)}.</b>{' '}
           {trans.__('What it had on the GPU is gone. Restart the kernel to use the GPU again.')}
         </span>
         <ActionButton action="restart" commands={commands} kernel={kernel} trans={trans} />
@@ -71,14 +75,16 @@ export class Banner extends ReactWidget {
       const other = affinode.kernel(id);
       return other ? title(other, trans) : null;
     };
-    const waited = kernel.waiting_s === null ? null : kernel.waiting_s + affinode.age(kernel.id);
-    const since = waited === null ? '' : ` (${span(waited, trans)})`;
+    const { waiting_s } = kernel;
+    const since = waiting_s === null ? '' : trans.__('For %1.', span(waiting_s, trans));
     return (
       <>
         <span className="jp-affinode-bannerText">
-          <b>{stateText(kernel, trans)}</b>
-          {/* Not read aloud: it ticks. */}
-          <span aria-hidden="true">{since}</span> {waitSentence(kernel, nameOf, trans)}
+          <b>{stateText(kernel, trans)}.</b> {waitText(kernel.wait, nameOf, trans)}.{' '}
+          {/* It ticks, and is not to be read aloud each time. */}
+          <span aria-live="off">
+            {boundText(kernel, trans)} <span className="jp-affinode-since">{since}</span>
+          </span>
         </span>
         {remedies(kernel, id => affinode.kernel(id)).map((remedy, index) => (
           <ActionButton
@@ -123,11 +129,14 @@ export class Banner extends ReactWidget {
   private _show(isWait: boolean): void {
     badge(this._options.title, isWait);
     this.show();
+    window.clearInterval(this._clock);
+    this._clock = window.setInterval(() => this._tick(), 1000);
     this.update();
   }
 
   private _hide(): void {
     window.clearTimeout(this._timer);
+    window.clearInterval(this._clock);
     this._timer = undefined;
     badge(this._options.title, false);
     if (!this.isHidden) {
@@ -152,6 +161,13 @@ export class Banner extends ReactWidget {
     this.node.style.minHeight = `${height}px`;
     this.parent?.fit();
   });
+  private _tick(): void {
+    if (this.isVisible && !document.hidden) {
+      this.update();
+    }
+  }
+
+  private _clock: number | undefined;
   private _timer: number | undefined;
 }
 

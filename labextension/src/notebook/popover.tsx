@@ -9,6 +9,7 @@ import { keepIcon, residencyIcons } from '../icons';
 import { IKernel } from '../status';
 import { CommandIDs, IAffinode } from '../tokens';
 import {
+  aged,
   details,
   lastMoveText,
   moveText,
@@ -87,6 +88,7 @@ export class Popover extends ReactWidget {
     document.addEventListener('pointerdown', this, true);
     document.addEventListener('focusin', this, true);
     window.addEventListener('resize', this);
+    this._clock = window.setInterval(() => this.update(), 1000);
   }
 
   protected override onBeforeDetach(msg: Message): void {
@@ -94,15 +96,17 @@ export class Popover extends ReactWidget {
     document.removeEventListener('pointerdown', this, true);
     document.removeEventListener('focusin', this, true);
     window.removeEventListener('resize', this);
+    window.clearInterval(this._clock);
     super.onBeforeDetach(msg);
   }
 
   protected render(): JSX.Element | null {
     const { affinode, commands, trans } = this._options;
-    const kernel = this._options.kernel();
-    if (!kernel) {
+    const seen = this._options.kernel();
+    if (!seen) {
       return null;
     }
+    const kernel = affinode.stale ? seen : aged(seen, affinode.age(seen.id));
     const nameOf = (id: string) => {
       const other = affinode.kernel(id);
       return other ? title(other, trans) : null;
@@ -183,6 +187,8 @@ export class Popover extends ReactWidget {
     this.node.style.left = `${Math.max(MARGIN, left)}px`;
     this.node.style.top = `${isBelow ? below : Math.max(MARGIN, anchor.top - height - 4)}px`;
   }
+
+  private _clock: number | undefined;
 }
 
 export namespace Popover {

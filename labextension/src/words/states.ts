@@ -81,6 +81,20 @@ export function chipLabel(kernel: IKernel, trans: IWords): string {
   }
 }
 
+/** A kernel whose clocks have run on for some seconds since its figures were true. */
+export function aged(kernel: IKernel, seconds: number): IKernel {
+  const up = (clock: number | null) => (clock === null ? null : clock + seconds);
+  const down = (clock: number | null) => (clock === null ? null : Math.max(0, clock - seconds));
+  return {
+    ...kernel,
+    idle_s: up(kernel.idle_s),
+    waiting_s: up(kernel.waiting_s),
+    held_for_s: down(kernel.held_for_s),
+    eligible_in_s: down(kernel.eligible_in_s),
+    estimate_s: down(kernel.estimate_s)
+  };
+}
+
 /** What is worth knowing beside the state and the wait: how long idle, kept or waiting, and what happens next. */
 export function details(kernel: IKernel, trans: IWords): string[] {
   const lines: string[] = [];

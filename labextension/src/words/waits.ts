@@ -119,14 +119,16 @@ export function estimateText(kernel: IWaitingKernel, nameOf: NameOf, trans: IWor
     : trans.__('how long cannot be said');
 }
 
-/** The whole wait in one or two sentences, for a banner or a tooltip. */
+/** The bound as a sentence: "At most 3 min.", "How long cannot be said." */
+export function boundText(kernel: Pick<IWaitingKernel, 'estimate_s'>, trans: IWords): string {
+  return kernel.estimate_s === null
+    ? trans.__('How long cannot be said.')
+    : trans.__('At most %1.', span(Math.max(1, kernel.estimate_s), trans));
+}
+
+/** The whole wait in two sentences, for a notice or a popover. */
 export function waitSentence(kernel: IWaitingKernel, nameOf: NameOf, trans: IWords): string {
-  const why = waitText(kernel.wait, nameOf, trans);
-  const bound = kernel.estimate_s;
-  if (bound !== null) {
-    return trans.__('%1. At most %2.', why, span(Math.max(1, bound), trans));
-  }
-  return trans.__('%1. How long cannot be said.', why);
+  return trans.__('%1. %2', waitText(kernel.wait, nameOf, trans), boundText(kernel, trans));
 }
 
 /** A sentence's first letter is a capital, except where it is a file's name. */
