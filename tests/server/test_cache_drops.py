@@ -107,8 +107,8 @@ def test_the_magic_drops_caches_inside_its_own_cell(kernel, policy):
 
 
 def test_a_framework_that_fails_to_drop_is_parked_as_it_is(kernel, policy, wait_until):
-    policy(park_when="idle", idle_timeout_s=1, drop_caches_before_park=True)
     kernel.run("def broken(): raise RuntimeError('no pool')\nstand_in.get_default_memory_pool = broken")
+    policy(park_when="idle", idle_timeout_s=1, drop_caches_before_park=True)
     assert parked_bytes(kernel, wait_until) == 192 * MIB
     assert kernel.run("print(block.checksum() == before)").text == "True\n"
 
