@@ -2,7 +2,7 @@ import * as assert from 'node:assert';
 import { test } from 'node:test';
 import { offered, remedies } from '../src/actions';
 import { IBlocker, INode, IStatus } from '../src/status';
-import { UsedMemory } from '../src/usedMemory';
+import { UsedMemory } from '../src/shell/usedMemory';
 import { kernel } from './examples';
 
 const GIB = 1024 ** 3;

@@ -4,7 +4,7 @@ import { ITranslator, nullTranslator, TranslationBundle } from '@jupyterlab/tran
 import { ReactWidget } from '@jupyterlab/ui-components';
 import { CommandRegistry } from '@lumino/commands';
 import * as React from 'react';
-import { UsedMemory } from '../usedMemory';
+import { UsedMemory } from './usedMemory';
 import { gpuIcon } from '../icons';
 import { CommandIDs, IAffinode } from '../tokens';
 import { bytes, bytesOf } from '../words';

@@ -1,7 +1,7 @@
 /** GPU memory in use on the whole machine, between two looks at it. Pure. */
 
-import { INode, IStatus } from './status';
-import { onGpu } from './words';
+import { INode, IStatus } from '../status';
+import { onGpu } from '../words';
 
 /** What is in use, of how much (null where a GPU does not say), on how many GPUs. */
 export interface IUsedMemory {
