@@ -17,7 +17,7 @@ from ...units import duration_in_words
 from .machine import Machine
 from .results import Outcome, Progress
 from .sessions import ImpossiblePlan, Session
-from .simulation import Guest, People
+from .simulation import LiveSession, People
 
 
 @dataclass(frozen=True)
@@ -52,36 +52,36 @@ class _InTurn(People):
         self._free = [capacity] * machine.gpus
         self._capacity = capacity
         self._held = 0
-        self._line: list[tuple[Guest, int]] = []
-        self._has: dict[int, tuple[int, int, float]] = {}  # by guest: GPU, how much, since when
+        self._line: list[tuple[LiveSession, int]] = []
+        self._has: dict[int, tuple[int, int, float]] = {}  # by session: GPU, how much, since when
 
-    def has(self, guest: Guest) -> bool:
+    def has(self, live: LiveSession) -> bool:
         """Whether it has its part."""
-        return guest.number in self._has
+        return live.number in self._has
 
-    def ask(self, guest: Guest, size: int) -> None:
+    def ask(self, live: LiveSession, size: int) -> None:
         """Get in line for a part of a GPU."""
-        self._line.append((guest, size))
+        self._line.append((live, size))
         self._serve()
 
-    def give_back(self, guest: Guest) -> None:
+    def give_back(self, live: LiveSession) -> None:
         """Its part is free; a session that waited does so no more."""
-        self._line = [(other, size) for other, size in self._line if other is not guest]
-        if guest.number in self._has:
-            gpu, size, since = self._has.pop(guest.number)
+        self._line = [(other, size) for other, size in self._line if other is not live]
+        if live.number in self._has:
+            gpu, size, since = self._has.pop(live.number)
             self._free[gpu] += size
             self._held -= size
             self.outcome.held_s += (self.now - since) * size / self._capacity
-            guest.gpu = None
+            live.gpu = None
         self._serve()
 
     @abstractmethod
-    def served(self, guest: Guest) -> None:
+    def served(self, live: LiveSession) -> None:
         """It has its part now."""
 
     def _serve(self) -> None:
         while self._line:
-            guest, size = self._line[0]
+            live, size = self._line[0]
             gpu = max(range(len(self._free)), key=lambda number: (self._free[number], -number))
             if self._free[gpu] < size:
                 return
@@ -89,9 +89,9 @@ class _InTurn(People):
             self._free[gpu] -= size
             self._held += size
             self.outcome.gpus_most = max(self.outcome.gpus_most, self._held / self._capacity)
-            self._has[guest.number] = (gpu, size, self.now)
-            guest.gpu = gpu
-            self.served(guest)
+            self._has[live.number] = (gpu, size, self.now)
+            live.gpu = gpu
+            self.served(live)
 
 
 class Reservation(_InTurn):
@@ -115,31 +115,31 @@ class Reservation(_InTurn):
         super().__init__(machine, sessions, Outcome("reservation", what), slices, on_progress)
         self._slices = slices
 
-    def begins(self, guest: Guest) -> None:
+    def begins(self, live: LiveSession) -> None:
         """It asks at once."""
-        self.ask(guest, 1)
+        self.ask(live, 1)
 
-    def wants(self, guest: Guest) -> None:
+    def wants(self, live: LiveSession) -> None:
         """It has its GPU, or waits for it."""
-        if self.has(guest):
-            self.compute(guest)
+        if self.has(live):
+            self.compute(live)
 
-    def served(self, guest: Guest) -> None:
+    def served(self, live: LiveSession) -> None:
         """A cell may be waiting."""
-        if guest.wanted_at is not None:
-            self.compute(guest)
+        if live.wanted_at is not None:
+            self.compute(live)
 
-    def ends(self, guest: Guest) -> None:
+    def ends(self, live: LiveSession) -> None:
         """The next one gets it."""
-        self.give_back(guest)
+        self.give_back(live)
 
-    def speed(self, guest: Guest) -> float:
+    def speed(self, live: LiveSession) -> float:
         """A slice has its part of the compute."""
         return min(1.0, 1 / (self._slices * self.machine.compute_share))
 
-    def computes_on(self, guest: Guest) -> Hashable:
+    def computes_on(self, live: LiveSession) -> Hashable:
         """Nothing is shared."""
-        return ("slice", guest.number)
+        return ("slice", live.number)
 
 
 class Culled(Reservation):
@@ -160,38 +160,38 @@ class Culled(Reservation):
         self.outcome.title += f", killed after {after} idle"
         self._was_culled: set[int] = set()
 
-    def begins(self, guest: Guest) -> None:
+    def begins(self, live: LiveSession) -> None:
         """It asks at its first cell: a culler would have ended it before."""
 
-    def wants(self, guest: Guest) -> None:
+    def wants(self, live: LiveSession) -> None:
         """As with reservation, or again from the start."""
-        if self.has(guest):
-            self.compute(guest)
+        if self.has(live):
+            self.compute(live)
         else:
-            self.ask(guest, 1)
+            self.ask(live, 1)
 
-    def served(self, guest: Guest) -> None:
+    def served(self, live: LiveSession) -> None:
         """First build what was lost."""
-        if guest.number in self._was_culled:
-            self._was_culled.discard(guest.number)
+        if live.number in self._was_culled:
+            self._was_culled.discard(live.number)
             self.outcome.losses += 1
             self.outcome.rebuild_s += self._culling.rebuild_s
-            self.timeline.after(self._culling.rebuild_s, partial(self.compute, guest))
+            self.timeline.after(self._culling.rebuild_s, partial(self.compute, live))
         else:
-            self.compute(guest)
+            self.compute(live)
 
-    def idle(self, guest: Guest) -> None:
+    def idle(self, live: LiveSession) -> None:
         """The culler looks when its time is over."""
-        if not guest.cell_is_open:
-            done = guest.next_cell
-            self.timeline.after(self._culling.timeout_s, partial(self._cull, guest, done))
+        if not live.cell_is_open:
+            done = live.next_cell
+            self.timeline.after(self._culling.timeout_s, partial(self._cull, live, done))
 
-    def _cull(self, guest: Guest, done: int) -> None:
-        is_idle = guest.next_cell == done and not guest.cell_is_open
-        if is_idle and guest.number in self.open and self.has(guest):
+    def _cull(self, live: LiveSession, done: int) -> None:
+        is_idle = live.next_cell == done and not live.cell_is_open
+        if is_idle and live.number in self.open and self.has(live):
             self.outcome.counts["kernels killed"] += 1
-            self._was_culled.add(guest.number)
-            self.give_back(guest)
+            self._was_culled.add(live.number)
+            self.give_back(live)
 
 
 class Sharing(_InTurn):
@@ -201,17 +201,17 @@ class Sharing(_InTurn):
         outcome = Outcome("sharing", "shared by memory, no parking")
         super().__init__(machine, sessions, outcome, machine.gpu_bytes, on_progress)
 
-    def wants(self, guest: Guest) -> None:
+    def wants(self, live: LiveSession) -> None:
         """The first cell waits until there is room for all that the session will hold."""
-        if self.has(guest):
-            self.compute(guest)
+        if self.has(live):
+            self.compute(live)
         else:
-            self.ask(guest, guest.session.peak_bytes + self.machine.context_bytes)
+            self.ask(live, live.session.peak_bytes + self.machine.context_bytes)
 
-    def served(self, guest: Guest) -> None:
+    def served(self, live: LiveSession) -> None:
         """There is room."""
-        self.compute(guest)
+        self.compute(live)
 
-    def ends(self, guest: Guest) -> None:
+    def ends(self, live: LiveSession) -> None:
         """Its memory is free."""
-        self.give_back(guest)
+        self.give_back(live)

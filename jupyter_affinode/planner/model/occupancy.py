@@ -42,7 +42,7 @@ class Books:
 
     def touch(self, kernel: SimulatedKernel) -> None:
         """Something of it is different, or will be in a moment."""
-        self._changed[kernel.guest.number] = kernel
+        self._changed[kernel.live.number] = kernel
 
     def room(self, gpus: Iterable[str]) -> int:
         """Return what is free and not reserved on the fullest of the GPUs."""
@@ -83,7 +83,7 @@ class Books:
 
     def forget(self, kernel: SimulatedKernel) -> None:
         """Its processes have ended."""
-        number = kernel.guest.number
+        number = kernel.live.number
         self._changed.pop(number, None)
         self._enter(number, Part((), 0, 0, 0))
         self._forget(number)

@@ -25,7 +25,7 @@ from .occupancy import Books
 from .results import Outcome, Progress
 from .sessions import ImpossiblePlan, Session
 from .simulated_kernel import SimulatedKernel
-from .simulation import Guest, ModelBroken, People
+from .simulation import LiveSession, ModelBroken, People
 from .wakeups import Wakes
 
 LEAST_S = 1e-6  # what a move is told to the policy to take at least
@@ -89,15 +89,15 @@ class Replay(People):
 
     # ---- what people do
 
-    def wants(self, guest: Guest) -> None:
+    def wants(self, live: LiveSession) -> None:
         """A cell calls CUDA."""
-        if guest.number in self._lost:
-            self._lost.discard(guest.number)
+        if live.number in self._lost:
+            self._lost.discard(live.number)
             self.outcome.losses += 1
             self.outcome.rebuild_s += self._rebuild_s
-            self.timeline.after(self._rebuild_s, partial(self.wants, guest))
+            self.timeline.after(self._rebuild_s, partial(self.wants, live))
             return
-        kernel = self._kernels.get(guest.number) or self._start(guest)
+        kernel = self._kernels.get(live.number) or self._start(live)
         self._books.touch(kernel)
         if kernel.residency is Residency.PARKING:
             self._revoke(kernel)
@@ -106,25 +106,25 @@ class Replay(People):
         elif kernel.residency in (Residency.NONE, Residency.RESIDENT):
             self._allocate(kernel)
 
-    def idle(self, guest: Guest) -> None:
+    def idle(self, live: LiveSession) -> None:
         """It has computed."""
-        kernel = self._kernels.get(guest.number)
+        kernel = self._kernels.get(live.number)
         if kernel is not None:
             self._books.touch(kernel)
-            if kernel.computes_since is not None and not guest.is_computing:
+            if kernel.computes_since is not None and not live.is_computing:
                 kernel.computes_since, kernel.last_activity = None, self.now
 
-    def ends(self, guest: Guest) -> None:
+    def ends(self, live: LiveSession) -> None:
         """Its processes end."""
-        kernel = self._kernels.pop(guest.number, None)
-        self._placed.pop(guest.number, None)
+        kernel = self._kernels.pop(live.number, None)
+        self._placed.pop(live.number, None)
         if kernel is None:
             return
         for link in (self._out[kernel.on[0]], self._in[kernel.on[0]]):
             if kernel.id in link:
                 link.stop(kernel.id)
         self._books.forget(kernel)
-        self._wakes.forget(guest.number)
+        self._wakes.forget(live.number)
         del self._by_id[kernel.id]
 
     # ---- a pass of the controller
@@ -177,7 +177,7 @@ class Replay(People):
 
     # ---- kernels
 
-    def begins(self, guest: Guest) -> None:
+    def begins(self, live: LiveSession) -> None:
         """Its kernel is started, and the controller says on which GPU."""
         node = self._look()
         newcomers: dict[str, int] = {}
@@ -185,47 +185,47 @@ class Replay(People):
             if self.now - since <= PLACED_LASTS_S:
                 newcomers[self._uuids[number]] = newcomers.get(self._uuids[number], 0) + 1
         gpus = [self._as_nvml_shows(node, uuid) for uuid in self._uuids]
-        guest.gpu = place(self.now, node, gpus, newcomers, self._settings)[0].index
-        self._placed[guest.number] = guest.gpu, self.now
+        live.gpu = place(self.now, node, gpus, newcomers, self._settings)[0].index
+        self._placed[live.number] = live.gpu, self.now
 
     def _as_nvml_shows(self, node: Node, uuid: str) -> NvmlGpu:
         total, free = self._sizes[uuid], node.gpus[uuid].free_bytes
         return NvmlGpu(uuid, self._uuids.index(uuid), "GPU", total, total - free, free, None)
 
-    def _start(self, guest: Guest) -> SimulatedKernel:
+    def _start(self, live: LiveSession) -> SimulatedKernel:
         """Its first call of CUDA."""
-        self._placed.pop(guest.number, None)
-        if guest.gpu is None:
-            raise ModelBroken(f"{guest.session.id} was never placed")
+        self._placed.pop(live.number, None)
+        if live.gpu is None:
+            raise ModelBroken(f"{live.session.id} was never placed")
         leaves = self._settings.depth == "context"
         kernel = SimulatedKernel(
-            guest,
-            (self._uuids[guest.gpu],),
+            live,
+            (self._uuids[live.gpu],),
             self.machine.context_bytes,
             leaves=leaves,
             changes=self._changed,
             gpus=self._uuids if self._settings.allow_migration else (),
         )
-        person, settings = guest.session.person, self._settings
+        person, settings = live.session.person, self._settings
         kernel.priority = int(rule_for(numbers(settings.priorities), person) or 0)
         kernel.is_opted_out = is_named(names(settings.opt_out), person, ())
         kernel.started_at = kernel.last_activity = kernel.resident_since = self.now
-        self._kernels[guest.number] = self._by_id[kernel.id] = kernel
+        self._kernels[live.number] = self._by_id[kernel.id] = kernel
         return kernel
 
     def _allocate(self, kernel: SimulatedKernel) -> None:
         """Take what the cell needs beside what it has, or ask for room; then compute."""
         self._books.touch(kernel)
-        grow = kernel.guest.cell.bytes - kernel.held
+        grow = kernel.live.cell.bytes - kernel.held
         need = grow + (0 if kernel.has_context else kernel.context_bytes)
         kernel.residency = Residency.RESIDENT
         if need > 0 and not self._may_take(kernel, need):
             self._rooms += 1
-            kernel.room = RoomRequest((kernel.guest.number, self._rooms), kernel.on[0], need, self.now)
+            kernel.room = RoomRequest((kernel.live.number, self._rooms), kernel.on[0], need, self.now)
             self.outcome.counts["allocations that waited"] += 1
             return
         kernel.room, kernel.has_context = None, True
-        kernel.held = kernel.guest.cell.bytes
+        kernel.held = kernel.live.cell.bytes
         self._compute_cell(kernel)
 
     def _may_take(self, kernel: SimulatedKernel, need: int) -> bool:
@@ -236,9 +236,9 @@ class Replay(People):
         kernel.computes_since = self.now
         if kernel.preempted_s is not None:
             left, kernel.preempted_s = kernel.preempted_s, None
-            self.go_on(kernel.guest, left)
+            self.go_on(kernel.live, left)
         else:
-            self.compute(kernel.guest)
+            self.compute(kernel.live)
 
     # ---- what is decided
 
@@ -246,15 +246,15 @@ class Replay(People):
         if kernel.residency is not Residency.RESIDENT:
             raise ModelBroken(f"{kernel.id} is to be parked and is {kernel.residency.value}")
         needs = max(kernel.movable - kernel.kept, 0)
-        if kernel.guest.is_computing and not action.preempts:
+        if kernel.live.is_computing and not action.preempts:
             self._refused(kernel, "busy")
             return
         if needs > action.budget_bytes:
             kernel.park_short = kernel.movable
             self._refused(kernel, "no-host-memory")
             return
-        if kernel.guest.is_computing:
-            kernel.preempted_s = self.interrupt(kernel.guest)
+        if kernel.live.is_computing:
+            kernel.preempted_s = self.interrupt(kernel.live)
             kernel.computes_since = None
             self.outcome.counts["cells preempted"] += 1
         kernel.residency, kernel.park_budget = Residency.PARKING, action.budget_bytes
@@ -308,7 +308,7 @@ class Replay(People):
             return
         if len(wanted) > 1 or wanted[0] not in self._uuids or not kernel.left_gpu:
             raise ModelBroken(f"{kernel.id} cannot come back on {', '.join(wanted)}")
-        kernel.on, kernel.guest.gpu = (wanted[0],), self._uuids.index(wanted[0])
+        kernel.on, kernel.live.gpu = (wanted[0],), self._uuids.index(wanted[0])
         self.outcome.counts["resumes on another GPU"] += 1
 
     def _resumed(self, kernel: SimulatedKernel) -> None:
@@ -322,7 +322,7 @@ class Replay(People):
         self.outcome.moved_bytes += kernel.movable
         if kernel.preempted_s is not None:
             self._compute_cell(kernel)
-        elif kernel.guest.wanted_at is not None and kernel.room is None:
+        elif kernel.live.wanted_at is not None and kernel.room is None:
             self._allocate(kernel)
 
     def _grant(self, kernel: SimulatedKernel, action: actions.GrantRoom) -> None:
@@ -335,13 +335,13 @@ class Replay(People):
 
     def _deny(self, kernel: SimulatedKernel, action: actions.DenyRoom) -> None:
         kernel.room = None
-        self.fail(kernel.guest, "out of memory")
+        self.fail(kernel.live, "out of memory")
 
     def _end_kernel(self, kernel: SimulatedKernel, action: actions.EndKernel) -> None:
         """Its state is lost; a cell that waits or computes fails, and the next one builds the state again."""
-        guest = kernel.guest
+        live = kernel.live
         self.outcome.counts["kernels ended for others"] += 1
-        self._lost.add(guest.number)
-        if guest.is_computing or guest.wanted_at is not None:
-            self.fail(guest, "ended for others")
-        self.ends(guest)
+        self._lost.add(live.number)
+        if live.is_computing or live.wanted_at is not None:
+            self.fail(live, "ended for others")
+        self.ends(live)

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from ...node.model.backoff import Backoff
 from ...node.model.snapshot import HostUse, Kernel, Residency, RoomRequest
 from .machine import RESUME_SPARE_BYTES
-from .simulation import Guest
+from .simulation import LiveSession
 
 AWAY = (Residency.PARKED, Residency.QUEUED, Residency.RESUMING)
 
 
 class SimulatedKernel:
-    """One guest's kernel; what `decide` is shown of it is made anew only when something changed.
+    """A live session's kernel; what `decide` is shown of it is made anew only when something changed.
 
     Sizes in bytes; `held` is its movable memory on each of the GPUs `on`, wherever that memory is now, and `kept` the
     host memory that it has from its last park. `leaves`: parked, it takes its CUDA context along, and may resume on
@@ -22,7 +22,7 @@ class SimulatedKernel:
 
     def __init__(
         self,
-        guest: Guest,
+        live: LiveSession,
         on: tuple[str, ...],
         context_bytes: int,
         *,
@@ -30,15 +30,15 @@ class SimulatedKernel:
         changes: float,
         gpus: Sequence[str] = (),
     ):
-        self.guest = guest
-        self.id = f"{guest.number:06d}-{guest.session.id}"
+        self.live = live
+        self.id = f"{live.number:06d}-{live.session.id}"
         self.on = on
         self.context_bytes = context_bytes
         self.leaves = leaves
         self.gpus = gpus
         self.changes = changes
         self.spare_bytes = RESUME_SPARE_BYTES
-        self.user = guest.session.person
+        self.user = live.session.person
         self.priority = 0  # by the settings for users; their names are the persons'
         self.is_opted_out = False
         self.has_context = False
@@ -118,7 +118,7 @@ class SimulatedKernel:
             fixed_bytes=self._each(0 if self.leaves else self.context_on_gpu),
             last_activity=now if computes else self.last_activity,
             calls_in_flight=int(computes),
-            cell_open=self.guest.cell_is_open,
+            cell_open=self.live.cell_is_open,
             is_moving=is_moving,
             moves_since=self.moves_since if is_moving else None,
             wants_since=self.wants_since,

@@ -25,7 +25,7 @@ class TooSlow(Exception):
     """More cells than the plan allows have waited longer than it allows: the rest need not be replayed."""
 
 
-class Guest:
+class LiveSession:
     """One session while it is open. `gpu` is its GPU's number once it has one."""
 
     def __init__(self, session: Session, later: list[Session], number: int):
@@ -52,13 +52,13 @@ class Host:
     def settle(self) -> None:
         """Everything of this moment has happened."""
 
-    def begins(self, guest: Guest) -> None:
+    def begins(self, live: LiveSession) -> None:
         """A session begins."""
 
-    def idle(self, guest: Guest) -> None:
+    def idle(self, live: LiveSession) -> None:
         """Its cell has ended, or goes on without the GPU."""
 
-    def ends(self, guest: Guest) -> None:
+    def ends(self, live: LiveSession) -> None:
         """It is shut down: what it holds is free."""
 
 
@@ -75,7 +75,7 @@ class People(Host, ABC):
         self.machine = machine
         self.outcome = outcome
         self.timeline = Timeline()
-        self.open: dict[int, Guest] = {}
+        self.open: dict[int, LiveSession] = {}
         self.give_up: tuple[float, int] | None = None  # a wait in seconds, and how many cells may wait longer
         self._on_progress = on_progress
         self._ended_cells = 0
@@ -101,7 +101,7 @@ class People(Host, ABC):
                 raise ModelBroken(f"at {self.now:.3f} s nothing comes to an end any more")
             self.settle()
         if self.open or self._ended_cells != self._all_cells:
-            stuck = next((guest.session.id for guest in self.open.values()), "none")
+            stuck = next((live.session.id for live in self.open.values()), "none")
             raise ModelBroken(
                 f"{self._all_cells - self._ended_cells} cells of {self._all_cells} never came to an end; the"
                 f" first session with one: {stuck}"
@@ -114,104 +114,104 @@ class People(Host, ABC):
     # ---- for subclasses, beside what a `Host` may do
 
     @abstractmethod
-    def wants(self, guest: Guest) -> None:
+    def wants(self, live: LiveSession) -> None:
         """Its next cell calls CUDA: let it `compute`, now or later."""
 
     # ---- what they call
 
-    def compute(self, guest: Guest) -> None:
+    def compute(self, live: LiveSession) -> None:
         """Its memory is there: the cell computes."""
-        if guest.wanted_at is None:
-            raise ModelBroken(f"{guest.session.id} computes and nothing asked it to")
-        guest.waited_s = 0.0
-        self.outcome.alone_s += guest.cell.gpu_s
-        self.go_on(guest, guest.cell.gpu_s / self.speed(guest))
+        if live.wanted_at is None:
+            raise ModelBroken(f"{live.session.id} computes and nothing asked it to")
+        live.waited_s = 0.0
+        self.outcome.alone_s += live.cell.gpu_s
+        self.go_on(live, live.cell.gpu_s / self.speed(live))
 
-    def go_on(self, guest: Guest, left_s: float) -> None:
+    def go_on(self, live: LiveSession, left_s: float) -> None:
         """Compute what is left of a cell."""
-        if guest.wanted_at is not None:
-            guest.waited_s += self.now - guest.wanted_at
-            guest.wanted_at = None
-        guest.is_computing, guest.granted_at = True, self.now
-        self._compute_of(guest).begin(guest.number, left_s, partial(self._computed, guest))
+        if live.wanted_at is not None:
+            live.waited_s += self.now - live.wanted_at
+            live.wanted_at = None
+        live.is_computing, live.granted_at = True, self.now
+        self._compute_of(live).begin(live.number, left_s, partial(self._computed, live))
 
-    def interrupt(self, guest: Guest) -> float:
+    def interrupt(self, live: LiveSession) -> float:
         """Take the GPU from a computing cell, which waits from now on; what is left of it, in seconds."""
-        guest.is_computing, guest.wanted_at = False, self.now
-        self.outcome.computed_s += self.now - guest.granted_at
-        return self._compute_of(guest).stop(guest.number)
+        live.is_computing, live.wanted_at = False, self.now
+        self.outcome.computed_s += self.now - live.granted_at
+        return self._compute_of(live).stop(live.number)
 
-    def fail(self, guest: Guest, how: str) -> None:
+    def fail(self, live: LiveSession, how: str) -> None:
         """The cell that waits or computes comes to a bad end."""
-        if guest.is_computing:
-            self.interrupt(guest)
-        guest.wanted_at = None
+        if live.is_computing:
+            self.interrupt(live)
+        live.wanted_at = None
         self.outcome.counts[f"cells {how}"] += 1
-        self._cell_ended(guest)
+        self._cell_ended(live)
 
-    def speed(self, guest: Guest) -> float:
+    def speed(self, live: LiveSession) -> float:
         """How fast it computes alone; less than 1 on a slice of a GPU."""
         return 1.0
 
-    def computes_on(self, guest: Guest) -> Hashable:
+    def computes_on(self, live: LiveSession) -> Hashable:
         """What it shares the speed of with others."""
-        if guest.gpu is None:
-            raise ModelBroken(f"{guest.session.id} computes and has no GPU")
-        return guest.gpu
+        if live.gpu is None:
+            raise ModelBroken(f"{live.session.id} computes and has no GPU")
+        return live.gpu
 
     # ---- the people
 
-    def _compute_of(self, guest: Guest) -> Shared:
-        key = self.computes_on(guest)
+    def _compute_of(self, live: LiveSession) -> Shared:
+        key = self.computes_on(live)
         if key not in self._compute:
-            self._compute[key] = Shared(self.timeline, self.machine.compute_share * self.speed(guest))
+            self._compute[key] = Shared(self.timeline, self.machine.compute_share * self.speed(live))
         return self._compute[key]
 
     def _arrive(self, queue: list[Session]) -> None:
-        guest = Guest(queue[0], queue[1:], self._numbers)
+        live = LiveSession(queue[0], queue[1:], self._numbers)
         self._numbers += 1
-        self.open[guest.number] = guest
+        self.open[live.number] = live
         self._counted.begin(self.now)
-        self.begins(guest)
-        self._think(guest)
+        self.begins(live)
+        self._think(live)
 
-    def _think(self, guest: Guest) -> None:
-        if guest.next_cell < len(guest.session.cells):
-            self.timeline.after(guest.cell.think_s, partial(self._want, guest))
+    def _think(self, live: LiveSession) -> None:
+        if live.next_cell < len(live.session.cells):
+            self.timeline.after(live.cell.think_s, partial(self._want, live))
         else:
-            self.timeline.after(guest.session.end_think_s, partial(self._leave, guest))
+            self.timeline.after(live.session.end_think_s, partial(self._leave, live))
 
-    def _want(self, guest: Guest) -> None:
-        guest.wanted_at = self.now
-        guest.cell_is_open = True
-        self.wants(guest)
+    def _want(self, live: LiveSession) -> None:
+        live.wanted_at = self.now
+        live.cell_is_open = True
+        self.wants(live)
 
-    def _computed(self, guest: Guest) -> None:
-        guest.is_computing = False
-        self.outcome.waits_s.append(guest.waited_s)
-        if self.give_up is not None and guest.waited_s > self.give_up[0]:
+    def _computed(self, live: LiveSession) -> None:
+        live.is_computing = False
+        self.outcome.waits_s.append(live.waited_s)
+        if self.give_up is not None and live.waited_s > self.give_up[0]:
             self.give_up = (self.give_up[0], self.give_up[1] - 1)
             if self.give_up[1] < 0:
                 raise TooSlow
-        self.outcome.computed_s += self.now - guest.granted_at
-        if guest.cell.cpu_s:
-            self.idle(guest)
-            self.timeline.after(guest.cell.cpu_s, partial(self._cell_ended, guest))
+        self.outcome.computed_s += self.now - live.granted_at
+        if live.cell.cpu_s:
+            self.idle(live)
+            self.timeline.after(live.cell.cpu_s, partial(self._cell_ended, live))
         else:
-            self._cell_ended(guest)
+            self._cell_ended(live)
 
-    def _cell_ended(self, guest: Guest) -> None:
-        guest.cell_is_open = False
-        guest.next_cell += 1
+    def _cell_ended(self, live: LiveSession) -> None:
+        live.cell_is_open = False
+        live.next_cell += 1
         self._ended_cells += 1
         if self._on_progress is not None and self._ended_cells % EVERY_CELLS == 0:
             self._on_progress(self._ended_cells, self._all_cells)
-        self.idle(guest)
-        self._think(guest)
+        self.idle(live)
+        self._think(live)
 
-    def _leave(self, guest: Guest) -> None:
-        self.ends(guest)
-        del self.open[guest.number]
+    def _leave(self, live: LiveSession) -> None:
+        self.ends(live)
+        del self.open[live.number]
         self._counted.end(self.now)
-        if guest.later:
-            self.timeline.at(guest.later[0].start_s, partial(self._arrive, guest.later))
+        if live.later:
+            self.timeline.at(live.later[0].start_s, partial(self._arrive, live.later))

@@ -133,7 +133,7 @@ def test_twenty_kernels_of_twenty_gib_on_two_gpus_all_get_their_turns(others):
     machine = twenty(others)
     machine.pass_time(240)
     waiting = [machine.now - each.wants_since for each in machine.kernels if each.wants_since is not None]
-    assert min(actor.guest.next_cell for actor in machine.actors.values()) >= 5, machine.outcome.counts
+    assert min(actor.live.next_cell for actor in machine.actors.values()) >= 5, machine.outcome.counts
     assert max([*waiting, *machine.waits.values()]) < 120, machine.outcome.counts
     assert machine.failed_parks < 10, machine.outcome.counts
 

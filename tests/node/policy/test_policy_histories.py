@@ -82,9 +82,7 @@ def run(machine, *, more_s=0.0):
     end = machine.now + longest(machine.actors.values(), machine.settings) + more_s
     while not machine.is_done:
         machine.step()
-        assert machine.now < end, [
-            (each.id, each.residency, each.guest.next_cell) for each in machine.kernels
-        ]
+        assert machine.now < end, [(each.id, each.residency, each.live.next_cell) for each in machine.kernels]
     return machine
 
 
@@ -126,7 +124,7 @@ def test_quotas_are_kept_and_every_kernel_gets_the_gpu_in_the_end(made, limit, s
 @given(notebooks(groups=False, least=2), st.sampled_from([0.0, 2.0, 4.0]), st.booleans())
 @FEW
 def test_with_time_slices_no_kernel_waits_longer_than_the_bound(made, ageing_s, backfill):
-    """While others may overtake, and then a quantum and two moves for each that is still before it.
+    """While others may overtake, and then a time slice and two moves for each that is still before it.
 
     Each waiter needs at most all others to be parked, one after the other, each after its time slice.
     """

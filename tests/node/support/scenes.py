@@ -17,7 +17,7 @@ from jupyter_affinode.planner.model.machine import Machine, Speeds
 from jupyter_affinode.planner.model.replay import Replay
 from jupyter_affinode.planner.model.sessions import Cell, Session
 from jupyter_affinode.planner.model.simulated_kernel import AWAY, SimulatedKernel
-from jupyter_affinode.planner.model.simulation import Guest
+from jupyter_affinode.planner.model.simulation import LiveSession
 from jupyter_affinode.settings.policy import Settings
 
 START = 1000.0
@@ -64,7 +64,7 @@ class Actor:
     one_long_call: bool = False  # its cells are one call each: only that it is in flight is seen of them
     leaves: bool = False
     seen: dict[str, object] = field(default_factory=dict)  # further fields of the snapshot
-    guest: Guest = field(init=False)
+    live: LiveSession = field(init=False)
     is_over: bool = False
 
     @property
@@ -73,14 +73,14 @@ class Actor:
 
     @property
     def is_done(self) -> bool:
-        return self.is_over or self.guest.next_cell >= len(self.cells)
+        return self.is_over or self.live.next_cell >= len(self.cells)
 
 
 class SceneKernel(SimulatedKernel):
     """An actor's kernel."""
 
     def __init__(self, actor: Actor, context_bytes: int, gpus: Sequence[str]):
-        super().__init__(actor.guest, actor.on, context_bytes, leaves=actor.leaves, changes=1.0, gpus=gpus)
+        super().__init__(actor.live, actor.on, context_bytes, leaves=actor.leaves, changes=1.0, gpus=gpus)
         self.id, self.actor, self.spare_bytes = actor.id, actor, 0
         self.is_granted = False
 
@@ -175,10 +175,10 @@ class Scene(Replay):
 
     def kill(self, actor: Actor) -> None:
         """Its processes end, and no further cell comes."""
-        if actor.guest.is_computing:
-            self.interrupt(actor.guest)
-        actor.is_over, actor.guest.wanted_at = True, None
-        self.ends(actor.guest)
+        if actor.live.is_computing:
+            self.interrupt(actor.live)
+        actor.is_over, actor.live.wanted_at = True, None
+        self.ends(actor.live)
 
     # ---- what the planner does otherwise
 
@@ -192,10 +192,10 @@ class Scene(Replay):
         self.actions += [(self.now, action) for action in decided]
         super().act(node, decided)
 
-    def begins(self, guest: Guest) -> None:
-        actor = self.actors[guest.session.id]
-        actor.guest, guest.gpu = guest, self._uuids.index(actor.on[0])
-        kernel = self._start(guest)
+    def begins(self, live: LiveSession) -> None:
+        actor = self.actors[live.session.id]
+        actor.live, live.gpu = live, self._uuids.index(actor.on[0])
+        kernel = self._start(live)
         if actor.residency is not Residency.NONE:
             self.begin_as(kernel, actor.residency)
 
@@ -205,31 +205,31 @@ class Scene(Replay):
         kernel.left_gpu = kernel.leaves and residency in AWAY
         self._books.touch(kernel)
 
-    def _start(self, guest: Guest) -> SceneKernel:
-        actor = self.actors[guest.session.id]
+    def _start(self, live: LiveSession) -> SceneKernel:
+        actor = self.actors[live.session.id]
         gpus = self._uuids if actor.leaves and self._settings.allow_migration else ()
         kernel = SceneKernel(actor, self.machine.context_bytes, gpus)
         kernel.started_at = kernel.last_activity = kernel.resident_since = self.now
         if self.now == START:
-            kernel.started_at += guest.number
-        self._kernels[guest.number] = self._by_id[kernel.id] = self._kernel_of[kernel.id] = kernel
+            kernel.started_at += live.number
+        self._kernels[live.number] = self._by_id[kernel.id] = self._kernel_of[kernel.id] = kernel
         return kernel
 
-    def wants(self, guest: Guest) -> None:
-        if not self.actors[guest.session.id].is_over:
-            super().wants(guest)
+    def wants(self, live: LiveSession) -> None:
+        if not self.actors[live.session.id].is_over:
+            super().wants(live)
 
     def _end_kernel(self, kernel: SimulatedKernel, action: EndKernel) -> None:
         super()._end_kernel(kernel, action)
         self.kill(self.actors[kernel.id])
 
-    def interrupt(self, guest: Guest) -> float:
-        self.computed_s[guest.session.id] += self.now - guest.granted_at
-        return super().interrupt(guest)
+    def interrupt(self, live: LiveSession) -> float:
+        self.computed_s[live.session.id] += self.now - live.granted_at
+        return super().interrupt(live)
 
-    def _computed(self, guest: Guest) -> None:
-        self.computed_s[guest.session.id] += self.now - guest.granted_at
-        super()._computed(guest)
+    def _computed(self, live: LiveSession) -> None:
+        self.computed_s[live.session.id] += self.now - live.granted_at
+        super()._computed(live)
 
     def _resumed(self, kernel: SimulatedKernel) -> None:
         if kernel.wants_since is not None:
