@@ -116,6 +116,10 @@ class ControllerClient:
         """One kernel."""
         return await self._json("GET", _kernel(kernel_id))
 
+    async def activity(self, kernel_id: str) -> dict[str, Any]:
+        """What a kernel calls, by class and by entry point; counted for the next seconds, too."""
+        return await self._json("GET", _kernel(kernel_id, "activity"))
+
     async def register(self, kernel_id: str, **description: Any) -> dict[str, Any]:
         """Describe a kernel (`name`, `path`, `language`, `server`, and of its kernelspec `priority` and
         `may_park`); what is not named stays as it was.

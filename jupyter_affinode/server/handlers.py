@@ -127,6 +127,26 @@ class KernelHandler(AffinodeHandler):
             self.refuse(error.status, error.slug, error.message)
 
 
+class ActivityHandler(AffinodeHandler):
+    """GET kernels/<id>/activity: what one of this server's kernels calls; counted only while it is asked for."""
+
+    _track_activity = False
+
+    @web.authenticated
+    @authorized
+    async def get(self, kernel_id: str) -> None:
+        """404 for another server's kernel, or where the controller, or one of its version, does not know it."""
+        if not self.extension.kernels.owns(kernel_id):
+            self.refuse(404, "not-here", "This server has no such kernel.")
+            return
+        try:
+            self.answer(await self.extension.watch.client.activity(kernel_id))
+        except ControllerUnavailable as error:
+            self.refuse(503, "no-controller", str(error))
+        except ControllerRefused as error:
+            self.refuse(error.status, error.slug, error.message)
+
+
 class KernelActionHandler(AffinodeHandler):
     """POST kernels/<id>/park|resume|hold|release|focus|end: act on one of this server's own kernels.
 
@@ -237,6 +257,7 @@ HANDLERS = [
     (r"/affinode/api/status", StatusHandler),
     (rf"/affinode/api/kernels/{KERNEL_ID}", KernelHandler),
     (rf"/affinode/api/kernels/{KERNEL_ID}/(?P<action>{ACTIONS})", KernelActionHandler),
+    (rf"/affinode/api/kernels/{KERNEL_ID}/activity", ActivityHandler),
     (r"/affinode/api/policy", PolicyHandler),
     (r"/affinode/api/doctor", DoctorHandler),
 ]

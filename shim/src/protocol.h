@@ -69,6 +69,7 @@ enum affinode_hello_flags {
 	AFFINODE_HELLO_PREEMPTS = 1u << 6,   /* knows MOVE_PREEMPT */
 	AFFINODE_HELLO_ELSEWHERE = 1u << 7,  /* knows MOVE_ELSEWHERE, and can carry it out as far as is known */
 	AFFINODE_HELLO_SPILLS = 1u << 8,     /* knows SPILL */
+	AFFINODE_HELLO_COUNTS = 1u << 9,     /* knows COUNT */
 };
 
 struct affinode_hello {
@@ -141,6 +142,8 @@ enum affinode_command_kind {
 	 * disk, or the folder, does not allow. What is not on the disk by then stays in host memory. Resident: forget what is
 	 * only kept on the disk for the next park. Answered, with the bytes that were written, or forgotten.  */
 	AFFINODE_COMMAND_SPILL = 12,
+	/* Count calls by entry point for `argument` ns from now, 60 s at most; again: for longer. 0: no more. */
+	AFFINODE_COMMAND_COUNT = 13,
 };
 
 /* Flags in the low 8 bits of the `argument` of PARK and RESUME. */
@@ -312,6 +315,14 @@ enum affinode_page_flags {
 	AFFINODE_PAGE_DROPS_CACHES = 1u << 4, /* the process serves DROP_CACHES */
 };
 
+#define AFFINODE_ENTRY_POINTS 20u
+#define AFFINODE_ENTRY_POINT_NAME_SIZE 56u
+
+struct affinode_entry_point {
+	char name[AFFINODE_ENTRY_POINT_NAME_SIZE]; /* NUL-terminated, cut where it is longer */
+	uint64_t calls;
+};
+
 struct affinode_page {
 	uint32_t magic;
 	uint16_t version;
@@ -347,6 +358,12 @@ struct affinode_page {
 	uint64_t disk_bytes;         /* contents on disk: parked ones, or of a resident process what is kept for its next park */
 	uint64_t disk_written_bytes; /* ever */
 	uint64_t last_resume_disk_bytes; /* that came from disk */
+	uint64_t to_come[61]; /* fields of later versions go here, at its beginning, and make it shorter */
+	/* While calls are counted by entry point: since when, and those that were called most. */
+	uint64_t counted_since_ns; /* 0: they are not */
+	uint32_t entry_point_count;
+	uint32_t reserved_count;
+	struct affinode_entry_point entry_points[AFFINODE_ENTRY_POINTS];
 };
 
 _Static_assert(sizeof(struct affinode_header) == 16, "header");

@@ -10,6 +10,7 @@ from ..execution.user_requests import HoldRefused, ProcessGroup
 from ..model.reasons import Refusal
 from ..state.records import KernelRecord, Outcome
 from ..system.peers import pid_namespace_of
+from ..views.call_activity import look_at_calls
 from .errors import ApiError
 from .handler import Handler
 
@@ -148,6 +149,16 @@ class ReleaseHandler(Handler):
         kernel = self.kernel(kernel_id)
         self.controller.wishes.release(kernel)
         self.finish(self.kernel_json(kernel))
+
+
+class ActivityHandler(Handler):
+    """What a kernel calls."""
+
+    def get(self, kernel_id: str) -> None:
+        """GET /kernels/{id}/activity"""
+        kernel = self.kernel(kernel_id)
+        self.controller.look_at(kernel, self.now())
+        self.finish(look_at_calls(kernel, self.now()))
 
 
 class CellHandler(Handler):

@@ -25,6 +25,7 @@ from .clients import Clients
 from .errors import ApiError
 from .handler import Handler
 from .kernels import (
+    ActivityHandler,
     CancelHandler,
     CellHandler,
     DyingHandler,
@@ -232,6 +233,7 @@ ROUTES: list[tuple[str, type[Handler]]] = [
     (rf"{_KERNEL}/release", ReleaseHandler),
     (rf"{_KERNEL}/end", EndHandler),
     (rf"{_KERNEL}/place", PlaceHandler),
+    (rf"{_KERNEL}/activity", ActivityHandler),
     (rf"{_KERNEL}/cell", CellHandler),
     (rf"{_KERNEL}/cancel", CancelHandler),
     (rf"{_KERNEL}/dying", DyingHandler),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import struct
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .wire import LARGEST_BYTES, gpu_uuid
 
@@ -22,6 +22,9 @@ TAIL = struct.Struct("=Q8Q6Q5QI4xQQ")  # room_bytes … context_bytes
 CALL_CLASSES = 8
 GPU = struct.Struct("=16sQQ8Q")
 LATER = struct.Struct("=QQQ")  # behind the GPUs: disk_bytes …
+COUNTED = struct.Struct("=QI4x")  # counted_since_ns, entry_point_count
+ENTRY_POINT = struct.Struct("=56sQ")
+MAX_ENTRY_POINTS = 20
 SEQUENCE = struct.Struct("=Q")
 SEQUENCE_OFFSET = 24
 STEADY = (
@@ -30,7 +33,8 @@ STEADY = (
     slice(56, None),
 )  # all but `sequence` and `heartbeat_ns`, which always change
 LATER_OFFSET = HEAD.size + TAIL.size + MAX_GPUS * GPU.size
-USED_BYTES = LATER_OFFSET + LATER.size
+COUNTED_OFFSET = HEAD.size + TAIL.size + MAX_GPUS * GPU.size + 64 * 8  # behind the fields to come
+USED_BYTES = COUNTED_OFFSET + COUNTED.size + MAX_ENTRY_POINTS * ENTRY_POINT.size
 
 
 class _Head(NamedTuple):
@@ -107,6 +111,19 @@ class Fixed(enum.IntEnum):
     DEVICE = 7
 
 
+class CallClass(enum.IntEnum):
+    """`enum affinode_class`."""
+
+    HOST = 0
+    QUERY = 1
+    FREE = 2
+    LAUNCH = 3
+    COPY = 4
+    ALLOC = 5
+    SYNC = 6
+    MODULE = 7
+
+
 class Depth(enum.IntEnum):
     """`enum affinode_depth`: how deep a process is parked."""
 
@@ -167,6 +184,8 @@ class PageData:
     )
     disk_written_bytes: int = 0  # ever
     last_resume_disk_bytes: int = 0  # that came from disk
+    counted_since: float | None = None  # while calls are counted by entry point
+    entry_points: tuple[tuple[str, int], ...] = ()  # … those called most, and how often
 
 
 def parse_page(raw: bytes, now: float) -> PageData:
@@ -212,7 +231,29 @@ def parse_page(raw: bytes, now: float) -> PageData:
         disk_bytes=later[0],
         disk_written_bytes=later[1],
         last_resume_disk_bytes=later[2],
+        **_counted(raw, now),
     )
+
+
+def _counted(raw: bytes, now: float) -> dict[str, Any]:
+    """What the page says of calls by entry point."""
+    since_ns, count = COUNTED.unpack_from(raw, COUNTED_OFFSET)
+    if count > MAX_ENTRY_POINTS:
+        raise PageError(f"a page with {count} entry points")
+    if not since_ns:
+        return {}
+    begin = COUNTED_OFFSET + COUNTED.size
+    found = (ENTRY_POINT.unpack_from(raw, begin + index * ENTRY_POINT.size) for index in range(count))
+    points = tuple((_name(name), calls) for name, calls in found)
+    return {"counted_since": min(since_ns / 1e9, now), "entry_points": points}
+
+
+def _name(raw: bytes) -> str:
+    """An entry point's name."""
+    name = raw.partition(b"\0")[0]
+    if not name.isalnum() and not name.replace(b"_", b"").isalnum():
+        raise PageError("a page with an entry point that has no name")
+    return name.decode("ascii")
 
 
 def _check_head(head: _Head) -> None:

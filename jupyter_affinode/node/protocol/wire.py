@@ -79,6 +79,7 @@ class CommandKind(enum.IntEnum):
     LOT = 10
     DROP_CACHES = 11
     SPILL = 12  # the folder is the command's text
+    COUNT = 13
 
 
 class MoveFlag(enum.IntFlag):
@@ -130,9 +131,10 @@ class HelloFlag(enum.IntFlag):
     PREEMPTS = 64  # knows MoveFlag.PREEMPT
     ELSEWHERE = 128  # knows MoveFlag.ELSEWHERE
     SPILLS = 256  # knows SPILL
+    COUNTS = 512  # knows COUNT
 
 
-HELLO_FLAGS = HelloFlag(0x1FF)
+HELLO_FLAGS = HelloFlag(0x3FF)
 
 BODIES = {  # what a controller may be sent
     MessageType.HELLO: HELLO,

@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "base/monotonic_futex.h"
+#include "gate/entry_point_counts.h"
 #include "gate/second_gate.h"
 #include "gate/sigint.h"
 #include "gate/thread_slots.h"
@@ -43,6 +44,14 @@ void gate_begin_again(void)
 	atomic_store(&gate.cancel_until_ns, 0);
 	atomic_store(&gate.dying, 0);
 	gate_set_broken(CUDA_SUCCESS);
+}
+
+void gate_set_counting(bool counting)
+{
+	if (counting)
+		atomic_fetch_or(&gate.word, GATE_COUNTING);
+	else
+		atomic_fetch_and(&gate.word, ~(uint32_t)GATE_COUNTING);
 }
 
 bool gate_is_closed(void)
@@ -318,11 +327,13 @@ static CUresult enter_without_slot(enum affinode_class class_)
 	return CUDA_SUCCESS;
 }
 
-CUresult gate_enter_slow(struct gate_pass *pass, enum affinode_class class_)
+CUresult gate_enter_slow(struct gate_pass *pass, enum affinode_class class_, const char *name)
 {
 	struct slot *slot = slot_own();
 
 	pass->slot = NULL;
+	if (atomic_load(&gate.word) & GATE_COUNTING)
+		entry_point_called(name);
 	if (!slot)
 		return enter_without_slot(class_);
 	if (enter_nested(slot, pass))

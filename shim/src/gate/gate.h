@@ -19,6 +19,7 @@
 enum {
 	GATE_CLOSED = 1u << 0,
 	GATE_FENCED = 1u << 1, /* membarrier is missing here: the slow way in, with a fence, is the only one */
+	GATE_COUNTING = 1u << 2, /* every call takes the slow way in, which counts it by its entry point */
 };
 
 #define GATE_NESTED ((uintptr_t)1)
@@ -57,12 +58,14 @@ struct gate {
 extern struct gate gate;
 extern __thread struct slot *gate_slot __attribute__((tls_model("initial-exec")));
 
-CUresult gate_enter_slow(struct gate_pass *pass, enum affinode_class class_);
+CUresult gate_enter_slow(struct gate_pass *pass, enum affinode_class class_, const char *name);
 uintptr_t gate_cookie(const struct gate_pass *pass);
 
 /* Enter, or say why not: CUDA_SUCCESS, or the error that the waiting call is to return.
+ * `name`: where the entry point's name is, looked at only while calls are counted by it (entry_point_counts.h).
  * Use with a pass declared with GATE_PASS, which leaves when the frame goes, by return, exception or cancellation.  */
-static inline __attribute__((always_inline)) CUresult gate_enter(struct gate_pass *pass, enum affinode_class class_)
+static inline __attribute__((always_inline)) CUresult gate_enter_named(struct gate_pass *pass, enum affinode_class class_,
+									 const char *const *name)
 {
 	struct slot *slot = gate_slot;
 
@@ -79,8 +82,12 @@ static inline __attribute__((always_inline)) CUresult gate_enter(struct gate_pas
 		}
 		atomic_store_explicit(&slot->inside, 0, memory_order_release);
 	}
-	return gate_enter_slow(pass, class_);
+	return gate_enter_slow(pass, class_, *name);
 }
+
+#define gate_enter_as(pass, class_, name) gate_enter_named(pass, class_, &(const char *){name})
+/* In a hook, which is called on_NAME.  */
+#define gate_enter(pass, class_) gate_enter_as(pass, class_, __func__)
 
 static inline __attribute__((always_inline)) void gate_leave(struct gate_pass *pass)
 {
@@ -139,6 +146,8 @@ unsigned gate_calls_inside(void);
 unsigned gate_calls_at_work(uint64_t now);
 /* Threads that ended inside a call, by a bare SYS_exit, are not inside any more.  */
 void gate_forget_dead_threads(void);
+/* Whether calls are counted by entry point (entry_point_counts.h).  */
+void gate_set_counting(bool counting);
 void gate_sum_calls(uint64_t calls[AFFINODE_CLASSES]);
 
 #endif

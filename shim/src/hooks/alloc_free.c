@@ -26,14 +26,14 @@ static const struct context *current_context(void)
 
 /* Inside the gate, after what waits to be freed: it may be the memory that is asked for. But the mover may be reading those
  * blocks while it copies; it frees them when it is done, which is soon, since it sees us wait.  */
-static CUresult enter_to_allocate(struct gate_pass *pass)
+static CUresult enter_to_allocate(struct gate_pass *pass, const char *name)
 {
-	CUresult result = gate_enter(pass, AFFINODE_CLASS_ALLOC);
+	CUresult result = gate_enter_named(pass, AFFINODE_CLASS_ALLOC, &name);
 
 	while (result == CUDA_SUCCESS && blocks_wait_to_be_freed() && mover_is_copying()) {
 		gate_leave(pass);
 		mover_wait_for_copies();
-		result = gate_enter(pass, AFFINODE_CLASS_ALLOC);
+		result = gate_enter_named(pass, AFFINODE_CLASS_ALLOC, &name);
 	}
 	/* Copying cannot begin while we are inside. A capture would be broken by the synchronise, without which work that
 	 * still runs may use the memory; it is freed at the capture's end.  */
@@ -46,7 +46,7 @@ static CUresult enter_to_allocate(struct gate_pass *pass)
 static CUresult allocate(void *real, CUdeviceptr *address, size_t size)
 {
 	GATE_PASS(pass);
-	CUresult result = enter_to_allocate(&pass);
+	CUresult result = enter_to_allocate(&pass, "cuMemAlloc");
 
 	if (result != CUDA_SUCCESS)
 		return result;
@@ -84,7 +84,7 @@ static CUresult allocate_pitch(void *real, CUdeviceptr *address, size_t *pitch, 
 			       unsigned int element_size)
 {
 	GATE_PASS(pass);
-	CUresult result = enter_to_allocate(&pass);
+	CUresult result = enter_to_allocate(&pass, "cuMemAllocPitch");
 	size_t row = (width + PITCH_BYTES - 1) / PITCH_BYTES * PITCH_BYTES;
 
 	if (result != CUDA_SUCCESS)
@@ -128,7 +128,7 @@ HOOK(cuMemFree, (CUdeviceptr address), address)
 static CUresult allocate_managed(void *real, CUdeviceptr *address, size_t size, unsigned int flags)
 {
 	GATE_PASS(pass);
-	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
+	CUresult result = gate_enter_as(&pass, AFFINODE_CLASS_ALLOC, "cuMemAllocManaged");
 
 	if (result != CUDA_SUCCESS)
 		return result;

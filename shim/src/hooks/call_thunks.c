@@ -30,6 +30,7 @@
 struct target {
 	void *real;
 	int class_;
+	const char *name;
 	bool settles; /* a copy or fill that is not asynchronous by its name */
 };
 
@@ -48,7 +49,7 @@ static __attribute__((noinline)) void settle(CUresult result)
 static inline __attribute__((always_inline)) W call_int(const struct target *target, INT_PARAMETERS)
 {
 	GATE_PASS(pass);
-	CUresult refused = gate_enter(&pass, target->class_);
+	CUresult refused = gate_enter_named(&pass, target->class_, &target->name);
 
 	W result;
 
@@ -63,7 +64,7 @@ static inline __attribute__((always_inline)) W call_int(const struct target *tar
 static inline __attribute__((always_inline)) W call_wide(const struct target *target, WIDE_PARAMETERS)
 {
 	GATE_PASS(pass);
-	CUresult refused = gate_enter(&pass, target->class_);
+	CUresult refused = gate_enter_named(&pass, target->class_, &target->name);
 
 	if (unlikely(refused != CUDA_SUCCESS))
 		return (W)refused;
@@ -81,7 +82,7 @@ static const wide_fn wide_thunks[WIDE_THUNKS] = {REPEAT_WIDE(WIDE_NAME)};
 static OF_PROCESS pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* The index bound to (real, class_), bound now if it was not; -1 when all are taken.  */
-static int bind_target(struct target *targets, int count, void *real, int class_, bool settles)
+static int bind_target(struct target *targets, int count, void *real, int class_, bool settles, const char *name)
 {
 	for (int i = 0; i < count; i++) {
 		if (targets[i].real == real && targets[i].class_ == class_)
@@ -89,6 +90,7 @@ static int bind_target(struct target *targets, int count, void *real, int class_
 		if (!targets[i].real) {
 			targets[i].class_ = class_;
 			targets[i].settles = settles;
+			targets[i].name = name;
 			__atomic_store_n(&targets[i].real, real, __ATOMIC_RELEASE);
 			return i;
 		}
@@ -96,18 +98,18 @@ static int bind_target(struct target *targets, int count, void *real, int class_
 	return -1;
 }
 
-void *thunk_for(void *real, int class_, bool wide, bool settles)
+void *thunk_for(void *real, int class_, bool wide, bool settles, const char *name)
 {
 	void *thunk = NULL;
 	int i;
 
 	pthread_mutex_lock(&pool_lock);
 	if (wide) {
-		i = bind_target(wide_targets, WIDE_THUNKS, real, class_, settles);
+		i = bind_target(wide_targets, WIDE_THUNKS, real, class_, settles, name);
 		if (i >= 0)
 			memcpy(&thunk, &wide_thunks[i], sizeof(thunk));
 	} else {
-		i = bind_target(int_targets, INT_THUNKS, real, class_, settles);
+		i = bind_target(int_targets, INT_THUNKS, real, class_, settles, name);
 		if (i >= 0)
 			memcpy(&thunk, &int_thunks[i], sizeof(thunk));
 	}

@@ -158,7 +158,7 @@ static CUresult retain_primary(void *real, CUcontext *context, CUdevice ordinal)
 	primary_contexts_lock();
 	if (!shim_is_on() || !primary_lives(ordinal)) {
 		primary_contexts_unlock();
-		result = gate_enter(&pass, AFFINODE_CLASS_MODULE);
+		result = gate_enter_as(&pass, AFFINODE_CLASS_MODULE, "cuDevicePrimaryCtxRetain");
 		if (result != CUDA_SUCCESS)
 			return result;
 		primary_contexts_lock();
@@ -218,7 +218,7 @@ static CUresult note_created(CUresult result)
 static CUresult create(void *real, CUcontext *context, unsigned int flags, CUdevice ordinal)
 {
 	GATE_PASS(pass);
-	CUresult result = gate_enter(&pass, AFFINODE_CLASS_MODULE);
+	CUresult result = gate_enter_as(&pass, AFFINODE_CLASS_MODULE, "cuCtxCreate");
 
 	return result != CUDA_SUCCESS ? result
 				      : note_created(((CUresult(*)(CUcontext *, unsigned int, CUdevice))real)(
@@ -235,7 +235,7 @@ static CUresult create_with_affinity(void *real, CUcontext *context, void *affin
 				     CUdevice ordinal)
 {
 	GATE_PASS(pass);
-	CUresult result = gate_enter(&pass, AFFINODE_CLASS_MODULE);
+	CUresult result = gate_enter_as(&pass, AFFINODE_CLASS_MODULE, "cuCtxCreate_v3");
 
 	return result != CUDA_SUCCESS ? result
 				      : note_created(((CUresult(*)(CUcontext *, void *, int, unsigned int, CUdevice))real)(
@@ -254,7 +254,7 @@ static CUresult create_with_parameters(void *real, CUcontext *context, void *par
 				       CUdevice ordinal)
 {
 	GATE_PASS(pass);
-	CUresult result = gate_enter(&pass, AFFINODE_CLASS_MODULE);
+	CUresult result = gate_enter_as(&pass, AFFINODE_CLASS_MODULE, "cuCtxCreate_v4");
 
 	return result != CUDA_SUCCESS ? result
 				      : note_created(((CUresult(*)(CUcontext *, void *, unsigned int, CUdevice))real)(
@@ -329,7 +329,7 @@ static void note_green(CUcontext handle, const void *green)
 static CUresult create_green(void *real, void **green, void *resources, CUdevice ordinal, unsigned int flags)
 {
 	GATE_PASS(pass);
-	CUresult result = gate_enter(&pass, AFFINODE_CLASS_MODULE);
+	CUresult result = gate_enter_as(&pass, AFFINODE_CLASS_MODULE, "cuGreenCtxCreate");
 	CUcontext handle;
 
 	if (result != CUDA_SUCCESS)

@@ -46,7 +46,7 @@ static CUresult open_ours(CUdeviceptr *address, const CUipcMemHandle *handle, un
 	result = ipc_fetch(handle, &memory);
 	if (result != CUDA_SUCCESS)
 		return result;
-	result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
+	result = gate_enter_as(&pass, AFFINODE_CLASS_ALLOC, "cuIpcOpenMemHandle");
 	if (result == CUDA_SUCCESS)
 		result = ipc_open(handle, &memory, address);
 	ipc_memory_close(&memory);

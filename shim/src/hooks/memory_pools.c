@@ -25,7 +25,7 @@ static CUresult note_allocation(CUresult result, const CUdeviceptr *address, siz
 static CUresult allocate_async(void *real, CUdeviceptr *address, size_t size, CUstream stream)
 {
 	GATE_PASS(pass);
-	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
+	CUresult result = gate_enter_as(&pass, AFFINODE_CLASS_ALLOC, "cuMemAllocAsync");
 
 	if (result != CUDA_SUCCESS)
 		return result;
@@ -42,7 +42,7 @@ HOOK(cuMemAllocAsync, (CUdeviceptr * address, size_t size, CUstream stream), add
 static CUresult allocate_from_pool(void *real, CUdeviceptr *address, size_t size, void *pool, CUstream stream)
 {
 	GATE_PASS(pass);
-	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
+	CUresult result = gate_enter_as(&pass, AFFINODE_CLASS_ALLOC, "cuMemAllocFromPoolAsync");
 
 	if (result != CUDA_SUCCESS)
 		return result;

@@ -12,7 +12,7 @@ static CUresult create_handle(void *real, CUmemGenericAllocationHandle *handle, 
 			      const CUmemAllocationProp *prop, unsigned long long flags)
 {
 	GATE_PASS(pass);
-	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
+	CUresult result = gate_enter_as(&pass, AFFINODE_CLASS_ALLOC, "cuMemCreate");
 
 	if (result != CUDA_SUCCESS)
 		return result;

@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "base/monotonic_futex.h"
+#include "gate/entry_point_counts.h"
 #include "gate/gate.h"
 #include "gpu/devices.h"
 #include "host/lent_memory.h"
@@ -122,6 +123,9 @@ static void on_command(const struct affinode_command *command, int *descriptor)
 			lots_add(*descriptor, command->argument, command->request);
 		*descriptor = -1;
 		mover_look();
+		break;
+	case AFFINODE_COMMAND_COUNT:
+		entry_points_count_for(command->argument);
 		break;
 	default:
 		log_line("unknown command %u: ignored", command->command);

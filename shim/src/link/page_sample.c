@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/monotonic_futex.h"
+#include "gate/entry_point_counts.h"
 #include "gate/gate.h"
 #include "gpu/contexts.h"
 #include "host/lent_memory.h"
@@ -100,6 +101,7 @@ void page_take_sample(void)
 		page->flags &= ~(uint32_t)AFFINODE_PAGE_CANCELLING;
 	if (count_calls(page, now) && !dropping)
 		page->last_activity_ns = now;
+	entry_points_sample(page, now);
 	count_bytes(page);
 	count_host_memory(page);
 	page_end();

@@ -88,7 +88,7 @@ void *wrap_entry_point(const char *name, int version, void *real)
 		return real;
 	/* A name that came after this table may take anything and do anything.  */
 	wrapper = thunk_for(real, entry ? entry->class_ : AFFINODE_CLASS_LAUNCH, wide,
-			    entry && (entry->traits & TRAIT_SETTLES));
+			    entry && (entry->traits & TRAIT_SETTLES), entry ? entry->name : NULL);
 	if (!wrapper) {
 		shim_give_up_parking("more driver entry points than there are wrappers");
 		return real;

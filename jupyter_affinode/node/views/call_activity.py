@@ -1,0 +1,39 @@
+"""What a kernel calls: CUDA calls by class, and the entry points called most, counted only while that is asked for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from ..protocol.page import MAX_ENTRY_POINTS, CallClass
+from ..protocol.wire import CommandKind, HelloFlag
+from ..state.records import KernelRecord, Process
+
+COUNTS_FOR_S = 10.0  # after a look; a shim stops by itself
+
+
+def look_at_calls(kernel: KernelRecord, now: float) -> dict[str, Any]:
+    """A kernel's calls so far, for the API; has its shims count by entry point for the next seconds, too.
+
+    `now`: monotonic seconds. `entry_points`: None where none of its shims can tell.
+    """
+    counting = [process for process in kernel.connected() if process.hello.flags & HelloFlag.COUNTS]
+    for process in counting:
+        if process.connection is not None:
+            process.connection.command(CommandKind.COUNT, argument=int(COUNTS_FOR_S * 1e9))
+    calls: Counter[int] = Counter()
+    for process in kernel.processes.values():
+        calls.update(dict(enumerate(process.data.calls)))
+    since = [each.data.counted_since for each in counting if each.data.counted_since is not None]
+    return {
+        "calls": {each.name.lower(): calls[each] for each in CallClass},
+        "entry_points": _entry_points(counting) if counting else None,
+        "age_s": round(max(now - min(since), 0.0), 3) if since else 0.0,
+    }
+
+
+def _entry_points(processes: list[Process]) -> list[dict[str, Any]]:
+    calls: Counter[str] = Counter()
+    for process in processes:
+        calls.update(dict(process.data.entry_points))
+    return [{"name": name, "calls": count} for name, count in calls.most_common(MAX_ENTRY_POINTS)]
