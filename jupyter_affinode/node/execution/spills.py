@@ -105,7 +105,6 @@ class Spills:
         self._state.refresh(now)
         if not spill.asked_bytes and on_disk_bytes(kernel) >= spill.before_bytes:
             spill.failure = "it keeps on disk what it should forget"
-        kernel.host.spill_failure = spill.failure
         if spill.failure is not None:
             pause_s = kernel.host.spill_backoff.fail(now)
             again = duration_in_words(pause_s)

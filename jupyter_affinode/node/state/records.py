@@ -346,7 +346,6 @@ class HostRecord:
     backoff: Backoff = field(default_factory=Backoff)
     spill: SpillRecord | None = None  # under way
     spill_backoff: Backoff = field(default_factory=Backoff)  # it came to nothing
-    spill_failure: str | None = None  # what the disk, or the folder, did not allow last
     left_bytes: int | None = None  # what there was when a park failed that should have had enough
 
 
