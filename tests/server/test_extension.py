@@ -306,7 +306,6 @@ def test_two_servers_of_one_person_share_the_controller(native, machine, server,
         }
         other.kill()
         assert mine.run("print(1)").text == "1\n"
-        assert theirs.run("print(2)").text == "2\n", "a kernel outlives its server's death"
         assert json.dumps(server.affinode()[1])
     finally:
         other.stop()
