@@ -113,7 +113,7 @@ def machine_repair_wait(people: int, think_s: float, run_s: float) -> float:
     return people / throughput - think_s - run_s
 
 
-@pytest.mark.parametrize("people", [2, 5])
+@pytest.mark.parametrize("people", [2, pytest.param(5, marks=pytest.mark.long)])
 def test_mean_waits_are_those_of_the_machine_repair_model(people):
     """When a kernel needs the whole GPU and moves cost nothing, the GPU is a server and kernels are machines."""
     think_s, run_s, cells, runs = 100.0, 15.0, 100, 12
