@@ -131,7 +131,7 @@ def test_without_lots_a_pod_that_has_no_room_keeps_its_gpu_and_lives(gpu_machine
 @pytest.mark.parametrize("lots_gib", [0, 1])
 @pytest.mark.parametrize("seen_by", ["controller", "shim"])
 def test_the_limit_of_a_pod_in_cgroup_v2_is_heeded_and_lots_are_not_charged_to_it(
-    gpu_machine, start, seen_by, lots_gib
+    gpu_machine, start, wait_until, seen_by, lots_gib
 ):
     """The files are of a pod of 128 MiB, and in the place of this machine's for the real programs that read them."""
     probe = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False)
@@ -142,6 +142,8 @@ def test_the_limit_of_a_pod_in_cgroup_v2_is_heeded_and_lots_are_not_charged_to_i
     beside = start(lots_gib, pod if seen_by == "controller" else None)
     prefix = pod.command(beside=beside if seen_by == "controller" else None)
     with kernel(gpu_machine, 512, prefix) as process:
+        # No kernel gets more lots than the GPU memory that NVML shows.
+        wait_until(lambda: gpu_machine.node()["gpus"][0]["used_bytes"] >= 512 * MIB)
         status, said = gpu_machine.ask("POST", "/kernels/k/park", {})
         if lots_gib:
             assert status == 200 and said["parked_bytes"] >= 512 * MIB, said
