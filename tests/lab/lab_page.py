@@ -113,7 +113,8 @@ class LabPage:
         return self.row(name).locator(".jp-affinode-state")
 
     def button(self, name: str, label: str) -> Locator:
-        """A button in a kernel's row."""
+        """A button in a kernel's row; those of a closed row are there while the mouse or the focus is."""
+        self.row(name).locator(".jp-affinode-line").hover()
         return self.row(name).get_by_role("button", name=f"{label}: {name}")
 
     def gpu_bar(self) -> Locator:

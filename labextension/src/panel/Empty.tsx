@@ -1,6 +1,8 @@
 import { TranslationBundle } from '@jupyterlab/translation';
+import { Button } from '@jupyterlab/ui-components';
 import * as React from 'react';
 import { IAffinode, IProblem } from '../tokens';
+import { controllerText } from '../words';
 
 /** What there is to say when there is nothing to show, and what to do about it. */
 export function Empty(props: {
@@ -16,20 +18,32 @@ export function Empty(props: {
   );
 }
 
-/** No status: why, and what helps. */
+/** What is wrong, and what helps; where there is an old status, since when it is one. */
 export function Problem(props: {
   affinode: IAffinode;
   problem: IProblem;
   trans: TranslationBundle;
 }): JSX.Element {
   const { affinode, problem, trans } = props;
+  const message = problem.code ? controllerText(problem.code, trans) : problem.message;
   return (
     <Empty title={headline(problem, trans)} role="alert">
-      <p>{problem.message}</p>
+      <p>{message}</p>
+      {affinode.stale && affinode.updated !== null && (
+        <p>
+          {trans.__('What is shown is of %1.', new Date(affinode.updated).toLocaleTimeString())}
+        </p>
+      )}
       <Remedy problem={problem} trans={trans} />
-      <button className="jp-affinode-button" onClick={() => void affinode.refresh()}>
+      <Button
+        small
+        type="button"
+        className="jp-affinode-button"
+        data-control="again"
+        onClick={() => void affinode.refresh()}
+      >
         {trans.__('Look again')}
-      </button>
+      </Button>
     </Empty>
   );
 }
@@ -56,10 +70,10 @@ function Remedy(props: { problem: IProblem; trans: TranslationBundle }): JSX.Ele
       <>
         <p>
           {trans.__(
-            'Install it there, in the same environment as JupyterLab, and restart the server:'
+            'It has to be installed in the environment of that server. What is missing there is said by:'
           )}
         </p>
-        <code>pip install jupyter-affinode</code>
+        <code tabIndex={0}>jupyter affinode doctor</code>
       </>
     );
   }
@@ -67,7 +81,7 @@ function Remedy(props: { problem: IProblem; trans: TranslationBundle }): JSX.Ele
     return (
       <>
         <p>{trans.__('Notebooks run on as they are; no GPU is freed meanwhile. What is wrong:')}</p>
-        <code>jupyter affinode doctor</code>
+        <code tabIndex={0}>jupyter affinode doctor</code>
       </>
     );
   }

@@ -1,201 +1,210 @@
-import { TranslationBundle } from '@jupyterlab/translation';
-import { CommandRegistry } from '@lumino/commands';
+import { caretRightIcon } from '@jupyterlab/ui-components';
 import * as React from 'react';
-import { canHold, canPark, canRelease, canResume, endable } from '../actions';
+import { offered } from '../actions';
 import { keepIcon, residencyIcons } from '../icons';
-import { whichGpu } from '../memory';
-import { IGpu, IKernel } from '../status';
-import { CommandIDs, IAffinode } from '../tokens';
-import { hueClass } from './MemoryBar';
-import { bytes, details, span, title } from '../words';
+import { commandOf } from '../shell/commandOf';
+import { IKernel } from '../status';
+import { bytes, keptText, onGpu, stateText, title } from '../words';
+import { ActionButton } from './ActionButton';
+import { Details } from './KernelDetails';
+import { Progress } from './Progress';
+import { Sparkline } from './Sparkline';
+import { face, Ticking } from './Ticking';
+import { IView, swatchClass } from './view';
 
-/** What a kernel's row shows, and what it can do. */
-interface IKernelRowProps {
-  affinode: IAffinode;
-  commands: CommandRegistry;
-  /** All of the machine. */
-  gpus: IGpu[];
+/** What a kernel's row shows. */
+interface IRowProps {
   kernel: IKernel;
   /** Whether this kernel is the current notebook's. */
-  current: boolean;
-  /** Bring the kernel's notebook to the front. */
-  open: (kernel: IKernel) => void;
-  trans: TranslationBundle;
+  isCurrent: boolean;
+  /** Whether its details are shown. */
+  isOpen: boolean;
+  onToggle: (kernel: IKernel, isOpen: boolean) => void;
+  view: IView;
 }
 
-/** One kernel: whose it is, where its GPU state is and why, and what can be done about it. */
-export function KernelRow(props: IKernelRowProps): JSX.Element {
-  const { affinode, kernel, trans } = props;
-  const StateIcon = residencyIcons[kernel.residency].react;
-  const pending = affinode.pending(kernel.id);
+/** One kernel: a line of fixed slots, and the details below it where they are wanted. */
+export function KernelRow(props: IRowProps): JSX.Element {
+  const { isCurrent, isOpen, kernel, view } = props;
+  const { affinode, trans } = view;
   const classes = ['jp-affinode-kernel', `jp-mod-${kernel.residency}`];
-  if (props.current) {
+  if (isCurrent) {
     classes.push('jp-mod-current');
   }
+  if (isOpen) {
+    classes.push('jp-mod-open');
+  }
+  const name = title(kernel, trans);
+  const state = [stateText(kernel, trans), keptText(kernel, trans)].filter(Boolean).join(', ');
   return (
     <li
       className={classes.join(' ')}
-      aria-busy={pending}
+      aria-busy={affinode.pending(kernel.id)}
+      aria-current={isCurrent || undefined}
+      aria-label={`${name}, ${state}`}
       data-kernel-id={kernel.id}
       data-residency={kernel.residency}
     >
-      <div className="jp-affinode-kernelTitle">
-        <Name {...props} />
-        {kernel.held_for_s !== null && (
-          <span
-            className="jp-affinode-kept"
-            title={trans.__('Kept for %1', span(kernel.held_for_s, trans))}
-          >
-            <keepIcon.react tag="span" />
-          </span>
-        )}
-      </div>
-      <div className="jp-affinode-state">
-        <StateIcon tag="span" className="jp-affinode-stateIcon" aria-hidden="true" />
-        <span>{stateText(kernel)}</span>
-      </div>
-      <Details gpus={props.gpus} kernel={kernel} trans={trans} />
-      {kernel.own && <Buttons {...props} pending={pending} />}
-      <Stuck {...props} pending={pending} />
+      <Line {...props} name={name} />
+      {kernel.move && <Progress kernel={kernel} view={view} />}
+      {isOpen ? (
+        <Details kernel={kernel} view={view} />
+      ) : (
+        <span className="jp-affinode-state jp-mod-unseen">{state}</span>
+      )}
     </li>
   );
 }
 
-/** The notebook's name, which opens it; with the swatch of its share in the bars. */
-function Name(props: IKernelRowProps): JSX.Element {
-  const { affinode, kernel, open, trans } = props;
-  const name = title(kernel, trans);
-  const path = kernel.path ?? kernel.paths[0];
-  const swatch =
-    kernel.residency === 'none'
-      ? 'jp-mod-absent'
-      : kernel.own
-        ? hueClass(affinode.hue(kernel.id))
-        : 'jp-mod-others';
+function Line(props: IRowProps & { name: string }): JSX.Element {
+  const { isOpen, kernel, name, onToggle, view } = props;
+  const { affinode, trans } = view;
+  const StateIcon = residencyIcons[kernel.residency].react;
+  const kept = keptText(kernel, trans);
   return (
-    <>
-      <span className={`jp-affinode-swatch ${swatch}`} aria-hidden="true" />
-      {kernel.own && path ? (
-        <button
-          className="jp-affinode-name"
-          title={trans.__('Open %1', kernel.paths.length > 1 ? kernel.paths.join(', ') : path)}
-          onClick={() => open(kernel)}
-        >
-          {name}
-        </button>
-      ) : (
-        <span className="jp-affinode-name" title={kernel.server ?? undefined}>
-          {name}
+    <div className="jp-affinode-line">
+      <button
+        type="button"
+        className="jp-affinode-caret"
+        data-control="caret"
+        aria-expanded={isOpen}
+        aria-label={trans.__('Details of %1', name)}
+        onClick={() => onToggle(kernel, !isOpen)}
+      >
+        <caretRightIcon.react tag="span" />
+      </button>
+      <span className={`jp-affinode-swatch ${swatchClass(kernel, affinode)}`} aria-hidden="true" />
+      <StateIcon tag="span" className="jp-affinode-stateIcon" aria-hidden="true" />
+      <span className="jp-affinode-title">
+        <Name kernel={kernel} name={name} view={view} />
+        {kept !== null && (
+          <span className="jp-affinode-kept" role="img" aria-label={kept} title={kept}>
+            <keepIcon.react tag="span" />
+          </span>
+        )}
+      </span>
+      <Calls kernel={kernel} view={view} />
+      <span className="jp-affinode-size">{sizeText(kernel)}</span>
+      <ActivityClock kernel={kernel} view={view} />
+      {kernel.own && !isOpen && (
+        <span className="jp-affinode-quick">
+          {offered(kernel)
+            .slice(0, 2)
+            .map((action, index) => (
+              <ActionButton
+                key={index}
+                action={action}
+                kernel={kernel}
+                slot={`action${index}`}
+                view={view}
+              />
+            ))}
         </span>
       )}
-    </>
+    </div>
   );
 }
 
-/** Times, the reason of the last change, what refuses to move, and why the last try was refused. */
-function Details(props: { gpus: IGpu[]; kernel: IKernel; trans: TranslationBundle }): JSX.Element {
-  const { gpus, kernel, trans } = props;
-  const gpu = whichGpu(kernel, gpus, trans);
-  const times = gpu === null ? details(kernel, trans) : [gpu, ...details(kernel, trans)];
-  return (
+/** The notebook's name, which opens it, and the folder where another has the same name. */
+function Name(props: { kernel: IKernel; name: string; view: IView }): JSX.Element {
+  const { kernel, name, view } = props;
+  const { commands, folderOf, trans } = view;
+  const path = kernel.path ?? kernel.paths[0];
+  const folder = folderOf(kernel.id);
+  const shown = (
     <>
-      {times.length > 0 && <div className="jp-affinode-muted">{times.join(' · ')}</div>}
-      {kernel.reason && (
-        <div className="jp-affinode-muted">{trans.__('Why: %1', kernel.reason)}</div>
-      )}
-      {kernel.fixed.length > 0 && (
-        <ul className="jp-affinode-fixed" aria-label={trans.__('Stays on the GPU')}>
-          {kernel.fixed.map(fixed => (
-            <li key={fixed.reason}>
-              {trans.__('%1 cannot move: %2', bytes(fixed.bytes), fixed.text)}
-            </li>
-          ))}
-        </ul>
-      )}
-      {kernel.depth === 'memory' && kernel.depth_refusal && (
-        <div className="jp-affinode-muted">
-          {trans.__('Its CUDA context stays on the GPU: %1', kernel.depth_refusal)}
-        </div>
-      )}
-      {kernel.refusal && (
-        <div className="jp-affinode-refusal">{trans.__('Not freed: %1', kernel.refusal)}</div>
-      )}
+      {folder && <span className="jp-affinode-folder">{folder.replace(/\/?$/, '/')}</span>}
+      <span className="jp-affinode-nameText">{name}</span>
     </>
   );
-}
-
-/** Only the buttons that do something now; a kernel that never used the GPU has none. */
-function Buttons(props: IKernelRowProps & { pending: boolean }): JSX.Element | null {
-  const { affinode, commands, kernel, pending, trans } = props;
-  if (kernel.residency === 'none' && kernel.held_for_s === null) {
-    return null;
-  }
-  const name = title(kernel, trans);
-  const keepFor = span(affinode.settings.holdMinutes * 60, trans);
-  const button = (command: string, label: string, primary = false) => (
+  return kernel.own && path ? (
     <button
-      key={command}
-      className={`jp-affinode-button${primary ? ' jp-mod-primary' : ''}`}
-      disabled={pending}
-      aria-label={`${label}: ${name}`}
-      title={commands.caption(command)}
-      onClick={() => void commands.execute(command, { kernelId: kernel.id })}
+      type="button"
+      className="jp-affinode-name"
+      data-control="name"
+      title={trans.__('Open %1', kernel.paths.length > 1 ? kernel.paths.join(', ') : path)}
+      onClick={() => void commands.execute(commandOf.open, { kernelId: kernel.id })}
     >
-      {label}
+      {shown}
     </button>
-  );
-  const buttons: JSX.Element[] = [];
-  if (canPark(kernel)) {
-    buttons.push(button(CommandIDs.park, trans.__('Free GPU'), true));
-  }
-  if (canResume(kernel)) {
-    buttons.push(button(CommandIDs.resume, trans.__('Get GPU back'), true));
-  }
-  if (canRelease(kernel)) {
-    buttons.push(button(CommandIDs.release, trans.__('Release')));
-  } else if (canHold(kernel)) {
-    buttons.push(button(CommandIDs.hold, trans.__('Keep GPU (%1)', keepFor)));
-  }
-  return buttons.length ? <div className="jp-affinode-buttons">{buttons}</div> : null;
-}
-
-/** Processes that can make no progress any more, each with its reason, and a way to end it where one may. */
-function Stuck(props: IKernelRowProps & { pending: boolean }): JSX.Element | null {
-  const { commands, kernel, pending, trans } = props;
-  const stuck = kernel.processes.filter(process => process.stuck);
-  const mayEnd = endable(kernel);
-  return stuck.length === 0 ? null : (
-    <ul className="jp-affinode-stuck" aria-label={trans.__('Stuck')}>
-      {stuck.map(process => (
-        <li key={process.number}>
-          <div className="jp-affinode-refusal">
-            {trans.__('Stuck (pid %1): %2', process.pid, process.stuck?.text)}
-          </div>
-          {mayEnd.includes(process) && (
-            <div className="jp-affinode-buttons">
-              <button
-                className="jp-affinode-button"
-                disabled={pending}
-                aria-label={trans.__('End process %1', process.pid)}
-                title={commands.caption(CommandIDs.endProcess)}
-                onClick={() =>
-                  void commands.execute(CommandIDs.endProcess, {
-                    kernelId: kernel.id,
-                    process: process.number
-                  })
-                }
-              >
-                {trans.__('End process')}
-              </button>
-            </div>
-          )}
-        </li>
-      ))}
-    </ul>
+  ) : (
+    <span className="jp-affinode-name" title={kernel.server ?? undefined}>
+      {shown}
+    </span>
   );
 }
 
-/** The state in the server's words; the panel's badge already says that the GPU is simulated. */
-function stateText(kernel: IKernel): string {
-  return kernel.text.replace(/ \(simulated\)$/, '');
+/** CUDA calls per second in the last minute. */
+function Calls(props: { kernel: IKernel; view: IView }): JSX.Element {
+  const { kernel, view } = props;
+  const rates = view.affinode.rates(kernel.id);
+  if (rates.length === 0) {
+    return <span className="jp-affinode-calls" />;
+  }
+  const end = rates[rates.length - 1].to;
+  const last = rates[rates.length - 1].perSecond;
+  const said =
+    last > 0 && last < 1
+      ? view.trans.__('fewer than 1 CUDA call per second')
+      : view.trans.__('%1 CUDA calls per second', Math.round(last));
+  return (
+    <span className="jp-affinode-calls" role="img" aria-label={said} title={said}>
+      <Sparkline
+        most={view.mostCalls}
+        steps={rates.map(rate => ({
+          from: end - rate.from,
+          to: end - rate.to,
+          value: rate.perSecond
+        }))}
+      />
+    </span>
+  );
+}
+
+/** What it has where it is. */
+function sizeText(kernel: IKernel): string {
+  switch (kernel.residency) {
+    case 'none':
+    case 'lost':
+      return '';
+    case 'parked':
+      return bytes(kernel.parked_bytes);
+    case 'queued':
+      return bytes(kernel.wait?.args.bytes ?? kernel.footprint_bytes);
+    default:
+      return bytes(kernel.move?.bytes ?? onGpu(kernel));
+  }
+}
+
+/** "Active", or for how long it has been idle or waiting. */
+function ActivityClock(props: { kernel: IKernel; view: IView }): JSX.Element {
+  const { kernel, view } = props;
+  const { affinode, isStale, trans } = view;
+  const since = kernel.residency === 'queued' ? kernel.waiting_s : kernel.idle_s;
+  const text = React.useCallback(
+    () => face((since ?? 0) + (isStale ? 0 : affinode.age(kernel.id))),
+    [affinode, isStale, kernel.id, since]
+  );
+  if (kernel.residency === 'queued' && since !== null) {
+    return (
+      <span className="jp-affinode-clock" title={trans.__('How long it has been waiting')}>
+        <Ticking text={text} />
+      </span>
+    );
+  }
+  if (kernel.cell_open) {
+    return (
+      <span className="jp-affinode-clock jp-mod-active" title={trans.__('A cell is running')}>
+        {trans.__('Active')}
+      </span>
+    );
+  }
+  return since === null || kernel.residency === 'lost' ? (
+    <span className="jp-affinode-clock" />
+  ) : (
+    <span className="jp-affinode-clock" title={trans.__('How long it has been idle')}>
+      <span className="jp-affinode-word">{trans.__('Idle')} </span>
+      <Ticking text={text} />
+    </span>
+  );
 }

@@ -1,77 +1,188 @@
-import { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
-import { gpuName, gpuSegments, parkedSegments } from '../memory';
+import { gpuName, gpuSegments, ISegment, parkedSegments } from '../memory';
 import { IGpu, IKernel, INode } from '../status';
-import { IAffinode } from '../tokens';
 import { bytes, bytesOf, unmanaged } from '../words';
-import { Legend, MemoryBar } from './MemoryBar';
+import { MemoryBar, segmentClass } from './MemoryBar';
+import { percentSteps, Sparkline } from './Sparkline';
+import { IView } from './view';
 
-/** One GPU: its name, how full it is, and of what. */
-export function Gpu(props: {
-  affinode: IAffinode;
+/** From this number of GPUs on, each has one line. */
+const FEW = 2;
+
+/** How many processes that are not managed are named. */
+const NAMED = 3;
+
+/** The GPUs: how full each is, and of what, and how busy it was in the last minute. */
+export function Gpus(props: { kernels: IKernel[]; node: INode; view: IView }): JSX.Element {
+  const { kernels, node, view } = props;
+  const { trans } = view;
+  const names = new Set(node.gpus.map(gpu => gpu.name));
+  const isFew = node.gpus.length <= FEW;
+  return (
+    <section className="jp-affinode-gpus" aria-label={trans.__('GPUs')}>
+      {!isFew && (
+        <div className="jp-affinode-gpusTitle">
+          {names.size === 1
+            ? trans.__('%1 × %2', node.gpus.length, node.gpus[0].name)
+            : trans.__('%1 GPUs', node.gpus.length)}
+          <Simulated node={node} view={view} />
+        </div>
+      )}
+      <div className={isFew ? undefined : 'jp-affinode-gpuGrid'}>
+        {node.gpus.map((gpu, index) => (
+          <Gpu
+            key={gpu.uuid}
+            badge={isFew && index === 0 ? <Simulated node={node} view={view} /> : null}
+            gpu={gpu}
+            isCompact={!isFew}
+            kernels={kernels}
+            view={view}
+          />
+        ))}
+      </div>
+    </section>
+  );
+}
+
+function Simulated(props: { node: INode; view: IView }): JSX.Element | null {
+  const { trans } = props.view;
+  return props.node.simulated ? (
+    <span
+      className="jp-affinode-badge"
+      title={trans.__(
+        'No real GPU is used: its memory and kernels are simulated on the processor.'
+      )}
+    >
+      {trans.__('Simulated GPU')}
+    </span>
+  ) : null;
+}
+
+function Gpu(props: {
+  badge: JSX.Element | null;
   gpu: IGpu;
-  /** All of the machine. */
-  gpus: IGpu[];
+  isCompact: boolean;
   kernels: IKernel[];
-  trans: TranslationBundle;
+  view: IView;
 }): JSX.Element {
-  const { affinode, gpu, kernels, trans } = props;
-  const name = gpuName(gpu, props.gpus, trans);
+  const { gpu, isCompact, kernels, view } = props;
+  const { affinode, gpus, trans } = view;
+  const name = gpuName(gpu, gpus, trans);
   const segments = gpuSegments(gpu, kernels, trans);
   const busy = gpu.utilization_percent;
+  const busyText = busy === null ? '' : trans.__('%1 %', busy);
+  const used =
+    gpu.total_bytes === null
+      ? bytes(gpu.used_bytes)
+      : isCompact
+        ? compact(gpu.used_bytes, gpu.total_bytes)
+        : bytesOf(gpu.used_bytes, gpu.total_bytes, trans);
+  const busySaid = trans.__('%1 % busy', busy ?? 0);
   return (
-    <section className="jp-affinode-memory" aria-label={trans.__('Memory of %1', name)}>
-      <div className="jp-affinode-memoryTitle">
-        <span className="jp-affinode-memoryName" title={`${name} (${gpu.uuid})`}>
-          {name}
+    <section
+      className={`jp-affinode-gpu${isCompact ? ' jp-mod-compact' : ''}`}
+      aria-label={trans.__('Memory of %1', name)}
+    >
+      <div className="jp-affinode-gpuTitle">
+        <span className="jp-affinode-gpuName" title={`${name} (${gpu.uuid})`}>
+          {isCompact ? gpu.index : name}
         </span>
-        <span className="jp-affinode-number">
-          {gpu.total_bytes === null
-            ? bytes(gpu.used_bytes)
-            : bytesOf(gpu.used_bytes, gpu.total_bytes, trans)}
+        {props.badge}
+        {isCompact && <Busy gpu={gpu} said={busySaid} />}
+        <span className="jp-affinode-number" title={trans.__('Used memory')}>
+          {used}
         </span>
       </div>
       <MemoryBar
         affinode={affinode}
-        name={trans.__('GPU memory')}
+        name={isCompact ? trans.__('Memory of GPU %1', gpu.index) : trans.__('GPU memory')}
         segments={segments}
         total={gpu.total_bytes ?? gpu.used_bytes}
         trans={trans}
       />
-      <Legend affinode={affinode} segments={segments} trans={trans} />
+      {!isCompact && (
+        <>
+          <div className="jp-affinode-gpuBusy">
+            <Busy gpu={gpu} said={busySaid} />
+            <span className="jp-affinode-number">{busyText}</span>
+          </div>
+          <Legend segments={segments} view={view} />
+          <Unmanaged gpu={gpu} view={view} />
+        </>
+      )}
       {gpu.total_bytes === null && (
         <div className="jp-affinode-muted">
           {trans.__('How much the GPU has is not known: NVML is not available.')}
         </div>
       )}
-      {gpu.unmanaged !== null && gpu.unmanaged.length > 0 && (
-        <ul
-          className="jp-affinode-unmanaged"
-          aria-label={trans.__('Not managed')}
-          title={trans.__('These programs run without the shim: they make no room for anyone.')}
-        >
-          {gpu.unmanaged.map((process, index) => (
-            <li key={process.pid ?? `other-${index}`}>{unmanaged(process, trans)}</li>
-          ))}
-        </ul>
-      )}
-      {busy !== null && busy > 0 && (
-        <div className="jp-affinode-muted">{trans.__('%1 % busy', busy)}</div>
-      )}
     </section>
   );
 }
 
-/** Host memory that holds what was moved off the GPUs; nothing when nothing is there. */
+/** How busy the GPU was in the last minute. */
+function Busy(props: { gpu: IGpu; said: string }): JSX.Element {
+  const { gpu, said } = props;
+  return gpu.utilization_percent === null ? (
+    <span />
+  ) : (
+    <span className="jp-affinode-busy" role="img" aria-label={said} title={said}>
+      <Sparkline most={100} steps={percentSteps(gpu.utilization_history)} />
+    </span>
+  );
+}
+
+/** What the bar holds besides one's own kernels, whose colours stand in their rows. */
+function Legend(props: { segments: ISegment[]; view: IView }): JSX.Element | null {
+  const { segments, view } = props;
+  const shown = segments.filter(segment => segment.kind !== 'kernel' && segment.kind !== 'free');
+  return shown.length === 0 ? null : (
+    <ul className="jp-affinode-legend">
+      {shown.map(segment => (
+        <li key={segment.key}>
+          <span
+            className={`jp-affinode-swatch ${segmentClass(segment, view.affinode)}`}
+            aria-hidden="true"
+          />
+          {view.trans.__('%1 %2', segment.label, bytes(segment.bytes))}
+        </li>
+      ))}
+    </ul>
+  );
+}
+
+/** The processes that are not managed, the largest first. */
+function Unmanaged(props: { gpu: IGpu; view: IView }): JSX.Element | null {
+  const { gpu, view } = props;
+  const { trans } = view;
+  const found = gpu.unmanaged ?? [];
+  if (found.length === 0) {
+    return null;
+  }
+  return (
+    <ul
+      className="jp-affinode-unmanaged"
+      aria-label={trans.__('Not managed')}
+      title={trans.__('These programs run without the shim: they make no room for others.')}
+    >
+      {found.slice(0, NAMED).map((process, index) => (
+        <li key={process.pid ?? `other-${index}`}>{unmanaged(process, trans)}</li>
+      ))}
+      {found.length > NAMED && <li>{trans.__('and %1 more', found.length - NAMED)}</li>}
+    </ul>
+  );
+}
+
+/** Host memory, and disk, that hold what was moved off the GPUs; nothing when nothing is there. */
 export function HostMemory(props: {
-  affinode: IAffinode;
-  node: INode;
   kernels: IKernel[];
-  trans: TranslationBundle;
+  node: INode;
+  view: IView;
 }): JSX.Element | null {
-  const { affinode, node, kernels, trans } = props;
+  const { kernels, node, view } = props;
+  const { affinode, trans } = view;
   const parked = parkedSegments(node, kernels, trans);
-  if (parked.length === 0) {
+  const disk = kernels.reduce((sum, kernel) => sum + kernel.disk_bytes, 0);
+  if (parked.length === 0 && disk === 0) {
     return null;
   }
   const { available_bytes, copy_bytes, total_bytes } = node.host;
@@ -84,9 +195,14 @@ export function HostMemory(props: {
     bytes: available_bytes
   };
   return (
-    <section className="jp-affinode-memory" aria-label={trans.__('GPU memory kept in RAM')}>
-      <div className="jp-affinode-memoryTitle">
-        <span className="jp-affinode-memoryName">{trans.__('Safe in RAM')}</span>
+    <section
+      className="jp-affinode-gpu jp-affinode-host"
+      aria-label={trans.__('GPU memory kept in RAM')}
+    >
+      <div className="jp-affinode-gpuTitle">
+        <span className="jp-affinode-gpuName">
+          {disk > 0 ? trans.__('Safe in RAM; %1 on disk', bytes(disk)) : trans.__('Safe in RAM')}
+        </span>
         <span className="jp-affinode-number">{bytesOf(copy_bytes, total_bytes, trans)}</span>
       </div>
       <MemoryBar
@@ -98,4 +214,11 @@ export function HostMemory(props: {
       />
     </section>
   );
+}
+
+/** "71/80 GiB", or with both units where they differ. */
+function compact(used: number, total: number): string {
+  const [one, all] = [bytes(used), bytes(total)];
+  const [number, unit] = one.split(' ');
+  return all.endsWith(` ${unit}`) ? `${number}/${all}` : `${one}/${all}`;
 }

@@ -1,13 +1,33 @@
 import { TranslationBundle } from '@jupyterlab/translation';
-import { refreshIcon } from '@jupyterlab/ui-components';
+import {
+  Button,
+  caretRightIcon,
+  InputGroup,
+  refreshIcon,
+  searchIcon
+} from '@jupyterlab/ui-components';
 import { CommandRegistry } from '@lumino/commands';
 import * as React from 'react';
-import { IGpu, IKernel, INode } from '../status';
+import { IKernel, INode } from '../status';
 import { IAffinode } from '../tokens';
-import { title } from '../words';
+import { stateText, title } from '../words';
 import { Empty, Problem } from './Empty';
+import { moveByArrow, useKeptFocus } from './focus';
 import { KernelRow } from './KernelRow';
-import { Gpu, HostMemory } from './Memory';
+import { Gpus, HostMemory } from './Memory';
+import { Policy } from './Policy';
+import {
+  folders,
+  IFilter,
+  isOpenAtFirst,
+  isProblem,
+  MANY,
+  SectionId,
+  SECTIONS,
+  sections,
+  sectionTitle
+} from './rows';
+import { IView } from './view';
 
 /** What the panel shows and acts through. */
 export interface IPanelProps {
@@ -15,112 +35,246 @@ export interface IPanelProps {
   commands: CommandRegistry;
   /** The kernel of the current notebook. */
   currentKernelId: string | undefined;
-  open: (kernel: IKernel) => void;
+  isVisible: boolean;
+  /** Go back to the current notebook. */
+  leave: () => void;
   trans: TranslationBundle;
 }
 
 /** The whole panel. */
 export function Panel(props: IPanelProps): JSX.Element {
   const { affinode, trans } = props;
-  const { problem, status } = affinode;
+  const { problem, settings, status } = affinode;
+  const root = React.useRef<HTMLDivElement>(null);
+  const kept = useKeptFocus(root);
+  const [filter, setFilter] = React.useState<IFilter>({
+    text: '',
+    mine: !settings.showOtherKernels
+  });
+  React.useEffect(
+    () => setFilter(shown => ({ ...shown, mine: !settings.showOtherKernels })),
+    [settings.showOtherKernels]
+  );
+  const isDense = (status?.kernels.length ?? 0) > MANY;
   return (
-    <>
-      <header className="jp-affinode-header">
-        <h2>{trans.__('GPU')}</h2>
-        {status?.node?.simulated && (
-          <span
-            className="jp-affinode-badge"
-            title={trans.__(
-              'No real GPU is used: its memory and kernels are simulated on the processor.'
-            )}
-          >
-            {trans.__('Simulated GPU')}
-          </span>
-        )}
-        <button
-          className="jp-affinode-refresh"
-          title={trans.__('Look again')}
-          aria-label={trans.__('Look again')}
-          onClick={() => void affinode.refresh()}
-        >
-          <refreshIcon.react tag="span" />
-        </button>
-      </header>
+    <div
+      ref={root}
+      className={`jp-affinode-root${isDense ? ' jp-mod-dense' : ''}`}
+      {...kept}
+      onKeyDown={event => {
+        moveByArrow(event, root.current);
+        if (event.key === 'Escape' && !event.defaultPrevented) {
+          props.leave();
+        }
+      }}
+    >
+      <Toolbar affinode={affinode} filter={filter} onFilter={setFilter} trans={trans} />
+      <Announcements kernels={status?.kernels ?? []} trans={trans} />
       <div className="jp-affinode-body">
         {problem && <Problem affinode={affinode} problem={problem} trans={trans} />}
-        {status?.node && <Machine {...props} node={status.node} kernels={status.kernels} />}
+        {status?.node && (
+          <Machine {...props} filter={filter} node={status.node} kernels={status.kernels} />
+        )}
       </div>
-    </>
+    </div>
   );
 }
 
-/** Memory and kernels. */
-function Machine(props: IPanelProps & { node: INode; kernels: IKernel[] }): JSX.Element {
-  const { affinode, node, trans } = props;
-  const kernels = sorted(props.kernels, trans);
+/** What to look for, whose, and a look now. */
+function Toolbar(props: {
+  affinode: IAffinode;
+  filter: IFilter;
+  onFilter: (filter: IFilter) => void;
+  trans: TranslationBundle;
+}): JSX.Element {
+  const { affinode, filter, onFilter, trans } = props;
+  return (
+    <div className="jp-affinode-toolbar" role="toolbar" aria-label={trans.__('GPU')}>
+      <InputGroup
+        type="search"
+        className="jp-affinode-filter"
+        data-control="filter"
+        aria-label={trans.__('Filter kernels')}
+        placeholder={trans.__('Filter')}
+        rightIcon={searchIcon}
+        value={filter.text}
+        onChange={event => onFilter({ ...filter, text: event.currentTarget.value })}
+      />
+      <Button
+        small
+        minimal
+        type="button"
+        className="jp-affinode-button jp-affinode-mine"
+        data-control="mine"
+        aria-pressed={filter.mine}
+        title={trans.__('Only the kernels of this server')}
+        onClick={() => onFilter({ ...filter, mine: !filter.mine })}
+      >
+        {trans.__('Mine')}
+      </Button>
+      <Button
+        small
+        minimal
+        type="button"
+        className="jp-affinode-button jp-affinode-refresh"
+        data-control="refresh"
+        title={trans.__('Look again')}
+        aria-label={trans.__('Look again')}
+        onClick={() => void affinode.refresh()}
+      >
+        <refreshIcon.react tag="span" />
+      </Button>
+    </div>
+  );
+}
+
+/** Says changes of one's own kernels to those who do not see them. */
+function Announcements(props: { kernels: IKernel[]; trans: TranslationBundle }): JSX.Element {
+  const { kernels, trans } = props;
+  const last = React.useRef<Map<string, string> | null>(null);
+  const [said, say] = React.useState('');
+  React.useEffect(() => {
+    const own = kernels.filter(kernel => kernel.own);
+    const changed = own.filter(kernel => {
+      const before = last.current?.get(kernel.id);
+      return before !== undefined && before !== kernel.residency;
+    });
+    last.current = new Map(own.map(kernel => [kernel.id, kernel.residency]));
+    if (changed.length > 0) {
+      say(changed.map(kernel => `${title(kernel, trans)}: ${stateText(kernel, trans)}`).join('. '));
+    }
+  }, [kernels, trans]);
+  return (
+    <div className="jp-mod-unseen" role="status" aria-live="polite">
+      {said}
+    </div>
+  );
+}
+
+/** Policy, memory and kernels. */
+function Machine(
+  props: IPanelProps & { filter: IFilter; node: INode; kernels: IKernel[] }
+): JSX.Element {
+  const { affinode, kernels, node, trans } = props;
   if (node.gpus.length === 0) {
     return (
       <Empty title={trans.__('No GPU on this machine')}>
         <p>
           {trans.__('Notebooks run as always. To see what this panel does, on a simulated GPU:')}
         </p>
-        <code>jupyter affinode simulate -- jupyter lab</code>
+        <code tabIndex={0}>jupyter affinode simulate -- jupyter lab</code>
       </Empty>
     );
   }
+  const named = folders(kernels, trans);
+  const rates = kernels.flatMap(kernel => affinode.rates(kernel.id).map(rate => rate.perSecond));
+  const view: IView = {
+    affinode,
+    commands: props.commands,
+    gpus: node.gpus,
+    folderOf: id => named.get(id),
+    nameOf: id => {
+      const kernel = affinode.kernel(id);
+      return kernel ? title(kernel, trans) : null;
+    },
+    mostCalls: Math.max(1, ...rates),
+    isVisible: props.isVisible,
+    isStale: affinode.stale,
+    trans
+  };
   return (
     <>
-      {node.gpus.map(gpu => (
-        <Gpu
-          key={gpu.uuid}
-          affinode={affinode}
-          gpu={gpu}
-          gpus={node.gpus}
-          kernels={kernels}
-          trans={trans}
-        />
-      ))}
-      <HostMemory affinode={affinode} node={node} kernels={kernels} trans={trans} />
-      <Kernels {...props} gpus={node.gpus} kernels={kernels} />
+      <Policy node={node} view={view} />
+      <Gpus kernels={kernels} node={node} view={view} />
+      <HostMemory kernels={kernels} node={node} view={view} />
+      <Kernels {...props} view={view} />
     </>
   );
 }
 
-/** This server's kernels, then the others. */
-function Kernels(props: IPanelProps & { gpus: IGpu[]; kernels: IKernel[] }): JSX.Element {
-  const { affinode, commands, currentKernelId, gpus, kernels, open, trans } = props;
-  const shown = affinode.settings.showOtherKernels ? kernels : kernels.filter(kernel => kernel.own);
-  if (shown.length === 0) {
+/** The kernels by where their memory is. */
+function Kernels(
+  props: IPanelProps & { filter: IFilter; kernels: IKernel[]; view: IView }
+): JSX.Element {
+  const { currentKernelId, filter, kernels, trans, view } = props;
+  const [open, setOpen] = React.useState<ReadonlyMap<string, boolean>>(new Map());
+  const toggle = (id: string, isOpen: boolean) => setOpen(new Map(open).set(id, isOpen));
+  const found = sections(kernels, filter, trans);
+  const shown = SECTIONS.filter(section => found.get(section)?.length);
+  if (kernels.length === 0) {
     return (
       <Empty title={trans.__('No kernels')}>
         <p>{trans.__('Start a notebook. Its GPU memory is shown here as soon as it has some.')}</p>
       </Empty>
     );
   }
+  if (shown.length === 0) {
+    return <Empty title={trans.__('No kernel of this name')} role="status" />;
+  }
   return (
-    <section aria-label={trans.__('Kernels')}>
-      <h3 className="jp-affinode-heading">{trans.__('Kernels')}</h3>
-      <ul className="jp-affinode-kernels">
-        {shown.map(kernel => (
-          <KernelRow
-            key={kernel.id}
-            affinode={affinode}
-            commands={commands}
-            gpus={gpus}
-            kernel={kernel}
-            current={kernel.id === currentKernelId}
-            open={open}
+    <>
+      {shown.map(section => {
+        const rows = found.get(section) ?? [];
+        const isOpen =
+          open.get(section) ?? (filter.text !== '' || isOpenAtFirst(section, kernels.length));
+        return (
+          <Section
+            key={section}
+            count={rows.length}
+            isOpen={isOpen}
+            onToggle={() => toggle(section, !isOpen)}
+            section={section}
             trans={trans}
-          />
-        ))}
-      </ul>
-    </section>
+          >
+            {rows.map(kernel => (
+              <KernelRow
+                key={kernel.id}
+                isCurrent={kernel.id === currentKernelId}
+                isOpen={
+                  open.get(kernel.id) ??
+                  ((kernel.id === currentKernelId && kernel.residency !== 'none') ||
+                    section === 'waiting' ||
+                    isProblem(kernel))
+                }
+                kernel={kernel}
+                onToggle={(_, isRowOpen) => toggle(kernel.id, isRowOpen)}
+                view={view}
+              />
+            ))}
+          </Section>
+        );
+      })}
+    </>
   );
 }
 
-/** In an order that does not jump: one's own that use the GPU, the rest of one's own, others; each by name. */
-function sorted(kernels: IKernel[], trans: TranslationBundle): IKernel[] {
-  const rank = (kernel: IKernel) => (kernel.own ? (kernel.residency === 'none' ? 1 : 0) : 2);
-  const name = (kernel: IKernel) => `${title(kernel, trans)}\0${kernel.id}`;
-  return [...kernels].sort((a, b) => rank(a) - rank(b) || name(a).localeCompare(name(b)));
+/** A heading that opens and closes its rows. */
+function Section(props: {
+  children: React.ReactNode;
+  count: number;
+  isOpen: boolean;
+  onToggle: () => void;
+  section: SectionId;
+  trans: TranslationBundle;
+}): JSX.Element {
+  const { isOpen, section, trans } = props;
+  const id = `jp-affinode-section-${section}`;
+  return (
+    <section className="jp-affinode-section" aria-labelledby={id}>
+      <h3 className="jp-affinode-heading">
+        <button
+          type="button"
+          id={id}
+          data-control={`section ${section}`}
+          aria-expanded={isOpen}
+          onClick={props.onToggle}
+        >
+          <caretRightIcon.react tag="span" className="jp-affinode-headingCaret" />
+          {sectionTitle(section, trans)}
+          <span className="jp-affinode-count">{props.count}</span>
+        </button>
+      </h3>
+      {isOpen && <ul className="jp-affinode-kernels">{props.children}</ul>}
+    </section>
+  );
 }

@@ -7,49 +7,44 @@ import {
 import { ICommandPalette } from '@jupyterlab/apputils';
 import { INotebookTracker } from '@jupyterlab/notebook';
 import { ITranslator, nullTranslator, TranslationBundle } from '@jupyterlab/translation';
-import { ReactWidget } from '@jupyterlab/ui-components';
+import { ReactWidget, SidePanel } from '@jupyterlab/ui-components';
 import { IDisposable } from '@lumino/disposable';
 import { Message } from '@lumino/messaging';
+import { Panel as LuminoPanel } from '@lumino/widgets';
 import * as React from 'react';
 import { gpuIcon } from '../icons';
-import { IKernel } from '../status';
 import { CommandIDs, IAffinode } from '../tokens';
 import { Panel } from './Panel';
 
+/** What the panel's widgets are made of. */
+interface IPanelOptions {
+  app: JupyterFrontEnd;
+  affinode: IAffinode;
+  notebooks: INotebookTracker | null;
+  trans: TranslationBundle;
+}
+
 /** The sidebar's widget; it keeps the status fresh while it is seen. */
-export class PanelWidget extends ReactWidget {
-  constructor(
-    private readonly _app: JupyterFrontEnd,
-    private readonly _affinode: IAffinode,
-    private readonly _notebooks: INotebookTracker | null,
-    private readonly _trans: TranslationBundle
-  ) {
-    super();
+export class PanelWidget extends SidePanel {
+  constructor(options: IPanelOptions) {
+    super({ content: new LuminoPanel() });
+    const { trans } = options;
+    this._affinode = options.affinode;
+    this._body = new PanelBody(options);
+    this.addWidget(this._body);
     this.id = 'jp-affinode-panel';
     this.addClass('jp-affinode');
     this.title.icon = gpuIcon;
-    this.title.caption = _trans.__('GPU');
+    this.title.caption = trans.__('GPU');
     this.node.setAttribute('role', 'region');
-    this.node.setAttribute('aria-label', _trans.__('GPU'));
-    _affinode.changed.connect(this._onChanged, this);
-    _notebooks?.currentChanged.connect(this._onChanged, this);
+    this.node.setAttribute('aria-label', trans.__('GPU'));
+    this.content.node.removeAttribute('role'); // the region is the panel
+    this.content.node.removeAttribute('aria-label');
   }
 
   override dispose(): void {
     this._stopWatching();
     super.dispose();
-  }
-
-  protected render(): JSX.Element {
-    return (
-      <Panel
-        affinode={this._affinode}
-        commands={this._app.commands}
-        currentKernelId={this._notebooks?.currentWidget?.sessionContext.session?.kernel?.id}
-        open={kernel => void this._open(kernel)}
-        trans={this._trans}
-      />
-    );
   }
 
   protected override onAfterShow(msg: Message): void {
@@ -72,10 +67,15 @@ export class PanelWidget extends ReactWidget {
     this._stopWatching();
   }
 
+  /** The focus goes to the current notebook's row, so that the keyboard reaches "Get back" from the notebook. */
+  protected override onActivateRequest(msg: Message): void {
+    super.onActivateRequest(msg);
+    this._body.focusCurrent();
+  }
+
   private _watchWhileVisible(): void {
     if (this.isVisible) {
       this._watch ??= this._affinode.watch();
-      this.update();
     }
   }
 
@@ -84,33 +84,69 @@ export class PanelWidget extends ReactWidget {
     this._watch = null;
   }
 
+  private readonly _affinode: IAffinode;
+  private readonly _body: PanelBody;
+  private _watch: IDisposable | null = null;
+}
+
+/** What the panel shows. */
+class PanelBody extends ReactWidget {
+  constructor(private readonly _options: IPanelOptions) {
+    super();
+    this.addClass('jp-affinode-content');
+    _options.affinode.changed.connect(this._onChanged, this);
+    _options.notebooks?.currentChanged.connect(this._onChanged, this);
+  }
+
+  /** Give the focus to the current notebook's row, else to the first control. */
+  focusCurrent(): void {
+    const controls = (selector: string) => this.node.querySelector<HTMLElement>(selector);
+    const control =
+      controls('.jp-mod-current [data-control="name"]') ??
+      controls('[data-kernel-id] [data-control="name"]') ??
+      controls('[data-control]');
+    if (control) {
+      control.focus();
+    } else {
+      this.node.tabIndex = -1;
+      this.node.focus();
+    }
+  }
+
+  protected render(): JSX.Element {
+    const { affinode, app, notebooks, trans } = this._options;
+    const current = notebooks?.currentWidget;
+    return (
+      <Panel
+        affinode={affinode}
+        commands={app.commands}
+        currentKernelId={current?.sessionContext.session?.kernel?.id}
+        isVisible={this.isVisible}
+        leave={() => {
+          if (current) {
+            app.shell.activateById(current.id);
+          }
+        }}
+        trans={trans}
+      />
+    );
+  }
+
+  protected override onAfterShow(msg: Message): void {
+    super.onAfterShow(msg);
+    this.update();
+  }
+
+  protected override onAfterHide(msg: Message): void {
+    super.onAfterHide(msg);
+    this.update(); // what asks while it is seen has to stop
+  }
+
   private _onChanged(): void {
     if (this.isVisible) {
       this.update();
     }
   }
-
-  /** Focus the kernel's notebook, or open it; a console's path is no file. */
-  private async _open(kernel: IKernel): Promise<void> {
-    const { commands, serviceManager, shell } = this._app;
-    const path = kernel.path ?? kernel.paths[0];
-    const seen = this._notebooks?.find(
-      panel => panel.sessionContext.session?.kernel?.id === kernel.id
-    );
-    if (seen) {
-      shell.activateById(seen.id);
-      return;
-    }
-    for (const session of serviceManager.sessions.running()) {
-      if (session.kernel?.id === kernel.id && session.type === 'console') {
-        await commands.execute('console:open', { path: session.path });
-        return;
-      }
-    }
-    await commands.execute('docmanager:open', { path });
-  }
-
-  private _watch: IDisposable | null = null;
 }
 
 /** Adds the panel to the left sidebar, and a command that shows it. */
@@ -130,7 +166,7 @@ export const panelPlugin: JupyterFrontEndPlugin<void> = {
     translator: ITranslator | null
   ): void => {
     const trans = (translator ?? nullTranslator).load('jupyter_affinode');
-    const panel = new PanelWidget(app, affinode, notebooks, trans);
+    const panel = new PanelWidget({ app, affinode, notebooks, trans });
     app.shell.add(panel, 'left', { rank: 600, type: 'GPU' });
     restorer?.add(panel, 'jupyter-affinode-panel');
     app.commands.addCommand(CommandIDs.openPanel, {

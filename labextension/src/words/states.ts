@@ -124,7 +124,7 @@ export function details(kernel: IKernel, trans: IWords): string[] {
 }
 
 /** What a kernel has in RAM, where its size on the GPU does not say it already. */
-function hostMemory(kernel: IKernel & Spilled, trans: IWords): string | null {
+export function hostMemory(kernel: IKernel & Spilled, trans: IWords): string | null {
   const { copy_bytes, kept_bytes, parked_bytes } = kernel;
   if (
     kernel.residency === 'parked' &&

@@ -1,0 +1,252 @@
+import { Button } from '@jupyterlab/ui-components';
+import * as React from 'react';
+import { endable, offered, remedies } from '../actions';
+import { whichGpu } from '../memory';
+import { IKernel } from '../status';
+import {
+  actionLabel,
+  bytes,
+  depthRefusalText,
+  estimateText,
+  hostMemory,
+  keptText,
+  lastMoveText,
+  moveText,
+  reasonText,
+  refusalText,
+  resumeEstimateText,
+  stateText,
+  stuckText,
+  title,
+  unmovableText,
+  waitText
+} from '../words';
+import { ActionButton } from './ActionButton';
+import { Activity } from './Activity';
+import { face, Ticking } from './Ticking';
+import { IView } from './view';
+
+interface IDetailsProps {
+  kernel: IKernel;
+  view: IView;
+}
+
+/** What there is to know about a kernel, and what can be done. */
+export function Details(props: IDetailsProps): JSX.Element {
+  const { kernel, view } = props;
+  const { trans } = view;
+  const [isActivityShown, showActivity] = React.useState(false);
+  const kept = keptText(kernel, trans);
+  const state = kernel.move ? moveText(kernel.move, trans) : stateText(kernel, trans);
+  const isWaiting = kernel.residency === 'queued';
+  const mayCount = kernel.own && kernel.calls !== null && !isWaiting;
+  const actions = (kernel.own ? offered(kernel) : []).filter(
+    action => !isWaiting || action !== 'hold'
+  );
+  return (
+    <div className="jp-affinode-details">
+      {isWaiting ? (
+        <Wait {...props} />
+      ) : (
+        <div className="jp-affinode-state">{kept ? trans.__('%1, %2', state, kept) : state}</div>
+      )}
+      <Facts {...props} />
+      <Refusals {...props} />
+      {(actions.length > 0 || mayCount) && (
+        <div className="jp-affinode-buttons">
+          {isWaiting && <Remedies {...props} />}
+          {actions.map((action, index) => (
+            <ActionButton
+              key={`action${index}`}
+              action={action}
+              kernel={kernel}
+              slot={`action${index}`}
+              view={view}
+            />
+          ))}
+          {mayCount && (
+            <Button
+              small
+              minimal
+              type="button"
+              className="jp-affinode-button"
+              data-control="activity"
+              aria-expanded={isActivityShown}
+              aria-label={trans.__('CUDA calls: %1', title(kernel, trans))}
+              onClick={() => showActivity(!isActivityShown)}
+            >
+              {trans.__('CUDA calls')}
+            </Button>
+          )}
+        </div>
+      )}
+      {isActivityShown && mayCount && <Activity kernel={kernel} view={view} />}
+      <Stuck {...props} />
+    </div>
+  );
+}
+
+/** Its place, why it waits, and for how much longer at most. */
+function Wait(props: IDetailsProps): JSX.Element {
+  const { kernel, view } = props;
+  const { nameOf, trans } = view;
+  const isSaid = kernel.wait?.code === 'computing'; // the same kernel need not be named twice
+  return (
+    <div className="jp-affinode-wait">
+      <span className="jp-affinode-state">{stateText(kernel, trans)}</span>
+      <span>{waitText(kernel.wait, nameOf, trans)}</span>
+      <span>{estimateText(isSaid ? { ...kernel, wait: null } : kernel, nameOf, trans)}</span>
+    </div>
+  );
+}
+
+/** What the user can do about the kernels in the way. */
+function Remedies(props: IDetailsProps): JSX.Element {
+  const { kernel, view } = props;
+  const found = remedies(kernel, id => view.affinode.kernel(id));
+  const resolving = found.filter(({ action }) => action !== 'open'); // its row is here already
+  return (
+    <>
+      {resolving.map(({ action, kernel: other }) => (
+        <ActionButton
+          key={`${action} ${other.id}`}
+          named
+          action={action}
+          kernel={other}
+          slot={`${action} ${other.id}`}
+          view={view}
+        />
+      ))}
+    </>
+  );
+}
+
+/** On which GPU, what happens next, and what happened last. */
+function Facts(props: IDetailsProps): JSX.Element {
+  const { kernel, view } = props;
+  const { affinode, trans } = view;
+  const reason = reasonText(kernel.reason_code, kernel.reason_args, trans);
+  const facts = [
+    whichGpu(kernel, view.gpus, trans),
+    hostMemory(kernel, trans),
+    kernel.residency === 'parked' ? resumeEstimateText(kernel.resume_estimate_s, trans) : null
+  ].filter((fact): fact is string => fact !== null);
+  const age = affinode.age(kernel.id);
+  const aged = (move: { bytes: number; duration_s: number; ago_s: number }) => ({
+    ...move,
+    ago_s: move.ago_s + age
+  });
+  return (
+    <>
+      <Freed {...props} />
+      {facts.length > 0 && <div className="jp-affinode-muted">{facts.join(' · ')}</div>}
+      {reason !== null && kernel.residency !== 'queued' && (
+        <div className="jp-affinode-muted">{trans.__('Why: %1', reason)}</div>
+      )}
+      {kernel.last_park && (
+        <div className="jp-affinode-muted">
+          {lastMoveText('park', aged(kernel.last_park), trans)}
+        </div>
+      )}
+      {kernel.last_resume && (
+        <div className="jp-affinode-muted">
+          {lastMoveText('resume', aged(kernel.last_resume), trans)}
+        </div>
+      )}
+      {kernel.fixed.length > 0 && (
+        <ul className="jp-affinode-fixed" aria-label={trans.__('Stays on the GPU')}>
+          {kernel.fixed.map(fixed => (
+            <li key={fixed.reason}>
+              {trans.__(
+                '%1 cannot move: %2',
+                bytes(fixed.bytes),
+                unmovableText(fixed.reason, trans)
+              )}
+            </li>
+          ))}
+        </ul>
+      )}
+    </>
+  );
+}
+
+/** When its memory may be freed: "may be freed in 1:48". */
+function Freed(props: IDetailsProps): JSX.Element | null {
+  const { kernel, view } = props;
+  const { affinode, isStale, trans } = view;
+  const { eligible, eligible_in_s } = kernel;
+  const text = React.useCallback(() => {
+    const left = (eligible_in_s ?? 0) - (isStale ? 0 : affinode.age(kernel.id));
+    return eligible || left <= 0
+      ? trans.__('may be freed when others need room')
+      : trans.__('may be freed in %1', face(Math.ceil(left)));
+  }, [affinode, eligible, eligible_in_s, isStale, kernel.id, trans]);
+  if (
+    kernel.residency !== 'resident' ||
+    kernel.held_for_s !== null ||
+    (!eligible && (eligible_in_s === null || kernel.cell_open))
+  ) {
+    return null;
+  }
+  return (
+    <div className="jp-affinode-muted">
+      <Ticking text={text} />
+    </div>
+  );
+}
+
+/** What could not be done, and why. */
+function Refusals(props: IDetailsProps): JSX.Element {
+  const { kernel, view } = props;
+  const { trans } = view;
+  const refusal = refusalText(kernel.refusal_code, kernel.refusal_args, trans);
+  const depth =
+    kernel.depth === 'memory' ? depthRefusalText(kernel.depth_refusal_code, trans) : null;
+  return (
+    <>
+      {depth !== null && (
+        <div className="jp-affinode-muted">
+          {trans.__('Its CUDA context stays on the GPU: %1', depth)}
+        </div>
+      )}
+      {refusal !== null && (
+        <div className="jp-affinode-refusal">{trans.__('Not freed: %1', refusal)}</div>
+      )}
+    </>
+  );
+}
+
+/** Processes that can make no progress any more, each with its reason, and a way to end it where one may. */
+function Stuck(props: IDetailsProps): JSX.Element | null {
+  const { kernel, view } = props;
+  const { trans } = view;
+  const stuck = kernel.processes.filter(process => process.stuck);
+  const mayEnd = endable(kernel);
+  return stuck.length === 0 ? null : (
+    <ul className="jp-affinode-stuck" aria-label={trans.__('Stuck')}>
+      {stuck.map(process => (
+        <li key={process.number}>
+          <div className="jp-affinode-refusal">
+            {trans.__(
+              'Stuck (pid %1): %2',
+              process.pid,
+              stuckText(process.stuck?.reason ?? '', trans)
+            )}
+          </div>
+          {mayEnd.includes(process) && (
+            <div className="jp-affinode-buttons">
+              <ActionButton
+                action="end"
+                args={{ process: process.number }}
+                kernel={kernel}
+                label={trans.__('%1 %2', actionLabel('end', trans), process.pid)}
+                slot={`end ${process.number}`}
+                view={view}
+              />
+            </div>
+          )}
+        </li>
+      ))}
+    </ul>
+  );
+}

@@ -1,0 +1,80 @@
+import * as React from 'react';
+import { Notification } from '@jupyterlab/apputils';
+import { AffinodeError } from '../api';
+import { INode, IPolicy } from '../status';
+import { errorText, span } from '../words';
+import { IView } from './view';
+
+/** When idle notebooks are freed, in words, with a switch where it is the user's own; and what that gave back today. */
+export function Policy(props: { node: INode; view: IView }): JSX.Element | null {
+  const { node, view } = props;
+  const { trans } = view;
+  const { policy, today } = node;
+  const given = today && today.freed_gpu_s >= 36 ? gpuHours(today.freed_gpu_s) : null;
+  if (!policy && given === null) {
+    return null;
+  }
+  return (
+    <section className="jp-affinode-policy" aria-label={trans.__('Policy')}>
+      {policy && (
+        <div className="jp-affinode-policyLine">
+          <span>{policyText(policy, view)}</span>
+          {policy.may_change && <Switch policy={policy} view={view} />}
+        </div>
+      )}
+      {given !== null && (
+        <div className="jp-affinode-muted" title={trans.__('GPU memory that idle notebooks freed')}>
+          {trans.__('Given back today: %1 GPU h', given)}
+        </div>
+      )}
+    </section>
+  );
+}
+
+function policyText(policy: IPolicy, view: IView): string {
+  const { trans } = view;
+  if (policy.park_when === 'idle') {
+    return trans.__('Idle notebooks are freed after %1', span(policy.idle_timeout_s, trans));
+  }
+  const after = policy.contended_idle_timeout_s ?? policy.idle_timeout_s;
+  return trans.__(
+    'Idle notebooks are freed when another needs room, after %1',
+    span(Math.min(after, policy.idle_timeout_s), trans)
+  );
+}
+
+/** Turns between freeing idle notebooks always and only for others. */
+function Switch(props: { policy: IPolicy; view: IView }): JSX.Element {
+  const { policy, view } = props;
+  const { affinode, trans } = view;
+  const isAlways = policy.park_when === 'idle';
+  const change = async () => {
+    try {
+      await affinode.changePolicy({ park_when: isAlways ? 'needed' : 'idle' });
+    } catch (error) {
+      if (!(error instanceof AffinodeError)) {
+        throw error;
+      }
+      Notification.warning(errorText(error, trans), { autoClose: 8000 });
+    }
+  };
+  return (
+    <button
+      type="button"
+      role="switch"
+      className="jp-affinode-switch"
+      data-control="policy"
+      aria-checked={isAlways}
+      aria-label={trans.__('Free idle notebooks even if nothing needs room')}
+      title={trans.__('Free idle notebooks even if nothing needs room')}
+      onClick={() => void change()}
+    >
+      <span />
+    </button>
+  );
+}
+
+function gpuHours(seconds: number): string {
+  const hours = seconds / 3600;
+  return hours < 10 ? hours.toFixed(hours < 0.1 ? 2 : 1) : Math.round(hours).toLocaleString();
+}

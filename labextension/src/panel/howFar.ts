@@ -1,0 +1,31 @@
+/** How far memory is on its way, between two looks. Pure. */
+
+import { IKernel } from '../status';
+
+/** A move without any figure about its speed; slower than any bus, so that the bar does not end too soon. */
+const USUAL_SPEED = 4 * 2 ** 30;
+
+/** What a move that is not over may show at most. */
+const MOST = 0.98;
+
+/** How much of a move is done, 0 to 1, some seconds after the server said how far it was; by its speed so far or before. */
+export function done(kernel: IKernel, age_s: number): number {
+  const { move } = kernel;
+  if (!move || move.bytes <= 0) {
+    return 0;
+  }
+  const speed =
+    move.done_bytes && move.age_s > 0 ? move.done_bytes / move.age_s : speedBefore(kernel);
+  const bytes =
+    move.done_bytes === null ? speed * (move.age_s + age_s) : move.done_bytes + speed * age_s;
+  return Math.min(MOST, Math.max(0, bytes / move.bytes));
+}
+
+function speedBefore(kernel: IKernel): number {
+  const { last_park, last_resume, move, resume_estimate_s } = kernel;
+  if (move?.kind === 'resume' && resume_estimate_s) {
+    return move.bytes / resume_estimate_s;
+  }
+  const last = move?.kind === 'park' ? last_park : last_resume;
+  return last && last.duration_s > 0 ? last.bytes / last.duration_s : USUAL_SPEED;
+}

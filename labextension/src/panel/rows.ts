@@ -1,0 +1,128 @@
+/** Which kernels are shown, in which section and order, and by which names. Pure. */
+
+import { IKernel } from '../status';
+import { IWords, title } from '../words';
+
+/** The panel's sections, in their order. */
+export const SECTIONS = ['waiting', 'resident', 'freed', 'others', 'none'] as const;
+
+/** A section: one's own kernels by state, then those of others. */
+export type SectionId = (typeof SECTIONS)[number];
+
+/** From this number of kernels on, rows are lower and sections without news are closed at first. */
+export const MANY = 12;
+
+/** What is to be shown. */
+export interface IFilter {
+  text: string;
+  mine: boolean;
+}
+
+/** A kernel's place, by whose it is and where its GPU memory is. */
+export function sectionOf(kernel: IKernel): SectionId {
+  if (!kernel.own) {
+    return 'others';
+  }
+  switch (kernel.residency) {
+    case 'queued':
+      return 'waiting';
+    case 'parked':
+    case 'parking':
+      return 'freed';
+    case 'none':
+      return 'none';
+    default:
+      return 'resident';
+  }
+}
+
+/** A section's heading. */
+export function sectionTitle(section: SectionId, trans: IWords): string {
+  switch (section) {
+    case 'waiting':
+      return trans.__('Waiting');
+    case 'resident':
+      return trans.__('On the GPU');
+    case 'freed':
+      return trans.__('Freed');
+    case 'others':
+      return trans.__('Other users');
+    case 'none':
+      return trans.__('Not using the GPU');
+  }
+}
+
+/** The kernels of each section in an order that does not jump: by place where they wait, else by name. */
+export function sections(
+  kernels: IKernel[],
+  filter: IFilter,
+  trans: IWords
+): Map<SectionId, IKernel[]> {
+  const found = new Map<SectionId, IKernel[]>(SECTIONS.map(section => [section, []]));
+  for (const kernel of kernels.filter(kernel => isShown(kernel, filter, trans))) {
+    found.get(sectionOf(kernel))?.push(kernel);
+  }
+  const names = new Map(kernels.map(kernel => [kernel.id, sortName(kernel, trans)]));
+  const byName = (a: IKernel, b: IKernel) =>
+    (names.get(a.id) ?? '').localeCompare(names.get(b.id) ?? '');
+  found.forEach((shown, section) =>
+    shown.sort(
+      section === 'waiting'
+        ? (a, b) => (a.place ?? Infinity) - (b.place ?? Infinity) || byName(a, b)
+        : byName
+    )
+  );
+  return found;
+}
+
+function isShown(kernel: IKernel, filter: IFilter, trans: IWords): boolean {
+  if (filter.mine && !kernel.own) {
+    return false;
+  }
+  const wanted = filter.text.trim().toLowerCase();
+  const names = [title(kernel, trans), kernel.path ?? '', ...kernel.paths, kernel.name ?? ''];
+  return wanted === '' || names.some(name => name.toLowerCase().includes(wanted));
+}
+
+function sortName(kernel: IKernel, trans: IWords): string {
+  return `${title(kernel, trans)}\0${kernel.path ?? ''}\0${kernel.id}`;
+}
+
+/** The folders that tell notebooks of one name apart, as few as are needed; empty for all others. */
+export function folders(kernels: IKernel[], trans: IWords): Map<string, string> {
+  const named = new Map<string, IKernel[]>();
+  for (const kernel of kernels.filter(kernel => kernel.own && pathOf(kernel) !== null)) {
+    const name = title(kernel, trans);
+    named.set(name, [...(named.get(name) ?? []), kernel]);
+  }
+  const found = new Map<string, string>();
+  for (const same of [...named.values()].filter(each => each.length > 1)) {
+    const parts = same.map(kernel => (pathOf(kernel) ?? '').split('/').slice(0, -1));
+    const deepest = Math.max(...parts.map(each => each.length));
+    let depth = 1;
+    const tail = (each: string[]) => each.slice(-depth).join('/');
+    while (depth < deepest && new Set(parts.map(tail)).size < same.length) {
+      depth += 1;
+    }
+    same.forEach((kernel, index) => found.set(kernel.id, tail(parts[index]) || '/'));
+  }
+  return found;
+}
+
+function pathOf(kernel: IKernel): string | null {
+  return kernel.path ?? kernel.paths[0] ?? null;
+}
+
+/** Whether something is wrong that the user should read without asking. */
+export function isProblem(kernel: IKernel): boolean {
+  return (
+    kernel.residency === 'lost' ||
+    (kernel.own && kernel.refusal_code !== null && kernel.residency === 'resident') ||
+    kernel.processes.some(process => process.stuck !== null)
+  );
+}
+
+/** Whether a section is open before the user says anything: among many kernels, only those with news. */
+export function isOpenAtFirst(section: SectionId, kernels: number): boolean {
+  return kernels <= MANY || (section !== 'none' && section !== 'others');
+}

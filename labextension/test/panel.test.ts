@@ -1,0 +1,88 @@
+import * as assert from 'node:assert';
+import { test } from 'node:test';
+import { done } from '../src/panel/howFar';
+import { folders, isOpenAtFirst, isProblem, sections } from '../src/panel/rows';
+import { kernel, trans } from './examples';
+
+const ALL = { text: '', mine: false };
+
+test('each kernel is in one section, by whose it is and where its memory is', () => {
+  const kernels = [
+    kernel({ id: 'a', residency: 'resident' }),
+    kernel({ id: 'b', residency: 'queued', place: 2 }),
+    kernel({ id: 'c', residency: 'queued', place: 1 }),
+    kernel({ id: 'd', residency: 'parked' }),
+    kernel({ id: 'e', residency: 'lost' }),
+    kernel({ id: 'f' }),
+    kernel({ id: 'g', own: false, residency: 'queued' })
+  ];
+  const found = [...sections(kernels, ALL, trans)].map(([section, rows]) => [
+    section,
+    rows.map(each => each.id).join('')
+  ]);
+  assert.deepStrictEqual(found, [
+    ['waiting', 'cb'],
+    ['resident', 'ae'],
+    ['freed', 'd'],
+    ['others', 'g'],
+    ['none', 'f']
+  ]);
+});
+
+test('the filter looks at names and folders, and "mine" leaves out all others', () => {
+  const kernels = [
+    kernel({ id: 'a', path: 'thesis/train.ipynb' }),
+    kernel({ id: 'b', path: 'notes.ipynb' }),
+    kernel({ id: 'c', own: false, path: null, paths: [] })
+  ];
+  const ids = (filter: typeof ALL) =>
+    [...sections(kernels, filter, trans).values()].flat().map(each => each.id);
+  assert.deepStrictEqual(ids({ text: ' THESIS', mine: false }), ['a']);
+  assert.deepStrictEqual(ids({ text: '', mine: true }), ['b', 'a']);
+});
+
+test('notebooks of one name are told apart by as much of their folders as is needed', () => {
+  const kernels = [
+    kernel({ id: 'a', path: 'one/x/train.ipynb' }),
+    kernel({ id: 'b', path: 'two/x/train.ipynb' }),
+    kernel({ id: 'c', path: 'notes.ipynb' }),
+    kernel({ id: 'd', path: 'eval.ipynb' }),
+    kernel({ id: 'e', path: 'old/eval.ipynb' })
+  ];
+  assert.deepStrictEqual(Object.fromEntries(folders(kernels, trans)), {
+    a: 'one/x',
+    b: 'two/x',
+    d: '/',
+    e: 'old'
+  });
+});
+
+test('among many kernels the sections without news are closed at first', () => {
+  assert.ok(isOpenAtFirst('none', 3));
+  assert.ok(!isOpenAtFirst('none', 30));
+  assert.ok(isOpenAtFirst('waiting', 30));
+});
+
+test('a lost kernel, a refusal and a stuck process are problems; the rest is not', () => {
+  const stuck = { reason: 'lost' as const, text: '' };
+  const process = { number: 1, pid: 2, residency: 'resident' as const, command: null, stuck };
+  assert.ok(isProblem(kernel({ residency: 'lost' })));
+  assert.ok(isProblem(kernel({ residency: 'resident', refusal_code: 'busy' })));
+  assert.ok(isProblem(kernel({ processes: [process] })));
+  assert.ok(!isProblem(kernel({ residency: 'parked', refusal_code: 'busy' })));
+});
+
+test('progress goes on by the speed so far, else by the speed before, and ends only with the move', () => {
+  const moving = (move: object, more: object = {}) =>
+    kernel({
+      move: { kind: 'resume', bytes: 100, done_bytes: null, age_s: 1, ...move },
+      ...more
+    });
+  assert.strictEqual(done(moving({ done_bytes: 20 }), 0), 0.2);
+  assert.strictEqual(done(moving({ done_bytes: 20 }), 1), 0.4);
+  assert.strictEqual(done(moving({}, { resume_estimate_s: 4 }), 1), 0.5);
+  const last_park = { bytes: 50, duration_s: 1, ago_s: 9 };
+  assert.strictEqual(done(moving({ kind: 'park' }, { last_park }), 0), 0.5);
+  assert.strictEqual(done(moving({ done_bytes: 90 }), 100), 0.98);
+  assert.strictEqual(done(kernel(), 1), 0);
+});

@@ -1,0 +1,318 @@
+"""Recorded answers of `affinode/api/status`, for pages of machines and states that are not at hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jupyter_affinode
+
+GIB = 2**30
+MINUTE = 30  # one figure each two seconds
+
+
+def kernel(number: int, path: str | None = None, **changes: object) -> dict[str, Any]:
+    """One kernel; `changes` replace its fields."""
+    return {
+        "id": f"kernel-{number}",
+        "own": True,
+        "name": "Python 3 (ipykernel)",
+        "path": path or f"work/notebook-{number}.ipynb",
+        "paths": [path or f"work/notebook-{number}.ipynb"],
+        "language": "python",
+        "server": "http://localhost:8888",
+        "residency": "none",
+        "text": "",
+        "reason": None,
+        "refusal": None,
+        "depth": "none",
+        "depth_refusal": None,
+        "resident_bytes": 0,
+        "parked_bytes": 0,
+        "copy_bytes": 0,
+        "kept_bytes": 0,
+        "footprint_bytes": 0,
+        "fixed": [],
+        "gpus": [],
+        "processes": [],
+        "idle_s": None,
+        "cell_open": False,
+        "eligible": False,
+        "eligible_in_s": None,
+        "held_for_s": None,
+        "place": None,
+        "waiting_s": None,
+        "wait_reason": None,
+        "estimate_s": None,
+        "simulated": False,
+        "tracked": True,
+        "calls": 0,
+        "move": None,
+        "last_park": None,
+        "last_resume": None,
+        "resume_estimate_s": None,
+        "reason_code": None,
+        "reason_args": {},
+        "refusal_code": None,
+        "refusal_args": {},
+        "depth_refusal_code": None,
+        "wait": None,
+        "disk_bytes": 0,
+        **changes,
+    }
+
+
+def resident(
+    number: int, gib: float, path: str | None = None, gpu: int = 0, **changes: object
+) -> dict[str, Any]:
+    """A kernel on a GPU."""
+    size = int(gib * GIB)
+    return kernel(
+        number,
+        path,
+        **{
+            "residency": "resident",
+            "resident_bytes": size,
+            "footprint_bytes": size,
+            "gpus": [share(gpu, resident_bytes=size)],
+            "idle_s": 185.0,
+            "eligible_in_s": 108.0,
+            **changes,
+        },
+    )
+
+
+def parked(
+    number: int, gib: float, path: str | None = None, gpu: int = 0, **changes: object
+) -> dict[str, Any]:
+    """A kernel whose memory is on the host."""
+    size = int(gib * GIB)
+    return kernel(
+        number,
+        path,
+        **{
+            "residency": "parked",
+            "depth": "memory",
+            "parked_bytes": size,
+            "copy_bytes": size,
+            "footprint_bytes": size,
+            "gpus": [share(gpu, parked_bytes=size)],
+            "idle_s": 2400.0,
+            "reason_code": "room",
+            "reason_args": {"for": "own"},
+            "last_park": {"bytes": size, "duration_s": size / 31 / GIB, "ago_s": 190.0},
+            "resume_estimate_s": size / 40 / GIB,
+            **changes,
+        },
+    )
+
+
+def waiting(
+    number: int, gib: float, blockers: list[dict[str, Any]], place: int = 1, **changes: object
+) -> dict[str, Any]:
+    """A kernel that waits for room."""
+    return kernel(
+        number,
+        **{
+            "residency": "queued",
+            "cell_open": True,
+            "place": place,
+            "waiting_s": 42.0,
+            "estimate_s": None,
+            "wait": {
+                "code": blockers[0]["why"] if blockers else "full",
+                "args": {"bytes": int(gib * GIB)},
+                "blockers": blockers,
+            },
+            **changes,
+        },
+    )
+
+
+def blocker(number: int | None, why: str, free_in_s: float | None = None) -> dict[str, Any]:
+    """A kernel in the way; None: another user's."""
+    return {
+        "kernel_id": None if number is None else f"kernel-{number}",
+        "own": number is not None,
+        "why": why,
+        "free_in_s": free_in_s,
+    }
+
+
+def share(gpu: int, resident_bytes: int = 0, parked_bytes: int = 0) -> dict[str, Any]:
+    """A kernel's share of a GPU."""
+    return {
+        "uuid": f"GPU-{gpu}",
+        "resident_bytes": resident_bytes,
+        "parked_bytes": parked_bytes,
+        "fixed_bytes": 0,
+    }
+
+
+def others(number: int, gib: float, gpu: int = 0) -> dict[str, Any]:
+    """Another user's kernel."""
+    made = resident(number, gib, gpu=gpu)
+    return {**made, "own": False, "name": None, "path": None, "paths": [], "server": None}
+
+
+def machine(kernels: list[dict[str, Any]], gpus: int = 1, **changes: object) -> dict[str, Any]:
+    """The whole answer, of GPUs that hold these kernels."""
+    total, context = 80 * GIB, int(0.6 * GIB)
+    made = []
+    for index in range(gpus):
+        shares = [each for one in kernels for each in one["gpus"] if each["uuid"] == f"GPU-{index}"]
+        managed = sum(each["resident_bytes"] for each in shares)
+        contexts = context * len(shares)
+        used = min(managed + contexts, total)
+        busy = [int(50 + 45 * math.sin(index + look / 3)) for look in range(MINUTE)]
+        made.append(
+            {
+                "uuid": f"GPU-{index}",
+                "index": index,
+                "name": "NVIDIA H100 80GB HBM3",
+                "total_bytes": total,
+                "used_bytes": used,
+                "free_bytes": total - used,
+                "managed_bytes": managed,
+                "context_bytes": contexts,
+                "unmanaged_bytes": 0,
+                "unmanaged": [],
+                "utilization_percent": busy[-1],
+                "utilization_history": busy,
+            }
+        )
+    copies = sum(one["copy_bytes"] for one in kernels)
+    node = {
+        "simulated": False,
+        "nvml": True,
+        "gpus": made,
+        "host": {
+            "total_bytes": 512 * GIB,
+            "available_bytes": 380 * GIB - copies,
+            "reserve_bytes": 0,
+            "parked_bytes": sum(one["parked_bytes"] for one in kernels),
+            "copy_bytes": copies,
+            "kept_bytes": 0,
+            "cgroup_headroom_bytes": None,
+        },
+        "queue": [],
+        "policy": {
+            "may_change": True,
+            "park_when": "needed",
+            "idle_timeout_s": 300,
+            "contended_idle_timeout_s": None,
+        },
+        "today": {"freed_gpu_s": 11700, "parks": 14},
+        "controller": {"system": False},
+        **changes,
+    }
+    version = jupyter_affinode.__version__
+    return {
+        "version": version,
+        "available": True,
+        "message": None,
+        "code": None,
+        "node": node,
+        "kernels": kernels,
+    }
+
+
+def busy_machine() -> dict[str, Any]:
+    """30 kernels on 8 GPUs."""
+    kernels = [
+        waiting(0, 40, [blocker(2, "computing"), blocker(3, "held", 1500)]),
+        waiting(1, 24, [blocker(None, "idle", 90)], place=2, estimate_s=115),
+    ]
+    names = ["train", "finetune", "embeddings", "diffusion", "analysis", "tokenizer", "eval", "rag"]
+    for number in range(2, 19):
+        name = names[number % len(names)]
+        folder = "thesis" if number < 10 else "course/week-3"
+        is_active = number % 3 == 2
+        kernels.append(
+            resident(
+                number,
+                3 + 2.5 * (number % 7),
+                f"{folder}/{name}.ipynb",
+                gpu=number % 8,
+                cell_open=is_active,
+                idle_s=1.0 if is_active else 37.0 * number,
+                held_for_s=1500.0 if number == 3 else None,
+            )
+        )
+    kernels += [parked(number, 8 + number % 5, gpu=number % 8) for number in range(19, 24)]
+    kernels += [others(number, 10, gpu=number % 8) for number in range(24, 27)]
+    kernels += [kernel(number) for number in range(27, 30)]
+    return machine(kernels, gpus=8)
+
+
+def states() -> dict[str, dict[str, Any]]:
+    """Every state of the panel, by name; the first kernel of each is the one to look at."""
+    train = resident(1, 31, "thesis/train.ipynb", cell_open=True, idle_s=0.5, eligible_in_s=None)
+    notes = resident(2, 22, "thesis/notes.ipynb")
+    kept = resident(3, 12, "tokenizer.ipynb", held_for_s=1500.0, eligible_in_s=None)
+    freed = parked(4, 12, "analysis.ipynb")
+    idle = kernel(5, "plain.ipynb")
+    moving_out = resident(
+        6,
+        12,
+        "leaving.ipynb",
+        residency="parking",
+        move={"kind": "park", "bytes": 12 * GIB, "done_bytes": 5 * GIB, "age_s": 0.2},
+    )
+    moving_in = parked(
+        7,
+        12,
+        "returning.ipynb",
+        residency="resuming",
+        move={"kind": "resume", "bytes": 12 * GIB, "done_bytes": None, "age_s": 0.1},
+        last_resume={"bytes": 12 * GIB, "duration_s": 0.31, "ago_s": 4000.0},
+    )
+    on_disk = parked(8, 30, "large.ipynb", disk_bytes=22 * GIB, copy_bytes=8 * GIB, resume_estimate_s=9.0)
+    lost = kernel(9, "broken.ipynb", residency="lost", depth="memory")
+    refused = resident(
+        10, 7, "graphs.ipynb", refusal_code="busy", fixed=[{"reason": "pool", "bytes": 2 * GIB, "text": ""}]
+    )
+    stuck = resident(
+        11,
+        3,
+        "pool.ipynb",
+        processes=[
+            {
+                "number": 1,
+                "pid": 4711,
+                "residency": "resident",
+                "command": "python",
+                "stuck": {"reason": "peer-gone", "text": ""},
+            }
+        ],
+    )
+    asks = waiting(12, 40, [blocker(1, "computing"), blocker(3, "held", 1500), blocker(2, "idle", 90)])
+    bounded = waiting(13, 10, [blocker(None, "computing")], place=2, estimate_s=115.0)
+    twins = [resident(14, 5, "thesis/a/train.ipynb"), resident(15, 6, "course/train.ipynb")]
+    strangers = [others(16, 9), others(17, 4)]
+    away = {**machine([]), "available": False, "node": None, "code": "ended"}
+    no_gpu = machine([idle], gpus=0)
+    outside = machine([train])
+    outside["node"]["gpus"][0].update(
+        unmanaged_bytes=20 * GIB,
+        unmanaged=[{"pid": 4242, "command": "simulate.py", "bytes": 20 * GIB}],
+        free_bytes=28 * GIB,
+        used_bytes=52 * GIB,
+    )
+    administered = machine(
+        [notes], policy={**machine([])["node"]["policy"], "may_change": False}, simulated=True
+    )
+    return {
+        "resident": machine([notes, train, kept, freed, idle, *strangers]),
+        "waiting": machine([asks, bounded, train, notes, kept]),
+        "moving": machine([moving_out, moving_in]),
+        "freed": machine([freed, on_disk, train]),
+        "problems": machine([lost, refused, stuck]),
+        "same-names": machine([*twins, train], gpus=2),
+        "outside": outside,
+        "administered": administered,
+        "nothing": machine([]),
+        "no-gpu": no_gpu,
+        "no-controller": away,
+        "many": busy_machine(),
+    }
