@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from people import needs_root
-from scene import HONEST, Scene
+from scene import HONEST, PATIENCE_S, PROGRAMS, Scene
+
+RECEIVER_CLOSES_FIRST = """
+import socket
+from attacking import Lingering
+
+class HungUp:
+    def sendmsg(self, *message):
+        ours, theirs = socket.socketpair()
+        ours.sendmsg(*message)
+        theirs.close()
+
+Lingering().give(HungUp(), b"x", 2)
+"""
 
 
 @pytest.fixture(
@@ -28,6 +43,11 @@ def test_a_bystander_is_answered_while_descriptors_linger(any_scene, attack, wai
     with any_scene.attack(attack):
         any_scene.bystander.wait_for(20)
     wait_until(lambda: any_scene.descriptors() <= before + 2, message="no descriptor is left behind")
+
+
+def test_an_attacker_goes_on_where_the_receiver_closed_first(tmp_path):
+    command = [sys.executable, "-c", RECEIVER_CLOSES_FIRST, str(tmp_path)]
+    subprocess.run(command, env=os.environ | {"PYTHONPATH": str(PROGRAMS)}, check=True, timeout=PATIENCE_S)
 
 
 def abstract_sockets(pid):

@@ -9,6 +9,7 @@ import array
 import contextlib
 import json
 import select
+import signal
 import socket
 import struct
 import sys
@@ -19,6 +20,7 @@ sys.path[:0] = [str(Path(__file__).parents[2] / "node" / "support"), str(Path(__
 
 FOLDER = Path(sys.argv[1])
 API, LINK = FOLDER / "node.sock", FOLDER / "link.sock"
+INTERRUPT_EVERY_S = 0.05
 
 
 def under_way(**facts: Any) -> None:
@@ -46,6 +48,10 @@ class Lingering:
     def __init__(self) -> None:
         self._deaf: list[socket.socket] = []
         self._made = 0
+        # Where the receiver closed first, our close is the last and blocks: a signal ends that, and Python goes on with
+        # any other call.
+        signal.signal(signal.SIGALRM, lambda *_: None)
+        signal.setitimer(signal.ITIMER_REAL, INTERRUPT_EVERY_S, INTERRUPT_EVERY_S)
 
     def new(self) -> socket.socket:
         """One more; it blocks the process that closes it last."""
