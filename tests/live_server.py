@@ -309,9 +309,12 @@ class JupyterKernel:
 
 
 def free_port() -> int:
-    """A port for a server that listens a second later: none that the system gives to kernels and connections."""
+    """A port for a server that listens a second later: none that the system gives to kernels and connections.
+
+    Browsers refuse some ports of other protocols; the highest is 10080.
+    """
     while True:
-        port = 10_000 + secrets.randbelow(20_000)
+        port = 10_081 + secrets.randbelow(20_000)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
