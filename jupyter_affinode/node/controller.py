@@ -363,8 +363,13 @@ class Controller:
         self._look_at_queue(self._snapshot, now)
 
     def _is_settled(self, now: float) -> bool:
-        """Whether every kernel is known by now, and no other controller decides any more."""
+        """Whether every kernel and the GPUs' figures are known by now, and no other controller decides any more.
+
+        The first look at NVML may take seconds; before it, every kernel would seem to fit.
+        """
         if now - self.began < self.state.settings.settle_s:
+            return False
+        if not self._nvml_answered and now - self.began < NVML_HANGS_AFTER_S:
             return False
         if self._standby is None:
             return True

@@ -27,6 +27,12 @@ def nvml():
     made.gate.set()
 
 
+def let_it_decide(shim, wait_until):
+    """Wait until the controller has decided with what it knows now: it does so more often than its heart beats."""
+    beats = shim.heard.heartbeats
+    wait_until(lambda: shim.heard.heartbeats > beats + 1)
+
+
 def test_the_gpu_is_described_with_what_is_not_ours(node, shim, nvml, wait_until):
     machine = node(nvml=nvml)
     shim("k", resident=300 * MIB)
@@ -67,15 +73,45 @@ def test_without_nvml_that_is_said_and_the_shims_figures_are_used(node, shim, wa
 
 
 def test_a_resume_waits_for_room_that_nvml_sees(node, shim, nvml, wait_until):
+    nvml.free = 100  # from the first look on
     machine = node(nvml=nvml)
-    nvml.free = 100
     kernel = shim("k", parked=300 * MIB)
     shim("busy", resident=600 * MIB)
     wait_until(lambda: "busy" in machine.kernels())
     kernel.touch()
     wait_until(lambda: machine.node()["queue"] == ["k"])
+    let_it_decide(kernel, wait_until)
     assert kernel.heard.of(RESUME) == []
     nvml.free = 400
+    wait_until(lambda: kernel.state == RESIDENT)
+
+
+def test_nothing_is_resumed_before_nvml_has_answered(node, shim, nvml, wait_until):
+    """Its first look may take seconds, and without figures every kernel would seem to fit."""
+    nvml.free = 100
+    nvml.gate.clear()
+    machine = node(nvml=nvml)
+    kernel = shim("k", parked=300 * MIB)
+    kernel.touch()
+    wait_until(lambda: machine.node()["queue"] == ["k"])
+    let_it_decide(kernel, wait_until)
+    assert kernel.heard.of(RESUME) == []
+    nvml.gate.set()
+    wait_until(lambda: machine.node()["nvml"])
+    let_it_decide(kernel, wait_until)
+    assert kernel.heard.of(RESUME) == []
+    nvml.free = 400
+    wait_until(lambda: kernel.state == RESIDENT)
+
+
+def test_a_driver_that_hangs_from_the_start_is_not_waited_for_for_ever(
+    node, shim, nvml, wait_until, monkeypatch
+):
+    monkeypatch.setattr(controller, "NVML_HANGS_AFTER_S", 0.5)
+    nvml.gate.clear()
+    node(nvml=nvml)
+    kernel = shim("k", parked=300 * MIB)
+    kernel.touch()
     wait_until(lambda: kernel.state == RESIDENT)
 
 
@@ -90,8 +126,7 @@ def test_room_that_was_given_is_not_given_again_before_nvml_shows_it(node, shim,
     wait_until(lambda: kernels[0].heard.of(RESUME))
     kernels[1].touch()
     wait_until(lambda: machine.node()["queue"] == ["k0", "k1"] or machine.node()["queue"] == ["k1"])
-    beats = kernels[1].heard.heartbeats
-    wait_until(lambda: kernels[1].heard.heartbeats > beats + 1)
+    let_it_decide(kernels[1], wait_until)
     assert kernels[1].heard.of(RESUME) == []
 
 
@@ -106,8 +141,8 @@ def test_a_low_gpu_is_relieved_without_a_waiter(node, shim, nvml, wait_until):
 
 
 def test_an_allocation_that_can_never_fit_is_denied_soon(node, shim, nvml, wait_until):
-    node(nvml=nvml)
     nvml.free = 100
+    node(nvml=nvml)
     shim("other", resident=300 * MIB)
     asker = shim("asker", resident=300 * MIB)
     asker.allocate(600 * MIB, number=1)
