@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import subprocess
@@ -11,6 +10,7 @@ import sys
 import time
 
 from fake_shim import MIB
+from open_files import open_files
 
 from jupyter_affinode.node import controller
 from jupyter_affinode.node.state import registry as state
@@ -28,6 +28,7 @@ connection.request("PUT", "/api/v1/kernels/k", '{"name": "a notebook", "server":
 print(connection.getresponse().status, flush=True)
 input()
 """
+PIDFD = "anon_inode:[pidfd]"
 WAITS = [sys.executable, "-c", "input()"]
 
 
@@ -54,11 +55,6 @@ def end(process):
     process.kill()
     process.wait()
     process.stdin.close()
-
-
-def descriptors():
-    gc.collect()  # what earlier tests left is closed now, and not meanwhile
-    return len(os.listdir("/proc/self/fd"))
 
 
 async def until(condition, timeout_s=60.0):
@@ -145,14 +141,14 @@ def test_a_server_without_kernels_takes_no_descriptor():
         kernel = state.kernel("k", time.monotonic())
         processes = [server() for _ in range(3)]
         try:
-            before = descriptors()
+            before = open_files(PIDFD)
             for process in processes:
                 watch.speaks_for(process.pid, kernel)
             watch.look()
-            assert descriptors() == before + 1
+            assert open_files(PIDFD) == before + 1
             del state.kernels["k"]
             watch.look()
-            assert descriptors() == before
+            assert open_files(PIDFD) == before
         finally:
             for process in processes:
                 end(process)

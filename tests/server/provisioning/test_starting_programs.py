@@ -48,7 +48,7 @@ while left()[0] > 1:  # it introduces the kernel
 before = left()
 for _ in range(2):
     in_a_thread()
-while left() != before:  # until the time-out
+while any(now > then for now, then in zip(left(), before)):  # until the time-out
     time.sleep(0.05)
 """
 INTERRUPT = """
