@@ -31,8 +31,11 @@ UNUSED = {
 }
 # Checks of internationalised links in JSON schemas, which do not occur here, are two thirds of a server's start:
 # jsonschema does without the package where it is not installed.
+# On SIGUSR2 a server says what its threads do, also where its loop is blocked, and what its tasks wait for.
 RUN = """
-import runpy, sys
+import asyncio, faulthandler, runpy, signal, sys
+signal.signal(signal.SIGUSR2, lambda *_: [task.print_stack() for task in asyncio.all_tasks()])
+faulthandler.register(signal.SIGUSR2, chain=True)
 sys.modules["rfc3987_syntax"] = None
 sys.argv[:] = sys.argv[1:]
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
@@ -117,9 +120,12 @@ class JupyterServer:
             try:
                 self.process.wait(timeout=60)
             except subprocess.TimeoutExpired:
+                self.process.send_signal(signal.SIGUSR2)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(timeout=2)
                 self.process.kill()
                 self.process.wait(timeout=60)
-                raise AssertionError(f"the server did not stop within 60 s:\n{self.log()[-4000:]}") from None
+                raise AssertionError(f"the server did not stop within 60 s:\n{self.log()[-12000:]}") from None
 
     def kill(self) -> None:
         """SIGKILL it; its kernels live on."""
