@@ -7,6 +7,7 @@ side and leave nothing behind: at its end every process that was started on it i
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import shutil
 import signal
@@ -35,9 +36,21 @@ sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # as f
 pytest_plugins = ["pytest_jupyter.jupyter_server"]
 
 T = TypeVar("T")
+
+with contextlib.suppress(ImportError):  # the oldest promised releases are tested without it
+    import hypothesis
+
+    hypothesis.settings.register_profile("quick", derandomize=True)
+
 AARCH64_COMPILER = "aarch64-linux-gnu-gcc"
 # The folders whose modules take longest: one that a worker begins last is one that the others wait for.
 FIRST = ("upstream", "chaos", "attacks", "shim", "story", "lab", "server", "packaging")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Try the same random examples at each `make test`: it fails by what changed. `make test-all` draws new ones."""
+    if config.getoption("markexpr") == "not long" and "hypothesis" in sys.modules:
+        hypothesis.settings.load_profile("quick")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

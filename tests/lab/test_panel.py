@@ -31,6 +31,7 @@ def test_without_the_server_part_the_panel_says_how_to_get_it(machine, lab, open
     assert notebook.run_cell(0) == "499500"
 
 
+@pytest.mark.long
 def test_a_machine_without_a_gpu_is_told_how_to_try_it(native, machine, lab, open_lab):
     lab()
     page = open_lab()
@@ -110,6 +111,7 @@ def test_everything_in_a_row_can_be_reached_and_used_by_keyboard(page):
     expect(page.page.locator(".lm-TabBar-tab.lm-mod-current").filter(has_text="typed.ipynb")).to_be_visible()
 
 
+@pytest.mark.long
 def test_the_palette_has_the_commands(page):
     notebook = page.open_notebook("called.ipynb", lab_cells.allocate(100))
     notebook.run_cell(0)

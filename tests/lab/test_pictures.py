@@ -91,6 +91,7 @@ def test_thirty_kernels_on_eight_gpus_fit_into_a_thousand_pixels(panel, width):
     assert body.evaluate("body => body.scrollWidth <= body.clientWidth")
 
 
+@pytest.mark.long
 def test_the_focus_stays_with_a_kernel_whose_row_moves_to_another_section(panel):
     notes = recorded.resident(2, 22, "notes.ipynb")
     freed = recorded.parked(2, 22, "notes.ipynb")

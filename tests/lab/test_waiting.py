@@ -61,6 +61,7 @@ def test_a_reader_is_told_that_nothing_can_be_changed(page):
     page.load()  # it is asked anew
 
 
+@pytest.mark.long
 def test_the_running_panel_frees_a_notebook(page):
     notebook = page.open_notebook("listed.ipynb", lab_cells.allocate(64))
     notebook.run_cell(0)

@@ -139,7 +139,7 @@ def machines(draw):
     return StillMachine(kernels, draw(st.sampled_from(MODES)), draw(st.sampled_from([0, left])))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(machines())
 def test_a_waiter_is_served_within_its_estimate_if_nothing_changes(machine):
     told = outlooks(machine.now, machine.node(), machine.settings)
@@ -154,7 +154,7 @@ def test_a_waiter_is_served_within_its_estimate_if_nothing_changes(machine):
         assert machine.served[name] <= moment, (name, machine.served[name] - NOW, told[name])
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(machines())
 def test_each_blocker_has_memory_and_is_what_it_is_said_to_be(machine):
     node = machine.node()

@@ -92,6 +92,7 @@ def bench_machine(gpu_machine):
     return gpu_machine
 
 
+@pytest.mark.long
 def test_a_whole_run_on_the_simulated_gpu(bench_machine):
     json_file, svg_file = bench_machine.work / "bench.json", bench_machine.work / "bench.svg"
     done = bench_machine.affinode(
