@@ -3,11 +3,13 @@
 **Estimates** are upper bounds while nothing changes. They rest on what is known: what is under way, which kernels
 become eligible when if they stay idle, when holds end, and with time slices when turns are over. For a waiter at place
 n on a GPU, the room must do for all before it too, and kernels are parked for it when those have been served. Where
-that never adds up there is no estimate: nothing says for how long a kernel at work goes on.
+that never adds up there is no estimate: nothing says for how long a kernel at work goes on. Nor is there one for those
+that backfill lets others pass: only the first on a GPU is kept from waiting longer for that (backfill.py).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -98,6 +100,10 @@ class _View:
         self._found: dict[tuple[bool, bool], tuple[Yields, Blockers]] = {}
         self._sinces = [waiter.since for waiter in self.plan.queue]
         self._granted: dict[str, float] = {}  # by GPU: when those looked at have had what they need
+        self._waiting = Counter(
+            uuid for waiter in self.plan.queue for uuid, need in waiter.needs.items() if need
+        )
+        self._passed: set[str] = set()  # GPUs where others may go before one of those looked at
 
     def look(self, waiter: Waiter, ahead: Mapping[str, int]) -> Look:
         """Why it waits and until when, if that can be said."""
@@ -125,6 +131,8 @@ class _View:
         latest = self._grant(waiter, looks)
         if latest is not None and waiter.room is None:
             latest += resume_s(kernel, plan.node.speeds)
+        if self._may_be_passed(waiter, ahead):
+            latest = None
         obstacle = next((each for each in looks if each.code is not WaitReason.TURN), None)
         code, reason = (WaitReason.TURN, ITS_TURN) if obstacle is None else (obstacle.code, obstacle.reason)
         if any(ahead.get(uuid) for uuid, need in waiter.needs.items() if need):
@@ -146,6 +154,17 @@ class _View:
             if need:
                 self._granted[uuid] = max(granted, self._granted.get(uuid, 0.0))
         return granted
+
+    def _may_be_passed(self, waiter: Waiter, ahead: Mapping[str, int]) -> bool:
+        """Whether others may be served before it, or before one ahead of it that is not the first."""
+        if not self.plan.settings.backfill:
+            return False
+        gpus = {uuid for uuid, need in waiter.needs.items() if need}
+        is_first_or_last = all(not ahead.get(uuid) or self._waiting[uuid] <= 2 for uuid in gpus)
+        if is_first_or_last and not gpus & self._passed:
+            return False
+        self._passed |= gpus
+        return True
 
     def arguments(self, waiter: Waiter, code: WaitReason) -> Mapping[str, int | str]:
         """What a sentence about the wait needs: its size, and whose limit is used up."""

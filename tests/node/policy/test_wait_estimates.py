@@ -183,6 +183,36 @@ def waiting_for(*kernels, size=60, outside=0, **changes):
     return outlooks(NOW, machine.node(), machine.settings)["w"]
 
 
+@pytest.mark.parametrize("backfill", [False, True])
+def test_no_moment_is_promised_to_a_waiter_that_others_may_pass(backfill):
+    kernels = [resident("idle", 6, last_activity=NOW - 20)]  # and 2 GiB are free
+    kernels += [
+        Kernel(f"w{place}", Residency.QUEUED, {GPU: 0}, {GPU: size * GIB}, wants_since=NOW - 5 + place)
+        for place, size in enumerate([5, 3, 1])
+    ]
+    machine = StillMachine({each.id: each for each in kernels}, Settings(backfill=backfill), 72 * GIB)
+    told = outlooks(NOW, machine.node(), machine.settings)
+    assert told["w0"].estimate_s is not None
+    assert (told["w1"].estimate_s is None) == backfill
+    while machine.now < NOW + 60:
+        machine.step()
+    assert ("w1" in machine.served) != backfill
+
+
+def test_backfill_leaves_the_first_its_room_though_there_is_none_for_the_margin():
+    kernels = [resident("idle", 2, last_activity=NOW - 3), resident("busy", 12, calls_in_flight=1)]
+    kernels += [
+        Kernel(name, Residency.QUEUED, {GPU: 0}, {GPU: size * GIB}, wants_since=since)
+        for name, size, since in [("w0", 4, NOW - 2), ("w1", 1, NOW - 1)]
+    ]
+    machine = StillMachine({each.id: each for each in kernels}, Settings(backfill=True), 64 * GIB)
+    told = outlooks(NOW, machine.node(), machine.settings)
+    promised = NOW + told["w0"].estimate_s
+    while machine.now < promised + STEP_S:
+        machine.step()
+    assert machine.served["w0"] <= promised
+
+
 def resident(name, size, **fields):
     return Kernel(
         name, Residency.RESIDENT, {GPU: size * GIB}, {GPU: 0}, **{"last_activity": NOW - 5, **fields}
