@@ -22,9 +22,7 @@ GRAIN_BYTES = 2 * MIB  # kernels' memory comes in such pieces (shim/src/memory/b
 def delays_none(plan: Plan, needs: Mapping[str, int], ahead: Mapping[str, Waiter]) -> bool:
     """Whether no waiter in `ahead` (by GPU, the first that waits for it) waits longer if `needs` are given."""
     for uuid, head in ahead.items():
-        lacks = (
-            head.needs[uuid] - plan.room[uuid]
-        )  # the margin is not kept from it where no more can be parked
+        lacks = head.needs[uuid] - plan.room[uuid]  # it is served without the margin in the end
         takes = needs[uuid] + plan.settings.margin_bytes
         if delays(lacks, takes, _yields(plan, uuid, head)):
             return False
