@@ -44,7 +44,7 @@ with contextlib.suppress(ImportError):  # the oldest promised releases are teste
 
 AARCH64_COMPILER = "aarch64-linux-gnu-gcc"
 # The folders whose modules take longest: one that a worker begins last is one that the others wait for.
-FIRST = ("upstream", "chaos", "attacks", "shim", "story", "lab", "server", "packaging")
+FIRST = ("chaos", "attacks", "shim", "story", "lab", "server", "packaging")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -218,6 +218,7 @@ def test_three_refusals_in_a_row_do_not_end_the_hub(wait_until):
         assert "Traceback" not in site.hub.log()
 
 
+@pytest.mark.long
 def test_jupyterhub_5_starts_servers_rather_than_counting_refusals(wait_until):
     with another_site("5", gpu_wait_s=0.3, on_gpu_full="start", consecutive_failure_limit=3) as site:
         for user in ("one", "of-a-group-that-is-refused"):

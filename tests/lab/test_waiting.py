@@ -48,6 +48,7 @@ def test_a_wait_is_stopped_in_its_banner_and_leaves_nothing_behind(page):
     busy.wait_for_cell(1)
 
 
+@pytest.mark.long
 def test_a_reader_is_told_that_nothing_can_be_changed(page):
     notebook = page.open_notebook("readonly.ipynb", lab_cells.allocate(64))
     notebook.run_cell(0)

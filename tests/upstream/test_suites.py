@@ -21,6 +21,7 @@ def jupyter_client(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(f"pip could not download jupyter_client's source distribution: {error}")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)  # some 270 tests that start 180 kernels, beside the other workers of this run
 def test_the_suite_of_jupyter_client_passes_with_our_provisioner(native: Path, jupyter_client: Path) -> None:
     options = ["--only-ours", "--source", jupyter_client, "--", "--numprocesses=2", "--timeout=300"]

@@ -21,13 +21,11 @@ TEST_PROGRAMS := $(sort $(basename $(notdir $(filter-out $(TEST_COMMON)/% $(TEST
 vpath %.c $(sort $(dir $(TEST_SOURCES)))
 vpath %.cc $(sort $(dir $(TEST_SOURCES)))
 TEST_FLAVOURS := plain address thread
-# What the repository's `make test` runs: each program plain, and under a sanitizer those that it has found defects with
-# or that work with many threads, untrusted bytes or freed memory. `make test-all` and `make test` here run every one.
+# What the repository's `make test` runs: each program plain, and under the address sanitizer those that it has found
+# defects with or that work with untrusted bytes or freed memory. `make test-all` and `make test` here run every one.
 TEST_QUICK_address := captures contexts context_storm elsewhere fault_storm faults forks frees free_while_copying \
 	ipc_hostile mappings prepared staging storm
-TEST_QUICK_thread := cancel context_storm exits fault_storm free_while_copying gate_stress ipc pollers preempted prepared \
-	storm watched
-TEST_QUICK := $(TEST_PROGRAMS:%=plain/%) $(TEST_QUICK_address:%=address/%) $(TEST_QUICK_thread:%=thread/%)
+TEST_QUICK := $(TEST_PROGRAMS:%=plain/%) $(TEST_QUICK_address:%=address/%)
 TEST_CASES := $(foreach flavour,$(TEST_FLAVOURS),$(TEST_PROGRAMS:%=$(flavour)/%))
 
 SANITIZE_address := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
