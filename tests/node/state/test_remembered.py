@@ -39,7 +39,7 @@ def restartable(machine):
 def test_a_hold_and_a_wish_outlive_the_controller(machine, restartable, shim, wait_until):
     controller = restartable()
     shim("kept", resident=100 * MIB)
-    shim("waits", parked=100 * MIB).resume_status = NO_GPU_ROOM
+    shim("waits", parked=100 * MIB, resume_status=NO_GPU_ROOM)
     wait_until(lambda: machine.kernels().keys() == {"kept", "waits"})
     assert machine.ask("POST", "/kernels/kept/hold", {"duration_s": 500})[0] == 200
     assert machine.ask("POST", "/kernels/waits/resume", {"wait": False})[0] == 202
@@ -48,7 +48,7 @@ def test_a_hold_and_a_wish_outlive_the_controller(machine, restartable, shim, wa
 
     restartable()
     shim("kept", resident=100 * MIB)
-    shim("waits", parked=100 * MIB).resume_status = NO_GPU_ROOM
+    shim("waits", parked=100 * MIB, resume_status=NO_GPU_ROOM)
     wait_until(lambda: machine.kernels().keys() == {"kept", "waits"})
     assert 0 < machine.kernel("kept")["held_for_s"] <= 500
     wait_until(lambda: machine.kernel("waits")["place"] == 1)

@@ -210,6 +210,7 @@ class FakeShim:
         grant: str | None = None,
         state: int | None = None,
         page: FakePage | None = None,
+        resume_status: int = OK,
     ):
         """`busy`: a call is under way. `state`: of its page when it says HELLO; by default as its memory says.
         `page`: with what it says already, as that of a process's earlier connection does.
@@ -224,7 +225,7 @@ class FakeShim:
             self.page.state = state
         self.page.write()
         self.states: list[int] = []  # that it became, one after the other; some last for milliseconds
-        self.park_status = self.resume_status = OK
+        self.park_status, self.resume_status = OK, resume_status
         self.beats = self.answers = True
         self.on_command: Callable[[Command], None] | None = None
         self.heard = Heard()
