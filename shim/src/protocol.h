@@ -70,6 +70,7 @@ enum affinode_hello_flags {
 	AFFINODE_HELLO_ELSEWHERE = 1u << 7,  /* knows MOVE_ELSEWHERE, and can carry it out as far as is known */
 	AFFINODE_HELLO_SPILLS = 1u << 8,     /* knows SPILL */
 	AFFINODE_HELLO_COUNTS = 1u << 9,     /* knows COUNT */
+	AFFINODE_HELLO_EXCHANGES = 1u << 10, /* knows MOVE_STREAM */
 };
 
 struct affinode_hello {
@@ -160,6 +161,9 @@ enum affinode_move_flags {
 	 * after NO_GPU_ROOM, but for one case that the page shows too: a stranger took the memory that was seen to
 	 * be free when the context had arrived. Then the process is parked at memory depth on the new GPU.  */
 	AFFINODE_MOVE_ELSEWHERE = 1u << 3,
+	/* Part after part, so that two processes can change places while the link is used both ways; see below. Never
+	 * together with MOVE_CONTEXT, _PREEMPT or _ELSEWHERE; a RESUME never with MOVE_PREPARE.  */
+	AFFINODE_MOVE_STREAM = 1u << 4,
 };
 
 /* PARK: the bits above are the MiB of host memory that it may take at most, beside lots and what the process keeps
@@ -192,6 +196,19 @@ enum affinode_move_flags {
  *   those that are parked.  */
 #define AFFINODE_PREPARED_MS 10000u
 #define AFFINODE_PREPARED_CALL_MS 100u
+
+/* Exchanges: one process's memory goes out while another's comes in (MOVE_STREAM).
+ *
+ * PARK, also with MOVE_PREPARE: PREPARED when the gate is closed on an idle GPU, all is digested, and there is host memory
+ * for what is to be copied, of which nothing is copied yet. From COMMIT on (without MOVE_PREPARE, from that moment on) each part's
+ * physical memory is released as soon as it is copied and looked at once more. Nothing revokes it then: calls wait at the
+ * gate. When it ends otherwise than with OK, `state` says where the process is: RESIDENT, or PARKED with the bytes that the page
+ * calls resident still on the GPU, contents and all; a RESUME brings the others back.
+ *
+ * RESUME: takes the room as it comes, without a look whether there is enough of it, and waits where there is none:
+ * AFFINODE_STREAM_MS at most since it last got some, then NO_GPU_ROOM; it ends at once with REVOKED at ABORT, whose `request` is its epoch. Either
+ * way it is parked as before. A lost link changes nothing.  */
+#define AFFINODE_STREAM_MS 2000u
 
 struct affinode_command {
 	struct affinode_header header;

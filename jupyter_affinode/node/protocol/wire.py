@@ -19,6 +19,7 @@ TEXT_BYTES = 192
 GRANT_BYTES = 4096  # AFFINODE_GRANT_SIZE: the longest
 GRANT_PIECE_BYTES = 192
 PREPARED_MS = 10000  # AFFINODE_PREPARED_MS: a prepared resume is carried out after that, come what may
+STREAM_MS = 2000  # AFFINODE_STREAM_MS: how long a resume that takes room as it comes waits for more
 PREPARED_CALL_MS = 100  # AFFINODE_PREPARED_CALL_MS: a prepared park is undone that long after a call came
 LARGEST_BYTES = 1 << 50  # no GPU has a pebibyte: a larger figure is a lie or a bug
 
@@ -89,6 +90,7 @@ class MoveFlag(enum.IntFlag):
     CONTEXT = 2
     PREEMPT = 4  # PARK: although the process is at work
     ELSEWHERE = 8  # RESUME: on the GPU whose UUID is the command's text
+    STREAM = 16  # part after part, in an exchange
 
 
 MOVE_BUDGET_SHIFT = 8  # the bits above: the MiB of host memory that a park may take anew; 0: no limit
@@ -132,6 +134,7 @@ class HelloFlag(enum.IntFlag):
     ELSEWHERE = 128  # knows MoveFlag.ELSEWHERE
     SPILLS = 256  # knows SPILL
     COUNTS = 512  # knows COUNT
+    EXCHANGES = 1024  # knows MoveFlag.STREAM
 
 
 HELLO_FLAGS = HelloFlag(0x3FF)
