@@ -13,7 +13,7 @@ TEST_WORKERS ?= 6
 
 export PATH := $(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Node.js from PyPI then trusts whom pip trusts.
+# Node.js from PyPI then trusts the certificates that pip trusts.
 export NODE_USE_SYSTEM_CA ?= 1
 # Tests start hundreds of Python processes: what an image forbids would have each of them compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE

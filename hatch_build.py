@@ -58,7 +58,7 @@ class NativeBuildHook(BuildHookInterface):
             raise CannotBuild(f"make -C shim install did not make {', '.join(missing)}")
         build_data["artifacts"] += [f"/{FOLDER}/{name}" for name in NATIVE]
         build_data["pure_python"] = False
-        # linux_*: whoever built it runs it. For manylinux the symbol floor is checked first: see `make dist`.
+        # linux_*: for the machine that builds it. For manylinux the symbol floor is checked first: see `make dist`.
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
 
 

@@ -50,7 +50,7 @@ class NodePicture:
     node: Json | None = None
     kernels: list[Json] = field(default_factory=list)
     problem: str = ""
-    title: str = ""  # what people call it
+    title: str = ""  # what users call it
 
 
 class Nodes:

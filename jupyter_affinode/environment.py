@@ -14,17 +14,17 @@ is shim/src/base/environment.h. A shim takes them as they are at its program's f
 | AFFINODE_LIBRARY | spawner → provisioner; provisioner → magics | absolute path of libaffinode.so, as in LD_PRELOAD |
 | AFFINODE_SERVER | provisioner → magics | "1" if a Jupyter server with our extension started the kernel |
 | AFFINODE_STARTUP_CHAIN | provisioner → startup file | the PYTHONSTARTUP that was there before ours |
-| AFFINODE_DEPTH | a person, provisioner → shim | "context": may give up the CUDA context too; else memory alone |
+| AFFINODE_DEPTH | a user, provisioner → shim | "context": may give up the CUDA context too; else memory alone |
 | AFFINODE_DISABLE | anyone → shim, provisioner | "1": stay inert |
-| AFFINODE_SIM | a person → server, provisioner, controller's start | "1": use the simulated GPU |
-| AFFINODE_SIM_DIR | tests, a person → simulator | folder of the simulated machine's state |
-| AFFINODE_SIM_MEMORY | tests, a person → simulator | bytes of each GPU (KiB, MiB, GiB); default 4GiB |
-| AFFINODE_SIM_GPUS | tests, a person → simulator | how many simulated GPUs; default 1 |
-| AFFINODE_SIM_COPY_RATE | tests, a person → simulator | bytes a second of copies; default: no limit |
+| AFFINODE_SIM | a user → server, provisioner, controller's start | "1": use the simulated GPU |
+| AFFINODE_SIM_DIR | tests, a user → simulator | folder of the simulated machine's state |
+| AFFINODE_SIM_MEMORY | tests, a user → simulator | bytes of each GPU (KiB, MiB, GiB); default 4GiB |
+| AFFINODE_SIM_GPUS | tests, a user → simulator | how many simulated GPUs; default 1 |
+| AFFINODE_SIM_COPY_RATE | tests, a user → simulator | bytes a second of copies; default: no limit |
 | AFFINODE_SIM_FAULTS | tests → simulator | faults to inject, `cuMemCreate:OUT_OF_MEMORY:3` |
 | AFFINODE_SIM_FAULT_BOARD | tests → simulator | a file through which a running program's faults are changed |
 | AFFINODE_SIM_NVML_HOLD | tests → simulator | a file; while it is there, NVML's answer about memory waits |
-| AFFINODE_LOG | a person → shim | file to which the shim logs; default none |
+| AFFINODE_LOG | a user → shim | file to which the shim logs; default none |
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ def sim_paths() -> dict[str, Path] | None:
 
 
 def simulation_asked(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether the person asked for the simulated GPU."""
+    """Whether the user asked for the simulated GPU."""
     environ = os.environ if environ is None else environ
     return environ.get(SIM) == "1"
 

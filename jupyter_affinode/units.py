@@ -1,4 +1,4 @@
-"""Sizes, durations and numbers as people read and write them: the one place that formats and parses them.
+"""Sizes, durations and numbers as users read and write them: the one place that formats and parses them.
 
 Numbers on command lines have bounds: without them `1e300`, `nan` or a count of many digits would be taken for a number
 that some loop goes up to.
@@ -61,7 +61,7 @@ def _plain(value: float) -> str:
 
 
 def size_in_bytes(text: str) -> int:
-    """Return the bytes of `40GiB`, `512 MiB` or `1048576`. Raises ValueError, with words that a person can act on."""
+    """Return the bytes of `40GiB`, `512 MiB` or `1048576`. Raises ValueError, with words that a user can act on."""
     match = _SIZE.fullmatch(text)
     if match is None:
         raise ValueError(f"{text[:SHOWN]!r} is no size; write 40GiB, 512MiB or a number of bytes")

@@ -36,7 +36,7 @@ class AffinodeService(Application):
         per_key_traits=None,
         value_trait=Unicode(),
         key_trait=Unicode(),
-        help="""The machines whose controllers are shown: a name for people and the path of the controller's socket.
+        help="""The machines whose controllers are shown: a name for users and the path of the controller's socket.
         By default this machine. The socket of another machine can be brought here, by `ssh -L` for example.
         `http://HOST:PORT` are all controllers at the addresses of a host name that serve the API there
         (`NodeController.api_port`), as a headless Service of Kubernetes has them; `grant_key` signs the requests.
@@ -110,7 +110,7 @@ class AffinodeService(Application):
             template_path=str(FOLDER / "templates"),
             static_path=str(FOLDER / "static"),
             static_url_prefix=f"{auth.base_url}static/",
-            # Who was logged in before a restart is sent to the Hub and back, which asks nothing.
+            # After a restart, users who were logged in are sent to the Hub and back; it asks them nothing.
             cookie_secret=secrets.token_bytes(32),
             xsrf_cookies=True,
         )

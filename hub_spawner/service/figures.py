@@ -1,4 +1,4 @@
-"""What the page shows of a machine: the API's JSON in words and in an order that people read."""
+"""What the page shows of a machine: the API's JSON in words and in an order that users read."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def settings_form(settings: Json) -> list[Setting]:
 
 
 def changed_settings(settings: Json, form: dict[str, str]) -> Json:
-    """Return what a filled form changes. Raises ValueError, with words for people."""
+    """Return what a filled form changes. Raises ValueError, with words for users."""
     changes: Json = {}
     for setting in settings_form(settings):
         text = form.get(setting.name, setting.value).strip()

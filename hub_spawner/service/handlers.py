@@ -87,7 +87,7 @@ class AdminHandler(ServiceHandler):
     """For the Hub's administrators alone, whatever scopes a site has given to others."""
 
     async def prepare(self) -> None:
-        """Called by tornado; a stranger is sent to log in by `authenticated`."""
+        """Called by tornado; a user who is not logged in is sent to do so by `authenticated`."""
         await super().prepare()
         user = self.current_user
         if user is not None and not user.get("admin"):

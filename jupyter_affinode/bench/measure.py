@@ -34,7 +34,7 @@ class WrongContent(RuntimeError):
 
 
 def size_text(size: int) -> str:
-    """Bytes as people say them."""
+    """Bytes as users say them."""
     return f"{size / GIB:g} GiB" if size >= GIB else f"{size // MIB} MiB"
 
 

@@ -1,4 +1,4 @@
-"""How long a CUDA call in a parked process takes, through a real controller: what a person waits for."""
+"""How long a CUDA call in a parked process takes, through a real controller: what a user waits for."""
 
 from __future__ import annotations
 

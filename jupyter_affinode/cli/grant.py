@@ -18,7 +18,7 @@ LIFETIME_MAX_S = 10 * 365 * 86400.0
 DESCRIPTION = """Grants tell a machine's controller whose a process is, where containers share user ids. `grant
 keys FOLDER NAME` makes FOLDER/NAME.key, which stays with the signer, and FOLDER/NAME.pem, which goes to the nodes
 (NodeController.grant_keys). `grant sign` prints a grant, for AFFINODE_GRANT, or puts it into a file, for
-AFFINODE_GRANT_FILE, which can be renewed while the person works."""
+AFFINODE_GRANT_FILE, which can be renewed while the user works."""
 
 
 def add(commands: Any) -> None:

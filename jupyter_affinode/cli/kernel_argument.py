@@ -1,4 +1,4 @@
-"""The KERNEL argument: which of the controller's kernels a person means."""
+"""The KERNEL argument: which of the controller's kernels a user means."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def find_kernel(kernels: Sequence[dict[str, Any]], text: str | None) -> dict[str
 
 
 def short_id(kernel_id: str) -> str:
-    """An id as people read and type it: of Jupyter's (a UUID) the beginning, with whose it is where that is said
+    """An id as users read and type it: of Jupyter's (a UUID) the beginning, with whose it is where that is said
     ("uid-1000/3f2a9c41"); others, as of processes without a kernel, are short already.
     """
     owner, slash, _ = kernel_id.rpartition("/")

@@ -68,7 +68,7 @@ def folded(text: str, *, first: str = "", rest: str | None = None) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Seconds as people say them: "40 s", "6 min", "2 h"."""
+    """Seconds as users say them: "40 s", "6 min", "2 h"."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.0f} h"

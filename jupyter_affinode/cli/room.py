@@ -68,7 +68,7 @@ async def _room(arguments: argparse.Namespace) -> int:
 
 
 def _text(line: dict[str, Any]) -> str:
-    """Return a line for people; "" where there is nothing to say yet."""
+    """Return a line for users; "" where there is nothing to say yet."""
     text = str(line["text"])
     if line["state"] == "waiting" and text:
         if line["waiting"] > 1 and line["place"]:

@@ -60,11 +60,11 @@ class ControllerRefused(Exception):
         super().__init__(message)
         self.status = status  # of HTTP
         self.slug = slug  # for programs: "busy", "held", "no-host-memory", …
-        self.message = message  # for people
+        self.message = message  # for users
 
 
 def refusal_advice(slug: str) -> str:
-    """What a person can do about a refusal, by its `slug`; "" where that says so itself."""
+    """What a user can do about a refusal, by its `slug`; "" where that says so itself."""
     if slug in ("bad-grant", "grant-required"):
         return (
             "The Hub that started this server gives it its grant: stop the server there and start it again."
@@ -99,7 +99,7 @@ class ControllerClient:
     """
 
     def __init__(self, socket: Path | None = None, headers: Mapping[str, str] | None = None):
-        """`headers` go with every request: a program that acts for a person names it there (`node/api/audit.py`)."""
+        """`headers` go with every request: a program that acts for a user names it there (`node/api/audit.py`)."""
         self.socket = socket_or_default(socket)
         self._headers = dict(headers or {})
         self._streams: set[IOStream] = set()
@@ -169,7 +169,7 @@ class ControllerClient:
         await self._json("POST", _kernel(kernel_id, "cancel"), {"process_group": process_group})
 
     async def focus(self, kernel_id: str) -> None:
-        """The person looks at the kernel."""
+        """The user looks at the kernel."""
         await self._json("POST", _kernel(kernel_id, "focus"), {})
 
     def tell_cancel(self, kernel_id: str, process_group: int | None = None) -> None:

@@ -41,7 +41,7 @@ def sign_grant(
     """Return a grant that says: the process that shows this belongs to `user`.
 
     `key` is an Ed25519 private key (PEM), `kid` its name on the nodes. `audience` are the names of the controllers
-    that it is for (`NodeController.grant_audiences`). `server` names one of the person's servers. Higher
+    that it is for (`NodeController.grant_audiences`). `server` names one of the user's servers. Higher
     `priority` goes first in the queue; `caps` are limits by name, for the node's policy
     (`gpu_bytes`: GPU memory on all GPUs together). Rules know the `groups` as `hub:NAME`. With `uid` it is good for
     processes of that user id alone. With `is_administrator` it lets no process in: it is for one request over the

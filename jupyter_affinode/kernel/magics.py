@@ -52,7 +52,7 @@ _LONGEST_S = 10**9  # longer means "as long as allowed"; in nanoseconds it fits 
 
 
 class ShimAbsent(Exception):
-    """This process runs without the shim; the message says why and is meant for the person."""
+    """This process runs without the shim; the message says why and is meant for the user."""
 
 
 class Shim:
@@ -91,7 +91,7 @@ class Shim:
     ) -> tuple[int, str]:
         """Ask the controller; (enum affinode_status, its words), or a negative errno and "".
 
-        The call into the shim waits on a thread of its own, so that an interrupt reaches the person's thread
+        The call into the shim waits on a thread of its own, so that an interrupt reaches the user's thread
         at once; the answer is then dropped. `meanwhile` is called again and again until then.
         """
         text = ctypes.create_string_buffer(_TEXT_SIZE)
@@ -164,7 +164,7 @@ def parse_duration(text: str) -> int | None:
 
 
 def _failure(status: int, text: str) -> str:
-    """Why a request was not served, in words for the person."""
+    """Why a request was not served, in words for the user."""
     if text:
         return text
     if status >= 0:
@@ -261,7 +261,7 @@ class GpuMagics:
             print("{}: {}".format(refused, _failure(status, text).rstrip(".")) + ".")
 
     def _run_body(self, cell: str) -> object:
-        """Run a cell's text in the person's namespace; the value of a last expression is the magic's
+        """Run a cell's text in the user's namespace; the value of a last expression is the magic's
         value.
         """
         shell = self._shell
@@ -360,7 +360,7 @@ def _load_beside(name: str):  # type: ignore[no-untyped-def]
 
 
 def _run_startup_file(path: str, namespace: dict[str, object], shell) -> None:  # type: ignore[no-untyped-def]
-    """Run the person's own startup file; its errors are shown and do not stop the kernel's start."""
+    """Run the user's own startup file; its errors are shown and do not stop the kernel's start."""
     path = os.path.expanduser(path)
     if not os.path.isfile(path):
         return

@@ -1,4 +1,4 @@
-# Run by PYTHONSTARTUP in the namespace of a person's interactive Python (IPython, ipykernel or plain `python
+# Run by PYTHONSTARTUP in the namespace of a user's interactive Python (IPython, ipykernel or plain `python
 # -i`), in whatever environment that Python lives: it must leave no name there and need nothing but the
 # standard library, Python 3.8 or later. It restores and runs the PYTHONSTARTUP that was there before, and in
 # IPython registers the `%gpu_…` magics of kernel/magics.py, the file beside this one. (No docstring: it would

@@ -28,7 +28,7 @@ class Looks:
 
     at: Callable[[KernelRecord, float], Kernel | None]  # one kernel's pages, at that moment
     at_gpus: Callable[[], None]  # NVML's figures, soon
-    shown: Callable[[KernelRecord], dict[str, Any]]  # a kernel as its person sees it
+    shown: Callable[[KernelRecord], dict[str, Any]]  # a kernel as its user sees it
     poke: Callable[[], None]  # at everything, and decide
 
 

@@ -113,13 +113,13 @@ class Workload:
             most = self.run_s.mean / (self.run_s.mean + self.think_s.mean)
             if share > most + 0.01:
                 raise ImpossiblePlan(
-                    f"nobody who thinks {self.think_s.mean:.0f} s between cells of {self.run_s.mean:.0f} s (means)"
+                    f"no person with {self.think_s.mean:.0f} s between cells of {self.run_s.mean:.0f} s (means)"
                     f" uses the GPU for {share:.0%} of the time; {most:.0%} is the most"
                 )
             if self.breaks_a_cell(share) > BREAKS_MAX:
                 raise ImpossiblePlan(
-                    f"with breaks of {self.break_s.mean:g} s and runs of {self.run_s.mean:g} s (means) who uses the"
-                    f" GPU for {share:.1%} of the time has more than {BREAKS_MAX} breaks for each cell"
+                    f"with breaks of {self.break_s.mean:g} s and runs of {self.run_s.mean:g} s (means), using"
+                    f" the GPU for {share:.1%} of the time takes more than {BREAKS_MAX} breaks for each cell"
                 )
         first, last = self.starts_h
         if not 0 <= first <= last <= 24:
@@ -131,7 +131,7 @@ class Workload:
         return max(idle_s - self.think_s.mean, 0.0) / self.break_s.mean
 
     def sessions(self, gpu_bytes: int) -> list[Session]:
-        """Everybody's; with one person more, the others' stay what they are. Raises ImpossiblePlan."""
+        """Return all persons' sessions; with one person more, the others' stay what they are. Raises ImpossiblePlan."""
         self.check()
         sessions: list[Session] = []
         cells = 0

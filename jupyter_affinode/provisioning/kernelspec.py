@@ -1,6 +1,6 @@
 """What a kernelspec says of its kernels' GPU: `"metadata": {"affinode": {"park": false, "priority": -1}}`.
 
-`park`: false leaves them on the GPU, unless their person asks. `priority` lowers the class that their user has.
+`park`: false leaves them on the GPU, unless their user asks. `priority` lowers the class that their user has.
 """
 
 from __future__ import annotations

@@ -150,8 +150,8 @@ class NodeWatch:
             self._tell_changed(before.get(kernel_id), kernel)
 
     async def _configure(self, client: ControllerClient, node: Node) -> None:
-        """Tell a person's own controller this server's policy. The machine's is its administrators' alone, also where
-        this server is root's or one of theirs: a notebook's settings are for a notebook's people.
+        """Tell a user's own controller this server's policy. The machine's is its administrators' alone, also where
+        this server is root's or one of theirs: a notebook's settings are for a notebook's users.
         """
         if node["others"] is not None:
             self._log.warning(

@@ -24,7 +24,7 @@ def schema_paths() -> Iterator[Path]:
 
 
 NAMES = ("name", "path", "paths", "server", "user")  # every subscriber of the server's events gets them
-# What a person sees of a kernel but for sizes and what ticks; a controller of another version may lack some.
+# What a user sees of a kernel but for sizes and what ticks; a controller of another version may lack some.
 SHOWN = (
     "residency",
     "depth",
@@ -72,7 +72,7 @@ def residency_data(previous: Kernel | None, kernel: Kernel) -> dict[str, Any]:
 
 
 def worth_telling(previous: Kernel | None, kernel: Kernel) -> bool:
-    """Whether a person would see a difference; times alone are asked for, not told."""
+    """Whether a user would see a difference; times alone are asked for, not told."""
     if previous is None:
         return bool(kernel["residency"] != "none" or kernel.get("held_for_s") is not None)
     if previous["residency"] == kernel["residency"] == "none":

@@ -16,7 +16,7 @@ class KernelEnds:
     """Carries out the controller's `end_asked` for kernels that `owns` says are this server's; a `NodeListener`.
 
     The kernel goes the way it goes from the menu: it may save what its exit handlers save, and the Jupyter server
-    tells its front ends. Why, the person is told by the controller's notice and by the kernel's last event.
+    tells its front ends. Why, the user is told by the controller's notice and by the kernel's last event.
     """
 
     def __init__(self, manager: MappingKernelManager, owns: Callable[[str], bool], log: logging.Logger):
@@ -42,7 +42,7 @@ class KernelEnds:
         """Called by the watch."""
 
     def noticed(self, notice: Notice) -> None:
-        """Called by the watch; the one about an end is told to the person by the residency events' listener."""
+        """Called by the watch; the one about an end is told to the user by the residency events' listener."""
 
     async def _end(self, kernel_id: str, reason: str) -> None:
         self._log.warning("Kernel %s is shut down: %s.", kernel_id, reason)

@@ -63,7 +63,7 @@ class AffinodeHandler(ExtensionHandlerMixin, APIHandler):
         return None
 
     def refuse(self, status: int, slug: str, message: str) -> None:
-        """Answer with an error that a person can act on."""
+        """Answer with an error that a user can act on."""
         self.set_status(status)
         self.finish(json.dumps({"error": slug, "message": message}))
 

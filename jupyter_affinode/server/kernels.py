@@ -186,7 +186,7 @@ class ServerKernels:
         self._look_for_lost_ends(kernel)
 
     def noticed(self, notice: Notice) -> None:
-        """Called by the watch; `residency_events` tells people."""
+        """Called by the watch; `residency_events` tells users."""
 
     def kernel_removed(self, kernel_id: str) -> None:
         """Called by the watch."""

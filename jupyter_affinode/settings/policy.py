@@ -49,7 +49,7 @@ class _Idle:
     )
     cell_idle_timeout_s: float = setting(
         600.0,
-        """The same for a kernel whose cell runs on without using the GPU: for cells that wait for a person or a
+        """The same for a kernel whose cell runs on without using the GPU: for cells that wait for a user's input or a
         network.""",
     )
     contended_idle_timeout_s: float = setting(

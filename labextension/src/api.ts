@@ -2,7 +2,7 @@ import { URLExt } from '@jupyterlab/coreutils';
 import { ServerConnection } from '@jupyterlab/services';
 import { Action, IActionBody, IActivity, IKernel, IPolicy, IStatus } from './status';
 
-/** A request that the server refused; `message` says what happened and what to do, for people. */
+/** A request that the server refused; `message` says what happened and what to do, for users. */
 export class AffinodeError extends Error {
   /** `status` is the HTTP status, 0 when nothing answered; `slug` is the API's short name of the error. */
   constructor(

@@ -1,12 +1,12 @@
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
 
-/** The person's settings, as `schema/model.json` describes them. */
+/** The user's settings, as `schema/model.json` describes them. */
 export interface ISettings {
   /** Seconds between two looks while the panel is visible. */
   refreshInterval: number;
   /** Whether to tell which notebook waits for the GPU, has it again, or made room, and what was refused. */
   showNotifications: boolean;
-  /** Whether the panel lists the kernels of other servers and people. */
+  /** Whether the panel lists the kernels of other servers and users. */
   showOtherKernels: boolean;
   /** Minutes that "Keep" asks for. */
   holdMinutes: number;

@@ -214,7 +214,7 @@ export interface IStatus {
   kernels: IKernel[];
 }
 
-/** What a person may ask of a kernel. */
+/** What a user may ask of a kernel. */
 export type Action = 'park' | 'resume' | 'hold' | 'release' | 'focus' | 'end';
 
 /** What goes with it: how long to keep the GPU, or which process to end. */
@@ -229,7 +229,7 @@ export const RESIDENCY_EVENT = 'https://schema.jupyter.org/jupyter_affinode/kern
 /** The Jupyter event about the controller's coming and going. */
 export const NODE_EVENT = 'https://schema.jupyter.org/jupyter_affinode/node/v1';
 
-/** The Jupyter event about something that people should hear of once. */
+/** The Jupyter event about something that users should hear of once. */
 export const NOTICE_EVENT = 'https://schema.jupyter.org/jupyter_affinode/notice/v1';
 
 /** The data of a notice; of a kernel, `text` is what comes after its name. */

@@ -23,7 +23,7 @@ export namespace CommandIDs {
  * Why there is no status, or why it may be wrong.
  *
  * - `missing`: the server has no such extension
- * - `refused`: the server does not let this person look
+ * - `refused`: the server does not let this user look
  * - `unreachable`: the server does not answer
  * - `controller`: the server cannot reach the GPU controller
  * - `version`: page and server are of different versions (the status is shown all the same)
@@ -57,7 +57,7 @@ export interface IAffinode {
   /** What is wrong; null when all is well. */
   readonly problem: IProblem | null;
 
-  /** The person's settings. */
+  /** The user's settings. */
   readonly settings: ISettings;
 
   /** Emitted after `status`, `problem`, `settings` or a pending action changed, once for all that came together. */
@@ -66,7 +66,7 @@ export interface IAffinode {
   /** Emitted with the actions that became possible or impossible for some kernel: only their commands need a look. */
   readonly actionsChanged: ISignal<IAffinode, ReadonlySet<Possible>>;
 
-  /** Emitted when the controller has something to tell people, once. */
+  /** Emitted when the controller has something to tell users, once. */
   readonly noticed: ISignal<IAffinode, INoticeEvent>;
 
   /** A kernel by its Jupyter id. */
@@ -87,7 +87,7 @@ export interface IAffinode {
   /** Ask the server now; never rejects, `problem` tells. */
   refresh(): Promise<void>;
 
-  /** Act on a kernel; rejects with an `AffinodeError` whose message is for people. */
+  /** Act on a kernel; rejects with an `AffinodeError` whose message is for users. */
   act(id: string, action: Action, body?: IActionBody): Promise<void>;
 
   /** Interrupt a kernel through Jupyter, which ends its wait. */

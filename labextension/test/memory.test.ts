@@ -129,7 +129,7 @@ test('without NVML only what the kernels have is shown', () => {
   );
 });
 
-test('a stuck process may be ended by its owner, and by anyone here if nobody has it any more', () => {
+test('a stuck process may be ended by its owner, and by any user here if its owner has no session any more', () => {
   const process = (number: number, reason: StuckReason | null) => ({
     number,
     pid: 100 + number,

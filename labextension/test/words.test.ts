@@ -52,7 +52,7 @@ test('a part of a whole names the unit once where it is the same', () => {
   assert.strictEqual(bytesOf(512 * MIB, 4 * GIB, trans), '512 MiB of 4 GiB');
 });
 
-test('times are rounded to what a person cares about', () => {
+test('times are rounded to what a user cares about', () => {
   const said = [0, 59.4, 59.6, 90, 3600, 5400, 3 * 86400].map(seconds => span(seconds, trans));
   assert.deepStrictEqual(said, ['0 s', '59 s', '1 min', '2 min', '1 h', '1 h 30 min', '3 d']);
 });

@@ -64,7 +64,7 @@ enum affinode_hello_flags {
 	AFFINODE_HELLO_UNPARKABLE = 1u << 1, /* nothing can be moved here: virtual memory management is missing, … */
 	AFFINODE_HELLO_PREPARES = 1u << 2,   /* knows MOVE_PREPARE, COMMIT and ABORT */
 	AFFINODE_HELLO_TRIMS = 1u << 3,      /* knows TRIM, LOT and a park's budget */
-	AFFINODE_HELLO_CONTEXT = 1u << 4,    /* may be parked at context depth too (the user's or the admin's wish) */
+	AFFINODE_HELLO_CONTEXT = 1u << 4,    /* may be parked at context depth too (the user's or the administrator's request) */
 	AFFINODE_HELLO_GRANT = 1u << 5,      /* a GRANT follows, and names the user */
 	AFFINODE_HELLO_PREEMPTS = 1u << 6,   /* knows MOVE_PREEMPT */
 	AFFINODE_HELLO_ELSEWHERE = 1u << 7,  /* knows MOVE_ELSEWHERE, and can carry it out as far as is known */
@@ -158,7 +158,7 @@ enum affinode_move_flags {
 	/* RESUME, of a process parked at context depth that uses one GPU: on the GPU whose UUID, as NVML prints it,
 	 * is the command's `reason`; never together with MOVE_PREPARE. The page says where it is from then on.
 	 * REFUSED: nothing was done, and a RESUME without the flag goes to the GPU that the page names. So it is
-	 * after NO_GPU_ROOM, but for one case that the page shows too: a stranger took the memory that was seen to
+	 * after NO_GPU_ROOM, but for one case that the page shows too: a foreign process took the memory that was seen to
 	 * be free when the context had arrived. Then the process is parked at memory depth on the new GPU.  */
 	AFFINODE_MOVE_ELSEWHERE = 1u << 3,
 	/* Part after part, so that two processes can change places while the link is used both ways; see below. Never

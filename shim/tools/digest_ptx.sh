@@ -1,6 +1,6 @@
 #!/bin/sh
 # Compiles tools/digest.cu into src/mover/digest_ptx.h: PTX text that any driver since CUDA 9 translates for any GPU since
-# Pascal. Needs a clang with the NVPTX target (Debian's has it); only for who changes the kernel.
+# Pascal. Needs a clang with the NVPTX target (Debian's has it); only for a change of the kernel.
 set -eu
 cd "$(dirname "$0")/.."
 {

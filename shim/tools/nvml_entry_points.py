@@ -5,7 +5,7 @@
         Take what these headers declare into the table. Nothing is ever removed: programs built years ago
         still ask for old names.
 
-For the developer who meets a new NVML. Needs nothing but Python.
+Run it for a new NVML. Needs nothing but Python.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 /* Preloaded into every process under chaos: clocks that jump for all of them at once, as they do when a virtual machine goes
- * on after a pause (CLOCK_MONOTONIC, forward), or when somebody sets the time (CLOCK_REALTIME, either way).
+ * on after a pause (CLOCK_MONOTONIC, forward), or when a user sets the time (CLOCK_REALTIME, either way).
  *
  * The file CHAOS_CLOCK holds two signed numbers of 64 bits, nanoseconds to add to either clock. Waits until a moment are
  * waits until the same moment of the true clock.  */

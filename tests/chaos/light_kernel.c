@@ -55,7 +55,7 @@ static void set_phase(enum phase phase)
 	__atomic_store_n(&board->phase, phase, __ATOMIC_RELEASE);
 }
 
-/* The process stays, with all it holds, until somebody has looked.  */
+/* The process stays, with all it holds, until a developer has looked.  */
 _Noreturn static void break_down(const char *what, long value)
 {
 	snprintf(board->problem, sizeof(board->problem), "%s: %ld", what, value);
@@ -200,7 +200,7 @@ static void *follow_parent(void *parent)
 	_exit(0);
 }
 
-/* Where it crashed, for the log: nobody is there with a debugger.  */
+/* Where it crashed, for the log: no debugger is attached.  */
 static void tell_crash(int number)
 {
 	void *frames[64];

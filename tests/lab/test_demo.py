@@ -22,7 +22,7 @@ LOADED_MS = 120_000
 
 @pytest.fixture(scope="module")
 def page(native: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    """What a person sees who runs `make demo`."""
+    """What a user of `make demo` sees."""
     log = tmp_path_factory.mktemp("demo") / "log"
     with chromium() as browser, log.open("w") as written:
         demo = subprocess.Popen(

@@ -109,7 +109,7 @@ def new_kernel(shared_server: JupyterServer) -> Iterator[Callable[..., JupyterKe
 
 @pytest.fixture
 def gpu_server(shared_gpu_server: JupyterServer) -> Iterator[JupyterServer]:
-    """The module's server with a simulated GPU; kernels are parked when someone needs the room."""
+    """The module's server with a simulated GPU; kernels are parked when another needs the room."""
     with ending_kernels(shared_gpu_server):
         yield shared_gpu_server
 

@@ -1,4 +1,4 @@
-"""A controller that answers and will not serve: people are told why, and what to do about it."""
+"""A controller that answers and will not serve: users are told why, and what to do about it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What administrators do to other users' kernels and to the settings, as rows of the ledger.
 
-A program may act for a person, as a Hub's service does. It names the person in `X-Forwarded-User` and the person's
+A program may act for a user, as a Hub's service does. It names the user in `X-Forwarded-User` and the user's
 address in `X-Forwarded-For`. The row has both and, beside them, the program that said so.
 """
 

@@ -1,4 +1,4 @@
-"""The API's connections: whose each is, and how many each person may have."""
+"""The API's connections: whose each is, and how many each user may have."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLACES_REMEMBERED = 1024
 
 
 class TooMuch(Exception):
-    """A person has more open, or asks more often, than one may; the message says which."""
+    """A user has more open, or asks more often, than one may; the message says which."""
 
 
 @dataclass
@@ -81,7 +81,7 @@ class Clients:
         identity = self._access.identify(client.visitor, grant)
         account = self._accounts.of(identity.payer)
         if not account.requests.take():
-            raise TooMuch("you ask more often than one person may; wait a second")
+            raise TooMuch("you ask more often than one user may; wait a second")
         if client.account is not account:
             if account.clients >= self._accounts.limits.clients and not identity.is_admin:
                 raise TooMuch(f"you have {account.clients} connections open already")

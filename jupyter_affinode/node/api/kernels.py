@@ -1,4 +1,4 @@
-"""The API's handlers of one kernel: what servers say of it, and what people ask for."""
+"""The API's handlers of one kernel: what servers say of it, and what users ask for."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ class DyingHandler(SignalHandler):
 
 
 class FocusHandler(Handler):
-    """The person turns to a kernel, or types in its notebook."""
+    """The user turns to a kernel, or types in its notebook."""
 
     def post(self, kernel_id: str) -> None:
         """POST /kernels/{id}/focus"""

@@ -56,7 +56,7 @@ class RemoteClients:
             raise NotAllowed(Refusal.GONE, "the connection is closed") from None
         identity = self._access.identify_administrator(grant, audience_at(ip, port))
         if not self._accounts.of(identity.payer).requests.take():
-            raise TooMuch("you ask more often than one person may; wait a second")
+            raise TooMuch("you ask more often than one user may; wait a second")
         return identity
 
     def pid_of(self, stream: IOStream | None) -> int:

@@ -14,7 +14,7 @@ from ..model.reasons import Refusal
 from .errors import ApiError
 from .handler import Handler
 
-READERS_MAX = 4  # at a time; of each person one, where there are several
+READERS_MAX = 4  # at a time; of each user one, where there are several
 AUDIT_ROWS, AUDIT_ROWS_MAX = 100, 1000
 PARAMETERS = ("since", "until", "by", "user")
 

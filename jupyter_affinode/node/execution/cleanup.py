@@ -24,7 +24,7 @@ KILL_AFTER_S = 5.0
 
 
 class CannotEnd(Exception):
-    """It is not ended; `slug` is for programs, the message for people."""
+    """It is not ended; `slug` is for programs, the message for users."""
 
     def __init__(self, slug: Refusal, message: str):
         super().__init__(message)

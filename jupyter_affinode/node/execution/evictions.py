@@ -1,7 +1,7 @@
 """Kernels that are to be shut down for others (`when_full="terminate_newest"`), by their own Jupyter servers.
 
 The controller ends no process: it says in the kernel's JSON that the end is asked and why, and the server that
-described the kernel carries it out and tells the person. That is a state and no message, so that nothing is lost
+described the kernel carries it out and tells the user. That is a state and no message, so that nothing is lost
 when a server reconnects; and it is over as soon as no kernel waits for it any more, since a user's results are not
 lost for nothing. A server that does not do it is not asked again for a while.
 """
@@ -51,8 +51,8 @@ def look_for_unended(
 
 
 def end_shown(kernel: KernelRecord, kernels: Mapping[str, KernelRecord]) -> str | None:
-    """What its server is told: why it is to end. One that an earlier controller asked for only once who waited for it
-    is back, since it may have given up meanwhile.
+    """Return why the kernel is to end, as its server is told; None where it is not to. An end that an earlier
+    controller asked for counts only once the waiter is back: it may have given up meanwhile.
     """
     is_sure = (
         not kernel.ending.is_recalled

@@ -1,4 +1,4 @@
-"""What people are told of what the controller does to their kernels, in plain words and not too often.
+"""What users are told of what the controller does to their kernels, in plain words and not too often.
 
 A notice is for users who may see its kernel, or for all where it is about the machine. No user is named: others
 are "another user". Nothing is kept: a client that does not listen then reads the kernel's state instead.
@@ -135,7 +135,7 @@ class Notices:
                 self._tell(Notice(NoticeKind.STUCK, "warning", text, kernel.id, args), again_s=0.0)
 
     def _why_parked(self, kernel: KernelRecord, ended: MoveEnded) -> str | None:
-        """Why its memory went, if it is not what its own person asked for or set."""
+        """Why its memory went, if it is not what its own user asked for or set."""
         if ended.cause is Cause.ROOM:
             return f"to make room for {self._who(kernel, ended.for_kernel)}"
         if ended.cause is Cause.TIME_SLICE:
@@ -147,7 +147,7 @@ class Notices:
         return None
 
     def _gpu(self, uuid: str) -> str:
-        """A GPU by its number, for people."""
+        """A GPU by its number, for users."""
         gpu = self._state.gpus.measured.get(uuid)
         return "another GPU" if gpu is None else f"GPU {gpu.index}"
 

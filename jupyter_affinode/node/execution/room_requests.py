@@ -146,7 +146,7 @@ class RoomRequests:
         return kernel.residency is not Residency.PARKED or is_late
 
     def _said(self, text: str) -> str:
-        """Return a text for people, with a word of what kind of GPU it is about."""
+        """Return a text for users, with a word of what kind of GPU it is about."""
         simulated = any(gpu.is_simulated for gpu in self._state.gpus.measured.values())
         return f"{text} (simulated GPU)" if simulated and text else text
 

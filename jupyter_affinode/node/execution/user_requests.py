@@ -1,4 +1,4 @@
-"""What people ask for: park now, resume now, hold, release; by the API and by magics in the kernel."""
+"""What users ask for: park now, resume now, hold, release; by the API and by magics in the kernel."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Wishes:
             done = _at_once(LOST)
         else:
             now = time.monotonic()
-            kernel.asked.park = "the person asked for it"
+            kernel.asked.park = "the user asked for it"
             kernel.asked.park_until, kernel.asked.park_again_at = now + BUSY_PATIENCE_S, now
             done = kernel.asked.park_done = (
                 kernel.asked.park_done or asyncio.get_running_loop().create_future()
@@ -223,9 +223,9 @@ class HoldRefused(Exception):
 
 
 def check_hold(kernel: KernelRecord, kernels: Iterable[KernelRecord], settings: Settings, now: float) -> None:
-    """Raise HoldRefused if its owner may not hold this kernel beside `kernels` (everybody's).
+    """Raise HoldRefused if its owner may not hold this kernel beside `kernels` (all users').
 
-    One that is held already may have its end put off: that takes no more of the quota. So can nobody get more
+    One that is held already may have its end put off: that takes no more of the quota. So no user gets more
     by asking twice, and a kernel that grows while it is held stays held until its end.
     """
     is_held = kernel.held_until is not None and kernel.held_until > now

@@ -33,7 +33,7 @@ class NoSuchGroup(ValueError):
 
 
 class NotAllowed(Exception):
-    """A peer may not enter, or not do this; `slug` is for programs, the message for people."""
+    """A peer may not enter, or not do this; `slug` is for programs, the message for users."""
 
     def __init__(self, slug: Refusal, message: str):
         super().__init__(message)
@@ -52,7 +52,7 @@ class Access(Protocol):
     """Decides which user a connection belongs to."""
 
     limits: Limits
-    is_shared: bool  # whether there are other people here
+    is_shared: bool  # whether there are other users here
     socket_mode: int
 
     def visit(self, connected: socket.socket, peer: Peer) -> Visitor:

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Identity:
-    """A person, as a connection proved it to be.
+    """A user, as a connection proved it to be.
 
-    `owner` goes before the ids of a person's kernels, so that no user can name, guess or take another's. It is
+    `owner` goes before the ids of a user's kernels, so that no user can name, guess or take another's. It is
     None on a controller that serves one user: all peers are that user.
     """
 
     owner: str | None
-    name: str | None = None  # for people, and for rules that name users (rules.py)
+    name: str | None = None  # for users, and for rules that name users (rules.py)
     is_admin: bool = False
     server: str | None = None
     priority: int = 0
@@ -46,19 +46,19 @@ class Identity:
 
     @property
     def place(self) -> str:
-        """The person, and which of their servers, where a process cannot be told from others by its pid."""
+        """The user, and which of their servers, where a process cannot be told from others by its pid."""
         return f"{self.owner or ''}/{self.server or ''}"
 
     def scoped(self, kernel_id: str) -> str:
-        """The id under which this controller knows the person's kernel `kernel_id`."""
+        """The id under which this controller knows the user's kernel `kernel_id`."""
         return kernel_id if self.owner is None else f"{self.owner}/{kernel_id}"
 
     def sees(self, owner: str | None) -> bool:
-        """Whether the person may see and move that owner's kernels."""
+        """Whether the user may see and move that owner's kernels."""
         return self.is_admin or owner == self.owner
 
     def shown_id(self, kernel_id: str, owner: str | None) -> str:
-        """A kernel's id as the person knows it: their own without their name, others' (for admins) whole."""
+        """A kernel's id as the user knows it: their own without their name, others' (for admins) whole."""
         if self.owner is None or owner != self.owner:
             return kernel_id
         return kernel_id[len(self.owner) + 1 :]

@@ -14,7 +14,7 @@ FULL_AGAIN_S = 60.0  # an account without anything open is forgotten after that;
 
 @dataclass(frozen=True)
 class Limits:
-    """For each person; `everyone` are for all together. Rates are a second's, bursts what may come at once."""
+    """For each user; `everyone` are for all together. Rates are a second's, bursts what may come at once."""
 
     links: int  # processes with a shim
     kernels: int
@@ -70,7 +70,7 @@ class TokenBucket:
 
 
 class Account:
-    """What one person has open, and how fast they may speak."""
+    """What one user has open, and how fast they may speak."""
 
     def __init__(self, limits: Limits):
         self.links = self.clients = self.streams = 0
@@ -88,11 +88,11 @@ class Account:
 
 
 class Accounts:
-    """Everyone's, by owner.
+    """The accounts of all users, by owner.
 
-    Bounded, since one person may have thousands of user ids (those of user namespaces): there are places for
-    everyone who can have something open, and as many again. Beyond that who asked longest ago and has nothing open
-    is forgotten.
+    Bounded, since one user may have thousands of user ids (those of user namespaces): there are places for
+    every user who can have something open, and as many again. Beyond that the user who asked longest ago and has
+    nothing open is forgotten.
     """
 
     def __init__(self, limits: Limits):
@@ -101,7 +101,7 @@ class Accounts:
         self._accounts: OrderedDict[str | None, Account] = OrderedDict()  # the most recent user last
 
     def of(self, owner: str | None) -> Account:
-        """A person's, made if it is not there."""
+        """A user's, made if it is not there."""
         account = self._accounts.get(owner)
         if account is None:
             self._make_place()

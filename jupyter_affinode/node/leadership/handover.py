@@ -4,7 +4,7 @@ A user's controller at the usual place ends as soon as the machine's answers; it
 that one by themselves, as after any end of a controller. One at another place, which they would not leave,
 is refused the GPUs that the machine's serves. The machine's decides nothing before the users' locks on the
 GPUs are free. Any user can hold a lock: one who does not let go in time is not waited for, and
-what their kernels have on the GPU then counts as a stranger's.
+what their kernels have on the GPU then counts as that of foreign programs.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ class Standby:
             self.is_over = True
         elif now - self._began >= PATIENCE_S:
             self.is_over = True
-            self._log.error("not given way: %s; what their kernels have is a stranger's", "; ".join(holders))
+            self._log.error(
+                "not given way: %s; what their kernels have counts as foreign", "; ".join(holders)
+            )
         elif holders != self._told:
             self._told = holders
             self._log.info("waits for users' controllers to give way: %s", "; ".join(holders))

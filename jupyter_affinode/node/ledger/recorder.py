@@ -280,7 +280,7 @@ class History:
 
 
 def owner_name(kernel: KernelRecord) -> str:
-    """The same for people."""
+    """The same for users."""
     return (kernel.account.name or kernel.account.owner) if kernel.account.owner else own_name()
 
 

@@ -194,8 +194,8 @@ class LedgerStore:
         )
 
     def _purge_oldest(self) -> bool:
-        """Forget a share of the events, the oldest of who has most of them: nobody makes others' be forgotten. Else of
-        kernels, the oldest. False: there is nothing left.
+        """Forget a share of the events: the oldest of the user with the most, so that no user displaces another's;
+        else the oldest of the kernels. Return False where nothing is left.
         """
         most = self._db.execute(
             "SELECT user, sum(count(*)) OVER () FROM events GROUP BY user ORDER BY count(*) DESC LIMIT 1"

@@ -35,7 +35,7 @@ class Seen:
 
     kernel_id: str
     user: str  # no two users have the same
-    user_name: str  # for people
+    user_name: str  # as it is displayed
     last_activity: float
     is_calling: bool  # a call is in flight, or a capture open
     held_bytes: Mapping[str, int] = field(hash=False)  # by GPU, movable or not

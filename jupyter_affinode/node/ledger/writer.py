@@ -67,7 +67,7 @@ class Ledger:
             self._filling.kernels[row.kernel_id] = row
 
     def user(self, user: str, name: str) -> None:
-        """Take a user's name for people."""
+        """Take a user's name as it is displayed."""
         if user in self._filling.users or len(self._filling.users) < KERNELS_MAX:
             self._filling.users[user] = name
 

@@ -1,7 +1,7 @@
 """One shim's connection: what it may send, how fast, and how long it may be silent.
 
-Nothing here waits for a peer: reads take a bounded batch, writes go to a bounded queue, and who does not
-keep to that is dropped with one log line.
+Nothing here waits for a peer: reads take a bounded batch, writes go to a bounded queue, and a peer that
+does not keep to that is dropped with one log line.
 """
 
 from __future__ import annotations

@@ -308,7 +308,7 @@ class _NodeCollector(Collector):
 
 
 def _shown(kernel: KernelRecord, waiting: set[str]) -> Residency:
-    """The residency that people see: one that waits with memory on the GPU is queued, too."""
+    """The residency that users see: one that waits with memory on the GPU is queued, too."""
     is_moving = kernel.residency in (Residency.PARKING, Residency.RESUMING)
     return Residency.QUEUED if kernel.id in waiting and not is_moving else kernel.residency
 

@@ -13,7 +13,7 @@ class Park:
     """Take a kernel's GPU state to host memory."""
 
     kernel_id: str
-    reason: str  # in words a person sees
+    reason: str  # in words a user sees
     budget_bytes: int = 0  # host memory that it may take anew at most
     lot_bytes: int = 0  # handed to it from the controller's lots, beside that
     to_context: bool = False  # the CUDA context too
@@ -101,7 +101,7 @@ class DenyRoom:
 
 @dataclass(frozen=True)
 class EndKernel:
-    """Have the kernel's own Jupyter server shut it down and tell its person why."""
+    """Have the kernel's own Jupyter server shut it down and tell its user why."""
 
     kernel_id: str
     reason: str

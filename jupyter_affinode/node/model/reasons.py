@@ -34,7 +34,7 @@ class Refusal(Reason):
     NOT_ALLOWED = "not-allowed", "The path does not have this method."
     GONE = "gone", "The connection is closed."
     INTERNAL = "internal", "The controller failed; its log has the error."
-    # Of who asks
+    # Of the user that asks
     BAD_GRANT = "bad-grant", "The grant is not good."
     GRANT_REQUIRED = "grant-required", "A grant is needed and there is none."
     FORBIDDEN = "forbidden", "Only administrators may do this."

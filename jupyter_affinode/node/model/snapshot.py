@@ -84,7 +84,7 @@ NO_HOST_USE = HostUse()
 class Speed:
     """How long moves between a GPU and host memory take: a fixed part, and one by size.
 
-    The defaults hold until this machine's own parks and resumes say better: a slow link, so that nobody is
+    The defaults hold until this machine's own parks and resumes say better: a slow link, so that no kernel is
     moved lightly.
     """
 
@@ -134,14 +134,12 @@ class Kernel:
     is_split: bool = False  # a part of its processes is parked, and does not ask for the GPU
     is_moving: bool = False  # a command is under way, or a process is in transition
     moves_since: float | None = None  # when the park or resume that is under way began
-    wants_since: float | None = None  # a call waits at its closed gate, or the person asked for it back
+    wants_since: float | None = None  # a call waits at its closed gate, or the user asked for it back
     rooms: tuple[RoomRequest, ...] = ()
-    park_asked: str | None = None  # the person's own wish, in words for the log
+    park_asked: str | None = None  # the user's own request, in words for the log
     retry_at: float = 0.0  # no park before, after refusals (a park that was asked for is tried at once)
     retry_pause_s: float = 0.0  # … and how long after the last refusal that is
-    behind_until: float = (
-        0.0  # others' kernels are asked first until then: its person's parks came to nothing
-    )
+    behind_until: float = 0.0  # others' kernels are asked first until then: its user's parks came to nothing
     resume_retry_at: float = 0.0
     served_after: float = (
         0.0  # it is given no room before: its user's kernels did not take what was reserved for them
@@ -159,11 +157,11 @@ class Kernel:
     groups: tuple[str, ...] = ()  # of that user
     limit_bytes: int | None = None  # GPU memory that its user's grant allows them in all; None: no such cap
     priority: int = 0  # its class: higher ones go first, see policy/queue.py
-    is_opted_out: bool = False  # never parked but by its person's own wish
+    is_opted_out: bool = False  # never parked but by its user's own request
     may_be_preempted: bool = True  # one process on one GPU that shares no memory, with a shim that knows how
     resident_since: float = 0.0  # since when it has had the GPU without a park in between
     started_at: float = 0.0  # its oldest process; comparable with other kernels' alone; NaN: not known
-    can_be_ended: bool = False  # there is a server that can shut it down and tell its person
+    can_be_ended: bool = False  # there is a server that can shut it down and tell its user
     is_ending: bool = False  # that was asked of the server
     host: HostUse = field(default_factory=lambda: NO_HOST_USE)
     park_copies_bytes: int | None = None  # what a park has to copy, by its last one; None: unknown, all of it

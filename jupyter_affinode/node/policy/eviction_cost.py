@@ -1,4 +1,4 @@
-"""Whom to park: what it costs, what it brings, and when it has paid off; pure.
+"""Which kernel to park: what it costs, what it brings, and when it has paid off; pure.
 
 **When: renting or buying.** Leaving an idle kernel on the GPU while a kernel waits for its memory costs one
 second of waiting a second (the rent). Parking it costs its round trip once: the waiter waits for the park, and
@@ -9,10 +9,10 @@ possible knowing the future, and no deterministic rule guarantees less (Karlin, 
 five-minute rule of Gray and Putzolu, SIGMOD 1987, 395-398). `break_even_s` is that moment, from what this machine's
 own moves took.
 
-**Whom: bytes given back for each second of waiting caused.** Of several that have been idle long enough, the
+**Which: bytes given back for each second of waiting caused.** Of several that have been idle long enough, the
 best is the one that frees the most bytes for the longest time for the least waiting, as web caches weigh cost
 against size (GreedyDual-Size: Cao and Irani, "Cost-aware WWW proxy caching algorithms", USITS 1997). How long it
-will stay idle is not known either; pauses of people are so uneven that the best simple guess is "as long as it
+will stay idle is not known either; users' pauses are so uneven that the best simple guess is "as long as it
 has been already": for a Pareto law of index 1 it is the median of what is left, and the chance to be needed before
 that is 1/2.
 

@@ -14,7 +14,7 @@ CHOICES_OF = 7  # 127 choices
 def select_victims(
     plan: Plan, candidates: Iterable[Kernel], missing: Mapping[str, int], *, in_part: bool = False
 ) -> tuple[list[Kernel], HostMemory]:
-    """Of candidates in order of worth, whom to park for what is missing, and what keeps others from it.
+    """Of candidates in order of worth, which to park for what is missing, and what keeps others from it.
 
     Those whose host memory is doubtful go only where the others are not enough, and before them: what they take is
     known afterwards. Where all are not enough yet, what there is goes if host memory will do for the rest too, or in

@@ -112,7 +112,7 @@ class Status(enum.IntEnum):
 
 
 class RequestKind(enum.IntEnum):
-    """`enum affinode_request_kind`: what the person asks from inside the kernel."""
+    """`enum affinode_request_kind`: what the user asks from inside the kernel."""
 
     PARK = 1
     RESUME = 2
@@ -191,7 +191,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Request:
-    """What the person asks from inside the kernel; answered with `pack_result`."""
+    """What the user asks from inside the kernel; answered with `pack_result`."""
 
     version: int
     number: int
@@ -279,7 +279,7 @@ def pack_command(
 
 
 def pack_notice(version: int, place: int, waiting: int, text: str) -> bytes:
-    """Where the kernel stands, for the person: its place in the queue from 1, or 0."""
+    """Where the kernel stands, for the user: its place in the queue from 1, or 0."""
     return _packed(version, MessageType.NOTICE, 0, NOTICE.pack(place, waiting, _field(text, TEXT_BYTES)))
 
 

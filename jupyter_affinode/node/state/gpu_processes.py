@@ -23,7 +23,7 @@ INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of linux/proc_ns.h
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A process on a GPU that is not ours. What belongs to another person is named by root's controller alone, which
+    """A process on a GPU that is not ours. What belongs to another user is named by root's controller alone, which
     tells it to administrators (views/visibility.py).
     """
 

@@ -2,7 +2,7 @@
 
 First touch is what makes a first park slow, and a process's own memory counts against its own limit. Lots are
 touched here, in the background, and charged to the controller: where that runs for the whole node, parked
-bytes are the node's and not the person's.
+bytes are the node's and not the user's.
 
 A lot that a process was sent is truncated only when that process says that it has unmapped it (LOT_END), or has
 ended: a cut under a mapping is a SIGBUS in the kernel, and the lot may hold the only copy of its GPU memory. A

@@ -1,4 +1,4 @@
-"""What people said of their kernels and only the controller knows, kept in a file beside its socket for the next one.
+"""What users said of their kernels and only the controller knows, kept in a file beside its socket for the next one.
 
 Where memory is, how long a kernel has waited and what a cell does, shims and servers tell a new controller. That a
 user keeps the GPU, waits for it by a wish alone, or is losing a kernel to another, none would: a controller
@@ -44,7 +44,7 @@ class Said:
     """Of one kernel. Times are monotonic seconds."""
 
     held_until: float | None = None
-    resume_since: float | None = None  # its person asked for the GPU, and waits since
+    resume_since: float | None = None  # its user asked for the GPU, and waits since
     end_asked: str | None = None
     end_for: str | None = None
     may_park: bool | None = None  # of its kernelspec, if no server tells it anew

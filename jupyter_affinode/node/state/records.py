@@ -203,7 +203,7 @@ class SpillRecord:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a wish of the person ended."""
+    """How a request of the user ended."""
 
     status: Status
     slug: Refusal | None  # None if it was done
@@ -223,7 +223,7 @@ class Description:
     language: str | None = None
     server: str | None = None
     priority: int | None = None  # of its kernelspec: lowers its class
-    may_park: bool | None = None  # of its kernelspec; False: only by its person's own wish
+    may_park: bool | None = None  # of its kernelspec; False: only by its user's own request
 
 
 @dataclass
@@ -231,8 +231,10 @@ class Account:
     """Whose a kernel is, and what that entitles it to; from its connection and its grants."""
 
     owner: str | None = None  # on a controller of all users; None: the controller's own user
-    name: str | None = None  # the owner's for people, and for rules that name users (rules.py)
-    payer: str | None = None  # whose limits it counts in: the owner's, or of whom the owner is a part
+    name: str | None = None  # the owner's for users, and for rules that name users (rules.py)
+    payer: str | None = (
+        None  # the user whose limits it counts in: the owner, or the user that the owner's id is subordinate to
+    )
     granted_at: float = 0.0  # when the newest of its grants was signed, in seconds since the epoch
     priority: int = 0  # of that grant; higher goes first
     caps: Mapping[str, float] = field(default_factory=dict)  # … the owner's limits, by name

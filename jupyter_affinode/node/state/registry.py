@@ -67,8 +67,8 @@ class NodeState:
         self.unused_room = UserBackOff(1.0, 60.0)  # whose kernels are given none for a while
         self.turns = Turns()
         self._parents_seen_at = 0.0
-        self.remembered: Remembered | None = None  # what people said while an earlier controller served
-        # Where there are other people, a page is not believed how long its process has waited, but for those that
+        self.remembered: Remembered | None = None  # what users said while an earlier controller served
+        # Where there are other users, a page is not believed how long its process has waited, but for those that
         # waited already when this controller began.
         self.pages_say_since_until = math.inf
         self._keys = itertools.count(1)
@@ -90,7 +90,7 @@ class NodeState:
             process.connection = None
 
     def count_of(self, payer: str | None) -> int:
-        """How many kernels of one person are known."""
+        """How many kernels of one user are known."""
         return sum(kernel.account.payer == payer for kernel in self.kernels.values())
 
     def kernel(self, kernel_id: str, now: float) -> KernelRecord:

@@ -23,7 +23,7 @@ class ServerWatch:
         self._watches: dict[int, ProcessWatch] = {}
 
     def speaks_for(self, pid: int, kernel: KernelRecord, speaker: Identity = OWN_USER) -> None:
-        """The process `pid`, of that person, described the kernel or its cells. A pid of 0 is one of another pid
+        """The process `pid`, of that user, described the kernel or its cells. A pid of 0 is one of another pid
         namespace that cannot be seen from here: such a server lives as long as a client in its place follows the
         events, as every server does.
         """

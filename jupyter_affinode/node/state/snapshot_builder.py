@@ -117,7 +117,7 @@ def _state(kernel: KernelRecord, now: float) -> Fields:
 
 
 def _wishes(kernel: KernelRecord, now: float) -> Fields:
-    """What it and its person ask for, and what was refused a moment ago."""
+    """What it and its user ask for, and what was refused a moment ago."""
     return {
         "wants_since": kernel.wants_since,
         "rooms": _rooms(kernel),
@@ -169,7 +169,7 @@ def most_bytes(kernel: KernelRecord, uses: Mapping[str, PageGpu], gpus: GpuTable
 
 
 def _moves_since(kernel: KernelRecord) -> float | None:
-    """When the move that is under way began; one that is none of ours, when we first heard of its processes: nobody
+    """When the move that is under way began; one that is none of ours, when we first heard of its processes: no waiter
     waits for what comes of a resume that only a page tells of.
     """
     if kernel.move is not None:
@@ -231,7 +231,7 @@ def _can_drop_caches(kernel: KernelRecord, last_activity: float) -> bool:
 # ---- when it is expected to use the GPU next
 
 CELL_EXPECTED_S = 60.0  # after a cell began; imports and data come first
-FOCUS_EXPECTED_S = 30.0  # after the person turned to the notebook, or typed in it
+FOCUS_EXPECTED_S = 30.0  # after the user turned to the notebook, or typed in it
 HOME = (Residency.PARKED, Residency.RESUMING, Residency.RESIDENT)
 
 
@@ -239,7 +239,7 @@ def expected_until(kernel: KernelRecord) -> float:
     """Return until when the kernel's next use of the GPU is expected; 0 if it is not.
 
     A cell that began, or a user who turned to the notebook, announces it once: a kernel that was parked after
-    that, by the person or because it did not use the GPU, is not brought back for it.
+    that, by the user or because it did not use the GPU, is not brought back for it.
     """
     if kernel.residency not in HOME:
         return 0.0

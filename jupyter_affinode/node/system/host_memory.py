@@ -117,7 +117,7 @@ def _mount(proc: str, is_v2: bool) -> tuple[Path, str] | None:
 
 
 def _lines(path: Path) -> list[str]:
-    """Lines in which names may be any bytes but a newline: people name their own cgroups, and where they mount."""
+    """Lines in which names may be any bytes but a newline: users name their own cgroups, and where they mount."""
     return path.read_text(encoding="utf-8", errors="surrogateescape").split("\n")
 
 

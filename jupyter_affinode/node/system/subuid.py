@@ -1,8 +1,8 @@
-"""Whose the user ids of user namespaces are: those that subuid(5) gives each person beside their own.
+"""The owners of user namespaces' user ids: subuid(5) gives each user some beside their own.
 
 The processes in a user's rootless containers have such ids, thousands of them. They see and move their own kernels
-alone, as any user; but what they take of the controller and of the GPUs is that person's, who could otherwise have
-thousands of times what one may have.
+alone, as any user; but what they take of the controller and of the GPUs counts as that user's. Otherwise a user
+could have thousands of times what one may have.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class EventHub:
         self._publish_node()
 
     def tell_notice(self, notice: Notice) -> None:
-        """Tell whom it concerns."""
+        """Tell the users that it concerns."""
         owner = None if notice.kernel_id is None else self._source.owner_of(notice.kernel_id)
         for subscriber in self.subscribers:
             told = notice.as_dict()

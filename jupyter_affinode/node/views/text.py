@@ -27,7 +27,7 @@ def outlook_in_words(reason: str, estimate_s: float | None) -> str:
 
 
 def status_in_words(kernel: Mapping[str, Any]) -> str:
-    """A kernel's JSON as one line for its person."""
+    """A kernel's JSON as one line for its user."""
     if kernel["wait_reason"] is None:
         return str(kernel["text"])
     return f"{kernel['text']} ({outlook_in_words(kernel['wait_reason'], kernel['estimate_s'])})"

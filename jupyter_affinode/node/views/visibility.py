@@ -1,4 +1,4 @@
-"""What a person sees of the machine: their own kernels, and of all others only sums."""
+"""What a user sees of the machine: their own kernels, and of all others only sums."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Json = dict[str, Any]
 
 
 def kernel_view(identity: Identity, kernel: Json, owner: str | None) -> Json:
-    """A kernel that the person sees, with the id that they know it by."""
+    """A kernel that the user sees, with the id that they know it by."""
     shown = {**kernel, "id": identity.shown_id(kernel["id"], owner)}
     if kernel["wait"] is not None and identity.owner is not None:
         blockers = [
@@ -49,7 +49,7 @@ def node_view(identity: Identity, node: Json, kernels: dict[str, KernelRecord]) 
 
 
 def settings_view(identity: Identity, settings: Json) -> Json:
-    """The settings; rules about people by name are for administrators."""
+    """The settings; rules about users by name are for administrators."""
     if identity.is_admin:
         return settings
     return {**settings, **dict.fromkeys(ABOUT_USERS, "")}
@@ -69,7 +69,7 @@ def others(identity: Identity, kernels: Iterable[KernelRecord], queue: list[str]
 
 
 def _not_made_up(identity: Identity, gpus: list[Json], kernels: Iterable[KernelRecord]) -> list[Json]:
-    """The GPUs that NVML knows, and those that the person's own kernels name: others' pages may name any.
+    """The GPUs that NVML knows, and those that the user's own kernels name: others' pages may name any.
 
     All of them where there is no NVML to know better.
     """

@@ -15,14 +15,14 @@ export function segmentClass(segment: ISegment, affinode: IAffinode): string {
 /** What a memory bar shows. */
 interface IMemoryBarProps {
   affinode: IAffinode;
-  /** What the bar is of, for those who do not see it. */
+  /** What the bar is of, for screen readers. */
   name: string;
   segments: ISegment[];
   total: number;
   trans: TranslationBundle;
 }
 
-/** A bar cut by who uses the memory. */
+/** A bar of memory in segments, one for each use. */
 export function MemoryBar(props: IMemoryBarProps): JSX.Element {
   const { affinode, name, segments, total, trans } = props;
   const said = segments.map(segment => `${segment.label} ${bytes(segment.bytes)}`).join(', ');

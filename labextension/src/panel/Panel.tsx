@@ -128,7 +128,7 @@ function Toolbar(props: {
   );
 }
 
-/** Says changes of one's own kernels to those who do not see them. */
+/** Announces changes of the user's own kernels to screen readers. */
 function Announcements(props: { kernels: IKernel[]; trans: TranslationBundle }): JSX.Element {
   const { kernels, trans } = props;
   const last = React.useRef<Map<string, string> | null>(null);

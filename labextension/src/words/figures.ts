@@ -30,7 +30,7 @@ export function bytesOf(part: number, whole: number, trans: IWords): string {
   return trans.__('%1 of %2', all.endsWith(` ${unit}`) ? number : one, all);
 }
 
-/** A span of time, rounded to what a person cares about: "12 s", "4 min", "1 h", "1 h 30 min", "2 d". */
+/** A span of time, rounded to what a user cares about: "12 s", "4 min", "1 h", "1 h 30 min", "2 d". */
 export function span(seconds: number, trans: IWords): string {
   const total = Math.max(0, Math.round(seconds));
   if (total < 60) {

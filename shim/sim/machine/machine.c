@@ -215,7 +215,7 @@ static void close_locks(void)
 void machine_forget(void)
 {
 	self = NULL;
-	close_locks(); /* the parent's, who goes on holding it */
+	close_locks(); /* the parent's, which goes on holding it */
 }
 
 void machine_lock(void)

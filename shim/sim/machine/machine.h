@@ -1,7 +1,7 @@
 /* The simulated machine: GPUs with a capacity that all processes share, in one mapped file per AFFINODE_SIM_DIR.
  *
  * What a process holds is written in its own record, keyed by pid and start time, so that the memory of a killed process
- * is free the moment anyone asks. All sizes are bytes; all times CLOCK_MONOTONIC nanoseconds.  */
+ * is free the moment a process asks. All sizes are bytes; all times CLOCK_MONOTONIC nanoseconds.  */
 #ifndef SIM_MACHINE_H
 #define SIM_MACHINE_H
 

@@ -18,7 +18,7 @@
 void context_depth_wrap_own_calls(void);
 void context_depth_start(void);
 
-/* What is done right around some driver calls, below gate and hooks, whoever makes them: `real`, or what stands before it. `name`
+/* What is done right around some driver calls, below gate and hooks, for every caller: `real`, or what stands before it. `name`
  * with any version suffix or none; `wide` as in thunk_for.  */
 void *around_for(const char *name, bool wide, void *real);
 

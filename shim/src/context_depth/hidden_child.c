@@ -75,7 +75,7 @@ int spawn_start(void)
 }
 
 /* clone(2) with a stack of its own, for vfork's kind of child; `body` never returns. Not glibc's: before 2.25 it
- * wrote over the calling thread's idea of who it is.  */
+ * wrote over the calling thread's idea of its own id.  */
 APART static long clone_on(char *stack, unsigned long flags, void (*body)(struct run *), struct run *run)
 {
 	void **top = (void **)stack;

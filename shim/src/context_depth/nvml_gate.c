@@ -128,6 +128,6 @@ const char *nvml_objection(void)
 	if (asked && clock_ns() - asked < LATELY_NS)
 		return "the process watches the GPU through NVML";
 	if (!atomic_load(&comes_by) && is_loaded())
-		return "NVML is loaded, and nobody was seen to call it: its calls may come past the shim";
+		return "NVML is loaded, and no call of it was seen: its calls may come past the shim";
 	return NULL;
 }

@@ -59,7 +59,7 @@ static enum affinode_status look_for_room(const uint8_t *to, char *why, size_t s
 		return AFFINODE_REFUSED;
 	}
 	if (unknown) {
-		snprintf(why, size, "nobody knows how much of the GPU is free: %s", unknown);
+		snprintf(why, size, "it is not known how much of the GPU is free: %s", unknown);
 		return AFFINODE_NO_GPU_ROOM;
 	}
 	if (memory.free_bytes >= bytes_needed())

@@ -26,7 +26,7 @@ enum {
 
 struct gate_pass;
 
-/* One per thread that ever made a gated call; recycled, never freed, so that anyone may read it at any time.  */
+/* One per thread that ever made a gated call; recycled, never freed, so that any thread may read it at any time.  */
 struct slot {
 	_Atomic uint32_t inside;
 	_Atomic uint32_t waiting;

@@ -15,7 +15,7 @@ static void tell_why_not(void)
 	if (!atomic_exchange(&told, 1))
 		tell_person("this GPU's driver cannot share large CUDA memory with other processes in a way that a parked "
 			    "kernel survives. Start the kernel with AFFINODE_DISABLE=1 to share it "
-			    "(torch.multiprocessing with CUDA tensors); its GPU is then never yielded.");
+			    "(torch.multiprocessing with CUDA tensors); its GPU is then never freed.");
 }
 
 static CUresult on_cuIpcGetMemHandle(void *real, CUipcMemHandle *handle, CUdeviceptr address)

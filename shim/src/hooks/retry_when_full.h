@@ -5,7 +5,7 @@
 #include "gpu/contexts.h"
 #include "link/requests.h"
 
-/* Out of memory is asked about, outside the gate, before anyone sees it: CUDA_SUCCESS, try again.  */
+/* Out of memory is asked about, outside the gate, before the program sees it: CUDA_SUCCESS, try again.  */
 CUresult after_out_of_memory(uint64_t bytes, struct room_wait *wait);
 
 /* A hook's whole body: runs `attempt_once` (an expression) until it succeeds, fails otherwise than for memory, or no

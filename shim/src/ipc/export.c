@@ -69,7 +69,7 @@ static void answer(int fd, const struct ipc_request *request, const struct ipc_s
 	pthread_mutex_unlock(&exports_lock);
 }
 
-/* A thread that does nothing else: where the kernel lets strangers pass descriptors, their close may block it.  */
+/* A thread that does nothing else: where the kernel lets foreign processes pass descriptors, their close may block it.  */
 static void *serve(void *unused)
 {
 	int fd = atomic_load(&server_fd);

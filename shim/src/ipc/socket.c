@@ -34,7 +34,7 @@ static socklen_t name_of(const uint8_t process[16], struct sockaddr_un *un)
 	return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
 }
 
-/* Anyone in the network namespace may send here, and to close a stranger's descriptor may block: so the kernel is
+/* Any process in the network namespace may send here, and to close a foreign descriptor may block: so the kernel is
  * to refuse them where they are not expected. Before Linux 6.16 it does not know how.  */
 static void pass_descriptors(int fd, int on)
 {

@@ -1,4 +1,4 @@
-/* What the rest of the shim knows of the node controller: whether it is there, and what it last said to the person; and how the
+/* What the rest of the shim knows of the node controller: whether it is there, and what it last said to the user; and how the
  * link's thread, which talks with it, is woken.  */
 #ifndef AFFINODE_CONTROLLER_H
 #define AFFINODE_CONTROLLER_H

@@ -13,7 +13,7 @@
 /* AFFINODE_DEPTH=context: decided at the first look, before any wrapper is handed out.  */
 bool checkpoint_is_asked(void);
 
-/* At the start: tell the person if it is asked for and was not built in.  */
+/* At the start: tell the user if it is asked for and was not built in.  */
 void depth_say_if_left_out(void);
 
 /* Whether this process may be parked that deep, as far as is known now.  */

@@ -21,7 +21,7 @@ bool shim_is_parked(void); /* parked or queued */
 /* Move to `to` if the state is `from`; tells page and link. False: it was another.  */
 bool shim_move_state(enum affinode_state from, enum affinode_state to);
 
-/* At the start, and in the child of a fork; tells nobody.  */
+/* At the start, and in the child of a fork; without telling the controller.  */
 void shim_begin_state(enum affinode_state now);
 
 /* Something made moving unsafe for good: run on, never park.  */

@@ -156,7 +156,7 @@ def test_what_is_given_is_there(node, policy):
 @given(nodes())
 @settings(max_examples=60, deadline=None)
 def test_no_kernel_is_parked_without_need(node):
-    """With the default, a park has been asked for, or someone waits, or memory is low."""
+    """With the default, a park has been asked for, or a kernel waits, or memory is low."""
     parked = {action.kernel_id for action in decide(NOW, node, QUICK) if isinstance(action, Park)}
     asked = {kernel.id for kernel in node.kernels if kernel.park_asked}
     if parked - asked:

@@ -1,4 +1,4 @@
-"""What people said outlives the controller: holds, wishes, and ends that were asked for."""
+"""What users said outlives the controller: holds, wishes, and ends that were asked for."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ int main(int argc, char **argv)
 
 	/* One that is linked, and was never seen to call.  */
 	load_what_is_linked();
-	stays_because_of("nobody was seen");
+	stays_because_of("no call of it was seen");
 	behind_s = 60;
 	CHECK_EQUAL(linked_count(&count), 0);
 	behind_s = 0;

@@ -7,7 +7,7 @@
 #define BLOCK MiB(2)
 
 static _Atomic bool stop;
-static _Atomic unsigned calm; /* rises when a park is due: everyone rests once, for as long as it likes */
+static _Atomic unsigned calm; /* rises when a park is due: every thread rests once, for as long as it likes */
 static _Atomic unsigned rounds[THREADS];
 
 static void *compute(void *argument)

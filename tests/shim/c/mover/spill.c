@@ -265,7 +265,7 @@ static void refused(const char *folder, const char *why)
 	come_back();
 }
 
-/* Only into a folder that nobody else has a say in.  */
+/* Only into a folder that no other user has a say in.  */
 static void folders(void)
 {
 	char own[64], other[64];

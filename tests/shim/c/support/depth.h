@@ -26,7 +26,7 @@ void park_deep_surely(void);
 /* The number of the call that restores the context in a resume that `command` begins, as fault boards count.  */
 unsigned restoring_call(uint32_t (*command)(void));
 
-/* Take or leave the first GPU's lock as another process would; -1: it is held by someone else.  */
+/* Take or leave the first GPU's lock as another process would; -1: it is held by another process.  */
 int gpu_lock_take(void);
 void gpu_lock_leave(int fd);
 /* Another file of that name.  */
