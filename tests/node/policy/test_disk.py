@@ -6,7 +6,9 @@ import os
 import random
 from dataclasses import replace
 
-from disk_machine import STEP_S, DiskMachine, Sharer
+from disk_host import GPU as DISK_GPU
+from disk_host import DiskHost
+from short_host import sharer, thinking
 
 from jupyter_affinode.node.model.actions import Park, RefusePark, Spill, Trim
 from jupyter_affinode.node.model.snapshot import Gpu, Host, HostUse, Kernel, Node, Residency
@@ -129,16 +131,20 @@ def test_what_resident_kernels_keep_on_disk_is_forgotten_when_that_is_nearly_ful
 def random_machine(seed):
     """Host memory for the largest kernel alone, whatever else is parked; the rest is on disk."""
     draw = random.Random(seed)
-    sharers = [Sharer(f"k{number}", draw.randint(1, 30)) for number in range(draw.randint(2, 7))]
-    largest = max(each.size for each in sharers)
-    machine = DiskMachine(draw.randint(largest, 60), largest + 3, 1000, sharers, draw, (1e9, 1e9))
-    for each in sharers:
-        if machine.free >= each.size and draw.random() < 0.8:
-            each.residency = Residency.RESIDENT
-        else:
-            each.on_disk = each.size
-            if draw.random() < 0.7:
-                each.residency, each.wants_since = Residency.QUEUED, machine.now - draw.uniform(1, 60)
+    sizes = [draw.randint(1, 30) for _ in range(draw.randint(2, 7))]
+    sharers = [
+        sharer(f"k{number}", size, DISK_GPU, residency=Residency.PARKED) for number, size in enumerate(sizes)
+    ]
+    gpu = draw.randint(max(sizes), 60)
+    machine = DiskHost(gpu, max(sizes) + 3, 1000, sharers)
+    residents = []
+    for each in machine.kernels:
+        if each.held + sum(other.held for other in residents) <= gpu * GIB and draw.random() < 0.8:
+            residents.append(each)
+    machine.begin_somewhere(draw, residents)
+    for each in machine.kernels:
+        if each not in residents and draw.random() < 0.7:
+            each.residency, each.wants_since = Residency.QUEUED, machine.now - draw.uniform(1, 60)
     return machine
 
 
@@ -147,21 +153,22 @@ def test_no_park_is_refused_while_the_disk_has_room_and_every_waiter_is_served()
     for seed in range(first, first + 4 * HISTORIES):
         machine = random_machine(seed)
         for _ in range(3000):
-            if not machine.is_waited:
+            if all(each.wants_since is None for each in machine.kernels):
                 break
             machine.step()
-        assert not machine.is_waited, (seed, machine.counts, machine.sharers)
-        assert not machine.counts["RefusePark"], (seed, machine.counts)
+        assert all(each.wants_since is None for each in machine.kernels), (seed, machine.outcome.counts)
+        assert not machine.refused, (seed, machine.outcome.counts)
 
 
 def test_ten_kernels_take_turns_with_host_memory_for_two_and_a_disk():
-    sharers = [Sharer(f"k{number}", 20) for number in range(10)]
-    machine = DiskMachine(85, 45, 200, sharers, random.Random(7))
-    for each in sharers[:4]:
-        each.residency = Residency.RESIDENT
-    for each in sharers[4:]:
-        each.on_disk = each.size
-    for _ in range(int(300 / STEP_S)):
-        machine.step()
-    assert min(each.cells for each in sharers) >= 2, machine.counts
-    assert machine.counts["Spill"] > 10 and not machine.counts["RefusePark"], machine.counts
+    draw = random.Random(7)
+    sharers = [
+        sharer(f"k{number}", 20, DISK_GPU, residency=Residency.PARKED, thinks=thinking(draw, 2.0, 10.0))
+        for number in range(10)
+    ]
+    machine = DiskHost(85, 45, 200, sharers)
+    machine.begin_somewhere(draw, machine.kernels[:4])
+    machine.pass_time(300)
+    counts = machine.outcome.counts
+    assert min(each.live.next_cell for each in sharers) >= 2, counts
+    assert counts["spills"] > 10 and not machine.refused, counts

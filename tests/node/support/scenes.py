@@ -97,6 +97,7 @@ class Scene(Replay):
     """See above. `step` lets time pass."""
 
     step_s = 0.25
+    kernel_type = SceneKernel
 
     def __init__(
         self,
@@ -208,7 +209,7 @@ class Scene(Replay):
     def _start(self, live: LiveSession) -> SceneKernel:
         actor = self.actors[live.session.id]
         gpus = self._uuids if actor.leaves and self._settings.allow_migration else ()
-        kernel = SceneKernel(actor, self.machine.context_bytes, gpus)
+        kernel = self.kernel_type(actor, self.machine.context_bytes, gpus)
         kernel.started_at = kernel.last_activity = kernel.resident_since = self.now
         if self.now == START:
             kernel.started_at += live.number
