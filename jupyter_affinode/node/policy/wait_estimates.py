@@ -37,6 +37,7 @@ from .wait_blockers import (
 
 Yield = tuple[float, int, Kernel]  # when, how much, which
 Yields = Mapping[str, Sequence[Yield]]  # by GPU
+Parks = Mapping[str, Sequence[tuple[float, float]]]  # by GPU: when one may begin, how long it takes
 
 PASSES_S = (
     1.0  # what each step takes beside its moves: NVML's next figure, and the passes that see and decide
@@ -97,7 +98,7 @@ class _View:
 
     def __init__(self, now: float, node: Node, settings: Settings):
         self.plan = Plan(now, node, settings)
-        self._found: dict[tuple[bool, bool], tuple[Yields, Blockers]] = {}
+        self._found: dict[tuple[bool, bool], tuple[Yields, Parks, Blockers]] = {}
         self._sinces = [waiter.since for waiter in self.plan.queue]
         self._granted: dict[str, float] = {}  # by GPU: when those looked at have had what they need
         self._waiting = Counter(
@@ -188,21 +189,21 @@ class _View:
         """When a GPU will have room for so much, and what it waits for there."""
         plan = self.plan
         slices = plan.settings.when_full == "time_slice" and not (waiter.room and waiter.room.is_courtesy)
-        yields, blockers = self._yields(slices, waiter)
+        yields, parks, blockers = self._yields(slices, waiter)
         begins = max(plan.now, self._granted.get(uuid, 0.0))
         lacks = need - plan.room.get(uuid, 0)
-        here = yields.get(uuid, ())
+        may_park = parks.get(uuid, ())
         if lacks <= 0:
-            return Look(WaitReason.TURN, ITS_TURN, self._with_margin(-lacks, begins, here))
+            return Look(WaitReason.TURN, ITS_TURN, self._with_margin(-lacks, begins, may_park))
         arrives = plan.now + self._slowest_move(uuid)
         lacks -= plan.incoming.get(uuid, 0)
         if lacks <= 0:
-            until = self._with_margin(-lacks, max(begins, arrives), here)
+            until = self._with_margin(-lacks, max(begins, arrives), may_park)
             moving = [blockers.of(kernel) for kernel in self._moving(uuid)[:BLOCKERS_MAX]]
             return Look(WaitReason.MOVING, "memory is being freed for it", until, moving)
         yielding: list[Kernel] = []
         everything, is_host_full = lacks, False
-        for moment, size, kernel in here:
+        for moment, size, kernel in yields.get(uuid, ()):
             if kernel is waiter.kernel:
                 continue
             if plan.host_lacks_room_for([*yielding, kernel]):
@@ -214,8 +215,8 @@ class _View:
             lacks -= size
             if lacks <= 0:
                 begins = max(moment, begins, waiter.kernel.reclaim_after)
-                at = max(begins + self._slowest_park_s(begins, here), arrives)
-                at = self._with_margin(-lacks, at, here)
+                at = max(begins + _slowest_s(begins, may_park), arrives)
+                at = self._with_margin(-lacks, at, may_park)
                 needed = [blockers.of(each) for each in [kernel, *yielding[: BLOCKERS_MAX - 1]]]
                 if is_held(plan, kernel) and kernel.held_until == moment:
                     whose = "another of your kernels" if _is_own(kernel, waiter) else "another user's kernel"
@@ -228,16 +229,9 @@ class _View:
         words = "the GPU is full, and its kernels are busy" + self._or_held(uuid, waiter)
         return Look(_code_of(found), words, None, found)
 
-    def _with_margin(self, left: int, at: float, yields: Sequence[Yield]) -> float:
+    def _with_margin(self, left: int, at: float, parks: Sequence[tuple[float, float]]) -> float:
         """Until when it waits that will have room, and `left` bytes beside it: idle kernels are parked for a margin."""
-        if left >= self.plan.settings.margin_bytes:
-            return at
-        return at + self._slowest_park_s(at, yields)
-
-    def _slowest_park_s(self, by: float, yields: Sequence[Yield]) -> float:
-        """How long parking takes of any kernel that may be chosen by then."""
-        speeds = self.plan.node.speeds
-        return max((park_s(kernel, speeds) for moment, _, kernel in yields if moment <= by), default=0.0)
+        return at if left >= self.plan.settings.margin_bytes else at + _slowest_s(at, parks)
 
     def _or_held(self, uuid: str, waiter: Waiter) -> str:
         """What a reason adds about holds of kernels on a GPU."""
@@ -261,7 +255,7 @@ class _View:
         size = bytes_in_words(sum(waiter.needs.values()))
         words = f"it needs {size}, more than can become free whatever is parked: "
         stay = [kernel for kernel in self._others(waiter) if kernel.is_opted_out or not kernel.is_parkable]
-        _, blockers = self._yields(slices=False, waiter=waiter)
+        *_, blockers = self._yields(slices=False, waiter=waiter)
         found = [blockers.of(kernel) for kernel in stay[:BLOCKERS_MAX]]
         is_outside = any(blockers.outside_bytes(uuid) for uuid in waiter.needs)
         if is_outside:
@@ -276,9 +270,9 @@ class _View:
     def _others(self, waiter: Waiter) -> list[Kernel]:
         return [each for each in self.plan.candidates.resident_on(waiter.needs) if each is not waiter.kernel]
 
-    def _yields(self, slices: bool, waiter: Waiter) -> tuple[Yields, Blockers]:
+    def _yields(self, slices: bool, waiter: Waiter) -> tuple[Yields, Parks, Blockers]:
         """By GPU: when each kernel may be parked at the earliest if nothing changes, and what that frees; `slices`:
-        kernels at work may, too. And what that makes of each as a blocker.
+        kernels at work may, too. Which parks may be begun at all. And what that makes of each kernel as a blocker.
 
         A kernel is parked the sooner the longer a waiter has waited. Those that came first may be served meanwhile:
         for all others it is reckoned as if the last to come were alone.
@@ -287,29 +281,35 @@ class _View:
         key = slices, is_first
         if key not in self._found:
             since = min(self._sinces) if is_first else max(self._sinces)
-            yields = self._find_yields(slices, since)
+            yields, parks = self._find_yields(slices, since)
             moments = {kernel.id: moment for each in yields.values() for moment, _, kernel in each}
-            self._found[key] = yields, Blockers(self.plan, moments)
+            self._found[key] = yields, parks, Blockers(self.plan, moments)
         return self._found[key]
 
-    def _find_yields(self, slices: bool, since: float) -> Yields:
+    def _find_yields(self, slices: bool, since: float) -> tuple[Yields, Parks]:
+        """A kernel that used the GPU just now is not counted on, but if it stays idle it may be chosen."""
         plan, settings = self.plan, self.plan.settings
-        found: dict[str, list[tuple[float, int, Kernel]]] = {}
+        yields: dict[str, list[Yield]] = {}
+        parks: dict[str, list[tuple[float, float]]] = {}
         for kernel in plan.node.kernels:
-            moment = None
-            if not is_at_work(plan, kernel):
-                moment = eligible_at(kernel, settings, waits_since=since, speeds=plan.node.speeds)
-            if slices:
-                turn_ends = preemptible_at(kernel, settings.time_slice_s)
-                moments = [each for each in (moment, turn_ends) if each is not None]
-                moment = min(moments, default=None)
-            if moment is not None:
-                for uuid, size in kernel.frees_bytes.items():
-                    if size:
-                        found.setdefault(uuid, []).append((moment, size, kernel))
-        for entries in found.values():
+            idle = eligible_at(kernel, settings, waits_since=since, speeds=plan.node.speeds)
+            turn_ends = preemptible_at(kernel, settings.time_slice_s) if slices else None
+            counted_on = [turn_ends] if is_at_work(plan, kernel) else [idle, turn_ends]
+            soonest = min((moment for moment in (idle, turn_ends) if moment is not None), default=None)
+            moment = min((moment for moment in counted_on if moment is not None), default=None)
+            for uuid, size in kernel.frees_bytes.items():
+                if size and soonest is not None:
+                    parks.setdefault(uuid, []).append((soonest, park_s(kernel, plan.node.speeds)))
+                if size and moment is not None:
+                    yields.setdefault(uuid, []).append((moment, size, kernel))
+        for entries in yields.values():
             entries.sort(key=lambda entry: (entry[0], entry[2].id))
-        return found
+        return yields, parks
+
+
+def _slowest_s(by: float, parks: Sequence[tuple[float, float]]) -> float:
+    """How long the longest park takes that may be begun by then."""
+    return max((lasts_s for begins, lasts_s in parks if begins <= by), default=0.0)
 
 
 def _code_of(blockers: Sequence[Blocker]) -> WaitReason:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import pytest
@@ -211,6 +212,21 @@ def test_backfill_leaves_the_first_its_room_though_there_is_none_for_the_margin(
     while machine.now < promised + STEP_S:
         machine.step()
     assert machine.served["w0"] <= promised
+
+
+def test_an_estimate_allows_for_the_park_of_a_large_kernel_that_used_the_gpu_just_now():
+    """It is not counted on, but it is idle by the time that the small one's hold ends, and may be chosen."""
+    kernels = [
+        resident("large", 45, last_activity=NOW, held_until=NOW + 40, resident_since=NOW),
+        resident("small", 1, last_activity=NOW - 3, resident_since=NOW),
+        resident("held", 1, last_activity=NOW - 3, held_until=NOW + 40, resident_since=NOW),
+        resident("w", 0, last_activity=NOW, rooms=(RoomRequest((0, 1), GPU, 35 * GIB, NOW),)),
+    ]
+    machine = StillMachine({each.id: each for each in kernels}, Settings())
+    promised = NOW + outlooks(NOW, machine.node(), machine.settings)["w"].estimate_s
+    while machine.now < promised + STEP_S:
+        machine.step()
+    assert machine.served.get("w", math.inf) <= promised
 
 
 def resident(name, size, **fields):
