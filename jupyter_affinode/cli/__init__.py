@@ -9,25 +9,28 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import NoReturn
 
 from .._version import __version__
-from . import (
-    actions,
-    bench,
-    clean,
-    doctor,
-    grant,
-    kernelspec,
-    monitoring,
-    plan,
-    report,
-    room,
-    run,
-    simulate,
-    status,
-    systemd_unit,
-)
+
+# By module. Only the one that is asked for is imported: all of them take longer than most commands.
+COMMANDS = {
+    "status": ("status",),
+    "actions": ("park", "resume", "hold", "release"),
+    "clean": ("clean",),
+    "room": ("room",),
+    "report": ("report",),
+    "monitoring": ("monitoring",),
+    "doctor": ("doctor",),
+    "bench": ("bench",),
+    "plan": ("plan",),
+    "systemd_unit": ("systemd-unit",),
+    "grant": ("grant",),
+    "run": ("run",),
+    "kernelspec": ("kernelspec",),
+    "simulate": ("simulate",),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal may not have a character of a name
-    parsed = _parser().parse_args(arguments)
+    parsed = _parser(*arguments[:1]).parse_args(arguments)
     try:
         return int(parsed.command(parsed))
     except KeyboardInterrupt:
@@ -58,26 +61,17 @@ class CommandParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}. Help: {self.prog} --help\n")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(command: str = "") -> argparse.ArgumentParser:
+    """The parser of one command; of all, for help and errors, where there is no command of that name."""
     parser = CommandParser(
         prog="jupyter affinode",
         description="Free the GPU of idle kernels, and get it back with every tensor where it was.",
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    status.add(commands)
-    actions.add(commands)
-    clean.add(commands)
-    room.add(commands)
-    report.add(commands)
-    monitoring.add(commands)
-    doctor.add(commands)
-    bench.add(commands)
-    plan.add(commands)
-    commands.add_parser("node", help="run the controller (the first managed kernel starts it, too)")
-    systemd_unit.add(commands)
-    grant.add(commands)
-    run.add(commands)
-    kernelspec.add(commands)
-    simulate.add(commands)
+    asked = [module for module, names in COMMANDS.items() if command in names]
+    for module in asked or COMMANDS:
+        import_module(f".{module}", __package__).add(commands)
+    if not asked:
+        commands.add_parser("node", help="run the controller (the first managed kernel starts it, too)")
     return parser

@@ -370,6 +370,16 @@ def test_what_keeps_kernels_from_being_managed_needs_you():
     assert details == "Details\n  shim  /lib/libaffinode.so\n  numa  one node"
 
 
+def test_a_command_imports_what_it_needs_alone(machine):
+    code = "import sys; from jupyter_affinode.cli import main; main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    ran = subprocess.run(
+        [sys.executable, "-c", code, "systemd-unit"], capture_output=True, text=True, env=machine.environment
+    )
+    imported = set(ran.stderr.split())
+    assert "jupyter_affinode.cli.systemd_unit" in imported
+    assert not imported & {"asyncio", "tornado", "jupyter_client", "jupyter_affinode.planner"}
+
+
 def test_the_version_is_the_packages(command):
     assert command("--version").stdout.strip() == "0.1.0"
     package = Path(__file__).parents[3] / "package.json"
