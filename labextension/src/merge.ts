@@ -3,7 +3,7 @@
 import { IGpu, IKernel, ILastMove, INode, IResidencyEvent, IStatus } from './status';
 
 /** What a server of an earlier version does not say of a kernel. */
-const UNKNOWN: Partial<IKernel> = {
+export const UNKNOWN = {
   calls: null,
   move: null,
   last_park: null,
@@ -16,7 +16,7 @@ const UNKNOWN: Partial<IKernel> = {
   depth_refusal_code: null,
   wait: null,
   disk_bytes: 0
-};
+} satisfies Partial<IKernel>;
 
 /** Clocks and counters: they change by themselves, and no view but a ticking one shows them. */
 const CLOCKS: ReadonlySet<string> = new Set([

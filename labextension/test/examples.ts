@@ -1,3 +1,4 @@
+import { UNKNOWN } from '../src/merge';
 import { IGpu, IKernel, INode, IStatus } from '../src/status';
 import { VERSION } from '../src/version';
 import { IWords } from '../src/words';
@@ -43,18 +44,7 @@ export function kernel(changes: Partial<IKernel> = {}): IKernel {
     estimate_s: null,
     simulated: false,
     tracked: true,
-    calls: null,
-    move: null,
-    last_park: null,
-    last_resume: null,
-    resume_estimate_s: null,
-    reason_code: null,
-    reason_args: {},
-    refusal_code: null,
-    refusal_args: {},
-    depth_refusal_code: null,
-    wait: null,
-    disk_bytes: 0,
+    ...UNKNOWN,
     ...changes
   };
 }

@@ -12,6 +12,21 @@ export interface ICodeArgs {
   [name: string]: unknown;
 }
 
+/** A sentence for each code of one kind. */
+export type Sentences = Readonly<
+  Record<string, (trans: IWords, args?: ICodeArgs | null) => string>
+>;
+
+/** The sentence for a code; undefined for one of a later version. */
+export function sentence(
+  sentences: Sentences,
+  code: string | null | undefined,
+  trans: IWords,
+  args?: ICodeArgs | null
+): string | undefined {
+  return code && Object.keys(sentences).includes(code) ? sentences[code](trans, args) : undefined;
+}
+
 /** For which notebooks something happened: "another notebook of yours". */
 export function forWhom(args: ICodeArgs | null | undefined, trans: IWords): string {
   switch (args?.for) {
@@ -24,95 +39,64 @@ export function forWhom(args: ICodeArgs | null | undefined, trans: IWords): stri
   }
 }
 
+const REASONS: Sentences = {
+  idle: trans => trans.__('it was idle'),
+  room: (trans, args) => trans.__('it made room for %1', forWhom(args, trans)),
+  'time-slice': (trans, args) => trans.__('it takes turns with %1', forWhom(args, trans)),
+  asked: trans => trans.__('you asked for it'),
+  'low-memory': trans => trans.__('GPU memory was low'),
+  limit: trans => trans.__('your limit of GPU memory was reached'),
+  prefetch: trans => trans.__('you turned to the notebook, and there was room'),
+  focus: trans => trans.__('you turned to the notebook, and there was room'),
+  cell: trans => trans.__('a cell needed it'),
+  failed: trans => trans.__('the last try failed'),
+  'failed-again': trans => trans.__('the last tries failed'),
+  full: trans => trans.__('the GPU is full of busy kernels'),
+  split: trans => trans.__('the rest of the kernel is on the GPU'),
+  'too-large': trans => trans.__('it cannot fit, whatever is freed'),
+  undone: trans => trans.__('the rest of the kernel could not be moved')
+};
+
 /** Why a kernel's residency changed last; null where there is nothing to say. */
 export function reasonText(
   code: string | null | undefined,
   args: ICodeArgs | null | undefined,
   trans: IWords
 ): string | null {
-  switch (code) {
-    case null:
-    case undefined:
-    case '':
-      return null;
-    case 'idle':
-      return trans.__('it was idle');
-    case 'room':
-      return trans.__('it made room for %1', forWhom(args, trans));
-    case 'time-slice':
-      return trans.__('it takes turns with %1', forWhom(args, trans));
-    case 'asked':
-      return trans.__('you asked for it');
-    case 'low-memory':
-      return trans.__('GPU memory was low');
-    case 'limit':
-      return trans.__('your limit of GPU memory was reached');
-    case 'prefetch':
-    case 'focus':
-      return trans.__('you turned to the notebook, and there was room');
-    case 'cell':
-      return trans.__('a cell needed it');
-    case 'failed':
-      return trans.__('the last try failed');
-    case 'failed-again':
-      return trans.__('the last tries failed');
-    case 'full':
-      return trans.__('the GPU is full of busy kernels');
-    case 'split':
-      return trans.__('the rest of the kernel is on the GPU');
-    case 'too-large':
-      return trans.__('it cannot fit, whatever is freed');
-    case 'undone':
-      return trans.__('the rest of the kernel could not be moved');
-    default:
-      return trans.__('the GPU controller decided so');
-  }
+  return code
+    ? (sentence(REASONS, code, trans, args) ?? trans.__('the GPU controller decided so'))
+    : null;
 }
+
+const UNMOVABLE: Sentences = {
+  small: trans => trans.__('small allocations under 2 MiB'),
+  managed: trans => trans.__('managed (unified) memory'),
+  mapped: trans => trans.__('memory that the program maps itself'),
+  pool: trans => trans.__('stream-ordered memory pools'),
+  array: trans => trans.__('CUDA arrays and textures'),
+  shared: trans => trans.__('memory shared with another process'),
+  unbacked: trans => trans.__('memory on a device without virtual memory management'),
+  device: trans => trans.__('memory that a network card or disk may write to')
+};
 
 /** Why bytes stay on the GPU: "small allocations under 2 MiB". */
 export function unmovableText(reason: UnmovableReason | string, trans: IWords): string {
-  switch (reason) {
-    case 'small':
-      return trans.__('small allocations under 2 MiB');
-    case 'managed':
-      return trans.__('managed (unified) memory');
-    case 'mapped':
-      return trans.__('memory that the program maps itself');
-    case 'pool':
-      return trans.__('stream-ordered memory pools');
-    case 'array':
-      return trans.__('CUDA arrays and textures');
-    case 'shared':
-      return trans.__('memory shared with another process');
-    case 'unbacked':
-      return trans.__('memory on a device without virtual memory management');
-    case 'device':
-      return trans.__('memory that a network card or disk may write to');
-    default:
-      return trans.__('memory of another kind');
-  }
+  return sentence(UNMOVABLE, reason, trans) ?? trans.__('memory of another kind');
 }
+
+const STUCK: Sentences = {
+  lost: trans => trans.__('its GPU state is lost'),
+  'resume-failed': trans => trans.__('its GPU memory cannot be brought back'),
+  'gpu-gone': trans => trans.__('the GPU that its memory belongs to is gone'),
+  'gpu-too-small': trans => trans.__('its memory no longer fits on the GPU'),
+  'peer-gone': trans => trans.__('it waits for a process of the kernel that has ended'),
+  'parent-gone': trans => trans.__('the process that started it has ended'),
+  stopped: trans => trans.__('it is stopped and holds GPU memory')
+};
 
 /** Why a process can make no progress any more: "its GPU state is lost". */
 export function stuckText(reason: StuckReason | string, trans: IWords): string {
-  switch (reason) {
-    case 'lost':
-      return trans.__('its GPU state is lost');
-    case 'resume-failed':
-      return trans.__('its GPU memory cannot be brought back');
-    case 'gpu-gone':
-      return trans.__('the GPU that its memory belongs to is gone');
-    case 'gpu-too-small':
-      return trans.__('its memory no longer fits on the GPU');
-    case 'peer-gone':
-      return trans.__('it waits for a process of the kernel that has ended');
-    case 'parent-gone':
-      return trans.__('the process that started it has ended');
-    case 'stopped':
-      return trans.__('it is stopped and holds GPU memory');
-    default:
-      return trans.__('it makes no progress');
-  }
+  return sentence(STUCK, reason, trans) ?? trans.__('it makes no progress');
 }
 
 /** A process on a GPU that is not managed: "train.py (pid 12): 3 GiB", "Another user: 3 GiB". */
