@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from socket import gethostname
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..settings.declaration import SettingsRefused
 from ..settings.policy import NOT_FOR_MANY_USERS, Settings, SettingTimes
@@ -36,6 +36,7 @@ from .metrics.collectors import Metrics
 from .metrics.history_options import HistoryOptions, make_history
 from .model.gpu import NvmlGpu
 from .model.snapshot import Kernel, Node, Waiter
+from .pacing import Pacing
 from .policy.decide import decide
 from .policy.queue import waiters, waits_since
 from .policy.wait_estimates import Outlook, outlooks
@@ -56,10 +57,6 @@ from .views.visibility import node_view
 
 TICK_S = 0.25  # with kernels: pages are looked at this often even if no message comes
 TICK_ALONE_S = 1.0
-QUIET_PASSES = 50  # while nothing happens, a pass is made when this many times its duration has gone by …
-QUIET_S = 5.0  # … or after this
-BUSY_PASSES = 4  # the same while all that happens is that kernels compute
-PASSES_APART_S = 0.005  # the least between two decisions, so that a talkative shim cannot keep us busy
 COMPLETE_AFTER_SETTLING = 4  # times that, out-of-memory is not answered for what may just not be known yet
 NVML_EVERY_S = 1.0
 NVML_ALONE_EVERY_S = 5.0
@@ -68,6 +65,14 @@ EMPTY_KERNEL_LASTS_S = 10.0  # a kernel that no living server describes, after i
 UNSERVED_KERNEL_LASTS_S = 600.0  # one that has not used CUDA yet, described by a program that has ended
 SHIMS_ARE_BACK_S = 30.0  # all shims have found a new controller by then
 LINK_NAME = "link.sock"
+
+
+class Waiting(NamedTuple):
+    """The queue at the last look, and what each kernel in it is told."""
+
+    queue: list[Waiter]
+    outlooks: dict[str, Outlook]
+    since: float | None = None  # when the longest of these waits began
 
 
 class Controller:
@@ -101,59 +106,62 @@ class Controller:
         self.exit_status = 0
         self.api_requests_open = 0
         self.began = self.needed_at = time.monotonic()
+        self._election = election
+        self._heartbeat_s = heartbeat_s
+        self._standby = handover.Standby(log) if self.access.is_shared else None
+        self._link: Link | None = None
+        self._tick_handle: asyncio.TimerHandle | None = None
+        self._restoring: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._pacing = Pacing(self._loop, self._pass)
+        self.poke = self._pacing.poke  # something changed: decide again, soon and once
+        self._make_state(settings, history or HistoryOptions())
+        self._make_parts(nvml or Nvml())
+
+    def _make_state(self, settings: Settings, options: HistoryOptions) -> None:
+        """What is known, what becomes of it on record, and what was seen last."""
         self.state = NodeState(settings, host_memory())
         if self.access.is_shared:
             self.state.pages_say_since_until = self.began + SHIMS_ARE_BACK_S
-        self.remembered = self.state.remembered = Remembered(socket.with_name(FILE_NAME), log)
-        options = history or HistoryOptions()
-        self.metrics = Metrics(self.state, self.node_json, version=version, with_users=options.metrics_users)
-        self.history = make_history(self.state, self.metrics, options, log)
+        self.remembered = self.state.remembered = Remembered(self.socket.with_name(FILE_NAME), self.log)
+        with_users = options.metrics_users
+        self.metrics = Metrics(self.state, self.node_json, version=self.version, with_users=with_users)
+        self.history = make_history(self.state, self.metrics, options, self.log)
         self.today = Today(self.state)
-        self.observers = Observers(log, self.metrics, self.history, self.today)
-        self.moves = Moves(self.state, log, self._moved, self.observers)
-        self.cache_drops = CacheDrops(self.state, log, self.poke)
-        self.spills = Spills(self.state, log, self.poke, self.observers)
-        self.wishes = Wishes(self.state, self.moves, log, self.poke)
-        self.servers = ServerWatch(self.state, log, self.poke)
-        self.closing = Closing()
-        self.lots = LotStock(log, self.poke)
-        self.clean_up = CleanUp(log)
         self.setting_times = SettingTimes()
+        self._snapshot = Node({}, (), self.state.snapshot(self.began, is_settled=False).host)
+        self._seen: dict[str, Kernel] = {}  # its kernels
+        self._shown: list[dict[str, Any]] | None = None  # every kernel, while a pass goes on
+        self._waiting = Waiting([], {})
+        self._looked_at = self._looked_at_all = 0.0
+        self._nvml_answered = False
+
+    def _make_parts(self, nvml: Nvml) -> None:
+        """What carries actions out, and what listens to shims, servers and NVML."""
+        state, log = self.state, self.log
         self.events = EventHub(self)
-        self.observers.add(Notices(self.state, self.events.tell_notice))
-        self.rooms = Rooms(self.state, log, self.observers)
-        self.room_requests = RoomRequests(self.state, log, self._moved)
-        parts = Parts(
+        tell_notice = self.events.tell_notice
+        self.observers = Observers(log, self.metrics, self.history, self.today, Notices(state, tell_notice))
+        self.moves = Moves(state, log, self._moved, self.observers)
+        self.wishes = Wishes(state, self.moves, log, self.poke)
+        self.lots = LotStock(log, self.poke)
+        self.room_requests = RoomRequests(state, log, self._moved)
+        self._parts = Parts(
             self.moves,
-            self.cache_drops,
-            self.spills,
+            CacheDrops(state, log, self.poke),
+            Spills(state, log, self.poke, self.observers),
             self.wishes,
-            self.rooms,
+            Rooms(state, log, self.observers),
             self.lots,
             self.room_requests,
         )
-        self._effects = Effects(self.state, log, self.observers, self.events.tell_notice, parts)
-        self._election = election
-        self._heartbeat_s = heartbeat_s
-        self._nvml_source = nvml or Nvml()
-        self._nvml = NvmlReader(self._take_sample, log, self._nvml_source.read)
+        self._effects = Effects(state, log, self.observers, tell_notice, self._parts)
+        self.servers = ServerWatch(state, log, self.poke)
+        self.closing = Closing()
+        self.clean_up = CleanUp(log)
+        self._nvml = NvmlReader(self._take_sample, log, nvml.read)
         looks = Looks(self.look_at, self._nvml.look, self.kernel_json, self.poke)
-        self._shims = Shims(self.state, self.access, log, parts, looks)
-        self._looked_at = 0.0
-        self._snapshot = Node({}, (), self.state.snapshot(self.began, is_settled=False).host)
-        self._seen: dict[str, Kernel] = {}  # its kernels
-        self._queue: list[Waiter] = []
-        self._outlooks: dict[str, Outlook] = {}
-        self._waits_since: float | None = None  # when the longest wait among these began
-        self._link: Link | None = None
-        self._loop = asyncio.get_running_loop()
-        self._tick_handle: asyncio.TimerHandle | None = None
-        self._restoring: asyncio.Task[None] | None = None
-        self._poked = self._has_news = False
-        self._passed_at = self._pass_lasts = self._looked_at_all = 0.0
-        self._shown: list[dict[str, Any]] | None = None  # every kernel, while a pass goes on
-        self._nvml_answered = False
-        self._standby = handover.Standby(log) if self.access.is_shared else None
+        self._shims = Shims(state, self.access, log, self._parts, looks)
 
     def start(self) -> None:
         """Listen for shims, and begin to decide once the settle time is over."""
@@ -189,14 +197,6 @@ class Controller:
         for process in list(self.state.processes()):
             self.state.remove_process(process, time.monotonic())
 
-    def poke(self) -> None:
-        """Something changed: decide again, soon and once."""
-        if not self._poked:
-            self._poked = True
-            apart = max(PASSES_APART_S, self._pass_lasts)  # others get at least half of the time
-            wait = self._passed_at + apart - time.monotonic()
-            self._loop.call_later(max(wait, 0.0), self._pass)
-
     def change_settings(self, **changes: Any) -> Settings:
         """Take new settings. Raises SettingsRefused."""
         settings = self.state.settings.changed(**changes)
@@ -227,19 +227,22 @@ class Controller:
         now = time.monotonic()
         seen = self.look_at(kernel, now)
         waits = seen is not None and (seen.wants_since is not None or bool(seen.rooms))
-        if waits != (kernel.id in self._outlooks) and now - self._looked_at_all > self._pass_lasts:
+        if (
+            waits != (kernel.id in self._waiting.outlooks)
+            and now - self._looked_at_all > self._pacing.lasts_s
+        ):
             self.look(now)
         return self._json(kernel, seen, now)
 
     def _json(self, kernel: KernelRecord, seen: Kernel | None, now: float) -> dict[str, Any]:
-        outlook = self._outlooks.get(kernel.id)
-        return describe.kernel_json(self.state, kernel, seen, outlook, now, waits_since=self._waits_since)
+        outlook = self._waiting.outlooks.get(kernel.id)
+        return describe.kernel_json(self.state, kernel, seen, outlook, now, waits_since=self._waiting.since)
 
     def node_json(self, identity: Identity = OWN_USER) -> dict[str, Any]:
         """Return the machine for the API, as a user may see it."""
         whole = describe.node_json(
             self.state,
-            self._outlooks,
+            self._waiting.outlooks,
             self.lots,
             name=self.machine_name,
             version=self.version,
@@ -282,7 +285,7 @@ class Controller:
         now = time.monotonic()
         try:
             self._look_around(now, NVML_EVERY_S if busy else NVML_ALONE_EVERY_S)
-            is_quiet = self._is_quiet(now)
+            is_quiet = self._pacing.is_quiet(now, self.state.read_pages, waits=bool(self._waiting.outlooks))
         except Exception:  # whatever is wrong with the surroundings, kernels are served
             self.log.exception("looking around failed")
             is_quiet = False
@@ -301,20 +304,10 @@ class Controller:
             self.state.gpus.take(None, self.state.settings)
         self._end_if_unneeded(now)
 
-    def _is_quiet(self, now: float) -> bool:
-        """Whether nothing worth a pass has happened since the last, which was not long ago for what it takes."""
-        apart = BUSY_PASSES if self._outlooks else QUIET_PASSES  # waiters are served promptly
-        if self._poked or now - self._passed_at >= min(apart * self._pass_lasts, QUIET_S):
-            return False
-        is_new, bad = self.state.read_pages(now)
-        self._has_news = self._has_news or is_new
-        return not bad and not (self._has_news and now - self._passed_at >= BUSY_PASSES * self._pass_lasts)
-
     def _pass(self) -> None:
         """Look, decide, act, tell; an error in it is logged and the next pass goes on."""
-        self._poked = self._has_news = False
-        now, began = time.monotonic(), time.thread_time()
-        self._passed_at = now
+        now = time.monotonic()
+        self._pacing.begin(now)
         if self.finished.is_set():
             return
         try:
@@ -324,8 +317,10 @@ class Controller:
             self._tidy(now)
             self._shown = self.kernels_json()
             self._tell_places(self._shown)
-            self.room_requests.tell(self._outlooks, now)
-            self.observers.looked(now, [each for each in self._queue if each.kernel.id in self.state.kernels])
+            self.room_requests.tell(self._waiting.outlooks, now)
+            self.observers.looked(
+                now, [each for each in self._waiting.queue if each.kernel.id in self.state.kernels]
+            )
             self.events.publish()
             if self.state.reservations.awaits_sample:
                 self._nvml.look()
@@ -333,9 +328,7 @@ class Controller:
             self.log.exception("a pass failed")
         finally:
             self._shown = None
-            self._pass_lasts = (
-                time.thread_time() - began
-            )  # what it takes of the processor, however busy that is
+            self._pacing.end()
 
     def look_at(self, kernel: KernelRecord, now: float) -> Kernel | None:
         """Read one kernel's pages; what it is now, None without processes."""
@@ -386,10 +379,10 @@ class Controller:
             self._look_at_queue(self.state.snapshot(now, is_settled=self._snapshot.is_settled), now)
 
     def _look_at_queue(self, node: Node, now: float) -> None:
-        self._queue = waiters(node, self.state.settings)
-        self._outlooks = outlooks(now, node, self.state.settings) if self._queue else {}
-        self._waits_since = waits_since(self._outlooks.values())
-        if not self._queue:
+        queue = waiters(node, self.state.settings)
+        told = outlooks(now, node, self.state.settings) if queue else {}
+        self._waiting = Waiting(queue, told, waits_since(told.values()))
+        if not queue:
             self.state.turns.forget()
 
     def _moved(self) -> None:
@@ -418,8 +411,8 @@ class Controller:
     def _tidy(self, now: float) -> None:
         """End requests that no shim will answer; forget what is gone."""
         self.moves.look_for_lost_replies(now)
-        self.cache_drops.look(now)
-        self.spills.look(now)
+        self._parts.cache_drops.look(now)
+        self._parts.spills.look(now)
         look_for_unended(self.state.kernels, now, self.log, self.poke)
         self.accounts.tidy(now)
         self.servers.look(self.events.places())
@@ -436,7 +429,7 @@ class Controller:
 
     def _tell_places(self, shown: list[dict[str, Any]]) -> None:
         """Tell each shim where its kernel stands, when that changed."""
-        waiting = len(self._outlooks)
+        waiting = len(self._waiting.outlooks)
         for kernel_json in shown:
             kernel = self.state.kernels[kernel_json["id"]]
             place, text, ends = kernel_json["place"] or 0, kernel_json["text"], kernel.held_until

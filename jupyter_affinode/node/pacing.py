@@ -1,0 +1,56 @@
+"""When the controller's next pass is due.
+
+Soon after news, together with what else happens meanwhile, and never so often that others get less than half of the
+processor's time. While nothing happens, passes are rare.
+"""
+
+from __future__ import annotations
+
+import time
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Sequence
+
+QUIET_PASSES = 50  # while nothing happens, a pass is made when this many times its duration has gone by …
+QUIET_S = 5.0  # … or after this
+BUSY_PASSES = 4  # the same while all that happens is that kernels compute
+PASSES_APART_S = 0.005  # the least between two decisions, so that a talkative shim cannot keep us busy
+
+
+class Pacing:
+    """When the last pass was, what it took, and whether something has happened since."""
+
+    def __init__(self, loop: AbstractEventLoop, make_pass: Callable[[], None]):
+        self._loop, self._make_pass = loop, make_pass
+        self._is_poked = self._has_news = False
+        self._passed_at = self._began = 0.0
+        self.lasts_s = 0.0  # what a pass takes of the processor, however busy that is
+
+    def poke(self) -> None:
+        """Something changed: make a pass, soon and once."""
+        if not self._is_poked:
+            self._is_poked = True
+            wait = self._passed_at + max(PASSES_APART_S, self.lasts_s) - time.monotonic()
+            self._loop.call_later(max(wait, 0.0), self._make_pass)
+
+    def begin(self, now: float) -> None:
+        """A pass begins."""
+        self._is_poked = self._has_news = False
+        self._passed_at, self._began = now, time.thread_time()
+
+    def end(self) -> None:
+        """It is over."""
+        self.lasts_s = time.thread_time() - self._began
+
+    def is_quiet(
+        self, now: float, read_pages: Callable[[float], tuple[bool, Sequence[object]]], *, waits: bool
+    ) -> bool:
+        """Return whether nothing worth a pass has happened since the last, which was not long ago for what it takes.
+
+        `read_pages` says whether pages have news, and which are bad. `waits`: a kernel waits, and is served promptly.
+        """
+        apart_s = (BUSY_PASSES if waits else QUIET_PASSES) * self.lasts_s
+        if self._is_poked or now - self._passed_at >= min(apart_s, QUIET_S):
+            return False
+        is_new, bad = read_pages(now)
+        self._has_news = self._has_news or is_new
+        return not bad and not (self._has_news and now - self._passed_at >= BUSY_PASSES * self.lasts_s)
