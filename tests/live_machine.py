@@ -169,16 +169,22 @@ class Machine:
 
     def kill_everything(self) -> None:
         """Kill every process that lives in this machine's environment, whichever process started it, and reap our
-        own.
+        own, with controllers that the product's client started in this process.
         """
         mark = f"AFFINODE_SOCKET={self.socket}".encode()
+        killed: set[int] = set()
         for _ in range(3):  # a dying server may just have started something
             pids = [pid for pid in _own_pids() if mark in _environment_of(pid)]
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
+            killed.update(pids)
             if not pids:
                 break
+        client = sys.modules.get("jupyter_affinode.client.api")
+        for controller in client._started if client else ():
+            if controller.pid in killed:
+                controller.wait(timeout=60)
         for process in self.processes:
             if process.poll() is None:
                 process.kill()

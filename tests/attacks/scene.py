@@ -29,7 +29,8 @@ from jupyter_affinode.provisioning import preload as launch_environment
 
 HERE = Path(__file__).parent
 PROGRAMS = HERE / "programs"
-HONEST, ATTACKER = 61001, 61002
+# Of this process alone: Linux counts what a user has in flight, and refuses a user's descriptors for another attack's.
+HONEST, ATTACKER = 1_000_000 + 2 * os.getpid(), 1_000_001 + 2 * os.getpid()
 MEMORY_MAX = 200 << 20  # of the controller
 PATIENCE_S = 200.0  # only says when a test gives up
 

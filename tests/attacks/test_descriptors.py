@@ -13,7 +13,7 @@ from scene import HONEST, PATIENCE_S, PROGRAMS, Scene
 
 RECEIVER_CLOSES_FIRST = """
 import socket
-from attacking import Lingering
+import attacking
 
 class HungUp:
     def sendmsg(self, *message):
@@ -21,7 +21,8 @@ class HungUp:
         ours.sendmsg(*message)
         theirs.close()
 
-Lingering().give(HungUp(), b"x", 2)
+attacking.INTERRUPT_EVERY_S = 0.001  # also while Python ends
+attacking.Lingering().give(HungUp(), b"x", 2)
 """
 
 

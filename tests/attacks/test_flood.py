@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from scene import HONEST
+
 
 def test_a_bystander_is_answered_while_connections_and_messages_flood_the_controller(scene):
     with scene.attack("flood"):
@@ -9,7 +11,7 @@ def test_a_bystander_is_answered_while_connections_and_messages_flood_the_contro
 
 
 def test_an_honest_users_kernel_is_served_while_another_user_floods_the_controller(scene):
-    program = scene.program(61001, "thesis", 200)
+    program = scene.program(HONEST, "thesis", 200)
     assert program.hear()["error"] is None
     with scene.attack("flood"):
         for _ in range(2):

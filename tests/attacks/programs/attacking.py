@@ -6,6 +6,7 @@ It says that its attack is under way by one line of JSON, goes on with it, and e
 from __future__ import annotations
 
 import array
+import atexit
 import contextlib
 import json
 import select
@@ -52,6 +53,7 @@ class Lingering:
         # any other call.
         signal.signal(signal.SIGALRM, lambda *_: None)
         signal.setitimer(signal.ITIMER_REAL, INTERRUPT_EVERY_S, INTERRUPT_EVERY_S)
+        atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)  # Python gives up its handlers as it ends
 
     def new(self) -> socket.socket:
         """One more; it blocks the process that closes it last."""
