@@ -54,12 +54,10 @@ static pthread_t begin_to_allocate(uint64_t bytes)
 /* All but a GiB: there would be too little for the context that the holder may be about to bring back.  */
 static void what_the_holder_needs_is_left(void)
 {
-	size_t free_bytes, total;
 	pthread_t thread;
 	uint32_t request;
 
-	CUDA(MemGetInfo(&free_bytes, &total));
-	thread = begin_to_allocate((free_bytes - MiB(1024)) / MiB(2) * MiB(2));
+	thread = begin_to_allocate((cuda_free_bytes() - MiB(1024)) / MiB(2) * MiB(2));
 	request = controller_noticed(AFFINODE_NOTIFY_ROOM, NULL);
 	controller_answer_room(request, false);
 	thread_join(thread);

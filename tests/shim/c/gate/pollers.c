@@ -10,14 +10,12 @@ static uint32_t *flag;
 
 static void *poll_often(void *stream)
 {
-	size_t free_bytes, total;
-
 	CUDA(CtxSetCurrent(cuda_context));
 	while (!atomic_load(&done)) {
 		CUresult asked = cu.StreamQuery(stream);
 
 		CHECK(asked == CUDA_SUCCESS || asked == CUDA_ERROR_NOT_READY);
-		CUDA(MemGetInfo(&free_bytes, &total));
+		cuda_free_bytes();
 		CUDA(StreamSynchronize(stream)); /* a stream without work: it comes back at once */
 		atomic_fetch_add(&rounds, 1);
 #ifdef SHIM_LINKED /* sanitizers see as much of one that takes a breath */

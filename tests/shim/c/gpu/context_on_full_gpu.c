@@ -49,11 +49,8 @@ static uint32_t begin_on_full_gpu(pthread_t *thread)
 
 static void fill(void)
 {
-	size_t free_bytes, total;
-
 	CUDA(CtxSetCurrent(first));
-	CUDA(MemGetInfo(&free_bytes, &total));
-	CUDA(MemAlloc(&filler, free_bytes / MiB(2) * MiB(2)));
+	filler = cuda_fill(0);
 }
 
 int main(int argc, char **argv)

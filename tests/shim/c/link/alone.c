@@ -22,13 +22,11 @@ static void on_interrupt(int number)
 /* Another process that holds the GPU until its standard input ends.  */
 static void neighbour(void)
 {
-	size_t free_bytes, total;
 	CUdeviceptr at;
 	char byte;
 
 	cuda_start();
-	CUDA(MemGetInfo(&free_bytes, &total));
-	CUDA(MemAlloc(&at, free_bytes / MiB(2) * MiB(2)));
+	at = cuda_fill(0);
 	CHECK_EQUAL(write(4, "+", 1), 1);
 	CHECK_EQUAL(read(3, &byte, 1), 1);
 	CUDA(MemFree(at));

@@ -160,14 +160,6 @@ static void many_wait_without_a_controller(void)
 	controller_accept();
 }
 
-static void fill(void)
-{
-	size_t free_bytes, total;
-
-	CUDA(MemGetInfo(&free_bytes, &total));
-	CUDA(MemAlloc(&filler, free_bytes / MiB(2) * MiB(2)));
-}
-
 int main(int argc, char **argv)
 {
 	pthread_t thread;
@@ -180,7 +172,7 @@ int main(int argc, char **argv)
 	controller_accept();
 	CUDA(MemAlloc(&got, MiB(2)));
 	CUDA(MemFree(got));
-	fill();
+	filler = cuda_fill(0);
 
 	/* Denied: the program's own out-of-memory, and the request ends.  */
 	number = ask(&thread, MiB(4));
@@ -203,7 +195,7 @@ int main(int argc, char **argv)
 	CHECK_EQUAL(controller_noticed(AFFINODE_NOTIFY_ROOM_END, NULL), again);
 	CHECK_EQUAL(launch_pattern(NULL, got, MiB(4), 11), CUDA_SUCCESS);
 	CUDA(CtxSynchronize());
-	fill();
+	filler = cuda_fill(0);
 
 	/* Interrupted while waiting for room.  */
 	number = ask(&thread, MiB(4));
@@ -224,7 +216,7 @@ int main(int argc, char **argv)
 	thread_join(thread);
 	CHECK_EQUAL(atomic_load(&result), CUDA_SUCCESS);
 	CHECK(holds_pattern(before, MiB(4), 11, 0));
-	fill();
+	filler = cuda_fill(0);
 
 	/* Promised and gone again many times, then no controller: that is another wait. The user is told, and can give
 	 * up; the program's own handler is called and is back afterwards.  */
@@ -252,7 +244,7 @@ int main(int argc, char **argv)
 	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_NOTHING); /* so the other command was heard too */
 
 	many_wait_without_a_controller();
-	fill();
+	filler = cuda_fill(0);
 
 	/* The controller goes while it waits and another comes: asked anew under the same number.  */
 	number = ask(&thread, MiB(4));
@@ -278,7 +270,7 @@ int main(int argc, char **argv)
 	CHECK_EQUAL(atomic_load(&result), CUDA_SUCCESS);
 #ifndef SHIM_LINKED /* it takes long, once will do */
 	/* None is freed: out of memory, but not for ever.  */
-	fill();
+	filler = cuda_fill(0);
 	atomic_store(&result, -1);
 	thread_start(&thread, allocate, (void *)MiB(4));
 	thread_join(thread);

@@ -89,9 +89,8 @@ int main(int argc, char **argv)
 	CHECK(frees > test_rounds(18));
 
 	/* What was freed while parked is given back: the whole device can be had again.  */
-	size_t free_bytes, total, before;
 	allocate_and_free();
-	CUDA(MemGetInfo(&before, &total));
+	size_t before = cuda_free_bytes();
 	for (int i = 0; i < BLOCKS; i++)
 		before += held[i].at ? (held[i].bytes + MiB(2) - 1) / MiB(2) * MiB(2) : 0;
 	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK) == AFFINODE_OK || !page_read().gpus[0].resident_bytes, 1);
@@ -101,7 +100,6 @@ int main(int argc, char **argv)
 	PAGE_UNTIL(page.gpus[0].parked_bytes == 0);
 	controller_move(AFFINODE_COMMAND_RESUME);
 	allocate_and_free();
-	CUDA(MemGetInfo(&free_bytes, &total));
-	CHECK_EQUAL(free_bytes, before);
+	CHECK_EQUAL(cuda_free_bytes(), before);
 	return 0;
 }

@@ -177,7 +177,7 @@ static void handle_of_a_tile_pool(void)
 
 int main(int argc, char **argv)
 {
-	size_t before, after, total;
+	size_t before;
 	unsigned long long flags;
 	CUdeviceptr anchor;
 
@@ -188,7 +188,7 @@ int main(int argc, char **argv)
 	CUDA(MemAlloc(&anchor, BYTES)); /* makes the context ready, and is there to be parked */
 	CHECK_EQUAL(launch_pattern(NULL, anchor, BYTES, 5), CUDA_SUCCESS);
 	CUDA(CtxSynchronize());
-	CUDA(MemGetInfo(&before, &total));
+	before = cuda_free_bytes();
 	handle_of_a_tile_pool();
 	for (int i = 0; i < PLACES; i++) {
 		CUDA(MemAddressReserve(&places[i].at, BYTES, 0, 0, 0));
@@ -228,8 +228,7 @@ int main(int argc, char **argv)
 	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
 	for (int i = 0; i < PLACES; i++)
 		CUDA(MemAddressFree(places[i].at, BYTES));
-	CUDA(MemGetInfo(&after, &total));
-	CHECK_EQUAL(after, before);
+	CHECK_EQUAL(cuda_free_bytes(), before);
 	CHECK(holds_pattern(anchor, BYTES, 5, 0));
 	return 0;
 }

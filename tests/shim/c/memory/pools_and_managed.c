@@ -11,11 +11,8 @@
 
 static size_t free_bytes(void)
 {
-	size_t free, total;
-
 	CUDA(CtxSetCurrent(cuda_context));
-	CUDA(MemGetInfo(&free, &total));
-	return free;
+	return cuda_free_bytes();
 }
 
 /* A pool that keeps everything it was given, as frameworks set it up.  */

@@ -115,8 +115,6 @@ static void host_memory(void)
 
 static void settle(void)
 {
-	size_t bytes, total;
-
 	if (page_read().state != AFFINODE_STATE_RESIDENT)
 		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_RESIDENT);
@@ -126,8 +124,8 @@ static void settle(void)
 			contents_allocate(i);
 	memset(is_freed, 0, sizeof(is_freed));
 	if (free_when_resident)
-		UNTIL((cu.MemGetInfo(&bytes, &total), bytes == free_when_resident));
-	CUDA(MemGetInfo(&free_when_resident, &total));
+		UNTIL(cuda_free_bytes() == free_when_resident);
+	free_when_resident = cuda_free_bytes();
 }
 
 int main(int argc, char **argv)

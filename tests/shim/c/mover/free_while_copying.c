@@ -7,14 +7,6 @@
 
 static CUdeviceptr blocks[BLOCKS];
 
-static size_t free_bytes(void)
-{
-	size_t bytes, total;
-
-	CUDA(MemGetInfo(&bytes, &total));
-	return bytes;
-}
-
 static void fill(uint32_t seed)
 {
 	for (int i = 0; i < BLOCKS; i++) {
@@ -36,7 +28,7 @@ int main(int argc, char **argv)
 	fill(0);
 	for (uint32_t round = 0; round < ROUNDS; round++) {
 		uint32_t park = controller_command(AFFINODE_COMMAND_PARK, 0);
-		size_t before = free_bytes();
+		size_t before = cuda_free_bytes();
 
 		PAGE_UNTIL(page.state == AFFINODE_STATE_PARKING || controller_replied(park));
 		usleep((unsigned)(test_random(&random) % 60000));
@@ -51,7 +43,7 @@ int main(int argc, char **argv)
 		CUDA(CtxSynchronize());
 		for (int i = 1; i < BLOCKS; i += 2)
 			CHECK(holds_pattern(blocks[i], MiB(4), round, 1));
-		UNTIL(free_bytes() >= before + BLOCKS / 2 * MiB(4));
+		UNTIL(cuda_free_bytes() >= before + BLOCKS / 2 * MiB(4));
 		for (int i = 1; i < BLOCKS; i += 2)
 			CUDA(MemFree(blocks[i]));
 		fill(round + 1);

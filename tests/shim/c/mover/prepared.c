@@ -13,15 +13,6 @@ static void step(uint32_t at, const char *what, unsigned nth)
 	snprintf(test_step, sizeof(test_step), "%s, %s %u", at == AFFINODE_COMMAND_PARK ? "park" : "resume", what, nth);
 }
 
-/* The driver's own figure; asking passes the gate.  */
-static size_t free_bytes(void)
-{
-	size_t bytes, total;
-
-	CUDA(MemGetInfo(&bytes, &total));
-	return bytes;
-}
-
 static uint32_t begin(uint32_t at)
 {
 	return controller_command(at, AFFINODE_MOVE_PREPARE);
@@ -37,7 +28,7 @@ static uint32_t prepare(uint32_t at)
 	while (!controller_prepared(epoch) && controller_reply(epoch).status == AFFINODE_BUSY);
 	CHECK(controller_prepared(epoch));
 	CHECK_EQUAL(page_read().state, at == AFFINODE_COMMAND_PARK ? AFFINODE_STATE_PARKING : AFFINODE_STATE_RESUMING);
-	CHECK_EQUAL(free_bytes(), free_when_resident);
+	CHECK_EQUAL(cuda_free_bytes(), free_when_resident);
 	return epoch;
 }
 
@@ -51,13 +42,13 @@ static void is_resident(void)
 {
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_RESIDENT);
 	contents_are_right();
-	CHECK_EQUAL(free_bytes(), free_when_resident);
+	CHECK_EQUAL(cuda_free_bytes(), free_when_resident);
 }
 
 static void is_parked(void)
 {
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
-	CHECK_EQUAL(free_bytes(), free_when_parked);
+	CHECK_EQUAL(cuda_free_bytes(), free_when_parked);
 }
 
 static void committed(void)
@@ -68,7 +59,7 @@ static void committed(void)
 	controller_decide(epoch + 7, false);
 	CHECK_EQUAL(decide(epoch, true), AFFINODE_OK);
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
-	free_when_parked = free_bytes();
+	free_when_parked = cuda_free_bytes();
 	CHECK_EQUAL(free_when_parked, free_when_resident + contents_bytes());
 	epoch = prepare(AFFINODE_COMMAND_RESUME);
 	CHECK_EQUAL(decide(epoch, false), AFFINODE_REVOKED);
@@ -203,7 +194,7 @@ static bool fails_at(uint32_t at, const char *plus, unsigned nth)
 	if (page_read().state != AFFINODE_STATE_RESIDENT)
 		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
 	if (strstr(board_struck(), "cuMemRelease ")) /* what the driver would not release it still has */
-		free_when_resident = free_bytes();
+		free_when_resident = cuda_free_bytes();
 	is_resident();
 	return met > 0;
 }
@@ -216,7 +207,7 @@ int main(int argc, char **argv)
 	controller_accept();
 	contents_make();
 	contents_are_right();
-	free_when_resident = free_bytes();
+	free_when_resident = cuda_free_bytes();
 	committed();
 	called_while_prepared(true);
 	called_while_prepared(false);

@@ -7,22 +7,6 @@
 
 #include <sys/resource.h>
 
-static void *call(void *unused)
-{
-	(void)unused;
-	CUDA(CtxSetCurrent(cuda_context));
-	CHECK_EQUAL(contents_change(CONTENTS_ONE_CHUNK), CUDA_SUCCESS);
-	return NULL;
-}
-
-static size_t free_bytes(void)
-{
-	size_t bytes, total;
-
-	CUDA(MemGetInfo(&bytes, &total));
-	return bytes;
-}
-
 static void changed_park(void)
 {
 	CHECK_EQUAL(contents_change(CONTENTS_BROKEN), CUDA_SUCCESS);
@@ -47,14 +31,14 @@ static void registration_is_refused(void)
 /* The nth creation finds that a foreign process was faster; false: there are not so many.  */
 static bool foreign_takes_room(unsigned nth)
 {
-	size_t before = free_bytes(), parked;
+	size_t before = cuda_free_bytes(), parked;
 	struct affinode_reply reply;
 	pthread_t thread;
 	bool met;
 
 	snprintf(test_step, sizeof(test_step), "the GPU full at creation %u", nth);
 	changed_park();
-	parked = free_bytes(); /* bookkeeping passes the gate */
+	parked = cuda_free_bytes(); /* bookkeeping passes the gate */
 	board_arm("cuMemCreate:TAKE=1TiB:%u", nth);
 	reply = controller_reply(controller_command(AFFINODE_COMMAND_RESUME, 0));
 	met = board_disarm() > 0;
@@ -62,18 +46,18 @@ static bool foreign_takes_room(unsigned nth)
 		CHECK_EQUAL(reply.status, AFFINODE_NO_GPU_ROOM);
 		CHECK(reply.text[0] != 0);
 		CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
-		thread_start(&thread, call, NULL);
+		thread_start(&thread, contents_call, NULL);
 		PAGE_UNTIL(page.want == 1);
 		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_NO_GPU_ROOM);
 		board_arm("cuMemGetInfo:TAKE=0:1");
-		CHECK_EQUAL(free_bytes(), parked);
+		CHECK_EQUAL(cuda_free_bytes(), parked);
 		board_disarm();
 		reply = controller_reply(controller_command(AFFINODE_COMMAND_RESUME, 0));
 		thread_join(thread);
 	}
 	CHECK_EQUAL(reply.status, AFFINODE_OK);
 	contents_are_right();
-	CHECK_EQUAL(free_bytes(), before);
+	CHECK_EQUAL(cuda_free_bytes(), before);
 	return met;
 }
 

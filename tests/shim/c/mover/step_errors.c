@@ -78,10 +78,9 @@ static void host_memory_is_known(void)
 /* While resident: what a move took of the GPU and of the host is given back, or kept and said to be kept.  */
 static void nothing_leaks(void)
 {
-	size_t free_bytes, total;
+	size_t free_bytes = cuda_free_bytes();
 	struct affinode_page page;
 
-	CUDA(MemGetInfo(&free_bytes, &total));
 	/* What the driver would not release it still has.  */
 	if (free_when_resident && !strstr(board_struck(), "cuMemRelease ") && free_bytes != free_when_resident)
 		test_fail(__FILE__, __LINE__, "bytes of the GPU leaked", (long)free_when_resident - (long)free_bytes);
@@ -114,21 +113,13 @@ static struct affinode_reply move_with_fault(uint32_t command, const struct faul
 	return reply;
 }
 
-static void *call(void *unused)
-{
-	(void)unused;
-	CUDA(CtxSetCurrent(cuda_context));
-	CHECK_EQUAL(contents_change(CONTENTS_ONE_CHUNK), CUDA_SUCCESS);
-	return NULL;
-}
-
 /* Still parked: a call waits, and is served once the process has been resumed.  */
 static void resume_again(void)
 {
 	pthread_t thread;
 
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
-	thread_start(&thread, call, NULL);
+	thread_start(&thread, contents_call, NULL);
 	PAGE_UNTIL(page.want == 1);
 	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
 	thread_join(thread);

@@ -9,7 +9,6 @@
 #include <signal.h>
 #include <sys/wait.h>
 
-#define READY_FD 9
 #define DIED (-1)
 
 /* NVML is how any other process sees the GPU.  */
@@ -42,33 +41,6 @@ static unsigned long long used_bytes(void)
 	return memory.used;
 }
 
-/* The child: something on the GPU, and then nothing but waiting to be moved and killed.  */
-static void be_moved(void)
-{
-	cuda_start();
-	contents_make();
-	CHECK_EQUAL(write(READY_FD, "r", 1), 1);
-	for (;;)
-		pause();
-}
-
-static pid_t start(void)
-{
-	int ends[2];
-	char ready;
-	pid_t pid;
-
-	CHECK_EQUAL(pipe(ends), 0);
-	CHECK_EQUAL(dup2(ends[1], READY_FD), READY_FD);
-	close(ends[1]);
-	pid = child_start("moved");
-	close(READY_FD);
-	controller_accept();
-	CHECK_EQUAL(read(ends[0], &ready, 1), 1);
-	close(ends[0]);
-	return pid;
-}
-
 /* The reply's status, or DIED.  */
 static int move_or_die(uint32_t command)
 {
@@ -86,7 +58,7 @@ static int move_or_die(uint32_t command)
 /* Whether the call was reached.  */
 static bool killed_at(uint32_t at, unsigned nth)
 {
-	pid_t pid = start();
+	pid_t pid = contents_child_start();
 	int status;
 
 	snprintf(test_step, sizeof(test_step), "%s, call %u", at == AFFINODE_COMMAND_PARK ? "park" : "resume", nth);
@@ -110,7 +82,7 @@ int main(int argc, char **argv)
 {
 	test_begin(argc, argv, 140);
 	if (test_role)
-		be_moved();
+		contents_child();
 	board_make();
 	look_through_nvml();
 	for (uint32_t at = AFFINODE_COMMAND_PARK; at <= AFFINODE_COMMAND_RESUME; at++) {
@@ -122,6 +94,6 @@ int main(int argc, char **argv)
 		CHECK(nth > 10);
 	}
 	/* And one that is not killed, on the same GPU.  */
-	kill(start(), SIGKILL);
+	kill(contents_child_start(), SIGKILL);
 	return 0;
 }

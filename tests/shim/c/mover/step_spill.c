@@ -8,8 +8,6 @@
 #include "contents.h"
 #include "spilling.h"
 
-#define READY_FD 9
-
 static const char *const steps[] = {"spill", "resume"};
 enum { SPILL, RESUME };
 
@@ -80,32 +78,6 @@ static bool without_controller(int at, unsigned nth)
 	return held;
 }
 
-static void be_moved(void)
-{
-	cuda_start();
-	contents_make();
-	CHECK_EQUAL(write(READY_FD, "r", 1), 1);
-	for (;;)
-		pause();
-}
-
-static pid_t start(void)
-{
-	int ends[2];
-	char ready;
-	pid_t pid;
-
-	CHECK_EQUAL(pipe(ends), 0);
-	CHECK_EQUAL(dup2(ends[1], READY_FD), READY_FD);
-	close(ends[1]);
-	pid = child_start("moved");
-	close(READY_FD);
-	controller_accept();
-	CHECK_EQUAL(read(ends[0], &ready, 1), 1);
-	close(ends[0]);
-	return pid;
-}
-
 /* Until the link closes, or the reply is there: whether it closed.  */
 static bool died(uint32_t epoch)
 {
@@ -119,7 +91,7 @@ static bool died(uint32_t epoch)
 
 static bool killed(int at, unsigned nth)
 {
-	pid_t pid = start();
+	pid_t pid = contents_child_start();
 	bool was_killed;
 
 	snprintf(test_step, sizeof(test_step), "%s, killed at call %u", steps[at], nth);
@@ -137,7 +109,7 @@ static bool killed(int at, unsigned nth)
 /* At a moment that no driver call marks, with files of its own.  */
 static void killed_while_writing(void)
 {
-	pid_t pid = start();
+	pid_t pid = contents_child_start();
 	uint64_t random = test_seed, pause_ns = test_random(&random) % 30000000, begun;
 
 	make_ready(SPILL, 0);
@@ -156,7 +128,7 @@ int main(int argc, char **argv)
 
 	test_begin(argc, argv, 140);
 	if (test_role)
-		be_moved();
+		contents_child();
 	spilling_begin();
 	board_make();
 	for (int at = SPILL; at <= RESUME; at++)

@@ -79,7 +79,7 @@ static void one(int moment, bool announced, bool killed)
 
 int main(int argc, char **argv)
 {
-	size_t free_bytes, total, before;
+	size_t before;
 
 	setenv("AFFINODE_SIM_COPY_RATE", "1GiB", 1); /* parking takes 50 ms */
 	test_begin(argc, argv, 60);
@@ -89,11 +89,10 @@ int main(int argc, char **argv)
 	setenv("AFFINODE_DISABLE", "1", 1);
 	cuda_start();
 	unsetenv("AFFINODE_DISABLE");
-	CUDA(MemGetInfo(&before, &total));
+	before = cuda_free_bytes();
 	for (int moment = 0; moment < MOMENTS; moment++)
 		for (int how = 0; how < 3; how++)
 			one(moment, how == 1, how == 2);
-	CUDA(MemGetInfo(&free_bytes, &total));
-	CHECK_EQUAL(free_bytes, before);
+	CHECK_EQUAL(cuda_free_bytes(), before);
 	return 0;
 }

@@ -1,7 +1,11 @@
 #include "contents.h"
 
+#include <unistd.h>
+
+#include "controller.h"
 #include "harness.h"
 
+#define READY_FD 9
 #define CHUNK MiB(2)
 
 static const CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -202,4 +206,38 @@ size_t contents_bytes_elsewhere(void)
 CUcontext contents_elsewhere(void)
 {
 	return elsewhere;
+}
+
+void contents_child(void)
+{
+	cuda_start();
+	contents_make();
+	CHECK_EQUAL(write(READY_FD, "r", 1), 1);
+	for (;;)
+		pause();
+}
+
+pid_t contents_child_start(void)
+{
+	int ends[2];
+	char ready;
+	pid_t pid;
+
+	CHECK_EQUAL(pipe(ends), 0);
+	CHECK_EQUAL(dup2(ends[1], READY_FD), READY_FD);
+	close(ends[1]);
+	pid = child_start("contents");
+	close(READY_FD);
+	controller_accept();
+	CHECK_EQUAL(read(ends[0], &ready, 1), 1);
+	close(ends[0]);
+	return pid;
+}
+
+void *contents_call(void *unused)
+{
+	(void)unused;
+	CUDA(CtxSetCurrent(cuda_context));
+	CHECK_EQUAL(contents_change(CONTENTS_ONE_CHUNK), CUDA_SUCCESS);
+	return NULL;
 }

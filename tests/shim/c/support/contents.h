@@ -5,6 +5,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <sys/types.h>
 
 #include "cuda.h"
 
@@ -32,6 +33,11 @@ void contents_are_right(void);
 /* Bytes of whole chunks that must be on the first GPU when all of it is resident, and on the second.  */
 size_t contents_bytes(void);
 size_t contents_bytes_elsewhere(void);
+/* A child with all of it on the GPU, which does nothing but wait to be moved and killed; and its role, which is in `test_role`.  */
+pid_t contents_child_start(void);
+void contents_child(void);
+/* A thread that changes a block once.  */
+void *contents_call(void *unused);
 /* The second GPU's context; NULL: there is none.  */
 CUcontext contents_elsewhere(void);
 

@@ -214,3 +214,19 @@ int cuda_block_right(void)
 {
 	return holds_pattern(block, MiB(2), 61, 0);
 }
+
+size_t cuda_free_bytes(void)
+{
+	size_t bytes, total;
+
+	CUDA(MemGetInfo(&bytes, &total));
+	return bytes;
+}
+
+CUdeviceptr cuda_fill(size_t spare)
+{
+	CUdeviceptr at;
+
+	CUDA(MemAlloc(&at, (cuda_free_bytes() - spare) / MiB(2) * MiB(2)));
+	return at;
+}

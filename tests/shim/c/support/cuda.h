@@ -108,6 +108,10 @@ extern struct cuda cu;
 /* Find all of them; cuda_symbol is one, NULL if the driver has none.  */
 void cuda_load(void);
 void *cuda_symbol(const char *name);
+/* What the driver says is free of the current context's GPU; asking passes the gate.  */
+size_t cuda_free_bytes(void);
+/* Allocate all of that but for `spare`.  */
+CUdeviceptr cuda_fill(size_t spare);
 void *nvml_symbol(const char *name);
 /* The driver's own function, past the shim, as a library has it that came by a private table.  */
 void *cuda_hidden(const char *name);

@@ -181,13 +181,10 @@ void gpu_lock_leave(int fd)
 
 void neighbour_main(void)
 {
-	size_t free_bytes, total, spare = strtoull(getenv("TEST_SPARE"), NULL, 0);
-	CUdeviceptr at;
 	char byte;
 
 	cuda_start();
-	CUDA(MemGetInfo(&free_bytes, &total));
-	CUDA(MemAlloc(&at, (free_bytes - spare) / MiB(2) * MiB(2)));
+	cuda_fill(strtoull(getenv("TEST_SPARE"), NULL, 0));
 	CHECK_EQUAL(write(TO, "+", 1), 1);
 	CHECK(read(FROM, &byte, 1) >= 0);
 }
