@@ -61,6 +61,7 @@ static void deactivate(CUcontext context)
 	__atomic_store_n(&context->abandoned, true, __ATOMIC_RELEASE);
 	streams_finish(context);
 	context->active = false;
+	captures_abandon(context);
 	streams_destroy(context);
 	memory_release_context(context);
 	modules_release_context(context);

@@ -268,3 +268,19 @@ void capture_abandon(CUstream stream)
 	}
 	work_unlock();
 }
+
+void captures_abandon(CUcontext context)
+{
+	struct capture *capture;
+
+	work_lock();
+	capture = open_captures;
+	while (capture) {
+		struct capture *next = capture->next;
+
+		if (capture->origin->context == context)
+			capture_end(capture);
+		capture = next;
+	}
+	work_unlock();
+}

@@ -24,5 +24,7 @@ CUresult capture_forbids_context(CUcontext context);
 CUresult capture_unsafe(void);
 /* The stream is being destroyed.  */
 void capture_abandon(CUstream stream);
+/* So are all of a context's.  */
+void captures_abandon(CUcontext context);
 
 #endif

@@ -233,6 +233,7 @@ static void forget(struct context *context)
 	context->stream = NULL;
 	context->witness = 0;
 	memset(context->events, 0, sizeof(context->events));
+	memset(context->marks, 0, sizeof(context->marks));
 	context->next_event = 0;
 	users->forget(context);
 	context->ready = false;

@@ -20,6 +20,7 @@ struct context {
 	_Atomic(struct digester *) digester; /* NULL: no digests here */
 	CUevent events[TRANSFERS_UNDER_WAY];
 	unsigned next_event;
+	CUevent marks[2];             /* after the copies of one window of a streaming park, and of the next */
 	struct ring *ring;            /* the mover's, for copies that need staging; NULL: none yet */
 	_Atomic(CUdeviceptr) witness; /* a small cuMemAlloc block, whose attributes backed blocks answer with */
 	_Atomic bool ready;           /* stream and witness exist, and the copy path has been walked once */

@@ -31,6 +31,7 @@ struct piece {
 	bool out;
 	CUevent event; /* after the GPU's last copy to it, or from it */
 	bool busy;     /* waits for a thread, or is in the hands of one */
+	uint64_t number; /* of the copy that it was last used for */
 	struct piece *next;
 };
 
@@ -39,6 +40,8 @@ struct ring {
 	CUstream stream;
 	unsigned char *pinned;
 	unsigned at;    /* the piece that is next */
+	uint64_t begun; /* the last copy's number */
+	uint64_t marks[2];
 	bool in_use;    /* since the last time that it was finished */
 	bool refused;   /* so that a move asks once */
 	bool uncertain; /* something failed: events do not tell what the GPU still copies */
@@ -320,10 +323,29 @@ CUresult staging_copy(const struct stretch *stretch, bool out)
 		piece->device = stretch->device + done;
 		piece->bytes = stretch->bytes - done < PIECE_BYTES ? stretch->bytes - done : PIECE_BYTES;
 		piece->out = out;
+		piece->number = ++ring->begun;
 		result = begin_piece(piece);
 		note_error(ring, result);
 	}
 	return result;
+}
+
+void staging_mark(struct context *context, unsigned mark)
+{
+	if (context->ring)
+		context->ring->marks[mark] = context->ring->begun;
+}
+
+CUresult staging_wait_for(struct context *context, unsigned mark)
+{
+	struct ring *ring = context->ring;
+
+	if (!ring || !ring->in_use)
+		return CUDA_SUCCESS;
+	for (unsigned i = 0; i < PIECES; i++)
+		if (ring->pieces[i].number <= ring->marks[mark])
+			wait_for_thread(&ring->pieces[i]);
+	return error_of(ring);
 }
 
 CUresult staging_finish(struct context *context)

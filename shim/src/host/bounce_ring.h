@@ -20,6 +20,10 @@ CUresult staging_copy(const struct stretch *stretch, bool out);
  * with the last ring that is finished. What failed since the last time.  */
 CUresult staging_finish(struct context *context);
 
+/* Of two marks: the pieces begun so far, and a wait for them. What failed since the ring was last finished.  */
+void staging_mark(struct context *context, unsigned mark);
+CUresult staging_wait_for(struct context *context, unsigned mark);
+
 /* Pinned bytes of all rings. Callable by any thread.  */
 uint64_t staging_bytes(void);
 

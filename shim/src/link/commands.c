@@ -59,6 +59,15 @@ static void take_spill(const struct affinode_command *command)
 	submit(command, &move);
 }
 
+static bool streams(const struct affinode_command *command)
+{
+	uint64_t never_with = AFFINODE_MOVE_CONTEXT | AFFINODE_MOVE_PREEMPT | AFFINODE_MOVE_ELSEWHERE;
+
+	if (command->command == AFFINODE_COMMAND_RESUME)
+		never_with |= AFFINODE_MOVE_PREPARE;
+	return command->argument & AFFINODE_MOVE_STREAM && !(command->argument & never_with);
+}
+
 static void take_move(const struct affinode_command *command)
 {
 	struct move move = {.command = command->command, .epoch = command->header.epoch,
@@ -67,6 +76,7 @@ static void take_move(const struct affinode_command *command)
 			    .to_context = command->argument & AFFINODE_MOVE_CONTEXT,
 			    .preempts = command->command == AFFINODE_COMMAND_PARK &&
 					command->argument & AFFINODE_MOVE_PREEMPT,
+			    .streams = streams(command),
 			    .budget = command->argument >> AFFINODE_MOVE_BUDGET_SHIFT << 20};
 
 	if (command->command == AFFINODE_COMMAND_RESUME && command->argument & AFFINODE_MOVE_ELSEWHERE) {

@@ -16,11 +16,12 @@ struct block {
 	size_t mapped; /* rounded up to the device's granularity */
 	struct context *context;
 	/* The physical memory, in parts of `part_bytes` but for a shorter last one: `handle` if there is only one, else
-	 * `handles`, kept as long as the block; `parts_mapped` of them are mapped.  */
+	 * `handles`, kept as long as the block. The first `parts_created` of them exist, the first `parts_mapped` are
+	 * mapped. Of a block that is not resident the first `parts_left` have their contents on the GPU still.  */
 	CUmemGenericAllocationHandle handle, *handles;
-	unsigned parts, parts_mapped;
+	unsigned parts, parts_created, parts_mapped, parts_left;
 	size_t part_bytes;
-	bool resident;       /* handle is valid and mapped */
+	bool resident;       /* all of it exists and is mapped */
 	bool hollow;         /* has physical memory, but the contents are in the copy: it could not be unmapped */
 	bool shared;         /* another device or process knows the physical memory: stays where it is */
 	bool imported;       /* another process's, mapped here by legacy IPC; shared too */
@@ -92,12 +93,22 @@ size_t blocks_resident_bytes(void);
 /* Whether any that can move belongs to that context, which is what it is copied in.  */
 bool blocks_are_in(const struct context *context);
 
-/* Physical memory for a reserved block, and back.  */
+/* Physical memory for what has none of a reserved block; on failure it has what it had.  */
 CUresult block_create(struct block *block);
 /* Map what is not mapped yet. On failure some of it may be: block_unmap.  */
 CUresult block_map(struct block *block);
 /* Unmap what is mapped, then release. On failure it keeps its physical memory; some addresses may have lost it.  */
 CUresult block_unmap(struct block *block);
+
+/* Part by part, from the first on. Blocks that are not cut have one part.  */
+unsigned block_parts(const struct block *block);
+/* Where a part begins in its block, in bytes; of the number of parts: where the block ends.  */
+size_t block_part_begins(const struct block *block, unsigned part);
+/* Physical memory for one more part, mapped and accessible. On failure there may be physical memory that is not: block_keep.  */
+CUresult block_grow(struct block *block);
+/* Unmap and release all but the first parts, so many. On failure all keep their contents, and the block is as it was.  */
+CUresult block_keep(struct block *block, unsigned parts);
+void block_set_parts_left(struct block *block, unsigned parts);
 void block_set_resident(struct block *block, bool resident);
 void block_set_hollow(struct block *block, bool hollow);
 

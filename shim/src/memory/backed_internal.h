@@ -18,12 +18,6 @@ struct block *blocks_take(CUdeviceptr address, bool imported);
 /* With the lock held: take all blocks of a context out, linked by `next_doomed`.  */
 struct block *blocks_take_context(CUcontext handle);
 
-/* A mapping's block, and a small one, have one part.  */
-static inline unsigned block_parts(const struct block *block)
-{
-	return block->handles ? block->parts : 1;
-}
-
 static inline CUmemGenericAllocationHandle *block_handles(struct block *block)
 {
 	return block->handles ? block->handles : &block->handle;

@@ -129,7 +129,7 @@ CUresult block_import(const CUmemGenericAllocationHandle *handles, unsigned part
 		block_forget(block);
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	block->parts = parts;
+	block->parts = block->parts_created = parts;
 	memcpy(block_handles(block), handles, parts * sizeof(*handles));
 	result = driver.cuMemAddressReserve(&block->address, mapped, 0, 0, 0);
 	if (result == CUDA_SUCCESS) {
@@ -155,7 +155,7 @@ static void block_destroy(struct block *block)
 		users->shared_block_ends(block->address);
 		block_forget_sync_memops(block);
 	}
-	if (block->resident && block_unmap(block) != CUDA_SUCCESS) {
+	if (block->parts_created && block_unmap(block) != CUDA_SUCCESS) {
 		/* The context may be gone or broken; the address stays reserved so that nothing else lands there.  */
 		log_line("cuMemUnmap failed for %zu bytes at %llx", block->mapped, block->address);
 		block_forget(block);

@@ -35,24 +35,36 @@ static void cut(struct block *block)
 	block->parts = parts;
 }
 
+/* A mapping's block, and a small one, have one part.  */
+unsigned block_parts(const struct block *block)
+{
+	return block->handles ? block->parts : 1;
+}
+
+size_t block_part_begins(const struct block *block, unsigned part)
+{
+	return part == block_parts(block) ? block->mapped : part * block->part_bytes;
+}
+
 static size_t bytes_of_part(const struct block *block, unsigned part)
 {
-	size_t before = part * block->part_bytes;
-
-	if (!block->handles)
-		return block->mapped;
-	return block->mapped - before < block->part_bytes ? block->mapped - before : block->part_bytes;
+	return block_part_begins(block, part + 1) - block_part_begins(block, part);
 }
 
-static void release(struct block *block, unsigned parts)
+/* All but the first `keep`.  */
+static void release(struct block *block, unsigned keep)
 {
 	/* Unmapped but not released would be a leak, not a loss: say so and go on.  */
-	for (unsigned i = 0; i < parts; i++)
+	while (block->parts_created > keep) {
+		unsigned i = --block->parts_created;
+
 		if (driver.cuMemRelease(block_handles(block)[i]) != CUDA_SUCCESS)
 			log_line("cuMemRelease failed for %zu bytes at %llx", bytes_of_part(block, i), block->address);
+	}
 }
 
-CUresult block_create(struct block *block)
+/* Until the first `parts` exist.  */
+static CUresult create(struct block *block, unsigned parts)
 {
 	const struct device *device = block->context->device;
 	CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -64,20 +76,33 @@ CUresult block_create(struct block *block)
 		prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 	if (block->mapping)
 		prop = block->mapping->prop;
-	cut(block);
-	for (unsigned i = 0; i < block_parts(block); i++) {
+	while (block->parts_created < parts) {
+		unsigned i = block->parts_created;
 		CUresult result = driver.cuMemCreate(&block_handles(block)[i], bytes_of_part(block, i), &prop, 0);
 
-		if (result == CUDA_SUCCESS)
-			continue;
-		release(block, i);
-		return result;
+		if (result != CUDA_SUCCESS)
+			return result;
+		block->parts_created++;
 	}
 	return CUDA_SUCCESS;
 }
 
-CUresult block_set_access(struct block *block)
+CUresult block_create(struct block *block)
 {
+	unsigned before = block->parts_created;
+	CUresult result;
+
+	cut(block);
+	result = create(block, block_parts(block));
+	if (result != CUDA_SUCCESS)
+		release(block, before);
+	return result;
+}
+
+/* From the part `first` on.  */
+static CUresult set_access(struct block *block, unsigned first)
+{
+	size_t before = block_part_begins(block, first);
 	const struct device *device = block->context->device;
 	CUmemAccessDesc access[33];
 	size_t n = 0;
@@ -88,55 +113,87 @@ CUresult block_set_access(struct block *block)
 		if (device->peers & (1u << peer))
 			access[n++] = (CUmemAccessDesc){{CU_MEM_LOCATION_TYPE_DEVICE, peer},
 							CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-	return driver.cuMemSetAccess(block->address, block->mapped, access, n);
+	return driver.cuMemSetAccess(block->address + before, block_part_begins(block, block->parts_mapped) - before, access, n);
+}
+
+CUresult block_set_access(struct block *block)
+{
+	return set_access(block, 0);
 }
 
 void block_take_access(struct block *block, uint32_t devices)
 {
+	size_t size = block_part_begins(block, block->parts_mapped);
+
 	for (int peer = 0; peer < 32; peer++) {
 		const CUmemAccessDesc none = {{CU_MEM_LOCATION_TYPE_DEVICE, peer}, CU_MEM_ACCESS_FLAGS_PROT_NONE};
 
-		if (devices & (1u << peer) && driver.cuMemSetAccess(block->address, block->mapped, &none, 1) != CUDA_SUCCESS)
+		if (devices & (1u << peer) && driver.cuMemSetAccess(block->address, size, &none, 1) != CUDA_SUCCESS)
 			log_line("device %d keeps access to %llx", peer, block->address);
 	}
 }
 
-CUresult block_map(struct block *block)
+/* Map what exists, and make it accessible.  */
+static CUresult map(struct block *block)
 {
-	if (block->mapping)
-		return mapping_map(block->mapping);
-	while (block->parts_mapped < block_parts(block)) {
+	unsigned before = block->parts_mapped;
+	bool is_new = block->parts_created > before;
+
+	while (block->parts_mapped < block->parts_created) {
 		unsigned i = block->parts_mapped;
-		CUresult result = driver.cuMemMap(block->address + i * block->part_bytes, bytes_of_part(block, i), 0,
+		CUresult result = driver.cuMemMap(block->address + block_part_begins(block, i), bytes_of_part(block, i), 0,
 						  block_handles(block)[i], 0);
 
 		if (result != CUDA_SUCCESS)
 			return result;
 		block->parts_mapped++;
 	}
-	return block_set_access(block);
+	return set_access(block, is_new ? before : 0);
+}
+
+CUresult block_map(struct block *block)
+{
+	return block->mapping ? mapping_map(block->mapping) : map(block);
+}
+
+CUresult block_grow(struct block *block)
+{
+	CUresult result;
+
+	cut(block);
+	result = create(block, block->parts_created + 1);
+	return result == CUDA_SUCCESS ? block_map(block) : result;
+}
+
+static CUresult unmap(struct block *block, unsigned keep)
+{
+	size_t first = block_part_begins(block, keep);
+	CUresult result = CUDA_SUCCESS;
+
+	if (block->parts_mapped > keep)
+		result = driver.cuMemUnmap(block->address + first, block_part_begins(block, block->parts_mapped) - first);
+	if (result == CUDA_SUCCESS && block->parts_mapped > keep)
+		block->parts_mapped = keep;
+	return result;
 }
 
 CUresult block_unmap_parts(struct block *block)
 {
-	bool whole = block->parts_mapped == block_parts(block);
-	CUresult result = CUDA_SUCCESS;
+	return unmap(block, 0);
+}
 
-	if (block->parts_mapped)
-		result = driver.cuMemUnmap(block->address,
-					   whole ? block->mapped : block->parts_mapped * block->part_bytes);
-	if (result == CUDA_SUCCESS)
-		block->parts_mapped = 0;
-	return result;
+CUresult block_keep(struct block *block, unsigned parts)
+{
+	CUresult result = block->mapping && parts == 0 ? mapping_unmap_all(block->mapping) : unmap(block, parts);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	release(block, parts);
+	block_set_resident(block, false);
+	return CUDA_SUCCESS;
 }
 
 CUresult block_unmap(struct block *block)
 {
-	CUresult result = block->mapping ? mapping_unmap_all(block->mapping) : block_unmap_parts(block);
-
-	if (result != CUDA_SUCCESS)
-		return result;
-	release(block, block_parts(block));
-	block_set_resident(block, false);
-	return CUDA_SUCCESS;
+	return block_keep(block, 0);
 }

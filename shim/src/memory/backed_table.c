@@ -188,6 +188,13 @@ void block_set_resident(struct block *block, bool resident)
 	pthread_mutex_unlock(&blocks_lock);
 }
 
+void block_set_parts_left(struct block *block, unsigned parts)
+{
+	pthread_mutex_lock(&blocks_lock);
+	block->parts_left = parts;
+	pthread_mutex_unlock(&blocks_lock);
+}
+
 void block_set_hollow(struct block *block, bool hollow)
 {
 	if (block->hollow == hollow)
@@ -220,7 +227,7 @@ void blocks_set_peers(struct device *owner, uint32_t peers)
 	pthread_mutex_lock(&blocks_lock);
 	before = atomic_exchange(&owner->peers, peers);
 	for (size_t i = 0; before != peers && i < blocks_count; i++)
-		if (blocks[i]->context->device == owner && blocks[i]->resident) {
+		if (blocks[i]->context->device == owner && blocks[i]->parts_mapped) {
 			block_take_access(blocks[i], before & ~peers);
 			block_set_access(blocks[i]);
 		}
@@ -276,6 +283,17 @@ struct block *blocks_take_context(CUcontext handle)
 	return taken;
 }
 
+/* A block that can move.  */
+static void add(struct block_bytes *bytes, const struct block *block)
+{
+	size_t on_gpu = block_part_begins(block, block->parts_left);
+
+	if (block->resident)
+		on_gpu = block->hollow ? 0 : block->mapped;
+	bytes->resident += on_gpu;
+	bytes->parked += block->mapped - on_gpu;
+}
+
 bool blocks_sum(struct block_bytes bytes[AFFINODE_MAX_GPUS], uint64_t shared[AFFINODE_MAX_GPUS],
 		uint64_t mapped[AFFINODE_MAX_GPUS], uint64_t *generation)
 {
@@ -295,10 +313,8 @@ bool blocks_sum(struct block_bytes bytes[AFFINODE_MAX_GPUS], uint64_t shared[AFF
 			continue;
 		if (blocks[i]->shared)
 			shared[gpu] += blocks[i]->mapped;
-		else if (blocks[i]->resident && !blocks[i]->hollow)
-			bytes[gpu].resident += blocks[i]->mapped;
 		else
-			bytes[gpu].parked += blocks[i]->mapped;
+			add(&bytes[gpu], blocks[i]);
 	}
 	pthread_mutex_unlock(&blocks_lock);
 	mappings_sum(bytes, shared, mapped);

@@ -10,14 +10,17 @@
 /* Eight stretches of 32 MiB are 5 ms at 50 GiB/s: that long a revoked park goes on.  */
 _Static_assert(TRANSFERS_UNDER_WAY * SLAB_BYTES <= 256ull << 20, "a revoked park would go on for too long");
 
+static bool make_event(CUevent *event)
+{
+	return *event || driver.cuEventCreate(event, CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS;
+}
+
 bool transfers_make_ready(struct context *context)
 {
 	for (int i = 0; i < TRANSFERS_UNDER_WAY; i++)
-		if (!context->events[i] && driver.cuEventCreate(&context->events[i],
-								CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING) !=
-						   CUDA_SUCCESS)
+		if (!make_event(&context->events[i]))
 			return false;
-	return true;
+	return make_event(&context->marks[0]) && make_event(&context->marks[1]);
 }
 
 /* A free event of the ring: its last copy is done.  */
@@ -83,6 +86,19 @@ CUresult transfer_zeros(struct context *context, CUdeviceptr device, size_t byte
 	if (!context->handle || driver.cuCtxSetCurrent(context->handle) != CUDA_SUCCESS)
 		return CUDA_ERROR_INVALID_VALUE;
 	return driver.cuMemsetD32Async(device, 0, bytes / 4, context->stream);
+}
+
+CUresult transfers_mark(struct context *context, unsigned mark)
+{
+	staging_mark(context, mark);
+	return driver.cuEventRecord(context->marks[mark], context->stream);
+}
+
+CUresult transfers_wait_for(struct context *context, unsigned mark)
+{
+	CUresult staged = staging_wait_for(context, mark), result = driver.cuEventSynchronize(context->marks[mark]);
+
+	return staged != CUDA_SUCCESS ? staged : result;
 }
 
 CUresult transfers_finish(struct context *context)

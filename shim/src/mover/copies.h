@@ -17,6 +17,11 @@ CUresult transfer_begin(const struct stretch *stretch, bool out);
 /* Begin to fill device memory with zeros.  */
 CUresult transfer_zeros(struct context *context, CUdeviceptr device, size_t bytes);
 
+/* Of two marks (0, 1): what was begun in that context so far, and a wait for it, whatever was begun afterwards. What failed by then,
+ * of later copies too; transfers_finish is due then.  */
+CUresult transfers_mark(struct context *context, unsigned mark);
+CUresult transfers_wait_for(struct context *context, unsigned mark);
+
 /* Wait for everything begun in that context.  */
 CUresult transfers_finish(struct context *context);
 

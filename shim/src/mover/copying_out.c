@@ -33,12 +33,17 @@ static bool needs_copy(const struct item *item)
 	return !is_zero(item) && !is_unchanged(item) && !is_copied(item);
 }
 
-bool host_has_all(const struct survey *survey)
+bool host_has(const struct survey *survey, size_t begin, size_t end)
 {
-	for (size_t i = 0; i < survey->item_count; i++)
+	for (size_t i = begin; i < end; i++)
 		if (needs_copy(&survey->items[i]))
 			return false;
 	return true;
+}
+
+bool host_has_all(const struct survey *survey)
+{
+	return host_has(survey, 0, survey->item_count);
 }
 
 /* Slots for this item and those after it that lie side by side and lack one too.  */
@@ -110,6 +115,16 @@ static CUresult copy_out_next(struct survey *survey, struct lane *lane, uint64_t
 	return transfer_begin(&stretch, true);
 }
 
+CUresult copy_lane_out(struct survey *survey, struct lane *lane, uint64_t *copied)
+{
+	CUresult result = CUDA_SUCCESS;
+	bool done = lane->at == lane->end;
+
+	while (!done && result == CUDA_SUCCESS)
+		result = copy_out_next(survey, lane, copied, &done);
+	return result;
+}
+
 CUresult copy_all_out(struct survey *survey, bool (*stop)(void), uint64_t *copied)
 {
 	CUresult result = CUDA_SUCCESS, finished;
@@ -149,11 +164,11 @@ struct slab_order slabs_for_copies(const struct survey *survey, uint64_t *in_all
 	return order;
 }
 
-uint64_t settle_copies(struct survey *survey)
+uint64_t settle_items(struct survey *survey, size_t begin, size_t end)
 {
 	uint64_t zeros = 0;
 
-	for (size_t i = 0; i < survey->item_count; i++) {
+	for (size_t i = begin; i < end; i++) {
 		struct item *item = &survey->items[i];
 		struct chunk *chunk = item_chunk(item);
 
@@ -170,4 +185,9 @@ uint64_t settle_copies(struct survey *survey)
 		chunk->digested = item->digestible;
 	}
 	return zeros;
+}
+
+uint64_t settle_copies(struct survey *survey)
+{
+	return settle_items(survey, 0, survey->item_count);
 }

@@ -10,6 +10,7 @@
 
 /* No chunk needs to be copied: each is zero, as it was at the last park, or as it was before it was copied in this one.  */
 bool host_has_all(const struct survey *survey);
+bool host_has(const struct survey *survey, size_t begin, size_t end); /* of these items */
 
 /* The slabs that the copies need; *in_all: host memory for everything, what is kept included.  */
 struct slab_order slabs_for_copies(const struct survey *survey, uint64_t *in_all);
@@ -18,8 +19,12 @@ struct slab_order slabs_for_copies(const struct survey *survey, uint64_t *in_all
  * the GPU holds is known when it has been digested once more.  */
 CUresult copy_all_out(struct survey *survey, bool (*stop)(void), uint64_t *copied);
 
+/* Begin the copies of what the host lacks of a lane.  */
+CUresult copy_lane_out(struct survey *survey, struct lane *lane, uint64_t *copied);
+
 /* Keep what is known to be in a chunk: its copy, or that it is zero. What was written to meanwhile stays without. Returns the
  * bytes of zeros.  */
 uint64_t settle_copies(struct survey *survey);
+uint64_t settle_items(struct survey *survey, size_t begin, size_t end);
 
 #endif

@@ -32,6 +32,7 @@ struct result {
 /* What the module needs in one context.  */
 struct digester {
 	CUfunction function;
+	CUstream stream; /* of its own: memory is looked at beside copies of other memory */
 	CUdeviceptr key, addresses, results;
 };
 
@@ -84,7 +85,7 @@ static CUresult compute_batch(struct context *context, struct digested **items, 
 	struct digester *digester = context->digester;
 	uint32_t n = (uint32_t)count;
 	void *arguments[] = {&digester->addresses, &n, &digester->key, &digester->results};
-	CUstream stream = context->stream;
+	CUstream stream = digester->stream;
 	CUresult result;
 
 	for (size_t i = 0; i < count; i++)
@@ -128,8 +129,9 @@ static void release(struct digester *digester)
 }
 
 /* Digest the key with itself, there and here. The batch's buffers belong to the mover: this has its own.  */
-static bool works(struct digester *digester, CUstream stream, const uint32_t *k)
+static bool works(struct digester *digester, const uint32_t *k)
 {
+	CUstream stream = digester->stream;
 	uint32_t one = 1;
 	void *arguments[] = {&digester->addresses, &one, &digester->key, &digester->results};
 	struct digest expected;
@@ -162,7 +164,7 @@ bool digest_make_ready(struct context *context)
 	    driver.cuMemAlloc(&digester->key, KEY_BYTES) == CUDA_SUCCESS &&
 	    driver.cuMemAlloc(&digester->addresses, BATCH * sizeof(batch_addresses[0])) == CUDA_SUCCESS &&
 	    driver.cuMemAlloc(&digester->results, BATCH * sizeof(batch_results[0])) == CUDA_SUCCESS &&
-	    works(digester, context->stream, k)) {
+	    driver.cuStreamCreate(&digester->stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS && works(digester, k)) {
 		context->digester = digester;
 		return true;
 	}

@@ -25,6 +25,12 @@ static size_t keep_those(struct block **blocks, size_t count, bool resident)
 	return kept;
 }
 
+/* Of a block that is not resident, what is on the GPU still needs no move.  */
+static size_t chunks_left(const struct block *block)
+{
+	return block->resident ? 0 : (block_part_begins(block, block->parts_left) + CHUNK_BYTES - 1) / CHUNK_BYTES;
+}
+
 static bool ensure_copies(struct survey *survey)
 {
 	for (size_t i = 0; i < survey->block_count; i++) {
@@ -34,7 +40,7 @@ static bool ensure_copies(struct survey *survey)
 			block->copy = copy_new(block->mapped);
 		if (!block->copy)
 			return false;
-		survey->item_count += block->copy->count;
+		survey->item_count += block->copy->count - chunks_left(block);
 		survey->lane_count += i == 0 || survey->blocks[i - 1]->context != block->context;
 	}
 	return true;
@@ -53,7 +59,7 @@ static void fill(struct survey *survey)
 			lane->context = block->context;
 			lane->begin = lane->at = (size_t)(item - survey->items);
 		}
-		for (size_t chunk = 0; chunk < block->copy->count; chunk++, item++) {
+		for (size_t chunk = chunks_left(block); chunk < block->copy->count; chunk++, item++) {
 			item->block = block;
 			item->block_number = i;
 			item->index = chunk;

@@ -8,7 +8,10 @@
  * second digest that devices and calls past the shim have not.
  *
  * One that preempts (AFFINODE_MOVE_PREEMPT) closes the gate once, with work under way, and keeps it closed: no call
- * ends it, and new calls wait until the process has its turn again.  */
+ * ends it, and new calls wait until the process has its turn again.
+ *
+ * One that streams (AFFINODE_MOVE_STREAM) copies behind the gate that it has closed for the second time, and releases as it goes
+ * (streaming_out.c).  */
 #include <errno.h>
 #include <stdio.h>
 
@@ -25,6 +28,7 @@
 #include "mover/copying_out.h"
 #include "mover/internal.h"
 #include "mover/move_plan.h"
+#include "mover/streaming_out.h"
 #include "state/depth.h"
 #include "state/shim_state.h"
 #include "state/status_page.h"
@@ -138,7 +142,7 @@ static bool digest_behind_gate(struct moved *moved, struct survey *survey)
 	return in_time && look.result == CUDA_SUCCESS;
 }
 
-/* With the gate open: copy what the host does not have yet.  */
+/* With the gate open: copy what the host does not have yet; while streaming, have memory for the copies.  */
 static bool copy_beside_application(struct moved *moved, struct survey *survey)
 {
 	uint64_t in_all, begin = clock_ns();
@@ -155,7 +159,7 @@ static bool copy_beside_application(struct moved *moved, struct survey *survey)
 	made = slabs_make(&order);
 	log_line("park: host memory made ready in %.1f ms", (double)(clock_ns() - begin) / 1e6);
 	if (made == 0)
-		result = copy_all_out(survey, somebody_came, &moved->copied);
+		result = moved->move.streams ? CUDA_SUCCESS : copy_all_out(survey, somebody_came, &moved->copied);
 	else
 		result = made == -EAGAIN ? CUDA_ERROR_NOT_READY : CUDA_ERROR_OUT_OF_MEMORY;
 	if (result == CUDA_SUCCESS)
@@ -221,8 +225,12 @@ static bool prepare_to_release(struct moved *moved, struct survey *survey)
 		return true; /* the caller looks again */
 	if (!is_last && !digest_behind_gate(moved, survey))
 		return false;
-	moved->zeros = settle_copies(survey);
-	why = host_has_all(survey) ? device_writes_reason(true) : "GPU memory was written to without a CUDA call";
+	if (moved->move.streams) {
+		why = device_writes_reason(true);
+	} else {
+		moved->zeros = settle_copies(survey);
+		why = host_has_all(survey) ? device_writes_reason(true) : "GPU memory was written to without a CUDA call";
+	}
 	if (why)
 		outcome_is(moved, AFFINODE_BUSY, why);
 	return !why;
@@ -238,6 +246,8 @@ static bool give_up_memory(struct moved *moved, struct survey *survey)
 			outcome_is(moved, AFFINODE_REVOKED, MOVER_CALL_CAME);
 		return false;
 	}
+	if (moved->move.streams)
+		return stream_out(moved, survey);
 	release_all(moved, survey);
 	return true;
 }

@@ -23,6 +23,8 @@
 struct arrival {
 	struct survey survey;
 	size_t created, mapped;
+	bool streams;         /* blocks grow part by part, as room comes */
+	uint64_t got_room_ns; /* when the last part came */
 };
 
 static CUresult use_context_of(const struct block *block)
@@ -55,6 +57,46 @@ static CUresult map_next(struct arrival *arrival)
 	block_set_resident(block, true);
 	arrival->mapped++;
 	return CUDA_SUCCESS;
+}
+
+/* Bytes of the block, from its beginning, that can be filled.  */
+static size_t bytes_mapped(const struct block *block)
+{
+	return block->resident ? block->mapped : block_part_begins(block, block->parts_mapped);
+}
+
+static bool may_wait_for_room(const struct arrival *arrival)
+{
+	return !mover_is_aborted() && !atomic_load(&gate.dying) &&
+	       clock_ns() - arrival->got_room_ns < AFFINODE_STREAM_MS * MS_NS;
+}
+
+/* A look first: an attempt on a full GPU costs more. What the driver does not say is tried.  */
+static bool is_room_for_part(const struct block *block)
+{
+	size_t free_bytes, total, part = block_part_begins(block, block->parts_created);
+
+	part = block_part_begins(block, block->parts_created + 1) - part;
+	return driver.cuMemGetInfo(&free_bytes, &total) != CUDA_SUCCESS || free_bytes >= part;
+}
+
+/* Grow the item's block until it can be filled there.  */
+static CUresult grow_up_to(struct arrival *arrival, const struct item *item)
+{
+	struct block *block = item->block;
+	CUresult result = use_context_of(block);
+
+	while (result == CUDA_SUCCESS && bytes_mapped(block) <= item->index * CHUNK_BYTES) {
+		result = is_room_for_part(block) ? block_grow(block) : CUDA_ERROR_OUT_OF_MEMORY;
+		if (result == CUDA_SUCCESS) {
+			arrival->got_room_ns = clock_ns();
+			block_set_resident(block, block->parts_created == block_parts(block));
+		} else if (result == CUDA_ERROR_OUT_OF_MEMORY && may_wait_for_room(arrival)) {
+			clock_sleep_ns(MS_NS);
+			result = CUDA_SUCCESS;
+		}
+	}
+	return result;
 }
 
 /* Create and map blocks in order, up to and with this one, as far as it is not done yet.  */
@@ -101,11 +143,11 @@ static CUresult look_for_room(const struct survey *survey)
 static void give_back(struct arrival *arrival)
 {
 	survey_finish_transfers(&arrival->survey);
-	for (size_t i = 0; i < arrival->created; i++) {
+	for (size_t i = 0; i < (arrival->streams ? arrival->survey.block_count : arrival->created); i++) {
 		struct block *block = arrival->survey.blocks[i];
 
 		use_context_of(block);
-		block_set_hollow(block, block_unmap(block) != CUDA_SUCCESS);
+		block_set_hollow(block, block_keep(block, block->parts_left) != CUDA_SUCCESS);
 		if (block->hollow)
 			block_set_resident(block, true);
 	}
@@ -142,11 +184,12 @@ static CUresult fill_next(struct arrival *arrival, struct lane *lane)
 	struct stretch stretch = stretch_at(item);
 	uint8_t kind = item_chunk(item)->kind;
 	bool zeros = kind == CHUNK_ZERO;
-	CUresult result = map_up_to(arrival, item->block_number);
+	CUresult result = arrival->streams ? grow_up_to(arrival, item) : map_up_to(arrival, item->block_number);
+	size_t mapped = bytes_mapped(item->block);
 
 	if (result != CUDA_SUCCESS)
 		return result;
-	while (item < end && item->block == first->block && item_chunk(item)->kind == kind &&
+	while (item < end && item->block == first->block && item->index * CHUNK_BYTES < mapped && item_chunk(item)->kind == kind &&
 	       (zeros || item == first || continues(&stretch, item))) {
 		stretch.bytes += item_bytes(item);
 		item++;
@@ -234,11 +277,11 @@ static uint64_t bytes_on_disk(const struct survey *survey)
 static CUresult bring_back(struct moved *moved, struct arrival *arrival, size_t *wrong, size_t *lost)
 {
 	uint64_t begin = clock_ns(), filled;
-	CUresult result = look_for_room(&arrival->survey);
+	CUresult result = arrival->streams ? CUDA_SUCCESS : look_for_room(&arrival->survey);
 
 	moved->copied = bytes_on_disk(&arrival->survey);
 	/* A disk is slow: the room that was reserved is seen to be taken at once.  */
-	if (result == CUDA_SUCCESS && (moved->move.prepare || moved->copied))
+	if (result == CUDA_SUCCESS && !arrival->streams && (moved->move.prepare || moved->copied))
 		result = create_and_map_all(arrival);
 	if (result == CUDA_SUCCESS && moved->move.prepare && !mover_wait_for_commit(moved))
 		return CUDA_ERROR_NOT_READY;
@@ -260,6 +303,7 @@ static void resume_blocks(struct moved *moved, struct arrival *arrival)
 	if (result == CUDA_SUCCESS && wrong == 0) {
 		for (size_t i = 0; i < arrival->survey.block_count; i++) {
 			block_set_hollow(arrival->survey.blocks[i], false);
+			block_set_parts_left(arrival->survey.blocks[i], 0);
 			moved->bytes += arrival->survey.blocks[i]->size;
 		}
 		return outcome_is(moved, AFFINODE_OK, "");
@@ -267,7 +311,9 @@ static void resume_blocks(struct moved *moved, struct arrival *arrival)
 	log_line("resume: CUDA error %d with %zu of %zu blocks created, %zu mapped", result, arrival->created,
 		 arrival->survey.block_count, arrival->mapped);
 	give_back(arrival);
-	if (result == CUDA_ERROR_OUT_OF_MEMORY)
+	if (arrival->streams && mover_is_aborted())
+		outcome_is(moved, AFFINODE_REVOKED, "the room that it was to have does not come");
+	else if (result == CUDA_ERROR_OUT_OF_MEMORY)
 		outcome_is(moved, AFFINODE_NO_GPU_ROOM, "the GPU is full");
 	else if (result == CUDA_SUCCESS && lost) {
 		/* Not what was written there: no try will bring it back, and calls are told so instead of waiting.  */
@@ -283,7 +329,7 @@ static void resume_blocks(struct moved *moved, struct arrival *arrival)
 
 void resume(struct moved *moved)
 {
-	struct arrival arrival = {.created = 0};
+	struct arrival arrival = {.streams = moved->move.streams, .got_room_ns = clock_ns()};
 	enum affinode_status back;
 
 	if (!shim_move_state(AFFINODE_STATE_PARKED, AFFINODE_STATE_RESUMING) &&

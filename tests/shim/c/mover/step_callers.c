@@ -104,7 +104,7 @@ static bool cycle(uint32_t at, enum meddling how, unsigned nth)
 		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
 	if (held)
 		thread_join(thread);
-	CHECK_EQUAL(page_read().state, AFFINODE_STATE_RESIDENT);
+	PAGE_UNTIL(page.state == AFFINODE_STATE_RESIDENT); /* what was given up in time is told of before it has ended */
 	put_back(held ? how : LAUNCHES);
 	return held;
 }
