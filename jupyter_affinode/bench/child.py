@@ -85,6 +85,33 @@ class Child:
                     times.append(time.perf_counter() - begin)
         return {"to_host_s": to_host, "to_device_s": to_device, **how_long}
 
+    def duplex_rates(self, size: int, repeats: int) -> dict[str, Any]:
+        """Time copies of `size` bytes out and as many in, both at once over pinned memory."""
+        call = self.driver.call
+        pairs = []
+        for _ in range(2):
+            stream, pinned, device = ctypes.c_void_p(), ctypes.c_void_p(), self.driver.allocate(size)
+            call("cuStreamCreate", ctypes.byref(stream), 1)
+            call("cuMemHostAlloc", ctypes.byref(pinned), ctypes.c_size_t(size), 0)
+            pairs.append((ctypes.c_uint64(device), pinned, stream))
+        (from_, out, leaves), (to, back, comes) = pairs
+        bytes_, times = ctypes.c_size_t(size), list[float]()
+        for round_ in range(repeats + 1):
+            begin = time.perf_counter()
+            call("cuMemcpyDtoHAsync_v2", out, from_, bytes_, leaves)
+            call("cuMemcpyHtoDAsync_v2", to, back, bytes_, comes)
+            call("cuStreamSynchronize", leaves)
+            call("cuStreamSynchronize", comes)
+            if round_:  # the first is to warm up
+                times.append(time.perf_counter() - begin)
+        return {"bytes": size, "together_s": times}
+
+    def room(self) -> dict[str, Any]:
+        """What is free on the GPU."""
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self.driver.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+        return {"free_bytes": free.value}
+
     def checkpoint(self) -> dict[str, Any]:
         """Have the driver park and resume this very process; how long each took."""
         entry = getattr(self.driver.library, "cuCheckpointProcessLock", None)
@@ -122,7 +149,10 @@ class Child:
         return address, {"pin_s": time.perf_counter() - begin}
 
 
-REQUESTS = ("describe", "hold", "change", "verify", "touch", "copy_rates", "checkpoint", "warm_host")
+REQUESTS = (
+    *("describe", "hold", "change", "verify", "touch", "room"),
+    *("copy_rates", "duplex_rates", "checkpoint", "warm_host"),
+)
 
 
 def main() -> int:

@@ -22,6 +22,7 @@ from .._version import __version__
 from ..node.system.host_memory import host_memory
 from ..provisioning import preload as launch_environment
 from ..units import number, whole
+from . import exchange as exchanges
 from . import measure
 from . import resume_latency as wake
 from .chart import picture
@@ -53,6 +54,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="one size, once")
     parser.add_argument(
         "--parts", metavar="NAME,…", type=_parts, default=PARTS, help=f"only these of {', '.join(PARTS)}"
+    )
+    parser.add_argument(
+        "--exchange",
+        action="store_true",
+        help="only this: two processes change places, of the largest of --sizes",
     )
     parser.add_argument(
         "--depth", choices=["memory", "context"], default="memory", help="context: measure that depth as well"
@@ -103,6 +109,7 @@ class _Run:
             "ours": [],
             "wake_bytes": 0,
             "wake": {},
+            "exchange": None,
             "skipped": {},
             "wrong": [],
             "ratios": {},
@@ -183,6 +190,15 @@ class _Run:
             if why is not None:
                 report["skipped"]["context depth"] = why
 
+        def exchange() -> None:
+            with self._listener() as listener:
+                found = exchanges.exchange(
+                    listener, plan.largest, repeats, say, simulated=report["simulated"]
+                )
+            report["exchange"] = found
+            if found["skipped"]:
+                report["skipped"]["exchange"] = found["skipped"]
+
         def wake_up() -> None:
             size = report["wake_bytes"]
             with self._listener() as listener:
@@ -194,6 +210,8 @@ class _Run:
         def moves_of(size: int, block: int, thorough: bool) -> Callable[[], None]:
             return lambda: ours(size, block, thorough)
 
+        if self.options.exchange:
+            return [("exchange", exchange)]
         parts.append(("ceiling", ceiling))
         for size in reversed(plan.sizes):
             parts.append(("ours", moves_of(size, min(plan.blocks[0], size), True)))

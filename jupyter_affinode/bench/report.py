@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
+from . import exchange
 from .measure import size_text
 from .sizes import GIB, MIB
 
@@ -89,6 +90,10 @@ def table(report: Report) -> str:
             rows.append(
                 (f"call in a parked process, {name}", size, "", _time(median(times)), "", "", "", span)
             )
+    if report.get("exchange"):
+        lines += [*exchange.lines(report["exchange"]), ""]
+    if len(rows) == 1:
+        return "\n".join(lines)
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines += [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows

@@ -70,7 +70,8 @@ class ShimPeer:
         self._socket = connection
         self._epoch = self._lots = 0
         self._beaten = time.monotonic()
-        self._replies: dict[int, wire.Reply] = {}
+        self.replies: dict[int, wire.Reply] = {}
+        self.prepared: set[int] = set()  # moves in two steps that wait for a decision
         self.wants = False  # a call waits at the closed gate
         data, descriptors, _, _ = socket.recv_fds(connection, wire.LARGEST_MESSAGE, 4)
         hello = wire.parse(data)
@@ -94,6 +95,17 @@ class ShimPeer:
     def resume(self, timeout_s: float = 600.0, *, on_gpu: str = "") -> Move:
         """Bring it back, where it was or, from context depth, on the GPU with that UUID. Raises MoveFailed."""
         return self._move(RESUME, wire.MoveFlag.ELSEWHERE if on_gpu else 0, timeout_s, on_gpu or WHOSE)
+
+    def begin(self, kind: wire.CommandKind, flags: int, text: str = WHOSE) -> int:
+        """Command a move; its number, for `prepared` and `replies`, which `take` fills."""
+        self._epoch += 1
+        self._send(wire.pack_command(wire.PROTOCOL_VERSION, self._epoch, kind, argument=flags, reason=text))
+        return self._epoch
+
+    def decide(self, move: int, decision: wire.CommandKind) -> None:
+        """COMMIT or ABORT a move."""
+        self._epoch += 1
+        self._send(wire.pack_command(wire.PROTOCOL_VERSION, self._epoch, decision, request=move))
 
     def say_dying(self) -> None:
         """The process is to end: its calls need not wait for the GPU any more."""
@@ -127,8 +139,10 @@ class ShimPeer:
             if not data:
                 raise MoveFailed("the process ended, or closed the link")
             message = wire.parse(data)
-            if isinstance(message, wire.Reply):
-                self._replies[message.epoch] = message
+            if isinstance(message, wire.Reply) and message.status is wire.Status.PREPARED:
+                self.prepared.add(message.epoch)
+            elif isinstance(message, wire.Reply):
+                self.replies[message.epoch] = message
             elif isinstance(message, wire.Notify):
                 if message.kind is wire.NotifyKind.WANT:
                     self.wants = True
@@ -166,14 +180,13 @@ class ShimPeer:
     def _command(
         self, kind: wire.CommandKind, flags: int, timeout_s: float, text: str
     ) -> tuple[wire.Reply, float]:
-        self._epoch += 1
         begin = time.perf_counter()
-        self._send(wire.pack_command(wire.PROTOCOL_VERSION, self._epoch, kind, argument=flags, reason=text))
-        while self._epoch not in self._replies:
+        number = self.begin(kind, flags, text)
+        while number not in self.replies:
             self.take(1.0)
             if time.perf_counter() - begin > timeout_s:
                 raise MoveFailed(f"{kind.name.lower()}: no answer within {timeout_s:.0f} s")
-        return self._replies.pop(self._epoch), time.perf_counter() - begin
+        return self.replies.pop(number), time.perf_counter() - begin
 
     def _send(self, data: bytes) -> None:
         with contextlib.suppress(BrokenPipeError):  # reading tells

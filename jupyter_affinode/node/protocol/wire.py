@@ -7,6 +7,8 @@ raises WireError; never anything else. Native byte order and alignment, as C has
 from __future__ import annotations
 
 import enum
+import functools
+import operator
 import struct
 import uuid
 from dataclasses import dataclass
@@ -137,7 +139,7 @@ class HelloFlag(enum.IntFlag):
     EXCHANGES = 1024  # knows MoveFlag.STREAM
 
 
-HELLO_FLAGS = HelloFlag(0x3FF)
+HELLO_FLAGS = functools.reduce(operator.or_, HelloFlag)
 
 BODIES = {  # what a controller may be sent
     MessageType.HELLO: HELLO,
