@@ -4,7 +4,7 @@
  *
  * the first three and OF_PID in bytes; how many processes have a context on it (0: not known); what PID has of it (0:
  * not told apart, as in containers); 1 if the GPU is divided (MIG), else 0. On failure a word on standard error and an
- * exit status of context_depth/nvml_probe_exit.h.
+ * exit status of context_depth/nvml/nvml_probe_exit.h.
  *
  * affinode-gpu-memory all PID: such a line for each GPU that NVML can name, TOTAL 0 where it has no figures, and after
  * it
@@ -21,7 +21,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "context_depth/nvml_probe_exit.h"
+#include "context_depth/nvml/nvml_probe_exit.h"
 
 #define LIBRARY "libnvidia-ml.so.1"
 #define MAX_PROCESSES 1024

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write shim/src/context_depth/nvml_entry_points.h, the names under which programs are linked to NVML.
+"""Write shim/src/context_depth/nvml/nvml_entry_points.h, the names under which programs are linked to NVML.
 
     nvml_entry_points.py --headers NVML_H [NVML_H …]
         Take what these headers declare into the table. Nothing is ever removed: programs built years ago
@@ -15,7 +15,7 @@ import re
 import sys
 from pathlib import Path
 
-TABLE = Path(__file__).resolve().parents[1] / "src" / "context_depth" / "nvml_entry_points.h"
+TABLE = Path(__file__).resolve().parents[1] / "src" / "context_depth" / "nvml" / "nvml_entry_points.h"
 COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 PROTOTYPE = re.compile(r"\bnvmlReturn_t\s+DECLDIR\s+(nvml\w+)\s*\(([^)]*)\)\s*;")
 ROW = re.compile(r"^ENTRY\((\w+)\)$", re.MULTILINE)

@@ -1,7 +1,7 @@
 /* Contexts named instead of current: cuCtxRecordEvent, cuCtxWaitEvent, and the calls that CUDA 13 added.  */
 #include "driver/api.h"
 #include "graph/capture.h"
-#include "memory/pool.h"
+#include "pool/pool.h"
 
 /* The event is behind everything the context was given: the legacy stream's order, and that of the streams beside it.  */
 SIM_API CUresult cuCtxRecordEvent(CUcontext context, CUevent event)

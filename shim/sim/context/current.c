@@ -3,7 +3,7 @@
 #include "driver/api.h"
 #include "driver/device.h"
 #include "graph/capture.h"
-#include "memory/pool.h"
+#include "pool/pool.h"
 #include "stream/stream.h"
 
 #define STACK_DEPTH 64

@@ -5,7 +5,7 @@
 #include "driver/device.h"
 #include "graph/capture.h"
 #include "memory/memfile.h"
-#include "memory/pool.h"
+#include "pool/pool.h"
 #include "stream/stream.h"
 
 static uint64_t round_up(uint64_t size, uint64_t unit)

@@ -5,7 +5,7 @@
 #include "driver/api.h"
 #include "driver/device.h"
 #include "memory/ranges.h"
-#include "memory/vmm.h"
+#include "vmm/vmm.h"
 
 enum {
 	ATTRIBUTE_CONTEXT = 1,

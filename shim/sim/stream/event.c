@@ -5,7 +5,7 @@
 
 #include "driver/api.h"
 #include "graph/capture.h"
-#include "memory/pool.h"
+#include "pool/pool.h"
 
 /* Under the work lock.  */
 static void forget(CUevent event)

@@ -5,7 +5,7 @@
 
 #include "driver/api.h"
 #include "graph/capture.h"
-#include "memory/pool.h"
+#include "pool/pool.h"
 #include "stream/event.h"
 
 struct thread_stream {

@@ -11,7 +11,7 @@
 
 #include "base/per_process.h"
 #include "context_depth/internal.h"
-#include "context_depth/shadow.h"
+#include "context_depth/shadow/shadow.h"
 #include "driver/call_signatures.h"
 #include "driver/entry_point.h"
 #include "driver/hook.h"

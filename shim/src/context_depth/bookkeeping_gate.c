@@ -10,7 +10,7 @@
 #include "context_depth/checkpoint.h"
 #include "context_depth/context_depth.h"
 #include "context_depth/deferred_calls.h"
-#include "context_depth/shadow.h"
+#include "context_depth/shadow/shadow.h"
 #include "driver/call_signatures.h"
 #include "driver/entry_point.h"
 #include "gate/gate.h"

@@ -5,7 +5,7 @@
 
 #include "base/log.h"
 #include "base/monotonic_futex.h"
-#include "context_depth/shadow.h"
+#include "context_depth/shadow/shadow.h"
 #include "driver/real_driver.h"
 #include "gpu/contexts.h"
 #include "gpu/gpu_lock.h"

@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "context_depth/nvml_probe.h"
+#include "context_depth/nvml/nvml_probe.h"
 #include "gpu/devices.h"
 
 /* Learn which GPUs there are, and let others begin to heed their locks. On the application's thread, at its start, with

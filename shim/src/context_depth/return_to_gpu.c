@@ -8,7 +8,7 @@
 #include "context_depth/deferred_calls.h"
 #include "context_depth/internal.h"
 #include "context_depth/migrate.h"
-#include "context_depth/nvml_probe.h"
+#include "context_depth/nvml/nvml_probe.h"
 #include "gate/gate.h"
 #include "gpu/gpu_lock.h"
 #include "memory/backed.h"

@@ -3,7 +3,7 @@
 #define SIM_POOL_STATE_H
 
 #include "memory/memory.h"
-#include "memory/pool.h"
+#include "pool/pool.h"
 
 struct pool_block {
 	struct pool_block *next;

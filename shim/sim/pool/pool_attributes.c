@@ -1,7 +1,7 @@
 /* cuMemPool*: making pools, and what is asked and set about them.  */
 #include "driver/api.h"
 #include "driver/device.h"
-#include "memory/pool_state.h"
+#include "pool/pool_state.h"
 
 enum {
 	POOL_REUSE_FIRST = 1,

@@ -2,7 +2,7 @@
  *
  * A handle lives until it is released and mapped nowhere. Memory is reachable from a GPU only after cuMemSetAccess for
  * that GPU: a mapping alone, or peer access, is not enough.  */
-#include "memory/vmm.h"
+#include "vmm/vmm.h"
 
 #include <unistd.h>
 

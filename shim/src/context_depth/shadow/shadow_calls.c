@@ -1,5 +1,5 @@
 /* The wrappers that answer from shadows; each passes its call on while the process is on the GPU.  */
-#include "context_depth/shadow.h"
+#include "context_depth/shadow/shadow.h"
 
 #include "context_depth/bookkeeping_gate.h"
 #include "driver/hook.h"

@@ -3,7 +3,7 @@
  * Memory is given out at the call and comes back when the stream gets to the free. Blocks that came back stay charged
  * until something synchronises, and after that as far as the pool's release threshold allows: as with the driver, a
  * free alone does not make the GPU emptier.  */
-#include "memory/pool.h"
+#include "pool/pool.h"
 
 #include <stdlib.h>
 
@@ -13,7 +13,7 @@
 #include "graph/capture.h"
 #include "memory/memfile.h"
 #include "memory/memory.h"
-#include "memory/pool_state.h"
+#include "pool/pool_state.h"
 
 struct free_operation {
 	struct operation operation;

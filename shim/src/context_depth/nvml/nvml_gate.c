@@ -1,4 +1,4 @@
-#include "context_depth/nvml_gate.h"
+#include "context_depth/nvml/nvml_gate.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -4,7 +4,7 @@
 #include "driver/api.h"
 #include "driver/device.h"
 #include "driver/objects.h"
-#include "memory/vmm.h"
+#include "vmm/vmm.h"
 
 typedef struct {
 	unsigned int numDevices;

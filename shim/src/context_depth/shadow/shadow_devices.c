@@ -5,8 +5,8 @@
 
 #include "base/monotonic_futex.h"
 #include "base/per_process.h"
-#include "context_depth/nvml_probe.h"
-#include "context_depth/shadow.h"
+#include "context_depth/nvml/nvml_probe.h"
+#include "context_depth/shadow/shadow.h"
 #include "driver/real_driver.h"
 #include "gpu/contexts.h"
 

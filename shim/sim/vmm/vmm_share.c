@@ -5,7 +5,7 @@
 
 #include "driver/api.h"
 #include "memory/memfile.h"
-#include "memory/vmm.h"
+#include "vmm/vmm.h"
 
 /* Whether `size` bytes, mapped where nothing else is, could be written over to the file.  */
 static bool write_all(int fd, const char *from, uint64_t size)

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "context_depth/nvml_probe.h"
+#include "context_depth/nvml/nvml_probe.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -11,8 +11,8 @@
 
 #include "base/log.h"
 #include "base/monotonic_futex.h"
-#include "context_depth/hidden_child.h"
-#include "context_depth/nvml_probe_exit.h"
+#include "context_depth/nvml/hidden_child.h"
+#include "context_depth/nvml/nvml_probe_exit.h"
 
 #define PROGRAM "affinode-gpu-memory"
 #define SOMETHING_ELSE PROGRAM " said something else"

@@ -5,7 +5,7 @@
 #include <dlfcn.h>
 #include <stddef.h>
 
-#include "context_depth/nvml_gate.h"
+#include "context_depth/nvml/nvml_gate.h"
 #include "driver/symbol_finder.h"
 
 #define LIBRARY_NOT_FOUND 12  /* NVML_ERROR_LIBRARY_NOT_FOUND */
@@ -33,4 +33,4 @@ static W call_linked(const char *name, void **cache, INT_PARAMETERS)
 		static void *cache;                                 \
 		return call_linked(#name, &cache, INT_ARGUMENTS);   \
 	}
-#include "context_depth/nvml_entry_points.h"
+#include "context_depth/nvml/nvml_entry_points.h"

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "context_depth/hidden_child.h"
+#include "context_depth/nvml/hidden_child.h"
 
 #include <errno.h>
 #include <fcntl.h>

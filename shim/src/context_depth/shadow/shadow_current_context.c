@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "context_depth/shadow.h"
+#include "context_depth/shadow/shadow.h"
 #include "driver/real_driver.h"
 #include "gate/thread_slots.h"
 #include "gpu/contexts.h"
