@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/growable.h"
 #include "base/per_process.h"
 #include "ipc/socket.h"
 
@@ -145,21 +146,6 @@ bool exports_find(CUdeviceptr block, struct ipc_handle *handle)
 	return export != NULL;
 }
 
-static bool make_room(void)
-{
-	size_t size = exports_size ? 2 * exports_size : 16;
-	struct export *more;
-
-	if (exports_count < exports_size)
-		return true;
-	more = realloc(exports, size * sizeof(*more));
-	if (!more)
-		return false;
-	exports = more;
-	exports_size = size;
-	return true;
-}
-
 static void close_all(const int *fds, unsigned count)
 {
 	for (unsigned i = 0; i < count; i++)
@@ -185,7 +171,7 @@ static int add(const struct block *block, const int *fds, unsigned count, struct
 	handle->version = IPC_HANDLE_VERSION;
 	memcpy(handle->process, process_id, sizeof(handle->process));
 	error = random_bytes(handle->token, sizeof(handle->token));
-	if (error == 0 && !make_room())
+	if (error == 0 && !array_has_room(exports, exports_count, exports_size))
 		error = -ENOMEM;
 	kept = error == 0 ? malloc(count * sizeof(*kept)) : NULL;
 	if (!kept)

@@ -1,3 +1,4 @@
+#include "base/growable.h"
 #include "ipc/ipc.h"
 
 #include <errno.h>
@@ -142,21 +143,6 @@ static struct import *find_address(CUdeviceptr address)
 	return NULL;
 }
 
-static bool make_room(void)
-{
-	size_t size = imports_size ? 2 * imports_size : 16;
-	struct import *more;
-
-	if (imports_count < imports_size)
-		return true;
-	more = realloc(imports, size * sizeof(*more));
-	if (!more)
-		return false;
-	imports = more;
-	imports_size = size;
-	return true;
-}
-
 void ipc_memory_close(struct ipc_memory *memory)
 {
 	while (memory->count > 0)
@@ -192,7 +178,7 @@ static CUresult open_in(CUcontext context, const struct ipc_handle *handle, cons
 		*address = known->address;
 		return CUDA_SUCCESS;
 	}
-	if (!make_room())
+	if (!array_has_room(imports, imports_count, imports_size))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	result = import(memory, address);
 	if (result != CUDA_SUCCESS)

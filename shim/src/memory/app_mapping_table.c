@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/growable.h"
 #include "base/per_process.h"
 
 /* The driver's handles are small numbers or pointers; ours cannot be mistaken for either.  */
@@ -116,28 +117,13 @@ static size_t first_after(CUdeviceptr address)
 	return low;
 }
 
-static bool make_room(void)
-{
-	size_t size = alias_size ? 2 * alias_size : 64;
-	struct alias **more;
-
-	if (alias_count < alias_size)
-		return true;
-	more = realloc(aliases, size * sizeof(*more));
-	if (!more)
-		return false;
-	aliases = more;
-	alias_size = size;
-	return true;
-}
-
 struct alias *table_add_alias(struct mapping *mapping, CUdeviceptr address, size_t size)
 {
 	size_t at = first_after(address);
 	struct alias *alias;
 
 	/* Where one of ours still seems to be, the driver was reached past us: what is not known is left alone.  */
-	if (table_first_alias(address, size) || !make_room())
+	if (table_first_alias(address, size) || !array_has_room(aliases, alias_count, alias_size))
 		return NULL;
 	alias = calloc(1, sizeof(*alias));
 	if (!alias)

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/growable.h"
 #include "base/per_process.h"
 #include "driver/real_driver.h"
 #include "state/shim_state.h"
@@ -51,21 +52,6 @@ static void count_out(const struct managed *range, bool leaves)
 		atomic_fetch_add(&out[range->device], range->size);
 }
 
-static bool make_room(void)
-{
-	size_t size = ranges_size ? 2 * ranges_size : 64;
-	struct managed *more;
-
-	if (ranges_count < ranges_size)
-		return true;
-	more = realloc(ranges, size * sizeof(*more));
-	if (!more)
-		return false;
-	ranges = more;
-	ranges_size = size;
-	return true;
-}
-
 /* With the lock held.  */
 static void forget(CUdeviceptr address)
 {
@@ -85,7 +71,7 @@ void managed_note(CUdeviceptr address, size_t size, const struct device *device)
 
 	pthread_mutex_lock(&managed_lock);
 	forget(address); /* it went with its context, unseen */
-	if (make_room()) { /* else it is never sent out, and nothing worse */
+	if (array_has_room(ranges, ranges_count, ranges_size)) { /* else it is never sent out, and nothing worse */
 		at = lower_bound(address);
 		memmove(ranges + at + 1, ranges + at, (ranges_count - at) * sizeof(*ranges));
 		ranges[at] = (struct managed){.address = address, .size = size, .device = device_index(device)};

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "base/growable.h"
 #include "base/per_process.h"
 #include "memory/backed.h"
 
@@ -25,27 +26,12 @@ static void settle(struct device *owner)
 	blocks_set_peers(owner, peers);
 }
 
-static bool make_room(void)
-{
-	size_t size = pairs_size ? 2 * pairs_size : 16;
-	struct pair *more;
-
-	if (pairs_count < pairs_size)
-		return true;
-	more = realloc(pairs, size * sizeof(*more));
-	if (!more)
-		return false;
-	pairs = more;
-	pairs_size = size;
-	return true;
-}
-
 void peers_enabled(struct context *accessor, struct context *owner)
 {
 	if (accessor->device == owner->device)
 		return;
 	pthread_mutex_lock(&peers_lock);
-	if (make_room())
+	if (array_has_room(pairs, pairs_count, pairs_size))
 		pairs[pairs_count++] = (struct pair){accessor, owner};
 	settle(owner->device);
 	pthread_mutex_unlock(&peers_lock);

@@ -4,6 +4,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "base/growable.h"
 #include "base/per_process.h"
 #include "driver/real_driver.h"
 
@@ -26,16 +27,7 @@ void pools_note_device(const struct device *device)
 void pool_note(CUmemoryPool pool)
 {
 	pthread_mutex_lock(&pools_lock);
-	if (pools_count == pools_size) {
-		size_t size = pools_size ? 2 * pools_size : 16;
-		CUmemoryPool *more = realloc(pools, size * sizeof(*more));
-
-		if (more) {
-			pools = more;
-			pools_size = size;
-		}
-	}
-	if (pools_count < pools_size) /* else it is never trimmed, and nothing worse */
+	if (array_has_room(pools, pools_count, pools_size)) /* else it is never trimmed, and nothing worse */
 		pools[pools_count++] = pool;
 	pthread_mutex_unlock(&pools_lock);
 }
