@@ -119,16 +119,20 @@ def shared_server(native: Path) -> Iterator[JupyterServer]:
 def shared_gpu_server(
     native: Path, wait_until: Callable[..., Any], request: pytest.FixtureRequest
 ) -> Iterator[JupyterServer]:
-    """The same on a machine with a simulated GPU of 512 MiB, where a kernel is idle after a second.
+    """The same on a machine with a simulated GPU of 128 MiB, where a kernel is idle after a second.
 
     A module's `IS_PATIENT` is for its controller: see `live_machine.PATIENT`.
     """
     with new_machine() as made:
-        made.simulate(memory="512MiB")
-        made.environment["AFFINODE_SIM_CONTEXT"] = "32MiB"
+        made.simulate(memory="128MiB")
+        made.environment["AFFINODE_SIM_CONTEXT"] = "8MiB"
+        # A quarter of the usual margin beside a small GPU: memory that is touched is what these tests would cost.
+        settings = {"idle_timeout_s": 1, "margin_bytes": 16 << 20}
         if getattr(request.module, "IS_PATIENT", False):
-            made.start_controller("--idle-timeout=1", patient=True)
-        server = JupyterServer(made).start("--AffinodeExtension.idle_timeout_s=1")
+            given = [f"--NodeController.{name}={value}" for name, value in settings.items()]
+            made.start_controller(*given, patient=True)
+        server = JupyterServer(made)
+        server.start(*(f"--AffinodeExtension.{name}={value}" for name, value in settings.items()))
         wait_until(lambda: server.affinode()[1]["available"])
         yield server
         server.stop()

@@ -34,15 +34,15 @@ class Pool:
 pool = Pool()
 sys.modules["cupy"] = stand_in = types.ModuleType("cupy")
 stand_in.get_default_memory_pool = lambda: pool
-block, before = Block(128, seed=7), None
+block, before = Block(32, seed=7), None
 before = block.checksum()
-pool.cached.append(Block(64, seed=3))
+pool.cached.append(Block(16, seed=3))
 """
 
 
 @pytest.fixture
 def kernel(gpu_server):
-    """A kernel with 128 MiB in use and 64 MiB that a framework only caches."""
+    """A kernel with 32 MiB in use and 16 MiB that a framework only caches."""
     made = gpu_server.start_kernel()
     done = made.run(SETUP + STAND_IN)
     assert done.status == "ok", done
@@ -62,7 +62,7 @@ def moments(kernel, what):
 
 def test_before_an_idle_kernel_is_parked_its_framework_drops_what_it_caches(kernel, policy, wait_until):
     policy(park_when="idle", idle_timeout_s=5, drop_caches_before_park=True)
-    assert parked_bytes(kernel, wait_until) == 128 * MIB
+    assert parked_bytes(kernel, wait_until) == 32 * MIB
     assert kernel.run("print(block.checksum() == before, served, pool.cached)").text == "True [True] []\n"
     (dropped,), (parked,) = moments(kernel, "asked to drop caches"), moments(kernel, " park .* idle")
     assert parked - dropped < 5, "dropping is not use of the GPU: the kernel stayed as idle as it was"
@@ -70,7 +70,7 @@ def test_before_an_idle_kernel_is_parked_its_framework_drops_what_it_caches(kern
 
 def test_without_the_setting_nothing_is_dropped(kernel, policy, wait_until):
     policy(park_when="idle", idle_timeout_s=1)
-    assert parked_bytes(kernel, wait_until) == 192 * MIB
+    assert parked_bytes(kernel, wait_until) == 48 * MIB
     assert kernel.run("print(served)").text == "[]\n"
 
 
@@ -80,7 +80,7 @@ def test_a_cell_that_awaits_something_is_not_between_cells(kernel, policy, wait_
     wait_until(lambda: kernel.state()["cell_open"])
     wait_until(lambda: kernel.state()["idle_s"] > 0.5)
     assert kernel.server.affinode(f"kernels/{kernel.id}/park", "POST", {})[0] == 200
-    assert kernel.state()["parked_bytes"] == 192 * MIB
+    assert kernel.state()["parked_bytes"] == 48 * MIB
     assert moments(kernel, "asked to drop caches")
     kernel.interrupt()
     kernel.wait(message_id)
@@ -102,14 +102,14 @@ def test_a_cell_that_never_lets_go_is_parked_as_it_is_after_a_moment(kernel, pol
 def test_the_magic_drops_caches_inside_its_own_cell(kernel, policy):
     policy(drop_caches_before_park=True)
     done = kernel.run("%gpu_park")
-    assert "128 MiB freed" in done.text, done
+    assert "32 MiB freed" in done.text, done
     assert kernel.run("print(served)").text == "[True]\n"
 
 
 def test_a_framework_that_fails_to_drop_is_parked_as_it_is(kernel, policy, wait_until):
     kernel.run("def broken(): raise RuntimeError('no pool')\nstand_in.get_default_memory_pool = broken")
     policy(park_when="idle", idle_timeout_s=1, drop_caches_before_park=True)
-    assert parked_bytes(kernel, wait_until) == 192 * MIB
+    assert parked_bytes(kernel, wait_until) == 48 * MIB
     assert kernel.run("print(block.checksum() == before)").text == "True\n"
 
 

@@ -23,7 +23,7 @@ def becomes(wait_until) -> Callable[..., dict]:
     return wait
 
 
-def gpu_kernel(server: JupyterServer, mib: int = 128, **options: str) -> JupyterKernel:
+def gpu_kernel(server: JupyterServer, mib: int = 32, **options: str) -> JupyterKernel:
     """A kernel that holds a block of GPU memory with a pattern, named `block`."""
     kernel = server.start_kernel(**options)
     done = kernel.run(f"{SETUP}\nblock = Block({mib}, seed=7)\nbefore = block.checksum()")
@@ -34,9 +34,9 @@ def gpu_kernel(server: JupyterServer, mib: int = 128, **options: str) -> Jupyter
 @pytest.fixture
 def waiting(gpu_server, becomes) -> tuple[JupyterKernel, JupyterKernel]:
     """(a kernel that keeps the GPU, a kernel whose parked block does not fit beside it)."""
-    waits = gpu_kernel(gpu_server, 300)
+    waits = gpu_kernel(gpu_server, 75)
     assert gpu_server.affinode(f"kernels/{waits.id}/park", "POST", {})[0] == 200
-    keeps = gpu_kernel(gpu_server, 300)
+    keeps = gpu_kernel(gpu_server, 75)
     assert gpu_server.affinode(f"kernels/{keeps.id}/hold", "POST", {"duration_s": 600})[0] == 200
     becomes(waits, "parked")
     return keeps, waits
@@ -45,7 +45,7 @@ def waiting(gpu_server, becomes) -> tuple[JupyterKernel, JupyterKernel]:
 def test_a_parked_kernel_is_seen_in_status_and_magic(eager_gpu_server, becomes, wait_until):
     kernel = gpu_kernel(eager_gpu_server, path="plan.ipynb")
     parked = becomes(kernel, "parked")
-    assert parked["parked_bytes"] == 128 * 2**20 and parked["simulated"] and "RAM" in parked["text"]
+    assert parked["parked_bytes"] == 32 * 2**20 and parked["simulated"] and "RAM" in parked["text"]
     wait_until(lambda: eager_gpu_server.affinode()[1]["node"]["gpus"][0]["managed_bytes"] == 0)
     assert "GPU freed" in kernel.run("%gpu_status").text
     assert kernel.state()["residency"] == "parked", "asking for the state does not resume"
@@ -56,8 +56,8 @@ def test_a_parked_kernel_is_seen_in_status_and_magic(eager_gpu_server, becomes, 
 def test_the_cell_magic_runs_its_body_with_the_gpu_given_back(gpu_server, becomes):
     kernel = gpu_kernel(gpu_server)
     body = kernel.run("%%gpu_park\nafterwards = sum(range(100))\nafterwards")
-    assert body.status == "ok" and "128 MiB" in body.text and body.text.endswith("4950")
-    assert becomes(kernel, "parked")["parked_bytes"] == 128 * 2**20
+    assert body.status == "ok" and "32 MiB" in body.text and body.text.endswith("4950")
+    assert becomes(kernel, "parked")["parked_bytes"] == 32 * 2**20
     assert kernel.run("%%gpu_park\nprint(block.checksum() == before)").text.endswith("True\n")
 
 
@@ -89,9 +89,9 @@ def test_the_cell_right_after_an_interrupt_waits_again(waiting, becomes):
 
 def test_an_interrupt_by_message_ends_the_wait_too(gpu_server, kernelspec, becomes):
     kernelspec("by-message", gpu_server.machine, interrupt_mode="message")
-    waits = gpu_kernel(gpu_server, 300, name="by-message")
+    waits = gpu_kernel(gpu_server, 75, name="by-message")
     assert gpu_server.affinode(f"kernels/{waits.id}/park", "POST", {})[0] == 200
-    keeps = gpu_kernel(gpu_server, 300)
+    keeps = gpu_kernel(gpu_server, 75)
     gpu_server.affinode(f"kernels/{keeps.id}/hold", "POST", {"duration_s": 600})
     message_id = waits.submit("block.checksum()")
     becomes(waits, "queued")
@@ -115,9 +115,10 @@ def test_a_restart_gives_a_fresh_kernel_and_the_memory_back(waiting, becomes, re
 def test_a_kernel_that_waits_is_not_culled_and_one_that_is_parked_is(
     gpu_machine, server, becomes, wait_until
 ):
-    gpu_machine.simulate(memory="512MiB")
-    gpu_machine.environment["AFFINODE_SIM_CONTEXT"] = "16MiB"
+    gpu_machine.simulate(memory="128MiB")
+    gpu_machine.environment["AFFINODE_SIM_CONTEXT"] = "4MiB"
     server.start(
+        f"--AffinodeExtension.margin_bytes={16 << 20}",
         "--MappingKernelManager.cull_idle_timeout=10",
         "--MappingKernelManager.cull_interval=1",
         "--MappingKernelManager.cull_busy=True",
@@ -125,12 +126,12 @@ def test_a_kernel_that_waits_is_not_culled_and_one_that_is_parked_is(
     )
     keeps = server.start_kernel()
     using = "while True:\n    small.fill(1); print('.'); time.sleep(0.3)"
-    keeps.submit(f"{SETUP}\nblock, small = Block(300), Block(1)\n{using}")
+    keeps.submit(f"{SETUP}\nblock, small = Block(75), Block(1)\n{using}")
     becomes(keeps, "resident")
-    parked = gpu_kernel(server, 100)
+    parked = gpu_kernel(server, 25)
     assert server.affinode(f"kernels/{parked.id}/park", "POST", {})[0] == 200
     waits = server.start_kernel()
-    waits.submit(f"{SETUP}\nblock = Block(300)")
+    waits.submit(f"{SETUP}\nblock = Block(75)")
     becomes(waits, "queued")
     wait_until(lambda: not parked.alive())
     wait_until(lambda: waits.state()["waiting_s"] > 14)
@@ -153,7 +154,7 @@ def test_events_tell_the_story(eager_gpu_server, becomes):
             + f"/api/events/subscribe?token={eager_gpu_server.token}"
         )
         socket = await websocket_connect(url)
-        kernel.submit(f"{SETUP}\nblock = Block(64)\nbefore = block.checksum()")
+        kernel.submit(f"{SETUP}\nblock = Block(16)\nbefore = block.checksum()")
         while not any(event.get("residency") == "parked" for event in seen):
             seen.append(json.loads(await socket.read_message()))
         socket.close()
@@ -164,7 +165,7 @@ def test_events_tell_the_story(eager_gpu_server, becomes):
     ours = [event for event in seen if "residency" in event]
     assert [event["residency"] for event in ours][:1] == ["resident"] and ours[-1][
         "parked_bytes"
-    ] == 64 * 2**20
+    ] == 16 * 2**20
     assert all(event["kernel_id"] == kernel.id and event["simulated"] for event in ours)
     assert "secret" not in json.dumps(ours)
 
@@ -182,7 +183,7 @@ def test_a_healthy_process_cannot_be_ended_through_the_server(gpu_server, wait_u
 
 def test_a_silent_cell_on_the_gpu_is_activity_and_a_parked_kernel_ages(gpu_server, becomes, wait_until):
     """A culler would end a kernel that computes for hours without a word, and its server."""
-    parked, busy = gpu_kernel(gpu_server, 100), gpu_kernel(gpu_server, 100)
+    parked, busy = gpu_kernel(gpu_server, 25), gpu_kernel(gpu_server, 25)
     assert gpu_server.affinode(f"kernels/{parked.id}/park", "POST", {})[0] == 200
     becomes(parked, "parked")
 
@@ -209,7 +210,7 @@ assert block.checksum() == before
 
 def gpu_kernel_in_turns(server: JupyterServer) -> JupyterKernel:
     """A kernel that needs more than half of the GPU, and has a small block to work on."""
-    kernel = gpu_kernel(server, 265)
+    kernel = gpu_kernel(server, 66)
     assert kernel.run("small = Block(2, seed=8)\nsmall_before = small.checksum()").status == "ok"
     return kernel
 

@@ -100,9 +100,9 @@ def policy(host):
 
 @pytest.fixture
 def lots(host, wait_until):
-    """256 MiB of lots, ready; `lots()`: their figures."""
-    host.change(lot_bytes=256 * MIB)
-    wait_until(lambda: host.lots()["ready_bytes"] == 256 * MIB)
+    """64 MiB of lots, ready; `lots()`: their figures."""
+    host.change(lot_bytes=64 * MIB)
+    wait_until(lambda: host.lots()["ready_bytes"] == 64 * MIB)
     return host.lots
 
 
@@ -115,13 +115,17 @@ def disk(host):
 
 
 @pytest.fixture
-def kernel_with(host):
-    """`kernel_with("Block(256, seed=7)")`: a kernel that holds that, with its checksum."""
+def kernel_with(host, wait_until):
+    """`kernel_with("Block(64, seed=7)")`: a kernel that holds that, with its checksum.
+
+    The controller has seen it, which looks at pages now and then: lots go by what it has seen.
+    """
 
     def start(block):
         kernel = host.server.start_kernel()
-        done = kernel.run(f"{SETUP}\nblock = {block}\nbefore = block.checksum()")
+        done = kernel.run(f"{SETUP}\nblock = {block}\nbefore = block.checksum()\nprint(4 * block.count)")
         assert done.status == "ok", done
+        wait_until(lambda: host.machine.kernels()[kernel.id]["resident_bytes"] >= int(done.text))
         return kernel
 
     return start
@@ -154,84 +158,85 @@ def test_zeros_park_where_their_size_would_not_fit(kernel_with, memory):
     kernel = kernel_with(ZEROS)
     memory.bytes = 300 * MIB
     status, parked = park(kernel)
-    assert (status, parked["parked_bytes"]) == (200, 400 * MIB), parked
+    assert status == 200, parked
+    assert parked["parked_bytes"] == 400 * MIB
     assert parked["copy_bytes"] < 8 * MIB
     assert is_right(kernel)
 
 
 def test_what_does_not_fit_is_refused_and_parks_when_there_is_more(kernel_with, memory, wait_until):
-    kernel = kernel_with("Block(600, seed=3)")
-    memory.bytes = 300 * MIB
+    kernel = kernel_with("Block(150, seed=3)")
+    memory.bytes = 75 * MIB
     status, answer = park(kernel)
     assert (status, answer["error"]) == (409, "no-host-memory"), answer
-    assert re.search(r"parking needs 6[0-9]+ MiB of host memory and 300 MiB are free", answer["message"])
+    assert re.search(r"parking needs 1[5-9][0-9] MiB of host memory and 75 MiB are free", answer["message"])
     assert (kernel.state()["residency"], kernel.state()["kept_bytes"]) == ("resident", 0)
     assert is_right(kernel)
-    memory.bytes = 700 * MIB
+    memory.bytes = 200 * MIB
     assert park(kernel)[0] == 200
     assert is_right(kernel)
 
 
 def test_what_a_kernel_keeps_is_given_back_when_memory_is_short(kernel_with, memory, policy, wait_until):
-    kernel = kernel_with("Block(256, seed=7)")
+    kernel = kernel_with("Block(64, seed=7)")
     assert park(kernel)[0] == 200
-    assert kernel.state()["copy_bytes"] >= 256 * MIB
+    assert kernel.state()["copy_bytes"] >= 64 * MIB
     assert is_right(kernel)
-    wait_until(lambda: kernel.state()["kept_bytes"] >= 256 * MIB)
-    memory.bytes = 512 * MIB
+    wait_until(lambda: kernel.state()["kept_bytes"] >= 64 * MIB)
+    memory.bytes = 128 * MIB
     policy(host_reserve_bytes=400 * MIB)  # what is kept leaves less than that
-    wait_until(lambda: kernel.state()["kept_bytes"] <= 112 * MIB)
+    wait_until(lambda: kernel.state()["kept_bytes"] <= 28 * MIB)
     assert is_right(kernel)
 
 
 def test_its_own_kept_memory_is_room_enough_for_the_next_park(kernel_with, memory, wait_until):
-    kernel = kernel_with("Block(256, seed=7)")
+    kernel = kernel_with("Block(64, seed=7)")
     assert park(kernel)[0] == 200
     assert is_right(kernel)
-    wait_until(lambda: kernel.state()["kept_bytes"] >= 256 * MIB)
+    wait_until(lambda: kernel.state()["kept_bytes"] >= 64 * MIB)
     memory.bytes = kernel.state()["kept_bytes"]
     assert park(kernel)[0] == 200, kernel.state()
     assert is_right(kernel)
 
 
 def test_another_kernel_gives_back_what_it_keeps_before_a_park_is_refused(kernel_with, memory, wait_until):
-    keeper = kernel_with("Block(384, seed=7)")
+    keeper = kernel_with("Block(96, seed=7)")
     assert park(keeper)[0] == 200
     assert is_right(keeper)
-    wait_until(lambda: keeper.state()["kept_bytes"] >= 384 * MIB)
-    other = kernel_with("Block(320, seed=5)")
-    memory.bytes = 448 * MIB
+    wait_until(lambda: keeper.state()["kept_bytes"] >= 96 * MIB)
+    other = kernel_with("Block(80, seed=5)")
+    memory.bytes = 112 * MIB
     status, parked = park(other)
     assert (status, parked.get("residency")) == (200, "parked"), parked
-    assert keeper.state()["kept_bytes"] <= 128 * MIB
+    assert keeper.state()["kept_bytes"] <= 32 * MIB
     assert is_right(other) and is_right(keeper)
 
 
 def test_a_park_goes_into_lots_and_they_are_cut_only_when_they_are_empty(
     kernel_with, memory, lots, policy, wait_until
 ):
-    kernel = kernel_with("Block(200, seed=9)")
+    kernel = kernel_with("Block(50, seed=9)")
     assert park(kernel)[0] == 200
-    assert lots()["given_bytes"] == 256 * MIB
-    assert mapped_lots(kernel) >= 200 * MIB
+    assert lots()["given_bytes"] == 64 * MIB
+    assert mapped_lots(kernel) >= 50 * MIB
     assert is_right(kernel)
-    wait_until(lambda: kernel.state()["kept_bytes"] >= 200 * MIB)
+    wait_until(lambda: kernel.state()["kept_bytes"] >= 50 * MIB)
     memory.bytes = 0
     policy(host_reserve_bytes=1)
     wait_until(lambda: lots()["given_bytes"] == 0, message="it gives its lots back")
     assert mapped_lots(kernel) == 0
     assert is_right(kernel)
     memory.bytes = 8192 * MIB
-    wait_until(lambda: lots()["ready_bytes"] == 256 * MIB, message="fresh ones take their place")
+    wait_until(lambda: lots()["ready_bytes"] == 64 * MIB, message="fresh ones take their place")
     assert park(kernel)[0] == 200
     assert is_right(kernel)
 
 
 def test_a_kernel_soon_to_be_eligible_has_its_lots_ready_before(kernel_with, lots, policy, wait_until):
-    kernel = kernel_with("Block(200, seed=9)")
+    kernel = kernel_with("Block(50, seed=9)")
     policy(idle_timeout_s=2)
-    wait_until(lambda: lots()["given_bytes"] == 256 * MIB)
-    wait_until(lambda: kernel.state()["kept_bytes"] >= 192 * MIB, message="registered with the GPU")
+    wait_until(lambda: lots()["given_bytes"] == 64 * MIB)
+    wait_until(lambda: kernel.state()["kept_bytes"] >= 48 * MIB, message="registered with the GPU")
     assert kernel.state()["residency"] == "resident"
     assert park(kernel)[0] == 200
     assert is_right(kernel)
@@ -245,40 +250,40 @@ def test_lots_that_a_park_left_empty_come_back_at_once(kernel_with, lots, wait_u
 
 
 def test_lots_of_a_kernel_that_ends_come_back(kernel_with, lots, wait_until):
-    kernel = kernel_with("Block(200, seed=9)")
+    kernel = kernel_with("Block(50, seed=9)")
     assert park(kernel)[0] == 200
-    assert lots()["given_bytes"] == 256 * MIB
+    assert lots()["given_bytes"] == 64 * MIB
     kernel.shutdown()
-    wait_until(lambda: lots() == {"limit_bytes": 256 * MIB, "ready_bytes": 256 * MIB, "given_bytes": 0})
+    wait_until(lambda: lots() == {"limit_bytes": 64 * MIB, "ready_bytes": 64 * MIB, "given_bytes": 0})
 
 
 def test_a_kernel_parked_into_lots_outlives_the_controller_that_gave_them(gpu_machine, server, wait_until):
-    gpu_machine.start_controller("--settle=0.2", f"--lot-bytes={256 * MIB}", "--host-reserve-bytes=0")
-    wait_until(lambda: gpu_machine.node()["host"]["lots"]["ready_bytes"] == 256 * MIB)
+    gpu_machine.start_controller("--settle=0.2", f"--lot-bytes={64 * MIB}", "--host-reserve-bytes=0")
+    wait_until(lambda: gpu_machine.node()["host"]["lots"]["ready_bytes"] == 64 * MIB)
     server.start()
     kernel = server.start_kernel()
-    assert kernel.run(f"{SETUP}\nblock = Block(200, seed=9)\nbefore = block.checksum()").status == "ok"
+    assert kernel.run(f"{SETUP}\nblock = Block(50, seed=9)\nbefore = block.checksum()").status == "ok"
     # Lots go by what NVML shows, and its figures are a moment old.
-    wait_until(lambda: gpu_machine.node()["gpus"][0]["used_bytes"] >= 200 * MIB)
+    wait_until(lambda: gpu_machine.node()["gpus"][0]["used_bytes"] >= 50 * MIB)
     assert park(kernel)[0] == 200
     before = gpu_machine.controller_pid()
     os.kill(before, signal.SIGKILL)
     wait_until(lambda: gpu_machine.controller_pid() not in (None, before))
-    wait_until(lambda: (gpu_machine.kernel(kernel.id) or {}).get("parked_bytes") == 200 * MIB)
+    wait_until(lambda: (gpu_machine.kernel(kernel.id) or {}).get("parked_bytes") == 50 * MIB)
     assert is_right(kernel)
-    assert mapped_lots(kernel) >= 200 * MIB
-    assert gpu_machine.node()["host"]["lots"]["given_bytes"] == 256 * MIB
+    assert mapped_lots(kernel) >= 50 * MIB
+    assert gpu_machine.node()["host"]["lots"]["given_bytes"] == 64 * MIB
 
 
 def test_parked_memory_goes_to_disk_so_that_another_kernel_can_be_parked(kernel_with, memory, disk, host):
-    first, second = kernel_with("Block(300, seed=1)"), kernel_with("Block(300, seed=2)")
-    memory.bytes = 500 * MIB
+    first, second = kernel_with("Block(76, seed=1)"), kernel_with("Block(76, seed=2)")
+    memory.bytes = 125 * MIB
     assert park(first)[0] == 200
     status, parked = park(second)
     assert status == 200, parked
     spilled = first.state()
-    assert spilled["disk_bytes"] >= 100 * MIB and spilled["copy_bytes"] <= 200 * MIB, spilled
-    assert re.search(r"300 MiB safe, [0-9]+ MiB of it on disk, about .* to return", spilled["text"]), spilled
+    assert spilled["disk_bytes"] >= 25 * MIB and spilled["copy_bytes"] <= 50 * MIB, spilled
+    assert re.search(r"76 MiB safe, [0-9]+ MiB of it on disk, about .* to return", spilled["text"]), spilled
     assert spilled["resume_estimate_s"] > second.state()["resume_estimate_s"]
     node = host.machine.node()
     assert node["spill"]["used_bytes"] == spilled["disk_bytes"] == node["spill"]["written_bytes"], node[
@@ -294,8 +299,8 @@ def test_parked_memory_goes_to_disk_so_that_another_kernel_can_be_parked(kernel_
 
 def test_with_the_days_bytes_written_a_park_is_refused_as_without_a_disk(kernel_with, memory, disk, policy):
     policy(spill_daily_bytes=0)
-    first, second = kernel_with("Block(300, seed=1)"), kernel_with("Block(300, seed=2)")
-    memory.bytes = 500 * MIB
+    first, second = kernel_with("Block(76, seed=1)"), kernel_with("Block(76, seed=2)")
+    memory.bytes = 125 * MIB
     assert park(first)[0] == 200
     assert park(second)[0] == 409
     policy(spill_daily_bytes=1 << 40)
@@ -307,8 +312,8 @@ def test_where_the_folder_is_no_good_a_park_is_refused_and_nothing_is_lost(
     kernel_with, memory, policy, disk, host
 ):
     disk.chmod(0o777)  # others could replace this user's folder in it
-    first, second = kernel_with("Block(300, seed=1)"), kernel_with("Block(300, seed=2)")
-    memory.bytes = 500 * MIB
+    first, second = kernel_with("Block(76, seed=1)"), kernel_with("Block(76, seed=2)")
+    memory.bytes = 125 * MIB
     assert park(first)[0] == 200
     assert park(second)[0] == 409
     disk.chmod(0o700)
