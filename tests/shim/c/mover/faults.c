@@ -17,6 +17,7 @@ static const CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
 					 .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
 static const CUmemAccessDesc access_all = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
 static CUdeviceptr places[PLACES];
+static uint32_t added; /* to the first one's words */
 
 static void set_up(void)
 {
@@ -40,10 +41,18 @@ static void set_up(void)
 	CUDA(CtxSynchronize());
 }
 
+/* So that a park has something to copy.  */
+static void change(void)
+{
+	CHECK_EQUAL(launch_add(NULL, places[0], BYTES, 1), CUDA_SUCCESS);
+	CUDA(CtxSynchronize());
+	added++;
+}
+
 static void contents_are_right(void)
 {
 	for (unsigned i = 0; i < PLACES; i++)
-		CHECK(holds_pattern(places[i], BYTES, i < BLOCKS ? i : BLOCKS, 0));
+		CHECK(holds_pattern(places[i], BYTES, i < BLOCKS ? i : BLOCKS, i ? 0 : added));
 }
 
 /* Park, and resume, with the fault in one of the two; whether it was met.  */
@@ -52,6 +61,7 @@ static bool cycle(uint32_t at, unsigned function, unsigned nth, int error, bool 
 	unsigned met = 0;
 	int status;
 
+	change();
 	if (at == AFFINODE_COMMAND_RESUME) {
 		controller_park();
 	} else {
