@@ -2,128 +2,197 @@
 """Run other projects' own test suites with our provisioner as the default, and compare with a run without it.
 
 `run.py jupyter_client nbclient …` takes the suites from the source distributions of the installed versions, which pip
-downloads; `--source FOLDER` names an unpacked one instead. Each suite runs without us and then with us (`--only-ours`
-leaves the first out). What is compared is the outcome of each test; the times are printed beside, as a ratio. The exit
-status is 1 if a test that passes without us does not pass with us, or if no kernel with the shim was seen.
+downloads; `--source FOLDER` names an unpacked one instead. Each suite runs without us and then with us, `--rounds`
+times. What is compared is the outcome of each test; the times are printed beside, as a ratio of the medians: seconds
+by the clock, and processor seconds of the tests, their kernels and the controller. With `--only-ours` the suite runs
+with us, and then without us only those tests that failed. The exit status is 1 if a test that passes without us does
+not pass with us, or if no kernel with the shim was seen.
 
-The kernels of the second run have the shim mapped, which the plugin beside this file looks up in /proc.
+The kernels of a run with us have the shim mapped, which the plugin beside this file looks up in /proc. They are on a
+simulated GPU, and the controller is one of their own.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import importlib.metadata
 import os
 import re
+import resource
+import statistics
 import subprocess
 import sys
 import tarfile
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
 
 HERE = Path(__file__).resolve().parent
-# Plugins of our own test environment that a suite does not know, and whose presence its settings make an error.
-SUITES = {
-    "jupyter_client": ["-p", "no:asyncio"],
-    "nbclient": [],
-    "jupyter_server": ["-p", "no:asyncio"],
-    "ipykernel": [],
-}
+sys.path.insert(0, str(HERE.parent))
+
+from live_machine import new_machine  # noqa: E402
+
 DEFAULT_PROVISIONER = "JUPYTER_DEFAULT_PROVISIONER_NAME"
+PR_SET_CHILD_SUBREAPER = 36
+# What suites make errors of, in our own test environment: a plugin that they do not know, or whose defaults changed,
+# and newer releases of what they use.
+NO_ASYNCIO = ("-p", "no:asyncio")
+NEWER_RELEASES = ("-W", "ignore::DeprecationWarning")
+LOOP_SCOPE = ("-o", "asyncio_default_fixture_loop_scope=function")
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What a suite needs here: options for pytest, and packages that our own tests do not need."""
+
+    options: Sequence[str]
+    packages: Sequence[str] = ()
+
+
+SUITES = {
+    "jupyter_client": Suite(NO_ASYNCIO),
+    "nbclient": Suite(
+        LOOP_SCOPE,
+        ("flaky", "ipywidgets", "jupyterlab_widgets", "testpath", "widgetsnbextension", "xmltodict"),
+    ),
+    "jupyter_server": Suite((*NO_ASYNCIO, *NEWER_RELEASES), ("flaky", "pytest-console-scripts")),
+    "ipykernel": Suite(LOOP_SCOPE, ("coverage", "decorator", "flaky", "ipyparallel", "pytest-cov", "tqdm")),
+}
 
 
 @dataclass
 class Outcome:
-    """What one run of a suite gave: "passed", "failed" or "skipped" by test, and the wall-clock time in seconds."""
+    """What one run of a suite gave: "passed", "failed" or "skipped" by test, and the times in seconds."""
 
     tests: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
     with_shim: int = 0
     kernels: int = 0
 
     def count(self, outcome: str) -> int:
         """Return how many tests had this outcome."""
-        return sum(1 for each in self.tests.values() if each == outcome)
+        return len(self.those(outcome))
+
+    def those(self, outcome: str) -> set[str]:
+        """Return the tests that had this outcome."""
+        return {test for test, each in self.tests.items() if each == outcome}
+
+
+def pip(*arguments: str | Path) -> None:
+    """Run pip; raises CalledProcessError."""
+    subprocess.run([sys.executable, "-m", "pip", *arguments], check=True)
 
 
 def fetch(name: str, folder: Path) -> Path:
-    """Download the source distribution of the installed version, unpack it and return its folder."""
+    """Download the source distribution of the installed version, and what it needs; return the unpacked folder."""
     version = importlib.metadata.version(name)
-    options = ["--quiet", "--no-deps", "--no-binary=:all:", "--dest", folder]
-    subprocess.run([sys.executable, "-m", "pip", "download", *options, f"{name}=={version}"], check=True)
+    # pip asks a source distribution for its metadata; what builds our own package can do that.
+    options = ["--quiet", "--no-deps", "--no-binary=:all:", "--no-build-isolation", "--dest", folder]
+    pip("download", *options, f"{name}=={version}")
     (archive,) = folder.glob(f"{name}-*.tar.gz")
     with tarfile.open(archive) as tar:
         tar.extractall(folder, filter="data") if hasattr(tarfile, "data_filter") else tar.extractall(folder)
-    return archive.with_name(archive.name.removesuffix(".tar.gz"))
+    source = archive.with_name(archive.name.removesuffix(".tar.gz"))
+    if SUITES[name].packages:
+        pip("install", "--quiet", "--no-deps", "--target", _packages(source), *SUITES[name].packages)
+    return source
 
 
-def run(source: Path, ours: bool, options: list[str], log: Path) -> Outcome:
+def run(source: Path, ours: bool, options: Sequence[str], log: Path) -> Outcome:
     """Run the suite in `source` and return its outcome; everything it prints goes to `log`."""
     outcome = Outcome()
-    with tempfile.TemporaryDirectory(prefix="affinode-upstream-") as folder:
-        report, seen = Path(folder, "report.xml"), Path(folder, "kernels")
+    with new_machine() as machine:
+        machine.simulate()
+        report, seen = machine.folder / "report.xml", machine.folder / "kernels"
+        # Variables of pytest are of the test that runs this.
         env = {
-            **os.environ,
-            "PYTHONPATH": str(HERE),
-            "AFFINODE_KERNELS_SEEN": str(seen),
-            "XDG_RUNTIME_DIR": folder,
+            name: value for name, value in os.environ.items() if not name.startswith(("AFFINODE_", "PYTEST_"))
         }
-        for name in [DEFAULT_PROVISIONER, *(name for name in env if name.startswith("PYTEST_"))]:
-            env.pop(name, None)  # those of pytest: of the test that runs this
+        env.pop(DEFAULT_PROVISIONER, None)
+        env |= {name: value for name, value in machine.environment.items() if name.startswith("AFFINODE_")}
+        env["PYTHONPATH"] = os.pathsep.join([str(HERE), str(_packages(source))])
+        env["AFFINODE_KERNELS_SEEN"], env["XDG_RUNTIME_DIR"] = (
+            str(seen),
+            machine.environment["XDG_RUNTIME_DIR"],
+        )
+        # Servers that tests start on their own would refuse to run as root.
+        (machine.folder / "jupyter_server_config.json").write_text('{"ServerApp": {"allow_root": true}}')
+        env["JUPYTER_CONFIG_PATH"] = str(machine.folder)
         if ours:
             env[DEFAULT_PROVISIONER] = "affinode-provisioner"
-        options = ["-p", "kernels_seen", f"--junitxml={report}", *options]
-        command = [sys.executable, "-m", "pytest", "tests", *options]
-        began = time.monotonic()
+        command = [sys.executable, "-m", "pytest", "-p", "kernels_seen", f"--junitxml={report}", *options]
+        began, worked = time.monotonic(), _cpu_seconds()
         with log.open("w") as output:
             subprocess.run(command, cwd=source, env=env, stdout=output, stderr=subprocess.STDOUT, check=False)
         outcome.seconds = time.monotonic() - began
+        machine.kill_everything()
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.wait()  # those that the tests left, which are ours by now: see `main`
+        outcome.cpu_seconds = _cpu_seconds() - worked
         if not report.exists():
             sys.exit(f"pytest made no report; it printed:\n{log.read_text()[-3000:]}")
-        for case in ElementTree.parse(report).iter("testcase"):
-            name = f"{case.get('classname')}::{case.get('name')}"
-            bad = case.find("failure") is not None or case.find("error") is not None
-            skipped = case.find("skipped") is not None
-            outcome.tests[name] = "failed" if bad else "skipped" if skipped else "passed"
+        _read(report, outcome)
         lines = seen.read_text().split() if seen.exists() else []
         outcome.kernels, outcome.with_shim = len(lines), lines.count("shim")
     return outcome
 
 
+def compare(name: str, source: Path, args: argparse.Namespace, logs: Path) -> bool:
+    """Run one suite as asked, print what came of it, and return whether all is as it should be."""
+    options = ["tests", "-q", f"--override-ini=cache_dir={logs}/cache", *SUITES[name].options, *args.options]
+    runs: dict[bool, list[Outcome]] = {False: [], True: []}
+
+    def add(ours: bool, *more: str) -> None:
+        how = f"{'with' if ours else 'without'}-{len(runs[ours]) + 1}"
+        runs[ours].append(run(source, ours, [*options, *more], logs / f"{name}-{how}.log"))
+        show(name, how, runs[ours][-1])
+
+    for _ in range(args.rounds):
+        if not args.only_ours:
+            add(False)
+        add(True)
+    if args.only_ours and runs[True][-1].those("failed"):
+        add(False, "--last-failed", "--last-failed-no-failures=none")
+    good = [set.union(set(), *(outcome.those("passed") for outcome in runs[ours])) for ours in runs]
+    bad = [set.union(set(), *(outcome.those("failed") for outcome in runs[ours])) for ours in runs]
+    print(f"{name:16} fails without us, too: {', '.join(sorted(bad[0])) or 'nothing'}")
+    # A test that is not of the run without us has no say in what it would have given.
+    worse = sorted(bad[True] - bad[False])
+    without, ours = runs[False], runs[True]
+    missing = [] if args.only_ours else sorted(without[0].tests.keys() - ours[0].tests.keys())
+    for test in worse:
+        print(f"{name:16} fails with us{'' if test in good[False] else ' (not run without)'}: {test}")
+    for test in missing:
+        print(f"{name:16} did not run with us: {test}")
+    if not args.only_ours:
+        for what in ("seconds", "cpu_seconds"):
+            times = [
+                statistics.median(getattr(outcome, what) for outcome in each) for each in (without, ours)
+            ]
+            print(
+                f"{name:16} {what}: {times[0]:.1f} without us, {times[1]:.1f} with us, {times[1] / times[0]:.3f} times"
+            )
+    if worse:
+        text = "\n".join(log.read_text() for log in sorted(logs.glob(f"{name}-with-*.log")))
+        print(re.sub(r"\x1b\[[0-9;]*m", "", text)[-6000:])
+    return not worse and not missing and all(outcome.with_shim > 0 for outcome in ours)
+
+
 def show(name: str, how: str, outcome: Outcome) -> None:
     """Print one line of the table."""
     counts = ", ".join(f"{outcome.count(each)} {each}" for each in ("passed", "failed", "skipped"))
-    kernels = f"{outcome.with_shim} of {outcome.kernels} kernels with the shim"
-    print(f"{name:16} {how:8} {counts}; {outcome.seconds:.0f} s; {kernels}", flush=True)
-
-
-def compare(name: str, source: Path, args: argparse.Namespace, logs: Path) -> bool:
-    """Run one suite as asked, print what came of it, and return whether all is as it should be."""
-    options, plain = [*SUITES[name], "-p", "no:cacheprovider", "-q", *args.options], Outcome()
-    if not args.only_ours:
-        plain = run(source, False, options, logs / f"{name}-without.log")
-        show(name, "without", plain)
-    ours = run(source, True, options, logs / f"{name}-with.log")
-    show(name, "with", ours)
-    worse = [
-        test
-        for test, outcome in sorted(ours.tests.items())
-        if outcome == "failed" and plain.tests.get(test, "passed") == "passed"
-    ]
-    missing = sorted(plain.tests.keys() - ours.tests.keys())
-    for test in worse:
-        print(f"{name:16} fails with us: {test}")
-    for test in missing:
-        print(f"{name:16} did not run with us: {test}")
-    if plain.seconds:
-        print(f"{name:16} time with us / without: {ours.seconds / plain.seconds:.2f}")
-    if worse:
-        text = (logs / f"{name}-with.log").read_text()
-        print(re.sub(r"\x1b\[[0-9;]*m", "", text)[-6000:])
-    return not worse and not missing and ours.with_shim > 0
+    times = f"{outcome.seconds:.1f} s, {outcome.cpu_seconds:.1f} s of processors"
+    print(
+        f"{name:16} {how:10} {counts}; {times}; {outcome.with_shim} of {outcome.kernels} kernels with the shim",
+        flush=True,
+    )
 
 
 def main() -> int:
@@ -133,19 +202,42 @@ def main() -> int:
     parser.add_argument(
         "--source", type=Path, help="an unpacked source distribution or checkout; for one suite"
     )
-    parser.add_argument("--only-ours", action="store_true", help="do not run the suite without us first")
+    parser.add_argument("--only-ours", action="store_true", help="run without us only what fails with us")
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="how often each suite runs without us and with us"
+    )
     parser.add_argument("--logs", type=Path, help="the folder for what the suites print")
     parser.add_argument("options", nargs="*", default=[], help="after --: options for pytest")
     args, rest = parser.parse_known_args(sys.argv[1 : _separator()])
     args.options = sys.argv[_separator() + 1 :]
     if rest or (args.source and len(args.suites) > 1):
         parser.error(f"not understood: {rest}" if rest else "--source is for one suite")
+    # Kernels and controllers that outlive their tests become children of this process, so that their time is known.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     with tempfile.TemporaryDirectory(prefix="affinode-upstream-") as folder:
         logs = args.logs or Path(folder)
         logs.mkdir(parents=True, exist_ok=True)
         sources = {name: args.source or fetch(name, Path(folder)) for name in args.suites}
         good = [compare(name, source.resolve(), args, logs.resolve()) for name, source in sources.items()]
     return 0 if all(good) else 1
+
+
+def _packages(source: Path) -> Path:
+    return source.with_name(f"{source.name}-packages")
+
+
+def _cpu_seconds() -> float:
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime
+
+
+def _read(report: Path, outcome: Outcome) -> None:
+    """Add the tests of a report."""
+    for case in ElementTree.parse(report).iter("testcase"):
+        name = f"{case.get('classname')}::{case.get('name')}"
+        bad = case.find("failure") is not None or case.find("error") is not None
+        skipped = case.find("skipped") is not None
+        outcome.tests[name] = "failed" if bad else "skipped" if skipped else "passed"
 
 
 def _separator() -> int:
