@@ -1,7 +1,8 @@
-"""An honest user's requests, one after the other until standard input ends: `bystander.py FOLDER`.
+"""An honest user's requests, one after the other until standard input ends: `bystander.py FOLDER PID`.
 
 Some are made as a command line does, on a connection of their own, some as a server does, on one that stays open.
-Prints for each a line of JSON: when it was sent, how long its answer took, its status (0: none came), and what it was.
+Prints for each a line of JSON: when it was sent, how long its answer took, for how much of that the controller (whose
+pid is PID) or this process waited for a processor, its status (0: none came), and what it was.
 """
 
 from __future__ import annotations
@@ -40,17 +41,24 @@ def ask(connection: UnixConnection, method: str, path: str, body: str | None) ->
         return 0
 
 
+def waited_s(*processes: str) -> float:
+    """How long the first threads of these processes ever waited for a processor (proc(5), schedstat), in seconds."""
+    return sum(int(Path(f"/proc/{process}/schedstat").read_text().split()[1]) for process in processes) / 1e9
+
+
 def main() -> None:
     """Ask and print."""
-    socket = Path(sys.argv[1]) / "node.sock"
+    socket, processes = Path(sys.argv[1]) / "node.sock", (sys.argv[2], "self")
     kept = UnixConnection(socket, TIMEOUT_S)
     for number, (method, path, body) in enumerate(itertools.cycle(REQUESTS)):
         if select.select([sys.stdin], [], [], PAUSE_S)[0]:
             return
         connection = kept if number // len(REQUESTS) % 2 else UnixConnection(socket, TIMEOUT_S)
-        began = time.monotonic()
+        waited, began = waited_s(*processes), time.monotonic()
         status = ask(connection, method, path, body)
-        print(json.dumps([began, time.monotonic() - began, status, f"{method} {path}"]), flush=True)
+        lasted = time.monotonic() - began
+        waited = waited_s(*processes) - waited
+        print(json.dumps([began, lasted, waited, status, f"{method} {path}"]), flush=True)
         if connection is not kept:
             connection.close()
 

@@ -2,7 +2,8 @@
 
 Each program in `programs/` attacks a controller of its own for `--seconds` on a simulated GPU. One line for each: how
 many of the bystander's requests were answered, how many were not, the median, the 99th percentile and the longest
-answer in milliseconds, and the most memory that the controller had. The first line is without an attack.
+answer in milliseconds, the longest less the time in which the controller or the bystander waited for a processor, and
+the most memory that the controller had. The first line is without an attack.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     given = parser.parse_args()
     known = sorted({path.stem for path in PROGRAMS.glob("*.py")} - NOT_ON_CONTROLLER)
-    print(f"{'attack':32} {'answered':>8} {'failed':>6} {'p50':>6} {'p99':>6} {'longest':>8} ms {'MB':>5}")
+    print(
+        f"{'attack':32} {'answered':>8} {'failed':>6} {'p50':>6} {'p99':>6} {'longest':>8} {'served':>7} ms {'MB':>5}"
+    )
     for name in given.names or [QUIET, *known]:
         answers, memory = attacked(name, given.seconds)
         print(row(name, answers, memory), flush=True)
@@ -58,9 +61,13 @@ def attacked(name: str, seconds: float) -> tuple[list[Answer], int]:
 
 def row(name: str, answers: list[Answer], memory: int) -> str:
     """A line of the table."""
-    good = sorted(answer.lasted_s * 1000 for answer in answers if answer.status == 200)
+    answered = [answer for answer in answers if answer.status == 200]
+    good = [answer.lasted_s * 1000 for answer in answered]
+    served = max((answer.served_s * 1000 for answer in answered), default=0.0)
     cuts = quantiles(good, n=100) if len(good) > 1 else [0.0] * 99
-    figures = f"{cuts[49]:6.1f} {cuts[98]:6.1f} {max(good, default=0.0):8.1f}    {memory / 1e6:5.0f}"
+    figures = (
+        f"{cuts[49]:6.1f} {cuts[98]:6.1f} {max(good, default=0.0):8.1f} {served:7.1f}    {memory / 1e6:5.0f}"
+    )
     return f"{name:32} {len(good):8} {len(answers) - len(good):6} {figures}"
 
 

@@ -41,8 +41,14 @@ class Answer:
 
     at: float
     lasted_s: float
+    unscheduled_s: float  # of that, how long the controller or the bystander waited for a processor
     status: int  # 0: none came
     request: str
+
+    @property
+    def served_s(self) -> float:
+        """How long it would have lasted with a processor for each: what other programs compute has no say in it."""
+        return max(self.lasted_s - self.unscheduled_s, 0.0)
 
 
 class Told:
@@ -80,9 +86,11 @@ class Told:
 class Bystander:
     """An honest user who asks the API again and again, as `bystander.py` does in a process of its own."""
 
-    def __init__(self, start: Callable[..., subprocess.Popen[str]], folder: Path):
+    def __init__(self, start: Callable[..., subprocess.Popen[str]], folder: Path, controller_pid: int):
         self.answers: list[Answer] = []
-        self._process = Told(start(sys.executable, str(HERE / "bystander.py"), str(folder)))
+        self._process = Told(
+            start(sys.executable, str(HERE / "bystander.py"), str(folder), str(controller_pid))
+        )
         self._news = threading.Condition()
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
@@ -127,7 +135,7 @@ class Scene:
         self.controller_pid: int = pid
         self._open_gpu()
         self.honest, self.attacker = Person(machine, HONEST), Person(machine, ATTACKER)
-        self.bystander = Bystander(lambda *command: self.start(HONEST, *command), machine.socket.parent)
+        self.bystander = Bystander(lambda *command: self.start(HONEST, *command), machine.socket.parent, pid)
         self.bystander.wait_for(5)
         self._told: list[Told] = []
 
