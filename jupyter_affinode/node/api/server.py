@@ -7,6 +7,7 @@ import json
 import math
 import re
 import socket
+from collections import deque
 from typing import Any
 
 from tornado.http1connection import HTTP1ServerConnection
@@ -19,7 +20,7 @@ from ...settings.declaration import SettingsRefused
 from ..controller import Controller
 from ..model.reasons import Refusal
 from ..system.peer_socket import ListeningSocket, PeerSocket
-from ..system.peers import DropLog
+from ..system.peers import DropLog, Place
 from ..views.visibility import settings_view
 from .clients import Clients
 from .errors import ApiError
@@ -46,6 +47,8 @@ BODY_BYTES_MAX = 64 * 1024  # the rules of all settings at their longest, in ASC
 HEADER_BYTES_MAX = 16 * 1024
 IDLE_S = 60.0
 BACKLOG = 512  # what one user may send at once; short, since a flood of connections stands before all others
+ACCEPTS_IN_A_ROW = 64
+WAITING_MAX = 2 * BACKLOG  # accepted connections that wait for their turn; more are served at once
 PING_S = 5.0
 KERNEL_ID = r"[^/\s]+"
 
@@ -60,6 +63,7 @@ class ApiServer(HTTPServer):
     def listen_at(self, listening: socket.socket) -> None:
         """Serve the connections to a socket until `stop`."""
         self._listening = listening
+        self._waiting: dict[Place, deque[PeerSocket]] = {}  # accepted connections, by where they come from
         self._stop_accepting = add_accept_handler(listening, self._take)
 
     def stop(self) -> None:
@@ -67,16 +71,32 @@ class ApiServer(HTTPServer):
         if self._listening.fileno() >= 0:
             self._stop_accepting()
             self._listening.close()
+        for connected in [each for waiting in self._waiting.values() for each in waiting]:
+            connected.close()
+        self._waiting.clear()
         super().stop()
 
     def _take(self, connected: socket.socket, address: Any) -> None:
-        """Refuse a flood of connections with as little work as can be, since others wait behind it."""
+        """Accept or refuse a connection with as little work as can be, since others wait behind a flood of them."""
         assert isinstance(connected, PeerSocket)
-        if self.clients.may_connect(connected.peer_place):
-            self.handle_stream(IOStream(connected), address)
-        else:
+        if not self.clients.may_connect(connected.peer_place):
             self.drops.drop("an API client", "its user connects more often than one user may")
             connected.close()
+        elif sum(map(len, self._waiting.values())) >= WAITING_MAX:
+            self.handle_stream(IOStream(connected), address)
+        else:
+            if not self._waiting:
+                asyncio.get_running_loop().call_soon(self._serve_waiting)
+            self._waiting.setdefault(connected.peer_place, deque()).append(connected)
+
+    def _serve_waiting(self) -> None:
+        """Serve one connection from each place, so that many from one keep no other's waiting."""
+        for place, waiting in list(self._waiting.items()):
+            self.handle_stream(IOStream(waiting.popleft()), "")
+            if not waiting:
+                del self._waiting[place]
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._serve_waiting)
 
     def handle_stream(self, stream: IOStream, address: Any) -> None:
         """Identify the peer before a byte is read; called by tornado for each connection."""
@@ -108,7 +128,9 @@ def serve(controller: Controller) -> ApiServer:
         body_timeout=IDLE_S,
     )
     server.controller, server.clients, server.drops = controller, clients, drops
-    listening = ListeningSocket(socket.SOCK_STREAM, controller.closing, takes_descriptors=False)
+    listening = ListeningSocket(
+        socket.SOCK_STREAM, controller.closing, takes_descriptors=False, accepts_in_a_row=ACCEPTS_IN_A_ROW
+    )
     listening.listen_at(controller.socket, controller.access.socket_mode, BACKLOG)
     server.listen_at(listening)
     return server

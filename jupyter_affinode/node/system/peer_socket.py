@@ -15,7 +15,6 @@ from typing import Any
 from .closing import SCM_MAX_FD, Closing
 from .peers import Place, peer_of, place_of
 
-ACCEPTS_IN_A_ROW = 8
 SO_PASSRIGHTS = 83  # Linux 6.16; not in Python's socket module
 DESCRIPTOR_BYTES = array.array("i").itemsize
 CONTROL_BYTES = socket.CMSG_SPACE(SCM_MAX_FD * DESCRIPTOR_BYTES)
@@ -27,6 +26,11 @@ class PeerSocket(socket.socket):
     peer_place: Place
     closing: Closing
     refuses: bool  # whether the peer's attempt to pass descriptors fails
+    may_hold: bool  # whether descriptors may lie in its queue, unreceived: then its close can block
+
+    def __repr__(self) -> str:
+        """Without asking the system, since the selector names each socket that it does not know yet."""
+        return f"<connection {self.fileno()} to a peer>"
 
     def refuse_descriptors(self) -> None:
         """Have no more of them, where Linux can refuse them."""
@@ -47,8 +51,10 @@ class PeerSocket(socket.socket):
         return size
 
     def close(self) -> None:
-        """Tell the peer that this is the end, and leave the close, with what is unread, to `closing`."""
-        if self.fileno() >= 0:
+        """Tell the peer that this is the end, and leave the close to `closing` where what is unread can block it."""
+        if not self.may_hold:
+            super().close()
+        elif self.fileno() >= 0:
             with contextlib.suppress(OSError):
                 self.shutdown(socket.SHUT_RDWR)
             self.closing.close(self.peer_place, [self.detach()])
@@ -57,10 +63,12 @@ class PeerSocket(socket.socket):
 class ListeningSocket(socket.socket):
     """Accepts connections as PeerSockets."""
 
-    def __init__(self, kind: socket.SocketKind, closing: Closing, *, takes_descriptors: bool):
+    def __init__(
+        self, kind: socket.SocketKind, closing: Closing, *, takes_descriptors: bool, accepts_in_a_row: int = 2
+    ):
         super().__init__(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK)
         self._closing = closing
-        self._in_a_row = 0
+        self._in_a_row, self._in_a_row_max = 0, accepts_in_a_row
         self._refuses = not takes_descriptors and refuse_descriptors(self)  # connections inherit it
 
     def listen_at(self, path: Path, mode: int, backlog: int) -> None:
@@ -74,7 +82,7 @@ class ListeningSocket(socket.socket):
 
     def accept(self) -> tuple[PeerSocket, Any]:
         """As of any socket, but after some in a row there is none for once, so that the loop turns."""
-        self._in_a_row = (self._in_a_row + 1) % ACCEPTS_IN_A_ROW
+        self._in_a_row = (self._in_a_row + 1) % self._in_a_row_max
         if not self._in_a_row:
             raise BlockingIOError("the others' turn")
         try:
@@ -84,7 +92,7 @@ class ListeningSocket(socket.socket):
             raise
         peer = PeerSocket(accepted.family, accepted.type, fileno=accepted.detach())
         peer.setblocking(False)
-        peer.closing, peer.refuses = self._closing, self._refuses
+        peer.closing, peer.refuses, peer.may_hold = self._closing, self._refuses, not self._refuses
         peer.peer_place = place_of(peer_of(peer))
         return peer, address
 

@@ -38,6 +38,7 @@ def shared(machine):
         running.append(ThreadController(machine.socket, access=access))
         return machine
 
+    start.running = running
     yield start
     for controller in running:
         controller.stop()
@@ -126,6 +127,28 @@ def test_as_much_as_a_user_may_send_at_once_waits_for_a_controller_that_stands_s
     finally:
         os.kill(pid, signal.SIGCONT)
     wait_until(lambda: controller.kernels() == {})
+
+
+def test_many_connections_of_one_user_keep_another_users_waiting_for_a_few(shared, wait_until):
+    machine, many = shared(), 24
+    with contextlib.ExitStack() as connected:
+
+        def tell(uid, kernel_id):
+            """Describe a kernel on a connection that waits for the answer."""
+            connection = connected.enter_context(contextlib.closing(UnixConnection(machine.socket)))
+            with Person(machine, uid).being():
+                connection.connect()
+            connection.request("PUT", f"/api/v1/kernels/{kernel_id}", "{}")
+
+        with shared.running[-1].standing_still():
+            for number in range(many):
+                tell(ALICE, f"a{number}")
+            tell(BOB, "b")
+        wait_until(lambda: len(machine.kernels()) == many + 1)
+        told = [
+            kernel_id.endswith("b") for kernel_id in machine.kernels()
+        ]  # listed as the controller was told
+        assert told.index(True) < many // 2
 
 
 def test_many_kernels_are_told_whole(shared, asks):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,16 @@ class ThreadController:
         self._loop.call_soon_threadsafe(self._controller.finished.set)
         self._thread.join(timeout=60)
         assert not self._thread.is_alive()
+
+    @contextlib.contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """Have its loop do nothing meanwhile."""
+        goes_on = threading.Event()
+        self._loop.call_soon_threadsafe(goes_on.wait)
+        try:
+            yield
+        finally:
+            goes_on.set()
 
     async def _serve(self) -> None:
         log = logging.Logger(f"controller of {self._socket}")

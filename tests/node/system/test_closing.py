@@ -12,8 +12,9 @@ import time
 
 import pytest
 
-from jupyter_affinode.node.system import closing
+from jupyter_affinode.node.system import closing, peer_socket
 from jupyter_affinode.node.system.closing import Closing
+from jupyter_affinode.node.system.peer_socket import ListeningSocket
 
 
 @pytest.fixture
@@ -90,3 +91,20 @@ def test_an_error_of_one_leaves_no_other_open():
         assert not any(map(is_open, descriptors))
 
     asyncio.run(close_them())
+
+
+def test_a_connection_that_holds_no_descriptors_is_closed_without_a_thread(tmp_path):
+    async def accept_and_close():
+        closer = Closing()
+        with ListeningSocket(socket.SOCK_STREAM, closer, takes_descriptors=False) as listening:
+            if not peer_socket.refuse_descriptors(listening):
+                pytest.skip("this Linux cannot refuse descriptors")
+            listening.listen_at(tmp_path / "node.sock", 0o600, 5)
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(str(tmp_path / "node.sock"))
+                accepted, _ = listening.accept()
+                accepted.close()
+                assert client.recv(1) == b""
+        assert len(closer) == 0 and not closer._threads
+
+    asyncio.run(accept_and_close())
