@@ -167,6 +167,10 @@ class Machine:
             return None
         return answer if status == 200 else None
 
+    def processes_of(self, kernel_id: str) -> list[dict[str, Any]]:
+        """A kernel's processes; none of one that is not known."""
+        return (self.kernel(kernel_id) or {"processes": []})["processes"]
+
     def kill_everything(self) -> None:
         """Kill every process that lives in this machine's environment, whichever process started it, and reap our
         own, with controllers that the product's client started in this process.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 from fake_shim import FakeShim
 from live_machine import Machine
+from model_node import Clock
 from preparing_shim import PreparingShim
 from thread_controller import ThreadController
+
+from jupyter_affinode.node.execution import group_commit, moves
 
 
 @pytest.fixture
@@ -36,31 +40,39 @@ def node(machine: Machine) -> Iterator[Callable[..., Machine]]:
 
 
 @pytest.fixture
-def shim(machine: Machine) -> Iterator[Callable[..., FakeShim]]:
-    """`shim("kernel-1", resident=…)`: a process of a kernel, connected to the machine's controller."""
+def connect(machine: Machine) -> Iterator[Callable[..., FakeShim]]:
+    """`connect(FakeShim, "kernel-1", resident=…)`: a process of a kernel, connected to the machine's controller."""
     made: list[FakeShim] = []
 
-    def connect(*arguments: Any, **options: Any) -> FakeShim:
-        made.append(FakeShim(machine.socket.parent, *arguments, **options))
+    def of(kind: type[FakeShim], *arguments: Any, **options: Any) -> FakeShim:
+        made.append(kind(machine.socket.parent, *arguments, **options))
         return made[-1]
 
-    yield connect
+    yield of
     for each in made:
         each.close()
 
 
 @pytest.fixture
-def preparing(machine: Machine) -> Iterator[Callable[..., PreparingShim]]:
+def shim(connect: Callable[..., FakeShim]) -> Callable[..., FakeShim]:
+    """`shim("kernel-1", resident=…)`: one that knows no prepared moves."""
+    return partial(connect, FakeShim)
+
+
+@pytest.fixture
+def preparing(connect: Callable[..., FakeShim]) -> Callable[..., FakeShim]:
     """As `shim`, but it knows prepared moves."""
-    made: list[PreparingShim] = []
+    return partial(connect, PreparingShim)
 
-    def connect(*arguments: Any, **options: Any) -> PreparingShim:
-        made.append(PreparingShim(machine.socket.parent, *arguments, **options))
-        return made[-1]
 
-    yield connect
-    for each in made:
-        each.close()
+@pytest.fixture(scope="module")
+def virtual_time() -> Iterator[Clock]:
+    """The clock that the controller's modules about moves read."""
+    clock = Clock()
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (moves, group_commit):
+            patch.setattr(module, "time", clock)
+        yield clock
 
 
 @pytest.fixture

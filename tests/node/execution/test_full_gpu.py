@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
-import time
 from types import SimpleNamespace
 
 import pytest
+from fake_nvml import FakeNvml
 from fake_shim import (
     BUSY,
     GPU,
@@ -27,11 +27,8 @@ from fake_shim import (
 
 from jupyter_affinode.node import controller
 from jupyter_affinode.node.execution import evictions as endings
-from jupyter_affinode.node.model.gpu import NvmlGpu
-from jupyter_affinode.node.protocol.wire import gpu_uuid
 from jupyter_affinode.node.state import registry as state
 from jupyter_affinode.node.state import servers
-from jupyter_affinode.node.system.nvml import NvmlSample
 from jupyter_affinode.settings.policy import GIB
 
 PREEMPTS, PREEMPT = 64, 4  # of HELLO, of PARK
@@ -75,11 +72,7 @@ def test_kernels_of_several_processes_and_old_shims_are_never_preempted(node, sh
     machine = node(when_full="time_slice", time_slice_s=0.2)
     old = shim("old", busy=True, resident=300 * MIB)
     group = [shim("group", busy=True, resident=200 * MIB, flags=PREPARES | PREEMPTS) for _ in range(2)]
-    wait_until(
-        lambda: (
-            machine.kernel("old") and len((machine.kernel("group") or {"processes": ()})["processes"]) == 2
-        )
-    )
+    wait_until(lambda: machine.kernel("old") and len(machine.processes_of("group")) == 2)
     single = shim("single", busy=True, resident=500 * MIB, flags=PREEMPTS)
     wait_until(lambda: machine.kernel("single"))
     asker = shim("asker", resident=100 * MIB)
@@ -88,22 +81,12 @@ def test_kernels_of_several_processes_and_old_shims_are_never_preempted(node, sh
     assert not any(each.heard.of(PARK) for each in [old, *group])
 
 
-class OneGpu:
-    """Of 16 GiB, of which a test says what is free."""
-
-    free = 0
-
-    def read(self):
-        gpu = NvmlGpu(gpu_uuid(GPU), 0, "A GPU", 16 * GIB, 16 * GIB - self.free, self.free, 0)
-        return NvmlSample(time.monotonic(), "580.1", (gpu,))
-
-
 def test_a_kernel_that_waits_to_resume_parks_its_own_other_process_for_room(
     node, shim, wait_until, monkeypatch
 ):
     """Else two such kernels would wait for each other for ever."""
     monkeypatch.setattr(controller, "NVML_EVERY_S", 0.1)  # what a test changes is seen at once
-    gpu = OneGpu()
+    gpu = FakeNvml(total=16 * GIB)
     machine = node(nvml=gpu, contended_idle_timeout_s=0.2)
     first, second = shim("first", parked=400 * MIB), shim("second", parked=400 * MIB)
     worker = shim("second", resident=500 * MIB)

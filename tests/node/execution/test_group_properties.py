@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from model_node import Clock, Machine
 
-from jupyter_affinode.node.execution import group_commit as together
-from jupyter_affinode.node.execution import moves
 from jupyter_affinode.node.protocol.page import State
 
 GPUS = {"GPU-0": 100, "GPU-1": 100}
 SIZES = st.fixed_dictionaries({}, optional={"GPU-0": st.integers(1, 30), "GPU-1": st.integers(1, 30)})
 KERNELS = ("k0", "k1", "k2")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def virtual_time():
-    """The controller's modules read a virtual clock."""
-    clock = Clock()
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (moves, together):
-            patch.setattr(module, "time", clock)
-        yield clock
 
 
 class Story:

@@ -7,10 +7,12 @@ import sqlite3
 import time
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 from deep_shim import CONTEXT_FLAG, DeepShim
+from fake_nvml import FakeNvml
 from fake_shim import GPU, MIB, OK, PARKED, REFUSED, RESIDENT, RESUME, RESUMING, reply
 from listening import Listening
 
@@ -41,20 +43,6 @@ TOTAL = 16 * GIB
 DEEP_NODE = {"depth": "context", "low_watermark": 0.0}
 
 
-class TwoGpus:
-    """Two alike GPUs of 16 GiB; a test says what is free."""
-
-    def __init__(self):
-        self.free = {HOME_UUID: 16 * GIB, OTHER_UUID: 16 * GIB}
-
-    def read(self):
-        gpus = tuple(
-            NvmlGpu(uuid, index, "A GPU", TOTAL, TOTAL - free, free, 0, frozenset({os.getpid()}))
-            for index, (uuid, free) in enumerate(self.free.items())
-        )
-        return NvmlSample(time.monotonic(), "580.1", gpus)
-
-
 class Mover(DeepShim):
     """Goes where it is told, or answers `elsewhere_status`."""
 
@@ -80,21 +68,13 @@ class Mover(DeepShim):
 @pytest.fixture
 def nvml(monkeypatch):
     monkeypatch.setattr(controller, "NVML_EVERY_S", 0.1)  # what a test changes is seen at once
-    return TwoGpus()
+    return FakeNvml({HOME_UUID: TOTAL, OTHER_UUID: TOTAL}, TOTAL, pids={os.getpid()})
 
 
 @pytest.fixture
-def mover(machine):
+def mover(connect):
     """`mover("k", resident=…)`: a process that may come back elsewhere."""
-    made = []
-
-    def connect(*arguments, flags=CONTEXT_FLAG | ELSEWHERE_FLAG, **options):
-        made.append(Mover(machine.socket.parent, *arguments, flags=flags, **options))
-        return made[-1]
-
-    yield connect
-    for each in made:
-        each.close()
+    return partial(connect, Mover, flags=CONTEXT_FLAG | ELSEWHERE_FLAG)
 
 
 def park(machine, kernel_id, wait_until):

@@ -84,7 +84,7 @@ def test_all_processes_of_a_kernel_park_together_or_not_at_all(node, shim, resid
     machine = node()
     willing, unwilling = shim("k", resident=300 * MIB), shim("k", resident=200 * MIB)
     unwilling.park_status = REVOKED
-    wait_until(lambda: len((machine.kernel("k") or {"processes": []})["processes"]) == 2)
+    wait_until(lambda: len(machine.processes_of("k")) == 2)
     status, answer = machine.ask("POST", "/kernels/k/park", {})
     assert (status, answer["error"]) == (409, "busy")
     wait_until(lambda: willing.state == RESIDENT, message="the one that had parked is brought back")
@@ -103,7 +103,7 @@ def test_a_process_with_nothing_to_move_does_not_keep_its_kernel_from_parking(
     shim("k", resident=300 * MIB)
     empty = shim("k")
     empty.park_status = NOTHING
-    wait_until(lambda: len((machine.kernel("k") or {"processes": []})["processes"]) == 2)
+    wait_until(lambda: len(machine.processes_of("k")) == 2)
     assert machine.ask("POST", "/kernels/k/park", {})[0] == 200
     assert residency("k") == "parked"
 
@@ -223,7 +223,7 @@ def test_a_process_that_ends_in_the_middle_of_a_park_does_not_hold_up_the_next(
     process.kill()
     status, _ = result_of(asked)
     assert status in (200, 409)
-    wait_until(lambda: (machine.kernel("k") or {"processes": []})["processes"] == [])
+    wait_until(lambda: machine.processes_of("k") == [])
 
 
 def test_a_controller_that_was_killed_knows_everything_when_it_is_back(node, machine, shim, wait_until):

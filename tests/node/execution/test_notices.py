@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from fake_nvml import FakeNvml as OneGpu
+from fake_nvml import FakeNvml
 from fake_shim import LOST, MIB, PARKED
 from listening import Listening
 
@@ -51,12 +51,12 @@ def test_a_parked_kernels_notice_names_the_waiter_and_says_that_nothing_is_lost(
 
 
 def test_low_gpu_memory_is_told_once(node, shim, listening, wait_until):
-    nvml = OneGpu(free=500)
+    nvml = FakeNvml(500 * MIB)
     machine = node(nvml=nvml)
     heard = listening()
     shim("k", resident=300 * MIB)
     wait_until(lambda: machine.node()["nvml"])
-    nvml.free = 40
+    nvml.free = 40 * MIB
     (notice,) = wait_until(lambda: heard.of("memory-low"))
     assert notice == {
         "kind": "memory-low",

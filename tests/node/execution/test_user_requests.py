@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 from background import in_background, result_of
-from fake_shim import GPU, MIB, NOTHING, QUEUED, REFUSED, RESUME, request
+from fake_nvml import FakeNvml
+from fake_shim import MIB, NOTHING, QUEUED, REFUSED, RESUME, request
 from model_node import QUIET, Clock, Machine
 
 from jupyter_affinode.node.execution import user_requests
 from jupyter_affinode.node.execution.user_requests import Wishes
-from jupyter_affinode.node.model.gpu import NvmlGpu
-from jupyter_affinode.node.protocol.wire import gpu_uuid
 from jupyter_affinode.node.state import registry as state
 from jupyter_affinode.node.state.records import KERNEL_ENDED
-from jupyter_affinode.node.system.nvml import NvmlSample
-
-
-class FullGpu:
-    """NVML of a GPU that programs outside fill: a parked kernel waits, and no resume is tried."""
-
-    def read(self):
-        gpu = NvmlGpu(gpu_uuid(GPU), 0, "A GPU", 1000 * MIB, 1000 * MIB, 0, 0)
-        return NvmlSample(time.monotonic(), "580.1", (gpu,))
 
 
 @pytest.fixture
 def parked(node, machine, shim, wait_until):
-    """A parked kernel `k` on a full GPU."""
-    node(nvml=FullGpu())
+    """A parked kernel `k` on a GPU that foreign programs fill: it waits, and no resume is tried."""
+    node(nvml=FakeNvml())
     kernel = shim("k", parked=300 * MIB)
     wait_until(lambda: machine.node()["nvml"] and machine.kernel("k"))
     return kernel
@@ -108,7 +97,7 @@ def test_a_resume_request_is_answered_when_the_processes_are_gone(
     node, machine, shim, residency, wait_until, monkeypatch
 ):
     monkeypatch.setattr(state, "HUNG_UP_FORGOTTEN_S", 0.1)
-    node(nvml=FullGpu())
+    node(nvml=FakeNvml())
     kernel = shim("k", parked=300 * MIB)
     wait_until(lambda: machine.node()["nvml"] and machine.kernel("k"))
     asked = in_background(machine.ask, "POST", "/kernels/k/resume", {})

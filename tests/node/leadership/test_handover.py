@@ -11,11 +11,11 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
-import fake_shim
 import pytest
+from fake_nvml import UUID, FakeNvml
+from fake_shim import PARK
 
 from jupyter_affinode import environment
 from jupyter_affinode.cli.systemd_unit import unit_text
@@ -23,9 +23,7 @@ from jupyter_affinode.client.api import ControllerUnavailable, ensure_controller
 from jupyter_affinode.node.identity.access import EveryUserAccess
 from jupyter_affinode.node.leadership import handover
 from jupyter_affinode.node.leadership.handover import Standby, machine_answers, users_who_serve
-from jupyter_affinode.node.model.gpu import NvmlGpu
-from jupyter_affinode.node.protocol.wire import gpu_uuid
-from jupyter_affinode.node.system.nvml import NvmlSample
+from jupyter_affinode.settings.policy import GIB
 
 STORY = Path(__file__).with_name("handover_story.py")
 
@@ -73,17 +71,6 @@ def test_the_holder_of_a_users_lock_is_waited_for_but_not_for_ever(tmp_path, mon
     assert free.look(began + 2, ["GPU-1"])
 
 
-class OneGpu:
-    """NVML of a machine with one GPU."""
-
-    UUID = gpu_uuid(fake_shim.GPU)
-
-    def read(self):
-        """As pynvml says it."""
-        gpu = NvmlGpu(self.UUID, 0, "A GPU", 1 << 34, 1 << 30, (1 << 34) - (1 << 30), 0)
-        return NvmlSample(time.monotonic(), "580.1", (gpu,))
-
-
 @contextlib.contextmanager
 def locked(path):
     """Hold a lock on whatever is there."""
@@ -108,13 +95,15 @@ def test_a_users_lock_that_is_no_regular_file_ends_no_pass(
     monkeypatch.setattr(handover, "USERS_FOLDERS", tmp_path)
     folder = tmp_path / f"affinode-{os.getuid()}"
     folder.mkdir()
-    lock = folder / f"serves-{OneGpu.UUID}.lock"
+    lock = folder / f"serves-{UUID}.lock"
     writer = make(lock)
     with locked(lock):
-        assert users_who_serve([OneGpu.UUID]) == []
-        node(nvml=OneGpu(), access=EveryUserAccess(), park_when="idle", idle_timeout_s=0.1)
+        assert users_who_serve([UUID]) == []
+        node(
+            nvml=FakeNvml(15 * GIB, 16 * GIB), access=EveryUserAccess(), park_when="idle", idle_timeout_s=0.1
+        )
         idle = shim("k", resident=300 << 20)
-        wait_until(lambda: idle.heard.of(fake_shim.PARK), message="a pass decides")
+        wait_until(lambda: idle.heard.of(PARK), message="a pass decides")
     if writer is not None:
         os.close(writer)
 

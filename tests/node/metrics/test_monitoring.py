@@ -7,35 +7,23 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import yaml
-from fake_shim import BUSY, GPU, MIB
+from fake_nvml import FakeNvml
+from fake_shim import BUSY, MIB
 from test_metrics import scraped
 
 from jupyter_affinode.cli import main
 from jupyter_affinode.monitoring import FILES, text
 from jupyter_affinode.node.metrics.history_options import HistoryOptions
-from jupyter_affinode.node.model.gpu import NvmlGpu
-from jupyter_affinode.node.protocol.wire import gpu_uuid
-from jupyter_affinode.node.system.nvml import NvmlSample
 
 NAME = re.compile(r"\baffinode_[a-z_]+")
 SELECTOR = re.compile(r"\b(affinode_[a-z_]+)\{([^}]*)\}")
 MATCHER = re.compile(r'([a-z_]+)\s*(=~|!~|!=|=)\s*"([^"]*)"')
 GROUPING = re.compile(r"\b(?:by|on)\s*\(([^)]*)\)")
 FROM_PROMETHEUS = {"instance", "job"}
-
-
-class OneGpu:
-    """NVML of a machine with the fake shims' GPU."""
-
-    def read(self):
-        """As pynvml says it."""
-        gpu = NvmlGpu(gpu_uuid(GPU), 0, "Fake", 8 << 30, 1 << 30, 7 << 30, 5)
-        return NvmlSample(time.monotonic(), "1.0", (gpu,))
 
 
 def expressions():
@@ -57,7 +45,7 @@ def expressions():
 @pytest.fixture
 def scrape(node, machine, shim, wait_until):
     """A machine on which there is something of everything: moves, waits, refusals, memory in use."""
-    node(nvml=OneGpu(), history=HistoryOptions(machine.folder / "history" / "l"))
+    node(nvml=FakeNvml(7 << 30, 8 << 30), history=HistoryOptions(machine.folder / "history" / "l"))
     kernel = shim("k1", resident=300 * MIB)
     wait_until(lambda: "k1" in machine.kernels())
     machine.ask("POST", "/kernels/k1/park", {})

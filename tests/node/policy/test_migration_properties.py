@@ -7,26 +7,14 @@ import os
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from model_node import SETTINGS, Clock, Machine
+from model_node import SETTINGS, Machine
 
-from jupyter_affinode.node.execution import group_commit as together
-from jupyter_affinode.node.execution import moves
 from jupyter_affinode.node.protocol.page import Depth, State
 from jupyter_affinode.settings.policy import GIB
 
 TOTALS = {"GPU-0": 12 * GIB, "GPU-1": 12 * GIB}
 EXAMPLES = int(os.environ.get("AFFINODE_HISTORIES", "8"))
 DEEP = SETTINGS.changed(depth="context", low_watermark=0.0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def virtual_time():
-    """The controller's modules read a virtual clock."""
-    clock = Clock()
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (moves, together):
-            patch.setattr(module, "time", clock)
-        yield clock
 
 
 def begun(clock, data):

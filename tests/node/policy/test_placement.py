@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
-from fake_shim import GPU, MIB
+from fake_nvml import UUID, FakeNvml
+from fake_shim import MIB
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,8 +19,6 @@ from jupyter_affinode.node.policy.placement import (
     newcomers_by_gpu,
     place,
 )
-from jupyter_affinode.node.protocol.wire import gpu_uuid
-from jupyter_affinode.node.system.nvml import NvmlSample
 from jupyter_affinode.settings.policy import GIB, Settings
 
 NOW = 10_000.0
@@ -173,17 +171,8 @@ def test_made_up_footprints_make_no_newcomer_larger_than_a_gpu():
 # ---- through the controller
 
 
-class TwoGpus:
-    """NVML of two GPUs, of which the first is the fake shims'."""
-
-    def read(self):
-        first = NvmlGpu(gpu_uuid(GPU), 0, "A GPU", 1000 * MIB, 300 * MIB, 700 * MIB, 0)
-        second = NvmlGpu("GPU-second", 1, "A GPU", 1000 * MIB, 0, 1000 * MIB, 0)
-        return NvmlSample(time.monotonic(), "580.1", (first, second))
-
-
 def test_the_controller_spreads_new_kernels(node, machine, shim, wait_until):
-    node(nvml=TwoGpus())
+    node(nvml=FakeNvml({UUID: 700 * MIB, "GPU-second": 1000 * MIB}))
     shim("k", resident=300 * MIB)
     wait_until(lambda: machine.node()["nvml"] and (machine.kernel("k") or {}).get("resident_bytes"))
 
@@ -192,7 +181,7 @@ def test_the_controller_spreads_new_kernels(node, machine, shim, wait_until):
         assert status == 200
         return answer["visible_devices"]
 
-    first = gpu_uuid(GPU)
+    first = UUID
     assert placed("n1") == ["GPU-second", first]
     assert placed("n1") == ["GPU-second", first]  # asked again, it is still one
     assert placed("n2") == [first, "GPU-second"]  # n1 is expected to take as much as k has

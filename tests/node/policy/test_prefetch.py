@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import time
-import uuid
 from dataclasses import replace
 
 import pytest
-from fake_shim import GPU as GPU_BYTES
+from fake_nvml import FakeNvml
 from fake_shim import MIB
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_policy_properties import NOW, QUICK
 
 from jupyter_affinode.node.model.actions import Park, Resume
-from jupyter_affinode.node.model.gpu import NvmlGpu
 from jupyter_affinode.node.model.reasons import Cause
 from jupyter_affinode.node.model.snapshot import Gpu, Host, Kernel, Node, Residency, RoomRequest
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.eligibility import eligible_at
-from jupyter_affinode.node.system.nvml import NvmlSample
 from jupyter_affinode.settings.policy import Settings
 
 GIB = 1 << 30
-UUID = f"GPU-{uuid.UUID(bytes=GPU_BYTES)}"
 
 
 def machine(*kernels, free=100 * GIB, total=140 * GIB, is_reclaiming=False):
@@ -155,20 +150,11 @@ def test_no_kernel_is_ever_parked_because_of_prefetch(quiet_machine):
 # ---- what announces it
 
 
-class Nvml:
-    """One GPU that is nearly empty."""
-
-    def read(self):
-        total, used = 16 * GIB, GIB
-        gpu = NvmlGpu(UUID, 0, "A GPU", total, used, total - used, 0)
-        return NvmlSample(time.monotonic(), "580.1", (gpu,))
-
-
 @pytest.mark.parametrize(
     ("path", "body"), [("cell", {"open": True, "cell_id": "c"}), ("focus", {})], ids=["cell", "focus"]
 )
 def test_a_cell_or_a_look_brings_a_parked_kernel_back(node, shim, wait_until, path, body):
-    running = node(nvml=Nvml())
+    running = node(nvml=FakeNvml(15 * GIB, 16 * GIB))
     kernel = shim("k1", parked=300 * MIB)
     wait_until(lambda: "k1" in running.kernels())
     assert running.ask("POST", f"/kernels/k1/{path}", body)[0] == 204
@@ -178,7 +164,7 @@ def test_a_cell_or_a_look_brings_a_parked_kernel_back(node, shim, wait_until, pa
 
 def test_a_kernel_that_was_parked_in_its_own_cell_stays_parked(node, shim, wait_until):
     """As by `%%gpu_park`: what was announced before the park does not count."""
-    running = node(nvml=Nvml())
+    running = node(nvml=FakeNvml(15 * GIB, 16 * GIB))
     kernel, _ = shim("k1", resident=300 * MIB), shim("k2", parked=300 * MIB)
     wait_until(lambda: {"k1", "k2"} <= running.kernels().keys())
     assert running.ask("POST", "/kernels/k1/focus", {})[0] == 204

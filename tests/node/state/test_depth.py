@@ -5,54 +5,32 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 from deep_shim import CONTEXT_FLAG, CONTEXT_MOVE, DeepShim
-from fake_nvml import UUID
+from fake_nvml import FakeNvml
 from fake_shim import MIB, NONE, PARK, PARKED, RESUME, ROOM_ANSWER
 from snapshots import IDLE, NEEDED, NOW, A, node, parked, resident
 
 from jupyter_affinode.node.model.actions import Park, Resume
-from jupyter_affinode.node.model.gpu import NvmlGpu
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.state.context_depth import _gpu_objection
-from jupyter_affinode.node.system.nvml import NvmlSample
 from jupyter_affinode.settings.policy import GIB
 
 DEEP = {"idle_timeout_s": 0.3, "depth": "context"}
 
 
-class Nvml:
-    """A GPU of 16 GiB; a test says what is free and which processes are on it (None: NVML does not know)."""
-
-    def __init__(self):
-        self.free, self.pids, self.used_by = 16 * GIB, {os.getpid()}, {}
-
-    def read(self):
-        total = 16 * GIB
-        pids = None if self.pids is None else frozenset(self.pids)
-        gpu = NvmlGpu(UUID, 0, "A GPU", total, total - self.free, self.free, 0, pids, self.used_by)
-        return NvmlSample(time.monotonic(), "580.1", (gpu,))
-
-
 @pytest.fixture
 def nvml():
-    return Nvml()
+    return FakeNvml(16 * GIB, 16 * GIB, pids={os.getpid()})
 
 
 @pytest.fixture
-def deep(machine):
+def deep(connect):
     """`deep("k", resident=…)`: a process that may be parked at context depth."""
-    made = []
-
-    def connect(*arguments, flags=CONTEXT_FLAG, **options):
-        made.append(DeepShim(machine.socket.parent, *arguments, flags=flags, **options))
-        return made[-1]
-
-    yield connect
-    for each in made:
-        each.close()
+    return partial(connect, DeepShim, flags=CONTEXT_FLAG)
 
 
 @pytest.fixture
@@ -60,7 +38,7 @@ def park_k(machine, wait_until):
     """`park_k(processes=1)`: once the controller knows them, kernel "k" is parked as idle ones are, this once."""
 
     def park(processes=1):
-        wait_until(lambda: len((machine.kernel("k") or {"processes": ()})["processes"]) == processes)
+        wait_until(lambda: len(machine.processes_of("k")) == processes)
         machine.ask("PATCH", "/policy", {"park_when": "idle"})
         wait_until(lambda: machine.kernel("k")["residency"] == "parked")
         machine.ask("PATCH", "/policy", {"park_when": "needed"})
@@ -185,7 +163,7 @@ def test_what_a_context_frees_counts_so_that_one_of_the_same_size_yields_and_not
     assert len(decide(NOW, node(waits, *stay, free=0), policy)) == 2
 
 
-class Frees(Nvml):
+class Frees(FakeNvml):
     """A GPU that is full as long as `idle` is there, with its context."""
 
     idle = None
@@ -197,7 +175,7 @@ class Frees(Nvml):
 
 
 def test_what_it_frees_beside_its_memory_is_what_nvml_shows_beside_its_page(node, deep, wait_until):
-    nvml = Frees()
+    nvml = Frees(total=16 * GIB, pids={os.getpid()})
     machine = node(nvml=nvml, depth="context", contended_idle_timeout_s=0.1)
     nvml.idle, waits = deep("k", resident=300 * MIB), deep("l", resident=0)
     wait_until(lambda: machine.kernel("k") and machine.kernel("l"))

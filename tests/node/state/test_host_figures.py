@@ -56,7 +56,7 @@ def test_a_cgroups_figure_is_current_whichever_process_was_read_last(clock, limi
     machine.state.read_limits()
     record = machine.state.kernels["parked"]
     machine.moves.park(record, "asked")
-    settle(machine, machine.shims[1])
+    machine.settle_one(machine.shims[1])
     assert record.residency.value == "parked"
     for shim in machine.shims:
         limits[shim.pid] = {"/all": (40 * GIB, 64 * GIB)}
@@ -73,17 +73,6 @@ def test_a_limit_that_several_share_counts_for_all_of_them_beside_their_own(cloc
     node = machine.state.snapshot(clock.now, is_settled=True)
     assert [kernel.cgroups for kernel in node.kernels] == [("/all/a", "/all"), ("/all/b", "/all")]
     assert node.host.headroom_bytes == {"/all/a": 8 * GIB, "/all/b": 8 * GIB, "/all": 3 * GIB}
-
-
-def settle(machine, shim):
-    """Let a move of it come to its end."""
-    while shim.inbox or shim.outbox or shim.can_go_on:
-        if shim.inbox:
-            shim.hear()
-        elif shim.outbox:
-            machine.deliver(shim)
-        else:
-            shim.go_on()
 
 
 def kept(record, size):
@@ -103,9 +92,9 @@ def test_what_was_asked_back_before_a_move_says_nothing_of_what_is_kept_after_it
     assert host_use(record, 0.0, {}, clock.now).trimmable_bytes == 0
     clock.now += 3
     machine.moves.park(record, "asked")
-    settle(machine, machine.shims[0])
+    machine.settle_one(machine.shims[0])
     machine.moves.resume(record, {GPU: GIB}, "asked")
-    settle(machine, machine.shims[0])
+    machine.settle_one(machine.shims[0])
     kept(record, 4 * GIB)
     use = host_use(record, 0.0, {}, clock.now)
     assert (use.trimmable_bytes, use.trimming_bytes) == (4 * GIB, 0)

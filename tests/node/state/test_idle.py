@@ -3,47 +3,22 @@
 from __future__ import annotations
 
 import os
-import time
 from types import SimpleNamespace
 
 import fake_shim
 import pytest
+from fake_nvml import FakeNvml
 from fake_shim import GPU, MIB, PARKED
 
-from jupyter_affinode.node.model.gpu import NvmlGpu
 from jupyter_affinode.node.model.snapshot import Kernel, Residency, Speed
 from jupyter_affinode.node.policy.eligibility import LEAST_PAUSE_S, eligible_at, least_idle_s
 from jupyter_affinode.node.protocol.page import Depth, PageGpu, State
 from jupyter_affinode.node.protocol.wire import gpu_uuid
 from jupyter_affinode.node.state import gpu_processes as neighbours
-from jupyter_affinode.node.system.nvml import NvmlSample
 from jupyter_affinode.settings.policy import GIB, Settings
 
 UUID = gpu_uuid(GPU)
 OWN = os.getpid()
-
-
-class FakeNvml:
-    """A GPU of 1000 MiB with the processes that a test says."""
-
-    def __init__(self, used_by, *, free=500, busy=()):
-        self.used_by, self.free, self.busy = used_by, free, frozenset(busy)
-
-    def read(self):
-        total = 1000 * MIB
-        gpu = NvmlGpu(
-            UUID,
-            0,
-            "A GPU",
-            total,
-            total - self.free * MIB,
-            self.free * MIB,
-            37,
-            pids=frozenset(self.used_by),
-            used_by=self.used_by,
-            busy_pids=self.busy,
-        )
-        return NvmlSample(time.monotonic(), "580.1", (gpu,))
 
 
 # ---- how long
@@ -123,7 +98,7 @@ def process(pid=100, *, resident=300, parked=0, fixed=0, depth=Depth.MEMORY, sta
 
 
 def gpu(used_by, busy=()):
-    return FakeNvml(used_by, busy=busy).read().gpus[0]
+    return FakeNvml(500 * MIB, pids=used_by, used_by=used_by, busy=busy).gpus()[0]
 
 
 def test_pids_are_joined_only_where_all_of_ours_are_there_with_enough_memory():
@@ -163,7 +138,7 @@ def test_what_nvml_counts_for_ours_beyond_their_pages_is_their_contexts():
 
 def test_a_kernel_that_computes_on_without_calling_is_not_idle(node, shim, wait_until):
     """Work that was submitted long ago runs on: NVML sees it, the calls do not show it."""
-    nvml = FakeNvml({OWN: 900 * MIB}, busy=[OWN])
+    nvml = FakeNvml(500 * MIB, pids={OWN}, used_by={OWN: 900 * MIB}, busy=[OWN])
     machine = node(nvml=nvml)
     kernel = shim("k", resident=300 * MIB)
     wait_until(lambda: (machine.kernel("k") or {}).get("idle_s") is not None)

@@ -175,7 +175,7 @@ def test_an_orphan_is_ended_and_no_other_kernel(node, machine, started, wait_unt
             described = machine.kernel("k")["processes"][0]
             assert described["stuck"]["reason"] == "parent-gone"
             assert machine.ask("POST", "/kernels/k/end", {"process": described["number"]})[0] == 200
-            wait_until(lambda: not (machine.kernel("k") or {"processes": []})["processes"])
+            wait_until(lambda: not machine.processes_of("k"))
             pid = None
         finally:
             if pid is not None:
@@ -297,7 +297,7 @@ def test_the_command_line_lists_what_is_stuck_and_ends_it(node, machine, started
     assert "`jupyter affinode clean k` ends it" in machine.affinode("status").stdout
     assert "ended: a test" in machine.affinode("clean", "k").stdout
     made.wait(timeout=60)
-    wait_until(lambda: not (machine.kernel("k") or {"processes": []})["processes"])
+    wait_until(lambda: not machine.processes_of("k"))
     assert "No process is stuck." in machine.affinode("clean").stdout
 
 

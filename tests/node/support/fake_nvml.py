@@ -15,10 +15,15 @@ UUID = gpu_uuid(GPU)
 
 
 class FakeNvml:
-    """A GPU of 1000 MiB whose free memory a test sets; `gate` stops it as a hung driver would."""
+    """The fake shims' GPU, or several: `free` bytes, one figure or one by UUID, of `total` each. A test sets all of it.
 
-    def __init__(self, free):
-        self.free = free
+    `pids`, `used_by` and `busy` are the processes on each GPU (None: NVML does not know). `gate` stops it as a hung
+    driver would.
+    """
+
+    def __init__(self, free=0, total=1000 * MIB, *, pids=None, used_by=(), busy=None, percent=0):
+        self.free, self.total, self.percent = free, total, percent
+        self.pids, self.used_by, self.busy = pids, dict(used_by), busy
         self.broken = False
         self.gate = threading.Event()
         self.gate.set()
@@ -28,6 +33,23 @@ class FakeNvml:
         assert self.gate.wait(60)
         if self.broken:
             raise NvmlMissing("Driver Not Loaded")
-        total = 1000 * MIB
-        gpu = NvmlGpu(UUID, 0, "A GPU", total, total - self.free * MIB, self.free * MIB, 37)
-        return NvmlSample(began, "580.1", (gpu,))
+        return NvmlSample(began, "580.1", self.gpus())
+
+    def gpus(self):
+        pids, busy = (each if each is None else frozenset(each) for each in (self.pids, self.busy))
+        free_bytes = self.free if isinstance(self.free, dict) else {UUID: self.free}
+        return tuple(
+            NvmlGpu(
+                uuid,
+                index,
+                "A GPU",
+                self.total,
+                self.total - free,
+                free,
+                self.percent,
+                pids,
+                self.used_by,
+                busy,
+            )
+            for index, (uuid, free) in enumerate(free_bytes.items())
+        )

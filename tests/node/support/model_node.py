@@ -430,19 +430,23 @@ class Machine:
         assert work.is_prepared or shim.holds or self.fits(shim.sizes), "more than the GPU has"
         assert all(self.free(uuid) >= 0 for uuid in self.totals), "more than the GPU has"
 
+    def settle_one(self, shim: Shim) -> None:
+        """Let what is under way in one shim come to its end."""
+        while shim.inbox or shim.outbox or shim.can_go_on:
+            if shim.inbox:
+                shim.hear()
+            elif shim.outbox:
+                self.deliver(shim)
+            else:
+                shim.go_on()
+
     def settle(self) -> None:
         """Let everything that is under way come to its end, and time pass, until nothing moves any more."""
         for shim in self.shims:
             shim.is_busy = False
         for _ in range(80):
             for shim in self.shims:
-                while shim.inbox or shim.outbox or shim.can_go_on:
-                    if shim.inbox:
-                        shim.hear()
-                    elif shim.outbox:
-                        self.deliver(shim)
-                    else:
-                        shim.go_on()
+                self.settle_one(shim)
             for shim in self.shims:
                 if shim.may_lose_patience:
                     shim.lose_patience()

@@ -22,7 +22,7 @@ from jupyter_affinode.node.system.nvml import NvmlMissing, NvmlReader, NvmlSampl
 
 @pytest.fixture
 def nvml():
-    made = FakeNvml(free=500)
+    made = FakeNvml(500 * MIB, percent=37)
     yield made
     made.gate.set()
 
@@ -73,7 +73,7 @@ def test_without_nvml_that_is_said_and_the_shims_figures_are_used(node, shim, wa
 
 
 def test_a_resume_waits_for_room_that_nvml_sees(node, shim, nvml, wait_until):
-    nvml.free = 100  # from the first look on
+    nvml.free = 100 * MIB  # from the first look on
     machine = node(nvml=nvml)
     kernel = shim("k", parked=300 * MIB)
     shim("busy", resident=600 * MIB)
@@ -82,13 +82,13 @@ def test_a_resume_waits_for_room_that_nvml_sees(node, shim, nvml, wait_until):
     wait_until(lambda: machine.node()["queue"] == ["k"])
     let_it_decide(kernel, wait_until)
     assert kernel.heard.of(RESUME) == []
-    nvml.free = 400
+    nvml.free = 400 * MIB
     wait_until(lambda: kernel.state == RESIDENT)
 
 
 def test_nothing_is_resumed_before_nvml_has_answered(node, shim, nvml, wait_until):
     """Its first look may take seconds, and without figures every kernel would seem to fit."""
-    nvml.free = 100
+    nvml.free = 100 * MIB
     nvml.gate.clear()
     machine = node(nvml=nvml)
     kernel = shim("k", parked=300 * MIB)
@@ -100,7 +100,7 @@ def test_nothing_is_resumed_before_nvml_has_answered(node, shim, nvml, wait_unti
     wait_until(lambda: machine.node()["nvml"])
     let_it_decide(kernel, wait_until)
     assert kernel.heard.of(RESUME) == []
-    nvml.free = 400
+    nvml.free = 400 * MIB
     wait_until(lambda: kernel.state == RESIDENT)
 
 
@@ -120,7 +120,7 @@ def test_room_that_was_given_is_not_given_again_before_nvml_shows_it(node, shim,
     machine = node(nvml=nvml)
     kernels = [shim(f"k{number}", parked=300 * MIB) for number in range(2)]
     wait_until(lambda: len(machine.kernels()) == 2)
-    nvml.free = 500
+    nvml.free = 500 * MIB
     kernels[0].on_command = lambda command: None  # it takes its time
     kernels[0].touch()
     wait_until(lambda: kernels[0].heard.of(RESUME))
@@ -135,13 +135,13 @@ def test_a_low_gpu_is_relieved_without_a_waiter(node, shim, nvml, wait_until):
     kernel = shim("k", resident=300 * MIB)
     wait_until(lambda: kernel.heard.welcome)
     assert kernel.heard.of(PARK) == []
-    nvml.free = 40
+    nvml.free = 40 * MIB
     wait_until(lambda: kernel.state == PARKED)
     assert kernel.heard.of(PARK)[0].reason == "GPU memory is low"
 
 
 def test_an_allocation_that_can_never_fit_is_denied_soon(node, shim, nvml, wait_until):
-    nvml.free = 100
+    nvml.free = 100 * MIB
     node(nvml=nvml)
     shim("other", resident=300 * MIB)
     asker = shim("asker", resident=300 * MIB)
