@@ -61,7 +61,9 @@ test-all: before-tests
 	@$(MAKE) --no-print-directory --jobs=$(WORKERS) --output-sync lint test-lab
 	TEST_STRIDE=1 $(PYTEST)
 
-before-tests: native
+before-tests:
+	@binder/need.sh cc >/dev/null
+	@$(MAKE) --no-print-directory $(VENV)/bin/python & venv=$$!; $(MAKE) --no-print-directory native && wait $$venv
 	@binder/need.sh browser >&2 || echo 'Tests in a browser will be skipped.' >&2
 	@binder/need.sh cxx >/dev/null
 
@@ -109,7 +111,8 @@ lint-python: $(VENV)/.test
 lint-lab: $(VENV)/.test
 	jlpm lint:check
 
-native: $(VENV)/bin/python
+native:
+	@binder/need.sh cc >/dev/null
 	$(MAKE) --jobs=$(WORKERS) -C shim install DESTDIR=$(CURDIR)/jupyter_affinode/lib
 
 docs: $(VENV)/.test
