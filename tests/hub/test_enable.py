@@ -8,7 +8,6 @@ import sys
 import pytest
 from jupyterhub import spawner as hub_spawners
 from jupyterhub.spawner import LocalProcessSpawner, SimpleLocalProcessSpawner
-from kubespawner import KubeSpawner
 from traitlets.config import Config
 
 import hub_spawner
@@ -90,6 +89,8 @@ def test_refusals_that_would_end_an_older_hub_are_refused_in_words(monkeypatch):
 
 
 def test_refusals_of_pods_are_refused_in_words():
+    from kubespawner import KubeSpawner  # a second, which other processes of pytest need not take
+
     c = Config()
     c.JupyterHub.spawner_class = KubeSpawner
     c.KubeSpawner.on_gpu_full = "refuse"

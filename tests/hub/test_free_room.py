@@ -7,8 +7,6 @@ import asyncio
 import pytest
 from gpu_node import GIB, GpuNode
 from jupyterhub.spawner import SimpleLocalProcessSpawner
-from kubernetes_asyncio.config import kube_config
-from kubespawner import KubeSpawner
 from live_machine import new_machine
 from people import needs_root
 from traitlets.config import Config
@@ -36,7 +34,7 @@ def form_of(spawner_class, socket, **spawner):
         config.Spawner[name] = value
 
     async def get():
-        mock = {"_mock": True} if spawner_class is KubeSpawner else {}
+        mock = {"_mock": True} if spawner_class.__name__ == "KubeSpawner" else {}
         return await derived(spawner_class)(config=config, **mock).get_options_form()
 
     return asyncio.run(get())
@@ -52,6 +50,11 @@ def test_a_plain_form_has_the_line_before_it(node):
 
 
 def test_a_profile_page_of_kubespawner_has_it_too(node, monkeypatch, tmp_path):
+    from kubernetes_asyncio.config import (
+        kube_config,  # a second, which other processes of pytest need not take
+    )
+    from kubespawner import KubeSpawner
+
     config = tmp_path / "kubeconfig"
     config.write_text(
         "{apiVersion: v1, kind: Config, current-context: x, contexts: [{name: x, context: {cluster: x, user: x}}],"

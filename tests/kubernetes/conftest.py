@@ -9,22 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import kubernetes_validate
 import pytest
-from jupyterhub.objects import Hub, Server
-from kubernetes_asyncio.client import ApiClient
-from kubespawner import KubeSpawner
 from traitlets.config import Config
-
-from hub_spawner.enabling import derived
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "hub"))  # live_hub
 
 # The oldest that Zero to JupyterHub takes, the first with the DRA API's v1, the newest whose schemas are here.
 KUBERNETES = ("1.32", "1.34", "1.37")
-
-
-SharingSpawner = derived(KubeSpawner)  # as `hub_spawner.enable` has it
 
 
 class PodIsMade(Exception):
@@ -37,6 +28,12 @@ def pod_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
 
     `plain`: of KubeSpawner itself.
     """
+    # Here: the client of Kubernetes takes a second, which other processes of pytest need not take.
+    from jupyterhub.objects import Hub, Server
+    from kubernetes_asyncio.client import ApiClient
+    from kubespawner import KubeSpawner
+
+    from hub_spawner.enabling import derived
 
     async def send(self: KubeSpawner, pod: Any, *_: Any) -> None:
         raise PodIsMade(pod)
@@ -67,7 +64,7 @@ def pod_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
         return plain
 
     def pod_of(config: Config, profile: str | None = None, plain: bool = False) -> dict[str, Any]:
-        return asyncio.run(made(config, profile, KubeSpawner if plain else SharingSpawner))
+        return asyncio.run(made(config, profile, KubeSpawner if plain else derived(KubeSpawner)))
 
     return pod_of
 
@@ -79,6 +76,8 @@ class Accepted:
         self.release = release
 
     def __call__(self, resource: dict[str, Any]) -> None:
+        import kubernetes_validate
+
         kubernetes_validate.validate(resource, self.release, strict=True)
 
 

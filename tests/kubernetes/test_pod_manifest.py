@@ -10,12 +10,12 @@ import pytest
 import yaml
 from traitlets.config import Config
 
-from hub_spawner import kubernetes
+import hub_spawner
 from jupyter_affinode.client.grant_signing import make_keys
 from jupyter_affinode.node.identity.grants import GrantVerifier
 
 GOLDEN = Path(__file__).with_name("pod.json")
-CHART = Path(kubernetes.__file__).with_name("chart")
+CHART = Path(hub_spawner.__file__).with_name("chart")
 IMAGE = "registry.example.org/jupyter-affinode:0.1.0"
 PROFILES = [
     {"slug": "cpu", "display_name": "No GPU"},
@@ -123,6 +123,8 @@ def test_the_init_container_has_no_rights_and_runs_as_the_servers_user(pod_of):
 
 @pytest.mark.parametrize("uid", [None, 0])
 def test_the_init_container_is_never_root(pod_of, uid):
+    from hub_spawner import kubernetes
+
     (init,) = pod_of(config(uid=uid), "gpu")["spec"]["initContainers"]
     assert init["securityContext"]["runAsUser"] == kubernetes.INIT_UID
 
@@ -139,6 +141,8 @@ def test_what_the_site_mounts_already_is_used_and_not_mounted_twice(pod_of, acce
 
 
 def test_an_init_container_of_the_sites_own_comes_first_and_one_of_our_name_stays(pod_of):
+    from hub_spawner import kubernetes
+
     other = {"name": "chown", "image": "busybox"}
     ours = {"name": kubernetes.INIT_CONTAINER, "image": "theirs"}
     for init_containers, names in (([other], ["chown", "affinode"]), ([other, ours], ["chown", "affinode"])):
@@ -171,6 +175,8 @@ def test_a_profile_that_would_refuse_a_pod_is_named_in_the_log(pod_of, caplog):
 
 
 def test_a_pod_to_which_nothing_can_be_added_starts_as_it_is(pod_of, monkeypatch):
+    from hub_spawner import kubernetes
+
     def broken(*_: Any) -> None:
         raise RuntimeError("the site's own")
 
@@ -182,6 +188,8 @@ def test_a_pod_to_which_nothing_can_be_added_starts_as_it_is(pod_of, monkeypatch
 
 def test_the_values_for_zero_to_jupyterhub_enable_the_policy(pod_of, accepted):
     """Its chart runs `hub.extraConfig` with the spawner's class chosen, and hands the profiles to it."""
+    from hub_spawner import kubernetes
+
     values = yaml.safe_load((CHART / "examples" / "z2jh.yaml").read_text())
     c = Config()
     c.JupyterHub.spawner_class = "kubespawner.KubeSpawner"

@@ -14,8 +14,6 @@ from live_machine import Machine
 from pods import NAMESPACES, Cluster, Node, Pod
 from rendered_chart import controller, settings_file
 
-from hub_spawner import kubernetes
-
 HOLD = f"""{SETUP}
 import sys
 try:
@@ -88,6 +86,8 @@ CHART_VALUES = {
 
 def prepare(pod: Pod, size: int) -> subprocess.CompletedProcess[str]:
     """Run the init container's script as it stands in the manifest."""
+    from hub_spawner import kubernetes
+
     script = kubernetes.PREPARE.format(
         folder="/opt/affinode", shim="libaffinode.so", size=size, wait_s=20, limit_s=40
     )
