@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from shim_machine import Machine
+from shim_machine import HERE, Machine, Running
 
 
 @pytest.fixture
@@ -18,3 +20,11 @@ def gpu(native: Path) -> Iterator[Machine]:
     yield made
     made.listener.close()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def worker(gpu: Machine) -> Iterator[Running]:
+    """A process with two blocks on the GPU that does what it is asked (`worker.py`)."""
+    with Running(gpu, sys.executable, HERE / "worker.py") as running:
+        assert json.loads(running.answer()) == "ready"
+        yield running

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import struct
-import sys
 import time
-from collections.abc import Iterator
 
 import pytest
 from link_peer import BUSY, DROP_CACHES, FAILED, NOTHING, OK, PARKED, STALE, LinkPeer
-from shim_machine import HERE, Machine, Running
+from shim_machine import Running
 
 DROPS_CACHES = 16  # a flag of the page
-
-
-@pytest.fixture
-def worker(gpu: Machine) -> Iterator[Running]:
-    with Running(gpu, sys.executable, HERE / "worker.py") as running:
-        assert json.loads(running.answer()) == "ready"
-        yield running
 
 
 @pytest.fixture

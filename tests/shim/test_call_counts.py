@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import struct
-import sys
-from collections.abc import Iterator
 
-import pytest
 from link_peer import LinkPeer
-from shim_machine import HERE, Machine, Running
+from shim_machine import Running
 
 from jupyter_affinode.node.protocol.page import PageData, parse_page
 
 COUNT = 13
 S_NS = 10**9
-
-
-@pytest.fixture
-def worker(gpu: Machine) -> Iterator[Running]:
-    with Running(gpu, sys.executable, HERE / "worker.py") as running:
-        assert json.loads(running.answer()) == "ready"
-        yield running
 
 
 def data(peer: LinkPeer) -> PageData:

@@ -22,13 +22,6 @@ CONTENTS = (7).to_bytes(4, "little") * 1024  # a page of the worker's first bloc
 
 
 @pytest.fixture
-def worker(gpu: Machine) -> Iterator[Running]:
-    with Running(gpu, sys.executable, HERE / "worker.py") as running:
-        assert json.loads(running.answer()) == "ready"
-        yield running
-
-
-@pytest.fixture
 def memory() -> Iterator[int]:
     """A memory file of 32 MiB."""
     descriptor = os.memfd_create("lot")

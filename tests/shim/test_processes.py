@@ -45,13 +45,6 @@ def meanwhile(running: Running, coming_back: bool, after_s: float, line: str) ->
     return answer
 
 
-@pytest.fixture
-def worker(gpu: Machine) -> Iterator[Running]:
-    with Running(gpu, sys.executable, HERE / "worker.py") as running:
-        assert json.loads(running.answer()) == "ready"
-        yield running
-
-
 @pytest.mark.parametrize(
     ("action", "expected"),
     [
