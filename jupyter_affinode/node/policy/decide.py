@@ -45,7 +45,7 @@ def decide(now: float, node: Node, settings: Settings) -> list[Action]:
 
 
 def park_asked(plan: Plan) -> None:
-    """Park what people asked for, open cell or not."""
+    """Park what users asked for, open cell or not."""
     asked = [(kernel, wish) for kernel in plan.node.kernels if (wish := kernel.park_asked) is not None]
     for kernel, wish in asked:
         if kernel.residency is not Residency.RESIDENT or not plan.is_free(kernel):

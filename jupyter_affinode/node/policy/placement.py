@@ -22,7 +22,7 @@ from .eligibility import eligible_at
 MAY_GO = 0.5  # what may be parked, or is, comes back and takes turns: it counts as half
 PLACED_LASTS_S = 600.0  # a kernel that was placed and has not used the GPU by then probably never will
 UNSEEN_LASTS_S = 120.0  # … and another user's of which no process is known, for other users' kernels
-OTHERS_NEWCOMERS_MAX = 4  # of each other person
+OTHERS_NEWCOMERS_MAX = 4  # of each other user
 UNKNOWN_PART = 16  # of a GPU: what a kernel is taken to need where no other tells
 
 
@@ -36,7 +36,7 @@ class Newcomer(NamedTuple):
 
 
 def newcomers_by_gpu(newcomers: Iterable[Newcomer], payer: str | None, now: float) -> dict[str, int]:
-    """How many count on each GPU for a kernel of `payer`: all of their own, and a few of each other person."""
+    """How many count on each GPU for a kernel of `payer`: all of their own, and a few of each other user."""
     found: dict[str, int] = {}
     of_others: dict[str | None, int] = {}
     for each in sorted(newcomers, key=lambda newcomer: -newcomer.since):

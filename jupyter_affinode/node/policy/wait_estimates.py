@@ -49,7 +49,7 @@ FULL_IN_TURNS = "the GPU is full until others have had their turn, or have been 
 
 @dataclass(frozen=True)
 class Outlook:
-    """For the person whose kernel waits."""
+    """For the user whose kernel waits."""
 
     place: int  # from 1, by kernels
     since: float

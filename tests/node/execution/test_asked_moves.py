@@ -1,4 +1,4 @@
-"""Over the real sockets: parks, resumes and holds that people and their magics ask for."""
+"""Over the real sockets: parks, resumes and holds that users and their magics ask for."""
 
 from __future__ import annotations
 

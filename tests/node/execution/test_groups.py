@@ -113,7 +113,7 @@ def test_a_new_process_in_the_middle_ends_the_park(pair, preparing, wait_until):
     slow.is_slow = False  # at the next try
     newcomer = preparing("k", resident=100 * MIB)
     wait_until(lambda: prepared.heard.of(ABORT) and slow.heard.of(ABORT))
-    assert result_of(asked)[0] == 200, "the person's wish is tried again, with all three"
+    assert result_of(asked)[0] == 200, "the user's request is tried again, with all three"
     assert prepared.state == slow.state == newcomer.state == PARKED
 
 

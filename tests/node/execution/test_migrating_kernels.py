@@ -1,4 +1,4 @@
-"""A kernel that comes back on another GPU: what its shim is told, what is reserved meanwhile, and what people hear."""
+"""A kernel that resumes on another GPU: what its shim is told, what is reserved meanwhile, and what users are told."""
 
 from __future__ import annotations
 
@@ -309,7 +309,7 @@ def test_what_a_process_was_started_to_see(tmp_path):
 def test_what_processes_see_is_read_only_where_they_could_go_elsewhere(
     node, nvml, mover, wait_until, monkeypatch
 ):
-    """On a machine of many people, for one, nothing of a stranger's process is read for this."""
+    """On a machine of many users, for one, nothing of a foreign process is read for this."""
     read = []
     monkeypatch.setattr(state, "read_visible", lambda pid: read.append(pid))
     machine = node(nvml=nvml, low_watermark=0.0)

@@ -1,4 +1,4 @@
-"""A grant is believed when it is whole, ours, for us and in time; and then it is the person."""
+"""A grant is believed when it is whole, ours, for us and in time; and then it names the user."""
 
 from __future__ import annotations
 
@@ -462,7 +462,7 @@ def test_a_connection_outlives_the_grant_that_opened_it(granting, verifier, wait
     wait_until(lambda: after.heard.welcome is not None or after.heard.ended)
     reaches(after, RESIDENT, wait_until)
     newer = someone(granting, verifier.sign())
-    assert newer.kernels()["k1"]["processes"], "it is still the same person's"
+    assert newer.kernels()["k1"]["processes"], "it is still the same user's"
     alice.close()
 
 

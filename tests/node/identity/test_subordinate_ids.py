@@ -1,4 +1,4 @@
-"""A person with a thousand user ids is one person to the limits, and many to each other's kernels."""
+"""A user with a thousand user ids is one user to the limits, and many to each other's kernels."""
 
 from __future__ import annotations
 

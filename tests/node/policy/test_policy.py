@@ -270,7 +270,7 @@ def test_calls_and_allocations_wait_in_one_queue():
     assert isinstance(action, GrantRoom)
 
 
-# ---- people and host memory
+# ---- users and host memory
 
 
 def test_what_the_person_asks_for_is_parked_open_cell_held_or_small():

@@ -58,7 +58,7 @@ def test_no_class_overtakes_a_waiter_by_more_than_the_bound(one, other, later, a
 
 
 def test_what_a_kernel_needs_is_in_the_order_of_its_requests_whatever_the_hash_seed():
-    """What people are told names the first GPU that is full, in every process the same."""
+    """What users are told names the first GPU that is full, in every process the same."""
     gpus = [f"GPU-{number}" for number in range(8)]
     rooms = tuple(RoomRequest((1, number), gpu, MIB, NOW - 5) for number, gpu in enumerate(gpus))
     waits = replace(parked("waits", waits=5), parked_bytes={}, rooms=rooms)
