@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 from lab_page import LabPage
+from lab_server import BUILT, REPOSITORY, VIEWPORT, start_lab
 from live_browser import chromium
-from live_machine import Machine, new_machine
+from live_machine import new_machine
 from live_server import JupyterServer
 from playwright.sync_api import Browser
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-BUILT = REPOSITORY / "jupyter_affinode" / "labextension"
 SOURCES = ("labextension/src", "labextension/style", "labextension/schema", "package.json")
-VIEWPORT = {"width": 1280, "height": 800}
 FAILED = pytest.StashKey[bool]()
 
 
@@ -57,24 +54,6 @@ def jp_asyncio_loop() -> None:
 @pytest.fixture(autouse=True)
 def jp_server_cleanup() -> None:
     """Takes the place of pytest-jupyter's, which cleans up servers of this process: here is none."""
-
-
-def start_lab(server: JupyterServer, labextension: Path, *arguments: str) -> JupyterServer:
-    """Start JupyterLab, with this checkout's extension and no news."""
-    environment = server.machine.environment
-    folder = Path(environment["JUPYTER_DATA_DIR"]) / "labextensions"
-    folder.mkdir()
-    (folder / "jupyter-affinode").symlink_to(labextension)
-    # Else one that is installed beside Python comes first, in a virtual environment.
-    environment["JUPYTER_PREFER_ENV_PATH"] = "0"
-    settings(server.machine, "@jupyterlab/apputils-extension", "notification", fetchNews="false")
-    return server.start(
-        "--expose-app-in-browser",
-        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
-        "--LabApp.extension_manager=readonly",
-        *arguments,
-        application="jupyterlab",
-    )
 
 
 @pytest.fixture
@@ -171,11 +150,3 @@ def screenshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = Path(named) if named else tmp_path_factory.mktemp("screenshots")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-def settings(machine: Machine, package: str, plugin: str, **values: object) -> None:
-    """Write a person's settings of a JupyterLab plugin, before JupyterLab starts."""
-    config = Path(machine.environment["JUPYTER_CONFIG_DIR"])
-    path = config / "lab" / "user-settings" / package / f"{plugin}.jupyterlab-settings"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(values))

@@ -316,3 +316,19 @@ def states() -> dict[str, dict[str, Any]]:
         "no-controller": away,
         "many": busy_machine(),
     }
+
+
+def around() -> dict[str, dict[str, Any]]:
+    """Every state of what stands around a notebook, by name; the first kernel is the notebook's."""
+    train = resident(1, 31, "thesis/train.ipynb", cell_open=True, idle_s=0.5, eligible_in_s=None)
+    kept = resident(3, 12, "tokenizer.ipynb", held_for_s=1500.0, eligible_in_s=None)
+    shown = states()
+    return {
+        "none": machine([kernel(5, "plain.ipynb"), train]),
+        "resident": machine([resident(2, 22, "notes.ipynb"), train]),
+        "kept": machine([kept, train]),
+        "freed": shown["freed"],
+        "moving": shown["moving"],
+        "waiting": shown["waiting"],
+        "lost": shown["problems"],
+    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import re
 from pathlib import Path
@@ -11,13 +10,9 @@ import lab_cells
 import pytest
 import recorded
 from playwright.sync_api import expect
+from recorded_page import THEMES, RecordedPanel
 
 AXE = Path(__file__).resolve().parents[2] / "node_modules" / "axe-core" / "axe.min.js"
-THEMES = {
-    "light": "JupyterLab Light",
-    "dark": "JupyterLab Dark",
-    "contrast": "JupyterLab Dark High Contrast",
-}
 TALLEST = 1000
 VIOLATIONS = """async () => {
     const found = await axe.run('#jp-affinode-panel', { resultTypes: ['violations'] });
@@ -26,38 +21,6 @@ VIOLATIONS = """async () => {
 # Larger where the pictures are wanted.
 UNIT = 4 if "AFFINODE_SCREENSHOTS" in os.environ else 1
 TABLE, VOCABULARY, VECTORS, WEIGHTS = (UNIT * mib for mib in (176, 76, 224, 250))
-
-
-class RecordedPanel:
-    """A panel that shows recorded answers of the server."""
-
-    def __init__(self, lab_page):
-        self.lab = lab_page
-        self.answer = recorded.machine([])
-        lab_page.page.route("**/affinode/api/status*", lambda route: route.fulfill(json=self.answer))
-        lab_page.show_panel()
-        self.root = lab_page.panel
-
-    def show(self, answer: dict) -> None:
-        """Show an answer, with nothing hovered or focused."""
-        self.answer = copy.deepcopy(answer)
-        page = self.lab.page
-        with page.expect_response("**/affinode/api/status*"):
-            self.root.get_by_role("button", name="Look again").first.click()
-        if answer["node"]:
-            expect(self.root.get_by_role("alert")).to_have_count(0)
-        page.mouse.move(900, 700)
-        page.evaluate("() => document.activeElement.blur()")
-        page.evaluate("() => new Promise(done => requestAnimationFrame(() => setTimeout(done, 0)))")
-
-    def widen(self, width: int) -> None:
-        """Pull the sidebar's edge."""
-        box = self.root.bounding_box()
-        mouse = self.lab.page.mouse
-        mouse.move(box["x"] + box["width"] + 1, 500)
-        mouse.down()
-        mouse.move(box["x"] + width + 1, 500, steps=4)
-        mouse.up()
 
 
 @pytest.fixture

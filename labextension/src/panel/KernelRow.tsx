@@ -128,7 +128,7 @@ function Name(props: { kernel: IKernel; name: string; view: IView }): JSX.Elemen
       {shown}
     </button>
   ) : (
-    <span className="jp-affinode-name" title={kernel.server ?? undefined}>
+    <span className="jp-affinode-name" title={kernel.server ?? name}>
       {shown}
     </span>
   );

@@ -1,0 +1,39 @@
+"""A JupyterLab with this checkout's extension, for tests and for scripts that measure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from live_machine import Machine
+from live_server import JupyterServer
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+BUILT = REPOSITORY / "jupyter_affinode" / "labextension"
+VIEWPORT = {"width": 1280, "height": 800}
+
+
+def start_lab(server: JupyterServer, labextension: Path, *arguments: str) -> JupyterServer:
+    """Start JupyterLab, with this checkout's extension and no news."""
+    environment = server.machine.environment
+    folder = Path(environment["JUPYTER_DATA_DIR"]) / "labextensions"
+    folder.mkdir()
+    (folder / "jupyter-affinode").symlink_to(labextension)
+    # Else one that is installed beside Python comes first, in a virtual environment.
+    environment["JUPYTER_PREFER_ENV_PATH"] = "0"
+    settings(server.machine, "@jupyterlab/apputils-extension", "notification", fetchNews="false")
+    return server.start(
+        "--expose-app-in-browser",
+        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+        "--LabApp.extension_manager=readonly",
+        *arguments,
+        application="jupyterlab",
+    )
+
+
+def settings(machine: Machine, package: str, plugin: str, **values: object) -> None:
+    """Write a person's settings of a JupyterLab plugin, before JupyterLab starts."""
+    config = Path(machine.environment["JUPYTER_CONFIG_DIR"])
+    path = config / "lab" / "user-settings" / package / f"{plugin}.jupyterlab-settings"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(values))

@@ -1,0 +1,112 @@
+"""A JupyterLab that shows recorded answers of the server, and what its parts look like, measured (`looks.js`)."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import recorded
+from lab_page import LabPage, Notebook
+from playwright.sync_api import Route, expect
+
+LOOKS = Path(__file__).with_name("looks.js")
+THEMES = {
+    "light": "JupyterLab Light",
+    "dark": "JupyterLab Dark",
+    "contrast": "JupyterLab Dark High Contrast",
+}
+PANEL = "#jp-affinode-panel"
+AROUND = ".jp-affinode-chip, .jp-affinode-popover, .jp-affinode-banner, .jp-affinode-statusButton"
+CONTROLS = ".jp-affinode-line, button[class*='jp-affinode'], .jp-affinode button"
+
+
+class RecordedPanel:
+    """A panel that shows recorded answers of the server."""
+
+    def __init__(self, lab_page: LabPage):
+        self.lab = lab_page
+        self.answer = recorded.machine([])
+        self.answers = True
+        lab_page.page.route("**/affinode/api/status*", self._answer)
+        lab_page.show_panel()
+        self.root = lab_page.panel
+
+    def show(self, answer: dict) -> None:
+        """Show an answer, with nothing hovered or focused."""
+        self.answer = copy.deepcopy(answer)
+        page = self.lab.page
+        with page.expect_response("**/affinode/api/status*"):
+            self.root.get_by_role("button", name="Look again").first.click()
+        if answer["node"]:
+            expect(self.root.get_by_role("alert")).to_have_count(0)
+        page.mouse.move(900, 700)
+        page.evaluate("() => document.activeElement.blur()")
+        page.evaluate("() => new Promise(done => requestAnimationFrame(() => setTimeout(done, 0)))")
+
+    def each(self, states: dict[str, dict[str, Any]]) -> Iterator[str]:
+        """Show one after the other; their names."""
+        for name, answer in states.items():
+            self.show(answer)
+            yield name
+
+    def _answer(self, route: Route) -> None:
+        if self.answers:
+            route.fulfill(json=self.answer)
+        else:
+            route.abort()
+
+    def fall_silent(self) -> None:
+        """Have the server answer no longer: what is shown is from before."""
+        self.answers = False
+        self.root.get_by_role("button", name="Look again").first.click()
+        expect(self.root.get_by_role("alert")).to_be_visible()
+
+    def widen(self, width: int) -> None:
+        """Pull the sidebar's edge."""
+        box = self.root.bounding_box()
+        mouse = self.lab.page.mouse
+        mouse.move(box["x"] + box["width"] + 1, 500)
+        mouse.down()
+        mouse.move(box["x"] + width + 1, 500, steps=4)
+        mouse.up()
+
+    def show_around(self, notebook: Notebook, answer: dict[str, Any]) -> None:
+        """Show an answer whose first kernel is an open notebook's, in panel, chip, popover, banner and status bar."""
+        text = json.dumps(answer)
+        first = answer["kernels"][0]
+        made = json.loads(text.replace(json.dumps(first["id"]), json.dumps(notebook.kernel_id())))
+        self.show(made)
+        if not notebook.popover().is_visible():
+            notebook.chip().click()
+        expect(notebook.popover()).to_be_visible()
+
+
+class Looks:
+    """Measures what is shown."""
+
+    def __init__(self, lab_page: LabPage):
+        self.page = lab_page.page
+        self.page.add_script_tag(path=LOOKS)
+        self._session = self.page.context.new_cdp_session(self.page)
+        self._session.send("DOM.enable")
+        self._session.send("CSS.enable")
+
+    def pairs(self, selector: str) -> list[dict[str, Any]]:
+        """Each text, and each part of a picture that says something, with its contrast."""
+        return self.page.evaluate("selector => affinodeLooks.pairs(selector)", selector)
+
+    def troubles(self, selector: str) -> list[str]:
+        """Texts that are cut off, beside the page or on each other."""
+        return self.page.evaluate("selector => affinodeLooks.troubles(selector)", selector)
+
+    def hover(self, is_hovered: bool) -> None:
+        """Have all controls look as under the mouse, or no longer."""
+        root = self._session.send("DOM.getDocument", {"depth": 0})["root"]["nodeId"]
+        found = self._session.send("DOM.querySelectorAll", {"nodeId": root, "selector": CONTROLS})
+        classes = ["hover"] if is_hovered else []
+        for node in found["nodeIds"]:
+            arguments = {"nodeId": node, "forcedPseudoClasses": classes}
+            self._session.send("CSS.forcePseudoState", arguments)

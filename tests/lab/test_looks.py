@@ -1,0 +1,64 @@
+"""What the panel and what stands around a notebook look like, measured: contrast, narrow pages, motion."""
+
+from __future__ import annotations
+
+import contrast
+import lab_cells
+import pytest
+import recorded
+from lab_page import LabPage
+from playwright.sync_api import expect
+from recorded_page import AROUND, PANEL, THEMES, Looks, RecordedPanel
+
+ZOOMED = {"width": 320, "height": 640}  # what is left of 1280 pixels at 400 %
+NO_TROUBLE = dict.fromkeys(recorded.states(), [])
+USUAL = {"width": 1280, "height": 800}
+
+
+@pytest.fixture
+def sized(page: LabPage):
+    """The module's page, which a test may make as narrow as it likes."""
+    yield page
+    page.page.set_viewport_size(USUAL)
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_everything_drawn_has_enough_contrast(page, theme):
+    pairs = contrast.table(page, theme)
+    assert {pair["kind"] for pair in pairs} >= {"text", "graphic"}
+    assert contrast.too_weak(pairs) == []
+
+
+def test_a_sidebar_of_250_pixels_cuts_nothing_off(page):
+    panel, looks = RecordedPanel(page), Looks(page)
+    panel.widen(250)
+    assert {name: looks.troubles(PANEL) for name in panel.each(recorded.states())} == NO_TROUBLE
+
+
+def test_a_page_at_400_percent_cuts_nothing_off(sized):
+    notebook = sized.open_notebook("zoomed.ipynb", lab_cells.CPU)
+    panel, looks = RecordedPanel(sized), Looks(sized)
+    sized.page.set_viewport_size(ZOOMED)
+    assert {name: looks.troubles(PANEL) for name in panel.each(recorded.states())} == NO_TROUBLE
+    sized.hide_panel()
+    states = recorded.around()
+    found = {}
+    for name, answer in states.items():
+        panel.show_around(notebook, answer)
+        found[name] = looks.troubles(AROUND)
+    assert found == dict.fromkeys(states, [])
+
+
+def test_nothing_moves_by_itself_where_less_motion_is_asked_for(page):
+    panel = RecordedPanel(page)
+    moves = """() => [...document.querySelectorAll("[class*='jp-affinode']")]
+        .filter(each => getComputedStyle(each).transitionDuration !== '0s' ||
+            getComputedStyle(each).animationName !== 'none')
+        .map(each => each.getAttribute('class'))"""
+    for name in ("resident", "moving"):
+        panel.show(recorded.states()[name])
+        assert page.page.evaluate(moves) != []
+        page.page.emulate_media(reduced_motion="reduce")
+        assert page.page.evaluate(moves) == []
+        page.page.emulate_media(reduced_motion="no-preference")
+    expect(panel.root).to_be_visible()
