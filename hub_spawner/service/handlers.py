@@ -42,7 +42,7 @@ ACTIONS: dict[str, Action] = {
     "hold": lambda client, kernel_id: client.hold(kernel_id, HOLD_S),
     "release": lambda client, kernel_id: client.release(kernel_id),
 }
-LABELS = {"park": "Park", "resume": "Resume", "hold": "Keep 1 h", "release": "Release"}
+LABELS = {"park": "Free", "resume": "Get back", "hold": "Keep 1 h", "release": "Stop keeping"}
 DONE = {
     "park": "is asked to give its GPU back",
     "resume": "is asked to come back to the GPU",

@@ -71,7 +71,7 @@ def picture(page, name):
 def test_the_page_fits_and_is_readable(open_page, name, width, theme):
     page = open_page(width=width, theme=theme)
     expect(page.get_by_text("work/analysis.ipynb").first).to_be_visible()
-    expect(page.get_by_role("button", name="Park: work/training.ipynb")).to_be_visible()
+    expect(page.get_by_role("button", name="Free: work/training.ipynb")).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.evaluate(CONTRASTS) >= 4.5
     picture(page, f"service-{name}-{theme}")
@@ -88,7 +88,7 @@ def test_a_click_keeps_a_kernel(open_page, stage):
     page.get_by_text("What administrators did").click()
     picture(page, "service-done")
     assert stage[1].kernel(BOB, "training")["held_for_s"]
-    page.get_by_role("button", name="Release: work/training.ipynb").click()
+    page.get_by_role("button", name="Stop keeping: work/training.ipynb").click()
     expect(page.get_by_role("button", name="Keep 1 h: work/training.ipynb")).to_be_visible()
 
 
