@@ -45,7 +45,7 @@ def table(page: LabPage, theme: str) -> list[Pair]:
         add(looks.pairs(PANEL))
         looks.hover(False)
     for answer in recorded.around().values():
-        panel.show_around(notebook, answer)
+        panel.show_popover(notebook, answer)
         add(looks.pairs(AROUND))
         looks.hover(True)
         add(looks.pairs(AROUND))
@@ -67,9 +67,7 @@ def main() -> int:
         machine.simulate(memory="256MiB")
         server = JupyterServer(machine)
         start_lab(server, BUILT)
-        page = LabPage(
-            browser.new_context(viewport=VIEWPORT).new_page(), server, Path(tempfile.gettempdir())
-        )
+        page = LabPage(browser.new_context(viewport=VIEWPORT).new_page(), server, Path(tempfile.gettempdir()))
         page.load()
         for theme in THEMES:
             pairs = table(page, theme)
@@ -78,12 +76,13 @@ def main() -> int:
                 kind: min(pair["ratio"] for pair in pairs if pair["kind"] == kind)
                 for kind in ("text", "graphic")
             }
-            print(f"\n{theme}: {len(pairs)} pairs; text at least {least['text']:.2f}, pictures {least['graphic']:.2f}")
+            print(
+                f"\n{theme}: {len(pairs)} pairs; text at least {least['text']:.2f}, pictures {least['graphic']:.2f}"
+            )
             for pair in pairs:
                 mark = "TOO WEAK" if pair in too_weak(pairs) else ""
-                print(
-                    f"{pair['ratio']:6.2f}  {pair['kind']:8}  {pair['text']} on {pair['background']}  {pair['what']}  {mark}"
-                )
+                colours = f"{pair['text']} on {pair['background']}"
+                print(f"{pair['ratio']:6.2f}  {pair['kind']:8}  {colours}  {pair['what']}  {mark}")
         page.page.context.close()
         server.stop()
     return min(weak, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,11 @@ CONTROLS = ".jp-affinode-line, button[class*='jp-affinode'], .jp-affinode button
 class RecordedPanel:
     """A panel that shows recorded answers of the server."""
 
-    def __init__(self, lab_page: LabPage):
+    def __init__(self, lab_page: LabPage, answer: Callable[[], dict[str, Any]] | None = None):
         self.lab = lab_page
         self.answer = recorded.machine([])
         self.answers = True
+        self._made = answer or (lambda: self.answer)
         lab_page.page.route("**/affinode/api/status*", self._answer)
         lab_page.show_panel()
         self.root = lab_page.panel
@@ -54,7 +55,7 @@ class RecordedPanel:
 
     def _answer(self, route: Route) -> None:
         if self.answers:
-            route.fulfill(json=self.answer)
+            route.fulfill(json=self._made())
         else:
             route.abort()
 
@@ -74,11 +75,13 @@ class RecordedPanel:
         mouse.up()
 
     def show_around(self, notebook: Notebook, answer: dict[str, Any]) -> None:
-        """Show an answer whose first kernel is an open notebook's, in panel, chip, popover, banner and status bar."""
-        text = json.dumps(answer)
-        first = answer["kernels"][0]
-        made = json.loads(text.replace(json.dumps(first["id"]), json.dumps(notebook.kernel_id())))
-        self.show(made)
+        """Show an answer whose first kernel is an open notebook's: in panel, chip, banner and status bar."""
+        first = json.dumps(answer["kernels"][0]["id"])
+        self.show(json.loads(json.dumps(answer).replace(first, json.dumps(notebook.kernel_id()))))
+
+    def show_popover(self, notebook: Notebook, answer: dict[str, Any]) -> None:
+        """Show an answer about an open notebook in the chip's popover, too."""
+        self.show_around(notebook, answer)
         if not notebook.popover().is_visible():
             notebook.chip().click()
         expect(notebook.popover()).to_be_visible()

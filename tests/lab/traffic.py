@@ -1,18 +1,17 @@
-"""Prints what the Lab's GPU part costs: requests and bytes per minute, and the page's main thread.
+"""Prints how many requests and bytes per minute the Lab's GPU part costs.
 
 A real JupyterLab in Chromium, a real server and controller, real kernels on the simulated GPU. Counted is what Chromium
 says of `affinode/api` requests (on the wire, headers included) and of our events on the server's WebSocket (before its
-compression, if any). JupyterLab's own polls are printed beside it. `busy`: each kernel runs a cell every `--every` seconds.
+compression, if any). JupyterLab's own polls are printed beside it. `busy`: each kernel runs a cell every
+`--every` seconds.
 
-    python tests/lab/traffic.py                       # 4 and 30 kernels, hidden and open
-    python tests/lab/traffic.py --main-thread 50      # milliseconds per second with 50 active kernels
+    python tests/lab/traffic.py --kernels 4 30
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import sys
 import tempfile
 import threading
@@ -111,9 +110,7 @@ def lab_with_kernels(browser: Browser, count: int) -> Iterator[tuple[LabPage, li
         kernels = [server.start_kernel(path=f"work/notebook-{number}.ipynb") for number in range(count)]
         for kernel in kernels:
             assert kernel.run(lab_cells.allocate(8)).error is None
-        page = LabPage(
-            browser.new_context(viewport=VIEWPORT).new_page(), server, Path(tempfile.gettempdir())
-        )
+        page = LabPage(browser.new_context(viewport=VIEWPORT).new_page(), server, Path(tempfile.gettempdir()))
         page.load()
         yield page, kernels
         page.page.context.close()

@@ -18,7 +18,7 @@ export function Policy(props: { node: INode; view: IView }): JSX.Element | null 
     <section className="jp-affinode-policy" aria-label={trans.__('Policy')}>
       {policy && (
         <div className="jp-affinode-policyLine">
-          <span>{policyText(policy, view)}</span>
+          <span title={policyText(policy, view)}>{policyText(policy, view)}</span>
           {policy.may_change && <Switch policy={policy} view={view} />}
         </div>
       )}
