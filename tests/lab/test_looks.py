@@ -22,7 +22,9 @@ def sized(page: LabPage):
     page.page.set_viewport_size(USUAL)
 
 
-@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize(
+    "theme", ["light", *(pytest.param(theme, marks=pytest.mark.long) for theme in THEMES if theme != "light")]
+)
 def test_everything_drawn_has_enough_contrast(page, theme):
     pairs = contrast.table(page, theme)
     assert {pair["kind"] for pair in pairs} >= {"text", "graphic"}
