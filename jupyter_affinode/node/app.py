@@ -117,7 +117,7 @@ class NodeController(
         return logging.INFO
 
     def _create_loader(self, argv: Any, aliases: Any, flags: Any, classes: Any) -> KVArgParseConfigLoader:
-        return CommandLine(argv, aliases, flags, classes=classes, log=self.log, subcommands=self.subcommands)
+        return CommandLine(argv, aliases, flags, classes=classes, log=self.log)
 
     def migrate_config(self) -> None:
         """Nothing: IPython never had settings of ours, and a full disk keeps no controller from starting."""
