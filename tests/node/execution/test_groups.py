@@ -43,14 +43,21 @@ def park(machine):
     return in_background(machine.ask, "POST", "/kernels/k/park", {})
 
 
+@pytest.fixture
+def half_prepared(pair, wait_until):
+    """(machine, a process that is prepared to park, one that still copies, the request that both be parked)."""
+    machine, prepared, slow = pair(resident=300 * MIB)
+    slow.is_slow = True
+    asked = park(machine)
+    wait_until(lambda: prepared.waiting and prepared.waiting.is_prepared and slow.waiting)
+    return machine, prepared, slow, asked
+
+
 # ---- parking
 
 
-def test_no_process_gives_up_memory_before_all_are_prepared(pair, wait_until):
-    machine, quick, slow = pair(resident=300 * MIB)
-    slow.is_slow = True
-    asked = park(machine)
-    wait_until(lambda: quick.waiting and quick.waiting.is_prepared and slow.waiting)
+def test_no_process_gives_up_memory_before_all_are_prepared(half_prepared):
+    _, quick, slow, asked = half_prepared
     assert (quick.state, slow.state) == (PARKING, PARKING)
     assert quick.heard.of(COMMIT) == slow.heard.of(COMMIT) == []
     slow.ready()
@@ -83,33 +90,18 @@ def test_a_process_with_nothing_to_move_does_not_keep_its_kernel_from_parking(pa
     assert empty.heard.of(COMMIT) == []
 
 
-def test_a_call_while_a_peer_still_copies_is_let_through_at_once(pair, wait_until):
-    machine, prepared, slow = pair(resident=300 * MIB)
-    slow.is_slow = True
-    asked = park(machine)
-    wait_until(lambda: prepared.waiting and prepared.waiting.is_prepared and slow.waiting)
-    prepared.touch()
+@pytest.mark.parametrize("called", [1, 2], ids=["the prepared one", "the one that copies"])
+def test_a_call_while_a_process_still_copies_ends_the_park_for_all(half_prepared, wait_until, called):
+    _, prepared, slow, asked = half_prepared
+    half_prepared[called].touch()
     assert result_of(asked)[1]["error"] == "busy"
     wait_until(lambda: prepared.state == slow.state == RESIDENT)
     assert [shim.heard.of(COMMIT) for shim in (prepared, slow)] == [[], []]
     assert prepared.page.parks == slow.page.parks == 0
 
 
-def test_a_peer_that_is_used_while_it_copies_ends_the_park_for_all(pair, wait_until):
-    machine, prepared, slow = pair(resident=300 * MIB)
-    slow.is_slow = True
-    asked = park(machine)
-    wait_until(lambda: prepared.waiting and prepared.waiting.is_prepared and slow.waiting)
-    slow.touch()
-    assert result_of(asked)[1]["error"] == "busy"
-    wait_until(lambda: prepared.state == slow.state == RESIDENT)
-
-
-def test_a_new_process_in_the_middle_ends_the_park(pair, preparing, wait_until):
-    machine, prepared, slow = pair(resident=300 * MIB)
-    slow.is_slow = True
-    asked = park(machine)
-    wait_until(lambda: prepared.waiting and prepared.waiting.is_prepared and slow.waiting)
+def test_a_new_process_in_the_middle_ends_the_park(half_prepared, preparing, wait_until):
+    _, prepared, slow, asked = half_prepared
     slow.is_slow = False  # at the next try
     newcomer = preparing("k", resident=100 * MIB)
     wait_until(lambda: prepared.heard.of(ABORT) and slow.heard.of(ABORT))
