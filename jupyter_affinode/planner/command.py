@@ -20,6 +20,7 @@ from .model.baselines import Culling
 from .model.machine import GIB, BenchUnusable, Machine, Speeds, speeds_from_bench
 from .model.sessions import ImpossiblePlan
 from .model.simulation import ModelBroken
+from .notebookos import read_notebookos
 from .report import plan_text
 from .search import Bound, most_people
 from .strategies import WAYS, Plan, answer, over_seeds
@@ -84,6 +85,12 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
 def _add_people(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what people do")
     what.add_argument("--trace", metavar="FILE", type=Path, help="replay this (CSV or JSON Lines)")
+    what.add_argument(
+        "--trace-format",
+        choices=("cells", "notebookos"),
+        default="cells",
+        help="a line for each cell (cells), or the JSON workload templates of NotebookOS",
+    )
     what.add_argument(
         "--people",
         metavar="N",
@@ -261,7 +268,8 @@ def make_plan(options: argparse.Namespace) -> Plan:
         ways=options.ways,
     )
     if options.trace is not None:
-        plan = replace(plan, trace=tuple(read_trace(options.trace)))
+        read = read_notebookos if options.trace_format == "notebookos" else read_trace
+        plan = replace(plan, trace=tuple(read(options.trace)))
         return plan if options.people is None else plan.with_people(options.people)
     names = {field.name for field in fields(Workload)} & vars(options).keys() - {"people"}
     workload = Workload(**{name: getattr(options, name) for name in names})

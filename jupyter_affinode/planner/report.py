@@ -7,6 +7,7 @@ from typing import Any
 from ..units import bytes_in_words, duration_in_words
 
 Answer = dict[str, Any]
+SLOWER_NOTICED = 1.1  # from this on, cells beside others are said to slow each other down
 HEADER = (
     "WAY",
     "WAIT P50",
@@ -18,6 +19,7 @@ HEADER = (
     "GPUS",
     "GPU-HOURS",
     "SAVED",
+    "RECLAIMABLE",
     "LOST STATE",
 )
 
@@ -90,13 +92,14 @@ def _answer(answer: Answer) -> list[str]:
                 str(free["gpus"]),
                 f"{free['gpu_hours']:.0f}",
                 "" if spared is None else f"{spared:.0f}",
+                f"{outcome['reclaimable_share']:.0%}",
                 _losses(outcome),
             )
         )
     lines += _table(rows)
     ours = answer["ways"].get("affinode")
     if ours is not None:
-        lines += ["", _moves(ours)]
+        lines += ["", _moves(ours), *_compute_limit(ours)]
     for way, seen in answer.get("seeds", {}).items():
         waits = sorted(seen["p95_wait_s"])
         lines.append(
@@ -109,6 +112,8 @@ def _answer(answer: Answer) -> list[str]:
         " computing beside others.",
         "GPUS: of the others as many as it takes for no waits; GPU-HOURS: all of these while a session is"
         " there; SAVED: by ours.",
+        "RECLAIMABLE: of the time in which a session holds a GPU, or memory of it, and no other can have it, the"
+        " part without computing.",
     ]
     return lines
 
@@ -142,6 +147,17 @@ def _moves(ours: Answer) -> str:
     if refused.get("no-host-memory"):
         text += ": host memory is too small for what people hold together"
     return text
+
+
+def _compute_limit(ours: Answer) -> list[str]:
+    """Return a line where cells lose more time by computing beside others than by waiting for memory."""
+    slower_hours = ours["computed_hours"] - ours["alone_hours"]
+    if ours["slowdown"] < SLOWER_NOTICED or slower_hours <= ours["hours_waited"]:
+        return []
+    return [
+        f"memory is not your limit: these cells slow each other down. They compute {slower_hours:.1f} h longer than"
+        f" alone, and wait {ours['hours_waited']:.1f} h for memory."
+    ]
 
 
 def _search(search: Answer) -> list[str]:

@@ -7,6 +7,7 @@
 | `gpu_s` | needed | how long it computed, waits for the GPU left out |
 | `bytes` | needed | the GPU memory that its kernel held from then on |
 | `cpu_s` | 0 | how long it ran on without the GPU |
+| `compute_share` | as `--compute-share` | the part of a GPU's compute that the cell uses when it is alone there |
 | `person` | the session | the person, who did not begin the next session before this one had ended |
 | `session_start_s`, `session_end_s` | first and last cell | when the kernel was started and shut down |
 
@@ -28,7 +29,7 @@ from .model.sessions import Cell, Session
 from .workload import LONGEST_S
 
 NEEDED = ("session", "start_s", "gpu_s", "bytes")
-OPTIONAL = ("cpu_s", "person", "session_start_s", "session_end_s")
+OPTIONAL = ("cpu_s", "compute_share", "person", "session_start_s", "session_end_s")
 
 
 class TraceError(ValueError):
@@ -43,6 +44,7 @@ class _Record:
     gpu_s: float
     bytes: int
     cpu_s: float
+    compute_share: float | None
     person: str
     session_start_s: float | None
     session_end_s: float | None
@@ -53,9 +55,14 @@ def read_trace(path: Path) -> list[Session]:
     with open(path, encoding="utf-8", newline="") as file:
         try:
             rows = _csv_rows(file, path) if path.suffix.lower() == ".csv" else _json_rows(file, path)
-            records = [_record(row, f"{path}:{line}", line) for line, row in rows]
+            return sessions_of(rows, path)
         except UnicodeDecodeError as error:
             raise TraceError(f"{path} is not text: {error}") from None
+
+
+def sessions_of(rows: Iterable[tuple[int, Mapping[str, Any]]], path: Path) -> list[Session]:
+    """Return the sessions of numbered records, as the table above has them. Raises TraceError."""
+    records = [_record(row, f"{path}:{number}", number) for number, row in rows]
     if not records:
         raise TraceError(f"{path} has no records")
     by_session: dict[str, list[_Record]] = {}
@@ -83,6 +90,8 @@ def write_trace(sessions: Sequence[Session], file: TextIO) -> None:
                 "session_start_s": session.start_s,
                 "session_end_s": session.start_s + session.length_s,
             }
+            if cell.compute_share is not None:
+                record["compute_share"] = cell.compute_share
             file.write(json.dumps(record) + "\n")
             now += cell.gpu_s + cell.cpu_s
 
@@ -131,6 +140,9 @@ def _record(row: Mapping[str, Any], where: str, line: int) -> _Record:
             raise TraceError(f"{where}: {name} must not be negative, not {row[name]!r}")
         if times.get(name, 0.0) > LONGEST_S:
             raise TraceError(f"{where}: {name} must be at most {LONGEST_S:.0f} s, not {row[name]!r}")
+    share = _number(row, "compute_share", where) if "compute_share" in row else None
+    if share is not None and not 0 < share <= 1:
+        raise TraceError(f"{where}: compute_share must be more than 0 and at most 1, not {share:g}")
     return _Record(
         line,
         session,
@@ -138,6 +150,7 @@ def _record(row: Mapping[str, Any], where: str, line: int) -> _Record:
         times["gpu_s"],
         int(size),
         times.get("cpu_s", 0.0),
+        share,
         str(row.get("person", session)),
         times.get("session_start_s"),
         times.get("session_end_s"),
@@ -166,7 +179,8 @@ def _session(name: str, records: list[_Record], zero: float, path: Path) -> Sess
         raise TraceError(f"{path}:{records[0].line}: session {name} is of several people")
     now, cells = start_s, []
     for record in records:
-        cells.append(Cell(max(record.start_s - now, 0.0), record.gpu_s, record.bytes, record.cpu_s))
+        think_s = max(record.start_s - now, 0.0)
+        cells.append(Cell(think_s, record.gpu_s, record.bytes, record.cpu_s, record.compute_share))
         now = max(now, record.start_s) + record.gpu_s + record.cpu_s
     ends = [record.session_end_s for record in records if record.session_end_s is not None]
     return Session(name, persons.pop(), start_s - zero, tuple(cells), max(max(ends, default=now) - now, 0.0))

@@ -75,6 +75,10 @@ class _InTurn(People):
             live.gpu = None
         self._serve()
 
+    def part_held(self, live: LiveSession) -> float:
+        """Return its part of a GPU."""
+        return self._has[live.number][1] / self._capacity
+
     @abstractmethod
     def served(self, live: LiveSession) -> None:
         """It has its part now."""
@@ -135,7 +139,7 @@ class Reservation(_InTurn):
 
     def speed(self, live: LiveSession) -> float:
         """A slice has its part of the compute."""
-        return min(1.0, 1 / (self._slices * self.machine.compute_share))
+        return min(1.0, 1 / (self._slices * self.demand(live)))
 
     def computes_on(self, live: LiveSession) -> Hashable:
         """Nothing is shared."""
@@ -176,6 +180,7 @@ class Culled(Reservation):
             self._was_culled.discard(live.number)
             self.outcome.losses += 1
             self.outcome.rebuild_s += self._culling.rebuild_s
+            self.outcome.held_computing_s += self._culling.rebuild_s * self.part_held(live)
             self.timeline.after(self._culling.rebuild_s, partial(self.compute, live))
         else:
             self.compute(live)

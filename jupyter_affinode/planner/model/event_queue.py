@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable, Hashable
 
 Step = Callable[[], None]
@@ -42,16 +43,18 @@ class Timeline:
 
 
 class Shared:
-    """Something that several do at a time at an equal speed each: a GPU's compute, a link's direction.
+    """Something that several do at a time at an equal rate each: a GPU's compute, a link's direction.
 
-    One alone has a rate of 1. `demand` is the part of the whole that one uses when it has a rate of 1, so up to
-    1 / demand of them do not slow each other.
+    One alone has a rate of 1. Its `demand` is the part of the whole that it uses at that rate. While all demands
+    together are at most 1 none slows another; beyond, each has the rate 1 / (their sum).
     """
 
     def __init__(self, timeline: Timeline, demand: float = 1.0):
+        """`demand`: of work that is begun without one."""
         self._timeline = timeline
         self._demand = demand
         self._left: dict[Hashable, tuple[float, Step]] = {}  # seconds of work at a rate of 1, and what then
+        self._demands: dict[Hashable, float] = {}
         self._since = 0.0
         self._epoch = 0  # what was put on the timeline before the last change is void
         self.busy_s = 0.0  # how much of the whole was used, in seconds of it
@@ -59,22 +62,24 @@ class Shared:
     def __contains__(self, key: Hashable) -> bool:
         return key in self._left
 
-    def begin(self, key: Hashable, work_s: float, then: Step) -> None:
+    def begin(self, key: Hashable, work_s: float, then: Step, demand: float | None = None) -> None:
         """Begin some work."""
         self._catch_up()
         self._left[key] = (work_s, then)
+        self._demands[key] = self._demand if demand is None else demand
         self._next()
 
     def stop(self, key: Hashable) -> float:
         """Take work back; what is left of it, in seconds of a rate of 1."""
         self._catch_up()
         left, _ = self._left.pop(key)
+        del self._demands[key]
         self._next()
         return left
 
     @property
     def _rate(self) -> float:
-        return min(1.0, 1.0 / (len(self._left) * self._demand)) if self._left else 1.0
+        return 1.0 / max(1.0, math.fsum(self._demands.values()))
 
     def _catch_up(self) -> None:
         passed = self._timeline.now - self._since
@@ -82,7 +87,7 @@ class Shared:
         if passed <= 0 or not self._left:
             return
         rate = self._rate
-        self.busy_s += passed * rate * self._demand * len(self._left)
+        self.busy_s += passed * rate * math.fsum(self._demands.values())
         for key, (left, then) in self._left.items():
             self._left[key] = (max(left - passed * rate, 0.0), then)
 
@@ -99,6 +104,8 @@ class Shared:
         least = min(left for left, _ in self._left.values())
         done = [key for key, (left, _) in self._left.items() if left <= least + PRECISION_S]
         steps = [self._left.pop(key)[1] for key in done]
+        for key in done:
+            del self._demands[key]
         self._next()
         for step in steps:
             step()

@@ -33,6 +33,7 @@ class Outcome:
     alone_s: float = 0.0  # what all cells would compute with a GPU of their own
     computed_s: float = 0.0  # … and took beside others
     held_s: float = 0.0  # without parking: GPU-seconds that no other session could have
+    held_computing_s: float = 0.0  # … of these, while the session computed or built lost state again
     gpus_most: float = 0.0  # … and how many whole GPUs that was at most
     open_s: float = 0.0  # while at least one session was open
     ended_s: float = 0.0  # when the last session had ended
@@ -69,6 +70,11 @@ class Outcome:
         """How many times longer cells computed because others computed beside them."""
         return self.computed_s / self.alone_s if self.alone_s else 1.0
 
+    @property
+    def reclaimable_share(self) -> float:
+        """Return the part of the held GPU-seconds in which their session did not compute; 0 where none are held."""
+        return max(1.0 - self.held_computing_s / self.held_s, 0.0) if self.held_s else 0.0
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON; times in seconds, sizes in bytes."""
         return {
@@ -78,7 +84,10 @@ class Outcome:
             "wait_s": self.waits(),
             "hours_waited": math.fsum(self.waits_s) / HOUR_S,
             "slowdown": self.slowdown,
+            "alone_hours": self.alone_s / HOUR_S,
+            "computed_hours": self.computed_s / HOUR_S,
             "gpu_hours_held": self.held_s / HOUR_S,
+            "reclaimable_share": self.reclaimable_share,
             "gpus_held_at_a_time": self.gpus_most,
             "open_hours": self.open_s / HOUR_S,
             "ended_s": self.ended_s,

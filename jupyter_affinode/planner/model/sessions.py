@@ -21,6 +21,7 @@ class Cell:
     gpu_s: float  # how long it computes with a GPU of its own
     bytes: int  # GPU memory that the kernel holds from then on, its CUDA context left out
     cpu_s: float = 0.0  # how long it runs on without the GPU
+    compute_share: float | None = None  # of a GPU's compute that it uses alone; None: as the machine says
 
 
 @dataclass(frozen=True)

@@ -133,12 +133,13 @@ class People(Host, ABC):
             live.waited_s += self.now - live.wanted_at
             live.wanted_at = None
         live.is_computing, live.granted_at = True, self.now
-        self._compute_of(live).begin(live.number, left_s, partial(self._computed, live))
+        demand = self.demand(live) * self.speed(live)
+        self._compute_of(live).begin(live.number, left_s, partial(self._computed, live), demand)
 
     def interrupt(self, live: LiveSession) -> float:
         """Take the GPU from a computing cell, which waits from now on; what is left of it, in seconds."""
         live.is_computing, live.wanted_at = False, self.now
-        self.outcome.computed_s += self.now - live.granted_at
+        self._count_computed(live)
         return self._compute_of(live).stop(live.number)
 
     def fail(self, live: LiveSession, how: str) -> None:
@@ -148,6 +149,15 @@ class People(Host, ABC):
         live.wanted_at = None
         self.outcome.counts[f"cells {how}"] += 1
         self._cell_ended(live)
+
+    def demand(self, live: LiveSession) -> float:
+        """Return the part of a GPU's compute that its cell uses alone."""
+        share = live.cell.compute_share
+        return self.machine.compute_share if share is None else share
+
+    def part_held(self, live: LiveSession) -> float:
+        """Return the part of a GPU that no other session can have while this one is there; 0 with parking."""
+        return 0.0
 
     def speed(self, live: LiveSession) -> float:
         """How fast it computes alone; less than 1 on a slice of a GPU."""
@@ -161,10 +171,15 @@ class People(Host, ABC):
 
     # ---- the people
 
+    def _count_computed(self, live: LiveSession) -> None:
+        computed_s = self.now - live.granted_at
+        self.outcome.computed_s += computed_s
+        self.outcome.held_computing_s += computed_s * self.part_held(live)
+
     def _compute_of(self, live: LiveSession) -> Shared:
         key = self.computes_on(live)
         if key not in self._compute:
-            self._compute[key] = Shared(self.timeline, self.machine.compute_share * self.speed(live))
+            self._compute[key] = Shared(self.timeline)
         return self._compute[key]
 
     def _arrive(self, queue: list[Session]) -> None:
@@ -193,7 +208,7 @@ class People(Host, ABC):
             self.give_up = (self.give_up[0], self.give_up[1] - 1)
             if self.give_up[1] < 0:
                 raise TooSlow
-        self.outcome.computed_s += self.now - live.granted_at
+        self._count_computed(live)
         if live.cell.cpu_s:
             self.idle(live)
             self.timeline.after(live.cell.cpu_s, partial(self._cell_ended, live))
