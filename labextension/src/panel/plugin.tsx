@@ -9,8 +9,8 @@ import { INotebookTracker } from '@jupyterlab/notebook';
 import { ITranslator, nullTranslator, TranslationBundle } from '@jupyterlab/translation';
 import { ReactWidget, SidePanel } from '@jupyterlab/ui-components';
 import { IDisposable } from '@lumino/disposable';
-import { Message } from '@lumino/messaging';
-import { Panel as LuminoPanel } from '@lumino/widgets';
+import { Message, MessageLoop } from '@lumino/messaging';
+import { Panel as LuminoPanel, Widget } from '@lumino/widgets';
 import * as React from 'react';
 import { gpuIcon } from '../icons';
 import { CommandIDs, IAffinode } from '../tokens';
@@ -100,17 +100,8 @@ class PanelBody extends ReactWidget {
 
   /** Give the focus to the current notebook's row, else to the first control. */
   focusCurrent(): void {
-    const controls = (selector: string) => this.node.querySelector<HTMLElement>(selector);
-    const control =
-      controls('.jp-mod-current [data-control="name"]') ??
-      controls('[data-kernel-id] [data-control="name"]') ??
-      controls('[data-control]');
-    if (control) {
-      control.focus();
-    } else {
-      this.node.tabIndex = -1;
-      this.node.focus();
-    }
+    MessageLoop.sendMessage(this, Widget.Msg.UpdateRequest);
+    void this.renderPromise?.then(() => this._focusCurrent()); // there is no row before the first rendering
   }
 
   protected render(): JSX.Element {
@@ -140,6 +131,20 @@ class PanelBody extends ReactWidget {
   protected override onAfterHide(msg: Message): void {
     super.onAfterHide(msg);
     this.update(); // what asks while it is seen has to stop
+  }
+
+  private _focusCurrent(): void {
+    const controls = (selector: string) => this.node.querySelector<HTMLElement>(selector);
+    const control =
+      controls('.jp-mod-current [data-control="name"]') ??
+      controls('[data-kernel-id] [data-control="name"]') ??
+      controls('[data-control]');
+    if (control) {
+      control.focus();
+    } else {
+      this.node.tabIndex = -1;
+      this.node.focus();
+    }
   }
 
   private _onChanged(): void {
