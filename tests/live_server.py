@@ -76,10 +76,10 @@ class JupyterServer:
         return f"http://127.0.0.1:{self.port}"
 
     def start(
-        self, *arguments: str, application: str = "jupyter_server", timeout: float = 240
+        self, *arguments: str, application: str = "jupyter_server", port: int = 0, timeout: float = 240
     ) -> JupyterServer:
-        """Start it and wait until it answers."""
-        self.port = free_port()
+        """Start it and wait until it answers; at a port of its own unless one is given."""
+        self.port = port or free_port()
         with self.log_path.open("ab") as log:
             self.process = self.machine.start(
                 sys.executable,

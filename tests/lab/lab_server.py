@@ -10,6 +10,11 @@ from live_server import JupyterServer
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BUILT = REPOSITORY / "jupyter_affinode" / "labextension"
+LAB = (
+    "--expose-app-in-browser",
+    "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+    "--LabApp.extension_manager=readonly",
+)
 VIEWPORT = {"width": 1280, "height": 800}
 
 
@@ -22,13 +27,7 @@ def start_lab(server: JupyterServer, labextension: Path, *arguments: str) -> Jup
     # Else one that is installed beside Python comes first, in a virtual environment.
     environment["JUPYTER_PREFER_ENV_PATH"] = "0"
     settings(server.machine, "@jupyterlab/apputils-extension", "notification", fetchNews="false")
-    return server.start(
-        "--expose-app-in-browser",
-        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
-        "--LabApp.extension_manager=readonly",
-        *arguments,
-        application="jupyterlab",
-    )
+    return server.start(*LAB, *arguments, application="jupyterlab")
 
 
 def settings(machine: Machine, package: str, plugin: str, **values: object) -> None:

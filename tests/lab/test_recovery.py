@@ -1,0 +1,92 @@
+"""A page that is not alone: by keyboard to the panel and back, two browsers, a server and a controller that end."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import lab_cells
+import pytest
+from lab_server import LAB
+from playwright.sync_api import expect
+
+
+def test_the_keyboard_alone_gets_a_notebooks_gpu_back(page):
+    notebook = page.open_notebook("keys.ipynb", lab_cells.allocate(64), lab_cells.READ)
+    notebook.run_cell(0)
+    assert page.server.affinode(f"kernels/{notebook.kernel_id()}/park", "POST", {})[0] == 200
+    expect(notebook.chip()).to_have_text("GPU freed")
+    notebook.activate().locator(".jp-CodeCell .cm-content").nth(1).click()  # where the user was writing
+
+    keyboard = page.page.keyboard
+    keyboard.press("Control+Shift+C")
+    expect(page.page.locator(".lm-CommandPalette-input")).to_be_focused()
+    keyboard.type("Show the GPU Panel")
+    expect(page.page.locator(".lm-CommandPalette-item.lm-mod-active")).to_contain_text("Show the GPU Panel")
+    keyboard.press("Enter")
+    row = page.row("keys.ipynb")
+    expect(row.get_by_role("button", name="keys.ipynb", exact=True)).to_be_focused()
+    keyboard.press("Tab")
+    expect(row.get_by_role("button", name="Get back: keys.ipynb")).to_be_focused()
+    keyboard.press("Enter")
+    expect(page.state_of("keys.ipynb")).to_have_text("On the GPU: 64 MiB")
+    keyboard.press("Escape")
+    page.page.wait_for_function("() => document.activeElement.closest('.jp-Notebook') !== null")
+    keyboard.press("Control+Enter")
+    notebook.wait_for_cell(1)
+    assert notebook.output(1) == "7 7"
+
+
+def test_what_one_browser_does_the_other_shows(page, open_lab):
+    notebook = page.open_notebook("both.ipynb", lab_cells.allocate(64))
+    notebook.run_cell(0)
+    other = open_lab(at=page.server)
+    other.show_panel()
+    expect(other.state_of("both.ipynb")).to_have_text("On the GPU: 64 MiB")
+    notebook.choose("Free")
+    expect(other.state_of("both.ipynb")).to_have_text("GPU freed, 64 MiB safe in RAM")
+    other.button("both.ipynb", "Get back").click()
+    expect(notebook.chip()).to_have_text("On the GPU: 64 MiB")
+
+
+def test_a_cell_that_waits_outlives_the_controller_and_the_page_says_so(page):
+    machine = page.server.machine
+    done = machine.work / "outlived"
+    busy = page.open_notebook("ahead.ipynb", lab_cells.allocate(150), lab_cells.compute_until(str(done)))
+    waiter = page.open_notebook("behind.ipynb", lab_cells.allocate(124), lab_cells.READ)
+    page.show_panel()
+    busy.run_cell(0)
+    busy.start_cell(1)
+    waiter.start_cell(0)
+    expect(page.state_of("behind.ipynb")).to_have_text("Waiting: 1st")
+    folder = machine.socket.parent
+    folder.chmod(0o777)  # no controller starts where others could take its place
+    os.kill(machine.controller_pid(), signal.SIGKILL)
+    expect(page.panel.get_by_role("alert")).to_contain_text("GPU controller unavailable")
+    folder.chmod(0o700)
+    expect(page.panel.get_by_role("alert")).to_have_count(0)
+    expect(page.state_of("behind.ipynb")).to_have_text("Waiting: 1st")
+    expect(waiter.banner()).to_contain_text("ahead.ipynb is computing")
+    done.touch()
+    waiter.wait_for_cell(0)
+    busy.wait_for_cell(1)
+    assert (busy.output(1), waiter.output(0)) == ("computed", "allocated")
+    assert waiter.run_cell(1) == "7 7"
+    expect(waiter.banner()).to_be_hidden()
+
+
+@pytest.mark.long
+def test_a_page_finds_its_server_again(gpu_machine, lab, open_lab):
+    server = lab()
+    page = open_lab()
+    page.show_panel()
+    expect(page.panel.get_by_role("img", name="GPU memory")).to_be_visible()
+    server.stop()
+    expect(page.panel.get_by_role("alert")).to_contain_text("The Jupyter server does not answer")
+    server.start(*LAB, application="jupyterlab", port=server.port)
+    expect(page.panel.get_by_role("alert")).to_have_count(0)
+    kernel = server.start_kernel(path="again.ipynb")
+    assert kernel.run(lab_cells.allocate(64)).error is None
+    expect(page.state_of("again.ipynb")).to_have_text("On the GPU: 64 MiB")
+    # JupyterLab's own requests while no server was there.
+    page.errors[:] = [error for error in page.errors if error.message != "Failed to fetch"]
