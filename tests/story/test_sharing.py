@@ -27,6 +27,16 @@ def test_three_kernels_worth_two_and_a_half_gpus_all_finish(stage):
         assert s.ok(kernel, "gpu.check('a')", 60) == "True"
 
 
+def test_two_kernels_change_places_with_all_their_contents(stage):
+    s = stage(**SMALL, idle_timeout_s=0.3)
+    kernels = [s.kernel() for _ in range(2)]
+    for seed, kernel in enumerate(kernels):
+        s.ok(kernel, f"gpu.allocate('a', 40, seed={seed + 1})")
+    for kernel in kernels * 2:
+        assert s.ok(kernel, "gpu.add('a', 1); gpu.check('a')") == "True"
+    assert "others leave the GPU for it" in s.machine.controller_log()
+
+
 def test_the_first_waiter_is_served_first(stage):
     s = stage(**SMALL, idle_timeout_s=0.3)
     busy, first, second = (s.kernel(f"{name}.ipynb") for name in ("busy", "first", "second"))

@@ -103,6 +103,7 @@ class Effects:
             preempts=action.preempts,
             cause=action.cause,
             for_kernel=action.for_kernel,
+            exchanges=action.exchanges,
         )
 
     def _end(self, kernel: KernelRecord, action: EndKernel, now: float) -> None:

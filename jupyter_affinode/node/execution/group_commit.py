@@ -35,7 +35,8 @@ def can_prepare(targets: Sequence[Process]) -> bool:
 
 
 def advance(kernel: KernelRecord, move: Move) -> None:
-    """Decide, as soon as it can be decided: abort at the first obstacle, commit once all are prepared.
+    """Decide, as soon as it can be decided: abort at the first obstacle, commit once all are prepared; those of an
+    exchange are committed together (exchanges.py).
 
     Called on each reply, on each change of the kernel's processes and before COMMIT; pages should be fresh.
     """
@@ -45,8 +46,13 @@ def advance(kernel: KernelRecord, move: Move) -> None:
     if failure is not None:
         move.failure = failure
         _decide(kernel, move, Phase.ABORTING, CommandKind.ABORT, failure[1])
-    elif move.pending.keys() == move.prepared:
-        _decide(kernel, move, Phase.COMMITTING, CommandKind.COMMIT, move.reason)
+    elif move.exchange is None and move.pending.keys() == move.prepared:
+        commit(kernel, move)
+
+
+def commit(kernel: KernelRecord, move: Move) -> None:
+    """Carry out what is prepared."""
+    _decide(kernel, move, Phase.COMMITTING, CommandKind.COMMIT, move.reason)
 
 
 def abort(kernel: KernelRecord, move: Move, failure: tuple[Status, str]) -> None:

@@ -20,9 +20,11 @@ from ..state.context_depth import kernel_depth
 from ..state.host_usage import budget_argument, forget_trim, learn_from_park, refused_for_memory
 from ..state.observer import Observer
 from ..state.ownership import whose
-from ..state.records import KERNEL_ENDED, KernelRecord, Move, Outcome, Phase, Process
+from ..state.records import KERNEL_ENDED, Exchange, KernelRecord, Move, Outcome, Phase, Process
 from ..state.registry import NodeState
+from ..state.snapshot_builder import exchanges as can_exchange
 from . import group_commit as together
+from .exchanges import Exchanges
 from .failed_parks import FailedParks
 from .outcomes import (
     PARK_BEGINS_WITHIN_S,
@@ -56,6 +58,7 @@ class Moves:
         self._observer = observer
         self._failed_parks = FailedParks(state, log)
         self._unused_room = UnusedRoom(state, log)
+        self._exchanges = Exchanges(state, log, self._bring_in)
 
     def park(
         self,
@@ -67,11 +70,12 @@ class Moves:
         preempts: bool = False,
         cause: Cause = Cause.OTHER,
         for_kernel: str | None = None,
+        exchanges: bool = False,
     ) -> None:
         """Tell every resident process to park, and how much host memory they may take together.
 
         `to_context`: the CUDA context too; `preempts`: although it is at work; both for one process alone.
-        `for_kernel`: the kernel that waits for the memory.
+        `for_kernel`: the kernel that waits for the memory; `exchanges`: it comes in meanwhile.
         """
         now = time.monotonic()
         kernel.host.budget_bytes = budget_bytes
@@ -82,6 +86,8 @@ class Moves:
         kernel.because(reason, cause, **self.for_whom(kernel, for_kernel))
         self._failed_parks.park_begins(kernel, kernel.move)
         targets = [process for process in kernel.connected() if process.data.state is State.RESIDENT]
+        if exchanges and for_kernel is not None and can_exchange(targets):
+            self._exchanges.join(kernel, kernel.move, for_kernel)
         size = sum(process.resident_bytes for process in targets)
         self._log.info("park %s (%s): %s", kernel.id, bytes_in_words(size), reason)
         self._command(kernel, kernel.move, targets, CommandKind.PARK, PARK_BEGINS_WITHIN_S)
@@ -130,9 +136,13 @@ class Moves:
         move = kernel.move
         if move is not None and move.parks and process.key in move.epochs:
             together.abort(kernel, move, together.CAME_BACK)
+            self._go_on(kernel, move)
 
     def process_gone(self, process: Process, kernel: KernelRecord) -> None:
         """A process ended or fell silent: its reply is not waited for."""
+        if kernel.exchange is not None:  # it waits for others that are to leave the GPU
+            self._state.refresh(time.monotonic())
+            self._exchanges.advance(kernel.exchange)
         move = kernel.move
         if move is not None and move.pending.pop(process.key, None) is not None:
             move.prepared.discard(process.key)
@@ -140,7 +150,8 @@ class Moves:
             self._go_on(kernel, move)
 
     def look_for_lost_replies(self, now: float) -> None:
-        """End moves that no shim will answer any more."""
+        """End moves that no shim will answer any more, and exchanges that are not wanted any more."""
+        self._exchanges.look()
         for kernel in list(self._state.kernels.values()):
             move = kernel.move
             if move is None:
@@ -224,9 +235,12 @@ class Moves:
         kind: CommandKind,
         lasts_s: float,
     ) -> None:
-        in_two_steps = together.can_prepare(targets)
+        is_exchange = move.exchange is not None
+        in_two_steps = move.parks if is_exchange else together.can_prepare(targets)
         move.phase = Phase.PREPARING if in_two_steps else Phase.DIRECT
         flags = MoveFlag.PREPARE if in_two_steps else MoveFlag(0)
+        if is_exchange:
+            flags |= MoveFlag.STREAM
         if move.to_context and len(targets) == 1:
             flags |= MoveFlag.CONTEXT
         if move.preempts and len(targets) == 1:
@@ -250,9 +264,10 @@ class Moves:
         reason: str,
         cause: Cause,
         gpu: str | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
         now = time.monotonic()
-        kernel.move = Move(False, reason, now, asked=kernel.asked.resume, cause=cause)
+        kernel.move = Move(False, reason, now, asked=kernel.asked.resume, cause=cause, exchange=exchange)
         if gpu is not None:
             kernel.move.gpu, kernel.move.from_gpu = gpu, kernel.main_gpu()
         kernel.move.from_context = kernel_depth(kernel) is Depth.CONTEXT
@@ -261,11 +276,20 @@ class Moves:
         self._log.info("resume %s (%s): %s", kernel.id, bytes_in_words(sum(needs.values())), reason)
         self._command(kernel, kernel.move, targets, CommandKind.RESUME, RESUME_BEGINS_WITHIN_S)
 
+    def _bring_in(self, kernel: KernelRecord, needs: Mapping[str, int], exchange: Exchange) -> None:
+        """Resume a waiter while others leave the GPU for it."""
+        targets = [process for process in kernel.connected() if process.is_parked]
+        cause = Cause.ASKED if kernel.asked.resume else Cause.CELL
+        reason = "others leave the GPU for it"
+        self._resume(kernel, targets, needs, reason, cause, exchange=exchange)
+
     def _go_on(self, kernel: KernelRecord, move: Move) -> None:
         """Decide on a move in two steps if that is due; finish what has ended everywhere."""
         if move.phase is Phase.PREPARING:
             self._state.refresh(time.monotonic())
             together.advance(kernel, move)
+            if move.exchange is not None:
+                self._exchanges.advance(move.exchange)
         if not move.pending and kernel.move is move:
             self._finish(kernel, move)
 
@@ -301,6 +325,10 @@ class Moves:
         done = [reply for reply in move.replies.values() if reply.status is Status.OK]
         if failed is None and not done and not move.gone & kernel.processes.keys():
             failed = (Status.NOTHING, in_words(move, Status.NOTHING))
+        self._exchanges.park_ended(kernel, move, failed)
+        if failed is not None and move.is_called_off:
+            kernel.because(None, None)
+            return
         self._failed_parks.park_ended(kernel, move, failed)
         found_less = learn_from_park(kernel, move.replies)
         if failed is None:
@@ -320,7 +348,8 @@ class Moves:
             self.end_park_wish(kernel, Outcome(Status.OK, None, f"{bytes_in_words(moved)} freed"))
             return
         status, text = failed
-        self._bring_back(kernel, move, text)
+        if move.exchange is None:  # else there may be no room before the waiter has come, or given up
+            self._bring_back(kernel, move, text)
         short = [reply.bytes for reply in move.replies.values() if reply.status is Status.NO_HOST_ROOM]
         figures = {"bytes": sum(short)} if any(short) else {}
         self.refuse_park(
@@ -342,9 +371,10 @@ class Moves:
 
     def _resumed(self, kernel: KernelRecord, move: Move, now: float) -> None:
         failed = failure(move, kernel)
+        is_own_fault = self._exchanges.is_waiters_fault(move)
         if kernel.residency is not Residency.RESUMING:  # else it still takes what it was given
             reserved = self._state.reservations.finish_resume(kernel.id, now)
-            if failed is not None and kernel.processes:
+            if failed is not None and kernel.processes and is_own_fault:
                 self._unused_room.resume_failed(kernel, reserved, now)
         _count_failed_resumes(kernel, move)
         if failed is None:
@@ -362,7 +392,7 @@ class Moves:
             self._stays_off(kernel, move.gpu, text, now)
             if status is not Status.FAILED:
                 return
-        pause = kernel.failures.resume.fail(now)
+        pause = kernel.failures.resume.fail(now) if is_own_fault else 0.0
         kernel.because(text, Cause.FAILED)
         self._log.warning("%s stays parked: %s; tried again in %.1f s", kernel.id, text, pause)
         if status is Status.NO_GPU_ROOM:

@@ -20,6 +20,7 @@ class Park:
     preempts: bool = False  # it is busy: its next call waits until it has its turn again
     cause: Cause = field(default=Cause.OTHER, compare=False)
     for_kernel: str | None = field(default=None, compare=False)  # the kernel that waits for its memory
+    exchanges: bool = False  # … and that comes in while this one goes out (policy/exchange.py)
 
 
 @dataclass(frozen=True)

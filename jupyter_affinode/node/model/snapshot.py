@@ -121,6 +121,9 @@ class Kernel:
     )  # no more can become free; where it claims more
     elsewhere: tuple[str, ...] = ()  # other GPUs on which it may come back
     fixed_bytes: Mapping[str, int] = field(default_factory=dict)
+    left_bytes: Mapping[str, int] = field(
+        default_factory=dict
+    )  # of these, what a park that failed half-way left there: movable again when the rest is back
     last_activity: float = 0.0
     calls_in_flight: int = 0
     captures: int = 0
@@ -159,6 +162,8 @@ class Kernel:
     priority: int = 0  # its class: higher ones go first, see policy/queue.py
     is_opted_out: bool = False  # never parked but by its user's own request
     may_be_preempted: bool = True  # one process on one GPU that shares no memory, with a shim that knows how
+    may_go_in_parts: bool = False  # its processes can be parked in an exchange …
+    may_come_in_parts: bool = False  # … and resumed in one: one process, parked at memory depth
     resident_since: float = 0.0  # since when it has had the GPU without a park in between
     started_at: float = 0.0  # its oldest process; comparable with other kernels' alone; NaN: not known
     can_be_ended: bool = False  # there is a server that can shut it down and tell its user

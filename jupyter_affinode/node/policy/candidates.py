@@ -88,6 +88,8 @@ class Candidates:
             for kernel in self._by_gpu.get(uuid, ()):
                 if kernel.is_parkable and not kernel.is_opted_out:
                     size += kernel.frees_bytes[uuid]
+            for kernel in self._parked_in_part:
+                size += kernel.left_bytes.get(uuid, 0)
             self._yieldable[uuid] = size
         return size
 
@@ -150,6 +152,11 @@ class Candidates:
                 if size:
                     index[uuid].append(kernel)
         return index
+
+    @cached_property
+    def _parked_in_part(self) -> Sequence[Kernel]:
+        """Those whose rest can be parked when they are whole again (decide.py)."""
+        return [kernel for kernel in self._node.kernels if kernel.left_bytes]
 
     @cached_property
     def _by_limit(self) -> Mapping[str, Sequence[Kernel]]:

@@ -12,10 +12,10 @@ from ..model.actions import Action, RefusePark
 from ..model.reasons import Cause, Refusal
 from ..model.snapshot import Node, Residency
 from . import eviction_cost as victims
-from .admission import serve_queue
+from .admission import LAST_RESERVES, serve_queue
 from .eligibility import eligible_at
 from .prefetch import prefetch
-from .queue import waits_since
+from .queue import AWAY, waits_since
 from .reclaim import keep_limits, park_idle, reclaim_watermark
 from .scheduling_pass import Plan
 
@@ -32,6 +32,7 @@ def decide(now: float, node: Node, settings: Settings) -> list[Action]:
         return []
     plan = Plan(now, node, settings)
     park_asked(plan)
+    mend_parts(plan)
     serve_queue(plan)
     reclaim_watermark(plan)
     keep_limits(plan)
@@ -54,6 +55,21 @@ def park_asked(plan: Plan) -> None:
             plan.park(kernel, wish, Cause.ASKED)
         else:
             plan.act(RefusePark(kernel.id, Refusal.NOT_PARKABLE, "nothing of this kernel can be moved"))
+
+
+def mend_parts(plan: Plan) -> None:
+    """Bring back the memory of kernels that were parked in part, before any waiter is served.
+
+    A copy failed in an exchange (exchange.py). What such a kernel still has on the GPU can be parked again when the
+    rest is back, for which there is room unless others took it.
+    """
+    for kernel in plan.node.kernels:
+        if not kernel.left_bytes or kernel.is_dying or not plan.is_free(kernel):
+            continue
+        is_due = kernel.resume_retry_at <= plan.now and kernel.served_after <= plan.now
+        if is_due and kernel.residency in AWAY and plan.fits(kernel.resume_bytes, LAST_RESERVES):
+            cause = Cause.SPLIT if kernel.wants_since is None else Cause.CELL
+            plan.resume(kernel, kernel.resume_bytes, "a part of it is on the GPU", cause)
 
 
 def mend_splits(plan: Plan) -> None:

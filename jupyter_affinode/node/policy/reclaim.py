@@ -8,6 +8,7 @@ from ...units import bytes_in_words, duration_in_words
 from ..model.reasons import Cause
 from ..model.snapshot import Kernel, Waiter
 from .candidates import may_yield
+from .exchange import is_exchange
 from .preemption import make_room_when_full
 from .scheduling_pass import HostMemory, Plan
 from .victim_selection import is_nothing, select_victims, subtract
@@ -31,7 +32,10 @@ def reclaim(plan: Plan, short: Mapping[str, int], head: Waiter, place: int) -> N
         yield from plan.candidates.blocked_behind(place, missing)
         yield from _barred_on(plan, missing, head)
 
+    first = len(plan.actions)
     found = _park_until(plan, missing, lambda: _behind_last(plan, candidates()), _park_for(plan, head))
+    if is_exchange(plan, head, first):
+        plan.exchange(head.kernel, first)
     is_courtesy = head.room is not None and head.room.is_courtesy
     if not is_nothing(missing) and not is_courtesy:
         found = make_room_when_full(plan, missing, head) or found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from functools import cached_property
 
@@ -107,6 +108,14 @@ class Plan:
         if "_keepers" in self.__dict__:
             self._keepers.drop(action.kernel_id)
 
+    def exchange(self, waiter: Kernel, first: int) -> None:
+        """Have a waiter come in while those go out whose parks are the actions from the `first` on."""
+        parks = [action for action in self.actions[first:] if isinstance(action, Park)]
+        self.actions[first:] = [replace(park, exchanges=True) for park in parks]
+        self._taken.add(waiter.id)  # what is decided for it is in the parks
+        if "_keepers" in self.__dict__:
+            self._keepers.drop(waiter.id)
+
     def resume(
         self,
         kernel: Kernel,
@@ -134,6 +143,11 @@ class Plan:
             if need and room.get(resource, 0) < (need if resource in limits else need + margin):
                 return False
         return True
+
+    def will_fit(self, needs: Mapping[str, int]) -> bool:
+        """Whether there is room for `needs` when everything under way is done, with no margin beside it."""
+        room, incoming = self.room, self.incoming
+        return all(size <= room.get(key, 0) + incoming.get(key, 0) for key, size in needs.items() if size)
 
     def shortage(self, needs: Mapping[str, int]) -> dict[str, int]:
         """What is missing for `needs` by resource even when everything under way is done."""

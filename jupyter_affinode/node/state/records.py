@@ -175,6 +175,18 @@ class Move:
     gpu: str | None = None  # RESUME: the other GPU that it is to come back on
     from_gpu: str | None = None  # … and the one that it left
     waited_s: float | None = None  # RESUME: in the queue, when it began
+    exchange: Exchange | None = None  # that it is a part of
+    is_called_off: bool = False  # PARK: aborted in an exchange for a reason that is not its kernel's
+
+
+@dataclass(eq=False)
+class Exchange:
+    """Kernels that leave the GPU while a waiter comes in (execution/exchanges.py)."""
+
+    waiter_id: str
+    parks: dict[str, Move] = field(default_factory=dict)  # by kernel
+    is_decided: bool = False  # begun, or called off
+    parked: set[str] = field(default_factory=set)  # the kernels that have left
 
 
 @dataclass
@@ -367,6 +379,7 @@ class KernelRecord:
     is_cancelling: bool = False
     placed: tuple[str, float] | None = None  # the GPU that it was told to use, and when
     move: Move | None = None
+    exchange: Exchange | None = None  # others prepare to leave the GPU for it
     last_move: LastMove = field(default_factory=LastMove)
     failures: Failures = field(default_factory=Failures)
     past: Past = field(default_factory=Past)

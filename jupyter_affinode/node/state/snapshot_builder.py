@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ...settings.policy import Settings
-from ..model.snapshot import Kernel, Residency, RoomRequest
-from ..protocol.page import Fixed, PageGpu, State
+from ..model.snapshot import HostUse, Kernel, Residency, RoomRequest
+from ..protocol.page import Depth, Fixed, PageGpu, State
 from ..protocol.wire import HelloFlag
 from .context_depth import kernel_needs, leaves_with_context, other_gpus
 from .gpus import GpuTable
 from .host_usage import host_use, on_disk_bytes
 from .ownership import standing
-from .records import KernelRecord
+from .records import KernelRecord, Process
 from .transfer_speeds import park_copies, resume_copies
 
 Fields = dict[str, Any]  # some of a `Kernel`'s, by name
@@ -49,7 +50,7 @@ def kernel_picture(
         leaves_bytes=leaves_with_context(kernel, gpus) if may_leave and not goes_alone else {},
         elsewhere=other_gpus(kernel, are_open, gpus, now),
         cgroups=kernel.cgroups,
-        host=host_use(kernel, last_activity, lots_held, now),
+        host=_host_use(kernel, last_activity, lots_held, now),
         behind_until=behind_until,
         served_after=served_after,
         disk_return_s=disk_return_s(kernel, disk_bytes_per_s),
@@ -71,13 +72,15 @@ def disk_return_s(kernel: KernelRecord, bytes_per_s: float) -> float:
 def _memory(kernel: KernelRecord, gpus: GpuTable) -> Fields:
     """What it has where, by GPU, and what moving that copies."""
     uses, processes = kernel.by_gpu(), kernel.processes.values()
+    left = _left_bytes(kernel)
     beside = {uuid: size - uses[uuid].parked_bytes for uuid, size in kernel_needs(kernel).items()}
     return {
-        "resident_bytes": _resident_bytes(uses, gpus),
+        "resident_bytes": _resident_bytes(uses, left, gpus),
+        "left_bytes": left,
         "parked_bytes": {uuid: gpu.parked_bytes for uuid, gpu in uses.items()},
         "context_bytes": beside if any(beside.values()) else {},
         "most_bytes": most_bytes(kernel, uses, gpus),
-        "fixed_bytes": {uuid: sum(gpu.fixed_bytes) for uuid, gpu in uses.items()},
+        "fixed_bytes": {uuid: sum(gpu.fixed_bytes) + left.get(uuid, 0) for uuid, gpu in uses.items()},
         "park_copies_bytes": sum(park_copies(process) for process in processes),
         "resume_copies_bytes": sum(resume_copies(process) for process in processes),
     }
@@ -93,6 +96,8 @@ def _use(kernel: KernelRecord, last_activity: float) -> Fields:
         "cell_open": kernel.cell.is_open,
         "can_drop_caches": _can_drop_caches(kernel, last_activity),
         "may_be_preempted": _may_be_preempted(kernel),
+        "may_go_in_parts": exchanges(process for process in processes if process.resident_bytes),
+        "may_come_in_parts": _may_come_in_parts(kernel),
         "resident_since": kernel.resident_since,
         "started_at": _started_at(kernel),
     }
@@ -145,13 +150,43 @@ def _standing(kernel: KernelRecord, settings: Settings) -> Fields:
     }
 
 
-def _resident_bytes(uses: Mapping[str, PageGpu], gpus: GpuTable) -> dict[str, int]:
+def exchanges(processes: Iterable[Process]) -> bool:
+    """Return whether all of these know how to change places with others."""
+    return all(process.hello.flags & HelloFlag.EXCHANGES for process in processes)
+
+
+def _may_come_in_parts(kernel: KernelRecord) -> bool:
+    """Whether its resume can take room as that comes: one process, parked at memory depth."""
+    using = [process for process in kernel.processes.values() if process.data.state is not State.NONE]
+    return len(using) == 1 and exchanges(using) and using[0].data.depth is not Depth.CONTEXT
+
+
+def _host_use(
+    kernel: KernelRecord, last_activity: float, lots_held: Mapping[int, int], now: float
+) -> HostUse:
+    """Return its use of host memory. Nothing of it goes to disk while others prepare to leave the GPU for it."""
+    use = host_use(kernel, last_activity, lots_held, now)
+    return use if kernel.exchange is None else replace(use, spillable_bytes=0)
+
+
+def _left_bytes(kernel: KernelRecord) -> dict[str, int]:
+    """What its parked processes still have on each GPU; only an exchange parks in part."""
+    left: dict[str, int] = {}
+    for process in kernel.processes.values():
+        for gpu in process.data.gpus if process.is_parked and exchanges([process]) else ():
+            if gpu.resident_bytes:
+                left[gpu.uuid] = left.get(gpu.uuid, 0) + gpu.resident_bytes
+    return left
+
+
+def _resident_bytes(uses: Mapping[str, PageGpu], left: Mapping[str, int], gpus: GpuTable) -> dict[str, int]:
     """What it has on each GPU; no more than there is, since parking it would want as much of the host's memory."""
     sizes = gpus.sizes
+    found = {uuid: gpu.resident_bytes - left.get(uuid, 0) for uuid, gpu in uses.items()}
     if not sizes:
-        return {uuid: gpu.resident_bytes for uuid, gpu in uses.items()}
+        return found
     largest = max(sizes.values())
-    return {uuid: min(gpu.resident_bytes, sizes.get(uuid, largest)) for uuid, gpu in uses.items()}
+    return {uuid: min(size, sizes.get(uuid, largest)) for uuid, size in found.items()}
 
 
 def most_bytes(kernel: KernelRecord, uses: Mapping[str, PageGpu], gpus: GpuTable) -> dict[str, int]:

@@ -100,6 +100,8 @@ def kernels(draw, number):
         hopeless=draw(st.sampled_from([False, False, True])),
         cgroups=draw(st.sampled_from([(), (), ("/user",)])),
         can_drop_caches=draw(st.booleans()),
+        may_go_in_parts=draw(st.booleans()),
+        may_come_in_parts=draw(st.booleans()),
         host=draw(host_uses()),
     )
 
@@ -137,6 +139,20 @@ def test_never_two_actions_for_one_kernel_and_none_for_one_under_way(node, polic
     assert len(ids) == len(set(ids))
     moving = {kernel.id for kernel in node.kernels if kernel.is_moving}
     assert not moving & set(ids)
+
+
+@given(nodes(), POLICIES)
+@settings(max_examples=60, deadline=None)
+def test_a_kernel_that_is_to_come_in_waits_and_nothing_else_is_decided_for_it(node, policy):
+    actions = decide(NOW, node, policy)
+    ids = {action.kernel_id for action in actions}
+    for action in actions:
+        if isinstance(action, Park) and action.exchanges:
+            comes = next(kernel for kernel in node.kernels if kernel.id == action.for_kernel)
+            assert comes.may_come_in_parts and comes.residency is Residency.QUEUED and not comes.is_moving
+            assert comes.id not in ids and comes.resume_retry_at <= NOW
+            goes = next(kernel for kernel in node.kernels if kernel.id == action.kernel_id)
+            assert goes.may_go_in_parts and not action.to_context and not action.preempts
 
 
 @given(nodes(), POLICIES)

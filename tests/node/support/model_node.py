@@ -1,7 +1,7 @@
 """A machine of model processes and one real controller's heart, step by step under a virtual clock.
 
-The shims follow "Prepared moves" of protocol.h; every message, every piece of work and every time-out is a step
-of its own, so that a test can put them in any order. `NodeState`, `Moves` and `decide` are the real ones.
+The shims follow "Prepared moves" and "Exchanges" of protocol.h; every message, every piece of work and every time-out
+is a step of its own, so that a test can put them in any order. `NodeState`, `Moves` and `decide` are the real ones.
 """
 
 from __future__ import annotations
@@ -65,6 +65,8 @@ class Work:
     epoch: int
     in_two_steps: bool
     to_context: bool = False
+    streams: bool = False
+    before: dict[str, int] | None = None  # a resume that streams: what was on the GPU when it began
     gpu: str | None = None  # a resume: on that one, not where it was
     is_prepared: bool = False
     is_committed: bool = False
@@ -82,6 +84,9 @@ class Shim:
     prepares: bool = True
     deep: bool = False
     stays: bool = False  # it refuses to come back elsewhere
+    exchanges: bool = False
+    fails: bool = False  # a park that streams ends when a part of it has gone
+    here: dict[str, int] | None = None  # on the GPU, while that is not all or nothing
     depth: Depth = Depth.NONE
     state: State = State.RESIDENT
     work: Work | None = None
@@ -112,6 +117,10 @@ class Shim:
         """What it has of each GPU, its context included, or what room is its own."""
         work = self.work
         context = CONTEXT if self.deep and self.sizes else 0
+        if self.here is not None and not (work is not None and work.is_prepared):
+            return dict(self.here)
+        if self.here is not None and work is not None and work.streams:
+            return dict(self.here)
         if work is not None and work.gpu is not None and work.is_prepared:
             return {work.gpu: self._all + context}
         if self.holds:
@@ -137,8 +146,9 @@ class Shim:
     def read(self) -> PageData:
         """The page."""
         here = self.state in (State.RESIDENT, State.PARKING)
+        on_gpu = self.here if self.here is not None else self.sizes if here else {}
         gpus = tuple(
-            PageGpu(uuid, size if here else 0, 0 if here else size, (0,) * 8)
+            PageGpu(uuid, on_gpu.get(uuid, 0), size - on_gpu.get(uuid, 0), (0,) * 8)
             for uuid, size in self.sizes.items()
         )
         return PageData(
@@ -184,6 +194,10 @@ class Shim:
         assert work is not None
         if work.gpu is not None and self.stays:
             self._end(Status.REFUSED)
+        elif work.streams and work.kind is CommandKind.RESUME:
+            self._come_in(work)
+        elif work.streams and work.is_committed:
+            self._go_out()
         elif work.kind is CommandKind.RESUME and not work.is_prepared and not self._has_room(work):
             self.machine.found_no_room += 1
             self._end(Status.NO_GPU_ROOM)
@@ -195,9 +209,43 @@ class Shim:
             work.is_prepared = True
             self._say(work, Status.PREPARED)
 
+    def _go_out(self) -> None:
+        """A half of what is left, and then the rest."""
+        if self.here is None:
+            self.here = {uuid: size // 2 for uuid, size in self.sizes.items()}
+        elif self.fails:
+            self._end(Status.FAILED)
+        else:
+            self._end(Status.OK)
+
+    def _come_in(self, work: Work) -> None:
+        """As far as there is room."""
+        here = dict(self.here or {})
+        for uuid, lacks in self.lacks.items():
+            here[uuid] = here.get(uuid, 0) + min(lacks, max(self.machine.free(uuid), 0))
+        self.here = here
+        if not any(self.lacks.values()):
+            self._end(Status.OK)
+
+    @property
+    def lacks(self) -> dict[str, int]:
+        """What is not on the GPU."""
+        return {uuid: size - (self.here or {}).get(uuid, 0) for uuid, size in self.sizes.items()}
+
+    @property
+    def may_give_up(self) -> bool:
+        """Whether it waits for room: AFFINODE_STREAM_MS may be over."""
+        work = self.work
+        comes = work is not None and work.streams and work.kind is CommandKind.RESUME
+        return comes and not self.can_go_on
+
+    def give_up(self) -> None:
+        """They are over."""
+        self._end(Status.NO_GPU_ROOM)
+
     def _has_room(self, work: Work) -> bool:
         if self.depth is not Depth.CONTEXT:
-            return self.machine.fits(self.sizes)
+            return self.machine.fits(self.lacks)
         (home,) = self.sizes
         return self.machine.fits({work.gpu or home: CONTEXT + max(self._all, SPARE_BYTES)})
 
@@ -205,6 +253,8 @@ class Shim:
     def can_go_on(self) -> bool:
         """Whether its move is at work, not waiting for a decision."""
         work = self.work
+        if work is not None and work.streams and work.kind is CommandKind.RESUME:
+            return any(size and self.machine.free(uuid) > 0 for uuid, size in self.lacks.items())
         return work is not None and (not work.is_prepared or work.is_committed)
 
     def call(self) -> None:
@@ -252,6 +302,8 @@ class Shim:
         assert self.prepares or not work.in_two_steps
         work.to_context = bool(told.argument & MoveFlag.CONTEXT)
         assert self.deep or not work.to_context
+        work.streams, work.before = bool(told.argument & MoveFlag.STREAM), self.here
+        assert not work.streams or (self.exchanges and work.in_two_steps == parks)
         if told.argument & MoveFlag.ELSEWHERE:
             work.gpu = told.text
             assert not parks and self.deep and self.sizes.keys() != {work.gpu} and not work.in_two_steps
@@ -272,6 +324,11 @@ class Shim:
         parks, done = work.kind is CommandKind.PARK, status is Status.OK
         if not parks and done:
             self.machine.check_room(self, work)
+        is_in_part = parks and not done and self.here is not None
+        self.machine.exchanged += work.streams and done and not parks
+        self.machine.parked_in_part += is_in_part
+        if not is_in_part:
+            self.here = None if done else work.before
         if done:
             self.depth = Depth.NONE if not parks else Depth.CONTEXT if work.to_context else Depth.MEMORY
         if done and work.gpu is not None:
@@ -279,7 +336,7 @@ class Shim:
             self.machine.moved_elsewhere += 1
         self.parks += parks and done
         self.resumes += not parks and done
-        if parks == done:
+        if parks == done or is_in_part:
             self.state = State.QUEUED if self.is_called else State.PARKED
         else:
             self.state, self.is_called = State.RESIDENT, False
@@ -320,7 +377,7 @@ class Machine:
 
     def __init__(self, clock: Clock, totals: dict[str, int], settings: Settings = SETTINGS):
         self.settings = settings
-        self.moved_elsewhere = self.found_no_room = 0
+        self.moved_elsewhere = self.found_no_room = self.exchanged = self.parked_in_part = 0
         self.clock = clock
         self.totals = totals
         self.shims: list[Shim] = []
@@ -333,11 +390,19 @@ class Machine:
         self.moves = Moves(self.state, QUIET, lambda: None, Observers(QUIET))
 
     def start(
-        self, kernel_id: str, sizes: dict[str, int], *, prepares: bool = True, deep: bool = False
+        self,
+        kernel_id: str,
+        sizes: dict[str, int],
+        *,
+        prepares: bool = True,
+        deep: bool = False,
+        exchanges: bool = False,
+        state: State = State.RESIDENT,
     ) -> Shim:
         """A process that has its memory, if there is room for it."""
         pid = next(self._pids)
         shim = Shim(self, kernel_id, pid, sizes, prepares, deep, last_activity=self.clock.now)
+        shim.exchanges, shim.state = exchanges, state
         if not self.fits(shim.takes):
             shim.sizes = {}
         self.shims.append(shim)
@@ -349,6 +414,7 @@ class Machine:
         shim.connection = Link(shim, itertools.count(1))
         flags = HelloFlag.PREPARES if shim.prepares else HelloFlag(0)
         flags |= HelloFlag.CONTEXT | HelloFlag.ELSEWHERE if shim.deep else HelloFlag(0)
+        flags |= HelloFlag.EXCHANGES if shim.exchanges else HelloFlag(0)
         hello = Hello(1, shim.pid, flags, 1, 1, shim.kernel_id, "model", "0")
         process = self.state.add_process(shim.connection, hello, shim, self.clock.now)  # type: ignore[arg-type]
         shim.key = process.key
@@ -398,10 +464,18 @@ class Machine:
         )
         self.state.gpus.take(NvmlSample(now, "0", gpus), self.settings)
         self.state.refresh(now)
-        for action in decide(now, self.state.snapshot(now, is_settled=True), self.settings):
+        node = self.state.snapshot(now, is_settled=True)
+        self.moves.look_at_promises(node, now)
+        for action in decide(now, node, self.settings):
             kernel = self.state.kernels[action.kernel_id]
             if isinstance(action, Park):
-                self.moves.park(kernel, action.reason, to_context=action.to_context)
+                self.moves.park(
+                    kernel,
+                    action.reason,
+                    to_context=action.to_context,
+                    for_kernel=action.for_kernel,
+                    exchanges=action.exchanges,
+                )
             elif isinstance(action, Resume):
                 self.moves.resume(kernel, action.reserved_bytes, action.reason, action.cause, action.gpu)
             else:
@@ -427,7 +501,8 @@ class Machine:
 
     def check_room(self, shim: Shim, work: Work) -> None:
         """What is resumed has its room already, or (in one step) finds it now."""
-        assert work.is_prepared or shim.holds or self.fits(shim.sizes), "more than the GPU has"
+        has_room = work.is_prepared or work.streams or shim.holds or self.fits(shim.lacks)
+        assert has_room, "more than the GPU has"
         assert all(self.free(uuid) >= 0 for uuid in self.totals), "more than the GPU has"
 
     def settle_one(self, shim: Shim) -> None:
@@ -450,4 +525,6 @@ class Machine:
             for shim in self.shims:
                 if shim.may_lose_patience:
                     shim.lose_patience()
+                if shim.may_give_up:
+                    shim.give_up()
             self.pass_time(2.0)

@@ -1,0 +1,129 @@
+"""Exchanges under way: kernels leave the GPU while a waiter comes in ("Exchanges" in shim/src/protocol.h).
+
+Victims are told to PARK with PREPARE and STREAM. Until all are prepared nothing is given up, and whatever is in the way
+calls all of them off: a victim that is used, cannot be parked, ends or takes too long; a waiter that ends, is cancelled
+or is resumed by other room; room that a foreign program took. Victims that are called off for another's reason are not
+blamed, and may be chosen again at once. As soon as the last one is prepared, all are told to COMMIT and the waiter is
+told to RESUME in the same step, since a prepared kernel keeps its calls waiting.
+
+From then on each goes on by itself. A victim whose copy fails stays on the GPU, wholly or in part; the policy brings
+the rest of it back (policy/decide.py), and the park counts as failed. A waiter that finds no room is parked as before,
+at its place in the queue; if a victim is to blame for that, it is tried again without a pause. A victim that ended has
+left its memory, and a waiter that ended needs none. A controller that is killed leaves prepared parks, which the shims
+undo, or moves that end by themselves.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from ..model.snapshot import Residency
+from ..policy.exchange import room_to_begin
+from ..protocol.wire import Status
+from ..state.ownership import standing
+from ..state.records import Exchange, KernelRecord, Move, Phase
+from ..state.registry import NodeState
+from . import group_commit as together
+
+NOT_NEEDED = (Status.REVOKED, "the kernel that waited for the memory does not need it now")
+OTHERS_STAY = (Status.REVOKED, "another kernel that was to be parked with it stays on the GPU")
+TOO_SLOW = (Status.STALE, "it took too long to prepare to be parked")
+
+BringIn = Callable[[KernelRecord, Mapping[str, int], Exchange], None]
+
+
+class Exchanges:
+    """Decides when an exchange is begun or called off; asked by `Moves`."""
+
+    def __init__(self, state: NodeState, log: logging.Logger, bring_in: BringIn):
+        """`bring_in` resumes the waiter, with its room."""
+        self._state = state
+        self._log = log
+        self._bring_in = bring_in
+
+    def join(self, victim: KernelRecord, move: Move, waiter_id: str) -> None:
+        """A kernel is to leave for a waiter, beside those that have been told already."""
+        waiter = self._state.kernels.get(waiter_id)
+        if waiter is None:
+            return
+        if waiter.exchange is None:
+            waiter.exchange = Exchange(waiter_id)
+        move.exchange = waiter.exchange
+        waiter.exchange.parks[victim.id] = move
+
+    def advance(self, exchange: Exchange) -> None:
+        """Begin or call off an exchange, if that is due. Called when anything of its victims or its waiter changed."""
+        if exchange.is_decided:
+            return
+        parks = list(self._parks(exchange))
+        if len(parks) < len(exchange.parks) or any(move.phase is not Phase.PREPARING for _, move in parks):
+            self._call_off(exchange, OTHERS_STAY)
+        elif not self._is_awaited(exchange):
+            self._call_off(exchange, NOT_NEEDED)
+        elif all(move.pending and move.pending.keys() == move.prepared for _, move in parks):
+            self._begin(exchange)
+
+    def look(self) -> None:
+        """Call off what is not wanted any more, or lasts too long (failed_parks.py)."""
+        for waiter in list(self._state.kernels.values()):
+            exchange = waiter.exchange
+            if exchange is None:
+                continue
+            for kernel, move in self._parks(exchange):
+                if move.is_late:
+                    together.abort(kernel, move, TOO_SLOW)
+            self.advance(exchange)
+
+    def park_ended(self, kernel: KernelRecord, move: Move, failed: tuple[Status, str] | None) -> None:
+        """A victim's park is over; `failed`: why it came to nothing."""
+        if move.exchange is None:
+            return
+        if failed is None:
+            move.exchange.parked.add(kernel.id)
+        self.advance(move.exchange)
+
+    def is_waiters_fault(self, move: Move) -> bool:
+        """Whether a resume that failed is not for want of what a victim was to free."""
+        return move.exchange is None or move.exchange.parked >= move.exchange.parks.keys()
+
+    def _parks(self, exchange: Exchange) -> Iterator[tuple[KernelRecord, Move]]:
+        """Those that are under way."""
+        for kernel_id, move in exchange.parks.items():
+            kernel = self._state.kernels.get(kernel_id)
+            if kernel is not None and kernel.move is move:
+                yield kernel, move
+
+    def _is_awaited(self, exchange: Exchange) -> bool:
+        waiter = self._state.kernels.get(exchange.waiter_id)
+        return waiter is not None and waiter.move is None and waiter.residency is Residency.QUEUED
+
+    def _begin(self, exchange: Exchange) -> None:
+        now, waiter = time.monotonic(), self._state.kernels[exchange.waiter_id]
+        needs = room_to_begin(
+            now, self._state.snapshot(now, is_settled=True), self._state.settings, waiter.id
+        )
+        if needs is None:
+            self._call_off(exchange, NOT_NEEDED)
+            return
+        self._decided(exchange)
+        for kernel, move in self._parks(exchange):
+            together.commit(kernel, move)
+        priority = standing(waiter, self._state.settings).priority
+        self._state.turns.take(waiter.account.payer or "", priority, needs, now)
+        self._bring_in(waiter, needs, exchange)
+
+    def _call_off(self, exchange: Exchange, failure: tuple[Status, str]) -> None:
+        self._decided(exchange)
+        self._log.info("%s does not change places: %s", exchange.waiter_id, failure[1])
+        for kernel, move in self._parks(exchange):
+            if move.phase is Phase.PREPARING:
+                move.is_called_off = True
+                together.abort(kernel, move, failure)
+
+    def _decided(self, exchange: Exchange) -> None:
+        exchange.is_decided = True
+        waiter = self._state.kernels.get(exchange.waiter_id)
+        if waiter is not None and waiter.exchange is exchange:
+            waiter.exchange = None

@@ -1,0 +1,110 @@
+"""Kernels change places: what the shims are told, over the real sockets."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from fake_shim import ABORT, BUSY, COMMIT, FAILED, GPU, MIB, PARK, PARKED, PREPARE, RESIDENT, RESUME
+
+from jupyter_affinode.node import controller
+from jupyter_affinode.node.model.gpu import NvmlGpu
+from jupyter_affinode.node.protocol.wire import gpu_uuid
+from jupyter_affinode.node.system.nvml import NvmlSample
+
+EXCHANGES, STREAM = 1024, 16  # of HELLO, of PARK and RESUME
+TOTAL = 1000 * MIB
+
+
+class FilledGpu:
+    """What its processes have is in use."""
+
+    def __init__(self):
+        self.shims = []
+
+    def read(self):
+        used = sum(shim.page.memory[GPU][0] for shim in self.shims)
+        gpu = NvmlGpu(gpu_uuid(GPU), 0, "A GPU", TOTAL, used, TOTAL - used, 0)
+        return NvmlSample(time.monotonic(), "580.1", (gpu,))
+
+
+@pytest.fixture
+def full(node, preparing, wait_until, monkeypatch):
+    """`full(900, 500)`: kernels with so many MiB, the last one parked; and what tells how it stands."""
+    monkeypatch.setattr(controller, "NVML_EVERY_S", 0.1)
+
+    def make(*sizes):
+        gpu = FilledGpu()
+        machine = node(
+            nvml=gpu, idle_timeout_s=0.2, contended_idle_timeout_s=0.2, margin_bytes=0, low_watermark=0.0
+        )
+        for number, size in enumerate(sizes):
+            memory = "parked" if number == len(sizes) - 1 else "resident"
+            gpu.shims.append(preparing(f"k{number}", flags=EXCHANGES, **{memory: size * MIB}))
+        free = TOTAL - sum(sizes[:-1]) * MIB
+        wait_until(lambda: len(machine.kernels()) == len(sizes))
+        wait_until(lambda: [each["free_bytes"] for each in machine.node()["gpus"]] == [free])
+        return machine, *gpu.shims
+
+    return make
+
+
+def flags(commands):
+    return [command.argument & 0xFF for command in commands]
+
+
+def test_the_victim_is_committed_and_the_waiter_told_to_come_in_at_once(full, wait_until):
+    _, victim, waiter = full(900, 500)
+    victim.is_slow = True
+    waiter.touch()
+    wait_until(lambda: victim.waiting is not None)
+    assert flags(victim.heard.of(PARK)) == [PREPARE | STREAM]
+    assert waiter.heard.of(RESUME) == []
+    victim.ready()
+    wait_until(lambda: (victim.state, waiter.state) == (PARKED, RESIDENT))
+    assert flags(waiter.heard.of(RESUME)[:1]) == [STREAM]
+    assert len(victim.heard.of(COMMIT)) == 1
+
+
+@pytest.mark.parametrize("what", ["used", "refuses", "hangs up"])
+def test_a_victim_that_stays_keeps_the_others_on_the_gpu(full, wait_until, what):
+    _, steady, other, waiter = full(450, 450, 700)
+    other.is_slow = True
+    if what == "refuses":
+        other.park_status = BUSY
+    waiter.touch()
+    wait_until(lambda: steady.waiting is not None or steady.heard.of(ABORT))
+    if what != "refuses":
+        wait_until(lambda: other.waiting is not None)
+        other.hang_up() if what == "hangs up" else other.touch()
+    wait_until(lambda: steady.heard.of(ABORT) and RESIDENT in steady.states)
+    assert waiter.heard.of(RESUME) == [] == steady.heard.of(COMMIT)
+
+
+def test_a_waiter_that_is_cancelled_lets_its_victim_stay(full, wait_until):
+    _, victim, waiter = full(900, 500)
+    victim.is_slow = True
+    waiter.touch()
+    wait_until(lambda: victim.waiting is not None)
+    waiter.give_up()
+    wait_until(lambda: victim.heard.of(ABORT) and victim.state == RESIDENT)
+    assert victim.heard.of(COMMIT) == [] == waiter.heard.of(RESUME)
+
+
+def test_a_waiter_that_ends_lets_its_victim_stay(full, wait_until):
+    _, victim, waiter = full(900, 500)
+    victim.is_slow = True
+    waiter.touch()
+    wait_until(lambda: victim.waiting is not None)
+    waiter.close()
+    wait_until(lambda: victim.heard.of(ABORT) and victim.state == RESIDENT)
+    assert victim.heard.of(COMMIT) == []
+
+
+def test_a_victim_that_fails_after_the_start_does_not_stop_the_waiter(full, wait_until):
+    _, victim, waiter = full(900, 500)
+    victim.end_status = FAILED
+    waiter.touch()
+    wait_until(lambda: victim.heard.of(COMMIT) and RESIDENT in waiter.states)
+    assert waiter.heard.of(ABORT) == []
+    assert flags(waiter.heard.of(RESUME)[:1]) == [STREAM]
