@@ -44,6 +44,7 @@ ASK_TIMEOUT_S = 2.0
 RECOVER_S = 120.0
 CHECK_EVERY = 40
 OLD_SHIM_MIB = 8
+SPILL_MIB = 256  # on disk, of all kernels together: less than they have
 COPY_RATE = "200MiB"  # of the simulated link, so that moves last long enough to be hit
 
 
@@ -82,11 +83,22 @@ class Account:
 class Chaos:
     """A machine under faults."""
 
-    def __init__(self, machine: Machine, seed: int, kernels: int, servers: int, block_s: float = 5.0):
+    def __init__(
+        self,
+        machine: Machine,
+        seed: int,
+        kernels: int,
+        servers: int,
+        block_s: float = 5.0,
+        spill_dir: str = "",
+    ):
+        """`spill_dir`: where parked memory goes while faults make host memory short."""
         self.machine = machine
         self.account = Account(seed)
         self.threads: list[threading.Thread] = []
-        workload = Workload(mebibytes=20, think_ms=150, work_ms=5)
+        # With a disk they have more, since less than LEAST_BYTES (policy/disk.py) never goes there.
+        workload = Workload(mebibytes=48 if spill_dir else 20, think_ms=150, work_ms=5)
+        disk = (f"--spill-dir={spill_dir}", f"--spill-limit-bytes={SPILL_MIB << 20}") if spill_dir else ()
         machine.simulate(f"{gpu_mib(kernels + f.OLD_SHIMS_MAX, WORTH, workload)}MiB", copy_rate=COPY_RATE)
         self._clocks = f.Clocks(machine.folder / "clocks")
         machine.environment |= {
@@ -98,7 +110,7 @@ class Chaos:
                 [str(HERE / "hooks"), *filter(None, [os.environ.get("PYTHONPATH")])]
             ),
         }
-        self.light = LightMachine(machine, workload, seed, CONTROLLER)
+        self.light = LightMachine(machine, workload, seed, (*CONTROLLER, *disk))
         self._numbers = itertools.count(1)
         self._kernels_each = kernels // servers
         self._due: list[tuple[float, int, Callable[[], object]]] = []
@@ -298,11 +310,12 @@ def main() -> None:
     parser.add_argument("--kernels", type=int, default=10)
     parser.add_argument("--servers", type=int, default=2)
     parser.add_argument("--gap", type=float, default=0.3, help="seconds between two faults, on average")
+    parser.add_argument("--spill-dir", default="", help="a folder on a disk for parked memory")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32)
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
     with new_machine() as machine:
-        chaos = Chaos(machine, given.seed, given.kernels, given.servers)
+        chaos = Chaos(machine, given.seed, given.kernels, given.servers, spill_dir=given.spill_dir)
         try:
             print(chaos.run(given.faults, given.gap))
         except AssertionError:

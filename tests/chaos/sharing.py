@@ -198,6 +198,7 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=1, help="with several, contexts leave them too")
     parser.add_argument("--worth", type=int, help="how many kernels fit on each GPU (4; of several, 2)")
     parser.add_argument("--host-mib", type=int, help="host memory that the controller sees (the machine's)")
+    parser.add_argument("--spill-dir", default="", help="a folder on a disk for what does not fit there")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32)
     parser.add_argument("--mebibytes", type=int, default=Workload.mebibytes, help="of each kernel")
     parser.add_argument("--think-ms", type=int, default=Workload.think_ms)
@@ -205,10 +206,11 @@ def main() -> None:
     workload = Workload(given.mebibytes, given.think_ms)
     print(f"seed {given.seed}", flush=True)
     with new_machine() as machine:
-        options = {
-            name: getattr(given, name) for name in ("kernels", "seconds", "seed", "gpus", "worth", "host_mib")
-        }
-        print(share(machine, workload=workload, **options))
+        names = ("kernels", "seconds", "seed", "gpus", "worth", "host_mib", "spill_dir")
+        account = share(machine, workload=workload, **{name: getattr(given, name) for name in names})
+        print(account)
+        if given.spill_dir:
+            print(f"{account.spills} times parked memory went to disk")
 
 
 if __name__ == "__main__":
