@@ -37,6 +37,29 @@ def quick_scene(gpu_machine):
     made.close()
 
 
+@pytest.mark.long  # thirty seconds
+def test_a_kernel_used_for_a_moment_now_and_then_keeps_no_other_user_from_the_gpu(quick_scene):
+    scene, over = quick_scene, threading.Event()
+    program = scene.program(HONEST, "thesis", 300)
+    assert program.hear()["error"] is None
+    beats = scene.program(ATTACKER, "beats", 300)
+    assert beats.hear()["error"] is None
+
+    def beat():
+        """Never pause for longer than two seconds."""
+        while not over.wait(2.0):
+            assert beats.ask("use") | {"took_s": 0} == FINE
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        for _ in range(3):
+            assert program.ask("use") | {"took_s": 0} == FINE
+    finally:
+        over.set()
+        thread.join()
+
+
 def test_another_users_kernels_keep_a_waiter_waiting_for_one_turn(quick_scene, wait_until):
     """And for the one that began before: all four had asked for the GPU earlier."""
     scene, over = quick_scene, threading.Event()
