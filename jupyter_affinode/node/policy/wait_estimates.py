@@ -295,7 +295,9 @@ class _View:
             idle = eligible_at(kernel, settings, waits_since=since, speeds=plan.node.speeds)
             turn_ends = preemptible_at(kernel, settings.time_slice_s) if slices else None
             counted_on = [turn_ends] if is_at_work(plan, kernel) else [idle, turn_ends]
-            soonest = min((moment for moment in (idle, turn_ends) if moment is not None), default=None)
+            # For a waiter before, too, which may have waited for longer.
+            first = eligible_at(kernel, settings, waits_since=min(self._sinces), speeds=plan.node.speeds)
+            soonest = min((moment for moment in (first, turn_ends) if moment is not None), default=None)
             moment = min((moment for moment in counted_on if moment is not None), default=None)
             for uuid, size in kernel.frees_bytes.items():
                 if size and soonest is not None:

@@ -229,6 +229,22 @@ def test_an_estimate_allows_for_the_park_of_a_large_kernel_that_used_the_gpu_jus
     assert machine.served.get("w", math.inf) <= promised
 
 
+def test_an_estimate_allows_for_a_park_that_is_begun_for_the_waiter_before():
+    """Which has waited for so long that the large kernel may be chosen sooner than for the others alone."""
+    kernels = [
+        resident("large", 43, last_activity=NOW - 0.5, resident_since=NOW),
+        resident("preempted", 2, last_activity=NOW, resident_since=NOW - 1000),
+        resident("first", 0, last_activity=NOW - 120, rooms=(RoomRequest((0, 1), GPU, GIB, NOW - 120),)),
+        Kernel("w", Residency.QUEUED, {GPU: 0}, {GPU: GIB}, wants_since=NOW),
+    ]
+    settings = Settings(when_full="time_slice", time_slice_s=30.0)
+    machine = StillMachine({each.id: each for each in kernels}, settings, 35 * GIB)
+    promised = NOW + outlooks(NOW, machine.node(), machine.settings)["w"].estimate_s
+    while machine.now < promised + STEP_S:
+        machine.step()
+    assert machine.served.get("w", math.inf) <= promised
+
+
 def resident(name, size, **fields):
     return Kernel(
         name, Residency.RESIDENT, {GPU: size * GIB}, {GPU: 0}, **{"last_activity": NOW - 5, **fields}
