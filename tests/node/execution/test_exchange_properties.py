@@ -237,6 +237,7 @@ class Story:
 @given(st.lists(st.integers(10, 95), min_size=2, max_size=4), st.data())
 @settings(
     max_examples=100,
+    derandomize=True,
     deadline=None,
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.generate],
