@@ -90,6 +90,8 @@ CUresult transfer_zeros(struct context *context, CUdeviceptr device, size_t byte
 
 CUresult transfers_mark(struct context *context, unsigned mark)
 {
+	if (!context->handle || driver.cuCtxSetCurrent(context->handle) != CUDA_SUCCESS)
+		return CUDA_ERROR_INVALID_VALUE;
 	staging_mark(context, mark);
 	return driver.cuEventRecord(context->marks[mark], context->stream);
 }
