@@ -66,7 +66,7 @@ static void put_back(enum meddling how)
 }
 
 /* Park and resume; the program meddles at that call of one of them. False: there is no such call.  */
-static bool cycle(uint32_t at, enum meddling how, unsigned nth)
+static bool cycle(const struct move *at, enum meddling how, unsigned nth)
 {
 	pthread_t thread;
 	uint32_t epoch;
@@ -75,13 +75,13 @@ static bool cycle(uint32_t at, enum meddling how, unsigned nth)
 	int status;
 
 	snprintf(test_step, sizeof(test_step), "%s, call %u, the program %s",
-		 at == AFFINODE_COMMAND_PARK ? "park" : "resume", nth, meddlings[how]);
+		 at->name, nth, meddlings[how]);
 	CUDA(CtxSynchronize());
-	if (at == AFFINODE_COMMAND_RESUME)
+	if (at->command == AFFINODE_COMMAND_RESUME)
 		controller_park();
 	atomic_store(&done, false);
 	board_arm("*:HOLD:%u", nth);
-	epoch = controller_command(at, 0);
+	epoch = controller_command(at->command, at->how);
 	UNTIL(board_holds() || (controller_pump() && controller_replied(epoch)));
 	held = board_holds();
 	if (held) {
@@ -95,12 +95,12 @@ static bool cycle(uint32_t at, enum meddling how, unsigned nth)
 	if (!held && status == AFFINODE_BUSY)
 		return cycle(at, how, nth); /* this machine was too slow for the mover's patience */
 	CHECK((unsigned)status <= AFFINODE_PREPARED);
-	if (!held || at == AFFINODE_COMMAND_RESUME)
+	if (!held || at->command == AFFINODE_COMMAND_RESUME)
 		CHECK_EQUAL(status, AFFINODE_OK);
 	else
 		CHECK(status == AFFINODE_OK || status == AFFINODE_REVOKED || status == AFFINODE_BUSY);
 	outcomes[status] += held;
-	if (at == AFFINODE_COMMAND_PARK && status == AFFINODE_OK)
+	if (at->command == AFFINODE_COMMAND_PARK && status == AFFINODE_OK)
 		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
 	if (held)
 		thread_join(thread);
@@ -120,14 +120,14 @@ int main(int argc, char **argv)
 	contents_allocate(CONTENTS_ZERO_AMIDST);
 	contents_are_right();
 	free_when_resident = free_bytes();
-	for (uint32_t at = AFFINODE_COMMAND_PARK; at <= AFFINODE_COMMAND_RESUME; at++)
+	for (const struct move *at = moves; at < moves + MOVES; at++)
 		for (enum meddling how = 0; how < MEDDLINGS; how++) {
 			unsigned nth = board_first_step();
 
 			while (cycle(at, how, nth))
 				nth += board_stride();
 			printf("%s at calls up to %u of a %s\n", meddlings[how], nth - 1,
-			       at == AFFINODE_COMMAND_PARK ? "park" : "resume");
+			       at->name);
 			CHECK(nth > 10);
 		}
 	printf("%u went on, %u were revoked, %u found it busy\n", outcomes[AFFINODE_OK], outcomes[AFFINODE_REVOKED],

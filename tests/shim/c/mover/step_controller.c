@@ -5,13 +5,13 @@
 #include "harness.h"
 
 /* The controller goes while the process is held at that call; false: the move has no such call.  */
-static bool leave_at(uint32_t at, unsigned nth)
+static bool leave_at(const struct move *at, unsigned nth)
 {
 	uint32_t epoch;
 
-	snprintf(test_step, sizeof(test_step), "%s, call %u", at == AFFINODE_COMMAND_PARK ? "park" : "resume", nth);
+	snprintf(test_step, sizeof(test_step), "%s, call %u", at->name, nth);
 	board_arm("*:HOLD:%u", nth);
-	epoch = controller_command(at, 0);
+	epoch = controller_command(at->command, at->how);
 	UNTIL(board_holds() || (controller_pump() && controller_replied(epoch)));
 	if (!board_holds()) {
 		board_disarm();
@@ -36,14 +36,14 @@ static void come_back(void)
 	CHECK(status == AFFINODE_OK || status == AFFINODE_NOTHING);
 }
 
-static bool cycle(uint32_t at, unsigned nth)
+static bool cycle(const struct move *at, unsigned nth)
 {
 	bool left;
 
 	if (nth % 2)
 		CHECK_EQUAL(contents_change(CONTENTS_ONE_CHUNK), CUDA_SUCCESS);
 	CUDA(CtxSynchronize());
-	if (at == AFFINODE_COMMAND_RESUME)
+	if (at->command == AFFINODE_COMMAND_RESUME)
 		controller_park();
 	left = leave_at(at, nth);
 	if (left) {
@@ -57,9 +57,9 @@ static bool cycle(uint32_t at, unsigned nth)
 }
 
 /* No call comes: the contents are read all the same.  */
-static void alone(uint32_t at, unsigned nth)
+static void alone(const struct move *at, unsigned nth)
 {
-	if (at == AFFINODE_COMMAND_RESUME)
+	if (at->command == AFFINODE_COMMAND_RESUME)
 		controller_park();
 	CHECK(leave_at(at, nth));
 	contents_are_right();
@@ -70,23 +70,23 @@ static void alone(uint32_t at, unsigned nth)
 
 int main(int argc, char **argv)
 {
-	unsigned steps[AFFINODE_COMMAND_RESUME + 1];
+	unsigned steps[MOVES];
 
 	test_begin(argc, argv, 140);
 	board_make();
 	cuda_start();
 	controller_accept();
 	contents_make();
-	for (uint32_t at = AFFINODE_COMMAND_PARK; at <= AFFINODE_COMMAND_RESUME; at++) {
+	for (const struct move *at = moves; at < moves + MOVES; at++) {
 		unsigned nth = board_first_step();
 
 		while (cycle(at, nth))
 			nth += board_stride();
-		steps[at] = nth - 1;
-		printf("left at calls up to %u of a %s\n", nth - 1, at == AFFINODE_COMMAND_PARK ? "park" : "resume");
+		steps[at - moves] = nth - 1;
+		printf("left at calls up to %u of a %s\n", nth - 1, at->name);
 		CHECK(nth > 10);
 	}
-	for (uint32_t at = AFFINODE_COMMAND_PARK; at <= AFFINODE_COMMAND_RESUME; at++)
-		alone(at, steps[at] / 2);
+	for (const struct move *at = moves; at < moves + MOVES; at++)
+		alone(at, steps[at - moves] / 2);
 	return 0;
 }

@@ -42,9 +42,9 @@ static unsigned long long used_bytes(void)
 }
 
 /* The reply's status, or DIED.  */
-static int move_or_die(uint32_t command)
+static int move_or_die(const struct move *move)
 {
-	uint32_t epoch = controller_command(command, 0);
+	uint32_t epoch = controller_command(move->command, move->how);
 
 	for (;;) {
 		if (!controller_pump())
@@ -56,13 +56,13 @@ static int move_or_die(uint32_t command)
 }
 
 /* Whether the call was reached.  */
-static bool killed_at(uint32_t at, unsigned nth)
+static bool killed_at(const struct move *at, unsigned nth)
 {
 	pid_t pid = contents_child_start();
 	int status;
 
-	snprintf(test_step, sizeof(test_step), "%s, call %u", at == AFFINODE_COMMAND_PARK ? "park" : "resume", nth);
-	if (at == AFFINODE_COMMAND_RESUME)
+	snprintf(test_step, sizeof(test_step), "%s, call %u", at->name, nth);
+	if (at->command == AFFINODE_COMMAND_RESUME)
 		controller_park();
 	do {
 		board_arm("*:KILL:%u", nth);
@@ -85,12 +85,12 @@ int main(int argc, char **argv)
 		contents_child();
 	board_make();
 	look_through_nvml();
-	for (uint32_t at = AFFINODE_COMMAND_PARK; at <= AFFINODE_COMMAND_RESUME; at++) {
+	for (const struct move *at = moves; at < moves + MOVES; at++) {
 		unsigned nth = board_first_step();
 
 		while (killed_at(at, nth))
 			nth += board_stride();
-		printf("killed at calls up to %u of a %s\n", nth - 1, at == AFFINODE_COMMAND_PARK ? "park" : "resume");
+		printf("killed at calls up to %u of a %s\n", nth - 1, at->name);
 		CHECK(nth > 10);
 	}
 	/* And one that is not killed, on the same GPU.  */

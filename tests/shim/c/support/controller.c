@@ -267,6 +267,13 @@ struct affinode_reply controller_reply(uint32_t number)
 	return *reply_to(number, false);
 }
 
+const struct move moves[MOVES] = {
+	{"park", AFFINODE_COMMAND_PARK, 0},
+	{"resume", AFFINODE_COMMAND_RESUME, 0},
+	{"streamed park", AFFINODE_COMMAND_PARK, AFFINODE_MOVE_STREAM},
+	{"streamed resume", AFFINODE_COMMAND_RESUME, AFFINODE_MOVE_STREAM},
+};
+
 int controller_move(uint32_t what)
 {
 	return controller_reply(controller_command(what, 0)).status;

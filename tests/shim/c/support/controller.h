@@ -33,6 +33,15 @@ bool controller_is_prepared(uint32_t epoch);
 void controller_decide(uint32_t epoch, bool commit);
 /* Hand over a lot of host memory (a multiple of 32 MiB); its number.  */
 uint32_t controller_lend(uint64_t bytes);
+/* The moves that are tried at each of their steps: at once, and part after part.  */
+struct move {
+	const char *name;
+	uint32_t command;
+	uint64_t how;
+};
+enum { MOVES = 4 };
+extern const struct move moves[MOVES];
+
 /* Park or resume, and wait: the reply's status.  */
 int controller_move(uint32_t command);
 /* Park surely: again, while this machine is too slow for the mover's patience with a call or the GPU.  */
