@@ -25,6 +25,7 @@
 /* The order under way.  */
 static struct {
 	const struct slab_order *order;
+	CUcontext context; /* the order's: slots are taken after its end, too */
 	unsigned char *base; /* of the private slabs to be made */
 	size_t lot_slabs, count;
 	_Atomic size_t next; /* to be made next: lots' first */
@@ -40,7 +41,7 @@ static OF_PROCESS pthread_mutex_t looking_lock = PTHREAD_MUTEX_INITIALIZER;
 
 CUcontext slabs_registered_in(void)
 {
-	return making.order->context;
+	return making.context;
 }
 
 /* Address space for `size` bytes, on a huge page's boundary; NULL: none left.  */
@@ -195,6 +196,7 @@ int slabs_make(const struct slab_order *order)
 
 	slabs_look_at_registrations();
 	making.order = order;
+	making.context = order->context;
 	if (order->slots <= have)
 		return 0;
 	missing = (order->slots - have + SLOTS_IN_SLAB - 1) / SLOTS_IN_SLAB;
@@ -236,6 +238,7 @@ bool slabs_prepare_lot(CUcontext context)
 	if (lots_available() == 0)
 		return false;
 	making.order = &order;
+	making.context = context;
 	making.lot_slabs = making.count = 1;
 	driver.cuCtxSetCurrent(context);
 	slab = make_slab(0, &error);
