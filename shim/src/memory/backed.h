@@ -17,11 +17,12 @@ struct block {
 	struct context *context;
 	/* The physical memory, in parts of `part_bytes` but for a shorter last one: `handle` if there is only one, else
 	 * `handles`, kept as long as the block. The first `parts_created` of them exist, the first `parts_mapped` are
-	 * mapped. Of a block that is not resident the first `parts_left` have their contents on the GPU still.  */
+	 * mapped. Of a block that is not resident, or hollow, the first `parts_left` have their contents on the GPU still.  */
 	CUmemGenericAllocationHandle handle, *handles;
 	unsigned parts, parts_created, parts_mapped, parts_left;
 	size_t part_bytes;
 	bool resident;       /* all of it exists and is mapped */
+	bool access_is_due;  /* what was mapped last could not be made accessible */
 	bool hollow;         /* has physical memory, but the contents are in the copy: it could not be unmapped */
 	bool shared;         /* another device or process knows the physical memory: stays where it is */
 	bool imported;       /* another process's, mapped here by legacy IPC; shared too */
@@ -104,6 +105,8 @@ CUresult block_unmap(struct block *block);
 unsigned block_parts(const struct block *block);
 /* Where a part begins in its block, in bytes; of the number of parts: where the block ends.  */
 size_t block_part_begins(const struct block *block, unsigned part);
+/* Bytes from its beginning that can be used.  */
+size_t block_usable_bytes(const struct block *block);
 /* Physical memory for one more part, mapped and accessible. On failure there may be physical memory that is not: block_keep.  */
 CUresult block_grow(struct block *block);
 /* Unmap and release all but the first parts, so many. On failure all keep their contents, and the block is as it was.  */

@@ -136,19 +136,23 @@ void block_take_access(struct block *block, uint32_t devices)
 /* Map what exists, and make it accessible.  */
 static CUresult map(struct block *block)
 {
-	unsigned before = block->parts_mapped;
+	unsigned before = block->access_is_due ? 0 : block->parts_mapped;
 	bool is_new = block->parts_created > before;
+	CUresult result;
 
 	while (block->parts_mapped < block->parts_created) {
 		unsigned i = block->parts_mapped;
-		CUresult result = driver.cuMemMap(block->address + block_part_begins(block, i), bytes_of_part(block, i), 0,
-						  block_handles(block)[i], 0);
 
+		result = driver.cuMemMap(block->address + block_part_begins(block, i), bytes_of_part(block, i), 0,
+					 block_handles(block)[i], 0);
 		if (result != CUDA_SUCCESS)
 			return result;
 		block->parts_mapped++;
+		block->access_is_due = true;
 	}
-	return set_access(block, is_new ? before : 0);
+	result = set_access(block, is_new ? before : 0);
+	block->access_is_due = result != CUDA_SUCCESS;
+	return result;
 }
 
 CUresult block_map(struct block *block)
@@ -156,12 +160,20 @@ CUresult block_map(struct block *block)
 	return block->mapping ? mapping_map(block->mapping) : map(block);
 }
 
+size_t block_usable_bytes(const struct block *block)
+{
+	unsigned parts = block->access_is_due ? block->parts_left : block->parts_mapped;
+
+	return block->resident ? block->mapped : block_part_begins(block, parts);
+}
+
 CUresult block_grow(struct block *block)
 {
 	CUresult result;
 
 	cut(block);
-	result = create(block, block->parts_created + 1);
+	/* What exists already is what an earlier attempt could not map, or unmap.  */
+	result = create(block, block->access_is_due ? block->parts_created : block->mapping ? 1 : block->parts_mapped + 1);
 	return result == CUDA_SUCCESS ? block_map(block) : result;
 }
 
@@ -172,9 +184,12 @@ static CUresult unmap(struct block *block, unsigned keep)
 
 	if (block->parts_mapped > keep)
 		result = driver.cuMemUnmap(block->address + first, block_part_begins(block, block->parts_mapped) - first);
-	if (result == CUDA_SUCCESS && block->parts_mapped > keep)
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (block->parts_mapped > keep)
 		block->parts_mapped = keep;
-	return result;
+	block->access_is_due = false;
+	return CUDA_SUCCESS;
 }
 
 CUresult block_unmap_parts(struct block *block)

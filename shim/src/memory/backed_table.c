@@ -286,10 +286,8 @@ struct block *blocks_take_context(CUcontext handle)
 /* A block that can move.  */
 static void add(struct block_bytes *bytes, const struct block *block)
 {
-	size_t on_gpu = block_part_begins(block, block->parts_left);
+	size_t on_gpu = block->resident && !block->hollow ? block->mapped : block_part_begins(block, block->parts_left);
 
-	if (block->resident)
-		on_gpu = block->hollow ? 0 : block->mapped;
 	bytes->resident += on_gpu;
 	bytes->parked += block->mapped - on_gpu;
 }

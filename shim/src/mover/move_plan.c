@@ -25,10 +25,10 @@ static size_t keep_those(struct block **blocks, size_t count, bool resident)
 	return kept;
 }
 
-/* Of a block that is not resident, what is on the GPU still needs no move.  */
+/* Of a block whose contents are in its copy, what is on the GPU still needs no move.  */
 static size_t chunks_left(const struct block *block)
 {
-	return block->resident ? 0 : (block_part_begins(block, block->parts_left) + CHUNK_BYTES - 1) / CHUNK_BYTES;
+	return block->resident && !block->hollow ? 0 : (block_part_begins(block, block->parts_left) + CHUNK_BYTES - 1) / CHUNK_BYTES;
 }
 
 static bool ensure_copies(struct survey *survey)

@@ -59,12 +59,6 @@ static CUresult map_next(struct arrival *arrival)
 	return CUDA_SUCCESS;
 }
 
-/* Bytes of the block, from its beginning, that can be filled.  */
-static size_t bytes_mapped(const struct block *block)
-{
-	return block->resident ? block->mapped : block_part_begins(block, block->parts_mapped);
-}
-
 static bool may_wait_for_room(const struct arrival *arrival)
 {
 	return !mover_is_aborted() && !atomic_load(&gate.dying) &&
@@ -86,7 +80,9 @@ static CUresult grow_up_to(struct arrival *arrival, const struct item *item)
 	struct block *block = item->block;
 	CUresult result = use_context_of(block);
 
-	while (result == CUDA_SUCCESS && bytes_mapped(block) <= item->index * CHUNK_BYTES) {
+	if (result == CUDA_SUCCESS && block->hollow)
+		result = block_map(block); /* some addresses may have lost it */
+	while (result == CUDA_SUCCESS && block_usable_bytes(block) <= item->index * CHUNK_BYTES) {
 		result = is_room_for_part(block) ? block_grow(block) : CUDA_ERROR_OUT_OF_MEMORY;
 		if (result == CUDA_SUCCESS) {
 			arrival->got_room_ns = clock_ns();
@@ -145,9 +141,12 @@ static void give_back(struct arrival *arrival)
 	survey_finish_transfers(&arrival->survey);
 	for (size_t i = 0; i < (arrival->streams ? arrival->survey.block_count : arrival->created); i++) {
 		struct block *block = arrival->survey.blocks[i];
+		bool is_gone;
 
 		use_context_of(block);
-		block_set_hollow(block, block_keep(block, block->parts_left) != CUDA_SUCCESS);
+		is_gone = block_keep(block, block->parts_left) == CUDA_SUCCESS;
+		/* One that has not grown to its end goes on from there the next time.  */
+		block_set_hollow(block, !is_gone && (block->resident || !arrival->streams));
 		if (block->hollow)
 			block_set_resident(block, true);
 	}
@@ -185,11 +184,11 @@ static CUresult fill_next(struct arrival *arrival, struct lane *lane)
 	uint8_t kind = item_chunk(item)->kind;
 	bool zeros = kind == CHUNK_ZERO;
 	CUresult result = arrival->streams ? grow_up_to(arrival, item) : map_up_to(arrival, item->block_number);
-	size_t mapped = bytes_mapped(item->block);
+	size_t usable = block_usable_bytes(item->block);
 
 	if (result != CUDA_SUCCESS)
 		return result;
-	while (item < end && item->block == first->block && item->index * CHUNK_BYTES < mapped && item_chunk(item)->kind == kind &&
+	while (item < end && item->block == first->block && item->index * CHUNK_BYTES < usable && item_chunk(item)->kind == kind &&
 	       (zeros || item == first || continues(&stretch, item))) {
 		stretch.bytes += item_bytes(item);
 		item++;

@@ -126,19 +126,19 @@ static CUresult complete(struct survey *survey, struct window *window, uint64_t 
 	return result;
 }
 
-/* False: the driver would not, and that block has what it had.  */
-static bool release(struct moved *moved, const struct piece *piece)
+/* Where the driver would not, the memory stays, and what is in the copy is filled in again at the resume: the program may see only
+ * some of it.  */
+static void release(struct moved *moved, const struct piece *piece)
 {
 	struct block *block = piece->block;
-	size_t before = block->resident ? block->mapped : block_part_begins(block, block->parts_left);
+	size_t before = block_usable_bytes(block);
+	bool is_gone;
 
-	block_set_parts_left(block, piece->keep); /* of no meaning while it is resident */
-	if (block_keep(block, piece->keep) != CUDA_SUCCESS) {
-		block_set_parts_left(block, block->resident ? 0 : block->parts_mapped);
-		return false;
-	}
-	moved->bytes += before - block_part_begins(block, piece->keep);
-	return true;
+	block_set_parts_left(block, piece->keep);
+	is_gone = block_keep(block, piece->keep) == CUDA_SUCCESS;
+	block_set_hollow(block, !is_gone && block->resident);
+	if (is_gone)
+		moved->bytes += before - block_part_begins(block, piece->keep);
 }
 
 static bool release_window(struct moved *moved, struct survey *survey, const struct window *window)
@@ -147,8 +147,7 @@ static bool release_window(struct moved *moved, struct survey *survey, const str
 		return false;
 	for (size_t i = 0; i < window->count; i++) {
 		moved->zeros += settle_items(survey, window->pieces[i].begin, window->pieces[i].end);
-		if (!release(moved, &window->pieces[i]))
-			return false;
+		release(moved, &window->pieces[i]);
 	}
 	blocks_changed();
 	return true;
@@ -164,7 +163,7 @@ static const char *finish(struct moved *moved, struct survey *survey, struct win
 		return "the driver could not copy all of the GPU's memory out";
 	if (!is_known)
 		return "GPU memory was written to without a CUDA call";
-	return release_window(moved, survey, window) ? NULL : "the driver could not release all of the GPU's memory";
+	return release_window(moved, survey, window) ? NULL : "the driver could not release the GPU's memory";
 }
 
 bool stream_out(struct moved *moved, struct survey *survey)
@@ -173,6 +172,7 @@ bool stream_out(struct moved *moved, struct survey *survey)
 	struct window windows[2] = {{.mark = 0}, {.mark = 1}}, *now = &windows[0], *next = &windows[1];
 	uint64_t begin = clock_ns();
 	const char *why = NULL;
+	bool is_parked = false;
 
 	next_window(&rest, now);
 	if (now->count && begin_copies(survey, now, &moved->copied) != CUDA_SUCCESS)
@@ -187,6 +187,7 @@ bool stream_out(struct moved *moved, struct survey *survey)
 			why = "the driver could not copy all of the GPU's memory out";
 		else
 			why = finish(moved, survey, done);
+		is_parked = is_parked || !why;
 		now = next;
 		next = done;
 	}
@@ -194,5 +195,5 @@ bool stream_out(struct moved *moved, struct survey *survey)
 	log_line("park: copied and released in %.1f ms", (double)(clock_ns() - begin) / 1e6);
 	if (why)
 		outcome_is(moved, AFFINODE_FAILED, why);
-	return !why || moved->bytes;
+	return is_parked || !why;
 }
