@@ -120,7 +120,7 @@ int main(int argc, char **argv)
 	contents_allocate(CONTENTS_ZERO_AMIDST);
 	contents_are_right();
 	free_when_resident = free_bytes();
-	for (const struct move *at = moves; at < moves + MOVES; at++)
+	for (const struct move *at = kinds_of_move; at < kinds_of_move + MOVES; at++)
 		for (enum meddling how = 0; how < MEDDLINGS; how++) {
 			unsigned nth = board_first_step();
 

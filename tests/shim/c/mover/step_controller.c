@@ -77,16 +77,16 @@ int main(int argc, char **argv)
 	cuda_start();
 	controller_accept();
 	contents_make();
-	for (const struct move *at = moves; at < moves + MOVES; at++) {
+	for (const struct move *at = kinds_of_move; at < kinds_of_move + MOVES; at++) {
 		unsigned nth = board_first_step();
 
 		while (cycle(at, nth))
 			nth += board_stride();
-		steps[at - moves] = nth - 1;
+		steps[at - kinds_of_move] = nth - 1;
 		printf("left at calls up to %u of a %s\n", nth - 1, at->name);
 		CHECK(nth > 10);
 	}
-	for (const struct move *at = moves; at < moves + MOVES; at++)
-		alone(at, steps[at - moves] / 2);
+	for (const struct move *at = kinds_of_move; at < kinds_of_move + MOVES; at++)
+		alone(at, steps[at - kinds_of_move] / 2);
 	return 0;
 }

@@ -85,7 +85,7 @@ int main(int argc, char **argv)
 		contents_child();
 	board_make();
 	look_through_nvml();
-	for (const struct move *at = moves; at < moves + MOVES; at++) {
+	for (const struct move *at = kinds_of_move; at < kinds_of_move + MOVES; at++) {
 		unsigned nth = board_first_step();
 
 		while (killed_at(at, nth))

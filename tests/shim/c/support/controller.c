@@ -267,7 +267,7 @@ struct affinode_reply controller_reply(uint32_t number)
 	return *reply_to(number, false);
 }
 
-const struct move moves[MOVES] = {
+const struct move kinds_of_move[MOVES] = {
 	{"park", AFFINODE_COMMAND_PARK, 0},
 	{"resume", AFFINODE_COMMAND_RESUME, 0},
 	{"streamed park", AFFINODE_COMMAND_PARK, AFFINODE_MOVE_STREAM},

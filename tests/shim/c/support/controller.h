@@ -40,7 +40,7 @@ struct move {
 	uint64_t how;
 };
 enum { MOVES = 4 };
-extern const struct move moves[MOVES];
+extern const struct move kinds_of_move[MOVES];
 
 /* Park or resume, and wait: the reply's status.  */
 int controller_move(uint32_t command);
