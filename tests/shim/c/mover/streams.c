@@ -301,8 +301,10 @@ static void without_controller(void)
 	controller_accept();
 	PAGE_UNTIL(page.state == AFFINODE_STATE_PARKED);
 	board_arm("cuMemcpyHtoDAsync:HOLD:1");
-	controller_command(AFFINODE_COMMAND_RESUME, AFFINODE_MOVE_STREAM);
-	UNTIL(board_holds());
+	do { /* the park's outcome may not have been taken yet */
+		epoch = controller_command(AFFINODE_COMMAND_RESUME, AFFINODE_MOVE_STREAM);
+		UNTIL(board_holds() || (controller_pump() && controller_replied(epoch)));
+	} while (!board_holds());
 	controller_stop();
 	board_disarm();
 	controller_listen_again();
