@@ -3,8 +3,9 @@
 Victims are told to PARK with PREPARE and STREAM. Until all are prepared nothing is given up, and whatever is in the way
 calls all of them off: a victim that is used, cannot be parked, ends or takes too long; a waiter that ends, is cancelled
 or is resumed by other room; room that a foreign program took. Victims that are called off for another's reason are not
-blamed, and may be chosen again at once. As soon as the last one is prepared, all are told to COMMIT and the waiter is
-told to RESUME in the same step, since a prepared kernel keeps its calls waiting.
+blamed, and may be chosen again at once, to be parked before the waiter is resumed: nothing is called off twice. As soon
+as the last one is prepared, all are told to COMMIT and the waiter is told to RESUME in the same step, since a prepared
+kernel keeps its calls waiting.
 
 From then on each goes on by itself. A victim whose copy fails stays on the GPU, wholly or in part; the policy brings
 the rest of it back (policy/decide.py), and the park counts as failed. A waiter that finds no room is parked as before,
@@ -116,6 +117,9 @@ class Exchanges:
 
     def _call_off(self, exchange: Exchange, failure: tuple[Status, str]) -> None:
         self._decided(exchange)
+        waiter = self._state.kernels.get(exchange.waiter_id)
+        if waiter is not None:
+            waiter.exchange_failed = True
         self._log.info("%s does not change places: %s", exchange.waiter_id, failure[1])
         for kernel, move in self._parks(exchange):
             if move.phase is Phase.PREPARING:

@@ -268,6 +268,7 @@ class Moves:
     ) -> None:
         now = time.monotonic()
         kernel.move = Move(False, reason, now, asked=kernel.asked.resume, cause=cause, exchange=exchange)
+        kernel.exchange_failed = False
         if gpu is not None:
             kernel.move.gpu, kernel.move.from_gpu = gpu, kernel.main_gpu()
         kernel.move.from_context = kernel_depth(kernel) is Depth.CONTEXT

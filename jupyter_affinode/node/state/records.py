@@ -380,6 +380,7 @@ class KernelRecord:
     placed: tuple[str, float] | None = None  # the GPU that it was told to use, and when
     move: Move | None = None
     exchange: Exchange | None = None  # others prepare to leave the GPU for it
+    exchange_failed: bool = False  # since it was resumed last, one was called off: others are parked first
     last_move: LastMove = field(default_factory=LastMove)
     failures: Failures = field(default_factory=Failures)
     past: Past = field(default_factory=Past)

@@ -158,7 +158,9 @@ def exchanges(processes: Iterable[Process]) -> bool:
 def _may_come_in_parts(kernel: KernelRecord) -> bool:
     """Whether its resume can take room as that comes: one process, parked at memory depth."""
     using = [process for process in kernel.processes.values() if process.data.state is not State.NONE]
-    return len(using) == 1 and exchanges(using) and using[0].data.depth is not Depth.CONTEXT
+    if kernel.exchange_failed or len(using) != 1:
+        return False
+    return exchanges(using) and using[0].data.depth is not Depth.CONTEXT
 
 
 def _host_use(
