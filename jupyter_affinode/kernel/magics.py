@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import atexit
+import binascii
 import ctypes
 import errno
 import importlib.util
@@ -85,7 +86,7 @@ class Shim:
     def request(
         self,
         kind: int,
-        argument_ns: int = 0,
+        argument: int = 0,
         timeout_s: float = 65.0,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> tuple[int, str]:
@@ -99,9 +100,7 @@ class Shim:
 
         def ask() -> None:
             answer.append(
-                self.library.affinode_request(
-                    kind, argument_ns, int(timeout_s * 1e9), text, ctypes.sizeof(text)
-                )
+                self.library.affinode_request(kind, argument, int(timeout_s * 1e9), text, ctypes.sizeof(text))
             )
 
         thread = threading.Thread(target=ask, name="affinode-request", daemon=True)
@@ -200,7 +199,7 @@ class GpuMagics:
         `%gpu_park` alone, or `%%gpu_park` above a cell that does not need the GPU: the cell runs with the GPU
         freed, or as it was if freeing was refused.
         """
-        self._ask(_PARK, done="GPU freed", refused="Not freed")
+        self._ask(_PARK, self._cell_number(), done="GPU freed", refused="Not freed")
         return None if cell is None else self._run_body(cell)
 
     def gpu_hold(self, line: str) -> None:
@@ -246,10 +245,15 @@ class GpuMagics:
             words += f": {size_text(resident)} on the GPU, {size_text(parked)} in RAM"
         return words if status == _OK else "{} ({})".format(words, _failure(status, ""))
 
-    def _ask(self, kind: int, argument_ns: int = 0, *, done: str, refused: str) -> None:
+    def _cell_number(self) -> int:
+        """The CRC-32 of the running cell's message id; 0 where cells have none."""
+        message_id = getattr(self._shell.display_pub, "parent_header", {}).get("msg_id", "")
+        return binascii.crc32(message_id.encode())
+
+    def _ask(self, kind: int, argument: int = 0, *, done: str, refused: str) -> None:
         """Send one request and print its one line."""
         try:
-            status, text = Shim().request(kind, argument_ns, meanwhile=self.drop_caches)
+            status, text = Shim().request(kind, argument, meanwhile=self.drop_caches)
         except ShimAbsent as absent:
             print(f"{refused}: {absent}.")
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -59,6 +60,26 @@ def test_the_cell_magic_runs_its_body_with_the_gpu_given_back(gpu_server, become
     assert body.status == "ok" and "32 MiB" in body.text and body.text.endswith("4950")
     assert becomes(kernel, "parked")["parked_bytes"] == 32 * 2**20
     assert kernel.run("%%gpu_park\nprint(block.checksum() == before)").text.endswith("True\n")
+
+
+def test_a_cell_that_parked_its_kernel_is_no_reason_to_bring_it_back(gpu_server, becomes, wait_until):
+    """Its server sees the cell begin only after the park."""
+    kernel = gpu_kernel(gpu_server)
+    machine, end = gpu_server.machine, gpu_server.machine.folder / "late-end"
+    wait_until(lambda: not machine.kernel(kernel.id)["cell_open"])
+    gpu_server.process.send_signal(signal.SIGSTOP)
+    try:
+        cell = kernel.submit(
+            f"%gpu_park\nimport os\nwhile not os.path.exists({str(end)!r}): time.sleep(0.02)"
+        )
+        wait_until(lambda: machine.kernel(kernel.id)["residency"] == "parked")
+    finally:
+        gpu_server.process.send_signal(signal.SIGCONT)
+    wait_until(lambda: machine.kernel(kernel.id)["cell_open"])
+    end.touch()
+    kernel.wait(cell)
+    wait_until(lambda: not machine.kernel(kernel.id)["cell_open"])
+    assert becomes(kernel, "parked")["resumes"] == 0
 
 
 def test_the_command_line_parks_and_resumes_a_kernel_by_its_notebook(gpu_server, becomes, wait_until):

@@ -171,10 +171,7 @@ class CellHandler(Handler):
         cell_id = body.get("cell_id")
         if not body["open"] or cell_id != kernel.cell.id:
             self.controller.wishes.end_cancel(kernel)
-        if body["open"] and not (kernel.cell.is_open and cell_id == kernel.cell.id):
-            kernel.cell.since = self.now()
-        kernel.cell.is_tracked, kernel.cell.is_open = True, body["open"]
-        kernel.cell.id = cell_id if body["open"] else None
+        kernel.cell.heard(is_open=body["open"], cell_id=cell_id, now=self.now())
         self.controller.servers.speaks_for(self.speaker(), kernel, self.identity)
         self.controller.poke()
         self.set_status(204)

@@ -17,7 +17,7 @@
 EXPORT int affinode_version(char *text, size_t size);
 EXPORT int affinode_state(void);
 EXPORT int affinode_has_context_depth(void);
-EXPORT int affinode_request(int kind, uint64_t argument_ns, uint64_t timeout_ns, char *text, size_t size);
+EXPORT int affinode_request(int kind, uint64_t argument, uint64_t timeout_ns, char *text, size_t size);
 EXPORT int affinode_status_text(char *text, size_t size);
 EXPORT int affinode_page_copy(void *buffer, size_t size);
 EXPORT void affinode_dying(void);
@@ -44,7 +44,7 @@ int affinode_state(void)
 	return (int)shim_state();
 }
 
-int affinode_request(int kind, uint64_t argument_ns, uint64_t timeout_ns, char *text, size_t size)
+int affinode_request(int kind, uint64_t argument, uint64_t timeout_ns, char *text, size_t size)
 {
 	if (text && size)
 		text[0] = 0;
@@ -52,7 +52,7 @@ int affinode_request(int kind, uint64_t argument_ns, uint64_t timeout_ns, char *
 		return -EINVAL;
 	if (!shim_is_on())
 		return -ENODEV;
-	return ask_controller((uint32_t)kind, argument_ns, timeout_ns, text, size);
+	return ask_controller((uint32_t)kind, argument, timeout_ns, text, size);
 }
 
 int affinode_status_text(char *text, size_t size)

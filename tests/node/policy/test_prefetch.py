@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import replace
 
 import pytest
 from fake_nvml import FakeNvml
-from fake_shim import MIB
+from fake_shim import MIB, request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_policy_properties import NOW, QUICK
@@ -157,6 +158,7 @@ def test_a_cell_or_a_look_brings_a_parked_kernel_back(node, shim, wait_until, pa
     running = node(nvml=FakeNvml(15 * GIB, 16 * GIB))
     kernel = shim("k1", parked=300 * MIB)
     wait_until(lambda: "k1" in running.kernels())
+    assert running.ask("POST", "/kernels/k1/cell", {"open": False})[0] == 204
     assert running.ask("POST", f"/kernels/k1/{path}", body)[0] == 204
     wait_until(lambda: running.kernel("k1")["residency"] == "resident")
     assert [command.reason for command in kernel.heard.of(2)] == ["it is about to be used"]
@@ -177,3 +179,37 @@ def test_a_kernel_that_was_parked_in_its_own_cell_stays_parked(node, shim, wait_
     wait_until(lambda: running.kernel("k1")["residency"] == "resident")
     (command,) = kernel.heard.of(2)
     assert command.reason.startswith("it waited")
+
+
+CELL, OTHER_CELL = {"open": True, "cell_id": "a cell"}, {"open": True, "cell_id": "another"}
+
+
+@pytest.mark.parametrize("earlier", [{"open": False}, OTHER_CELL], ids=["closed", "open"])
+def test_a_cell_that_asked_for_its_park_does_not_bring_it_back_when_it_is_heard_of_late(
+    node, shim, wait_until, earlier
+):
+    """The magic's request and the server's word on the cell come by different ways."""
+    running = node(nvml=FakeNvml(15 * GIB, 16 * GIB))
+    kernel, _ = shim("k1", resident=300 * MIB), shim("k2", parked=300 * MIB)
+    wait_until(lambda: {"k1", "k2"} <= running.kernels().keys())
+    assert running.ask("POST", "/kernels/k1/cell", earlier)[0] == 204
+    kernel.send(request(1, 1, zlib.crc32(b"a cell")))
+    wait_until(lambda: kernel.heard.results)
+    assert running.ask("POST", "/kernels/k1/cell", CELL)[0] == 204
+    assert running.ask("POST", "/kernels/k2/focus", {})[0] == 204
+    wait_until(lambda: running.kernel("k2")["residency"] == "resident")
+    assert kernel.heard.of(2) == []
+    assert running.ask("POST", "/kernels/k1/cell", {"open": True, "cell_id": "the next"})[0] == 204
+    wait_until(lambda: running.kernel("k1")["residency"] == "resident")
+
+
+def test_a_cell_that_a_new_controller_is_told_of_began_before(node, shim, wait_until):
+    running = node(nvml=FakeNvml(15 * GIB, 16 * GIB))
+    kernel, _ = shim("k1", parked=300 * MIB), shim("k2", parked=300 * MIB)
+    wait_until(lambda: {"k1", "k2"} <= running.kernels().keys())
+    assert running.ask("POST", "/kernels/k1/cell", CELL)[0] == 204
+    assert running.ask("POST", "/kernels/k2/focus", {})[0] == 204
+    wait_until(lambda: running.kernel("k2")["residency"] == "resident")
+    assert kernel.heard.of(2) == []
+    assert running.ask("POST", "/kernels/k1/cell", OTHER_CELL)[0] == 204
+    wait_until(lambda: running.kernel("k1")["residency"] == "resident")
