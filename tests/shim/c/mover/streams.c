@@ -1,130 +1,33 @@
-/* Moves part after part, as two processes make them that change places. A park that streams releases memory as it goes, and no
- * failure on its way loses a word: the process is resident, or parked with the rest still on the GPU. A resume that
- * streams waits for room, and gives back what it has when none comes.  */
+/* Moves part after part, as two processes make them that change places. A park that streams releases memory as it goes, and
+ * nothing that happens on its way loses a word: the process is resident, or parked with the rest still on the GPU. A resume
+ * that streams waits for room, and gives back what it has when none comes.  */
 #include "board.h"
 #include "contents.h"
 #include "harness.h"
+#include "streamed.h"
 
-/* More than a window (streaming_out.c), of zeros but for three chunks: the first, one amidst, the last.  */
-#define BIG MiB(288)
-/* More than a part.  */
-#define SMALLER MiB(96)
-#define CHUNK MiB(2)
-
-enum { PLACES = 3 };
-
-static CUdeviceptr big;
-static size_t big_bytes;
-static uint32_t expected[PLACES];
-static size_t free_when_resident, free_when_parked;
-static unsigned partly;
 static _Atomic bool called;
 static CUresult (*set_hidden)(CUdeviceptr, unsigned int, size_t);
 static CUresult (*allocate_hidden)(CUdeviceptr *, size_t);
 static CUresult (*free_hidden)(CUdeviceptr);
 
-static size_t place(unsigned i)
-{
-	return i * (big_bytes - CHUNK) / (PLACES - 1) / CHUNK * CHUNK;
-}
-
-static void change_big(void)
-{
-	for (unsigned i = 0; i < PLACES; i++)
-		CUDA(MemsetD32(big + place(i), ++expected[i], CHUNK / 4));
-}
-
-static void is_right(void)
-{
-	uint32_t words[2];
-
-	for (unsigned i = 0; i < PLACES; i++) {
-		CUDA(MemcpyDtoH(&words[0], big + place(i), 4));
-		CUDA(MemcpyDtoH(&words[1], big + place(i) + CHUNK - 4, 4));
-		CHECK_EQUAL(words[0], expected[i]);
-		CHECK_EQUAL(words[1], expected[i]);
-	}
-	CUDA(MemcpyDtoH(&words[0], big + MiB(20), 4));
-	CHECK_EQUAL(words[0], 0);
-	contents_are_right();
-}
-
-static void is_resident(void)
-{
-	CHECK_EQUAL(page_read().state, AFFINODE_STATE_RESIDENT);
-	is_right();
-	if (strstr(board_struck(), "cuMemRelease ")) /* what the driver would not release it still has */
-		free_when_resident = cuda_free_bytes();
-	CHECK_EQUAL(cuda_free_bytes(), free_when_resident);
-}
-
-static void change(void)
-{
-	change_big();
-	CHECK_EQUAL(contents_change(CONTENTS_BROKEN), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
-}
-
-static void allocate_big(size_t bytes)
-{
-	big_bytes = bytes;
-	CUDA(MemAlloc(&big, bytes));
-	CUDA(MemsetD32(big, 0, bytes / 4));
-	change();
-}
-
-static uint32_t prepare(void)
-{
-	uint32_t epoch;
-
-	do
-		epoch = controller_command(AFFINODE_COMMAND_PARK, AFFINODE_MOVE_PREPARE | AFFINODE_MOVE_STREAM);
-	while (!controller_prepared(epoch) && controller_reply(epoch).status == AFFINODE_BUSY);
-	CHECK(controller_prepared(epoch));
-	CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKING);
-	CHECK_EQUAL(cuda_free_bytes(), free_when_resident);
-	return epoch;
-}
-
-static struct affinode_reply decide(uint32_t epoch, bool commit)
-{
-	controller_decide(epoch, commit);
-	return controller_reply(epoch);
-}
-
-static void park(void)
-{
-	struct affinode_reply reply = decide(prepare(), true);
-
-	snprintf(test_step, sizeof(test_step), "park: %s", reply.text);
-	CHECK_EQUAL(reply.status, AFFINODE_OK);
-	CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
-	CHECK_EQUAL(page_read().gpus[0].resident_bytes, 0);
-}
-
-static int resume(uint64_t how)
-{
-	return controller_reply(controller_command(AFFINODE_COMMAND_RESUME, how)).status;
-}
-
 static void there_and_back(void)
 {
 	for (unsigned how = 0; how < 2; how++) {
-		change();
-		park();
-		free_when_parked = cuda_free_bytes();
-		CHECK_EQUAL(free_when_parked, free_when_resident + contents_bytes() + big_bytes);
-		CHECK(page_read().last_park_copied_bytes >= PLACES * CHUNK);
-		CHECK_EQUAL(resume(how ? AFFINODE_MOVE_STREAM : 0), AFFINODE_OK);
-		is_resident();
+		streamed_change();
+		streamed_park();
+		CHECK_EQUAL(cuda_free_bytes(), streamed_free_bytes + contents_bytes() + streamed_bytes);
+		CHECK(page_read().last_park_copied_bytes >= STREAMED_PLACES * STREAMED_CHUNK);
+		CHECK_EQUAL(streamed_resume(how ? AFFINODE_MOVE_STREAM : 0), AFFINODE_OK);
+		streamed_is_resident();
 	}
-	park(); /* nothing has changed */
-	CHECK(page_read().last_park_copied_bytes < CHUNK); /* but for the chunk that is none */
-	CHECK_EQUAL(resume(AFFINODE_MOVE_STREAM), AFFINODE_OK);
-	is_resident();
-	change();
-	CHECK_EQUAL(decide(prepare(), false).status, AFFINODE_REVOKED);
-	is_resident();
+	streamed_park(); /* nothing has changed */
+	CHECK(page_read().last_park_copied_bytes < STREAMED_CHUNK); /* but for the chunk that is none */
+	CHECK_EQUAL(streamed_resume(AFFINODE_MOVE_STREAM), AFFINODE_OK);
+	streamed_is_resident();
+	streamed_change();
+	CHECK_EQUAL(streamed_decide(streamed_prepare(), false).status, AFFINODE_REVOKED);
+	streamed_is_resident();
 }
 
 static void *call(void *unused)
@@ -142,8 +45,8 @@ static void called_on_the_way(void)
 	pthread_t thread;
 	uint32_t epoch;
 
-	change();
-	epoch = prepare();
+	streamed_change();
+	epoch = streamed_prepare();
 	board_arm("cuMemcpyDtoHAsync:HOLD:1");
 	controller_decide(epoch, true);
 	UNTIL(board_holds());
@@ -153,82 +56,60 @@ static void called_on_the_way(void)
 	board_disarm();
 	CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_OK);
 	CHECK(!atomic_load(&called));
-	CHECK_EQUAL(resume(AFFINODE_MOVE_STREAM), AFFINODE_OK);
+	CHECK_EQUAL(streamed_resume(AFFINODE_MOVE_STREAM), AFFINODE_OK);
 	thread_join(thread);
-	is_resident();
+	streamed_is_resident();
 }
 
 /* Past the gate, while the first window is being copied.  */
 static void written_on_the_way(void)
 {
-	for (unsigned i = 0; i < PLACES; i++) {
+	for (unsigned i = 0; i < STREAMED_PLACES; i++) {
 		struct affinode_reply reply;
 		uint32_t epoch;
 
-		change();
-		epoch = prepare();
+		streamed_change();
+		epoch = streamed_prepare();
 		board_arm("cuMemcpyDtoHAsync:HOLD:1");
 		controller_decide(epoch, true);
 		UNTIL(board_holds());
-		CHECK_EQUAL(set_hidden(big + place(i), ++expected[i], CHUNK / 4), CUDA_SUCCESS);
+		CHECK_EQUAL(set_hidden(streamed + streamed_place(i), ++streamed_words[i], STREAMED_CHUNK / 4), CUDA_SUCCESS);
 		board_disarm();
 		reply = controller_reply(epoch);
 		CHECK(reply.status == AFFINODE_OK || reply.status == AFFINODE_FAILED);
-		CHECK_EQUAL(resume(0), AFFINODE_OK);
-		is_resident();
+		CHECK_EQUAL(streamed_resume(0), AFFINODE_OK);
+		streamed_is_resident();
 	}
 }
 
-/* The driver fails after COMMIT; false: it makes no such call.  */
-static bool park_fails_at(const char *plus, unsigned nth)
+/* So is what was zero, or unchanged since the last park, when the streaming began.  */
+static void written_where_nothing_was_to_be_copied(void)
 {
-	struct affinode_reply reply;
-	struct affinode_page page;
-	uint32_t epoch;
-	unsigned met;
+	const size_t zero = MiB(20);
 
-	change();
-	epoch = prepare();
-	board_arm("*:UNKNOWN:%u%s", nth, plus);
-	reply = decide(epoch, true);
-	met = board_disarm();
-	page = page_read();
-	snprintf(test_step, sizeof(test_step), "park, failing at call %u%s: %s, status %d %s, then in state %u", nth, plus,
-		 board_struck(), reply.status, reply.text, page.state);
-	CHECK(reply.status == AFFINODE_OK || (met && reply.text[0]));
-	if (reply.status == AFFINODE_OK)
-		CHECK_EQUAL(page.state, AFFINODE_STATE_PARKED);
-	if (page.state == AFFINODE_STATE_PARKED) {
-		partly += page.gpus[0].resident_bytes > 0;
-		CHECK_EQUAL(resume(nth % 2 ? AFFINODE_MOVE_STREAM : 0), AFFINODE_OK);
+	streamed_change();
+	streamed_park();
+	CHECK_EQUAL(streamed_resume(0), AFFINODE_OK);
+	for (unsigned i = 0; i <= STREAMED_PLACES; i++) {
+		size_t where = i < STREAMED_PLACES ? streamed_place(i) : zero;
+		uint32_t epoch = streamed_prepare(), value = i < STREAMED_PLACES ? ++streamed_words[i] : 77, word;
+		struct affinode_reply reply;
+
+		board_arm("*:HOLD:1");
+		controller_decide(epoch, true);
+		UNTIL(board_holds());
+		CHECK_EQUAL(set_hidden(streamed + where, value, STREAMED_CHUNK / 4), CUDA_SUCCESS);
+		board_disarm();
+		reply = controller_reply(epoch);
+		CHECK(reply.status == AFFINODE_OK || reply.status == AFFINODE_FAILED);
+		if (page_read().state == AFFINODE_STATE_PARKED)
+			CHECK_EQUAL(streamed_resume(AFFINODE_MOVE_STREAM), AFFINODE_OK);
+		CUDA(MemcpyDtoH(&word, streamed + where, 4));
+		CHECK_EQUAL(word, value);
+		if (where == zero)
+			CUDA(MemsetD32(streamed + where, 0, STREAMED_CHUNK / 4));
+		streamed_is_resident();
 	}
-	is_resident();
-	return met > 0;
-}
-
-static bool resume_fails_at(const char *plus, unsigned nth)
-{
-	struct affinode_reply reply;
-	unsigned met;
-	int status;
-
-	if (nth % 2)
-		change();
-	park();
-	free_when_parked = cuda_free_bytes();
-	board_arm("*:UNKNOWN:%u%s", nth, plus);
-	status = resume(AFFINODE_MOVE_STREAM);
-	met = board_disarm();
-	snprintf(test_step, sizeof(test_step), "resume, failing at call %u%s: %s", nth, plus, board_struck());
-	if (status != AFFINODE_OK) {
-		CHECK(met > 0);
-		CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
-		reply = controller_reply(controller_command(AFFINODE_COMMAND_RESUME, nth % 3 ? AFFINODE_MOVE_STREAM : 0));
-		snprintf(test_step, sizeof(test_step), "resume %u%s after %s: %s", nth, plus, board_struck(), reply.text);
-		CHECK_EQUAL(reply.status, AFFINODE_OK);
-	}
-	is_resident();
-	return met > 0;
 }
 
 static void park_in_part(void)
@@ -237,17 +118,17 @@ static void park_in_part(void)
 		uint32_t epoch;
 
 		CHECK(nth < 100);
-		change();
-		epoch = prepare();
+		streamed_change();
+		epoch = streamed_prepare();
 		board_arm("cuLaunchKernel:UNKNOWN:%u", nth);
-		decide(epoch, true);
+		streamed_decide(epoch, true);
 		board_disarm();
 		if (page_read().state != AFFINODE_STATE_PARKED)
 			continue;
 		PAGE_UNTIL(page.gpus[0].parked_bytes > 0);
-		if (page_read().gpus[0].resident_bytes > 0 && page_read().gpus[0].resident_bytes < big_bytes)
+		if (page_read().gpus[0].resident_bytes > 0 && page_read().gpus[0].resident_bytes < streamed_bytes)
 			return;
-		CHECK_EQUAL(resume(0), AFFINODE_OK);
+		CHECK_EQUAL(streamed_resume(0), AFFINODE_OK);
 	}
 }
 
@@ -257,11 +138,11 @@ static void resume_of_a_part_fails(void)
 	for (unsigned how = 0; how < 2; how++) {
 		park_in_part();
 		board_arm("cuMemcpyHtoDAsync:UNKNOWN:1,cuMemUnmap:UNKNOWN:1+");
-		CHECK_EQUAL(resume(how ? AFFINODE_MOVE_STREAM : 0), AFFINODE_FAILED);
+		CHECK_EQUAL(streamed_resume(how ? AFFINODE_MOVE_STREAM : 0), AFFINODE_FAILED);
 		CHECK(board_disarm() > 1);
 		CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
-		CHECK_EQUAL(resume(how ? 0 : AFFINODE_MOVE_STREAM), AFFINODE_OK);
-		is_resident();
+		CHECK_EQUAL(streamed_resume(how ? 0 : AFFINODE_MOVE_STREAM), AFFINODE_OK);
+		streamed_is_resident();
 	}
 }
 
@@ -269,12 +150,12 @@ static void resume_of_a_part_fails(void)
 static void freed_when_partly_parked(void)
 {
 	park_in_part();
-	CUDA(MemFree(big));
-	CHECK_EQUAL(resume(0), AFFINODE_OK);
+	CUDA(MemFree(streamed));
+	CHECK_EQUAL(streamed_resume(0), AFFINODE_OK);
 	contents_are_right();
-	CHECK_EQUAL(cuda_free_bytes(), free_when_resident + big_bytes);
-	allocate_big(BIG);
-	is_resident();
+	CHECK_EQUAL(cuda_free_bytes(), streamed_free_bytes + streamed_bytes);
+	streamed_allocate(STREAMED_BIG);
+	streamed_is_resident();
 }
 
 /* The controller is killed: before COMMIT nothing has happened, and afterwards it is carried out.  */
@@ -282,16 +163,16 @@ static void without_controller(void)
 {
 	uint32_t epoch;
 
-	change();
-	prepare();
+	streamed_change();
+	streamed_prepare();
 	controller_stop();
-	is_right(); /* calls are let through */
+	streamed_is_right(); /* calls are let through */
 	controller_listen_again();
 	controller_accept();
 	PAGE_UNTIL(page.state == AFFINODE_STATE_RESIDENT);
-	is_resident();
+	streamed_is_resident();
 
-	epoch = prepare();
+	epoch = streamed_prepare();
 	board_arm("cuMemcpyDtoHAsync:HOLD:1");
 	controller_decide(epoch, true);
 	UNTIL(board_holds());
@@ -310,13 +191,13 @@ static void without_controller(void)
 	controller_listen_again();
 	controller_accept();
 	PAGE_UNTIL(page.state == AFFINODE_STATE_RESIDENT);
-	is_resident();
+	streamed_is_resident();
 }
 
 /* Fill the GPU past the shim, but for `spare` bytes.  */
 static CUdeviceptr take(size_t spare)
 {
-	size_t bytes = (cuda_free_bytes() - spare) / CHUNK * CHUNK;
+	size_t bytes = (cuda_free_bytes() - spare) / STREAMED_CHUNK * STREAMED_CHUNK;
 	CUdeviceptr taken;
 
 	CHECK_EQUAL(allocate_hidden(&taken, bytes), CUDA_SUCCESS);
@@ -328,7 +209,7 @@ static void room_comes_late(void)
 	CUdeviceptr rest, pieces[4];
 	uint32_t epoch;
 
-	park();
+	streamed_park();
 	rest = take(4 * MiB(80));
 	for (unsigned i = 0; i < 4; i++)
 		CHECK_EQUAL(allocate_hidden(&pieces[i], i < 3 ? MiB(80) : MiB(78)), CUDA_SUCCESS);
@@ -343,7 +224,7 @@ static void room_comes_late(void)
 	}
 	CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_OK);
 	CHECK_EQUAL(free_hidden(rest), CUDA_SUCCESS);
-	is_resident();
+	streamed_is_resident();
 }
 
 static void no_room_comes(bool aborted)
@@ -353,7 +234,7 @@ static void no_room_comes(bool aborted)
 	uint32_t epoch;
 	size_t before;
 
-	park();
+	streamed_park();
 	rest = take(MiB(100));
 	before = cuda_free_bytes();
 	since = test_now_ns();
@@ -366,21 +247,8 @@ static void no_room_comes(bool aborted)
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
 	CHECK_EQUAL(cuda_free_bytes(), before);
 	CHECK_EQUAL(free_hidden(rest), CUDA_SUCCESS);
-	CHECK_EQUAL(resume(AFFINODE_MOVE_STREAM), AFFINODE_OK);
-	is_resident();
-}
-
-static void at_every_call(bool (*fails_at)(const char *, unsigned), const char *name)
-{
-	for (int plus = 0; plus < 2; plus++) {
-		unsigned nth = board_first_step();
-
-		while (fails_at(plus ? "+" : "", nth))
-			nth += board_stride();
-		printf("%s failed at calls up to %u\n", name, nth - 1);
-		CHECK(nth > 10);
-	}
-	test_step[0] = 0;
+	CHECK_EQUAL(streamed_resume(AFFINODE_MOVE_STREAM), AFFINODE_OK);
+	streamed_is_resident();
 }
 
 int main(int argc, char **argv)
@@ -394,22 +262,17 @@ int main(int argc, char **argv)
 	controller_accept();
 	CHECK(controller_hello().flags & AFFINODE_HELLO_EXCHANGES);
 	contents_make();
-	allocate_big(BIG);
-	free_when_resident = cuda_free_bytes();
+	streamed_allocate(STREAMED_BIG);
+	streamed_free_bytes = cuda_free_bytes();
 	there_and_back();
 	called_on_the_way();
 	written_on_the_way();
+	written_where_nothing_was_to_be_copied();
 	resume_of_a_part_fails();
 	freed_when_partly_parked();
 	without_controller();
 	room_comes_late();
 	no_room_comes(true);
 	no_room_comes(false);
-	at_every_call(park_fails_at, "park");
-	printf("parked in part %u times\n", partly);
-	CUDA(MemFree(big));
-	allocate_big(SMALLER);
-	free_when_resident = cuda_free_bytes();
-	at_every_call(resume_fails_at, "resume");
 	return 0;
 }
