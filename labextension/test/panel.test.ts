@@ -2,9 +2,18 @@ import * as assert from 'node:assert';
 import { test } from 'node:test';
 import { done } from '../src/panel/howFar';
 import { folders, isOpenAtFirst, isProblem, sections } from '../src/panel/rows';
+import { IProcess } from '../src/status';
 import { kernel, trans } from './examples';
 
 const ALL = { text: '', mine: false };
+
+const STUCK: IProcess = {
+  number: 1,
+  pid: 2,
+  residency: 'resident',
+  command: null,
+  stuck: { reason: 'lost', text: '' }
+};
 
 test('each kernel is in one section, by whose it is and where its memory is', () => {
   const kernels = [
@@ -14,17 +23,20 @@ test('each kernel is in one section, by whose it is and where its memory is', ()
     kernel({ id: 'd', residency: 'parked' }),
     kernel({ id: 'e', residency: 'lost' }),
     kernel({ id: 'f' }),
-    kernel({ id: 'g', own: false, residency: 'queued' })
+    kernel({ id: 'g', own: false, residency: 'queued' }),
+    kernel({ id: 'h', residency: 'resident', processes: [STUCK] }),
+    kernel({ id: 'i', own: false, residency: 'lost' })
   ];
   const found = [...sections(kernels, ALL, trans)].map(([section, rows]) => [
     section,
     rows.map(each => each.id).join('')
   ]);
   assert.deepStrictEqual(found, [
+    ['problems', 'eh'],
     ['waiting', 'cb'],
-    ['resident', 'ae'],
+    ['resident', 'a'],
     ['freed', 'd'],
-    ['others', 'g'],
+    ['others', 'gi'],
     ['none', 'f']
   ]);
 });
@@ -64,11 +76,9 @@ test('among many kernels the sections without news are closed at first', () => {
 });
 
 test('a lost kernel, a refusal and a stuck process are problems; the rest is not', () => {
-  const stuck = { reason: 'lost' as const, text: '' };
-  const process = { number: 1, pid: 2, residency: 'resident' as const, command: null, stuck };
   assert.ok(isProblem(kernel({ residency: 'lost' })));
   assert.ok(isProblem(kernel({ residency: 'resident', refusal_code: 'busy' })));
-  assert.ok(isProblem(kernel({ processes: [process] })));
+  assert.ok(isProblem(kernel({ processes: [STUCK] })));
   assert.ok(!isProblem(kernel({ residency: 'parked', refusal_code: 'busy' })));
 });
 

@@ -102,7 +102,7 @@ def test_the_menus_have_what_is_possible(page, menu):
 
 
 @pytest.mark.long
-def test_a_lost_state_is_restarted_from_banner_or_popover(page):
+def test_a_lost_state_is_restarted_from_panel_banner_or_popover(page):
     """No kernel here loses its state by itself: the page is told so."""
     notebook = page.open_notebook("lost.ipynb", lab_cells.allocate(64), "print('alive')")
 
@@ -115,10 +115,14 @@ def test_a_lost_state_is_restarted_from_banner_or_popover(page):
 
     notebook.run_cell(0)
     page.page.route("**/affinode/api/status*", lost)
+    page.show_panel()
     notebook.chip().click()
     expect(notebook.banner()).to_contain_text("GPU state lost")
-    popover = notebook.popover()
-    popover.get_by_role("button", name="Restart: lost.ipynb").click()
+    first = page.panel.locator(".jp-affinode-section").first
+    expect(first.get_by_role("button", name="Needs you")).to_be_visible()
+    for place in (first, notebook.banner(), notebook.popover()):
+        expect(place.get_by_role("button", name="Restart: lost.ipynb")).to_be_visible()
+    place.get_by_role("button", name="Restart: lost.ipynb").click()
     dialog = page.page.locator(".jp-Dialog")
     expect(dialog).to_contain_text("Restart the kernel of lost.ipynb?")
     page.page.unroute_all()

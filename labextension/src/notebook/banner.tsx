@@ -11,7 +11,7 @@ import { remedies } from '../actions';
 import { residencyIcons } from '../icons';
 import { IKernel } from '../status';
 import { IAffinode } from '../tokens';
-import { aged, boundText, span, stateText, title, waitText } from '../words';
+import { aged, boundText, lostText, span, stateText, title, waitText } from '../words';
 import { ActionButton } from './KernelActions';
 
 /** A wait that is shorter moves nothing in the notebook. */
@@ -47,7 +47,7 @@ export class Banner extends ReactWidget {
     }
     const StateIcon = residencyIcons[kernel.residency].react;
     return (
-      <div className="jp-affinode-banner" ref={this._measure}>
+      <div className={`jp-affinode-banner jp-mod-${kernel.residency}`} ref={this._measure}>
         <StateIcon tag="span" className="jp-affinode-bannerIcon" aria-hidden="true" />
         {kernel.residency === 'lost'
           ? this._lost(kernel)
@@ -61,8 +61,7 @@ export class Banner extends ReactWidget {
     return (
       <>
         <span className="jp-affinode-bannerText">
-          <b>{stateText(kernel, trans)}.</b>{' '}
-          {trans.__('What it had on the GPU is gone. Restart the kernel to use the GPU again.')}
+          <b>{stateText(kernel, trans)}.</b> {lostText(trans)}
         </span>
         <ActionButton action="restart" commands={commands} kernel={kernel} trans={trans} />
       </>

@@ -12,6 +12,7 @@ import {
   aged,
   details,
   lastMoveText,
+  lostText,
   moveText,
   reasonText,
   refusalText,
@@ -223,9 +224,7 @@ function facts(kernel: IKernel, trans: TranslationBundle): string[] {
     lines.push(kernel.last_resume ? lastMoveText('resume', kernel.last_resume, trans) : '');
   }
   if (kernel.residency === 'lost') {
-    lines.push(
-      trans.__('What it had on the GPU is gone. Restart the kernel to use the GPU again.')
-    );
+    lines.push(lostText(trans));
   }
   return lines.filter(line => line !== '');
 }

@@ -11,6 +11,7 @@ import {
   hostMemory,
   keptText,
   lastMoveText,
+  lostText,
   moveText,
   reasonText,
   refusalText,
@@ -39,7 +40,8 @@ export function Details(props: IDetailsProps): JSX.Element {
   const kept = keptText(kernel, trans);
   const state = kernel.move ? moveText(kernel.move, trans) : stateText(kernel, trans);
   const isWaiting = kernel.residency === 'queued';
-  const mayCount = kernel.own && kernel.calls !== null && !isWaiting;
+  const isLost = kernel.residency === 'lost';
+  const mayCount = kernel.own && kernel.calls !== null && !isWaiting && !isLost;
   const actions = (kernel.own ? offered(kernel) : []).filter(
     action => !isWaiting || action !== 'hold'
   );
@@ -50,6 +52,7 @@ export function Details(props: IDetailsProps): JSX.Element {
       ) : (
         <div className="jp-affinode-state">{kept ? trans.__('%1, %2', state, kept) : state}</div>
       )}
+      {isLost && <div className="jp-affinode-muted">{lostText(trans)}</div>}
       <Facts {...props} />
       <Refusals {...props} />
       {(actions.length > 0 || mayCount) && (

@@ -1,12 +1,13 @@
 /** Which kernels are shown, in which section and order, and by which names. Pure. */
 
+import { canRestart, endable } from '../actions';
 import { IKernel } from '../status';
 import { IWords, title } from '../words';
 
 /** The panel's sections, in their order. */
-export const SECTIONS = ['waiting', 'resident', 'freed', 'others', 'none'] as const;
+export const SECTIONS = ['problems', 'waiting', 'resident', 'freed', 'others', 'none'] as const;
 
-/** A section: one's own kernels by state, then those of others. */
+/** A section: what only the user can mend, one's own kernels by state, then those of others. */
 export type SectionId = (typeof SECTIONS)[number];
 
 /** From this number of kernels on, rows are lower and sections without news are closed at first. */
@@ -18,8 +19,11 @@ export interface IFilter {
   mine: boolean;
 }
 
-/** A kernel's place, by whose it is and where its GPU memory is. */
+/** A kernel's place, by what it needs, whose it is and where its GPU memory is. */
 export function sectionOf(kernel: IKernel): SectionId {
+  if (canRestart(kernel) || endable(kernel).length > 0) {
+    return 'problems';
+  }
   if (!kernel.own) {
     return 'others';
   }
@@ -39,6 +43,8 @@ export function sectionOf(kernel: IKernel): SectionId {
 /** A section's heading. */
 export function sectionTitle(section: SectionId, trans: IWords): string {
   switch (section) {
+    case 'problems':
+      return trans.__('Needs you');
     case 'waiting':
       return trans.__('Waiting');
     case 'resident':

@@ -62,6 +62,11 @@ function safeText(kernel: IKernel & Spilled, trans: IWords): string {
     : trans.__('%1 safe, %2 of it on disk', all, bytes(disk));
 }
 
+/** What a lost GPU state means, and what helps. */
+export function lostText(trans: IWords): string {
+  return trans.__('What it had on the GPU is gone. Restart the kernel to use the GPU again.');
+}
+
 /** For how long a kernel is kept: "kept for 1 h"; null where it is not. */
 export function keptText(kernel: IKernel, trans: IWords): string | null {
   return kernel.held_for_s === null
