@@ -47,11 +47,6 @@ def say(line: str) -> None:
     print(f"[{time.monotonic() - _STARTED:7.1f} s] {line}", file=sys.stderr, flush=True)
 
 
-def again(script: str, *arguments: str) -> list[str]:
-    """Return the command that starts a script of this folder, given by its file, in another process."""
-    return [sys.executable, str(Path(__file__).resolve().parent), Path(script).stem, *arguments]
-
-
 def machine(gpus: int = 1, *, modules: Sequence[str] = ()) -> dict[str, Any]:
     """What runs here; ends the program kindly unless there are so many GPUs and all the Python modules."""
     env = environment.controller_environment()
@@ -206,56 +201,6 @@ class Controlled:
             return asyncio.run(call())
         except ControllerUnavailable as error:
             raise RuntimeError(f"{error}\n{self.log()[-2000:]}") from None
-
-
-class AtController:
-    """A program that answers lines with lines, managed by the controller in a folder; it ends with the context."""
-
-    def __init__(self, folder: Path, command: Sequence[str], kernel_id: str, stderr: Any) -> None:
-        self._socket, self._kernel_id = folder / environment.SOCKET_NAME, kernel_id
-        environ = environment.controller_environment()
-        environ[environment.SOCKET] = str(self._socket)
-        launch_environment.manage(environ, kernel_id, command, python=False)
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(
-            command, env=environ, stdin=pipe, stdout=pipe, stderr=stderr, text=True
-        )
-
-    def __enter__(self) -> AtController:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def ask(self, word: str) -> str:
-        """Send a line, and wait for the answer for as long as it takes. Raises RuntimeError."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(word + "\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline().strip()
-        if not line:
-            raise RuntimeError(f"the program ended with status {self.process.wait()}")
-        return line
-
-    def park(self, timeout_s: float = 60.0) -> dict[str, Any]:
-        """Park it, asking again while it is busy or no controller serves. Raises TimeoutError."""
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            with contextlib.suppress(ControllerRefused, ControllerUnavailable):
-                kernel: dict[str, Any] = asyncio.run(ControllerClient(self._socket).park(self._kernel_id))
-                if kernel["residency"] == "parked":
-                    return kernel
-            time.sleep(0.2)
-        raise TimeoutError(f"{self._kernel_id} is not parked after {timeout_s:.0f} s: {self.kernel()}")
-
-    def kernel(self) -> dict[str, Any] | None:
-        """What the controller knows of it; None if no controller serves now, or does not know it yet."""
-        try:
-            kernel: dict[str, Any] = asyncio.run(ControllerClient(self._socket).kernel(self._kernel_id))
-        except (ControllerRefused, ControllerUnavailable):
-            return None
-        return kernel
 
 
 @contextlib.contextmanager

@@ -14,10 +14,12 @@ from typing import Any
 
 from jupyter_affinode import environment
 from jupyter_affinode.bench.shim_peer import Listener, Move, ShimPeer
+from jupyter_affinode.node.protocol.page import Depth
 from jupyter_affinode.provisioning import preload as launch_environment
 
 CONNECTS_WITHIN_S = 180.0
 ANSWERS_WITHIN_S = 120.0
+CONTEXT_WITHIN_S = 15.0
 
 
 class LinkedProgram:
@@ -85,3 +87,14 @@ class LinkedProgram:
             peer.wants = False
             self.resumes.append(peer.resume())
         return False
+
+
+def park(peer: ShimPeer, depth: str) -> Move:
+    """Park it; where the context is to go too, as often as a young process needs before that is allowed."""
+    deadline = time.monotonic() + CONTEXT_WITHIN_S
+    while True:
+        move = peer.park(context=depth == "context")
+        if depth == "memory" or move.depth == Depth.CONTEXT or time.monotonic() > deadline:
+            return move
+        peer.resume()
+        time.sleep(0.2)

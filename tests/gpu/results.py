@@ -29,13 +29,9 @@ TITLES = {
     "two_gpus": "Two GPUs",
     "elsewhere": "Resumed on another GPU",
     "context depth": "Off the GPU with the CUDA context, program by program",
-    "jax_idle": "JAX, idle and parked",
-    "checkpoint_pinned": "Pinned host memory and the driver's own checkpoint",
     "against_memory_saver": "Beside torch_memory_saver",
     "allocations": "What the shim costs without a caching allocator",
-    "digest": "What a park's digests take behind the closed gate",
     "parity": "Whether backed memory can be told from the driver's",
-    "green_contexts": "Green contexts",
     "ipc": "CUDA tensors shared between processes",
     "many kernels": "Many kernels on few GPUs",
     "turns": "Programs that never pause take turns",
@@ -149,8 +145,6 @@ def document(found: list[tuple[str, Found]], notes: str) -> str:
             continue
         lines += [_machine(one["machine"]), "", table(one["headings"], one["rows"]), ""]
         lines += [f"- {note}" for note in one["notes"]] + ([""] if one["notes"] else [])
-        if one.get("pieces"):
-            lines += [one["pieces"], ""]
         if not one["passed"]:
             lines += ["**This did not pass.**", ""]
     lines += ["## Notes", "", notes] if notes else []

@@ -1,8 +1,7 @@
 """What the shim costs a program that allocates without a caching allocator: `python tests/gpu allocations`.
 
 Compiles allocations.c and runs it in turn with the shim and without, in fresh processes; prints medians and their
-ratio, then what the calls cost that a backed block is made of. Exits with 1 if a pair of 2 to 20 MiB costs more than
-`LIMIT` times the driver's.
+ratio. Exits with 1 if a pair of 2 to 20 MiB costs more than `LIMIT` times the driver's.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from controlled import finish, machine, options, table
+from controlled import finish, machine, options
 
 from jupyter_affinode.environment import shim_path
 
@@ -31,12 +30,12 @@ def compile_program(folder: Path) -> Path:
     return program
 
 
-def measure(program: Path, figures: Figures, shim: Path | None = None, *arguments: str) -> None:
+def measure(program: Path, figures: Figures, shim: Path | None) -> None:
     env = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     if shim:
         env["LD_PRELOAD"] = str(shim)
     env["AFFINODE_SOCKET"] = str(program.parent / "nobody.sock")
-    ran = subprocess.run([str(program), *arguments], env=env, stdout=subprocess.PIPE, text=True, check=True)
+    ran = subprocess.run([str(program)], env=env, stdout=subprocess.PIPE, text=True, check=True)
     for line in ran.stdout.splitlines():
         name, mib, microseconds = line.split()
         figures.setdefault((name, int(mib)), []).append(float(microseconds))
@@ -51,28 +50,9 @@ def compare(program: Path, shim: Path, rounds: int) -> tuple[Figures, Figures]:
     return figures
 
 
-def describe_pieces(program: Path) -> str:
-    """The single calls of a backed block, by kind of memory and size; without the shim."""
-    figures: Figures = {}
-    for _ in range(3):
-        measure(program, figures, None, "pieces")
-    by_kind: dict[tuple[str, int], dict[str, str]] = {}
-    idle = []
-    for (name, mib), us in figures.items():
-        kind, _, step = name.partition(":")
-        if step:
-            by_kind.setdefault((kind, mib), {})[step] = f"{median(us):.2f}"
-        else:
-            idle.append(f"{name}: {median(us):.2f} µs")
-    steps = list(next(iter(by_kind.values())))
-    rows = [[kind, str(mib), *(us[step] for step in steps)] for (kind, mib), us in by_kind.items()]
-    return table(["µs", "MiB", *steps], rows) + "\n\n" + ", ".join(idle)
-
-
 def main() -> int:
     parser = options(__doc__, time_s=120)
     parser.add_argument("--rounds", type=int, default=8, help="processes each way")
-    parser.add_argument("--no-pieces", action="store_true", help="leave the single calls out")
     given = parser.parse_args()
     where, shim = machine(), shim_path()
     assert shim is not None
@@ -91,9 +71,6 @@ def main() -> int:
                 pairs[f"{name} of {mib} MiB"] = ratio
             if name.endswith("pair") and mib <= 20 and ratio > LIMIT:
                 too_slow.append(f"{name} of {mib} MiB: {ratio:.3f} times the driver's")
-        pieces = None if given.no_pieces else describe_pieces(program)
-    if pieces is not None:
-        print(pieces + "\n")
     return finish(
         "allocations",
         where,
@@ -103,7 +80,6 @@ def main() -> int:
         passed=not too_slow,
         notes=too_slow,
         pairs=pairs,
-        pieces=pieces,
     )
 
 

@@ -21,9 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from controlled import finish, machine, options, say
-from jax_idle import park
-from jax_work import JAX_WORK
-from linked import LinkedProgram
+from linked import LinkedProgram, park
 
 from jupyter_affinode import environment
 from jupyter_affinode.bench.shim_peer import Move, MoveFailed
@@ -72,17 +70,19 @@ def books():
     cupy.cuda.Device().id, cupy.cuda.runtime.memGetInfo(), cupy.cuda.runtime.getDeviceCount()
     return str((big[0].shape, big[0].data.ptr))
 """
-JAX = (
-    """
+JAX = """
 import os
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-"""
-    + JAX_WORK
-    + """
+import jax, jax.numpy as jnp
+big = [jax.random.bits(jax.random.PRNGKey(i), (1 << 27,), "uint32") for i in range(2)]
+summed = jax.jit(lambda v: (v.sum(), v[::7].sum()))
+weights = jax.random.normal(jax.random.PRNGKey(9), (1024, 1024))
+step = jax.jit(lambda w: jnp.tanh(w @ w.T / 64))
+def work():
+    return str([tuple(map(int, summed(v))) for v in big]) + float(jnp.abs(step(weights)).sum()).hex()
 def books():
     return str((jax.devices(), big[0].shape, big[0].dtype, jax.device_count()))
 """
-)
 DRIVER = """
 from jupyter_affinode.bench.test_pattern import Content
 from jupyter_affinode.bench.driver import Driver

@@ -29,8 +29,7 @@ from typing import Any
 
 from context_depth import DRIVER, TORCH, WholeGpu
 from controlled import NO_GPU_STATUS, finish, machine, options, say
-from jax_idle import park
-from linked import LinkedProgram
+from linked import LinkedProgram, park
 
 from jupyter_affinode import environment
 from jupyter_affinode.bench.shim_peer import Move, MoveFailed, ShimPeer

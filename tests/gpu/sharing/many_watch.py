@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import ctypes
 import faulthandler
-import mmap
 import os
 import signal
 import subprocess
@@ -28,8 +26,6 @@ GIB = 1 << 30
 TELL_EVERY_S = 10.0
 LOG_LINES = 25
 GROWS_WITHIN_S = 90.0
-STEP = GIB // 4
-SPARE_BYTES = 6 * GIB  # never take a machine's last
 
 
 class Watch(threading.Thread):
@@ -132,42 +128,12 @@ def grow_memory(needed_bytes: int) -> None:
     say(
         f"this machine shows {_gib(before.total_bytes)} GiB of memory; touching {_gib(needed_bytes)} GiB once"
     )
-    code = "import sys; from many_watch import touch; touch(int(sys.argv[1]))"
+    code = "import sys; from jupyter_affinode.bench.host_memory import warm; warm(int(sys.argv[1]))"
     command = [sys.executable, "-c", code, str(shows)]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with contextlib.suppress(subprocess.TimeoutExpired):
-        subprocess.run(command, env=env, timeout=GROWS_WITHIN_S)
+        subprocess.run(command, timeout=GROWS_WITHIN_S)
     after = host_memory()
     say(f"now it shows {_gib(after.total_bytes)} GiB, {_gib(after.available_bytes)} available")
-
-
-def touch(size: int) -> None:
-    """Take memory piece by piece, with several threads, as long as the machine has more; for a process of its own."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")  # rather this one than a kernel
-    pieces: list[mmap.mmap] = []
-    waited_s = [0.0]
-    lock = threading.Lock()
-
-    def take() -> None:
-        while waited_s[0] < 5.0:
-            if host_memory().available_bytes < SPARE_BYTES:
-                waited_s[0] += 0.1  # it may be on its way
-                time.sleep(0.1)
-                continue
-            with lock:
-                if len(pieces) * STEP >= size:
-                    return
-                pieces.append(piece := mmap.mmap(-1, STEP, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-            ctypes.memset(
-                ctypes.addressof(ctypes.c_char.from_buffer(piece)), 1, STEP
-            )  # without Python's lock
-
-    threads = [threading.Thread(target=take) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 def _gib(size: float) -> str:

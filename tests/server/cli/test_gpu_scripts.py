@@ -97,20 +97,6 @@ def test_memory_shared_between_processes(scripts_machine):
 
 
 @pytest.mark.long
-def test_what_a_parks_digests_take(scripts_machine):
-    done = script(scripts_machine, "digest", "--gib=0.25", "--rounds=1")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "| unchanged | 1 |" in done.stdout and done.stdout.count("changed | 2 |") == 2
-
-
-@pytest.mark.long
-def test_green_contexts(scripts_machine):
-    done = script(scripts_machine, "green_contexts")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "| contents after a park | - | right, right" in done.stdout
-
-
-@pytest.mark.long
 def test_two_gpus(scripts_machine):
     done = script(scripts_machine, "two_gpus", "--cases=peer_driver,rank_driver", "--rounds=4")
     assert done.returncode == 0, done.stderr
@@ -174,39 +160,6 @@ def test_the_checksum_of_many_kernels_is_that_of_every_word():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("depth", ["memory", "context"])
-def test_idle_and_parked_in_the_background(scripts_machine, depth):
-    scripts_machine.simulate(memory="4GiB", gpus=1)
-    folder = scripts_machine.work / "idle"
-    started = script(
-        scripts_machine,
-        "jax_idle",
-        "start",
-        str(folder),
-        "--minutes=0.05",
-        "--program=driver",
-        f"--depth={depth}",
-    )
-    assert started.returncode == 0, started.stderr
-    done = script(scripts_machine, "jax_idle", "collect", str(folder))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "equal" in done.stdout and "SIMULATED" in done.stdout and f"| {depth} |" in done.stdout
-
-
-@pytest.mark.long
-def test_idle_and_parked_by_a_controller_in_a_given_folder(scripts_machine):
-    folder, served = scripts_machine.work / "idle", scripts_machine.work / "served"
-    served.mkdir(mode=0o700)
-    arguments = [str(folder), "--minutes=0.05", "--program=driver", "--controller", str(served)]
-    assert script(scripts_machine, "jax_idle", "start", *arguments).returncode == 0
-    node = [sys.executable, "-m", "jupyter_affinode.cli", "node", f"--socket={served / 'node.sock'}"]
-    with subprocess.Popen([*node, "--host-reserve-bytes=0"], env=scripts_machine.environment) as controller:
-        done = script(scripts_machine, "jax_idle", "collect", str(folder))
-        controller.terminate()
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.long
 def test_context_depth(scripts_machine, tmp_path):
     scripts_machine.simulate(memory="4GiB", gpus=1)
     done = script(
@@ -227,13 +180,6 @@ def test_resumed_on_another_gpu(scripts_machine, tmp_path):
     found = json.loads(file.read_text())
     assert found["passed"] and found["rows"][0][1] == "1/1"
     assert found["notes"][0].endswith("the driver says its UUID, its place on the bus, errors [0, 0]")
-
-
-@pytest.mark.long
-def test_pinned_memory_beside_the_drivers_checkpoint(scripts_machine):
-    done = script(scripts_machine, "checkpoint_pinned", "--gib=0.1", "--cycles=1")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "| one piece |" in done.stdout and "SIMULATED" in done.stdout
 
 
 @pytest.mark.long
