@@ -15,16 +15,15 @@ from .._version import __version__
 from ..settings.declaration import SettingsRefused
 from ..settings.policy import Settings
 from ..units import number, whole
-from .chart import picture
 from .model.baselines import Culling
 from .model.machine import GIB, BenchUnusable, Machine, Speeds, speeds_from_bench
 from .model.sessions import ImpossiblePlan
 from .model.simulation import ModelBroken
 from .notebookos import read_notebookos
 from .report import plan_text
-from .search import Bound, most_people
-from .strategies import WAYS, Plan, answer, over_seeds
-from .trace import TraceError, read_trace, write_trace
+from .search import most_people
+from .strategies import WAYS, Plan, answer
+from .trace import TraceError, read_trace
 from .workload import HOUR_S, Spread, Workload
 
 FORMAT = 1
@@ -32,7 +31,7 @@ SAID_EVERY_S = 0.5
 HOST_BYTES_PER_GPU = 256 * GIB  # servers with eight large GPUs often have 2 TiB; an assumption
 # What options may be. Far more than a site has, and few enough that a plan comes to its end.
 GPUS_MAX, GIB_MAX = 1024, 1e6
-PEOPLE_MAX, DAYS_MAX, SEEDS_MAX, SEED_MAX = 100_000, 366, 1000, 1 << 63
+PEOPLE_MAX, DAYS_MAX, SEED_MAX = 100_000, 366, 1 << 63
 SHARE_MIN = 0.001  # of their time that people use the GPU
 TIME_MAX_S = 7 * 86400.0
 SPREAD_MAX = 10.0  # the 75th percentile over the median
@@ -133,9 +132,6 @@ def _add_people(parser: argparse.ArgumentParser) -> None:
         default=_WORKLOAD.quiet_share,
         help="the others' (0.05)",
     )
-    what.add_argument(
-        "--write-trace", metavar="FILE", type=Path, help="write the sessions there, and replay nothing"
-    )
 
 
 def _add_spreads(what: argparse._ArgumentGroup) -> None:
@@ -171,13 +167,6 @@ def _add_ways(parser: argparse.ArgumentParser) -> None:
         "--ways", metavar="NAME,…", type=_ways, default=WAYS, help=f"only these of {', '.join(WAYS)}"
     )
     ways.add_argument(
-        "--slices",
-        metavar="N",
-        type=whole(1, PEOPLE_MAX),
-        default=1,
-        help="reserve 1/N of a GPU for each (1)",
-    )
-    ways.add_argument(
         "--cull-after", metavar="S", type=number(0, TIME_MAX_S), default=Culling().timeout_s, help="(3600)"
     )
     ways.add_argument(
@@ -197,21 +186,7 @@ def _add_answer(parser: argparse.ArgumentParser) -> None:
         type=number(0, TIME_MAX_S),
         help="find the most people whose cells' p95 wait is at most S",
     )
-    out.add_argument(
-        "--slowdown",
-        metavar="X",
-        type=number(1, 1e6),
-        help="… and whose cells compute at most X times as long",
-    )
-    out.add_argument(
-        "--seeds",
-        metavar="N",
-        type=whole(1, SEEDS_MAX),
-        default=1,
-        help="replay a made workload N times, to see what is chance (1)",
-    )
     out.add_argument("--json", metavar="FILE", type=Path, help="write everything there")
-    out.add_argument("--svg", metavar="FILE", type=Path, help="draw it there")
     out.add_argument("--quiet", action="store_true", help="no progress")
 
 
@@ -220,10 +195,6 @@ def run(options: argparse.Namespace) -> int:
     progress = Progress(quiet=options.quiet)
     try:
         plan = make_plan(options)
-        if options.write_trace is not None:
-            with open(options.write_trace, "w", encoding="utf-8") as file:
-                write_trace(plan.sessions(), file)
-            return 0
         report = make_report(options, plan, progress)
     except (ImpossiblePlan, SettingsRefused, TraceError, BenchUnusable, ModelBroken, OSError) as error:
         progress.clear()
@@ -237,8 +208,6 @@ def run(options: argparse.Namespace) -> int:
     try:
         if options.json is not None:
             options.json.write_text(json.dumps(report, indent=2) + "\n")
-        if options.svg is not None:
-            options.svg.write_text(picture(report))
     except OSError as error:
         print(f"jupyter affinode plan: {error}", file=sys.stderr)
         return 1
@@ -263,7 +232,6 @@ def make_plan(options: argparse.Namespace) -> Plan:
         speeds=Speeds() if options.bench is None else speeds_from_bench(options.bench),
         settings=Settings().changed(**dict(map(_setting, options.set))),
         culling=Culling(options.cull_after, options.rebuild),
-        slices=options.slices,
         changed=options.changed,
         ways=options.ways,
     )
@@ -293,18 +261,14 @@ def make_report(options: argparse.Namespace, plan: Plan, progress: Progress) -> 
         "workload": None if plan.workload is None else asdict(plan.workload),
         "trace": None if options.trace is None else str(options.trace),
         "culling": asdict(plan.culling),
-        "slices": plan.slices,
         "changed": plan.changed,
         "answer": None,
         "search": None,
     }
     if options.search is not None:
-        bound = Bound(options.search, options.slowdown)
-        report["search"] = most_people(plan, bound, progress.tried, progress.beat)
+        report["search"] = most_people(plan, options.search, progress.tried, progress.beat)
     else:
         report["answer"] = answer(plan, progress.replayed)
-        if options.seeds > 1:
-            report["answer"]["seeds"] = over_seeds(plan, options.seeds, report["answer"], progress.replayed)
     return report
 
 

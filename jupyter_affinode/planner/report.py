@@ -100,12 +100,6 @@ def _answer(answer: Answer) -> list[str]:
     ours = answer["ways"].get("affinode")
     if ours is not None:
         lines += ["", _moves(ours), *_compute_limit(ours)]
-    for way, seen in answer.get("seeds", {}).items():
-        waits = sorted(seen["p95_wait_s"])
-        lines.append(
-            f"{way}, p95 of {len(waits)} seeds: {wait_text(waits[0])} to {wait_text(waits[-1])}, mean"
-            f" {wait_text(seen['mean'])} ± {wait_text(seen['half_width'])} (95 %)"
-        )
     lines += [
         "",
         "WAIT: a cell's, from its first CUDA call until its memory is there; WAITED: all cells together. SLOWER:"
@@ -162,8 +156,6 @@ def _compute_limit(ours: Answer) -> list[str]:
 
 def _search(search: Answer) -> list[str]:
     bound = f"95 % of cells wait at most {wait_text(search['p95_wait_s'])}"
-    if search["slowdown"] is not None:
-        bound += f" and compute at most {search['slowdown']:g} times as long"
     rows: list[tuple[str, ...]] = [
         ("WAY", "PEOPLE", "A GPU", "WAIT P95", "P99", "WAITED", "SLOWER", "LOST STATE")
     ]

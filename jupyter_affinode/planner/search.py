@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from .model.results import Outcome
-from .model.sessions import ImpossiblePlan
 from .model.simulation import TooSlow
 from .strategies import Plan
 
@@ -23,33 +21,11 @@ PER_GPU_MAX = 256  # people; a machine that serves more is not what this model i
 Say = Callable[[str, int, bool], None]  # way, people, whether the bound is kept
 
 
-@dataclass(frozen=True)
-class Bound:
-    """What people put up with."""
-
-    wait_s: float
-    slowdown: float | None = None  # of computing beside others, on average
-
-    def check(self) -> None:
-        """Raises ImpossiblePlan."""
-        if not math.isfinite(self.wait_s) or self.wait_s < 0:
-            raise ImpossiblePlan(f"a bound on waits is a time that is not negative, not {self.wait_s:g}")
-        if self.slowdown is not None and self.slowdown < 1:
-            raise ImpossiblePlan(f"beside others nothing computes faster: {self.slowdown:g} is no bound")
-
-    def kept(self, outcome: Outcome) -> bool:
-        """Whether an outcome is within it."""
-        is_fast = self.slowdown is None or outcome.slowdown <= self.slowdown
-        is_whole = not any(name.startswith("cells ") for name in outcome.counts if name != "cells preempted")
-        return is_fast and is_whole and outcome.waits()["p95"] <= self.wait_s
-
-
-def most_people(plan: Plan, bound: Bound, say: Say, on_progress: Callable[[], None]) -> dict[str, Any]:
+def most_people(plan: Plan, wait_s: float, say: Say, on_progress: Callable[[], None]) -> dict[str, Any]:
     """By way: the most people, what they saw, and every number that was tried. Raises as `Plan.replay`."""
-    bound.check()
     found = {}
     for way in plan.ways:
-        tried = _Tried(plan, bound, way, say, on_progress)
+        tried = _Tried(plan, wait_s, way, say, on_progress)
         most = tried.most()
         found[way] = {
             "people": most,
@@ -57,14 +33,14 @@ def most_people(plan: Plan, bound: Bound, say: Say, on_progress: Callable[[], No
             "outcome": tried.outcomes[most].as_dict() if most else None,
             "tried": {str(people): tried.kept[people] for people in sorted(tried.kept)},
         }
-    return {"p95_wait_s": bound.wait_s, "slowdown": bound.slowdown, "ways": found}
+    return {"p95_wait_s": wait_s, "ways": found}
 
 
 class _Tried:
     """One way of sharing, tried with different numbers of people."""
 
-    def __init__(self, plan: Plan, bound: Bound, way: str, say: Say, on_progress: Callable[[], None]):
-        self._plan, self._bound, self._way, self._say = plan, bound, way, say
+    def __init__(self, plan: Plan, wait_s: float, way: str, say: Say, on_progress: Callable[[], None]):
+        self._plan, self._wait_s, self._way, self._say = plan, wait_s, way, say
         self._on_progress = on_progress
         self.outcomes: dict[int, Outcome] = {}
         self.kept: dict[int, bool] = {}
@@ -97,12 +73,15 @@ class _Tried:
         may_wait = cells - math.ceil(PART * cells)
         try:
             outcome = plan.replay(
-                self._way, sessions, lambda *_: self._on_progress(), (self._bound.wait_s, may_wait)
+                self._way, sessions, lambda *_: self._on_progress(), (self._wait_s, may_wait)
             )
         except TooSlow:
             self.kept[people] = False
         else:
             self.outcomes[people] = outcome
-            self.kept[people] = self._bound.kept(outcome)
+            is_whole = not any(
+                name.startswith("cells ") for name in outcome.counts if name != "cells preempted"
+            )
+            self.kept[people] = is_whole and outcome.waits()["p95"] <= self._wait_s
         self._say(self._way, people, self.kept[people])
         return self.kept[people]

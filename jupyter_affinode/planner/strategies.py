@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean, stdev
 from typing import Any
 
 from ..settings.policy import Settings
@@ -30,7 +29,6 @@ class Plan:
     workload: Workload | None = None
     trace: tuple[Session, ...] = ()
     culling: Culling = field(default_factory=Culling)
-    slices: int = 1
     changed: float = 1.0
     ways: tuple[str, ...] = WAYS
 
@@ -83,8 +81,8 @@ class Plan:
         if way == "sharing":
             return Sharing(machine, sessions, on_progress)
         if way == "culling":
-            return Culled(machine, sessions, self.culling, self.slices, on_progress)
-        return Reservation(machine, sessions, self.slices, on_progress)
+            return Culled(machine, sessions, self.culling, on_progress)
+        return Reservation(machine, sessions, on_progress)
 
     def check(self, sessions: Sequence[Session]) -> None:
         """Raises ImpossiblePlan before anything is replayed."""
@@ -111,35 +109,6 @@ def answer(plan: Plan, report: Report) -> dict[str, Any]:
         "ways": {way: outcome.as_dict() for way, outcome in outcomes.items()},
         "without_waits": saved(plan, sessions, outcomes),
     }
-
-
-def over_seeds(plan: Plan, seeds: int, first: dict[str, Any], report: Report) -> dict[str, Any]:
-    """The same workload with `seeds` seeds, of which `first` is the first's answer: by way, each one's p95 in seconds
-    and their mean with its 95 % confidence interval (Student's t). Raises as `Plan.replay`.
-    """
-    if plan.workload is None:
-        raise ImpossiblePlan("a trace is replayed the same each time: more seeds are for made workloads")
-    found: dict[str, Any] = {}
-    for way in plan.ways:
-        waits = [first["ways"][way]["wait_s"]["p95"]]
-        for number in range(1, seeds):
-            other = replace(plan, workload=replace(plan.workload, seed=plan.workload.seed + number))
-            waits.append(other.replay(way, other.sessions(), _reporter(report, way)).waits()["p95"])
-        half = student_t(seeds - 1) * stdev(waits) / math.sqrt(seeds)
-        found[way] = {"p95_wait_s": waits, "mean": fmean(waits), "half_width": half}
-    return found
-
-
-def student_t(freedom: int) -> float:
-    """The 97.5th percentile of Student's t, to 1 %.
-
-    The first ones exactly; beyond, Cornish and Fisher's expansion in 1/freedom (Abramowitz and Stegun, 26.7.5).
-    """
-    exact = (12.706, 4.303, 3.182, 2.776)
-    if freedom <= len(exact):
-        return exact[freedom - 1]
-    z = 1.959964
-    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 
 def saved(plan: Plan, sessions: Sequence[Session], outcomes: dict[str, Outcome]) -> dict[str, Any]:

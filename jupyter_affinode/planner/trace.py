@@ -20,10 +20,10 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from .model.sessions import Cell, Session
 from .workload import LONGEST_S
@@ -72,28 +72,6 @@ def sessions_of(rows: Iterable[tuple[int, Mapping[str, Any]]], path: Path) -> li
         record.start_s if record.session_start_s is None else record.session_start_s for record in records
     )
     return [_session(name, each, zero, path) for name, each in by_session.items()]
-
-
-def write_trace(sessions: Sequence[Session], file: TextIO) -> None:
-    """Sessions as JSON Lines, as if no cell had waited."""
-    for session in sessions:
-        now = session.start_s
-        for cell in session.cells:
-            now += cell.think_s
-            record: dict[str, Any] = {
-                "session": session.id,
-                "person": session.person,
-                "start_s": now,
-                "gpu_s": cell.gpu_s,
-                "bytes": cell.bytes,
-                "cpu_s": cell.cpu_s,
-                "session_start_s": session.start_s,
-                "session_end_s": session.start_s + session.length_s,
-            }
-            if cell.compute_share is not None:
-                record["compute_share"] = cell.compute_share
-            file.write(json.dumps(record) + "\n")
-            now += cell.gpu_s + cell.cpu_s
 
 
 def _json_rows(lines: Iterable[str], path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:

@@ -7,22 +7,19 @@ import os
 import signal
 import subprocess
 import sys
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
 
 from jupyter_affinode.cli import main
 from jupyter_affinode.planner.model.machine import GIB, Speeds, speeds_from_bench
-from jupyter_affinode.planner.strategies import student_t
 
 SMALL = ["plan", "--people", "4", "--days", "1", "--quiet"]
 WAYS = {"affinode", "sharing", "culling", "reservation"}
 
 
-def test_an_answer_is_a_table_json_and_a_picture(tmp_path, capsys):
-    files = ["--json", str(tmp_path / "a.json"), "--svg", str(tmp_path / "a.svg")]
-    assert main([*SMALL, "--set", "idle_timeout_s=60", *files]) == 0
+def test_an_answer_is_a_table_and_json(tmp_path, capsys):
+    assert main([*SMALL, "--set", "idle_timeout_s=60", "--json", str(tmp_path / "a.json")]) == 0
     table = capsys.readouterr().out
     report = json.loads((tmp_path / "a.json").read_text())
     assert set(report["answer"]["ways"]) == WAYS and report["settings"]["idle_timeout_s"] == 60
@@ -31,8 +28,7 @@ def test_an_answer_is_a_table_json_and_a_picture(tmp_path, capsys):
     assert cells and all(way["cells"] == cells for way in report["answer"]["ways"].values())
     held = report["answer"]["without_waits"]
     assert held["affinode"]["gpus"] == 1 and held["reservation"]["gpus"] >= held["culling"]["gpus"] >= 1
-    drawn = ElementTree.fromstring((tmp_path / "a.svg").read_text())
-    assert drawn.tag.endswith("svg") and "SAVED" in table
+    assert "SAVED" in table
 
 
 def test_the_same_seed_gives_the_same_answer(tmp_path):
@@ -46,65 +42,17 @@ def test_the_same_seed_gives_the_same_answer(tmp_path):
     )
 
 
-def test_several_seeds_show_what_is_chance(tmp_path, capsys):
-    arguments = ["plan", "--quiet", "--people", "9", "--days", "1", "--ways", "affinode", "--starts", "8,9"]
-    assert main([*arguments, "--seeds", "3", "--json", str(tmp_path / "a.json")]) == 0
-    assert "p95 of 3 seeds" in capsys.readouterr().out
-    seeds = json.loads((tmp_path / "a.json").read_text())["answer"]["seeds"]["affinode"]["p95_wait_s"]
-    alone = []
-    for seed in (1, 2, 3):
-        assert main([*arguments, "--seed", str(seed), "--json", str(tmp_path / "b.json")]) == 0
-        alone.append(
-            json.loads((tmp_path / "b.json").read_text())["answer"]["ways"]["affinode"]["wait_s"]["p95"]
-        )
-    assert seeds == alone
-
-
-@pytest.mark.parametrize(("freedom", "value"), [(1, 12.706), (4, 2.776), (5, 2.571), (9, 2.262), (30, 2.042)])
-def test_student_t_is_the_table_s(freedom, value):
-    assert student_t(freedom) == pytest.approx(value, rel=0.01)
-
-
 def test_a_search_finds_the_most_people(tmp_path, capsys):
     """Footprints of 30 GiB: four fit beside each other; with us more people do than with a GPU for each."""
-    arguments = [
-        "plan",
-        "--quiet",
-        "--days",
-        "1",
-        "--footprint",
-        "30,30",
-        "--search",
-        "20",
-        "--slowdown",
-        "3",
-    ]
-    assert main([*arguments, "--json", str(tmp_path / "a.json"), "--svg", str(tmp_path / "a.svg")]) == 0
+    arguments = ["plan", "--quiet", "--days", "1", "--footprint", "30,30", "--search", "20"]
+    assert main([*arguments, "--json", str(tmp_path / "a.json")]) == 0
     assert "The most people" in capsys.readouterr().out
     search = json.loads((tmp_path / "a.json").read_text())["search"]
     assert search["ways"]["affinode"]["people"] > search["ways"]["reservation"]["people"] >= 1
     for found in search["ways"].values():
         if found["people"]:
             assert found["tried"][str(found["people"])] and not found["tried"][str(found["people"] + 1)]
-            assert found["outcome"]["wait_s"]["p95"] <= 20 and found["outcome"]["slowdown"] <= 3
-    ElementTree.fromstring((tmp_path / "a.svg").read_text())
-
-
-def test_a_written_trace_can_be_replayed(tmp_path, capsys):
-    trace = tmp_path / "trace.jsonl"
-    assert main([*SMALL, "--write-trace", str(trace)]) == 0
-    assert main(["plan", "--quiet", "--trace", str(trace), "--json", str(tmp_path / "t.json")]) == 0
-    assert main([*SMALL, "--json", str(tmp_path / "m.json")]) == 0
-    replayed, made = (json.loads((tmp_path / name).read_text())["answer"] for name in ("t.json", "m.json"))
-    assert replayed["cells"] == made["cells"]
-    assert replayed["ways"]["affinode"]["wait_s"] == pytest.approx(
-        made["ways"]["affinode"]["wait_s"], abs=1e-3
-    )
-    assert (
-        main(["plan", "--quiet", "--trace", str(trace), "--people", "9", "--json", str(tmp_path / "n.json")])
-        == 0
-    )
-    assert json.loads((tmp_path / "n.json").read_text())["answer"]["people"] == 9
+            assert found["outcome"]["wait_s"]["p95"] <= 20
 
 
 @pytest.mark.parametrize(
@@ -117,7 +65,6 @@ def test_a_written_trace_can_be_replayed(tmp_path, capsys):
         (["--set", "quotas=@staff=1GiB"], "knows no groups"),
         (["--trace", "/nowhere/trace.csv"], "/nowhere/trace.csv"),
         (["--busy-share", "0.99"], "is the most"),
-        (["--slices", "100"], "fewer slices"),
         (["--run", "600000,600000", "--break", "1"], "more than 1000 breaks for each cell"),
         (["--bench", "/nowhere.json"], "/nowhere.json"),
     ],

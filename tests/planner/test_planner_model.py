@@ -256,14 +256,6 @@ def test_reservation_makes_the_next_session_wait_for_the_end_of_one():
     assert list(two.waits_s) == [0, 0] and two.gpus_most == 2 and two.held_s == pytest.approx(1110)
 
 
-def test_a_slice_is_a_part_of_the_memory_and_of_the_speed():
-    sessions = [session(name, [(0, 10, 1)]) for name in "abcd"]
-    outcome = Reservation(Machine(), sessions, slices=4).run()
-    assert list(outcome.waits_s) == [0, 0, 0, 0] and outcome.slowdown == pytest.approx(4)
-    with pytest.raises(ImpossiblePlan, match="fewer slices"):
-        Reservation(Machine(), [session("large", [(0, 1, 100)])], slices=4)
-
-
 def test_culling_frees_the_gpu_and_loses_the_state():
     sessions = [session("a", [(0, 10, 1), (500, 10, 1)], end_think_s=5), session("b", [(20, 10, 1)])]
     outcome = Culled(Machine(), sessions, Culling(timeout_s=100, rebuild_s=60)).run()

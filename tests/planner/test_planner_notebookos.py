@@ -14,7 +14,7 @@ from jupyter_affinode.planner.model.baselines import Reservation, Sharing
 from jupyter_affinode.planner.model.machine import GIB, MIB, Machine
 from jupyter_affinode.planner.model.sessions import Cell, Session
 from jupyter_affinode.planner.notebookos import LEAST_SHARE, TICK_S, read_notebookos
-from jupyter_affinode.planner.trace import TraceError, read_trace, write_trace
+from jupyter_affinode.planner.trace import TraceError
 
 TEMPLATE = {
     "sessions": [
@@ -72,13 +72,6 @@ def test_what_is_no_template_is_named(tmp_path, change, words):
     change(template)
     with pytest.raises(TraceError, match=words):
         read_notebookos(written(tmp_path / "t.json", template))
-
-
-def test_the_compute_share_of_a_cell_is_written_and_read(tmp_path):
-    before = [Session("a", "a", 0.0, (Cell(0.0, 1.0, GIB, 0.0, 0.25), Cell(1.0, 1.0, GIB)))]
-    with open(tmp_path / "t.jsonl", "w") as file:
-        write_trace(before, file)
-    assert read_trace(tmp_path / "t.jsonl") == before
 
 
 @pytest.mark.parametrize(("shares", "took_s"), [((0.3, 0.7), 10.0), ((0.9, 0.6), 15.0)])

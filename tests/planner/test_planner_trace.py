@@ -7,9 +7,9 @@ import json
 
 import pytest
 
+from jupyter_affinode.cli import main
 from jupyter_affinode.planner.model.machine import GIB
-from jupyter_affinode.planner.trace import NEEDED, OPTIONAL, TraceError, read_trace, write_trace
-from jupyter_affinode.planner.workload import Workload
+from jupyter_affinode.planner.trace import NEEDED, OPTIONAL, TraceError, read_trace
 
 GOOD = {"session": "a", "start_s": 5, "gpu_s": 2.5, "bytes": GIB}
 
@@ -19,27 +19,10 @@ def written(path, *records):
     return path
 
 
-def test_a_written_trace_reads_the_same(tmp_path):
-    sessions = [each for each in Workload(people=6, days=2).sessions(140 * GIB) if each.cells]
-    path = tmp_path / "trace.jsonl"
-    with open(path, "w") as file:
-        write_trace(sessions, file)
-    found = read_trace(path)
-    first = min(each.start_s for each in sessions)
-    assert [each.id for each in found] == [each.id for each in sessions]
-    for before, after in zip(sessions, found, strict=True):
-        assert after.person == before.person
-        assert after.start_s == pytest.approx(before.start_s - first)
-        assert after.length_s == pytest.approx(before.length_s)
-        for cell, same in zip(before.cells, after.cells, strict=True):
-            assert same.think_s == pytest.approx(cell.think_s, abs=1e-6)
-            assert (same.gpu_s, same.bytes, same.cpu_s) == (cell.gpu_s, cell.bytes, cell.cpu_s)
-
-
 def test_csv_and_json_lines_say_the_same(tmp_path):
     records = [
         {**GOOD, "cpu_s": 1, "person": "p", "session_start_s": 1, "session_end_s": 100},
-        {**GOOD, "start_s": 20, "person": "p"},
+        {**GOOD, "start_s": 20, "person": "p", "compute_share": 0.25},
         {**GOOD, "session": "b", "start_s": 2},
     ]
     lines = read_trace(written(tmp_path / "t.jsonl", *records))
@@ -50,12 +33,20 @@ def test_csv_and_json_lines_say_the_same(tmp_path):
     assert read_trace(tmp_path / "t.csv") == lines
     a, b = lines
     assert a.start_s == 0 and [cell.think_s for cell in a.cells] == [4, 11.5] and a.end_think_s == 77.5
+    assert [cell.compute_share for cell in a.cells] == [None, 0.25]
     assert b.start_s == 1 and b.cells[0].think_s == 0 and b.end_think_s == 0
 
 
 def test_cells_that_were_queued_follow_at_once(tmp_path):
     (a,) = read_trace(written(tmp_path / "t.jsonl", {**GOOD, "start_s": 7}, GOOD))
     assert [cell.think_s for cell in a.cells] == [0, 0]
+
+
+def test_few_people_of_a_trace_stand_for_more(tmp_path):
+    trace = written(tmp_path / "t.jsonl", GOOD)
+    answer = ["plan", "--quiet", "--trace", str(trace), "--people", "3", "--json", str(tmp_path / "a.json")]
+    assert main(answer) == 0
+    assert json.loads((tmp_path / "a.json").read_text())["answer"]["people"] == 3
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """What sites do today, replayed with the same sessions: no kernel is parked, so a session waits for another's end.
 
-- reservation: a GPU, or a slice of one, is a person's from the session's start to its end.
+- reservation: a GPU is a person's from the session's start to its end.
 - culling: the same, but a kernel that is idle for too long is killed; the next cell builds its state again.
 - sharing: kernels share GPUs by memory, which stays theirs to the end; a session that does not fit waits.
 """
@@ -38,7 +38,7 @@ class Culling:
 
 
 class _InTurn(People):
-    """Serve sessions in the order in which they ask; each GPU has so many bytes (or slices)."""
+    """Serve sessions in the order in which they ask; each GPU has so many bytes, or is one whole."""
 
     def __init__(
         self,
@@ -99,25 +99,15 @@ class _InTurn(People):
 
 
 class Reservation(_InTurn):
-    """A GPU, or one of `slices` equal parts of it, for the session. A cell waits until the session has it."""
+    """A GPU for the session. A cell waits until the session has it."""
 
     def __init__(
         self,
         machine: Machine,
         sessions: Sequence[Session],
-        slices: int = 1,
         on_progress: Progress | None = None,
     ):
-        if slices < 1:
-            raise ImpossiblePlan(f"a GPU has at least one slice, not {slices}")
-        largest = max(session.peak_bytes for session in sessions) + machine.context_bytes
-        if largest > machine.gpu_bytes // slices:
-            raise ImpossiblePlan(
-                f"the largest session does not fit in one of {slices} slices of a GPU: use fewer slices"
-            )
-        what = "a GPU each" if slices == 1 else f"1/{slices} of a GPU each"
-        super().__init__(machine, sessions, Outcome("reservation", what), slices, on_progress)
-        self._slices = slices
+        super().__init__(machine, sessions, Outcome("reservation", "a GPU each"), 1, on_progress)
 
     def begins(self, live: LiveSession) -> None:
         """It asks at once."""
@@ -137,13 +127,9 @@ class Reservation(_InTurn):
         """The next one gets it."""
         self.give_back(live)
 
-    def speed(self, live: LiveSession) -> float:
-        """A slice has its part of the compute."""
-        return min(1.0, 1 / (self._slices * self.demand(live)))
-
     def computes_on(self, live: LiveSession) -> Hashable:
         """Nothing is shared."""
-        return ("slice", live.number)
+        return ("own", live.number)
 
 
 class Culled(Reservation):
@@ -154,10 +140,9 @@ class Culled(Reservation):
         machine: Machine,
         sessions: Sequence[Session],
         culling: Culling,
-        slices: int = 1,
         on_progress: Progress | None = None,
     ):
-        super().__init__(machine, sessions, slices, on_progress)
+        super().__init__(machine, sessions, on_progress)
         self._culling = culling
         after = duration_in_words(culling.timeout_s)
         self.outcome.way = "culling"

@@ -125,7 +125,7 @@ class People(Host, ABC):
             raise ModelBroken(f"{live.session.id} computes and nothing asked it to")
         live.waited_s = 0.0
         self.outcome.alone_s += live.cell.gpu_s
-        self.go_on(live, live.cell.gpu_s / self.speed(live))
+        self.go_on(live, live.cell.gpu_s)
 
     def go_on(self, live: LiveSession, left_s: float) -> None:
         """Compute what is left of a cell."""
@@ -133,7 +133,7 @@ class People(Host, ABC):
             live.waited_s += self.now - live.wanted_at
             live.wanted_at = None
         live.is_computing, live.granted_at = True, self.now
-        demand = self.demand(live) * self.speed(live)
+        demand = self.demand(live)
         self._compute_of(live).begin(live.number, left_s, partial(self._computed, live), demand)
 
     def interrupt(self, live: LiveSession) -> float:
@@ -158,10 +158,6 @@ class People(Host, ABC):
     def part_held(self, live: LiveSession) -> float:
         """Return the part of a GPU that no other session can have while this one is there; 0 with parking."""
         return 0.0
-
-    def speed(self, live: LiveSession) -> float:
-        """How fast it computes alone; less than 1 on a slice of a GPU."""
-        return 1.0
 
     def computes_on(self, live: LiveSession) -> Hashable:
         """What it shares the speed of with others."""

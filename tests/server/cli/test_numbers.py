@@ -64,7 +64,7 @@ def test_every_option_that_is_a_number_refuses_absurd_ones_by_name(words, option
         (["--people", "0"], "--people: must be a whole number from 1 to 100000, not '0'"),
         (["--changed", "2"], "--changed: must be a number from 0 to 1, not '2'"),
         (["--search", "-1"], "--search: must be a number from 0 to 604800, not '-1'"),
-        (["--seeds", "9" * 60], f"--seeds: must be a whole number from 1 to 1000, not '{'9' * 40}…'"),
+        (["--days", "9" * 60], f"--days: must be a whole number from 1 to 366, not '{'9' * 40}…'"),
     ],
 )
 def test_the_refusal_names_the_bounds(arguments, words, capsys):
