@@ -9,81 +9,10 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 from jupyter_affinode.bench.report import ratios
 from jupyter_affinode.bench.sizes import GIB, MIB, DoesNotFit, Room, make_plan, whole_chunks
-
-SECONDS = {"type": "number", "exclusiveMinimum": 0}
-BYTES = {"type": "integer", "minimum": 0}
-TIMES = {"type": "array", "items": SECONDS, "minItems": 1}
-RATES = {
-    "type": "object",
-    "required": ["to_host_bytes_per_s", "to_device_bytes_per_s", "methods"],
-    "properties": {"to_host_bytes_per_s": SECONDS, "to_device_bytes_per_s": SECONDS},
-}
-MOVE = {
-    "type": "object",
-    "required": [
-        "name",
-        "bytes",
-        "block_bytes",
-        "depth",
-        "seconds",
-        "end_to_end_s",
-        "median_s",
-        "host_bytes",
-    ],
-    "properties": {
-        "name": {"type": "string"},
-        "bytes": BYTES,
-        "block_bytes": BYTES,
-        "depth": {"enum": ["memory", "context"]},
-        "seconds": TIMES,
-        "end_to_end_s": TIMES,
-        "median_s": SECONDS,
-        "copied_bytes": BYTES,
-        "zero_bytes": BYTES,
-        "host_bytes": BYTES,
-        "mended_chunks": {"const": 0},
-    },
-}
-CASE = {
-    "type": "object",
-    "required": ["bytes", "park_s", "resume_s"],
-    "properties": {"bytes": BYTES, "park_s": SECONDS, "resume_s": SECONDS},
-}
-REPORT = {
-    "type": "object",
-    "required": [
-        "format",
-        "complete",
-        "simulated",
-        "machine",
-        "ceiling",
-        "driver",
-        "ours",
-        "wake",
-        "wrong",
-        "ratios",
-    ],
-    "properties": {
-        "format": {"const": 1},
-        "ceiling": RATES,
-        "driver": {
-            "type": "object",
-            "properties": {
-                "cases": {"type": "array", "items": CASE, "minItems": 1},
-                "skipped": {"const": None},
-            },
-        },
-        "ours": {"type": "array", "items": MOVE, "minItems": 1},
-        "wake": {"type": "object", "additionalProperties": TIMES, "minProperties": 2},
-        "wrong": {"const": []},
-        "ratios": {"type": "object", "additionalProperties": {"type": "number"}},
-    },
-}
 
 
 @pytest.fixture
@@ -101,8 +30,10 @@ def test_a_whole_run_on_the_simulated_gpu(bench_machine):
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("SIMULATED")
     report = json.loads(json_file.read_text())
-    jsonschema.validate(report, REPORT)
-    assert report["simulated"] and report["complete"] and report["skipped"] == {}
+    assert report["simulated"] and report["complete"] and report["skipped"] == {} and report["wrong"] == []
+    assert report["ceiling"]["to_host_bytes_per_s"] > 0 and report["driver"]["cases"][0]["park_s"] > 0
+    assert len(report["wake"]) == 2 and all(report["wake"].values())
+    assert all(row["median_s"] > 0 and row["mended_chunks"] == 0 for row in report["ours"])
     assert report["warmed_host"]["bytes"] == 128 * MIB
     names = {row["name"] for row in report["ours"]}
     assert {
