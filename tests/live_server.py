@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 UNUSED = {
     "jupyterlab": False,
     "jupyter_lsp": False,
+    "notebook": False,
     "notebook_shim": False,
     "jupyter_server_terminals": False,
 }

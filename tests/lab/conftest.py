@@ -125,13 +125,14 @@ def open_lab(
         height: int = VIEWPORT["height"],
         clock: bool = False,
         at: JupyterServer | None = None,
+        **path: str,
     ) -> LabPage:
         context = browser.new_context(viewport={"width": width, "height": height})
         page = LabPage(context.new_page(), at or server, screenshots)
         if clock:
             page.page.clock.install()
         opened.append(page)
-        page.load()
+        page.load(**path)
         return page
 
     yield start

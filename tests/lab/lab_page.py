@@ -26,9 +26,9 @@ class LabPage:
         page.set_default_timeout(SLOW_MS)
         page.on("pageerror", lambda error: self.errors.append(error))
 
-    def load(self) -> None:
-        """Open JupyterLab in a fresh workspace and wait until it is there."""
-        self.page.goto(f"{self.server.url}/lab?reset&token={self.server.token}")
+    def load(self, path: str = "lab?reset&") -> None:
+        """Open JupyterLab in a fresh workspace, or a page of Notebook 7 ("tree?"), and wait until it is there."""
+        self.page.goto(f"{self.server.url}/{path}token={self.server.token}")
         self.page.wait_for_function("() => window.jupyterapp !== undefined")
         self.page.evaluate("() => window.jupyterapp.restored.then(() => undefined)")
 
@@ -53,13 +53,17 @@ class LabPage:
 
     # Notebooks
 
-    def open_notebook(self, path: str, *cells: str) -> Notebook:
-        """Write a notebook of these cells, open it and wait for its kernel."""
+    def write_notebook(self, path: str, *cells: str) -> None:
+        """Write a notebook of these cells."""
         made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
         made.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3 (ipykernel)"}
         file = self.server.machine.work / path
         file.parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(made, file)
+
+    def open_notebook(self, path: str, *cells: str) -> Notebook:
+        """Write a notebook of these cells, open it and wait for its kernel."""
+        self.write_notebook(path, *cells)
         self.command("docmanager:open", path=path)
         notebook = Notebook(self, path)
         notebook.wait_for_kernel()

@@ -11,7 +11,8 @@ from live_server import JupyterServer
 REPOSITORY = Path(__file__).resolve().parents[2]
 BUILT = REPOSITORY / "jupyter_affinode" / "labextension"
 LAB = (
-    "--expose-app-in-browser",
+    "--LabApp.expose_app_in_browser=True",
+    "--JupyterNotebookApp.expose_app_in_browser=True",
     "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
     "--LabApp.extension_manager=readonly",
 )
