@@ -30,9 +30,10 @@ from fake_shim import (
     message,
     send,
 )
+from jupyterhub.spawner import LocalProcessSpawner
 from people import Person, needs_root, open_to_everyone
 
-from hub_spawner.grants import grant_hook
+from hub_spawner.enabling import derived
 from jupyter_affinode import environment
 from jupyter_affinode.cli import main
 from jupyter_affinode.client.grant_signing import CannotSign, make_keys, sign_grant, write_grant
@@ -277,38 +278,17 @@ def test_a_grant_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_the_hub_gives_each_server_its_grant(verifier, tmp_path):
-    key = tmp_path / "k1.key"
-    key.write_bytes(verifier.private)
-    user = SimpleNamespace(name="carol", groups=[SimpleNamespace(name="ml"), SimpleNamespace(name="staff")])
-    spawner = SimpleNamespace(user=user, name="big", environment={"A": "1"})
-    grant_hook(key, [US], priority=lambda spawner: 7)(spawner)
-    claims = verifier.verify(spawner.environment["AFFINODE_GRANT"], UID)
-    assert (claims.user, claims.server, claims.priority) == ("carol", "big", 7)
-    assert claims.groups == ("ml", "staff")
-    assert spawner.environment["A"] == "1"
-
-
-def broken(spawner):
-    raise RuntimeError("the site's own")
-
-
-@pytest.mark.parametrize("how", ["no key", "no key's text", "caps", "never", "groups"])
+@pytest.mark.parametrize("how", ["no key", "no key's text", "groups"])
 def test_a_grant_that_cannot_be_made_keeps_no_server_from_starting(tmp_path, caplog, how):
     """Five that do not start in a row end a Hub."""
     key = tmp_path / "k1.key"
     if how != "no key":
         key.write_bytes(b"nothing" if how == "no key's text" else make_keys()[0])
     many = [SimpleNamespace(name=f"a group with a long name {number}") for number in range(200)]
-    spawner = SimpleNamespace(
-        user=SimpleNamespace(name="carol", groups=many if how == "groups" else []),
-        name="",
-        environment={"A": "1", "AFFINODE_GRANT": "an old one"},
-        log=logging.getLogger("test"),
-    )  # fmt: skip
-    caps = {"caps": broken} if how == "caps" else {}
-    grant_hook(key, US, lifetime_s=float("inf") if how == "never" else 60.0, **caps)(spawner)
-    assert spawner.environment == {"A": "1"}
+    spawner = derived(LocalProcessSpawner)(grant_key=str(key))
+    spawner.log = logging.getLogger("test")
+    spawner.user = SimpleNamespace(name="carol", groups=many if how == "groups" else [])
+    assert spawner.gpu_environment() == {}
     assert "carol gets no grant" in caplog.text
 
 
