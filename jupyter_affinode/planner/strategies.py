@@ -11,7 +11,7 @@ from ..settings.policy import Settings
 from .model.baselines import Culled, Culling, Reservation, Sharing
 from .model.machine import Machine, Speeds
 from .model.results import HOUR_S, Outcome, Progress
-from .model.sessions import ImpossiblePlan, Session, active_share
+from .model.sessions import Session, active_share
 from .model.simulation import People
 from .workload import Workload
 
@@ -87,9 +87,6 @@ class Plan:
     def check(self, sessions: Sequence[Session]) -> None:
         """Raises ImpossiblePlan before anything is replayed."""
         self.machine.check(self.settings, sessions)
-        self.culling.check()
-        if not set(self.ways) <= set(WAYS):
-            raise ImpossiblePlan(f"there are the ways {', '.join(WAYS)}")
 
 
 def answer(plan: Plan, report: Report) -> dict[str, Any]:

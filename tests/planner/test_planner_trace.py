@@ -58,6 +58,7 @@ def test_few_people_of_a_trace_stand_for_more(tmp_path):
         (json.dumps({**GOOD, "gpu_s": "soon"}), "gpu_s must be a number, not 'soon'"),
         (json.dumps({**GOOD, "gpu_s": True}), "gpu_s must be a number"),
         (json.dumps({**GOOD, "gpu_s": -1}), "gpu_s must not be negative"),
+        (json.dumps({**GOOD, "gpu_s": 1e300}), "gpu_s must"),
         (json.dumps({**GOOD, "start_s": None}), "start_s must be a number"),
         ('{"session": "a", "start_s": NaN, "gpu_s": 1, "bytes": 1}', "start_s must be a number"),
         (json.dumps({**GOOD, "bytes": 0}), "at least 1"),

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from functools import partial
 from ...units import duration_in_words
 from .machine import Machine
 from .results import Outcome, Progress
-from .sessions import ImpossiblePlan, Session
+from .sessions import Session
 from .simulation import LiveSession, People
 
 
@@ -26,15 +25,6 @@ class Culling:
 
     timeout_s: float = 3600.0  # as in jupyterhub-idle-culler's own example (its README on PyPI)
     rebuild_s: float = 120.0  # imports, data, weights: an assumption, nothing published was found
-
-    def check(self) -> None:
-        """Raises ImpossiblePlan."""
-        for what, seconds in (
-            ("the culler's time-out", self.timeout_s),
-            ("building state again", self.rebuild_s),
-        ):
-            if not 0 <= seconds < math.inf:
-                raise ImpossiblePlan(f"{what} is a time that is not negative, not {seconds:g} s")
 
 
 class _InTurn(People):

@@ -31,7 +31,7 @@ class Books:
         self._machine = machine
         self.free = machine.gpu_sizes()  # reserved room is not taken yet
         self.unreserved = dict(self.free)
-        self.host_bytes = machine.host_used_bytes
+        self.host_bytes = 0
         self.seen: dict[int, Kernel] = {}
         self.reserved: dict[int, tuple[Reservation, ...]] = {}
         self.waiting: dict[int, SimulatedKernel] = {}
