@@ -1,4 +1,4 @@
-"""Sizes, durations and numbers as users read and write them: the one place that formats and parses them.
+"""Sizes, durations, numbers and tables as users read and write them: the one place that formats and parses them.
 
 Numbers on command lines have bounds: without them `1e300`, `nan` or a count of many digits would be taken for a number
 that some loop goes up to.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 SHOWN = 40  # characters of what was given
 DIGITS_MAX = 25  # of a whole number; more digits are no size that is meant
@@ -97,3 +97,15 @@ def ordinal(number: int) -> str:
     """`1st`, `2nd`, `3rd`, `11th`."""
     suffix = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{suffix}"
+
+
+def in_columns(rows: Sequence[Sequence[str]], *, figures: bool = False) -> list[str]:
+    """Return a line for each row, its cells below each other; `figures`: all but the first column to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if figures and number else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

@@ -9,8 +9,9 @@ from statistics import median
 from typing import Any
 
 from ..node.protocol.wire import CommandKind, HelloFlag, MoveFlag, Status
+from ..units import bytes_in_words
 from .child_process import BenchProcess, with_shim
-from .measure import Say, WrongContent, size_text
+from .measure import Say, WrongContent
 from .shim_peer import Listener, MoveFailed, ShimPeer
 from .sizes import GIB, MIB
 
@@ -23,7 +24,7 @@ _seeds = itertools.count(1 << 20)
 
 def exchange(listener: Listener, size: int, repeats: int, say: Say, *, simulated: bool) -> dict[str, Any]:
     """Seconds of each step; `skipped` says why there are none."""
-    say(f"exchange: copies out and in at once, {size_text(size)}")
+    say(f"exchange: copies out and in at once, {bytes_in_words(size)}")
     with BenchProcess() as child:
         duplex = child.ask("duplex_rates", size=min(size, 4 * GIB), repeats=DUPLEX_REPEATS)
     together = median(duplex["together_s"])
@@ -106,7 +107,8 @@ def lines(found: dict[str, Any]) -> list[str]:
         return [f"not measured: exchange: {found['skipped']}"]
     rate, size = found["one_way_bytes_per_s"], found["bytes"]
     said = [
-        f"copies out and in at once: {rate / GIB:.1f} GiB/s each way; {size_text(size)} would take {size / rate:.3f} s"
+        f"copies out and in at once: {rate / GIB:.1f} GiB/s each way;"
+        f" {bytes_in_words(size)} would take {size / rate:.3f} s"
     ]
     for name, tries in found["cases"].items():
         parts = [

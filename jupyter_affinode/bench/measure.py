@@ -11,6 +11,7 @@ from typing import Any
 
 from ..node.protocol.page import Depth
 from ..node.protocol.wire import HelloFlag
+from ..units import bytes_in_words
 from . import host_memory
 from .child_process import BenchProcess, ChildFailed, with_shim
 from .shim_peer import Listener, Move, ShimPeer
@@ -33,17 +34,12 @@ class WrongContent(RuntimeError):
     """Memory came back other than it went: the one thing that must never be."""
 
 
-def size_text(size: int) -> str:
-    """Bytes as users say them."""
-    return f"{size / GIB:g} GiB" if size >= GIB else f"{size // MIB} MiB"
-
-
 def ceiling(simulated: bool, room: int, say: Say) -> dict[str, Any]:
     """Rates of pinned copies in bytes a second: the best median of two ways to pin, each way."""
     methods = []
     for pinned_by, most in (("register", CEILING_BYTES), ("alloc", CEILING_ALLOC_BYTES)):
         size = min(SIMULATED_CEILING_BYTES if simulated else most, room // (2 * MIB) * 2 * MIB)
-        say(f"ceiling: pinned copies of {size_text(size)} ({pinned_by})")
+        say(f"ceiling: pinned copies of {bytes_in_words(size)} ({pinned_by})")
         with BenchProcess() as child:
             times = child.ask("copy_rates", size=size, repeats=CEILING_REPEATS, pinned_by=pinned_by)
         methods.append({"pinned_by": pinned_by, "bytes": size, **times})
@@ -62,7 +58,7 @@ def driver_checkpoint(sizes: tuple[int, ...], say: Say) -> dict[str, Any]:
     """The driver's own checkpoint of a process that holds `size` bytes of random content."""
     cases: list[dict[str, Any]] = []
     for size in sizes:
-        say(f"driver's checkpoint: {size_text(size)}")
+        say(f"driver's checkpoint: {bytes_in_words(size)}")
         with BenchProcess() as child:
             child.ask("hold", size=size, block=min(size, GIB))
             child.ask("change", seed=next(_seeds))
@@ -81,7 +77,7 @@ def moves(
     listener: Listener, size: int, block: int, repeats: int, say: Say, *, thorough: bool
 ) -> list[dict[str, Any]]:
     """Our parks and resumes of random content; `thorough` with contents that are unchanged or changed little."""
-    say(f"ours: {size_text(size)} in blocks of {size_text(block)}")
+    say(f"ours: {bytes_in_words(size)} in blocks of {bytes_in_words(block)}")
     rows = _Rows(size, block)
     with with_shim(listener) as child:
         child.ask("hold", size=size, block=block)
@@ -105,7 +101,7 @@ def moves(
 
 def first_park_with_lot(listener: Listener, size: int, say: Say) -> tuple[list[dict[str, Any]], str | None]:
     """A first park into host memory that was touched beforehand, as a controller can keep it; and why there is none."""
-    say(f"ours: {size_text(size)}, first park into a lot")
+    say(f"ours: {bytes_in_words(size)}, first park into a lot")
     rows = _Rows(size, min(size, GIB), host="lot")
     lot_size = -(-size // SLAB_BYTES) * SLAB_BYTES
     with with_shim(listener) as child:
@@ -130,7 +126,7 @@ def first_park_with_lot(listener: Listener, size: int, say: Say) -> tuple[list[d
 
 def zeros(listener: Listener, size: int, repeats: int, say: Say) -> list[dict[str, Any]]:
     """Our parks and resumes of memory that holds zeros, as a framework's preallocation does."""
-    say(f"ours: {size_text(size)} of zeros")
+    say(f"ours: {bytes_in_words(size)} of zeros")
     rows = _Rows(size, min(size, GIB))
     with with_shim(listener) as child:
         child.ask("hold", size=size, block=min(size, GIB))
@@ -143,7 +139,7 @@ def context_depth(
     listener: Listener, size: int, repeats: int, say: Say
 ) -> tuple[list[dict[str, Any]], str | None]:
     """Parks that take the CUDA context too, and why there are none."""
-    say(f"ours: {size_text(size)}, context depth")
+    say(f"ours: {bytes_in_words(size)}, context depth")
     rows = _Rows(size, min(size, GIB), depth="context")
     with with_shim(listener, AFFINODE_DEPTH="context") as child:
         assert child.peer is not None
@@ -179,7 +175,7 @@ def _until_context(peer: ShimPeer) -> str | None:
 
 def wake_by_peer(listener: Listener, size: int, repeats: int, say: Say) -> list[float]:
     """Seconds from a CUDA call in a parked process to its return, where the resume is commanded at once."""
-    say(f"wake: {size_text(size)}, commanded at once")
+    say(f"wake: {bytes_in_words(size)}, commanded at once")
     times = []
     with with_shim(listener) as child:
         assert child.peer is not None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
+from ..units import bytes_in_words, in_columns
 from . import exchange
-from .measure import size_text
 from .sizes import GIB, MIB
 
 Report = dict[str, Any]
@@ -79,14 +79,14 @@ def table(report: Report) -> str:
         for what in ("park", "resume"):
             took = case[f"{what}_s"]
             rate = _rate(case["bytes"] / took)
-            size = size_text(case["bytes"])
+            size = bytes_in_words(case["bytes"])
             rows.append((f"driver's checkpoint: {what}", size, "", _time(took), rate, "", "", ""))
     for row in report["ours"]:
         rows.append(_move(row))
     for name, times in report["wake"].items():
         if times:
             span = f"{_time(min(times))} to {_time(max(times))}"
-            size = size_text(report["wake_bytes"])
+            size = bytes_in_words(report["wake_bytes"])
             rows.append(
                 (f"call in a parked process, {name}", size, "", _time(median(times)), "", "", "", span)
             )
@@ -94,10 +94,7 @@ def table(report: Report) -> str:
         lines += [*exchange.lines(report["exchange"]), ""]
     if len(rows) == 1:
         return "\n".join(lines)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines += [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+    lines += in_columns(rows)
     found = ratios(report)
     if found:
         lines += ["", *(f"{name}: {value:.3f}" for name, value in found.items())]
@@ -113,7 +110,7 @@ def _pinning(method: dict[str, Any]) -> list[Cells]:
     )
     steps = {"touch_s": "host memory, first touch", "pin_s": f"host memory, {name}"}
     return [
-        (text, size_text(size), "", _time(method[key]), _rate(size / method[key]), "", "", "")
+        (text, bytes_in_words(size), "", _time(method[key]), _rate(size / method[key]), "", "", "")
         for key, text in steps.items()
         if method.get(key)
     ]
@@ -133,8 +130,8 @@ def _move(row: dict[str, Any]) -> Cells:
     parks = row["name"].startswith("park") or row["name"] == "first park"
     return (
         f"ours: {row['name']}{how}",
-        size_text(row["bytes"]),
-        size_text(row["block_bytes"]),
+        bytes_in_words(row["bytes"]),
+        bytes_in_words(row["block_bytes"]),
         _time(row["median_s"]),
         _rate(row["bytes"] / row["median_s"]) if row["median_s"] > 0 else "",
         f"{row['copied_bytes'] / GIB:.2f} GiB" if parks else "",

@@ -14,8 +14,9 @@ from typing import Any
 from .. import environment
 from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable
 from ..python_command import module_command
+from ..units import bytes_in_words
 from .child_process import BenchProcess
-from .measure import Say, size_text
+from .measure import Say
 
 STARTS_WITHIN_S = 15.0
 PARKS_WITHIN_S = 120.0
@@ -28,7 +29,7 @@ class NoController(RuntimeError):
 
 def wake_by_controller(folder: Path, size: int, repeats: int, say: Say) -> list[float]:
     """Seconds from a CUDA call in a parked process to its return. Raises NoController."""
-    say(f"wake: {size_text(size)}, through a controller")
+    say(f"wake: {bytes_in_words(size)}, through a controller")
     kernel_id = str(uuid.uuid4())
     times = []
     with _controller(folder) as client, BenchProcess(socket=client.socket, kernel_id=kernel_id) as child:

@@ -11,8 +11,8 @@ from typing import Any
 
 from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable
 from ..kernel.magics import parse_duration
+from ..units import duration_in_words
 from .kernel_argument import NoSuchKernel, add_kernel_argument, find_kernel, short_id
-from .output import duration_text
 
 HELP = {
     "park": "free a kernel's GPU now; the next use of CUDA gets it back",
@@ -68,7 +68,7 @@ def _done_text(arguments: argparse.Namespace, kernel: dict[str, Any]) -> str:
     held_s = kernel["held_for_s"]
     if asked_s is None or held_s is None or math.ceil(held_s) >= asked_s:
         return text
-    asked, held = duration_text(asked_s), duration_text(math.ceil(held_s))
+    asked, held = duration_in_words(asked_s), duration_in_words(math.ceil(held_s))
     return f"{text}\n{asked} is more than this machine allows: the kernel is held for {held}."
 
 

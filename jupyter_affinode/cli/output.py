@@ -7,8 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from ..kernel.magics import size_text
-from ..units import ordinal
+from ..units import bytes_in_words, duration_in_words, ordinal
 from .kernel_argument import own_id, short_id
 
 PARTS = ("resident", "parked", "fixed")
@@ -67,18 +66,11 @@ def folded(text: str, *, first: str = "", rest: str | None = None) -> str:
     )
 
 
-def duration_text(seconds: float) -> str:
-    """Seconds as users say them: "40 s", "6 min", "2 h"."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.0f} h"
-
-
 def outlook_text(kernel: dict[str, Any]) -> str:
     """Why a kernel waits, and for how much longer where that can be said."""
     estimate_s = kernel.get("estimate_s")
     return kernel["wait_reason"] + (
-        "" if estimate_s is None else f"; probably {duration_text(estimate_s)} more"
+        "" if estimate_s is None else f"; probably {duration_in_words(estimate_s)} more"
     )
 
 
@@ -87,9 +79,9 @@ def host_memory_text(kernel: dict[str, Any]) -> str:
     copies, kept = kernel["copy_bytes"], kernel["kept_bytes"]
     parked = kernel["parked_bytes"] - kernel.get("disk_bytes", 0)
     if parked and copies < parked - SMALL_BYTES:
-        return f"takes {size_text(copies)} of RAM: the rest is zeros"
+        return f"takes {bytes_in_words(copies)} of RAM: the rest is zeros"
     if kept > SMALL_BYTES:
-        return f"{size_text(kept)} of RAM hold a copy for the next time"
+        return f"{bytes_in_words(kept)} of RAM hold a copy for the next time"
     return ""
 
 
@@ -115,9 +107,9 @@ def _row(kernel: dict[str, Any], many: bool) -> tuple[str, ...]:
         kernel.get("path") or kernel.get("name") or "-",
         f"{state}: {ordinal(kernel['place'])}" if kernel.get("place") else state,
         _gpus_text(kernel),
-        size_text(resident) if resident else "-",
-        size_text(in_ram) if in_ram > 0 else "-",
-        "cell runs" if kernel.get("cell_open") else "-" if idle_s is None else duration_text(idle_s),
+        bytes_in_words(resident) if resident else "-",
+        bytes_in_words(in_ram) if in_ram > 0 else "-",
+        "cell runs" if kernel.get("cell_open") else "-" if idle_s is None else duration_in_words(idle_s),
     )
 
 
@@ -132,13 +124,13 @@ def _notes(kernel: dict[str, Any]) -> list[str]:
     if kernel["residency"] == "lost":
         notes.append(f"restart the kernel: {kernel.get('reason') or 'the shim gave no reason'}")
     if kernel.get("held_for_s") is not None:
-        notes.append(f"kept on the GPU for {duration_text(kernel['held_for_s'])}")
+        notes.append(f"kept on the GPU for {duration_in_words(kernel['held_for_s'])}")
     notes += [
-        f"{size_text(entry['bytes'])} stays on the GPU: {entry['text']}"
+        f"{bytes_in_words(entry['bytes'])} stays on the GPU: {entry['text']}"
         for entry in kernel.get("fixed") or []
     ]
     if kernel.get("disk_bytes"):
-        notes.append(f"{size_text(kernel['disk_bytes'])} of it on disk")
+        notes.append(f"{bytes_in_words(kernel['disk_bytes'])} of it on disk")
     if host_text := host_memory_text(kernel):
         notes.append(host_text)
     if kernel.get("depth_refusal") and kernel["depth"] == "memory":

@@ -9,14 +9,13 @@ import datetime
 import json
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from .. import environment
 from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable
 from ..node.ledger.report import GROUPS, Question, ReportRefused, csv_rows, report
-from .output import duration_text
+from ..units import duration_in_words, in_columns
 
 DESCRIPTION = """Report GPU memory held, used and freed, in GiB times hours, with parks, waits and refusals.
 Days are UTC. "Held" is memory on the GPU; "used" the part of it while the kernel was at work; "idle" the rest;
@@ -98,8 +97,7 @@ def report_text(answer: dict[str, Any]) -> str:
     rows += [[row[by] or "-", *_cells(row)] for row in answer["rows"]]
     if len(answer["rows"]) > 1:
         rows.append(["all", *_cells(answer["total"])])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [_line(row, widths) for row in rows]
+    lines = in_columns(rows, figures=True)
     period = (
         answer["since"] if answer["since"] == answer["until"] else f"{answer['since']} to {answer['until']}"
     )
@@ -118,13 +116,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
         if name.endswith("_gib_hours"):
             cells.append("<0.01" if 0 < value < 0.005 else f"{value:.2f}")
         elif name.endswith("_s"):
-            cells.append("-" if value is None else duration_text(value))
+            cells.append("-" if value is None else duration_in_words(value))
         else:
             cells.append(str(value))
     return cells
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    """The first column to the left, figures to the right."""
-    figures = (cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))
-    return "  ".join([cells[0].ljust(widths[0]), *figures])

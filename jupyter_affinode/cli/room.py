@@ -10,8 +10,7 @@ import sys
 from typing import Any
 
 from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable
-from ..units import number, ordinal, size_in_bytes, whole
-from .output import duration_text
+from ..units import duration_in_words, number, ordinal, size_in_bytes, whole
 
 DESCRIPTION = """Park idle kernels until a GPU has room for SIZE, as for a kernel's first allocation, and say how that
 stands. Nothing is reserved: the first kernel that allocates has the room. Ctrl-C withdraws the request."""
@@ -74,7 +73,7 @@ def _text(line: dict[str, Any]) -> str:
         if line["waiting"] > 1 and line["place"]:
             text = f"{ordinal(line['place'])} of {line['waiting']} in line: {text}"
         if line["estimate_s"] is not None:
-            text += f"; probably {duration_text(line['estimate_s'])} more"
+            text += f"; probably {duration_in_words(line['estimate_s'])} more"
     return text[:1].upper() + text[1:]
 
 

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable, refusal_advice
-from ..kernel.magics import size_text
+from ..units import bytes_in_words
 from .output import are_many_users, folded, kernel_table
 
 
@@ -58,19 +58,19 @@ async def _ask() -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 def _gpu_text(gpu: dict[str, Any], *, simulated: bool) -> str:
     name = f"GPU {gpu['index']}, {gpu['name']}{' (simulated)' if simulated else ''}"
-    managed = f"kernels {size_text(gpu['managed_bytes'])}"
+    managed = f"kernels {bytes_in_words(gpu['managed_bytes'])}"
     if gpu["total_bytes"] is None:
         return f"{name}: {managed}; what is free is not known without NVML"
     return (
-        f"{name}: {size_text(gpu['free_bytes'])} of {size_text(gpu['total_bytes'])} free, "
-        f"{managed}, others {size_text(gpu['unmanaged_bytes'])}"
+        f"{name}: {bytes_in_words(gpu['free_bytes'])} of {bytes_in_words(gpu['total_bytes'])} free, "
+        f"{managed}, others {bytes_in_words(gpu['unmanaged_bytes'])}"
     )
 
 
 def _neighbour_text(other: dict[str, Any]) -> str:
     """A process on a GPU that is not managed; of other users nothing is told but how much it takes."""
     who = "another user" if other["pid"] is None else f"{other['command'] or 'process'} (pid {other['pid']})"
-    return who if other["bytes"] is None else f"{who}, {size_text(other['bytes'])}"
+    return who if other["bytes"] is None else f"{who}, {bytes_in_words(other['bytes'])}"
 
 
 def _spill_lines(spill: dict[str, Any] | None) -> list[str]:
@@ -80,8 +80,9 @@ def _spill_lines(spill: dict[str, Any] | None) -> list[str]:
     if spill["problem"]:
         return [f"Disk: parked memory cannot go to {spill['dir']}: {spill['problem']}"]
     return [
-        f"Disk: {size_text(spill['used_bytes'])} of {size_text(spill['limit_bytes'])} in use in {spill['dir']}, "
-        f"{size_text(spill['written_bytes'])} of {size_text(spill['daily_bytes'])} written in 24 hours"
+        f"Disk: {bytes_in_words(spill['used_bytes'])} of {bytes_in_words(spill['limit_bytes'])} in use in"
+        f" {spill['dir']}, {bytes_in_words(spill['written_bytes'])} of {bytes_in_words(spill['daily_bytes'])}"
+        " written in 24 hours"
     ]
 
 
@@ -92,11 +93,11 @@ def _node_text(node: dict[str, Any]) -> str:
         lines.append(_gpu_text(gpu, simulated=node["simulated"]))
         lines.extend(f"  not managed: {_neighbour_text(other)}" for other in gpu["unmanaged"] or [])
     host = node["host"]
-    memory = f"Host memory: {size_text(host['available_bytes'])} available"
+    memory = f"Host memory: {bytes_in_words(host['available_bytes'])} available"
     if host["copy_bytes"]:
-        memory += f", {size_text(host['copy_bytes'])} hold freed GPU memory"
+        memory += f", {bytes_in_words(host['copy_bytes'])} hold freed GPU memory"
     if host["kept_bytes"]:
-        memory += f", {size_text(host['kept_bytes'])} hold copies for the next time"
+        memory += f", {bytes_in_words(host['kept_bytes'])} hold copies for the next time"
     lines.append(memory)
     lines.extend(_spill_lines(node.get("spill")))
     if node["history"]["problem"]:
@@ -110,9 +111,9 @@ def _others_text(others: dict[str, Any] | None) -> str:
         return ""
     count = others["kernels"]
     parts = [f"Other users: {count} kernel{'' if count == 1 else 's'}"]
-    parts.append(f"{size_text(others['resident_bytes'])} on the GPU")
+    parts.append(f"{bytes_in_words(others['resident_bytes'])} on the GPU")
     if others["parked_bytes"]:
-        parts.append(f"{size_text(others['parked_bytes'])} freed")
+        parts.append(f"{bytes_in_words(others['parked_bytes'])} freed")
     if others["waiting"]:
         parts.append(f"{others['waiting']} waiting")
     return folded(", ".join(parts), rest="    ")

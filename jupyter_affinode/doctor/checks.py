@@ -22,10 +22,10 @@ from jupyter_core.paths import jupyter_path
 from .. import environment
 from .._version import __version__
 from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable, refusal_advice
-from ..kernel.magics import size_text
 from ..provisioning.default import LOCAL, OURS, DefaultProvisioner, site_choice
 from ..provisioning.preload import Unmanaged, preloadable_path, prove_preload
 from ..python_command import code_command
+from ..units import bytes_in_words
 from .check import Check
 from .host_checks import host_checks
 
@@ -150,7 +150,7 @@ def _driver() -> Iterator[Check]:
     yield Check("driver", "ok", f"{kind}, CUDA {version}")
     for gpu in found["gpus"]:
         suffix = " (simulated)" if found["simulated"] else ""
-        yield Check("gpu", "ok", f"{gpu['name']}: {size_text(gpu['bytes'])}{suffix}")
+        yield Check("gpu", "ok", f"{gpu['name']}: {bytes_in_words(gpu['bytes'])}{suffix}")
     if not found["gpus"]:
         yield Check("gpu", "fail", "the driver has no GPU", "Look at CUDA_VISIBLE_DEVICES.")
 
@@ -203,9 +203,9 @@ def _controller(node: dict[str, Any] | str | ControllerRefused) -> Iterator[Chec
 
 
 def _host_memory(available: int, reserve: int) -> Check:
-    text = f"{size_text(available)} available"
+    text = f"{bytes_in_words(available)} available"
     if reserve:
-        text += f", of which parking leaves {size_text(reserve)} free"
+        text += f", of which parking leaves {bytes_in_words(reserve)} free"
     if available - reserve >= 2**30:
         return Check("host memory", "ok", text)
     return Check("host memory", "warn", text, "Parking needs as much host memory as it frees on the GPU.")

@@ -6,7 +6,7 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..kernel.magics import size_text
+from ..units import bytes_in_words
 from .check import Check
 
 SYS = Path("/sys")
@@ -38,10 +38,11 @@ def _lots(lot_bytes: int, sys_folder: Path) -> Check:
     free = _number(sys_folder / "kernel/mm/hugepages/hugepages-2048kB/free_hugepages") * HUGE_PAGE_BYTES
     shared_path = sys_folder / "kernel/mm/transparent_hugepage/shmem_enabled"
     shared = _chosen(shared_path)
-    pages = f"{size_text(free)} of huge pages set aside and free, shared memory's huge pages: {shared or 'unknown'}"
+    pages = f"{bytes_in_words(free)} of huge pages set aside and free"
+    pages += f", shared memory's huge pages: {shared or 'unknown'}"
     if not lot_bytes:
         return Check("lots", "ok", f"off (NodeController.lot_bytes); {pages}", is_detail=True)
-    text = f"{size_text(lot_bytes)}; {pages}"
+    text = f"{bytes_in_words(lot_bytes)}; {pages}"
     if shared in ("always", "within_size", "advise", "force") or free >= lot_bytes:
         return Check("lots", "ok", text, is_detail=True)
     advice = (
@@ -56,7 +57,7 @@ def _locked_memory(limit: int) -> Check:
     if limit == resource.RLIM_INFINITY:
         return Check("locked memory", "ok", "no limit (RLIMIT_MEMLOCK)", is_detail=True)
     text = (
-        f"at most {size_text(limit)} (RLIMIT_MEMLOCK); NVIDIA's driver registers host memory beyond it."
+        f"at most {bytes_in_words(limit)} (RLIMIT_MEMLOCK); NVIDIA's driver registers host memory beyond it."
         " Where that is refused, copies go through a small buffer and are slower"
     )
     return Check("locked memory", "ok", text, is_detail=True)

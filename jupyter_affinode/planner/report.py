@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..units import bytes_in_words, duration_in_words
+from ..units import bytes_in_words, duration_in_words, in_columns
 
 Answer = dict[str, Any]
 SLOWER_NOTICED = 1.1  # from this on, cells beside others are said to slow each other down
@@ -96,7 +96,7 @@ def _answer(answer: Answer) -> list[str]:
                 _losses(outcome),
             )
         )
-    lines += _table(rows)
+    lines += in_columns(rows)
     ours = answer["ways"].get("affinode")
     if ours is not None:
         lines += ["", _moves(ours), *_compute_limit(ours)]
@@ -169,7 +169,7 @@ def _search(search: Answer) -> list[str]:
             waits = [wait_text(outcome["wait_s"][name]) for name in ("p95", "p99")]
             waited = f"{outcome['hours_waited']:.1f} h"
             rows.append((*row, *waits, waited, slower, _losses(outcome)))
-    return [f"The most people of whose cells {bound}:", "", *_table(rows), "", *_caution(search)]
+    return [f"The most people of whose cells {bound}:", "", *in_columns(rows), "", *_caution(search)]
 
 
 def _caution(search: Answer) -> list[str]:
@@ -182,10 +182,3 @@ def _caution(search: Answer) -> list[str]:
                 f" {wait_text(outcome['wait_s']['p99'])} or longer."
             ]
     return []
-
-
-def _table(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
