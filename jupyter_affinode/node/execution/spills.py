@@ -78,6 +78,8 @@ class Spills:
             if on_disk > spill.progress_bytes:
                 spill.progress_bytes, spill.progress_at = on_disk, now
             stalled_s = now - spill.progress_at
+            if stalled_s > STALLED_S:
+                spill.failure = spill.failure or "the disk makes no progress"
             is_wanted = kernel.wants_since is not None and not spill.is_wanted
             if (is_wanted or stalled_s > STALLED_S) and not spill.is_ended:
                 self._end(kernel, spill)

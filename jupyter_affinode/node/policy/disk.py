@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from ..model.actions import Spill
 from ..model.snapshot import Host, Kernel, Residency
 
-LEAST_BYTES = 32 << 20  # less is not worth a command: host memory is given back by slabs
+LEAST_BYTES = 32 << 20  # less, unless it is all, is not worth a command: host memory is given back by slabs
 FULL_PART = 0.75  # of a limit: from there on what resident kernels keep is forgotten
 
 
@@ -58,11 +58,12 @@ class DiskRoom:
         found: dict[str, int] = {}
         used, left = dict(self._used), self._left_bytes
         for kernel in ready:
-            if kernel.host.spillable_bytes < LEAST_BYTES or kernel.id in found or not is_free(kernel):
+            spillable = kernel.host.spillable_bytes
+            if not spillable or kernel.id in found or not is_free(kernel):
                 continue
             part = self.part_bytes - used.get(kernel.payer, 0)
-            size = min(kernel.host.spillable_bytes, left, part)
-            if size >= LEAST_BYTES:
+            size = min(spillable, left, part)
+            if size >= min(spillable, LEAST_BYTES):
                 found[kernel.id] = size
                 used[kernel.payer] = used.get(kernel.payer, 0) + size
                 left -= size

@@ -30,7 +30,8 @@ from ..model.reasons import Refusal
 from ..model.snapshot import Host, Kernel
 
 LEAST_BYTES = 256 * MIB  # with less than this a park of unknown need is not tried, and less is not trimmed
-SLACK_BYTES = 64 * MIB  # shims take memory by slabs, so a park may take somewhat more than it moves
+SLAB_BYTES = 32 * MIB  # what shims take host memory by (shim/src/host/slabs.h)
+SLACK_BYTES = 2 * SLAB_BYTES  # shims take memory by slabs, so a park may take somewhat more than it moves
 CGROUP_RESERVE = 10  # a cgroup keeps that part of its limit free, or the reserve if that is less
 CUSHION = 32  # that part of a reserve parks leave alone beside it, and have asked back beside what they lack
 MACHINE = ""  # the place that is no cgroup
@@ -41,6 +42,11 @@ Shortage = dict[str, int]  # by place, what is missing there; {}: nothing is
 def with_margin(reserve_bytes: int) -> int:
     """Return what parks and preparations for them leave free of a place with that reserve."""
     return reserve_bytes + reserve_bytes // CUSHION
+
+
+def _in_slabs(size: int) -> int:
+    """Return what shims take for so much."""
+    return -(-size // SLAB_BYTES) * SLAB_BYTES
 
 
 class Needs(NamedTuple):
@@ -64,9 +70,7 @@ class HostRoom:
         self._lots = host.lot_bytes
         self._needs: dict[str, Needs] = {}  # by kernel, while there are no lots
         self._places: dict[tuple[str, ...], list[str]] = {}  # by cgroups: kernels share theirs
-        self._passing: list[
-            tuple[Kernel, int]
-        ] = []  # kernels on the move, and what others may have after that
+        self._passing: dict[str, tuple[Kernel, int]] = {}  # what others may have of kernels in a while
 
     def places(self, kernel: Kernel) -> Sequence[str]:
         """Where a park of the kernel takes memory, the machine last."""
@@ -87,7 +91,8 @@ class HostRoom:
 
     def is_passing(self, kernel: Kernel, size: int) -> None:
         """The kernel is on the move with so much, which makes room for a waiter, or can be given back afterwards."""
-        self._passing.append((kernel, size))
+        _, before = self._passing.get(kernel.id, (kernel, 0))
+        self._passing[kernel.id] = kernel, max(size, before)
 
     def take(self, kernel: Kernel, size: int) -> None:
         """It is the kernel's from now on, be it there or still to be given back by others."""
@@ -143,7 +148,10 @@ class HostRoom:
             wants = probable if use.lots_most_bytes is None else min(probable, use.lots_most_bytes)
             lots = min(max(wants - has_soon, 0), self._lots)
         has += lots
-        return Needs(lots, max(least - has, 0) + image, max(probable - has, 0) + image, image)
+        least, probable = max(least - has, 0), max(probable - has, 0)
+        if use.is_frugal:
+            least, probable = _in_slabs(least), _in_slabs(probable)
+        return Needs(lots, least + image, probable + image, image)
 
     def may_be_tried(self, kernel: Kernel, needs: Needs) -> bool:
         """Whether there is as much as could do for a park of the kernel."""
@@ -182,7 +190,7 @@ class HostRoom:
     def without_passing(self, short: Shortage) -> Shortage:
         """What of it is still short when those that are on the move have arrived and gave back what they can."""
         left = dict(short)
-        for kernel, size in self._passing:
+        for kernel, size in self._passing.values():
             for place in self.places(kernel):
                 if place in left:
                     left[place] -= size
@@ -240,16 +248,21 @@ class Keepers:
             if (use.trimmable_bytes and is_free(each)) or each.id in self._to_disk:
                 self._ready[each.id] = each
                 self._count(self._gives, each, self._most(each))
+            elif use.trimmable_bytes:  # it can be asked in a later pass
+                room.is_passing(each, use.trimmable_bytes)
 
     def _most(self, kernel: Kernel) -> int:
         """What it can give. A parked kernel keeps nothing, and a resident one has nothing to spill."""
         return self._to_disk.get(kernel.id) or kernel.host.trimmable_bytes
 
-    def drop(self, kernel_id: str) -> None:
-        """Nothing more can be had of that kernel: something was decided for it."""
+    def drop(self, kernel_id: str, asked_bytes: int = 0) -> None:
+        """Nothing more can be had of that kernel in this pass: something was decided for it. `asked_bytes`: of what it
+        can give.
+        """
         kernel = self._ready.pop(kernel_id, None)
         if kernel is not None:
             self._count(self._gives, kernel, -self._most(kernel))
+            self._room.is_passing(kernel, self._most(kernel) - asked_bytes)
 
     def left(self, short: Shortage, kernels: Collection[Kernel]) -> Shortage:
         """What is still short when all others but `kernels` have given back what they keep."""
@@ -288,10 +301,8 @@ class Keepers:
             each = self._ready[kernel_id]
             keeps = max(each.host.kept_bytes - each.host.trimming_bytes - size, 0)
             spills = kernel_id in self._to_disk
-            if spills:  # the rest of it can follow
-                self._room.is_passing(each, self._most(each) - size)
             chosen.append(Spill(kernel_id, size, reason) if spills else Trim(kernel_id, keeps, reason))
-            self.drop(kernel_id)
+            self.drop(kernel_id, size)  # the rest of it can follow
             self._count(self.coming, each, size)
         return chosen
 

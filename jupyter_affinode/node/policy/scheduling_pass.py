@@ -20,7 +20,7 @@ from .candidates import Candidates
 from .disk import DiskRoom
 from .eviction_cost import is_late
 from .host_memory import MACHINE, HostRoom, Keepers, Needs, Shortage
-from .queue import lines_of, waiters
+from .queue import AWAY, lines_of, waiters
 from .quotas import Limits
 
 ON_THE_MOVE = (Residency.PARKING, Residency.RESUMING)
@@ -68,7 +68,7 @@ class Plan:
                 self._host.is_passing(kernel, sum(kernel.resume_bytes.values()))
             elif kernel.is_ending:
                 self.expect_end(kernel)
-            elif kernel.host.spilling_bytes:
+            elif kernel.residency in AWAY:  # it is being written to disk, or that has just ended
                 self._host.is_passing(kernel, self._disk.rest(kernel))
 
     def _is_parking(self, kernel: Kernel) -> bool:

@@ -57,7 +57,8 @@ def host_use(kernel: KernelRecord, last_activity: float, lots_held: Mapping[int,
 
 def _may_spill(kernel: KernelRecord, now: float) -> dict[str, int]:
     """What it can be told to write to disk, or to forget there."""
-    if now < kernel.host.spill_backoff.retry_at:
+    spill = kernel.host.spill
+    if now < kernel.host.spill_backoff.retry_at or (spill is not None and spill.failure is not None):
         return {}
     return {
         "spillable_bytes": sum(process.data.copy_bytes for process in spillers(kernel)),

@@ -10,10 +10,10 @@ from disk_host import GPU as DISK_GPU
 from disk_host import DiskHost
 from short_host import sharer, thinking
 
-from jupyter_affinode.node.model.actions import Park, RefusePark, Spill, Trim
-from jupyter_affinode.node.model.snapshot import Gpu, Host, HostUse, Kernel, Node, Residency
+from jupyter_affinode.node.model.actions import GrantRoom, Park, RefusePark, Spill, Trim
+from jupyter_affinode.node.model.snapshot import Gpu, Host, HostUse, Kernel, Node, Residency, RoomRequest
 from jupyter_affinode.node.policy.decide import decide
-from jupyter_affinode.node.policy.host_memory import CUSHION
+from jupyter_affinode.node.policy.host_memory import CUSHION, SLAB_BYTES
 from jupyter_affinode.settings.policy import GIB, Settings
 
 GPU = "GPU-a"
@@ -68,6 +68,34 @@ def test_the_least_recently_used_goes_to_disk_as_far_as_a_park_lacks_memory():
 def test_while_it_is_written_the_park_waits_and_is_not_refused():
     kernels = resident("k", 4 * GIB), parked("old", 8 * GIB, idle=900, spilling=3 * GIB)
     assert decide(NOW, node(*kernels, available=3 * GIB), IDLE) == []
+
+
+def test_after_a_write_that_was_called_off_the_park_waits_for_the_next_one():
+    old = replace(parked("old", 8 * GIB, idle=900), is_moving=True)  # it has not answered yet
+    assert decide(NOW, node(resident("k", 4 * GIB), old, available=3 * GIB), IDLE) == []
+
+
+def test_a_park_waits_for_what_a_kernel_keeps_that_is_served_in_this_pass():
+    asks = RoomRequest((1, 1), GPU, GIB, NOW - 1)
+    keeper = resident("keeper", 8 * GIB, kept_bytes=8 * GIB, trimmable_bytes=8 * GIB)
+    keeper = replace(keeper, last_activity=NOW, rooms=(asks,))
+    actions = decide(NOW, node(resident("k", 4 * GIB), keeper, available=3 * GIB, limit=0), IDLE)
+    assert [type(action) for action in actions] == [GrantRoom]
+
+
+def test_what_is_less_than_a_slab_goes_to_disk_where_it_is_all_that_a_kernel_has():
+    little = 20 << 20
+    kernels = resident("k", 4 * GIB), parked("a", little, idle=900), parked("b", little, idle=800)
+    actions = decide(NOW, node(*kernels, available=5 * GIB - 2 * little), IDLE)
+    assert actions == [Spill("a", little, WHY), Spill("b", little, WHY)]
+
+
+def test_a_park_is_begun_only_where_the_slabs_that_its_shim_takes_fit():
+    kernels = resident("k", 4 * GIB - SLAB_BYTES + 1), parked("old", 8 * GIB, idle=900)
+    (action,) = decide(NOW, node(*kernels, available=5 * GIB - 1), IDLE)
+    assert isinstance(action, Spill)
+    (action,) = decide(NOW, node(*kernels, available=5 * GIB), IDLE)
+    assert isinstance(action, Park)
 
 
 def test_what_is_only_kept_goes_before_anything_is_written():
