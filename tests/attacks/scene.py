@@ -129,15 +129,29 @@ class Scene:
         open_to_everyone(machine)
         if old_linux:
             machine.environment["LD_PRELOAD"] = str(compile_old_linux(machine.folder))
-        machine.start_controller("--system", "--settle=0.1", *arguments)
-        pid = machine.controller_pid()
+        self._arguments = ("--system", "--settle=0.1", *arguments)
+        self.honest, self.attacker = Person(machine, HONEST), Person(machine, ATTACKER)
+        self._told: list[Told] = []
+        self._serve()
+        self._open_gpu()
+
+    def restart_controller(self) -> None:
+        """Kill the controller and start it again; the bystander asks that one from then on."""
+        self._check_answers()
+        self.bystander.close()
+        self._controller.kill()
+        self._controller.wait(timeout=PATIENCE_S)
+        self._serve()
+
+    def _serve(self) -> None:
+        self._controller = self.machine.start_controller(*self._arguments)
+        pid = self.machine.controller_pid()
         assert pid is not None
         self.controller_pid: int = pid
-        self._open_gpu()
-        self.honest, self.attacker = Person(machine, HONEST), Person(machine, ATTACKER)
-        self.bystander = Bystander(lambda *command: self.start(HONEST, *command), machine.socket.parent, pid)
+        self.bystander = Bystander(
+            lambda *command: self.start(HONEST, *command), self.machine.socket.parent, pid
+        )
         self.bystander.wait_for(5)
-        self._told: list[Told] = []
 
     def start(self, uid: int, *command: str, **options: Any) -> subprocess.Popen[str]:
         """Start a process as a user, with pipes to talk to it."""
@@ -147,13 +161,24 @@ class Scene:
     def program(self, uid: int, kernel_id: str, mebibytes: int) -> Told:
         """A kernel with the real shim and that much on the simulated GPU; what it is told: see `gpu_program.py`."""
         command = [sys.executable, str(HERE / "gpu_program.py"), str(mebibytes)]
-        environ = self.machine.environment | {"HOME": "/nonexistent"}
-        for name in ("XDG_RUNTIME_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR"):
-            environ.pop(name, None)
+        environ = self.environment_of(uid)
         launch_environment.manage(environ, kernel_id, command, python=False)
         environ["LD_LIBRARY_PATH"] = str(self._libraries())
         self._told.append(Told(self.start(uid, *command, env=environ)))
         return self._told[-1]
+
+    def environment_of(self, uid: int) -> dict[str, str]:
+        """Return the environment of a user's own programs, with a home folder that is theirs alone."""
+        environ = {
+            name: value
+            for name, value in self.machine.environment.items()
+            if not name.startswith(("XDG_", "JUPYTER_", "IPYTHON"))
+        }
+        home = self.machine.folder / f"home-{uid}"
+        if not home.exists():
+            home.mkdir(mode=0o700)
+            os.chown(home, uid, uid)
+        return environ | {"HOME": str(home)}
 
     @contextlib.contextmanager
     def attack(self, name: str, *arguments: str) -> Iterator[Any]:
@@ -192,12 +217,15 @@ class Scene:
         """Everything that must hold after any attack."""
         self.bystander.wait_for(5)
         log = self.machine.controller_log()
-        refused = [answer for answer in self.bystander.answers if answer.status != 200]
-        assert not refused, f"{len(refused)} of {len(self.bystander.answers)} were not served: {refused[:5]}"
+        self._check_answers()
         assert self.machine.controller_pid() == self.controller_pid
         assert self.memory_bytes() < MEMORY_MAX
         assert "Traceback" not in log, log
         assert "a pass failed" not in log, log
+
+    def _check_answers(self) -> None:
+        refused = [answer for answer in self.bystander.answers if answer.status != 200]
+        assert not refused, f"{len(refused)} of {len(self.bystander.answers)} were not served: {refused[:5]}"
 
     def close(self) -> None:
         """End the bystander and all programs."""

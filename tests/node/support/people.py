@@ -29,11 +29,17 @@ def needs_root() -> None:
         pytest.skip("these tests become other users, which takes root")
 
 
-def command_of(uid: int, *command: str) -> list[str]:
-    """A command line that runs as another user; skips where it cannot. The interpreter may lie in a closed folder."""
+def command_of(uid: int, *command: str, starts_others: bool = False) -> list[str]:
+    """A command line that runs as another user; skips where it cannot. The interpreter may lie in a closed folder.
+
+    `starts_others`: for the processes that it starts, too.
+    """
     if shutil.which("setpriv") is None:
         pytest.skip("setpriv is not here")
-    return ["setpriv", "--reuid", str(uid), "--regid", str(uid), "--clear-groups", "--", *command]
+    words = ["setpriv", "--reuid", str(uid), "--regid", str(uid), "--clear-groups"]
+    if starts_others:
+        words += ["--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search"]
+    return [*words, "--", *command]
 
 
 @contextlib.contextmanager
