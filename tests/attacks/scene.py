@@ -184,7 +184,8 @@ class Scene:
     def attack(self, name: str, *arguments: str) -> Iterator[Any]:
         """Run `programs/NAME.py` as the attacker; what it said when its attack was under way."""
         command = [sys.executable, str(PROGRAMS / f"{name}.py"), str(self.machine.socket.parent), *arguments]
-        attacker = Told(self.start(ATTACKER, *command))
+        environ = self.machine.environment | {"LD_LIBRARY_PATH": str(self._libraries())}
+        attacker = Told(self.start(ATTACKER, *command, env=environ))
         try:
             yield attacker.hear()
             assert attacker.process.poll() is None, f"the attack {name} ended by itself"
