@@ -47,6 +47,10 @@ class RecordedPanel:
         page.evaluate("() => document.activeElement.blur()")
         page.evaluate("() => new Promise(done => requestAnimationFrame(() => setTimeout(done, 0)))")
 
+    def look_again(self) -> None:
+        """Have the page ask for the answer, and leave the focus where it is."""
+        self.root.locator("[data-control=refresh]").dispatch_event("click")
+
     def each(self, states: dict[str, dict[str, Any]]) -> Iterator[str]:
         """Show one after the other; their names."""
         for name, answer in states.items():

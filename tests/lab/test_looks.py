@@ -52,6 +52,60 @@ def test_a_page_at_400_percent_cuts_nothing_off(sized):
     assert found == {name: [] for name in states}
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("width", [320, 1280])
+def test_the_popover_fits_and_keeps_the_keyboard(sized, width):
+    """On a page at 400 %, where the chip is behind "More commands", and beside a sidebar of 250 pixels."""
+    notebook = sized.open_notebook(f"narrow-{width}.ipynb", lab_cells.CPU)
+    panel, looks = RecordedPanel(sized), Looks(sized)
+    panel.widen(250)
+    page, keyboard, popover = sized.page, sized.page.keyboard, notebook.popover()
+    page.set_viewport_size({"width": width, "height": 640})
+    chip = page.locator(".jp-affinode-chip")
+
+    def reach(target):
+        for _ in range(40):
+            if target.evaluate("node => node.contains(document.activeElement)"):
+                return
+            keyboard.press("Tab")
+        raise AssertionError(f"not reached from {page.evaluate('() => document.activeElement.outerHTML')}")
+
+    for name, answer in recorded.around().items():
+        sized.show_panel()
+        panel.show_around(notebook, answer)
+        toolbar = page.locator(".jp-NotebookPanel-toolbar")
+        if width == 320:
+            sized.hide_panel()
+            toolbar.locator(".jp-Toolbar-responsive-opener jp-button").focus()
+            toolbar = page.locator(".jp-Toolbar-responsive-popup")
+            if not toolbar.is_visible():
+                keyboard.press("Enter")
+        toolbar.locator("jp-button").first.focus()
+        reach(chip)
+        keyboard.press("Enter")
+        expect(popover.locator(":focus")).to_have_count(1)
+        for button in popover.get_by_role("button").all():
+            reach(button)
+            box = button.bounding_box()
+            assert box["x"] >= 0 and box["x"] + box["width"] <= width, (name, box)
+        assert looks.troubles(".jp-affinode-popover") == [], name
+        keyboard.press("Escape")
+        expect(chip).to_be_focused()
+
+
+@pytest.mark.long
+def test_the_focus_stays_in_a_popover_whose_buttons_go(page):
+    notebook = page.open_notebook("going.ipynb", lab_cells.CPU)
+    panel = RecordedPanel(page)
+    panel.show_popover(notebook, recorded.around()["resident"])
+    popover = notebook.popover()
+    expect(popover.get_by_role("button").first).to_be_focused()
+    panel.answer["kernels"][0]["residency"] = "parking"
+    panel.look_again()
+    expect(popover).to_contain_text("Freeing")
+    expect(popover.locator(":focus")).to_have_count(1)
+
+
 def test_nothing_moves_by_itself_where_less_motion_is_asked_for(page):
     panel = RecordedPanel(page)
     moves = """() => [...document.querySelectorAll("[class*='jp-affinode']")]

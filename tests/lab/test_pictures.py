@@ -64,10 +64,7 @@ def test_the_focus_stays_with_a_kernel_whose_row_moves_to_another_section(panel)
     for answer, section in (([freed, *others], "Freed"), ([notes, *others], "On the GPU")):
         name.focus()
         panel.answer = recorded.machine(answer)
-        panel.lab.page.evaluate(
-            "() => document.querySelector('[data-control=refresh]').dispatchEvent(new MouseEvent('click', "
-            "{ bubbles: true }))"
-        )
+        panel.look_again()
         rows = panel.root.get_by_role("region", name=section).get_by_role("listitem")
         expect(rows.filter(has_text="notes.ipynb")).to_be_visible()
         expect(name).to_be_focused()

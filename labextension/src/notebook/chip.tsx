@@ -21,6 +21,7 @@ export class Chip extends ReactWidget {
     super();
     this._options = options;
     this.addClass('jp-affinode-chipBox');
+    this._tabStops.observe(this.node, { attributeFilter: ['tabindex'], subtree: true });
     options.affinode.changed.connect(this._onChanged, this);
     options.session.kernelChanged.connect(this._onKernelChanged, this);
   }
@@ -28,6 +29,7 @@ export class Chip extends ReactWidget {
   override dispose(): void {
     this._popover?.close();
     this._resizes.disconnect();
+    this._tabStops.disconnect();
     super.dispose();
   }
 
@@ -125,6 +127,16 @@ export class Chip extends ReactWidget {
   private readonly _options: Chip.IOptions;
   private _popover: Popover | null = null;
   private _isNarrow = false;
+  /**
+   * A toolbar takes plain buttons that it shows out of the Tab key's way, since its arrow keys reach them, but those that
+   * come into its "More commands" while that is closed neither key would reach.
+   */
+  private readonly _tabStops = new MutationObserver(() => {
+    const button = this.node.querySelector('button');
+    if (button && button.tabIndex !== 0) {
+      button.tabIndex = 0;
+    }
+  });
   private readonly _resizes = new ResizeObserver(entries => {
     const isNarrow = (entries[0]?.contentRect.width ?? NARROW_PX) < NARROW_PX;
     if (isNarrow !== this._isNarrow) {

@@ -45,7 +45,7 @@ export class Popover extends ReactWidget {
     void this._options.affinode.refresh();
     void this.renderPromise?.then(() => {
       this._place();
-      (this.node.querySelector<HTMLElement>('button') ?? this.node).focus();
+      this._focus();
     });
   }
 
@@ -99,6 +99,17 @@ export class Popover extends ReactWidget {
     window.removeEventListener('resize', this);
     window.clearInterval(this._clock);
     super.onBeforeDetach(msg);
+  }
+
+  /** A button that is not offered any longer takes the focus with it. */
+  protected override onUpdateRequest(msg: Message): void {
+    const hadFocus = this.node.contains(document.activeElement);
+    super.onUpdateRequest(msg);
+    void this.renderPromise?.then(() => {
+      if (hadFocus && document.activeElement === document.body) {
+        this._focus();
+      }
+    });
   }
 
   protected render(): JSX.Element | null {
@@ -176,6 +187,10 @@ export class Popover extends ReactWidget {
     } else {
       this.close();
     }
+  }
+
+  private _focus(): void {
+    (this.node.querySelector<HTMLElement>('button') ?? this.node).focus();
   }
 
   /** Below the anchor, or above it where there is no room, and never beyond the window. */
