@@ -59,11 +59,16 @@ def _number(text: str) -> float:
 def request_checks() -> dict[tuple[str, str], Check]:
     """Return the check of each operation that takes a body, by method and path."""
     document = json.loads(Path(__file__).with_name("openapi.json").read_text("utf-8"))
-    shared = {"schemas": {name: document["components"]["schemas"][name] for name in SHARED}}
+    components = document["components"]
+    shared = {"schemas": {name: components["schemas"][name] for name in SHARED}}
+
+    def schema(body: dict[str, Any]) -> dict[str, Any]:
+        if "$ref" in body:
+            body = components["requestBodies"][body["$ref"].rpartition("/")[2]]
+        return {**body["content"]["application/json"]["schema"], "components": shared}
+
     return {
-        (method.upper(), path): fastjsonschema.compile(
-            {**operation["requestBody"]["content"]["application/json"]["schema"], "components": shared}
-        )
+        (method.upper(), path): fastjsonschema.compile(schema(operation["requestBody"]))
         for path, item in document["paths"].items()
         for method, operation in item.items()
         if "requestBody" in operation
