@@ -13,6 +13,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -157,71 +159,68 @@ class _Run:
         print(f"[{time.monotonic() - self.began:6.1f} s] {line}", file=sys.stderr, flush=True)
 
     def _parts(self, plan: Plan, room: Room) -> list[tuple[str, Callable[[], None]]]:
-        report, say, repeats = self.report, self.say, plan.repeats
-        parts: list[tuple[str, Callable[[], None]]] = []
-
-        def ceiling() -> None:
-            report["ceiling"] = measure.ceiling(report["simulated"], min(room.gpu, room.host), say)
-
-        def driver() -> None:
-            report["driver"] = measure.driver_checkpoint(plan.sizes, say)
-            if report["driver"]["skipped"]:
-                report["skipped"]["driver"] = report["driver"]["skipped"]
-
-        def ours(size: int, block: int, thorough: bool) -> None:
-            with self._listener() as listener:
-                report["ours"] += measure.moves(listener, size, block, repeats, say, thorough=thorough)
-
-        def lot() -> None:
-            with self._listener() as listener:
-                rows, why = measure.first_park_with_lot(listener, plan.largest, say)
-            report["ours"] += rows
-            if why is not None:
-                report["skipped"]["lot"] = why
-
-        def zeros() -> None:
-            with self._listener() as listener:
-                report["ours"] += measure.zeros(listener, plan.zeros, repeats, say)
-
-        def context() -> None:
-            with self._listener() as listener:
-                rows, why = measure.context_depth(listener, plan.largest, repeats, say)
-            report["ours"] += rows if why is None else []
-            if why is not None:
-                report["skipped"]["context depth"] = why
-
-        def exchange() -> None:
-            with self._listener() as listener:
-                found = exchanges.exchange(
-                    listener, plan.largest, repeats, say, simulated=report["simulated"]
-                )
-            report["exchange"] = found
-            if found["skipped"]:
-                report["skipped"]["exchange"] = found["skipped"]
-
-        def wake_up() -> None:
-            size = report["wake_bytes"]
-            with self._listener() as listener:
-                report["wake"]["commanded at once"] = measure.wake_by_peer(listener, size, 2 * repeats, say)
-            own = self.folder / "controller"
-            own.mkdir(mode=0o700, exist_ok=True)
-            report["wake"]["through a controller"] = wake.wake_by_controller(own, size, 2 * repeats, say)
-
-        def moves_of(size: int, block: int, thorough: bool) -> Callable[[], None]:
-            return lambda: ours(size, block, thorough)
-
+        """Return what is measured, what matters most first."""
         if self.options.exchange:
-            return [("exchange", exchange)]
-        parts.append(("ceiling", ceiling))
+            return [("exchange", partial(self._exchange, plan))]
+        parts: list[tuple[str, Callable[[], None]]] = [("ceiling", partial(self._ceiling, room))]
         for size in reversed(plan.sizes):
-            parts.append(("ours", moves_of(size, min(plan.blocks[0], size), True)))
-        parts.append(("wake", wake_up))
+            block = min(plan.blocks[0], size)
+            parts.append(("ours", partial(self._moves, size, block, plan.repeats, thorough=True)))
+        parts.append(("wake", partial(self._wake, plan)))
         if plan.zeros:
-            parts.append(("zeros", zeros))
-        parts += [("blocks", moves_of(plan.largest, block, False)) for block in plan.blocks[1:]]
-        parts += [("lot", lot), ("driver", driver)]
+            parts.append(("zeros", partial(self._zeros, plan)))
+        for block in plan.blocks[1:]:
+            parts.append(("blocks", partial(self._moves, plan.largest, block, plan.repeats, thorough=False)))
+        parts += [("lot", partial(self._lot, plan)), ("driver", partial(self._driver, plan))]
         chosen = [part for part in parts if part[0] in self.options.parts]
-        return chosen + ([("context depth", context)] if self.options.depth == "context" else [])
+        is_deep = self.options.depth == "context"
+        return chosen + ([("context depth", partial(self._context, plan))] if is_deep else [])
+
+    def _ceiling(self, room: Room) -> None:
+        self.report["ceiling"] = measure.ceiling(self.report["simulated"], min(room.gpu, room.host), self.say)
+
+    def _driver(self, plan: Plan) -> None:
+        self.report["driver"] = measure.driver_checkpoint(plan.sizes, self.say)
+        self._skip("driver", self.report["driver"]["skipped"])
+
+    def _moves(self, size: int, block: int, repeats: int, *, thorough: bool) -> None:
+        with self._listener() as listener:
+            self.report["ours"] += measure.moves(listener, size, block, repeats, self.say, thorough=thorough)
+
+    def _lot(self, plan: Plan) -> None:
+        with self._listener() as listener:
+            rows, why = measure.first_park_with_lot(listener, plan.largest, self.say)
+        self.report["ours"] += rows
+        self._skip("lot", why)
+
+    def _zeros(self, plan: Plan) -> None:
+        with self._listener() as listener:
+            self.report["ours"] += measure.zeros(listener, plan.zeros, plan.repeats, self.say)
+
+    def _context(self, plan: Plan) -> None:
+        with self._listener() as listener:
+            rows, why = measure.context_depth(listener, plan.largest, plan.repeats, self.say)
+        self.report["ours"] += rows
+        self._skip("context depth", why)
+
+    def _exchange(self, plan: Plan) -> None:
+        with self._listener() as listener:
+            self.report["exchange"] = exchanges.exchange(
+                listener, plan.largest, plan.repeats, self.say, simulated=self.report["simulated"]
+            )
+        self._skip("exchange", self.report["exchange"]["skipped"])
+
+    def _wake(self, plan: Plan) -> None:
+        size, times = self.report["wake_bytes"], self.report["wake"]
+        with self._listener() as listener:
+            times["commanded at once"] = measure.wake_by_peer(listener, size, 2 * plan.repeats, self.say)
+        own = self.folder / "controller"
+        own.mkdir(mode=0o700, exist_ok=True)
+        times["through a controller"] = wake.wake_by_controller(own, size, 2 * plan.repeats, self.say)
+
+    def _skip(self, part: str, why: str | None) -> None:
+        if why is not None:
+            self.report["skipped"][part] = why
 
     def _attempt(self, name: str, part: Callable[[], None]) -> None:
         """Measure a part; what fails is named, and the rest is measured all the same."""
@@ -237,8 +236,8 @@ class _Run:
             self.say(f"{name}: {error}")
             self.report["skipped"][name] = str(error)
 
-    def _listener(self) -> _Listening:
-        return _Listening(self.folder)
+    def _listener(self) -> closing[Listener]:
+        return closing(Listener(Path(tempfile.mkdtemp(dir=self.folder))))
 
     def _write(self) -> None:
         self.report["ratios"] = ratios(self.report)
@@ -246,20 +245,6 @@ class _Run:
             self.options.json.write_text(json.dumps(self.report, indent=2) + "\n")
         if self.options.svg is not None:
             self.options.svg.write_text(picture(self.report))
-
-
-class _Listening:
-    """A listener in a folder of its own."""
-
-    def __init__(self, folder: Path):
-        self._folder = Path(tempfile.mkdtemp(dir=folder))
-
-    def __enter__(self) -> Listener:
-        self._listener = Listener(self._folder)
-        return self._listener
-
-    def __exit__(self, *_: object) -> None:
-        self._listener.close()
 
 
 def _machine(gpu: dict[str, Any]) -> dict[str, Any]:
