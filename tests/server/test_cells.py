@@ -7,15 +7,6 @@ import random
 from jupyter_affinode.server.cells import REMEMBERED_CLOSED, OpenCells
 
 
-def test_a_cell_is_open_from_busy_to_idle():
-    cells = OpenCells()
-    assert cells.current is None
-    assert cells.opened("a")
-    assert cells.current == "a"
-    assert cells.closed("a")
-    assert cells.current is None
-
-
 def test_a_later_execution_closes_one_whose_end_was_lost():
     cells = OpenCells()
     cells.opened("a")
@@ -23,15 +14,6 @@ def test_a_later_execution_closes_one_whose_end_was_lost():
     assert cells.current == "b"
     cells.closed("b")
     assert cells.current is None
-
-
-def test_a_subshell_does_not_close_the_main_shells_cell():
-    cells = OpenCells()
-    cells.opened("main")
-    cells.opened("side", "subshell-1")
-    assert cells.subshells() == {None: {"main"}, "subshell-1": {"side"}}
-    cells.closed("side")
-    assert cells.current == "main"
 
 
 def test_output_of_a_closed_cell_does_not_open_it_again():
@@ -59,14 +41,6 @@ def test_an_answer_closes_what_was_open_when_the_question_was_sent_and_nothing_l
     assert cells.current == "b"
     assert cells.answered(cells.subshells()[None])
     assert cells.current is None
-
-
-def test_a_restart_closes_everything():
-    cells = OpenCells()
-    cells.opened("a")
-    assert cells.reset()
-    assert cells.current is None
-    assert not cells.reset()
 
 
 def test_memory_does_not_grow_with_the_number_of_cells():

@@ -180,19 +180,10 @@ def test_a_park_under_way_is_waited_for():
     assert decide(NOW, node(parked("k", waits=1), leaving, resident("idle"), free=0), NEEDED) == []
 
 
-def test_busy_kernels_do_not_yield_and_the_waiter_waits():
-    assert decide(NOW, node(parked("k", waits=1), resident("busy", 15 * GIB, idle=0), free=GIB), NEEDED) == []
-
-
 def test_an_open_cell_becomes_eligible_after_a_minute_while_a_kernel_waits():
     cell = resident("cell", 15 * GIB, idle=61, cell_open=True)
     assert parks(decide(NOW, node(parked("k", waits=1), cell), NEEDED)) == ["cell"]
     assert decide(NOW, node(cell), IDLE) == []
-
-
-def test_a_held_kernel_is_not_parked():
-    held = resident("held", 15 * GIB, held_until=NOW + 100)
-    assert decide(NOW, node(parked("k", waits=1), held), NEEDED) == []
 
 
 def test_two_half_resident_allocators_do_not_deadlock():

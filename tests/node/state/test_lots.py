@@ -16,7 +16,7 @@ import textwrap
 import time
 
 import pytest
-from fake_shim import LOT, LOT_END, MIB, PARK, TRIM, TRIMS, notify
+from fake_shim import LOT, MIB, PARK, TRIMS
 from open_files import open_files
 
 from jupyter_affinode.node.identity.access import OwnUserAccess
@@ -356,23 +356,6 @@ def test_a_lot_that_cannot_be_made_is_tried_again_later_only(error):
 # ---- over the link
 
 
-def test_a_kernel_gets_lots_before_it_is_parked_and_gives_them_back(node, shim, wait_until):
-    machine = node(lot_bytes=64 * MIB, **IDLE)
-    wait_until(lambda: machine.node()["host"]["lots"]["ready_bytes"] == 64 * MIB)
-    kernel = shim("k", resident=100 * MIB, flags=TRIMS)
-    wait_until(lambda: kernel.heard.of(PARK))
-    kinds = [command.kind for command in kernel.heard.commands]
-    assert kinds.index(LOT) + 1 == kinds.index(PARK)
-    (lot,) = kernel.heard.of(LOT)
-    assert (lot.request, lot.argument) == (1, 64 * MIB)
-    assert allocated(kernel.heard.lots[1]) == 64 * MIB
-    lots = machine.node()["host"]["lots"]
-    assert lots == {"limit_bytes": 64 * MIB, "ready_bytes": 0, "given_bytes": 64 * MIB}
-    kernel.send(notify(LOT_END, number=1))
-    wait_until(lambda: os.fstat(kernel.heard.lots[1]).st_size == 0)
-    wait_until(lambda: machine.node()["host"]["lots"]["ready_bytes"] == 64 * MIB)
-
-
 def test_a_shim_that_knows_no_lots_gets_none(node, shim, wait_until):
     machine = node(lot_bytes=64 * MIB, **IDLE)
     wait_until(lambda: machine.node()["host"]["lots"]["ready_bytes"] == 64 * MIB)
@@ -394,18 +377,6 @@ def test_a_process_that_hangs_up_keeps_its_lots(node, shim, wait_until):
     wait_until(lambda: machine.node()["host"]["lots"]["given_bytes"] == 64 * MIB)
     assert (os.fstat(theirs).st_size, machine.node()["host"]["lots"]["ready_bytes"]) == (64 * MIB, 0)
     os.close(theirs)
-
-
-def test_what_a_kernel_keeps_is_asked_back_when_host_memory_is_short(node, shim, wait_until):
-    machine = node(idle_timeout_s=1000, host_reserve_bytes=1 << 45)
-    kernel = shim("k", resident=100 * MIB, flags=TRIMS)
-    kernel.keep(80 * MIB)
-    wait_until(lambda: kernel.heard.of(TRIM))
-    assert (kernel.heard.of(TRIM)[0].argument, kernel.heard.of(TRIM)[0].reason) == (
-        0,
-        "host memory is short",
-    )
-    wait_until(lambda: machine.kernel("k")["kept_bytes"] == 0)
 
 
 def test_a_park_is_told_how_much_host_memory_it_may_take(node, shim, wait_until):
