@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -39,11 +40,61 @@ def labextension() -> Path:
     return BUILT
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """The system's Chromium; per module, as no test of this process can use asyncio while Playwright runs."""
-    with chromium() as browser:
-        yield browser
+class Opened:
+    """What the tests of this folder that run one after the other share: Chromium, and a person at a JupyterLab."""
+
+    def __init__(self) -> None:
+        self._open = contextlib.ExitStack()
+        self._browser: Browser | None = None
+        self._page: LabPage | None = None
+
+    def browser(self) -> Browser:
+        """The system's Chromium."""
+        if self._browser is None:
+            self._browser = self._open.enter_context(chromium())
+        return self._browser
+
+    def page(self, labextension: Path, screenshots: Path) -> LabPage:
+        """A page at a JupyterLab on a machine of 256 MiB whose controller parks what is idle for a second."""
+        if self._page is None:
+            machine = self._open.enter_context(new_machine())
+            machine.simulate(memory="256MiB")
+            machine.environment["AFFINODE_SIM_CONTEXT"] = "8MiB"
+            server = JupyterServer(machine)
+            start_lab(server, labextension, "--AffinodeExtension.idle_timeout_s=1")
+            self._open.callback(server.stop)
+            context = self.browser().new_context(viewport=VIEWPORT)
+            self._open.callback(context.close)
+            self._page = LabPage(context.new_page(), server, screenshots)
+            self._page.load()
+        return self._page
+
+    def close(self) -> None:
+        """End it all; what is asked for next is new."""
+        self._browser = self._page = None
+        self._open.close()
+
+
+OPENED = Opened()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
+    """Close what is shared after the last test here, as no test of this process can use asyncio while Playwright
+    runs; and after one that failed, which may have left anything behind.
+    """
+    try:
+        return (yield)
+    finally:
+        is_last = nextitem is None or nextitem.path.parent != item.path.parent
+        if is_last or item.stash.get(FAILED, False):
+            OPENED.close()
+
+
+@pytest.fixture
+def browser() -> Browser:
+    """The system's Chromium."""
+    return OPENED.browser()
 
 
 @pytest.fixture(autouse=True)
@@ -62,39 +113,32 @@ def lab(server: JupyterServer, labextension: Path) -> Callable[..., JupyterServe
     return lambda *arguments: start_lab(server, labextension, *arguments)
 
 
-@pytest.fixture(scope="module")
-def shared_page(
+@pytest.fixture
+def page(
+    request: pytest.FixtureRequest,
     native: Path,
-    browser: Browser,
     labextension: Path,
     screenshots: Path,
     wait_until: Callable[..., object],
 ) -> Iterator[LabPage]:
-    """A person at a JupyterLab for a module's tests that clear up after themselves (`page`)."""
-    with new_machine() as machine:
-        machine.simulate(memory="256MiB")
-        machine.environment["AFFINODE_SIM_CONTEXT"] = "8MiB"
-        server = JupyterServer(machine)
-        start_lab(server, labextension, "--AffinodeExtension.idle_timeout_s=1")
-        page = LabPage(browser.new_context(viewport=VIEWPORT).new_page(), server, screenshots)
-        page.load()
-        wait_until(machine.node)
-        yield page
-        page.page.context.close()
-        server.stop()
+    """The shared page (`Opened.page`), where a kernel is parked only for one that needs room. Afterwards its
+    notebooks are closed; give each a name of its own.
+    """
+    page = OPENED.page(labextension, screenshots)
+    wait_until(page.server.machine.node)
+    page.errors.clear()
+    yield page
+    if request.node.stash.get(FAILED, False):
+        print(f"what the page looked like: {page.picture(f'failed-{request.node.name}')}")
+    page.clear_up()
+    assert not page.errors, f"uncaught in the page: {page.errors}"
 
 
 @pytest.fixture
-def page(request: pytest.FixtureRequest, shared_page: LabPage) -> Iterator[LabPage]:
-    """The module's page, on a machine of 256 MiB whose controller parks what is idle for a second, but only for
-    a kernel that needs room. Afterwards its notebooks are closed; give each a name of its own.
-    """
-    shared_page.errors.clear()
-    yield shared_page
-    if request.node.stash.get(FAILED, False):
-        print(f"what the page looked like: {shared_page.picture(f'failed-{request.node.name}')}")
-    shared_page.clear_up()
-    assert not shared_page.errors, f"uncaught in the page: {shared_page.errors}"
+def sized(page: LabPage) -> Iterator[LabPage]:
+    """The shared page, which a test may make as narrow as it likes."""
+    yield page
+    page.page.set_viewport_size(VIEWPORT)
 
 
 @pytest.fixture

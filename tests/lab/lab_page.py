@@ -70,8 +70,12 @@ class LabPage:
         return notebook
 
     def clear_up(self) -> None:
-        """Close every notebook, and wait until their kernels are gone."""
+        """Close every notebook and notice, and wait until their kernels are gone."""
         self.page.unroute_all(behavior="ignoreErrors")
+        self.page.locator(".jp-Notification-Toast-Close").evaluate_all(
+            "buttons => buttons.forEach(button => button.click())"
+        )
+        expect(self.notices()).to_have_count(0)
         self.page.evaluate(
             """async () => {
                 const { serviceManager, shell } = window.jupyterapp;

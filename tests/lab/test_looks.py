@@ -6,20 +6,11 @@ import contrast
 import lab_cells
 import pytest
 import recorded
-from lab_page import LabPage
 from playwright.sync_api import expect
 from recorded_page import AROUND, PANEL, THEMES, Looks, RecordedPanel
 
 ZOOMED = {"width": 320, "height": 640}  # what is left of 1280 pixels at 400 %
 NO_TROUBLE = {name: [] for name in recorded.states()}
-USUAL = {"width": 1280, "height": 800}
-
-
-@pytest.fixture
-def sized(page: LabPage):
-    """The module's page, which a test may make as narrow as it likes."""
-    yield page
-    page.page.set_viewport_size(USUAL)
 
 
 @pytest.mark.parametrize(

@@ -74,9 +74,9 @@ def test_the_running_panel_frees_a_notebook(page):
     expect(item).to_contain_text(re.compile("listed.ipynb.*GPU freed"))
 
 
-def test_a_narrow_notebook_keeps_its_chip_as_an_icon(page, open_lab):
-    page = open_lab(width=700, height=700, at=page.server)
-    notebook = page.open_notebook("narrow.ipynb", lab_cells.allocate(64))
+def test_a_narrow_notebook_keeps_its_chip_as_an_icon(sized):
+    sized.page.set_viewport_size({"width": 700, "height": 700})
+    notebook = sized.open_notebook("narrow.ipynb", lab_cells.allocate(64))
     notebook.run_cell(0)
     expect(notebook.chip()).to_be_visible()
     expect(notebook.chip()).to_have_text("")
