@@ -6,6 +6,7 @@ Schemathesis makes the requests. AFFINODE_API_EXAMPLES makes them more than CI's
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import select
@@ -89,6 +90,12 @@ def api(request):
         assert "Traceback" not in log and "a request failed" not in log, log
 
 
+@functools.cache
+def schema():
+    """The API's description as schemathesis reads it."""
+    return schemathesis.openapi.from_dict(DOCUMENT)
+
+
 def is_read(case) -> bool:
     """Whether a request is short enough to reach the API; the HTTP server refuses longer ones without JSON."""
     head = json.dumps([case.path_parameters, case.query, case.headers], default=str)
@@ -99,7 +106,7 @@ def is_read(case) -> bool:
 @pytest.mark.parametrize(("path", "method"), OPERATIONS)
 def test_any_request_is_answered_as_described(api, path, method, mode, wait_until):
     url, machine = api
-    operation = schemathesis.openapi.from_dict(DOCUMENT)[path][method]
+    operation = schema()[path][method]
     generation = schemathesis.GenerationMode(mode)
     # Settings depend on each other, and some are small languages: JSON Schema cannot say which are refused.
     excluded = [positive_data_acceptance] if path.endswith("/policy") else []
