@@ -20,6 +20,8 @@ from typing import Any
 # A controller that takes no shim for stopped, since those that live in the test's own process are silent while that is
 # stalled; and that waits for kernels to drop their caches though they were stalled for three seconds.
 PATIENT = """
+from jupyter_affinode.node.simulation import start_over
+start_over()
 from jupyter_affinode.node.execution import cache_drops
 from jupyter_affinode.node.link import connection
 cache_drops.BEGINS_WITHIN_S, cache_drops.LASTS_S = 4.0, 5.0

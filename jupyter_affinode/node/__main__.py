@@ -1,5 +1,9 @@
 """`python -m jupyter_affinode.node`: what starts a controller."""
 
-from .app import main
+from .simulation import start_over
+
+start_over()  # before the rest is imported in vain
+
+from .app import main  # noqa: E402
 
 main()

@@ -25,6 +25,7 @@ from ..settings.controller import ControllerSettings
 from ..settings.declaration import SettingsRefused
 from ..settings.policy import NOT_FOR_MANY_USERS, Settings
 from ..settings.traits import options_of, traits_of, values_of
+from . import simulation
 from .api.remote import serve_remote
 from .api.server import serve
 from .controller import LINK_NAME, Controller
@@ -277,17 +278,5 @@ def _is_stderr(path: Path) -> bool:
 
 def main(argv: list[str] | None = None) -> Any:
     """Run the controller: `jupyter affinode node`, `python -m jupyter_affinode.node`."""
-    _use_the_simulated_gpu()
+    simulation.start_over()
     return NodeController.launch_instance(argv)
-
-
-def _use_the_simulated_gpu() -> None:
-    """With AFFINODE_SIM=1, start over so that the loader, which looks only at the start, finds its NVML."""
-    if not environment.simulation_asked():
-        return
-    try:
-        environ = environment.controller_environment()
-    except (environment.SimulationRefused, OSError) as refused:
-        sys.exit(f"the controller cannot start: {refused}")
-    if environ.get("LD_LIBRARY_PATH") != os.environ.get("LD_LIBRARY_PATH"):
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environ)
