@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Any, Protocol
+from typing import Any
 
 from ..client.api import (
     ControllerClient,
@@ -30,8 +30,11 @@ CODES = ("starting", "refused", "unreachable", "ended")
 UNKNOWN = "The GPU controller has not answered yet."
 
 
-class NodeListener(Protocol):
-    """What wants to know of changes; methods are called on the event loop, in the order of registration."""
+class NodeListener:
+    """What wants to know of changes, of those that it has a method for.
+
+    Methods are called on the event loop, in the order of registration.
+    """
 
     def controller_found(self) -> None:
         """A controller answers (at the start, and whenever a new one took over): `kernels` is complete."""

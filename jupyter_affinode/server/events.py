@@ -8,7 +8,7 @@ from typing import Any
 
 from jupyter_events import EventLogger
 
-from .controller_watch import Kernel, NodeWatch, Notice
+from .controller_watch import Kernel, NodeListener, NodeWatch, Notice
 
 KERNEL_RESIDENCY = "https://schema.jupyter.org/jupyter_affinode/kernel_residency/v1"
 NOTICE = "https://schema.jupyter.org/jupyter_affinode/notice/v1"
@@ -118,8 +118,8 @@ def _extended(previous_s: float | None, now_s: float | None) -> bool:
     return previous_s is not None and now_s is not None and now_s > previous_s + 1
 
 
-class ResidencyEvents:
-    """Emits an event for each change of a kernel that `owns` says is this server's; a `NodeListener`."""
+class ResidencyEvents(NodeListener):
+    """Emits an event for each change of a kernel that `owns` says is this server's."""
 
     def __init__(self, logger: EventLogger, watch: NodeWatch, owns: Callable[[str], bool]):
         self._logger = logger
@@ -143,9 +143,6 @@ class ResidencyEvents:
         """Called by the watch."""
         if self._owns(kernel["id"]) and worth_telling(previous, kernel):
             self._logger.emit(schema_id=KERNEL_RESIDENCY, data=residency_data(previous, kernel))
-
-    def kernel_removed(self, kernel_id: str) -> None:
-        """Called by the watch; the Jupyter server itself tells that a kernel is gone."""
 
     def noticed(self, notice: Notice) -> None:
         """Called by the watch: what concerns this server's kernels, or the machine, goes to its browsers."""

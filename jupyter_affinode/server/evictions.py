@@ -9,11 +9,11 @@ from collections.abc import Callable
 from jupyter_core.utils import ensure_async
 from jupyter_server.services.kernels.kernelmanager import MappingKernelManager
 
-from .controller_watch import Kernel, Notice
+from .controller_watch import Kernel, NodeListener
 
 
-class KernelEnds:
-    """Carries out the controller's `end_asked` for kernels that `owns` says are this server's; a `NodeListener`.
+class KernelEnds(NodeListener):
+    """Carries out the controller's `end_asked` for kernels that `owns` says are this server's.
 
     The kernel goes the way it goes from the menu: it may save what its exit handlers save, and the Jupyter server
     tells its front ends. Why, the user is told by the controller's notice and by the kernel's last event.
@@ -25,24 +25,12 @@ class KernelEnds:
         self._log = log
         self._ending: dict[str, asyncio.Task[None]] = {}
 
-    def controller_found(self) -> None:
-        """Called by the watch; each kernel's change follows."""
-
-    def controller_lost(self) -> None:
-        """Called by the watch."""
-
     def kernel_changed(self, previous: Kernel | None, kernel: Kernel) -> None:
         """Called by the watch."""
         kernel_id, reason = kernel["id"], kernel.get("end_asked")
         if reason and kernel_id not in self._ending and self._owns(kernel_id):
             task = asyncio.get_running_loop().create_task(self._end(kernel_id, reason), name="affinode-end")
             self._ending[kernel_id] = task
-
-    def kernel_removed(self, kernel_id: str) -> None:
-        """Called by the watch."""
-
-    def noticed(self, notice: Notice) -> None:
-        """Called by the watch; the one about an end is told to the user by the residency events' listener."""
 
     async def _end(self, kernel_id: str, reason: str) -> None:
         self._log.warning("Kernel %s is shut down: %s.", kernel_id, reason)

@@ -14,7 +14,7 @@ from jupyter_server.services.sessions.sessionmanager import SessionManager
 
 from ..client.api import ControllerRefused, ControllerUnavailable
 from ..provisioning.kernelspec import wishes_of
-from .controller_watch import Kernel, NodeWatch, Notice, cancelled
+from .controller_watch import Kernel, NodeListener, NodeWatch, cancelled
 from .execution_tracker import ExecutionTracker
 
 KERNEL_ACTIONS = "https://events.jupyter.org/jupyter_server/kernel_actions/v1"
@@ -101,10 +101,8 @@ class KernelMessages:
                 self._log.debug("Kernel %s, %s: %s", self.kernel_id, kind, refused)
 
 
-class ServerKernels:
-    """Follows every kernel of the server, whatever starts, restarts, interrupts or ends it; a
-    `NodeListener`.
-    """
+class ServerKernels(NodeListener):
+    """Follows every kernel of the server, whatever starts, restarts, interrupts or ends it."""
 
     def __init__(
         self,
@@ -140,11 +138,6 @@ class ServerKernels:
         for kernel_id in list(self._messages):
             self._forget(kernel_id)
 
-    def open_cell(self, kernel_id: str) -> str | None:
-        """The message id of the kernel's open cell; None when none is open."""
-        tracker = self._trackers.get(kernel_id)
-        return None if tracker is None else tracker.cells.current
-
     async def on_kernel_action(self, logger: Any, schema_id: str, data: dict[str, Any]) -> None:
         """The listener for the server's `kernel_actions` events."""
         kernel_id = data.get("kernel_id")
@@ -176,20 +169,11 @@ class ServerKernels:
         for messages in self._messages.values():
             messages.tell_everything()
 
-    def controller_lost(self) -> None:
-        """Called by the watch."""
-
     def kernel_changed(self, previous: Kernel | None, kernel: Kernel) -> None:
         """Called by the watch: a kernel that it did not know when we described it is described again."""
         if previous is None and kernel["id"] in self._messages:
             self._messages[kernel["id"]].tell_everything()
         self._look_for_lost_ends(kernel)
-
-    def noticed(self, notice: Notice) -> None:
-        """Called by the watch; `residency_events` tells users."""
-
-    def kernel_removed(self, kernel_id: str) -> None:
-        """Called by the watch."""
 
     async def _keep_up(self) -> None:
         while True:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from prometheus_client import Gauge
 
-from .controller_watch import Kernel, NodeWatch, Notice
+from .controller_watch import NodeListener, NodeWatch
 
 CONTROLLER_AVAILABLE = Gauge(
     "affinode_controller_available", "Whether the node's GPU controller answers this server (1) or not"
 )
 
 
-class MetricsListener:
-    """Keeps the metric true; a `NodeListener`."""
+class MetricsListener(NodeListener):
+    """Keeps the metric true."""
 
     def __init__(self, watch: NodeWatch):
         CONTROLLER_AVAILABLE.set(watch.available)
@@ -28,12 +28,3 @@ class MetricsListener:
     def controller_lost(self) -> None:
         """Called by the watch."""
         CONTROLLER_AVAILABLE.set(0)
-
-    def kernel_changed(self, previous: Kernel | None, kernel: Kernel) -> None:
-        """Called by the watch; the controller's own metrics tell it."""
-
-    def kernel_removed(self, kernel_id: str) -> None:
-        """Called by the watch; the controller's own metrics tell it."""
-
-    def noticed(self, notice: Notice) -> None:
-        """Called by the watch; not counted."""

@@ -14,7 +14,7 @@ from typing import Any
 from ...units import bytes_in_words
 from ..model.reasons import EVERYDAY_REFUSALS, Cause, NoticeKind, Refusal
 from ..model.snapshot import Waiter
-from ..state.observer import MoveEnded, RoomAnswered, SpillEnded
+from ..state.observer import MoveEnded, Observer, RoomAnswered
 from ..state.ownership import whose
 from ..state.records import KernelRecord
 from ..state.registry import NodeState
@@ -46,7 +46,7 @@ class Notice:
         }
 
 
-class Notices:
+class Notices(Observer):
     """An observer that makes notices of what it hears."""
 
     def __init__(self, state: NodeState, tell: Callable[[Notice], None]):
@@ -91,12 +91,6 @@ class Notices:
             text = f"asked for {size} more GPU memory, which cannot become free: it runs out of memory there."
             args = {"bytes": answered.bytes, "gpu": self._index(answered.gpu), "reason": answered.cause}
             self._tell(Notice(NoticeKind.NO_ROOM, "warning", text, kernel.id, args))
-
-    def spill_ended(self, kernel: KernelRecord, ended: SpillEnded) -> None:
-        """See observer.Observer; where memory is, the kernel's state says."""
-
-    def kernel_ending(self, kernel: KernelRecord, cause: Cause) -> None:
-        """See observer.Observer; the kernel's own server tells of it."""
 
     def looked(self, now: float, queue: Sequence[Waiter]) -> None:
         """Tell that memory runs low, and which processes are stuck. The place in the queue is in the kernel's state."""

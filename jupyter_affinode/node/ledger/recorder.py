@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from ..model.reasons import Cause, Refusal
 from ..model.snapshot import Waiter
 from ..protocol.wire import LARGEST_BYTES
-from ..state.observer import MoveEnded, RoomAnswered, SpillEnded
+from ..state.observer import MoveEnded, Observer, RoomAnswered, SpillEnded
 from ..state.ownership import own_name, owner_of
 from ..state.records import KernelRecord
 from ..state.registry import NodeState
@@ -48,7 +48,7 @@ class Figures(Protocol):
         """Every kernel that uses CUDA, as it is now."""
 
 
-class History:
+class History(Observer):
     """The observer. Without a ledger it only measures."""
 
     def __init__(

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from ...threads import on_own_thread
-from ..model.reasons import Cause, Refusal
 from ..model.snapshot import Residency, Waiter
-from ..state.observer import MoveEnded, RoomAnswered, SpillEnded
+from ..state.observer import MoveEnded, Observer
 from ..state.ownership import owner_of
 from ..state.records import KernelRecord
 from ..state.registry import NodeState
@@ -51,7 +50,7 @@ class Away:
     since: float  # monotonic seconds
 
 
-class Today:
+class Today(Observer):
     """The observer that keeps the sums."""
 
     def __init__(self, state: NodeState, *, wall: Callable[[], float] = time.time):
@@ -93,18 +92,6 @@ class Today:
         if ended.parks and ended.outcome == "ok":
             self._begin_day()
             self._sums.setdefault(owner_of(kernel), Freed()).parks += 1
-
-    def park_refused(self, kernel: KernelRecord, slug: Refusal, was_tried: bool) -> None:
-        """See observer.Observer."""
-
-    def room_answered(self, kernel: KernelRecord, answered: RoomAnswered) -> None:
-        """See observer.Observer."""
-
-    def spill_ended(self, kernel: KernelRecord, ended: SpillEnded) -> None:
-        """See observer.Observer."""
-
-    def kernel_ending(self, kernel: KernelRecord, cause: Cause) -> None:
-        """See observer.Observer."""
 
     def looked(self, now: float, queue: Sequence[Waiter]) -> None:
         """See observer.Observer; sees which kernels are parked since, and which are not any more."""

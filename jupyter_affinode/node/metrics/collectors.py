@@ -19,7 +19,7 @@ from ..ledger.waits import OUTCOMES, WaitEnded
 from ..ledger.writer import Ledger
 from ..model.reasons import PARK_REFUSALS, Cause, Refusal
 from ..model.snapshot import Residency, Waiter
-from ..state.observer import MoveEnded, RoomAnswered, SpillEnded
+from ..state.observer import MoveEnded, Observer, RoomAnswered, SpillEnded
 from ..state.records import KernelRecord
 from ..state.registry import NodeState
 
@@ -47,7 +47,7 @@ class Labels:
         return value
 
 
-class Metrics:
+class Metrics(Observer):
     """The registry behind /metrics; an Observer, and the history's Figures."""
 
     def __init__(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from ..model.reasons import Cause, Refusal
 from ..model.snapshot import Waiter
@@ -51,8 +50,8 @@ class RoomAnswered:
     cause: Cause = Cause.OTHER  # of a denial
 
 
-class Observer(Protocol):
-    """Hears of everything that ends."""
+class Observer:
+    """Hears of everything that ends, as far as it has a method for it."""
 
     def move_ended(self, kernel: KernelRecord, ended: MoveEnded) -> None:
         """A park or resume ended, or failed."""
@@ -75,7 +74,7 @@ class Observer(Protocol):
         """A pass is over: pages were read, decisions carried out; `queue` has the waiters."""
 
 
-class Observers:
+class Observers(Observer):
     """Tells several; one that fails is logged, and neither the others nor the controller feel it."""
 
     def __init__(self, log: logging.Logger, *observers: Observer):
