@@ -34,8 +34,8 @@ from .controller_socket import (
     authorization,
     make_own_folder,
     one_starts,
+    refuse_other_sockets,
     refuse_peer,
-    refuse_strangers,
     send_only,
     socket_or_default,
     why,
@@ -296,7 +296,7 @@ class ControllerClient:
         return authorization()
 
     async def _connect(self) -> IOStream:
-        refuse_strangers(self.socket)
+        refuse_other_sockets(self.socket)
         connected = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM | sockets.SOCK_NONBLOCK)
         stream = IOStream(connected)
         self._streams.add(stream)

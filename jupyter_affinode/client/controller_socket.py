@@ -70,7 +70,7 @@ def one_starts(path: Path, *, until: float) -> Iterator[None]:
         os.close(descriptor)
 
 
-def refuse_strangers(path: Path) -> None:
+def refuse_other_sockets(path: Path) -> None:
     """ControllerUnavailable unless there is a socket of ours or root's."""
     try:
         status = path.stat()
@@ -100,7 +100,7 @@ def send_only(path: Path, method: str, target: str, body: dict[str, Any] | None 
     For callers whose event loop stops right afterwards, or must not be kept. A controller that is stopped reads the
     request when it goes on. Raises ControllerUnavailable if it could not be sent.
     """
-    refuse_strangers(path)
+    refuse_other_sockets(path)
     headers = {"Connection": "close", "Content-Type": "application/json", **authorization()}
     connected = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM | sockets.SOCK_NONBLOCK)
     request = HTTPConnection("localhost")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tornado.iostream import IOStream
 
-from ..identity.access import Access, NotAllowed, Visitor
+from ..identity.access import Access, Caller, NotAllowed
 from ..identity.identity import Identity
 from ..identity.rate_limits import BURST_S, Account, Accounts, TokenBucket
 from ..identity.unidentified import one_too_many, the_fullest
@@ -26,7 +26,7 @@ class TooMuch(Exception):
 class Client:
     """One connection. Its user is the one that its first request names; every request names it anew."""
 
-    visitor: Visitor
+    caller: Caller
     place: Place
     account: Account | None = None
 
@@ -59,13 +59,13 @@ class Clients:
         if connected.closing.is_behind(connected.peer_place):
             return "closing what it sent takes too long"
         try:
-            client = Client(self._access.visit(connected, peer_of(connected)), connected.peer_place)
+            client = Client(self._access.recognise(connected, peer_of(connected)), connected.peer_place)
         except (NotAllowed, OSError) as refused:
             return str(refused)
-        strangers = {other: its.place for other, its in self._clients.items() if its.account is None}
-        goes = one_too_many(strangers, client.place, limits)
+        unidentified = {other: its.place for other, its in self._clients.items() if its.account is None}
+        goes = one_too_many(unidentified, client.place, limits)
         if goes is None and len(self._clients) >= limits.clients_everyone:
-            goes = the_fullest(strangers)
+            goes = the_fullest(unidentified)
             if goes is None:
                 return f"{limits.clients_everyone} clients are connected already"
         if goes is not None:
@@ -78,7 +78,7 @@ class Clients:
         client = self._clients.get(stream)
         if client is None:
             raise NotAllowed(Refusal.GONE, "the connection is closed")
-        identity = self._access.identify(client.visitor, grant)
+        identity = self._access.identify(client.caller, grant)
         account = self._accounts.of(identity.payer)
         if not account.requests.take():
             raise TooMuch("you ask more often than one user may; wait a second")
@@ -94,7 +94,7 @@ class Clients:
     def pid_of(self, stream: IOStream | None) -> int:
         """The process behind a connection; 0 if it is gone or cannot be seen."""
         client = None if stream is None else self._clients.get(stream)
-        return 0 if client is None else client.visitor.peer.pid
+        return 0 if client is None else client.caller.peer.pid
 
     def leave(self, stream: IOStream) -> None:
         """A connection ended."""

@@ -41,7 +41,7 @@ class NotAllowed(Exception):
 
 
 @dataclass(frozen=True)
-class Visitor:
+class Caller:
     """The peer, as it was when it connected."""
 
     peer: Peer
@@ -55,10 +55,10 @@ class Access(Protocol):
     is_shared: bool  # whether there are other users here
     socket_mode: int
 
-    def visit(self, connected: socket.socket, peer: Peer) -> Visitor:
+    def recognise(self, connected: socket.socket, peer: Peer) -> Caller:
         """Look at the peer before a byte is read. Raises NotAllowed."""
 
-    def identify(self, visitor: Visitor, grant: str | None, *, was_let_in: WasLetIn = never) -> Identity:
+    def identify(self, caller: Caller, grant: str | None, *, was_let_in: WasLetIn = never) -> Identity:
         """Return its identity, once it has shown what it has to show. Raises NotAllowed.
 
         `was_let_in(owner)`: whether it is a process that an earlier grant of that owner's let in.
@@ -75,13 +75,13 @@ class OwnUserAccess:
     is_shared = False
     socket_mode = 0o600
 
-    def visit(self, connected: socket.socket, peer: Peer) -> Visitor:
-        """As `Access.visit`."""
+    def recognise(self, connected: socket.socket, peer: Peer) -> Caller:
+        """As `Access.recognise`."""
         if not peer.is_own_user:
             raise NotAllowed(Refusal.FORBIDDEN, f"it belongs to user {peer.uid}")
-        return Visitor(peer, is_admin=True)
+        return Caller(peer, is_admin=True)
 
-    def identify(self, visitor: Visitor, grant: str | None, *, was_let_in: WasLetIn = never) -> Identity:
+    def identify(self, caller: Caller, grant: str | None, *, was_let_in: WasLetIn = never) -> Identity:
         """As `Access.identify`; grants mean nothing here."""
         return OWN_USER
 
@@ -119,16 +119,16 @@ class EveryUserAccess:
         self._grants = grants
         self._require_grants = require_grants
 
-    def visit(self, connected: socket.socket, peer: Peer) -> Visitor:
-        """As `Access.visit`; every peer may connect."""
+    def recognise(self, connected: socket.socket, peer: Peer) -> Caller:
+        """As `Access.recognise`; every peer may connect."""
         may_be = peer.uid == 0 or (
             self._admin_gid is not None and self._admin_gid in groups_of(connected, peer)
         )
-        return Visitor(peer, is_admin=may_be and is_beside_us(connected, peer))
+        return Caller(peer, is_admin=may_be and is_beside_us(connected, peer))
 
-    def identify(self, visitor: Visitor, grant: str | None, *, was_let_in: WasLetIn = never) -> Identity:
+    def identify(self, caller: Caller, grant: str | None, *, was_let_in: WasLetIn = never) -> Identity:
         """As `Access.identify`."""
-        uid = visitor.peer.uid
+        uid = caller.peer.uid
         if grant and self._grants is not None:
             grants = self._grants
             try:
@@ -149,7 +149,7 @@ class EveryUserAccess:
                 granted_at=claims.issued_at,
                 key_is_known=partial(grants.still_has, claims.kid, claims.key),
             )
-        if self._require_grants and not visitor.is_admin:
+        if self._require_grants and not caller.is_admin:
             raise NotAllowed(
                 Refusal.GRANT_REQUIRED, "this machine's controller asks for a grant, and there is none"
             )
@@ -157,7 +157,7 @@ class EveryUserAccess:
         return Identity(
             of_unix_user(uid),
             name_of(person),
-            is_admin=visitor.is_admin,
+            is_admin=caller.is_admin,
             counts_for=None if person == uid else of_unix_user(person),
         )
 

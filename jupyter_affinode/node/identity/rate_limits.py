@@ -26,13 +26,15 @@ class Limits:
     streams_per_s: float  # new ones
     links_everyone: int
     clients_everyone: int
-    strangers: int = (
+    unidentified: int = (
         16  # connections from one place (a user in a container) that have not identified themselves
     )
-    strangers_everyone: int = 256
+    unidentified_everyone: int = 256
 
 
-ONE_USER = Limits(512, 4096, 256, 256, 1e6, 1e6, 1e6, 1e6, 512, 256, strangers=64, strangers_everyone=64)
+ONE_USER = Limits(
+    512, 4096, 256, 256, 1e6, 1e6, 1e6, 1e6, 512, 256, unidentified=64, unidentified_everyone=64
+)
 MANY_USERS = Limits(
     256,
     256,

@@ -12,22 +12,22 @@ from .rate_limits import Limits
 T = TypeVar("T")
 
 
-def one_too_many(strangers: Mapping[T, Place], newcomer: Place, limits: Limits) -> T | None:
-    """Which of the `strangers` (oldest first) is to go before one from `newcomer` may come; None while there is room.
+def one_too_many(unidentified: Mapping[T, Place], newcomer: Place, limits: Limits) -> T | None:
+    """Return which of them (oldest first) is to go before one from `newcomer` may come; None while there is room.
 
     Of too many in one place the oldest, which had the longest time to say something.
     """
-    neighbours = [stranger for stranger, place in strangers.items() if place == newcomer]
-    if len(neighbours) >= limits.strangers:
+    neighbours = [connection for connection, place in unidentified.items() if place == newcomer]
+    if len(neighbours) >= limits.unidentified:
         return neighbours[0]
-    return the_fullest(strangers) if len(strangers) >= limits.strangers_everyone else None
+    return the_fullest(unidentified) if len(unidentified) >= limits.unidentified_everyone else None
 
 
-def the_fullest(strangers: Mapping[T, Place]) -> T | None:
+def the_fullest(unidentified: Mapping[T, Place]) -> T | None:
     """The oldest of the user who has the most, in that user's fullest place: a user who makes places by the dozen
     (cgroups, namespaces of their own) drives out only their own.
     """
-    left = list(strangers.items())
+    left = list(unidentified.items())
     for parts in range(1, len(Place._fields) + 1):
         counts = Counter(place[:parts] for _, place in left)
         fullest = counts.most_common(1)[0][0] if counts else ()

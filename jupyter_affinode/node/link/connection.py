@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from ..identity.access import Access, NotAllowed, Visitor
+from ..identity.access import Access, Caller, NotAllowed
 from ..identity.identity import Identity
 from ..identity.rate_limits import Account, Accounts, TokenBucket
 from ..protocol import wire
@@ -80,7 +80,7 @@ class Connection:
     def __init__(
         self,
         peer_socket: PeerSocket,
-        visitor: Visitor,
+        caller: Caller,
         listener: LinkListener,
         *,
         access: Access,
@@ -89,10 +89,10 @@ class Connection:
         controller_version: str,
         on_end: Callable[[Connection, Ending, str], None],
     ):
-        self.peer = visitor.peer
+        self.peer = caller.peer
         self.greeted = False
         self.open = True
-        self._visitor = visitor
+        self._caller = caller
         self._access = access
         self._accounts = accounts
         self._account: Account | None = None  # of its user, once greeted
@@ -327,7 +327,7 @@ class Connection:
         """Learn whose process it is. Raises WireError if it may not enter."""
         try:
             identity = self._access.identify(
-                self._visitor, grant, was_let_in=lambda owner: self._listener.knows(owner, page)
+                self._caller, grant, was_let_in=lambda owner: self._listener.knows(owner, page)
             )
         except NotAllowed as refused:
             raise WireError(str(refused)) from None

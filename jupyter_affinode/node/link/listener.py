@@ -39,7 +39,7 @@ class Link:
         self.drops = DropLog(log)
         self._listener = listener
         self._access, self._accounts = access, accounts
-        self._strangers: dict[Connection, Place] = {}  # those that have not said HELLO yet, oldest first
+        self._unidentified: dict[Connection, Place] = {}  # those that have not said HELLO yet, oldest first
         self._version = version
         self._log = log
         self._heartbeat_s = heartbeat_s
@@ -79,7 +79,7 @@ class Link:
         limits = self._accounts.limits
         peer = peer_of(accepted)
         try:
-            visitor = self._access.visit(accepted, peer)
+            caller = self._access.recognise(accepted, peer)
         except NotAllowed as refused:
             accepted.close()
             return self.drops.drop(f"process {peer.pid}", str(refused))
@@ -93,7 +93,7 @@ class Link:
             )
         connection = Connection(
             accepted,
-            visitor,
+            caller,
             self._listener,
             access=self._access,
             accounts=self._accounts,
@@ -108,19 +108,19 @@ class Link:
 
     def _take_stranger(self, connection: Connection, place: Place) -> None:
         """One that said nothing yet."""
-        self._strangers = {
-            stranger: its
-            for stranger, its in self._strangers.items()
-            if stranger.open and not stranger.greeted
+        self._unidentified = {
+            connection: its
+            for connection, its in self._unidentified.items()
+            if connection.open and not connection.greeted
         }
-        goes = one_too_many(self._strangers, place, self._accounts.limits)
+        goes = one_too_many(self._unidentified, place, self._accounts.limits)
         if goes is not None:
             goes.end(Ending.DROPPED, "too many connections say nothing")
-        self._strangers[connection] = place
+        self._unidentified[connection] = place
 
     def _ended(self, connection: Connection, ending: Ending, why: str) -> None:
         self.connections.discard(connection)
-        self._strangers.pop(connection, None)
+        self._unidentified.pop(connection, None)
         if ending in (Ending.DROPPED, Ending.SILENT, Ending.REVOKED):
             self.drops.drop(str(connection), why)
 

@@ -108,9 +108,9 @@ def _gpu_objection(process: Process, uuid: str, ours: set[int], gpus: GpuTable) 
                 "the processes on the GPU cannot be told apart here (NVML shows other pids, as in containers)"
             )
         return Objection(DepthRefusal.NOT_SEEN, words)
-    strangers = sorted(gpu.pids - ours)
-    if strangers:
-        return Objection(DepthRefusal.STRANGER, f"process {strangers[0]}, which has no shim, uses the GPU")
+    unmanaged = sorted(gpu.pids - ours)
+    if unmanaged:
+        return Objection(DepthRefusal.STRANGER, f"process {unmanaged[0]}, which has no shim, uses the GPU")
     return None
 
 

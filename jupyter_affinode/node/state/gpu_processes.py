@@ -64,8 +64,8 @@ def neighbours(gpu: NvmlGpu, known: Sequence[Process], pids: Set[int]) -> list[N
     """
     if gpu.pids is None or not joins(gpu, known):
         return None
-    strangers = sorted(gpu.pids - pids)
-    rows = [_described(pid, gpu.used_by.get(pid)) for pid in strangers]
+    unmanaged = sorted(gpu.pids - pids)
+    rows = [_described(pid, gpu.used_by.get(pid)) for pid in unmanaged]
     return sorted(rows, key=lambda row: -(row.bytes or 0))
 
 

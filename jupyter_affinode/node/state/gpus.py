@@ -12,7 +12,7 @@ from ..model.snapshot import Gpu
 from ..system.nvml import NvmlSample
 
 PAGES_LATE_S = 0.3  # a shim samples its page every 100 ms, and we look at it every 250 ms
-DOUBT_S = 1.0  # what no longer adds up was taken by a stranger, or is told of in a moment
+DOUBT_S = 1.0  # what no longer adds up was taken by an unmanaged program, or is told of in a moment
 HISTORY_EVERY_S = 2.0
 HISTORY_LOOKS = 30  # a minute
 FIGURE_STANDS_LOOKS = 4  # without kernels NVML is asked every 5 s

@@ -384,7 +384,7 @@ class NodeState:
         return kernel.last_move.lasted_s if now - kernel.last_move.ended_at < PAGES_TELL_WITHIN_S else None
 
     def _look_what_it_sees(self, process: Process) -> None:
-        """Read which GPUs it was started to see, where it could go to others: it may be a stranger's process."""
+        """Read which GPUs it was started to see, where it could go to others: it may be another user's process."""
         if (
             self.settings.depth == "context"
             and process.connection is not None

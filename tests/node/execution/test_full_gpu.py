@@ -26,7 +26,7 @@ from fake_shim import (
 )
 
 from jupyter_affinode.node import controller
-from jupyter_affinode.node.execution import evictions as endings
+from jupyter_affinode.node.execution import evictions
 from jupyter_affinode.node.state import registry as state
 from jupyter_affinode.node.state import servers
 from jupyter_affinode.settings.policy import GIB
@@ -38,7 +38,7 @@ def argument_flags(command):
     return command.argument & 0xFF
 
 
-def test_with_time_slices_a_busy_kernel_makes_room_after_its_quantum_and_queues(node, shim, wait_until):
+def test_with_time_slices_a_busy_kernel_makes_room_after_its_time_slice_and_queues(node, shim, wait_until):
     machine = node(when_full="time_slice", time_slice_s=0.5)
     busy = shim("busy", busy=True, resident=900 * MIB, flags=PREPARES | PREEMPTS)
     wait_until(lambda: machine.kernel("busy"))
@@ -150,7 +150,7 @@ def test_no_kernel_is_ended_for_a_waiter_that_has_given_up(asked, wait_until):
 
 def test_a_server_that_does_not_end_it_is_not_asked_again_at_once(asked, monkeypatch, wait_until):
     machine, _ = asked
-    monkeypatch.setattr(endings, "SERVER_TAKES_S", 0.3)
+    monkeypatch.setattr(evictions, "SERVER_TAKES_S", 0.3)
     wait_until(lambda: machine.kernel("younger")["end_asked"] is None)
     wait_until(lambda: "was not shut down by its server" in machine.controller_log())
     assert machine.kernel("younger")["residency"] == "resident"

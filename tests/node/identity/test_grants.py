@@ -308,14 +308,14 @@ def granting(machine, verifier):
     assert "Traceback" not in machine.controller_log(), machine.controller_log()
 
 
-def someone(machine, grant=None):
+def person(machine, grant=None):
     """A process of an ordinary user."""
     return Person(machine, None, grant=grant)
 
 
 def test_the_grant_is_the_person_and_its_priority_the_kernels(granting, verifier, wait_until):
-    alice = someone(granting, verifier.sign(priority=4, caps={"gpu_bytes": 1}))
-    bob = someone(granting, verifier.sign(user="bob"))
+    alice = person(granting, verifier.sign(priority=4, caps={"gpu_bytes": 1}))
+    bob = person(granting, verifier.sign(user="bob"))
     alice.shim("k1", resident=1 << 20)
     wait_until(lambda: alice.kernels().get("k1", {}).get("tracked"))
     assert (alice.kernels()["k1"]["user"], alice.kernels()["k1"]["priority"]) == ("hub:alice", 4)
@@ -325,17 +325,17 @@ def test_the_grant_is_the_person_and_its_priority_the_kernels(granting, verifier
 
 
 def test_bad_grants_are_refused_by_link_and_api(granting, verifier, wait_until):
-    stranger = someone(granting)
+    without_grant = person(granting)
     refused = [grant for grant in forgeries(verifier) if grant and grant.isascii()]
     with ThreadPoolExecutor(6) as asking:  # each waits for a second for its refusal
-        answers = list(asking.map(lambda grant: stranger.ask("GET", "/node", grant=grant), refused))
+        answers = list(asking.map(lambda grant: without_grant.ask("GET", "/node", grant=grant), refused))
     assert [status for status, _ in answers] == [401] * len(refused)
     for grant in refused:
-        shim = someone(granting, grant).shim("stolen")
+        shim = person(granting, grant).shim("stolen")
         wait_until(lambda shim=shim: shim.heard.ended)
         assert shim.heard.welcome is None
         shim.close()
-    assert someone(granting, verifier.sign()).kernels() == {}
+    assert person(granting, verifier.sign()).kernels() == {}
 
 
 def test_grants_in_disorder_cost_the_connection(granting, verifier):
@@ -371,10 +371,10 @@ def test_a_unix_user_and_a_hub_user_of_one_name_share_no_rule(machine, verifier,
         "--opt-out=root, @hub:kept", "--quotas=@hub:ml=5MiB",
     )  # fmt: skip
     people = {
-        "root": someone(machine),
-        "hub:root": someone(machine, verifier.sign(user="root", groups=["ml", "big"])),
-        "hub:ann": someone(machine, verifier.sign(user="ann", groups=["kept", "ml"])),
-        "hub:ben": someone(machine, verifier.sign(user="ben", groups=["root"])),
+        "root": person(machine),
+        "hub:root": person(machine, verifier.sign(user="root", groups=["ml", "big"])),
+        "hub:ann": person(machine, verifier.sign(user="ann", groups=["kept", "ml"])),
+        "hub:ben": person(machine, verifier.sign(user="ben", groups=["root"])),
     }
     shims = {name: person.shim("k", resident=1 << 20) for name, person in people.items()}
 
@@ -405,7 +405,7 @@ def let_in_until_it_expired(granting, private, wait_until, caps=None, **memory):
     """(a user, their shim that was let in): since then their grant has expired."""
     while True:
         grant, ends = expiring(private, caps=caps)
-        alice = someone(granting, grant)
+        alice = person(granting, grant)
         shim = alice.shim("k1", **memory)
         wait_until(lambda shim=shim: shim.heard.welcome is not None or shim.heard.ended)
         if shim.heard.welcome is not None:
@@ -441,7 +441,7 @@ def test_a_connection_outlives_the_grant_that_opened_it(granting, verifier, wait
     after = alice.shim("k1", page=shim.page)
     wait_until(lambda: after.heard.welcome is not None or after.heard.ended)
     reaches(after, RESIDENT, wait_until)
-    newer = someone(granting, verifier.sign())
+    newer = person(granting, verifier.sign())
     assert newer.kernels()["k1"]["processes"], "it is still the same user's"
     alice.close()
 
@@ -450,13 +450,13 @@ def test_an_expired_grant_opens_no_further_connection(granting, verifier, wait_u
     mallory, _ = expiring(verifier.private, sub="mallory")
     alice, shim = let_in_until_it_expired(granting, verifier.private, wait_until, resident=1 << 20)
     assert alice.ask("GET", "/node") == (401, {"error": "bad-grant", "message": ANY})
-    other = someone(granting, mallory)
+    other = person(granting, mallory)
     refused = [alice.shim("k1"), other.shim("k1", page=shim.page)]
     wait_until(lambda: all(each.heard.ended for each in refused))
     assert not any(each.heard.welcome for each in refused)
     assert "its grant has expired" in granting.controller_log()
     assert not shim.heard.ended
-    newer = someone(granting, verifier.sign())
+    newer = person(granting, verifier.sign())
     fresh = newer.shim("k1", resident=2 << 20)
     wait_until(lambda: fresh.heard.welcome is not None)
     assert newer.kernels()["k1"]["resident_bytes"] == 3 << 20
@@ -467,10 +467,10 @@ def test_an_expired_grant_opens_no_further_connection(granting, verifier, wait_u
 def test_the_grant_that_was_signed_last_counts(granting, verifier, wait_until):
     """Else a user with an older one could go back to what it allowed."""
     earlier = raw(verifier.private, iat=int(time.time()) - 100, priority=5)
-    alice = someone(granting, verifier.sign(priority=-3))
+    alice = person(granting, verifier.sign(priority=-3))
     alice.shim("k1", resident=1 << 20)
     wait_until(lambda: alice.kernels().get("k1", {}).get("tracked"))
-    shim = someone(granting, earlier).shim("k1", resident=1 << 20)
+    shim = person(granting, earlier).shim("k1", resident=1 << 20)
     wait_until(lambda: shim.heard.welcome is not None)
     assert alice.kernels()["k1"]["priority"] == -3
     alice.close()
@@ -481,10 +481,10 @@ def test_what_a_removed_key_has_signed_is_good_no_longer(granting, verifier, wai
     """Also for connected users; a user with a grant of another key goes on."""
     other, public = make_keys()
     (verifier.keys.folder / "hub-2.pem").write_bytes(public)
-    bob = someone(granting, sign_grant(other, "hub-2", user="bob", audience=US))
+    bob = person(granting, sign_grant(other, "hub-2", user="bob", audience=US))
     wait_until(lambda: bob.ask("GET", "/node")[0] == 200)  # its key is looked for once a second
     stays = bob.shim("k2", resident=1 << 20)
-    shim = someone(granting, verifier.sign()).shim("k1", resident=1 << 20)
+    shim = person(granting, verifier.sign()).shim("k1", resident=1 << 20)
     wait_until(lambda: shim.heard.welcome is not None and stays.heard.welcome is not None)
     for path in verifier.keys.folder.iterdir():
         if path.name != "hub-2.pem":

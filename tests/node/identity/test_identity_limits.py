@@ -10,28 +10,28 @@ ALICE, MALLORY, CONTAINERS = 61001, 61002, 1000
 
 
 def test_a_user_from_ever_new_places_displaces_only_their_own():
-    strangers = {"alice": Place(ALICE, "/user", "pid:1")}
-    for number in range(MANY_USERS.strangers_everyone * 2):
+    unidentified = {"alice": Place(ALICE, "/user", "pid:1")}
+    for number in range(MANY_USERS.unidentified_everyone * 2):
         place = Place(MALLORY, f"/user/{number}", f"pid:{number}")
-        gone = one_too_many(strangers, place, MANY_USERS)
+        gone = one_too_many(unidentified, place, MANY_USERS)
         if gone is not None:
-            del strangers[gone]
-        strangers[number] = place
-    assert len(strangers) == MANY_USERS.strangers_everyone
-    assert "alice" in strangers
+            del unidentified[gone]
+        unidentified[number] = place
+    assert len(unidentified) == MANY_USERS.unidentified_everyone
+    assert "alice" in unidentified
 
 
 def test_among_containers_of_one_user_id_the_one_with_most_namespaces_gives_way():
-    strangers = {"honest": Place(CONTAINERS, "/pod-a", "pid:1")}
-    strangers |= {number: Place(CONTAINERS, "/pod-b", f"pid:{number}") for number in range(5)}
-    assert the_fullest(strangers) == 0
+    unidentified = {"honest": Place(CONTAINERS, "/pod-a", "pid:1")}
+    unidentified |= {number: Place(CONTAINERS, "/pod-b", f"pid:{number}") for number in range(5)}
+    assert the_fullest(unidentified) == 0
 
 
 def test_in_one_place_the_oldest_gives_way():
     place = Place(MALLORY, "/user", "pid:1")
-    strangers = dict.fromkeys(range(MANY_USERS.strangers), place)
-    assert one_too_many(strangers, place, MANY_USERS) == 0
-    assert one_too_many(strangers, Place(ALICE), MANY_USERS) is None
+    unidentified = dict.fromkeys(range(MANY_USERS.unidentified), place)
+    assert one_too_many(unidentified, place, MANY_USERS) == 0
+    assert one_too_many(unidentified, Place(ALICE), MANY_USERS) is None
     assert the_fullest({}) is None
 
 

@@ -207,10 +207,10 @@ def test_another_users_process_is_dropped(attacked):
         """
     )
     for name in ("link.sock", "node.sock"):
-        stranger = subprocess.run(
+        other_user = subprocess.run(
             [sys.executable, "-c", program, str(folder / name)], capture_output=True, text=True, check=True
         )
-        assert stranger.stdout.strip() == "0"
+        assert other_user.stdout.strip() == "0"
     assert attacked.controller_log().count("it belongs to user 65534") >= 2
     folder.chmod(0o700)
 

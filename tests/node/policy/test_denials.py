@@ -33,7 +33,7 @@ def test_what_a_stopped_kernel_holds_is_waited_for():
     assert denials(kernel, resident("stopped", 4 * GIB, is_parkable=False, is_out_of_reach=True))
 
 
-def test_an_allocation_that_nvml_shows_before_its_page_does_is_not_taken_for_a_strangers():
+def test_an_allocation_that_nvml_shows_before_its_page_does_is_not_taken_for_an_unmanaged_programs():
     table, total = GpuTable(), 16 * GIB
 
     def seen(now, free, ours):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jupyter_affinode.node.model.snapshot import Host, HostUse, Kernel, Node, Residency, Speed
-from jupyter_affinode.node.policy import eviction_cost as victims
+from jupyter_affinode.node.policy import eviction_cost
 from jupyter_affinode.node.protocol.page import PageData, PageFlag, PageGpu, State
 from jupyter_affinode.node.protocol.wire import gpu_uuid
 from jupyter_affinode.node.state.transfer_speeds import Line, MoveSpeeds, park_copies, resume_copies
@@ -31,7 +31,7 @@ def node(**speeds):
 
 
 def order(*kernels, gpus=None, **speeds):
-    return [each.id for each in victims.in_order(NOW, kernels, node(**speeds), gpus)]
+    return [each.id for each in eviction_cost.in_order(NOW, kernels, node(**speeds), gpus)]
 
 
 # ---- which kernel
@@ -82,14 +82,14 @@ def test_the_order_depends_on_nothing_but_the_kernels(kernels, speed, dice):
     dice.shuffle(shuffled)
     assert order(*kernels, a=speed) == order(*shuffled, a=speed)
     for each in kernels:
-        assert victims.worth(NOW, each, node(a=speed)) >= 0
-        assert victims.break_even_s(each, {A: speed}) >= 0
+        assert eviction_cost.worth(NOW, each, node(a=speed)) >= 0
+        assert eviction_cost.break_even_s(each, {A: speed}) >= 0
 
 
 @given(KERNELS.filter(lambda each: each.movable_bytes > 0), SPEEDS, st.floats(1, 1e5))
 def test_more_idle_is_never_worse(each, speed, more):
     later = replace(each, last_activity=each.last_activity - more)
-    assert victims.worth(NOW, later, node(a=speed)) >= victims.worth(NOW, each, node(a=speed))
+    assert eviction_cost.worth(NOW, later, node(a=speed)) >= eviction_cost.worth(NOW, each, node(a=speed))
 
 
 # ---- when
@@ -97,9 +97,11 @@ def test_more_idle_is_never_worse(each, speed, more):
 
 def test_a_round_trip_pays_off_after_as_long_as_it_takes():
     speed = Speed(0.1, 50e9, 0.2, 25e9)
-    assert victims.break_even_s(kernel("k", 50_000_000_000), {A: speed}) == pytest.approx(0.1 + 1 + 0.2 + 2)
+    assert eviction_cost.break_even_s(kernel("k", 50_000_000_000), {A: speed}) == pytest.approx(
+        0.1 + 1 + 0.2 + 2
+    )
     cheap = kernel("k", 50_000_000_000, park_copies_bytes=0, resume_copies_bytes=0)
-    assert victims.break_even_s(cheap, {A: speed}) == pytest.approx(0.3)
+    assert eviction_cost.break_even_s(cheap, {A: speed}) == pytest.approx(0.3)
 
 
 @given(st.lists(st.floats(0.01, 1000), min_size=1, max_size=50), st.floats(0.1, 100))
@@ -202,11 +204,11 @@ def test_slow_first_touches_of_host_memory_make_no_later_park_look_slow():
     lots = of_size(10 * GIB, host=HostUse(lot_bytes=10 * GIB))
     half = of_size(10 * GIB, host=HostUse(kept_bytes=5 * GIB))
     known, usual_s = speeds.by_gpu(), Speed().park_s(10 * GIB)
-    assert victims.park_s(keeps, known) == victims.park_s(lots, known) == pytest.approx(usual_s)
-    assert victims.park_s(of_size(10 * GIB), known) == pytest.approx(10.7, rel=0.01)
-    assert victims.park_s(half, known) == pytest.approx((usual_s + 10.7) / 2, rel=0.01)
+    assert eviction_cost.park_s(keeps, known) == eviction_cost.park_s(lots, known) == pytest.approx(usual_s)
+    assert eviction_cost.park_s(of_size(10 * GIB), known) == pytest.approx(10.7, rel=0.01)
+    assert eviction_cost.park_s(half, known) == pytest.approx((usual_s + 10.7) / 2, rel=0.01)
     unchanged = of_size(10 * GIB, park_copies_bytes=0, host=HostUse(kept_bytes=10 * GIB))
-    assert victims.park_s(unchanged, known) < 0.1
+    assert eviction_cost.park_s(unchanged, known) < 0.1
 
 
 def test_later_parks_teach_the_machines_speed_and_first_touches_are_forgotten_when_memory_is_there():
@@ -221,19 +223,19 @@ def test_later_parks_teach_the_machines_speed_and_first_touches_are_forgotten_wh
 
     take(10.7, 5, kept=0)
     take(0.25, 20, kept=10 * GIB)
-    slow = victims.park_s(of_size(10 * GIB), speeds.by_gpu())
+    slow = eviction_cost.park_s(of_size(10 * GIB), speeds.by_gpu())
     keeps = of_size(10 * GIB, host=HostUse(kept_bytes=10 * GIB))
-    assert victims.park_s(keeps, speeds.by_gpu()) == pytest.approx(0.25, abs=0.1)
+    assert eviction_cost.park_s(keeps, speeds.by_gpu()) == pytest.approx(0.25, abs=0.1)
     assert slow > 8
     take(0.6, 6, kept=0)
-    assert victims.park_s(of_size(10 * GIB), speeds.by_gpu()) < 1.0
-    assert victims.park_s(keeps, speeds.by_gpu()) == pytest.approx(0.25, abs=0.1)
+    assert eviction_cost.park_s(of_size(10 * GIB), speeds.by_gpu()) < 1.0
+    assert eviction_cost.park_s(keeps, speeds.by_gpu()) == pytest.approx(0.25, abs=0.1)
 
 
 def test_a_first_park_that_is_fast_teaches_too():
     """Else a machine whose kernels all park once would be taken for slow for ever."""
     known = learning(*parked_in(0.3, 0, kept=0)[1:]).by_gpu()
-    assert victims.park_s(of_size(10 * GIB), known) < Speed().park_s(10 * GIB)
+    assert eviction_cost.park_s(of_size(10 * GIB), known) < Speed().park_s(10 * GIB)
 
 
 def test_each_move_teaches_once_and_only_what_was_copied_counts():
@@ -257,14 +259,14 @@ def test_a_page_teaches_nothing_that_was_not_seen():
 
     assert learning(moved(huge, slow)).by_gpu() == learning(moved(16 * GIB, 1.0)).by_gpu()
     assert learning(moved(GIB, 1.0), lasts=None).by_gpu() == {}, "we told it of no move"
-    strangers = MoveSpeeds()
-    strangers.look([moved(GIB, 1.0)], {A: GIB}, lambda each: 1.0)
-    assert strangers.by_gpu() == {}, "what it did before we knew it"
+    unseen = MoveSpeeds()
+    unseen.look([moved(GIB, 1.0)], {A: GIB}, lambda each: 1.0)
+    assert unseen.by_gpu() == {}, "what it did before we knew it"
     for sizes in ({}, None):
-        strangers = MoveSpeeds()
+        unseen = MoveSpeeds()
         for seen in (process(), moved(GIB, 1.0)):
-            strangers.look([seen], sizes, lambda each: 1.0)
-        assert strangers.by_gpu() == {}, "a GPU that NVML does not know"
+            unseen.look([seen], sizes, lambda each: 1.0)
+        assert unseen.by_gpu() == {}, "a GPU that NVML does not know"
     known = learning(moved(GIB, 1.0))
     known.look([], None, lambda each: 1.0)
     assert known.by_gpu(), "NVML may be back in a moment"

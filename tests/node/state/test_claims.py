@@ -19,7 +19,7 @@ from jupyter_affinode.node.model.gpu import NvmlGpu
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.protocol.page import PageGpu, State
 from jupyter_affinode.node.protocol.wire import LARGEST_BYTES, HelloFlag, gpu_uuid
-from jupyter_affinode.node.state import gpu_processes as borne_out
+from jupyter_affinode.node.state import gpu_processes
 from jupyter_affinode.node.state.host_usage import has_gpu_memory
 from jupyter_affinode.node.state.registry import NodeState
 from jupyter_affinode.node.state.reservations import NOTHING_COMES_S
@@ -169,7 +169,7 @@ def lots_given(kernels, pids, used):
 @pytest.mark.parametrize("sees_all", [True, False])
 def test_a_kernel_without_gpu_memory_gets_no_lots(lots, monkeypatch, sees_all):
     """By its own pid where NVML's are ours; else by the sum of what is claimed, the largest claims last."""
-    monkeypatch.setattr(borne_out, "sees_all_pids", lambda: sees_all)
+    monkeypatch.setattr(gpu_processes, "sees_all_pids", lambda: sees_all)
     says_it_has(lots, "uid-1", 40 * GIB, pid=10_000_001)
     says_it_has(lots, "uid-2", 4 * GIB, pid=10_000_002)
     says_it_has(lots, "uid-2", 3 * GIB, pid=10_000_003, kernel_id="other")

@@ -14,7 +14,7 @@ from jupyter_affinode.node.model.snapshot import Kernel, Residency, Speed
 from jupyter_affinode.node.policy.eligibility import LEAST_PAUSE_S, eligible_at, least_idle_s
 from jupyter_affinode.node.protocol.page import Depth, PageGpu, State
 from jupyter_affinode.node.protocol.wire import gpu_uuid
-from jupyter_affinode.node.state import gpu_processes as neighbours
+from jupyter_affinode.node.state import gpu_processes
 from jupyter_affinode.settings.policy import GIB, Settings
 
 UUID = gpu_uuid(GPU)
@@ -103,33 +103,33 @@ def gpu(used_by, busy=()):
 
 def test_pids_are_joined_only_where_all_of_ours_are_there_with_enough_memory():
     one, other = process(100), process(200)
-    assert neighbours.joins(gpu({100: 900 * MIB, 200: 900 * MIB, 7: 1}), [one, other])
-    assert not neighbours.joins(gpu({100: 900 * MIB}), [one, other])
-    assert not neighbours.joins(gpu({100: 900 * MIB, 200: 4 * MIB}), [one, other])
-    assert neighbours.joins(gpu({100: None, 200: None}), [one, other])
-    assert neighbours.joins(gpu({100: 600 * MIB}), [process(100, resident=0, parked=5000)])
+    assert gpu_processes.joins(gpu({100: 900 * MIB, 200: 900 * MIB, 7: 1}), [one, other])
+    assert not gpu_processes.joins(gpu({100: 900 * MIB}), [one, other])
+    assert not gpu_processes.joins(gpu({100: 900 * MIB, 200: 4 * MIB}), [one, other])
+    assert gpu_processes.joins(gpu({100: None, 200: None}), [one, other])
+    assert gpu_processes.joins(gpu({100: 600 * MIB}), [process(100, resident=0, parked=5000)])
 
 
 def test_in_a_container_nothing_is_concluded_from_pids(monkeypatch):
-    monkeypatch.setattr(neighbours, "INITIAL_PID_NAMESPACE", 1)
+    monkeypatch.setattr(gpu_processes, "INITIAL_PID_NAMESPACE", 1)
     seen = gpu({9: 900 * MIB}, busy=[9, 100])
-    assert neighbours.neighbours(seen, [process(100)], {100}) is None
-    assert neighbours.neighbours(seen, [], set()) is None
-    assert neighbours.busy(seen, [process(100)]) == []
-    assert neighbours.contexts_bytes(seen, [process(100)], [process(100)]) is None
+    assert gpu_processes.neighbours(seen, [process(100)], {100}) is None
+    assert gpu_processes.neighbours(seen, [], set()) is None
+    assert gpu_processes.busy(seen, [process(100)]) == []
+    assert gpu_processes.contexts_bytes(seen, [process(100)], [process(100)]) is None
 
 
 @pytest.mark.parametrize(("uid", "is_named"), [(os.getuid(), True), (os.getuid() + 1, False), (0, True)])
-def test_strangers_are_named_if_they_are_our_own_users_and_by_root(monkeypatch, uid, is_named):
-    monkeypatch.setattr(neighbours.os, "getuid", lambda: uid)
-    (row,) = neighbours.neighbours(gpu({100: 900 * MIB, OWN: 50 * MIB}), [process(100)], {100})
+def test_unmanaged_processes_are_named_if_they_are_our_own_users_and_by_root(monkeypatch, uid, is_named):
+    monkeypatch.setattr(gpu_processes.os, "getuid", lambda: uid)
+    (row,) = gpu_processes.neighbours(gpu({100: 900 * MIB, OWN: 50 * MIB}), [process(100)], {100})
     assert (row.pid, bool(row.command), row.bytes) == (OWN if is_named else None, is_named, 50 * MIB)
 
 
 def test_what_nvml_counts_for_ours_beyond_their_pages_is_their_contexts():
     def contexts(*processes):
-        known = neighbours.by_gpu(processes)[UUID]
-        return neighbours.contexts_bytes(gpu({100: 900 * MIB, 200: 650 * MIB}), known, processes)
+        known = gpu_processes.by_gpu(processes)[UUID]
+        return gpu_processes.contexts_bytes(gpu({100: 900 * MIB, 200: 650 * MIB}), known, processes)
 
     assert contexts(process(100), process(200, resident=0, parked=40)) == 1250 * MIB
     assert contexts(process(100), process(200, resident=0)) == 1250 * MIB, "also one that waits for its first"

@@ -407,7 +407,7 @@ def test_descriptors_reach_a_slow_reader_in_order_and_none_is_lost_or_left_open(
         access = OwnUserAccess()
         connection = Connection(
             ours,
-            access.visit(ours, Peer(0, os.getuid())),
+            access.recognise(ours, Peer(0, os.getuid())),
             Listener(),
             access=access,
             accounts=Accounts(access.limits),

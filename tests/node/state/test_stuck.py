@@ -16,12 +16,12 @@ from fake_shim import DYING, FAILED, GPU, LOST, MIB, NO_GPU_ROOM, RESUME
 from people import Person, command_of, needs_root, open_to_everyone
 
 import jupyter_affinode
-from jupyter_affinode.node.execution import cleanup as clean_up
+from jupyter_affinode.node.execution import cleanup
 from jupyter_affinode.node.identity.access import EveryUserAccess
 from jupyter_affinode.node.model.gpu import NvmlGpu
 from jupyter_affinode.node.protocol.page import PageData, PageFlag, PageGpu, State
 from jupyter_affinode.node.protocol.wire import Hello, HelloFlag, gpu_uuid
-from jupyter_affinode.node.state import gpu_processes as neighbours
+from jupyter_affinode.node.state import gpu_processes
 from jupyter_affinode.node.state.records import KernelRecord, Past, Process, ServerSide
 from jupyter_affinode.node.state.stuck import stuck
 from jupyter_affinode.settings.policy import Settings
@@ -186,7 +186,7 @@ def test_an_orphan_is_ended_and_no_other_kernel(node, machine, started, wait_unt
 
 def test_a_process_that_ignores_the_request_to_end_is_killed(node, machine, started, wait_until, monkeypatch):
     """A stopped process hears no SIGTERM."""
-    monkeypatch.setattr(clean_up, "KILL_AFTER_S", 0.2)
+    monkeypatch.setattr(cleanup, "KILL_AFTER_S", 0.2)
     node(cell_idle_timeout_s=0.1)
     made, number = started("k")
     os.kill(made.pid, signal.SIGSTOP)
@@ -196,7 +196,7 @@ def test_a_process_that_ignores_the_request_to_end_is_killed(node, machine, star
     )  # of signals that wait together, SIGTERM comes first
     # It is not stuck by that: the verdict is given here.
     monkeypatch.setattr(
-        "jupyter_affinode.node.state.registry.stuck", lambda *_: clean_up.Stuck("lost", "a test")
+        "jupyter_affinode.node.state.registry.stuck", lambda *_: cleanup.Stuck("lost", "a test")
     )
     assert machine.ask("POST", "/kernels/k/end", {"process": number})[0] == 200
     assert made.wait(timeout=60) == -signal.SIGKILL
@@ -216,9 +216,9 @@ def test_a_number_that_may_be_anothers_is_not_trusted():
             **changes,
         }
         made = process(State.LOST, **fields)
-        with pytest.raises(clean_up.CannotEnd) as error:
-            clean_up.CleanUp(SimpleNamespace(warning=print)).end(
-                KernelRecord("k"), made, clean_up.Stuck("lost", "lost")
+        with pytest.raises(cleanup.CannotEnd) as error:
+            cleanup.CleanUp(SimpleNamespace(warning=print)).end(
+                KernelRecord("k"), made, cleanup.Stuck("lost", "lost")
             )
         return error.value.slug
 
@@ -233,7 +233,7 @@ def test_a_number_that_may_be_anothers_is_not_trusted():
 # ---- what is on the GPU and not ours, on the simulated GPU
 
 
-STRANGER = """
+UNMANAGED = """
 import ctypes, sys
 cuda = ctypes.CDLL(sys.argv[1])
 context, block = ctypes.c_void_p(), ctypes.c_uint64()
@@ -252,10 +252,10 @@ sys.stdin.read()
 def test_a_process_without_a_shim_gets_a_row_of_its_own(gpu_machine, wait_until):
     gpu_machine.simulate(memory="1GiB")
     driver = Path(jupyter_affinode.__file__).parent / "lib" / "libaffinode-sim-cuda.so"
-    stranger = gpu_machine.start(
-        sys.executable, "-c", STRANGER, str(driver), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    program = gpu_machine.start(
+        sys.executable, "-c", UNMANAGED, str(driver), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    assert stranger.stdout.readline() == "ready\n"
+    assert program.stdout.readline() == "ready\n"
     gpu_machine.start_controller()
     wait_until(lambda: gpu_machine.node()["gpus"] and gpu_machine.node()["gpus"][0]["unmanaged_bytes"])
     described = gpu_machine.node()["gpus"][0]
@@ -264,23 +264,23 @@ def test_a_process_without_a_shim_gets_a_row_of_its_own(gpu_machine, wait_until)
     assert "others" in shown.stdout
     if described["unmanaged"] is not None:  # None in a container, where pids prove nothing
         (row,) = described["unmanaged"]
-        assert (row["pid"], row["bytes"] >= 200 * MIB) == (stranger.pid, True)
-        assert f"not managed: {row['command']} (pid {stranger.pid}), 2" in shown.stdout
-    stranger.communicate("")
+        assert (row["pid"], row["bytes"] >= 200 * MIB) == (program.pid, True)
+        assert f"not managed: {row['command']} (pid {program.pid}), 2" in shown.stdout
+    program.communicate("")
 
 
-def test_a_strangers_name_moves_no_cursor(monkeypatch):
-    monkeypatch.setattr(neighbours, "sees_all_pids", lambda: True)
+def test_the_name_of_an_unmanaged_process_moves_no_cursor(monkeypatch):
+    monkeypatch.setattr(gpu_processes, "sees_all_pids", lambda: True)
     name = "import sys; open('/proc/self/comm', 'w').write('\\x1b[2J\\rroot'); print(flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as stranger:
-        assert stranger.stdout.readline()
-        gpu = NvmlGpu(gpu_uuid(GPU), 0, "A GPU", 1 << 30, 1 << 20, 1 << 30, 0, pids=frozenset([stranger.pid]))
-        (row,) = neighbours.neighbours(gpu, (), set())
-        stranger.stdin.close()
+    ) as program:
+        assert program.stdout.readline()
+        gpu = NvmlGpu(gpu_uuid(GPU), 0, "A GPU", 1 << 30, 1 << 20, 1 << 30, 0, pids=frozenset([program.pid]))
+        (row,) = gpu_processes.neighbours(gpu, (), set())
+        program.stdin.close()
     assert (
-        row.pid == stranger.pid and row.command == "\N{REPLACEMENT CHARACTER}[2J\N{REPLACEMENT CHARACTER}root"
+        row.pid == program.pid and row.command == "\N{REPLACEMENT CHARACTER}[2J\N{REPLACEMENT CHARACTER}root"
     )
 
 
@@ -291,7 +291,7 @@ def test_the_command_line_lists_what_is_stuck_and_ends_it(node, machine, started
     assert refused.returncode == 1
     assert "not stuck" in refused.stderr
     monkeypatch.setattr(
-        "jupyter_affinode.node.state.registry.stuck", lambda *_: clean_up.Stuck("lost", "a test")
+        "jupyter_affinode.node.state.registry.stuck", lambda *_: cleanup.Stuck("lost", "a test")
     )
     assert f"process {number} (pid {made.pid}, fake): a test" in machine.affinode("clean").stdout
     assert "`jupyter affinode clean k` ends it" in machine.affinode("status").stdout
@@ -305,7 +305,7 @@ def test_a_stopped_process_that_holds_memory_is_shown_and_an_administrator_can_e
     node, machine, wait_until, monkeypatch
 ):
     needs_root()
-    monkeypatch.setattr(clean_up, "KILL_AFTER_S", 0.1)
+    monkeypatch.setattr(cleanup, "KILL_AFTER_S", 0.1)
     open_to_everyone(machine)
     node(access=EveryUserAccess())
     made = machine.start(*command_of(61001, sys.executable, str(SCRIPT), str(machine.socket.parent), "k"))

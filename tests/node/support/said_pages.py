@@ -20,7 +20,7 @@ from jupyter_affinode.node.model.snapshot import Host, Node
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.protocol.page import PageData, PageFlag, PageGpu, State
 from jupyter_affinode.node.protocol.wire import CommandKind, HelloFlag, Reply, Status, gpu_uuid
-from jupyter_affinode.node.state import gpu_processes as borne_out
+from jupyter_affinode.node.state import gpu_processes
 from jupyter_affinode.node.state.observer import Observers
 from jupyter_affinode.node.state.records import Process
 from jupyter_affinode.node.state.registry import NodeState
@@ -82,7 +82,7 @@ class Heart:
         self.clock, self.settings = Clock(), settings
         for module in (moves, together, failed_parks):
             monkeypatch.setattr(module, "time", self.clock)
-        monkeypatch.setattr(borne_out, "sees_all_pids", lambda: self.used_by is not None)
+        monkeypatch.setattr(gpu_processes, "sees_all_pids", lambda: self.used_by is not None)
         self.clock.now = NOW
         self.state = NodeState(settings, HostMemory(1 << 50, 1 << 50))
         self.state.pages_say_since_until = NOW - 1000.0
