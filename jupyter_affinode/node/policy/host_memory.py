@@ -264,10 +264,11 @@ class Keepers:
             self._count(self._gives, kernel, -self._most(kernel))
             self._room.is_passing(kernel, self._most(kernel) - asked_bytes)
 
-    def left(self, short: Shortage, kernels: Collection[Kernel]) -> Shortage:
+    def left(self, short: Shortage, kernels: Collection[Kernel], *, to_disk: bool = True) -> Shortage:
         """What is still short when all others but `kernels` have given back what they keep."""
         left = {place: size - self._gives.get(place, 0) for place, size in short.items()}
-        for kernel in kernels:
+        others = () if to_disk else [self._ready[each] for each in self._to_disk if each in self._ready]
+        for kernel in (*kernels, *others):
             if kernel.id in self._ready:
                 for place in self._room.places(kernel):
                     if place in left:

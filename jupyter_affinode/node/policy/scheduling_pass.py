@@ -235,11 +235,12 @@ class Plan:
         """Whether they could be parked, all of them, and `beside_bytes` more taken on the machine."""
         if self._is_host_awaited and not all(kernel.park_asked for kernel in kernels):
             return HostMemory.LATER
-        short = self.shortfall(kernels, beside_bytes)
-        if not short:
-            return HostMemory.ENOUGH
-        if not self._host.without_passing(short):
-            return HostMemory.LATER
+        for to_disk in (False, True):  # moves under way take less time than the disk
+            short = self.shortfall(kernels, beside_bytes, to_disk=to_disk)
+            if not short:
+                return HostMemory.ENOUGH
+            if not self._host.without_passing(short):
+                return HostMemory.LATER
         if len(kernels) == 1 and self._may_try(kernels[0]):
             return HostMemory.ENOUGH
         most = max(kernels, key=self.takes_of_host)
@@ -247,10 +248,15 @@ class Plan:
         return HostMemory.SHORT
 
     def shortfall(
-        self, kernels: Sequence[Kernel], beside_bytes: int = 0, *, given_back: bool = True
+        self,
+        kernels: Sequence[Kernel],
+        beside_bytes: int = 0,
+        *,
+        given_back: bool = True,
+        to_disk: bool = True,
     ) -> Shortage:
         """Return what parking them all probably lacks of host memory, by place, when what was asked back is there; with
-        `given_back`, when all others have given back what they keep, too. {}: nothing.
+        `given_back`, when all others have given back what they keep, too, and `to_disk` what can go there. {}: nothing.
         """
         if self._host.suffices(kernels, beside_bytes):
             return {}
@@ -260,8 +266,8 @@ class Plan:
         short = self._host.shortage(wanted, self._keepers.coming) if short else short
         if not short or not given_back:
             return short
-        short = self._keepers.left(short, kernels)
-        if short and len(kernels) > 1 and self._can_follow(kernels):
+        short = self._keepers.left(short, kernels, to_disk=to_disk)
+        if short and to_disk and len(kernels) > 1 and self._can_follow(kernels):
             return next(filter(None, (self.shortfall([each], beside_bytes) for each in kernels)), {})
         return short
 

@@ -75,6 +75,12 @@ def test_after_a_write_that_was_called_off_the_park_waits_for_the_next_one():
     assert decide(NOW, node(resident("k", 4 * GIB), old, available=3 * GIB), IDLE) == []
 
 
+def test_a_park_waits_for_a_resume_rather_than_for_the_disk():
+    comes = Kernel("comes", Residency.RESUMING, {}, {GPU: 8 * GIB}, is_moving=True, moves_since=NOW - 1)
+    kernels = resident("k", 4 * GIB), comes, parked("old", 8 * GIB, idle=900)
+    assert decide(NOW, node(*kernels, available=3 * GIB), IDLE) == []
+
+
 def test_a_park_waits_for_what_a_kernel_keeps_that_is_served_in_this_pass():
     asks = RoomRequest((1, 1), GPU, GIB, NOW - 1)
     keeper = resident("keeper", 8 * GIB, kept_bytes=8 * GIB, trimmable_bytes=8 * GIB)
