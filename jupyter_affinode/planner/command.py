@@ -56,6 +56,20 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
         "--host-memory", metavar="GIB", type=number(0, GIB_MAX), help="of the machine (256 a GPU)"
     )
     machine.add_argument(
+        "--disk",
+        metavar="GIB",
+        type=number(0, GIB_MAX),
+        default=0,
+        help="how much parked memory may be on a local disk (0: no spill_dir)",
+    )
+    machine.add_argument(
+        "--disk-rate",
+        metavar="GIB",
+        type=number(0, GIB_MAX, above=True),
+        default=2,
+        help="of it a second, written or read (2, an assumption)",
+    )
+    machine.add_argument(
         "--context",
         metavar="MIB",
         type=number(0, GIB_MAX),
@@ -224,12 +238,14 @@ def make_plan(options: argparse.Namespace) -> Plan:
         gpus=options.gpus,
         gpu_bytes=int(options.gpu_memory * GIB),
         host_bytes=host,
+        disk_bytes=int(options.disk * GIB),
         context_bytes=int(options.context * (1 << 20)),
         compute_share=options.compute_share,
     )
+    speeds = Speeds() if options.bench is None else speeds_from_bench(options.bench)
     plan = Plan(
         machine=machine,
-        speeds=Speeds() if options.bench is None else speeds_from_bench(options.bench),
+        speeds=replace(speeds, disk_bytes_per_s=options.disk_rate * GIB),
         settings=Settings().changed(**dict(map(_setting, options.set))),
         culling=Culling(options.cull_after, options.rebuild),
         changed=options.changed,

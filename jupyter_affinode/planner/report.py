@@ -43,9 +43,10 @@ def plan_text(report: Answer) -> str:
 
 def _about(report: Answer) -> list[str]:
     machine, speeds = report["machine"], report["speeds"]
+    disk = f", {bytes_in_words(machine['disk_bytes'])} of a disk" if machine["disk_bytes"] else ""
     lines = [
         f"{machine['gpus']} GPU{'s' if machine['gpus'] > 1 else ''} of {bytes_in_words(machine['gpu_bytes'])},"
-        f" {bytes_in_words(machine['host_bytes'])} of host memory; parks and resumes: {speeds['source']}"
+        f" {bytes_in_words(machine['host_bytes'])} of host memory{disk}; parks and resumes: {speeds['source']}"
     ]
     if report["trace"] is not None:
         lines.append(f"sessions of {report['trace']}")

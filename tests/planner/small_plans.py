@@ -19,7 +19,7 @@ PLAIN = Settings(
 
 ENDLESS = float("inf")
 FREE = Speeds(
-    ENDLESS, ENDLESS, ENDLESS, ENDLESS, 0.0, 0.0, 0.0, "moves cost nothing"
+    ENDLESS, ENDLESS, ENDLESS, ENDLESS, 0.0, 0.0, 0.0, "moves cost nothing", exchange_s=0.0
 )  # what remains is the wait
 
 
@@ -29,10 +29,10 @@ def session(name, cells, *, person=None, start_s=0.0, end_think_s=0.0):
     return Session(name, person or name, start_s, made, end_think_s)
 
 
-def replay(sessions, *, settings=PLAIN, speeds=None, **machine):
+def replay(sessions, *, settings=PLAIN, speeds=None, exchanges=True, **machine):
     """Replayed with moves that cost nothing, unless said otherwise."""
     machine = {"gpus": 1, "gpu_bytes": 100 * GIB, "host_bytes": 4096 * GIB, "context_bytes": 0, **machine}
-    return Replay(Machine(**machine), speeds or FREE, settings, sessions)
+    return Replay(Machine(**machine), speeds or FREE, settings, sessions, exchanges=exchanges)
 
 
 def random_sessions(chance: random.Random, people: int, cells: int, most_gib: float):

@@ -137,16 +137,20 @@ def test_mean_waits_are_those_of_the_machine_repair_model(people):
     assert half_width < 0.4 * expected
 
 
-def test_a_resume_waits_for_the_park_before_it():
+@pytest.mark.parametrize("exchanges", [False, True])
+def test_a_resume_waits_for_the_park_before_it_or_beside_it(exchanges):
     """By hand: b comes while a is idle; a's 30 GiB go out at 2 GiB/s, b's come in from nothing."""
     sessions = [session("a", [(0, 10, 30), (90, 10, 30)]), session("b", [(50, 10, 30)], end_think_s=500)]
-    outcome = replay(sessions, speeds=SECONDS, gpu_bytes=40 * GIB).run()
+    speeds = replace(SECONDS, exchange_s=0.25, exchange_slower=1.0)
+    outcome = replay(sessions, speeds=speeds, gpu_bytes=40 * GIB, exchanges=exchanges).run()
     a_first, b_waits, a_again = outcome.waits_s
     assert a_first == 0
     assert b_waits == pytest.approx(15.0, abs=0.01)  # 30 GiB, first park at 2 GiB/s
-    # a calls at 100, b is idle since 75: 15 s to park b, then 30 GiB at 8 GiB/s and the wake-up
-    assert a_again == pytest.approx(15.0 + 30 / 8 + 0.01, abs=0.01)
+    # a calls at 100, b is idle since 75: 15 s to park b, then or meanwhile 30 GiB at 8 GiB/s and the wake-up
+    resume_s = 30 / 8 + 0.01
+    assert a_again == pytest.approx(15.25 if exchanges else 15.0 + resume_s, abs=0.01)
     assert outcome.counts["parks"] == 2 and outcome.counts["resumes"] == 1
+    assert outcome.counts["exchanges"] == exchanges
 
 
 def test_a_later_park_and_one_of_memory_that_did_not_change_are_faster():
@@ -322,3 +326,51 @@ def test_a_workload_that_cannot_be_is_explained(change, words):
 def test_a_machine_that_cannot_serve_is_explained(machine, words):
     with pytest.raises(ImpossiblePlan, match=words):
         Replay(machine, Speeds(), Settings(), [Session("a", "a", 0, (Cell(0, 1, 8 * GIB),))])
+
+
+def short_of_host_memory(seed, cells=12):
+    """Ten kernels of 20 GiB that think for some seconds, for a GPU that has room for six of them."""
+    chance = random.Random(seed)
+    return [
+        session(f"k{number}", [(chance.uniform(2, 10), chance.uniform(0.2, 1.0), 20) for _ in range(cells)])
+        for number in range(10)
+    ]
+
+
+def test_where_host_memory_is_short_kernels_that_change_places_wait_less():
+    machine = {"settings": Settings(), "speeds": Speeds(), "gpu_bytes": 140 * GIB, "host_bytes": 126 * GIB}
+    with_and_without = []
+    for exchanges in (True, False):
+        outcomes = [
+            replay(short_of_host_memory(seed), exchanges=exchanges, compute_share=0.1, **machine).run()
+            for seed in (7, 8, 9)
+        ]
+        assert all(bool(outcome.counts["exchanges"]) is exchanges for outcome in outcomes)
+        with_and_without.append(sum(outcome.waits()["p95"] for outcome in outcomes))
+    changing, parking = with_and_without
+    assert changing < parking
+
+
+def test_a_park_that_host_memory_has_no_room_for_is_refused_without_a_disk_and_not_with_one():
+    machine = {"settings": Settings(), "speeds": Speeds(), "gpu_bytes": 140 * GIB, "host_bytes": 60 * GIB}
+    counts = [
+        replay(short_of_host_memory(7), disk_bytes=disk * GIB, compute_share=0.1, **machine).run().counts
+        for disk in (0, 400)
+    ]
+    assert [bool(each["parks refused: no-host-memory"]) for each in counts] == [True, False]
+    assert [bool(each["spills"]) for each in counts] == [False, True]
+
+
+def test_a_disk_is_not_written_where_moves_under_way_give_enough_host_memory_back():
+    machine = {"settings": Settings(), "speeds": Speeds(), "gpu_bytes": 140 * GIB, "host_bytes": 126 * GIB}
+    outcome = replay(short_of_host_memory(7), disk_bytes=400 * GIB, compute_share=0.1, **machine).run()
+    assert outcome.counts["spills"] == 0 and outcome.counts["parks"] > 20
+    assert not outcome.counts["parks refused: no-host-memory"]
+
+
+def test_no_more_is_written_to_disk_in_a_day_than_allowed():
+    settings = Settings().changed(spill_daily_bytes=30 * GIB)
+    sessions = short_of_host_memory(7, cells=6)
+    machine = {"speeds": Speeds(), "gpu_bytes": 140 * GIB, "host_bytes": 60 * GIB, "disk_bytes": 400 * GIB}
+    outcome = replay(sessions, settings=settings, compute_share=0.1, **machine).run()
+    assert 0 < outcome.spilled_bytes <= 30 * GIB

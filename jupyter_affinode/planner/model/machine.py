@@ -30,6 +30,9 @@ class Speeds:
     context_park_s: float = 1.60 - 0.6688  # what context depth adds
     context_resume_s: float = 1.49 - 0.6772
     source: str = "NVIDIA H200, measured (tests/gpu/RESULTS.md)"
+    exchange_s: float = 0.15  # what an exchange takes beside its copies
+    exchange_slower: float = 1.06  # … which take so many times as long beside those of the other direction
+    disk_bytes_per_s: float = 2 * GIB  # an NVMe disk's: an assumption
 
     def park_s(self, size: int, kept: int, changed: float, *, context: bool) -> float:
         """How long a park of `size` bytes takes, `kept` of which have their host memory from the last one."""
@@ -50,6 +53,7 @@ class Machine:
     gpus: int = 1
     gpu_bytes: int = 140 * GIB  # an H200's
     host_bytes: int = 256 * GIB
+    disk_bytes: int = 0  # how much parked memory may be on a local disk
     context_bytes: int = CONTEXT_BYTES  # each kernel that used CUDA, on its GPU
     compute_share: float = 1.0  # of a GPU's compute that one running cell could use
 

@@ -58,7 +58,7 @@ class Books:
                 continue
             self.seen[number] = kernel.seen(now)
             if kernel.residency is Residency.RESUMING:
-                size = self._parts[number].reserved
+                size = kernel.resume_bytes()
                 self.reserved[number] = tuple(Reservation(kernel.id, uuid, size) for uuid in kernel.on)
             else:
                 self.reserved.pop(number, None)
@@ -96,8 +96,8 @@ class Books:
         for number, kernel in self._changed.items():
             is_resuming = kernel.residency is Residency.RESUMING
             here = 0 if is_resuming else kernel.on_gpu
-            back = kernel.resume_bytes() if is_resuming else 0
-            self._enter(number, Part(kernel.on, here + kernel.context_on_gpu, back, kernel.on_host))
+            reserved = kernel.reserved_bytes()
+            self._enter(number, Part(kernel.on, here + kernel.context_on_gpu, reserved, kernel.on_host))
 
     def _enter(self, number: int, part: Part) -> None:
         before = self._parts.get(number)

@@ -19,7 +19,9 @@ from ...node.policy.decide import decide
 from ...node.policy.placement import PLACED_LASTS_S, place
 from ...settings.policy import Settings
 from ...settings.rules import is_named, names, numbers, rule_for
+from .disk import Disk
 from .event_queue import Shared
+from .exchanges import Exchange
 from .machine import Machine, Speeds
 from .occupancy import Books
 from .results import Outcome, Progress
@@ -44,10 +46,11 @@ class Replay(People):
         changed: float = 1.0,
         rebuild_s: float = 0.0,
         every_event: bool = False,
+        exchanges: bool = True,
         on_progress: Progress | None = None,
     ):
         """`rebuild_s`: what a person needs to build a kernel's state again when the policy ended it.
-        `every_event`: decide even where no kernel waits and nothing runs low.
+        `every_event`: decide even where no kernel waits and nothing runs low. `exchanges`: kernels can change places.
         """
         if settings.lot_bytes or settings.drop_caches_before_park:
             raise ImpossiblePlan("lot_bytes and drop_caches_before_park are not modelled: leave them off")
@@ -59,6 +62,8 @@ class Replay(People):
         super().__init__(machine, sessions, Outcome("affinode", "jupyter-affinode"), on_progress)
         self._speeds, self._settings, self._changed, self._rebuild_s = speeds, settings, changed, rebuild_s
         self._every_event = every_event
+        self._may_exchange = exchanges and settings.depth == "memory"
+        self._leaving: dict[str, list[SimulatedKernel]] = {}  # by waiter, of what is decided in this pass
         self._sizes = machine.gpu_sizes()
         self._uuids = list(self._sizes)
         self._placed: dict[
@@ -69,6 +74,9 @@ class Replay(People):
         self._by_id: dict[str, SimulatedKernel] = {}
         self._out = {uuid: Shared(self.timeline) for uuid in self._uuids}  # each direction of a GPU's link
         self._in = {uuid: Shared(self.timeline) for uuid in self._uuids}
+        daily_bytes = settings.spill_daily_bytes
+        rate = speeds.disk_bytes_per_s
+        self._disk = Disk(self.timeline, machine.disk_bytes, rate, daily_bytes, self._spilled)
         self._lost: set[int] = set()  # whose kernels were ended, and not used again yet
         self._is_reclaiming = dict.fromkeys(self._uuids, False)
         self._rooms = 0
@@ -81,6 +89,7 @@ class Replay(People):
             actions.Park: self._park,
             actions.RefusePark: self._refuse_park,
             actions.Trim: self._trim,
+            actions.Spill: self._spill,
             actions.Resume: self._resume,
             actions.GrantRoom: self._grant,
             actions.DenyRoom: self._deny,
@@ -99,7 +108,10 @@ class Replay(People):
             return
         kernel = self._kernels.get(live.number) or self._start(live)
         self._books.touch(kernel)
-        if kernel.residency is Residency.PARKING:
+        self._disk.stop(kernel)
+        if kernel.residency is Residency.PARKING and kernel.exchange is not None:
+            kernel.wants_since = self.now  # its call waits
+        elif kernel.residency is Residency.PARKING:
             self._revoke(kernel)
         if kernel.residency is Residency.PARKED:
             kernel.residency, kernel.wants_since = Residency.QUEUED, self.now
@@ -123,6 +135,9 @@ class Replay(People):
         for link in (self._out[kernel.on[0]], self._in[kernel.on[0]]):
             if kernel.id in link:
                 link.stop(kernel.id)
+        self._disk.stop(kernel)
+        if kernel.exchange is not None:
+            kernel.exchange.leave(kernel)
         self._books.forget(kernel)
         self._wakes.forget(live.number)
         del self._by_id[kernel.id]
@@ -146,6 +161,7 @@ class Replay(People):
             kernel = self._by_id[action.kernel_id]
             self._books.touch(kernel)
             carry_out(kernel, action)
+        self._begin_exchanges(decided)
 
     def _look(self) -> Node:
         books = self._books
@@ -163,7 +179,8 @@ class Replay(People):
         return Node(gpus, tuple(books.seen.values()), self._host(), reserved, speeds=self._known_speeds)
 
     def _host(self) -> Host:
-        return Host(self.machine.host_bytes - self._books.host_bytes, {}, self.machine.host_bytes)
+        host = Host(self.machine.host_bytes - self._books.host_bytes, {}, self.machine.host_bytes)
+        return self._disk.seen(host, self._kernels.values())
 
     def _has_nothing_to_decide(self, node: Node) -> bool:
         """Whether no kernel waits and nothing runs low; a test holds this against deciding all the same."""
@@ -206,6 +223,7 @@ class Replay(People):
             changes=self._changed,
             gpus=self._uuids if self._settings.allow_migration else (),
         )
+        kernel.may_exchange = self._may_exchange
         person, settings = live.session.person, self._settings
         kernel.priority = int(rule_for(numbers(settings.priorities), person) or 0)
         kernel.is_opted_out = is_named(names(settings.opt_out), person, ())
@@ -259,9 +277,48 @@ class Replay(People):
             self.outcome.counts["cells preempted"] += 1
         kernel.residency, kernel.park_budget = Residency.PARKING, action.budget_bytes
         kernel.moves_since, kernel.trimming = self.now, 0
-        took = self._speeds.park_s(kernel.movable, kernel.kept, self._changed, context=action.to_context)
+        kernel.parks_s = self._speeds.park_s(
+            kernel.movable, kernel.kept, self._changed, context=action.to_context
+        )
         kernel.kept = max(kernel.kept, kernel.movable)  # host memory is taken as the park goes on
-        self._out[kernel.on[0]].begin(kernel.id, took, partial(self._parked, kernel, action.to_context))
+        if action.exchanges and action.for_kernel is not None:
+            self._leaving.setdefault(action.for_kernel, []).append(kernel)
+        else:
+            self._begin_park(kernel, action.to_context)
+
+    def _begin_park(self, kernel: SimulatedKernel, to_context: bool) -> None:
+        parked = partial(self._parked, kernel, to_context)
+        self._out[kernel.on[0]].begin(kernel.id, kernel.parks_s, parked)
+
+    def _begin_exchanges(self, decided: Sequence[actions.Action]) -> None:
+        """Have waiters come in while those leave that are parked for them; just park those if one of them stays."""
+        leaving, self._leaving = self._leaving, {}
+        for waiter_id, victims in leaving.items():
+            parks = [each for each in decided if isinstance(each, actions.Park) and each.exchanges]
+            waiter = self._by_id[waiter_id]
+            if len(victims) < sum(park.for_kernel == waiter_id for park in parks):
+                for victim in victims:
+                    self._begin_park(victim, False)
+                continue
+            self._disk.stop(waiter)
+            exchange = Exchange(waiter, victims, self._exchanged)
+            for kernel in (waiter, *victims):
+                kernel.exchange = exchange
+                self._books.touch(kernel)
+            waiter.residency, waiter.moves_since = Residency.RESUMING, self.now
+            out_s = sum(victim.parks_s for victim in victims)
+            exchange.begin((self._out, self._in), self._speeds, out_s, self._resume_s(waiter))
+
+    def _exchanged(self, victims: list[SimulatedKernel], waiter: SimulatedKernel | None) -> None:
+        for victim in victims:
+            victim.exchange = None
+            self._parked(victim, False)
+            if victim.wants_since is not None:
+                victim.residency = Residency.QUEUED
+        if waiter is not None:
+            waiter.exchange = None
+            self._resumed(waiter)
+        self.outcome.counts["exchanges"] += 1
 
     def _parked(self, kernel: SimulatedKernel, leaves: bool) -> None:
         self._books.touch(kernel)
@@ -292,14 +349,27 @@ class Replay(People):
         kernel.kept = min(kernel.kept, action.keep_bytes)
         self.outcome.counts["trims"] += 1
 
+    def _spill(self, kernel: SimulatedKernel, action: actions.Spill) -> None:
+        if kernel.residency not in (Residency.PARKED, Residency.QUEUED) or kernel.spilling:
+            raise ModelBroken(f"{kernel.id} is to go to disk and is {kernel.residency.value}")
+        self._disk.spill(kernel, action.bytes)
+        self.outcome.counts["spills"] += 1
+
+    def _spilled(self, kernel: SimulatedKernel, written: int) -> None:
+        self._books.touch(kernel)
+        self.outcome.spilled_bytes += written
+
     def _resume(self, kernel: SimulatedKernel, action: actions.Resume) -> None:
         if kernel.residency not in (Residency.PARKED, Residency.QUEUED):
             raise ModelBroken(f"{kernel.id} is to be resumed and is {kernel.residency.value}")
         self._move_to(kernel, action)
         kernel.residency = Residency.RESUMING
         kernel.moves_since = self.now
-        took = self._speeds.resume_s(kernel.movable, context=kernel.left_gpu)
-        self._in[kernel.on[0]].begin(kernel.id, took, partial(self._resumed, kernel))
+        self._in[kernel.on[0]].begin(kernel.id, self._resume_s(kernel), partial(self._resumed, kernel))
+
+    def _resume_s(self, kernel: SimulatedKernel) -> float:
+        resume_s = self._speeds.resume_s(kernel.movable, context=kernel.left_gpu)
+        return resume_s + self._disk.return_s(kernel)
 
     def _move_to(self, kernel: SimulatedKernel, action: actions.Resume) -> None:
         """It may come back on another GPU, if its context has left too."""
@@ -314,7 +384,8 @@ class Replay(People):
     def _resumed(self, kernel: SimulatedKernel) -> None:
         self._books.touch(kernel)
         kernel.residency, kernel.left_gpu = Residency.RESIDENT, False
-        kernel.kept, kernel.kept_since = max(kernel.kept, kernel.movable), self.now
+        kernel.kept = max(kernel.kept, kernel.movable) - kernel.on_disk
+        kernel.on_disk, kernel.disk_return_s, kernel.kept_since = 0, 0.0, self.now
         kernel.wants_since = None
         kernel.resume_backoff.succeed()
         kernel.resident_since = kernel.last_activity = self.now

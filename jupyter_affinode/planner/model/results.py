@@ -43,6 +43,7 @@ class Outcome:
     rebuild_s: float = 0.0  # that people spent on building that state again
     counts: Counter[str] = field(default_factory=Counter)  # parks, resumes, refusals, …
     moved_bytes: int = 0
+    spilled_bytes: int = 0  # written to a disk
     gpu_busy: float = 0.0  # the part of the GPUs' compute that was used while sessions were open
     host_most_bytes: int = 0
 
@@ -97,6 +98,7 @@ class Outcome:
             "rebuild_hours": self.rebuild_s / HOUR_S,
             "counts": dict(sorted(self.counts.items())),
             "moved_bytes": self.moved_bytes,
+            "spilled_bytes": self.spilled_bytes,
             "gpu_busy": self.gpu_busy,
             "host_most_bytes": self.host_most_bytes,
         }

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ...node.model.backoff import Backoff
 from ...node.model.snapshot import HostUse, Kernel, Residency, RoomRequest
 from .machine import RESUME_SPARE_BYTES
 from .simulation import LiveSession
+
+if TYPE_CHECKING:
+    from .exchanges import Exchange
 
 AWAY = (Residency.PARKED, Residency.QUEUED, Residency.RESUMING)
 
@@ -48,12 +52,18 @@ class SimulatedKernel:
         self.kept = 0
         self.kept_since = 0.0
         self.trimming = 0  # of that, what it was asked to give back
+        self.on_disk = 0  # of a parked one's memory
+        self.spilling = 0  # … what is being written there
+        self.disk_return_s = 0.0
+        self.may_exchange = False
+        self.exchange: Exchange | None = None  # the one that it is in
         self.has_parked = False
         self.park_budget: int | None = None
         self.park_short = 0
         self.room: RoomRequest | None = None
         self.wants_since: float | None = None
         self.moves_since: float | None = None
+        self.parks_s = 0.0  # how long its park takes
         self.preempted_s: float | None = None  # what is left of a cell that was interrupted
         self.last_activity = 0.0
         self.computes_since: float | None = None
@@ -83,11 +93,19 @@ class SimulatedKernel:
     def on_host(self) -> int:
         """What of host memory is its own: a copy, or what it keeps for the next; and its context's, if that left."""
         image = self.context_bytes if self.left_gpu else 0
-        return (max(self.movable, self.kept) if self.residency in AWAY else self.kept) + image
+        copy = max(self.movable, self.kept) - self.on_disk if self.residency in AWAY else self.kept
+        return copy + image
 
     def resume_bytes(self) -> int:
         """What resuming takes on each of its GPUs."""
         return self.held + self._context_back()
+
+    def reserved_bytes(self) -> int:
+        """What of each GPU is put aside for its resume, beside what comes of kernels that leave meanwhile."""
+        if self.residency is not Residency.RESUMING:
+            return 0
+        leave = sum(each.held for each in self.exchange.victims) if self.exchange is not None else 0
+        return max(self.resume_bytes() - leave, 0)
 
     def _context_back(self) -> int:
         return self.context_bytes + self.spare_bytes if self.left_gpu else 0
@@ -119,7 +137,7 @@ class SimulatedKernel:
             last_activity=now if computes else self.last_activity,
             calls_in_flight=int(computes),
             cell_open=self.live.cell_is_open,
-            is_moving=is_moving,
+            is_moving=is_moving or self.spilling > 0,
             moves_since=self.moves_since if is_moving else None,
             wants_since=self.wants_since,
             rooms=() if self.room is None else (self.room,),
@@ -136,14 +154,20 @@ class SimulatedKernel:
                 park_short_bytes=self.park_short,
                 budget_bytes=self.park_budget if is_moving else None,
                 retry_at=self.host_backoff.retry_at,
+                spillable_bytes=self.movable - self.on_disk if is_away else 0,
+                spilling_bytes=self.spilling,
+                disk_bytes=self.on_disk,
             ),
             user=self.user,
             priority=self.priority,
             is_opted_out=self.is_opted_out,
             may_be_preempted=len(self.on) == 1,
+            may_go_in_parts=self.may_exchange,
+            may_come_in_parts=self.may_exchange,
             resident_since=self.resident_since,
             started_at=self.started_at,
             can_be_ended=True,
             park_copies_bytes=int(self.movable * self.changes) if self.has_parked else None,
             resume_copies_bytes=self.movable,
+            disk_return_s=self.disk_return_s,
         )

@@ -108,11 +108,14 @@ class Scene(Replay):
         *,
         host_bytes: int = 1 << 50,
         context_bytes: int = 0,
+        disk_bytes: int = 0,
     ):
         self.settings = settings
         self.asleep_until = 0.0  # the controller stands still, and time goes on
         self._kernel_of: dict[str, SceneKernel] = {}
-        machine = AnyMachine(sizes=sizes, host_bytes=host_bytes, context_bytes=context_bytes)
+        machine = AnyMachine(
+            sizes=sizes, host_bytes=host_bytes, context_bytes=context_bytes, disk_bytes=disk_bytes
+        )
         self.actors = {actor.id: actor for actor in actors}
         sessions = [
             Session(actor.id, actor.id, START, tuple(Cell(*cell) for cell in actor.cells), NEVER_S)

@@ -57,6 +57,7 @@ class ShortHost(Scene):
         reserve: int = 0,
         context: int = 0,
         others: int = 0,
+        disk: int = 0,
     ):
         self.host_bytes, self.others_bytes = host * GIB, others * GIB  # the latter are other programs'
         self.limits = {cgroup: limit * GIB for cgroup, limit in (limits or {}).items()}
@@ -65,7 +66,7 @@ class ShortHost(Scene):
         settings = SETTINGS.changed(host_reserve_bytes=reserve * GIB * CUSHION // (CUSHION + 1))
         sizes = {uuid: size * GIB for uuid, size in gpus.items()}
         speeds = SameMoves(each_park_s=PARK_S, each_resume_s=RESUME_S)
-        super().__init__(sizes, actors, settings, speeds, context_bytes=context * GIB)
+        super().__init__(sizes, actors, settings, speeds, context_bytes=context * GIB, disk_bytes=disk * GIB)
 
     def _used(self, place: str) -> int:
         """Of host memory, on the machine ("") or in a cgroup."""
@@ -85,7 +86,8 @@ class ShortHost(Scene):
 
     def _host(self) -> Host:
         headroom = {cgroup: limit - self._used(cgroup) for cgroup, limit in self.limits.items()}
-        return Host(self.host_bytes - self._used(""), headroom, self.host_bytes, self.limits)
+        host = Host(self.host_bytes - self._used(""), headroom, self.host_bytes, self.limits)
+        return self._disk.seen(host, self.kernels)
 
     def _park(self, kernel: SimulatedKernel, action: Park) -> None:
         super()._park(kernel, action)

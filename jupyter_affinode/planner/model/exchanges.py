@@ -1,0 +1,52 @@
+"""Exchanges: kernels leave a GPU while a waiter comes in, both at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
+
+from .event_queue import Shared
+from .machine import Speeds
+from .simulated_kernel import SimulatedKernel
+
+Links = Mapping[str, Shared]
+Ended = Callable[[list[SimulatedKernel], SimulatedKernel | None], None]
+
+
+class Exchange:
+    """One exchange under way: its waiter and its victims arrive in the same moment."""
+
+    def __init__(self, waiter: SimulatedKernel, victims: list[SimulatedKernel], ended: Ended):
+        self.waiter: SimulatedKernel | None = waiter
+        self.victims = victims
+        self._ended = ended
+        self._under_way: dict[Hashable, Shared] = {}
+
+    def begin(self, links: tuple[Links, Links], speeds: Speeds, out_s: float, in_s: float) -> None:
+        """Begin both directions, which would take so long alone; `links`: out of the GPU, and into it."""
+        assert self.waiter is not None
+        for name, link, alone_s in zip(("out", "in"), links, (out_s, in_s), strict=True):
+            key = (name, self.waiter.id)
+            work_s = speeds.exchange_s + alone_s * speeds.exchange_slower
+            self._under_way[key] = link[self.waiter.on[0]]
+            self._under_way[key].begin(key, work_s, partial(self._done, key))
+
+    def leave(self, kernel: SimulatedKernel) -> None:
+        """End a part of it: the kernel has ended."""
+        if kernel is self.waiter:
+            self.waiter = None
+            self._stop("in")
+        else:
+            self.victims.remove(kernel)
+            if not self.victims:
+                self._stop("out")
+
+    def _stop(self, name: str) -> None:
+        for key in [key for key in self._under_way if isinstance(key, tuple) and key[0] == name]:
+            self._under_way[key].stop(key)
+            self._done(key)
+
+    def _done(self, key: Hashable) -> None:
+        del self._under_way[key]
+        if not self._under_way:
+            self._ended(self.victims, self.waiter)
