@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fake_nvml import UUID, FakeNvml
 from fake_shim import MIB
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jupyter_affinode.node.model.gpu import NvmlGpu
@@ -92,6 +92,7 @@ def test_a_part_of_a_gpu_stands_alone():
     assert chosen([undivided]) == []  # to be used in parts, and there are none
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 80), st.sampled_from(["H200", "A100"]), st.booleans()), max_size=8),
     st.lists(st.tuples(st.integers(0, 7), st.integers(0, 80), st.floats(0, 2000)), max_size=12),
