@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jupyter_client
 import nbformat
 import pytest
 from jupyter_client.provisioning import KernelProvisionerFactory
@@ -100,6 +101,8 @@ def test_a_disabled_extension_leaves_kernels_and_answers_so(native, machine, ser
     ],
 )
 def test_programs_without_a_server_manage_their_kernels_if_the_environment_says_so(native, machine, words):
+    if words[0] == "nbconvert" and jupyter_client.version_info[:3] < (8, 0, 3):
+        pytest.skip("nbconvert hangs with this jupyter_client, without us too")
     code = (
         "import os; print(os.environ['AFFINODE_KERNEL_ID'], 'libaffinode' in open('/proc/self/maps').read())"
     )
