@@ -1,8 +1,9 @@
 """A move of several processes in two steps, so that all of them move or none ("Prepared moves" in
 shim/src/protocol.h).
 
-`Moves` sends PARK or RESUME with MoveFlag.PREPARE and gathers the replies; here is decided between COMMIT and
-ABORT. What is prepared has given nothing up, so until all are prepared each way back costs nothing.
+`begin` sends PARK or RESUME, with MoveFlag.PREPARE where that is possible, and `Moves` gathers the replies; here is
+decided between COMMIT and ABORT. What is prepared has given nothing up, so until all are prepared each way back costs
+nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import time
 from collections.abc import Sequence
 
 from ..protocol.page import Depth, State
-from ..protocol.wire import CommandKind, HelloFlag, Status
+from ..protocol.wire import CommandKind, HelloFlag, MoveFlag, Status
+from ..state.host_usage import budget_argument
 from ..state.records import KernelRecord, Move, Phase, Process
 
 CAME_BACK = (Status.REVOKED, "the kernel used the GPU while it was being freed")
@@ -32,6 +34,31 @@ def can_prepare(targets: Sequence[Process]) -> bool:
         process.hello.flags & HelloFlag.PREPARES and process.data.depth is not Depth.CONTEXT
         for process in targets
     )
+
+
+def begin(
+    kernel: KernelRecord, move: Move, targets: Sequence[Process], kind: CommandKind, lasts_s: float
+) -> None:
+    """Command a park or resume of these processes; each is to have begun within `lasts_s`."""
+    is_exchange = move.exchange is not None
+    in_two_steps = move.parks if is_exchange else can_prepare(targets)
+    move.phase = Phase.PREPARING if in_two_steps else Phase.DIRECT
+    flags = MoveFlag.PREPARE if in_two_steps else MoveFlag(0)
+    if is_exchange:
+        flags |= MoveFlag.STREAM
+    if move.to_context and len(targets) == 1:
+        flags |= MoveFlag.CONTEXT
+    if move.preempts and len(targets) == 1:
+        flags |= MoveFlag.PREEMPT
+    if move.gpu is not None:
+        flags |= MoveFlag.ELSEWHERE
+    for process in targets:
+        if process.connection is not None:
+            budget = budget_argument(kernel, process, targets) if move.parks else 0
+            epoch = process.connection.command(
+                kind, argument=budget | int(flags), reason=move.gpu or move.reason, lasts_s=lasts_s
+            )
+            move.epochs[process.key] = move.pending[process.key] = epoch
 
 
 def advance(kernel: KernelRecord, move: Move) -> None:

@@ -15,9 +15,9 @@ from ..model.backoff import Backoff
 from ..model.reasons import Cause, Refusal
 from ..model.snapshot import Node, Residency
 from ..protocol.page import Depth, State
-from ..protocol.wire import CommandKind, MoveFlag, Reply, Status
+from ..protocol.wire import CommandKind, Reply, Status
 from ..state.context_depth import kernel_depth
-from ..state.host_usage import budget_argument, forget_trim, learn_from_park, refused_for_memory
+from ..state.host_usage import forget_trim, learn_from_park, refused_for_memory
 from ..state.observer import Observer
 from ..state.ownership import whose
 from ..state.records import KERNEL_ENDED, Exchange, KernelRecord, Move, Outcome, Phase, Process
@@ -28,9 +28,9 @@ from .exchanges import Exchanges
 from .failed_parks import FailedParks
 from .outcomes import (
     PARK_BEGINS_WITHIN_S,
-    PLAIN,
     RESUME_BEGINS_WITHIN_S,
     SLUGS,
+    count_failed_resumes,
     failure,
     in_words,
     is_lost,
@@ -228,32 +228,9 @@ class Moves:
             done.set_result(outcome if kernel.processes else KERNEL_ENDED)
 
     def _command(
-        self,
-        kernel: KernelRecord,
-        move: Move,
-        targets: list[Process],
-        kind: CommandKind,
-        lasts_s: float,
+        self, kernel: KernelRecord, move: Move, targets: list[Process], kind: CommandKind, lasts_s: float
     ) -> None:
-        is_exchange = move.exchange is not None
-        in_two_steps = move.parks if is_exchange else together.can_prepare(targets)
-        move.phase = Phase.PREPARING if in_two_steps else Phase.DIRECT
-        flags = MoveFlag.PREPARE if in_two_steps else MoveFlag(0)
-        if is_exchange:
-            flags |= MoveFlag.STREAM
-        if move.to_context and len(targets) == 1:
-            flags |= MoveFlag.CONTEXT
-        if move.preempts and len(targets) == 1:
-            flags |= MoveFlag.PREEMPT
-        if move.gpu is not None:
-            flags |= MoveFlag.ELSEWHERE
-        for process in targets:
-            if process.connection is not None:
-                budget = budget_argument(kernel, process, targets) if move.parks else 0
-                epoch = process.connection.command(
-                    kind, argument=budget | int(flags), reason=move.gpu or move.reason, lasts_s=lasts_s
-                )
-                move.epochs[process.key] = move.pending[process.key] = epoch
+        together.begin(kernel, move, targets, kind, lasts_s)
         self._go_on(kernel, move)
 
     def _resume(
@@ -377,7 +354,7 @@ class Moves:
             reserved = self._state.reservations.finish_resume(kernel.id, now)
             if failed is not None and kernel.processes and is_own_fault:
                 self._unused_room.resume_failed(kernel, reserved, now)
-        _count_failed_resumes(kernel, move)
+        count_failed_resumes(kernel, move)
         if failed is None:
             kernel.failures.resume.succeed()
             kernel.failures.migration.clear()
@@ -410,16 +387,3 @@ class Moves:
         self._log.warning(
             "%s does not come back on %s: %s; tried again in %.1f s", kernel.id, gpu, text, pause
         )
-
-
-def _count_failed_resumes(kernel: KernelRecord, move: Move) -> None:
-    """Remember kernels that could not be resumed for a reason that will not pass by itself."""
-    for key, reply in move.replies.items():
-        process = kernel.processes.get(key)
-        if process is None:
-            continue
-        if reply.status is Status.FAILED:
-            process.failed_resumes += 1
-            process.failed_resume_text = reply.text or PLAIN[Status.FAILED]
-        elif reply.status is Status.OK:
-            process.failed_resumes = 0

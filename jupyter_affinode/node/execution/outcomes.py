@@ -94,3 +94,16 @@ def is_lost(move: Move, process: Process | None, now: float) -> bool:
 def _is_where_it_should_be(move: Move, process: Process) -> bool:
     """Whether the page says that the move was carried out."""
     return process.is_parked if move.parks else process.data.state is State.RESIDENT
+
+
+def count_failed_resumes(kernel: KernelRecord, move: Move) -> None:
+    """Remember processes that could not be resumed for a reason that will not pass by itself."""
+    for key, reply in move.replies.items():
+        process = kernel.processes.get(key)
+        if process is None:
+            continue
+        if reply.status is Status.FAILED:
+            process.failed_resumes += 1
+            process.failed_resume_text = reply.text or PLAIN[Status.FAILED]
+        elif reply.status is Status.OK:
+            process.failed_resumes = 0
