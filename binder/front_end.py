@@ -39,9 +39,16 @@ class Server:
     token: str
 
     @classmethod
-    async def start(cls, folder: Path, options: list[str], environment: dict[str, str], log: Path) -> Server:
+    async def start(
+        cls,
+        folder: Path,
+        options: list[str],
+        environment: dict[str, str],
+        log: Path,
+        python: str = sys.executable,
+    ) -> Server:
         """Start one in a folder, on a free port, and wait until it answers."""
-        command = [sys.executable, "-m", "jupyter_server", "--no-browser", "--ServerApp.port=0", *options]
+        command = [python, "-m", "jupyter_server", "--no-browser", "--ServerApp.port=0", *options]
         with log.open("wb") as output:
             process = subprocess.Popen(
                 command, cwd=folder, env=environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL

@@ -11,12 +11,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePath
+from typing import Any
 
 import jupyterhub.app
 import pytest
+import yaml
+from clean_place import FENCE, REPOSITORY, blocks
 from jupyterhub.auth import Authenticator
 from jupyterhub.spawner import LocalProcessSpawner
 from jupyterhub_idle_culler import IdleCuller
+from shown_commands import CODE, COMMANDS, PAGES, TOP, Place, shown
 from traitlets import HasTraits
 from traitlets.config import Config
 
@@ -25,14 +29,9 @@ from jupyter_affinode.cli import _parser
 from jupyter_affinode.node.app import NodeController
 from jupyter_affinode.server.extension import AffinodeExtension
 
-ROOT = Path(__file__).resolve().parents[2]
-TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "CHANGELOG.md")]
-PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *TOP]
-FENCE = re.compile(r"^( *)```(\w+)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
-CODE = re.compile(r"`([^`\n]+)`")
+ROOT = REPOSITORY
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 PLACEHOLDERS = {"SIZE": "1GiB", "…": ""}
-SECTIONS = {"jupyter affinode grant keys", "jupyter affinode kernelspec wrap"}  # spoken of, not typed
 CLASSES: dict[str, type[HasTraits]] = {
     "AffinodeExtension": AffinodeExtension,
     "NodeController": NodeController,
@@ -44,36 +43,6 @@ CLASSES: dict[str, type[HasTraits]] = {
 }
 
 
-def blocks(page: Path, language: str) -> Iterator[str]:
-    """Yield a page's code blocks of a language, without their indentation."""
-    for indent, found, text in FENCE.findall(page.read_text()):
-        if found == language:
-            yield "\n".join(line.removeprefix(indent) for line in text.splitlines())
-
-
-def commands(page: Path) -> Iterator[str]:
-    """Yield each `jupyter affinode …` that a page shows."""
-    text = page.read_text()
-    for block in blocks(page, "sh"):
-        for line in block.replace("\\\n", " ").splitlines():
-            if "jupyter affinode " in line:
-                yield line[line.index("jupyter affinode ") :]
-    for span in CODE.findall(FENCE.sub("", text)):
-        if span.startswith("jupyter affinode ") and span not in SECTIONS:
-            yield span
-    column = None
-    for line in text.splitlines():
-        cells = line.strip().strip("|").split("|")
-        if "in a terminal: `jupyter affinode" in line:
-            column = next(
-                number for number, cell in enumerate(cells) if "in a terminal: `jupyter affinode" in cell
-            )
-        elif not line.startswith("|"):
-            column = None
-        elif column is not None and (span := CODE.search(cells[column])):
-            yield f"jupyter affinode {span[1]}"
-
-
 def arguments_of(command: str) -> list[str]:
     """Return a command's arguments up to what a shell would take."""
     words = shlex.split(command, comments=True)[2:]
@@ -81,10 +50,24 @@ def arguments_of(command: str) -> list[str]:
     return [PLACEHOLDERS.get(word, word) for word in (word.strip("[]") for word in words)]
 
 
-COMMANDS = sorted({(page.name, command) for page in PAGES for command in commands(page)})
+OURS = sorted(
+    {
+        (page.name, command)
+        for page in PAGES
+        for command in shown(page)
+        if command.startswith("jupyter affinode ")
+    }
+)
 
 
-@pytest.mark.parametrize("page, command", COMMANDS)
+def test_every_command_is_run_or_said_why_not():
+    known, seen = set(COMMANDS), {command for page in PAGES for command in shown(page)}
+    assert seen - known == set(), "tests/docs/shown_commands.py does not have these"
+    assert known - seen == set(), "no page has these any more"
+    assert all(command.because or command.place is not Place.NOWHERE for command in COMMANDS.values())
+
+
+@pytest.mark.parametrize("page, command", OURS)
 def test_every_command_is_one(page, command, capsys):
     arguments = [each for each in arguments_of(command) if each]
     if not arguments:
@@ -101,7 +84,7 @@ def test_every_command_is_one(page, command, capsys):
 
 
 def test_there_are_commands_to_look_at():
-    names = {arguments_of(command)[0] for _, command in COMMANDS}
+    names = {arguments_of(command)[0] for _, command in OURS}
     assert {
         "status",
         "park",
@@ -113,6 +96,33 @@ def test_there_are_commands_to_look_at():
         "grant",
         "systemd-unit",
     } <= names
+
+
+def values_of(command: str) -> dict[str, Any]:
+    """Return the values that a line of Helm's sets."""
+    values: dict[str, Any] = {}
+    words = shlex.split(command)
+    for option, text in itertools.pairwise(words):
+        if option in ("--set", "--set-file"):
+            path, _, value = text.partition("=")
+            *folders, last = (name.replace("\\.", ".") for name in re.split(r"(?<!\\)\.", path))
+            where = functools.reduce(lambda inner, name: inner.setdefault(name, {}), folders, values)
+            where[last] = value.strip("{}").split(",") if value.startswith("{") else yaml.safe_load(value)
+    return values
+
+
+def test_helm_takes_the_values_that_are_set():
+    helm = pytest.importorskip("helm_python")
+    first, *later = (command for command in COMMANDS if command.startswith("helm upgrade"))
+    installed = values_of(first)
+    key = installed["grants"]["publicKeys"]
+    assert key == {"hub-1.pem": "hub-1.pem"}
+    key["hub-1.pem"] = "-----BEGIN PUBLIC KEY-----\n"
+    with helm.Chart.load(ROOT / "hub_spawner" / "chart") as chart:
+        for values in (installed, *(installed | values_of(command) for command in later)):
+            assert chart.render(values, name="affinode", namespace="affinode")
+        with pytest.raises(helm.HelmValuesError):
+            chart.render(installed | {"parkedGiB": 1}, name="affinode", namespace="affinode")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -148,6 +158,7 @@ OTHERS = {
     "kubespawner_override",
     "mem_limit",
     "admin_users",
+    "compute_share",
     "cuda_malloc_async",
     "isolate_devices",
 }
@@ -205,7 +216,7 @@ def test_files_that_are_named_exist(page):
 
 
 def test_no_page_tells_to_install_what_is_not_released():
-    written = [*PAGES, *(ROOT / "binder").glob("*")]
+    written = [*PAGES, *(path for path in (ROOT / "binder").iterdir() if path.is_file())]
     found = [
         path.name
         for path in written
