@@ -51,7 +51,11 @@ class NativeBuildHook(BuildHookInterface):
         command = ["make", f"--jobs={os.cpu_count() or 1}", "-C", str(Path(self.root, "shim")), "install"]
         command += [f"CC={compiler}", f"DESTDIR={folder}"]
         if version == "standard":  # never from objects that a developer's flags made
-            command += ["BUILD=build/wheel", f"CFLAGS={os.environ.get('CFLAGS', '-O2')}"]
+            # A folder for each platform: objects of another one are not linked with these.
+            command += [
+                f"BUILD=build/wheel-{sysconfig.get_platform()}",
+                f"CFLAGS={os.environ.get('CFLAGS', '-O2')}",
+            ]
         subprocess.run(command, check=True)
         missing = [name for name in NATIVE if not (folder / name).is_file()]
         if missing:
