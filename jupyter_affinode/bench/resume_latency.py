@@ -61,7 +61,8 @@ def _controller(folder: Path) -> Iterator[ControllerClient]:
         while _ask(client.node) is None:
             if process.poll() is not None or time.monotonic() > deadline:
                 said = (folder / "stderr.log").read_text(errors="replace").strip().splitlines()
-                raise NoController(f"it did not come up: {said[-1] if said else 'no words'}")
+                errors = [line for line in said if " E " in line]  # what is said last is that it ends
+                raise NoController(f"it did not come up: {[*said, *errors][-1] if said else 'no words'}")
             time.sleep(0.02)
         yield client
     finally:

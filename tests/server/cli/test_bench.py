@@ -22,6 +22,14 @@ def bench_machine(gpu_machine):
 
 
 @pytest.mark.long
+def test_a_controller_that_serves_the_gpu_is_named(bench_machine):
+    bench_machine.start_controller()
+    done = bench_machine.affinode("bench", "--quick", "--parts=wake", timeout=110)
+    assert done.returncode == 1
+    assert "is served by process" in done.stdout and str(bench_machine.socket) in done.stdout, done.stdout
+
+
+@pytest.mark.long
 def test_a_whole_run_on_the_simulated_gpu(bench_machine):
     json_file, svg_file = bench_machine.work / "bench.json", bench_machine.work / "bench.svg"
     done = bench_machine.affinode(
