@@ -80,9 +80,9 @@ class Replay(People):
         self._lost: set[int] = set()  # whose kernels were ended, and not used again yet
         self._is_reclaiming = dict.fromkeys(self._uuids, False)
         self._rooms = 0
-        known = Speed(
-            LEAST_S, speeds.park_bytes_per_s, max(speeds.wake_s, LEAST_S), speeds.resume_bytes_per_s
-        )
+        touch_s = max(1 / speeds.first_park_bytes_per_s - 1 / speeds.park_bytes_per_s, 0.0)
+        resume_s = max(speeds.wake_s, LEAST_S)
+        known = Speed(LEAST_S, speeds.park_bytes_per_s, resume_s, speeds.resume_bytes_per_s, touch_s)
         self._known_speeds = dict.fromkeys(self._uuids, known)
         self._wakes = Wakes(self.timeline, self._books, settings, self._known_speeds)
         self._carry_out: dict[type, Callable[[SimulatedKernel, Any], None]] = {
@@ -291,12 +291,16 @@ class Replay(People):
         self._out[kernel.on[0]].begin(kernel.id, kernel.parks_s, parked)
 
     def _begin_exchanges(self, decided: Sequence[actions.Action]) -> None:
-        """Have waiters come in while those leave that are parked for them; just park those if one of them stays."""
+        """Have waiters come in while those leave that are parked for them; just park those if one of them stays, or if
+        other kernels were given room that the waiter needs.
+        """
         leaving, self._leaving = self._leaving, {}
         for waiter_id, victims in leaving.items():
             parks = [each for each in decided if isinstance(each, actions.Park) and each.exchanges]
             waiter = self._by_id[waiter_id]
-            if len(victims) < sum(park.for_kernel == waiter_id for park in parks):
+            room = self._books.room(waiter.on) + sum(victim.held for victim in victims)
+            is_short = room < waiter.resume_bytes()
+            if is_short or len(victims) < sum(park.for_kernel == waiter_id for park in parks):
                 for victim in victims:
                     self._begin_park(victim, False)
                 continue
