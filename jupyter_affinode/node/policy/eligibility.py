@@ -12,6 +12,7 @@ LEAST_PAUSE_S = 1.0  # shorter ones are not taken for thinking, however long oth
 WAITED_PARTS = (
     3  # of contended_idle_timeout_s: a waiter that has waited for that part has paid for a round trip
 )
+EXCHANGE_PARTS = 15  # … and for an exchange
 NO_SPEEDS: Mapping[str, Speed] = {}
 
 
@@ -70,7 +71,8 @@ def _patience_s(kernel: Kernel, settings: Settings, waits_since: float, speeds: 
     At first until `contended_idle_timeout_s` is over, or its round trip pays off if that is later. But the rent that a
     round trip is weighed against (eviction_cost.py) is paid by the waiter: once that is two round trips, or a
     third of `contended_idle_timeout_s`, it is enough that the kernel has been idle for one round trip. Else kernels
-    with pauses shorter than the time-out would keep the GPU for as long as they are used, and all others out. Where
+    with pauses shorter than the time-out would keep the GPU for as long as they are used, and all others out. A kernel
+    that can change places with the waiter costs it less, so a fifteenth, or one round trip, is enough. Where
     a park came to nothing, and once a kernel has waited for twice that time, a pause of `LEAST_PAUSE_S` is enough:
     else a kernel whose pauses are hardly longer than a park, or shorter than a round trip, would keep the GPU, too.
 
@@ -91,7 +93,11 @@ def _patience_s(kernel: Kernel, settings: Settings, waits_since: float, speeds: 
     usual_s = settings.contended_idle_timeout_s
     round_trip_s = break_even_s(kernel, speeds)
     own_s = max(usual_s, round_trip_s)
-    paid_at = waits_since + min(own_s, max(usual_s / WAITED_PARTS, 2 * round_trip_s))
+    if kernel.may_go_in_parts:
+        paid_s = max(usual_s / EXCHANGE_PARTS, round_trip_s)
+    else:
+        paid_s = max(usual_s / WAITED_PARTS, 2 * round_trip_s)
+    paid_at = waits_since + min(own_s, paid_s)
     least_s = min(usual_s, max(LEAST_PAUSE_S, round_trip_s))
     if kernel.retry_pause_s:
         least_s = LEAST_PAUSE_S
@@ -104,6 +110,6 @@ def least_idle_s(settings: Settings, *, waits_since: float | None, now: float) -
     least = min(settings.idle_timeout_s, settings.cell_idle_timeout_s)
     if waits_since is not None:
         least = min(least, settings.contended_idle_timeout_s)
-        if now - waits_since >= settings.contended_idle_timeout_s / WAITED_PARTS:
+        if now - waits_since >= settings.contended_idle_timeout_s / EXCHANGE_PARTS:
             least = min(least, LEAST_PAUSE_S)
     return least
