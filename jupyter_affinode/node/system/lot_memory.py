@@ -1,9 +1,10 @@
-"""Fresh host memory behind a descriptor: made, touched and sealed by us, handed to one process once.
+"""Fresh host memory behind a descriptor: made, touched and limited by us, handed to one process once.
 
-A memfd that a process was given cannot be unshared: it may have kept a copy. So each lot goes to one process
-only and is never used again. It is sealed against growing and against further seals, which leaves us, and the
-process, one change of its size: to cut it to nothing. That frees its pages wherever the descriptor is, and
-nothing can be put into it again.
+A file that a process was given cannot be unshared: it may have kept a copy. So each lot goes to one process only and
+is never used again. Taking it back cuts the file to nothing, which frees its pages wherever the descriptor is.
+
+A lot is, in this order, of huge pages that the administrator set aside; of huge pages in a tmpfs of our own; a memfd.
+A memfd is sealed against growing and against further seals. A tmpfs cannot be sealed: see `huge_tmpfs` for its limit.
 """
 
 from __future__ import annotations
@@ -12,13 +13,19 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import logging
 import mmap
 import os
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 from ...settings.policy import MIB
+from .huge_tmpfs import SHMEM_ENABLED, NoHugeTmpfs, SizeLimit, open_huge_file
 
 STEP_BYTES = 32 * MIB  # touched at once; sizes are multiples of it, as the shims' slabs are
 HUGE_PAGE_BYTES = 2 * MIB
@@ -26,9 +33,13 @@ HUGE_PAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
 SEALS = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 MADV_POPULATE_WRITE = 23  # Linux 5.14
 ZEROS = bytes(4 * MIB)
+TOUCHING_THREADS_MAX = 8
+
+Pages = Literal["set aside", "2 MiB", "4 KiB"]
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_log = logging.getLogger("affinode.node.lots")
 
 
 class LotFailed(Exception):
@@ -41,7 +52,13 @@ class Lot:
 
     descriptor: int
     bytes: int
-    is_huge: bool  # of pages set aside by the administrator: other programs cannot use them anyway
+    pages: Pages
+    limit: SizeLimit | None = None  # of the tmpfs that has this file alone
+
+    @property
+    def is_huge(self) -> bool:
+        """Whether its pages were set aside by the administrator: other programs cannot use them anyway."""
+        return self.pages == "set aside"
 
     def revoke(self) -> None:
         """Free the pages for good; a process that touches a mapping of them gets SIGBUS.
@@ -50,22 +67,53 @@ class Lot:
         """
         with contextlib.suppress(OSError):
             os.ftruncate(self.descriptor, 0)
-        os.close(self.descriptor)
+            if self.limit is not None:
+                self.limit.shrink()
+        self.let_go()
 
     def let_go(self) -> None:
         """Leave the memory to the process that has it; it is freed when that unmaps it, or ends."""
         os.close(self.descriptor)
+        if self.limit is not None:
+            self.limit.close()
 
 
-def make_lot(size: int, may_take: Callable[[int], bool]) -> Lot:
-    """A new lot, of huge pages if enough are free. Takes about 0.3 s a GiB: call it on a thread.
+def touching_threads() -> int:
+    """Return how many threads touch a lot: half of the CPUs that this process may use."""
+    return max(1, min(len(os.sched_getaffinity(0)) // 2, TOUCHING_THREADS_MAX))
 
-    `may_take(bytes)` is asked before each step of ordinary memory. Raises LotFailed, with nothing taken.
+
+def make_lot(size: int, may_take: Callable[[int], bool], threads: int | None = None) -> Lot:
+    """Return a new lot. A GiB takes about 0.3 s in small pages, 0.03 s in huge ones: call it on a thread.
+
+    `may_take(bytes)` is asked before each step of ordinary memory, by one thread at a time, for what all of them are
+    about to touch. Raises LotFailed, with nothing taken.
     """
+    threads = threads or touching_threads()
     if free_huge_bytes() >= size:
         with contextlib.suppress(LotFailed):  # another process was faster, or a cgroup forbids them
-            return _make(size, is_huge=True, may_take=lambda _: True)
-    return _make(size, is_huge=False, may_take=may_take)
+            descriptor = _memory_file(size, os.MFD_HUGETLB | os.MFD_HUGE_2MB)
+            return _touched(Lot(descriptor, size, "set aside"), lambda _: True, threads)
+    try:
+        descriptor, limit = open_huge_file(size)
+        lot = Lot(descriptor, size, "2 MiB", limit)
+    except (NoHugeTmpfs, OSError) as error:
+        _say_once(str(error))
+        lot = Lot(_memory_file(size), size, _pages_of_memory_files())
+    return _touched(lot, may_take, threads)
+
+
+@lru_cache(maxsize=8)
+def _say_once(reason: str) -> None:
+    _log.info("lots are memory files, not files in a tmpfs of huge pages: %s", reason)
+
+
+def _pages_of_memory_files(setting: Path = SHMEM_ENABLED) -> Pages:
+    """As shared memory that is advised to be of huge pages."""
+    with contextlib.suppress(OSError):
+        if any(f"[{each}]" in setting.read_text() for each in ("always", "within_size", "advise", "force")):
+            return "2 MiB"
+    return "4 KiB"
 
 
 def free_huge_bytes(folder: Path = HUGE_PAGES) -> int:
@@ -77,39 +125,67 @@ def free_huge_bytes(folder: Path = HUGE_PAGES) -> int:
     return max(free - promised, 0) * HUGE_PAGE_BYTES
 
 
-def _make(size: int, *, is_huge: bool, may_take: Callable[[int], bool]) -> Lot:
-    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-    if is_huge:
-        flags |= os.MFD_HUGETLB | os.MFD_HUGE_2MB
+def _memory_file(size: int, flags: int = 0) -> int:
+    """Return the descriptor of a new memfd that cannot grow. Raises LotFailed."""
     try:
-        descriptor = os.memfd_create("affinode-lot", flags)
+        descriptor = os.memfd_create("affinode-lot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
     except OSError as error:
         raise LotFailed(f"no memory file: {error.strerror}") from None
     try:
         os.ftruncate(descriptor, size)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
-        _touch(descriptor, size, may_take)
     except OSError as error:
         os.close(descriptor)
+        raise LotFailed(f"no memory file of that size: {error.strerror}") from None
+    return descriptor
+
+
+def _touched(lot: Lot, may_take: Callable[[int], bool], threads: int) -> Lot:
+    """Return the lot with every page allocated, zeroed and charged to us. Raises LotFailed, with it freed."""
+    try:
+        _touch(lot.descriptor, lot.bytes, may_take, threads)
+    except OSError as error:
+        lot.let_go()
         raise LotFailed(f"its pages cannot be had: {error.strerror}") from None
-    except LotFailed:
-        os.close(descriptor)
+    except BaseException:
+        lot.let_go()
         raise
-    return Lot(descriptor, size, is_huge)
+    return lot
 
 
-def _touch(descriptor: int, size: int, may_take: Callable[[int], bool]) -> None:
-    """Have every page allocated, zeroed and charged to us. Raises LotFailed or OSError."""
+def _touch(descriptor: int, size: int, may_take: Callable[[int], bool], threads: int) -> None:
+    """Touch every page. Raises LotFailed or OSError."""
+    asking = threading.Lock()
+    about_to_take = 0
+    failure: LotFailed | OSError | None = None
+
+    def touch_step(offset: int) -> None:
+        nonlocal about_to_take, failure
+        step = min(STEP_BYTES, size - offset)
+        with asking:
+            if failure is None and not may_take(about_to_take + step):
+                failure = LotFailed("host memory is short")
+            if failure is not None:
+                raise failure
+            about_to_take += step
+        try:
+            _touch_step(descriptor, address + offset, offset, step)
+        except OSError as error:
+            failure = error
+            raise
+        finally:
+            with asking:
+                about_to_take -= step
+
     with mmap.mmap(descriptor, size) as view:
         with contextlib.suppress(OSError):
             view.madvise(mmap.MADV_HUGEPAGE)  # where shmem_enabled allows it
         start = ctypes.c_char.from_buffer(view)
+        address = ctypes.addressof(start)
         try:
-            for offset in range(0, size, STEP_BYTES):
-                step = min(STEP_BYTES, size - offset)
-                if not may_take(step):
-                    raise LotFailed("host memory is short")
-                _touch_step(descriptor, ctypes.addressof(start) + offset, offset, step)
+            with ThreadPoolExecutor(threads, thread_name_prefix="touch") as pool:
+                for _ in pool.map(touch_step, range(0, size, STEP_BYTES)):
+                    pass
         finally:
             del start  # or the mapping could not be closed
 

@@ -145,7 +145,7 @@ def mapped_lots(kernel):
     """Resident bytes of lots in the kernel's address space, as the operating system counts them."""
     pid = kernel.run("import os; print(os.getpid())").text.strip()
     smaps = Path(f"/proc/{pid}/smaps").read_text()
-    found = re.findall(r"memfd:affinode-lot.*?\n(?:.*\n)*?Rss: +(\d+) kB", smaps)
+    found = re.findall(r"affinode-lot.*?\n(?:.*\n)*?Rss: +(\d+) kB", smaps)
     return sum(int(size) for size in found) * 1024
 
 

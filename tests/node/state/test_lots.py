@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import pytest
@@ -26,6 +27,7 @@ from jupyter_affinode.node.protocol.wire import CommandKind
 from jupyter_affinode.node.state.lots import AGAIN_AFTER_S, LotStock, lot_size
 from jupyter_affinode.node.system import lot_memory
 from jupyter_affinode.node.system.host_memory import HostMemory
+from jupyter_affinode.node.system.huge_tmpfs import NoHugeTmpfs
 from jupyter_affinode.node.system.lot_memory import LotFailed, make_lot
 from jupyter_affinode.node.system.peers import Peer, ProcessWatch
 from jupyter_affinode.settings.policy import GIB, Settings
@@ -47,7 +49,7 @@ def ordinary_pages(monkeypatch):
 
 def descriptors():
     """How many lots and processes this process has descriptors of; others come and go."""
-    return open_files("/memfd:affinode-lot", "anon_inode:[pidfd]")
+    return open_files("/memfd:affinode-lot", "/affinode-lot", "anon_inode:[fscontext]", "anon_inode:[pidfd]")
 
 
 def allocated(descriptor):
@@ -55,10 +57,20 @@ def allocated(descriptor):
     return os.fstat(descriptor).st_blocks * 512
 
 
+@pytest.fixture
+def memory_files(monkeypatch):
+    """As where no tmpfs of huge pages can be had."""
+
+    def refuse(size):
+        raise NoHugeTmpfs("not in this test")
+
+    monkeypatch.setattr(lot_memory, "open_huge_file", refuse)
+
+
 # ---- one lot
 
 
-def test_a_lot_is_touched_zeroed_and_cannot_be_grown_or_sealed_by_its_borrower():
+def test_a_lot_is_touched_zeroed_and_cannot_be_grown_or_sealed_by_its_borrower(memory_files):
     lot = make_lot(64 * MIB, lambda size: True)
     assert (lot.bytes, allocated(lot.descriptor)) == (64 * MIB, 64 * MIB)
     with mmap.mmap(lot.descriptor, lot.bytes) as view:
@@ -72,7 +84,7 @@ def test_a_lot_is_touched_zeroed_and_cannot_be_grown_or_sealed_by_its_borrower()
     lot.revoke()
 
 
-def test_a_revoked_lot_is_empty_for_every_process_that_still_has_its_descriptor():
+def test_a_revoked_lot_is_empty_for_every_process_that_still_has_its_descriptor(memory_files):
     lot = make_lot(32 * MIB, lambda size: True)
     copy = os.dup(lot.descriptor)
     os.pwrite(copy, b"contents", 0)
@@ -104,8 +116,35 @@ def test_a_lot_that_meets_a_shortage_on_the_way_takes_nothing():
         return len(asked) < 3
 
     with pytest.raises(LotFailed, match="short"):
-        make_lot(128 * MIB, may_take)
+        make_lot(128 * MIB, may_take, threads=1)
     assert (asked, descriptors()) == ([32 * MIB] * 3, before)
+
+
+def test_threads_ask_for_what_all_of_them_are_about_to_touch(monkeypatch):
+    asked, third = [], threading.Event()
+
+    def may_take(size):
+        asked.append(size)
+        if len(asked) == 3:
+            third.set()
+        return len(asked) < 3
+
+    class SlowLibc:
+        def madvise(self, *_):
+            return 0 if third.wait(30) else -1
+
+    monkeypatch.setattr(lot_memory, "_libc", SlowLibc())
+    with pytest.raises(LotFailed, match="short"):
+        make_lot(256 * MIB, may_take, threads=3)
+    assert asked == [32 * MIB, 64 * MIB, 96 * MIB]
+
+
+def test_several_threads_touch_every_page():
+    before = descriptors()
+    lot = make_lot(160 * MIB, lambda size: True, threads=3)
+    assert allocated(lot.descriptor) == 160 * MIB
+    lot.revoke()
+    assert descriptors() == before
 
 
 def test_before_linux_5_14_the_pages_are_written_instead(monkeypatch):
