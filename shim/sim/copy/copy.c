@@ -7,6 +7,7 @@
 
 #include "graph/capture.h"
 #include "machine/activity.h"
+#include "vmm/vmm.h"
 
 #define PIECE (4ull << 20)
 #define STAGED_LARGEST (1u << 20) /* a pageable source up to here is read at once; seen on an H200 with 1 MiB */
@@ -83,7 +84,9 @@ static CUresult copy_row(const struct copy *copy, uint64_t to, uint64_t from, un
 		ranges_read();
 		valid = (!copy->to.table || reachable(copy->to.context, to + done, piece, true)) &&
 			(!copy->from.table || reachable(copy->from.context, from + done, piece, false));
-		if (valid)
+		if (valid && copy->from.table && vmm_is_blank(from + done, piece))
+			memset((void *)(to + done), 0, piece);
+		else if (valid)
 			memmove((void *)(to + done), (const void *)(from + done), piece);
 		ranges_done();
 		if (!valid)
@@ -218,7 +221,7 @@ static CUresult run_fill(struct operation *operation, CUstream stream)
 
 			ranges_read();
 			valid = ranges_accessible(fill->context, at, count * what->elementSize, true);
-			if (valid)
+			if (valid && (what->value || !vmm_is_blank(at, count * what->elementSize)))
 				fill_row(at, count, what->value, what->elementSize);
 			ranges_done();
 			if (!valid)

@@ -6,7 +6,6 @@
  *   h[p] = sum over j < N / 2 of (m[2j] + k[2j + 4p]) * (m[2j + 1] + k[2j + 1 + 4p])   modulo 2^64,
  *
  * sums inside modulo 2^32.  */
-#include <stdlib.h>
 #include <string.h>
 #ifdef __SSE2__
 #include <emmintrin.h>
@@ -14,6 +13,7 @@
 
 #include "kernel/module.h"
 #include "memory/ranges.h"
+#include "vmm/vmm.h"
 
 #define CHUNK_BYTES (2ull << 20)
 #define WORDS (CHUNK_BYTES / 4)
@@ -77,6 +77,8 @@ static void nh(const uint32_t *m, const uint32_t *k, struct digest *digest)
 		digest->or_of_all |= or[i];
 }
 
+static uint32_t zeros[WORDS]; /* never written; constants would be 2 MiB more of the library */
+
 /* The same word again and again, and the first is zero.  */
 static bool is_zero(const uint32_t *m)
 {
@@ -93,25 +95,29 @@ static bool hold(CUstream stream, uint64_t address, uint64_t size, uint64_t alig
 	return false;
 }
 
-/* One launch's constants: the key, read once, and what it makes of a chunk of zeros, once it was needed.  */
+/* One launch: the key's address, and what it makes of a chunk of zeros, once it was needed.  */
 struct run {
 	CUstream stream;
-	uint32_t key[KEY_WORDS];
+	uint64_t key;
 	struct digest of_zeros;
 	bool has_zeros;
 };
 
 static bool digest_chunk(struct run *run, uint64_t address, struct digest *digest)
 {
-	const uint32_t *chunk = (const uint32_t *)address;
+	const uint32_t *chunk = (const uint32_t *)address, *key = (const uint32_t *)run->key;
 
 	if (!hold(run->stream, address, CHUNK_BYTES, LOAD_BYTES, false))
 		return false;
-	if (!is_zero(chunk)) {
-		nh(chunk, run->key, digest);
+	if (run->key % LOAD_BYTES || !ranges_accessible(run->stream->context, run->key, 4 * KEY_WORDS, false)) {
+		ranges_done();
+		return false;
+	}
+	if (!vmm_is_blank(address, CHUNK_BYTES) && !is_zero(chunk)) {
+		nh(chunk, key, digest);
 	} else {
 		if (!run->has_zeros)
-			nh(chunk, run->key, &run->of_zeros);
+			nh(zeros, key, &run->of_zeros);
 		run->has_zeros = true;
 		*digest = run->of_zeros;
 	}
@@ -147,22 +153,15 @@ static bool write_result(CUstream stream, uint64_t to, const struct digest *dige
  * key (32-bit words), the results.  */
 CUresult digest_kernel(CUstream stream, const uint64_t *p)
 {
-	struct run *run = calloc(1, sizeof(*run));
-	CUresult result = CUDA_SUCCESS;
+	struct run run = {.stream = stream, .key = p[2]};
 
-	if (!run)
-		return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
-	run->stream = stream;
-	if (p[1] && !copy_in(stream, run->key, p[2], sizeof(run->key), LOAD_BYTES))
-		result = CUDA_ERROR_ILLEGAL_ADDRESS;
-	for (uint64_t i = 0; i < p[1] && result == CUDA_SUCCESS; i++) {
+	for (uint64_t i = 0; i < p[1]; i++) {
 		struct digest digest;
 		uint64_t address;
 
-		if (!copy_in(stream, &address, p[0] + 8 * i, 8, 8) || !digest_chunk(run, address, &digest) ||
+		if (!copy_in(stream, &address, p[0] + 8 * i, 8, 8) || !digest_chunk(&run, address, &digest) ||
 		    !write_result(stream, p[3] + sizeof(struct result) * i, &digest))
-			result = CUDA_ERROR_ILLEGAL_ADDRESS;
+			return CUDA_ERROR_ILLEGAL_ADDRESS;
 	}
-	free(run);
-	return result;
+	return CUDA_SUCCESS;
 }

@@ -55,6 +55,13 @@ void memfile_drop(uint64_t offset, uint64_t size)
 		;
 }
 
+bool file_is_blank(int fd, uint64_t offset, uint64_t size)
+{
+	off_t data = lseek(fd, (off_t)offset, SEEK_DATA);
+
+	return data < 0 ? errno == ENXIO : (uint64_t)data >= offset + size;
+}
+
 int memfile_fd(void)
 {
 	return file;

@@ -2,6 +2,7 @@
 #ifndef SIM_MEMFILE_H
 #define SIM_MEMFILE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #define MEMFILE_NONE UINT64_MAX
@@ -11,6 +12,8 @@ int memfile_create(uint64_t size);
 /* An offset for `size` bytes of zeroes in the process's file, or MEMFILE_NONE.  */
 uint64_t memfile_take(uint64_t size);
 void memfile_drop(uint64_t offset, uint64_t size);
+/* Whether a piece of such a file was never touched: it is zero, and takes no memory of the host.  */
+bool file_is_blank(int fd, uint64_t offset, uint64_t size);
 /* The process's file; only after memfile_take().  */
 int memfile_fd(void);
 /* In the child after fork.  */

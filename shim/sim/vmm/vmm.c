@@ -243,6 +243,23 @@ out:
 	return result;
 }
 
+bool vmm_is_blank(uint64_t address, uint64_t size)
+{
+	for (uint64_t end = address + size, next; address < end; address = next) {
+		const struct range *range = ranges_find(&memory_ranges, address);
+		const struct memory_handle *handle;
+
+		if (!range || range->kind != RANGE_MAPPED)
+			return false;
+		handle = range->owner;
+		next = range->start + range->size < end ? range->start + range->size : end;
+		if (!file_is_blank(handle->fd >= 0 ? handle->fd : memfile_fd(), range->file_offset + address - range->start,
+				   next - address))
+			return false;
+	}
+	return true;
+}
+
 /* Whether [address, address + size) begins and ends with whole mappings; `full`: and has no hole.  */
 static bool covered(uint64_t address, uint64_t size, bool full)
 {

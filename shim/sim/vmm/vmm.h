@@ -22,6 +22,10 @@ struct memory_handle *vmm_handle(CUmemGenericAllocationHandle handle);
 /* Give it back if neither the program nor a mapping has it. Held for writing, as in all of these.  */
 void vmm_drop_if_unused(struct memory_handle *handle);
 
+/* Whether all of it is mapped memory that nothing has written to or read: it is zero, and stays without memory of the
+ * host for as long as it is not touched. The tables are held.  */
+bool vmm_is_blank(uint64_t address, uint64_t size);
+
 /* multicast.c: the memory bound to a multicast object, NULL: none, or it is no such object; and its end, false: it
  * is none.  */
 struct memory_handle *multicast_bound(CUmemGenericAllocationHandle handle);
