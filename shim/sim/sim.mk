@@ -27,8 +27,8 @@ $(BUILD)/sim/%.o: sim/%.c sim/sim.mk
 	@mkdir -p $(@D)
 	$(CC) $(SIM_CFLAGS) -MMD -MP -c $< -o $@
 
-# Tests digest gigabytes.
-$(BUILD)/sim/kernel/digest.o: SIM_CFLAGS += -O3
+# Tests fill and digest gigabytes.
+$(BUILD)/sim/kernel/%.o: SIM_CFLAGS += -O3
 
 $(BUILD)/libaffinode-sim-cuda.so: $(SIM_CUDA_OBJECTS)
 	$(CC) $(SIM_LDFLAGS) $(LDFLAGS) -o $@ $^ $(SIM_LIBS)
