@@ -6,7 +6,7 @@
 #include <fcntl.h>
 #include <sys/syscall.h>
 
-#define BYTES MiB(64)
+#define BYTES MiB(16)
 
 static CUdeviceptr block, small;
 

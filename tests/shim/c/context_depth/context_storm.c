@@ -4,7 +4,7 @@
 #include "grown_up.h"
 
 #define THREADS 4
-#define BYTES MiB(8)
+#define BYTES MiB(2)
 
 #define PAUSE_US 60000u
 

@@ -68,7 +68,7 @@ int main(int argc, char **argv)
 	cuda_start();
 	controller_accept();
 	thread_start(&thread, free_at_random, NULL);
-	for (unsigned round = 0; round < test_rounds(18); round++) {
+	for (unsigned round = 0; round < test_rounds(9); round++) {
 		pthread_mutex_lock(&held_lock);
 		for (int i = 0; i < BLOCKS; i++)
 			if (!held[i].at)
@@ -86,7 +86,7 @@ int main(int argc, char **argv)
 	atomic_store(&stop, true);
 	thread_join(thread);
 	printf("%llu frees, the longest %.1f ms\n", (unsigned long long)frees, (double)longest_ns / 1e6);
-	CHECK(frees > test_rounds(18));
+	CHECK(frees > test_rounds(9));
 
 	/* What was freed while parked is given back: the whole device can be had again.  */
 	allocate_and_free();

@@ -10,7 +10,7 @@
 
 #include "contents.h"
 
-#define LARGE MiB(256)
+#define LARGE MiB(64)
 #define CHUNK ((uint64_t)MiB(2))
 
 static CUdeviceptr large;

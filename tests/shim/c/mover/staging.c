@@ -161,7 +161,7 @@ static void ring_is_counted(void)
 /* Blocks come and go, so that chunks lie in slots of many slabs.  */
 static void scattered(void)
 {
-	for (unsigned round = 0; round < test_rounds(6); round++) {
+	for (unsigned round = 0; round < test_rounds(3); round++) {
 		snprintf(test_step, sizeof(test_step), "scattered, round %u", round);
 		for (unsigned i = 0; i < SMALL; i++) {
 			if (test_random(&state) % 2)
@@ -318,7 +318,7 @@ int main(int argc, char **argv)
 	large_make();
 	ring_is_taken();
 	ring_is_counted();
-	for (unsigned nth = 5; nth < LARGE_PIECES; nth += 5)
+	for (unsigned nth = 5; nth < PIECES; nth += 9)
 		revoked(nth);
 #ifndef SHIM_LINKED
 	without_threads();

@@ -4,7 +4,7 @@
 
 #include <signal.h>
 
-#define BYTES MiB(48)
+#define BYTES MiB(12)
 
 enum { RESIDENT, PARKING, PARKED, RESUMING, MOMENTS };
 
@@ -81,7 +81,7 @@ int main(int argc, char **argv)
 {
 	size_t before;
 
-	setenv("AFFINODE_SIM_COPY_RATE", "1GiB", 1); /* parking takes 50 ms */
+	setenv("AFFINODE_SIM_COPY_RATE", "256MiB", 1); /* parking takes 50 ms */
 	test_begin(argc, argv, 60);
 	if (test_role)
 		child();

@@ -73,20 +73,14 @@ int64_t board_registered_bytes(void)
 	return __atomic_load_n(&board->registered_bytes, __ATOMIC_ACQUIRE);
 }
 
-/* TEST_STRIDE: 1 for each and every call; runs begin at any step, so that several come to all, and the flavours of one run
- * to more than one of them. What happens at a step is the same in each flavour, and a sanitizer takes longer over it.  */
+/* TEST_STRIDE: 1 for each and every call. Runs begin at any step, so that several come to all.  */
 unsigned board_stride(void)
 {
 	const char *given = getenv("TEST_STRIDE");
 
 	if (given && atoi(given) > 0)
 		return (unsigned)atoi(given);
-	/* Odd, for programs change with the step's number what they do.  */
-#ifdef SHIM_LINKED
-	return 17;
-#else
-	return 9;
-#endif
+	return 17; /* odd, for programs change with the step's number what they do */
 }
 
 unsigned board_first_step(void)

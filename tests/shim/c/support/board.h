@@ -17,7 +17,7 @@ bool board_holds(void);     /* a call waits at a HOLD */
 const char *board_struck(void); /* names of the calls that were struck, when it was disarmed last */
 int64_t board_registered_bytes(void);
 
-/* From a step to the next that is tried: some are left out, more where sanitizers make each slow, beginning anywhere.  */
+/* From a step to the next that is tried: some are left out, beginning anywhere.  */
 unsigned board_first_step(void);
 unsigned board_stride(void);
 

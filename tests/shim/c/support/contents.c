@@ -147,16 +147,12 @@ CUresult contents_change(unsigned i)
 	return result;
 }
 
-static bool zero(CUdeviceptr at, size_t bytes)
+static bool zero_chunk(CUdeviceptr at)
 {
-	uint32_t *words = malloc(bytes);
-	bool right;
+	static uint32_t words[CHUNK / 4];
 
-	CHECK(words != NULL);
-	CUDA(MemcpyDtoH(words, at, bytes));
-	right = words[0] == 0 && memcmp(words, words + 1, bytes - 4) == 0;
-	free(words);
-	return right;
+	CUDA(MemcpyDtoH(words, at, CHUNK));
+	return words[0] == 0 && memcmp(words, words + 1, CHUNK - 4) == 0;
 }
 
 void contents_are_right(void)
@@ -170,9 +166,9 @@ void contents_are_right(void)
 			continue;
 		at_block(i);
 		if (i == CONTENTS_ZERO)
-			right = zero(at, blocks[i].bytes);
+			right = zero_chunk(at);
 		else if (i == CONTENTS_ZERO_AMIDST)
-			right = holds_pattern(at, CHUNK, seed, 0) && zero(at + CHUNK, CHUNK) &&
+			right = holds_pattern(at, CHUNK, seed, 0) && zero_chunk(at + CHUNK) &&
 				holds_pattern(at + 2 * CHUNK, CHUNK, seed, 0);
 		else
 			right = holds_pattern(at, blocks[i].bytes, seed, added);

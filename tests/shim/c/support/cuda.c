@@ -169,18 +169,15 @@ __attribute__((no_sanitize("thread", "address", "undefined"), optimize("O3"))) s
 
 bool holds_pattern(CUdeviceptr at, size_t bytes, uint32_t seed, uint32_t added)
 {
-	const size_t count = bytes / 4, most = MiB(1) / 16; /* by pieces that stay in the cache */
-	uint32_t *words = malloc(most * 4);
-	uint32_t wrong = 0;
+	uint32_t words[MiB(1) / 16], wrong = 0; /* by pieces that stay in the cache */
+	const size_t count = bytes / 4, most = sizeof(words) / sizeof(*words);
 
-	CHECK(words != NULL);
 	for (size_t from = 0; from < count; from += most) {
 		size_t n = count - from < most ? count - from : most;
 
 		CUDA(MemcpyDtoH(words, at + from * 4, n * 4));
 		wrong |= differs(words, from, n, seed, added);
 	}
-	free(words);
 	return !wrong;
 }
 
