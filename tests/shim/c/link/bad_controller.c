@@ -93,8 +93,12 @@ static void answers_only_who_asked(void)
 
 	controller_drop(); /* numbers begin anew */
 	controller_accept();
-	epoch = controller_command(AFFINODE_COMMAND_PARK, 0);
-	PAGE_UNTIL(page.state == AFFINODE_STATE_PARKING);
+	for (;; controller_move(AFFINODE_COMMAND_RESUME)) { /* a loaded machine may see the move too late, or give it up */
+		epoch = controller_command(AFFINODE_COMMAND_PARK, 0);
+		UNTIL((controller_pump(), page_read().state == AFFINODE_STATE_PARKING || controller_replied(epoch)));
+		if (!controller_replied(epoch))
+			break;
+	}
 	controller_drop();
 	controller_accept();
 	PAGE_UNTIL(page.state == AFFINODE_STATE_PARKED);

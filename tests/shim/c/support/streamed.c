@@ -84,5 +84,8 @@ void streamed_park(void)
 
 int streamed_resume(uint64_t how)
 {
-	return controller_reply(controller_command(AFFINODE_COMMAND_RESUME, how)).status;
+	struct affinode_reply reply = controller_reply(controller_command(AFFINODE_COMMAND_RESUME, how));
+
+	snprintf(test_step, sizeof(test_step), "resume: %s", reply.text);
+	return reply.status;
 }
