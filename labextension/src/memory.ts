@@ -49,9 +49,10 @@ export function gpuSegments(gpu: IGpu, kernels: IKernel[], trans: IWords): ISegm
   return segments;
 }
 
-/** A GPU's name; where there are several, with its number. */
+/** A GPU's name, without the vendor's, which they all share; where there are several, with its number. */
 export function gpuName(gpu: IGpu, gpus: IGpu[], trans: IWords): string {
-  return gpus.length > 1 ? trans.__('GPU %1: %2', gpu.index, gpu.name) : gpu.name;
+  const name = gpu.name.replace(/^NVIDIA /, '');
+  return gpus.length > 1 ? trans.__('GPU %1: %2', gpu.index, name) : name;
 }
 
 /** On which GPU a kernel is, or was before it was moved away; nothing where there is only one to be on. */

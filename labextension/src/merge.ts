@@ -117,17 +117,22 @@ export function merge(status: IStatus, id: string, change: Partial<IKernel>): IS
   return { ...status, kernels, node: status.node && shifted(status.node, before, after) };
 }
 
-/** The machine after one kernel changed. */
+/** The machine after one kernel changed; the same where no memory moved, for what draws it to notice. */
 function shifted(node: INode, before: IKernel, after: IKernel): INode {
   const copy = after.copy_bytes - before.copy_bytes;
+  const parked = after.parked_bytes - before.parked_bytes;
   const { host } = node;
+  const gpus = node.gpus.map(gpu => moved(gpu, share(after, gpu) - share(before, gpu)));
+  if (copy === 0 && parked === 0 && gpus.every((gpu, index) => gpu === node.gpus[index])) {
+    return node;
+  }
   return {
     ...node,
-    gpus: node.gpus.map(gpu => moved(gpu, share(after, gpu) - share(before, gpu))),
+    gpus,
     host: {
       ...host,
       copy_bytes: Math.max(0, host.copy_bytes + copy),
-      parked_bytes: Math.max(0, host.parked_bytes + after.parked_bytes - before.parked_bytes),
+      parked_bytes: Math.max(0, host.parked_bytes + parked),
       available_bytes: between(host.available_bytes - copy, host.total_bytes)
     }
   };

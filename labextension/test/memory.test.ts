@@ -3,9 +3,10 @@ import { test } from 'node:test';
 import { canHold, canPark, canRelease, canResume, endable } from '../src/actions';
 import { Hues } from '../src/hues';
 import { gpuName, gpuSegments, parkedSegments, whichGpu } from '../src/memory';
+import { merge } from '../src/merge';
 import { StuckReason } from '../src/reasons';
 import { IGpu, IKernelOnGpu, INode } from '../src/status';
-import { kernel, trans } from './examples';
+import { kernel, status, trans } from './examples';
 
 const gpu: IGpu = {
   uuid: 'GPU-1',
@@ -71,6 +72,7 @@ test('of several GPUs it is said which', () => {
   const said = (gpus: IKernelOnGpu[]) => whichGpu(kernel({ gpus }), two, trans);
   assert.strictEqual(gpuName(gpu, [gpu], trans), 'A GPU');
   assert.strictEqual(gpuName(two[1], two, trans), 'GPU 1: A GPU');
+  assert.strictEqual(gpuName({ ...gpu, name: 'NVIDIA H200' }, [gpu], trans), 'H200');
   assert.strictEqual(said([share(5)]), 'on GPU 0');
   assert.strictEqual(said([away]), 'was on GPU 1');
   assert.strictEqual(said([share(5), { ...away, resident_bytes: 9 }]), 'on GPUs 0, 1');
@@ -141,4 +143,13 @@ test('a stuck process may be ended by its owner, and by any user here if its own
   const numbers = (own: boolean) => endable(kernel({ own, processes })).map(one => one.number);
   assert.deepStrictEqual(numbers(true), [2, 3]);
   assert.deepStrictEqual(numbers(false), [3]);
+});
+
+test('a change of a kernel that moves no memory leaves the machine as it is', () => {
+  const before = status([kernel({ id: 'a' }), kernel({ id: 'b' })]);
+  const after = merge(before, 'a', { cell_open: true, calls: 5 });
+  assert.ok(after.kernels[0].cell_open);
+  assert.strictEqual(after.node, before.node);
+  assert.strictEqual(after.kernels[1], before.kernels[1]);
+  assert.notStrictEqual(merge(before, 'a', { copy_bytes: 5 }).node, before.node);
 });

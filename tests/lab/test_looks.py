@@ -68,7 +68,7 @@ def test_the_popover_fits_and_keeps_the_keyboard(sized, width):
         if width == 320:
             sized.hide_panel()
             toolbar.locator(".jp-Toolbar-responsive-opener jp-button").focus()
-            toolbar = page.locator(".jp-Toolbar-responsive-popup")
+            toolbar = page.locator(".jp-Toolbar-responsive-popup").filter(has=chip)
             if not toolbar.is_visible():
                 keyboard.press("Enter")
         toolbar.locator("jp-button").first.focus()

@@ -70,7 +70,7 @@ function Remedy(props: { problem: IProblem; trans: TranslationBundle }): JSX.Ele
       <>
         <p>
           {trans.__(
-            'It has to be installed in the environment of that server. What is missing there is said by:'
+            'It has to be installed in the environment of that server. To see what is missing there, run:'
           )}
         </p>
         <code tabIndex={0}>jupyter affinode doctor</code>
@@ -80,7 +80,11 @@ function Remedy(props: { problem: IProblem; trans: TranslationBundle }): JSX.Ele
   if (problem.kind === 'controller') {
     return (
       <>
-        <p>{trans.__('Notebooks run on as they are; no GPU is freed meanwhile. What is wrong:')}</p>
+        <p>
+          {trans.__(
+            'Notebooks run on as they are; no GPU is freed meanwhile. To see what is wrong, run:'
+          )}
+        </p>
         <code tabIndex={0}>jupyter affinode doctor</code>
       </>
     );

@@ -52,6 +52,7 @@ export function Details(props: IDetailsProps): JSX.Element {
       ) : (
         <div className="jp-affinode-state">{kept ? trans.__('%1, %2', state, kept) : state}</div>
       )}
+      <Stuck {...props} />
       {isLost && <div className="jp-affinode-muted">{lostText(trans)}</div>}
       <Facts {...props} />
       <Refusals {...props} />
@@ -84,7 +85,6 @@ export function Details(props: IDetailsProps): JSX.Element {
         </div>
       )}
       {isActivityShown && mayCount && <Activity kernel={kernel} view={view} />}
-      <Stuck {...props} />
     </div>
   );
 }

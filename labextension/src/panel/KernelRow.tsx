@@ -19,14 +19,18 @@ interface IRowProps {
   isCurrent: boolean;
   /** Whether its details are shown. */
   isOpen: boolean;
-  onToggle: (kernel: IKernel, isOpen: boolean) => void;
+  /** Whether an action on it is under way. */
+  isPending: boolean;
+  /** All kernels where what the row offers depends on others. */
+  kernels?: IKernel[];
+  onToggle: (id: string, isOpen: boolean) => void;
   view: IView;
 }
 
-/** One kernel: a line of fixed slots, and the details below it where they are wanted. */
-export function KernelRow(props: IRowProps): JSX.Element {
-  const { isCurrent, isOpen, kernel, view } = props;
-  const { affinode, trans } = view;
+/** One kernel: a line of fixed slots, and the details below it where they are wanted; drawn anew only if its props change. */
+export const KernelRow = React.memo((props: IRowProps): JSX.Element => {
+  const { isCurrent, isOpen, isPending, kernel, view } = props;
+  const { trans } = view;
   const classes = ['jp-affinode-kernel', `jp-mod-${kernel.residency}`];
   if (isCurrent) {
     classes.push('jp-mod-current');
@@ -39,7 +43,7 @@ export function KernelRow(props: IRowProps): JSX.Element {
   return (
     <li
       className={classes.join(' ')}
-      aria-busy={affinode.pending(kernel.id)}
+      aria-busy={isPending}
       aria-current={isCurrent || undefined}
       aria-label={`${name}, ${state}`}
       data-kernel-id={kernel.id}
@@ -54,7 +58,7 @@ export function KernelRow(props: IRowProps): JSX.Element {
       )}
     </li>
   );
-}
+});
 
 function Line(props: IRowProps & { name: string }): JSX.Element {
   const { isOpen, kernel, name, onToggle, view } = props;
@@ -69,7 +73,7 @@ function Line(props: IRowProps & { name: string }): JSX.Element {
         data-control="caret"
         aria-expanded={isOpen}
         aria-label={trans.__('Details of %1', name)}
-        onClick={() => onToggle(kernel, !isOpen)}
+        onClick={() => onToggle(kernel.id, !isOpen)}
       >
         <caretRightIcon.react tag="span" />
       </button>

@@ -53,7 +53,7 @@ function Simulated(props: { node: INode; view: IView }): JSX.Element | null {
         'No real GPU is used: its memory and kernels are simulated on the processor.'
       )}
     >
-      {trans.__('Simulated GPU')}
+      {trans.__('Simulated')}
     </span>
   ) : null;
 }
@@ -87,11 +87,11 @@ function Gpu(props: {
         <span className="jp-affinode-gpuName" title={`${name} (${gpu.uuid})`}>
           {isCompact ? gpu.index : name}
         </span>
-        {props.badge}
         {isCompact && <Busy gpu={gpu} said={busySaid} />}
         <span className="jp-affinode-number" title={trans.__('Used memory')}>
           {used}
         </span>
+        {props.badge}
       </div>
       <MemoryBar
         affinode={affinode}

@@ -155,50 +155,76 @@ function Announcements(props: { kernels: IKernel[]; trans: TranslationBundle }):
 function Machine(
   props: IPanelProps & { filter: IFilter; node: INode; kernels: IKernel[] }
 ): JSX.Element {
-  const { affinode, kernels, node, trans } = props;
+  const { kernels, node, trans } = props;
+  const view = useView(props);
   if (node.gpus.length === 0) {
     return (
       <Empty title={trans.__('No GPU on this machine')}>
         <p>
-          {trans.__('Notebooks run as always. To see what this panel does, on a simulated GPU:')}
+          {trans.__(
+            'Notebooks run as always. To see what this panel does on a simulated GPU, run:'
+          )}
         </p>
         <code tabIndex={0}>jupyter affinode simulate -- jupyter lab</code>
       </Empty>
     );
   }
-  const named = folders(kernels, trans);
-  const rates = kernels.flatMap(kernel => affinode.rates(kernel.id).map(rate => rate.perSecond));
-  const view: IView = {
-    affinode,
-    commands: props.commands,
-    gpus: node.gpus,
-    folderOf: id => named.get(id),
-    nameOf: id => {
-      const kernel = affinode.kernel(id);
-      return kernel ? title(kernel, trans) : null;
-    },
-    mostCalls: Math.max(1, ...rates),
-    isVisible: props.isVisible,
-    isStale: affinode.stale,
-    trans
-  };
   return (
     <>
-      <Policy node={node} view={view} />
-      <Gpus kernels={kernels} node={node} view={view} />
-      <HostMemory kernels={kernels} node={node} view={view} />
+      <MemoryAndPolicy kernels={kernels} node={node} view={view} />
       <Kernels {...props} view={view} />
     </>
   );
 }
 
+/** What every part draws from: another object only after a look at the machine, or when memory moved. */
+function useView(props: IPanelProps & { node: INode; kernels: IKernel[] }): IView {
+  const { affinode, commands, isVisible, node, trans } = props;
+  const isStale = affinode.stale;
+  const kernels = React.useRef(props.kernels);
+  kernels.current = props.kernels;
+  return React.useMemo(() => {
+    const named = folders(kernels.current, trans);
+    const rates = kernels.current.flatMap(({ id }) => affinode.rates(id));
+    return {
+      affinode,
+      commands,
+      gpus: node.gpus,
+      folderOf: id => named.get(id),
+      nameOf: id => {
+        const kernel = affinode.kernel(id);
+        return kernel ? title(kernel, trans) : null;
+      },
+      mostCalls: Math.max(1, ...rates.map(rate => rate.perSecond)),
+      isVisible,
+      isStale,
+      trans
+    };
+  }, [affinode, commands, isStale, isVisible, node, trans]);
+}
+
+/** Drawn anew only with the machine: an event about a kernel whose memory stays leaves it as it is. */
+const MemoryAndPolicy = React.memo(
+  (props: { kernels: IKernel[]; node: INode; view: IView }): JSX.Element => (
+    <>
+      <Policy {...props} />
+      <Gpus {...props} />
+      <HostMemory {...props} />
+    </>
+  ),
+  (before, now) => before.node === now.node && before.view === now.view
+);
+
 /** The kernels by where their memory is. */
 function Kernels(
   props: IPanelProps & { filter: IFilter; kernels: IKernel[]; view: IView }
 ): JSX.Element {
-  const { currentKernelId, filter, kernels, trans, view } = props;
+  const { affinode, currentKernelId, filter, kernels, trans, view } = props;
   const [open, setOpen] = React.useState<ReadonlyMap<string, boolean>>(new Map());
-  const toggle = (id: string, isOpen: boolean) => setOpen(new Map(open).set(id, isOpen));
+  const toggle = React.useCallback(
+    (id: string, isOpen: boolean) => setOpen(before => new Map(before).set(id, isOpen)),
+    []
+  );
   const found = sections(kernels, filter, trans);
   const shown = SECTIONS.filter(section => found.get(section)?.length);
   if (kernels.length === 0) {
@@ -236,8 +262,10 @@ function Kernels(
                     section === 'waiting' ||
                     isProblem(kernel))
                 }
+                isPending={affinode.pending(kernel.id)}
                 kernel={kernel}
-                onToggle={(_, isRowOpen) => toggle(kernel.id, isRowOpen)}
+                kernels={section === 'waiting' ? kernels : undefined}
+                onToggle={toggle}
                 view={view}
               />
             ))}

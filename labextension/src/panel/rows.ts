@@ -86,8 +86,11 @@ function isShown(kernel: IKernel, filter: IFilter, trans: IWords): boolean {
     return false;
   }
   const wanted = filter.text.trim().toLowerCase();
+  if (wanted === '') {
+    return true;
+  }
   const names = [title(kernel, trans), kernel.path ?? '', ...kernel.paths, kernel.name ?? ''];
-  return wanted === '' || names.some(name => name.toLowerCase().includes(wanted));
+  return names.some(name => name.toLowerCase().includes(wanted));
 }
 
 function sortName(kernel: IKernel, trans: IWords): string {
