@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,9 +41,17 @@ class Outcomes:
     """What became of each command: "passed", "failed", or nothing where it was not run."""
 
     of: dict[str, str] = field(default_factory=dict)
+    only: Sequence[str] = ()  # parts of the commands that are wanted; none: all
+    pages: dict[Path, list[str]] = field(
+        default_factory=lambda: {page: list(dict.fromkeys(shown(page))) for page in PAGES}
+    )
 
-    def run(self, name: str, command: str, environment: dict[str, str], folder: Path) -> None:
+    def run(
+        self, name: str, command: str, environment: dict[str, str], folder: Path, always: bool = False
+    ) -> None:
         """Run a command and print how it went."""
+        if not always and self.only and not any(part in name for part in self.only):
+            return
         began = time.monotonic()
         done = subprocess.run(
             ["bash", "-o", "pipefail", "-c", command],
@@ -63,8 +71,7 @@ class Outcomes:
     def table(self) -> str:
         """Return a row for each page: how many of its commands were run, and which were not, and why."""
         rows = [f"{'page':38} shown  passed  failed  not run"]
-        for page in PAGES:
-            commands = list(dict.fromkeys(shown(page)))
+        for page, commands in self.pages.items():
             if not commands:
                 continue
             results = [self.of.get(command, "") for command in commands if not COMMANDS[command].because]
@@ -115,7 +122,7 @@ def of_user(outcomes: Outcomes, repository: str, folder: Path) -> None:
     environment["PATH"] = f"{venv}/bin:{environment['PATH']}"
     subprocess.run(["pip", "install", "--quiet", "jupyterlab"], env=environment, check=True)
     mine = dict(of_place(Place.USER))
-    outcomes.run("pip install .", "pip install .", environment, clone)
+    outcomes.run("pip install .", "pip install .", environment, clone, always=True)
     work = folder / "work"
     work.mkdir()
     environment |= {
@@ -167,9 +174,13 @@ def main() -> int:
     names = [place.name.lower() for place in Place if place is not Place.NOWHERE]
     parser.add_argument("--places", nargs="+", choices=names, default=names)
     parser.add_argument("--clone", type=Path, help="one to go on with, for places `demo` and `clone`")
+    parser.add_argument("--only", nargs="+", default=[], help="parts of the commands that are wanted")
+    parser.add_argument("--results", type=Path, help="a file that adds up what several runs give")
     parser.add_argument("--keep", action="store_true", help="leave the folder there")
     arguments = parser.parse_args()
-    outcomes = Outcomes()
+    outcomes = Outcomes(only=arguments.only)
+    if arguments.results and arguments.results.exists():
+        outcomes.of |= json.loads(arguments.results.read_text())
     os.umask(0o022)
     with temporary_folder(arguments.keep) as folder:
         folder.chmod(0o755)
@@ -181,6 +192,8 @@ def main() -> int:
                 of_user(outcomes, arguments.repository, folder)
             else:
                 in_clone(outcomes, place, arguments.repository, folder, arguments.clone or folder / "clone")
+    if arguments.results:
+        arguments.results.write_text(json.dumps(outcomes.of, indent=1))
     print(f"\n{outcomes.table()}")
     return int("failed" in outcomes.of.values())
 

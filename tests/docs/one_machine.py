@@ -219,25 +219,20 @@ def install(repository: str, shell: Shell, steps: Steps) -> None:
     steps.done("clone, virtual environment, installation, proxy, users")
 
 
-def serve(rounds: int, environment: dict[str, str], folder: Path) -> float:
-    """Start the Hub as the page says, and do its steps some times; return the seconds of one round."""
+def serve(environment: dict[str, str], folder: Path) -> float:
+    """Start the Hub as the page says, and do its steps; return how many seconds they took."""
     command = next(block for block in blocks(PAGE, "sh") if "--all-users" in block)
-    log, total = folder / "hub.log", 0.0
+    log, steps = folder / "hub.log", Steps()
     with running(["bash", "-c", f"exec env {command}"], log, environment, folder) as hub:
-        steps = Steps()
         wait_until(answers, "answer of the Hub", hub, log, WAIT_S)
         steps.done("the Hub answers")
-        for number in range(rounds):
-            steps = Steps()
-            print(f"round {number + 1} of {rounds}", flush=True)
-            try:
-                asyncio.run(story(hub, steps))
-            except (CellFailed, ServerFailed) as error:
-                raise Failed(f"{error}\n{log.read_text(errors='replace')[-4000:]}") from None
-            total = steps.sum()
+        try:
+            asyncio.run(story(hub, steps))
+        except (CellFailed, ServerFailed) as error:
+            raise Failed(f"{error}\n{log.read_text(errors='replace')[-4000:]}") from None
         hub.send_signal(signal.SIGTERM)
         hub.wait()
-    return total
+    return steps.sum()
 
 
 def answers() -> bool:
@@ -283,7 +278,9 @@ def inside(repository: str, rounds: int, folder: Path) -> float:
     if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), "unshare")
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-    taken = serve(rounds, shell.environment, Path("/mnt"))
+    for number in range(rounds):
+        print(f"round {number + 1} of {rounds}", flush=True)
+        taken = serve(shell.environment, Path("/mnt"))
     afterwards(shell, Steps())
     return taken
 
@@ -292,7 +289,9 @@ def main() -> int:
     """Return 0 if each step did what the page says."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("repository", nargs="?", default=str(REPOSITORY))
-    parser.add_argument("--rounds", type=int, default=1, help="how often the five steps are done")
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="how often the Hub is started and the five steps are done"
+    )
     parser.add_argument("--folder", type=Path, help="where to install, or to go on after a failure")
     arguments = parser.parse_args()
     if folder := os.environ.pop(INSIDE, ""):
