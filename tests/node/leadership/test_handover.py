@@ -83,9 +83,11 @@ def locked(path):
 
 
 def make_fifo(path):
-    """One with a writer: a read of it would wait."""
+    """One that says what a controller's lock says."""
     os.mkfifo(path)
-    return os.open(path, os.O_RDWR)
+    descriptor = os.open(path, os.O_RDWR)
+    os.write(descriptor, b"process 1 (/a/node.sock)\n")
+    return descriptor
 
 
 @pytest.mark.parametrize("make", [os.mkdir, make_fifo], ids=["directory", "fifo"])

@@ -1,10 +1,10 @@
 """What management adds to a kernel's start, with and without it in turn: `python …/measure_starts.py --rounds 15`.
 
-Each round is a program of its own, which starts a kernel (`first`, as nbconvert does) and then another one (`again`, as
-a server does). A controller runs. Printed are medians and quartiles in milliseconds, and the difference of the medians:
-by the clock until the kernel is launched and until its first reply, and the processor time of the program until each, of
-the processes that it ran and waited for, and of the kernel until that reply. On a machine that does something else only the
-processor times can be compared.
+Each round is a program of its own, which starts a kernel (`first`, as nbconvert does) and then another one (`again`,
+as a server does). A controller runs. Printed are medians and quartiles in milliseconds, and the difference of the
+medians: by the clock until the kernel is launched and until its first reply, and the processor time of the program
+until each, of the processes that it ran and waited for, and of the kernel until that reply. On a machine that does
+something else only the processor times can be compared.
 """
 
 from __future__ import annotations
