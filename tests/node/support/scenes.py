@@ -43,6 +43,7 @@ class AnyMachine(Machine):
 class SameMoves(Speeds):
     """Every park takes as long as any other, and so does every resume."""
 
+    first_park_bytes_per_s: float = Speeds.park_bytes_per_s
     each_park_s: float = 1.0
     each_resume_s: float = 1.0
 
