@@ -70,13 +70,11 @@ static void *release_then_go_on(void *handle)
 /* Work on a stream that the shim never saw: only waiting for the whole context, behind the closed gate, shows it.  */
 static void hidden_work(CUstream hidden)
 {
-	const CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-					  .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
 	CUmemGenericAllocationHandle handle;
 	pthread_t other;
 	uint32_t epoch;
 
-	CUDA(MemCreate(&handle, MiB(2), &prop, 0));
+	CUDA(MemCreate(&handle, MiB(2), &cuda_prop, 0));
 	__atomic_store_n(flag, 0, __ATOMIC_RELEASE);
 	CHECK_EQUAL(launch_wait_flag(hidden, flag), CUDA_SUCCESS);
 	park_is_refused();

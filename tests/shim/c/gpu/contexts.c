@@ -4,10 +4,6 @@
 
 #define BYTES MiB(4)
 
-static const CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-					 .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
-static const CUmemAccessDesc access_all = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-
 static void park(void)
 {
 	controller_park();
@@ -125,10 +121,8 @@ static void mapping_outlives_its_context(void)
 	CUDA(CtxSetCurrent(second));
 	CUdeviceptr other = filled(81);
 	CUDA(CtxSetCurrent(first));
-	CUDA(MemCreate(&handle, BYTES, &prop, 0));
-	CUDA(MemAddressReserve(&at, BYTES, 0, 0, 0));
-	CUDA(MemMap(at, BYTES, 0, handle, 0));
-	CUDA(MemSetAccess(at, BYTES, &access_all, 1));
+	CUDA(MemCreate(&handle, BYTES, &cuda_prop, 0));
+	at = cuda_map(handle, BYTES);
 	CUDA(MemsetD32(at, 80, BYTES / 4));
 	CUDA(CtxSynchronize());
 	park();

@@ -23,14 +23,11 @@ static CUdeviceptr map_own(void)
 	const CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
 					  .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0},
 					  .allocFlags.usage = CU_MEM_CREATE_USAGE_HW_DECOMPRESS};
-	const CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
 	CUmemGenericAllocationHandle handle;
 	CUdeviceptr at;
 
 	CUDA(MemCreate(&handle, MiB(2), &prop, 0));
-	CUDA(MemAddressReserve(&at, MiB(2), 0, 0, 0));
-	CUDA(MemMap(at, MiB(2), 0, handle, 0));
-	CUDA(MemSetAccess(at, MiB(2), &access, 1));
+	at = cuda_map(handle, MiB(2));
 	return at;
 }
 

@@ -6,9 +6,6 @@
 #define PIECES 240
 #define WRITTEN 12 /* of them carry a pattern */
 
-static const CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-					 .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
-static const CUmemAccessDesc access_all = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
 static CUmemGenericAllocationHandle handles[PIECES];
 static unsigned written[WRITTEN]; /* pieces, each seeded by its place in this list */
 static CUdeviceptr segment;
@@ -22,7 +19,7 @@ static void map(unsigned from, unsigned to)
 {
 	for (unsigned i = from; i < to; i++)
 		CUDA(MemMap(piece(i), BYTES, 0, handles[i], 0));
-	CUDA(MemSetAccess(piece(from), (to - from) * BYTES, &access_all, 1));
+	CUDA(MemSetAccess(piece(from), (to - from) * BYTES, &cuda_access, 1));
 }
 
 static void verify(void)
@@ -43,7 +40,7 @@ static bool is_mapped(unsigned i)
 {
 	unsigned long long flags;
 
-	return cu.MemGetAccess(&flags, &access_all.location, piece(i)) == CUDA_SUCCESS;
+	return cu.MemGetAccess(&flags, &cuda_access.location, piece(i)) == CUDA_SUCCESS;
 }
 
 /* Pieces [from, to) go while their handles stay: resident or parked, the contents of whatever is mapped again return.  */
@@ -74,7 +71,7 @@ int main(int argc, char **argv)
 	before = cuda_free_bytes();
 	CUDA(MemAddressReserve(&segment, PIECES * BYTES, 0, 0, 0));
 	for (unsigned i = 0; i < PIECES; i++)
-		CUDA(MemCreate(&handles[i], BYTES, &prop, 0));
+		CUDA(MemCreate(&handles[i], BYTES, &cuda_prop, 0));
 	/* The end of the segment first, so that it does not only grow upwards.  */
 	map(PIECES / 2, PIECES);
 	map(0, PIECES / 2);

@@ -20,9 +20,6 @@ struct place {
 	bool accessible;
 };
 
-static const CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-					 .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
-static const CUmemAccessDesc access_all = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
 static struct allocation allocations[ALLOCATIONS];
 static struct place places[PLACES];
 static uint64_t random_state;
@@ -51,7 +48,7 @@ static void settle(int i)
 
 static void make(int i)
 {
-	CUDA(MemCreate(&allocations[i].handle, BYTES, &prop, 0));
+	CUDA(MemCreate(&allocations[i].handle, BYTES, &cuda_prop, 0));
 	allocations[i] = (struct allocation){allocations[i].handle, 1, 0, true};
 }
 
@@ -66,7 +63,7 @@ static void allow(int at)
 {
 	struct allocation *allocation = &allocations[places[at].allocation];
 
-	CUDA(MemSetAccess(places[at].at, BYTES, &access_all, 1));
+	CUDA(MemSetAccess(places[at].at, BYTES, &cuda_access, 1));
 	places[at].accessible = true;
 	if (allocation->seed == 0) {
 		allocation->seed = (uint32_t)test_random(&random_state) | 1;
@@ -167,7 +164,7 @@ static void handle_of_a_tile_pool(void)
 {
 	CUresult (*release)(CUmemGenericAllocationHandle);
 	CUmemGenericAllocationHandle handle;
-	CUmemAllocationProp tiles = prop;
+	CUmemAllocationProp tiles = cuda_prop;
 
 	*(void **)&release = cuda_hidden("cuMemRelease");
 	tiles.allocFlags.usage = 1; /* CU_MEM_CREATE_USAGE_TILE_POOL */
@@ -214,7 +211,7 @@ int main(int argc, char **argv)
 	map(0, 0);
 	allow(0);
 	controller_park();
-	CUDA(MemGetAccess(&flags, &access_all.location, places[0].at));
+	CUDA(MemGetAccess(&flags, &cuda_access.location, places[0].at));
 	CHECK_EQUAL(flags, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 	CHECK_EQUAL(page_read().want, 0);
 

@@ -12,21 +12,8 @@ struct multicast_prop {
 
 static CUresult (*create)(CUmemGenericAllocationHandle *, const struct multicast_prop *);
 static CUresult (*add_device)(CUmemGenericAllocationHandle, CUdevice);
-static const CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-					 .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
-static const CUmemAccessDesc access_all = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
 static CUdeviceptr anchor;
 static uint64_t shared; /* bytes that stay */
-
-static CUdeviceptr map(CUmemGenericAllocationHandle handle)
-{
-	CUdeviceptr at;
-
-	CUDA(MemAddressReserve(&at, BYTES, 0, 0, 0));
-	CUDA(MemMap(at, BYTES, 0, handle, 0));
-	CUDA(MemSetAccess(at, BYTES, &access_all, 1));
-	return at;
-}
 
 static CUmemGenericAllocationHandle multicast(void)
 {
@@ -67,7 +54,7 @@ static void multicast_by_address(void)
 	CUDA(MemAlloc(&block, BYTES));
 	CHECK_EQUAL(bind(object, 0, block, BYTES, 0), CUDA_SUCCESS);
 	shared += BYTES;
-	is_the_same_memory(map(object), block, 2);
+	is_the_same_memory(cuda_map(object, BYTES), block, 2);
 }
 
 static void multicast_of_a_device_by_address(void)
@@ -77,11 +64,11 @@ static void multicast_of_a_device_by_address(void)
 	CUdeviceptr at;
 
 	*(void **)&bind = cuda_symbol("cuMulticastBindAddr_v2");
-	CUDA(MemCreate(&own, BYTES, &prop, 0));
-	at = map(own);
+	CUDA(MemCreate(&own, BYTES, &cuda_prop, 0));
+	at = cuda_map(own, BYTES);
 	CHECK_EQUAL(bind(object, 0, 0, at, BYTES, 0), CUDA_SUCCESS);
 	shared += BYTES;
-	is_the_same_memory(map(object), at, 3);
+	is_the_same_memory(cuda_map(object, BYTES), at, 3);
 }
 
 static void multicast_by_handle(void)
@@ -91,11 +78,11 @@ static void multicast_by_handle(void)
 	CUdeviceptr at;
 
 	*(void **)&bind = cuda_symbol("cuMulticastBindMem");
-	CUDA(MemCreate(&own, BYTES, &prop, 0));
-	at = map(own);
+	CUDA(MemCreate(&own, BYTES, &cuda_prop, 0));
+	at = cuda_map(own, BYTES);
 	CHECK_EQUAL(bind(object, 0, own, 0, BYTES, 0), CUDA_SUCCESS);
 	shared += BYTES;
-	is_the_same_memory(map(object), at, 4);
+	is_the_same_memory(cuda_map(object, BYTES), at, 4);
 }
 
 static void endpoint_by_address(void)
@@ -116,8 +103,8 @@ static void endpoint_by_handle(void)
 	CUmemGenericAllocationHandle own;
 
 	*(void **)&bind = cuda_symbol("cuLogicalEndpointBindMem");
-	CUDA(MemCreate(&own, BYTES, &prop, 0));
-	map(own);
+	CUDA(MemCreate(&own, BYTES, &cuda_prop, 0));
+	cuda_map(own, BYTES);
 	CHECK_EQUAL(bind(7, 0, 0, own, 0, BYTES, 0), CUDA_SUCCESS);
 	shared += BYTES;
 	park_and_resume();

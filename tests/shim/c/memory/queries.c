@@ -89,16 +89,13 @@ static void ids_are_never_repeated(int attribute)
 /* The application's own memory under two addresses: one allocation, two regions, whatever is behind them now.  */
 static CUdeviceptr map_twice(CUmemGenericAllocationHandle *handle)
 {
-	const CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-					  .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
-	const CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
 	CUdeviceptr at;
 
-	CUDA(MemCreate(handle, MiB(2), &prop, 0));
+	CUDA(MemCreate(handle, MiB(2), &cuda_prop, 0));
 	CUDA(MemAddressReserve(&at, MiB(4), 0, 0, 0));
 	CUDA(MemMap(at, MiB(2), 0, *handle, 0));
 	CUDA(MemMap(at + MiB(2), MiB(2), 0, *handle, 0));
-	CUDA(MemSetAccess(at, MiB(4), &access, 1));
+	CUDA(MemSetAccess(at, MiB(4), &cuda_access, 1));
 	return at;
 }
 

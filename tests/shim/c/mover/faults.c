@@ -13,9 +13,6 @@ static const char *(*failing_name)(unsigned i);
 static void (*failing_arm)(unsigned i, unsigned nth, int with, int for_good);
 static unsigned (*failing_disarm)(void);
 
-static const CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-					 .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
-static const CUmemAccessDesc access_all = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
 static CUdeviceptr places[PLACES];
 static uint32_t added; /* to the first one's words */
 
@@ -30,12 +27,9 @@ static void set_up(void)
 	controller_accept();
 	for (int i = 0; i < BLOCKS; i++)
 		CUDA(MemAlloc(&places[i], BYTES));
-	CUDA(MemCreate(&handle, BYTES, &prop, 0));
-	for (int i = BLOCKS; i < PLACES; i++) {
-		CUDA(MemAddressReserve(&places[i], BYTES, 0, 0, 0));
-		CUDA(MemMap(places[i], BYTES, 0, handle, 0));
-		CUDA(MemSetAccess(places[i], BYTES, &access_all, 1));
-	}
+	CUDA(MemCreate(&handle, BYTES, &cuda_prop, 0));
+	for (int i = BLOCKS; i < PLACES; i++)
+		places[i] = cuda_map(handle, BYTES);
 	for (unsigned i = 0; i <= BLOCKS; i++)
 		CHECK_EQUAL(launch_pattern(NULL, places[i], BYTES, i), CUDA_SUCCESS);
 	CUDA(CtxSynchronize());

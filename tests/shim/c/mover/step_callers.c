@@ -46,15 +46,6 @@ static void *meddle(void *how)
 	return NULL;
 }
 
-/* The driver's own answer: a free that was put off until a move had ended goes with the shim's next call, or by itself.  */
-static size_t free_bytes(void)
-{
-	size_t bytes, total;
-
-	CUDA(MemGetInfo(&bytes, &total));
-	return bytes;
-}
-
 static void put_back(enum meddling how)
 {
 	if (how == FREES || how == FREES_AND_ALLOCATES)
@@ -62,7 +53,7 @@ static void put_back(enum meddling how)
 	if (how == UNMAPS)
 		contents_allocate(CONTENTS_MAPPED);
 	contents_are_right();
-	UNTIL(free_bytes() == free_when_resident);
+	UNTIL(cuda_free_bytes() == free_when_resident); /* a free that was put off goes with the shim's next call, or by itself */
 }
 
 /* Park and resume; the program meddles at that call of one of them. False: there is no such call.  */
@@ -119,7 +110,7 @@ int main(int argc, char **argv)
 	contents_free(CONTENTS_ZERO_AMIDST);
 	contents_allocate(CONTENTS_ZERO_AMIDST);
 	contents_are_right();
-	free_when_resident = free_bytes();
+	free_when_resident = cuda_free_bytes();
 	for (const struct move *at = kinds_of_move; at < kinds_of_move + MOVES; at++)
 		for (enum meddling how = 0; how < MEDDLINGS; how++) {
 			unsigned nth = board_first_step();

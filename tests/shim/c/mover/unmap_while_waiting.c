@@ -5,10 +5,6 @@
 #include "board.h"
 #include "harness.h"
 
-static const CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-					 .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
-static const CUmemAccessDesc access_all = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-
 static CUdeviceptr mapping;
 static uint32_t *flag; /* the GPU waits until it is not 0 */
 static _Atomic pid_t unmapper;
@@ -41,10 +37,8 @@ int main(int argc, char **argv)
 	controller_accept();
 	CUDA(MemAlloc(&block, MiB(4)));
 	CHECK_EQUAL(launch_pattern(NULL, block, MiB(4), 8), CUDA_SUCCESS);
-	CUDA(MemCreate(&handle, MiB(2), &prop, 0));
-	CUDA(MemAddressReserve(&mapping, MiB(2), 0, 0, 0));
-	CUDA(MemMap(mapping, MiB(2), 0, handle, 0));
-	CUDA(MemSetAccess(mapping, MiB(2), &access_all, 1));
+	CUDA(MemCreate(&handle, MiB(2), &cuda_prop, 0));
+	mapping = cuda_map(handle, MiB(2));
 	CUDA(MemHostAlloc(&host, 4096, 0));
 	flag = host;
 	*flag = 0;

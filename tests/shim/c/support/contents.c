@@ -8,10 +8,6 @@
 #define READY_FD 9
 #define CHUNK MiB(2)
 
-static const CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-					 .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
-static const CUmemAccessDesc access_all = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-
 static struct {
 	size_t bytes;
 	CUdeviceptr at;
@@ -48,16 +44,6 @@ static void find_second_gpu(void)
 	CUDA(DeviceGetCount(&count));
 	if (count > 1)
 		CUDA(DevicePrimaryCtxRetain(&elsewhere, 1));
-}
-
-static CUdeviceptr map(CUmemGenericAllocationHandle handle, size_t bytes)
-{
-	CUdeviceptr at;
-
-	CUDA(MemAddressReserve(&at, bytes, 0, 0, 0));
-	CUDA(MemMap(at, bytes, 0, handle, 0));
-	CUDA(MemSetAccess(at, bytes, &access_all, 1));
-	return at;
 }
 
 /* Without a kernel, for those that are loaded are the first GPU's.  */
@@ -105,9 +91,9 @@ void contents_allocate(unsigned i)
 
 	at_block(i);
 	if (i == CONTENTS_MAPPED) {
-		CUDA(MemCreate(&handle, blocks[i].bytes, &prop, 0));
-		blocks[i].at = map(handle, blocks[i].bytes);
-		blocks[i].again = map(handle, blocks[i].bytes);
+		CUDA(MemCreate(&handle, blocks[i].bytes, &cuda_prop, 0));
+		blocks[i].at = cuda_map(handle, blocks[i].bytes);
+		blocks[i].again = cuda_map(handle, blocks[i].bytes);
 		CUDA(MemRelease(handle)); /* the mappings keep it */
 	} else {
 		CUDA(MemAlloc(&blocks[i].at, blocks[i].bytes));

@@ -212,6 +212,19 @@ int cuda_block_right(void)
 	return holds_pattern(block, MiB(2), 61, 0);
 }
 
+const CUmemAllocationProp cuda_prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+const CUmemAccessDesc cuda_access = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+
+CUdeviceptr cuda_map(CUmemGenericAllocationHandle handle, size_t bytes)
+{
+	CUdeviceptr at;
+
+	CUDA(MemAddressReserve(&at, bytes, 0, 0, 0));
+	CUDA(MemMap(at, bytes, 0, handle, 0));
+	CUDA(MemSetAccess(at, bytes, &cuda_access, 1));
+	return at;
+}
+
 size_t cuda_free_bytes(void)
 {
 	size_t bytes, total;

@@ -127,6 +127,11 @@ void *cuda_in_front(const char *name);
 void cuda_start(void);
 extern CUcontext cuda_context;
 
+/* Memory of the first GPU for cuMemCreate, its access rights for cuMemSetAccess; both: mapped where it can be used.  */
+extern const CUmemAllocationProp cuda_prop;
+extern const CUmemAccessDesc cuda_access;
+CUdeviceptr cuda_map(CUmemGenericAllocationHandle handle, size_t bytes);
+
 /* Kernels of the simulated GPU, and a module that has them.  */
 CUresult load_module(CUmodule *module);
 CUresult launch_pattern(CUstream stream, CUdeviceptr to, size_t bytes, uint32_t seed);
