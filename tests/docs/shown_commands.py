@@ -171,9 +171,9 @@ COMMANDS: dict[str, Command] = {
     "jupyter affinode grant sign --help": run(Place.CLONE),
     "make build/z2jh": run(Place.CLONE),
     "python tests/docs/commands.py": not_run("is what runs this", "python tests/docs/commands.py --help"),
-    "make test": not_run(CI, "make --dry-run test"),
+    "make test": not_run(CI, "make help | grep 'make test '"),
     "pytest tests/node": not_run(CI, "pytest tests/node --collect-only --quiet --quiet"),
-    "make test-all": not_run(LONG, "make --dry-run test-all"),
+    "make test-all": not_run(LONG, "make help | grep 'make test-all '"),
     "make test-oldest": not_run(LONG, "make --dry-run test-oldest"),
     "make -C shim test TEST_STRIDE=1 TEST_ROUNDS=10": not_run(
         LONG, "make --dry-run -C shim test TEST_STRIDE=1 TEST_ROUNDS=10"
