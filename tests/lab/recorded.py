@@ -247,18 +247,27 @@ def busy_machine() -> dict[str, Any]:
 
 def states() -> dict[str, dict[str, Any]]:
     """Every state of the panel, by name; the first kernel of each is the one to look at."""
+    no_gpu = machine([kernel(5, "plain.ipynb")], gpus=0)
+    away = {**machine([]), "available": False, "node": None, "code": "ended"}
+    return {
+        **_usual_states(),
+        **_troubled_states(),
+        "nothing": machine([]),
+        "no-gpu": no_gpu,
+        "no-controller": away,
+        "many": busy_machine(),
+    }
+
+
+def _usual_states() -> dict[str, dict[str, Any]]:
+    """Kernels whose memory is here, there and under way."""
     train = resident(1, 31, "thesis/train.ipynb", cell_open=True, idle_s=0.5, eligible_in_s=None)
     notes = resident(2, 22, "thesis/notes.ipynb")
     kept = resident(3, 12, "tokenizer.ipynb", held_for_s=1500.0, eligible_in_s=None)
     freed = parked(4, 12, "analysis.ipynb")
     idle = kernel(5, "plain.ipynb")
-    moving_out = resident(
-        6,
-        12,
-        "leaving.ipynb",
-        residency="parking",
-        move={"kind": "park", "bytes": 12 * GIB, "done_bytes": 5 * GIB, "age_s": 0.2},
-    )
+    leaving = {"kind": "park", "bytes": 12 * GIB, "done_bytes": 5 * GIB, "age_s": 0.2}
+    moving_out = resident(6, 12, "leaving.ipynb", residency="parking", move=leaving)
     moving_in = parked(
         7,
         12,
@@ -268,53 +277,39 @@ def states() -> dict[str, dict[str, Any]]:
         last_resume={"bytes": 12 * GIB, "duration_s": 0.31, "ago_s": 4000.0},
     )
     on_disk = parked(8, 30, "large.ipynb", disk_bytes=22 * GIB, copy_bytes=8 * GIB, resume_estimate_s=9.0)
-    lost = kernel(9, "broken.ipynb", residency="lost", depth="memory")
-    refused = resident(
-        10, 7, "graphs.ipynb", refusal_code="busy", fixed=[{"reason": "pool", "bytes": 2 * GIB, "text": ""}]
-    )
-    stuck = resident(
-        11,
-        3,
-        "pool.ipynb",
-        processes=[
-            {
-                "number": 1,
-                "pid": 4711,
-                "residency": "resident",
-                "command": "python",
-                "stuck": {"reason": "peer-gone", "text": ""},
-            }
-        ],
-    )
     asks = waiting(12, 40, [blocker(1, "computing"), blocker(3, "held", 1500), blocker(2, "idle", 90)])
     bounded = waiting(13, 10, [blocker(None, "computing")], place=2, estimate_s=115.0)
     twins = [resident(14, 5, "thesis/a/train.ipynb"), resident(15, 6, "course/train.ipynb")]
-    strangers = [others(16, 9), others(17, 4)]
-    away = {**machine([]), "available": False, "node": None, "code": "ended"}
-    no_gpu = machine([idle], gpus=0)
-    outside = machine([train])
+    return {
+        "resident": machine([notes, train, kept, freed, idle, others(16, 9), others(17, 4)]),
+        "waiting": machine([asks, bounded, train, notes, kept]),
+        "moving": machine([moving_out, moving_in]),
+        "freed": machine([freed, on_disk, train]),
+        "same-names": machine([*twins, train], gpus=2),
+    }
+
+
+def _troubled_states() -> dict[str, dict[str, Any]]:
+    """What needs the user, or is not the user's to change."""
+    lost = kernel(9, "broken.ipynb", residency="lost", depth="memory")
+    pool = {"reason": "pool", "bytes": 2 * GIB, "text": ""}
+    refused = resident(10, 7, "graphs.ipynb", refusal_code="busy", fixed=[pool])
+    process = {"number": 1, "pid": 4711, "residency": "resident", "command": "python"}
+    stuck = resident(
+        11, 3, "pool.ipynb", processes=[{**process, "stuck": {"reason": "peer-gone", "text": ""}}]
+    )
+    outside = machine([resident(1, 31, "thesis/train.ipynb", cell_open=True, idle_s=0.5, eligible_in_s=None)])
     outside["node"]["gpus"][0].update(
         unmanaged_bytes=20 * GIB,
         unmanaged=[{"pid": 4242, "command": "simulate.py", "bytes": 20 * GIB}],
         free_bytes=28 * GIB,
         used_bytes=52 * GIB,
     )
-    administered = machine(
-        [notes], policy={**machine([])["node"]["policy"], "may_change": False}, simulated=True
-    )
+    not_own = {**machine([])["node"]["policy"], "may_change": False}
     return {
-        "resident": machine([notes, train, kept, freed, idle, *strangers]),
-        "waiting": machine([asks, bounded, train, notes, kept]),
-        "moving": machine([moving_out, moving_in]),
-        "freed": machine([freed, on_disk, train]),
         "problems": machine([lost, refused, stuck]),
-        "same-names": machine([*twins, train], gpus=2),
         "outside": outside,
-        "administered": administered,
-        "nothing": machine([]),
-        "no-gpu": no_gpu,
-        "no-controller": away,
-        "many": busy_machine(),
+        "administered": machine([resident(2, 22, "thesis/notes.ipynb")], policy=not_own, simulated=True),
     }
 
 
