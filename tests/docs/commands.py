@@ -129,7 +129,7 @@ def of_user(outcomes: Outcomes, repository: str, folder: Path) -> None:
         "CLONE": str(clone),
         "NOTEBOOK": NOTEBOOK,
         "AFFINODE_SIM": "1",
-        "AFFINODE_SIM_MEMORY": "2GiB",
+        "AFFINODE_SIM_MEMORY": "4GiB",
         "AFFINODE_SIM_DIR": str(folder / "gpu"),
         "AFFINODE_SOCKET": str(folder / "node.sock"),
         "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),

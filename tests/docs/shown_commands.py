@@ -120,9 +120,6 @@ COMMANDS: dict[str, Command] = {
         Place.USER,
         "jupyter affinode bench --quick --sizes 1 --zeros 0 --parts ceiling,driver,ours --json bench.json",
     ),
-    "jupyter affinode bench --exchange --sizes 20": run(
-        Place.USER, "jupyter affinode bench --exchange --sizes 1 --repeats 1"
-    ),
     "jupyter affinode plan": run(Place.USER, "jupyter affinode plan --days 1"),
     "jupyter affinode plan --gpus 8 --people 60": run(Place.USER),
     "jupyter affinode plan --gpus 8 --search 5 --set idle_timeout_s=60": run(Place.USER),
@@ -177,6 +174,9 @@ COMMANDS: dict[str, Command] = {
     "make test-oldest": not_run(LONG, "make --dry-run test-oldest"),
     "make -C shim test TEST_STRIDE=1 TEST_ROUNDS=10": not_run(
         LONG, "make --dry-run -C shim test TEST_STRIDE=1 TEST_ROUNDS=10"
+    ),
+    "jupyter affinode bench --exchange --sizes 20": not_run(
+        REAL_GPU, "jupyter affinode bench --help | grep -- --exchange"
     ),
     "python tests/gpu run": not_run(REAL_GPU, "python tests/gpu run --help"),
     "python tests/gpu spill --dir /scratch": not_run(
