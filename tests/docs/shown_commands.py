@@ -161,6 +161,9 @@ COMMANDS: dict[str, Command] = {
     "python tests/upstream/run.py jupyter_client": run(
         Place.CLONE, "python tests/upstream/run.py jupyter_client --only-ours"
     ),
+    "python tests/server/provisioning/measure_starts.py --rounds 15": run(
+        Place.CLONE, "python tests/server/provisioning/measure_starts.py --rounds 2"
+    ),
     "jupyter affinode grant keys . hub-1": run(Place.CLONE),
     "jupyter affinode grant keys /etc/affinode hub-1": run(
         Place.CLONE, "mkdir -p etc && jupyter affinode grant keys etc hub-1"
