@@ -71,6 +71,7 @@ enum affinode_hello_flags {
 	AFFINODE_HELLO_SPILLS = 1u << 8,     /* knows SPILL */
 	AFFINODE_HELLO_COUNTS = 1u << 9,     /* knows COUNT */
 	AFFINODE_HELLO_EXCHANGES = 1u << 10, /* knows MOVE_STREAM */
+	AFFINODE_HELLO_POOLS = 1u << 11,     /* knows WELCOME_POOLS, and so LOT_FORGET */
 };
 
 struct affinode_hello {
@@ -104,7 +105,7 @@ enum affinode_notice_kind {
 	AFFINODE_NOTIFY_UNWANT = 3,    /* no call waits any more (cancelled) */
 	AFFINODE_NOTIFY_ROOM = 4,      /* an allocation of `bytes` met a full GPU; epoch = request number */
 	AFFINODE_NOTIFY_ROOM_END = 5,  /* that request was given up or served; epoch = request number */
-	AFFINODE_NOTIFY_LOT_END = 6,   /* nothing of ours is in a lot any more and it is unmapped; epoch = its number */
+	AFFINODE_NOTIFY_LOT_END = 6,   /* nothing of ours is in a lot any more; epoch = its number */
 };
 
 struct affinode_notify {
@@ -134,7 +135,11 @@ enum affinode_command_kind {
 	 * empty. A lot that was sent is the shim's: the controller must not truncate it, nor make holes in it,
 	 * before NOTIFY_LOT_END of its number on the same connection or the end of the process, since a cut under a
 	 * mapping is a SIGBUS in the kernel, and its contents may be all that is left of the GPU's memory. Silence,
-	 * a lost link, another WELCOME and the end of the controller are no reason.  */
+	 * a lost link, another WELCOME and the end of the controller are no reason.
+	 *
+	 * After LOT_END it is unmapped, unless both sides know pools: then it stays mapped and registered, untouched, until a
+	 * LOT with the same memfd lends it again (so that lots go to and fro between one user's processes, and
+	 * nothing has to be touched or registered anew), or until LOT_FORGET, another WELCOME or the end of the link.  */
 	AFFINODE_COMMAND_LOT = 10,
 	/* Ask the frameworks in this process to drop what they only cache on the GPU, unless a cell runs. Answered. */
 	AFFINODE_COMMAND_DROP_CACHES = 11,
@@ -145,6 +150,9 @@ enum affinode_command_kind {
 	AFFINODE_COMMAND_SPILL = 12,
 	/* Count calls by entry point for `argument` ns from now, 60 s at most; again: for longer. 0: no more. */
 	AFFINODE_COMMAND_COUNT = 13,
+	/* Unmap the lot whose memfd comes with the message, if it was given back; else ignored. Its pages are free when all
+	 * that have it mapped have done so.  */
+	AFFINODE_COMMAND_LOT_FORGET = 14,
 };
 
 /* Flags in the low 8 bits of the `argument` of PARK and RESUME. */
@@ -260,10 +268,14 @@ struct affinode_request {
 	uint64_t argument;
 };
 
+enum affinode_welcome_flags {
+	AFFINODE_WELCOME_POOLS = 1u << 0, /* lots that were given back may stay mapped: LOT_FORGET will be sent */
+};
+
 struct affinode_welcome {
 	struct affinode_header header;
 	uint32_t heartbeat_ms; /* both sides send a HEARTBEAT this often; three missed: the peer is gone */
-	uint32_t reserved;
+	uint32_t flags;        /* enum affinode_welcome_flags */
 	char controller_version[32];
 };
 
@@ -367,7 +379,7 @@ struct affinode_page {
 	uint64_t mended_chunks; /* 2 MiB chunks whose digest was wrong after a resume's first copy */
 	uint32_t depth;         /* how deep it is parked: enum affinode_depth */
 	uint32_t reserved_word;
-	uint64_t lot_bytes;     /* of all lots that are mapped, of earlier controllers too; slots in them count in
+	uint64_t lot_bytes;     /* of all lots that it has, of earlier controllers too; slots in them count in
 				 * copy_bytes and kept_bytes like others */
 	uint64_t context_bytes; /* at context depth: what it needs to come back, beside its parked bytes */
 	struct affinode_page_gpu gpus[AFFINODE_MAX_GPUS];

@@ -24,6 +24,7 @@ COMMAND = struct.Struct("=IIQQ192s")
 REPLY = struct.Struct("=IiQQ192s")
 REQUEST = struct.Struct("=IIQ")
 WELCOME = struct.Struct("=II32s")
+POOLS = 1  # in the flags of WELCOME
 NOTICE = struct.Struct("=II192s")
 RESULT = struct.Struct("=iI192s")
 
@@ -78,7 +79,7 @@ class LinkPeer:
         self.page_fd = fds[0]
         self.map = mmap.mmap(self.page_fd, 4096, access=mmap.ACCESS_READ)
         if welcome:
-            self.send(0x81, WELCOME.pack(30000, 0, b"test"))
+            self.send(0x81, WELCOME.pack(30000, POOLS, b"test"))
 
     def send(self, kind: int, body: bytes, epoch: int = 0, descriptors: Sequence[int] = ()) -> None:
         message = HEADER.pack(MAGIC, 1, kind, HEADER.size + len(body), epoch) + body

@@ -17,6 +17,7 @@ from shim_machine import HERE, Machine, Running
 
 MIB = 1 << 20
 LOT_END = 6  # what is notified
+LOT_FORGET = 14
 ONE_MIB_BUDGET = 1 << 8  # in the argument of PARK: there is room for nothing
 CONTENTS = (7).to_bytes(4, "little") * 1024  # a page of the worker's first block
 
@@ -112,10 +113,69 @@ def test_an_empty_lot_is_told_of_and_may_then_be_cut(worker: Running, memory: in
     worker.peer.wait(lambda _: kept_bytes(worker.peer) == 32 * MIB)
     worker.peer.command(TRIM, argument=0)
     worker.peer.wait(lambda _: has_ended(worker.peer))
-    os.ftruncate(memory, 0)  # at once: nothing of it is mapped any more, whatever the page still says
+    os.ftruncate(memory, 0)  # at once: it is not touched any more, whatever the page still says
     worker.peer.wait(lambda _: lot_bytes(worker.peer) == 0)
     assert worker.peer.park().status == OK
     assert worker.ask("check") is True
+
+
+def has_mapped(running: Running, memory_file: str = "lot") -> bool:
+    return f"/memfd:{memory_file} " in Path(f"/proc/{running.process.pid}/maps").read_text()
+
+
+def use_and_give_back(worker: Running, memory: int, number: int) -> None:
+    """Park into the lot, resume, and give it back."""
+    give(worker.peer, memory, number=number)
+    worker.peer.wait(lambda _: kept_bytes(worker.peer) == 32 * MIB)
+    assert worker.peer.reply_to(worker.peer.command(PARK, argument=ONE_MIB_BUDGET)).status == OK
+    assert holds_contents(memory)
+    assert worker.ask("check") is True
+    worker.peer.wait(lambda _: kept_bytes(worker.peer) == 32 * MIB)
+    worker.peer.command(TRIM, argument=0)
+    worker.peer.wait(lambda _: has_ended(worker.peer, number))
+    worker.peer.wait(lambda _: (lot_bytes(worker.peer), kept_bytes(worker.peer)) == (0, 0))
+
+
+def test_a_lot_that_was_given_back_is_lent_again_after_another_process_had_it(
+    worker: Running, memory: int
+) -> None:
+    use_and_give_back(worker, memory, number=5)
+    assert has_mapped(worker)
+    os.pwrite(memory, b"another process's" * MIB, 0)
+    assert not holds_contents(memory)
+    use_and_give_back(worker, memory, number=6)
+
+
+def test_a_lot_that_was_given_back_is_unmapped_when_it_is_to_be_forgotten(
+    worker: Running, memory: int
+) -> None:
+    use_and_give_back(worker, memory, number=5)
+    assert has_mapped(worker)
+    worker.peer.command(LOT_FORGET, descriptors=[memory])
+    worker.peer.wait(lambda _: not has_mapped(worker))
+    use_and_give_back(worker, memory, number=6)
+
+
+def test_a_lot_that_has_contents_is_not_forgotten(worker: Running, memory: int) -> None:
+    give(worker.peer, memory)
+    worker.peer.wait(lambda _: kept_bytes(worker.peer) == 32 * MIB)
+    assert worker.peer.park().status == OK
+    worker.peer.command(LOT_FORGET, descriptors=[memory])
+    assert worker.ask("check") is True
+    worker.peer.command(TRIM, argument=0)
+    worker.peer.wait(lambda _: has_ended(worker.peer))
+    worker.peer.wait(lambda _: not has_mapped(worker))
+
+
+def test_what_stayed_of_lots_goes_when_the_controller_is_gone(
+    gpu: Machine, worker: Running, memory: int
+) -> None:
+    use_and_give_back(worker, memory, number=5)
+    assert has_mapped(worker)
+    worker.peer.close()
+    worker.peer = gpu.listener.accept()
+    worker.peer.wait(lambda _: not has_mapped(worker))
+    use_and_give_back(worker, memory, number=5)
 
 
 @pytest.mark.parametrize("size", [0, MIB, 31 * MIB])

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -12,20 +13,29 @@
 #include "base/log.h"
 #include "base/per_process.h"
 #include "host/slabs.h"
+#include "state/depth.h"
 
 #define MAX_SLABS_IN_LOT 4096
-#define MAX_ENDED 256
+#define MAX_ENDED 1024
 
 struct lot {
 	unsigned char *base;
+	dev_t device; /* of its file, which tells it from others */
+	ino_t inode;
 	size_t slabs, free;
 	uint32_t number; /* 0: of an earlier controller */
+	bool is_lent;    /* to us, now */
+	bool has_to_go;  /* as soon as it is not */
 	struct lot *next;
-	unsigned char used[]; /* by slab */
+	struct place {
+		bool used;
+		struct slab *slab; /* as it was made here; NULL: not yet */
+	} places[];
 };
 
 static OF_PROCESS pthread_mutex_t lots_lock = PTHREAD_MUTEX_INITIALIZER;
 static OF_PROCESS struct lot *lots;
+static OF_PROCESS bool may_stay;
 /* To be told; one that does not fit is not told of, and the controller learns of it when the process ends.  */
 static uint32_t ended[MAX_ENDED];
 static OF_PROCESS unsigned ended_count;
@@ -36,23 +46,35 @@ static void note_ended(uint32_t number)
 		ended[ended_count++] = number;
 }
 
-/* The system call itself: glibc's fstat has no version as old as our floor. 0: it cannot be told.  */
-static uint64_t size_of(int descriptor)
+/* The system call itself: glibc's fstat has no version as old as our floor. Zeros: it cannot be told.  */
+static struct stat status_of(int descriptor)
 {
 	struct stat status;
 
-	return syscall(SYS_fstat, descriptor, &status) == 0 && status.st_size > 0 ? (uint64_t)status.st_size : 0;
+	if (syscall(SYS_fstat, descriptor, &status) != 0 || status.st_size < 0)
+		memset(&status, 0, sizeof(status));
+	return status;
+}
+
+/* The lot of that file; NULL: it is not mapped. With the lock.  */
+static struct lot *find(const struct stat *status)
+{
+	struct lot *lot = lots;
+
+	while (lot && (lot->device != status->st_dev || lot->inode != status->st_ino))
+		lot = lot->next;
+	return lot;
 }
 
 /* NULL: it cannot be used.  */
-static struct lot *map_lot(int descriptor, size_t slabs)
+static struct lot *map_lot(int descriptor, const struct stat *status, size_t slabs)
 {
 	struct lot *lot;
 	void *base;
 
-	if (slabs == 0 || slabs > MAX_SLABS_IN_LOT || size_of(descriptor) < slabs * SLAB_BYTES)
+	if (slabs == 0 || slabs > MAX_SLABS_IN_LOT || (uint64_t)status->st_size < slabs * SLAB_BYTES)
 		return NULL;
-	lot = calloc(1, sizeof(*lot) + slabs);
+	lot = calloc(1, sizeof(*lot) + slabs * sizeof(lot->places[0]));
 	base = lot ? mmap(NULL, slabs * SLAB_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0) : MAP_FAILED;
 	if (base == MAP_FAILED) {
 		free(lot);
@@ -61,24 +83,63 @@ static struct lot *map_lot(int descriptor, size_t slabs)
 	madvise(base, slabs * SLAB_BYTES, MADV_DONTFORK);
 	madvise(base, slabs * SLAB_BYTES, MADV_DONTDUMP);
 	lot->base = base;
-	lot->slabs = lot->free = slabs;
+	lot->slabs = slabs;
+	lot->device = status->st_dev;
+	lot->inode = status->st_ino;
 	return lot;
+}
+
+static void lend(struct lot *lot, uint32_t number)
+{
+	lot->is_lent = true;
+	lot->has_to_go = false;
+	lot->free = lot->slabs;
+	lot->number = number;
 }
 
 void lots_add(int descriptor, uint64_t bytes, uint32_t number)
 {
-	struct lot *lot = map_lot(descriptor, bytes / SLAB_BYTES);
+	struct stat status = status_of(descriptor);
+	struct lot *lot;
 
-	close(descriptor);
 	pthread_mutex_lock(&lots_lock);
-	if (lot) {
-		lot->number = number;
-		lot->next = lots;
-		lots = lot;
+	lot = find(&status);
+	if (!lot) {
+		lot = map_lot(descriptor, &status, bytes / SLAB_BYTES);
+		if (lot) {
+			lot->next = lots;
+			lots = lot;
+		}
+	}
+	if (lot && !lot->is_lent) {
+		lend(lot, number);
+	} else if (lot) { /* what is in it stays: it ends under its first number */
+		log_line("a lot was lent twice: ignored");
 	} else {
 		log_line("a lot of %llu bytes cannot be used", (unsigned long long)bytes);
 		note_ended(number);
 	}
+	pthread_mutex_unlock(&lots_lock);
+	close(descriptor);
+}
+
+void lots_forget(int descriptor)
+{
+	struct stat status = status_of(descriptor);
+	struct lot *lot;
+
+	pthread_mutex_lock(&lots_lock);
+	lot = find(&status);
+	if (lot)
+		lot->has_to_go = true;
+	pthread_mutex_unlock(&lots_lock);
+	close(descriptor);
+}
+
+void lots_may_stay(bool may)
+{
+	pthread_mutex_lock(&lots_lock);
+	may_stay = may;
 	pthread_mutex_unlock(&lots_lock);
 }
 
@@ -98,8 +159,11 @@ void lots_forget_numbers(void)
 {
 	pthread_mutex_lock(&lots_lock);
 	ended_count = 0;
-	for (struct lot *lot = lots; lot; lot = lot->next)
+	may_stay = false;
+	for (struct lot *lot = lots; lot; lot = lot->next) {
 		lot->number = 0;
+		lot->has_to_go = true;
+	}
 	pthread_mutex_unlock(&lots_lock);
 }
 
@@ -109,7 +173,7 @@ size_t lots_available(void)
 
 	pthread_mutex_lock(&lots_lock);
 	for (struct lot *lot = lots; lot; lot = lot->next)
-		n += lot->free;
+		n += lot->is_lent ? lot->free : 0;
 	pthread_mutex_unlock(&lots_lock);
 	return n;
 }
@@ -120,54 +184,117 @@ uint64_t lots_bytes(void)
 
 	pthread_mutex_lock(&lots_lock);
 	for (struct lot *lot = lots; lot; lot = lot->next)
-		n += lot->slabs * SLAB_BYTES;
+		n += lot->is_lent ? lot->slabs * SLAB_BYTES : 0;
 	pthread_mutex_unlock(&lots_lock);
 	return n;
 }
 
-unsigned char *lots_take(void)
+static struct slab *take_from(struct lot *lot)
 {
-	unsigned char *base = NULL;
+	struct place *place = lot->places;
 
-	pthread_mutex_lock(&lots_lock);
-	for (struct lot *lot = lots; lot && !base; lot = lot->next)
-		for (size_t i = 0; i < lot->slabs && lot->free && !base; i++)
-			if (!lot->used[i]) {
-				lot->used[i] = 1;
-				lot->free--;
-				base = lot->base + i * SLAB_BYTES;
-			}
-	pthread_mutex_unlock(&lots_lock);
-	return base;
+	if (!lot->is_lent || !lot->free)
+		return NULL;
+	while (place->used)
+		place++;
+	if (!place->slab) {
+		place->slab = calloc(1, sizeof(*place->slab));
+		if (!place->slab)
+			return NULL;
+		place->slab->base = lot->base + (size_t)(place - lot->places) * SLAB_BYTES;
+		place->slab->lot = lot;
+	}
+	place->used = true;
+	lot->free--;
+	return place->slab;
 }
 
-void lots_give(unsigned char *base)
+struct slab *lots_take(void)
 {
-	struct lot *lot;
+	struct slab *slab = NULL;
 
 	pthread_mutex_lock(&lots_lock);
-	lot = lots;
-	while (lot && (base < lot->base || base >= lot->base + lot->slabs * SLAB_BYTES))
-		lot = lot->next;
-	if (lot) {
-		lot->used[(size_t)(base - lot->base) / SLAB_BYTES] = 0;
-		lot->free++;
-	}
+	for (struct lot *lot = lots; lot && !slab; lot = lot->next)
+		slab = take_from(lot);
 	pthread_mutex_unlock(&lots_lock);
+	return slab;
+}
+
+static struct place *place_of(const struct slab *slab)
+{
+	return &slab->lot->places[(size_t)(slab->base - slab->lot->base) / SLAB_BYTES];
+}
+
+/* With the lock.  */
+static void give(struct slab *slab)
+{
+	struct place *place = place_of(slab);
+
+	slab->lot->free += place->used;
+	place->used = false;
+}
+
+bool lots_keep(struct slab *slab)
+{
+	bool stays;
+
+	pthread_mutex_lock(&lots_lock);
+	/* When a context comes back to the GPU the driver must find again what is registered.  */
+	stays = may_stay && !slab->lot->has_to_go && !checkpoint_is_possible();
+	if (stays)
+		give(slab);
+	pthread_mutex_unlock(&lots_lock);
+	return stays;
+}
+
+bool lots_has_to_go(const struct slab *slab)
+{
+	bool has_to;
+
+	pthread_mutex_lock(&lots_lock);
+	has_to = slab->lot->has_to_go;
+	pthread_mutex_unlock(&lots_lock);
+	return has_to;
+}
+
+void lots_give(struct slab *slab)
+{
+	pthread_mutex_lock(&lots_lock);
+	give(slab);
+	place_of(slab)->slab = NULL;
+	pthread_mutex_unlock(&lots_lock);
+}
+
+static bool has_slabs(const struct lot *lot)
+{
+	for (size_t i = 0; i < lot->slabs; i++)
+		if (lot->places[i].slab)
+			return true;
+	return false;
 }
 
 void lots_end_empty(void)
+{
+	pthread_mutex_lock(&lots_lock);
+	for (struct lot *lot = lots; lot; lot = lot->next)
+		if (lot->is_lent && lot->free == lot->slabs) {
+			lot->is_lent = false;
+			note_ended(lot->number);
+		}
+	pthread_mutex_unlock(&lots_lock);
+}
+
+void lots_unmap_ended(void)
 {
 	struct lot **at = &lots, *lot;
 
 	pthread_mutex_lock(&lots_lock);
 	while ((lot = *at) != NULL) {
-		if (lot->free < lot->slabs) {
+		if (lot->is_lent || has_slabs(lot) || (may_stay && !lot->has_to_go)) {
 			at = &lot->next;
 			continue;
 		}
 		*at = lot->next;
-		note_ended(lot->number);
 		munmap(lot->base, lot->slabs * SLAB_BYTES);
 		free(lot);
 	}

@@ -1,5 +1,8 @@
-/* Lots: host memory for copies that the controller touched beforehand, charged to the node, and handed over as
- * descriptors. The controller that lends one may take it back by truncating it when this process is gone.  */
+/* Lots: host memory for copies that the controller touched beforehand, charged to the node, and lent as descriptors. The
+ * controller that lends one may take it back by truncating it when this process is gone.
+ *
+ * A lot that was given back stays mapped, and its slabs registered, where the controller allows that: it may be lent again
+ * after other processes of the same user had it. Until then it is not touched.  */
 #ifndef AFFINODE_LOTS_H
 #define AFFINODE_LOTS_H
 
@@ -7,26 +10,45 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Map a lot of `bytes`; the descriptor is closed. What cannot be mapped has ended at once. By the link thread.  */
+struct lot;
+struct slab;
+
+/* Take a lot of `bytes` that is lent, mapped already or now; the descriptor is closed. What cannot be mapped has ended at
+ * once. By the link thread.  */
 void lots_add(int descriptor, uint64_t bytes, uint32_t number);
+
+/* Have the lot of that descriptor unmapped when it is not lent to us any more; the descriptor is closed. By the link thread.  */
+void lots_forget(int descriptor);
+
+/* Whether lots that were given back may stay mapped: the controller will say when they are to go. By the link thread.  */
+void lots_may_stay(bool may);
 
 /* The number of a lot that has ended since, to be told; false: none.  */
 bool lots_next_ended(uint32_t *number);
 
-/* Another controller: it does not know these numbers.  */
+/* The controller is gone. The next does not know these numbers, nor what stays mapped: that has to go.  */
 void lots_forget_numbers(void);
 
 /* Slabs that could be taken now.  */
 size_t lots_available(void);
 
-/* Memory for a slab, or NULL; and back.  */
-unsigned char *lots_take(void);
-void lots_give(unsigned char *base);
+/* A free slab of a lot, the one that was made there before if there is one; NULL: none.  */
+struct slab *lots_take(void);
 
-/* End the lots in which nothing is.  */
+/* Give a slab back that stays with its lot, and its registration with it; false: it may not, and must end.  */
+bool lots_keep(struct slab *slab);
+
+/* Whether a slab that stayed has to end, since its lot is to be unmapped.  */
+bool lots_has_to_go(const struct slab *slab);
+
+/* Give a slab back that is ending.  */
+void lots_give(struct slab *slab);
+
+/* End the lots in which nothing is; and unmap those that have ended and may not stay.  */
 void lots_end_empty(void);
+void lots_unmap_ended(void);
 
-/* Bytes of the lots held.  */
+/* Bytes of the lots that are lent to us.  */
 uint64_t lots_bytes(void);
 
 #endif

@@ -9,8 +9,11 @@ static _Atomic bool registrations_are_old;
 
 void slab_register(struct slab *slab, CUcontext context)
 {
-	CUresult result = driver.cuMemHostRegister(slab->base, SLAB_BYTES, CU_MEMHOSTREGISTER_PORTABLE);
+	CUresult result;
 
+	if (slab->registered)
+		return;
+	result = driver.cuMemHostRegister(slab->base, SLAB_BYTES, CU_MEMHOSTREGISTER_PORTABLE);
 	if (result == CUDA_SUCCESS || result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
 		slab->registered = context;
 	else

@@ -101,22 +101,29 @@ static int room_for_one(void)
 /* A slab of the order, whole; NULL and *error: it was not to be.  */
 static struct slab *make_slab(size_t index, int *error)
 {
-	bool is_lot = index < making.lot_slabs;
-	struct slab *slab = calloc(1, sizeof(*slab));
+	unsigned char *base;
+	struct slab *slab;
 
-	*error = !slab ? -ENOMEM : making.order->stop() ? -EAGAIN : is_lot ? 0 : room_for_one();
-	if (!*error) {
-		slab->source = is_lot ? SLAB_LOT : SLAB_PRIVATE;
+	if (index < making.lot_slabs) {
+		*error = making.order->stop() ? -EAGAIN : 0;
+		slab = *error ? NULL : lots_take();
+		if (!*error && !slab)
+			*error = -ENOMEM;
+	} else {
+		base = making.base + (index - making.lot_slabs) * SLAB_BYTES;
+		slab = calloc(1, sizeof(*slab));
+		*error = !slab ? -ENOMEM : making.order->stop() ? -EAGAIN : room_for_one();
+		if (!*error)
+			*error = touch(base);
+		if (*error) {
+			munmap(base, SLAB_BYTES);
+			free(slab);
+			return NULL;
+		}
+		slab->base = base;
+	}
+	if (slab)
 		slab->unpinned = !making.order->context;
-		slab->base = is_lot ? lots_take() : making.base + (index - making.lot_slabs) * SLAB_BYTES;
-		*error = is_lot ? (slab->base ? 0 : -ENOMEM) : touch(slab->base);
-	}
-	if (*error) {
-		if (!is_lot)
-			munmap(making.base + (index - making.lot_slabs) * SLAB_BYTES, SLAB_BYTES);
-		free(slab);
-		return NULL;
-	}
 	return slab;
 }
 

@@ -50,9 +50,14 @@ static void into_list(struct slab *slab)
 void slab_add(struct slab *slab)
 {
 	atomic_fetch_add(&bytes_in_slabs, SLAB_BYTES);
-	if (slab->source == SLAB_LOT)
+	if (slab->lot)
 		atomic_fetch_add(&bytes_in_lots, SLAB_BYTES);
-	into_list(slab);
+	if (!slab->away)
+		return into_list(slab);
+	pthread_mutex_lock(&slabs_lock);
+	slab->away = false;
+	slab->used = 0;
+	pthread_mutex_unlock(&slabs_lock);
 }
 
 size_t slabs_rewind(void)
@@ -104,6 +109,13 @@ void slot_give(const struct host_slot *slot)
 	atomic_fetch_sub(&bytes_in_slots, CHUNK_BYTES);
 }
 
+static void uncount(const struct slab *slab)
+{
+	atomic_fetch_sub(&bytes_in_slabs, SLAB_BYTES);
+	if (slab->lot)
+		atomic_fetch_sub(&bytes_in_lots, SLAB_BYTES);
+}
+
 /* False: not while a context is being ended.  */
 static bool release(struct slab *slab)
 {
@@ -117,13 +129,12 @@ static bool release(struct slab *slab)
 		into_list(slab);
 		return kept;
 	}
-	if (slab->source == SLAB_LOT) {
-		atomic_fetch_sub(&bytes_in_lots, SLAB_BYTES);
-		lots_give(slab->base);
-	} else {
+	if (!slab->away)
+		uncount(slab);
+	if (slab->lot)
+		lots_give(slab);
+	else
 		munmap(slab->base, SLAB_BYTES);
-	}
-	atomic_fetch_sub(&bytes_in_slabs, SLAB_BYTES);
 	free(slab);
 	return true;
 }
@@ -139,7 +150,22 @@ bool slabs_any_unused(void)
 	return any;
 }
 
-bool slabs_release_unused(void)
+/* An unused slab of a lot may stay with that: it is the lot's again, and goes later.  */
+static bool has_to_go(struct slab *slab, bool only_forgotten)
+{
+	if (slab->away)
+		return lots_has_to_go(slab);
+	if (only_forgotten || slab->used)
+		return false;
+	if (!slab->lot || !lots_keep(slab))
+		return true;
+	uncount(slab);
+	slab->away = true;
+	slab->used = ALL_USED;
+	return false;
+}
+
+static bool release_those(bool only_forgotten)
 {
 	struct slab **at = &slabs, *unused = NULL;
 	bool all = true, out = checkpoint_is_out();
@@ -152,7 +178,7 @@ bool slabs_release_unused(void)
 	while (*at) {
 		struct slab *slab = *at;
 
-		if (slab->used || (out && slab->registered)) {
+		if ((out && slab->registered) || !has_to_go(slab, only_forgotten)) {
 			at = &slab->next;
 		} else {
 			*at = slab->next;
@@ -168,6 +194,18 @@ bool slabs_release_unused(void)
 		unused = slab->next;
 		all = release(slab) && all;
 	}
-	lots_end_empty();
+	if (!only_forgotten)
+		lots_end_empty();
+	lots_unmap_ended();
 	return all;
+}
+
+bool slabs_release_unused(void)
+{
+	return release_those(false);
+}
+
+void slabs_release_forgotten(void)
+{
+	release_those(true);
 }

@@ -12,14 +12,11 @@
 #define SLOTS_IN_SLAB 16
 #define SLAB_BYTES (SLOTS_IN_SLAB * CHUNK_BYTES)
 
-/* Where a slab's memory comes from: mapped by this process for itself, or a part of a lot, shared memory that the
- * controller touched beforehand and handed over as a descriptor.  */
-enum slab_source { SLAB_PRIVATE, SLAB_LOT };
-
 struct slab {
 	unsigned char *base;
-	enum slab_source source;
+	struct lot *lot;      /* shared memory that the controller touched and lent; NULL: mapped by this process for itself */
 	uint32_t used;        /* a bit for each slot */
+	bool away;            /* given back with its lot and not to be touched, but registered still; no slot is free */
 	CUcontext registered; /* the context it was registered in; NULL: copies go the slow way */
 	bool unpinned;        /* not to be registered: the driver would not, or the context is to leave the GPU */
 	struct slab *next;
@@ -68,6 +65,9 @@ bool slabs_any_unused(void);
 /* Give slabs without any used slot back to the system; false: not all, since a context is being ended. Off the GPU
  * too, but for what is registered with the driver still, which would come back to pages that are gone.  */
 bool slabs_release_unused(void);
+
+/* Give back what stayed of lots that have to go.  */
+void slabs_release_forgotten(void);
 
 /* Bytes in all slabs, in those of lots, and in used slots. Callable by any thread.  */
 size_t slabs_bytes(void);

@@ -5,7 +5,7 @@
 
 #include "host/slabs.h"
 
-/* Put a slab that was made into the list. By any thread.  */
+/* Put a slab that was made, or came back with its lot, into the list. By any thread.  */
 void slab_add(struct slab *slab);
 
 /* The list's first. The mover alone changes the list while no thread makes slabs.  */
@@ -16,7 +16,7 @@ size_t slabs_rewind(void);
 
 /* Where the slabs of the last order are to be registered; NULL: nowhere.  */
 CUcontext slabs_registered_in(void);
-/* With the driver, from that context, which is current; it may say no. By any thread.  */
+/* With the driver, from that context, which is current, unless it is; it may say no. By any thread.  */
 void slab_register(struct slab *slab, CUcontext context);
 
 /* False: the driver still has it.  */

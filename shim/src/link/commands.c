@@ -134,6 +134,12 @@ static void on_command(const struct affinode_command *command, int *descriptor)
 		*descriptor = -1;
 		mover_look();
 		break;
+	case AFFINODE_COMMAND_LOT_FORGET:
+		if (*descriptor >= 0)
+			lots_forget(*descriptor);
+		*descriptor = -1;
+		mover_look();
+		break;
 	case AFFINODE_COMMAND_COUNT:
 		entry_points_count_for(command->argument);
 		break;
@@ -160,7 +166,7 @@ static void on_welcome(const struct affinode_welcome *welcome)
 	link_.told_want = false;
 	link_.alone_at_ns = 0;
 	asks_begin_again();
-	lots_forget_numbers();
+	lots_may_stay(welcome->flags & AFFINODE_WELCOME_POOLS);
 	link_set_connected(true);
 	log_line("link up: controller %.32s", welcome->controller_version);
 }

@@ -7,10 +7,12 @@
 
 #include "base/log.h"
 #include "base/monotonic_futex.h"
+#include "host/lent_memory.h"
 #include "link/drop_caches.h"
 #include "link/grant.h"
 #include "link/internal.h"
 #include "link/requests.h"
+#include "mover/mover.h"
 #include "state/controller.h"
 
 #define CONNECT_LAST_NS (2 * S_NS)
@@ -39,6 +41,8 @@ static void disconnect(const char *why)
 	link_set_connected(false);
 	asks_fail_requests();
 	caches_forget();
+	lots_forget_numbers();
+	mover_look();
 	link_.connect_at_ns = clock_ns() + link_.connect_pause_ns;
 }
 

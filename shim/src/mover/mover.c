@@ -87,11 +87,12 @@ static void trim_if_wished(void)
 	if (keep == UINT64_MAX && shim_state() == AFFINODE_STATE_RESIDENT && kept_memory_is_needed())
 		keep = 0;
 	/* Off the GPU nothing can be given back: all of it is contents, and the driver would not come back.  */
-	if (keep == UINT64_MAX || kept_bytes() <= keep || checkpoint_is_out())
+	if (keep == UINT64_MAX || (kept_bytes() <= keep && !lots_available()) || checkpoint_is_out())
 		return;
 	pthread_mutex_lock(&mover_work_lock); /* exit waits for it */
 	done = kept_trim(keep);
 	pthread_mutex_unlock(&mover_work_lock);
+	link_wake(); /* lots that have ended */
 	if (!done) {
 		trim_again(keep);
 		clock_sleep_ns(MS_NS);
@@ -125,11 +126,13 @@ static void give_back_what_was_freed(void)
 		link_wake(); /* the page, and lots that have ended */
 }
 
+/* Those that are left of the last time, too: then a move came between.  */
 static void prepare_lots_if_any_came(void)
 {
-	if (!atomic_exchange(&lot_came, false))
+	if (!atomic_exchange(&lot_came, false) && !lots_available())
 		return;
 	pthread_mutex_lock(&mover_work_lock);
+	kept_forget_lots();
 	kept_prepare_lots(mover_has_next);
 	pthread_mutex_unlock(&mover_work_lock);
 }
@@ -219,7 +222,7 @@ static void *mover_main(void *unused)
 		while (!mover_queue.waits && atomic_load(&trim_to) == UINT64_MAX && !atomic_load(&lot_came) && !woken) {
 			bool left = blocks_wait_to_be_freed() && shim_state() == AFFINODE_STATE_RESIDENT;
 
-			if (kept_bytes() == 0 && !left) {
+			if (kept_bytes() == 0 && !lots_available() && !left) {
 				pthread_cond_wait(&mover_queue.changed, &mover_queue.lock);
 				continue;
 			}

@@ -75,7 +75,7 @@ void mover_wake(void);
 /* Whether a move waits for the mover to take it up.  */
 bool mover_has_next(void);
 
-/* A lot came: make it ready ahead of its use.  */
+/* A lot came: make it ready ahead of its use. Or one has to go.  */
 void mover_look(void);
 
 /* The last move's outcome, once, or before it that it is prepared; false: nothing new. Polled by the link thread, which

@@ -153,8 +153,8 @@ static bool copy_beside_application(struct moved *moved, struct survey *survey)
 	order.budget = moved->move.budget ? moved->move.budget : UINT64_MAX;
 	order.stop = somebody_came;
 	/* The driver would pin again at the way back whatever is pinned, at 45 GiB/s, before the first byte is
-	 * copied. And where host memory is short an exchange gives back what another made: not pinning it saves more time than
-	 * copies by the ring cost.  */
+	 * copied. And where host memory is short it goes from one kernel to the next in each exchange: not pinning it saves more
+	 * time than copies by the ring cost.  */
 	if (moved->leaves || (moved->move.streams && order.budget / 2 < order.slots * CHUNK_BYTES))
 		order.context = NULL;
 	made = slabs_make(&order);

@@ -83,6 +83,18 @@ bool kept_memory_is_needed(void)
 	return kept_bytes() > slots_bytes() / 2 && left < KEEP_WHILE_LEFT;
 }
 
+void kept_forget_lots(void)
+{
+	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+
+	if (checkpoint_is_out())
+		return;
+	driver.cuThreadExchangeStreamCaptureMode(&mode);
+	slabs_release_forgotten();
+	driver.cuThreadExchangeStreamCaptureMode(&mode);
+	driver.cuCtxSetCurrent(NULL);
+}
+
 /* A thread that would end the context meanwhile steps aside.  */
 void kept_prepare_lots(bool (*stop)(void))
 {

@@ -19,6 +19,9 @@ uint64_t kept_bytes(void);
 /* The machine, or a control group, is running short.  */
 bool kept_memory_is_needed(void);
 
+/* Unmap lots that were given back and have to go.  */
+void kept_forget_lots(void);
+
 /* Register what the controller handed over; asked between slabs, `stop` ends it.  */
 void kept_prepare_lots(bool (*stop)(void));
 
