@@ -118,7 +118,7 @@ def test_two_of_one_name_are_told_apart(ledger):
 def test_a_table_and_csv_have_every_row(ledger):
     answer = report(ledger, Question.of(TODAY))
     text = report_text(answer)
-    assert "bob" in text and "2 min" in text and "Measured for 3.0 h" in text and "park busy 1" in text
+    assert "bob" in text and "100 s" in text and "Measured for 3.0 h" in text and "park busy 1" in text
     header, alice, bob = csv_rows(answer)
     assert header[:2] == ["user", "held_gib_hours"] and alice[:2] == ["alice", "3"] and bob[0] == "bob"
     assert len(header) == len(alice) == len(bob)
