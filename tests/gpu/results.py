@@ -86,6 +86,7 @@ def _bench_goals(one: Found) -> Iterator[tuple[str, float, float, bool, str]]:
             ("later park, all changed / pinned ceiling", 0.8, False, ""),
             ("first park: times faster than the driver", 4.0, False, ""),
             ("first park into a lot: times faster than the driver", 10.0, False, ""),
+            ("first park into a lot / later park, all changed", 1.5, True, ""),
             ("resume in 2 MiB blocks / in the largest blocks", 2.0, True, ""),
             ("resume at context depth: seconds beyond memory depth", 0.35, True, "s"),
             ("resume at context depth: times faster than the driver", 3.5, False, ""),
