@@ -97,7 +97,7 @@ def examine(server: DefaultProvisioner | None = None) -> Iterator[Check]:
     yield from _controller(node)
     yield _provisioner(server)
     yield _lab_extension()
-    yield from host_checks(node["settings"].get("lot_bytes", 0) if isinstance(node, dict) else 0)
+    yield from host_checks(node["settings"].get("lot_bytes") or 0 if isinstance(node, dict) else 0)
 
 
 def _platform() -> Check:

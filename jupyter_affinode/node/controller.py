@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from socket import gethostname
 from typing import Any, NamedTuple
@@ -41,6 +42,7 @@ from .policy.decide import decide
 from .policy.queue import waiters, waits_since
 from .policy.wait_estimates import Outlook, outlooks
 from .shims import Looks, Shims
+from .state.host_usage import promised_bytes, soon_wanted_bytes
 from .state.lots import LotStock
 from .state.observer import Observers
 from .state.persistence import FILE_NAME, Remembered
@@ -144,7 +146,7 @@ class Controller:
         self.observers = Observers(log, self.metrics, self.history, self.today, Notices(state, tell_notice))
         self.moves = Moves(state, log, self._moved, self.observers)
         self.wishes = Wishes(state, self.moves, log, self.poke)
-        self.lots = LotStock(log, self.poke)
+        self.lots = LotStock(log, self.poke, is_shared=self.access.is_shared)
         self.room_requests = RoomRequests(state, log, self._moved)
         self._parts = Parts(
             self.moves,
@@ -313,7 +315,7 @@ class Controller:
         try:
             self.look(now, at_host=True)
             self._decide(now)
-            self.lots.look(self.state.settings, self.state.host, self.state.lots_mapped(), now)
+            self._look_at_lots(now)
             self._tidy(now)
             self._shown = self.kernels_json()
             self._tell_places(self._shown)
@@ -330,6 +332,15 @@ class Controller:
             self._shown = None
             self._pacing.end()
 
+    def _look_at_lots(self, now: float) -> None:
+        kernels, host = self._snapshot.kernels, self.state.host
+        host = replace(host, available_bytes=host.available_bytes - promised_bytes(kernels))
+        most = (
+            host.available_bytes + self.lots.ready_bytes - self.state.settings.host_reserve(host.total_bytes)
+        )
+        wanted = soon_wanted_bytes(kernels, self.state.settings, most)
+        self.lots.look(self.state.settings, host, self.state.lots_mapped(), wanted, now)
+
     def look_at(self, kernel: KernelRecord, now: float) -> Kernel | None:
         """Read one kernel's pages; what it is now, None without processes."""
         seen, bad = self.state.look_at(kernel, now)
@@ -344,11 +355,13 @@ class Controller:
         for process, error in self.state.refresh(now):
             if process.connection is not None:
                 process.connection.end(Ending.DROPPED, str(error))
-        if at_host and (self.state.settings.lot_bytes or any(self.state.processes())):
-            self.state.host = host_memory()
+        self.state.lots_ready_bytes, self.state.lots_held = self.lots.ready_bytes, self.lots.held()
+        self.state.makes_lots = self.lots.makes_more(self.state.settings, now)
+        if at_host and (self.state.settings.lot_bytes != 0 or any(self.state.processes())):
+            host = host_memory()
+            self.state.host = replace(host, available_bytes=host.available_bytes - self.lots.making_bytes)
             self.state.read_limits()
             self.state.disk.look(self.state.settings, self.state.disk_used_bytes(), now, self.log)
-        self.state.lots_ready_bytes, self.state.lots_held = self.lots.ready_bytes, self.lots.held()
         self.moves.look_at_promises(self._snapshot, now)  # before another kernel is chosen
         is_complete = now - self.began >= self.state.settings.settle_s * COMPLETE_AFTER_SETTLING
         self._snapshot = self.state.snapshot(now, is_settled=self._is_settled(now), is_complete=is_complete)

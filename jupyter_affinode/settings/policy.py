@@ -89,13 +89,15 @@ class _Memory:
         resident kernels give back the host copies that they retain for their next park.""",
         shown_default="a tenth of the machine's memory, at least 2 GiB, at most a quarter",
     )
-    lot_bytes: int = setting(
-        0,
-        """Host memory that the controller touches in advance, in the background, and hands to kernels that are parked.
-        First parks are several times faster with it, and in Kubernetes parked bytes are then charged to the
-        controller's container, not to the user's. The memory is taken even while no kernel is parked (never of the
-        reserve), so give it what the machine can spare. 0: none. Huge pages are used where enough of them are set
-        aside (vm.nr_hugepages).""",
+    lot_bytes: int | None = setting(
+        None,
+        """Host memory that the controller touches in advance, in the background, and lends to kernels that are parked.
+        First parks are several times faster with it, one user's kernels use the same memory one after the other, and
+        in Kubernetes parked bytes are then charged to the controller's container, not to the user's. With a figure
+        so much is taken even while no kernel is parked (never of the reserve), and never more. 0: none. Huge pages
+        are used where enough of them are set aside (vm.nr_hugepages), or where the controller can have a file system
+        in memory of its own.""",
+        shown_default="what idle kernels would need if they were parked; none on a controller of all users",
     )
     spill_dir: str = setting(
         "",

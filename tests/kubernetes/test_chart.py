@@ -120,7 +120,7 @@ def test_the_controller_understands_its_arguments_and_settings(values, tmp_path,
     assert (app.system, app.socket) == (True, "/run/affinode/node.sock")
     for name, value in values.get("settings", {}).items():
         assert getattr(app, name) == value
-    assert app.lot_bytes == values.get("parkedMemoryGiB", 0) << 30
+    assert (app.lot_bytes or 0) == values.get("parkedMemoryGiB", 0) << 30
     assert app.require_grants is ("grants" in values)
     assert app.grant_audiences == ["affinode:cluster"] or "grants" not in values
     assert app.metrics_port == (9713 if "metrics" in values else 0)

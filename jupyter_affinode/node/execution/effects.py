@@ -13,6 +13,7 @@ from ..model.actions import (
     EndKernel,
     GiveLots,
     GrantRoom,
+    MakeLots,
     Park,
     RefusePark,
     Resume,
@@ -21,7 +22,7 @@ from ..model.actions import (
 )
 from ..model.reasons import NoticeKind, Refusal
 from ..protocol.wire import Status
-from ..state.host_usage import give_lots, trim
+from ..state.host_usage import give_lots, make_room_beside_lots, trim
 from ..state.observer import Observers
 from ..state.ownership import standing
 from ..state.records import KernelRecord
@@ -59,6 +60,8 @@ class Effects:
             self._park(kernel, action)
         elif isinstance(action, GiveLots):
             give_lots(kernel, action.lot_bytes, self._parts.lots)
+        elif isinstance(action, MakeLots):
+            self._parts.lots.order(action.bytes)
         elif isinstance(action, DropCaches):
             self._parts.cache_drops.begin(kernel, action.reason)
         elif isinstance(action, Trim):
@@ -94,6 +97,7 @@ class Effects:
     def _park(self, kernel: KernelRecord, action: Park) -> None:
         if action.lot_bytes:
             give_lots(kernel, action.lot_bytes, self._parts.lots)
+        make_room_beside_lots(kernel, self._parts.lots, self._state.host)
         self._parts.room_requests.park_begins(kernel, action.for_kernel)
         self._parts.moves.park(
             kernel,

@@ -33,7 +33,7 @@ MESSAGES_AT_ONCE = 32  # then other connections get their turn
 MESSAGES_PER_S = 500.0  # more is read later, so a flood waits in the peer's own socket
 MESSAGES_BURST = 1000.0
 DEAR = 9  # messages that a question or a piece of news counts for besides, since they take so much longer
-SEND_QUEUE = 256
+SEND_QUEUE = 1024
 GRANT_CHARACTERS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.")
 
 

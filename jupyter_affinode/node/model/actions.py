@@ -62,6 +62,14 @@ class GiveLots:
 
 
 @dataclass(frozen=True)
+class MakeLots:
+    """Have lots of so many bytes ready for a kernel that is to be parked; it is parked in a later pass."""
+
+    kernel_id: str
+    bytes: int
+
+
+@dataclass(frozen=True)
 class DropCaches:
     """Ask a kernel's frameworks to drop what they only cache on the GPU; it is parked in a later pass."""
 
@@ -110,4 +118,16 @@ class EndKernel:
     for_kernel: str | None = field(default=None, compare=False)
 
 
-Action = Park | RefusePark | Trim | Spill | GiveLots | DropCaches | Resume | GrantRoom | DenyRoom | EndKernel
+Action = (
+    Park
+    | RefusePark
+    | Trim
+    | Spill
+    | GiveLots
+    | MakeLots
+    | DropCaches
+    | Resume
+    | GrantRoom
+    | DenyRoom
+    | EndKernel
+)

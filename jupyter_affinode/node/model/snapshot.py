@@ -223,6 +223,10 @@ class Host:
     total_bytes: int = 0  # may grow while the machine runs
     limit_bytes: Mapping[str, int] = field(default_factory=dict)  # by cgroup
     lot_bytes: int = 0  # touched memory of the controller's that can be lent to a kernel that is parked
+    makes_lots: bool = False  # as quickly as a process takes memory, and as much as parks need
+    lot_cgroups: frozenset[str] = (
+        frozenset()
+    )  # those with a limit that lots count in, as the controller's memory
     disk_limit_bytes: int = 0  # parked contents on disk, of all kernels together; 0: none may go there
     disk_writable_bytes: int = (
         0  # what may be written there now: by the disk's room, and by what was written today

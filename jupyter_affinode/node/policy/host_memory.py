@@ -56,6 +56,7 @@ class Needs(NamedTuple):
     least_bytes: int  # with less it cannot end well, or is not worth a try
     probable_bytes: int  # by all that is known: by its last one, or all that the kernel has
     image_bytes: int  # of these, what no budget limits: the driver's own copy of what is left on the GPU
+    makes_bytes: int = 0  # what could be in lots if there were more
 
 
 class HostRoom:
@@ -64,13 +65,24 @@ class HostRoom:
     def __init__(self, host: Host, settings: Settings):
         self._host = host
         self.reserve_bytes = settings.host_reserve(host.total_bytes)
+        self._lots = host.lot_bytes
         self._left = {MACHINE: host.available_bytes - with_margin(self.reserve_bytes)}
         for cgroup, headroom in host.headroom_bytes.items():
             self._left[cgroup] = headroom - with_margin(self._cgroup_reserve(cgroup))
-        self._lots = host.lot_bytes
-        self._needs: dict[str, Needs] = {}  # by kernel, while there are no lots
+        for place in filter(self.has_lots, self._left):
+            self._left[place] += host.lot_bytes  # which are freed where no kernel takes them
+        self._has_lots = host.lot_bytes > 0 or host.makes_lots
+        self._needs: dict[str, Needs] = {}  # by kernel, where there are no lots
         self._places: dict[tuple[str, ...], list[str]] = {}  # by cgroups: kernels share theirs
         self._passing: dict[str, tuple[Kernel, int]] = {}  # what others may have of kernels in a while
+
+    def has_lots(self, place: str) -> bool:
+        """Whether lots take memory of that place: they are the controller's."""
+        return place == MACHINE or place in self._host.lot_cgroups
+
+    def leaves(self, kernel: Kernel, size: int) -> bool:
+        """Whether there is so much for the kernel beyond what has been decided."""
+        return self._left_for(kernel) >= size
 
     def places(self, kernel: Kernel) -> Sequence[str]:
         """Where a park of the kernel takes memory, the machine last."""
@@ -82,7 +94,7 @@ class HostRoom:
 
     def expect(self, kernel: Kernel, budget_bytes: int | None, lot_bytes: int = 0) -> int:
         """The kernel is being parked, or will be, with that budget: it may take it all. How much that is."""
-        self.take_lots(lot_bytes)
+        self.take_lots(kernel, lot_bytes)
         takes = max(kernel.movable_bytes - kernel.host.kept_bytes - lot_bytes, 0)
         if budget_bytes is not None:
             takes = min(takes, budget_bytes)
@@ -100,11 +112,13 @@ class HostRoom:
             self._left[place] -= size
 
     def budget(self, kernel: Kernel) -> int:
-        """What a park of the kernel may take anew beside what the driver takes."""
-        return max(self._left_for(kernel) - kernel.image_bytes, 0)
+        """What a park of the kernel may take anew beside the lots that it may have and what the driver takes."""
+        return max(self._left_for(kernel, self._lots) - kernel.image_bytes, 0)
 
-    def take_lots(self, size: int) -> None:
-        """They are handed to a kernel."""
+    def take_lots(self, kernel: Kernel, size: int) -> None:
+        """They are lent to the kernel."""
+        for place in filter(self.has_lots, self._left):
+            self._left[place] -= size
         self._lots -= size
 
     def suffices(self, kernels: Iterable[Kernel], beside_bytes: int = 0) -> bool:
@@ -119,11 +133,11 @@ class HostRoom:
 
     def lots_for(self, kernel: Kernel) -> int:
         """What of the lots a park of the kernel can use."""
-        return self.needs(kernel).lot_bytes if self._lots else 0
+        return self.needs(kernel).lot_bytes
 
     def needs(self, kernel: Kernel) -> Needs:
         """What a park of the kernel takes anew, and of the lots."""
-        if self._lots:  # fewer with each kernel that gets some
+        if self._has_lots:  # fewer with each kernel that gets some
             return self._reckon(kernel)
         needs = self._needs.get(kernel.id)
         if needs is None:
@@ -142,24 +156,42 @@ class HostRoom:
             probable = max(probable, short)
         least = max(short, min(probable, LEAST_BYTES)) if use.is_frugal else movable
         has = max(use.kept_bytes - use.trimming_bytes, 0)
-        lots = 0
-        if self._lots and use.is_frugal:
+        lots = makes = 0
+        if (self._lots or self._host.makes_lots) and use.is_frugal:
             has_soon = max(has, use.lot_bytes)  # what came a moment ago is not kept yet
             wants = probable if use.lots_most_bytes is None else min(probable, use.lots_most_bytes)
-            lots = min(max(wants - has_soon, 0), self._lots)
+            makes = max(wants - has_soon, 0)
+            lots = min(makes, self._lots)
+            makes -= lots
         has += lots
         least, probable = max(least - has, 0), max(probable - has, 0)
         if use.is_frugal:
             least, probable = _in_slabs(least), _in_slabs(probable)
-        return Needs(lots, least + image, probable + image, image)
+        return Needs(lots, least + image, probable + image, image, makes)
+
+    def lots_to_make(self, kernel: Kernel) -> int:
+        """How large the stock of lots should be for a park of the kernel that is better made with more; 0: it is not.
+
+        Memory of lots is taken once, and then goes from one kernel to the next.
+        """
+        needs = self.needs(kernel)
+        if not self._host.makes_lots or needs.makes_bytes < LEAST_BYTES:
+            return 0
+        beside = needs.lot_bytes + needs.makes_bytes + needs.image_bytes
+        return self._lots + needs.makes_bytes if self._left_for(kernel, beside) >= 0 else 0
 
     def may_be_tried(self, kernel: Kernel, needs: Needs) -> bool:
         """Whether there is as much as could do for a park of the kernel."""
-        return needs.least_bytes <= max(self._left_for(kernel), 0)
+        return needs.least_bytes <= max(self._left_for(kernel, needs.lot_bytes), 0)
 
-    def _left_for(self, kernel: Kernel) -> int:
-        """What is left where that is least."""
-        return min([self._left[place] for place in self.places(kernel)])
+    def _left_for(self, kernel: Kernel, lot_bytes: int = 0) -> int:
+        """What is left beside those lots where that is least."""
+        return min(
+            [
+                self._left[place] - (lot_bytes if lot_bytes and self.has_lots(place) else 0)
+                for place in self.places(kernel)
+            ]
+        )
 
     def refusal(self, kernel: Kernel, needs: Needs) -> RefusePark:
         """Why a park of the kernel cannot be, in words and figures."""
@@ -292,6 +324,8 @@ class Keepers:
                     continue
                 before = gives.get(each.id, 0)
                 after = min(max(before + left[place], LEAST_BYTES), self._most(each))
+                if each.host.lot_bytes and each.id not in self._to_disk:
+                    after = self._most(each)  # a lot is given back whole, when nothing is left in it
                 if after > before:
                     gives[each.id] = after
                     for inside in places:

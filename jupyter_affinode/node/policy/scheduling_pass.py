@@ -13,13 +13,13 @@ from enum import Enum
 from functools import cached_property
 
 from ...settings.policy import Settings
-from ..model.actions import Action, DropCaches, GiveLots, Park, RefusePark, Resume
+from ..model.actions import Action, DropCaches, GiveLots, MakeLots, Park, RefusePark, Resume
 from ..model.reasons import Cause
 from ..model.snapshot import Kernel, Line, Node, Residency
 from .candidates import Candidates
 from .disk import DiskRoom
 from .eviction_cost import is_late
-from .host_memory import MACHINE, HostRoom, Keepers, Needs, Shortage
+from .host_memory import MACHINE, HostRoom, Keepers, Shortage
 from .queue import AWAY, lines_of, waiters
 from .quotas import Limits
 
@@ -222,8 +222,13 @@ class Plan:
                     self._refused.setdefault(kernel.id, self._host.refusal(kernel, needs))
                 return False
             if self._host.shortage(self._wanted([kernel]), {}) and not self.shortfall([kernel]):
-                self._await(kernel, needs)
+                self._await(kernel)
                 return True
+        stock = self._host.lots_to_make(kernel)
+        if stock:
+            self._take_host_for(kernel)
+            self.act(MakeLots(kernel.id, stock))
+            return True
         budget, lots = self._host.budget(kernel), self._host.lots_for(kernel)
         to_context = kernel.may_leave and not preempts
         self.act(Park(kernel.id, reason, budget, lots, to_context, preempts, cause, for_kernel))
@@ -315,8 +320,9 @@ class Plan:
         """What parking them probably takes anew, by place."""
         wanted: dict[str, int] = {}
         for kernel in kernels:
-            size = self._host.needs(kernel).probable_bytes
+            needs = self._host.needs(kernel)
             for place in self._host.places(kernel):
+                size = needs.probable_bytes + (needs.lot_bytes if self._host.has_lots(place) else 0)
                 wanted[place] = wanted.get(place, 0) + size
         return wanted
 
@@ -327,7 +333,7 @@ class Plan:
             return False
         return kernel.host.is_frugal and self._host.may_be_tried(kernel, self._host.needs(kernel))
 
-    def _await(self, kernel: Kernel, needs: Needs) -> None:
+    def _await(self, kernel: Kernel) -> None:
         """Ask others for what a park lacks. What there is and what comes of it is the kernel's: it is looked at again
         in a later pass, and until then no other is parked with it.
         """
@@ -335,15 +341,22 @@ class Plan:
         self._keepers.drop(kernel.id)
         for action in self._keepers.trims(self._host.with_cushion(short), "room to park another kernel"):
             self.act(action)
+        self._take_host_for(kernel)
+
+    def _take_host_for(self, kernel: Kernel) -> None:
+        """It is parked in a later pass: what that takes is its own, and no other park is decided for it."""
+        needs = self._host.needs(kernel)
+        self._host.take_lots(kernel, needs.lot_bytes)
         self._host.take(kernel, needs.probable_bytes)
-        self._host.is_passing(kernel, needs.probable_bytes + kernel.host.kept_bytes)
+        self._host.is_passing(kernel, needs.probable_bytes + needs.lot_bytes + kernel.host.kept_bytes)
         self._taken.add(kernel.id)
 
     def give_lots(self, kernel: Kernel) -> None:
-        """Decide to hand a kernel what of the lots its park can use."""
-        size = self._host.lots_for(kernel)
-        if size:
-            self._host.take_lots(size)
+        """Decide to lend a kernel lots for all that its park takes ahead of it, if another could have as much."""
+        needs = self._host.needs(kernel)
+        size = needs.lot_bytes
+        if size and not needs.probable_bytes and self._host.leaves(kernel, 2 * size):
+            self._host.take_lots(kernel, size)
             self.act(GiveLots(kernel.id, size))
 
     def relieve(self) -> None:

@@ -83,6 +83,7 @@ class CommandKind(enum.IntEnum):
     DROP_CACHES = 11
     SPILL = 12  # the folder is the command's text
     COUNT = 13
+    LOT_FORGET = 14
 
 
 class MoveFlag(enum.IntFlag):
@@ -137,8 +138,10 @@ class HelloFlag(enum.IntFlag):
     SPILLS = 256  # knows SPILL
     COUNTS = 512  # knows COUNT
     EXCHANGES = 1024  # knows MoveFlag.STREAM
+    POOLS = 2048  # keeps lots mapped that it gave back, and knows LOT_FORGET
 
 
+WELCOME_POOLS = 1  # lots that were given back may stay mapped: LOT_FORGET will be sent
 HELLO_FLAGS = functools.reduce(operator.or_, HelloFlag)
 
 BODIES = {  # what a controller may be sent
@@ -261,7 +264,10 @@ def gpu_uuid(raw: bytes) -> str:
 def pack_welcome(version: int, heartbeat_ms: int, controller_version: str) -> bytes:
     """The answer to a HELLO; `version` is the protocol version agreed on."""
     return _packed(
-        version, MessageType.WELCOME, 0, WELCOME.pack(heartbeat_ms, 0, _field(controller_version, 32))
+        version,
+        MessageType.WELCOME,
+        0,
+        WELCOME.pack(heartbeat_ms, WELCOME_POOLS, _field(controller_version, 32)),
     )
 
 

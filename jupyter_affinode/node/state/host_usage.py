@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from ...settings.policy import MIB
-from ..model.snapshot import HostUse
+from ...settings.policy import MIB, Settings
+from ..link.connection import Connection
+from ..model.snapshot import HostUse, Kernel, Residency
 from ..policy.host_memory import LEAST_BYTES
 from ..protocol.page import State
 from ..protocol.wire import MOVE_BUDGET_SHIFT, CommandKind, HelloFlag, Reply, Status
-from .lots import LotStock
+from ..system.host_memory import HostMemory
+from ..system.lot_memory import Lot
+from .lots import Borrower, LotStock
 from .records import KernelRecord, Process
 
 TRIM_TAKES_S = 2.0  # memory that was to be given back is counted on for that long
@@ -111,7 +114,7 @@ def budget_argument(kernel: KernelRecord, process: Process, targets: Sequence[Pr
 
 
 def give_lots(kernel: KernelRecord, size: int, stock: LotStock) -> None:
-    """Hand lots of `size` bytes to the processes that are about to be told to park."""
+    """Lend lots of `size` bytes to the processes that are about to be told to park."""
     targets = [process for process in _who_trims(kernel) if has_gpu_memory(process)]
     needs = {process.key: _may_take_anew(kernel, process) for process in targets}
     for process in targets:
@@ -119,8 +122,58 @@ def give_lots(kernel: KernelRecord, size: int, stock: LotStock) -> None:
         connection = process.connection
         if connection is None:
             continue
-        for number, lot in stock.give(process.key, share, connection.watch):
+        for number, lot in stock.give(_borrower(process, connection), share):
             connection.command(CommandKind.LOT, request=number, argument=lot.bytes, descriptor=lot.descriptor)
+
+
+def _borrower(process: Process, connection: Connection) -> Borrower:
+    def forget(lot: Lot) -> None:
+        connection.command(CommandKind.LOT_FORGET, descriptor=lot.descriptor)
+
+    keeps_mapped = process.hello.flags & HelloFlag.POOLS
+    return Borrower(process.key, connection.watch, forget if keeps_mapped else None)
+
+
+def make_room_beside_lots(kernel: KernelRecord, stock: LotStock, host: HostMemory) -> None:
+    """Have what the kernel's park probably takes beside its lots: lots that no process has go."""
+    takes = sum(
+        _may_take_anew(kernel, process) - stock.held_bytes(process.key) for process in _holders(kernel)
+    )
+    if takes > 0:
+        stock.make_room(takes, host)
+
+
+def promised_bytes(kernels: Iterable[Kernel]) -> int:
+    """What the parks under way may still take of host memory beside lots."""
+    parking = (each for each in kernels if each.host.budget_bytes is not None)
+    return sum(min(each.host.budget_bytes or 0, _lacks_for_all(each)) for each in parking)
+
+
+def _lacks_for_all(kernel: Kernel) -> int:
+    return max(kernel.movable_bytes - max(kernel.host.kept_bytes, kernel.host.lot_bytes), 0)
+
+
+def soon_wanted_bytes(kernels: Iterable[Kernel], settings: Settings, most_bytes: int) -> int:
+    """What the parks that may come soon take of host memory: of idle kernels, where there is any reason to park one.
+
+    `most_bytes`: a park that takes more than this is none that may come.
+    """
+    resident = [each for each in kernels if each.residency is Residency.RESIDENT and each.movable_bytes]
+    if len(resident) < 2 and settings.park_when == "needed":
+        return 0
+    idle = (
+        each for each in resident if each.host.is_frugal and not each.cell_open and not each.calls_in_flight
+    )
+    takes = (_park_takes_beside_kept(each) for each in idle if each.is_parkable and not each.is_opted_out)
+    return sum(each for each in takes if each <= most_bytes)
+
+
+def _park_takes_beside_kept(kernel: Kernel) -> int:
+    takes = kernel.host.park_takes_bytes
+    wants = kernel.movable_bytes if takes is None else min(kernel.movable_bytes, takes)
+    if kernel.host.lots_most_bytes is not None:
+        wants = min(wants, kernel.host.lots_most_bytes)
+    return max(wants - max(kernel.host.kept_bytes, kernel.host.lot_bytes), 0)
 
 
 def learn_from_park(kernel: KernelRecord, replies: Mapping[int, Reply]) -> bool:

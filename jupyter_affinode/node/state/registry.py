@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -57,6 +58,8 @@ class NodeState:
         self.limits: dict[str, CgroupMemory] = {}  # by path; as old as `host`
         self.lots_ready_bytes = 0  # what the controller's lots can give
         self.lots_held: dict[int, int] = {}  # … and gave, by process
+        self.lot_cgroups: frozenset[str] = frozenset()
+        self.makes_lots = False
         self.kernels: dict[str, KernelRecord] = {}
         self.room_requests: dict[str, RequestedRoom] = {}  # by id
         self.gpus = GpuTable()
@@ -310,6 +313,7 @@ class NodeState:
         """
         known: Known = {}
         self.limits = {}
+        self.lot_cgroups = frozenset(limit.path for limit in cgroup_limits(os.getpid(), known=known))
         for kernel in self.kernels.values():
             found = _limits(kernel, known)
             kernel.cgroups = tuple(found)
@@ -319,13 +323,18 @@ class NodeState:
                 look_for_more(kernel, self.host_left(kernel))
 
     def host_left(self, kernel: KernelRecord) -> int:
-        """What a park of the kernel could take of host memory at the most, the reserve included."""
-        inside = [self.limits[path].headroom_bytes for path in kernel.cgroups if path in self.limits]
-        return min([self.host.available_bytes, *inside])
+        """What a park of the kernel could take of host memory at the most, the reserve and unused lots included."""
+        lots = self.lots_ready_bytes
+        inside = [
+            self.limits[path].headroom_bytes + (lots if path in self.lot_cgroups else 0)
+            for path in kernel.cgroups
+            if path in self.limits
+        ]
+        return min([self.host.available_bytes + lots, *inside])
 
     def snapshot(self, now: float, *, is_settled: bool, is_complete: bool = True) -> Node:
         """The picture to decide on."""
-        look(self.kernels.values(), self.gpus.measured if self.settings.lot_bytes else {})
+        look(self.kernels.values(), self.gpus.measured if self.settings.lot_bytes != 0 else {})
         speeds, are_open = self.speeds.by_gpu(), self._open_gpus()
         kernels = tuple(
             self._kernel(kernel, are_open, now) for kernel in self.kernels.values() if kernel.processes
@@ -357,6 +366,8 @@ class NodeState:
                 self.host.total_bytes,
                 limits,
                 self.lots_ready_bytes,
+                self.makes_lots,
+                self.lot_cgroups,
                 self.disk.limit_bytes,
                 self.disk.writable_bytes(now, self.spilling_bytes()),
             ),

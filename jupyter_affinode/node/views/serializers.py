@@ -207,7 +207,7 @@ def node_json(
             "copy_bytes": sum(process.data.copy_bytes for process in state.processes()),
             "kept_bytes": sum(process.data.kept_bytes for process in state.processes()),
             "lots": {
-                "limit_bytes": state.settings.lot_bytes,
+                "limit_bytes": lots.limit_bytes(state.settings),
                 "ready_bytes": lots.ready_bytes,
                 "given_bytes": lots.given_bytes + lots.elsewhere_bytes(state.lots_mapped()),
             },

@@ -120,7 +120,7 @@ def test_every_request_answers_as_described(api):
         ("PATCH", "/policy", {"park_when": "never"}),
         ("PATCH", "/policy", {"low_watermark": 1.5}),
         ("PATCH", "/policy", {"unknown": 1}),
-        ("PATCH", "/policy", {"lot_bytes": None}),
+        ("PATCH", "/policy", {"lot_bytes": "1"}),
         ("PATCH", "/policy", {"drop_caches_before_park": 1}),
         ("PATCH", "/policy", {"when_full": "panic"}),
         ("PATCH", "/policy", {"time_slice_s": 0}),

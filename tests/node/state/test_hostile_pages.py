@@ -103,7 +103,9 @@ class Play:
         self.drops = CacheDrops(self.state, QUIET, lambda: None)
         self.rooms = Rooms(self.state, QUIET, observers)
         wishes = Wishes(self.state, self.moves, QUIET, lambda: None)
-        lots = SimpleNamespace(give=lambda kernel, size: [])
+        lots = SimpleNamespace(
+            give=lambda kernel, size: [], held_bytes=lambda key: 0, make_room=lambda size, host: None
+        )
         requests = RoomRequests(self.state, QUIET, lambda: None)
         self.spills = Spills(self.state, QUIET, lambda: None, observers)
         parts = Parts(self.moves, self.drops, self.spills, wishes, self.rooms, lots, requests)

@@ -1,4 +1,4 @@
-"""Lots: fresh touched memory, handed to one process once, taken back for good."""
+"""Lots: touched memory, lent to one user's processes, cut only where no process has it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ import threading
 import time
 
 import pytest
-from fake_shim import LOT, MIB, PARK, TRIMS
+from fake_shim import LOT, LOT_END, MIB, PARK, TRIMS, notify
 from open_files import open_files
 
 from jupyter_affinode.node.identity.access import OwnUserAccess
 from jupyter_affinode.node.identity.rate_limits import Accounts
 from jupyter_affinode.node.link.connection import SEND_QUEUE, Connection
 from jupyter_affinode.node.protocol.wire import CommandKind
-from jupyter_affinode.node.state.lots import AGAIN_AFTER_S, LotStock, lot_size
+from jupyter_affinode.node.state.lots import AGAIN_AFTER_S, UNWANTED_S, Borrower, LotStock, lot_size
 from jupyter_affinode.node.system import lot_memory
 from jupyter_affinode.node.system.host_memory import HostMemory
 from jupyter_affinode.node.system.huge_tmpfs import NoHugeTmpfs
@@ -206,6 +206,11 @@ def watch_us(on_end):
     return ProcessWatch(os.pidfd_open(os.getpid()), on_end)
 
 
+def borrower(key, watch=watch_us, forget=None):
+    """One of a user's processes."""
+    return Borrower(key, watch, forget)
+
+
 def cut(descriptor):
     """Whether a lot's memory has been taken back."""
     return os.fstat(descriptor).st_size == 0
@@ -235,10 +240,10 @@ def with_stock(body, **options):
     assert descriptors() == before
 
 
-async def filled(stock, settings=LOTS, host=PLENTY, mapped=NONE_YET):
+async def filled(stock, settings=LOTS, host=PLENTY, mapped=NONE_YET, wanted=0):
     """Look until the stock is full."""
     while True:
-        stock.look(settings, host, mapped, time.monotonic())
+        stock.look(settings, host, mapped, wanted, time.monotonic())
         if stock._making is None:
             return
         await stock._making
@@ -248,7 +253,7 @@ def test_the_stock_is_filled_up_to_its_bound_and_no_further():
     async def body(stock):
         await filled(stock)
         assert stock.ready_bytes == 64 * MIB
-        stock.give(1, 1, watch_us)
+        stock.give(borrower(1), 1)
         await filled(stock)
         assert (stock.ready_bytes, stock.given_bytes) == (0, 64 * MIB)  # what is given counts
 
@@ -257,7 +262,7 @@ def test_the_stock_is_filled_up_to_its_bound_and_no_further():
 
 def test_lots_of_an_earlier_controller_count_too():
     async def body(stock):
-        stock.look(LOTS, PLENTY, {1: 32 * MIB}, time.monotonic())
+        stock.look(LOTS, PLENTY, {1: 32 * MIB}, 0, time.monotonic())
         assert stock._making is None
 
     with_stock(body)
@@ -266,7 +271,7 @@ def test_lots_of_an_earlier_controller_count_too():
 def test_under_pressure_what_was_not_handed_out_is_given_back():
     async def body(stock):
         await filled(stock)
-        stock.look(LOTS.changed(host_reserve_bytes=GIB), HostMemory(64 * GIB, GIB - MIB), {}, 0.0)
+        stock.look(LOTS.changed(host_reserve_bytes=GIB), HostMemory(64 * GIB, GIB - MIB), {}, 0, 0.0)
         assert stock.ready_bytes == 0
         assert stock._making is None or not await stock._making
 
@@ -276,24 +281,106 @@ def test_under_pressure_what_was_not_handed_out_is_given_back():
 def test_a_smaller_bound_gives_back_what_is_over_it():
     async def body(stock):
         await filled(stock)
-        stock.look(LOTS.changed(lot_bytes=0), PLENTY, {}, time.monotonic())
+        stock.look(LOTS.changed(lot_bytes=0), PLENTY, {}, 0, time.monotonic())
         assert stock.ready == []
 
     with_stock(body)
 
 
-def test_a_lot_that_comes_back_is_freed_and_a_fresh_one_takes_its_place():
+def test_a_lot_that_comes_back_is_lent_again_on_a_users_own_controller():
     async def body(stock):
         await filled(stock)
-        ((number, lot),) = stock.give(7, 10 * MIB, watch_us)
+        ((number, lot),) = stock.give(borrower(7), 10 * MIB)
+        stock.take_back(7, number)
+        ((again, same),) = stock.give(borrower(8), 10 * MIB)
+        assert (again, same) == (1, lot) and not cut(lot.descriptor)
+
+    with_stock(body)
+
+
+def test_a_lot_that_comes_back_is_freed_on_a_controller_of_all_users_and_a_fresh_one_takes_its_place():
+    forgotten = []
+
+    async def body(stock):
+        await filled(stock)
+        ((number, lot),) = stock.give(borrower(7, forget=forgotten.append), 10 * MIB)
         theirs = os.dup(lot.descriptor)
         os.pwrite(theirs, b"secret", 0)
         stock.take_back(7, number)
+        assert forgotten == [lot]
         await becomes(lambda: cut(theirs))
         await filled(stock)
-        ((again, fresh),) = stock.give(8, 10 * MIB, watch_us)
+        ((again, fresh),) = stock.give(borrower(8), 10 * MIB)
         assert (again, os.pread(fresh.descriptor, 6, 0)) == (1, bytes(6))
         os.close(theirs)
+
+    with_stock(body, is_shared=True)
+
+
+def test_a_process_gets_what_it_has_mapped_first():
+    async def body(stock):
+        await filled(stock, LOTS.changed(lot_bytes=512 * MIB))
+        first, second = stock.give(borrower(7, forget=lambda lot: None), 512 * MIB)
+        stock.give(borrower(8), MIB)
+        stock.take_back(7, second[0])
+        stock.take_back(7, first[0])
+        stock.ready[0].mapped_by.clear()
+        assert stock.give(borrower(7), MIB)[0][1] is first[1]
+
+    with_stock(body)
+
+
+def test_a_lot_that_no_process_has_is_cut_for_want_of_room_and_unmapped():
+    forgotten = []
+
+    async def body(stock):
+        await filled(stock)
+        ((number, lot),) = stock.give(borrower(7, forget=forgotten.append), 10 * MIB)
+        theirs = os.dup(lot.descriptor)
+        stock.take_back(7, number)
+        stock.make_room(MIB, PLENTY)
+        assert forgotten == [] and not cut(theirs)
+        stock.make_room(MIB, HostMemory(64 * GIB, 0))
+        assert forgotten == [lot] and stock.ready_bytes == 0
+        await becomes(lambda: cut(theirs))
+        os.close(theirs)
+
+    with_stock(body)
+
+
+def test_a_lot_that_is_lent_is_never_cut_for_want_of_room():
+    async def body(stock):
+        await filled(stock)
+        ((_, lot),) = stock.give(borrower(7, forget=lambda lot: None), 10 * MIB)
+        stock.make_room(64 * GIB, HostMemory(64 * GIB, 0))
+        stock.look(
+            LOTS.changed(lot_bytes=0, host_reserve_bytes=GIB), HostMemory(64 * GIB, 0), NONE_YET, 0, 1e9
+        )
+        assert stock.given_bytes == 64 * MIB and not cut(lot.descriptor)
+
+    with_stock(body)
+
+
+def test_without_a_setting_the_stock_is_what_parks_may_soon_take_and_half_of_what_is_free():
+    auto = LOTS.changed(lot_bytes=None)
+
+    async def body(stock):
+        for wanted, host, ready in (
+            (255 * MIB, PLENTY, 0),  # less is not worth it
+            (600 * MIB, HostMemory(64 * GIB, 700 * MIB), 256 * MIB),
+            (600 * MIB, PLENTY, 512 * MIB),
+        ):
+            await filled(stock, auto, host, wanted=wanted)
+            assert stock.ready_bytes == ready
+        now = time.monotonic()
+        for wanted, later, ready in (
+            (256 * MIB, 0, 512 * MIB),
+            (512 * MIB, UNWANTED_S - 1, 512 * MIB),
+            (256 * MIB, 2 * UNWANTED_S - 2, 512 * MIB),
+            (256 * MIB, 2 * UNWANTED_S, 256 * MIB),
+        ):
+            stock.look(auto, PLENTY, NONE_YET, wanted, now + later)
+            assert stock.ready_bytes == ready
 
     with_stock(body)
 
@@ -301,7 +388,7 @@ def test_a_lot_that_comes_back_is_freed_and_a_fresh_one_takes_its_place():
 def test_a_process_can_give_back_only_what_it_has():
     async def body(stock):
         await filled(stock)
-        ((number, lot),) = stock.give(1, MIB, watch_us)
+        ((number, lot),) = stock.give(borrower(1), MIB)
         for key, wrong in ((2, number), (1, number + 1)):
             stock.take_back(key, wrong)
         assert os.fstat(lot.descriptor).st_size == 64 * MIB
@@ -315,7 +402,7 @@ def test_a_process_can_give_back_only_what_it_has():
 def test_a_process_that_connects_again_keeps_its_lots_and_they_count():
     async def body(stock):
         await filled(stock)
-        ((_, lot),) = stock.give(1, MIB, watch_us)
+        ((_, lot),) = stock.give(borrower(1), MIB)
         theirs = os.dup(lot.descriptor)
         stock.follow(2, 1)  # it said HELLO again, and has another key now
         for says in (64 * MIB, 0):  # whatever it says
@@ -333,7 +420,9 @@ def test_lots_count_until_their_process_has_ended_and_are_cut_then():
     async def body(stock):
         process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
         await filled(stock)
-        ((_, lot),) = stock.give(1, MIB, lambda on_end: ProcessWatch(os.pidfd_open(process.pid), on_end))
+        ((_, lot),) = stock.give(
+            borrower(1, watch=lambda on_end: ProcessWatch(os.pidfd_open(process.pid), on_end)), MIB
+        )
         theirs = os.dup(lot.descriptor)
         await filled(stock, mapped={})  # it is not heard of any more
         assert (os.fstat(theirs).st_size, stock.given_bytes, stock.ready_bytes) == (64 * MIB, 64 * MIB, 0)
@@ -352,7 +441,7 @@ def test_a_process_whose_end_cannot_be_seen_gets_no_lots():
 
     async def body(stock):
         await filled(stock)
-        assert stock.give(1, MIB, cannot) == []
+        assert stock.give(borrower(1, watch=cannot), MIB) == []
         assert stock.ready_bytes == 64 * MIB
 
     with_stock(body)
@@ -361,7 +450,7 @@ def test_a_process_whose_end_cannot_be_seen_gets_no_lots():
 def test_a_controller_that_ends_leaves_processes_their_lots():
     async def body(stock):
         await filled(stock)
-        ((_, lot),) = stock.give(1, MIB, watch_us)
+        ((_, lot),) = stock.give(borrower(1), MIB)
         theirs = os.dup(lot.descriptor)
         stock.close()
         assert os.fstat(theirs).st_size == 64 * MIB
@@ -383,9 +472,9 @@ def test_a_lot_that_cannot_be_made_is_tried_again_later_only(error):
     async def body(stock):
         await filled(stock)
         assert len(tries) == 1
-        stock.look(LOTS, PLENTY, {}, time.monotonic())
+        stock.look(LOTS, PLENTY, {}, 0, time.monotonic())
         assert len(tries) == 1 and stock._making is None
-        stock.look(LOTS, PLENTY, {}, time.monotonic() + AGAIN_AFTER_S + 1)
+        stock.look(LOTS, PLENTY, {}, 0, time.monotonic() + AGAIN_AFTER_S + 1)
         await stock._making
         assert len(tries) == 2
 
@@ -393,6 +482,23 @@ def test_a_lot_that_cannot_be_made_is_tried_again_later_only(error):
 
 
 # ---- over the link
+
+
+def test_a_kernel_gets_lots_before_it_is_parked_and_gives_them_back(node, shim, wait_until):
+    machine = node(lot_bytes=64 * MIB, **IDLE)
+    wait_until(lambda: machine.node()["host"]["lots"]["ready_bytes"] == 64 * MIB)
+    kernel = shim("k", resident=100 * MIB, flags=TRIMS)
+    wait_until(lambda: kernel.heard.of(PARK))
+    kinds = [command.kind for command in kernel.heard.commands]
+    assert kinds.index(LOT) + 1 == kinds.index(PARK)
+    (lot,) = kernel.heard.of(LOT)
+    assert (lot.request, lot.argument) == (1, 64 * MIB)
+    assert allocated(kernel.heard.lots[1]) == 64 * MIB
+    lots = machine.node()["host"]["lots"]
+    assert lots == {"limit_bytes": 64 * MIB, "ready_bytes": 0, "given_bytes": 64 * MIB}
+    kernel.send(notify(LOT_END, number=1))
+    wait_until(lambda: machine.node()["host"]["lots"]["ready_bytes"] == 64 * MIB)
+    assert os.fstat(kernel.heard.lots[1]).st_size == 64 * MIB, "it is lent again to the same user"
 
 
 def test_a_shim_that_knows_no_lots_gets_none(node, shim, wait_until):
