@@ -37,6 +37,7 @@ struct told ask(const struct process *process, struct ask question);
 void leave(const struct process *process);
 
 /* Of this process.  */
+bool stays_open(int fd);
 int open_descriptors(void);
 
 /* A block with a pattern; the IPC handle of one.  */
