@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -349,7 +350,9 @@ def lot_size(stock_bytes: int) -> int:
 
 def small_lot_size(total_bytes: int) -> int:
     """How large each lot is where no setting bounds the stock: little is left over of the last that a park needs."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most_lots = min(MOST_LOTS, descriptors // 4)  # each takes two, and links and requests need some
     size = LEAST_BYTES
-    while size * MOST_LOTS < total_bytes:
+    while size * most_lots < total_bytes:
         size *= 2
     return size

@@ -24,7 +24,15 @@ from jupyter_affinode.node.identity.access import OwnUserAccess
 from jupyter_affinode.node.identity.rate_limits import Accounts
 from jupyter_affinode.node.link.connection import SEND_QUEUE, Connection
 from jupyter_affinode.node.protocol.wire import CommandKind
-from jupyter_affinode.node.state.lots import AGAIN_AFTER_S, UNWANTED_S, Borrower, LotStock, lot_size
+from jupyter_affinode.node.state import lots
+from jupyter_affinode.node.state.lots import (
+    AGAIN_AFTER_S,
+    UNWANTED_S,
+    Borrower,
+    LotStock,
+    lot_size,
+    small_lot_size,
+)
 from jupyter_affinode.node.system import lot_memory
 from jupyter_affinode.node.system.host_memory import HostMemory
 from jupyter_affinode.node.system.huge_tmpfs import NoHugeTmpfs
@@ -199,6 +207,20 @@ def test_huge_pages_are_taken_where_there_are_enough(monkeypatch):
 )
 def test_a_stock_is_divided_into_lots_that_are_neither_tiny_nor_few(stock, size):
     assert lot_size(stock) == size
+
+
+@pytest.mark.parametrize(
+    "total, descriptors, size",
+    [
+        (64 * GIB, 4096, 256 * MIB),
+        (126 * GIB, 4096, 256 * MIB),
+        (126 * GIB, 1024, 512 * MIB),
+        (2048 * GIB, 4096, 4 * GIB),
+    ],
+)
+def test_lots_are_small_but_leave_the_controller_descriptors(monkeypatch, total, descriptors, size):
+    monkeypatch.setattr(lots.resource, "getrlimit", lambda _: (descriptors, descriptors))
+    assert small_lot_size(total) == size
 
 
 def watch_us(on_end):
