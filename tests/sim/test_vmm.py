@@ -30,6 +30,7 @@ def test_memory_that_was_never_written_takes_none_of_the_host_and_is_zero(gpu):
         ok(cuda.cuMemcpyDtoH(back, address, 64 * MIB))
         assert written() == 0 and not any(back)
         ok(cuda.cuMemsetD8(int(address) + 31 * MIB, 7, 1))
+        ok(cuda.cuCtxSynchronize())
         assert 0 < written() < MIB
         ok(cuda.cuMemcpyDtoH(back, address, 64 * MIB))
         assert back[31 * MIB] == 7 and sum(back) == 7
