@@ -240,7 +240,9 @@ class ExecutionTracker:
         """An answer on the shell channel: whatever it says, the cells it was asked behind are over."""
         message = self._deserialized(frames, content=False)
         asked = message["parent_header"]["msg_id"]
-        message_ids = self._probes.pop(asked, frozenset())
+        message_ids = self._probes.pop(
+            asked, frozenset([asked])
+        )  # a kernel that says it starts has them forgotten
         if asked == self._greeted:
             self._answered.set()
         if self.cells.answered(message_ids):

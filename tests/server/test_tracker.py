@@ -187,6 +187,17 @@ async def test_a_restart_closes_the_open_cell_and_the_next_one_is_seen(tracked, 
     await until(lambda: tracker.cells.current is None)
 
 
+async def test_a_kernel_that_starts_slowly_is_not_taken_for_one_that_runs_a_cell(tracked, monkeypatch):
+    """It says that it starts after it was asked, and answers when it has been taken for busy."""
+    _, _, tracker, heard = await tracked()
+    monkeypatch.setattr(tracker_module, "GREETING_S", 0)
+    tracker.start()
+    await asyncio.sleep(0)  # it asks
+    tracker._take_status("starting", {})
+    await until(lambda: tracker._greeting.done())
+    assert heard.cells == [(True, tracker._greeted), (False, None)]
+
+
 async def test_no_restart_makes_the_tracker_deaf(tracked):
     """A new channel gets the descriptor's number of the old one, whose reader must not be taken off afterwards."""
     _, client, tracker, heard = await tracked()
