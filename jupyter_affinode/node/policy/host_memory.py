@@ -161,6 +161,8 @@ class HostRoom:
             has_soon = max(has, use.lot_bytes)  # what came a moment ago is not kept yet
             wants = probable if use.lots_most_bytes is None else min(probable, use.lots_most_bytes)
             makes = max(wants - has_soon, 0)
+            if self._host.makes_lots and makes < LEAST_BYTES:
+                makes = 0  # most of a lot would be of no use
             lots = min(makes, self._lots)
             makes -= lots
         has += lots

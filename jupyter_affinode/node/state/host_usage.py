@@ -165,7 +165,7 @@ def soon_wanted_bytes(kernels: Iterable[Kernel], settings: Settings, most_bytes:
         each for each in resident if each.host.is_frugal and not each.cell_open and not each.calls_in_flight
     )
     takes = (_park_takes_beside_kept(each) for each in idle if each.is_parkable and not each.is_opted_out)
-    return sum(each for each in takes if each <= most_bytes)
+    return sum(each for each in takes if LEAST_BYTES <= each <= most_bytes)
 
 
 def _park_takes_beside_kept(kernel: Kernel) -> int:

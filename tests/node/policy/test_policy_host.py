@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jupyter_affinode.node.model.actions import DropCaches, GiveLots, Park, RefusePark, Trim
+from jupyter_affinode.node.model.actions import DropCaches, GiveLots, MakeLots, Park, RefusePark, Trim
 from jupyter_affinode.node.model.snapshot import Gpu, Host, HostUse, Kernel, Node, Residency
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.host_memory import CUSHION, with_margin
@@ -212,6 +212,18 @@ def test_a_kernel_soon_to_be_eligible_gets_lots_ahead_of_time_once():
 def test_a_kernel_with_enough_retained_or_without_lots_gets_none():
     kernels = (resident("keeps", use=keeps(4 * GIB)), resident("old", use=HostUse()))
     assert decide(NOW, node(*kernels, available=32 * GIB, lot_bytes=6 * GIB), NEEDED) == []
+
+
+def test_where_lots_are_made_for_each_park_it_waits_for_them_and_small_ones_take_none():
+    (action,) = decide(NOW, node(resident("k"), available=8 * GIB, makes_lots=True), IDLE)
+    assert action == MakeLots("k", 4 * GIB)
+    ready = node(resident("k"), available=4 * GIB, lot_bytes=4 * GIB, makes_lots=True)
+    assert decide(NOW, ready, IDLE) == [Park("k", "idle 17 min", 3 * GIB, 4 * GIB)]
+    too_little = decide(NOW, node(resident("k"), available=3 * GIB, makes_lots=True), IDLE)
+    assert not [action for action in too_little if isinstance(action, MakeLots)]
+    small = node(resident("k", 200 * MIB), available=8 * GIB, lot_bytes=GIB, makes_lots=True)
+    (action,) = decide(NOW, small, IDLE)
+    assert (action.kernel_id, action.lot_bytes) == ("k", 0)
 
 
 # ---- caches
