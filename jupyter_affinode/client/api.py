@@ -159,10 +159,15 @@ class ControllerClient:
         """End a process of the kernel that is stuck, by its `number`."""
         return await self._json("POST", _kernel(kernel_id, "end"), {"process": process})
 
-    async def cell(self, kernel_id: str, open: bool, cell_id: str | None = None) -> None:
-        """Say whether a cell runs in the kernel."""
+    async def cell(
+        self, kernel_id: str, open: bool, cell_id: str | None = None, open_s: float | None = None
+    ) -> None:
+        """Say whether a cell runs in the kernel, and for how long it has if that is known."""
         fit = None if cell_id is None else fitting(cell_id)
-        await self._json("POST", _kernel(kernel_id, "cell"), {"open": open, "cell_id": fit})
+        body: dict[str, Any] = {"open": open, "cell_id": fit}
+        if open_s is not None:
+            body["open_s"] = open_s
+        await self._json("POST", _kernel(kernel_id, "cell"), body)
 
     async def cancel(self, kernel_id: str, process_group: int | None = None) -> None:
         """The kernel was interrupted: calls that wait for the GPU fail, in the processes of that group."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import atexit
-import binascii
 import ctypes
 import errno
 import importlib.util
@@ -199,7 +198,7 @@ class GpuMagics:
         `%gpu_park` alone, or `%%gpu_park` above a cell that does not need the GPU: the cell runs with the GPU
         freed, or as it was if freeing was refused.
         """
-        self._ask(_PARK, self._cell_number(), done="GPU freed", refused="Not freed")
+        self._ask(_PARK, done="GPU freed", refused="Not freed")
         return None if cell is None else self._run_body(cell)
 
     def gpu_hold(self, line: str) -> None:
@@ -244,11 +243,6 @@ class GpuMagics:
         if resident or parked:
             words += f": {size_text(resident)} on the GPU, {size_text(parked)} in RAM"
         return words if status == _OK else "{} ({})".format(words, _failure(status, ""))
-
-    def _cell_number(self) -> int:
-        """The CRC-32 of the running cell's message id; 0 where cells have none."""
-        message_id = getattr(self._shell.display_pub, "parent_header", {}).get("msg_id", "")
-        return binascii.crc32(message_id.encode())
 
     def _ask(self, kind: int, argument: int = 0, *, done: str, refused: str) -> None:
         """Send one request and print its one line."""

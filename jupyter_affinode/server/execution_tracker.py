@@ -14,6 +14,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
+from datetime import datetime
 from typing import Any
 
 import zmq
@@ -58,7 +59,8 @@ class Channel:
 class ExecutionTracker:
     """One kernel's open cells, followed until `close()`.
 
-    `on_cells(open, cell_id)` is called at every change, `on_interrupt()` when an interrupt_request went by (a
+    `on_cells(open, cell_id, began_at)` is called at every change (`began_at`: the epoch's seconds when the kernel began
+    with it, None if that is not known), `on_interrupt()` when an interrupt_request went by (a
     kernel with `interrupt_mode` "message", interrupted by whatever front end). Both run on the event loop.
     """
 
@@ -66,7 +68,7 @@ class ExecutionTracker:
         self,
         manager: KernelManager,
         *,
-        on_cells: Callable[[bool, str | None], None],
+        on_cells: Callable[[bool, str | None, float | None], None],
         on_interrupt: Callable[[], None],
         log: logging.Logger,
     ):
@@ -79,6 +81,7 @@ class ExecutionTracker:
         self._known_parents: OrderedDict[bytes, None] = OrderedDict()
         self._probes: dict[str, frozenset[str]] = {}  # message id of a probe: the ids it was sent for
         self._last_message = self._opened_at = time.monotonic()
+        self._began_at: float | None = None  # of the cell that opened last, by the kernel's clock
         self._iopub: Channel | None = None
         self._shell: Channel | None = None
         self._following: list[asyncio.Task[None]] = []
@@ -168,6 +171,7 @@ class ExecutionTracker:
             self._greeted = self._ask()
             if not await happens(self._answered, GREETING_S):
                 if self.cells.current is None and self.cells.opened(self._greeted):
+                    self._began_at = None
                     self._report()  # the greeting's own id stands for the cell that was not seen to begin
                 await self._answered.wait()
             if await happens(self._heard, HEARING_S * 2**attempt):
@@ -217,9 +221,9 @@ class ExecutionTracker:
         if len(self._known_parents) > REMEMBERED_PARENTS:
             self._known_parents.popitem(last=False)
         state = message["content"]["execution_state"] if message["header"]["msg_type"] == "status" else None
-        self._take_status(state, message["parent_header"])
+        self._take_status(state, message["parent_header"], message["header"].get("date"))
 
-    def _take_status(self, state: str | None, parent: dict[str, Any]) -> None:
+    def _take_status(self, state: str | None, parent: dict[str, Any], date: Any = None) -> None:
         kind, message_id = parent.get("msg_type"), parent.get("msg_id")
         if state == "starting":
             self._reset()
@@ -232,7 +236,8 @@ class ExecutionTracker:
                 changed = self.cells.closed(message_id)
             else:
                 changed = self.cells.opened(message_id, parent.get("subshell_id"))
-                self._opened_at = time.monotonic() if changed else self._opened_at
+                if changed:
+                    self._opened_at, self._began_at = time.monotonic(), moment_of(date)
             if changed:
                 self._report()
 
@@ -262,7 +267,13 @@ class ExecutionTracker:
 
     def _report(self) -> None:
         current = self.cells.current
-        self._on_cells(current is not None, current)
+        self._on_cells(current is not None, current, self._began_at if current is not None else None)
+
+
+def moment_of(date: Any) -> float | None:
+    """Return when a message was made, in the epoch's seconds; now if its kernel gives it no date or one to come."""
+    now = time.time()
+    return min(date.timestamp(), now) if isinstance(date, datetime) else now
 
 
 async def happens(event: asyncio.Event, seconds: float) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Any
 
 from jupyter_core.utils import ensure_async
@@ -31,16 +32,18 @@ class KernelMessages:
     def __init__(self, kernel_id: str, watch: NodeWatch, log: logging.Logger):
         self.kernel_id = kernel_id
         self.description: dict[str, Any] = {}
-        self._cell: tuple[bool, str | None] = (False, None)
+        self._cell: tuple[bool, str | None, float | None] = (False, None, None)
         self._watch = watch
         self._log = log
         self._pending: list[tuple[str, Any]] = []
         self._task: asyncio.Task[None] | None = None
         self._last_cancel = float("-inf")
 
-    def cell(self, is_open: bool, cell_id: str | None) -> None:
-        """A cell opened or closed. A close before an open is kept: it ends a running interrupt."""
-        self._cell = (is_open, cell_id)
+    def cell(self, is_open: bool, cell_id: str | None, began_at: float | None = None) -> None:
+        """A cell opened (at that moment of the epoch) or closed. A close before an open is kept, since it ends an
+        interrupt.
+        """
+        self._cell = (is_open, cell_id, began_at)
         cells = [(kind, value) for kind, value in self._pending if kind == "cell"][-1:]
         others = [(kind, value) for kind, value in self._pending if kind != "cell"]
         self._pending = others + cells
@@ -86,7 +89,9 @@ class KernelMessages:
             try:
                 client = self._watch.client
                 if kind == "cell":
-                    await client.cell(self.kernel_id, value[0], cell_id=value[1])
+                    is_open, cell_id, began_at = value
+                    open_s = None if began_at is None else max(time.time() - began_at, 0.0)
+                    await client.cell(self.kernel_id, is_open, cell_id=cell_id, open_s=open_s)
                 elif kind == "cancel":
                     await client.cancel(self.kernel_id, value)
                 elif kind == "forget":

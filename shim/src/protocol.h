@@ -253,7 +253,7 @@ struct affinode_reply {
 };
 
 enum affinode_request_kind {
-	AFFINODE_REQUEST_PARK = 1, /* argument: CRC-32 of the message id of the cell that asks, 0 if unknown */
+	AFFINODE_REQUEST_PARK = 1,
 	AFFINODE_REQUEST_RESUME = 2,
 	AFFINODE_REQUEST_HOLD = 3, /* argument: ns, 0 for the controller's default */
 	AFFINODE_REQUEST_RELEASE = 4,

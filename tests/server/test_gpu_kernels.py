@@ -62,16 +62,18 @@ def test_the_cell_magic_runs_its_body_with_the_gpu_given_back(gpu_server, become
     assert kernel.run("%%gpu_park\nprint(block.checksum() == before)").text.endswith("True\n")
 
 
-def test_a_cell_that_parked_its_kernel_is_no_reason_to_bring_it_back(gpu_server, becomes, wait_until):
+@pytest.mark.parametrize("asks", ["the cell", "the command line"])
+def test_a_cell_that_began_before_a_park_is_no_reason_to_bring_it_back(gpu_server, becomes, wait_until, asks):
     """Its server sees the cell begin only after the park."""
     kernel = gpu_kernel(gpu_server)
-    machine, end = gpu_server.machine, gpu_server.machine.folder / "late-end"
+    machine, end = gpu_server.machine, gpu_server.machine.folder / f"{kernel.id}-may-end"
     wait_until(lambda: not machine.kernel(kernel.id)["cell_open"])
     gpu_server.process.send_signal(signal.SIGSTOP)
     try:
-        cell = kernel.submit(
-            f"%gpu_park\nimport os\nwhile not os.path.exists({str(end)!r}): time.sleep(0.02)"
-        )
+        magic = "%gpu_park\n" if asks == "the cell" else ""
+        cell = kernel.begin(f"{magic}import os\nwhile not os.path.exists({str(end)!r}): time.sleep(0.02)")
+        if asks == "the command line":
+            wait_until(lambda: machine.ask("POST", f"/kernels/{kernel.id}/park", {})[0] == 200)
         wait_until(lambda: machine.kernel(kernel.id)["residency"] == "parked")
     finally:
         gpu_server.process.send_signal(signal.SIGCONT)

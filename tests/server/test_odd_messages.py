@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 
 import pytest
 import zmq
@@ -71,4 +72,6 @@ def test_what_is_no_message_is_passed_over(odd, channel):
         tracker._drain(Channel([odd]), tracker._take_reply)
         odd = []
     tracker._drain(Channel([odd, proper]), tracker._take_iopub)
-    assert told[-1] == (True, "cell")
+    is_open, cell_id, began_at = told[-1]
+    assert (is_open, cell_id) == (True, "cell")
+    assert began_at <= time.time(), "a kernel that gives no date began now"

@@ -30,7 +30,7 @@ class Heard:
         self.cells: list[tuple[bool, str | None]] = []
         self.interrupts = 0
 
-    def cell(self, is_open: bool, cell_id: str | None) -> None:
+    def cell(self, is_open: bool, cell_id: str | None, began_at: float | None) -> None:
         self.cells.append((is_open, cell_id))
 
     def interrupt(self) -> None:

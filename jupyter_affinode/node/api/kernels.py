@@ -171,7 +171,9 @@ class CellHandler(Handler):
         cell_id = body.get("cell_id")
         if not body["open"] or cell_id != kernel.cell.id:
             self.controller.wishes.end_cancel(kernel)
-        kernel.cell.heard(is_open=body["open"], cell_id=cell_id, now=self.now())
+        open_s = body.get("open_s")
+        since = None if open_s is None else self.now() - open_s
+        kernel.cell.heard(is_open=body["open"], cell_id=cell_id, since=since)
         self.controller.servers.speaks_for(self.speaker(), kernel, self.identity)
         self.controller.poke()
         self.set_status(204)

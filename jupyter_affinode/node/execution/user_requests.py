@@ -145,7 +145,6 @@ class Wishes:
         if process.open_requests >= OPEN_REQUESTS_MAX:
             return _answer(process, request, Status.REFUSED, "too many requests at once")
         if request.kind is RequestKind.PARK:
-            kernel.cell.parked_in = request.argument or None
             self._answer_when_done(process, request, self.park(kernel))
         elif request.kind is RequestKind.RESUME:
             self._answer_when_done(process, request, self.resume(kernel))

@@ -6,7 +6,6 @@ Kept by `state.NodeState` alone; everything else gets frozen snapshots or JSON.
 from __future__ import annotations
 
 import asyncio
-import binascii
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -275,25 +274,20 @@ class Cell:
 
     is_tracked: bool = False  # there is a tracker that says when cells are open
     is_open: bool = False
-    since: float | None = None  # when the open cell began; None: unknown, or it asked for a park
+    since: float | None = None  # when the open cell began; None: unknown
     id: str | None = None
-    parked_in: int | None = None  # `cell_number` of the last cell that asked for a park
 
-    def heard(self, *, is_open: bool, cell_id: str | None, now: float) -> None:
-        """Take a server's word, which may come late: a magic's request goes another way.
+    def heard(self, *, is_open: bool, cell_id: str | None, since: float | None) -> None:
+        """Take a server's word on a cell that began at `since`.
 
-        The first word of a tracker may be about a cell that has been open for hours.
+        It may come late, after a park that was asked for in that cell or after it, since the server's word, a magic's
+        request and a command line's go different ways; and the first word of a tracker may be about a cell that has
+        been open for hours.
         """
         if is_open and not (self.is_open and cell_id == self.id):
-            is_news = self.is_tracked and cell_number(cell_id) != self.parked_in
-            self.since = now if is_news else None
+            self.since = since
         self.is_tracked, self.is_open = True, is_open
         self.id = cell_id if is_open else None
-
-
-def cell_number(cell_id: str | None) -> int:
-    """Return what a magic's request calls its cell (shim/src/protocol.h)."""
-    return binascii.crc32((cell_id or "").encode())
 
 
 @dataclass

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import replace
 
 import pytest
 from fake_nvml import FakeNvml
-from fake_shim import MIB, request
+from fake_shim import MIB
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_policy_properties import NOW, QUICK
@@ -152,7 +151,9 @@ def test_no_kernel_is_ever_parked_because_of_prefetch(quiet_machine):
 
 
 @pytest.mark.parametrize(
-    ("path", "body"), [("cell", {"open": True, "cell_id": "c"}), ("focus", {})], ids=["cell", "focus"]
+    ("path", "body"),
+    [("cell", {"open": True, "cell_id": "c", "open_s": 0.0}), ("focus", {})],
+    ids=["cell", "focus"],
 )
 def test_a_cell_or_a_look_brings_a_parked_kernel_back(node, shim, wait_until, path, body):
     running = node(nvml=FakeNvml(15 * GIB, 16 * GIB))
@@ -170,7 +171,7 @@ def test_a_kernel_that_was_parked_in_its_own_cell_stays_parked(node, shim, wait_
     kernel, _ = shim("k1", resident=300 * MIB), shim("k2", parked=300 * MIB)
     wait_until(lambda: {"k1", "k2"} <= running.kernels().keys())
     assert running.ask("POST", "/kernels/k1/focus", {})[0] == 204
-    assert running.ask("POST", "/kernels/k1/cell", {"open": True, "cell_id": "c"})[0] == 204
+    assert running.ask("POST", "/kernels/k1/cell", {"open": True, "cell_id": "c", "open_s": 0.0})[0] == 204
     assert running.ask("POST", "/kernels/k1/park", {})[0] == 200
     assert running.ask("POST", "/kernels/k2/focus", {})[0] == 204
     wait_until(lambda: running.kernel("k2")["residency"] == "resident")
@@ -181,35 +182,19 @@ def test_a_kernel_that_was_parked_in_its_own_cell_stays_parked(node, shim, wait_
     assert command.reason.startswith("it waited")
 
 
-CELL, OTHER_CELL = {"open": True, "cell_id": "a cell"}, {"open": True, "cell_id": "another"}
-
-
-@pytest.mark.parametrize("earlier", [{"open": False}, OTHER_CELL], ids=["closed", "open"])
-def test_a_cell_that_asked_for_its_park_does_not_bring_it_back_when_it_is_heard_of_late(
-    node, shim, wait_until, earlier
-):
-    """The magic's request and the server's word on the cell come by different ways."""
-    running = node(nvml=FakeNvml(15 * GIB, 16 * GIB))
-    kernel, _ = shim("k1", resident=300 * MIB), shim("k2", parked=300 * MIB)
-    wait_until(lambda: {"k1", "k2"} <= running.kernels().keys())
-    assert running.ask("POST", "/kernels/k1/cell", earlier)[0] == 204
-    kernel.send(request(1, 1, zlib.crc32(b"a cell")))
-    wait_until(lambda: kernel.heard.results)
-    assert running.ask("POST", "/kernels/k1/cell", CELL)[0] == 204
-    assert running.ask("POST", "/kernels/k2/focus", {})[0] == 204
-    wait_until(lambda: running.kernel("k2")["residency"] == "resident")
-    assert kernel.heard.of(2) == []
-    assert running.ask("POST", "/kernels/k1/cell", {"open": True, "cell_id": "the next"})[0] == 204
-    wait_until(lambda: running.kernel("k1")["residency"] == "resident")
-
-
-def test_a_cell_that_a_new_controller_is_told_of_began_before(node, shim, wait_until):
+@pytest.mark.parametrize("earlier", [None, {"open": False}], ids=["its first word", "a later word"])
+@pytest.mark.parametrize("began", [{"open_s": 3600.0}, {}], ids=["long ago", "unknown"])
+def test_a_cell_that_began_before_the_park_does_not_bring_it_back(node, shim, wait_until, earlier, began):
+    """Its server's word may come late; a new controller is told of cells that have run for hours."""
     running = node(nvml=FakeNvml(15 * GIB, 16 * GIB))
     kernel, _ = shim("k1", parked=300 * MIB), shim("k2", parked=300 * MIB)
     wait_until(lambda: {"k1", "k2"} <= running.kernels().keys())
-    assert running.ask("POST", "/kernels/k1/cell", CELL)[0] == 204
+    if earlier:
+        assert running.ask("POST", "/kernels/k1/cell", earlier)[0] == 204
+    assert running.ask("POST", "/kernels/k1/cell", {"open": True, "cell_id": "a cell", **began})[0] == 204
     assert running.ask("POST", "/kernels/k2/focus", {})[0] == 204
     wait_until(lambda: running.kernel("k2")["residency"] == "resident")
     assert kernel.heard.of(2) == []
-    assert running.ask("POST", "/kernels/k1/cell", OTHER_CELL)[0] == 204
+    the_next = {"open": True, "cell_id": "the next", "open_s": 0.0}
+    assert running.ask("POST", "/kernels/k1/cell", the_next)[0] == 204
     wait_until(lambda: running.kernel("k1")["residency"] == "resident")
