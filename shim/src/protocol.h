@@ -72,6 +72,7 @@ enum affinode_hello_flags {
 	AFFINODE_HELLO_COUNTS = 1u << 9,     /* knows COUNT */
 	AFFINODE_HELLO_EXCHANGES = 1u << 10, /* knows MOVE_STREAM */
 	AFFINODE_HELLO_POOLS = 1u << 11,     /* knows WELCOME_POOLS, and so LOT_FORGET */
+	AFFINODE_HELLO_HANDS_OVER = 1u << 12, /* knows MOVE_HAND_OVER, and PARK of a process that is parked in part */
 };
 
 struct affinode_hello {
@@ -172,6 +173,9 @@ enum affinode_move_flags {
 	/* Part after part, so that two processes can change places while the link is used both ways; see below. Never
 	 * together with MOVE_CONTEXT, _PREEMPT or _ELSEWHERE; a RESUME never with MOVE_PREPARE.  */
 	AFFINODE_MOVE_STREAM = 1u << 4,
+	/* Only with MOVE_STREAM: host memory goes from the process that resumes to the one that parks while both are at it, so
+	 * that the exchange needs host memory for one of them and two windows; see below.  */
+	AFFINODE_MOVE_HAND_OVER = 1u << 5,
 };
 
 /* PARK: the bits above are the MiB of host memory that it may take at most, beside lots and what the process keeps
@@ -215,8 +219,21 @@ enum affinode_move_flags {
  *
  * RESUME: takes the room as it comes, without a look whether there is enough of it, and waits where there is none:
  * AFFINODE_STREAM_MS at most since it last got some, then NO_GPU_ROOM; it ends at once with REVOKED at ABORT, whose `request` is its epoch. Either
- * way it is parked as before. A lost link changes nothing.  */
+ * way it is parked as before. A lost link changes nothing.
+ *
+ * With MOVE_HAND_OVER host memory is lent, not reserved. Windows are of AFFINODE_WINDOW_BYTES, or of the part that is larger.
+ *
+ * PARK: PREPARED with host memory for two windows at least (NO_HOST_ROOM otherwise). After COMMIT it uses the LOTs that come, and
+ * waits where there is none: AFFINODE_STREAM_MS at most since it last got some, then NO_HOST_ROOM. `state` says where it is, as above.
+ *
+ * RESUME: a window that is filled and has the right digests has its place on the GPU for good, and the host memory of its contents
+ * is given back at once: LOT_END comes while the move goes on. What ends it early leaves it PARKED in part: the page calls those
+ * bytes resident, and the host has the others. Nothing is retained.
+ *
+ * PARK with MOVE_STREAM of a process that is PARKED or QUEUED with bytes on the GPU parks the rest, behind the gate that is closed
+ * already: calls that wait do not revoke it. Whatever becomes of it, `state` is PARKED, or QUEUED.  */
 #define AFFINODE_STREAM_MS 2000u
+#define AFFINODE_WINDOW_BYTES (256ull << 20)
 
 struct affinode_command {
 	struct affinode_header header;

@@ -22,6 +22,7 @@ GRANT_BYTES = 4096  # AFFINODE_GRANT_SIZE: the longest
 GRANT_PIECE_BYTES = 192
 PREPARED_MS = 10000  # AFFINODE_PREPARED_MS: a prepared resume is carried out after that, come what may
 STREAM_MS = 2000  # AFFINODE_STREAM_MS: how long a resume that takes room as it comes waits for more
+WINDOW_BYTES = 256 << 20  # AFFINODE_WINDOW_BYTES: what a move that hands over has under way, twice
 PREPARED_CALL_MS = 100  # AFFINODE_PREPARED_CALL_MS: a prepared park is undone that long after a call came
 LARGEST_BYTES = 1 << 50  # no GPU has a pebibyte: a larger figure is a lie or a bug
 
@@ -94,6 +95,7 @@ class MoveFlag(enum.IntFlag):
     PREEMPT = 4  # PARK: although the process is at work
     ELSEWHERE = 8  # RESUME: on the GPU whose UUID is the command's text
     STREAM = 16  # part after part, in an exchange
+    HAND_OVER = 32  # with STREAM: host memory goes from the process that resumes to the one that parks
 
 
 MOVE_BUDGET_SHIFT = 8  # the bits above: the MiB of host memory that a park may take anew; 0: no limit
@@ -139,6 +141,7 @@ class HelloFlag(enum.IntFlag):
     COUNTS = 512  # knows COUNT
     EXCHANGES = 1024  # knows MoveFlag.STREAM
     POOLS = 2048  # keeps lots mapped that it gave back, and knows LOT_FORGET
+    HANDS_OVER = 4096  # knows MoveFlag.HAND_OVER, and PARK of a process that is parked in part
 
 
 WELCOME_POOLS = 1  # lots that were given back may stay mapped: LOT_FORGET will be sent

@@ -70,6 +70,7 @@ CONSTANTS = {
     "AFFINODE_MOVE_BUDGET_SHIFT": wire.MOVE_BUDGET_SHIFT,
     "AFFINODE_PREPARED_MS": wire.PREPARED_MS,
     "AFFINODE_STREAM_MS": wire.STREAM_MS,
+    "AFFINODE_WINDOW_BYTES": wire.WINDOW_BYTES,
     "AFFINODE_PREPARED_CALL_MS": wire.PREPARED_CALL_MS,
     **{f"AFFINODE_{kind.name}": kind for kind in wire.MessageType},
     **{f"AFFINODE_NOTIFY_{kind.name}": kind for kind in wire.NotifyKind},
