@@ -16,13 +16,9 @@ from urllib.parse import urlsplit
 
 from tornado.iostream import IOStream
 
-from jupyter_affinode.client.api import (
-    CONNECT_TIMEOUT_S,
-    ControllerClient,
-    ControllerRefused,
-    ControllerUnavailable,
-)
-from jupyter_affinode.client.controller_socket import why
+from jupyter_affinode.client.api import ControllerClient, ControllerRefused, ControllerUnavailable
+from jupyter_affinode.client.errors import why
+from jupyter_affinode.client.http_requests import CONNECT_TIMEOUT_S
 
 from . import grants
 from .room import controller_socket

@@ -187,7 +187,7 @@ class Machine:
             killed.update(pids)
             if not pids:
                 break
-        client = sys.modules.get("jupyter_affinode.client.api")
+        client = sys.modules.get("jupyter_affinode.client.starting")
         for controller in client._started if client else ():
             if controller.pid in killed:
                 controller.wait(timeout=60)

@@ -7,7 +7,8 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable, ensure_controller
+from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable
+from ..client.starting import ensure_controller
 
 
 async def introduce(kernel_id: str, name: str) -> None:

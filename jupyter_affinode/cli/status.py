@@ -8,7 +8,8 @@ import json
 import sys
 from typing import Any
 
-from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable, refusal_advice
+from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable
+from ..client.errors import refusal_advice
 from ..units import bytes_in_words
 from .output import are_many_users, folded, kernel_table
 

@@ -21,7 +21,8 @@ from jupyter_core.paths import jupyter_path
 
 from .. import environment
 from .._version import __version__
-from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable, refusal_advice
+from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable
+from ..client.errors import refusal_advice
 from ..provisioning.default import LOCAL, OURS, DefaultProvisioner, site_choice
 from ..provisioning.preload import Unmanaged, preloadable_path, prove_preload
 from ..python_command import code_command

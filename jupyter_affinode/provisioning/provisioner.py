@@ -5,21 +5,22 @@ do.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import signal
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from jupyter_client.provisioning import LocalProvisioner
 
+# Not `client.api`: a program's first kernel would wait for its import. And nothing is imported by a thread, since a
+# process that is forked meanwhile would wait for that for ever.
+from ..client.errors import ControllerRefused, ControllerUnavailable
+from ..client.kernel_messages import KernelMessages
+from ..client.starting import ensure_controller
 from ..threads import on_own_thread
 from .kernelspec import wishes_of
 from .preload import Unmanaged, manage
-
-if TYPE_CHECKING:  # see post_launch
-    from ..client.api import ControllerClient
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 PREPARE_TIMEOUT_S = (
@@ -88,9 +89,6 @@ class AffinodeProvisioner(LocalProvisioner):
         """
         await super().post_launch(**kwargs)
         if self.managed:
-            # It takes as long to import as all else that we do here, which no kernel should wait for. Not on a thread:
-            # a process forked meanwhile would wait for its import for ever.
-            importlib.import_module("..client.api", __package__)
             threading.Thread(target=self._introduce, name="affinode-introduce", daemon=True).start()
 
     async def send_signal(self, signum: int) -> None:
@@ -105,7 +103,7 @@ class AffinodeProvisioner(LocalProvisioner):
             else:
                 # Not before the caller goes on: it may ask whether a kernel that was just started survived.
                 asyncio.get_running_loop().call_soon(
-                    self._tell, lambda client: client.tell_cancel(self.kernel_id, self.pgid)
+                    self._tell, lambda controller: controller.tell_cancel(self.pgid)
                 )
 
     async def shutdown_requested(self, restart: bool = False) -> None:
@@ -134,14 +132,14 @@ class AffinodeProvisioner(LocalProvisioner):
             self._forget()
 
     def _forget(self) -> None:
-        self._tell(lambda client: client.tell_forget(self.kernel_id))
+        self._tell(KernelMessages.tell_forget)
 
     def _say_dying(self) -> None:
         if not self._said_dying:
             self._said_dying = True
-            self._tell(lambda client: client.tell_dying(self.kernel_id, self.pgid))
+            self._tell(lambda controller: controller.tell_dying(self.pgid))
 
-    def _tell(self, message: Callable[[ControllerClient], None]) -> None:
+    def _tell(self, message: Callable[[KernelMessages], None]) -> None:
         """Tell the controller something about the kernel, if there is one; waits for nothing.
 
         A task would outlive the loop of a program without one of its own, and a wait would let a kernel that was just
@@ -149,10 +147,8 @@ class AffinodeProvisioner(LocalProvisioner):
         """
         if not self.managed:
             return
-        from ..client.api import ControllerClient, ControllerUnavailable
-
         try:
-            message(ControllerClient())
+            message(KernelMessages(self.kernel_id))
         except ControllerUnavailable as error:
             self.log.debug("Kernel %s: the controller was not told: %s", self.kernel_id, error)
 
@@ -163,11 +159,9 @@ class AffinodeProvisioner(LocalProvisioner):
         """Let the kernel see the GPU with the most room first, unless a GPU was chosen already."""
         if not self.places or VISIBLE in env:
             return
-        from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable, ensure_controller
 
         def ask() -> list[str]:
-            client = ControllerClient(ensure_controller())
-            return asyncio.run(client.place(self.kernel_id))
+            return KernelMessages(self.kernel_id, ensure_controller()).place()
 
         try:
             devices = await on_own_thread(ask, timeout_s=PLACE_TIMEOUT_S)
@@ -180,19 +174,14 @@ class AffinodeProvisioner(LocalProvisioner):
 
     def _introduce(self) -> None:
         """Start the controller if none answers, and describe the kernel to it; the body of a thread."""
-        from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable, ensure_controller
-
         spec = self.kernel_spec
         try:
-            client = ControllerClient(ensure_controller())
-            description = client.register(
-                self.kernel_id,
+            KernelMessages(self.kernel_id, ensure_controller()).describe(
                 name=spec.display_name,
                 language=spec.language,
                 server=self.server_label,
                 **wishes_of(spec),
             )
-            asyncio.run(description)
             if (
                 self._is_forgotten
             ):  # the kernel ended first, and the controller heard that too early or not at all

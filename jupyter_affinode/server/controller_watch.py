@@ -11,13 +11,9 @@ import logging
 import time
 from typing import Any
 
-from ..client.api import (
-    ControllerClient,
-    ControllerRefused,
-    ControllerUnavailable,
-    ensure_controller_async,
-    refusal_advice,
-)
+from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable
+from ..client.errors import refusal_advice
+from ..client.starting import ensure_controller_async
 
 Kernel = dict[str, Any]
 Node = dict[str, Any]

@@ -11,7 +11,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from jupyter_affinode.client.api import ControllerClient, ensure_controller
+from jupyter_affinode.client.api import ControllerClient
+from jupyter_affinode.client.starting import ensure_controller
 
 
 async def look() -> dict[str, object]:

@@ -24,7 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from live_machine import UnixConnection
 
 from jupyter_affinode import environment
-from jupyter_affinode.client.api import ControllerUnavailable, ensure_controller
+from jupyter_affinode.client.errors import ControllerUnavailable
+from jupyter_affinode.client.starting import ensure_controller
 from jupyter_affinode.provisioning.preload import manage
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))

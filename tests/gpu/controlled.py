@@ -20,12 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_affinode import environment
-from jupyter_affinode.client.api import (
-    ControllerClient,
-    ControllerRefused,
-    ControllerUnavailable,
-    ensure_controller,
-)
+from jupyter_affinode.client.api import ControllerClient, ControllerRefused, ControllerUnavailable
+from jupyter_affinode.client.starting import ensure_controller
 from jupyter_affinode.provisioning import preload as launch_environment
 
 NO_GPU_STATUS = 2

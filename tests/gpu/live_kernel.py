@@ -17,7 +17,8 @@ from typing import Any
 import pynvml
 from jupyter_client.manager import KernelManager
 
-from jupyter_affinode.client.api import ControllerClient, ensure_controller
+from jupyter_affinode.client.api import ControllerClient
+from jupyter_affinode.client.starting import ensure_controller
 
 
 def ask(action: str, *args: Any, **kwargs: Any) -> Any:

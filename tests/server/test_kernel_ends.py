@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
 
-from jupyter_affinode.client import api as client
+from jupyter_affinode.node.state.persistence import FILE_NAME
 from jupyter_affinode.provisioning import provisioner
 from jupyter_affinode.provisioning.kernelspec import wishes_of
 from jupyter_affinode.server.evictions import KernelEnds
@@ -59,19 +60,13 @@ def test_what_a_kernelspec_says_is_taken_only_where_it_makes_sense():
         assert wishes_of(Spec(metadata)) == nothing
 
 
-def test_what_a_kernelspec_says_is_told_where_there_is_no_server_too(monkeypatch):
-    """As by papermill or jupyter console, whose kernels no server describes."""
-    told = {}
-
-    class Client:
-        def __init__(self, path):
-            """There is no client to ask."""
-
-        async def register(self, kernel_id, **description):
-            told[kernel_id] = description
-
-    monkeypatch.setattr(client, "ControllerClient", Client)
-    monkeypatch.setattr(client, "ensure_controller", lambda: None)
+def test_what_a_kernelspec_says_is_told_where_there_is_no_server_too(here, wait_until):
+    """As by papermill or jupyter console, whose kernels no server describes; the controller remembers it."""
+    here.start_controller()
     spec = KernelSpec(display_name="Batch", metadata={"affinode": {"park": False, "priority": -1}})
     provisioner.AffinodeProvisioner(kernel_id="k", kernel_spec=spec)._introduce()
-    assert (told["k"]["may_park"], told["k"]["priority"], told["k"]["server"]) == (False, -1, None)
+    assert here.kernel("k")["name"] == "Batch"
+    remembered = here.socket.with_name(FILE_NAME)
+    wait_until(remembered.exists)
+    told = json.loads(remembered.read_text())["kernels"]["k"]
+    assert (told["may_park"], told["priority"]) == (False, -1)

@@ -21,7 +21,7 @@ from typing import Any
 from controlled import finish, machine, options, say
 from live_kernel import LiveKernel, ask
 
-from jupyter_affinode.client.api import ensure_controller
+from jupyter_affinode.client.starting import ensure_controller
 
 GIB = 2**30
 LIVE_BYTES, CACHED_BYTES = GIB, 4 * GIB

@@ -35,7 +35,7 @@ from many_people import Day, Person
 from many_programs import PROGRAMS
 from many_watch import Watch, end_all, grow_memory, tell_log
 
-from jupyter_affinode.client.api import ensure_controller
+from jupyter_affinode.client.starting import ensure_controller
 from jupyter_affinode.provisioning.provisioner import AffinodeProvisioner
 from jupyter_affinode.settings.policy import Settings
 

@@ -17,6 +17,7 @@ from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 
 from jupyter_affinode.client.api import ControllerClient, ControllerRefused, ControllerUnavailable
+from jupyter_affinode.client.kernel_messages import KernelMessages
 from jupyter_affinode.node.api.server import openapi_paths
 from jupyter_affinode.node.execution.notices import Notice
 from jupyter_affinode.node.views.event_stream import UNREAD_MAX, EventHub
@@ -239,7 +240,7 @@ def test_the_client_speaks_the_whole_api(api):
         assert (await client.release("k1"))["held_for_s"] is None
         await client.cancel("k1")
         await client.focus("k1")
-        client.tell_dying("k1")
+        KernelMessages("k1", api.machine.socket).tell_dying()
         assert (await client.set_policy(idle_timeout_s=7))["idle_timeout_s"] == 7
         assert (await client.policy())["idle_timeout_s"] == 7
         await client.forget("a b/c")

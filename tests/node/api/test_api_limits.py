@@ -18,7 +18,7 @@ from live_machine import UnixConnection
 from people import Person, needs_root, open_to_everyone
 from thread_controller import ThreadController
 
-from jupyter_affinode.client.controller_socket import send_only
+from jupyter_affinode.client.kernel_messages import send_only
 from jupyter_affinode.node.api import handler as api_handler
 from jupyter_affinode.node.identity.access import EveryUserAccess
 from jupyter_affinode.node.identity.rate_limits import BURST_S, MANY_USERS

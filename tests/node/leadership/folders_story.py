@@ -18,7 +18,7 @@ sys.path[:0] = [str(Path(__file__).parents[2])]
 
 from handover_story import MACHINES, PROGRAM, ask, contents, start_machines, wait_for  # noqa: E402
 
-from jupyter_affinode.client.api import ensure_controller  # noqa: E402
+from jupyter_affinode.client.starting import ensure_controller  # noqa: E402
 from jupyter_affinode.provisioning.preload import manage  # noqa: E402
 
 USUAL = Path(f"/tmp/affinode-{os.getuid()}")

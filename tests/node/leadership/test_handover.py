@@ -19,7 +19,8 @@ from fake_shim import PARK
 
 from jupyter_affinode import environment
 from jupyter_affinode.cli.systemd_unit import unit_text
-from jupyter_affinode.client.api import ControllerUnavailable, ensure_controller
+from jupyter_affinode.client.errors import ControllerUnavailable
+from jupyter_affinode.client.starting import ensure_controller
 from jupyter_affinode.node.identity.access import EveryUserAccess
 from jupyter_affinode.node.leadership import handover
 from jupyter_affinode.node.leadership.handover import Standby, machine_answers, users_who_serve

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_affinode import environment
-from jupyter_affinode.client import api as client
+from jupyter_affinode.client import starting as client
 from jupyter_affinode.environment import FolderRefused, SimulationRefused
 from jupyter_affinode.node.system.peer_socket import ListeningSocket
 
@@ -39,7 +39,7 @@ def test_a_controller_is_started_once_and_answers(own):
 
 def test_it_survives_the_process_that_started_it_and_keeps_nothing_of_a_kernel(own, monkeypatch):
     program = (
-        "import jupyter_affinode.client.api as client, os;"
+        "import jupyter_affinode.client.starting as client, os;"
         "client.ensure_controller(extra_args=['--park-when=idle'], timeout_s=60);"
         "os.kill(os.getpid(), 9)"
     )
@@ -256,7 +256,7 @@ def test_the_machines_controller_refuses_context_depth(machine):
 ONE_OF_MANY = """
 import os, sys, threading
 from pathlib import Path
-from jupyter_affinode.client.api import ensure_controller
+from jupyter_affinode.client.starting import ensure_controller
 threads = [threading.Thread(target=ensure_controller, kwargs={"timeout_s": 60}) for _ in range(4)]
 sys.stdin.readline()
 for thread in threads:

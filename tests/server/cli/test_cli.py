@@ -301,7 +301,8 @@ def test_wrapping_twice_or_over_something_else_is_refused(kernelspec, command):
 def test_simulate_gives_a_machine_of_its_own_that_ends_with_the_command(native, machine):
     inside = f"""{SETUP}
 import asyncio, os
-from jupyter_affinode.client.api import ControllerClient, ensure_controller
+from jupyter_affinode.client.api import ControllerClient
+from jupyter_affinode.client.starting import ensure_controller
 Block(8).free()
 ask = lambda: asyncio.run(ControllerClient(ensure_controller()).node())
 while not (node := ask())["gpus"]:  # NVML has not been looked at yet

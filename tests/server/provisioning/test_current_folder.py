@@ -15,7 +15,7 @@ from jupyter_affinode.python_command import module_command
 SCRIPT = Path(sys.executable).with_name("jupyter-affinode")
 NAMES = ("argparse", "asyncio", "ctypes", "json", "logging", "runpy", "tornado", "jupyter_affinode")
 PLANTED = "import sys\nwith open({trace!r}, 'a') as file:\n    print(__name__, sys.orig_argv, file=file)\n"
-START = "from jupyter_affinode.client.api import ensure_controller; ensure_controller(timeout_s=60)"
+START = "from jupyter_affinode.client.starting import ensure_controller; ensure_controller(timeout_s=60)"
 
 
 @pytest.fixture

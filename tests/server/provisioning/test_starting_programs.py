@@ -66,6 +66,22 @@ input()  # and never runs again; a controller drops what it has not read yet of 
 os.killpg(manager.provisioner.pgid, 9)
 os._exit(0)
 """
+IMPORTS = """
+from jupyter_affinode.provisioning.provisioner import AffinodeProvisioner
+
+AffinodeProvisioner.places = True
+once("local-provisioner")
+before = set(sys.modules)
+once()
+while threading.active_count() > 1:  # it introduces the kernel
+    time.sleep(0.05)
+manager, client = start_new_kernel(startup_timeout=60)
+client.stop_channels()
+manager.interrupt_kernel()
+manager.shutdown_kernel(now=True)
+print(*sorted(name for name in set(sys.modules) - before if not name.startswith("jupyter_affinode.")))
+print(*sorted(name for name in sys.modules if name.startswith("jupyter_affinode.client.")))
+"""
 
 
 @pytest.fixture
@@ -75,12 +91,13 @@ def managing(native, here, monkeypatch):
     return here
 
 
-def run(machine, program: str) -> None:
+def run(machine, program: str) -> str:
     command = [sys.executable, "-c", ONCE + program]
     done = subprocess.run(
         command, env=machine.environment, cwd=machine.work, capture_output=True, text=True, timeout=250
     )
     assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_a_forked_process_starts_kernels_as_its_parent_did(managing):
@@ -89,6 +106,13 @@ def test_a_forked_process_starts_kernels_as_its_parent_did(managing):
 
 def test_kernels_started_by_threads_leave_neither_threads_nor_descriptors(managing):
     run(managing, THREADS)
+
+
+def test_a_managed_kernel_needs_no_modules_that_another_kernel_does_not(managing):
+    """A program that starts one kernel would wait for their import: tornado's client took longer than all else."""
+    others, ours = run(managing, IMPORTS).splitlines()
+    assert others == ""
+    assert "jupyter_affinode.client.api" not in ours
 
 
 def test_an_interrupt_in_a_program_without_a_loop_reaches_the_controller(managing, wait_until):

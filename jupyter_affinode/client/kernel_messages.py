@@ -1,0 +1,168 @@
+"""What a program that starts kernels tells the controller about each.
+
+A first kernel waits for all that its provisioner imports, and tornado's HTTP client takes as long to import as all else
+that is done for it. So this is plain HTTP on a socket: no event loop, and the standard library's client neither.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket as sockets
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from ..printable import fitting
+from .controller_socket import authorization, refuse_other_sockets, refuse_peer, socket_or_default
+from .errors import ControllerUnavailable, refusal, why
+
+REQUEST_TIMEOUT_S = 15.0
+CONNECT_AGAIN_S = 0.01
+UNAWAITED_TIMEOUT_S = 10.0  # then the connection of a message is closed unanswered
+PIECE_BYTES = 64 * 1024
+
+
+class KernelMessages:
+    """Speaks of one kernel to the controller at `socket`, by default the one that `environment.socket_path` finds.
+
+    All raise ControllerUnavailable if no controller answers. Those that begin with `tell` never block; the controller's
+    answer to them is not awaited.
+    """
+
+    def __init__(self, kernel_id: str, socket: Path | None = None):
+        self._socket = socket_or_default(socket)
+        self._kernel_id = kernel_id
+
+    def describe(self, **description: Any) -> None:
+        """Describe the kernel as `ControllerClient.register` does. Raises ControllerRefused if that is refused."""
+        ask(self._socket, "PUT", kernel_path(self._kernel_id), description_body(description))
+
+    def place(self) -> list[str]:
+        """Return the GPUs that the kernel should see when it starts, the best first, as CUDA names them.
+
+        Raises ControllerRefused.
+        """
+        answer = ask(self._socket, "POST", kernel_path(self._kernel_id, "place"), {})
+        return list(answer["visible_devices"])
+
+    def tell_cancel(self, process_group: int | None = None) -> None:
+        """The kernel was interrupted: calls that wait for the GPU fail, in the processes of that group."""
+        self._tell("cancel", process_group)
+
+    def tell_dying(self, process_group: int | None = None) -> None:
+        """The processes of that group are about to be ended: their calls that wait for the GPU, now or later, fail."""
+        self._tell("dying", process_group)
+
+    def tell_forget(self) -> None:
+        """The kernel has been shut down."""
+        send_only(self._socket, "DELETE", kernel_path(self._kernel_id))
+
+    def _tell(self, what: str, process_group: int | None) -> None:
+        send_only(self._socket, "POST", kernel_path(self._kernel_id, what), {"process_group": process_group})
+
+
+def kernel_path(kernel_id: str, action: str | None = None) -> str:
+    """Return the path of a kernel, or of something that can be done with it, in the API."""
+    path = f"/kernels/{quote(kernel_id, safe='')}"
+    return path if action is None else f"{path}/{action}"
+
+
+def description_body(description: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a kernel's description as the controller takes it."""
+    return {
+        name: fitting(value, keeps_end=name == "path") if isinstance(value, str) else value
+        for name, value in description.items()
+    }
+
+
+def ask(
+    path: Path, method: str, target: str, body: dict[str, Any], *, timeout_s: float = REQUEST_TIMEOUT_S
+) -> Any:
+    """Send one request and return the answer's JSON, None if it has none.
+
+    Raises ControllerUnavailable, also if nothing came for `timeout_s`, and ControllerRefused.
+    """
+    with _connected(path, wait_s=timeout_s) as connected:
+        try:
+            connected.settimeout(timeout_s)
+            connected.sendall(_request(method, target, body))
+            head, _, raw = b"".join(iter(lambda: connected.recv(PIECE_BYTES), b"")).partition(b"\r\n\r\n")
+        except OSError as error:
+            raise ControllerUnavailable(f"the controller at {path} does not answer: {why(error)}") from None
+    try:
+        status = int(head.split(maxsplit=2)[1])
+        if status >= 400:
+            raise refusal(status, raw)
+        return None if status == 204 else json.loads(raw)
+    except (IndexError, ValueError):
+        raise ControllerUnavailable(
+            f"the controller at {path} hung up in the midst of an answer, or it is no controller"
+        ) from None
+
+
+def send_only(path: Path, method: str, target: str, body: dict[str, Any] | None = None) -> None:
+    """Send one request: the answer is not awaited, and the call does not block.
+
+    For callers whose event loop stops right afterwards, or must not be kept. A controller that is stopped reads the
+    request when it goes on. Raises ControllerUnavailable if it could not be sent.
+    """
+    connected = _connected(path)
+    try:
+        connected.sendall(_request(method, target, body or {}))
+    except OSError as error:
+        connected.close()
+        raise ControllerUnavailable(f"no controller answers at {path}: {why(error)}") from None
+    # The controller drops what it has not read yet of a client that hung up.
+    try:
+        threading.Thread(target=_hang_up, args=(connected,), name="affinode-answer", daemon=True).start()
+    except RuntimeError:  # no more threads, or the interpreter ends
+        connected.close()
+
+
+def _connected(path: Path, *, wait_s: float = 0.0) -> sockets.socket:
+    """Connect; wait so long for a place in the line at the socket, which a Unix socket does not itself."""
+    refuse_other_sockets(path)
+    connected = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM | sockets.SOCK_NONBLOCK)
+    deadline = time.monotonic() + wait_s
+    try:
+        while True:
+            try:
+                connected.connect(str(path))
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(CONNECT_AGAIN_S)
+        refuse_peer(connected, path)
+    except OSError as error:
+        connected.close()
+        raise ControllerUnavailable(f"no controller answers at {path}: {why(error)}") from None
+    except ControllerUnavailable:
+        connected.close()
+        raise
+    return connected
+
+
+def _request(method: str, target: str, body: dict[str, Any]) -> bytes:
+    """Return a request whose answer ends with the connection: by HTTP/1.0 it comes in one piece, without counts."""
+    payload = json.dumps(body).encode()
+    headers = {
+        "Host": "localhost",
+        "Content-Type": "application/json",
+        "Content-Length": str(len(payload)),
+        **authorization(),
+    }
+    lines = [f"{method} /api/v1{target} HTTP/1.0", *(f"{name}: {value}" for name, value in headers.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + payload
+
+
+def _hang_up(connected: sockets.socket) -> None:
+    """Close a connection once the controller has answered; the body of a thread."""
+    with connected, contextlib.suppress(OSError):
+        connected.settimeout(UNAWAITED_TIMEOUT_S)
+        while connected.recv(4096):
+            pass

@@ -1,0 +1,150 @@
+"""Starting a controller where none answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from .. import environment
+from ..python_command import module_command
+from ..threads import on_own_thread
+from .controller_socket import socket_or_default
+from .errors import ControllerUnavailable, why
+
+START_MARGIN_S = 10.0  # how much longer than its own time-out a start may take, where a file system hangs
+MACHINES_RESTART_S = 3.0  # its unit starts it again after one second
+START_LOCK_NAME = "starting.lock"
+TRY_EVERY_S = 0.02
+
+# Controllers that this process started, reaped at the next start; they outlive us if they are needed.
+_started: list[subprocess.Popen[bytes]] = []
+
+
+def ensure_controller(
+    socket: Path | None = None, *, extra_args: Sequence[str] = (), timeout_s: float = 5.0
+) -> Path:
+    """Start a controller unless one answers; the path of its API socket.
+
+    Blocks up to `timeout_s`, and some seconds more while the machine's controller may be starting again. `extra_args`
+    are for a controller that is started, `--park-when=idle`. It survives this process, and ends by itself when nothing
+    needs it. Raises ControllerUnavailable.
+    """
+    path = socket_or_default(socket)
+    if environment.listens(path):
+        return path
+    if socket is None and not os.environ.get(environment.SOCKET) and _machines_comes_back():
+        return environment.NODE_SOCKET
+    if path == environment.NODE_SOCKET:  # the administrator's to start, and started again when it fails
+        raise ControllerUnavailable(f"this machine's controller does not answer at {path}")
+    deadline = time.monotonic() + timeout_s
+    with _one_starts(path, until=deadline - timeout_s / 2):
+        if environment.listens(path):
+            return path
+        child = _start(path, extra_args)
+        while not environment.listens(path):
+            if time.monotonic() > deadline or child.poll() not in (None, 0):
+                raise ControllerUnavailable(
+                    f"the controller for {path} did not come up within {timeout_s:g} s"
+                    if child.poll() is None
+                    else f"the controller for {path} ended with status {child.returncode}: {_last_words(path)}"
+                )
+            time.sleep(0.02)
+    return path
+
+
+async def ensure_controller_async(
+    socket: Path | None = None, *, extra_args: Sequence[str] = (), timeout_s: float = 5.0
+) -> Path:
+    """`ensure_controller` for event loops, on a thread."""
+    ensure = partial(ensure_controller, socket, extra_args=extra_args, timeout_s=timeout_s)
+    try:
+        return await on_own_thread(ensure, timeout_s=timeout_s + START_MARGIN_S)
+    except asyncio.TimeoutError:
+        raise ControllerUnavailable("starting a controller did not come to an end") from None
+
+
+def _machines_comes_back() -> bool:
+    """Wait for the machine's controller for some seconds, if its socket is there: it may be starting again."""
+    deadline = time.monotonic() + MACHINES_RESTART_S
+    while environment.NODE_SOCKET.exists() and time.monotonic() < deadline:
+        if environment.listens(environment.NODE_SOCKET):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def _start(path: Path, extra_args: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a controller of its own session; if two do at once all the same, its election settles which serves."""
+    _started[:] = [child for child in _started if child.poll() is None]
+    folder = path.parent
+    try:
+        _make_own_folder(folder)
+        environ = environment.controller_environment()
+        environ[environment.SOCKET] = str(path.absolute())
+        with (folder / "node.log").open("ab") as log:
+            child = subprocess.Popen(
+                module_command("jupyter_affinode.node", *extra_args),
+                env=environ,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+    except (OSError, environment.SimulationRefused) as error:
+        raise ControllerUnavailable(
+            f"no controller answers at {path}, and none can be started: {error}"
+        ) from None
+    _started.append(child)
+    return child
+
+
+def _last_words(path: Path) -> str:
+    """The last line of the controller's log, for an error message."""
+    try:
+        lines = (path.parent / "node.log").read_text(errors="replace").strip().splitlines()
+    except OSError as error:
+        return f"its log cannot be read: {why(error)}"
+    return lines[-1] if lines else "its log is empty"
+
+
+@contextlib.contextmanager
+def _one_starts(path: Path, *, until: float) -> Iterator[None]:
+    """Let one thread or process at a time start a controller for `path`; the others wait, `until` then at most.
+
+    So none starts a controller that finds the socket served, ends, and stays as a zombie. Where no lock file can be
+    made, or its holder is stopped, the controllers' election decides as before.
+    """
+    try:
+        _make_own_folder(path.parent)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(path.with_name(START_LOCK_NAME), flags, 0o600)
+    except OSError:  # the start itself says why it cannot be
+        yield
+        return
+    is_locked = False
+    try:
+        while not is_locked and not environment.listens(path) and time.monotonic() < until:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_locked = True
+            except BlockingIOError:
+                time.sleep(TRY_EVERY_S)
+        yield
+    finally:
+        if is_locked:  # said, since a process that was forked meanwhile has the same open file
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
+def _make_own_folder(folder: Path) -> None:
+    """Make the socket's folder, or verify that one of ours is ours alone. Raises OSError."""
+    if not folder.exists() or os.stat(folder).st_uid == os.getuid():
+        environment.make_folder(folder)
