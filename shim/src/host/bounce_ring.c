@@ -4,6 +4,9 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #include "base/per_process.h"
 #include "driver/real_driver.h"
@@ -61,6 +64,22 @@ static OF_PROCESS _Atomic uint64_t pinned_bytes;
 static pthread_t threads[MAX_THREADS];
 static OF_PROCESS unsigned thread_count, rings_in_use;
 
+/* Past the CPU's caches, where that is possible: what is written is not looked at soon, and by the caches each byte of it would be read
+ * first. Two processes that change places by their rings, 20 GiB each (H200): 0.62 s instead of 0.80 s. Not for what goes into the
+ * ring, which the GPU reads from the caches: 0.98 s.  */
+static void copy_out(unsigned char *to, const unsigned char *from, size_t bytes)
+{
+	size_t done = 0;
+
+#ifdef __SSE2__
+	for (; done + 64 <= bytes; done += 64)
+		for (size_t i = done; i < done + 64; i += 16)
+			_mm_stream_si128((__m128i *)(to + i), _mm_load_si128((const __m128i *)(from + i)));
+	_mm_sfence();
+#endif
+	memcpy(to + done, from + done, bytes - done);
+}
+
 /* To the pinned memory, from where it is.  */
 static CUresult bring(struct piece *piece)
 {
@@ -81,7 +100,7 @@ static CUresult carry(struct piece *piece)
 	if (piece->out) {
 		result = driver.cuEventSynchronize(piece->event);
 		if (result == CUDA_SUCCESS)
-			memcpy(piece->host, piece->pinned, piece->bytes);
+			copy_out(piece->host, piece->pinned, piece->bytes);
 		return result;
 	}
 	/* Where it was copied in last the GPU may still be reading it.  */
