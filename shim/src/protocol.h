@@ -174,7 +174,7 @@ enum affinode_move_flags {
 	 * together with MOVE_CONTEXT, _PREEMPT or _ELSEWHERE; a RESUME never with MOVE_PREPARE.  */
 	AFFINODE_MOVE_STREAM = 1u << 4,
 	/* Only with MOVE_STREAM: host memory goes from the process that resumes to the one that parks while both are at it, so
-	 * that the exchange needs host memory for one of them and two windows; see below.  */
+	 * that the exchange needs host memory for one of them and a little more; see below.  */
 	AFFINODE_MOVE_HAND_OVER = 1u << 5,
 };
 
@@ -221,12 +221,13 @@ enum affinode_move_flags {
  * AFFINODE_STREAM_MS at most since it last got some, then NO_GPU_ROOM; it ends at once with REVOKED at ABORT, whose `request` is its epoch. Either
  * way it is parked as before. A lost link changes nothing.
  *
- * With MOVE_HAND_OVER host memory is lent, not reserved. Windows are of AFFINODE_WINDOW_BYTES, or of the part that is larger.
+ * With MOVE_HAND_OVER host memory is lent, not reserved.
  *
- * PARK: PREPARED with host memory for two windows at least (NO_HOST_ROOM otherwise). After COMMIT it uses the LOTs that come, and
- * waits where there is none: AFFINODE_STREAM_MS at most since it last got some, then NO_HOST_ROOM. `state` says where it is, as above.
+ * PARK: PREPARED with host memory for all that is to be copied, or for AFFINODE_WINDOW_BYTES of it at least, or for the largest part of
+ * a block (NO_HOST_ROOM otherwise). What it may take itself is the budget as ever. After COMMIT it uses the LOTs that come, and waits
+ * where there is none: AFFINODE_STREAM_MS at most since it last got some, then NO_HOST_ROOM. `state` says where it is, as above.
  *
- * RESUME: a window that is filled and has the right digests has its place on the GPU for good, and the host memory of its contents
+ * RESUME: a window (AFFINODE_WINDOW_BYTES at most, or a larger part) that is filled and has the right digests has its place on the GPU for good, and the host memory of its contents
  * is given back at once: LOT_END comes while the move goes on. What ends it early leaves it PARKED in part: the page calls those
  * bytes resident, and the host has the others. Nothing is retained.
  *

@@ -199,7 +199,8 @@ static void unmap_unmade(size_t private_slabs)
 
 int slabs_make(const struct slab_order *order)
 {
-	size_t have = slabs_rewind(), missing, private_slabs;
+	size_t have = slabs_rewind(), missing, private_slabs, allowed;
+	int error;
 
 	slabs_look_at_registrations();
 	making.order = order;
@@ -210,8 +211,15 @@ int slabs_make(const struct slab_order *order)
 	making.lot_slabs = lots_available();
 	making.lot_slabs = making.lot_slabs < missing ? making.lot_slabs : missing;
 	private_slabs = missing - making.lot_slabs;
-	if (private_slabs > order->budget / (order->context ? SLAB_TAKES : SLAB_BYTES))
-		return -ENOMEM;
+	allowed = order->budget / (order->context ? SLAB_TAKES : SLAB_BYTES);
+	if (private_slabs > allowed) {
+		if (have + (making.lot_slabs + allowed) * SLOTS_IN_SLAB < order->at_least)
+			return -ENOMEM;
+		private_slabs = allowed;
+		missing = making.lot_slabs + private_slabs;
+		if (missing == 0)
+			return 0;
+	}
 	making.base = private_slabs ? map_aligned(private_slabs * SLAB_BYTES) : NULL;
 	if (private_slabs && !making.base)
 		return -ENOMEM;
@@ -227,8 +235,22 @@ int slabs_make(const struct slab_order *order)
 	if (order->context)
 		with_threads(register_slabs);
 	free(making.made);
-	slabs_rewind();
-	return atomic_load(&making.error);
+	error = atomic_load(&making.error);
+	have = slabs_rewind();
+	return error == -ENOMEM && have >= order->at_least ? 0 : error;
+}
+
+size_t slabs_take_lots(void)
+{
+	struct slab *slab;
+	size_t n = 0;
+
+	while ((slab = lots_take()) != NULL) {
+		slab->unpinned = true;
+		slab_add(slab);
+		n++;
+	}
+	return n;
 }
 
 static bool never_stop(void)

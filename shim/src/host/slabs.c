@@ -60,27 +60,93 @@ void slab_add(struct slab *slab)
 	pthread_mutex_unlock(&slabs_lock);
 }
 
-size_t slabs_rewind(void)
+static size_t count_free(void)
 {
 	size_t n = 0;
 
-	pthread_mutex_lock(&slabs_lock);
-	cursor = slabs;
 	for (struct slab *slab = slabs; slab; slab = slab->next)
 		n += SLOTS_IN_SLAB - (size_t)__builtin_popcount(slab->used);
+	return n;
+}
+
+size_t slots_free(void)
+{
+	size_t n;
+
+	pthread_mutex_lock(&slabs_lock);
+	n = count_free();
 	pthread_mutex_unlock(&slabs_lock);
 	return n;
 }
 
-/* From the cursor's slab, or from one after it that has a free slot; 0: none.  */
+static struct slab *merged(struct slab *one, struct slab *other)
+{
+	struct slab *list = NULL, **end = &list;
+
+	while (one && other) {
+		struct slab **first = one->base < other->base ? &one : &other;
+
+		*end = *first;
+		end = &(*end)->next;
+		*first = *end;
+	}
+	*end = one ? one : other;
+	return list;
+}
+
+/* By address, of `count` slabs. *rest: those after them.  */
+static struct slab *sorted(struct slab *list, size_t count, struct slab **rest)
+{
+	struct slab *one, *other;
+
+	if (count < 2) {
+		*rest = list ? list->next : NULL;
+		if (list)
+			list->next = NULL;
+		return list;
+	}
+	one = sorted(list, count / 2, &other);
+	other = sorted(other, count - count / 2, rest);
+	return merged(one, other);
+}
+
+/* What threads made lies side by side from then on: slots that are taken one after the other, and given back so, are of few
+ * lots.  */
+size_t slabs_rewind(void)
+{
+	size_t n, count = 0;
+	struct slab *rest;
+
+	pthread_mutex_lock(&slabs_lock);
+	for (struct slab *slab = slabs; slab; slab = slab->next)
+		count++;
+	slabs = sorted(slabs, count, &rest);
+	cursor = slabs;
+	n = count_free();
+	pthread_mutex_unlock(&slabs_lock);
+	return n;
+}
+
+/* The cursor's slab, or the next one that has a free slot; those before it come last. NULL: none.  */
+static struct slab *move_cursor(void)
+{
+	for (int round = 0; round < 2; round++) {
+		while (cursor && cursor->used == ALL_USED)
+			cursor = cursor->next;
+		if (cursor)
+			break;
+		cursor = slabs;
+	}
+	return cursor;
+}
+
+/* 0: none is free.  */
 static size_t take_from_cursor(size_t want, struct host_slot *first)
 {
 	unsigned run = 0;
 
 	pthread_mutex_lock(&slabs_lock);
-	while (cursor && cursor->used == ALL_USED)
-		cursor = cursor->next;
-	if (cursor) {
+	if (move_cursor()) {
 		first->slab = cursor;
 		first->index = (unsigned)__builtin_ctz(~cursor->used);
 		while (run < want && first->index + run < SLOTS_IN_SLAB &&

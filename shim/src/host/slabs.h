@@ -34,6 +34,7 @@ static inline unsigned char *slot_memory(const struct host_slot *slot)
 
 struct slab_order {
 	size_t slots;       /* wanted in all, those that are free already included */
+	size_t at_least;    /* so many will do, where memory is short */
 	uint64_t budget;    /* new bytes allowed beside lots; UINT64_MAX: any */
 	int node;           /* NUMA node to prefer; -1: any */
 	CUcontext context;  /* to register in; NULL: what is new stays unregistered */
@@ -46,6 +47,12 @@ struct slab_order {
  * Not beside the copies: registering waits for copies under way (seen on an H200: 32 GiB took 5.5 s that way, and 1.7 s
  * one after the other).  */
 int slabs_make(const struct slab_order *order);
+
+/* Take what lots have that came since, as it is: nothing is registered. How many slabs; they can be had beside copies.  */
+size_t slabs_take_lots(void);
+
+/* Free slots.  */
+size_t slots_free(void);
 
 /* The next free slots, side by side in one slab, `want` at most: how many, 0: none is left.  */
 size_t slots_take(size_t want, struct host_slot *first);

@@ -77,6 +77,7 @@ static void take_move(const struct affinode_command *command)
 			    .preempts = command->command == AFFINODE_COMMAND_PARK &&
 					command->argument & AFFINODE_MOVE_PREEMPT,
 			    .streams = streams(command),
+			    .hands_over = streams(command) && command->argument & AFFINODE_MOVE_HAND_OVER,
 			    .budget = command->argument >> AFFINODE_MOVE_BUDGET_SHIFT << 20};
 
 	if (command->command == AFFINODE_COMMAND_RESUME && command->argument & AFFINODE_MOVE_ELSEWHERE) {

@@ -42,7 +42,8 @@ static void tell_changes(void)
 {
 	struct ask_message message;
 	enum affinode_state state = shim_state();
-	bool want = state == AFFINODE_STATE_QUEUED || mover_prepared_is_wanted();
+	bool want = state == AFFINODE_STATE_QUEUED || mover_prepared_is_wanted() ||
+		    (link_.told_want && state == AFFINODE_STATE_PARKING && gate_calls_waiting() > 0); /* its rest is parked */
 	uint32_t lot;
 
 	if (!link_.welcomed)

@@ -142,7 +142,7 @@ void mappings_sum(struct block_bytes bytes[AFFINODE_MAX_GPUS], uint64_t shared[A
 
 		if (gpu >= (int)AFFINODE_MAX_GPUS)
 			continue;
-		if (!mapping->block.resident)
+		if (!mapping->block.resident || mapping->block.hollow)
 			bytes[gpu].parked += mapping->block.mapped;
 		else if (can_move(mapping))
 			bytes[gpu].resident += mapping->block.mapped;

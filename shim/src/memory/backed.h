@@ -101,6 +101,9 @@ CUresult block_map(struct block *block);
 /* Unmap what is mapped, then release. On failure it keeps its physical memory; some addresses may have lost it.  */
 CUresult block_unmap(struct block *block);
 
+/* Once in a block's life, before its first physical memory; where memory for the handles is short it has one part. Until it is
+ * cut, or created, the number of its parts may change.  */
+void block_cut_in_parts(struct block *block);
 /* Part by part, from the first on. Blocks that are not cut have one part.  */
 unsigned block_parts(const struct block *block);
 /* Where a part begins in its block, in bytes; of the number of parts: where the block ends.  */

@@ -24,8 +24,7 @@ unsigned block_cut(size_t mapped, size_t granularity, size_t *part_bytes)
 	return (unsigned)((mapped + part - 1) / part);
 }
 
-/* Once in a block's life; where memory for the handles is short it has one part.  */
-static void cut(struct block *block)
+void block_cut_in_parts(struct block *block)
 {
 	unsigned parts = block_cut(block->mapped, block->context->device->granularity, &block->part_bytes);
 
@@ -92,7 +91,7 @@ CUresult block_create(struct block *block)
 	unsigned before = block->parts_created;
 	CUresult result;
 
-	cut(block);
+	block_cut_in_parts(block);
 	result = create(block, block_parts(block));
 	if (result != CUDA_SUCCESS)
 		release(block, before);
@@ -171,7 +170,7 @@ CUresult block_grow(struct block *block)
 {
 	CUresult result;
 
-	cut(block);
+	block_cut_in_parts(block);
 	/* What exists already is what an earlier attempt could not map, or unmap.  */
 	result = create(block, block->access_is_due ? block->parts_created : block->mapping ? 1 : block->parts_mapped + 1);
 	return result == CUDA_SUCCESS ? block_map(block) : result;

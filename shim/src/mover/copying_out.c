@@ -146,17 +146,23 @@ CUresult copy_all_out(struct survey *survey, bool (*stop)(void), uint64_t *copie
 	return result == CUDA_SUCCESS ? finished : result;
 }
 
+size_t slots_needed(const struct survey *survey, size_t begin, size_t end)
+{
+	size_t n = 0;
+
+	for (size_t i = begin; i < end; i++)
+		n += needs_copy(&survey->items[i]) && !chunk_has_slot(item_chunk(&survey->items[i]));
+	return n;
+}
+
 struct slab_order slabs_for_copies(const struct survey *survey, uint64_t *in_all)
 {
-	struct slab_order order = {.node = -1};
+	struct slab_order order = {.node = -1, .slots = slots_needed(survey, 0, survey->item_count)};
 
 	*in_all = 0;
-	for (size_t i = 0; i < survey->item_count; i++) {
-		const struct item *item = &survey->items[i];
-
-		*in_all += is_zero(item) || is_on_disk(item) ? 0 : CHUNK_BYTES;
-		order.slots += needs_copy(item) && !chunk_has_slot(item_chunk(item));
-	}
+	for (size_t i = 0; i < survey->item_count; i++)
+		*in_all += is_zero(&survey->items[i]) || is_on_disk(&survey->items[i]) ? 0 : CHUNK_BYTES;
+	order.at_least = order.slots;
 	if (survey->lane_count) {
 		order.context = survey->lanes[0].context->handle;
 		order.node = survey->lanes[0].context->device->numa_node;

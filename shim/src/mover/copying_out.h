@@ -12,6 +12,9 @@
 bool host_has_all(const struct survey *survey);
 bool host_has(const struct survey *survey, size_t begin, size_t end); /* of these items */
 
+/* Slots that the host lacks to copy what is to be copied of these items.  */
+size_t slots_needed(const struct survey *survey, size_t begin, size_t end);
+
 /* The slabs that the copies need; *in_all: host memory for everything, what is kept included.  */
 struct slab_order slabs_for_copies(const struct survey *survey, uint64_t *in_all);
 

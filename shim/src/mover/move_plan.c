@@ -15,23 +15,30 @@ static int by_context_and_address(const void *a, const void *b)
 	return one->address < other->address ? -1 : one->address > other->address;
 }
 
-static size_t keep_those(struct block **blocks, size_t count, bool resident)
+/* Chunks that have their contents on the GPU: the first ones.  */
+static size_t chunks_on_gpu(const struct block *block)
+{
+	size_t bytes = block->resident && !block->hollow ? block->mapped : block_part_begins(block, block->parts_left);
+
+	return (bytes + CHUNK_BYTES - 1) / CHUNK_BYTES;
+}
+
+static size_t chunks(const struct block *block)
+{
+	return (block->mapped + CHUNK_BYTES - 1) / CHUNK_BYTES;
+}
+
+static size_t keep_those(struct block **blocks, size_t count, bool on_gpu)
 {
 	size_t kept = 0;
 
 	for (size_t i = 0; i < count; i++)
-		if ((blocks[i]->resident && !blocks[i]->hollow) == resident)
+		if (on_gpu ? chunks_on_gpu(blocks[i]) > 0 : chunks_on_gpu(blocks[i]) < chunks(blocks[i]))
 			blocks[kept++] = blocks[i];
 	return kept;
 }
 
-/* Of a block whose contents are in its copy, what is on the GPU still needs no move.  */
-static size_t chunks_left(const struct block *block)
-{
-	return block->resident && !block->hollow ? 0 : (block_part_begins(block, block->parts_left) + CHUNK_BYTES - 1) / CHUNK_BYTES;
-}
-
-static bool ensure_copies(struct survey *survey)
+static bool ensure_copies(struct survey *survey, bool on_gpu)
 {
 	for (size_t i = 0; i < survey->block_count; i++) {
 		struct block *block = survey->blocks[i];
@@ -40,26 +47,28 @@ static bool ensure_copies(struct survey *survey)
 			block->copy = copy_new(block->mapped);
 		if (!block->copy)
 			return false;
-		survey->item_count += block->copy->count - chunks_left(block);
+		survey->item_count += on_gpu ? chunks_on_gpu(block) : chunks(block) - chunks_on_gpu(block);
 		survey->lane_count += i == 0 || survey->blocks[i - 1]->context != block->context;
 	}
 	return true;
 }
 
-static void fill(struct survey *survey)
+static void fill(struct survey *survey, bool on_gpu)
 {
 	struct item *item = survey->items;
 	struct lane *lane = survey->lanes;
 
 	for (size_t i = 0; i < survey->block_count; i++) {
 		struct block *block = survey->blocks[i];
+		size_t end = on_gpu ? chunks_on_gpu(block) : chunks(block);
 
 		if (i == 0 || survey->blocks[i - 1]->context != block->context) {
 			lane += i > 0;
 			lane->context = block->context;
 			lane->begin = lane->at = (size_t)(item - survey->items);
 		}
-		for (size_t chunk = chunks_left(block); chunk < block->copy->count; chunk++, item++) {
+		survey->begins[i] = (size_t)(item - survey->items);
+		for (size_t chunk = on_gpu ? 0 : chunks_on_gpu(block); chunk < end; chunk++, item++) {
 			item->block = block;
 			item->block_number = i;
 			item->index = chunk;
@@ -68,9 +77,10 @@ static void fill(struct survey *survey)
 		}
 		lane->end = (size_t)(item - survey->items);
 	}
+	survey->begins[survey->block_count] = survey->item_count;
 }
 
-bool survey_begin(struct survey *survey, bool resident)
+bool survey_begin(struct survey *survey, bool on_gpu)
 {
 	size_t count;
 
@@ -78,15 +88,16 @@ bool survey_begin(struct survey *survey, bool resident)
 	survey->blocks = blocks_list(&count);
 	if (!survey->blocks)
 		return false;
-	survey->block_count = keep_those(survey->blocks, count, resident);
+	survey->block_count = keep_those(survey->blocks, count, on_gpu);
 	qsort(survey->blocks, survey->block_count, sizeof(struct block *), by_context_and_address);
-	if (!ensure_copies(survey))
+	if (!ensure_copies(survey, on_gpu))
 		return false;
 	survey->items = calloc(survey->item_count + 1, sizeof(*survey->items));
 	survey->lanes = calloc(survey->lane_count + 1, sizeof(*survey->lanes));
-	if (!survey->items || !survey->lanes)
+	survey->begins = calloc(survey->block_count + 1, sizeof(*survey->begins));
+	if (!survey->items || !survey->lanes || !survey->begins)
 		return false;
-	fill(survey);
+	fill(survey, on_gpu);
 	return true;
 }
 
@@ -95,6 +106,7 @@ void survey_end(struct survey *survey)
 	free(survey->blocks);
 	free(survey->items);
 	free(survey->lanes);
+	free(survey->begins);
 	memset(survey, 0, sizeof(*survey));
 }
 

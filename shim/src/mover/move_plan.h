@@ -28,15 +28,16 @@ struct lane {
 struct survey {
 	struct block **blocks; /* sorted by context and address */
 	size_t block_count;
+	size_t *begins; /* the first item of each block, and after the last one */
 	struct item *items;
 	size_t item_count;
 	struct lane *lanes;
 	size_t lane_count;
 };
 
-/* Of the blocks that can move and are resident, or are not. The caller keeps them from being freed until survey_end.
+/* Of what can move and has its contents on the GPU, or has not. The caller keeps the blocks from being freed until survey_end.
  * False: no memory.  */
-bool survey_begin(struct survey *survey, bool resident);
+bool survey_begin(struct survey *survey, bool on_gpu);
 void survey_end(struct survey *survey);
 
 /* Digest every item that can be; the others stay `digestible` false.  */

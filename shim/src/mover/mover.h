@@ -19,6 +19,7 @@ struct move {
 	bool to_context;      /* PARK: at context depth */
 	bool preempts;        /* PARK: although the application is at work */
 	bool streams;         /* part after part (AFFINODE_MOVE_STREAM) */
+	bool hands_over;      /* and host memory with it (AFFINODE_MOVE_HAND_OVER) */
 	bool elsewhere;       /* RESUME: on another GPU */
 	uint8_t to_gpu[16];   /* its UUID */
 	uint64_t budget;      /* PARK: bytes of host memory it may take beside what is kept; 0: no limit. SPILL: bytes to write */

@@ -11,7 +11,7 @@
  * ends it, and new calls wait until the process has its turn again.
  *
  * One that streams (AFFINODE_MOVE_STREAM) copies behind the gate that it has closed for the second time, and releases as it goes
- * (streaming_out.c).  */
+ * (streaming_out.c). What another one has left on the GPU it parks behind the gate that is closed still.  */
 #include <errno.h>
 #include <stdio.h>
 
@@ -142,23 +142,52 @@ static bool digest_behind_gate(struct moved *moved, struct survey *survey)
 	return in_time && look.result == CUDA_SUCCESS;
 }
 
-/* With the gate open: copy what the host does not have yet; while streaming, have memory for the copies.  */
-static bool copy_beside_application(struct moved *moved, struct survey *survey)
+/* What a park that hands over begins with (protocol.h).  */
+static size_t slots_to_begin_with(const struct survey *survey)
 {
-	uint64_t in_all, begin = clock_ns();
-	struct slab_order order = slabs_for_copies(survey, &in_all);
-	CUresult result;
+	size_t most = AFFINODE_WINDOW_BYTES;
+
+	for (size_t i = 0; i < survey->block_count; i++)
+		if (block_part_begins(survey->blocks[i], 1) > most)
+			most = block_part_begins(survey->blocks[i], 1);
+	return most / CHUNK_BYTES;
+}
+
+/* Host memory for what is to be copied. Else *in_all: what all of it takes.  */
+static int make_slabs(const struct moved *moved, const struct survey *survey, bool (*stop)(void), uint64_t *in_all)
+{
+	struct slab_order order = slabs_for_copies(survey, in_all);
+	uint64_t begin = clock_ns();
 	int made;
 
+	if (moved->move.hands_over && slots_to_begin_with(survey) < order.at_least)
+		order.at_least = slots_to_begin_with(survey);
 	order.budget = moved->move.budget ? moved->move.budget : UINT64_MAX;
-	order.stop = somebody_came;
+	order.stop = stop;
 	/* The driver would pin again at the way back whatever is pinned, at 45 GiB/s, before the first byte is
 	 * copied. And where host memory is short it goes from one kernel to the next in each exchange: not pinning it saves more
 	 * time than copies by the ring cost.  */
-	if (moved->leaves || (moved->move.streams && order.budget / 2 < order.slots * CHUNK_BYTES))
+	if (moved->leaves || moved->move.hands_over ||
+	    (moved->move.streams && order.budget / 2 < order.slots * CHUNK_BYTES))
 		order.context = NULL;
 	made = slabs_make(&order);
 	log_line("park: host memory made ready in %.1f ms", (double)(clock_ns() - begin) / 1e6);
+	return made;
+}
+
+static void host_memory_is_short(struct moved *moved, uint64_t in_all)
+{
+	outcome_is(moved, AFFINODE_NO_HOST_ROOM, "host memory is short");
+	moved->bytes = in_all;
+}
+
+/* With the gate open: copy what the host does not have yet; while streaming, have memory for the copies.  */
+static bool copy_beside_application(struct moved *moved, struct survey *survey)
+{
+	uint64_t in_all;
+	int made = make_slabs(moved, survey, somebody_came, &in_all);
+	CUresult result;
+
 	if (made == 0)
 		result = moved->move.streams ? CUDA_SUCCESS : copy_all_out(survey, somebody_came, &moved->copied);
 	else
@@ -168,8 +197,7 @@ static bool copy_beside_application(struct moved *moved, struct survey *survey)
 	if (result == CUDA_ERROR_NOT_READY) {
 		outcome_is(moved, AFFINODE_REVOKED, MOVER_CALL_CAME);
 	} else if (result == CUDA_ERROR_OUT_OF_MEMORY) {
-		outcome_is(moved, AFFINODE_NO_HOST_ROOM, "host memory is short");
-		moved->bytes = in_all;
+		host_memory_is_short(moved, in_all);
 	} else {
 		outcome_is(moved, AFFINODE_FAILED, "the driver could not copy the GPU's memory out");
 	}
@@ -291,11 +319,51 @@ bool free_what_is_left(void)
 	return true;
 }
 
+static bool is_dying(void)
+{
+	return atomic_load(&gate.dying);
+}
+
+static void park_the_rest(struct moved *moved, struct survey *survey)
+{
+	uint64_t in_all;
+
+	if (survey_digest(survey) != CUDA_SUCCESS)
+		return outcome_is(moved, AFFINODE_FAILED, "the driver could not read the GPU's memory");
+	if (!host_has_all(survey) && make_slabs(moved, survey, is_dying, &in_all) != 0)
+		return host_memory_is_short(moved, in_all);
+	stream_out(moved, survey);
+}
+
+/* Of a process that is parked in part. The gate is closed, and calls that wait at it wait for the end of this, too.  */
+static void park_from_parked(struct moved *moved)
+{
+	struct survey survey;
+
+	if (!survey_begin(&survey, true))
+		outcome_is(moved, AFFINODE_NO_HOST_ROOM, "host memory is short");
+	else if (survey.item_count == 0)
+		outcome_is(moved, AFFINODE_NOTHING, "already parked");
+	else if (!shim_move_state(AFFINODE_STATE_PARKED, AFFINODE_STATE_PARKING) &&
+		 !shim_move_state(AFFINODE_STATE_QUEUED, AFFINODE_STATE_PARKING))
+		outcome_is(moved, AFFINODE_NOTHING, "not parked");
+	else
+		park_the_rest(moved, &survey);
+	survey_end(&survey);
+	blocks_reap(false);
+	slabs_release_unused();
+	driver.cuCtxSetCurrent(NULL);
+	blocks_changed();
+	shim_move_state(AFFINODE_STATE_PARKING, AFFINODE_STATE_PARKED);
+}
+
 void park(struct moved *moved)
 {
 	struct survey survey;
 	const char *why;
 
+	if (shim_is_parked() && moved->move.streams && !moved->move.prepare && !checkpoint_is_out())
+		return park_from_parked(moved);
 	if (shim_state() != AFFINODE_STATE_RESIDENT)
 		return outcome_is(moved, AFFINODE_NOTHING, "already parked");
 	if (blocks_resident_bytes() == 0)

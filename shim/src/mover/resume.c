@@ -1,36 +1,24 @@
 /* Resuming, at the closed gate. All or nothing: physical memory is created, mapped, filled and verified against the digests
  * taken at park, and the gate opens when all of that is done for everything. Until then the host copy is the truth, and
- * whatever fails gives all the memory back.  */
-#include <stdlib.h>
-#include <string.h>
-
+ * whatever fails gives all the memory back: but for what a resume that hands over has brought for good (streaming_in.c).  */
 #include "base/log.h"
 #include "base/monotonic_futex.h"
 #include "driver/real_driver.h"
 #include "gate/gate.h"
 #include "gpu/gpu_lock.h"
-#include "mover/copies.h"
+#include "mover/copying_in.h"
 #include "mover/internal.h"
 #include "mover/move_plan.h"
+#include "mover/streaming_in.h"
 #include "state/depth.h"
 #include "state/shim_state.h"
 #include "state/status_page.h"
 
-/* How often a chunk that came back wrong is copied again before the resume is given up.  */
-#define MENDINGS 3
-
-/* How far it has come; blocks in the survey's order.  */
+/* How far one that does not stream has come; blocks in the survey's order.  */
 struct arrival {
 	struct survey survey;
 	size_t created, mapped;
-	bool streams;         /* blocks grow part by part, as room comes */
-	uint64_t got_room_ns; /* when the last part came */
 };
-
-static CUresult use_context_of(const struct block *block)
-{
-	return block->context->handle ? driver.cuCtxSetCurrent(block->context->handle) : CUDA_ERROR_INVALID_VALUE;
-}
 
 /* Physical memory for the next block.  */
 static CUresult create_next(struct arrival *arrival)
@@ -57,42 +45,6 @@ static CUresult map_next(struct arrival *arrival)
 	block_set_resident(block, true);
 	arrival->mapped++;
 	return CUDA_SUCCESS;
-}
-
-static bool may_wait_for_room(const struct arrival *arrival)
-{
-	return !mover_is_aborted() && !atomic_load(&gate.dying) &&
-	       clock_ns() - arrival->got_room_ns < AFFINODE_STREAM_MS * MS_NS;
-}
-
-/* A look first: an attempt on a full GPU costs more. What the driver does not say is tried.  */
-static bool is_room_for_part(const struct block *block)
-{
-	size_t free_bytes, total, part = block_part_begins(block, block->parts_created);
-
-	part = block_part_begins(block, block->parts_created + 1) - part;
-	return driver.cuMemGetInfo(&free_bytes, &total) != CUDA_SUCCESS || free_bytes >= part;
-}
-
-/* Grow the item's block until it can be filled there.  */
-static CUresult grow_up_to(struct arrival *arrival, const struct item *item)
-{
-	struct block *block = item->block;
-	CUresult result = use_context_of(block);
-
-	if (result == CUDA_SUCCESS && block->hollow)
-		result = block_map(block); /* some addresses may have lost it */
-	while (result == CUDA_SUCCESS && block_usable_bytes(block) <= item->index * CHUNK_BYTES) {
-		result = is_room_for_part(block) ? block_grow(block) : CUDA_ERROR_OUT_OF_MEMORY;
-		if (result == CUDA_SUCCESS) {
-			arrival->got_room_ns = clock_ns();
-			block_set_resident(block, block->parts_created == block_parts(block));
-		} else if (result == CUDA_ERROR_OUT_OF_MEMORY && may_wait_for_room(arrival)) {
-			clock_sleep_ns(MS_NS);
-			result = CUDA_SUCCESS;
-		}
-	}
-	return result;
 }
 
 /* Create and map blocks in order, up to and with this one, as far as it is not done yet.  */
@@ -135,66 +87,29 @@ static CUresult look_for_room(const struct survey *survey)
 	return CUDA_SUCCESS;
 }
 
-/* Undo what was done: the host copies are untouched.  */
-static void give_back(struct arrival *arrival)
+/* Undo what was done: the host copies are untouched. What a resume that hands over has given up of them stays where it is.  */
+static void give_back(struct arrival *arrival, bool streams, size_t arrived)
 {
 	survey_finish_transfers(&arrival->survey);
-	for (size_t i = 0; i < (arrival->streams ? arrival->survey.block_count : arrival->created); i++) {
+	for (size_t i = arrived; i < (streams ? arrival->survey.block_count : arrival->created); i++) {
 		struct block *block = arrival->survey.blocks[i];
 		bool is_gone;
 
 		use_context_of(block);
 		is_gone = block_keep(block, block->parts_left) == CUDA_SUCCESS;
 		/* One that has not grown to its end goes on from there the next time.  */
-		block_set_hollow(block, !is_gone && (block->resident || !arrival->streams));
+		block_set_hollow(block, !is_gone && (block->resident || !streams));
 		if (block->hollow)
 			block_set_resident(block, true);
 	}
 }
 
-/* Where the item's contents are; `bytes` are to be filled in.  */
-static struct stretch stretch_at(const struct item *item)
-{
-	const struct chunk *chunk = item_chunk(item);
-	struct stretch stretch = {.context = item->block->context, .device = item->now.address};
-
-	if (chunk->kind == CHUNK_SPILLED)
-		stretch.place = chunk->place;
-	else
-		stretch.host = chunk->slot;
-	return stretch;
-}
-
-static bool continues(const struct stretch *stretch, const struct item *item)
-{
-	const struct host_slot *slot = &item_chunk(item)->slot;
-
-	if (stretch->place)
-		return item_chunk(item)->place == stretch->place + stretch->bytes / CHUNK_BYTES;
-	return item->now.address == stretch->device + stretch->bytes && slot->slab == stretch->host.slab &&
-	       slot->index * CHUNK_BYTES == stretch->host.index * CHUNK_BYTES + stretch->bytes;
-}
-
-/* Begin to fill the chunks from the lane's place on: one stretch of one kind in one block.  */
+/* Begin to fill the chunks from the lane's place on.  */
 static CUresult fill_next(struct arrival *arrival, struct lane *lane)
 {
-	struct item *item = &arrival->survey.items[lane->at], *end = &arrival->survey.items[lane->end];
-	const struct item *first = item;
-	struct stretch stretch = stretch_at(item);
-	uint8_t kind = item_chunk(item)->kind;
-	bool zeros = kind == CHUNK_ZERO;
-	CUresult result = arrival->streams ? grow_up_to(arrival, item) : map_up_to(arrival, item->block_number);
-	size_t usable = block_usable_bytes(item->block);
+	CUresult result = map_up_to(arrival, arrival->survey.items[lane->at].block_number);
 
-	if (result != CUDA_SUCCESS)
-		return result;
-	while (item < end && item->block == first->block && item->index * CHUNK_BYTES < usable && item_chunk(item)->kind == kind &&
-	       (zeros || item == first || continues(&stretch, item))) {
-		stretch.bytes += item_bytes(item);
-		item++;
-	}
-	lane->at = (size_t)(item - arrival->survey.items);
-	return zeros ? transfer_zeros(lane->context, stretch.device, stretch.bytes) : transfer_begin(&stretch, false);
+	return result == CUDA_SUCCESS ? copy_in_next(&arrival->survey, &lane->at, lane->end) : result;
 }
 
 /* Lanes in turn, so that every GPU's link is at work. Blocks are created and mapped just before they are filled:
@@ -217,46 +132,17 @@ static CUresult fill_all(struct arrival *arrival)
 	return result == CUDA_SUCCESS ? finished : result;
 }
 
-static bool is_right(const struct item *item)
-{
-	const struct chunk *chunk = item_chunk(item);
-
-	if (!chunk->digested || !item->digestible)
-		return true;
-	if (chunk->kind == CHUNK_ZERO)
-		return item->now.zero;
-	return memcmp(&item->now.digest, &chunk->digest, sizeof(chunk->digest)) == 0;
-}
-
-static CUresult fill_again(const struct item *item)
-{
-	struct stretch stretch = stretch_at(item);
-
-	stretch.bytes = item_bytes(item);
-	if (item_chunk(item)->kind == CHUNK_ZERO)
-		return transfer_zeros(stretch.context, stretch.device, stretch.bytes);
-	return transfer_begin(&stretch, false);
-}
-
-/* Look at every byte; what is wrong is copied again. *wrong: chunks that stay wrong; *lost: of these, from disk.  */
-static CUresult verify(struct survey *survey, size_t *wrong, size_t *lost)
+/* Look at every byte; what is wrong is copied again.  */
+static CUresult verify(struct survey *survey, struct wrong *wrong)
 {
 	CUresult result = survey_digest(survey);
 
 	for (int attempt = 0; result == CUDA_SUCCESS; attempt++) {
-		*wrong = *lost = 0;
-		for (size_t i = 0; i < survey->item_count && result == CUDA_SUCCESS; i++) {
-			if (is_right(&survey->items[i]))
-				continue;
-			++*wrong;
-			*lost += item_chunk(&survey->items[i])->kind == CHUNK_SPILLED;
-			if (attempt < MENDINGS)
-				result = fill_again(&survey->items[i]);
-		}
-		if (result != CUDA_SUCCESS || *wrong == 0 || attempt == MENDINGS)
+		*wrong = (struct wrong){0};
+		result = find_wrong(survey, 0, survey->item_count, attempt < MENDINGS, wrong);
+		if (result != CUDA_SUCCESS || wrong->chunks == 0 || attempt == MENDINGS)
 			break;
-		log_line("%zu chunks came back wrong: copied again", *wrong);
-		page_count_mended(*wrong);
+		note_mended(wrong);
 		result = survey_finish_transfers(survey);
 		if (result == CUDA_SUCCESS)
 			result = survey_digest(survey);
@@ -273,14 +159,13 @@ static uint64_t bytes_on_disk(const struct survey *survey)
 	return bytes;
 }
 
-static CUresult bring_back(struct moved *moved, struct arrival *arrival, size_t *wrong, size_t *lost)
+static CUresult bring_back(struct moved *moved, struct arrival *arrival, struct wrong *wrong)
 {
 	uint64_t begin = clock_ns(), filled;
-	CUresult result = arrival->streams ? CUDA_SUCCESS : look_for_room(&arrival->survey);
+	CUresult result = look_for_room(&arrival->survey);
 
-	moved->copied = bytes_on_disk(&arrival->survey);
 	/* A disk is slow: the room that was reserved is seen to be taken at once.  */
-	if (result == CUDA_SUCCESS && !arrival->streams && (moved->move.prepare || moved->copied))
+	if (result == CUDA_SUCCESS && (moved->move.prepare || moved->copied))
 		result = create_and_map_all(arrival);
 	if (result == CUDA_SUCCESS && moved->move.prepare && !mover_wait_for_commit(moved))
 		return CUDA_ERROR_NOT_READY;
@@ -288,33 +173,42 @@ static CUresult bring_back(struct moved *moved, struct arrival *arrival, size_t 
 		result = fill_all(arrival);
 	filled = clock_ns();
 	if (result == CUDA_SUCCESS)
-		result = verify(&arrival->survey, wrong, lost);
+		result = verify(&arrival->survey, wrong);
 	log_line("resume: filled in %.1f ms, verified in %.1f ms", (double)(filled - begin) / 1e6,
 		 (double)(clock_ns() - filled) / 1e6);
 	return result;
 }
 
+static void all_is_there(struct moved *moved, const struct survey *survey)
+{
+	moved->bytes = 0;
+	for (size_t i = 0; i < survey->block_count; i++) {
+		block_set_hollow(survey->blocks[i], false);
+		block_set_parts_left(survey->blocks[i], 0);
+		moved->bytes += survey->blocks[i]->size;
+	}
+	outcome_is(moved, AFFINODE_OK, "");
+}
+
 static void resume_blocks(struct moved *moved, struct arrival *arrival)
 {
-	size_t wrong = 0, lost = 0;
-	CUresult result = bring_back(moved, arrival, &wrong, &lost);
+	bool streams = moved->move.streams;
+	struct wrong wrong = {0};
+	size_t arrived = 0;
+	CUresult result;
 
-	if (result == CUDA_SUCCESS && wrong == 0) {
-		for (size_t i = 0; i < arrival->survey.block_count; i++) {
-			block_set_hollow(arrival->survey.blocks[i], false);
-			block_set_parts_left(arrival->survey.blocks[i], 0);
-			moved->bytes += arrival->survey.blocks[i]->size;
-		}
-		return outcome_is(moved, AFFINODE_OK, "");
-	}
-	log_line("resume: CUDA error %d with %zu of %zu blocks created, %zu mapped", result, arrival->created,
-		 arrival->survey.block_count, arrival->mapped);
-	give_back(arrival);
-	if (arrival->streams && mover_is_aborted())
+	moved->copied = bytes_on_disk(&arrival->survey);
+	result = streams ? stream_in(moved, &arrival->survey, &wrong, &arrived) : bring_back(moved, arrival, &wrong);
+	if (result == CUDA_SUCCESS && wrong.chunks == 0)
+		return all_is_there(moved, &arrival->survey);
+	log_line("resume: CUDA error %d with %zu of %zu blocks created, %zu mapped, %zu filled for good", result, arrival->created,
+		 arrival->survey.block_count, arrival->mapped, arrived);
+	give_back(arrival, streams, arrived);
+	if (streams && mover_is_aborted())
 		outcome_is(moved, AFFINODE_REVOKED, "the room that it was to have does not come");
 	else if (result == CUDA_ERROR_OUT_OF_MEMORY)
 		outcome_is(moved, AFFINODE_NO_GPU_ROOM, "the GPU is full");
-	else if (result == CUDA_SUCCESS && lost) {
+	else if (result == CUDA_SUCCESS && wrong.on_disk) {
 		/* Not what was written there: no try will bring it back, and calls are told so instead of waiting.  */
 		outcome_is(moved, AFFINODE_FAILED, "memory that was on disk came back wrong: it is lost");
 		gate_set_broken(CUDA_ERROR_ECC_UNCORRECTABLE);
@@ -328,7 +222,7 @@ static void resume_blocks(struct moved *moved, struct arrival *arrival)
 
 void resume(struct moved *moved)
 {
-	struct arrival arrival = {.streams = moved->move.streams, .got_room_ns = clock_ns()};
+	struct arrival arrival = {0};
 	enum affinode_status back;
 
 	if (!shim_move_state(AFFINODE_STATE_PARKED, AFFINODE_STATE_RESUMING) &&
@@ -350,11 +244,11 @@ void resume(struct moved *moved)
 	survey_end(&arrival.survey);
 	blocks_reap(false);
 	driver.cuCtxSetCurrent(NULL);
+	blocks_changed();
 	if (moved->status != AFFINODE_OK) {
 		shim_move_state(AFFINODE_STATE_RESUMING, AFFINODE_STATE_PARKED);
 		return;
 	}
-	blocks_changed();
 	page_set_depth(AFFINODE_DEPTH_NONE);
 	shim_move_state(AFFINODE_STATE_RESUMING, AFFINODE_STATE_RESIDENT);
 	gate_open();

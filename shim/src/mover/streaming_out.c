@@ -1,72 +1,46 @@
 #include "mover/streaming_out.h"
 
-#include <stdlib.h>
-
 #include "base/log.h"
 #include "base/monotonic_futex.h"
 #include "driver/real_driver.h"
 #include "gate/gate.h"
 #include "mover/copies.h"
 #include "mover/copying_out.h"
+#include "mover/queue.h"
+#include "mover/windows.h"
 
-/* 5 ms of copying at 50 GiB/s: what looking at it and releasing it takes is less, and goes on beside the next one's copies.  */
-#define WINDOW_BYTES (256ull << 20)
-#define WINDOW_PIECES 128
 /* How often a window that was written to past the gate is copied again.  */
 #define COPIED_AGAIN 3
 
-/* The last parts that a block has, all but the first `keep`.  */
-struct piece {
-	struct block *block;
-	unsigned keep;
-	size_t begin, end; /* items */
-};
-
-struct window {
-	struct context *context;
-	unsigned mark;
-	struct piece pieces[WINDOW_PIECES];
-	size_t count, bytes;
-};
-
-/* What is not in a window yet.  */
-struct remainder {
+struct departure {
+	struct moved *moved;
 	struct survey *survey;
-	size_t block; /* in the survey */
-	size_t items; /* where that block's begin */
-	unsigned parts; /* of that block; 0: all */
+	struct walk walk;
+	uint64_t got_host_ns; /* when it last had host memory to go on with */
 };
 
-static void add_piece(struct remainder *rest, struct window *window)
+static bool has_slots(size_t slots)
 {
-	struct block *block = rest->survey->blocks[rest->block];
-	unsigned keep = rest->parts ? rest->parts : block_parts(block);
-	size_t end = block_part_begins(block, keep), begin;
-
-	do
-		begin = block_part_begins(block, --keep);
-	while (keep && window->bytes + end - begin < WINDOW_BYTES);
-	window->pieces[window->count++] = (struct piece){block, keep, rest->items + begin / CHUNK_BYTES,
-							 rest->items + (end + CHUNK_BYTES - 1) / CHUNK_BYTES};
-	window->bytes += end - begin;
-	rest->parts = keep;
-	if (keep == 0) {
-		rest->items += block->copy->count;
-		rest->block++;
-	}
+	if (slots == 0 || slots_free() >= slots)
+		return true;
+	return slabs_take_lots() > 0 && slots_free() >= slots;
 }
 
-/* Blocks in turn, each from its end. Empty: there is nothing left.  */
-static void next_window(struct remainder *rest, struct window *window)
+/* What there is host memory for: where it is handed over there may be none for the next part, nor a window.  */
+static void next_window(struct departure *departure, struct window *window)
 {
-	window->count = window->bytes = 0;
-	while (rest->block < rest->survey->block_count && window->count < WINDOW_PIECES && window->bytes < WINDOW_BYTES) {
-		struct context *context = rest->survey->blocks[rest->block]->context;
+	struct piece part;
+	size_t slots = 0;
 
-		if (window->count && context != window->context)
-			break;
-		window->context = context;
-		add_piece(rest, window);
+	window_empty(window);
+	while (walk_next(&departure->walk, &part) && window_takes(&departure->walk, window, &part)) {
+		if (departure->moved->move.hands_over) {
+			slots += slots_needed(departure->survey, part.begin, part.end);
+			if (!has_slots(slots))
+				return;
+		}
+		window_add(&departure->walk, window, &part);
+		departure->got_host_ns = clock_ns();
 	}
 }
 
@@ -80,24 +54,6 @@ static CUresult begin_copies(struct survey *survey, struct window *window, uint6
 			return result;
 	}
 	return transfers_mark(window->context, window->mark);
-}
-
-static CUresult digest(struct survey *survey, const struct window *window)
-{
-	struct digested **list = malloc((window->bytes / CHUNK_BYTES + window->count) * sizeof(*list));
-	CUresult result = CUDA_SUCCESS;
-	size_t n = 0;
-
-	if (!list)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	for (size_t i = 0; i < window->count; i++)
-		for (size_t at = window->pieces[i].begin; at < window->pieces[i].end; at++)
-			if (survey->items[at].digestible)
-				list[n++] = &survey->items[at].now;
-	if (n)
-		result = digest_compute(window->context, list, n);
-	free(list);
-	return result;
 }
 
 static bool host_has_window(const struct survey *survey, const struct window *window)
@@ -115,7 +71,7 @@ static CUresult complete(struct survey *survey, struct window *window, uint64_t 
 
 	*is_known = false;
 	for (int again = 0; result == CUDA_SUCCESS; again++) {
-		result = digest(survey, window);
+		result = window_digest(survey, window);
 		*is_known = result == CUDA_SUCCESS && host_has_window(survey, window);
 		if (*is_known || result != CUDA_SUCCESS || again == COPIED_AGAIN)
 			break;
@@ -134,11 +90,11 @@ static void release(struct moved *moved, const struct piece *piece)
 	size_t before = block_usable_bytes(block);
 	bool is_gone;
 
-	block_set_parts_left(block, piece->keep);
-	is_gone = block_keep(block, piece->keep) == CUDA_SUCCESS;
+	block_set_parts_left(block, piece->from);
+	is_gone = block_keep(block, piece->from) == CUDA_SUCCESS;
 	block_set_hollow(block, !is_gone && block->resident);
 	if (is_gone)
-		moved->bytes += before - block_part_begins(block, piece->keep);
+		moved->bytes += before - block_part_begins(block, piece->from);
 }
 
 static bool release_window(struct moved *moved, struct survey *survey, const struct window *window)
@@ -166,34 +122,69 @@ static const char *finish(struct moved *moved, struct survey *survey, struct win
 	return release_window(moved, survey, window) ? NULL : "the driver could not release the GPU's memory";
 }
 
+/* Nothing is under way, and there is no host memory for the next part. False: none comes.  */
+static bool wait_for_host_memory(struct departure *departure)
+{
+	if (mover_is_aborted() || clock_ns() - departure->got_host_ns >= AFFINODE_STREAM_MS * MS_NS) {
+		outcome_is(departure->moved, AFFINODE_NO_HOST_ROOM, "the host memory that it was to have does not come");
+		return false;
+	}
+	pthread_mutex_lock(&mover_queue.lock);
+	mover_wait_for_change(MS_NS);
+	pthread_mutex_unlock(&mover_queue.lock);
+	return true;
+}
+
+/* What is on the GPU still needs no slots, and others need them.  */
+static void give_up_copies(struct survey *survey)
+{
+	for (size_t i = 0; i < survey->item_count; i++) {
+		const struct block *block = survey->items[i].block;
+
+		if (chunk_has_slot(item_chunk(&survey->items[i])) &&
+		    ((block->resident && !block->hollow) ||
+		     survey->items[i].index * CHUNK_BYTES < block_part_begins(block, block->parts_left)))
+			chunk_drop(item_chunk(&survey->items[i]));
+	}
+}
+
 bool stream_out(struct moved *moved, struct survey *survey)
 {
-	struct remainder rest = {.survey = survey};
-	struct window windows[2] = {{.mark = 0}, {.mark = 1}}, *now = &windows[0], *next = &windows[1];
+	struct departure departure = {.moved = moved, .survey = survey, .got_host_ns = clock_ns()};
+	struct window windows[2] = {{.mark = 0}, {.mark = 1}}, *next = &windows[0], *under_way = &windows[1];
+	bool is_parked = false, goes_on = true;
 	uint64_t begin = clock_ns();
-	const char *why = NULL;
-	bool is_parked = false;
+	struct piece part;
 
-	next_window(&rest, now);
-	if (now->count && begin_copies(survey, now, &moved->copied) != CUDA_SUCCESS)
-		why = "the driver could not copy the GPU's memory out";
-	while (now->count && !why) {
-		struct window *done = now;
+	departure.walk = (struct walk){.survey = survey, .back = true,
+				       .most = moved->move.hands_over ? HANDED_WINDOW_BYTES : WINDOW_BYTES};
+	while (goes_on && (under_way->count || walk_next(&departure.walk, &part))) {
+		struct window *done = under_way;
+		const char *why = NULL;
 
-		next_window(&rest, next);
+		next_window(&departure, next);
 		if (atomic_load(&gate.dying))
 			why = "the process is about to end";
 		else if (next->count && begin_copies(survey, next, &moved->copied) != CUDA_SUCCESS)
 			why = "the driver could not copy all of the GPU's memory out";
-		else
+		else if (done->count)
 			why = finish(moved, survey, done);
-		is_parked = is_parked || !why;
-		now = next;
+		else if (!next->count)
+			goes_on = wait_for_host_memory(&departure);
+		is_parked = is_parked || (!why && done->count);
+		if (why)
+			outcome_is(moved, AFFINODE_FAILED, why);
+		goes_on = goes_on && !why;
+		under_way = next;
 		next = done;
 	}
 	survey_finish_transfers(survey);
 	log_line("park: copied and released in %.1f ms", (double)(clock_ns() - begin) / 1e6);
-	if (why)
-		outcome_is(moved, AFFINODE_FAILED, why);
-	return is_parked || !why;
+	if (moved->status == AFFINODE_OK)
+		return true;
+	if (moved->move.hands_over)
+		give_up_copies(survey);
+	if (moved->status == AFFINODE_NO_HOST_ROOM)
+		slabs_for_copies(survey, &moved->bytes);
+	return is_parked;
 }

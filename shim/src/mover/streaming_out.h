@@ -6,7 +6,7 @@
 #include "mover/internal.h"
 #include "mover/move_plan.h"
 
-/* At the closed gate, all digested, with host memory for what is to be copied. True: some memory is released, and the process
+/* At the closed gate, all digested, with host memory for what is to be copied, or for some of it if it is handed over. True: some memory is released, and the process
  * is parked; the outcome says so if it is not all of it. False: none is, and the outcome says why.  */
 bool stream_out(struct moved *moved, struct survey *survey);
 

@@ -272,6 +272,7 @@ const struct move kinds_of_move[MOVES] = {
 	{"resume", AFFINODE_COMMAND_RESUME, 0},
 	{"streamed park", AFFINODE_COMMAND_PARK, AFFINODE_MOVE_STREAM},
 	{"streamed resume", AFFINODE_COMMAND_RESUME, AFFINODE_MOVE_STREAM},
+	{"resume that hands over", AFFINODE_COMMAND_RESUME, AFFINODE_MOVE_STREAM | AFFINODE_MOVE_HAND_OVER},
 };
 
 int controller_move(uint32_t what)
@@ -307,6 +308,19 @@ uint32_t controller_noticed(uint32_t kind, uint64_t *bytes)
 		poll(&fd, 1, 100);
 		CHECK(controller_pump());
 	}
+}
+
+unsigned controller_count(uint32_t kind)
+{
+	unsigned count = 0;
+
+	CHECK(controller_pump());
+	for (unsigned i = notice_count < KEPT ? 0 : notice_count - KEPT; i < notice_count; i++) {
+		count += notices[i % KEPT].kind == kind;
+		if (notices[i % KEPT].kind == kind)
+			notices[i % KEPT].kind = 0;
+	}
+	return count;
 }
 
 /* What a process was writing when it ended stays half written.  */

@@ -39,7 +39,7 @@ struct move {
 	uint32_t command;
 	uint64_t how;
 };
-enum { MOVES = 4 };
+enum { MOVES = 5 };
 extern const struct move kinds_of_move[MOVES];
 
 /* Park or resume, and wait: the reply's status.  */
@@ -48,6 +48,8 @@ int controller_move(uint32_t command);
 void controller_park(void);
 /* Wait for the next notice of that kind: its number, its bytes.  */
 uint32_t controller_noticed(uint32_t kind, uint64_t *bytes);
+/* Notices of that kind that came since, each counted once.  */
+unsigned controller_count(uint32_t kind);
 /* Read what came, if anything did; false: the shim closed the link.  */
 bool controller_pump(void);
 unsigned controller_heartbeats(void); /* that were among it, since the shim was accepted */

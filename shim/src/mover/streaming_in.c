@@ -1,0 +1,159 @@
+#include "mover/streaming_in.h"
+
+#include "base/monotonic_futex.h"
+#include "driver/real_driver.h"
+#include "gate/gate.h"
+#include "mover/copies.h"
+#include "mover/windows.h"
+#include "state/controller.h"
+
+struct arrival {
+	struct moved *moved;
+	struct survey *survey;
+	struct walk walk;
+	uint64_t got_room_ns; /* when the last part came */
+	size_t arrived;
+};
+
+static bool may_wait_for_room(const struct arrival *arrival)
+{
+	return !mover_is_aborted() && !atomic_load(&gate.dying) &&
+	       clock_ns() - arrival->got_room_ns < AFFINODE_STREAM_MS * MS_NS;
+}
+
+/* A look first: an attempt on a full GPU costs more. What the driver does not say is tried.  */
+static bool is_room_for_part(const struct block *block)
+{
+	size_t free_bytes, total, part = block_part_begins(block, block->parts_created);
+
+	part = block_part_begins(block, block->parts_created + 1) - part;
+	return driver.cuMemGetInfo(&free_bytes, &total) != CUDA_SUCCESS || free_bytes >= part;
+}
+
+/* Grow the part's block until it is there. CUDA_ERROR_OUT_OF_MEMORY: there is no room; it was waited for, if that is wished for.  */
+static CUresult grow_up_to(struct arrival *arrival, const struct piece *part, bool waits)
+{
+	struct block *block = part->block;
+	CUresult result = use_context_of(block);
+
+	if (result == CUDA_SUCCESS && block->hollow)
+		result = block_map(block); /* some addresses may have lost it */
+	while (result == CUDA_SUCCESS && block_usable_bytes(block) < block_part_begins(block, part->to)) {
+		result = is_room_for_part(block) ? block_grow(block) : CUDA_ERROR_OUT_OF_MEMORY;
+		if (result == CUDA_SUCCESS) {
+			arrival->got_room_ns = clock_ns();
+			block_set_resident(block, block->parts_created == block_parts(block));
+		} else if (result == CUDA_ERROR_OUT_OF_MEMORY && waits && may_wait_for_room(arrival)) {
+			clock_sleep_ns(MS_NS);
+			result = CUDA_SUCCESS;
+		}
+	}
+	return result;
+}
+
+static CUresult begin_to_fill(struct survey *survey, const struct piece *part)
+{
+	CUresult result = CUDA_SUCCESS;
+
+	for (size_t at = part->begin; at < part->end && result == CUDA_SUCCESS;)
+		result = copy_in_next(survey, &at, part->end);
+	return result;
+}
+
+/* What there is room for. It waits for some where nothing else is to be done.  */
+static CUresult fill_window(struct arrival *arrival, struct window *window, bool waits)
+{
+	CUresult result = CUDA_SUCCESS;
+	struct piece part;
+
+	window_empty(window);
+	while (walk_next(&arrival->walk, &part) && window_takes(&arrival->walk, window, &part)) {
+		result = grow_up_to(arrival, &part, waits && window->count == 0);
+		if (result == CUDA_ERROR_OUT_OF_MEMORY && (window->count || !waits))
+			break;
+		if (result == CUDA_SUCCESS)
+			result = begin_to_fill(arrival->survey, &part);
+		if (result != CUDA_SUCCESS)
+			return result;
+		window_add(&arrival->walk, window, &part);
+	}
+	return window->count ? transfers_mark(window->context, window->mark) : CUDA_SUCCESS;
+}
+
+/* Look at every byte; what is wrong is copied again, beside the next window's copies.  */
+static CUresult verify(struct survey *survey, const struct window *window, struct wrong *wrong)
+{
+	CUresult result = transfers_wait_for(window->context, window->mark);
+
+	for (int attempt = 0; result == CUDA_SUCCESS; attempt++) {
+		*wrong = (struct wrong){0};
+		result = window_digest(survey, window);
+		for (size_t i = 0; i < window->count && result == CUDA_SUCCESS; i++)
+			result = find_wrong(survey, window->pieces[i].begin, window->pieces[i].end, attempt < MENDINGS, wrong);
+		if (result != CUDA_SUCCESS || wrong->chunks == 0 || attempt == MENDINGS)
+			break;
+		note_mended(wrong);
+		result = transfers_mark(window->context, window->mark);
+		if (result == CUDA_SUCCESS)
+			result = transfers_wait_for(window->context, window->mark);
+	}
+	return result;
+}
+
+/* From now on it is on the GPU, and the host has no copy of it but what is on disk.  */
+static void give_up_copies(struct arrival *arrival, const struct piece *piece)
+{
+	struct block *block = piece->block;
+	bool is_whole = piece->to == block_parts(block);
+
+	block_set_parts_left(block, is_whole ? 0 : piece->to);
+	if (is_whole) {
+		block_set_hollow(block, false);
+		arrival->arrived = arrival->survey->items[piece->begin].block_number + 1;
+	}
+	for (size_t at = piece->begin; at < piece->end; at++)
+		if (chunk_has_slot(item_chunk(&arrival->survey->items[at])))
+			chunk_drop(item_chunk(&arrival->survey->items[at]));
+}
+
+static void hand_over(struct arrival *arrival, const struct window *window)
+{
+	for (size_t i = 0; i < window->count; i++)
+		give_up_copies(arrival, &window->pieces[i]);
+	arrival->moved->bytes += window->bytes;
+	slabs_release_unused();
+	blocks_changed();
+	link_wake(); /* lots that have ended */
+}
+
+static CUresult finish(struct arrival *arrival, const struct window *window, struct wrong *wrong)
+{
+	CUresult result = verify(arrival->survey, window, wrong);
+
+	if (result == CUDA_SUCCESS && wrong->chunks == 0 && arrival->moved->move.hands_over)
+		hand_over(arrival, window);
+	return result;
+}
+
+CUresult stream_in(struct moved *moved, struct survey *survey, struct wrong *wrong, size_t *arrived)
+{
+	struct arrival arrival = {.moved = moved, .survey = survey, .got_room_ns = clock_ns()};
+	struct window windows[2] = {{.mark = 0}, {.mark = 1}}, *next = &windows[0], *under_way = &windows[1], *done;
+	CUresult result = CUDA_SUCCESS, finished;
+	struct piece part;
+
+	arrival.walk = (struct walk){.survey = survey, .most = moved->move.hands_over ? HANDED_WINDOW_BYTES : WINDOW_BYTES};
+	for (size_t i = 0; i < survey->block_count; i++)
+		block_cut_in_parts(survey->blocks[i]); /* before any is counted */
+	while (result == CUDA_SUCCESS && wrong->chunks == 0 && (under_way->count || walk_next(&arrival.walk, &part))) {
+		result = fill_window(&arrival, next, under_way->count == 0);
+		if (result == CUDA_SUCCESS && under_way->count)
+			result = finish(&arrival, under_way, wrong);
+		done = under_way;
+		under_way = next;
+		next = done;
+	}
+	finished = survey_finish_transfers(survey);
+	*arrived = arrival.arrived;
+	return result == CUDA_SUCCESS ? finished : result;
+}
