@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import time
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from statistics import median
 from typing import Any
 
 from ..node.protocol.wire import CommandKind, HelloFlag, MoveFlag, Status
 from ..units import bytes_in_words
 from .child_process import BenchProcess, with_shim
+from .hand_over import hand_over, lots_for, park_into_lots
 from .measure import Say, WrongContent
 from .shim_peer import Listener, MoveFailed, ShimPeer
 from .sizes import GIB, MIB
@@ -18,6 +21,8 @@ from .sizes import GIB, MIB
 SPARE_BYTES = 256 * MIB  # on the GPU, beside the two and what fills it
 SIMULATED_SPARE_BYTES = 16 * MIB
 DUPLEX_REPEATS = 3
+WARM_UP = 2  # the first touch host memory
+HANDED_OVER = {"one copy of host memory, one user": False, "one copy of host memory, two users": True}
 TRIES = 20
 _seeds = itertools.count(1 << 20)
 
@@ -31,45 +36,75 @@ def exchange(listener: Listener, size: int, repeats: int, say: Say, *, simulated
     found: dict[str, Any] = {
         "bytes": size,
         "one_way_bytes_per_s": duplex["bytes"] / together,
-        "cases": {"one after the other": [], "exchange": []},
+        "cases": {},
         "skipped": None,
     }
+    with _pair(listener, size, ShimPeer.park, simulated=simulated) as pair:
+        if not all(_peer(child).hello.flags & HelloFlag.EXCHANGES for child in pair):
+            return {**found, "skipped": "this shim does not know exchanges"}
+        for name, way in (("one after the other", _one_after_the_other), ("exchange", _at_once)):
+            found["cases"][name] = _rounds(name, pair, way, repeats, say)
+    for name, two_users in HANDED_OVER.items():
+        listener.pools = not two_users
+        with ExitStack() as stack:
+            lots = stack.enter_context(lots_for(size, two_users=two_users, simulated=simulated))
+            park = partial(park_into_lots, lots=lots, size=size)
+            pair = stack.enter_context(_pair(listener, size, park, simulated=simulated))
+            way = partial(hand_over, lots=lots, size=size)
+            found["cases"][name] = _rounds(name, pair, way, repeats, say)
+    return found
+
+
+@contextmanager
+def _pair(
+    listener: Listener, size: int, park: Callable[[ShimPeer], object], *, simulated: bool
+) -> Iterator[list[BenchProcess]]:
+    """Two processes for which the GPU has not enough memory: the one that is resident, and the one that is parked."""
     spare = SIMULATED_SPARE_BYTES if simulated else SPARE_BYTES
     with ExitStack() as stack:
         resident, parked = (stack.enter_context(with_shim(listener)) for _ in range(2))
-        if not all(_peer(child).hello.flags & HelloFlag.EXCHANGES for child in (resident, parked)):
-            return {**found, "skipped": "this shim does not know exchanges"}
         for child in (parked, resident):
             child.ask("hold", size=size, block=min(size, GIB))
             child.ask("change", seed=next(_seeds))
             if child is parked:
-                _peer(child).park()
+                park(_peer(child))
         filler = stack.enter_context(BenchProcess())
         rest = (int(filler.ask("room")["free_bytes"]) - spare) // (2 * MIB) * 2 * MIB
         if rest > 0:
             filler.ask("hold", size=rest, block=min(rest, GIB))
-        for name in ("one after the other", "exchange"):
-            for round_ in range(repeats + 2):  # the first two touch host memory
-                say(f"exchange: {name}")
-                resident.ask("change", seed=next(_seeds))
-                at_once = name == "exchange"
-                took = _change_places(_peer(resident), _peer(parked), at_once=at_once)
-                if parked.ask("verify")["differing_words"]:
-                    raise WrongContent("words are not what was written before the exchange")
-                resident, parked = parked, resident
-                if round_ >= 2:
-                    found["cases"][name].append(took)
-    return found
+        yield [resident, parked]
 
 
-def _change_places(leaves: ShimPeer, comes: ShimPeer, *, at_once: bool) -> dict[str, float]:
-    """Seconds: until the one that leaves is prepared, until it is parked, and until the other one is back."""
+def _rounds(
+    name: str,
+    pair: list[BenchProcess],
+    change_places: Callable[[ShimPeer, ShimPeer], dict[str, float]],
+    repeats: int,
+    say: Say,
+) -> list[dict[str, float]]:
+    """Have them change places again and again, and compare what they hold. Return what it took."""
+    took = []
+    for _ in range(repeats + WARM_UP):
+        say(f"exchange: {name}")
+        resident, parked = pair
+        resident.ask("change", seed=next(_seeds))
+        took.append(change_places(_peer(resident), _peer(parked)))
+        if parked.ask("verify")["differing_words"]:
+            raise WrongContent("words are not what was written before the exchange")
+        pair.reverse()
+    return took[WARM_UP:]
+
+
+def _one_after_the_other(leaves: ShimPeer, comes: ShimPeer) -> dict[str, float]:
     begin = time.perf_counter()
-    if not at_once:
-        leaves.park()
-        parked = time.perf_counter()
-        comes.resume()
-        return {"parked_s": parked - begin, "back_s": time.perf_counter() - begin}
+    leaves.park()
+    parked = time.perf_counter()
+    comes.resume()
+    return {"parked_s": parked - begin, "back_s": time.perf_counter() - begin}
+
+
+def _at_once(leaves: ShimPeer, comes: ShimPeer) -> dict[str, float]:
+    """Seconds: until the one that leaves is prepared, until it is parked, and until the other one is back."""
     for _ in range(TRIES):
         begin = time.perf_counter()
         park = leaves.begin(CommandKind.PARK, MoveFlag.PREPARE | MoveFlag.STREAM)

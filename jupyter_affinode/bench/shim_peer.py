@@ -7,6 +7,7 @@ import os
 import select
 import socket
 import time
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ HEARTBEAT_MS = 60_000
 BEAT_EVERY_S = 15.0
 PARK, RESUME = wire.CommandKind.PARK, wire.CommandKind.RESUME
 WHOSE = "jupyter affinode bench"  # for the shim's log
+NOTHING_PRIVATE = 1 << wire.MOVE_BUDGET_SHIFT  # a park's least budget: its host memory is that of lots
 TRIES = 100  # a park that meets a call is revoked, and tried again
 
 
@@ -46,6 +48,7 @@ class Listener:
     """`link.sock` in a folder; processes find it through AFFINODE_SOCKET."""
 
     def __init__(self, folder: Path):
+        self.pools = True  # processes keep lots mapped that they gave back, since they may be lent again
         self.socket_path = folder / "node.sock"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.bind(str(folder / LINK_NAME))
@@ -55,7 +58,7 @@ class Listener:
         """The next process's shim. Raises TimeoutError."""
         self._socket.settimeout(timeout_s)
         connection, _ = self._socket.accept()
-        return ShimPeer(connection)
+        return ShimPeer(connection, pools=self.pools)
 
     def close(self) -> None:
         """Stop listening."""
@@ -65,13 +68,14 @@ class Listener:
 class ShimPeer:
     """One process's shim, welcomed."""
 
-    def __init__(self, connection: socket.socket):
+    def __init__(self, connection: socket.socket, *, pools: bool = True):
         connection.setblocking(True)
         self._socket = connection
         self._epoch = self._lots = 0
         self._beaten = time.monotonic()
         self.replies: dict[int, wire.Reply] = {}
         self.prepared: set[int] = set()  # moves in two steps that wait for a decision
+        self.ended_lots: deque[int] = deque()  # lots in which nothing of the process's is any more
         self.wants = False  # a call waits at the closed gate
         data, descriptors, _, _ = socket.recv_fds(connection, wire.LARGEST_MESSAGE, 4)
         hello = wire.parse(data)
@@ -82,7 +86,7 @@ class ShimPeer:
             self._page = Page(descriptors[0])
         finally:
             os.close(descriptors[0])
-        self._send(wire.pack_welcome(wire.PROTOCOL_VERSION, HEARTBEAT_MS, "bench"))
+        self._send(wire.pack_welcome(wire.PROTOCOL_VERSION, HEARTBEAT_MS, "bench", pools=pools))
 
     def fileno(self) -> int:
         """For select."""
@@ -112,18 +116,24 @@ class ShimPeer:
         self._epoch += 1
         self._send(wire.pack_command(wire.PROTOCOL_VERSION, self._epoch, wire.CommandKind.DYING))
 
-    def give_lot(self, descriptor: int, size: int) -> None:
-        """Hand over touched, zeroed host memory for its copies, as a controller does; the shim maps it soon."""
+    def give_lot(self, descriptor: int, size: int) -> int:
+        """Lend touched host memory for its copies, as a controller does; the shim maps it soon. Return its number."""
         self._epoch += 1
         self._lots += 1
         command = wire.pack_command(
             wire.PROTOCOL_VERSION, self._epoch, wire.CommandKind.LOT, request=self._lots, argument=size
         )
         socket.send_fds(self._socket, [command], [descriptor])
+        return self._lots
 
     def gpus(self) -> tuple[PageGpu, ...]:
         """The process's memory by GPU, as its page says."""
         return self._page.read().gpus
+
+    def private_bytes(self) -> int:
+        """Host memory of its own that the shim has, not of lots."""
+        page = self._page.read()
+        return max(page.copy_bytes + page.kept_bytes - page.lot_bytes, 0)
 
     def kept_bytes(self) -> int:
         """Host memory that the shim keeps ready for a park, lots included."""
@@ -148,6 +158,8 @@ class ShimPeer:
                     self.wants = True
                 elif message.kind is wire.NotifyKind.UNWANT:
                     self.wants = False
+                elif message.kind is wire.NotifyKind.LOT_END:
+                    self.ended_lots.append(message.number)
             timeout_s = 0.0
 
     def close(self) -> None:

@@ -34,14 +34,6 @@ def is_exchange(plan: Plan, head: Waiter, first: int) -> bool:
     return plan.will_fit(plan.limits.needs(head))
 
 
-def is_for_later(plan: Plan, head: Waiter, short: Mapping[str, int]) -> bool:
-    """Whether a waiter had better not change places yet: others leave one of its GPUs at the moment.
-
-    Two exchanges at once share the link, and both end when the second would have ended after the first.
-    """
-    return head.room is None and _may_come(plan, head.kernel) and plan.is_left(short)
-
-
 def room_to_begin(now: float, node: Node, settings: Settings, kernel_id: str) -> Mapping[str, int] | None:
     """Return the room to reserve for a waiter that comes in now, that of kernels which are about to leave included.
 

@@ -8,7 +8,7 @@ from ...units import bytes_in_words, duration_in_words
 from ..model.reasons import Cause
 from ..model.snapshot import Kernel, Waiter
 from .candidates import may_yield
-from .exchange import is_exchange, is_for_later
+from .exchange import is_exchange
 from .preemption import make_room_when_full
 from .scheduling_pass import HostMemory, Plan
 from .victim_selection import is_nothing, select_victims, subtract
@@ -25,8 +25,6 @@ def reclaim(plan: Plan, short: Mapping[str, int], head: Waiter, place: int) -> N
     those that were parked for it. Where it will do once moves under way have ended, no other kernel is parked until
     then. Where it will not do even so, the head blocks no other: a kernel that resumes gives back host memory.
     """
-    if is_for_later(plan, head, short):
-        return
     missing = dict(short)
 
     def candidates() -> Iterator[Kernel]:

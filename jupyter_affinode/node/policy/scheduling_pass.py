@@ -50,7 +50,6 @@ class Plan:
             self.room[reservation.gpu] = self.room.get(reservation.gpu, 0) - reservation.bytes
         self.room.update(self.limits.room)
         self.incoming = dict.fromkeys(self.room, 0)  # will be free when what is under way is done
-        self._leaving: set[str] = set()  # resources whose memory is on its way to the host
         self.candidates = Candidates(now, node, settings, self.queue, self.limits, self.is_free)
         self._host = HostRoom(node.host, settings)
         self._taken: set[str] = set()
@@ -85,10 +84,6 @@ class Plan:
     @cached_property
     def _has_reserved(self) -> frozenset[str]:
         return frozenset(reserved.kernel_id for reserved in self.node.reservations)
-
-    def is_left(self, resources: Iterable[str]) -> bool:
-        """Whether memory of any of those GPUs is on its way to the host, or will be by what is decided."""
-        return not self._leaving.isdisjoint(resources)
 
     def _look_at_park(self, kernel: Kernel) -> None:
         """One that is under way."""
@@ -400,7 +395,6 @@ class Plan:
         """A kernel's memory is on its way from the GPU to the host; how much of the host's that takes."""
         for resource, size in self.limits.frees(kernel).items():
             self.incoming[resource] = self.incoming.get(resource, 0) + size
-            self._leaving.add(resource)
         return self._host.expect(kernel, budget, lots)
 
 

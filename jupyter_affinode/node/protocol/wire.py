@@ -264,13 +264,13 @@ def gpu_uuid(raw: bytes) -> str:
     return f"GPU-{uuid.UUID(bytes=raw)}"
 
 
-def pack_welcome(version: int, heartbeat_ms: int, controller_version: str) -> bytes:
-    """The answer to a HELLO; `version` is the protocol version agreed on."""
+def pack_welcome(version: int, heartbeat_ms: int, controller_version: str, *, pools: bool = True) -> bytes:
+    """The answer to a HELLO; `version` is the protocol version agreed on. `pools`: LOT_FORGET will be sent."""
     return _packed(
         version,
         MessageType.WELCOME,
         0,
-        WELCOME.pack(heartbeat_ms, WELCOME_POOLS, _field(controller_version, 32)),
+        WELCOME.pack(heartbeat_ms, WELCOME_POOLS if pools else 0, _field(controller_version, 32)),
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from jupyter_affinode.bench.exchange import HANDED_OVER
 from jupyter_affinode.bench.report import ratios
 from jupyter_affinode.bench.sizes import GIB, MIB, DoesNotFit, Room, make_plan, whole_chunks
 
@@ -64,6 +65,20 @@ def test_a_whole_run_on_the_simulated_gpu(bench_machine):
     picture = ElementTree.parse(svg_file).getroot()
     assert any("SIMULATED" in (text.text or "") for text in picture.iter("{http://www.w3.org/2000/svg}text"))
     assert done.stderr.count("\n") >= 8  # progress
+
+
+@pytest.mark.long
+def test_exchanges_with_host_memory_for_two_and_for_one(bench_machine):
+    """Contents are compared after each, and neither process has host memory beside its lots."""
+    json_file = bench_machine.work / "bench.json"
+    done = bench_machine.affinode(
+        *("bench", "--exchange", "--sizes=0.3125", "--repeats=1", "--json", str(json_file)), timeout=170
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    cases = json.loads(json_file.read_text())["exchange"]["cases"]
+    for name in ("one after the other", "exchange", *HANDED_OVER):
+        assert len(cases[name]) == 1 and cases[name][0]["back_s"] > 0
+        assert f"{name}: " in done.stdout
 
 
 @pytest.mark.long
