@@ -1,0 +1,148 @@
+/* The driver fails at any one call of a move that hands over, or at all from then on: what has arrived stays on the GPU, the host has
+ * the rest, and no word is lost. So with the park of what is left on the GPU.  */
+#include "board.h"
+#include "contents.h"
+#include "harness.h"
+#include "streamed.h"
+
+/* More than a window of these moves.  */
+#define BYTES MiB(160)
+#define OVER (AFFINODE_MOVE_STREAM | AFFINODE_MOVE_HAND_OVER)
+
+static unsigned partly, parted;
+static CUresult (*allocate_hidden)(CUdeviceptr *, size_t);
+static CUresult (*free_hidden)(CUdeviceptr);
+
+/* Each byte is on the GPU or in the host; where the driver took back what it was given, the GPU has no more of it.  */
+static void is_parked(size_t free_when_parked, bool gave_back)
+{
+	struct affinode_page page = page_read();
+
+	CHECK_EQUAL(page.state, AFFINODE_STATE_PARKED);
+	CHECK_EQUAL(page.gpus[0].resident_bytes + page.gpus[0].parked_bytes, streamed_bytes + contents_bytes());
+	if (gave_back)
+		CHECK_EQUAL(cuda_free_bytes(), free_when_parked - page.gpus[0].resident_bytes);
+	partly += page.gpus[0].resident_bytes > 0;
+}
+
+static void come_back(unsigned nth)
+{
+	static const uint64_t ways[] = {0, AFFINODE_MOVE_STREAM, OVER};
+
+	CHECK_EQUAL(streamed_resume(ways[nth % 3]), AFFINODE_OK);
+	streamed_is_resident();
+}
+
+/* False: it makes no such call.  */
+static bool resume_fails_at(const char *plus, unsigned nth)
+{
+	size_t free_when_parked;
+	unsigned met;
+	int status;
+
+	streamed_change();
+	streamed_park();
+	free_when_parked = cuda_free_bytes();
+	board_arm("*:UNKNOWN:%u%s", nth, plus);
+	status = streamed_resume(OVER);
+	met = board_disarm();
+	snprintf(test_step, sizeof(test_step), "resume, failing at call %u%s: %s", nth, plus, board_struck());
+	if (status == AFFINODE_OK) {
+		streamed_is_resident();
+		return met > 0;
+	}
+	CHECK(met > 0);
+	is_parked(free_when_parked, !*plus && !strstr(board_struck(), "cuMemUnmap") && !strstr(board_struck(), "cuMemRelease"));
+	if (nth % 2) {
+		status = controller_reply(controller_command(AFFINODE_COMMAND_PARK, AFFINODE_MOVE_STREAM)).status;
+		CHECK(status == AFFINODE_OK || status == AFFINODE_NOTHING);
+		CHECK_EQUAL(page_read().gpus[0].resident_bytes, 0);
+	}
+	come_back(nth);
+	return true;
+}
+
+static bool park_fails_at(const char *plus, unsigned nth)
+{
+	struct affinode_reply reply;
+	uint32_t epoch;
+	unsigned met;
+
+	streamed_change();
+	do
+		epoch = controller_command(AFFINODE_COMMAND_PARK, AFFINODE_MOVE_PREPARE | OVER);
+	while (!controller_prepared(epoch) && controller_reply(epoch).status == AFFINODE_BUSY);
+	board_arm("*:UNKNOWN:%u%s", nth, plus);
+	reply = streamed_decide(epoch, true);
+	met = board_disarm();
+	snprintf(test_step, sizeof(test_step), "park, failing at call %u%s: %s, status %d %s, then in state %u", nth, plus,
+		 board_struck(), reply.status, reply.text, page_read().state);
+	CHECK(reply.status == AFFINODE_OK || (met && reply.text[0]));
+	if (page_read().state == AFFINODE_STATE_PARKED)
+		come_back(nth);
+	streamed_is_resident();
+	return met > 0;
+}
+
+/* Of a process in which only the first window had room.  */
+static bool rest_fails_at(const char *plus, unsigned nth)
+{
+	struct affinode_page page;
+	CUdeviceptr taken;
+	uint32_t epoch;
+	unsigned met;
+	int status;
+
+	streamed_change();
+	streamed_park();
+	CHECK_EQUAL(allocate_hidden(&taken, (cuda_free_bytes() - MiB(110)) / MiB(2) * MiB(2)), CUDA_SUCCESS);
+	epoch = controller_command(AFFINODE_COMMAND_RESUME, OVER);
+	PAGE_UNTIL(page.gpus[0].resident_bytes >= MiB(64));
+	controller_decide(epoch, false);
+	CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_REVOKED);
+	is_parked(0, false);
+	board_arm("*:UNKNOWN:%u%s", nth, plus);
+	status = controller_reply(controller_command(AFFINODE_COMMAND_PARK, AFFINODE_MOVE_STREAM | nth % 2 * AFFINODE_MOVE_HAND_OVER)).status;
+	met = board_disarm();
+	page = page_read();
+	snprintf(test_step, sizeof(test_step), "the rest, failing at call %u%s: %s, status %d", nth, plus, board_struck(), status);
+	CHECK(status == AFFINODE_OK || met);
+	CHECK_EQUAL(page.state, AFFINODE_STATE_PARKED);
+	CHECK((status == AFFINODE_OK) == (page.gpus[0].resident_bytes == 0) || strstr(board_struck(), "cuMemUnmap"));
+	parted += page.gpus[0].resident_bytes > 0;
+	CHECK_EQUAL(free_hidden(taken), CUDA_SUCCESS);
+	come_back(nth);
+	return met > 0;
+}
+
+static void at_every_call(bool (*fails_at)(const char *, unsigned), const char *name)
+{
+	for (int plus = 0; plus < 2; plus++) {
+		unsigned nth = board_first_step();
+
+		while (fails_at(plus ? "+" : "", nth))
+			nth += board_stride();
+		printf("%s failed at calls up to %u\n", name, nth - 1);
+		CHECK(nth > 10);
+	}
+	test_step[0] = 0;
+}
+
+int main(int argc, char **argv)
+{
+	test_begin(argc, argv, 140);
+	board_make();
+	cuda_start();
+	*(void **)&allocate_hidden = cuda_hidden("cuMemAlloc_v2");
+	*(void **)&free_hidden = cuda_hidden("cuMemFree_v2");
+	controller_accept();
+	contents_make();
+	streamed_allocate(BYTES);
+	streamed_free_bytes = cuda_free_bytes();
+	at_every_call(resume_fails_at, "resume");
+	printf("parked in part %u times\n", partly);
+	at_every_call(park_fails_at, "park");
+	at_every_call(rest_fails_at, "the park of the rest");
+	printf("the rest was in part on the GPU %u times\n", parted);
+	return 0;
+}
