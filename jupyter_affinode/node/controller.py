@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from socket import gethostname
 from typing import Any, NamedTuple
@@ -42,7 +43,7 @@ from .policy.decide import decide
 from .policy.queue import waiters, waits_since
 from .policy.wait_estimates import Outlook, outlooks
 from .shims import Looks, Shims
-from .state.host_usage import promised_bytes, soon_wanted_bytes
+from .state.host_usage import promise_lots, promised_bytes, soon_wanted_bytes, spoken_for_bytes
 from .state.lots import LotStock
 from .state.observer import Observers
 from .state.persistence import FILE_NAME, Remembered
@@ -144,9 +145,15 @@ class Controller:
         self.events = EventHub(self)
         tell_notice = self.events.tell_notice
         self.observers = Observers(log, self.metrics, self.history, self.today, Notices(state, tell_notice))
-        self.moves = Moves(state, log, self._moved, self.observers)
+        self.lots = LotStock(
+            log,
+            self.poke,
+            is_shared=self.access.is_shared,
+            spoken_for=lambda: spoken_for_bytes(state.kernels.values()),
+        )
+        promise = partial(promise_lots, stock=self.lots)
+        self.moves = Moves(state, log, self._moved, self.observers, promise)
         self.wishes = Wishes(state, self.moves, log, self.poke)
-        self.lots = LotStock(log, self.poke, is_shared=self.access.is_shared)
         self.room_requests = RoomRequests(state, log, self._moved)
         self._parts = Parts(
             self.moves,
@@ -356,6 +363,7 @@ class Controller:
             if process.connection is not None:
                 process.connection.end(Ending.DROPPED, str(error))
         self.state.lots_ready_bytes, self.state.lots_held = self.lots.ready_bytes, self.lots.held()
+        self.state.lots_promised = self.lots.promised()
         self.state.makes_lots = self.lots.makes_more(self.state.settings, now)
         if at_host and (self.state.settings.lot_bytes != 0 or any(self.state.processes())):
             host = host_memory()

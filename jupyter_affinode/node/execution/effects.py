@@ -97,7 +97,7 @@ class Effects:
     def _park(self, kernel: KernelRecord, action: Park) -> None:
         if action.lot_bytes:
             give_lots(kernel, action.lot_bytes, self._parts.lots)
-        make_room_beside_lots(kernel, self._parts.lots, self._state.host)
+        make_room_beside_lots(kernel, action.budget_bytes, self._parts.lots, self._state.host)
         self._parts.room_requests.park_begins(kernel, action.for_kernel)
         self._parts.moves.park(
             kernel,
@@ -108,6 +108,7 @@ class Effects:
             cause=action.cause,
             for_kernel=action.for_kernel,
             exchanges=action.exchanges,
+            hands_over=action.hands_over,
         )
 
     def _end(self, kernel: KernelRecord, action: EndKernel, now: float) -> None:

@@ -7,6 +7,10 @@ blamed, and may be chosen again at once, to be parked before the waiter is resum
 as the last one is prepared, all are told to COMMIT and the waiter is told to RESUME in the same step, since a prepared
 kernel keeps its calls waiting.
 
+Where there is host memory for one copy only, the waiter hands its own over (policy/hand_over.py): what a victim lacks
+beside what it got when it prepared, it is lent in lots as they come. A victim that was parked in part has nothing to
+prepare, and is told to park its rest when the others are told to COMMIT.
+
 From then on each goes on by itself. A victim whose copy fails stays on the GPU, wholly or in part; the policy brings
 the rest of it back (policy/decide.py), and the park counts as failed. A waiter that finds no room is parked as before,
 at its place in the queue; if a victim is to blame for that, it is tried again without a pause. A victim that ended has
@@ -23,8 +27,9 @@ from collections.abc import Callable, Iterator, Mapping
 from ..model.snapshot import Residency
 from ..policy.exchange import room_to_begin
 from ..protocol.wire import Status
+from ..state.host_usage import may_take_anew
 from ..state.ownership import standing
-from ..state.records import Exchange, KernelRecord, Move, Phase
+from ..state.records import Exchange, KernelRecord, Move, Phase, Process
 from ..state.registry import NodeState
 from . import group_commit as together
 
@@ -33,25 +38,30 @@ OTHERS_STAY = (Status.REVOKED, "another kernel that was to be parked with it sta
 TOO_SLOW = (Status.STALE, "it took too long to prepare to be parked")
 
 BringIn = Callable[[KernelRecord, Mapping[str, int], Exchange], None]
+Promise = Callable[[Process, int], None]
 
 
 class Exchanges:
     """Decides when an exchange is begun or called off; asked by `Moves`."""
 
-    def __init__(self, state: NodeState, log: logging.Logger, bring_in: BringIn):
-        """`bring_in` resumes the waiter, with its room."""
+    def __init__(self, state: NodeState, log: logging.Logger, bring_in: BringIn, promise: Promise):
+        """`bring_in` resumes the waiter, with its room; `promise` has a process lent lots."""
         self._state = state
         self._log = log
         self._bring_in = bring_in
+        self._promise = promise
 
-    def join(self, victim: KernelRecord, move: Move, waiter_id: str) -> None:
-        """A kernel is to leave for a waiter, beside those that have been told already."""
+    def join(self, victim: KernelRecord, move: Move, waiter_id: str, *, hands_over: bool) -> None:
+        """A kernel is to leave for a waiter, beside those that have been told already. `hands_over`: it is given the
+        waiter's host memory.
+        """
         waiter = self._state.kernels.get(waiter_id)
         if waiter is None:
             return
         if waiter.exchange is None:
             waiter.exchange = Exchange(waiter_id)
         move.exchange = waiter.exchange
+        waiter.exchange.hands_over = hands_over
         waiter.exchange.parks[victim.id] = move
 
     def advance(self, exchange: Exchange) -> None:
@@ -81,6 +91,9 @@ class Exchanges:
         """A victim's park is over; `failed`: why it came to nothing."""
         if move.exchange is None:
             return
+        if move.exchange.hands_over:
+            for process in kernel.processes.values():
+                self._promise(process, 0)
         if failed is None:
             move.exchange.parked.add(kernel.id)
         self.advance(move.exchange)
@@ -102,18 +115,24 @@ class Exchanges:
 
     def _begin(self, exchange: Exchange) -> None:
         now, waiter = time.monotonic(), self._state.kernels[exchange.waiter_id]
-        needs = room_to_begin(
-            now, self._state.snapshot(now, is_settled=True), self._state.settings, waiter.id
-        )
+        node = self._state.snapshot(now, is_settled=True)
+        hands_over = exchange.hands_over
+        needs = room_to_begin(now, node, self._state.settings, waiter.id, hands_over=hands_over)
         if needs is None:
             self._call_off(exchange, NOT_NEEDED)
             return
         self._decided(exchange)
         for kernel, move in self._parks(exchange):
+            if hands_over:
+                kernel.host.budget_bytes = 0  # of what it may take by itself it has what it needs
             together.commit(kernel, move)
         priority = standing(waiter, self._state.settings).priority
         self._state.turns.take(waiter.account.payer or "", priority, needs, now)
         self._bring_in(waiter, needs, exchange)
+        for kernel, move in self._parks(exchange) if hands_over else ():
+            for key in move.prepared & kernel.processes.keys():
+                process = kernel.processes[key]
+                self._promise(process, move.lacks.get(key) or may_take_anew(kernel, process))
 
     def _call_off(self, exchange: Exchange, failure: tuple[Status, str]) -> None:
         self._decided(exchange)

@@ -15,11 +15,13 @@ from ..protocol.page import Depth, State
 from ..protocol.wire import CommandKind, HelloFlag, MoveFlag, Status
 from ..state.host_usage import budget_argument
 from ..state.records import KernelRecord, Move, Phase, Process
+from .outcomes import PARK_BEGINS_WITHIN_S
 
 CAME_BACK = (Status.REVOKED, "the kernel used the GPU while it was being freed")
 ASKED_BACK = (Status.REVOKED, "the GPU was asked back while it was being freed")
 NEWCOMER = (Status.BUSY, "another process of the kernel began to use the GPU")
 ENDED = (Status.BUSY, "one of the kernel's processes ended while the GPU was being freed")
+NOT_TOLD = 0  # no epoch of a command
 SILENT = (Status.STALE, "one of the kernel's processes did not react in time (is it stopped?)")
 
 
@@ -39,13 +41,31 @@ def can_prepare(targets: Sequence[Process]) -> bool:
 def begin(
     kernel: KernelRecord, move: Move, targets: Sequence[Process], kind: CommandKind, lasts_s: float
 ) -> None:
-    """Command a park or resume of these processes; each is to have begun within `lasts_s`."""
+    """Command a park or resume of these processes; each is to have begun within `lasts_s`.
+
+    What was parked in part has nothing to prepare: in an exchange it is told when the others are to COMMIT.
+    """
     is_exchange = move.exchange is not None
+    move.in_part = move.parks and any(process.is_parked for process in targets)
     in_two_steps = move.parks if is_exchange else can_prepare(targets)
     move.phase = Phase.PREPARING if in_two_steps else Phase.DIRECT
-    flags = MoveFlag.PREPARE if in_two_steps else MoveFlag(0)
-    if is_exchange:
+    if is_exchange and move.in_part:
+        move.pending = {process.key: NOT_TOLD for process in targets}
+        move.prepared = set(move.pending)
+    else:
+        _tell(kernel, move, targets, kind, lasts_s)
+
+
+def _tell(
+    kernel: KernelRecord, move: Move, targets: Sequence[Process], kind: CommandKind, lasts_s: float
+) -> None:
+    """Send the command."""
+    is_exchange = move.exchange is not None
+    flags = MoveFlag.PREPARE if move.phase is Phase.PREPARING else MoveFlag(0)
+    if is_exchange or move.in_part:
         flags |= MoveFlag.STREAM
+    if move.exchange is not None and move.exchange.hands_over:
+        flags |= MoveFlag.HAND_OVER
     if move.to_context and len(targets) == 1:
         flags |= MoveFlag.CONTEXT
     if move.preempts and len(targets) == 1:
@@ -79,7 +99,12 @@ def advance(kernel: KernelRecord, move: Move) -> None:
 
 def commit(kernel: KernelRecord, move: Move) -> None:
     """Carry out what is prepared."""
-    _decide(kernel, move, Phase.COMMITTING, CommandKind.COMMIT, move.reason)
+    if move.in_part:
+        targets = [kernel.processes[key] for key in move.pending if key in kernel.processes]
+        move.phase, move.decided_at = Phase.COMMITTING, time.monotonic()
+        _tell(kernel, move, targets, CommandKind.PARK, PARK_BEGINS_WITHIN_S)
+    else:
+        _decide(kernel, move, Phase.COMMITTING, CommandKind.COMMIT, move.reason)
 
 
 def abort(kernel: KernelRecord, move: Move, failure: tuple[Status, str]) -> None:
@@ -92,6 +117,8 @@ def abort(kernel: KernelRecord, move: Move, failure: tuple[Status, str]) -> None
 def _decide(kernel: KernelRecord, move: Move, phase: Phase, command: CommandKind, reason: str) -> None:
     """Tell each process that has no last answer. One that was given up may have begun: it is told, too."""
     move.phase, move.decided_at = phase, time.monotonic()
+    if move.in_part:
+        move.pending.clear()  # none was told
     for key, epoch in move.epochs.items():
         process = kernel.processes.get(key)
         if process is not None and process.connection is not None and key not in move.replies:
@@ -107,13 +134,13 @@ def _obstacle(kernel: KernelRecord, move: Move) -> tuple[Status, str] | None:
         return None  # a process that is gone needs no room now, and the others need not wait for it
     if move.gone:
         return SILENT if move.gone & kernel.processes.keys() else ENDED
-    if kernel.asked.resume:
+    if kernel.asked.resume and not move.in_part:
         return ASKED_BACK
     for key, process in kernel.processes.items():
-        if key not in move.epochs:
+        if key not in move.epochs and key not in move.pending:
             if process.connected_at >= move.began or _holds_memory(process):
                 return NEWCOMER
-        elif process.data.want:
+        elif process.data.want and not move.in_part:
             return CAME_BACK
     return None
 

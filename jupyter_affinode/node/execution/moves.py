@@ -15,7 +15,7 @@ from ..model.backoff import Backoff
 from ..model.reasons import Cause, Refusal
 from ..model.snapshot import Node, Residency
 from ..protocol.page import Depth, State
-from ..protocol.wire import CommandKind, Reply, Status
+from ..protocol.wire import CommandKind, HelloFlag, Reply, Status
 from ..state.context_depth import kernel_depth
 from ..state.host_usage import forget_trim, learn_from_park, refused_for_memory
 from ..state.observer import Observer
@@ -50,15 +50,16 @@ class Moves:
         log: logging.Logger,
         on_change: Callable[[], None],
         observer: Observer,
+        promise: Callable[[Process, int], None] = lambda process, size: None,
     ):
-        """`observer` hears of all that ended."""
+        """`observer` hears of all that ended. `promise` has a process lent so much in lots as they come; 0: no more."""
         self._state = state
         self._log = log
         self._on_change = on_change
         self._observer = observer
         self._failed_parks = FailedParks(state, log)
         self._unused_room = UnusedRoom(state, log)
-        self._exchanges = Exchanges(state, log, self._bring_in)
+        self._exchanges = Exchanges(state, log, self._bring_in, promise)
 
     def park(
         self,
@@ -71,11 +72,13 @@ class Moves:
         cause: Cause = Cause.OTHER,
         for_kernel: str | None = None,
         exchanges: bool = False,
+        hands_over: bool = False,
     ) -> None:
         """Tell every resident process to park, and how much host memory they may take together.
 
         `to_context`: the CUDA context too; `preempts`: although it is at work; both for one process alone.
-        `for_kernel`: the kernel that waits for the memory; `exchanges`: it comes in meanwhile.
+        `for_kernel`: the kernel that waits for the memory; `exchanges`: it comes in meanwhile; `hands_over`: and gives
+        this one its host memory.
         """
         now = time.monotonic()
         kernel.host.budget_bytes = budget_bytes
@@ -86,8 +89,10 @@ class Moves:
         kernel.because(reason, cause, **self.for_whom(kernel, for_kernel))
         self._failed_parks.park_begins(kernel, kernel.move)
         targets = [process for process in kernel.connected() if process.data.state is State.RESIDENT]
-        if exchanges and for_kernel is not None and can_exchange(targets):
-            self._exchanges.join(kernel, kernel.move, for_kernel)
+        targets = targets or [process for process in kernel.connected() if process.resident_bytes]
+        knows = HelloFlag.HANDS_OVER if hands_over else HelloFlag.EXCHANGES
+        if exchanges and for_kernel is not None and can_exchange(targets, knows):
+            self._exchanges.join(kernel, kernel.move, for_kernel, hands_over=hands_over)
         size = sum(process.resident_bytes for process in targets)
         self._log.info("park %s (%s): %s", kernel.id, bytes_in_words(size), reason)
         self._command(kernel, kernel.move, targets, CommandKind.PARK, PARK_BEGINS_WITHIN_S)
@@ -122,6 +127,7 @@ class Moves:
             move.replies[process.key] = reply
         elif move.phase is Phase.PREPARING:
             move.prepared.add(process.key)
+            move.lacks[process.key] = reply.bytes
         self._go_on(kernel, move)
 
     def process_came(self, process: Process) -> None:
@@ -326,7 +332,8 @@ class Moves:
             self.end_park_wish(kernel, Outcome(Status.OK, None, f"{bytes_in_words(moved)} freed"))
             return
         status, text = failed
-        if move.exchange is None:  # else there may be no room before the waiter has come, or given up
+        # After an exchange there may be no room before the waiter has come, or given up.
+        if move.exchange is None and not move.in_part:
             self._bring_back(kernel, move, text)
         short = [reply.bytes for reply in move.replies.values() if reply.status is Status.NO_HOST_ROOM]
         figures = {"bytes": sum(short)} if any(short) else {}

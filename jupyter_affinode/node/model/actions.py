@@ -21,6 +21,7 @@ class Park:
     cause: Cause = field(default=Cause.OTHER, compare=False)
     for_kernel: str | None = field(default=None, compare=False)  # the kernel that waits for its memory
     exchanges: bool = False  # … and that comes in while this one goes out (policy/exchange.py)
+    hands_over: bool = False  # … and gives this one its host memory meanwhile (policy/hand_over.py)
 
 
 @dataclass(frozen=True)

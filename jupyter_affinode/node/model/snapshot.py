@@ -7,7 +7,7 @@ Times are monotonic seconds, sizes bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
@@ -71,6 +71,8 @@ class HostUse:
     retry_at: float = (
         0.0  # parks were refused for want of it: nothing is said, or tried that is unlikely, before
     )
+    copy_bytes: int = 0  # of a parked kernel's contents: free when it has come back, if it keeps nothing
+    awaits_bytes: int = 0  # lots promised to its park under way, but for what its waiter gives back meanwhile
     spillable_bytes: int = 0  # parked contents in host memory that it can be told to write to disk
     spilling_bytes: int = 0  # … was told to a moment ago, and has not yet
     disk_bytes: int = 0  # on disk: parked contents, or what a resident kernel keeps there for its next park
@@ -164,6 +166,7 @@ class Kernel:
     may_be_preempted: bool = True  # one process on one GPU that shares no memory, with a shim that knows how
     may_go_in_parts: bool = False  # its processes can be parked in an exchange …
     may_come_in_parts: bool = False  # … and resumed in one: one process, parked at memory depth
+    may_hand_over: bool = False  # … in which host memory goes from one to the other; or so parked in part
     resident_since: float = 0.0  # since when it has had the GPU without a park in between
     started_at: float = 0.0  # its oldest process; comparable with other kernels' alone; NaN: not known
     can_be_ended: bool = False  # there is a server that can shut it down and tell its user
@@ -173,6 +176,14 @@ class Kernel:
     resume_copies_bytes: int | None = None  # … and what the way back has
     disk_return_s: float = 0.0  # what reading back what it has on disk adds to the way back
     expected_until: float = 0.0  # its next use of the GPU is expected by then; 0: it is not
+
+    @property
+    def rest(self) -> Kernel:
+        """Itself, parked in part, as if what it has on the GPU were all of it; what parking that takes is not known."""
+        fixed = {uuid: size - self.left_bytes.get(uuid, 0) for uuid, size in self.fixed_bytes.items()}
+        host = replace(self.host, kept_bytes=0, lot_bytes=0, park_takes_bytes=None, park_short_bytes=0)
+        whole = replace(self, resident_bytes=self.left_bytes, parked_bytes={}, left_bytes={})
+        return replace(whole, fixed_bytes=fixed, host=host)
 
     @property
     def footprint_bytes(self) -> int:

@@ -88,7 +88,7 @@ class Candidates:
             for kernel in self._by_gpu.get(uuid, ()):
                 if kernel.is_parkable and not kernel.is_opted_out:
                     size += kernel.frees_bytes[uuid]
-            for kernel in self._parked_in_part:
+            for kernel in self.parked_in_part:
                 size += kernel.left_bytes.get(uuid, 0)
             self._yieldable[uuid] = size
         return size
@@ -154,8 +154,8 @@ class Candidates:
         return index
 
     @cached_property
-    def _parked_in_part(self) -> Sequence[Kernel]:
-        """Those whose rest can be parked when they are whole again (decide.py)."""
+    def parked_in_part(self) -> Sequence[Kernel]:
+        """Those whose rest can be parked when they are whole again, or in an exchange (decide.py, hand_over.py)."""
         return [kernel for kernel in self._node.kernels if kernel.left_bytes]
 
     @cached_property

@@ -10,7 +10,7 @@ from __future__ import annotations
 from ...settings.policy import Settings
 from ..model.actions import Action, RefusePark
 from ..model.reasons import Cause, Refusal
-from ..model.snapshot import Node, Residency
+from ..model.snapshot import Kernel, Node, Residency
 from . import eviction_cost as victims
 from .admission import LAST_RESERVES, serve_queue
 from .eligibility import eligible_at
@@ -60,8 +60,8 @@ def park_asked(plan: Plan) -> None:
 def mend_parts(plan: Plan) -> None:
     """Bring back the memory of kernels that were parked in part, before any waiter is served.
 
-    A copy failed in an exchange (exchange.py). What such a kernel still has on the GPU can be parked again when the
-    rest is back, for which there is room unless others took it.
+    A copy failed in an exchange (exchange.py), or one that handed over ended early. There is room for the rest unless
+    others took it. If a kernel waits for that, what is left on the GPU is parked, too.
     """
     for kernel in plan.node.kernels:
         if not kernel.left_bytes or kernel.is_dying or not plan.is_free(kernel):
@@ -70,6 +70,20 @@ def mend_parts(plan: Plan) -> None:
         if is_due and kernel.residency in AWAY and plan.fits(kernel.resume_bytes, LAST_RESERVES):
             cause = Cause.SPLIT if kernel.wants_since is None else Cause.CELL
             plan.resume(kernel, kernel.resume_bytes, "a part of it is on the GPU", cause)
+        elif kernel.may_hand_over and kernel.retry_at <= plan.now:
+            _park_rest(plan, kernel)
+
+
+def _park_rest(plan: Plan, kernel: Kernel) -> None:
+    """Park what is left of a kernel on the GPU for a waiter that comes before it, if host memory will do."""
+    waiting = (each for each in plan.queue if any(each.needs.get(uuid) for uuid in kernel.left_bytes))
+    head = next(waiting, None)
+    is_in_the_way = (
+        head is not None and head.kernel is not kernel and not plan.fits(head.needs, LAST_RESERVES)
+    )
+    if head is None or not is_in_the_way or plan.shortfall([kernel.rest]):
+        return
+    plan.park(kernel.rest, "a part of it is on the GPU", Cause.ROOM, for_kernel=head.kernel.id)
 
 
 def mend_splits(plan: Plan) -> None:

@@ -7,7 +7,8 @@ do is decided anew.
 
 All other cases are a park, and a resume in a later pass: an allocation, a kernel of several processes, a waiter or a
 victim at context depth, a preempted victim, caches that are dropped first, host memory that others must give back
-first, or room that the victims alone do not make.
+first, or room that the victims alone do not make. (Where others have none to give back, the waiter gives its own:
+hand_over.py.)
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Mapping
 from ...settings.policy import Settings
 from ..model.actions import Park
 from ..model.snapshot import Kernel, Node, Residency, Waiter
+from .hand_over import may_come
 from .scheduling_pass import Plan
 
 
@@ -34,14 +36,27 @@ def is_exchange(plan: Plan, head: Waiter, first: int) -> bool:
     return plan.will_fit(plan.limits.needs(head))
 
 
-def room_to_begin(now: float, node: Node, settings: Settings, kernel_id: str) -> Mapping[str, int] | None:
+def is_for_later(plan: Plan, head: Waiter, short: Mapping[str, int]) -> bool:
+    """Whether a waiter had better not change places yet: others leave one of its GPUs at the moment.
+
+    Two exchanges at once share the link, and both end when the second would have ended after the first.
+    """
+    may = _may_come(plan, head.kernel) or may_come(plan, head.kernel)
+    return head.room is None and may and plan.is_left(short)
+
+
+def room_to_begin(
+    now: float, node: Node, settings: Settings, kernel_id: str, *, hands_over: bool = False
+) -> Mapping[str, int] | None:
     """Return the room to reserve for a waiter that comes in now, that of kernels which are about to leave included.
 
-    None: it does not wait any more, or there would not be enough.
+    None: it does not wait any more, or there would not be enough. `hands_over`: it gives them its host memory.
     """
     plan = Plan(now, node, settings)
     waiter = next((each for each in plan.queue if each.kernel.id == kernel_id and each.room is None), None)
-    if waiter is None or not _may_come(plan, waiter.kernel) or not plan.will_fit(plan.limits.needs(waiter)):
+    if waiter is None or not plan.will_fit(plan.limits.needs(waiter)):
+        return None
+    if not (may_come if hands_over else _may_come)(plan, waiter.kernel):
         return None
     return waiter.kernel.resume_bytes
 

@@ -35,6 +35,10 @@ SLACK_BYTES = 2 * SLAB_BYTES  # shims take memory by slabs, so a park may take s
 CGROUP_RESERVE = 10  # a cgroup keeps that part of its limit free, or the reserve if that is less
 CUSHION = 32  # that part of a reserve parks leave alone beside it, and have asked back beside what they lack
 MACHINE = ""  # the place that is no cgroup
+WINDOW_BYTES = (
+    256 * MIB
+)  # at most so much of a move that hands over is under way, twice (shim/src/protocol.h)
+WINDOWS = 8  # into so many at least it is divided
 
 Shortage = dict[str, int]  # by place, what is missing there; {}: nothing is
 
@@ -47,6 +51,11 @@ def with_margin(reserve_bytes: int) -> int:
 def _in_slabs(size: int) -> int:
     """Return what shims take for so much."""
     return -(-size // SLAB_BYTES) * SLAB_BYTES
+
+
+def begins_with(size: int) -> int:
+    """Return how much host memory a park of `size` bytes must find at once in an exchange that hands over."""
+    return min(WINDOW_BYTES, size)
 
 
 class Needs(NamedTuple):
@@ -72,6 +81,7 @@ class HostRoom:
         for place in filter(self.has_lots, self._left):
             self._left[place] += host.lot_bytes  # which are freed where no kernel takes them
         self._has_lots = host.lot_bytes > 0 or host.makes_lots
+        self._lot_places = list(filter(self.has_lots, self._left))
         self._needs: dict[str, Needs] = {}  # by kernel, where there are no lots
         self._places: dict[tuple[str, ...], list[str]] = {}  # by cgroups: kernels share theirs
         self._passing: dict[str, tuple[Kernel, int]] = {}  # what others may have of kernels in a while
@@ -95,6 +105,8 @@ class HostRoom:
     def expect(self, kernel: Kernel, budget_bytes: int | None, lot_bytes: int = 0) -> int:
         """The kernel is being parked, or will be, with that budget: it may take it all. How much that is."""
         self.take_lots(kernel, lot_bytes)
+        for place in self._lot_places if kernel.host.awaits_bytes else ():
+            self._left[place] -= kernel.host.awaits_bytes
         takes = max(kernel.movable_bytes - kernel.host.kept_bytes - lot_bytes, 0)
         if budget_bytes is not None:
             takes = min(takes, budget_bytes)
@@ -117,9 +129,46 @@ class HostRoom:
 
     def take_lots(self, kernel: Kernel, size: int) -> None:
         """They are lent to the kernel."""
-        for place in filter(self.has_lots, self._left):
+        for place in self._lot_places:
             self._left[place] -= size
         self._lots -= size
+
+    def hand_over(self, waiter: Kernel, kernels: Sequence[Kernel]) -> Sequence[tuple[int, int]] | None:
+        """Take what those need that leave in an exchange, but for what the waiter gives them as it comes in: what
+        they get at once (budget, lots). The rest they get as lots. None: it is not enough.
+        """
+        takes = {each.id: _takes(self.needs(each)) for each in kernels}
+        at_once, total = sum(map(begins_with, takes.values())), sum(takes.values())
+        charges = {}
+        for place in self._lot_places:
+            charges[place] = max(total - self._gives(waiter, place), at_once)
+            if charges[place] > self._left[place]:
+                return None
+        shares, lots = [], self._lots
+        left = min(self._left[place] for place in self._lot_places)
+        for each in kernels:
+            size = takes[each.id]
+            at_once -= begins_with(size)
+            most = min(left - at_once, size)  # the others begin, too
+            lent = min(self.needs(each).lot_bytes, lots, most)
+            budget = max(min(most - lent, self._left_for(each), left - lots), 0)
+            if lent + budget < begins_with(size):
+                return None
+            shares.append((budget, lent))
+            left, lots = left - lent - budget, lots - lent
+        for place, size in charges.items():
+            self._left[place] -= size
+        for each, (budget, _) in zip(kernels, shares, strict=True):
+            for place in self.places(each):
+                if place not in charges:
+                    self._left[place] -= budget
+        self._lots = lots
+        return shares
+
+    def _gives(self, waiter: Kernel, place: str) -> int:
+        """What the waiter has of a place and gives back."""
+        is_inside = place in self.places(waiter)
+        return waiter.host.copy_bytes if is_inside else min(waiter.host.copy_bytes, waiter.host.lot_bytes)
 
     def suffices(self, kernels: Iterable[Kernel], beside_bytes: int = 0) -> bool:
         """Whether there is room for all that they have, whatever parks take of it, and `beside_bytes` more: mostly
@@ -248,6 +297,10 @@ class HostRoom:
 
     def _cgroup_reserve(self, cgroup: str) -> int:
         return min(self._host.limit_bytes.get(cgroup, 0) // CGROUP_RESERVE, self.reserve_bytes)
+
+
+def _takes(needs: Needs) -> int:
+    return needs.probable_bytes + needs.lot_bytes
 
 
 # ---- what resident kernels keep for their next parks, and what parked ones can have on disk

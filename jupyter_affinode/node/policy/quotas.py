@@ -38,7 +38,7 @@ class Limits:
         self.room: dict[str, int] = {}
         self._accounts: dict[str, _Account] = {}  # by kernel, of those that count in any
         self._used: dict[str, int] = {}  # by kernel, of the same
-        self._frees: dict[str, Mapping[str, int]] = {}  # by kernel, of those that were asked about
+        self._frees: dict[tuple[str, int], Mapping[str, int]] = {}  # by kernel and size, if asked about
         rules = sizes(settings.quotas)
         if rules or any(kernel.limit_bytes is not None for kernel in node.kernels):
             self._look(node, rules)
@@ -81,10 +81,11 @@ class Limits:
         account = self._accounts.get(kernel.id)
         if account is None:
             return kernel.frees_bytes
-        frees = self._frees.get(kernel.id)
+        size = kernel.movable_bytes
+        frees = self._frees.get((kernel.id, size))
         if frees is None:
-            frees = {**kernel.frees_bytes, **dict.fromkeys(account.keys, kernel.movable_bytes)}
-            self._frees[kernel.id] = frees
+            frees = {**kernel.frees_bytes, **dict.fromkeys(account.keys, size)}
+            self._frees[kernel.id, size] = frees
         return frees
 
     def exceeded(self, waiter: Waiter) -> tuple[str, int] | None:

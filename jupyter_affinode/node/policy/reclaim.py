@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ...units import bytes_in_words, duration_in_words
+from ..model.actions import Park
 from ..model.reasons import Cause
 from ..model.snapshot import Kernel, Waiter
 from .candidates import may_yield
-from .exchange import is_exchange
+from .exchange import is_exchange, is_for_later
+from .hand_over import hand_over
 from .preemption import make_room_when_full
 from .scheduling_pass import HostMemory, Plan
 from .victim_selection import is_nothing, select_victims, subtract
@@ -25,6 +27,8 @@ def reclaim(plan: Plan, short: Mapping[str, int], head: Waiter, place: int) -> N
     those that were parked for it. Where it will do once moves under way have ended, no other kernel is parked until
     then. Where it will not do even so, the head blocks no other: a kernel that resumes gives back host memory.
     """
+    if is_for_later(plan, head, short):
+        return
     missing = dict(short)
 
     def candidates() -> Iterator[Kernel]:
@@ -33,6 +37,8 @@ def reclaim(plan: Plan, short: Mapping[str, int], head: Waiter, place: int) -> N
         yield from _barred_on(plan, missing, head)
 
     first = len(plan.actions)
+    if hand_over(plan, head, missing, lambda: _behind_last(plan, candidates()), _told(head)):
+        return
     found = _park_until(plan, missing, lambda: _behind_last(plan, candidates()), _park_for(plan, head))
     if is_exchange(plan, head, first):
         plan.exchange(head.kernel, first)
@@ -91,10 +97,16 @@ def _park_for(plan: Plan, head: Waiter) -> Callable[[Kernel], bool]:
     """Return how a kernel is parked for the head of a line."""
 
     def park(kernel: Kernel) -> bool:
-        reason = f"room for {bytes_in_words(sum(head.needs.values()))}"
-        return plan.park(kernel, reason, Cause.ROOM, for_kernel=head.kernel.id)
+        told = _told(head)
+        return plan.park(kernel, told.reason, told.cause, for_kernel=told.for_kernel)
 
     return park
+
+
+def _told(head: Waiter) -> Park:
+    """Return what kernels are told that are parked for a waiter."""
+    reason = f"room for {bytes_in_words(sum(head.needs.values()))}"
+    return Park("", reason, cause=Cause.ROOM, for_kernel=head.kernel.id)
 
 
 def _reclaim_all(plan: Plan, resource: str, size: int, park: Callable[[Kernel], bool]) -> None:

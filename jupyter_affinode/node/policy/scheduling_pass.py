@@ -50,6 +50,7 @@ class Plan:
             self.room[reservation.gpu] = self.room.get(reservation.gpu, 0) - reservation.bytes
         self.room.update(self.limits.room)
         self.incoming = dict.fromkeys(self.room, 0)  # will be free when what is under way is done
+        self._leaving: set[str] = set()  # resources whose memory is on its way to the host
         self.candidates = Candidates(now, node, settings, self.queue, self.limits, self.is_free)
         self._host = HostRoom(node.host, settings)
         self._taken: set[str] = set()
@@ -63,7 +64,7 @@ class Plan:
         ]
         for kernel in under_way:
             if self._is_parking(kernel):
-                self._look_at_park(kernel)
+                self._look_at_park(kernel.rest if kernel.left_bytes else kernel)
             elif kernel.residency is Residency.RESUMING and not is_late(now, kernel, node.speeds):
                 self._host.is_passing(kernel, sum(kernel.resume_bytes.values()))
             elif kernel.is_ending:
@@ -73,6 +74,8 @@ class Plan:
 
     def _is_parking(self, kernel: Kernel) -> bool:
         """Whether what it has on the GPU is on its way to the host, or about to be."""
+        if kernel.left_bytes:
+            return kernel.moves_since is not None and kernel.id not in self._has_reserved
         if (
             kernel.residency is Residency.QUEUED
         ):  # a part of it waits; a kernel that is about to resume has its room reserved
@@ -85,6 +88,10 @@ class Plan:
     def _has_reserved(self) -> frozenset[str]:
         return frozenset(reserved.kernel_id for reserved in self.node.reservations)
 
+    def is_left(self, resources: Iterable[str]) -> bool:
+        """Whether memory of any of those GPUs is on its way to the host, or will be by what is decided."""
+        return not self._leaving.isdisjoint(resources)
+
     def _look_at_park(self, kernel: Kernel) -> None:
         """One that is under way."""
         if is_late(self.now, kernel, self.node.speeds):
@@ -95,7 +102,8 @@ class Plan:
         else:
             size = self._expect(kernel, kernel.host.budget_bytes)
             # The driver may have taken its part already; to count it twice here only means to look again later.
-            self._host.is_passing(kernel, size + kernel.host.kept_bytes + kernel.image_bytes)
+            size += kernel.host.kept_bytes + kernel.image_bytes
+            self._host.is_passing(kernel, max(size, kernel.movable_bytes))
 
     def is_free(self, kernel: Kernel) -> bool:
         """Whether nothing is under way or decided for the kernel."""
@@ -112,7 +120,29 @@ class Plan:
         """Have a waiter come in while those go out whose parks are the actions from the `first` on."""
         parks = [action for action in self.actions[first:] if isinstance(action, Park)]
         self.actions[first:] = [replace(park, exchanges=True) for park in parks]
-        self._taken.add(waiter.id)  # what is decided for it is in the parks
+        self._comes_in(waiter)
+
+    def hand_over(self, waiter: Kernel, kernels: Sequence[Kernel], park: Park) -> bool:
+        """Have a waiter come in while these go out, with its host memory. `park`: what they are told. False: that is
+        not enough.
+        """
+        first = [kernel for kernel in kernels if self._drops_caches(kernel, park.reason)]
+        if first:
+            return True
+        shares = self._host.hand_over(waiter, kernels)
+        if shares is None:
+            return False
+        for kernel, (budget, lots) in zip(kernels, shares, strict=True):
+            told = replace(park, kernel_id=kernel.id, budget_bytes=budget, lot_bytes=lots)
+            self.act(replace(told, exchanges=True, hands_over=True))
+            self._expect_room(kernel)
+            self._host.is_passing(kernel, kernel.movable_bytes)
+        self._comes_in(waiter)
+        return True
+
+    def _comes_in(self, waiter: Kernel) -> None:
+        """What is decided for the waiter is in the parks of others."""
+        self._taken.add(waiter.id)
         if "_keepers" in self.__dict__:
             self._keepers.drop(waiter.id)
 
@@ -211,9 +241,7 @@ class Plan:
         """Decide to park a kernel if host memory allows, by way of what its frameworks drop. False if not. True too if
         others were asked to give back for it what they keep: it is parked in a later pass, when they have.
         """
-        is_between_cells = not kernel.cell_open or kernel.park_asked is not None  # %gpu_park is a cell itself
-        if self.settings.drop_caches_before_park and kernel.can_drop_caches and is_between_cells:
-            self.act(DropCaches(kernel.id, reason))
+        if self._drops_caches(kernel, reason):
             return True
         if self._is_host_awaited or not self._host.suffices([kernel]):
             needs = self._host.needs(kernel)
@@ -235,6 +263,19 @@ class Plan:
         size = self._expect(kernel, budget if kernel.host.is_frugal else None, lots)
         self._host.is_passing(kernel, size + kernel.host.kept_bytes)
         return True
+
+    def _drops_caches(self, kernel: Kernel, reason: str) -> bool:
+        """Have its frameworks drop their caches, if that is to be before it is parked; in a later pass it is."""
+        is_between_cells = not kernel.cell_open or kernel.park_asked is not None  # %gpu_park is a cell itself
+        if self.settings.drop_caches_before_park and kernel.can_drop_caches and is_between_cells:
+            self.act(DropCaches(kernel.id, reason))
+            return True
+        return False
+
+    @property
+    def awaits_host_memory(self) -> bool:
+        """Whether no more kernels are parked in this pass: a waiter needs memory of moves under way."""
+        return self._is_host_awaited
 
     def host_memory_for(self, kernels: Sequence[Kernel], beside_bytes: int = 0) -> HostMemory:
         """Whether they could be parked, all of them, and `beside_bytes` more taken on the machine."""
@@ -393,9 +434,14 @@ class Plan:
 
     def _expect(self, kernel: Kernel, budget: int | None, lots: int = 0) -> int:
         """A kernel's memory is on its way from the GPU to the host; how much of the host's that takes."""
+        self._expect_room(kernel)
+        return self._host.expect(kernel, budget, lots)
+
+    def _expect_room(self, kernel: Kernel) -> None:
+        """What a kernel has on GPUs will be free."""
         for resource, size in self.limits.frees(kernel).items():
             self.incoming[resource] = self.incoming.get(resource, 0) + size
-        return self._host.expect(kernel, budget, lots)
+            self._leaving.add(resource)
 
 
 def _is_known(kernel: Kernel) -> bool:

@@ -52,10 +52,46 @@ def host_use(kernel: KernelRecord, last_activity: float, lots_held: Mapping[int,
         else 0,
         budget_bytes=kernel.host.budget_bytes if kernel.move is not None else None,
         retry_at=kernel.host.backoff.retry_at,
+        copy_bytes=copy_bytes(kernel),
         disk_bytes=on_disk_bytes(kernel),
         spilling_bytes=spilling_bytes(kernel),
         **_may_spill(kernel, now),
     )
+
+
+def copy_bytes(kernel: KernelRecord) -> int:
+    """What its processes have of host memory for parked contents."""
+    return sum(process.data.copy_bytes for process in kernel.processes.values())
+
+
+def awaits_bytes(
+    kernel: KernelRecord, promised: Mapping[int, int], kernels: Mapping[str, KernelRecord]
+) -> int:
+    """Lots that are promised to its park, but for its part of what the waiter gives back meanwhile. `promised`: by
+    process.
+    """
+    own = sum(promised.get(key, 0) for key in kernel.processes)
+    exchange = kernel.move.exchange if kernel.move is not None else None
+    waiter = kernels.get(exchange.waiter_id) if exchange is not None else None
+    comes = waiter.move if waiter is not None else None
+    if not own or exchange is None or waiter is None or comes is None or comes.exchange is not exchange:
+        return own
+    leave = [kernels[each] for each in exchange.parks if each in kernels]
+    in_all = sum(promised.get(key, 0) for each in leave for key in each.processes)
+    return max(own - copy_bytes(waiter) * own // in_all, 0)
+
+
+def spoken_for_bytes(kernels: Iterable[KernelRecord]) -> int:
+    """What the parks under way may still take of host memory by themselves."""
+    parking = (each for each in kernels if each.move is not None and each.move.parks)
+    return sum(min(each.host.budget_bytes or 0, _lacks_itself(each)) for each in parking)
+
+
+def _lacks_itself(kernel: KernelRecord) -> int:
+    takes = (
+        each.resident_bytes - max(each.data.kept_bytes, each.data.lot_bytes) for each in _holders(kernel)
+    )
+    return sum(max(size, 0) for size in takes)
 
 
 def _may_spill(kernel: KernelRecord, now: float) -> dict[str, int]:
@@ -105,7 +141,7 @@ def budget_argument(kernel: KernelRecord, process: Process, targets: Sequence[Pr
     """The budget in the argument of PARK: the process's part of the kernel's, by what it may need."""
     if kernel.host.budget_bytes is None or not _is_frugal(process):
         return 0
-    needs = {target.key: _may_take_anew(kernel, target) for target in targets}
+    needs = {target.key: may_take_anew(kernel, target) for target in targets}
     share = int(kernel.host.budget_bytes * (needs[process.key] / sum(needs.values())))
     kernel.host.shares[process.key] = share
     return (
@@ -116,37 +152,55 @@ def budget_argument(kernel: KernelRecord, process: Process, targets: Sequence[Pr
 def give_lots(kernel: KernelRecord, size: int, stock: LotStock) -> None:
     """Lend lots of `size` bytes to the processes that are about to be told to park."""
     targets = [process for process in _who_trims(kernel) if has_gpu_memory(process)]
-    needs = {process.key: _may_take_anew(kernel, process) for process in targets}
+    needs = {process.key: may_take_anew(kernel, process) for process in targets}
     for process in targets:
         share = math.ceil(size * (needs[process.key] / sum(needs.values())))
         connection = process.connection
         if connection is None:
             continue
-        for number, lot in stock.give(_borrower(process, connection), share):
-            connection.command(CommandKind.LOT, request=number, argument=lot.bytes, descriptor=lot.descriptor)
+        stock.give(_borrower(process, connection), share)
+
+
+def promise_lots(process: Process, size: int, stock: LotStock) -> None:
+    """Lend a process whose park is under way lots as they come, until it has had so much; 0: no more.
+
+    No process gets more than it has on the GPU, as NVML shows it.
+    """
+    connection = process.connection
+    if connection is None or not size:
+        return stock.end_promise(process.key)
+    if process.borne_out_bytes is not None:
+        size = min(size, process.borne_out_bytes - stock.held_bytes(process.key))
+    stock.promise(_borrower(process, connection), size)
 
 
 def _borrower(process: Process, connection: Connection) -> Borrower:
+    def lend(number: int, lot: Lot) -> None:
+        connection.command(CommandKind.LOT, request=number, argument=lot.bytes, descriptor=lot.descriptor)
+
     def forget(lot: Lot) -> None:
         connection.command(CommandKind.LOT_FORGET, descriptor=lot.descriptor)
 
     keeps_mapped = process.hello.flags & HelloFlag.POOLS
-    return Borrower(process.key, connection.watch, forget if keeps_mapped else None)
+    return Borrower(process.key, connection.watch, forget if keeps_mapped else None, lend)
 
 
-def make_room_beside_lots(kernel: KernelRecord, stock: LotStock, host: HostMemory) -> None:
+def make_room_beside_lots(kernel: KernelRecord, budget_bytes: int, stock: LotStock, host: HostMemory) -> None:
     """Have what the kernel's park probably takes beside its lots: lots that no process has go."""
     takes = sum(
-        _may_take_anew(kernel, process) - stock.held_bytes(process.key) for process in _holders(kernel)
+        may_take_anew(kernel, process) - stock.held_bytes(process.key) for process in _holders(kernel)
     )
+    takes = min(takes, budget_bytes)
     if takes > 0:
         stock.make_room(takes, host)
 
 
 def promised_bytes(kernels: Iterable[Kernel]) -> int:
-    """What the parks under way may still take of host memory beside lots."""
+    """What the parks under way may still take of host memory, lots included that they were promised."""
     parking = (each for each in kernels if each.host.budget_bytes is not None)
-    return sum(min(each.host.budget_bytes or 0, _lacks_for_all(each)) for each in parking)
+    return sum(
+        min(each.host.budget_bytes or 0, _lacks_for_all(each)) + each.host.awaits_bytes for each in parking
+    )
 
 
 def _lacks_for_all(kernel: Kernel) -> int:
@@ -259,7 +313,7 @@ def _holders(kernel: KernelRecord) -> list[Process]:
     return [process for process in kernel.processes.values() if process.resident_bytes]
 
 
-def _may_take_anew(kernel: KernelRecord, process: Process) -> int:
+def may_take_anew(kernel: KernelRecord, process: Process) -> int:
     """What a park of the process probably takes beside what it keeps; at least a byte."""
     takes = kernel.host.short.get(process.key) or _takes(process) or process.resident_bytes
     return max(takes - process.data.kept_bytes, 1)

@@ -39,6 +39,10 @@ MOST_MAPPED, MAPPED_WHEN_SHORT = 8, 2  # processes that keep the same lot mapped
 AGAIN_AFTER_S = 5.0  # when one could not be made
 
 
+PROMISE_LOOKS_S = 0.01  # apart, while a process waits for promised lots
+PROMISED_AGAIN_S = 0.1  # when one could not be made
+
+
 UNWANTED_S = 60.0  # memory that no kernel is likely to need is given back after that time
 
 
@@ -66,6 +70,15 @@ class Borrower:
     forget: Callable[[Lot], None] | None = (
         None  # tells it to unmap one that it gave back; None: it does so by itself
     )
+    lend: Callable[[int, Lot], None] = lambda number, lot: None  # tells it of one, and its number
+
+
+@dataclass
+class Promise:
+    """What a process is still to have, of what comes."""
+
+    borrower: Borrower
+    left_bytes: int
 
 
 @dataclass
@@ -93,10 +106,11 @@ class LotStock:
         on_change: Callable[[], None],
         *,
         is_shared: bool = False,
+        spoken_for: Callable[[], int] = lambda: 0,
         make: Callable[[int, Callable[[int], bool]], Lot] = make_lot,
     ):
         """`is_shared`: the controller is all users', whose parked memory counts as theirs unless a setting says how
-        much is the node's.
+        much is the node's. `spoken_for`: what parks under way may still take by themselves.
         """
         self.ready: list[Stocked] = []
         self._is_shared = is_shared
@@ -107,6 +121,10 @@ class LotStock:
         self._holdings: dict[int, Holding] = {}
         self._left: list[Holding] = []  # of processes that have no link any more
         self._making: asyncio.Future[None] | None = None
+        self._promises: dict[int, Promise] = {}
+        self._keeping: asyncio.Future[None] | None = None
+        self._spoken_for = spoken_for
+        self._spoken_for_bytes = 0  # … while one is made
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="lots")
         self._making_bytes = self._ordered_bytes = 0
         self._again_at = 0.0
@@ -170,8 +188,64 @@ class LotStock:
             lacks = -spare
         self._give_back(spare, -left)
         count = -(-lacks // size) if size and lacks >= min(size, LEAST_BYTES) else 0
-        if count > 0 and self._making is None and now >= self._again_at:
+        is_free = self._making is None and not self._promises
+        if count > 0 and is_free and now >= self._again_at:
             self._making = asyncio.ensure_future(self._make(size, count))
+
+    # ---- promises
+
+    def promised(self) -> dict[int, int]:
+        """What each process is still to have, by its key."""
+        return {key: promise.left_bytes for key, promise in self._promises.items()}
+
+    def promise(self, borrower: Borrower, size: int) -> None:
+        """Lend a process lots as they come, until it has had so much: those that are given back, and what is made of
+        memory that is free, whatever the bound.
+        """
+        if size <= 0 or self._is_closed:
+            return self.end_promise(borrower.key)
+        self._promises[borrower.key] = Promise(borrower, size)
+        self._lend_promised()
+        if self._promises and self._keeping is None:
+            self._keeping = asyncio.ensure_future(self._keep_promises())
+
+    def end_promise(self, key: int) -> None:
+        """The process needs no more."""
+        self._promises.pop(key, None)
+
+    def _lend_promised(self) -> None:
+        """Lend what is there, first to the process that was promised first."""
+        for key, promise in list(self._promises.items()):
+            if not self.ready:
+                return
+            given = self.give(promise.borrower, promise.left_bytes)
+            promise.left_bytes -= sum(lot.bytes for _, lot in given)
+            if promise.left_bytes <= 0:
+                self.end_promise(key)
+
+    async def _keep_promises(self) -> None:
+        """Make lots for processes that wait for them, as memory comes free: the host tells of that to no program."""
+        try:
+            while self._promises and not self._is_closed:
+                size = 0 if self._making is not None else self._promised_lot()
+                if size:
+                    self._making = asyncio.ensure_future(self._make(size, 1, PROMISED_AGAIN_S))
+                if self._making is not None:
+                    await asyncio.wait([self._making])
+                else:
+                    await asyncio.sleep(PROMISE_LOOKS_S)
+        finally:
+            self._keeping = None
+
+    def _promised_lot(self) -> int:
+        """How large the next lot is that is made for a promise; 0: there is no memory for it yet."""
+        if time.monotonic() < self._again_at:
+            return 0
+        lacks = sum(promise.left_bytes for promise in self._promises.values())
+        self._spoken_for_bytes = self._spoken_for()
+        most = min(LEAST_BYTES, -(-lacks // STEP_BYTES) * STEP_BYTES)
+        size = max(min(self._left_bytes(), most), 0) // STEP_BYTES * STEP_BYTES
+        return size if size >= most // 4 else 0
 
     def limit_bytes(self, settings: Settings) -> int | None:
         """How large the stock is, what is lent included; None: what parks that may come soon would take."""
@@ -188,6 +262,8 @@ class LotStock:
         self._ordered_bytes = max(self._ordered_bytes, size)
 
     def _forget_gone(self, mapped: Mapping[int, int]) -> None:
+        for key in self._promises.keys() - mapped.keys():
+            self.end_promise(key)
         for key in self._holdings.keys() - mapped.keys():
             holding = self._holdings.pop(key)
             self._left += [holding, *holding.earlier]
@@ -237,6 +313,7 @@ class LotStock:
             holding.lots[holding.last_number] = stocked
             given.append((holding.last_number, stocked.lot))
             size -= stocked.bytes
+            borrower.lend(holding.last_number, stocked.lot)
             self._forget_some(stocked, borrower.key)
         return given
 
@@ -265,10 +342,12 @@ class LotStock:
             self._free(stocked)
         else:
             self.ready.append(stocked)
+            self._lend_promised()
         self._on_change()
 
     def follow(self, key: int, earlier_key: int) -> None:
         """The process with `earlier_key` has connected again and is `key` now; it keeps what is in its lots."""
+        self.end_promise(earlier_key)
         before = self._holdings.pop(earlier_key, None)
         if before is not None:
             self._holdings.setdefault(key, Holding(before.borrower)).earlier += [before, *before.earlier]
@@ -276,6 +355,7 @@ class LotStock:
 
     def _ended(self, holding: Holding) -> None:
         """A process that has lots has ended."""
+        self.end_promise(holding.borrower.key)
         while holding.lots:
             self._free(holding.lots.popitem()[1])
         self._on_change()
@@ -294,6 +374,7 @@ class LotStock:
     def close(self) -> None:
         """This controller ends: what was not handed out is freed, the rest is its processes' own."""
         self._is_closed = True
+        self._promises.clear()
         for followed in self._holdings.values():
             self._left += [followed, *followed.earlier]
         for holding in self._left:
@@ -306,8 +387,8 @@ class LotStock:
             self._free(stocked)
         self._thread.shutdown(wait=False)
 
-    async def _make(self, size: int, count: int) -> None:
-        """Make some lots, one after the other."""
+    async def _make(self, size: int, count: int, again_after_s: float = AGAIN_AFTER_S) -> None:
+        """Make some lots, one after the other; where that fails none is tried for `again_after_s`."""
         loop = asyncio.get_running_loop()
         try:
             for left in range(count, 0, -1):
@@ -316,30 +397,33 @@ class LotStock:
                 if self._is_closed:
                     return lot.revoke()
                 self.ready.append(Stocked(lot))
+                self._lend_promised()
                 self._is_quick = lot.pages != "4 KiB"
                 if not self._is_quick:
                     break
         except LotFailed as failed:
-            self._again_at = time.monotonic() + AGAIN_AFTER_S
+            self._again_at = time.monotonic() + again_after_s
             self._log.info("no lot of %s was made: %s", bytes_in_words(size), failed)
         except Exception:  # else it would be tried again at once, and at once again
-            self._again_at = time.monotonic() + AGAIN_AFTER_S
+            self._again_at = time.monotonic() + again_after_s
             self._log.exception("no lot of %s was made", bytes_in_words(size))
         finally:
-            self._making = None
+            self._making, self._spoken_for_bytes = None, 0
             if not self._is_closed:
                 self._on_change()
 
     def _may_take(self, size: int) -> bool:
         """Whether that much host memory may be touched now; on the thread."""
-        if self._is_closed:
-            return False
+        return not self._is_closed and self._left_bytes() >= size
+
+    def _left_bytes(self) -> int:
+        """How much host memory may be touched now; by any thread."""
         limit = cgroup_memory(os.getpid())
-        left = host_memory().available_bytes - with_margin(self._reserve_bytes)
+        left = host_memory().available_bytes - with_margin(self._reserve_bytes) - self._spoken_for_bytes
         if limit is not None:
             kept_free = min(limit.limit_bytes // CGROUP_RESERVE, self._reserve_bytes)
             left = min(left, limit.headroom_bytes - with_margin(kept_free))
-        return left >= size
+        return left
 
 
 def lot_size(stock_bytes: int) -> int:

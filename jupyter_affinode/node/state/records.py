@@ -160,6 +160,7 @@ class Move:
     to_context: bool = False  # PARK: the CUDA context too
     preempts: bool = False  # PARK: although it is at work
     prepared: set[int] = field(default_factory=set)  # of these, those that wait for COMMIT or ABORT
+    lacks: dict[int, int] = field(default_factory=dict)  # … and the host memory that these lack, if told
     replies: dict[int, Reply] = field(default_factory=dict)  # the last words
     gone: set[int] = field(default_factory=set)
     failure: tuple[Status, str] | None = None  # why it was aborted
@@ -176,6 +177,7 @@ class Move:
     from_gpu: str | None = None  # … and the one that it left
     waited_s: float | None = None  # RESUME: in the queue, when it began
     exchange: Exchange | None = None  # that it is a part of
+    in_part: bool = False  # PARK: of what another left on the GPU; there is nothing to prepare
     is_called_off: bool = False  # PARK: aborted in an exchange for a reason that is not its kernel's
 
 
@@ -187,6 +189,7 @@ class Exchange:
     parks: dict[str, Move] = field(default_factory=dict)  # by kernel
     is_decided: bool = False  # begun, or called off
     parked: set[str] = field(default_factory=set)  # the kernels that have left
+    hands_over: bool = False  # the waiter gives them its host memory as it comes in
 
 
 @dataclass

@@ -33,7 +33,7 @@ from .context_depth import (
 from .disk import Disk
 from .gpu_processes import busy, by_gpu, look, shown_bytes
 from .gpus import GpuTable
-from .host_usage import look_for_more, on_disk_bytes
+from .host_usage import awaits_bytes, look_for_more, on_disk_bytes
 from .persistence import Remembered
 from .records import BadPages, KernelRecord, Process, read_pages
 from .reservations import ReservationBook, ShownBytes
@@ -58,6 +58,7 @@ class NodeState:
         self.limits: dict[str, CgroupMemory] = {}  # by path; as old as `host`
         self.lots_ready_bytes = 0  # what the controller's lots can give
         self.lots_held: dict[int, int] = {}  # … and gave, by process
+        self.lots_promised: dict[int, int] = {}  # … and will give to parks under way, by process
         self.lot_cgroups: frozenset[str] = frozenset()
         self.makes_lots = False
         self.kernels: dict[str, KernelRecord] = {}
@@ -313,11 +314,13 @@ class NodeState:
         """
         known: Known = {}
         self.limits = {}
-        self.lot_cgroups = frozenset(limit.path for limit in cgroup_limits(os.getpid(), known=known))
+        own = {limit.path: limit for limit in cgroup_limits(os.getpid(), known=known)}
+        self.lot_cgroups = frozenset(own)
         for kernel in self.kernels.values():
             found = _limits(kernel, known)
             kernel.cgroups = tuple(found)
             self.limits.update(found)
+        self.limits.update(own)
         for kernel in self.kernels.values():
             if kernel.host.left_bytes is not None:
                 look_for_more(kernel, self.host_left(kernel))
@@ -456,6 +459,9 @@ class NodeState:
             disk_bytes_per_s=self.disk.read_bytes_per_s,
             now=now,
         )
+        if self.lots_promised and kernel.move is not None:
+            awaits = awaits_bytes(kernel, self.lots_promised, self.kernels)
+            seen = replace(seen, host=replace(seen.host, awaits_bytes=awaits))
         is_earlier = now <= self.pages_say_since_until  # may be a move that an earlier controller began
         if seen.residency is Residency.PARKING and kernel.move is None and not is_earlier:
             # no command told it to park, or gave it host memory for that

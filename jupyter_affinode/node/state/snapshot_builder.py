@@ -98,6 +98,7 @@ def _use(kernel: KernelRecord, last_activity: float) -> Fields:
         "may_be_preempted": _may_be_preempted(kernel),
         "may_go_in_parts": exchanges(process for process in processes if process.resident_bytes),
         "may_come_in_parts": _may_come_in_parts(kernel),
+        "may_hand_over": _may_hand_over(kernel),
         "resident_since": kernel.resident_since,
         "started_at": _started_at(kernel),
     }
@@ -150,17 +151,30 @@ def _standing(kernel: KernelRecord, settings: Settings) -> Fields:
     }
 
 
-def exchanges(processes: Iterable[Process]) -> bool:
+def exchanges(processes: Iterable[Process], flag: HelloFlag = HelloFlag.EXCHANGES) -> bool:
     """Return whether all of these know how to change places with others."""
-    return all(process.hello.flags & HelloFlag.EXCHANGES for process in processes)
+    return all(process.hello.flags & flag for process in processes)
 
 
 def _may_come_in_parts(kernel: KernelRecord) -> bool:
-    """Whether its resume can take room as that comes: one process, parked at memory depth."""
-    using = [process for process in kernel.processes.values() if process.data.state is not State.NONE]
-    if kernel.exchange_failed or len(using) != 1:
-        return False
-    return exchanges(using) and using[0].data.depth is not Depth.CONTEXT
+    """Whether its resume can take room as that comes."""
+    return not kernel.exchange_failed and _is_alone(kernel) and exchanges(_using(kernel))
+
+
+def _may_hand_over(kernel: KernelRecord) -> bool:
+    """Whether host memory can go from it to others as it comes in, or from others to it as it goes out."""
+    is_away = any(process.is_parked for process in kernel.processes.values())
+    return exchanges(_using(kernel), HelloFlag.HANDS_OVER) and (_is_alone(kernel) or not is_away)
+
+
+def _is_alone(kernel: KernelRecord) -> bool:
+    """Whether it is one process, and not parked at context depth."""
+    using = _using(kernel)
+    return len(using) == 1 and using[0].data.depth is not Depth.CONTEXT
+
+
+def _using(kernel: KernelRecord) -> list[Process]:
+    return [process for process in kernel.processes.values() if process.data.state is not State.NONE]
 
 
 def _host_use(
@@ -239,7 +253,7 @@ def _may_be_preempted(kernel: KernelRecord) -> bool:
 
     That leaves out NCCL between GPUs of this machine, which takes several of either or shared memory.
     """
-    using = [process for process in kernel.processes.values() if process.data.state is not State.NONE]
+    using = _using(kernel)
     if len(using) != 1 or not using[0].hello.flags & HelloFlag.PREEMPTS:
         return False
     gpus = kernel.by_gpu().values()

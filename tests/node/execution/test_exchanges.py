@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import pytest
-from fake_shim import ABORT, BUSY, COMMIT, FAILED, GPU, MIB, PARK, PARKED, PREPARE, RESIDENT, RESUME
+from fake_shim import (
+    ABORT,
+    BUSY,
+    COMMIT,
+    FAILED,
+    GPU,
+    LOT_END,
+    MIB,
+    OK,
+    PARK,
+    PARKED,
+    PREPARE,
+    RESIDENT,
+    RESUME,
+    TRIMS,
+    notify,
+)
 
 from jupyter_affinode.node import controller
 from jupyter_affinode.node.model.gpu import NvmlGpu
+from jupyter_affinode.node.policy.host_memory import with_margin
 from jupyter_affinode.node.protocol.wire import gpu_uuid
+from jupyter_affinode.node.state import lots, registry
+from jupyter_affinode.node.system.host_memory import HostMemory
 from jupyter_affinode.node.system.nvml import NvmlSample
+from jupyter_affinode.settings.policy import GIB
 
 EXCHANGES, STREAM = 1024, 16  # of HELLO, of PARK and RESUME
+HANDS_OVER, HAND_OVER = 4096, 32
 TOTAL = 1000 * MIB
 
 
@@ -108,3 +130,69 @@ def test_a_victim_that_fails_after_the_start_does_not_stop_the_waiter(full, wait
     wait_until(lambda: victim.heard.of(COMMIT) and RESIDENT in waiter.states)
     assert waiter.heard.of(ABORT) == []
     assert flags(waiter.heard.of(RESUME)[:1]) == [STREAM]
+
+
+# ---- with host memory for one copy
+
+
+class FilledHost:
+    """So much is free beyond what parks leave alone."""
+
+    def __init__(self):
+        self.left_bytes = 8 * GIB
+
+    def read(self):
+        return HostMemory(64 * GIB, with_margin(GIB) + self.left_bytes)
+
+
+def test_a_victim_is_lent_its_waiters_host_memory_as_it_comes_free(node, preparing, wait_until, monkeypatch):
+    host, gpu = FilledHost(), FilledGpu()
+    monkeypatch.setattr(controller, "NVML_EVERY_S", 0.1)
+    monkeypatch.setattr(controller, "host_memory", host.read)
+    monkeypatch.setattr(lots, "host_memory", host.read)
+    monkeypatch.setattr(lots, "cgroup_memory", lambda pid: None)
+    monkeypatch.setattr(registry, "cgroup_limits", lambda pid, known=None: ())
+    machine = node(
+        nvml=gpu,
+        idle_timeout_s=0.2,
+        contended_idle_timeout_s=0.2,
+        margin_bytes=0,
+        low_watermark=0.0,
+        host_reserve_bytes=GIB,
+        lot_bytes=64 * MIB,
+    )
+    wait_until(lambda: machine.node()["host"]["lots"]["ready_bytes"] == 64 * MIB)
+    flags_told = EXCHANGES | HANDS_OVER | TRIMS
+    waiter = preparing("waiter", flags=flags_told, resident=500 * MIB)
+    gpu.shims.append(waiter)
+    wait_until(lambda: [each["free_bytes"] for each in machine.node()["gpus"]] == [500 * MIB])
+    assert machine.ask("POST", "/kernels/waiter/park", {})[0] == 200
+    assert list(waiter.heard.lots) == [1]
+    waiter.page.host[0], waiter.page.lots = 500 * MIB, 64 * MIB
+    waiter.page.write()
+    host.left_bytes = 450 * MIB
+    victim = preparing("victim", flags=flags_told, resident=900 * MIB)
+    gpu.shims.append(victim)
+    wait_until(lambda: [each["free_bytes"] for each in machine.node()["gpus"]] == [100 * MIB])
+    victim.is_slow, victim.lacks, victim.hears_decisions, waiter.answers = True, 192 * MIB, False, False
+    waiter.touch()
+    wait_until(lambda: victim.waiting is not None)
+    (park,) = victim.heard.of(PARK)
+    assert (park.argument & 0xFF, park.argument >> 8) == (PREPARE | STREAM | HAND_OVER, 450)
+    host.left_bytes = 0  # it has taken that
+    victim.ready()
+    wait_until(lambda: victim.heard.of(COMMIT) and waiter.heard.of(RESUME))
+    assert flags(waiter.heard.of(RESUME)) == [STREAM | HAND_OVER]
+    assert not victim.heard.lots
+
+    waiter.send(notify(LOT_END, number=1))
+    wait_until(lambda: len(victim.heard.lots) == 1)
+    same = [os.fstat(each.heard.lots[1]).st_ino for each in (waiter, victim)]
+    assert same[0] == same[1], "the lot goes from one to the other"
+    host.left_bytes = 128 * MIB  # memory of its own that the waiter gave back
+    wait_until(lambda: len(victim.heard.lots) == 2)
+    assert os.fstat(victim.heard.lots[2]).st_size == 128 * MIB, "and no more than it lacks"
+    victim._end(OK)
+    waiter.answers = True
+    waiter._carry_out(waiter.heard.of(RESUME)[0])
+    wait_until(lambda: {each["residency"] for each in machine.kernels().values()} == {"parked", "resident"})

@@ -86,6 +86,7 @@ class Shim:
     stays: bool = False  # it refuses to come back elsewhere
     exchanges: bool = False
     fails: bool = False  # a park that streams ends when a part of it has gone
+    more_flags: int = 0  # of HELLO
     here: dict[str, int] | None = None  # on the GPU, while that is not all or nothing
     depth: Depth = Depth.NONE
     state: State = State.RESIDENT
@@ -375,6 +376,8 @@ class Link:
 class Machine:
     """GPUs of some size, shims, and a controller that may be killed."""
 
+    shim_type = Shim
+
     def __init__(self, clock: Clock, totals: dict[str, int], settings: Settings = SETTINGS):
         self.settings = settings
         self.moved_elsewhere = self.found_no_room = self.exchanged = self.parked_in_part = 0
@@ -387,7 +390,7 @@ class Machine:
     def new_controller(self) -> None:
         """One that knows nothing."""
         self.state = NodeState(self.settings, HostMemory(1 << 50, 1 << 50))
-        self.moves = Moves(self.state, QUIET, lambda: None, Observers(QUIET))
+        self.moves = Moves(self.state, QUIET, lambda: None, Observers(QUIET), self.promise)
 
     def start(
         self,
@@ -401,7 +404,7 @@ class Machine:
     ) -> Shim:
         """A process that has its memory, if there is room for it."""
         pid = next(self._pids)
-        shim = Shim(self, kernel_id, pid, sizes, prepares, deep, last_activity=self.clock.now)
+        shim = self.shim_type(self, kernel_id, pid, sizes, prepares, deep, last_activity=self.clock.now)
         shim.exchanges, shim.state = exchanges, state
         if not self.fits(shim.takes):
             shim.sizes = {}
@@ -415,6 +418,7 @@ class Machine:
         flags = HelloFlag.PREPARES if shim.prepares else HelloFlag(0)
         flags |= HelloFlag.CONTEXT | HelloFlag.ELSEWHERE if shim.deep else HelloFlag(0)
         flags |= HelloFlag.EXCHANGES if shim.exchanges else HelloFlag(0)
+        flags |= HelloFlag(shim.more_flags)
         hello = Hello(1, shim.pid, flags, 1, 1, shim.kernel_id, "model", "0")
         process = self.state.add_process(shim.connection, hello, shim, self.clock.now)  # type: ignore[arg-type]
         shim.key = process.key
@@ -472,9 +476,11 @@ class Machine:
                 self.moves.park(
                     kernel,
                     action.reason,
+                    self.budget_bytes(action),
                     to_context=action.to_context,
                     for_kernel=action.for_kernel,
                     exchanges=action.exchanges,
+                    hands_over=action.hands_over,
                 )
             elif isinstance(action, Resume):
                 self.moves.resume(kernel, action.reserved_bytes, action.reason, action.cause, action.gpu)
@@ -482,6 +488,12 @@ class Machine:
                 assert isinstance(action, RefusePark), action
                 self.moves.refuse_park(kernel, Status.REFUSED, action.slug, action.reason)
         self.moves.look_for_lost_replies(now)
+
+    def promise(self, process: Process, size: int) -> None:
+        """No process waits for host memory."""
+
+    def budget_bytes(self, action: Park) -> int | None:
+        """There is host memory enough for all."""
 
     def free(self, uuid: str) -> int:
         """Of a GPU."""
@@ -515,13 +527,17 @@ class Machine:
             else:
                 shim.go_on()
 
+    def settle_all(self) -> None:
+        """The same in all shims."""
+        for shim in self.shims:
+            self.settle_one(shim)
+
     def settle(self) -> None:
         """Let everything that is under way come to its end, and time pass, until nothing moves any more."""
         for shim in self.shims:
             shim.is_busy = False
         for _ in range(80):
-            for shim in self.shims:
-                self.settle_one(shim)
+            self.settle_all()
             for shim in self.shims:
                 if shim.may_lose_patience:
                     shim.lose_patience()

@@ -55,6 +55,7 @@ class PreparingShim(FakeShim):
         self.is_closed = False
         self.hears_decisions = self.says_ends = True
         self.end_status = OK
+        self.lacks = 0  # host memory that it says it lacks yet when it is prepared
         self.waiting: Waiting | None = None
         super().__init__(folder, kernel_id, flags=self.flags, **options)
 
@@ -78,7 +79,7 @@ class PreparingShim(FakeShim):
         waiting = self.waiting
         assert waiting is not None
         waiting.is_prepared, waiting.since = True, time.monotonic()
-        self.send(reply(waiting.command.kind, waiting.command.epoch, PREPARED))
+        self.send(reply(waiting.command.kind, waiting.command.epoch, PREPARED, self.lacks))
 
     def reconnect(self) -> None:
         """Say HELLO again, as after the controller's death."""
