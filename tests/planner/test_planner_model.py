@@ -137,6 +137,15 @@ def test_mean_waits_are_those_of_the_machine_repair_model(people):
     assert half_width < 0.4 * expected
 
 
+@pytest.mark.parametrize("host_gib, handed_over", [(20.3, True), (40.5, False), (20.2, None)])
+def test_kernels_change_places_with_host_memory_for_one_copy_and_a_window(host_gib, handed_over):
+    sessions = [session(name, [(think, 1.0, 20)] * 3) for name, think in (("a", 3.0), ("b", 5.0))]
+    outcome = replay(sessions, gpu_bytes=30 * GIB, host_bytes=int(host_gib * GIB)).run()
+    assert bool(outcome.counts["exchanges that handed over"]) is bool(handed_over)
+    assert bool(outcome.counts["exchanges"]) is (handed_over is not None)
+    assert outcome.host_most_bytes <= host_gib * GIB
+
+
 @pytest.mark.parametrize("exchanges", [False, True])
 def test_a_resume_waits_for_the_park_before_it_or_beside_it(exchanges):
     """By hand: b comes while a is idle; a's 30 GiB go out at 2 GiB/s, b's come in from nothing."""

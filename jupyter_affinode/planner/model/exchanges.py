@@ -16,18 +16,38 @@ Ended = Callable[[list[SimulatedKernel], SimulatedKernel | None], None]
 class Exchange:
     """One exchange under way: its waiter and its victims arrive in the same moment."""
 
-    def __init__(self, waiter: SimulatedKernel, victims: list[SimulatedKernel], ended: Ended):
+    def __init__(
+        self,
+        waiter: SimulatedKernel,
+        victims: list[SimulatedKernel],
+        ended: Ended,
+        *,
+        takes: Mapping[str, int] | None = None,
+    ):
+        """`takes`: what each victim takes of host memory, by kernel, where the waiter gives them its own."""
         self.waiter: SimulatedKernel | None = waiter
         self.victims = victims
+        self._takes = takes
         self._ended = ended
         self._under_way: dict[Hashable, Shared] = {}
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether the waiter gives its host memory to the victims."""
+        return self._takes is not None
+
+    @property
+    def handed_bytes(self) -> int:
+        """How much of the waiter's host memory is the victims', who have all of theirs from the start in this model."""
+        return sum(self._takes[victim.id] for victim in self.victims) if self._takes is not None else 0
 
     def begin(self, links: tuple[Links, Links], speeds: Speeds, out_s: float, in_s: float) -> None:
         """Begin both directions, which would take so long alone; `links`: out of the GPU, and into it."""
         assert self.waiter is not None
         for name, link, alone_s in zip(("out", "in"), links, (out_s, in_s), strict=True):
             key = (name, self.waiter.id)
-            work_s = speeds.exchange_s + alone_s * speeds.exchange_slower
+            slower = speeds.hand_over_slower if self.hands_over else speeds.exchange_slower
+            work_s = speeds.exchange_s + alone_s * slower
             self._under_way[key] = link[self.waiter.on[0]]
             self._under_way[key].begin(key, work_s, partial(self._done, key))
 

@@ -64,6 +64,7 @@ class Replay(People):
         self._every_event = every_event
         self._may_exchange = exchanges and settings.depth == "memory"
         self._leaving: dict[str, list[SimulatedKernel]] = {}  # by waiter, of what is decided in this pass
+        self._taking: dict[str, int] = {}  # what each of them takes of host memory, by kernel
         self._sizes = machine.gpu_sizes()
         self._uuids = list(self._sizes)
         self._placed: dict[
@@ -137,6 +138,8 @@ class Replay(People):
                 link.stop(kernel.id)
         self._disk.stop(kernel)
         if kernel.exchange is not None:
+            if kernel.exchange.waiter is not None:
+                self._books.touch(kernel.exchange.waiter)
             kernel.exchange.leave(kernel)
         self._books.forget(kernel)
         self._wakes.forget(live.number)
@@ -267,7 +270,7 @@ class Replay(People):
         if kernel.live.is_computing and not action.preempts:
             self._refused(kernel, "busy")
             return
-        if needs > action.budget_bytes:
+        if needs > action.budget_bytes and not action.hands_over:
             kernel.park_short = kernel.movable
             self._refused(kernel, "no-host-memory")
             return
@@ -283,6 +286,7 @@ class Replay(People):
         kernel.kept = max(kernel.kept, kernel.movable)  # host memory is taken as the park goes on
         if action.exchanges and action.for_kernel is not None:
             self._leaving.setdefault(action.for_kernel, []).append(kernel)
+            self._taking[kernel.id] = needs
         else:
             self._begin_park(kernel, action.to_context)
 
@@ -295,17 +299,23 @@ class Replay(People):
         other kernels were given room that the waiter needs.
         """
         leaving, self._leaving = self._leaving, {}
+        takes, self._taking = self._taking, {}
         for waiter_id, victims in leaving.items():
             parks = [each for each in decided if isinstance(each, actions.Park) and each.exchanges]
             waiter = self._by_id[waiter_id]
             room = self._books.room(waiter.on) + sum(victim.held for victim in victims)
             is_short = room < waiter.resume_bytes()
+            hands_over = any(park.hands_over for park in parks if park.for_kernel == waiter_id)
             if is_short or len(victims) < sum(park.for_kernel == waiter_id for park in parks):
                 for victim in victims:
-                    self._begin_park(victim, False)
+                    if hands_over:  # there is no host memory for it
+                        victim.kept -= takes[victim.id]
+                        victim.residency, victim.park_budget = Residency.RESIDENT, None
+                    else:
+                        self._begin_park(victim, False)
                 continue
             self._disk.stop(waiter)
-            exchange = Exchange(waiter, victims, self._exchanged)
+            exchange = Exchange(waiter, victims, self._exchanged, takes=takes if hands_over else None)
             for kernel in (waiter, *victims):
                 kernel.exchange = exchange
                 self._books.touch(kernel)
@@ -320,8 +330,10 @@ class Replay(People):
             if victim.wants_since is not None:
                 victim.residency = Residency.QUEUED
         if waiter is not None:
-            waiter.exchange = None
-            self._resumed(waiter)
+            exchange, waiter.exchange = waiter.exchange, None
+            keeps = exchange is None or not exchange.hands_over
+            self._resumed(waiter, keeps=keeps)
+            self.outcome.counts["exchanges that handed over"] += not keeps
         self.outcome.counts["exchanges"] += 1
 
     def _parked(self, kernel: SimulatedKernel, leaves: bool) -> None:
@@ -385,10 +397,10 @@ class Replay(People):
         kernel.on, kernel.live.gpu = (wanted[0],), self._uuids.index(wanted[0])
         self.outcome.counts["resumes on another GPU"] += 1
 
-    def _resumed(self, kernel: SimulatedKernel) -> None:
+    def _resumed(self, kernel: SimulatedKernel, *, keeps: bool = True) -> None:
         self._books.touch(kernel)
         kernel.residency, kernel.left_gpu = Residency.RESIDENT, False
-        kernel.kept = max(kernel.kept, kernel.movable) - kernel.on_disk
+        kernel.kept = max(kernel.kept, kernel.movable) - kernel.on_disk if keeps else 0
         kernel.on_disk, kernel.disk_return_s, kernel.kept_since = 0, 0.0, self.now
         kernel.wants_since = None
         kernel.resume_backoff.succeed()

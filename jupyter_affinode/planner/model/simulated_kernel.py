@@ -94,6 +94,8 @@ class SimulatedKernel:
         """What of host memory is its own: a copy, or what it keeps for the next; and its context's, if that left."""
         image = self.context_bytes if self.left_gpu else 0
         copy = max(self.movable, self.kept) - self.on_disk if self.residency in AWAY else self.kept
+        if self.exchange is not None and self is self.exchange.waiter:
+            copy = max(copy - self.exchange.handed_bytes, 0)
         return copy + image
 
     def resume_bytes(self) -> int:
@@ -154,6 +156,7 @@ class SimulatedKernel:
                 park_short_bytes=self.park_short,
                 budget_bytes=self.park_budget if is_moving else None,
                 retry_at=self.host_backoff.retry_at,
+                copy_bytes=self.on_host if is_away else 0,
                 spillable_bytes=self.movable - self.on_disk if is_away else 0,
                 spilling_bytes=self.spilling,
                 disk_bytes=self.on_disk,
@@ -164,6 +167,7 @@ class SimulatedKernel:
             may_be_preempted=len(self.on) == 1,
             may_go_in_parts=self.may_exchange,
             may_come_in_parts=self.may_exchange,
+            may_hand_over=self.may_exchange,
             resident_since=self.resident_since,
             started_at=self.started_at,
             can_be_ended=True,

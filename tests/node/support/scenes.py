@@ -236,7 +236,7 @@ class Scene(Replay):
         self.computed_s[live.session.id] += self.now - live.granted_at
         super()._computed(live)
 
-    def _resumed(self, kernel: SimulatedKernel) -> None:
+    def _resumed(self, kernel: SimulatedKernel, *, keeps: bool = True) -> None:
         if kernel.wants_since is not None:
             self.waits[kernel.id] = max(self.waits.get(kernel.id, 0.0), self.now - kernel.wants_since)
-        super()._resumed(kernel)
+        super()._resumed(kernel, keeps=keeps)
