@@ -178,7 +178,7 @@ class Scene:
         if not home.exists():
             home.mkdir(mode=0o700)
             os.chown(home, uid, uid)
-        return environ | {"HOME": str(home)}
+        return environ | {"HOME": str(home), "AFFINODE_FOLDER": str(home / "affinode")}
 
     @contextlib.contextmanager
     def attack(self, name: str, *arguments: str) -> Iterator[Any]:

@@ -89,9 +89,12 @@ def test_refusals_are_not_to_be_had_faster_than_one_a_second(granting_scene):
 def test_a_stopped_process_that_fills_the_gpu_is_shown_and_an_administrator_ends_it(scene, wait_until):
     filling = scene.program(ATTACKER, "filling", 600)
     assert filling.hear()["error"] is None
+    stuck = f"uid-{ATTACKER}/filling"
+    wait_until(
+        lambda: (scene.machine.kernel(stuck) or {}).get("resident_bytes")
+    )  # its page says so from time to time
     os.kill(filling.process.pid, signal.SIGSTOP)
     program = scene.program(HONEST, "thesis", 600)
-    stuck = f"uid-{ATTACKER}/filling"
     wait_until(lambda: "it is stopped and holds" in scene.machine.affinode("clean").stdout)
     assert scene.honest.ask("GET", "/kernels/thesis")[1]["residency"] != "resident"
     refused = scene.honest.ask("POST", f"/kernels/{stuck.replace('/', '%2F')}/end", {"process": 1})
@@ -107,7 +110,7 @@ def test_a_users_own_controller_lives_on_whatever_another_user_puts_in_its_place
     if environment.listens(environment.NODE_SOCKET):
         pytest.skip("this machine has a controller of its own")
     environ = scene.environment_of(HONEST)
-    for name in ("AFFINODE_SOCKET", "AFFINODE_SIM"):
+    for name in ("AFFINODE_SOCKET", "AFFINODE_FOLDER", "AFFINODE_SIM"):
         environ.pop(name)
     command = command_of(HONEST, sys.executable, str(HERE / "own_controller.py"), starts_others=True)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

@@ -12,6 +12,8 @@ from live_machine import UnixConnection
 from people import command_of
 from scene import HONEST, PATIENCE_S
 
+from jupyter_affinode import environment
+
 SCRIPT = str(Path(sys.executable).with_name("jupyter-affinode"))
 
 
@@ -59,6 +61,7 @@ def test_nothing_that_is_started_in_another_users_folder_runs_its_code(scene, wa
         assert root.wait(timeout=PATIENCE_S) == 0
         scene.bystander.wait_for(10)
         assert trace.read_text() == ""
+    assert not (environment.TEMPORARY / f"affinode-{HONEST}").exists(), "left behind"
 
 
 def gpus(socket):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from snapshots import NEEDED, NOW, A, asks, busy, node, parked, resident
+from snapshots import NEEDED, NOW, A, B, asks, busy, node, parked, resident
 
 from jupyter_affinode.node.model.actions import DenyRoom, DropCaches, Park, Resume, Spill
 from jupyter_affinode.node.model.snapshot import Gpu, Host, HostUse, Reservation, Residency
@@ -98,13 +98,27 @@ def test_an_exchange_under_way_is_waited_for():
     assert decide(NOW, node(waiter(), going(), victim("other")), NEEDED) == []
 
 
-def test_the_room_of_an_exchange_that_has_begun_is_the_waiters():
+def test_the_next_exchange_begins_when_a_victim_has_left_and_the_room_is_its_waiters():
+    """Two at once would share the link."""
     comes = replace(waiter(), residency=Residency.RESUMING, is_moving=True, moves_since=NOW)
-    goes = going()
-    second = waiter("second", waits=1)
+    others = (comes, waiter("second", waits=1), victim("other"))
     reserved = (Reservation("waiter", A, 8 * GIB),)
-    found = decide(NOW, node(comes, goes, second, victim("other"), reservations=reserved), NEEDED)
+    assert decide(NOW, node(going(), *others, reservations=reserved), NEEDED) == []
+    found = decide(NOW, node(*others, free=9 * GIB, reservations=reserved), NEEDED)
     assert exchanged(found) == [("other", "second")]
+
+
+def test_exchanges_on_different_gpus_do_not_wait_for_each_other():
+    leaves = replace(going(), resident_bytes={B: 9 * GIB})
+    gpus = {uuid: Gpu(uuid, 0, 16 * GIB, NOW - 0.01) for uuid in (A, B)}
+    found = decide(NOW, node(leaves, waiter(), victim("other"), gpus=gpus), NEEDED)
+    assert exchanged(found) == [("other", "waiter")]
+
+
+def test_a_park_that_hangs_is_not_waited_for():
+    hangs = replace(going(), moves_since=NOW - 600)
+    found = decide(NOW, node(hangs, waiter(), victim("other")), NEEDED)
+    assert exchanged(found) == [("other", "waiter")]
 
 
 def test_a_waiter_that_is_about_to_come_in_is_not_sent_to_disk():
