@@ -90,9 +90,7 @@ def test_a_stopped_process_that_fills_the_gpu_is_shown_and_an_administrator_ends
     filling = scene.program(ATTACKER, "filling", 600)
     assert filling.hear()["error"] is None
     stuck = f"uid-{ATTACKER}/filling"
-    wait_until(
-        lambda: (scene.machine.kernel(stuck) or {}).get("resident_bytes")
-    )  # its page says so from time to time
+    wait_until(lambda: scene.machine.kernels()[stuck]["resident_bytes"])  # told from time to time
     os.kill(filling.process.pid, signal.SIGSTOP)
     program = scene.program(HONEST, "thesis", 600)
     wait_until(lambda: "it is stopped and holds" in scene.machine.affinode("clean").stdout)
