@@ -24,6 +24,7 @@ TITLES = {
     "bench": "Speed",
     "story": "The story in a real kernel, framework by framework",
     "random_cycles": "Random parks and resumes against unparked twins",
+    "exchanges at random": "Random exchanges against unparked twins",
     "side_by_side": "Libraries side by side in one process",
     "numba_suite": "Someone else's tests",
     "two_gpus": "Two GPUs",

@@ -7,85 +7,18 @@ twin's, and no piece of memory may have needed a second copy. `--programs "drive
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
 import sys
 import threading
 import time
-import uuid
-from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from controlled import Controlled, finish, machine, options, say
+from twins import MODULES, Program, compare, end, start
 
-PROGRAMS = Path(__file__).with_name("cycle_programs.py")
-MODULES = {"PyTorch": "torch", "PyTorch, expandable segments": "torch", "JAX, preallocated": "jax"}
-MODULES.update({"CuPy": "cupy", "numba": "numba", "driver API": "cuda"})
+USUAL = ("PyTorch", "PyTorch, expandable segments", "JAX, preallocated", "CuPy", "numba")
 SILENT_FOR_S = 60.0  # a program that has not ended a step for so long hangs
-
-
-@dataclass
-class Program:
-    """One running program, the losses it printed, and what happened to it."""
-
-    name: str
-    process: subprocess.Popen[str]
-    kernel_id: str | None
-    losses: list[str] = field(default_factory=list)
-    ended: int | None = None
-    ready: threading.Event = field(default_factory=threading.Event)
-    heard: float = field(default_factory=time.monotonic)
-    cycles: int = 0
-    refused: int = 0
-    mended: int = 0
-    park_s: list[float] = field(default_factory=list)
-    resume_s: list[float] = field(default_factory=list)
-    parked_bytes: int = 0
-    problem: str = ""
-    stderr: Path = Path(os.devnull)
-
-    def last_words(self) -> str:
-        """The end of what it wrote to stderr."""
-        lines = self.stderr.read_text(errors="replace").strip().splitlines()
-        return " / ".join(line.strip() for line in lines[-4:]) or "no words"
-
-    def read(self) -> None:
-        """Read its output to the end; runs on a thread."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.heard = time.monotonic()
-            word, _, rest = line.strip().partition(" ")
-            if word == "ready":
-                self.ready.set()
-            elif word == "end":
-                self.ended = int(rest)
-            elif word == str(len(self.losses)):
-                self.losses.append(rest)
-            else:
-                self.problem = self.problem or f"said {line.strip()!r}"
-        self.ready.set()
-
-    def until(self, steps: int) -> None:
-        """Tell it to end at that step."""
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write(f"until {steps}\n")
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            self.problem = self.problem or "it ended before it was told"
-
-
-def start(controlled: Controlled, name: str, seed: int, pause_s: float, *, managed: bool) -> Program:
-    kernel_id = str(uuid.uuid4()) if managed else None
-    command = [sys.executable, str(PROGRAMS), name, str(seed), str(pause_s)]
-    stderr = controlled.folder / f"{kernel_id or uuid.uuid4()}.stderr"
-    with stderr.open("w") as file:
-        program = Program(name, controlled.start(command, kernel_id, stderr=file), kernel_id, stderr=stderr)
-    threading.Thread(target=program.read, daemon=True).start()
-    return program
 
 
 def cycle(controlled: Controlled, program: Program, wanted: int, deadline: float, seed: int) -> None:
@@ -127,32 +60,10 @@ def take_stock(controlled: Controlled, program: Program) -> None:
         program.problem = "LOST"
 
 
-def compare(program: Program, twin: Program) -> str:
-    """How the losses compare, in words; "equal" if all of at least one are."""
-    steps = min(len(program.losses), len(twin.losses))
-    for number in range(steps):
-        if program.losses[number] != twin.losses[number]:
-            return f"DIFFERENT at step {number}: {program.losses[number]} / {twin.losses[number]}"
-    if not steps or len(twin.losses) < len(program.losses):
-        return f"MISSING: {len(program.losses)} steps, its twin {len(twin.losses)}"
-    return "equal"
-
-
-def end(program: Program, steps: int) -> None:
-    program.until(steps)
-    try:
-        status = program.process.wait(60)
-    except subprocess.TimeoutExpired:
-        program.problem = program.problem or "it did not end when told"
-        return
-    if status != 0 and "status" not in program.problem:
-        program.problem = f"it ended with status {status}: {program.last_words()}"
-
-
 def main() -> int:
     parser = options(__doc__, time_s=300)
     parser.add_argument("--cycles", type=int, default=500, help="parks and resumes of each program (500)")
-    parser.add_argument("--programs", default=";".join(name for name in MODULES if name != "driver API"))
+    parser.add_argument("--programs", default=";".join(USUAL))
     parser.add_argument("--pause", type=float, default=0.2, help="longest pause of the programs, in s (0.2)")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
     given = parser.parse_args()

@@ -12,9 +12,10 @@ import pytest
 GPU = Path(__file__).resolve().parents[2] / "gpu"
 sys.path += map(str, [GPU, GPU / "frameworks", GPU / "sharing"])
 
+import exchanges_at_random  # noqa: E402
 import many_programs  # noqa: E402
-import random_cycles  # noqa: E402
 import results  # noqa: E402
+import twins  # noqa: E402
 
 SUITE = """
 import os, time
@@ -53,7 +54,17 @@ def scripts_machine(gpu_machine):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "name", ["random_cycles", "side_by_side", "two_gpus", "ipc", "run", "numba_suite", "against_memory_saver"]
+    "name",
+    [
+        "random_cycles",
+        "exchanges_at_random",
+        "side_by_side",
+        "two_gpus",
+        "ipc",
+        "run",
+        "numba_suite",
+        "against_memory_saver",
+    ],
 )
 def test_without_a_gpu_they_refuse_kindly(machine, name):
     done = script(machine, name)
@@ -81,12 +92,49 @@ def test_random_cycles(scripts_machine):
 
 def test_a_loss_that_differs_is_named():
     def program(*losses):
-        return random_cycles.Program("one", None, None, list(losses))  # type: ignore[arg-type]
+        return twins.Program("one", None, None, list(losses))  # type: ignore[arg-type]
 
-    assert random_cycles.compare(program("a", "b"), program("a", "b", "c")) == "equal"
-    assert "DIFFERENT at step 1" in random_cycles.compare(program("a", "x"), program("a", "b"))
-    assert "MISSING" in random_cycles.compare(program("a", "b"), program("a"))
-    assert "MISSING" in random_cycles.compare(program(), program())
+    assert twins.compare(program("a", "b"), program("a", "b", "c")) == "equal"
+    assert "DIFFERENT at step 1" in twins.compare(program("a", "x"), program("a", "b"))
+    assert "MISSING" in twins.compare(program("a", "b"), program("a"))
+    assert "MISSING" in twins.compare(program(), program())
+
+
+@pytest.mark.long
+def test_exchanges_at_random(scripts_machine):
+    file = scripts_machine.work / "found.json"
+    done = script(
+        scripts_machine,
+        "exchanges_at_random",
+        "--programs=driver API",
+        "--each=4",
+        "--mib=20:60",
+        "--exchanges=3",
+        "--time=90",
+        "--json",
+        str(file),
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(file.read_text())
+    assert found["passed"] and found["exchanges"] >= 3
+    assert [row[6] for row in found["rows"]] == ["equal"] * 4
+
+
+def test_exchanges_that_came_to_an_end_are_counted():
+    log = """
+I resume a (60 MiB): it waited 0 s
+I resumed a: 59 MiB in 0.4 s
+I resume a (60 MiB): others leave the GPU for it
+I resume b (60 MiB): others leave the GPU for it
+W b stays parked: there was no room; tried again in 0.1 s
+I resumed a: 59 MiB in 0.4 s
+I resume b (60 MiB): it waited 0 s
+I resumed b: 59 MiB in 0.4 s
+I c does not change places: the kernel that waited for the memory does not need it now
+"""
+    came = exchanges_at_random.exchanges(log)
+    assert came.in_exchange == {"a": 1} and came.count == 1 and came.called_off == 1
 
 
 @pytest.mark.long
