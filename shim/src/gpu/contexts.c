@@ -7,6 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/growable.h"
 #include "base/log.h"
 #include "base/per_process.h"
 #include "driver/real_driver.h"
@@ -263,16 +264,7 @@ void stream_note(CUstream handle, struct context *context)
 	if (!context)
 		return;
 	pthread_mutex_lock(&contexts_lock);
-	if (streams_count == streams_size) {
-		size_t size = streams_size ? 2 * streams_size : 64;
-		struct stream *more = realloc(streams, size * sizeof(*more));
-
-		if (more) {
-			streams = more;
-			streams_size = size;
-		}
-	}
-	if (streams_count < streams_size)
+	if (array_has_room(streams, streams_count, streams_size))
 		streams[streams_count++] = (struct stream){handle, context};
 	else
 		shim_give_up_parking("no memory to remember a stream");

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/growable.h"
 #include "base/per_process.h"
+#include "base/range_map.h"
 
 /* The driver's handles are small numbers or pointers; ours cannot be mistaken for either.  */
 #define HANDLE_BASE 0xaff1000000000000ull
@@ -18,9 +18,7 @@ static struct mapping *few_buckets[64], **buckets = few_buckets;
 static size_t bucket_count = 64, mapping_count;
 static OF_PROCESS struct mapping *mappings;
 
-/* Sorted by address.  */
-static OF_PROCESS struct alias **aliases;
-static OF_PROCESS size_t alias_count, alias_size;
+static OF_PROCESS struct range_map aliases;
 
 struct mapping *mappings_first(void)
 {
@@ -101,63 +99,42 @@ struct mapping *table_find_handle(CUmemGenericAllocationHandle handle)
 	return mapping;
 }
 
-/* Index of the first alias that ends after `address`.  */
-static size_t first_after(CUdeviceptr address)
-{
-	size_t low = 0, high = alias_count;
-
-	while (low < high) {
-		size_t middle = (low + high) / 2;
-
-		if (aliases[middle]->address + aliases[middle]->size <= address)
-			low = middle + 1;
-		else
-			high = middle;
-	}
-	return low;
-}
-
 struct alias *table_add_alias(struct mapping *mapping, CUdeviceptr address, size_t size)
 {
-	size_t at = first_after(address);
 	struct alias *alias;
 
 	/* Where one of ours still seems to be, the driver was reached past us: what is not known is left alone.  */
-	if (table_first_alias(address, size) || !array_has_room(aliases, alias_count, alias_size))
+	if (table_first_alias(address, size))
 		return NULL;
 	alias = calloc(1, sizeof(*alias));
-	if (!alias)
+	if (!alias || !range_add(&aliases, address, size, alias)) {
+		free(alias);
 		return NULL;
+	}
 	alias->address = address;
 	alias->size = size;
 	alias->mapping = mapping;
 	alias->next = mapping->aliases;
 	mapping->aliases = alias;
-	memmove(aliases + at + 1, aliases + at, (alias_count - at) * sizeof(*aliases));
-	aliases[at] = alias;
-	alias_count++;
 	return alias;
 }
 
 void table_remove_alias(struct alias *alias)
 {
 	struct alias **link = &alias->mapping->aliases;
-	size_t at = first_after(alias->address);
 
 	while (*link != alias)
 		link = &(*link)->next;
 	*link = alias->next;
-	memmove(aliases + at, aliases + at + 1, (alias_count - at - 1) * sizeof(*aliases));
-	alias_count--;
+	range_remove(&aliases, range_beginning(&aliases, alias->address));
 	free(alias);
 }
 
 struct alias *table_first_alias(CUdeviceptr address, size_t size)
 {
-	size_t at = first_after(address);
-	struct alias *alias = at < alias_count ? aliases[at] : NULL;
+	const struct range *range = range_first(&aliases, address, size);
 
-	return alias && (alias->address <= address || alias->address - address < size) ? alias : NULL;
+	return range ? range->thing : NULL;
 }
 
 struct alias *table_next_alias(const struct alias *alias, CUdeviceptr address, size_t size)

@@ -6,14 +6,13 @@
 #include <string.h>
 
 #include "base/per_process.h"
+#include "base/range_map.h"
 #include "host/host_copy.h"
 #include "memory/app_mappings.h"
 #include "memory/backed_internal.h"
 
-/* The table is sorted by address: pointer queries ask for any address inside a block.  */
 OF_PROCESS pthread_mutex_t blocks_lock = PTHREAD_MUTEX_INITIALIZER;
-static OF_PROCESS struct block **blocks;
-static OF_PROCESS size_t blocks_count, blocks_size;
+static OF_PROCESS struct range_map blocks; /* pointer queries ask for any address inside one */
 static _Atomic uint64_t blocks_generation = 1;
 static OF_PROCESS _Atomic unsigned sync_memops; /* blocks that have it */
 
@@ -22,44 +21,17 @@ void blocks_changed(void)
 	atomic_fetch_add(&blocks_generation, 1);
 }
 
-/* Index of the first block that begins after `address`.  */
-static size_t upper_bound(CUdeviceptr address)
+static struct block *nth(size_t index)
 {
-	size_t low = 0, high = blocks_count;
-
-	while (low < high) {
-		size_t middle = (low + high) / 2;
-
-		if (blocks[middle]->address <= address)
-			low = middle + 1;
-		else
-			high = middle;
-	}
-	return low;
+	return blocks.ranges[index].thing;
 }
 
 bool blocks_insert(struct block *block)
 {
-	size_t at;
-	bool room = true;
+	bool room;
 
 	pthread_mutex_lock(&blocks_lock);
-	if (blocks_count == blocks_size) {
-		size_t size = blocks_size ? 2 * blocks_size : 256;
-		struct block **more = realloc(blocks, size * sizeof(*more));
-
-		room = more != NULL;
-		if (room) {
-			blocks = more;
-			blocks_size = size;
-		}
-	}
-	if (room) {
-		at = upper_bound(block->address);
-		memmove(blocks + at + 1, blocks + at, (blocks_count - at) * sizeof(*blocks));
-		blocks[at] = block;
-		blocks_count++;
-	}
+	room = range_add(&blocks, block->address, block->size, block);
 	pthread_mutex_unlock(&blocks_lock);
 	blocks_changed();
 	return room;
@@ -67,14 +39,12 @@ bool blocks_insert(struct block *block)
 
 struct block *blocks_take(CUdeviceptr address, bool imported)
 {
-	struct block *block;
-	size_t at = upper_bound(address);
+	struct range *range = range_beginning(&blocks, address);
+	struct block *block = range ? range->thing : NULL;
 
-	if (at == 0 || blocks[at - 1]->address != address || blocks[at - 1]->imported != imported)
+	if (!block || block->imported != imported)
 		return NULL;
-	block = blocks[at - 1];
-	memmove(blocks + at - 1, blocks + at, (blocks_count - at) * sizeof(*blocks));
-	blocks_count--;
+	range_remove(&blocks, range);
 	return block;
 }
 
@@ -89,9 +59,9 @@ static void describe(const struct block *block, struct block *found)
 /* The block that contains `address`; NULL: not ours. With the lock held.  */
 static struct block *containing(CUdeviceptr address)
 {
-	size_t at = upper_bound(address);
+	const struct range *range = range_first(&blocks, address, 1);
 
-	return at > 0 && address - blocks[at - 1]->address < blocks[at - 1]->size ? blocks[at - 1] : NULL;
+	return range ? range->thing : NULL;
 }
 
 bool block_find(CUdeviceptr address, struct block *found)
@@ -130,11 +100,11 @@ struct block **blocks_list(size_t *count)
 	struct block **list;
 
 	pthread_mutex_lock(&blocks_lock);
-	list = malloc((blocks_count + mapped + 1) * sizeof(*list));
+	list = malloc((blocks.count + mapped + 1) * sizeof(*list));
 	*count = 0;
-	for (size_t i = 0; list && i < blocks_count; i++)
-		if (!blocks[i]->shared)
-			list[(*count)++] = blocks[i];
+	for (size_t i = 0; list && i < blocks.count; i++)
+		if (!nth(i)->shared)
+			list[(*count)++] = nth(i);
 	pthread_mutex_unlock(&blocks_lock);
 	if (list)
 		*count += mappings_list(list + *count, mapped);
@@ -147,9 +117,9 @@ struct copy *blocks_take_kept_copies(uint64_t bytes)
 	struct copy *list = NULL;
 
 	pthread_mutex_lock(&blocks_lock);
-	for (size_t i = 0; i < blocks_count && taken < bytes; i++)
-		if (blocks[i]->resident && !blocks[i]->hollow)
-			copy_take(&blocks[i]->copy, &list, &taken);
+	for (size_t i = 0; i < blocks.count && taken < bytes; i++)
+		if (nth(i)->resident && !nth(i)->hollow)
+			copy_take(&nth(i)->copy, &list, &taken);
 	pthread_mutex_unlock(&blocks_lock);
 	mappings_take_kept_copies(&list, &taken, bytes);
 	return list;
@@ -160,9 +130,9 @@ size_t blocks_resident_bytes(void)
 	size_t bytes = 0;
 
 	pthread_mutex_lock(&blocks_lock);
-	for (size_t i = 0; i < blocks_count; i++)
-		if (blocks[i]->resident && !blocks[i]->shared)
-			bytes += blocks[i]->mapped;
+	for (size_t i = 0; i < blocks.count; i++)
+		if (nth(i)->resident && !nth(i)->shared)
+			bytes += nth(i)->mapped;
 	pthread_mutex_unlock(&blocks_lock);
 	return bytes + mappings_resident_bytes();
 }
@@ -172,8 +142,8 @@ bool blocks_are_in(const struct context *context)
 	bool any = false;
 
 	pthread_mutex_lock(&blocks_lock);
-	for (size_t i = 0; i < blocks_count && !any; i++)
-		any = blocks[i]->context == context && !blocks[i]->shared;
+	for (size_t i = 0; i < blocks.count && !any; i++)
+		any = nth(i)->context == context && !nth(i)->shared;
 	pthread_mutex_unlock(&blocks_lock);
 	return any || mappings_are_in(context);
 }
@@ -208,14 +178,13 @@ void block_set_hollow(struct block *block, bool hollow)
 
 void blocks_keep_on_gpu(CUdeviceptr address, size_t size)
 {
-	struct block *first;
+	struct range *range, *end;
 
 	pthread_mutex_lock(&blocks_lock);
-	for (size_t i = upper_bound(address); i < blocks_count && blocks[i]->address - address < size; i++)
-		blocks[i]->shared = true;
-	first = containing(address);
-	if (first)
-		first->shared = true;
+	range = range_first(&blocks, address, size);
+	end = blocks.ranges + blocks.count;
+	for (; range && range < end && (range->address <= address || range->address - address < size); range++)
+		((struct block *)range->thing)->shared = true;
 	pthread_mutex_unlock(&blocks_lock);
 	blocks_changed();
 }
@@ -226,10 +195,10 @@ void blocks_set_peers(struct device *owner, uint32_t peers)
 
 	pthread_mutex_lock(&blocks_lock);
 	before = atomic_exchange(&owner->peers, peers);
-	for (size_t i = 0; before != peers && i < blocks_count; i++)
-		if (blocks[i]->context->device == owner && blocks[i]->parts_mapped) {
-			block_take_access(blocks[i], before & ~peers);
-			block_set_access(blocks[i]);
+	for (size_t i = 0; before != peers && i < blocks.count; i++)
+		if (nth(i)->context->device == owner && nth(i)->parts_mapped) {
+			block_take_access(nth(i), before & ~peers);
+			block_set_access(nth(i));
 		}
 	pthread_mutex_unlock(&blocks_lock);
 }
@@ -271,15 +240,15 @@ struct block *blocks_take_context(CUcontext handle)
 	struct block *taken = NULL;
 	size_t kept = 0;
 
-	for (size_t i = 0; i < blocks_count; i++) {
-		if (blocks[i]->context->handle == handle) {
-			blocks[i]->next_doomed = taken;
-			taken = blocks[i];
+	for (size_t i = 0; i < blocks.count; i++) {
+		if (nth(i)->context->handle == handle) {
+			nth(i)->next_doomed = taken;
+			taken = nth(i);
 		} else {
-			blocks[kept++] = blocks[i];
+			blocks.ranges[kept++] = blocks.ranges[i];
 		}
 	}
-	blocks_count = kept;
+	blocks.count = kept;
 	return taken;
 }
 
@@ -304,15 +273,15 @@ bool blocks_sum(struct block_bytes bytes[AFFINODE_MAX_GPUS], uint64_t shared[AFF
 	memset(shared, 0, AFFINODE_MAX_GPUS * sizeof(shared[0]));
 	memset(mapped, 0, AFFINODE_MAX_GPUS * sizeof(mapped[0]));
 	pthread_mutex_lock(&blocks_lock);
-	for (size_t i = 0; i < blocks_count; i++) {
-		int gpu = device_index(blocks[i]->context->device);
+	for (size_t i = 0; i < blocks.count; i++) {
+		int gpu = device_index(nth(i)->context->device);
 
 		if (gpu >= (int)AFFINODE_MAX_GPUS)
 			continue;
-		if (blocks[i]->shared)
-			shared[gpu] += blocks[i]->mapped;
+		if (nth(i)->shared)
+			shared[gpu] += nth(i)->mapped;
 		else
-			add(&bytes[gpu], blocks[i]);
+			add(&bytes[gpu], nth(i));
 	}
 	pthread_mutex_unlock(&blocks_lock);
 	mappings_sum(bytes, shared, mapped);

@@ -3,10 +3,9 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "base/growable.h"
 #include "base/per_process.h"
+#include "base/range_map.h"
 #include "driver/real_driver.h"
 #include "state/shim_state.h"
 
@@ -14,32 +13,14 @@
 #define MAX_DEVICES 64
 
 struct managed {
-	CUdeviceptr address;
 	size_t size;
 	int device;  /* index */
 	size_t sent; /* to the host, by the last park */
 };
 
 static OF_PROCESS pthread_mutex_t managed_lock = PTHREAD_MUTEX_INITIALIZER;
-static OF_PROCESS struct managed *ranges; /* sorted by address */
-static OF_PROCESS size_t ranges_count, ranges_size;
+static OF_PROCESS struct range_map ranges; /* of struct managed */
 static OF_PROCESS _Atomic uint64_t total, out[MAX_DEVICES];
-
-/* Index of the first range that begins at or after `address`.  */
-static size_t lower_bound(CUdeviceptr address)
-{
-	size_t low = 0, high = ranges_count;
-
-	while (low < high) {
-		size_t middle = (low + high) / 2;
-
-		if (ranges[middle].address < address)
-			low = middle + 1;
-		else
-			high = middle;
-	}
-	return low;
-}
 
 /* Only what went as a whole is told of: the rest may well have come back.  */
 static void count_out(const struct managed *range, bool leaves)
@@ -55,28 +36,27 @@ static void count_out(const struct managed *range, bool leaves)
 /* With the lock held.  */
 static void forget(CUdeviceptr address)
 {
-	size_t at = lower_bound(address);
+	struct range *range = range_beginning(&ranges, address);
 
-	if (at == ranges_count || ranges[at].address != address)
+	if (!range)
 		return;
-	count_out(&ranges[at], true);
-	atomic_fetch_sub(&total, ranges[at].size);
-	memmove(ranges + at, ranges + at + 1, (ranges_count - at - 1) * sizeof(*ranges));
-	ranges_count--;
+	count_out(range->thing, true);
+	atomic_fetch_sub(&total, range->size);
+	free(range->thing);
+	range_remove(&ranges, range);
 }
 
 void managed_note(CUdeviceptr address, size_t size, const struct device *device)
 {
-	size_t at;
+	struct managed *managed = malloc(sizeof(*managed));
 
 	pthread_mutex_lock(&managed_lock);
 	forget(address); /* it went with its context, unseen */
-	if (array_has_room(ranges, ranges_count, ranges_size)) { /* else it is never sent out, and nothing worse */
-		at = lower_bound(address);
-		memmove(ranges + at + 1, ranges + at, (ranges_count - at) * sizeof(*ranges));
-		ranges[at] = (struct managed){.address = address, .size = size, .device = device_index(device)};
-		ranges_count++;
+	if (managed && range_add(&ranges, address, size, managed)) {
+		*managed = (struct managed){.size = size, .device = device_index(device)};
 		atomic_fetch_add(&total, size);
+	} else {
+		free(managed); /* it is never sent out, and nothing worse */
 	}
 	pthread_mutex_unlock(&managed_lock);
 }
@@ -127,22 +107,18 @@ static struct context *context_to_send_from(int device)
  * the driver takes the order, so that a free is not given away under it, and does not wait for the wire either.  */
 static size_t send_next(CUdeviceptr *at, struct context **context, CUresult *result)
 {
-	struct managed *range = NULL;
-	size_t bytes = 0, index;
+	struct range *range;
+	size_t bytes = 0;
 
 	pthread_mutex_lock(&managed_lock);
-	index = lower_bound(*at + 1);
-	if (index > 0 && *at - ranges[index - 1].address < ranges[index - 1].size)
-		range = &ranges[index - 1];
-	else if (index < ranges_count)
-		range = &ranges[index];
+	range = range_first(&ranges, *at, UINT64_MAX - *at);
 	if (range) {
 		if (*at < range->address)
 			*at = range->address;
 		bytes = range->size - (*at - range->address);
 		if (bytes > PIECE_BYTES)
 			bytes = PIECE_BYTES;
-		*context = context_to_send_from(range->device);
+		*context = context_to_send_from(((struct managed *)range->thing)->device);
 		*result = *context ? prefetch(*at, bytes, (*context)->stream) : CUDA_ERROR_NOT_SUPPORTED;
 	}
 	pthread_mutex_unlock(&managed_lock);
@@ -151,13 +127,15 @@ static size_t send_next(CUdeviceptr *at, struct context **context, CUresult *res
 
 static void note_sent(CUdeviceptr at, size_t bytes)
 {
-	size_t index;
+	struct managed *managed;
+	struct range *range;
 
 	pthread_mutex_lock(&managed_lock);
-	index = lower_bound(at + 1);
-	if (index > 0 && at - ranges[index - 1].address < ranges[index - 1].size) { /* not freed meanwhile */
-		ranges[index - 1].sent += bytes;
-		count_out(&ranges[index - 1], false);
+	range = range_first(&ranges, at, 1);
+	if (range) { /* not freed meanwhile */
+		managed = range->thing;
+		managed->sent += bytes;
+		count_out(managed, false);
 	}
 	pthread_mutex_unlock(&managed_lock);
 }
@@ -165,9 +143,11 @@ static void note_sent(CUdeviceptr at, size_t bytes)
 static void forget_what_was_sent(void)
 {
 	pthread_mutex_lock(&managed_lock);
-	for (size_t i = 0; i < ranges_count; i++) {
-		count_out(&ranges[i], true);
-		ranges[i].sent = 0;
+	for (size_t i = 0; i < ranges.count; i++) {
+		struct managed *managed = ranges.ranges[i].thing;
+
+		count_out(managed, true);
+		managed->sent = 0;
 	}
 	pthread_mutex_unlock(&managed_lock);
 }
