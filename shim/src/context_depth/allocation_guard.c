@@ -6,23 +6,19 @@
 #include "context_depth/context_depth.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <string.h>
 
-#include "base/per_process.h"
 #include "context_depth/internal.h"
 #include "context_depth/shadow/shadow.h"
-#include "driver/call_signatures.h"
 #include "driver/entry_point.h"
 #include "driver/hook.h"
 #include "driver/real_driver.h"
+#include "driver/thunk_pool.h"
 #include "gpu/contexts.h"
 #include "gpu/gpu_lock.h"
 #include "memory/backed.h"
 #include "state/shim_state.h"
 
-#define INT_POOL 64
-#define WIDE_POOL 16
 /* A context comes back in a fifth of a second, its memory in one.  */
 #define SHARE_NS (10 * S_NS)
 /* Left free by processes that pass a lock that its holder does not let go of, being stopped: a context needs no
@@ -33,13 +29,6 @@
 	(TRAIT_TAKES_BYTES | TRAIT_TAKES_DESCRIBED | TRAIT_TAKES_SOME | TRAIT_ADDS_NODES | TRAIT_LAUNCHES_GRAPH |    \
 	 TRAIT_TAKES_CONTEXT)
 
-struct target {
-	void *real;
-	unsigned what;
-};
-
-static struct target int_targets[INT_POOL], wide_targets[WIDE_POOL];
-static OF_PROCESS pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic bool graphs_take_memory; /* some may */
 
 /* The devices whose locks were shared, as bits; false: one could not be had.  */
@@ -130,7 +119,7 @@ static bool leaves_enough(unsigned what, uint64_t bytes)
 	       (free_bytes >= LEFT_FOR_HOLDER && free_bytes - LEFT_FOR_HOLDER >= bytes);
 }
 
-static W call_int(const struct target *target, INT_PARAMETERS)
+static W call_int(const struct thunk_target *target, INT_PARAMETERS)
 {
 	WITHOUT_CANCELLATION();
 	uint64_t shared;
@@ -147,7 +136,7 @@ static W call_int(const struct target *target, INT_PARAMETERS)
 	return result;
 }
 
-static W call_wide(const struct target *target, WIDE_PARAMETERS)
+static W call_wide(const struct thunk_target *target, WIDE_PARAMETERS)
 {
 	W result = ((wide_fn)target->real)(WIDE_ARGUMENTS);
 
@@ -155,50 +144,22 @@ static W call_wide(const struct target *target, WIDE_PARAMETERS)
 	return result;
 }
 
-REPEAT_16(INT_THUNK, 0x0) REPEAT_16(INT_THUNK, 0x1) REPEAT_16(INT_THUNK, 0x2) REPEAT_16(INT_THUNK, 0x3)
-REPEAT_16(WIDE_THUNK, 0x0)
-
-#define INT_NAME(n) int_thunk_##n,
-#define WIDE_NAME(n) wide_thunk_##n,
-static const int_fn int_thunks[INT_POOL] = {REPEAT_16(INT_NAME, 0x0) REPEAT_16(INT_NAME, 0x1)
-						    REPEAT_16(INT_NAME, 0x2) REPEAT_16(INT_NAME, 0x3)};
-static const wide_fn wide_thunks[WIDE_POOL] = {REPEAT_16(WIDE_NAME, 0x0)};
-
-static int bind_target(struct target *targets, int count, void *real, unsigned what)
-{
-	int bound = -1;
-
-	pthread_mutex_lock(&pool_lock);
-	for (int i = 0; i < count && bound < 0; i++) {
-		if (!targets[i].real) {
-			targets[i].what = what;
-			__atomic_store_n(&targets[i].real, real, __ATOMIC_RELEASE);
-		}
-		if (targets[i].real == real)
-			bound = i;
-	}
-	pthread_mutex_unlock(&pool_lock);
-	return bound;
-}
+INT_POOL(TIMES_64)
+WIDE_POOL(TIMES_16)
 
 void *around_for(const char *name, bool wide, void *real)
 {
 	unsigned what = entry_point_traits(name) & (TAKES_TRAITS | TRAIT_SHARES | TRAIT_CHANGES_CONTEXTS);
-	void *thunk = real;
-	int i;
+	void *thunk;
 
 	if (!checkpoint_is_asked())
 		what &= ~(unsigned)(TRAIT_SHARES | TRAIT_CHANGES_CONTEXTS);
 	if (!what)
 		return real;
-	i = wide ? bind_target(wide_targets, WIDE_POOL, real, what) : bind_target(int_targets, INT_POOL, real, what);
-	if (i < 0)
+	thunk = thunk_bind(wide ? &wide_pool : &int_pool, real, what, NULL);
+	if (!thunk)
 		checkpoint_refuse("more driver entry points than there are wrappers");
-	else if (wide)
-		memcpy(&thunk, &wide_thunks[i], sizeof(thunk));
-	else
-		memcpy(&thunk, &int_thunks[i], sizeof(thunk));
-	return thunk;
+	return thunk ? thunk : real;
 }
 
 /* A driver that lacks an entry point has nothing to be wrapped.  */

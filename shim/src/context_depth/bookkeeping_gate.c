@@ -1,18 +1,15 @@
 #include "context_depth/bookkeeping_gate.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <stdatomic.h>
-#include <string.h>
 
 #include "base/monotonic_futex.h"
-#include "base/per_process.h"
 #include "context_depth/checkpoint.h"
 #include "context_depth/context_depth.h"
 #include "context_depth/deferred_calls.h"
 #include "context_depth/shadow/shadow.h"
-#include "driver/call_signatures.h"
 #include "driver/entry_point.h"
+#include "driver/thunk_pool.h"
 #include "gate/gate.h"
 #include "gate/thread_slots.h"
 #include "state/shim_state.h"
@@ -86,57 +83,48 @@ void books_open(void)
 /* What a call gets while the process is off the GPU.  */
 enum meanwhile { WAITS, IS_PUT_OFF, IS_DONE, MAKES_EVENT, ASKS_FOR_END };
 
-struct target {
-	void *next; /* the driver's pointer, or a hook */
-	enum meanwhile meanwhile;
-};
-
-#define INT_POOL LARGE_POOL
-#define WIDE_POOL 16
-static struct target int_targets[INT_POOL], wide_targets[WIDE_POOL];
-static OF_PROCESS pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 static bool is_copy; /* forked while the driver held its parent */
 
 /* The process is about to end while it is off the GPU. Nothing of its runs there, and what it gives back goes with it.
  * PyTorch makes events for what it frees, in destructors, where an error ends it by SIGABRT (seen on an H200).  */
-static bool ends_with_process(const struct target *target, W a0)
+static bool ends_with_process(const struct thunk_target *target, W a0)
 {
-	if (is_copy || !atomic_load(&gate.dying) || target->meanwhile == WAITS)
+	if (is_copy || !atomic_load(&gate.dying) || target->what == WAITS)
 		return false;
 	if (shim_state() == AFFINODE_STATE_LOST) /* that one goes on, and is to hear of it at once */
 		return false;
-	if (target->meanwhile == MAKES_EVENT && a0)
+	if (target->what == MAKES_EVENT && a0)
 		*(CUevent *)a0 = NULL;
 	return true;
 }
 
-static bool put_off(const struct target *target, W a0, W a1, W a2)
+static bool put_off(const struct thunk_target *target, W a0, W a1, W a2)
 {
 	CUcontext context = NULL;
 
-	return target->meanwhile == IS_PUT_OFF && !atomic_load(&gate.dying) && shadows_current(&context) &&
-	       deferred_add(target->next, context, a0, a1, a2);
+	return target->what == IS_PUT_OFF && !atomic_load(&gate.dying) && shadows_current(&context) &&
+	       deferred_add(target->real, context, a0, a1, a2);
 }
 
-static W call_int(const struct target *target, INT_PARAMETERS)
+static W call_int(const struct thunk_target *target, INT_PARAMETERS)
 {
 	struct books_pass pass;
 	CUresult refused;
 	W result;
 
 	while (!books_enter(&pass)) {
-		if (target->meanwhile == IS_DONE || put_off(target, a0, a1, a2) || ends_with_process(target, a0))
+		if (target->what == IS_DONE || put_off(target, a0, a1, a2) || ends_with_process(target, a0))
 			return CUDA_SUCCESS;
 		refused = books_wait();
 		if (refused != CUDA_SUCCESS) /* or told, while it waited, that the process ends */
 			return ends_with_process(target, a0) ? CUDA_SUCCESS : (W)refused;
 	}
-	result = ((int_fn)target->next)(INT_ARGUMENTS);
+	result = ((int_fn)target->real)(INT_ARGUMENTS);
 	books_leave(&pass);
 	return result;
 }
 
-static W call_wide(const struct target *target, WIDE_PARAMETERS)
+static W call_wide(const struct thunk_target *target, WIDE_PARAMETERS)
 {
 	struct books_pass pass;
 	CUresult refused;
@@ -147,50 +135,21 @@ static W call_wide(const struct target *target, WIDE_PARAMETERS)
 		if (refused != CUDA_SUCCESS)
 			return (W)refused;
 	}
-	result = ((wide_fn)target->next)(WIDE_ARGUMENTS);
+	result = ((wide_fn)target->real)(WIDE_ARGUMENTS);
 	books_leave(&pass);
 	return result;
 }
 
-REPEAT_LARGE_POOL(INT_THUNK) REPEAT_16(WIDE_THUNK, 0x0)
-
-#define INT_NAME(n) int_thunk_##n,
-#define WIDE_NAME(n) wide_thunk_##n,
-static const int_fn int_thunks[INT_POOL] = {REPEAT_LARGE_POOL(INT_NAME)};
-static const wide_fn wide_thunks[WIDE_POOL] = {REPEAT_16(WIDE_NAME, 0x0)};
-
-static int bind_target(struct target *targets, int count, void *next, enum meanwhile meanwhile)
-{
-	for (int i = 0; i < count; i++) {
-		if (targets[i].next == next && targets[i].meanwhile == meanwhile)
-			return i;
-		if (!targets[i].next) {
-			targets[i].meanwhile = meanwhile;
-			__atomic_store_n(&targets[i].next, next, __ATOMIC_RELEASE);
-			return i;
-		}
-	}
-	return -1;
-}
+INT_POOL(TIMES_512)
+WIDE_POOL(TIMES_16)
 
 static void *thunk(void *next, bool wide, enum meanwhile meanwhile)
 {
-	void *thunk = next;
-	int i;
+	void *thunk = thunk_bind(wide ? &wide_pool : &int_pool, next, meanwhile, NULL);
 
-	pthread_mutex_lock(&pool_lock);
-	if (wide)
-		i = bind_target(wide_targets, WIDE_POOL, next, WAITS);
-	else
-		i = bind_target(int_targets, INT_POOL, next, meanwhile);
-	pthread_mutex_unlock(&pool_lock);
-	if (i < 0)
+	if (!thunk)
 		checkpoint_refuse("more driver entry points than there are wrappers");
-	else if (wide)
-		memcpy(&thunk, &wide_thunks[i], sizeof(thunk));
-	else
-		memcpy(&thunk, &int_thunks[i], sizeof(thunk));
-	return thunk;
+	return thunk ? thunk : next;
 }
 
 static enum meanwhile meanwhile_of(unsigned traits)

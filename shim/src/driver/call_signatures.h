@@ -31,35 +31,4 @@ typedef uintptr_t W;
 typedef W (*int_fn)(INT_PARAMETERS);
 typedef W (*wide_fn)(WIDE_PARAMETERS);
 
-/* M(hex digits) 16 or 256 times, for pools of functions: the thunk of that index, and its name in the table.  */
-#define REPEAT_16(M, n)                                                                                             \
-	M(n##0) M(n##1) M(n##2) M(n##3) M(n##4) M(n##5) M(n##6) M(n##7) M(n##8) M(n##9) M(n##a) M(n##b) M(n##c)      \
-	M(n##d) M(n##e) M(n##f)
-#define REPEAT_256(M, n)                                                                                            \
-	REPEAT_16(M, n##0) REPEAT_16(M, n##1) REPEAT_16(M, n##2) REPEAT_16(M, n##3) REPEAT_16(M, n##4)               \
-	REPEAT_16(M, n##5) REPEAT_16(M, n##6) REPEAT_16(M, n##7) REPEAT_16(M, n##8) REPEAT_16(M, n##9)               \
-	REPEAT_16(M, n##a) REPEAT_16(M, n##b) REPEAT_16(M, n##c) REPEAT_16(M, n##d) REPEAT_16(M, n##e)               \
-	REPEAT_16(M, n##f)
-
-/* A pool for hundreds of names. Sanitizers take long over whole pools, and their tests need few.  */
-#ifdef SMALL_POOLS
-#define LARGE_POOL 64
-#define REPEAT_LARGE_POOL(M) REPEAT_16(M, 0x0) REPEAT_16(M, 0x1) REPEAT_16(M, 0x2) REPEAT_16(M, 0x3)
-#else
-#define LARGE_POOL 512
-#define REPEAT_LARGE_POOL(M) REPEAT_256(M, 0x0) REPEAT_256(M, 0x1)
-#endif
-
-/* A pool's nth wrapper, of each of the two signatures.  */
-#define INT_THUNK(n)                                               \
-	static W int_thunk_##n(INT_PARAMETERS)                     \
-	{                                                          \
-		return call_int(&int_targets[n], INT_ARGUMENTS);   \
-	}
-#define WIDE_THUNK(n)                                              \
-	static W wide_thunk_##n(WIDE_PARAMETERS)                   \
-	{                                                          \
-		return call_wide(&wide_targets[n], WIDE_ARGUMENTS); \
-	}
-
 #endif

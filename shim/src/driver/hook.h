@@ -8,11 +8,12 @@
 #include <stddef.h>
 
 #include "driver/cuda_types.h"
+#include "driver/thunk_pool.h"
 
 #define HOOK_INSTANCES 4
 
 struct hook {
-	void *reals[HOOK_INSTANCES];
+	struct thunk_target targets[HOOK_INSTANCES];
 	void *const thunks[HOOK_INSTANCES];
 };
 
@@ -49,7 +50,7 @@ static inline void cancellation_restore(const int *before)
 	static CUresult name##_at_##n parameters                                                                    \
 	{                                                                                                           \
 		WITHOUT_CANCELLATION();                                                                             \
-		return on_##name(hook_##name.reals[n], __VA_ARGS__);                                                \
+		return on_##name(hook_##name.targets[n].real, __VA_ARGS__);                                         \
 	}
 #define HOOK(name, parameters, ...)                                                                                 \
 	static CUresult name##_at_0 parameters;                                                                     \

@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "base/monotonic_futex.h"
 #include "base/per_process.h"
-#include "driver/call_signatures.h"
+#include "driver/thunk_pool.h"
 #include "gate/gate.h"
 
 /* Calls that come next, on the way out of what was interrupted, are not to wait either.  */

@@ -1,25 +1,21 @@
 #include "context_depth/nvml/nvml_gate.h"
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/monotonic_futex.h"
-#include "base/per_process.h"
 #include "context_depth/bookkeeping_gate.h"
 #include "context_depth/context_depth.h"
 #include "driver/symbol_finder.h"
+#include "driver/thunk_pool.h"
 #include "state/depth.h"
 #include "state/shim_state.h"
 
-#define INT_POOL LARGE_POOL /* NVML of CUDA 13 has about 400 */
 #define REFUSED 999 /* NVML_ERROR_UNKNOWN */
 /* A process that asks every few seconds would be brought back each time: longer than monitors pause.  */
 #define LATELY_NS (10 * S_NS)
 
-static void *int_targets[INT_POOL];
-static OF_PROCESS pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic uint64_t asked_ns;
 static _Atomic bool comes_by; /* some calls do */
 
@@ -37,9 +33,9 @@ static W call_gated(void *real, INT_PARAMETERS)
 	return result;
 }
 
-static W call_int(void *const *target, INT_PARAMETERS)
+static W call_int(const struct thunk_target *target, INT_PARAMETERS)
 {
-	return call_gated(*target, INT_ARGUMENTS);
+	return call_gated(target->real, INT_ARGUMENTS);
 }
 
 W nvml_call(void *real, INT_PARAMETERS)
@@ -50,10 +46,7 @@ W nvml_call(void *real, INT_PARAMETERS)
 	return call_gated(real, INT_ARGUMENTS);
 }
 
-REPEAT_LARGE_POOL(INT_THUNK)
-
-#define INT_NAME(n) int_thunk_##n,
-static const int_fn int_thunks[INT_POOL] = {REPEAT_LARGE_POOL(INT_NAME)};
+INT_POOL(TIMES_512) /* NVML of CUDA 13 has about 400 */
 
 /* One of NVML's functions that may wait; nvmlErrorString asks no GPU, and returns text.  */
 static bool nvml_is_name(const char *name)
@@ -62,33 +55,15 @@ static bool nvml_is_name(const char *name)
 	       strcmp(name, "nvmlErrorString") != 0;
 }
 
-static int bind_target(void *real)
-{
-	int bound = -1;
-
-	pthread_mutex_lock(&pool_lock);
-	for (int i = 0; i < INT_POOL && bound < 0; i++) {
-		if (!int_targets[i])
-			__atomic_store_n(&int_targets[i], real, __ATOMIC_RELEASE);
-		if (int_targets[i] == real)
-			bound = i;
-	}
-	pthread_mutex_unlock(&pool_lock);
-	return bound;
-}
-
 /* What to hand out for one: a wrapper, or `real` where there are no more of them, and then never context depth.  */
 static void *nvml_wrap(void *real)
 {
-	void *thunk = real;
-	int i = bind_target(real);
+	void *thunk = thunk_bind(&int_pool, real, 0, NULL);
 
 	atomic_store(&comes_by, true);
-	if (i < 0)
+	if (!thunk)
 		checkpoint_refuse("more entry points of NVML than there are wrappers");
-	else
-		memcpy(&thunk, &int_thunks[i], sizeof(thunk));
-	return thunk;
+	return thunk ? thunk : real;
 }
 
 /* A question whether NVML is there must not be answered with what we export in its stead.  */
