@@ -151,7 +151,8 @@ def _compute_limit(ours: Answer) -> list[str]:
         return []
     return [
         f"memory is not your limit: these cells slow each other down. They compute {slower_hours:.1f} h longer than"
-        f" alone, and wait {ours['hours_waited']:.1f} h for memory."
+        f" alone, and wait {ours['hours_waited']:.1f} h for memory. The setting max_computing_per_gpu bounds how many"
+        " compute on a GPU at once."
     ]
 
 

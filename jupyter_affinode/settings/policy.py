@@ -141,6 +141,17 @@ class _Queue:
         have waited before another one is shut down for it.""",
         least=0.1,  # else the controller would do nothing but move kernels
     )
+    max_computing_per_gpu: int | None = setting(
+        None,
+        """How many kernels compute on a GPU at once: a waiting kernel is brought back only where fewer do. Choose it
+        where cells slow each other down, as `jupyter affinode plan` says when compute and not memory is what is short.
+        It bounds only which waiting kernels are brought back: a kernel that is on the GPU already begins its cells
+        unasked. Kernels that compute take turns only with `when_full="time_slice"`; else a kernel may wait for as long
+        as the cells of others last.""",
+        least=1,
+        most=1000,
+        shown_default="any number",
+    )
     allow_migration: bool = setting(
         True,
         """Let a kernel that was parked with `depth="context"`, and whose GPU is full when it is needed again, resume on

@@ -16,6 +16,7 @@ export type WaitReason =
   | 'turn'
   | 'full'
   | 'computing'
+  | 'compute'
   | 'held'
   | 'host-memory'
   | 'moving'

@@ -67,7 +67,12 @@ export interface IBlocker {
 /** What a waiting kernel waits for; the most important blocker first. */
 export interface IWait {
   code: string;
-  args: { bytes?: number | null; limit?: string | null };
+  args: {
+    bytes?: number | null;
+    limit?: string | null;
+    kernels?: number | null;
+    gpu?: number | null;
+  };
   blockers: IBlocker[];
 }
 

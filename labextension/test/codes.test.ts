@@ -118,6 +118,16 @@ test('a wait names the notebook that is in the way', () => {
   assert.strictEqual(waitText(null, nameOf, trans), 'The GPU is full');
 });
 
+test('a wait says how many kernels compute on which GPU', () => {
+  const said = (args: object) => waitText({ code: 'compute', args }, nameOf, trans);
+  assert.strictEqual(
+    said({ kernels: 2, gpu: 0 }),
+    'Computing on GPU 0: 2 kernels, as many as allowed'
+  );
+  assert.strictEqual(said({ kernels: 1 }), 'Computing on the GPU: 1 kernel, as many as allowed');
+  assert.strictEqual(said({}), 'As many kernels compute on the GPU as allowed');
+});
+
 test('an estimate is an upper bound, or it is said why there is none', () => {
   const wait = { code: 'computing', blockers: [blocker('computing')] };
   const said = (estimate_s: number | null) =>

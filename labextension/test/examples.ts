@@ -6,7 +6,8 @@ import { IWords } from '../src/words';
 /** English, as JupyterLab's null translator gives it. */
 export const trans: IWords = {
   __: (text, ...values) => text.replace(/%(\d)/g, (_, index) => String(values[Number(index) - 1])),
-  _n: (one, many, count) => (count === 1 ? one : many).replace('%1', String(count))
+  _n: (one, many, count, ...values) =>
+    trans.__(count === 1 ? one : many, ...(values.length > 0 ? values : [count]))
 };
 
 /** A kernel of one's own that uses no GPU, with some changes. */

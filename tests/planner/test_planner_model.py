@@ -11,6 +11,7 @@ import pytest
 from small_plans import FREE, PLAIN, random_sessions, replay, session
 
 import jupyter_affinode.planner.model.replay as replay_module
+from jupyter_affinode.node.policy.eligibility import LEAST_PAUSE_S
 from jupyter_affinode.planner.model.baselines import Culled, Culling, Reservation, Sharing
 from jupyter_affinode.planner.model.event_queue import Shared, Timeline
 from jupyter_affinode.planner.model.machine import GIB, Machine, Speeds
@@ -31,6 +32,8 @@ WAYS = {
     "context": replace(QUICK, depth="context"),
     "backfill": replace(QUICK, backfill=True),
     "limits": replace(QUICK, quotas="*=35GiB", opt_out="3"),
+    "computing": replace(QUICK, max_computing_per_gpu=1),
+    "computing in turns": replace(QUICK, max_computing_per_gpu=1, when_full="time_slice", time_slice_s=20.0),
 }
 
 
@@ -183,6 +186,15 @@ def test_cells_that_compute_together_share_the_gpu():
     assert replay(sessions, compute_share=0.25).run().slowdown == pytest.approx(1.0)
     assert replay(sessions, compute_share=0.5).run().slowdown == pytest.approx(2.0)
     assert replay(sessions, gpus=4).run().slowdown == pytest.approx(1.0)
+
+
+def test_kernels_that_come_back_compute_no_more_at_once_than_the_setting_says():
+    sessions = [session(name, [(0, 10, 10), (10, 10, 10)], end_think_s=50) for name in "ab"]
+    parks = replace(PLAIN, park_when="idle", idle_timeout_s=5.0, contended_idle_timeout_s=5.0)
+    assert replay(sessions, settings=parks).run().slowdown == pytest.approx(2.0)
+    one = replay(sessions, settings=replace(parks, max_computing_per_gpu=1)).run()
+    assert one.slowdown == pytest.approx(1.5)  # no kernel comes back for its first cell
+    assert one.waits()["max"] == pytest.approx(10.0 + LEAST_PAUSE_S, abs=0.01)
 
 
 def test_shared_work_ends_when_arithmetic_says():

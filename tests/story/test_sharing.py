@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from story_stage import SMALL
 
 
@@ -103,3 +105,55 @@ def test_a_queued_kernel_that_holds_a_lock_and_the_resident_cell_that_waits_for_
     assert "True" in holder.wait(queued, 60).text
     assert "True" in waiter.wait(resident, 60).text
     assert s.seen(waiter)["parks"] >= 1
+
+
+LOOP = """
+import pathlib, time
+gpu.add('a', 1)
+pathlib.Path('computes').touch()
+while not pathlib.Path('enough').exists():
+    gpu.add('a', 1)
+    time.sleep(0.01)
+print(gpu.check('a'))
+"""
+
+
+def begin_to_compute(s, kernel):
+    """The cell; it ends when there is a file `enough`."""
+    cell = kernel.submit(LOOP)
+    s.until(Path(s.machine.work, "computes").exists)
+    return cell
+
+
+def test_a_kernel_waits_while_as_many_compute_as_may_and_is_told_so(stage):
+    """There is GPU memory for both."""
+    s = stage(**SMALL, idle_timeout_s=0.3)
+    computes, waits = s.kernel(), s.kernel()
+    for kernel in (computes, waits):
+        s.ok(kernel, "gpu.allocate('a', 12)")
+    s.policy(max_computing_per_gpu=1)
+    s.park(waits)
+    loop = begin_to_compute(s, computes)
+    cell = waits.submit("gpu.add('a', 1); gpu.check('a')")
+    s.until(lambda: (s.seen(waits).get("wait") or {}).get("code") == "compute")
+    told = s.seen(waits)
+    assert told["wait_reason"] == "computing on GPU 0: 1 kernel, as many as allowed"
+    assert told["estimate_s"] is None and told["wait"]["args"]["kernels"] == 1
+    Path(s.machine.work, "enough").touch()
+    assert computes.wait(loop).text.strip() == "True"
+    assert waits.wait(cell).text == "True"
+    assert not s.seen(computes)["parks"]
+
+
+def test_with_time_slices_kernels_take_turns_to_compute(stage):
+    s = stage(**SMALL, idle_timeout_s=0.3)
+    computes, waits = s.kernel(), s.kernel()
+    for kernel in (computes, waits):
+        s.ok(kernel, "gpu.allocate('a', 12)")
+    s.policy(max_computing_per_gpu=1, when_full="time_slice", time_slice_s=0.1)
+    s.park(waits)
+    loop = begin_to_compute(s, computes)
+    assert s.ok(waits, "gpu.add('a', 1); gpu.check('a')") == "True"
+    assert s.seen(computes)["parks"]
+    Path(s.machine.work, "enough").touch()
+    assert computes.wait(loop).text.strip() == "True"

@@ -133,6 +133,7 @@ class WaitReason(Reason):
     TURN = "turn", "There is room, and the kernel is served next."
     FULL = "full", "The GPU is full until kernels on it have been idle for long enough."
     COMPUTING = "computing", "The GPU is full, and kernels on it are at work."
+    COMPUTE = "compute", "As many kernels compute on the GPU as `max_computing_per_gpu` allows."
     HELD = "held", "A user keeps a kernel on the GPU whose memory it needs."
     HOST_MEMORY = "host-memory", "Kernels could be parked, and host memory for them is short."
     MOVING = "moving", "Memory is being freed for it, or it is being brought back."

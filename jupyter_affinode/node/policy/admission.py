@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from ...units import bytes_in_words, duration_in_words
 from ..model.actions import DenyRoom, GrantRoom
@@ -10,6 +10,7 @@ from ..model.reasons import Cause
 from ..model.snapshot import Kernel, RoomRequest, Waiter
 from .backfill import delays_none
 from .migration import migrate
+from .preemption import preempt_for_slots
 from .queue import in_turn, lines_of
 from .reclaim import reclaim
 from .scheduling_pass import Plan
@@ -24,29 +25,38 @@ def serve_queue(plan: Plan) -> None:
     No waiter overtakes another of the same GPU, unless that delays none (backfill.py). A waiter does not block others
     if it could never be served as things are, has just failed, or if no kernel can be parked for it for want of host
     memory (reclaim.py). A waiter for its own user's or group's quota does not either: what it needs of the quota is
-    put aside, and the GPU goes on. Some may be served on another GPU than their own (migration.py).
+    put aside, and the GPU goes on. One that would compute beside too many others blocks only those that would, too
+    (compute_slots.py). Some may be served on another GPU than their own (migration.py).
     """
     heads: dict[str, Waiter] = {}  # by GPU: the first that waits for it in vain
+    slotless: dict[str, Waiter] = {}  # … and the first that may not compute beside others there
     backfill = plan.settings.backfill
     for place, waiter in in_turn(plan.queue, plan.turns, plan.now, plan.settings):
         kernel = waiter.kernel
         if not plan.is_free(kernel) or kernel.served_after > plan.now:
             continue
-        if heads and _first_ahead(waiter, heads) is not None:
+        if waiter.room is None and slotless and _first_ahead(waiter, slotless) is not None:
+            if not migrate(plan, waiter, heads.keys() | slotless.keys()):
+                _stand(plan, slotless, waiter, puts_aside=False)
+        elif heads and _first_ahead(waiter, heads) is not None:
             if backfill and _may_go_first(plan, waiter, heads):
                 _give(plan, waiter, plan.limits.needs(waiter))
-            elif not migrate(plan, waiter, heads.keys()):
+            elif not migrate(plan, waiter, heads.keys() | slotless.keys()):
                 _stand(plan, heads, waiter)
         elif is_hopeless(plan, waiter):
             if waiter.room is not None:
                 _deny_when_sure(plan, waiter, waiter.room)
             else:
-                migrate(plan, waiter, heads.keys())
+                migrate(plan, waiter, heads.keys() | slotless.keys())
         elif waiter.room is None and kernel.resume_retry_at > plan.now:
             pass
+        elif waiter.room is None and (lacking := plan.slots.lacking(kernel, waiter.needs)):
+            if not migrate(plan, waiter, heads.keys() | slotless.keys()):
+                preempt_for_slots(plan, lacking, waiter)
+                _stand(plan, slotless, waiter, puts_aside=False)
         else:
             needs = plan.limits.needs(waiter)
-            if not _serve(plan, waiter, needs, place, heads):
+            if not _serve(plan, waiter, needs, place, heads.keys() | slotless.keys()):
                 is_passed = kernel.id in plan.barred or _lacks_limit_alone(plan, needs)
                 _stand(plan, None if is_passed else heads, waiter)
 
@@ -89,13 +99,14 @@ def _lacks_limit_alone(plan: Plan, needs: Mapping[str, int]) -> bool:
     return bool(short) and len(plan.limits.among(short)) == len(short)
 
 
-def _stand(plan: Plan, heads: dict[str, Waiter] | None, waiter: Waiter) -> None:
+def _stand(plan: Plan, heads: dict[str, Waiter] | None, waiter: Waiter, *, puts_aside: bool = True) -> None:
     """A waiter that is not served holds up those behind it on its GPUs (in `heads`) and in its limits."""
     if heads is not None:
         for uuid, need in waiter.needs.items():
             if need and uuid not in heads:
                 heads[uuid] = waiter
-    plan.limits.put_aside(waiter, plan.room)
+    if puts_aside:
+        plan.limits.put_aside(waiter, plan.room)
 
 
 def _may_go_first(plan: Plan, waiter: Waiter, heads: Mapping[str, Waiter]) -> bool:
@@ -105,18 +116,20 @@ def _may_go_first(plan: Plan, waiter: Waiter, heads: Mapping[str, Waiter]) -> bo
         return False
     if is_hopeless(plan, waiter) or (waiter.room is None and waiter.kernel.resume_retry_at > plan.now):
         return False
+    if waiter.room is None and plan.slots.most is not None:
+        return False  # it would compute, and perhaps be one too many when there is room for those ahead
     ahead = {uuid: heads[uuid] for uuid, need in waiter.needs.items() if need and uuid in heads}
     return delays_none(plan, waiter.needs, ahead)
 
 
-def _serve(
-    plan: Plan, waiter: Waiter, needs: Mapping[str, int], place: int, heads: Mapping[str, Waiter]
-) -> bool:
-    """Serve a waiter if there is room; else make others yield for it. False: it waits on."""
+def _serve(plan: Plan, waiter: Waiter, needs: Mapping[str, int], place: int, taken: Collection[str]) -> bool:
+    """Serve a waiter if there is room; else make others yield for it. False: it waits on. `taken`: GPUs for which
+    others wait ahead of it.
+    """
     if _is_too_fresh(plan, waiter):
         return False
     if not plan.fits(needs, plan.settings.margin_bytes):
-        if migrate(plan, waiter, heads.keys()):
+        if migrate(plan, waiter, taken):
             return True
         short = plan.shortage(needs)
         if short and waiter.kernel.reclaim_after <= plan.now:

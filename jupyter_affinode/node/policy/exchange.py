@@ -50,13 +50,16 @@ def room_to_begin(
 ) -> Mapping[str, int] | None:
     """Return the room to reserve for a waiter that comes in now, that of kernels which are about to leave included.
 
-    None: it does not wait any more, or there would not be enough. `hands_over`: it gives them its host memory.
+    None: it does not wait any more, there would not be enough, or as many kernels compute there as may. `hands_over`:
+    it gives them its host memory.
     """
     plan = Plan(now, node, settings)
     waiter = next((each for each in plan.queue if each.kernel.id == kernel_id and each.room is None), None)
     if waiter is None or not plan.will_fit(plan.limits.needs(waiter)):
         return None
     if not (may_come if hands_over else _may_come)(plan, waiter.kernel):
+        return None
+    if plan.slots.lacking(waiter.kernel, waiter.needs):
         return None
     return waiter.kernel.resume_bytes
 

@@ -1,8 +1,8 @@
 """Migration: a waiter whose own GPU is full is resumed on another one of its kind that has room now; pure.
 
-Room means its memory and its context, above the low watermark. No kernel yields for it there, and it comes after every
-waiter of that GPU that is ahead of it in the queue. Meanwhile it keeps its place at home. So the bound of
-policy/queue.py holds on both GPUs.
+Room means its memory and its context, above the low watermark, and that one more kernel may compute there. No kernel
+yields for it there, and it comes after every waiter of that GPU that is ahead of it in the queue. Meanwhile it keeps
+its place at home. So the bound of policy/queue.py holds on both GPUs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ def migrate(plan: Plan, waiter: Waiter, taken: Collection[str]) -> bool:
         for uuid in kernel.elsewhere
         if uuid not in taken and plan.room.get(uuid, 0) >= need + _stays_free(plan, uuid)
     ]
-    choices = [there for there in choices if plan.fits(plan.limits.needs(there), 0)]
+    choices = [
+        there
+        for there in choices
+        if plan.fits(plan.limits.needs(there), 0) and not plan.slots.lacking(kernel, there.needs)
+    ]
     if not choices:
         return False
     there = max(choices, key=lambda each: plan.room[next(iter(each.needs))])

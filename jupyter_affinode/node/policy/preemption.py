@@ -10,12 +10,14 @@ touches kernels that are held or opted out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from operator import attrgetter
 
 from ...units import bytes_in_words, duration_in_words
 from ..model.actions import EndKernel
 from ..model.reasons import Cause
 from ..model.snapshot import Kernel, Residency, Waiter
+from .queue import AWAY
 from .scheduling_pass import HostMemory, Plan
 
 
@@ -31,7 +33,8 @@ def make_room_when_full(plan: Plan, missing: Mapping[str, int], head: Waiter) ->
     if not lacks:
         return None
     if plan.settings.when_full == "time_slice":
-        return _preempt(plan, lacks, head)
+        chosen = _sufficient(_with_slice_over(plan, lacks, head), lacks, attrgetter("believed_bytes"))
+        return _preempt(plan, chosen, head) if chosen else None
     if plan.settings.when_full == "terminate_newest":
         _end_newest(plan, lacks, head)
     return None
@@ -57,23 +60,45 @@ def preemptible_at(kernel: Kernel, time_slice_s: float) -> float | None:
     return max(kernel.resident_since + time_slice_s, kernel.retry_at, kernel.held_until or 0.0)
 
 
-def _preempt(plan: Plan, lacks: Mapping[str, int], head: Waiter) -> HostMemory | None:
+def preempt_for_slots(plan: Plan, gpus: Collection[str], head: Waiter) -> None:
+    """With time slices, preempt kernels so that the head of a line may compute on `gpus`, where too many do, or none if
+    that would not suffice. Those that are about to leave are reckoned with.
+    """
+    if plan.settings.when_full != "time_slice" or plan.slots.most is None:
+        return
+    lacks = {}
+    computing: set[str] = set()
+    for uuid in gpus:
+        there = plan.slots.on(uuid, but=head.kernel)
+        stays = [kernel for kernel in there if plan.is_free(kernel) or kernel.residency in AWAY]
+        if len(stays) >= plan.slots.most:
+            lacks[uuid] = len(stays) + 1 - plan.slots.most
+            computing.update(kernel.id for kernel in stays)
+    over = [kernel for kernel in _with_slice_over(plan, lacks, head) if kernel.id in computing]
+    chosen = _sufficient(over, lacks, lambda kernel: dict.fromkeys(kernel.believed_bytes, 1))
+    if chosen and _preempt(plan, chosen, head) is HostMemory.LATER:
+        plan.await_host_memory()
+
+
+def _with_slice_over(plan: Plan, gpus: Collection[str], head: Waiter) -> list[Kernel]:
+    """Return the kernels that may be preempted now, those first that have had the GPU longest."""
     time_slice_s = plan.settings.time_slice_s
     began_by, over = plan.now - time_slice_s, []
-    for kernel in plan.candidates.resident_on(lacks):
+    for kernel in plan.candidates.resident_on(gpus):
         if kernel.resident_since > began_by or kernel is head.kernel:
             continue
         moment = preemptible_at(kernel, time_slice_s)
         if moment is not None and moment <= plan.now and plan.is_free(kernel):
             over.append(kernel)
-    over.sort(key=lambda kernel: (kernel.behind_until > plan.now, kernel.resident_since, kernel.id))
-    chosen = _sufficient(over, lacks)
-    if not chosen:
-        return None
+    return sorted(over, key=lambda kernel: (kernel.behind_until > plan.now, kernel.resident_since, kernel.id))
+
+
+def _preempt(plan: Plan, chosen: Sequence[Kernel], head: Waiter) -> HostMemory | None:
+    """Preempt kernels for the head of a line, all or none. Return what of host memory is in the way, if anything is."""
     found = plan.host_memory_for(chosen)
     if found is not HostMemory.ENOUGH:
         return found
-    reason = f"its turn of {duration_in_words(time_slice_s)} is over and others wait"
+    reason = f"its turn of {duration_in_words(plan.settings.time_slice_s)} is over and others wait"
     for kernel in chosen:
         plan.park(kernel, reason, Cause.TIME_SLICE, for_kernel=head.kernel.id, preempts=True)
     return None
@@ -97,7 +122,7 @@ def _end_newest(plan: Plan, lacks: Mapping[str, int], head: Waiter) -> None:
         and plan.is_free(kernel)
     ]
     younger.sort(key=lambda kernel: (-kernel.started_at, kernel.id))
-    for kernel in _sufficient(younger, lacks, with_fixed=True)[:1]:
+    for kernel in _sufficient(younger, lacks, _frees_when_ended)[:1]:
         waited = duration_in_words(plan.now - head.since)
         size = bytes_in_words(sum(head.needs.values()))
         reason = f"the GPU is full and this is its newest kernel: an older one has waited {waited} for {size}"
@@ -105,18 +130,23 @@ def _end_newest(plan: Plan, lacks: Mapping[str, int], head: Waiter) -> None:
         plan.expect_end(kernel)
 
 
+def _frees_when_ended(kernel: Kernel) -> Mapping[str, int]:
+    frees, fixed = kernel.frees_bytes, kernel.fixed_bytes
+    return {uuid: size + fixed.get(uuid, 0) for uuid, size in frees.items() if size}
+
+
 def _sufficient(
-    kernels: Sequence[Kernel], lacks: Mapping[str, int], *, with_fixed: bool = False
+    kernels: Iterable[Kernel], lacks: Mapping[str, int], gives: Callable[[Kernel], Mapping[str, int]]
 ) -> list[Kernel]:
-    """The first of the kernels that suffice together; none if all of them do not."""
+    """The first of the kernels that suffice together, each for what it gives; none if all of them do not."""
     left = dict(lacks)
     chosen = []
     for kernel in kernels:
-        gives = kernel.frees_bytes if with_fixed else kernel.believed_bytes
-        if any(gives.get(uuid) for uuid in left):
+        given = gives(kernel)
+        if any(given.get(uuid) for uuid in left):
             chosen.append(kernel)
             for uuid, size in list(left.items()):
-                size -= gives.get(uuid, 0) + (kernel.fixed_bytes.get(uuid, 0) if with_fixed else 0)
+                size -= given.get(uuid, 0)
                 if size > 0:
                     left[uuid] = size
                 else:

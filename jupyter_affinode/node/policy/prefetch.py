@@ -11,9 +11,10 @@ def prefetch(plan: Plan) -> None:
     """Resume parked kernels whose next use of the GPU is expected, never at another's cost.
 
     No kernel waits; every GPU keeps more than its low watermark and is not being reclaimed up to the high one; no
-    quota is exceeded. So no kernel is parked for it, neither now nor by a later pass. With park_when="idle" free
-    memory is meant for other programs, and the kernel would be parked again. A kernel whose CUDA context is parked,
-    too, stays: the driver's restore is not tried for a cell that may not use the GPU (state/context_depth.py).
+    quota is exceeded, and one more kernel may compute there. So no kernel is parked for it, neither now nor by a later
+    pass. With park_when="idle" free memory is meant for other programs, and the kernel would be parked again. A kernel
+    whose CUDA context is parked, too, stays: the driver's restore is not tried for a cell that may not use the GPU
+    (state/context_depth.py).
     """
     if plan.queue or plan.settings.park_when != "needed":
         return
@@ -23,6 +24,8 @@ def prefetch(plan: Plan) -> None:
         if kernel.is_dying or kernel.context_bytes or not plan.is_free(kernel):
             continue
         if max(kernel.resume_retry_at, kernel.served_after) > plan.now:
+            continue
+        if plan.slots.lacking(kernel, kernel.resume_bytes):
             continue
         size = sum(kernel.resume_bytes.values())
         needs = {**kernel.resume_bytes, **dict.fromkeys(plan.limits.of(kernel.id), size)}

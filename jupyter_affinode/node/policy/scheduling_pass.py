@@ -17,6 +17,7 @@ from ..model.actions import Action, DropCaches, GiveLots, MakeLots, Park, Refuse
 from ..model.reasons import Cause
 from ..model.snapshot import Kernel, Line, Node, Residency
 from .candidates import Candidates
+from .compute_slots import ComputeSlots
 from .disk import DiskRoom
 from .eviction_cost import is_late
 from .host_memory import MACHINE, HostRoom, Keepers, Shortage
@@ -51,6 +52,7 @@ class Plan:
         self.room.update(self.limits.room)
         self.incoming = dict.fromkeys(self.room, 0)  # will be free when what is under way is done
         self._leaving: set[str] = set()  # resources whose memory is on its way to the host
+        self.slots = ComputeSlots(now, node, settings)
         self.candidates = Candidates(now, node, settings, self.queue, self.limits, self.is_free)
         self._host = HostRoom(node.host, settings)
         self._taken: set[str] = set()
@@ -162,6 +164,7 @@ class Plan:
         self.act(Resume(kernel.id, elsewhere or kernel.resume_bytes, reason, cause, gpu))
         self._host.is_passing(kernel, sum(kernel.resume_bytes.values()))
         self.take_room(needs)
+        self.slots.take(kernel, elsewhere or kernel.resume_bytes)
         self.turns.update(lines_of(kernel, elsewhere or kernel.resume_bytes))
 
     # ---- room

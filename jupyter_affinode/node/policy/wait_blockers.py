@@ -15,7 +15,7 @@ from functools import cached_property
 from ...settings.policy import GIB
 from ..model.reasons import BlockerReason
 from ..model.snapshot import Kernel, Residency, Waiter
-from .eligibility import LEAST_PAUSE_S
+from .compute_slots import is_at_work
 from .eviction_cost import park_s
 from .scheduling_pass import ON_THE_MOVE, Plan
 
@@ -114,9 +114,10 @@ def _blocker(plan: Plan, kernel: Kernel, yields_at: float | None) -> Blocker:
         )
     if kernel.is_opted_out or not kernel.is_parkable:
         return Blocker(kernel.id, BlockerReason.OPTED_OUT)
-    if is_held(plan, kernel) and (free_at is not None or not is_at_work(plan, kernel)):
+    works = is_at_work(plan.now, kernel, plan.settings)
+    if is_held(plan, kernel) and (free_at is not None or not works):
         return Blocker(kernel.id, BlockerReason.HELD, free_at)
-    if is_at_work(plan, kernel) or free_at is None:
+    if works or free_at is None:
         return Blocker(kernel.id, BlockerReason.COMPUTING, free_at)
     return Blocker(kernel.id, BlockerReason.IDLE, free_at)
 
@@ -124,13 +125,3 @@ def _blocker(plan: Plan, kernel: Kernel, yields_at: float | None) -> Blocker:
 def is_held(plan: Plan, kernel: Kernel) -> bool:
     """Whether its user keeps it on the GPU."""
     return kernel.held_until is not None and kernel.held_until > plan.now
-
-
-def is_at_work(plan: Plan, kernel: Kernel) -> bool:
-    """Whether a kernel used the GPU so lately that nothing says when it will stop: an open cell may only be
-    loading what it computes next.
-    """
-    if kernel.calls_in_flight or kernel.captures:
-        return True
-    pause_s = plan.settings.contended_idle_timeout_s if kernel.cell_open else LEAST_PAUSE_S
-    return plan.now - kernel.last_activity < pause_s

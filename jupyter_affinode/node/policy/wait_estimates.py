@@ -4,7 +4,8 @@
 become eligible when if they stay idle, when holds end, and with time slices when turns are over. For a waiter at place
 n on a GPU, the room must do for all before it too, and kernels are parked for it when those have been served. Where
 that never adds up there is no estimate: nothing says for how long a kernel at work goes on. Nor is there one for those
-that backfill lets others pass: only the first on a GPU is kept from waiting longer for that (backfill.py).
+that backfill lets others pass: only the first on a GPU is kept from waiting longer for that (backfill.py). Nor for
+those that may not come back while others compute (compute_slots.py), nor for those behind them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ...units import bytes_in_words
 from ..model.reasons import BlockerReason, WaitReason
 from ..model.snapshot import Kernel, Node, Residency, Waiter
 from .admission import is_hopeless
+from .compute_slots import is_at_work
 from .eligibility import eligible_at
 from .eviction_cost import park_s, resume_s
 from .migration import may_migrate
@@ -31,7 +33,6 @@ from .wait_blockers import (
     Blocker,
     Blockers,
     in_order,
-    is_at_work,
     is_held,
 )
 
@@ -89,6 +90,7 @@ def outlooks(now: float, node: Node, settings: Settings) -> dict[str, Outlook]:
             )
         for uuid, need in waiter.needs.items():
             ahead[uuid] = ahead.get(uuid, 0) + need
+        view.note(waiter)
         had.update(lines_of(waiter.kernel, waiter.needs))
     return found
 
@@ -105,6 +107,13 @@ class _View:
             uuid for waiter in self.plan.queue for uuid, need in waiter.needs.items() if need
         )
         self._passed: set[str] = set()  # GPUs where others may go before one of those looked at
+        self._slotless: set[str] = set()  # … and where one of those looked at may not compute yet
+        self._comers: dict[
+            str, set[str]
+        ] = {}  # by GPU: kernels that will compute there before those looked at next
+        for waiter in self.plan.queue:
+            if waiter.room is not None:  # it needs no slot, but it takes one
+                self.note(waiter)
 
     def look(self, waiter: Waiter, ahead: Mapping[str, int]) -> Look:
         """Why it waits and until when, if that can be said."""
@@ -129,6 +138,9 @@ class _View:
         looks = [
             self._gpu(uuid, need + ahead.get(uuid, 0), waiter) for uuid, need in waiter.needs.items() if need
         ]
+        full = self._full_of_computing(waiter)
+        if full is not None:
+            looks = [full, *(each._replace(until=None) for each in looks)]
         latest = self._grant(waiter, looks)
         if latest is not None and waiter.room is None:
             latest += resume_s(kernel, plan.node.speeds)
@@ -144,6 +156,38 @@ class _View:
                 latest += park_s(kernel, plan.node.speeds) + resume_s(kernel, plan.node.speeds) + PASSES_S
             reason = f"others wait before it, and {reason}" if obstacle else "others wait before it"
         return Look(code, reason, latest, [blocker for each in looks for blocker in each.blockers])
+
+    def note(self, waiter: Waiter) -> None:
+        """Reckon with a waiter computing before those that are looked at next."""
+        if self.plan.slots.most is not None:
+            for uuid in (*waiter.needs, *waiter.kernel.elsewhere):
+                self._comers.setdefault(uuid, set()).add(waiter.kernel.id)
+
+    def _full_of_computing(self, waiter: Waiter) -> Look | None:
+        """The look of a waiter that may not compute beside others, or not beside those that come before it; nothing
+        says when they stop.
+        """
+        slots, kernel = self.plan.slots, waiter.kernel
+        if slots.most is None:
+            return None
+        beside = {}
+        for uuid in waiter.needs:
+            there = {each.id for each in slots.on(uuid, but=kernel)}
+            beside[uuid] = len(self._comers.get(uuid, set()) - there - {kernel.id})
+        is_late = waiter.room is None and slots.lacking(kernel, waiter.needs, beside)
+        if not is_late and self._slotless.isdisjoint(waiter.needs):
+            return None
+        self._slotless |= waiter.needs.keys()
+        lacking = slots.lacking(kernel, waiter.needs) if waiter.room is None else []
+        if not lacking:
+            return Look(WaitReason.TURN, ITS_TURN)
+        blockers = self._yields(self.plan.settings.when_full == "time_slice", waiter)[2]
+        there_now = slots.on(lacking[0], but=kernel)
+        index = self.plan.node.gpus[lacking[0]].index if lacking[0] in self.plan.node.gpus else None
+        where = "the GPU" if index is None else f"GPU {index}"
+        count = "1 kernel" if len(there_now) == 1 else f"{len(there_now)} kernels"
+        words = f"computing on {where}: {count}, as many as allowed"
+        return Look(WaitReason.COMPUTE, words, None, [blockers.of(each) for each in there_now])
 
     def _grant(self, waiter: Waiter, looks: Sequence[Look]) -> float | None:
         """When it will be given room on all its GPUs, if that can be said; those behind it are served afterwards."""
@@ -177,6 +221,11 @@ class _View:
         if limit is not None:
             found["limit"] = "group" if limit.startswith(GROUP) else "user"
             found |= {"group": limit[len(GROUP) :]} if limit.startswith(GROUP) else {}
+        if code is WaitReason.COMPUTE:
+            (uuid, *_) = self.plan.slots.lacking(waiter.kernel, waiter.needs)
+            found["kernels"] = len(self.plan.slots.on(uuid, but=waiter.kernel))
+            index = self.plan.node.gpus[uuid].index if uuid in self.plan.node.gpus else None
+            found |= {} if index is None else {"gpu": index}
         return found
 
     def _limit(self, waiter: Waiter) -> str | None:
@@ -217,6 +266,8 @@ class _View:
                 begins = max(moment, begins, waiter.kernel.reclaim_after)
                 at = max(begins + _slowest_s(begins, may_park), arrives)
                 at = self._with_margin(-lacks, at, may_park)
+                if slices:  # preemption leaves the margin out: what is idle by then may be parked for it
+                    at = _last_end(begins, at, may_park)
                 needed = [blockers.of(each) for each in [kernel, *yielding[: BLOCKERS_MAX - 1]]]
                 if is_held(plan, kernel) and kernel.held_until == moment:
                     whose = "another of your kernels" if _is_own(kernel, waiter) else "another user's kernel"
@@ -294,7 +345,7 @@ class _View:
         for kernel in plan.node.kernels:
             idle = eligible_at(kernel, settings, waits_since=since, speeds=plan.node.speeds)
             turn_ends = preemptible_at(kernel, settings.time_slice_s) if slices else None
-            counted_on = [turn_ends] if is_at_work(plan, kernel) else [idle, turn_ends]
+            counted_on = [turn_ends] if is_at_work(plan.now, kernel, settings) else [idle, turn_ends]
             # For a waiter before, too, which may have waited for longer.
             first = eligible_at(kernel, settings, waits_since=min(self._sinces), speeds=plan.node.speeds)
             soonest = min((moment for moment in (first, turn_ends) if moment is not None), default=None)
@@ -312,6 +363,14 @@ class _View:
 def _slowest_s(by: float, parks: Sequence[tuple[float, float]]) -> float:
     """How long the longest park takes that may be begun by then."""
     return max((lasts_s for begins, lasts_s in parks if begins <= by), default=0.0)
+
+
+def _last_end(begins: float, at: float, parks: Sequence[tuple[float, float]]) -> float:
+    """When the last park ends that may be begun from `begins` until `at`, or until another such one ends."""
+    for may_begin, lasts_s in sorted(parks):
+        if may_begin <= at:
+            at = max(at, max(may_begin, begins) + lasts_s)
+    return at
 
 
 def _code_of(blockers: Sequence[Blocker]) -> WaitReason:

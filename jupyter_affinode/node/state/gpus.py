@@ -157,5 +157,6 @@ class GpuTable:
                     self.sample.began,
                     max(known.changed_since(self.sample.began), known.missing()),
                     known.is_reclaiming,
+                    nvml.index,
                 )
         return gpus

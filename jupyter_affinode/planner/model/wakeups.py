@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from ...node.model.snapshot import Speed
-from ...node.policy.eligibility import eligible_at
+from ...node.policy.eligibility import LEAST_PAUSE_S, eligible_at
 from ...settings.policy import Settings
 from .event_queue import Timeline
 from .occupancy import Books
@@ -49,6 +49,14 @@ class Wakes:
                 moments += [since + wait for wait in patience if since + wait > now]
             if kernel.resume_backoff.retry_at > now:
                 moments.append(kernel.resume_backoff.retry_at)
+        if waiting and self._settings.max_computing_per_gpu is not None:
+            pauses = (
+                LEAST_PAUSE_S,
+                self._settings.contended_idle_timeout_s,
+            )  # when it counts as computing no more
+            for seen in self._books.seen.values():
+                base = max(seen.last_activity, seen.resident_since)
+                moments += [base + pause_s for pause_s in pauses if base + pause_s > now]
         if self._settings.when_full != "wait":
             for kernel in self._books.computing.values():
                 for base in (kernel.resident_since, kernel.computes_since or 0.0):

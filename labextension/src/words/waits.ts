@@ -13,7 +13,12 @@ export interface IBlockerWords {
 /** The wait of a kernel, as codes. */
 export interface IWaitWords {
   code: string;
-  args?: { bytes?: number | null; limit?: string | null } | null;
+  args?: {
+    bytes?: number | null;
+    limit?: string | null;
+    kernels?: number | null;
+    gpu?: number | null;
+  } | null;
   blockers?: IBlockerWords[] | null;
 }
 
@@ -83,6 +88,8 @@ export function waitText(
         : wait.code === 'computing'
           ? trans.__('The GPU is full, and its kernels are computing')
           : trans.__('The GPU is full');
+    case 'compute':
+      return computeText(wait.args, trans);
     case 'host-memory':
       return trans.__('The GPU is full, and so is the machine’s RAM: nothing can be freed');
     case 'moving':
@@ -106,6 +113,28 @@ export function waitText(
     default:
       return trans.__('The GPU is full');
   }
+}
+
+/** How many compute where: "Computing on GPU 0: 2 kernels, as many as allowed". */
+function computeText(args: IWaitWords['args'], trans: IWords): string {
+  const kernels = args?.kernels ?? null;
+  if (kernels === null) {
+    return trans.__('As many kernels compute on the GPU as allowed');
+  }
+  return typeof args?.gpu === 'number'
+    ? trans._n(
+        'Computing on GPU %2: %1 kernel, as many as allowed',
+        'Computing on GPU %2: %1 kernels, as many as allowed',
+        kernels,
+        kernels,
+        args.gpu
+      )
+    : trans._n(
+        'Computing on the GPU: %1 kernel, as many as allowed',
+        'Computing on the GPU: %1 kernels, as many as allowed',
+        kernels,
+        kernels
+      );
 }
 
 /** For how much longer: "at most 3 min", "cannot be said: train.ipynb is computing". */

@@ -20,7 +20,9 @@ from jupyter_affinode.settings.policy import GIB, Settings
 
 GPU, NOW, STEP_S = "GPU-0", 10_000.0, 0.25
 TOTAL = 80 * GIB
-MODES = [Settings(), Settings(when_full="time_slice", time_slice_s=30.0), Settings(backfill=True)]
+SLICES = Settings(when_full="time_slice", time_slice_s=30.0)
+MODES = [Settings(), SLICES, Settings(backfill=True)]
+MODES += [mode.changed(max_computing_per_gpu=2) for mode in MODES]
 
 
 @dataclass
@@ -239,6 +241,21 @@ def test_an_estimate_allows_for_a_park_that_is_begun_for_the_waiter_before():
     ]
     settings = Settings(when_full="time_slice", time_slice_s=30.0)
     machine = StillMachine({each.id: each for each in kernels}, settings, 35 * GIB)
+    promised = NOW + outlooks(NOW, machine.node(), machine.settings)["w"].estimate_s
+    while machine.now < promised + STEP_S:
+        machine.step()
+    assert machine.served.get("w", math.inf) <= promised
+
+
+def test_an_estimate_allows_for_a_park_for_the_margin_that_preempting_leaves_out():
+    """A waiter behind is parked and leaves just enough, so none is preempted; then a large kernel is idle."""
+    kernels = [
+        resident("large", 43, last_activity=NOW - 0.5, resident_since=NOW),
+        resident("busy", 25, last_activity=NOW, resident_since=NOW - 1000, calls_in_flight=1),
+        resident("behind", 2, last_activity=NOW, rooms=(RoomRequest((2, 1), GPU, GIB, NOW),)),
+        resident("w", 0, last_activity=NOW - 120, rooms=(RoomRequest((3, 1), GPU, 12 * GIB, NOW - 120),)),
+    ]
+    machine = StillMachine({each.id: each for each in kernels}, SLICES)
     promised = NOW + outlooks(NOW, machine.node(), machine.settings)["w"].estimate_s
     while machine.now < promised + STEP_S:
         machine.step()

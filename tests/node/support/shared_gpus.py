@@ -124,6 +124,7 @@ class SharedGpus(Scene):
             elif isinstance(action, EndKernel):
                 self._check_end(action, kernel, node)
         self._check_order(actions, queue)
+        self._check_computing(node, actions)
         self._check_quotas(node, actions)
 
     def _check_park(self, action: Park, kernel: Kernel, queue: Sequence[Waiter]) -> None:
@@ -152,6 +153,8 @@ class SharedGpus(Scene):
         served = {action.kernel_id for action in actions if isinstance(action, Resume | GrantRoom | DenyRoom)}
         parked_now = {action.kernel_id for action in actions if isinstance(action, Park)}
         left = []
+        if self.settings.max_computing_per_gpu is not None:  # allocations pass those that may not compute
+            queue = [waiter for waiter in queue if waiter.room is None]
         for waiter in queue:
             kernel = waiter.kernel
             if kernel.id in served:
@@ -197,6 +200,20 @@ class SharedGpus(Scene):
                     turn = (waiter.kernel.payer, frozenset(waiter.needs))
                     assert turn not in passed, "a user was served twice before another"
                     passed.add(turn)
+
+    def _check_computing(self, node: Node, actions: Sequence[Action]) -> None:
+        """No waiter comes back to a GPU where as many kernels compute as may, or come back to."""
+        most = self.settings.max_computing_per_gpu
+        computing: dict[str, set[str]] = {uuid: set() for uuid in node.gpus}
+        for kernel in self.kernels:
+            if kernel.computes_since is not None or kernel.residency is Residency.RESUMING:
+                for uuid in kernel.on:
+                    computing[uuid].add(kernel.id)
+        for action in actions if most is not None else ():
+            if isinstance(action, Resume):
+                for uuid in action.reserved_bytes:
+                    assert len(computing[uuid] - {action.kernel_id}) < most, "more compute than may"
+                    computing[uuid].add(action.kernel_id)
 
     def _check_quotas(self, node: Node, actions: Sequence[Action]) -> None:
         if not self.settings.quotas:
