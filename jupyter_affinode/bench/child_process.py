@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -31,8 +31,14 @@ class BenchProcess:
     """A child process, with the shim if it is given a socket, for as long as the context lasts."""
 
     def __init__(
-        self, *, socket: Path | None = None, kernel_id: str | None = None, variables: Mapping[str, str] = NONE
+        self,
+        *,
+        socket: Path | None = None,
+        kernel_id: str | None = None,
+        variables: Mapping[str, str] = NONE,
+        through: Sequence[str] = (),
     ):
+        """`variables` go to its environment; `through`: a command that runs it, as another user say."""
         self.peer: ShimPeer | None = None
         env = environment.controller_environment()
         if socket is not None:
@@ -43,7 +49,7 @@ class BenchProcess:
         self._unread = b""
         self._said = os.memfd_create("bench-stderr")  # what it writes there, for the message if it fails
         self._process = subprocess.Popen(
-            module_command("jupyter_affinode.bench.child"),
+            [*through, *module_command("jupyter_affinode.bench.child")],
             env=env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

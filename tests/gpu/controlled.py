@@ -25,6 +25,7 @@ from jupyter_affinode.client.starting import ensure_controller
 from jupyter_affinode.provisioning import preload as launch_environment
 
 NO_GPU_STATUS = 2
+USUAL = ("--low-watermark=0", "--settle=0")
 LOOK = """
 import ctypes, json
 driver = ctypes.CDLL("libcuda.so.1")
@@ -81,16 +82,19 @@ def cuda_toolkit() -> Path | None:
 class Controlled:
     """A private controller, and the programs that were started under it; all end with the context."""
 
-    def __init__(self, *settings: str) -> None:
+    def __init__(self, *settings: str, usual: Sequence[str] = USUAL) -> None:
+        """`usual`: settings that most scripts have; () leaves all at what they are by default."""
         self.folder = Path(tempfile.mkdtemp(prefix="affinode-gpu-", dir="/tmp"))
-        self._socket = self.folder / environment.SOCKET_NAME
-        self._settings = ("--low-watermark=0", "--settle=0", *settings)
+        if "--system" in settings:
+            self.folder.chmod(0o755)
+        self.socket = self.folder / environment.SOCKET_NAME
+        self._settings = (*usual, *settings)
         self.programs: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> Controlled:
-        with _environment(AFFINODE_SOCKET=str(self._socket)):
-            ensure_controller(self._socket, extra_args=self._settings, timeout_s=20)
-        self.controller_pid = int(self._ask("node")["controller"]["pid"])
+        with _environment(AFFINODE_SOCKET=str(self.socket)):
+            ensure_controller(self.socket, extra_args=self._settings, timeout_s=20)
+        self.controller_pid = int(self.node()["controller"]["pid"])
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -113,7 +117,7 @@ class Controlled:
     ) -> subprocess.Popen[str]:
         """Start a program with pipes, managed as `kernel_id`; None for the twin without the shim."""
         environ = environment.controller_environment()
-        environ[environment.SOCKET] = str(self._socket)
+        environ[environment.SOCKET] = str(self.socket)
         toolkit = cuda_toolkit()
         if toolkit is not None:
             environ.setdefault("CUDA_HOME", str(toolkit))
@@ -156,6 +160,19 @@ class Controlled:
             return None
         return kernel
 
+    def node(self) -> dict[str, Any]:
+        """What the controller says of the machine."""
+        node: dict[str, Any] = self._ask("node")
+        return node
+
+    def set_policy(self, **settings: Any) -> None:
+        """Change settings of the controller."""
+
+        async def change() -> None:
+            await ControllerClient(self.socket).set_policy(**settings)
+
+        asyncio.run(change())
+
     def until(self, kernel_id: str, residency: str, timeout_s: float = 60.0) -> dict[str, Any]:
         """Wait until every process of it is there. Raises TimeoutError."""
         deadline = time.monotonic() + timeout_s
@@ -186,12 +203,12 @@ class Controlled:
 
     def log(self) -> str:
         """What the controller wrote."""
-        path = self._socket.with_name("node.log")
+        path = self.socket.with_name("node.log")
         return path.read_text(errors="replace") if path.exists() else ""
 
     def _ask(self, action: str, *arguments: Any) -> Any:
         async def call() -> Any:
-            return await getattr(ControllerClient(self._socket), action)(*arguments)
+            return await getattr(ControllerClient(self.socket), action)(*arguments)
 
         try:
             return asyncio.run(call())

@@ -35,6 +35,8 @@ TITLES = {
     "parity": "Whether backed memory can be told from the driver's",
     "ipc": "CUDA tensors shared between processes",
     "many kernels": "Many kernels on few GPUs",
+    "two users": "Two kernels that change places, of one user and of two",
+    "first park": "A first park beside a later one, all settings default",
     "turns": "Programs that never pause take turns",
     "idle": "What counts as use, who else is seen, what moves are learnt to take",
 }

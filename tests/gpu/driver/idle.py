@@ -171,7 +171,7 @@ def _idle(controlled: Controlled) -> float:
 
 
 def _gpu(controlled: Controlled) -> dict[str, Any]:
-    gpu: dict[str, Any] = controlled._ask("node")["gpus"][0]
+    gpu: dict[str, Any] = controlled.node()["gpus"][0]
     return gpu
 
 

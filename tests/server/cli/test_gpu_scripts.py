@@ -121,6 +121,22 @@ def test_exchanges_at_random(scripts_machine):
     assert [row[6] for row in found["rows"]] == ["equal"] * 4
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["first_park", "--gib=0.25", "--repeats=1", "--at-once"],
+        ["two_users", "--gib=0.125", "--repeats=1", "--time=5"],
+    ],
+)
+def test_moves_through_a_controller(scripts_machine, command):
+    file = scripts_machine.work / "found.json"
+    done = script(scripts_machine, *command, "--json", str(file), timeout=200, simulate=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(file.read_text())
+    assert found["rows"] and "WRONG" not in done.stdout
+
+
 def test_exchanges_that_came_to_an_end_are_counted():
     log = """
 I resume a (60 MiB): it waited 0 s
