@@ -49,7 +49,7 @@ class NativeBuildHook(BuildHookInterface):
         compiler = _compiler()
         folder = Path(self.root, FOLDER)
         command = ["make", f"--jobs={os.cpu_count() or 1}", "-C", str(Path(self.root, "shim")), "install"]
-        command += [f"CC={compiler}", f"DESTDIR={folder}"]
+        command += [f"CC={compiler}", f"PYTHON={sys.executable}", f"DESTDIR={folder}"]
         if version == "standard":  # never from objects that a developer's flags made
             # A folder for each platform: objects of another one are not linked with these.
             command += [

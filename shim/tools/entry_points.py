@@ -1,17 +1,13 @@
 #!/usr/bin/env python3
-"""Write shim/src/driver/entry_points.h, the shim's one list of CUDA driver entry points, and check that it is right.
+"""Write driver/entry_points.h, the shim's one list of CUDA driver entry points, and refuse one that cannot be right.
 
     entry_points.py --headers DIR [--headers DIR …]
-        Take new prototypes from cuda.h and its companions into signatures.tsv, then write the table. Nothing
-        is ever removed: programs built years ago still look old names up.
-    entry_points.py
-        Write the table from signatures.tsv and entry_points.rules.
-    entry_points.py --check [--headers DIR …]
-        Write nothing; fail if the committed table is not what would be written, or if a header declares
-        something that signatures.tsv lacks.
+        Take new prototypes from cuda.h and its companions into signatures.tsv. Nothing is ever removed:
+        programs built years ago still look old names up.
+    entry_points.py FILE
+        Write the table from signatures.tsv and entry_points.rules. The shim's Makefile does so.
 
-For the developer that meets a new CUDA version, and (`--check` without headers) for the tests. Needs nothing
-but Python; `--headers` also needs a C compiler.
+Needs nothing but Python; `--headers` also needs a C compiler.
 """
 
 from __future__ import annotations
@@ -23,12 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prototypes import Prototype, PrototypeError, base_name, read_prototypes
-from rules import RULES, TRAITS, HookRow, RuleBook, TableError, read_rules
+from rules import TRAITS, HookRow, RuleBook, TableError, read_rules
 
 TOOLS = Path(__file__).resolve().parent
 SIGNATURES = TOOLS / "signatures.tsv"
 PREAMBLE = TOOLS / "entry_points.preamble"
-TABLE = TOOLS.parent / "src" / "driver" / "entry_points.h"
 
 MAX_INT_WORDS = 11  # of the INT thunks, shim/src/hooks/call_thunks.c
 MAX_WIDE_WORDS = 24  # stack words that the WIDE thunks copy: enough if every argument were on the stack
@@ -132,19 +127,6 @@ def with_headers(known: dict[str, Prototype], folders: list[Path], compiler: str
     return known
 
 
-def check(known: dict[str, Prototype], text: str) -> None:
-    """TableError when what is committed is not what the prototypes and rules give."""
-    missing = sorted(known.keys() - read_known().keys())
-    if missing:
-        raise TableError(
-            f"{SIGNATURES.name} lacks {', '.join(missing)}: run entry_points.py --headers and review"
-        )
-    if TABLE.read_text() != text:
-        raise TableError(
-            f"{TABLE.name} is not what {SIGNATURES.name} and {RULES.name} give: run entry_points.py"
-        )
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -152,18 +134,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--headers", action="append", default=[], type=Path, metavar="DIR", help="folder with cuda.h"
     )
-    parser.add_argument("--check", action="store_true", help="write nothing, fail if something would change")
+    parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help="where the table is written")
     parser.add_argument("--compiler", default="cc", help="C compiler that reads the headers (default: cc)")
     options = parser.parse_args(arguments)
     try:
         known = with_headers(read_known(), options.headers, options.compiler)
         rules = RuleBook(known, read_rules())
         text = render(make_table(known, rules), rules.hooks)
-        if options.check:
-            check(known, text)
-        else:
+        if options.headers:
             write_known(known)
-            TABLE.write_text(text)
+        if options.file:
+            options.file.write_text(text)
     except (TableError, PrototypeError) as error:
         print(f"entry_points.py: {error}", file=sys.stderr)
         return 1

@@ -89,7 +89,7 @@ def test_the_sdist_carries_the_sources_and_the_built_extension(sdist: Path) -> N
         "package.json",
         "shim/Makefile",
         "shim/gpu_memory/main.c",
-        "shim/src/driver/entry_points.h",
+        "shim/tools/entry_points.rules",
         "shim/sim/sim.mk",
         "yarn.lock",
     } <= names

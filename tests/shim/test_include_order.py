@@ -11,6 +11,7 @@ SHIM = Path(__file__).resolve().parents[2] / "shim"
 SOURCES = SHIM / "src"
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 FOR_ALL = "protocol.h"
+MADE = "driver/entry_points.h"  # by the build
 
 
 def layers() -> list[str]:
@@ -36,7 +37,11 @@ def test_every_folder_is_a_layer() -> None:
 
 
 def test_every_include_names_a_file_from_the_folder_of_the_sources() -> None:
-    assert not [(str(file), str(header)) for file, header in includes() if not (SOURCES / header).is_file()]
+    assert not [
+        (str(file), str(header))
+        for file, header in includes()
+        if str(header) != MADE and not (SOURCES / header).is_file()
+    ]
 
 
 @pytest.mark.parametrize("layer", layers())

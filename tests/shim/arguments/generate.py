@@ -5,7 +5,6 @@ Run by test_arguments.py: `generate.py FOLDER` writes driver_entry_points.c and 
 
 from __future__ import annotations
 
-import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +12,9 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(REPOSITORY / "shim" / "tools"))
 
-from entry_points import TABLE, codes, read_known  # noqa: E402
+from entry_points import codes, make_table, read_known  # noqa: E402
 from prototypes import Prototype, base_name  # noqa: E402
+from rules import RuleBook, read_rules  # noqa: E402
 
 C_TYPES = {
     "c": "uint8_t",
@@ -76,10 +76,10 @@ class EntryPoint:
 
 
 def entry_points() -> list[EntryPoint]:
-    """Return the committed table's entry points with their arguments, then those that are in no table."""
+    """Return the table's entry points with their arguments, then those that are in no table."""
     known = read_known()
-    rows = re.findall(r"^ENTRY\((\w+), (\w+), \w+, \d+, [^)]*\)$", TABLE.read_text(), re.MULTILINE)
-    listed = [(known[name], class_name in WAITING, False) for name, class_name in rows]
+    table = make_table(known, RuleBook(known, read_rules()))
+    listed = [(known[entry.name], entry.class_name in WAITING, False) for entry in table]
     later = [(prototype, True, True) for prototype in LATER]
     return [EntryPoint(index, *entry) for index, entry in enumerate(listed + later)]
 

@@ -32,7 +32,7 @@ SANITIZE_address := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 SANITIZE_thread := -fsanitize=thread
 # Compiled in two thirds of the time, and as fast in these tests.
 SANITIZED_SHIM_address := -O0
-TEST_CFLAGS := -std=gnu11 -O1 -g1 -fexceptions -fno-strict-aliasing -iquote src -iquote $(TEST_COMMON) \
+TEST_CFLAGS := -std=gnu11 -O1 -g1 -fexceptions -fno-strict-aliasing -iquote src -iquote $(GENERATED) -iquote $(TEST_COMMON) \
 	-DAFFINODE_CONTEXT_DEPTH=$(CONTEXT_DEPTH) -Wall -Wextra -MMD -MP
 TEST_CXXFLAGS := $(filter-out -std=gnu11,$(TEST_CFLAGS)) -std=gnu++17
 
@@ -72,7 +72,7 @@ $(TEST_BUILD)/plain/%: $(TEST_BUILD)/plain/%.o $(TEST_SUPPORT:%=$(TEST_BUILD)/pl
 TEST_SHIM := $(filter-out lookup/linked_symbols gate/unwind,$(patsubst src/%.c,%,$(filter %.c,$(SHIM_SOURCES))))
 
 define SANITIZED
-$(TEST_BUILD)/$(1)/shim/%.o: src/%.c
+$(TEST_BUILD)/$(1)/shim/%.o: src/%.c | $(TABLE)
 	@mkdir -p $$(@D)
 	$$(CC) $$(TEST_CFLAGS) -DSMALL_POOLS $$(SANITIZE_$(1)) $$(SANITIZED_SHIM_$(1)) -c -o $$@ $$<
 $(TEST_BUILD)/$(1)/%.o: %.c
