@@ -1,7 +1,8 @@
 """A controller for which host memory is as large as it is told, and all of it one cgroup's as well.
 
 `bounded_controller.py MEBIBYTES [CONTROLLER ARGUMENT …]`. A simulated GPU's memory is the machine's, too, and other
-programs come and go; so what is free is reckoned from what kernels say they have taken: copies, and what they keep.
+programs come and go; so what is free is reckoned from what kernels say they have taken: copies, and what they keep, or
+the lots that these lie in, and from the lots that no kernel has.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from jupyter_affinode.node import controller
 from jupyter_affinode.node.app import NodeController
+from jupyter_affinode.node.state import lots
 from jupyter_affinode.node.state import registry as state
 from jupyter_affinode.node.system.host_memory import CgroupMemory, HostMemory
 
@@ -20,18 +22,24 @@ CGROUP = "/all"
 def bound(host_bytes: int) -> None:
     """Let every figure of host memory be reckoned so."""
     tables: list[state.NodeState] = []
-    begin = state.NodeState.__init__
+    stocks: list[lots.LotStock] = []
+    begin, begin_stock = state.NodeState.__init__, lots.LotStock.__init__
 
     def remember(self: state.NodeState, *arguments: Any) -> None:
         begin(self, *arguments)
         tables.append(self)
 
+    def remember_stock(self: lots.LotStock, *arguments: Any, **options: Any) -> None:
+        begin_stock(self, *arguments, **options)
+        stocks.append(self)
+
     def available() -> int:
         taken = sum(
-            process.data.copy_bytes + process.data.kept_bytes
+            max(process.data.copy_bytes + process.data.kept_bytes, process.data.lot_bytes)
             for table in tables
             for process in table.processes()
         )
+        taken += sum(stock.ready_bytes for stock in stocks)
         return max(host_bytes - taken, 0)
 
     def limits(pid: int, known: Any = None) -> tuple[CgroupMemory, ...]:
@@ -39,7 +47,9 @@ def bound(host_bytes: int) -> None:
 
     state.NodeState.__init__ = remember  # type: ignore[method-assign]
     state.cgroup_limits = limits  # type: ignore[assignment]
-    controller.host_memory = lambda: HostMemory(host_bytes, available())
+    lots.LotStock.__init__ = remember_stock  # type: ignore[method-assign]
+    lots.cgroup_memory = lambda pid: None
+    lots.host_memory = controller.host_memory = lambda: HostMemory(host_bytes, available())
 
 
 if __name__ == "__main__":

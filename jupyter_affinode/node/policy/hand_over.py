@@ -2,7 +2,7 @@
 
 Where there is not enough host memory to park kernels for a waiter, its own copy is as good as free: it comes in while
 they go out, and gives back what it does not need any more. So they can go if what is left and what it gives back is
-enough, and a window is there to begin with. They get the rest as lots (state/lots.py).
+enough, and a little is there to begin with. They get the rest as lots (state/lots.py).
 
 It is not done where there is enough, since then the waiter keeps its copy for its next park. It is done before
 anything goes to disk, or waits for other moves.

@@ -35,10 +35,9 @@ SLACK_BYTES = 2 * SLAB_BYTES  # shims take memory by slabs, so a park may take s
 CGROUP_RESERVE = 10  # a cgroup keeps that part of its limit free, or the reserve if that is less
 CUSHION = 32  # that part of a reserve parks leave alone beside it, and have asked back beside what they lack
 MACHINE = ""  # the place that is no cgroup
-WINDOW_BYTES = (
-    256 * MIB
-)  # at most so much of a move that hands over is under way, twice (shim/src/protocol.h)
-WINDOWS = 8  # into so many at least it is divided
+# A move that hands over begins with 256 MiB (shim/src/protocol.h). It needs somewhat more: a lot of that size comes
+# back only when nothing is left in it, and the waiter may get no further without the room that the victim has yet.
+HANDED_AT_ONCE_BYTES = 320 * MIB
 
 Shortage = dict[str, int]  # by place, what is missing there; {}: nothing is
 
@@ -55,7 +54,7 @@ def _in_slabs(size: int) -> int:
 
 def begins_with(size: int) -> int:
     """Return how much host memory a park of `size` bytes must find at once in an exchange that hands over."""
-    return min(WINDOW_BYTES, size)
+    return min(HANDED_AT_ONCE_BYTES, size)
 
 
 class Needs(NamedTuple):

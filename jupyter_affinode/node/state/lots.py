@@ -244,8 +244,7 @@ class LotStock:
         lacks = sum(promise.left_bytes for promise in self._promises.values())
         self._spoken_for_bytes = self._spoken_for()
         most = min(LEAST_BYTES, -(-lacks // STEP_BYTES) * STEP_BYTES)
-        size = max(min(self._left_bytes(), most), 0) // STEP_BYTES * STEP_BYTES
-        return size if size >= most // 4 else 0
+        return max(min(self._left_bytes(), most), 0) // STEP_BYTES * STEP_BYTES
 
     def limit_bytes(self, settings: Settings) -> int | None:
         """How large the stock is, what is lent included; None: what parks that may come soon would take."""

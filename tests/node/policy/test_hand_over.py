@@ -44,8 +44,8 @@ def handed(actions):
     ]
 
 
-@pytest.mark.parametrize("size, least", [(20 * GIB, 256 * MIB), (GIB, 256 * MIB), (128 * MIB, 128 * MIB)])
-def test_a_window_is_enough_to_begin_with(size, least):
+@pytest.mark.parametrize("size, least", [(20 * GIB, 320 * MIB), (GIB, 320 * MIB), (128 * MIB, 128 * MIB)])
+def test_little_more_than_a_window_is_enough_to_begin_with(size, least):
     assert begins_with(size) == least
 
 
@@ -93,7 +93,7 @@ def test_the_disk_is_not_needed():
         ([waiter(), replace(victim(), may_hand_over=False)], free_host(2 * GIB)),
         ([waiter(), victim(may_leave=True)], free_host(2 * GIB)),
         ([waiter(copies=6 * GIB), victim()], free_host(2 * GIB)),
-        ([waiter(), victim()], free_host(255 * MIB)),
+        ([waiter(), victim()], free_host(319 * MIB)),
     ],
     ids=["waiter", "victim", "context", "it gives too little", "nothing to begin with"],
 )
@@ -113,8 +113,8 @@ def test_several_victims_share_what_there_is_to_begin_with():
     victims = [victim("a", 4 * GIB), victim("b", 4 * GIB)]
     found = decide(NOW, node(waiter(), *victims, host=free_host(GIB)), NEEDED)
     assert handed(found) == [("a", "waiter"), ("b", "waiter")]
-    assert [each.budget_bytes for each in parks(found)] == [768 * MIB, 256 * MIB]
-    assert parks(decide(NOW, node(waiter(), *victims, host=free_host(511 * MIB)), NEEDED)) == []
+    assert [each.budget_bytes for each in parks(found)] == [704 * MIB, 320 * MIB]
+    assert parks(decide(NOW, node(waiter(), *victims, host=free_host(639 * MIB)), NEEDED)) == []
 
 
 def test_lots_that_are_ready_will_do_to_begin_with():
