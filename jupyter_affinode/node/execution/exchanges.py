@@ -125,7 +125,8 @@ class Exchanges:
         for kernel, move in self._parks(exchange):
             if hands_over:
                 self._log.info("%s hands its host memory over to %s", waiter.id, kernel.id)
-                kernel.host.budget_bytes = 0  # of what it may take by itself it has what it needs
+                if not move.in_part:
+                    kernel.host.budget_bytes = 0  # of what it may take by itself it has what it needs
             together.commit(kernel, move)
         priority = standing(waiter, self._state.settings).priority
         self._state.turns.take(waiter.account.payer or "", priority, needs, now)

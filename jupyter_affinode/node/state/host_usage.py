@@ -88,10 +88,11 @@ def spoken_for_bytes(kernels: Iterable[KernelRecord]) -> int:
 
 
 def _lacks_itself(kernel: KernelRecord) -> int:
-    takes = (
-        each.resident_bytes - max(each.data.kept_bytes, each.data.lot_bytes) for each in _holders(kernel)
+    in_part = kernel.move is not None and kernel.move.in_part  # what it has is full of what is parked
+    return sum(
+        max(each.resident_bytes - (0 if in_part else max(each.data.kept_bytes, each.data.lot_bytes)), 0)
+        for each in _holders(kernel)
     )
-    return sum(max(size, 0) for size in takes)
 
 
 def _may_spill(kernel: KernelRecord, now: float) -> dict[str, int]:

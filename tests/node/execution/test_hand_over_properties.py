@@ -212,7 +212,7 @@ class Story:
 
 @given(st.integers(3, 5), st.data())
 @settings(
-    max_examples=100,
+    max_examples=60,
     derandomize=True,
     deadline=None,
     suppress_health_check=list(HealthCheck),

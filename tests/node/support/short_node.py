@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from model_node import Clock, Machine, Shim, Told, Work
 
 from jupyter_affinode.node.model.actions import Park
-from jupyter_affinode.node.policy.host_memory import begins_with, with_margin
+from jupyter_affinode.node.policy.host_memory import with_margin
 from jupyter_affinode.node.protocol.page import PageData, State
 from jupyter_affinode.node.protocol.wire import (
     MOVE_BUDGET_SHIFT,
+    WINDOW_BYTES,
     CommandKind,
     HelloFlag,
     MoveFlag,
@@ -114,6 +115,9 @@ class HostShim(Shim):
             self.state = State.PARKING if parks else State.RESUMING
             if parks and in_part:
                 self._take_host(work)
+                least = min(WINDOW_BYTES, self.on_gpu_bytes) if work.hands_over else self.on_gpu_bytes
+                if self.slots_bytes - self.in_host_bytes < least:
+                    self._end(Status.NO_HOST_ROOM)
 
     def _take_host(self, work: HostWork) -> None:
         """Make what it may of what it lacks."""
@@ -126,7 +130,7 @@ class HostShim(Shim):
         if not self._goes or work.is_prepared:
             return super().go_on()
         self._take_host(work)
-        least = begins_with(self._all) if work.hands_over else self._all
+        least = min(WINDOW_BYTES, self._all) if work.hands_over else self._all
         if self.slots_bytes < least:
             self._end(Status.NO_HOST_ROOM)
         elif work.in_two_steps:
