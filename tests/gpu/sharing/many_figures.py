@@ -96,6 +96,7 @@ class Told:
 
     moves: list[Moved]
     failures: dict[str, int]  # moves and refusals, by what went wrong
+    spills: list[int]  # bytes of each that went well
 
     def of(self, kernel_id: str, *, parks: bool) -> list[Moved]:
         """One kernel's, in their order."""
@@ -129,15 +130,17 @@ def read_ledger(path: Path) -> Told:
     with contextlib.closing(sqlite3.connect(path)) as ledger:
         rows = ledger.execute(
             "SELECT at, kernel_id, kind, gpu, depth, bytes, duration_s, waited_s, outcome FROM events"
-            " WHERE kind IN ('park', 'resume', 'refusal') ORDER BY at, id"
+            " WHERE kind IN ('park', 'resume', 'refusal', 'spill') ORDER BY at, id"
         ).fetchall()
-    moves, failures = [], {}
+    moves, failures, spills = [], dict[str, int](), []
     for at, kernel_id, kind, gpu, depth, size, duration_s, waited_s, outcome in rows:
-        if outcome == "ok":
+        if outcome == "ok" and kind == "spill":
+            spills.append(size)
+        elif outcome == "ok":
             moves.append(Moved(at, kernel_id, kind == "park", gpu, depth, size, duration_s, waited_s))
         else:
             failures[f"{kind}: {outcome}"] = failures.get(f"{kind}: {outcome}", 0) + 1
-    return Told(moves, failures)
+    return Told(moves, failures, spills)
 
 
 def end_controller(path: Path) -> None:

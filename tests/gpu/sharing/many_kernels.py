@@ -16,6 +16,7 @@ memory was never below the reserve. Says every 10 s how it goes and what the con
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import socket
@@ -35,7 +36,11 @@ from many_people import Day, Person
 from many_programs import PROGRAMS
 from many_watch import Watch, end_all, grow_memory, tell_log
 
+from jupyter_affinode.bench.child_process import BenchProcess
 from jupyter_affinode.client.starting import ensure_controller
+from jupyter_affinode.node.model.reasons import Refusal
+from jupyter_affinode.node.policy.host_memory import CUSHION
+from jupyter_affinode.node.system.host_memory import host_memory
 from jupyter_affinode.provisioning.provisioner import AffinodeProvisioner
 from jupyter_affinode.settings.policy import Settings
 
@@ -44,6 +49,8 @@ STARTS_WITHIN_S = 60.0  # beside --time; what starting takes longer than START_S
 START_S = 30.0
 END_S = 25.0
 ENDS_WITHIN_S = 90.0  # beside --time, all of it; what hangs then is told and ended
+PIECE = 2 << 20
+CONTEXT, SIMULATED_CONTEXT = int(0.6 * GIB), 16 << 20  # of GPU memory, each kernel's
 HOST_OF_KERNEL = int(1.5 * GIB)  # about what PyTorch and a driver take of host memory beside the kernel's own
 
 
@@ -79,11 +86,32 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--controller", default="", help="more settings of the controller, --name=value, with blanks"
     )
+    parser.add_argument(
+        "--gpu-budget", type=float, help="GiB on the GPU for all of them; another program takes the rest"
+    )
+    parser.add_argument(
+        "--host-budget",
+        type=float,
+        help="GiB of host memory for what is parked; that a park is refused for want of it is a fault then",
+    )
     parser.add_argument("--folder", type=Path, help="where the controller serves (a new one)")
     given = parser.parse_args()
     if given.depth == "auto":
         given.depth = "context" if given.gpus > 1 else "memory"
     return given
+
+
+def ballast(given: argparse.Namespace, *, is_simulated: bool) -> contextlib.AbstractContextManager[Any]:
+    """A program that takes all of the GPU but `--gpu-budget` and the kernels' contexts, if there is one."""
+    if given.gpu_budget is None:
+        return contextlib.nullcontext()
+    child = BenchProcess()
+    leaves = int(given.gpu_budget * GIB) + given.kernels * (SIMULATED_CONTEXT if is_simulated else CONTEXT)
+    size = (int(child.ask("room")["free_bytes"]) - leaves) // PIECE * PIECE
+    if size > 0:
+        child.ask("hold", size=size, block=min(size, GIB))
+    say(f"another program takes {max(size, 0) / GIB:.1f} GiB of the GPU")
+    return child
 
 
 def start_controller(folder: Path, ledger: Path, given: argparse.Namespace, metrics_port: int) -> None:
@@ -115,8 +143,7 @@ def people(given: argparse.Namespace) -> list[Person]:
         int(given.gib * GIB),
         (low, high),
         {gpu: threading.Lock() for gpu in range(given.gpus)},
-        threading.Event(),
-        threading.Event(),
+        *(threading.Event() for _ in range(3)),
     )
     crowd = round(given.kernels * given.first) if given.gpus > 1 else given.kernels
     return [
@@ -131,11 +158,25 @@ def people(given: argparse.Namespace) -> list[Person]:
     ]
 
 
+def set_up(persons: list[Person], given: argparse.Namespace, *, is_simulated: bool) -> None:
+    """Start the kernels, up to their CUDA contexts; leave `--host-budget` of host memory then, by the reserve."""
+    until = time.monotonic() + STARTS_WITHIN_S
+    for person in persons:
+        person.start()
+    for person in persons:
+        person.is_set_up.wait(max(until - time.monotonic(), 0))
+    if given.host_budget is not None:
+        on_gpu = (given.gpu_budget or 0) * is_simulated  # a simulated GPU's memory is the host's, too
+        size = given.host_budget + on_gpu
+        left = host_memory().available_bytes - int(size * GIB)
+        ask("set_policy", host_reserve_bytes=max(left, 0) * CUSHION // (CUSHION + 1))
+        say(f"beside the reserve {size:g} GiB of host memory are left")
+
+
 def take_turns(persons: list[Person], given: argparse.Namespace) -> float:
     """Until the time is over; how long they took turns."""
     started, day = time.monotonic(), persons[0].day
-    for person in persons:
-        person.start()
+    day.fills.set()
     for person in persons:
         if not person.is_ready.wait(max(started + STARTS_WITHIN_S + given.time - time.monotonic(), 0)):
             person.error = "had no memory in time"
@@ -184,11 +225,15 @@ def faults(
         found.append(
             f"host memory was below its reserve in {sampler.samples_below} of {sampler.samples} looks"
         )
-    resumes = sum(not move.parks for move in told.moves)
-    if given.kernels * given.gib * GIB > sum(sampler.totals) and not resumes:
+    resumes, room = sum(not move.parks for move in told.moves), sum(sampler.totals)
+    if given.kernels * given.gib * GIB > min(room, (given.gpu_budget or room) * GIB) and not resumes:
         found.append("no kernel was parked and resumed, though they do not fit together")
     if not 0 < counted.get("resume", 0.0) <= resumes:
         found.append(f"the metrics counted {counted.get('resume', 0):.0f} resumes, the ledger {resumes}")
+    if given.host_budget is not None:
+        found += [
+            f"{count} of {why}" for why, count in told.failures.items() if Refusal.NO_HOST_MEMORY.value in why
+        ]
     if given.gpus > 1 and given.depth == "context" and not told.elsewhere():
         found.append("no kernel resumed on another GPU")
     return found
@@ -222,6 +267,8 @@ def verdict(
         "host_least_beyond_reserve_bytes": least,
         "gpu_most_used_bytes": sampler.most_used,
     }
+    if told.spills:
+        notes.append(f"{len(told.spills)} times to disk, {sum(told.spills) / GIB:.1f} GiB")
     notes = [
         f"{len(waits)} cells; wait p50 {figures['wait_p50_s']:.2f} s, p95 {figures['wait_p95_s']:.2f} s,"
         f" longest {max(waits, default=0):.2f} s; work p50 {figures['work_p50_s']:.3f} s",
@@ -259,13 +306,15 @@ def main() -> int:
     persons = people(given)
     log = folder / "node.log"
     try:
-        settings = Settings().changed(**ask("policy"))
-        ends_after_s = given.time + ENDS_WITHIN_S + max(given.end - END_S, 0.0)
-        with Watch(persons, ends_after_s, log) as watch, Sampler(given.gpus, settings) as sampler:
-            took = take_turns(persons, given)
-            watch.tell()
-            counted, notes = metrics_say(port), [f"took turns for {took:.0f} s, seed {given.seed}"]
-            notes += [f"stayed at memory depth: {why}" for why in sorted(watch.shallow)]
+        with ballast(given, is_simulated=where["simulated"]):
+            set_up(persons, given, is_simulated=where["simulated"])
+            settings = Settings().changed(**ask("policy"))
+            ends_after_s = given.time + ENDS_WITHIN_S + max(given.end - END_S, 0.0)
+            with Watch(persons, ends_after_s, log) as watch, Sampler(given.gpus, settings) as sampler:
+                took = take_turns(persons, given)
+                watch.tell()
+                counted, notes = metrics_say(port), [f"took turns for {took:.0f} s, seed {given.seed}"]
+                notes += [f"stayed at memory depth: {why}" for why in sorted(watch.shallow)]
         if any(person.error for person in persons):
             tell_log(log)
     finally:

@@ -38,6 +38,7 @@ class Day:
     filling: dict[
         int, threading.Lock
     ]  # one kernel a GPU takes its memory at a time, as people come one by one
+    fills: threading.Event  # they may take their memory
     begins: threading.Event
     ends: threading.Event
 
@@ -52,7 +53,10 @@ class Person:
     day: Day
     env: dict[str, str]
     kernel: LiveKernel | None = None
-    is_ready: threading.Event = field(default_factory=threading.Event)  # or failed
+    is_set_up: threading.Event = field(
+        default_factory=threading.Event
+    )  # its CUDA context is there, or it failed
+    is_ready: threading.Event = field(default_factory=threading.Event)  # … and its memory
     cells: list[Cell] = field(default_factory=list)
     error: str = ""
     has_finished: bool = False
@@ -87,12 +91,15 @@ class Person:
             self.error = self.error or f"{self._why(error)}"[:400]
             self.kill()
         finally:
+            self.is_set_up.set()
             self.is_ready.set()
 
     def _take_memory(self, kernel: LiveKernel) -> None:
         words = PIECE_WORDS[self.day.program]
         self._blocks, self._start = blocks_of(self.day.size, words), self._random.randrange(WORD)
         self._do(kernel, PROGRAMS[self.day.program])
+        self.is_set_up.set()
+        self.day.fills.wait()
         with self.day.filling[self.gpu]:
             self._do(kernel, f"fill({self._blocks}, {words}, {self._start})")
 
