@@ -131,7 +131,7 @@ def page(
     if request.node.stash.get(FAILED, False):
         print(f"what the page looked like: {page.picture(f'failed-{request.node.name}')}")
     page.clear_up()
-    assert not page.errors, f"uncaught in the page: {page.errors}"
+    assert not page.errors, f"uncaught in the page: {[error.stack or error for error in page.errors]}"
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def open_lab(
         if request.node.stash.get(FAILED, False):
             print(f"what the page looked like: {page.picture(f'failed-{request.node.name}')}")
         page.page.context.close()
-    assert not errors, f"uncaught in the page: {errors}"
+    assert not errors, f"uncaught in the page: {[error.stack or error for error in errors]}"
 
 
 @pytest.fixture(scope="session")

@@ -45,5 +45,13 @@ def test_a_wait_around_a_notebook_in_both_themes(page):
     page.picture("kernel-menu")
     page.page.keyboard.press("Escape")
     busy.choose("Stop keeping")
+    busy.activate()
+    expect(page.notices()).to_contain_text("embeddings.ipynb")
+    for theme in ("Dark High Contrast", "Dark", "Light"):
+        page.theme(f"JupyterLab {theme}")
+        page.picture(f"notice-waiting-{theme.lower().replace(' ', '-')}")
     done.touch()
+    expect(page.notices()).to_contain_text("has the GPU")
+    page.picture("notice-back")
+    waiter.activate()
     waiter.wait_for_cell(0)

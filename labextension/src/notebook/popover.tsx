@@ -124,7 +124,8 @@ export class Popover extends ReactWidget {
       return other ? title(other, trans) : null;
     };
     const waits = kernel.residency === 'queued' && waitSentence(kernel, nameOf, trans);
-    const actions = offered(kernel);
+    const ways = waits ? remedies(kernel, id => affinode.kernel(id)) : [];
+    const actions = offered(kernel).map(action => ({ action, kernel }));
     const StateIcon = residencyIcons[kernel.residency].react;
     return (
       <>
@@ -143,27 +144,18 @@ export class Popover extends ReactWidget {
           </p>
         ))}
         <div className="jp-affinode-actions">
-          {actions.map((action, index) => (
+          {/* What ends the wait well comes first, as in the banner. */}
+          {[...ways, ...actions].map((each, index) => (
             <ActionButton
-              key={action}
-              action={action}
+              key={`${each.action} ${each.kernel.id}`}
+              action={each.action}
               commands={commands}
-              kernel={kernel}
+              kernel={each.kernel}
+              named={index < ways.length}
               primary={index === 0}
               trans={trans}
             />
           ))}
-          {waits &&
-            remedies(kernel, id => affinode.kernel(id)).map(remedy => (
-              <ActionButton
-                key={remedy.kernel.id}
-                action={remedy.action}
-                commands={commands}
-                kernel={remedy.kernel}
-                named={true}
-                trans={trans}
-              />
-            ))}
         </div>
         {commands.hasCommand(CommandIDs.openPanel) && (
           <button
