@@ -215,7 +215,8 @@ enum affinode_move_flags {
  * for what is to be copied, of which nothing is copied yet. From COMMIT on (without MOVE_PREPARE, from that moment on) each part's
  * physical memory is released as soon as it is copied and looked at once more. Nothing revokes it then: calls wait at the
  * gate. When it ends otherwise than with OK, `state` says where the process is: RESIDENT, or PARKED with the bytes that the page
- * calls resident still on the GPU, contents and all; a RESUME brings the others back.
+ * calls resident still on the GPU, contents and all; a RESUME brings the others back. So may a PARK without flags, which
+ * copies its last part beside the release of the others.
  *
  * RESUME: takes the room as it comes, without a look whether there is enough of it, and waits where there is none:
  * AFFINODE_STREAM_MS at most since it last got some, then NO_GPU_ROOM; it ends at once with REVOKED at ABORT, whose `request` is its epoch. Either

@@ -10,6 +10,8 @@
  * One that preempts (AFFINODE_MOVE_PREEMPT) closes the gate once, with work under way, and keeps it closed: no call
  * ends it, and new calls wait until the process has its turn again.
  *
+ * The last of the copies are made behind the gate, while what was copied before is digested once more and released.
+ *
  * One that streams (AFFINODE_MOVE_STREAM) copies behind the gate that it has closed for the second time, and releases as it goes
  * (streaming_out.c). What another one has left on the GPU it parks behind the gate that is closed still.  */
 #include <errno.h>
@@ -165,10 +167,9 @@ static int make_slabs(const struct moved *moved, const struct survey *survey, bo
 	order.budget = moved->move.budget ? moved->move.budget : UINT64_MAX;
 	order.stop = stop;
 	/* The driver would pin again at the way back whatever is pinned, at 45 GiB/s, before the first byte is
-	 * copied. And where host memory is short it goes from one kernel to the next in each exchange: not pinning it saves more
-	 * time than copies by the ring cost.  */
-	if (moved->leaves || moved->move.hands_over ||
-	    (moved->move.streams && order.budget / 2 < order.slots * CHUNK_BYTES))
+	 * copied. And in an exchange it would take more time than copies by the ring cost: registering waits for copies under
+	 * way, those of the other process too.  */
+	if (moved->leaves || moved->move.streams)
 		order.context = NULL;
 	made = slabs_make(&order);
 	log_line("park: host memory made ready in %.1f ms", (double)(clock_ns() - begin) / 1e6);
@@ -235,14 +236,25 @@ static bool complete_copies(struct moved *moved, struct survey *survey)
 	return !why;
 }
 
-/* Behind the closed gate: what is digested last is what counts.  */
-static bool prepare_to_release(struct moved *moved, struct survey *survey)
+/* Some is better copied while the rest is released, where nothing is to be waited for and the context stays.  */
+static void leave_some(const struct moved *moved, struct survey *survey, size_t *uncopied)
+{
+	if (moved->move.streams || moved->move.prepare || moved->move.to_context || moved->move.preempts)
+		return;
+	*uncopied = stream_leave_some(survey);
+	if (*uncopied)
+		survey->lanes[0].at = *uncopied;
+}
+
+/* Behind the closed gate: what is digested last is what counts. Of what is streamed that is done part by part.  */
+static bool prepare_to_release(struct moved *moved, struct survey *survey, size_t *uncopied)
 {
 	const char *why;
 	bool is_last = true;
 
 	if (!digest_behind_gate(moved, survey))
 		return false;
+	leave_some(moved, survey, uncopied);
 	if (!host_has_all(survey)) {
 		if (!complete_copies(moved, survey))
 			return false;
@@ -252,9 +264,9 @@ static bool prepare_to_release(struct moved *moved, struct survey *survey)
 		is_last = false;
 	if (somebody_came())
 		return true; /* the caller looks again */
-	if (!is_last && !digest_behind_gate(moved, survey))
+	if (!is_last && (moved->move.streams || !*uncopied) && !digest_behind_gate(moved, survey))
 		return false;
-	if (moved->move.streams) {
+	if (*uncopied) {
 		why = device_writes_reason(true);
 	} else {
 		moved->zeros = settle_copies(survey);
@@ -268,15 +280,17 @@ static bool prepare_to_release(struct moved *moved, struct survey *survey)
 /* With the gate closed. True: parked.  */
 static bool give_up_memory(struct moved *moved, struct survey *survey)
 {
-	if (!prepare_to_release(moved, survey))
+	size_t uncopied = moved->move.streams ? survey->item_count : 0;
+
+	if (!prepare_to_release(moved, survey, &uncopied))
 		return false;
 	if (somebody_came() || (moved->move.prepare && !mover_wait_for_commit(moved))) {
 		if (moved->status == AFFINODE_OK)
 			outcome_is(moved, AFFINODE_REVOKED, MOVER_CALL_CAME);
 		return false;
 	}
-	if (moved->move.streams)
-		return stream_out(moved, survey);
+	if (uncopied)
+		return stream_out(moved, survey, uncopied);
 	release_all(moved, survey);
 	return true;
 }
@@ -332,7 +346,7 @@ static void park_the_rest(struct moved *moved, struct survey *survey)
 		return outcome_is(moved, AFFINODE_FAILED, "the driver could not read the GPU's memory");
 	if (!host_has_all(survey) && make_slabs(moved, survey, is_dying, &in_all) != 0)
 		return host_memory_is_short(moved, in_all);
-	stream_out(moved, survey);
+	stream_out(moved, survey, survey->item_count);
 }
 
 /* Of a process that is parked in part. The gate is closed, and calls that wait at it wait for the end of this, too.  */

@@ -1,13 +1,18 @@
-/* A streaming park's way out: window after window of the process's memory is copied, looked at once more, and released, so
- * that another process can have the room while the next window is on its way.  */
+/* The way out, from the survey's end to its beginning: a window of what was copied is looked at once more and released while the
+ * next one is being copied. In an exchange all goes so, and another process can have the room meanwhile. In other parks only the
+ * beginning does: what was copied beside the application is released meanwhile.  */
 #ifndef AFFINODE_STREAMING_OUT_H
 #define AFFINODE_STREAMING_OUT_H
 
 #include "mover/internal.h"
 #include "mover/move_plan.h"
 
-/* At the closed gate, all digested, with host memory for what is to be copied, or for some of it if it is handed over. True: some memory is released, and the process
- * is parked; the outcome says so if it is not all of it. False: none is, and the outcome says why.  */
-bool stream_out(struct moved *moved, struct survey *survey);
+/* How many of the first items had better not be copied before: as much as copies take while the others are released. 0: none.  */
+size_t stream_leave_some(const struct survey *survey);
+
+/* At the closed gate, all digested, and all but the first `uncopied` items copied, with host memory for these, or for some of them if
+ * it is handed over. True: some memory is released, and the process is parked; the outcome says so if it is not all of it.
+ * False: none is, and the outcome says why.  */
+bool stream_out(struct moved *moved, struct survey *survey, size_t uncopied);
 
 #endif

@@ -34,6 +34,15 @@ bool walk_next(const struct walk *walk, struct piece *part)
 	return true;
 }
 
+void walk_on(struct walk *walk, const struct piece *part)
+{
+	const size_t *begins = &walk->survey->begins[number_of(walk)];
+	bool is_last = walk->back ? part->begin == begins[0] : part->end == begins[1];
+
+	walk->part = is_last ? 0 : walk->part + 1;
+	walk->block += is_last;
+}
+
 void window_empty(struct window *window)
 {
 	window->count = window->bytes = 0;
@@ -48,16 +57,6 @@ bool window_takes(const struct walk *walk, const struct window *window, const st
 {
 	return window->count == 0 || (window->count < WINDOW_PIECES && part->block->context == window->context &&
 				      window->bytes + bytes_of(part) <= walk->most);
-}
-
-/* The walk is past that part.  */
-static void step(struct walk *walk, const struct piece *part)
-{
-	const size_t *begins = &walk->survey->begins[number_of(walk)];
-	bool is_last = walk->back ? part->begin == begins[0] : part->end == begins[1];
-
-	walk->part = is_last ? 0 : walk->part + 1;
-	walk->block += is_last;
 }
 
 void window_add(struct walk *walk, struct window *window, const struct piece *part)
@@ -75,7 +74,7 @@ void window_add(struct walk *walk, struct window *window, const struct piece *pa
 	} else {
 		window->pieces[window->count++] = *part;
 	}
-	step(walk, part);
+	walk_on(walk, part);
 }
 
 CUresult window_digest(struct survey *survey, const struct window *window)

@@ -32,7 +32,7 @@ struct window {
 
 /* What is not in a window yet.  */
 struct walk {
-	struct survey *survey;
+	const struct survey *survey;
 	bool back;    /* from the end */
 	size_t most;  /* bytes in a window, but for a larger part */
 	size_t block; /* in the survey, or blocks done from the end */
@@ -45,6 +45,8 @@ bool walk_next(const struct walk *walk, struct piece *part);
 void window_empty(struct window *window);
 /* Whether the part has its place in the window.  */
 bool window_takes(const struct walk *walk, const struct window *window, const struct piece *part);
+void walk_on(struct walk *walk, const struct piece *part); /* past its next part */
+
 /* Put the walk's next part into the window.  */
 void window_add(struct walk *walk, struct window *window, const struct piece *part);
 
