@@ -140,7 +140,7 @@ def test_mean_waits_are_those_of_the_machine_repair_model(people):
     assert half_width < 0.4 * expected
 
 
-@pytest.mark.parametrize("host_gib, handed_over", [(20.3, True), (40.5, False), (20.2, None)])
+@pytest.mark.parametrize("host_gib, handed_over", [(20.4, True), (40.5, False), (20.2, None)])
 def test_kernels_change_places_with_host_memory_for_one_copy_and_a_window(host_gib, handed_over):
     sessions = [session(name, [(think, 1.0, 20)] * 3) for name, think in (("a", 3.0), ("b", 5.0))]
     outcome = replay(sessions, gpu_bytes=30 * GIB, host_bytes=int(host_gib * GIB)).run()
