@@ -11,6 +11,7 @@ import pytest
 from small_plans import FREE, PLAIN, random_sessions, replay, session
 
 import jupyter_affinode.planner.model.replay as replay_module
+from jupyter_affinode.node.model.reasons import Cause
 from jupyter_affinode.node.policy.eligibility import LEAST_PAUSE_S
 from jupyter_affinode.planner.model.baselines import Culled, Culling, Reservation, Sharing
 from jupyter_affinode.planner.model.event_queue import Shared, Timeline
@@ -69,6 +70,30 @@ def test_more_than_fits_is_noticed(monkeypatch):
     monkeypatch.setattr(replay_module, "decide", overcommit)
     with pytest.raises(ModelBroken, match="not free"):
         replay(sessions, gpu_bytes=40 * GIB).run()
+
+
+def test_no_exchange_begins_where_another_kernel_was_given_the_room_of_the_waiter(monkeypatch):
+    """A head for which host memory is short blocks no other (reclaim.py): the replay held more than there is."""
+    sessions = [
+        session("b", [(0, 1, 30), (99, 1, 30)]),
+        session("c", [(20, 1, 15)], end_think_s=500),
+        session("d", [(40, 1, 30)]),
+        session("a", [(70, 1, 20)], end_think_s=500),
+    ]
+    decide, given = replay_module.decide, []
+
+    def give_away(now, node, settings):
+        found = decide(now, node, settings)
+        exchanges = any(isinstance(each, replay_module.actions.Park) and each.exchanges for each in found)
+        if exchanges and not given:
+            other = next(kernel for kernel in node.kernels if kernel.id.endswith("-c"))
+            given.append(replay_module.actions.Resume(other.id, other.resume_bytes, "", Cause.CELL))
+            found.append(given[-1])
+        return found
+
+    monkeypatch.setattr(replay_module, "decide", give_away)
+    outcome = replay(sessions, speeds=SECONDS, gpu_bytes=40 * GIB).run()
+    assert given and outcome.cells == 5
 
 
 def test_an_unknown_action_is_an_error_that_names_it(monkeypatch):
