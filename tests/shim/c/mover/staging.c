@@ -6,6 +6,7 @@
 #include "harness.h"
 
 #include <dirent.h>
+#include <limits.h>
 #include <sys/syscall.h>
 
 #define REFUSED "cuMemHostRegister:OPERATING_SYSTEM:1+"
@@ -183,15 +184,32 @@ static void scattered(void)
 	}
 }
 
-/* One that was joined is listed for a moment more.  */
+/* One that was joined is listed for a moment more, as one that ends (PF_EXITING of linux/sched.h).  */
+static bool is_at_work(const char *task)
+{
+	char path[sizeof("/proc/self/task//stat") + NAME_MAX], line[512], *after_name = NULL;
+	unsigned flags = 0;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%s/stat", task);
+	file = fopen(path, "re");
+	if (!file)
+		return false;
+	if (fgets(line, sizeof(line), file))
+		after_name = strrchr(line, ')');
+	fclose(file);
+	return after_name && sscanf(after_name + 1, " %*c %*d %*d %*d %*d %*d %u", &flags) == 1 && !(flags & 0x4);
+}
+
 static unsigned threads_now(void)
 {
 	DIR *tasks = opendir("/proc/self/task");
+	struct dirent *task;
 	unsigned n = 0;
 
 	CHECK(tasks != NULL);
-	while (readdir(tasks))
-		n++;
+	while ((task = readdir(tasks)) != NULL)
+		n += task->d_name[0] != '.' && is_at_work(task->d_name);
 	closedir(tasks);
 	return n;
 }
