@@ -217,3 +217,19 @@ class FocusHandler(Handler):
         self.kernel(kernel_id).focus_at = self.now()
         self.controller.poke()
         self.set_status(204)
+
+
+KERNEL_ROUTES: dict[str, type[Handler]] = {
+    "": KernelHandler,
+    "/park": ParkHandler,
+    "/resume": ResumeHandler,
+    "/hold": HoldHandler,
+    "/release": ReleaseHandler,
+    "/end": EndHandler,
+    "/place": PlaceHandler,
+    "/activity": ActivityHandler,
+    "/cell": CellHandler,
+    "/cancel": CancelHandler,
+    "/dying": DyingHandler,
+    "/focus": FocusHandler,
+}

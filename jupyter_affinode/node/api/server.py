@@ -25,20 +25,7 @@ from ..views.visibility import settings_view
 from .clients import Clients
 from .errors import ApiError
 from .handler import Handler
-from .kernels import (
-    ActivityHandler,
-    CancelHandler,
-    CellHandler,
-    DyingHandler,
-    EndHandler,
-    FocusHandler,
-    HoldHandler,
-    KernelHandler,
-    ParkHandler,
-    PlaceHandler,
-    ReleaseHandler,
-    ResumeHandler,
-)
+from .kernels import KERNEL_ROUTES
 from .report import AuditHandler, ReportHandler
 from .request_check import json_object, request_checks
 from .room import RoomHandler
@@ -248,18 +235,7 @@ _KERNEL = rf"{_PREFIX}/kernels/({KERNEL_ID})"
 ROUTES: list[tuple[str, type[Handler]]] = [
     (rf"{_PREFIX}/node", NodeHandler),
     (rf"{_PREFIX}/kernels", KernelsHandler),
-    (_KERNEL, KernelHandler),
-    (rf"{_KERNEL}/park", ParkHandler),
-    (rf"{_KERNEL}/resume", ResumeHandler),
-    (rf"{_KERNEL}/hold", HoldHandler),
-    (rf"{_KERNEL}/release", ReleaseHandler),
-    (rf"{_KERNEL}/end", EndHandler),
-    (rf"{_KERNEL}/place", PlaceHandler),
-    (rf"{_KERNEL}/activity", ActivityHandler),
-    (rf"{_KERNEL}/cell", CellHandler),
-    (rf"{_KERNEL}/cancel", CancelHandler),
-    (rf"{_KERNEL}/dying", DyingHandler),
-    (rf"{_KERNEL}/focus", FocusHandler),
+    *((_KERNEL + path, handler) for path, handler in KERNEL_ROUTES.items()),
     (rf"{_PREFIX}/room", RoomHandler),
     (rf"{_PREFIX}/policy", PolicyHandler),
     (rf"{_PREFIX}/events", EventsHandler),
