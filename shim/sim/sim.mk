@@ -4,7 +4,7 @@ CFLAGS ?= -O2 -g
 
 # Compiled as position-independent code of C11 with GNU extensions; nothing but libc and libpthread.
 SIM_CFLAGS = -std=gnu11 $(CFLAGS) -fPIC -fvisibility=hidden -D_GNU_SOURCE \
-	-Wall -Wextra -Wstrict-prototypes -include sim/sim_floor.h -iquote sim
+	-Wall -Wextra -Wstrict-prototypes -include sim/sim_floor.h -iquote sim -iquote $(SIM_GENERATED)
 # -Bsymbolic: our own calls stay ours, whatever a preloaded library exports under the same names. nodelete: executors run
 # our code. No SONAME: neither the loader nor ldconfig takes these files for the driver unless there is a link of that
 # name, and a program linked through such a link asks for the link's name (-l:libcuda.so.1), as it would of the driver.
@@ -19,6 +19,14 @@ SIM_CUDA = $(filter-out $(SIM_NVML),$(patsubst sim/%.c,%,$(wildcard sim/*/*.c)))
 SIM_CUDA_OBJECTS = $(SIM_CUDA:%=$(BUILD)/sim/%.o)
 SIM_NVML_OBJECTS = $(SIM_NVML:%=$(BUILD)/sim/%.o)
 SIM_LIBRARIES = $(BUILD)/libaffinode-sim-cuda.so $(BUILD)/libaffinode-sim-nvml.so
+
+SIM_GENERATED = $(BUILD)/generated/sim
+# Name for cuGetProcAddress, version since which it means the symbol, symbol.
+$(SIM_GENERATED)/driver/entries.h: tools/signatures.tsv
+	@mkdir -p $(@D)
+	awk -F '\t' '!/^#/ && $$1 !~ /_pt(ds|sz)$$/ { name = $$1; sub(/_v[0-9]+$$/, "", name); \
+		print "ENTRY(" name ", " $$2 ", " $$1 ")" }' $< >$@.new && mv $@.new $@
+$(BUILD)/sim/driver/entry_table.o: $(SIM_GENERATED)/driver/entries.h
 
 .PHONY: sim
 sim: $(SIM_LIBRARIES)

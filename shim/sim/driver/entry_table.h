@@ -1,11 +1,12 @@
-/* The table behind cuGetProcAddress, made of entries.h.  */
+/* The table behind cuGetProcAddress: every name of the driver's (../tools/signatures.tsv), with what the simulator has for it.  */
 #ifndef SIM_ENTRY_TABLE_H
 #define SIM_ENTRY_TABLE_H
 
 struct entry {
 	const char *name;
 	int since;
-	void *symbol, *per_thread;
+	void *symbol; /* NULL: the simulator lacks it */
+	void *per_thread[2]; /* with the thread's own default stream: the one of either suffix that there is */
 };
 
 extern const struct entry entries[];

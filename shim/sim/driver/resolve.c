@@ -11,7 +11,7 @@ static const struct entry *find(const char *name, int version, bool *known)
 
 	*known = false;
 	for (unsigned i = 0; i < entry_count; i++) {
-		if (strcmp(entries[i].name, name))
+		if (!entries[i].symbol || strcmp(entries[i].name, name))
 			continue;
 		*known = true;
 		if (entries[i].since <= version && (!best || entries[i].since >= best->since))
@@ -35,7 +35,10 @@ static CUresult resolve(const char *name, void **function, int version, uint64_t
 				  : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
 	if (!entry)
 		return CUDA_SUCCESS; /* the status and the NULL say it (driver 580) */
-	*function = flags == CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM ? entry->per_thread : entry->symbol;
+	*function = entry->symbol;
+	for (int i = 0; i < 2 && flags == CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM; i++)
+		if (entry->per_thread[i])
+			*function = entry->per_thread[i];
 	return CUDA_SUCCESS;
 }
 
