@@ -78,6 +78,8 @@ class Program:
 
     def go(self, steps: int, timeout_s: float) -> None:
         """Have a program that runs in cells compute up to that step; `problem` says what went wrong."""
+        if self.problem:
+            return
         self._tell(f"go {steps}")
         with self.heard_more:
             done = self.heard_more.wait_for(lambda: self.problem or len(self.losses) >= steps, timeout_s)

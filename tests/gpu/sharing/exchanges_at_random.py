@@ -18,6 +18,8 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -76,13 +78,18 @@ def kernel_of(program: Program) -> str:
     return program.kernel_id
 
 
-def begin(programs: list[Program]) -> None:
-    """Have each hold all that it will, one after the other."""
-    for program in programs:
-        if not program.ready.wait(STARTS_WITHIN_S):
-            program.problem = f"it did not start; {program.last_words()}"
-        if not program.problem:
-            program.go(STEPS, CELL_WITHIN_S)
+def all_at_once(do: Callable[[Program], None], programs: list[Program]) -> None:
+    """Do it with each, on a thread of its own."""
+    with ThreadPoolExecutor(len(programs)) as threads:
+        list(threads.map(do, programs))
+
+
+def begin(program: Program) -> None:
+    """Have it hold all that it will."""
+    if not program.ready.wait(STARTS_WITHIN_S):
+        program.problem = f"it did not start; {program.last_words()}"
+    if not program.problem:
+        program.go(STEPS, CELL_WITHIN_S)
 
 
 def take_room(controlled: Controlled, programs: list[Program], part: float, stack: ExitStack) -> list[str]:
@@ -135,9 +142,8 @@ def change_places(controlled: Controlled, programs: list[Program], given: argpar
     ends.set()
     for thread in threads:
         thread.join(CELL_WITHIN_S)
-    for program in programs:  # one that is parked by now has its contents looked at, too
-        if not program.problem:
-            program.go(len(program.losses) + 1, CELL_WITHIN_S)
+    # One that is parked by now has its contents looked at, too.
+    all_at_once(lambda program: program.go(len(program.losses) + 1, CELL_WITHIN_S), programs)
 
 
 def installed(names: list[str]) -> tuple[list[str], list[str]]:
@@ -176,7 +182,7 @@ def main() -> int:
             start(controlled, name, seed, PAUSE_S, managed=True, mib=mib, in_cells=True)
             for name, seed, mib in each
         ]
-        begin(managed)
+        all_at_once(begin, managed)
         shuffled = rng.sample(managed, len(managed))
         if not any(program.problem for program in managed):
             notes += take_room(controlled, shuffled, given.room, stack)
@@ -184,16 +190,16 @@ def main() -> int:
             change_places(controlled, managed, given)
         seen = [controlled.kernel(kernel_of(program)) or {} for program in managed]
         log = controlled.log()
-        for program in managed:
-            if not program.problem:
-                end(program, len(program.losses))
+        whole = [program for program in managed if not program.problem]
+        if whole:
+            all_at_once(lambda program: end(program, len(program.losses)), whole)
     say("the twins")
     with Controlled() as alone:  # its folder alone is used
         twins = [
             start(alone, name, seed, 0.0, managed=False, mib=mib, in_cells=True) for name, seed, mib in each
         ]
-        for program, twin in zip(managed, twins, strict=True):
-            end(twin, len(program.losses))
+        steps = {id(twin): len(program.losses) for program, twin in zip(managed, twins, strict=True)}
+        all_at_once(lambda twin: end(twin, steps[id(twin)]), twins)
     return verdict(given, where, managed, twins, seen, log, notes, [mib for _, _, mib in each])
 
 
