@@ -131,6 +131,8 @@ $(TEST_RUNS): run/%: $(SHIM) $(TEST_FILES) $(TEST_BUILD)/%
 test: $(TEST_RUNS)
 test-quick: $(TEST_QUICK:%=run/%)
 
-# What an earlier build depended on may have moved since.
-$(TEST_FOLDER)/%.c $(TEST_FOLDER)/%.cc $(TEST_FOLDER)/%.h: ;
+# What an earlier build depended on may have moved since. A rule each: of one for all make believes that it makes all three.
+$(TEST_FOLDER)/%.c: ;
+$(TEST_FOLDER)/%.cc: ;
+$(TEST_FOLDER)/%.h: ;
 -include $(wildcard $(TEST_BUILD)/*/*.d $(TEST_BUILD)/*/shim/*.d $(TEST_BUILD)/*/shim/*/*.d)
