@@ -44,11 +44,13 @@
 	X(cuEventSynchronize, 2000, (CUevent))                                                                      \
 	X(cuModuleLoadData, 2000, (CUmodule *, const void *))                                                       \
 	X(cuModuleGetFunction, 2000, (CUfunction *, CUmodule, const char *))                                        \
+	X(cuModuleUnload, 2000, (CUmodule))                                                                         \
 	X(cuLaunchKernel, 4000,                                                                                     \
 	  (CUfunction, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int,          \
 	   unsigned int, CUstream, void **, void **))                                                               \
 	X(cuPointerGetAttribute, 4000, (void *, int, CUdeviceptr))                                                  \
 	X(cuStreamCreate, 2000, (CUstream *, unsigned int))                                                         \
+	X(cuStreamDestroy, 4000, (CUstream))                                                                        \
 	X(cuStreamQuery, 2000, (CUstream))                                                                          \
 	X(cuStreamSynchronize, 2000, (CUstream))                                                                    \
 	X(cuThreadExchangeStreamCaptureMode, 10010, (int *))

@@ -174,6 +174,11 @@ static bool walk_copy_path(struct context *context)
 	       driver.cuStreamSynchronize(context->stream) == CUDA_SUCCESS;
 }
 
+static bool is_complete(struct context *context)
+{
+	return context->ready && !context->digests_lack_room;
+}
+
 static void make_ready(struct context *context)
 {
 	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -192,7 +197,7 @@ static void make_ready(struct context *context)
 		context->stream = stream;
 	if (!context->witness && driver.cuMemAlloc(&witness, WITNESS_BYTES) == CUDA_SUCCESS)
 		context->witness = witness;
-	if (context->stream && context->witness && users->make_ready(context))
+	if (context->stream && context->witness && users->make_ready(context) && !context->ready)
 		context->ready = walk_copy_path(context);
 	driver.cuThreadExchangeStreamCaptureMode(&mode);
 	driver.cuCtxPopCurrent(&popped);
@@ -201,9 +206,9 @@ static void make_ready(struct context *context)
 /* By one thread at a time, and none waits for it: a context that is not ready is only not parked yet.  */
 void context_make_ready(struct context *context)
 {
-	if (context->ready || captures_open() || pthread_mutex_trylock(&ready_lock) != 0)
+	if (is_complete(context) || captures_open() || pthread_mutex_trylock(&ready_lock) != 0)
 		return;
-	if (!context->ready)
+	if (!is_complete(context))
 		make_ready(context);
 	pthread_mutex_unlock(&ready_lock);
 }

@@ -18,6 +18,7 @@ struct context {
 	_Atomic unsigned attached;    /* by cuCtxAttach, and not detached yet */
 	_Atomic(CUstream) stream;     /* the mover's */
 	_Atomic(struct digester *) digester; /* NULL: no digests here */
+	_Atomic bool digests_lack_room;      /* memory was short when they were tried: it may be there later */
 	CUevent events[TRANSFERS_UNDER_WAY];
 	unsigned next_event;
 	CUevent marks[2];             /* after the copies of one window of a streaming park, and of the next */
@@ -47,7 +48,7 @@ struct context_users {
 void contexts_set_users(const struct context_users *now);
 
 /* Make the mover's stream and the witness, and copy a little both ways, so that nothing is left for the driver to load
- * when the mover comes; put off while a stream capture is open.  */
+ * when the mover comes; put off while a stream capture is open. Digests for which memory was short are tried again.  */
 void context_make_ready(struct context *context);
 
 /* The context of that handle; NULL: not known. Asks the driver nothing.  */

@@ -32,6 +32,7 @@ struct result {
 
 /* What the module needs in one context.  */
 struct digester {
+	CUmodule module;
 	CUfunction function;
 	CUstream stream; /* of its own: memory is looked at beside copies of other memory */
 	CUdeviceptr key;
@@ -129,56 +130,73 @@ CUresult digest_compute(struct context *context, struct digested **items, size_t
 
 static void release(struct digester *digester)
 {
-	if (digester->key)
-		driver.cuMemFree(digester->key);
+	if (digester->stream)
+		driver.cuStreamDestroy(digester->stream);
+	if (digester->module)
+		driver.cuModuleUnload(digester->module);
 	if (digester->batch)
 		driver.cuMemFreeHost(digester->batch);
+	if (digester->key)
+		driver.cuMemFree(digester->key);
 	free(digester);
 }
 
 /* Digest the key with itself, there and here.  */
-static bool works(struct digester *digester, const uint32_t *k)
+static CUresult try_it(struct digester *digester, const uint32_t *k)
 {
 	struct digest expected;
+	CUresult result = driver.cuMemcpyHtoDAsync(digester->key, k, KEY_BYTES, digester->stream);
 
 	digest_on_host(k, k, &expected);
 	digester->batch->addresses[0] = digester->key;
-	return driver.cuMemcpyHtoDAsync(digester->key, k, KEY_BYTES, digester->stream) == CUDA_SUCCESS &&
-	       launch(digester, 1) == CUDA_SUCCESS &&
-	       memcmp(&digester->batch->results[0].digest, &expected, sizeof(expected)) == 0;
+	if (result == CUDA_SUCCESS)
+		result = launch(digester, 1);
+	if (result == CUDA_SUCCESS && memcmp(&digester->batch->results[0].digest, &expected, sizeof(expected)) != 0)
+		result = CUDA_ERROR_NOT_SUPPORTED;
+	return result;
 }
 
-static bool make_batch(struct digester *digester)
+/* What takes room on the GPU comes first, so that to try in vain on a full one costs little.  */
+static CUresult make(struct digester *digester, const uint32_t *k)
 {
+	CUresult result = driver.cuMemAlloc(&digester->key, KEY_BYTES);
 	void *pinned = NULL;
 
-	if (driver.cuMemHostAlloc(&pinned, sizeof(*digester->batch), CU_MEMHOSTALLOC_PORTABLE) != CUDA_SUCCESS)
-		return false;
+	if (result == CUDA_SUCCESS)
+		result = driver.cuModuleLoadData(&digester->module, digest_ptx);
+	if (result == CUDA_SUCCESS)
+		result = driver.cuModuleGetFunction(&digester->function, digester->module, "affinode_digest");
+	if (result == CUDA_SUCCESS)
+		result = driver.cuMemHostAlloc(&pinned, sizeof(*digester->batch), CU_MEMHOSTALLOC_PORTABLE);
 	digester->batch = pinned;
-	return true;
+	if (result == CUDA_SUCCESS)
+		result = driver.cuStreamCreate(&digester->stream, CU_STREAM_NON_BLOCKING);
+	return result == CUDA_SUCCESS ? try_it(digester, k) : result;
 }
 
 bool digest_make_ready(struct context *context)
 {
+	bool lacked_room = context->digests_lack_room;
 	const uint32_t *k = key();
 	struct digester *digester;
-	CUmodule module;
+	CUresult result;
 
 	if (context->digester)
 		return true;
 	digester = k ? calloc(1, sizeof(*digester)) : NULL;
 	if (!digester)
 		return false;
-	if (driver.cuModuleLoadData(&module, digest_ptx) == CUDA_SUCCESS &&
-	    driver.cuModuleGetFunction(&digester->function, module, "affinode_digest") == CUDA_SUCCESS &&
-	    driver.cuMemAlloc(&digester->key, KEY_BYTES) == CUDA_SUCCESS &&
-	    make_batch(digester) &&
-	    driver.cuStreamCreate(&digester->stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS && works(digester, k)) {
+	result = make(digester, k);
+	context->digests_lack_room = result == CUDA_ERROR_OUT_OF_MEMORY;
+	if (result == CUDA_SUCCESS) {
 		context->digester = digester;
 		return true;
 	}
-	log_line("no digests in this context: everything is copied, and nothing is verified");
 	release(digester);
+	if (!context->digests_lack_room)
+		log_line("no digests in this context: everything is copied, and nothing is verified or goes to disk");
+	else if (!lacked_room)
+		log_line("no room for digests: until there is, everything is copied, and nothing is verified or goes to disk");
 	return false;
 }
 
@@ -186,4 +204,5 @@ void digest_forget(struct context *context)
 {
 	/* Its memory went with the context.  */
 	free(atomic_exchange(&context->digester, NULL));
+	context->digests_lack_room = false;
 }

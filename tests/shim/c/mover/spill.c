@@ -8,6 +8,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
+#include "board.h"
 #include "contents.h"
 
 #define LARGE MiB(64)
@@ -315,14 +316,42 @@ static void changed_on_disk(void)
 	call((void *)CUDA_ERROR_ECC_UNCORRECTABLE);
 }
 
+/* A process that began on a full GPU has no digests, without which nothing goes to disk, until it allocates when there is room.  */
+static void begun_on_full_gpu(void)
+{
+	static const char *const calls[] = {"cuMemAlloc", "cuModuleLoadData", "cuModuleGetFunction", "cuMemHostAlloc",
+					    "cuStreamCreate", "cuLaunchKernel"};
+	int64_t registered;
+	size_t free_bytes;
+
+	board_arm("cuModuleLoadData:OUT_OF_MEMORY:1+");
+	contents_make();
+	CHECK(board_disarm() > 0);
+	controller_park();
+	CHECK_EQUAL(spill_all().status, AFFINODE_NOTHING);
+	come_back();
+	registered = board_registered_bytes();
+	free_bytes = cuda_free_bytes();
+	for (size_t i = 0; i <= sizeof(calls) / sizeof(*calls); i++) {
+		CHECK_EQUAL(board_registered_bytes(), registered); /* what was obtained in vain is given back */
+		CHECK_EQUAL(cuda_free_bytes(), free_bytes);
+		if (i < sizeof(calls) / sizeof(*calls))
+			board_arm("%s:OUT_OF_MEMORY:1", calls[i]);
+		CUDA(MemAlloc(&large, MiB(4)));
+		CUDA(MemFree(large));
+		CHECK_EQUAL(board_disarm(), i < sizeof(calls) / sizeof(*calls));
+	}
+}
+
 int main(int argc, char **argv)
 {
 	test_begin(argc, argv, 100);
 	spilling_begin();
+	board_make();
 	cuda_start();
 	controller_accept();
 	CHECK(controller_hello().flags & AFFINODE_HELLO_SPILLS);
-	contents_make();
+	begun_on_full_gpu();
 	nothing_stays_in_memory();
 	unchanged_is_not_written_again();
 	resident_forgets_what_is_kept();
