@@ -2,11 +2,13 @@
 
 Some are made as a command line does, on a connection of their own, some as a server does, on one that stays open.
 Prints for each a line of JSON: when it was sent, how long its answer took, for how much of that the controller (whose
-pid is PID) or this process waited for a processor, its status (0: none came), and what it was.
+pid is PID) or this process waited for a processor, how much processor time the controller's threads used meanwhile, its
+status (0: none came), and what it was.
 """
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import itertools
 import json
@@ -46,6 +48,15 @@ def waited_s(*processes: str) -> float:
     return sum(int(Path(f"/proc/{process}/schedstat").read_text().split()[1]) for process in processes) / 1e9
 
 
+def worked_s(process: str) -> float:
+    """How much processor time the threads of a process have used, in seconds."""
+    used = 0
+    for thread in Path(f"/proc/{process}/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            used += int((thread / "schedstat").read_text().split()[0])
+    return used / 1e9
+
+
 def main() -> None:
     """Ask and print."""
     socket, processes = Path(sys.argv[1]) / "node.sock", (sys.argv[2], "self")
@@ -54,11 +65,11 @@ def main() -> None:
         if select.select([sys.stdin], [], [], PAUSE_S)[0]:
             return
         connection = kept if number // len(REQUESTS) % 2 else UnixConnection(socket, TIMEOUT_S)
-        waited, began = waited_s(*processes), time.monotonic()
+        worked, waited, began = worked_s(sys.argv[2]), waited_s(*processes), time.monotonic()
         status = ask(connection, method, path, body)
         lasted = time.monotonic() - began
-        waited = waited_s(*processes) - waited
-        print(json.dumps([began, lasted, waited, status, f"{method} {path}"]), flush=True)
+        waited, worked = waited_s(*processes) - waited, worked_s(sys.argv[2]) - worked
+        print(json.dumps([began, lasted, waited, worked, status, f"{method} {path}"]), flush=True)
         if connection is not kept:
             connection.close()
 

@@ -2,8 +2,9 @@
 
 Each program in `programs/` attacks a controller of its own for `--seconds` on a simulated GPU. One line for each: how
 many of the bystander's requests were answered, how many were not, the median, the 99th percentile and the longest
-answer in milliseconds, the longest less the time in which the controller or the bystander waited for a processor, and
-the most memory that the controller had. The first line is without an attack.
+answer in milliseconds, the longest less the time in which the controller or the bystander waited for a processor, the
+most processor time that the controller used during one request, for the attacker too, and the most memory that it had.
+The first line is without an attack.
 """
 
 from __future__ import annotations
@@ -35,9 +36,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     given = parser.parse_args()
     known = sorted({path.stem for path in PROGRAMS.glob("*.py")} - NOT_FOR_ANY_SCENE)
-    print(
-        f"{'attack':32} {'answered':>8} {'failed':>6} {'p50':>6} {'p99':>6} {'longest':>8} {'served':>7} ms {'MB':>5}"
-    )
+    heads = f"{'p50':>6} {'p99':>6} {'longest':>8} {'served':>7} {'worked':>7}"
+    print(f"{'attack':32} {'answered':>8} {'failed':>6} {heads} ms {'MB':>5}")
     for name in given.names or [QUIET, *known]:
         answers, memory = attacked(name, given.seconds)
         print(row(name, answers, memory), flush=True)
@@ -66,11 +66,10 @@ def row(name: str, answers: list[Answer], memory: int) -> str:
     answered = [answer for answer in answers if answer.status == 200]
     good = [answer.lasted_s * 1000 for answer in answered]
     served = max((answer.served_s * 1000 for answer in answered), default=0.0)
+    worked = max((answer.worked_s * 1000 for answer in answered), default=0.0)
     cuts = quantiles(good, n=100) if len(good) > 1 else [0.0] * 99
-    figures = (
-        f"{cuts[49]:6.1f} {cuts[98]:6.1f} {max(good, default=0.0):8.1f} {served:7.1f}    {memory / 1e6:5.0f}"
-    )
-    return f"{name:32} {len(good):8} {len(answers) - len(good):6} {figures}"
+    figures = f"{cuts[49]:6.1f} {cuts[98]:6.1f} {max(good, default=0.0):8.1f} {served:7.1f} {worked:7.1f}"
+    return f"{name:32} {len(good):8} {len(answers) - len(good):6} {figures}    {memory / 1e6:5.0f}"
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ class Answer:
     at: float
     lasted_s: float
     unscheduled_s: float  # of that, how long the controller or the bystander waited for a processor
+    worked_s: float  # the processor time of the controller's threads meanwhile, whatever they did
     status: int  # 0: none came
     request: str
 
