@@ -102,8 +102,10 @@ def test_a_kernel_that_uses_the_gpu_for_a_moment_every_ten_seconds_is_parked_for
 
 
 def test_tries_of_kernels_that_failed_together_spread():
-    usual = Backoff(failures=2).fail(1.0)
-    pauses = [Backoff(f"kernel-{number}", failures=2).fail(1.0) for number in range(20)]
+    usual, node = Backoff(failures=2).fail(1.0), Machine(Clock(), {"A": GIB}).state
+    names = [f"kernel-{number}" for number in range(20)]
+    parks = [node.kernel(name, 0.0).failures.park for name in names]
+    pauses = [replace(park, failures=2).fail(1.0) for park in parks]
     assert all(usual <= pause <= (1 + JITTER) * usual for pause in pauses)
     assert max(pauses) - min(pauses) > JITTER / 2 * usual
-    assert pauses == [Backoff(f"kernel-{number}", failures=2).fail(1.0) for number in range(20)]
+    assert pauses == [Backoff(name, failures=2).fail(1.0) for name in names]

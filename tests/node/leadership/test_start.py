@@ -113,6 +113,14 @@ def test_the_machines_controller_comes_before_ones_own_while_it_listens(places):
     assert environment.socket_path() == own_folder(places) / "node.sock"
 
 
+def test_a_socket_at_which_another_user_listens_is_not_the_machines_controller(places):
+    if os.getuid() != 0:
+        pytest.skip("only root gives files away")
+    with listening(environment.NODE_SOCKET):
+        os.chown(environment.NODE_SOCKET, 12345, 12345)
+        assert environment.socket_path() == own_folder(places) / "node.sock"
+
+
 def test_the_machines_controller_is_waited_for_while_it_starts_again(places):
     listening(environment.NODE_SOCKET).close()
     with ThreadPoolExecutor(1) as threads:

@@ -64,6 +64,19 @@ def test_a_waiter_changes_places_sooner_with_a_kernel_that_has_a_short_pause():
     assert eligible_at(changing, patient, waits_since=1000.0, speeds=instant) == 1040
 
 
+def test_a_park_that_came_to_nothing_is_tried_after_the_kernels_next_use_or_when_it_has_stopped():
+    """Uses as regular as the pauses of the back-off would meet a park that began when a pause is over each time."""
+    settings, fast = Settings(), {"A": Speed(0.1, 50e9, 0.1, 50e9)}
+
+    def again_at(used_at, retry_at):
+        kernel = idle(1000.0 - used_at, retry_at=retry_at, retry_pause_s=8.0)
+        return eligible_at(kernel, settings, waits_since=900.0, speeds=fast)
+
+    assert again_at(used_at=1000.0, retry_at=998.0) == 1000.0 + LEAST_PAUSE_S, "it has the longest time"
+    assert again_at(used_at=996.0, retry_at=998.0) == 1004.0, "its next use may come before"
+    assert again_at(used_at=980.0, retry_at=998.0) == 998.0, "it did not use the GPU for as long as the pause"
+
+
 def test_kernels_with_short_pauses_are_not_left_out_before_they_are_looked_at():
     """The quick look at which kernels could be eligible agrees with the exact one."""
     settings, instant = Settings(), {"A": Speed(0, 1e12, 0, 1e12)}
