@@ -20,6 +20,7 @@ static struct affinode_hello hello; /* the last */
 static struct affinode_reply replies[KEPT];
 static struct affinode_notify notices[KEPT];
 static unsigned reply_count, notice_count, heartbeats;
+static uint32_t welcome_flags;
 
 void controller_begin(const char *folder)
 {
@@ -87,9 +88,14 @@ void controller_accept_silently(void)
 
 void controller_welcome(void)
 {
-	struct affinode_welcome welcome = {.heartbeat_ms = 30000, .controller_version = "test"};
+	struct affinode_welcome welcome = {.heartbeat_ms = 30000, .flags = welcome_flags, .controller_version = "test"};
 
 	controller_send(AFFINODE_WELCOME, &welcome, sizeof(welcome), 0);
+}
+
+void controller_knows_pools(void)
+{
+	welcome_flags |= AFFINODE_WELCOME_POOLS;
 }
 
 void controller_accept(void)
@@ -139,11 +145,12 @@ static uint32_t command(uint32_t what, uint64_t argument, uint32_t request, uint
 	return epoch;
 }
 
-uint32_t controller_lend(uint64_t bytes)
+/* With a descriptor.  */
+static uint32_t command_about(int fd, uint32_t what, uint64_t argument)
 {
 	struct affinode_command message = {.header = {AFFINODE_LINK_MAGIC, AFFINODE_PROTOCOL_VERSION, AFFINODE_COMMAND,
 						      sizeof(message), ++epoch},
-					   .command = AFFINODE_COMMAND_LOT, .request = epoch, .argument = bytes};
+					   .command = what, .request = epoch, .argument = argument};
 	union {
 		struct cmsghdr header;
 		char space[CMSG_SPACE(sizeof(int))];
@@ -151,14 +158,32 @@ uint32_t controller_lend(uint64_t bytes)
 	struct iovec iov = {&message, sizeof(message)};
 	struct msghdr packet = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control,
 				.msg_controllen = sizeof(control)};
+
+	memcpy(CMSG_DATA(&control.header), &fd, sizeof(fd));
+	CHECK_EQUAL(sendmsg(link_fd, &packet, MSG_NOSIGNAL), sizeof(message));
+	return message.request;
+}
+
+uint32_t controller_lend_file(int fd, uint64_t bytes)
+{
+	return command_about(fd, AFFINODE_COMMAND_LOT, bytes);
+}
+
+void controller_forget(int fd)
+{
+	command_about(fd, AFFINODE_COMMAND_LOT_FORGET, 0);
+}
+
+uint32_t controller_lend(uint64_t bytes)
+{
 	int fd = memfd_create("lot", MFD_CLOEXEC);
+	uint32_t number;
 
 	CHECK(fd >= 0);
 	CHECK_EQUAL(posix_fallocate(fd, 0, (off_t)bytes), 0); /* touched */
-	memcpy(CMSG_DATA(&control.header), &fd, sizeof(fd));
-	CHECK_EQUAL(sendmsg(link_fd, &packet, MSG_NOSIGNAL), sizeof(message));
+	number = controller_lend_file(fd, bytes);
 	close(fd);
-	return message.request;
+	return number;
 }
 
 uint32_t controller_resume_on(const char *gpu, uint64_t more)

@@ -13,6 +13,8 @@ void controller_begin(const char *folder);
 void controller_accept(void);
 void controller_accept_silently(void); /* without a welcome */
 void controller_welcome(void);
+/* From the next welcome on lots that were given back stay mapped.  */
+void controller_knows_pools(void);
 void controller_drop(void);       /* close the link */
 void controller_stop(void);       /* and the listener: as if killed */
 void controller_listen_again(void);
@@ -33,6 +35,9 @@ bool controller_is_prepared(uint32_t epoch);
 void controller_decide(uint32_t epoch, bool commit);
 /* Hand over a lot of host memory (a multiple of 32 MiB); its number.  */
 uint32_t controller_lend(uint64_t bytes);
+/* A lot whose memory the test has too; and have the shim unmap it, if it was given back.  */
+uint32_t controller_lend_file(int fd, uint64_t bytes);
+void controller_forget(int fd);
 /* The moves that are tried at each of their steps: at once, and part after part.  */
 struct move {
 	const char *name;
