@@ -1,9 +1,9 @@
-// The digest of 2 MiB chunks of device memory; tools/digest_ptx.sh turns it into src/mover/digest_ptx.h.
+// The digest of 2 MiB chunks of device memory; tools/digest_ptx.sh turns it into src/mover/copying/digest_ptx.h.
 //
 // NH, the universal hash of UMAC (Black, Halevi, Krawczyk, Krovetz, Rogaway: "UMAC: Fast and Secure Message
 // Authentication", CRYPTO 1999), over 32-bit words with a key as long as the message, four times with the key shifted by
 // four words (the Toeplitz construction of the same paper): two different chunks have the same digest with a probability
-// of at most 2^-128 over the key. src/mover/digest.c computes the same on the host.
+// of at most 2^-128 over the key. src/mover/copying/digest.c computes the same on the host.
 
 #define DEVICE __attribute__((device))
 #define SHARED __attribute__((shared))

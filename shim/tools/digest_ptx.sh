@@ -1,5 +1,5 @@
 #!/bin/sh
-# Compiles tools/digest.cu into src/mover/digest_ptx.h: PTX text that any driver since CUDA 9 translates for any GPU since
+# Compiles tools/digest.cu into src/mover/copying/digest_ptx.h: PTX text that any driver since CUDA 9 translates for any GPU since
 # Pascal. Needs a clang with the NVPTX target (Debian's has it); only for a change of the kernel.
 set -eu
 cd "$(dirname "$0")/.."
@@ -10,4 +10,4 @@ cd "$(dirname "$0")/.."
 		-Xclang +ptx60 -O3 -S -o - tools/digest.cu |
 		sed -e 's|//.*||' -e 's/[[:space:]]*$//' -e '/^$/d' -e 's/[\\"]/\\&/g' -e 's/\t/ /g' -e 's/^ *\(.*\)$/	"\1\\n"/'
 	echo '	;'
-} >src/mover/digest_ptx.h
+} >src/mover/copying/digest_ptx.h

@@ -11,7 +11,7 @@
 #include "context_depth/nvml/nvml_probe.h"
 #include "gate/gate.h"
 #include "gpu/gpu_lock.h"
-#include "memory/backed.h"
+#include "memory/blocks/backed.h"
 #include "state/shim_state.h"
 #include "state/status_page.h"
 

@@ -2,8 +2,8 @@
  * The physical memory is bound, so it has to stay from then on.  */
 #include "driver/hook.h"
 #include "gate/gate.h"
-#include "memory/app_mappings.h"
-#include "memory/backed.h"
+#include "memory/app_mappings/app_mappings.h"
+#include "memory/blocks/backed.h"
 
 /* What is bound by its address.  */
 static CUresult keep(CUresult result, CUdeviceptr address, size_t size)

@@ -6,8 +6,8 @@
 #include "driver/hook.h"
 #include "driver/real_driver.h"
 #include "gate/gate.h"
-#include "memory/app_mappings.h"
-#include "memory/backed.h"
+#include "memory/app_mappings/app_mappings.h"
+#include "memory/blocks/backed.h"
 #include "state/shim_state.h"
 
 typedef CUresult (*get_attribute_fn)(void *, int, CUdeviceptr);

@@ -3,8 +3,8 @@
 #include "driver/real_driver.h"
 #include "gate/gate.h"
 #include "hooks/retry_when_full.h"
-#include "memory/app_mappings.h"
-#include "memory/backed.h"
+#include "memory/app_mappings/app_mappings.h"
+#include "memory/blocks/backed.h"
 #include "mover/mover.h"
 #include "state/shim_state.h"
 

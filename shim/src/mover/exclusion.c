@@ -8,9 +8,8 @@
 #include "base/per_process.h"
 #include "gate/gate.h"
 #include "gpu/contexts.h"
-#include "memory/backed.h"
+#include "memory/blocks/backed.h"
 #include "mover/internal.h"
-#include "mover/queue.h"
 #include "state/controller.h"
 #include "state/depth.h"
 

@@ -5,7 +5,6 @@
 #include "base/monotonic_futex.h"
 #include "gate/gate.h"
 #include "mover/internal.h"
-#include "mover/queue.h"
 #include "state/controller.h"
 
 /* How often a prepared move looks for callers.  */

@@ -10,13 +10,13 @@
 
 TEST_FOLDER := ../tests/shim/c
 TEST_BUILD := $(BUILD)/test
-# Folders as in ../src, and what the programs have in common. A program is known by its name alone.
-TEST_SOURCES := $(wildcard $(TEST_FOLDER)/*/*.c $(TEST_FOLDER)/*/*.cc)
+# Folders as in ../src, and what the programs have in common. A program is known by its name alone, and so is a header.
+TEST_SOURCES := $(wildcard $(TEST_FOLDER)/*/*.c $(TEST_FOLDER)/*/*/*.c $(TEST_FOLDER)/*/*.cc)
 TEST_COMMON := $(TEST_FOLDER)/support
 TEST_FUZZ := $(TEST_FOLDER)/link/fuzz_messages.c
 TEST_LIBRARIES := calling_driver failing_driver
 TEST_WATCHER := linked_to_nvml
-TEST_SUPPORT := $(filter-out $(TEST_LIBRARIES) $(TEST_WATCHER),$(basename $(notdir $(wildcard $(TEST_COMMON)/*.c))))
+TEST_SUPPORT := $(filter-out $(TEST_LIBRARIES) $(TEST_WATCHER),$(basename $(notdir $(filter $(TEST_COMMON)/%,$(TEST_SOURCES)))))
 TEST_PROGRAMS := $(sort $(basename $(notdir $(filter-out $(TEST_COMMON)/% $(TEST_FUZZ),$(TEST_SOURCES)))))
 vpath %.c $(sort $(dir $(TEST_SOURCES)))
 vpath %.cc $(sort $(dir $(TEST_SOURCES)))
@@ -32,8 +32,8 @@ SANITIZE_address := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 SANITIZE_thread := -fsanitize=thread
 # Compiled in two thirds of the time, and as fast in these tests.
 SANITIZED_SHIM_address := -O0
-TEST_CFLAGS := -std=gnu11 -O1 -g1 -fexceptions -fno-strict-aliasing -iquote src -iquote $(GENERATED) -iquote $(TEST_COMMON) \
-	-DAFFINODE_CONTEXT_DEPTH=$(CONTEXT_DEPTH) -Wall -Wextra -MMD -MP
+TEST_CFLAGS := -std=gnu11 -O1 -g1 -fexceptions -fno-strict-aliasing -iquote src -iquote $(GENERATED) \
+	$(patsubst %/,-iquote %,$(sort $(dir $(filter $(TEST_COMMON)/%,$(TEST_SOURCES))))) -DAFFINODE_CONTEXT_DEPTH=$(CONTEXT_DEPTH) -Wall -Wextra -MMD -MP
 TEST_CXXFLAGS := $(filter-out -std=gnu11,$(TEST_CFLAGS)) -std=gnu++17
 
 # Loaded by name, as a program on a machine with a driver would.
@@ -52,11 +52,11 @@ $(TEST_BUILD)/%/affinode-gpu-memory: $(BUILD)/affinode-gpu-memory
 	@mkdir -p $(@D)
 	ln -sf $(abspath $<) $@
 
-$(TEST_LIB)/lib%.so: $(TEST_COMMON)/%_driver.c
+$(TEST_LIB)/lib%.so: $(TEST_COMMON)/driver/%_driver.c
 	@mkdir -p $(@D)
 	$(CC) -O1 -g -fPIC -fexceptions -shared -D_GNU_SOURCE -Wall -Wextra -o $@ $< -ldl
 
-$(TEST_LIB)/lib$(TEST_WATCHER).so: $(TEST_COMMON)/$(TEST_WATCHER).c $(TEST_LIB)/libnvidia-ml.so.1
+$(TEST_LIB)/lib$(TEST_WATCHER).so: $(TEST_COMMON)/driver/$(TEST_WATCHER).c $(TEST_LIB)/libnvidia-ml.so.1
 	$(CC) -O1 -g -fPIC -shared -Wall -Wextra -o $@ $< -L$(TEST_LIB) -Wl,--no-as-needed -l:libnvidia-ml.so.1
 
 $(TEST_BUILD)/plain/%.o: %.c
@@ -135,4 +135,4 @@ test-quick: $(TEST_QUICK:%=run/%)
 $(TEST_FOLDER)/%.c: ;
 $(TEST_FOLDER)/%.cc: ;
 $(TEST_FOLDER)/%.h: ;
--include $(wildcard $(TEST_BUILD)/*/*.d $(TEST_BUILD)/*/shim/*.d $(TEST_BUILD)/*/shim/*/*.d)
+-include $(wildcard $(TEST_BUILD)/*/*.d $(TEST_BUILD)/*/shim/*/*.d $(TEST_BUILD)/*/shim/*/*/*.d)

@@ -2,7 +2,7 @@
 #include "base/log.h"
 #include "driver/real_driver.h"
 #include "host/host_copy.h"
-#include "memory/app_mapping_table.h"
+#include "memory/app_mappings/app_mapping_table.h"
 
 static bool can_move(const struct mapping *mapping)
 {

@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 #include "host/slabs.h"
-#include "mover/move_plan.h"
+#include "mover/copying/move_plan.h"
 
 /* No chunk needs to be copied: each is zero, as it was at the last park, or as it was before it was copied in this one.  */
 bool host_has_all(const struct survey *survey);

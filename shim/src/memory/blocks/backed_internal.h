@@ -4,7 +4,7 @@
 
 #include <pthread.h>
 
-#include "memory/backed.h"
+#include "memory/blocks/backed.h"
 
 /* Guards the table, and what of a block others than the mover look at.  */
 extern pthread_mutex_t blocks_lock;

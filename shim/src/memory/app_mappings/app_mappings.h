@@ -10,7 +10,7 @@
 #include <stddef.h>
 
 #include "driver/cuda_types.h"
-#include "memory/backed.h"
+#include "memory/blocks/backed.h"
 
 /* One place where an application mapped an allocation of its own, and which devices may reach it there.  */
 struct alias {

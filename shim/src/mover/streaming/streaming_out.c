@@ -1,13 +1,12 @@
-#include "mover/streaming_out.h"
+#include "mover/streaming/streaming_out.h"
 
 #include "base/log.h"
 #include "base/monotonic_futex.h"
 #include "driver/real_driver.h"
 #include "gate/gate.h"
-#include "mover/copies.h"
-#include "mover/copying_out.h"
-#include "mover/queue.h"
-#include "mover/windows.h"
+#include "mover/copying/copies.h"
+#include "mover/copying/copying_out.h"
+#include "mover/streaming/windows.h"
 
 /* What may be released while one window is copied. On an H200 that takes a fourteenth of the time that copying does.  */
 #define RELEASED_PER_COPIED 12

@@ -1,10 +1,10 @@
-#include "mover/copying_in.h"
+#include "mover/copying/copying_in.h"
 
 #include <string.h>
 
 #include "base/log.h"
 #include "driver/real_driver.h"
-#include "mover/copies.h"
+#include "mover/copying/copies.h"
 #include "state/status_page.h"
 
 CUresult use_context_of(const struct block *block)

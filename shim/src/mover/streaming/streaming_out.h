@@ -5,7 +5,7 @@
 #define AFFINODE_STREAMING_OUT_H
 
 #include "mover/internal.h"
-#include "mover/move_plan.h"
+#include "mover/copying/move_plan.h"
 
 /* How many of the first items had better not be copied before: as much as copies take while the others are released. 0: none.  */
 size_t stream_leave_some(const struct survey *survey);

@@ -1,4 +1,4 @@
-#include "memory/app_mapping_table.h"
+#include "memory/app_mappings/app_mapping_table.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -5,7 +5,7 @@
 
 #include <pthread.h>
 
-#include "memory/app_mappings.h"
+#include "memory/app_mappings/app_mappings.h"
 
 extern pthread_mutex_t mappings_lock;
 

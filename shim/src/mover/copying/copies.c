@@ -1,4 +1,4 @@
-#include "mover/copies.h"
+#include "mover/copying/copies.h"
 
 #include <sys/mman.h>
 

@@ -1,11 +1,11 @@
-#include "memory/app_mappings.h"
+#include "memory/app_mappings/app_mappings.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "driver/real_driver.h"
 #include "host/host_copy.h"
-#include "memory/app_mapping_table.h"
+#include "memory/app_mappings/app_mapping_table.h"
 #include "state/shim_state.h"
 
 /* Whether the mover can copy all of the contents through it: whole, and its own device allowed there.  */

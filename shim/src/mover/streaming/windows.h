@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "mover/move_plan.h"
+#include "mover/copying/move_plan.h"
 #include "protocol.h"
 
 /* 5 ms of copying at 50 GiB/s: what looking at it and releasing it takes is less, and goes on beside the next one's copies.  */

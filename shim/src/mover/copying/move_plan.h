@@ -6,8 +6,8 @@
 #include <stddef.h>
 
 #include "host/host_copy.h"
-#include "memory/backed.h"
-#include "mover/digest.h"
+#include "memory/blocks/backed.h"
+#include "mover/copying/digest.h"
 
 struct item {
 	struct digested now;

@@ -1,4 +1,4 @@
-#include "memory/backed.h"
+#include "memory/blocks/backed.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -8,8 +8,8 @@
 #include "base/per_process.h"
 #include "base/range_map.h"
 #include "host/host_copy.h"
-#include "memory/app_mappings.h"
-#include "memory/backed_internal.h"
+#include "memory/app_mappings/app_mappings.h"
+#include "memory/blocks/backed_internal.h"
 
 OF_PROCESS pthread_mutex_t blocks_lock = PTHREAD_MUTEX_INITIALIZER;
 static OF_PROCESS struct range_map blocks; /* pointer queries ask for any address inside one */

@@ -3,7 +3,7 @@
 #ifndef AFFINODE_STREAMING_IN_H
 #define AFFINODE_STREAMING_IN_H
 
-#include "mover/copying_in.h"
+#include "mover/copying/copying_in.h"
 #include "mover/internal.h"
 
 /* At the closed gate. CUDA_SUCCESS and nothing wrong: all is there. Else *arrived blocks of the survey have all of their contents on

@@ -1,8 +1,8 @@
-#include "mover/copying_out.h"
+#include "mover/copying/copying_out.h"
 
 #include <string.h>
 
-#include "mover/copies.h"
+#include "mover/copying/copies.h"
 
 static bool is_unchanged(const struct item *item)
 {

@@ -4,7 +4,7 @@
 
 #include <stddef.h>
 
-#include "mover/move_plan.h"
+#include "mover/copying/move_plan.h"
 
 /* How often a chunk that came back wrong is copied again before the resume is given up.  */
 #define MENDINGS 3

@@ -1,10 +1,10 @@
-#include "mover/streaming_in.h"
+#include "mover/streaming/streaming_in.h"
 
 #include "base/monotonic_futex.h"
 #include "driver/real_driver.h"
 #include "gate/gate.h"
-#include "mover/copies.h"
-#include "mover/windows.h"
+#include "mover/copying/copies.h"
+#include "mover/streaming/windows.h"
 #include "state/controller.h"
 
 struct arrival {

@@ -1,10 +1,10 @@
-#include "mover/move_plan.h"
+#include "mover/copying/move_plan.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "driver/real_driver.h"
-#include "mover/copies.h"
+#include "mover/copying/copies.h"
 
 static int by_context_and_address(const void *a, const void *b)
 {

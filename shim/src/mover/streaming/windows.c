@@ -1,4 +1,4 @@
-#include "mover/windows.h"
+#include "mover/streaming/windows.h"
 
 #include <stdlib.h>
 
