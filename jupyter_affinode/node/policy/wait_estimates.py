@@ -138,7 +138,8 @@ class _View:
         looks = [
             self._gpu(uuid, need + ahead.get(uuid, 0), waiter) for uuid, need in waiter.needs.items() if need
         ]
-        full = self._full_of_computing(waiter)
+        is_behind = any(ahead.get(uuid) for uuid, need in waiter.needs.items() if need)
+        full = self._full_of_computing(waiter, is_behind)
         if full is not None:
             looks = [full, *(each._replace(until=None) for each in looks)]
         latest = self._grant(waiter, looks)
@@ -148,7 +149,7 @@ class _View:
             latest = None
         obstacle = next((each for each in looks if each.code is not WaitReason.TURN), None)
         code, reason = (WaitReason.TURN, ITS_TURN) if obstacle is None else (obstacle.code, obstacle.reason)
-        if any(ahead.get(uuid) for uuid, need in waiter.needs.items() if need):
+        if is_behind:
             code = WaitReason.OTHERS_FIRST
             if (
                 latest is not None and kernel.movable_bytes
@@ -163,9 +164,9 @@ class _View:
             for uuid in (*waiter.needs, *waiter.kernel.elsewhere):
                 self._comers.setdefault(uuid, set()).add(waiter.kernel.id)
 
-    def _full_of_computing(self, waiter: Waiter) -> Look | None:
+    def _full_of_computing(self, waiter: Waiter, is_behind: bool) -> Look | None:
         """The look of a waiter that may not compute beside others, or not beside those that come before it; nothing
-        says when they stop.
+        says when they stop. An allocation needs no slot, unless its kernel may be parked for those before it.
         """
         slots, kernel = self.plan.slots, waiter.kernel
         if slots.most is None:
@@ -174,7 +175,8 @@ class _View:
         for uuid in waiter.needs:
             there = {each.id for each in slots.on(uuid, but=kernel)}
             beside[uuid] = len(self._comers.get(uuid, set()) - there - {kernel.id})
-        is_late = waiter.room is None and slots.lacking(kernel, waiter.needs, beside)
+        comes_back = waiter.room is None or (is_behind and kernel.movable_bytes)
+        is_late = comes_back and slots.lacking(kernel, waiter.needs, beside)
         if not is_late and self._slotless.isdisjoint(waiter.needs):
             return None
         self._slotless |= waiter.needs.keys()

@@ -262,6 +262,25 @@ def test_an_estimate_allows_for_a_park_for_the_margin_that_preempting_leaves_out
     assert machine.served.get("w", math.inf) <= promised
 
 
+def test_no_moment_is_promised_to_an_allocation_whose_kernel_may_be_parked_and_need_a_slot():
+    """It is parked for the one before, which then computes beside another: no third may come back."""
+    kernels = [
+        resident("idle", 15, last_activity=NOW, resident_since=NOW),
+        resident("large", 32, last_activity=NOW, resident_since=NOW),
+        resident("busy", 1, last_activity=NOW, resident_since=NOW, calls_in_flight=1, is_opted_out=True),
+        resident("first", 0, last_activity=NOW, rooms=(RoomRequest((0, 1), GPU, 33 * GIB, NOW),)),
+        resident("w", 2, last_activity=NOW, rooms=(RoomRequest((1, 1), GPU, 13 * GIB, NOW),)),
+    ]
+    machine = StillMachine({each.id: each for each in kernels}, SLICES.changed(max_computing_per_gpu=2))
+    told = outlooks(NOW, machine.node(), machine.settings)
+    promised = NOW + told["first"].estimate_s
+    assert told["w"].estimate_s is None
+    while "first" not in machine.served:
+        machine.step()
+    assert machine.served["first"] <= promised
+    assert machine.kernels["w"].residency is Residency.QUEUED
+
+
 def resident(name, size, **fields):
     return Kernel(
         name, Residency.RESIDENT, {GPU: size * GIB}, {GPU: 0}, **{"last_activity": NOW - 5, **fields}
