@@ -33,6 +33,7 @@ class UnusedRoom:
                 continue
             if entry.room is None and kernel.move is not None:
                 kernel.move.is_given_up = True
+                kernel.move.has_begun |= entry.is_borne_out
             if not entry.is_borne_out:
                 self._count(kernel, entry, now)
 

@@ -136,6 +136,7 @@ class Kernel:
     is_out_of_reach: bool = (
         False  # a process with memory is stopped or has lost its link: it may be back any moment
     )
+    is_slow: bool = False  # it took memory for a resume that lasts so long that nothing is reserved for it
     is_dying: bool = False
     is_split: bool = False  # a part of its processes is parked, and does not ask for the GPU
     is_moving: bool = False  # a command is under way, or a process is in transition

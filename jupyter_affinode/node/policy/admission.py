@@ -174,8 +174,8 @@ def _may_try_blindly(plan: Plan, waiter: Waiter, needs: Mapping[str, int]) -> bo
 
 
 def _may_come_back(plan: Plan, kernel: Kernel, room: RoomRequest) -> bool:
-    """Whether kernels that are not heard of at the moment hold what is missing: they may yield when they are
-    back.
+    """Whether kernels that are not heard of at the moment, or are long in coming back, hold what is missing: they may
+    yield later.
     """
     if not plan.node.is_complete:
         return True

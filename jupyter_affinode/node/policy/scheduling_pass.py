@@ -213,12 +213,16 @@ class Plan:
 
     @cached_property
     def out_of_reach(self) -> dict[str, int]:
-        """What kernels have on each GPU that cannot be told to yield at the moment: stopped, or without a link."""
+        """What kernels have on each GPU that cannot be told to yield at the moment: stopped, without a link, or in a
+        resume that lasts long, whose pages say only afterwards what it has taken.
+        """
         total: dict[str, int] = {}
         for kernel in self.node.kernels:
-            if kernel.is_out_of_reach and not kernel.is_parkable:
-                for uuid, size in kernel.resident_bytes.items():
-                    total[uuid] = total.get(uuid, 0) + size
+            is_away = kernel.is_out_of_reach and not kernel.is_parkable
+            for uuid, size in (kernel.resident_bytes if is_away else {}).items():
+                total[uuid] = total.get(uuid, 0) + size
+            for uuid, size in (kernel.parked_bytes if kernel.is_slow else {}).items():
+                total[uuid] = total.get(uuid, 0) + size
         return total
 
     @cached_property

@@ -171,6 +171,7 @@ class Move:
     is_given_up: bool = (
         False  # RESUME: nothing came of it for so long that its room is others' (reservations.py)
     )
+    has_begun: bool = False  # … although NVML showed that it was taking it
     cause: Cause = Cause.OTHER
     from_context: bool = False  # RESUME: its CUDA context had gone too
     gpu: str | None = None  # RESUME: the other GPU that it is to come back on

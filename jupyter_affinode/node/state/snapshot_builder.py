@@ -113,6 +113,7 @@ def _state(kernel: KernelRecord, now: float) -> Fields:
     return {
         "is_parkable": all(process.is_parkable for process in holders),
         "is_out_of_reach": any(process.connection is None for process in holders),
+        "is_slow": kernel.move is not None and kernel.move.is_given_up and kernel.move.has_begun,
         "is_dying": all(process.is_dying for process in processes),
         "is_split": is_split,
         "is_moving": is_under_way or residency in (Residency.PARKING, Residency.RESUMING),

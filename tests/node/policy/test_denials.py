@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from snapshots import NEEDED, NOW, A, asks, node, resident
 
 from jupyter_affinode.node.model.actions import DenyRoom
 from jupyter_affinode.node.model.gpu import NvmlGpu
+from jupyter_affinode.node.model.snapshot import Kernel, Residency
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.state.gpus import DOUBT_S, GpuTable
 from jupyter_affinode.node.system.nvml import NvmlSample
@@ -31,6 +33,15 @@ def test_what_a_stopped_kernel_holds_is_waited_for():
     assert not denials(kernel, stopped)
     assert denials(kernel, replace(stopped, is_out_of_reach=False))
     assert denials(kernel, resident("stopped", 4 * GIB, is_parkable=False, is_out_of_reach=True))
+
+
+def test_what_a_kernel_has_that_is_long_in_coming_back_is_waited_for():
+    """Its room is not reserved any more, and its page says only at the end what it has on the GPU."""
+    kernel = asks(resident("k", 4 * GIB, idle=0), 8 * GIB, waits=9)
+    slow = Kernel("slow", Residency.RESUMING, {A: 0}, {A: 8 * GIB}, moves_since=-math.inf, is_slow=True)
+    assert not denials(kernel, slow)
+    assert denials(kernel, replace(slow, is_slow=False)), "NVML has shown nothing of it"
+    assert denials(kernel, replace(slow, parked_bytes={A: 4 * GIB}))
 
 
 def test_an_allocation_that_nvml_shows_before_its_page_does_is_not_taken_for_an_unmanaged_programs():

@@ -172,6 +172,22 @@ def test_a_slow_resume_keeps_its_room_as_long_as_nvml_shows_that_it_goes_on(by_p
     assert waits.last.state is State.QUEUED
 
 
+@pytest.mark.parametrize("taken", [0, 20 * GIB])
+def test_a_resume_that_stops_half_way_is_seen_to_have_memory_if_it_took_any(taken, monkeypatch):
+    """An allocation that needs it then waits, and is not out of memory (policy/test_denials.py)."""
+    heart = Heart(monkeypatch)
+    slow = heart.add("uid-1", "slow", State.QUEUED, parked=20 * GIB)
+    heart.pass_time()
+    ((_, _, number),) = heart.told
+    slow.say(state=State.RESUMING, epoch=number)
+    heart.used = taken
+    while heart.state.reservations.entries:
+        heart.pass_time()
+    seen = heart.state.snapshot(heart.clock.now, is_settled=True)
+    (kernel,) = (each for each in seen.kernels if each.id == "uid-1/slow")
+    assert kernel.is_slow is (taken > 0)
+
+
 @pytest.mark.parametrize("status", [Status.OK, Status.NO_GPU_ROOM])
 def test_a_kernel_that_comes_after_all_meets_the_driver_and_not_another_kernel(status, monkeypatch):
     """Its room was given away while nothing came. Then it has what is left of the GPU, or stays parked and waits."""
