@@ -69,13 +69,13 @@ class ControllerClient(ControllerRequests):
         return await self._json("POST", _kernel(kernel_id, "end"), {"process": process})
 
     async def cell(
-        self, kernel_id: str, open: bool, cell_id: str | None = None, open_s: float | None = None
+        self, kernel_id: str, open: bool, cell_id: str | None = None, began_at: float | None = None
     ) -> None:
-        """Say whether a cell runs in the kernel, and for how long it has if that is known."""
+        """Say whether a cell runs in the kernel, and since when, in monotonic seconds, if that is known."""
         fit = None if cell_id is None else fitting(cell_id)
         body: dict[str, Any] = {"open": open, "cell_id": fit}
-        if open_s is not None:
-            body["open_s"] = open_s
+        if began_at is not None:
+            body["began_at"] = began_at
         await self._json("POST", _kernel(kernel_id, "cell"), body)
 
     async def cancel(self, kernel_id: str, process_group: int | None = None) -> None:

@@ -59,8 +59,8 @@ class Channel:
 class ExecutionTracker:
     """One kernel's open cells, followed until `close()`.
 
-    `on_cells(open, cell_id, began_at)` is called at every change (`began_at`: the epoch's seconds when the kernel began
-    with it, None if that is not known), `on_interrupt()` when an interrupt_request went by (a
+    `on_cells(open, cell_id, began_at)` is called at every change (`began_at`: when the kernel began with it,
+    in monotonic seconds, None if that is not known), `on_interrupt()` when an interrupt_request went by (a
     kernel with `interrupt_mode` "message", interrupted by whatever front end). Both run on the event loop.
     """
 
@@ -81,7 +81,7 @@ class ExecutionTracker:
         self._known_parents: OrderedDict[bytes, None] = OrderedDict()
         self._probes: dict[str, frozenset[str]] = {}  # message id of a probe: the ids it was sent for
         self._last_message = self._opened_at = time.monotonic()
-        self._began_at: float | None = None  # of the cell that opened last, by the kernel's clock
+        self._began_at: float | None = None  # when the kernel began with the cell that opened last
         self._iopub: Channel | None = None
         self._shell: Channel | None = None
         self._following: list[asyncio.Task[None]] = []
@@ -270,10 +270,10 @@ class ExecutionTracker:
         self._on_cells(current is not None, current, self._began_at if current is not None else None)
 
 
-def moment_of(date: Any) -> float | None:
-    """Return when a message was made, in the epoch's seconds; now if its kernel gives it no date or one to come."""
-    now = time.time()
-    return min(date.timestamp(), now) if isinstance(date, datetime) else now
+def moment_of(date: Any) -> float:
+    """Return when a message was made, in monotonic seconds; now if its kernel gives it no date or one to come."""
+    ago_s = time.time() - date.timestamp() if isinstance(date, datetime) else 0.0
+    return time.monotonic() - max(ago_s, 0.0)
 
 
 async def happens(event: asyncio.Event, seconds: float) -> bool:

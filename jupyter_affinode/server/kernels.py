@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from typing import Any
 
 from jupyter_core.utils import ensure_async
@@ -40,8 +39,8 @@ class KernelMessages:
         self._last_cancel = float("-inf")
 
     def cell(self, is_open: bool, cell_id: str | None, began_at: float | None = None) -> None:
-        """A cell opened (at that moment of the epoch) or closed. A close before an open is kept, since it ends an
-        interrupt.
+        """A cell opened (at that moment, in monotonic seconds) or closed. A close before an open is kept, since it ends
+        an interrupt.
         """
         self._cell = (is_open, cell_id, began_at)
         cells = [(kind, value) for kind, value in self._pending if kind == "cell"][-1:]
@@ -90,8 +89,7 @@ class KernelMessages:
                 client = self._watch.client
                 if kind == "cell":
                     is_open, cell_id, began_at = value
-                    open_s = None if began_at is None else max(time.time() - began_at, 0.0)
-                    await client.cell(self.kernel_id, is_open, cell_id=cell_id, open_s=open_s)
+                    await client.cell(self.kernel_id, is_open, cell_id=cell_id, began_at=began_at)
                 elif kind == "cancel":
                     await client.cancel(self.kernel_id, value)
                 elif kind == "forget":

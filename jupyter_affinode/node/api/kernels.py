@@ -171,8 +171,8 @@ class CellHandler(Handler):
         cell_id = body.get("cell_id")
         if not body["open"] or cell_id != kernel.cell.id:
             self.controller.wishes.end_cancel(kernel)
-        open_s = body.get("open_s")
-        since = None if open_s is None else self.now() - open_s
+        began_at = body.get("began_at")
+        since = None if began_at is None else min(began_at, self.now())
         kernel.cell.heard(is_open=body["open"], cell_id=cell_id, since=since)
         self.controller.servers.speaks_for(self.speaker(), kernel, self.identity)
         self.controller.poke()

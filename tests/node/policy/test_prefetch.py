@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -152,7 +153,7 @@ def test_no_kernel_is_ever_parked_because_of_prefetch(quiet_machine):
 
 @pytest.mark.parametrize(
     ("path", "body"),
-    [("cell", {"open": True, "cell_id": "c", "open_s": 0.0}), ("focus", {})],
+    [("cell", {"open": True, "cell_id": "c"}), ("focus", {})],
     ids=["cell", "focus"],
 )
 def test_a_cell_or_a_look_brings_a_parked_kernel_back(node, shim, wait_until, path, body):
@@ -160,19 +161,26 @@ def test_a_cell_or_a_look_brings_a_parked_kernel_back(node, shim, wait_until, pa
     kernel = shim("k1", parked=300 * MIB)
     wait_until(lambda: "k1" in running.kernels())
     assert running.ask("POST", "/kernels/k1/cell", {"open": False})[0] == 204
+    if path == "cell":
+        body = body | {"began_at": time.monotonic()}
     assert running.ask("POST", f"/kernels/k1/{path}", body)[0] == 204
     wait_until(lambda: running.kernel("k1")["residency"] == "resident")
     assert [command.reason for command in kernel.heard.of(2)] == ["it is about to be used"]
 
 
-def test_a_kernel_that_was_parked_in_its_own_cell_stays_parked(node, shim, wait_until):
-    """As by `%%gpu_park`: what was announced before the park does not count."""
+@pytest.mark.parametrize("is_late", [False, True], ids=["in time", "late"])
+def test_a_kernel_that_was_parked_in_its_own_cell_stays_parked(node, shim, wait_until, is_late):
+    """As by `%%gpu_park`: what was announced before the park does not count, however late the server's word comes."""
     running = node(nvml=FakeNvml(15 * GIB, 16 * GIB))
     kernel, _ = shim("k1", resident=300 * MIB), shim("k2", parked=300 * MIB)
     wait_until(lambda: {"k1", "k2"} <= running.kernels().keys())
     assert running.ask("POST", "/kernels/k1/focus", {})[0] == 204
-    assert running.ask("POST", "/kernels/k1/cell", {"open": True, "cell_id": "c", "open_s": 0.0})[0] == 204
+    cell = {"open": True, "cell_id": "c", "began_at": time.monotonic()}
+    if not is_late:
+        assert running.ask("POST", "/kernels/k1/cell", cell)[0] == 204
     assert running.ask("POST", "/kernels/k1/park", {})[0] == 200
+    if is_late:
+        assert running.ask("POST", "/kernels/k1/cell", cell)[0] == 204
     assert running.ask("POST", "/kernels/k2/focus", {})[0] == 204
     wait_until(lambda: running.kernel("k2")["residency"] == "resident")
     assert running.kernel("k1")["residency"] == "parked"
@@ -183,7 +191,7 @@ def test_a_kernel_that_was_parked_in_its_own_cell_stays_parked(node, shim, wait_
 
 
 @pytest.mark.parametrize("earlier", [None, {"open": False}], ids=["its first word", "a later word"])
-@pytest.mark.parametrize("began", [{"open_s": 3600.0}, {}], ids=["long ago", "unknown"])
+@pytest.mark.parametrize("began", [{"began_at": -3600.0}, {}], ids=["long ago", "unknown"])
 def test_a_cell_that_began_before_the_park_does_not_bring_it_back(node, shim, wait_until, earlier, began):
     """Its server's word may come late; a new controller is told of cells that have run for hours."""
     running = node(nvml=FakeNvml(15 * GIB, 16 * GIB))
@@ -195,6 +203,6 @@ def test_a_cell_that_began_before_the_park_does_not_bring_it_back(node, shim, wa
     assert running.ask("POST", "/kernels/k2/focus", {})[0] == 204
     wait_until(lambda: running.kernel("k2")["residency"] == "resident")
     assert kernel.heard.of(2) == []
-    the_next = {"open": True, "cell_id": "the next", "open_s": 0.0}
+    the_next = {"open": True, "cell_id": "the next", "began_at": time.monotonic()}
     assert running.ask("POST", "/kernels/k1/cell", the_next)[0] == 204
     wait_until(lambda: running.kernel("k1")["residency"] == "resident")
