@@ -122,7 +122,7 @@ static void look_at_memory(void *data)
 {
 	struct look *look = data;
 
-	look->result = survey_digest(look->survey);
+	look->result = survey_digest(look->survey, 0, look->survey->item_count);
 }
 
 /* See what is in the memory behind the closed gate. One that preempts has all the time that it takes.  */
@@ -269,7 +269,7 @@ static bool prepare_to_release(struct moved *moved, struct survey *survey, size_
 	if (*uncopied) {
 		why = device_writes_reason(true);
 	} else {
-		moved->zeros = settle_copies(survey);
+		moved->zeros = settle_items(survey, 0, survey->item_count);
 		why = host_has_all(survey) ? device_writes_reason(true) : "GPU memory was written to without a CUDA call";
 	}
 	if (why)
@@ -342,7 +342,7 @@ static void park_the_rest(struct moved *moved, struct survey *survey)
 {
 	uint64_t in_all;
 
-	if (survey_digest(survey) != CUDA_SUCCESS)
+	if (survey_digest(survey, 0, survey->item_count) != CUDA_SUCCESS)
 		return outcome_is(moved, AFFINODE_FAILED, "the driver could not read the GPU's memory");
 	if (!host_has_all(survey) && make_slabs(moved, survey, is_dying, &in_all) != 0)
 		return host_memory_is_short(moved, in_all);

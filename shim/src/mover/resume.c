@@ -132,24 +132,6 @@ static CUresult fill_all(struct arrival *arrival)
 	return result == CUDA_SUCCESS ? finished : result;
 }
 
-/* Look at every byte; what is wrong is copied again.  */
-static CUresult verify(struct survey *survey, struct wrong *wrong)
-{
-	CUresult result = survey_digest(survey);
-
-	for (int attempt = 0; result == CUDA_SUCCESS; attempt++) {
-		*wrong = (struct wrong){0};
-		result = find_wrong(survey, 0, survey->item_count, attempt < MENDINGS, wrong);
-		if (result != CUDA_SUCCESS || wrong->chunks == 0 || attempt == MENDINGS)
-			break;
-		note_mended(wrong);
-		result = survey_finish_transfers(survey);
-		if (result == CUDA_SUCCESS)
-			result = survey_digest(survey);
-	}
-	return result;
-}
-
 static uint64_t bytes_on_disk(const struct survey *survey)
 {
 	uint64_t bytes = 0;
@@ -173,7 +155,7 @@ static CUresult bring_back(struct moved *moved, struct arrival *arrival, struct 
 		result = fill_all(arrival);
 	filled = clock_ns();
 	if (result == CUDA_SUCCESS)
-		result = verify(&arrival->survey, wrong);
+		result = put_right(&arrival->survey, 0, arrival->survey.item_count, wrong);
 	log_line("resume: filled in %.1f ms, verified in %.1f ms", (double)(filled - begin) / 1e6,
 		 (double)(clock_ns() - filled) / 1e6);
 	return result;

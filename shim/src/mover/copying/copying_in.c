@@ -7,6 +7,9 @@
 #include "mover/copying/copies.h"
 #include "state/status_page.h"
 
+/* How often a chunk that came back wrong is copied again before the resume is given up.  */
+#define MENDINGS 3
+
 CUresult use_context_of(const struct block *block)
 {
 	return block->context->handle ? driver.cuCtxSetCurrent(block->context->handle) : CUDA_ERROR_INVALID_VALUE;
@@ -25,16 +28,6 @@ static struct stretch stretch_at(const struct item *item)
 	return stretch;
 }
 
-static bool continues(const struct stretch *stretch, const struct item *item)
-{
-	const struct host_slot *slot = &item_chunk(item)->slot;
-
-	if (stretch->place)
-		return item_chunk(item)->place == stretch->place + stretch->bytes / CHUNK_BYTES;
-	return item->now.address == stretch->device + stretch->bytes && slot->slab == stretch->host.slab &&
-	       slot->index * CHUNK_BYTES == stretch->host.index * CHUNK_BYTES + stretch->bytes;
-}
-
 static CUresult fill(const struct stretch *stretch, uint8_t kind)
 {
 	if (kind == CHUNK_ZERO)
@@ -49,7 +42,7 @@ CUresult copy_in_next(struct survey *survey, size_t *at, size_t end)
 	uint8_t kind = item_chunk(first)->kind;
 
 	while (item < survey->items + end && item->block == first->block && item_chunk(item)->kind == kind &&
-	       (kind == CHUNK_ZERO || item == first || continues(&stretch, item))) {
+	       (kind == CHUNK_ZERO || item == first || item_extends(item, &stretch))) {
 		stretch.bytes += item_bytes(item);
 		item++;
 	}
@@ -68,10 +61,12 @@ static bool is_right(const struct item *item)
 	return memcmp(&item->now.digest, &chunk->digest, sizeof(chunk->digest)) == 0;
 }
 
-CUresult find_wrong(struct survey *survey, size_t begin, size_t end, bool fill_again, struct wrong *wrong)
+/* Count what is, and begin to fill it again if that is wished for.  */
+static CUresult find_wrong(struct survey *survey, size_t begin, size_t end, bool fill_again, struct wrong *wrong)
 {
 	CUresult result = CUDA_SUCCESS;
 
+	*wrong = (struct wrong){0};
 	for (size_t i = begin; i < end && result == CUDA_SUCCESS; i++) {
 		const struct item *item = &survey->items[i];
 		struct stretch stretch = stretch_at(item);
@@ -87,8 +82,19 @@ CUresult find_wrong(struct survey *survey, size_t begin, size_t end, bool fill_a
 	return result;
 }
 
-void note_mended(const struct wrong *wrong)
+CUresult put_right(struct survey *survey, size_t begin, size_t end, struct wrong *wrong)
 {
-	log_line("%zu chunks came back wrong: copied again", wrong->chunks);
-	page_count_mended(wrong->chunks);
+	CUresult result = survey_digest(survey, begin, end);
+
+	for (int attempt = 0; result == CUDA_SUCCESS; attempt++) {
+		result = find_wrong(survey, begin, end, attempt < MENDINGS, wrong);
+		if (result != CUDA_SUCCESS || wrong->chunks == 0 || attempt == MENDINGS)
+			break;
+		log_line("%zu chunks came back wrong: copied again", wrong->chunks);
+		page_count_mended(wrong->chunks);
+		result = survey_finish_transfers(survey);
+		if (result == CUDA_SUCCESS)
+			result = survey_digest(survey, begin, end);
+	}
+	return result;
 }

@@ -6,9 +6,6 @@
 
 #include "mover/copying/move_plan.h"
 
-/* How often a chunk that came back wrong is copied again before the resume is given up.  */
-#define MENDINGS 3
-
 /* The block's context is the current one from now on.  */
 CUresult use_context_of(const struct block *block);
 
@@ -20,10 +17,8 @@ struct wrong {
 	size_t chunks, on_disk;
 };
 
-/* Count those, and begin to fill them again if that is wished for.  */
-CUresult find_wrong(struct survey *survey, size_t begin, size_t end, bool fill_again, struct wrong *wrong);
-
-/* Say so, and count them on the page.  */
-void note_mended(const struct wrong *wrong);
+/* Look at every byte of these items, which are filled. What is wrong is copied again, a few times; then all copies under way are
+ * waited for. *wrong: what is wrong still.  */
+CUresult put_right(struct survey *survey, size_t begin, size_t end, struct wrong *wrong);
 
 #endif

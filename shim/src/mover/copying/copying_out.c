@@ -69,15 +69,6 @@ static CUresult give_slots(struct item *item, const struct item *end)
 	return CUDA_SUCCESS;
 }
 
-static bool extends(const struct stretch *stretch, const struct item *item)
-{
-	const struct host_slot *slot = &item_chunk(item)->slot;
-
-	return stretch->bytes && item->now.address == stretch->device + stretch->bytes &&
-	       slot->slab == stretch->host.slab && slot->index * CHUNK_BYTES == stretch->host.index * CHUNK_BYTES +
-										  stretch->bytes;
-}
-
 /* Begin the lane's next copy. *done: nothing is left in it.  */
 static CUresult copy_out_next(struct survey *survey, struct lane *lane, uint64_t *copied, bool *done)
 {
@@ -99,7 +90,7 @@ static CUresult copy_out_next(struct survey *survey, struct lane *lane, uint64_t
 			if (result != CUDA_SUCCESS)
 				return result;
 		}
-		if (stretch.bytes && !extends(&stretch, item))
+		if (stretch.bytes && !item_extends(item, &stretch))
 			break;
 		if (!stretch.bytes) {
 			stretch.device = item->now.address;
@@ -191,9 +182,4 @@ uint64_t settle_items(struct survey *survey, size_t begin, size_t end)
 		chunk->digested = item->digestible;
 	}
 	return zeros;
-}
-
-uint64_t settle_copies(struct survey *survey)
-{
-	return settle_items(survey, 0, survey->item_count);
 }

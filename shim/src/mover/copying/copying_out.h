@@ -27,7 +27,6 @@ CUresult copy_lane_out(struct survey *survey, struct lane *lane, uint64_t *copie
 
 /* Keep what is known to be in a chunk: its copy, or that it is zero. What was written to meanwhile stays without. Returns the
  * bytes of zeros.  */
-uint64_t settle_copies(struct survey *survey);
 uint64_t settle_items(struct survey *survey, size_t begin, size_t end);
 
 #endif

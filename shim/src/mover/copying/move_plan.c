@@ -110,9 +110,9 @@ void survey_end(struct survey *survey)
 	memset(survey, 0, sizeof(*survey));
 }
 
-CUresult survey_digest(struct survey *survey)
+CUresult survey_digest(struct survey *survey, size_t begin, size_t end)
 {
-	struct digested **list = malloc((survey->item_count + 1) * sizeof(*list));
+	struct digested **list = malloc((end - begin + 1) * sizeof(*list));
 	CUresult result = CUDA_SUCCESS;
 
 	if (!list)
@@ -121,7 +121,7 @@ CUresult survey_digest(struct survey *survey)
 		const struct lane *lane = &survey->lanes[i];
 		size_t n = 0;
 
-		for (size_t at = lane->begin; at < lane->end; at++)
+		for (size_t at = begin > lane->begin ? begin : lane->begin; at < end && at < lane->end; at++)
 			if (survey->items[at].digestible)
 				list[n++] = &survey->items[at].now;
 		if (n)
@@ -129,6 +129,16 @@ CUresult survey_digest(struct survey *survey)
 	}
 	free(list);
 	return result;
+}
+
+bool item_extends(const struct item *item, const struct stretch *stretch)
+{
+	const struct chunk *chunk = item_chunk(item);
+
+	if (stretch->place)
+		return chunk->place == stretch->place + stretch->bytes / CHUNK_BYTES;
+	return item->now.address == stretch->device + stretch->bytes && chunk->slot.slab == stretch->host.slab &&
+	       chunk->slot.index * CHUNK_BYTES == stretch->host.index * CHUNK_BYTES + stretch->bytes;
 }
 
 CUresult survey_finish_transfers(struct survey *survey)

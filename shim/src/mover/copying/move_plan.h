@@ -40,8 +40,8 @@ struct survey {
 bool survey_begin(struct survey *survey, bool on_gpu);
 void survey_end(struct survey *survey);
 
-/* Digest every item that can be; the others stay `digestible` false.  */
-CUresult survey_digest(struct survey *survey);
+/* Digest those of these items that can be; the others stay `digestible` false.  */
+CUresult survey_digest(struct survey *survey, size_t begin, size_t end);
 
 static inline struct chunk *item_chunk(const struct item *item)
 {
@@ -58,6 +58,9 @@ static inline bool item_follows(const struct item *before, const struct item *it
 {
 	return item->block == before->block && item->index == before->index + 1;
 }
+
+/* Its chunk lies behind the stretch, on the GPU and in its slab, or in the spill file.  */
+bool item_extends(const struct item *item, const struct stretch *stretch);
 
 /* Every transfer begun in any lane is done, well or not.  */
 CUresult survey_finish_transfers(struct survey *survey);

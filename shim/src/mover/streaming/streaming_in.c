@@ -31,14 +31,14 @@ static bool is_room_for_part(const struct block *block)
 }
 
 /* Grow the part's block until it is there. CUDA_ERROR_OUT_OF_MEMORY: there is no room; it was waited for, if that is wished for.  */
-static CUresult grow_up_to(struct arrival *arrival, const struct piece *part, bool waits)
+static CUresult grow_up_to(struct arrival *arrival, const struct part *part, bool waits)
 {
 	struct block *block = part->block;
 	CUresult result = use_context_of(block);
 
 	if (result == CUDA_SUCCESS && block->hollow)
 		result = block_map(block); /* some addresses may have lost it */
-	while (result == CUDA_SUCCESS && block_usable_bytes(block) < block_part_begins(block, part->to)) {
+	while (result == CUDA_SUCCESS && block_usable_bytes(block) < block_part_begins(block, part->number + 1)) {
 		result = is_room_for_part(block) ? block_grow(block) : CUDA_ERROR_OUT_OF_MEMORY;
 		if (result == CUDA_SUCCESS) {
 			arrival->got_room_ns = clock_ns();
@@ -51,7 +51,7 @@ static CUresult grow_up_to(struct arrival *arrival, const struct piece *part, bo
 	return result;
 }
 
-static CUresult begin_to_fill(struct survey *survey, const struct piece *part)
+static CUresult begin_to_fill(struct survey *survey, const struct part *part)
 {
 	CUresult result = CUDA_SUCCESS;
 
@@ -64,12 +64,12 @@ static CUresult begin_to_fill(struct survey *survey, const struct piece *part)
 static CUresult fill_window(struct arrival *arrival, struct window *window, bool waits)
 {
 	CUresult result = CUDA_SUCCESS;
-	struct piece part;
+	struct part part;
 
-	window_empty(window);
+	window_empty(&arrival->walk, window);
 	while (walk_next(&arrival->walk, &part) && window_takes(&arrival->walk, window, &part)) {
-		result = grow_up_to(arrival, &part, waits && window->count == 0);
-		if (result == CUDA_ERROR_OUT_OF_MEMORY && (window->count || !waits))
+		result = grow_up_to(arrival, &part, waits && window_is_empty(window));
+		if (result == CUDA_ERROR_OUT_OF_MEMORY && (!window_is_empty(window) || !waits))
 			break;
 		if (result == CUDA_SUCCESS)
 			result = begin_to_fill(arrival->survey, &part);
@@ -77,59 +77,46 @@ static CUresult fill_window(struct arrival *arrival, struct window *window, bool
 			return result;
 		window_add(&arrival->walk, window, &part);
 	}
-	return window->count ? transfers_mark(window->context, window->mark) : CUDA_SUCCESS;
-}
-
-/* Look at every byte; what is wrong is copied again, beside the next window's copies.  */
-static CUresult verify(struct survey *survey, const struct window *window, struct wrong *wrong)
-{
-	CUresult result = transfers_wait_for(window->context, window->mark);
-
-	for (int attempt = 0; result == CUDA_SUCCESS; attempt++) {
-		*wrong = (struct wrong){0};
-		result = window_digest(survey, window);
-		for (size_t i = 0; i < window->count && result == CUDA_SUCCESS; i++)
-			result = find_wrong(survey, window->pieces[i].begin, window->pieces[i].end, attempt < MENDINGS, wrong);
-		if (result != CUDA_SUCCESS || wrong->chunks == 0 || attempt == MENDINGS)
-			break;
-		note_mended(wrong);
-		result = transfers_mark(window->context, window->mark);
-		if (result == CUDA_SUCCESS)
-			result = transfers_wait_for(window->context, window->mark);
-	}
-	return result;
+	return window_is_empty(window) ? CUDA_SUCCESS : transfers_mark(window->context, window->mark);
 }
 
 /* From now on it is on the GPU, and the host has no copy of it but what is on disk.  */
-static void give_up_copies(struct arrival *arrival, const struct piece *piece)
+static void give_up_copies(struct arrival *arrival, const struct part *part)
 {
-	struct block *block = piece->block;
-	bool is_whole = piece->to == block_parts(block);
+	struct block *block = part->block;
+	bool is_last = part->number + 1 == block_parts(block);
 
-	block_set_parts_left(block, is_whole ? 0 : piece->to);
-	if (is_whole) {
+	block_set_parts_left(block, is_last ? 0 : part->number + 1);
+	if (is_last) {
 		block_set_hollow(block, false);
-		arrival->arrived = arrival->survey->items[piece->begin].block_number + 1;
+		arrival->arrived = arrival->survey->items[part->begin].block_number + 1;
 	}
-	for (size_t at = piece->begin; at < piece->end; at++)
+	for (size_t at = part->begin; at < part->end; at++)
 		if (chunk_has_slot(item_chunk(&arrival->survey->items[at])))
 			chunk_drop(item_chunk(&arrival->survey->items[at]));
+	arrival->moved->bytes += block_part_begins(block, part->number + 1) - block_part_begins(block, part->number);
 }
 
 static void hand_over(struct arrival *arrival, const struct window *window)
 {
-	for (size_t i = 0; i < window->count; i++)
-		give_up_copies(arrival, &window->pieces[i]);
-	arrival->moved->bytes += window->bytes;
+	struct part part;
+
+	for (size_t at = window->begin; at < window->end; at = part.end) {
+		part = part_of(arrival->survey, at);
+		give_up_copies(arrival, &part);
+	}
 	slabs_release_unused();
 	blocks_changed();
 	link_wake(); /* lots that have ended */
 }
 
+/* The next window is being filled meanwhile.  */
 static CUresult finish(struct arrival *arrival, const struct window *window, struct wrong *wrong)
 {
-	CUresult result = verify(arrival->survey, window, wrong);
+	CUresult result = transfers_wait_for(window->context, window->mark);
 
+	if (result == CUDA_SUCCESS)
+		result = put_right(arrival->survey, window->begin, window->end, wrong);
 	if (result == CUDA_SUCCESS && wrong->chunks == 0 && arrival->moved->move.hands_over)
 		hand_over(arrival, window);
 	return result;
@@ -140,14 +127,14 @@ CUresult stream_in(struct moved *moved, struct survey *survey, struct wrong *wro
 	struct arrival arrival = {.moved = moved, .survey = survey, .got_room_ns = clock_ns()};
 	struct window windows[2] = {{.mark = 0}, {.mark = 1}}, *next = &windows[0], *under_way = &windows[1], *done;
 	CUresult result = CUDA_SUCCESS, finished;
-	struct piece part;
+	struct part part;
 
-	arrival.walk = (struct walk){.survey = survey, .most = moved->move.hands_over ? HANDED_WINDOW_BYTES : WINDOW_BYTES};
+	arrival.walk = (struct walk){.survey = survey, .most = moved->move.hands_over ? HANDED_WINDOW_ITEMS : WINDOW_ITEMS};
 	for (size_t i = 0; i < survey->block_count; i++)
 		block_cut_in_parts(survey->blocks[i]); /* before any is counted */
-	while (result == CUDA_SUCCESS && wrong->chunks == 0 && (under_way->count || walk_next(&arrival.walk, &part))) {
-		result = fill_window(&arrival, next, under_way->count == 0);
-		if (result == CUDA_SUCCESS && under_way->count)
+	while (result == CUDA_SUCCESS && wrong->chunks == 0 && (!window_is_empty(under_way) || walk_next(&arrival.walk, &part))) {
+		result = fill_window(&arrival, next, window_is_empty(under_way));
+		if (result == CUDA_SUCCESS && !window_is_empty(under_way))
 			result = finish(&arrival, under_way, wrong);
 		done = under_way;
 		under_way = next;

@@ -19,8 +19,7 @@ struct departure {
 	struct moved *moved;
 	struct survey *survey;
 	struct walk copies, releases;
-	size_t begun;  /* from this item on copies were begun, or made before … */
-	unsigned mark; /* … before this mark */
+	unsigned mark; /* of the copies that were begun last */
 	uint64_t got_host_ns; /* when it last had host memory to go on with */
 };
 
@@ -34,10 +33,10 @@ static bool has_slots(size_t slots)
 /* What there is host memory for: where it is handed over there may be none for the next part, nor a window.  */
 static void next_window(struct departure *departure, struct window *window)
 {
-	struct piece part;
+	struct part part;
 	size_t slots = 0;
 
-	window_empty(window);
+	window_empty(&departure->copies, window);
 	while (walk_next(&departure->copies, &part) && window_takes(&departure->copies, window, &part)) {
 		if (departure->moved->move.hands_over) {
 			slots += slots_needed(departure->survey, part.begin, part.end);
@@ -49,24 +48,12 @@ static void next_window(struct departure *departure, struct window *window)
 	}
 }
 
-static CUresult begin_copies(struct survey *survey, struct window *window, uint64_t *copied)
+static CUresult begin_copies(struct survey *survey, const struct window *window, uint64_t *copied)
 {
-	for (size_t i = 0; i < window->count; i++) {
-		struct lane lane = {window->context, window->pieces[i].begin, window->pieces[i].end, window->pieces[i].begin};
-		CUresult result = copy_lane_out(survey, &lane, copied);
+	struct lane lane = {window->context, window->begin, window->end, window->begin};
+	CUresult result = copy_lane_out(survey, &lane, copied);
 
-		if (result != CUDA_SUCCESS)
-			return result;
-	}
-	return transfers_mark(window->context, window->mark);
-}
-
-static bool host_has_window(const struct survey *survey, const struct window *window)
-{
-	for (size_t i = 0; i < window->count; i++)
-		if (!host_has(survey, window->pieces[i].begin, window->pieces[i].end))
-			return false;
-	return true;
+	return result == CUDA_SUCCESS ? transfers_mark(window->context, window->mark) : result;
 }
 
 /* Until the host has what is in it now, by a digest that was taken after the copy. *is_known: it has.  */
@@ -76,8 +63,8 @@ static CUresult complete(struct survey *survey, struct window *window, uint64_t 
 
 	*is_known = false;
 	for (int again = 0; result == CUDA_SUCCESS; again++) {
-		result = window_digest(survey, window);
-		*is_known = result == CUDA_SUCCESS && host_has_window(survey, window);
+		result = survey_digest(survey, window->begin, window->end);
+		*is_known = result == CUDA_SUCCESS && host_has(survey, window->begin, window->end);
 		if (*is_known || result != CUDA_SUCCESS || again == COPIED_AGAIN)
 			break;
 		result = begin_copies(survey, window, copied);
@@ -89,26 +76,29 @@ static CUresult complete(struct survey *survey, struct window *window, uint64_t 
 
 /* Where the driver would not, the memory stays, and what is in the copy is filled in again at the resume: the program may see only
  * some of it.  */
-static void release(struct moved *moved, const struct piece *piece)
+static void release_from(struct moved *moved, const struct part *part)
 {
-	struct block *block = piece->block;
+	struct block *block = part->block;
 	size_t before = block_usable_bytes(block);
 	bool is_gone;
 
-	block_set_parts_left(block, piece->from);
-	is_gone = block_keep(block, piece->from) == CUDA_SUCCESS;
+	block_set_parts_left(block, part->number);
+	is_gone = block_keep(block, part->number) == CUDA_SUCCESS;
 	block_set_hollow(block, !is_gone && block->resident);
 	if (is_gone)
-		moved->bytes += before - block_part_begins(block, piece->from);
+		moved->bytes += before - block_part_begins(block, part->number);
 }
 
 static bool release_window(struct moved *moved, struct survey *survey, const struct window *window)
 {
 	if (driver.cuCtxSetCurrent(window->context->handle) != CUDA_SUCCESS)
 		return false;
-	for (size_t i = 0; i < window->count; i++) {
-		moved->zeros += settle_items(survey, window->pieces[i].begin, window->pieces[i].end);
-		release(moved, &window->pieces[i]);
+	moved->zeros += settle_items(survey, window->begin, window->end);
+	for (size_t at = window->begin; at < window->end;) {
+		struct part first = part_of(survey, at);
+
+		release_from(moved, &first);
+		at = survey->begins[survey->items[at].block_number + 1];
 	}
 	blocks_changed();
 	return true;
@@ -156,19 +146,18 @@ static bool begin_window(struct departure *departure)
 	struct window window = {.mark = !departure->mark};
 
 	next_window(departure, &window);
-	if (window.count == 0)
+	if (window_is_empty(&window))
 		return true;
 	departure->mark = window.mark;
-	departure->begun = window.pieces[window.count - 1].begin;
 	return begin_copies(departure->survey, &window, &departure->moved->copied) == CUDA_SUCCESS;
 }
 
 /* Of what has not left: from that item on, as far as a window goes.  */
 static void leaving_window(struct departure *departure, size_t from, struct window *window)
 {
-	struct piece part;
+	struct part part;
 
-	window_empty(window);
+	window_empty(&departure->releases, window);
 	while (walk_next(&departure->releases, &part) && part.begin >= from &&
 	       window_takes(&departure->releases, window, &part))
 		window_add(&departure->releases, window, &part);
@@ -178,7 +167,7 @@ static void leaving_window(struct departure *departure, size_t from, struct wind
 static const char *go_on(struct departure *departure, bool *is_parked)
 {
 	struct window leaving = {.mark = departure->mark};
-	size_t copied = departure->begun;
+	size_t copied = departure->copies.at; /* from here on */
 	const char *why;
 
 	if (atomic_load(&gate.dying))
@@ -186,8 +175,8 @@ static const char *go_on(struct departure *departure, bool *is_parked)
 	if (!begin_window(departure))
 		return "the driver could not copy all of the GPU's memory out";
 	leaving_window(departure, copied, &leaving);
-	if (leaving.count == 0)
-		return departure->begun < copied || wait_for_host_memory(departure) ? NULL : NO_HOST_MEMORY_COMES;
+	if (window_is_empty(&leaving))
+		return departure->copies.at < copied || wait_for_host_memory(departure) ? NULL : NO_HOST_MEMORY_COMES;
 	why = finish(departure->moved, departure->survey, &leaving);
 	*is_parked = *is_parked || !why;
 	return why;
@@ -196,14 +185,15 @@ static const char *go_on(struct departure *departure, bool *is_parked)
 size_t stream_leave_some(const struct survey *survey)
 {
 	size_t budget = survey->item_count / (RELEASED_PER_COPIED + 1), needed = 0, leaves = 0;
-	struct walk walk = {.survey = survey};
-	struct piece part;
+	struct part part;
 
 	for (size_t i = 0; i < survey->item_count; i++)
 		needed += !host_has(survey, i, i + 1);
 	if (survey->lane_count != 1 || needed <= budget)
 		return 0;
-	for (needed = 0; walk_next(&walk, &part); walk_on(&walk, &part)) {
+	needed = 0;
+	for (size_t at = 0; at < survey->item_count; at = part.end) {
+		part = part_of(survey, at);
 		for (size_t i = part.begin; i < part.end; i++)
 			needed += !host_has(survey, i, i + 1);
 		if (needed > budget)
@@ -215,18 +205,15 @@ size_t stream_leave_some(const struct survey *survey)
 
 bool stream_out(struct moved *moved, struct survey *survey, size_t uncopied)
 {
-	size_t most = moved->move.hands_over ? HANDED_WINDOW_BYTES : WINDOW_BYTES;
-	struct departure departure = {.moved = moved, .survey = survey, .begun = uncopied, .got_host_ns = clock_ns()};
+	size_t most = moved->move.hands_over ? HANDED_WINDOW_ITEMS : WINDOW_ITEMS;
+	struct departure departure = {.moved = moved, .survey = survey, .got_host_ns = clock_ns()};
 	uint64_t begin = clock_ns();
 	const char *why = NULL;
 	bool is_parked = false;
-	struct piece part;
 
-	departure.copies = (struct walk){.survey = survey, .back = true, .most = most};
-	departure.releases = (struct walk){.survey = survey, .back = true, .most = RELEASED_PER_COPIED * most};
-	while (walk_next(&departure.copies, &part) && part.begin >= uncopied)
-		walk_on(&departure.copies, &part);
-	while (!why && walk_next(&departure.releases, &part))
+	departure.copies = (struct walk){survey, true, most, uncopied};
+	departure.releases = (struct walk){survey, true, RELEASED_PER_COPIED * most, survey->item_count};
+	while (!why && departure.releases.at > 0)
 		why = go_on(&departure, &is_parked);
 	survey_finish_transfers(survey);
 	log_line("park: copied and released in %.1f ms", (double)(clock_ns() - begin) / 1e6);

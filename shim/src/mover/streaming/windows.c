@@ -1,96 +1,46 @@
 #include "mover/streaming/windows.h"
 
-#include <stdlib.h>
-
-/* The number of parts in the first `bytes` of a block.  */
-static unsigned parts_in(const struct block *block, size_t bytes)
+struct part part_of(const struct survey *survey, size_t item)
 {
-	return bytes >= block->mapped ? block_parts(block) : bytes == 0 ? 0 : (unsigned)(bytes / block->part_bytes);
+	struct block *block = survey->items[item].block;
+	size_t index = survey->items[item].index;
+	unsigned number = block_parts(block) == 1 ? 0 : (unsigned)(index * CHUNK_BYTES / block->part_bytes);
+	size_t first = block_part_begins(block, number) / CHUNK_BYTES;
+	size_t end = (block_part_begins(block, number + 1) + CHUNK_BYTES - 1) / CHUNK_BYTES;
+
+	return (struct part){block, number, item - (index - first), item + (end - index)};
 }
 
-/* In the survey.  */
-static size_t number_of(const struct walk *walk)
+bool walk_next(const struct walk *walk, struct part *part)
 {
-	return walk->back ? walk->survey->block_count - 1 - walk->block : walk->block;
-}
-
-bool walk_next(const struct walk *walk, struct piece *part)
-{
-	const struct survey *survey = walk->survey;
-	size_t number = number_of(walk), first;
-	unsigned from, to;
-
-	if (walk->block == survey->block_count)
+	if (walk->at == (walk->back ? 0 : walk->survey->item_count))
 		return false;
-	part->block = survey->blocks[number];
-	first = survey->items[survey->begins[number]].index;
-	from = parts_in(part->block, first * CHUNK_BYTES);
-	to = parts_in(part->block, (survey->items[survey->begins[number + 1] - 1].index + 1) * CHUNK_BYTES);
-	part->from = walk->back ? to - walk->part - 1 : from + walk->part;
-	part->to = part->from + 1;
-	first = survey->begins[number] - first;
-	part->begin = first + block_part_begins(part->block, part->from) / CHUNK_BYTES;
-	part->end = first + (block_part_begins(part->block, part->to) + CHUNK_BYTES - 1) / CHUNK_BYTES;
+	*part = part_of(walk->survey, walk->back ? walk->at - 1 : walk->at);
 	return true;
 }
 
-void walk_on(struct walk *walk, const struct piece *part)
+void window_empty(const struct walk *walk, struct window *window)
 {
-	const size_t *begins = &walk->survey->begins[number_of(walk)];
-	bool is_last = walk->back ? part->begin == begins[0] : part->end == begins[1];
-
-	walk->part = is_last ? 0 : walk->part + 1;
-	walk->block += is_last;
+	window->begin = window->end = walk->at;
 }
 
-void window_empty(struct window *window)
+bool window_is_empty(const struct window *window)
 {
-	window->count = window->bytes = 0;
+	return window->begin == window->end;
 }
 
-static size_t bytes_of(const struct piece *part)
+bool window_takes(const struct walk *walk, const struct window *window, const struct part *part)
 {
-	return block_part_begins(part->block, part->to) - block_part_begins(part->block, part->from);
+	size_t items = window->end - window->begin + part->end - part->begin;
+
+	return window_is_empty(window) || (part->block->context == window->context && items <= walk->most);
 }
 
-bool window_takes(const struct walk *walk, const struct window *window, const struct piece *part)
+void window_add(struct walk *walk, struct window *window, const struct part *part)
 {
-	return window->count == 0 || (window->count < WINDOW_PIECES && part->block->context == window->context &&
-				      window->bytes + bytes_of(part) <= walk->most);
-}
-
-void window_add(struct walk *walk, struct window *window, const struct piece *part)
-{
-	struct piece *last = window->count ? &window->pieces[window->count - 1] : NULL;
-
 	window->context = part->block->context;
-	window->bytes += bytes_of(part);
-	if (last && last->block == part->block && walk->back) {
-		last->from = part->from;
-		last->begin = part->begin;
-	} else if (last && last->block == part->block) {
-		last->to = part->to;
-		last->end = part->end;
-	} else {
-		window->pieces[window->count++] = *part;
-	}
-	walk_on(walk, part);
-}
-
-CUresult window_digest(struct survey *survey, const struct window *window)
-{
-	struct digested **list = malloc((window->bytes / CHUNK_BYTES + window->count) * sizeof(*list));
-	CUresult result = CUDA_SUCCESS;
-	size_t n = 0;
-
-	if (!list)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	for (size_t i = 0; i < window->count; i++)
-		for (size_t at = window->pieces[i].begin; at < window->pieces[i].end; at++)
-			if (survey->items[at].digestible)
-				list[n++] = &survey->items[at].now;
-	if (n)
-		result = digest_compute(window->context, list, n);
-	free(list);
-	return result;
+	if (walk->back)
+		walk->at = window->begin = part->begin;
+	else
+		walk->at = window->end = part->end;
 }

@@ -11,46 +11,43 @@
 #include "protocol.h"
 
 /* 5 ms of copying at 50 GiB/s: what looking at it and releasing it takes is less, and goes on beside the next one's copies.  */
-#define WINDOW_BYTES AFFINODE_WINDOW_BYTES
+#define WINDOW_ITEMS (AFFINODE_WINDOW_BYTES / CHUNK_BYTES)
 /* Where memory is handed over neither side may keep much of what the other waits for.  */
-#define HANDED_WINDOW_BYTES (WINDOW_BYTES / 2)
-#define WINDOW_PIECES 128
+#define HANDED_WINDOW_ITEMS (WINDOW_ITEMS / 2)
 
-/* Parts of a block, from one up to another, and their items.  */
-struct piece {
+/* A part of a block, and its items.  */
+struct part {
 	struct block *block;
-	unsigned from, to;
+	unsigned number; /* in the block */
 	size_t begin, end;
 };
 
+/* The part with that item.  */
+struct part part_of(const struct survey *survey, size_t item);
+
+/* Items of one context.  */
 struct window {
 	struct context *context;
 	unsigned mark; /* 0 or 1, for its copies */
-	struct piece pieces[WINDOW_PIECES];
-	size_t count, bytes;
+	size_t begin, end;
 };
 
 /* What is not in a window yet.  */
 struct walk {
 	const struct survey *survey;
-	bool back;    /* from the end */
-	size_t most;  /* bytes in a window, but for a larger part */
-	size_t block; /* in the survey, or blocks done from the end */
-	unsigned part; /* parts of it that are done */
+	bool back;   /* from the end */
+	size_t most; /* items in a window, but for a larger part */
+	size_t at;   /* the next item, or how many are left before it */
 };
 
 /* The walk's next part; false: there is none.  */
-bool walk_next(const struct walk *walk, struct piece *part);
+bool walk_next(const struct walk *walk, struct part *part);
 
-void window_empty(struct window *window);
+void window_empty(const struct walk *walk, struct window *window);
+bool window_is_empty(const struct window *window);
 /* Whether the part has its place in the window.  */
-bool window_takes(const struct walk *walk, const struct window *window, const struct piece *part);
-void walk_on(struct walk *walk, const struct piece *part); /* past its next part */
-
+bool window_takes(const struct walk *walk, const struct window *window, const struct part *part);
 /* Put the walk's next part into the window.  */
-void window_add(struct walk *walk, struct window *window, const struct piece *part);
-
-/* Digest what is in it.  */
-CUresult window_digest(struct survey *survey, const struct window *window);
+void window_add(struct walk *walk, struct window *window, const struct part *part);
 
 #endif
