@@ -53,8 +53,10 @@ CUresult mapping_unmap_all(struct mapping *mapping)
 
 void mappings_choose_contexts(void)
 {
+	struct mapping *mapping;
+
 	pthread_mutex_lock(&mappings_lock);
-	for (struct mapping *mapping = mappings_first(); mapping; mapping = mapping->next) {
+	for (size_t i = 0; (mapping = mappings_nth(i)); i++) {
 		struct context *context = mapping->block.context;
 
 		if (!context->handle)
@@ -81,10 +83,11 @@ void mapping_set_hollow(struct mapping *mapping, bool hollow)
 
 size_t mappings_count(void)
 {
-	size_t count;
+	size_t count = 0;
 
 	pthread_mutex_lock(&mappings_lock);
-	count = mappings_known();
+	while (mappings_nth(count))
+		count++;
 	pthread_mutex_unlock(&mappings_lock);
 	return count;
 }
@@ -92,9 +95,10 @@ size_t mappings_count(void)
 size_t mappings_list(struct block **list, size_t room)
 {
 	size_t count = 0;
+	struct mapping *mapping;
 
 	pthread_mutex_lock(&mappings_lock);
-	for (struct mapping *mapping = mappings_first(); mapping && count < room; mapping = mapping->next)
+	for (size_t i = 0; (mapping = mappings_nth(i)) && count < room; i++)
 		if (can_move(mapping) || !mapping->block.resident || mapping->block.hollow)
 			list[count++] = &mapping->block;
 	pthread_mutex_unlock(&mappings_lock);
@@ -103,8 +107,10 @@ size_t mappings_list(struct block **list, size_t room)
 
 void mappings_take_kept_copies(struct copy **list, uint64_t *taken, uint64_t bytes)
 {
+	struct mapping *mapping;
+
 	pthread_mutex_lock(&mappings_lock);
-	for (struct mapping *mapping = mappings_first(); mapping && *taken < bytes; mapping = mapping->next)
+	for (size_t i = 0; (mapping = mappings_nth(i)) && *taken < bytes; i++)
 		if (mapping->block.resident && !mapping->block.hollow)
 			copy_take(&mapping->block.copy, list, taken);
 	pthread_mutex_unlock(&mappings_lock);
@@ -113,9 +119,10 @@ void mappings_take_kept_copies(struct copy **list, uint64_t *taken, uint64_t byt
 bool mappings_are_in(const struct context *context)
 {
 	bool any = false;
+	struct mapping *mapping;
 
 	pthread_mutex_lock(&mappings_lock);
-	for (struct mapping *mapping = mappings_first(); mapping && !any; mapping = mapping->next)
+	for (size_t i = 0; (mapping = mappings_nth(i)) && !any; i++)
 		any = mapping->block.context == context && can_move(mapping);
 	pthread_mutex_unlock(&mappings_lock);
 	return any;
@@ -124,9 +131,10 @@ bool mappings_are_in(const struct context *context)
 size_t mappings_resident_bytes(void)
 {
 	size_t bytes = 0;
+	struct mapping *mapping;
 
 	pthread_mutex_lock(&mappings_lock);
-	for (struct mapping *mapping = mappings_first(); mapping; mapping = mapping->next)
+	for (size_t i = 0; (mapping = mappings_nth(i)); i++)
 		if (mapping->block.resident && can_move(mapping))
 			bytes += mapping->block.mapped;
 	pthread_mutex_unlock(&mappings_lock);
@@ -136,8 +144,10 @@ size_t mappings_resident_bytes(void)
 void mappings_sum(struct block_bytes bytes[AFFINODE_MAX_GPUS], uint64_t shared[AFFINODE_MAX_GPUS],
 		  uint64_t fixed[AFFINODE_MAX_GPUS])
 {
+	struct mapping *mapping;
+
 	pthread_mutex_lock(&mappings_lock);
-	for (struct mapping *mapping = mappings_first(); mapping; mapping = mapping->next) {
+	for (size_t i = 0; (mapping = mappings_nth(i)); i++) {
 		int gpu = device_index(mapping->block.context->device);
 
 		if (gpu >= (int)AFFINODE_MAX_GPUS)

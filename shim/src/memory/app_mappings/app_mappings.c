@@ -62,10 +62,13 @@ CUmemGenericAllocationHandle mapping_adopt(CUmemGenericAllocationHandle real, si
 					.resident = true, .parts_created = 1, .mapping = mapping,
 					.id = block_new_id()};
 	pthread_mutex_lock(&mappings_lock);
-	table_add_mapping(mapping);
+	if (table_add_mapping(mapping))
+		real = mapping->handle;
+	else
+		free(mapping);
 	pthread_mutex_unlock(&mappings_lock);
 	blocks_changed();
-	return mapping->handle;
+	return real;
 }
 
 CUmemGenericAllocationHandle mapping_real_handle(CUmemGenericAllocationHandle handle, bool share)

@@ -31,7 +31,6 @@ struct mapping {
 	CUmemGenericAllocationHandle handle; /* what the application holds */
 	uint32_t references;                 /* the application's own: one for cuMemCreate, one a cuMemRetain… */
 	struct alias *aliases;
-	struct mapping *next, *previous, *next_in_bucket;
 };
 
 /* Adopt what the driver just created; the application's handle, or the driver's own if it cannot be adopted.  */
@@ -78,7 +77,5 @@ void mappings_sum(struct block_bytes bytes[AFFINODE_MAX_GPUS], uint64_t shared[A
 		  uint64_t fixed[AFFINODE_MAX_GPUS]);
 size_t mappings_resident_bytes(void);
 bool mappings_are_in(const struct context *context);
-
-void mappings_begin_again(void);
 
 #endif
