@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -18,23 +17,24 @@
 #define EXPORT __attribute__((visibility("default")))
 
 static OF_PROCESS pthread_mutex_t caches_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct {
-	int fd; /* -1: wishes are not served */
-	bool is_wished, is_begun, is_answered;
+static OF_PROCESS struct {
+	int fd; /* in the child of a fork left to the language that has it in its event loop */
+	bool is_served, is_wished, is_begun, is_answered;
 	uint32_t epoch;
 	uint64_t deadline_ns;
 	uint64_t begun_ns;
 	int status;
-} caches = {.fd = -1};
+} caches;
 
 EXPORT int affinode_caches_fd(void)
 {
 	int fd;
 
 	pthread_mutex_lock(&caches_lock);
-	if (caches.fd < 0)
+	if (!caches.is_served)
 		caches.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	fd = caches.fd < 0 ? -errno : caches.fd;
+	caches.is_served = fd >= 0;
 	pthread_mutex_unlock(&caches_lock);
 	if (fd >= 0)
 		page_set_flags(AFFINODE_PAGE_DROPS_CACHES, 0);
@@ -47,7 +47,7 @@ bool caches_ask(const struct affinode_command *command)
 	bool served;
 
 	pthread_mutex_lock(&caches_lock);
-	served = caches.fd >= 0 && !caches.is_begun;
+	served = caches.is_served && !caches.is_begun;
 	if (served) {
 		caches.is_wished = true;
 		caches.is_answered = false;
@@ -72,7 +72,7 @@ EXPORT int affinode_caches_begin(void)
 
 	page_sample(); /* what the user's calls were so far is theirs */
 	pthread_mutex_lock(&caches_lock);
-	if (caches.fd >= 0) {
+	if (caches.is_served) {
 		ssize_t n = read(caches.fd, &wishes, sizeof(wishes));
 		(void)n;
 	}
@@ -137,11 +137,4 @@ bool caches_are_dropping(void)
 	dropping = caches.is_begun && clock_ns() - caches.begun_ns < DROPPING_LASTS_NS;
 	pthread_mutex_unlock(&caches_lock);
 	return dropping;
-}
-
-/* The descriptor is left to the language that has it in its event loop.  */
-void caches_begin_again(void)
-{
-	memset(&caches, 0, sizeof(caches));
-	caches.fd = -1;
 }

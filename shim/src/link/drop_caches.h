@@ -26,6 +26,4 @@ int affinode_caches_fd(void);
 int affinode_caches_begin(void);
 void affinode_caches_end(int status);
 
-void caches_begin_again(void);
-
 #endif

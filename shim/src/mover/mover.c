@@ -36,7 +36,7 @@
 OF_PROCESS pthread_mutex_t mover_work_lock = PTHREAD_MUTEX_INITIALIZER;
 OF_PROCESS struct mover_queue mover_queue = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 
-static _Atomic uint64_t trim_to = UINT64_MAX;
+static OF_PROCESS _Atomic uint64_t trim_wish; /* bytes that may stay, and one; 0: nothing is wished */
 static _Atomic bool lot_came;
 static OF_PROCESS bool woken; /* while it was at work; guarded by the queue's lock */
 
@@ -56,7 +56,7 @@ void mover_wait_for_change(uint64_t ns)
 
 void mover_trim(uint64_t bytes)
 {
-	atomic_store(&trim_to, bytes);
+	atomic_store(&trim_wish, bytes + 1);
 	pthread_mutex_lock(&mover_queue.lock);
 	pthread_cond_signal(&mover_queue.changed);
 	pthread_mutex_unlock(&mover_queue.lock);
@@ -73,14 +73,14 @@ void mover_look(void)
 /* A context was being ended; unless something was wished meanwhile.  */
 static void trim_again(uint64_t keep)
 {
-	uint64_t nothing = UINT64_MAX;
+	uint64_t nothing = 0;
 
-	atomic_compare_exchange_strong(&trim_to, &nothing, keep);
+	atomic_compare_exchange_strong(&trim_wish, &nothing, keep + 1);
 }
 
 static void trim_if_wished(void)
 {
-	uint64_t keep = atomic_exchange(&trim_to, UINT64_MAX);
+	uint64_t keep = atomic_exchange(&trim_wish, 0) - 1;
 	bool done;
 
 	if (keep == UINT64_MAX && shim_state() == AFFINODE_STATE_RESIDENT && kept_memory_is_needed())
@@ -218,7 +218,7 @@ static void *mover_main(void *unused)
 	(void)unused;
 	for (;;) {
 		pthread_mutex_lock(&mover_queue.lock);
-		while (!mover_queue.waits && atomic_load(&trim_to) == UINT64_MAX && !atomic_load(&lot_came) && !woken) {
+		while (!mover_queue.waits && !atomic_load(&trim_wish) && !atomic_load(&lot_came) && !woken) {
 			bool left = blocks_wait_to_be_freed() && shim_state() == AFFINODE_STATE_RESIDENT;
 
 			if (kept_bytes() == 0 && !lots_available() && !left) {
@@ -356,9 +356,4 @@ int describe_mover(char *text, size_t size, int at)
 		pthread_mutex_unlock(&mover_queue.lock);
 	}
 	return describe_holds(text, size, at);
-}
-
-void mover_begin_again(void)
-{
-	atomic_store(&trim_to, UINT64_MAX);
 }

@@ -112,6 +112,4 @@ void mover_quiesce(uint64_t ns);
 /* What it is doing (describe.h).  */
 int describe_mover(char *text, size_t size, int at);
 
-void mover_begin_again(void);
-
 #endif

@@ -23,7 +23,6 @@
 #include "link/link.h"
 #include "link/page_sample.h"
 #include "link/requests.h"
-#include "memory/app_mappings/app_mappings.h"
 #include "memory/blocks/backed.h"
 #include "mover/copying/copies.h"
 #include "mover/copying/digest.h"
@@ -73,11 +72,8 @@ static void in_child(void)
 	memset(__start_affinode_process, 0, (size_t)(__stop_affinode_process - __start_affinode_process));
 	gate_begin_again();
 	page_begin_again();
-	caches_begin_again();
 	link_begin_again();
 	interrupts_begin_again();
-	mover_begin_again();
-	mappings_begin_again();
 	blocks_changed();
 	context_depth_begin_again();
 }
