@@ -283,6 +283,7 @@ class Moves:
         kernel.last_move.lasted_s = now - move.began
         forget_trim(kernel)
         self._state.refresh(now)
+        self._state.gpus.move_ended(kernel.by_gpu(), now)
         failed = failure(move, kernel)
         if failed is None:
             self._look_where_it_is(kernel, move)

@@ -34,6 +34,7 @@ class Gpu:
     sampled_at: float = 0.0  # when the look that gave `free_bytes` began
     uncertain_bytes: int = 0  # how much our kernels' memory changed around then: `free_bytes` may miss that
     is_reclaiming: bool = False  # fell under the low watermark and has not reached the high one since
+    is_outdated: bool = False  # a kernel came or left since: a newer figure comes in a moment
     index: int | None = None  # NVML's number, for what users are told
 
     @property

@@ -37,12 +37,12 @@ def is_exchange(plan: Plan, head: Waiter, first: int) -> bool:
 
 
 def is_for_later(plan: Plan, head: Waiter, short: Mapping[str, int]) -> bool:
-    """Whether a waiter had better not change places yet: others leave one of its GPUs at the moment.
+    """Whether a waiter had better not change places yet: others leave one of its GPUs at the moment, or come to it.
 
     Two exchanges at once share the link, and both end when the second would have ended after the first.
     """
     may = _may_come(plan, head.kernel) or may_come(plan, head.kernel)
-    return head.room is None and may and plan.is_left(short)
+    return head.room is None and may and not plan.is_settled(short)
 
 
 def room_to_begin(

@@ -137,12 +137,9 @@ class HostRoom:
         they get at once (budget, lots). The rest they get as lots. None: it is not enough.
         """
         takes = {each.id: _takes(self.needs(each)) for each in kernels}
-        at_once, total = sum(map(begins_with, takes.values())), sum(takes.values())
-        charges = {}
-        for place in self._lot_places:
-            charges[place] = max(total - self._gives(waiter, place), at_once)
-            if charges[place] > self._left[place]:
-                return None
+        at_once, charges = self.begins_with(kernels), self.charges_of_hand_over(waiter, kernels)
+        if self.shortage(charges, {}):
+            return None
         shares, lots = [], self._lots
         left = min(self._left[place] for place in self._lot_places)
         for each in kernels:
@@ -155,14 +152,27 @@ class HostRoom:
                 return None
             shares.append((budget, lent))
             left, lots = left - lent - budget, lots - lent
-        for place, size in charges.items():
-            self._left[place] -= size
+        self.charge(charges)
         for each, (budget, _) in zip(kernels, shares, strict=True):
             for place in self.places(each):
                 if place not in charges:
                     self._left[place] -= budget
         self._lots = lots
         return shares
+
+    def charges_of_hand_over(self, waiter: Kernel, kernels: Sequence[Kernel]) -> Mapping[str, int]:
+        """What `kernels` take in an exchange beside what the waiter gives, by place: at least what they begin with."""
+        at_once, total = self.begins_with(kernels), sum(_takes(self.needs(each)) for each in kernels)
+        return {place: max(total - self._gives(waiter, place), at_once) for place in self._lot_places}
+
+    def begins_with(self, kernels: Iterable[Kernel]) -> int:
+        """What all of them must find at once in an exchange that hands over."""
+        return sum(begins_with(_takes(self.needs(each))) for each in kernels)
+
+    def charge(self, charges: Mapping[str, int]) -> None:
+        """They are taken, of each place so much."""
+        for place, size in charges.items():
+            self._left[place] -= size
 
     def _gives(self, waiter: Kernel, place: str) -> int:
         """What the waiter has of a place and gives back."""

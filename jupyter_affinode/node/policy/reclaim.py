@@ -27,7 +27,7 @@ def reclaim(plan: Plan, short: Mapping[str, int], head: Waiter, place: int) -> N
     those that were parked for it. Where it will do once moves under way have ended, no other kernel is parked until
     then. Where it will not do even so, the head blocks no other: a kernel that resumes gives back host memory.
     """
-    if is_for_later(plan, head, short):
+    if plan.is_outdated(short) or is_for_later(plan, head, short):
         return
     missing = dict(short)
 
@@ -52,13 +52,15 @@ def reclaim(plan: Plan, short: Mapping[str, int], head: Waiter, place: int) -> N
 
 
 def reclaim_watermark(plan: Plan) -> None:
-    """Park eligible kernels while a GPU that fell under its low watermark has not reached the high one."""
+    """Park eligible kernels while a GPU that fell under its low watermark has not reached the high one: one after the
+    other, since in the midst of an exchange every GPU is nearly full.
+    """
 
     def park(kernel: Kernel) -> bool:
         return plan.park(kernel, "GPU memory is low", Cause.LOW_MEMORY)
 
     for uuid, gpu in plan.node.gpus.items():
-        if gpu.is_reclaiming and gpu.total_bytes is not None:
+        if gpu.is_reclaiming and gpu.total_bytes is not None and plan.is_settled([uuid]):
             target = int(plan.settings.high_watermark * gpu.total_bytes)
             _reclaim_all(plan, uuid, target - plan.room[uuid] - plan.incoming[uuid], park)
 

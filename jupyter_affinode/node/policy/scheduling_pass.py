@@ -51,7 +51,7 @@ class Plan:
             self.room[reservation.gpu] = self.room.get(reservation.gpu, 0) - reservation.bytes
         self.room.update(self.limits.room)
         self.incoming = dict.fromkeys(self.room, 0)  # will be free when what is under way is done
-        self._leaving: set[str] = set()  # resources whose memory is on its way to the host
+        self._on_the_move: set[str] = set()  # resources whose memory is on its way to or from the host
         self.slots = ComputeSlots(now, node, settings)
         self.candidates = Candidates(now, node, settings, self.queue, self.limits, self.is_free)
         self._host = HostRoom(node.host, settings)
@@ -68,7 +68,7 @@ class Plan:
             if self._is_parking(kernel):
                 self._look_at_park(kernel.rest if kernel.left_bytes else kernel)
             elif kernel.residency is Residency.RESUMING and not is_late(now, kernel, node.speeds):
-                self._host.is_passing(kernel, sum(kernel.resume_bytes.values()))
+                self._comes_back(kernel)
             elif kernel.is_ending:
                 self.expect_end(kernel)
             elif kernel.residency in AWAY:  # it is being written to disk, or that has just ended
@@ -90,9 +90,16 @@ class Plan:
     def _has_reserved(self) -> frozenset[str]:
         return frozenset(reserved.kernel_id for reserved in self.node.reservations)
 
-    def is_left(self, resources: Iterable[str]) -> bool:
-        """Whether memory of any of those GPUs is on its way to the host, or will be by what is decided."""
-        return not self._leaving.isdisjoint(resources)
+    def is_settled(self, resources: Iterable[str]) -> bool:
+        """Whether no kernel leaves any of those GPUs or comes back to one, nor has just done so: then their figures
+        say how much room there is. What is on its way is counted twice, as used and as reserved.
+        """
+        return self._on_the_move.isdisjoint(resources) and not self.is_outdated(resources)
+
+    def is_outdated(self, resources: Iterable[str]) -> bool:
+        """Whether a newer figure of one of those GPUs comes in a moment."""
+        gpus = self.node.gpus
+        return any(gpus[each].is_outdated for each in resources if each in gpus)
 
     def _look_at_park(self, kernel: Kernel) -> None:
         """One that is under way."""
@@ -125,21 +132,37 @@ class Plan:
         self._comes_in(waiter)
 
     def hand_over(self, waiter: Kernel, kernels: Sequence[Kernel], park: Park) -> bool:
-        """Have a waiter come in while these go out, with its host memory. `park`: what they are told. False: that is
-        not enough.
+        """Have a waiter come in while these go out, with its host memory; `park`: what they are told. Or have others
+        give what is missing for that first. False: that is not enough.
         """
         first = [kernel for kernel in kernels if self._drops_caches(kernel, park.reason)]
         if first:
             return True
         shares = self._host.hand_over(waiter, kernels)
         if shares is None:
-            return False
+            return self._make_room_to_hand_over(waiter, kernels)
         for kernel, (budget, lots) in zip(kernels, shares, strict=True):
             told = replace(park, kernel_id=kernel.id, budget_bytes=budget, lot_bytes=lots)
             self.act(replace(told, exchanges=True, hands_over=True))
             self._expect_room(kernel)
             self._host.is_passing(kernel, kernel.movable_bytes)
         self._comes_in(waiter)
+        return True
+
+    def _make_room_to_hand_over(self, waiter: Kernel, kernels: Sequence[Kernel]) -> bool:
+        """Ask others for what is missing to begin with, if the waiter's own does for the rest: little goes to disk."""
+        charges = self._host.charges_of_hand_over(waiter, kernels)
+        lacks, short = self._host.shortage(charges, {}), self._host.shortage(charges, self._keepers.coming)
+        if not lacks or max(charges.values()) > self._host.begins_with(kernels):
+            return False
+        if short and self._keepers.left(short, [waiter, *kernels]):
+            return False
+        for kernel in (waiter, *kernels):
+            self._comes_in(kernel)  # or goes, in a later pass
+            self._host.is_passing(kernel, kernel.movable_bytes)
+        for action in self._keepers.trims(self._host.with_cushion(short), "room to park another kernel"):
+            self.act(action)
+        self._host.charge(charges)
         return True
 
     def _comes_in(self, waiter: Kernel) -> None:
@@ -162,7 +185,7 @@ class Plan:
         """
         gpu = next(iter(elsewhere)) if elsewhere else None
         self.act(Resume(kernel.id, elsewhere or kernel.resume_bytes, reason, cause, gpu))
-        self._host.is_passing(kernel, sum(kernel.resume_bytes.values()))
+        self._comes_back(kernel)
         self.take_room(needs)
         self.slots.take(kernel, elsewhere or kernel.resume_bytes)
         self.turns.update(lines_of(kernel, elsewhere or kernel.resume_bytes))
@@ -448,7 +471,12 @@ class Plan:
         """What a kernel has on GPUs will be free."""
         for resource, size in self.limits.frees(kernel).items():
             self.incoming[resource] = self.incoming.get(resource, 0) + size
-            self._leaving.add(resource)
+            self._on_the_move.add(resource)
+
+    def _comes_back(self, kernel: Kernel) -> None:
+        """A kernel's memory is on its way back to its GPUs; what it leaves in the host can be given back then."""
+        self._on_the_move.update(kernel.resume_bytes)
+        self._host.is_passing(kernel, sum(kernel.resume_bytes.values()))
 
 
 def _is_known(kernel: Kernel) -> bool:

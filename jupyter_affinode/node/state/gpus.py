@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ...settings.policy import Settings
@@ -16,6 +16,7 @@ DOUBT_S = 1.0  # what no longer adds up was taken by an unmanaged program, or is
 HISTORY_EVERY_S = 2.0
 HISTORY_LOOKS = 30  # a minute
 FIGURE_STANDS_LOOKS = 4  # without kernels NVML is asked every 5 s
+OUTDATED_LASTS_S = 0.5  # NVML is asked at each move's end, and answers within some ten milliseconds
 UNKNOWN_FREE = 1 << 50  # without NVML everything fits until something fails
 
 
@@ -26,6 +27,7 @@ class _Estimate:
     # when it changed, and how much
     changes: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=256))
     is_reclaiming: bool = False
+    moved_at: float = 0.0  # when a move of a kernel there last ended
     utilization: deque[int | None] = field(default_factory=lambda: deque(maxlen=HISTORY_LOOKS))
     # what was free and ours together, the largest of the last moments first
     sums: deque[tuple[float, int]] = field(default_factory=deque)
@@ -140,6 +142,12 @@ class GpuTable:
         if size and uuid in self._known:
             self._known[uuid].changes.append((now, size))
 
+    def move_ended(self, uuids: Iterable[str], now: float) -> None:
+        """A kernel has come to those GPUs or left them, or tried to."""
+        for uuid in uuids:
+            if uuid in self._known:
+                self._known[uuid].moved_at = now
+
     def snapshot(self, now: float) -> dict[str, Gpu]:
         """For the policy."""
         measured = self.measured
@@ -157,6 +165,7 @@ class GpuTable:
                     self.sample.began,
                     max(known.changed_since(self.sample.began), known.missing()),
                     known.is_reclaiming,
+                    self.sample.began < known.moved_at and now < known.moved_at + OUTDATED_LASTS_S,
                     nvml.index,
                 )
         return gpus

@@ -98,14 +98,32 @@ def test_an_exchange_under_way_is_waited_for():
     assert decide(NOW, node(waiter(), going(), victim("other")), NEEDED) == []
 
 
-def test_the_next_exchange_begins_when_a_victim_has_left_and_the_room_is_its_waiters():
-    """Two at once would share the link."""
+def test_the_next_exchange_begins_when_the_kernels_of_the_last_have_left_and_come():
+    """Two at once would share the link, and what is on its way is counted twice."""
     comes = replace(waiter(), residency=Residency.RESUMING, is_moving=True, moves_since=NOW)
-    others = (comes, waiter("second", waits=1), victim("other"))
+    others = waiter("second", waits=1), victim("other")
     reserved = (Reservation("waiter", A, 8 * GIB),)
-    assert decide(NOW, node(going(), *others, reservations=reserved), NEEDED) == []
-    found = decide(NOW, node(*others, free=9 * GIB, reservations=reserved), NEEDED)
-    assert exchanged(found) == [("other", "second")]
+    assert decide(NOW, node(going(), comes, *others, reservations=reserved), NEEDED) == []
+    assert decide(NOW, node(comes, *others, free=4 * GIB, reservations=reserved), NEEDED) == []
+    assert exchanged(decide(NOW, node(*others), NEEDED)) == [("other", "second")]
+
+
+def test_no_kernel_is_parked_by_a_figure_from_before_a_move():
+    outdated = {A: Gpu(A, 0, 16 * GIB, NOW - 0.01, is_reclaiming=True, is_outdated=True)}
+    asker = asks(resident("asker", GIB, idle=0), 6 * GIB, waits=1)
+    for kernels in ([waiter(), victim()], [asker, victim()], [victim()]):
+        assert decide(NOW, replace(node(*kernels), gpus=outdated), NEEDED) == []
+        newer = {A: replace(outdated[A], is_outdated=False)}
+        found = decide(NOW, replace(node(*kernels), gpus=newer), NEEDED)
+        assert [each.kernel_id for each in found if isinstance(each, Park)] == ["victim"]
+
+
+def test_no_kernel_is_parked_for_the_watermark_in_the_midst_of_an_exchange():
+    """The GPU is nearly full then, and room that is reserved may be in use already."""
+    low = {A: Gpu(A, GIB, 16 * GIB, NOW, is_reclaiming=True)}
+    comes = replace(waiter(), residency=Residency.RESUMING, is_moving=True, moves_since=NOW)
+    for kernels in ([comes, victim()], [going(GIB), victim()]):
+        assert decide(NOW, replace(node(*kernels), gpus=low), NEEDED) == []
 
 
 def test_exchanges_on_different_gpus_do_not_wait_for_each_other():

@@ -86,6 +86,18 @@ def test_the_disk_is_not_needed():
     assert not any(isinstance(each, Spill) for each in found)
 
 
+def test_what_is_missing_to_begin_with_goes_to_disk_and_no_more():
+    host = free_host(100 * MIB, disk_limit_bytes=1 << 40, disk_writable_bytes=1 << 40)
+    sleeps = parked("sleeps", 9 * GIB, host=HostUse(is_frugal=True, spillable_bytes=9 * GIB))
+    found = decide(NOW, node(waiter(size=9 * GIB), victim(), sleeps, host=host), NEEDED)
+    assert [(type(each), each.kernel_id, each.bytes) for each in found] == [(Spill, "sleeps", 256 * MIB)]
+    spills = replace(sleeps, is_moving=True, host=replace(sleeps.host, spilling_bytes=256 * MIB))
+    assert decide(NOW, node(waiter(size=9 * GIB), victim(), spills, host=host), NEEDED) == []
+    host = replace(host, available_bytes=RESERVE + 356 * MIB)
+    found = decide(NOW, node(waiter(size=9 * GIB), victim(), sleeps, host=host), NEEDED)
+    assert handed(found) == [("victim", "waiter")]
+
+
 @pytest.mark.parametrize(
     "others, host",
     [
