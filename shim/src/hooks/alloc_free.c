@@ -63,6 +63,14 @@ static CUresult allocate(void *real, CUdeviceptr *address, size_t size)
 	return result;
 }
 
+/* The driver has memory in whole pages alone. What is less than one could be granted again and again, and never fit.  */
+static uint64_t whole_pages(const struct device *device, uint64_t bytes)
+{
+	uint64_t page = device->granularity;
+
+	return page ? (bytes + page - 1) / page * page : bytes;
+}
+
 CUresult after_out_of_memory(uint64_t bytes, struct room_wait *wait)
 {
 	const struct context *context = current_context();
@@ -71,7 +79,7 @@ CUresult after_out_of_memory(uint64_t bytes, struct room_wait *wait)
 	/* What no GPU of this kind has is not waited for.  */
 	if (!device || (device->total_bytes && bytes > device->total_bytes))
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	return ask_for_room(device, bytes, wait);
+	return ask_for_room(device, whole_pages(device, bytes), wait);
 }
 
 static CUresult on_cuMemAlloc(void *real, CUdeviceptr *address, size_t size)

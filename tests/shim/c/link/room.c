@@ -105,16 +105,17 @@ static void *allocate(void *bytes)
 	return NULL;
 }
 
+/* It asks for what the driver would take: whole pages.  */
 static uint32_t ask(pthread_t *thread, size_t bytes)
 {
-	uint64_t asked;
+	uint64_t asked, whole = (bytes + MiB(2) - 1) / MiB(2) * MiB(2);
 	uint32_t number;
 
 	atomic_store(&result, -1);
 	thread_start(thread, allocate, (void *)(uintptr_t)bytes);
 	number = controller_noticed(AFFINODE_NOTIFY_ROOM, &asked);
-	CHECK_EQUAL(asked, bytes);
-	PAGE_UNTIL(page.room_bytes == bytes);
+	CHECK_EQUAL(asked, whole);
+	PAGE_UNTIL(page.room_bytes == whole);
 	return number;
 }
 
@@ -175,7 +176,7 @@ int main(int argc, char **argv)
 	filler = cuda_fill(0);
 
 	/* Denied: the program's own out-of-memory, and the request ends.  */
-	number = ask(&thread, MiB(4));
+	number = ask(&thread, MiB(3));
 	controller_answer_room(number, false);
 	thread_join(thread);
 	CHECK_EQUAL(atomic_load(&result), CUDA_ERROR_OUT_OF_MEMORY);
