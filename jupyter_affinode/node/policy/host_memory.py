@@ -312,7 +312,7 @@ def _takes(needs: Needs) -> int:
     return needs.probable_bytes + needs.lot_bytes
 
 
-# ---- what resident kernels keep for their next parks, and what parked ones can have on disk
+# ---- what kernels keep for their next moves, and what parked ones can have on disk
 
 
 class Keepers:
@@ -348,7 +348,7 @@ class Keepers:
                 room.is_passing(each, use.trimmable_bytes)
 
     def _most(self, kernel: Kernel) -> int:
-        """What it can give. A parked kernel keeps nothing, and a resident one has nothing to spill."""
+        """What it can give now. A parked kernel gives what it used to move when nothing of it goes to disk any more."""
         return self._to_disk.get(kernel.id) or kernel.host.trimmable_bytes
 
     def drop(self, kernel_id: str, asked_bytes: int = 0) -> None:

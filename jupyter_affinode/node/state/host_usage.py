@@ -9,7 +9,7 @@ from ...settings.policy import MIB, Settings
 from ..link.connection import Connection
 from ..model.snapshot import HostUse, Kernel, Residency
 from ..policy.host_memory import LEAST_BYTES
-from ..protocol.page import State
+from ..protocol.page import Depth, State
 from ..protocol.wire import MOVE_BUDGET_SHIFT, CommandKind, HelloFlag, Reply, Status
 from ..system.host_memory import HostMemory
 from ..system.lot_memory import Lot
@@ -20,6 +20,7 @@ TRIM_TAKES_S = 2.0  # memory that was to be given back is counted on for that lo
 TRIM_AGAIN_S = 10.0  # then the same process is asked for more than it was asked for
 TRIM_UNHEARD_S = 60.0  # a kernel that did not give back what it was asked for is not asked for that long
 SLAB_BYTES = 32 * MIB  # what shims take host memory by
+TRIMS_IN = (State.RESIDENT, State.PARKED, State.QUEUED)
 
 
 def host_use(kernel: KernelRecord, last_activity: float, lots_held: Mapping[int, int], now: float) -> HostUse:
@@ -303,10 +304,11 @@ def _is_frugal(process: Process) -> bool:
 
 
 def _who_trims(kernel: KernelRecord) -> list[Process]:
+    """The processes that can give back what they keep: for the next park, or, parked, from their last move."""
     return [
         process
         for process in kernel.connected()
-        if _is_frugal(process) and process.data.state is State.RESIDENT
+        if _is_frugal(process) and process.data.state in TRIMS_IN and process.data.depth is not Depth.CONTEXT
     ]
 
 

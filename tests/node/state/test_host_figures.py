@@ -9,7 +9,7 @@ from model_node import Clock, Machine
 
 from jupyter_affinode.node.execution import group_commit as together
 from jupyter_affinode.node.execution import moves
-from jupyter_affinode.node.protocol.page import State
+from jupyter_affinode.node.protocol.page import Depth, State
 from jupyter_affinode.node.protocol.wire import CommandKind, HelloFlag, Reply, Status
 from jupyter_affinode.node.state import registry as state
 from jupyter_affinode.node.state.host_usage import host_use, learn_from_park, trim
@@ -168,3 +168,15 @@ def test_a_process_that_stopped_within_its_budget_found_less_than_there_should_b
     record.host.shares[process.key] = share
     reply = Reply(1, 1, CommandKind.PARK, Status.NO_HOST_ROOM, takes, 0.1, "")
     assert learn_from_park(record, {process.key: reply}) is found_less
+
+
+@pytest.mark.parametrize("residency", [State.PARKED, State.QUEUED])
+def test_a_parked_kernel_gives_back_what_it_used_to_move(clock, residency):
+    """Rings of kernels whose contents were on disk took all host memory, and no kernel could be parked."""
+    machine = machine_of(clock, "k")
+    record = machine.state.kernels["k"]
+    process = kept(record, 96 * MIB)
+    process.data = replace(process.data, state=residency)
+    assert host_use(record, 0.0, {}, clock.now).trimmable_bytes == 96 * MIB
+    process.data = replace(process.data, depth=Depth.CONTEXT)
+    assert host_use(record, 0.0, {}, clock.now).trimmable_bytes == 0

@@ -41,6 +41,18 @@ static void nothing_stays_in_memory(void)
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_RESIDENT);
 }
 
+/* What was used on the way back from the disk, a parked process gives back when it is asked to.  */
+static void gives_back_the_ring(void)
+{
+	CHECK_EQUAL(contents_change(CONTENTS_ONE_CHUNK), CUDA_SUCCESS);
+	CUDA(CtxSynchronize());
+	park_to_disk();
+	CHECK(page_read().kept_bytes > 0);
+	controller_command(AFFINODE_COMMAND_TRIM, 0);
+	PAGE_UNTIL(page.kept_bytes == 0 && page.copy_bytes == 0);
+	come_back();
+}
+
 /* What the disk has of the last time is as good as a copy in memory.  */
 static void unchanged_is_not_written_again(void)
 {
@@ -353,6 +365,7 @@ int main(int argc, char **argv)
 	CHECK(controller_hello().flags & AFFINODE_HELLO_SPILLS);
 	begun_on_full_gpu();
 	nothing_stays_in_memory();
+	gives_back_the_ring();
 	unchanged_is_not_written_again();
 	resident_forgets_what_is_kept();
 	part();
