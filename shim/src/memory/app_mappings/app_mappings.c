@@ -59,8 +59,8 @@ CUmemGenericAllocationHandle mapping_adopt(CUmemGenericAllocationHandle real, si
 	mapping->prop = *prop;
 	mapping->references = 1;
 	mapping->block = (struct block){.size = size, .mapped = size, .context = context, .handle = real,
-					.resident = true, .parts_created = 1, .mapping = mapping,
-					.id = block_new_id()};
+					.part_bytes = size, .resident = true, .parts_created = 1,
+					.mapping = mapping, .id = block_new_id()};
 	pthread_mutex_lock(&mappings_lock);
 	if (table_add_mapping(mapping))
 		real = mapping->handle;

@@ -70,10 +70,6 @@ unsigned block_share(CUdeviceptr address, struct block *found, CUmemGenericAlloc
 /* An id that no memory of this process has had.  */
 uint64_t block_new_id(void);
 
-/* How a block of `mapped` bytes is cut: at most BLOCK_PARTS_MAX parts, all of *part_bytes but for a shorter last
- * one.  */
-unsigned block_cut(size_t mapped, size_t granularity, size_t *part_bytes);
-
 /* Free what is doomed. The caller is inside the gate, or is the mover.  */
 void blocks_reap(bool synchronise);
 
@@ -101,9 +97,6 @@ CUresult block_map(struct block *block);
 /* Unmap what is mapped, then release. On failure it keeps its physical memory; some addresses may have lost it.  */
 CUresult block_unmap(struct block *block);
 
-/* Once in a block's life, before its first physical memory; where memory for the handles is short it has one part. Until it is
- * cut, or created, the number of its parts may change.  */
-void block_cut_in_parts(struct block *block);
 /* Part by part, from the first on. Blocks that are not cut have one part.  */
 unsigned block_parts(const struct block *block);
 /* Where a part begins in its block, in bytes; of the number of parts: where the block ends.  */

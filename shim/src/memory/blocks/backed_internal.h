@@ -28,6 +28,10 @@ CUresult block_set_access(struct block *block);
 /* Accessible no longer to these devices (bits).  */
 void block_take_access(struct block *block, uint32_t devices);
 
+/* Once in a block's life, before it is in the table: from then on the page's samples ask where its parts begin. At most
+ * BLOCK_PARTS_MAX parts; false: no memory for their handles.  */
+bool block_cut_in_parts(struct block *block);
+
 void block_forget_sync_memops(const struct block *block);
 
 /* Unmap what is mapped of it, all at once; what fails can be tried again.  */

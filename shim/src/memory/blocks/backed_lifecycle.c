@@ -70,6 +70,10 @@ static struct block *block_new(struct context *context, size_t size, size_t mapp
 	block->size = size;
 	block->mapped = mapped;
 	block->id = block_new_id();
+	if (!block_cut_in_parts(block)) {
+		free(block);
+		return NULL;
+	}
 	return block;
 }
 
@@ -124,12 +128,11 @@ CUresult block_import(const CUmemGenericAllocationHandle *handles, unsigned part
 		return context ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_CONTEXT;
 	context_make_ready(context);
 	block->shared = block->imported = true;
-	if (block_cut(mapped, context->device->granularity, &block->part_bytes) != parts ||
-	    (parts > 1 && !(block->handles = calloc(parts, sizeof(*handles))))) {
+	if (block_parts(block) != parts) {
 		block_forget(block);
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	block->parts = block->parts_created = parts;
+	block->parts_created = parts;
 	memcpy(block_handles(block), handles, parts * sizeof(*handles));
 	result = driver.cuMemAddressReserve(&block->address, mapped, 0, 0, 0);
 	if (result == CUDA_SUCCESS) {

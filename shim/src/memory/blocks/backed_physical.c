@@ -14,24 +14,17 @@
  * driver 580).  */
 #define PART_BYTES (32ull << 20)
 
-unsigned block_cut(size_t mapped, size_t granularity, size_t *part_bytes)
+bool block_cut_in_parts(struct block *block)
 {
-	size_t part = PART_BYTES;
+	size_t granularity = block->context->device->granularity;
 
-	if (mapped / part >= BLOCK_PARTS_MAX)
-		part = (mapped / BLOCK_PARTS_MAX + granularity) / granularity * granularity;
-	*part_bytes = part;
-	return (unsigned)((mapped + part - 1) / part);
-}
-
-void block_cut_in_parts(struct block *block)
-{
-	unsigned parts = block_cut(block->mapped, block->context->device->granularity, &block->part_bytes);
-
-	if (block->mapping || block->handles || parts < 2)
-		return;
-	block->handles = calloc(parts, sizeof(*block->handles));
-	block->parts = parts;
+	block->part_bytes = PART_BYTES;
+	if (block->mapped / PART_BYTES >= BLOCK_PARTS_MAX)
+		block->part_bytes = (block->mapped / BLOCK_PARTS_MAX + granularity) / granularity * granularity;
+	block->parts = (unsigned)((block->mapped + block->part_bytes - 1) / block->part_bytes);
+	if (block->parts > 1)
+		block->handles = calloc(block->parts, sizeof(*block->handles));
+	return block->parts < 2 || block->handles;
 }
 
 /* A mapping's block, and a small one, have one part.  */
@@ -89,10 +82,8 @@ static CUresult create(struct block *block, unsigned parts)
 CUresult block_create(struct block *block)
 {
 	unsigned before = block->parts_created;
-	CUresult result;
+	CUresult result = create(block, block_parts(block));
 
-	block_cut_in_parts(block);
-	result = create(block, block_parts(block));
 	if (result != CUDA_SUCCESS)
 		release(block, before);
 	return result;
@@ -170,7 +161,6 @@ CUresult block_grow(struct block *block)
 {
 	CUresult result;
 
-	block_cut_in_parts(block);
 	/* What exists already is what an earlier attempt could not map, or unmap.  */
 	result = create(block, block->access_is_due ? block->parts_created : block->mapping ? 1 : block->parts_mapped + 1);
 	return result == CUDA_SUCCESS ? block_map(block) : result;

@@ -130,8 +130,6 @@ CUresult stream_in(struct moved *moved, struct survey *survey, struct wrong *wro
 	struct part part;
 
 	arrival.walk = (struct walk){.survey = survey, .most = moved->move.hands_over ? HANDED_WINDOW_ITEMS : WINDOW_ITEMS};
-	for (size_t i = 0; i < survey->block_count; i++)
-		block_cut_in_parts(survey->blocks[i]); /* before any is counted */
 	while (result == CUDA_SUCCESS && wrong->chunks == 0 && (!window_is_empty(under_way) || walk_next(&arrival.walk, &part))) {
 		result = fill_window(&arrival, next, window_is_empty(under_way));
 		if (result == CUDA_SUCCESS && !window_is_empty(under_way))
