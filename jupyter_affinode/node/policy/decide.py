@@ -19,8 +19,6 @@ from .queue import AWAY, waits_since
 from .reclaim import keep_limits, park_idle, reclaim_watermark
 from .scheduling_pass import Plan
 
-LOTS_AHEAD_S = 10.0  # registering 32 GiB with a GPU takes about a second
-
 
 def decide(now: float, node: Node, settings: Settings) -> list[Action]:
     """Return what to do now, most urgent first. Never two actions for one kernel.
@@ -104,14 +102,19 @@ def mend_splits(plan: Plan) -> None:
 
 
 def give_lots(plan: Plan) -> None:
-    """Hand lots ahead of time to kernels that may be parked soon and have none, the likeliest first."""
+    """Hand lots ahead of time to kernels that may be parked at some time and have none, the likeliest first.
+
+    To register 32 GiB with a GPU takes a second or more, and a user may ask for a park at any time.
+    """
     if not plan.node.host.lot_bytes:
         return
-    soon = []
-    for kernel in plan.node.kernels:
-        if plan.is_free(kernel) and not kernel.host.lot_bytes:
-            moment = eligible_at(kernel, plan.settings, waits_since=waits_since(plan.queue))
-            if moment is not None and moment <= plan.now + LOTS_AHEAD_S:
-                soon.append(kernel)
-    for kernel in victims.in_order(plan.now, soon, plan.node):
+    since = waits_since(plan.queue)
+    without = [
+        kernel
+        for kernel in plan.node.kernels
+        if plan.is_free(kernel)
+        and not kernel.host.lot_bytes
+        and eligible_at(kernel, plan.settings, waits_since=since) is not None
+    ]
+    for kernel in victims.in_order(plan.now, without, plan.node):
         plan.give_lots(kernel)

@@ -22,20 +22,22 @@ from jupyter_affinode.bench.child_process import BenchProcess
 GIB = 1 << 30
 MIB = 1 << 20
 WANTED = 1.5  # a first park may take so many times a later one
-SETTLED_S = 2.0  # as long as the stock must not have grown
+SETTLED_S = 2.0  # as long as nothing must have changed
 PREPARED_WITHIN_S = 30.0
 _seeds = itertools.count(1)
 
 
-def prepared(controlled: Controlled) -> int:
-    """Wait until the stock of host memory does not grow any more; how much there is."""
-    seen, since, until = -1, time.monotonic(), time.monotonic() + PREPARED_WITHIN_S
+def prepared(controlled: Controlled, kernel_id: str) -> int:
+    """Wait until no more host memory is made ready for the kernel; how much it has."""
+    seen, since, until = (-1, -1), time.monotonic(), time.monotonic() + PREPARED_WITHIN_S
     while time.monotonic() < min(since + SETTLED_S, until):
-        ready = int(controlled.node()["host"]["lots"]["ready_bytes"])
-        if ready != seen:
-            seen, since = ready, time.monotonic()
+        kernel = controlled.kernel(kernel_id)
+        kept = 0 if kernel is None else int(kernel["kept_bytes"])
+        now = int(controlled.node()["host"]["lots"]["ready_bytes"]), kept
+        if now != seen:
+            seen, since = now, time.monotonic()
         time.sleep(0.05)
-    return seen
+    return seen[1]
 
 
 def timed_park(controlled: Controlled, kernel_id: str) -> tuple[float, float]:
@@ -57,7 +59,7 @@ def round_of(controlled: Controlled, size: int, *, waits: bool) -> dict[str, Any
         for park in ("first", "later"):
             child.ask("change", seed=next(_seeds))
             if park == "first":
-                took["ready_bytes"] = prepared(controlled) if waits else 0
+                took["ready_bytes"] = prepared(controlled, kernel_id) if waits else 0
             took[park], took[f"{park}_shim"] = timed_park(controlled, kernel_id)
             controlled.resume(kernel_id)
             controlled.until(kernel_id, "resident")

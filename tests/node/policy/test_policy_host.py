@@ -201,8 +201,12 @@ def test_lots_are_not_given_twice_in_one_pass():
     assert [action.lot_bytes for action in actions] == [4 * GIB, 2 * GIB]
 
 
-def test_a_kernel_soon_to_be_eligible_gets_lots_ahead_of_time_once():
-    idle = (resident("soon", idle=295), resident("later", idle=200), resident("now", idle=400))
+def test_a_kernel_that_may_be_parked_gets_lots_ahead_of_time_once():
+    fresh = resident("fresh", idle=1)
+    assert decide(NOW, node(fresh, available=32 * GIB, lot_bytes=6 * GIB), NEEDED) == [
+        GiveLots("fresh", 4 * GIB)
+    ]
+    idle = (fresh, resident("later", idle=200), resident("now", idle=400))
     actions = decide(NOW, node(*idle, available=32 * GIB, lot_bytes=6 * GIB), NEEDED)
     assert actions == [GiveLots("now", 4 * GIB)], "a part of what a park takes would be missed by others"
     has_some = resident("k", use=replace(FRUGAL, lot_bytes=256 * MIB))
