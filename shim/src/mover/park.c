@@ -65,6 +65,15 @@ static bool somebody_came(void)
 	       (gate_calls_waiting() > waiting_at_start || calls_made() != calls_at_start);
 }
 
+/* With the gate closed: NULL, or what was in the way, with the gate open again.  */
+static const char *synchronise_or_open(const char *why)
+{
+	if (!why)
+		return mover_synchronise_bounded() ? NULL : MOVER_GPU_COMPUTES;
+	gate_open();
+	return why;
+}
+
 /* Close the gate with the GPU idle behind it; NULL, or what was in the way, with the gate open again.  */
 static const char *close_gate_on_idle_gpu(void)
 {
@@ -76,12 +85,7 @@ static const char *close_gate_on_idle_gpu(void)
 		return "a CUDA call is in progress";
 	mover_set_copying(false); /* a call that steps aside may be what the GPU waits for */
 	/* A capture or a launch may have begun between the look and the closing.  */
-	why = gpu_busy();
-	if (why) {
-		gate_open();
-		return why;
-	}
-	return mover_synchronise_bounded() ? NULL : MOVER_GPU_COMPUTES;
+	return synchronise_or_open(gpu_busy());
 }
 
 /* Close the gate although the application is at work: at its next call, and when what was submitted is done. Both are
@@ -98,11 +102,7 @@ static const char *close_gate_on_working_gpu(void)
 	until = clock_ns() + REST_NS;
 	while ((why = gpu_busy()) && clock_ns() < until && !captures_open() && !somebody_came())
 		clock_sleep_ns(REST_POLL_NS);
-	if (why) {
-		gate_open();
-		return why;
-	}
-	return mover_synchronise_bounded() ? NULL : MOVER_GPU_COMPUTES;
+	return synchronise_or_open(why);
 }
 
 static bool all_contexts_ready(void)

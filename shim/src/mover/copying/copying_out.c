@@ -69,8 +69,8 @@ static CUresult give_slots(struct item *item, const struct item *end)
 	return CUDA_SUCCESS;
 }
 
-/* Begin the lane's next copy. *done: nothing is left in it.  */
-static CUresult copy_out_next(struct survey *survey, struct lane *lane, uint64_t *copied, bool *done)
+/* Begin the lane's next copy.  */
+static CUresult copy_out_next(struct survey *survey, struct lane *lane, uint64_t *copied)
 {
 	struct stretch stretch = {.context = lane->context};
 	struct item *item, *end = survey->items + lane->end;
@@ -101,7 +101,6 @@ static CUresult copy_out_next(struct survey *survey, struct lane *lane, uint64_t
 		item->copied = true;
 		stretch.bytes += item_bytes(item);
 	}
-	*done = lane->at == lane->end;
 	*copied += stretch.bytes;
 	return transfer_begin(&stretch, true);
 }
@@ -109,10 +108,9 @@ static CUresult copy_out_next(struct survey *survey, struct lane *lane, uint64_t
 CUresult copy_lane_out(struct survey *survey, struct lane *lane, uint64_t *copied)
 {
 	CUresult result = CUDA_SUCCESS;
-	bool done = lane->at == lane->end;
 
-	while (!done && result == CUDA_SUCCESS)
-		result = copy_out_next(survey, lane, copied, &done);
+	while (lane->at < lane->end && result == CUDA_SUCCESS)
+		result = copy_out_next(survey, lane, copied);
 	return result;
 }
 
@@ -124,13 +122,11 @@ CUresult copy_all_out(struct survey *survey, bool (*stop)(void), uint64_t *copie
 	while (open && result == CUDA_SUCCESS) {
 		open = 0;
 		for (size_t i = 0; i < survey->lane_count && result == CUDA_SUCCESS; i++) {
-			bool done = survey->lanes[i].at == survey->lanes[i].end;
+			struct lane *lane = &survey->lanes[i];
 
-			if (!done && stop())
-				result = CUDA_ERROR_NOT_READY;
-			else if (!done)
-				result = copy_out_next(survey, &survey->lanes[i], copied, &done);
-			open += !done;
+			if (lane->at < lane->end)
+				result = stop() ? CUDA_ERROR_NOT_READY : copy_out_next(survey, lane, copied);
+			open += lane->at < lane->end;
 		}
 	}
 	finished = survey_finish_transfers(survey);
