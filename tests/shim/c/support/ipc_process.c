@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include "board.h"
 #include "ipc/ipc.h"
 
 /* Where a child finds them.  */
@@ -126,22 +127,16 @@ static long fail_each(const CUipcMemHandle *handle)
 {
 	static const char *const steps[] = {"cuMemImportFromShareableHandle", "cuMemAddressReserve", "cuMemMap",
 					    "cuMemSetAccess"};
-	unsigned (*failing_find)(const char *name);
-	void (*failing_arm)(unsigned i, unsigned nth, int with, int for_good);
-	unsigned (*failing_disarm)(void);
 	int descriptors = open_descriptors();
 	long failed = 0;
 
-	*(void **)&failing_find = cuda_in_front("failing_find");
-	*(void **)&failing_arm = cuda_in_front("failing_arm");
-	*(void **)&failing_disarm = cuda_in_front("failing_disarm");
 	for (unsigned i = 0; i < sizeof(steps) / sizeof(steps[0]); i++) {
 		CUdeviceptr at;
 		CUresult result;
 
-		failing_arm(failing_find(steps[i]), 1, CUDA_ERROR_OUT_OF_MEMORY, 0);
+		board_arm("%s:OUT_OF_MEMORY:1", steps[i]);
 		result = cu.IpcOpenMemHandle(&at, *handle, 1);
-		failed += failing_disarm();
+		failed += board_disarm();
 		CHECK_EQUAL(result, CUDA_ERROR_OUT_OF_MEMORY);
 		CUDA(IpcOpenMemHandle(&at, *handle, 1));
 		CHECK(holds_pattern(at, BYTES, 11, 0));
@@ -178,7 +173,7 @@ void ipc_child(void)
 
 	prctl(PR_SET_PDEATHSIG, SIGKILL); /* also while it is stopped */
 	if (strcmp(test_role, "faulty") == 0)
-		cuda_in_front("failing_find");
+		board_make();
 	cuda_start();
 	CUDA(MemAlloc(&warm, MiB(2))); /* makes the context ready */
 	while (read(DOWN, &ask, sizeof(ask)) == sizeof(ask)) {

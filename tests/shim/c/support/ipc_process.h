@@ -29,7 +29,7 @@ struct process {
 /* What `main` does where test_role is set.  */
 void ipc_child(void);
 
-/* Role "child", or "faulty": one whose shim's driver can be told to fail.  */
+/* Role "child", or "faulty": one whose driver can be told to fail.  */
 struct process start_child(const char *role);
 struct told ask(const struct process *process, struct ask question);
 #define ASK(process, asked, ...) ask(process, (struct ask){.what = asked, ##__VA_ARGS__}).number

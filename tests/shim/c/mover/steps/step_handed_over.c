@@ -115,19 +115,6 @@ static bool rest_fails_at(const char *plus, unsigned nth)
 	return met > 0;
 }
 
-static void at_every_call(bool (*fails_at)(const char *, unsigned), const char *name)
-{
-	for (int plus = 0; plus < 2; plus++) {
-		unsigned nth = board_first_step();
-
-		while (fails_at(plus ? "+" : "", nth))
-			nth += board_stride();
-		printf("%s failed at calls up to %u\n", name, nth - 1);
-		CHECK(nth > 10);
-	}
-	test_step[0] = 0;
-}
-
 int main(int argc, char **argv)
 {
 	test_begin(argc, argv, 140);
@@ -139,10 +126,10 @@ int main(int argc, char **argv)
 	contents_make();
 	streamed_allocate(BYTES);
 	streamed_free_bytes = cuda_free_bytes();
-	at_every_call(resume_fails_at, "resume");
+	board_at_every_call(resume_fails_at, "resume");
 	printf("parked in part %u times\n", partly);
-	at_every_call(park_fails_at, "park");
-	at_every_call(rest_fails_at, "the park of the rest");
+	board_at_every_call(park_fails_at, "park");
+	board_at_every_call(rest_fails_at, "the park of the rest");
 	printf("the rest was in part on the GPU %u times\n", parted);
 	return 0;
 }

@@ -91,19 +91,6 @@ static bool resume_fails_at(const char *plus, unsigned nth)
 	return met > 0;
 }
 
-static void at_every_call(bool (*fails_at)(const char *, unsigned), const char *name)
-{
-	for (int plus = 0; plus < 2; plus++) {
-		unsigned nth = board_first_step();
-
-		while (fails_at(plus ? "+" : "", nth))
-			nth += board_stride();
-		printf("%s failed at calls up to %u\n", name, nth - 1);
-		CHECK(nth > 10);
-	}
-	test_step[0] = 0;
-}
-
 int main(int argc, char **argv)
 {
 	test_begin(argc, argv, 140);
@@ -114,12 +101,12 @@ int main(int argc, char **argv)
 	contents_make();
 	streamed_allocate(STREAMED_BIG);
 	streamed_free_bytes = cuda_free_bytes();
-	at_every_call(prepare_fails_at, "prepare");
-	at_every_call(park_fails_at, "park");
+	board_at_every_call(prepare_fails_at, "prepare");
+	board_at_every_call(park_fails_at, "park");
 	printf("parked in part %u times\n", partly);
 	CUDA(MemFree(streamed));
 	streamed_allocate(STREAMED_SMALLER);
 	streamed_free_bytes = cuda_free_bytes();
-	at_every_call(resume_fails_at, "resume");
+	board_at_every_call(resume_fails_at, "resume");
 	return 0;
 }

@@ -87,3 +87,16 @@ unsigned board_first_step(void)
 {
 	return 1 + (unsigned)(test_seed % board_stride());
 }
+
+void board_at_every_call(bool (*fails_at)(const char *, unsigned), const char *name)
+{
+	for (int plus = 0; plus < 2; plus++) {
+		unsigned nth = board_first_step();
+
+		while (fails_at(plus ? "+" : "", nth))
+			nth += board_stride();
+		printf("%s failed at calls up to %u\n", name, nth - 1);
+		CHECK(nth > 10);
+	}
+	test_step[0] = 0;
+}

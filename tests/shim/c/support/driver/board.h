@@ -20,5 +20,7 @@ int64_t board_registered_bytes(void);
 /* From a step to the next that is tried: some are left out, beginning anywhere.  */
 unsigned board_first_step(void);
 unsigned board_stride(void);
+/* At each step that is tried a fault, and then all calls from there on ("+"), until that says that no such call was made.  */
+void board_at_every_call(bool (*fails_at)(const char *plus, unsigned nth), const char *name);
 
 #endif

@@ -74,7 +74,7 @@ void *cuda_hidden(const char *name)
 
 void *cuda_in_front(const char *name)
 {
-	void *handle = dlopen("libfailing.so", RTLD_NOW), *get = dlsym(handle, "cuGetProcAddress_v2"), *found;
+	void *handle = dlopen("libdecompressing.so", RTLD_NOW), *get = dlsym(handle, "cuGetProcAddress_v2"), *found;
 
 	CHECK(get != NULL);
 #ifdef SHIM_LINKED

@@ -120,7 +120,7 @@ void *cuda_hidden(const char *name);
 typedef CUresult (*calling_fn)(void (*body)(void *), void *data);
 calling_fn cuda_calling(const char *name);
 
-/* Have the shim reach the driver through failing_driver.c; one of that library's functions. Before anything else.  */
+/* Have the shim reach the driver through decompressing_driver.c; one of that library's functions. Before anything else.  */
 void *cuda_in_front(const char *name);
 
 /* cuInit, the first device's primary context made current, the kernels loaded.  */
