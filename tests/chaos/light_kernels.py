@@ -253,9 +253,11 @@ def compile_light_kernel(folder: Path) -> Path:
     made = folder / "light_kernel"
     sources = [
         HERE / "light_kernel.c",
-        *(support / f"{name}.c" for name in ("harness", "controller", "watcher", "cuda")),
+        *(support / "harness" / f"{name}.c" for name in ("harness", "controller", "watcher")),
+        support / "driver" / "cuda.c",
     ]
-    command = [os.environ.get("CC", "cc"), "-O2", "-Wall", "-D_GNU_SOURCE", f"-I{support}"]
+    command = [os.environ.get("CC", "cc"), "-O2", "-Wall", "-D_GNU_SOURCE"]
+    command += [f"-I{support / each}" for each in ("harness", "driver")]
     command += ["-iquote", str(shim)]  # it has a spawn.h and a link.h, as the system has
     done = subprocess.run(
         [*command, *map(str, sources), "-o", str(made), "-pthread", "-ldl"], capture_output=True, text=True
