@@ -80,7 +80,7 @@ static void in_child(void)
 
 static void register_fork(void)
 {
-	pthread_atfork(NULL, NULL, in_child);
+	pthread_atfork(shim_hold_registration, shim_release_registration, in_child);
 }
 
 void shim_prepare(void)

@@ -1,10 +1,12 @@
 #include "state/shim_state.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 
 #include "base/environment.h"
 #include "base/log.h"
+#include "base/per_process.h"
 #include "state/controller.h"
 #include "state/status_page.h"
 
@@ -12,6 +14,7 @@ static _Atomic bool on;
 static _Atomic uint32_t state;
 static _Atomic int unparkable, simulated, disabled = -1;
 static void (*exit_handler)(int, void *);
+static OF_PROCESS pthread_mutex_t registration = PTHREAD_MUTEX_INITIALIZER;
 
 bool shim_is_disabled(void)
 {
@@ -95,5 +98,17 @@ void shim_set_exit_handler(void (*handler)(int status, void *unused))
 
 void shim_register_exit(void)
 {
+	pthread_mutex_lock(&registration);
 	on_exit(exit_handler, NULL);
+	pthread_mutex_unlock(&registration);
+}
+
+void shim_hold_registration(void)
+{
+	pthread_mutex_lock(&registration);
+}
+
+void shim_release_registration(void)
+{
+	pthread_mutex_unlock(&registration);
 }

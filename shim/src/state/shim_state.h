@@ -33,6 +33,10 @@ void shim_set_simulated(void);
 /* Have `handler` called at exit, before the exit handlers that are registered by now. Exit handlers run last in, first out;
  * one registered at each park runs before those of libraries loaded since the last one, which may call CUDA.  */
 void shim_register_exit(void);
+/* Around a fork, in the parent: the lock of glibc's that a registration holds would be held in the child for good, and its
+ * exit would wait for it.  */
+void shim_hold_registration(void);
+void shim_release_registration(void);
 void shim_set_exit_handler(void (*handler)(int status, void *unused));
 
 #endif

@@ -2,10 +2,31 @@
  * it would without us: its CUDA calls fail, its dlsym answers, nothing hangs; and the parent does not notice.  */
 #include "harness.h"
 
+#include <dlfcn.h>
 #include <sys/wait.h>
 
+#include "watcher.h"
+
 static CUdeviceptr block;
-static _Atomic bool stop;
+static _Atomic bool stop, registers, lingers;
+static uint64_t random_state;
+static int (*next_on_exit)(void (*)(int, void *), void *);
+
+/* Instead of glibc's, which holds the lock that exit takes: a child forked meanwhile would wait for it for ever.  */
+int on_exit(void (*handler)(int, void *), void *argument)
+{
+	bool meets_fork = atomic_load(&lingers);
+	int result;
+
+	atomic_store(&registers, true);
+	while (atomic_load(&lingers))
+		test_pause();
+	if (meets_fork)
+		usleep(20000); /* a fork that does not wait takes less */
+	result = next_on_exit(handler, argument);
+	atomic_store(&registers, false);
+	return result;
+}
 
 static void *resolve(void *unused)
 {
@@ -39,6 +60,8 @@ static void in_child(void)
 	CUdeviceptr at;
 	uint32_t word;
 
+	if (atomic_load(&registers))
+		_exit(3);
 	if (!cuda_symbol("cuMemsetD8_v2") || !cuda_symbol("cuMemsetD32_v2"))
 		_exit(1);
 	if (cu.MemAlloc(&at, MiB(2)) == CUDA_SUCCESS || cu.MemcpyDtoH(&word, block, 4) == CUDA_SUCCESS)
@@ -49,31 +72,61 @@ static void in_child(void)
 
 static void fork_once(void)
 {
-	uint64_t until = test_now_ns() + 10000000000u;
 	int status = 0;
 	pid_t pid = fork();
 
 	CHECK(pid >= 0);
 	if (pid == 0)
 		in_child();
+	watcher_add(pid);
 	while (waitpid(pid, &status, WNOHANG) == 0) {
-		if (test_now_ns() > until) {
-			char command[64];
-			snprintf(command, sizeof(command), "kill -9 %d", (int)pid);
-			if (system(command) == 0)
-				test_fail(__FILE__, __LINE__, "the child hangs", pid);
-		}
 		controller_pump();
 		test_pause();
 	}
+	watcher_remove(pid);
 	CHECK(WIFEXITED(status));
 	CHECK_EQUAL(WEXITSTATUS(status), 42);
+}
+
+/* The allocator of gcc's address sanitizer has locks that a child inherits held (gcc before 14): there, the other threads rest
+ * while this one forks.  */
+#ifdef __SANITIZE_ADDRESS__
+#define AT_REST true
+#else
+#define AT_REST false
+#endif
+
+/* Fork within `us` of the command's start, or after it; what became of the command.  */
+static uint32_t fork_during(uint32_t command, unsigned us)
+{
+	uint32_t epoch = controller_command(command, 0), status;
+
+	if (!AT_REST) {
+		usleep((unsigned)(test_random(&random_state) % us));
+		fork_once();
+	}
+	status = controller_reply(epoch).status;
+	if (AT_REST)
+		fork_once();
+	return status;
+}
+
+static void fork_while_an_exit_handler_is_registered(void)
+{
+	uint32_t epoch;
+
+	atomic_store(&lingers, true);
+	epoch = controller_command(AFFINODE_COMMAND_PARK, 0);
+	UNTIL(atomic_load(&registers));
+	atomic_store(&lingers, false);
+	fork_once();
+	CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_OK);
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
 }
 
 int main(int argc, char **argv)
 {
 	const unsigned rounds = test_rounds(60);
-	uint64_t random;
 	pthread_t threads[2];
 
 	test_begin(argc, argv, 60);
@@ -81,30 +134,26 @@ int main(int argc, char **argv)
 	puts("not under this sanitizer, whose own threads and locks do not survive a fork");
 	return 0;
 #endif
-	random = test_seed;
+	random_state = test_seed;
+	*(void **)&next_on_exit = dlsym(RTLD_NEXT, "on_exit");
 	cuda_start();
 	controller_accept();
 	CUDA(MemAlloc(&block, MiB(2)));
 	CHECK_EQUAL(launch_pattern(NULL, block, MiB(2), 101), CUDA_SUCCESS);
 	CUDA(CtxSynchronize());
-	thread_start(&threads[0], resolve, NULL);
+	if (!AT_REST) {
+		fork_while_an_exit_handler_is_registered();
+		thread_start(&threads[0], resolve, NULL);
+	}
 	for (unsigned i = 0; i < rounds; i++) {
-		if (i == rounds / 2)
+		if (!AT_REST && i == rounds / 2)
 			thread_start(&threads[1], allocate, NULL);
-		uint32_t epoch = controller_command(AFFINODE_COMMAND_PARK, 0);
-
-		usleep((unsigned)(test_random(&random) % 4000));
-		fork_once();
-		if (controller_reply(epoch).status == AFFINODE_OK) {
-			epoch = controller_command(AFFINODE_COMMAND_RESUME, 0);
-			usleep((unsigned)(test_random(&random) % 3000));
-			fork_once();
-			CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_OK);
-		}
+		if (fork_during(AFFINODE_COMMAND_PARK, 4000) == AFFINODE_OK)
+			CHECK_EQUAL(fork_during(AFFINODE_COMMAND_RESUME, 3000), AFFINODE_OK);
 		CHECK(holds_pattern(block, MiB(2), 101, 0));
 	}
 	atomic_store(&stop, true);
-	thread_join(threads[0]);
-	thread_join(threads[1]);
+	for (int i = 0; !AT_REST && i < 2; i++)
+		thread_join(threads[i]);
 	return 0;
 }
