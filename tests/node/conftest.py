@@ -18,8 +18,6 @@ from model_node import Clock
 from preparing_shim import PreparingShim
 from thread_controller import ThreadController
 
-from jupyter_affinode.node.execution import group_commit, moves
-
 
 @pytest.fixture
 def node(machine: Machine) -> Iterator[Callable[..., Machine]]:
@@ -68,11 +66,14 @@ def preparing(connect: Callable[..., FakeShim]) -> Callable[..., FakeShim]:
 @pytest.fixture(scope="module")
 def virtual_time() -> Iterator[Clock]:
     """The clock that the controller's modules about moves read."""
-    clock = Clock()
     with pytest.MonkeyPatch.context() as patch:
-        for module in (moves, group_commit):
-            patch.setattr(module, "time", clock)
-        yield clock
+        yield Clock.for_moves(patch)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """As `virtual_time`, from its beginning for each test."""
+    return Clock.for_moves(monkeypatch)
 
 
 @pytest.fixture

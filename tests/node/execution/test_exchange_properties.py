@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from model_node import SETTINGS, Clock, Machine
+from random_events import Events, Story, stories
 
-from jupyter_affinode.node.execution import exchanges, failed_parks, moves
-from jupyter_affinode.node.execution import group_commit as together
 from jupyter_affinode.node.protocol.page import State
 
 GPU = "GPU-0"
-ON_GPU = (State.RESIDENT, State.PARKING)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def virtual_time():
-    """The controller's modules read a virtual clock."""
-    clock = Clock()
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (moves, together, exchanges, failed_parks):
-            patch.setattr(module, "time", clock)
-        yield clock
 
 
 def begun(clock: Clock, *sizes: int, when_full: str = "wait") -> Machine:
@@ -33,27 +20,6 @@ def begun(clock: Clock, *sizes: int, when_full: str = "wait") -> Machine:
         machine.start(f"k{number}", {GPU: size}, exchanges=True, state=state)
     machine.pass_time(10.0)
     return machine
-
-
-def check(machine: Machine) -> None:
-    """What holds at every moment."""
-    assert machine.free(GPU) >= 0, "more than the GPU has"
-    told = [shim for shim in machine.shims if shim.work is not None]
-    assert all(shim.state in (State.PARKING, State.RESUMING) for shim in told)
-
-
-def check_at_rest(machine: Machine) -> None:
-    kernels = machine.state.kernels.values()
-    assert [(each.id, each.move) for each in kernels if each.move is not None] == []
-    assert [each.id for each in kernels if each.exchange is not None] == []
-    assert not machine.state.reservations.entries
-    for shim in machine.shims:
-        assert shim.work is None
-        assert shim.state in (State.RESIDENT, State.PARKED), "it waits for ever"
-        if shim.here is not None:
-            assert not machine.fits(shim.lacks), (
-                "a part of it stays on the GPU although there is room for the rest"
-            )
 
 
 def prepare(machine: Machine) -> None:
@@ -88,7 +54,7 @@ def test_a_waiter_comes_in_while_its_victim_goes_out(virtual_time):
     assert comes.here == {GPU: 40}, "what its victim has released so far"
     machine.settle()
     assert (goes.state, comes.state, machine.exchanged) == (State.PARKED, State.RESIDENT, 1)
-    check_at_rest(machine)
+    machine.check_at_rest()
 
 
 def test_its_room_is_no_others(virtual_time):
@@ -105,7 +71,7 @@ def test_its_room_is_no_others(virtual_time):
     (reserved,) = machine.state.reservations.entries
     assert (reserved.kernel_id, reserved.bytes) == ("k1", 60)
     machine.settle()
-    check_at_rest(machine)
+    machine.check_at_rest()
 
 
 def test_a_kernel_parked_in_part_is_whole_again_before_others_are_served(virtual_time):
@@ -130,7 +96,7 @@ def test_a_kernel_parked_in_part_is_whole_again_before_others_are_served(virtual
     assert machine.state.kernels["k0"].move is not None, "the rest of it comes back"
     machine.settle()
     assert comes.resumes == 1
-    check_at_rest(machine)
+    machine.check_at_rest()
 
 
 def test_a_foreign_program_that_took_the_memory_costs_the_waiter_its_pause(virtual_time):
@@ -154,7 +120,7 @@ def test_a_foreign_program_that_took_the_memory_costs_the_waiter_its_pause(virtu
     machine.totals[GPU] = 100
     machine.settle()
     assert comes.resumes == 1
-    check_at_rest(machine)
+    machine.check_at_rest()
 
 
 def test_a_victim_that_prepares_for_too_long_lets_the_others_go(virtual_time):
@@ -175,83 +141,32 @@ def test_a_victim_that_prepares_for_too_long_lets_the_others_go(virtual_time):
     assert machine.state.kernels["k1"].move.failure is not None
     machine.settle()
     assert comes.resumes == 1
-    check_at_rest(machine)
+    machine.check_at_rest()
 
 
-class Story:
-    """Draws what happens next."""
+class Exchanges(Story):
+    """Kernels come, too."""
 
-    def __init__(self, machine: Machine, data: st.DataObject):
-        self.machine = machine
-        self.data = data
-        self._started = 0
+    def events(self) -> Events:
+        """Of the machine."""
+        return {**super().events(), "start": (1, self._start)}
 
-    def step(self) -> None:
-        """One thing happens."""
-        machine = self.machine
-        events = [("time", 0), ("long", 0), ("kill", 0), ("start", 0)]
-        for number, shim in enumerate(machine.shims):
-            events += [("hear", number)] * (3 * bool(shim.inbox))
-            events += [("deliver", number)] * (3 * bool(shim.outbox))
-            events += [("go on", number)] * (3 * shim.can_go_on)
-            events += [("call", number)] * 2 + [("busy", number), ("fail", number)]
-            events += [("patience", number)] * shim.may_lose_patience + [
-                ("give up", number)
-            ] * shim.may_give_up
-            if shim.state is not State.RESIDENT:
-                events.append(("end", number))
-        what, which = self.data.draw(st.sampled_from(events), label="event")
-        if what == "time":
-            machine.pass_time()
-        elif what == "long":
-            machine.pass_time(3.0)
-        elif what == "kill":
-            machine.kill_controller(lambda many: self.data.draw(st.integers(0, many), label="arrive"))
-        elif what == "start":
-            size = self.data.draw(st.integers(10, 90))
-            state = State.RESIDENT if machine.fits({GPU: size}) else State.PARKED
-            self._started += 1
-            machine.start(f"n{self._started}", {GPU: size}, exchanges=True, state=state)
-        else:
-            self._do(machine.shims[which], what)
-
-    def _do(self, shim, what):
-        if what == "busy":
-            shim.is_busy = not shim.is_busy
-        elif what == "fail":
-            shim.fails = not shim.fails
-        elif what == "end":
-            self.machine.end_process(shim)
-        elif what == "deliver":
-            self.machine.deliver(shim)
-        else:
-            steps = {
-                "hear": shim.hear,
-                "go on": shim.go_on,
-                "call": shim.call,
-                "patience": shim.lose_patience,
-            }
-            (shim.give_up if what == "give up" else steps[what])()
+    def _start(self) -> None:
+        size = self.data.draw(st.integers(10, 90))
+        state = State.RESIDENT if self.machine.fits({GPU: size}) else State.PARKED
+        name = f"n{next(self.numbers)}"
+        self.machine.start(name, {GPU: size}, exchanges=True, state=state)
 
 
 @given(st.lists(st.integers(10, 95), min_size=2, max_size=4), st.data())
-@settings(
-    max_examples=100,
-    derandomize=True,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    phases=[Phase.explicit, Phase.generate],
-)
+@stories(100, derandomize=True)
 def test_whatever_happens_no_kernel_is_stuck_and_nothing_stays_reserved(virtual_time, sizes, data):
     """Processes come and go, controllers are killed between any two messages, copies fail, calls come at any moment."""
     machine = begun(virtual_time, *sizes)
     for shim in machine.shims:
         shim.fails = data.draw(st.booleans(), label="fails")
-    story = Story(machine, data)
-    for _ in range(data.draw(st.integers(0, 60))):
-        story.step()
-        check(machine)
+    Exchanges(machine, data).go_through(data.draw(st.integers(0, 60)))
     for shim in machine.shims:
         shim.fails = False
     machine.settle()
-    check_at_rest(machine)
+    machine.check_at_rest()

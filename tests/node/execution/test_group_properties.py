@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, Phase, given, settings
+from functools import partial
+
+from hypothesis import given
 from hypothesis import strategies as st
-from model_node import Clock, Machine
+from model_node import Clock, Machine, Shim
+from random_events import Events, Story, stories
 
 from jupyter_affinode.node.protocol.page import State
 
@@ -13,54 +16,25 @@ SIZES = st.fixed_dictionaries({}, optional={"GPU-0": st.integers(1, 30), "GPU-1"
 KERNELS = ("k0", "k1", "k2")
 
 
-class Story:
-    """Draws what happens next."""
+class Groups(Story):
+    """Users ask for parks; processes end and begin at any moment."""
 
-    def __init__(self, machine: Machine, data: st.DataObject, *, disasters: bool):
-        self.machine = machine
-        self.data = data
-        self.disasters = disasters
+    def events(self) -> Events:
+        """Of the machine."""
+        kernels = self.machine.state.kernels
+        return {
+            **super().events(),
+            "start": (self.disasters, self._start),
+            **{f"park {name}": (1, partial(self.ask_for_park, name)) for name in KERNELS if name in kernels},
+        }
 
-    def step(self) -> None:
-        """One thing happens."""
-        machine, shims = self.machine, self.machine.shims
-        events: list[tuple[str, int | str | None]] = [("time", None)]
-        for shim, each in enumerate(shims):
-            events += [("hear", shim)] * (2 * bool(each.inbox)) + [("deliver", shim)] * (
-                2 * bool(each.outbox)
-            )
-            events += [("go on", shim)] * (2 * each.can_go_on) + [("call", shim), ("busy", shim)]
-            if self.disasters:
-                events += [("patience", shim)] * (3 * each.may_lose_patience)
-        events += [("park", kernel) for kernel in KERNELS if kernel in machine.state.kernels]
-        if self.disasters:
-            events += [("kill", None), ("start", None)] + [("end", shim) for shim in range(len(shims))]
-        what, which = self.data.draw(st.sampled_from(events), label="event")
-        self._do(what, which)
+    def events_of(self, shim: Shim) -> Events:
+        """Of one process."""
+        return {**super().events_of(shim), "end": (self.disasters, lambda: self.machine.end_process(shim))}
 
-    def _do(self, what: str, which: int | str | None) -> None:
-        machine = self.machine
-        if isinstance(which, int):
-            shim = machine.shims[which]
-            if what == "busy":
-                shim.is_busy = not shim.is_busy
-            elif what == "end":
-                machine.end_process(shim)
-            elif what == "deliver":
-                machine.deliver(shim)
-            else:
-                {"hear": shim.hear, "go on": shim.go_on, "call": shim.call, "patience": shim.lose_patience}[
-                    what
-                ]()
-        elif isinstance(which, str):
-            machine.state.kernels[which].asked.park = "asked"
-        elif what == "time":
-            machine.pass_time()
-        elif what == "kill":
-            machine.kill_controller(lambda many: self.data.draw(st.integers(0, many), label="arrive"))
-        else:
-            sizes = self.data.draw(SIZES, label="sizes")
-            machine.start(self.data.draw(st.sampled_from(KERNELS)), sizes, prepares=True)
+    def _start(self) -> None:
+        sizes = self.data.draw(SIZES, label="sizes")
+        self.machine.start(self.data.draw(st.sampled_from(KERNELS)), sizes, prepares=True)
 
 
 def begun(clock: Clock, data: st.DataObject) -> Machine:
@@ -74,11 +48,7 @@ def begun(clock: Clock, data: st.DataObject) -> Machine:
 
 
 def check_at_rest(machine: Machine) -> None:
-    assert all(kernel.move is None for kernel in machine.state.kernels.values())
-    assert not machine.state.reservations.entries
-    for shim in machine.shims:
-        assert shim.work is None
-        assert shim.state in (State.RESIDENT, State.PARKED), "it waits for ever"
+    machine.check_at_rest()
     for kernel in KERNELS:
         holders = [shim for shim in machine.shims if shim.kernel_id == kernel and shim.sizes]
         parked = [shim for shim in holders if shim.state is State.PARKED]
@@ -88,18 +58,11 @@ def check_at_rest(machine: Machine) -> None:
 
 
 @given(st.data())
-@settings(
-    max_examples=60,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    phases=[Phase.explicit, Phase.generate],
-)
+@stories(60)
 def test_in_any_order_the_processes_of_a_kernel_move_as_often_as_each_other(virtual_time, data):
     """With no process lost and no patience over: each park and resume was that of all processes, or of none."""
     machine = begun(virtual_time, data)
-    story = Story(machine, data, disasters=False)
-    for _ in range(data.draw(st.integers(0, 60))):
-        story.step()
+    Groups(machine, data, disasters=False).go_through(data.draw(st.integers(0, 60)))
     machine.settle()
     check_at_rest(machine)
     for kernel in KERNELS:
@@ -109,18 +72,11 @@ def test_in_any_order_the_processes_of_a_kernel_move_as_often_as_each_other(virt
 
 
 @given(st.data())
-@settings(
-    max_examples=100,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    phases=[Phase.explicit, Phase.generate],
-)
+@stories(100)
 def test_whatever_happens_the_processes_of_a_kernel_agree_in_the_end(virtual_time, data):
     """Processes come and go, controllers are killed between any two messages, calls come at any moment."""
     machine = begun(virtual_time, data)
-    story = Story(machine, data, disasters=True)
-    for _ in range(data.draw(st.integers(0, 80))):
-        story.step()
+    Groups(machine, data, disasters=True).go_through(data.draw(st.integers(0, 80)))
     machine.settle()
     check_at_rest(machine)
 

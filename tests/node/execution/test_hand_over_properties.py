@@ -6,13 +6,12 @@ There is one GPU for two kernels, and host memory for the others with two window
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from model_node import SETTINGS, Clock
+from random_events import Events, Story, stories
 from short_node import ShortNode
 
-from jupyter_affinode.node.execution import exchanges, failed_parks, moves
-from jupyter_affinode.node.execution import group_commit as together
 from jupyter_affinode.node.policy.host_memory import SLAB_BYTES, begins_with, with_margin
 from jupyter_affinode.node.protocol.page import State
 
@@ -20,16 +19,6 @@ GPU = "GPU-0"
 SIZE, TOTAL = 40 * SLAB_BYTES, 90 * SLAB_BYTES
 RESERVE = 8 * SLAB_BYTES
 LEAVES_BESIDE = with_margin(RESERVE) + begins_with(SIZE)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def virtual_time():
-    """The controller's modules read a virtual clock."""
-    clock = Clock()
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (moves, together, exchanges, failed_parks):
-            patch.setattr(module, "time", clock)
-        yield clock
 
 
 def begun(clock: Clock, count: int = 3) -> ShortNode:
@@ -41,30 +30,6 @@ def begun(clock: Clock, count: int = 3) -> ShortNode:
         machine.start(f"k{number}", {GPU: SIZE}, exchanges=True, state=state)
     machine.pass_time(10.0)
     return machine
-
-
-def check(machine: ShortNode) -> None:
-    """What holds at every moment."""
-    assert machine.free(GPU) >= 0, "more than the GPU has"
-    assert machine.host_left_bytes >= 0, "the reserve was touched"
-    for shim in machine.shims:
-        assert shim.in_host_bytes <= shim.slots_bytes, "contents are nowhere"
-        if shim.work is not None:
-            assert shim.state in (State.PARKING, State.RESUMING)
-
-
-def check_at_rest(machine: ShortNode) -> None:
-    check(machine)
-    kernels = machine.state.kernels.values()
-    assert [(each.id, each.move) for each in kernels if each.move is not None] == []
-    assert [each.id for each in kernels if each.exchange is not None] == []
-    assert not machine.state.reservations.entries
-    assert not any(machine.promises.values())
-    for shim in machine.shims:
-        assert shim.work is None
-        assert shim.state in (State.RESIDENT, State.PARKED), "it waits for ever"
-        if shim.here is not None:
-            assert not machine.fits(shim.lacks), "a part of it is on the GPU, and there is room for the rest"
 
 
 def under_way(clock: Clock):
@@ -93,7 +58,7 @@ def test_two_kernels_change_places_with_host_memory_for_one_and_two_windows(virt
     machine.settle()
     assert (goes.state, comes.state, machine.exchanged) == (State.PARKED, State.RESIDENT, 1)
     assert machine.parked_in_part == 0
-    check_at_rest(machine)
+    machine.check_at_rest()
 
 
 def test_while_it_goes_on_no_other_park_takes_what_was_promised(virtual_time):
@@ -106,12 +71,12 @@ def test_while_it_goes_on_no_other_park_takes_what_was_promised(virtual_time):
         for shim in (goes, comes, stays):
             if shim.inbox or shim.outbox or shim.can_go_on:
                 shim.hear() if shim.inbox else machine.deliver(shim) if shim.outbox else shim.go_on()
-            check(machine)
+            machine.check()
         machine.lend()
-        check(machine)
+        machine.check()
     assert (goes.state, comes.state) == (State.PARKED, State.RESIDENT)
     machine.settle()
-    check_at_rest(machine)
+    machine.check_at_rest()
 
 
 @pytest.mark.parametrize("steps", range(8))
@@ -131,7 +96,7 @@ def test_a_controller_that_is_killed_leaves_two_halves_that_the_next_one_puts_to
     for shim in (goes, comes):
         shim.call()
     machine.settle()
-    check_at_rest(machine)
+    machine.check_at_rest()
     assert comes.resumes + goes.resumes >= 1
 
 
@@ -143,7 +108,7 @@ def test_of_two_one_may_be_killed(virtual_time, which):
     machine.lend()
     machine.end_process(goes if which == "goes" else comes)
     machine.settle()
-    check_at_rest(machine)
+    machine.check_at_rest()
     if which == "goes":
         assert comes.state is State.RESIDENT
     else:
@@ -164,60 +129,20 @@ def test_a_foreign_program_that_takes_host_memory_leaves_the_victim_in_part_unti
     machine.host_bytes += taken
     machine.settle()
     assert comes.state is State.RESIDENT
-    check_at_rest(machine)
+    machine.check_at_rest()
 
 
-class Story:
-    """Draws what happens next."""
+class HandOvers(Story):
+    """Host memory is lent, too."""
 
-    def __init__(self, machine: ShortNode, data: st.DataObject):
-        self.machine = machine
-        self.data = data
-
-    def step(self) -> None:
-        """One thing happens."""
-        machine = self.machine
-        events = [("time", 0), ("long", 0), ("kill", 0)] + [("lend", 0)] * 3 * bool(machine.promises)
-        for number, shim in enumerate(machine.shims):
-            events += [("hear", number)] * (3 * bool(shim.inbox))
-            events += [("deliver", number)] * (3 * bool(shim.outbox))
-            events += [("go on", number)] * (3 * shim.can_go_on)
-            events += [("call", number)] * 2 + [("busy", number), ("fail", number)]
-            events += [("patience", number)] * shim.may_lose_patience + [
-                ("give up", number)
-            ] * shim.may_give_up
-            if shim.state is not State.RESIDENT:
-                events.append(("end", number))
-        what, which = self.data.draw(st.sampled_from(events), label="event")
-        shim = machine.shims[which]
-        does = {
-            "time": machine.pass_time,
-            "long": lambda: machine.pass_time(3.0),
-            "kill": lambda: machine.kill_controller(
-                lambda many: self.data.draw(st.integers(0, many), label="arrive")
-            ),
-            "lend": machine.lend,
-            "hear": shim.hear,
-            "deliver": lambda: machine.deliver(shim),
-            "go on": shim.go_on,
-            "call": shim.call,
-            "busy": lambda: setattr(shim, "is_busy", not shim.is_busy),
-            "fail": lambda: setattr(shim, "fails", not shim.fails),
-            "patience": shim.lose_patience,
-            "give up": shim.give_up,
-            "end": lambda: machine.end_process(shim),
-        }
-        does[what]()
+    def events(self) -> Events:
+        """Of the machine."""
+        assert isinstance(self.machine, ShortNode)
+        return {**super().events(), "lend": (3 * bool(self.machine.promises), self.machine.lend)}
 
 
 @given(st.integers(3, 5), st.data())
-@settings(
-    max_examples=60,
-    derandomize=True,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    phases=[Phase.explicit, Phase.generate],
-)
+@stories(60, derandomize=True)
 def test_whatever_happens_no_kernel_is_stuck_and_no_reserve_is_touched(virtual_time, count, data):
     """Processes end, controllers are killed between any two messages, copies fail, calls come at any moment."""
     machine = begun(virtual_time, count)
@@ -227,13 +152,8 @@ def test_whatever_happens_no_kernel_is_stuck_and_no_reserve_is_touched(virtual_t
             if shim.can_go_on:
                 shim.go_on()
                 machine.lend()
-    story = Story(machine, data)
-    for _ in range(data.draw(st.integers(0, 60))):
-        if not machine.shims:
-            break
-        story.step()
-        check(machine)
+    HandOvers(machine, data).go_through(data.draw(st.integers(0, 60)))
     for shim in machine.shims:
         shim.fails = False
     machine.settle()
-    check_at_rest(machine)
+    machine.check_at_rest()

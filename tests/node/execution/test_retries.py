@@ -7,8 +7,6 @@ from dataclasses import replace
 import pytest
 from model_node import Clock, Machine
 
-from jupyter_affinode.node.execution import group_commit as together
-from jupyter_affinode.node.execution import moves
 from jupyter_affinode.node.model.backoff import JITTER, Backoff
 from jupyter_affinode.node.protocol.page import State
 from jupyter_affinode.settings.policy import GIB, Settings
@@ -91,11 +89,8 @@ class Story:
     ("unit", "park_takes_s"), [(1, 0.5), (1, 8.0), (SLOW, 3.0), (SLOW, 6.0), (SLOW, 8.0)]
 )
 def test_a_kernel_that_uses_the_gpu_for_a_moment_every_ten_seconds_is_parked_for_a_waiter(
-    unit, park_takes_s, first_use_s, monkeypatch
+    unit, park_takes_s, first_use_s, clock
 ):
-    clock = Clock()
-    for module in (moves, together):
-        monkeypatch.setattr(module, "time", clock)
     story = Story(clock, unit, park_takes_s, first_use_s)
     assert story.run(200) <= 40.0
     assert story.tries <= 2, "each costs the link and the host's memory"

@@ -8,9 +8,8 @@ import pytest
 from background import in_background, result_of
 from fake_nvml import FakeNvml
 from fake_shim import MIB, NOTHING, QUEUED, REFUSED, RESUME, request
-from model_node import QUIET, Clock, Machine
+from model_node import QUIET, Machine
 
-from jupyter_affinode.node.execution import user_requests
 from jupyter_affinode.node.execution.user_requests import Wishes
 from jupyter_affinode.node.state import registry as state
 from jupyter_affinode.node.state.records import KERNEL_ENDED
@@ -106,10 +105,7 @@ def test_a_resume_request_is_answered_when_the_processes_are_gone(
     assert result_of(asked) == (409, {"error": "kernel-ended", "message": "the kernel has ended"})
 
 
-def test_a_park_request_is_answered_when_the_process_ends(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(user_requests, "time", clock)
-
+def test_a_park_request_is_answered_when_the_process_ends(clock):
     async def story():
         machine = Machine(clock, {"GPU-1": 1000 * MIB})
         process = machine.start("k", {"GPU-1": 300 * MIB})

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from model_node import SETTINGS, Machine
+from model_node import SETTINGS, Machine, Shim
+from random_events import Events, Story, change, stories
 
 from jupyter_affinode.node.protocol.page import Depth, State
 from jupyter_affinode.settings.policy import GIB
@@ -30,56 +31,31 @@ def begun(clock, data):
     return machine
 
 
-def step(machine, data, *, kills):
-    """One thing happens."""
-    events = [("time", None)] * len(machine.shims) + [("kill", None)] * kills
-    for shim in machine.shims:
-        events += [("hear", shim)] * (2 * bool(shim.inbox)) + [("deliver", shim)] * (2 * bool(shim.outbox))
-        events += [("go on", shim)] * (2 * shim.can_go_on)
-        events += [("call", shim), ("busy", shim), ("park", shim), ("stays", shim)]
-    what, shim = data.draw(st.sampled_from(events), label="event")
-    if what == "time":
-        machine.pass_time()
-    elif what == "kill":
-        machine.kill_controller(lambda many: data.draw(st.integers(0, many), label="arrive"))
-    elif what == "park":
-        machine.state.kernels[shim.kernel_id].asked.park = "asked"
-    elif what == "busy":
-        shim.is_busy = not shim.is_busy
-    elif what == "stays":
-        shim.stays = not shim.stays
-    elif what == "deliver":
-        machine.deliver(shim)
-    else:
-        {"hear": shim.hear, "go on": shim.go_on, "call": shim.call}[what]()
-    assert all(machine.free(uuid) >= 0 for uuid in TOTALS)
+class Migrations(Story):
+    """Users ask for parks, and processes refuse to come back elsewhere; `disasters`: the controller ends."""
 
-
-def check_at_rest(machine, sizes):
-    assert all(kernel.move is None for kernel in machine.state.kernels.values())
-    assert not machine.state.reservations.entries
-    for shim, size in zip(machine.shims, sizes, strict=True):
-        assert shim.work is None and shim.state in (State.RESIDENT, State.PARKED), "it waits for ever"
-        assert sum(shim.sizes.values()) == size
+    def events_of(self, shim: Shim) -> Events:
+        """Of one process."""
+        its = super().events_of(shim)
+        del its["end"]
+        its["time passes beside"] = (1, self.machine.pass_time)
+        its["park"] = (1, lambda: self.ask_for_park(shim.kernel_id))
+        its["stays"] = (1, lambda: change(shim, "stays"))
+        return its
 
 
 @pytest.mark.parametrize("kills", [False, True])
 @given(data=st.data())
-@settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    phases=[Phase.explicit, Phase.generate],
-)
+@stories(EXAMPLES)
 def test_whatever_happens_no_gpu_is_given_twice(virtual_time, kills, data):
     """Without an end of the controller between two messages, every kernel told to resume finds its room, too."""
     machine = begun(virtual_time, data)
     sizes = [sum(shim.sizes.values()) for shim in machine.shims]
-    for _ in range(data.draw(st.integers(0, 80), label="steps")):
-        step(machine, data, kills=kills)
+    Migrations(machine, data, disasters=kills).go_through(data.draw(st.integers(0, 80), label="steps"))
     assert kills or not machine.found_no_room
     machine.settle()
-    check_at_rest(machine, sizes)
+    machine.check_at_rest()
+    assert [sum(shim.sizes.values()) for shim in machine.shims] == sizes
 
 
 def test_a_kernel_whose_gpu_is_full_of_busy_ones_goes_to_the_other_and_its_home_is_there_now(virtual_time):
@@ -103,11 +79,4 @@ def test_a_kernel_whose_gpu_is_full_of_busy_ones_goes_to_the_other_and_its_home_
 def run(machine):
     """A pass, and all that follows of it."""
     machine.pass_time()
-    for shim in machine.shims:
-        while shim.inbox or shim.outbox or shim.can_go_on:
-            if shim.inbox:
-                shim.hear()
-            elif shim.can_go_on:
-                shim.go_on()
-            else:
-                machine.deliver(shim)
+    machine.settle_all()

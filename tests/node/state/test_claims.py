@@ -7,11 +7,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from model_node import Clock
 from said_pages import FirstCommand, Says, comes
 
-from jupyter_affinode.node.execution import group_commit as together
-from jupyter_affinode.node.execution import moves
 from jupyter_affinode.node.identity.identity import Identity
 from jupyter_affinode.node.ledger.recorder import History
 from jupyter_affinode.node.model.actions import GiveLots, Park
@@ -31,14 +28,6 @@ from jupyter_affinode.settings.policy import GIB, Settings
 
 GPU, TOTAL = gpu_uuid(bytes(16)), 80 * GIB
 SHIMS_BACK_AT = 1030.0
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-    for module in (moves, together):
-        monkeypatch.setattr(module, "time", clock)
-    return clock
 
 
 @pytest.fixture

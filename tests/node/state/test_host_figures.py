@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from model_node import Clock, Machine
+from model_node import Machine
 
-from jupyter_affinode.node.execution import group_commit as together
-from jupyter_affinode.node.execution import moves
 from jupyter_affinode.node.protocol.page import Depth, State
 from jupyter_affinode.node.protocol.wire import CommandKind, HelloFlag, Reply, Status
 from jupyter_affinode.node.state import registry as state
@@ -17,14 +15,6 @@ from jupyter_affinode.node.system.host_memory import CgroupMemory, HostMemory
 from jupyter_affinode.settings.policy import GIB, MIB
 
 GPU = "GPU-a"
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    made = Clock()
-    for module in (moves, together):
-        monkeypatch.setattr(module, "time", made)
-    return made
 
 
 @pytest.fixture

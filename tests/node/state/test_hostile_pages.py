@@ -11,10 +11,6 @@ import random
 import time
 from types import SimpleNamespace
 
-from model_node import Clock
-
-from jupyter_affinode.node.execution import cache_drops, moves, notices, spills
-from jupyter_affinode.node.execution import group_commit as together
 from jupyter_affinode.node.execution.allocations import Rooms
 from jupyter_affinode.node.execution.cache_drops import CacheDrops
 from jupyter_affinode.node.execution.effects import Effects
@@ -303,10 +299,7 @@ def played(seed, clock, patch):
         play.step()
 
 
-def test_nothing_that_a_process_says_ends_a_pass(monkeypatch):
-    clock = Clock()
-    for module in (moves, together, cache_drops, notices, spills):
-        monkeypatch.setattr(module, "time", clock)
+def test_nothing_that_a_process_says_ends_a_pass(monkeypatch, clock):
     seed, ends = random.randrange(1 << 32), time.monotonic() + SECONDS
     while True:
         try:

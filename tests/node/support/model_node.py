@@ -14,6 +14,18 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from jupyter_affinode.node.execution import (
+    cache_drops,
+    exchanges,
+    failed_parks,
+    group_commit,
+    moves,
+    notices,
+    spills,
+    user_requests,
+)
 from jupyter_affinode.node.execution.moves import Moves
 from jupyter_affinode.node.identity.identity import OWN_USER
 from jupyter_affinode.node.model.actions import Park, RefusePark, Resume
@@ -40,6 +52,23 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 1000.0
+
+    @classmethod
+    def for_moves(cls, patch: pytest.MonkeyPatch) -> Clock:
+        """The clock that the modules about moves read from now on."""
+        clock = cls()
+        for module in (
+            cache_drops,
+            exchanges,
+            failed_parks,
+            group_commit,
+            moves,
+            notices,
+            spills,
+            user_requests,
+        ):
+            patch.setattr(module, "time", clock)
+        return clock
 
     def monotonic(self) -> float:
         """Virtual seconds."""
@@ -531,6 +560,23 @@ class Machine:
         """The same in all shims."""
         for shim in self.shims:
             self.settle_one(shim)
+
+    def check(self) -> None:
+        """Fail unless what always holds holds."""
+        assert all(self.free(uuid) >= 0 for uuid in self.totals), "more than the GPU has"
+        moving = (State.PARKING, State.RESUMING)
+        assert all(shim.state in moving for shim in self.shims if shim.work is not None)
+
+    def check_at_rest(self) -> None:
+        """Fail if anything is under way, reserved or half done."""
+        self.check()
+        assert not [kernel for kernel in self.state.kernels.values() if kernel.move or kernel.exchange]
+        assert not self.state.reservations.entries
+        for shim in self.shims:
+            assert shim.work is None
+            assert shim.state in (State.RESIDENT, State.PARKED), "it waits for ever"
+            if shim.here is not None:
+                assert not self.fits(shim.lacks), "a part of it is on the GPU, and there is room for the rest"
 
     def settle(self) -> None:
         """Let everything that is under way come to its end, and time pass, until nothing moves any more."""

@@ -9,8 +9,6 @@ from types import SimpleNamespace
 
 from model_node import Clock
 
-from jupyter_affinode.node.execution import failed_parks, moves
-from jupyter_affinode.node.execution import group_commit as together
 from jupyter_affinode.node.execution.moves import Moves
 from jupyter_affinode.node.identity.identity import Identity
 from jupyter_affinode.node.model.actions import GrantRoom, Park, Resume
@@ -79,9 +77,7 @@ class Heart:
     """State, moves and decisions of the controller of all users, with one GPU of which `used` bytes are in use."""
 
     def __init__(self, monkeypatch, settings: Settings = SETTINGS, *, log: logging.Logger | None = None):
-        self.clock, self.settings = Clock(), settings
-        for module in (moves, together, failed_parks):
-            monkeypatch.setattr(module, "time", self.clock)
+        self.clock, self.settings = Clock.for_moves(monkeypatch), settings
         monkeypatch.setattr(gpu_processes, "sees_all_pids", lambda: self.used_by is not None)
         self.clock.now = NOW
         self.state = NodeState(settings, HostMemory(1 << 50, 1 << 50))

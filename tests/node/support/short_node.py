@@ -239,6 +239,19 @@ class ShortNode(Machine):
         self.state.lots_promised = dict(self.promises)
         super().pass_time(seconds)
 
+    def check(self) -> None:
+        """Fail unless contents are somewhere, and the reserve is untouched."""
+        assert self.host_left_bytes >= 0, "the reserve was touched"
+        for shim in self.shims:
+            assert isinstance(shim, HostShim)
+            assert shim.in_host_bytes <= shim.slots_bytes, "contents are nowhere"
+        super().check()
+
+    def check_at_rest(self) -> None:
+        """Fail if anything is under way, promised, reserved or half done."""
+        assert not any(self.promises.values())
+        super().check_at_rest()
+
     def settle_all(self) -> None:
         """Until none can go on, and nothing can be lent."""
         super().settle_all()
