@@ -38,7 +38,8 @@ PAUSE_S = 0.02  # the longest inside a cell
 STEPS = 3  # of a cell, at most
 # Pauses shorter than a round trip are not taken for idleness: a slice of time ends what they would keep others from.
 SETTINGS = ("--contended-idle-timeout=0.05", "--when-full=time_slice", "--time-slice=5")
-SPARE = 16  # that part of what they hold is left beside them
+SPARE = 16  # that part of what they hold is left beside them, or more if the largest would not fit while it computes
+STEP_BYTES = 16 * MIB
 LOOK_EVERY_S = 0.25
 
 
@@ -105,12 +106,13 @@ def take_room(controlled: Controlled, programs: list[Program], part: float, stac
         parked += held[program.kernel_id]
         controlled.park_surely(kernel_of(program))
     ballast = stack.enter_context(BenchProcess())
-    spare = sum(held.values()) // SPARE
+    room = sum(held.values()) - parked
+    spare = max(sum(held.values()) // SPARE, max(held.values()) + STEP_BYTES - room)
     size = (int(ballast.ask("room")["free_bytes"]) - spare) // (2 * MIB) * 2 * MIB
     if size > 0:
         ballast.ask("hold", size=size, block=min(size, GIB))
     whole = sum(held.values()) / GIB
-    return [f"they held {whole:.1f} GiB; room for {whole - parked / GIB:.1f} GiB and {spare / GIB:.2f} GiB"]
+    return [f"they held {whole:.1f} GiB; room for {room / GIB:.1f} GiB and {spare / GIB:.2f} GiB"]
 
 
 def live(program: Program, think: tuple[float, float], seed: int, ends: threading.Event) -> None:
