@@ -358,13 +358,21 @@ void staging_mark(struct context *context, unsigned mark)
 CUresult staging_wait_for(struct context *context, unsigned mark)
 {
 	struct ring *ring = context->ring;
+	uint64_t last = ring ? ring->marks[mark] : 0;
+	CUresult result;
 
 	if (!ring || !ring->in_use)
 		return CUDA_SUCCESS;
+	/* One that was begun again since: its thread waits first for what the GPU took from it before.  */
 	for (unsigned i = 0; i < PIECES; i++)
-		if (ring->pieces[i].number <= ring->marks[mark])
+		if (ring->pieces[i].number <= last || (!ring->pieces[i].out && ring->pieces[i].number <= last + PIECES))
 			wait_for_thread(&ring->pieces[i]);
-	return error_of(ring);
+	result = error_of(ring);
+	/* What a thread gave the GPU late is behind the mover's own event in the stream.  */
+	for (unsigned i = 0; i < PIECES && result == CUDA_SUCCESS; i++)
+		if (ring->pieces[i].number <= last)
+			result = driver.cuEventSynchronize(ring->pieces[i].event);
+	return result;
 }
 
 CUresult staging_finish(struct context *context)

@@ -20,7 +20,8 @@ CUresult staging_copy(const struct stretch *stretch, bool out);
  * with the last ring that is finished. What failed since the last time.  */
 CUresult staging_finish(struct context *context);
 
-/* Of two marks: the pieces begun so far, and a wait for them. What failed since the ring was last finished.  */
+/* Of two marks: the pieces begun so far, and a wait until the GPU is done with them, too. What failed since the ring was last
+ * finished.  */
 void staging_mark(struct context *context, unsigned mark);
 CUresult staging_wait_for(struct context *context, unsigned mark);
 

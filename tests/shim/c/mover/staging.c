@@ -133,6 +133,18 @@ static void ring_is_taken(void)
 	CHECK_EQUAL(board_registered_bytes(), 0);
 }
 
+/* A window of it is looked at when the GPU has all of it, though threads give the GPU the last copies late.  */
+static void streams_in(void)
+{
+	uint64_t mended = page_read().mended_chunks;
+
+	snprintf(test_step, sizeof(test_step), "the ring, part after part");
+	changed_park(REFUSED);
+	CHECK_EQUAL(controller_reply(controller_command(AFFINODE_COMMAND_RESUME, AFFINODE_MOVE_STREAM)).status, AFFINODE_OK);
+	all_is_right();
+	CHECK_EQUAL(page_read().mended_chunks, mended);
+}
+
 /* It is host memory like what is kept of the contents, and the first to be given back.  */
 static void ring_is_counted(void)
 {
@@ -335,6 +347,7 @@ int main(int argc, char **argv)
 	events_are_refused();
 	large_make();
 	ring_is_taken();
+	streams_in();
 	ring_is_counted();
 	for (unsigned nth = 5; nth < PIECES; nth += 9)
 		revoked(nth);
