@@ -32,7 +32,7 @@ class Speeds:
     source: str = "NVIDIA H200, measured (tests/gpu/RESULTS.md)"
     exchange_s: float = 0.15  # what an exchange takes beside its copies
     exchange_slower: float = 1.06  # … which take so many times as long beside those of the other direction
-    hand_over_slower: float = 1.5  # … or where host memory is handed over meanwhile: an assumption
+    hand_over_slower: float = 1.5  # … or where host memory is handed over meanwhile: 1.49 and 1.61
     disk_bytes_per_s: float = 2 * GIB  # an NVMe disk's: an assumption
 
     def park_s(self, size: int, kept: int, changed: float, *, context: bool) -> float:
