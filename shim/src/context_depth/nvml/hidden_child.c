@@ -140,54 +140,14 @@ APART static void signals_default(void)
 		syscall(SYS_rt_sigaction, number, &plain, NULL, KERNEL_SIGSET_BYTES);
 }
 
-APART static int number_of(const char *name)
-{
-	int number = 0;
-
-	if (!*name)
-		return -1;
-	for (; *name; name++) {
-		if (*name < '0' || *name > '9')
-			return -1;
-		number = number * 10 + (*name - '0');
-	}
-	return number;
-}
-
-/* As the kernel lists them, for kernels and sandboxes without close_range.  */
-APART static bool close_listed(void)
-{
-	struct entry { /* linux_dirent64 */
-		uint64_t inode, offset;
-		unsigned short length;
-		unsigned char type;
-		char name[];
-	};
-	char buffer[4096] __attribute__((aligned(8)));
-	long folder = syscall(SYS_openat, AT_FDCWD, "/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC), got;
-
-	if (folder < 0)
-		return false;
-	while ((got = syscall(SYS_getdents64, folder, buffer, sizeof(buffer))) > 0)
-		for (long at = 0; at < got;) {
-			struct entry *entry = (struct entry *)(buffer + at);
-			int number = number_of(entry->name);
-
-			if (number >= 0 && number != folder)
-				syscall(SYS_close, number);
-			at += entry->length;
-		}
-	syscall(SYS_close, folder);
-	return got == 0;
-}
-
-/* In a table of its own: the application's stays as it is, and its locks, too.  */
+/* In a table of its own: the application's stays as it is, and its locks, too. One after the other on kernels and in sandboxes
+ * without close_range.  */
 APART static void close_all(void)
 {
 	struct rlimit limit = {0, 0};
 	unsigned most = MOST_DESCRIPTORS;
 
-	if (syscall(CLOSE_RANGE, 0u, ~0u, 0u) == 0 || close_listed())
+	if (syscall(CLOSE_RANGE, 0u, ~0u, 0u) == 0)
 		return;
 	if (syscall(SYS_prlimit64, 0, RLIMIT_NOFILE, NULL, &limit) == 0 && limit.rlim_cur < most)
 		most = (unsigned)limit.rlim_cur;
