@@ -26,7 +26,7 @@ def cuda_header() -> Path | None:
 @pytest.mark.skipif(cuda_header() is None, reason="no cuda.h here")
 def test_structs_are_laid_out_as_in_the_real_header(tmp_path):
     said = []
-    for flags in ([f"-I{SIM}"], ["-DREAL", f"-I{cuda_header()}"]):
+    for flags in ([f"-I{SIM}", f"-I{SIM.parent / 'src'}"], ["-DREAL", f"-I{cuda_header()}"]):
         program = tmp_path / f"layout{len(said)}"
         subprocess.run(["cc", *flags, str(HERE / "layout.c"), "-o", str(program)], check=True, timeout=60)
         said.append(subprocess.run([program], check=True, capture_output=True, text=True).stdout)
@@ -51,7 +51,7 @@ def test_many_threads_under_the_thread_sanitizer(machine, native, tmp_path):
     program = tmp_path / "stress"
     sources = [str(source) for source in sorted(SIM.glob("*/*.c")) if source.parent.name != "nvml"]
     flags = ["-g", "-O0", "-fsanitize=thread", "-std=gnu11", "-D_GNU_SOURCE", "-pthread"]
-    flags += [f"-I{SIM}", f"-I{native / 'generated' / 'sim'}"]
+    flags += [f"-I{SIM}", f"-I{SIM.parent / 'src'}", f"-I{native / 'generated' / 'sim'}"]
     build = ["gcc", *flags, str(HERE / "stress.c"), *sources, "-o", str(program)]
     subprocess.run(build, check=True, timeout=120)
     machine.environment["AFFINODE_SIM_MEMORY"] = "1GiB"

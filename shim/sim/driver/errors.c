@@ -7,7 +7,7 @@ static const struct error {
 } errors[] = {
 	{CUDA_SUCCESS, "CUDA_SUCCESS", "no error"},
 #define ERROR(name, number, words) {number, "CUDA_ERROR_" #name, words},
-#include "../../src/driver/cuda_errors.h"
+#include "driver/cuda_errors.h"
 };
 
 /* Without texts where there is no such error.  */

@@ -1,43 +1,18 @@
-/* The types and constants of the CUDA driver API that the simulated driver serves, laid out as cuda.h of CUDA 13.0 has
- * them. Declared here so that building needs no CUDA toolkit; tests/sim compares sizes with the real header if there is
- * one.  */
+/* The types and constants of the CUDA driver API that the simulated driver serves beside those that the shim uses too, laid out
+ * as cuda.h of CUDA 13.0 has them; tests/sim compares sizes with the real header if there is one.  */
 #ifndef SIM_CUDA_H
 #define SIM_CUDA_H
 
-#include <stddef.h>
-#include <stdint.h>
+#include "driver/cuda_types.h"
 
-typedef int CUdevice;
-typedef unsigned long long CUdeviceptr;
-typedef unsigned long long CUmemGenericAllocationHandle;
-typedef struct CUctx_st *CUcontext;
-typedef struct CUmod_st *CUmodule;
-typedef struct CUfunc_st *CUfunction;
 typedef struct CUmod_st *CUlibrary; /* a library is a module that belongs to no context */
 typedef struct CUfunc_st *CUkernel;
-typedef struct CUstream_st *CUstream;
-typedef struct CUevent_st *CUevent;
-typedef struct CUgraph_st *CUgraph;
 typedef struct CUgraphNode_st *CUgraphNode;
 typedef struct CUgraphExec_st *CUgraphExec;
-typedef struct CUmemPoolHandle_st *CUmemoryPool;
-typedef struct CUarray_st *CUarray;
 typedef void (*CUhostFn)(void *data);
-
-typedef enum {
-	CUDA_SUCCESS = 0,
-#define ERROR(name, number, text) CUDA_ERROR_##name = number,
-#include "../../src/driver/cuda_errors.h"
-} CUresult;
-
 typedef void (*CUstreamCallback)(CUstream stream, CUresult status, void *data);
 
-#define CU_STREAM_LEGACY ((CUstream)0x1)
-#define CU_STREAM_PER_THREAD ((CUstream)0x2)
-
 enum {
-	CU_STREAM_NON_BLOCKING = 1,
-	CU_EVENT_DISABLE_TIMING = 2,
 	CU_EVENT_INTERPROCESS = 4,
 	CU_CTX_SCHED_MASK = 7,
 	CU_CTX_MAP_HOST = 8,
@@ -47,12 +22,7 @@ enum {
 	CU_MEMHOSTREGISTER_DEVICEMAP = 2,
 	CU_MEM_ATTACH_GLOBAL = 1,
 	CU_MEM_ATTACH_HOST = 2,
-	CU_MEM_ALLOCATION_TYPE_PINNED = 1,
-	CU_MEM_LOCATION_TYPE_DEVICE = 1,
-	CU_MEM_LOCATION_TYPE_HOST = 2,
-	CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
 	CU_MEM_ACCESS_FLAGS_PROT_READ = 1,
-	CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
 	CU_MEMORYTYPE_HOST = 1,
 	CU_MEMORYTYPE_DEVICE = 2,
 	CU_MEMORYTYPE_ARRAY = 3,
@@ -61,7 +31,6 @@ enum {
 	CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND = 1,
 	CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT = 2,
 	CU_GET_PROC_ADDRESS_LEGACY_STREAM = 1,
-	CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM = 2,
 };
 
 enum {
@@ -70,7 +39,6 @@ enum {
 	CU_STREAM_CAPTURE_STATUS_INVALIDATED = 2,
 	CU_STREAM_CAPTURE_MODE_GLOBAL = 0,
 	CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
-	CU_STREAM_CAPTURE_MODE_RELAXED = 2,
 };
 
 enum {
@@ -96,31 +64,6 @@ enum {
 typedef struct {
 	unsigned char bytes[16];
 } CUuuid;
-
-typedef struct {
-	int type;
-	int id;
-} CUmemLocation;
-
-#define CU_MEM_CREATE_USAGE_HW_DECOMPRESS 0x2
-
-typedef struct {
-	int type;
-	int requestedHandleTypes;
-	CUmemLocation location;
-	void *win32HandleMetaData;
-	struct {
-		unsigned char compressionType;
-		unsigned char gpuDirectRDMACapable;
-		unsigned short usage;
-		unsigned char reserved[4];
-	} allocFlags;
-} CUmemAllocationProp;
-
-typedef struct {
-	CUmemLocation location;
-	int flags;
-} CUmemAccessDesc;
 
 typedef struct {
 	int allocType;
@@ -166,19 +109,6 @@ typedef struct {
 	size_t dstPitch, dstHeight;
 	size_t WidthInBytes, Height, Depth;
 } CUDA_MEMCPY3D;
-
-typedef struct {
-	size_t Width, Height;
-	int Format;
-	unsigned int NumChannels;
-} CUDA_ARRAY_DESCRIPTOR;
-
-typedef struct {
-	size_t Width, Height, Depth;
-	int Format;
-	unsigned int NumChannels;
-	unsigned int Flags;
-} CUDA_ARRAY3D_DESCRIPTOR;
 
 typedef struct {
 	unsigned int gridDimX, gridDimY, gridDimZ;
@@ -229,10 +159,6 @@ typedef struct {
 	int result;
 	CUgraphNode errorNode, errorFromNode;
 } CUgraphExecUpdateResultInfo;
-
-typedef struct {
-	char reserved[64];
-} CUipcMemHandle;
 
 typedef struct {
 	unsigned int timeoutMs;

@@ -47,7 +47,7 @@ static CUresult error_named(const char *name)
 #define ERROR(error, number, text)   \
 	if (!strcmp(name, #error))   \
 		return (CUresult)number;
-#include "../../src/driver/cuda_errors.h"
+#include "driver/cuda_errors.h"
 	return (CUresult)atoi(name);
 }
 

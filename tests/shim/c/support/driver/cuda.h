@@ -8,9 +8,6 @@
 
 #include "driver/cuda_types.h"
 
-typedef struct CUmod_st *CUmodule;
-typedef struct CUfunc_st *CUfunction;
-typedef struct CUevent_st *CUevent;
 typedef struct CUgraphExec_st *CUgraphExec;
 typedef struct {
 	int allocType, handleTypes;
