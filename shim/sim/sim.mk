@@ -4,7 +4,7 @@ CFLAGS ?= -O2 -g
 
 # Compiled as position-independent code of C11 with GNU extensions; nothing but libc and libpthread.
 SIM_CFLAGS = -std=gnu11 $(CFLAGS) -fPIC -fvisibility=hidden -D_GNU_SOURCE \
-	-Wall -Wextra -Wstrict-prototypes -include sim/sim_floor.h -iquote sim -iquote src -iquote $(SIM_GENERATED)
+	-Wall -Wextra -Wstrict-prototypes -include src/base/glibc_symbol_versions.h -iquote sim -iquote src -iquote $(SIM_GENERATED)
 # -Bsymbolic: our own calls stay ours, whatever a preloaded library exports under the same names. nodelete: executors run
 # our code. No SONAME: neither the loader nor ldconfig takes these files for the driver unless there is a link of that
 # name, and a program linked through such a link asks for the link's name (-l:libcuda.so.1), as it would of the driver.
