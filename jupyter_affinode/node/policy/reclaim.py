@@ -52,8 +52,9 @@ def reclaim(plan: Plan, short: Mapping[str, int], head: Waiter, place: int) -> N
 
 
 def reclaim_watermark(plan: Plan) -> None:
-    """Park eligible kernels while a GPU that fell under its low watermark has not reached the high one: one after the
-    other, since in the midst of an exchange every GPU is nearly full.
+    """Park eligible kernels while a GPU that fell under its low watermark has not reached the high one.
+
+    Not while kernels leave it or come to it: in the midst of an exchange every GPU is nearly full.
     """
 
     def park(kernel: Kernel) -> bool:
