@@ -4,6 +4,10 @@
 #include "board.h"
 #include "contents.h"
 #include "harness.h"
+#include "spilling.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
 
 #define LOT MiB(32)
 /* More than a park begins with; more than a window.  */
@@ -290,6 +294,75 @@ static void freed_in_part(void)
 	is_resident();
 }
 
+/* What comes in from the disk gives no host memory, and what of it has not changed leaves without any.  */
+static void on_disk_in_part(uint64_t most)
+{
+	size_t free_when_parked;
+	uint64_t on_disk;
+	CUdeviceptr rest;
+	uint32_t epoch;
+
+	park();
+	CHECK_EQUAL(controller_reply(controller_spill(most, spill_folder)).status, AFFINODE_OK);
+	on_disk = page_read().disk_bytes;
+	CHECK(on_disk >= most || page_read().copy_bytes == 0);
+	rest = take(MiB(110));
+	free_when_parked = cuda_free_bytes();
+	epoch = controller_command(AFFINODE_COMMAND_RESUME, OVER);
+	PAGE_UNTIL(page.gpus[0].resident_bytes >= MiB(64));
+	controller_decide(epoch, false);
+	CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_REVOKED);
+	is_parked_in_part(free_when_parked);
+	CHECK_EQUAL(page_read().disk_bytes, on_disk);
+	lend(lots - lots_lent() + 1);
+	CHECK_EQUAL(move(AFFINODE_COMMAND_PARK, AFFINODE_MOVE_STREAM | LOTS_ALONE).status, AFFINODE_OK);
+	CHECK_EQUAL(page_read().gpus[0].resident_bytes, 0);
+	CHECK_EQUAL(page_read().disk_bytes, on_disk);
+	CHECK_EQUAL(free_hidden(rest), CUDA_SUCCESS);
+	CHECK_EQUAL(move(AFFINODE_COMMAND_RESUME, OVER).status, AFFINODE_OK);
+	is_resident();
+	has_no_host_memory();
+}
+
+/* From some window on. What has arrived by then stays, and the rest comes when the disk does.  */
+static void disk_cannot_be_read(void)
+{
+	static unsigned char kept[BIG];
+	size_t free_when_parked;
+	CUdeviceptr rest;
+	uint32_t epoch;
+	ssize_t bytes;
+	int fd;
+
+	park();
+	CHECK_EQUAL(controller_reply(controller_spill(ALL, spill_folder)).status, AFFINODE_OK);
+	UNTIL(lots_lent() == 0);
+	fd = spill_descriptor();
+	CHECK(fd >= 0);
+	CHECK_EQUAL(fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_DIRECT), 0);
+	bytes = pread(fd, kept, sizeof(kept), 0);
+	CHECK(bytes >= (ssize_t)size && bytes < (ssize_t)sizeof(kept));
+	free_when_parked = cuda_free_bytes();
+	rest = take(MiB(110));
+	epoch = controller_command(AFFINODE_COMMAND_RESUME, OVER);
+	PAGE_UNTIL(page.gpus[0].resident_bytes >= MiB(64));
+	CHECK_EQUAL(ftruncate(fd, 0), 0);
+	CHECK_EQUAL(free_hidden(rest), CUDA_SUCCESS);
+	for (int i = 0; i < 2; i++) {
+		struct affinode_reply reply = controller_reply(epoch);
+
+		CHECK_EQUAL(reply.status, AFFINODE_FAILED);
+		CHECK(strstr(reply.text, "disk") != NULL);
+		is_parked_in_part(free_when_parked);
+		epoch = controller_command(AFFINODE_COMMAND_RESUME, OVER);
+	}
+	CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_FAILED);
+	CHECK_EQUAL(pwrite(fd, kept, (size_t)bytes, 0), bytes);
+	CHECK_EQUAL(move(AFFINODE_COMMAND_RESUME, OVER).status, AFFINODE_OK);
+	is_resident();
+	has_no_host_memory();
+}
+
 /* The last: a process that is told so does not come back.  */
 static void ends_while_it_waits(void)
 {
@@ -308,6 +381,7 @@ int main(int argc, char **argv)
 {
 	test_begin(argc, argv, 140);
 	board_make();
+	spilling_begin();
 	cuda_start();
 	*(void **)&allocate_hidden = cuda_hidden("cuMemAlloc_v2");
 	*(void **)&free_hidden = cuda_hidden("cuMemFree_v2");
@@ -321,6 +395,9 @@ int main(int argc, char **argv)
 	comes_back_wrong(false, OVER);
 	comes_back_wrong(true, 0);
 	the_rest_is_parked();
+	on_disk_in_part(MiB(64));
+	on_disk_in_part(ALL);
+	disk_cannot_be_read();
 	freed_in_part();
 	without_host_memory();
 	there_and_back();

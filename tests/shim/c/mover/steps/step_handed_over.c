@@ -1,15 +1,16 @@
 /* The driver fails at any one call of a move that hands over, or at all from then on: what has arrived stays on the GPU, the host has
- * the rest, and no word is lost. So with the park of what is left on the GPU.  */
+ * the rest, and no word is lost. So with the park of what is left on the GPU, and where the host has some or all of it on disk.  */
 #include "board.h"
 #include "contents.h"
 #include "harness.h"
+#include "spilling.h"
 #include "streamed.h"
 
 /* More than a window of these moves.  */
 #define BYTES MiB(160)
 #define OVER (AFFINODE_MOVE_STREAM | AFFINODE_MOVE_HAND_OVER)
 
-static unsigned partly, parted;
+static unsigned partly, parted, partly_on_disk;
 static CUresult (*allocate_hidden)(CUdeviceptr *, size_t);
 static CUresult (*free_hidden)(CUdeviceptr);
 
@@ -23,6 +24,18 @@ static void is_parked(size_t free_when_parked, bool gave_back)
 	if (gave_back)
 		CHECK_EQUAL(cuda_free_bytes(), free_when_parked - page.gpus[0].resident_bytes);
 	partly += page.gpus[0].resident_bytes > 0;
+	partly_on_disk += page.gpus[0].resident_bytes > 0 && page.disk_bytes > 0;
+}
+
+/* Whole, in turn in memory, in part on disk, and on disk.  */
+static void park_anywhere(unsigned nth)
+{
+	static const uint64_t most[] = {0, 3 * STREAMED_CHUNK, ALL};
+
+	streamed_change();
+	streamed_park();
+	if (nth % 3)
+		CHECK_EQUAL(controller_reply(controller_spill(most[nth % 3], spill_folder)).status, AFFINODE_OK);
 }
 
 static void come_back(unsigned nth)
@@ -40,8 +53,7 @@ static bool resume_fails_at(const char *plus, unsigned nth)
 	unsigned met;
 	int status;
 
-	streamed_change();
-	streamed_park();
+	park_anywhere(nth);
 	free_when_parked = cuda_free_bytes();
 	board_arm("*:UNKNOWN:%u%s", nth, plus);
 	status = streamed_resume(OVER);
@@ -93,8 +105,7 @@ static bool rest_fails_at(const char *plus, unsigned nth)
 	unsigned met;
 	int status;
 
-	streamed_change();
-	streamed_park();
+	park_anywhere(nth);
 	CHECK_EQUAL(allocate_hidden(&taken, (cuda_free_bytes() - MiB(110)) / MiB(2) * MiB(2)), CUDA_SUCCESS);
 	epoch = controller_command(AFFINODE_COMMAND_RESUME, OVER);
 	PAGE_UNTIL(page.gpus[0].resident_bytes >= MiB(64));
@@ -119,6 +130,7 @@ int main(int argc, char **argv)
 {
 	test_begin(argc, argv, 140);
 	board_make();
+	spilling_begin();
 	cuda_start();
 	*(void **)&allocate_hidden = cuda_hidden("cuMemAlloc_v2");
 	*(void **)&free_hidden = cuda_hidden("cuMemFree_v2");
@@ -127,7 +139,7 @@ int main(int argc, char **argv)
 	streamed_allocate(BYTES);
 	streamed_free_bytes = cuda_free_bytes();
 	board_at_every_call(resume_fails_at, "resume");
-	printf("parked in part %u times\n", partly);
+	printf("parked in part %u times, %u with some of it on disk\n", partly, partly_on_disk);
 	board_at_every_call(park_fails_at, "park");
 	board_at_every_call(rest_fails_at, "the park of the rest");
 	printf("the rest was in part on the GPU %u times\n", parted);
