@@ -1,8 +1,9 @@
 """Random faults on a machine of light kernels: no kernel may be lost or stuck, and no byte wrong.
 
 `python tests/chaos/chaos.py --faults 1000` prints what was injected, at which residencies it hit, and how it ended;
-with `--seed` the same faults are drawn in the same order, as far as processes allow. The suite injects a few
-dozen (test_chaos.py).
+with `--seed` the same faults are drawn in the same order, as far as processes allow. Kernels change places, and host
+memory is short, so that parts of them go to disk. Only kernels with more than a window (256 MiB) hand over host memory:
+`--kernels 6 --mebibytes 640 --host-mib 1500 --gap 8`. The suite injects a few faults (test_chaos.py).
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,13 +40,24 @@ from jupyter_affinode import environment
 if TYPE_CHECKING:
     from live_machine import Machine
 
-WORTH = 3
+WORTH = 3  # kernels for which the GPU has room
+WORTH_WITH_DISK = 2
 AIM_S = 0.5  # a fault waits that long for a kernel in the state it aims at
 ASK_TIMEOUT_S = 2.0
-RECOVER_S = 120.0
+RECOVER_S = 300.0  # much, for a machine that has other work
 CHECK_EVERY = 40
 OLD_SHIM_MIB = 8
 SPILL_MIB = 256  # on disk, of all kernels together: less than they have
+HOST_MIB = 320  # that the controller sees for what is parked and kept, where there is a disk
+DISK_FOLDER = "/var/tmp"  # where /tmp may be memory, to which the product spills nothing
+# What the controller writes of each, so that those of controllers that were killed are counted.
+WRITTEN_OF = {
+    "exchanges": re.compile(r"^.*resume .* others leave the GPU for it", re.M),
+    "hand-overs": re.compile(r"^.* hands its host memory over to ", re.M),
+    "spills": re.compile(r"^.*: [1-9].* written to disk in ", re.M),
+    "failed spills": re.compile(r"^.*the spill of .* failed", re.M),
+    "parts brought back": re.compile(r"^.*resume .* a part of it ", re.M),
+}
 COPY_RATE = "200MiB"  # of the simulated link, so that moves last long enough to be hit
 
 
@@ -59,6 +72,7 @@ class Account:
     words_checked: int = 0
     processes: int = 0
     longest_recovery_s: float = 0.0
+    moves: Counter[str] = field(default_factory=Counter)
 
     def count(self, kind: str, state: str) -> None:
         self.hits.setdefault(kind, Counter())[state] += 1
@@ -72,6 +86,7 @@ class Account:
         for kind, states in sorted(self.hits.items()):
             where = ", ".join(f"{state} {count}" for state, count in sorted(states.items()))
             lines.append(f"  {kind:28} {sum(states.values()):5}   at {where}")
+        lines.append("  " + ", ".join(f"{count} {what}" for what, count in self.moves.items()))
         lines.append(
             f"{self.processes} kernels' processes ran {self.cells} cells and looked at"
             f" {self.words_checked / 1e6:.0f} million words: none wrong; no kernel lost, stuck or out of memory."
@@ -91,21 +106,32 @@ class Chaos:
         servers: int,
         block_s: float = 5.0,
         spill_dir: str = "",
+        mebibytes: int = 0,
+        host_mib: int = HOST_MIB,
     ):
-        """`spill_dir`: where parked memory goes while faults make host memory short."""
+        """`spill_dir`: where parked memory goes when host memory is short, which it is then: `host_mib`.
+
+        `mebibytes`: what each kernel may have on the GPU, rather than a little.
+        """
         self.machine = machine
         self.account = Account(seed)
         self.threads: list[threading.Thread] = []
         # With a disk they have more, since less than LEAST_BYTES (policy/disk.py) never goes there.
-        workload = Workload(mebibytes=48 if spill_dir else 20, think_ms=150, work_ms=5)
+        mebibytes = mebibytes or (48 if spill_dir else 20)
+        # … and think for longer, so that kernels are idle that can change places with waiters.
+        workload = Workload(mebibytes, think_ms=1000 if spill_dir else 150, work_ms=5)
         disk = (f"--spill-dir={spill_dir}", f"--spill-limit-bytes={SPILL_MIB << 20}") if spill_dir else ()
-        machine.simulate(f"{gpu_mib(kernels + f.OLD_SHIMS_MAX, WORTH, workload)}MiB", copy_rate=COPY_RATE)
+        worth = WORTH_WITH_DISK if spill_dir else WORTH
+        machine.simulate(f"{gpu_mib(kernels + f.OLD_SHIMS_MAX, worth, workload)}MiB", copy_rate=COPY_RATE)
         self._clocks = f.Clocks(machine.folder / "clocks")
+        self.disk = f.Disk(Path(spill_dir) if spill_dir else None, machine.folder / "disk")
         machine.environment |= {
             "AFFINODE_SIM_CONTEXT": "1MiB",
             "CHAOS_BLOCK_S": str(block_s),
             "CHAOS_CLOCK": str(machine.folder / "clocks"),
-            "LD_PRELOAD": str(compile_clock(machine.folder)),
+            "CHAOS_DISK": str(machine.folder / "disk"),
+            "CHAOS_HOST_MIB": str(host_mib if spill_dir else 0),
+            "LD_PRELOAD": str(compile_preloaded(machine.folder)),
             "PYTHONPATH": os.pathsep.join(
                 [str(HERE / "hooks"), *filter(None, [os.environ.get("PYTHONPATH")])]
             ),
@@ -228,8 +254,15 @@ class Chaos:
         self.account.cells = sum(board.cells for board in boards)
         self.account.words_checked = sum(board.words_checked for board in boards)
         self.account.processes = len(boards)
+        self.account.moves = self.moves_written_of()
         self.account.lasted_s = time.monotonic() - began
         return self.account
+
+    def moves_written_of(self) -> Counter[str]:
+        """What all controllers wrote of moves."""
+        folder = self.machine.socket.parent
+        text = "".join(path.read_text(errors="replace") for path in folder.glob("node.log*"))
+        return Counter({what: len(pattern.findall(text)) for what, pattern in WRITTEN_OF.items()})
 
     def undo_due(self) -> None:
         while self._due and self._due[0][0] <= time.monotonic():
@@ -284,6 +317,18 @@ class Chaos:
         return bool(answered and answered[0])
 
 
+@contextlib.contextmanager
+def spill_folder(parent: str = DISK_FOLDER) -> Iterator[str]:
+    """A folder for parked memory; "" if there is to be none."""
+    if not parent:
+        yield ""
+        return
+    with tempfile.TemporaryDirectory(prefix="aff-spill-", dir=parent) as folder:
+        inner = Path(folder) / "spill"  # which is taken away at times
+        inner.mkdir()
+        yield str(inner)
+
+
 def is_stopped(pid: int) -> bool:
     """Whether a process is stopped by a signal."""
     try:
@@ -292,10 +337,11 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
-def compile_clock(folder: Path) -> Path:
-    """The library of clock.c."""
-    made = folder / "clock.so"
-    command = [os.environ.get("CC", "cc"), "-O2", "-Wall", "-shared", "-fPIC", str(HERE / "clock.c")]
+def compile_preloaded(folder: Path) -> Path:
+    """The library of clock.c and disk.c."""
+    made = folder / "chaos.so"
+    command = [os.environ.get("CC", "cc"), "-O2", "-Wall", "-shared", "-fPIC"]
+    command += [str(HERE / "clock.c"), str(HERE / "disk.c")]
     done = subprocess.run([*command, "-o", str(made), "-ldl"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return made
@@ -310,15 +356,32 @@ def main() -> None:
     parser.add_argument("--kernels", type=int, default=10)
     parser.add_argument("--servers", type=int, default=2)
     parser.add_argument("--gap", type=float, default=0.3, help="seconds between two faults, on average")
-    parser.add_argument("--spill-dir", default="", help="a folder on a disk for parked memory")
+    parser.add_argument(
+        "--spill-in",
+        default=DISK_FOLDER,
+        help="a folder on a disk: parked memory goes to one made in it, and host memory is short; empty: to none",
+    )
+    parser.add_argument(
+        "--mebibytes", type=int, default=0, help="of each kernel; above 256 they hand over host memory"
+    )
+    parser.add_argument("--host-mib", type=int, default=HOST_MIB, help="host memory, where there is a disk")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32)
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
-    with new_machine() as machine:
-        chaos = Chaos(machine, given.seed, given.kernels, given.servers, spill_dir=given.spill_dir)
+    with new_machine() as machine, spill_folder(given.spill_in) as spill_dir:
+        chaos = Chaos(
+            machine,
+            given.seed,
+            given.kernels,
+            given.servers,
+            spill_dir=spill_dir,
+            mebibytes=given.mebibytes,
+            host_mib=given.host_mib,
+        )
         try:
             print(chaos.run(given.faults, given.gap))
         except AssertionError:
+            chaos.account.moves = chaos.moves_written_of()
             print(chaos.account)
             raise
 

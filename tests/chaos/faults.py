@@ -7,6 +7,7 @@ advance; it hits a kernel that is there.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 import signal
@@ -15,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import floods
@@ -27,6 +29,13 @@ AIMS = ("resident", "parking", "parked", "queued", "resuming")
 JUMPS_S = (1.0, 10.0, 60.0, 3600.0)
 DAY_S = 86400.0
 OLD_SHIMS_MAX = 2
+DISK_ERRORS = (
+    (errno.ENOSPC, 0),
+    (errno.EIO, 0),
+    (0, errno.EIO),
+    (errno.EIO, errno.EIO),
+)  # of writing, of reading
+ERRORS = struct.Struct("=ii")  # `struct errors` of disk.c
 
 
 @dataclass(frozen=True)
@@ -100,6 +109,18 @@ def fill_host_memory(chaos: Chaos, fault: Fault) -> str:
     return state
 
 
+def fail_disk(chaos: Chaos, fault: Fault) -> str:
+    """It is full, cannot be written, cannot be read, or its folder is gone."""
+    _, state = chaos.aim(fault)
+    which = fault.choice % (len(DISK_ERRORS) + 1)
+    if which < len(DISK_ERRORS):
+        chaos.disk.fail(*DISK_ERRORS[which])
+    else:
+        chaos.disk.take_away()
+    chaos.later(3 * fault.amount, chaos.disk.mend)
+    return state
+
+
 def jump_clocks(chaos: Chaos, fault: Fault) -> str:
     """Both clocks forward, as after a pause of a virtual machine; or the time of day, either way."""
     _, state = chaos.aim(fault)
@@ -137,7 +158,7 @@ def start_old_shim(chaos: Chaos, fault: Fault) -> str:
 
 Inject = Callable[["Chaos", Fault], str]
 
-# How often each is drawn, of a hundred.
+# How often each is drawn, beside the others.
 KINDS: dict[str, tuple[int, Inject]] = {
     "kill the controller": (15, kill_controller),
     "stop the controller": (6, stop_controller),
@@ -146,6 +167,7 @@ KINDS: dict[str, tuple[int, Inject]] = {
     "kill a kernel": (16, kill_kernel),
     "stop a kernel": (24, stop_kernel),
     "fill host memory": (8, fill_host_memory),
+    "the disk fails": (8, fail_disk),
     "jump the clocks": (8, jump_clocks),
     "flood the sockets": (8, flood_sockets),
     "an old shim comes": (5, start_old_shim),
@@ -176,6 +198,35 @@ class Clocks:
         self._realtime_ns += int(realtime_s * 1e9)
         with open(self._path, "r+b") as file:
             file.write(struct.pack("=qq", self._monotonic_ns, self._realtime_ns))
+
+
+class Disk:
+    """The folder for parked memory, and the file that disk.c reads."""
+
+    def __init__(self, folder: Path | None, errors: Path):
+        self._folder, self._errors = folder, errors
+        self._errors.write_bytes(bytes(ERRORS.size))
+
+    def fail(self, writing: int, reading: int) -> None:
+        """Answer with these errors from now on, in every process at once; 0: none."""
+        with self._errors.open("r+b") as file:
+            file.write(ERRORS.pack(writing, reading))
+
+    def take_away(self) -> None:
+        """Have no folder; files that are open stay."""
+        if self._folder is not None and self._folder.exists():
+            self._folder.rename(self._elsewhere)
+
+    def mend(self) -> None:
+        """Have everything as it was."""
+        self.fail(0, 0)
+        if self._folder is not None and self._elsewhere.exists():
+            self._elsewhere.rename(self._folder)
+
+    @property
+    def _elsewhere(self) -> Path:
+        assert self._folder is not None
+        return self._folder.with_name(f"{self._folder.name}-elsewhere")
 
 
 def send(pid: int, number: signal.Signals) -> bool:

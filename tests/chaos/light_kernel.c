@@ -140,11 +140,12 @@ static void add(struct block *block)
 	}
 }
 
+/* Once it has half of what it may have, it mostly works with that, and comes back for it when it was parked.  */
 static void act(void)
 {
 	struct block *block = &blocks[pick(BLOCKS)];
 
-	switch (pick(8)) {
+	switch (pick(held() < limit / 2 ? 8 : 32)) {
 	case 0:
 	case 1:
 		return allocate(block);
