@@ -246,20 +246,26 @@ async def becomes(condition):
         await asyncio.sleep(0.005)
 
 
-def with_stock(body, **options):
-    """Run `await body(stock)`; afterwards no file is left open."""
+def with_stock(**options):
+    """Run the test with a stock of its own, made with these options; afterwards no file is left open."""
 
-    async def run():
-        stock = LotStock(logging.getLogger("test"), lambda: None, **options)
-        try:
-            await body(stock)
-        finally:
-            stock.close()
-            stock._thread.shutdown()  # it may still free some
+    def decorate(test):
+        async def run():
+            stock = LotStock(logging.getLogger("test"), lambda: None, **options)
+            try:
+                await test(stock)
+            finally:
+                stock.close()
+                stock._thread.shutdown()  # it may still free some
 
-    before = descriptors()
-    asyncio.run(run())
-    assert descriptors() == before
+        def run_test():
+            before = descriptors()
+            asyncio.run(run())
+            assert descriptors() == before
+
+        return run_test
+
+    return decorate
 
 
 async def filled(stock, settings=LOTS, host=PLENTY, mapped=NONE_YET, wanted=0):
@@ -271,214 +277,180 @@ async def filled(stock, settings=LOTS, host=PLENTY, mapped=NONE_YET, wanted=0):
         await stock._making
 
 
-def test_the_stock_is_filled_up_to_its_bound_and_no_further():
-    async def body(stock):
-        await filled(stock)
-        assert stock.ready_bytes == 64 * MIB
-        stock.give(borrower(1), 1)
-        await filled(stock)
-        assert (stock.ready_bytes, stock.given_bytes) == (0, 64 * MIB)  # what is given counts
-
-    with_stock(body)
+@with_stock()
+async def test_the_stock_is_filled_up_to_its_bound_and_no_further(stock):
+    await filled(stock)
+    assert stock.ready_bytes == 64 * MIB
+    stock.give(borrower(1), 1)
+    await filled(stock)
+    assert (stock.ready_bytes, stock.given_bytes) == (0, 64 * MIB)  # what is given counts
 
 
-def test_lots_of_an_earlier_controller_count_too():
-    async def body(stock):
-        stock.look(LOTS, PLENTY, {1: 32 * MIB}, 0, time.monotonic())
-        assert stock._making is None
-
-    with_stock(body)
+@with_stock()
+async def test_lots_of_an_earlier_controller_count_too(stock):
+    stock.look(LOTS, PLENTY, {1: 32 * MIB}, 0, time.monotonic())
+    assert stock._making is None
 
 
-def test_under_pressure_what_was_not_handed_out_is_given_back():
-    async def body(stock):
-        await filled(stock)
-        stock.look(LOTS.changed(host_reserve_bytes=GIB), HostMemory(64 * GIB, GIB - MIB), {}, 0, 0.0)
-        assert stock.ready_bytes == 0
-        assert stock._making is None or not await stock._making
-
-    with_stock(body)
+@with_stock()
+async def test_under_pressure_what_was_not_handed_out_is_given_back(stock):
+    await filled(stock)
+    stock.look(LOTS.changed(host_reserve_bytes=GIB), HostMemory(64 * GIB, GIB - MIB), {}, 0, 0.0)
+    assert stock.ready_bytes == 0
+    assert stock._making is None or not await stock._making
 
 
-def test_a_smaller_bound_gives_back_what_is_over_it():
-    async def body(stock):
-        await filled(stock)
-        stock.look(LOTS.changed(lot_bytes=0), PLENTY, {}, 0, time.monotonic())
-        assert stock.ready == []
-
-    with_stock(body)
+@with_stock()
+async def test_a_smaller_bound_gives_back_what_is_over_it(stock):
+    await filled(stock)
+    stock.look(LOTS.changed(lot_bytes=0), PLENTY, {}, 0, time.monotonic())
+    assert stock.ready == []
 
 
-def test_a_lot_that_comes_back_is_lent_again_on_a_users_own_controller():
-    async def body(stock):
-        await filled(stock)
-        ((number, lot),) = stock.give(borrower(7), 10 * MIB)
-        stock.take_back(7, number)
-        ((again, same),) = stock.give(borrower(8), 10 * MIB)
-        assert (again, same) == (1, lot) and not cut(lot.descriptor)
-
-    with_stock(body)
+@with_stock()
+async def test_a_lot_that_comes_back_is_lent_again_on_a_users_own_controller(stock):
+    await filled(stock)
+    ((number, lot),) = stock.give(borrower(7), 10 * MIB)
+    stock.take_back(7, number)
+    ((again, same),) = stock.give(borrower(8), 10 * MIB)
+    assert (again, same) == (1, lot) and not cut(lot.descriptor)
 
 
-def test_a_lot_that_comes_back_is_freed_on_a_controller_of_all_users_and_a_fresh_one_takes_its_place():
+@with_stock(is_shared=True)
+async def test_a_lot_that_comes_back_is_freed_on_a_controller_of_all_users_and_a_fresh_one_takes_its_place(
+    stock,
+):
     forgotten = []
-
-    async def body(stock):
-        await filled(stock)
-        ((number, lot),) = stock.give(borrower(7, forget=forgotten.append), 10 * MIB)
-        theirs = os.dup(lot.descriptor)
-        os.pwrite(theirs, b"secret", 0)
-        stock.take_back(7, number)
-        assert forgotten == [lot]
-        await becomes(lambda: cut(theirs))
-        await filled(stock)
-        ((again, fresh),) = stock.give(borrower(8), 10 * MIB)
-        assert (again, os.pread(fresh.descriptor, 6, 0)) == (1, bytes(6))
-        os.close(theirs)
-
-    with_stock(body, is_shared=True)
+    await filled(stock)
+    ((number, lot),) = stock.give(borrower(7, forget=forgotten.append), 10 * MIB)
+    theirs = os.dup(lot.descriptor)
+    os.pwrite(theirs, b"secret", 0)
+    stock.take_back(7, number)
+    assert forgotten == [lot]
+    await becomes(lambda: cut(theirs))
+    await filled(stock)
+    ((again, fresh),) = stock.give(borrower(8), 10 * MIB)
+    assert (again, os.pread(fresh.descriptor, 6, 0)) == (1, bytes(6))
+    os.close(theirs)
 
 
-def test_a_process_gets_what_it_has_mapped_first():
-    async def body(stock):
-        await filled(stock, LOTS.changed(lot_bytes=512 * MIB))
-        first, second = stock.give(borrower(7, forget=lambda lot: None), 512 * MIB)
-        stock.give(borrower(8), MIB)
-        stock.take_back(7, second[0])
-        stock.take_back(7, first[0])
-        stock.ready[0].mapped_by.clear()
-        assert stock.give(borrower(7), MIB)[0][1] is first[1]
-
-    with_stock(body)
+@with_stock()
+async def test_a_process_gets_what_it_has_mapped_first(stock):
+    await filled(stock, LOTS.changed(lot_bytes=512 * MIB))
+    first, second = stock.give(borrower(7, forget=lambda lot: None), 512 * MIB)
+    stock.give(borrower(8), MIB)
+    stock.take_back(7, second[0])
+    stock.take_back(7, first[0])
+    stock.ready[0].mapped_by.clear()
+    assert stock.give(borrower(7), MIB)[0][1] is first[1]
 
 
-def test_a_lot_that_no_process_has_is_cut_for_want_of_room_and_unmapped():
+@with_stock()
+async def test_a_lot_that_no_process_has_is_cut_for_want_of_room_and_unmapped(stock):
     forgotten = []
-
-    async def body(stock):
-        await filled(stock)
-        ((number, lot),) = stock.give(borrower(7, forget=forgotten.append), 10 * MIB)
-        theirs = os.dup(lot.descriptor)
-        stock.take_back(7, number)
-        stock.make_room(MIB, PLENTY)
-        assert forgotten == [] and not cut(theirs)
-        stock.make_room(MIB, HostMemory(64 * GIB, 0))
-        assert forgotten == [lot] and stock.ready_bytes == 0
-        await becomes(lambda: cut(theirs))
-        os.close(theirs)
-
-    with_stock(body)
+    await filled(stock)
+    ((number, lot),) = stock.give(borrower(7, forget=forgotten.append), 10 * MIB)
+    theirs = os.dup(lot.descriptor)
+    stock.take_back(7, number)
+    stock.make_room(MIB, PLENTY)
+    assert forgotten == [] and not cut(theirs)
+    stock.make_room(MIB, HostMemory(64 * GIB, 0))
+    assert forgotten == [lot] and stock.ready_bytes == 0
+    await becomes(lambda: cut(theirs))
+    os.close(theirs)
 
 
-def test_a_lot_that_is_lent_is_never_cut_for_want_of_room():
-    async def body(stock):
-        await filled(stock)
-        ((_, lot),) = stock.give(borrower(7, forget=lambda lot: None), 10 * MIB)
-        stock.make_room(64 * GIB, HostMemory(64 * GIB, 0))
-        stock.look(
-            LOTS.changed(lot_bytes=0, host_reserve_bytes=GIB), HostMemory(64 * GIB, 0), NONE_YET, 0, 1e9
-        )
-        assert stock.given_bytes == 64 * MIB and not cut(lot.descriptor)
-
-    with_stock(body)
+@with_stock()
+async def test_a_lot_that_is_lent_is_never_cut_for_want_of_room(stock):
+    await filled(stock)
+    ((_, lot),) = stock.give(borrower(7, forget=lambda lot: None), 10 * MIB)
+    stock.make_room(64 * GIB, HostMemory(64 * GIB, 0))
+    stock.look(LOTS.changed(lot_bytes=0, host_reserve_bytes=GIB), HostMemory(64 * GIB, 0), NONE_YET, 0, 1e9)
+    assert stock.given_bytes == 64 * MIB and not cut(lot.descriptor)
 
 
-def test_without_a_setting_the_stock_is_what_parks_may_soon_take_and_half_of_what_is_free():
+@with_stock()
+async def test_without_a_setting_the_stock_is_what_parks_may_soon_take_and_half_of_what_is_free(stock):
     auto = LOTS.changed(lot_bytes=None)
-
-    async def body(stock):
-        for wanted, host, ready in (
-            (255 * MIB, PLENTY, 0),  # less is not worth it
-            (600 * MIB, HostMemory(64 * GIB, 700 * MIB), 256 * MIB),
-            (600 * MIB, PLENTY, 512 * MIB),
-        ):
-            await filled(stock, auto, host, wanted=wanted)
-            assert stock.ready_bytes == ready
-        now = time.monotonic()
-        for wanted, later, ready in (
-            (256 * MIB, 0, 512 * MIB),
-            (512 * MIB, UNWANTED_S - 1, 512 * MIB),
-            (256 * MIB, 2 * UNWANTED_S - 2, 512 * MIB),
-            (256 * MIB, 2 * UNWANTED_S, 256 * MIB),
-        ):
-            stock.look(auto, PLENTY, NONE_YET, wanted, now + later)
-            assert stock.ready_bytes == ready
-
-    with_stock(body)
+    for wanted, host, ready in (
+        (255 * MIB, PLENTY, 0),  # less is not worth it
+        (600 * MIB, HostMemory(64 * GIB, 700 * MIB), 256 * MIB),
+        (600 * MIB, PLENTY, 512 * MIB),
+    ):
+        await filled(stock, auto, host, wanted=wanted)
+        assert stock.ready_bytes == ready
+    now = time.monotonic()
+    for wanted, later, ready in (
+        (256 * MIB, 0, 512 * MIB),
+        (512 * MIB, UNWANTED_S - 1, 512 * MIB),
+        (256 * MIB, 2 * UNWANTED_S - 2, 512 * MIB),
+        (256 * MIB, 2 * UNWANTED_S, 256 * MIB),
+    ):
+        stock.look(auto, PLENTY, NONE_YET, wanted, now + later)
+        assert stock.ready_bytes == ready
 
 
-def test_a_process_can_give_back_only_what_it_has():
-    async def body(stock):
-        await filled(stock)
-        ((number, lot),) = stock.give(borrower(1), MIB)
-        for key, wrong in ((2, number), (1, number + 1)):
-            stock.take_back(key, wrong)
-        assert os.fstat(lot.descriptor).st_size == 64 * MIB
-        stock.take_back(1, number)
-        stock.take_back(1, number)
-        assert stock.given_bytes == 0
-
-    with_stock(body)
+@with_stock()
+async def test_a_process_can_give_back_only_what_it_has(stock):
+    await filled(stock)
+    ((number, lot),) = stock.give(borrower(1), MIB)
+    for key, wrong in ((2, number), (1, number + 1)):
+        stock.take_back(key, wrong)
+    assert os.fstat(lot.descriptor).st_size == 64 * MIB
+    stock.take_back(1, number)
+    stock.take_back(1, number)
+    assert stock.given_bytes == 0
 
 
-def test_a_process_that_connects_again_keeps_its_lots_and_they_count():
-    async def body(stock):
-        await filled(stock)
-        ((_, lot),) = stock.give(borrower(1), MIB)
-        theirs = os.dup(lot.descriptor)
-        stock.follow(2, 1)  # it said HELLO again, and has another key now
-        for says in (64 * MIB, 0):  # whatever it says
-            await filled(stock, mapped={2: says})
-            assert (os.fstat(theirs).st_size, stock.held_bytes(2), stock.given_bytes) == (64 * MIB,) * 3
-            assert stock.ready_bytes == 0
-        os.close(theirs)
-
-    with_stock(body)
+@with_stock()
+async def test_a_process_that_connects_again_keeps_its_lots_and_they_count(stock):
+    await filled(stock)
+    ((_, lot),) = stock.give(borrower(1), MIB)
+    theirs = os.dup(lot.descriptor)
+    stock.follow(2, 1)  # it said HELLO again, and has another key now
+    for says in (64 * MIB, 0):  # whatever it says
+        await filled(stock, mapped={2: says})
+        assert (os.fstat(theirs).st_size, stock.held_bytes(2), stock.given_bytes) == (64 * MIB,) * 3
+        assert stock.ready_bytes == 0
+    os.close(theirs)
 
 
-def test_lots_count_until_their_process_has_ended_and_are_cut_then():
+@with_stock()
+async def test_lots_count_until_their_process_has_ended_and_are_cut_then(stock):
     """One that hung up, or was silent, may hold tensors in it; and more than it says."""
-
-    async def body(stock):
-        process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-        await filled(stock)
-        ((_, lot),) = stock.give(
-            borrower(1, watch=lambda on_end: ProcessWatch(os.pidfd_open(process.pid), on_end)), MIB
-        )
-        theirs = os.dup(lot.descriptor)
-        await filled(stock, mapped={})  # it is not heard of any more
-        assert (os.fstat(theirs).st_size, stock.given_bytes, stock.ready_bytes) == (64 * MIB, 64 * MIB, 0)
-        process.communicate()
-        await becomes(lambda: cut(theirs))
-        await filled(stock, mapped={})
-        assert (stock.given_bytes, stock.ready_bytes) == (0, 64 * MIB)
-        os.close(theirs)
-
-    with_stock(body)
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    await filled(stock)
+    ((_, lot),) = stock.give(
+        borrower(1, watch=lambda on_end: ProcessWatch(os.pidfd_open(process.pid), on_end)), MIB
+    )
+    theirs = os.dup(lot.descriptor)
+    await filled(stock, mapped={})  # it is not heard of any more
+    assert (os.fstat(theirs).st_size, stock.given_bytes, stock.ready_bytes) == (64 * MIB, 64 * MIB, 0)
+    process.communicate()
+    await becomes(lambda: cut(theirs))
+    await filled(stock, mapped={})
+    assert (stock.given_bytes, stock.ready_bytes) == (0, 64 * MIB)
+    os.close(theirs)
 
 
-def test_a_process_whose_end_cannot_be_seen_gets_no_lots():
+@with_stock()
+async def test_a_process_whose_end_cannot_be_seen_gets_no_lots(stock):
     def cannot(on_end):
         raise ProcessLookupError("it has ended")
 
-    async def body(stock):
-        await filled(stock)
-        assert stock.give(borrower(1, watch=cannot), MIB) == []
-        assert stock.ready_bytes == 64 * MIB
-
-    with_stock(body)
+    await filled(stock)
+    assert stock.give(borrower(1, watch=cannot), MIB) == []
+    assert stock.ready_bytes == 64 * MIB
 
 
-def test_a_controller_that_ends_leaves_processes_their_lots():
-    async def body(stock):
-        await filled(stock)
-        ((_, lot),) = stock.give(borrower(1), MIB)
-        theirs = os.dup(lot.descriptor)
-        stock.close()
-        assert os.fstat(theirs).st_size == 64 * MIB
-        os.close(theirs)
-
-    with_stock(body)
+@with_stock()
+async def test_a_controller_that_ends_leaves_processes_their_lots(stock):
+    await filled(stock)
+    ((_, lot),) = stock.give(borrower(1), MIB)
+    theirs = os.dup(lot.descriptor)
+    stock.close()
+    assert os.fstat(theirs).st_size == 64 * MIB
+    os.close(theirs)
 
 
 @pytest.mark.parametrize(
@@ -500,7 +472,7 @@ def test_a_lot_that_cannot_be_made_is_tried_again_later_only(error):
         await stock._making
         assert len(tries) == 2
 
-    with_stock(body, make=fail)
+    with_stock(make=fail)(body)()
 
 
 # ---- promises
@@ -515,81 +487,70 @@ def promised_to(key, lent):
     return Borrower(key, watch_us, lambda lot: None, sent(lent))
 
 
-def test_a_promise_is_kept_by_what_is_ready_what_comes_back_and_what_is_made():
+@with_stock()
+async def test_a_promise_is_kept_by_what_is_ready_what_comes_back_and_what_is_made(stock):
     lent = []
-
-    async def body(stock):
-        await filled(stock, LOTS.changed(lot_bytes=512 * MIB))
-        ((number, lot), _) = stock.give(borrower(8), 512 * MIB)
-        stock.take_back(8, number)
-        stock.promise(promised_to(7, lent), 544 * MIB)
-        assert [each for _, each in lent] == [lot], "what was ready"
-        stock.take_back(8, 2)
-        assert len(lent) == 2, "at once, without a look at anything else"
-        await becomes(lambda: len(lent) == 3)
-        assert [each.bytes // MIB for _, each in lent] == [256, 256, 32]
-        assert stock.promised() == {} and stock.held_bytes(7) == 544 * MIB
-
-    with_stock(body)
+    await filled(stock, LOTS.changed(lot_bytes=512 * MIB))
+    ((number, lot), _) = stock.give(borrower(8), 512 * MIB)
+    stock.take_back(8, number)
+    stock.promise(promised_to(7, lent), 544 * MIB)
+    assert [each for _, each in lent] == [lot], "what was ready"
+    stock.take_back(8, 2)
+    assert len(lent) == 2, "at once, without a look at anything else"
+    await becomes(lambda: len(lent) == 3)
+    assert [each.bytes // MIB for _, each in lent] == [256, 256, 32]
+    assert stock.promised() == {} and stock.held_bytes(7) == 544 * MIB
 
 
-def test_lots_are_made_for_a_promise_where_users_are_several_and_each_is_lent_once():
+@with_stock(is_shared=True)
+async def test_lots_are_made_for_a_promise_where_users_are_several_and_each_is_lent_once(stock):
     """No setting says that the controller has any: what is lent for a moment counts as the user's."""
     lent, others = [], []
-
-    async def body(stock):
-        await filled(stock, LOTS.changed(lot_bytes=None))
-        stock.promise(promised_to(7, lent), 64 * MIB)
-        await becomes(lambda: lent)
-        ((number, lot),) = lent
-        theirs = os.dup(lot.descriptor)
-        os.pwrite(theirs, b"secret", 0)
-        stock.promise(promised_to(8, others), 64 * MIB)
-        stock.take_back(7, number)
-        await becomes(lambda: others and cut(theirs))
-        ((_, fresh),) = others
-        assert os.pread(fresh.descriptor, 6, 0) == bytes(6)
-        assert stock.ready_bytes == 0
-        os.close(theirs)
-
-    with_stock(body, is_shared=True)
+    await filled(stock, LOTS.changed(lot_bytes=None))
+    stock.promise(promised_to(7, lent), 64 * MIB)
+    await becomes(lambda: lent)
+    ((number, lot),) = lent
+    theirs = os.dup(lot.descriptor)
+    os.pwrite(theirs, b"secret", 0)
+    stock.promise(promised_to(8, others), 64 * MIB)
+    stock.take_back(7, number)
+    await becomes(lambda: others and cut(theirs))
+    ((_, fresh),) = others
+    assert os.pread(fresh.descriptor, 6, 0) == bytes(6)
+    assert stock.ready_bytes == 0
+    os.close(theirs)
 
 
-def test_no_more_is_lent_when_a_promise_has_ended():
+@with_stock()
+async def test_no_more_is_lent_when_a_promise_has_ended(stock):
     lent = []
-
-    async def body(stock):
-        await filled(stock)
-        ((number, _),) = stock.give(borrower(8), MIB)
-        stock._left_bytes = lambda: 0
-        stock.promise(promised_to(7, lent), 128 * MIB)
-        stock.end_promise(7)
-        stock.take_back(8, number)
-        assert lent == [] and stock.ready_bytes == 64 * MIB
-        await becomes(lambda: stock._keeping is None)
-
-    with_stock(body)
+    await filled(stock)
+    ((number, _),) = stock.give(borrower(8), MIB)
+    stock._left_bytes = lambda: 0
+    stock.promise(promised_to(7, lent), 128 * MIB)
+    stock.end_promise(7)
+    stock.take_back(8, number)
+    assert lent == [] and stock.ready_bytes == 64 * MIB
+    await becomes(lambda: stock._keeping is None)
 
 
-def test_a_process_that_has_ended_or_connected_again_is_promised_nothing():
-    async def body(stock):
-        stock._left_bytes = lambda: 0
-        for key in (1, 7, 8):
-            stock.promise(promised_to(key, []), MIB)
-        stock.follow(9, 7)
-        stock.look(LOTS, PLENTY, {8: 0}, 0, time.monotonic())
-        assert stock.promised() == {8: MIB}
-        process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-        ends = Borrower(8, lambda on_end: ProcessWatch(os.pidfd_open(process.pid), on_end))
-        stock.end_promise(8)
-        del stock._left_bytes
-        stock.promise(ends, 512 * MIB)
-        await becomes(lambda: stock.held_bytes(8))
-        stock._left_bytes = lambda: 0
-        process.communicate()
-        await becomes(lambda: stock.promised() == {})
-
-    with_stock(body)
+@with_stock()
+async def test_a_process_that_has_ended_or_connected_again_is_promised_nothing(stock):
+    stock._left_bytes = lambda: 0
+    for key in (1, 7, 8):
+        stock.promise(promised_to(key, []), MIB)
+    stock.follow(9, 7)
+    stock.look(LOTS, PLENTY, {8: 0}, 0, time.monotonic())
+    assert stock.promised() == {8: MIB}
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    ends = Borrower(8, lambda on_end: ProcessWatch(os.pidfd_open(process.pid), on_end))
+    stock.end_promise(8)
+    del stock._left_bytes
+    stock.promise(ends, 512 * MIB)
+    await becomes(lambda: stock.held_bytes(8))
+    stock._left_bytes = lambda: 0
+    process.communicate()
+    await becomes(lambda: stock.promised() == {})
 
 
 def test_what_is_lent_never_comes_out_of_the_reserve_or_of_what_others_may_take(monkeypatch):
@@ -625,7 +586,7 @@ def test_what_is_lent_never_comes_out_of_the_reserve_or_of_what_others_may_take(
             assert stock.held_bytes(7) == held * MIB
         assert stock.promised() == {}
 
-    with_stock(body, spoken_for=lambda: spoken_for, make=make)
+    with_stock(spoken_for=lambda: spoken_for, make=make)(body)()
 
 
 # ---- over the link
