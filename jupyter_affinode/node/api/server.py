@@ -241,7 +241,6 @@ ROUTES: list[tuple[str, type[Handler]]] = [
     (rf"{_PREFIX}/events", EventsHandler),
     (rf"{_PREFIX}/report", ReportHandler),
     (rf"{_PREFIX}/audit", AuditHandler),
-    (rf"{_PREFIX}/metrics", MetricsHandler),
     (r"/metrics", MetricsHandler),
     (r".*", UnknownHandler),
 ]
