@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import re
 import socket
 from collections import deque
 from typing import Any
@@ -14,7 +13,7 @@ from tornado.http1connection import HTTP1ServerConnection
 from tornado.httpserver import HTTPServer
 from tornado.iostream import IOStream
 from tornado.netutil import add_accept_handler
-from tornado.web import Application, RequestHandler
+from tornado.web import Application
 
 from ...settings.declaration import SettingsRefused
 from ..controller import Controller
@@ -244,19 +243,3 @@ ROUTES: list[tuple[str, type[Handler]]] = [
     (r"/metrics", MetricsHandler),
     (r".*", UnknownHandler),
 ]
-
-
-def openapi_paths() -> dict[str, set[str]]:
-    """The served paths as OpenAPI writes them, each with its methods; for the test of the description."""
-    paths: dict[str, set[str]] = {}
-    for pattern, handler in ROUTES:
-        if handler is UnknownHandler:
-            continue
-        path = pattern.replace(f"({KERNEL_ID})", "{kernel_id}")
-        methods = [name for name in ("get", "put", "post", "patch", "delete") if _defines(handler, name)]
-        paths[re.sub(r"\\", "", path)] = set(methods)
-    return paths
-
-
-def _defines(handler: type[Handler], method: str) -> bool:
-    return getattr(handler, method) is not getattr(RequestHandler, method)
