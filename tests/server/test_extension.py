@@ -264,9 +264,7 @@ def test_the_machines_controller_keeps_its_policy_though_the_server_is_an_admini
     machine.start_controller("--system", "--settle=0.1")
     before = machine.node()["settings"]
     server.start("--AffinodeExtension.park_when=idle", "--AffinodeExtension.idle_timeout_s=7")
-    wait_until(
-        lambda: "AffinodeExtension.park_when, idle_timeout_s has no effect" in server.log(), timeout=15
-    )
+    wait_until(lambda: "AffinodeExtension.park_when, idle_timeout_s has no effect" in server.log())
     wait_until(lambda: server.affinode()[1]["available"])
     assert machine.node()["settings"] == before
 

@@ -53,7 +53,7 @@ class SimulatedMachine:
             text=True,
         )
 
-    def run(self, code: str, *arguments: str, timeout: float = 20) -> list[str]:
+    def run(self, code: str, *arguments: str, timeout: float = 200) -> list[str]:
         """Run a program to its end, which must be a good one; the lines it printed."""
         process = self.start(code, *arguments)
         try:
