@@ -12,9 +12,11 @@ import run
 RUN = Path(run.__file__)
 # Tests of jupyter_server and ipykernel were not written to run beside each other.
 SIDE_BY_SIDE = "--numprocesses=2"
-# Of jupyter_client: a kernel for each message that a client can send, half of the time; what gives a kernel some
-# seconds to end or to come back, whatever else the machine does; and connections to other machines.
-LEFT_OUT = "test_client.py or test_restarter.py or ShutDownGracefully or test_ssh.py"
+# Of jupyter_client: a kernel for each message that a client can send, half of the time; many kernels at once or one
+# after the other, and all again with IPC; what gives a kernel some seconds to end or to come back, whatever else the
+# machine does; and connections to other machines.
+MANY = "start_sequence or start_parallel or ipc"
+LEFT_OUT = f"test_client.py or test_restarter.py or {MANY} or ShutDownGracefully or test_ssh.py"
 SUITES = [
     pytest.param("jupyter_client", [SIDE_BY_SIDE, "-k", f"not ({LEFT_OUT})"], id="jupyter_client"),
     pytest.param(
