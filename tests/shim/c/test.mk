@@ -131,8 +131,13 @@ $(TEST_RUNS): run/%: $(SHIM) $(TEST_FILES) $(TEST_BUILD)/%
 test: $(TEST_RUNS)
 test-quick: $(TEST_QUICK:%=run/%)
 
-# What an earlier build depended on may have moved since. A rule each: of one for all make believes that it makes all three.
-$(TEST_FOLDER)/%.c: ;
-$(TEST_FOLDER)/%.cc: ;
-$(TEST_FOLDER)/%.h: ;
+# Of a source that has moved, make would look for the old path or take the old object for the new source's (vpath finds what
+# a list of dependencies names). Headers may move: -MP.
+TEST_BUILT_FROM := $(or $(shell cat $(TEST_BUILD)/sources 2>/dev/null),nothing)
+ifneq ($(filter-out $(TEST_SOURCES),$(TEST_BUILT_FROM)),)
+$(shell rm -f $(TEST_FLAVOURS:%=$(TEST_BUILD)/%/*.[od]))
+endif
+ifneq ($(TEST_SOURCES),$(TEST_BUILT_FROM))
+$(shell mkdir -p $(TEST_BUILD) && echo $(TEST_SOURCES) >$(TEST_BUILD)/sources)
+endif
 -include $(wildcard $(TEST_BUILD)/*/*.d $(TEST_BUILD)/*/shim/*/*.d $(TEST_BUILD)/*/shim/*/*/*.d)
