@@ -1,0 +1,8 @@
+"""Where the machines are that the policy is tried on."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "simulation"))
