@@ -2,8 +2,8 @@
 
 `python tests/chaos/chaos.py --faults 1000` prints what was injected, at which residencies it hit, and how it ended;
 with `--seed` the same faults are drawn in the same order, as far as processes allow. Kernels change places, and host
-memory is short, so that parts of them go to disk. Only kernels with more than a window (256 MiB) hand over host memory:
-`--kernels 6 --mebibytes 640 --host-mib 1500 --gap 8`. The suite injects a few faults (test_chaos.py).
+memory is short, so that parts of them go to disk. Only kernels with more than a window (256 MiB) hand over host memory,
+which these are not. The suite injects a few faults (test_chaos.py).
 """
 
 from __future__ import annotations

@@ -65,7 +65,9 @@ def _may_go(kernel: Kernel) -> bool:
 def _parked_in_part(plan: Plan, but: Kernel) -> Iterator[Kernel]:
     """Yield the kernels that were parked in part, as if what they have on the GPU were all."""
     for kernel in plan.candidates.parked_in_part:
-        can = kernel.may_hand_over and kernel.residency in AWAY and kernel.retry_at <= plan.now
+        # What its rest takes is not known from a park that came to nothing, so time must do.
+        retry_at = max(kernel.retry_at, kernel.host.retry_at)
+        can = kernel.may_hand_over and kernel.residency in AWAY and retry_at <= plan.now
         if can and kernel is not but and plan.is_free(kernel):
             yield kernel.rest
 

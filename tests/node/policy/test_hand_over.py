@@ -193,6 +193,13 @@ def test_the_rest_of_one_that_no_call_waits_for_goes_first():
     assert handed(found) == [("half", "waiter")]
 
 
+def test_a_rest_for_which_host_memory_was_short_is_not_parked_again_at_once():
+    half = in_part("half", 8, 2)
+    assert handed(decide(NOW, node(half, waiter(), host=free_host(GIB)), NEEDED)) == [("half", "waiter")]
+    short = replace(half, host=replace(half.host, retry_at=NOW + 1))
+    assert parks(decide(NOW, node(short, waiter(), host=free_host(GIB)), NEEDED)) == []
+
+
 def test_where_there_is_host_memory_the_rest_is_parked_and_the_waiter_comes_later():
     found = decide(NOW, node(in_part("half", 8, 2), waiter(), host=free_host(9 * GIB)), NEEDED)
     (park,) = parks(found)
