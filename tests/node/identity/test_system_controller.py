@@ -24,8 +24,7 @@ from jupyter_affinode.node.identity.access import EveryUserAccess
 from jupyter_affinode.node.metrics.history_options import HistoryOptions
 
 ALICE, BOB, CAROL, STAFF = 61001, 61002, 61003, 61100
-HERE = Path(__file__).parent
-SUPPORT = HERE.parent / "support"
+SUPPORT = Path(__file__).parents[1] / "support"
 
 
 @pytest.fixture
@@ -161,11 +160,11 @@ def run_attack(machine, start_victim, start_attacker, ids):
     """Everything that the attacker can do leaves the victim's kernel as it is, and served."""
     folder = str(machine.socket.parent)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    victim = start_victim([sys.executable, str(HERE / "victim.py"), folder, "secret"], pipes)
+    victim = start_victim([sys.executable, str(SUPPORT / "victim.py"), folder, "secret"], pipes)
     assert victim.stdout.readline().strip() == "ready"
     status, before = talk(victim, "GET /kernels/secret")
     assert status == 200
-    attacker = start_attacker([sys.executable, str(HERE / "attacker.py"), folder, "secret", *ids], pipes)
+    attacker = start_attacker([sys.executable, str(SUPPORT / "attacker.py"), folder, "secret", *ids], pipes)
     done = json.loads(attacker.stdout.readline())
     print(f"seed {done['mutate']['seed']}")
     seen = done["look"]["text"]

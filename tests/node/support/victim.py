@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "support"), str(Path(__file__).parents[2])]
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
 from fake_shim import MIB, FakeShim  # noqa: E402
 from live_machine import UnixConnection  # noqa: E402

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from urllib.parse import quote
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+sys.path.insert(0, str(Path(__file__).parent))
 
 import fake_shim
 from fake_shim import MIB, FakePage, grant_pieces, hello, notify, reply, request, send
