@@ -15,7 +15,7 @@ from scenes import NEVER_S, Actor, SameMoves, Scene, SceneKernel
 
 from jupyter_affinode.node.model.actions import Park, Trim
 from jupyter_affinode.node.model.snapshot import Host, Residency
-from jupyter_affinode.node.policy.host_memory import CGROUP_RESERVE, CUSHION, with_margin
+from jupyter_affinode.node.policy.host_memory import CGROUP_RESERVE, CUSHION, SLAB_BYTES, with_margin
 from jupyter_affinode.planner.model.simulated_kernel import SimulatedKernel
 from jupyter_affinode.settings.policy import GIB, Settings
 
@@ -146,7 +146,7 @@ class ShortHost(Scene):
         for place in ("", *self.limits) if parked else ():
             inside = [kernel for kernel in self.kernels if not place or place in places(kernel)]
             takes = sum(
-                each.movable - each.kept + each.context_bytes * each.leaves
+                -(-(each.movable - each.kept) // SLAB_BYTES) * SLAB_BYTES + each.context_bytes * each.leaves
                 for each in parked
                 if each in inside
             )
