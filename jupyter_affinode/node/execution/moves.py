@@ -283,7 +283,10 @@ class Moves:
         kernel.last_move.lasted_s = now - move.began
         forget_trim(kernel)
         self._state.refresh(now)
-        self._state.gpus.move_ended(kernel.by_gpu(), now)
+        gpus = kernel.by_gpu().items()
+        self._state.gpus.move_ended(
+            [uuid for uuid, gpu in gpus if gpu.resident_bytes or gpu.parked_bytes], now
+        )
         failed = failure(move, kernel)
         if failed is None:
             self._look_where_it_is(kernel, move)

@@ -15,6 +15,10 @@ from .preemption import make_room_when_full
 from .scheduling_pass import HostMemory, Plan
 from .victim_selection import is_nothing, select_victims, subtract
 
+SETTLES_WITHIN_S = (
+    10.0  # a head that has waited for longer does not wait for a GPU on which kernels always move
+)
+
 
 def reclaim(plan: Plan, short: Mapping[str, int], head: Waiter, place: int) -> None:
     """Park enough for the head of a line, which is at `place` in the queue.
@@ -27,7 +31,10 @@ def reclaim(plan: Plan, short: Mapping[str, int], head: Waiter, place: int) -> N
     those that were parked for it. Where it will do once moves under way have ended, no other kernel is parked until
     then. Where it will not do even so, the head blocks no other: a kernel that resumes gives back host memory.
     """
-    if plan.is_outdated(short) or is_for_later(plan, head, short):
+    may_settle = (
+        plan.now - head.since < SETTLES_WITHIN_S
+    )  # moves are processes' own, which may go on for ever
+    if may_settle and (plan.is_outdated(short) or is_for_later(plan, head, short)):
         return
     missing = dict(short)
 

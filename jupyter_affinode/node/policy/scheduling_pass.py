@@ -471,11 +471,12 @@ class Plan:
         """What a kernel has on GPUs will be free."""
         for resource, size in self.limits.frees(kernel).items():
             self.incoming[resource] = self.incoming.get(resource, 0) + size
-            self._on_the_move.add(resource)
+            if size:
+                self._on_the_move.add(resource)
 
     def _comes_back(self, kernel: Kernel) -> None:
         """A kernel's memory is on its way back to its GPUs; what it leaves in the host can be given back then."""
-        self._on_the_move.update(kernel.resume_bytes)
+        self._on_the_move.update(uuid for uuid, size in kernel.resume_bytes.items() if size)
         self._host.is_passing(kernel, sum(kernel.resume_bytes.values()))
 
 

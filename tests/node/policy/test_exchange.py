@@ -122,8 +122,27 @@ def test_no_kernel_is_parked_for_the_watermark_in_the_midst_of_an_exchange():
     """The GPU is nearly full then, and room that is reserved may be in use already."""
     low = {A: Gpu(A, GIB, 16 * GIB, NOW, is_reclaiming=True)}
     comes = replace(waiter(), residency=Residency.RESUMING, is_moving=True, moves_since=NOW)
-    for kernels in ([comes, victim()], [going(GIB), victim()]):
+    for kernels in ([comes, victim()], [going(GIB), victim("other")]):
         assert decide(NOW, replace(node(*kernels), gpus=low), NEEDED) == []
+
+
+def test_a_gpu_on_which_kernels_always_move_keeps_no_waiter_waiting_for_ever():
+    """Users say when their kernels are parked, and a process may take as long as it likes."""
+    moving = going(GIB), victim("other")
+    assert decide(NOW, node(waiter(waits=9), *moving), NEEDED) == []
+    assert exchanged(decide(NOW, node(waiter(waits=11), *moving), NEEDED)) == [("other", "waiter")]
+
+
+def test_a_move_counts_on_the_gpus_where_the_kernel_has_memory():
+    elsewhere = replace(going(), resident_bytes={B: 9 * GIB, A: 0})
+    comes = replace(
+        waiter(), residency=Residency.RESUMING, is_moving=True, moves_since=NOW, parked_bytes={B: GIB, A: 0}
+    )
+    for kernel in (elsewhere, comes):
+        kernel = replace(kernel, id="elsewhere")
+        gpus = {A: Gpu(A, 0, 16 * GIB, NOW), B: Gpu(B, 0, 16 * GIB, NOW)}
+        found = decide(NOW, replace(node(waiter(), victim(), kernel), gpus=gpus), NEEDED)
+        assert exchanged(found) == [("victim", "waiter")]
 
 
 def test_exchanges_on_different_gpus_do_not_wait_for_each_other():
