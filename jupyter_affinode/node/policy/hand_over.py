@@ -37,8 +37,10 @@ def hand_over(
     lacks = _lacks(plan, head)
 
     def able() -> Iterator[Kernel]:
-        yield from _parked_in_part(plan, head.kernel)
+        rests = list(_parked_in_part(plan, head.kernel))
+        yield from (kernel for kernel in rests if kernel.behind_until <= plan.now)
         yield from filter(_may_go, candidates())
+        yield from (kernel for kernel in rests if kernel.behind_until > plan.now)
 
     for wanted in ({**lacks, **missing}, lacks):  # the margin is a courtesy
         chosen = enough(plan, able(), wanted)

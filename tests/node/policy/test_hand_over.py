@@ -193,6 +193,12 @@ def test_the_rest_of_one_that_no_call_waits_for_goes_first():
     assert handed(found) == [("half", "waiter")]
 
 
+def test_a_rest_goes_after_others_where_its_user_is_behind_for_parks_that_failed():
+    others = in_part("half", 8, 2, behind_until=NOW + 60), victim(size=8 * GIB), waiter()
+    found = decide(NOW, node(*others, host=free_host(GIB)), NEEDED)
+    assert handed(found) == [("victim", "waiter")]
+
+
 def test_a_rest_for_which_host_memory_was_short_is_not_parked_again_at_once():
     half = in_part("half", 8, 2)
     assert handed(decide(NOW, node(half, waiter(), host=free_host(GIB)), NEEDED)) == [("half", "waiter")]
