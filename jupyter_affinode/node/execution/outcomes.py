@@ -84,11 +84,13 @@ def is_lost(move: Move, process: Process | None, now: float) -> bool:
         return True
     if move.phase is Phase.ABORTING:
         return now - since > ABORT_LASTS_S
+    if move.in_part and move.phase is Phase.PREPARING:
+        return False  # it is told when the others are prepared
     if process.data.epoch == move.pending[process.key]:
         done = move.phase is not Phase.PREPARING and _is_where_it_should_be(move, process)
         return done and now - max(since, process.data.state_since) > REPLY_LOST_AFTER_S
     begins_within = PARK_BEGINS_WITHIN_S if move.parks else RESUME_BEGINS_WITHIN_S
-    return now - move.began > begins_within + REPLY_LOST_AFTER_S
+    return now - (since if move.in_part else move.began) > begins_within + REPLY_LOST_AFTER_S
 
 
 def _is_where_it_should_be(move: Move, process: Process) -> bool:

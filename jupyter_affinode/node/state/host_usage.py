@@ -166,13 +166,14 @@ def give_lots(kernel: KernelRecord, size: int, stock: LotStock) -> None:
 def promise_lots(process: Process, size: int, stock: LotStock) -> None:
     """Lend a process whose park is under way lots as they come, until it has had so much; 0: no more.
 
-    No process gets more than it has on the GPU, as NVML shows it.
+    No process gets more than it has on the GPU, as NVML shows it, beside lots that are full of what is parked already.
     """
     connection = process.connection
     if connection is None or not size:
         return stock.end_promise(process.key)
     if process.borne_out_bytes is not None:
-        size = min(size, process.borne_out_bytes - stock.held_bytes(process.key))
+        parked = sum(gpu.parked_bytes for gpu in process.data.gpus)
+        size = min(size, process.borne_out_bytes - max(stock.held_bytes(process.key) - parked, 0))
     stock.promise(_borrower(process, connection), size)
 
 

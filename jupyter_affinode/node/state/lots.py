@@ -127,7 +127,7 @@ class LotStock:
         self._spoken_for_bytes = 0  # … while one is made
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="lots")
         self._making_bytes = self._ordered_bytes = 0
-        self._again_at = 0.0
+        self._again_at = self._promised_again_at = 0.0
         self._most_mapped = MOST_MAPPED
         self._wanted_at = 0.0  # when all that is ready was last likely to be needed
         self._reserve_bytes = 0
@@ -214,13 +214,13 @@ class LotStock:
         self._promises.pop(key, None)
 
     def _lend_promised(self) -> None:
-        """Lend what is there, first to the process that was promised first."""
+        """Lend what is there, first to the process that was promised first; none to one that can be lent none."""
         for key, promise in list(self._promises.items()):
             if not self.ready:
                 return
             given = self.give(promise.borrower, promise.left_bytes)
             promise.left_bytes -= sum(lot.bytes for _, lot in given)
-            if promise.left_bytes <= 0:
+            if promise.left_bytes <= 0 or not given:
                 self.end_promise(key)
 
     async def _keep_promises(self) -> None:
@@ -229,7 +229,7 @@ class LotStock:
             while self._promises and not self._is_closed:
                 size = 0 if self._making is not None else self._promised_lot()
                 if size:
-                    self._making = asyncio.ensure_future(self._make(size, 1, PROMISED_AGAIN_S))
+                    self._making = asyncio.ensure_future(self._make(size, 1, is_promised=True))
                 if self._making is not None:
                     await asyncio.wait([self._making])
                 else:
@@ -239,12 +239,15 @@ class LotStock:
 
     def _promised_lot(self) -> int:
         """How large the next lot is that is made for a promise; 0: there is no memory for it yet."""
-        if time.monotonic() < self._again_at:
+        if time.monotonic() < self._promised_again_at:
             return 0
         lacks = sum(promise.left_bytes for promise in self._promises.values())
         self._spoken_for_bytes = self._spoken_for()
         most = min(LEAST_BYTES, -(-lacks // STEP_BYTES) * STEP_BYTES)
-        return max(min(self._left_bytes(), most), 0) // STEP_BYTES * STEP_BYTES
+        size = max(min(self._left_bytes(), most), 0) // STEP_BYTES * STEP_BYTES
+        if not size:
+            self._spoken_for_bytes = 0
+        return size
 
     def limit_bytes(self, settings: Settings) -> int | None:
         """How large the stock is, what is lent included; None: what parks that may come soon would take."""
@@ -386,8 +389,8 @@ class LotStock:
             self._free(stocked)
         self._thread.shutdown(wait=False)
 
-    async def _make(self, size: int, count: int, again_after_s: float = AGAIN_AFTER_S) -> None:
-        """Make some lots, one after the other; where that fails none is tried for `again_after_s`."""
+    async def _make(self, size: int, count: int, *, is_promised: bool = False) -> None:
+        """Make some lots, one after the other; where that fails none is tried for some time."""
         loop = asyncio.get_running_loop()
         try:
             for left in range(count, 0, -1):
@@ -401,15 +404,23 @@ class LotStock:
                 if not self._is_quick:
                     break
         except LotFailed as failed:
-            self._again_at = time.monotonic() + again_after_s
+            self._pause(is_promised)
             self._log.info("no lot of %s was made: %s", bytes_in_words(size), failed)
         except Exception:  # else it would be tried again at once, and at once again
-            self._again_at = time.monotonic() + again_after_s
+            self._pause(is_promised)
             self._log.exception("no lot of %s was made", bytes_in_words(size))
         finally:
             self._making, self._spoken_for_bytes = None, 0
             if not self._is_closed:
                 self._on_change()
+
+    def _pause(self, is_promised: bool) -> None:
+        """A process waits for promised lots for two seconds; others are made ahead of need."""
+        now = time.monotonic()
+        if is_promised:
+            self._promised_again_at = now + PROMISED_AGAIN_S
+        else:
+            self._again_at = now + AGAIN_AFTER_S
 
     def _may_take(self, size: int) -> bool:
         """Whether that much host memory may be touched now; on the thread."""

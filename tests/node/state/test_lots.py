@@ -15,6 +15,7 @@ import sys
 import textwrap
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from fake_shim import LOT, LOT_END, MIB, PARK, TRIMS, notify
@@ -519,6 +520,27 @@ async def test_lots_are_made_for_a_promise_where_users_are_several_and_each_is_l
     assert os.pread(fresh.descriptor, 6, 0) == bytes(6)
     assert stock.ready_bytes == 0
     os.close(theirs)
+
+
+@with_stock()
+async def test_a_promise_does_not_wait_for_the_pause_after_a_lot_that_was_not_made(stock):
+    lent = []
+    stock._left_bytes = lambda: 0
+    await filled(stock)
+    assert stock.ready_bytes == 0 and stock._again_at
+    stock._left_bytes = lambda: GIB
+    stock.promise(promised_to(7, lent), 64 * MIB)
+    await becomes(lambda: lent)
+
+
+@with_stock()
+async def test_nothing_is_made_for_a_process_that_can_be_lent_nothing(stock):
+    def no_watch(_on_end):
+        raise OSError("its end cannot be seen")
+
+    await filled(stock)
+    stock.promise(replace(borrower(7), watch=no_watch), 512 * MIB)
+    assert stock.promised() == {}
 
 
 @with_stock()
