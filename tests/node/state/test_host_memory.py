@@ -268,7 +268,7 @@ def test_a_kernel_parked_into_lots_outlives_the_controller_that_gave_them(gpu_ma
     kernel = server.start_kernel()
     assert kernel.run(f"{SETUP}\nblock = Block(50, seed=9)\nbefore = block.checksum()").status == "ok"
     # Lots go by what NVML shows, and its figures are a moment old.
-    wait_until(lambda: gpu_machine.node()["gpus"][0]["used_bytes"] >= 50 * MIB)
+    wait_until(lambda: gpu_machine.node()["host"]["lots"]["given_bytes"] == 64 * MIB)
     assert park(kernel)[0] == 200
     before = gpu_machine.controller_pid()
     os.kill(before, signal.SIGKILL)
