@@ -116,7 +116,8 @@ def test_a_hello_needs_exactly_one_descriptor_and_none_leaks(attacked, wait_unti
             send(bad, hello("bad"), *[page.descriptor] * count)
             assert is_hung_up(bad)
     page.close()
-    wait_until(lambda: memory_files() == before, message="no descriptor is left behind")
+    # One of an earlier test may have been open still when they were counted.
+    wait_until(lambda: memory_files() <= before, message="no descriptor is left behind")
 
 
 def test_descriptors_with_another_message_are_refused(attacked):
