@@ -3,6 +3,7 @@
 `python tests/gpu against_memory_saver --gib 32`. Both hold random data in tensors of 1 GiB and check a sum over all
 of it after each resume. torch_memory_saver retains its backup between pauses, which is its best; with `--default` it is
 measured as it comes, too. Each round parks what has all changed, and then once more what has not.
+Between each park and its resume both rest as long as in our bench.
 Needs the package torch_memory_saver (0.0.10 was tried) and PyTorch.
 """
 
@@ -24,6 +25,7 @@ from typing import Any
 from controlled import finish, machine, options, say
 
 from jupyter_affinode import environment
+from jupyter_affinode.bench.measure import REST_S
 from jupyter_affinode.bench.shim_peer import Listener, MoveFailed, ShimPeer
 from jupyter_affinode.provisioning import preload as launch_environment
 
@@ -53,6 +55,7 @@ def pause_and_resume(park):
     begin = time.perf_counter()
     saver.pause()
     times[park].append(time.perf_counter() - begin)
+    time.sleep(float(sys.argv[4]))
     begin = time.perf_counter()
     saver.resume()
     torch.cuda.synchronize()
@@ -103,7 +106,10 @@ def run_saver(gib: int, how: str, rounds: int) -> dict[str, Any]:
     env["LD_PRELOAD"] = str(library)
     env["LD_LIBRARY_PATH"] = f"{runtime}:{env.get('LD_LIBRARY_PATH', '')}"
     done = subprocess.run(
-        [sys.executable, "-c", SAVER, str(gib), how, str(rounds)], env=env, capture_output=True, text=True
+        [sys.executable, "-c", SAVER, str(gib), how, str(rounds), str(REST_S)],
+        env=env,
+        capture_output=True,
+        text=True,
     )
     if done.returncode != 0:
         raise RuntimeError(f"torch_memory_saver ({how}): {done.stderr[-800:]}")
@@ -131,6 +137,7 @@ def run_ours(gib: int) -> dict[str, Any]:
             before = ask(child, peer, "change")
             for park in ("park", "unchanged"):
                 times[park].append(peer.park().seconds)
+                time.sleep(REST_S)
                 times["resume"].append(peer.resume().seconds)
                 times["right"] &= ask(child, peer, "sum") == before
     finally:
