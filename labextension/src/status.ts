@@ -41,11 +41,10 @@ export interface ICodeArgs {
   [name: string]: unknown;
 }
 
-/** Memory on its way; `done_bytes` is null where the shim cannot say. */
+/** Memory on its way. */
 export interface IMove {
   kind: 'park' | 'resume';
   bytes: number;
-  done_bytes: number | null;
   age_s: number;
 }
 

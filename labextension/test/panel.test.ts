@@ -82,17 +82,16 @@ test('a lost kernel, a refusal and a stuck process are problems; the rest is not
   assert.ok(!isProblem(kernel({ residency: 'parked', refusal_code: 'busy' })));
 });
 
-test('progress goes on by the speed so far, else by the speed before, and ends only with the move', () => {
+test('progress goes on by the speed of the last move, and ends only with the move', () => {
   const moving = (move: object, more: object = {}) =>
     kernel({
-      move: { kind: 'resume', bytes: 100, done_bytes: null, age_s: 1, ...move },
+      move: { kind: 'resume', bytes: 100, age_s: 1, ...move },
       ...more
     });
-  assert.strictEqual(done(moving({ done_bytes: 20 }), 0), 0.2);
-  assert.strictEqual(done(moving({ done_bytes: 20 }), 1), 0.4);
+  assert.strictEqual(done(moving({}, { resume_estimate_s: 4 }), 0), 0.25);
   assert.strictEqual(done(moving({}, { resume_estimate_s: 4 }), 1), 0.5);
   const last_park = { bytes: 50, duration_s: 1, ago_s: 9 };
   assert.strictEqual(done(moving({ kind: 'park' }, { last_park }), 0), 0.5);
-  assert.strictEqual(done(moving({ done_bytes: 90 }), 100), 0.98);
+  assert.strictEqual(done(moving({}, { resume_estimate_s: 4 }), 100), 0.98);
   assert.strictEqual(done(kernel(), 1), 0);
 });

@@ -266,14 +266,14 @@ def _usual_states() -> dict[str, dict[str, Any]]:
     kept = resident(3, 12, "tokenizer.ipynb", held_for_s=1500.0, eligible_in_s=None)
     freed = parked(4, 12, "analysis.ipynb")
     idle = kernel(5, "plain.ipynb")
-    leaving = {"kind": "park", "bytes": 12 * GIB, "done_bytes": 5 * GIB, "age_s": 0.2}
+    leaving = {"kind": "park", "bytes": 12 * GIB, "age_s": 0.2}
     moving_out = resident(6, 12, "leaving.ipynb", residency="parking", move=leaving)
     moving_in = parked(
         7,
         12,
         "returning.ipynb",
         residency="resuming",
-        move={"kind": "resume", "bytes": 12 * GIB, "done_bytes": None, "age_s": 0.1},
+        move={"kind": "resume", "bytes": 12 * GIB, "age_s": 0.1},
         last_resume={"bytes": 12 * GIB, "duration_s": 0.31, "ago_s": 4000.0},
     )
     on_disk = parked(8, 30, "large.ipynb", disk_bytes=22 * GIB, copy_bytes=8 * GIB, resume_estimate_s=9.0)

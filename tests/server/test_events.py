@@ -129,8 +129,8 @@ def test_what_a_person_would_not_see_is_not_told():
 
 
 def test_no_clock_alone_is_told():
-    moving = {**KERNEL, "move": {"kind": "park", "bytes": 9, "done_bytes": 1, "age_s": 1.0}}
-    assert not worth_telling(moving, {**moving, "move": {**moving["move"], "done_bytes": 5, "age_s": 2.0}})
+    moving = {**KERNEL, "move": {"kind": "park", "bytes": 9, "age_s": 1.0}}
+    assert not worth_telling(moving, {**moving, "move": {**moving["move"], "age_s": 2.0}})
     parked = {**KERNEL, "last_park": {"bytes": 9, "duration_s": 1.0, "ago_s": 1.0}}
     assert not worth_telling(parked, {**parked, "last_park": {**parked["last_park"], "ago_s": 2.0}})
     waits = {**KERNEL, "wait": WAIT, "estimate_s": 60.0, "waiting_s": 1.0}
@@ -141,7 +141,7 @@ def test_no_clock_alone_is_told():
 def test_what_a_person_would_see_is_told():
     assert changed(residency="parked") and changed(place=3) and changed(held_for_s=3600.0)
     assert changed(resident_bytes=13 * 2**30) and changed(cell_open=True) and changed(refusal_code="busy")
-    assert changed(move={"kind": "park", "bytes": 9, "done_bytes": None, "age_s": 0.0})
+    assert changed(move={"kind": "park", "bytes": 9, "age_s": 0.0})
     assert changed(wait=WAIT) and changed(processes=[{"number": 1, "stuck": {"reason": "lost"}}])
     waits = {**KERNEL, "wait": WAIT, "estimate_s": 60.0}
     assert worth_telling(waits, {**waits, "wait": {**WAIT, "blockers": []}})

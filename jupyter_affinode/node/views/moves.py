@@ -41,7 +41,6 @@ def _move(kernel: KernelRecord, now: float) -> Json | None:
     return {
         "kind": kind,
         "bytes": sum(gpu.resident_bytes + gpu.parked_bytes for gpu in gpus),
-        "done_bytes": None,
         "age_s": round(max(now - kernel.residency_since, 0.0), 3),
     }
 

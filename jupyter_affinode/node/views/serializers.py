@@ -41,7 +41,7 @@ VOLATILE = frozenset(
     }
 )
 VOLATILE_PARTS = {  # the same, of an object or a list of objects in a kernel's JSON
-    "move": frozenset({"age_s", "done_bytes"}),
+    "move": frozenset({"age_s"}),
     "last_park": frozenset({"ago_s"}),
     "last_resume": frozenset({"ago_s"}),
 }

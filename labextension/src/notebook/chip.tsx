@@ -9,7 +9,7 @@ import * as React from 'react';
 import { keepIcon, residencyIcons } from '../icons';
 import { IKernel } from '../status';
 import { IAffinode, IChange } from '../tokens';
-import { chipLabel, keptText, progress, stateText } from '../words';
+import { chipLabel, keptText, stateText } from '../words';
 import { Popover } from './popover';
 
 /** A toolbar that is narrower shows the chip's icon alone. */
@@ -57,7 +57,6 @@ export class Chip extends ReactWidget {
     const label = chipLabel(kernel, trans);
     const kept = keptText(kernel, trans);
     const state = [stateText(kernel, trans), kept].filter(text => text !== null).join(', ');
-    const done = progress(kernel.move);
     return (
       <button
         type="button"
@@ -70,12 +69,7 @@ export class Chip extends ReactWidget {
         onClick={event => this._toggle(event.currentTarget)}
       >
         <StateIcon tag="span" className="jp-affinode-chipIcon" aria-hidden="true" />
-        {label !== '' && !this._isNarrow && (
-          <span className="jp-affinode-chipLabel">
-            {label}
-            {done === null ? '' : ` ${Math.round(done * 100)} %`}
-          </span>
-        )}
+        {label !== '' && !this._isNarrow && <span className="jp-affinode-chipLabel">{label}</span>}
         {kept !== null && (
           <keepIcon.react tag="span" className="jp-affinode-pin" aria-hidden="true" />
         )}

@@ -8,17 +8,13 @@ const USUAL_SPEED = 4 * 2 ** 30;
 /** What a move that is not over may show at most. */
 const MOST = 0.98;
 
-/** How much of a move is done, 0 to 1, some seconds after the server said how far it was; by its speed so far or before. */
+/** How much of a move is done, 0 to 1, some seconds after the server said how long it had lasted; by the speed of the last one. */
 export function done(kernel: IKernel, age_s: number): number {
   const { move } = kernel;
   if (!move || move.bytes <= 0) {
     return 0;
   }
-  const speed =
-    move.done_bytes && move.age_s > 0 ? move.done_bytes / move.age_s : speedBefore(kernel);
-  const bytes =
-    move.done_bytes === null ? speed * (move.age_s + age_s) : move.done_bytes + speed * age_s;
-  return Math.min(MOST, Math.max(0, bytes / move.bytes));
+  return Math.min(MOST, Math.max(0, (speedBefore(kernel) * (move.age_s + age_s)) / move.bytes));
 }
 
 function speedBefore(kernel: IKernel): number {

@@ -1,12 +1,11 @@
 /** Moves of GPU memory: how far, how long, how fast. */
 
-import { bytes, bytesOf, IWords, seconds, span } from './figures';
+import { bytes, IWords, seconds, span } from './figures';
 
 /** A move that is under way. */
 export interface IMoveWords {
   kind: 'park' | 'resume';
   bytes: number;
-  done_bytes: number | null;
 }
 
 /** A move that is over. */
@@ -16,17 +15,9 @@ export interface ILastMoveWords {
   ago_s: number;
 }
 
-/** How far a move is, 0 to 1; null where it cannot be said. */
-export function progress(move: IMoveWords | null | undefined): number | null {
-  return move && move.done_bytes !== null && move.bytes > 0
-    ? Math.min(1, Math.max(0, move.done_bytes / move.bytes))
-    : null;
-}
-
-/** "Freeing: 3 of 12 GiB", "Getting it back: 12 GiB". */
+/** "Freeing: 12 GiB", "Getting it back: 12 GiB". */
 export function moveText(move: IMoveWords, trans: IWords): string {
-  const size =
-    move.done_bytes === null ? bytes(move.bytes) : bytesOf(move.done_bytes, move.bytes, trans);
+  const size = bytes(move.bytes);
   return move.kind === 'park'
     ? trans.__('Freeing: %1', size)
     : trans.__('Getting it back: %1', size);
