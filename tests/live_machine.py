@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import math
 import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -40,12 +42,12 @@ class UnixConnection(http.client.HTTPConnection):
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # A Unix socket waits for a place in the line only if it blocks.
+        self.sock.setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", math.ceil(self.timeout), 0)
+        )
+        self.sock.connect(str(self._path))
         self.sock.settimeout(self.timeout)
-        while True:
-            try:
-                return self.sock.connect(str(self._path))
-            except BlockingIOError:  # there is no place in the line: a Unix socket does not wait for one
-                time.sleep(0.01)
 
 
 class Machine:

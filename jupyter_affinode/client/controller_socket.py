@@ -31,6 +31,22 @@ def refuse_other_sockets(path: Path) -> None:
         raise ControllerUnavailable(f"{path} is not a socket of yours or root's")
 
 
+def connect_in_line(connecting: sockets.socket, path: Path, wait_s: float) -> None:
+    """Connect a non-blocking socket, which it stays; wait so long for a place in the line. Raises BlockingIOError.
+
+    Where others connect all the time a client that only tries now and then finds the line full again and again. Linux
+    keeps an order among those who wait in connect(2), which takes a blocking socket.
+    """
+    if wait_s > 0:
+        timeout = struct.pack("@ll", int(wait_s), int(wait_s % 1 * 1e6))
+        connecting.setsockopt(sockets.SOL_SOCKET, sockets.SO_SNDTIMEO, timeout)
+        connecting.setblocking(True)
+    try:
+        connecting.connect(str(path))
+    finally:
+        connecting.setblocking(False)
+
+
 def refuse_peer(connected: Any, path: Path) -> None:
     """ControllerUnavailable unless the process that listens is ours or root's."""
     credentials = connected.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, 12)

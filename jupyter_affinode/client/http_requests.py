@@ -14,11 +14,18 @@ from tornado.http1connection import HTTP1Connection, HTTP1ConnectionParameters
 from tornado.httputil import HTTPHeaders, HTTPMessageDelegate, RequestStartLine, ResponseStartLine
 from tornado.iostream import IOStream, StreamClosedError
 
-from .controller_socket import authorization, refuse_other_sockets, refuse_peer, socket_or_default
+from .controller_socket import (
+    authorization,
+    connect_in_line,
+    refuse_other_sockets,
+    refuse_peer,
+    socket_or_default,
+)
 from .errors import ControllerUnavailable, refusal, why
 
 CONNECT_TIMEOUT_S = 5.0
-CONNECT_AGAIN_S = 0.01
+CONNECT_WAIT_S = 0.005  # in the line, in which the event loop stands still
+CONNECT_AGAIN_S, CONNECT_AGAIN_MAX_S = 0.01, 0.1
 REQUEST_TIMEOUT_S = 15.0
 LARGEST_LINE_BYTES = 32 * 1024 * 1024
 
@@ -174,12 +181,14 @@ class _Answer(HTTPMessageDelegate):
 
 
 async def _connected(connecting: sockets.socket, path: Path) -> None:
-    """Connect as soon as there is a place in the line at the socket; a Unix socket does not wait for one itself."""
+    """Connect as soon as there is a place in the line at the socket."""
+    pause_s = CONNECT_AGAIN_S
     while True:
         try:
-            return connecting.connect(str(path))
+            return connect_in_line(connecting, path, CONNECT_WAIT_S)
         except BlockingIOError:
-            await asyncio.sleep(CONNECT_AGAIN_S)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, CONNECT_AGAIN_MAX_S)
 
 
 async def _whole(answer: _Answer) -> bytes:

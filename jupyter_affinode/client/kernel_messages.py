@@ -10,18 +10,22 @@ import contextlib
 import json
 import socket as sockets
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from ..printable import fitting
-from .controller_socket import authorization, refuse_other_sockets, refuse_peer, socket_or_default
+from .controller_socket import (
+    authorization,
+    connect_in_line,
+    refuse_other_sockets,
+    refuse_peer,
+    socket_or_default,
+)
 from .errors import ControllerUnavailable, refusal, why
 
 REQUEST_TIMEOUT_S = 15.0
-CONNECT_AGAIN_S = 0.01
 UNAWAITED_TIMEOUT_S = 10.0  # then the connection of a message is closed unanswered
 PIECE_BYTES = 64 * 1024
 
@@ -124,19 +128,11 @@ def send_only(path: Path, method: str, target: str, body: dict[str, Any] | None 
 
 
 def _connected(path: Path, *, wait_s: float = 0.0) -> sockets.socket:
-    """Connect; wait so long for a place in the line at the socket, which a Unix socket does not itself."""
+    """Connect; wait so long for a place in the line at the socket."""
     refuse_other_sockets(path)
     connected = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM | sockets.SOCK_NONBLOCK)
-    deadline = time.monotonic() + wait_s
     try:
-        while True:
-            try:
-                connected.connect(str(path))
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise
-                time.sleep(CONNECT_AGAIN_S)
+        connect_in_line(connected, path, wait_s)
         refuse_peer(connected, path)
     except OSError as error:
         connected.close()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
+from jupyter_affinode.client.controller_socket import connect_in_line
 from jupyter_affinode.client.errors import ControllerRefused, ControllerUnavailable
 from jupyter_affinode.client.kernel_messages import KernelMessages
 
@@ -42,6 +44,23 @@ def test_a_kernel_is_described_told_and_forgotten(controller, wait_until):
     wait_until(lambda: ": what waits for the GPU fails" in controller.controller_log())
     kernel.tell_forget()
     wait_until(lambda: "a b/c" not in controller.kernels())
+
+
+def test_a_client_waits_in_line_until_one_before_it_is_accepted(listening, tmp_path):
+    path, others = tmp_path / "s", contextlib.ExitStack()
+    late = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    with others, late, ThreadPoolExecutor(1) as thread:
+        with pytest.raises(BlockingIOError):
+            while True:
+                other = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+                connect_in_line(others.enter_context(other), path, 0)
+        with pytest.raises(BlockingIOError):
+            connect_in_line(late, path, 0.01)
+        waiting = thread.submit(connect_in_line, late, path, 60)
+        listening.accept()[0].close()
+        waiting.result()
+        assert not late.getblocking()
+        assert late.getpeername() == str(path)
 
 
 def test_a_refusal_has_the_controllers_words(controller):
