@@ -219,6 +219,15 @@ def _own_pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
 
 
+def environment_of_started(pid: int, timeout: float = 60.0) -> bytes:
+    """The environment that a process was started with. Popen returns a moment before Linux has put it in place."""
+    deadline = time.monotonic() + timeout
+    while not (found := Path(f"/proc/{pid}/environ").read_bytes()):
+        assert time.monotonic() < deadline, f"process {pid} has no environment"
+        time.sleep(0.001)
+    return found
+
+
 def _environment_of(pid: int) -> list[bytes]:
     try:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jupyter_client.blocking.client import BlockingKernelClient
+from live_machine import environment_of_started
 
 if TYPE_CHECKING:
     from live_machine import Machine
@@ -307,7 +308,7 @@ class JupyterKernel:
 
     def environment(self) -> dict[str, str]:
         """The environment the kernel's process was started with."""
-        raw = Path(f"/proc/{self.pid}/environ").read_bytes().decode()
+        raw = environment_of_started(self.pid).decode()
         return dict(item.split("=", 1) for item in raw.split("\0") if "=" in item)
 
     def alive(self) -> bool:

@@ -6,11 +6,11 @@ import os
 import signal
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
 from jupyter_client.manager import start_new_kernel
+from live_machine import environment_of_started
 from live_server import ENDLESS, exists
 
 from jupyter_affinode import environment
@@ -81,7 +81,7 @@ async def test_a_restart_keeps_the_kernels_id_and_gives_a_new_process(
     before, pid = manager.kernel_id, manager.provisioner.pid
     await manager.restart_kernel()
     assert manager.kernel_id == before and manager.provisioner.pid != pid
-    environ = Path(f"/proc/{manager.provisioner.pid}/environ").read_bytes()
+    environ = environment_of_started(manager.provisioner.pid)
     assert (f"AFFINODE_KERNEL_ID={before}".encode() in environ) == (provisioner == "affinode-provisioner")
     await client.wait_for_ready(timeout=60)
 
@@ -117,7 +117,7 @@ async def test_without_a_shim_that_works_the_kernel_starts_and_the_log_says_why(
     manager = await kernel_manager()
     client = await ready_client(manager)
     assert (await reply_of(client, client.execute("1")))["status"] == "ok"
-    assert b"AFFINODE_KERNEL_ID" not in Path(f"/proc/{manager.provisioner.pid}/environ").read_bytes()
+    assert b"AFFINODE_KERNEL_ID" not in environment_of_started(manager.provisioner.pid)
     assert not manager.provisioner.managed
     assert "is not managed" in caplog.text and str(broken) in caplog.text
 
@@ -141,7 +141,7 @@ async def test_without_a_folder_of_its_own_the_kernel_starts_and_the_log_says_wh
 async def test_the_kernelspecs_own_environment_does_not_undo_ours(native, kernel_manager, kernelspec):
     kernelspec("opinionated", env={"LD_PRELOAD": "", "AFFINODE_KERNEL_ID": "mine", "MARK": "1"})
     manager = await kernel_manager(kernel_name="opinionated")
-    environ = Path(f"/proc/{manager.provisioner.pid}/environ").read_bytes().decode()
+    environ = environment_of_started(manager.provisioner.pid).decode()
     assert "libaffinode.so" in environ and f"AFFINODE_KERNEL_ID={manager.kernel_id}" in environ
     assert "MARK=1" in environ
 
@@ -152,7 +152,7 @@ async def test_a_kernel_that_is_not_python_is_managed_without_our_startup_file(
     argv = [sys.executable, "-m", "bash_kernel", "-f", "{connection_file}"]
     kernelspec("shell", argv=argv, language="bash")
     manager = await kernel_manager(kernel_name="shell")
-    environ = Path(f"/proc/{manager.provisioner.pid}/environ").read_bytes().decode()
+    environ = environment_of_started(manager.provisioner.pid).decode()
     assert "libaffinode.so" in environ and "PYTHONSTARTUP" not in environ
 
 

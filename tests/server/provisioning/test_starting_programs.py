@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from live_machine import environment_of_started
 
 from jupyter_affinode.provisioning import preload as launch_environment
 from jupyter_affinode.provisioning import provisioner
@@ -141,7 +141,7 @@ async def test_a_preparation_that_hangs_does_not_keep_a_kernel_from_starting(
     manager = await kernel_manager()
     try:
         assert await manager.is_alive() and not manager.provisioner.managed
-        environ = Path(f"/proc/{manager.provisioner.pid}/environ").read_bytes()
+        environ = environment_of_started(manager.provisioner.pid)
         assert b"AFFINODE_KERNEL_ID" not in environ and b"libaffinode" not in environ
         assert "is not managed: its preparation" in caplog.text
     finally:
