@@ -38,7 +38,8 @@ def connect_in_line(connecting: sockets.socket, path: Path, wait_s: float) -> No
     keeps an order among those who wait in connect(2), which takes a blocking socket.
     """
     if wait_s > 0:
-        timeout = struct.pack("@ll", int(wait_s), int(wait_s % 1 * 1e6))
+        seconds, microseconds = divmod(max(int(wait_s * 1e6), 1), 1_000_000)  # none at all would be no limit
+        timeout = struct.pack("@ll", seconds, microseconds)
         connecting.setsockopt(sockets.SOL_SOCKET, sockets.SO_SNDTIMEO, timeout)
         connecting.setblocking(True)
     try:

@@ -15,9 +15,9 @@ from .preemption import make_room_when_full
 from .scheduling_pass import HostMemory, Plan
 from .victim_selection import is_nothing, select_victims, subtract
 
-SETTLES_WITHIN_S = (
-    10.0  # a head that has waited for longer does not wait for a GPU on which kernels always move
-)
+# A head that has waited for longer does not wait for a GPU on which kernels always move: moves are processes' own,
+# and may never end.
+SETTLES_WITHIN_S = 10.0
 
 
 def reclaim(plan: Plan, short: Mapping[str, int], head: Waiter, place: int) -> None:
@@ -31,9 +31,7 @@ def reclaim(plan: Plan, short: Mapping[str, int], head: Waiter, place: int) -> N
     those that were parked for it. Where it will do once moves under way have ended, no other kernel is parked until
     then. Where it will not do even so, the head blocks no other: a kernel that resumes gives back host memory.
     """
-    may_settle = (
-        plan.now - head.since < SETTLES_WITHIN_S
-    )  # moves are processes' own, which may go on for ever
+    may_settle = plan.now - head.since < SETTLES_WITHIN_S
     if may_settle and (plan.is_outdated(short) or is_for_later(plan, head, short)):
         return
     missing = dict(short)

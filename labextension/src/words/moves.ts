@@ -1,4 +1,4 @@
-/** Moves of GPU memory: how far, how long, how fast. */
+/** Moves of GPU memory: how much, how long, how fast. */
 
 import { bytes, IWords, seconds, span } from './figures';
 
