@@ -221,7 +221,7 @@ static void release_all(struct moved *moved, struct survey *survey)
 /* The host gets what it lacks, and the gate is closed again.  */
 static bool complete_copies(struct moved *moved, struct survey *survey)
 {
-	const char *why = NULL;
+	const char *why;
 
 	if (!moved->move.preempts) {
 		mover_set_copying(true);
@@ -229,8 +229,8 @@ static bool complete_copies(struct moved *moved, struct survey *survey)
 	}
 	if (!copy_beside_application(moved, survey))
 		return false;
-	if (!moved->move.preempts)
-		why = close_gate_on_idle_gpu();
+	/* What was submitted past the shim meanwhile is done before the memory is digested for the last time.  */
+	why = moved->move.preempts ? synchronise_or_open(NULL) : close_gate_on_idle_gpu();
 	if (why)
 		outcome_is(moved, AFFINODE_BUSY, why);
 	return !why;

@@ -14,6 +14,9 @@
 #define BYTES MiB(2 * CHUNKS)
 
 static CUresult (*set_hidden)(CUdeviceptr, unsigned int, size_t);
+static CUresult (*set_later_hidden)(CUdeviceptr, unsigned int, size_t, CUstream);
+static CUresult (*call_hidden)(CUstream, void (*)(void *), void *);
+static CUresult (*create_hidden)(CUstream *, unsigned int);
 static CUdeviceptr block;
 static uint32_t expected[CHUNKS]; /* each chunk is full of one word */
 
@@ -103,6 +106,38 @@ static void is_not_lost_where_nothing_is_copied(const char *name)
 	}
 }
 
+static void wait_until_allowed(void *allowed)
+{
+	while (!atomic_load((_Atomic bool *)allowed))
+		usleep(1000);
+}
+
+/* It is submitted while the park copies, and is done only when the park has ended.  */
+static void is_waited_for_once_submitted(uint64_t how)
+{
+	static _Atomic bool allowed;
+	CUstream stream;
+	uint32_t epoch;
+
+	CHECK_EQUAL(create_hidden(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS); /* a look at the streams does not see it */
+	CUDA(MemsetD32(block, ++expected[0], MiB(2) / 4));
+	CUDA(CtxSynchronize());
+	atomic_store(&allowed, false);
+	board_arm("cuMemcpyDtoHAsync:HOLD:1");
+	epoch = controller_command(AFFINODE_COMMAND_PARK, how);
+	UNTIL(board_holds());
+	CHECK_EQUAL(call_hidden(stream, wait_until_allowed, &allowed), CUDA_SUCCESS);
+	CHECK_EQUAL(set_later_hidden(block + MiB(2), ++expected[1], MiB(2) / 4, stream), CUDA_SUCCESS);
+	board_disarm();
+	CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_BUSY);
+	atomic_store(&allowed, true);
+	PAGE_UNTIL(page.state == AFFINODE_STATE_RESIDENT); /* the mover waited for it, too; its reply came before */
+	CUDA(CtxSynchronize());
+	contents_are_as_written();
+	controller_park();
+	resumes();
+}
+
 static bool say(const char *path, const char *text)
 {
 	int fd = open(path, O_WRONLY | O_CLOEXEC);
@@ -180,6 +215,9 @@ int main(int argc, char **argv)
 	board_make();
 	cuda_start();
 	*(void **)&set_hidden = cuda_hidden("cuMemsetD32_v2");
+	*(void **)&set_later_hidden = cuda_hidden("cuMemsetD32Async");
+	*(void **)&call_hidden = cuda_hidden("cuLaunchHostFunc");
+	*(void **)&create_hidden = cuda_hidden("cuStreamCreate");
 	controller_accept();
 	CUDA(MemAlloc(&block, BYTES));
 	for (unsigned i = 0; i < CHUNKS; i++) {
@@ -192,6 +230,8 @@ int main(int argc, char **argv)
 	is_not_lost("cuCtxSynchronize", 2, 0);
 	is_not_lost("cuCtxSynchronize", 2, AFFINODE_MOVE_PREPARE);
 	is_not_lost("cuMemcpyDtoHAsync", 1, AFFINODE_MOVE_PREEMPT);
+	is_waited_for_once_submitted(0);
+	is_waited_for_once_submitted(AFFINODE_MOVE_PREEMPT);
 	is_not_lost_where_nothing_is_copied("cuCtxSynchronize");
 	is_not_lost_where_nothing_is_copied("cuStreamQuery");
 	stays_while_a_network_card_is_open();
