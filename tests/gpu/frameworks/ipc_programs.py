@@ -104,7 +104,8 @@ def driver_child(pipe: Any) -> None:
             pipe.send(read(cuda, pointer))
         elif what == "write":
             (error,) = cuda.cuMemsetD8(pointer, 7, 1 << 20)
-            pipe.send(error.name)
+            (ended,) = cuda.cuCtxSynchronize()  # the parent's copy is ordered with nothing of ours
+            pipe.send((ended if not int(error) else error).name)
         elif what == "drop":
             (error,) = cuda.cuIpcCloseMemHandle(pointer)
             pipe.send(error.name)
