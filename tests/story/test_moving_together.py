@@ -125,7 +125,12 @@ def test_a_call_to_the_ready_process_while_the_other_still_copies_does_not_wait(
     """The child's memory takes half a minute at the throttled rate; the kernel itself is ready long before."""
     g = group(child_mib=4, copy_rate="8MiB")
     size = 224 * MIB  # written on the GPU, since the rate is that of the test's own copies, too
-    g.tell(f"more = ok(cu.cuMemAlloc({size}))", f"ok(cu.cuMemsetD8(more, 7, {size}))", "True")
+    g.tell(
+        f"more = ok(cu.cuMemAlloc({size}))",
+        f"ok(cu.cuMemsetD8(more, 7, {size}))",
+        "ok(cu.cuCtxSynchronize())",
+        "True",
+    )
     status, _ = g.stage.machine.ask("POST", f"/kernels/{g.kernel.id}/park", {"wait": False})
     assert status == 202
     g.stage.until(lambda: g.residencies() == {"parking"})
