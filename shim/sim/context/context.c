@@ -92,7 +92,8 @@ bool context_is(CUcontext context)
 	return object_is(context, OBJECT_CONTEXT);
 }
 
-CUcontext context_primary(CUdevice device)
+/* The active primary context of a device, or NULL.  */
+static CUcontext context_primary(CUdevice device)
 {
 	CUcontext context = primaries[device];
 

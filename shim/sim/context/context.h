@@ -32,8 +32,6 @@ struct CUctx_st {
 
 /* The thread's current context: CUDA_ERROR_INVALID_CONTEXT, _CONTEXT_IS_DESTROYED or its sticky error if it has one.  */
 CUresult context_current(CUcontext *context);
-/* The same, but alive is enough: for what only keeps books.  */
-CUresult context_current_alive(CUcontext *context);
 bool context_is(CUcontext context);
 /* What owns memory and code that are made in it.  */
 static inline CUcontext context_home(CUcontext context)
@@ -43,8 +41,6 @@ static inline CUcontext context_home(CUcontext context)
 /* A green context's own, made and ended beside a reference of the primary context.  */
 CUresult context_make_green(CUcontext *made, CUdevice device);
 void context_end_green(CUcontext context);
-/* The active primary context of a device, or NULL.  */
-CUcontext context_primary(CUdevice device);
 /* Remember the first fault.  */
 void context_fail(CUcontext context, CUresult error);
 /* Call for each context that is alive.  */

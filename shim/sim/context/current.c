@@ -11,7 +11,8 @@
 static __thread CUcontext stack[STACK_DEPTH];
 static __thread unsigned depth;
 
-CUresult context_current_alive(CUcontext *context)
+/* As context_current, but alive is enough: for what only keeps books.  */
+static CUresult context_current_alive(CUcontext *context)
 {
 	CUcontext top = depth ? stack[depth - 1] : NULL;
 

@@ -20,8 +20,6 @@ CUresult api_allowed(const char *name);
 
 /* Calls under way in this process, for the checkpoint that waits for them.  */
 unsigned api_calls_in_flight(void);
-/* After this every call says CUDA_ERROR_DEINITIALIZED.  */
-void api_deinitialise(void);
 /* Set while the executor runs the application's callback: such a thread may not call the driver.  */
 void api_in_callback(bool inside);
 

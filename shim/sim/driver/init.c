@@ -118,17 +118,12 @@ void api_in_callback(bool inside)
 	in_callback = inside;
 }
 
-void api_deinitialise(void)
-{
-	if (__atomic_load_n(&phase, __ATOMIC_ACQUIRE) == INITIALISED)
-		__atomic_store_n(&phase, DEINITIALISED, __ATOMIC_RELEASE);
-}
-
-/* At exit the memory is given back at once, though the process may take its time to end.  */
+/* At exit the memory is given back at once, though the process may take its time to end. After this every call says
+ * CUDA_ERROR_DEINITIALIZED.  */
 __attribute__((destructor)) static void at_exit(void)
 {
 	if (__atomic_load_n(&phase, __ATOMIC_ACQUIRE) != INITIALISED)
 		return;
-	api_deinitialise();
+	__atomic_store_n(&phase, DEINITIALISED, __ATOMIC_RELEASE);
 	machine_leave();
 }

@@ -33,7 +33,8 @@ static void release(struct capture *capture)
 	free(capture);
 }
 
-bool capture_set_tips(CUstream stream, const CUgraphNode *tips, unsigned count)
+/* What later nodes of the stream depend on.  */
+static bool capture_set_tips(CUstream stream, const CUgraphNode *tips, unsigned count)
 {
 	CUgraphNode *copy = NULL;
 

@@ -26,7 +26,5 @@ CUresult capture_begin(CUstream stream, int mode);
 void capture_end(struct capture *capture);
 /* A blocking stream of this context captures: the legacy stream may not be used.  */
 struct capture *capture_of_blocking(CUcontext context);
-/* What later nodes of the stream depend on.  */
-bool capture_set_tips(CUstream stream, const CUgraphNode *tips, unsigned count);
 
 #endif

@@ -14,7 +14,6 @@
 #define SIM_GRANULARITY (2ull << 20)
 #define SIM_SLICES 16u
 #define SIM_SLICE_NS 100000000ull
-#define SIM_ANY_GPU (-1)
 
 enum sim_activity { SIM_KERNELS, SIM_COPIES, SIM_ACTIVITIES };
 enum sim_direction { SIM_TO_DEVICE, SIM_TO_HOST, SIM_DIRECTIONS };

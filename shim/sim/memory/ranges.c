@@ -61,11 +61,6 @@ struct range *ranges_find(struct range_table *table, uint64_t address)
 	return range && range->start <= address ? range : NULL;
 }
 
-struct range *ranges_next(struct range_table *table, const struct range *range)
-{
-	return ranges_from(table, range->start + range->size);
-}
-
 uint64_t ranges_new_id(void)
 {
 	return ++last_id;

@@ -51,8 +51,6 @@ bool ranges_add(struct range_table *table, const struct range *range);
 uint64_t ranges_new_id(void);
 /* Take out the range that starts there. Held for writing.  */
 bool ranges_remove(struct range_table *table, uint64_t start);
-/* The range after this one, or NULL.  */
-struct range *ranges_next(struct range_table *table, const struct range *range);
 
 /* Whether a context's GPU may touch all of [address, address + size); the tables are held. Host memory only if pinned.  */
 bool ranges_accessible(CUcontext context, uint64_t address, uint64_t size, bool write);

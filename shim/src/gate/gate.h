@@ -59,7 +59,6 @@ extern struct gate gate;
 extern __thread struct slot *gate_slot __attribute__((tls_model("initial-exec")));
 
 CUresult gate_enter_slow(struct gate_pass *pass, enum affinode_class class_, const char *name);
-uintptr_t gate_cookie(const struct gate_pass *pass);
 
 /* Enter, or say why not: CUDA_SUCCESS, or the error that the waiting call is to return.
  * `name`: where the entry point's name is, looked at only while calls are counted by it (entry_point_counts.h).

@@ -74,7 +74,8 @@ static struct slot *slots_grow(void)
 	return page;
 }
 
-struct slot *slot_acquire(void)
+/* A slot for the calling thread, released when the thread ends. NULL: no memory.  */
+static struct slot *slot_acquire(void)
 {
 	struct slot *slot;
 

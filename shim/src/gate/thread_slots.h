@@ -6,9 +6,6 @@
 
 struct slot *slots_first(void);
 
-/* A slot for the calling thread, released when the thread ends. NULL: no memory.  */
-struct slot *slot_acquire(void);
-
 /* For a thread that has none, to wait with; it never says that a call is inside.  */
 struct slot *slot_shared(void);
 

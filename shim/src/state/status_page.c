@@ -169,11 +169,6 @@ void page_sample(void)
 		sampler();
 }
 
-uint64_t page_last_activity_ns(void)
-{
-	return page->last_activity_ns;
-}
-
 size_t page_copy(void *buffer, size_t size)
 {
 	if (size > sizeof(*page))

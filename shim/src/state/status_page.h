@@ -30,7 +30,6 @@ void page_set_sampler(void (*now)(void));
 /* Write to it in between; a reader sees all of it or nothing.  */
 struct affinode_page *page_begin(void);
 void page_end(void);
-uint64_t page_last_activity_ns(void);
 
 /* A consistent copy; bytes copied.  */
 size_t page_copy(void *buffer, size_t size);
