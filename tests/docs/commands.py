@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "binder"))
 
-from clean_place import REPOSITORY, blocks, plain_environment, temporary_folder
+from clean_place import REPOSITORY, blocks, plain_environment, temporary_folder, wait_until
 from front_end import NotebookKernel, Server
 from shown_commands import COMMANDS, PAGES, VENV, Command, Place, shown
 
@@ -154,13 +154,21 @@ def notebook_on_a_gpu(environment: dict[str, str], venv: Path, work: Path) -> It
     page = REPOSITORY / "docs" / "hub" / "one-machine.md"
     cell = next(block for block in blocks(page, "python") if "cuMemAlloc" in block)
     options = [f"--ServerApp.root_dir={work}", "--allow-root"]
+    log = work.parent / "server.log"
     loop = asyncio.new_event_loop()
     server = loop.run_until_complete(
-        Server.start(work, options, environment, work.parent / "server.log", str(venv / "bin" / "python"))
+        Server.start(work, options, environment, log, str(venv / "bin" / "python"))
     )
+
+    def is_named() -> bool:
+        status = [venv / "bin" / "jupyter", "affinode", "status"]
+        return NOTEBOOK in subprocess.run(status, env=environment, capture_output=True, text=True).stdout
+
     try:
         kernel = loop.run_until_complete(NotebookKernel.start(server, NOTEBOOK))
         loop.run_until_complete(kernel.execute(cell))
+        # The server looks every two seconds which notebook a kernel belongs to; the commands go by that name.
+        wait_until(is_named, f"kernel of {NOTEBOOK}", server.process, log)
         yield
     finally:
         server.stop()

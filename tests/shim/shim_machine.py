@@ -59,7 +59,7 @@ class Running:
             bufsize=1,
         )
         self.peer = machine.listener.accept()
-        self.resuming = 0
+        self.resuming, self.resumer = 0, self.peer
 
     def __enter__(self) -> Running:
         return self
@@ -76,6 +76,8 @@ class Running:
     def serve(self) -> None:
         """Resume it if a call of its waits."""
         self.peer.pump()
+        if self.resumer is not self.peer:  # what was told to an earlier link is not answered on this one
+            self.resumer, self.resuming = self.peer, 0
         if self.peer.page().state == QUEUED and not self.resuming:
             self.resuming = self.peer.command(RESUME)
         if any(reply.epoch == self.resuming for reply in self.peer.replies):

@@ -77,7 +77,8 @@ static bool read_kind(struct fault *fault, const char *what)
 
 static void read_faults(const char *given)
 {
-	char *text = strdup(given), *rest = text, *entry;
+	/* The test may be writing the next text already: that one is read again, but this copy must end. */
+	char *text = strndup(given, sizeof(board->text)), *rest = text, *entry;
 
 	fault_count = 0;
 	while (rest && (entry = strsep(&rest, ",")) && fault_count < MAX_FAULTS) {
