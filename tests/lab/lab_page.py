@@ -144,10 +144,14 @@ class LabPage:
         return self.page.locator(".jp-affinode-statusButton")
 
     def theme(self, name: str) -> None:
-        """Switch to "JupyterLab Light" or "JupyterLab Dark"."""
+        """Switch to "JupyterLab Light" or "JupyterLab Dark", and wait until JupyterLab's splash has faded.
+
+        A theme that is changed while the splash of the change before fades lets JupyterLab remove the splash
+        twice, which is an uncaught NotFoundError of "removeChild" (JupyterLab 4.6, apputils-extension).
+        """
         self.command("apputils:change-theme", theme=name)
-        light = "false" if "Dark" in name else "true"
-        expect(self.page.locator("body")).to_have_attribute("data-jp-theme-light", light)
+        expect(self.page.locator("body")).to_have_attribute("data-jp-theme-name", name)
+        expect(self.page.locator("#jupyterlab-splash")).to_have_count(0)
 
     def picture(self, name: str, **options: object) -> Path:
         """Save a screenshot; its path."""

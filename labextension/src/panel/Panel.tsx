@@ -29,6 +29,9 @@ import {
 } from './rows';
 import { IView } from './view';
 
+/** One element for all renderings, which React then leaves as it is: a LabIcon works each time it is rendered. */
+const HEADING_CARET = <caretRightIcon.react tag="span" className="jp-affinode-headingCaret" />;
+
 /** What the panel shows and acts through. */
 export interface IPanelProps {
   affinode: IAffinode;
@@ -38,6 +41,8 @@ export interface IPanelProps {
   isVisible: boolean;
   /** Go back to the current notebook. */
   leave: () => void;
+  /** Ask the server now, and show the answer at once. */
+  lookAgain: () => void;
   trans: TranslationBundle;
 }
 
@@ -68,7 +73,7 @@ export function Panel(props: IPanelProps): JSX.Element {
         }
       }}
     >
-      <Toolbar affinode={affinode} filter={filter} onFilter={setFilter} trans={trans} />
+      <Toolbar filter={filter} lookAgain={props.lookAgain} onFilter={setFilter} trans={trans} />
       <Announcements kernels={status?.kernels ?? []} trans={trans} />
       <div className="jp-affinode-body">
         {problem && <Problem affinode={affinode} problem={problem} trans={trans} />}
@@ -81,52 +86,54 @@ export function Panel(props: IPanelProps): JSX.Element {
 }
 
 /** What to look for, whose, and a look now. */
-function Toolbar(props: {
-  affinode: IAffinode;
-  filter: IFilter;
-  onFilter: (filter: IFilter) => void;
-  trans: TranslationBundle;
-}): JSX.Element {
-  const { affinode, filter, onFilter, trans } = props;
-  return (
-    <div className="jp-affinode-toolbar" role="toolbar" aria-label={trans.__('GPU')}>
-      <InputGroup
-        type="search"
-        className="jp-affinode-filter"
-        data-control="filter"
-        aria-label={trans.__('Filter kernels')}
-        placeholder={trans.__('Filter')}
-        rightIcon={searchIcon}
-        value={filter.text}
-        onChange={event => onFilter({ ...filter, text: event.currentTarget.value })}
-      />
-      <Button
-        small
-        minimal
-        type="button"
-        className="jp-affinode-button jp-affinode-mine"
-        data-control="mine"
-        aria-pressed={filter.mine}
-        title={trans.__('Only the kernels of this server')}
-        onClick={() => onFilter({ ...filter, mine: !filter.mine })}
-      >
-        {trans.__('Mine')}
-      </Button>
-      <Button
-        small
-        minimal
-        type="button"
-        className="jp-affinode-button jp-affinode-refresh"
-        data-control="refresh"
-        title={trans.__('Look again')}
-        aria-label={trans.__('Look again')}
-        onClick={() => void affinode.refresh()}
-      >
-        <refreshIcon.react tag="span" />
-      </Button>
-    </div>
-  );
-}
+const Toolbar = React.memo(
+  (props: {
+    filter: IFilter;
+    lookAgain: () => void;
+    onFilter: (filter: IFilter) => void;
+    trans: TranslationBundle;
+  }): JSX.Element => {
+    const { filter, onFilter, trans } = props;
+    return (
+      <div className="jp-affinode-toolbar" role="toolbar" aria-label={trans.__('GPU')}>
+        <InputGroup
+          type="search"
+          className="jp-affinode-filter"
+          data-control="filter"
+          aria-label={trans.__('Filter kernels')}
+          placeholder={trans.__('Filter')}
+          rightIcon={searchIcon}
+          value={filter.text}
+          onChange={event => onFilter({ ...filter, text: event.currentTarget.value })}
+        />
+        <Button
+          small
+          minimal
+          type="button"
+          className="jp-affinode-button jp-affinode-mine"
+          data-control="mine"
+          aria-pressed={filter.mine}
+          title={trans.__('Only the kernels of this server')}
+          onClick={() => onFilter({ ...filter, mine: !filter.mine })}
+        >
+          {trans.__('Mine')}
+        </Button>
+        <Button
+          small
+          minimal
+          type="button"
+          className="jp-affinode-button jp-affinode-refresh"
+          data-control="refresh"
+          title={trans.__('Look again')}
+          aria-label={trans.__('Look again')}
+          onClick={props.lookAgain}
+        >
+          <refreshIcon.react tag="span" />
+        </Button>
+      </div>
+    );
+  }
+);
 
 /** Announces changes of the user's own kernels to screen readers. */
 function Announcements(props: { kernels: IKernel[]; trans: TranslationBundle }): JSX.Element {
@@ -297,7 +304,7 @@ function Section(props: {
           aria-expanded={isOpen}
           onClick={props.onToggle}
         >
-          <caretRightIcon.react tag="span" className="jp-affinode-headingCaret" />
+          {HEADING_CARET}
           {sectionTitle(section, trans)}
           <span className="jp-affinode-count">{props.count}</span>
         </button>

@@ -16,6 +16,9 @@ import { gpuIcon } from '../icons';
 import { CommandIDs, IAffinode } from '../tokens';
 import { Panel } from './Panel';
 
+/** Changes that come within this time are drawn together; each drawing costs a frame of the whole page. */
+const PAUSE_MS = 500;
+
 /** What the panel's widgets are made of. */
 interface IPanelOptions {
   app: JupyterFrontEnd;
@@ -95,7 +98,12 @@ class PanelBody extends ReactWidget {
     super();
     this.addClass('jp-affinode-content');
     _options.affinode.changed.connect(this._onChanged, this);
-    _options.notebooks?.currentChanged.connect(this._onChanged, this);
+    _options.notebooks?.currentChanged.connect(this._draw, this);
+  }
+
+  override dispose(): void {
+    window.clearTimeout(this._timer);
+    super.dispose();
   }
 
   /** Give the focus to the current notebook's row, else to the first control. */
@@ -118,9 +126,15 @@ class PanelBody extends ReactWidget {
             app.shell.activateById(current.id);
           }
         }}
+        lookAgain={this._lookAgain}
         trans={trans}
       />
     );
+  }
+
+  protected override onUpdateRequest(msg: Message): void {
+    super.onUpdateRequest(msg);
+    this._drawn = performance.now();
   }
 
   protected override onAfterShow(msg: Message): void {
@@ -149,9 +163,29 @@ class PanelBody extends ReactWidget {
 
   private _onChanged(): void {
     if (this.isVisible) {
+      this._timer ??= window.setTimeout(
+        () => {
+          this._timer = undefined;
+          this.update();
+        },
+        this._drawn + PAUSE_MS - performance.now()
+      );
+    }
+  }
+
+  /** At once: the user has turned to another notebook, or asked for a look. */
+  private _draw(): void {
+    if (this.isVisible) {
       this.update();
     }
   }
+
+  private _lookAgain = (): void => {
+    void this._options.affinode.refresh().then(() => this._draw());
+  };
+
+  private _drawn = 0;
+  private _timer: number | undefined;
 }
 
 /** Adds the panel to the left sidebar, and a command that shows it. */

@@ -9,6 +9,9 @@ import { gpuIcon } from '../icons';
 import { CommandIDs, IAffinode } from '../tokens';
 import { bytes, bytesOf } from '../words';
 
+/** One element for all renderings, which React then leaves as it is: a LabIcon works each time it is rendered. */
+const ICON = <gpuIcon.react tag="span" className="jp-affinode-statusIcon" aria-hidden="true" />;
+
 /** "GPU 71/80 GiB · 1 waiting"; a click opens the panel. Nothing where there is no GPU. */
 class StatusItem extends ReactWidget {
   constructor(
@@ -55,7 +58,7 @@ class StatusItem extends ReactWidget {
         onClick={() => void this._commands.execute(CommandIDs.openPanel)}
         onPointerEnter={() => void affinode.refresh()}
       >
-        <gpuIcon.react tag="span" className="jp-affinode-statusIcon" aria-hidden="true" />
+        {ICON}
         {parts.join(' · ')}
       </button>
     );
