@@ -225,7 +225,7 @@ enum affinode_move_flags {
  * With MOVE_HAND_OVER host memory is lent, not reserved.
  *
  * PARK: PREPARED with host memory for all that is to be copied, or for AFFINODE_WINDOW_BYTES of it at least, or for the largest part of
- * a block (NO_HOST_ROOM otherwise). What it may take itself is the budget as ever. After COMMIT it uses the LOTs that come, and waits
+ * a block (NO_HOST_ROOM otherwise). What it may take itself is the budget as ever; `bytes` says what it lacks beside. After COMMIT it uses the LOTs that come, and waits
  * where there is none: AFFINODE_STREAM_MS at most since it last got some, then NO_HOST_ROOM. `state` says where it is, as above.
  *
  * RESUME: a window (AFFINODE_WINDOW_BYTES at most, or a larger part) that is filled and has the right digests has its place on the GPU for good, and the host memory of its contents

@@ -277,6 +277,18 @@ static bool prepare_to_release(struct moved *moved, struct survey *survey, size_
 	return !why;
 }
 
+/* The controller is told what copies lack of host memory (protocol.h).  */
+static bool wait_for_commit(struct moved *moved, const struct survey *survey)
+{
+	size_t needed = slots_needed(survey, 0, survey->item_count), have = slots_free();
+	bool goes_on;
+
+	moved->bytes = needed > have ? (needed - have) * CHUNK_BYTES : 0;
+	goes_on = mover_wait_for_commit(moved);
+	moved->bytes = 0;
+	return goes_on;
+}
+
 /* With the gate closed. True: parked.  */
 static bool give_up_memory(struct moved *moved, struct survey *survey)
 {
@@ -284,7 +296,7 @@ static bool give_up_memory(struct moved *moved, struct survey *survey)
 
 	if (!prepare_to_release(moved, survey, &uncopied))
 		return false;
-	if (somebody_came() || (moved->move.prepare && !mover_wait_for_commit(moved))) {
+	if (somebody_came() || (moved->move.prepare && !wait_for_commit(moved, survey))) {
 		if (moved->status == AFFINODE_OK)
 			outcome_is(moved, AFFINODE_REVOKED, MOVER_CALL_CAME);
 		return false;

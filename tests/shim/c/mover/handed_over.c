@@ -97,19 +97,20 @@ static uint32_t prepare(uint64_t how)
 	return epoch;
 }
 
-/* With lots that come when those that it begins with are used.  */
+/* With lots that come when those that it begins with are used: as many as it says that it lacks.  */
 static void park(void)
 {
+	unsigned first = lots < FIRST_LOTS ? lots : FIRST_LOTS, lacks;
 	uint32_t epoch;
 
 	change();
-	lend(lots < FIRST_LOTS ? lots : FIRST_LOTS);
+	lend(first);
 	epoch = prepare(OVER);
-	CHECK(controller_is_prepared(epoch));
+	lacks = (unsigned)((controller_lacks(epoch) + LOT - 1) / LOT);
+	CHECK_EQUAL(first + lacks, lots);
 	controller_decide(epoch, true);
 	UNTIL(cuda_free_bytes() > free_when_resident + MiB(64));
-	while (lots_lent() < lots)
-		lend(1);
+	lend(lacks);
 	CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_OK);
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
 	CHECK_EQUAL(page_read().gpus[0].resident_bytes, 0);

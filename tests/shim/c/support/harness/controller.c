@@ -276,6 +276,12 @@ bool controller_prepared(uint32_t number)
 	return controller_is_prepared(number);
 }
 
+uint64_t controller_lacks(uint32_t number)
+{
+	CHECK(controller_prepared(number));
+	return reply_to(number, true)->bytes;
+}
+
 void controller_decide(uint32_t number, bool commit)
 {
 	command(commit ? AFFINODE_COMMAND_COMMIT : AFFINODE_COMMAND_ABORT, 0, number, 0);

@@ -32,6 +32,8 @@ bool controller_replied(uint32_t epoch);
 /* Of a move in two steps: wait until it is prepared; false: it ended before. Then, or sooner, decide.  */
 bool controller_prepared(uint32_t epoch);
 bool controller_is_prepared(uint32_t epoch);
+/* What a prepared park says that it lacks of host memory, in bytes.  */
+uint64_t controller_lacks(uint32_t epoch);
 void controller_decide(uint32_t epoch, bool commit);
 /* Hand over a lot of host memory (a multiple of 32 MiB); its number.  */
 uint32_t controller_lend(uint64_t bytes);
