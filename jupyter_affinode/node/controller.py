@@ -43,11 +43,12 @@ from .policy.decide import decide
 from .policy.queue import waiters, waits_since
 from .policy.wait_estimates import Outlook, outlooks
 from .shims import Looks, Shims
-from .state.host_usage import promise_lots, promised_bytes, soon_wanted_bytes, spoken_for_bytes
-from .state.lots import LotStock
+from .state.host.host_figures import disk_used_bytes
+from .state.host.host_usage import promise_lots, promised_bytes, soon_wanted_bytes, spoken_for_bytes
+from .state.host.lots import LotStock
 from .state.observer import Observers
 from .state.persistence import FILE_NAME, Remembered
-from .state.records import KernelRecord
+from .state.records.kernel import KernelRecord
 from .state.registry import NodeState
 from .state.room_requests import RequestedRoom
 from .state.servers import ServerWatch
@@ -175,7 +176,7 @@ class Controller:
     def start(self) -> None:
         """Listen for shims, and begin to decide once the settle time is over."""
         written = self.remembered.read(time.monotonic(), self.state.settings.hold_max_s)
-        self.state.disk.recall(written, time.monotonic())
+        self.state.host.disk.recall(written, time.monotonic())
         self._link = Link(
             self.socket.with_name(LINK_NAME),
             self._shims,
@@ -340,7 +341,7 @@ class Controller:
             self._pacing.end()
 
     def _look_at_lots(self, now: float) -> None:
-        kernels, host = self._snapshot.kernels, self.state.host
+        kernels, host = self._snapshot.kernels, self.state.host.memory
         host = replace(host, available_bytes=host.available_bytes - promised_bytes(kernels))
         most = (
             host.available_bytes + self.lots.ready_bytes - self.state.settings.host_reserve(host.total_bytes)
@@ -362,14 +363,15 @@ class Controller:
         for process, error in self.state.refresh(now):
             if process.connection is not None:
                 process.connection.end(Ending.DROPPED, str(error))
-        self.state.lots_ready_bytes, self.state.lots_held = self.lots.ready_bytes, self.lots.held()
-        self.state.lots_promised = self.lots.promised()
-        self.state.makes_lots = self.lots.makes_more(self.state.settings, now)
+        host, kernels = self.state.host, self.state.kernels.values()
+        host.lots_ready_bytes, host.lots_held = self.lots.ready_bytes, self.lots.held()
+        host.lots_promised = self.lots.promised()
+        host.makes_lots = self.lots.makes_more(self.state.settings, now)
         if at_host and (self.state.settings.lot_bytes != 0 or any(self.state.processes())):
-            host = host_memory()
-            self.state.host = replace(host, available_bytes=host.available_bytes - self.lots.making_bytes)
-            self.state.read_limits()
-            self.state.disk.look(self.state.settings, self.state.disk_used_bytes(), now, self.log)
+            memory = host_memory()
+            host.memory = replace(memory, available_bytes=memory.available_bytes - self.lots.making_bytes)
+            host.read_limits(kernels)
+            host.disk.look(self.state.settings, disk_used_bytes(kernels), now, self.log)
         self.moves.look_at_promises(self._snapshot, now)  # before another kernel is chosen
         is_complete = now - self.began >= self.state.settings.settle_s * COMPLETE_AFTER_SETTLING
         self._snapshot = self.state.snapshot(now, is_settled=self._is_settled(now), is_complete=is_complete)
@@ -437,7 +439,7 @@ class Controller:
         look_for_unended(self.state.kernels, now, self.log, self.poke)
         self.accounts.tidy(now)
         self.servers.look(self.events.places())
-        self.remembered.look(self.state.kernels.values(), now, self.state.disk.remembered)
+        self.remembered.look(self.state.kernels.values(), now, self.state.host.disk.remembered)
         for process in self.state.stale_processes(now):
             self._shims.forget(process, lives=process.watch is not None)  # its end would have been seen
         for kernel in list(self.state.kernels.values()):

@@ -15,7 +15,8 @@ from .identity.access import Access
 from .link.connection import Connection, Ending
 from .model.snapshot import Kernel
 from .protocol.wire import CommandKind, Hello, Message, Notify, NotifyKind, Reply, Request, WireError
-from .state.records import KernelRecord, Process
+from .state.records.kernel import KernelRecord
+from .state.records.process import Process
 from .state.registry import NodeState
 from .system.mapped_page import Page
 from .system.peers import ProcessWatch

@@ -12,8 +12,8 @@ from typing import Any
 
 from jupyter_affinode.node import controller
 from jupyter_affinode.node.app import NodeController
-from jupyter_affinode.node.state import lots
-from jupyter_affinode.node.state import registry as state
+from jupyter_affinode.node.state import registry
+from jupyter_affinode.node.state.host import host_figures, lots
 from jupyter_affinode.node.system.host_memory import CgroupMemory, HostMemory
 
 CGROUP = "/all"
@@ -21,11 +21,11 @@ CGROUP = "/all"
 
 def bound(host_bytes: int) -> None:
     """Let every figure of host memory be reckoned so."""
-    tables: list[state.NodeState] = []
+    tables: list[registry.NodeState] = []
     stocks: list[lots.LotStock] = []
-    begin, begin_stock = state.NodeState.__init__, lots.LotStock.__init__
+    begin, begin_stock = registry.NodeState.__init__, lots.LotStock.__init__
 
-    def remember(self: state.NodeState, *arguments: Any) -> None:
+    def remember(self: registry.NodeState, *arguments: Any) -> None:
         begin(self, *arguments)
         tables.append(self)
 
@@ -45,8 +45,8 @@ def bound(host_bytes: int) -> None:
     def limits(pid: int, known: Any = None) -> tuple[CgroupMemory, ...]:
         return (CgroupMemory(CGROUP, available(), host_bytes),)
 
-    state.NodeState.__init__ = remember  # type: ignore[method-assign]
-    state.cgroup_limits = limits  # type: ignore[assignment]
+    registry.NodeState.__init__ = remember  # type: ignore[method-assign]
+    host_figures.cgroup_limits = limits  # type: ignore[assignment]
     lots.LotStock.__init__ = remember_stock  # type: ignore[method-assign]
     lots.cgroup_memory = lambda pid: None
     lots.host_memory = controller.host_memory = lambda: HostMemory(host_bytes, available())

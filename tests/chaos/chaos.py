@@ -116,7 +116,7 @@ class Chaos:
         self.machine = machine
         self.account = Account(seed)
         self.threads: list[threading.Thread] = []
-        # With a disk they have more, since less than LEAST_BYTES (policy/disk.py) never goes there.
+        # With a disk they have more, since less than LEAST_BYTES (policy/resources/disk.py) never goes there.
         mebibytes = mebibytes or (48 if spill_dir else 20)
         # … and think for longer, so that kernels are idle that can change places with waiters.
         workload = Workload(mebibytes, think_ms=1000 if spill_dir else 150, work_ms=5)

@@ -18,6 +18,8 @@ from model_node import Clock
 from preparing_shim import PreparingShim
 from thread_controller import ThreadController
 
+from jupyter_affinode.node.system import lot_memory
+
 
 @pytest.fixture
 def node(machine: Machine) -> Iterator[Callable[..., Machine]]:
@@ -85,3 +87,9 @@ def residency(machine: Machine) -> Callable[[str], str | None]:
         return kernel and kernel["residency"]
 
     return of
+
+
+@pytest.fixture
+def ordinary_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this machine has set aside: how many huge pages are behind a file is not shown."""
+    monkeypatch.setattr(lot_memory, "free_huge_bytes", lambda: 0)

@@ -12,7 +12,7 @@ from small_plans import FREE, PLAIN, random_sessions, replay, session
 
 import jupyter_affinode.planner.model.replay as replay_module
 from jupyter_affinode.node.model.reasons import Cause
-from jupyter_affinode.node.policy.eligibility import LEAST_PAUSE_S
+from jupyter_affinode.node.policy.victims.eligibility import LEAST_PAUSE_S
 from jupyter_affinode.planner.model.baselines import Culled, Culling, Reservation, Sharing
 from jupyter_affinode.planner.model.event_queue import Shared, Timeline
 from jupyter_affinode.planner.model.machine import GIB, Machine, Speeds

@@ -18,8 +18,8 @@ from ..identity.identity import Identity
 from ..identity.rate_limits import BYTES_A_REQUEST, Account
 from ..ledger.recorder import plain
 from ..model.reasons import Refusal
-from ..state.ownership import owner_of
-from ..state.records import KernelRecord
+from ..state.records.kernel import KernelRecord
+from ..state.records.ownership import owner_of
 from ..views.visibility import kernel_view
 from .audit import audit_row
 from .clients import Clients, TooMuch

@@ -8,7 +8,8 @@ from typing import Any
 from ..execution.cleanup import CannotEnd
 from ..execution.user_requests import HoldRefused, ProcessGroup
 from ..model.reasons import Refusal
-from ..state.records import KernelRecord, Outcome
+from ..state.records.kernel import KernelRecord
+from ..state.records.moves import Outcome
 from ..system.peers import pid_namespace_of
 from ..views.call_activity import look_at_calls
 from .errors import ApiError

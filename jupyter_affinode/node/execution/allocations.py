@@ -8,7 +8,8 @@ from ...units import bytes_in_words
 from ..model.reasons import Cause
 from ..protocol.wire import CommandKind, Notify, NotifyKind
 from ..state.observer import Observer, RoomAnswered
-from ..state.records import KernelRecord, Process, Room
+from ..state.records.kernel import KernelRecord
+from ..state.records.process import Process, Room
 from ..state.registry import NodeState
 
 ROOMS_MAX = 256  # a shim asks for 64 at once

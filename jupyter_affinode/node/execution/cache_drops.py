@@ -13,7 +13,9 @@ from collections.abc import Callable
 
 from ...units import duration_in_words
 from ..protocol.wire import CommandKind, Reply, Status
-from ..state.records import CacheDrop, KernelRecord, Process
+from ..state.records.kernel import KernelRecord
+from ..state.records.moves import CacheDrop
+from ..state.records.process import Process
 from ..state.registry import NodeState
 
 BEGINS_WITHIN_S = 1.0

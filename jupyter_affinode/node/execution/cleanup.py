@@ -16,7 +16,8 @@ import time
 
 from ..model.reasons import Refusal
 from ..protocol.wire import CommandKind
-from ..state.records import KernelRecord, Process
+from ..state.records.kernel import KernelRecord
+from ..state.records.process import Process
 from ..state.stuck import Stuck
 from ..system.process_start import started_at
 

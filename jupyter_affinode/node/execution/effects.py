@@ -22,10 +22,10 @@ from ..model.actions import (
 )
 from ..model.reasons import NoticeKind, Refusal
 from ..protocol.wire import Status
-from ..state.host_usage import give_lots, make_room_beside_lots, trim
+from ..state.host.host_usage import give_lots, make_room_beside_lots, trim
 from ..state.observer import Observers
-from ..state.ownership import standing
-from ..state.records import KernelRecord
+from ..state.records.kernel import KernelRecord
+from ..state.records.ownership import standing
 from ..state.registry import NodeState
 from ..state.room_requests import RequestedRoom
 from .evictions import ask_for_end
@@ -97,7 +97,7 @@ class Effects:
     def _park(self, kernel: KernelRecord, action: Park) -> None:
         if action.lot_bytes:
             give_lots(kernel, action.lot_bytes, self._parts.lots)
-        make_room_beside_lots(kernel, action.budget_bytes, self._parts.lots, self._state.host)
+        make_room_beside_lots(kernel, action.budget_bytes, self._parts.lots, self._state.host.memory)
         self._parts.room_requests.park_begins(kernel, action.for_kernel)
         self._parts.moves.park(
             kernel,

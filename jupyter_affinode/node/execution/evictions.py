@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from ..model.snapshot import Residency
-from ..state.records import KernelRecord
+from ..state.records.kernel import KernelRecord
 
 SERVER_TAKES_S = 60.0  # a shutdown that is not clean lasts 10 s in Jupyter Server
 NOT_AGAIN_S = 300.0

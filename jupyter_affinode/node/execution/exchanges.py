@@ -7,9 +7,9 @@ blamed, and may be chosen again at once, to be parked before the waiter is resum
 as the last one is prepared, all are told to COMMIT and the waiter is told to RESUME in the same step, since a prepared
 kernel keeps its calls waiting.
 
-Where there is host memory for one copy only, the waiter hands its own over (policy/hand_over.py): what a victim lacks
-beside what it got when it prepared, it is lent in lots as they come. A victim that was parked in part has nothing to
-prepare, and is told to park its rest when the others are told to COMMIT.
+Where there is host memory for one copy only, the waiter hands its own over (policy/reclaim/hand_over.py): what a
+victim lacks beside what it got when it prepared, it is lent in lots as they come. A victim that was parked in part has
+nothing to prepare, and is told to park its rest when the others are told to COMMIT.
 
 From then on each goes on by itself. A victim whose copy fails stays on the GPU, wholly or in part; the policy brings
 the rest of it back (policy/decide.py), and the park counts as failed. A waiter that finds no room is parked as before,
@@ -25,11 +25,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 from ..model.snapshot import Residency
-from ..policy.exchange import room_to_begin
+from ..policy.reclaim.exchange import room_to_begin
 from ..protocol.wire import Status
-from ..state.host_usage import may_take_anew
-from ..state.ownership import standing
-from ..state.records import Exchange, KernelRecord, Move, Phase, Process
+from ..state.records.kernel import KernelRecord
+from ..state.records.moves import Exchange, Move, Phase
+from ..state.records.ownership import standing
+from ..state.records.process import Process
 from ..state.registry import NodeState
 from . import group_commit as together
 
@@ -134,7 +135,8 @@ class Exchanges:
         for kernel, move in self._parks(exchange) if hands_over else ():
             for key in move.prepared & kernel.processes.keys():
                 process = kernel.processes[key]
-                self._promise(process, move.lacks.get(key) or may_take_anew(kernel, process))
+                lacks = process.resident_bytes if move.in_part else move.lacks[key]
+                self._promise(process, min(lacks, process.resident_bytes))
 
     def _call_off(self, exchange: Exchange, failure: tuple[Status, str]) -> None:
         self._decided(exchange)

@@ -17,9 +17,10 @@ import time
 from ...settings.policy import GIB
 from ...units import duration_in_words
 from ..model.snapshot import Node
-from ..policy.eviction_cost import is_late
+from ..policy.victims.eviction_cost import is_late
 from ..protocol.wire import Status
-from ..state.records import KernelRecord, Move
+from ..state.records.kernel import KernelRecord
+from ..state.records.moves import Move
 from ..state.registry import NodeState
 
 PREEMPTS_WITHIN_S = (

@@ -13,8 +13,10 @@ from collections.abc import Sequence
 
 from ..protocol.page import Depth, State
 from ..protocol.wire import CommandKind, HelloFlag, MoveFlag, Status
-from ..state.host_usage import budget_argument
-from ..state.records import KernelRecord, Move, Phase, Process
+from ..state.host.host_usage import budget_argument
+from ..state.records.kernel import KernelRecord
+from ..state.records.moves import Move, Phase
+from ..state.records.process import Process
 from .outcomes import PARK_BEGINS_WITHIN_S
 
 CAME_BACK = (Status.REVOKED, "the kernel used the GPU while it was being freed")

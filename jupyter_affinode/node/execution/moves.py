@@ -16,11 +16,13 @@ from ..model.reasons import Cause, Refusal
 from ..model.snapshot import Node, Residency
 from ..protocol.page import Depth, State
 from ..protocol.wire import CommandKind, HelloFlag, Reply, Status
-from ..state.context_depth import kernel_depth
-from ..state.host_usage import forget_trim, learn_from_park, refused_for_memory
+from ..state.gpus.context_depth import kernel_depth
+from ..state.host.host_usage import forget_trim, learn_from_park, refused_for_memory
 from ..state.observer import Observer
-from ..state.ownership import whose
-from ..state.records import KERNEL_ENDED, Exchange, KernelRecord, Move, Outcome, Phase, Process
+from ..state.records.kernel import KernelRecord
+from ..state.records.moves import KERNEL_ENDED, Exchange, Move, Outcome, Phase
+from ..state.records.ownership import whose
+from ..state.records.process import Process
 from ..state.registry import NodeState
 from ..state.snapshot_builder import exchanges as can_exchange
 from . import group_commit as together
@@ -202,7 +204,7 @@ class Moves:
         kernel.failures.refusal_args = figures or {}
         kernel.because(None, None)
         if status is Status.NO_HOST_ROOM:
-            pause = refused_for_memory(kernel, now, self._state.host_left(kernel) if found_less else None)
+            pause = refused_for_memory(kernel, now, self._state.host.left_for(kernel) if found_less else None)
             when = "there is more of it"
         else:
             pause = kernel.failures.park.fail(now)

@@ -15,8 +15,8 @@ from ...units import bytes_in_words
 from ..model.reasons import EVERYDAY_REFUSALS, Cause, NoticeKind, Refusal
 from ..model.snapshot import Waiter
 from ..state.observer import MoveEnded, Observer, RoomAnswered
-from ..state.ownership import whose
-from ..state.records import KernelRecord
+from ..state.records.kernel import KernelRecord
+from ..state.records.ownership import whose
 from ..state.registry import NodeState
 
 SAME_AGAIN_S = 300.0  # the same kind of notice about one kernel
@@ -108,7 +108,7 @@ class Notices(Observer):
                 }
                 notice = Notice(NoticeKind.MEMORY_LOW, "info", text, args=args)
                 self._tell(notice, uuid, again_s=MACHINE_AGAIN_S)
-        host, settings = self._state.host, self._state.settings
+        host, settings = self._state.host.memory, self._state.settings
         any_process = next(self._state.processes(), None) is not None
         if any_process and host.available_bytes < settings.host_reserve(host.total_bytes):
             free = bytes_in_words(host.available_bytes)

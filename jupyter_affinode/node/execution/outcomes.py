@@ -5,9 +5,11 @@ from __future__ import annotations
 from ..model.reasons import Refusal
 from ..protocol.page import Depth, State
 from ..protocol.wire import Status
-from ..state.context_depth import kernel_depth
+from ..state.gpus.context_depth import kernel_depth
 from ..state.observer import MoveEnded
-from ..state.records import KernelRecord, Move, Phase, Process
+from ..state.records.kernel import KernelRecord
+from ..state.records.moves import Move, Phase
+from ..state.records.process import Process
 
 PARK_BEGINS_WITHIN_S = 2.0
 RESUME_BEGINS_WITHIN_S = 5.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..state.lots import LotStock
+from ..state.host.lots import LotStock
 from .allocations import Rooms
 from .cache_drops import CacheDrops
 from .moves import Moves

@@ -14,7 +14,7 @@ from ..model.actions import Action, DenyRoom, GrantRoom
 from ..model.reasons import Cause
 from ..model.snapshot import Node, Residency
 from ..policy.wait_estimates import ITS_TURN, Outlook
-from ..state.records import KernelRecord
+from ..state.records.kernel import KernelRecord
 from ..state.registry import NodeState
 from ..state.room_requests import PREFIX, RequestedRoom
 

@@ -13,9 +13,11 @@ from collections.abc import Callable
 from ...units import bytes_in_words, duration_in_words
 from ..model.actions import Spill
 from ..protocol.wire import CommandKind, Reply, Status
-from ..state.host_usage import keepers_on_disk, on_disk_bytes, spillers
+from ..state.host.host_usage import keepers_on_disk, on_disk_bytes, spillers
 from ..state.observer import Observer, SpillEnded
-from ..state.records import KernelRecord, Process, SpillRecord
+from ..state.records.kernel import KernelRecord
+from ..state.records.moves import SpillRecord
+from ..state.records.process import Process
 from ..state.registry import NodeState
 
 BEGINS_WITHIN_S = 2.0
@@ -116,7 +118,7 @@ class Spills:
         elif spill.written_bytes:
             kernel.host.spill_backoff.succeed()
         if spill.asked_bytes:
-            self._state.disk.take_written(spill.written_bytes, took_s, now)
+            self._state.host.disk.take_written(spill.written_bytes, took_s, now)
             ended = SpillEnded("ok" if spill.failure is None else "failed", spill.written_bytes, took_s)
             self._observer.spill_ended(kernel, ended)
             size = bytes_in_words(spill.written_bytes)

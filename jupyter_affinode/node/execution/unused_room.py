@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 
 from ...units import duration_in_words
-from ..state.records import KernelRecord
+from ..state.gpus.reservations import Reserved
+from ..state.records.kernel import KernelRecord
 from ..state.registry import NodeState
-from ..state.reservations import Reserved
 
 PROMPT_S = 1.0  # a resume that fails sooner keeps hardly anything from others
 

@@ -14,7 +14,9 @@ from ..model.reasons import Refusal
 from ..model.snapshot import Residency
 from ..protocol.page import State
 from ..protocol.wire import CommandKind, Request, RequestKind, Status
-from ..state.records import KERNEL_ENDED, KernelRecord, Outcome, Process
+from ..state.records.kernel import KernelRecord
+from ..state.records.moves import KERNEL_ENDED, Outcome
+from ..state.records.process import Process
 from ..state.registry import NodeState
 from ..system.peers import pid_namespace_of
 from .moves import Moves

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 if TYPE_CHECKING:
-    from ..state.records import KernelRecord
+    from ..state.records.kernel import KernelRecord
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from ..model.reasons import Cause, Refusal
 from ..model.snapshot import Waiter
 from ..protocol.wire import LARGEST_BYTES
 from ..state.observer import MoveEnded, Observer, RoomAnswered, SpillEnded
-from ..state.ownership import own_name, owner_of
-from ..state.records import KernelRecord
+from ..state.records.kernel import KernelRecord
+from ..state.records.ownership import own_name, owner_of
 from ..state.registry import NodeState
 from .store import EventRow, KernelRow
 from .usage import ByteSeconds, Meter, Seen

@@ -18,8 +18,8 @@ from typing import Any
 from ...threads import on_own_thread
 from ..model.snapshot import Residency, Waiter
 from ..state.observer import MoveEnded, Observer
-from ..state.ownership import owner_of
-from ..state.records import KernelRecord
+from ..state.records.kernel import KernelRecord
+from ..state.records.ownership import owner_of
 from ..state.registry import NodeState
 from .store import open_for_reading
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..model.snapshot import Residency, Waiter
-from ..state.records import KernelRecord
+from ..state.records.kernel import KernelRecord
 
 SERVED, DENIED, GIVEN_UP, GONE = "served", "denied", "given-up", "gone"
 OUTCOMES = (SERVED, DENIED, GIVEN_UP, GONE)

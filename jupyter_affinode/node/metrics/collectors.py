@@ -20,7 +20,7 @@ from ..ledger.writer import Ledger
 from ..model.reasons import PARK_REFUSALS, Cause, Refusal
 from ..model.snapshot import Residency, Waiter
 from ..state.observer import MoveEnded, Observer, RoomAnswered, SpillEnded
-from ..state.records import KernelRecord
+from ..state.records.kernel import KernelRecord
 from ..state.registry import NodeState
 
 MOVE_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)

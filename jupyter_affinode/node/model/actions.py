@@ -20,8 +20,8 @@ class Park:
     preempts: bool = False  # it is busy: its next call waits until it has its turn again
     cause: Cause = field(default=Cause.OTHER, compare=False)
     for_kernel: str | None = field(default=None, compare=False)  # the kernel that waits for its memory
-    exchanges: bool = False  # … and that comes in while this one goes out (policy/exchange.py)
-    hands_over: bool = False  # … and gives this one its host memory meanwhile (policy/hand_over.py)
+    exchanges: bool = False  # … and that comes in while this one goes out (policy/reclaim/exchange.py)
+    hands_over: bool = False  # … and gives this one its host memory meanwhile (policy/reclaim/hand_over.py)
 
 
 @dataclass(frozen=True)

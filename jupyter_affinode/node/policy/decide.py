@@ -1,8 +1,8 @@
 """The controller's heart: what to do now. Pure: no I/O, no clock, no randomness.
 
 The same function runs in the controller, in the planner and, with a virtual clock, in the property tests.
-`scheduling_pass.py` is one pass and what it leaves, `queue.py` the order, `admission.py` which waiter gets room,
-`reclaim.py` and `preemption.py` which kernels make room, `prefetch.py` which kernels come back before they are used.
+`queue.py` has the order, `admission` which kernels get room, `reclaim` which kernels make room, `victims` which may be
+parked and at what cost, `resources` what there is beside GPU memory, `scheduling_pass` what one pass has decided.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from ...settings.policy import Settings
 from ..model.actions import Action, RefusePark
 from ..model.reasons import Cause, Refusal
 from ..model.snapshot import Kernel, Node, Residency
-from . import eviction_cost as victims
-from .admission import LAST_RESERVES, serve_queue
-from .eligibility import eligible_at
-from .prefetch import prefetch
+from .admission.admission import LAST_RESERVES, serve_queue
+from .admission.prefetch import prefetch
 from .queue import AWAY, waits_since
-from .reclaim import keep_limits, park_idle, reclaim_watermark
-from .scheduling_pass import Plan
+from .reclaim.reclaim import keep_limits, park_idle, reclaim_watermark
+from .scheduling_pass.plan import Plan
+from .victims import eviction_cost as victims
+from .victims.eligibility import eligible_at
 
 
 def decide(now: float, node: Node, settings: Settings) -> list[Action]:
@@ -38,7 +38,8 @@ def decide(now: float, node: Node, settings: Settings) -> list[Action]:
     mend_splits(plan)
     prefetch(plan)
     give_lots(plan)
-    plan.relieve()  # under the host's reserve, what is kept only for speed goes first
+    for action in plan.host.relieve():  # under the host's reserve, what is kept only for speed goes first
+        plan.act(action)
     plan.say_refusals()
     return plan.actions
 
@@ -79,7 +80,7 @@ def _park_rest(plan: Plan, kernel: Kernel) -> None:
     is_in_the_way = (
         head is not None and head.kernel is not kernel and not plan.fits(head.needs, LAST_RESERVES)
     )
-    if head is None or not is_in_the_way or plan.shortfall([kernel.rest]):
+    if head is None or not is_in_the_way or plan.host.shortfall([kernel.rest]):
         return
     plan.park(kernel.rest, "a part of it is on the GPU", Cause.ROOM, for_kernel=head.kernel.id)
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ...settings.policy import Settings
 from ..model.gpu import NvmlGpu
 from ..model.snapshot import Kernel, Node, Residency
-from .eligibility import eligible_at
+from .victims.eligibility import eligible_at
 
 MAY_GO = 0.5  # what may be parked, or is, comes back and takes turns: it counts as half
 PLACED_LASTS_S = 600.0  # a kernel that was placed and has not used the GPU by then probably never will

@@ -15,9 +15,9 @@ from functools import cached_property
 from ...settings.policy import GIB
 from ..model.reasons import BlockerReason
 from ..model.snapshot import Kernel, Residency, Waiter
-from .compute_slots import is_at_work
-from .eviction_cost import park_s
-from .scheduling_pass import ON_THE_MOVE, Plan
+from .scheduling_pass.compute_slots import is_at_work
+from .scheduling_pass.plan import ON_THE_MOVE, Plan
+from .victims.eviction_cost import park_s
 
 BLOCKERS_MAX = 5
 CONTEXT_BYTES = GIB  # the most that a kernel's CUDA context is taken to have, which no page tells

@@ -19,15 +19,15 @@ from ...settings.policy import Settings
 from ...units import bytes_in_words
 from ..model.reasons import BlockerReason, WaitReason
 from ..model.snapshot import Kernel, Node, Residency, Waiter
-from .admission import is_hopeless
-from .compute_slots import is_at_work
-from .eligibility import eligible_at
-from .eviction_cost import park_s, resume_s
-from .migration import may_migrate
-from .preemption import preemptible_at
+from .admission.admission import is_hopeless
+from .admission.migration import may_migrate
 from .queue import in_turn, lines_of
-from .quotas import GROUP
-from .scheduling_pass import Plan
+from .reclaim.preemption import preemptible_at
+from .resources.quotas import GROUP
+from .scheduling_pass.compute_slots import is_at_work
+from .scheduling_pass.plan import Plan
+from .victims.eligibility import eligible_at
+from .victims.eviction_cost import park_s, resume_s
 from .wait_blockers import (
     BLOCKERS_MAX,
     Blocker,
@@ -257,9 +257,9 @@ class _View:
         for moment, size, kernel in yields.get(uuid, ()):
             if kernel is waiter.kernel:
                 continue
-            if plan.host_lacks_room_for([*yielding, kernel]):
+            if plan.host.lacks_room_for([*yielding, kernel]):
                 is_host_full = True
-                if size < everything or plan.host_lacks_room_for([kernel]):
+                if size < everything or plan.host.lacks_room_for([kernel]):
                     continue
                 lacks, yielding = size, []  # alone, then
             yielding.append(kernel)

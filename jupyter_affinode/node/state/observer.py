@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..model.reasons import Cause, Refusal
 from ..model.snapshot import Waiter
-from .records import KernelRecord
+from .records.kernel import KernelRecord
 
 
 @dataclass(frozen=True)

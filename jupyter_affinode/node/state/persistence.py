@@ -27,7 +27,7 @@ from typing import Any
 
 from ... import environment
 from ...settings.rules import PRIORITY_MAX, PRIORITY_MIN
-from .records import KernelRecord
+from .records.kernel import KernelRecord
 
 FILE_NAME = "remembered.json"
 BYTES_MAX = 32 << 20  # more than all kernels that a controller knows, each with the longest id

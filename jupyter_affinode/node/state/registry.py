@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 
 from ...settings.policy import Settings
 from ..link.connection import Connection
 from ..model.gpu import NvmlGpu
-from ..model.snapshot import Host, Kernel, Node, Reservation, Residency
+from ..model.snapshot import Kernel, Node, Reservation, Residency
 from ..model.user_back_off import UserBackOff
 from ..policy.placement import PLACED_LASTS_S, Newcomer, newcomers_by_gpu, place
 from ..policy.queue import Turns
 from ..protocol.page import State
 from ..protocol.wire import Hello, HelloFlag
-from ..system.host_memory import CgroupMemory, HostMemory, Known, cgroup_limits
+from ..system.host_memory import HostMemory
 from ..system.mapped_page import Page
 from ..system.nvml import NvmlSample
 from ..system.peers import parent_of
 from ..system.process_start import started_at
-from .context_depth import (
+from .gpus.context_depth import (
     Objection,
     context_objection,
     kernel_needs,
@@ -30,17 +29,18 @@ from .context_depth import (
     open_gpus,
     read_visible,
 )
-from .disk import Disk
-from .gpu_processes import busy, by_gpu, look, shown_bytes
-from .gpus import GpuTable
-from .host_usage import awaits_bytes, look_for_more, on_disk_bytes
+from .gpus.gpu_processes import busy, by_gpu, look, shown_bytes
+from .gpus.gpu_table import GpuTable
+from .gpus.reservations import ReservationBook, ShownBytes
+from .gpus.transfer_speeds import MoveSpeeds
+from .host.host_figures import HostFigures
+from .host.host_usage import awaits_bytes
 from .persistence import Remembered
-from .records import BadPages, KernelRecord, Process, read_pages
-from .reservations import ReservationBook, ShownBytes
+from .records.kernel import KernelRecord
+from .records.process import BadPages, Process, read_pages
 from .room_requests import RequestedRoom
 from .snapshot_builder import kernel_picture
 from .stuck import Stuck, stuck
-from .transfer_speeds import MoveSpeeds
 
 HUNG_UP_FORGOTTEN_S = 10.0  # a live process that closed its link and does not come back runs without a shim
 UNSEEN_FORGOTTEN_S = 600.0  # a silent one whose end we cannot see; what it has on the GPU is "unmanaged" then
@@ -54,19 +54,12 @@ class NodeState:
 
     def __init__(self, settings: Settings, host: HostMemory):
         self.settings = settings
-        self.host = host
-        self.limits: dict[str, CgroupMemory] = {}  # by path; as old as `host`
-        self.lots_ready_bytes = 0  # what the controller's lots can give
-        self.lots_held: dict[int, int] = {}  # … and gave, by process
-        self.lots_promised: dict[int, int] = {}  # … and will give to parks under way, by process
-        self.lot_cgroups: frozenset[str] = frozenset()
-        self.makes_lots = False
+        self.host = HostFigures(host)
         self.kernels: dict[str, KernelRecord] = {}
         self.room_requests: dict[str, RequestedRoom] = {}  # by id
         self.gpus = GpuTable()
         self.reservations = ReservationBook()
         self.speeds = MoveSpeeds()
-        self.disk = Disk()  # that parked memory may go to
         self.failed_parks = UserBackOff(10.0, 3600.0)  # whose kernels are parked last
         self.unused_room = UserBackOff(1.0, 60.0)  # whose kernels are given none for a while
         self.turns = Turns()
@@ -211,7 +204,7 @@ class NodeState:
         for size, seconds in self.speeds.look(
             self.processes(), self.gpus.sizes, lambda process: self._last_move_s(process, now)
         ):
-            self.disk.take_read(size, seconds)
+            self.host.disk.take_read(size, seconds)
         managed: dict[str, int] = {}
         for kernel in self.kernels.values():
             self._refresh_kernel(kernel, now)
@@ -295,45 +288,9 @@ class NodeState:
             if process.silent_since is not None and now - process.silent_since > _remembered_s(process)
         ]
 
-    def spilling_bytes(self) -> int:
-        """What kernels were told to write to disk and have not answered for yet."""
-        spills = (kernel.host.spill for kernel in self.kernels.values())
-        return sum(spill.asked_bytes - spill.written_bytes for spill in spills if spill is not None)
-
-    def disk_used_bytes(self) -> int:
-        """What all kernels have on disk."""
-        return sum(on_disk_bytes(kernel) for kernel in self.kernels.values())
-
     def lots_mapped(self) -> dict[int, int]:
         """How many bytes in lots each process says it has, by its key."""
         return {process.key: process.data.lot_bytes for process in self.processes()}
-
-    def read_limits(self) -> None:
-        """Read the memory limits above all kernels, before a decision. A figure that is not read anew is forgotten:
-        those that share a cgroup must not go by what was left when one of them was looked at last.
-        """
-        known: Known = {}
-        self.limits = {}
-        own = {limit.path: limit for limit in cgroup_limits(os.getpid(), known=known)}
-        self.lot_cgroups = frozenset(own)
-        for kernel in self.kernels.values():
-            found = _limits(kernel, known)
-            kernel.cgroups = tuple(found)
-            self.limits.update(found)
-        self.limits.update(own)
-        for kernel in self.kernels.values():
-            if kernel.host.left_bytes is not None:
-                look_for_more(kernel, self.host_left(kernel))
-
-    def host_left(self, kernel: KernelRecord) -> int:
-        """What a park of the kernel could take of host memory at the most, the reserve and unused lots included."""
-        lots = self.lots_ready_bytes
-        inside = [
-            self.limits[path].headroom_bytes + (lots if path in self.lot_cgroups else 0)
-            for path in kernel.cgroups
-            if path in self.limits
-        ]
-        return min([self.host.available_bytes + lots, *inside])
 
     def snapshot(self, now: float, *, is_settled: bool, is_complete: bool = True) -> Node:
         """The picture to decide on."""
@@ -344,8 +301,6 @@ class NodeState:
         )
         if not is_complete:
             kernels = tuple(self._undescribed(seen, now) for seen in kernels)
-        headroom = {path: limit.headroom_bytes for path, limit in self.limits.items()}
-        limits = {path: limit.limit_bytes for path, limit in self.limits.items()}
         reservations = [
             Reservation(entry.kernel_id, entry.gpu, entry.bytes, entry.is_taken(now))
             for entry in self.reservations.entries
@@ -363,17 +318,7 @@ class NodeState:
         return Node(
             gpus,
             kernels + requests,
-            Host(
-                self.host.available_bytes,
-                headroom,
-                self.host.total_bytes,
-                limits,
-                self.lots_ready_bytes,
-                self.makes_lots,
-                self.lot_cgroups,
-                self.disk.limit_bytes,
-                self.disk.writable_bytes(now, self.spilling_bytes()),
-            ),
+            self.host.picture(self.kernels.values(), now),
             tuple(reservations),
             is_settled,
             is_complete,
@@ -451,16 +396,16 @@ class NodeState:
             kernel,
             self.settings,
             self.gpus,
-            self.lots_held,
+            self.host.lots_held,
             may_leave=may_leave,
             are_open=are_open,
             behind_until=self.failed_parks.until(kernel.account.payer),
             served_after=self.unused_room.until(kernel.account.payer),
-            disk_bytes_per_s=self.disk.read_bytes_per_s,
+            disk_bytes_per_s=self.host.disk.read_bytes_per_s,
             now=now,
         )
-        if self.lots_promised and kernel.move is not None:
-            awaits = awaits_bytes(kernel, self.lots_promised, self.kernels)
+        if self.host.lots_promised and kernel.move is not None:
+            awaits = awaits_bytes(kernel, self.host.lots_promised, self.kernels)
             seen = replace(seen, host=replace(seen.host, awaits_bytes=awaits))
         is_earlier = now <= self.pages_say_since_until  # may be a move that an earlier controller began
         if seen.residency is Residency.PARKING and kernel.move is None and not is_earlier:
@@ -474,9 +419,3 @@ def _remembered_s(process: Process) -> float:
     if process.is_stopped:
         return math.inf if process.watch is not None else UNSEEN_FORGOTTEN_S
     return HUNG_UP_FORGOTTEN_S if process.watch is not None else -1.0
-
-
-def _limits(kernel: KernelRecord, known: Known) -> dict[str, CgroupMemory]:
-    """The limits over the kernel's processes, by path; pids that we cannot see have none."""
-    pids = [process.pid for process in kernel.processes.values() if process.pid > 0]
-    return {limit.path: limit for pid in pids for limit in cgroup_limits(pid, known=known)}

@@ -12,8 +12,8 @@ from typing import Any
 
 from ...settings.policy import Settings
 from ..model.snapshot import Gpu, Kernel, Reservation, Residency, RoomRequest
-from .ownership import standing
-from .records import KernelRecord
+from .records.kernel import KernelRecord
+from .records.ownership import standing
 
 # Before the number in its id; no kernel's id has such a character.
 PREFIX = "\0room "

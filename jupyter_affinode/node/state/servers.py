@@ -9,7 +9,7 @@ from collections.abc import Callable, Container
 
 from ..identity.identity import OWN_USER, Identity
 from ..system.peers import ProcessWatch
-from .records import KernelRecord
+from .records.kernel import KernelRecord
 from .registry import NodeState
 
 

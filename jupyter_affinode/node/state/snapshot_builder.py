@@ -11,12 +11,13 @@ from ...settings.policy import Settings
 from ..model.snapshot import HostUse, Kernel, Residency, RoomRequest
 from ..protocol.page import Depth, Fixed, PageGpu, State
 from ..protocol.wire import HelloFlag
-from .context_depth import kernel_needs, leaves_with_context, other_gpus
-from .gpus import GpuTable
-from .host_usage import host_use, on_disk_bytes
-from .ownership import standing
-from .records import KernelRecord, Process
-from .transfer_speeds import park_copies, resume_copies
+from .gpus.context_depth import kernel_needs, leaves_with_context, other_gpus
+from .gpus.gpu_table import GpuTable
+from .gpus.transfer_speeds import park_copies, resume_copies
+from .host.host_usage import host_use, on_disk_bytes
+from .records.kernel import KernelRecord
+from .records.ownership import standing
+from .records.process import Process
 
 Fields = dict[str, Any]  # some of a `Kernel`'s, by name
 

@@ -16,7 +16,8 @@ from ..model.gpu import NvmlGpu
 from ..model.reasons import StuckReason
 from ..protocol.page import State
 from ..system.peers import is_stopped
-from .records import KernelRecord, Process
+from .records.kernel import KernelRecord
+from .records.process import Process
 
 FAILED_RESUMES = 3  # with pauses that double between them
 

@@ -196,18 +196,16 @@ class ProcessWatch:
 
 
 class DropLog:
-    """Counts the peers that were dropped and logs one line for each, a bounded number a minute."""
+    """Logs one line for each peer that was dropped, a bounded number a minute."""
 
     def __init__(self, log: logging.Logger, lines_per_minute: int = DROP_LINES_PER_MINUTE):
-        self.dropped = 0
         self._log = log
         self._limit = lines_per_minute
         self._minute = 0.0
         self._lines = 0
 
     def drop(self, what: str, why: str) -> None:
-        """Record that `what` (a peer, in words) was dropped."""
-        self.dropped += 1
+        """Log that `what` (a peer, in words) was dropped."""
         now = time.monotonic()
         if now - self._minute >= 60:
             if self._lines > self._limit:

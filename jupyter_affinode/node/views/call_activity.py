@@ -7,7 +7,8 @@ from typing import Any
 
 from ..protocol.page import MAX_ENTRY_POINTS, CallClass
 from ..protocol.wire import CommandKind, HelloFlag
-from ..state.records import KernelRecord, Process
+from ..state.records.kernel import KernelRecord
+from ..state.records.process import Process
 
 COUNTS_FOR_S = 10.0  # after a look; a shim stops by itself
 

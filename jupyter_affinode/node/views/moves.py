@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..model.snapshot import Kernel, Residency, Speed
-from ..policy.eviction_cost import resume_s
-from ..state.records import KernelRecord
+from ..policy.victims.eviction_cost import resume_s
+from ..state.records.kernel import KernelRecord
 
 Json = dict[str, Any]
 

@@ -12,15 +12,17 @@ from ..execution.evictions import end_shown
 from ..model.gpu import NvmlGpu
 from ..model.reasons import Cause, DepthRefusal
 from ..model.snapshot import Kernel, Residency
-from ..policy.eligibility import eligible_at
-from ..policy.eviction_cost import resume_s
+from ..policy.victims.eligibility import eligible_at
+from ..policy.victims.eviction_cost import resume_s
 from ..policy.wait_estimates import Outlook
 from ..protocol.page import Depth, Fixed, PageGpu
-from ..state.context_depth import kernel_depth
-from ..state.gpu_processes import Neighbour, by_gpu, contexts_bytes, neighbours
-from ..state.host_usage import on_disk_bytes
-from ..state.lots import LotStock
-from ..state.records import KernelRecord, Process
+from ..state.gpus.context_depth import kernel_depth
+from ..state.gpus.gpu_processes import Neighbour, by_gpu, contexts_bytes, neighbours
+from ..state.host.host_figures import disk_used_bytes
+from ..state.host.host_usage import on_disk_bytes
+from ..state.host.lots import LotStock
+from ..state.records.kernel import KernelRecord
+from ..state.records.process import Process
 from ..state.registry import NodeState
 from ..state.room_requests import PREFIX
 from .moves import moves_json
@@ -131,11 +133,11 @@ def _spill_json(state: NodeState) -> dict[str, Any] | None:
         return None
     return {
         "dir": state.settings.spill_dir,
-        "problem": state.disk.trouble,
-        "limit_bytes": state.disk.limit_bytes,
-        "used_bytes": state.disk_used_bytes(),
+        "problem": state.host.disk.trouble,
+        "limit_bytes": state.host.disk.limit_bytes,
+        "used_bytes": disk_used_bytes(state.kernels.values()),
         "daily_bytes": state.settings.spill_daily_bytes,
-        "written_bytes": state.disk.written_bytes(time.monotonic()),
+        "written_bytes": state.host.disk.written_bytes(time.monotonic()),
     }
 
 
@@ -181,7 +183,7 @@ def node_json(
     measured = state.gpus.measured
     kernels = [kernel.by_gpu().values() for kernel in state.kernels.values()]
     parked = sum(gpu.parked_bytes for gpus in kernels for gpu in gpus)
-    limits = [limit.headroom_bytes for limit in state.limits.values()]
+    limits = [limit.headroom_bytes for limit in state.host.limits.values()]
     simulated = any(gpu.is_simulated for gpu in measured.values()) or any(
         process.is_simulated for process in state.processes()
     )
@@ -200,9 +202,9 @@ def node_json(
         "history": history,
         "gpus": _gpus_json(state, simulated),
         "host": {
-            "total_bytes": state.host.total_bytes,
-            "available_bytes": state.host.available_bytes,
-            "reserve_bytes": state.settings.host_reserve(state.host.total_bytes),
+            "total_bytes": state.host.memory.total_bytes,
+            "available_bytes": state.host.memory.available_bytes,
+            "reserve_bytes": state.settings.host_reserve(state.host.memory.total_bytes),
             "parked_bytes": parked,
             "copy_bytes": sum(process.data.copy_bytes for process in state.processes()),
             "kept_bytes": sum(process.data.kept_bytes for process in state.processes()),

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...settings.policy import SETTINGS
 from ..identity.identity import Identity
-from ..state.records import KernelRecord
+from ..state.records.kernel import KernelRecord
 from .serializers import STARTING
 
 ANOTHER_USER = "another user"

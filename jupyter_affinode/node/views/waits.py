@@ -10,8 +10,8 @@ from typing import Any
 
 from ..policy.wait_blockers import Blocker
 from ..policy.wait_estimates import Outlook
-from ..state.ownership import whose
-from ..state.records import KernelRecord
+from ..state.records.kernel import KernelRecord
+from ..state.records.ownership import whose
 
 Json = dict[str, Any]
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from ...node.model.snapshot import Speed
-from ...node.policy.eligibility import LEAST_PAUSE_S, eligible_at
+from ...node.policy.victims.eligibility import LEAST_PAUSE_S, eligible_at
 from ...settings.policy import Settings
 from .event_queue import Timeline
 from .occupancy import Books

@@ -19,7 +19,7 @@ import pynvml
 from many_people import Person
 
 from jupyter_affinode.client.api import ControllerClient
-from jupyter_affinode.node.policy.host_memory import CGROUP_RESERVE
+from jupyter_affinode.node.policy.resources.host_memory import CGROUP_RESERVE
 from jupyter_affinode.node.system.host_memory import cgroup_memory, host_memory
 from jupyter_affinode.settings.policy import Settings
 

@@ -39,7 +39,7 @@ from many_watch import Watch, end_all, grow_memory, tell_log
 from jupyter_affinode.bench.child_process import BenchProcess
 from jupyter_affinode.client.starting import ensure_controller
 from jupyter_affinode.node.model.reasons import Refusal
-from jupyter_affinode.node.policy.host_memory import CUSHION
+from jupyter_affinode.node.policy.resources.host_memory import CUSHION
 from jupyter_affinode.node.system.host_memory import host_memory
 from jupyter_affinode.provisioning.provisioner import AffinodeProvisioner
 from jupyter_affinode.settings.policy import Settings

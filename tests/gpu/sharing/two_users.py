@@ -25,7 +25,7 @@ from controlled import USUAL, Controlled, finish, machine, options, say
 
 from jupyter_affinode.bench.child_process import BenchProcess, ChildFailed
 from jupyter_affinode.bench.exchange import DUPLEX_REPEATS, SIMULATED_SPARE_BYTES, SPARE_BYTES
-from jupyter_affinode.node.policy.host_memory import CUSHION
+from jupyter_affinode.node.policy.resources.host_memory import CUSHION
 from jupyter_affinode.node.system.host_memory import host_memory
 
 GIB = 1 << 30

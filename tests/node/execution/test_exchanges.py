@@ -26,9 +26,9 @@ from fake_shim import (
 
 from jupyter_affinode.node import controller
 from jupyter_affinode.node.model.gpu import NvmlGpu
-from jupyter_affinode.node.policy.host_memory import with_margin
+from jupyter_affinode.node.policy.resources.host_memory import with_margin
 from jupyter_affinode.node.protocol.wire import gpu_uuid
-from jupyter_affinode.node.state import lots, registry
+from jupyter_affinode.node.state.host import host_figures, lots
 from jupyter_affinode.node.system.host_memory import HostMemory
 from jupyter_affinode.node.system.nvml import NvmlSample
 from jupyter_affinode.settings.policy import GIB
@@ -151,7 +151,7 @@ def test_a_victim_is_lent_its_waiters_host_memory_as_it_comes_free(node, prepari
     monkeypatch.setattr(controller, "host_memory", host.read)
     monkeypatch.setattr(lots, "host_memory", host.read)
     monkeypatch.setattr(lots, "cgroup_memory", lambda pid: None)
-    monkeypatch.setattr(registry, "cgroup_limits", lambda pid, known=None: ())
+    monkeypatch.setattr(host_figures, "cgroup_limits", lambda pid, known=None: ())
     machine = node(
         nvml=gpu,
         idle_timeout_s=0.2,

@@ -10,7 +10,7 @@ from said_pages import NOW, SETTINGS, TOTAL, A, Heart
 from jupyter_affinode.node.model.actions import Park
 from jupyter_affinode.node.model.snapshot import Gpu, Host, HostUse, Kernel, Node, Residency
 from jupyter_affinode.node.policy.decide import decide
-from jupyter_affinode.node.policy.eviction_cost import is_late
+from jupyter_affinode.node.policy.victims.eviction_cost import is_late
 from jupyter_affinode.node.protocol.page import State
 from jupyter_affinode.node.protocol.wire import CommandKind, Status
 from jupyter_affinode.settings.policy import GIB

@@ -6,7 +6,8 @@ from functools import partial
 
 from hypothesis import given
 from hypothesis import strategies as st
-from model_node import Clock, Machine, Shim
+from model_node import Clock, Machine
+from model_shim import Shim
 from random_events import Events, Story, stories
 
 from jupyter_affinode.node.protocol.page import State

@@ -12,7 +12,7 @@ from model_node import SETTINGS, Clock
 from random_events import Events, Story, stories
 from short_node import ShortNode
 
-from jupyter_affinode.node.policy.host_memory import SLAB_BYTES, begins_with, with_margin
+from jupyter_affinode.node.policy.resources.host_memory import SLAB_BYTES, begins_with, with_margin
 from jupyter_affinode.node.protocol.page import State
 
 GPU = "GPU-0"

@@ -23,16 +23,16 @@ from jupyter_affinode.node.model.gpu import NvmlGpu
 from jupyter_affinode.node.protocol.page import Depth, PageGpu, State
 from jupyter_affinode.node.protocol.wire import HelloFlag, gpu_uuid
 from jupyter_affinode.node.state import registry as state
-from jupyter_affinode.node.state import reservations
-from jupyter_affinode.node.state.context_depth import (
+from jupyter_affinode.node.state.gpus import reservations
+from jupyter_affinode.node.state.gpus.context_depth import (
     ENVIRON_MAX,
     may_be_going_to,
     open_gpus,
     other_gpus,
     read_visible,
 )
-from jupyter_affinode.node.state.gpus import GpuTable
-from jupyter_affinode.node.state.records import Failures, KernelRecord
+from jupyter_affinode.node.state.gpus.gpu_table import GpuTable
+from jupyter_affinode.node.state.records.kernel import Failures, KernelRecord
 from jupyter_affinode.node.system.nvml import NvmlSample
 from jupyter_affinode.settings.policy import GIB, Settings
 

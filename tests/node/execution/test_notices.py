@@ -12,9 +12,9 @@ from listening import Listening
 from jupyter_affinode.node.execution import notices
 from jupyter_affinode.node.execution.notices import Notice, Notices
 from jupyter_affinode.node.model.reasons import Cause
-from jupyter_affinode.node.state.gpus import GpuTable
+from jupyter_affinode.node.state.gpus.gpu_table import GpuTable
 from jupyter_affinode.node.state.observer import MoveEnded, RoomAnswered
-from jupyter_affinode.node.state.records import Account, KernelRecord
+from jupyter_affinode.node.state.records.kernel import Account, KernelRecord
 
 
 @pytest.fixture

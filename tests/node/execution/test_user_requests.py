@@ -12,7 +12,7 @@ from model_node import QUIET, Machine
 
 from jupyter_affinode.node.execution.user_requests import Wishes
 from jupyter_affinode.node.state import registry as state
-from jupyter_affinode.node.state.records import KERNEL_ENDED
+from jupyter_affinode.node.state.records.moves import KERNEL_ENDED
 
 
 @pytest.fixture

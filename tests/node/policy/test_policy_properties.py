@@ -21,8 +21,8 @@ from jupyter_affinode.node.model.snapshot import (
     RoomRequest,
 )
 from jupyter_affinode.node.policy.decide import decide
-from jupyter_affinode.node.policy.eligibility import eligible_at
 from jupyter_affinode.node.policy.queue import waiters, waits_since
+from jupyter_affinode.node.policy.victims.eligibility import eligible_at
 from jupyter_affinode.settings.policy import MIB, Settings
 
 NOW = 5000.0

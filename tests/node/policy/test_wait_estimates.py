@@ -13,7 +13,7 @@ from jupyter_affinode.node.model.actions import DenyRoom, GrantRoom, Park, Resum
 from jupyter_affinode.node.model.reasons import BlockerReason, WaitReason
 from jupyter_affinode.node.model.snapshot import Gpu, Host, Kernel, Node, Reservation, Residency, RoomRequest
 from jupyter_affinode.node.policy.decide import decide
-from jupyter_affinode.node.policy.eviction_cost import park_s, resume_s
+from jupyter_affinode.node.policy.victims.eviction_cost import park_s, resume_s
 from jupyter_affinode.node.policy.wait_blockers import Blocker
 from jupyter_affinode.node.policy.wait_estimates import outlooks
 from jupyter_affinode.settings.policy import GIB, Settings

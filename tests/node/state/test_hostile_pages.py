@@ -37,6 +37,8 @@ from jupyter_affinode.node.protocol.wire import (
     gpu_uuid,
 )
 from jupyter_affinode.node.state import registry as state
+from jupyter_affinode.node.state.host import host_figures
+from jupyter_affinode.node.state.host.host_figures import disk_used_bytes
 from jupyter_affinode.node.state.observer import Observers
 from jupyter_affinode.node.state.registry import NodeState
 from jupyter_affinode.node.system.host_memory import CgroupMemory, HostMemory
@@ -256,8 +258,10 @@ class Play:
         if self.dice.random() < 0.5:
             self.state.take_sample(self.sample())
         self.state.refresh(now)
-        self.state.read_limits()
-        self.state.disk.look(self.state.settings, self.state.disk_used_bytes(), now, QUIET)
+        self.state.host.read_limits(self.state.kernels.values())
+        self.state.host.disk.look(
+            self.state.settings, disk_used_bytes(self.state.kernels.values()), now, QUIET
+        )
         node = self.state.snapshot(now, is_settled=True, is_complete=self.dice.random() < 0.7)
         actions = decide(now, node, self.state.settings)
         assert len({action.kernel_id for action in actions}) == len(actions), actions
@@ -293,7 +297,7 @@ def played(seed, clock, patch):
     play = Play(seed, clock)
     pick = play.dice.choice
     cgroups = [None, *(CgroupMemory("/a", used, 64 * GIB) for used in (0, GIB, 40 * GIB))]
-    patch.setattr(state, "cgroup_limits", lambda pid, known=None: tuple(filter(None, [pick(cgroups)])))
+    patch.setattr(host_figures, "cgroup_limits", lambda pid, known=None: tuple(filter(None, [pick(cgroups)])))
     patch.setattr(state, "read_visible", lambda pid: pick([None, (), ("0", "1")]))
     for _ in range(STEPS):
         play.step()

@@ -16,7 +16,7 @@ from thread_controller import ThreadController
 from jupyter_affinode.node.state import registry as state
 from jupyter_affinode.node.state import servers
 from jupyter_affinode.node.state.persistence import FILE_NAME, Remembered
-from jupyter_affinode.node.state.records import Ending, KernelRecord
+from jupyter_affinode.node.state.records.kernel import Ending, KernelRecord
 
 LOG = logging.getLogger("remembered")
 DAY_S = 86400.0

@@ -21,8 +21,9 @@ from jupyter_affinode.node.identity.access import EveryUserAccess
 from jupyter_affinode.node.model.gpu import NvmlGpu
 from jupyter_affinode.node.protocol.page import PageData, PageFlag, PageGpu, State
 from jupyter_affinode.node.protocol.wire import Hello, HelloFlag, gpu_uuid
-from jupyter_affinode.node.state import gpu_processes
-from jupyter_affinode.node.state.records import KernelRecord, Past, Process, ServerSide
+from jupyter_affinode.node.state.gpus import gpu_processes
+from jupyter_affinode.node.state.records.kernel import KernelRecord, Past, ServerSide
+from jupyter_affinode.node.state.records.process import Process
 from jupyter_affinode.node.state.stuck import stuck
 from jupyter_affinode.settings.policy import Settings
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from model_node import Machine, Shim
+from model_node import Machine
+from model_shim import Shim
 
 from jupyter_affinode.node.protocol.page import State
 

@@ -18,9 +18,9 @@ from jupyter_affinode.node.model.snapshot import Host, Node
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.protocol.page import PageData, PageFlag, PageGpu, State
 from jupyter_affinode.node.protocol.wire import CommandKind, HelloFlag, Reply, Status, gpu_uuid
-from jupyter_affinode.node.state import gpu_processes
+from jupyter_affinode.node.state.gpus import gpu_processes
 from jupyter_affinode.node.state.observer import Observers
-from jupyter_affinode.node.state.records import Process
+from jupyter_affinode.node.state.records.process import Process
 from jupyter_affinode.node.state.registry import NodeState
 from jupyter_affinode.node.system.host_memory import HostMemory
 from jupyter_affinode.node.system.nvml import NvmlSample

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from model_node import Clock, Machine, Shim, Told, Work
+from model_node import Clock, Machine
+from model_shim import Shim, Told, Work
 
 from jupyter_affinode.node.model.actions import Park
-from jupyter_affinode.node.policy.host_memory import with_margin
+from jupyter_affinode.node.policy.resources.host_memory import with_margin
 from jupyter_affinode.node.protocol.page import PageData, State
 from jupyter_affinode.node.protocol.wire import (
     MOVE_BUDGET_SHIFT,
@@ -22,8 +23,8 @@ from jupyter_affinode.node.protocol.wire import (
     Reply,
     Status,
 )
-from jupyter_affinode.node.state.host_usage import spoken_for_bytes
-from jupyter_affinode.node.state.records import Process
+from jupyter_affinode.node.state.host.host_usage import spoken_for_bytes
+from jupyter_affinode.node.state.records.process import Process
 from jupyter_affinode.node.system.host_memory import HostMemory
 from jupyter_affinode.settings.policy import MIB, Settings
 
@@ -235,8 +236,8 @@ class ShortNode(Machine):
 
     def pass_time(self, seconds: float = 0.25) -> None:
         """A pass of the controller."""
-        self.state.host = HostMemory(self.host_bytes, self.host_free_bytes)
-        self.state.lots_promised = dict(self.promises)
+        self.state.host.memory = HostMemory(self.host_bytes, self.host_free_bytes)
+        self.state.host.lots_promised = dict(self.promises)
         super().pass_time(seconds)
 
     def check(self) -> None:

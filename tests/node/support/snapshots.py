@@ -46,3 +46,8 @@ def node(*kernels, free=0, total=16 * GIB, host=None, **fields):
 
 def parks(actions):
     return [action.kernel_id for action in actions if isinstance(action, Park)]
+
+
+def of(kernel, user, *groups):
+    """The same kernel, of that user."""
+    return replace(kernel, user=user, groups=groups)

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from jupyter_affinode.node.state.ownership import standing
-from jupyter_affinode.node.state.records import Account, KernelRecord
+from jupyter_affinode.node.state.records.kernel import Account, KernelRecord
+from jupyter_affinode.node.state.records.ownership import standing
 from jupyter_affinode.node.system import user_names as directory
 from jupyter_affinode.node.system.user_names import Directory, groups_of, name_of
 from jupyter_affinode.settings.policy import Settings

@@ -11,7 +11,7 @@ from jupyter_affinode.node.model.gpu import NvmlGpu
 from jupyter_affinode.node.model.reasons import BlockerReason, WaitReason
 from jupyter_affinode.node.policy.wait_blockers import Blocker
 from jupyter_affinode.node.policy.wait_estimates import Outlook
-from jupyter_affinode.node.state.gpus import GpuTable
+from jupyter_affinode.node.state.gpus.gpu_table import GpuTable
 from jupyter_affinode.node.state.registry import NodeState
 from jupyter_affinode.node.system.host_memory import HostMemory
 from jupyter_affinode.node.system.nvml import NvmlSample

@@ -15,7 +15,12 @@ from scenes import NEVER_S, Actor, SameMoves, Scene, SceneKernel
 
 from jupyter_affinode.node.model.actions import Park, Trim
 from jupyter_affinode.node.model.snapshot import Host, Residency
-from jupyter_affinode.node.policy.host_memory import CGROUP_RESERVE, CUSHION, SLAB_BYTES, with_margin
+from jupyter_affinode.node.policy.resources.host_memory import (
+    CGROUP_RESERVE,
+    CUSHION,
+    SLAB_BYTES,
+    with_margin,
+)
 from jupyter_affinode.planner.model.simulated_kernel import SimulatedKernel
 from jupyter_affinode.settings.policy import GIB, Settings
 

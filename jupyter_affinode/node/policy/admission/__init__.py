@@ -1,0 +1,1 @@
+"""Which kernels get room: waiters, and kernels that are about to be used."""

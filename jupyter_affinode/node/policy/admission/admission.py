@@ -1,0 +1,203 @@
+"""Admission: which waiters get room now, and which of them block others; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from ....units import bytes_in_words, duration_in_words
+from ...model.actions import DenyRoom, GrantRoom
+from ...model.reasons import Cause
+from ...model.snapshot import Kernel, RoomRequest, Waiter
+from ..queue import in_turn, lines_of
+from ..reclaim.preemption import preempt_for_slots
+from ..reclaim.reclaim import reclaim
+from ..scheduling_pass.plan import Plan
+from .backfill import delays_none
+from .migration import migrate
+
+DENY_AFTER_S = 0.5  # the least that an allocation waits before "it can never fit" is believed
+LAST_RESERVES = 0  # the margin when no kernel is left that could be parked
+
+
+def serve_queue(plan: Plan) -> None:
+    """Give room to waiters in the queue's order (queue.py).
+
+    No waiter overtakes another of the same GPU, unless that delays none (backfill.py). A waiter does not block others
+    if it could never be served as things are, has just failed, or if no kernel can be parked for it for want of host
+    memory (reclaim.py). A waiter for its own user's or group's quota does not either: what it needs of the quota is
+    put aside, and the GPU goes on. One that would compute beside too many others blocks only those that would, too
+    (compute_slots.py). Some may be served on another GPU than their own (migration.py).
+    """
+    heads: dict[str, Waiter] = {}  # by GPU: the first that waits for it in vain
+    slotless: dict[str, Waiter] = {}  # … and the first that may not compute beside others there
+    backfill = plan.settings.backfill
+    for place, waiter in in_turn(plan.queue, plan.turns, plan.now, plan.settings):
+        kernel = waiter.kernel
+        if not plan.is_free(kernel) or kernel.served_after > plan.now:
+            continue
+        if waiter.room is None and slotless and _first_ahead(waiter, slotless) is not None:
+            if not migrate(plan, waiter, heads.keys() | slotless.keys()):
+                _stand(plan, slotless, waiter, puts_aside=False)
+        elif heads and _first_ahead(waiter, heads) is not None:
+            if backfill and _may_go_first(plan, waiter, heads):
+                _give(plan, waiter, plan.limits.needs(waiter))
+            elif not migrate(plan, waiter, heads.keys() | slotless.keys()):
+                _stand(plan, heads, waiter)
+        elif is_hopeless(plan, waiter):
+            if waiter.room is not None:
+                _deny_when_sure(plan, waiter, waiter.room)
+            else:
+                migrate(plan, waiter, heads.keys() | slotless.keys())
+        elif waiter.room is None and kernel.resume_retry_at > plan.now:
+            pass
+        elif waiter.room is None and (lacking := plan.slots.lacking(kernel, waiter.needs)):
+            if not migrate(plan, waiter, heads.keys() | slotless.keys()):
+                preempt_for_slots(plan, lacking, waiter)
+                _stand(plan, slotless, waiter, puts_aside=False)
+        else:
+            needs = plan.limits.needs(waiter)
+            if not _serve(plan, waiter, needs, place, heads.keys() | slotless.keys()):
+                is_passed = kernel.id in plan.barred or _lacks_limit_alone(plan, needs)
+                _stand(plan, None if is_passed else heads, waiter)
+
+
+def _first_ahead(waiter: Waiter, heads: Mapping[str, Waiter]) -> Waiter | None:
+    """Return the first waiter for one of its GPUs, if one is ahead of it."""
+    for uuid, need in waiter.needs.items():
+        if need and uuid in heads:
+            return heads[uuid]
+    return None
+
+
+def is_hopeless(plan: Plan, waiter: Waiter) -> bool:
+    """Whether it would not fit even if every kernel that can be moved yielded."""
+    is_resume = waiter.room is None
+    if not is_resume and (waiter.kernel.hopeless or plan.limits.exceeded(waiter) is not None):
+        return True
+    for uuid, need in waiter.needs.items():
+        unused = plan.unused.get(uuid)
+        if unused is None or need <= unused:
+            continue
+        may_guess = is_resume and not plan.node.gpus[uuid].is_measured
+        if not may_guess and need > _most(plan, waiter.kernel, uuid):
+            return True
+    return False
+
+
+def _most(plan: Plan, kernel: Kernel, uuid: str) -> int:
+    """What a kernel could have of a GPU if every other one yielded that can."""
+    own = kernel.frees_bytes.get(uuid, 0) if kernel.is_parkable and not kernel.is_opted_out else 0
+    own += plan.reserved.get((kernel.id, uuid), 0)
+    return plan.unused[uuid] + plan.candidates.yieldable(uuid) - own
+
+
+def _lacks_limit_alone(plan: Plan, needs: Mapping[str, int]) -> bool:
+    """Whether nothing but its own user's or group's limit is in a waiter's way."""
+    if not plan.limits:
+        return False
+    short = plan.shortage(needs)
+    return bool(short) and len(plan.limits.among(short)) == len(short)
+
+
+def _stand(plan: Plan, heads: dict[str, Waiter] | None, waiter: Waiter, *, puts_aside: bool = True) -> None:
+    """A waiter that is not served holds up those behind it on its GPUs (in `heads`) and in its limits."""
+    if heads is not None:
+        for uuid, need in waiter.needs.items():
+            if need and uuid not in heads:
+                heads[uuid] = waiter
+    if puts_aside:
+        plan.limits.put_aside(waiter, plan.room)
+
+
+def _may_go_first(plan: Plan, waiter: Waiter, heads: Mapping[str, Waiter]) -> bool:
+    """Whether a waiter can be served now although others wait ahead of it."""
+    is_room = plan.fits(waiter.needs, plan.settings.margin_bytes)  # mostly there is none
+    if not is_room or not plan.fits(plan.limits.counts(waiter), 0) or _is_too_fresh(plan, waiter):
+        return False
+    if is_hopeless(plan, waiter) or (waiter.room is None and waiter.kernel.resume_retry_at > plan.now):
+        return False
+    if waiter.room is None and plan.slots.most is not None:
+        return False  # it would compute, and perhaps be one too many when there is room for those ahead
+    ahead = {uuid: heads[uuid] for uuid, need in waiter.needs.items() if need and uuid in heads}
+    return delays_none(plan, waiter.needs, ahead)
+
+
+def _serve(plan: Plan, waiter: Waiter, needs: Mapping[str, int], place: int, taken: Collection[str]) -> bool:
+    """Serve a waiter if there is room; else make others yield for it. False: it waits on. `taken`: GPUs for which
+    others wait ahead of it.
+    """
+    if _is_too_fresh(plan, waiter):
+        return False
+    if not plan.fits(needs, plan.settings.margin_bytes):
+        if migrate(plan, waiter, taken):
+            return True
+        short = plan.shortage(needs)
+        if short and waiter.kernel.reclaim_after <= plan.now:
+            own = plan.limits.among(short)  # others need not yield before these have room
+            reclaim(plan, own or short, waiter, place)
+        if any(plan.incoming.get(resource) for resource in needs):
+            return False
+        if not plan.fits(needs, LAST_RESERVES) and not _may_try_blindly(plan, waiter, needs):
+            return False
+    _give(plan, waiter, needs)
+    return True
+
+
+def _give(plan: Plan, waiter: Waiter, needs: Mapping[str, int]) -> None:
+    """Grant a waiter what it needs."""
+    kernel, room = waiter.kernel, waiter.room
+    if room is not None:
+        plan.act(GrantRoom(kernel.id, room.key, room.gpu, room.bytes))
+        plan.take_room(needs)
+        plan.turns.update(lines_of(kernel, [room.gpu]))
+    else:
+        waited = duration_in_words(plan.now - waiter.since)
+        plan.resume(kernel, needs, f"it waited {waited}", Cause.CELL)
+
+
+def _is_too_fresh(plan: Plan, waiter: Waiter) -> bool:
+    """Whether an allocation has just failed: only a figure that is newer can say that there is room."""
+    return waiter.room is not None and not _is_known_since(plan, waiter.room.gpu, waiter.since)
+
+
+def _is_known_since(plan: Plan, uuid: str, moment: float) -> bool:
+    """Whether there is a figure of the GPU from `moment` or later; none of one that is not named any more."""
+    gpu = plan.node.gpus.get(uuid)
+    return gpu is not None and gpu.sampled_at >= moment
+
+
+def _may_try_blindly(plan: Plan, waiter: Waiter, needs: Mapping[str, int]) -> bool:
+    """Without NVML room that others gave back is not known; a resume that fails costs only its pause."""
+    if waiter.room is not None or any(gpu.is_measured for gpu in map(plan.node.gpus.get, needs) if gpu):
+        return False
+    return all(plan.room[key] >= needs[key] for key in plan.limits.of(waiter.kernel.id))
+
+
+def _may_come_back(plan: Plan, kernel: Kernel, room: RoomRequest) -> bool:
+    """Whether kernels that are not heard of at the moment, or are long in coming back, hold what is missing: they may
+    yield later.
+    """
+    if not plan.node.is_complete:
+        return True
+    away = plan.out_of_reach.get(room.gpu, 0)
+    if not kernel.is_parkable and kernel.is_out_of_reach:
+        away -= kernel.resident_bytes.get(room.gpu, 0)
+    return away > 0 and room.bytes <= _most(plan, kernel, room.gpu) + away
+
+
+def _deny_when_sure(plan: Plan, waiter: Waiter, room: RoomRequest) -> None:
+    """Let the program see its out-of-memory, once the figures that say so are newer than its request."""
+    is_fresh = _is_known_since(plan, room.gpu, waiter.since)
+    if not waiter.kernel.hopeless and not (is_fresh and plan.now - waiter.since >= DENY_AFTER_S):
+        return
+    exceeded = plan.limits.exceeded(waiter)
+    if exceeded is None and not waiter.kernel.hopeless and _may_come_back(plan, waiter.kernel, room):
+        return
+    if exceeded is not None:
+        name, cap = exceeded
+        why = f"with {bytes_in_words(room.bytes)} more this kernel alone exceeds the limit of {name}"
+        plan.act(DenyRoom(waiter.kernel.id, room.key, f"{why}, {bytes_in_words(cap)}", Cause.LIMIT))
+        return
+    why = f"{bytes_in_words(room.bytes)} cannot become free on this GPU, whatever is parked"
+    cause = Cause.FAILED_AGAIN if waiter.kernel.hopeless else Cause.TOO_LARGE
+    plan.act(DenyRoom(waiter.kernel.id, room.key, why, cause))

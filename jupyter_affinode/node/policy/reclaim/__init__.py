@@ -1,0 +1,1 @@
+"""Which kernels make room for a waiter, and how."""

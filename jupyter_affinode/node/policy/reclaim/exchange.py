@@ -1,0 +1,71 @@
+"""Exchanges: kernels leave the GPU while a waiter comes in, so that the link is used both ways at once; pure.
+
+An exchange is decided as parks with `Park.exchanges`, and that of the waiter's resume is in them. The victims first
+prepare, which can be undone. When all have, and `room_to_begin` still says so, they are told to go and the waiter is
+told to come in the same moment; its room is its own from then on (execution/exchanges.py). Else all stay, and what to
+do is decided anew.
+
+All other cases are a park, and a resume in a later pass: an allocation, a kernel of several processes, a waiter or a
+victim at context depth, a preempted victim, caches that are dropped first, host memory that others must give back
+first, or room that the victims alone do not make. (Where others have none to give back, the waiter gives its own:
+hand_over.py.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ....settings.policy import Settings
+from ...model.actions import Park
+from ...model.snapshot import Kernel, Node, Residency, Waiter
+from ..scheduling_pass.plan import Plan
+from .hand_over import may_come
+
+
+def is_exchange(plan: Plan, head: Waiter, first: int) -> bool:
+    """Whether the actions from the `first` on, decided for a waiter, are parks that make all the room that it lacks."""
+    if head.room is not None or not _may_come(plan, head.kernel) or len(plan.actions) == first:
+        return False
+    by_id = {kernel.id: kernel for kernel in plan.node.kernels}
+    for action in plan.actions[first:]:
+        if not isinstance(action, Park) or action.to_context or action.preempts:
+            return False
+        victim = by_id[action.kernel_id]
+        if victim.residency is not Residency.RESIDENT or not victim.may_go_in_parts:
+            return False
+    return plan.will_fit(plan.limits.needs(head))
+
+
+def is_for_later(plan: Plan, head: Waiter, short: Mapping[str, int]) -> bool:
+    """Whether a waiter had better not change places yet: others leave one of its GPUs at the moment, or come to it.
+
+    Two exchanges at once share the link, and both end when the second would have ended after the first.
+    """
+    may = _may_come(plan, head.kernel) or may_come(plan, head.kernel)
+    return head.room is None and may and not plan.is_settled(short)
+
+
+def room_to_begin(
+    now: float, node: Node, settings: Settings, kernel_id: str, *, hands_over: bool = False
+) -> Mapping[str, int] | None:
+    """Return the room to reserve for a waiter that comes in now, that of kernels which are about to leave included.
+
+    None: it does not wait any more, there would not be enough, or as many kernels compute there as may. `hands_over`:
+    it gives them its host memory.
+    """
+    plan = Plan(now, node, settings)
+    waiter = next((each for each in plan.queue if each.kernel.id == kernel_id and each.room is None), None)
+    if waiter is None or not plan.will_fit(plan.limits.needs(waiter)):
+        return None
+    if not (may_come if hands_over else _may_come)(plan, waiter.kernel):
+        return None
+    if plan.slots.lacking(waiter.kernel, waiter.needs):
+        return None
+    return waiter.kernel.resume_bytes
+
+
+def _may_come(plan: Plan, kernel: Kernel) -> bool:
+    """Whether a waiter can be resumed in an exchange now."""
+    is_due = kernel.resume_retry_at <= plan.now and kernel.served_after <= plan.now
+    is_parked = kernel.residency is Residency.QUEUED and not kernel.left_bytes
+    return is_parked and is_due and kernel.may_come_in_parts and plan.is_free(kernel)

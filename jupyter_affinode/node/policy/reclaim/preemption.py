@@ -1,0 +1,157 @@
+"""The GPU is full and no kernel on it is idle: what the setting `when_full` says; pure.
+
+`wait` does nothing. `time_slice` preempts those that have had the GPU longest, each after `time_slice_s` at the
+least, and only for a waiter: their next call of CUDA waits until they have their turn again.
+`terminate_newest` has the youngest kernel's own server shut it down, for an older one: by the kernel's id, which that
+server knows, never by a process. Kernels without a server that follows the controller's events, and those of which
+it is not known when they began (in another pid namespace, since before the controller's start), are left alone. Neither
+touches kernels that are held or opted out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from operator import attrgetter
+
+from ....units import bytes_in_words, duration_in_words
+from ...model.actions import EndKernel
+from ...model.reasons import Cause
+from ...model.snapshot import Kernel, Residency, Waiter
+from ..queue import AWAY
+from ..scheduling_pass.host_plan import HostMemory
+from ..scheduling_pass.plan import Plan
+
+
+def make_room_when_full(plan: Plan, missing: Mapping[str, int], head: Waiter) -> HostMemory | None:
+    """Preempt busy kernels for the head of a line, or none if that would not suffice.
+
+    Return what of host memory is in the way, if anything is.
+    """
+    if plan.settings.when_full == "wait" or plan.limits.among(missing):
+        return None
+    margin = plan.settings.margin_bytes  # a courtesy: no kernel is interrupted for that alone
+    lacks = {resource: size - margin for resource, size in missing.items() if size > margin}
+    if not lacks:
+        return None
+    if plan.settings.when_full == "time_slice":
+        chosen = _sufficient(_with_slice_over(plan, lacks, head), lacks, attrgetter("believed_bytes"))
+        return _preempt(plan, chosen, head) if chosen else None
+    if plan.settings.when_full == "terminate_newest":
+        _end_newest(plan, lacks, head)
+    return None
+
+
+def preemptible_at(kernel: Kernel, time_slice_s: float) -> float | None:
+    """Return the moment from which the kernel may be preempted; None if time alone will not do.
+
+    Never a kernel of several processes or GPUs: a part of it that ran on alone could wait for the rest.
+    """
+    if kernel.residency is not Residency.RESIDENT or not kernel.is_parkable or not kernel.movable_bytes:
+        return None
+    if (
+        kernel.is_moving
+        or kernel.is_dying
+        or kernel.is_ending
+        or kernel.is_opted_out
+        or not kernel.may_be_preempted
+    ):
+        return None
+    if kernel.rooms:
+        return None  # it waits itself: before the head, or behind it and yields anyway
+    return max(kernel.resident_since + time_slice_s, kernel.retry_at, kernel.held_until or 0.0)
+
+
+def preempt_for_slots(plan: Plan, gpus: Collection[str], head: Waiter) -> None:
+    """With time slices, preempt kernels so that the head of a line may compute on `gpus`, where too many do, or none if
+    that would not suffice. Those that are about to leave are reckoned with.
+    """
+    if plan.settings.when_full != "time_slice" or plan.slots.most is None:
+        return
+    lacks = {}
+    computing: set[str] = set()
+    for uuid in gpus:
+        there = plan.slots.on(uuid, but=head.kernel)
+        stays = [kernel for kernel in there if plan.is_free(kernel) or kernel.residency in AWAY]
+        if len(stays) >= plan.slots.most:
+            lacks[uuid] = len(stays) + 1 - plan.slots.most
+            computing.update(kernel.id for kernel in stays)
+    over = [kernel for kernel in _with_slice_over(plan, lacks, head) if kernel.id in computing]
+    chosen = _sufficient(over, lacks, lambda kernel: dict.fromkeys(kernel.believed_bytes, 1))
+    if chosen and _preempt(plan, chosen, head) is HostMemory.LATER:
+        plan.host.is_awaited = True
+
+
+def _with_slice_over(plan: Plan, gpus: Collection[str], head: Waiter) -> list[Kernel]:
+    """Return the kernels that may be preempted now, those first that have had the GPU longest."""
+    time_slice_s = plan.settings.time_slice_s
+    began_by, over = plan.now - time_slice_s, []
+    for kernel in plan.candidates.resident_on(gpus):
+        if kernel.resident_since > began_by or kernel is head.kernel:
+            continue
+        moment = preemptible_at(kernel, time_slice_s)
+        if moment is not None and moment <= plan.now and plan.is_free(kernel):
+            over.append(kernel)
+    return sorted(over, key=lambda kernel: (kernel.behind_until > plan.now, kernel.resident_since, kernel.id))
+
+
+def _preempt(plan: Plan, chosen: Sequence[Kernel], head: Waiter) -> HostMemory | None:
+    """Preempt kernels for the head of a line, all or none. Return what of host memory is in the way, if anything is."""
+    found = plan.host.memory_for(chosen)
+    if found is not HostMemory.ENOUGH:
+        return found
+    reason = f"its turn of {duration_in_words(plan.settings.time_slice_s)} is over and others wait"
+    for kernel in chosen:
+        plan.park(kernel, reason, Cause.TIME_SLICE, for_kernel=head.kernel.id, preempts=True)
+    return None
+
+
+def _end_newest(plan: Plan, lacks: Mapping[str, int], head: Waiter) -> None:
+    if plan.now - head.since < plan.settings.time_slice_s:
+        return
+    here = plan.candidates.resident_on(lacks)
+    if any(kernel.is_ending for kernel in here):
+        return  # one after the other: meanwhile a kernel may have become idle
+    younger = [
+        kernel
+        for kernel in here
+        if kernel.can_be_ended
+        and kernel.started_at > head.kernel.started_at
+        and not kernel.is_opted_out
+        and not kernel.is_dying
+        and (kernel.held_until is None or kernel.held_until <= plan.now)
+        and kernel is not head.kernel
+        and plan.is_free(kernel)
+    ]
+    younger.sort(key=lambda kernel: (-kernel.started_at, kernel.id))
+    for kernel in _sufficient(younger, lacks, _frees_when_ended)[:1]:
+        waited = duration_in_words(plan.now - head.since)
+        size = bytes_in_words(sum(head.needs.values()))
+        reason = f"the GPU is full and this is its newest kernel: an older one has waited {waited} for {size}"
+        plan.act(EndKernel(kernel.id, reason, Cause.FULL, head.kernel.id))
+        plan.expect_end(kernel)
+
+
+def _frees_when_ended(kernel: Kernel) -> Mapping[str, int]:
+    frees, fixed = kernel.frees_bytes, kernel.fixed_bytes
+    return {uuid: size + fixed.get(uuid, 0) for uuid, size in frees.items() if size}
+
+
+def _sufficient(
+    kernels: Iterable[Kernel], lacks: Mapping[str, int], gives: Callable[[Kernel], Mapping[str, int]]
+) -> list[Kernel]:
+    """The first of the kernels that suffice together, each for what it gives; none if all of them do not."""
+    left = dict(lacks)
+    chosen = []
+    for kernel in kernels:
+        given = gives(kernel)
+        if any(given.get(uuid) for uuid in left):
+            chosen.append(kernel)
+            for uuid, size in list(left.items()):
+                size -= given.get(uuid, 0)
+                if size > 0:
+                    left[uuid] = size
+                else:
+                    del left[uuid]
+            if not left:
+                return chosen
+    return []

@@ -1,0 +1,163 @@
+"""Reclaim: which kernels are parked for a waiter; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from ....units import bytes_in_words, duration_in_words
+from ...model.actions import Park
+from ...model.reasons import Cause
+from ...model.snapshot import Kernel, Waiter
+from ..scheduling_pass.host_plan import HostMemory
+from ..scheduling_pass.plan import Plan
+from ..victims.candidates import may_yield
+from .exchange import is_exchange, is_for_later
+from .hand_over import hand_over
+from .preemption import make_room_when_full
+from .victim_selection import is_nothing, select_victims, subtract
+
+# A head that has waited for longer does not wait for a GPU on which kernels always move: moves are processes' own,
+# and may never end.
+SETTLES_WITHIN_S = 10.0
+
+
+def reclaim(plan: Plan, short: Mapping[str, int], head: Waiter, place: int) -> None:
+    """Park enough for the head of a line, which is at `place` in the queue.
+
+    First idle kernels, then waiters behind it with memory of their own, then those that the setting `when_full`
+    names. Parks idle and blocked kernels even if that frees too little: they requeue behind the head, so it is served
+    in the end. Parking blocked kernels loses nothing, and two that each hold half can go on.
+
+    But never when host memory would not do for all of it: then the head could not be served, and would hold up
+    those that were parked for it. Where it will do once moves under way have ended, no other kernel is parked until
+    then. Where it will not do even so, the head blocks no other: a kernel that resumes gives back host memory.
+    """
+    missing = dict(short)
+
+    def candidates() -> Iterator[Kernel]:
+        yield from plan.candidates.eligible_on(missing)
+        yield from plan.candidates.blocked_behind(place, missing)
+        yield from _barred_on(plan, missing, head)
+
+    if plan.now - head.since < SETTLES_WITHIN_S:
+        if plan.is_outdated(short):
+            return
+        if is_for_later(plan, head, short):
+            _make_host_memory_ready(plan, _behind_last(plan, candidates()), missing)
+            return
+    first = len(plan.actions)
+    if hand_over(plan, head, missing, lambda: _behind_last(plan, candidates()), _told(head)):
+        return
+    found = _park_until(plan, missing, lambda: _behind_last(plan, candidates()), _park_for(plan, head))
+    if is_exchange(plan, head, first):
+        plan.exchange(head.kernel, first)
+    is_courtesy = head.room is not None and head.room.is_courtesy
+    if not is_nothing(missing) and not is_courtesy:
+        found = make_room_when_full(plan, missing, head) or found
+    if found is HostMemory.LATER:
+        plan.host.is_awaited = True
+    elif found is HostMemory.SHORT:
+        plan.barred.add(head.kernel.id)
+
+
+def reclaim_watermark(plan: Plan) -> None:
+    """Park eligible kernels while a GPU that fell under its low watermark has not reached the high one.
+
+    Not while kernels leave it or come to it: in the midst of an exchange every GPU is nearly full.
+    """
+
+    def park(kernel: Kernel) -> bool:
+        return plan.park(kernel, "GPU memory is low", Cause.LOW_MEMORY)
+
+    for uuid, gpu in plan.node.gpus.items():
+        if gpu.is_reclaiming and gpu.total_bytes is not None and plan.is_settled([uuid]):
+            target = int(plan.settings.high_watermark * gpu.total_bytes)
+            _reclaim_all(plan, uuid, target - plan.room[uuid] - plan.incoming[uuid], park)
+
+
+def keep_limits(plan: Plan) -> None:
+    """Park eligible kernels of a user or group that has grown beyond its limit."""
+    for limit in plan.limits.caps:
+
+        def park(kernel: Kernel, limit: str = limit) -> bool:
+            return plan.park(kernel, f"the limit of {limit} is exceeded", Cause.LIMIT)
+
+        _reclaim_all(plan, limit, -plan.room[limit] - plan.incoming.get(limit, 0), park)
+
+
+def park_idle(plan: Plan) -> None:
+    """With park_when="idle", park all eligible kernels."""
+    if plan.settings.park_when == "idle":
+        for kernel in plan.candidates.eligible():
+            if plan.is_free(kernel):  # it may have been asked to give back host memory meanwhile
+                idle = duration_in_words(plan.now - kernel.last_activity)
+                plan.park(kernel, f"idle {idle}", Cause.IDLE)
+
+
+def _behind_last(plan: Plan, kernels: Iterable[Kernel]) -> Iterator[Kernel]:
+    """Yield the same, but last those that are behind for parks that failed (failed_parks.py)."""
+    behind = []
+    for kernel in kernels:
+        if kernel.behind_until > plan.now:
+            behind.append(kernel)
+        else:
+            yield kernel
+    yield from behind
+
+
+def _park_for(plan: Plan, head: Waiter) -> Callable[[Kernel], bool]:
+    """Return how a kernel is parked for the head of a line."""
+
+    def park(kernel: Kernel) -> bool:
+        told = _told(head)
+        return plan.park(kernel, told.reason, told.cause, for_kernel=told.for_kernel)
+
+    return park
+
+
+def _told(head: Waiter) -> Park:
+    """Return what kernels are told that are parked for a waiter."""
+    reason = f"room for {bytes_in_words(sum(head.needs.values()))}"
+    return Park("", reason, cause=Cause.ROOM, for_kernel=head.kernel.id)
+
+
+def _reclaim_all(plan: Plan, resource: str, size: int, park: Callable[[Kernel], bool]) -> None:
+    """Park eligible kernels until `size` bytes of a resource will be free, or as far as host memory will do."""
+    if size > 0:
+        missing = {resource: size}
+        _park_until(plan, missing, lambda: plan.candidates.eligible_on(missing), park, in_part=True)
+
+
+def _park_until(
+    plan: Plan,
+    missing: dict[str, int],
+    candidates: Callable[[], Iterable[Kernel]],
+    park: Callable[[Kernel], bool],
+    *,
+    in_part: bool = False,
+) -> HostMemory:
+    """Park candidates until nothing is missing any more; `park` says whether one will be. What keeps others from it.
+
+    Each park leaves less of host memory, so that the others may have to be chosen anew.
+    """
+    while True:
+        chosen, found = select_victims(plan, candidates(), missing, in_part=in_part)
+        parked = [kernel for kernel in chosen if plan.is_free(kernel) and park(kernel)]
+        for kernel in parked:
+            subtract(missing, plan.limits.frees(kernel))
+        if len(parked) == len(chosen) or not parked:
+            return found
+
+
+def _make_host_memory_ready(plan: Plan, candidates: Iterable[Kernel], missing: Mapping[str, int]) -> None:
+    """Have others give back while they can what the next parks will lack: that takes as long as to prepare a park."""
+    chosen, _ = select_victims(plan, candidates, missing)
+    for kernel in chosen:
+        plan.make_host_memory_ready(kernel, to_disk=False)
+
+
+def _barred_on(plan: Plan, resources: Mapping[str, int], head: Waiter) -> Iterator[Kernel]:
+    """Yield waiters with memory of their own before the head that cannot be served."""
+    for kernel in plan.candidates.resident_on(resources) if plan.barred else ():
+        if kernel.id in plan.barred and kernel is not head.kernel and may_yield(kernel, plan.now):
+            yield kernel

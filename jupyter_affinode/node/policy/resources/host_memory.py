@@ -1,0 +1,312 @@
+"""Host memory in one pass of the policy: what a park may take, and whether it can be had; pure.
+
+**Places.** The machine is one place that memory is taken from, and every cgroup with a limit above a kernel is
+another: what a park takes must be in all of its kernel's places.
+
+What a park takes is not known before it is tried: chunks of zeros take nothing, and what a kernel keeps from
+its last park is there already. So a frugal shim gets a budget, stops at it, and says what it would have
+taken; only a shim that knows no budget must fit with all it has.
+
+**Progress.** What resident kernels keep for their next parks is given back before a park is refused
+(retained_copies.py). So a park is possible as long as what it takes is in what is free and what others keep. It waits
+for what was asked back, and meanwhile no other has it: a later park of the pass cannot take it away.
+
+Where parked memory may go to disk (disk.py), that counts as what others give back, after all that is only kept.
+
+**The margin.** A park takes seconds, and its budget was reckoned before it: what other programs take meanwhile
+would come out of the reserve if budgets went up to it. So they end a thirty-second part of it earlier. (Ten
+kernels of 20 GiB on a machine of 126 GiB were 20 MiB below a reserve of 12.6 GiB in one of 1,660 looks without it.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from ....settings.policy import MIB, Settings
+from ....units import bytes_in_words
+from ...model.actions import RefusePark
+from ...model.reasons import Refusal
+from ...model.snapshot import Host, Kernel
+
+LEAST_BYTES = 256 * MIB  # with less than this a park of unknown need is not tried, and less is not trimmed
+SLAB_BYTES = 32 * MIB  # what shims take host memory by (shim/src/host/slabs.h)
+SLACK_BYTES = 2 * SLAB_BYTES  # shims take memory by slabs, so a park may take somewhat more than it moves
+CGROUP_RESERVE = 10  # a cgroup keeps that part of its limit free, or the reserve if that is less
+CUSHION = 32  # that part of a reserve parks leave alone beside it, and have asked back beside what they lack
+MACHINE = ""  # the place that is no cgroup
+# A move that hands over begins with 256 MiB (shim/src/protocol.h). It needs somewhat more: a lot of that size comes
+# back only when nothing is left in it, and the waiter may get no further without the room that the victim has yet.
+HANDED_AT_ONCE_BYTES = 320 * MIB
+
+Shortage = dict[str, int]  # by place, what is missing there; {}: nothing is
+
+
+def with_margin(reserve_bytes: int) -> int:
+    """Return what parks and preparations for them leave free of a place with that reserve."""
+    return reserve_bytes + reserve_bytes // CUSHION
+
+
+def _in_slabs(size: int) -> int:
+    """Return what shims take for so much."""
+    return -(-size // SLAB_BYTES) * SLAB_BYTES
+
+
+def begins_with(size: int) -> int:
+    """Return how much host memory a park of `size` bytes must find at once in an exchange that hands over."""
+    return min(HANDED_AT_ONCE_BYTES, size)
+
+
+class Needs(NamedTuple):
+    """What a park takes of host memory beside what its kernel keeps there already."""
+
+    lot_bytes: int  # of the lots; the rest anew
+    least_bytes: int  # with less it cannot end well, or is not worth a try
+    probable_bytes: int  # by all that is known: by its last one, or all that the kernel has
+    image_bytes: int  # of these, what no budget limits: the driver's own copy of what is left on the GPU
+    makes_bytes: int = 0  # what could be in lots if there were more
+
+
+class HostRoom:
+    """What the decisions of this pass leave of host memory."""
+
+    def __init__(self, host: Host, settings: Settings):
+        self._host = host
+        self.reserve_bytes = settings.host_reserve(host.total_bytes)
+        self._lots = host.lot_bytes
+        self._left = {MACHINE: host.available_bytes - with_margin(self.reserve_bytes)}
+        for cgroup, headroom in host.headroom_bytes.items():
+            self._left[cgroup] = headroom - with_margin(self._cgroup_reserve(cgroup))
+        for place in filter(self.has_lots, self._left):
+            self._left[place] += host.lot_bytes  # which are freed where no kernel takes them
+        self._has_lots = host.lot_bytes > 0 or host.makes_lots
+        self._lot_places = list(filter(self.has_lots, self._left))
+        self._needs: dict[str, Needs] = {}  # by kernel, where there are no lots
+        self._places: dict[tuple[str, ...], list[str]] = {}  # by cgroups: kernels share theirs
+        self._passing: dict[str, tuple[Kernel, int]] = {}  # what others may have of kernels in a while
+
+    def has_lots(self, place: str) -> bool:
+        """Whether lots take memory of that place: they are the controller's."""
+        return place == MACHINE or place in self._host.lot_cgroups
+
+    def leaves(self, kernel: Kernel, size: int) -> bool:
+        """Whether there is so much for the kernel beyond what has been decided."""
+        return self._left_for(kernel) >= size
+
+    def places(self, kernel: Kernel) -> Sequence[str]:
+        """Where a park of the kernel takes memory, the machine last."""
+        places = self._places.get(kernel.cgroups)
+        if places is None:
+            places = [*(cgroup for cgroup in kernel.cgroups if cgroup in self._left), MACHINE]
+            self._places[kernel.cgroups] = places
+        return places
+
+    def expect(self, kernel: Kernel, budget_bytes: int | None, lot_bytes: int = 0) -> int:
+        """The kernel is being parked, or will be, with that budget: it may take it all. How much that is."""
+        self.take_lots(kernel, lot_bytes)
+        for place in self._lot_places if kernel.host.awaits_bytes else ():
+            self._left[place] -= kernel.host.awaits_bytes
+        takes = max(kernel.movable_bytes - kernel.host.kept_bytes - lot_bytes, 0)
+        if budget_bytes is not None:
+            takes = min(takes, budget_bytes)
+        self.take(kernel, takes + kernel.image_bytes)
+        return takes + kernel.image_bytes
+
+    def is_passing(self, kernel: Kernel, size: int) -> None:
+        """The kernel is on the move with so much, which makes room for a waiter, or can be given back afterwards."""
+        _, before = self._passing.get(kernel.id, (kernel, 0))
+        self._passing[kernel.id] = kernel, max(size, before)
+
+    def take(self, kernel: Kernel, size: int) -> None:
+        """It is the kernel's from now on, be it there or still to be given back by others."""
+        for place in self.places(kernel):
+            self._left[place] -= size
+
+    def budget(self, kernel: Kernel) -> int:
+        """What a park of the kernel may take anew beside the lots that it may have and what the driver takes."""
+        return max(self._left_for(kernel, self._lots) - kernel.image_bytes, 0)
+
+    def take_lots(self, kernel: Kernel, size: int) -> None:
+        """They are lent to the kernel."""
+        for place in self._lot_places:
+            self._left[place] -= size
+        self._lots -= size
+
+    def hand_over(self, waiter: Kernel, kernels: Sequence[Kernel]) -> Sequence[tuple[int, int]] | None:
+        """Take what those need that leave in an exchange, but for what the waiter gives them as it comes in: what
+        they get at once (budget, lots). The rest they get as lots. None: it is not enough.
+        """
+        takes = {each.id: _takes(self.needs(each)) for each in kernels}
+        at_once, charges = self.begins_with(kernels), self.charges_of_hand_over(waiter, kernels)
+        if self.shortage(charges, {}):
+            return None
+        shares, lots = [], self._lots
+        left = min(self._left[place] for place in self._lot_places)
+        for each in kernels:
+            size = takes[each.id]
+            at_once -= begins_with(size)
+            most = min(left - at_once, size)  # the others begin, too
+            lent = min(self.needs(each).lot_bytes, lots, most)
+            budget = max(min(most - lent, self._left_for(each), left - lots), 0)
+            if lent + budget < begins_with(size):
+                return None
+            shares.append((budget, lent))
+            left, lots = left - lent - budget, lots - lent
+        self.charge(charges)
+        for each, (budget, _) in zip(kernels, shares, strict=True):
+            for place in self.places(each):
+                if place not in charges:
+                    self._left[place] -= budget
+        self._lots = lots
+        return shares
+
+    def charges_of_hand_over(self, waiter: Kernel, kernels: Sequence[Kernel]) -> Mapping[str, int]:
+        """What `kernels` take in an exchange beside what the waiter gives, by place: at least what they begin with."""
+        at_once, total = self.begins_with(kernels), sum(_takes(self.needs(each)) for each in kernels)
+        return {place: max(total - self._gives(waiter, place), at_once) for place in self._lot_places}
+
+    def begins_with(self, kernels: Iterable[Kernel]) -> int:
+        """What all of them must find at once in an exchange that hands over."""
+        return sum(begins_with(_takes(self.needs(each))) for each in kernels)
+
+    def charge(self, charges: Mapping[str, int]) -> None:
+        """They are taken, of each place so much."""
+        for place, size in charges.items():
+            self._left[place] -= size
+
+    def _gives(self, waiter: Kernel, place: str) -> int:
+        """What the waiter has of a place and gives back."""
+        is_inside = place in self.places(waiter)
+        return waiter.host.copy_bytes if is_inside else min(waiter.host.copy_bytes, waiter.host.lot_bytes)
+
+    def suffices(self, kernels: Iterable[Kernel], beside_bytes: int = 0) -> bool:
+        """Whether there is room for all that they have, whatever parks take of it, and `beside_bytes` more: mostly
+        there is, and nothing else need be reckoned.
+        """
+        left = self._left[MACHINE] - beside_bytes
+        for kernel in kernels:
+            most = kernel.movable_bytes + SLACK_BYTES + kernel.image_bytes
+            left = min(left, self._left_for(kernel)) - most
+        return left >= 0
+
+    def lots_for(self, kernel: Kernel) -> int:
+        """What of the lots a park of the kernel can use."""
+        return self.needs(kernel).lot_bytes
+
+    def needs(self, kernel: Kernel) -> Needs:
+        """What a park of the kernel takes anew, and of the lots."""
+        if self._has_lots:  # fewer with each kernel that gets some
+            return self._reckon(kernel)
+        needs = self._needs.get(kernel.id)
+        if needs is None:
+            needs = self._needs[kernel.id] = self._reckon(kernel)
+        return needs
+
+    def _reckon(self, kernel: Kernel) -> Needs:
+        use, movable, image = kernel.host, kernel.movable_bytes, kernel.image_bytes
+        probable, short = movable, 0
+        if use.is_frugal and use.park_takes_bytes is not None:
+            probable = min(movable, use.park_takes_bytes)
+        if use.park_short_bytes:
+            short = min(
+                use.park_short_bytes, movable + SLACK_BYTES
+            )  # less by now if it has freed memory since
+            probable = max(probable, short)
+        least = max(short, min(probable, LEAST_BYTES)) if use.is_frugal else movable
+        has = max(use.kept_bytes - use.trimming_bytes, 0)
+        lots = makes = 0
+        if (self._lots or self._host.makes_lots) and use.is_frugal:
+            has_soon = max(has, use.lot_bytes)  # what came a moment ago is not kept yet
+            wants = probable if use.lots_most_bytes is None else min(probable, use.lots_most_bytes)
+            makes = max(wants - has_soon, 0)
+            if self._host.makes_lots and makes < LEAST_BYTES:
+                makes = 0  # most of a lot would be of no use
+            lots = min(makes, self._lots)
+            makes -= lots
+        has += lots
+        least, probable = max(least - has, 0), max(probable - has, 0)
+        if use.is_frugal:
+            least, probable = _in_slabs(least), _in_slabs(probable)
+        return Needs(lots, least + image, probable + image, image, makes)
+
+    def lots_to_make(self, kernel: Kernel) -> int:
+        """How large the stock of lots should be for a park of the kernel that is better made with more; 0: it is not.
+
+        Memory of lots is taken once, and then goes from one kernel to the next.
+        """
+        needs = self.needs(kernel)
+        if not self._host.makes_lots or needs.makes_bytes < LEAST_BYTES:
+            return 0
+        beside = needs.lot_bytes + needs.makes_bytes + needs.image_bytes
+        return self._lots + needs.makes_bytes if self._left_for(kernel, beside) >= 0 else 0
+
+    def may_be_tried(self, kernel: Kernel, needs: Needs) -> bool:
+        """Whether there is as much as could do for a park of the kernel."""
+        return needs.least_bytes <= max(self._left_for(kernel, needs.lot_bytes), 0)
+
+    def _left_for(self, kernel: Kernel, lot_bytes: int = 0) -> int:
+        """What is left beside those lots where that is least."""
+        return min(
+            [
+                self._left[place] - (lot_bytes if lot_bytes and self.has_lots(place) else 0)
+                for place in self.places(kernel)
+            ]
+        )
+
+    def refusal(self, kernel: Kernel, needs: Needs) -> RefusePark:
+        """Why a park of the kernel cannot be, in words and figures."""
+        sure = kernel.host.park_takes_bytes is not None or not kernel.host.is_frugal
+        anew = needs.probable_bytes if sure else needs.least_bytes
+        place = min(self.places(kernel), key=lambda each: self._left[each])
+        left = max(self._left[place], 0)
+        words = f"parking needs {bytes_in_words(anew)} of host memory and "
+        if place == MACHINE:
+            reserve = bytes_in_words(with_margin(self.reserve_bytes))
+            words += f"{bytes_in_words(left)} are free beyond the reserve of {reserve}"
+        else:
+            words += f"the kernel's own limit (cgroup) leaves {bytes_in_words(left)}"
+        figures = {"bytes": anew, "free_bytes": left}
+        return RefusePark(kernel.id, Refusal.NO_HOST_MEMORY, words, figures)
+
+    def shortage(self, wanted: Mapping[str, int], coming: Mapping[str, int]) -> Shortage:
+        """What is missing of what is wanted (by place) even when what is `coming` is there; {}: nothing."""
+        short = {}
+        for place, size in wanted.items():
+            lacks = size - self._left[place]
+            if size > 0 and lacks > 0:
+                lacks -= coming.get(place, 0)
+                if lacks > 0:
+                    short[place] = lacks
+        return short
+
+    def without_passing(self, short: Shortage) -> Shortage:
+        """What of it is still short when those that are on the move have arrived and gave back what they can."""
+        left = dict(short)
+        for kernel, size in self._passing.values():
+            for place in self.places(kernel):
+                if place in left:
+                    left[place] -= size
+        return {place: size for place, size in left.items() if size > 0}
+
+    def with_cushion(self, short: Shortage) -> Shortage:
+        """What is asked back for a park that lacks so much."""
+        reserves = {
+            place: self._cgroup_reserve(place) if place != MACHINE else self.reserve_bytes for place in short
+        }
+        return {place: size + reserves[place] // CUSHION for place, size in short.items()}
+
+    def pressure(self, coming: Mapping[str, int]) -> Shortage:
+        """What the machine and each cgroup lack for their reserves, whatever is decided."""
+        lacks = {MACHINE: self.reserve_bytes - self._host.available_bytes}
+        for cgroup, headroom in self._host.headroom_bytes.items():
+            lacks[cgroup] = self._cgroup_reserve(cgroup) - headroom
+        return {
+            place: size - coming.get(place, 0) for place, size in lacks.items() if size > coming.get(place, 0)
+        }
+
+    def _cgroup_reserve(self, cgroup: str) -> int:
+        return min(self._host.limit_bytes.get(cgroup, 0) // CGROUP_RESERVE, self.reserve_bytes)
+
+
+def _takes(needs: Needs) -> int:
+    return needs.probable_bytes + needs.lot_bytes

@@ -1,0 +1,116 @@
+"""What kernels keep in host memory and can give back for a park in one pass of the policy; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+from ...model.actions import Spill, Trim
+from ...model.snapshot import Kernel
+from .host_memory import LEAST_BYTES, HostRoom, Shortage
+
+
+class RetainedCopies:
+    """What kernels can give back: the retained copies of those that keep most for longest first, then what parked
+    kernels can put on disk. Sorted once for a pass, since a thousand kernels may look in one, and only when a kernel is
+    to give: mostly there is enough.
+    """
+
+    def __init__(
+        self,
+        kernels: Iterable[Kernel],
+        now: float,
+        room: HostRoom,
+        is_free: Callable[[Kernel], bool],
+        to_disk: Mapping[str, int] | None = None,
+    ):
+        """`is_free` says which kernels may be asked; `to_disk`: what of parked ones may go there, in order."""
+        self._room = room
+        self.coming: dict[str, int] = {}  # by place, what was asked back and is not there yet
+        self._gives: dict[str, int] = {}  # … and what could be asked back
+        self._now = now
+        self._ready: dict[str, Kernel] = {}
+        self._to_disk = dict(to_disk or {})
+        self._is_sorted = False
+        for each in kernels:
+            use = each.host
+            if use.trimming_bytes or use.spilling_bytes:
+                self._count(self.coming, each, use.trimming_bytes + use.spilling_bytes)
+            if (use.trimmable_bytes and is_free(each)) or each.id in self._to_disk:
+                self._ready[each.id] = each
+                self._count(self._gives, each, self._most(each))
+            elif use.trimmable_bytes:  # it can be asked in a later pass
+                room.is_passing(each, use.trimmable_bytes)
+
+    def _most(self, kernel: Kernel) -> int:
+        """What it can give now. A parked kernel gives what it used to move when nothing of it goes to disk any more."""
+        return self._to_disk.get(kernel.id) or kernel.host.trimmable_bytes
+
+    def drop(self, kernel_id: str, asked_bytes: int = 0) -> None:
+        """Nothing more can be had of that kernel in this pass: something was decided for it. `asked_bytes`: of what it
+        can give.
+        """
+        kernel = self._ready.pop(kernel_id, None)
+        if kernel is not None:
+            self._count(self._gives, kernel, -self._most(kernel))
+            self._room.is_passing(kernel, self._most(kernel) - asked_bytes)
+
+    def left(self, short: Shortage, kernels: Collection[Kernel], *, to_disk: bool = True) -> Shortage:
+        """What is still short when all others but `kernels` have given back what they keep."""
+        left = {place: size - self._gives.get(place, 0) for place, size in short.items()}
+        others = () if to_disk else [self._ready[each] for each in self._to_disk if each in self._ready]
+        for kernel in (*kernels, *others):
+            if kernel.id in self._ready:
+                for place in self._room.places(kernel):
+                    if place in left:
+                        left[place] += self._most(kernel)
+        return {place: size for place, size in left.items() if size > 0}
+
+    def trims(self, short: Shortage, reason: str) -> list[Trim | Spill]:
+        """Return which kernels give back how much, for what is short, as far as it can be had.
+
+        A kernel that gives is out of it for the rest of the pass, and what comes of it is in `coming`.
+        """
+        if short and not self._is_sorted:
+            self._sort()
+        left, gives = dict(short), dict[str, int]()
+        for place in sorted(short, key=lambda each: (self._gives.get(each, 0), each)):  # the narrowest first
+            for each in self._ready.values():
+                if left[place] <= 0:
+                    break
+                places = self._room.places(each)
+                if place not in places:
+                    continue
+                before = gives.get(each.id, 0)
+                after = min(max(before + left[place], LEAST_BYTES), self._most(each))
+                if each.host.lot_bytes and each.id not in self._to_disk:
+                    after = self._most(each)  # a lot is given back whole, when nothing is left in it
+                if after > before:
+                    gives[each.id] = after
+                    for inside in places:
+                        if inside in left:
+                            left[inside] -= after - before
+        chosen: list[Trim | Spill] = []
+        for kernel_id, size in gives.items():
+            each = self._ready[kernel_id]
+            keeps = max(each.host.kept_bytes - each.host.trimming_bytes - size, 0)
+            spills = kernel_id in self._to_disk
+            chosen.append(Spill(kernel_id, size, reason) if spills else Trim(kernel_id, keeps, reason))
+            self.drop(kernel_id, size)  # the rest of it can follow
+            self._count(self.coming, each, size)
+        return chosen
+
+    def _sort(self) -> None:
+        ready = sorted(
+            (each for each in self._ready.values() if each.id not in self._to_disk),
+            key=lambda each: (-each.host.trimmable_bytes * _age(each, self._now), each.id),
+        )
+        ready += [self._ready[kernel_id] for kernel_id in self._to_disk if kernel_id in self._ready]
+        self._ready, self._is_sorted = {each.id: each for each in ready}, True
+
+    def _count(self, sums: dict[str, int], kernel: Kernel, size: int) -> None:
+        for place in self._room.places(kernel):
+            sums[place] = sums.get(place, 0) + size
+
+
+def _age(kernel: Kernel, now: float) -> float:
+    return max(now - kernel.host.kept_since, 1.0)

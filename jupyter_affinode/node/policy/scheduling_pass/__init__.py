@@ -1,0 +1,1 @@
+"""One pass: what it has decided so far, and what that leaves."""

@@ -1,0 +1,95 @@
+"""How many kernels compute on each GPU, and whether one more may come back to it (`max_computing_per_gpu`); pure.
+
+The setting bounds which waiters are brought back. A kernel that is on the GPU already begins its cells unasked, and
+what it allocates beside what it has needs no slot: while one of its processes waits for that, another may keep a slot.
+What is on the GPU in part is made whole in any case (decide.py). So more kernels may compute than the setting says; as
+long as they do, no other is brought back.
+
+A waiter without a slot keeps only those behind it waiting that need one as well. With time slices a kernel that
+computes is preempted for it (preemption.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+
+from ....settings.policy import Settings
+from ...model.snapshot import Kernel, Node, Residency
+from ..victims.eligibility import LEAST_PAUSE_S
+from ..victims.eviction_cost import is_late
+
+
+class ComputeSlots:
+    """The kernels that compute on each GPU or come back to it, with those that a pass has decided to resume."""
+
+    def __init__(self, now: float, node: Node, settings: Settings):
+        self.most = settings.max_computing_per_gpu
+        self._now = now
+        self._node = node
+        self._settings = settings
+
+    def lacking(
+        self, kernel: Kernel, needs: Mapping[str, int], beside: Mapping[str, int] | None = None
+    ) -> list[str]:
+        """Return on which of the GPUs that it needs a kernel may not compute now; `beside`: how many more do soon."""
+        if self.most is None:
+            return []
+        more = beside or {}
+        return [
+            uuid
+            for uuid, need in needs.items()
+            if need and len(self.on(uuid, but=kernel)) + more.get(uuid, 0) >= self.most
+        ]
+
+    def on(self, uuid: str, but: Kernel) -> list[Kernel]:
+        """Return the other kernels that compute on a GPU or come back to it."""
+        return [each for each in self._by_gpu.get(uuid, {}).values() if each.id != but.id]
+
+    def take(self, kernel: Kernel, gpus: Iterable[str]) -> None:
+        """Note that a kernel comes back."""
+        if self.most is not None:
+            for uuid in gpus:
+                self._by_gpu.setdefault(uuid, {})[kernel.id] = kernel
+
+    @cached_property
+    def _by_gpu(self) -> dict[str, dict[str, Kernel]]:
+        found: dict[str, dict[str, Kernel]] = {}
+        reserved: dict[str, set[str]] = {}  # for resumes that NVML's figures do not show yet
+        for each in self._node.reservations:
+            if not each.is_taken:
+                reserved.setdefault(each.kernel_id, set()).add(each.gpu)
+        for kernel in self._node.kernels:
+            for uuid in self._gpus_of(kernel, reserved.get(kernel.id, ())):
+                found.setdefault(uuid, {})[kernel.id] = kernel
+        return found
+
+    def _gpus_of(self, kernel: Kernel, reserved: Iterable[str]) -> Iterable[str]:
+        """Return the GPUs on which it computes or is about to."""
+        if kernel.residency in (Residency.RESIDENT, Residency.PARKING):
+            return _gpus_with_memory(kernel) if is_computing(self._now, kernel, self._settings) else ()
+        if kernel.residency is Residency.RESUMING and not is_late(self._now, kernel, self._node.speeds):
+            return reserved or [uuid for uuid, size in kernel.parked_bytes.items() if size]
+        return reserved if kernel.is_moving else ()
+
+
+def is_at_work(now: float, kernel: Kernel, settings: Settings) -> bool:
+    """Whether a kernel used the GPU so lately that nothing says when it will stop: an open cell may only be
+    loading what it computes next.
+    """
+    if kernel.calls_in_flight or kernel.captures:
+        return True
+    pause_s = settings.contended_idle_timeout_s if kernel.cell_open else LEAST_PAUSE_S
+    return now - kernel.last_activity < pause_s
+
+
+def is_computing(now: float, kernel: Kernel, settings: Settings) -> bool:
+    """Whether a kernel on a GPU is at work, or has come back a moment ago to be; not while it waits for memory."""
+    if kernel.rooms and not kernel.calls_in_flight:
+        return False
+    return is_at_work(now, kernel, settings) or now - kernel.resident_since < LEAST_PAUSE_S
+
+
+def _gpus_with_memory(kernel: Kernel) -> set[str]:
+    parts = (kernel.resident_bytes, kernel.fixed_bytes)
+    return {uuid for part in parts for uuid, size in part.items() if size}

@@ -1,0 +1,353 @@
+"""One pass of the policy: what it has decided so far, and what room that leaves; pure.
+
+Resources are GPUs, by UUID, and the limits of users and groups (resources/quotas.py). Everything that looks at all
+kernels does so once a pass: a machine may have a thousand of them, and hundreds in its queue.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+from ....settings.policy import Settings
+from ...model.actions import Action, DropCaches, GiveLots, MakeLots, Park, Resume
+from ...model.reasons import Cause
+from ...model.snapshot import Kernel, Line, Node, Residency
+from ..queue import AWAY, lines_of, waiters
+from ..resources.quotas import Limits
+from ..victims.candidates import Candidates
+from ..victims.eviction_cost import is_late
+from .compute_slots import ComputeSlots
+from .host_plan import HostMemory, HostPlan
+
+ON_THE_MOVE = (Residency.PARKING, Residency.RESUMING)
+
+
+class Plan:
+    """What this pass has decided so far, and what room that leaves."""
+
+    def __init__(self, now: float, node: Node, settings: Settings):
+        self.now = now
+        self.node = node
+        self.settings = settings
+        self.actions: list[Action] = []
+        self.queue = waiters(node, settings)
+        self.turns: Counter[Line] = Counter()  # how often this pass served each user
+        self.limits = Limits(node, settings)
+        self.room = {uuid: gpu.free_bytes for uuid, gpu in node.gpus.items()}
+        for reservation in node.reservations:
+            self.room[reservation.gpu] = self.room.get(reservation.gpu, 0) - reservation.bytes
+        self.room.update(self.limits.room)
+        self.incoming = dict.fromkeys(self.room, 0)  # will be free when what is under way is done
+        self._on_the_move: set[str] = set()  # resources whose memory is on its way to or from the host
+        self.slots = ComputeSlots(now, node, settings)
+        self.candidates = Candidates(now, node, settings, self.queue, self.limits, self.is_free)
+        self.host = HostPlan(now, node, settings, self.is_free, self._blocked_waiters)
+        self._taken: set[str] = set()
+        self.barred: set[str] = set()  # kernels that wait for the GPU, and for host memory that none can give
+        under_way = [
+            kernel
+            for kernel in node.kernels
+            if kernel.is_moving or kernel.is_ending or kernel.residency in ON_THE_MOVE
+        ]
+        for kernel in under_way:
+            if self._is_parking(kernel):
+                self._look_at_park(kernel.rest if kernel.left_bytes else kernel)
+            elif kernel.residency is Residency.RESUMING and not is_late(now, kernel, node.speeds):
+                self._comes_back(kernel)
+            elif kernel.is_ending:
+                self.expect_end(kernel)
+            elif kernel.residency in AWAY:  # it is being written to disk, or that has just ended
+                self.host.room.is_passing(kernel, self.host.disk.rest(kernel))
+
+    def _is_parking(self, kernel: Kernel) -> bool:
+        """Whether what it has on the GPU is on its way to the host, or about to be."""
+        if kernel.left_bytes:
+            return kernel.moves_since is not None and kernel.id not in self._has_reserved
+        if (
+            kernel.residency is Residency.QUEUED
+        ):  # a part of it waits; a kernel that is about to resume has its room reserved
+            return kernel.is_moving and kernel.movable_bytes > 0 and kernel.id not in self._has_reserved
+        return kernel.residency is Residency.PARKING or (
+            kernel.is_moving and kernel.residency is Residency.RESIDENT
+        )
+
+    @cached_property
+    def _has_reserved(self) -> frozenset[str]:
+        return frozenset(reserved.kernel_id for reserved in self.node.reservations)
+
+    def is_settled(self, resources: Iterable[str]) -> bool:
+        """Whether no kernel leaves any of those GPUs or comes back to one, nor has just done so: then their figures
+        say how much room there is. What is on its way is counted twice, as used and as reserved.
+        """
+        return self._on_the_move.isdisjoint(resources) and not self.is_outdated(resources)
+
+    def is_outdated(self, resources: Iterable[str]) -> bool:
+        """Whether a newer figure of one of those GPUs comes in a moment."""
+        gpus = self.node.gpus
+        return any(gpus[each].is_outdated for each in resources if each in gpus)
+
+    def _look_at_park(self, kernel: Kernel) -> None:
+        """One that is under way."""
+        if is_late(self.now, kernel, self.node.speeds):
+            if (
+                kernel.behind_until <= self.now
+            ):  # else what it may take is a promise that keeps others on the GPU
+                self.host.room.expect(kernel, kernel.host.budget_bytes)
+        else:
+            size = self._expect(kernel, kernel.host.budget_bytes)
+            # The driver may have taken its part already; to count it twice here only means to look again later.
+            size += kernel.host.kept_bytes + kernel.image_bytes
+            self.host.room.is_passing(kernel, max(size, kernel.movable_bytes))
+
+    def is_free(self, kernel: Kernel) -> bool:
+        """Whether nothing is under way or decided for the kernel."""
+        return not (kernel.is_moving or kernel.is_ending or kernel.id in self._taken)
+
+    def act(self, action: Action) -> None:
+        """Decide on an action."""
+        self._taken.add(action.kernel_id)
+        self.actions.append(action)
+        self.host.drop(action.kernel_id)
+
+    def exchange(self, waiter: Kernel, first: int) -> None:
+        """Have a waiter come in while those go out whose parks are the actions from the `first` on."""
+        parks = [action for action in self.actions[first:] if isinstance(action, Park)]
+        self.actions[first:] = [replace(park, exchanges=True) for park in parks]
+        self._comes_in(waiter)
+
+    def hand_over(self, waiter: Kernel, kernels: Sequence[Kernel], park: Park) -> bool:
+        """Have a waiter come in while these go out, with its host memory; `park`: what they are told. Or have others
+        give what is missing for that first. False: that is not enough.
+        """
+        first = [kernel for kernel in kernels if self._drops_caches(kernel, park.reason)]
+        if first:
+            return True
+        shares = self.host.room.hand_over(waiter, kernels)
+        if shares is None:
+            return self._make_room_to_hand_over(waiter, kernels)
+        for kernel, (budget, lots) in zip(kernels, shares, strict=True):
+            told = replace(park, kernel_id=kernel.id, budget_bytes=budget, lot_bytes=lots)
+            self.act(replace(told, exchanges=True, hands_over=True))
+            self._expect_room(kernel)
+            self.host.room.is_passing(kernel, kernel.movable_bytes)
+        self._comes_in(waiter)
+        return True
+
+    def _make_room_to_hand_over(self, waiter: Kernel, kernels: Sequence[Kernel]) -> bool:
+        """Ask others for what is missing to begin with, if the waiter's own does for the rest: little goes to disk."""
+        host, retained = self.host.room, self.host.retained
+        charges = host.charges_of_hand_over(waiter, kernels)
+        lacks, short = host.shortage(charges, {}), host.shortage(charges, retained.coming)
+        if not lacks or max(charges.values()) > host.begins_with(kernels):
+            return False
+        if short and retained.left(short, [waiter, *kernels]):
+            return False
+        for kernel in (waiter, *kernels):
+            self._comes_in(kernel)  # or goes, in a later pass
+            host.is_passing(kernel, kernel.movable_bytes)
+        for action in self.host.make_room(short):
+            self.act(action)
+        host.charge(charges)
+        return True
+
+    def _comes_in(self, waiter: Kernel) -> None:
+        """What is decided for the waiter is in the parks of others."""
+        self._taken.add(waiter.id)
+        self.host.drop(waiter.id)
+
+    def resume(
+        self,
+        kernel: Kernel,
+        needs: Mapping[str, int],
+        reason: str,
+        cause: Cause,
+        *,
+        elsewhere: Mapping[str, int] | None = None,
+    ) -> None:
+        """Decide to bring a kernel back, which takes `needs`. `elsewhere`: what that is of one other GPU, if it is
+        to go there.
+        """
+        gpu = next(iter(elsewhere)) if elsewhere else None
+        self.act(Resume(kernel.id, elsewhere or kernel.resume_bytes, reason, cause, gpu))
+        self._comes_back(kernel)
+        self.take_room(needs)
+        self.slots.take(kernel, elsewhere or kernel.resume_bytes)
+        self.turns.update(lines_of(kernel, elsewhere or kernel.resume_bytes))
+
+    # ---- room
+
+    def fits(self, needs: Mapping[str, int], margin: int) -> bool:
+        """Whether there is room for `needs` now, and on the GPUs `margin` beside it."""
+        room, limits = self.room, self.limits.caps
+        for resource, need in needs.items():
+            if need and room.get(resource, 0) < (need if resource in limits else need + margin):
+                return False
+        return True
+
+    def will_fit(self, needs: Mapping[str, int]) -> bool:
+        """Whether there is room for `needs` when everything under way is done, with no margin beside it."""
+        room, incoming = self.room, self.incoming
+        return all(size <= room.get(key, 0) + incoming.get(key, 0) for key, size in needs.items() if size)
+
+    def shortage(self, needs: Mapping[str, int]) -> dict[str, int]:
+        """What is missing for `needs` by resource even when everything under way is done."""
+        short = {}
+        for resource, need in needs.items():
+            margin = 0 if resource in self.limits.caps else self.settings.margin_bytes
+            missing = need + margin - self.room.get(resource, 0) - self.incoming.get(resource, 0)
+            if need and missing > 0:
+                short[resource] = missing
+        return short
+
+    def take_room(self, needs: Mapping[str, int]) -> None:
+        """Use up room."""
+        room = self.room
+        for resource, need in needs.items():
+            room[resource] = room.get(resource, 0) - need
+
+    def expect_end(self, kernel: Kernel) -> None:
+        """All that a kernel has on GPUs will be free."""
+        for part in (self.limits.frees(kernel), kernel.fixed_bytes):
+            for resource, size in part.items():
+                self.incoming[resource] = self.incoming.get(resource, 0) + size
+
+    # ---- which kernels could be parked
+
+    @cached_property
+    def unused(self) -> Mapping[str, int]:
+        """Return what of each GPU no kernel has, or perhaps not any more."""
+        return {uuid: gpu.free_bytes + gpu.uncertain_bytes for uuid, gpu in self.node.gpus.items()}
+
+    @cached_property
+    def out_of_reach(self) -> dict[str, int]:
+        """What kernels have on each GPU that cannot be told to yield at the moment: stopped, without a link, or in a
+        resume that lasts long, whose pages say only afterwards what it has taken.
+        """
+        total: dict[str, int] = {}
+        for kernel in self.node.kernels:
+            is_away = kernel.is_out_of_reach and not kernel.is_parkable
+            for uuid, size in (kernel.resident_bytes if is_away else {}).items():
+                total[uuid] = total.get(uuid, 0) + size
+            for uuid, size in (kernel.parked_bytes if kernel.is_slow else {}).items():
+                total[uuid] = total.get(uuid, 0) + size
+        return total
+
+    @cached_property
+    def reserved(self) -> dict[tuple[str, str], int]:
+        """What is reserved by kernel and GPU."""
+        total: dict[tuple[str, str], int] = {}
+        for reserved in self.node.reservations:
+            place = reserved.kernel_id, reserved.gpu
+            total[place] = total.get(place, 0) + reserved.bytes
+        return total
+
+    # ---- parking, and the host's memory
+
+    def park(
+        self,
+        kernel: Kernel,
+        reason: str,
+        cause: Cause,
+        *,
+        for_kernel: str | None = None,
+        preempts: bool = False,
+    ) -> bool:
+        """Decide to park a kernel if host memory allows, by way of what its frameworks drop. False if not. True too if
+        others were asked to give back for it what they keep: it is parked in a later pass, when they have.
+        """
+        if self._drops_caches(kernel, reason):
+            return True
+        host = self.host.room
+        if self.host.is_awaited or not host.suffices([kernel]):
+            if self.host.memory_for([kernel]) is not HostMemory.ENOUGH:
+                if kernel.park_asked is not None:  # the client that asked is told at once
+                    self.host.refuse(kernel)
+                return False
+            if self.make_host_memory_ready(kernel):
+                return True
+        stock = host.lots_to_make(kernel)
+        if stock:
+            self.host.reserve(kernel)
+            self.act(MakeLots(kernel.id, stock))
+            return True
+        budget, lots = host.budget(kernel), host.lots_for(kernel)
+        to_context = kernel.may_leave and not preempts
+        self.act(Park(kernel.id, reason, budget, lots, to_context, preempts, cause, for_kernel))
+        size = self._expect(kernel, budget if kernel.host.is_frugal else None, lots)
+        self.host.room.is_passing(kernel, size + kernel.host.kept_bytes)
+        return True
+
+    def make_host_memory_ready(self, kernel: Kernel, *, to_disk: bool = True) -> bool:
+        """Ask others to give back what a park lacks of host memory, if they keep so much, or can put it on disk."""
+        if not self.host.must_wait(kernel, to_disk=to_disk):
+            return False
+        self._await(kernel)
+        return True
+
+    def _drops_caches(self, kernel: Kernel, reason: str) -> bool:
+        """Have its frameworks drop their caches, if that is to be before it is parked; in a later pass it is."""
+        is_between_cells = not kernel.cell_open or kernel.park_asked is not None  # %gpu_park is a cell itself
+        if self.settings.drop_caches_before_park and kernel.can_drop_caches and is_between_cells:
+            self.act(DropCaches(kernel.id, reason))
+            return True
+        return False
+
+    def say_refusals(self) -> None:
+        """Tell those that should have been parked why they are not."""
+        refused = self.host.refusals()
+        for kernel in self.node.kernels if refused else ():
+            refusal = refused.get(kernel.id)
+            is_time = kernel.park_asked is not None or kernel.host.retry_at <= self.now
+            if refusal is not None and is_time and self.is_free(kernel):
+                self.act(refusal)
+
+    def _await(self, kernel: Kernel) -> None:
+        """Ask others for what a park lacks. What there is and what comes of it is the kernel's: it is looked at again
+        in a later pass, and until then no other is parked with it.
+        """
+        short = self.host.shortfall([kernel], given_back=False)
+        self.host.retained.drop(kernel.id)
+        for action in self.host.make_room(short):
+            self.act(action)
+        self.host.reserve(kernel)
+        self._taken.add(kernel.id)
+
+    def give_lots(self, kernel: Kernel) -> None:
+        """Decide to lend a kernel lots for all that its park takes ahead of it, if another could have as much."""
+        needs = self.host.room.needs(kernel)
+        size = needs.lot_bytes
+        if size and not needs.probable_bytes and self.host.room.leaves(kernel, 2 * size):
+            self.host.room.take_lots(kernel, size)
+            self.act(GiveLots(kernel.id, size))
+
+    def _blocked_waiters(self) -> list[Kernel]:
+        """Return the parked kernels that wait and have no room now, the last of the queue first."""
+        return [
+            waiter.kernel
+            for waiter in reversed(self.queue)
+            if waiter.room is None and not self.fits(waiter.needs, self.settings.margin_bytes)
+        ]
+
+    def _expect(self, kernel: Kernel, budget: int | None, lots: int = 0) -> int:
+        """A kernel's memory is on its way from the GPU to the host; how much of the host's that takes."""
+        self._expect_room(kernel)
+        return self.host.room.expect(kernel, budget, lots)
+
+    def _expect_room(self, kernel: Kernel) -> None:
+        """What a kernel has on GPUs will be free."""
+        for resource, size in self.limits.frees(kernel).items():
+            self.incoming[resource] = self.incoming.get(resource, 0) + size
+            if size:
+                self._on_the_move.add(resource)
+
+    def _comes_back(self, kernel: Kernel) -> None:
+        """A kernel's memory is on its way back to its GPUs; what it leaves in the host can be given back then.
+
+        All of it may be there already, and only the shim's answer is not: no figure of the GPU shows all of it yet.
+        """
+        for part in (kernel.resume_bytes, kernel.resident_bytes):
+            self._on_the_move.update(uuid for uuid, size in part.items() if size)
+        self.host.room.is_passing(kernel, sum(kernel.resume_bytes.values()))

@@ -1,0 +1,1 @@
+"""Which kernels may be parked, and what that costs and brings."""

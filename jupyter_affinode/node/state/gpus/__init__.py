@@ -1,0 +1,1 @@
+"""The machine's GPUs: figures, reservations, speeds, processes without a shim."""

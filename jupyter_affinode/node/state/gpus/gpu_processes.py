@@ -1,0 +1,185 @@
+"""What else is on the GPUs: processes without a shim, and whether NVML's pids can be told from ours at all.
+
+NVML names processes by the pids that the driver sees. Where a controller or its kernels live in a container those
+are other numbers, or none: then it is only known how much is not ours, and nothing is concluded from a pid.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+
+from ....printable import printable
+from ...model.gpu import NvmlGpu
+from ...protocol.page import Depth
+from ..records.kernel import KernelRecord
+from ..records.ownership import owner_of
+from ..records.process import Process
+from .reservations import ShownBytes
+
+INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of linux/proc_ns.h
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A process on a GPU that is not ours. What belongs to another user is named by root's controller alone, which
+    tells it to administrators (views/visibility.py).
+    """
+
+    pid: int | None
+    command: str | None
+    bytes: int | None  # None: NVML does not say
+
+
+def by_gpu(processes: Iterable[Process]) -> dict[str, list[Process]]:
+    """Our processes that have a context on a GPU, by GPU: they have memory of any kind there, and have not left it."""
+    found: dict[str, list[Process]] = {}
+    for process in processes:
+        if process.data.depth is Depth.CONTEXT:
+            continue
+        for gpu in process.data.gpus:
+            if gpu.resident_bytes or gpu.parked_bytes or any(gpu.fixed_bytes):
+                found.setdefault(gpu.uuid, []).append(process)
+    return found
+
+
+def joins(gpu: NvmlGpu, known: Sequence[Process]) -> bool:
+    """Whether NVML's pids are those of the processes as we know them.
+
+    `known`, here and below, are our processes on that GPU. One number may be the same by chance: so all of them
+    must be there, with about as much memory as their pages say. Where none is, only the initial pid namespace is sure.
+    """
+    if gpu.pids is None:
+        return False
+    if not known:
+        return sees_all_pids()
+    return all(_is_in(gpu, process) for process in known)
+
+
+def neighbours(gpu: NvmlGpu, known: Sequence[Process], pids: Set[int]) -> list[Neighbour] | None:
+    """The processes on a GPU that are not ours, the largest first; None where they cannot be told apart.
+
+    `pids` are all of ours, on whatever GPU.
+    """
+    if gpu.pids is None or not joins(gpu, known):
+        return None
+    unmanaged = sorted(gpu.pids - pids)
+    rows = [_described(pid, gpu.used_by.get(pid)) for pid in unmanaged]
+    return sorted(rows, key=lambda row: -(row.bytes or 0))
+
+
+def contexts_bytes(gpu: NvmlGpu, known: Sequence[Process], processes: Iterable[Process]) -> int | None:
+    """What our processes' CUDA contexts take beside what their pages say; None where NVML does not tell.
+
+    `processes` are all of ours: one that waits for its first memory has a context there already.
+    """
+    if not joins(gpu, known):
+        return None
+    return sum(
+        max(used - _bytes_on(process, gpu.uuid), 0)
+        for process in processes
+        if (used := gpu.used_by.get(process.pid)) is not None
+    )
+
+
+def busy(gpu: NvmlGpu, known: Sequence[Process]) -> list[Process]:
+    """Our processes that NVML saw compute since its last look; none where that cannot be told."""
+    if not gpu.busy_pids or not joins(gpu, known):
+        return []
+    return [process for process in known if process.pid in gpu.busy_pids]
+
+
+def _is_in(gpu: NvmlGpu, process: Process) -> bool:
+    if gpu.pids is None or process.pid not in gpu.pids:
+        return False
+    used = gpu.used_by.get(process.pid)
+    moves = process.data.state.name in ("PARKING", "RESUMING")  # page and NVML are of different moments
+    return used is None or moves or 2 * used >= _bytes_on(process, gpu.uuid)
+
+
+def _bytes_on(process: Process, uuid: str) -> int:
+    return sum(gpu.resident_bytes + sum(gpu.fixed_bytes) for gpu in process.data.gpus if gpu.uuid == uuid)
+
+
+def _described(pid: int, size: int | None) -> Neighbour:
+    try:
+        is_own = os.getuid() in (0, os.stat(f"/proc/{pid}").st_uid)
+        command = Path(f"/proc/{pid}/comm").read_text(errors="replace") if is_own else None
+    except OSError:  # it has just ended, or is hidden from us
+        return Neighbour(None, None, size)
+    return Neighbour(pid if is_own else None, command and printable(command.strip()), size)
+
+
+def sees_all_pids() -> bool:
+    """Whether this is the initial pid namespace: NVML's pids are those that we see."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino == INITIAL_PID_NAMESPACE
+    except OSError:
+        return False
+
+
+# ---- how much of what our processes say they have is borne out by NVML
+#
+# A page is its process's own word. Lots (lots.py) are handed over for good, so they go by what NVML shows of a process
+# where it names processes by the pids that we know. Elsewhere, in containers, NVML's sum for a GPU must do for all that
+# is claimed on it: of the users whose claims together are more than that, those that claim least are believed.
+
+Claim = tuple[str, Process, int]  # an owner, a process of theirs, and the bytes that its page says
+
+
+def look(kernels: Iterable[KernelRecord], measured: Mapping[str, NvmlGpu]) -> None:
+    """Note for each process how much of its movable GPU memory is borne out; `measured`: GPUs by UUID, none where
+    there is no NVML or it is not wanted.
+    """
+    claims: dict[str, list[Claim]] = {}
+    for kernel in kernels:
+        for process in kernel.processes.values():
+            process.borne_out_bytes = 0 if measured else None
+            for gpu in process.data.gpus if measured else ():
+                if gpu.resident_bytes:
+                    claims.setdefault(gpu.uuid, []).append((owner_of(kernel), process, gpu.resident_bytes))
+    for uuid in claims.keys() & measured.keys():
+        known = measured[uuid]
+        if known.pids is not None and sees_all_pids():
+            _believe_by_pid(known, claims[uuid])
+        else:
+            _believe_by_sum(known, claims[uuid])
+
+
+def shown_bytes(kernel: KernelRecord, gpu: NvmlGpu, managed_bytes: int, *, is_clear: bool) -> ShownBytes:
+    """What NVML shows of a kernel on a GPU; `managed_bytes`: what all pages say is there."""
+    if gpu.pids is not None and sees_all_pids():
+        used = [gpu.used_by.get(process.pid, 0) for process in kernel.processes.values()]
+        if None not in used:
+            return ShownBytes(sum(filter(None, used)))
+    own = kernel.by_gpu().get(gpu.uuid)
+    own_bytes = 0 if own is None else own.resident_bytes + sum(own.fixed_bytes)
+    return ShownBytes(gpu.used_bytes, managed_bytes - own_bytes, is_clear)
+
+
+def _believe_by_pid(gpu: NvmlGpu, claims: Iterable[Claim]) -> None:
+    for _, process, size in claims:
+        if process.pid in (gpu.pids or ()):
+            used = gpu.used_by.get(process.pid)  # None: NVML does not say how much
+            _believe(process, size if used is None else min(size, used))
+
+
+def _believe_by_sum(gpu: NvmlGpu, claims: Iterable[Claim]) -> None:
+    of_owner: dict[str, list[Claim]] = {}
+    for claim in claims:
+        of_owner.setdefault(claim[0], []).append(claim)
+    left = gpu.used_bytes
+    for theirs in sorted(of_owner.values(), key=_size_of):
+        for _, process, size in sorted(theirs, key=lambda claim: (claim[2], claim[1].key)):
+            _believe(process, min(size, left))
+            left -= min(size, left)
+
+
+def _size_of(claims: Iterable[Claim]) -> int:
+    return sum(size for _, _, size in claims)
+
+
+def _believe(process: Process, size: int) -> None:
+    process.borne_out_bytes = (process.borne_out_bytes or 0) + size

@@ -1,0 +1,1 @@
+"""Host memory and disk that parked memory goes to."""

@@ -1,0 +1,109 @@
+"""The disk that parked memory may go to: its room, what was written in the last 24 hours, and how fast it is."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+
+from ....settings.policy import GIB, Settings
+
+LOOKS_APART_S = 1.0
+HOUR_S = 3600.0
+DAY_HOURS = 24
+SPARE_PART = 20  # a twentieth of the disk is left to others
+PRIOR_BYTES_PER_S = 5e8  # until this disk has been used
+FORGETS = 0.5  # what is known of a rate counts beside the next measurement
+LEAST_S = 0.001
+
+Written = Mapping[int, int]  # GiB, rounded up, by the hour of the monotonic clock
+
+
+class Disk:
+    """What may go there, by the settings and by what the disk has."""
+
+    def __init__(self) -> None:
+        self.limit_bytes = 0  # of all kernels together; 0: none may
+        self.trouble: str | None = None  # why the folder cannot be used
+        self._free_bytes = 0
+        self._daily_bytes = 0
+        self._folder = ""
+        self._looked_at = -LOOKS_APART_S
+        self._written: dict[int, int] = {}  # bytes by hour
+        self._read_rate: float | None = None
+        self._write_rate: float | None = None
+
+    def look(self, settings: Settings, used_bytes: int, now: float, log: logging.Logger) -> None:
+        """See what room there is; `used_bytes`: what kernels have there already."""
+        if not settings.spill_dir:
+            self.limit_bytes, self.trouble = 0, None
+            return
+        if settings.spill_dir != self._folder or now - self._looked_at >= LOOKS_APART_S:
+            self._folder, self._looked_at = settings.spill_dir, now
+            self._measure(log)
+        limit = settings.spill_limit_bytes
+        self.limit_bytes = (self._free_bytes + used_bytes) // 2 if limit is None else limit
+        if self.trouble is not None:
+            self.limit_bytes = 0
+        self._daily_bytes = settings.spill_daily_bytes
+
+    def _measure(self, log: logging.Logger) -> None:
+        try:
+            room = os.statvfs(self._folder)
+        except OSError as error:
+            if self.trouble != str(error):
+                log.warning("parked memory cannot go to disk: %s", error)
+            self.trouble = str(error)
+        else:
+            self.trouble = None
+            spare = room.f_blocks * room.f_frsize // SPARE_PART
+            self._free_bytes = max(room.f_bavail * room.f_frsize - spare, 0)
+
+    def writable_bytes(self, now: float, under_way_bytes: int) -> int:
+        """Return what may be written beside what is under way."""
+        if not self.limit_bytes:
+            return 0
+        left = min(self._daily_bytes - self.written_bytes(now), self._free_bytes)
+        return max(left - under_way_bytes, 0)
+
+    # ---- what was written
+
+    def written_bytes(self, now: float) -> int:
+        """Return what was written in the last 24 hours, by whole hours."""
+        first = int(now // HOUR_S) - DAY_HOURS
+        self._written = {hour: size for hour, size in self._written.items() if hour >= first}
+        return sum(self._written.values())
+
+    def take_written(self, size: int, seconds: float, now: float) -> None:
+        """Count what a spill has written, and learn how fast that was."""
+        hour = int(now // HOUR_S)
+        self._written[hour] = self._written.get(hour, 0) + size
+        if size:
+            self._write_rate = _learnt(self._write_rate, size / max(seconds, LEAST_S))
+
+    @property
+    def remembered(self) -> Written:
+        """What the next controller is to know."""
+        return {hour: -(-size // GIB) for hour, size in self._written.items() if size}
+
+    def recall(self, written: object, now: float) -> None:
+        """Take what an earlier controller counted, as far as it makes sense."""
+        for hour, size in written.items() if isinstance(written, dict) else ():
+            is_past = str(hour).isascii() and str(hour)[:9].isdigit() and int(str(hour)[:9]) <= now // HOUR_S
+            if is_past and isinstance(size, int) and 0 < size < 1 << 30:
+                self._written[int(str(hour)[:9])] = size * GIB
+
+    # ---- how fast it is
+
+    @property
+    def read_bytes_per_s(self) -> float:
+        """Return how fast parked memory comes back, by the last ways back; before the first, as it was written."""
+        return self._read_rate or self._write_rate or PRIOR_BYTES_PER_S
+
+    def take_read(self, size: int, seconds: float) -> None:
+        """Learn from a resume that read so much."""
+        self._read_rate = _learnt(self._read_rate, size / max(seconds, LEAST_S))
+
+
+def _learnt(known: float | None, new: float) -> float:
+    return new if known is None else FORGETS * known + (1 - FORGETS) * new

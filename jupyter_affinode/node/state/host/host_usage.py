@@ -1,0 +1,333 @@
+"""Host memory of one kernel, between its pages and the policy: budgets, trims, and what failed parks teach."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from ....settings.policy import MIB, Settings
+from ...link.connection import Connection
+from ...model.snapshot import HostUse, Kernel, Residency
+from ...policy.resources.host_memory import LEAST_BYTES
+from ...protocol.page import Depth, State
+from ...protocol.wire import MOVE_BUDGET_SHIFT, CommandKind, HelloFlag, Reply, Status
+from ...system.host_memory import HostMemory
+from ...system.lot_memory import Lot
+from ..records.kernel import KernelRecord
+from ..records.process import Process
+from .lots import Borrower, LotStock
+
+TRIM_TAKES_S = 2.0  # memory that was to be given back is counted on for that long
+TRIM_AGAIN_S = 10.0  # then the same process is asked for more than it was asked for
+TRIM_UNHEARD_S = 60.0  # a kernel that did not give back what it was asked for is not asked for that long
+SLAB_BYTES = 32 * MIB  # what shims take host memory by
+TRIMS_IN = (State.RESIDENT, State.PARKED, State.QUEUED)
+
+
+def host_use(kernel: KernelRecord, last_activity: float, lots_held: Mapping[int, int], now: float) -> HostUse:
+    """For the snapshot. `lots_held`: how much in lots each process was given, by its key."""
+    kept = sum(process.data.kept_bytes for process in kernel.processes.values())
+    asked = now - kernel.host.trim_at
+    promised = max(kept - kernel.host.trim_keep_bytes, 0)
+    givable = sum(process.data.kept_bytes for process in _who_trims(kernel))
+    if asked < TRIM_AGAIN_S:
+        givable = min(givable, kernel.host.trim_keep_bytes)
+    if TRIM_TAKES_S <= asked < TRIM_UNHEARD_S and promised > SLAB_BYTES:
+        givable = 0  # others would wait for what a page says alone
+    if kernel.move is not None:
+        givable = 0
+    takes = [_takes(process) for process in _holders(kernel)]
+    return HostUse(
+        is_frugal=bool(kernel.processes) and all(_is_frugal(process) for process in _holders(kernel)),
+        kept_bytes=kept,
+        trimmable_bytes=givable,
+        trimming_bytes=promised if asked < TRIM_TAKES_S else 0,
+        kept_since=kernel.residency_since,
+        lot_bytes=sum(
+            max(lots_held.get(process.key, 0), process.data.lot_bytes)
+            for process in kernel.processes.values()
+        ),
+        lots_most_bytes=_lots_most(kernel),
+        park_takes_bytes=sum(filter(None, takes)) if None not in takes else None,
+        park_short_bytes=sum(kernel.host.short.values())
+        if last_activity <= kernel.host.short_activity
+        else 0,
+        budget_bytes=kernel.host.budget_bytes if kernel.move is not None else None,
+        retry_at=kernel.host.backoff.retry_at,
+        copy_bytes=copy_bytes(kernel),
+        disk_bytes=on_disk_bytes(kernel),
+        spilling_bytes=spilling_bytes(kernel),
+        **_may_spill(kernel, now),
+    )
+
+
+def copy_bytes(kernel: KernelRecord) -> int:
+    """What its processes have of host memory for parked contents."""
+    return sum(process.data.copy_bytes for process in kernel.processes.values())
+
+
+def awaits_bytes(
+    kernel: KernelRecord, promised: Mapping[int, int], kernels: Mapping[str, KernelRecord]
+) -> int:
+    """Lots that are promised to its park, but for its part of what the waiter gives back meanwhile. `promised`: by
+    process.
+    """
+    own = sum(promised.get(key, 0) for key in kernel.processes)
+    exchange = kernel.move.exchange if kernel.move is not None else None
+    waiter = kernels.get(exchange.waiter_id) if exchange is not None else None
+    comes = waiter.move if waiter is not None else None
+    if not own or exchange is None or waiter is None or comes is None or comes.exchange is not exchange:
+        return own
+    leave = [kernels[each] for each in exchange.parks if each in kernels]
+    in_all = sum(promised.get(key, 0) for each in leave for key in each.processes)
+    return max(own - copy_bytes(waiter) * own // in_all, 0)
+
+
+def spoken_for_bytes(kernels: Iterable[KernelRecord]) -> int:
+    """What the parks under way may still take of host memory by themselves."""
+    parking = (each for each in kernels if each.move is not None and each.move.parks)
+    return sum(min(each.host.budget_bytes or 0, _lacks_itself(each)) for each in parking)
+
+
+def _lacks_itself(kernel: KernelRecord) -> int:
+    in_part = kernel.move is not None and kernel.move.in_part  # what it has is full of what is parked
+    return sum(
+        max(each.resident_bytes - (0 if in_part else max(each.data.kept_bytes, each.data.lot_bytes)), 0)
+        for each in _holders(kernel)
+    )
+
+
+def _may_spill(kernel: KernelRecord, now: float) -> dict[str, int]:
+    """What it can be told to write to disk, or to forget there."""
+    spill = kernel.host.spill
+    if now < kernel.host.spill_backoff.retry_at or (spill is not None and spill.failure is not None):
+        return {}
+    return {
+        "spillable_bytes": sum(process.data.copy_bytes for process in spillers(kernel)),
+        "disk_kept_bytes": sum(process.data.disk_bytes for process in keepers_on_disk(kernel)),
+    }
+
+
+def keepers_on_disk(kernel: KernelRecord) -> list[Process]:
+    """Return the resident processes that keep something on disk for their next park."""
+    resident = (each for each in kernel.connected() if each.data.state is State.RESIDENT)
+    return [process for process in resident if process.data.disk_bytes]
+
+
+def spillers(kernel: KernelRecord) -> list[Process]:
+    """Return the processes whose parked contents can be written to disk."""
+    return [
+        process
+        for process in kernel.connected()
+        if process.hello.flags & HelloFlag.SPILLS and process.is_parked
+    ]
+
+
+def on_disk_bytes(kernel: KernelRecord) -> int:
+    """What its processes have on disk by their pages; no more than their memory."""
+    return sum(min(process.data.disk_bytes, _memory_bytes(process)) for process in kernel.processes.values())
+
+
+def spilling_bytes(kernel: KernelRecord) -> int:
+    """What it was told to write to disk and has not yet; nothing of it is waited for once it has been told to end."""
+    spill = kernel.host.spill
+    if spill is None or spill.is_ended:
+        return 0
+    return max(spill.asked_bytes - max(on_disk_bytes(kernel) - spill.before_bytes, 0), 0)
+
+
+def _memory_bytes(process: Process) -> int:
+    return sum(gpu.resident_bytes + gpu.parked_bytes for gpu in process.data.gpus)
+
+
+def budget_argument(kernel: KernelRecord, process: Process, targets: Sequence[Process]) -> int:
+    """The budget in the argument of PARK: the process's part of the kernel's, by what it may need."""
+    if kernel.host.budget_bytes is None or not _is_frugal(process):
+        return 0
+    needs = {target.key: may_take_anew(kernel, target) for target in targets}
+    share = int(kernel.host.budget_bytes * (needs[process.key] / sum(needs.values())))
+    kernel.host.shares[process.key] = share
+    return (
+        max(share // MIB, 1) << MOVE_BUDGET_SHIFT
+    )  # 0 would be no limit; in a MiB there is room for nothing
+
+
+def give_lots(kernel: KernelRecord, size: int, stock: LotStock) -> None:
+    """Lend lots of `size` bytes to the processes that are about to be told to park."""
+    targets = [process for process in _who_trims(kernel) if has_gpu_memory(process)]
+    needs = {process.key: may_take_anew(kernel, process) for process in targets}
+    for process in targets:
+        share = math.ceil(size * (needs[process.key] / sum(needs.values())))
+        connection = process.connection
+        if connection is None:
+            continue
+        stock.give(_borrower(process, connection), share)
+
+
+def promise_lots(process: Process, size: int, stock: LotStock) -> None:
+    """Lend a process whose park is under way lots as they come, until it has had so much; 0: no more.
+
+    No process gets more than it has on the GPU, as NVML shows it, beside lots that are full of what is parked already.
+    """
+    connection = process.connection
+    if connection is None or not size:
+        return stock.end_promise(process.key)
+    if process.borne_out_bytes is not None:
+        parked = sum(gpu.parked_bytes for gpu in process.data.gpus)
+        size = min(size, process.borne_out_bytes - max(stock.held_bytes(process.key) - parked, 0))
+    stock.promise(_borrower(process, connection), size)
+
+
+def _borrower(process: Process, connection: Connection) -> Borrower:
+    def lend(number: int, lot: Lot) -> None:
+        connection.command(CommandKind.LOT, request=number, argument=lot.bytes, descriptor=lot.descriptor)
+
+    def forget(lot: Lot) -> None:
+        connection.command(CommandKind.LOT_FORGET, descriptor=lot.descriptor)
+
+    keeps_mapped = process.hello.flags & HelloFlag.POOLS
+    return Borrower(process.key, connection.watch, forget if keeps_mapped else None, lend)
+
+
+def make_room_beside_lots(kernel: KernelRecord, budget_bytes: int, stock: LotStock, host: HostMemory) -> None:
+    """Have what the kernel's park probably takes beside its lots: lots that no process has go."""
+    takes = sum(
+        may_take_anew(kernel, process) - stock.held_bytes(process.key) for process in _holders(kernel)
+    )
+    takes = min(takes, budget_bytes)
+    if takes > 0:
+        stock.make_room(takes, host)
+
+
+def promised_bytes(kernels: Iterable[Kernel]) -> int:
+    """What the parks under way may still take of host memory, lots included that they were promised."""
+    parking = (each for each in kernels if each.host.budget_bytes is not None)
+    return sum(
+        min(each.host.budget_bytes or 0, _lacks_for_all(each)) + each.host.awaits_bytes for each in parking
+    )
+
+
+def _lacks_for_all(kernel: Kernel) -> int:
+    return max(kernel.movable_bytes - max(kernel.host.kept_bytes, kernel.host.lot_bytes), 0)
+
+
+def soon_wanted_bytes(kernels: Iterable[Kernel], settings: Settings, most_bytes: int) -> int:
+    """What the parks that may come soon take of host memory: of idle kernels, where there is any reason to park one.
+
+    `most_bytes`: a park that takes more than this is none that may come.
+    """
+    resident = [each for each in kernels if each.residency is Residency.RESIDENT and each.movable_bytes]
+    if len(resident) < 2 and settings.park_when == "needed":
+        return 0
+    idle = (
+        each for each in resident if each.host.is_frugal and not each.cell_open and not each.calls_in_flight
+    )
+    takes = (_park_takes_beside_kept(each) for each in idle if each.is_parkable and not each.is_opted_out)
+    return sum(each for each in takes if LEAST_BYTES <= each <= most_bytes)
+
+
+def _park_takes_beside_kept(kernel: Kernel) -> int:
+    takes = kernel.host.park_takes_bytes
+    wants = kernel.movable_bytes if takes is None else min(kernel.movable_bytes, takes)
+    if kernel.host.lots_most_bytes is not None:
+        wants = min(wants, kernel.host.lots_most_bytes)
+    return max(wants - max(kernel.host.kept_bytes, kernel.host.lot_bytes), 0)
+
+
+def learn_from_park(kernel: KernelRecord, replies: Mapping[int, Reply]) -> bool:
+    """Remember what a park would have taken, so that it is not tried again before there is more.
+
+    Whether some process found less host memory than it was allowed to take: then there is less than we know of.
+    """
+    record, found_less = kernel.host, False
+    record.short.clear()
+    for key, reply in replies.items():
+        if reply.status is Status.NO_HOST_ROOM and key in kernel.processes:
+            process = kernel.processes[key]
+            least = process.data.kept_bytes + record.shares.get(key, 0) + SLAB_BYTES
+            # Memory is taken by whole slabs, of which one may be of no use: what just fits would not.
+            slabs = -(-reply.bytes // SLAB_BYTES) + 1
+            record.short[key] = slabs * SLAB_BYTES if reply.bytes else least
+            found_less = found_less or not reply.bytes or record.short[key] <= least
+    record.short_activity = max((process.last_activity for process in kernel.processes.values()), default=0.0)
+    record.shares.clear()
+    return found_less
+
+
+def refused_for_memory(kernel: KernelRecord, now: float, found_less_than: int | None) -> float:
+    """A park was refused for want of host memory. For how many seconds nothing is said of that, or tried that is
+    unlikely; one that will do is tried as soon as there is memory for it. `found_less_than`: so many bytes were there
+    by all that we know, and its processes found less.
+    """
+    kernel.host.left_bytes = found_less_than
+    return kernel.host.backoff.fail(now)
+
+
+def look_for_more(kernel: KernelRecord, left_bytes: int) -> None:
+    """Whether there is more host memory than when its processes found too little: then it may be parked at once."""
+    then = kernel.host.left_bytes
+    if then is not None and left_bytes >= then + LEAST_BYTES:
+        kernel.host.left_bytes, kernel.failures.park.retry_at = None, 0.0
+
+
+def forget_trim(kernel: KernelRecord) -> None:
+    """It was moved: what it was asked to give back before says nothing of what it keeps now."""
+    kernel.host.trim_at, kernel.host.trim_keep_bytes = -math.inf, 0
+
+
+def trim(kernel: KernelRecord, keep_bytes: int, reason: str, now: float) -> None:
+    """Tell the kernel's processes to keep no more than `keep_bytes` together, the one that keeps most first."""
+    kept = sum(process.data.kept_bytes for process in kernel.processes.values())
+    is_behind = kept > kernel.host.trim_keep_bytes + SLAB_BYTES and now - kernel.host.trim_at < TRIM_UNHEARD_S
+    if not is_behind:  # else its time runs on: it has not given back yet what it was asked for before
+        kernel.host.trim_at = now
+    kernel.host.trim_keep_bytes = keep_bytes
+    too_much = kept - keep_bytes
+    for process in sorted(_who_trims(kernel), key=lambda process: -process.data.kept_bytes):
+        gives = min(too_much, process.data.kept_bytes)
+        if gives > 0 and process.connection is not None:
+            keeps = process.data.kept_bytes - gives
+            process.connection.command(CommandKind.TRIM, argument=keeps, reason=reason)
+            too_much -= gives
+
+
+def has_gpu_memory(process: Process) -> bool:
+    """Whether it has movable memory on a GPU, by its page and by NVML where that was looked at."""
+    return bool(process.resident_bytes) and process.borne_out_bytes != 0
+
+
+def _lots_most(kernel: KernelRecord) -> int | None:
+    shown = [process.borne_out_bytes for process in _holders(kernel)]
+    return None if None in shown else sum(filter(None, shown))
+
+
+def _is_frugal(process: Process) -> bool:
+    return bool(process.hello.flags & HelloFlag.TRIMS)
+
+
+def _who_trims(kernel: KernelRecord) -> list[Process]:
+    """The processes that can give back what they keep: for the next park, or, parked, from their last move."""
+    return [
+        process
+        for process in kernel.connected()
+        if _is_frugal(process) and process.data.state in TRIMS_IN and process.data.depth is not Depth.CONTEXT
+    ]
+
+
+def _holders(kernel: KernelRecord) -> list[Process]:
+    return [process for process in kernel.processes.values() if process.resident_bytes]
+
+
+def may_take_anew(kernel: KernelRecord, process: Process) -> int:
+    """What a park of the process probably takes beside what it keeps; at least a byte."""
+    takes = kernel.host.short.get(process.key) or _takes(process) or process.resident_bytes
+    return max(takes - process.data.kept_bytes, 1)
+
+
+def _takes(process: Process) -> int | None:
+    """What parking a process takes, by its last park; what came since may all be taken. None: unknown."""
+    if process.data.last_park is None:
+        return None
+    last_bytes, _ = process.data.last_park
+    took = max(last_bytes - process.data.last_park_zero_bytes, 0)
+    return min(took + max(process.resident_bytes - last_bytes, 0), process.resident_bytes)

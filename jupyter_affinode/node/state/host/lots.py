@@ -1,0 +1,452 @@
+"""The lots: touched host memory of the controller's that is lent to processes which are about to be parked.
+
+First touch is what makes a first park slow, and a process's own memory counts against its own limit. Lots are
+touched here, in the background, and charged to the controller: where that runs for the whole node, parked
+bytes are the node's and not the user's.
+
+On one user's controller a lot that a process gives back (LOT_END) stays mapped and registered there, and is lent again,
+to that process or another: so host memory moves between kernels without being touched or registered anew. On a
+controller of all users it is freed: the next borrower could find what was in it, and the last one write into it.
+
+A lot that a process has is cut (truncated) only when that process has given it back or has ended: a cut under a mapping
+is a SIGBUS in the kernel, and the lot may hold the only copy of its GPU memory. A process that is silent, or that
+a controller stops following, keeps its lots. A lot of a process that has ended is not lent again, since the GPU may
+still be writing into it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from ....settings.policy import GIB, MIB, Settings
+from ....units import bytes_in_words
+from ...policy.resources.host_memory import CGROUP_RESERVE, with_margin
+from ...system.host_memory import HostMemory, cgroup_memory, host_memory
+from ...system.lot_memory import STEP_BYTES, Lot, LotFailed, make_lot
+from ...system.peers import ProcessWatch
+
+LEAST_BYTES, MOST_BYTES = 256 * MIB, 1 * GIB  # of one lot
+PARTS = 16  # into so many lots a stock is divided, within these bounds
+MOST_LOTS = 512  # about so many are made of all the machine's memory, where no setting bounds the stock
+MOST_MAPPED, MAPPED_WHEN_SHORT = 8, 2  # processes that keep the same lot mapped
+AGAIN_AFTER_S = 5.0  # when one could not be made
+
+
+PROMISE_LOOKS_S = 0.01  # apart, while a process waits for promised lots
+PROMISED_AGAIN_S = 0.1  # when one could not be made
+
+
+UNWANTED_S = 60.0  # memory that no kernel is likely to need is given back after that time
+
+
+@dataclass(eq=False)
+class Stocked:
+    """A lot with what is known of its use."""
+
+    lot: Lot
+    mapped_by: set[int] = field(default_factory=set)  # keys of processes that may have it mapped
+
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+        return self.lot.bytes
+
+
+@dataclass(frozen=True)
+class Borrower:
+    """A process that lots are lent to."""
+
+    key: int
+    watch: Callable[
+        [Callable[[], None]], ProcessWatch
+    ]  # makes the watch on it; OSError: its end cannot be seen
+    forget: Callable[[Lot], None] | None = (
+        None  # tells it to unmap one that it gave back; None: it does so by itself
+    )
+    lend: Callable[[int, Lot], None] = lambda number, lot: None  # tells it of one, and its number
+
+
+@dataclass
+class Promise:
+    """What a process is still to have, of what comes."""
+
+    borrower: Borrower
+    left_bytes: int
+
+
+@dataclass
+class Holding:
+    """What one process has, by the numbers that were told to it on one link."""
+
+    borrower: Borrower
+    lots: dict[int, Stocked] = field(default_factory=dict)
+    last_number: int = 0
+    watch: ProcessWatch | None = None  # of the process; None: it never got any
+    earlier: list[Holding] = field(default_factory=list)  # on earlier links: it has forgotten the numbers
+
+    @property
+    def bytes(self) -> int:
+        """All of it."""
+        return sum(lot.bytes for lot in self.lots.values()) + sum(each.bytes for each in self.earlier)
+
+
+class LotStock:
+    """Makes, hands out and takes back lots; on the event loop, with one thread that touches and frees memory."""
+
+    def __init__(
+        self,
+        log: logging.Logger,
+        on_change: Callable[[], None],
+        *,
+        is_shared: bool = False,
+        spoken_for: Callable[[], int] = lambda: 0,
+        make: Callable[[int, Callable[[int], bool]], Lot] = make_lot,
+    ):
+        """`is_shared`: the controller is all users', whose parked memory counts as theirs unless a setting says how
+        much is the node's. `spoken_for`: what parks under way may still take by themselves.
+        """
+        self.ready: list[Stocked] = []
+        self._is_shared = is_shared
+        self._log = log
+        self._on_change = on_change
+        self._make_one = make
+        self._is_quick = True  # until a lot was of small pages
+        self._holdings: dict[int, Holding] = {}
+        self._left: list[Holding] = []  # of processes that have no link any more
+        self._making: asyncio.Future[None] | None = None
+        self._promises: dict[int, Promise] = {}
+        self._keeping: asyncio.Future[None] | None = None
+        self._spoken_for = spoken_for
+        self._spoken_for_bytes = 0  # … while one is made
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="lots")
+        self._making_bytes = self._ordered_bytes = 0
+        self._again_at = self._promised_again_at = 0.0
+        self._most_mapped = MOST_MAPPED
+        self._wanted_at = 0.0  # when all that is ready was last likely to be needed
+        self._reserve_bytes = 0
+        self._is_closed = False
+
+    @property
+    def ready_bytes(self) -> int:
+        """What can be handed out."""
+        return sum(lot.bytes for lot in self.ready)
+
+    @property
+    def making_bytes(self) -> int:
+        """What the lot that is being made takes, of which some is there already."""
+        return self._making_bytes if self._making is not None else 0
+
+    @property
+    def given_bytes(self) -> int:
+        """What processes have from us."""
+        return sum(self.held().values()) + sum(holding.bytes for holding in self._left)
+
+    def held(self) -> dict[int, int]:
+        """What each process has from us, by its key."""
+        return {key: self.held_bytes(key) for key in self._holdings}
+
+    def held_bytes(self, key: int) -> int:
+        """What the process with that key has from us."""
+        return self._holdings[key].bytes if key in self._holdings else 0
+
+    def elsewhere_bytes(self, mapped: Mapping[int, int]) -> int:
+        """Of the lots that processes have mapped, by key, those that earlier controllers gave them."""
+        return sum(max(size - self.held_bytes(key), 0) for key, size in mapped.items())
+
+    def look(
+        self, settings: Settings, host: HostMemory, mapped: Mapping[int, int], wanted_bytes: int, now: float
+    ) -> None:
+        """Make the next lot if the stock is too small, give some back if it is too large or memory is short.
+
+        `mapped`: how much in lots each process says it has. `wanted_bytes`: what parks that may come soon would
+        take; it bounds the stock where no setting does. Called on every pass.
+        """
+        self._forget_gone(mapped)
+        self._reserve_bytes = settings.host_reserve(host.total_bytes)
+        left = host.available_bytes - self._reserve_bytes
+        is_plenty = left > (self.ready_bytes + self.given_bytes) // 4
+        self._most_mapped = MOST_MAPPED if is_plenty else MAPPED_WHEN_SHORT
+        limit = self.limit_bytes(settings)
+        if limit is None:
+            wanted_bytes = max(wanted_bytes, self._ordered_bytes)
+            size = small_lot_size(host.total_bytes) if wanted_bytes >= LEAST_BYTES else 0
+            lacks = self._ordered_bytes - self.ready_bytes
+            if lacks <= 0 and left >= self.ready_bytes + 2 * size:
+                lacks = min(wanted_bytes - self.ready_bytes, size)
+            spare = self._unwanted_bytes(wanted_bytes, now)
+            self._ordered_bytes = 0
+        else:
+            size = lot_size(limit)
+            spare = self.ready_bytes + self.given_bytes + self.elsewhere_bytes(mapped) - limit
+            lacks = -spare
+        self._give_back(spare, -left)
+        count = -(-lacks // size) if size and lacks >= min(size, LEAST_BYTES) else 0
+        is_free = self._making is None and not self._promises
+        if count > 0 and is_free and now >= self._again_at:
+            self._making = asyncio.ensure_future(self._make(size, count))
+
+    # ---- promises
+
+    def promised(self) -> dict[int, int]:
+        """What each process is still to have, by its key."""
+        return {key: promise.left_bytes for key, promise in self._promises.items()}
+
+    def promise(self, borrower: Borrower, size: int) -> None:
+        """Lend a process lots as they come, until it has had so much: those that are given back, and what is made of
+        memory that is free, whatever the bound.
+        """
+        if size <= 0 or self._is_closed:
+            return self.end_promise(borrower.key)
+        self._promises[borrower.key] = Promise(borrower, size)
+        self._lend_promised()
+        if self._promises and self._keeping is None:
+            self._keeping = asyncio.ensure_future(self._keep_promises())
+
+    def end_promise(self, key: int) -> None:
+        """The process needs no more."""
+        self._promises.pop(key, None)
+
+    def _lend_promised(self) -> None:
+        """Lend what is there, first to the process that was promised first; none to one that can be lent none."""
+        for key, promise in list(self._promises.items()):
+            if not self.ready:
+                return
+            given = self.give(promise.borrower, promise.left_bytes)
+            promise.left_bytes -= sum(lot.bytes for _, lot in given)
+            if promise.left_bytes <= 0 or not given:
+                self.end_promise(key)
+
+    async def _keep_promises(self) -> None:
+        """Make lots for processes that wait for them, as memory comes free: the host tells of that to no program."""
+        try:
+            while self._promises and not self._is_closed:
+                size = 0 if self._making is not None else self._promised_lot()
+                if size:
+                    self._making = asyncio.ensure_future(self._make(size, 1, is_promised=True))
+                if self._making is not None:
+                    await asyncio.wait([self._making])
+                else:
+                    await asyncio.sleep(PROMISE_LOOKS_S)
+        finally:
+            self._keeping = None
+
+    def _promised_lot(self) -> int:
+        """How large the next lot is that is made for a promise; 0: there is no memory for it yet."""
+        if time.monotonic() < self._promised_again_at:
+            return 0
+        lacks = sum(promise.left_bytes for promise in self._promises.values())
+        self._spoken_for_bytes = self._spoken_for()
+        most = min(LEAST_BYTES, -(-lacks // STEP_BYTES) * STEP_BYTES)
+        size = max(min(self._left_bytes(), most), 0) // STEP_BYTES * STEP_BYTES
+        if not size:
+            self._spoken_for_bytes = 0
+        return size
+
+    def limit_bytes(self, settings: Settings) -> int | None:
+        """How large the stock is, what is lent included; None: what parks that may come soon would take."""
+        return 0 if settings.lot_bytes is None and self._is_shared else settings.lot_bytes
+
+    def makes_more(self, settings: Settings, now: float) -> bool:
+        """Whether lots are made for each park that needs them: of huge pages, as quickly as the process itself would
+        have memory.
+        """
+        return self.limit_bytes(settings) is None and self._is_quick and now >= self._again_at
+
+    def order(self, size: int) -> None:
+        """A park waits until so much is ready: it is made, if it can be, in the next look."""
+        self._ordered_bytes = max(self._ordered_bytes, size)
+
+    def _forget_gone(self, mapped: Mapping[int, int]) -> None:
+        for key in self._promises.keys() - mapped.keys():
+            self.end_promise(key)
+        for key in self._holdings.keys() - mapped.keys():
+            holding = self._holdings.pop(key)
+            self._left += [holding, *holding.earlier]
+            holding.earlier = []
+        for holding in self._left:
+            if not holding.lots and holding.watch is not None:
+                holding.watch.close()
+        self._left = [holding for holding in self._left if holding.lots]
+
+    def _unwanted_bytes(self, wanted_bytes: int, now: float) -> int:
+        """What of the stock has been more than was wanted for some time."""
+        spare = self.ready_bytes - wanted_bytes
+        if spare <= 0:
+            self._wanted_at = now
+        return spare if now - self._wanted_at >= UNWANTED_S else 0
+
+    def _give_back(self, spare: int, short: int) -> None:
+        """Free what is over the bound, and what the machine is short of; first what no process has mapped."""
+        for stocked in sorted(self.ready, key=lambda each: len(each.mapped_by)):
+            if spare > 0 or (short > 0 and not stocked.lot.is_huge):
+                self._free(stocked)
+                spare -= stocked.bytes
+                short -= 0 if stocked.lot.is_huge else stocked.bytes
+
+    def make_room(self, size: int, host: HostMemory) -> None:
+        """Free lots that no process has, so that a park can take `size` bytes beside the reserve."""
+        self._give_back(0, size - (host.available_bytes - with_margin(self._reserve_bytes)))
+
+    def give(self, borrower: Borrower, size: int) -> list[tuple[int, Lot]]:
+        """Lend lots of at least `size` bytes together, or all there are, first those that the process has mapped:
+        (number, lot). One whose end cannot be seen gets none.
+        """
+        given: list[tuple[int, Lot]] = []
+        holding = self._holdings.setdefault(borrower.key, Holding(borrower))
+        if holding.watch is None:
+            try:
+                holding.watch = borrower.watch(lambda: self._ended(holding))
+            except OSError as error:
+                self._log.info("a process gets no lots, since its end cannot be seen: %s", error)
+                return given
+        for stocked in sorted(self.ready, key=lambda each: borrower.key not in each.mapped_by):
+            if size <= 0:
+                break
+            self.ready.remove(stocked)
+            stocked.mapped_by.add(borrower.key)
+            holding.last_number += 1
+            holding.lots[holding.last_number] = stocked
+            given.append((holding.last_number, stocked.lot))
+            size -= stocked.bytes
+            borrower.lend(holding.last_number, stocked.lot)
+            self._forget_some(stocked, borrower.key)
+        return given
+
+    def _forget_some(self, stocked: Stocked, borrower_key: int) -> None:
+        """In each process that has it registered a lot takes a hundredth more of host memory (seen with an H200)."""
+        others = sorted(stocked.mapped_by - {borrower_key})
+        for key in others[: max(len(others) + 1 - self._most_mapped, 0)]:
+            self._have_forgotten(stocked, key)
+
+    def _have_forgotten(self, stocked: Stocked, key: int) -> None:
+        stocked.mapped_by.discard(key)
+        forget = self._holdings[key].borrower.forget if key in self._holdings else None
+        if forget is not None:
+            forget(stocked.lot)
+
+    def take_back(self, key: int, number: int) -> None:
+        """The process says that nothing is in a lot any more."""
+        holding = self._holdings.get(key)
+        stocked = holding.lots.pop(number, None) if holding is not None else None
+        if holding is None or stocked is None:
+            self._log.info("a process gave back lot %d, which it does not have", number)
+            return
+        if holding.borrower.forget is None:
+            stocked.mapped_by.discard(key)
+        if self._is_shared:
+            self._free(stocked)
+        else:
+            self.ready.append(stocked)
+            self._lend_promised()
+        self._on_change()
+
+    def follow(self, key: int, earlier_key: int) -> None:
+        """The process with `earlier_key` has connected again and is `key` now; it keeps what is in its lots."""
+        self.end_promise(earlier_key)
+        before = self._holdings.pop(earlier_key, None)
+        if before is not None:
+            self._holdings.setdefault(key, Holding(before.borrower)).earlier += [before, *before.earlier]
+            before.earlier = []
+
+    def _ended(self, holding: Holding) -> None:
+        """A process that has lots has ended."""
+        self.end_promise(holding.borrower.key)
+        while holding.lots:
+            self._free(holding.lots.popitem()[1])
+        self._on_change()
+
+    def _free(self, stocked: Stocked) -> None:
+        """Cut a lot that no process has, on the thread: it may take a tenth of a second.
+
+        Where it is registered still, its pages are free when the process has unmapped it.
+        """
+        if stocked in self.ready:
+            self.ready.remove(stocked)
+        for key in list(stocked.mapped_by):
+            self._have_forgotten(stocked, key)
+        self._thread.submit(stocked.lot.revoke)
+
+    def close(self) -> None:
+        """This controller ends: what was not handed out is freed, the rest is its processes' own."""
+        self._is_closed = True
+        self._promises.clear()
+        for followed in self._holdings.values():
+            self._left += [followed, *followed.earlier]
+        for holding in self._left:
+            for stocked in holding.lots.values():
+                stocked.lot.let_go()
+            if holding.watch is not None:
+                holding.watch.close()
+        self._holdings, self._left = {}, []
+        for stocked in list(self.ready):
+            self._free(stocked)
+        self._thread.shutdown(wait=False)
+
+    async def _make(self, size: int, count: int, *, is_promised: bool = False) -> None:
+        """Make some lots, one after the other; where that fails none is tried for some time."""
+        loop = asyncio.get_running_loop()
+        try:
+            for left in range(count, 0, -1):
+                self._making_bytes = size * left
+                lot = await loop.run_in_executor(self._thread, self._make_one, size, self._may_take)
+                if self._is_closed:
+                    return lot.revoke()
+                self.ready.append(Stocked(lot))
+                self._lend_promised()
+                self._is_quick = lot.pages != "4 KiB"
+                if not self._is_quick:
+                    break
+        except LotFailed as failed:
+            self._pause(is_promised)
+            self._log.info("no lot of %s was made: %s", bytes_in_words(size), failed)
+        except Exception:  # else it would be tried again at once, and at once again
+            self._pause(is_promised)
+            self._log.exception("no lot of %s was made", bytes_in_words(size))
+        finally:
+            self._making, self._spoken_for_bytes = None, 0
+            if not self._is_closed:
+                self._on_change()
+
+    def _pause(self, is_promised: bool) -> None:
+        """A process waits for promised lots for two seconds; others are made ahead of need."""
+        now = time.monotonic()
+        if is_promised:
+            self._promised_again_at = now + PROMISED_AGAIN_S
+        else:
+            self._again_at = now + AGAIN_AFTER_S
+
+    def _may_take(self, size: int) -> bool:
+        """Whether that much host memory may be touched now; on the thread."""
+        return not self._is_closed and self._left_bytes() >= size
+
+    def _left_bytes(self) -> int:
+        """How much host memory may be touched now; by any thread."""
+        limit = cgroup_memory(os.getpid())
+        left = host_memory().available_bytes - with_margin(self._reserve_bytes) - self._spoken_for_bytes
+        if limit is not None:
+            kept_free = min(limit.limit_bytes // CGROUP_RESERVE, self._reserve_bytes)
+            left = min(left, limit.headroom_bytes - with_margin(kept_free))
+        return left
+
+
+def lot_size(stock_bytes: int) -> int:
+    """How large each lot of a stock is; 0 if the stock is too small for one."""
+    size = min(max(stock_bytes // PARTS, LEAST_BYTES), MOST_BYTES, stock_bytes)
+    return size - size % STEP_BYTES
+
+
+def small_lot_size(total_bytes: int) -> int:
+    """How large each lot is where no setting bounds the stock: little is left over of the last that a park needs."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most_lots = min(MOST_LOTS, descriptors // 4)  # each takes two, and links and requests need some
+    size = LEAST_BYTES
+    while size * most_lots < total_bytes:
+        size *= 2
+    return size

@@ -1,0 +1,1 @@
+"""What the controller remembers of kernels, processes and moves."""

@@ -1,0 +1,282 @@
+"""What the controller remembers of each kernel; a cache of what pages, shims and servers say.
+
+Kept by `NodeState` (registry.py) alone; everything else gets frozen snapshots or JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ...model.backoff import Backoff
+from ...model.reasons import Cause, Refusal
+from ...model.snapshot import Residency
+from ...protocol.page import PageGpu, State
+from .moves import CacheDrop, Exchange, Move, Outcome, SpillRecord
+from .process import Process
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a server says of a kernel; None for what was not said."""
+
+    name: str | None = None
+    path: str | None = None
+    language: str | None = None
+    server: str | None = None
+    priority: int | None = None  # of its kernelspec: lowers its class
+    may_park: bool | None = None  # of its kernelspec; False: only by its user's own request
+
+
+@dataclass
+class Account:
+    """Whose a kernel is, and what that entitles it to; from its connection and its grants."""
+
+    owner: str | None = None  # on a controller of all users; None: the controller's own user
+    name: str | None = None  # the owner's for users, and for rules that name users (rules.py)
+    payer: str | None = (
+        None  # the user whose limits it counts in: the owner, or the user that the owner's id is subordinate to
+    )
+    granted_at: float = 0.0  # when the newest of its grants was signed, in seconds since the epoch
+    priority: int = 0  # of that grant; higher goes first
+    caps: Mapping[str, float] = field(default_factory=dict)  # … the owner's limits, by name
+    groups: tuple[str, ...] = ()  # … and the owner's groups, as rules name them
+
+
+@dataclass
+class ServerSide:
+    """What the kernel's Jupyter server says of it, and whether that server lives."""
+
+    description: Description | None = None
+    pid: int | None = None  # of the server that described it
+    place: str | None = None  # … or its place (identity.py), where its pid cannot be seen
+    is_heard: bool = False  # … and a client in that place follows the events
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the server that described it lives, as far as that can be seen."""
+        return self.pid is not None or self.is_heard
+
+
+@dataclass
+class Cell:
+    """What the execution tracker says of the kernel's cells."""
+
+    is_tracked: bool = False  # there is a tracker that says when cells are open
+    is_open: bool = False
+    since: float | None = None  # when the open cell began; None: unknown
+    id: str | None = None
+
+    def heard(self, *, is_open: bool, cell_id: str | None, since: float | None) -> None:
+        """Take a server's word on a cell that began at `since`.
+
+        It may come late, after a park that was asked for in that cell or after it, since the server's word, a magic's
+        request and a command line's go different ways; and the first word of a tracker may be about a cell that has
+        been open for hours.
+        """
+        if is_open and not (self.is_open and cell_id == self.id):
+            self.since = since
+        self.is_tracked, self.is_open = True, is_open
+        self.id = cell_id if is_open else None
+
+
+@dataclass
+class Asked:
+    """The user's wishes for now."""
+
+    park: str | None = None  # why, in words
+    park_until: float = 0.0  # "busy" is tried again until then
+    park_again_at: float = 0.0
+    park_done: asyncio.Future[Outcome] | None = None  # one for all clients that asked
+    resume: bool = False
+    resume_done: asyncio.Future[Outcome] | None = None
+
+
+@dataclass
+class Ending:
+    """Its server is to shut it down for another kernel."""
+
+    reason: str | None = None  # None: it is not
+    asked_at: float = 0.0
+    for_kernel: str | None = None  # the waiter
+    is_recalled: bool = False  # an earlier controller asked for it
+    backoff: Backoff = field(default_factory=Backoff)  # the server did not do it
+
+
+@dataclass
+class Failures:
+    """What went wrong with its moves, and until when that is not tried again."""
+
+    refusal: str | None = None  # why it was not parked last
+    refusal_code: Refusal | None = None  # the same for programs
+    refusal_args: Mapping[str, int] = field(default_factory=dict)
+    context_refusal: str | None = None  # what the shim said when it was parked last: why its context stayed
+    park: Backoff = field(default_factory=Backoff)
+    resume: Backoff = field(default_factory=Backoff)
+    migration: dict[str, Backoff] = field(default_factory=dict)  # by GPU
+    room: Backoff = field(default_factory=Backoff)  # allocations that failed with room granted
+
+
+@dataclass
+class LastMove:
+    """The last park or resume that ended."""
+
+    ended_at: float = 0.0
+    lasted_s: float | None = None  # None: there was none
+    from_gpu: str | None = None  # the GPU that it had left, if it came back on another one
+
+
+@dataclass
+class Past:
+    """What is left of its processes that ended."""
+
+    parks: int = 0
+    resumes: int = 0
+    calls: int = 0
+    has_had_processes: bool = False
+    empty_since: float | None = None  # it has no process
+    peer_ended: tuple[int, float] | None = None  # the last that ended beside others with GPU memory; when
+
+
+@dataclass
+class Caches:
+    """What its frameworks only cache on the GPU."""
+
+    drop: CacheDrop | None = None  # under way
+    dropped_at: float | None = None  # when it had last used the GPU, at the last one
+
+
+@dataclass
+class HostRecord:
+    """Part of a `KernelRecord`; written by `host_care` and `Moves`. Times are monotonic seconds."""
+
+    budget_bytes: int | None = None  # of the park under way; None: no limit
+    shares: dict[int, int] = field(default_factory=dict)  # of the budget, by process
+    short: dict[int, int] = field(
+        default_factory=dict
+    )  # a park was tried and takes at least this, by process
+    short_activity: float = 0.0  # when the kernel had last used the GPU then
+    trim_at: float = -math.inf  # when it was last asked to give back what it keeps
+    trim_keep_bytes: int = 0  # … down to this
+    # Parks refused for want of host memory: nothing is said of it before, or tried that is unlikely.
+    backoff: Backoff = field(default_factory=Backoff)
+    spill: SpillRecord | None = None  # under way
+    spill_backoff: Backoff = field(default_factory=Backoff)  # it came to nothing
+    left_bytes: int | None = None  # what there was when a park failed that should have had enough
+
+
+@dataclass
+class KernelRecord:
+    """One kernel."""
+
+    id: str  # unique here; on a controller of all users it begins with the owner's
+    account: Account = field(default_factory=Account)
+    processes: dict[int, Process] = field(default_factory=dict)
+    server: ServerSide = field(default_factory=ServerSide)
+    cell: Cell = field(default_factory=Cell)
+    asked: Asked = field(default_factory=Asked)
+    ending: Ending = field(default_factory=Ending)
+    held_until: float | None = None
+    focus_at: float | None = None  # when its notebook was last turned to
+    is_cancelling: bool = False
+    placed: tuple[str, float] | None = None  # the GPU that it was told to use, and when
+    move: Move | None = None
+    exchange: Exchange | None = None  # others prepare to leave the GPU for it
+    exchange_failed: bool = False  # since it was resumed last, one was called off: others are parked first
+    last_move: LastMove = field(default_factory=LastMove)
+    failures: Failures = field(default_factory=Failures)
+    past: Past = field(default_factory=Past)
+    caches: Caches = field(default_factory=Caches)
+    host: HostRecord = field(default_factory=HostRecord)
+    cgroups: tuple[str, ...] = ()  # paths of the limits above its processes
+    # what is shown
+    wants_since: float | None = None
+    residency: Residency = Residency.NONE
+    residency_since: float = 0.0
+    resident_since: float = 0.0  # without a park in between; one that was revoked does not count
+    reason: str | None = None
+    reason_code: Cause | None = None  # the same for programs; of a resume too
+    reason_args: dict[str, str] = field(default_factory=dict)
+
+    def because(self, words: str | None, code: Cause | None, **arguments: str) -> None:
+        """Remember why its residency changes: in words, where there is more to say than that it was used."""
+        self.reason, self.reason_code, self.reason_args = words, code, arguments
+
+    @property
+    def calls(self) -> int:
+        """How many CUDA calls passed the gates of its processes."""
+        return self.past.calls + sum(sum(process.data.calls) for process in self.processes.values())
+
+    @property
+    def parks(self) -> int:
+        """How often a process of the kernel was parked."""
+        return self.past.parks + sum(process.data.parks for process in self.processes.values())
+
+    @property
+    def resumes(self) -> int:
+        """How often a process of the kernel was resumed."""
+        return self.past.resumes + sum(process.data.resumes for process in self.processes.values())
+
+    def describe(self, **description: Any) -> None:
+        """Remember what a server says; only what is named changes."""
+        self.server.description = replace(self.server.description or Description(), **description)
+
+    def connected(self) -> list[Process]:
+        """The processes that can be told something."""
+        return [process for process in self.processes.values() if process.connection is not None]
+
+    def by_gpu(self) -> dict[str, PageGpu]:
+        """The kernel's memory on each GPU, its processes' added up."""
+        sums: dict[str, PageGpu] = {}
+        for process in self.processes.values():
+            for gpu in process.data.gpus:
+                sums[gpu.uuid] = _added(sums.get(gpu.uuid), gpu)
+        return sums
+
+    def main_gpu(self) -> str:
+        """The GPU on which it has, or had, most; "" for none."""
+        gpus = self.by_gpu()
+        return max(
+            gpus,
+            key=lambda uuid: (
+                gpus[uuid].resident_bytes + gpus[uuid].parked_bytes + sum(gpus[uuid].fixed_bytes)
+            ),
+            default="",
+        )
+
+    def residency_now(self) -> Residency:
+        """The processes' states as one: what is lost or in transition shows first, then what waits."""
+        states = {process.data.state for process in self.processes.values()}
+        for state, residency in FIRST_SHOWN.items():
+            if state in states:
+                return residency
+        holds_memory = any(
+            process.data.state is State.RESIDENT and process.resident_bytes
+            for process in self.processes.values()
+        )
+        if State.PARKED in states and (self.asked.resume or not holds_memory):
+            return Residency.QUEUED if self.asked.resume else Residency.PARKED
+        return Residency.RESIDENT if State.RESIDENT in states else Residency.NONE
+
+
+FIRST_SHOWN: Mapping[State, Residency] = {
+    State.LOST: Residency.LOST,
+    State.RESUMING: Residency.RESUMING,
+    State.PARKING: Residency.PARKING,
+    State.QUEUED: Residency.QUEUED,
+}
+
+
+def _added(first: PageGpu | None, second: PageGpu) -> PageGpu:
+    if first is None:
+        return second
+    fixed = tuple(a + b for a, b in zip(first.fixed_bytes, second.fixed_bytes, strict=True))
+    return PageGpu(
+        first.uuid,
+        first.resident_bytes + second.resident_bytes,
+        first.parked_bytes + second.parked_bytes,
+        fixed,
+    )

@@ -1,0 +1,84 @@
+"""Whose a kernel is and what that entitles it to: its priority class, and whether it is left out of parking."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ....settings.policy import Settings
+from ....settings.rules import EVERYBODY, GRANTED, is_named, names, numbers, rule_for
+from ...identity.identity import of_unix_user
+from ...system.user_names import groups_of, name_of
+from .kernel import Description, KernelRecord
+
+GPU_BYTES = "gpu_bytes"  # a grant's cap: GPU memory of its user on all GPUs together
+
+
+@dataclass(frozen=True)
+class Standing:
+    """As the policy takes it."""
+
+    user: str = ""
+    groups: tuple[str, ...] = ()
+    priority: int = 0
+    is_opted_out: bool = False
+    limit_bytes: int | None = None
+
+
+def standing(kernel: KernelRecord, settings: Settings) -> Standing:
+    """A kernel's standing by the settings, its owner's grant and what its server says of its kernelspec.
+
+    The settings go before a grant where they name the user. A kernelspec is its user's own to write: it may
+    lower the class, and opt out of parking where `kernelspec_opt_out` allows that.
+    """
+    user = kernel.account.name if kernel.account.owner is not None else own_name()
+    user = user or ""
+    if user.isdigit() and kernel.account.owner is not None:
+        user = name_of(int(user))  # the directory had not answered yet when it connected
+    groups = kernel.account.groups  # of the grant: its user is none of this machine's
+    if not user.startswith(GRANTED):
+        groups = groups_of(user) if _asks_for_groups(settings) else ()
+    told = kernel.server.description or Description()
+    priority = _priority(kernel, user, groups, settings)
+    if told.priority is not None:
+        priority = min(priority, told.priority)
+    is_opted_out = is_named(names(settings.opt_out), user, groups)
+    is_opted_out = is_opted_out or (settings.kernelspec_opt_out and told.may_park is False)
+    cap = kernel.account.caps.get(GPU_BYTES)
+    return Standing(user, groups, priority, is_opted_out, None if cap is None else int(cap))
+
+
+def owner_of(kernel: KernelRecord) -> str:
+    """Which user a kernel belongs to; on one user's own controller all are that user's. See identity.py."""
+    return kernel.account.owner or of_unix_user(os.getuid())
+
+
+def whose(kernel: KernelRecord, other: KernelRecord) -> str:
+    """Return "own" if both are the same user's, else "other": all that a user is told of others."""
+    return "own" if other.account.owner == kernel.account.owner else "other"
+
+
+@lru_cache(maxsize=1)
+def own_name() -> str:
+    """Whose controller this is, where it is one user's."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container's user without a name
+        return str(os.getuid())
+
+
+def _priority(kernel: KernelRecord, user: str, groups: tuple[str, ...], settings: Settings) -> int:
+    rules = numbers(settings.priorities)
+    if user in rules:
+        return rules[user]
+    if kernel.account.priority:
+        return kernel.account.priority
+    of_groups = [known for group in groups if (known := rule_for(rules, f"@{group}")) is not None]
+    return max(of_groups) if of_groups else rules.get(EVERYBODY, 0)
+
+
+def _asks_for_groups(settings: Settings) -> bool:
+    """Whether any rule is about groups: looking them up may take a directory server's time."""
+    return "@" in settings.priorities + settings.quotas + settings.opt_out

@@ -1,0 +1,125 @@
+"""What the controller remembers of each process; a cache of what its page and its shim say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ...link.connection import Connection
+from ...protocol.page import PageData, PageError, PageFlag, State
+from ...protocol.wire import Hello, HelloFlag
+from ...system.mapped_page import Page
+from ...system.peers import ProcessWatch
+
+
+@dataclass
+class Room:
+    """An allocation of a process that asked for room."""
+
+    gpu: str
+    bytes: int
+    since: float
+    granted_at: float | None = None
+    resident_before: int = 0  # what the process had on the GPU when it was granted
+
+
+@dataclass
+class Process:
+    """One process with a shim. `connection` is None while it is silent or has just hung up."""
+
+    key: int  # our own number; never a pid
+    kernel_id: str
+    hello: Hello
+    page: Page
+    data: PageData
+    connection: Connection | None
+    pid: int
+    watch: ProcessWatch | None = None
+    rooms: dict[int, Room] = field(default_factory=dict)
+    silent_since: float | None = None
+    is_stopped: bool = False  # silent, as opposed to having hung up
+    said_dying: bool = False
+    connected_at: float = 0.0
+    started_at: float = 0.0  # seconds since the machine's start, where that is known
+    told: tuple[int, int, str] | None = None  # the last NOTICE
+    open_requests: int = 0
+    seen_busy_at: float = 0.0  # when NVML last saw it compute
+    queued_after: float = 0.0  # it began to wait after this, whatever its page says
+    # what says that it is stuck (stuck.py)
+    peer_uid: int | None = None  # whose it was when it connected
+    parent: int | None = None  # when it connected; None: not known, or it had none of its own
+    orphaned_at: float | None = None  # when another parent was seen first
+    calls_changed_at: float = 0.0  # when it was last seen to begin a call
+    failed_resumes: int = 0  # one after the other, for another reason than room
+    failed_resume_text: str = ""
+    is_told_stuck: bool = False  # its owner was told
+    parked_at: float | None = None  # when it was last seen to have been parked, and brought back
+    resumed_at: float | None = None
+    borne_out_bytes: int | None = None  # of its resident memory, as NVML shows it; None: not looked at
+    visible: (
+        tuple[str, ...] | None
+    ) = ()  # the GPUs that it was started to see (state/gpus/context_depth.py); None: all
+
+    @property
+    def is_parkable(self) -> bool:
+        """Whether it can be told to park and has something to move with."""
+        unparkable = self.hello.flags & HelloFlag.UNPARKABLE or self.data.flags & PageFlag.UNPARKABLE
+        return self.connection is not None and not unparkable
+
+    @property
+    def drops_caches(self) -> bool:
+        """Whether its frameworks can be asked to drop their caches."""
+        return bool(self.data.flags & PageFlag.DROPS_CACHES) and self.data.state is State.RESIDENT
+
+    @property
+    def is_dying(self) -> bool:
+        """Whether it is about to end."""
+        return self.said_dying or bool(self.data.flags & PageFlag.DYING)
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether its driver is the simulated one."""
+        return bool(self.hello.flags & HelloFlag.SIMULATED or self.data.flags & PageFlag.SIMULATED)
+
+    @property
+    def resident_bytes(self) -> int:
+        """What parking it would free."""
+        return sum(gpu.resident_bytes for gpu in self.data.gpus)
+
+    @property
+    def last_activity(self) -> float:
+        """When it was last seen to use the GPU."""
+        called = self.data.last_activity or self.data.state_since or self.connected_at
+        return max(called, self.seen_busy_at)
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether its memory is in the host's."""
+        return self.data.state in (State.PARKED, State.QUEUED)
+
+    @property
+    def uses_gpu(self) -> bool:
+        """Whether it has memory of a GPU, there or parked."""
+        return any(gpu.resident_bytes or gpu.parked_bytes or any(gpu.fixed_bytes) for gpu in self.data.gpus)
+
+
+BadPages = list[tuple[Process, PageError]]
+
+
+def read_pages(processes: Iterable[Process], now: float) -> BadPages:
+    """Read pages; the processes whose page is nonsense, for the caller to drop."""
+    bad = []
+    for process in processes:
+        try:
+            data = process.page.read()
+        except PageError as error:
+            bad.append((process, error))
+            continue
+        if data.calls != process.data.calls:
+            process.calls_changed_at = now
+        if data.parks != process.data.parks:
+            process.parked_at = now
+        if data.resumes != process.data.resumes:
+            process.resumed_at = now
+        process.data = data
+    return bad

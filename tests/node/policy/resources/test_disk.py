@@ -1,0 +1,208 @@
+"""Parked memory goes to disk when host memory is short: which, how much, and that no park is refused meanwhile."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import replace
+
+from disk_host import GPU as DISK_GPU
+from disk_host import DiskHost
+from short_host import sharer, thinking
+
+from jupyter_affinode.node.model.actions import GrantRoom, Park, RefusePark, Spill, Trim
+from jupyter_affinode.node.model.snapshot import Gpu, Host, HostUse, Kernel, Node, Residency, RoomRequest
+from jupyter_affinode.node.policy.decide import decide
+from jupyter_affinode.node.policy.resources.host_memory import CUSHION, SLAB_BYTES
+from jupyter_affinode.settings.policy import GIB, Settings
+
+GPU = "GPU-a"
+NOW = 10_000.0
+RESERVE = 32 * GIB // 33 + 1  # with its margin 1 GiB
+IDLE = Settings(park_when="idle", host_reserve_bytes=RESERVE)
+WHY = "room to park another kernel"
+HISTORIES = int(os.environ.get("AFFINODE_HISTORIES", "15"))
+
+
+def resident(name, size, **use):
+    fields = {"park_takes_bytes": size, **use}
+    return Kernel(
+        name,
+        Residency.RESIDENT,
+        {GPU: size},
+        last_activity=NOW - 1000,
+        host=HostUse(is_frugal=True, **fields),
+    )
+
+
+def parked(name, size, *, idle, on_disk=0, spilling=0, **fields):
+    use = HostUse(spillable_bytes=size - on_disk, spilling_bytes=spilling, disk_bytes=on_disk)
+    return Kernel(
+        name,
+        Residency.PARKED,
+        {},
+        {GPU: size},
+        last_activity=NOW - idle,
+        host=use,
+        is_moving=spilling > 0,
+        **fields,
+    )
+
+
+def node(*kernels, available, limit=100 * GIB, writable=100 * GIB):
+    host = Host(available, total_bytes=64 * GIB, disk_limit_bytes=limit, disk_writable_bytes=writable)
+    return Node({GPU: Gpu(GPU, 80 * GIB, 80 * GIB, NOW)}, kernels, host)
+
+
+def lacking(size):
+    """What is asked for where so much is missing."""
+    return size + RESERVE // CUSHION
+
+
+def test_the_least_recently_used_goes_to_disk_as_far_as_a_park_lacks_memory():
+    kernels = resident("k", 4 * GIB), parked("new", 8 * GIB, idle=100), parked("old", 8 * GIB, idle=900)
+    actions = decide(NOW, node(*kernels, available=3 * GIB), IDLE)
+    assert actions == [Spill("old", lacking(2 * GIB), WHY)]
+
+
+def test_while_it_is_written_the_park_waits_and_is_not_refused():
+    kernels = resident("k", 4 * GIB), parked("old", 8 * GIB, idle=900, spilling=3 * GIB)
+    assert decide(NOW, node(*kernels, available=3 * GIB), IDLE) == []
+
+
+def test_after_a_write_that_was_called_off_the_park_waits_for_the_next_one():
+    old = replace(parked("old", 8 * GIB, idle=900), is_moving=True)  # it has not answered yet
+    assert decide(NOW, node(resident("k", 4 * GIB), old, available=3 * GIB), IDLE) == []
+
+
+def test_a_park_waits_for_a_resume_rather_than_for_the_disk():
+    comes = Kernel("comes", Residency.RESUMING, {}, {GPU: 8 * GIB}, is_moving=True, moves_since=NOW - 1)
+    kernels = resident("k", 4 * GIB), comes, parked("old", 8 * GIB, idle=900)
+    assert decide(NOW, node(*kernels, available=3 * GIB), IDLE) == []
+
+
+def test_a_park_waits_for_what_a_kernel_keeps_that_is_served_in_this_pass():
+    asks = RoomRequest((1, 1), GPU, GIB, NOW - 1)
+    keeper = resident("keeper", 8 * GIB, kept_bytes=8 * GIB, trimmable_bytes=8 * GIB)
+    keeper = replace(keeper, last_activity=NOW, rooms=(asks,))
+    actions = decide(NOW, node(resident("k", 4 * GIB), keeper, available=3 * GIB, limit=0), IDLE)
+    assert [type(action) for action in actions] == [GrantRoom]
+
+
+def test_what_is_less_than_a_slab_goes_to_disk_where_it_is_all_that_a_kernel_has():
+    little = 20 << 20
+    kernels = resident("k", 4 * GIB), parked("a", little, idle=900), parked("b", little, idle=800)
+    actions = decide(NOW, node(*kernels, available=5 * GIB - 2 * little), IDLE)
+    assert actions == [Spill("a", little, WHY), Spill("b", little, WHY)]
+
+
+def test_a_park_is_begun_only_where_the_slabs_that_its_shim_takes_fit():
+    kernels = resident("k", 4 * GIB - SLAB_BYTES + 1), parked("old", 8 * GIB, idle=900)
+    (action,) = decide(NOW, node(*kernels, available=5 * GIB - 1), IDLE)
+    assert isinstance(action, Spill)
+    (action,) = decide(NOW, node(*kernels, available=5 * GIB), IDLE)
+    assert isinstance(action, Park)
+
+
+def test_what_is_only_kept_goes_before_anything_is_written():
+    keeper = resident("keeper", 8 * GIB, kept_bytes=8 * GIB, trimmable_bytes=8 * GIB)
+    keeper = replace(keeper, last_activity=NOW)
+    kernels = resident("k", 4 * GIB), keeper, parked("old", 8 * GIB, idle=900)
+    actions = decide(NOW, node(*kernels, available=3 * GIB), IDLE)
+    assert [type(action) for action in actions] == [Trim]
+
+
+def test_without_a_disk_with_it_full_and_with_the_days_bytes_written_the_park_is_refused_as_ever():
+    kernels = resident("k", 4 * GIB), parked("old", 8 * GIB, idle=900)
+    for disk in ({"limit": 0}, {"limit": 0, "writable": 0}, {"writable": 0}, {"limit": 1 * GIB}):
+        (action,) = decide(NOW, node(*kernels, available=3 * GIB, **disk), IDLE)
+        assert isinstance(action, RefusePark), disk
+
+
+def test_with_memory_enough_nothing_is_written():
+    kernels = resident("k", 4 * GIB), parked("old", 8 * GIB, idle=900)
+    (action,) = decide(NOW, node(*kernels, available=8 * GIB), IDLE)
+    assert isinstance(action, Park)
+
+
+def test_under_the_reserve_parked_memory_goes_to_disk():
+    low = node(parked("old", 8 * GIB, idle=900), available=RESERVE - 2 * GIB + GIB)
+    assert decide(NOW, low, IDLE) == [Spill("old", 1 * GIB, "host memory is short")]
+
+
+def test_a_user_has_no_more_of_the_disk_than_an_equal_part():
+    full = parked("full", 8 * GIB, idle=900, on_disk=4 * GIB, payer="a")
+    other = parked("other", 8 * GIB, idle=100, payer="b")
+    actions = decide(NOW, node(resident("k", 4 * GIB), full, other, available=3 * GIB, limit=12 * GIB), IDLE)
+    assert actions == [Spill("other", lacking(2 * GIB), WHY)]
+
+
+def test_a_user_whose_pages_claim_the_whole_disk_keeps_no_other_from_their_part():
+    liar = parked("liar", 1 << 49, idle=900, on_disk=1 << 48, payer="a")
+    other = parked("other", 8 * GIB, idle=100, payer="b")
+    actions = decide(NOW, node(resident("k", 4 * GIB), liar, other, available=3 * GIB, limit=12 * GIB), IDLE)
+    assert actions == [Spill("other", lacking(2 * GIB), WHY)]
+
+
+def test_a_waiter_goes_to_disk_only_when_no_other_kernel_can():
+    waiter = replace(parked("waiter", 8 * GIB, idle=900), residency=Residency.QUEUED, wants_since=NOW - 9)
+    waiter = replace(waiter, parked_bytes={GPU: 90 * GIB})  # has no room, whatever is parked
+    k = replace(resident("k", 4 * GIB), park_asked="asked")
+    actions = decide(NOW, node(k, waiter, parked("old", 8 * GIB, idle=10), available=3 * GIB), IDLE)
+    assert [action.kernel_id for action in actions] == ["old"]
+    assert [action.kernel_id for action in decide(NOW, node(k, waiter, available=3 * GIB), IDLE)] == [
+        "waiter"
+    ]
+
+
+def test_what_resident_kernels_keep_on_disk_is_forgotten_when_that_is_nearly_full():
+    keeper = replace(resident("k", 8 * GIB, disk_bytes=8 * GIB, disk_kept_bytes=8 * GIB), last_activity=NOW)
+    assert decide(NOW, node(keeper, available=60 * GIB, limit=20 * GIB), IDLE) == []
+    (action,) = decide(NOW, node(keeper, available=60 * GIB, limit=10 * GIB), IDLE)
+    assert (action.kernel_id, action.bytes) == ("k", 0)
+
+
+def random_machine(seed):
+    """Host memory for the largest kernel alone, whatever else is parked; the rest is on disk."""
+    draw = random.Random(seed)
+    sizes = [draw.randint(1, 30) for _ in range(draw.randint(2, 7))]
+    sharers = [
+        sharer(f"k{number}", size, DISK_GPU, residency=Residency.PARKED) for number, size in enumerate(sizes)
+    ]
+    gpu = draw.randint(max(sizes), 60)
+    machine = DiskHost(gpu, max(sizes) + 3, 1000, sharers)
+    residents = []
+    for each in machine.kernels:
+        if each.held + sum(other.held for other in residents) <= gpu * GIB and draw.random() < 0.8:
+            residents.append(each)
+    machine.begin_somewhere(draw, residents)
+    for each in machine.kernels:
+        if each not in residents and draw.random() < 0.7:
+            each.residency, each.wants_since = Residency.QUEUED, machine.now - draw.uniform(1, 60)
+    return machine
+
+
+def test_no_park_is_refused_while_the_disk_has_room_and_every_waiter_is_served():
+    first = random.randrange(1 << 32)
+    for seed in range(first, first + 4 * HISTORIES):
+        machine = random_machine(seed)
+        for _ in range(3000):
+            if all(each.wants_since is None for each in machine.kernels):
+                break
+            machine.step()
+        assert all(each.wants_since is None for each in machine.kernels), (seed, machine.outcome.counts)
+        assert not machine.refused, (seed, machine.outcome.counts)
+
+
+def test_ten_kernels_take_turns_with_host_memory_for_two_and_a_disk():
+    draw = random.Random(7)
+    sharers = [
+        sharer(f"k{number}", 20, DISK_GPU, residency=Residency.PARKED, thinks=thinking(draw, 2.0, 10.0))
+        for number in range(10)
+    ]
+    machine = DiskHost(85, 45, 200, sharers)
+    machine.begin_somewhere(draw, machine.kernels[:4])
+    machine.pass_time(300)
+    counts = machine.outcome.counts
+    assert min(each.live.next_cell for each in sharers) >= 2, counts
+    assert counts["spills"] > 10 and not machine.refused, counts

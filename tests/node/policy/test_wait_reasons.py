@@ -1,0 +1,111 @@
+"""What waiters are told: why they wait, and until when if that can be said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from snapshots import NEEDED, NOW, busy, node, of, parked, resident
+
+from jupyter_affinode.node.model.snapshot import Host, HostUse
+from jupyter_affinode.node.policy.wait_estimates import outlooks
+from jupyter_affinode.settings.policy import GIB
+
+SLICES = NEEDED.changed(when_full="time_slice", time_slice_s=60.0)
+LIMITED = NEEDED.changed(quotas="ann=10GiB")
+
+
+def told(*kernels, settings=NEEDED, **fields):
+    return outlooks(NOW, node(*kernels, **fields), settings)
+
+
+def test_no_estimate_is_given_for_a_kernel_that_computes():
+    outlook = told(parked("k", waits=3), busy("busy", 15 * GIB), free=1 * GIB)["k"]
+    assert (outlook.place, outlook.since, outlook.estimate_s) == (1, NOW - 3, None)
+    assert "busy" in outlook.reason
+
+
+def test_an_estimate_follows_from_when_kernels_become_eligible():
+    policy = NEEDED.changed(contended_idle_timeout_s=300.0)
+    soon, late = resident("soon", 6 * GIB, idle=290), resident("late", 9 * GIB, idle=240)
+    first, second = parked("first", 4 * GIB, waits=9), parked("second", 8 * GIB, waits=5)
+    found = told(soon, late, first, second, settings=policy, free=0)
+    assert 10 <= found["first"].estimate_s < 15  # and its own move
+    assert 60 <= found["second"].estimate_s < 65
+    assert found["second"].reason.startswith("others wait before it")
+
+
+def test_an_estimate_does_not_assume_that_a_busy_kernel_stops_now():
+    """Between two calls a kernel at work has none in flight; an open cell may only be loading its next batch."""
+    waiter = parked("waiter", 8 * GIB, waits=60)
+    for computes in (
+        resident("k", 15 * GIB, idle=0.1),
+        resident("k", 15 * GIB, idle=5, cell_open=True),
+    ):
+        outlook = told(waiter, computes, free=1 * GIB)["waiter"]
+        assert outlook.estimate_s is None and "busy" in outlook.reason
+    for idle in (resident("k", 15 * GIB, idle=2), resident("k", 15 * GIB, idle=30, cell_open=True)):
+        assert told(waiter, idle, free=1 * GIB)["waiter"].estimate_s is not None
+
+
+def test_a_waiter_is_told_which_users_hold_is_in_its_way():
+    waiter = parked("waiter", 8 * GIB, waits=60, payer="uid-1")
+    holds = resident("k", 15 * GIB, idle=900, held_until=NOW + 600, payer="uid-1")
+    outlook = told(waiter, holds, free=1 * GIB)["waiter"]
+    assert outlook.reason == "another of your kernels holds the GPU" and outlook.estimate_s >= 600
+    other = told(waiter, replace(holds, payer="uid-2"), free=1 * GIB)["waiter"]
+    assert other.reason == "another user's kernel holds the GPU"
+    computes = replace(holds, calls_in_flight=1)
+    assert told(waiter, computes, free=1 * GIB)["waiter"].reason.endswith("busy or held by you")
+    over = replace(holds, held_until=NOW - 1)
+    assert "hold" not in told(waiter, over, free=1 * GIB)["waiter"].reason
+
+
+def test_an_estimate_does_not_count_on_a_kernel_that_cannot_be_parked():
+    kernels = resident("idle", 9 * GIB, idle=900), parked("k", 8 * GIB, waits=3)
+    full, enough = Host(3 * GIB, total_bytes=16 * GIB), Host(12 * GIB, total_bytes=16 * GIB)
+    outlook = told(*kernels, free=0, host=full)["k"]
+    assert outlook.estimate_s is None and "host memory too" in outlook.reason
+    assert told(*kernels, free=0, host=enough)["k"].estimate_s is not None
+    keeps = replace(resident("keeps", 1 * GIB), host=HostUse(kept_bytes=8 * GIB, trimmable_bytes=8 * GIB))
+    assert "host memory" not in told(*kernels, keeps, free=0, host=full)["k"].reason
+
+
+def test_with_time_slices_the_end_of_a_turn_is_an_estimate():
+    kernel = busy("k", 15 * GIB, resident_since=NOW - 20)
+    outlook = told(kernel, parked("waiter", waits=1), settings=SLICES, free=0)["waiter"]
+    assert 40 <= outlook.estimate_s < 45
+    assert "had their turn" in outlook.reason
+
+
+def test_other_reasons_to_wait_are_told_too():
+    kernels = [of(busy("own", 6 * GIB), "ann"), of(parked("k", 6 * GIB, waits=9), "ann")]
+    assert "limit of user ann" in told(*kernels, settings=LIMITED, free=20 * GIB, total=32 * GIB)["k"].reason
+    assert "whatever is parked" in told(parked("huge", 15 * GIB, waits=9), free=2 * GIB)["huge"].reason
+    stays = resident("stays", 14 * GIB, is_opted_out=True)
+    behind = told(parked("k", 8 * GIB, waits=9), stays, free=2 * GIB)["k"].reason
+    assert "kernels that are not parked" in behind and "outside" not in behind
+    assert "just started" in told(parked("k", waits=9), free=8 * GIB, is_settled=False)["k"].reason
+    failed = parked("k", waits=9, resume_retry_at=NOW + 5)
+    assert "tried again" in told(failed, free=8 * GIB)["k"].reason
+    leaving = resident("leaving", 8 * GIB, is_moving=True)
+    freed = told(parked("k", waits=1), leaving, free=0)["k"]
+    assert "being freed" in freed.reason and freed.estimate_s is not None
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 15), st.booleans(), st.integers(0, 200)), max_size=8),
+    st.integers(0, 16),
+)
+@settings(deadline=None)
+def test_every_waiter_has_a_place_and_a_reason(made, free):
+    kernels = [
+        parked(f"k{number}", size * GIB, waits=age) if waits else resident(f"k{number}", size * GIB, idle=age)
+        for number, (size, waits, age) in enumerate(made)
+    ]
+    found = told(*kernels, free=free * GIB)
+    assert [outlook.place for outlook in found.values()] == list(range(1, len(found) + 1))
+    assert set(found) == {kernel.id for kernel in kernels if kernel.wants_since is not None}
+    for outlook in found.values():
+        assert outlook.reason and (outlook.estimate_s is None or outlook.estimate_s >= 0)

@@ -1,0 +1,172 @@
+"""What the controller remembers of host memory, and for how long; its own parts, on model processes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from model_node import Machine
+
+from jupyter_affinode.node.protocol.page import Depth, State
+from jupyter_affinode.node.protocol.wire import CommandKind, HelloFlag, Reply, Status
+from jupyter_affinode.node.state.host import host_figures
+from jupyter_affinode.node.state.host.host_usage import host_use, learn_from_park, trim
+from jupyter_affinode.node.system.host_memory import CgroupMemory, HostMemory
+from jupyter_affinode.settings.policy import GIB, MIB
+
+GPU = "GPU-a"
+
+
+@pytest.fixture
+def limits(monkeypatch):
+    """`limits[pid]`: the limits above a process now, by path: (headroom, limit)."""
+    made = {}
+
+    def look(pid, known=None):
+        return tuple(CgroupMemory(path, *sizes) for path, sizes in made.get(pid, {}).items())
+
+    monkeypatch.setattr(host_figures, "cgroup_limits", look)
+    return made
+
+
+def machine_of(clock, *names):
+    """Each kernel has a GiB of the GPU."""
+    machine = Machine(clock, {GPU: 64 * GIB})
+    for name in names:
+        machine.start(name, {GPU: GIB})
+    machine.pass_time()
+    return machine
+
+
+def test_a_cgroups_figure_is_current_whichever_process_was_read_last(clock, limits):
+    """It was that of a kernel parked long ago, and no other could be parked any more."""
+    machine = machine_of(clock, "works", "parked")
+    for shim in machine.shims:
+        limits[shim.pid] = {"/all": (2 * GIB, 64 * GIB)}
+    machine.state.host.read_limits(machine.state.kernels.values())
+    record = machine.state.kernels["parked"]
+    machine.moves.park(record, "asked")
+    machine.settle_one(machine.shims[1])
+    assert record.residency.value == "parked"
+    for shim in machine.shims:
+        limits[shim.pid] = {"/all": (40 * GIB, 64 * GIB)}
+    machine.state.host.read_limits(machine.state.kernels.values())
+    host = machine.state.snapshot(clock.now, is_settled=True).host
+    assert host.headroom_bytes == {"/all": 40 * GIB}
+
+
+def test_a_limit_that_several_share_counts_for_all_of_them_beside_their_own(clock, limits):
+    machine = machine_of(clock, "a", "b")
+    for shim in machine.shims:
+        limits[shim.pid] = {f"/all/{shim.kernel_id}": (8 * GIB, 8 * GIB), "/all": (3 * GIB, 16 * GIB)}
+    machine.state.host.read_limits(machine.state.kernels.values())
+    node = machine.state.snapshot(clock.now, is_settled=True)
+    assert [kernel.cgroups for kernel in node.kernels] == [("/all/a", "/all"), ("/all/b", "/all")]
+    assert node.host.headroom_bytes == {"/all/a": 8 * GIB, "/all/b": 8 * GIB, "/all": 3 * GIB}
+
+
+def kept(record, size):
+    """The kernel's process keeps so much and can be told to give it back."""
+    (process,) = record.processes.values()
+    process.hello = replace(process.hello, flags=process.hello.flags | HelloFlag.TRIMS)
+    process.data = replace(process.data, kept_bytes=size)
+    return process
+
+
+def test_what_was_asked_back_before_a_move_says_nothing_of_what_is_kept_after_it(clock):
+    """A kernel that came back within ten seconds kept twenty gigabytes that could not be asked for."""
+    machine = machine_of(clock, "k")
+    record = machine.state.kernels["k"]
+    kept(record, 4 * GIB)
+    trim(record, 0, "", clock.now)
+    assert host_use(record, 0.0, {}, clock.now).trimmable_bytes == 0
+    clock.now += 3
+    machine.moves.park(record, "asked")
+    machine.settle_one(machine.shims[0])
+    machine.moves.resume(record, {GPU: GIB}, "asked")
+    machine.settle_one(machine.shims[0])
+    kept(record, 4 * GIB)
+    use = host_use(record, 0.0, {}, clock.now)
+    assert (use.trimmable_bytes, use.trimming_bytes) == (4 * GIB, 0)
+
+
+def test_a_trim_that_is_not_answered_is_waited_for_two_seconds_and_then_not_for_a_minute(
+    clock,
+):
+    """Its page may say anything; others would wait for it alone."""
+    machine = machine_of(clock, "k")
+    record = machine.state.kernels["k"]
+    kept(record, 1000 * GIB)
+    trim(record, 980 * GIB, "", clock.now)
+    assert host_use(record, 0.0, {}, clock.now + 1).trimming_bytes == 20 * GIB
+    trim(record, 960 * GIB, "", clock.now + 1)  # its two seconds do not begin anew
+    for later in (3, 12, 50):
+        use = host_use(record, 0.0, {}, clock.now + later)
+        assert (use.trimmable_bytes, use.trimming_bytes) == (0, 0)
+    assert host_use(record, 0.0, {}, clock.now + 61).trimmable_bytes == 1000 * GIB
+    kept(record, 960 * GIB)
+    assert host_use(record, 0.0, {}, clock.now + 3).trimmable_bytes == 960 * GIB
+
+
+def test_no_waiter_waits_for_what_a_page_alone_claims_to_give_back(clock):
+    machine = machine_of(clock, "k")
+    (process,) = machine.state.kernels["k"].processes.values()
+    machine.shims[0].state = State.RESUMING
+    machine.state.refresh(clock.now)
+    seen, _ = machine.state.look_at(machine.state.kernels[process.kernel_id], clock.now)
+    assert seen.residency.value == "resuming" and seen.moves_since < clock.now - 1e6
+
+
+def refuse(machine, record, *, found_less):
+    machine.moves.refuse_park(
+        record, Status.NO_HOST_ROOM, "no-host-memory", "short", was_tried=True, found_less=found_less
+    )
+
+
+def test_a_park_refused_for_host_memory_is_possible_as_soon_as_there_is_enough(clock):
+    machine = machine_of(clock, "k")
+    record = machine.state.kernels["k"]
+    for _ in range(10):
+        refuse(machine, record, found_less=False)
+    seen, _ = machine.state.look_at(record, clock.now)
+    assert seen.retry_at <= clock.now  # not kept from anything: the policy sees what there is
+    assert seen.host.retry_at > clock.now + 20  # nothing is said again, and nothing unlikely tried
+
+
+def test_a_kernel_with_a_process_that_found_less_host_memory_waits_for_more(clock, limits):
+    machine = machine_of(clock, "k")
+    record = machine.state.kernels["k"]
+    machine.state.host.memory = HostMemory(64 * GIB, 8 * GIB)
+    for _ in range(10):
+        refuse(machine, record, found_less=True)
+    machine.state.host.read_limits(machine.state.kernels.values())
+    assert record.failures.park.retry_at > clock.now + 20
+    machine.state.host.memory = HostMemory(64 * GIB, 8 * GIB + 300 * MIB)
+    machine.state.host.read_limits(machine.state.kernels.values())
+    assert record.failures.park.retry_at <= clock.now
+
+
+@pytest.mark.parametrize(
+    ("share", "takes", "found_less"), [(8 * GIB, 4 * GIB, True), (2 * GIB, 4 * GIB, False)]
+)
+def test_a_process_that_stopped_within_its_budget_found_less_than_there_should_be(
+    clock, share, takes, found_less
+):
+    machine = machine_of(clock, "k")
+    record = machine.state.kernels["k"]
+    process = kept(record, 0)
+    record.host.shares[process.key] = share
+    reply = Reply(1, 1, CommandKind.PARK, Status.NO_HOST_ROOM, takes, 0.1, "")
+    assert learn_from_park(record, {process.key: reply}) is found_less
+
+
+@pytest.mark.parametrize("residency", [State.PARKED, State.QUEUED])
+def test_a_parked_kernel_gives_back_what_it_used_to_move(clock, residency):
+    """Rings of kernels whose contents were on disk took all host memory, and no kernel could be parked."""
+    machine = machine_of(clock, "k")
+    record = machine.state.kernels["k"]
+    process = kept(record, 96 * MIB)
+    process.data = replace(process.data, state=residency)
+    assert host_use(record, 0.0, {}, clock.now).trimmable_bytes == 96 * MIB
+    process.data = replace(process.data, depth=Depth.CONTEXT)
+    assert host_use(record, 0.0, {}, clock.now).trimmable_bytes == 0
