@@ -74,7 +74,7 @@ class Exchanges:
             self._call_off(exchange, OTHERS_STAY)
         elif not self._is_awaited(exchange):
             self._call_off(exchange, NOT_NEEDED)
-        elif all(move.pending and move.pending.keys() == move.prepared for _, move in parks):
+        elif all(move.is_prepared for _, move in parks):
             self._begin(exchange)
 
     def look(self) -> None:
@@ -84,7 +84,7 @@ class Exchanges:
             if exchange is None:
                 continue
             for kernel, move in self._parks(exchange):
-                if move.is_late:
+                if move.is_late and not move.is_prepared:
                     together.abort(kernel, move, TOO_SLOW)
             self.advance(exchange)
 

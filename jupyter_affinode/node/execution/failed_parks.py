@@ -60,8 +60,8 @@ class FailedParks:
             move = None if kernel is None else kernel.move
             if kernel is None or move is None or not move.parks or move.for_kernel is None or move.is_late:
                 continue
-            if move.in_part:
-                continue  # it waits for others that prepare
+            if move.in_part or move.is_prepared or move.is_called_off:
+                continue  # it waits for others that prepare, or waited for them
             if is_late(now - (PREEMPTS_WITHIN_S if move.preempts else 0.0), seen, node.speeds):
                 move.is_late = True
                 self._count(kernel, move, "it lasts too long", now)

@@ -126,6 +126,8 @@ def test_a_foreign_program_that_took_the_memory_costs_the_waiter_its_pause(virtu
 def test_a_victim_that_prepares_for_too_long_lets_the_others_go(virtual_time):
     machine = begun(virtual_time, 40, 40, 75)
     *victims, comes = machine.shims
+    kernels, failed = machine.state.kernels, machine.state.failed_parks
+    kernels["k0"].account.payer, kernels["k1"].account.payer = "ann", "ben"
     comes.call()
     machine.pass_time()
     quick = victims[0]
@@ -133,12 +135,14 @@ def test_a_victim_that_prepares_for_too_long_lets_the_others_go(virtual_time):
         shim.hear()
     quick.go_on()
     machine.deliver(quick)
-    assert machine.state.kernels["k2"].exchange is not None
+    assert kernels["k2"].exchange is not None
     machine.pass_time(60.0)
     machine.pass_time()
-    assert machine.state.kernels["k2"].exchange is None
-    assert machine.state.kernels["k0"].failures.park.retry_at <= virtual_time.now, "it is not to blame"
-    assert machine.state.kernels["k1"].move.failure is not None
+    assert kernels["k2"].exchange is None and kernels["k1"].move.failure is not None
+    quick.hear()
+    machine.deliver(quick)
+    assert kernels["k0"].failures.park.retry_at <= virtual_time.now, "it is not to blame"
+    assert (failed.until("ann"), failed.until("ben") > virtual_time.now) == (0.0, True)
     machine.settle()
     assert comes.resumes == 1
     machine.check_at_rest()

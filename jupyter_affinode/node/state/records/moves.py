@@ -56,6 +56,11 @@ class Move:
     in_part: bool = False  # PARK: of what another left on the GPU; there is nothing to prepare
     is_called_off: bool = False  # PARK: aborted in an exchange for a reason that is not its kernel's
 
+    @property
+    def is_prepared(self) -> bool:
+        """Whether all its processes wait for COMMIT or ABORT: what it takes from now on is not their fault."""
+        return self.phase is Phase.PREPARING and bool(self.pending) and self.pending.keys() == self.prepared
+
 
 @dataclass(eq=False)
 class Exchange:
