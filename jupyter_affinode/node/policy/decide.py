@@ -69,7 +69,7 @@ def mend_parts(plan: Plan) -> None:
         if is_due and kernel.residency in AWAY and plan.fits(kernel.resume_bytes, LAST_RESERVES):
             cause = Cause.SPLIT if kernel.wants_since is None else Cause.CELL
             plan.resume(kernel, kernel.resume_bytes, "a part of it is on the GPU", cause)
-        elif kernel.may_hand_over and kernel.retry_at <= plan.now:
+        elif kernel.may_hand_over and max(kernel.retry_at, kernel.host.retry_at) <= plan.now:
             _park_rest(plan, kernel)
 
 
@@ -80,7 +80,9 @@ def _park_rest(plan: Plan, kernel: Kernel) -> None:
     is_in_the_way = (
         head is not None and head.kernel is not kernel and not plan.fits(head.needs, LAST_RESERVES)
     )
-    if head is None or not is_in_the_way or plan.host.shortfall([kernel.rest]):
+    if head is None or not is_in_the_way or plan.is_outdated(head.needs):
+        return
+    if plan.host.shortfall([kernel.rest]):
         return
     plan.park(kernel.rest, "a part of it is on the GPU", Cause.ROOM, for_kernel=head.kernel.id)
 

@@ -212,6 +212,16 @@ def test_where_there_is_host_memory_the_rest_is_parked_and_the_waiter_comes_late
     assert (park.kernel_id, park.exchanges, park.for_kernel) == ("half", False, "waiter")
 
 
+@pytest.mark.parametrize("what", ["a park that lacked host memory", "a figure from before the last move"])
+def test_a_rest_is_parked_for_a_waiter_only_after(what):
+    half, seen = in_part("half", 8, 2), node(host=free_host(9 * GIB))
+    if what.startswith("a park"):
+        half = replace(half, host=replace(half.host, retry_at=NOW + 1))
+    else:
+        seen = replace(seen, gpus={A: replace(seen.gpus[A], is_outdated=True)})
+    assert parks(decide(NOW, replace(seen, kernels=(half, waiter())), NEEDED)) == []
+
+
 def test_the_first_in_the_queue_is_not_parked_for_those_behind_it():
     two = in_part("first", 8, 8, waits=9), waiter("second", waits=5)
     assert parks(decide(NOW, node(*two, host=free_host(20 * GIB)), NEEDED)) == []
