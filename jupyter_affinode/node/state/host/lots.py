@@ -214,14 +214,16 @@ class LotStock:
         self._promises.pop(key, None)
 
     def _lend_promised(self) -> None:
-        """Lend what is there, first to the process that was promised first; none to one that can be lent none."""
-        for key, promise in list(self._promises.items()):
-            if not self.ready:
-                return
-            given = self.give(promise.borrower, promise.left_bytes)
+        """Lend what is there, one lot to each process in turn: a process waits for its next lot for two seconds only
+        (AFFINODE_STREAM_MS). One that can be lent none is promised nothing.
+        """
+        while self.ready and self._promises:
+            key, promise = next(iter(self._promises.items()))
+            given = self.give(promise.borrower, 1)
             promise.left_bytes -= sum(lot.bytes for _, lot in given)
-            if promise.left_bytes <= 0 or not given:
-                self.end_promise(key)
+            is_promised = self._promises.pop(key, None) is promise
+            if is_promised and given and promise.left_bytes > 0:
+                self._promises[key] = promise
 
     async def _keep_promises(self) -> None:
         """Make lots for processes that wait for them, as memory comes free: the host tells of that to no program."""

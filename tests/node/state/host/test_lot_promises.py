@@ -46,6 +46,17 @@ async def test_a_promise_is_kept_by_what_is_ready_what_comes_back_and_what_is_ma
     assert stock.promised() == {} and stock.held_bytes(7) == 544 * MIB
 
 
+@with_stock()
+async def test_processes_that_were_promised_lots_get_one_each_in_turn(stock):
+    got = []
+    stock._left_bytes = lambda: 0
+    for key in (7, 8):
+        stock.promise(Borrower(key, watch_us, None, lambda *_, key=key: got.append(key)), 192 * MIB)
+    stock._left_bytes = lambda: 64 * MIB
+    await becomes(lambda: not stock.promised())
+    assert got == [7, 8, 7, 8, 7, 8]
+
+
 @with_stock(is_shared=True)
 async def test_lots_are_made_for_a_promise_where_users_are_several_and_each_is_lent_once(stock):
     """No setting says that the controller has any: what is lent for a moment counts as the user's."""
