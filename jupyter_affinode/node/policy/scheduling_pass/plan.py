@@ -263,8 +263,6 @@ class Plan:
         host = self.host.room
         if self.host.is_awaited or not host.suffices([kernel]):
             if self.host.memory_for([kernel]) is not HostMemory.ENOUGH:
-                if kernel.park_asked is not None:  # the client that asked is told at once
-                    self.host.refuse(kernel)
                 return False
             if self.make_host_memory_ready(kernel):
                 return True

@@ -6,6 +6,7 @@ import os
 import random
 from dataclasses import replace
 
+import pytest
 from disk_host import GPU as DISK_GPU
 from disk_host import DiskHost
 from short_host import sharer, thinking
@@ -70,9 +71,12 @@ def test_while_it_is_written_the_park_waits_and_is_not_refused():
     assert decide(NOW, node(*kernels, available=3 * GIB), IDLE) == []
 
 
-def test_after_a_write_that_was_called_off_the_park_waits_for_the_next_one():
+@pytest.mark.parametrize("asked", [None, "asked"])
+def test_after_a_write_that_was_called_off_the_park_waits_for_the_next_one(asked):
+    """A user's request waits, too: it is refused only for what no move under way will bring."""
+    k = replace(resident("k", 4 * GIB), park_asked=asked)
     old = replace(parked("old", 8 * GIB, idle=900), is_moving=True)  # it has not answered yet
-    assert decide(NOW, node(resident("k", 4 * GIB), old, available=3 * GIB), IDLE) == []
+    assert decide(NOW, node(k, old, available=3 * GIB), IDLE) == []
 
 
 def test_a_park_waits_for_a_resume_rather_than_for_the_disk():
