@@ -135,6 +135,9 @@ class HostRoom:
     def hand_over(self, waiter: Kernel, kernels: Sequence[Kernel]) -> Sequence[tuple[int, int]] | None:
         """Take what those need that leave in an exchange, but for what the waiter gives them as it comes in: what
         they get at once (budget, lots). The rest they get as lots. None: it is not enough.
+
+        Where lots are made as quickly as a process has memory, no more than what they begin with is their own: it would
+        be touched before the exchange begins, unmapped when they come back, and touched anew for the next ones.
         """
         takes = {each.id: _takes(self.needs(each)) for each in kernels}
         at_once, charges = self.begins_with(kernels), self.charges_of_hand_over(waiter, kernels)
@@ -148,6 +151,8 @@ class HostRoom:
             most = min(left - at_once, size)  # the others begin, too
             lent = min(self.needs(each).lot_bytes, lots, most)
             budget = max(min(most - lent, self._left_for(each), left - lots), 0)
+            if self._host.makes_lots:
+                budget = min(budget, max(begins_with(size) - lent, 0))
             if lent + budget < begins_with(size):
                 return None
             shares.append((budget, lent))

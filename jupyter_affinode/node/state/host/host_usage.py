@@ -214,7 +214,7 @@ def _lacks_for_all(kernel: Kernel) -> int:
 def soon_wanted_bytes(kernels: Iterable[Kernel], settings: Settings, most_bytes: int) -> int:
     """What the parks that may come soon take of host memory: of idle kernels, where there is any reason to park one.
 
-    `most_bytes`: a park that takes more than this is none that may come.
+    `most_bytes`: a park that takes more than this is none that may come, but for one in which the waiter hands over.
     """
     resident = [each for each in kernels if each.residency is Residency.RESIDENT and each.movable_bytes]
     if len(resident) < 2 and settings.park_when == "needed":
@@ -222,8 +222,14 @@ def soon_wanted_bytes(kernels: Iterable[Kernel], settings: Settings, most_bytes:
     idle = (
         each for each in resident if each.host.is_frugal and not each.cell_open and not each.calls_in_flight
     )
-    takes = (_park_takes_beside_kept(each) for each in idle if each.is_parkable and not each.is_opted_out)
-    return sum(each for each in takes if LEAST_BYTES <= each <= most_bytes)
+    wanted = 0
+    for kernel in (each for each in idle if each.is_parkable and not each.is_opted_out):
+        takes = _park_takes_beside_kept(kernel)
+        if kernel.may_hand_over:  # it begins with what there is
+            takes = min(takes, most_bytes)
+        if LEAST_BYTES <= takes <= most_bytes:
+            wanted += takes
+    return wanted
 
 
 def _park_takes_beside_kept(kernel: Kernel) -> int:

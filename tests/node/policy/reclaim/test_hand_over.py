@@ -137,6 +137,15 @@ def test_lots_that_are_ready_will_do_to_begin_with():
     assert not any(isinstance(each, MakeLots) for each in found)
 
 
+def test_where_lots_are_made_a_victim_takes_no_more_of_its_own_than_it_begins_with():
+    """What it took by itself would be unmapped when it comes back, and touched anew for the next victim."""
+    found = decide(NOW, node(waiter(), victim(), host=free_host(2 * GIB, makes_lots=True)), NEEDED)
+    assert [(each.budget_bytes, each.lot_bytes) for each in parks(found)] == [(320 * MIB, 0)]
+    some = free_host(2 * GIB, lot_bytes=256 * MIB, makes_lots=True)
+    found = decide(NOW, node(waiter(), victim(), host=some), NEEDED)
+    assert [(each.budget_bytes, each.lot_bytes) for each in parks(found)] == [(64 * MIB, 256 * MIB)]
+
+
 def test_what_one_exchange_may_take_is_no_others():
     two = [waiter("w1", waits=9), waiter("w2", waits=8), victim("v1", idle=2000.0), victim("v2")]
     found = decide(NOW, node(*two, host=free_host(1536 * MIB)), NEEDED)

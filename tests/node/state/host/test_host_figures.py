@@ -7,12 +7,18 @@ from dataclasses import replace
 import pytest
 from model_node import Machine
 
+from jupyter_affinode.node.model.snapshot import HostUse, Kernel, Residency
 from jupyter_affinode.node.protocol.page import Depth, State
 from jupyter_affinode.node.protocol.wire import CommandKind, HelloFlag, Reply, Status
 from jupyter_affinode.node.state.host import host_figures
-from jupyter_affinode.node.state.host.host_usage import host_use, learn_from_park, trim
+from jupyter_affinode.node.state.host.host_usage import (
+    host_use,
+    learn_from_park,
+    soon_wanted_bytes,
+    trim,
+)
 from jupyter_affinode.node.system.host_memory import CgroupMemory, HostMemory
-from jupyter_affinode.settings.policy import GIB, MIB
+from jupyter_affinode.settings.policy import GIB, MIB, Settings
 
 GPU = "GPU-a"
 
@@ -170,3 +176,13 @@ def test_a_parked_kernel_gives_back_what_it_used_to_move(clock, residency):
     assert host_use(record, 0.0, {}, clock.now).trimmable_bytes == 96 * MIB
     process.data = replace(process.data, depth=Depth.CONTEXT)
     assert host_use(record, 0.0, {}, clock.now).trimmable_bytes == 0
+
+
+@pytest.mark.parametrize(("hands_over", "wanted"), [(False, 0), (True, 36 * GIB)])
+def test_lots_are_made_of_what_there_is_for_parks_in_which_a_waiter_gives_the_rest(hands_over, wanted):
+    use = HostUse(is_frugal=True)
+    kernels = [
+        Kernel(name, Residency.RESIDENT, {"GPU-a": 20 * GIB}, host=use, may_hand_over=hands_over)
+        for name in ("k0", "k1")
+    ]
+    assert soon_wanted_bytes(kernels, Settings(), most_bytes=18 * GIB) == wanted
